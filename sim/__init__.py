@@ -1,0 +1,1 @@
+"""Simulators of the accelerator behind one Device protocol."""

@@ -1,0 +1,229 @@
+"""What a user picks of the hardware. Every other size is derived from it, here or in `isa.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import tomllib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+
+class ConfigError(ValueError):
+    """A Config that cannot be built; the message names the field, its value and what is possible."""
+
+
+def _is_power_of_two(value: int) -> bool:
+    return value > 0 and value & (value - 1) == 0
+
+
+def _log2(value: int) -> int:
+    return value.bit_length() - 1
+
+
+# What a field may hold: (smallest, largest). All are powers of two but `token_bits`.
+_LIMITS = {
+    "batch": (1, 16),
+    "block_in": (2, 128),
+    "block_out": (2, 128),
+    "bus_bytes": (4, 128),
+    "inp_depth": (16, 1 << 20),
+    "wgt_depth": (8, 1 << 20),
+    "acc_depth": (16, 1 << 20),
+    "vin_depth": (16, 1 << 20),
+    "out_depth": (16, 1 << 20),
+    "par_depth": (4, 1 << 12),
+    "lut_count": (1, 16),
+    "queue_depth": (2, 256),
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Parameters of one accelerator.
+
+    batch, block_in, block_out: a gemm step multiplies [batch, block_in] by [block_out, block_in] transposed.
+    bus_bytes: width of the AXI4 data bus.
+    inp_depth, wgt_depth, acc_depth, vin_depth, out_depth, par_depth: entries of the scratchpads.
+    lut_count: tables of 256 entries. queue_depth: instructions waiting in front of each unit.
+    token_bits: width of each semaphore between two units.
+    """
+
+    batch: int = 1
+    block_in: int = 16
+    block_out: int = 16
+    bus_bytes: int = 8
+    inp_depth: int = 4096
+    wgt_depth: int = 1024
+    acc_depth: int = 2048
+    vin_depth: int = 2048
+    out_depth: int = 1024
+    par_depth: int = 64
+    lut_count: int = 2
+    queue_depth: int = 16
+    token_bits: int = 8
+    name: str = dataclasses.field(default="custom", compare=False)
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name == "name":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ConfigError(f"{field.name} must be a whole number, not {value!r}")
+            if field.name in _LIMITS:
+                low, high = _LIMITS[field.name]
+                if not _is_power_of_two(value):
+                    raise ConfigError(f"{field.name} must be a power of two, not {value}")
+                if not low <= value <= high:
+                    raise ConfigError(f"{field.name} must be between {low} and {high}, not {value}")
+        if not 2 <= self.token_bits <= 16:
+            raise ConfigError(f"token_bits must be between 2 and 16, not {self.token_bits}")
+        ratio = max(self.block_in, self.block_out) // self.group
+        if ratio > 8:
+            raise ConfigError(
+                f"block_in and block_out may differ at most by a factor of 8, not {self.block_in} and {self.block_out}"
+            )
+
+    # Shapes of what the scratchpads hold ------------------------------------------------------------------
+
+    @property
+    def group(self) -> int:
+        """Channels that lie together in DRAM: activations are [N/batch][C/group][H][W][batch][group]."""
+        return min(self.block_in, self.block_out)
+
+    @property
+    def piece_bytes(self) -> int:
+        """Bytes of one [batch][group] piece, the smallest thing that load and store move."""
+        return self.batch * self.group
+
+    @property
+    def inp_pieces(self) -> int:
+        """Pieces in an entry of inp, [block_in/group][batch][group] int8."""
+        return self.block_in // self.group
+
+    @property
+    def out_pieces(self) -> int:
+        """Pieces in an entry of acc, vin and out, [block_out/group][batch][group]."""
+        return self.block_out // self.group
+
+    @property
+    def inp_bytes(self) -> int:
+        return self.batch * self.block_in
+
+    @property
+    def wgt_bytes(self) -> int:
+        return self.block_out * self.block_in
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of the vector unit: one for each int32 of an accumulator entry."""
+        return self.batch * self.block_out
+
+    @property
+    def macs_per_cycle(self) -> int:
+        return self.batch * self.block_in * self.block_out
+
+    # Address widths, in bits ------------------------------------------------------------------------------
+
+    @property
+    def inp_bits(self) -> int:
+        return _log2(self.inp_depth)
+
+    @property
+    def wgt_bits(self) -> int:
+        return _log2(self.wgt_depth)
+
+    @property
+    def acc_bits(self) -> int:
+        return _log2(self.acc_depth)
+
+    @property
+    def vin_bits(self) -> int:
+        return _log2(self.vin_depth)
+
+    @property
+    def out_bits(self) -> int:
+        return _log2(self.out_depth)
+
+    @property
+    def par_bits(self) -> int:
+        return _log2(self.par_depth)
+
+    @property
+    def lut_bits(self) -> int:
+        return max(1, _log2(self.lut_count))
+
+    # Identity ---------------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @cached_property
+    def digest(self) -> str:
+        """32 hexadecimal digits that differ where any parameter differs; the name does not count."""
+        fields = {key: value for key, value in self.to_dict().items() if key != "name"}
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:32]
+
+    @property
+    def identity(self) -> int:
+        """The first 32 bits of `digest`, held in the identity register."""
+        return int(self.digest[:8], 16)
+
+    @staticmethod
+    def from_dict(fields: dict[str, Any]) -> Config:
+        known = {field.name for field in dataclasses.fields(Config)}
+        for key in fields:
+            if key not in known:
+                raise ConfigError(f"unknown Config field {key!r}; known are {', '.join(sorted(known))}")
+        return Config(**fields)
+
+    @staticmethod
+    def load(source: str | Path | Config) -> Config:
+        """A Config from a preset's name, a TOML or JSON file, or a Config itself. Raises ConfigError."""
+        if isinstance(source, Config):
+            return source
+        text = str(source)
+        if text in PRESETS:
+            return PRESETS[text]
+        path = Path(text)
+        if path.suffix not in (".toml", ".json"):
+            raise ConfigError(f"no preset is called {text!r}; take one of {', '.join(PRESETS)}, or a .toml or .json file")
+        try:
+            content = path.read_text(encoding="utf-8")
+            fields = tomllib.loads(content) if path.suffix == ".toml" else json.loads(content)
+        except OSError as error:
+            raise ConfigError(f"cannot read Config file {path}: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"Config file {path} is not valid {path.suffix[1:].upper()}: {error}") from None
+        if not isinstance(fields, dict):
+            raise ConfigError(f"Config file {path} must hold a table of fields, not {type(fields).__name__}")
+        fields.setdefault("name", path.stem)
+        return Config.from_dict(fields)
+
+
+PRESETS = {
+    config.name: config
+    for config in (
+        Config(
+            name="tiny", block_in=4, block_out=4, bus_bytes=8,
+            inp_depth=1024, wgt_depth=256, acc_depth=512, vin_depth=512, out_depth=256, par_depth=32,
+        ),
+        Config(name="pynq"),
+        Config(
+            name="ultra96", block_in=32, block_out=32, bus_bytes=16,
+            inp_depth=2048, wgt_depth=256, acc_depth=1024, vin_depth=1024, out_depth=512, par_depth=32,
+        ),
+        Config(
+            name="zcu104", block_in=32, block_out=32, bus_bytes=16,
+            inp_depth=4096, wgt_depth=1024, acc_depth=2048, vin_depth=2048, out_depth=1024, par_depth=64,
+        ),
+        Config(
+            name="huge", block_in=64, block_out=64, bus_bytes=64,
+            inp_depth=4096, wgt_depth=1024, acc_depth=2048, vin_depth=2048, out_depth=1024, par_depth=64,
+        ),
+    )
+}  # fmt: skip

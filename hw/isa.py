@@ -1,0 +1,343 @@
+"""The instruction set, declared once.
+
+Decoders (RTL and simulators), the compiler's encoder and docs/isa.md derive from the `Format`s here; the meaning of
+each instruction is `sim/reference.py`. Fields lie from bit 0 upwards in the order of their declaration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache, cached_property
+
+from celosia.hw.config import Config
+
+
+class Opcode(IntEnum):
+    LOAD = 1
+    GEMM = 2
+    VECTOR = 3
+    STORE = 4
+
+
+class Unit(IntEnum):
+    """The units that take instructions; the bit of a unit in a wait or post mask is `1 << unit`."""
+
+    LOAD = 0
+    GEMM = 1
+    VECTOR = 2
+    STORE = 3
+
+
+UNIT_OF = {Opcode.LOAD: Unit.LOAD, Opcode.GEMM: Unit.GEMM, Opcode.VECTOR: Unit.VECTOR, Opcode.STORE: Unit.STORE}
+
+
+class Buffer(IntEnum):
+    """Where a LOAD writes."""
+
+    INP = 0
+    WGT = 1
+    ACC = 2
+    VIN = 3
+    PAR = 4
+    LUT = 5
+
+
+class ReduceOp(IntEnum):
+    ADD = 0
+    MAX = 1
+    MIN = 2
+
+
+class BinaryOp(IntEnum):
+    NONE = 0
+    ADD = 1
+    MAX = 2
+    MIN = 3
+    MUL = 4
+    SHR = 5
+
+
+class ASource(IntEnum):
+    ACC = 0
+    VIN = 1
+
+
+class BSource(IntEnum):
+    IMM = 0
+    VIN = 1
+
+
+class Destination(IntEnum):
+    ACC = 0
+    OUT = 1
+
+
+@dataclass(frozen=True)
+class Field:
+    name: str
+    width: int
+    doc: str
+    signed: bool = False
+
+    def check(self, value: int, format_name: str) -> int:
+        """`value` as an unsigned bit pattern; ValueError where it does not fit."""
+        low, high = (-(1 << self.width - 1), (1 << self.width - 1) - 1) if self.signed else (0, (1 << self.width) - 1)
+        if not low <= value <= high:
+            raise ValueError(f"{format_name}.{self.name} must be between {low} and {high}, not {value}")
+        return value & ((1 << self.width) - 1)
+
+
+@dataclass(frozen=True)
+class Format:
+    """One instruction: an opcode and the fields that follow each other from bit 0."""
+
+    opcode: Opcode
+    doc: str
+    fields: tuple[Field, ...]
+    limit_bits: int | None = None
+
+    def __post_init__(self) -> None:
+        names = [field.name for field in self.fields]
+        if len(set(names)) != len(names):
+            raise ValueError(f"{self.opcode.name} declares a field twice")
+        if self.limit_bits is not None and self.width > self.limit_bits:
+            raise ValueError(f"{self.opcode.name} needs {self.width} bits, an instruction has {self.limit_bits}")
+
+    @cached_property
+    def width(self) -> int:
+        return sum(field.width for field in self.fields)
+
+    @cached_property
+    def offsets(self) -> dict[str, int]:
+        offsets, position = {}, 0
+        for field in self.fields:
+            offsets[field.name] = position
+            position += field.width
+        return offsets
+
+    def encode(self, **values: int) -> int:
+        """The instruction as an integer; fields not given are 0. ValueError for unknown or too large values."""
+        word = 0
+        values = {"opcode": int(self.opcode), **values}
+        for field in self.fields:
+            word |= field.check(int(values.pop(field.name, 0)), self.opcode.name) << self.offsets[field.name]
+        if values:
+            raise ValueError(f"{self.opcode.name} has no field {', '.join(values)}")
+        return word
+
+    def decode(self, word: int) -> dict[str, int]:
+        """The fields of `word`, signed ones as signed numbers."""
+        values = {}
+        for field in self.fields:
+            value = word >> self.offsets[field.name] & ((1 << field.width) - 1)
+            if field.signed and value >> (field.width - 1):
+                value -= 1 << field.width
+            values[field.name] = value
+        return values
+
+
+EXTENT_BITS = 12
+"""Width of a loop extent; extents are stored as they are, so that 0 is illegal."""
+
+GEMM_LOOPS = ("n", "y", "x", "k", "r", "s")
+"""Loops of GEMM from the outermost: output block, row, column; then the reduction: channel block, kernel row, column."""
+VECTOR_LOOPS = ("n", "y", "x", "r", "s")
+"""Loops of VECTOR from the outermost: block, row, column; then the reduction over a window."""
+OUTER_LOOPS = ("n", "y", "x")
+
+
+def _header() -> tuple[Field, ...]:
+    return (
+        Field("opcode", 3, "Which instruction this is."),
+        Field("wait", 4, "Units to take one token from before starting; bit of LOAD, GEMM, VECTOR, STORE."),
+        Field("post", 4, "Units to give one token to when the last write is done."),
+    )
+
+
+def _extents(loops: tuple[str, ...]) -> tuple[Field, ...]:
+    return tuple(Field(f"extent_{loop}", EXTENT_BITS, f"Iterations of loop {loop}, at least 1.") for loop in loops)
+
+
+def _address(operand: str, bits: int, loops: tuple[str, ...], what: str) -> tuple[Field, ...]:
+    strides = (Field(f"{operand}_{loop}", bits, f"Step of {operand} in loop {loop}.") for loop in loops)
+    return (Field(f"{operand}_base", bits, what), *strides)
+
+
+def _piece_bits(cfg: Config) -> int:
+    """Bits of an address in units of what LOAD writes: pieces for inp, vin and acc, entries for the others."""
+    inp = cfg.inp_bits + cfg.inp_pieces.bit_length() - 1
+    vin = cfg.vin_bits + cfg.out_pieces.bit_length() - 1
+    acc = cfg.acc_bits + cfg.out_pieces.bit_length() - 1
+    return max(inp, vin, acc, cfg.wgt_bits, cfg.par_bits, cfg.lut_bits)
+
+
+def _formats(cfg: Config, limit_bits: int | None) -> dict[Opcode, Format]:
+    sram = _piece_bits(cfg)
+    out = cfg.out_bits + cfg.out_pieces.bit_length() - 1
+    a_bits, dst_bits = max(cfg.acc_bits, cfg.vin_bits), max(cfg.acc_bits, cfg.out_bits)
+    load = Format(
+        Opcode.LOAD,
+        "Copies a block of up to three dimensions from DRAM to a scratchpad, with padding around its rows and columns.",
+        (
+            *_header(),
+            Field("buffer", 3, "Destination: INP, WGT, ACC, VIN, PAR or LUT."),
+            Field("widen", 1, "ACC only: the elements are int8 and become int32."),
+            Field("dram_addr", 32, "First byte, relative to the DMA base."),
+            Field("dram_y", 32, "Bytes from one row to the next."),
+            Field("dram_z", 32, "Bytes from one plane to the next."),
+            Field("x_size", 16, "Elements in a row, consecutive in DRAM, at least 1."),
+            Field("y_size", 12, "Rows in a plane, at least 1."),
+            Field("z_size", 12, "Planes, at least 1."),
+            Field("sram_base", sram, "First element written (of the padded block)."),
+            Field("sram_x", sram, "Step between elements of a row."),
+            Field("sram_y", sram, "Step between rows."),
+            Field("sram_z", sram, "Step between planes."),
+            Field("pad_top", 8, "Rows of padding before the first row of each plane."),
+            Field("pad_bottom", 8, "Rows of padding after the last row."),
+            Field("pad_left", 8, "Elements of padding before each row."),
+            Field("pad_right", 8, "Elements of padding after each row."),
+            Field("pad_value", 8, "What padding holds in every byte (ACC: in every int32).", signed=True),
+        ),
+        limit_bits,
+    )
+    gemm = Format(
+        Opcode.GEMM,
+        "acc[d] (=|+=) sum of inp[s] . wgt[w] transposed, over loops k, r, s, for every n, y, x.",
+        (
+            *_header(),
+            Field("accumulate", 1, "Add to what the accumulator holds instead of overwriting it."),
+            *_extents(GEMM_LOOPS),
+            *_address("acc", cfg.acc_bits, OUTER_LOOPS, "First accumulator entry."),
+            *_address("inp", cfg.inp_bits, GEMM_LOOPS, "First input entry."),
+            *_address("wgt", cfg.wgt_bits, GEMM_LOOPS, "First weight entry."),
+        ),
+        limit_bits,
+    )
+    vector = Format(
+        Opcode.VECTOR,
+        "Reduces a window, combines with a second operand, requantises, looks up, adds a rescaled residual, clips.",
+        (
+            *_header(),
+            Field("a_source", 1, "Operand A: ACC (int32) or VIN (int8)."),
+            Field("b_source", 1, "Operand B: IMM or VIN; VIN only where A is ACC."),
+            Field("destination", 1, "ACC (int32) or OUT (int8)."),
+            Field("reduce_op", 2, "How loops r and s combine A: ADD, MAX, MIN."),
+            Field("binary_op", 3, "v = A op B: NONE, ADD, MAX, MIN, MUL (low 16 bits of each), SHR (by B's low 5 bits)."),
+            Field("requantise", 1, "Scale v per channel with the entry of par, round, add zero_point."),
+            Field("lookup", 1, "Replace v, clipped to clip_lo..clip_hi, by its table entry."),
+            Field("table", cfg.lut_bits, "Which table."),
+            Field("rescale_add", 1, "Residual: v = (v * scale_v + B * scale_b + scale_c) / 2^scale_shift, rounded; B from VIN."),
+            *_extents(VECTOR_LOOPS),
+            *_address("dst", dst_bits, OUTER_LOOPS, "First entry written."),
+            *_address("a", a_bits, VECTOR_LOOPS, "First entry of A."),
+            *_address("b", cfg.vin_bits, OUTER_LOOPS, "First entry of B."),
+            *_address("par", cfg.par_bits, OUTER_LOOPS, "First entry of par."),
+            Field("a_offset", 9, "Added to every A before the reduction.", signed=True),
+            Field("b_offset", 9, "Added to B in the binary operation.", signed=True),
+            Field("imm", 32, "B where b_source is IMM.", signed=True),
+            Field("zero_point", 8, "Added after requantising.", signed=True),
+            Field("clip_lo", 8, "Smallest value of the int8 stage.", signed=True),
+            Field("clip_hi", 8, "Largest value of the int8 stage.", signed=True),
+            Field("scale_v", 32, "rescale_add: factor of v.", signed=True),
+            Field("scale_b", 32, "rescale_add: factor of B.", signed=True),
+            Field("scale_c", 48, "rescale_add: constant.", signed=True),
+            Field("scale_shift", 6, "rescale_add: right shift."),
+            Field("add_lo", 8, "rescale_add: smallest result.", signed=True),
+            Field("add_hi", 8, "rescale_add: largest result.", signed=True),
+        ),
+        limit_bits,
+    )
+    store = Format(
+        Opcode.STORE,
+        "Copies a block of up to three dimensions of pieces from out to DRAM.",
+        (
+            *_header(),
+            Field("dram_addr", 32, "First byte, relative to the DMA base."),
+            Field("dram_y", 32, "Bytes from one row to the next."),
+            Field("dram_z", 32, "Bytes from one plane to the next."),
+            Field("x_size", 16, "Pieces in a row, consecutive in DRAM, at least 1."),
+            Field("y_size", 12, "Rows in a plane, at least 1."),
+            Field("z_size", 12, "Planes, at least 1."),
+            Field("sram_base", out, "First piece read."),
+            Field("sram_x", out, "Step between pieces of a row."),
+            Field("sram_y", out, "Step between rows."),
+            Field("sram_z", out, "Step between planes."),
+        ),
+        limit_bits,
+    )
+    return {fmt.opcode: fmt for fmt in (load, gemm, vector, store)}
+
+
+@cache
+def instruction_bytes(cfg: Config) -> int:
+    """Size of every instruction: the smallest power of two that holds the widest format."""
+    widest = max(fmt.width for fmt in _formats(cfg, None).values())
+    return 1 << ((widest + 7) // 8 - 1).bit_length()
+
+
+@cache
+def formats(cfg: Config) -> dict[Opcode, Format]:
+    """The formats of `cfg`, by opcode."""
+    return _formats(cfg, 8 * instruction_bytes(cfg))
+
+
+def encode(cfg: Config, opcode: Opcode, **values: int) -> int:
+    return formats(cfg)[opcode].encode(**values)
+
+
+def opcode_of(word: int) -> Opcode | None:
+    """The opcode of an instruction word, or None where it is not one."""
+    try:
+        return Opcode(word & 0b111)
+    except ValueError:
+        return None
+
+
+def why_illegal(cfg: Config, word: int) -> str | None:
+    """The rule that `word` breaks, or None for a legal instruction. The RTL raises its error on the same rules."""
+    opcode = opcode_of(word)
+    if opcode is None:
+        return f"opcode {word & 0b111} does not exist"
+    values = formats(cfg)[opcode].decode(word)
+    for rule, broken in _RULES[opcode].items():
+        if broken(cfg, values):
+            return f"{opcode.name}: {rule}"
+    return None
+
+
+def _own_bit(unit: Unit):  # type: ignore[no-untyped-def]
+    return lambda cfg, f: bool((f["wait"] | f["post"]) >> unit & 1)
+
+
+def _zero(*names: str):  # type: ignore[no-untyped-def]
+    return lambda cfg, f: any(f[name] == 0 for name in names)
+
+
+_SIZES = ("x_size", "y_size", "z_size")
+_RULES = {
+    Opcode.LOAD: {
+        "waits for or posts to itself": _own_bit(Unit.LOAD),
+        "a size is 0": _zero(*_SIZES),
+        "the buffer does not exist": lambda cfg, f: f["buffer"] > Buffer.LUT,
+        "only ACC can widen": lambda cfg, f: bool(f["widen"]) and f["buffer"] != Buffer.ACC,
+    },
+    Opcode.GEMM: {
+        "waits for or posts to itself": _own_bit(Unit.GEMM),
+        "an extent is 0": _zero(*(f"extent_{loop}" for loop in GEMM_LOOPS)),
+    },
+    Opcode.VECTOR: {
+        "waits for or posts to itself": _own_bit(Unit.VECTOR),
+        "an extent is 0": _zero(*(f"extent_{loop}" for loop in VECTOR_LOOPS)),
+        "the reduction does not exist": lambda cfg, f: f["reduce_op"] > ReduceOp.MIN,
+        "the binary operation does not exist": lambda cfg, f: f["binary_op"] > BinaryOp.SHR,
+        "A and B are both VIN": lambda cfg, f: f["a_source"] == ASource.VIN and f["b_source"] == BSource.VIN,
+        "rescale_add needs B from VIN and no binary operation": lambda cfg, f: (
+            bool(f["rescale_add"]) and (f["b_source"] != BSource.VIN or f["binary_op"] != BinaryOp.NONE)
+        ),
+    },
+    Opcode.STORE: {
+        "waits for or posts to itself": _own_bit(Unit.STORE),
+        "a size is 0": _zero(*_SIZES),
+    },
+}

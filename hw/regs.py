@@ -1,0 +1,91 @@
+"""The control registers, declared once: offset, access and meaning. All are 32 bits wide, on AXI4-Lite."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from celosia.hw.isa import Unit
+
+MAGIC = 0x43454C4F
+"""What register `magic` reads: "CELO"."""
+
+
+class Access(IntEnum):
+    READ = 0
+    WRITE = 1
+    """Written by the host; reads give the value back."""
+
+
+class Error(IntEnum):
+    """Error codes of register `status`."""
+
+    NONE = 0
+    ILLEGAL_INSTRUCTION = 1
+    ADDRESS = 2
+    READ = 3
+    WRITE = 4
+    WATCHDOG = 5
+
+
+ERROR_TEXT = {
+    Error.ILLEGAL_INSTRUCTION: "an illegal instruction",
+    Error.ADDRESS: "a DRAM address outside the DMA limits",
+    Error.READ: "an error response to an AXI read",
+    Error.WRITE: "an error response to an AXI write",
+    Error.WATCHDOG: "no progress within the watchdog's time",
+}
+
+
+@dataclass(frozen=True)
+class Register:
+    name: str
+    offset: int
+    access: Access
+    doc: str
+
+
+CONTROL_START = 1 << 0
+"""Starts the instructions; also clears the units, the semaphores and the counters."""
+STATUS_BUSY = 1 << 0
+STATUS_DONE = 1 << 1
+STATUS_ERROR_SHIFT = 8
+
+
+def _registers() -> dict[str, Register]:
+    rows: list[tuple[str, Access, str]] = [
+        ("magic", Access.READ, 'Always 0x43454C4F ("CELO").'),
+        ("identity", Access.READ, "First 32 bits of the Config's digest."),
+        ("control", Access.WRITE, "Bit 0 starts; reads as 0."),
+        ("status", Access.READ, "Bit 0 busy, bit 1 done, bits 8 to 15 the error code."),
+        ("error_index", Access.READ, "Number of the instruction that the error belongs to, from 0."),
+        ("instr_addr", Access.WRITE, "First instruction: byte offset from the DMA base."),
+        ("instr_count", Access.WRITE, "How many instructions."),
+        ("dma_base_lo", Access.WRITE, "Physical address of DRAM offset 0, low half; a multiple of 4096."),
+        ("dma_base_hi", Access.WRITE, "High half."),
+        ("dma_size", Access.WRITE, "Bytes that may be read and written from the base."),
+        ("watchdog", Access.WRITE, "Cycles without progress of any unit before the run ends in an error; 0 for never."),
+        ("irq_enable", Access.WRITE, "Bit 0: raise the interrupt while done."),
+    ]
+    for name, doc in (
+        ("cycles", "Cycles from start to done"),
+        ("read_beats", "Beats received on the AXI read channel"),
+        ("write_beats", "Beats sent on the AXI write channel"),
+        *(
+            (f"{unit.name.lower()}_{what}", f"{unit.name}: {doc}")
+            for unit in Unit
+            for what, doc in (
+                ("busy", "cycles in which it moved a beat or did a tile operation"),
+                ("wait_token", "cycles in which its next instruction waited for a token"),
+                ("wait_memory", "cycles in which it was held up by memory"),
+            )
+        ),
+    ):
+        rows.append((f"{name}_lo", Access.READ, f"{doc}, low half."))
+        rows.append((f"{name}_hi", Access.READ, f"{doc}, high half."))
+    return {name: Register(name, 4 * i, access, doc) for i, (name, access, doc) in enumerate(rows)}
+
+
+REGISTERS = _registers()
+COUNTERS = tuple(name.removesuffix("_lo") for name in REGISTERS if name.endswith("_lo") and name != "dma_base_lo")
+"""Names of the 64-bit counters; each is two registers, `_lo` and `_hi`."""

@@ -1,0 +1,56 @@
+"""The Device protocol: what a Runtime needs of an accelerator. Simulators and boards implement it; nothing else asks which."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.hw.config import Config
+
+
+class DeviceError(RuntimeError):
+    """A run that ended in an error status, or did not end in time; the message says which instruction and why."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One instruction's time on its unit: cycles of its start and of its end, counted from the start of the run."""
+
+    unit: str
+    index: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What a run measured. `values` has the names of `hw.regs.COUNTERS`; it is empty where there are no cycles."""
+
+    cycles: int | None = None
+    values: dict[str, int] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+
+
+@runtime_checkable
+class Device(Protocol):
+    """An accelerator with its memory. Addresses are byte offsets from the DMA base."""
+
+    config: Config
+    memory_model: str | None
+    """Name and parameters of the memory model behind a cycle count, None where cycles are not modelled."""
+
+    def allocate(self, size: int) -> None:
+        """Make `size` bytes of memory available, from offset 0; also the DMA limit. Contents are undefined."""
+
+    def write(self, addr: int, data: NDArray[np.uint8]) -> None: ...
+
+    def read(self, addr: int, size: int) -> NDArray[np.uint8]: ...
+
+    def run(self, instr_addr: int, count: int, timeout_cycles: int, trace: bool = False) -> Counters:
+        """Execute `count` instructions. DeviceError where the run ends in an error or takes over `timeout_cycles`."""
+        ...
+
+    def close(self) -> None: ...

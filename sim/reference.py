@@ -1,0 +1,279 @@
+"""What each instruction means, in plain numpy.
+
+This is the specification: RTL, functional simulator and compiler are held to it. It favours plainness over speed.
+An address that runs past its buffer wraps around (depths are powers of two); compiled programs never rely on that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.hw.config import Config
+from celosia.hw.isa import (
+    GEMM_LOOPS,
+    OUTER_LOOPS,
+    ASource,
+    BinaryOp,
+    BSource,
+    Buffer,
+    Destination,
+    Opcode,
+    ReduceOp,
+    formats,
+    opcode_of,
+    why_illegal,
+)
+from celosia.hw.regs import Error
+
+Int8 = NDArray[np.int8]
+Int32 = NDArray[np.int32]
+Fields = dict[str, int]
+
+
+class ExecutionError(RuntimeError):
+    """An instruction that ends the run with an error: `code` says which, the message names the instruction."""
+
+    def __init__(self, code: Error, index: int, message: str) -> None:
+        super().__init__(f"instruction {index}: {message}")
+        self.code, self.index = code, index
+
+
+@dataclass
+class State:
+    """Scratchpads of one accelerator. All but `par_*` and `lut` are arrays of entries.
+
+    inp [depth, block_in/group, batch, group] int8; wgt [depth, block_out, block_in] int8;
+    acc [depth, block_out/group, batch, group] int32; vin, out likewise int8;
+    par [depth, block_out] uint64 (bias in bits 0..31, multiplier 32..55, shift 56..61); lut [count, 256] int8.
+    """
+
+    cfg: Config
+    inp: Int8 = field(init=False)
+    wgt: Int8 = field(init=False)
+    acc: Int32 = field(init=False)
+    vin: Int8 = field(init=False)
+    out: Int8 = field(init=False)
+    par: NDArray[np.uint64] = field(init=False)
+    lut: Int8 = field(init=False)
+
+    def __post_init__(self) -> None:
+        cfg = self.cfg
+        side = (cfg.out_pieces, cfg.batch, cfg.group)
+        self.inp = np.zeros((cfg.inp_depth, cfg.inp_pieces, cfg.batch, cfg.group), np.int8)
+        self.wgt = np.zeros((cfg.wgt_depth, cfg.block_out, cfg.block_in), np.int8)
+        self.acc = np.zeros((cfg.acc_depth, *side), np.int32)
+        self.vin = np.zeros((cfg.vin_depth, *side), np.int8)
+        self.out = np.zeros((cfg.out_depth, *side), np.int8)
+        self.par = np.zeros((cfg.par_depth, cfg.block_out), np.uint64)
+        self.lut = np.zeros((cfg.lut_count, 256), np.int8)
+
+    def elements(self, buffer: Buffer) -> NDArray[np.generic]:
+        """A view of `buffer` as [elements, values]: an element is what one step of LOAD writes."""
+        array: NDArray[np.generic] = {
+            Buffer.INP: self.inp, Buffer.WGT: self.wgt, Buffer.ACC: self.acc,
+            Buffer.VIN: self.vin, Buffer.PAR: self.par, Buffer.LUT: self.lut,
+        }[buffer]  # fmt: skip
+        if buffer in (Buffer.INP, Buffer.ACC, Buffer.VIN):
+            return array.reshape(-1, self.cfg.piece_bytes)
+        return array.reshape(array.shape[0], -1)
+
+
+def element_bytes(cfg: Config, buffer: Buffer, widen: bool) -> int:
+    """Bytes that one element of `buffer` takes in DRAM."""
+    return {
+        Buffer.INP: cfg.piece_bytes,
+        Buffer.WGT: cfg.wgt_bytes,
+        Buffer.ACC: cfg.piece_bytes * (1 if widen else 4),
+        Buffer.VIN: cfg.piece_bytes,
+        Buffer.PAR: 8 * cfg.block_out,
+        Buffer.LUT: 256,
+    }[buffer]
+
+
+def addresses(f: Fields, operand: str, loops: tuple[str, ...], depth: int) -> NDArray[np.int64]:
+    """Entry of `operand` in each iteration: base + sum of index * stride, modulo `depth`; shape is the extents."""
+    total = np.full((1,) * len(loops), f[f"{operand}_base"], np.int64)
+    for axis, loop in enumerate(loops):
+        shape = [1] * len(loops)
+        shape[axis] = f[f"extent_{loop}"]
+        total = total + (np.arange(f[f"extent_{loop}"]) * f[f"{operand}_{loop}"]).reshape(shape)
+    return total % depth
+
+
+def _dram_rows(f: Fields, row_bytes: int) -> Iterator[tuple[int, int, int]]:
+    """(z, y, first byte) of each row that LOAD or STORE touches, in order; addresses wrap at 2^32."""
+    for z in range(f["z_size"]):
+        for y in range(f["y_size"]):
+            yield z, y, (f["dram_addr"] + z * f["dram_z"] + y * f["dram_y"]) % (1 << 32)
+
+
+def load(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
+    """LOAD. `dram` holds the bytes from the DMA base to the limit. IndexError where a row leaves it."""
+    cfg, buffer, widen = state.cfg, Buffer(f["buffer"]), bool(f["widen"])
+    size = element_bytes(cfg, buffer, widen)
+    target = state.elements(buffer)
+    dtype = np.dtype(np.int8) if widen else target.dtype
+    width = f["pad_left"] + f["x_size"] + f["pad_right"]
+    height = f["pad_top"] + f["y_size"] + f["pad_bottom"]
+    pad = np.int32(f["pad_value"]) if buffer == Buffer.ACC else np.frombuffer(bytes([f["pad_value"] & 255]) * 8, dtype)[0]
+    block = np.full((f["z_size"], height, width, target.shape[1]), pad, target.dtype)
+    for z, y, start in _dram_rows(f, f["x_size"] * size):
+        stop = start + f["x_size"] * size
+        if stop > len(dram):
+            raise IndexError(f"LOAD reads bytes {start} to {stop - 1}, the limit is {len(dram)}")
+        row = dram[start:stop].view(dtype).reshape(f["x_size"], -1)
+        block[z, f["pad_top"] + y, f["pad_left"] : f["pad_left"] + f["x_size"]] = row
+    for z, y, x in np.ndindex(block.shape[:3]):
+        target[(f["sram_base"] + z * f["sram_z"] + y * f["sram_y"] + x * f["sram_x"]) % len(target)] = block[z, y, x]
+
+
+def store(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
+    """STORE. Writes `dram` in place. IndexError where a row leaves it."""
+    pieces = state.out.reshape(-1, state.cfg.piece_bytes)
+    size = state.cfg.piece_bytes
+    for z, y, start in _dram_rows(f, f["x_size"] * size):
+        stop = start + f["x_size"] * size
+        if stop > len(dram):
+            raise IndexError(f"STORE writes bytes {start} to {stop - 1}, the limit is {len(dram)}")
+        index = f["sram_base"] + z * f["sram_z"] + y * f["sram_y"] + np.arange(f["x_size"]) * f["sram_x"]
+        dram[start:stop] = pieces[index % len(pieces)].reshape(-1).view(np.uint8)
+
+
+def gemm(state: State, f: Fields) -> None:
+    """GEMM. Sums wrap at 32 bits. Outputs are visited one after the other, so a repeated accumulator sees the last."""
+    cfg = state.cfg
+    acc = addresses(f, "acc", OUTER_LOOPS, cfg.acc_depth)
+    inp = addresses(f, "inp", GEMM_LOOPS, cfg.inp_depth)
+    wgt = addresses(f, "wgt", GEMM_LOOPS, cfg.wgt_depth)
+    for outer in np.ndindex(acc.shape):
+        # [steps, block_in/group, batch, group] -> [batch, steps * block_in], against [block_out, steps * block_in]
+        left = state.inp[inp[outer].ravel()].transpose(2, 0, 1, 3).reshape(cfg.batch, -1).astype(np.int64)
+        right = state.wgt[wgt[outer].ravel()].transpose(1, 0, 2).reshape(cfg.block_out, -1).astype(np.int64)
+        total = (left @ right.T).reshape(cfg.batch, cfg.out_pieces, cfg.group).transpose(1, 0, 2)
+        if f["accumulate"]:
+            total = total + state.acc[acc[outer]]
+        state.acc[acc[outer]] = total.astype(np.int32)
+
+
+def requantise(v: Int32, bias: Int32, multiplier: NDArray[np.int64], shift: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Round (v + bias) * multiplier / 2^shift as a product of float32 would be rounded, then to an integer, ties to even.
+
+    v + bias wraps at 32 bits; its magnitude above 2^24 is first rounded to 24 significant bits, as the conversion of an
+    int32 to float32 does. The float32 product would round an exact product to 24 significant bits as well: what lies
+    within half a unit of the last of these bits from a tie counts as the tie. All arrays broadcast; |result| < 2^56.
+    """
+    total = (v.astype(np.int64) + bias).astype(np.int32).astype(np.int64)
+    magnitude = np.abs(total)
+    magnitude = _round_half_even(magnitude, np.maximum(_bit_length(magnitude) - 24, 0), np.int64(0), keep_scale=True)
+    product = magnitude * multiplier
+    half_ulp = np.where(_bit_length(product) > 24, np.int64(1) << np.maximum(_bit_length(product) - 25, 0), 0)
+    rounded = _round_half_even(product, shift, half_ulp)
+    return np.where(total < 0, -rounded, rounded)
+
+
+def _bit_length(value: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Bits that a non-negative value below 2^53 takes."""
+    return np.frexp(value.astype(np.float64))[1].astype(np.int64)
+
+
+def _round_half_even(
+    value: NDArray[np.int64], shift: NDArray[np.int64], slack: NDArray[np.int64], keep_scale: bool = False
+) -> NDArray[np.int64]:
+    """Non-negative value / 2^shift to the nearest integer; within `slack` of a tie it is a tie, which goes to even."""
+    floor = value >> shift
+    fraction = value - (floor << shift)
+    half = np.where(shift > 0, np.int64(1) << np.maximum(shift - 1, 0), 0)
+    tie = (np.abs(fraction - half) <= slack) & (shift > 0)
+    up = np.where(tie, floor & 1, (fraction > half) & (shift > 0))
+    result = floor + up
+    return result << shift if keep_scale else result
+
+
+def vector(state: State, f: Fields) -> None:
+    """VECTOR. An instruction must not read an accumulator that it wrote itself."""
+    cfg = state.cfg
+    loops = (*OUTER_LOOPS, "r", "s")
+    if f["a_source"] == ASource.ACC:
+        a = state.acc[addresses(f, "a", loops, cfg.acc_depth)].astype(np.int64)
+    else:
+        a = state.vin[addresses(f, "a", loops, cfg.vin_depth)].astype(np.int64)
+    reduce = {ReduceOp.ADD: np.sum, ReduceOp.MAX: np.max, ReduceOp.MIN: np.min}[ReduceOp(f["reduce_op"])]
+    v = reduce(_wrap(a + f["a_offset"]), axis=(3, 4))  # [n, y, x, block_out/group, batch, group]
+    v = _wrap(v)
+    residual = state.vin[addresses(f, "b", OUTER_LOOPS, cfg.vin_depth)].astype(np.int64)
+    b = residual if f["b_source"] == BSource.VIN else np.full_like(residual, f["imm"])
+    v = _binary(BinaryOp(f["binary_op"]), v, _wrap(b + f["b_offset"]))
+    if f["requantise"]:
+        par = state.par[addresses(f, "par", OUTER_LOOPS, cfg.par_depth)].reshape(*v.shape[:4], 1, cfg.group)
+        bias = (par & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
+        multiplier = (par >> np.uint64(32) & np.uint64(0xFFFFFF)).astype(np.int64)
+        shift = (par >> np.uint64(56) & np.uint64(63)).astype(np.int64)
+        v = requantise(v.astype(np.int32), bias, multiplier, shift) + f["zero_point"]
+    if f["requantise"] or f["lookup"] or f["rescale_add"] or f["destination"] == Destination.OUT:
+        v = np.minimum(np.maximum(v, f["clip_lo"]), f["clip_hi"])
+    if f["lookup"]:
+        v = state.lut[f["table"] % cfg.lut_count][v + 128].astype(np.int64)
+    if f["rescale_add"]:
+        total = v * f["scale_v"] + residual * f["scale_b"] + f["scale_c"]
+        v = _round_signed(total, f["scale_shift"])
+        v = np.minimum(np.maximum(v, f["add_lo"]), f["add_hi"])
+    if f["destination"] == Destination.OUT:
+        target, values = state.out, v.astype(np.int8)
+        index = addresses(f, "dst", OUTER_LOOPS, cfg.out_depth)
+    else:
+        target, values = state.acc, v.astype(np.int32)  # type: ignore[assignment]
+        index = addresses(f, "dst", OUTER_LOOPS, cfg.acc_depth)
+    for outer in np.ndindex(index.shape):
+        target[index[outer]] = values[outer]
+
+
+def _wrap(value: NDArray[np.int64]) -> NDArray[np.int64]:
+    return value.astype(np.int32).astype(np.int64)
+
+
+def _binary(op: BinaryOp, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
+    if op == BinaryOp.MUL:
+        return _wrap(a.astype(np.int16).astype(np.int64) * b.astype(np.int16).astype(np.int64))
+    result = {
+        BinaryOp.NONE: lambda: a,
+        BinaryOp.ADD: lambda: a + b,
+        BinaryOp.MAX: lambda: np.maximum(a, b),
+        BinaryOp.MIN: lambda: np.minimum(a, b),
+        BinaryOp.SHR: lambda: a >> (b & 31),
+    }[op]()
+    return _wrap(result)
+
+
+def _round_signed(value: NDArray[np.int64], shift: int) -> NDArray[np.int64]:
+    """value / 2^shift to the nearest integer, ties to even."""
+    if shift == 0:
+        return value
+    floor = value >> shift
+    fraction = value - (floor << shift)
+    half = 1 << (shift - 1)
+    return floor + np.where(fraction == half, floor & 1, fraction > half)
+
+
+def execute(state: State, dram: NDArray[np.uint8], word: int, index: int = 0) -> None:
+    """Execute one instruction word. `dram` holds the bytes from the DMA base to the limit. Raises ExecutionError."""
+    reason = why_illegal(state.cfg, word)
+    if reason is not None:
+        raise ExecutionError(Error.ILLEGAL_INSTRUCTION, index, reason)
+    opcode = opcode_of(word)
+    assert opcode is not None
+    f = formats(state.cfg)[opcode].decode(word)
+    try:
+        if opcode == Opcode.LOAD:
+            load(state, dram, f)
+        elif opcode == Opcode.STORE:
+            store(state, dram, f)
+        elif opcode == Opcode.GEMM:
+            gemm(state, f)
+        else:
+            vector(state, f)
+    except IndexError as error:
+        raise ExecutionError(Error.ADDRESS, index, str(error)) from None
