@@ -191,7 +191,9 @@ class Config:
             return PRESETS[text]
         path = Path(text)
         if path.suffix not in (".toml", ".json"):
-            raise ConfigError(f"no preset is called {text!r}; take one of {', '.join(PRESETS)}, or a .toml or .json file")
+            raise ConfigError(
+                f"no preset is called {text!r}; take one of {', '.join(PRESETS)}, or a .toml or .json file"
+            )
         try:
             content = path.read_text(encoding="utf-8")
             fields = tomllib.loads(content) if path.suffix == ".toml" else json.loads(content)

@@ -223,11 +223,17 @@ def _formats(cfg: Config, limit_bits: int | None) -> dict[Opcode, Format]:
             Field("b_source", 1, "Operand B: IMM or VIN; VIN only where A is ACC."),
             Field("destination", 1, "ACC (int32) or OUT (int8)."),
             Field("reduce_op", 2, "How loops r and s combine A: ADD, MAX, MIN."),
-            Field("binary_op", 3, "v = A op B: NONE, ADD, MAX, MIN, MUL (low 16 bits of each), SHR (by B's low 5 bits)."),
+            Field(
+                "binary_op", 3, "v = A op B: NONE, ADD, MAX, MIN, MUL (low 16 bits of each), SHR (by B's low 5 bits)."
+            ),
             Field("requantise", 1, "Scale v per channel with the entry of par, round, add zero_point."),
             Field("lookup", 1, "Replace v, clipped to clip_lo..clip_hi, by its table entry."),
             Field("table", cfg.lut_bits, "Which table."),
-            Field("rescale_add", 1, "Residual: v = (v * scale_v + B * scale_b + scale_c) / 2^scale_shift, rounded; B from VIN."),
+            Field(
+                "rescale_add",
+                1,
+                "Residual: v = (v * scale_v + B * scale_b + scale_c) / 2^scale_shift, rounded; B from VIN.",
+            ),
             *_extents(VECTOR_LOOPS),
             *_address("dst", dst_bits, OUTER_LOOPS, "First entry written."),
             *_address("a", a_bits, VECTOR_LOOPS, "First entry of A."),

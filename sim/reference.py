@@ -119,7 +119,9 @@ def load(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
     dtype = np.dtype(np.int8) if widen else target.dtype
     width = f["pad_left"] + f["x_size"] + f["pad_right"]
     height = f["pad_top"] + f["y_size"] + f["pad_bottom"]
-    pad = np.int32(f["pad_value"]) if buffer == Buffer.ACC else np.frombuffer(bytes([f["pad_value"] & 255]) * 8, dtype)[0]
+    pad = (
+        np.int32(f["pad_value"]) if buffer == Buffer.ACC else np.frombuffer(bytes([f["pad_value"] & 255]) * 8, dtype)[0]
+    )
     block = np.full((f["z_size"], height, width, target.shape[1]), pad, target.dtype)
     for z, y, start in _dram_rows(f, f["x_size"] * size):
         stop = start + f["x_size"] * size
