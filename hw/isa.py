@@ -6,9 +6,12 @@ each instruction is `sim/reference.py`. Fields lie from bit 0 upwards in the ord
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache, cached_property
+from functools import cache, cached_property, reduce
+from operator import or_
+from typing import Any
 
 from celosia.hw.config import Config
 
@@ -141,7 +144,7 @@ EXTENT_BITS = 12
 """Width of a loop extent; extents are stored as they are, so that 0 is illegal."""
 
 GEMM_LOOPS = ("n", "y", "x", "k", "r", "s")
-"""Loops of GEMM from the outermost: output block, row, column; then the reduction: channel block, kernel row, column."""
+"""Loops of GEMM from the outermost: output block, row, column; then channel block, kernel row, column (reduction)."""
 VECTOR_LOOPS = ("n", "y", "x", "r", "s")
 """Loops of VECTOR from the outermost: block, row, column; then the reduction over a window."""
 OUTER_LOOPS = ("n", "y", "x")
@@ -306,27 +309,32 @@ def why_illegal(cfg: Config, word: int) -> str | None:
     if opcode is None:
         return f"opcode {word & 0b111} does not exist"
     values = formats(cfg)[opcode].decode(word)
-    for rule, broken in _RULES[opcode].items():
-        if broken(cfg, values):
+    for rule, broken in RULES[opcode].items():
+        if broken(values):
             return f"{opcode.name}: {rule}"
     return None
 
 
-def _own_bit(unit: Unit):  # type: ignore[no-untyped-def]
-    return lambda cfg, f: bool((f["wait"] | f["post"]) >> unit & 1)
+Broken = Callable[[Any], Any]
+"""Takes fields by name, gives whether they break a rule. Uses only `[]`, comparisons, `&` and `|`, which mean the same
+for integers as for the signals of a decoder, so that one expression serves simulators and RTL."""
 
 
-def _zero(*names: str):  # type: ignore[no-untyped-def]
-    return lambda cfg, f: any(f[name] == 0 for name in names)
+def _own_bit(unit: Unit) -> Broken:
+    return lambda f: ((f["wait"] | f["post"]) & (1 << unit)) != 0
+
+
+def _zero(*names: str) -> Broken:
+    return lambda f: reduce(or_, (f[name] == 0 for name in names))
 
 
 _SIZES = ("x_size", "y_size", "z_size")
-_RULES = {
+RULES: dict[Opcode, dict[str, Broken]] = {
     Opcode.LOAD: {
         "waits for or posts to itself": _own_bit(Unit.LOAD),
         "a size is 0": _zero(*_SIZES),
-        "the buffer does not exist": lambda cfg, f: f["buffer"] > Buffer.LUT,
-        "only ACC can widen": lambda cfg, f: bool(f["widen"]) and f["buffer"] != Buffer.ACC,
+        "the buffer does not exist": lambda f: f["buffer"] > Buffer.LUT,
+        "only ACC can widen": lambda f: (f["widen"] == 1) & (f["buffer"] != Buffer.ACC),
     },
     Opcode.GEMM: {
         "waits for or posts to itself": _own_bit(Unit.GEMM),
@@ -335,11 +343,11 @@ _RULES = {
     Opcode.VECTOR: {
         "waits for or posts to itself": _own_bit(Unit.VECTOR),
         "an extent is 0": _zero(*(f"extent_{loop}" for loop in VECTOR_LOOPS)),
-        "the reduction does not exist": lambda cfg, f: f["reduce_op"] > ReduceOp.MIN,
-        "the binary operation does not exist": lambda cfg, f: f["binary_op"] > BinaryOp.SHR,
-        "A and B are both VIN": lambda cfg, f: f["a_source"] == ASource.VIN and f["b_source"] == BSource.VIN,
-        "rescale_add needs B from VIN and no binary operation": lambda cfg, f: (
-            bool(f["rescale_add"]) and (f["b_source"] != BSource.VIN or f["binary_op"] != BinaryOp.NONE)
+        "the reduction does not exist": lambda f: f["reduce_op"] > ReduceOp.MIN,
+        "the binary operation does not exist": lambda f: f["binary_op"] > BinaryOp.SHR,
+        "A and B are both VIN": lambda f: (f["a_source"] == ASource.VIN) & (f["b_source"] == BSource.VIN),
+        "rescale_add needs B from VIN and no binary operation": lambda f: (
+            (f["rescale_add"] == 1) & ((f["b_source"] != BSource.VIN) | (f["binary_op"] != BinaryOp.NONE))
         ),
     },
     Opcode.STORE: {
@@ -347,3 +355,4 @@ _RULES = {
         "a size is 0": _zero(*_SIZES),
     },
 }
+"""What makes an instruction illegal: by opcode, the sentence for the user and the test."""

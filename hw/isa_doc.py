@@ -1,0 +1,104 @@
+"""Prints docs/isa.md from the declarations: `python -m celosia.hw.isa_doc > docs/isa.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import IntEnum
+
+from celosia.hw.config import PRESETS, Config
+from celosia.hw.isa import (
+    RULES,
+    ASource,
+    BinaryOp,
+    BSource,
+    Buffer,
+    Destination,
+    Format,
+    Opcode,
+    ReduceOp,
+    Unit,
+    formats,
+    instruction_bytes,
+)
+from celosia.hw.regs import ERROR_TEXT, REGISTERS, Error
+
+_ENUMS = (Opcode, Unit, Buffer, ASource, BSource, ReduceOp, BinaryOp, Destination)
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    for row in rows:
+        yield f"| {' | '.join(str(cell) for cell in row)} |"
+    yield ""
+
+
+def _bits(position: int, width: int) -> str:
+    return str(position) if width == 1 else f"{position + width - 1}:{position}"
+
+
+def _instruction(fmt: Format) -> Iterator[str]:
+    yield f"## {fmt.opcode.name}"
+    yield ""
+    yield f"{fmt.doc} {fmt.width} bits."
+    yield ""
+    yield from _table(
+        ("bits", "field", "", "meaning"),
+        (
+            (
+                _bits(fmt.offsets[field.name], field.width),
+                f"`{field.name}`",
+                "signed" if field.signed else "",
+                field.doc,
+            )
+            for field in fmt.fields
+        ),
+    )
+    yield "Illegal where"
+    yield ""
+    yield from (f"- {rule}" for rule in RULES[fmt.opcode])
+    yield ""
+
+
+def _enum(enum: type[IntEnum]) -> Iterator[str]:
+    values = ", ".join(f"{member.name} {member.value}" for member in enum)
+    yield f"- {enum.__name__}: {values}"
+
+
+def isa_markdown(cfg: Config = PRESETS["pynq"]) -> str:
+    """The text of docs/isa.md; bit positions are those of `cfg`."""
+    lines = [
+        "# Instructions and registers",
+        "",
+        "Printed from `hw/isa.py` and `hw/regs.py` by `python -m celosia.hw.isa_doc`; do not edit.",
+        f"Widths and positions are those of preset `{cfg.name}`; other Configs have other widths, in the same order.",
+        "What an instruction does is written in `sim/reference.py`.",
+        "",
+        f"An instruction takes {instruction_bytes(cfg)} bytes, least significant byte first. Bits above its last field do",
+        "not count. Addresses of scratchpads count entries, those of LOAD count what one of its steps writes: a piece",
+        "(batch x group values) of INP, VIN or ACC, an entry of the others. Every legal instruction takes one token from",
+        "each unit in `wait` before it starts, and gives one to each unit in `post` when its last write is done.",
+        "",
+    ]
+    for fmt in formats(cfg).values():
+        lines += _instruction(fmt)
+    lines += ["## Values of fields", ""]
+    for enum in _ENUMS:
+        lines += _enum(enum)
+    lines += ["", "## Registers", "", "All have 32 bits; counters are 64 bits in two registers.", ""]
+    lines += _table(
+        ("offset", "register", "access", "meaning"),
+        (
+            (f"0x{register.offset:02x}", f"`{register.name}`", register.access.name.lower(), register.doc)
+            for register in REGISTERS.values()
+        ),
+    )
+    lines += ["## Error codes", ""]
+    lines += _table(
+        ("code", "name", "meaning"), ((error.value, error.name, ERROR_TEXT.get(error, "no error")) for error in Error)
+    )
+    return "\n".join(lines).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    print(isa_markdown(), end="")
