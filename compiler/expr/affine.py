@@ -1,0 +1,105 @@
+"""Index expressions as sums: offset = const + sum(coefficient * atom)."""
+
+from __future__ import annotations
+
+from celosia.compiler.expr.nodes import (
+    INDEX,
+    Axis,
+    Binary,
+    Const,
+    Expr,
+    Load,
+    Var,
+    strides,
+    walk,
+    wrap,
+)
+
+# Atom -> coefficient; the key None holds the constant. Atoms are variables, or nodes that are not sums.
+Linear = dict[Expr | None, int]
+
+
+def offset(load: Load) -> Expr:
+    """The row-major element number that `load` reads."""
+    return flatten(load.tensor.shape, load.index)
+
+
+def flatten(shape: tuple[int, ...], index: tuple[Expr, ...]) -> Expr:
+    if len(index) == 1:
+        return index[0]
+    total: Expr = Const(0, INDEX)
+    for i, stride in zip(index, strides(shape), strict=True):
+        total = total + i * stride
+    return total
+
+
+def linear(expr: Expr) -> Linear:
+    """`expr` (int64) as a sum.
+
+    >>> i, j = Axis("i", extent=4), Axis("j", extent=8)
+    >>> {str(k): v for k, v in linear((i * 8 + j) * 2 + 3).items()}
+    {'i': 16, 'j': 2, 'None': 3}
+    """
+    out: Linear = {}
+
+    def go(e: Expr, factor: int) -> None:
+        match e:
+            case Const(value):
+                if value:
+                    out[None] = out.get(None, 0) + int(value) * factor
+            case Binary("add", a, b):
+                go(a, factor)
+                go(b, factor)
+            case Binary("sub", a, b):
+                go(a, factor)
+                go(b, -factor)
+            case Binary("mul", a, Const(value)) | Binary("mul", Const(value), a):
+                go(a, factor * int(value))
+            case _:
+                out[e] = out.get(e, 0) + factor
+
+    go(expr, 1)
+    return {atom: k for atom, k in out.items() if k}
+
+
+def from_linear(terms: Linear) -> Expr:
+    total: Expr = Const(0, INDEX)
+    for atom, k in terms.items():
+        total = total + (wrap(k, INDEX) if atom is None else atom * k)
+    return total
+
+
+def depends(expr: Expr, var: Var) -> bool:
+    return any(node is var for node in walk(expr))
+
+
+def coefficient(terms: Linear, var: Var) -> int | None:
+    """By how much the sum grows when `var` grows by one; None where that is not a constant."""
+    if any(atom is not None and atom is not var and depends(atom, var) for atom in terms):
+        return None
+    return terms.get(var, 0)
+
+
+def nonnegative(expr: Expr) -> bool:
+    """Whether `expr` is certainly at least 0."""
+    match expr:
+        case Axis():
+            return True
+        case Const(value):
+            return value >= 0
+        case Binary("add" | "mul" | "min" | "floordiv", a, b):
+            return nonnegative(a) and nonnegative(b)
+        case Binary("max", a, b):
+            return nonnegative(a) or nonnegative(b)
+        case Binary("mod", _, b):
+            return nonnegative(b)
+    return False
+
+
+def unravel(extents: tuple[int, ...], number: Expr) -> tuple[Expr, ...]:
+    """The index of row-major element `number` in an array of these extents."""
+    index = []
+    for d, (extent, stride) in enumerate(zip(extents, strides(extents))):
+        i = number // stride
+        index.append(i % extent if d else i)
+    return tuple(index)

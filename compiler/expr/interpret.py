@@ -1,0 +1,148 @@
+"""Runs the loop IR in plain Python: slow, and the meaning of every node. The oracle of the renderers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.expr.loops import Alloc, Block, For, Function, If, Let, Stmt, Store, Update
+from celosia.compiler.expr.nodes import (
+    INTRINSICS,
+    Binary,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Reduce,
+    Select,
+    Tensor,
+    Var,
+    is_float,
+)
+
+Array = NDArray[Any]
+
+
+def numpy_dtype(dtype: str) -> np.dtype[Any]:
+    """The numpy type of an element type; those that numpy lacks come from ml_dtypes."""
+    import ml_dtypes
+
+    return np.dtype(getattr(ml_dtypes, dtype, dtype) if dtype.startswith(("bfloat", "float8")) else dtype)
+
+
+def trunc_div(a: Any, b: Any) -> Any:
+    """Integer division towards zero."""
+    quotient = abs(int(a)) // abs(int(b)) if b else 0
+    return quotient if (a < 0) == (b < 0) else -quotient
+
+
+_BINARY: dict[str, Any] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "floordiv": np.floor_divide, "mod": np.mod,
+    "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+    "shl": np.left_shift, "shr": np.right_shift, "pow": np.power,
+    "lt": np.less, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal,
+}  # fmt: skip
+_UPDATE = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
+
+
+def interpret(function: Function, *inputs: Array) -> list[Array]:
+    """The outputs of `function` for these arrays (shapes and types as declared, or ValueError)."""
+    memory: dict[Tensor, Array] = {}
+    for tensor, array in zip(function.inputs, inputs, strict=True):
+        if array.shape != tensor.shape or array.dtype != numpy_dtype(tensor.dtype):
+            raise ValueError(f"{tensor.name}: {array.dtype}{array.shape} given, {tensor.dtype}{tensor.shape} expected")
+        memory[tensor] = np.ascontiguousarray(array).reshape(-1)
+    for tensor in function.outputs:
+        memory[tensor] = np.zeros(tensor.size, numpy_dtype(tensor.dtype))
+    with np.errstate(all="ignore"):
+        _run(function.body, memory, {})
+    return [memory[t].reshape(t.shape) for t in function.outputs]
+
+
+def _at(tensor: Tensor, index: tuple[Expr, ...], memory: dict[Tensor, Array], env: dict[Var, Any]) -> int:
+    point = [int(_value(i, memory, env)) for i in index]
+    if len(point) == len(tensor.shape) and not all(0 <= p < n for p, n in zip(point, tensor.shape)):
+        raise IndexError(f"{tensor.name}{list(tensor.shape)} accessed at {point}")
+    position = point[0] if len(point) == 1 else int(np.ravel_multi_index(point, tensor.shape)) if point else 0
+    if not 0 <= position < tensor.size:
+        raise IndexError(f"{tensor.name}{list(tensor.shape)} accessed at element {position}")
+    return position
+
+
+def _run(s: Stmt, memory: dict[Tensor, Array], env: dict[Var, Any]) -> None:
+    match s:
+        case For(var, extent, body):
+            for i in range(extent):
+                _run(body, memory, env | {var: np.int64(i)})
+        case Store(tensor, index, value):
+            memory[tensor][_at(tensor, index, memory, env)] = _value(value, memory, env)
+        case Update(kind, tensor, index, value):
+            i = _at(tensor, index, memory, env)
+            memory[tensor][i] = _UPDATE[kind](memory[tensor][i], _value(value, memory, env))
+        case Let(var, value, body):
+            _run(body, memory, env | {var: _value(value, memory, env)})
+        case If(cond, body, orelse):
+            if _value(cond, memory, env):
+                _run(body, memory, env)
+            elif orelse is not None:
+                _run(orelse, memory, env)
+        case Alloc(tensor, body):
+            memory[tensor] = np.zeros(tensor.size, numpy_dtype(tensor.dtype))
+            _run(body, memory, env)
+        case Block(body):
+            for stmt in body:
+                _run(stmt, memory, env)
+        case _:
+            raise TypeError(f"cannot interpret {type(s).__name__}")
+
+
+def _value(e: Expr, memory: dict[Tensor, Array], env: dict[Var, Any]) -> Any:
+    match e:
+        case Const(value, dtype):
+            return numpy_dtype(dtype).type(value)
+        case Var():
+            return env[e]
+        case Load(tensor, index):
+            return memory[tensor][_at(tensor, index, memory, env)]
+        case Binary(op, a, b):
+            x, y = _value(a, memory, env), _value(b, memory, env)
+            if op in ("div", "floordiv", "mod") and not is_float(a.dtype):
+                if y == 0:
+                    return numpy_dtype(a.dtype).type(0)
+                if op == "div":
+                    return np.array(trunc_div(x, y)).astype(a.dtype)[()]
+            return _BINARY[op](x, y)
+        case Call(name, args, dtype):
+            return _call(name, dtype, [_value(a, memory, env) for a in args])
+        case Cast(value, dtype):
+            return _cast(_value(value, memory, env), value.dtype, dtype)
+        case Select(cond, a, b):
+            return _value(a if _value(cond, memory, env) else b, memory, env)
+        case Reduce():
+            raise TypeError("a reduction inside a loop nest: lower it first")
+    raise TypeError(f"cannot interpret {type(e).__name__}")
+
+
+def _call(name: str, dtype: str, args: list[Any]) -> Any:
+    target = numpy_dtype(dtype).type
+    if name == "erf":
+        return target(math.erf(float(args[0])))
+    if name == "fma":  # exact in float64 for float32 operands up to one rounding
+        return target(np.longdouble(args[0]) * np.longdouble(args[1]) + np.longdouble(args[2]))
+    if name == "bitcast":
+        return np.array(args[0]).view(numpy_dtype(dtype))[()]
+    return target(INTRINSICS[name](args[0]))
+
+
+def _cast(value: Any, source: str, dtype: str) -> Any:
+    if is_float(source) and dtype.startswith(("int", "uint")):
+        info = np.iinfo(dtype)
+        if math.isnan(value):
+            return np.dtype(dtype).type(0)
+        exact = math.trunc(value) if math.isfinite(value) else (info.max if value > 0 else info.min)
+        return np.dtype(dtype).type(max(info.min, min(info.max, exact)))
+    return np.array(value).astype(numpy_dtype(dtype))[()]

@@ -1,0 +1,141 @@
+"""The loop IR: statements over tensors, what a schedule produces and what renderers consume."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from celosia.compiler.expr.nodes import Expr, Tensor, Var, rewrite
+
+# How the iterations of a loop run. Renderers raise on a kind they do not know, so kinds can be added (vthread, ...).
+KINDS = ("serial", "unrolled", "vectorized", "parallel", "vthread")
+
+
+class Stmt:
+    def __str__(self) -> str:
+        from celosia.compiler.expr.printer import show_stmt
+
+        return show_stmt(self)
+
+
+@dataclass(frozen=True, eq=False)
+class For(Stmt):
+    """body for var in range(extent); extent is at least 1."""
+
+    var: Var
+    extent: int
+    body: Stmt
+    kind: str = "serial"
+
+
+@dataclass(frozen=True, eq=False)
+class Store(Stmt):
+    """tensor[index] = value; a single index is the row-major element number, as in Load."""
+
+    tensor: Tensor
+    index: tuple[Expr, ...]
+    value: Expr
+
+
+@dataclass(frozen=True, eq=False)
+class Update(Stmt):
+    """tensor[index] = kind(tensor[index], value): one step of a reduction. Steps may be done in any order."""
+
+    kind: str
+    tensor: Tensor
+    index: tuple[Expr, ...]
+    value: Expr
+
+
+@dataclass(frozen=True, eq=False)
+class Let(Stmt):
+    var: Var
+    value: Expr
+    body: Stmt
+
+
+@dataclass(frozen=True, eq=False)
+class If(Stmt):
+    cond: Expr
+    body: Stmt
+    orelse: Stmt | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Alloc(Stmt):
+    """Room for `tensor` within `body`. Scopes: "workspace" (memory of the caller), "local" (registers or stack)."""
+
+    tensor: Tensor
+    body: Stmt
+    scope: str = "workspace"
+
+
+@dataclass(frozen=True, eq=False)
+class Block(Stmt):
+    body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Intrinsic(Stmt):
+    """An instruction of some target, by name: what tensorize puts in place of the loops it matched."""
+
+    name: str
+    args: tuple[Expr | Tensor | int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Function:
+    """A kernel: reads `inputs`, writes every element of `outputs`."""
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    body: Stmt
+
+    def __str__(self) -> str:
+        from celosia.compiler.expr.printer import show_function
+
+        return show_function(self)
+
+
+def children(stmt: Stmt) -> tuple[Stmt, ...]:
+    match stmt:
+        case For(body=body) | Let(body=body) | Alloc(body=body):
+            return (body,)
+        case If(body=body, orelse=orelse):
+            return (body,) if orelse is None else (body, orelse)
+        case Block(body=body):
+            return body
+    return ()
+
+
+def map_exprs(stmt: Stmt, change: Callable[[Expr], Expr | None]) -> Stmt:
+    """A copy of `stmt` with every expression rewritten by `change` (see nodes.rewrite)."""
+
+    def ex(e: Expr) -> Expr:
+        return rewrite(e, change)
+
+    match stmt:
+        case For(var, extent, body, kind):
+            return For(var, extent, map_exprs(body, change), kind)
+        case Store(tensor, index, value):
+            return Store(tensor, tuple(ex(i) for i in index), ex(value))
+        case Update(kind, tensor, index, value):
+            return Update(kind, tensor, tuple(ex(i) for i in index), ex(value))
+        case Let(var, value, body):
+            return Let(var, ex(value), map_exprs(body, change))
+        case If(cond, body, orelse):
+            return If(ex(cond), map_exprs(body, change), None if orelse is None else map_exprs(orelse, change))
+        case Alloc(tensor, body, scope):
+            return Alloc(tensor, map_exprs(body, change), scope)
+        case Block(body):
+            return Block(tuple(map_exprs(s, change) for s in body))
+        case Intrinsic(name, args):
+            return Intrinsic(name, tuple(ex(a) if isinstance(a, Expr) else a for a in args))
+    raise TypeError(f"unknown statement {type(stmt).__name__}")
+
+
+def block(*stmts: Stmt) -> Stmt:
+    """The statements one after the other, without needless nesting."""
+    flat = [s for stmt in stmts for s in (stmt.body if isinstance(stmt, Block) else (stmt,))]
+    return flat[0] if len(flat) == 1 else Block(tuple(flat))

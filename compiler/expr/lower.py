@@ -1,0 +1,162 @@
+"""Tensors and their schedule to the loop IR."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from celosia.compiler.expr.affine import flatten
+from celosia.compiler.expr.loops import Alloc, For, Function, If, Stmt, Store, Update, block
+from celosia.compiler.expr.nodes import (
+    INDEX,
+    Axis,
+    Const,
+    Expr,
+    Load,
+    Reduce,
+    Tensor,
+    is_float,
+    rewrite,
+    substitute,
+    walk,
+    wrap,
+)
+from celosia.compiler.expr.schedule import Schedule, Stage, create_schedule
+from celosia.compiler.expr.transform import inline
+
+
+def lower(
+    what: Tensor | Sequence[Tensor] | Schedule, inputs: Sequence[Tensor] | None = None, name: str | None = None
+) -> Function:
+    """The loops of a schedule, or of tensors under the plain one.
+
+    `inputs` orders the kernel's parameters; left out, they are the placeholders in the order of first use.
+    ValueError where a placeholder that is needed is not among them.
+    """
+    schedule = what if isinstance(what, Schedule) else create_schedule(what)
+    needed = [t for t in schedule.tensors if t.body is None]
+    inputs = tuple(needed if inputs is None else inputs)
+    if missing := [t.name for t in needed if t not in inputs]:
+        raise ValueError(f"placeholders {missing} are read but not among the inputs")
+
+    inlined = {t for t, stage in schedule.stages.items() if stage.inlined and t not in schedule.outputs}
+    nests: list[Stmt] = []
+    temporaries: list[Tensor] = []
+    bodies: dict[Tensor, Expr] = {}
+    copies: dict[Tensor, Tensor] = {}  # inlined tensors whose own definition was rewritten
+    for tensor, stage in schedule.stages.items():
+        assert tensor.body is not None
+        body = inline(rewrite(tensor.body, _renamed(copies)), set(copies.values()))
+        if tensor in inlined:
+            copies[tensor] = Tensor(tensor.name, tensor.shape, tensor.dtype, tensor.axes, body)
+            continue
+        bodies[tensor] = body
+        nests.append(_nest(stage, body))
+        if tensor not in schedule.outputs:
+            temporaries.append(tensor)
+    code = block(*nests)
+    for tensor in reversed(temporaries):
+        code = Alloc(tensor, code)
+    return Function(name or schedule.outputs[0].name, inputs, schedule.outputs, code)
+
+
+def _renamed(copies: dict[Tensor, Tensor]):  # type: ignore[no-untyped-def]
+    return lambda node: (
+        Load(copies[node.tensor], node.index) if isinstance(node, Load) and node.tensor in copies else None
+    )
+
+
+def start_value(kind: str, dtype: str) -> Const:
+    """What a reduction begins with."""
+    import numpy as np
+
+    if kind in ("sum", "prod"):
+        return wrap(kind == "prod", dtype)  # type: ignore[return-value]
+    if is_float(dtype):
+        return Const(float("-inf") if kind == "max" else float("inf"), dtype)
+    if dtype == "bool":
+        return Const(kind == "min", dtype)
+    info = np.iinfo(dtype)
+    return Const(int(info.min if kind == "max" else info.max), dtype)
+
+
+def _nest(stage: Stage, body: Expr) -> Stmt:
+    """All loops of one tensor.
+
+    Data loops inside the first reduction loop form a tile that is accumulated in "local" tensors:
+    start, update, and only then the element itself, into which everything after the reduction is computed.
+    """
+    tensor = stage.tensor
+    values, guards = stage.index_values()
+    at = flatten(tuple(axis.extent for axis in tensor.axes), tuple(tensor.axes)) if tensor.axes else Const(0, INDEX)
+    if tuple(axis.extent for axis in tensor.axes) == tensor.shape and tensor.shape:
+        index = tuple(substitute(axis, values) for axis in tensor.axes)
+    else:
+        index = (substitute(at, values),)
+    body = substitute(body, values)
+
+    def loops(axes: Sequence[Axis], inner: Stmt) -> Stmt:
+        for axis in reversed(axes):
+            if axis.extent == 0:
+                return block()
+            inner = For(axis, axis.extent, inner, stage.kinds.get(axis, "serial"))
+        return inner
+
+    reduces = [node for node in walk(body) if isinstance(node, Reduce)][::-1]
+    if not reduces:
+        return loops(stage.order, Store(tensor, index, body))
+    first = next((i for i, axis in enumerate(stage.order) if axis.reduce), len(stage.order))
+    outer, inner = stage.order[:first], stage.order[first:]
+    tile = [axis for axis in inner if not axis.reduce]
+
+    where: tuple[Expr, ...] = tuple(tile)
+    accumulators: dict[int, Expr] = {}
+    parts: list[Stmt] = []
+    locals_: list[Tensor] = []
+    for number, reduce in enumerate(reduces):
+        name = f"{tensor.name}.acc{number or ''}"
+        acc = Tensor(name, tuple(axis.extent for axis in tile), reduce.dtype)
+        locals_.append(acc)
+        roots = {leaf for root in reduce.axes for leaf in _leaves(stage, root)}
+        value = rewrite(reduce.value, lambda node: accumulators.get(id(node)))
+        update: Stmt = Update(reduce.kind, acc, where, value)
+        own = [g for g in guards if any(node in roots for node in walk(g))]
+        for guard in own:
+            update = If(guard, update)
+        parts.append(loops(tile, Store(acc, where, start_value(reduce.kind, reduce.dtype))))
+        parts.append(loops([axis for axis in inner if not axis.reduce or axis in roots], update))
+        accumulators[id(reduce)] = Load(acc, where)
+    final = _replace(body, accumulators)
+    parts.append(loops(tile, Store(tensor, index, final)))
+    code: Stmt = block(*parts)
+    for acc in reversed(locals_):
+        code = Alloc(acc, code, "local")
+    return loops(outer, code)
+
+
+def _replace(body: Expr, by_id: dict[int, Expr]) -> Expr:
+    """Top-down, so that the nodes in `by_id` are found before their children are rebuilt."""
+    done: dict[int, Expr] = {}
+
+    def go(node: Expr) -> Expr:
+        if id(node) in by_id:
+            return by_id[id(node)]
+        if id(node) not in done:
+            before = node.children()
+            after = tuple(go(c) for c in before)
+            done[id(node)] = node if all(x is y for x, y in zip(before, after)) else node.rebuild(after)
+        return done[id(node)]
+
+    return go(body)
+
+
+def _leaves(stage: Stage, root: Axis) -> list[Axis]:
+    leaves = [root]
+    from celosia.compiler.expr.schedule import Fuse, Split
+
+    for relation in stage.relations:
+        match relation:
+            case Split(parent, outer, inner) if parent in leaves:
+                leaves += [outer, inner]
+            case Fuse(outer, inner, fused) if outer in leaves or inner in leaves:
+                leaves.append(fused)
+    return leaves

@@ -1,0 +1,412 @@
+"""Scalar expressions and tensors: the language in which an operator says what it computes.
+
+Every node is frozen and compared by identity, so a shared sub-expression is one object and renderers may remember it.
+Element types are numpy names ("float32", "int8", "bool", ...). Index arithmetic is int64.
+
+>>> from celosia.compiler.expr import placeholder, compute
+>>> a = placeholder((4,), "float32", "a")
+>>> b = compute((4,), lambda i: a[i] * 2.0 + 1.0, "b")
+>>> print(b.body)
+((a[i0] * 2.0) + 1.0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+
+INDEX = "int64"
+
+ARITHMETIC = ("add", "sub", "mul", "div", "floordiv", "mod", "min", "max", "and", "or", "xor", "shl", "shr", "pow")
+COMPARISONS = ("lt", "le", "eq", "ne")
+
+# Intrinsic functions: name -> the same function in numpy (used by the interpreter; renderers have their own).
+INTRINSICS: dict[str, Callable[..., Any]] = {
+    "exp": np.exp, "log": np.log, "sqrt": np.sqrt, "tanh": np.tanh, "sin": np.sin, "cos": np.cos, "tan": np.tan,
+    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh,
+    "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
+    "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round_even": np.rint, "abs": np.abs,
+    "isnan": np.isnan, "isinf": np.isinf, "popcount": np.bitwise_count,
+}  # fmt: skip
+
+
+def is_float(dtype: str) -> bool:
+    return dtype.startswith(("float", "bfloat"))
+
+
+class Expr:
+    """A scalar value of type `dtype`. Operators build larger expressions; Python numbers take the other side's type."""
+
+    dtype: str
+
+    def children(self) -> tuple[Expr, ...]:
+        return ()
+
+    def rebuild(self, children: tuple[Expr, ...]) -> Expr:
+        """The same node over other children."""
+        return self
+
+    def astype(self, dtype: str) -> Expr:
+        return cast(self, dtype)
+
+    def __add__(self, other: Value) -> Expr:
+        return binary("add", self, other)
+
+    def __radd__(self, other: Value) -> Expr:
+        return binary("add", other, self)
+
+    def __sub__(self, other: Value) -> Expr:
+        return binary("sub", self, other)
+
+    def __rsub__(self, other: Value) -> Expr:
+        return binary("sub", other, self)
+
+    def __mul__(self, other: Value) -> Expr:
+        return binary("mul", self, other)
+
+    def __rmul__(self, other: Value) -> Expr:
+        return binary("mul", other, self)
+
+    def __truediv__(self, other: Value) -> Expr:
+        return binary("div", self, other)
+
+    def __rtruediv__(self, other: Value) -> Expr:
+        return binary("div", other, self)
+
+    def __floordiv__(self, other: Value) -> Expr:
+        return binary("floordiv", self, other)
+
+    def __mod__(self, other: Value) -> Expr:
+        return binary("mod", self, other)
+
+    def __and__(self, other: Value) -> Expr:
+        return binary("and", self, other)
+
+    def __or__(self, other: Value) -> Expr:
+        return binary("or", self, other)
+
+    def __xor__(self, other: Value) -> Expr:
+        return binary("xor", self, other)
+
+    def __lt__(self, other: Value) -> Expr:
+        return binary("lt", self, other)
+
+    def __le__(self, other: Value) -> Expr:
+        return binary("le", self, other)
+
+    def __gt__(self, other: Value) -> Expr:
+        return binary("lt", other, self)
+
+    def __ge__(self, other: Value) -> Expr:
+        return binary("le", other, self)
+
+    def __neg__(self) -> Expr:
+        return binary("mul", self, -1) if is_float(self.dtype) else binary("sub", 0, self)
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"{self} is an expression, not a truth value; use select, logical_and, equal")
+
+    def __str__(self) -> str:
+        from celosia.compiler.expr.printer import show
+
+        return show(self)
+
+
+Value = Expr | int | float | bool
+
+
+@dataclass(frozen=True, eq=False)
+class Const(Expr):
+    value: int | float | bool
+    dtype: str
+
+
+@dataclass(frozen=True, eq=False)
+class Var(Expr):
+    name: str
+    dtype: str = INDEX
+
+
+@dataclass(frozen=True, eq=False)
+class Axis(Var):
+    """An index that runs over range(extent); a reduction sums (or so) over its `reduce` axes."""
+
+    extent: int = 1
+    reduce: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Load(Expr):
+    """tensor[index]. An index of length one into a tensor of any rank is the row-major element number."""
+
+    tensor: Tensor
+    index: tuple[Expr, ...]
+
+    @property
+    def dtype(self) -> str:  # type: ignore[override]
+        return self.tensor.dtype
+
+    def children(self) -> tuple[Expr, ...]:
+        return self.index
+
+    def rebuild(self, children: tuple[Expr, ...]) -> Expr:
+        return Load(self.tensor, children)
+
+
+@dataclass(frozen=True, eq=False)
+class Binary(Expr):
+    """An operation of ARITHMETIC, or of COMPARISONS (then the result is bool), on two values of one type.
+
+    floordiv and mod round towards minus infinity; div on integers towards zero; integers wrap.
+    """
+
+    op: str
+    a: Expr
+    b: Expr
+
+    @property
+    def dtype(self) -> str:  # type: ignore[override]
+        return "bool" if self.op in COMPARISONS else self.a.dtype
+
+    def children(self) -> tuple[Expr, ...]:
+        return self.a, self.b
+
+    def rebuild(self, children: tuple[Expr, ...]) -> Expr:
+        return binary(self.op, *children)
+
+
+@dataclass(frozen=True, eq=False)
+class Call(Expr):
+    """An intrinsic function, see INTRINSICS; also `erf`, `fma`, `bitcast`."""
+
+    name: str
+    args: tuple[Expr, ...]
+    dtype: str
+
+    def children(self) -> tuple[Expr, ...]:
+        return self.args
+
+    def rebuild(self, children: tuple[Expr, ...]) -> Expr:
+        return Call(self.name, children, self.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Cast(Expr):
+    """Conversion as in C: towards zero from float to integer (saturating where C leaves it undefined), wrapping."""
+
+    value: Expr
+    dtype: str
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.value,)
+
+    def rebuild(self, children: tuple[Expr, ...]) -> Expr:
+        return cast(children[0], self.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Select(Expr):
+    """`a` where cond, else `b`; the arm not taken is not evaluated, so its loads may be out of range."""
+
+    cond: Expr
+    a: Expr
+    b: Expr
+
+    @property
+    def dtype(self) -> str:  # type: ignore[override]
+        return self.a.dtype
+
+    def children(self) -> tuple[Expr, ...]:
+        return self.cond, self.a, self.b
+
+    def rebuild(self, children: tuple[Expr, ...]) -> Expr:
+        return select(*children)
+
+
+@dataclass(frozen=True, eq=False)
+class Reduce(Expr):
+    """Combine `value` over all points of `axes`. Kinds and their start values: REDUCTIONS. The order is not defined."""
+
+    REDUCTIONS: ClassVar[dict[str, str]] = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
+    kind: str
+    value: Expr
+    axes: tuple[Axis, ...]
+
+    @property
+    def dtype(self) -> str:  # type: ignore[override]
+        return self.value.dtype
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.value,)
+
+    def rebuild(self, children: tuple[Expr, ...]) -> Expr:
+        return Reduce(self.kind, children[0], self.axes)
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """A dense row-major array: given by the caller (`body` is None), or defined by `body` at every point of `axes`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    axes: tuple[Axis, ...] = ()
+    body: Expr | None = field(default=None, repr=False)
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * itemsize(self.dtype)
+
+    def __getitem__(self, index: Value | tuple[Value, ...]) -> Expr:
+        index = index if isinstance(index, tuple) else (index,)
+        if len(index) != len(self.shape):
+            raise ValueError(f"{self.name} has {len(self.shape)} dimensions, indexed with {len(index)}")
+        return Load(self, tuple(wrap(i, INDEX) for i in index))
+
+    def flat(self, offset: Value) -> Expr:
+        """The element with row-major number `offset`."""
+        return Load(self, (wrap(offset, INDEX),))
+
+
+def itemsize(dtype: str) -> int:
+    import ml_dtypes
+
+    return 2 if dtype == "bfloat16" else np.dtype(getattr(ml_dtypes, dtype, dtype)).itemsize
+
+
+def wrap(value: Value, dtype: str) -> Expr:
+    """A Python number as a constant of `dtype`; expressions as they are."""
+    if isinstance(value, Expr):
+        return value
+    if isinstance(value, np.generic):
+        value = value.item()
+    return Const(float(value) if is_float(dtype) else bool(value) if dtype == "bool" else int(value), dtype)
+
+
+def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Row-major strides in elements."""
+    return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def binary(op: str, a: Value, b: Value) -> Expr:
+    """`a op b`, simplified where it is obvious. ValueError for an unknown operation, TypeError for different types."""
+    if op not in ARITHMETIC and op not in COMPARISONS:
+        raise ValueError(f"unknown operation {op}")
+    dtype = a.dtype if isinstance(a, Expr) else b.dtype if isinstance(b, Expr) else INDEX
+    a, b = wrap(a, dtype), wrap(b, dtype)
+    if a.dtype != b.dtype:
+        raise TypeError(f"{op} of {a.dtype} and {b.dtype}: cast one of ({a}), ({b})")
+    if dtype == INDEX:
+        return _index_binary(op, a, b)
+    return Binary(op, a, b)
+
+
+_FOLD: dict[str, Callable[[int, int], int]] = {
+    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
+    "floordiv": lambda a, b: a // b, "mod": lambda a, b: a % b, "min": min, "max": max,
+}  # fmt: skip
+_COMPARE: dict[str, Callable[[int, int], bool]] = {
+    "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "eq": lambda a, b: a == b, "ne": lambda a, b: a != b
+}  # fmt: skip
+
+
+def _index_binary(op: str, a: Expr, b: Expr) -> Expr:
+    x = int(a.value) if isinstance(a, Const) else None
+    y = int(b.value) if isinstance(b, Const) else None
+    if x is not None and y is not None:
+        if op in _COMPARE:
+            return Const(_COMPARE[op](x, y), "bool")
+        if op in _FOLD and not (op in ("floordiv", "mod") and y == 0) and abs(value := _FOLD[op](x, y)) < 1 << 63:
+            return Const(value, INDEX)
+    if op == "mul" and (x == 0 or y == 0) or op == "mod" and y == 1:
+        return Const(0, INDEX)
+    if op == "add" and x == 0 or op == "mul" and x == 1:
+        return b
+    if op in ("add", "sub") and y == 0 or op in ("mul", "floordiv") and y == 1:
+        return a
+    return Binary(op, a, b)
+
+
+def cast(value: Expr, dtype: str) -> Expr:
+    if value.dtype == dtype:
+        return value
+    if isinstance(value, Const) and value.dtype == INDEX:
+        return wrap(value.value, dtype)
+    return Cast(value, dtype)
+
+
+def select(cond: Expr, a: Value, b: Value) -> Expr:
+    dtype = a.dtype if isinstance(a, Expr) else b.dtype if isinstance(b, Expr) else INDEX
+    a, b = wrap(a, dtype), wrap(b, dtype)
+    if a.dtype != b.dtype or cond.dtype != "bool":
+        raise TypeError(f"select({cond.dtype}, {a.dtype}, {b.dtype}): needs a bool and two values of one type")
+    if isinstance(cond, Const):
+        return a if cond.value else b
+    return Select(cond, a, b)
+
+
+def call(name: str, *args: Expr, dtype: str | None = None) -> Expr:
+    """An intrinsic function of one type; `isnan` and `isinf` give bool."""
+    if name not in INTRINSICS and name not in ("erf", "fma", "bitcast"):
+        raise ValueError(f"unknown intrinsic {name}")
+    return Call(name, args, dtype or ("bool" if name in ("isnan", "isinf") else args[0].dtype))
+
+
+def equal(a: Value, b: Value) -> Expr:
+    return binary("eq", a, b)
+
+
+def minimum(a: Value, b: Value) -> Expr:
+    """The smaller; NaN if either is (as numpy)."""
+    return binary("min", a, b)
+
+
+def maximum(a: Value, b: Value) -> Expr:
+    """The larger; NaN if either is (as numpy)."""
+    return binary("max", a, b)
+
+
+def clip(value: Expr, low: Value, high: Value) -> Expr:
+    return minimum(maximum(value, low), high)
+
+
+def walk(expr: Expr) -> Iterator[Expr]:
+    """Every node of `expr`, each shared one once."""
+    seen: set[int] = set()
+    stack = [expr]
+    while stack:
+        node = stack.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            yield node
+            stack.extend(node.children())
+
+
+def rewrite(expr: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
+    """Bottom-up copy of `expr`; where `change` returns a node, that node stands instead. Sharing is kept."""
+    done: dict[int, Expr] = {}
+
+    def go(node: Expr) -> Expr:
+        if (new := done.get(id(node))) is None:
+            before = node.children()
+            after = tuple(go(child) for child in before)
+            same = all(x is y for x, y in zip(before, after))
+            new = node if same else node.rebuild(after)
+            replaced = change(new)
+            done[id(node)] = new = new if replaced is None else replaced
+        return new
+
+    return go(expr)
+
+
+def substitute(expr: Expr, values: dict[Var, Expr]) -> Expr:
+    """`expr` with variables replaced (all at once)."""
+    return rewrite(expr, lambda node: values.get(node) if isinstance(node, Var) else None) if values else expr

@@ -1,0 +1,68 @@
+"""Defining tensors: placeholder, compute, and reductions over axes.
+
+>>> a, b = placeholder((4, 8), "float32", "a"), placeholder((8, 3), "float32", "b")
+>>> k = reduce_axis(8, "k")
+>>> c = compute((4, 3), lambda i, j: sum(a[i, k] * b[k, j], k), "c")
+>>> print(c.body)
+sum[k](a[i0, k] * b[k, i1])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from celosia.compiler.expr.nodes import Axis, Expr, Reduce, Tensor, Value, wrap
+
+Shape = tuple[int, ...]
+
+
+def placeholder(shape: Shape, dtype: str, name: str) -> Tensor:
+    """An array the caller provides."""
+    return Tensor(name, tuple(shape), dtype)
+
+
+def compute(
+    shape: Shape, body: Callable[..., Value], name: str, dtype: str | None = None, axes: tuple[str, ...] = ()
+) -> Tensor:
+    """The tensor whose element at `index` is body(*index). `dtype` is needed only where body gives a Python number."""
+    names = axes or tuple(f"i{d}" for d in range(len(shape)))
+    index = tuple(Axis(n, extent=extent) for n, extent in zip(names, shape, strict=True))
+    value = body(*index)
+    if not isinstance(value, Expr):
+        if dtype is None:
+            raise TypeError(f"{name}: the body is the number {value}; say its dtype")
+        value = wrap(value, dtype)
+    if dtype is not None and value.dtype != dtype:
+        raise TypeError(f"{name}: the body is {value.dtype}, not {dtype}")
+    return Tensor(name, tuple(shape), value.dtype, index, value)
+
+
+def reduce_axis(extent: int, name: str) -> Axis:
+    """An index to reduce over, for one compute."""
+    return Axis(name, extent=extent, reduce=True)
+
+
+def _reduce(kind: str, value: Expr, axes: Axis | tuple[Axis, ...]) -> Expr:
+    axes = axes if isinstance(axes, tuple) else (axes,)
+    for axis in axes:
+        if not axis.reduce:
+            raise ValueError(f"{kind} over {axis.name}, which is not a reduce_axis")
+    return Reduce(kind, value, axes)
+
+
+def sum(value: Expr, axes: Axis | tuple[Axis, ...]) -> Expr:
+    """Sum over `axes`. Floats may be added in any order."""
+    return _reduce("sum", value, axes)
+
+
+def prod(value: Expr, axes: Axis | tuple[Axis, ...]) -> Expr:
+    return _reduce("prod", value, axes)
+
+
+def max(value: Expr, axes: Axis | tuple[Axis, ...]) -> Expr:
+    """Largest over `axes`; NaN if there is one."""
+    return _reduce("max", value, axes)
+
+
+def min(value: Expr, axes: Axis | tuple[Axis, ...]) -> Expr:
+    return _reduce("min", value, axes)

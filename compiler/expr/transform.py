@@ -1,0 +1,236 @@
+"""Rewrites of tensor definitions before they are scheduled: inlining of producers, merging of axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+from celosia.compiler.expr.affine import Linear, flatten, from_linear, linear, unravel
+from celosia.compiler.expr.nodes import (
+    INDEX,
+    Axis,
+    Call,
+    Const,
+    Expr,
+    Load,
+    Reduce,
+    Tensor,
+    Var,
+    rewrite,
+    substitute,
+    walk,
+)
+
+# Functions that are worth storing rather than computing twice.
+COSTLY = frozenset(
+    (
+        "exp",
+        "log",
+        "tanh",
+        "erf",
+        "sin",
+        "cos",
+        "tan",
+        "asin",
+        "acos",
+        "atan",
+        "sinh",
+        "cosh",
+        "asinh",
+        "acosh",
+        "atanh",
+    )
+)
+
+
+def loads(expr: Expr) -> list[Load]:
+    return [node for node in walk(expr) if isinstance(node, Load)]
+
+
+def topological(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """All tensors that `outputs` depend on, producers first, placeholders included."""
+    order: dict[Tensor, None] = {}
+
+    def visit(tensor: Tensor) -> None:
+        if tensor not in order:
+            for load in loads(tensor.body) if tensor.body is not None else ():
+                visit(load.tensor)
+            order[tensor] = None
+
+    for tensor in outputs:
+        visit(tensor)
+    return list(order)
+
+
+def is_injective(tensor: Tensor) -> bool:
+    """Whether each element is computed from single elements, without a reduction."""
+    return tensor.body is not None and not any(isinstance(node, Reduce) for node in walk(tensor.body))
+
+
+def inline(expr: Expr, producers: set[Tensor]) -> Expr:
+    """`expr` with each load of a tensor in `producers` replaced by that tensor's definition."""
+
+    def change(node: Expr) -> Expr | None:
+        if not isinstance(node, Load) or node.tensor not in producers:
+            return None
+        tensor = node.tensor
+        assert tensor.body is not None
+        index = node.index
+        if len(index) != len(tensor.axes) or len(tensor.axes) != len(tensor.shape):
+            index = unravel(tuple(axis.extent for axis in tensor.axes), flatten(tensor.shape, index))
+        values: dict[Var, Expr] = dict(zip(tensor.axes, index, strict=True))
+        return substitute(tensor.body, values)
+
+    return rewrite(expr, change)
+
+
+def _work(tensor: Tensor) -> int:
+    """Evaluations of the most deeply nested expression."""
+    assert tensor.body is not None
+    reduces = [node for node in walk(tensor.body) if isinstance(node, Reduce)]
+    return tensor.size * max((prod(axis.extent for axis in r.axes) for r in reduces), default=1)
+
+
+def fuse_injective(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Inline element-wise producers into their consumers, so that chains become one loop.
+
+    Kept in memory are outputs, reductions, costly functions with several readers, and whatever a reduction
+    would compute again and again.
+    """
+    order = topological(outputs)
+    new: dict[Tensor, Tensor] = {}
+    readers: dict[Tensor, list[Tensor]] = {t: [] for t in order}
+    for tensor in order:
+        for load in loads(tensor.body) if tensor.body is not None else ():
+            readers[load.tensor].append(tensor)
+
+    def inlinable(tensor: Tensor) -> bool:
+        if not is_injective(tensor) or tensor in outputs:
+            return False
+        assert tensor.body is not None
+        costly = any(isinstance(node, Call) and node.name in COSTLY for node in walk(tensor.body))
+        if costly and len(readers[tensor]) > 1:
+            return False
+        return all(is_injective(reader) or _work(reader) <= max(tensor.size, 1) for reader in readers[tensor])
+
+    inlined: set[Tensor] = set()
+    for tensor in order:
+        if tensor.body is None:
+            new[tensor] = tensor
+            continue
+
+        def change(node: Expr) -> Expr | None:
+            return Load(new[node.tensor], node.index) if isinstance(node, Load) else None
+
+        body = inline(rewrite(tensor.body, change), inlined)
+        new[tensor] = replace(tensor, body=body)
+        if inlinable(tensor):
+            inlined.add(new[tensor])
+    return tuple(new[tensor] for tensor in outputs)
+
+
+def collapse(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Merge neighbouring axes that every access walks as one, and drop axes of extent 1.
+
+        y[i, j] = x[i, j] * 2   (4 by 8)   ->   y[f] = x[f] * 2   (32)
+
+    Loads become row-major element numbers. Afterwards `axes` of a tensor enumerate its elements but need not match `shape`.
+    """
+    new: dict[Tensor, Tensor] = {}
+    for tensor in topological(outputs):
+        new[tensor] = tensor if tensor.body is None else _collapse(tensor, new)
+    return tuple(new[tensor] for tensor in outputs)
+
+
+def _collapse(tensor: Tensor, new: dict[Tensor, Tensor]) -> Tensor:
+    assert tensor.body is not None
+    reduces = {node.axes for node in walk(tensor.body) if isinstance(node, Reduce)}
+    ones: dict[Var, Expr] = {a: Const(0, INDEX) for axes in (tensor.axes, *reduces) for a in axes if a.extent == 1}
+    flat: dict[int, Linear] = {}
+
+    def to_linear(node: Expr) -> Expr | None:
+        if isinstance(node, Reduce):
+            kept = tuple(axis for axis in node.axes if axis not in ones)
+            return Reduce(node.kind, node.value, kept) if kept else node.value
+        if not isinstance(node, Load):
+            return None
+        terms = linear(flatten(node.tensor.shape, node.index))
+        load = Load(new.get(node.tensor, node.tensor), (from_linear(terms),))
+        flat[id(load)] = terms
+        return load
+
+    body = rewrite(substitute(tensor.body, ones), to_linear)
+    accesses = {id(node): flat[id(node)] for node in walk(body) if isinstance(node, Load)}
+
+    # An axis can merge only if it is used for nothing but linear parts of offsets.
+    pinned: set[Expr] = set()
+
+    def pin(expr: Expr) -> None:
+        for node in _outside_loads(expr):
+            if isinstance(node, Load):
+                for atom in accesses[id(node)]:
+                    if atom is not None and not isinstance(atom, Var):
+                        pinned.update(n for n in walk(atom) if isinstance(n, Var))
+            elif isinstance(node, Var):
+                pinned.add(node)
+
+    pin(body)
+    merged: dict[Axis, tuple[tuple[Axis, ...], Axis]] = {}  # last axis of a group -> group, new axis
+
+    def merge(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        groups: list[list[Axis]] = []
+        for axis in (a for a in axes if a not in ones):
+            last = groups[-1][-1] if groups else None
+            if (
+                last is not None
+                and not {axis, last} & pinned
+                and all(t.get(last, 0) == t.get(axis, 0) * axis.extent for t in accesses.values())
+            ):
+                groups[-1].append(axis)
+            else:
+                groups.append([axis])
+        out = []
+        for group in groups:
+            if len(group) == 1:
+                out.append(group[0])
+                continue
+            name = "_".join(axis.name for axis in group)
+            axis = Axis(name, extent=prod(a.extent for a in group), reduce=group[0].reduce)
+            merged[group[-1]] = (tuple(group), axis)
+            out.append(axis)
+        return tuple(out)
+
+    data_axes = merge(tensor.axes)
+    reduce_axes = {axes: merge(axes) for axes in {r.axes for r in walk(body) if isinstance(r, Reduce)}}
+
+    def to_merged(node: Expr) -> Expr | None:
+        if isinstance(node, Reduce):
+            return Reduce(node.kind, node.value, reduce_axes[node.axes])
+        if not isinstance(node, Load):
+            return None
+        terms = linear(node.index[0])
+        for last, (group, axis) in merged.items():
+            if last in terms:
+                terms[axis] = terms[last]
+            for a in group:
+                terms.pop(a, None)
+        return Load(node.tensor, (from_linear(terms),))
+
+    return replace(tensor, axes=data_axes, body=rewrite(body, to_merged))
+
+
+def _outside_loads(expr: Expr) -> list[Expr]:
+    """Nodes of `expr` without those that are part of an index."""
+    out: list[Expr] = []
+    seen: set[int] = set()
+    stack = [expr]
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        out.append(node)
+        if not isinstance(node, Load):
+            stack.extend(node.children())
+    return out
