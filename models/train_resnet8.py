@@ -259,23 +259,25 @@ def main(
 ) -> None:
     """Train ResNet-8 on Fashion-MNIST, quantise it and write resnet8_fashion_int8.onnx and fashion_test.npz."""
     try:
-        import onnxruntime  # noqa: F401
-        import torch
-    except ImportError as error:
-        raise fail(f"{error.name} is not installed: pip install 'celosia\\[train]'") from None
-    try:
         train_images, train_labels = read_dataset(data, "train")
         test_images, test_labels = read_dataset(data, "t10k")
     except FileNotFoundError as error:
         raise fail(
             f"{error.filename} not found: apt-get install dataset-fashion-mnist, or name another folder with --data"
         ) from None
+    try:
+        import onnxruntime  # noqa: F401
+        import torch
+    except ImportError as error:
+        raise fail(f"{error.name} is not installed: pip install 'celosia\\[train]'") from None
     torch.set_num_threads(threads)
+    for folder in [out] + ([float_model.parent] if float_model else []):
+        folder.mkdir(parents=True, exist_ok=True)  # now, not after the training
 
     network = train(train_images, train_labels, epochs)
     int8_path = out / "resnet8_fashion_int8.onnx"
-    with tempfile.TemporaryDirectory() as folder:
-        float_path = float_model or Path(folder) / "resnet8_fashion_float.onnx"
+    with tempfile.TemporaryDirectory() as scratch:
+        float_path = float_model or Path(scratch) / "resnet8_fashion_float.onnx"
         export(network, float_path)
         quantise(float_path, int8_path, train_images[:CALIBRATION_IMAGES])
         float_accuracy = accuracy(float_path, test_images, test_labels)
