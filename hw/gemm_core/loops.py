@@ -1,0 +1,136 @@
+"""Nested affine loops: one address per operand and cycle, from incremental adders alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from amaranth import Const, Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from celosia.hw.isa import EXTENT_BITS
+
+
+class Loops(wiring.Component):
+    """Walks nested loops and gives the address base + sum of index * stride of every operand, one iteration a cycle.
+
+        loops = Loops(GEMM_LOOPS, {"acc": (cfg.acc_bits, OUTER_LOOPS), "inp": (cfg.inp_bits, GEMM_LOOPS)},
+                      reduction=("k", "r", "s"))
+        m.d.comb += [*loops.load(instr.payload.fields), loops.instr.valid.eq(instr.valid), ...]
+
+    The next instruction is accepted in the cycle in which the last iteration of the one before is taken, so there is
+    no gap between them. Fields of the instruction that belong to each iteration are the unit's to keep: copy them
+    where `instr.valid & instr.ready`, and they are there from the first iteration to the last.
+
+    Parameters
+    ----------
+    names : loops from the outermost to the innermost.
+    operands : for each operand the bits of its address (it wraps) and its loops, which must be the first of `names`.
+    reduction : the innermost of `names`, which combine into one output. May be empty.
+
+    Members
+    -------
+    instr : In(stream)    `extent_<loop>` (at least 1), `<operand>_base` and `<operand>_<loop>`, named as in `isa.py`.
+    step : Out(stream)    One iteration: the address of each operand, by its name; `first` and `last` iteration of the
+                          reduction, `end`: the last iteration of the instruction. Comes from registers.
+    halt : In(1)          Drops the instruction that runs and accepts none.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        operands: Mapping[str, tuple[int, Sequence[str]]],
+        reduction: Sequence[str] = (),
+    ) -> None:
+        self.names, self.operands, self.reduction = tuple(names), dict(operands), tuple(reduction)
+        for operand, (_, loops) in self.operands.items():
+            if not loops or tuple(loops) != self.names[: len(loops)]:
+                raise ValueError(f"loops of {operand} must be the first of {self.names}, not {tuple(loops)}")
+        if self.reduction and self.names[-len(self.reduction) :] != self.reduction:
+            raise ValueError(f"the reduction must be the last of {self.names}, not {self.reduction}")
+        self.fields = data.StructLayout(
+            {f"extent_{loop}": EXTENT_BITS for loop in self.names}
+            | {f"{operand}_base": bits for operand, (bits, _) in self.operands.items()}
+            | {f"{operand}_{loop}": bits for operand, (bits, loops) in self.operands.items() for loop in loops}
+        )
+        step = {operand: bits for operand, (bits, _) in self.operands.items()} | {"first": 1, "last": 1, "end": 1}
+        super().__init__({
+            "instr": In(stream.Signature(self.fields)),
+            "step": Out(stream.Signature(data.StructLayout(step))),
+            "halt": In(1),
+        })  # fmt: skip
+
+    def load(self, fields: data.View[data.StructLayout]) -> list[object]:
+        """The payload of `instr` from the fields of an instruction."""
+        return [self.instr.payload[name].eq(fields[name]) for name, _ in self.fields]
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        depth = len(self.names)
+        outer = depth - len(self.reduction)
+        new, step = self.instr.payload, self.step.payload
+
+        busy, first = Signal(), Signal()
+        held = Signal(self.fields)
+        left = [Signal(EXTENT_BITS, name=f"left_{loop}") for loop in self.names]
+        at_last = [Signal(name=f"last_{loop}") for loop in self.names]
+        # rise[i]: loop i goes on to its next index, or one outside it does and loop i starts anew.
+        rise = Signal(depth)
+        for i in range(depth):
+            inner_done = Const(1)
+            for flag in at_last[i + 1 :]:
+                inner_done = inner_done & flag
+            m.d.comb += rise[i].eq(inner_done)
+        reduction_done, all_done = Signal(), Signal()
+        m.d.comb += [
+            reduction_done.eq(rise[outer - 1] if outer else all_done),
+            all_done.eq(rise[0] & at_last[0]),
+            self.step.valid.eq(busy & ~self.halt),
+            self.instr.ready.eq(~self.halt & (~busy | (self.step.ready & all_done))),
+            step.first.eq(first),
+            step.last.eq(reduction_done),
+            step.end.eq(all_done),
+        ]
+        loading = Signal()
+        stepping = Signal()
+        m.d.comb += [
+            loading.eq(self.instr.valid & self.instr.ready),
+            stepping.eq(self.step.valid & self.step.ready),
+        ]
+
+        with m.If(loading):
+            m.d.sync += [busy.eq(1), first.eq(1), held.eq(new)]
+        with m.Elif(stepping):
+            m.d.sync += [busy.eq(~all_done), first.eq(reduction_done)]
+        with m.If(self.halt):
+            m.d.sync += busy.eq(0)
+
+        for i, loop in enumerate(self.names):
+            extent = held[f"extent_{loop}"]
+            with m.If(loading):
+                m.d.sync += [left[i].eq(new[f"extent_{loop}"]), at_last[i].eq(new[f"extent_{loop}"] == 1)]
+            with m.Elif(stepping & rise[i]):
+                m.d.sync += [
+                    left[i].eq(Mux(at_last[i], extent, left[i] - 1)),
+                    at_last[i].eq(Mux(at_last[i], extent == 1, left[i] == 2)),
+                ]
+
+        for operand, (bits, loops) in self.operands.items():
+            # begin[i] is the address at which the present index of loop i began; a rise goes on from there.
+            begin = [Signal(bits, name=f"{operand}_begin_{loop}") for loop in loops]
+            origin, stride, following = (Signal(bits, name=f"{operand}_{n}") for n in ("origin", "stride", "following"))
+            m.d.comb += following.eq(origin + stride)
+            m.d.comb += step[operand].eq(begin[-1])
+            # The innermost loop that is not at its last index goes on.
+            m.d.comb += [origin.eq(begin[0]), stride.eq(held[f"{operand}_{loops[0]}"])]
+            with m.If(~at_last[len(loops) - 1]):
+                m.d.comb += [origin.eq(begin[-1]), stride.eq(held[f"{operand}_{loops[-1]}"])]
+            for i in reversed(range(1, len(loops) - 1)):
+                with m.Elif(~at_last[i]):
+                    m.d.comb += [origin.eq(begin[i]), stride.eq(held[f"{operand}_{loops[i]}"])]
+            for i in range(len(loops)):
+                with m.If(loading):
+                    m.d.sync += begin[i].eq(new[f"{operand}_base"])
+                with m.Elif(stepping & rise[i]):
+                    m.d.sync += begin[i].eq(following)
+        return m
