@@ -144,7 +144,7 @@ EXTENT_BITS = 12
 """Width of a loop extent; extents are stored as they are, so that 0 is illegal."""
 
 GEMM_LOOPS = ("n", "y", "x", "k", "r", "s")
-"""Loops of GEMM from the outermost: output block, row, column; then channel block, kernel row, column (reduction)."""
+"""Loops of GEMM from the outermost: output block, row, column; the reduction: channel block, kernel row, column."""
 VECTOR_LOOPS = ("n", "y", "x", "r", "s")
 """Loops of VECTOR from the outermost: block, row, column; then the reduction over a window."""
 OUTER_LOOPS = ("n", "y", "x")

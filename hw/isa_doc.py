@@ -13,6 +13,7 @@ from celosia.hw.isa import (
     BSource,
     Buffer,
     Destination,
+    Field,
     Format,
     Opcode,
     ReduceOp,
@@ -33,8 +34,9 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> Iterato
     yield ""
 
 
-def _bits(position: int, width: int) -> str:
-    return str(position) if width == 1 else f"{position + width - 1}:{position}"
+def _bits(fmt: Format, field: Field) -> str:
+    low = fmt.offsets[field.name]
+    return str(low) if field.width == 1 else f"{low + field.width - 1}:{low}"
 
 
 def _instruction(fmt: Format) -> Iterator[str]:
@@ -44,15 +46,7 @@ def _instruction(fmt: Format) -> Iterator[str]:
     yield ""
     yield from _table(
         ("bits", "field", "", "meaning"),
-        (
-            (
-                _bits(fmt.offsets[field.name], field.width),
-                f"`{field.name}`",
-                "signed" if field.signed else "",
-                field.doc,
-            )
-            for field in fmt.fields
-        ),
+        ((_bits(fmt, field), f"`{field.name}`", "signed" if field.signed else "", field.doc) for field in fmt.fields),
     )
     yield "Illegal where"
     yield ""
@@ -74,10 +68,10 @@ def isa_markdown(cfg: Config = PRESETS["pynq"]) -> str:
         f"Widths and positions are those of preset `{cfg.name}`; other Configs have other widths, in the same order.",
         "What an instruction does is written in `sim/reference.py`.",
         "",
-        f"An instruction takes {instruction_bytes(cfg)} bytes, least significant byte first. Bits above its last field do",
-        "not count. Addresses of scratchpads count entries, those of LOAD count what one of its steps writes: a piece",
-        "(batch x group values) of INP, VIN or ACC, an entry of the others. Every legal instruction takes one token from",
-        "each unit in `wait` before it starts, and gives one to each unit in `post` when its last write is done.",
+        f"An instruction takes {instruction_bytes(cfg)} bytes, least significant byte first. Bits above its last field",
+        "do not count. Addresses of scratchpads count entries; those of LOAD count what one step of it writes: a piece",
+        "(batch x group values) of INP, VIN or ACC, an entry of the others. An instruction takes one token from each",
+        "unit in `wait` before it starts, and gives one to each unit in `post` when its last write is done.",
         "",
     ]
     for fmt in formats(cfg).values():

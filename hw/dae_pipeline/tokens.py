@@ -1,0 +1,111 @@
+"""Counting semaphores between the units, and the gate in front of each unit."""
+
+from __future__ import annotations
+
+from amaranth import Cat, Const, Module, Mux, Signal, Value
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from celosia.hw.config import Config
+from celosia.hw.isa import UNIT_OF, Unit
+from celosia.hw.layout import INDEX_BITS, Pulse, done_layout, instruction_layout
+
+
+class Semaphore(wiring.Component):
+    """Tokens from one unit to another, of which at most 2^bits - 1 exist or are promised.
+
+    reserve: promise a token, only while `has_room`. put: a promised token arrives. take: use one, only while
+    `has_token`. All three may come in the same cycle.
+    """
+
+    reserve: In(1)
+    put: In(1)
+    take: In(1)
+    has_room: Out(1)
+    has_token: Out(1)
+
+    def __init__(self, bits: int) -> None:
+        self._bits = bits
+        super().__init__()
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        room = Signal(self._bits, init=(1 << self._bits) - 1)
+        tokens = Signal(self._bits)
+        m.d.comb += [self.has_room.eq(room != 0), self.has_token.eq(tokens != 0)]
+        with m.If(self.reserve != self.take):
+            m.d.sync += room.eq(room + self.take - self.reserve)
+        with m.If(self.put != self.take):
+            m.d.sync += tokens.eq(tokens + self.put - self.take)
+        return m
+
+
+class Tokens(wiring.Component):
+    """Lets an instruction pass to its unit once it has its tokens, and collects the tokens of `done`.
+
+    An instruction passes when each unit in `wait` has a token for it, and each unit in `post` has room for one from it;
+    the room is reserved at once, so that `done` never has to be held back. A gate adds no cycle.
+
+    Members, for each unit
+    ----------------------
+    queue_<unit>    instructions in program order, from the queue.
+    instr_<unit>    the same instructions, each with its tokens taken.
+    done_<unit>     the unit's `done`.
+
+    wait_token      bit of each unit whose next instruction is held back.
+    oldest          number of the oldest instruction that waits at a gate; where none waits, of the last one passed.
+    """
+
+    def __init__(self, cfg: Config) -> None:
+        members: dict[str, wiring.Member] = {"wait_token": Out(len(Unit)), "oldest": Out(INDEX_BITS)}
+        for opcode, unit in UNIT_OF.items():
+            instr = stream.Signature(instruction_layout(cfg, opcode))
+            name = unit.name.lower()
+            members[f"queue_{name}"] = In(instr)
+            members[f"instr_{name}"] = Out(instr)
+            members[f"done_{name}"] = In(Pulse(done_layout))
+        self._cfg = cfg
+        super().__init__(members)
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        semaphores = {
+            (source, target): Semaphore(self._cfg.token_bits) for source in Unit for target in Unit if source != target
+        }
+        for (source, target), semaphore in semaphores.items():
+            m.submodules[f"{source.name}_to_{target.name}".lower()] = semaphore
+
+        waiting, passes = Signal(len(Unit)), Signal(len(Unit))
+        for unit in Unit:
+            queue, instr, done = (getattr(self, f"{kind}_{unit.name.lower()}") for kind in ("queue", "instr", "done"))
+            fields = queue.payload.fields
+            others = [other for other in Unit if other != unit]
+            has_tokens = Cat(~fields["wait"][other] | semaphores[other, unit].has_token for other in others).all()
+            has_room = Cat(~fields["post"][other] | semaphores[unit, other].has_room for other in others).all()
+            ready = has_tokens & has_room
+            m.d.comb += [
+                instr.payload.eq(queue.payload),
+                instr.valid.eq(queue.valid & ready),
+                queue.ready.eq(instr.ready & ready),
+                passes[unit].eq(instr.valid & instr.ready),
+                waiting[unit].eq(queue.valid & ~ready),
+            ]
+            for other in others:
+                m.d.comb += [
+                    semaphores[other, unit].take.eq(passes[unit] & fields["wait"][other]),
+                    semaphores[unit, other].reserve.eq(passes[unit] & fields["post"][other]),
+                    semaphores[unit, other].put.eq(done.valid & done.payload.post[other]),
+                ]
+        m.d.comb += self.wait_token.eq(waiting)
+
+        last = Signal(INDEX_BITS)
+        oldest: Value = last
+        found: Value = Const(0)
+        for unit in Unit:
+            index = getattr(self, f"queue_{unit.name.lower()}").payload.index
+            with m.If(passes[unit]):
+                m.d.sync += last.eq(index)
+            oldest = Mux(waiting[unit] & (~found | (index < oldest)), index, oldest)
+            found = found | waiting[unit]
+        m.d.comb += self.oldest.eq(oldest)
+        return m
