@@ -18,15 +18,9 @@ class Semaphore(wiring.Component):
     `has_token`. All three may come in the same cycle.
     """
 
-    reserve: In(1)
-    put: In(1)
-    take: In(1)
-    has_room: Out(1)
-    has_token: Out(1)
-
     def __init__(self, bits: int) -> None:
         self._bits = bits
-        super().__init__()
+        super().__init__({"reserve": In(1), "put": In(1), "take": In(1), "has_room": Out(1), "has_token": Out(1)})
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
