@@ -1,0 +1,110 @@
+"""AXI4 and AXI4-Lite ports, and the streams behind which the core hides AXI4's read channel.
+
+A member `m_axi: Out(Axi4(...))` of the top becomes Verilog ports `m_axi__awaddr`, ...: the names that
+`AxiBus.from_prefix(dut, "m_axi_")` of cocotbext-axi looks for; likewise `s_axil: In(AxiLite(...))`.
+Everything is AXI3-safe: bursts are INCR, at most 16 full-width beats, all with ID 0, so that responses come in order.
+"""
+
+from __future__ import annotations
+
+from amaranth import Module
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+ADDR_BITS = 40
+ID_BITS = 1
+MAX_BURST = 16
+"""Beats of the longest burst."""
+BOUNDARY = 4096
+"""No burst crosses a multiple of this many bytes."""
+
+CACHE_NORMAL = 0b0011
+"""Value of awcache and arcache: bufferable, and may be merged with other accesses on its way."""
+BURST_INCR = 0b01
+RESP_OKAY = 0b00
+
+
+def _address_members(prefix: str, addr_bits: int) -> dict[str, wiring.Member]:
+    return {
+        f"{prefix}id": Out(ID_BITS),
+        f"{prefix}addr": Out(addr_bits),
+        f"{prefix}len": Out(8),
+        f"{prefix}size": Out(3),
+        f"{prefix}burst": Out(2),
+        f"{prefix}cache": Out(4),
+        f"{prefix}prot": Out(3),
+        f"{prefix}valid": Out(1),
+        f"{prefix}ready": In(1),
+    }
+
+
+class Axi4Read(wiring.Signature):
+    """The manager's side of AXI4's channels AR and R."""
+
+    def __init__(self, bus_bytes: int, addr_bits: int = ADDR_BITS) -> None:
+        super().__init__({
+            **_address_members("ar", addr_bits),
+            "rid": In(ID_BITS), "rdata": In(8 * bus_bytes), "rresp": In(2), "rlast": In(1), "rvalid": In(1),
+            "rready": Out(1),
+        })  # fmt: skip
+
+
+class Axi4Write(wiring.Signature):
+    """The manager's side of AXI4's channels AW, W and B."""
+
+    def __init__(self, bus_bytes: int, addr_bits: int = ADDR_BITS) -> None:
+        super().__init__({
+            **_address_members("aw", addr_bits),
+            "wdata": Out(8 * bus_bytes), "wstrb": Out(bus_bytes), "wlast": Out(1), "wvalid": Out(1), "wready": In(1),
+            "bid": In(ID_BITS), "bresp": In(2), "bvalid": In(1), "bready": Out(1),
+        })  # fmt: skip
+
+
+class Axi4(wiring.Signature):
+    """The manager's side of AXI4: the members of `Axi4Read` and `Axi4Write`. `connect_part` joins one of them to it."""
+
+    def __init__(self, bus_bytes: int, addr_bits: int = ADDR_BITS) -> None:
+        super().__init__({
+            **dict(Axi4Write(bus_bytes, addr_bits).members), **dict(Axi4Read(bus_bytes, addr_bits).members),
+        })  # fmt: skip
+
+
+class AxiLite(wiring.Signature):
+    """The manager's side of AXI4-Lite, 32 bits of data; a register file has `In(AxiLite(...))`."""
+
+    def __init__(self, addr_bits: int) -> None:
+        super().__init__({
+            "awaddr": Out(addr_bits), "awprot": Out(3), "awvalid": Out(1), "awready": In(1),
+            "wdata": Out(32), "wstrb": Out(4), "wvalid": Out(1), "wready": In(1),
+            "bresp": In(2), "bvalid": In(1), "bready": Out(1),
+            "araddr": Out(addr_bits), "arprot": Out(3), "arvalid": Out(1), "arready": In(1),
+            "rdata": In(32), "rresp": In(2), "rvalid": In(1), "rready": Out(1),
+        })  # fmt: skip
+
+
+def connect_part(m: Module, part, whole) -> None:  # type: ignore[no-untyped-def]
+    """Join `part`, an `Out(Axi4Read)` or `Out(Axi4Write)` of a submodule, to `whole`, an `Out(Axi4)` of `m`'s own."""
+    for name, member in part.signature.members.items():
+        inner, outer = getattr(part, name), getattr(whole, name)
+        m.d.comb += outer.eq(inner) if member.flow is Out else inner.eq(outer)
+
+
+# Behind the AXI port -----------------------------------------------------------------------------------------
+
+burst_layout = data.StructLayout({"addr": ADDR_BITS, "len": 4})
+"""A legal burst: `len + 1` beats from absolute address `addr`, a multiple of the bus' bytes."""
+
+
+def response_layout(bus_bytes: int) -> data.StructLayout:
+    """A beat of read data. error: the memory answered SLVERR or DECERR. last: the last beat of its burst."""
+    return data.StructLayout({"data": 8 * bus_bytes, "error": 1, "last": 1})
+
+
+class ReadBus(wiring.Signature):
+    """A client's side of the read channel that `ReadMux` shares out: bursts go out, their beats come back in order."""
+
+    def __init__(self, bus_bytes: int) -> None:
+        super().__init__({
+            "request": Out(stream.Signature(burst_layout)),
+            "response": In(stream.Signature(response_layout(bus_bytes))),
+        })  # fmt: skip
