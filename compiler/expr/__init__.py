@@ -43,8 +43,9 @@ from celosia.compiler.expr.tensor import compute, max, min, placeholder, prod, r
 from celosia.compiler.expr.transform import collapse, fuse_injective
 
 __all__ = [
-    "INDEX", "Alloc", "Axis", "Binary", "Block", "Call", "Cast", "Const", "Expr", "For", "Function", "If", "Intrinsic",
-    "Let", "Load", "Reduce", "Schedule", "Select", "Stage", "Stmt", "Store", "Tensor", "Update", "Var", "binary", "call",
-    "cast", "clip", "collapse", "compute", "create_schedule", "equal", "fuse_injective", "interpret", "is_float", "lower",
-    "max", "maximum", "min", "minimum", "placeholder", "prod", "reduce_axis", "select", "sum", "wrap",
+    "INDEX", "Alloc", "Axis", "Binary", "Block", "Call", "Cast", "Const", "Expr", "For", "Function", "If",
+    "Intrinsic", "Let", "Load", "Reduce", "Schedule", "Select", "Stage", "Stmt", "Store", "Tensor", "Update", "Var",
+    "binary", "call", "cast", "clip", "collapse", "compute", "create_schedule", "equal", "fuse_injective",
+    "interpret", "is_float", "lower", "max", "maximum", "min", "minimum", "placeholder", "prod", "reduce_axis",
+    "select", "sum", "wrap",
 ]  # fmt: skip

@@ -326,11 +326,11 @@ def _index_binary(op: str, a: Expr, b: Expr) -> Expr:
             return Const(_COMPARE[op](x, y), "bool")
         if op in _FOLD and not (op in ("floordiv", "mod") and y == 0) and abs(value := _FOLD[op](x, y)) < 1 << 63:
             return Const(value, INDEX)
-    if op == "mul" and (x == 0 or y == 0) or op == "mod" and y == 1:
+    if (op == "mul" and (x == 0 or y == 0)) or (op == "mod" and y == 1):
         return Const(0, INDEX)
-    if op == "add" and x == 0 or op == "mul" and x == 1:
+    if (op == "add" and x == 0) or (op == "mul" and x == 1):
         return b
-    if op in ("add", "sub") and y == 0 or op in ("mul", "floordiv") and y == 1:
+    if (op in ("add", "sub") and y == 0) or (op in ("mul", "floordiv") and y == 1):
         return a
     return Binary(op, a, b)
 

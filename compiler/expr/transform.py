@@ -135,7 +135,8 @@ def collapse(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
         y[i, j] = x[i, j] * 2   (4 by 8)   ->   y[f] = x[f] * 2   (32)
 
-    Loads become row-major element numbers. Afterwards `axes` of a tensor enumerate its elements but need not match `shape`.
+    Loads become row-major element numbers. Afterwards `axes` of a tensor enumerate its elements, and need not match its
+    `shape`.
     """
     new: dict[Tensor, Tensor] = {}
     for tensor in topological(outputs):

@@ -1,0 +1,373 @@
+"""Loop IR to LLVM IR.
+
+A kernel is `void name(inputs..., outputs..., workspace)`, all of them pointers that do not overlap. Arithmetic is exactly
+as written: no contraction, no reordering, except in Update, whose steps may be done in any order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from celosia.compiler.cpu import functions
+from celosia.compiler.cpu.functions import is_vector, llvm_type, splat
+from celosia.compiler.expr.affine import coefficient, flatten, linear, nonnegative
+from celosia.compiler.expr.loops import Alloc, Block, For, Function, If, Let, Stmt, Store, Update
+from celosia.compiler.expr.nodes import (
+    COMPARISONS,
+    INDEX,
+    Binary,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Select,
+    Tensor,
+    Var,
+    itemsize,
+    is_float,
+    walk,
+)
+
+V = Any  # an LLVM value; llvmlite has no types
+I64 = ir.IntType(64)
+I1 = ir.IntType(1)
+ALIGN = 64  # of each tensor in the workspace
+STACK_LIMIT = 16 << 10  # larger "local" tensors go to the workspace
+
+
+def unsigned(dtype: str) -> bool:
+    return dtype.startswith(("uint", "bool"))
+
+
+def memory_type(dtype: str) -> Any:
+    return ir.IntType(8) if dtype == "bool" else llvm_type(dtype)
+
+
+def render(function: Function) -> tuple[str, int]:
+    """(LLVM IR of one module that defines `function.name`, bytes of workspace that the kernel wants)."""
+    module = ir.Module(name=function.name)
+    pointer = ir.PointerType()
+    tensors = (*function.inputs, *function.outputs)
+    signature = ir.FunctionType(ir.VoidType(), [pointer] * (len(tensors) + 1))
+    fn = ir.Function(module, signature, function.name)
+    fn.attributes.add("nounwind")
+    for number, arg in enumerate(fn.args):
+        arg.add_attribute("noalias")
+        arg.add_attribute("captures(none)")
+        arg.name = f"p{number}"
+    writer = _Writer(fn, dict(zip(tensors, fn.args)))
+    writer.stmt(function.body, {})
+    writer.b.ret_void()
+    return str(module), writer.workspace_bytes
+
+
+class _Writer:
+    def __init__(self, fn: Any, memory: dict[Tensor, V]):
+        self.fn = fn
+        self.entry = ir.IRBuilder(fn.append_basic_block("entry"))
+        self.b = ir.IRBuilder(fn.append_basic_block("start"))
+        self.entry.branch(self.b.block)
+        self.entry.position_before(self.entry.block.terminator)
+        self.memory = memory
+        self.workspace_bytes = 0
+        self.vector: tuple[Var, int] | None = None  # the loop whose iterations are lanes
+        self.lane: int | None = None  # the lane for which scalars are written, inside an index
+
+    # Statements
+
+    def stmt(self, s: Stmt, env: dict[Var, V]) -> None:
+        match s:
+            case Block(body):
+                for each in body:
+                    self.stmt(each, env)
+            case For(var, extent, body, "serial" | "parallel"):
+                self._loop(var, extent, body, env)
+            case For(var, extent, body, "unrolled"):
+                for i in range(extent):
+                    self.stmt(body, env | {var: I64(i)})
+            case For(var, extent, body, "vectorized"):
+                self._vectorized(var, extent, body, env)
+            case For(kind=kind):
+                raise ValueError(f"the CPU cannot run a {kind} loop")
+            case Store(tensor, index, value):
+                memo: dict[Any, V] = {}
+                self._store(tensor, index, self.expr(value, env, memo), env, memo)
+            case Update(kind, tensor, index, value):
+                self._update(kind, tensor, index, value, env)
+            case Let(var, value, body):
+                self.stmt(body, env | {var: self.expr(value, env, {})})
+            case If(cond, body, orelse):
+                test = self.expr(cond, env, {})
+                if orelse is None:
+                    with self.b.if_then(test):
+                        self.stmt(body, env)
+                else:
+                    with self.b.if_else(test) as (then, otherwise):
+                        with then:
+                            self.stmt(body, env)
+                        with otherwise:
+                            self.stmt(orelse, env)
+            case Alloc(tensor, body, scope):
+                self.memory[tensor] = self._alloc(tensor, scope)
+                self.stmt(body, env)
+            case _:
+                raise ValueError(f"the CPU cannot run {type(s).__name__} {getattr(s, 'name', '')}")
+
+    def _loop(self, var: Var, extent: int, body: Stmt, env: dict[Var, V]) -> None:
+        if extent == 1:
+            return self.stmt(body, env | {var: I64(0)})
+        before = self.b.block
+        head = self.fn.append_basic_block("loop")
+        done = self.fn.append_basic_block("done")
+        self.b.branch(head)
+        self.b.position_at_end(head)
+        i = self.b.phi(I64)
+        i.add_incoming(I64(0), before)
+        self.stmt(body, env | {var: i})
+        after = self.b.add(i, I64(1), flags=("nuw", "nsw"))
+        i.add_incoming(after, self.b.block)
+        self.b.cbranch(self.b.icmp_unsigned("<", after, I64(extent)), head, done)
+        self.b.position_at_end(done)
+        return None
+
+    def _vectorized(self, var: Var, extent: int, body: Stmt, env: dict[Var, V]) -> None:
+        if self.vector is not None:
+            raise ValueError(f"vectorized loop {var.name} inside vectorized {self.vector[0].name}")
+        if extent == 1:
+            return self.stmt(body, env | {var: I64(0)})
+        self.vector = var, extent
+        self.stmt(body, env)
+        self.vector = None
+        return None
+
+    def _alloc(self, tensor: Tensor, scope: str) -> V:
+        if scope == "local" and tensor.nbytes <= STACK_LIMIT:
+            slot = self.entry.alloca(ir.ArrayType(memory_type(tensor.dtype), max(tensor.size, 1)))
+            slot.align = ALIGN
+            slot.type = ir.PointerType()  # llvmlite would check the type of what is stored against that of the array
+            return slot
+        at = self.workspace_bytes
+        self.workspace_bytes += -(-max(tensor.nbytes, 1) // ALIGN) * ALIGN
+        return self.entry.gep(self.fn.args[-1], [I64(at)], inbounds=True, source_etype=ir.IntType(8))
+
+    # Memory
+
+    def _pointer(self, tensor: Tensor, at: V) -> V:
+        return self.b.gep(self.memory[tensor], [at], inbounds=True, source_etype=memory_type(tensor.dtype))
+
+    def _offset(self, tensor: Tensor, index: tuple[Expr, ...], env: dict[Var, V], memo: dict[Any, V]) -> V:
+        """The element number, as a scalar."""
+        total: V = None
+        constant = 0
+        for atom, k in linear(flatten(tensor.shape, index)).items():
+            if atom is None:
+                constant += k
+                continue
+            term = self.expr(atom, env, memo)
+            if k != 1:
+                term = self.b.mul(term, I64(k), flags=("nsw",))
+            total = term if total is None else self.b.add(total, term, flags=("nsw",))
+        if total is None:
+            return I64(constant)
+        return self.b.add(total, I64(constant), flags=("nsw",)) if constant else total
+
+    def _lanes(self, tensor: Tensor, index: tuple[Expr, ...]) -> int | None:
+        """How far lanes lie apart in memory; None where that is not a constant."""
+        if self.vector is None or self.lane is not None:
+            return 0
+        return coefficient(linear(flatten(tensor.shape, index)), self.vector[0])
+
+    def _in_lane(self, lane: int | None, tensor: Tensor, index: tuple[Expr, ...], env: dict[Var, V]) -> V:
+        saved, self.lane = self.lane, lane
+        at = self._offset(tensor, index, env, {})
+        self.lane = saved
+        return self._pointer(tensor, at)
+
+    def _load(self, tensor: Tensor, index: tuple[Expr, ...], env: dict[Var, V], memo: dict[Any, V]) -> V:
+        element = memory_type(tensor.dtype)
+        align = itemsize(tensor.dtype)
+        step = self._lanes(tensor, index)
+        if step == 0:
+            at = self._in_lane(self.lane or 0, tensor, index, env)
+            value = self.b.load(at, typ=element, align=align)
+        else:
+            assert self.vector is not None
+            n = self.vector[1]
+            wide = ir.VectorType(element, n)
+            if step == 1:
+                value = self.b.load(self._in_lane(0, tensor, index, env), typ=wide, align=align)
+            else:
+                value = ir.Constant(wide, ir.Undefined)
+                for lane in range(n):
+                    at = self._in_lane(lane, tensor, index, env)
+                    one = self.b.load(at, typ=element, align=align)
+                    value = self.b.insert_element(value, one, ir.IntType(32)(lane))
+        if tensor.dtype == "bool":
+            value = self.b.icmp_unsigned("!=", value, ir.Constant(value.type, None))
+        return value
+
+    def _store(self, tensor: Tensor, index: tuple[Expr, ...], value: V, env: dict[Var, V], memo: dict[Any, V]) -> None:
+        if tensor.dtype == "bool":
+            byte = ir.IntType(8)
+            value = self.b.zext(value, ir.VectorType(byte, value.type.count) if is_vector(value) else byte)
+        align = itemsize(tensor.dtype)
+        step = self._lanes(tensor, index)
+        if self.vector is None:
+            self.b.store(value, self._in_lane(None, tensor, index, env), align=align)
+            return
+        n = self.vector[1]
+        if step == 1:
+            self.b.store(splat(self.b, value, n), self._in_lane(0, tensor, index, env), align=align)
+            return
+        for lane in range(n):
+            one = self.b.extract_element(value, ir.IntType(32)(lane)) if is_vector(value) else value
+            self.b.store(one, self._in_lane(lane, tensor, index, env), align=align)
+
+    def _update(self, kind: str, tensor: Tensor, index: tuple[Expr, ...], value: Expr, env: dict[Var, V]) -> None:
+        memo: dict[Any, V] = {}
+        step = self._lanes(tensor, index)
+        if self.vector is not None and step != 1:
+            raise ValueError(f"{tensor.name}: lanes of {self.vector[0].name} update the same or scattered elements")
+        new = self.expr(value, env, memo)
+        old = self._load(tensor, index, env, memo)
+        if is_vector(old):
+            new = splat(self.b, new, old.type.count)
+        op = {"sum": "add", "prod": "mul"}.get(kind, kind)
+        self._store(tensor, index, self._binary(op, tensor.dtype, old, new, any_order=True), env, memo)
+
+    # Expressions
+
+    def expr(self, e: Expr, env: dict[Var, V], memo: dict[Any, V]) -> V:
+        key = (id(e), self.lane)
+        if key not in memo:
+            memo[key] = self._expr(e, env, memo), e  # holding `e` keeps its id its own
+        return memo[key][0]
+
+    def _expr(self, e: Expr, env: dict[Var, V], memo: dict[Any, V]) -> V:
+        match e:
+            case Const(value, dtype):
+                return functions.constant(dtype, value)
+            case Var():
+                if self.vector is not None and e is self.vector[0]:
+                    n = self.vector[1]
+                    return I64(self.lane) if self.lane is not None else ir.Constant(ir.VectorType(I64, n), list(range(n)))
+                return env[e]
+            case Load(tensor, index):
+                return self._load(tensor, index, env, memo)
+            case Binary(op, a, b):
+                x, y = self._same_width(self.expr(a, env, memo), self.expr(b, env, memo))
+                if op in COMPARISONS:
+                    return self._compare(op, a.dtype, x, y)
+                if op in ("floordiv", "mod") and a.dtype == INDEX and isinstance(b, Const) and b.value > 0:
+                    return self._index_division(op, nonnegative(a), x, y)
+                return self._binary(op, a.dtype, x, y)
+            case Call(name, args, dtype):
+                values = self._same_width(*(self.expr(arg, env, memo) for arg in args))
+                if name == "bitcast":
+                    to = llvm_type(dtype)
+                    return self.b.bitcast(values[0], ir.VectorType(to, values[0].type.count) if is_vector(values[0]) else to)
+                return functions.call(self.b, name, args[0].dtype, *values)
+            case Cast(value, dtype):
+                return functions.convert(self.b, self.expr(value, env, memo), value.dtype, dtype)
+            case Select(cond, a, b):
+                return self._select(cond, a, b, env, memo)
+        raise ValueError(f"the CPU cannot compute {type(e).__name__}")
+
+    def _same_width(self, *values: V) -> tuple[V, ...]:
+        widths = {value.type.count for value in values if is_vector(value)}
+        return tuple(splat(self.b, value, *widths) for value in values) if widths else values
+
+    def _select(self, cond: Expr, a: Expr, b: Expr, env: dict[Var, V], memo: dict[Any, V]) -> V:
+        test = self.expr(cond, env, memo)
+        guarded = any(isinstance(node, Load) for arm in (a, b) for node in walk(arm))
+        if not guarded:
+            test, x, y = self._same_width(test, self.expr(a, env, memo), self.expr(b, env, memo))
+            return self.b.select(test, x, y)
+        if is_vector(test):
+            raise ValueError("a vectorized loop selects between loads lane by lane")
+        join = []
+        result = self.fn.append_basic_block("selected")
+        yes, no = self.fn.append_basic_block("yes"), self.fn.append_basic_block("no")
+        self.b.cbranch(test, yes, no)
+        for arm, at in ((a, yes), (b, no)):
+            self.b.position_at_end(at)
+            value = self.expr(arm, env, dict(memo))
+            if self.vector is not None and self.lane is None:
+                value = splat(self.b, value, self.vector[1])
+            join.append((value, self.b.block))
+            self.b.branch(result)
+        self.b.position_at_end(result)
+        phi = self.b.phi(join[0][0].type)
+        for value, at in join:
+            phi.add_incoming(value, at)
+        return phi
+
+    def _compare(self, op: str, dtype: str, x: V, y: V) -> V:
+        sign = {"lt": "<", "le": "<=", "eq": "==", "ne": "!="}[op]
+        if is_float(dtype):
+            return self.b.fcmp_unordered(sign, x, y) if op == "ne" else self.b.fcmp_ordered(sign, x, y)
+        return (self.b.icmp_unsigned if unsigned(dtype) else self.b.icmp_signed)(sign, x, y)
+
+    def _index_division(self, op: str, plain: bool, x: V, y: V) -> V:
+        """Floor division by a positive constant."""
+        if plain:
+            return self.b.udiv(x, y) if op == "floordiv" else self.b.urem(x, y)
+        rest = self.b.srem(x, y)
+        negative = self.b.icmp_signed("<", rest, ir.Constant(rest.type, None) if is_vector(rest) else I64(0))
+        if op == "mod":
+            return self.b.select(negative, self.b.add(rest, y), rest)
+        whole = self.b.sdiv(x, y)
+        return self.b.sub(whole, self.b.zext(negative, whole.type))
+
+    def _binary(self, op: str, dtype: str, x: V, y: V, any_order: bool = False) -> V:
+        b = self.b
+        if is_float(dtype):
+            flags = ("reassoc",) if any_order else ()
+            match op:
+                case "add":
+                    return b.fadd(x, y, flags=flags)
+                case "sub":
+                    return b.fsub(x, y)
+                case "mul":
+                    return b.fmul(x, y, flags=flags)
+                case "div":
+                    return b.fdiv(x, y)
+                case "floordiv":
+                    return functions.call(b, "floor", dtype, b.fdiv(x, y))
+                case "mod":
+                    rest = b.frem(x, y)
+                    zero = functions.like(x, dtype, 0)
+                    other = b.xor(b.fcmp_ordered("<", rest, zero), b.fcmp_ordered("<", y, zero))
+                    move = b.and_(other, b.fcmp_ordered("!=", rest, zero))
+                    return b.select(move, b.fadd(rest, y), rest)
+                case "min" | "max":
+                    return functions.intrinsic(b, "llvm.minimum" if op == "min" else "llvm.maximum", x, y)
+                case "pow":
+                    return functions.call(b, "pow", dtype, x, y)
+            raise ValueError(f"{op} is not defined on {dtype}")
+        signed = not unsigned(dtype)
+        match op:
+            case "add" | "sub" | "mul" | "xor":
+                return getattr(b, op)(x, y)
+            case "and":
+                return b.and_(x, y)
+            case "or":
+                return b.or_(x, y)
+            case "shl":
+                return functions.shift(b, "shl", x, y)
+            case "shr":
+                return functions.shift(b, "ashr" if signed else "lshr", x, y)
+            case "min":
+                return functions.intrinsic(b, "llvm.smin" if signed else "llvm.umin", x, y)
+            case "max":
+                return functions.intrinsic(b, "llvm.smax" if signed else "llvm.umax", x, y)
+            case "div" | "floordiv" | "mod":
+                return functions.int_division(b, op, signed, x, y)
+            case "pow":
+                return functions.int_power(b, x, y)
+        raise ValueError(f"{op} is not defined on {dtype}")
+
+

@@ -1,0 +1,313 @@
+"""Scalar and vector operations that LLVM has no single instruction for: conversions, division, exp and its relatives.
+
+Functions of float32 are polynomials written out in line, so that loops around them vectorise; errors are about 2 ulp
+(tests/compiler/test_functions.py). Other types call the C library.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from llvmlite import ir
+
+V = Any
+I32 = ir.IntType(32)
+TYPES: dict[str, Any] = {
+    "float16": ir.HalfType(), "float32": ir.FloatType(), "float64": ir.DoubleType(), "bool": ir.IntType(1),
+    **{f"{sign}int{bits}": ir.IntType(bits) for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}  # fmt: skip
+SUFFIX = {"half": "f16", "float": "f32", "double": "f64"}
+
+
+def llvm_type(dtype: str) -> Any:
+    if dtype not in TYPES:
+        raise ValueError(f"the CPU has no element type {dtype}")
+    return TYPES[dtype]
+
+
+def is_vector(value: V) -> bool:
+    return isinstance(value.type, ir.VectorType)
+
+
+def constant(dtype: str, value: float) -> V:
+    type_ = llvm_type(dtype)
+    if isinstance(type_, ir.IntType):
+        bits = type_.width
+        number = int(value) & ((1 << bits) - 1)
+        return ir.Constant(type_, number if bits == 1 or number < 1 << (bits - 1) else number - (1 << bits))
+    return ir.Constant(type_, float(value))
+
+
+def splat(b: Any, value: V, lanes: int) -> V:
+    """A vector of equal lanes; vectors as they are."""
+    if is_vector(value):
+        return value
+    if isinstance(value, ir.Constant):
+        return ir.Constant(ir.VectorType(value.type, lanes), [value] * lanes)
+    wide = ir.VectorType(value.type, lanes)
+    one = b.insert_element(ir.Constant(wide, ir.Undefined), value, I32(0))
+    return b.shuffle_vector(one, ir.Constant(wide, ir.Undefined), ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
+
+
+def like(value: V, dtype: str, number: float) -> V:
+    """A constant as wide as `value`."""
+    c = constant(dtype, number)
+    return ir.Constant(ir.VectorType(c.type, value.type.count), [c] * value.type.count) if is_vector(value) else c
+
+
+def widened(value: V, scalar: Any) -> Any:
+    """The type of `scalar` elements with as many lanes as `value`."""
+    return ir.VectorType(scalar, value.type.count) if is_vector(value) else scalar
+
+
+def _suffix(type_: Any) -> str:
+    if isinstance(type_, ir.VectorType):
+        return f"v{type_.count}{_suffix(type_.element)}"
+    return SUFFIX.get(str(type_)) or str(type_)
+
+
+def intrinsic(b: Any, name: str, *args: V, result: Any = None, extra: tuple[V, ...] = ()) -> V:
+    """llvm.name on one overloaded type, that of the first argument (and of `result`, where that differs)."""
+    out = result or args[0].type
+    full = f"{name}.{_suffix(out)}.{_suffix(args[0].type)}" if result is not None else f"{name}.{_suffix(out)}"
+    values = (*args, *extra)
+    fn = b.module.globals.get(full)
+    if fn is None:
+        fn = ir.Function(b.module, ir.FunctionType(out, [v.type for v in values]), full)
+    return b.call(fn, values)
+
+
+def library(b: Any, name: str, dtype: str, *args: V) -> V:
+    """A function of the C library, lane by lane. float16 goes through float32."""
+    if dtype == "float16":
+        wide = library(b, name, "float32", *(convert(b, a, "float16", "float32") for a in args))
+        return convert(b, wide, "float32", "float16")
+    if is_vector(args[0]):
+        out = ir.Constant(args[0].type, ir.Undefined)
+        for lane in range(args[0].type.count):
+            one = library(b, name, dtype, *(b.extract_element(a, I32(lane)) for a in args))
+            out = b.insert_element(out, one, I32(lane))
+        return out
+    full = name + ("f" if dtype == "float32" else "")
+    fn = b.module.globals.get(full)
+    if fn is None:
+        fn = ir.Function(b.module, ir.FunctionType(args[0].type, [a.type for a in args]), full)
+        fn.attributes.add("nounwind")
+    return b.call(fn, args)
+
+
+def convert(b: Any, value: V, source: str, target: str) -> V:
+    """Cast of expr.nodes.Cast: to integers towards zero, saturating, NaN to 0; from integers to nearest."""
+    if source == target:
+        return value
+    to = widened(value, llvm_type(target))
+    from_float, to_float = source.startswith("float"), target.startswith("float")
+    signed_from, signed_to = source.startswith("int"), target.startswith("int")
+    if target == "bool":
+        zero = like(value, source, 0)
+        return b.fcmp_unordered("!=", value, zero) if from_float else b.icmp_unsigned("!=", value, zero)
+    if from_float and to_float:
+        return b.fpext(value, to) if float(source[5:]) < float(target[5:]) else b.fptrunc(value, to)
+    if from_float:
+        return intrinsic(b, "llvm.fptosi.sat" if signed_to else "llvm.fptoui.sat", value, result=to)
+    if to_float:
+        return b.sitofp(value, to) if signed_from else b.uitofp(value, to)
+    bits_from, bits_to = (TYPES[d].width for d in (source, target))
+    if bits_to < bits_from:
+        return b.trunc(value, to)
+    if bits_to == bits_from:
+        return value
+    return b.sext(value, to) if signed_from else b.zext(value, to)
+
+
+def shift(b: Any, op: str, x: V, y: V) -> V:
+    """Shift by `y`; by the width or more gives 0, or the sign for ashr."""
+    width = (x.type.element if is_vector(x) else x.type).width
+    dtype = f"uint{width}"
+    fits = b.icmp_unsigned("<", y, like(y, dtype, width))
+    if op == "ashr":
+        return b.ashr(x, b.select(fits, y, like(y, dtype, width - 1)))
+    moved = getattr(b, op)(x, b.select(fits, y, like(y, dtype, 0)))
+    return b.select(fits, moved, like(x, dtype, 0))
+
+
+def int_division(b: Any, op: str, signed: bool, x: V, y: V) -> V:
+    """div towards zero, floordiv, mod with the sign of the divisor. By zero gives 0; nothing traps."""
+    width = (x.type.element if is_vector(x) else x.type).width
+    dtype = f"uint{width}"
+    zero, one = like(x, dtype, 0), like(x, dtype, 1)
+    by_zero = b.icmp_unsigned("==", y, zero)
+    if not signed:
+        safe = b.select(by_zero, one, y)
+        return b.select(by_zero, zero, b.urem(x, safe) if op == "mod" else b.udiv(x, safe))
+    minus = b.icmp_unsigned("==", y, like(x, dtype, -1))
+    safe = b.select(b.or_(by_zero, minus), one, y)
+    quotient, rest = b.sdiv(x, safe), b.srem(x, safe)
+    quotient = b.select(minus, b.sub(zero, x), quotient)
+    if op != "div":
+        differs = b.icmp_signed("<", b.xor(rest, safe), zero)
+        move = b.and_(differs, b.icmp_unsigned("!=", rest, zero))
+        quotient = b.select(move, b.sub(quotient, one), quotient)
+        rest = b.select(move, b.add(rest, safe), rest)
+    return b.select(by_zero, zero, rest if op == "mod" else quotient)
+
+
+def int_power(b: Any, x: V, y: V) -> V:
+    """x**y by squaring, wrapping; a negative exponent gives what float power, cut to an integer, gives."""
+    if is_vector(x):
+        out = ir.Constant(x.type, ir.Undefined)
+        for lane in range(x.type.count):
+            out = b.insert_element(out, int_power(b, *(b.extract_element(v, I32(lane)) for v in (x, y))), I32(lane))
+        return out
+    type_ = x.type
+    before, head, done = b.block, b.append_basic_block("pow"), b.append_basic_block("powed")
+    b.branch(head)
+    b.position_at_end(head)
+    result, base, left = b.phi(type_), b.phi(type_), b.phi(type_)
+    odd = b.trunc(left, ir.IntType(1))
+    new = b.select(odd, b.mul(result, base), result)
+    square, half = b.mul(base, base), b.ashr(left, type_(1))
+    for phi, first, then in ((result, type_(1), new), (base, x, square), (left, y, half)):
+        phi.add_incoming(first, before)
+        phi.add_incoming(then, b.block)
+    b.cbranch(b.icmp_signed(">", half, type_(0)), head, done)
+    b.position_at_end(done)
+    unit = b.icmp_signed("==", x, type_(1))
+    minus = b.icmp_signed("==", x, type_(-1))
+    sign = b.select(b.trunc(y, ir.IntType(1)), type_(-1), type_(1))
+    inverse = b.select(unit, type_(1), b.select(minus, sign, type_(0)))
+    return b.select(b.icmp_signed("<", y, type_(0)), inverse, b.select(b.icmp_signed("==", y, type_(0)), type_(1), new))
+
+
+DIRECT = {
+    "sqrt": "llvm.sqrt", "floor": "llvm.floor", "ceil": "llvm.ceil", "trunc": "llvm.trunc",
+    "round_even": "llvm.roundeven", "abs": "llvm.fabs", "fma": "llvm.fma",
+}  # fmt: skip
+
+
+def call(b: Any, name: str, dtype: str, *args: V) -> V:
+    """The intrinsic `name` of expr.nodes on values of `dtype`."""
+    if not dtype.startswith("float"):
+        if name == "abs":
+            return intrinsic(b, "llvm.abs", args[0], extra=(ir.IntType(1)(0),)) if dtype.startswith("int") else args[0]
+        if name == "popcount":
+            return intrinsic(b, "llvm.ctpop", args[0])
+        raise ValueError(f"{name} is not defined on {dtype}")
+    if name in DIRECT:
+        return intrinsic(b, DIRECT[name], *args)
+    if name == "isnan":
+        return b.fcmp_unordered("uno", args[0], args[0])
+    if name == "isinf":
+        return b.fcmp_ordered("==", intrinsic(b, "llvm.fabs", args[0]), like(args[0], dtype, math.inf))
+    if dtype == "float16" and name in F32:
+        wide = call(b, name, "float32", *(convert(b, a, "float16", "float32") for a in args))
+        return convert(b, wide, "float32", "float16")
+    if dtype == "float32" and name in F32:
+        return F32[name](b, args[0])
+    return library(b, name, dtype, *args)
+
+
+# float32 functions, in line
+
+
+class _F32:
+    """Arithmetic on one width, to write polynomials as they are in books."""
+
+    def __init__(self, b: Any, x: V):
+        self.b, self.x = b, x
+
+    def c(self, number: float) -> V:
+        return like(self.x, "float32", number)
+
+    def i(self, number: int) -> V:
+        return like(self.x, "int32", number)
+
+    def fma(self, a: V, b: V, c: V) -> V:
+        return intrinsic(self.b, "llvm.fma", a, b, c)
+
+    def poly(self, x: V, *coefficients: float) -> V:
+        """Horner's rule, highest power first."""
+        value = self.c(coefficients[0])
+        for k in coefficients[1:]:
+            value = self.fma(value, x, self.c(k))
+        return value
+
+    def bits(self, x: V) -> V:
+        return self.b.bitcast(x, widened(x, I32))
+
+    def float(self, x: V) -> V:
+        return self.b.bitcast(x, widened(x, ir.FloatType()))
+
+    def where(self, test: V, yes: V, no: V) -> V:
+        return self.b.select(test, yes, no)
+
+
+def exp32(b: Any, x: V) -> V:
+    f = _F32(b, x)
+    magic = f.c(12582912.0)  # 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits
+    x = f.where(b.fcmp_ordered(">", x, f.c(90.0)), f.c(90.0), x)
+    x = f.where(b.fcmp_ordered("<", x, f.c(-105.0)), f.c(-105.0), x)
+    shifted = f.fma(x, f.c(1.44269504088896341), magic)
+    n = b.fsub(shifted, magic)
+    k = b.sub(f.bits(shifted), f.bits(magic))
+    r = f.fma(n, f.c(-0.693145752), x)
+    r = f.fma(n, f.c(-1.42860677e-6), r)
+    p = f.poly(r, 1.37805939e-3, 8.37312452e-3, 4.16695364e-2, 1.66664720e-1, 4.99999851e-1, 1.0, 1.0)
+    half = b.ashr(k, f.i(1))  # two factors, so that the result may be subnormal or infinite
+    for power in (half, b.sub(k, half)):
+        p = b.fmul(p, f.float(b.shl(b.add(power, f.i(127)), f.i(23))))
+    return p
+
+
+def log32(b: Any, x: V) -> V:
+    f = _F32(b, x)
+    tiny = b.fcmp_ordered("<", x, f.c(1.1754943508222875e-38))
+    scaled = f.where(tiny, b.fmul(x, f.c(8388608.0)), x)
+    bias = f.where(tiny, f.c(-23.0), f.c(0.0))
+    raw = f.bits(scaled)
+    exponent = b.and_(b.sub(raw, f.i(0x3F2AAAAB)), f.i(-8388608))
+    m = f.float(b.sub(raw, exponent))
+    e = f.fma(b.sitofp(exponent, x.type), f.c(1.0 / 8388608), bias)
+    m = b.fsub(m, f.c(1.0))
+    s = b.fmul(m, m)
+    r, t = f.poly(m, -0.130310059, 0.140869141), f.poly(m, -0.121483512, 0.139814854)
+    r = f.fma(r, s, f.fma(t, m, f.c(-0.166846126)))
+    for k in (0.200120345, -0.249996200, 0.333331972, -0.5):
+        r = f.fma(r, m, f.c(k))
+    r = f.fma(r, s, m)
+    r = f.fma(e, f.c(0.693147182), r)
+    r = f.where(b.fcmp_ordered("<", x, f.c(math.inf)), r, x)  # inf and NaN
+    r = f.where(b.fcmp_ordered("<", x, f.c(0.0)), f.c(math.nan), r)
+    return f.where(b.fcmp_ordered("==", x, f.c(0.0)), f.c(-math.inf), r)
+
+
+def tanh32(b: Any, x: V) -> V:
+    f = _F32(b, x)
+    size = intrinsic(b, "llvm.fabs", x)
+    s = b.fmul(x, x)
+    p = f.poly(s, -5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
+    small = f.fma(b.fmul(p, s), x, x)
+    e = exp32(b, b.fadd(size, size))
+    large = b.fsub(f.c(1.0), b.fdiv(f.c(2.0), b.fadd(e, f.c(1.0))))
+    large = intrinsic(b, "llvm.copysign", large, x)
+    return f.where(b.fcmp_ordered("<", size, f.c(0.625)), small, large)
+
+
+def erf32(b: Any, x: V) -> V:
+    f = _F32(b, x)
+    size = intrinsic(b, "llvm.fabs", x)
+    s = b.fmul(x, x)
+    t = f.where(b.fcmp_ordered(">", size, f.c(4.0)), f.c(4.0), size)
+    ts = b.fmul(t, t)
+    r = f.fma(f.poly(t, -1.72853470e-5, 3.83197126e-4), ts, f.poly(t, -3.88396438e-3, 2.42546219e-2))
+    for k in (-1.06777877e-1, -6.34846687e-1, -1.28717512e-1):
+        r = f.fma(r, t, f.c(k))
+    r = f.fma(r, t, b.fneg(t))
+    large = intrinsic(b, "llvm.copysign", b.fsub(f.c(1.0), exp32(b, r)), x)
+    p = f.poly(s, -5.96761703e-4, 4.99119423e-3, -2.67681349e-2, 1.12819925e-1, -3.76125336e-1, 1.28379166e-1)
+    small = f.fma(p, x, x)
+    return f.where(b.fcmp_ordered(">", size, f.c(0.927734375)), large, small)
+
+
+F32 = {"exp": exp32, "log": log32, "tanh": tanh32, "erf": erf32}

@@ -1,0 +1,192 @@
+"""Compiled functions: LLVM IR to machine code, kept on disk, called on numpy arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import json
+import os
+import struct
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import llvmlite.binding as llvm
+import numpy as np
+from numpy.typing import NDArray
+from platformdirs import user_cache_dir
+
+from celosia.compiler.cpu.codegen import render
+from celosia.compiler.expr.interpret import numpy_dtype
+from celosia.compiler.expr.loops import Function
+
+Array = NDArray[Any]
+MAGIC = b"celosiak"  # begins a saved kernel
+Signature = tuple[tuple[str, tuple[int, ...]], ...]  # (dtype, shape) of each array
+
+
+@functools.cache
+def _machine() -> Any:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    target = llvm.Target.from_default_triple()
+    return target.create_target_machine(
+        cpu=llvm.get_host_cpu_name(),
+        features=llvm.get_host_cpu_features().flatten(),
+        opt=3,
+        reloc="pic",
+        codemodel="jitdefault",
+        jit=True,
+    )
+
+
+@functools.cache
+def _jit() -> Any:
+    return llvm.create_lljit_compiler(_machine(), use_jit_link=False)
+
+
+@functools.cache
+def host() -> str:
+    """What machine code made here needs: triple, processor and its features."""
+    machine = _machine()
+    return f"{machine.triple} {llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
+
+
+def optimise(text: str, level: int = 3) -> tuple[str, bytes]:
+    """(optimised LLVM IR, object file) of one module, for this processor."""
+    machine = _machine()
+    module = llvm.parse_assembly(text)
+    module.triple = machine.triple
+    module.data_layout = str(machine.target_data)
+    module.verify()
+    options = llvm.create_pipeline_tuning_options(speed_level=level)
+    options.loop_vectorization = True
+    options.slp_vectorization = True
+    options.loop_unrolling = True
+    llvm.create_pass_builder(machine, options).getModulePassManager().run(
+        module, llvm.create_pass_builder(machine, options)
+    )
+    return str(module), machine.emit_object(module)
+
+
+def cache_dir() -> Path:
+    """Where objects are kept; CELOSIA_CACHE overrides the user's cache directory."""
+    return Path(os.environ.get("CELOSIA_CACHE") or user_cache_dir("celosia")) / "kernels"
+
+
+def _cached_object(text: str) -> bytes:
+    """The object file for LLVM IR, from disk where it is there undamaged."""
+    key = hashlib.sha256(f"{llvmlite.__version__}\n{host()}\n{text}".encode()).hexdigest()
+    path = cache_dir() / f"{key}.o"
+    try:
+        data = path.read_bytes()
+        if data[:32] == hashlib.sha256(data[32:]).digest():
+            return data[32:]
+    except OSError:
+        pass
+    code = optimise(text)[1]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(hashlib.sha256(code).digest() + code)
+        os.replace(file.name, path)
+    except OSError:
+        pass  # without a cache everything still works
+    return code
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A compiled function. Call it with the input arrays; it returns the list of outputs.
+
+    `run` writes into given arrays instead. `to_bytes` and `from_bytes` carry the machine code, without recompiling.
+    """
+
+    name: str
+    inputs: Signature
+    outputs: Signature
+    workspace_bytes: int
+    code: bytes = field(repr=False)
+    host: str = field(repr=False)
+
+    def __call__(self, *inputs: Array) -> list[Array]:
+        outputs = [np.empty(shape, numpy_dtype(dtype)) for dtype, shape in self.outputs]
+        self.run(inputs, outputs)
+        return outputs
+
+    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Compute `outputs` (C-contiguous, written in place, overlapping no other array).
+
+        ValueError where number, type or shape of an array differ from the kernel's.
+        """
+        if len(inputs) != len(self.inputs) or len(outputs) != len(self.outputs):
+            raise ValueError(
+                f"{self.name}: {len(inputs)} inputs and {len(outputs)} outputs given, "
+                f"{len(self.inputs)} and {len(self.outputs)} expected"
+            )
+        held = []
+        for number, (array, (dtype, shape)) in enumerate(zip((*inputs, *outputs), (*self.inputs, *self.outputs))):
+            if array.dtype != numpy_dtype(dtype) or array.shape != shape:
+                raise ValueError(f"{self.name}: array {number} is {array.dtype}{array.shape}, not {dtype}{shape}")
+            if not array.flags.c_contiguous:
+                if number >= len(self.inputs):
+                    raise ValueError(f"{self.name}: output {number - len(self.inputs)} is not C-contiguous")
+                array = np.ascontiguousarray(array)
+            held.append(array)
+        workspace = np.empty(self.workspace_bytes + 64, np.uint8)
+        base = -(-workspace.ctypes.data // 64) * 64
+        self._entry(*(array.ctypes.data for array in held), base)
+
+    @functools.cached_property
+    def _entry(self) -> Any:
+        if self.host != host():
+            raise RuntimeError(f"kernel {self.name} was compiled for another processor: {self.host.split()[:2]}")
+        library = f"{self.name}_{hashlib.sha256(self.code).hexdigest()}_{id(self)}"
+        builder = llvm.JITLibraryBuilder().add_object_img(self.code).export_symbol(self.name).add_current_process()
+        tracker = builder.link(_jit(), library)
+        object.__setattr__(self, "_tracker", tracker)  # the code lives as long as this
+        kind = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * (len(self.inputs) + len(self.outputs) + 1))
+        return kind(tracker[self.name])
+
+    def to_bytes(self) -> bytes:
+        head = {
+            "name": self.name, "inputs": self.inputs, "outputs": self.outputs,
+            "workspace_bytes": self.workspace_bytes, "host": self.host,
+        }  # fmt: skip
+        text = json.dumps(head).encode()
+        payload = struct.pack("<I", len(text)) + text + self.code
+        return MAGIC + hashlib.sha256(payload).digest() + payload
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Kernel:
+        """ValueError where `data` is not an undamaged kernel."""
+        payload = data[40:]
+        if data[:8] != MAGIC or data[8:40] != hashlib.sha256(payload).digest():
+            raise ValueError("not a kernel, or a damaged one")
+        (size,) = struct.unpack_from("<I", payload)
+        head = json.loads(payload[4 : 4 + size])
+
+        def signature(rows: list[Any]) -> Signature:
+            return tuple((dtype, tuple(shape)) for dtype, shape in rows)
+
+        return cls(
+            head["name"], signature(head["inputs"]), signature(head["outputs"]), head["workspace_bytes"],
+            payload[4 + size :], head["host"],
+        )  # fmt: skip
+
+
+def compile_function(function: Function) -> Kernel:
+    """Machine code for a loop nest, for this processor."""
+    text, workspace_bytes = render(function)
+    return Kernel(
+        function.name,
+        tuple((t.dtype, t.shape) for t in function.inputs),
+        tuple((t.dtype, t.shape) for t in function.outputs),
+        workspace_bytes,
+        _cached_object(text),
+        host(),
+    )
