@@ -1,0 +1,310 @@
+"""The arithmetic of the integer operators: what onnxruntime computes, and the integers with which the hardware agrees.
+
+Three kinds of functions:
+
+- *references* (`requantize_f32`, `qlinear_add`, `unary_table`, ...) repeat the float32 operations of onnxruntime's CPU
+  kernels in their order, bit for bit; tests compare them with onnxruntime, which this module never imports;
+- *specifications* (`requantize`, `rescale_add`) are the integer arithmetic of the hardware;
+- *derivations* (`fold_scale`, `fit_rescale_add`, `mul_scale`, ...) find the integers for one operator. Where an
+  operator has few inputs they try them all, so what they return is proved, and None means that nothing exact was found.
+
+The hardware holds int8. A uint8 tensor is stored with its top bit flipped (x - 128), so are its zero points; functions
+that derive parameters take the ONNX values and return parameters for the stored ones. See docs/numerics.md.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+Array = NDArray[Any]
+Int8 = NDArray[np.int8]
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+
+MULTIPLIER_BITS = 24   # significand of a float32
+SHIFT_BITS = 6
+
+_f32 = np.float32
+
+
+# Requantise: int32 accumulator -> int8, as QLinearConv, QGemm, QLinearMatMul and QLinearGlobalAveragePool do it.
+
+
+def conv_scale(sx: ArrayLike, sw: ArrayLike, sy: ArrayLike) -> Float32:
+    """Factor from accumulator to output steps: f32(f32(sx * sw) / sy), in onnxruntime's order. Arguments broadcast.
+
+    >>> conv_scale(0.5, [0.25, 0.5], 0.125).tolist()
+    [1.0, 2.0]
+    """
+    product = np.asarray(sx, _f32) * np.asarray(sw, _f32)
+    return np.asarray(product / np.asarray(sy, _f32), _f32)
+
+
+def fold_scale(scale: ArrayLike) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
+    """Multiplier (2^23 <= m < 2^24, or 0) and shift (0..63) with which `requantize` equals `requantize_f32`.
+
+    scale: any shape, float32, finite and not negative (else ValueError). m * 2^-shift is `scale` exactly for
+    2^-40 <= scale < 2^24. Below, every int32 times `scale` rounds to 0 and so does m = 0; above, every int32 but 0
+    leaves the range of a byte and so it does with m = 2^23, shift = 0.
+
+    >>> [int(v) for v in fold_scale(0.75)]
+    [12582912, 24]
+    """
+    s = np.asarray(scale, _f32)
+    if not np.all(np.isfinite(s)) or np.any(s < 0):
+        raise ValueError(f"a scale must be finite and not negative, not {s[~np.isfinite(s) | (s < 0)].flat[0]}")
+    significand, exponent = np.frexp(s)                    # s = significand * 2^exponent, 1/2 <= significand < 1
+    multiplier = np.ldexp(significand, MULTIPLIER_BITS).astype(np.int64)
+    shift = MULTIPLIER_BITS - exponent.astype(np.int64)
+    tiny, huge = shift >= 1 << SHIFT_BITS, shift < 0
+    multiplier = np.where(tiny, 0, np.where(huge, 1 << (MULTIPLIER_BITS - 1), multiplier))
+    shift = np.where(tiny | huge | (s == 0), 0, shift)
+    return np.asarray(multiplier, np.uint32), np.asarray(shift, np.uint8)
+
+
+def requantize_f32(acc: ArrayLike, bias: ArrayLike, scale: ArrayLike, zero_point: int, lo: int, hi: int) -> Int32:
+    """clip(rne(f32(f32(acc + bias) * scale)) + zero_point, lo, hi): what onnxruntime computes. Arguments broadcast.
+
+    acc, bias: int32, their sum wraps. Returns int32, so that lo, hi may be those of int8 or of uint8.
+    """
+    total = _wrapping_sum(acc, bias).astype(_f32)
+    with np.errstate(over="ignore"):
+        steps = np.rint(total * np.asarray(scale, _f32))
+    return (np.clip(steps, lo - zero_point, hi - zero_point) + zero_point).astype(np.int32)
+
+
+def requantize(acc: ArrayLike, bias: ArrayLike, multiplier: ArrayLike, shift: ArrayLike, zero_point: int,
+               lo: int = -128, hi: int = 127) -> Int8:
+    """The hardware's requantiser, in integers only; arguments broadcast, acc and bias are int32. Returns int8.
+
+    1. v = acc + bias, wrapping; beyond 2^24 rounded to 24 significant bits, nearest even (as int32 -> float32 does).
+    2. p = v * multiplier, exact (at most 55 bits and a sign).
+    3. y = p / 2^shift rounded to nearest; to even where |fraction - 1/2| <= half a unit of p's 24th significant bit.
+       Those are the p whose float32 rounding is the tie itself.
+    4. clip(y + zero_point, lo, hi).
+    """
+    v = _round_to_24_bits(_wrapping_sum(acc, bias).astype(np.int64))
+    p = v * np.asarray(multiplier, np.int64)
+    return np.clip(_divide_f32(p, np.asarray(shift, np.int64)) + zero_point, lo, hi).astype(np.int8)
+
+
+def _wrapping_sum(acc: ArrayLike, bias: ArrayLike) -> Int32:
+    total = np.asarray(acc, np.int64) + np.asarray(bias, np.int64)
+    return np.asarray(total & 0xFFFFFFFF, np.uint32).view(np.int32)
+
+
+def _bit_length(magnitude: Int64) -> Int64:
+    """Bits of each integer, which must not be negative and have at most 53 significant bits."""
+    return np.frexp(magnitude.astype(np.float64))[1].astype(np.int64)
+
+
+def _round_to_24_bits(v: Int64) -> Int64:
+    """Keep 24 significant bits, to nearest even."""
+    drop = np.maximum(_bit_length(np.abs(v)) - MULTIPLIER_BITS, 0)
+    return np.left_shift(_divide_even(v, drop), drop)
+
+
+def _divide_even(x: Int64, shift: ArrayLike) -> Int64:
+    """x / 2^shift to nearest, ties to even. shift 0..62."""
+    down = np.right_shift(x, shift)
+    twice = (x - np.left_shift(down, shift)) << 1
+    one = np.left_shift(np.int64(1), shift)
+    return np.asarray(down + ((twice > one) | ((twice == one) & (down & 1 == 1))), np.int64)
+
+
+def _divide_f32(p: Int64, shift: Int64) -> Int64:
+    """p / 2^shift to nearest, ties to even, where what float32 cannot tell from a tie counts as one. |p| < 2^56."""
+    p, shift = np.broadcast_arrays(p, shift)
+    far = shift > 58                                       # |p| / 2^59 < 1/4: rounds to 0
+    shift = np.where(far, 0, shift)
+    down = np.right_shift(p, shift)
+    fraction = p - np.left_shift(down, shift)
+    half = np.left_shift(np.int64(1), shift) >> 1
+    excess = _bit_length(np.abs(p)) - MULTIPLIER_BITS      # bits that the product loses in float32
+    reach = np.where(excess > 0, np.left_shift(np.int64(1), np.maximum(excess, 1) - 1), 0)
+    tie = (np.abs(fraction - half) <= reach) & (shift > 0)
+    up = np.where(tie, down & 1 == 1, fraction > half)
+    return np.asarray(np.where(far, 0, down + (up & (shift > 0))), np.int64)
+
+
+def _byte_type(dtype: DTypeLike) -> np.dtype[Any]:
+    kind = np.dtype(dtype)
+    if kind not in (np.dtype(np.int8), np.dtype(np.uint8)):
+        raise TypeError(f"expected int8 or uint8, not {kind}")
+    return kind
+
+
+def _limits(kind: np.dtype[Any]) -> tuple[int, int]:
+    return int(np.iinfo(kind).min), int(np.iinfo(kind).max)
+
+
+# Two operands: QLinearAdd.
+
+
+def qlinear_add(a: Array, b: Array, sa: float, za: int, sb: float, zb: int, sc: float, zc: int) -> Array:
+    """com.microsoft.QLinearAdd, bit-exact on x86 with AVX2. a, b: both int8 or both uint8, broadcast. Returns that.
+
+    onnxruntime exchanges its operands where the first one is the scalar of a broadcast along the innermost axis (also
+    where both have one element): there call this function with the operands exchanged.
+    """
+    dtype = _byte_type(a.dtype)
+    ra, rb, fixed = _add_terms(sa, za, sb, zb, sc, zc)
+    partial = _fma(b.astype(_f32), rb, fixed)
+    return _convert_saturating(_fma(a.astype(_f32), ra, partial), dtype)
+
+
+def _add_terms(sa: float, za: int, sb: float, zb: int, sc: float, zc: int) -> tuple[np.float32, np.float32, np.float32]:
+    """Both ratios and the constant part of the sum, as the kernel folds them."""
+    ra, rb = _f32(sa) / _f32(sc), _f32(sb) / _f32(sc)
+    return ra, rb, _f32(zc) - _f32(_fma(ra, _f32(za), rb * _f32(zb)))
+
+
+def _fma(a: ArrayLike, b: ArrayLike, c: ArrayLike) -> Float32:
+    """float32 a * b + c with one rounding."""
+    product = np.multiply(a, b, dtype=np.float64)          # exact: 48 bits
+    c64 = np.asarray(c, np.float64)
+    total = np.asarray(product + c64)
+    head = total - product
+    error = np.asarray((product - (total - head)) + (c64 - head))   # total + error is the sum (Knuth)
+    inexact = error != 0
+    if np.any(inexact):                                    # round to odd, so that the next rounding sees what is lost
+        away = inexact & (np.signbit(error) != np.signbit(total))
+        total = np.where(away, np.nextafter(total, 0.0), total)
+        total = (total.reshape(-1).view(np.int64) | inexact.reshape(-1)).view(np.float64).reshape(total.shape)
+    return np.asarray(total, _f32)
+
+
+def _convert_saturating(x: Float32, dtype: np.dtype[Any]) -> Array:
+    """Round to even and saturate as cvtps2dq and the packs after it do: NaN and x >= 2^31 give the smallest value."""
+    lo, hi = _limits(dtype)
+    return np.where(x < 2.0**31, np.clip(np.rint(x), lo, hi), lo).astype(dtype)
+
+
+@dataclass(frozen=True)
+class RescaleAdd:
+    """clip(rne((q * ma + r * mb + c) / 2^shift)) of stored bytes. ma, mb: signed 32 bit; c: signed 48; shift: 0..63."""
+
+    ma: int
+    mb: int
+    c: int
+    shift: int
+
+
+def rescale_add(q: ArrayLike, r: ArrayLike, p: RescaleAdd, lo: int = -128, hi: int = 127) -> Int8:
+    """The hardware's residual add: exact integers, ties to even. q, r: int8, broadcast."""
+    total = np.asarray(q, np.int64) * p.ma + np.asarray(r, np.int64) * p.mb + p.c
+    return np.clip(_divide_even(total, p.shift), lo, hi).astype(np.int8)
+
+
+def fit_rescale_add(sa: float, za: int, sb: float, zb: int, sc: float, zc: int, dtype: DTypeLike) -> RescaleAdd | None:
+    """Integers with which `rescale_add` equals `qlinear_add` on all 65,536 pairs, or None where none were found.
+
+    dtype: int8 or uint8, that of the three tensors.
+
+    The rounded ratios serve for most scales. Float32 rounds the partial sum, so a few pairs next to a tie may fall on
+    the other side; then ma, mb, c are moved until every pair is on its side (a linear program in three unknowns).
+
+    >>> fit_rescale_add(0.5, 3, 0.25, 0, 0.5, 0, np.int8)
+    RescaleAdd(ma=536870912, mb=268435456, c=-1610612736, shift=29)
+    """
+    kind = _byte_type(dtype)
+    lo, hi = _limits(kind)
+    values = np.arange(lo, hi + 1).astype(kind)
+    stored = qlinear_add(values[:, None], values, sa, za, sb, zb, sc, zc).astype(np.int64) - (lo + 128)
+    ra, rb, fixed = (float(x) for x in _add_terms(sa, za, sb, zb, sc, zc))
+    offset = fixed + (ra + rb - 1) * (lo + 128)            # of stored bytes
+    if not np.isfinite(offset):
+        return None
+    shift = int(min(30 - np.frexp(max(ra, rb))[1], 46 - np.frexp(abs(offset) + 1)[1], 48))   # leaves room to move
+    if shift < 1:
+        return None
+    ma, mb = round(ra * 2.0**shift), round(rb * 2.0**shift)
+    for _ in range(4):
+        least, most = _offset_interval(stored, ma, mb, shift)
+        c = (int(least.max()) + int(most.min())) // 2
+        if least.max() <= most.min() and abs(c) < 1 << 47:
+            found = RescaleAdd(ma, mb, c, shift)
+            assert np.array_equal(rescale_add(_STORED[:, None], _STORED, found), stored), "proof by enumeration"
+            return found
+        ma, mb = _better_slopes(least, most, ma, mb, round(offset * 2.0**shift))
+    return None
+
+
+_STORED = np.arange(-128, 128)
+_NO_BOUND = np.int64(1) << 60
+_NEAREST = 1000   # pairs nearest to their bound on each side
+
+
+def _offset_interval(wanted: Int64, ma: int, mb: int, shift: int) -> tuple[Int64, Int64]:
+    """For each pair the least and the most `c` with which it rounds to `wanted` [256, 256]; none on a clipped side."""
+    product = _STORED[:, None] * ma + _STORED * mb
+    odd = wanted & 1                                       # a tie goes to the even neighbour
+    least = np.where(wanted > -128, ((2 * wanted - 1) << (shift - 1)) + odd - product, -_NO_BOUND)
+    most = np.where(wanted < 127, ((2 * wanted + 1) << (shift - 1)) - odd - product, _NO_BOUND)
+    return least, most
+
+
+def _better_slopes(least: Int64, most: Int64, ma: int, mb: int, c: int) -> tuple[int, int]:
+    """Slopes near (ma, mb) that leave every pair as far as possible on the inner side of its bounds.
+
+    Moving by (da, db, dc) must keep least <= c + q*da + r*db + dc <= most; the linear program maximises the smallest
+    distance. Only pairs near a bound are looked at; what that misses, the next round of enumeration sees.
+    """
+    pairs, signs, slacks = [], [], []
+    for sign, room in ((-1, c - least), (1, most - c)):
+        near = room < min(np.partition(room, _NEAREST, axis=None)[_NEAREST], _NO_BOUND // 2)
+        pairs.append(np.argwhere(near) - 128)
+        signs.append(np.full(len(pairs[-1]), sign))
+        slacks.append(room[near])
+    point, side, slack = np.concatenate(pairs), np.concatenate(signs)[:, None], np.concatenate(slacks)
+    unit = float(np.abs(slack).max(initial=1))
+    rows = np.concatenate([side * point, side, np.ones_like(side)], axis=1).astype(np.float64)
+    best, tight = _maximise_last(rows, slack / unit)
+    da, db = best[0] * unit, best[1] * unit
+    if abs(best[3]) * unit < 8 and len(tight) > 1:         # no room: the tight pairs, on one line, must be exact ties
+        i, j = tight[:2]
+        (u, v), k = point[i] - point[j], side[i, 0] * slack[i] - side[j, 0] * slack[j]
+        on_line = _integers_on_line(int(u), int(v), int(k), da, db)
+        if on_line is not None:
+            da, db = on_line
+    return ma + round(da), mb + round(db)
+
+
+def _integers_on_line(u: int, v: int, k: int, x: float, y: float) -> tuple[int, int] | None:
+    """The integers near (x, y) with u*x + v*y == k, or None where there are none."""
+    g = math.gcd(u, v)
+    if g == 0 or k % g:
+        return None
+    u, v, k = u // g, v // g, k // g
+    if v == 0:
+        return k // u, round(y)
+    first = k * pow(u, -1, abs(v)) % abs(v)
+    whole = first + round((x - first) / v) * v
+    return whole, (k - u * whole) // v
+
+
+def _maximise_last(rows: Float64, bounds: Float64) -> tuple[Array, list[int]]:
+    """The x with the greatest last entry such that rows @ x <= bounds and |x| <= 1, and the rows that stop it.
+
+    Dual simplex method: it starts at a corner of the cube and exchanges one of its rows for the one most violated.
+    """
+    count = rows.shape[1]
+    cube = np.concatenate([np.eye(count), -np.eye(count)])
+    rows, bounds = np.concatenate([cube, rows]), np.concatenate([np.ones(len(cube)), bounds])
+    corner = np.arange(count)
+    goal = np.eye(count)[-1]
+    for _ in range(100):
+        x = np.linalg.solve(rows[corner], bounds[corner])
+        excess = rows @ x - bounds
+        enter = int(np.argmax(excess))
+        force, change = np.linalg.solve(rows[corner].T, np.stack([goal, rows[enter]], axis=1)).T
+        if excess[enter] <= 1e-12:
+            break
+        ratio = np.where(change > 1e-12, force / np.maximum(change, 1e-12), np.inf)
+        corner[np.argmin(ratio)] = enter
+    return x, [int(i) - len(cube) for i, f in zip(corner, force) if f > 1e-9 and i >= len(cube)]

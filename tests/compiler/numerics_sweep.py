@@ -1,0 +1,220 @@
+"""Compares celosia.compiler.numerics with onnxruntime and counts the differences.
+
+The tests run each comparison a few times; the figures of docs/numerics.md come from
+
+    python -m tests.compiler.numerics_sweep --count 2000
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler import numerics
+
+from .ort_nodes import f32, run_node
+
+Array = NDArray[Any]
+Tally = tuple[int, int]   # values compared, values that differ
+
+KINDS = (np.int8, np.uint8)
+
+
+def add_up(parts: Iterator[Tally]) -> Tally:
+    compared, different = zip(*parts)
+    return sum(compared), sum(different)
+
+
+def random_scale(rng: np.random.Generator) -> np.float32:
+    """A scale: three of four arbitrary, the fourth a small fraction, which makes exact ties common."""
+    if rng.integers(4):
+        return np.float32(np.exp(rng.uniform(-6, 0)))
+    return np.float32(rng.integers(1, 40) / 64)
+
+
+def operands(rng: np.random.Generator, kind: type) -> tuple[float, int, float, int, float, int]:
+    """Scale and zero point of two inputs and an output."""
+    info = np.iinfo(kind)
+    sa, sb, sc = (random_scale(rng) for _ in range(3))
+    za, zb, zc = (int(z) for z in rng.integers(info.min, info.max + 1, 3))
+    return sa, za, sb, zb, sc, zc
+
+
+def all_pairs(kind: type) -> tuple[Array, Array]:
+    values = np.arange(np.iinfo(kind).min, np.iinfo(kind).max + 1).astype(kind)
+    a, b = np.meshgrid(values, values, indexing="ij")
+    return a, b
+
+
+def ort_binary(op: str, a: Array, b: Array, sa: float, za: int, sb: float, zb: int, sc: float, zc: int) -> Array:
+    kind = a.dtype.type
+    return run_node(op, a, f32(sa), np.array(za, kind), b, f32(sb), np.array(zb, kind), f32(sc), np.array(zc, kind),
+                    out=kind)
+
+
+# Requantise
+
+
+def near_ties(rng: np.random.Generator, scale: np.float32, count: int) -> Array:
+    """Accumulators whose product with `scale` lies next to a half of an int8 step, and some that do not."""
+    steps = rng.integers(-140, 140, count) + 0.5
+    near = np.rint(steps / np.float64(scale)) + rng.integers(-1, 2, count)
+    wild = rng.integers(-2**31, 2**31, count)
+    return np.clip(np.where(rng.random(count) < 0.8, near, wild), -2**31, 2**31 - 1).astype(np.int32)
+
+
+def tie_scale(rng: np.random.Generator) -> np.float32:
+    """A scale s such that v * s is within a few units of the last place of k + 1/2 for some v."""
+    v = int(rng.integers(1, 2 ** int(rng.integers(2, 31))))
+    s = np.float32((int(rng.integers(0, 128)) + 0.5) / v)
+    return np.float32(s + int(rng.integers(-2, 3)) * np.spacing(s))
+
+
+def requantise(count: int, seed: int = 0) -> Tally:
+    """The integer requantiser against the float32 formula, on `count` scales of 20,000 accumulators."""
+    rng = np.random.default_rng(seed)
+
+    def once() -> Tally:
+        s = tie_scale(rng) if rng.integers(2) else np.float32(np.exp(rng.uniform(-24, 8)))
+        acc, bias = near_ties(rng, s, 20_000), int(rng.integers(-2**31, 2**31))
+        wrapped = (acc.astype(np.int64) - bias).astype(np.int32)
+        zero_point = int(rng.integers(-128, 128))
+        lo, hi = sorted(rng.integers(-128, 128, 2).tolist()) if rng.integers(2) else (-128, 127)
+        got = numerics.requantize(wrapped, bias, *numerics.fold_scale(s), zero_point, lo, hi)
+        wanted = numerics.requantize_f32(wrapped, bias, s, zero_point, lo, hi)
+        return got.size, int(np.sum(got != wanted))
+
+    return add_up(once() for _ in range(count))
+
+
+def ort_requantise(count: int, seed: int = 0) -> Tally:
+    """The integer requantiser against QLinearConv, QGemm, QLinearMatMul with per-channel scales and any zero point.
+
+    The weights are chosen so that the accumulators reach far and, with `tie_scale`, lie next to ties.
+    """
+    rng = np.random.default_rng(seed)
+
+    def once(op: str, kind: type) -> Tally:
+        k, n, rows = 64, 32, 64
+        info = np.iinfo(kind)
+        x = rng.integers(info.min, info.max + 1, (rows, k)).astype(kind)
+        w = rng.integers(-128 if op != "QLinearConv" else -127, 128, (k, n)).astype(np.int8)
+        zx, zy = (int(z) for z in rng.integers(info.min, info.max + 1, 2))
+        sx, sy = random_scale(rng), random_scale(rng)
+        acc = (x.astype(np.int32) - zx) @ w.astype(np.int32)
+        bias = rng.integers(-30_000, 30_000, n).astype(np.int32) if op != "QLinearMatMul" else np.zeros(n, np.int32)
+        peak = np.maximum(np.abs(acc[0] + bias), 100)
+        sw = f32((rng.integers(1, 200, n) + 0.5) / peak / (sx / sy))   # row 0 next to ties
+        quant = f32(sx), np.array(zx, kind)
+        weight, result = (f32(sw), np.zeros(n, np.int8)), (f32(sy), np.array(zy, kind))
+        if op == "QLinearConv":
+            y = run_node(op, x.reshape(1, 8, 8, k).transpose(0, 3, 1, 2), *quant, w.T.reshape(n, k, 1, 1), *weight,
+                         *result, bias, out=kind, domain="")
+            y = y.reshape(n, rows).T
+        elif op == "QGemm":
+            y = run_node(op, x, *quant, w, *weight, bias, *result, out=kind)
+        else:
+            y = run_node(op, x, *quant, w, *weight, *result, out=kind, domain="")
+        flip = info.min + 128   # the hardware holds uint8 with the top bit flipped
+        multiplier, shift = numerics.fold_scale(numerics.conv_scale(sx, sw, sy))
+        got = numerics.requantize(acc, bias, multiplier, shift, zy - flip)
+        return y.size, int(np.sum(got.astype(np.int32) + flip != y))
+
+    return add_up(once(op, kind) for _ in range(count) for op in ("QLinearConv", "QGemm", "QLinearMatMul")
+                  for kind in KINDS)
+
+
+# Two operands
+
+
+def qlinear_add(count: int, seed: int = 0) -> Tally:
+    """`qlinear_add` against QLinearAdd on all pairs, for `count` sets of scales of each type."""
+    rng = np.random.default_rng(seed)
+
+    def once(kind: type) -> Tally:
+        a, b = all_pairs(kind)
+        p = operands(rng, kind)
+        return a.size, int(np.sum(numerics.qlinear_add(a, b, *p) != ort_binary("QLinearAdd", a, b, *p)))
+
+    return add_up(once(kind) for _ in range(count) for kind in KINDS)
+
+
+SHAPES = {   # name: shape of a, shape of b, whether onnxruntime exchanges the operands
+    "vectors and a tail": ((33, 67), (33, 67), False),
+    "shorter than a vector": ((7,), (7,), False),
+    "b a scalar": ((1000,), (1,), False),
+    "a a scalar": ((1,), (1000,), True),
+    "a one value per row": ((16, 1), (16, 50), True),
+    "b one value per row": ((16, 50), (16, 1), False),
+    "a one row": ((1, 50), (16, 50), False),
+    "b one row": ((16, 50), (1, 50), False),
+    "one value each": ((1,), (1,), True),
+    "b one value per channel": ((2, 8, 5, 5), (1, 8, 1, 1), False),
+}
+
+
+def broadcast(op: str, reference: Callable[..., Array], shape: str, count: int, seed: int = 0) -> Tally:
+    """`reference` against `op` for operands of SHAPES[shape]."""
+    rng = np.random.default_rng(seed)
+    shape_a, shape_b, exchanged = SHAPES[shape]
+
+    def once(kind: type) -> Tally:
+        info = np.iinfo(kind)
+        a, b = (rng.integers(info.min, info.max + 1, s).astype(kind) for s in (shape_a, shape_b))
+        sa, za, sb, zb, sc, zc = operands(rng, kind)
+        y = ort_binary(op, a, b, sa, za, sb, zb, sc, zc)
+        got = reference(b, a, sb, zb, sa, za, sc, zc) if exchanged else reference(a, b, sa, za, sb, zb, sc, zc)
+        return y.size, int(np.sum(got != y))
+
+    return add_up(once(kind) for _ in range(count) for kind in KINDS)
+
+
+def realistic(rng: np.random.Generator, kind: type) -> tuple[float, int, float, int, float, int]:
+    """Scales of a residual add as calibration gives them: the output is about as wide as its inputs."""
+    info = np.iinfo(kind)
+    sc = np.float32(np.exp(rng.uniform(-5, 0)))
+    sa, sb = (np.float32(sc * np.exp(rng.uniform(-2.5, 0.5))) for _ in range(2))
+    za, zb, zc = (int(z) for z in rng.integers(info.min, info.max + 1, 3))
+    return sa, za, sb, zb, sc, zc
+
+
+def fit_rescale_add(count: int, seed: int = 0) -> dict[str, float]:
+    """How often the residual add has exact integers, how long the search takes, and how many pairs differ."""
+    rng = np.random.default_rng(seed)
+    found, different, times = 0, 0, []
+    for i in range(count):
+        kind = KINDS[i % 2]
+        p = realistic(rng, kind)
+        start = time.perf_counter()
+        fit = numerics.fit_rescale_add(*p, kind)
+        times.append(1e3 * (time.perf_counter() - start))
+        if fit is None:
+            continue
+        found += 1
+        a, b = all_pairs(kind)
+        flip = np.iinfo(kind).min + 128
+        got = numerics.rescale_add(a.astype(np.int32) - flip, b.astype(np.int32) - flip, fit).astype(np.int32) + flip
+        different += int(np.sum(got != ort_binary("QLinearAdd", a, b, *p)))
+    return {"sets": count, "found": found, "different": different, "mean ms": float(np.mean(times)),
+            "max ms": max(times)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    report: Callable[[str, object], None] = lambda name, result: print(f"{name:50} {result}", flush=True)  # noqa: E731
+    report("requantise, integer against float32", requantise(args.count, args.seed))
+    report("QLinearConv, QGemm, QLinearMatMul", ort_requantise(args.count, args.seed))
+    report("QLinearAdd, all pairs", qlinear_add(args.count, args.seed))
+    for shape in SHAPES:
+        report(f"QLinearAdd, {shape}", broadcast("QLinearAdd", numerics.qlinear_add, shape, args.count, args.seed))
+    report("fit_rescale_add", fit_rescale_add(args.count, args.seed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""celosia.compiler.numerics against onnxruntime: every comparison must have no difference at all."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celosia.compiler import numerics
+
+from . import numerics_sweep as sweep
+
+I32 = st.integers(-(2**31), 2**31 - 1)
+
+
+# Requantise
+
+
+def test_integer_requantiser_is_the_float32_formula() -> None:
+    compared, different = sweep.requantise(100)
+    assert (compared, different) == (2_000_000, 0)
+
+
+def test_requantise_is_onnxruntimes() -> None:
+    compared, different = sweep.ort_requantise(5)
+    assert compared > 60_000
+    assert different == 0
+
+
+def test_the_comparison_sees_a_requantiser_without_the_tie_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numerics, "_divide_f32", numerics._divide_even)
+    assert sweep.requantise(20)[1] > 0
+    assert sweep.ort_requantise(5)[1] > 0
+
+
+def test_the_comparison_sees_an_accumulator_that_is_not_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numerics, "_round_to_24_bits", lambda v: v)
+    assert sweep.requantise(20)[1] > 0
+
+
+@given(acc=I32, bias=I32, scale=st.floats(0, allow_nan=False, allow_infinity=False, width=32),
+       zero_point=st.integers(-128, 127), lo=st.integers(-128, 127), hi=st.integers(-128, 127))
+def test_any_scale_folds(acc: int, bias: int, scale: float, zero_point: int, lo: int, hi: int) -> None:
+    lo, hi = min(lo, hi), max(lo, hi)
+    multiplier, shift = numerics.fold_scale(scale)
+    assert int(multiplier) == 0 or 2**23 <= int(multiplier) < 2**24
+    assert int(shift) < 64
+    got = numerics.requantize(acc, bias, multiplier, shift, zero_point, lo, hi)
+    assert int(got) == int(numerics.requantize_f32(acc, bias, scale, zero_point, lo, hi))
+
+
+@given(st.floats(2.0**-40, 2.0**24, exclude_max=True, width=32))
+def test_a_folded_scale_is_the_scale(scale: float) -> None:
+    multiplier, shift = numerics.fold_scale(scale)
+    assert int(multiplier) * 2.0 ** -int(shift) == scale
+
+
+@pytest.mark.parametrize("scale", [-1.0, np.inf, np.nan])
+def test_fold_scale_refuses(scale: float) -> None:
+    with pytest.raises(ValueError, match=f"finite and not negative, not {scale}"):
+        numerics.fold_scale([1.0, scale])
+
+
+def test_order_of_the_folds_matters() -> None:
+    rng = np.random.default_rng(0)
+    sx, sw, sy = np.exp(rng.uniform(-6, 0, (3, 1000))).astype(np.float32)
+    assert np.mean(numerics.conv_scale(sx, sw, sy) != sx * (sw / sy)) > 0.2
+
+
+# QLinearAdd
+
+
+def test_qlinear_add_on_all_pairs() -> None:
+    assert sweep.qlinear_add(20) == (20 * 2 * 65_536, 0)
+
+
+@pytest.mark.parametrize("shape", sweep.SHAPES)
+def test_qlinear_add_broadcast(shape: str) -> None:
+    assert sweep.broadcast("QLinearAdd", numerics.qlinear_add, shape, 100)[1] == 0
+
+
+def test_the_comparison_sees_exchanged_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sweep.SHAPES, "a a scalar", ((1,), (1000,), False))
+    assert sweep.broadcast("QLinearAdd", numerics.qlinear_add, "a a scalar", 100)[1] > 0
+
+
+def test_rescale_add_is_exact() -> None:
+    result = sweep.fit_rescale_add(100)
+    assert result["different"] == 0
+    assert result["found"] >= 95
+
+
+def test_rescale_add_fits_its_fields() -> None:
+    rng = np.random.default_rng(1)
+    for kind in sweep.KINDS:
+        for _ in range(20):
+            p = numerics.fit_rescale_add(*sweep.operands(rng, kind), kind)
+            if p is not None:
+                assert abs(p.ma) < 2**31
+                assert abs(p.mb) < 2**31
+                assert abs(p.c) < 2**47
+                assert 0 < p.shift < 64
+
+
+def test_the_comparison_sees_a_wrong_slope(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = numerics.fit_rescale_add
+
+    def wrong(*args: float) -> numerics.RescaleAdd | None:
+        p = right(*args)   # type: ignore[arg-type]
+        return p and dataclasses.replace(p, ma=p.ma + (p.ma >> 14))
+
+    monkeypatch.setattr(numerics, "fit_rescale_add", wrong)
+    assert sweep.fit_rescale_add(4)["different"] > 0
+
+
+def test_where_no_integers_are_exact_the_answer_is_none() -> None:
+    assert numerics.fit_rescale_add(0.41345906, 236, 0.30982688, 38, 1, 238, np.uint8) is None
+
+
+def test_a_residual_add_of_other_types_is_refused() -> None:
+    with pytest.raises(TypeError, match="expected int8 or uint8, not int16"):
+        numerics.fit_rescale_add(1, 0, 1, 0, 1, 0, np.int16)
