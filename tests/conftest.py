@@ -1,0 +1,16 @@
+"""Options of all tests."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--waves", action="store_true", help="record the signals of RTL tests and print where they are")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--waves"):
+        os.environ["CELOSIA_WAVES"] = "1"

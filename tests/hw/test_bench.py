@@ -1,0 +1,83 @@
+"""The bench itself: it must notice what it is there to notice."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import bench
+import cocotb
+import numpy as np
+import pytest
+from amaranth import Module, Mux, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+pytestmark = pytest.mark.rtl
+
+
+class Buffer(wiring.Component):
+    """One register between two streams, with a fault: none, "lets go" of valid, or "changes" the waiting payload."""
+
+    i: In(stream.Signature(8))
+    o: Out(stream.Signature(8))
+
+    def __init__(self, fault: str = "") -> None:
+        self.fault = fault
+        super().__init__()
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        full, age, word = Signal(), Signal(2), Signal(8)
+        m.d.comb += [
+            self.i.ready.eq(~full | self.o.ready),
+            self.o.valid.eq(full & ~((self.fault == "lets go") & (age == 2))),
+            self.o.payload.eq(Mux((self.fault == "changes") & (age == 2), ~word, word)),
+        ]
+        m.d.sync += age.eq(age + full)
+        with m.If(self.i.ready):
+            m.d.sync += [full.eq(self.i.valid), word.eq(self.i.payload), age.eq(0)]
+        return m
+
+
+def test_a_correct_component_passes() -> None:
+    bench.run(partial(Buffer), __file__, only="passes_on")
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [("lets go", "o: valid fell before the payload was accepted"), ("changes", "o: payload changed from")],
+)
+def test_a_broken_handshake_fails(fault: str, message: str) -> None:
+    with pytest.raises(pytest.fail.Exception, match=message):
+        bench.run(partial(Buffer, fault), __file__, only="passes_on")
+
+
+def test_a_hang_fails() -> None:
+    with pytest.raises(pytest.fail.Exception, match="not finished after 50 cycles"):
+        bench.run(partial(Buffer), __file__, only="waits_for_ever")
+
+
+def test_an_unknown_test_fails() -> None:
+    with pytest.raises(pytest.fail.Exception, match="no cocotb test ran|without results"):
+        bench.run(partial(Buffer), __file__, only="does_not_exist")
+
+
+def test_pack() -> None:
+    array = np.arange(24, dtype=np.int32).reshape(2, 3, 4) - 5
+    words = bench.pack(array)
+    assert words[0] & 0xFFFFFFFF == 2**32 - 5
+    assert (bench.unpack(words, array) == array).all()
+
+
+@cocotb.test()
+async def passes_on(dut):
+    sent = list(range(100))
+    await bench.start(dut, streams=["i", "o"])
+    cocotb.start_soon(bench.stream_put(dut, "i", sent, pause=0.3))
+    assert await bench.stream_get(dut, "o", len(sent), pause=0.7) == sent
+
+
+@cocotb.test()
+async def waits_for_ever(dut):
+    await bench.start(dut, timeout=50)
+    await bench.stream_get(dut, "o", 1)
