@@ -1,0 +1,192 @@
+"""Control registers on AXI4-Lite, the state of a run, its errors, watchdog and counters."""
+
+from __future__ import annotations
+
+from amaranth import Cat, Const, Module, Signal, Value
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from celosia.hw.axi import ADDR_BITS, AxiLite
+from celosia.hw.config import Config
+from celosia.hw.isa import Unit
+from celosia.hw.layout import ERROR_BITS, INDEX_BITS, Pulse, error_layout
+from celosia.hw.regs import (
+    CONTROL_START,
+    COUNTERS,
+    MAGIC,
+    REGISTERS,
+    STATUS_ERROR_SHIFT,
+    Access,
+    Error,
+)
+
+REGISTER_BITS = 12
+"""Width of a register's byte address; registers fill a page of 4 KB."""
+
+ERROR_SOURCES = ("fetch", *(unit.name.lower() for unit in Unit))
+"""Who can report an error, the first of several in one cycle first."""
+
+
+class Control(wiring.Component):
+    """Register file and run control.
+
+    A run: `clear` for one cycle, then `run` until `finished` and everything is quiet. The first error raises `halt`,
+    which stays until the next run; the run ends when everything is quiet, or after the watchdog's time once more.
+
+    Members
+    -------
+    axil : In(AxiLite)          The registers of `hw/regs.py`.
+    irq : Out(1)                While done, if enabled.
+    clear, run, halt : Out(1)   To the pipeline.
+    instr_addr, instr_count, dma_base, dma_size : Out     Values of the registers.
+    finished : In(1)            Every instruction has left its queue.
+    fetch_quiet : In(1)         Fetch has nothing in flight.
+    quiet, active, held, wait_token : In(4)     A bit for each unit.
+    error_<source> : In(Pulse)  Errors of fetch and of the units.
+    oldest : In                 Number of the instruction that a watchdog error names.
+    read_beat, write_beat : In(1)   A beat is passed on AXI in this cycle.
+    """
+
+    def __init__(self, cfg: Config) -> None:
+        self._cfg = cfg
+        units = len(Unit)
+        super().__init__({
+            "axil": In(AxiLite(REGISTER_BITS)),
+            "irq": Out(1),
+            "clear": Out(1),
+            "run": Out(1),
+            "halt": Out(1),
+            "instr_addr": Out(32),
+            "instr_count": Out(32),
+            "dma_base": Out(ADDR_BITS),
+            "dma_size": Out(32),
+            "finished": In(1),
+            "fetch_quiet": In(1),
+            "quiet": In(units),
+            "active": In(units),
+            "held": In(units),
+            "wait_token": In(units),
+            "oldest": In(INDEX_BITS),
+            "read_beat": In(1),
+            "write_beat": In(1),
+            **{f"error_{source}": In(Pulse(error_layout)) for source in ERROR_SOURCES},
+        })  # fmt: skip
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        values = {name: Signal(32, name=name) for name in REGISTERS}
+        start = self._registers(m, values)
+        busy, done = Signal(), Signal()
+        code, index = Signal(ERROR_BITS), Signal(INDEX_BITS)
+        m.d.comb += [
+            self.instr_addr.eq(values["instr_addr"]),
+            self.instr_count.eq(values["instr_count"]),
+            self.dma_base.eq(Cat(values["dma_base_lo"], values["dma_base_hi"])),
+            self.dma_size.eq(values["dma_size"]),
+            self.irq.eq(done & values["irq_enable"][0]),
+            values["magic"].eq(MAGIC),
+            values["identity"].eq(self._cfg.identity),
+            values["status"].eq(Cat(busy, done) | (code << STATUS_ERROR_SHIFT)),
+            values["error_index"].eq(index),
+        ]
+        expired = self._watchdog(m, values["watchdog"], self.active.any() | self.read_beat | self.write_beat)
+        self._counters(m, values, busy)
+
+        all_quiet = self.fetch_quiet & self.quiet.all()
+        with m.FSM():
+            with m.State("IDLE"), m.If(start):
+                m.d.sync += [done.eq(0), code.eq(0), index.eq(0)]
+                m.next = "CLEAR"
+            with m.State("CLEAR"):
+                m.d.comb += [busy.eq(1), self.clear.eq(1)]
+                m.next = "RUN"
+            with m.State("RUN"):
+                m.d.comb += [busy.eq(1), self.run.eq(1)]
+                with m.If(self.finished & all_quiet):
+                    m.d.sync += done.eq(1)
+                    m.next = "IDLE"
+                with m.If(expired):
+                    m.d.sync += [code.eq(Error.WATCHDOG), index.eq(self.oldest)]
+                    m.next = "DRAIN"
+                for source in reversed(ERROR_SOURCES):  # the last assignment counts
+                    error = getattr(self, f"error_{source}")
+                    with m.If(error.valid):
+                        m.d.sync += [code.eq(error.payload.code), index.eq(error.payload.index)]
+                        m.next = "DRAIN"
+            with m.State("DRAIN"):
+                m.d.comb += busy.eq(1)
+                with m.If(all_quiet | expired):
+                    m.d.sync += done.eq(1)
+                    m.next = "IDLE"
+        m.d.comb += self.halt.eq(code != Error.NONE)
+        return m
+
+    def _registers(self, m: Module, values: dict[str, Signal]) -> Value:
+        """The AXI4-Lite slave. Returns the pulse that starts a run."""
+        bus = self.axil
+        write, read = Signal(), Signal()
+        m.d.comb += [
+            write.eq(bus.awvalid & bus.wvalid & (~bus.bvalid | bus.bready)),
+            read.eq(bus.arvalid & (~bus.rvalid | bus.rready)),
+            bus.awready.eq(write),
+            bus.wready.eq(write),
+            bus.arready.eq(read),
+        ]
+        with m.If(bus.bready):
+            m.d.sync += bus.bvalid.eq(0)
+        with m.If(write):
+            m.d.sync += bus.bvalid.eq(1)
+        with m.If(bus.rready):
+            m.d.sync += bus.rvalid.eq(0)
+        with m.If(read):
+            m.d.sync += [bus.rvalid.eq(1), bus.rdata.eq(0)]
+
+        start = Signal()
+        with m.Switch(bus.awaddr[2:]):
+            for register in REGISTERS.values():
+                if register.access == Access.WRITE:
+                    with m.Case(register.offset // 4), m.If(write):
+                        if register.name == "control":
+                            m.d.comb += start.eq((bus.wdata & CONTROL_START).any() & bus.wstrb[0])
+                        else:
+                            for byte in range(4):
+                                with m.If(bus.wstrb[byte]):
+                                    m.d.sync += (
+                                        values[register.name].word_select(byte, 8).eq(bus.wdata.word_select(byte, 8))
+                                    )
+        with m.If(read), m.Switch(bus.araddr[2:]):
+            for register in REGISTERS.values():
+                with m.Case(register.offset // 4):
+                    m.d.sync += bus.rdata.eq(values[register.name])
+        return start
+
+    def _watchdog(self, m: Module, limit: Value, progress: Value) -> Value:
+        """1 in each cycle in which nothing has moved for `limit` cycles of a run; never where `limit` is 0."""
+        idle = Signal(32)
+        expired = Signal()
+        m.d.comb += expired.eq((limit != 0) & (idle == limit))
+        with m.If(progress | expired | self.clear):
+            m.d.sync += idle.eq(0)
+        with m.Else():
+            m.d.sync += idle.eq(idle + 1)
+        return expired
+
+    def _counters(self, m: Module, values: dict[str, Signal], busy: Value) -> None:
+        """The 64-bit counters; all count while `busy`."""
+        counts: dict[str, Value] = {
+            "cycles": Const(1),
+            "read_beats": self.read_beat,
+            "write_beats": self.write_beat,
+        }
+        for unit in Unit:
+            name = unit.name.lower()
+            counts[f"{name}_busy"] = self.active[unit]
+            counts[f"{name}_wait_token"] = self.wait_token[unit]
+            counts[f"{name}_wait_memory"] = self.held[unit]
+        for name in COUNTERS:
+            counter = Signal(64, name=name)
+            with m.If(self.clear):
+                m.d.sync += counter.eq(0)
+            with m.Elif(busy & counts[name]):
+                m.d.sync += counter.eq(counter + 1)
+            m.d.comb += Cat(values[f"{name}_lo"], values[f"{name}_hi"]).eq(counter)

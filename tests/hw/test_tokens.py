@@ -1,0 +1,194 @@
+"""The semaphores and gates against lists of tokens."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from functools import partial
+
+import bench
+import cocotb
+import pytest
+
+from celosia.hw.config import Config
+from celosia.hw.dae_pipeline.tokens import Tokens
+from celosia.hw.isa import UNIT_OF, Opcode, Unit, formats
+
+TINY = Config(block_in=4, block_out=4, token_bits=2)
+OPCODE_OF = {unit: opcode for opcode, unit in UNIT_OF.items()}
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize("token_bits, pause", [(2, 0.0), (2, 0.5), (8, 0.3)])
+def test_tokens(token_bits: int, pause: float) -> None:
+    cfg = Config(block_in=4, block_out=4, token_bits=token_bits)
+    bench.run(partial(Tokens, cfg), __file__, cfg=cfg, params={"pause": pause}, only="equals_model")
+
+
+@pytest.mark.rtl
+def test_a_missing_token_is_waited_for() -> None:
+    bench.run(partial(Tokens, TINY), __file__, cfg=TINY, only="waits")
+
+
+@pytest.mark.rtl
+def test_instructions_follow_each_other_without_a_gap() -> None:
+    bench.run(partial(Tokens, TINY), __file__, cfg=TINY, only="full_rate")
+
+
+def program(cfg: Config, length: int) -> list[tuple[Unit, int, int]]:
+    """Random (unit, wait, post) that can run in this order with the tokens that `cfg` can hold."""
+    most = (1 << cfg.token_bits) - 1
+    tokens: Counter[tuple[Unit, Unit]] = Counter()
+    instructions = []
+    for _ in range(length):
+        unit = random.choice(list(Unit))
+        wait = [u for u in Unit if u != unit and tokens[u, unit] and random.random() < 0.7]
+        post = [u for u in Unit if u != unit and tokens[unit, u] < most and random.random() < 0.5]
+        tokens.subtract((u, unit) for u in wait)
+        tokens.update((unit, u) for u in post)
+        instructions.append((unit, sum(1 << u for u in wait), sum(1 << u for u in post)))
+    return instructions
+
+
+def payload(cfg: Config, unit: Unit, index: int, wait: int, post: int) -> int:
+    return bench.instruction(cfg, OPCODE_OF[unit], index, wait=wait, post=post)
+
+
+def masks(cfg: Config, opcode: Opcode, word: int) -> tuple[list[Unit], list[Unit]]:
+    fields = formats(cfg)[opcode].decode(word >> bench.INDEX_BITS)
+    return [u for u in Unit if fields["wait"] >> u & 1], [u for u in Unit if fields["post"] >> u & 1]
+
+
+NAMES = [unit.name.lower() for unit in Unit]
+
+
+@cocotb.test()
+async def equals_model(dut: bench.Dut) -> None:
+    cfg, pause = bench.config(), bench.params()["pause"]
+    await bench.start(dut, streams=[f"instr_{name}" for name in NAMES])
+    instructions = program(cfg, 400)
+    sent: dict[Unit, list[int]] = {unit: [] for unit in Unit}
+    for index, (unit, wait, post) in enumerate(instructions):
+        sent[unit].append(payload(cfg, unit, index, wait, post))
+    takers = []
+    running: dict[Unit, list[int]] = {unit: [] for unit in Unit}  # passed, not done
+    for unit, name in zip(Unit, NAMES):
+        cocotb.start_soon(bench.stream_put(dut, f"queue_{name}", sent[unit], pause))
+        takers.append(cocotb.start_soon(bench.stream_get(dut, f"instr_{name}", len(sent[unit]), pause)))
+        cocotb.start_soon(finish(dut, cfg, unit, running[unit], pause))
+    cocotb.start_soon(check(dut, cfg, running))
+    for unit, taker in zip(Unit, takers):
+        assert await taker == sent[unit]
+
+
+async def finish(dut: bench.Dut, cfg: Config, unit: Unit, running: list[int], pause: float) -> None:
+    """Sends `done` for what the unit has taken, in order, at random times."""
+    done = f"done_{unit.name.lower()}"
+    valid, out = getattr(dut, f"{done}__valid"), getattr(dut, f"{done}__payload")
+    while True:
+        if running and random.random() >= pause:
+            word = running.pop(0)
+            _, post = masks(cfg, OPCODE_OF[unit], word)
+            valid.value, out.value = 1, sum(1 << u for u in post) | (word & 0xFFFFFF) << 4
+        else:
+            valid.value = 0
+        await bench.rise(dut)
+
+
+async def check(dut: bench.Dut, cfg: Config, running: dict[Unit, list[int]]) -> None:
+    """In each cycle, the gates are open exactly where a list of tokens and of promises says so."""
+    most = (1 << cfg.token_bits) - 1
+    tokens: Counter[tuple[Unit, Unit]] = Counter()
+    promised: Counter[tuple[Unit, Unit]] = Counter()  # with those that are there
+    while True:
+        await bench.fall(dut)
+        took, gave, put, passed = [], [], [], []
+        waiting = 0
+        for unit, name in zip(Unit, NAMES):
+            queue = {part: getattr(dut, f"queue_{name}__{part}").value for part in ("valid", "ready", "payload")}
+            instr_valid, instr_ready = (int(getattr(dut, f"instr_{name}__{part}").value) for part in ("valid", "ready"))
+            if queue["valid"]:
+                word = int(queue["payload"])
+                wait, post = masks(cfg, OPCODE_OF[unit], word)
+                is_open = all(tokens[u, unit] for u in wait) and all(promised[unit, u] < most for u in post)
+                assert bool(instr_valid) == is_open, f"{name}: valid is {instr_valid}, expected {is_open}"
+                assert bool(queue["ready"]) == (is_open and bool(instr_ready))
+                waiting |= (not is_open) << unit
+                if is_open and instr_ready:
+                    passed.append((unit, word))
+                    took += [(u, unit) for u in wait]
+                    gave += [(unit, u) for u in post]
+            else:
+                assert not instr_valid
+            if getattr(dut, f"done_{name}__valid").value:
+                mask = int(getattr(dut, f"done_{name}__payload").value) & 15
+                put += [(unit, u) for u in Unit if mask >> u & 1]
+        assert int(dut.wait_token.value) == waiting
+        tokens.update(put)
+        tokens.subtract(took)
+        promised.subtract(took)
+        promised.update(gave)
+        assert all(0 <= tokens[pair] <= promised[pair] <= most for pair in promised)
+        await bench.rise(dut)
+        for unit, word in passed:
+            running[unit].append(word)
+
+
+@cocotb.test()
+async def waits(dut: bench.Dut) -> None:
+    cfg = bench.config()
+    await bench.start(dut)
+    dut.instr_gemm__ready.value = 1
+    dut.queue_gemm__valid.value = 1
+    dut.queue_gemm__payload.value = payload(cfg, Unit.GEMM, 7, 1 << Unit.LOAD | 1 << Unit.STORE, 0)
+    for giver in ("store", "load"):
+        for _ in range(20):
+            await bench.fall(dut)
+            assert (int(dut.wait_token.value), int(dut.oldest.value)) == (1 << Unit.GEMM, 7)
+            assert not dut.instr_gemm__valid.value
+        await bench.rise(dut)
+        getattr(dut, f"done_{giver}__payload").value = 1 << Unit.GEMM
+        getattr(dut, f"done_{giver}__valid").value = 1
+        await bench.rise(dut)
+        getattr(dut, f"done_{giver}__valid").value = 0
+    await bench.fall(dut)
+    assert dut.instr_gemm__valid.value and not dut.wait_token.value
+
+
+@cocotb.test()
+async def full_rate(dut: bench.Dut) -> None:
+    """One instruction a cycle from LOAD to GEMM, each handing over a token."""
+    cfg = bench.config()
+    await bench.start(dut)
+    count = 50
+    started: dict[str, list[int]] = {"load": [], "gemm": []}
+    cocotb.start_soon(note(dut, started))
+    loads = [payload(cfg, Unit.LOAD, i, 0, 1 << Unit.GEMM) for i in range(count)]
+    gemms = [payload(cfg, Unit.GEMM, i, 1 << Unit.LOAD, 0) for i in range(count)]
+    cocotb.start_soon(bench.stream_put(dut, "queue_load", loads))
+    cocotb.start_soon(bench.stream_put(dut, "queue_gemm", gemms))
+    cocotb.start_soon(bench.stream_get(dut, "instr_load", count))
+    cocotb.start_soon(echo(dut))
+    await bench.stream_get(dut, "instr_gemm", count)
+    for name, cycles in started.items():
+        assert cycles == list(range(cycles[0], cycles[0] + count)), name
+
+
+async def echo(dut: bench.Dut) -> None:
+    """LOAD is done one cycle after it has begun."""
+    while True:
+        await bench.fall(dut)
+        passes = dut.instr_load__valid.value and dut.instr_load__ready.value
+        await bench.rise(dut)
+        dut.done_load__valid.value = int(bool(passes))
+        dut.done_load__payload.value = 1 << Unit.GEMM
+
+
+async def note(dut: bench.Dut, started: dict[str, list[int]]) -> None:
+    cycle = 0
+    while True:
+        await bench.fall(dut)
+        for name, cycles in started.items():
+            if getattr(dut, f"instr_{name}__valid").value and getattr(dut, f"instr_{name}__ready").value:
+                cycles.append(cycle)
+        cycle += 1
