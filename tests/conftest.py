@@ -12,5 +12,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("filterwarnings", "ignore:.*created but never used")  # Amaranth, after an expected error
     if config.getoption("--waves"):
         os.environ["CELOSIA_WAVES"] = "1"

@@ -29,7 +29,6 @@ def test_loops(shape: str) -> None:
     bench.run(partial(Loops, names, operands, reduction), __file__, params={"shape": shape})
 
 
-@pytest.mark.filterwarnings("ignore::amaranth.hdl.UnusedElaboratable")
 def test_rejects_loops_that_are_not_the_outermost() -> None:
     with pytest.raises(ValueError, match=r"loops of a must be the first of \('i', 'j'\), not \('j',\)"):
         Loops(("i", "j"), {"a": (4, ("j",))})
