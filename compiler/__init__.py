@@ -1,0 +1,1 @@
+"""The compiler: ONNX in, Program out."""

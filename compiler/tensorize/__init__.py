@@ -1,0 +1,1 @@
+"""Layers of the accelerator to loops of tiles, whose bodies are its instructions."""

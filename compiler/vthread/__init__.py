@@ -1,0 +1,1 @@
+"""Virtual threads to one instruction stream with explicit tokens, and the verifier of such streams."""

@@ -1,0 +1,104 @@
+"""Layers to one image of the accelerator's DRAM: activations, constants, and the instructions of each launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.memory import Lifetime, plan
+from celosia.compiler.tensorize.layer import Activation, Layer, inputs
+from celosia.compiler.tensorize.lower import Constants, Lowering
+from celosia.compiler.vthread.emit import encode
+from celosia.compiler.vthread.stream import Stream
+from celosia.compiler.vthread.tokens import insert_tokens
+from celosia.hw.config import Config
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One run of the accelerator: `count` instructions at DRAM offset `address`; the layer of each of them."""
+
+    address: int
+    count: int
+    layers: list[str]
+    layer_of: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Image:
+    """What lies in DRAM: [activations][constants][instructions].
+
+    `addresses` gives the offset of each storage of activations; `constants` (weights, parameters, tables, then the
+    instructions of all launches) begin at `constants_address`; `size` is the whole.
+    """
+
+    addresses: dict[str, int]
+    constants_address: int
+    constants: NDArray[np.uint8]
+    launches: list[Launch]
+    size: int
+    arena_lower_bound: int
+
+
+def lifetimes(cfg: Config, launches: list[list[Layer]], written: list[set[str]], read: list[set[str]]) -> list[Lifetime]:
+    """When each storage is in use, in steps of one layer.
+
+    written[i], read[i]: storages that the host fills before launch i, and takes after it.
+    """
+    sizes: dict[str, int] = {}
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+
+    def use(storage: str, step: int) -> None:
+        first[storage] = min(first.get(storage, step), step)
+        last[storage] = max(last.get(storage, step), step)
+
+    step = 0
+    for layers, into, out_of in zip(launches, written, read, strict=True):
+        start = step
+        for layer in layers:
+            for act in (*inputs(layer), layer.y):
+                sizes[act.storage] = act.size(cfg)
+                use(act.storage, step)
+            step += 1
+        for storage in into:
+            use(storage, start)
+        for storage in out_of:
+            use(storage, step)
+        step += 1
+    return [Lifetime(name, sizes[name], first[name], last[name]) for name in sizes]
+
+
+def build(cfg: Config, launches: list[list[Layer]], written: list[set[str]], read: list[set[str]]) -> Image:
+    """Plan memory, lower every layer, insert tokens, encode. Untileable where a layer fits no tiling."""
+    arena = plan(lifetimes(cfg, launches, written, read), alignment=max(64, cfg.bus_bytes))
+    base = -(-arena.size // 4096) * 4096
+    constants = Constants(base)
+    streams = []
+    for layers in launches:
+        stream = Stream(cfg)
+        lowering = Lowering(cfg, stream, constants, arena.offsets)
+        for index, layer in enumerate(layers):
+            stream.layer = index
+            lowering.lower(layer)
+        insert_tokens(cfg, stream.instructions, base)
+        streams.append(stream)
+    parts, address = [constants.data()], base + constants.size
+    placed = []
+    for layers, stream in zip(launches, streams, strict=True):
+        code = encode(cfg, stream.instructions)
+        placed.append(
+            Launch(
+                address, len(code), [layer.name for layer in layers],
+                np.array([i.layer for i in stream.instructions], np.int32),
+            )
+        )  # fmt: skip
+        parts.append(code.reshape(-1))
+        address += code.size
+    return Image(arena.offsets, base, np.concatenate(parts), placed, address, arena.lower_bound)
+
+
+def activation_bytes(cfg: Config, act: Activation) -> int:
+    return act.size(cfg)

@@ -1,0 +1,186 @@
+"""What tensorize takes: activations in the accelerator's layout, and layers over them.
+
+A layer is one anchor (convolution, pooling or an elementwise map) with its epilogue. Everything here is integers;
+the numbers that make it exact (multipliers, shifts, tables) were derived and proved before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.hw.config import Config
+
+Int8 = NDArray[np.int8]
+
+
+class Untileable(ValueError):
+    """A layer that no tiling fits into the scratchpads; the message says which one is too small."""
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An int8 tensor in DRAM, [images/batch][channels/group][height][width][batch][group].
+
+    `storage` names the memory that holds it; several activations share one where a concatenation is free: this one
+    then begins `group_offset` channel groups into it, of `storage_groups` in all. Of a matrix [rows, columns] the rows
+    are images and the columns channels.
+    """
+
+    name: str
+    images: int
+    channels: int
+    height: int
+    width: int
+    storage: str = ""
+    group_offset: int = 0
+    storage_groups: int = 0
+
+    def placed(self, cfg: Config, storage: str = "", group_offset: int = 0, storage_groups: int = 0) -> Activation:
+        """This activation inside `storage`, by default one of its own."""
+        own = padded_groups(cfg, self.channels)
+        return replace(
+            self, storage=storage or self.name, group_offset=group_offset, storage_groups=storage_groups or own
+        )
+
+    def batches(self, cfg: Config) -> int:
+        return -(-self.images // cfg.batch)
+
+    def groups(self, cfg: Config) -> int:
+        """Channel groups that hold channels of this activation."""
+        return -(-self.channels // cfg.group)
+
+    def size(self, cfg: Config) -> int:
+        """Bytes of the whole storage."""
+        return self.batches(cfg) * self.storage_groups * self.height * self.width * cfg.piece_bytes
+
+
+def padded_groups(cfg: Config, channels: int) -> int:
+    """Channel groups of a storage: whole blocks both for the input and for the output side."""
+    block = max(cfg.block_in, cfg.block_out)
+    return -(-channels // block) * block // cfg.group
+
+
+@dataclass(frozen=True)
+class Requantise:
+    """Per-channel scaling of int32 sums: bias int32, multiplier (24 bit), shift (0..63), each of shape [channels]."""
+
+    bias: NDArray[np.int32]
+    multiplier: NDArray[np.uint32]
+    shift: NDArray[np.uint8]
+    zero_point: int
+
+
+@dataclass(frozen=True)
+class Residual:
+    """y = clip(round((v * scale_v + b * scale_b + scale_c) / 2^shift), lo, hi), b the int8 of activation `operand`."""
+
+    operand: Activation
+    scale_v: int
+    scale_b: int
+    scale_c: int
+    shift: int
+    lo: int = -128
+    hi: int = 127
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What happens to each int8 value after its anchor: clip, then a table, then a residual."""
+
+    clip: tuple[int, int] = (-128, 127)
+    table: Int8 | None = None
+    residual: Residual | None = None
+
+
+@dataclass(frozen=True)
+class Window:
+    """Geometry of a convolution or pooling, (vertical, horizontal); pads are (top, left, bottom, right)."""
+
+    kernel: tuple[int, int]
+    strides: tuple[int, int] = (1, 1)
+    dilations: tuple[int, int] = (1, 1)
+    pads: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+    def reach(self, axis: int) -> int:
+        """Input positions that one output position spans."""
+        return (self.kernel[axis] - 1) * self.dilations[axis] + 1
+
+
+@dataclass(frozen=True)
+class Conv:
+    """y = epilogue(requantise(sum over window of x * weights)); weights [out, in/groups, kernel_h, kernel_w] int8.
+
+    Matrix multiplication is a 1x1 convolution over images of one pixel.
+    """
+
+    name: str
+    x: Activation
+    y: Activation
+    weights: Int8
+    requantise: Requantise
+    window: Window
+    groups: int = 1
+    pad_value: int = 0
+    epilogue: Epilogue = field(default_factory=Epilogue)
+
+    @property
+    def macs(self) -> int:
+        """Multiplications that the layer means, padding and layout losses not counted."""
+        out_channels, in_channels, height, width = self.weights.shape
+        return self.y.images * self.y.height * self.y.width * out_channels * in_channels * height * width
+
+
+@dataclass(frozen=True)
+class Pool:
+    """y = epilogue(max, or requantise(sum), over the window of x)."""
+
+    name: str
+    x: Activation
+    y: Activation
+    window: Window
+    requantise: Requantise | None = None
+    pad_value: int = -128
+    epilogue: Epilogue = field(default_factory=Epilogue)
+    macs: int = 0
+
+
+@dataclass(frozen=True)
+class Map:
+    """y = epilogue(x), for a table or a residual addition of two tensors."""
+
+    name: str
+    x: Activation
+    y: Activation
+    epilogue: Epilogue = field(default_factory=Epilogue)
+    macs: int = 0
+
+
+@dataclass(frozen=True)
+class Multiply:
+    """y = epilogue(requantise((x + x_offset) * (b + b_offset))); b has the shape of x, or one pixel for all of x's."""
+
+    name: str
+    x: Activation
+    b: Activation
+    y: Activation
+    x_offset: int
+    b_offset: int
+    requantise: Requantise
+    epilogue: Epilogue = field(default_factory=Epilogue)
+    macs: int = 0
+
+
+Layer = Conv | Pool | Map | Multiply
+
+
+def inputs(layer: Layer) -> list[Activation]:
+    """The activations that `layer` reads."""
+    operands = [layer.x]
+    if isinstance(layer, Multiply):
+        operands.append(layer.b)
+    if layer.epilogue.residual is not None:
+        operands.append(layer.epilogue.residual.operand)
+    return operands

@@ -1,0 +1,88 @@
+"""Constants in the order in which the accelerator reads them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.tensorize.layer import Conv, Requantise
+from celosia.hw.config import Config
+
+Bytes = NDArray[np.uint8]
+
+
+def blocks(channels: int, block: int) -> int:
+    return -(-channels // block)
+
+
+def input_ranges(cfg: Config, layer: Conv) -> list[tuple[int, int]]:
+    """For each output block, the input blocks [first, last) whose channels its groups read."""
+    out_channels, group_in = layer.weights.shape[:2]
+    group_out = out_channels // layer.groups
+    ranges = []
+    for n in range(blocks(out_channels, cfg.block_out)):
+        first = n * cfg.block_out // group_out
+        last = (min((n + 1) * cfg.block_out, out_channels) - 1) // group_out
+        ranges.append((first * group_in // cfg.block_in, blocks((last + 1) * group_in, cfg.block_in)))
+    return ranges
+
+
+def weights(cfg: Config, layer: Conv) -> Bytes:
+    """Tiles [block_out][block_in] in the order [output block][input block of its range][kernel row][kernel column].
+
+    Channels that a group does not read, and channels beyond the last, have weights of zero.
+    """
+    out_channels, group_in, height, width = layer.weights.shape
+    if layer.groups == 1:
+        n, k = blocks(out_channels, cfg.block_out), blocks(group_in, cfg.block_in)
+        padded = np.zeros((n * cfg.block_out, k * cfg.block_in, height, width), np.int8)
+        padded[:out_channels, :group_in] = layer.weights
+        tiles = padded.reshape(n, cfg.block_out, k, cfg.block_in, height, width).transpose(0, 2, 4, 5, 1, 3)
+        return np.ascontiguousarray(tiles).view(np.uint8).reshape(-1)
+    group_out = out_channels // layer.groups
+    parts = []
+    for n, (first, last) in enumerate(input_ranges(cfg, layer)):
+        dense = np.zeros((cfg.block_out, (last - first) * cfg.block_in, height, width), np.int8)
+        for row, channel in enumerate(range(n * cfg.block_out, min((n + 1) * cfg.block_out, out_channels))):
+            start = channel // group_out * group_in - first * cfg.block_in
+            dense[row, start : start + group_in] = layer.weights[channel]
+        tiles = dense.reshape(cfg.block_out, last - first, cfg.block_in, height, width).transpose(1, 3, 4, 0, 2)
+        parts.append(np.ascontiguousarray(tiles).view(np.uint8).reshape(-1))
+    return np.concatenate(parts)
+
+
+def parameters(cfg: Config, requantise: Requantise) -> Bytes:
+    """Entries of par: bias in bits 0..31, multiplier in 32..55, shift in 56..61; channels beyond the last are zero."""
+    channels = len(requantise.bias)
+    entries = np.zeros(blocks(channels, cfg.block_out) * cfg.block_out, np.uint64)
+    entries[:channels] = (
+        requantise.bias.astype(np.int32).view(np.uint32).astype(np.uint64)
+        | requantise.multiplier.astype(np.uint64) << np.uint64(32)
+        | requantise.shift.astype(np.uint64) << np.uint64(56)
+    )
+    return entries.view(np.uint8)
+
+
+def activation(cfg: Config, values: NDArray[np.int8], groups: int) -> Bytes:
+    """[images, channels, height, width] int8 as [images/batch][groups][height][width][batch][group], zeros beyond."""
+    images, channels, height, width = values.shape
+    batches = blocks(images, cfg.batch)
+    if cfg.batch == 1 and channels == groups * cfg.group:
+        padded = values
+    else:
+        padded = np.zeros((batches * cfg.batch, groups * cfg.group, height, width), np.int8)
+        padded[:images, :channels] = values
+    tiles = padded.reshape(batches, cfg.batch, groups, cfg.group, height, width).transpose(0, 2, 4, 5, 1, 3)
+    return np.ascontiguousarray(tiles).view(np.uint8).reshape(-1)
+
+
+def unpack_activation(
+    cfg: Config, data: Bytes, shape: tuple[int, int, int, int], groups: int, offset: int = 0
+) -> NDArray[np.int8]:
+    """The inverse of `activation` for an activation that begins `offset` groups into a storage of `groups`."""
+    images, channels, height, width = shape
+    batches = blocks(images, cfg.batch)
+    tiles = data.view(np.int8).reshape(batches, groups, height, width, cfg.batch, cfg.group)
+    used = tiles[:, offset : offset + blocks(channels, cfg.group)]
+    values = used.transpose(0, 4, 1, 5, 2, 3).reshape(batches * cfg.batch, -1, height, width)
+    return np.ascontiguousarray(values[:images, :channels])

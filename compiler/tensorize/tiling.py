@@ -1,0 +1,153 @@
+"""Choice of tile sizes by an estimate of cycles.
+
+The estimate is the roofline of one layer: the busiest of gemm, load and store, plus what cannot overlap: the load of
+the first tile and the drain of the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from celosia.compiler.tensorize.layer import Untileable, Window
+from celosia.hw.config import Config
+
+INSTRUCTION_CYCLES = 8
+"""Cycles that a gemm instruction costs beside its steps."""
+LATENCY = 120
+"""Cycles from the request of a load to the first step that uses it, through the tokens, and likewise for a store."""
+EXTENT_MAX = (1 << 12) - 1
+PAD_MAX = 255
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A convolution in blocks: `out_blocks` of `in_blocks` each (the widest range of one output block)."""
+
+    window: Window
+    images: int
+    rows: int
+    columns: int
+    out_blocks: int
+    in_blocks: int
+    residual: bool
+    grouped: bool
+
+    @property
+    def taps(self) -> int:
+        return self.window.kernel[0] * self.window.kernel[1]
+
+    def input_rows(self, rows: int) -> int:
+        """Input rows in the scratchpad for `rows` output rows; a kernel of one row skips the rows between strides."""
+        if self.window.kernel[0] == 1:
+            return rows
+        return (rows - 1) * self.window.strides[0] + self.window.reach(0)
+
+    def input_columns(self, columns: int) -> int:
+        return (columns - 1) * self.window.strides[1] + self.window.reach(1)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Sizes of a tile: output blocks, rows, columns, input blocks; and which loop is outermost.
+
+    order "weights": output blocks outside, rows and columns inside, whole reductions.
+    order "input": rows and columns outside, output blocks inside, whole reductions.
+    order "split": the accumulators of all output blocks of a tile stay, the reduction is cut in pieces of k.
+    """
+
+    n: int
+    y: int
+    x: int
+    k: int
+    order: str
+
+
+def _parts(size: int) -> list[int]:
+    """Sizes of a part when `size` is cut into 1, 2, 3, ... nearly equal parts."""
+    sizes = dict.fromkeys(-(-size // count) for count in range(1, size + 1))
+    if len(sizes) > 12:
+        kept = list(sizes)
+        return kept[:6] + kept[6 : -4 : max(1, (len(kept) - 10) // 4)] + kept[-4:]
+    return list(sizes)
+
+
+def candidates(cfg: Config, p: Problem) -> Iterator[Tiling]:
+    """Tilings that fit the scratchpads."""
+    columns = [x for x in _parts(p.columns) if p.input_columns(x) <= cfg.inp_depth and x <= EXTENT_MAX][:5]
+    for x in columns:
+        for y in _parts(p.rows):
+            pixels = y * x
+            if pixels > cfg.out_depth // 2 or y > EXTENT_MAX:
+                continue
+            span = p.input_rows(y) * p.input_columns(x)
+            for n in _parts(p.out_blocks):
+                if n * pixels > cfg.out_depth // 2 or n > cfg.par_depth // 2 or n * pixels > cfg.acc_depth // 2:
+                    continue
+                if p.residual and n * pixels > cfg.vin_depth // 2:
+                    continue
+                in_blocks = p.in_blocks * (n if p.grouped else 1)
+                if in_blocks * span <= cfg.inp_depth and n * p.in_blocks * p.taps <= cfg.wgt_depth:
+                    yield Tiling(n, y, x, p.in_blocks, "weights")
+                    if not p.grouped:
+                        yield Tiling(n, y, x, p.in_blocks, "input")
+                if p.grouped or p.out_blocks * pixels > cfg.acc_depth:
+                    continue
+                for k in _parts(p.in_blocks)[1:]:
+                    if k * span <= cfg.inp_depth // 2 and n * k * p.taps <= cfg.wgt_depth // 2:
+                        yield Tiling(n, y, x, k, "split")
+
+
+def estimate(cfg: Config, p: Problem, t: Tiling) -> float:
+    """Cycles of the whole layer under tiling `t`."""
+    n_tiles, y_tiles, x_tiles = -(-p.out_blocks // t.n), -(-p.rows // t.y), -(-p.columns // t.x)
+    spatial = y_tiles * x_tiles * p.images
+    k_tiles = -(-p.in_blocks // t.k)
+    gemm = p.out_blocks * p.in_blocks * p.taps * p.rows * p.columns * p.images
+
+    span = p.input_rows(t.y) * p.input_columns(t.x)
+    in_blocks = t.k * (t.n if p.grouped else 1)
+    tile_inp = in_blocks * span
+    all_inp = p.in_blocks * span * spatial * (p.out_blocks if p.grouped else 1)
+    tile_wgt, all_wgt = t.n * t.k * p.taps, p.out_blocks * p.in_blocks * p.taps
+    if t.order == "weights":
+        inp_loads = all_inp * (1 if p.grouped or all_inp <= cfg.inp_depth else n_tiles)
+        wgt_loads = all_wgt
+    else:
+        inp_loads = all_inp
+        wgt_loads = all_wgt * (1 if all_wgt <= cfg.wgt_depth else spatial)
+    if t.order == "split":
+        wgt_loads = all_wgt * spatial
+    out = p.out_blocks * p.rows * p.columns * p.images
+    entry_beats = max(1, cfg.lanes // cfg.bus_bytes)
+    inp_beats = max(cfg.inp_pieces, cfg.inp_bytes // cfg.bus_bytes)
+    wgt_beats = max(1, cfg.wgt_bytes // cfg.bus_bytes)
+    load = inp_loads * inp_beats + wgt_loads * wgt_beats + (out * entry_beats if p.residual else 0)
+    instructions = n_tiles * spatial * k_tiles
+    load *= 1.03  # refresh and row ends
+    store = out * entry_beats
+    # Tiles that take more than half a ring cannot be loaded while the tile before is still used.
+    exposed = 0.0
+    if tile_inp > cfg.inp_depth // 2 and spatial > 1:
+        exposed += (inp_loads / max(tile_inp, 1) - 1) * tile_inp * inp_beats
+    if tile_wgt > cfg.wgt_depth // 2 and (all_wgt > cfg.wgt_depth or t.order == "split"):
+        exposed += (wgt_loads / max(tile_wgt, 1) - 1) * tile_wgt * wgt_beats
+    chunk = t.n * t.y * t.x
+    first = tile_inp * inp_beats + LATENCY
+    drain = chunk * (1 + entry_beats) + LATENCY
+    busy = max(gemm + instructions * INSTRUCTION_CYCLES, load, store)
+    return busy + exposed + first + drain
+
+
+def choose(cfg: Config, p: Problem) -> Tiling:
+    """The tiling with the fewest estimated cycles. Untileable where none fits."""
+    if max(p.window.kernel) > EXTENT_MAX or max(p.window.pads) > PAD_MAX:
+        raise Untileable(f"kernel {p.window.kernel} with pads {p.window.pads} is beyond an instruction's fields")
+    best = min(candidates(cfg, p), key=lambda t: estimate(cfg, p, t), default=None)
+    if best is None:
+        raise Untileable(
+            f"no tile of {p.in_blocks} input blocks with a {p.window.kernel[0]}x{p.window.kernel[1]} kernel fits "
+            f"inp_depth {cfg.inp_depth}, wgt_depth {cfg.wgt_depth}, acc_depth {cfg.acc_depth} and "
+            f"out_depth {cfg.out_depth}"
+        )
+    return best

@@ -1,0 +1,85 @@
+"""Blocks of activations as LOAD and STORE move them: the DRAM side, coalesced into long rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from celosia.compiler.tensorize.layer import Activation, Untileable
+from celosia.hw.config import Config
+
+X_MAX, YZ_MAX = (1 << 16) - 1, (1 << 12) - 1
+
+
+@dataclass(frozen=True)
+class Dim:
+    """One dimension of a block: how many steps, bytes a step in DRAM, pieces a step in the scratchpad."""
+
+    count: int
+    dram: int
+    sram: int
+
+
+@dataclass(frozen=True)
+class Grid:
+    """An activation as images x rows x columns of pixels, with the byte strides of each and of a channel group.
+
+    Where every image is one pixel (a matrix), the images become the columns of a single row, so that a tile can hold
+    many of them; `matrix` must then hold for both sides of a layer.
+    """
+
+    images: int
+    rows: int
+    columns: int
+    origin: int
+    image: int
+    group: int
+    row: int
+    column: int
+
+    @staticmethod
+    def of(cfg: Config, act: Activation, address: int, matrix: bool) -> Grid:
+        piece = cfg.piece_bytes
+        plane = act.height * act.width * piece
+        origin = address + act.group_offset * plane
+        image = act.storage_groups * plane
+        if matrix:
+            return Grid(1, 1, act.batches(cfg), origin, 0, plane, 0, image)
+        return Grid(act.batches(cfg), act.height, act.width, origin, image, plane, act.width * piece, piece)
+
+    def at(self, image: int, group: int, row: int, column: int) -> int:
+        """Byte address of one piece."""
+        return self.origin + image * self.image + group * self.group + row * self.row + column * self.column
+
+
+def coalesce(dims: list[Dim], piece: int) -> list[Dim]:
+    """At most three dimensions [x, y, z] that visit the same pieces: x contiguous in DRAM, neighbours merged."""
+    dims = [dim for dim in dims if dim.count > 1]
+    dims.sort(key=lambda dim: dim.dram)
+    merged: list[Dim] = []
+    for dim in dims:
+        last = merged[-1] if merged else None
+        if (
+            last is not None
+            and dim.dram == last.count * last.dram
+            and dim.sram == last.count * last.sram
+            and last.count * dim.count <= (X_MAX if last.dram == piece else YZ_MAX)
+        ):
+            merged[-1] = Dim(last.count * dim.count, last.dram, last.sram)
+        else:
+            merged.append(dim)
+    if not merged or merged[0].dram != piece:
+        merged.insert(0, Dim(1, piece, 1))
+    merged += [Dim(1, 0, 0)] * (3 - len(merged))
+    if len(merged) > 3 or merged[0].count > X_MAX or max(dim.count for dim in merged[1:]) > YZ_MAX:
+        raise Untileable(f"a block of {'x'.join(str(d.count) for d in merged)} pieces is not one transfer")
+    return merged
+
+
+def transfer(dims: list[Dim], piece: int, address: int, base: int) -> dict[str, int]:
+    """Fields of a LOAD without padding, or of a STORE, that moves the block `dims` between `address` and `base`."""
+    x, y, z = coalesce(dims, piece)
+    return {
+        "dram_addr": address, "dram_y": y.dram, "dram_z": z.dram,
+        "x_size": x.count, "y_size": y.count, "z_size": z.count,
+        "sram_base": base, "sram_x": x.sram, "sram_y": y.sram, "sram_z": z.sram,
+    }  # fmt: skip

@@ -1,0 +1,109 @@
+"""Which entries of which scratchpad, and which bytes of DRAM, an instruction touches: closed forms over its fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from celosia.hw.config import Config
+from celosia.hw.isa import (
+    GEMM_LOOPS,
+    OUTER_LOOPS,
+    VECTOR_LOOPS,
+    ASource,
+    BSource,
+    Buffer,
+    Destination,
+    Opcode,
+)
+
+
+@dataclass(frozen=True)
+class Access:
+    """Entries [first, end) of a scratchpad, the smallest range that holds all that is touched."""
+
+    buffer: str
+    first: int
+    end: int
+    write: bool
+
+
+@dataclass(frozen=True)
+class DramAccess:
+    """Rows of bytes: z planes of y rows, each of `row` bytes from `address + z * z_stride + y * y_stride`."""
+
+    address: int
+    row: int
+    y: int
+    y_stride: int
+    z: int
+    z_stride: int
+    write: bool
+
+    @property
+    def end(self) -> int:
+        return self.address + (self.z - 1) * self.z_stride + (self.y - 1) * self.y_stride + self.row
+
+
+def _range(buffer: str, f: dict[str, int], operand: str, loops: tuple[str, ...], write: bool) -> Access:
+    reach = sum((f.get(f"extent_{loop}", 1) - 1) * f.get(f"{operand}_{loop}", 0) for loop in loops)
+    first = f.get(f"{operand}_base", 0)
+    return Access(buffer, first, first + reach + 1, write)
+
+
+def _dram(f: dict[str, int], element: int, write: bool) -> DramAccess:
+    return DramAccess(
+        f["dram_addr"], f["x_size"] * element, f["y_size"], f.get("dram_y", 0), f["z_size"], f.get("dram_z", 0), write
+    )
+
+
+def _transfer_range(buffer: str, f: dict[str, int], pieces: int, write: bool) -> Access:
+    width = f.get("pad_left", 0) + f["x_size"] + f.get("pad_right", 0)
+    height = f.get("pad_top", 0) + f["y_size"] + f.get("pad_bottom", 0)
+    first = f.get("sram_base", 0)
+    last = (
+        first
+        + (width - 1) * f.get("sram_x", 0)
+        + (height - 1) * f.get("sram_y", 0)
+        + (f["z_size"] - 1) * f.get("sram_z", 0)
+    )
+    return Access(buffer, first // pieces, last // pieces + 1, write)
+
+
+def load_element_bytes(cfg: Config, f: dict[str, int]) -> int:
+    """Bytes of one element of a LOAD in DRAM."""
+    return {
+        Buffer.INP: cfg.piece_bytes,
+        Buffer.WGT: cfg.wgt_bytes,
+        Buffer.ACC: cfg.piece_bytes * (1 if f.get("widen", 0) else 4),
+        Buffer.VIN: cfg.piece_bytes,
+        Buffer.PAR: 8 * cfg.block_out,
+        Buffer.LUT: 256,
+    }[Buffer(f["buffer"])]
+
+
+def footprint(cfg: Config, opcode: Opcode, f: dict[str, int]) -> tuple[list[Access], DramAccess | None]:
+    """Scratchpad ranges and DRAM rows that the instruction with fields `f` (absent ones are 0) touches."""
+    if opcode == Opcode.LOAD:
+        buffer = Buffer(f["buffer"])
+        pieces = {Buffer.INP: cfg.inp_pieces, Buffer.VIN: cfg.out_pieces, Buffer.ACC: cfg.out_pieces}.get(buffer, 1)
+        access = _transfer_range(buffer.name.lower(), f, pieces, True)
+        return [access], _dram(f, load_element_bytes(cfg, f), False)
+    if opcode == Opcode.STORE:
+        return [_transfer_range("out", f, cfg.out_pieces, False)], _dram(f, cfg.piece_bytes, True)
+    if opcode == Opcode.GEMM:
+        accesses = [
+            _range("inp", f, "inp", GEMM_LOOPS, False),
+            _range("wgt", f, "wgt", GEMM_LOOPS, False),
+            _range("acc", f, "acc", OUTER_LOOPS, True),
+        ]
+        return accesses, None
+    a = "vin" if f.get("a_source", 0) == ASource.VIN else "acc"
+    destination = "out" if f.get("destination", 0) == Destination.OUT else "acc"
+    accesses = [_range(a, f, "a", VECTOR_LOOPS, False), _range(destination, f, "dst", OUTER_LOOPS, True)]
+    if f.get("b_source", 0) == BSource.VIN:
+        accesses.append(_range("vin", f, "b", OUTER_LOOPS, False))
+    if f.get("requantise", 0):
+        accesses.append(_range("par", f, "par", OUTER_LOOPS, False))
+    if f.get("lookup", 0):
+        accesses.append(Access("lut", f.get("table", 0), f.get("table", 0) + 1, False))
+    return accesses, None
