@@ -1,0 +1,284 @@
+"""From rows of DRAM bytes to AXI bursts, reading and writing.
+
+A row is `bytes` consecutive bytes from `offset`, relative to `dma_base`, which is a multiple of 4096. A row that ends
+beyond `dma_size` is refused as a whole: none of it reaches the bus, nor does any later row before `halt`. Beats are
+whole words of the bus: the first and the last beat of a row also hold bytes from around it.
+"""
+
+from __future__ import annotations
+
+from amaranth import Cat, Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from celosia.hw.axi import (
+    ADDR_BITS,
+    BOUNDARY,
+    BURST_INCR,
+    CACHE_NORMAL,
+    MAX_BURST,
+    RESP_OKAY,
+    Axi4Write,
+    ReadBus,
+    burst_layout,
+)
+from celosia.hw.dae_pipeline.fifo import StreamFifo
+from celosia.hw.layout import ERROR_BITS, Pulse
+from celosia.hw.regs import Error
+
+OFFSET_BITS = 32
+OUTSTANDING = 8
+"""Bursts that an engine has under way at once."""
+
+
+def row_layout(bytes_bits: int) -> data.StructLayout:
+    """bytes: at least 1. final: the last row of what the user counts as one (an instruction)."""
+    return data.StructLayout({"offset": OFFSET_BITS, "bytes": bytes_bits, "final": 1})
+
+
+split_layout = data.StructLayout({"burst": burst_layout, "row_end": 1, "final": 1, "refused": 1})
+"""A burst; row_end: the last one of its row; final: of the final row. refused: instead of the bursts of a row."""
+
+
+class Splitter(wiring.Component):
+    """Cuts rows into legal bursts, one a cycle. On `halt` it takes no new row and drops what is left of its own."""
+
+    def __init__(self, bus_bytes: int, bytes_bits: int) -> None:
+        self._bus_bytes = bus_bytes
+        super().__init__({
+            "row": In(stream.Signature(row_layout(bytes_bits))),
+            "split": Out(stream.Signature(split_layout)),
+            "dma_base": In(ADDR_BITS),
+            "dma_size": In(OFFSET_BITS),
+            "halt": In(1),
+        })  # fmt: skip
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        word_bits = (self._bus_bytes - 1).bit_length()
+        page_bits = (BOUNDARY // self._bus_bytes - 1).bit_length()
+        burst_bits = (MAX_BURST - 1).bit_length()
+
+        valid, refused, final, stuck = Signal(), Signal(), Signal(), Signal()
+        word = Signal(OFFSET_BITS - word_bits)  # number of the next beat's bus word
+        left = Signal(OFFSET_BITS - word_bits)  # beats of the row after the next one
+
+        def up_to_burst(count):  # type: ignore[no-untyped-def]
+            return Mux(count[burst_bits:].any(), MAX_BURST - 1, count[:burst_bits])
+
+        left_len, page_len, length = Signal(burst_bits), Signal(burst_bits), Signal(burst_bits)
+        last = Signal()
+        m.d.comb += [
+            left_len.eq(up_to_burst(left)),
+            page_len.eq(up_to_burst(~word[:page_bits])),
+            length.eq(Mux(left_len < page_len, left_len, page_len)),
+            last.eq((left == length) | refused | self.halt),
+            self.split.valid.eq(valid),
+            self.split.payload.burst.addr.eq(self.dma_base + (word << word_bits)),
+            self.split.payload.burst.len.eq(length),
+            self.split.payload.row_end.eq(last),
+            self.split.payload.final.eq(last & final),
+            self.split.payload.refused.eq(refused),
+            self.row.ready.eq((~valid | (self.split.ready & last)) & ~self.halt & ~stuck & ~(valid & refused)),
+        ]
+        with m.If(self.split.ready & valid):
+            m.d.sync += [
+                word.eq(word + length + 1),
+                left.eq(left - length - 1),
+                valid.eq(~last),
+                stuck.eq(refused),
+            ]
+        with m.If(self.halt):
+            m.d.sync += stuck.eq(0)
+        with m.If(self.row.valid & self.row.ready):
+            row = self.row.payload
+            m.d.sync += [
+                valid.eq(1),
+                word.eq(row.offset >> word_bits),
+                left.eq((row.offset[:word_bits] + row.bytes - 1) >> word_bits),
+                refused.eq(row.offset + row.bytes > self.dma_size),
+                final.eq(row.final),
+            ]
+        return m
+
+
+def beat_layout(bus_bytes: int) -> data.StructLayout:
+    """error: a code of `regs.Error`; a refused row gives one beat with ADDRESS. last: the last beat of its row."""
+    return data.StructLayout({"data": 8 * bus_bytes, "error": ERROR_BITS, "last": 1})
+
+
+class ReadEngine(wiring.Component):
+    """Reads rows; their beats come in order, one a cycle once the first has arrived.
+
+    A burst is asked for only when the engine has room for all of its beats, so the bus never waits for the user.
+    On `halt`, what is outstanding is received and dropped; `quiet` tells that nothing is left.
+
+    Parameters: outstanding, bursts under way at once; room, beats that the engine can hold.
+    """
+
+    def __init__(
+        self, bus_bytes: int, bytes_bits: int = OFFSET_BITS, outstanding: int = OUTSTANDING, room: int = 128
+    ) -> None:
+        self._bus_bytes, self._bytes_bits = bus_bytes, bytes_bits
+        self._outstanding, self._room = outstanding, room
+        super().__init__({
+            "row": In(stream.Signature(row_layout(bytes_bits))),
+            "beat": Out(stream.Signature(beat_layout(bus_bytes))),
+            "bus": Out(ReadBus(bus_bytes)),
+            "dma_base": In(ADDR_BITS),
+            "dma_size": In(OFFSET_BITS),
+            "halt": In(1),
+            "quiet": Out(1),
+        })  # fmt: skip
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.splitter = splitter = Splitter(self._bus_bytes, self._bytes_bits)
+        wiring.connect(m, wiring.flipped(self.row), splitter.row)
+        m.d.comb += [
+            splitter.dma_base.eq(self.dma_base),
+            splitter.dma_size.eq(self.dma_size),
+            splitter.halt.eq(self.halt),
+        ]
+        split, request, response = splitter.split, self.bus.request, self.bus.response
+
+        # Bursts under way, in order.
+        order_layout = data.StructLayout({"row_end": 1, "refused": 1})
+        m.submodules.order = order = StreamFifo(order_layout, self._outstanding)
+        free = Signal(range(self._room + 1), init=self._room)  # beats not held, and not asked for either
+        may_ask = Signal()
+        m.d.comb += [
+            may_ask.eq(split.valid & order.i.ready & (free > split.payload.burst.len)),
+            request.valid.eq(may_ask & ~split.payload.refused),
+            request.payload.eq(split.payload.burst),
+            split.ready.eq(may_ask & (request.ready | split.payload.refused) & order.i.ready),
+            order.i.valid.eq(split.valid & split.ready),
+            order.i.payload.row_end.eq(split.payload.row_end),
+            order.i.payload.refused.eq(split.payload.refused),
+        ]
+
+        # Beats that have arrived, and the one that stands for a refused row.
+        m.submodules.beats = beats = StreamFifo(beat_layout(self._bus_bytes), self._room, block_ram=True)
+        oldest = order.o.payload
+        refused = order.o.valid & oldest.refused
+        m.d.comb += [
+            response.ready.eq(order.o.valid & ~oldest.refused),
+            beats.i.valid.eq((response.valid & response.ready) | refused),
+            beats.i.payload.data.eq(response.payload.data),
+            beats.i.payload.last.eq(refused | (response.payload.last & oldest.row_end)),
+            beats.i.payload.error.eq(Mux(refused, Error.ADDRESS, Mux(response.payload.error, Error.READ, Error.NONE))),
+            order.o.ready.eq((response.valid & response.payload.last) | oldest.refused),
+            self.beat.payload.eq(beats.o.payload),
+            self.beat.valid.eq(beats.o.valid & ~self.halt),
+            beats.o.ready.eq(self.beat.ready | self.halt),
+        ]
+
+        taken, freed = Signal(range(MAX_BURST + 1)), Signal()
+        m.d.comb += freed.eq(beats.o.valid & beats.o.ready)
+        with m.If(split.valid & split.ready):
+            m.d.comb += taken.eq(Mux(split.payload.refused, 1, split.payload.burst.len + 1))
+        with m.If(freed | (taken != 0)):
+            m.d.sync += free.eq(free + freed - taken)
+        m.d.comb += self.quiet.eq(~split.valid & (free == self._room))
+        return m
+
+
+def write_beat_layout(bus_bytes: int) -> data.StructLayout:
+    """strobe: which bytes are written."""
+    return data.StructLayout({"data": 8 * bus_bytes, "strobe": bus_bytes})
+
+
+answer_layout = data.StructLayout({"error": ERROR_BITS, "final": 1})
+
+
+class WriteEngine(wiring.Component):
+    """Writes rows; the user gives the beats of all rows in order, first and last ones with strobes.
+
+    answer: a pulse when the last response of a `final` row has come, after those of all rows before it; and a pulse
+    with an error for a burst that failed (WRITE) or a refused row (ADDRESS).
+    On `halt`, bursts whose address is out are filled up with beats that write nothing; `quiet` tells that their
+    responses have come.
+    """
+
+    def __init__(self, bus_bytes: int, bytes_bits: int = OFFSET_BITS, outstanding: int = OUTSTANDING) -> None:
+        self._bus_bytes, self._bytes_bits, self._outstanding = bus_bytes, bytes_bits, outstanding
+        super().__init__({
+            "row": In(stream.Signature(row_layout(bytes_bits))),
+            "beat": In(stream.Signature(write_beat_layout(bus_bytes))),
+            "answer": Out(Pulse(answer_layout)),
+            "axi": Out(Axi4Write(bus_bytes)),
+            "dma_base": In(ADDR_BITS),
+            "dma_size": In(OFFSET_BITS),
+            "halt": In(1),
+            "quiet": Out(1),
+        })  # fmt: skip
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        axi = self.axi
+        m.submodules.splitter = splitter = Splitter(self._bus_bytes, self._bytes_bits)
+        wiring.connect(m, wiring.flipped(self.row), splitter.row)
+        m.d.comb += [
+            splitter.dma_base.eq(self.dma_base),
+            splitter.dma_size.eq(self.dma_size),
+            splitter.halt.eq(self.halt),
+        ]
+
+        # A burst goes to AW, to the queue of lengths for W and to that of responses for B, all at once. W does not
+        # look at AW again, nor AW at W.
+        split = splitter.split
+        refused = split.payload.refused
+        order_layout = data.StructLayout({"final": 1, "refused": 1})
+        m.submodules.lengths = lengths = StreamFifo(4, self._outstanding)
+        m.submodules.order = order = StreamFifo(order_layout, self._outstanding)
+        aw_free = ~axi.awvalid | axi.awready
+        m.d.comb += [
+            split.ready.eq(order.i.ready & (refused | (lengths.i.ready & aw_free))),
+            lengths.i.valid.eq(split.valid & split.ready & ~refused),
+            lengths.i.payload.eq(split.payload.burst.len),
+            order.i.valid.eq(split.valid & split.ready),
+            order.i.payload.final.eq(split.payload.final),
+            order.i.payload.refused.eq(refused),
+        ]
+
+        with m.If(aw_free):
+            m.d.sync += axi.awvalid.eq(lengths.i.valid)
+            with m.If(lengths.i.valid):
+                m.d.sync += [axi.awaddr.eq(split.payload.burst.addr), axi.awlen.eq(split.payload.burst.len)]
+        m.d.comb += [
+            axi.awsize.eq((self._bus_bytes - 1).bit_length()),
+            axi.awburst.eq(BURST_INCR),
+            axi.awcache.eq(CACHE_NORMAL),
+        ]
+
+        count = Signal(4)
+        w_free, w_load, w_last = Signal(), Signal(), Signal()
+        m.d.comb += [
+            w_free.eq(~axi.wvalid | axi.wready),
+            w_load.eq(w_free & lengths.o.valid & (self.beat.valid | self.halt)),
+            w_last.eq(count == lengths.o.payload),
+            self.beat.ready.eq(w_free & lengths.o.valid & ~self.halt),
+            lengths.o.ready.eq(w_load & w_last),
+        ]
+        with m.If(w_free):
+            m.d.sync += axi.wvalid.eq(w_load)
+        with m.If(w_load):
+            m.d.sync += [
+                count.eq(Mux(w_last, 0, count + 1)),
+                axi.wdata.eq(self.beat.payload.data),
+                axi.wstrb.eq(Mux(self.halt, 0, self.beat.payload.strobe)),
+                axi.wlast.eq(w_last),
+            ]
+
+        refused_now, answered = order.o.valid & order.o.payload.refused, Signal()
+        failed = axi.bresp != RESP_OKAY
+        m.d.comb += [
+            axi.bready.eq(order.o.valid & ~order.o.payload.refused),
+            answered.eq(axi.bvalid & axi.bready),
+            order.o.ready.eq(answered | refused_now),
+        ]
+        m.d.sync += self.answer.valid.eq(~self.halt & (refused_now | (answered & (failed | order.o.payload.final))))
+        m.d.sync += self.answer.payload.final.eq(order.o.payload.final)
+        m.d.sync += self.answer.payload.error.eq(Mux(refused_now, Error.ADDRESS, Mux(failed, Error.WRITE, Error.NONE)))
+        m.d.comb += self.quiet.eq(~Cat(split.valid, axi.awvalid, axi.wvalid, order.o.valid).any())
+        return m

@@ -1,0 +1,345 @@
+"""LOAD: from DRAM to the scratchpads."""
+
+from __future__ import annotations
+
+from amaranth import Cat, Module, Mux, ResetInserter, Signal, Value
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from celosia.hw.axi import ADDR_BITS, ReadBus
+from celosia.hw.config import Config
+from celosia.hw.dae_pipeline.dma import OFFSET_BITS, OUTSTANDING, ReadEngine, beat_layout
+from celosia.hw.dae_pipeline.fifo import StreamFifo
+from celosia.hw.dae_pipeline.walk import Rows, Walker
+from celosia.hw.isa import Buffer, Opcode, formats
+from celosia.hw.layout import (
+    ERROR_BITS,
+    INDEX_BITS,
+    Pulse,
+    address_bits,
+    done_layout,
+    error_layout,
+    grains,
+    load_port,
+    unit_members,
+    widths,
+)
+from celosia.hw.regs import Error
+
+IN_FLIGHT = 8
+"""Instructions whose data LOAD still awaits while it asks for the next one's."""
+
+
+def _log2(value: int) -> int:
+    return value.bit_length() - 1
+
+
+def element_shift(cfg: Config, buffer: Buffer, widen: bool = False) -> int:
+    """log2 of the bytes that an element of `buffer` takes in DRAM."""
+    size = {
+        Buffer.WGT: cfg.wgt_bytes,
+        Buffer.ACC: cfg.piece_bytes * (1 if widen else 4),
+        Buffer.PAR: 8 * cfg.block_out,
+        Buffer.LUT: 256,
+    }.get(buffer, cfg.piece_bytes)
+    return _log2(size)
+
+
+def _max_shift(cfg: Config) -> int:
+    return max(element_shift(cfg, buffer) for buffer in Buffer)
+
+
+class Aligner(wiring.Component):
+    """Cuts the beats of rows into units: the first bytes of a unit may lie anywhere in a beat.
+
+    row: of each row the first byte's place in its bus word, the last byte's in its, and log2 of the bytes of a unit,
+    which divide the row. unit: `data` in the low bytes. A beat with an error gives a unit with that error.
+    """
+
+    def __init__(self, bus_bytes: int) -> None:
+        self._bus_bytes = bus_bytes
+        word_bits = _log2(bus_bytes)
+        self.row_layout = data.StructLayout({"first": word_bits, "last": word_bits, "shift": word_bits.bit_length()})
+        super().__init__({
+            "row": In(stream.Signature(self.row_layout)),
+            "beat": In(stream.Signature(beat_layout(bus_bytes))),
+            "unit": Out(stream.Signature(data.StructLayout({"data": 8 * bus_bytes, "error": ERROR_BITS}))),
+        })  # fmt: skip
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        word_bits = _log2(self._bus_bytes)
+        row, beat = self.row.payload, self.beat.payload
+        # The oldest beat is held here, the one after it is `beat`.
+        held, holds = Signal(beat_layout(self._bus_bytes)), Signal()
+        inside, place = Signal(), Signal(word_bits)  # within a row: where its next unit begins
+        first = Mux(inside, place, row.first)
+        stop = Signal(word_bits + 1)
+        final, next_beat, crosses = Signal(word_bits), Signal(), Signal()
+        row_end, take = Signal(), Signal()
+        m.d.comb += [
+            stop.eq(first + (1 << row.shift)),
+            final.eq(stop - 1),  # the unit's last byte, in its bus word
+            next_beat.eq(stop[word_bits]),  # the unit reaches the end of the held beat,
+            crosses.eq(next_beat & stop[:word_bits].any()),  # and beyond
+            row_end.eq((final == row.last) & Mux(crosses, beat.last, held.last)),
+            self.unit.valid.eq(self.row.valid & holds & (~crosses | self.beat.valid | (held.error != Error.NONE))),
+            self.unit.payload.data.eq(Cat(held.data, beat.data) >> (first << 3)),
+            self.unit.payload.error.eq(Mux(crosses & (held.error == Error.NONE), beat.error, held.error)),
+            take.eq(self.unit.valid & self.unit.ready),
+            self.row.ready.eq(take & row_end),
+            self.beat.ready.eq(~holds | (take & (row_end | next_beat))),
+        ]
+        with m.If(take):
+            m.d.sync += [inside.eq(~row_end), place.eq(stop)]
+        with m.If(self.beat.ready):
+            m.d.sync += holds.eq(self.beat.valid & ~(take & row_end & crosses))
+            with m.If(self.beat.valid):
+                m.d.sync += held.eq(beat)
+        return m
+
+
+class Writer(wiring.Component):
+    """Writes units to the scratchpads, and padding around them.
+
+    job: where to (`job_of` makes it from an instruction). unit: the data of all jobs, in order.
+    done, error: those of the unit LOAD. moves: 1 where a step is done.
+    """
+
+    def __init__(self, cfg: Config) -> None:
+        self._cfg = cfg
+        self._tag = data.StructLayout({
+            "index": INDEX_BITS, "post": 4, "buffer": 3, "widen": 1, "pad_value": 8,
+            "x_first": 8, "x_stop": 17, "y_first": 8, "y_stop": 13,
+        })  # fmt: skip
+        element_bits = next(f.width for f in formats(cfg)[Opcode.LOAD].fields if f.name == "sram_base")
+        self._step_bits = max(1, *(self._step_shift(buffer) for buffer in Buffer))
+        self.walker = Walker(element_bits, self._step_bits, self._tag)
+        super().__init__({
+            "job": In(stream.Signature(self.walker.job_layout)),
+            "unit": In(stream.Signature(data.StructLayout({"data": 8 * cfg.bus_bytes, "error": ERROR_BITS}))),
+            **{buffer.name.lower(): Out(load_port(cfg, buffer.name.lower())) for buffer in Buffer},
+            "done": Out(Pulse(done_layout)),
+            "error": Out(Pulse(error_layout)),
+            "moves": Out(1),
+        })  # fmt: skip
+
+    def _step_shift(self, buffer: Buffer, widen: bool = False) -> int:
+        """log2 of the steps in which an element is written."""
+        return max(0, element_shift(self._cfg, buffer, widen) - _log2(self._cfg.bus_bytes))
+
+    def job_of(self, instr: Value) -> dict[str, Value]:
+        """The fields of a job, from the payload of `instr`."""
+        f = instr.fields
+        x_stop, y_stop = f.pad_left + f.x_size, f.pad_top + f.y_size
+        step_end = (1 << self._step_shift(Buffer.INP)) - 1
+        for buffer in Buffer:
+            step_end = Mux(f.buffer == buffer, (1 << self._step_shift(buffer)) - 1, step_end)
+        step_end = Mux(f.widen, (1 << self._step_shift(Buffer.ACC, True)) - 1, step_end)
+        return {
+            "base": f.sram_base, "x_step": f.sram_x, "y_step": f.sram_y, "z_step": f.sram_z,
+            "x_end": x_stop + f.pad_right - 1, "y_end": y_stop + f.pad_bottom - 1, "z_end": f.z_size - 1,
+            "step_end": step_end,
+            "tag": Cat(
+                instr.index, f.post, f.buffer, f.widen, f.pad_value, f.pad_left, x_stop[:17], f.pad_top, y_stop[:13]
+            ),
+        }  # fmt: skip
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        cfg = self._cfg
+        m.submodules.walker = walker = self.walker
+        wiring.connect(m, wiring.flipped(self.job), walker.job)
+
+        # What is to be written, waiting for its port.
+        full, empties, moves = Signal(), Signal(), Signal()
+        element = Signal.like(walker.step.payload.element)
+        step = Signal.like(walker.step.payload.step)
+        enable = Signal(len(Buffer))
+        widen, whole, last = Signal(), Signal(), Signal()
+        word = Signal(8 * cfg.bus_bytes)
+        done = Signal(done_layout)
+
+        out, tag = walker.step.payload, walker.step.payload.tag
+        pad = (out.x < tag.x_first) | (out.x >= tag.x_stop) | (out.y < tag.y_first) | (out.y >= tag.y_stop)
+        is_pad, fails = Signal(), Signal()
+        m.d.comb += [
+            is_pad.eq(pad),
+            walker.whole.eq(is_pad),
+            moves.eq(walker.step.valid & (is_pad | self.unit.valid) & (~full | empties)),
+            walker.step.ready.eq(moves),
+            self.unit.ready.eq(walker.step.valid & ~is_pad & (~full | empties)),
+            fails.eq(moves & ~is_pad & (self.unit.payload.error != Error.NONE)),
+            self.moves.eq(moves),
+        ]
+        m.d.sync += [
+            self.error.valid.eq(fails),
+            self.error.payload.code.eq(self.unit.payload.error),
+            self.error.payload.index.eq(tag.index),
+        ]
+        with m.If(moves):
+            m.d.sync += [
+                full.eq(~fails),
+                element.eq(out.element),
+                step.eq(out.step),
+                enable.eq(1 << tag.buffer),
+                widen.eq(tag.widen | is_pad),
+                whole.eq(is_pad),
+                word.eq(Mux(is_pad, tag.pad_value.replicate(cfg.bus_bytes), self.unit.payload.data)),
+                last.eq(out.last),
+                done.index.eq(tag.index),
+                done.post.eq(tag.post),
+            ]
+        with m.Elif(empties):
+            m.d.sync += full.eq(0)
+        ready = Cat(getattr(self, buffer.name.lower()).ready for buffer in Buffer)
+        m.d.comb += empties.eq(full & (enable & ready).any())
+        m.d.sync += [self.done.valid.eq(empties & last), self.done.payload.eq(done)]
+
+        for buffer in Buffer:
+            name = buffer.name.lower()
+            port = getattr(self, name)
+            bits = cfg.lut_bits if buffer == Buffer.LUT else address_bits(cfg)[name]
+            width = 8 * 256 if buffer == Buffer.LUT else widths(cfg)[name]
+            pieces = {Buffer.INP: cfg.inp_pieces, Buffer.VIN: cfg.out_pieces, Buffer.ACC: cfg.out_pieces}.get(buffer, 1)
+            if buffer == Buffer.ACC:
+                value, mask = self._acc(word, step, widen, whole)
+            else:
+                steps = 1 << self._step_shift(buffer)
+                value = word[: grains(cfg)[name]]
+                mask = _one_of(step, steps) | whole.replicate(steps)
+            m.d.comb += [
+                port.en.eq(full & enable[buffer]),
+                port.addr.eq(element[_log2(pieces) :][:bits] if buffer != Buffer.LUT or cfg.lut_count > 1 else 0),
+                port.mask.eq(mask << (element[: _log2(pieces)] * len(mask)) if pieces > 1 else mask),
+                port.data.eq(value.replicate(width // len(value))),
+            ]
+        return m
+
+    def _acc(self, word: Value, step: Value, widen: Value, whole: Value) -> tuple[Value, Value]:
+        """Data for some int32 lanes, and the mask of the lanes of a piece: int8 values if `widen`, else int32."""
+        cfg = self._cfg
+        wide, narrow = min(cfg.bus_bytes, cfg.piece_bytes), min(cfg.bus_bytes // 4, cfg.piece_bytes)
+        lanes = []
+        for lane in range(wide):
+            byte, int32 = word.word_select(lane, 8), word.word_select(lane % narrow, 32)
+            lanes.append(Mux(widen, Cat(byte, byte[7].replicate(24)), int32))
+        wide_mask = _spread(_one_of(step, cfg.piece_bytes // wide), wide)
+        narrow_mask = _spread(_one_of(step, cfg.piece_bytes // narrow), narrow)
+        return Cat(lanes), Mux(widen, wide_mask, narrow_mask) | whole.replicate(cfg.piece_bytes)
+
+
+def _one_of(index: Value, count: int) -> Value:
+    """`count` bits, of which bit `index` is set."""
+    return (1 << index[: max(1, _log2(count))])[:count] if count > 1 else Value.cast(1)
+
+
+def _spread(mask: Value, times: int) -> Value:
+    return Cat(bit.replicate(times) for bit in mask)
+
+
+class Load(wiring.Component):
+    """Copies blocks from DRAM to the scratchpads; `sim.reference.load` says exactly what.
+
+    Asks for the rows of later instructions while data of earlier ones still arrives. Rows may begin at any byte.
+
+    Members beyond `unit_members`
+    -----------------------------
+    bus : Out(ReadBus)              the read channel.
+    dma_base, dma_size : In         where DRAM begins, a multiple of 4096, and how many bytes may be read.
+    inp, wgt, acc, vin, par, lut    `load_port`s of the scratchpads.
+    """
+
+    def __init__(self, cfg: Config, outstanding: int = OUTSTANDING) -> None:
+        self._cfg, self._outstanding = cfg, outstanding
+        super().__init__({
+            **unit_members(cfg, Opcode.LOAD),
+            "bus": Out(ReadBus(cfg.bus_bytes)),
+            "dma_base": In(ADDR_BITS),
+            "dma_size": In(OFFSET_BITS),
+            **{buffer.name.lower(): Out(load_port(cfg, buffer.name.lower())) for buffer in Buffer},
+        })  # fmt: skip
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        cfg = self._cfg
+        word_bits = _log2(cfg.bus_bytes)
+
+        # From an error on, all stand still; the parts that need not answer to the bus are reset.
+        failed, stop = Signal(), Signal()
+        rows, writer, aligner = Rows(_max_shift(cfg)), Writer(cfg), Aligner(cfg.bus_bytes)
+        jobs = StreamFifo(writer.walker.job_layout, IN_FLIGHT)
+        places = StreamFifo(aligner.row_layout, 2 * self._outstanding)
+        parts = {"rows": rows, "jobs": jobs, "writer": writer, "places": places, "aligner": aligner}
+        for name, part in parts.items():
+            m.submodules[name] = ResetInserter(stop)(part)
+        m.submodules.engine = engine = ReadEngine(cfg.bus_bytes, rows.bytes_bits, self._outstanding)
+        m.d.comb += stop.eq(self.halt | self.error.valid | failed)
+        with m.If(self.halt):
+            m.d.sync += failed.eq(0)
+        with m.Elif(self.error.valid):
+            m.d.sync += failed.eq(1)
+
+        # An instruction goes to both sides: to `rows` for its addresses, to `jobs` for what becomes of the data.
+        f = self.instr.payload.fields
+        accept = Signal()
+        shift = element_shift(cfg, Buffer.INP)
+        for buffer in Buffer:
+            shift = Mux(f.buffer == buffer, element_shift(cfg, buffer), shift)
+        block = rows.block.payload
+        m.d.comb += [
+            self.instr.ready.eq(rows.block.ready & jobs.i.ready & ~stop),
+            accept.eq(self.instr.valid & self.instr.ready),
+            rows.block.valid.eq(accept),
+            jobs.i.valid.eq(accept),
+            block.addr.eq(f.dram_addr),
+            block.y_step.eq(f.dram_y),
+            block.z_step.eq(f.dram_z),
+            block.x_size.eq(f.x_size),
+            block.y_size.eq(f.y_size),
+            block.z_size.eq(f.z_size),
+            block.shift.eq(Mux(f.widen, element_shift(cfg, Buffer.ACC, True), shift)),
+        ]
+        for name, value in writer.job_of(self.instr.payload).items():
+            m.d.comb += Value.cast(jobs.i.payload[name]).eq(value)
+        wiring.connect(m, jobs.o, writer.job)
+
+        # A row goes to the engine, and its place within its bus words to the aligner.
+        row = rows.row.payload
+        m.d.comb += [
+            engine.row.valid.eq(rows.row.valid & places.i.ready & ~stop),
+            engine.row.payload.eq(row),
+            places.i.valid.eq(rows.row.valid & engine.row.ready & ~stop),
+            rows.row.ready.eq(places.i.ready & engine.row.ready & ~stop),
+            places.i.payload.first.eq(row.offset),
+            places.i.payload.last.eq(row.offset + row.bytes - 1),
+            places.i.payload.shift.eq(Mux(rows.shift > word_bits, word_bits, rows.shift)),
+        ]
+        wiring.connect(m, places.o, aligner.row)
+        wiring.connect(m, engine.beat, aligner.beat)
+        wiring.connect(m, aligner.unit, writer.unit)
+        wiring.connect(m, engine.bus, wiring.flipped(self.bus))
+        m.d.comb += [
+            engine.dma_base.eq(self.dma_base),
+            engine.dma_size.eq(self.dma_size),
+            engine.halt.eq(stop),
+        ]
+        for buffer in Buffer:
+            name = buffer.name.lower()
+            wiring.connect(m, getattr(writer, name), wiring.flipped(getattr(self, name)))
+
+        in_flight = Signal(range(2 * IN_FLIGHT))
+        with m.If(stop):
+            m.d.sync += in_flight.eq(0)
+        with m.Elif(accept != writer.done.valid):
+            m.d.sync += in_flight.eq(Mux(accept, in_flight + 1, in_flight - 1))
+        m.d.comb += [
+            self.done.valid.eq(writer.done.valid & ~self.halt),
+            self.done.payload.eq(writer.done.payload),
+            self.error.valid.eq(writer.error.valid & ~self.halt),
+            self.error.payload.eq(writer.error.payload),
+            self.active.eq(writer.moves & ~stop),
+            self.held.eq((in_flight != 0) & ~writer.moves & ~stop),
+            self.quiet.eq((in_flight == 0) & engine.quiet),
+        ]
+        return m

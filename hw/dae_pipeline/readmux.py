@@ -1,0 +1,76 @@
+"""Two users of one AXI read channel."""
+
+from __future__ import annotations
+
+from amaranth import Module, Mux, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from celosia.hw.axi import BURST_INCR, CACHE_NORMAL, RESP_OKAY, Axi4Read, ReadBus
+from celosia.hw.dae_pipeline.fifo import StreamFifo
+
+
+class ReadMux(wiring.Component):
+    """Sends the bursts of `fetch` and `load` to AXI and the beats back to whoever asked.
+
+    fetch goes first, but after a burst of fetch a waiting load gets one.
+
+    Members
+    -------
+    fetch, load : In(ReadBus)
+    axi : Out(Axi4Read)
+    read_beat : Out(1)      pulses for each beat received (counter).
+    quiet : Out(1)          no burst is under way.
+    """
+
+    def __init__(self, bus_bytes: int, outstanding: int = 16) -> None:
+        self._bus_bytes, self._outstanding = bus_bytes, outstanding
+        super().__init__({
+            "fetch": In(ReadBus(bus_bytes)),
+            "load": In(ReadBus(bus_bytes)),
+            "axi": Out(Axi4Read(bus_bytes)),
+            "read_beat": Out(1),
+            "quiet": Out(1),
+        })  # fmt: skip
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        axi, fetch, load = self.axi, self.fetch, self.load
+        m.submodules.owners = owners = StreamFifo(1, self._outstanding)
+
+        # A chosen burst goes to a register, where it stays until AXI takes it.
+        load_next, pick_load, ask = Signal(), Signal(), Signal()
+        may_ask = (~axi.arvalid | axi.arready) & owners.i.ready
+        burst = Mux(pick_load, load.request.payload, fetch.request.payload)
+        m.d.comb += [
+            pick_load.eq(load.request.valid & (load_next | ~fetch.request.valid)),
+            ask.eq(may_ask & (load.request.valid | fetch.request.valid)),
+            load.request.ready.eq(may_ask & pick_load),
+            fetch.request.ready.eq(may_ask & ~pick_load),
+            owners.i.valid.eq(ask),
+            owners.i.payload.eq(pick_load),
+        ]
+        with m.If(~axi.arvalid | axi.arready):
+            m.d.sync += axi.arvalid.eq(ask)
+        with m.If(ask):
+            m.d.sync += [load_next.eq(~pick_load), axi.araddr.eq(burst.addr), axi.arlen.eq(burst.len)]
+        m.d.comb += [
+            axi.arsize.eq((self._bus_bytes - 1).bit_length()),
+            axi.arburst.eq(BURST_INCR),
+            axi.arcache.eq(CACHE_NORMAL),
+        ]
+
+        for client, owner in ((fetch, 0), (load, 1)):
+            m.d.comb += [
+                client.response.valid.eq(axi.rvalid & owners.o.valid & (owners.o.payload == owner)),
+                client.response.payload.data.eq(axi.rdata),
+                client.response.payload.error.eq(axi.rresp != RESP_OKAY),
+                client.response.payload.last.eq(axi.rlast),
+            ]
+        m.d.comb += [
+            axi.rready.eq(owners.o.valid & Mux(owners.o.payload, load.response.ready, fetch.response.ready)),
+            self.read_beat.eq(axi.rvalid & axi.rready),
+            owners.o.ready.eq(self.read_beat & axi.rlast),
+            self.quiet.eq(~axi.arvalid & ~owners.o.valid),
+        ]
+        return m

@@ -1,0 +1,240 @@
+"""STORE: from scratchpad out to DRAM."""
+
+from __future__ import annotations
+
+from amaranth import Module, Mux, ResetInserter, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from celosia.hw.axi import ADDR_BITS, Axi4Write
+from celosia.hw.config import Config
+from celosia.hw.dae_pipeline.dma import OFFSET_BITS, OUTSTANDING, WriteEngine, write_beat_layout
+from celosia.hw.dae_pipeline.fifo import StreamFifo
+from celosia.hw.dae_pipeline.walk import Rows, Walker
+from celosia.hw.isa import Opcode, formats
+from celosia.hw.layout import INDEX_BITS, ReadPort, unit_members
+from celosia.hw.regs import Error
+
+IN_FLIGHT = 8
+"""Instructions for whose responses STORE still waits while it sends the data of the next one."""
+
+
+def _log2(value: int) -> int:
+    return value.bit_length() - 1
+
+
+class Packer(wiring.Component):
+    """Joins units into the beats of rows; the inverse of `load.Aligner`, for units of one size.
+
+    row: the place of its first byte in its bus word, and how many units it has, less one.
+    """
+
+    def __init__(self, bus_bytes: int, unit_bytes: int, count_bits: int) -> None:
+        self._bus_bytes, self._unit_bytes = bus_bytes, unit_bytes
+        self.row_layout = data.StructLayout({"first": _log2(bus_bytes), "units": count_bits})
+        super().__init__({
+            "row": In(stream.Signature(self.row_layout)),
+            "unit": In(stream.Signature(8 * unit_bytes)),
+            "beat": Out(stream.Signature(write_beat_layout(bus_bytes))),
+        })  # fmt: skip
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        bus, word_bits = self._bus_bytes, _log2(self._bus_bytes)
+        row = self.row.payload
+        count = Signal.like(row.units)
+        inside, place = Signal(), Signal(word_bits)  # within a row: where its next unit goes
+        flush = Signal()  # the row has ended within the word that is held
+        held = Signal(write_beat_layout(bus))  # the bytes of the word so far; zeros elsewhere
+
+        first = Mux(inside, place, row.first)
+        stop = Signal(word_bits + 1)
+        bytes_, strobe = Signal(16 * bus), Signal(2 * bus)
+        row_end, fills, crosses, take = Signal(), Signal(), Signal(), Signal()
+        m.d.comb += [
+            stop.eq(first + self._unit_bytes),
+            fills.eq(stop[word_bits]),
+            crosses.eq(fills & stop[:word_bits].any()),
+            row_end.eq(count == row.units),
+            bytes_.eq(self.unit.payload << (first << 3)),
+            strobe.eq(((1 << self._unit_bytes) - 1) << first),
+            self.unit.ready.eq(self.row.valid & ~flush & (self.beat.ready | ~(fills | row_end))),
+            take.eq(self.unit.valid & self.unit.ready),
+            self.row.ready.eq(take & row_end),
+            self.beat.valid.eq(flush | (self.row.valid & self.unit.valid & (fills | row_end))),
+            self.beat.payload.data.eq(held.data | Mux(flush, 0, bytes_[: 8 * bus])),
+            self.beat.payload.strobe.eq(held.strobe | Mux(flush, 0, strobe[:bus])),
+        ]
+        with m.If(take):
+            m.d.sync += [
+                inside.eq(~row_end),
+                place.eq(stop),
+                count.eq(Mux(row_end, 0, count + 1)),
+                flush.eq(row_end & crosses),
+                held.data.eq(Mux(fills, bytes_[8 * bus :], Mux(row_end, 0, self.beat.payload.data))),
+                held.strobe.eq(Mux(fills, strobe[bus:], Mux(row_end, 0, self.beat.payload.strobe))),
+            ]
+        with m.If(flush & self.beat.ready):
+            m.d.sync += [flush.eq(0), held.eq(0)]
+        return m
+
+
+class Reader(wiring.Component):
+    """Reads blocks of pieces from scratchpad out, in units of at most a bus word.
+
+    job: where from, see `Walker`. moves: 1 where a unit is taken.
+    """
+
+    def __init__(self, cfg: Config) -> None:
+        self._cfg = cfg
+        self.unit_bytes = min(cfg.bus_bytes, cfg.piece_bytes)
+        self._step_shift = _log2(cfg.piece_bytes // self.unit_bytes)
+        element_bits = cfg.out_bits + _log2(cfg.out_pieces)
+        self.walker = Walker(element_bits, max(1, self._step_shift), data.StructLayout({}))
+        super().__init__({
+            "job": In(stream.Signature(self.walker.job_layout)),
+            "unit": Out(stream.Signature(8 * self.unit_bytes)),
+            "out": Out(ReadPort(cfg.out_bits, 8 * cfg.lanes)),
+            "moves": Out(1),
+        })  # fmt: skip
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.walker = walker = self.walker
+        wiring.connect(m, wiring.flipped(self.job), walker.job)
+        step = walker.step.payload
+        piece_shift = _log2(self._cfg.out_pieces)
+
+        # The scratchpad holds its data while nothing new is read, so `full` is all that a stall needs.
+        full, selected = Signal(), Signal(max(1, piece_shift + self._step_shift))
+        free = ~full | self.unit.ready
+        m.d.comb += [
+            self.out.en.eq(walker.step.valid & free),
+            self.out.addr.eq(step.element >> piece_shift),
+            walker.step.ready.eq(self.out.ready & free),
+            self.unit.valid.eq(full),
+            self.unit.payload.eq(self.out.data.word_select(selected, 8 * self.unit_bytes)),
+            self.moves.eq(full & self.unit.ready),
+        ]
+        with m.If(free):
+            m.d.sync += full.eq(walker.step.valid & self.out.ready)
+            m.d.sync += selected.eq((step.element[:piece_shift] << self._step_shift) | step.step)
+        return m
+
+
+class Store(wiring.Component):
+    """Copies blocks of pieces from scratchpad out to DRAM; `sim.reference.store` says exactly what.
+
+    `done` of an instruction comes with the responses to its last burst; the next ones' data is sent meanwhile.
+
+    Members beyond `unit_members`
+    -----------------------------
+    out : Out(ReadPort)             the scratchpad.
+    axi : Out(Axi4Write)            the write channels.
+    dma_base, dma_size : In         where DRAM begins, a multiple of 4096, and how many bytes may be written.
+    write_beat : Out(1)             pulses for each beat sent (counter).
+    """
+
+    def __init__(self, cfg: Config, outstanding: int = OUTSTANDING) -> None:
+        self._cfg, self._outstanding = cfg, outstanding
+        super().__init__({
+            **unit_members(cfg, Opcode.STORE),
+            "out": Out(ReadPort(cfg.out_bits, 8 * cfg.lanes)),
+            "axi": Out(Axi4Write(cfg.bus_bytes)),
+            "dma_base": In(ADDR_BITS),
+            "dma_size": In(OFFSET_BITS),
+            "write_beat": Out(1),
+        })  # fmt: skip
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        cfg = self._cfg
+        shift = _log2(cfg.piece_bytes)
+
+        # From an error on, all stand still; the parts that need not answer to the bus are reset.
+        failed, stop = Signal(), Signal()
+        rows, reader = Rows(shift), Reader(cfg)
+        unit_shift = _log2(reader.unit_bytes)
+        packer = Packer(cfg.bus_bytes, reader.unit_bytes, rows.bytes_bits - unit_shift)
+        jobs = StreamFifo(reader.walker.job_layout, IN_FLIGHT)
+        places = StreamFifo(packer.row_layout, 2 * self._outstanding)
+        waiting = StreamFifo(data.StructLayout({"index": INDEX_BITS, "post": 4}), 2 * IN_FLIGHT)
+        parts = {
+            "rows": rows, "jobs": jobs, "reader": reader, "places": places, "packer": packer, "waiting": waiting,
+        }  # fmt: skip
+        for name, part in parts.items():
+            m.submodules[name] = ResetInserter(stop)(part)
+        m.submodules.engine = engine = WriteEngine(cfg.bus_bytes, rows.bytes_bits, self._outstanding)
+        m.d.comb += stop.eq(self.halt | failed)
+        with m.If(self.halt):
+            m.d.sync += failed.eq(0)
+        with m.Elif(self.error.valid):
+            m.d.sync += failed.eq(1)
+
+        # An instruction goes to `rows` for its addresses, to `jobs` for its data, to `waiting` for its responses.
+        f = self.instr.payload.fields
+        accept = Signal()
+        block, job = rows.block.payload, jobs.i.payload
+        m.d.comb += [
+            self.instr.ready.eq(rows.block.ready & jobs.i.ready & waiting.i.ready & ~stop),
+            accept.eq(self.instr.valid & self.instr.ready),
+            rows.block.valid.eq(accept),
+            block.addr.eq(f.dram_addr),
+            block.y_step.eq(f.dram_y),
+            block.z_step.eq(f.dram_z),
+            block.x_size.eq(f.x_size),
+            block.y_size.eq(f.y_size),
+            block.z_size.eq(f.z_size),
+            block.shift.eq(shift),
+            jobs.i.valid.eq(accept),
+            job.base.eq(f.sram_base),
+            job.x_step.eq(f.sram_x),
+            job.y_step.eq(f.sram_y),
+            job.z_step.eq(f.sram_z),
+            job.x_end.eq(f.x_size - 1),
+            job.y_end.eq(f.y_size - 1),
+            job.z_end.eq(f.z_size - 1),
+            job.step_end.eq(cfg.piece_bytes // reader.unit_bytes - 1),
+            waiting.i.valid.eq(accept),
+            waiting.i.payload.index.eq(self.instr.payload.index),
+            waiting.i.payload.post.eq(f.post),
+        ]
+        wiring.connect(m, jobs.o, reader.job)
+
+        # A row goes to the engine, and its place within its bus words to the packer.
+        row = rows.row.payload
+        m.d.comb += [
+            engine.row.valid.eq(rows.row.valid & places.i.ready & ~stop),
+            engine.row.payload.eq(row),
+            places.i.valid.eq(rows.row.valid & engine.row.ready & ~stop),
+            rows.row.ready.eq(places.i.ready & engine.row.ready & ~stop),
+            places.i.payload.first.eq(row.offset),
+            places.i.payload.units.eq((row.bytes >> unit_shift) - 1),
+        ]
+        wiring.connect(m, places.o, packer.row)
+        wiring.connect(m, reader.unit, packer.unit)
+        wiring.connect(m, packer.beat, engine.beat)
+        wiring.connect(m, engine.axi, wiring.flipped(self.axi))
+        wiring.connect(m, reader.out, wiring.flipped(self.out))
+        m.d.comb += [
+            engine.dma_base.eq(self.dma_base),
+            engine.dma_size.eq(self.dma_size),
+            engine.halt.eq(stop),
+        ]
+
+        answer = engine.answer
+        fails = answer.payload.error != Error.NONE
+        m.d.comb += [
+            self.done.valid.eq(answer.valid & ~fails & ~stop),
+            self.done.payload.post.eq(waiting.o.payload.post),
+            self.done.payload.index.eq(waiting.o.payload.index),
+            self.error.valid.eq(answer.valid & fails & ~stop),
+            self.error.payload.code.eq(answer.payload.error),
+            self.error.payload.index.eq(waiting.o.payload.index),
+            waiting.o.ready.eq(self.done.valid),
+            self.write_beat.eq(self.axi.wvalid & self.axi.wready),
+            self.active.eq(reader.moves & ~stop),
+            self.held.eq(waiting.o.valid & ~reader.moves & ~stop),
+            self.quiet.eq(~waiting.o.valid & engine.quiet),
+        ]
+        return m
