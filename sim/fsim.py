@@ -1,0 +1,178 @@
+"""A Device that executes instructions with numpy: the same bytes as the RTL, and no cycles."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
+
+from celosia.hw.config import Config
+from celosia.hw.isa import UNIT_OF, Opcode, Unit, formats, instruction_bytes, opcode_of, why_illegal
+from celosia.hw.regs import ERROR_TEXT, Error
+from celosia.sim import vectorised
+from celosia.sim.checking import Checker
+from celosia.sim.device import Counters, DeviceError
+from celosia.sim.reference import Fields, State
+
+DECODED_LIMIT = 1 << 16
+"""Decoded instructions that a device remembers."""
+
+
+@cache
+def _threads() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+class Instruction(NamedTuple):
+    unit: Unit
+    opcode: Opcode
+    fields: Fields
+    waits: tuple[Unit, ...]
+    posts: tuple[Unit, ...]
+
+
+class Memory:
+    """DRAM as one array of bytes from the DMA base."""
+
+    def __init__(self) -> None:
+        self.dram = np.zeros(0, np.uint8)
+
+    def allocate(self, size: int) -> None:
+        if size < 0:
+            raise ValueError(f"cannot allocate {size} bytes")
+        self.dram = np.zeros(size, np.uint8)
+
+    def write(self, addr: int, data: NDArray[np.generic]) -> None:
+        """Copy the bytes of `data` to `addr`. ValueError where they do not fit."""
+        flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        self._check(addr, len(flat))
+        self.dram[addr : addr + len(flat)] = flat
+
+    def read(self, addr: int, size: int) -> NDArray[np.uint8]:
+        """A copy of `size` bytes from `addr`. ValueError where they are not there."""
+        self._check(addr, size)
+        return self.dram[addr : addr + size].copy()
+
+    def _check(self, addr: int, size: int) -> None:
+        if addr < 0 or size < 0 or addr + size > len(self.dram):
+            raise ValueError(f"bytes {addr} to {addr + size - 1} are not in the {len(self.dram)} bytes allocated")
+
+
+class FunctionalDevice(Memory):
+    """Executes programs through the meaning of the instructions; `run` gives no cycle counts and no events.
+
+    The units take turns: of those whose next instruction has its tokens, the one with the earliest instruction goes
+    first. So a program that cannot proceed ends in a DeviceError, as it would hang on the machine.
+
+    checking: also raise CheckError where the program reads scratchpad entries that it did not write in this run, leaves
+    a buffer, or touches what another unit writes without a token between them. About ten times slower.
+    """
+
+    memory_model: str | None = None
+
+    def __init__(self, config: Config, checking: bool = False) -> None:
+        super().__init__()
+        self.config = config
+        self.checking = checking
+        self.state = State(config)
+        self._decoded: dict[int, Instruction] = {}
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def run(self, instr_addr: int, count: int, timeout_cycles: int = 0, trace: bool = False) -> Counters:
+        """Execute `count` instructions at `instr_addr`. DeviceError where one fails or none can proceed.
+
+        timeout_cycles and trace are the protocol's; here there are no cycles.
+        """
+        # The products are small: while other processes run, BLAS threads wait far longer than they work.
+        with _threads().limit(limits=1, user_api="blas"):
+            return self._run(instr_addr, count)
+
+    def _run(self, instr_addr: int, count: int) -> Counters:
+        size = instruction_bytes(self.config)
+        words = self.read(instr_addr, count * size).tobytes()
+        checker = Checker(self.config, len(self.dram)) if self.checking else None
+        queues: list[deque[int]] = [deque() for _ in Unit]
+        program: dict[int, Instruction] = {}
+        tokens = [[0] * len(Unit) for _ in Unit]  # tokens[from][to]
+        most = (1 << self.config.token_bits) - 1
+        fetched = 0
+        while True:
+            # Fetch stops at the first instruction whose queue is full, as the hardware does.
+            while fetched < count:
+                word = int.from_bytes(words[fetched * size : (fetched + 1) * size], "little")
+                instruction = self._decoded.get(word) or self.decode(word, fetched)
+                queue = queues[instruction.unit]
+                if len(queue) >= self.config.queue_depth:
+                    break
+                queue.append(fetched)
+                program[fetched] = instruction
+                fetched += 1
+            ready = count
+            for queue in queues:
+                if queue and queue[0] < ready:
+                    unit, _, _, waits, posts = program[queue[0]]
+                    if all(tokens[other][unit] for other in waits) and all(tokens[unit][o] < most for o in posts):
+                        ready = queue[0]
+            if ready == count:
+                break
+            instruction = program.pop(ready)
+            unit, opcode, fields, waits, posts = instruction
+            queues[unit].popleft()
+            if checker is not None:
+                checker.execute(ready, unit, opcode, fields)
+            self.execute(instruction, ready)
+            for other in waits:
+                tokens[other][unit] -= 1
+            for other in posts:
+                tokens[unit][other] += 1
+        if fetched < count or any(queues):
+            raise DeviceError("no unit can proceed: " + _describe(queues, program, tokens, most, fetched, count))
+        return Counters()
+
+    def execute(self, instruction: Instruction, number: int = 0) -> None:
+        """Execute one instruction whatever its tokens. DeviceError where it leaves memory."""
+        try:
+            vectorised.execute(self.state, self.dram, instruction.opcode, instruction.fields)
+        except IndexError as error:
+            raise DeviceError(f"instruction {number}: {ERROR_TEXT[Error.ADDRESS]}: {error}") from None
+
+    def decode(self, word: int, number: int = 0) -> Instruction:
+        """The instruction that `word` encodes. DeviceError where it is illegal."""
+        reason = why_illegal(self.config, word)
+        opcode = opcode_of(word)
+        if reason is not None or opcode is None:
+            raise DeviceError(f"instruction {number}: {ERROR_TEXT[Error.ILLEGAL_INSTRUCTION]}: {reason}")
+        f = formats(self.config)[opcode].decode(word)
+        waits = tuple(unit for unit in Unit if f["wait"] >> unit & 1)
+        posts = tuple(unit for unit in Unit if f["post"] >> unit & 1)
+        if len(self._decoded) >= DECODED_LIMIT:
+            self._decoded.clear()
+        self._decoded[word] = Instruction(UNIT_OF[opcode], opcode, f, waits, posts)
+        return self._decoded[word]
+
+
+def _describe(
+    queues: list[deque[int]],
+    program: dict[int, Instruction],
+    tokens: list[list[int]],
+    most: int,
+    fetched: int,
+    count: int,
+) -> str:
+    """What each unit's next instruction waits for."""
+    parts = []
+    for unit in Unit:
+        if not queues[unit]:
+            parts.append(f"{unit.name} has nothing to do")
+            continue
+        number = queues[unit][0]
+        missing = [f"a token from {o.name}" for o in program[number].waits if not tokens[o][unit]]
+        full = [f"room for a token to {o.name}" for o in program[number].posts if tokens[unit][o] >= most]
+        parts.append(f"{unit.name} waits at instruction {number} for {' and '.join(missing + full)}")
+    return "; ".join(parts) + f"; {fetched} of {count} instructions fetched"

@@ -1,0 +1,332 @@
+"""The meaning of each instruction once more, at the speed of numpy and BLAS: one call an instruction, not one a tile.
+
+Each function does to the state and to DRAM exactly what its namesake in `reference.py` does. What has no quick form
+(an instruction that writes the same entry twice) is handed to the reference.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.hw.isa import (
+    GEMM_LOOPS,
+    OUTER_LOOPS,
+    VECTOR_LOOPS,
+    ASource,
+    BinaryOp,
+    BSource,
+    Buffer,
+    Destination,
+    Opcode,
+    ReduceOp,
+)
+from celosia.sim import reference
+from celosia.sim.reference import Fields, Int32, State, element_bytes
+
+Array = NDArray[Any]
+Steps = tuple[tuple[int, int], ...]
+"""An affine address: (extent, stride) of each loop, from the outermost."""
+
+CHUNK = 1024
+"""Longest sum of int8 products whose every partial sum is exact in float32: 1024 * 128 * 128 = 2^24."""
+
+LARGEST_GATHER = 1 << 27
+"""Elements of a gathered operand beyond which the reference, which needs little memory, takes over."""
+
+
+def steps(f: Fields, operand: str, loops: tuple[str, ...]) -> Steps:
+    """Extents and strides of `operand`; the stride of a loop that runs once is 0."""
+    extents = [f[f"extent_{loop}"] for loop in loops]
+    return tuple((e, f[f"{operand}_{loop}"] if e > 1 else 0) for loop, e in zip(loops, extents, strict=True))
+
+
+@lru_cache(maxsize=8192)
+def spans(pattern: Steps, depth: int) -> tuple[tuple[tuple[int, ...], int, int], ...]:
+    """Ways to read the strides of `pattern`, modulo `depth`, as signed numbers: (strides, lowest, highest offset).
+
+    A stride of `depth - 1` is a step of -1; with two iterations it may as well be a step of `depth - 1`.
+    """
+    choices = []
+    for extent, stride in pattern:
+        signed = {stride % depth, stride % depth - depth if stride % depth else 0}
+        choices.append([s for s in signed if abs(s) * (extent - 1) < depth])
+    found = []
+    for strides in itertools.product(*choices):
+        ends = [stride * (extent - 1) for stride, (extent, _) in zip(strides, pattern, strict=True)]
+        low, high = sum(e for e in ends if e < 0), sum(e for e in ends if e > 0)
+        if high - low < depth:
+            found.append((strides, low, high))
+    return tuple(found)
+
+
+@lru_cache(maxsize=8192)
+def offsets(pattern: Steps, depth: int) -> NDArray[np.int64]:
+    """Entry numbers of `pattern` from base 0, modulo `depth`; shape is the extents. Not to be written to."""
+    total = np.zeros((1,) * len(pattern), np.int64)
+    for axis, (extent, stride) in enumerate(pattern):
+        shape = [1] * len(pattern)
+        shape[axis] = extent
+        total = total + (np.arange(extent) * stride).reshape(shape)
+    total %= depth
+    total.flags.writeable = False
+    return total
+
+
+@lru_cache(maxsize=8192)
+def distinct(pattern: Steps, depth: int) -> bool:
+    """True where no two iterations of `pattern` have the same address."""
+    count = prod(extent for extent, _ in pattern)
+    return count <= depth and len(np.unique(offsets(pattern, depth))) == count
+
+
+def view(array: Array, base: int, pattern: Steps) -> Array | None:
+    """Entries of `array` [depth, ...] in the order of `pattern`, without a copy; None where addresses wrap around."""
+    for strides, low, high in spans(pattern, len(array)):
+        if base + low >= 0 and base + high < len(array):
+            return np.ndarray(
+                (*(extent for extent, _ in pattern), *array.shape[1:]),
+                array.dtype,
+                array,
+                base * array.strides[0],
+                (*(stride * array.strides[0] for stride in strides), *array.strides[1:]),
+            )
+    return None
+
+
+def gather(array: Array, base: int, pattern: Steps) -> Array:
+    """Entries of `array` in the order of `pattern`; perhaps a view."""
+    found = view(array, base % len(array), pattern)
+    return array[(offsets(pattern, len(array)) + base) % len(array)] if found is None else found
+
+
+def scatter(array: Array, base: int, pattern: Steps, values: Array, add: bool = False) -> None:
+    """Write `values` (or add them) to entries of `array` that `pattern` visits once each."""
+    found = view(array, base % len(array), pattern)
+    if found is not None:
+        if add:
+            np.add(found, values, out=found, casting="unsafe")
+        else:
+            found[...] = values
+    else:
+        index = (offsets(pattern, len(array)) + base) % len(array)
+        array[index] = array[index] + values if add else values
+
+
+def gemm(state: State, f: Fields) -> None:
+    cfg = state.cfg
+    acc, inp, wgt = steps(f, "acc", OUTER_LOOPS), steps(f, "inp", GEMM_LOOPS), steps(f, "wgt", GEMM_LOOPS)
+    shared_input = inp[0][1] % cfg.inp_depth == 0  # every output block reads the same inputs
+    shared_weights = wgt[1][1] % cfg.wgt_depth == 0 and wgt[2][1] % cfg.wgt_depth == 0
+    # Outer loops along which weights change must be separate products; the others are rows or columns of one.
+    many = 0 if shared_weights and shared_input else 1 if shared_weights else 3
+    inp = inp if many else inp[1:]
+    wgt = wgt if many == 3 else (wgt[0], *wgt[3:])
+    rows = prod(extent for extent, _ in inp) * cfg.inp_bytes
+    columns = prod(extent for extent, _ in wgt) * cfg.wgt_bytes
+    if not distinct(acc, cfg.acc_depth) or max(rows, columns) > LARGEST_GATHER:
+        return reference.gemm(state, f)
+
+    n, y, x = (extent for extent, _ in acc)
+    length = prod(f[f"extent_{loop}"] for loop in ("k", "r", "s")) * cfg.block_in
+    # Entries [..., block_in/group, batch, group] become rows [..., batch][k, r, s, block_in].
+    left = np.moveaxis(gather(state.inp, f["inp_base"], inp), -2, -6).astype(np.float32, order="C")
+    right = np.moveaxis(gather(state.wgt, f["wgt_base"], wgt), -2, -5).astype(np.float32, order="C")
+    if many == 0:
+        total = _product(left.reshape(-1, length), right.reshape(-1, length))
+        total = total.reshape(y, x, cfg.batch, n, cfg.out_pieces, cfg.group).transpose(3, 0, 1, 4, 2, 5)
+    else:
+        outer = prod(extent for extent, _ in acc[:many])
+        total = _product(left.reshape(outer, -1, length), right.reshape(outer, -1, length))
+        total = total.reshape(n, y, x, cfg.batch, cfg.out_pieces, cfg.group).swapaxes(3, 4)
+    scatter(state.acc, f["acc_base"], acc, total, add=bool(f["accumulate"]))
+
+
+def _product(left: Array, right: Array) -> Int32:
+    """left [..., P, K] times right [..., C, K] transposed; whole numbers from -128 to 127, sums modulo 2^32."""
+    right = np.swapaxes(right, -1, -2)
+    total = None
+    for start in range(0, left.shape[-1], CHUNK):
+        part = (left[..., start : start + CHUNK] @ right[..., start : start + CHUNK, :]).astype(np.int32)
+        total = part if total is None else np.add(total, part, out=total)
+    assert total is not None
+    return total
+
+
+def vector(state: State, f: Fields) -> None:
+    cfg = state.cfg
+    to_out = f["destination"] == Destination.OUT
+    target: Array = state.out if to_out else state.acc
+    dst = steps(f, "dst", OUTER_LOOPS)
+    a = steps(f, "a", VECTOR_LOOPS)
+    if not distinct(dst, len(target)) or prod(extent for extent, _ in a) * cfg.lanes > LARGEST_GATHER:
+        return reference.vector(state, f)
+
+    v: Array = gather(state.acc if f["a_source"] == ASource.ACC else state.vin, f["a_base"], a)
+    v = _reduce(ReduceOp(f["reduce_op"]), v, f["a_offset"])
+    b = gather(state.vin, f["b_base"], steps(f, "b", OUTER_LOOPS)) if f["b_source"] == BSource.VIN else None
+    if f["binary_op"] != BinaryOp.NONE:
+        if b is None:
+            operand = np.array([f["imm"]], np.int32) + np.int32(f["b_offset"])
+        else:
+            operand = b + np.int32(f["b_offset"])
+        v = _binary(BinaryOp(f["binary_op"]), v.astype(np.int32), operand)
+
+    if f["requantise"]:
+        par = gather(state.par, f["par_base"], _once(steps(f, "par", OUTER_LOOPS), cfg.par_depth))
+        v = _requantise(v, par.reshape(*par.shape[:3], cfg.out_pieces, 1, cfg.group))
+        v += np.float32(f["zero_point"])
+    if f["requantise"] or f["lookup"] or f["rescale_add"] or to_out:
+        v = np.minimum(np.maximum(v, v.dtype.type(f["clip_lo"])), v.dtype.type(f["clip_hi"])).astype(np.int8)
+    if f["lookup"]:
+        v = state.lut[f["table"] % cfg.lut_count].take(v.view(np.uint8) ^ np.uint8(0x80))
+    if f["rescale_add"]:
+        # Every term is a whole number below 2^48, so the sum and its scaling are exact in float64.
+        assert b is not None
+        total = v * np.float64(f["scale_v"])
+        total += b * np.float64(f["scale_b"])
+        total += np.float64(f["scale_c"])
+        total *= 2.0 ** -f["scale_shift"]
+        np.rint(total, out=total)
+        v = np.minimum(np.maximum(total, f["add_lo"]), f["add_hi"])
+    scatter(target, f["dst_base"], dst, v)
+
+
+def _once(pattern: Steps, depth: int) -> Steps:
+    """`pattern` with loops that do not move the address run once (the result broadcasts)."""
+    return tuple((extent, stride) if stride % depth else (1, 0) for extent, stride in pattern)
+
+
+def _reduce(op: ReduceOp, a: Array, offset: int) -> Array:
+    """a [n, y, x, r, s, ...] int8 or int32 over r and s, in int32 that wraps."""
+    combine = {ReduceOp.ADD: np.add, ReduceOp.MAX: np.maximum, ReduceOp.MIN: np.minimum}[op]
+    # One window position after the other: numpy's own reduction over inner axes is several times slower.
+    result: Array | None = None
+    for r, s in np.ndindex(a.shape[3:5]):
+        part = a[:, :, :, r, s]
+        if offset:
+            part = part + np.int32(offset)
+        if result is None:
+            result = part if a.shape[3:5] == (1, 1) else part.astype(np.int32)
+        else:
+            combine(result, part, out=result)
+    assert result is not None
+    return result
+
+
+def _binary(op: BinaryOp, a: Int32, b: Int32) -> Int32:
+    """a op b in int32 that wraps."""
+    if op == BinaryOp.MUL:
+        return a.astype(np.int16).astype(np.int32) * b.astype(np.int16).astype(np.int32)
+    if op == BinaryOp.SHR:
+        return a >> (b & np.int32(31))
+    operation: Callable[[Int32, Int32], Int32] = {
+        BinaryOp.ADD: np.add, BinaryOp.MAX: np.maximum, BinaryOp.MIN: np.minimum,
+    }[op]  # fmt: skip
+    return operation(a, b)
+
+
+def _requantise(v: Array, par: NDArray[np.uint64]) -> NDArray[np.float32]:
+    """`reference.requantise` as the float32 product that it describes; equal wherever the result is below 2^20.
+
+    Beyond that both are far outside int8, on the same side, so that the clip that follows makes them equal.
+    """
+    bias = par.astype(np.uint32).view(np.int32)
+    multiplier = (par >> np.uint64(32) & np.uint64(0xFFFFFF)).astype(np.float32)
+    shift = (par >> np.uint64(56) & np.uint64(63)).astype(np.int32)
+    result = (v.astype(np.int32, copy=False) + bias).astype(np.float32)
+    result *= np.ldexp(multiplier, -shift)
+    return np.rint(result, out=result)
+
+
+def _dram_steps(state: State, dram: Array, f: Fields, size: int, verb: str) -> tuple[int, Steps]:
+    """First byte and signed steps of the rows in DRAM, all inside it. IndexError names the first row that is not."""
+    limit, width = 1 << 32, f["x_size"] * size
+    loops = (f["z_size"], f["dram_z"]), (f["y_size"], f["dram_y"])
+    pattern = tuple((extent, stride if extent > 1 else 0) for extent, stride in loops)
+    for strides, low, high in spans(pattern, limit):
+        if f["dram_addr"] + low >= 0 and f["dram_addr"] + high + width <= len(dram):
+            return f["dram_addr"], tuple((extent, s) for (extent, _), s in zip(pattern, strides, strict=True))
+    for _, _, start in reference._dram_rows(f, width):
+        if start + width > len(dram):
+            raise IndexError(f"{verb} bytes {start} to {start + width - 1}, the limit is {len(dram)}")
+    raise NotImplementedError  # rows inside DRAM whose addresses wrap around at 2^32
+
+
+def _dram_view(dram: NDArray[np.uint8], start: int, rows: Steps, count: int, size: int, dtype: Any) -> Array:
+    """[z, y, count, values] of `dtype`: rows of `count` consecutive elements of `size` bytes."""
+    item = np.dtype(dtype).itemsize
+    (z, dram_z), (y, dram_y) = rows
+    return np.ndarray((z, y, count, size // item), dtype, dram, start, (dram_z, dram_y, size, item))
+
+
+def load(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
+    buffer, widen = Buffer(f["buffer"]), bool(f["widen"])
+    size = element_bytes(state.cfg, buffer, widen)
+    target: Array = state.elements(buffer)
+    width = f["pad_left"] + f["x_size"] + f["pad_right"]
+    height = f["pad_top"] + f["y_size"] + f["pad_bottom"]
+    block = ((f["z_size"], f["sram_z"]), (height, f["sram_y"]), (width, f["sram_x"]))
+    block = tuple((extent, stride if extent > 1 else 0) for extent, stride in block)  # type: ignore[assignment]
+    try:
+        start, rows = _dram_steps(state, dram, f, size, "LOAD reads")
+    except NotImplementedError:
+        return reference.load(state, dram, f)
+    if not distinct(block, len(target)):
+        return reference.load(state, dram, f)
+    values = _dram_view(dram, start, rows, f["x_size"], size, np.int8 if widen else target.dtype)
+    if (height, width) != (f["y_size"], f["x_size"]):
+        whole = f["pad_value"] if buffer == Buffer.ACC else _repeated(f["pad_value"], target.dtype)
+        padded = np.full((f["z_size"], height, width, target.shape[1]), whole, target.dtype)
+        top, left = f["pad_top"], f["pad_left"]
+        padded[:, top : top + f["y_size"], left : left + f["x_size"]] = values
+        values = padded
+    scatter(target, f["sram_base"], block, values)
+
+
+def _repeated(value: int, dtype: np.dtype[Any]) -> np.generic:
+    """A number of `dtype` whose every byte is `value`."""
+    return np.full(dtype.itemsize, value, np.int8).view(dtype)[0]  # type: ignore[no-any-return]
+
+
+def store(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
+    size = state.cfg.piece_bytes
+    pieces = state.out.reshape(-1, size)
+    try:
+        start, rows = _dram_steps(state, dram, f, size, "STORE writes")
+    except NotImplementedError:
+        return reference.store(state, dram, f)
+    if _rows_overlap(rows, f["x_size"] * size):
+        return reference.store(state, dram, f)
+    loops = (f["z_size"], f["sram_z"]), (f["y_size"], f["sram_y"]), (f["x_size"], f["sram_x"])
+    block = tuple((extent, stride if extent > 1 else 0) for extent, stride in loops)
+    _dram_view(dram, start, rows, f["x_size"], size, np.int8)[...] = gather(pieces, f["sram_base"], block)
+
+
+def _rows_overlap(rows: Steps, width: int) -> bool:
+    """True where rows of `width` bytes may share a byte."""
+    reach = width
+    for extent, stride in sorted(rows, key=lambda loop: abs(loop[1])):
+        if extent > 1:
+            if abs(stride) < reach:
+                return True
+            reach += abs(stride) * (extent - 1)
+    return False
+
+
+def execute(state: State, dram: NDArray[np.uint8], opcode: Opcode, f: Fields) -> None:
+    """Execute one legal, decoded instruction. IndexError where it leaves DRAM."""
+    if opcode == Opcode.LOAD:
+        load(state, dram, f)
+    elif opcode == Opcode.STORE:
+        store(state, dram, f)
+    elif opcode == Opcode.GEMM:
+        gemm(state, f)
+    else:
+        vector(state, f)
