@@ -1,0 +1,197 @@
+"""Reads the instructions of a run, checks them and hands them to the units' queues."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import or_
+
+from amaranth import Cat, Module, Mux, Signal, Value
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from celosia.hw.axi import ADDR_BITS, MAX_BURST, ReadBus
+from celosia.hw.config import Config
+from celosia.hw.dae_pipeline.fifo import StreamFifo
+from celosia.hw.isa import RULES, UNIT_OF, formats, instruction_bytes
+from celosia.hw.layout import Pulse, error_layout, instruction_layout, layout
+from celosia.hw.regs import Error
+
+
+class Fetch(wiring.Component):
+    """Fetches ahead in bursts of up to two instructions, only as far as its buffer has room for what comes back, so
+    that it never holds up the read channel. Checks each instruction by the rules of `isa.why_illegal` and puts it
+    into the queue of its unit.
+
+    Members
+    -------
+    run : In(1)             From 0 to 1: start; everything here has been reset before.
+    halt : In(1)            Read and hand out nothing more.
+    instr_addr, instr_count, dma_base, dma_size : In     Stable while `run`. instr_addr: a multiple of an instruction's
+                            bytes and of the bus' bytes.
+    bus : Out(ReadBus)
+    queue_<unit> : Out(stream)      Instructions of the unit, in program order, from its queue.
+    error : Out(Pulse)      ILLEGAL_INSTRUCTION, ADDRESS (instructions outside the limits) or READ; nothing follows it.
+    finished : Out(1)       Every instruction has left its queue.
+    quiet : Out(1)          Nothing is in flight on the bus.
+    """
+
+    def __init__(self, cfg: Config) -> None:
+        self._cfg = cfg
+        super().__init__({
+            "run": In(1),
+            "halt": In(1),
+            "instr_addr": In(32),
+            "instr_count": In(32),
+            "dma_base": In(ADDR_BITS),
+            "dma_size": In(32),
+            "bus": Out(ReadBus(cfg.bus_bytes)),
+            **{
+                f"queue_{unit.name.lower()}": Out(stream.Signature(instruction_layout(cfg, opcode)))
+                for opcode, unit in UNIT_OF.items()
+            },
+            "error": Out(Pulse(error_layout)),
+            "finished": Out(1),
+            "quiet": Out(1),
+        })  # fmt: skip
+
+    def elaborate(self, platform: object) -> Module:
+        cfg = self._cfg
+        m = Module()
+        word_bytes, bus_bytes = instruction_bytes(cfg), cfg.bus_bytes
+        depth = 4 * min(MAX_BURST, 2 * max(1, word_bytes // bus_bytes))
+        m.submodules.buffer = buffer = StreamFifo(data.StructLayout({"data": 8 * bus_bytes, "error": 1}), depth)
+        word = stream.Signature(data.StructLayout({"data": 8 * word_bytes, "error": 1})).create(path=("word",))
+        going = Signal()
+        m.d.comb += going.eq(self.run & ~self.halt & ~self._check_limits(m, word_bytes))
+        self._request(m, going, buffer, depth, word_bytes)
+        if bus_bytes <= word_bytes:
+            self._join(m, buffer.o, word)
+        else:
+            self._split(m, buffer.o, word)
+        self._dispatch(m, going, word)
+        return m
+
+    def _check_limits(self, m: Module, word_bytes: int) -> Value:
+        """Reports ADDRESS once for instructions outside the DMA limits. Returns 1 where that is so or not yet known."""
+        bad, checked = Signal(), Signal()
+        unaligned = self.instr_addr % max(word_bytes, self._cfg.bus_bytes) != 0
+        fitting = Signal(32)  # instructions between the first one and the limit
+        space = Mux(self.instr_addr < self.dma_size, (self.dma_size - self.instr_addr)[:32], 0)
+        m.d.comb += fitting.eq(Mux(unaligned, 0, space // word_bytes))
+        m.d.sync += [
+            bad.eq((self.instr_count != 0) & (self.instr_count > fitting)),
+            checked.eq(self.run),
+        ]
+        with m.If(self.run & ~self.halt & checked & bad):
+            m.d.comb += [
+                self.error.valid.eq(1),
+                self.error.payload.code.eq(Error.ADDRESS),
+                self.error.payload.index.eq(fitting),
+            ]
+        return ~checked | bad
+
+    def _request(self, m: Module, going: Value, buffer: StreamFifo, depth: int, word_bytes: int) -> None:
+        """Requests bursts while the buffer has room for all that is under way. Bursts end at multiples of their longest
+        length, which divides 4096 bytes."""
+        bus_bytes, request, response = self._cfg.bus_bytes, self.bus.request, self.bus.response
+        longest = depth // 4
+        total = Signal(32 + 7)  # beats of the run
+        asked = Signal.like(total)
+        first = Signal(32)  # number of the first beat's bus word
+        left = Signal.like(total)
+        position = Signal(range(longest))  # of the next beat between multiples of `longest`
+        beats = Signal(range(longest + 1))
+        m.d.comb += [
+            total.eq((self.instr_count * word_bytes + bus_bytes - 1) // bus_bytes),
+            first.eq(self.instr_addr // bus_bytes),
+            left.eq(total - asked),
+            position.eq(first + asked),
+            beats.eq(Mux(left < longest - position, left, longest - position)),
+        ]
+        asks = Signal()
+        room = Signal(range(depth + 1), init=depth)  # of the buffer, not promised to a beat
+        pending = Signal(range(depth + 1))  # beats to come
+        m.d.comb += asks.eq(going & ~request.valid & (left != 0) & (room >= longest))
+        with m.If(asks):
+            m.d.sync += [
+                request.valid.eq(1),
+                request.payload.addr.eq(self.dma_base + (first + asked) * bus_bytes),
+                request.payload.len.eq(beats - 1),
+                asked.eq(asked + beats),
+            ]
+        with m.Elif(request.ready):
+            m.d.sync += request.valid.eq(0)
+        promised = Mux(asks, beats, 0)
+        m.d.sync += [
+            room.eq(room - promised + (buffer.o.valid & buffer.o.ready)),
+            pending.eq(pending + promised - response.valid),
+        ]
+        m.d.comb += [
+            response.ready.eq(1),
+            buffer.i.valid.eq(response.valid),
+            buffer.i.payload.data.eq(response.payload.data),
+            buffer.i.payload.error.eq(response.payload.error),
+            self.quiet.eq(pending == 0),
+        ]
+
+    def _join(self, m: Module, beats: stream.Interface, word: stream.Interface) -> None:
+        """Puts the beats of a word together; the next one is begun while the last one leaves."""
+        beat = beats.payload
+        parts = len(word.payload.data) // len(beat.data)
+        count = Signal(range(parts + 1))
+        m.d.comb += [word.valid.eq(count == parts), beats.ready.eq(~word.valid | word.ready)]
+        with m.If(beats.valid & beats.ready):
+            m.d.sync += [
+                word.payload.data.eq(Cat(word.payload.data, beat.data) >> len(beat.data)),
+                word.payload.error.eq(beat.error | (word.payload.error & ~word.valid)),
+                count.eq(Mux(word.valid, 1, count + 1)),
+            ]
+        with m.Elif(word.ready & word.valid):
+            m.d.sync += count.eq(0)
+
+    def _split(self, m: Module, beats: stream.Interface, word: stream.Interface) -> None:
+        """Takes a beat apart into words."""
+        parts = len(beats.payload.data) // len(word.payload.data)
+        part = Signal(range(parts))
+        m.d.comb += [
+            word.valid.eq(beats.valid),
+            word.payload.data.eq(beats.payload.data.word_select(part, len(word.payload.data))),
+            word.payload.error.eq(beats.payload.error),
+            beats.ready.eq(word.ready & (part == parts - 1)),
+        ]
+        with m.If(word.valid & word.ready):
+            m.d.sync += part.eq(part + 1)
+
+    def _dispatch(self, m: Module, going: Value, word: stream.Interface) -> None:
+        """Checks the word and puts it into the queue of its unit."""
+        index = Signal(32)  # of the word
+        legal, accepted = Signal(), Signal()
+        queues = []
+        for opcode, fmt in formats(self._cfg).items():
+            queue = StreamFifo(instruction_layout(self._cfg, opcode), self._cfg.queue_depth)
+            name = f"queue_{UNIT_OF[opcode].name.lower()}"
+            m.submodules[name] = queue
+            wiring.connect(m, queue.o, wiring.flipped(getattr(self, name)))
+            fields = data.View(layout(fmt), word.payload.data[: fmt.width])
+            m.d.comb += [queue.i.payload.index.eq(index), queue.i.payload.fields.eq(fields)]
+            with m.If(fields.opcode == opcode):
+                m.d.comb += [
+                    legal.eq(~reduce(or_, (broken(fields) for broken in RULES[opcode].values()))),
+                    accepted.eq(queue.i.ready),
+                    queue.i.valid.eq(word.valid & word.ready),
+                ]
+            queues.append(queue)
+        last = index == self.instr_count
+        check = going & word.valid & ~last
+        m.d.comb += [
+            word.ready.eq(check & legal & ~word.payload.error & accepted),
+            self.finished.eq(going & last & ~Cat(queue.o.valid for queue in queues).any()),
+        ]
+        with m.If(word.valid & word.ready):
+            m.d.sync += index.eq(index + 1)
+        with m.If(check & (word.payload.error | ~legal)):
+            m.d.comb += [
+                self.error.valid.eq(1),
+                self.error.payload.code.eq(Mux(word.payload.error, Error.READ, Error.ILLEGAL_INSTRUCTION)),
+                self.error.payload.index.eq(index),
+            ]
