@@ -1,0 +1,233 @@
+"""The register file and the life of a run, driven by AXI4-Lite."""
+
+from __future__ import annotations
+
+import logging
+import random
+from functools import partial
+
+import bench
+import cocotb
+import pytest
+from cocotbext.axi import AxiLiteBus, AxiLiteMaster
+
+from celosia.hw.config import PRESETS
+from celosia.hw.control import ERROR_SOURCES, Control
+from celosia.hw.isa import Unit
+from celosia.hw.regs import (
+    CONTROL_START,
+    COUNTERS,
+    MAGIC,
+    REGISTERS,
+    STATUS_BUSY,
+    STATUS_DONE,
+    STATUS_ERROR_SHIFT,
+    Access,
+    Error,
+)
+
+CONFIG = PRESETS["tiny"]
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize(
+    "test",
+    [
+        "registers_hold_what_is_written",
+        "a_run_ends_when_all_is_quiet",
+        "counters_count",
+        "the_first_error_is_kept",
+        "watchdog",
+        "watchdog_ends_a_halt_that_never_becomes_quiet",
+    ],
+)
+def test_control(test: str) -> None:
+    bench.run(partial(Control, CONFIG), __file__, cfg=CONFIG, only=test)
+
+
+class Host:
+    """The registers as seen from AXI4-Lite."""
+
+    def __init__(self, dut: bench.Dut) -> None:
+        self.dut = dut
+        logging.getLogger("cocotb").setLevel(logging.WARNING)
+        self.bus = AxiLiteMaster(AxiLiteBus.from_prefix(dut, "axil_"), dut.clk, dut.rst)
+
+    async def read(self, name: str) -> int:
+        return int(await self.bus.read_dword(REGISTERS[name].offset))
+
+    async def write(self, name: str, value: int) -> None:
+        await self.bus.write_dword(REGISTERS[name].offset, value)
+
+    async def begin(self, watchdog: int = 0) -> None:
+        await self.write("watchdog", watchdog)
+        await self.write("control", CONTROL_START)
+        assert await self.read("status") == STATUS_BUSY
+        assert self.dut.run.value and not self.dut.clear.value
+
+
+async def host(dut: bench.Dut) -> Host:
+    await bench.start(dut)
+    dut.quiet.value, dut.fetch_quiet.value = 15, 1
+    return Host(dut)
+
+
+async def pulse_error(dut: bench.Dut, **errors: tuple[Error, int]) -> None:
+    await bench.rise(dut)
+    for source, (code, index) in errors.items():
+        getattr(dut, f"error_{source}__valid").value = 1
+        getattr(dut, f"error_{source}__payload").value = code | index << 4
+    await bench.rise(dut)
+    for source in errors:
+        getattr(dut, f"error_{source}__valid").value = 0
+
+
+@cocotb.test()
+async def registers_hold_what_is_written(dut: bench.Dut) -> None:
+    bus = await host(dut)
+    assert await bus.read("magic") == MAGIC
+    assert await bus.read("identity") == CONFIG.identity
+    written = {
+        name: random.getrandbits(32) | 1
+        for name, register in REGISTERS.items()
+        if register.access == Access.WRITE and name != "control"
+    }
+    for name in random.sample(list(REGISTERS), len(REGISTERS)):  # writes to the others change nothing
+        if name != "control":
+            await bus.write(name, written.get(name, 0xFFFFFFFF))
+    for name in REGISTERS:
+        if name not in ("magic", "identity"):
+            assert await bus.read(name) == written.get(name, 0), name
+    assert int(dut.instr_addr.value) == written["instr_addr"]
+    assert int(dut.dma_base.value) == (written["dma_base_lo"] | written["dma_base_hi"] << 32) & (1 << 40) - 1
+    assert await bus.bus.read_dword(0xFFC) == 0
+    offset = REGISTERS["dma_size"].offset
+    await bus.bus.write(offset + 1, b"\xab\xcd")
+    assert await bus.read("dma_size") == written["dma_size"] & 0xFF0000FF | 0xCDAB00
+
+
+@cocotb.test()
+async def a_run_ends_when_all_is_quiet(dut: bench.Dut) -> None:
+    bus = await host(dut)
+    for interrupt in (0, 1):
+        dut.finished.value = 0
+        await bus.write("irq_enable", interrupt)
+        clears: list[int] = []
+        watch = cocotb.start_soon(count_clears(dut, clears))
+        await bus.begin()
+        await bus.write("control", CONTROL_START)  # while busy: nothing happens
+        for finished, quiet, fetch in ((0, 15, 1), (1, 7, 1), (1, 14, 1), (1, 15, 0)):
+            dut.finished.value, dut.quiet.value, dut.fetch_quiet.value = finished, quiet, fetch
+            await bench.cycles(dut, 5)
+            assert await bus.read("status") == STATUS_BUSY
+            assert not dut.irq.value
+        dut.finished.value, dut.quiet.value, dut.fetch_quiet.value = 1, 15, 1
+        await bench.cycles(dut, 5)
+        assert await bus.read("status") == STATUS_DONE
+        assert int(dut.irq.value) == interrupt
+        assert not dut.run.value and not dut.halt.value and len(clears) == 1
+        watch.cancel()
+    await bus.write("irq_enable", 0)
+    assert not dut.irq.value
+    dut.finished.value = 0
+    await bus.write("irq_enable", 1)
+    await bus.begin()
+    assert not dut.irq.value
+
+
+async def count_clears(dut: bench.Dut, into: list[int]) -> None:
+    while True:
+        await bench.fall(dut)
+        if dut.clear.value:
+            assert not dut.run.value
+            into.append(1)
+
+
+@cocotb.test()
+async def counters_count(dut: bench.Dut) -> None:
+    bus = await host(dut)
+    for _ in range(2):  # the second run starts from 0 again
+        dut.finished.value = 0
+        await bus.begin()
+        expected = dict.fromkeys(COUNTERS, 0)
+        before = await bus.read("cycles_lo")
+        await bench.rise(dut)
+        for _ in range(random.randrange(50, 100)):
+            values = {name: random.getrandbits(4) for name in ("active", "held", "wait_token")}
+            beats = {name: random.getrandbits(1) for name in ("read_beat", "write_beat")}
+            for name, value in (values | beats).items():
+                getattr(dut, name).value = value
+            for unit in Unit:
+                name = unit.name.lower()
+                expected[f"{name}_busy"] += values["active"] >> unit & 1
+                expected[f"{name}_wait_memory"] += values["held"] >> unit & 1
+                expected[f"{name}_wait_token"] += values["wait_token"] >> unit & 1
+            expected["read_beats"] += beats["read_beat"]
+            expected["write_beats"] += beats["write_beat"]
+            expected["cycles"] += 1
+            await bench.rise(dut)
+        for name in ("active", "held", "wait_token", "read_beat", "write_beat"):
+            getattr(dut, name).value = 0
+        dut.finished.value = 1
+        await bench.cycles(dut, 5)
+        dut.active.value = 15  # does not count any more
+        found = {name: await bus.read(f"{name}_lo") | await bus.read(f"{name}_hi") << 32 for name in COUNTERS}
+        assert 0 < found.pop("cycles") - expected.pop("cycles") - before < 10
+        assert found == expected
+        dut.active.value = 0
+
+
+@cocotb.test()
+async def the_first_error_is_kept(dut: bench.Dut) -> None:
+    bus = await host(dut)
+    for attempt in range(8):
+        dut.quiet.value = 15
+        await bus.begin()
+        assert not dut.halt.value
+        dut.quiet.value = 13
+        sources = random.sample(ERROR_SOURCES, random.randrange(1, 4))
+        errors = {name: (random.choice(list(Error)[1:5]), random.getrandbits(24)) for name in sources}
+        await pulse_error(dut, **errors)
+        await bench.fall(dut)
+        assert dut.halt.value
+        await pulse_error(dut, load=(Error.READ, attempt))
+        assert await bus.read("status") & 0xFF == STATUS_BUSY
+        dut.quiet.value = 15
+        await bench.cycles(dut, 3)
+        code, index = errors[min(sources, key=ERROR_SOURCES.index)]
+        assert await bus.read("status") == STATUS_DONE | code << STATUS_ERROR_SHIFT
+        assert await bus.read("error_index") == index
+        assert dut.halt.value
+
+
+@cocotb.test()
+async def watchdog(dut: bench.Dut) -> None:
+    bus = await host(dut)
+    dut.oldest.value = 77
+    for signal in ("active", "read_beat", "write_beat"):
+        await bus.begin(watchdog=50)
+        for _ in range(5):
+            await bench.cycles(dut, 35)
+            getattr(dut, signal).value = 1
+            await bench.rise(dut)
+            getattr(dut, signal).value = 0
+        assert await bus.read("status") == STATUS_BUSY
+        await bench.cycles(dut, 60)
+        assert await bus.read("status") == STATUS_DONE | Error.WATCHDOG << STATUS_ERROR_SHIFT
+        assert await bus.read("error_index") == 77
+    await bus.begin(watchdog=0)
+    await bench.cycles(dut, 3000)
+    assert await bus.read("status") == STATUS_BUSY
+
+
+@cocotb.test()
+async def watchdog_ends_a_halt_that_never_becomes_quiet(dut: bench.Dut) -> None:
+    bus = await host(dut)
+    dut.quiet.value = 7
+    await bus.begin(watchdog=50)
+    await pulse_error(dut, store=(Error.WRITE, 3))
+    await bench.cycles(dut, 25)
+    assert await bus.read("status") == STATUS_BUSY | Error.WRITE << STATUS_ERROR_SHIFT
+    await bench.cycles(dut, 60)
+    assert await bus.read("status") == STATUS_DONE | Error.WRITE << STATUS_ERROR_SHIFT
+    assert await bus.read("error_index") == 3
