@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from amaranth import Module, Mux, Signal
-from amaranth.lib import wiring
+from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.axi import BURST_INCR, CACHE_NORMAL, RESP_OKAY, Axi4Read, ReadBus
+from celosia.hw.axi import BURST_INCR, CACHE_NORMAL, RESP_OKAY, Axi4Read, ReadBus, burst_layout
 from celosia.hw.dae_pipeline.fifo import StreamFifo
 
 
@@ -41,7 +41,7 @@ class ReadMux(wiring.Component):
         # A chosen burst goes to a register, where it stays until AXI takes it.
         load_next, pick_load, ask = Signal(), Signal(), Signal()
         may_ask = (~axi.arvalid | axi.arready) & owners.i.ready
-        burst = Mux(pick_load, load.request.payload, fetch.request.payload)
+        burst = data.View(burst_layout, Mux(pick_load, load.request.payload, fetch.request.payload))
         m.d.comb += [
             pick_load.eq(load.request.valid & (load_next | ~fetch.request.valid)),
             ask.eq(may_ask & (load.request.valid | fetch.request.valid)),

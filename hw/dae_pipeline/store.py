@@ -11,7 +11,7 @@ from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.dma import OFFSET_BITS, OUTSTANDING, WriteEngine, write_beat_layout
 from celosia.hw.dae_pipeline.fifo import StreamFifo
 from celosia.hw.dae_pipeline.walk import Rows, Walker
-from celosia.hw.isa import Opcode, formats
+from celosia.hw.isa import Opcode
 from celosia.hw.layout import INDEX_BITS, ReadPort, unit_members
 from celosia.hw.regs import Error
 
