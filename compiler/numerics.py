@@ -13,6 +13,7 @@ that derive parameters take the ONNX values and return parameters for the stored
 """
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -308,3 +309,229 @@ def _maximise_last(rows: Float64, bounds: Float64) -> tuple[Array, list[int]]:
         ratio = np.where(change > 1e-12, force / np.maximum(change, 1e-12), np.inf)
         corner[np.argmin(ratio)] = enter
     return x, [int(i) - len(cube) for i, f in zip(corner, force) if f > 1e-9 and i >= len(cube)]
+
+
+# Two operands: QLinearMul.
+
+
+def qlinear_mul(a: Array, b: Array, sa: float, za: int, sb: float, zb: int, sc: float, zc: int) -> Array:
+    """com.microsoft.QLinearMul, bit-exact on x86. a, b: both int8 or both uint8, broadcast. Returns that type.
+
+    Unlike the requantiser it adds the zero point before it rounds.
+    """
+    product = (a.astype(np.int32) - za) * (b.astype(np.int32) - zb)
+    return _scaled_product(product, conv_scale(sa, sb, sc), zc, _byte_type(a.dtype))
+
+
+def _scaled_product(product: Array, scale: Float32, zc: int, dtype: np.dtype[Any]) -> Array:
+    return _convert_saturating(product.astype(_f32) * scale + _f32(zc), dtype)
+
+
+@dataclass(frozen=True)
+class Requantise:
+    """Arguments of `requantize` after the accumulator, for stored bytes."""
+
+    bias: int
+    multiplier: int
+    shift: int
+    zero_point: int
+
+
+def mul_scale(sa: float, za: int, sb: float, zb: int, sc: float, zc: int, dtype: DTypeLike) -> Requantise | None:
+    """How to requantise (q - za) * (r - zb) to be `qlinear_mul` on all 65,536 pairs, or None where nothing was found.
+
+    QLinearMul rounds to even after adding the zero point, the hardware before: ties go the other way where zc is odd.
+    Then the multiplier moves by a few units, or whole steps that are nearly a whole number of products move from the
+    zero point to the bias. Each candidate is tried on the products next to ties, and what passes on all of them.
+    """
+    kind = _byte_type(dtype)
+    lo, hi = _limits(kind)
+    values = np.arange(lo, hi + 1)
+    products = np.unique((values[:, None] - za) * (values - zb)).astype(np.int32)
+    scale = conv_scale(sa, sb, sc)
+    if not np.isfinite(scale) or scale < 0:
+        return None
+    wanted = _scaled_product(products, scale, zc, kind).astype(np.int64) - (lo + 128)
+    multiplier, shift = (int(x) for x in fold_scale(scale))
+    zero_point = zc - (lo + 128)
+
+    delicate = np.abs(products * float(scale) % 1 - 0.5) < 2.0**-8
+    moved = zero_point - np.arange(-128, 128)                          # steps that the bias takes over
+    biases = np.rint(moved / max(float(scale), 2.0**-20))
+    for k in np.lexsort((np.abs(moved), np.abs(biases * float(scale) - moved)))[:16]:
+        for step in sorted(range(-8, 9), key=abs):
+            found = Requantise(int(biases[k]), multiplier + step, shift, zero_point - int(moved[k]))
+            if 0 <= found.multiplier < 1 << MULTIPLIER_BITS and all(
+                    np.array_equal(_requantise(products[chosen], found), wanted[chosen])
+                    for chosen in (delicate, slice(None))):
+                return found
+    return None
+
+
+def _requantise(acc: Array, p: Requantise) -> Int8:
+    return requantize(acc, p.bias, p.multiplier, p.shift, p.zero_point)
+
+
+# Pooling. The scales are for `fold_scale`; the bias is -zero_point * count, for stored bytes and their zero points.
+
+
+def global_average_scale(sx: float, sy: float, count: int) -> np.float32:
+    """Factor from the sum of `count` values to output steps in QLinearGlobalAveragePool: exact with `requantize`."""
+    return _f32(_f32(sx) / (_f32(sy) * _f32(count)))
+
+
+def mean_scale(sx: float, sy: float, count: int) -> np.float32:
+    """The same factor for a mean that the model computes in float32, between DequantizeLinear and QuantizeLinear.
+
+    Float32 sums have no defined order, so this is the nearest factor. For count <= 2^14 and sx <= 2 * sy the result
+    differs by at most one step, and only where the mean lies within (count + 4) * 2^-16 of a half step: the sum of
+    values of at most 255 steps errs by (count + 3) * 2^-24 of them, the factor and its product by 2^-23.
+    """
+    return _f32(float(_f32(sx)) / (float(_f32(sy)) * count))
+
+
+def qlinear_average(windows: Array, sx: float, zx: int, sy: float, zy: int) -> Array:
+    """com.microsoft.QLinearAveragePool of windows [..., n], their values row by row; returns [...].
+
+    It dequantises, sums in float32 in that order, divides by n and adds the zero point before it rounds. The sum of the
+    integers cannot always tell where that ends: `requantize` with `global_average_scale` differs on ties, by one step.
+    """
+    x = dequantize_linear(windows, sx, zx)
+    total = np.zeros(x.shape[:-1], _f32)
+    for i in range(x.shape[-1]):
+        total = total + x[..., i]
+    lo, hi = _limits(_byte_type(windows.dtype))
+    steps = np.rint(total / _f32(x.shape[-1]) / _f32(sy) + _f32(zy))
+    return np.asarray(np.clip(steps, lo, hi).astype(windows.dtype))
+
+
+# One operand: 256 inputs.
+
+
+def quantize_linear(x: ArrayLike, scale: ArrayLike, zero_point: ArrayLike, dtype: DTypeLike) -> Array:
+    """QuantizeLinear: rne(x / scale) + zero_point, saturated; NaN gives the smallest value. dtype: int8 or uint8."""
+    lo, hi = _limits(_byte_type(dtype))
+    zero = np.asarray(zero_point, np.int32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        steps = np.rint(np.asarray(x, _f32) / np.asarray(scale, _f32))
+    steps = np.where(np.isnan(steps), lo - zero, np.clip(steps, lo - zero, hi - zero))
+    return np.asarray((steps + zero).astype(dtype))
+
+
+def dequantize_linear(q: Array, scale: ArrayLike, zero_point: ArrayLike) -> Float32:
+    """DequantizeLinear: (q - zero_point) * scale."""
+    return np.asarray((q.astype(np.int32) - np.asarray(zero_point, np.int32)).astype(_f32) * np.asarray(scale, _f32))
+
+
+def unary_table(op: str | Callable[[Float32], Array], attributes: Mapping[str, float], sx: float, zx: int, sy: float,
+                zy: int, dtype: DTypeLike) -> Int8:
+    """What dequantise -> op -> quantise makes of every byte: [256] int8, entry i for the stored byte i - 128.
+
+    op: a key of UNARY, or a function of a float32 array (which then gets no attributes). KeyError for another name.
+    "Identity" is a change of scale, and the table of QLinearConcat.
+
+    >>> unary_table("Relu", {}, 0.5, 0, 0.5, 0, np.int8)[[0, 127, 128, 255]].tolist()
+    [0, 0, 0, 127]
+    """
+    kind = _byte_type(dtype)
+    lo, hi = _limits(kind)
+    x = dequantize_linear(np.arange(lo, hi + 1).astype(kind), sx, zx)
+    with np.errstate(all="ignore"):
+        y = UNARY[op](x, **attributes) if isinstance(op, str) else op(x)
+    return (quantize_linear(y, sy, zy, kind).astype(np.int64) - (lo + 128)).astype(np.int8)
+
+
+def _polynomial(x: Float32, *coefficients: float) -> Float32:
+    """Horner's rule with fused multiply-adds, highest power first."""
+    result = np.full_like(x, coefficients[0])
+    for c in coefficients[1:]:
+        result = _fma(result, x, _f32(c))
+    return result
+
+
+def _sigmoid(x: Float32) -> Float32:
+    """The rational approximation of Eigen, which onnxruntime uses: 1/2 + x P(x^2) / Q(x^2) on -18..18."""
+    x = np.clip(x, _f32(-18), _f32(18))
+    p = _polynomial(x * x, 4.37031012579801e-11, 1.15627324459942e-07, 6.08574864600143e-05, 8.51377133304701e-03,
+                    2.48287947061529e-01)
+    q = _polynomial(x * x, 6.10247389755681e-13, 5.76102136993427e-09, 6.29106785017040e-06, 1.70198817374094e-03,
+                    1.16817656904453e-01, 9.93151921023180e-01)
+    return np.asarray(np.maximum(p * x / q + _f32(0.5), _f32(0)))
+
+
+def _leaky_relu(x: Float32, alpha: float = 0.01) -> Float32:
+    return np.where(x >= 0, x, _f32(alpha) * x)
+
+
+def _hard_sigmoid(x: Float32, alpha: float = 0.2, beta: float = 0.5) -> Float32:
+    return np.asarray(np.clip(_f32(alpha) * x + _f32(beta), _f32(0), _f32(1)))
+
+
+def _hard_swish(x: Float32) -> Float32:
+    return x * _hard_sigmoid(x, 1 / 6)
+
+
+def _clip(x: Float32, min: float = -np.inf, max: float = np.inf) -> Float32:
+    return np.clip(x, _f32(min), _f32(max))
+
+
+def _gelu(x: Array) -> Array:
+    return np.asarray(0.5 * x * (1 + _erf(x * math.sqrt(0.5))))
+
+
+def _in_float64(function: Callable[..., Array]) -> Callable[..., Array]:
+    return lambda x, **attributes: function(x.astype(np.float64), **attributes)
+
+
+_erf: Callable[[Array], Array] = np.vectorize(math.erf, otypes=[np.float64])
+
+# The first group repeats onnxruntime bit by bit. The second rounds once where onnxruntime errs by a few units of the
+# last place of float32: a table entry can differ where its value is that near to a tie (docs/numerics.md: how often).
+UNARY: dict[str, Callable[..., Array]] = {
+    "Identity": lambda x: x,
+    "Relu": lambda x: np.maximum(x, _f32(0)),
+    "LeakyRelu": _leaky_relu,
+    "Clip": _clip,
+    "Sigmoid": _sigmoid,
+    "HardSigmoid": _hard_sigmoid,
+    "HardSwish": _hard_swish,
+    "ThresholdedRelu": lambda x, alpha=1.0: np.where(x > _f32(alpha), x, _f32(0)),
+    "Abs": np.abs,
+    "Neg": np.negative,
+    "Sqrt": np.sqrt,
+    "Reciprocal": lambda x: _f32(1) / x,
+    "Ceil": np.ceil,
+    "Floor": np.floor,
+    "Round": np.rint,
+
+    "Elu": _in_float64(lambda x, alpha=1.0: np.where(x >= 0, x, alpha * np.expm1(x))),
+    "Erf": _in_float64(_erf),
+    "Exp": _in_float64(np.exp),
+    "Gelu": _in_float64(_gelu),
+    "Log": _in_float64(np.log),
+    "Mish": _in_float64(lambda x: x * np.tanh(np.log1p(np.exp(x)))),
+    "Softplus": _in_float64(lambda x: np.logaddexp(x, 0)),
+    "Softsign": _in_float64(lambda x: x / (1 + np.abs(x))),
+    "Tanh": _in_float64(np.tanh),
+}
+
+
+# A row at a time: QLinearSoftmax.
+
+
+def qlinear_softmax(x: Array, sx: float, sy: float, zy: int) -> Array:
+    """com.microsoft.QLinearSoftmax over the last axis. x: int8 or uint8; its zero point does not matter. Returns that.
+
+    Exponentials come from a table, scaled so that the sum stays below the largest float32; the row's maximum meets its
+    last entry. Sums run left to right in float32, and the output scale counts as a whole fraction 1 / floor(1 / sy).
+    """
+    lo, hi = _limits(_byte_type(x.dtype))
+    room = max(0.0, float(np.log(np.finfo(_f32).max / _f32(x.shape[-1]))) - 5)
+    table = np.exp((np.arange(256) - 255 + room / float(_f32(sx))) * float(_f32(sx))).astype(_f32)
+    steps = x.astype(np.int64)
+    powers = table[255 + steps - steps.max(axis=-1, keepdims=True)]
+    total = np.zeros(x.shape[:-1], _f32)
+    for i in range(x.shape[-1]):
+        total = total + powers[..., i]
+    y = np.rint(powers * np.floor(_f32(1) / _f32(sy)) / total[..., None])
+    return np.asarray(np.clip(y.astype(np.int64) + zy, lo, hi).astype(x.dtype))

@@ -202,6 +202,218 @@ def fit_rescale_add(count: int, seed: int = 0) -> dict[str, float]:
             "max ms": max(times)}
 
 
+def qlinear_mul(count: int, seed: int = 0) -> Tally:
+    """`qlinear_mul` against QLinearMul on all pairs, for `count` sets of scales of each type."""
+    rng = np.random.default_rng(seed)
+
+    def once(kind: type) -> Tally:
+        a, b = all_pairs(kind)
+        p = operands(rng, kind)
+        return a.size, int(np.sum(numerics.qlinear_mul(a, b, *p) != ort_binary("QLinearMul", a, b, *p)))
+
+    return add_up(once(kind) for _ in range(count) for kind in KINDS)
+
+
+def mul_scale(count: int, seed: int = 0) -> dict[str, float]:
+    """How often a product has exact integers, how long the search takes, and how many pairs differ from onnxruntime."""
+    rng = np.random.default_rng(seed)
+    found, different, times = 0, 0, []
+    for i in range(count):
+        kind = KINDS[i % 2]
+        flip = np.iinfo(kind).min + 128
+        sa, za, sb, zb, _, zc = operands(rng, kind)
+        widest = max(abs(flip + q - z) for q in (-128, 127) for z in (za, zb)) ** 2
+        sc = np.float32(sa * sb * widest * rng.uniform(0.3, 1) / 200)   # the output is about as wide as the products
+        start = time.perf_counter()
+        fit = numerics.mul_scale(sa, za, sb, zb, sc, zc, kind)
+        times.append(1e3 * (time.perf_counter() - start))
+        if fit is None:
+            continue
+        found += 1
+        a, b = all_pairs(kind)
+        acc = (a.astype(np.int32) - za) * (b.astype(np.int32) - zb)
+        got = numerics.requantize(acc, fit.bias, fit.multiplier, fit.shift, fit.zero_point).astype(np.int32) + flip
+        different += int(np.sum(got != ort_binary("QLinearMul", a, b, sa, za, sb, zb, sc, zc)))
+    return {"sets": count, "found": found, "different": different, "mean ms": float(np.mean(times)),
+            "max ms": max(times)}
+
+
+# Pooling
+
+
+def global_average(count: int, channels_last: int, seed: int = 0) -> Tally:
+    """Sum, then `requantize` with `global_average_scale`, against QLinearGlobalAveragePool; one channel near a tie."""
+    rng = np.random.default_rng(seed)
+
+    def once(kind: type) -> Tally:
+        info = np.iinfo(kind)
+        channels, height, width = (int(n) for n in rng.integers(1, 30, 3))
+        x = rng.integers(info.min, info.max + 1, (2, height, width, channels)).astype(kind)
+        zx, zy = (int(z) for z in rng.integers(info.min, info.max + 1, 2))
+        area, sx = height * width, random_scale(rng)
+        stored = x.astype(np.int32) - (info.min + 128)
+        acc, bias = stored.sum((1, 2)), -(zx - info.min - 128) * area
+        sy = np.float32(sx * (abs(int(acc[0, 0]) + bias) + 1) / area / (rng.integers(0, 100) + 0.5))
+        image = x if channels_last else np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+        y = run_node("QLinearGlobalAveragePool", image, f32(sx), np.array(zx, kind), f32(sy), np.array(zy, kind),
+                     out=kind, channels_last=channels_last).reshape(2, channels)
+        multiplier, shift = numerics.fold_scale(numerics.global_average_scale(sx, sy, area))
+        got = numerics.requantize(acc, bias, multiplier, shift, zy - info.min - 128)
+        return y.size, int(np.sum(got.astype(np.int32) + info.min + 128 != y))
+
+    return add_up(once(kind) for _ in range(count) for kind in KINDS)
+
+
+def float_mean(count: int, seed: int = 0) -> tuple[int, int, int]:
+    """Sum, then `requantize` with `mean_scale`, against DequantizeLinear, ReduceMean, QuantizeLinear.
+
+    Returns values compared, values that differ, greatest difference.
+    """
+    rng = np.random.default_rng(seed)
+    compared, different, worst = 0, 0, 0
+    for _ in range(count):
+        side = int(rng.integers(2, 15))
+        x = rng.integers(-128, 128, (1, 64, side, side)).astype(np.int8)
+        sx = random_scale(rng)
+        sy = np.float32(sx * (0.5 if rng.integers(2) else rng.uniform(0.5, 1)))
+        zx, zy = (int(z) for z in rng.integers(-128, 128, 2))
+        mean = run_node("ReduceMean", ort_dequantise(x, sx, zx), np.array([2, 3]), out=np.float32, domain="",
+                        keepdims=0)
+        y = ort_quantise(mean, sy, zy, np.int8)
+        multiplier, shift = numerics.fold_scale(numerics.mean_scale(sx, sy, side * side))
+        got = numerics.requantize(x.astype(np.int32).sum((2, 3)), -zx * side * side, multiplier, shift, zy)
+        distance = np.abs(got.astype(int) - y)
+        compared, different, worst = compared + y.size, different + int((distance > 0).sum()), max(
+            worst, int(distance.max()))
+    return compared, different, worst
+
+
+def average(count: int, same_scale: bool, seed: int = 0) -> tuple[int, int, int]:
+    """QLinearAveragePool, 1 to 4 squared, against `qlinear_average` and against the sum of the integers.
+
+    Returns values compared, values in which the float reference differs, values in which the integers do.
+    """
+    rng = np.random.default_rng(seed)
+    compared, different, different_integers = 0, 0, 0
+    for i in range(count):
+        kind = KINDS[i % 2]
+        info = np.iinfo(kind)
+        k, last = int(rng.integers(1, 5)), int(rng.integers(2))
+        x = rng.integers(info.min, info.max + 1, (1, 8, 12, 12)).astype(kind)
+        sx = random_scale(rng)
+        sy = sx if same_scale else np.float32(sx * rng.uniform(0.3, 1))
+        zx, zy = (int(z) for z in rng.integers(info.min, info.max + 1, 2))
+        y = run_node("QLinearAveragePool", np.ascontiguousarray(x.transpose(0, 2, 3, 1)) if last else x,
+                     f32(sx), np.array(zx, kind), f32(sy), np.array(zy, kind), out=kind, kernel_shape=(k, k),
+                     strides=(2, 2), channels_last=last)
+        y = y.transpose(0, 3, 1, 2) if last else y
+        windows = np.lib.stride_tricks.sliding_window_view(x, (k, k), (2, 3))[:, :, ::2, ::2]
+        windows = windows.reshape(*y.shape, k * k)
+        multiplier, shift = numerics.fold_scale(numerics.global_average_scale(sx, sy, k * k))
+        integers = numerics.requantize(windows.astype(np.int32).sum(-1), -zx * k * k, multiplier, shift,
+                                       zy - info.min - 128).astype(np.int32) + info.min + 128
+        compared += y.size
+        different += int(np.sum(numerics.qlinear_average(windows, sx, zx, sy, zy) != y))
+        different_integers += int(np.sum(integers != y))
+    return compared, different, different_integers
+
+
+# One operand
+
+
+def ort_quantise(x: Array, scale: float, zero_point: int, kind: type) -> Array:
+    return run_node("QuantizeLinear", x, f32(scale), np.array(zero_point, kind), out=kind, domain="")
+
+
+def ort_dequantise(q: Array, scale: float, zero_point: int) -> Array:
+    return run_node("DequantizeLinear", q, f32(scale), np.array(zero_point, q.dtype), out=np.float32, domain="")
+
+
+def quantise(count: int, seed: int = 0) -> Tally:
+    """`quantize_linear`, `dequantize_linear` against QuantizeLinear, DequantizeLinear; half the values are ties."""
+    rng = np.random.default_rng(seed)
+
+    def once(kind: type) -> Tally:
+        info = np.iinfo(kind)
+        scale, zero_point = random_scale(rng), int(rng.integers(info.min, info.max + 1))
+        ties = (rng.integers(-300, 300, 1500) + 0.5) * np.float64(scale)
+        odd = [np.inf, -np.inf, np.nan, 1e38, -1e38, 0.0, -0.0]
+        x = rng.permutation(np.concatenate([ties, rng.normal(0, 100, 1500), odd])).astype(np.float32)
+        q = ort_quantise(x, scale, zero_point, kind)
+        different = np.sum(numerics.quantize_linear(x, scale, zero_point, kind) != q)
+        values = np.arange(info.min, info.max + 1).astype(kind)
+        d = ort_dequantise(values, scale, zero_point)
+        return x.size + d.size, int(different + np.sum(numerics.dequantize_linear(values, scale, zero_point) != d))
+
+    return add_up(once(kind) for _ in range(count) for kind in KINDS)
+
+
+ATTRIBUTES: dict[str, dict[str, float]] = {
+    "LeakyRelu": {"alpha": 0.1}, "HardSigmoid": {"alpha": 1 / 6, "beta": 0.5}, "ThresholdedRelu": {"alpha": 0.7},
+    "Elu": {"alpha": 1.5},
+}
+
+
+def unary(op: str, count: int, seed: int = 0) -> Tally:
+    """`unary_table` of an ONNX operator against DequantizeLinear, op, QuantizeLinear: all 256 inputs."""
+    rng = np.random.default_rng(seed)
+
+    def once(kind: type) -> Tally:
+        info = np.iinfo(kind)
+        x = np.arange(info.min, info.max + 1).astype(kind)
+        sx, zx, sy, zy, _, _ = operands(rng, kind)
+        attributes = ATTRIBUTES.get(op, {})
+        middle = ort_dequantise(x, sx, zx)
+        if op == "Clip":
+            attributes = {"min": -0.3, "max": 6.0}
+            middle = run_node(op, middle, f32(-0.3), f32(6), out=np.float32, domain="")
+        else:
+            middle = run_node(op, middle, out=np.float32, domain="", **attributes)
+        table = numerics.unary_table(op, attributes, sx, zx, sy, zy, kind)
+        return 256, int(np.sum(table.astype(np.int32) + info.min + 128 != ort_quantise(middle, sy, zy, kind)))
+
+    return add_up(once(kind) for _ in range(count) for kind in KINDS)
+
+
+def qlinear_unary(op: str, count: int, seed: int = 0) -> Tally:
+    """`unary_table` against QLinearSigmoid, QLinearLeakyRelu or QLinearConcat: all 256 inputs."""
+    rng = np.random.default_rng(seed)
+
+    def once(kind: type) -> Tally:
+        info = np.iinfo(kind)
+        x = np.arange(info.min, info.max + 1).astype(kind)
+        sx, zx, sy, zy, _, _ = operands(rng, kind)
+        if op == "QLinearSigmoid" and rng.integers(2):
+            sy = np.float32(1 / 256)
+        given, wanted = (f32(sx), np.array(zx, kind)), (f32(sy), np.array(zy, kind))
+        if op == "QLinearConcat":
+            y = run_node(op, *wanted, x, *given, out=kind, axis=0)
+        elif op == "QLinearLeakyRelu":
+            y = run_node(op, x, *given, *wanted, out=kind, alpha=0.1)
+        else:
+            y = run_node(op, x, *given, *wanted, out=kind)
+        name = {"QLinearConcat": "Identity", "QLinearLeakyRelu": "LeakyRelu", "QLinearSigmoid": "Sigmoid"}[op]
+        table = numerics.unary_table(name, ATTRIBUTES.get(name, {}), sx, zx, sy, zy, kind)
+        return 256, int(np.sum(table.astype(np.int32) + info.min + 128 != y))
+
+    return add_up(once(kind) for _ in range(count) for kind in KINDS)
+
+
+def softmax(count: int, seed: int = 0) -> Tally:
+    """`qlinear_softmax` against QLinearSoftmax over rows of 2 to 1000 values."""
+    rng = np.random.default_rng(seed)
+
+    def once(kind: type, length: int) -> Tally:
+        info = np.iinfo(kind)
+        x = rng.integers(info.min, info.max + 1, (20, length)).astype(kind)
+        sx, sy = random_scale(rng), np.float32(1 / 256 if rng.integers(2) else rng.uniform(0.0035, 0.008))
+        y = run_node("QLinearSoftmax", x, f32(sx), np.array(3, kind), f32(sy), np.array(info.min, kind), out=kind,
+                     axis=-1, opset=13)
+        return y.size, int(np.sum(numerics.qlinear_softmax(x, sx, sy, int(info.min)) != y))
+
+    return add_up(once(kind, length) for _ in range(count) for kind in KINDS for length in (2, 7, 10, 64, 1000))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=100)
@@ -214,6 +426,22 @@ def main() -> None:
     for shape in SHAPES:
         report(f"QLinearAdd, {shape}", broadcast("QLinearAdd", numerics.qlinear_add, shape, args.count, args.seed))
     report("fit_rescale_add", fit_rescale_add(args.count, args.seed))
+    report("QLinearMul, all pairs", qlinear_mul(args.count, args.seed))
+    for shape in ("vectors and a tail", "a a scalar", "b a scalar", "b one value per channel"):
+        report(f"QLinearMul, {shape}", broadcast("QLinearMul", numerics.qlinear_mul, shape, args.count, args.seed))
+    report("mul_scale", mul_scale(args.count, args.seed))
+    for channels_last in (0, 1):
+        report(f"QLinearGlobalAveragePool, channels_last={channels_last}",
+               global_average(args.count, channels_last, args.seed))
+    report("ReduceMean between DQ and Q", float_mean(args.count, args.seed))
+    report("QLinearAveragePool, other scale", average(args.count, False, args.seed))
+    report("QLinearAveragePool, same scale", average(args.count, True, args.seed))
+    report("QuantizeLinear, DequantizeLinear", quantise(args.count, args.seed))
+    for op in ("QLinearSigmoid", "QLinearLeakyRelu", "QLinearConcat"):
+        report(op, qlinear_unary(op, args.count, args.seed))
+    for op in numerics.UNARY:
+        report(f"table of {op}", unary(op, args.count, args.seed))
+    report("QLinearSoftmax", softmax(max(args.count // 20, 1), args.seed))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """celosia.compiler.numerics against onnxruntime: every comparison must have no difference at all."""
 
 import dataclasses
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -121,3 +123,88 @@ def test_where_no_integers_are_exact_the_answer_is_none() -> None:
 def test_a_residual_add_of_other_types_is_refused() -> None:
     with pytest.raises(TypeError, match="expected int8 or uint8, not int16"):
         numerics.fit_rescale_add(1, 0, 1, 0, 1, 0, np.int16)
+
+
+# QLinearMul
+
+
+def test_qlinear_mul_on_all_pairs() -> None:
+    assert sweep.qlinear_mul(20) == (20 * 2 * 65_536, 0)
+
+
+@pytest.mark.parametrize("shape", ["vectors and a tail", "a a scalar", "b a scalar", "b one value per channel"])
+def test_qlinear_mul_broadcast(shape: str) -> None:
+    assert sweep.broadcast("QLinearMul", numerics.qlinear_mul, shape, 50)[1] == 0
+
+
+def test_mul_scale_is_exact() -> None:
+    result = sweep.mul_scale(60)
+    assert result["different"] == 0
+    assert result["found"] >= 57
+
+
+def test_an_odd_zero_point_moves_into_the_bias() -> None:
+    """Scale 1/256: every 256th product is a tie, which QLinearMul sends to the even sum with the zero point."""
+    even = numerics.mul_scale(1 / 16, 0, 1 / 16, 0, 1, 4, np.int8)
+    odd = numerics.mul_scale(1 / 16, 0, 1 / 16, 0, 1, 5, np.int8)
+    assert even is not None and (even.bias, even.zero_point) == (0, 4)
+    assert odd is not None and odd.bias == 256 * (5 - odd.zero_point) and odd.zero_point % 2 == 0
+
+
+# Pooling
+
+
+@pytest.mark.parametrize("channels_last", [0, 1])
+def test_global_average_is_exact(channels_last: int) -> None:
+    assert sweep.global_average(100, channels_last)[1] == 0
+
+
+def test_the_comparison_sees_another_order_of_folds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numerics, "global_average_scale", numerics.mean_scale)
+    assert sweep.global_average(300, 0)[1] > 0
+
+
+def test_a_mean_in_float32_is_within_a_step() -> None:
+    compared, different, worst = sweep.float_mean(60)
+    assert worst <= 1
+    assert different < compared / 10
+
+
+@pytest.mark.parametrize("same_scale", [False, True])
+def test_average_pool_reference(same_scale: bool) -> None:
+    compared, different, different_integers = sweep.average(40, same_scale)
+    assert different == 0
+    assert different_integers < compared / (10 if same_scale else 1000)
+
+
+# One operand
+
+
+def test_quantise_and_dequantise() -> None:
+    assert sweep.quantise(40)[1] == 0
+
+
+@pytest.mark.parametrize("op", ["QLinearSigmoid", "QLinearLeakyRelu", "QLinearConcat"])
+def test_tables_of_qlinear_operators(op: str) -> None:
+    assert sweep.qlinear_unary(op, 100)[1] == 0
+
+
+@pytest.mark.parametrize("op", numerics.UNARY)
+def test_tables_of_float_operators(op: str) -> None:
+    compared, different = sweep.unary(op, 100)
+    approximated = list(numerics.UNARY).index(op) >= list(numerics.UNARY).index("Elu")
+    assert different <= (compared // 10_000 if approximated else 0)
+
+
+def test_a_table_of_any_function() -> None:
+    table = numerics.unary_table(lambda x: x * x, {}, 1.0, 0, 2.0, -128, np.int8)
+    assert table[128 + np.arange(-3, 4)].tolist() == [-124, -126, -128, -128, -128, -126, -124]   # 4.5 and 0.5 to even
+
+
+def test_softmax_is_exact() -> None:
+    assert sweep.softmax(2)[1] == 0
+
+
+def test_numerics_needs_no_onnxruntime() -> None:
+    code = "import sys; sys.modules['onnxruntime'] = None; import celosia.compiler.numerics"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
