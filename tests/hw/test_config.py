@@ -1,0 +1,106 @@
+"""What a Config accepts, and what it says about the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from celosia.hw.config import PRESETS, Config, ConfigError
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"block_in": 12}, "block_in must be a power of two, not 12"),
+        ({"block_in": 0}, "block_in must be a power of two, not 0"),
+        ({"batch": 32}, "batch must be between 1 and 16, not 32"),
+        ({"bus_bytes": 2}, "bus_bytes must be between 4 and 128, not 2"),
+        ({"inp_depth": 8}, "inp_depth must be between 16 and 1048576, not 8"),
+        ({"block_out": "16"}, "block_out must be a whole number, not '16'"),
+        ({"lut_count": True}, "lut_count must be a whole number, not True"),
+        ({"token_bits": 1}, "token_bits must be between 2 and 16, not 1"),
+        (
+            {"block_in": 64, "block_out": 4},
+            "block_in and block_out may differ at most by a factor of 8, not 64 and 4",
+        ),
+    ],
+)
+def test_impossible_values_are_named(fields: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config(**fields)
+    assert str(caught.value) == message
+
+
+def test_presets_are_what_their_names_say() -> None:
+    assert set(PRESETS) == {"tiny", "pynq", "ultra96", "zcu104", "huge"}
+    for name, cfg in PRESETS.items():
+        assert cfg.name == name and Config.load(name) is cfg
+    assert PRESETS["pynq"].macs_per_cycle == 256 and PRESETS["pynq"].bus_bytes == 8
+
+
+@pytest.mark.parametrize("cfg", PRESETS.values(), ids=PRESETS)
+def test_round_trip_through_dict_and_files(cfg: Config, tmp_path: Path) -> None:
+    assert Config.from_dict(cfg.to_dict()) == cfg
+    fields = cfg.to_dict()
+    (tmp_path / "a.json").write_text(json.dumps(fields))
+    (tmp_path / "b.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in fields.items()))
+    for file in ("a.json", "b.toml"):
+        loaded = Config.load(tmp_path / file)
+        assert loaded == cfg and loaded.digest == cfg.digest and loaded.name == cfg.name
+
+
+def test_a_file_without_a_name_gives_its_own(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text("block_in = 8\n")
+    cfg = Config.load(tmp_path / "small.toml")
+    assert (cfg.name, cfg.block_in, cfg.block_out) == ("small", 8, 16)
+
+
+@pytest.mark.parametrize(
+    "file, content, message",
+    [
+        ("a.toml", "block_in = \n", "a.toml is not valid TOML"),
+        ("a.json", "{", "a.json is not valid JSON"),
+        ("a.json", "[1]", "must hold a table of fields, not list"),
+        ("a.toml", "blockin = 16\n", "unknown Config field 'blockin'; known are acc_depth, "),
+        ("a.toml", "block_in = 17\n", "block_in must be a power of two, not 17"),
+        ("a.toml", None, "cannot read Config file"),
+        ("a.ini", "", "no preset is called"),
+    ],
+)
+def test_bad_files_are_named(tmp_path: Path, file: str, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / file).write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        Config.load(tmp_path / file)
+
+
+def test_unknown_preset_is_named() -> None:
+    with pytest.raises(ConfigError, match="no preset is called 'pink'; take one of tiny, pynq, "):
+        Config.load("pink")
+
+
+def test_digest_differs_with_each_parameter_and_not_with_the_name() -> None:
+    base = Config(block_in=8, block_out=8)
+    digests = {base.digest}
+    for field in dataclasses.fields(Config):
+        if field.name == "name":
+            continue
+        value = getattr(base, field.name)
+        digests.add(
+            dataclasses.replace(base, **{field.name: value + 1 if field.name == "token_bits" else value * 2}).digest
+        )
+    assert len(digests) == len(dataclasses.fields(Config))
+    assert dataclasses.replace(base, name="other").digest == base.digest
+    assert base.identity == int(base.digest[:8], 16) < 1 << 32
+
+
+@pytest.mark.parametrize("cfg", PRESETS.values(), ids=PRESETS)
+def test_sizes_agree(cfg: Config) -> None:
+    assert cfg.piece_bytes * cfg.inp_pieces == cfg.inp_bytes
+    assert cfg.piece_bytes * cfg.out_pieces == cfg.lanes
+    assert cfg.macs_per_cycle == cfg.batch * cfg.wgt_bytes
+    for name in ("inp", "wgt", "acc", "vin", "out", "par"):
+        assert 1 << getattr(cfg, f"{name}_bits") == getattr(cfg, f"{name}_depth")

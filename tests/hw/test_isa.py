@@ -1,0 +1,193 @@
+"""The instruction set has one source, and everything that is derived from it agrees."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celosia.hw.config import PRESETS, Config
+from celosia.hw.isa import RULES, Field, Format, Opcode, encode, formats, instruction_bytes, opcode_of, why_illegal
+from celosia.hw.isa_doc import isa_markdown
+from celosia.hw.regs import COUNTERS, ERROR_TEXT, REGISTERS, Error
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = {
+    **PRESETS,
+    "batch": Config(batch=2, block_in=8, block_out=4, bus_bytes=16, lut_count=1),
+    "deep": Config(block_in=4, block_out=8, acc_depth=1 << 20, vin_depth=1 << 19, lut_count=16),
+}
+CASES = [pytest.param(cfg, opcode, id=f"{name}-{opcode.name}") for name, cfg in CONFIGS.items() for opcode in Opcode]
+
+
+def field_values(fmt: Format) -> st.SearchStrategy[dict[str, int]]:
+    def of(field: Field) -> st.SearchStrategy[int]:
+        half = 1 << field.width - 1
+        return st.integers(-half, half - 1) if field.signed else st.integers(0, 2 * half - 1)
+
+    return st.fixed_dictionaries({field.name: of(field) for field in fmt.fields if field.name != "opcode"})
+
+
+@pytest.mark.parametrize("cfg, opcode", CASES)
+@given(data=st.data())
+def test_decode_inverts_encode(cfg: Config, opcode: Opcode, data: st.DataObject) -> None:
+    fmt = formats(cfg)[opcode]
+    values = data.draw(field_values(fmt))
+    word = encode(cfg, opcode, **values)
+    assert fmt.decode(word) == {"opcode": opcode, **values}
+    assert opcode_of(word) == opcode
+    assert word < 1 << 8 * instruction_bytes(cfg)
+
+
+@pytest.mark.parametrize("cfg, opcode", CASES)
+@given(data=st.data())
+def test_amaranth_sees_the_same_bits(cfg: Config, opcode: Opcode, data: st.DataObject) -> None:
+    layout = pytest.importorskip("celosia.hw.layout")
+    fmt = formats(cfg)[opcode]
+    values = data.draw(field_values(fmt))
+    constant = layout.layout(fmt).const({"opcode": int(opcode), **values})
+    assert constant.as_value().value % (1 << fmt.width) == fmt.encode(**values)
+
+
+@pytest.mark.parametrize("cfg, opcode", CASES)
+def test_one_past_a_field_raises(cfg: Config, opcode: Opcode) -> None:
+    fmt = formats(cfg)[opcode]
+    for field in fmt.fields:
+        low, high = (-(1 << field.width - 1), (1 << field.width - 1) - 1) if field.signed else (0, 2**field.width - 1)
+        for value in (low - 1, high + 1):
+            message = f"{opcode.name}.{field.name} must be between {low} and {high}, not {value}"
+            with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+                fmt.encode(**{field.name: value})
+
+
+def test_unknown_field_raises() -> None:
+    with pytest.raises(ValueError, match=r"^GEMM has no field stride$"):
+        encode(PRESETS["tiny"], Opcode.GEMM, stride=1)
+
+
+def test_too_wide_a_format_raises() -> None:
+    fields = (Field("opcode", 3, ""), Field("address", 30, ""))
+    assert Format(Opcode.LOAD, "", fields, limit_bits=33).width == 33
+    with pytest.raises(ValueError, match=r"^LOAD needs 33 bits, an instruction has 32$"):
+        Format(Opcode.LOAD, "", fields, limit_bits=32)
+
+
+def test_a_field_declared_twice_raises() -> None:
+    with pytest.raises(ValueError, match=r"^STORE declares a field twice$"):
+        Format(Opcode.STORE, "", (Field("x", 1, ""), Field("x", 2, "")))
+
+
+# For each rule, field values that break it and no other.
+_GEMM = {f"extent_{loop}": 1 for loop in "nyxkrs"}
+_VECTOR = {f"extent_{loop}": 1 for loop in "nyxrs"}
+_SIZES = {"x_size": 1, "y_size": 1, "z_size": 1}
+LEGAL = {Opcode.LOAD: _SIZES, Opcode.GEMM: _GEMM, Opcode.VECTOR: _VECTOR, Opcode.STORE: _SIZES}
+BREAKING: dict[tuple[Opcode, str], list[dict[str, int]]] = {
+    (Opcode.LOAD, "waits for or posts to itself"): [{"wait": 1}, {"post": 15}],
+    (Opcode.LOAD, "a size is 0"): [{"x_size": 0}, {"y_size": 0}, {"z_size": 0}],
+    (Opcode.LOAD, "the buffer does not exist"): [{"buffer": 6}, {"buffer": 7}],
+    (Opcode.LOAD, "only ACC can widen"): [{"widen": 1, "buffer": buffer} for buffer in (0, 1, 3, 4, 5)],
+    (Opcode.GEMM, "waits for or posts to itself"): [{"wait": 2}, {"post": 6}],
+    (Opcode.GEMM, "an extent is 0"): [{f"extent_{loop}": 0} for loop in "nyxkrs"],
+    (Opcode.VECTOR, "waits for or posts to itself"): [{"wait": 4}, {"post": 7}],
+    (Opcode.VECTOR, "an extent is 0"): [{f"extent_{loop}": 0} for loop in "nyxrs"],
+    (Opcode.VECTOR, "the reduction does not exist"): [{"reduce_op": 3}],
+    (Opcode.VECTOR, "the binary operation does not exist"): [{"binary_op": 6}, {"binary_op": 7}],
+    (Opcode.VECTOR, "A and B are both VIN"): [{"a_source": 1, "b_source": 1}],
+    (Opcode.VECTOR, "rescale_add needs B from VIN and no binary operation"): [
+        {"rescale_add": 1},
+        {"rescale_add": 1, "b_source": 1, "binary_op": 1},
+    ],
+    (Opcode.STORE, "waits for or posts to itself"): [{"wait": 8}, {"post": 9}],
+    (Opcode.STORE, "a size is 0"): [{"x_size": 0}, {"y_size": 0}, {"z_size": 0}],
+}
+
+
+@pytest.mark.parametrize("cfg", [PRESETS["tiny"], CONFIGS["deep"]])
+def test_rules(cfg: Config) -> None:
+    assert set(BREAKING) == {(opcode, rule) for opcode, rules in RULES.items() for rule in rules}
+    for opcode, values in LEGAL.items():
+        assert why_illegal(cfg, encode(cfg, opcode, **values)) is None
+    for (opcode, rule), cases in BREAKING.items():
+        for case in cases:
+            assert why_illegal(cfg, encode(cfg, opcode, **{**LEGAL[opcode], **case})) == f"{opcode.name}: {rule}"
+    for word in (0, 5, 7):
+        assert why_illegal(cfg, word) == f"opcode {word} does not exist"
+
+
+def test_registers() -> None:
+    offsets = [register.offset for register in REGISTERS.values()]
+    assert offsets == list(range(0, 4 * len(offsets), 4))
+    assert len(COUNTERS) == 15 and "cycles" in COUNTERS
+    assert set(ERROR_TEXT) == set(Error) - {Error.NONE}
+
+
+def test_document_is_what_the_declarations_print() -> None:
+    text = (ROOT / "docs" / "isa.md").read_text(encoding="utf-8")
+    assert text == isa_markdown(), "print it again: python -m celosia.hw.isa_doc > docs/isa.md"
+    for fmt in formats(PRESETS["pynq"]).values():
+        for field in fmt.fields:
+            assert f"| `{field.name}` |" in text
+
+
+WITHOUT_AMARANTH = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "amaranth":
+            raise ImportError("amaranth is absent")
+sys.meta_path.insert(0, Absent())
+import celosia.{name}
+"""
+
+
+@pytest.mark.parametrize("name", ["hw.isa", "hw.regs", "hw.isa_doc", "driver", "compiler", "sim.reference"])
+def test_imports_without_amaranth(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_AMARANTH.format(name=name)], capture_output=True, text=True, env=os.environ
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_absence_is_noticed() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_AMARANTH.format(name="hw.layout")], capture_output=True, text=True
+    )
+    assert done.returncode != 0 and "amaranth is absent" in done.stderr
+
+
+# What each folder may import of the others. `driver.cli` is the command and may use everything.
+ALLOWED = {
+    "hw": set(),
+    "sim": {"hw"},
+    "compiler": {"hw", "sim"},
+    "driver": {"hw", "sim", "compiler"},
+}
+
+
+def imported_folders(text: str) -> set[str]:
+    return set(re.findall(r"^\s*(?:from|import) celosia\.(\w+)", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("folder", ALLOWED)
+def test_imports_point_one_way(folder: str) -> None:
+    for path in (ROOT / folder).rglob("*.py"):
+        wrong = imported_folders(path.read_text(encoding="utf-8")) - ALLOWED[folder] - {folder}
+        assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
+
+
+def test_an_import_is_seen() -> None:
+    assert imported_folders("import celosia.sim\n    from celosia.hw.isa import x\n") == {"sim", "hw"}
+
+
+def test_standard_library_only() -> None:
+    for name in ("config", "isa", "regs", "isa_doc"):
+        text = (ROOT / "hw" / f"{name}.py").read_text(encoding="utf-8")
+        modules = {word.split(".")[0] for word in re.findall(r"^\s*(?:from|import) ([\w.]+)", text, re.MULTILINE)}
+        assert modules <= set(sys.stdlib_module_names) | {"celosia", "__future__"}, name
