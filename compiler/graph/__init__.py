@@ -1,0 +1,1 @@
+"""Passes over the ONNX graph, in memory as onnx-ir."""

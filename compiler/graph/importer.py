@@ -1,0 +1,76 @@
+"""ONNX files and protos to a checked graph with static shapes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+
+
+class ModelError(ValueError):
+    """A model that cannot be compiled; one sentence that names the model's part and the way out."""
+
+
+def load(source: str | Path | onnx.ModelProto) -> ir.Model:
+    """A checked model with the shapes of all values inferred. Raises ModelError."""
+    proto, name = (source, "the model") if isinstance(source, onnx.ModelProto) else (_read(Path(source)), str(source))
+    if not proto.graph.node and not proto.graph.output:
+        raise ModelError(f"{name} holds no graph; give an ONNX model")
+    try:
+        onnx.checker.check_model(_known_domains(proto))
+        proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        model = ir.from_proto(proto)
+    except Exception as error:  # onnx raises several unrelated classes for a broken model
+        raise ModelError(f"{name} is not a valid ONNX model: {_first_line(error)}") from None
+    require_static(model)
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    common.RemoveInitializersFromInputsPass()(model)
+    common.RemoveUnusedNodesPass()(model)
+    return model
+
+
+def _read(path: Path) -> onnx.ModelProto:
+    try:
+        return onnx.load(path)
+    except FileNotFoundError:
+        raise ModelError(f"there is no model at {path}") from None
+    except IsADirectoryError:
+        raise ModelError(f"{path} is a folder; give an ONNX file") from None
+    except Exception as error:
+        raise ModelError(f"{path} cannot be read as ONNX: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _known_domains(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """`proto` as the ONNX checker can judge it: imports of domains that no node uses do not matter."""
+    used = {node.domain for node in proto.graph.node}
+    kept = [entry for entry in proto.opset_import if entry.domain in used | {"", "ai.onnx"}]
+    checked = onnx.ModelProto()
+    checked.CopyFrom(proto)
+    del checked.opset_import[:]
+    checked.opset_import.extend(kept)
+    return checked
+
+
+def require_static(model: ir.Model) -> None:
+    """ModelError where an input's shape is unknown or not a constant."""
+    for value in model.graph.inputs:
+        if value.name in model.graph.initializers:
+            continue
+        if value.shape is None:
+            raise ModelError(f"input {value.name!r} has no shape; export the model with fixed shapes")
+        for axis, size in enumerate(value.shape):
+            if not isinstance(size, int):
+                label = f" ({size.value})" if getattr(size, "value", None) else ""
+                raise ModelError(
+                    f"input {value.name!r} has a dynamic dimension {axis}{label}; fix its size when you export the "
+                    "model, or with onnx.tools.update_model_dims"
+                )
+            if size < 0:
+                raise ModelError(f"input {value.name!r} has a negative dimension {axis}: {size}")

@@ -1,0 +1,373 @@
+"""QDQ patterns to integer operators, so that both ONNX forms of quantised models become one.
+
+    x8 = QuantizeLinear(x)   xf = DequantizeLinear(x8)
+    yf = Conv(xf, DequantizeLinear(w8), DequantizeLinear(b32))      ->  y8 = QLinearConv(x8, ..., w8, ..., b32)
+    y8 = QuantizeLinear(yf)
+
+The integer operators are ONNX's (QLinearConv, QLinearMatMul), onnxruntime's (QGemm, QLinearAdd, ...), and two of our
+own in domain "celosia": `Table` (y = table[x], any function of one 8-bit tensor) and `QLinearMean` (mean over rows and
+columns, which onnxruntime computes in float).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from celosia.compiler import numerics
+from celosia.compiler.graph.values import attribute, attributes, constant, is_op, new_constant, only_use, shape
+
+SHAPE_OPS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
+UNARY_OPS = tuple(numerics.UNARY)
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """An 8-bit (or int32, for a bias) tensor and what its integers mean: real = (value - zero) * scale."""
+
+    value: ir.Value
+    scale: NDArray[np.float32]
+    zero: NDArray[Any]
+    scale_value: ir.Value
+    zero_value: ir.Value | None
+    axis: int
+
+    @property
+    def scalar(self) -> bool:
+        return self.scale.size == 1 and self.zero.size == 1
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.zero.dtype
+
+
+def dequantised(value: ir.Value | None) -> Quantised | None:
+    """What `value` is the DequantizeLinear of, where scale and zero point are constants."""
+    node = value.producer() if value is not None else None
+    return _quantised(node, node.inputs[0]) if is_op(node, "DequantizeLinear") else None  # type: ignore[union-attr]
+
+
+def quantised(value: ir.Value) -> Quantised | None:
+    """The QuantizeLinear that alone uses `value`, where scale and zero point are scalar constants."""
+    node = only_use(value)
+    if not is_op(node, "QuantizeLinear") or node.inputs[0] is not value:  # type: ignore[union-attr]
+        return None
+    found = _quantised(node, node.outputs[0])  # type: ignore[union-attr]
+    return found if found is not None and found.scalar and found.dtype in (np.int8, np.uint8) else None
+
+
+def _quantised(node: ir.Node | None, value: ir.Value | None) -> Quantised | None:
+    if node is None or value is None or attribute(node, "block_size", 0):
+        return None
+    scale = constant(node.inputs[1])
+    if scale is None or scale.dtype != np.float32:
+        return None
+    zero_value = node.inputs[2] if len(node.inputs) > 2 else None
+    if zero_value is None:
+        kind = value.dtype
+        if node.op_type == "QuantizeLinear" and node.attributes.get("output_dtype") is not None:
+            return None
+        zero: NDArray[Any] | None = np.zeros(scale.shape, np.uint8 if kind is None else kind.numpy())
+    else:
+        zero = constant(zero_value)
+    if zero is None or zero.dtype not in (np.int8, np.uint8, np.int32):
+        return None
+    return Quantised(value, scale, zero, node.inputs[1], zero_value, attribute(node, "axis", 1))  # type: ignore[arg-type]
+
+
+class Integerise:
+    """Replaces QDQ patterns in `graph` by integer operators. Run `run` once; it repeats until nothing changes."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self.model, self.graph = model, model.graph
+
+    def run(self) -> None:
+        self._commute_shape_ops()
+        drop_unused(self.graph)
+        while any([node.graph is not None and self._rewrite(node) for node in list(self.graph)]):
+            drop_unused(self.graph)
+
+    # Quantise and dequantise commute with operators that only change the shape ---------------------------------
+
+    def _commute_shape_ops(self) -> None:
+        changed = True
+        while changed:
+            changed = False
+            for node in list(self.graph):
+                if node.graph is None or not is_op(node, *SHAPE_OPS) or not node.inputs:
+                    continue
+                changed |= self._sink(node) or self._hoist(node)
+
+    def _sink(self, node: ir.Node) -> bool:
+        """shape_op(float) -> QuantizeLinear   becomes   QuantizeLinear -> shape_op(8 bit)."""
+        x, q = node.inputs[0], quantised(node.outputs[0])
+        if q is None or x is None:
+            return False
+        old = q.value.producer()
+        assert old is not None
+        fresh = self._like(old, [x, *old.inputs[1:]], q.value, x.shape, f"{x.name}_quantised_{node.name}")
+        self._replace(old, node.op_type, [fresh, *node.inputs[1:]], node.domain, dict(node.attributes))
+        return True
+
+    def _hoist(self, node: ir.Node) -> bool:
+        """DequantizeLinear -> shape_op(float)   becomes   shape_op(8 bit) -> DequantizeLinear."""
+        q = dequantised(node.inputs[0])
+        if q is None or not q.scalar or node.inputs[0].is_graph_output():  # type: ignore[union-attr]
+            return False
+        old = node.inputs[0].producer()  # type: ignore[union-attr]
+        assert old is not None
+        fresh = self._like(node, [q.value, *node.inputs[1:]], q.value, node.outputs[0].shape, f"{q.value.name}_{node.name}")
+        self._replace(node, "DequantizeLinear", [fresh, *old.inputs[1:]], old.domain, dict(old.attributes))
+        return True
+
+    def _like(self, node: ir.Node, inputs: list[Any], typed: ir.Value, dims: Any, name: str) -> ir.Value:
+        """A new node in front of `node` with its operator and attributes; its output has the type of `typed`."""
+        out = ir.Value(name=name, shape=ir.Shape(list(dims)) if dims is not None else None, type=typed.type)
+        fresh = ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), outputs=[out], name=name)
+        self.graph.insert_before(node, fresh)
+        return out
+
+    def _replace(self, node: ir.Node, op: str, inputs: list[Any], domain: str, attrs: dict[str, ir.Attr]) -> None:
+        """Put an operator in the place of `node`, with its outputs."""
+        out = ir.Value(name=None, shape=node.outputs[0].shape, type=node.outputs[0].type)
+        fresh = ir.Node(domain, op, inputs, list(attrs.values()), outputs=[out], name=node.name)
+        self.graph.insert_before(node, fresh)
+        self._take_over(node.outputs[0], out)
+        self.graph.remove(node, safe=True)
+
+    def _take_over(self, old: ir.Value, new: ir.Value) -> None:
+        """`new` is used, named and returned in the place of `old`."""
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        name, old.name = old.name, None
+        new.name = name
+
+    # One rule for each operator --------------------------------------------------------------------------------
+
+    def _rewrite(self, node: ir.Node) -> bool:
+        if node.domain not in ("", "ai.onnx", "com.microsoft") or len(node.outputs) != 1:
+            return False
+        rule = _RULES.get(node.op_type)
+        if rule is None:
+            return False
+        y = quantised(node.outputs[0])
+        return y is not None and rule(self, node, y)
+
+    def _emit(self, y: Quantised, domain: str, op: str, inputs: list[ir.Value | None], source: ir.Node, **attrs: Any) -> bool:
+        """An integer operator that produces `y` in the place of `source` and its QuantizeLinear."""
+        quantise = y.value.producer()
+        assert quantise is not None
+        dims = y.value.shape if y.value.shape is not None else source.outputs[0].shape
+        out = ir.Value(name=None, shape=dims, type=ir.TensorType(ir.DataType.from_numpy(y.dtype)))
+        fresh = ir.Node(domain, op, inputs, attributes(**attrs), outputs=[out], name=source.name)
+        self.graph.insert_before(quantise, fresh)
+        self._take_over(y.value, out)
+        self.graph.remove(quantise, safe=True)
+        return True
+
+    def _parameters(self, q: Quantised) -> list[ir.Value]:
+        """Scale and zero point of `q` as inputs of an integer operator."""
+        zero = q.zero_value or new_constant(self.graph, f"{q.value.name}_zero", q.zero.reshape(q.scale.shape))
+        return [q.scale_value, zero]
+
+    def _operand(self, q: Quantised) -> list[ir.Value]:
+        return [q.value, *self._parameters(q)]
+
+    def _activation(self, value: ir.Value | None) -> Quantised | None:
+        """A dequantised 8-bit tensor with one scale, not a constant."""
+        q = dequantised(value)
+        if q is None or not q.scalar or q.dtype not in (np.int8, np.uint8) or constant(q.value) is not None:
+            return None
+        return q
+
+    def _conv(self, node: ir.Node, y: Quantised) -> bool:
+        x, w = self._activation(node.inputs[0]), dequantised(node.inputs[1])
+        if x is None or w is None or w.dtype not in (np.int8, np.uint8) or (not w.scalar and w.axis != 0):
+            return False
+        bias = None
+        if len(node.inputs) > 2 and node.inputs[2] is not None:
+            b = dequantised(node.inputs[2])
+            if b is None or b.dtype != np.int32 or np.any(b.zero) or not _bias_scale_fits(b.scale, x.scale, w.scale):
+                return False
+            bias = b.value
+        inputs = [*self._operand(x), *self._operand(w), *self._parameters(y), bias]
+        attrs = {name: attribute(node, name) for name in node.attributes}
+        return self._emit(y, "", "QLinearConv", inputs, node, **attrs)
+
+    def _gemm(self, node: ir.Node, y: Quantised) -> bool:
+        x, w = self._activation(node.inputs[0]), dequantised(node.inputs[1])
+        if x is None or w is None or w.dtype not in (np.int8, np.uint8):
+            return False
+        matmul = node.op_type == "MatMul"
+        if constant(w.value) is None:
+            if not matmul or not w.scalar:
+                return False
+            inputs = [*self._operand(x), *self._operand(w), *self._parameters(y)]
+            return self._emit(y, "", "QLinearMatMul", inputs, node)
+        if matmul:
+            if not w.scalar and w.axis % len(w.value.shape or (0,)) != len(w.value.shape or (0,)) - 1:
+                return False
+            return self._emit(
+                y, "", "QLinearMatMul", [*self._operand(x), *self._operand(w), *self._parameters(y)], node
+            )
+        trans_b = attribute(node, "transB", 0)
+        if attribute(node, "transA", 0) or attribute(node, "alpha", 1.0) != 1.0 or attribute(node, "beta", 1.0) != 1.0:
+            return False
+        if not w.scalar and w.axis % 2 != (0 if trans_b else 1):
+            return False
+        bias = None
+        if len(node.inputs) > 2 and node.inputs[2] is not None:
+            b = dequantised(node.inputs[2])
+            if b is None or b.dtype != np.int32 or np.any(b.zero) or not _bias_scale_fits(b.scale, x.scale, w.scale):
+                return False
+            bias = b.value
+        inputs = [*self._operand(x), *self._operand(w), bias, *self._parameters(y)]
+        return self._emit(y, "com.microsoft", "QGemm", inputs, node, transB=trans_b, alpha=1.0)
+
+    def _binary(self, node: ir.Node, y: Quantised) -> bool:
+        a, b = dequantised(node.inputs[0]), dequantised(node.inputs[1])
+        if a is None or b is None or not (a.scalar and b.scalar) or not a.dtype == b.dtype == y.dtype:
+            return False
+        if constant(a.value) is not None and constant(b.value) is not None:
+            return False
+        inputs = [*self._operand(a), *self._operand(b), *self._parameters(y)]
+        return self._emit(y, "com.microsoft", f"QLinear{node.op_type}", inputs, node)
+
+    def _pool_average(self, node: ir.Node, y: Quantised) -> bool:
+        x = self._activation(node.inputs[0])
+        if x is None or x.dtype != y.dtype:
+            return False
+        inputs = [*self._operand(x), *self._parameters(y)]
+        attrs = {name: attribute(node, name) for name in node.attributes}
+        return self._emit(y, "com.microsoft", f"QLinear{node.op_type}", inputs, node, **attrs)
+
+    def _pool_max(self, node: ir.Node, y: Quantised) -> bool:
+        x = self._activation(node.inputs[0])
+        if x is None or x.dtype != y.dtype or not _same_meaning(x, y):
+            return False
+        attrs = {name: attribute(node, name) for name in node.attributes}
+        return self._emit(y, "", "MaxPool", [x.value], node, **attrs)
+
+    def _mean(self, node: ir.Node, y: Quantised) -> bool:
+        x = self._activation(node.inputs[0])
+        dims = shape(node.inputs[0]) if node.inputs[0] is not None else None
+        if x is None or x.dtype != y.dtype or dims is None or len(dims) != 4 or not attribute(node, "keepdims", 1):
+            return False
+        axes = attribute(node, "axes")
+        if axes is None and len(node.inputs) > 1 and node.inputs[1] is not None:
+            given = constant(node.inputs[1])
+            axes = None if given is None else given.tolist()
+        if axes is None or sorted(axis % 4 for axis in axes) != [2, 3]:
+            return False
+        return self._emit(y, "celosia", "QLinearMean", [*self._operand(x), *self._parameters(y)], node)
+
+    def _concat(self, node: ir.Node, y: Quantised) -> bool:
+        parts = [self._activation(value) for value in node.inputs]
+        if any(part is None or part.dtype != y.dtype for part in parts):
+            return False
+        inputs = [*self._parameters(y), *(value for part in parts for value in self._operand(part))]  # type: ignore[arg-type]
+        return self._emit(y, "com.microsoft", "QLinearConcat", inputs, node, axis=attribute(node, "axis"))
+
+    def _softmax(self, node: ir.Node, y: Quantised) -> bool:
+        x = self._activation(node.inputs[0])
+        if x is None or x.dtype != y.dtype:
+            return False
+        opset = self.graph.opset_imports.get("", 13)
+        axis = attribute(node, "axis", -1 if opset >= 13 else 1)
+        inputs = [*self._operand(x), *self._parameters(y)]
+        return self._emit(y, "com.microsoft", "QLinearSoftmax", inputs, node, axis=axis, opset=opset)
+
+    def _unary(self, node: ir.Node, y: Quantised) -> bool:
+        x = self._activation(node.inputs[0])
+        arguments = _scalar_arguments(node)
+        if x is None or x.dtype != y.dtype or arguments is None:
+            return False
+        table = numerics.unary_table(node.op_type, arguments, *_meaning(x), *_meaning(y), y.dtype)
+        return self._table(node, x, y, table)
+
+    def _table(self, node: ir.Node, x: Quantised, y: Quantised, table: NDArray[Any]) -> bool:
+        name = new_constant(self.graph, f"{node.name or y.value.name}_table", table)
+        return self._emit(y, "celosia", "Table", [x.value, name], node, function=node.op_type)
+
+    def _requantise(self, node: ir.Node, y: Quantised) -> bool:
+        """DequantizeLinear -> QuantizeLinear is a table too."""
+        x = self._activation(node.outputs[0])
+        if x is None or node.outputs[0].is_graph_output():
+            return False
+        if x.dtype == y.dtype and _same_meaning(x, y):
+            quantise = y.value.producer()
+            assert quantise is not None
+            if y.value.is_graph_output() and x.value.is_graph_input():
+                return False
+            name = y.value.name if y.value.is_graph_output() else None
+            ir.convenience.replace_all_uses_with(y.value, x.value, replace_graph_outputs=True)
+            self.graph.remove(quantise, safe=True)
+            if name is not None:
+                x.value.name = name
+            return True
+        if x.dtype != y.dtype:
+            return False
+        return self._table(node, x, y, numerics.unary_table("Identity", {}, *_meaning(x), *_meaning(y), y.dtype))
+
+
+def _bias_scale_fits(b: NDArray[Any], x: NDArray[Any], w: NDArray[Any]) -> bool:
+    """Whether an int32 bias is in steps of x_scale * w_scale, as the integer operators take it."""
+    expected = x.reshape(-1).astype(np.float64) * w.reshape(-1).astype(np.float64)
+    return bool(np.allclose(b.reshape(-1).astype(np.float64), expected, rtol=1e-5, atol=0))
+
+
+def _meaning(q: Quantised) -> tuple[float, int]:
+    """Scale and zero point of a tensor that has one of each."""
+    return float(q.scale.item()), int(q.zero.item())
+
+
+_ARGUMENT_NAMES = {"Clip": ("min", "max")}
+
+
+def _scalar_arguments(node: ir.Node) -> dict[str, float] | None:
+    """Attributes and constant scalar inputs of a unary operator by name, or None where they are not numbers."""
+    arguments = {name: attribute(node, name) for name in node.attributes}
+    for name, value in zip(_ARGUMENT_NAMES.get(node.op_type, ()), node.inputs[1:]):
+        if value is not None:
+            array = constant(value)
+            if array is None or array.size != 1:
+                return None
+            arguments[name] = float(array.item())
+    if node.op_type == "Gelu" and arguments.pop("approximate", "none") != "none":
+        return None
+    return arguments if all(isinstance(value, (int, float)) for value in arguments.values()) else None
+
+
+def _same_meaning(x: Quantised, y: Quantised) -> bool:
+    return bool(np.array_equal(x.scale.ravel(), y.scale.ravel()) and np.array_equal(x.zero.ravel(), y.zero.ravel()))
+
+
+def drop_unused(graph: ir.Graph) -> None:
+    for node in reversed(list(graph)):
+        if all(not list(out.uses()) and not out.is_graph_output() for out in node.outputs):
+            graph.remove(node, safe=True)
+    for name in list(graph.initializers):
+        value = graph.initializers[name]
+        if not list(value.uses()) and not value.is_graph_output():
+            del graph.initializers[name]
+
+
+_RULES: dict[str, Callable[[Integerise, ir.Node, Quantised], bool]] = {
+    "Conv": Integerise._conv,
+    "Gemm": Integerise._gemm,
+    "MatMul": Integerise._gemm,
+    "Add": Integerise._binary,
+    "Mul": Integerise._binary,
+    "GlobalAveragePool": Integerise._pool_average,
+    "AveragePool": Integerise._pool_average,
+    "MaxPool": Integerise._pool_max,
+    "ReduceMean": Integerise._mean,
+    "Concat": Integerise._concat,
+    "Softmax": Integerise._softmax,
+    "DequantizeLinear": Integerise._requantise,
+    **{op: Integerise._unary for op in UNARY_OPS},
+}

@@ -1,0 +1,64 @@
+"""Small questions that every pass asks of a value or a node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+
+def constant(value: ir.Value | None) -> NDArray[Any] | None:
+    """The array of a constant value, or None."""
+    if value is None or value.const_value is None:
+        return None
+    return np.asarray(value.const_value.numpy())
+
+
+def shape(value: ir.Value) -> tuple[int, ...] | None:
+    """The static shape of `value`, or None."""
+    if value.shape is None or not all(isinstance(size, int) for size in value.shape):
+        return None
+    return tuple(int(size) for size in value.shape)  # type: ignore[arg-type]
+
+
+def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
+    """Python value of an attribute, or `default`."""
+    attr = node.attributes.get(name)
+    if attr is None:
+        return default
+    return list(attr.value) if isinstance(attr.value, tuple) else attr.value
+
+
+def only_use(value: ir.Value) -> ir.Node | None:
+    """The node that alone uses `value`, once; None otherwise or where it is an output of the graph."""
+    uses = list(value.uses())
+    return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
+
+
+def is_op(node: ir.Node | None, *op_types: str) -> bool:
+    """Whether `node` is one of the operators, of ONNX's own domain or onnxruntime's."""
+    return node is not None and node.op_type in op_types and node.domain in ("", "ai.onnx", "com.microsoft", "celosia")
+
+
+def new_constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
+    """A constant of `graph` with a name derived from `name`; an existing one of that name and content is reused."""
+    array = np.ascontiguousarray(array)
+    unique, number = name, 0
+    while unique in graph.initializers:
+        known = constant(graph.initializers[unique])
+        if known is not None and known.dtype == array.dtype and np.array_equal(known, array):
+            return graph.initializers[unique]
+        number += 1
+        unique = f"{name}_{number}"
+    value = ir.Value(
+        name=unique, shape=ir.Shape(array.shape), type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
+        const_value=ir.tensor(array, name=unique),
+    )  # fmt: skip
+    graph.register_initializer(value)
+    return value
+
+
+def attributes(**values: Any) -> list[ir.Attr]:
+    return list(ir.convenience.convert_attributes(values))
