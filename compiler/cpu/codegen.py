@@ -23,11 +23,12 @@ from celosia.compiler.expr.nodes import (
     Const,
     Expr,
     Load,
+    Reduce,
     Select,
     Tensor,
     Var,
-    itemsize,
     is_float,
+    itemsize,
     walk,
 )
 
@@ -235,8 +236,9 @@ class _Writer:
         old = self._load(tensor, index, env, memo)
         if is_vector(old):
             new = splat(self.b, new, old.type.count)
-        op = {"sum": "add", "prod": "mul"}.get(kind, kind)
-        self._store(tensor, index, self._binary(op, tensor.dtype, old, new, any_order=True), env, memo)
+        free = kind != "ordered_sum"
+        result = self._binary(Reduce.COMBINE[kind], tensor.dtype, old, new, any_order=free)
+        self._store(tensor, index, result, env, memo)
 
     # Expressions
 

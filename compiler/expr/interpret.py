@@ -46,7 +46,7 @@ _BINARY: dict[str, Any] = {
     "shl": np.left_shift, "shr": np.right_shift, "pow": np.power,
     "lt": np.less, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal,
 }  # fmt: skip
-_UPDATE = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
+_UPDATE = {"sum": np.add, "ordered_sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
 def interpret(function: Function, *inputs: Array) -> list[Array]:

@@ -39,7 +39,7 @@ class Store(Stmt):
 
 @dataclass(frozen=True, eq=False)
 class Update(Stmt):
-    """tensor[index] = kind(tensor[index], value): one step of a reduction. Steps may be done in any order."""
+    """tensor[index] = kind(tensor[index], value): one step of a reduction. Order: see nodes.Reduce."""
 
     kind: str
     tensor: Tensor

@@ -69,7 +69,7 @@ def start_value(kind: str, dtype: str) -> Const:
     """What a reduction begins with."""
     import numpy as np
 
-    if kind in ("sum", "prod"):
+    if kind in ("sum", "ordered_sum", "prod"):
         return wrap(kind == "prod", dtype)  # type: ignore[return-value]
     if is_float(dtype):
         return Const(float("-inf") if kind == "max" else float("inf"), dtype)

@@ -229,9 +229,14 @@ class Select(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Reduce(Expr):
-    """Combine `value` over all points of `axes`. Kinds and their start values: REDUCTIONS. The order is not defined."""
+    """Combine `value` over all points of `axes`, in any order unless the kind is ordered_sum.
 
-    REDUCTIONS: ClassVar[dict[str, str]] = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
+    COMBINE: the Binary operation of each kind.
+    """
+
+    COMBINE: ClassVar[dict[str, str]] = {
+        "sum": "add", "ordered_sum": "add", "prod": "mul", "max": "max", "min": "min"
+    }  # fmt: skip
     kind: str
     value: Expr
     axes: tuple[Axis, ...]

@@ -55,6 +55,11 @@ def sum(value: Expr, axes: Axis | tuple[Axis, ...]) -> Expr:
     return _reduce("sum", value, axes)
 
 
+def ordered_sum(value: Expr, axes: Axis | tuple[Axis, ...]) -> Expr:
+    """Sum over `axes` one after the other, the last axis fastest."""
+    return _reduce("ordered_sum", value, axes)
+
+
 def prod(value: Expr, axes: Axis | tuple[Axis, ...]) -> Expr:
     return _reduce("prod", value, axes)
 

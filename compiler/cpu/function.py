@@ -1,0 +1,133 @@
+"""From ONNX operators to one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.cpu.kernel import Kernel, compile_function
+from celosia.compiler.cpu.ops import build
+from celosia.compiler.cpu.schedule import schedule
+from celosia.compiler.expr import Function, Tensor, lower, placeholder
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class InputType:
+    """Shape and element type of an array; its value, where it is constant."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    value: Array | None = None
+
+    @classmethod
+    def of(cls, array: Array) -> InputType:
+        """A constant."""
+        return cls(array.shape, array.dtype.name, array)
+
+
+@dataclass(frozen=True)
+class CpuNode:
+    """One operator of a CpuFunction. Inputs and outputs by name; "" for an optional one left out."""
+
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class CpuFunction:
+    """Several operators compiled into one kernel. Elements stay in registers along chains such as
+    DequantizeLinear -> Erf -> QuantizeLinear.
+
+    nodes: in an order in which each reads what came before. inputs: types of everything that no node produces;
+    those that the kernel reads, in this order, are its parameters (`parameters`). outputs: names to return.
+    """
+
+    nodes: tuple[CpuNode, ...]
+    inputs: Mapping[str, InputType]
+    outputs: tuple[str, ...]
+    opset: int = 21
+
+    def lower(self) -> tuple[Function, tuple[str, ...]]:
+        """(loop IR, names of its parameters). Raises ops.Unsupported."""
+        tensors: dict[str, Tensor] = {}
+        parameters: dict[Tensor, str] = {}
+        for number, (name, type_) in enumerate(self.inputs.items()):
+            tensors[name] = placeholder(type_.shape, type_.dtype, f"x{number}")
+            parameters[tensors[name]] = name
+        for node in self.nodes:
+            for name in node.inputs:
+                if name and name not in tensors:
+                    raise ValueError(f"{node.op} {node.name!r} reads {name!r}, which nothing before it produces")
+            values = [self.inputs[n].value if n in self.inputs else None for n in node.inputs]
+            built = build(
+                node.op, dict(node.attrs), [tensors[n] if n else None for n in node.inputs], values,
+                outputs=len(node.outputs), opset=self.opset, name=node.name,
+            )  # fmt: skip
+            tensors.update((n, t) for n, t in zip(node.outputs, built) if n)
+        plan = schedule(_distinct([tensors[name] for name in self.outputs]))
+        used = [t for t in parameters if t in plan.tensors]
+        function = lower(plan, used, "kernel")
+        return function, tuple(parameters[t] for t in used)
+
+    def compile(self) -> tuple[Kernel, tuple[str, ...]]:
+        """(kernel, names of its parameters in order)."""
+        function, names = self.lower()
+        return compile_function(function), names
+
+
+def _distinct(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Outputs that are inputs, or the same twice, are copied."""
+    from celosia.compiler.expr import compute
+
+    seen: set[Tensor] = set()
+    result = []
+    for tensor in outputs:
+        if tensor.body is None or tensor in seen:
+            tensor = compute(tensor.shape, lambda *i, t=tensor: t[i], f"{tensor.name}_copy")
+        seen.add(tensor)
+        result.append(tensor)
+    return result
+
+
+def input_type(value: Array | InputType | tuple[tuple[int, ...], str]) -> InputType:
+    if isinstance(value, np.ndarray):
+        return InputType.of(value)
+    return value if isinstance(value, InputType) else InputType(tuple(value[0]), value[1])
+
+
+def compile_op(
+    op: str, attrs: Mapping[str, Any], inputs: Sequence[Any], *, outputs: int = 1, opset: int = 21, name: str = ""
+) -> Kernel:
+    """A kernel for one operator, to be called with all inputs that are not None, in order.
+
+    inputs: for each, an InputType, a (shape, dtype) pair, an array (a constant), or None where it is left out.
+
+    >>> kernel = compile_op("Relu", {}, [((3,), "float32")])
+    >>> kernel(np.array([-1, 0, 2], np.float32))[0].tolist()
+    [0.0, 0.0, 2.0]
+    """
+    types = {f"i{k}": input_type(v) for k, v in enumerate(inputs) if v is not None}
+    names = tuple(f"i{k}" if v is not None else "" for k, v in enumerate(inputs))
+    results = tuple(f"o{k}" for k in range(outputs))
+    function, used = CpuFunction((CpuNode(op, names, results, attrs, name),), types, results, opset).lower()
+    if len(used) < len(types):  # an input whose values went into the code, such as a shape: kept as a parameter
+        extra = [placeholder(types[n].shape, types[n].dtype, n) for n in types if n not in used]
+        by_name = dict(zip(used, function.inputs)) | {t.name: t for t in extra}
+        function = Function(function.name, tuple(by_name[n] for n in types), function.outputs, function.body)
+    return compile_function(function)
+
+
+def run(kernel: Kernel, *arrays: Array) -> list[Array]:
+    """The kernel's outputs for these inputs."""
+    return kernel(*arrays)
+
+

@@ -1,0 +1,34 @@
+"""ONNX operators as tensor expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from celosia.compiler.cpu.ops import elementwise, nn, quantized, shape  # they fill the table
+from celosia.compiler.cpu.ops.registry import OPS, Array, Node, Unsupported
+from celosia.compiler.cpu.ops.shape import VIEWS, view_shape
+from celosia.compiler.expr import Tensor
+
+__all__ = ["OPS", "VIEWS", "Node", "Unsupported", "build", "elementwise", "nn", "quantized", "shape", "view_shape"]
+
+
+def build(
+    op: str, attrs: dict[str, Any], inputs: Sequence[Tensor | None], values: Sequence[Array | None] | None = None,
+    *, outputs: int = 1, opset: int = 21, name: str = "",
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """The outputs of one operator as expressions of its inputs (None where an optional one is left out).
+
+    `values` holds arrays for those inputs that are constant; see Node. Raises Unsupported, naming operator and node.
+    """
+    if op not in OPS:
+        raise Unsupported(f"{op}{f' {name!r}' if name else ''}: there is no such operator on the CPU")
+    node = Node(op, attrs, tuple(inputs), tuple(values) if values else (None,) * len(inputs), outputs, opset, name)
+    try:
+        result = OPS[op](node)
+    except (Unsupported, TypeError) as e:
+        raise e if isinstance(e, Unsupported) else node.fail(str(e)) from e
+    built = (result,) if isinstance(result, Tensor) else tuple(result)
+    if len(built) < outputs:
+        raise node.fail(f"output {len(built)}")
+    return built

@@ -1,0 +1,225 @@
+"""Operators on corresponding elements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from celosia.compiler import expr as T
+from celosia.compiler.cpu.ops.registry import OPS, Node, Unsupported, at, op
+from celosia.compiler.expr import Expr, Tensor, call, is_float, select, wrap
+
+# onnx.TensorProto.DataType -> element type
+ONNX_TYPES = {
+    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16",
+    11: "float64", 12: "uint32", 13: "uint64",
+}  # fmt: skip
+
+
+def one(x: Expr) -> Expr:
+    return wrap(1, x.dtype)
+
+
+def sigmoid(x: Expr) -> Expr:
+    return one(x) / (call("exp", -x) + 1)
+
+
+def sign(x: Expr) -> Expr:
+    zero = wrap(0, x.dtype)
+    if x.dtype.startswith("uint"):
+        return select(T.equal(x, zero), zero, one(x))
+    result = select(x > zero, one(x), select(x < zero, wrap(-1, x.dtype), zero))
+    return select(call("isnan", x), x, result) if is_float(x.dtype) else result
+
+
+def softplus(x: Expr) -> Expr:
+    """log(1 + exp(x)) without overflow."""
+    return T.maximum(x, 0) + call("log", call("exp", -call("abs", x)) + 1)
+
+
+def round_half_even(x: Expr) -> Expr:
+    return call("round_even", x)
+
+
+def gelu(x: Expr, approximate: str) -> Expr:
+    if approximate == "tanh":
+        return x * 0.5 * (call("tanh", (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)) + 1)
+    return x * 0.5 * (call("erf", x * math.sqrt(0.5)) + 1)
+
+
+Attrs = dict[str, Any]
+UNARY: dict[str, Callable[[Expr, Attrs], Expr]] = {
+    "Identity": lambda x, a: x,
+    "Dropout": lambda x, a: x,
+    "Abs": lambda x, a: call("abs", x),
+    "Neg": lambda x, a: -x,
+    "Reciprocal": lambda x, a: one(x) / x,
+    "Round": lambda x, a: call("round_even", x),
+    "Sign": lambda x, a: sign(x),
+    "Not": lambda x, a: x ^ True,
+    "BitwiseNot": lambda x, a: x ^ -1,
+    "IsNaN": lambda x, a: call("isnan", x),
+    "Relu": lambda x, a: T.maximum(x, 0),
+    "Sigmoid": lambda x, a: sigmoid(x),
+    "Softplus": lambda x, a: softplus(x),
+    "Softsign": lambda x, a: x / (call("abs", x) + 1),
+    "LeakyRelu": lambda x, a: select(x < 0, x * a.get("alpha", 0.01), x),
+    "ThresholdedRelu": lambda x, a: select(x > a.get("alpha", 1.0), x, 0),
+    "Elu": lambda x, a: select(x < 0, (call("exp", x) - 1) * a.get("alpha", 1.0), x),
+    "Celu": lambda x, a: T.maximum(x, 0)
+    + T.minimum((call("exp", x / a.get("alpha", 1.0)) - 1) * a.get("alpha", 1.0), 0),
+    "Selu": lambda x, a: select(x > 0, x, (call("exp", x) - 1) * a.get("alpha", 1.67326319217681884765625))
+    * a.get("gamma", 1.05070102214813232421875),
+    "HardSigmoid": lambda x, a: T.clip(x * a.get("alpha", 0.2) + a.get("beta", 0.5), 0, 1),
+    "HardSwish": lambda x, a: x * T.clip(x * (1 / 6) + 0.5, 0, 1),
+    "Gelu": lambda x, a: gelu(x, a.get("approximate", "none")),
+    "Mish": lambda x, a: x * call("tanh", softplus(x)),
+    "Swish": lambda x, a: x * sigmoid(x * a.get("alpha", 1.0)),
+    "QuickGelu": lambda x, a: x * sigmoid(x * a.get("alpha", 1.702)),
+    **{
+        name: (lambda x, a, fn=fn: call(fn, x))
+        for name, fn in {
+            "Exp": "exp", "Log": "log", "Sqrt": "sqrt", "Tanh": "tanh", "Erf": "erf", "Floor": "floor", "Ceil": "ceil",
+            "Sin": "sin", "Cos": "cos", "Tan": "tan", "Asin": "asin", "Acos": "acos", "Atan": "atan", "Sinh": "sinh",
+            "Cosh": "cosh", "Asinh": "asinh", "Acosh": "acosh", "Atanh": "atanh",
+        }.items()  # fmt: skip
+    },
+}
+
+
+def _unary(node: Node) -> Tensor:
+    if node.op == "Dropout" and node.has(2) and bool(node.constant(2, "training_mode")):
+        raise node.fail("training mode")
+    return node.elementwise(lambda x: UNARY[node.op](x, node.attrs), node.input(0))
+
+
+for _name in UNARY:
+    OPS[_name] = _unary
+
+
+@op("IsInf")
+def is_inf(node: Node) -> Tensor:
+    positive, negative = node.attrs.get("detect_positive", 1), node.attrs.get("detect_negative", 1)
+
+    def body(x: Expr) -> Expr:
+        infinite = call("isinf", x)
+        if not positive:
+            infinite = infinite & (x < 0)
+        if not negative:
+            infinite = infinite & (x > 0)
+        return infinite
+
+    return node.elementwise(body, node.input(0))
+
+
+def power(x: Expr, y: Expr) -> Expr:
+    """x ** y in the type of x."""
+    if is_float(x.dtype) or is_float(y.dtype):
+        wide = x.dtype if is_float(x.dtype) else "float64"
+        return T.binary("pow", x.astype(wide), y.astype(wide)).astype(x.dtype)
+    return T.binary("pow", x, y.astype(x.dtype))
+
+
+def modulo(x: Expr, y: Expr, fmod: bool) -> Expr:
+    """The remainder with the sign of the divisor, or, for fmod, of the dividend."""
+    rest = T.binary("mod", x, y)
+    if not fmod or x.dtype.startswith("uint"):
+        return rest
+    other = (rest < 0) ^ (x < 0)
+    return select(other & T.binary("ne", rest, 0), rest - y, rest)
+
+
+def shift(x: Expr, y: Expr, direction: str) -> Expr:
+    return T.binary("shl" if direction == "LEFT" else "shr", x, y)
+
+
+BINARY: dict[str, Callable[[Expr, Expr, Attrs], Expr]] = {
+    "Add": lambda x, y, a: x + y,
+    "Sub": lambda x, y, a: x - y,
+    "Mul": lambda x, y, a: x * y,
+    "Div": lambda x, y, a: x / y,
+    "Pow": lambda x, y, a: power(x, y),
+    "Mod": lambda x, y, a: modulo(x, y, bool(a.get("fmod", 0))),
+    "PRelu": lambda x, y, a: select(x < 0, x * y, x),
+    "BitShift": lambda x, y, a: shift(x, y, a["direction"]),
+    "Equal": lambda x, y, a: T.equal(x, y),
+    **{name: (lambda x, y, a, o=o: T.binary(o, x, y)) for name, o in {
+        "And": "and", "Or": "or", "Xor": "xor", "BitwiseAnd": "and", "BitwiseOr": "or", "BitwiseXor": "xor",
+        "Less": "lt", "LessOrEqual": "le",
+    }.items()},
+    "Greater": lambda x, y, a: y < x,
+    "GreaterOrEqual": lambda x, y, a: y <= x,
+}  # fmt: skip
+
+
+def _binary(node: Node) -> Tensor:
+    exponent = node.values[1] if node.op == "Pow" else None
+    if exponent is not None and exponent.size == 1 and is_float(node.input(0).dtype):
+        x, shape = node.input(0), np.broadcast_shapes(node.input(0).shape, exponent.shape)
+        if float(exponent.reshape(())) == 2:
+            return T.compute(shape, lambda *i: at(x, i) * at(x, i), "square")
+        if float(exponent.reshape(())) == 0.5:
+            return T.compute(shape, lambda *i: call("sqrt", at(x, i)), "sqrt")
+    return node.elementwise(lambda x, y: BINARY[node.op](x, y, node.attrs), node.input(0), node.input(1))
+
+
+for _name in BINARY:
+    OPS[_name] = _binary
+
+
+@op("Min", "Max", "Sum", "Mean")
+def variadic(node: Node) -> Tensor:
+    tensors = [node.input(i) for i in range(len(node.inputs))]
+
+    def body(*values: Expr) -> Expr:
+        total = values[0]
+        for value in values[1:]:
+            total = {"Min": T.minimum, "Max": T.maximum}.get(node.op, lambda x, y: x + y)(total, value)
+        return total / len(values) if node.op == "Mean" else total
+
+    return node.elementwise(body, *tensors)
+
+
+@op("Where")
+def where(node: Node) -> Tensor:
+    return node.elementwise(select, node.input(0), node.input(1), node.input(2))
+
+
+@op("Clip")
+def clip(node: Node) -> Tensor:
+    x = node.input(0)
+    bounds: list[Expr | None] = [
+        wrap(node.attrs[name], x.dtype) if name in node.attrs else node.scalar(i, x.dtype) if node.has(i) else None
+        for name, i in (("min", 1), ("max", 2))
+    ]
+
+    def body(value: Expr) -> Expr:
+        if bounds[0] is not None:
+            value = T.maximum(value, bounds[0])
+        return value if bounds[1] is None else T.minimum(value, bounds[1])
+
+    return node.elementwise(body, x)
+
+
+@op("Cast")
+def cast(node: Node) -> Tensor:
+    target = ONNX_TYPES.get(int(node.attrs["to"]))
+    if target is None:
+        raise Unsupported(f"Cast to ONNX type {node.attrs['to']}")
+    return node.elementwise(lambda x: x.astype(target), node.input(0))
+
+
+@op("CastLike")
+def cast_like(node: Node) -> Tensor:
+    return node.elementwise(lambda x: x.astype(node.input(1).dtype), node.input(0))
+
+
+@op("BiasGelu", "FastGelu")
+def bias_gelu(node: Node) -> Tensor:
+    kind = "tanh" if node.op == "FastGelu" else "none"
+    if not node.has(1):
+        return node.elementwise(lambda x: gelu(x, kind), node.input(0))
+    return node.elementwise(lambda x, b: gelu(x + b, kind), node.input(0), node.input(1))

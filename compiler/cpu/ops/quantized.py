@@ -1,0 +1,327 @@
+"""Quantisation and integer operators, bit-exact with onnxruntime: each repeats its float32 operations in their order."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from celosia.compiler import expr as T
+from celosia.compiler.cpu.ops.nn import Window, convolution, matmul_any, product, reduced
+from celosia.compiler.cpu.ops.registry import Node, at, clamp, limits, op, round_even, saturate
+from celosia.compiler.cpu.ops.shape import concatenate
+from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
+
+F32 = "float32"
+
+
+def quantize(x: Expr, scale: Expr, zero: Expr, dtype: str) -> Expr:
+    """clip(rne(x / scale) + zero); NaN gives the smallest value."""
+    return saturate(round_even(x / scale) + zero.astype(F32), dtype)
+
+
+def requantize(acc: Expr, scale: Expr, zero: Expr, dtype: str) -> Expr:
+    """clip(rne(f32(acc) * scale) + zero) of an int32."""
+    return saturate(round_even(acc.astype(F32) * scale) + zero.astype(F32), dtype)
+
+
+def parameter(node: Node, i: int, x: Tensor, index: tuple[Expr, ...], default: str | None = None) -> Expr:
+    """A scale or zero point at an element of x: one for all, one for each index of `axis`, or one for each block."""
+    if not node.has(i):
+        assert default is not None
+        return wrap(0, default)
+    p = node.input(i)
+    if p.size == 1:
+        return p.flat(0)
+    axis = node.axis(1, len(x.shape))
+    if len(p.shape) == 1 and p.shape[0] == x.shape[axis]:
+        return p[index[axis]]
+    block = int(node.attrs.get("block_size", 0))
+    if block and len(p.shape) == len(x.shape):
+        return p[tuple(k // block if d == axis else k for d, k in enumerate(index))]
+    raise node.fail(f"input {i} has shape {list(p.shape)} for {list(x.shape)} and axis {axis}")
+
+
+@op("QuantizeLinear")
+def quantize_linear(node: Node) -> Tensor:
+    from celosia.compiler.cpu.ops.elementwise import ONNX_TYPES
+
+    x = node.input(0)
+    dtype = node.input(2).dtype if node.has(2) else ONNX_TYPES.get(int(node.attrs.get("output_dtype", 0)), "uint8")
+    if dtype not in ("int8", "uint8", "int16", "uint16"):
+        raise node.fail(f"to {dtype}")
+
+    def body(*i: Expr) -> Expr:
+        zero = parameter(node, 2, x, i, dtype)
+        return quantize(x[i].astype(F32), parameter(node, 1, x, i).astype(F32), zero, dtype)
+
+    return T.compute(x.shape, body, "quantize")
+
+
+@op("DequantizeLinear")
+def dequantize_linear(node: Node) -> Tensor:
+    x = node.input(0)
+
+    def body(*i: Expr) -> Expr:
+        value = x[i].astype("int32")
+        if node.has(2):
+            value = value - parameter(node, 2, x, i, x.dtype).astype("int32")
+        scale = parameter(node, 1, x, i)
+        return value.astype(scale.dtype) * scale
+
+    return T.compute(x.shape, body, "dequantize")
+
+
+@op("DynamicQuantizeLinear")
+def dynamic_quantize_linear(node: Node) -> list[Tensor]:
+    x = node.input(0)
+    axes = range(len(x.shape))
+    low, high = reduced(x, axes, False, T.min, "low"), reduced(x, axes, False, T.max, "high")
+    scale = T.compute(
+        (), lambda: (T.maximum(high[()], 0) - T.minimum(low[()], 0)) / wrap(255.0, F32), "scale"
+    )
+    zero = T.compute((), lambda: saturate(round_even(-T.minimum(low[()], 0) / scale[()]), "uint8"), "zero")
+    y = T.compute(x.shape, lambda *i: quantize(x[i], scale[()], zero[()], "uint8"), "quantize")
+    return [y, scale, zero][: node.outputs]
+
+
+# Convolution and matrix products: inputs x, sx, zx, w, sw, zw, sy, zy, ...
+
+
+def change(zero: Expr) -> Any:
+    """Take the zero point off; 16 bits hold the result."""
+    narrow = zero.astype("int16")
+    return lambda v: v.astype("int16") - narrow
+
+
+@op("QLinearConv")
+def qlinear_conv(node: Node) -> Tensor:
+    """onnxruntime's form and rounding: y = clip(rne(f32(acc + bias) * ((sx * sw) / sy)) + zy)."""
+    x, w = node.input(0), node.input(3)
+    if node.attrs.get("channels_last", 0):
+        raise node.fail("channels_last")
+    sx, zx = node.scalar(1, F32), node.scalar(2, x.dtype)
+    sw, zw = node.input(4), node.input(5)
+    sy, zy = node.scalar(6, F32), node.scalar(7, x.dtype)
+    bias = node.input(8) if node.has(8) else None
+    if zw.size != 1:
+        if node.values[5] is None or node.values[5].any():
+            raise node.fail("zero points of the weights by channel")
+        zero_w = wrap(0, w.dtype)
+    else:
+        zero_w = zw.flat(0)
+    scale = T.compute(
+        (sw.size,), lambda m: ((sx * sw.flat(m)) / sy), "scale"
+    )
+
+    def finish(acc: Expr, m: Expr) -> Expr:
+        acc = acc if bias is None else acc + bias[m]
+        return requantize(acc, scale[m if sw.size > 1 else 0], zy, x.dtype)
+
+    wide = _widened(change(zx)), _widened(change(zero_w))
+    return convolution(node, x, w, wrap(0, "int32"), *wide, finish)
+
+
+def _widened(fn: Any) -> Any:
+    return lambda v: fn(v).astype("int32")
+
+
+@op("QLinearMatMul")
+def qlinear_matmul(node: Node) -> Tensor:
+    a, b = node.input(0), node.input(3)
+    sa, za, sb, zb = node.scalar(1, F32), node.scalar(2, a.dtype), node.input(4), node.input(5)
+    sy, zy = node.scalar(6, F32), node.scalar(7, a.dtype)
+    if zb.size != 1 and (node.values[5] is None or node.values[5].any()):
+        raise node.fail("zero points of b by column")
+    zero_b = zb.flat(0) if zb.size == 1 else wrap(0, b.dtype)
+
+    def finish(acc: Expr, i: tuple[Expr, ...]) -> Expr:
+        scale = (sa * (sb.flat(0) if sb.size == 1 else sb.flat(i[-1]))) / sy
+        return requantize(acc, scale, zy, a.dtype)
+
+    return matmul_any(
+        node, a, b, change_a=_widened(change(za)), change_b=_widened(change(zero_b)), finish=finish
+    )
+
+
+@op("QGemm")
+def qgemm(node: Node) -> Tensor:
+    """com.microsoft: a, sa, za, b, sb, zb, c (int32), sy, zy; without sy the result is float."""
+    a, b = node.input(0), node.input(3)
+    sa, za, sb, zb = node.scalar(1, F32), node.scalar(2, a.dtype), node.input(4), node.input(5)
+    c = node.input(6) if node.has(6) else None
+    alpha = float(node.attrs.get("alpha", 1.0))
+    if zb.size != 1 and (node.values[5] is None or node.values[5].any()):
+        raise node.fail("zero points of b by column")
+    zero_b = zb.flat(0) if zb.size == 1 else wrap(0, b.dtype)
+    zy = node.scalar(8, a.dtype) if node.has(7) else None
+
+    def finish(acc: Expr, i: tuple[Expr, ...]) -> Expr:
+        acc = acc if c is None else acc + at(c, i)
+        scale = sa if alpha == 1 else sa * alpha
+        scale = scale * (sb.flat(0) if sb.size == 1 else sb.flat(i[-1]))
+        if zy is None:
+            return acc.astype(F32) * scale
+        return requantize(acc, scale / node.scalar(7, F32), zy, a.dtype)
+
+    try:
+        return product(
+            a, b, bool(node.attrs.get("transA", 0)), bool(node.attrs.get("transB", 0)),
+            _widened(change(za)), _widened(change(zero_b)), finish,
+        )  # fmt: skip
+    except ValueError as e:
+        raise node.fail(str(e)) from e
+
+
+# Two operands (com.microsoft): a, sa, za, b, sb, zb, sc, zc
+
+
+def convert_saturating(x: Expr, dtype: str) -> Expr:
+    """As cvtps2dq and the pack instructions: NaN and x >= 2^31 give the smallest value."""
+    return select(x < 2.0**31, saturate(round_even(x), dtype), limits(dtype)[0])
+
+
+@op("QLinearAdd")
+def qlinear_add(node: Node) -> Tensor:
+    """fma(a, ra, fma(b, rb, constant)), with operands exchanged where onnxruntime exchanges them."""
+    a, b = node.input(0), node.input(3)
+    sa, za, sb, zb, sc, zc = (node.scalar(i, F32) for i in (1, 2, 4, 5, 6, 7))
+    inner_a = a.shape[-1] if a.shape else 1
+    inner_b = b.shape[-1] if b.shape else 1
+    if a.size == 1 or (inner_a == 1 and inner_b > 1):
+        a, sa, za, b, sb, zb = b, sb, zb, a, sa, za
+    ratios = T.compute((2,), lambda i: select(T.equal(i, 0), sa, sb) / sc, "ratios")
+    ra, rb = ratios[0], ratios[1]
+    fixed = T.compute((1,), lambda i: zc - call("fma", ra, za, rb * zb), "fixed")
+
+    def body(x: Expr, y: Expr) -> Expr:
+        partial = call("fma", y.astype(F32), rb, fixed[0])
+        return convert_saturating(call("fma", x.astype(F32), ra, partial), a.dtype)
+
+    return node.elementwise(body, a, b)
+
+
+@op("QLinearMul")
+def qlinear_mul(node: Node) -> Tensor:
+    a, b = node.input(0), node.input(3)
+    sa, sb, sc, zc = (node.scalar(i, F32) for i in (1, 4, 6, 7))
+    za, zb = node.scalar(2, "int32"), node.scalar(5, "int32")
+    ratio = sa * sb / sc
+
+    def body(x: Expr, y: Expr) -> Expr:
+        exact = (x.astype("int32") - za) * (y.astype("int32") - zb)
+        return convert_saturating(exact.astype(F32) * ratio + zc, a.dtype)
+
+    return node.elementwise(body, a, b)
+
+
+# One operand (com.microsoft): x, sx, zx, sy, zy
+
+
+def dequantized(node: Node, x: Expr, scale: int = 1, zero: int = 2) -> Expr:
+    return node.scalar(scale, F32) * (x.astype("int32") - node.scalar(zero, "int32")).astype(F32)
+
+
+def logistic(x: Expr) -> Expr:
+    """onnxruntime's sigmoid: a quotient of polynomials on [-18, 18]."""
+    x = clamp(x, -18.0, 18.0)
+    s = x * x
+
+    def poly(*coefficients: float) -> Expr:
+        value: Expr = wrap(coefficients[0], F32)
+        for c in coefficients[1:]:
+            value = call("fma", value, s, wrap(c, F32))
+        return value
+
+    p = poly(4.37031012579801e-11, 1.15627324459942e-07, 6.08574864600143e-05, 8.51377133304701e-03, 2.48287947061529e-01)
+    q = poly(6.10247389755681e-13, 5.76102136993427e-09, 6.29106785017040e-06, 1.70198817374094e-03,
+             1.16817656904453e-01, 9.93151921023180e-01)  # fmt: skip
+    return p * x / q + 0.5
+
+
+@op("QLinearSigmoid", "QLinearLeakyRelu")
+def qlinear_unary(node: Node) -> Tensor:
+    alpha = node.attrs.get("alpha", 0.01)
+
+    def body(x: Expr) -> Expr:
+        value = dequantized(node, x)
+        value = logistic(value) if node.op == "QLinearSigmoid" else select(value >= 0, value, value * alpha)
+        return quantize(value, node.scalar(3, F32), node.scalar(4, x.dtype), x.dtype)
+
+    return node.elementwise(body, node.input(0))
+
+
+@op("QLinearConcat")
+def qlinear_concat(node: Node) -> Tensor:
+    """sy, zy, then (x, sx, zx) for each part."""
+    starts = range(2, len(node.inputs), 3)
+    tensors = [node.input(i) for i in starts]
+    sy, zy = node.scalar(0, F32), node.scalar(1, tensors[0].dtype)
+
+    def rescale(i: int) -> Any:
+        return lambda v: quantize(dequantized(node, v, i + 1, i + 2), sy, zy, v.dtype)
+
+    axis = node.axis(1, len(tensors[0].shape))
+    return concatenate(node, tensors, axis, [rescale(i) for i in starts])
+
+
+@op("QLinearGlobalAveragePool")
+def qlinear_global_average_pool(node: Node) -> Tensor:
+    x = node.input(0)
+    if node.attrs.get("channels_last", 0):
+        raise node.fail("channels_last")
+    zx, count = node.scalar(2, "int32"), prod(x.shape[2:])
+    scale = node.scalar(1, F32) / (node.scalar(3, F32) * float(count))
+
+    def mean(v: Expr, ks: Any) -> Expr:
+        return requantize(T.sum(v.astype("int32") - zx, ks), scale, node.scalar(4, x.dtype), x.dtype)
+
+    return reduced(x, range(2, len(x.shape)), True, mean, "average")
+
+
+@op("QLinearAveragePool")
+def qlinear_average_pool(node: Node) -> Tensor:
+    """In floats, added in the order of the elements."""
+    x = node.input(0)
+    if node.attrs.get("channels_last", 0):
+        raise node.fail("channels_last")
+    window = Window.of(node, x.shape[2:], tuple(int(k) for k in node.attrs["kernel_shape"]))
+    p = window.padded(x, wrap(0, F32), lambda v: dequantized(node, v))
+    ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
+    sy, zy = node.scalar(3, F32), node.scalar(4, F32)
+
+    def body(n: Expr, c: Expr, *o: Expr) -> Expr:
+        total = T.ordered_sum(p[(n, c, *window.at(o, ks))], ks)
+        mean = total / window.count(node, o).astype(F32)
+        return saturate(round_even(mean / sy + zy), x.dtype)
+
+    return T.compute((*x.shape[:2], *window.out), body, "average")
+
+
+@op("QLinearSoftmax")
+def qlinear_softmax(node: Node) -> Tensor:
+    """Powers from a table of 256 relative to the largest input; the result wraps as onnxruntime's does."""
+    x = node.input(0)
+    axis = node.axis(-1 if int(node.attrs.get("opset", 13)) >= 13 else 1, len(x.shape))
+    axes = [axis] if int(node.attrs.get("opset", 13)) >= 13 else list(range(axis, len(x.shape)))
+    count = prod(x.shape[d] for d in axes)
+    sx = node.scalar(1, F32).astype("float64")
+    import numpy as np
+
+    room = max(0.0, float(np.log(np.float64(np.finfo(np.float32).max / np.float32(count)))) - 5)
+    shift = wrap(room, "float64") / sx
+    table = T.compute(
+        (256,), lambda i: call("exp", (i.astype("float64") - 255.0 + shift) * sx).astype(F32), "powers"
+    )
+    largest = reduced(x, axes, True, T.max, "largest")
+
+    def power(i: tuple[Expr, ...]) -> Expr:
+        return table[(x[i].astype("int32") - at(largest, i).astype("int32") + 255).astype(INDEX)]
+
+    total = reduced(x, axes, True, T.ordered_sum, "total", power)
+    steps = call("floor", wrap(1.0, F32) / node.scalar(3, F32))
+
+    def body(*i: Expr) -> Expr:
+        whole = round_even(power(i) * steps / at(total, i)).astype("int32") + node.scalar(4, "int32")
+        return T.minimum(whole, 255).astype(x.dtype)
+
+    return T.compute(x.shape, body, "softmax")

@@ -1,0 +1,144 @@
+"""The table of operators, and what their builders share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler import expr as T
+from celosia.compiler.expr import Expr, Tensor
+
+Array = NDArray[Any]
+Shape = tuple[int, ...]
+
+
+class Unsupported(ValueError):
+    """An operator, or a use of one, that cannot be compiled for the CPU."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator to build: ONNX attributes as Python values, inputs as tensors (None where left out).
+
+    `values` holds the arrays of inputs that are constant. Shapes, axes and the like must be; the numbers that a kernel
+    computes with are read at run time even where they are constant, so that equal layers share one kernel.
+    """
+
+    op: str
+    attrs: dict[str, Any]
+    inputs: tuple[Tensor | None, ...]
+    values: tuple[Array | None, ...]
+    outputs: int = 1
+    opset: int = 21
+    name: str = ""
+
+
+    def fail(self, why: str) -> Unsupported:
+        return Unsupported(f"{self.op}{f' {self.name!r}' if self.name else ''}: {why}")
+
+    def has(self, i: int) -> bool:
+        return i < len(self.inputs) and self.inputs[i] is not None
+
+    def input(self, i: int) -> Tensor:
+        tensor = self.inputs[i] if i < len(self.inputs) else None
+        if tensor is None:
+            raise self.fail(f"input {i} is missing")
+        return tensor
+
+    def constant(self, i: int, what: str) -> Array:
+        if not self.has(i) or self.values[i] is None:
+            raise self.fail(f"{what} (input {i}) is not a constant")
+        value = self.values[i]
+        assert value is not None
+        return value
+
+    def ints(self, attr: str, i: int) -> list[int] | None:
+        """A list that older versions of an operator have as an attribute and newer ones as an input."""
+        if attr in self.attrs:
+            value = self.attrs[attr]
+            return [int(v) for v in np.atleast_1d(value)]
+        return [int(v) for v in np.atleast_1d(self.constant(i, attr))] if self.has(i) else None
+
+    def axis(self, default: int, rank: int) -> int:
+        axis = int(self.attrs.get("axis", default))
+        if not -rank <= axis < max(rank, 1):
+            raise self.fail(f"axis {axis} of {rank} dimensions")
+        return axis % rank if rank else 0
+
+    def elementwise(self, fn: Callable[..., Any], *tensors: Tensor) -> Tensor:
+        """fn of corresponding elements, under numpy's broadcasting."""
+        try:
+            shape = np.broadcast_shapes(*(t.shape for t in tensors))
+        except ValueError as e:
+            raise self.fail(f"shapes {[list(t.shape) for t in tensors]} do not broadcast") from e
+        return T.compute(shape, lambda *i: fn(*(at(t, i) for t in tensors)), self.op.lower())
+
+    def scalar(self, i: int, dtype: str, default: float = 0) -> Expr:
+        """Input `i`, which must have one element, as a number; `default` where it is left out."""
+        if not self.has(i):
+            return T.wrap(default, dtype)
+        tensor = self.input(i)
+        if tensor.size != 1:
+            raise self.fail(f"input {i} has shape {list(tensor.shape)} where one element is expected")
+        return tensor.flat(0).astype(dtype)
+
+
+Builder = Callable[[Node], Tensor | Sequence[Tensor]]
+OPS: dict[str, Builder] = {}
+
+
+def op(*names: str) -> Callable[[Builder], Builder]:
+    """Adds a builder to the table."""
+
+    def add(builder: Builder) -> Builder:
+        for name in names:
+            OPS[name] = builder
+        return builder
+
+    return add
+
+
+def at(tensor: Tensor, index: Sequence[Expr]) -> Expr:
+    """The element of `tensor` that numpy's broadcasting puts at `index`."""
+    own = index[len(index) - len(tensor.shape) :]
+    return tensor[tuple(0 if n == 1 else i for i, n in zip(own, tensor.shape))]
+
+
+def reshaped(tensor: Tensor, shape: Shape, name: str = "view") -> Tensor:
+    """The same elements in row-major order under another shape."""
+    if prod(shape) != tensor.size:
+        raise Unsupported(f"{tensor.name}: {list(tensor.shape)} cannot be reshaped to {list(shape)}")
+
+    def body(*index: Expr) -> Expr:
+        total: Expr = T.wrap(0, T.INDEX)
+        for d, i in enumerate(index):
+            total = total + i * prod(shape[d + 1 :])
+        return tensor.flat(total) if tensor.shape else tensor[()]
+
+    return T.compute(shape, body, name)
+
+
+def clamp(x: Expr, lo: float, hi: float) -> Expr:
+    """x within [lo, hi]; NaN becomes lo, as with the x86 instructions."""
+    low, high = T.wrap(lo, x.dtype), T.wrap(hi, x.dtype)
+    x = T.select(x > low, x, low)
+    return T.select(x < high, x, high)
+
+
+def limits(dtype: str) -> tuple[int, int]:
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
+
+
+def saturate(x: Expr, dtype: str) -> Expr:
+    """A float with an integer value to an integer type."""
+    return clamp(x, *limits(dtype)).astype(dtype)
+
+
+def round_even(x: Expr) -> Expr:
+    return T.call("round_even", x)

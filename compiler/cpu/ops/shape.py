@@ -1,0 +1,319 @@
+"""Operators that move elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import numpy as np
+
+from celosia.compiler import expr as T
+from celosia.compiler.cpu.ops.registry import Node, Shape, at, op, reshaped
+from celosia.compiler.expr import INDEX, Expr, Tensor, select, wrap
+
+# Operators that only change the shape: their output may share the memory of their input.
+VIEWS = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"))
+
+
+def view_shape(node: Node) -> Shape:
+    """The output shape of an operator of VIEWS."""
+    x = node.input(0)
+    rank = len(x.shape)
+    match node.op:
+        case "Reshape":
+            wanted = [int(v) for v in node.constant(1, "shape")]
+            if not node.attrs.get("allowzero", 0):
+                wanted = [x.shape[d] if v == 0 and d < rank else v for d, v in enumerate(wanted)]
+            if wanted.count(-1) == 1:
+                rest = prod(v for v in wanted if v != -1)
+                wanted[wanted.index(-1)] = x.size // rest if rest else 0
+            if prod(wanted) != x.size or min(wanted, default=0) < 0:
+                raise node.fail(f"{list(x.shape)} cannot be reshaped to {wanted}")
+            return tuple(wanted)
+        case "Flatten":
+            axis = int(node.attrs.get("axis", 1))
+            axis = axis + rank if axis < 0 else axis
+            return prod(x.shape[:axis]), prod(x.shape[axis:])
+        case "Squeeze":
+            axes = node.ints("axes", 1)
+            drop = {a % rank for a in axes} if axes is not None else {d for d, n in enumerate(x.shape) if n == 1}
+            if any(x.shape[d] != 1 for d in drop):
+                raise node.fail(f"axes {sorted(drop)} of {list(x.shape)} are not all 1")
+            return tuple(n for d, n in enumerate(x.shape) if d not in drop)
+        case "Unsqueeze":
+            axes = node.ints("axes", 1)
+            if axes is None:
+                raise node.fail("axes are missing")
+            total = rank + len(axes)
+            new = {a % total for a in axes}
+            rest = iter(x.shape)
+            return tuple(1 if d in new else next(rest) for d in range(total))
+    return x.shape
+
+
+@op("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+def reshape(node: Node) -> Tensor:
+    return reshaped(node.input(0), view_shape(node), node.op.lower())
+
+
+@op("Transpose")
+def transpose(node: Node) -> Tensor:
+    x = node.input(0)
+    perm = [int(p) for p in node.attrs.get("perm", range(len(x.shape))[::-1])]
+    if sorted(perm) != list(range(len(x.shape))):
+        raise node.fail(f"perm {perm} for {len(x.shape)} dimensions")
+    inverse = np.argsort(perm)
+    return T.compute(tuple(x.shape[p] for p in perm), lambda *i: x[tuple(i[d] for d in inverse)], "transpose")
+
+
+@op("Concat")
+def concat(node: Node) -> Tensor:
+    tensors = [node.input(i) for i in range(len(node.inputs))]
+    axis = node.axis(0, len(tensors[0].shape))
+    return concatenate(node, tensors, axis, [lambda x: x] * len(tensors))
+
+
+def concatenate(node: Node, tensors: list[Tensor], axis: int, maps: list[Callable[[Expr], Expr]]) -> Tensor:
+    """The tensors side by side along `axis`, each element through its map."""
+    first = tensors[0]
+    for t in tensors:
+        if [n for d, n in enumerate(t.shape) if d != axis] != [n for d, n in enumerate(first.shape) if d != axis]:
+            raise node.fail(f"shapes {[list(t.shape) for t in tensors]} differ beside axis {axis}")
+    parts = [(t, m) for t, m in zip(tensors, maps) if t.shape[axis]] or [(first, maps[0])]
+    shape = list(first.shape)
+    shape[axis] = sum(t.shape[axis] for t in tensors)
+
+    def body(*index: Expr) -> Expr:
+        start = shape[axis]
+        value: Expr | None = None
+        for tensor, fn in reversed(parts):
+            start -= tensor.shape[axis]
+            here = fn(tensor[(*index[:axis], index[axis] - start, *index[axis + 1 :])])
+            value = here if value is None else select(index[axis] < start + tensor.shape[axis], here, value)
+        assert value is not None
+        return value
+
+    return T.compute(tuple(shape), body, node.op.lower())
+
+
+@op("Slice")
+def slice_(node: Node) -> Tensor:
+    x = node.input(0)
+    starts, ends = node.ints("starts", 1), node.ints("ends", 2)
+    if starts is None or ends is None:
+        raise node.fail("starts and ends are missing")
+    axes = node.ints("axes", 3) or list(range(len(starts)))
+    steps = node.ints("steps", 4) or [1] * len(starts)
+    ranges = [range(n) for n in x.shape]
+    for start, end, axis, step in zip(starts, ends, axes, steps):
+        if step == 0:
+            raise node.fail("a step is 0")
+        ranges[axis] = range(x.shape[axis])[slice(start, end if end > -(1 << 62) else None, step)]
+    return T.compute(
+        tuple(len(r) for r in ranges),
+        lambda *index: x[tuple(i * r.step + r.start for i, r in zip(index, ranges))],
+        "slice",
+    )
+
+
+@op("Split")
+def split(node: Node) -> list[Tensor]:
+    x = node.input(0)
+    axis = node.axis(0, len(x.shape))
+    sizes = node.ints("split", 1)
+    if sizes is None:
+        count = int(node.attrs.get("num_outputs", node.outputs))
+        chunk = -(-x.shape[axis] // count)
+        sizes = [max(0, min(chunk, x.shape[axis] - k * chunk)) for k in range(count)]
+    if sum(sizes) != x.shape[axis]:
+        raise node.fail(f"sizes {sizes} of an axis of {x.shape[axis]}")
+    out, start = [], 0
+    for number, size in enumerate(sizes):
+        shape = (*x.shape[:axis], size, *x.shape[axis + 1 :])
+
+        def body(*index: Expr, start: int = start) -> Expr:
+            return x[(*index[:axis], index[axis] + start, *index[axis + 1 :])]
+
+        out.append(T.compute(shape, body, f"split{number}"))
+        start += size
+    return out
+
+
+def padded(x: Tensor, before: Shape, after: Shape, value: Expr, change: Callable[[Expr], Expr] | None = None) -> Tensor:
+    """x, each element through `change`, with `value` around it."""
+    if not any(before) and not any(after) and change is None:
+        return x
+    shape = tuple(b + n + a for b, n, a in zip(before, x.shape, after))
+
+    def body(*index: Expr) -> Expr:
+        inside: Expr | None = None
+        for i, b, a, n in zip(index, before, after, x.shape):
+            for needed, test in ((b > 0, i >= b), (a > 0, i < b + n)):
+                if needed:
+                    inside = test if inside is None else inside & test
+        here = x[tuple(i - b for i, b in zip(index, before))]
+        here = here if change is None else change(here)
+        return here if inside is None else select(inside, here, value)
+
+    return T.compute(shape, body, "pad")
+
+
+@op("Pad")
+def pad(node: Node) -> Tensor:
+    x = node.input(0)
+    rank = len(x.shape)
+    pads, axes = node.ints("pads", 1), node.ints("axes", 3) if node.has(3) else None
+    if pads is None:
+        raise node.fail("pads are missing")
+    before, after = [0] * rank, [0] * rank
+    places = [a % rank for a in axes] if axes is not None else list(range(rank))
+    for k, d in enumerate(places):
+        before[d], after[d] = pads[k], pads[k + len(places)]
+    cut = tuple(slice(max(0, -b), n - max(0, -a)) for b, a, n in zip(before, after, x.shape))
+    if any(b < 0 for b in before + after):  # negative pads cut
+        starts = [c.start for c in cut]
+        whole = x
+        x = T.compute(
+            tuple(c.stop - c.start for c in cut), lambda *i: whole[tuple(k + s for k, s in zip(i, starts))], "cut"
+        )
+        before, after = [max(0, b) for b in before], [max(0, a) for a in after]
+    mode = node.attrs.get("mode", "constant")
+    if mode == "constant":
+        value = wrap(node.attrs["value"], x.dtype) if "value" in node.attrs else node.scalar(2, x.dtype)
+        return padded(x, tuple(before), tuple(after), value)
+
+    def source(i: Expr, b: int, n: int) -> Expr:
+        k = i - b
+        if mode == "edge":
+            return T.clip(k, 0, n - 1)
+        if mode == "wrap":
+            return k % n
+        if n == 1:
+            return wrap(0, INDEX)
+        k = T.binary("mod", k, 2 * (n - 1))  # reflect
+        return T.minimum(k, wrap(2 * (n - 1), INDEX) - k)
+
+    if mode not in ("edge", "wrap", "reflect"):
+        raise node.fail(f"mode {mode}")
+    shape = tuple(b + n + a for b, n, a in zip(before, x.shape, after))
+    return T.compute(
+        shape,
+        lambda *index: x[tuple(i if not b and not a else source(i, b, n)
+                               for i, b, a, n in zip(index, before, after, x.shape))],
+        "pad",
+    )  # fmt: skip
+
+
+def wrapped(index: Expr, n: int) -> Expr:
+    """An index read at run time: negative ones count from the end, others are kept in range."""
+    index = index.astype(INDEX)
+    return T.clip(select(index < 0, index + n, index), 0, max(n - 1, 0))
+
+
+@op("Gather")
+def gather(node: Node) -> Tensor:
+    x, indices = node.input(0), node.input(1)
+    axis, count = node.axis(0, len(x.shape)), len(indices.shape)
+    shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+
+    def body(*index: Expr) -> Expr:
+        chosen = wrapped(indices[index[axis : axis + count]], x.shape[axis])
+        return x[(*index[:axis], chosen, *index[axis + count :])]
+
+    return T.compute(shape, body, "gather")
+
+
+@op("GatherElements")
+def gather_elements(node: Node) -> Tensor:
+    x, indices = node.input(0), node.input(1)
+    axis = node.axis(0, len(x.shape))
+
+    def body(*index: Expr) -> Expr:
+        return x[(*index[:axis], wrapped(indices[index], x.shape[axis]), *index[axis + 1 :])]
+
+    return T.compute(indices.shape, body, "gather_elements")
+
+
+@op("GatherND")
+def gather_nd(node: Node) -> Tensor:
+    x, indices = node.input(0), node.input(1)
+    batch, depth = int(node.attrs.get("batch_dims", 0)), indices.shape[-1]
+    lead = indices.shape[:-1]
+
+    def body(*index: Expr) -> Expr:
+        head = index[: len(lead)]
+        chosen = [wrapped(indices[(*head, k)], x.shape[batch + k]) for k in range(depth)]
+        return x[(*index[:batch], *chosen, *index[len(lead) :])]
+
+    return T.compute((*lead, *x.shape[batch + depth :]), body, "gather_nd")
+
+
+@op("Expand")
+def expand(node: Node) -> Tensor:
+    x = node.input(0)
+    try:
+        shape = np.broadcast_shapes(x.shape, tuple(int(v) for v in node.constant(1, "shape")))
+    except ValueError as e:
+        raise node.fail(str(e)) from e
+    return T.compute(shape, lambda *i: at(x, i), "expand")
+
+
+@op("Tile")
+def tile(node: Node) -> Tensor:
+    x, repeats = node.input(0), [int(v) for v in node.constant(1, "repeats")]
+    shape = tuple(n * r for n, r in zip(x.shape, repeats))
+    return T.compute(shape, lambda *i: x[tuple(k if r == 1 else k % n for k, n, r in zip(i, x.shape, repeats))], "tile")
+
+
+@op("DepthToSpace")
+def depth_to_space(node: Node) -> Tensor:
+    x, b = node.input(0), int(node.attrs["blocksize"])
+    n, c, h, w = x.shape
+    c //= b * b
+    crd = node.attrs.get("mode", "DCR") == "CRD"
+
+    def body(ni: Expr, ci: Expr, y: Expr, xi: Expr) -> Expr:
+        dy, dx = y % b, xi % b
+        channel = ci * (b * b) + dy * b + dx if crd else (dy * b + dx) * c + ci
+        return x[ni, channel, y // b, xi // b]
+
+    return T.compute((n, c, h * b, w * b), body, "depth_to_space")
+
+
+@op("SpaceToDepth")
+def space_to_depth(node: Node) -> Tensor:
+    x, b = node.input(0), int(node.attrs["blocksize"])
+    n, c, h, w = x.shape
+
+    def body(ni: Expr, ci: Expr, y: Expr, xi: Expr) -> Expr:
+        block = ci // c
+        return x[ni, ci % c, y * b + block // b, xi * b + block % b]
+
+    return T.compute((n, c * b * b, h // b, w // b), body, "space_to_depth")
+
+
+@op("Trilu")
+def trilu(node: Node) -> Tensor:
+    x, k = node.input(0), node.scalar(1, INDEX)
+    upper = node.attrs.get("upper", 1)
+
+    def body(*i: Expr) -> Expr:
+        keep = i[-1] - i[-2] >= k if upper else i[-1] - i[-2] <= k
+        return select(keep, x[i], 0)
+
+    return T.compute(x.shape, body, "trilu")
+
+
+@op("OneHot")
+def one_hot(node: Node) -> Tensor:
+    indices, values = node.input(0), node.input(2)
+    depth = int(node.constant(1, "depth").reshape(()))
+    rank = len(indices.shape) + 1
+    axis = node.axis(-1, rank)
+    shape = (*indices.shape[:axis], depth, *indices.shape[axis:])
+
+    def body(*i: Expr) -> Expr:
+        k = indices[(*i[:axis], *i[axis + 1 :])].astype(INDEX)
+        return select(T.equal(select(k < 0, k + depth, k), i[axis]), values.flat(1), values.flat(0))
+
+    return T.compute(shape, body, "one_hot")
