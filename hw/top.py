@@ -1,0 +1,136 @@
+"""The accelerator: the parts and how they are connected."""
+
+from __future__ import annotations
+
+from amaranth import Cat, ClockDomain, ClockSignal, DomainRenamer, Module, ResetSignal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from celosia.hw.axi import Axi4, AxiLite, connect_part
+from celosia.hw.config import Config
+from celosia.hw.control import ERROR_SOURCES, REGISTER_BITS, Control
+from celosia.hw.dae_pipeline.fetch import Fetch
+from celosia.hw.dae_pipeline.load import Load
+from celosia.hw.dae_pipeline.readmux import ReadMux
+from celosia.hw.dae_pipeline.scratchpad import AccScratchpad, Scratchpad
+from celosia.hw.dae_pipeline.store import Store
+from celosia.hw.dae_pipeline.tokens import Tokens
+from celosia.hw.gemm_core.gemm import Gemm
+from celosia.hw.gemm_core.vector import Vector
+from celosia.hw.isa import Unit
+from celosia.hw.layout import INDEX_BITS, grains, widths
+
+UNITS = tuple(unit.name.lower() for unit in Unit)
+
+
+class Accelerator(wiring.Component):
+    """One accelerator.
+
+    Parameters
+    ----------
+    cfg : Config
+
+    Members
+    -------
+    s_axil : In(AxiLite)    Control registers, `hw/regs.py`.
+    m_axi : Out(Axi4)       Memory.
+    irq : Out(1)            1 while a run is done, if enabled.
+    trace_<unit>_start, trace_<unit>_done : Out(1), with trace_<unit>_..._index : Out(24)
+                            An instruction starts, or is done, in this cycle; for simulation.
+    """
+
+    def __init__(self, cfg: Config) -> None:
+        self._cfg = cfg
+        trace = {
+            f"trace_{unit}_{event}{suffix}": Out(bits)
+            for unit in UNITS
+            for event in ("start", "done")
+            for suffix, bits in (("", 1), ("_index", INDEX_BITS))
+        }
+        super().__init__({
+            "s_axil": In(AxiLite(REGISTER_BITS)), "m_axi": Out(Axi4(cfg.bus_bytes)), "irq": Out(1), **trace,
+        })  # fmt: skip
+
+    def elaborate(self, platform: object) -> Module:
+        cfg = self._cfg
+        m = Module()
+        connect = wiring.connect
+
+        # Registers, and the life of a run. A run begins with a reset of everything else.
+        m.submodules.control = control = Control(cfg)
+        connect(m, wiring.flipped(self.s_axil), control.axil)
+        m.domains.pipeline = pipeline = ClockDomain()
+        m.d.comb += [
+            self.irq.eq(control.irq),
+            pipeline.clk.eq(ClockSignal()),
+            pipeline.rst.eq(ResetSignal() | control.clear),
+        ]
+
+        fetch, tokens, readmux = Fetch(cfg), Tokens(cfg), ReadMux(cfg.bus_bytes)
+        load, gemm, vector, store = units = Load(cfg), Gemm(cfg), Vector(cfg), Store(cfg)
+        inp, wgt, vin, par, out = (
+            Scratchpad(getattr(cfg, f"{name}_depth"), widths(cfg)[name], grains(cfg).get(name, widths(cfg)[name]))
+            for name in ("inp", "wgt", "vin", "par", "out")
+        )
+        acc = AccScratchpad(cfg)
+        for name, part in {
+            "fetch": fetch, "tokens": tokens, "readmux": readmux, **dict(zip(UNITS, units)),
+            "inp": inp, "wgt": wgt, "vin": vin, "par": par, "out": out, "acc": acc,
+        }.items():  # fmt: skip
+            m.submodules[name] = DomainRenamer("pipeline")(part)
+
+        # Instructions: memory -> fetch -> gates -> units.
+        connect(m, fetch.bus, readmux.fetch)
+        for name, unit in zip(UNITS, units):
+            connect(m, getattr(fetch, f"queue_{name}"), getattr(tokens, f"queue_{name}"))
+            connect(m, getattr(tokens, f"instr_{name}"), unit.instr)
+            connect(m, unit.done, getattr(tokens, f"done_{name}"))
+
+        # Data: memory -> load -> gemm -> vector -> store -> memory.
+        connect(m, load.bus, readmux.load)
+        connect_part(m, readmux.axi, self.m_axi)
+        for name, pad in (("inp", inp), ("wgt", wgt), ("vin", vin), ("par", par)):
+            connect(m, getattr(load, name), pad.write)
+        connect(m, load.lut, vector.lut)
+        connect(m, load.acc, acc.load_write)
+        connect(m, gemm.inp, inp.read)
+        connect(m, gemm.wgt, wgt.read)
+        connect(m, gemm.acc_read, acc.gemm_read)
+        connect(m, gemm.acc_write, acc.gemm_write)
+        connect(m, vector.acc_read, acc.vector_read)
+        connect(m, vector.acc_write, acc.vector_write)
+        connect(m, vector.vin, vin.read)
+        connect(m, vector.par, par.read)
+        connect(m, vector.out, out.write)
+        connect(m, store.out, out.read)
+        connect_part(m, store.axi, self.m_axi)
+
+        # Control and what it hears of.
+        for part in (fetch, load, store):
+            m.d.comb += [part.dma_base.eq(control.dma_base), part.dma_size.eq(control.dma_size)]
+        for part in (fetch, *units):
+            m.d.comb += part.halt.eq(control.halt)
+        for source, part in zip(ERROR_SOURCES, (fetch, *units)):
+            connect(m, part.error, getattr(control, f"error_{source}"))
+        m.d.comb += [
+            fetch.run.eq(control.run),
+            fetch.instr_addr.eq(control.instr_addr),
+            fetch.instr_count.eq(control.instr_count),
+            control.finished.eq(fetch.finished),
+            control.fetch_quiet.eq(fetch.quiet),
+            control.quiet.eq(Cat(unit.quiet for unit in units)),
+            control.active.eq(Cat(unit.active for unit in units)),
+            control.held.eq(Cat(unit.held for unit in units)),
+            control.wait_token.eq(tokens.wait_token),
+            control.oldest.eq(tokens.oldest),
+            control.read_beat.eq(readmux.read_beat),
+            control.write_beat.eq(store.write_beat),
+        ]
+        for name, unit in zip(UNITS, units):
+            m.d.comb += [
+                getattr(self, f"trace_{name}_start").eq(unit.instr.valid & unit.instr.ready),
+                getattr(self, f"trace_{name}_start_index").eq(unit.instr.payload.index),
+                getattr(self, f"trace_{name}_done").eq(unit.done.valid),
+                getattr(self, f"trace_{name}_done_index").eq(unit.done.payload.index),
+            ]
+        return m
