@@ -1,0 +1,122 @@
+"""On-chip buffers."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+from amaranth import Module, Mux, Signal
+from amaranth.lib import wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In
+
+from celosia.hw.config import Config
+from celosia.hw.layout import ReadPort, WritePort, load_port, widths
+
+
+class Scratchpad(wiring.Component):
+    """A memory with one writer and one reader, both always ready. A read sees the writes of the cycles before it.
+
+    Parameters
+    ----------
+    depth : entries, a power of two.
+    width : bits of an entry.
+    grain : bits that can be written on their own.
+
+    Members
+    -------
+    write : In(WritePort)
+    read : In(ReadPort)
+    """
+
+    def __init__(self, depth: int, width: int, grain: int) -> None:
+        self.depth, self.width, self.grain = depth, width, grain
+        bits = (depth - 1).bit_length()
+        super().__init__({"write": In(WritePort(bits, width, grain)), "read": In(ReadPort(bits, width))})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.memory = memory = Memory(shape=self.width, depth=self.depth, init=[])
+        write = memory.write_port(granularity=self.grain)
+        read = memory.read_port()
+        m.d.comb += [
+            write.en.eq(Mux(self.write.en, self.write.mask, 0)),
+            write.addr.eq(self.write.addr),
+            write.data.eq(self.write.data),
+            self.write.ready.eq(1),
+            read.en.eq(self.read.en),
+            read.addr.eq(self.read.addr),
+            self.read.data.eq(read.data),
+            self.read.ready.eq(1),
+        ]
+        return m
+
+
+class AccScratchpad(wiring.Component):
+    """The accumulators: two banks by the top address bit, each with one write and one read port.
+
+    GEMM always has its turn, then VECTOR, then LOAD; parties in different banks do not meet. A read sees the writes of
+    the cycles before it.
+
+    Parameters
+    ----------
+    cfg : Config
+
+    Members
+    -------
+    gemm_read : In(ReadPort)       Its data stays for one cycle only.
+    vector_read : In(ReadPort)
+    gemm_write, vector_write, load_write : In(WritePort)
+    """
+
+    def __init__(self, cfg: Config) -> None:
+        self.cfg = cfg
+        width = widths(cfg)["acc"]
+        super().__init__({
+            "gemm_read": In(ReadPort(cfg.acc_bits, width)),
+            "vector_read": In(ReadPort(cfg.acc_bits, width)),
+            "gemm_write": In(WritePort(cfg.acc_bits, width, 32)),
+            "vector_write": In(WritePort(cfg.acc_bits, width, 32)),
+            "load_write": In(load_port(cfg, "acc")),
+        })  # fmt: skip
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        cfg = self.cfg
+        width = widths(cfg)["acc"]
+        banks = [Scratchpad(cfg.acc_depth // 2, width, 32) for _ in range(2)]
+        m.submodules.bank0, m.submodules.bank1 = banks
+
+        for side, ports in (
+            ("read", [self.gemm_read, self.vector_read]),
+            ("write", [self.gemm_write, self.vector_write, self.load_write]),
+        ):
+            for number, bank in enumerate(banks):
+                to = getattr(bank, side)
+                wants = Signal(len(ports), name=f"{side}{number}_wants")
+                m.d.comb += [wants[i].eq(port.en & (port.addr[-1] == number)) for i, port in enumerate(ports)]
+                m.d.comb += to.en.eq(wants.any())
+                for i, port in enumerate(ports):
+                    # Where nobody comes the first port stands at the bank, so that nothing switches for nothing.
+                    with m.If(wants[i] & ~wants[:i].any()) if i else nullcontext():
+                        m.d.comb += to.addr.eq(port.addr[:-1])
+                        if side == "write":
+                            m.d.comb += [to.mask.eq(port.mask), to.data.eq(port.data)]
+                    with m.If(port.addr[-1] == number):
+                        m.d.comb += port.ready.eq(~wants[:i].any() if i else 1)
+
+        data = [bank.read.data for bank in banks]
+        gemm_bank, vector_bank, vector_new = Signal(), Signal(), Signal()
+        held = Signal(width)
+        with m.If(self.gemm_read.en):
+            m.d.sync += gemm_bank.eq(self.gemm_read.addr[-1])
+        m.d.comb += self.gemm_read.data.eq(Mux(gemm_bank, data[1], data[0]))
+
+        m.d.sync += vector_new.eq(self.vector_read.en & self.vector_read.ready)
+        with m.If(self.vector_read.en & self.vector_read.ready):
+            m.d.sync += vector_bank.eq(self.vector_read.addr[-1])
+        with m.If(vector_new):
+            m.d.comb += self.vector_read.data.eq(Mux(vector_bank, data[1], data[0]))
+            m.d.sync += held.eq(self.vector_read.data)
+        with m.Else():
+            m.d.comb += self.vector_read.data.eq(held)
+        return m

@@ -1,0 +1,130 @@
+"""The gemm unit."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from amaranth import Cat, Module, Mux, Signal
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import Out
+
+from celosia.hw.config import Config
+from celosia.hw.gemm_core.array import Array
+from celosia.hw.gemm_core.loops import Loops
+from celosia.hw.isa import GEMM_LOOPS, OUTER_LOOPS, Opcode
+from celosia.hw.layout import INDEX_BITS, ReadPort, WritePort, unit_members, widths
+
+
+class Gemm(wiring.Component):
+    """Executes GEMM: acc[d] (=|+=) sum of inp[s] . wgt[w] transposed, one tile operation a cycle.
+
+    A pipeline without stalls: it is held only before the read of the operands. Running sums stay in the array; an
+    accumulator is written once for each output, in the cycle in which its old value, if it is wanted, has been read.
+    The one write that such a read misses, that of the cycle in which the read is made, is forwarded.
+
+    Parameters
+    ----------
+    cfg : Config
+
+    Members
+    -------
+    inp, wgt : Out(ReadPort)    Operands.
+    acc_read : Out(ReadPort)    Old values, for instructions that accumulate. Must be ready; data is used in the cycle
+                                after the read alone.
+    acc_write : Out(WritePort)  Whole entries. Must be ready.
+    The others are those of every unit, `layout.unit_members`. A GEMM never raises `error`. On `halt`, what has been
+    read already is still finished.
+    """
+
+    def __init__(self, cfg: Config) -> None:
+        self.cfg = cfg
+        acc = widths(cfg)["acc"]
+        super().__init__({
+            **unit_members(cfg, Opcode.GEMM),
+            "inp": Out(ReadPort(cfg.inp_bits, widths(cfg)["inp"])),
+            "wgt": Out(ReadPort(cfg.wgt_bits, widths(cfg)["wgt"])),
+            "acc_read": Out(ReadPort(cfg.acc_bits, acc)),
+            "acc_write": Out(WritePort(cfg.acc_bits, acc, 32)),
+        })  # fmt: skip
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        cfg = self.cfg
+        operands = {
+            "acc": (cfg.acc_bits, OUTER_LOOPS),
+            "inp": (cfg.inp_bits, GEMM_LOOPS),
+            "wgt": (cfg.wgt_bits, GEMM_LOOPS),
+        }
+        m.submodules.loops = loops = Loops(GEMM_LOOPS, operands, reduction=("k", "r", "s"))
+        m.submodules.array = array = Array(cfg)
+        fields = self.instr.payload.fields
+
+        # The instruction whose iterations are being read.
+        accumulate, post, index = Signal(), Signal(4), Signal(INDEX_BITS)
+        m.d.comb += [
+            *loops.load(fields),
+            loops.instr.valid.eq(self.instr.valid),
+            self.instr.ready.eq(loops.instr.ready),
+            loops.halt.eq(self.halt),
+        ]
+        with m.If(self.instr.valid & self.instr.ready):
+            m.d.sync += [accumulate.eq(fields.accumulate), post.eq(fields.post), index.eq(self.instr.payload.index)]
+
+        # Cycle 0: read the operands.
+        step = loops.step.payload
+        m.d.comb += [
+            self.inp.en.eq(loops.step.valid),
+            self.inp.addr.eq(step.inp),
+            self.wgt.en.eq(loops.step.valid),
+            self.wgt.addr.eq(step.wgt),
+            loops.step.ready.eq(self.inp.ready & self.wgt.ready),
+            self.active.eq(loops.step.valid & loops.step.ready),
+            self.held.eq(loops.step.valid & ~loops.step.ready),
+        ]
+
+        # Cycle 1: they enter the array. What belongs to them goes along, to the cycle in which the sum is there.
+        travel = data.StructLayout({
+            "valid": 1, "last": 1, "end": 1, "first": 1, "accumulate": 1, "acc": cfg.acc_bits, "post": 4,
+            "index": INDEX_BITS,
+        })  # fmt: skip
+        pipe = [Signal(travel, name=f"cycle{cycle}") for cycle in range(array.latency + 2)]
+        m.d.comb += pipe[0].eq(
+            Cat(self.active, step.last, step.end, step.first, accumulate, step.acc, post, index),
+        )
+        for before, after in pairwise(pipe):
+            m.d.sync += after.eq(before)
+        m.d.comb += [
+            array.valid.eq(pipe[1].valid),
+            array.first.eq(pipe[1].first),
+            array.inp.eq(self.inp.data),
+            array.wgt.eq(self.wgt.data),
+        ]
+
+        # The cycle before the sum is there: read the accumulator. Then: add and write.
+        ahead, now = pipe[-2], pipe[-1]
+        written, forward = Signal.like(self.acc_write.data), Signal()
+        m.d.comb += [
+            self.acc_read.en.eq(ahead.valid & ahead.last & ahead.accumulate),
+            self.acc_read.addr.eq(ahead.acc),
+            self.acc_write.en.eq(now.valid & now.last),
+            self.acc_write.addr.eq(now.acc),
+            self.acc_write.mask.eq(-1),
+        ]
+        with m.If(self.acc_read.en):
+            m.d.sync += forward.eq(self.acc_write.en & (now.acc == ahead.acc))
+        with m.If(self.acc_write.en):
+            m.d.sync += written.eq(self.acc_write.data)
+        for lane in range(cfg.lanes):
+            old = Mux(forward, written.word_select(lane, 32), self.acc_read.data.word_select(lane, 32))
+            total = array.total.word_select(lane, 32)
+            m.d.comb += self.acc_write.data.word_select(lane, 32).eq(total + Mux(now.accumulate, old, 0))
+
+        # The cycle after: the write is committed.
+        m.d.sync += [
+            self.done.valid.eq(now.valid & now.end),
+            self.done.payload.post.eq(now.post),
+            self.done.payload.index.eq(now.index),
+        ]
+        in_flight = Cat(stage.valid for stage in pipe).any()
+        m.d.comb += self.quiet.eq(~(loops.step.valid | in_flight | self.done.valid))
+        return m

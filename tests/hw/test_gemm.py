@@ -1,0 +1,166 @@
+"""The gemm unit against sim/reference.py."""
+
+from __future__ import annotations
+
+import math
+import random
+from functools import partial
+
+import bench
+import cocotb
+import pytest
+
+from celosia.hw.config import Config
+from celosia.hw.gemm_core.gemm import Gemm
+from celosia.hw.isa import GEMM_LOOPS, OUTER_LOOPS, Opcode, encode, formats
+from celosia.sim import reference
+
+pytestmark = pytest.mark.rtl
+
+SMALL = dict(inp_depth=64, wgt_depth=32, acc_depth=16)
+CONFIGS = {
+    "4x4": Config(block_in=4, block_out=4, **SMALL),
+    "2x2": Config(block_in=2, block_out=2, **SMALL),
+    "8x8": Config(block_in=8, block_out=8, **SMALL),
+    "batch 2": Config(batch=2, block_in=4, block_out=4, **SMALL),
+    "batch 2, 8 to 4": Config(batch=2, block_in=8, block_out=4, **SMALL),
+    "batch 2, 2 to 16": Config(batch=2, block_in=2, block_out=16, **SMALL),
+    "16x16": Config(**SMALL),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_gemm(name: str) -> None:
+    bench.run(partial(Gemm, CONFIGS[name]), __file__, cfg=CONFIGS[name])
+
+
+@pytest.mark.parametrize("seed", range(2, 6))
+def test_gemm_seeds(seed: int) -> None:
+    cfg = CONFIGS["batch 2, 8 to 4"]
+    bench.run(partial(Gemm, cfg), __file__, cfg=cfg, seed=seed, only="random_instructions.*")
+
+
+def random_fields(cfg: Config) -> dict[str, int]:
+    """A GEMM of few steps; addresses repeat often, and each loop often has one iteration."""
+    fields = {f"extent_{loop}": random.choice([1, 1, 1, 2, 3]) for loop in GEMM_LOOPS}
+    fields |= {"accumulate": random.getrandbits(1), "post": random.getrandbits(4) & 0b1101}
+    for operand, bits, loops in (
+        ("acc", cfg.acc_bits, OUTER_LOOPS),
+        ("inp", cfg.inp_bits, GEMM_LOOPS),
+        ("wgt", cfg.wgt_bits, GEMM_LOOPS),
+    ):
+        for part in ("base", *loops):
+            fields[f"{operand}_{part}"] = random.choice([0, 0, 1, random.getrandbits(bits)])
+    return fields
+
+
+def outputs(fields: dict[str, int]) -> int:
+    return math.prod(fields[f"extent_{loop}"] for loop in OUTER_LOOPS)
+
+
+def steps(fields: dict[str, int]) -> int:
+    return math.prod(fields[f"extent_{loop}"] for loop in GEMM_LOOPS)
+
+
+class Machine:
+    """A gemm unit, the memories around it, and the state in which the reference says they should be."""
+
+    def __init__(self, dut):
+        self.dut, self.cfg = dut, bench.config()
+        self.state = reference.State(self.cfg)
+        rng = bench.generator()
+        for array in (self.state.inp, self.state.wgt):
+            array[:] = rng.integers(-128, 128, array.shape)
+            array[rng.random(array.shape) < 0.2] = -128
+        self.state.acc[:] = rng.integers(-(2**31), 2**31, self.state.acc.shape)
+        self.acc = bench.pack(self.state.acc)
+        self.reads = self.writes = self.active = 0
+
+    async def run(self, instructions, memory_pause=0.0, instr_pause=0.0, timeout=20_000):
+        """Execute, compare the accumulators and check `done`, `active`, `held`, `quiet` and the accesses to acc."""
+        dut = self.dut
+        await bench.start(dut, timeout=timeout)
+        for port, array in (("inp", self.state.inp), ("wgt", self.state.wgt)):
+            cocotb.start_soon(bench.memory(dut, bench.pack(array), [port], pause=memory_pause))
+        cocotb.start_soon(bench.memory(dut, self.acc, ["acc_read"], ["acc_write"], grain=32))
+        await bench.rise(dut)
+        payloads = [bench.instruction(self.cfg, Opcode.GEMM, i, **fields) for i, fields in enumerate(instructions)]
+        cocotb.start_soon(bench.stream_put(dut, "instr", payloads, instr_pause))
+
+        expected_writes = 0
+        for index, fields in enumerate(instructions):
+            word = encode(self.cfg, Opcode.GEMM, **fields)
+            reference.gemm(self.state, formats(self.cfg)[Opcode.GEMM].decode(word))
+            expected_writes += outputs(fields)
+            while not await self.cycle():
+                pass
+            assert int(dut.done__payload.value) == fields["post"] | index << 4
+            # What the cycle of the pulse itself writes already belongs to the next instruction.
+            assert self.writes - int(dut.acc_write__en.value) == expected_writes, f"done of {index} at the wrong time"
+        assert self.active == sum(map(steps, instructions))
+        assert self.reads == sum(outputs(fields) for fields in instructions if fields["accumulate"])
+        assert not dut.quiet.value, "quiet while done is given"
+        assert not await self.cycle()
+        assert dut.quiet.value
+        assert (bench.unpack(self.acc, self.state.acc) == self.state.acc).all()
+
+    async def cycle(self):
+        """One cycle: counts, and tells whether `done` came. Returns in the middle of the cycle."""
+        dut = self.dut
+        await bench.fall(dut)
+        active, held = int(dut.active.value), int(dut.held.value)
+        assert active + held == int(dut.inp__en.value) == int(dut.wgt__en.value)
+        assert active == int(dut.inp__en.value and dut.inp__ready.value and dut.wgt__ready.value)
+        assert not (dut.quiet.value and (active or held or dut.acc_write__en.value))
+        assert not dut.error__valid.value
+        self.active += active
+        self.reads += int(dut.acc_read__en.value)
+        self.writes += int(dut.acc_write__en.value)
+        return bool(dut.done__valid.value)
+
+
+@cocotb.test()
+@cocotb.parametrize(memory_pause=[0.0, 0.4], instr_pause=[0.0, 0.8])
+async def random_instructions(dut, memory_pause, instr_pause):
+    machine = Machine(dut)
+    instructions = [random_fields(machine.cfg) for _ in range(60)]
+    await machine.run(instructions, memory_pause, instr_pause)
+
+
+@cocotb.test()
+async def repeated_accumulator(dut):
+    """Every step is an output of its own and adds to the same few accumulators, also across instructions."""
+    machine = Machine(dut)
+    instructions = [
+        {
+            "accumulate": 1, "post": 0, "acc_base": random.getrandbits(1), "acc_x": random.getrandbits(1), "acc_y": 1,
+            "inp_x": 1, "wgt_x": 1, "inp_y": 3,
+            **{f"extent_{loop}": 1 for loop in GEMM_LOOPS}, "extent_y": 2, "extent_x": random.randint(1, 4),
+        }
+        for _ in range(60)
+    ]  # fmt: skip
+    await machine.run(instructions, timeout=sum(map(steps, instructions)) + 30)
+
+
+@cocotb.test()
+async def extremes(dut):
+    """The largest products, and sums that wrap."""
+    machine = Machine(dut)
+    machine.state.inp[:] = machine.state.wgt[:] = -128
+    machine.state.acc[:] = 2**31 - 1
+    machine.acc[:] = bench.pack(machine.state.acc)
+    ones = {f"extent_{loop}": 1 for loop in GEMM_LOOPS}
+    long = ones | {"accumulate": 1, "post": 1, "extent_k": 3, "extent_r": 5}
+    await machine.run([long, long | {"acc_base": 1, "extent_k": 40}, ones | {"accumulate": 0, "post": 0}])
+
+
+@cocotb.test()
+async def full_rate(dut):
+    """A long GEMM does a tile operation in at least 99% of its cycles, and so do short ones in a row."""
+    machine = Machine(dut)
+    long = {f"extent_{loop}": extent for loop, extent in zip(GEMM_LOOPS, (2, 3, 4, 4, 3, 3))}
+    long |= {"accumulate": 1, "post": 0, "acc_x": 1, "inp_s": 1, "wgt_k": 1}
+    short = {f"extent_{loop}": 1 for loop in GEMM_LOOPS} | {"accumulate": 1, "post": 0, "extent_x": 2}
+    instructions = [long] * 3 + [short] * 800
+    total = sum(map(steps, instructions))
+    await machine.run(instructions, timeout=int(total / 0.99))
