@@ -383,9 +383,9 @@ def global_average_scale(sx: float, sy: float, count: int) -> np.float32:
 def mean_scale(sx: float, sy: float, count: int) -> np.float32:
     """The same factor for a mean that the model computes in float32, between DequantizeLinear and QuantizeLinear.
 
-    Float32 sums have no defined order, so this is the nearest factor. For count <= 2^14 and sx <= 2 * sy the result
-    differs by at most one step, and only where the mean lies within (count + 4) * 2^-16 of a half step: the sum of
-    values of at most 255 steps errs by (count + 3) * 2^-24 of them, the factor and its product by 2^-23.
+    Float32 sums have no defined order, so this is the nearest factor. For count <= 2^13 and sx <= 2 * sy the result
+    differs by at most one step, and only where the mean lies within (count + 5) * 2^-15 of a half step: float32 errs by
+    at most 2^-24 of the largest value, which is 510 steps, for each addition and each of the few other operations.
     """
     return _f32(float(_f32(sx)) / (float(_f32(sy)) * count))
 
