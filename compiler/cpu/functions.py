@@ -271,10 +271,9 @@ def log32(b: Any, x: V) -> V:
     e = f.fma(b.sitofp(exponent, x.type), f.c(1.0 / 8388608), bias)
     m = b.fsub(m, f.c(1.0))
     s = b.fmul(m, m)
-    r, t = f.poly(m, -0.130310059, 0.140869141), f.poly(m, -0.121483512, 0.139814854)
-    r = f.fma(r, s, f.fma(t, m, f.c(-0.166846126)))
-    for k in (0.200120345, -0.249996200, 0.333331972, -0.5):
-        r = f.fma(r, m, f.c(k))
+    r = f.poly(s, -0.130310059, -0.121483512, -0.166846126, -0.249996200)
+    r = f.fma(f.poly(s, 0.140869141, 0.139814854, 0.200120345), m, r)
+    r = f.fma(f.fma(r, m, f.c(0.333331972)), m, f.c(-0.5))
     r = f.fma(r, s, m)
     r = f.fma(e, f.c(0.693147182), r)
     r = f.where(b.fcmp_ordered("<", x, f.c(math.inf)), r, x)  # inf and NaN

@@ -9,6 +9,7 @@ import json
 import os
 import struct
 import tempfile
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,6 +100,17 @@ def _cached_object(text: str) -> bytes:
     return code
 
 
+_local = threading.local()
+
+
+def _workspace(size: int) -> int:
+    """Address of at least `size` bytes, aligned to 64, for the kernel that this thread runs next."""
+    held: Array | None = getattr(_local, "workspace", None)
+    if held is None or held.size < size + 64:
+        _local.workspace = held = np.empty(size + 64, np.uint8)
+    return -(-held.ctypes.data // 64) * 64
+
+
 @dataclass(frozen=True)
 class Kernel:
     """A compiled function. Call it with the input arrays; it returns the list of outputs.
@@ -130,6 +142,7 @@ class Kernel:
             )
         held = []
         for number, (array, (dtype, shape)) in enumerate(zip((*inputs, *outputs), (*self.inputs, *self.outputs))):
+            array = np.asarray(array)
             if array.dtype != numpy_dtype(dtype) or array.shape != shape:
                 raise ValueError(f"{self.name}: array {number} is {array.dtype}{array.shape}, not {dtype}{shape}")
             if not array.flags.c_contiguous:
@@ -137,9 +150,7 @@ class Kernel:
                     raise ValueError(f"{self.name}: output {number - len(self.inputs)} is not C-contiguous")
                 array = np.ascontiguousarray(array)
             held.append(array)
-        workspace = np.empty(self.workspace_bytes + 64, np.uint8)
-        base = -(-workspace.ctypes.data // 64) * 64
-        self._entry(*(array.ctypes.data for array in held), base)
+        self._entry(*(array.ctypes.data for array in held), _workspace(self.workspace_bytes))
 
     @functools.cached_property
     def _entry(self) -> Any:

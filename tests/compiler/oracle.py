@@ -21,6 +21,7 @@ def onnxruntime_op(
     constants: tuple[int, ...] = (),
 ) -> list[np.ndarray]:  # fmt: skip
     """The outputs of one node. `constants` are inputs given as initialisers."""
+    inputs = [None if v is None else np.asarray(v) for v in inputs]
     names = [f"i{k}" if v is not None else "" for k, v in enumerate(inputs)]
     domain = "com.microsoft" if op in MICROSOFT else ""
     node = helper.make_node(op, names, [f"o{k}" for k in range(outputs)], domain=domain, **attrs)

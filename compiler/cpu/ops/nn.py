@@ -13,6 +13,7 @@ from celosia.compiler.cpu.ops.shape import padded
 from celosia.compiler.expr import INDEX, Axis, Expr, Tensor, call, is_float, select, wrap
 
 Change = Callable[[Expr], Expr] | None
+ChangeAt = Callable[[Expr, tuple[Expr, ...]], Expr] | None  # an element and its index
 
 
 def lowest(dtype: str) -> Expr:
@@ -303,7 +304,7 @@ class Window:
 
 
 def convolution(
-    node: Node, x: Tensor, w: Tensor, pad_value: Expr, change_x: Change = None, change_w: Change = None,
+    node: Node, x: Tensor, w: Tensor, pad_value: Expr, change_x: Change = None, change_w: ChangeAt = None,
     finish: Callable[[Expr, Expr], Expr] = lambda acc, m: acc,
 ) -> Tensor:  # fmt: skip
     """finish(sum over the window of x * w, output channel). x: [N, C, ...], w: [M, C/group, ...].
@@ -319,7 +320,7 @@ def convolution(
     p = window.padded(x, pad_value, change_x)
     if change_w is not None:
         raw, fn = w, change_w
-        w = T.compute(raw.shape, lambda *i: fn(raw[i]), "weights")
+        w = T.compute(raw.shape, lambda *i: fn(raw[i], i), "weights")
     kc = T.reduce_axis(cg, "c")
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
 
@@ -347,14 +348,12 @@ def conv_integer(node: Node) -> Tensor:
     x, w = node.input(0), node.input(1)
     zx = node.scalar(2, "int32")
     zw = node.input(3) if node.has(3) else None
-    if zw is not None and zw.size != 1:
-        raise node.fail("zero points of the weights by channel")
-    zero_w = zw.flat(0).astype("int16") if zw is not None else wrap(0, "int16")
-    result = convolution(
-        node, x, w, wrap(0, "int32"),
-        lambda v: v.astype("int32") - zx, lambda v: (v.astype("int16") - zero_w).astype("int32"),
-    )  # fmt: skip
-    return result
+
+    def change_w(v: Expr, i: tuple[Expr, ...]) -> Expr:
+        value = v.astype("int32")
+        return value if zw is None else value - zw.flat(0 if zw.size == 1 else i[0]).astype("int32")
+
+    return convolution(node, x, w, wrap(0, "int32"), lambda v: v.astype("int32") - zx, change_w)
 
 
 @op("ConvTranspose")
@@ -434,7 +433,7 @@ def average_pool(node: Node) -> Tensor:
 
 def product(
     a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = False, change_a: Change = None,
-    change_b: Change = None, finish: Callable[[Expr, tuple[Expr, ...]], Expr] = lambda acc, i: acc,
+    change_b: ChangeAt = None, finish: Callable[[Expr, tuple[Expr, ...]], Expr] = lambda acc, i: acc,
 ) -> Tensor:  # fmt: skip
     """numpy.matmul(a, b) of tensors with at least two dimensions, elements through their changes first."""
     inner = a.shape[-2 if transpose_a else -1]
@@ -442,18 +441,19 @@ def product(
     if inner != b.shape[-1 if transpose_b else -2]:
         raise ValueError(f"{list(a.shape)} and {list(b.shape)} do not multiply")
 
-    def prepared(t: Tensor, turn: bool, change: Change, name: str) -> Tensor:
+    def prepared(t: Tensor, turn: bool, change: ChangeAt, name: str) -> Tensor:
         if change is None and not turn:
             return t
         shape = (*t.shape[:-2], t.shape[-1], t.shape[-2]) if turn else t.shape
 
         def element(*i: Expr) -> Expr:
-            value = t[(*i[:-2], i[-1], i[-2])] if turn else t[i]
-            return value if change is None else change(value)
+            own = (*i[:-2], i[-1], i[-2]) if turn else i
+            return t[own] if change is None else change(t[own], own)
 
         return T.compute(shape, element, name)
 
-    a = prepared(a, transpose_a, change_a, "a")
+    fn = change_a
+    a = prepared(a, transpose_a, None if fn is None else lambda v, i: fn(v), "a")
     dot = transpose_b and m < 4  # then rows of b are read once, and best as they are
     b = prepared(b, transpose_b and not dot, change_b, "b")
     k = T.reduce_axis(inner, "k")
@@ -529,11 +529,16 @@ def matmul_integer(node: Node) -> Tensor:
     """int32 products. MatMulIntegerToFloat (com.microsoft): a, b, sa, sb, za, zb, bias; scaled to float."""
     a, b = node.input(0), node.input(1)
     first = 4 if node.op == "MatMulIntegerToFloat" else 2
-    za, zb = node.scalar(first, "int32"), node.scalar(first + 1, "int32")
-    how: dict[str, Any] = {
-        "change_a": lambda v: v.astype("int32") - za,
-        "change_b": lambda v: v.astype("int32") - zb,
-    }
+    za = node.input(first) if node.has(first) else None
+    zb = node.input(first + 1) if node.has(first + 1) else None
+    if za is not None and za.size != 1:
+        raise node.fail("zero points of a by row")
+
+    def change_b(v: Expr, i: tuple[Expr, ...]) -> Expr:
+        value = v.astype("int32")
+        return value if zb is None else value - zb.flat(0 if zb.size == 1 else i[-1]).astype("int32")
+
+    how: dict[str, Any] = {"change_a": lambda v: v.astype("int32") - node.scalar(first, "int32"), "change_b": change_b}
     if node.op == "MatMulIntegerToFloat":
         sa, sb = node.scalar(2, "float32"), node.input(3)
         bias = node.input(6) if node.has(6) else None

@@ -87,10 +87,14 @@ def dynamic_quantize_linear(node: Node) -> list[Tensor]:
 # Convolution and matrix products: inputs x, sx, zx, w, sw, zw, sy, zy, ...
 
 
-def change(zero: Expr) -> Any:
-    """Take the zero point off; 16 bits hold the result."""
-    narrow = zero.astype("int16")
-    return lambda v: v.astype("int16") - narrow
+def unbiased(zero: Expr) -> Any:
+    """Takes a zero point off."""
+    return lambda v: v.astype("int32") - zero.astype("int32")
+
+
+def unbiased_along(zero: Tensor, axis: int) -> Any:
+    """Takes off one zero point for all, or one for each index of `axis`; `zero` may have a row for each."""
+    return lambda v, i: v.astype("int32") - zero.flat(0 if zero.size == 1 else i[axis]).astype("int32")
 
 
 @op("QLinearConv")
@@ -103,12 +107,6 @@ def qlinear_conv(node: Node) -> Tensor:
     sw, zw = node.input(4), node.input(5)
     sy, zy = node.scalar(6, F32), node.scalar(7, x.dtype)
     bias = node.input(8) if node.has(8) else None
-    if zw.size != 1:
-        if node.values[5] is None or node.values[5].any():
-            raise node.fail("zero points of the weights by channel")
-        zero_w = wrap(0, w.dtype)
-    else:
-        zero_w = zw.flat(0)
     scale = T.compute(
         (sw.size,), lambda m: ((sx * sw.flat(m)) / sy), "scale"
     )
@@ -117,12 +115,7 @@ def qlinear_conv(node: Node) -> Tensor:
         acc = acc if bias is None else acc + bias[m]
         return requantize(acc, scale[m if sw.size > 1 else 0], zy, x.dtype)
 
-    wide = _widened(change(zx)), _widened(change(zero_w))
-    return convolution(node, x, w, wrap(0, "int32"), *wide, finish)
-
-
-def _widened(fn: Any) -> Any:
-    return lambda v: fn(v).astype("int32")
+    return convolution(node, x, w, wrap(0, "int32"), unbiased(zx), unbiased_along(zw, 0), finish)
 
 
 @op("QLinearMatMul")
@@ -130,17 +123,12 @@ def qlinear_matmul(node: Node) -> Tensor:
     a, b = node.input(0), node.input(3)
     sa, za, sb, zb = node.scalar(1, F32), node.scalar(2, a.dtype), node.input(4), node.input(5)
     sy, zy = node.scalar(6, F32), node.scalar(7, a.dtype)
-    if zb.size != 1 and (node.values[5] is None or node.values[5].any()):
-        raise node.fail("zero points of b by column")
-    zero_b = zb.flat(0) if zb.size == 1 else wrap(0, b.dtype)
 
     def finish(acc: Expr, i: tuple[Expr, ...]) -> Expr:
         scale = (sa * (sb.flat(0) if sb.size == 1 else sb.flat(i[-1]))) / sy
         return requantize(acc, scale, zy, a.dtype)
 
-    return matmul_any(
-        node, a, b, change_a=_widened(change(za)), change_b=_widened(change(zero_b)), finish=finish
-    )
+    return matmul_any(node, a, b, change_a=unbiased(za), change_b=unbiased_along(zb, -1), finish=finish)
 
 
 @op("QGemm")
@@ -150,9 +138,6 @@ def qgemm(node: Node) -> Tensor:
     sa, za, sb, zb = node.scalar(1, F32), node.scalar(2, a.dtype), node.input(4), node.input(5)
     c = node.input(6) if node.has(6) else None
     alpha = float(node.attrs.get("alpha", 1.0))
-    if zb.size != 1 and (node.values[5] is None or node.values[5].any()):
-        raise node.fail("zero points of b by column")
-    zero_b = zb.flat(0) if zb.size == 1 else wrap(0, b.dtype)
     zy = node.scalar(8, a.dtype) if node.has(7) else None
 
     def finish(acc: Expr, i: tuple[Expr, ...]) -> Expr:
@@ -163,11 +148,9 @@ def qgemm(node: Node) -> Tensor:
             return acc.astype(F32) * scale
         return requantize(acc, scale / node.scalar(7, F32), zy, a.dtype)
 
+    turn_a, turn_b = bool(node.attrs.get("transA", 0)), bool(node.attrs.get("transB", 0))
     try:
-        return product(
-            a, b, bool(node.attrs.get("transA", 0)), bool(node.attrs.get("transB", 0)),
-            _widened(change(za)), _widened(change(zero_b)), finish,
-        )  # fmt: skip
+        return product(a, b, turn_a, turn_b, unbiased(za), unbiased_along(zb, 0 if turn_b else -1), finish)
     except ValueError as e:
         raise node.fail(str(e)) from e
 
