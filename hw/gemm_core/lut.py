@@ -1,0 +1,78 @@
+"""The look-up tables: 256 bytes each, read by every lane of the vector unit in every cycle."""
+
+from __future__ import annotations
+
+from amaranth import Cat, Module, Signal
+from amaranth.lib import wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+
+from celosia.hw.config import Config
+from celosia.hw.layout import grains, load_port
+
+TABLE_BYTES = 256
+
+
+class Tables(wiring.Component):
+    """A copy of all tables for each lane, since each lane reads a place of its own.
+
+    Parameters
+    ----------
+    cfg : Config
+
+    Members
+    -------
+    load : In(WritePort)      Writes tables; an entry is one table. One grain a cycle: `ready` comes with the last one.
+    enable : In(1)            Reads; `value` holds what was read until the next read.
+    table : In(lut_bits)      Which table, the same for all lanes.
+    index : In(8 * lanes)     Place in the table, a byte for each lane.
+    value : Out(8 * lanes)    One cycle after `enable`.
+    """
+
+    def __init__(self, cfg: Config) -> None:
+        self._cfg = cfg
+        super().__init__({
+            "load": In(load_port(cfg, "lut")), "enable": In(1), "table": In(cfg.lut_bits),
+            "index": In(8 * cfg.lanes), "value": Out(8 * cfg.lanes),
+        })  # fmt: skip
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        cfg, load = self._cfg, self.load
+        grain = grains(cfg)["lut"]
+        rows = 8 * TABLE_BYTES // grain
+        row_bits, byte_bits = (rows - 1).bit_length(), (grain // 8 - 1).bit_length()
+
+        # What is left of an entry's mask is written from its lowest grain on.
+        written, left, row = Signal(rows), Signal(rows), Signal(row_bits)
+        m.d.comb += [left.eq(load.mask & ~written), load.ready.eq((left & (left - 1)) == 0)]
+        for i in reversed(range(rows)):
+            with m.If(left[i]):
+                m.d.comb += row.eq(i)
+        with m.If(load.en):
+            m.d.sync += written.eq(0)
+            with m.If(~load.ready):
+                m.d.sync += written.eq(written | (left & -left))
+
+        def address(table_row: Signal, table: Signal) -> Cat:
+            return Cat(table_row, table) if cfg.lut_count > 1 else Cat(table_row)
+
+        write = Signal(grain)
+        m.d.comb += write.eq(load.data.word_select(row, grain))
+        for lane in range(cfg.lanes):
+            index = self.index.word_select(lane, 8)
+            memory = Memory(shape=grain, depth=cfg.lut_count * rows, init=[])
+            m.submodules[f"lane{lane}"] = memory
+            to, of = memory.write_port(), memory.read_port()
+            place = Signal(byte_bits, reset_less=True, name=f"place{lane}")
+            m.d.comb += [
+                to.en.eq(load.en & left.any()),
+                to.addr.eq(address(row, load.addr)),
+                to.data.eq(write),
+                of.en.eq(self.enable),
+                of.addr.eq(address(index[byte_bits:], self.table)),
+                self.value.word_select(lane, 8).eq(of.data.word_select(place, 8)),
+            ]
+            with m.If(self.enable):
+                m.d.sync += place.eq(index)
+        return m

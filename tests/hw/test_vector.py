@@ -1,0 +1,272 @@
+"""The vector unit against `sim.reference.vector`: random programs, random stalls, and its rate."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import bench
+import cocotb
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from celosia.hw.config import Config
+from celosia.hw.gemm_core.vector import WRITE, Vector
+from celosia.hw.isa import (
+    OUTER_LOOPS,
+    VECTOR_LOOPS,
+    ASource,
+    BinaryOp,
+    BSource,
+    Destination,
+    Opcode,
+    ReduceOp,
+    formats,
+    why_illegal,
+)
+from celosia.hw.layout import grains
+from celosia.sim.reference import Fields, State, addresses, vector
+
+_DEPTHS = {
+    "inp_depth": 16, "wgt_depth": 8, "acc_depth": 512, "vin_depth": 64, "out_depth": 32, "par_depth": 8, "queue_depth": 2
+}  # fmt: skip
+CONFIGS = {
+    "4x4": Config(block_in=4, block_out=4, lut_count=1, **_DEPTHS),
+    "8x8": Config(block_in=8, block_out=8, bus_bytes=16, lut_count=2, **_DEPTHS),
+    "batch2": Config(batch=2, block_in=4, block_out=4, bus_bytes=4, lut_count=4, **_DEPTHS),
+    "4x8": Config(block_in=4, block_out=8, **{**_DEPTHS, "vin_depth": 128}),
+    "8x4_batch2": Config(batch=2, block_in=8, block_out=4, **{**_DEPTHS, "out_depth": 128}),
+}
+
+
+def run(name: str, only: str, seed: int = 1, **params: float) -> None:
+    cfg = CONFIGS[name]
+    bench.run(partial(Vector, cfg), __file__, cfg=cfg, seed=seed, params=params, only=only)
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize("pause", [0.0, 0.4])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_random_programs(name: str, pause: float) -> None:
+    run(name, "random_program", pause=pause)
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize("seed", range(2))
+def test_every_feature_on_its_own(seed: int) -> None:
+    run("4x4", "every_feature", seed=seed)
+
+
+@pytest.mark.rtl
+def test_rate() -> None:
+    run("8x8", "is_active", only_requantise=1)
+
+
+@pytest.mark.rtl
+def test_halt() -> None:
+    run("4x4", "halt_drops_everything")
+
+
+# Random states and instructions ---------------------------------------------------------------------------
+
+
+def random_state(cfg: Config, rng: np.random.Generator) -> State:
+    """Accumulators of all magnitudes; parameters with which many of them do not saturate."""
+    state = State(cfg)
+    for array in (state.vin, state.out, state.lut):
+        array[:] = rng.integers(-128, 128, array.shape)
+    state.acc[:] = rng.integers(-(1 << 31), 1 << 31, state.acc.shape) >> rng.integers(0, 32, state.acc.shape)
+    shape = state.par.shape
+    bias = rng.integers(-(1 << 31), 1 << 31, shape) >> rng.integers(0, 32, shape)
+    fields = [(bias & 0xFFFFFFFF, 0), (rng.integers(1 << 23, 1 << 24, shape), 32), (rng.integers(20, 55, shape), 56)]
+    for value, position in fields:
+        state.par |= value.astype(np.uint64) << np.uint64(position)
+    return state
+
+
+def some_bits(rng: np.random.Generator, width: int) -> int:
+    """A signed number of up to `width` bits, of any magnitude."""
+    return int(rng.integers(-(1 << width - 1), 1 << width - 1)) >> int(rng.integers(0, width))
+
+
+def random_instruction(cfg: Config, rng: np.random.Generator, **chosen: int) -> int:
+    """A legal VECTOR that does not read an accumulator that it writes."""
+    fmt = formats(cfg)[Opcode.VECTOR]
+    while True:
+        values = {}
+        for field in fmt.fields:
+            low = -(1 << field.width - 1) if field.signed else 0
+            values[field.name] = int(rng.integers(low, low + (1 << field.width)))
+        values |= {f"extent_{loop}": int(rng.integers(1, 4)) for loop in VECTOR_LOOPS}
+        values |= {name: some_bits(rng, 32) for name in ("imm", "scale_v", "scale_b")}
+        values["scale_c"] = some_bits(rng, 48)
+        if rng.random() < 0.5:  # a residual as the compiler makes it
+            values["scale_shift"] = int(rng.integers(20, 32))
+            for name in ("scale_v", "scale_b"):
+                values[name] = int(rng.integers(-(1 << 31), 1 << 31)) >> int(rng.integers(31 - 24, 16))
+            values["scale_c"] = some_bits(rng, values["scale_shift"] + 8)
+        if rng.random() < 0.7:
+            values |= {"clip_lo": -128, "clip_hi": 127, "add_lo": -128, "add_hi": 127}
+        if rng.random() < 0.5:
+            values |= {"rescale_add": 0}
+        elif rng.random() < 0.8:
+            values |= {"binary_op": BinaryOp.NONE, "a_source": ASource.ACC, "b_source": BSource.VIN}
+        values |= {"opcode": Opcode.VECTOR, "wait": 0, "post": values["post"] & ~(1 << 2)} | chosen
+        if values["reduce_op"] > ReduceOp.MIN or values["binary_op"] > BinaryOp.SHR:
+            continue
+        word = fmt.encode(**values)
+        if why_illegal(cfg, word) is None and not _reads_its_result(cfg, values):
+            return word
+
+
+def _reads_its_result(cfg: Config, f: Fields) -> bool:
+    if f["a_source"] == ASource.VIN or f["destination"] == Destination.OUT:
+        return False
+    read = addresses(f, "a", VECTOR_LOOPS, cfg.acc_depth)
+    return bool(np.isin(addresses(f, "dst", OUTER_LOOPS, cfg.acc_depth), read).any())
+
+
+# Inside the simulation ------------------------------------------------------------------------------------
+
+
+class Machine:
+    """The unit with memories of a State around it; `run` executes a program on both and compares them."""
+
+    def __init__(self, dut: Any, cfg: Config, state: State, pause: float) -> None:
+        self.dut, self.cfg, self.state, self.pause = dut, cfg, state, pause
+        self.acc, self.out, self.done = bench.pack(state.acc), bench.pack(state.out), list[int]()
+
+    async def start(self) -> None:
+        dut, pause = self.dut, self.pause
+        await bench.start(dut, timeout=200_000)
+        cocotb.start_soon(bench.memory(dut, self.acc, ["acc_read"], ["acc_write"], grain=32, pause=pause))
+        cocotb.start_soon(bench.memory(dut, bench.pack(self.state.vin), ["vin"], pause=pause / 4))
+        cocotb.start_soon(bench.memory(dut, bench.pack(self.state.par), ["par"], pause=pause / 4))
+        cocotb.start_soon(bench.memory(dut, self.out, [], ["out"], grain=8 * self.cfg.lanes, pause=pause / 4))
+        cocotb.start_soon(bench.pulses_get(dut, "done", self.done))
+        await self.load_tables()
+
+    async def load_tables(self) -> None:
+        """Each table grain by grain, but the last of them in one write."""
+        dut, grain = self.dut, grains(self.cfg)["lut"]
+        rows = 2048 // grain
+        for table, word in enumerate(bench.pack(self.state.lut)):
+            whole = table == self.cfg.lut_count - 1
+            for row in [None] if whole else range(rows):
+                dut.lut__en.value, dut.lut__addr.value = 1, table
+                dut.lut__mask.value = (1 << rows) - 1 if row is None else 1 << row
+                dut.lut__data.value = word
+                while True:
+                    await bench.fall(dut)
+                    taken = bool(dut.lut__ready.value)
+                    await bench.rise(dut)
+                    if taken:
+                        break
+        dut.lut__en.value = 0
+
+    async def run(self, program: list[int], pause: float = 0.0) -> None:
+        fmt = formats(self.cfg)[Opcode.VECTOR]
+        first = len(self.done)
+        payloads = [index | word << bench.INDEX_BITS for index, word in enumerate(program)]
+        await bench.stream_put(self.dut, "instr", payloads, pause=pause)
+        while len(self.done) < first + len(program):
+            await bench.rise(self.dut)
+        wanted = [fmt.decode(word)["post"] | index << 4 for index, word in enumerate(program)]
+        assert self.done[first:] == wanted, "wrong index or post mask, or out of order"
+        for word in program:
+            vector(self.state, fmt.decode(word))
+        self.compare(program)
+
+    def compare(self, program: list[int]) -> None:
+        fmt = formats(self.cfg)[Opcode.VECTOR]
+        for name, words in (("acc", self.acc), ("out", self.out)):
+            wanted: NDArray[Any] = getattr(self.state, name)
+            found = bench.unpack(words, wanted)
+            if not np.array_equal(found, wanted):
+                index = tuple(int(i) for i in np.argwhere(found != wanted)[0])
+                raise AssertionError(
+                    f"{name}{list(index)} is {found[index]}, not {wanted[index]}"
+                    f" after {[fmt.decode(word) for word in program[-3:]]}"
+                )
+
+
+@cocotb.test()
+async def random_program(dut: Any) -> None:
+    cfg, rng, pause = bench.config(), bench.generator(), bench.params()["pause"]
+    machine = Machine(dut, cfg, random_state(cfg, rng), pause)
+    await machine.start()
+    for _ in range(40):
+        await machine.run([random_instruction(cfg, rng) for _ in range(rng.integers(1, 6))], pause)
+
+
+@cocotb.test()
+async def every_feature(dut: Any) -> None:
+    cfg, rng = bench.config(), bench.generator()
+    machine = Machine(dut, cfg, random_state(cfg, rng), 0.1)
+    await machine.start()
+    plain = {"requantise": 0, "lookup": 0, "rescale_add": 0, "binary_op": BinaryOp.NONE, "reduce_op": ReduceOp.ADD}
+    variants: list[dict[str, int]] = [
+        *({"binary_op": op, "b_source": source} for op in BinaryOp for source in BSource),
+        *({"reduce_op": op} for op in ReduceOp),
+        {"requantise": 1}, {"lookup": 1}, {"requantise": 1, "lookup": 1}, {},
+        *({"rescale_add": 1, "a_source": ASource.ACC, "b_source": BSource.VIN, "requantise": q, "lookup": lookup}
+          for q in (0, 1) for lookup in (0, 1)),
+    ]  # fmt: skip
+    for variant in variants:
+        for destination in Destination:
+            chosen = {**plain, "destination": destination, **variant}
+            for source in ASource:
+                if source == ASource.VIN and chosen.get("b_source") == BSource.VIN:
+                    continue
+                await machine.run([random_instruction(cfg, rng, **{"a_source": source, **chosen})])
+    machine.out[5] ^= 1 << 8  # the planted fault
+    with pytest.raises(AssertionError, match=r"out\[5, 0, 0, 1\] is"):
+        machine.compare([])
+
+
+@cocotb.test()
+async def is_active(dut: Any) -> None:
+    """A long pass, of two instructions, reads an entry in 99 % of the cycles and has written 20 cycles after it."""
+    cfg, rng = bench.config(), bench.generator()
+    machine = Machine(dut, cfg, random_state(cfg, rng), 0.0)
+    await machine.start()
+    sizes = {"extent_n": 2, "extent_y": 20, "extent_x": 25, "extent_r": 1, "extent_s": 1}
+    stages = {"a_source": ASource.ACC, "destination": Destination.OUT, "requantise": 1, "lookup": 1}
+    program = [random_instruction(cfg, rng, **sizes, **stages) for _ in range(2)]
+    counts = {"active": 0, "cycles": 0}
+    task = cocotb.start_soon(machine.run(program))
+    while not task.done():
+        await bench.fall(dut)
+        counts["active"] += int(dut.active.value)
+        counts["cycles"] += int(not dut.quiet.value)
+        await bench.rise(dut)
+    await task
+    entries = 2 * 2 * 20 * 25
+    assert counts["active"] == entries
+    assert entries <= counts["cycles"] <= entries + WRITE + 4, counts
+    assert counts["active"] >= 0.99 * (counts["cycles"] - WRITE), counts
+
+
+@cocotb.test()
+async def halt_drops_everything(dut: Any) -> None:
+    """After a halt in the middle of a program the unit is quiet, and the next program is not disturbed."""
+    cfg, rng = bench.config(), bench.generator()
+    machine = Machine(dut, cfg, random_state(cfg, rng), 0.3)
+    await machine.start()
+    for _ in range(20):
+        sender = cocotb.start_soon(bench.stream_put(dut, "instr", [
+            random_instruction(cfg, rng) << bench.INDEX_BITS for _ in range(4)
+        ]))  # fmt: skip
+        await bench.cycles(dut, int(rng.integers(1, 60)))
+        dut.halt.value = 1
+        sender.cancel()
+        dut.instr__valid.value = 0
+        await bench.cycles(dut, 2)
+        await bench.fall(dut)
+        assert dut.quiet.value and not dut.done__valid.value and not dut.instr__ready.value
+        await bench.rise(dut)
+        dut.halt.value = 0
+        machine.state.acc[:] = bench.unpack(machine.acc, machine.state.acc)
+        machine.state.out[:] = bench.unpack(machine.out, machine.state.out)
+        await machine.run([random_instruction(cfg, rng) for _ in range(2)])
