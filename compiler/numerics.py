@@ -199,7 +199,7 @@ class RescaleAdd:
 def rescale_add(q: ArrayLike, r: ArrayLike, p: RescaleAdd, lo: int = -128, hi: int = 127) -> Int8:
     """The hardware's residual add: exact integers, ties to even. q, r: int8, broadcast."""
     total = np.asarray(q, np.int64) * p.ma + np.asarray(r, np.int64) * p.mb + p.c
-    return np.clip(_divide_even(total, p.shift), lo, hi).astype(np.int8)
+    return np.clip(_divide_even(total, min(p.shift, 62)), lo, hi).astype(np.int8)   # beyond 62 all are 0 as well
 
 
 def fit_rescale_add(sa: float, za: int, sb: float, zb: int, sc: float, zc: int, dtype: DTypeLike) -> RescaleAdd | None:

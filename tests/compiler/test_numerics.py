@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celosia.compiler import numerics
+from celosia.sim import reference
 
 from . import numerics_sweep as sweep
 
@@ -70,6 +71,13 @@ def test_order_of_the_folds_matters() -> None:
     assert np.mean(numerics.conv_scale(sx, sw, sy) != sx * (sw / sy)) > 0.2
 
 
+@given(acc=I32, bias=I32, multiplier=st.integers(2**23, 2**24 - 1), shift=st.integers(0, 63))
+def test_the_requantiser_is_the_one_of_the_instruction_set(acc: int, bias: int, multiplier: int, shift: int) -> None:
+    exact = reference.requantise(np.array([acc], np.int32), np.array([bias], np.int32), np.array([multiplier]),
+                                 np.array([shift]))
+    assert int(numerics.requantize(acc, bias, multiplier, shift, 0)) == np.clip(exact[0], -128, 127)
+
+
 # QLinearAdd
 
 
@@ -91,6 +99,14 @@ def test_rescale_add_is_exact() -> None:
     result = sweep.fit_rescale_add(100)
     assert result["different"] == 0
     assert result["found"] >= 95
+
+
+@given(q=st.integers(-128, 127), r=st.integers(-128, 127), ma=I32, mb=I32,
+       c=st.integers(-(2**47), 2**47 - 1), shift=st.integers(0, 63))
+def test_the_residual_add_is_the_one_of_the_instruction_set(q: int, r: int, ma: int, mb: int, c: int,
+                                                            shift: int) -> None:
+    exact = reference._round_signed(np.array([q * ma + r * mb + c]), shift)
+    assert int(numerics.rescale_add(q, r, numerics.RescaleAdd(ma, mb, c, shift))) == np.clip(exact[0], -128, 127)
 
 
 def test_rescale_add_fits_its_fields() -> None:
