@@ -1,6 +1,6 @@
 """Train ResNet-8 of MLPerf Tiny on Fashion-MNIST, quantise it to int8, and write the demo model.
 
-    python models/train_resnet8.py --epochs 10
+    python models/train_resnet8.py --epochs 15
 
 The network is the one of MLPerf Tiny with one input channel instead of three: the images are grey, and copying the
 one channel three times would add multiplications but no information. Its input is what `celosia.models.preprocess`
@@ -250,7 +250,7 @@ def main(
     data: Annotated[Path, typer.Option(help="Folder of the four Fashion-MNIST files.")] = Path(
         "/usr/share/datasets/fashion-mnist"
     ),
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the 60,000 training images.")] = 10,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the 60,000 training images.")] = 15,
     out: Annotated[Path, typer.Option(help="Folder to write the model and the test images to.")] = Path(
         __file__
     ).parent,
