@@ -1,0 +1,197 @@
+"""A memory behind an AXI4 port, with latency and errors, and a checker of what the port does."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import bench
+
+Sample = dict[str, int]
+"""Values of an AXI port's signals in one cycle, without the prefix."""
+
+ADDRESS = ("id", "addr", "len", "size", "burst", "valid", "ready")
+READ = (*(f"ar{name}" for name in ADDRESS), "rlast", "rvalid", "rready")
+WRITE = (*(f"aw{name}" for name in ADDRESS), "wdata", "wstrb", "wlast", "wvalid", "wready", "bvalid", "bready")
+
+
+@dataclass
+class Checker:
+    """Feed it one sample a cycle; AssertionError where the manager breaks a rule of AXI or of this project.
+
+    bus_bytes: width of the port. base, size: what may be accessed; the last word of the bus counts as a whole.
+    Counts the bursts and the beats of each way.
+    """
+
+    bus_bytes: int
+    base: int = 0
+    size: int = 1 << 40
+    bursts: int = 0
+    beats: int = 0
+    _before: Sample = field(default_factory=dict)
+    _lengths: deque[int] = field(default_factory=deque)  # of bursts whose beats have not all been seen
+    _sent: deque[int] = field(default_factory=deque)  # beats of written bursts whose address has not been seen
+    _w_beats: int = 0
+    _w_done: int = 0
+    _answers: int = 0
+
+    def step(self, now: Sample) -> None:
+        for channel in ("ar", "aw", "w"):
+            if f"{channel}valid" in now:
+                self._stable(channel, now)
+        for channel in ("ar", "aw"):
+            if now.get(f"{channel}valid") and now[f"{channel}ready"]:
+                self._burst(channel, now)
+        if now.get("rvalid") and now["rready"]:
+            self.beats += 1
+        if now.get("wvalid") and now["wready"]:
+            self.beats += 1
+            self._w_beats += 1
+            if now["wlast"]:
+                self._sent.append(self._w_beats)
+                self._w_beats = 0
+            assert self._w_beats < 16, "W: no WLAST within 16 beats"
+        while "wvalid" in now and self._sent and self._lengths:
+            sent, length = self._sent.popleft(), self._lengths.popleft()
+            assert sent == length, f"W: WLAST after {sent} beats, AWLEN said {length}"
+        self._before = now
+
+    def _stable(self, channel: str, now: Sample) -> None:
+        before = self._before
+        if before.get(f"{channel}valid") and not before[f"{channel}ready"]:
+            for name, value in now.items():
+                if name.startswith(channel) and not name.endswith("ready"):
+                    assert value == before[name], f"{name} changed from {before[name]:#x} to {value:#x} before ready"
+
+    def _burst(self, channel: str, now: Sample) -> None:
+        addr, beats = now[f"{channel}addr"], now[f"{channel}len"] + 1
+        stop = addr + beats * self.bus_bytes
+        text = f"{channel.upper()}: {beats} beats at {addr:#x}"
+        assert beats <= 16, f"{text}: over 16 beats"
+        assert 1 << now[f"{channel}size"] == self.bus_bytes, f"{text}: size {now[f'{channel}size']}"
+        assert now[f"{channel}burst"] == 1, f"{text}: not INCR"
+        assert now[f"{channel}id"] == 0, f"{text}: ID {now[f'{channel}id']}"
+        assert addr % self.bus_bytes == 0, f"{text}: not aligned to the bus"
+        assert addr // 4096 == (stop - 1) // 4096, f"{text}: crosses 4 KB"
+        limit = self.base + -(-self.size // self.bus_bytes) * self.bus_bytes
+        assert self.base <= addr and stop <= limit, f"{text}: outside {self.base:#x} to {limit:#x}"
+        self.bursts += 1
+        if channel == "aw":
+            self._lengths.append(beats)
+
+    @property
+    def written_out(self) -> bool:
+        """All write bursts have had all of their beats."""
+        return not self._lengths and not self._sent and not self._w_beats
+
+
+def sampler(dut: Any, prefix: str, names: tuple[str, ...]) -> Callable[[], Sample]:
+    handles = [(name, getattr(dut, f"{prefix}__{name}")) for name in names]
+    return lambda: {name: int(handle.value) for name, handle in handles}
+
+
+async def check(dut: Any, prefix: str, names: tuple[str, ...], checker: Checker) -> None:
+    """Feed `checker` for ever: start it with `cocotb.start_soon`."""
+    sample = sampler(dut, prefix, names)
+    while True:
+        await bench.fall(dut)
+        checker.step(sample())
+
+
+@dataclass
+class Memory:
+    """`data` from address `base` on, behind port `prefix`; run `reads` and `writes` with `cocotb.start_soon`.
+
+    latency: cycles from an address to its first beat, and from the last written beat to its response. outstanding:
+    bursts that are accepted at once, each way. pause: share of the cycles in which a channel stands still.
+    fails: tells from an address whether the beat (read) or the burst (write) there ends in SLVERR.
+    """
+
+    dut: Any
+    data: bytearray
+    bus_bytes: int
+    prefix: str = "m_axi"
+    base: int = 0
+    latency: int = 4
+    outstanding: int = 8
+    pause: float = 0.0
+    fails: Callable[[int], bool] = lambda addr: False
+
+    def _signals(self, names: tuple[str, ...]) -> dict[str, Any]:
+        return {name: getattr(self.dut, f"{self.prefix}__{name}") for name in names}
+
+    async def reads(self) -> None:
+        s = self._signals(("araddr", "arlen", "arvalid", "arready", "rdata", "rresp", "rlast", "rvalid", "rready"))
+        bursts: deque[list[int]] = deque()  # [cycle of the first beat, address, beats left]
+        cycle, offered = 0, False
+        while True:
+            accept = len(bursts) < self.outstanding and random.random() >= self.pause
+            s["arready"].value = int(accept)
+            if not offered and bursts and bursts[0][0] <= cycle and random.random() >= self.pause:
+                offered = True
+                _, addr, left = bursts[0]
+                at = addr - self.base
+                s["rdata"].value = int.from_bytes(self.data[at : at + self.bus_bytes], "little")
+                s["rresp"].value = 2 if self.fails(addr) else 0
+                s["rlast"].value = int(left == 1)
+            s["rvalid"].value = int(offered)
+            await bench.fall(self.dut)
+            if offered and s["rready"].value:
+                offered = False
+                bursts[0][1] += self.bus_bytes
+                bursts[0][2] -= 1
+                if not bursts[0][2]:
+                    bursts.popleft()
+            if accept and s["arvalid"].value:
+                bursts.append([cycle + self.latency, int(s["araddr"].value), int(s["arlen"].value) + 1])
+            cycle += 1
+            await bench.rise(self.dut)
+
+    async def writes(self) -> None:
+        s = self._signals((
+            "awaddr", "awlen", "awvalid", "awready", "wdata", "wstrb", "wlast", "wvalid", "wready",
+            "bresp", "bvalid", "bready",
+        ))  # fmt: skip
+        addresses: deque[int] = deque()
+        beats: list[tuple[int, int]] = []
+        sent: deque[list[tuple[int, int]]] = deque()
+        answers: deque[tuple[int, int]] = deque()
+        cycle, offered = 0, False
+        while True:
+            under_way = len(addresses) + len(answers)
+            accept = under_way < self.outstanding and random.random() >= self.pause
+            take = len(sent) < self.outstanding and random.random() >= self.pause
+            s["awready"].value = int(accept)
+            s["wready"].value = int(take)
+            if not offered and answers and answers[0][0] <= cycle and random.random() >= self.pause:
+                offered = True
+                s["bresp"].value = answers[0][1]
+            s["bvalid"].value = int(offered)
+            await bench.fall(self.dut)
+            if offered and s["bready"].value:
+                offered = False
+                answers.popleft()
+            if accept and s["awvalid"].value:
+                addresses.append(int(s["awaddr"].value))
+            if take and s["wvalid"].value:
+                beats.append((int(s["wdata"].value), int(s["wstrb"].value)))
+                if s["wlast"].value:
+                    sent.append(beats)
+                    beats = []
+            while addresses and sent:
+                addr = addresses.popleft()
+                answers.append((cycle + self.latency, 2 if self.fails(addr) else 0))
+                self._store(addr - self.base, sent.popleft())
+            cycle += 1
+            await bench.rise(self.dut)
+
+    def _store(self, at: int, beats: list[tuple[int, int]]) -> None:
+        for data, strobe in beats:
+            word = data.to_bytes(self.bus_bytes, "little")
+            for i in range(self.bus_bytes):
+                if strobe >> i & 1:
+                    self.data[at + i] = word[i]
+            at += self.bus_bytes

@@ -1,0 +1,369 @@
+"""LOAD against sim/reference.py, with the memories of axi_model.py and of cocotbext-axi."""
+
+from __future__ import annotations
+
+import logging
+import random
+from functools import partial
+from typing import Any
+
+import bench
+import cocotb
+import numpy as np
+import pytest
+from axi_model import READ, Checker, Memory, check
+
+from celosia.hw.config import PRESETS, Config
+from celosia.hw.isa import Buffer, Opcode, formats
+from celosia.hw.regs import Error
+
+pytestmark = pytest.mark.rtl
+
+BASE = 0x12_3456_7000
+SMALL = {"inp_depth": 64, "wgt_depth": 16, "acc_depth": 64, "vin_depth": 64, "out_depth": 64, "par_depth": 8}
+CONFIGS = {
+    "tiny": Config.from_dict({**PRESETS["tiny"].to_dict(), **SMALL}),
+    "8x8": Config(block_in=8, block_out=8, **SMALL),
+    "16x16": Config(**SMALL),
+    "8x8 batch 2 bus 16": Config(batch=2, block_in=8, block_out=8, bus_bytes=16, lut_count=1, **SMALL),
+    "4 to 16": Config(block_in=4, block_out=16, bus_bytes=4, **SMALL),
+    "16 to 4": Config(block_in=16, block_out=4, bus_bytes=16, **SMALL),
+}
+
+
+def bench_of(cfg: Config) -> Any:
+    """Load with a ReadMux, so that it has an AXI port."""
+    from amaranth import Module
+    from amaranth.lib import wiring
+    from amaranth.lib.wiring import Out
+
+    from celosia.hw.axi import Axi4Read
+    from celosia.hw.dae_pipeline.load import Load
+    from celosia.hw.dae_pipeline.readmux import ReadMux
+
+    class Bench(wiring.Component):
+        def __init__(self) -> None:
+            self.load = Load(cfg)
+            members = dict(self.load.signature.members)
+            del members["bus"]
+            super().__init__({**members, "m_axi": Out(Axi4Read(cfg.bus_bytes)), "read_beat": Out(1)})
+
+        def elaborate(self, platform: object) -> Module:
+            m = Module()
+            m.submodules.load = self.load
+            m.submodules.mux = mux = ReadMux(cfg.bus_bytes)
+            wiring.connect(m, self.load.bus, mux.load)
+            wiring.connect(m, mux.axi, wiring.flipped(self.m_axi))
+            m.d.comb += self.read_beat.eq(mux.read_beat)
+            for name in self.signature.members:
+                if name not in ("m_axi", "read_beat"):
+                    inner, outer = getattr(self.load, name), getattr(self, name)
+                    if isinstance(self.signature.members[name], wiring.Member) and self.signature.members[name].is_port:
+                        m.d.comb += outer.eq(inner) if self.signature.members[name].flow is Out else inner.eq(outer)
+                    else:
+                        wiring.connect(m, inner, wiring.flipped(outer))
+            return m
+
+    return Bench()
+
+
+# pytest ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("pause", [0.0, 0.4])
+def test_random_blocks(name: str, pause: float) -> None:
+    cfg = CONFIGS[name]
+    bench.run(partial(bench_of, cfg), __file__, cfg=cfg, params={"pause": pause, "count": 30}, only="random_blocks")
+
+
+@pytest.mark.parametrize("name", ["tiny", "16x16"])
+def test_each_write_is_there_at_done(name: str) -> None:
+    cfg = CONFIGS[name]
+    bench.run(partial(bench_of, cfg), __file__, cfg=cfg, params={"pause": 0.3, "count": 25}, only="one_at_a_time")
+
+
+@pytest.mark.parametrize("name", ["tiny", "8x8 batch 2 bus 16"])
+def test_behind_cocotbext_axi(name: str) -> None:
+    cfg = CONFIGS[name]
+    params = {"pause": 0.3, "count": 25, "ram": True}
+    bench.run(partial(bench_of, cfg), __file__, cfg=cfg, params=params, only="random_blocks")
+
+
+@pytest.mark.parametrize("name", ["tiny", "16x16"])
+def test_errors_end_quietly(name: str) -> None:
+    cfg = CONFIGS[name]
+    bench.run(partial(bench_of, cfg), __file__, cfg=cfg, only="errors_end_quietly")
+
+
+def test_rate() -> None:
+    cfg = CONFIGS["16x16"]
+    bench.run(partial(bench_of, cfg), __file__, cfg=cfg, only="rate")
+
+
+# Inside the simulation ---------------------------------------------------------------------------------------
+
+
+class Machine:
+    """The scratchpads behind the component, and what they should hold."""
+
+    def __init__(self, dut: Any, cfg: Config, dram_bytes: int) -> None:
+        from celosia.sim.reference import State
+
+        self.dut, self.cfg = dut, cfg
+        rng = bench.generator()
+        self.dram = rng.integers(0, 256, dram_bytes, np.uint8)
+        self.state = State(cfg)
+        self.words: dict[str, list[int]] = {}
+        for buffer in Buffer:
+            array = getattr(self.state, buffer.name.lower())
+            array.view(np.uint8)[...] = rng.integers(0, 256, array.view(np.uint8).shape, np.uint8)
+            self.words[buffer.name.lower()] = bench.pack(array)
+        self.done: list[int] = []
+        self.errors: list[int] = []
+        self.checker = Checker(cfg.bus_bytes, BASE, dram_bytes)
+
+    async def start(self, pause: float, ram: bool = False, size: int | None = None, **memory: Any) -> None:
+        dut = self.dut
+        await bench.start(dut)
+        cocotb.start_soon(bench.check_stream(dut, "instr", unless="halt"))
+        dut.dma_base.value = BASE
+        dut.dma_size.value = len(self.dram) if size is None else size
+        cocotb.start_soon(self._scratchpads(pause))
+        cocotb.start_soon(bench.pulses_get(dut, "done", self.done))
+        cocotb.start_soon(bench.pulses_get(dut, "error", self.errors))
+        cocotb.start_soon(check(dut, "m_axi", READ, self.checker))
+        if ram:
+            self._cocotbext(pause)
+        else:
+            model = Memory(dut, bytearray(self.dram), self.cfg.bus_bytes, base=BASE, pause=pause, **memory)
+            cocotb.start_soon(model.reads())
+
+    async def _scratchpads(self, pause: float) -> None:
+        """All write ports in one coroutine, for speed. Only acc can hold LOAD back."""
+        ports = [
+            [getattr(self.dut, f"{name}__{part}") for part in ("en", "addr", "mask", "data", "ready")] + [words]
+            for name, words in self.words.items()
+        ]
+        for port in ports:
+            port[4].value = 1
+        while True:
+            if pause:
+                self.dut.acc__ready.value = int(random.random() >= pause)
+            await bench.fall(self.dut)
+            for en, addr, mask, data, ready, words in ports:
+                if en.value and ready.value:
+                    bits = bench._spread(int(mask.value), len(data) // len(mask))
+                    words[int(addr.value)] = words[int(addr.value)] & ~bits | int(data.value) & bits
+            await bench.rise(self.dut)
+
+    def _cocotbext(self, pause: float) -> None:
+        from cocotbext.axi import AxiRamRead, AxiReadBus
+
+        logging.getLogger("cocotb").setLevel(logging.WARNING)
+        ram = AxiRamRead(AxiReadBus.from_prefix(self.dut, "m_axi_"), self.dut.clk, self.dut.rst, size=1 << 40)
+        ram.write(BASE, self.dram.tobytes())
+        for channel in (ram.ar_channel, ram.r_channel):
+            channel.set_pause_generator(iter(lambda: int(random.random() < pause), None))
+
+    def execute(self, fields: dict[str, int]) -> None:
+        from celosia.sim import reference
+
+        word = formats(self.cfg)[Opcode.LOAD].encode(**fields)
+        reference.load(self.state, self.dram, formats(self.cfg)[Opcode.LOAD].decode(word))
+
+    def compare(self, what: str) -> None:
+        for name, words in self.words.items():
+            expected = getattr(self.state, name)
+            found = bench.unpack(words, expected)
+            wrong = np.argwhere(found != expected)
+            if len(wrong):
+                index = tuple(wrong[0])
+                raise AssertionError(f"{what}: {name}{list(index)} is {found[index]}, expected {expected[index]}")
+
+    async def finished(self, count: int, limit: int = 50_000) -> None:
+        """Wait for `count` pulses of `done`."""
+        for _ in range(limit):
+            if len(self.done) >= count:
+                await bench.fall(self.dut)
+                return
+            await bench.fall(self.dut)
+        raise AssertionError(f"{len(self.done)} of {count} instructions done; errors {self.errors}")
+
+
+def element_bytes(cfg: Config, fields: dict[str, int]) -> int:
+    from celosia.sim import reference
+
+    return reference.element_bytes(cfg, Buffer(fields["buffer"]), bool(fields["widen"]))
+
+
+def random_block(cfg: Config, dram_bytes: int) -> dict[str, int]:
+    """Fields of a legal LOAD within `dram_bytes`: any alignment, gaps between rows or none, padding."""
+    rnd = random.randint
+    buffer = random.choice(list(Buffer))
+    f = {
+        "buffer": buffer,
+        "widen": int(buffer == Buffer.ACC and rnd(0, 1)),
+        "post": 2 * rnd(0, 7),
+        "wait": 2 * rnd(0, 7),
+    }
+    size = element_bytes(cfg, f)
+    large = max(1, 256 // size)
+    f |= {"x_size": rnd(1, 2 * large), "y_size": rnd(1, min(3, 1 + large)), "z_size": rnd(1, min(3, 1 + large))}
+    row = f["x_size"] * size
+    aligned = random.choice((1, 2, min(size, cfg.bus_bytes), size))
+    f["dram_y"] = random.choice((row, row, rnd(0, 3 * row) // aligned * aligned, 0))
+    f["dram_z"] = random.choice((row * f["y_size"], rnd(0, 6 * row) // aligned * aligned))
+    if random.random() < 0.2:  # rows from the last one to the first
+        f["dram_y"] = -f["dram_y"] & 0xFFFFFFFF
+        start = (f["y_size"] - 1) * (-f["dram_y"] & 0xFFFFFFFF)
+        reach = row + (f["z_size"] - 1) * f["dram_z"] + start
+    else:
+        start = 0
+        reach = row + (f["y_size"] - 1) * f["dram_y"] + (f["z_size"] - 1) * f["dram_z"]
+    f["dram_addr"] = start + rnd(0, dram_bytes - reach) // aligned * aligned
+    if random.random() < 0.1:
+        f["dram_addr"] = start + dram_bytes - reach
+    bits = next(field.width for field in formats(cfg)[Opcode.LOAD].fields if field.name == "sram_base")
+    f |= {name: random.choice((1, rnd(0, (1 << bits) - 1))) for name in ("sram_base", "sram_x", "sram_y", "sram_z")}
+    for side in ("pad_top", "pad_bottom", "pad_left", "pad_right"):
+        f[side] = random.choice((0, 0, 1, 2))
+    f["pad_value"] = rnd(-128, 127)
+    return f
+
+
+def payload(cfg: Config, index: int, fields: dict[str, int]) -> int:
+    return bench.instruction(cfg, Opcode.LOAD, index=index, **fields)
+
+
+def expected_done(cfg: Config, blocks: list[dict[str, int]]) -> list[int]:
+    return [block.get("post", 0) | index << 4 for index, block in enumerate(blocks)]
+
+
+@cocotb.test()
+async def random_blocks(dut: Any) -> None:
+    cfg, params = bench.config(), bench.params()
+    machine = Machine(dut, cfg, 10_000)
+    pause = params["pause"]
+    memory = {} if params.get("ram") else {"latency": random.choice((1, 7, 40))}
+    await machine.start(pause, params.get("ram", False), **memory)
+    blocks = [random_block(cfg, len(machine.dram)) for _ in range(params["count"])]
+    for block in blocks:
+        machine.execute(block)
+    cocotb.start_soon(bench.stream_put(dut, "instr", [payload(cfg, i, b) for i, b in enumerate(blocks)], pause))
+    await machine.finished(len(blocks))
+    assert dut.quiet.value
+    assert not machine.errors
+    assert machine.done == expected_done(cfg, blocks)
+    machine.compare("after all")
+
+
+@cocotb.test()
+async def one_at_a_time(dut: Any) -> None:
+    cfg, params = bench.config(), bench.params()
+    machine = Machine(dut, cfg, 6_000)
+    await machine.start(params["pause"])
+    for index in range(params["count"]):
+        block = random_block(cfg, len(machine.dram))
+        machine.execute(block)
+        await bench.stream_put(dut, "instr", [payload(cfg, index, block)])
+        assert len(machine.done) == index
+        await machine.finished(index + 1)
+        machine.compare(f"instruction {index}, {block}")
+        await bench.rise(dut)
+
+
+@cocotb.test()
+async def errors_end_quietly(dut: Any) -> None:
+    """A good LOAD, then one that fails, then more good ones that must not be done; after halt, all works again."""
+    cfg = bench.config()
+    piece = cfg.piece_bytes
+    machine = Machine(dut, cfg, 8192)
+    await machine.start(0.2, latency=30, fails=lambda addr: 4000 <= addr - BASE < 4400)
+    good = {"x_size": 20, "y_size": 2, "z_size": 1, "dram_y": 500, "sram_x": 1, "sram_y": 20}
+    cases = {
+        "end": {"dram_addr": 8192 - 500 - 20 * piece + 1},
+        "far": {"dram_addr": 1 << 31},
+        "wraps": {"dram_addr": (1 << 32) - 10 * piece},
+        "merged": {"dram_addr": 0, "dram_y": 20 * piece, "y_size": 8192 // (20 * piece) + 1},
+        "slverr": {"dram_addr": 4000},
+    }
+    for case, bad in cases.items():
+        machine.done.clear()
+        machine.errors.clear()
+        blocks = [good, good | {"dram_addr": 1000}, good | bad, *[good | {"dram_addr": 2000}] * 12]
+        put = cocotb.start_soon(bench.stream_put(dut, "instr", [payload(cfg, i, b) for i, b in enumerate(blocks)]))
+        for _ in range(3000):
+            await bench.fall(dut)
+            if machine.errors:
+                break
+        code = Error.READ if case == "slverr" else Error.ADDRESS
+        assert machine.errors == [code | 2 << 4], f"{case}: {machine.errors}"
+        for _ in range(random.randint(1, 6)):
+            await bench.rise(dut)
+        put.cancel()
+        dut.instr__valid.value = 0
+        dut.halt.value = 1
+        for _ in range(500):
+            await bench.fall(dut)
+            if dut.quiet.value:
+                break
+        for _ in range(100):
+            assert dut.quiet.value and not dut.m_axi__arvalid.value and not dut.m_axi__rvalid.value, case
+            await bench.fall(dut)
+        assert machine.done == expected_done(cfg, blocks[:2]) and len(machine.errors) == 1, case
+        await bench.rise(dut)
+        dut.halt.value = 0
+        machine.done.clear()
+        again = [good | {"dram_addr": 100 * i} for i in range(12)]
+        for block in again:
+            machine.execute(block)
+        await bench.stream_put(dut, "instr", [payload(cfg, i, b) for i, b in enumerate(again)])
+        await machine.finished(len(again))
+        assert dut.quiet.value and len(machine.errors) == 1, case
+        expected, found = machine.state.inp, bench.unpack(machine.words["inp"], machine.state.inp)
+        assert (found.reshape(-1, piece)[:40] == expected.reshape(-1, piece)[:40]).all(), case
+        await bench.rise(dut)
+
+
+@cocotb.test()
+async def rate(dut: Any) -> None:
+    """Beats a cycle, behind 40 cycles of latency and 8 outstanding bursts, from the first beat to the last."""
+    cfg = bench.config()
+    machine = Machine(dut, cfg, 1 << 20)
+    await machine.start(0.0, latency=40)
+    piece = cfg.piece_bytes
+    wgt = {"buffer": Buffer.WGT, "y_size": 1, "z_size": 1, "sram_x": 1}
+    row = {"x_size": 8, "y_size": 1, "z_size": 1, "sram_x": 1}
+    rows = {"x_size": 7, "y_size": 7, "z_size": 8, "sram_x": 1, "sram_y": 7, "dram_y": 14 * piece}
+    padded = {"pad_left": 1, "pad_right": 1, "pad_top": 1, "pad_bottom": 1}
+    cases = {
+        "long": [wgt | {"x_size": 60, "dram_addr": 4096 - 64}],
+        "rows of 14 beats": [rows | {"dram_z": 200 * piece, "dram_addr": 8 * i} for i in range(2)],
+        "short instructions": [(row, wgt | {"x_size": 1})[i % 2] | {"dram_addr": i * 256} for i in range(60)],
+        "padded rows": [
+            rows | padded | {"x_size": 56, "y_size": 8, "z_size": 1, "dram_y": 56 * piece, "dram_addr": i * 16384}
+            for i in range(4)
+        ],
+    }  # fmt: skip
+    for case, blocks in cases.items():
+        machine.done.clear()
+        put = cocotb.start_soon(bench.stream_put(dut, "instr", [payload(cfg, i, b) for i, b in enumerate(blocks)]))
+        beats: list[int] = []
+        active = held = 0
+        for cycle in range(20_000):
+            await bench.fall(dut)
+            if dut.read_beat.value:
+                beats.append(cycle)
+            active += int(dut.active.value)
+            held += int(dut.held.value)
+            if len(machine.done) == len(blocks):
+                break
+        span = beats[-1] - beats[0] + 1
+        cocotb.log.info("%s: %d beats in %d cycles; active %d, held %d", case, len(beats), span, active, held)
+        assert active >= len(beats) - 2 * sum(block["y_size"] * block["z_size"] for block in blocks)
+        # The writes of padding take their cycles too: (58 * 10 - 56 * 8) of them for 56 * 8 * 2 beats.
+        floor = {"padded rows": 0.85}.get(case, 0.95)
+        assert len(beats) / span >= floor, f"{case}: {len(beats)} beats in {span} cycles"
+        await put
+        await bench.rise(dut)
