@@ -12,7 +12,7 @@ from llvmlite import ir
 
 from celosia.compiler.cpu import functions
 from celosia.compiler.cpu.functions import is_vector, llvm_type, splat
-from celosia.compiler.expr.affine import coefficient, flatten, linear, nonnegative
+from celosia.compiler.expr.affine import coefficient, flatten, in_range, linear, nonnegative
 from celosia.compiler.expr.loops import Alloc, Block, For, Function, If, Let, Stmt, Store, Update
 from celosia.compiler.expr.nodes import (
     COMPARISONS,
@@ -63,6 +63,11 @@ def render(function: Function) -> tuple[str, int]:
     writer.stmt(function.body, {})
     writer.b.ret_void()
     return str(module), writer.workspace_bytes
+
+
+def _fits(low: float, high: float, dtype: str) -> bool:
+    """Whether all of [low, high] can be converted to `dtype`, by way of int32."""
+    return dtype in ("int8", "uint8", "int16", "uint16", "int32") and -(2**31) <= low and high < 2**31
 
 
 class _Writer:
@@ -272,6 +277,8 @@ class _Writer:
                     to = llvm_type(dtype)
                     return self.b.bitcast(values[0], ir.VectorType(to, values[0].type.count) if is_vector(values[0]) else to)
                 return functions.call(self.b, name, args[0].dtype, *values)
+            case Cast(Call("clamp", (_, Const(low), Const(high))) as value, dtype) if _fits(low, high, dtype):
+                return functions.convert_small(self.b, self.expr(value, env, memo), dtype)
             case Cast(value, dtype):
                 return functions.convert(self.b, self.expr(value, env, memo), value.dtype, dtype)
             case Select(cond, a, b):
@@ -284,8 +291,8 @@ class _Writer:
 
     def _select(self, cond: Expr, a: Expr, b: Expr, env: dict[Var, V], memo: dict[Any, V]) -> V:
         test = self.expr(cond, env, memo)
-        guarded = any(isinstance(node, Load) for arm in (a, b) for node in walk(arm))
-        if not guarded:
+        loads = [node for arm in (a, b) for node in walk(arm) if isinstance(node, Load)]
+        if all((id(load), self.lane) in memo or in_range(load) for load in loads):
             test, x, y = self._same_width(test, self.expr(a, env, memo), self.expr(b, env, memo))
             return self.b.select(test, x, y)
         if is_vector(test):

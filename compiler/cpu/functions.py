@@ -121,6 +121,12 @@ def convert(b: Any, value: V, source: str, target: str) -> V:
     return b.sext(value, to) if signed_from else b.zext(value, to)
 
 
+def convert_small(b: Any, value: V, target: str) -> V:
+    """A float that is known to fit int32 to a small integer type."""
+    whole = b.fptosi(value, widened(value, I32))
+    return whole if target == "int32" else b.trunc(whole, widened(value, llvm_type(target)))
+
+
 def shift(b: Any, op: str, x: V, y: V) -> V:
     """Shift by `y`; by the width or more gives 0, or the sign for ashr."""
     width = (x.type.element if is_vector(x) else x.type).width
@@ -194,6 +200,10 @@ def call(b: Any, name: str, dtype: str, *args: V) -> V:
         if name == "popcount":
             return intrinsic(b, "llvm.ctpop", args[0])
         raise ValueError(f"{name} is not defined on {dtype}")
+    if name == "clamp":
+        value, low, high = args
+        value = b.select(b.fcmp_ordered(">", value, low), value, low)
+        return b.select(b.fcmp_ordered("<", value, high), value, high)
     if name in DIRECT:
         return intrinsic(b, DIRECT[name], *args)
     if name == "isnan":

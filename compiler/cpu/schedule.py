@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from celosia.compiler.expr import Axis, Load, Reduce, Schedule, Select, Stage, Tensor, collapse, fuse_injective
-from celosia.compiler.expr.affine import coefficient, flatten, linear
+from celosia.compiler.expr.affine import coefficient, flatten, in_range, linear
 from celosia.compiler.expr.nodes import Expr, itemsize, walk
 
 VECTOR_BYTES = 64
@@ -77,5 +77,6 @@ def _shared(reads: list[Load], steps: list[int], axes: list[Axis]) -> Axis | Non
 
 
 def _guarded(body: Expr) -> bool:
-    """Whether a load depends on a condition, which vectors cannot do."""
-    return any(isinstance(n, Select) and any(isinstance(m, Load) for m in walk(n)) for n in walk(body))
+    """Whether a load outside its tensor is kept back by a condition, which vectors cannot do."""
+    selects = [node for node in walk(body) if isinstance(node, Select)]
+    return any(isinstance(m, Load) and not in_range(m) for s in selects for arm in (s.a, s.b) for m in walk(arm))

@@ -103,3 +103,38 @@ def unravel(extents: tuple[int, ...], number: Expr) -> tuple[Expr, ...]:
         i = number // stride
         index.append(i % extent if d else i)
     return tuple(index)
+
+
+def interval(expr: Expr) -> tuple[int, int] | None:
+    """The least and the greatest value of an index, where it follows from the extents of axes."""
+    match expr:
+        case Const(value):
+            return int(value), int(value)
+        case Axis(extent=extent):
+            return 0, max(extent - 1, 0)
+        case Binary(op, a, b) if (x := interval(a)) is not None and (y := interval(b)) is not None:
+            match op:
+                case "add":
+                    return x[0] + y[0], x[1] + y[1]
+                case "sub":
+                    return x[0] - y[1], x[1] - y[0]
+                case "mul":
+                    ends = [p * q for p in x for q in y]
+                    return min(ends), max(ends)
+                case "min":
+                    return min(x[0], y[0]), min(x[1], y[1])
+                case "max":
+                    return max(x[0], y[0]), max(x[1], y[1])
+                case "floordiv" if y[0] == y[1] > 0:
+                    return x[0] // y[0], x[1] // y[0]
+                case "mod" if y[0] == y[1] > 0:
+                    return (x[0], x[1]) if 0 <= x[0] and x[1] < y[0] else (0, y[0] - 1)
+        case Binary(op="mod", b=Const(value)) if value > 0:
+            return 0, int(value) - 1
+    return None
+
+
+def in_range(load: Load) -> bool:
+    """Whether `load` is certainly inside its tensor."""
+    found = interval(offset(load))
+    return found is not None and 0 <= found[0] and found[1] < load.tensor.size

@@ -133,6 +133,9 @@ def _call(name: str, dtype: str, args: list[Any]) -> Any:
         return target(math.erf(float(args[0])))
     if name == "fma":  # exact in float64 for float32 operands up to one rounding
         return target(np.longdouble(args[0]) * np.longdouble(args[1]) + np.longdouble(args[2]))
+    if name == "clamp":
+        value, low, high = args
+        return target(low if not value > low else min(value, high))
     if name == "bitcast":
         return np.array(args[0]).view(numpy_dtype(dtype))[()]
     return target(INTRINSICS[name](args[0]))

@@ -181,7 +181,9 @@ class Binary(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Call(Expr):
-    """An intrinsic function, see INTRINSICS; also `erf`, `fma`, `bitcast`."""
+    """An intrinsic function: see INTRINSICS; `erf(x)`; `fma(a, b, c)`, a * b + c with one rounding; `bitcast(x)`;
+    `clamp(x, low, high)`, where NaN becomes low, as with the x86 instructions.
+    """
 
     name: str
     args: tuple[Expr, ...]
@@ -360,7 +362,7 @@ def select(cond: Expr, a: Value, b: Value) -> Expr:
 
 def call(name: str, *args: Expr, dtype: str | None = None) -> Expr:
     """An intrinsic function of one type; `isnan` and `isinf` give bool."""
-    if name not in INTRINSICS and name not in ("erf", "fma", "bitcast"):
+    if name not in INTRINSICS and name not in ("erf", "fma", "bitcast", "clamp"):
         raise ValueError(f"unknown intrinsic {name}")
     return Call(name, args, dtype or ("bool" if name in ("isnan", "isinf") else args[0].dtype))
 

@@ -282,7 +282,7 @@ def qlinear_average_pool(node: Node) -> Tensor:
 
 @op("QLinearSoftmax")
 def qlinear_softmax(node: Node) -> Tensor:
-    """Powers from a table of 256 relative to the largest input; the result wraps as onnxruntime's does."""
+    """Powers from a table of 256, relative to the largest input."""
     x = node.input(0)
     axis = node.axis(-1 if int(node.attrs.get("opset", 13)) >= 13 else 1, len(x.shape))
     axes = [axis] if int(node.attrs.get("opset", 13)) >= 13 else list(range(axis, len(x.shape)))
@@ -305,6 +305,6 @@ def qlinear_softmax(node: Node) -> Tensor:
 
     def body(*i: Expr) -> Expr:
         whole = round_even(power(i) * steps / at(total, i)).astype("int32") + node.scalar(4, "int32")
-        return T.minimum(whole, 255).astype(x.dtype)
+        return T.minimum(whole, limits(x.dtype)[1]).astype(x.dtype)
 
     return T.compute(x.shape, body, "softmax")

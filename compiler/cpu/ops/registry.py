@@ -124,10 +124,8 @@ def reshaped(tensor: Tensor, shape: Shape, name: str = "view") -> Tensor:
 
 
 def clamp(x: Expr, lo: float, hi: float) -> Expr:
-    """x within [lo, hi]; NaN becomes lo, as with the x86 instructions."""
-    low, high = T.wrap(lo, x.dtype), T.wrap(hi, x.dtype)
-    x = T.select(x > low, x, low)
-    return T.select(x < high, x, high)
+    """x within [lo, hi]; NaN becomes lo."""
+    return T.call("clamp", x, T.wrap(lo, x.dtype), T.wrap(hi, x.dtype))
 
 
 def limits(dtype: str) -> tuple[int, int]:
