@@ -108,6 +108,7 @@ class Memory:
     latency: cycles from an address to its first beat, and from the last written beat to its response. outstanding:
     bursts that are accepted at once, each way. pause: share of the cycles in which a channel stands still.
     fails: tells from an address whether the beat (read) or the burst (write) there ends in SLVERR.
+    first: for writes, what has to come first, "address" or "data"; both are allowed to a subordinate.
     """
 
     dut: Any
@@ -119,6 +120,7 @@ class Memory:
     outstanding: int = 8
     pause: float = 0.0
     fails: Callable[[int], bool] = lambda addr: False
+    first: str | None = None
 
     def _signals(self, names: tuple[str, ...]) -> dict[str, Any]:
         return {name: getattr(self.dut, f"{self.prefix}__{name}") for name in names}
@@ -164,6 +166,8 @@ class Memory:
             under_way = len(addresses) + len(answers)
             accept = under_way < self.outstanding and random.random() >= self.pause
             take = len(sent) < self.outstanding and random.random() >= self.pause
+            accept = accept and (self.first != "data" or bool(sent))
+            take = take and (self.first != "address" or len(addresses) > 0)
             s["awready"].value = int(accept)
             s["wready"].value = int(take)
             if not offered and answers and answers[0][0] <= cycle and random.random() >= self.pause:
