@@ -1,0 +1,339 @@
+"""The whole accelerator: random programs against sim/reference.py, on cocotbext-axi's memory; and every error."""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+from collections.abc import Sequence
+from functools import partial
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import axi_model
+import bench
+import cocotb
+import numpy as np
+import pytest
+from cocotbext.axi import AxiBus, AxiLiteBus, AxiLiteMaster, AxiRam
+from numpy.typing import NDArray
+
+from celosia.hw.config import PRESETS, Config
+from celosia.hw.isa import Opcode, Unit, encode, instruction_bytes
+from celosia.hw.regs import (
+    CONTROL_START,
+    COUNTERS,
+    REGISTERS,
+    STATUS_BUSY,
+    STATUS_DONE,
+    STATUS_ERROR_SHIFT,
+    Error,
+)
+from celosia.sim.reference import State, execute
+
+sys.path.append(str(Path(__file__).parents[1]))
+import programs
+
+CONFIGS = programs.CONFIGS | {
+    "2x4x8-bus32": Config(batch=2, block_in=4, block_out=8, bus_bytes=32, lut_count=1, **programs.SMALL),
+    "16x16": Config(block_in=16, block_out=16, **programs.SMALL),
+}
+BASE, MEMORY = 1 << 16, 1 << 17
+NAMES = [unit.name.lower() for unit in Unit]
+
+
+def simulate(cfg: Config, only: str, **params: Any) -> None:
+    from celosia.hw.top import Accelerator
+
+    bench.run(partial(Accelerator, cfg), __file__, cfg=cfg, params=params, only=only)
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize("name", CONFIGS)
+def test_random_programs(name: str) -> None:
+    simulate(CONFIGS[name], "equals_reference", programs=8)
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize("test", ["every_error_ends_the_run", "watchdog_names_the_instruction", "gemm_is_busy"])
+def test_4x4(test: str) -> None:
+    simulate(CONFIGS["4x4"], test)
+
+
+def test_all_presets_have_the_same_ports() -> None:
+    """Only widths differ between Configs: a driver or a simulator finds the same names everywhere."""
+    from celosia.hw.top import Accelerator
+
+    names = [set(Accelerator(cfg).signature.members) for cfg in PRESETS.values()]
+    assert all(found == names[0] for found in names)
+
+
+class Host:
+    """The accelerator's registers, and its memory: AxiRam, or `axi_model.Memory` with `model`'s parameters."""
+
+    def __init__(self, dut: bench.Dut, **model: Any) -> None:
+        self.dut, self.cfg = dut, bench.config()
+        logging.getLogger("cocotb").setLevel(logging.ERROR)
+        self.bus = AxiLiteMaster(AxiLiteBus.from_prefix(dut, "s_axil_"), dut.clk, dut.rst)
+        self.model: axi_model.Memory | None = None
+        if model:
+            self.model = axi_model.Memory(dut, bytearray(MEMORY), self.cfg.bus_bytes, **model)
+        else:
+            self.ram = AxiRam(AxiBus.from_prefix(dut, "m_axi_"), dut.clk, dut.rst, size=MEMORY)
+        self.checkers = {
+            names: axi_model.Checker(self.cfg.bus_bytes, BASE, MEMORY) for names in (axi_model.READ, axi_model.WRITE)
+        }
+
+    async def begin(self) -> None:
+        await bench.start(self.dut, timeout=1_000_000)
+        for names, checker in self.checkers.items():
+            cocotb.start_soon(axi_model.check(self.dut, "m_axi", names, checker))
+        if self.model:
+            cocotb.start_soon(self.model.reads())
+            cocotb.start_soon(self.model.writes())
+
+    def pause(self, probability: float) -> None:
+        """Each channel of AxiRam stands still in this share of the cycles."""
+        write, read = self.ram.write_if, self.ram.read_if
+        for channel in (write.aw_channel, write.w_channel, write.b_channel, read.ar_channel, read.r_channel):
+            channel.set_pause_generator(random.random() < share for share in repeat(probability))
+
+    async def read(self, name: str) -> int:
+        return int(await self.bus.read_dword(REGISTERS[name].offset))
+
+    async def write(self, name: str, value: int) -> None:
+        await self.bus.write_dword(REGISTERS[name].offset, value)
+
+    async def run(
+        self, dram: NDArray[np.uint8], addr: int, words: Sequence[int], watchdog: int = 3000
+    ) -> tuple[Error, int]:
+        """Put `words` at `addr` of `dram` and run them; `dram` then holds what that left. Gives error and index."""
+        place(dram, self.cfg, addr, words)
+        if self.model:
+            self.model.data[BASE : BASE + len(dram)] = dram.tobytes()
+        else:
+            self.ram.write(BASE, dram.tobytes())
+        for checker in self.checkers.values():
+            checker.size = len(dram)
+        for name, value in {
+            "instr_addr": addr, "instr_count": len(words), "dma_base_lo": BASE, "dma_base_hi": 0,
+            "dma_size": len(dram), "watchdog": watchdog, "irq_enable": 1, "control": CONTROL_START,
+        }.items():  # fmt: skip
+            await self.write(name, value)
+        await bench.fall(self.dut)
+        while not self.dut.irq.value:
+            await bench.fall(self.dut)
+        status = await self.read("status")
+        assert status & (STATUS_BUSY | STATUS_DONE) == STATUS_DONE, f"status is {status:#x}"
+        found = self.model.data[BASE : BASE + len(dram)] if self.model else self.ram.read(BASE, len(dram))
+        dram[:] = np.frombuffer(bytes(found), np.uint8)
+        assert self.checkers[axi_model.WRITE].written_out
+        return Error(status >> STATUS_ERROR_SHIFT), await self.read("error_index")
+
+    async def counters(self) -> dict[str, int]:
+        return {name: await self.read(f"{name}_lo") | await self.read(f"{name}_hi") << 32 for name in COUNTERS}
+
+
+def place(dram: NDArray[np.uint8], cfg: Config, addr: int, words: Sequence[int]) -> None:
+    raw = b"".join(word.to_bytes(instruction_bytes(cfg), "little") for word in words)
+    dram[addr : addr + len(raw)] = np.frombuffer(raw, np.uint8)
+
+
+# Programs ------------------------------------------------------------------------------------------------
+
+
+@cocotb.test()
+async def equals_reference(dut: bench.Dut) -> None:
+    cfg = bench.config()
+    machine = Host(dut)
+    await machine.begin()
+    state = State(cfg)  # buffers keep their contents from run to run
+    events: list[tuple[str, str, int]] = []
+    cocotb.start_soon(record(dut, events))
+    for number in range(bench.params()["programs"]):
+        align = [None, 1, None, cfg.bus_bytes][number % 4]
+        program = programs.random_program(cfg, random.getrandbits(32), count=25, align=align)
+        words, expected = program.words(), program.image.copy()
+        place(expected, cfg, program.instr_addr, words)
+        for index, word in enumerate(words):
+            execute(state, expected, word, index)
+        machine.pause([0, 0, 0.3, 0.7][number % 4])
+        events.clear()
+        assert await machine.run(program.image, program.instr_addr, words) == (Error.NONE, 0)
+        wrong = np.flatnonzero(program.image != expected)
+        assert not len(wrong), f"program {number}: {len(wrong)} bytes differ, the first at {wrong[0]:#x}"
+        check_events(words, events)
+        counters = await machine.counters()
+        assert counters["write_beats"] > 0
+        assert counters["read_beats"] * cfg.bus_bytes >= len(words) * instruction_bytes(cfg)
+
+
+async def record(dut: bench.Dut, events: list[tuple[str, str, int]]) -> None:
+    """Appends (unit, "start" or "done", index) in order; what ends in a cycle comes before what starts in it."""
+    ports = [
+        (name, event, getattr(dut, f"trace_{name}_{event}"), getattr(dut, f"trace_{name}_{event}_index"))
+        for event in ("done", "start")
+        for name in NAMES
+    ]
+    while True:
+        await bench.fall(dut)
+        for name, event, valid, index in ports:
+            if valid.value:
+                events.append((name, event, int(index.value)))
+
+
+def check_events(words: Sequence[int], events: list[tuple[str, str, int]]) -> None:
+    """Each instruction starts and ends once, in order in its unit, and no token is used before it was given."""
+    for unit, name in zip(Unit, NAMES):
+        own = [index for index, word in enumerate(words) if (word & 7) - 1 == unit]
+        for kind in ("start", "done"):
+            assert [index for n, k, index in events if (n, k) == (name, kind)] == own, f"{name} {kind}"
+    given = {(source, target): 0 for source in Unit for target in Unit}
+    for name, kind, index in events:
+        unit = Unit[name.upper()]
+        for other in Unit:
+            if kind == "done":
+                given[unit, other] += words[index] >> 7 + other & 1
+            else:
+                given[other, unit] -= words[index] >> 3 + other & 1
+                assert given[other, unit] >= 0, f"instruction {index} did not wait for {other.name}"
+
+
+def test_check_of_events_finds_faults() -> None:
+    cfg = CONFIGS["4x4"]
+    words = [encode(cfg, Opcode.LOAD, post=2), encode(cfg, Opcode.GEMM, wait=1)]
+    events = [("load", "start", 0), ("load", "done", 0), ("gemm", "start", 1), ("gemm", "done", 1)]
+    check_events(words, events)
+    with pytest.raises(AssertionError, match="instruction 1 did not wait for LOAD"):
+        check_events(words, [events[0], events[2], events[1], events[3]])
+    with pytest.raises(AssertionError, match="gemm done"):
+        check_events(words, events[:3])
+
+
+# Errors --------------------------------------------------------------------------------------------------
+
+CODE, RESULT, LIMIT = 0x8000, 0x6000, 0xC000
+GEMM_ONES = {f"extent_{loop}": 1 for loop in "nyxkrs"}
+VECTOR_ONES = {f"extent_{loop}": 1 for loop in "nyxrs"}
+
+
+def whole_path(cfg: Config) -> list[int]:
+    """Loads, multiplies, clips and stores: what it leaves does not depend on what the buffers held before."""
+    row = {"y_size": 1, "z_size": 1, "sram_x": 1}
+    tokens = {unit: 1 << unit for unit in Unit}
+    return [
+        encode(cfg, Opcode.LOAD, buffer=0, x_size=4 * cfg.inp_pieces, dram_addr=0x40, **row),
+        encode(cfg, Opcode.LOAD, buffer=1, x_size=2, dram_addr=0x200, **row, post=tokens[Unit.GEMM]),
+        encode(
+            cfg, Opcode.GEMM, **(GEMM_ONES | {"extent_n": 2, "extent_x": 4}), acc_n=4, acc_x=1, inp_x=1, wgt_n=1,
+            wait=tokens[Unit.LOAD], post=tokens[Unit.VECTOR],
+        ),
+        encode(
+            cfg, Opcode.VECTOR, **(VECTOR_ONES | {"extent_x": 8}), a_x=1, dst_x=1, destination=1, clip_lo=-128,
+            clip_hi=127, wait=tokens[Unit.GEMM], post=tokens[Unit.STORE],
+        ),
+        encode(
+            cfg, Opcode.STORE, x_size=8 * cfg.out_pieces, dram_addr=RESULT + 3, **row, wait=tokens[Unit.VECTOR],
+        ),
+    ]  # fmt: skip
+
+
+def harmless(cfg: Config, count: int) -> list[int]:
+    """Work for all units without errors, in any order."""
+    rows = {"x_size": 30, "y_size": 4, "z_size": 1, "sram_x": 1, "dram_y": 200}
+    choice = [
+        encode(cfg, Opcode.LOAD, dram_addr=0x1000, pad_top=2, **rows),
+        encode(cfg, Opcode.GEMM, **(GEMM_ONES | {"extent_x": 50})),
+        encode(cfg, Opcode.VECTOR, **(VECTOR_ONES | {"extent_x": 50}), destination=1),
+        encode(cfg, Opcode.STORE, dram_addr=RESULT, **rows),
+    ]
+    return [random.choice(choice) for _ in range(count)]
+
+
+@cocotb.test()
+async def every_error_ends_the_run(dut: bench.Dut) -> None:
+    cfg = bench.config()
+    bad = range(0)
+    machine = Host(dut, base=0, latency=10, fails=lambda addr: addr in bad)
+    await machine.begin()
+    block = {"x_size": 4, "y_size": 2, "z_size": 1, "dram_y": 64}
+    cases: list[tuple[Error, int, range]] = [
+        (Error.ILLEGAL_INSTRUCTION, 0, range(0)),
+        (Error.ILLEGAL_INSTRUCTION, encode(cfg, Opcode.LOAD, **block, buffer=6), range(0)),
+        (Error.ADDRESS, encode(cfg, Opcode.LOAD, **block, dram_addr=LIMIT - 64), range(0)),
+        (Error.ADDRESS, encode(cfg, Opcode.LOAD, **block, dram_addr=(1 << 32) - 8), range(0)),
+        (Error.ADDRESS, encode(cfg, Opcode.STORE, **block, dram_addr=LIMIT - 79), range(0)),
+        (Error.READ, encode(cfg, Opcode.LOAD, **block, dram_addr=0x100), range(0x140, 0x150)),
+        (Error.WRITE, encode(cfg, Opcode.STORE, **block, dram_addr=0x5000), range(0x5040, 0x5050)),
+        (Error.READ, 0, range(CODE + 20 * instruction_bytes(cfg), LIMIT)),
+    ]
+    expected = bench.generator().integers(0, 256, LIMIT, np.uint8)
+    place(expected, cfg, CODE, whole_path(cfg))
+    start = expected.copy()
+    state = State(cfg)
+    for index, word in enumerate(whole_path(cfg)):
+        execute(state, expected, word, index)
+    for pause in (0, 0.5):
+        assert machine.model is not None
+        machine.model.pause = pause
+        for code, word, addresses in cases:
+            bad = range(BASE + addresses.start, BASE + addresses.stop) if addresses else range(0)
+            before = harmless(cfg, 20 if addresses.stop == LIMIT else random.randrange(20))
+            words = [*before, word, *harmless(cfg, 10)]
+            assert await machine.run(start.copy(), CODE, words) == (code, len(before))
+            # The next run is not harmed.
+            bad = range(0)
+            dram = start.copy()
+            assert await machine.run(dram, CODE, whole_path(cfg)) == (Error.NONE, 0)
+            assert (dram == expected).all()
+    # Instructions that lie outside the limits, and an empty program.
+    dram = start[: CODE + 10 * instruction_bytes(cfg)].copy()
+    await machine.write("instr_count", 0)
+    assert await machine.run(dram, CODE, harmless(cfg, 10)) == (Error.NONE, 0)
+    assert await machine.run(dram, CODE, []) == (Error.NONE, 0)
+    machine.model.data[BASE + len(dram) : BASE + len(dram) + 64] = bytes(64)
+    assert await machine.run(dram[:-1], CODE, harmless(cfg, 9)) == (Error.NONE, 0)
+    assert await machine.run(dram, CODE + 8, []) == (Error.NONE, 0)
+    assert await machine.run(dram, CODE + 8, harmless(cfg, 1)) == (Error.ADDRESS, 0)
+
+
+@cocotb.test()
+async def watchdog_names_the_instruction(dut: bench.Dut) -> None:
+    cfg = bench.config()
+    machine = Host(dut)
+    await machine.begin()
+    dram = np.zeros(LIMIT, np.uint8)
+    ones = {"x_size": 1, "y_size": 1, "z_size": 1} | GEMM_ONES
+    for stuck in Unit:
+        opcode = Opcode(stuck + 1)
+        fields = {Unit.GEMM: GEMM_ONES, Unit.VECTOR: VECTOR_ONES}.get(stuck, dict(list(ones.items())[:3]))
+        word = encode(cfg, opcode, **fields)
+        waits = encode(cfg, opcode, **fields, wait=1 << (stuck + 1) % 4)
+        words = [*harmless(cfg, 5), waits, *[word] * 12]  # more than the queue holds
+        assert await machine.run(dram, CODE, words, watchdog=300) == (Error.WATCHDOG, 5)
+        assert (await machine.counters())[f"{stuck.name.lower()}_wait_token"] > 290
+    # Nobody takes the tokens: the semaphore is full, the next one that gives has to wait.
+    room = (1 << cfg.token_bits) - 1
+    dram = np.zeros(CODE + (room + 5) * instruction_bytes(cfg), np.uint8)
+    words = [encode(cfg, Opcode.GEMM, post=1, **GEMM_ONES)] * (room + 5)
+    assert await machine.run(dram, CODE, words, watchdog=300) == (Error.WATCHDOG, room)
+    # Memory that never answers.
+    machine.ram.read_if.r_channel.set_pause_generator(repeat(True))
+    assert await machine.run(dram, CODE, harmless(cfg, 3), watchdog=300) == (Error.WATCHDOG, 0)
+
+
+@cocotb.test()
+async def gemm_is_busy(dut: bench.Dut) -> None:
+    """Many tile operations in a few instructions: the unit is busy in at least 99% of the cycles of the run."""
+    cfg = bench.config()
+    machine = Host(dut)
+    await machine.begin()
+    extents = {"extent_n": 2, "extent_y": 4, "extent_x": 4, "extent_k": 10, "extent_r": 3, "extent_s": 3}
+    strides = {"acc_n": 5, "acc_y": 3, "acc_x": 1, "inp_k": 1, "wgt_s": 1}
+    words = [encode(cfg, Opcode.GEMM, accumulate=i % 2, **extents, **strides) for i in range(5)]
+    dram = np.zeros(LIMIT, np.uint8)
+    assert await machine.run(dram, CODE, words) == (Error.NONE, 0)
+    counters = await machine.counters()
+    assert counters["gemm_busy"] == len(words) * np.prod(list(extents.values()))
+    assert counters["gemm_busy"] >= 0.99 * counters["cycles"], counters
