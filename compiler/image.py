@@ -8,22 +8,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.memory import Lifetime, plan
-from celosia.compiler.tensorize.layer import Activation, Layer, inputs
+from celosia.compiler.tensorize.layer import Layer, Untileable, inputs
 from celosia.compiler.tensorize.lower import Constants, Lowering
 from celosia.compiler.vthread.emit import encode
+from celosia.compiler.vthread.footprint import load_element_bytes
 from celosia.compiler.vthread.stream import Stream
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.hw.config import Config
+from celosia.hw.isa import Opcode
+
+
+class LayerError(Exception):
+    """A layer that cannot be lowered; `layer` is its name, the message the reason."""
+
+    def __init__(self, layer: str, reason: str) -> None:
+        super().__init__(reason)
+        self.layer = layer
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One run of the accelerator: `count` instructions at DRAM offset `address`; the layer of each of them."""
+    """One run of the accelerator: `count` instructions at DRAM offset `address`; the layer of each, and what each moves."""
 
     address: int
     count: int
-    layers: list[str]
     layer_of: NDArray[np.int32]
+    bytes_loaded: list[int]
+    bytes_stored: list[int]
 
 
 @dataclass(frozen=True)
@@ -72,7 +83,7 @@ def lifetimes(cfg: Config, launches: list[list[Layer]], written: list[set[str]],
 
 
 def build(cfg: Config, launches: list[list[Layer]], written: list[set[str]], read: list[set[str]]) -> Image:
-    """Plan memory, lower every layer, insert tokens, encode. Untileable where a layer fits no tiling."""
+    """Plan memory, lower every layer, insert tokens, encode. LayerError where one fits no tiling."""
     arena = plan(lifetimes(cfg, launches, written, read), alignment=max(64, cfg.bus_bytes))
     base = -(-arena.size // 4096) * 4096
     constants = Constants(base)
@@ -82,23 +93,30 @@ def build(cfg: Config, launches: list[list[Layer]], written: list[set[str]], rea
         lowering = Lowering(cfg, stream, constants, arena.offsets)
         for index, layer in enumerate(layers):
             stream.layer = index
-            lowering.lower(layer)
+            try:
+                lowering.lower(layer)
+            except Untileable as error:
+                raise LayerError(layer.name, str(error)) from None
         insert_tokens(cfg, stream.instructions, base)
         streams.append(stream)
     parts, address = [constants.data()], base + constants.size
     placed = []
     for layers, stream in zip(launches, streams, strict=True):
         code = encode(cfg, stream.instructions)
-        placed.append(
-            Launch(
-                address, len(code), [layer.name for layer in layers],
-                np.array([i.layer for i in stream.instructions], np.int32),
-            )
-        )  # fmt: skip
+        layer_of = np.array([i.layer for i in stream.instructions], np.int32)
+        placed.append(Launch(address, len(code), layer_of, *_traffic(cfg, stream, len(layers))))
         parts.append(code.reshape(-1))
         address += code.size
     return Image(arena.offsets, base, np.concatenate(parts), placed, address, arena.lower_bound)
 
 
-def activation_bytes(cfg: Config, act: Activation) -> int:
-    return act.size(cfg)
+def _traffic(cfg: Config, stream: Stream, layers: int) -> tuple[list[int], list[int]]:
+    """Bytes that each layer loads and stores."""
+    loaded, stored = [0] * layers, [0] * layers
+    for i in stream.instructions:
+        if i.opcode in (Opcode.LOAD, Opcode.STORE):
+            f = i.fields
+            element = load_element_bytes(cfg, f) if i.opcode == Opcode.LOAD else cfg.piece_bytes
+            total = loaded if i.opcode == Opcode.LOAD else stored
+            total[i.layer] += f["x_size"] * f["y_size"] * f["z_size"] * element
+    return loaded, stored

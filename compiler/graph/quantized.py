@@ -121,7 +121,9 @@ class Integerise:
             return False
         old = node.inputs[0].producer()  # type: ignore[union-attr]
         assert old is not None
-        fresh = self._like(node, [q.value, *node.inputs[1:]], q.value, node.outputs[0].shape, f"{q.value.name}_{node.name}")
+        fresh = self._like(
+            node, [q.value, *node.inputs[1:]], q.value, node.outputs[0].shape, f"{q.value.name}_{node.name}"
+        )
         self._replace(node, "DequantizeLinear", [fresh, *old.inputs[1:]], old.domain, dict(old.attributes))
         return True
 
@@ -157,7 +159,9 @@ class Integerise:
         y = quantised(node.outputs[0])
         return y is not None and rule(self, node, y)
 
-    def _emit(self, y: Quantised, domain: str, op: str, inputs: list[ir.Value | None], source: ir.Node, **attrs: Any) -> bool:
+    def _emit(
+        self, y: Quantised, domain: str, op: str, inputs: list[ir.Value | None], source: ir.Node, **attrs: Any
+    ) -> bool:
         """An integer operator that produces `y` in the place of `source` and its QuantizeLinear."""
         quantise = y.value.producer()
         assert quantise is not None

@@ -1,7 +1,7 @@
 """Functions of one 8-bit tensor become one table each, whatever operators they were built from.
 
-    t = Table(x, hard_sigmoid)                 y = Table(x, hard_swish)
-    y = QLinearMul(x, t)              ->
+t = Table(x, hard_sigmoid)                 y = Table(x, hard_swish)
+y = QLinearMul(x, t)              ->
 """
 
 from __future__ import annotations

@@ -1,1 +1,38 @@
-"""Celosia: compile int8 ONNX models for a tensor accelerator described in Python, and run them on its RTL."""
+"""Celosia: compile int8 ONNX models for a tensor accelerator described in Python, and run them on its RTL.
+
+>>> import celosia
+>>> program = celosia.compile(celosia.models.demo_model_path(), config="tiny")
+>>> [tensor.name for tensor in program.outputs]
+['logits']
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from celosia import models
+    from celosia.compiler.compile import compile
+    from celosia.compiler.program import Program
+    from celosia.driver.runtime import Result, Runtime
+    from celosia.hw.config import Config
+
+__all__ = ["Config", "Program", "Result", "Runtime", "compile", "models"]
+
+_PLACES = {
+    "Config": "celosia.hw.config",
+    "Program": "celosia.compiler.program",
+    "Result": "celosia.driver.runtime",
+    "Runtime": "celosia.driver.runtime",
+    "compile": "celosia.compiler.compile",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a part of the package when it is first used, so that a board never needs the compiler's libraries."""
+    if name == "models":
+        return importlib.import_module("celosia.models")
+    if name in _PLACES:
+        return getattr(importlib.import_module(_PLACES[name]), name)
+    raise AttributeError(f"module 'celosia' has no attribute {name!r}")

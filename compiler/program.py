@@ -1,0 +1,297 @@
+"""The compiled program, and its file.
+
+A file is a zip archive: `manifest.json`, which holds everything but bulk data and the SHA-256 of every other entry;
+`image.bin`, the constant part of the accelerator's DRAM; `constants/N.npy`; `kernels/N.bin`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import tempfile
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.cpu import Kernel
+from celosia.hw.config import Config, ConfigError
+
+FORMAT = "celosia-program"
+VERSION = 1
+
+
+class ProgramError(ValueError):
+    """A file that is not an undamaged Program; the message names the part."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class FormInfo:
+    """How the host arranges a tensor for the accelerator; see compiler.graph.select.Form."""
+
+    dims: tuple[int, int, int, int]
+    fold: str = ""
+    kernel: tuple[int, int] = (1, 1)
+    strides: tuple[int, int] = (1, 1)
+    dilations: tuple[int, int] = (1, 1)
+    pads: tuple[int, int, int, int] = (0, 0, 0, 0)
+    pad: int = 0
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Put tensor `value` into DRAM at `address`, in a storage of `groups` channel groups."""
+
+    value: str
+    form: FormInfo
+    address: int
+    groups: int
+
+
+@dataclass(frozen=True)
+class Unpack:
+    """Take tensor `value` from the storage at `address`, `offset` channel groups into its `groups`."""
+
+    value: str
+    dims: tuple[int, int, int, int]
+    address: int
+    groups: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class CpuStep:
+    """One operator on the CPU, with its kernel's number; a view of its first input where there is none."""
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    reason: str
+    kernel: int | None = None
+    attrs: dict[str, Any] = field(default_factory=dict)
+    opset: int = 21
+
+
+@dataclass(frozen=True)
+class LayerInfo:
+    name: str
+    op: str
+    nodes: tuple[str, ...]
+    macs: int
+    bytes_loaded: int
+    bytes_stored: int
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class LaunchStep:
+    """One run of the accelerator. layer_of[i]: number in `layers` of instruction i."""
+
+    address: int
+    count: int
+    layers: tuple[LayerInfo, ...]
+    layer_of: NDArray[np.int32]
+    pack: tuple[Pack, ...]
+    unpack: tuple[Unpack, ...]
+
+
+Step = CpuStep | LaunchStep
+
+
+@dataclass
+class Program:
+    """A compiled model; `celosia.Runtime` runs it on a Device with the same Config."""
+
+    name: str
+    config: Config
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    tensors: dict[str, TensorInfo]
+    steps: list[Step]
+    constants: dict[str, NDArray[Any]]
+    kernels: list[Kernel]
+    image: NDArray[np.uint8]
+    image_address: int
+    dram_size: int
+    arena_lower_bound: int = 0
+    macs_total: int = 0
+    placements: list[dict[str, str]] = field(default_factory=list)
+    """For each operator: name, op, place ("accelerator", "cpu", "free"), reason."""
+    compile_seconds: float = 0.0
+
+    @property
+    def launches(self) -> list[LaunchStep]:
+        return [step for step in self.steps if isinstance(step, LaunchStep)]
+
+    @property
+    def macs_accelerator(self) -> int:
+        return sum(layer.macs for launch in self.launches for layer in launch.layers)
+
+    def instructions(self, launch: LaunchStep) -> list[int]:
+        """The instruction words of `launch`."""
+        from celosia.hw.isa import instruction_bytes
+
+        size = instruction_bytes(self.config)
+        start = launch.address - self.image_address
+        data = self.image[start : start + launch.count * size].tobytes()
+        return [int.from_bytes(data[i : i + size], "little") for i in range(0, len(data), size)]
+
+    # The file --------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write the Program to `path`, or nothing where that fails."""
+        path = Path(path)
+        blobs = self._blobs()
+        manifest = self._manifest() | {"sha256": {name: hashlib.sha256(data).hexdigest() for name, data in blobs.items()}}
+        text = json.dumps(manifest, indent=1).encode()
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            try:
+                with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+                    archive.writestr("manifest.json", text)
+                    archive.writestr("manifest.sha256", hashlib.sha256(text).hexdigest())
+                    for name, data in blobs.items():
+                        archive.writestr(name, data)
+                file.close()
+                os.chmod(file.name, 0o644)
+                os.replace(file.name, path)
+            except BaseException:
+                Path(file.name).unlink(missing_ok=True)
+                raise
+
+    def _blobs(self) -> dict[str, bytes]:
+        blobs = {"image.bin": self.image.tobytes()}
+        for number, array in enumerate(self.constants.values()):
+            buffer = io.BytesIO()
+            np.save(buffer, array, allow_pickle=False)
+            blobs[f"constants/{number}.npy"] = buffer.getvalue()
+        for number, kernel in enumerate(self.kernels):
+            blobs[f"kernels/{number}.bin"] = kernel.to_bytes()
+        for number, launch in enumerate(self.launches):
+            blobs[f"launches/{number}.layers"] = launch.layer_of.astype("<i4").tobytes()
+        return blobs
+
+    def _manifest(self) -> dict[str, Any]:
+        steps = []
+        for step in self.steps:
+            fields = dataclasses.asdict(step)
+            fields.pop("layer_of", None)
+            steps.append({"kind": "launch" if isinstance(step, LaunchStep) else "cpu", **fields})
+        return {
+            "format": FORMAT, "version": VERSION, "name": self.name, "config": self.config.to_dict(),
+            "config_digest": self.config.digest, "inputs": [dataclasses.asdict(t) for t in self.inputs],
+            "outputs": [dataclasses.asdict(t) for t in self.outputs],
+            "tensors": [dataclasses.asdict(t) for t in self.tensors.values()], "steps": steps,
+            "constants": list(self.constants), "kernels": len(self.kernels), "image_address": self.image_address,
+            "dram_size": self.dram_size, "arena_lower_bound": self.arena_lower_bound,
+            "macs_total": self.macs_total,
+            "placements": self.placements, "compile_seconds": self.compile_seconds,
+        }  # fmt: skip
+
+    @staticmethod
+    def load(path: str | Path) -> Program:
+        """The Program in `path`. ProgramError where it is not one, is damaged, or of another version."""
+        try:
+            with zipfile.ZipFile(path) as archive:
+                if "manifest.json" not in archive.namelist():
+                    raise ProgramError(f"{path} is not a Celosia Program: it has no manifest")
+                return _read(Path(path), archive)
+        except FileNotFoundError:
+            raise ProgramError(f"there is no Program at {path}") from None
+        except IsADirectoryError:
+            raise ProgramError(f"{path} is a folder; give a Program file") from None
+        except (zipfile.BadZipFile, NotImplementedError, EOFError, OSError) as error:
+            raise ProgramError(f"{path} is not a Celosia Program, or a damaged one: {error}") from None
+
+    @staticmethod
+    def is_program(path: str | Path) -> bool:
+        """Whether `path` looks like a Program rather than an ONNX file."""
+        return zipfile.is_zipfile(path)
+
+
+MAX_PART_BYTES = 1 << 32
+"""No part of a Program may unpack to more than this."""
+
+
+def _part(path: Path, archive: zipfile.ZipFile, name: str) -> bytes:
+    try:
+        if archive.getinfo(name).file_size > MAX_PART_BYTES:
+            raise ProgramError(f"{path}: part {name} is larger than {MAX_PART_BYTES} bytes")
+        return archive.read(name)
+    except KeyError:
+        raise ProgramError(f"{path} is damaged: part {name} is missing") from None
+    except ProgramError:
+        raise
+    except Exception as error:  # zlib.error, RuntimeError for encryption, BadZipFile
+        raise ProgramError(f"{path} is damaged: part {name}: {error}") from None
+
+
+def _read(path: Path, archive: zipfile.ZipFile) -> Program:
+    text = _part(path, archive, "manifest.json")
+    if hashlib.sha256(text).hexdigest().encode() != _part(path, archive, "manifest.sha256"):
+        raise ProgramError(f"{path} is damaged: the checksum of its manifest differs")
+    try:
+        manifest = json.loads(text)
+        if manifest.get("format") != FORMAT:
+            raise ProgramError(f"{path} is not a Celosia Program")
+        if manifest.get("version") != VERSION:
+            raise ProgramError(f"{path} has format version {manifest.get('version')}; this Celosia reads {VERSION}")
+        blobs = {}
+        for name, digest in manifest["sha256"].items():
+            blobs[name] = _part(path, archive, name)
+            if hashlib.sha256(blobs[name]).hexdigest() != digest:
+                raise ProgramError(f"{path} is damaged: the checksum of part {name} differs")
+        return _assemble(manifest, blobs)
+    except (KeyError, TypeError, ValueError, ConfigError, AttributeError) as error:
+        if isinstance(error, ProgramError):
+            raise
+        raise ProgramError(f"{path} is damaged: {type(error).__name__} {error}") from None
+
+
+def _info(fields: dict[str, Any]) -> TensorInfo:
+    return TensorInfo(fields["name"], fields["dtype"], tuple(fields["shape"]))
+
+
+def _form(fields: dict[str, Any]) -> FormInfo:
+    return FormInfo(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
+
+
+def _assemble(manifest: dict[str, Any], blobs: dict[str, bytes]) -> Program:
+    steps: list[Step] = []
+    launches = 0
+    for fields in manifest["steps"]:
+        kind = fields.pop("kind")
+        if kind == "cpu":
+            fields["inputs"], fields["outputs"] = tuple(fields["inputs"]), tuple(fields["outputs"])
+            steps.append(CpuStep(**fields))
+            continue
+        layers = tuple(LayerInfo(**{**layer, "nodes": tuple(layer["nodes"])}) for layer in fields["layers"])
+        pack = tuple(Pack(p["value"], _form(p["form"]), p["address"], p["groups"]) for p in fields["pack"])
+        unpack = tuple(Unpack(**{**u, "dims": tuple(u["dims"])}) for u in fields["unpack"])
+        layer_of = np.frombuffer(blobs[f"launches/{launches}.layers"], "<i4").astype(np.int32)
+        steps.append(LaunchStep(fields["address"], fields["count"], layers, layer_of, pack, unpack))
+        launches += 1
+    constants = {
+        name: np.load(io.BytesIO(blobs[f"constants/{number}.npy"]), allow_pickle=False)
+        for number, name in enumerate(manifest["constants"])
+    }
+    return Program(
+        manifest["name"], Config.from_dict(manifest["config"]), tuple(_info(t) for t in manifest["inputs"]),
+        tuple(_info(t) for t in manifest["outputs"]), {t["name"]: _info(t) for t in manifest["tensors"]}, steps, constants,
+        [Kernel.from_bytes(blobs[f"kernels/{number}.bin"]) for number in range(manifest["kernels"])],
+        np.frombuffer(blobs["image.bin"], np.uint8), manifest["image_address"], manifest["dram_size"],
+        manifest["arena_lower_bound"], manifest["macs_total"], manifest["placements"], manifest["compile_seconds"],
+    )  # fmt: skip

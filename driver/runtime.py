@@ -1,0 +1,219 @@
+"""Running a Program: numpy in, numpy out, and a report of where the time went."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.compile import form_of
+from celosia.compiler.program import CpuStep, LaunchStep, Pack, Program, Unpack
+from celosia.compiler.tensorize.pack import activation, unpack_activation
+from celosia.sim.device import Counters, Device, DeviceError
+
+Array = NDArray[Any]
+CYCLES_PER_INSTRUCTION = 200_000
+"""The bound on a launch's cycles, for each instruction: far above what any instruction takes."""
+
+
+class InputError(ValueError):
+    """An input that the Program does not take; the message names it and says what is expected."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """outputs: arrays by name. report: cycles, layers, seconds, ...; `Runtime.run` describes it."""
+
+    outputs: dict[str, Array]
+    report: dict[str, Any]
+
+
+def open_device(name: str, program: Program, **options: Any) -> Device:
+    """The device called "functional" or "rtl", for the Config of `program`. ValueError for another name."""
+    if name == "functional":
+        from celosia.sim.fsim import FunctionalDevice
+
+        return FunctionalDevice(program.config)
+    if name == "rtl":
+        from celosia.sim.rtlsim import RtlDevice
+
+        return RtlDevice(program.config, **options)
+    raise ValueError(f"there is no device {name!r}; take functional or rtl")
+
+
+class Runtime:
+    """Runs `program` on `device`: "functional", "rtl", or any Device of the same Config.
+
+    A device by name is opened when the first launch needs it; a program without launches never opens one.
+    """
+
+    def __init__(self, program: Program, device: str | Device = "functional", **options: Any) -> None:
+        self.program = program
+        self._device: Device | None = None
+        self._name, self._options = "", options
+        self.build_seconds = 0.0
+        if isinstance(device, str):
+            if device not in ("functional", "rtl"):
+                raise ValueError(f"there is no device {device!r}; take functional or rtl")
+            self._name = device
+        else:
+            self._attach(device)
+
+    def _attach(self, device: Device) -> None:
+        if device.config.digest != self.program.config.digest:
+            raise DeviceError(
+                f"the program was compiled for Config {self.program.config.name} ({self.program.config.digest[:8]}), "
+                f"the device has {device.config.name} ({device.config.digest[:8]}); compile it again with --config"
+            )
+        self._device = device
+        device.allocate(self.program.dram_size)
+        device.write(self.program.image_address, self.program.image)
+
+    def _open(self) -> Device:
+        if self._device is None:
+            started = time.perf_counter()
+            self._attach(open_device(self._name, self.program, **self._options))
+            self.build_seconds = time.perf_counter() - started
+        assert self._device is not None
+        return self._device
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._device is not None:
+            self._device.close()
+
+    def run(
+        self, inputs: Mapping[str, Array], keep: Callable[[str], bool] = lambda name: False, trace: bool = True
+    ) -> Result:
+        """Run once.
+
+        inputs: one array for each input, of its exact type and shape. keep: tensors inside the graph whose values are
+        returned as outputs, too, where the host sees them. Raises InputError and DeviceError.
+        """
+        started = time.perf_counter()
+        values: dict[str, Array] = {**self.program.constants, **self._check(inputs)}
+        counters: list[Counters] = []
+        cpu_seconds = 0.0
+        for step in self.program.steps:
+            if isinstance(step, LaunchStep):
+                counters.append(self._launch(step, values, trace))
+            else:
+                before = time.perf_counter()
+                self._cpu(step, values)
+                cpu_seconds += time.perf_counter() - before
+        outputs = {tensor.name: values[tensor.name] for tensor in self.program.outputs}
+        outputs |= {name: value for name, value in values.items() if keep(name)}
+        seconds = {"compile": self.program.compile_seconds, "build": self.build_seconds}
+        seconds |= {"run": time.perf_counter() - started, "cpu": cpu_seconds}
+        return Result(outputs, self._report(counters, seconds))
+
+    def _check(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        known = {tensor.name: tensor for tensor in self.program.inputs}
+        for name in inputs:
+            if name not in known:
+                raise InputError(f"there is no input {name!r}; the inputs are {', '.join(map(repr, known)) or 'none'}")
+        checked = {}
+        for name, tensor in known.items():
+            if name not in inputs:
+                raise InputError(f"input {name!r} is missing; it is {tensor.dtype}{list(tensor.shape)}")
+            array = np.asarray(inputs[name])
+            if array.dtype.name != tensor.dtype or array.shape != tensor.shape:
+                raise InputError(
+                    f"input {name!r} must be {tensor.dtype}{list(tensor.shape)}, not {array.dtype}{list(array.shape)}"
+                )
+            checked[name] = np.ascontiguousarray(array)
+        return checked
+
+    def _cpu(self, step: CpuStep, values: dict[str, Array]) -> None:
+        if step.kernel is None:
+            output = step.outputs[0]
+            values[output] = values[step.inputs[0]].reshape(self.program.tensors[output].shape)
+            return
+        results = self.program.kernels[step.kernel](*(values[name] for name in step.inputs if name))
+        values.update(zip(step.outputs, results))
+
+    def _launch(self, step: LaunchStep, values: dict[str, Array], trace: bool) -> Counters:
+        device = self._open()
+        for pack in step.pack:
+            device.write(pack.address, self._packed(pack, values[pack.value]))
+        counters = device.run(step.address, step.count, CYCLES_PER_INSTRUCTION * (step.count + 1), trace=trace)
+        for unpack in step.unpack:
+            values[unpack.value] = self._unpacked(device, unpack)
+        return counters
+
+    def _packed(self, pack: Pack, array: Array) -> NDArray[np.uint8]:
+        return activation(self.program.config, form_of(pack.form).arrange(_stored(array)), pack.groups)
+
+    def _unpacked(self, device: Device, unpack: Unpack) -> Array:
+        cfg, info = self.program.config, self.program.tensors[unpack.value]
+        images, _, height, width = unpack.dims
+        size = -(-images // cfg.batch) * unpack.groups * height * width * cfg.piece_bytes
+        data = device.read(unpack.address, size)
+        array = unpack_activation(cfg, data, unpack.dims, unpack.groups, unpack.offset).reshape(info.shape)
+        return array if info.dtype == "int8" else (array.view(np.uint8) ^ 0x80)
+
+    # Report ----------------------------------------------------------------------------------------------------
+
+    def _report(self, counters: list[Counters], seconds: dict[str, float]) -> dict[str, Any]:
+        program = self.program
+        timed = [c for c in counters if c.cycles is not None]
+        cycles = sum(c.cycles or 0 for c in timed) if timed else None
+        layers = []
+        for launch, count in zip(program.launches, counters):
+            spent = _layer_cycles(launch, count)
+            for layer, own in zip(launch.layers, spent):
+                layers.append({
+                    "name": layer.name, "op": layer.op, "macs": layer.macs, "cycles": own,
+                    "utilization": _ratio(layer.macs, own, program), "bytes_loaded": layer.bytes_loaded,
+                    "bytes_stored": layer.bytes_stored, "note": layer.note,
+                })  # fmt: skip
+        units: dict[str, dict[str, int | None]] = {}
+        for unit in ("load", "gemm", "vector", "store"):
+            units[unit] = {
+                what: sum(c.values[f"{unit}_{what}"] for c in timed) if timed else None
+                for what in ("busy", "wait_token", "wait_memory")
+            }
+        return {
+            "model": program.name,
+            "device": self._name or type(self._device).__name__,
+            "cycles": cycles,
+            "memory_model": self._device.memory_model if self._device is not None and timed else None,
+            "config": program.config.to_dict(),
+            "macs_total": program.macs_total,
+            "macs_accelerator": program.macs_accelerator,
+            "utilization": _ratio(program.macs_accelerator, cycles, program),
+            "launches": len(counters),
+            "cpu_nodes": [
+                {"name": step.name, "op": step.op, "reason": step.reason}
+                for step in program.steps if isinstance(step, CpuStep)
+            ],
+            "layers": layers,
+            "units": units,
+            "seconds": seconds,
+        }  # fmt: skip
+
+
+def _stored(array: Array) -> NDArray[np.int8]:
+    """Bytes as the accelerator stores them: uint8 with its top bit flipped."""
+    return (array ^ 0x80).view(np.int8) if array.dtype == np.uint8 else array
+
+
+def _ratio(macs: int, cycles: int | None, program: Program) -> float | None:
+    return macs / cycles / program.config.macs_per_cycle if cycles else None
+
+
+def _layer_cycles(launch: LaunchStep, counters: Counters) -> list[int | None]:
+    """Cycles of each layer: from the end of the layers before it to its own end."""
+    if counters.cycles is None or not counters.events:
+        return [None] * len(launch.layers)
+    ends = np.zeros(len(launch.layers), np.int64)
+    layers = launch.layer_of[[event.index for event in counters.events]]
+    np.maximum.at(ends, layers, [event.end for event in counters.events])
+    ends = np.maximum.accumulate(ends)
+    return [int(own) for own in np.diff(ends, prepend=0)]
