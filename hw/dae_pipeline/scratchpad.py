@@ -106,7 +106,7 @@ class AccScratchpad(wiring.Component):
 
         data = [bank.read.data for bank in banks]
         gemm_bank, vector_bank, vector_new = Signal(), Signal(), Signal()
-        held = Signal(width)
+        held = Signal(width, reset_less=True)
         with m.If(self.gemm_read.en):
             m.d.sync += gemm_bank.eq(self.gemm_read.addr[-1])
         m.d.comb += self.gemm_read.data.eq(Mux(gemm_bank, data[1], data[0]))

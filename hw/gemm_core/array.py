@@ -53,7 +53,7 @@ class Array(wiring.Component):
         valid, first = Signal(self.latency - 1), Signal(self.latency - 1)
         m.d.sync += [valid.eq((valid << 1) | self.valid), first.eq((first << 1) | self.first)]
 
-        inp, wgt = Signal.like(self.inp), Signal.like(self.wgt)
+        inp, wgt = Signal(self.inp.shape(), reset_less=True), Signal(self.wgt.shape(), reset_less=True)
         with m.If(self.valid):
             m.d.sync += [inp.eq(self.inp), wgt.eq(self.wgt)]
 
@@ -64,7 +64,7 @@ class Array(wiring.Component):
                 terms: list[Value] = []
                 with m.If(valid[0]):
                     for i in range(cfg.block_in):
-                        product = Signal(signed(16), name=f"product_{b}_{o}_{i}")
+                        product = Signal(signed(16), name=f"product_{b}_{o}_{i}", reset_less=True)
                         weight = wgt.word_select(o * cfg.block_in + i, 8)
                         m.d.sync += product.eq(row[i].as_signed() * weight.as_signed())
                         terms.append(product)
@@ -73,11 +73,14 @@ class Array(wiring.Component):
                         terms = [terms[i] + terms[i + 1] for i in range(0, len(terms), 2)]
                         if len(terms) > 1:
                             terms = [terms[i] + terms[i + 1] for i in range(0, len(terms), 2)]
-                        sums = [Signal(term.shape(), name=f"sum{stage}_{b}_{o}_{i}") for i, term in enumerate(terms)]
+                        sums = [
+                            Signal(term.shape(), name=f"sum{stage}_{b}_{o}_{i}", reset_less=True)
+                            for i, term in enumerate(terms)
+                        ]
                         m.d.sync += [total.eq(term) for total, term in zip(sums, terms)]
                         terms = sums
                 lane = (o // group * cfg.batch + b) * group + o % group
-                total = Signal(signed(32), name=f"total_{b}_{o}")
+                total = Signal(signed(32), name=f"total_{b}_{o}", reset_less=True)
                 m.d.comb += self.total.word_select(lane, 32).eq(total)
                 with m.If(valid[-1]):
                     m.d.sync += total.eq(Mux(first[-1], 0, total) + terms[0])

@@ -102,7 +102,7 @@ class Gemm(wiring.Component):
 
         # The cycle before the sum is there: read the accumulator. Then: add and write.
         ahead, now = pipe[-2], pipe[-1]
-        written, forward = Signal.like(self.acc_write.data), Signal()
+        written, forward = Signal(self.acc_write.data.shape(), reset_less=True), Signal()
         m.d.comb += [
             self.acc_read.en.eq(ahead.valid & ahead.last & ahead.accumulate),
             self.acc_read.addr.eq(ahead.acc),

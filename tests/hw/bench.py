@@ -409,7 +409,7 @@ async def memory(
         ]
         for port, value in zip(writers, ready[len(readers) :], strict=True):
             if value and port["en"].value:
-                index, mask = int(port["addr"].value), _spread(int(port["mask"].value), grain)
+                index, mask = int(port["addr"].value), spread(int(port["mask"].value), grain)
                 words[index] = words[index] & ~mask | int(port["data"].value) & mask
         await rise(dut)
         for port, word in zip(readers, found, strict=True):
@@ -418,7 +418,7 @@ async def memory(
 
 
 @lru_cache(maxsize=1024)
-def _spread(mask: int, grain: int) -> int:
+def spread(mask: int, grain: int) -> int:
     """Each bit of `mask` repeated `grain` times."""
     lane = (1 << grain) - 1
     return sum(lane << (i * grain) for i in range(mask.bit_length()) if mask >> i & 1)

@@ -1,0 +1,117 @@
+"""Scratchpads against a list of words."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import bench
+import cocotb
+import pytest
+
+from celosia.hw.config import Config
+from celosia.hw.dae_pipeline.scratchpad import AccScratchpad, Scratchpad
+from celosia.hw.layout import widths
+
+pytestmark = pytest.mark.rtl
+
+CONFIGS = {
+    "4x4": Config(block_in=4, block_out=4, acc_depth=16),
+    "batch 2, 4 to 8": Config(batch=2, block_in=4, block_out=8, acc_depth=32),
+}
+
+
+@pytest.mark.parametrize(("depth", "width", "grain"), [(16, 64, 8), (8, 128, 128), (4, 256, 64), (32, 32, 32)])
+def test_scratchpad(depth: int, width: int, grain: int) -> None:
+    params = {"depth": depth, "width": width, "grain": grain}
+    bench.run(partial(Scratchpad, depth, width, grain), __file__, params=params, only="one_writer_one_reader")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_accumulators(name: str) -> None:
+    bench.run(partial(AccScratchpad, CONFIGS[name]), __file__, cfg=CONFIGS[name], only="three_writers_two_readers")
+
+
+def put(dut, port, en, **values):
+    getattr(dut, f"{port}__en").value = en
+    for name, value in values.items():
+        getattr(dut, f"{port}__{name}").value = value
+
+
+def get(dut, port, name):
+    return int(getattr(dut, f"{port}__{name}").value)
+
+
+def random_write(depth, width, grain):
+    mask = random.choice([0, (1 << width // grain) - 1, random.getrandbits(width // grain)])
+    return {"addr": random.randrange(depth), "mask": mask, "data": random.getrandbits(width)}
+
+
+def written(words, write, grain):
+    old, mask = words[write["addr"]], bench.spread(write["mask"], grain)
+    words[write["addr"]] = old & ~mask | write["data"] & mask
+
+
+@cocotb.test()
+async def one_writer_one_reader(dut):
+    depth, width, grain = (bench.params()[key] for key in ("depth", "width", "grain"))
+    await bench.start(dut)
+    words, shown = [0] * depth, None
+    for index in range(2 * depth + 1000):
+        fill = {"addr": index % depth, "mask": (1 << width // grain) - 1, "data": random.getrandbits(width)}
+        write = fill if index < depth else random_write(depth, width, grain)
+        writes, reads = index < depth or random.random() < 0.7, index >= depth and random.random() < 0.6
+        addr = random.choice([write["addr"], random.randrange(depth)])
+        put(dut, "write", writes, **write)
+        put(dut, "read", reads, addr=addr)
+        await bench.fall(dut)
+        assert get(dut, "write", "ready") == get(dut, "read", "ready") == 1
+        assert shown is None or get(dut, "read", "data") == shown
+        if reads:
+            shown = words[addr]  # as it was before this cycle's write
+        if writes:
+            written(words, write, grain)
+        await bench.rise(dut)
+
+
+@cocotb.test()
+async def three_writers_two_readers(dut):
+    cfg = bench.config()
+    width, depth = widths(cfg)["acc"], cfg.acc_depth
+    readers, writers = ["gemm_read", "vector_read"], ["gemm_write", "vector_write", "load_write"]
+    await bench.start(dut)
+    words = [0] * depth
+    for addr in range(depth):
+        words[addr] = random.getrandbits(width)
+        put(dut, "gemm_write", 1, addr=addr, mask=(1 << cfg.lanes) - 1, data=words[addr])
+        await bench.rise(dut)
+    shown: dict[str, int] = {}
+    refused = dict.fromkeys(readers + writers, 0)
+    for _ in range(2000):
+        read = {port: random.randrange(depth) for port in readers if random.random() < 0.6}
+        write = {port: random_write(depth, width, 32) for port in writers if random.random() < 0.6}
+        for port in readers:
+            put(dut, port, port in read, addr=read.get(port, random.randrange(depth)))
+        for port in writers:
+            put(dut, port, port in write, **write.get(port, random_write(depth, width, 32)))
+        await bench.fall(dut)
+        for port, data in shown.items():
+            assert get(dut, port, "data") == data, port
+        shown.pop("gemm_read", None)
+        for wants in (read, {port: fields["addr"] for port, fields in write.items()}):
+            banks = set()
+            for port, addr in wants.items():  # in the order of their rank
+                bank = addr >= depth // 2
+                ready = get(dut, port, "ready")
+                assert ready == (bank not in banks), port
+                refused[port] += not ready
+                banks.add(bank)
+        for port, addr in read.items():
+            if get(dut, port, "ready"):
+                shown[port] = words[addr]
+        for port, fields in write.items():
+            if get(dut, port, "ready"):
+                written(words, fields, 32)
+        await bench.rise(dut)
+    assert refused["gemm_read"] == refused["gemm_write"] == 0
+    assert all(refused[port] for port in ("vector_read", "vector_write", "load_write"))
