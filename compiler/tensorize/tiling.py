@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 from celosia.compiler.tensorize.layer import Untileable, Window
 from celosia.hw.config import Config
+from celosia.hw.isa import instruction_bytes
 
-INSTRUCTION_CYCLES = 8
+GEMM_CYCLES = 4
 """Cycles that a gemm instruction costs beside its steps."""
+INSTRUCTIONS_PER_TILE = 6
 LATENCY = 120
 """Cycles from the request of a load to the first step that uses it, through the tokens, and likewise for a store."""
 EXTENT_MAX = (1 << 12) - 1
@@ -123,8 +125,9 @@ def estimate(cfg: Config, p: Problem, t: Tiling) -> float:
     inp_beats = max(cfg.inp_pieces, cfg.inp_bytes // cfg.bus_bytes)
     wgt_beats = max(1, cfg.wgt_bytes // cfg.bus_bytes)
     load = inp_loads * inp_beats + wgt_loads * wgt_beats + (out * entry_beats if p.residual else 0)
-    instructions = n_tiles * spatial * k_tiles
-    load *= 1.03  # refresh and row ends
+    tiles = n_tiles * spatial * k_tiles
+    fetched = tiles * INSTRUCTIONS_PER_TILE * max(1, instruction_bytes(cfg) // cfg.bus_bytes)
+    load = load * 1.03 + fetched  # refresh and row ends; instructions come through the same port
     store = out * entry_beats
     # Tiles that take more than half a ring cannot be loaded while the tile before is still used.
     exposed = 0.0
@@ -135,7 +138,7 @@ def estimate(cfg: Config, p: Problem, t: Tiling) -> float:
     chunk = t.n * t.y * t.x
     first = tile_inp * inp_beats + LATENCY
     drain = chunk * (1 + entry_beats) + LATENCY
-    busy = max(gemm + instructions * INSTRUCTION_CYCLES, load, store)
+    busy = max(gemm + tiles * GEMM_CYCLES, load, store)
     return busy + exposed + first + drain
 
 
