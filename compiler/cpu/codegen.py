@@ -67,7 +67,7 @@ def render(function: Function) -> tuple[str, int]:
 
 def _fits(low: float, high: float, dtype: str) -> bool:
     """Whether all of [low, high] can be converted to `dtype`, by way of int32."""
-    return dtype in ("int8", "uint8", "int16", "uint16", "int32") and -(2**31) <= low and high < 2**31
+    return dtype in ("int8", "uint8", "int16", "uint16", "int32") and low >= -(2**31) and high < 2**31
 
 
 class _Writer:
@@ -235,9 +235,20 @@ class _Writer:
     def _update(self, kind: str, tensor: Tensor, index: tuple[Expr, ...], value: Expr, env: dict[Var, V]) -> None:
         memo: dict[Any, V] = {}
         step = self._lanes(tensor, index)
-        if self.vector is not None and step != 1:
-            raise ValueError(f"{tensor.name}: lanes of {self.vector[0].name} update the same or scattered elements")
+        if self.vector is not None and step not in (0, 1):
+            raise ValueError(f"{tensor.name}: lanes of {self.vector[0].name} update scattered elements")
         new = self.expr(value, env, memo)
+        if self.vector is not None and step == 0:
+            new = functions.horizontal(self.b, Reduce.COMBINE[kind], tensor.dtype, splat(self.b, new, self.vector[1]))
+            saved, self.vector = self.vector, None
+            self._combine(kind, tensor, index, new, env | {saved[0]: I64(0)}, {})
+            self.vector = saved
+            return
+        self._combine(kind, tensor, index, new, env, memo)
+
+    def _combine(
+        self, kind: str, tensor: Tensor, index: tuple[Expr, ...], new: V, env: dict[Var, V], memo: dict[Any, V]
+    ) -> None:
         old = self._load(tensor, index, env, memo)
         if is_vector(old):
             new = splat(self.b, new, old.type.count)

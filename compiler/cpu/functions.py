@@ -97,6 +97,23 @@ def library(b: Any, name: str, dtype: str, *args: V) -> V:
     return b.call(fn, args)
 
 
+def horizontal(b: Any, op: str, dtype: str, vector: V) -> V:
+    """All lanes combined with `op`: add, mul, min or max; in any order."""
+    element = vector.type.element
+    name = f"llvm.vector.reduce.{op}"
+    if dtype.startswith("float"):
+        name = f"llvm.vector.reduce.f{op}" + ("imum" if op in ("min", "max") else "")
+    elif op in ("min", "max"):
+        name = f"llvm.vector.reduce.{'s' if dtype.startswith('int') else 'u'}{op}"
+    full = f"{name}.{_suffix(vector.type)}"
+    starts = dtype.startswith("float") and op in ("add", "mul")
+    types = [element, vector.type] if starts else [vector.type]
+    fn = b.module.globals.get(full) or ir.Function(b.module, ir.FunctionType(element, types), full)
+    if not starts:
+        return b.call(fn, [vector])
+    return b.call(fn, [ir.Constant(element, -0.0 if op == "add" else 1.0), vector], fastmath=("reassoc",))
+
+
 def convert(b: Any, value: V, source: str, target: str) -> V:
     """Cast of expr.nodes.Cast: to integers towards zero, saturating, NaN to 0; from integers to nearest."""
     if source == target:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from celosia.compiler.expr import Axis, Load, Reduce, Schedule, Select, Stage, Tensor, collapse, fuse_injective
+from celosia.compiler.expr import INDEX, Axis, Load, Reduce, Schedule, Select, Stage, Tensor, collapse, fuse_injective
 from celosia.compiler.expr.affine import coefficient, flatten, in_range, linear
 from celosia.compiler.expr.nodes import Expr, itemsize, walk
 
 VECTOR_BYTES = 64
-ROWS = 6  # rows of an output tile that share a vector operand
+ROWS = (8, 6, 4, 7, 5, 3, 2)  # rows of an output tile that share a vector operand, best first
 
 
 def schedule(outputs: Sequence[Tensor]) -> Schedule:
@@ -22,42 +22,77 @@ def schedule(outputs: Sequence[Tensor]) -> Schedule:
 
 
 def arrange(stage: Stage) -> None:
-    """Accumulate a tile of vectors in registers where the innermost axis is read in steps of 0 or 1.
+    """Compute vectors along the innermost axis where it is read in steps of 0 or 1, in registers for reductions.
 
-    Other reductions, and element-wise loops, stay as they are: LLVM vectorises those itself.
+    Reductions along contiguous elements are accumulated in lanes. What fits neither is left to LLVM.
     """
     tensor = stage.tensor
     assert tensor.body is not None
     reduces = [node for node in walk(tensor.body) if isinstance(node, Reduce)]
+    if len(reduces) > 1 or _guarded(tensor.body):
+        return
     data = [axis for axis in stage.order if not axis.reduce]
-    if len(reduces) != 1 or not data or data[-1].extent < 4:
+    reads = [node for node in walk(tensor.body) if isinstance(node, Load)]
+    if not reduces:
+        _elementwise(stage, data, reads)
+    elif not _tiled(stage, reduces[0], data, reads):
+        _lanes(stage, reduces[0], reads)
+
+
+def _elementwise(stage: Stage, data: list[Axis], reads: list[Load]) -> None:
+    if not data or data[-1].extent < 4 or any(_step(read, data[-1]) not in (0, 1) for read in reads):
         return
-    reads = [node for node in walk(reduces[0].value) if isinstance(node, Load)]
+    lanes = VECTOR_BYTES // max(itemsize(node.dtype) for node in (stage.tensor, *walk(stage.tensor.body)) if not _index(node))
+    _, inner = stage.split(data[-1], min(lanes, data[-1].extent))
+    stage.vectorize(inner)
+
+
+def _index(node: Tensor | Expr) -> bool:
+    """Whether a node is a position, which takes no vector of its own."""
+    return not isinstance(node, Tensor) and node.dtype == INDEX
+
+
+def _lanes(stage: Stage, reduce: Reduce, reads: list[Load]) -> None:
+    axis = stage.order[-1]
+    if not axis.reduce or reduce.kind == "ordered_sum" or axis.extent < 4:
+        return
+    inside = [node for node in walk(reduce.value) if isinstance(node, Load)]
+    if any(_step(read, axis) not in (0, 1) for read in inside):
+        return
+    lanes = VECTOR_BYTES // itemsize(reduce.dtype)
+    stage.accumulate_lanes(axis, tuple(w for w in (4 * lanes, lanes, 4) if w <= axis.extent))
+
+
+def _tiled(stage: Stage, reduce: Reduce, data: list[Axis], reads: list[Load]) -> bool:
+    if not data or data[-1].extent < 4:
+        return False
     column = data[-1]
-    steps = [_step(read, column) for read in reads]
-    if any(step not in (0, 1, 2) for step in steps) or not any(steps) or _guarded(tensor.body):
-        return
-    if any(_step(node, column) is None for node in walk(tensor.body) if isinstance(node, Load)):
-        return
-    lanes = VECTOR_BYTES // itemsize(reduces[0].dtype)
-    row = _shared(reads, [s for s in steps if s is not None], data[:-1])
+    inside = [node for node in walk(reduce.value) if isinstance(node, Load)]
+    steps = [_step(read, column) for read in inside]
+    if any(step not in (0, 1, 2) for step in steps) or not any(steps):
+        return False
+    if any(_step(read, column) is None for read in reads):
+        return False
+    lanes = VECTOR_BYTES // itemsize(reduce.dtype)
+    row = _shared(inside, [s for s in steps if s is not None], data[:-1])
     wide = column.extent >= 2 * lanes and all(step != 2 for step in steps)
     width = min(column.extent, (2 if wide else 1) * lanes)
     outer, inner = stage.split(column, width)
     around = [axis for axis in data[:-1] if axis is not row]
     tile: list[Axis] = []
     if row is not None:
-        rows = next((r for r in (ROWS, 4, 8, 3, 2) if row.extent % r == 0), min(ROWS, row.extent))
+        rows = next((r for r in ROWS if row.extent % r == 0), min(ROWS[0], row.extent))
         row_outer, row_inner = stage.split(row, rows)
         around.append(row_outer)
         stage.unroll(row_inner)
         tile.append(row_inner)
     steps_in = [axis for axis in stage.order if axis.reduce]
     stage.reorder(*around, outer, *steps_in, *tile, inner)
-    if prod(axis.extent for axis in steps_in) * len(reads) * max(1, *(a.extent for a in tile), 1) <= 64:
+    if prod(axis.extent for axis in steps_in) * len(inside) * prod(axis.extent for axis in tile) <= 64:
         for axis in steps_in:
             stage.unroll(axis)
     stage.vectorize(inner)
+    return True
 
 
 def _step(read: Load, axis: Axis) -> int | None:

@@ -128,7 +128,7 @@ def interval(expr: Expr) -> tuple[int, int] | None:
                 case "floordiv" if y[0] == y[1] > 0:
                     return x[0] // y[0], x[1] // y[0]
                 case "mod" if y[0] == y[1] > 0:
-                    return (x[0], x[1]) if 0 <= x[0] and x[1] < y[0] else (0, y[0] - 1)
+                    return (x[0], x[1]) if x[0] >= 0 and x[1] < y[0] else (0, y[0] - 1)
         case Binary(op="mod", b=Const(value)) if value > 0:
             return 0, int(value) - 1
     return None
@@ -137,4 +137,4 @@ def interval(expr: Expr) -> tuple[int, int] | None:
 def in_range(load: Load) -> bool:
     """Whether `load` is certainly inside its tensor."""
     found = interval(offset(load))
-    return found is not None and 0 <= found[0] and found[1] < load.tensor.size
+    return found is not None and found[0] >= 0 and found[1] < load.tensor.size

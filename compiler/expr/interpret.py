@@ -146,6 +146,6 @@ def _cast(value: Any, source: str, dtype: str) -> Any:
         info = np.iinfo(dtype)
         if math.isnan(value):
             return np.dtype(dtype).type(0)
-        exact = math.trunc(value) if math.isfinite(value) else (info.max if value > 0 else info.min)
+        exact = math.trunc(float(value)) if math.isfinite(value) else (info.max if value > 0 else info.min)
         return np.dtype(dtype).type(max(info.min, min(info.max, exact)))
     return np.array(value).astype(numpy_dtype(dtype))[()]

@@ -123,7 +123,10 @@ def _nest(stage: Stage, body: Expr) -> Stmt:
         for guard in own:
             update = If(guard, update)
         parts.append(loops(tile, Store(acc, where, start_value(reduce.kind, reduce.dtype))))
-        parts.append(loops([axis for axis in inner if not axis.reduce or axis in roots], update))
+        if own_lanes := [axis for axis in stage.lanes if axis in roots]:
+            parts.append(_in_lanes(stage, own_lanes[0], [a for a in inner if a in roots], acc, reduce.kind, value, locals_))
+        else:
+            parts.append(loops([axis for axis in inner if not axis.reduce or axis in roots], update))
         accumulators[id(reduce)] = Load(acc, where)
     final = _replace(body, accumulators)
     parts.append(loops(tile, Store(tensor, index, final)))
@@ -131,6 +134,34 @@ def _nest(stage: Stage, body: Expr) -> Stmt:
     for acc in reversed(locals_):
         code = Alloc(acc, code, "local")
     return loops(outer, code)
+
+
+def _in_lanes(
+    stage: Stage, axis: Axis, axes: list[Axis], acc: Tensor, kind: str, value: Expr, locals_: list[Tensor]
+) -> Stmt:
+    """Update `acc` with `value` over `axes`, the last of which, `axis`, in vectors; see Stage.accumulate_lanes."""
+    parts: list[Stmt] = []
+    done = 0
+    for width in (*stage.lanes[axis], 1):
+        count = (axis.extent - done) // width
+        if count == 0:
+            continue
+        step, lane = Axis(f"{axis.name}.o", extent=count), Axis(f"{axis.name}.i", extent=width)
+        here = substitute(value, {axis: step * width + lane + done})
+        done += count * width
+        vector = acc if width == 1 else Tensor(f"{acc.name}.x{width}", (width,), acc.dtype)
+        at: tuple[Expr, ...] = () if width == 1 else (lane,)
+        code: Stmt = For(lane, width, Update(kind, vector, at, here), "vectorized")
+        code = For(step, count, code)
+        for a in reversed([a for a in axes if a is not axis]):
+            code = For(a, a.extent, code, stage.kinds.get(a, "serial"))
+        if width > 1:
+            locals_.append(vector)
+            start = Store(vector, at, start_value(kind, acc.dtype))
+            last = Update(kind, acc, (), Load(vector, at))
+            code = block(For(lane, width, start, "vectorized"), code, For(lane, width, last, "vectorized"))
+        parts.append(code)
+    return block(*parts)
 
 
 def _replace(body: Expr, by_id: dict[int, Expr]) -> Expr:

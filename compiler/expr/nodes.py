@@ -394,7 +394,7 @@ def walk(expr: Expr) -> Iterator[Expr]:
         if id(node) not in seen:
             seen.add(id(node))
             yield node
-            stack.extend(node.children())
+            stack.extend(reversed(node.children()))
 
 
 def rewrite(expr: Expr, change: Callable[[Expr], Expr | None]) -> Expr:

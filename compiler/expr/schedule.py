@@ -45,6 +45,7 @@ class Stage:
         self.relations: list[Split | Fuse] = []
         self.kinds: dict[Axis, str] = {}
         self.inlined = False
+        self.lanes: dict[Axis, tuple[int, ...]] = {}
         reduce_axes = [a for n in walk(tensor.body) if isinstance(n, Reduce) for a in n.axes]
         self.order: list[Axis] = [*tensor.axes, *dict.fromkeys(reduce_axes)]
 
@@ -110,6 +111,12 @@ class Stage:
         if axis.reduce or any(not a.reduce for a in self.order[self._position(axis) + 1 :]):
             raise ValueError(f"{self.tensor.name}: only the innermost data loop can be vectorized, not {axis.name}")
         self._mark(axis, "vectorized")
+
+    def accumulate_lanes(self, axis: Axis, widths: tuple[int, ...]) -> None:
+        """Sum (or so) the innermost reduction in vectors of `widths` elements, wide ones first, and these at the end."""
+        if not axis.reduce or self._position(axis) != len(self.order) - 1:
+            raise ValueError(f"{self.tensor.name}: {axis.name} is not a reduction, or not the innermost loop")
+        self.lanes[axis] = widths
 
     def compute_inline(self) -> None:
         """Compute each element where it is read, instead of storing it."""

@@ -1,0 +1,201 @@
+"""Tensor expressions, schedules, loops: their meaning is that of the interpreter."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from celosia.compiler import expr as T
+from celosia.compiler.cpu.kernel import compile_function
+from celosia.compiler.expr import loops
+from celosia.compiler.expr.affine import interval, linear, unravel
+
+RNG = np.random.default_rng(0)
+
+
+def floats(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def matmul(m: int, n: int, k: int) -> tuple[T.Tensor, T.Tensor, T.Tensor]:
+    a, b = T.placeholder((m, k), "float32", "a"), T.placeholder((k, n), "float32", "b")
+    r = T.reduce_axis(k, "k")
+    return a, b, T.compute((m, n), lambda i, j: T.sum(a[i, r] * b[r, j], r) + 1.0, "c")
+
+
+def both(function: T.Function, *inputs: np.ndarray) -> list[np.ndarray]:
+    """The interpreter's outputs, after comparing LLVM's with them."""
+    expected = T.interpret(function, *inputs)
+    for got, want in zip(compile_function(function)(*inputs), expected, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    return expected
+
+
+def test_expressions_fold_and_check_types() -> None:
+    x = T.Var("x")
+    assert str(x * 1 + 0) == "x"
+    assert str((x + 2) * 3) == "((x + 2) * 3)"
+    with pytest.raises(TypeError, match="add of int64 and float32"):
+        x + T.wrap(1.0, "float32")
+    with pytest.raises(TypeError, match="not a truth value"):
+        bool(x < 3)
+    with pytest.raises(ValueError, match="a has 2 dimensions, indexed with 1"):
+        T.placeholder((2, 3), "int8", "a")[x]
+    with pytest.raises(ValueError, match="not a reduce_axis"):
+        T.sum(x, T.Axis("i", extent=3))
+
+
+def test_linear_forms_and_intervals() -> None:
+    i, j = T.Axis("i", extent=4), T.Axis("j", extent=8)
+    assert linear((i * 8 + j) * 2 - i * 16) == {j: 2}
+    assert interval(T.clip(i * 8 + j - 3, 0, 20)) == (0, 20)
+    assert interval(i * 8 + j - 3) == (-3, 28)
+    assert [str(k) for k in unravel((2, 3, 4), i)] == ["(i // 12)", "((i // 4) % 3)", "(i % 4)"]
+
+
+def test_lowered_loops_read_well() -> None:
+    _, _, c = matmul(4, 6, 8)
+    assert str(T.lower(c)) == """\
+c(a: float32[4, 8], b: float32[8, 6]) -> (c: float32[4, 6]):
+  for i0 in 4:
+    for i1 in 6:
+      local c.acc: float32[]
+      c.acc[] = 0.0
+      for k in 8:
+        c.acc[] sum= (a[i0, k] * b[k, i1])
+      c[i0, i1] = (c.acc[] + 1.0)"""
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.integers(1, 7), st.integers(1, 9), st.integers(1, 8), st.integers(1, 5), st.integers(1, 5), st.integers(1, 4),
+    st.booleans(), st.permutations(range(5)),
+)  # fmt: skip
+def test_any_schedule_computes_the_same(
+    m: int, n: int, k: int, fm: int, fn: int, fk: int, fuse: bool, order: list[int]
+) -> None:
+    a, b, c = matmul(m, n, k)
+    s = T.create_schedule(c)
+    i, j = c.axes
+    r = s[c].order[-1]
+    if fuse:
+        f = s[c].fuse(i, j)
+        s[c].split(f, fm)
+        s[c].split(r, fk)
+    else:
+        io, ii = s[c].split(i, fm)
+        jo, ji = s[c].split(j, fn)
+        ro, ri = s[c].split(r, fk)
+        loops_ = [io, ii, jo, ro, ri]
+        s[c].reorder(*(loops_[p] for p in order), ji)
+        s[c].unroll(ii)
+        s[c].vectorize(ji)
+    x, y = floats(m, k), floats(k, n)
+    (result,) = both(T.lower(s, [a, b]), x, y)
+    np.testing.assert_allclose(result, x @ y + 1, rtol=1e-5, atol=1e-5)
+
+
+def test_illegal_schedules_say_why() -> None:
+    _, _, c = matmul(4, 6, 8)
+    stage = T.create_schedule(c)[c]
+    i, j = c.axes
+    r = stage.order[-1]
+    with pytest.raises(ValueError, match="reduction k cannot be parallel"):
+        stage.parallel(r)
+    with pytest.raises(ValueError, match="only the innermost data loop"):
+        stage.vectorize(i)
+    with pytest.raises(ValueError, match="i0 does not follow i1"):
+        stage.fuse(j, i)
+    with pytest.raises(ValueError, match="a reduction cannot be inlined"):
+        stage.compute_inline()
+    stage.split(i, 2)
+    with pytest.raises(ValueError, match="i0 is not one of the loops"):
+        stage.unroll(i)
+
+
+def test_inlining_keeps_values() -> None:
+    a = T.placeholder((3, 8), "float32", "a")
+    b = T.compute((3, 8), lambda i, j: a[i, j] * 2.0, "b")
+    c = T.compute((8, 3), lambda i, j: b[j, i] + 1.0, "c")
+    d = T.compute((24,), lambda i: c.flat(i) - 3.0, "d")
+    s = T.create_schedule(d)
+    s[b].compute_inline()
+    s[c].compute_inline()
+    x = floats(3, 8)
+    function = T.lower(s)
+    assert "workspace" not in str(function)
+    np.testing.assert_allclose(both(function, x)[0], (x * 2 + 1).T.reshape(-1) - 3, rtol=1e-6)
+
+
+def test_chains_become_one_loop_over_merged_axes() -> None:
+    a = T.placeholder((3, 4, 8), "float32", "a")
+    b = T.compute(a.shape, lambda *i: T.call("exp", a[i]), "b")
+    c = T.compute(a.shape, lambda *i: b[i] + a[i], "c")
+    text = str(T.lower(T.collapse(T.fuse_injective([c]))))
+    assert text.count("for ") == 1 and "in 96" in text and "workspace" not in text
+
+
+def test_a_reduction_does_not_compute_its_operand_again_and_again() -> None:
+    a, b = T.placeholder((4, 8), "float32", "a"), T.placeholder((8, 6), "float32", "b")
+    e = T.compute(a.shape, lambda *i: T.call("exp", a[i]), "e")
+    k = T.reduce_axis(8, "k")
+    c = T.compute((4, 6), lambda i, j: T.sum(e[i, k] * b[k, j], k), "c")
+    assert "workspace e" in str(T.lower(T.fuse_injective([c])))
+
+
+def test_guarded_loads_stay_inside() -> None:
+    a = T.placeholder((5,), "float32", "a")
+    b = T.compute((9,), lambda i: T.select((i >= 2) & (i < 7), a[i - 2], 0.0), "b")
+    x = floats(5)
+    np.testing.assert_array_equal(both(T.lower(b), x)[0], np.pad(x, 2))
+
+
+def test_the_interpreter_catches_an_index_out_of_range() -> None:
+    a = T.placeholder((5,), "float32", "a")
+    with pytest.raises(IndexError, match=r"a\[5\] accessed at \[5\]"):
+        T.interpret(T.lower(T.compute((6,), lambda i: a[i], "b")), floats(5))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64", "uint32", "uint64"])
+def test_integer_arithmetic(dtype: str) -> None:
+    info = np.iinfo(dtype)
+    values = np.array([info.min, info.min + 1, 0, 1, 2, 3, 7, info.max - 1, info.max], dtype)
+    x, y = np.meshgrid(values, np.append(values, np.array(info.max // 3 * 2, dtype)))
+    a, b = T.placeholder(x.shape, dtype, "a"), T.placeholder(x.shape, dtype, "b")
+    ops = ("add", "sub", "mul", "div", "floordiv", "mod", "min", "max", "and", "or", "xor", "lt", "le", "eq", "ne")
+    outputs = [T.compute(x.shape, lambda *i, o=o: T.binary(o, a[i], b[i]), o) for o in ops]
+    function = T.lower(outputs, [a, b])
+    with np.errstate(all="ignore"):
+        expected = T.interpret(function, x, y)
+    for op, got, want in zip(ops, compile_function(function)(x, y), expected, strict=True):
+        np.testing.assert_array_equal(got, want, err_msg=op)
+
+
+def test_statements() -> None:
+    a = T.placeholder((4,), "int32", "a")
+    out = T.Tensor("out", (4,), "int32")
+    i, v = T.Axis("i", extent=4), T.Var("v", "int32")
+    body = loops.For(i, 4, loops.Let(v, a[i] * 2, loops.If(
+        i < 2, loops.Store(out, (i,), v), loops.Store(out, (i,), v + 1))))  # fmt: skip
+    function = T.Function("f", (a,), (out,), body)
+    assert str(function) == """\
+f(a: int32[4]) -> (out: int32[4]):
+  for i in 4:
+    v = (a[i] * int32(2))
+    if (i < 2):
+      out[i] = v
+    else:
+      out[i] = (v + int32(1))"""
+    assert both(function, np.arange(4, dtype=np.int32))[0].tolist() == [0, 2, 5, 7]
+
+
+def test_the_cpu_refuses_what_it_cannot_run() -> None:
+    i = T.Axis("i", extent=4)
+    out = T.Tensor("out", (4,), "int64")
+    store = loops.Store(out, (i,), i)
+    with pytest.raises(ValueError, match="vthread"):
+        compile_function(T.Function("f", (), (out,), loops.For(i, 4, store, "vthread")))
+    with pytest.raises(ValueError, match="Intrinsic gemm"):
+        compile_function(T.Function("f", (), (out,), loops.Intrinsic("gemm", (out,))))
