@@ -7,7 +7,7 @@ whole words of the bus: the first and the last beat of a row also hold bytes fro
 
 from __future__ import annotations
 
-from amaranth import Cat, Module, Mux, Signal
+from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -63,7 +63,7 @@ class Splitter(wiring.Component):
         word = Signal(OFFSET_BITS - word_bits)  # number of the next beat's bus word
         left = Signal(OFFSET_BITS - word_bits)  # beats of the row after the next one
 
-        def up_to_burst(count):  # type: ignore[no-untyped-def]
+        def up_to_burst(count: Value) -> Value:
             return Mux(count[burst_bits:].any(), MAX_BURST - 1, count[:burst_bits])
 
         left_len, page_len, length = Signal(burst_bits), Signal(burst_bits), Signal(burst_bits)

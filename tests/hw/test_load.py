@@ -153,7 +153,7 @@ class Machine:
             await bench.fall(self.dut)
             for en, addr, mask, data, ready, words in ports:
                 if en.value and ready.value:
-                    bits = bench._spread(int(mask.value), len(data) // len(mask))
+                    bits = bench.spread(int(mask.value), len(data) // len(mask))
                     words[int(addr.value)] = words[int(addr.value)] & ~bits | int(data.value) & bits
             await bench.rise(self.dut)
 
@@ -340,6 +340,7 @@ async def rate(dut: Any) -> None:
     cases = {
         "long": [wgt | {"x_size": 60, "dram_addr": 4096 - 64}],
         "rows of 14 beats": [rows | {"dram_z": 200 * piece, "dram_addr": 8 * i} for i in range(2)],
+        "short rows that touch": [rows | {"x_size": 1, "y_size": 500, "z_size": 1, "dram_y": piece}],
         "short instructions": [(row, wgt | {"x_size": 1})[i % 2] | {"dram_addr": i * 256} for i in range(60)],
         "padded rows": [
             rows | padded | {"x_size": 56, "y_size": 8, "z_size": 1, "dram_y": 56 * piece, "dram_addr": i * 16384}

@@ -69,6 +69,11 @@ def test_errors_end_quietly(name: str) -> None:
     bench.run(partial(store_of, cfg), __file__, cfg=cfg, only="errors_end_quietly")
 
 
+def test_halt_at_any_time() -> None:
+    cfg = CONFIGS["8x8"]
+    bench.run(partial(store_of, cfg), __file__, cfg=cfg, only="halts")
+
+
 def test_rate() -> None:
     cfg = CONFIGS["16x16"]
     bench.run(partial(store_of, cfg), __file__, cfg=cfg, only="rate")
@@ -252,6 +257,42 @@ async def errors_end_quietly(dut: Any) -> None:
 
 
 @cocotb.test()
+async def halts(dut: Any) -> None:
+    """Halt after a random time: open bursts are completed without writing anything, and all becomes quiet."""
+    cfg = bench.config()
+    machine = Machine(dut, cfg, 8192)
+    await machine.start(0.3, latency=10)
+    blocks = [{"x_size": 40, "y_size": 2, "z_size": 1, "dram_y": 500, "sram_x": 1, "sram_y": 20}] * 5
+    late = 0
+    for _ in range(20):
+        put = cocotb.start_soon(bench.stream_put(dut, "instr", [payload(cfg, i, b) for i, b in enumerate(blocks)]))
+        await bench.cycles(dut, random.randint(1, 150))
+        put.cancel()
+        dut.instr__valid.value = 0
+        dut.halt.value = 1
+        await bench.fall(dut)
+        offered = bool(dut.axi__wvalid.value)  # a beat that is offered already stays as it is
+        while not dut.quiet.value:
+            sent = bool(dut.axi__wvalid.value) and bool(dut.axi__wready.value)
+            if sent and not offered:
+                assert not int(dut.axi__wstrb.value)
+                late += 1
+            offered = offered and not sent
+            await bench.fall(dut)
+        assert machine.checker.written_out
+        await bench.rise(dut)
+        dut.halt.value = 0
+    assert late, "no burst was open at any halt"
+    machine.dram[:] = np.frombuffer(bytes(machine.found), np.uint8)
+    machine.done.clear()
+    machine.execute(blocks[0])
+    await bench.stream_put(dut, "instr", [payload(cfg, 0, blocks[0])])
+    await machine.finished(1)
+    machine.compare("after the halts")
+    assert not machine.errors
+
+
+@cocotb.test()
 async def rate(dut: Any) -> None:
     """Beats a cycle, with responses after 40 cycles and 8 outstanding bursts, from the first beat to the last."""
     cfg = bench.config()
@@ -262,6 +303,7 @@ async def rate(dut: Any) -> None:
     cases = {
         "long": [{"x_size": 1000, "y_size": 1, "z_size": 1, "sram_x": 1, "dram_addr": 4096 - 64}],
         "rows of 14 beats": [rows | {"dram_z": 200 * piece, "dram_addr": 8 * i} for i in range(2)],
+        "short rows that touch": [{"x_size": 1, "y_size": 500, "z_size": 1, "dram_y": piece, "sram_y": 1}],
         "short instructions": [
             {"x_size": 8, "y_size": 1, "z_size": 1, "sram_x": 1, "dram_addr": i * 256} for i in range(60)
         ],
