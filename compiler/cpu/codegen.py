@@ -1,7 +1,7 @@
 """Loop IR to LLVM IR.
 
-A kernel is `void name(inputs..., outputs..., workspace)`, all of them pointers that do not overlap. Arithmetic is exactly
-as written: no contraction, no reordering, except in Update, whose steps may be done in any order.
+A kernel is `void name(inputs..., outputs..., workspace)`, all of them pointers that do not overlap. Arithmetic is
+exactly as written: no contraction, no reordering, except in Update, whose steps may be done in any order.
 """
 
 from __future__ import annotations
@@ -270,8 +270,10 @@ class _Writer:
                 return functions.constant(dtype, value)
             case Var():
                 if self.vector is not None and e is self.vector[0]:
+                    if self.lane is not None:
+                        return I64(self.lane)
                     n = self.vector[1]
-                    return I64(self.lane) if self.lane is not None else ir.Constant(ir.VectorType(I64, n), list(range(n)))
+                    return ir.Constant(ir.VectorType(I64, n), list(range(n)))
                 return env[e]
             case Load(tensor, index):
                 return self._load(tensor, index, env, memo)
@@ -285,8 +287,7 @@ class _Writer:
             case Call(name, args, dtype):
                 values = self._same_width(*(self.expr(arg, env, memo) for arg in args))
                 if name == "bitcast":
-                    to = llvm_type(dtype)
-                    return self.b.bitcast(values[0], ir.VectorType(to, values[0].type.count) if is_vector(values[0]) else to)
+                    return self.b.bitcast(values[0], functions.widened(values[0], llvm_type(dtype)))
                 return functions.call(self.b, name, args[0].dtype, *values)
             case Cast(Call("clamp", (_, Const(low), Const(high))) as value, dtype) if _fits(low, high, dtype):
                 return functions.convert_small(self.b, self.expr(value, env, memo), dtype)

@@ -42,14 +42,11 @@ def arrange(stage: Stage) -> None:
 def _elementwise(stage: Stage, data: list[Axis], reads: list[Load]) -> None:
     if not data or data[-1].extent < 4 or any(_step(read, data[-1]) not in (0, 1) for read in reads):
         return
-    lanes = VECTOR_BYTES // max(itemsize(node.dtype) for node in (stage.tensor, *walk(stage.tensor.body)) if not _index(node))
+    assert stage.tensor.body is not None
+    values = [node.dtype for node in walk(stage.tensor.body) if node.dtype != INDEX]  # positions take no vectors
+    lanes = VECTOR_BYTES // max(itemsize(dtype) for dtype in (stage.tensor.dtype, *values))
     _, inner = stage.split(data[-1], min(lanes, data[-1].extent))
     stage.vectorize(inner)
-
-
-def _index(node: Tensor | Expr) -> bool:
-    """Whether a node is a position, which takes no vector of its own."""
-    return not isinstance(node, Tensor) and node.dtype == INDEX
 
 
 def _lanes(stage: Stage, reduce: Reduce, reads: list[Load]) -> None:

@@ -44,8 +44,8 @@ from celosia.compiler.expr.transform import collapse, fuse_injective
 
 __all__ = [
     "INDEX", "Alloc", "Axis", "Binary", "Block", "Call", "Cast", "Const", "Expr", "For", "Function", "If",
-    "Intrinsic", "Let", "Load", "Reduce", "Schedule", "Select", "Stage", "Stmt", "Store", "Tensor", "Update", "Var",
-    "binary", "call", "cast", "clip", "collapse", "compute", "create_schedule", "equal", "fuse_injective",
-    "interpret", "is_float", "lower", "max", "maximum", "min", "minimum", "ordered_sum", "placeholder", "prod", "reduce_axis",
-    "select", "sum", "wrap",
+    "Intrinsic", "Let", "Load", "Reduce", "Schedule", "Select", "Stage", "Stmt", "Store", "Tensor", "Update",
+    "Var", "binary", "call", "cast", "clip", "collapse", "compute", "create_schedule", "equal",
+    "fuse_injective", "interpret", "is_float", "lower", "max", "maximum", "min", "minimum", "ordered_sum",
+    "placeholder", "prod", "reduce_axis", "select", "sum", "wrap",
 ]  # fmt: skip

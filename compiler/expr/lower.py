@@ -124,7 +124,8 @@ def _nest(stage: Stage, body: Expr) -> Stmt:
             update = If(guard, update)
         parts.append(loops(tile, Store(acc, where, start_value(reduce.kind, reduce.dtype))))
         if own_lanes := [axis for axis in stage.lanes if axis in roots]:
-            parts.append(_in_lanes(stage, own_lanes[0], [a for a in inner if a in roots], acc, reduce.kind, value, locals_))
+            axes = [axis for axis in inner if axis in roots]
+            parts.append(_in_lanes(stage, own_lanes[0], axes, acc, reduce.kind, value, locals_))
         else:
             parts.append(loops([axis for axis in inner if not axis.reduce or axis in roots], update))
         accumulators[id(reduce)] = Load(acc, where)

@@ -295,7 +295,8 @@ def wrap(value: Value, dtype: str) -> Expr:
         return value
     if isinstance(value, np.generic):
         value = value.item()
-    return Const(float(value) if is_float(dtype) else bool(value) if dtype == "bool" else int(value), dtype)
+    number: int | float | bool = value  # type: ignore[assignment]
+    return Const(float(number) if is_float(dtype) else bool(number) if dtype == "bool" else int(number), dtype)
 
 
 def strides(shape: tuple[int, ...]) -> tuple[int, ...]:

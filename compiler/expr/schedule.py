@@ -113,7 +113,7 @@ class Stage:
         self._mark(axis, "vectorized")
 
     def accumulate_lanes(self, axis: Axis, widths: tuple[int, ...]) -> None:
-        """Sum (or so) the innermost reduction in vectors of `widths` elements, wide ones first, and these at the end."""
+        """Accumulate the innermost reduction in vectors of `widths`, wide ones first; combine their lanes."""
         if not axis.reduce or self._position(axis) != len(self.order) - 1:
             raise ValueError(f"{self.tensor.name}: {axis.name} is not a reduction, or not the innermost loop")
         self.lanes[axis] = widths

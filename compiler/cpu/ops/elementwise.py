@@ -79,24 +79,23 @@ UNARY: dict[str, Callable[[Expr, Attrs], Expr]] = {
     "Mish": lambda x, a: x * call("tanh", softplus(x)),
     "Swish": lambda x, a: x * sigmoid(x * a.get("alpha", 1.0)),
     "QuickGelu": lambda x, a: x * sigmoid(x * a.get("alpha", 1.702)),
-    **{
-        name: (lambda x, a, fn=fn: call(fn, x))
-        for name, fn in {
-            "Exp": "exp", "Log": "log", "Sqrt": "sqrt", "Tanh": "tanh", "Erf": "erf", "Floor": "floor", "Ceil": "ceil",
-            "Sin": "sin", "Cos": "cos", "Tan": "tan", "Asin": "asin", "Acos": "acos", "Atan": "atan", "Sinh": "sinh",
-            "Cosh": "cosh", "Asinh": "asinh", "Acosh": "acosh", "Atanh": "atanh",
-        }.items()  # fmt: skip
-    },
 }
+# Those that are an intrinsic function of the same name.
+DIRECT = (
+    "Exp", "Log", "Sqrt", "Tanh", "Erf", "Floor", "Ceil", "Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh",
+    "Asinh", "Acosh", "Atanh",
+)  # fmt: skip
 
 
 def _unary(node: Node) -> Tensor:
     if node.op == "Dropout" and node.has(2) and bool(node.constant(2, "training_mode")):
         raise node.fail("training mode")
+    if node.op in DIRECT:
+        return node.elementwise(lambda x: call(node.op.lower(), x), node.input(0))
     return node.elementwise(lambda x: UNARY[node.op](x, node.attrs), node.input(0))
 
 
-for _name in UNARY:
+for _name in (*UNARY, *DIRECT):
     OPS[_name] = _unary
 
 
@@ -146,13 +145,17 @@ BINARY: dict[str, Callable[[Expr, Expr, Attrs], Expr]] = {
     "PRelu": lambda x, y, a: select(x < 0, x * y, x),
     "BitShift": lambda x, y, a: shift(x, y, a["direction"]),
     "Equal": lambda x, y, a: T.equal(x, y),
-    **{name: (lambda x, y, a, o=o: T.binary(o, x, y)) for name, o in {
-        "And": "and", "Or": "or", "Xor": "xor", "BitwiseAnd": "and", "BitwiseOr": "or", "BitwiseXor": "xor",
-        "Less": "lt", "LessOrEqual": "le",
-    }.items()},
+    "And": lambda x, y, a: x & y,
+    "Or": lambda x, y, a: x | y,
+    "Xor": lambda x, y, a: x ^ y,
+    "BitwiseAnd": lambda x, y, a: x & y,
+    "BitwiseOr": lambda x, y, a: x | y,
+    "BitwiseXor": lambda x, y, a: x ^ y,
+    "Less": lambda x, y, a: x < y,
+    "LessOrEqual": lambda x, y, a: x <= y,
     "Greater": lambda x, y, a: y < x,
     "GreaterOrEqual": lambda x, y, a: y <= x,
-}  # fmt: skip
+}
 
 
 def _binary(node: Node) -> Tensor:

@@ -36,7 +36,7 @@ def reduced(
 
     def body(*index: Expr) -> Expr:
         rest = iter(index)
-        full = []
+        full: list[Expr] = []
         for d in range(len(x.shape)):
             if d in ks:
                 if keep:
@@ -195,7 +195,7 @@ def group_normalization(node: Node) -> Tensor:
     inverse = T.compute(mean.shape, lambda *i: wrap(1, x.dtype) / call("sqrt", variance[i] + eps), "inverse")
 
     def body(n: Expr, c: Expr, *s: Expr) -> Expr:
-        where = (n, c // size, *[0] * (len(s) + 1))
+        where = (n, c // size, *[wrap(0, INDEX)] * (len(s) + 1))
         which = c if scale.size == x.shape[1] else c // size
         return (x[(n, c, *s)] - mean[where]) * inverse[where] * scale[which] + bias[which]
 

@@ -1,4 +1,4 @@
-"""Quantisation and integer operators, bit-exact with onnxruntime: each repeats its float32 operations in their order."""
+"""Quantisation and integer operators, with the float32 operations of onnxruntime in their order, bit for bit."""
 
 from __future__ import annotations
 
@@ -215,7 +215,8 @@ def logistic(x: Expr) -> Expr:
             value = call("fma", value, s, wrap(c, F32))
         return value
 
-    p = poly(4.37031012579801e-11, 1.15627324459942e-07, 6.08574864600143e-05, 8.51377133304701e-03, 2.48287947061529e-01)
+    p = poly(4.37031012579801e-11, 1.15627324459942e-07, 6.08574864600143e-05, 8.51377133304701e-03,
+             2.48287947061529e-01)  # fmt: skip
     q = poly(6.10247389755681e-13, 5.76102136993427e-09, 6.29106785017040e-06, 1.70198817374094e-03,
              1.16817656904453e-01, 9.93151921023180e-01)  # fmt: skip
     return p * x / q + 0.5

@@ -46,8 +46,8 @@ def view_shape(node: Node) -> Shape:
                 raise node.fail("axes are missing")
             total = rank + len(axes)
             new = {a % total for a in axes}
-            rest = iter(x.shape)
-            return tuple(1 if d in new else next(rest) for d in range(total))
+            left = iter(x.shape)
+            return tuple(1 if d in new else next(left) for d in range(total))
     return x.shape
 
 
