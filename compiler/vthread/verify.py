@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from math import gcd, prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,7 +113,7 @@ class Pattern(NamedTuple):
     dims: Dims
     end: int
 
-    def of(self, array: NDArray[np.generic]) -> NDArray[np.generic]:
+    def of(self, array: NDArray[Any]) -> NDArray[Any]:
         """A view of the one-dimensional `array` that holds each of the places at least once, and no others."""
         if not self.dims:
             return array[self.base : self.end]
@@ -153,7 +153,8 @@ class Touch(NamedTuple):
     write: bool
 
 
-class Decoded(NamedTuple):
+@dataclass(slots=True)
+class Decoded:
     index: int
     opcode: Opcode
     unit: Unit
@@ -277,9 +278,9 @@ def _check_fields(cfg: Config, i: Decoded, dram_size: int, writable: tuple[int, 
         if i.opcode == Opcode.STORE and not writable[0] <= first <= end <= writable[1]:
             what = f"writes bytes {first} to {end - 1} of DRAM, outside {writable[0]} to {writable[1] - 1}"
             raise VerifyError(Rule.WRITABLE, i.index, f"{i.name} {what}")
-    if i.opcode == Opcode.LOAD and f["buffer"] not in (Buffer.INP, Buffer.VIN, Buffer.ACC):
-        if any(f[f"pad_{side}"] for side in ("top", "bottom", "left", "right")):
-            raise VerifyError(Rule.PADDING, i.index, f"{i.name} pads {Buffer(f['buffer']).name.lower()}")
+    padded = i.opcode == Opcode.LOAD and any(f[f"pad_{side}"] for side in ("top", "bottom", "left", "right"))
+    if padded and f["buffer"] not in (Buffer.INP, Buffer.VIN, Buffer.ACC):
+        raise VerifyError(Rule.PADDING, i.index, f"{i.name} pads {Buffer(f['buffer']).name.lower()}")
     if _repeats(_written(i)):
         raise VerifyError(Rule.ONCE, i.index, f"{i.name} writes a place more than once")
     if i.opcode == Opcode.VECTOR and f["a_source"] == ASource.ACC and f["destination"] == Destination.ACC:
@@ -365,13 +366,11 @@ def _execute(cfg: Config, stream: list[Decoded]) -> list[int]:
         while fetched < len(stream) and len(queues[stream[fetched].unit]) < cfg.queue_depth:
             queues[stream[fetched].unit].append(stream[fetched])
             fetched += 1
-        heads = sorted(queue[0] for queue in queues.values() if queue)
+        heads = sorted((queue[0] for queue in queues.values() if queue), key=lambda i: i.index)
         ready = next((i for i in heads if missing(i) is None), None)
         if ready is None:
             fetch = f" while the fetch is held up at {fetched}" if fetched < len(stream) else ""
-            raise VerifyError(
-                Rule.PROGRESS, heads[0].index, f"{heads[0].name} never gets {missing(heads[0])}{fetch}"
-            )
+            raise VerifyError(Rule.PROGRESS, heads[0].index, f"{heads[0].name} never gets {missing(heads[0])}{fetch}")
         queues[ready.unit].popleft()
         for other in waits[ready.fields["wait"]]:
             tokens[other, ready.unit] -= 1
