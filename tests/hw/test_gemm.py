@@ -8,6 +8,7 @@ from functools import partial
 
 import bench
 import cocotb
+import numpy as np
 import pytest
 
 from celosia.hw.config import Config
@@ -62,6 +63,12 @@ def steps(fields: dict[str, int]) -> int:
     return math.prod(fields[f"extent_{loop}"] for loop in GEMM_LOOPS)
 
 
+def test_a_wrong_accumulator_is_noticed() -> None:
+    cfg = CONFIGS["4x4"]
+    with pytest.raises(pytest.fail.Exception, match=r"accumulator 3, piece 0, batch 0, lane 2: expected 7, found 8"):
+        bench.run(partial(Gemm, cfg), __file__, cfg=cfg, only="planted_fault")
+
+
 class Machine:
     """A gemm unit, the memories around it, and the state in which the reference says they should be."""
 
@@ -102,7 +109,15 @@ class Machine:
         assert not dut.quiet.value, "quiet while done is given"
         assert not await self.cycle()
         assert dut.quiet.value
-        assert (bench.unpack(self.acc, self.state.acc) == self.state.acc).all()
+        self.compare()
+
+    def compare(self):
+        found = bench.unpack(self.acc, self.state.acc)
+        for at in np.argwhere(found != self.state.acc)[:1]:
+            entry, piece, batch, lane = (int(index) for index in at)
+            expected, got = self.state.acc[*at], found[*at]
+            where = f"accumulator {entry}, piece {piece}, batch {batch}, lane {lane}"
+            raise AssertionError(f"{where}: expected {expected}, found {got}")
 
     async def cycle(self):
         """One cycle: counts, and tells whether `done` came. Returns in the middle of the cycle."""
@@ -123,7 +138,7 @@ class Machine:
 @cocotb.parametrize(memory_pause=[0.0, 0.4], instr_pause=[0.0, 0.8])
 async def random_instructions(dut, memory_pause, instr_pause):
     machine = Machine(dut)
-    instructions = [random_fields(machine.cfg) for _ in range(60)]
+    instructions = [random_fields(machine.cfg) for _ in range(60 if machine.cfg.macs_per_cycle < 200 else 20)]
     await machine.run(instructions, memory_pause, instr_pause)
 
 
@@ -152,6 +167,37 @@ async def extremes(dut):
     ones = {f"extent_{loop}": 1 for loop in GEMM_LOOPS}
     long = ones | {"accumulate": 1, "post": 1, "extent_k": 3, "extent_r": 5}
     await machine.run([long, long | {"acc_base": 1, "extent_k": 40}, ones | {"accumulate": 0, "post": 0}])
+
+
+@cocotb.test()
+async def halt(dut):
+    """After `halt` the unit is soon quiet, and starts anew with the next run."""
+    machine = Machine(dut)
+    await bench.start(dut)
+    long = {f"extent_{loop}": 4 for loop in GEMM_LOOPS} | {"accumulate": 1, "post": 0}
+    putting = cocotb.start_soon(
+        bench.stream_put(dut, "instr", [bench.instruction(machine.cfg, Opcode.GEMM, **long)] * 2)
+    )
+    dut.inp__ready.value = dut.wgt__ready.value = 1
+    await bench.cycles(dut, 50)
+    putting.cancel()
+    dut.halt.value = 1
+    for cycle in range(20):
+        await bench.fall(dut)
+        assert not (dut.active.value or dut.held.value or dut.instr__ready.value)
+        assert cycle < 15 or dut.quiet.value
+        await bench.rise(dut)
+    await machine.run([long])
+
+
+@cocotb.test(skip=True)
+async def planted_fault(dut):
+    machine = Machine(dut)
+    await bench.start(dut)
+    machine.state.acc[3, 0, 0, 2] = 7
+    machine.acc = bench.pack(machine.state.acc)
+    machine.acc[3] += 1 << 64
+    machine.compare()
 
 
 @cocotb.test()
