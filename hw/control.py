@@ -74,7 +74,7 @@ class Control(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        values = {name: Signal(32, name=name) for name in REGISTERS}
+        values = {name: Signal(32, name=f"value_{name}") for name in REGISTERS}
         start = self._registers(m, values)
         busy, done = Signal(), Signal()
         code, index = Signal(ERROR_BITS), Signal(INDEX_BITS)
@@ -184,7 +184,7 @@ class Control(wiring.Component):
             counts[f"{name}_wait_token"] = self.wait_token[unit]
             counts[f"{name}_wait_memory"] = self.held[unit]
         for name in COUNTERS:
-            counter = Signal(64, name=name)
+            counter = Signal(64, name=f"counter_{name}")
             with m.If(self.clear):
                 m.d.sync += counter.eq(0)
             with m.Elif(busy & counts[name]):

