@@ -76,8 +76,8 @@ def _parts(size: int) -> list[int]:
 
 def candidates(cfg: Config, p: Problem) -> Iterator[Tiling]:
     """Tilings that fit the scratchpads."""
-    columns = [x for x in _parts(p.columns) if p.input_columns(x) <= cfg.inp_depth and x <= EXTENT_MAX][:5]
-    for x in columns:
+    columns = [x for x in _parts(p.columns) if p.input_columns(x) <= cfg.inp_depth and x <= EXTENT_MAX]
+    for x in columns[:5] + columns[5:][-1:]:  # the widest, and the narrowest for where no other fits
         for y in _parts(p.rows):
             pixels = y * x
             if pixels > cfg.out_depth // 2 or y > EXTENT_MAX:
