@@ -160,6 +160,8 @@ class Lowering:
             for piece in range(pieces):
                 group = (blocks[0] + first) * pieces + piece
                 held = min(count, -(-(act.storage_groups - act.group_offset - group) // pieces))
+                if held <= 0:  # the storage ends within the entry
+                    continue
                 address = grid.at(image, group, rows[0], columns[0])
                 place = (base + first * height * width) * pieces + piece
                 planes = Dim(held, pieces * grid.group, height * width * pieces)
