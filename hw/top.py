@@ -67,7 +67,8 @@ class Accelerator(wiring.Component):
         ]
 
         fetch, tokens, readmux = Fetch(cfg), Tokens(cfg), ReadMux(cfg.bus_bytes)
-        load, gemm, vector, store = units = Load(cfg), Gemm(cfg), Vector(cfg), Store(cfg)
+        load, gemm, vector, store = Load(cfg), Gemm(cfg), Vector(cfg), Store(cfg)
+        units: tuple[wiring.Component, ...] = (load, gemm, vector, store)
         inp, wgt, vin, par, out = (
             Scratchpad(getattr(cfg, f"{name}_depth"), widths(cfg)[name], grains(cfg).get(name, widths(cfg)[name]))
             for name in ("inp", "wgt", "vin", "par", "out")

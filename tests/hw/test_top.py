@@ -20,7 +20,7 @@ from cocotbext.axi import AxiBus, AxiLiteBus, AxiLiteMaster, AxiRam
 from numpy.typing import NDArray
 
 from celosia.hw.config import PRESETS, Config
-from celosia.hw.isa import Opcode, Unit, encode, instruction_bytes
+from celosia.hw.isa import Opcode, Unit, encode, formats, instruction_bytes
 from celosia.hw.regs import (
     CONTROL_START,
     COUNTERS,
@@ -53,6 +53,12 @@ def simulate(cfg: Config, only: str, **params: Any) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_random_programs(name: str) -> None:
     simulate(CONFIGS[name], "equals_reference", programs=8)
+
+
+@pytest.mark.rtl
+def test_a_wrong_instruction_is_noticed() -> None:
+    with pytest.raises(pytest.fail.Exception, match=r"program 0: \d+ bytes differ, the first at 0x"):
+        simulate(CONFIGS["4x4"], "equals_reference", programs=1, fault=True)
 
 
 @pytest.mark.rtl
@@ -160,6 +166,8 @@ async def equals_reference(dut: bench.Dut) -> None:
             execute(state, expected, word, index)
         machine.pause([0, 0, 0.3, 0.7][number % 4])
         events.clear()
+        if bench.params().get("fault"):
+            words[-1] ^= 1 << formats(cfg)[Opcode.STORE].offsets["sram_base"]
         assert await machine.run(program.image, program.instr_addr, words) == (Error.NONE, 0)
         wrong = np.flatnonzero(program.image != expected)
         assert not len(wrong), f"program {number}: {len(wrong)} bytes differ, the first at {wrong[0]:#x}"
