@@ -1,7 +1,8 @@
 """Loop IR to LLVM IR.
 
 A kernel is `void name(inputs..., outputs..., workspace)`, all of them pointers that do not overlap. Arithmetic is
-exactly as written: no contraction, no reordering, except in Update, whose steps may be done in any order.
+exactly as written: no contraction, no reordering. Only Update of kind "sum" may add in any order, and adds products
+with one rounding.
 """
 
 from __future__ import annotations
@@ -205,6 +206,12 @@ class _Writer:
             wide = ir.VectorType(element, n)
             if step == 1:
                 value = self.b.load(self._in_lane(0, tensor, index, env), typ=wide, align=align)
+            elif step == 2:  # both halves of what the lanes span, then every other element
+                first = self._in_lane(0, tensor, index, env)
+                second = self.b.gep(first, [I64(n - 1)], inbounds=True, source_etype=element)
+                halves = [self.b.load(at, typ=wide, align=align) for at in (first, second)]
+                pick = [2 * k if 2 * k < n else 2 * k + 1 for k in range(n)]
+                value = self.b.shuffle_vector(*halves, ir.Constant(ir.VectorType(ir.IntType(32), n), pick))
             else:
                 value = ir.Constant(wide, ir.Undefined)
                 for lane in range(n):
@@ -237,6 +244,13 @@ class _Writer:
         step = self._lanes(tensor, index)
         if self.vector is not None and step not in (0, 1):
             raise ValueError(f"{tensor.name}: lanes of {self.vector[0].name} update scattered elements")
+        if kind == "sum" and step == (self.vector is not None) and tensor.dtype in ("float32", "float64"):
+            match value:  # products are added without rounding them first
+                case Binary("mul", a, b):
+                    old = self._load(tensor, index, env, memo)
+                    factors = self._same_width(self.expr(a, env, memo), self.expr(b, env, memo), old)
+                    self._store(tensor, index, functions.intrinsic(self.b, "llvm.fma", *factors), env, memo)
+                    return
         new = self.expr(value, env, memo)
         if self.vector is not None and step == 0:
             new = functions.horizontal(self.b, Reduce.COMBINE[kind], tensor.dtype, splat(self.b, new, self.vector[1]))

@@ -231,7 +231,7 @@ class Select(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Reduce(Expr):
-    """Combine `value` over all points of `axes`, in any order unless the kind is ordered_sum.
+    """Combine `value` over all points of `axes`: ordered_sum in their order, others in any order.
 
     COMBINE: the Binary operation of each kind.
     """

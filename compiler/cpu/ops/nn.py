@@ -323,6 +323,8 @@ def convolution(
         w = T.compute(raw.shape, lambda *i: fn(raw[i], i), "weights")
     kc = T.reduce_axis(cg, "c")
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
+    if set(window.stride) == {1} and len(window.out) > 1 and 1 < window.out[-1] < 48 and prod(window.kernel) > 1:
+        return _convolution_by_plane(window, p, w, kc, ks, (n, group, mg), finish)
 
     def body(ni: Expr, g: Expr, mi: Expr, *o: Expr) -> Expr:
         channel = g * mg + mi
@@ -331,6 +333,38 @@ def convolution(
 
     result = T.compute((n, group, mg, *window.out), body, "conv")
     return replace(result, shape=(n, m, *window.out))
+
+
+def _convolution_by_plane(
+    window: Window, p: Tensor, w: Tensor, kc: Axis, ks: tuple[Axis, ...], lead: tuple[int, int, int],
+    finish: Callable[[Expr, Expr], Expr],
+) -> Tensor:  # fmt: skip
+    """Stride 1 on small images: the padded planes as one row each, so that vectors go over the ends of lines.
+
+    What is computed between the lines is not used. lead: batch, groups, output channels of a group.
+    """
+    n, group, mg = lead
+    size = p.shape[2:]
+    steps = [prod(size[d + 1 :]) for d in range(len(size))]
+    length = sum((o - 1) * s for o, s in zip(window.out, steps)) + 1
+    reach: Expr = wrap(0, INDEX)
+    for k, d, s in zip(ks, window.dilation, steps):
+        reach = reach + k * (d * s)
+    cg = kc.extent
+
+    def plane(ni: Expr, g: Expr, mi: Expr, at_: Expr) -> Expr:
+        start = ni * (p.shape[1] * prod(size)) + (g * cg + kc) * prod(size)
+        return T.sum(p.flat(start + at_ + reach) * w[(g * mg + mi, kc, *ks)], (kc, *ks))
+
+    sums = T.compute((n, group, mg, length), plane, "planes")
+
+    def body(ni: Expr, g: Expr, mi: Expr, *o: Expr) -> Expr:
+        at_: Expr = wrap(0, INDEX)
+        for i, s in zip(o, steps):
+            at_ = at_ + i * s
+        return finish(sums[ni, g, mi, at_], g * mg + mi)
+
+    return replace(T.compute((n, group, mg, *window.out), body, "conv"), shape=(n, group * mg, *window.out))
 
 
 @op("Conv")
