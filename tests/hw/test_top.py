@@ -67,6 +67,11 @@ def test_4x4(test: str) -> None:
     simulate(CONFIGS["4x4"], test)
 
 
+@pytest.mark.rtl
+def test_all_units_at_full_rate_at_once() -> None:
+    simulate(Config(block_in=8, block_out=8, bus_bytes=8, **programs.SMALL), "full_rate")
+
+
 def test_all_presets_have_the_same_ports() -> None:
     """Only widths differ between Configs: a driver or a simulator finds the same names everywhere."""
     from celosia.hw.top import Accelerator
@@ -345,3 +350,24 @@ async def gemm_is_busy(dut: bench.Dut) -> None:
     counters = await machine.counters()
     assert counters["gemm_busy"] == len(words) * np.prod(list(extents.values()))
     assert counters["gemm_busy"] >= 0.99 * counters["cycles"], counters
+
+
+@cocotb.test()
+async def full_rate(dut: bench.Dut) -> None:
+    """Each unit has 4,000 steps to do, one a cycle: all of them together take hardly longer than one."""
+    cfg = bench.config()
+    machine = Host(dut, base=0, latency=20)
+    await machine.begin()
+    steps = 4000
+    rows = {"x_size": steps // 8, "y_size": 8, "z_size": 1, "dram_y": steps, "sram_x": 1}
+    words = [
+        encode(cfg, Opcode.GEMM, **(GEMM_ONES | {"extent_y": steps // 8, "extent_k": 8}), inp_k=1, wgt_k=1),
+        encode(cfg, Opcode.VECTOR, **(VECTOR_ONES | {"extent_x": steps}), a_base=cfg.acc_depth // 2, dst_x=1,
+               destination=1, requantise=1, lookup=1),
+        encode(cfg, Opcode.LOAD, buffer=3, dram_addr=0, **rows),
+        encode(cfg, Opcode.STORE, dram_addr=RESULT, **(rows | {"dram_y": 0})),
+    ]  # fmt: skip
+    assert await machine.run(np.zeros(LIMIT, np.uint8), CODE, words) == (Error.NONE, 0)
+    counters = await machine.counters()
+    assert all(counters[f"{name}_busy"] == steps for name in NAMES), counters
+    assert steps >= 0.97 * counters["cycles"], counters
