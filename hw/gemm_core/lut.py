@@ -44,15 +44,17 @@ class Tables(wiring.Component):
         row_bits, byte_bits = (rows - 1).bit_length(), (grain // 8 - 1).bit_length()
 
         # What is left of an entry's mask is written from its lowest grain on.
-        written, left, row = Signal(rows), Signal(rows), Signal(row_bits)
-        m.d.comb += [left.eq(load.mask & ~written), load.ready.eq((left & (left - 1)) == 0)]
-        for i in reversed(range(rows)):
-            with m.If(left[i]):
-                m.d.comb += row.eq(i)
+        written, left, lowest, row = Signal(rows), Signal(rows), Signal(rows), Signal(row_bits)
+        m.d.comb += [
+            left.eq(load.mask & ~written),
+            lowest.eq(left & -left),
+            load.ready.eq(left == lowest),
+            *(row[bit].eq((lowest & sum(1 << i for i in range(rows) if i >> bit & 1)).any()) for bit in range(row_bits)),
+        ]
         with m.If(load.en):
             m.d.sync += written.eq(0)
             with m.If(~load.ready):
-                m.d.sync += written.eq(written | (left & -left))
+                m.d.sync += written.eq(written | lowest)
 
         def address(table_row: Signal, table: Signal) -> Cat:
             return Cat(table_row, table) if cfg.lut_count > 1 else Cat(table_row)

@@ -73,11 +73,11 @@ class Requantise(wiring.Component):
         odd, drop, rounded, kept, less = Signal(), Signal(4), Signal(32), Signal(25), Signal(4)
         negative1, significand, multiplier1, shift1 = register(), register(24), register(24), register(6)
         below = _smear(m, magnitude[24:])  # `drop` ones
-        with m.Switch(magnitude[24:]):
-            for i in reversed(range(8)):
-                with m.Case("0" * (7 - i) + "1" + "-" * i):
-                    m.d.comb += drop.eq(i + 1)
+        pairs, fours = Signal(8), Signal(8)
         m.d.comb += [
+            pairs.eq(below - ((below >> 1) & 0x55)),
+            fours.eq((pairs & 0x33) + ((pairs >> 2) & 0x33)),
+            drop.eq(fours[:4] + fours[4:]),
             odd.eq((magnitude[:9] & (below + 1)).any() & below[0]),
             rounded.eq(magnitude + (below >> 1) + odd),
             kept.eq(rounded >> drop),
