@@ -104,6 +104,11 @@ class Window:
     dilations: tuple[int, int] = (1, 1)
     pads: tuple[int, int, int, int] = (0, 0, 0, 0)
 
+    @property
+    def pointwise(self) -> bool:
+        """True where each output position reads the same position of the input."""
+        return self.kernel == (1, 1) and self.strides == (1, 1) and not any(self.pads)
+
     def reach(self, axis: int) -> int:
         """Input positions that one output position spans."""
         return (self.kernel[axis] - 1) * self.dilations[axis] + 1

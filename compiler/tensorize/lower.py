@@ -233,8 +233,7 @@ class Lowering:
 
     def _conv(self, layer: Conv, matrix: bool) -> None:
         cfg = self.cfg
-        if matrix and (layer.window.kernel != (1, 1) or any(layer.window.pads)):
-            matrix = False
+        matrix = matrix and layer.window.pointwise
         ranges = pack.input_ranges(cfg, layer)
         grid = self._grid(layer.y, matrix)
         problem = Problem(
@@ -272,7 +271,7 @@ class Lowering:
 
     def _pool(self, layer: Pool, matrix: bool) -> None:
         cfg, w = self.cfg, layer.window
-        matrix = matrix and w.kernel == (1, 1)
+        matrix = matrix and w.pointwise
         if layer.epilogue.residual is not None:
             raise Untileable("a pooling and its residual both need vin")
         x_grid = self._grid(layer.x, matrix)
