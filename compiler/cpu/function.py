@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from celosia.compiler.cpu.kernel import Kernel, compile_function
 from celosia.compiler.cpu.ops import build
 from celosia.compiler.cpu.schedule import schedule
-from celosia.compiler.expr import Function, Tensor, lower, placeholder
+from celosia.compiler.expr import Function, Tensor, fuse_loops, lower, placeholder
 
 Array = NDArray[Any]
 
@@ -75,7 +75,7 @@ class CpuFunction:
             tensors.update((n, t) for n, t in zip(node.outputs, built) if n)
         plan = schedule(_distinct([tensors[name] for name in self.outputs]))
         used = [t for t in parameters if t in plan.tensors]
-        function = lower(plan, used, "kernel")
+        function = fuse_loops(lower(plan, used, "kernel"))
         return function, tuple(parameters[t] for t in used)
 
     def compile(self) -> tuple[Kernel, tuple[str, ...]]:

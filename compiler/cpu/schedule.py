@@ -73,23 +73,41 @@ def _tiled(stage: Stage, reduce: Reduce, data: list[Axis], reads: list[Load]) ->
     lanes = VECTOR_BYTES // itemsize(reduce.dtype)
     row = _shared(inside, [s for s in steps if s is not None], data[:-1])
     wide = column.extent >= 2 * lanes and all(step != 2 for step in steps)
-    width = min(column.extent, (2 if wide else 1) * lanes)
-    outer, inner = stage.split(column, width)
-    around = [axis for axis in data[:-1] if axis is not row]
+    outer, inner = stage.split(column, min(column.extent, (2 if wide else 1) * lanes))
+    around = data[:-1]
     tile: list[Axis] = []
     if row is not None:
         rows = next((r for r in ROWS if row.extent % r == 0), min(ROWS[0], row.extent))
         row_outer, row_inner = stage.split(row, rows)
-        around.append(row_outer)
         stage.unroll(row_inner)
         tile.append(row_inner)
+        around = _around([axis for axis in around if axis is not row], row_outer, outer, inside, steps)
+    else:
+        around.append(outer)
     steps_in = [axis for axis in stage.order if axis.reduce]
-    stage.reorder(*around, outer, *steps_in, *tile, inner)
-    if prod(axis.extent for axis in steps_in) * len(inside) * prod(axis.extent for axis in tile) <= 64:
+    stage.reorder(*around, *steps_in, *tile, inner)
+    if prod(axis.extent for axis in (*steps_in, *tile)) * len(inside) <= 64:
         for axis in steps_in:
             stage.unroll(axis)
     stage.vectorize(inner)
     return True
+
+
+def _around(
+    others: list[Axis], rows: Axis, columns: Axis, reads: list[Load], steps: list[int | None]
+) -> list[Axis]:
+    """The loops around a tile: those over rows outside or inside those over columns, by which brings less traffic.
+
+    Vector operands are read again for each row tile that is outside, the others for each column tile.
+    """
+    both = [axis for axis in others if any(_step(read, axis) != 0 for read, step in zip(reads, steps) if not step)]
+    along = [axis for axis in others if axis not in both]
+    vectors = sum(read.tensor.nbytes for read, step in zip(reads, steps) if step)
+    scalars = sum(read.tensor.nbytes for read, step in zip(reads, steps) if not step)
+    column_tiles = prod(axis.extent for axis in along) * columns.extent
+    if vectors * rows.extent + scalars <= scalars * column_tiles + vectors:
+        return [*both, rows, *along, columns]
+    return [*both, *along, columns, rows]
 
 
 def _step(read: Load, axis: Axis) -> int | None:

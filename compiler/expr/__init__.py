@@ -1,5 +1,6 @@
 """Tensor expressions, schedules and the loop IR."""
 
+from celosia.compiler.expr.fuse import fuse_loops
 from celosia.compiler.expr.interpret import interpret
 from celosia.compiler.expr.loops import (
     Alloc,
@@ -46,6 +47,6 @@ __all__ = [
     "INDEX", "Alloc", "Axis", "Binary", "Block", "Call", "Cast", "Const", "Expr", "For", "Function", "If",
     "Intrinsic", "Let", "Load", "Reduce", "Schedule", "Select", "Stage", "Stmt", "Store", "Tensor", "Update",
     "Var", "binary", "call", "cast", "clip", "collapse", "compute", "create_schedule", "equal",
-    "fuse_injective", "interpret", "is_float", "lower", "max", "maximum", "min", "minimum", "ordered_sum",
+    "fuse_injective", "fuse_loops", "interpret", "is_float", "lower", "max", "maximum", "min", "minimum", "ordered_sum",
     "placeholder", "prod", "reduce_axis", "select", "sum", "wrap",
 ]  # fmt: skip

@@ -109,30 +109,50 @@ def children(stmt: Stmt) -> tuple[Stmt, ...]:
     return ()
 
 
-def map_exprs(stmt: Stmt, change: Callable[[Expr], Expr | None]) -> Stmt:
-    """A copy of `stmt` with every expression rewritten by `change` (see nodes.rewrite)."""
+def exprs(stmt: Stmt) -> tuple[Expr, ...]:
+    """The expressions of this statement itself, not of those inside it."""
+    match stmt:
+        case Store(_, index, value) | Update(_, _, index, value):
+            return *index, value
+        case Let(value=value):
+            return (value,)
+        case If(cond=cond):
+            return (cond,)
+        case Intrinsic(args=args):
+            return tuple(a for a in args if isinstance(a, Expr))
+    return ()
+
+
+Target = Callable[[Tensor, tuple[Expr, ...]], tuple[Tensor, tuple[Expr, ...]]]
+
+
+def map_accesses(stmt: Stmt, change: Callable[[Expr], Expr | None], target: Target = lambda t, i: (t, i)) -> Stmt:
+    """A copy of `stmt` with every expression rewritten by `change` (see nodes.rewrite), and what is written by `target`."""
 
     def ex(e: Expr) -> Expr:
         return rewrite(e, change)
 
-    match stmt:
-        case For(var, extent, body, kind):
-            return For(var, extent, map_exprs(body, change), kind)
-        case Store(tensor, index, value):
-            return Store(tensor, tuple(ex(i) for i in index), ex(value))
-        case Update(kind, tensor, index, value):
-            return Update(kind, tensor, tuple(ex(i) for i in index), ex(value))
-        case Let(var, value, body):
-            return Let(var, ex(value), map_exprs(body, change))
-        case If(cond, body, orelse):
-            return If(ex(cond), map_exprs(body, change), None if orelse is None else map_exprs(orelse, change))
-        case Alloc(tensor, body, scope):
-            return Alloc(tensor, map_exprs(body, change), scope)
-        case Block(body):
-            return Block(tuple(map_exprs(s, change) for s in body))
-        case Intrinsic(name, args):
-            return Intrinsic(name, tuple(ex(a) if isinstance(a, Expr) else a for a in args))
-    raise TypeError(f"unknown statement {type(stmt).__name__}")
+    def go(s: Stmt) -> Stmt:
+        match s:
+            case For(var, extent, body, kind):
+                return For(var, extent, go(body), kind)
+            case Store(tensor, index, value):
+                return Store(*target(tensor, tuple(ex(i) for i in index)), ex(value))
+            case Update(kind, tensor, index, value):
+                return Update(kind, *target(tensor, tuple(ex(i) for i in index)), ex(value))
+            case Let(var, value, body):
+                return Let(var, ex(value), go(body))
+            case If(cond, body, orelse):
+                return If(ex(cond), go(body), None if orelse is None else go(orelse))
+            case Alloc(tensor, body, scope):
+                return Alloc(tensor, go(body), scope)
+            case Block(body):
+                return Block(tuple(go(inner) for inner in body))
+            case Intrinsic(name, args):
+                return Intrinsic(name, tuple(ex(a) if isinstance(a, Expr) else a for a in args))
+        raise TypeError(f"unknown statement {type(s).__name__}")
+
+    return go(stmt)
 
 
 def block(*stmts: Stmt) -> Stmt:

@@ -309,7 +309,8 @@ def convolution(
 ) -> Tensor:  # fmt: skip
     """finish(sum over the window of x * w, output channel). x: [N, C, ...], w: [M, C/group, ...].
 
-    The changes are applied to elements before they are multiplied, and once for each element.
+    The changes are applied to elements before they are multiplied, and once for each element. Products have the type of
+    the changed w, to which x is then converted.
     """
     group = int(node.attrs.get("group", 1))
     n, c, m = x.shape[0], x.shape[1], w.shape[0]
@@ -328,7 +329,7 @@ def convolution(
 
     def body(ni: Expr, g: Expr, mi: Expr, *o: Expr) -> Expr:
         channel = g * mg + mi
-        product = p[(ni, g * cg + kc, *window.at(o, ks))] * w[(channel, kc, *ks)]
+        product = p[(ni, g * cg + kc, *window.at(o, ks))].astype(w.dtype) * w[(channel, kc, *ks)]
         return finish(T.sum(product, (kc, *ks)), channel)
 
     result = T.compute((n, group, mg, *window.out), body, "conv")
@@ -354,7 +355,7 @@ def _convolution_by_plane(
 
     def plane(ni: Expr, g: Expr, mi: Expr, at_: Expr) -> Expr:
         start = ni * (p.shape[1] * prod(size)) + (g * cg + kc) * prod(size)
-        return T.sum(p.flat(start + at_ + reach) * w[(g * mg + mi, kc, *ks)], (kc, *ks))
+        return T.sum(p.flat(start + at_ + reach).astype(w.dtype) * w[(g * mg + mi, kc, *ks)], (kc, *ks))
 
     sums = T.compute((n, group, mg, length), plane, "planes")
 
@@ -380,14 +381,14 @@ def conv(node: Node) -> Tensor:
 @op("ConvInteger")
 def conv_integer(node: Node) -> Tensor:
     x, w = node.input(0), node.input(1)
-    zx = node.scalar(2, "int32")
+    zx = node.scalar(2, "int16")
     zw = node.input(3) if node.has(3) else None
 
     def change_w(v: Expr, i: tuple[Expr, ...]) -> Expr:
         value = v.astype("int32")
         return value if zw is None else value - zw.flat(0 if zw.size == 1 else i[0]).astype("int32")
 
-    return convolution(node, x, w, wrap(0, "int32"), lambda v: v.astype("int32") - zx, change_w)
+    return convolution(node, x, w, wrap(0, "int16"), lambda v: v.astype("int16") - zx, change_w)
 
 
 @op("ConvTranspose")

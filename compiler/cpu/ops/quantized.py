@@ -115,7 +115,10 @@ def qlinear_conv(node: Node) -> Tensor:
         acc = acc if bias is None else acc + bias[m]
         return requantize(acc, scale[m if sw.size > 1 else 0], zy, x.dtype)
 
-    return convolution(node, x, w, wrap(0, "int32"), unbiased(zx), unbiased_along(zw, 0), finish)
+    def narrow(v: Expr) -> Expr:
+        return v.astype("int16") - zx.astype("int16")
+
+    return convolution(node, x, w, wrap(0, "int16"), narrow, unbiased_along(zw, 0), finish)
 
 
 @op("QLinearMatMul")

@@ -1,0 +1,157 @@
+"""Merging of loops that follow each other, so that what one writes is still near when the next reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from celosia.compiler.expr.affine import Linear, flatten, from_linear, interval, linear
+from celosia.compiler.expr.loops import (
+    Alloc,
+    Block,
+    For,
+    Function,
+    Stmt,
+    Store,
+    Update,
+    block,
+    children,
+    exprs,
+    map_accesses,
+)
+from celosia.compiler.expr.nodes import Expr, Load, Tensor, Var, walk
+
+
+def fuse_loops(function: Function) -> Function:
+    """Run neighbouring outer loops as one where each iteration reads only what the same iteration wrote.
+
+        for i in 8:                          for i in 8:
+          for j in 4: t[i*4 + j] = ...   ->    for j in 4: t[j] = ...
+        for i in 8:                            for j in 4: y[i*4 + j] = t[j] ...
+          for j in 4: y[i*4 + j] = t[i*4 + j] ...
+
+    Temporaries of such loops shrink to what one iteration needs.
+    """
+    body, temporaries = function.body, []
+    while isinstance(body, Alloc) and body.scope == "workspace":
+        temporaries.append(body.tensor)
+        body = body.body
+    nests = _merge(list(body.body) if isinstance(body, Block) else [body])
+    kept = []
+    for tensor in temporaries:
+        users = [k for k, nest in enumerate(nests) if _touches(nest, tensor)]
+        if len(users) == 1:
+            nests[users[0]], tensor = _shrink(nests[users[0]], tensor)
+        kept.append(tensor)
+    code = block(*nests)
+    for tensor in reversed(kept):
+        code = Alloc(tensor, code)
+    return replace(function, body=code)
+
+
+Access = tuple[Tensor, Linear]
+
+
+def _accesses(stmt: Stmt) -> tuple[list[Access], list[Access]]:
+    """(reads, writes) with the element numbers they are at."""
+    reads: list[Access] = []
+    writes: list[Access] = []
+    stack = [stmt]
+    while stack:
+        here = stack.pop()
+        stack.extend(children(here))
+        if isinstance(here, Store | Update):
+            writes.append((here.tensor, linear(flatten(here.tensor.shape, here.index))))
+        for e in exprs(here):
+            reads += [
+                (n.tensor, linear(flatten(n.tensor.shape, n.index))) for n in walk(e) if isinstance(n, Load)
+            ]
+    return reads, writes
+
+
+def _touches(stmt: Stmt, tensor: Tensor) -> bool:
+    reads, writes = _accesses(stmt)
+    return any(t is tensor for t, _ in (*reads, *writes))
+
+
+def _stride(accesses: Sequence[Linear], var: Var) -> int | None:
+    """The S such that all accesses lie in [var * S, var * S + S); None where there is none."""
+    found = {terms.get(var, 0) for terms in accesses}
+    if len(found) != 1:
+        return None
+    (stride,) = found
+    for terms in accesses:
+        rest = from_linear({atom: k for atom, k in terms.items() if atom is not var})
+        span = interval(rest)
+        if span is None or span[0] < 0 or span[1] >= stride or any(n is var for n in walk(rest)):
+            return None
+    return stride
+
+
+def _merge(stmts: list[Stmt]) -> list[Stmt]:
+    done: list[Stmt] = []
+    for stmt in stmts:
+        for at in reversed(range(len(done))):
+            merged = _merged(done[at], stmt)
+            if merged is not None and not any(_depends(later, done[at]) for later in done[at + 1 :]):
+                del done[at]
+                stmt = merged
+        done.append(stmt)
+    return done
+
+
+def _depends(later: Stmt, earlier: Stmt) -> bool:
+    written = {t for t, _ in _accesses(earlier)[1]}
+    return any(t in written for t, _ in _accesses(later)[0])
+
+
+def _merged(first: Stmt, second: Stmt) -> Stmt | None:
+    """Both loops as one, or None where that is not allowed or brings nothing."""
+    if not (isinstance(first, For) and isinstance(second, For)):
+        return None
+    if first.extent != second.extent or first.extent == 1 or first.kind != "serial" or second.kind != "serial":
+        return None
+    renamed = map_accesses(second.body, lambda e: first.var if e is second.var else None)
+    reads, writes = _accesses(first.body)
+    more_reads, more_writes = _accesses(renamed)
+    written = {t for t, _ in writes}
+    shared = {t for t, _ in more_reads if t in written}
+    if not shared or any(t in written for t, _ in more_writes):
+        return None
+    for tensor in shared:
+        at = [terms for t, terms in (*reads, *writes, *more_reads) if t is tensor]
+        if _stride(at, first.var) is None:
+            return None
+    inner = [*_parts(first.body), *_parts(renamed)]
+    return For(first.var, first.extent, block(*_merge(inner)))
+
+
+def _parts(stmt: Stmt) -> tuple[Stmt, ...]:
+    return stmt.body if isinstance(stmt, Block) else (stmt,)
+
+
+def _shrink(nest: Stmt, tensor: Tensor) -> tuple[Stmt, Tensor]:
+    """The nest with `tensor` cut down to what one iteration of its outermost loops uses."""
+    if not isinstance(nest, For):
+        return nest, tensor
+    reads, writes = _accesses(nest.body)
+    stride = _stride([terms for t, terms in (*reads, *writes) if t is tensor], nest.var)
+    if stride is None:
+        return nest, tensor
+    small = Tensor(tensor.name, (stride,), tensor.dtype)
+
+    def moved(index: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        terms = linear(flatten(tensor.shape, index))
+        return (from_linear({atom: k for atom, k in terms.items() if atom is not nest.var}),)
+
+    def change(e: Expr) -> Expr | None:
+        return Load(small, moved(e.index)) if isinstance(e, Load) and e.tensor is tensor else None
+
+    def target(t: Tensor, index: tuple[Expr, ...]) -> tuple[Tensor, tuple[Expr, ...]]:
+        return (small, moved(index)) if t is tensor else (t, index)
+
+    parts = [map_accesses(part, change, target) for part in _parts(nest.body)]
+    inside = [k for k, part in enumerate(parts) if _touches(part, small)]
+    if len(inside) == 1:
+        parts[inside[0]], small = _shrink(parts[inside[0]], small)
+    return For(nest.var, nest.extent, block(*parts), nest.kind), small
