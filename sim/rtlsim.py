@@ -151,7 +151,9 @@ class RtlDevice(Memory):
         self.allocate(0)
         magic, identity = self._read("magic"), self._read("identity")
         if (magic, identity) != (MAGIC, config.identity):
-            raise DeviceError(f"the simulator answers as {magic:#x}, {identity:#x}, which is not this Config's hardware")
+            raise DeviceError(
+                f"the simulator answers as {magic:#x}, {identity:#x}, which is not this Config's hardware"
+            )
 
     @property
     def memory_model(self) -> str | None:
@@ -253,7 +255,9 @@ class RtlDevice(Memory):
             elif started == ended:
                 parts.append(f"{unit.name} has ended its {ended}, the last was instruction {last_ended}")
             else:
-                parts.append(f"{unit.name} has ended {ended} of {started}, the last started is instruction {last_started}")
+                parts.append(
+                    f"{unit.name} has ended {ended} of {started}, the last started is instruction {last_started}"
+                )
         return "; ".join(parts)
 
     def _write(self, name: str, value: int) -> None:

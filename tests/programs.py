@@ -68,13 +68,18 @@ class TestProgram:
     def words(self) -> list[int]:
         return [encode(self.cfg, i.opcode, **i.fields) for i in self.instructions]
 
+    def loaded(self) -> NDArray[np.uint8]:
+        """The image with the instructions in it."""
+        size = instruction_bytes(self.cfg)
+        code = np.frombuffer(b"".join(word.to_bytes(size, "little") for word in self.words()), np.uint8)
+        image = self.image.copy()
+        image[self.instr_addr : self.instr_addr + len(code)] = code
+        return image
+
     def run(self, device: Device, timeout_cycles: int = 1_000_000) -> NDArray[np.uint8]:
         """Load and run on `device`; what memory holds afterwards."""
-        size = instruction_bytes(self.cfg)
-        code = b"".join(word.to_bytes(size, "little") for word in self.words())
         device.allocate(len(self.image))
-        device.write(0, self.image)
-        device.write(self.instr_addr, np.frombuffer(code, np.uint8))
+        device.write(0, self.loaded())
         device.run(self.instr_addr, len(self.instructions), timeout_cycles)
         return device.read(0, len(self.image))
 

@@ -1,0 +1,43 @@
+"""The event trace of a run as a timeline for Perfetto (ui.perfetto.dev) or chrome://tracing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from celosia.hw.isa import Unit
+from celosia.sim.device import Event
+
+
+def timeline(events: Sequence[Event], labels: Sequence[str] = (), clock_mhz: float = 100.0) -> dict[str, Any]:
+    """Chrome's trace format, one row for each unit.
+
+    labels: what each instruction is for, by its number; appended to unit and number. Units start an instruction while
+    the one before is still in the pipeline: it is drawn from the end of that one, its true start is an argument.
+    """
+    rows: list[dict[str, Any]] = [
+        {"name": "thread_name", "ph": "M", "pid": 0, "tid": int(unit), "args": {"name": unit.name}} for unit in Unit
+    ]
+    busy_until = dict.fromkeys(Unit, 0)
+    for event in sorted(events, key=lambda event: event.end):
+        unit = Unit[event.unit.upper()]
+        start = max(event.start, busy_until[unit])
+        busy_until[unit] = event.end
+        name = f"{event.unit} {event.index}"
+        if event.index < len(labels) and labels[event.index]:
+            name += f" {labels[event.index]}"
+        rows.append({
+            "name": name, "ph": "X", "pid": 0, "tid": int(unit),
+            "ts": start / clock_mhz, "dur": (event.end - start) / clock_mhz,
+            "args": {"instruction": event.index, "start_cycle": event.start, "end_cycle": event.end},
+        })  # fmt: skip
+    return {"traceEvents": rows, "displayTimeUnit": "ns", "otherData": {"clock_mhz": clock_mhz}}
+
+
+def write_timeline(
+    path: str | Path, events: Sequence[Event], labels: Sequence[str] = (), clock_mhz: float = 100.0
+) -> None:
+    """Write `timeline` to a JSON file."""
+    Path(path).write_text(json.dumps(timeline(events, labels, clock_mhz)), encoding="utf-8")
