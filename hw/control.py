@@ -125,9 +125,11 @@ class Control(wiring.Component):
         """The AXI4-Lite slave. Returns the pulse that starts a run."""
         bus = self.axil
         write, read = Signal(), Signal()
+        awake = Signal()  # 0 during reset
+        m.d.sync += awake.eq(1)
         m.d.comb += [
-            write.eq(bus.awvalid & bus.wvalid & (~bus.bvalid | bus.bready)),
-            read.eq(bus.arvalid & (~bus.rvalid | bus.rready)),
+            write.eq(awake & bus.awvalid & bus.wvalid & (~bus.bvalid | bus.bready)),
+            read.eq(awake & bus.arvalid & (~bus.rvalid | bus.rready)),
             bus.awready.eq(write),
             bus.wready.eq(write),
             bus.arready.eq(read),

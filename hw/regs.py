@@ -58,8 +58,13 @@ def _registers() -> dict[str, Register]:
         ("identity", Access.READ, "First 32 bits of the Config's digest."),
         ("control", Access.WRITE, "Bit 0 starts; reads as 0."),
         ("status", Access.READ, "Bit 0 busy, bit 1 done, bits 8 to 15 the error code."),
-        ("error_index", Access.READ, "Number of the instruction that the error belongs to, from 0."),
-        ("instr_addr", Access.WRITE, "First instruction: byte offset from the DMA base."),
+        (
+            "error_index",
+            Access.READ,
+            "Number of the instruction that the error belongs to, from 0; for the watchdog the oldest that waits for a "
+            "token or, where none does, the last one that started.",
+        ),
+        ("instr_addr", Access.WRITE, "First instruction: byte offset from the DMA base, a multiple of its own bytes."),
         ("instr_count", Access.WRITE, "How many instructions."),
         ("dma_base_lo", Access.WRITE, "Physical address of DRAM offset 0, low half; a multiple of 4096."),
         ("dma_base_hi", Access.WRITE, "High half."),

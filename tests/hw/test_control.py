@@ -34,6 +34,7 @@ CONFIG = PRESETS["tiny"]
     "test",
     [
         "registers_hold_what_is_written",
+        "nothing_is_taken_during_reset",
         "a_run_ends_when_all_is_quiet",
         "counters_count",
         "the_first_error_is_kept",
@@ -104,6 +105,23 @@ async def registers_hold_what_is_written(dut: bench.Dut) -> None:
     offset = REGISTERS["dma_size"].offset
     await bus.bus.write(offset + 1, b"\xab\xcd")
     assert await bus.read("dma_size") == written["dma_size"] & 0xFF0000FF | 0xCDAB00
+
+
+@cocotb.test()
+async def nothing_is_taken_during_reset(dut: bench.Dut) -> None:
+    await bench.start(dut)
+    dut.rst.value = 1
+    await bench.rise(dut)
+    for name in ("awvalid", "wvalid", "arvalid"):
+        getattr(dut, f"axil__{name}").value = 1
+    for _ in range(3):
+        await bench.fall(dut)
+        assert not dut.axil__awready.value and not dut.axil__wready.value and not dut.axil__arready.value
+    await bench.rise(dut)
+    dut.rst.value = 0
+    await bench.cycles(dut, 2)
+    await bench.fall(dut)
+    assert dut.axil__bvalid.value and dut.axil__rvalid.value
 
 
 @cocotb.test()
