@@ -379,7 +379,7 @@ class _Writer:
                     move = b.and_(other, b.fcmp_ordered("!=", rest, zero))
                     return b.select(move, b.fadd(rest, y), rest)
                 case "min" | "max":
-                    return functions.intrinsic(b, "llvm.minimum" if op == "min" else "llvm.maximum", x, y)
+                    return functions.intrinsic(b, f"llvm.{op}imum", x, y, flags=("nsz",))
                 case "pow":
                     return functions.call(b, "pow", dtype, x, y)
             raise ValueError(f"{op} is not defined on {dtype}")

@@ -67,7 +67,9 @@ def _suffix(type_: Any) -> str:
     return SUFFIX.get(str(type_)) or str(type_)
 
 
-def intrinsic(b: Any, name: str, *args: V, result: Any = None, extra: tuple[V, ...] = ()) -> V:
+def intrinsic(
+    b: Any, name: str, *args: V, result: Any = None, extra: tuple[V, ...] = (), flags: tuple[str, ...] = ()
+) -> V:
     """llvm.name on one overloaded type, that of the first argument (and of `result`, where that differs)."""
     out = result or args[0].type
     full = f"{name}.{_suffix(out)}.{_suffix(args[0].type)}" if result is not None else f"{name}.{_suffix(out)}"
@@ -75,7 +77,7 @@ def intrinsic(b: Any, name: str, *args: V, result: Any = None, extra: tuple[V, .
     fn = b.module.globals.get(full)
     if fn is None:
         fn = ir.Function(b.module, ir.FunctionType(out, [v.type for v in values]), full)
-    return b.call(fn, values)
+    return b.call(fn, values, fastmath=flags)
 
 
 def library(b: Any, name: str, dtype: str, *args: V) -> V:
@@ -110,7 +112,7 @@ def horizontal(b: Any, op: str, dtype: str, vector: V) -> V:
     types = [element, vector.type] if starts else [vector.type]
     fn = b.module.globals.get(full) or ir.Function(b.module, ir.FunctionType(element, types), full)
     if not starts:
-        return b.call(fn, [vector])
+        return b.call(fn, [vector], fastmath=("nsz",) if dtype.startswith("float") else ())
     return b.call(fn, [ir.Constant(element, -0.0 if op == "add" else 1.0), vector], fastmath=("reassoc",))
 
 

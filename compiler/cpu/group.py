@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from celosia.compiler.cpu.function import CpuNode
 from celosia.compiler.cpu.ops.elementwise import BINARY, DIRECT, UNARY
@@ -19,28 +19,28 @@ INJECTIVE = frozenset((
 def group(nodes: Sequence[CpuNode], outputs: Sequence[str]) -> list[list[CpuNode]]:
     """Split `nodes`, given in an order in which they can run, into groups that can run in the returned order.
 
-    A group is a chain of injective operators with at most one other operator in it, whose inner values nobody else
-    reads. `outputs` are names that are needed afterwards.
+    A group has at most one operator that is not injective, and only its last node makes what others read. Injective
+    operators go with what they follow rather than with what they precede. `outputs` are names needed afterwards.
     """
-    readers: dict[str, int] = {name: 1 for name in outputs}
-    for node in nodes:
-        for name in {n for n in node.inputs if n}:
-            readers[name] = readers.get(name, 0) + 1
-    groups: dict[str, list[CpuNode]] = {}  # by each output of the last node
-    result: list[list[CpuNode]] = []
-    for node in nodes:
-        here = [node]
-        heavy = node.op not in INJECTIVE
-        for name in dict.fromkeys(node.inputs):
-            before = groups.get(name)
-            if before is None or len(before[-1].outputs) > 1 or readers[name] > 1:
-                continue
-            if heavy and any(n.op not in INJECTIVE for n in before):
-                continue
-            here = before + here
-            heavy = heavy or any(n.op not in INJECTIVE for n in before)
-            result = [g for g in result if g is not before]
-        for name in node.outputs:
-            groups[name] = here
-        result.append(here)
-    return result
+    home = list(range(len(nodes)))  # node -> its group, named by the last node of that group
+    heavy = [node.op not in INJECTIVE for node in nodes]  # by group
+    readers: dict[str, list[int]] = {}
+    for number, node in enumerate(nodes):
+        for name in node.inputs:
+            readers.setdefault(name, []).append(number)
+
+    def reader(last: int) -> int | None:
+        """The group that alone reads what a group makes."""
+        users = {home[user] for name in nodes[last].outputs for user in readers.get(name, ())}
+        return users.pop() if len(users) == 1 and not set(nodes[last].outputs) & set(outputs) else None
+
+    def join(into: Callable[[int, int], bool]) -> None:
+        for last in reversed(range(len(nodes))):
+            if home[last] == last and (user := reader(last)) is not None and into(last, user):
+                heavy[user] = heavy[user] or heavy[last]
+                home[:] = [user if h == last else h for h in home]
+
+    join(lambda first, then: not heavy[first] and not heavy[then])
+    join(lambda first, then: heavy[first] and not heavy[then])
+    join(lambda first, then: not heavy[first])
+    return [[n for n, h in zip(nodes, home) if h == last] for last in range(len(nodes)) if home[last] == last]

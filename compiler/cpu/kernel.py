@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import itertools
 import json
 import os
 import struct
@@ -101,10 +102,13 @@ def _cached_object(text: str) -> bytes:
 
 
 _local = threading.local()
+_numbers = itertools.count()  # of libraries that this process has linked
 
 
 def _workspace(size: int) -> int:
     """Address of at least `size` bytes, aligned to 64, for the kernel that this thread runs next."""
+    if size == 0:
+        return 0
     held: Array | None = getattr(_local, "workspace", None)
     if held is None or held.size < size + 64:
         _local.workspace = held = np.empty(size + 64, np.uint8)
@@ -140,23 +144,31 @@ class Kernel:
                 f"{self.name}: {len(inputs)} inputs and {len(outputs)} outputs given, "
                 f"{len(self.inputs)} and {len(self.outputs)} expected"
             )
-        held = []
-        for number, (array, (dtype, shape)) in enumerate(zip((*inputs, *outputs), (*self.inputs, *self.outputs))):
+        held: list[Array] = []  # until the kernel has returned
+        for array, (dtype, shape) in zip((*inputs, *outputs), self._types):
             array = np.asarray(array)
-            if array.dtype != numpy_dtype(dtype) or array.shape != shape:
-                raise ValueError(f"{self.name}: array {number} is {array.dtype}{array.shape}, not {dtype}{shape}")
+            if array.dtype != dtype or array.shape != shape:
+                raise ValueError(
+                    f"{self.name}: array {len(held)} is {array.dtype}{array.shape}, not {dtype}{shape}"
+                )
             if not array.flags.c_contiguous:
-                if number >= len(self.inputs):
-                    raise ValueError(f"{self.name}: output {number - len(self.inputs)} is not C-contiguous")
+                if len(held) >= len(self.inputs):
+                    raise ValueError(f"{self.name}: output {len(held) - len(self.inputs)} is not C-contiguous")
                 array = np.ascontiguousarray(array)
             held.append(array)
-        self._entry(*(array.ctypes.data for array in held), _workspace(self.workspace_bytes))
+        addresses = [array.__array_interface__["data"][0] for array in held]
+        self._entry(*addresses, _workspace(self.workspace_bytes))
+
+    @functools.cached_property
+    def _types(self) -> tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]:
+        return tuple((numpy_dtype(dtype), shape) for dtype, shape in (*self.inputs, *self.outputs))
 
     @functools.cached_property
     def _entry(self) -> Any:
         if self.host != host():
-            raise RuntimeError(f"kernel {self.name} was compiled for another processor: {self.host.split()[:2]}")
-        library = f"{self.name}_{hashlib.sha256(self.code).hexdigest()}_{id(self)}"
+            made_for = " ".join(self.host.split()[:2])
+            raise RuntimeError(f"kernel {self.name} was made for {made_for}; compile the model again on this machine")
+        library = f"{self.name}_{next(_numbers)}"
         builder = llvm.JITLibraryBuilder().add_object_img(self.code).export_symbol(self.name).add_current_process()
         tracker = builder.link(_jit(), library)
         object.__setattr__(self, "_tracker", tracker)  # the code lives as long as this

@@ -21,6 +21,8 @@ from celosia.compiler.expr.loops import (
 )
 from celosia.compiler.expr.nodes import Expr, Load, Tensor, Var, walk
 
+LOCAL_BYTES = 4096  # temporaries of one iteration up to this size need no place in the workspace
+
 
 def fuse_loops(function: Function) -> Function:
     """Run neighbouring outer loops as one where each iteration reads only what the same iteration wrote.
@@ -45,7 +47,7 @@ def fuse_loops(function: Function) -> Function:
         kept.append(tensor)
     code = block(*nests)
     for tensor in reversed(kept):
-        code = Alloc(tensor, code)
+        code = Alloc(tensor, code, "workspace" if tensor in temporaries or tensor.nbytes > LOCAL_BYTES else "local")
     return replace(function, body=code)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -27,6 +28,7 @@ from celosia.compiler.expr.nodes import (
 Array = NDArray[Any]
 
 
+@functools.cache
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
     """The numpy type of an element type; those that numpy lacks come from ml_dtypes."""
     import ml_dtypes

@@ -127,7 +127,7 @@ Target = Callable[[Tensor, tuple[Expr, ...]], tuple[Tensor, tuple[Expr, ...]]]
 
 
 def map_accesses(stmt: Stmt, change: Callable[[Expr], Expr | None], target: Target = lambda t, i: (t, i)) -> Stmt:
-    """A copy of `stmt` with every expression rewritten by `change` (see nodes.rewrite), and what is written by `target`."""
+    """A copy of `stmt` with every expression rewritten by `change` (see nodes.rewrite), what is written by `target`."""
 
     def ex(e: Expr) -> Expr:
         return rewrite(e, change)

@@ -12,7 +12,17 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu import CpuFunction, CpuNode, InputType, Kernel, Unsupported, compile_op, kernel, run
+from celosia.compiler.cpu import (
+    CpuFunction,
+    CpuNode,
+    InputType,
+    Kernel,
+    Unsupported,
+    compile_op,
+    group,
+    kernel,
+    run,
+)
 
 RNG = np.random.default_rng(0)
 
@@ -248,8 +258,24 @@ def integer_operators(dtype: str) -> list[Any]:
     ]  # fmt: skip
 
 
-ALL = [*ELEMENTWISE, *REDUCTIONS, *WINDOWS, *PRODUCTS, *SHAPES, *QUANTISE, *integer_operators("int8"),
-       *integer_operators("uint8")]  # fmt: skip
+EDGES = [
+    case("Add", {}, s(2.0), s(3.0)),
+    case("Add", {}, f(3, 0, 2), f(2)),
+    case("Concat", {"axis": 0}, f(0, 3), f(2, 3)),
+    case("ReduceSum", {}, f(3, 0), vec(1), consts=(1,)),
+    case("Slice", {}, f(6), vec(4), vec(2), consts=(1, 2)),
+    case("Softmax", {}, f(3, 1)),
+    case("MatMul", {}, f(3, 0), f(0, 4)),
+    case("Add", {}, f(33).astype(np.float16), f(33).astype(np.float16), tol=1e-3),
+    case("Sigmoid", {}, f(33).astype(np.float16), tol=2e-3),
+    case("Add", {}, q(40), q(40)),
+    case("Relu", {}, q(40)),
+    case("Max", {}, np.float32([1, np.nan, 3]), np.float32([np.nan, 2, 2])),
+]
+
+
+ALL = [*ELEMENTWISE, *REDUCTIONS, *WINDOWS, *PRODUCTS, *SHAPES, *QUANTISE, *EDGES,
+       *integer_operators("int8"), *integer_operators("uint8")]  # fmt: skip
 
 
 @pytest.mark.parametrize("op, attrs, inputs, how", ALL)
@@ -394,3 +420,21 @@ def test_the_cache_is_used_and_damaged_entries_are_made_again(tmp_path: Path, mo
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path / "file"))
     (tmp_path / "file").write_text("not a folder")
     once()
+
+
+def test_groups_are_chains_with_one_heavy_operator() -> None:
+    def node(op: str, inputs: str, output: str) -> CpuNode:
+        return CpuNode(op, tuple(inputs.split()), (output,))
+
+    nodes = [
+        node("DequantizeLinear", "x s z", "a"), node("Conv", "a w", "b"), node("Relu", "b", "c"),
+        node("MatMul", "c v", "d"), node("Sigmoid", "d", "e"), node("Mul", "d e", "f"), node("Exp", "f", "g"),
+        node("Neg", "f", "h"), node("Add", "g h", "i"),
+    ]  # fmt: skip
+    got = [[n.op for n in members] for members in group(nodes, ["i", "c"])]
+    assert got == [["DequantizeLinear", "Conv", "Relu"], ["MatMul", "Sigmoid", "Mul", "Exp", "Neg", "Add"]]
+    done = {"x", "s", "z", "w", "v"}
+    for members in group(nodes, ["i", "c"]):
+        for member in members:
+            assert set(member.inputs) <= done
+            done |= set(member.outputs)

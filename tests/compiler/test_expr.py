@@ -199,3 +199,74 @@ def test_the_cpu_refuses_what_it_cannot_run() -> None:
         compile_function(T.Function("f", (), (out,), loops.For(i, 4, store, "vthread")))
     with pytest.raises(ValueError, match="Intrinsic gemm"):
         compile_function(T.Function("f", (), (out,), loops.Intrinsic("gemm", (out,))))
+
+
+def softmax(n: int, c: int) -> tuple[T.Tensor, T.Tensor]:
+    a = T.placeholder((n, c), "float32", "a")
+    k, l = T.reduce_axis(c, "k"), T.reduce_axis(c, "l")
+    m = T.compute((n,), lambda i: T.max(a[i, k], k), "m")
+    e = T.compute((n, c), lambda i, j: T.call("exp", a[i, j] - m[i]), "e")
+    s = T.compute((n,), lambda i: T.sum(e[i, l], l), "s")
+    return a, T.compute((n, c), lambda i, j: e[i, j] / s[i], "o")
+
+
+def test_loops_over_the_same_rows_are_merged() -> None:
+    _, o = softmax(4, 8)
+    before = T.lower(T.fuse_injective([o]))
+    after = T.fuse_loops(before)
+    assert str(after) == """\
+o(a: float32[4, 8]) -> (o: float32[4, 8]):
+  local m: float32[1]
+  local e: float32[8]
+  local s: float32[1]
+  for i0 in 4:
+    local m.acc: float32[]
+    m.acc[] = -inf
+    for k in 8:
+      m.acc[] max= a[i0, k]
+    m[0] = m.acc[]
+    for i1 in 8:
+      e[i1] = exp((a[i0, i1] - m[0]))
+    local s.acc: float32[]
+    s.acc[] = 0.0
+    for l in 8:
+      s.acc[] sum= e[l]
+    s[0] = s.acc[]
+    for i1 in 8:
+      o[i0, i1] = (e[i1] / s[0])"""
+    x = floats(4, 8)
+    np.testing.assert_array_equal(T.interpret(before, x)[0], both(after, x)[0])
+
+
+def test_loops_that_read_other_iterations_stay_apart() -> None:
+    a = T.placeholder((8, 4), "float32", "a")
+    b = T.compute((8, 4), lambda i, j: T.call("exp", a[i, j]), "b")
+    for shifted in (lambda i, j: b[7 - i, j], lambda i, j: b[i, j] + b[T.maximum(i - 1, 0), j]):
+        c = T.compute((8, 4), shifted, "c")
+        function = T.lower([c])
+        assert str(T.fuse_loops(function)) == str(function)
+
+
+def test_padding_joins_the_window_that_reads_it() -> None:
+    a = T.placeholder((5, 9), "float32", "a")
+    p = T.compute((5, 11), lambda c, x: T.select((x >= 1) & (x < 10), a[c, x - 1], 0.0), "p")
+    k = T.reduce_axis(3, "k")
+    o = T.compute((5, 9), lambda c, x: T.sum(p[c, x + k], k), "o")
+    function = T.fuse_loops(T.lower(o))
+    assert "local p: float32[11]" in str(function)
+    x = floats(5, 9)
+    want = sum(np.pad(x, ((0, 0), (1, 1)))[:, k : k + 9] for k in range(3))
+    np.testing.assert_allclose(both(function, x)[0], want, rtol=1e-5, atol=1e-6)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 150), st.sampled_from(["sum", "max", "min", "prod"]), st.booleans())
+def test_lanes_reduce_any_length(n: int, c: int, kind: str, whole: bool) -> None:
+    dtype = "int32" if whole else "float32"
+    a, k = T.placeholder((n, c), dtype, "a"), T.reduce_axis(c, "k")
+    o = T.compute((n,), lambda i: getattr(T, kind)(a[i, k], k), "o")
+    s = T.create_schedule(o)
+    s[o].accumulate_lanes(k, (16, 4))
+    x = RNG.integers(-2, 3, (n, c)).astype(dtype)
+    np.testing.assert_array_equal(both(T.lower(s), x)[0], getattr(np, kind)(x, 1, dtype=dtype) if kind in (
+        "sum", "prod") else getattr(np, kind)(x, 1))  # fmt: skip
