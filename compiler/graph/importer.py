@@ -20,8 +20,7 @@ def load(source: str | Path | onnx.ModelProto) -> ir.Model:
         raise ModelError(f"{name} holds no graph; give an ONNX model")
     try:
         onnx.checker.check_model(_known_domains(proto))
-        proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
-        model = ir.from_proto(proto)
+        model = ir.from_proto(_with_shapes(proto))
     except Exception as error:  # onnx raises several unrelated classes for a broken model
         raise ModelError(f"{name} is not a valid ONNX model: {_first_line(error)}") from None
     require_static(model)
@@ -56,6 +55,42 @@ def _known_domains(proto: onnx.ModelProto) -> onnx.ModelProto:
     del checked.opset_import[:]
     checked.opset_import.extend(kept)
     return checked
+
+
+_STAND_INS = {
+    "QLinearAdd": ("Add", (0, 3)), "QLinearMul": ("Mul", (0, 3)), "QGemm": ("Gemm", (0, 3)),
+    "QLinearConcat": ("Concat", slice(2, None, 3)), "QLinearAveragePool": ("AveragePool", (0,)),
+    "QLinearGlobalAveragePool": ("GlobalAveragePool", (0,)), "QLinearSigmoid": ("Identity", (0,)),
+    "QLinearLeakyRelu": ("Identity", (0,)), "QLinearSoftmax": ("Identity", (0,)),
+}  # fmt: skip
+"""onnxruntime's integer operators, of whose shapes ONNX knows nothing: ONNX's operator of the same shape, its inputs."""
+
+
+def _with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """`proto` with the shapes and types of the values inside it, as far as they can be inferred."""
+    drawn = onnx.ModelProto()
+    drawn.CopyFrom(proto)
+    for node in drawn.graph.node:
+        if node.domain == "com.microsoft" and node.op_type in _STAND_INS:
+            _stand_in(node)
+    inferred = onnx.shape_inference.infer_shapes(drawn, data_prop=True)
+    drawn.CopyFrom(proto)
+    for values in (drawn.graph.value_info, drawn.graph.output):
+        del values[:]
+    drawn.graph.value_info.extend(inferred.graph.value_info)
+    drawn.graph.output.extend(inferred.graph.output)
+    return drawn
+
+
+def _stand_in(node: onnx.NodeProto) -> None:
+    op, chosen = _STAND_INS[node.op_type]
+    names = list(node.input)
+    kept = names[chosen] if isinstance(chosen, slice) else [names[i] for i in chosen if i < len(names)]
+    attrs = [attr for attr in node.attribute if attr.name not in ("channels_last", "opset") and op != "Identity"]
+    node.op_type, node.domain = op, ""
+    del node.input[:], node.attribute[:]
+    node.input.extend(kept)
+    node.attribute.extend(attrs)
 
 
 def require_static(model: ir.Model) -> None:

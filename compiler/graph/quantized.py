@@ -12,7 +12,7 @@ columns, which onnxruntime computes in float).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -288,10 +288,29 @@ class Integerise:
     def _unary(self, node: ir.Node, y: Quantised) -> bool:
         x = self._activation(node.inputs[0])
         arguments = _scalar_arguments(node)
+        if x is None and arguments is not None and node.op_type in ("Relu", "Clip"):
+            return self._clamp(node, y, arguments)
         if x is None or x.dtype != y.dtype or arguments is None:
             return False
         table = numerics.unary_table(node.op_type, arguments, *_meaning(x), *_meaning(y), y.dtype)
         return self._table(node, x, y, table)
+
+    def _clamp(self, node: ir.Node, y: Quantised, arguments: dict[str, float]) -> bool:
+        """float operator -> Relu -> QuantizeLinear   becomes   float operator -> QuantizeLinear -> Table.
+
+        Both orders give the same bytes, because rounding never swaps two numbers. Where saturation implies the clamp,
+        no table is needed.
+        """
+        x, quantise = node.inputs[0], y.value.producer()
+        if x is None or x.producer() is None or only_use(x) is not node or is_op(x.producer(), "DequantizeLinear"):
+            return False
+        assert quantise is not None
+        table = numerics.unary_table(node.op_type, arguments, *_meaning(y), *_meaning(y), y.dtype)
+        if np.array_equal(table, np.arange(-128, 128)):
+            quantise.replace_input_with(0, x)
+            return True
+        early = self._like(quantise, [x, *quantise.inputs[1:]], y.value, x.shape, f"{y.value.name}_unclamped")
+        return self._table(node, replace(y, value=early), y, table)
 
     def _table(self, node: ir.Node, x: Quantised, y: Quantised, table: NDArray[Any]) -> bool:
         name = new_constant(self.graph, f"{node.name or y.value.name}_table", table)

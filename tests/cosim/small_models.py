@@ -1,0 +1,405 @@
+"""Small quantised models, made operator by operator in both ONNX forms, and random ones for hypothesis.
+
+b = Builder("qdq", np.int8, seed=1)
+x = b.input([1, 6, 8, 8])
+b.output(b.conv(x, 10, (3, 3), pads=(1, 1, 1, 1)))
+b.model()
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from hypothesis import assume
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+MS = "com.microsoft"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An 8-bit tensor of the model: real = (value - zero) * scale. float_inside: onnxruntime computed it in float."""
+
+    name: str
+    shape: tuple[int, ...]
+    scale: float
+    zero: int
+    float_inside: bool = False
+
+
+class Builder:
+    """form: "qdq" or "qoperator". dtype: of all activations. symmetric: whether every zero point is the middle."""
+
+    def __init__(
+        self, form: str, dtype: Any = np.int8, seed: int = 0, symmetric: bool = False, opset: int = 17
+    ) -> None:
+        self.qdq, self.dtype, self.symmetric, self.opset = form == "qdq", np.dtype(dtype), symmetric, opset
+        self.rng = np.random.default_rng(seed)
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: dict[str, NDArray[Any]] = {}
+        self.inputs: list[onnx.ValueInfoProto] = []
+        self.outputs: list[onnx.ValueInfoProto] = []
+        self.inexact: set[str] = set()
+        """Outputs that depend on an operator which onnxruntime computes in float."""
+        self.count = 0
+
+    # Pieces ----------------------------------------------------------------------------------------------------
+
+    def name(self, stem: str) -> str:
+        self.count += 1
+        return f"{stem}_{self.count}"
+
+    def constant(self, stem: str, array: Any, dtype: Any = None) -> str:
+        name = self.name(stem)
+        self.constants[name] = np.asarray(array, dtype)
+        return name
+
+    def node(self, op: str, inputs: Sequence[str], domain: str = "", **attrs: Any) -> str:
+        out = self.name(op.lower())
+        self.nodes.append(helper.make_node(op, list(inputs), [out], name=f"{out}_node", domain=domain, **attrs))
+        return out
+
+    def meaning(self, scale: float, zero: int) -> list[str]:
+        """Names of a scale and a zero point of the activations' type."""
+        return [self.constant("scale", scale, np.float32), self.constant("zero", zero, self.dtype)]
+
+    def zero(self) -> int:
+        info = np.iinfo(self.dtype)
+        return int(info.min + 128 if self.symmetric else self.rng.integers(info.min, info.max + 1))
+
+    def real(self, x: Tensor) -> str:
+        """The float tensor that `x` means."""
+        return self.node("DequantizeLinear", [x.name, *self.meaning(x.scale, x.zero)])
+
+    def quantise(
+        self, value: str, shape: Sequence[int], scale: float, zero: int | None = None, float_inside: bool = False
+    ) -> Tensor:
+        scale, zero = float(np.float32(scale)), self.zero() if zero is None else zero
+        name = self.node("QuantizeLinear", [value, *self.meaning(scale, zero)])
+        return Tensor(name, tuple(shape), scale, zero, float_inside)
+
+    def tensor(
+        self, op: str, inputs: Sequence[str], shape: Sequence[int], scale: float, zero: int, float_inside: bool = False,
+        domain: str = MS, **attrs: Any,
+    ) -> Tensor:  # fmt: skip
+        """The result of an integer operator."""
+        return Tensor(
+            self.node(op, inputs, domain, **attrs), tuple(shape), float(np.float32(scale)), zero, float_inside
+        )
+
+    def operand(self, x: Tensor) -> list[str]:
+        return [x.name, *self.meaning(x.scale, x.zero)]
+
+    # The model -------------------------------------------------------------------------------------------------
+
+    def input(self, shape: Sequence[int], scale: float = 0.05) -> Tensor:
+        name = self.name("input")
+        self.inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape)))
+        return self.quantise(name, shape, scale)
+
+    def output(self, x: Tensor, real: bool = False) -> None:
+        """Return `x`, as the bytes or, where `real`, as floats."""
+        kind = TensorProto.FLOAT if real else helper.np_dtype_to_tensor_dtype(self.dtype)
+        name = self.real(x) if real else x.name
+        self.outputs.append(helper.make_tensor_value_info(name, kind, list(x.shape)))
+        if x.float_inside:
+            self.inexact.add(name)
+
+    def model(self) -> onnx.ModelProto:
+        constants = [numpy_helper.from_array(array, name) for name, array in self.constants.items()]
+        graph = helper.make_graph(self.nodes, "small", self.inputs, self.outputs, constants)
+        opsets = [helper.make_opsetid("", self.opset), helper.make_opsetid(MS, 1)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+        onnx.checker.check_model(model)
+        return model
+
+    # Operators -------------------------------------------------------------------------------------------------
+
+    def weights(
+        self, shape: Sequence[int], channels: int, per_channel: bool, axis: int
+    ) -> tuple[str, NDArray[Any], list[str]]:
+        """Name of int8 weights, their scales, and the names of scale and zero point.
+
+        With uint8 activations they have 7 bits: onnxruntime's U8S8 kernels saturate on some processors.
+        """
+        limit = 128 if self.dtype == np.int8 else 64
+        values = self.rng.integers(-limit, limit, shape).astype(np.int8)
+        scale = self.rng.uniform(0.002, 0.02, channels if per_channel else ()).astype(np.float32)
+        zero = np.zeros(scale.shape, np.int8)
+        return self.constant("weights", values), scale, [self.constant("scale", scale), self.constant("zero", zero)]
+
+    def _spread(self, x: Tensor, w_scale: NDArray[Any], terms: int) -> float:
+        """A scale with which the sums of `terms` products cover the bytes."""
+        return float(x.scale * np.mean(w_scale) * 74 * 40 * math.sqrt(terms) / 40 * self.rng.uniform(0.5, 2))
+
+    def conv(
+        self, x: Tensor, out: int, kernel: tuple[int, int], strides: tuple[int, int] = (1, 1),
+        pads: tuple[int, int, int, int] = (0, 0, 0, 0), dilations: tuple[int, int] = (1, 1), group: int = 1,
+        per_channel: bool = True, bias: bool = True, activation: str = "",
+    ) -> Tensor:  # fmt: skip
+        """activation: "Relu" or "Clip" before quantisation, which then implies it; "kept" for a Relu between two QDQ
+        pairs; "clamp" for a Clip that quantisation does not imply, with which onnxruntime computes in float. QDQ only.
+        """
+        images, channels, *size = x.shape
+        w, w_scale, w_meaning = self.weights((out, channels // group, *kernel), out, per_channel, 0)
+        rows, columns = (
+            (size[a] + pads[a] + pads[a + 2] - (kernel[a] - 1) * dilations[a] - 1) // strides[a] + 1 for a in (0, 1)
+        )
+        shape = (images, out, rows, columns)
+        scale = self._spread(x, w_scale, channels // group * kernel[0] * kernel[1])
+        attrs: dict[str, Any] = dict(
+            kernel_shape=list(kernel), strides=list(strides), pads=list(pads), dilations=list(dilations), group=group
+        )
+        b = self.constant("bias", self.rng.integers(-5000, 5000, out), np.int32) if bias else ""
+        if not self.qdq:
+            zero = self.zero()
+            inputs = [*self.operand(x), w, *w_meaning, *self.meaning(scale, zero), *([b] if bias else [])]
+            return self.tensor("QLinearConv", inputs, shape, scale, zero, x.float_inside, domain="", **attrs)
+        axis = dict(axis=0) if per_channel else {}
+        inputs = [self.real(x), self.node("DequantizeLinear", [w, *w_meaning], **axis)]
+        if bias:
+            inputs.append(self._real_bias(b, np.float32(x.scale) * w_scale, axis))
+        y = self.node("Conv", inputs, **attrs)
+        zero = int(np.iinfo(self.dtype).min) if activation in ("Relu", "Clip") else None
+        if activation == "Relu":
+            y = self.node("Relu", [y])
+        elif activation in ("Clip", "clamp"):
+            limits = (0.0, 256 * scale) if activation == "Clip" else (-30.5 * scale, 60 * scale)
+            y = self.node("Clip", [y, *(self.constant("limit", limit, np.float32) for limit in limits)])
+        result = self.quantise(y, shape, scale, zero, x.float_inside or activation == "clamp")
+        return self.unary(result, "Relu") if activation == "kept" else result
+
+    def _real_bias(self, bias: str, scale: NDArray[np.float32], axis: dict[str, int]) -> str:
+        zero = self.constant("zero", np.zeros(scale.shape, np.int32))
+        return self.node("DequantizeLinear", [bias, self.constant("scale", scale), zero], **axis)
+
+    def matmul(self, x: Tensor, out: int, op: str = "Gemm", per_channel: bool = True, trans_b: int = 1) -> Tensor:
+        """`x` [..., K] times constant weights, as "Gemm" (with bias) or "MatMul"."""
+        inner = x.shape[-1]
+        trans_b = trans_b if op == "Gemm" else 0
+        shape = (out, inner) if trans_b else (inner, out)
+        # onnxruntime's QGemm takes scales per channel only for [K, N] weights
+        per_channel = per_channel and not trans_b
+        w, w_scale, w_meaning = self.weights(shape, out, per_channel, 1)
+        scale, y_shape = self._spread(x, w_scale, inner), (*x.shape[:-1], out)
+        bias = self.constant("bias", self.rng.integers(-5000, 5000, out), np.int32) if op == "Gemm" else ""
+        if not self.qdq:
+            zero = self.zero()
+            inputs = [*self.operand(x), w, *w_meaning]
+            if op == "MatMul":
+                inputs += self.meaning(scale, zero)
+                return self.tensor("QLinearMatMul", inputs, y_shape, scale, zero, x.float_inside, domain="")
+            inputs += [bias, *self.meaning(scale, zero)]
+            return self.tensor("QGemm", inputs, y_shape, scale, zero, x.float_inside, transB=trans_b)
+        axis = dict(axis=1) if per_channel else {}
+        inputs = [self.real(x), self.node("DequantizeLinear", [w, *w_meaning], **axis)]
+        if op == "MatMul":
+            return self.quantise(self.node("MatMul", inputs), y_shape, scale, float_inside=x.float_inside)
+        inputs.append(self._real_bias(bias, np.float32(x.scale) * w_scale, dict(axis=0) if per_channel else {}))
+        return self.quantise(self.node("Gemm", inputs, transB=trans_b), y_shape, scale, float_inside=x.float_inside)
+
+    def binary(self, op: str, a: Tensor, b: Tensor) -> Tensor:
+        """Add or Mul."""
+        if op == "Add":
+            scale = (a.scale + b.scale) * self.rng.uniform(0.4, 1)
+        else:
+            scale = a.scale * b.scale * 128 * self.rng.uniform(0.3, 1)
+        shape = np.broadcast_shapes(a.shape, b.shape)
+        inexact = a.float_inside or b.float_inside
+        if self.qdq:
+            return self.quantise(self.node(op, [self.real(a), self.real(b)]), shape, scale, float_inside=inexact)
+        zero = self.zero()
+        inputs = [*self.operand(a), *self.operand(b), *self.meaning(scale, zero)]
+        return self.tensor(f"QLinear{op}", inputs, shape, scale, zero, inexact)
+
+    def max_pool(
+        self, x: Tensor, kernel: tuple[int, int], strides: tuple[int, int], pads: tuple[int, int, int, int],
+        ceil_mode: int = 0,
+    ) -> Tensor:  # fmt: skip
+        size = []
+        for a in (0, 1):
+            reach = x.shape[2 + a] + pads[a] + pads[a + 2] - kernel[a]
+            size.append((-(-reach // strides[a]) if ceil_mode else reach // strides[a]) + 1)
+        attrs: dict[str, Any] = dict(
+            kernel_shape=list(kernel), strides=list(strides), pads=list(pads), ceil_mode=ceil_mode
+        )
+        shape = (*x.shape[:2], *size)
+        if self.qdq:
+            y = self.node("MaxPool", [self.real(x)], **attrs)
+            return self.quantise(y, shape, x.scale, x.zero, x.float_inside)
+        return self.tensor("MaxPool", [x.name], shape, x.scale, x.zero, x.float_inside, domain="", **attrs)
+
+    def average_pool(
+        self, x: Tensor, kernel: tuple[int, int], strides: tuple[int, int], pads: tuple[int, int, int, int],
+        count_include_pad: int = 0,
+    ) -> Tensor:  # fmt: skip
+        """onnxruntime computes it in float, even as QLinearAveragePool."""
+        size = ((x.shape[2 + a] + pads[a] + pads[a + 2] - kernel[a]) // strides[a] + 1 for a in (0, 1))
+        attrs: dict[str, Any] = dict(kernel_shape=list(kernel), strides=list(strides), pads=list(pads))
+        attrs["count_include_pad"] = count_include_pad
+        return self._pool("AveragePool", x, (*x.shape[:2], *size), x.scale * self.rng.uniform(0.4, 1), True, attrs)
+
+    def global_average(self, x: Tensor) -> Tensor:
+        scale = x.scale * self.rng.uniform(0.1, 1)
+        return self._pool("GlobalAveragePool", x, (*x.shape[:2], 1, 1), scale, x.float_inside, {})
+
+    def _pool(
+        self, op: str, x: Tensor, shape: Sequence[int], scale: float, inexact: bool, attrs: dict[str, Any]
+    ) -> Tensor:
+        if self.qdq:
+            return self.quantise(self.node(op, [self.real(x)], **attrs), shape, scale, float_inside=inexact)
+        zero = self.zero()
+        inputs = [*self.operand(x), *self.meaning(scale, zero)]
+        return self.tensor(f"QLinear{op}", inputs, shape, scale, zero, inexact, **attrs)
+
+    def concat(self, parts: Sequence[Tensor], equal: bool) -> Tensor:
+        """Along the channels; `equal`: the result means what the first part means."""
+        first = parts[0]
+        shape = (first.shape[0], sum(part.shape[1] for part in parts), *first.shape[2:])
+        scale = first.scale if equal else max(part.scale for part in parts)
+        zero = first.zero if equal else self.zero()
+        inexact = any(part.float_inside for part in parts)
+        if self.qdq:
+            y = self.node("Concat", [self.real(part) for part in parts], axis=1)
+            return self.quantise(y, shape, scale, zero, inexact)
+        inputs = [*self.meaning(scale, zero), *(name for part in parts for name in self.operand(part))]
+        return self.tensor("QLinearConcat", inputs, shape, scale, zero, inexact, axis=1)
+
+    def reshape(self, x: Tensor, shape: Sequence[int]) -> Tensor:
+        target = self.constant("shape", list(shape), np.int64)
+        if self.qdq:
+            return self.quantise(self.node("Reshape", [self.real(x), target]), shape, x.scale, x.zero, x.float_inside)
+        return Tensor(self.node("Reshape", [x.name, target]), tuple(shape), x.scale, x.zero, x.float_inside)
+
+    def flatten(self, x: Tensor) -> Tensor:
+        shape = (x.shape[0], math.prod(x.shape[1:]))
+        if self.qdq:
+            return self.quantise(self.node("Flatten", [self.real(x)]), shape, x.scale, x.zero, x.float_inside)
+        return Tensor(self.node("Flatten", [x.name]), shape, x.scale, x.zero, x.float_inside)
+
+    def unary(self, x: Tensor, op: str, **attrs: Any) -> Tensor:
+        """A function of each element. onnxruntime has integer operators for Sigmoid and LeakyRelu alone."""
+        top = {"Sigmoid": 1.0, "HardSigmoid": 1.0, "Tanh": 1.0}.get(op, x.scale * 128)
+        scale = top / self.rng.uniform(120, 260)
+        if op in ("Sigmoid", "LeakyRelu") and not self.qdq:
+            zero = self.zero()
+            inputs = [*self.operand(x), *self.meaning(scale, zero)]
+            return self.tensor(f"QLinear{op}", inputs, x.shape, scale, zero, x.float_inside, **attrs)
+        return self.quantise(self.node(op, [self.real(x)], **attrs), x.shape, scale, float_inside=x.float_inside)
+
+    def hard_swish(self, x: Tensor) -> Tensor:
+        return self.binary("Mul", self.unary(x, "HardSigmoid", alpha=1 / 6, beta=0.5), x)
+
+    def squeeze_excite(self, x: Tensor, inner: int) -> Tensor:
+        y = self.conv(self.global_average(x), inner, (1, 1), activation="Relu" if self.qdq else "")
+        y = self.unary(self.conv(y, x.shape[1], (1, 1)), "HardSigmoid", alpha=0.2, beta=0.5)
+        return self.binary("Mul", x, y)
+
+
+# Random models -------------------------------------------------------------------------------------------------
+
+UNARY = ("Sigmoid", "Tanh", "LeakyRelu", "HardSigmoid", "Relu")
+OPERATORS = ("conv", "conv", "depthwise", "grouped", "max_pool", "residual", "sum", "concat", "unary", "hard_swish",
+             "squeeze_excite", "reshape")  # fmt: skip
+LAST = ("", "flatten_gemm", "global_gemm", "global_average", "average_pool", "matmul")
+
+
+@st.composite
+def models(draw: st.DrawFn) -> Builder:
+    """A chain of up to five operators, some with branches, and perhaps a classifier."""
+    number = lambda low, high: draw(st.integers(low, high))  # noqa: E731
+    b = Builder(
+        draw(st.sampled_from(["qdq", "qoperator"])), draw(st.sampled_from([np.int8, np.uint8])), number(0, 2**16),
+        draw(st.booleans()), draw(st.sampled_from([13, 17, 19])),
+    )  # fmt: skip
+    x = b.input([number(1, 3), number(1, 18), number(1, 10), number(1, 10)])
+    for op in draw(st.lists(st.sampled_from(OPERATORS), max_size=4)):
+        x = _random(draw, b, op, x)
+    last = draw(st.sampled_from(LAST))
+    if last == "average_pool":
+        kernel, strides, pads = _window(draw, x)
+        x = b.average_pool(x, kernel, strides, pads, number(0, 1))
+    elif last == "global_average":
+        x = b.global_average(x)
+    elif last == "matmul":
+        x = b.matmul(x, number(1, 12), "MatMul", draw(st.booleans()))
+    elif last:
+        x = b.flatten(b.global_average(x) if last == "global_gemm" else x)
+        x = b.matmul(x, number(1, 12), draw(st.sampled_from(["Gemm", "MatMul"])), draw(st.booleans()), number(0, 1))
+    elif not b.nodes[1:]:
+        x = b.conv(x, 4, (1, 1))
+    b.output(x, draw(st.booleans()))
+    return b
+
+
+def _window(draw: st.DrawFn, x: Tensor) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int, int, int]]:
+    """Kernel, strides and pads of a pooling window inside `x`; pads are smaller than the kernel."""
+    kernel = tuple(draw(st.integers(1, min(3, size))) for size in x.shape[2:])
+    strides = tuple(draw(st.integers(1, 3)) for _ in kernel)
+    pads = tuple(draw(st.integers(0, k - 1)) for k in kernel * 2)
+    return kernel, strides, pads  # type: ignore[return-value]
+
+
+def _random(draw: st.DrawFn, b: Builder, op: str, x: Tensor) -> Tensor:
+    channels = x.shape[1]
+    if op in ("conv", "depthwise", "grouped"):
+        return _random_conv(draw, b, op, x)
+    if op == "max_pool":
+        kernel, strides, pads = _window(draw, x)
+        y = b.max_pool(x, kernel, strides, pads, ceil_mode=draw(st.integers(0, 1)))
+        # onnx and onnxruntime disagree about windows that lie in the padding altogether
+        assume(all((y.shape[a] - 1) * strides[a - 2] < x.shape[a] + pads[a - 2] for a in (2, 3)))
+        return y
+    if op == "residual":
+        y = b.conv(x, channels, (3, 3), pads=(1, 1, 1, 1), activation=_activation(draw))
+        return b.binary("Add", *draw(st.permutations([x, y])))
+    if op == "sum":
+        y = b.max_pool(x, (3, 3), (1, 1), (1, 1, 1, 1)) if min(x.shape[2:]) > 1 else b.unary(x, "Relu")
+        return b.binary(draw(st.sampled_from(["Add", "Mul"])), *draw(st.permutations([x, y])))
+    if op == "concat":
+        parts = [x, *(b.conv(x, draw(st.integers(1, 9)), (1, 1)) for _ in range(draw(st.integers(1, 2))))]
+        return b.concat(draw(st.permutations(parts)), draw(st.booleans()))
+    if op == "unary":
+        return b.unary(x, draw(st.sampled_from(UNARY)))
+    if op == "hard_swish":
+        return b.hard_swish(x)
+    if op == "squeeze_excite":
+        return b.squeeze_excite(x, draw(st.integers(1, 6)))
+    images, _, rows, columns = x.shape
+    return b.reshape(
+        x, draw(st.sampled_from([(images, channels, 1, rows * columns), (images, channels * rows, 1, columns)]))
+    )
+
+
+def _activation(draw: st.DrawFn) -> str:
+    return draw(st.sampled_from(["", "Relu", "Clip", "kept", "clamp"]))
+
+
+def _random_conv(draw: st.DrawFn, b: Builder, op: str, x: Tensor) -> Tensor:
+    number = lambda low, high: draw(st.integers(low, high))  # noqa: E731
+    channels = x.shape[1]
+    out, group = number(1, 18), 1
+    if op == "depthwise":
+        out = group = channels
+    elif op == "grouped":
+        group = draw(st.sampled_from([g for g in range(1, channels + 1) if channels % g == 0]))
+        out = group * number(1, 3)
+    kernel, dilations, pads = [], [], []
+    for size in x.shape[2:]:
+        taps, spread = number(1, 4), number(1, 2)
+        reach = (taps - 1) * spread + 1
+        before, after = number(0, reach - 1), number(0, reach - 1)
+        if size + before + after < reach:
+            before = reach - 1
+        kernel.append(taps), dilations.append(spread), pads.append((before, after))  # type: ignore[func-returns-value]
+    return b.conv(
+        x, out, (kernel[0], kernel[1]), (number(1, 3), number(1, 3)), (pads[0][0], pads[1][0], pads[0][1], pads[1][1]),
+        (dilations[0], dilations[1]), group, draw(st.booleans()), draw(st.booleans()), _activation(draw),
+    )  # fmt: skip
