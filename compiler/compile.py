@@ -32,6 +32,7 @@ from celosia.compiler.program import (
     Unpack,
 )
 from celosia.compiler.tensorize.layer import Window, inputs
+from celosia.compiler.vthread.verify import verify
 from celosia.hw.config import Config
 
 Progress = Callable[[str], None]
@@ -64,6 +65,9 @@ def compile(  # noqa: A001 - the name users expect of the package
         except LayerError as error:
             nodes = next(c.nodes for c in selection.choices if c.layer.name == error.layer)
             refused |= {node.name or "": str(error) for node in nodes}
+    say("verifying instructions")
+    for launch in image.launches:
+        verify(cfg, image.code(launch), image.size, (0, image.constants_address))
     say("kernels for the CPU")
     program = _Assembler(model, cfg, selection, steps, image).run()
     program.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem

@@ -32,6 +32,7 @@ class Launch:
 
     address: int
     count: int
+    instruction_bytes: int
     layer_of: NDArray[np.int32]
     bytes_loaded: list[int]
     bytes_stored: list[int]
@@ -51,6 +52,12 @@ class Image:
     launches: list[Launch]
     size: int
     arena_lower_bound: int
+
+    def code(self, launch: Launch) -> NDArray[np.uint8]:
+        """The instructions of `launch`, [count, bytes of one]."""
+        start = launch.address - self.constants_address
+        rest = self.constants[start:]
+        return rest[: launch.count * launch.instruction_bytes].reshape(launch.count, -1)
 
 
 def lifetimes(cfg: Config, launches: list[list[Layer]], written: list[set[str]], read: list[set[str]]) -> list[Lifetime]:
@@ -104,7 +111,7 @@ def build(cfg: Config, launches: list[list[Layer]], written: list[set[str]], rea
     for layers, stream in zip(launches, streams, strict=True):
         code = encode(cfg, stream.instructions)
         layer_of = np.array([i.layer for i in stream.instructions], np.int32)
-        placed.append(Launch(address, len(code), layer_of, *_traffic(cfg, stream, len(layers))))
+        placed.append(Launch(address, len(code), code.shape[1], layer_of, *_traffic(cfg, stream, len(layers))))
         parts.append(code.reshape(-1))
         address += code.size
     return Image(arena.offsets, base, np.concatenate(parts), placed, address, arena.lower_bound)
