@@ -1,0 +1,307 @@
+"""Random layers, what they mean in plain numpy, and the compiled image that runs them on the functional simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from celosia.compiler import numerics
+from celosia.compiler.image import Image, build
+from celosia.compiler.tensorize import pack
+from celosia.compiler.tensorize.layer import (
+    Activation,
+    Conv,
+    Epilogue,
+    Layer,
+    Map,
+    Multiply,
+    Pool,
+    Requantise,
+    Residual,
+    Window,
+    inputs,
+    padded_groups,
+)
+from celosia.compiler.vthread.verify import verify
+from celosia.hw.config import PRESETS, Config
+from celosia.hw.isa import instruction_bytes
+from celosia.sim.fsim import FunctionalDevice
+
+Int8 = NDArray[np.int8]
+Draw = Callable[[st.SearchStrategy[int]], int]
+
+_SMALL = dict(inp_depth=128, wgt_depth=64, acc_depth=64, vin_depth=64, out_depth=64, par_depth=8)
+CONFIGS = {
+    "tiny": PRESETS["tiny"],
+    "pynq": PRESETS["pynq"],
+    "small-buffers": Config(**_SMALL),
+    "4x4-tight": Config(block_in=4, block_out=4, queue_depth=4, **(_SMALL | {"inp_depth": 64, "out_depth": 32})),
+    "4x4-tokens2": Config(block_in=4, block_out=4, token_bits=2, queue_depth=2, **_SMALL),
+    "batch2": Config(batch=2, block_in=4, block_out=4, **_SMALL),
+    "4x8": Config(block_in=4, block_out=8, bus_bytes=16, **_SMALL),
+    "16x4": Config(block_in=16, block_out=4, **_SMALL),
+    "batch2-4x8": Config(batch=2, block_in=4, block_out=8, **_SMALL),
+    "batch2-8x4": Config(batch=2, block_in=8, block_out=4, bus_bytes=4, **_SMALL),
+}
+
+
+# Meaning --------------------------------------------------------------------------------------------------
+
+
+def _windows(x: Int8, w: Window, pad_value: int) -> NDArray[np.int64]:
+    """[images, channels, rows, columns, kernel rows, kernel columns]."""
+    top, left, bottom, right = w.pads
+    x = np.pad(x.astype(np.int64), ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=pad_value)
+    view = np.lib.stride_tricks.sliding_window_view(x, (w.reach(0), w.reach(1)), axis=(2, 3))
+    return view[:, :, :: w.strides[0], :: w.strides[1], :: w.dilations[0], :: w.dilations[1]]
+
+
+def _requantised(total: NDArray[np.int64], r: Requantise, clip: tuple[int, int]) -> NDArray[np.int64]:
+    bias, multiplier, shift = (v[None, :, None, None] for v in (r.bias, r.multiplier, r.shift))
+    return numerics.requantize(total.astype(np.int32), bias, multiplier, shift, r.zero_point, *clip).astype(np.int64)
+
+
+def meaning(layer: Layer, values: dict[str, Int8]) -> Int8:
+    """The output of `layer`, [images, channels, height, width], over `values` of activations by name."""
+    x, epilogue = values[layer.x.name], layer.epilogue
+    if isinstance(layer, Conv):
+        windows = _windows(x, layer.window, layer.pad_value)
+        group_in, group_out = layer.weights.shape[1], layer.weights.shape[0] // layer.groups
+        parts = [
+            np.einsum(
+                "nchwij,ocij->nohw",
+                windows[:, g * group_in : (g + 1) * group_in],
+                layer.weights[g * group_out : (g + 1) * group_out].astype(np.int64),
+                optimize=True,
+            )
+            for g in range(layer.groups)
+        ]
+        v = _requantised(np.concatenate(parts, axis=1), layer.requantise, epilogue.clip)
+    elif isinstance(layer, Pool):
+        windows = _windows(x, layer.window, layer.pad_value)
+        if layer.requantise is None:
+            v = np.clip(windows.max(axis=(4, 5)), *epilogue.clip)
+        else:
+            v = _requantised(windows.sum(axis=(4, 5)), layer.requantise, epilogue.clip)
+    elif isinstance(layer, Multiply):
+        b = values[layer.b.name]
+        v = (x.astype(np.int64) + layer.x_offset) * (b.astype(np.int64) + layer.b_offset)
+        v = _requantised(v, layer.requantise, epilogue.clip)
+    else:
+        v = np.clip(x.astype(np.int64), *epilogue.clip)
+    if epilogue.table is not None:
+        v = epilogue.table[v + 128].astype(np.int64)
+    if epilogue.residual is not None:
+        r = epilogue.residual
+        parameters = numerics.RescaleAdd(r.scale_v, r.scale_b, r.scale_c, r.shift)
+        v = numerics.rescale_add(v, values[r.operand.name], parameters, r.lo, r.hi).astype(np.int64)
+    return v.astype(np.int8)
+
+
+# Running --------------------------------------------------------------------------------------------------
+
+
+def code_of(cfg: Config, image: Image, launch: int = 0) -> NDArray[np.uint8]:
+    """The instructions of one launch, [count, bytes]."""
+    size, run = instruction_bytes(cfg), image.launches[launch]
+    first = run.address - image.constants_address
+    return image.constants[first : first + run.count * size].reshape(run.count, size)
+
+
+@dataclass
+class Network:
+    """Layers in launches, the activations that the host fills, and what the host reads after the last launch."""
+
+    cfg: Config
+    launches: list[list[Layer]] = field(default_factory=lambda: [[]])
+    given: dict[str, tuple[Activation, Int8]] = field(default_factory=dict)
+
+    @property
+    def layers(self) -> list[Layer]:
+        return [layer for launch in self.launches for layer in launch]
+
+    def outputs(self) -> list[Activation]:
+        """Activations that no layer reads, not even as a part of a storage."""
+        used = {act.storage for layer in self.layers for act in inputs(layer)}
+        return [layer.y for layer in self.layers if layer.y.storage not in used]
+
+    def build(self) -> Image:
+        written = [set[str]() for _ in self.launches]
+        read = [set[str]() for _ in self.launches]
+        written[0] = {act.storage for act, _ in self.given.values()}
+        read[-1] = {act.storage for act in self.outputs()}
+        return build(self.cfg, self.launches, written, read)
+
+    def check(self, checking: bool = False) -> Image:
+        """Compile, verify, run and compare every output with its meaning."""
+        cfg, image = self.cfg, self.build()
+        device = FunctionalDevice(cfg, checking)
+        device.allocate(image.size)
+        noise = np.random.default_rng(0).integers(0, 256, image.constants_address, np.uint8)
+        device.write(0, noise)  # what no channel uses must not matter
+        device.write(image.constants_address, image.constants)
+        for act, values in self.given.values():
+            self._fill(device, image, act, values)
+        for index, launch in enumerate(image.launches):
+            verify(cfg, code_of(cfg, image, index), image.size, (0, image.constants_address))
+            device.run(launch.address, launch.count)
+
+        values = {name: data for name, (_, data) in self.given.items()}
+        for layer in self.layers:
+            if layer.x.name not in values:  # a concatenation
+                values |= _concatenated(self.layers, layer.x, values)
+            values[layer.y.name] = meaning(layer, values)
+        for act in self.outputs():
+            data = device.read(image.addresses[act.storage], act.size(cfg))
+            shape = (act.images, act.channels, act.height, act.width)
+            found = pack.unpack_activation(cfg, data, shape, act.storage_groups, act.group_offset)
+            np.testing.assert_array_equal(found, values[act.name], f"{act.name} of {self.layers}")
+        return image
+
+    def _fill(self, device: FunctionalDevice, image: Image, act: Activation, values: Int8) -> None:
+        """Write `values` to their place in the storage of `act`, leaving the rest as it is."""
+        cfg, address = self.cfg, image.addresses[act.storage]
+        plane = act.height * act.width * cfg.piece_bytes
+        data = pack.activation(cfg, values, act.groups(cfg)).reshape(act.batches(cfg), -1)
+        for batch, row in enumerate(data):
+            device.write(address + (batch * act.storage_groups + act.group_offset) * plane, row)
+
+
+def _concatenated(layers: list[Layer], whole: Activation, values: dict[str, Int8]) -> dict[str, Int8]:
+    parts = sorted((layer.y for layer in layers if layer.y.storage == whole.storage), key=lambda act: act.group_offset)
+    return {whole.name: np.concatenate([values[part.name] for part in parts], axis=1)}
+
+
+# Drawing --------------------------------------------------------------------------------------------------
+
+
+def requantise(rng: np.random.Generator, channels: int, reach: float) -> Requantise:
+    """Scales that bring sums of about `reach` to the range of int8."""
+    scale = (rng.uniform(0.3, 2.0, channels) * 100 / max(reach, 1)).astype(np.float32)
+    bias = rng.integers(-int(reach) // 2 - 1, int(reach) // 2 + 2, channels).astype(np.int32)
+    return Requantise(bias, *numerics.fold_scale(scale), int(rng.integers(-30, 30)))
+
+
+def table(rng: np.random.Generator) -> Int8:
+    return rng.integers(-128, 128, 256).astype(np.int8)
+
+
+def residual(rng: np.random.Generator, operand: Activation) -> Residual:
+    a, b = (int(v) for v in rng.integers(-(1 << 14), 1 << 14, 2))
+    return Residual(operand, a, b, int(rng.integers(-(1 << 18), 1 << 18)), 14, -100 if rng.random() < 0.3 else -128)
+
+
+@st.composite
+def windows(draw: st.DrawFn, largest: int = 4) -> Window:
+    def pair(low: int, high: int) -> tuple[int, int]:
+        return draw(st.integers(low, high)), draw(st.integers(low, high))
+
+    kernel = draw(st.sampled_from([(1, 1), (3, 3), None])) or pair(1, largest)
+    strides = draw(st.sampled_from([(1, 1), (2, 2), None])) or pair(1, 3)
+    dilations = draw(st.sampled_from([(1, 1), (1, 1), None])) or pair(1, 2)
+    bare = Window(kernel, strides, dilations)
+    pads = [draw(st.integers(0, bare.reach(axis) - 1)) for axis in (0, 1, 0, 1)]
+    if draw(st.booleans()):
+        pads = [0] * 4
+    return Window(kernel, strides, dilations, (pads[0], pads[1], pads[2], pads[3]))
+
+
+@dataclass
+class Builder:
+    """Grows a network; each method adds a layer and returns its output."""
+
+    net: Network
+    draw: st.DrawFn
+    rng: np.random.Generator
+
+    @property
+    def cfg(self) -> Config:
+        return self.net.cfg
+
+    def _number(self, low: int, high: int) -> int:
+        return self.draw(st.integers(low, high))
+
+    def _flag(self) -> bool:
+        return self.draw(st.booleans())
+
+    def _name(self) -> str:
+        return f"t{len(self.net.layers)}"
+
+    def given(self, images: int, channels: int, height: int, width: int, before: int = 0, after: int = 0) -> Activation:
+        """An activation filled by the host, with `before` and `after` foreign channel groups around it."""
+        name = f"in{len(self.net.given)}"
+        act = Activation(name, images, channels, height, width)
+        if before or after:
+            groups = padded_groups(self.cfg, (before + after + act.groups(self.cfg)) * self.cfg.group)
+            act = act.placed(self.cfg, f"{name}-storage", before, groups)
+        else:
+            act = act.placed(self.cfg)
+        values = self.rng.integers(-128, 128, (images, channels, height, width)).astype(np.int8)
+        self.net.given[name] = (act, values)
+        return act
+
+    def _like(self, x: Activation) -> Activation:
+        return self.given(x.images, x.channels, x.height, x.width)
+
+    def epilogue(self, y: Activation, second: bool = True) -> Epilogue:
+        clip = (-128, 127)
+        if self._flag():
+            low, high = sorted(int(v) for v in self.rng.integers(-128, 128, 2))
+            clip = (low, high)
+        lookup = table(self.rng) if self._number(0, 2) == 0 else None
+        add = residual(self.rng, self._like(y)) if second and self._number(0, 2) == 0 else None
+        return Epilogue(clip, lookup, add)
+
+    def _add(self, layer: Layer) -> Activation:
+        self.net.launches[-1].append(layer)
+        return layer.y
+
+    def _output(self, x: Activation, channels: int, window: Window) -> Activation:
+        top, left, bottom, right = window.pads
+        height = (x.height + top + bottom - window.reach(0)) // window.strides[0] + 1
+        width = (x.width + left + right - window.reach(1)) // window.strides[1] + 1
+        return Activation(self._name(), x.images, channels, height, width).placed(self.cfg)
+
+    def conv(
+        self, x: Activation, window: Window, channels: int, groups: int = 1, y: Activation | None = None
+    ) -> Activation:
+        y = y or self._output(x, channels, window)
+        shape = (channels, x.channels // groups, *window.kernel)
+        weights = self.rng.integers(-128, 128, shape).astype(np.int8)
+        reach = 74 * 74 * np.sqrt(np.prod(shape[1:]))
+        return self._add(
+            Conv(
+                self._name(), x, y, weights, requantise(self.rng, channels, reach), window, groups,
+                int(self.rng.integers(-128, 128)), self.epilogue(y),
+            )
+        )  # fmt: skip
+
+    def pool(self, x: Activation, window: Window, largest: bool) -> Activation:
+        y = self._output(x, x.channels, window)
+        scale = None if largest else requantise(self.rng, x.channels, 74 * np.sqrt(np.prod(window.kernel)))
+        pad_value = -128 if largest else int(self.rng.integers(-128, 128))
+        return self._add(Pool(self._name(), x, y, window, scale, pad_value, self.epilogue(y, second=False)))
+
+    def map(self, x: Activation, operand: Activation | None = None) -> Activation:
+        y = self._output(x, x.channels, Window((1, 1)))
+        epilogue = self.epilogue(y, second=False)
+        if operand is not None:
+            epilogue = Epilogue(epilogue.clip, epilogue.table, residual(self.rng, operand))
+        return self._add(Map(self._name(), x, y, epilogue))
+
+    def multiply(self, x: Activation, b: Activation) -> Activation:
+        y = self._output(x, x.channels, Window((1, 1)))
+        offsets = (int(v) for v in self.rng.integers(-255, 256, 2))
+        scale = requantise(self.rng, x.channels, 150 * 150)
+        return self._add(Multiply(self._name(), x, b, y, *offsets, scale, self.epilogue(y, second=False)))
+
+
+@st.composite
+def builders(draw: st.DrawFn, names: list[str] | None = None) -> Builder:
+    """An empty network for one of CONFIGS."""
+    cfg = CONFIGS[draw(st.sampled_from(names or list(CONFIGS)))]
+    return Builder(Network(cfg), draw, np.random.default_rng(draw(st.integers(0, 1 << 32))))
