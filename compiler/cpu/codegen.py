@@ -163,7 +163,19 @@ class _Writer:
     # Memory
 
     def _pointer(self, tensor: Tensor, at: V) -> V:
+        if tensor.value is not None and tensor not in self.memory:
+            self.memory[tensor] = self._table(tensor)
         return self.b.gep(self.memory[tensor], [at], inbounds=True, source_etype=memory_type(tensor.dtype))
+
+    def _table(self, tensor: Tensor) -> V:
+        assert tensor.value is not None
+        data = bytearray(tensor.value.tobytes())
+        kind = ir.ArrayType(ir.IntType(8), max(len(data), 1))
+        table = ir.GlobalVariable(self.fn.module, kind, f"{self.fn.name}.table{len(self.fn.module.global_values)}")
+        table.linkage, table.global_constant, table.align = "private", True, ALIGN
+        table.initializer = ir.Constant(kind, data or bytearray(1))
+        table.type = ir.PointerType()
+        return table
 
     def _offset(self, tensor: Tensor, index: tuple[Expr, ...], env: dict[Var, V], memo: dict[Any, V]) -> V:
         """The element number, as a scalar."""

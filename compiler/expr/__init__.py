@@ -40,13 +40,13 @@ from celosia.compiler.expr.nodes import (
     wrap,
 )
 from celosia.compiler.expr.schedule import Schedule, Stage, create_schedule
-from celosia.compiler.expr.tensor import compute, max, min, ordered_sum, placeholder, prod, reduce_axis, sum
+from celosia.compiler.expr.tensor import compute, constant, max, min, ordered_sum, placeholder, prod, reduce_axis, sum
 from celosia.compiler.expr.transform import collapse, fuse_injective
 
 __all__ = [
     "INDEX", "Alloc", "Axis", "Binary", "Block", "Call", "Cast", "Const", "Expr", "For", "Function", "If",
     "Intrinsic", "Let", "Load", "Reduce", "Schedule", "Select", "Stage", "Stmt", "Store", "Tensor", "Update",
-    "Var", "binary", "call", "cast", "clip", "collapse", "compute", "create_schedule", "equal",
+    "Var", "binary", "call", "cast", "clip", "collapse", "compute", "constant", "create_schedule", "equal",
     "fuse_injective", "fuse_loops", "interpret", "is_float", "lower", "max", "maximum", "min", "minimum", "ordered_sum",
     "placeholder", "prod", "reduce_axis", "select", "sum", "wrap",
 ]  # fmt: skip

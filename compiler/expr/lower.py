@@ -33,7 +33,7 @@ def lower(
     ValueError where a placeholder that is needed is not among them.
     """
     schedule = what if isinstance(what, Schedule) else create_schedule(what)
-    needed = [t for t in schedule.tensors if t.body is None]
+    needed = [t for t in schedule.tensors if t.body is None and t.value is None]
     inputs = tuple(needed if inputs is None else inputs)
     if missing := [t.name for t in needed if t not in inputs]:
         raise ValueError(f"placeholders {missing} are read but not among the inputs")

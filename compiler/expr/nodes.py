@@ -18,6 +18,7 @@ from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 INDEX = "int64"
 
@@ -256,13 +257,14 @@ class Reduce(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """A dense row-major array: given by the caller (`body` is None), or defined by `body` at every point of `axes`."""
+    """A dense row-major array: defined by `body` at every point of `axes`, or constant (`value`), or an input."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     axes: tuple[Axis, ...] = ()
     body: Expr | None = field(default=None, repr=False)
+    value: NDArray[Any] | None = field(default=None, repr=False)
 
     @property
     def size(self) -> int:

@@ -10,6 +10,10 @@ sum[k](a[i0, k] * b[k, i1])
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from celosia.compiler.expr.nodes import Axis, Expr, Reduce, Tensor, Value, wrap
 
@@ -19,6 +23,11 @@ Shape = tuple[int, ...]
 def placeholder(shape: Shape, dtype: str, name: str) -> Tensor:
     """An array the caller provides."""
     return Tensor(name, tuple(shape), dtype)
+
+
+def constant(array: NDArray[Any], name: str) -> Tensor:
+    """A table that is part of the kernel."""
+    return Tensor(name, array.shape, array.dtype.name, value=np.ascontiguousarray(array))
 
 
 def compute(
@@ -51,7 +60,9 @@ def _reduce(kind: str, value: Expr, axes: Axis | tuple[Axis, ...]) -> Expr:
 
 
 def sum(value: Expr, axes: Axis | tuple[Axis, ...]) -> Expr:
-    """Sum over `axes`. Floats may be added in any order."""
+    """Sum over `axes`. Floats may be added in any order; float16 is accumulated in float32."""
+    if value.dtype == "float16":
+        return _reduce("sum", value.astype("float32"), axes).astype("float16")
     return _reduce("sum", value, axes)
 
 

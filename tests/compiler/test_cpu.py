@@ -258,7 +258,27 @@ def integer_operators(dtype: str) -> list[Any]:
     ]  # fmt: skip
 
 
+SIZES = vec(1, 2, 7, 3)
+RESIZE = [
+    *(case("Resize", {"mode": mode, "coordinate_transformation_mode": where}, f(1, 2, 4, 5), None, None, SIZES,
+           consts=(3,), tol=1e-4)
+      for mode in ("nearest", "linear", "cubic")
+      for where in ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")),
+    case("Resize", {"nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}, f(1, 2, 4, 5), None,
+         np.float32([1, 1, 2, 2]), consts=(2,)),
+    case("Resize", {"mode": "linear", "antialias": 1}, f(1, 2, 14, 15), None, np.float32([1, 1, 0.6, 0.4]), consts=(2,),
+         tol=1e-4),
+]  # fmt: skip
+
 EDGES = [
+    case("Shape", {"start": 1}, f(2, 3, 4)),
+    case("Hardmax", {}, f(3, 7)),
+    case("Shrink", {"lambd": 0.5, "bias": 0.2}, f(3, 7)),
+    case("MeanVarianceNormalization", {}, f(2, 3, 4, 5), tol=1e-4),
+    case("LpNormalization", {"axis": 1}, f(2, 3, 4)),
+    case("EyeLike", {"k": 1}, f(3, 5)),
+    case("Range", {}, s(1), s(9), s(3), consts=(0, 1, 2)),
+    case("MatMul", {}, f(5, 300).astype(np.float16), f(300, 7).astype(np.float16), tol=2e-2),
     case("Add", {}, s(2.0), s(3.0)),
     case("Add", {}, f(3, 0, 2), f(2)),
     case("Concat", {"axis": 0}, f(0, 3), f(2, 3)),
@@ -274,7 +294,7 @@ EDGES = [
 ]
 
 
-ALL = [*ELEMENTWISE, *REDUCTIONS, *WINDOWS, *PRODUCTS, *SHAPES, *QUANTISE, *EDGES,
+ALL = [*ELEMENTWISE, *REDUCTIONS, *WINDOWS, *PRODUCTS, *SHAPES, *QUANTISE, *RESIZE, *EDGES,
        *integer_operators("int8"), *integer_operators("uint8")]  # fmt: skip
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from celosia.compiler.cpu.ops import elementwise, nn, quantized, shape  # they fill the table
+from celosia.compiler.cpu.functions import TYPES
+from celosia.compiler.cpu.ops import elementwise, nn, quantized, resize, shape  # they fill the table
 from celosia.compiler.cpu.ops.registry import OPS, Array, Node, Unsupported
 from celosia.compiler.cpu.ops.shape import VIEWS, view_shape
 from celosia.compiler.expr import Tensor
 
-__all__ = ["OPS", "VIEWS", "Node", "Unsupported", "build", "elementwise", "nn", "quantized", "shape", "view_shape"]
+__all__ = [
+    "OPS", "VIEWS", "Node", "Unsupported", "build", "elementwise", "nn", "quantized", "resize", "shape", "view_shape"
+]  # fmt: skip
 
 
 def build(
@@ -24,6 +27,9 @@ def build(
     if op not in OPS:
         raise Unsupported(f"{op}{f' {name!r}' if name else ''}: there is no such operator on the CPU")
     node = Node(op, attrs, tuple(inputs), tuple(values) if values else (None,) * len(inputs), outputs, opset, name)
+    for number, tensor in enumerate(inputs):
+        if tensor is not None and tensor.dtype not in TYPES:
+            raise node.fail(f"input {number} has element type {tensor.dtype}")
     try:
         result = OPS[op](node)
     except (Unsupported, TypeError) as e:

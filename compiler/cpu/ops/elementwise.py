@@ -50,6 +50,10 @@ def gelu(x: Expr, approximate: str) -> Expr:
     return x * 0.5 * (call("erf", x * math.sqrt(0.5)) + 1)
 
 
+def shrink(x: Expr, limit: float, bias: float) -> Expr:
+    return select(x < -limit, x + bias, select(x > limit, x - bias, 0))
+
+
 Attrs = dict[str, Any]
 UNARY: dict[str, Callable[[Expr, Attrs], Expr]] = {
     "Identity": lambda x, a: x,
@@ -76,6 +80,7 @@ UNARY: dict[str, Callable[[Expr, Attrs], Expr]] = {
     "HardSigmoid": lambda x, a: T.clip(x * a.get("alpha", 0.2) + a.get("beta", 0.5), 0, 1),
     "HardSwish": lambda x, a: x * T.clip(x * (1 / 6) + 0.5, 0, 1),
     "Gelu": lambda x, a: gelu(x, a.get("approximate", "none")),
+    "Shrink": lambda x, a: shrink(x, a.get("lambd", 0.5), a.get("bias", 0.0)),
     "Mish": lambda x, a: x * call("tanh", softplus(x)),
     "Swish": lambda x, a: x * sigmoid(x * a.get("alpha", 1.0)),
     "QuickGelu": lambda x, a: x * sigmoid(x * a.get("alpha", 1.702)),

@@ -126,6 +126,19 @@ def softmax(node: Node) -> Tensor:
     return T.compute(x.shape, lambda *i: e[i] * at(scale, i), "softmax")
 
 
+@op("Hardmax")
+def hardmax(node: Node) -> Tensor:
+    x = node.input(0)
+    rank = len(x.shape)
+    axis = node.axis(-1 if node.opset >= 13 else 1, rank)
+    if node.opset < 13 and axis != rank - 1:
+        raise node.fail("over several dimensions")
+    best = reduced(x, [axis], True, T.max, "best")
+    n = x.shape[axis]
+    first = reduced(x, [axis], True, T.min, "first", lambda i: select(T.equal(x[i], at(best, i)), i[axis], n))
+    return T.compute(x.shape, lambda *i: select(T.equal(at(first, i), i[axis]), wrap(1, x.dtype), 0), "hardmax")
+
+
 # Normalisation
 
 
@@ -210,6 +223,28 @@ def batch_normalization(node: Node) -> Tensor:
     eps = node.attrs.get("epsilon", 1e-5)
     factor = T.compute(scale.shape, lambda c: scale[c] / call("sqrt", variance[c] + eps), "factor")
     return T.compute(x.shape, lambda *i: (x[i] - mean[i[1]]) * factor[i[1]] + bias[i[1]], "batch_norm")
+
+
+@op("MeanVarianceNormalization")
+def mean_variance_normalization(node: Node) -> Tensor:
+    x = node.input(0)
+    mean, variance = moments(x, [int(a) for a in node.attrs.get("axes", (0, 2, 3))])
+    return T.compute(
+        x.shape, lambda *i: (x[i] - at(mean, i)) / (call("sqrt", at(variance, i)) + 1e-9), "mean_variance"
+    )
+
+
+@op("LpNormalization")
+def lp_normalization(node: Node) -> Tensor:
+    x, p = node.input(0), int(node.attrs.get("p", 2))
+    axis = node.axis(-1, len(x.shape))
+    total = reduced(x, [axis], True, lambda v, ks: T.sum(call("abs", v) if p == 1 else v * v, ks), "total")
+
+    def body(*i: Expr) -> Expr:
+        norm = at(total, i) if p == 1 else call("sqrt", at(total, i))
+        return select(T.equal(norm, 0), wrap(0, x.dtype), x[i] / norm)
+
+    return T.compute(x.shape, body, "lp_normalization")
 
 
 @op("LRN")

@@ -128,7 +128,7 @@ def qlinear_matmul(node: Node) -> Tensor:
     sy, zy = node.scalar(6, F32), node.scalar(7, a.dtype)
 
     def finish(acc: Expr, i: tuple[Expr, ...]) -> Expr:
-        scale = (sa * (sb.flat(0) if sb.size == 1 else sb.flat(i[-1]))) / sy
+        scale = (sa * sb.flat(0 if sb.size == 1 else i[-1]).astype(F32)) / sy
         return requantize(acc, scale, zy, a.dtype)
 
     return matmul_any(node, a, b, change_a=unbiased(za), change_b=unbiased_along(zb, -1), finish=finish)

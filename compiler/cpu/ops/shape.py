@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.registry import Node, Shape, at, op, reshaped
+from celosia.compiler.cpu.ops.registry import Array, Node, Shape, at, op, reshaped
 from celosia.compiler.expr import INDEX, Expr, Tensor, select, wrap
 
 # Operators that only change the shape: their output may share the memory of their input.
@@ -284,10 +284,11 @@ def depth_to_space(node: Node) -> Tensor:
 def space_to_depth(node: Node) -> Tensor:
     x, b = node.input(0), int(node.attrs["blocksize"])
     n, c, h, w = x.shape
+    crd = node.attrs.get("mode", "DCR") == "CRD"
 
     def body(ni: Expr, ci: Expr, y: Expr, xi: Expr) -> Expr:
-        block = ci // c
-        return x[ni, ci % c, y * b + block // b, xi * b + block % b]
+        block, channel = (ci % (b * b), ci // (b * b)) if crd else (ci // c, ci % c)
+        return x[ni, channel, y * b + block // b, xi * b + block % b]
 
     return T.compute((n, c * b * b, h // b, w // b), body, "space_to_depth")
 
@@ -317,3 +318,57 @@ def one_hot(node: Node) -> Tensor:
         return select(T.equal(select(k < 0, k + depth, k), i[axis]), values.flat(1), values.flat(0))
 
     return T.compute(shape, body, "one_hot")
+
+
+# Values known when the model is compiled
+
+
+@op("Shape", "Size")
+def shape_of(node: Node) -> Tensor:
+    x = node.input(0)
+    start, end = int(node.attrs.get("start", 0)), node.attrs.get("end")
+    dims = x.shape[start : None if end is None else int(end)]
+    return copied(np.array(x.size if node.op == "Size" else dims, np.int64), node.op.lower())
+
+
+@op("ConstantOfShape")
+def constant_of_shape(node: Node) -> Tensor:
+    value = np.asarray(node.attrs.get("value", np.zeros(1, np.float32))).reshape(-1)
+    shape = tuple(int(v) for v in node.constant(0, "shape"))
+    return T.compute(shape, lambda *i: wrap(value[0], value.dtype.name), "filled")
+
+
+@op("Range")
+def range_(node: Node) -> Tensor:
+    start, limit, delta = (node.constant(i, name) for i, name in enumerate(("start", "limit", "delta")))
+    count = max(0, int(np.ceil((limit - start) / delta).reshape(())))
+    first, step = (wrap(v.reshape(-1)[0], start.dtype.name) for v in (start, delta))
+    return T.compute((count,), lambda i: first + i.astype(start.dtype.name) * step, "range")
+
+
+@op("EyeLike")
+def eye_like(node: Node) -> Tensor:
+    from celosia.compiler.cpu.ops.elementwise import ONNX_TYPES
+
+    x, k = node.input(0), int(node.attrs.get("k", 0))
+    dtype = ONNX_TYPES.get(int(node.attrs["dtype"]), "") if "dtype" in node.attrs else x.dtype
+    return T.compute(x.shape, lambda i, j: select(T.equal(j - i, k), wrap(1, dtype), wrap(0, dtype)), "eye")
+
+
+def copied(array: Array, name: str) -> Tensor:
+    """A computed tensor with the values of `array`."""
+    table = T.constant(array, f"{name}_table")
+    return T.compute(array.shape, lambda *i: table[i], name)
+
+
+@op("ReverseSequence")
+def reverse_sequence(node: Node) -> Tensor:
+    x, lengths = node.input(0), node.input(1)
+    time, batch = int(node.attrs.get("time_axis", 0)), int(node.attrs.get("batch_axis", 1))
+
+    def body(*i: Expr) -> Expr:
+        length = lengths[i[batch]]
+        at_ = T.clip(select(i[time] < length, length - 1 - i[time], i[time]), 0, x.shape[time] - 1)
+        return x[tuple(at_ if d == time else k for d, k in enumerate(i))]
+
+    return T.compute(x.shape, body, "reverse_sequence")
