@@ -100,8 +100,7 @@ class _Writer:
             case For(kind=kind):
                 raise ValueError(f"the CPU cannot run a {kind} loop")
             case Store(tensor, index, value):
-                memo: dict[Any, V] = {}
-                self._store(tensor, index, self.expr(value, env, memo), env, memo)
+                self._store(tensor, index, self.expr(value, env, {}), env)
             case Update(kind, tensor, index, value):
                 self._update(kind, tensor, index, value, env)
             case Let(var, value, body):
@@ -205,7 +204,7 @@ class _Writer:
         self.lane = saved
         return self._pointer(tensor, at)
 
-    def _load(self, tensor: Tensor, index: tuple[Expr, ...], env: dict[Var, V], memo: dict[Any, V]) -> V:
+    def _load(self, tensor: Tensor, index: tuple[Expr, ...], env: dict[Var, V]) -> V:
         element = memory_type(tensor.dtype)
         align = itemsize(tensor.dtype)
         step = self._lanes(tensor, index)
@@ -234,7 +233,7 @@ class _Writer:
             value = self.b.icmp_unsigned("!=", value, ir.Constant(value.type, None))
         return value
 
-    def _store(self, tensor: Tensor, index: tuple[Expr, ...], value: V, env: dict[Var, V], memo: dict[Any, V]) -> None:
+    def _store(self, tensor: Tensor, index: tuple[Expr, ...], value: V, env: dict[Var, V]) -> None:
         if tensor.dtype == "bool":
             byte = ir.IntType(8)
             value = self.b.zext(value, ir.VectorType(byte, value.type.count) if is_vector(value) else byte)
@@ -259,28 +258,26 @@ class _Writer:
         if kind == "sum" and step == (self.vector is not None) and tensor.dtype in ("float32", "float64"):
             match value:  # products are added without rounding them first
                 case Binary("mul", a, b):
-                    old = self._load(tensor, index, env, memo)
+                    old = self._load(tensor, index, env)
                     factors = self._same_width(self.expr(a, env, memo), self.expr(b, env, memo), old)
-                    self._store(tensor, index, functions.intrinsic(self.b, "llvm.fma", *factors), env, memo)
+                    self._store(tensor, index, functions.intrinsic(self.b, "llvm.fma", *factors), env)
                     return
         new = self.expr(value, env, memo)
         if self.vector is not None and step == 0:
             new = functions.horizontal(self.b, Reduce.COMBINE[kind], tensor.dtype, splat(self.b, new, self.vector[1]))
             saved, self.vector = self.vector, None
-            self._combine(kind, tensor, index, new, env | {saved[0]: I64(0)}, {})
+            self._combine(kind, tensor, index, new, env | {saved[0]: I64(0)})
             self.vector = saved
             return
-        self._combine(kind, tensor, index, new, env, memo)
+        self._combine(kind, tensor, index, new, env)
 
-    def _combine(
-        self, kind: str, tensor: Tensor, index: tuple[Expr, ...], new: V, env: dict[Var, V], memo: dict[Any, V]
-    ) -> None:
-        old = self._load(tensor, index, env, memo)
+    def _combine(self, kind: str, tensor: Tensor, index: tuple[Expr, ...], new: V, env: dict[Var, V]) -> None:
+        old = self._load(tensor, index, env)
         if is_vector(old):
             new = splat(self.b, new, old.type.count)
         free = kind != "ordered_sum"
         result = self._binary(Reduce.COMBINE[kind], tensor.dtype, old, new, any_order=free)
-        self._store(tensor, index, result, env, memo)
+        self._store(tensor, index, result, env)
 
     # Expressions
 
@@ -302,7 +299,7 @@ class _Writer:
                     return ir.Constant(ir.VectorType(I64, n), list(range(n)))
                 return env[e]
             case Load(tensor, index):
-                return self._load(tensor, index, env, memo)
+                return self._load(tensor, index, env)
             case Binary(op, a, b):
                 x, y = self._same_width(self.expr(a, env, memo), self.expr(b, env, memo))
                 if op in COMPARISONS:

@@ -67,8 +67,6 @@ def interpret(function: Function, *inputs: Array) -> list[Array]:
 
 def _at(tensor: Tensor, index: tuple[Expr, ...], memory: dict[Tensor, Array], env: dict[Var, Any]) -> int:
     point = [int(_value(i, memory, env)) for i in index]
-    if tensor.value is not None:
-        memory.setdefault(tensor, tensor.value.reshape(-1))
     if len(point) == len(tensor.shape) and not all(0 <= p < n for p, n in zip(point, tensor.shape)):
         raise IndexError(f"{tensor.name}{list(tensor.shape)} accessed at {point}")
     position = point[0] if len(point) == 1 else int(np.ravel_multi_index(point, tensor.shape)) if point else 0
@@ -111,7 +109,8 @@ def _value(e: Expr, memory: dict[Tensor, Array], env: dict[Var, Any]) -> Any:
         case Var():
             return env[e]
         case Load(tensor, index):
-            return memory[tensor][_at(tensor, index, memory, env)]
+            at = _at(tensor, index, memory, env)
+            return (memory[tensor] if tensor.value is None else tensor.value.reshape(-1))[at]
         case Binary(op, a, b):
             x, y = _value(a, memory, env), _value(b, memory, env)
             if op in ("div", "floordiv", "mod") and not is_float(a.dtype):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from celosia.compiler.expr.affine import flatten
 from celosia.compiler.expr.loops import Alloc, For, Function, If, Stmt, Store, Update, block
 from celosia.compiler.expr.nodes import (
@@ -20,7 +22,7 @@ from celosia.compiler.expr.nodes import (
     walk,
     wrap,
 )
-from celosia.compiler.expr.schedule import Schedule, Stage, create_schedule
+from celosia.compiler.expr.schedule import Fuse, Schedule, Split, Stage, create_schedule
 from celosia.compiler.expr.transform import inline
 
 
@@ -41,15 +43,13 @@ def lower(
     inlined = {t for t, stage in schedule.stages.items() if stage.inlined and t not in schedule.outputs}
     nests: list[Stmt] = []
     temporaries: list[Tensor] = []
-    bodies: dict[Tensor, Expr] = {}
     copies: dict[Tensor, Tensor] = {}  # inlined tensors whose own definition was rewritten
     for tensor, stage in schedule.stages.items():
         assert tensor.body is not None
-        body = inline(rewrite(tensor.body, _renamed(copies)), set(copies.values()))
+        body = inline(_with_copies(tensor.body, copies), set(copies.values()))
         if tensor in inlined:
             copies[tensor] = Tensor(tensor.name, tensor.shape, tensor.dtype, tensor.axes, body)
             continue
-        bodies[tensor] = body
         nests.append(_nest(stage, body))
         if tensor not in schedule.outputs:
             temporaries.append(tensor)
@@ -59,16 +59,15 @@ def lower(
     return Function(name or schedule.outputs[0].name, inputs, schedule.outputs, code)
 
 
-def _renamed(copies: dict[Tensor, Tensor]):  # type: ignore[no-untyped-def]
-    return lambda node: (
-        Load(copies[node.tensor], node.index) if isinstance(node, Load) and node.tensor in copies else None
-    )
+def _with_copies(body: Expr, copies: dict[Tensor, Tensor]) -> Expr:
+    def change(e: Expr) -> Expr | None:
+        return Load(copies[e.tensor], e.index) if isinstance(e, Load) and e.tensor in copies else None
+
+    return rewrite(body, change)
 
 
 def start_value(kind: str, dtype: str) -> Const:
     """What a reduction begins with."""
-    import numpy as np
-
     if kind in ("sum", "ordered_sum", "prod"):
         return wrap(kind == "prod", dtype)  # type: ignore[return-value]
     if is_float(dtype):
@@ -101,7 +100,9 @@ def _nest(stage: Stage, body: Expr) -> Stmt:
             inner = For(axis, axis.extent, inner, stage.kinds.get(axis, "serial"))
         return inner
 
-    reduces = [node for node in walk(body) if isinstance(node, Reduce)][::-1]
+    reduces = [node for node in walk(body) if isinstance(node, Reduce)]
+    if any(isinstance(node, Reduce) for reduce in reduces for node in walk(reduce.value)):
+        raise ValueError(f"{tensor.name}: a reduction inside a reduction; make the inner one a tensor")
     if not reduces:
         return loops(stage.order, Store(tensor, index, body))
     first = next((i for i, axis in enumerate(stage.order) if axis.reduce), len(stage.order))
@@ -117,7 +118,7 @@ def _nest(stage: Stage, body: Expr) -> Stmt:
         acc = Tensor(name, tuple(axis.extent for axis in tile), reduce.dtype)
         locals_.append(acc)
         roots = {leaf for root in reduce.axes for leaf in _leaves(stage, root)}
-        value = rewrite(reduce.value, lambda node: accumulators.get(id(node)))
+        value = reduce.value
         update: Stmt = Update(reduce.kind, acc, where, value)
         own = [g for g in guards if any(node in roots for node in walk(g))]
         for guard in own:
@@ -182,9 +183,8 @@ def _replace(body: Expr, by_id: dict[int, Expr]) -> Expr:
 
 
 def _leaves(stage: Stage, root: Axis) -> list[Axis]:
+    """The loops that `root` became."""
     leaves = [root]
-    from celosia.compiler.expr.schedule import Fuse, Split
-
     for relation in stage.relations:
         match relation:
             case Split(parent, outer, inner) if parent in leaves:

@@ -270,3 +270,19 @@ def test_lanes_reduce_any_length(n: int, c: int, kind: str, whole: bool) -> None
     x = RNG.integers(-2, 3, (n, c)).astype(dtype)
     np.testing.assert_array_equal(both(T.lower(s), x)[0], getattr(np, kind)(x, 1, dtype=dtype) if kind in (
         "sum", "prod") else getattr(np, kind)(x, 1))  # fmt: skip
+
+
+def test_tables_are_part_of_the_kernel() -> None:
+    table = T.constant(np.array([3, 1, 2], np.int64), "table")
+    a = T.placeholder((4,), "float32", "a")
+    function = T.lower(T.compute((3,), lambda i: a[table[i]], "b"))
+    x = floats(4)
+    assert [t.name for t in function.inputs] == ["a"]
+    np.testing.assert_array_equal(both(function, x)[0], x[[3, 1, 2]])
+
+
+def test_a_reduction_in_a_reduction_is_refused() -> None:
+    a = T.placeholder((3, 4), "float32", "a")
+    k, l = T.reduce_axis(3, "k"), T.reduce_axis(4, "l")
+    with pytest.raises(ValueError, match="make the inner one a tensor"):
+        T.lower(T.compute((1,), lambda i: T.sum(T.max(a[k, l], l), k), "b"))

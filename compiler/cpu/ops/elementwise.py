@@ -40,10 +40,6 @@ def softplus(x: Expr) -> Expr:
     return T.maximum(x, 0) + call("log", call("exp", -call("abs", x)) + 1)
 
 
-def round_half_even(x: Expr) -> Expr:
-    return call("round_even", x)
-
-
 def gelu(x: Expr, approximate: str) -> Expr:
     if approximate == "tanh":
         return x * 0.5 * (call("tanh", (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)) + 1)
@@ -136,10 +132,6 @@ def modulo(x: Expr, y: Expr, fmod: bool) -> Expr:
     return select(other & T.binary("ne", rest, 0), rest - y, rest)
 
 
-def shift(x: Expr, y: Expr, direction: str) -> Expr:
-    return T.binary("shl" if direction == "LEFT" else "shr", x, y)
-
-
 BINARY: dict[str, Callable[[Expr, Expr, Attrs], Expr]] = {
     "Add": lambda x, y, a: x + y,
     "Sub": lambda x, y, a: x - y,
@@ -148,7 +140,7 @@ BINARY: dict[str, Callable[[Expr, Expr, Attrs], Expr]] = {
     "Pow": lambda x, y, a: power(x, y),
     "Mod": lambda x, y, a: modulo(x, y, bool(a.get("fmod", 0))),
     "PRelu": lambda x, y, a: select(x < 0, x * y, x),
-    "BitShift": lambda x, y, a: shift(x, y, a["direction"]),
+    "BitShift": lambda x, y, a: T.binary("shl" if a["direction"] == "LEFT" else "shr", x, y),
     "Equal": lambda x, y, a: T.equal(x, y),
     "And": lambda x, y, a: x & y,
     "Or": lambda x, y, a: x | y,

@@ -37,7 +37,6 @@ class Node:
     opset: int = 21
     name: str = ""
 
-
     def fail(self, why: str) -> Unsupported:
         return Unsupported(f"{self.op}{f' {self.name!r}' if self.name else ''}: {why}")
 
