@@ -10,8 +10,6 @@ import dataclasses
 import hashlib
 import io
 import json
-import os
-import tempfile
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.cpu import Kernel
+from celosia.compiler.files import replacing
 from celosia.hw.config import Config, ConfigError
 
 FORMAT = "celosia-program"
@@ -153,24 +152,18 @@ class Program:
     # The file --------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """Write the Program to `path`, or nothing where that fails."""
-        path = Path(path)
+        """Write the Program to `path`, or nothing where that fails. OutputError."""
         blobs = self._blobs()
-        manifest = self._manifest() | {"sha256": {name: hashlib.sha256(data).hexdigest() for name, data in blobs.items()}}
-        text = json.dumps(manifest, indent=1).encode()
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            try:
-                with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-                    archive.writestr("manifest.json", text)
-                    archive.writestr("manifest.sha256", hashlib.sha256(text).hexdigest())
-                    for name, data in blobs.items():
-                        archive.writestr(name, data)
-                file.close()
-                os.chmod(file.name, 0o644)
-                os.replace(file.name, path)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
+        digests = {name: hashlib.sha256(data).hexdigest() for name, data in blobs.items()}
+        text = json.dumps(self._manifest() | {"sha256": digests}, indent=1).encode()
+        with (
+            replacing(path) as temporary,
+            zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+        ):
+            archive.writestr("manifest.json", text)
+            archive.writestr("manifest.sha256", hashlib.sha256(text).hexdigest())
+            for name, data in blobs.items():
+                archive.writestr(name, data)
 
     def _blobs(self) -> dict[str, bytes]:
         blobs = {"image.bin": self.image.tobytes()}
@@ -218,8 +211,9 @@ class Program:
 
     @staticmethod
     def is_program(path: str | Path) -> bool:
-        """Whether `path` looks like a Program rather than an ONNX file."""
-        return zipfile.is_zipfile(path)
+        """Whether the file at `path` looks like a Program, perhaps a damaged one, rather than an ONNX file."""
+        with open(path, "rb") as file:
+            return file.read(4) == b"PK\3\4" or zipfile.is_zipfile(file)
 
 
 MAX_PART_BYTES = 1 << 32
@@ -266,7 +260,8 @@ def _info(fields: dict[str, Any]) -> TensorInfo:
 
 
 def _form(fields: dict[str, Any]) -> FormInfo:
-    return FormInfo(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+    return FormInfo(**values)
 
 
 def _assemble(manifest: dict[str, Any], blobs: dict[str, bytes]) -> Program:
@@ -290,7 +285,8 @@ def _assemble(manifest: dict[str, Any], blobs: dict[str, bytes]) -> Program:
     }
     return Program(
         manifest["name"], Config.from_dict(manifest["config"]), tuple(_info(t) for t in manifest["inputs"]),
-        tuple(_info(t) for t in manifest["outputs"]), {t["name"]: _info(t) for t in manifest["tensors"]}, steps, constants,
+        tuple(_info(t) for t in manifest["outputs"]), {t["name"]: _info(t) for t in manifest["tensors"]}, steps,
+        constants,
         [Kernel.from_bytes(blobs[f"kernels/{number}.bin"]) for number in range(manifest["kernels"])],
         np.frombuffer(blobs["image.bin"], np.uint8), manifest["image_address"], manifest["dram_size"],
         manifest["arena_lower_bound"], manifest["macs_total"], manifest["placements"], manifest["compile_seconds"],

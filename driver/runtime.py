@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.compile import form_of
-from celosia.compiler.program import CpuStep, LaunchStep, Pack, Program, Unpack
+from celosia.compiler.cpu.kernel import host
+from celosia.compiler.program import CpuStep, LaunchStep, Pack, Program, ProgramError, Unpack
 from celosia.compiler.tensorize.pack import activation, unpack_activation
+from celosia.hw.config import Config
 from celosia.sim.device import Counters, Device, DeviceError
 
 Array = NDArray[Any]
@@ -26,39 +28,49 @@ class InputError(ValueError):
 
 @dataclass(frozen=True)
 class Result:
-    """outputs: arrays by name. report: cycles, layers, seconds, ...; `Runtime.run` describes it."""
+    """outputs: arrays by name. report: what REPORT.json holds, see `Runtime.run`. counters: of each launch."""
 
     outputs: dict[str, Array]
     report: dict[str, Any]
+    counters: list[Counters]
 
 
-def open_device(name: str, program: Program, **options: Any) -> Device:
-    """The device called "functional" or "rtl", for the Config of `program`. ValueError for another name."""
+DEVICES = ("functional", "rtl")
+"""Devices that can be opened by name."""
+
+
+def open_device(name: str, config: Config, **options: Any) -> Device:
+    """The device called "functional" or "rtl"; `options` are those of RtlDevice. ValueError for another name."""
     if name == "functional":
         from celosia.sim.fsim import FunctionalDevice
 
-        return FunctionalDevice(program.config)
+        return FunctionalDevice(config)
     if name == "rtl":
         from celosia.sim.rtlsim import RtlDevice
 
-        return RtlDevice(program.config, **options)
-    raise ValueError(f"there is no device {name!r}; take functional or rtl")
+        return RtlDevice(config, **options)
+    raise ValueError(f"there is no device {name!r}; take {' or '.join(DEVICES)}")
 
 
 class Runtime:
     """Runs `program` on `device`: "functional", "rtl", or any Device of the same Config.
 
     A device by name is opened when the first launch needs it; a program without launches never opens one.
+    Raises ProgramError where the CPU's part was compiled for another processor.
     """
 
     def __init__(self, program: Program, device: str | Device = "functional", **options: Any) -> None:
+        if any(kernel.host != host() for kernel in program.kernels):
+            raise ProgramError(
+                "the program was compiled for another processor; compile the model again on this machine"
+            )
         self.program = program
         self._device: Device | None = None
         self._name, self._options = "", options
         self.build_seconds = 0.0
         if isinstance(device, str):
-            if device not in ("functional", "rtl"):
-                raise ValueError(f"there is no device {device!r}; take functional or rtl")
+            if device not in DEVICES:
+                raise ValueError(f"there is no device {device!r}; take {' or '.join(DEVICES)}")
             self._name = device
         else:
             self._attach(device)
@@ -73,13 +85,12 @@ class Runtime:
         device.allocate(self.program.dram_size)
         device.write(self.program.image_address, self.program.image)
 
-    def _open(self) -> Device:
-        if self._device is None:
+    def open(self) -> None:
+        """Open the device now, if the program has launches: the first time, the RTL simulator is built here."""
+        if self._device is None and self.program.launches:
             started = time.perf_counter()
-            self._attach(open_device(self._name, self.program, **self._options))
+            self._attach(open_device(self._name, self.program.config, **self._options))
             self.build_seconds = time.perf_counter() - started
-        assert self._device is not None
-        return self._device
 
     def __enter__(self) -> Runtime:
         return self
@@ -94,10 +105,17 @@ class Runtime:
         """Run once.
 
         inputs: one array for each input, of its exact type and shape. keep: tensors inside the graph whose values are
-        returned as outputs, too, where the host sees them. Raises InputError and DeviceError.
+        returned as outputs, too, where the host sees them. trace: note the time of each instruction, from which the
+        report knows the cycles of each layer. Raises InputError and DeviceError.
+
+        The report is plain data: cycles, utilization (macs_accelerator / cycles / MACs per cycle) and all times of
+        units are None on devices without a clock; a layer's cycles are those after the end of the layers before it, so
+        that they add up, and its utilization may pass 1 where its work began while a layer before it still ran.
         """
+        checked = self.check(inputs)
+        self.open()
         started = time.perf_counter()
-        values: dict[str, Array] = {**self.program.constants, **self._check(inputs)}
+        values: dict[str, Array] = {**self.program.constants, **checked}
         counters: list[Counters] = []
         cpu_seconds = 0.0
         for step in self.program.steps:
@@ -111,9 +129,10 @@ class Runtime:
         outputs |= {name: value for name, value in values.items() if keep(name)}
         seconds = {"compile": self.program.compile_seconds, "build": self.build_seconds}
         seconds |= {"run": time.perf_counter() - started, "cpu": cpu_seconds}
-        return Result(outputs, self._report(counters, seconds))
+        return Result(outputs, self._report(counters, seconds), counters)
 
-    def _check(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    def check(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The inputs as the program takes them. InputError where a name, type or shape is wrong."""
         known = {tensor.name: tensor for tensor in self.program.inputs}
         for name in inputs:
             if name not in known:
@@ -139,7 +158,8 @@ class Runtime:
         values.update(zip(step.outputs, results))
 
     def _launch(self, step: LaunchStep, values: dict[str, Array], trace: bool) -> Counters:
-        device = self._open()
+        device = self._device
+        assert device is not None
         for pack in step.pack:
             device.write(pack.address, self._packed(pack, values[pack.value]))
         counters = device.run(step.address, step.count, CYCLES_PER_INSTRUCTION * (step.count + 1), trace=trace)

@@ -39,8 +39,11 @@ class Device(Protocol):
     """An accelerator with its memory. Addresses are byte offsets from the DMA base."""
 
     config: Config
-    memory_model: str | None
-    """Name and parameters of the memory model behind a cycle count, None where cycles are not modelled."""
+
+    @property
+    def memory_model(self) -> str | None:
+        """Name and parameters of the memory model behind a cycle count, None where cycles are not modelled."""
+        ...
 
     def allocate(self, size: int) -> None:
         """Make `size` bytes of memory available, from offset 0; also the DMA limit. Contents are undefined."""

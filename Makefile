@@ -1,0 +1,53 @@
+# What a user and CI run. Needs Python 3.11 or newer, g++, make and perl; everything else comes from PyPI into .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+JOBS ?= 2
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help demo test check lint types unit bench format clean
+
+help:  ## Print this.
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: $(INSTALLED)  ## Classify images on the RTL simulator.
+	@$(BIN)/celosia demo
+
+test: lint types unit  ## Everything that CI runs.
+
+check: lint types $(INSTALLED)  ## Lint, types and the quick tests.
+	$(PYTEST) -n $(JOBS) --dist loadfile -q -m "not rtl" --ignore tests/hw
+
+unit: $(INSTALLED)
+	$(PYTEST) -n $(JOBS) --dist loadfile -q --durations 10
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+
+types: $(INSTALLED)
+	$(BIN)/mypy
+
+bench: $(INSTALLED)  ## Measure; prints a table and writes JSON.
+	$(BIN)/python -m benchmarks
+
+format: $(INSTALLED)  ## Format the sources.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## Remove what was built here; simulators stay in the user's cache folder.
+	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis $(VENV)
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One installation for all targets, repeated only when its inputs change.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "celosia needs Python 3.11 or newer, not $$($(PYTHON) --version 2>&1); set PYTHON=..." >&2; exit 1; }
+	@command -v g++ clang++ $(CXX) >/dev/null \
+		|| { echo "celosia needs a C++ compiler; Debian, Ubuntu: apt-get install g++" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
+		|| { rm -rf $(VENV); echo "cannot make $(VENV); Debian, Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@echo "Installing into $(VENV) (once) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@

@@ -1,0 +1,85 @@
+"""Writing files so that nobody ever sees a part of one."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class OutputError(OSError):
+    """A file that cannot be written; one sentence with its path and the reason."""
+
+
+def _target(path: str | Path) -> Path:
+    """`path` with links followed, so that what a link points to is replaced and not the link."""
+    return Path(os.path.realpath(path))
+
+
+def _temporary(path: Path) -> tuple[int, Path]:
+    """A fresh file beside `path`. OutputError where there cannot be one."""
+    if path.is_dir():
+        raise OutputError(f"cannot write {path}: it is a folder; give the name of a file")
+    if not path.parent.is_dir():
+        raise OutputError(f"cannot write {path}: there is no folder {path.parent}")
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.", suffix=".tmp")
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from None
+    return handle, Path(name)
+
+
+def _is_special(path: Path) -> bool:
+    """Whether `path` is a device or a pipe, such as /dev/stdout, which is written and never replaced."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def check_writable(path: str | Path) -> None:
+    """OutputError where `replacing(path)` could not write; for use before long work."""
+    target = _target(path)
+    if _is_special(target):
+        return
+    handle, temporary = _temporary(target)
+    os.close(handle)
+    temporary.unlink()
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """A temporary file beside `path`; it takes the place of `path` at the end, and goes away on an error.
+
+    OutputError where it cannot be written, also for an OSError from within.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> with replacing(folder / "a") as temporary:
+    ...     _ = temporary.write_text("all of it")
+    >>> [(file.name, file.read_text()) for file in folder.iterdir()]
+    [('a', 'all of it')]
+    """
+    target = _target(path)
+    if _is_special(target):
+        yield target
+        return
+    handle, temporary = _temporary(target)
+    os.close(handle)
+    try:
+        yield temporary
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)
+        temporary.replace(target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write `text` to `path`, wholly or not at all. OutputError."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

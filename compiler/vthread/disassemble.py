@@ -1,0 +1,68 @@
+"""Instruction words as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import IntEnum
+
+from celosia.hw.config import Config
+from celosia.hw.isa import (
+    ASource,
+    BinaryOp,
+    BSource,
+    Buffer,
+    Destination,
+    ReduceOp,
+    Unit,
+    formats,
+    opcode_of,
+)
+
+_NAMES: dict[str, type[IntEnum]] = {
+    "buffer": Buffer, "reduce_op": ReduceOp, "binary_op": BinaryOp, "a_source": ASource, "b_source": BSource,
+    "destination": Destination,
+}  # fmt: skip
+"""Fields whose values have names."""
+
+
+def units(mask: int) -> str:
+    """The units of a wait or post mask.
+
+    >>> units(0b1010)
+    'GEMM+STORE'
+    """
+    return "+".join(unit.name for unit in Unit if mask >> unit & 1) or "-"
+
+
+def text(cfg: Config, word: int) -> str:
+    """One instruction: its opcode, the tokens it takes and gives, and its fields that are not 0.
+
+    >>> from celosia.hw.isa import Opcode, encode
+    >>> cfg = Config.load("tiny")
+    >>> text(cfg, encode(cfg, Opcode.LOAD, wait=2, buffer=1, dram_addr=64, x_size=9, y_size=1, z_size=1))
+    'LOAD    wait GEMM  post -  buffer=WGT dram_addr=0x40 x_size=9 y_size=1 z_size=1'
+    """
+    opcode = opcode_of(word)
+    if opcode is None:
+        return f"?       {word:#x}"
+    fields = formats(cfg)[opcode].decode(word)
+    shown = [
+        f"{name}={_value(name, value)}"
+        for name, value in fields.items()
+        if name not in ("opcode", "wait", "post") and (value or name in _NAMES or name == "dram_addr")
+    ]
+    return f"{opcode.name:<7} wait {units(fields['wait'])}  post {units(fields['post'])}  {' '.join(shown)}"
+
+
+def _value(name: str, value: int) -> str:
+    if name == "dram_addr":
+        return hex(value)
+    if name in _NAMES and value in list(_NAMES[name]):
+        return _NAMES[name](value).name
+    return str(value)
+
+
+def listing(cfg: Config, words: Iterable[int]) -> Iterator[str]:
+    """Lines of a program: number and text of each instruction."""
+    for number, word in enumerate(words):
+        yield f"{number:>6}  {text(cfg, word)}"

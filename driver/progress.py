@@ -1,0 +1,74 @@
+"""What a command is doing, on standard error: a moving line on a terminal, one line for each stage elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+LINE_SECONDS = 10.0
+"""Where there is no terminal: seconds between two lines about a simulation."""
+
+
+class Stages:
+    """Call it with the name of each stage; `cycles` with the cycles of a simulation. Nothing is shown where `quiet`."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self._console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+        self._moving = self._console.is_terminal and not quiet
+        columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+        self._line = Progress(*columns, console=self._console, transient=True, disable=not self._moving)
+        self._task = self._line.add_task("", total=None, visible=False)
+        self._stage = ""
+        self._reset()
+
+    def _reset(self) -> None:
+        self._started = self._shown = time.perf_counter()
+        self._before = self._last = 0
+
+    def __enter__(self) -> Stages:
+        self._line.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._line.stop()
+
+    def __call__(self, stage: str, line: bool = True) -> None:
+        """A new stage begins; without `line` it is shown on a terminal only."""
+        self._stage = stage
+        self._reset()
+        if self._moving:
+            self._line.reset(self._task, description=stage, visible=True)
+        elif line:
+            self._console.print(f"{stage} ...", markup=False)
+
+    def cycles(self, passed: int) -> None:
+        """A simulation has reached cycle `passed` of its launch; launches are added up within a stage."""
+        if passed < self._last:
+            self._before += self._last
+        self._last = passed
+        now = time.perf_counter()
+        total = self._before + passed
+        rate = total / max(now - self._started, 1e-3)
+        text = f"{self._stage}: {total:,} cycles, {rate:,.0f} a second"
+        if self._moving:
+            self._line.update(self._task, description=text)
+        elif now - self._shown >= LINE_SECONDS:
+            self._shown = now
+            self._console.print(text, markup=False)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While something else shows its own progress."""
+        self._line.stop()
+        try:
+            yield
+        finally:
+            self._line.start()

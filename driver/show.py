@@ -1,0 +1,222 @@
+"""Tables for people: what a program is, where a run's time went."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from celosia.compiler.program import Program, ProgramError
+from celosia.compiler.vthread.disassemble import listing
+from celosia.compiler.vthread.verify import verify
+from celosia.hw.isa import Opcode, instruction_bytes, opcode_of
+
+TOP_LAYERS = 8
+
+
+def console() -> Console:
+    """Standard output; wide enough for a table where it is not a terminal."""
+    out = Console(highlight=False)
+    return out if out.is_terminal else Console(highlight=False, width=160)
+
+
+def _table(title: str, *columns: str) -> Table:
+    """A column whose name begins with ">" is aligned to the right."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", title_style="bold")
+    for column in columns:
+        table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
+    return table
+
+
+def _row(table: Table, *cells: object) -> None:
+    table.add_row(*(Text(f"{cell:,}" if isinstance(cell, int) else str(cell)) for cell in cells))
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}%"
+
+
+def megabytes(size: int) -> str:
+    return f"{size / 1e6:.2f} MB" if size >= 100_000 else f"{size / 1e3:.1f} kB"
+
+
+# A run --------------------------------------------------------------------------------------------------------
+
+
+def summary(report: dict[str, Any]) -> RenderableType:
+    """A few lines on a run: cycles, utilisation, seconds."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    seconds = report["seconds"]
+    rows: list[tuple[str, str]] = [
+        ("model", f"{report['model']} on {report['device']}, Config {report['config']['name']}")
+    ]
+    if report["cycles"] is not None:
+        speed = report["cycles"] / seconds["run"] if seconds["run"] else 0
+        rows.append(("cycles", f"{report['cycles']:,} (memory {report['memory_model']}; {speed:,.0f} a second)"))
+    share = report["macs_accelerator"] / report["macs_total"] if report["macs_total"] else None
+    rows.append(("utilisation", f"{percent(report['utilization'])} of the multipliers"))
+    rows.append(("MACs", f"{report['macs_total']:,}, {percent(share)} on the accelerator"))
+    rows.append(
+        (
+            "operators",
+            f"{len(report['layers'])} layers in {report['launches']} launches, {len(report['cpu_nodes'])} on the CPU",
+        )
+    )
+    rows.append(("seconds", ", ".join(f"{name} {value:.2f}" for name, value in seconds.items())))
+    for name, value in rows:
+        table.add_row(Text(name, style="bold"), Text(value))
+    return table
+
+
+def layers(report: dict[str, Any], every: bool = False) -> RenderableType:
+    """The layers of a run in their order; without `every`, those that took longest."""
+    rows = report["layers"]
+    weight = "cycles" if report["cycles"] is not None else "macs"
+    shown = rows
+    if not every and len(rows) > TOP_LAYERS:
+        longest = sorted(range(len(rows)), key=lambda i: -(rows[i][weight] or 0))[:TOP_LAYERS]
+        shown = [rows[i] for i in sorted(longest)]
+    left = f", {len(shown)} of {len(rows)} (all: --layers)" if len(shown) < len(rows) else ""
+    table = _table(f"Layers{left}", "layer", "op", ">MACs", ">cycles", ">utilisation", ">loaded", ">stored")
+    for row in shown:
+        cycles = "-" if row["cycles"] is None else row["cycles"]
+        _row(
+            table, row["name"], row["op"], row["macs"], cycles, percent(row["utilization"]),
+            megabytes(row["bytes_loaded"]), megabytes(row["bytes_stored"]),
+        )  # fmt: skip
+    return table
+
+
+# A program ----------------------------------------------------------------------------------------------------
+
+
+def overview(program: Program) -> RenderableType:
+    places = Counter(row["place"] for row in program.placements)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    share = program.macs_accelerator / program.macs_total if program.macs_total else None
+    cfg = program.config
+    count = sum(launch.count for launch in program.launches)
+    rows = [
+        ("model", program.name),
+        ("Config", f"{cfg.name}: batch {cfg.batch}, {cfg.block_in} x {cfg.block_out} MACs, {cfg.bus_bytes}-byte bus"),
+        *(("input", f"{t.name}: {t.dtype}{list(t.shape)}") for t in program.inputs),
+        *(("output", f"{t.name}: {t.dtype}{list(t.shape)}") for t in program.outputs),
+        ("operators", ", ".join(f"{places[place]} {how}" for place, how in _PLACES.items())),
+        ("MACs", f"{program.macs_total:,}, {percent(share)} on the accelerator"),
+        ("launches", f"{len(program.launches)}, {count:,} instructions of {instruction_bytes(cfg)} bytes"),
+    ]
+    for name, value in rows:
+        table.add_row(Text(name, style="bold"), Text(value))
+    return table
+
+
+_PLACES = {"accelerator": "on the accelerator", "free": "free", "cpu": "on the CPU"}
+
+
+def operators(program: Program) -> RenderableType:
+    """Where each operator of the graph runs, and why."""
+    table = _table("Operators", "operator", "name", "place", "reason")
+    for row in program.placements:
+        _row(table, row["op"], row["name"], row["place"], row["reason"])
+    return table
+
+
+def program_layers(program: Program) -> RenderableType:
+    """Each layer with its instructions; a GEMM or VECTOR instruction is one tile's work."""
+    table = _table(
+        "Layers", "layer", "op", "operators", ">MACs", *(f">{op.name}" for op in Opcode), ">loaded", ">stored", "note"
+    )
+    for launch in program.launches:
+        opcodes = [opcode_of(word) for word in program.instructions(launch)]
+        for number, layer in enumerate(launch.layers):
+            count = Counter(opcode for opcode, owner in zip(opcodes, launch.layer_of) if owner == number)
+            _row(
+                table, layer.name, layer.op, ", ".join(layer.nodes), layer.macs, *(count[op] for op in Opcode),
+                megabytes(layer.bytes_loaded), megabytes(layer.bytes_stored), layer.note,
+            )  # fmt: skip
+    return table
+
+
+def buffers(program: Program) -> RenderableType:
+    """DRAM and the scratchpads: what each holds and how much of it is used."""
+    cfg = program.config
+    code = sum(launch.count for launch in program.launches) * instruction_bytes(cfg)
+    table = _table("Buffers", "buffer", ">size", ">used", "what")
+    constants = len(program.image) - code
+    arena = program.image_address
+    _row(table, "DRAM", megabytes(program.dram_size), "", "the whole")
+    _row(
+        table,
+        "  activations",
+        megabytes(arena),
+        megabytes(program.arena_lower_bound),
+        "used: the least that any plan needs",
+    )
+    _row(table, "  constants", megabytes(constants), megabytes(constants), "weights, parameters, tables")
+    _row(table, "  instructions", megabytes(code), megabytes(code), "")
+    used: Counter[str] = Counter()
+    for launch in program.launches:
+        size = instruction_bytes(cfg)
+        start = launch.address - program.image_address
+        words = program.image[start : start + launch.count * size].reshape(launch.count, size)
+        entries = verify(cfg, words, program.dram_size, (0, program.image_address)).entries
+        used |= Counter(entries)
+    depths = {name: getattr(cfg, f"{name}_depth", cfg.lut_count) for name in used}
+    for name, depth in depths.items():
+        _row(table, name, f"{depth:,} entries", f"{used[name]:,}", _SCRATCHPADS.get(name, ""))
+    for number, launch in enumerate(program.launches):
+        for pack in launch.pack:
+            dims = "x".join(map(str, pack.form.dims))
+            _row(table, f"launch {number} in", hex(pack.address), "", f"{pack.value} as {dims}")
+        for unpack in launch.unpack:
+            dims = "x".join(map(str, unpack.dims))
+            _row(table, f"launch {number} out", hex(unpack.address), "", f"{unpack.value} as {dims}")
+    return table
+
+
+_SCRATCHPADS = {
+    "inp": "activations for the multipliers",
+    "wgt": "weights",
+    "acc": "int32 sums",
+    "vin": "operands of the vector unit",
+    "out": "results to be stored",
+    "par": "scale, bias and shift of channels",
+    "lut": "tables of 256 bytes",
+}
+
+
+def disassembly(program: Program, layer: str | None = None) -> Iterator[str]:
+    """Lines of every instruction, in the order of the program. ProgramError where no layer is called `layer`."""
+    names = [info.name for launch in program.launches for info in launch.layers]
+    if layer is not None and layer not in names:
+        raise ProgramError(f"there is no layer {layer!r}; the layers are {', '.join(names) or 'none'}")
+    for number, launch in enumerate(program.launches):
+        yield f"launch {number}: {launch.count} instructions at {launch.address:#x}"
+        last = -1
+        lines = listing(program.config, program.instructions(launch))
+        for line, owner in zip(lines, launch.layer_of):
+            info = launch.layers[owner]
+            if layer is not None and info.name != layer:
+                continue
+            if owner != last:
+                yield f"; {info.name} ({info.op}: {', '.join(info.nodes)})"
+                last = owner
+            yield line
+
+
+def output(name: str, array: NDArray[Any]) -> str:
+    """One line on an output: its type, shape, and first values or best class."""
+    line = f"{name}: {array.dtype}{list(array.shape)}"
+    if array.size == 0:
+        return line
+    if array.ndim >= 1 and array.shape[-1] == array.size > 1:
+        best = int(np.argmax(array))
+        return f"{line}, largest at {best}: {array.reshape(-1)[best]}"
+    values = " ".join(str(value) for value in array.reshape(-1)[:6])
+    return f"{line}, {values}{' ...' if array.size > 6 else ''}"

@@ -1,0 +1,21 @@
+"""The timeline of a whole run: the launches one after the other, each instruction with its layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celosia.compiler.program import Program
+from celosia.sim import trace
+from celosia.sim.device import Counters, Event
+
+
+def timeline(program: Program, counters: list[Counters]) -> dict[str, Any]:
+    """Chrome's trace format of a run with `trace`; times of the host are left out."""
+    events: list[Event] = []
+    labels: list[str] = []
+    for launch, counter in zip(program.launches, counters):
+        cycle = max((event.end for event in events), default=0)
+        first = len(labels)
+        events += [Event(e.unit, e.index + first, e.start + cycle, e.end + cycle) for e in counter.events]
+        labels += [launch.layers[number].name for number in launch.layer_of]
+    return trace.timeline(events, labels)
