@@ -3,13 +3,10 @@
 For each instruction the latest instruction of every other unit that it must come after is found from the addresses
 (reads after writes, writes after reads, writes after writes, in scratchpads and in DRAM). It takes a token from that
 unit only if it does not already know, directly or through others, that the instruction has ended. The program order
-satisfies every dependence, so the result cannot deadlock while no semaphore overflows: a token is only given once the
-one that lies a whole semaphore before it has been taken, in program order, and by a later instruction if need be.
+satisfies every dependence and never has more tokens under way than a semaphore holds, so that nothing can deadlock.
 """
 
 from __future__ import annotations
-
-import bisect
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -59,8 +56,7 @@ def insert_tokens(cfg: Config, instructions: list[Instruction], tracked_bytes: i
     units = len(Unit)
     known = np.full((units, units), NEVER, np.int64)  # known[v, u]: last instruction of u that v knows to have ended
     at_start: list[NDArray[np.int64]] = []
-    members: dict[Unit, list[int]] = {unit: [] for unit in Unit}
-    waits: dict[tuple[Unit, Unit], list[int]] = {(u, v): [] for u in Unit for v in Unit}
+    tokens: dict[tuple[Unit, Unit], list[tuple[int, int]]] = {(u, v): [] for u in Unit for v in Unit}  # (giver, taker)
     capacity = (1 << cfg.token_bits) - 1
 
     for index, instruction in enumerate(instructions):
@@ -82,31 +78,24 @@ def insert_tokens(cfg: Config, instructions: list[Instruction], tracked_bytes: i
         # The latest first: what it knows may make the others unnecessary.
         for other in sorted((u for u in Unit if u != unit), key=lambda u: -needed[u]):
             if needed[other] > known[unit, other]:
-                wait |= 1 << other
-                producer = _with_room(int(needed[other]), waits[other, unit], members[other], capacity)
+                producer, pairs = int(needed[other]), tokens[other, unit]
+                if len(pairs) >= capacity and pairs[-capacity][1] > producer:
+                    # No room for one more. The token before, which is taken later than `producer`, can come from there.
+                    earlier, taker = pairs.pop()
+                    instructions[earlier].fields["post"] ^= 1 << unit
+                else:
+                    wait, taker = wait | 1 << other, index
+                pairs.append((producer, taker))
                 fields = instructions[producer].fields
                 fields["post"] = fields.get("post", 0) | 1 << unit
-                waits[other, unit].append(index)
                 known[unit, other] = producer
                 np.maximum(known[unit], at_start[producer], out=known[unit])
         instruction.fields["wait"] = wait
         known[unit, unit] = index - 1 if index else NEVER
         at_start.append(known[unit].copy())
-        members[unit].append(index)
 
         for access in accesses:
             history = histories[access.buffer]
             (history.write if access.write else history.read)[unit, access.first : access.end] = index
         if rows is not None and rows.address < tracked_bytes:
             dram.rows(dram.write if rows.write else dram.read, rows)[...] = index
-
-
-def _with_room(producer: int, waits: list[int], members: list[int], capacity: int) -> int:
-    """The first instruction of a unit, from `producer` on, whose token cannot overflow the semaphore.
-
-    waits: instructions that take this semaphore's tokens, so far. members: the unit's instructions, so far.
-    """
-    if len(waits) < capacity or waits[-capacity] < producer:
-        return producer
-    later = bisect.bisect_right(members, waits[-capacity])
-    return members[min(later, len(members) - 1)]

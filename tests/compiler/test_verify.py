@@ -68,8 +68,9 @@ def _extents(loops: tuple[str, ...]) -> dict[str, int]:
 def prologue(cfg: Config) -> Stream:
     """Fill every scratchpad."""
     sizes = {
-        Buffer.INP: cfg.inp_depth * cfg.inp_pieces, Buffer.WGT: cfg.wgt_depth, Buffer.ACC: cfg.acc_depth * cfg.out_pieces,
-        Buffer.VIN: cfg.vin_depth * cfg.out_pieces, Buffer.PAR: cfg.par_depth, Buffer.LUT: cfg.lut_count,
+        Buffer.INP: cfg.inp_depth * cfg.inp_pieces, Buffer.WGT: cfg.wgt_depth,
+        Buffer.ACC: cfg.acc_depth * cfg.out_pieces, Buffer.VIN: cfg.vin_depth * cfg.out_pieces,
+        Buffer.PAR: cfg.par_depth, Buffer.LUT: cfg.lut_count,
     }  # fmt: skip
     stream = [
         Instruction(
@@ -305,7 +306,8 @@ def sound() -> Stream:
         ),
         Instruction(
             Opcode.GEMM,
-            _extents(GEMM_LOOPS) | dict(extent_x=4, extent_k=2, inp_x=1, inp_k=4, wgt_k=1, acc_x=1, wait=LOAD, post=VECTOR),
+            _extents(GEMM_LOOPS)
+            | dict(extent_x=4, extent_k=2, inp_x=1, inp_k=4, wgt_k=1, acc_x=1, wait=LOAD, post=VECTOR),
         ),
         Instruction(
             Opcode.VECTOR,
@@ -400,7 +402,7 @@ FAULTS: list[tuple[Callable[[Stream], Stream], Rule, str]] = [
         ],
         Rule.PROGRESS,
         r"instruction 1 \(LOAD\) never gets a token from STORE while the fetch is held up at 17",
-    ),  # fmt: skip
+    ),
     # Order between units.
     (
         lambda stream: sets(0, post=GEMM)(sets(2, post=0)(stream)),

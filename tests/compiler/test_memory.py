@@ -1,0 +1,39 @@
+"""The memory plan: no two buffers that live together overlap."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from celosia.compiler.memory import Lifetime, plan
+
+spans = st.tuples(st.integers(1, 5000), st.integers(0, 12), st.integers(0, 5))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(spans, max_size=20), st.sampled_from([1, 16, 64]))
+def test_live_buffers_do_not_overlap(drawn: list[tuple[int, int, int]], alignment: int) -> None:
+    buffers = [Lifetime(f"b{i}", size, first, first + more) for i, (size, first, more) in enumerate(drawn)]
+    found = plan(buffers, alignment)
+    assert set(found.offsets) == {b.name for b in buffers}
+    assert all(offset % alignment == 0 for offset in found.offsets.values())
+    steps = range(20)
+    assert found.lower_bound == max(sum(b.size for b in buffers if b.first <= t <= b.last) for t in steps)
+    assert found.lower_bound <= found.size <= sum(b.size + alignment for b in buffers)
+    for t in steps:
+        end = 0
+        for b in sorted((b for b in buffers if b.first <= t <= b.last), key=lambda b: found.offsets[b.name]):
+            assert found.offsets[b.name] >= end
+            end = found.offsets[b.name] + b.size
+        assert end <= found.size
+
+
+def test_memory_is_used_again() -> None:
+    chain = [Lifetime(f"t{i}", 100 * 64, i, i + 1) for i in range(10)]
+    found = plan(chain)
+    assert found.size == found.lower_bound == 200 * 64
+
+
+def test_nothing_needs_nothing() -> None:
+    assert plan([]) == plan([], 1)
+    assert (plan([]).size, plan([]).lower_bound) == (0, 0)

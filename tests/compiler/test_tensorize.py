@@ -1,0 +1,231 @@
+"""Compiled layers compute what plain numpy does, whatever their shapes, places and the accelerator's sizes.
+
+Every example is also verified (see `Network.check`), and runs in a DRAM full of noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from celosia.compiler.image import LayerError
+from celosia.compiler.tensorize import lower
+from celosia.compiler.tensorize.layer import Activation, Untileable, Window, padded_groups
+from celosia.compiler.tensorize.tiling import Problem, Tiling, candidates
+from celosia.compiler.tensorize.transfer import Dim, coalesce
+from celosia.hw.config import Config
+
+from .layers import Builder, Network, builders, windows
+
+Number = Callable[[int, int], int]
+
+
+def bounded(examples: int) -> settings:
+    return settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def _numbers(data: st.DataObject) -> Number:
+    return lambda low, high: data.draw(st.integers(low, high))
+
+
+def _fits(window: Window, height: int, width: int) -> bool:
+    top, left, bottom, right = window.pads
+    return height + top + bottom >= window.reach(0) and width + left + right >= window.reach(1)
+
+
+def _check(net: Network) -> None:
+    """As `Network.check`; a layer may be refused only where these small scratchpads are the reason."""
+    try:
+        net.check()
+    except LayerError as error:
+        assert str(error).startswith(REFUSALS), error
+        assume(False)
+
+
+REFUSALS = (
+    "no tile of ",
+    "one output pixel's operands do not fit",
+    "padding above or below a strided kernel of one row",
+    "a tile that lies in the padding alone",
+)
+
+
+@bounded(200)
+@given(builders(), windows(), st.data())
+def test_convolution(b: Builder, window: Window, data: st.DataObject) -> None:
+    number = _numbers(data)
+    groups = data.draw(st.sampled_from([1, 1, 2, 3]))
+    x = b.given(number(1, 3), groups * number(1, 24), number(1, 17), number(1, 17), number(0, 2), number(0, 2))
+    assume(_fits(window, x.height, x.width))
+    b.conv(x, window, groups * number(1, 24), groups)
+    _check(b.net)
+
+
+@bounded(120)
+@given(builders(), windows(), st.data())
+def test_depthwise_convolution(b: Builder, window: Window, data: st.DataObject) -> None:
+    number = _numbers(data)
+    channels = number(1, 40)
+    x = b.given(number(1, 3), channels, number(1, 17), number(1, 17), number(0, 2), number(0, 2))
+    assume(_fits(window, x.height, x.width))
+    b.conv(x, window, channels * number(1, 2), channels)
+    _check(b.net)
+
+
+@bounded(80)
+@given(builders(), st.data())
+def test_matrix_of_many_rows(b: Builder, data: st.DataObject) -> None:
+    number = _numbers(data)
+    x = b.given(number(1, 200), number(1, 100), 1, 1, number(0, 2), number(0, 2))
+    y = b.conv(x, Window((1, 1)), number(1, 100))
+    if number(0, 1):
+        b.map(y)
+    _check(b.net)
+
+
+@bounded(150)
+@given(builders(), windows(), st.booleans(), st.data())
+def test_pooling(b: Builder, window: Window, largest: bool, data: st.DataObject) -> None:
+    number = _numbers(data)
+    x = b.given(number(1, 3), number(1, 40), number(1, 17), number(1, 17), number(0, 2), number(0, 2))
+    assume(_fits(window, x.height, x.width))
+    b.pool(x, window, largest)
+    _check(b.net)
+
+
+@bounded(60)
+@given(builders(), st.data())
+def test_map(b: Builder, data: st.DataObject) -> None:
+    number = _numbers(data)
+    height, width = (1, 1) if number(0, 3) == 0 else (number(1, 17), number(1, 17))
+    shape = (number(1, 40), number(1, 40), height, width)
+    x = b.given(*shape, number(0, 2), number(0, 2))
+    b.map(x, b.given(*shape, number(0, 2), number(0, 2)) if number(0, 1) else None)
+    _check(b.net)
+
+
+@bounded(80)
+@given(builders(), st.data())
+def test_multiply(b: Builder, data: st.DataObject) -> None:
+    number = _numbers(data)
+    images, channels, height, width = number(1, 5), number(1, 40), number(1, 17), number(1, 17)
+    x = b.given(images, channels, height, width, number(0, 2), number(0, 2))
+    pixel = (1, 1) if number(0, 1) else (height, width)
+    b.multiply(x, b.given(images, channels, *pixel, number(0, 2), number(0, 2)))
+    _check(b.net)
+
+
+@bounded(120)
+@given(builders(), st.data())
+def test_network_in_several_launches(b: Builder, data: st.DataObject) -> None:
+    """Later layers take any earlier activation, memory is used again, launches follow each other."""
+    number = _numbers(data)
+    known = [b.given(number(1, 2), number(1, 20), number(4, 12), number(4, 12))]
+    for _ in range(number(2, 7)):
+        x = data.draw(st.sampled_from(known))
+        twins = [
+            act for act in known
+            if (act.images, act.channels, act.height, act.width) == (x.images, x.channels, x.height, x.width)
+        ]  # fmt: skip
+        kind = number(0, 5)
+        if kind <= 1:
+            known.append(b.conv(x, Window((1, 1)) if kind else Window((3, 3), pads=(1, 1, 1, 1)), number(1, 20)))
+        elif kind == 2:
+            known.append(b.conv(x, Window((3, 3), pads=(1, 1, 1, 1)), x.channels, x.channels))
+        elif kind == 3:
+            known.append(b.pool(x, Window((3, 3), (2, 2), pads=(1, 1, 1, 1)), bool(number(0, 1))))
+        elif kind == 4:
+            known.append(b.map(x, data.draw(st.sampled_from(twins))))
+        else:
+            known.append(b.multiply(x, data.draw(st.sampled_from(twins))))
+        if number(0, 3) == 0:
+            b.net.launches.append([])
+    _check(b.net)
+
+
+@bounded(80)
+@given(builders(), st.data())
+def test_concatenation_is_free(b: Builder, data: st.DataObject) -> None:
+    """Layers write parts of one storage; the next one reads them as one activation."""
+    number, cfg = _numbers(data), b.cfg
+    x = b.given(number(1, 3), number(1, 20), number(2, 9), number(2, 9))
+    channels = [cfg.group * number(1, 5) for _ in range(number(1, 3))] + [number(1, 20)]
+    total = sum(channels)
+    groups, offset = padded_groups(cfg, total), 0
+    for count in channels:
+        y = Activation(f"t{len(b.net.layers)}", x.images, count, x.height, x.width)
+        b.conv(x, Window((1, 1)), count, y=y.placed(cfg, "whole", offset, groups))
+        offset += -(-count // cfg.group)
+    whole = Activation("whole", x.images, total, x.height, x.width).placed(cfg)
+    window = data.draw(st.sampled_from([Window((1, 1)), Window((2, 2), (2, 2)), Window((3, 3), pads=(1, 1, 1, 1))]))
+    assume(_fits(window, x.height, x.width))
+    if number(0, 1):
+        b.conv(whole, window, number(1, 20))
+    else:
+        b.pool(whole, window, bool(number(0, 1)))
+    _check(b.net)
+
+
+@bounded(120)
+@given(builders(), windows(), st.sampled_from(["weights", "input", "split"]), st.data())
+def test_every_tiling_computes_the_same(b: Builder, window: Window, order: str, data: st.DataObject) -> None:
+    """Not the best tiling but any that the scratchpads allow, of each order."""
+    number = _numbers(data)
+    groups = 1 if order != "weights" else number(1, 2)
+    x = b.given(number(1, 2), groups * number(1, 40), number(1, 12), number(1, 12))
+    assume(_fits(window, x.height, x.width))
+    b.conv(x, window, groups * number(1, 40), groups)
+
+    def anyone(cfg: Config, problem: Problem) -> Tiling:
+        tilings = [tiling for tiling in candidates(cfg, problem) if tiling.order == order]
+        assume(tilings)
+        return data.draw(st.sampled_from(tilings))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lower, "choose", anyone)
+        _check(b.net)
+
+
+# Transfers ------------------------------------------------------------------------------------------------
+
+
+@bounded(200)
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 40), st.integers(1, 30)), max_size=4))
+def test_coalesced_dimensions_visit_the_same_pieces(given_dims: list[tuple[int, int, int]]) -> None:
+    piece = 8
+    dims = [Dim(count, piece * dram, sram) for count, dram, sram in given_dims]
+    try:
+        merged = coalesce(dims, piece)
+    except Untileable:
+        assert sum(dim.count > 1 for dim in dims) >= 3
+        return
+    assert len(merged) == 3
+    assert merged[0].dram == piece or merged[0].count == 1
+    assert _visited(merged) == _visited(dims)
+
+
+def _visited(dims: list[Dim]) -> list[tuple[int, int]]:
+    """(byte in DRAM, piece in the scratchpad) of each step, sorted."""
+    places = [(0, 0)]
+    for dim in dims:
+        places = [(dram + i * dim.dram, sram + i * dim.sram) for dram, sram in places for i in range(dim.count)]
+    return sorted(places)
+
+
+def test_neighbours_become_one_row() -> None:
+    image = [Dim(3, 4 * 5 * 8, 20), Dim(4, 5 * 8, 5), Dim(5, 8, 1)]
+    assert coalesce(image, 8) == [Dim(60, 8, 1), Dim(1, 0, 0), Dim(1, 0, 0)]
+    spaced = [Dim(3, 4 * 5 * 8, 20), Dim(4, 5 * 8, 5), Dim(3, 8, 1)]
+    assert coalesce(spaced, 8) == [Dim(3, 8, 1), Dim(12, 40, 5), Dim(1, 0, 0)]
+    column = [Dim(4, 40, 1)]
+    assert coalesce(column, 8) == [Dim(1, 8, 1), Dim(4, 40, 1), Dim(1, 0, 0)]
+
+
+def test_a_block_of_four_dimensions_is_refused() -> None:
+    with pytest.raises(Untileable, match="a block of 2x2x2x2 pieces is not one transfer"):
+        coalesce([Dim(2, 8, 1), Dim(2, 40, 3), Dim(2, 200, 9), Dim(2, 900, 27)], 8)
+    with pytest.raises(Untileable, match="a block of 1x5000x1 pieces"):
+        coalesce([Dim(5000, 40, 1)], 8)
