@@ -1,0 +1,354 @@
+"""One method for each kind of row; each yields rows as they are measured."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import celosia
+from benchmarks.oracle import FLOAT_INSIDE, Operator, Oracle, SideBySide, side_by_side
+from benchmarks.workloads import OF_THE_EXACTNESS_ROW, WORKLOADS, Inputs, Missing, Workload
+from celosia.compiler.program import Program
+from celosia.driver.runtime import Result, Runtime, open_device
+from celosia.hw.config import Config
+from celosia.sim.device import Device
+
+Array = NDArray[Any]
+ROOT = Path(__file__).parent.parent
+SESSIONS = {"all-integer": True, "default": False}
+"""onnxruntime's configurations: session.qdqisint8allowed=1, and as it comes."""
+IMAGES = {"demo": 100, "mnist_conv": 20}
+DEFAULT_IMAGES = 4
+CYCLES = {"resnet18": 7_600_000, "resnet50": 17_500_000, "mobilenet_v2": 3_200_000}
+FREE = {"QuantizeLinear", "DequantizeLinear", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"}
+"""What a network "on the accelerator" may leave to the host: types and shapes at its ends."""
+
+
+@dataclass
+class Row:
+    """A promise and what was measured. met: None where the row was skipped, or has no target."""
+
+    key: str
+    what: str
+    target: str
+    measured: str
+    met: bool | None
+    command: str
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+def different(a: Array, b: Array) -> int:
+    """Bytes that differ; all of the larger one where shapes or types do."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return max(a.nbytes, b.nbytes)
+    raw = [np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (a, b)]
+    return int(np.count_nonzero(raw[0] != raw[1]))
+
+
+@dataclass
+class Run:
+    result: Result
+    seconds: float
+    memory: NDArray[np.uint8]
+    """The device's whole DRAM afterwards; empty for a program without launches."""
+
+
+class Bench:
+    """Measures on `config`. folder: of the models that are not in this repository. say: told what is going on."""
+
+    def __init__(
+        self, folder: Path | None, config: str = "pynq", device: str = "rtl", chosen: tuple[str, ...] = (),
+        images: int | None = None, say: Callable[[str], None] = lambda text: None,
+    ) -> None:  # fmt: skip
+        self.folder, self.config, self.device, self.chosen, self.images = folder, config, device, chosen, images
+        self.say = say
+        self.program = cache(self._program)
+        self.opened: dict[str, Device] = {}
+
+    def _command(self, section: str, *models: str) -> str:
+        parts = ["python -m benchmarks", section]
+        parts += [f"--models {','.join(models)}"] if models else []
+        parts += [f"--config {self.config}"] if self.config != "pynq" else []
+        parts += [f"--device {self.device}"] if self.device != "rtl" and section in ("exactness", "models") else []
+        parts += [f"--images {self.images}"] if self.images and section == "models" else []
+        return " ".join(parts)
+
+    def _workloads(self, names: tuple[str, ...]) -> list[Workload]:
+        return [WORKLOADS[name] for name in names if not self.chosen or name in self.chosen]
+
+    def _skipped(self, key: str, what: str, target: str, command: str, reason: object) -> Row:
+        return Row(key, what, target, f"skipped: {reason}", None, command)
+
+    def _program(self, name: str) -> Program:
+        self.say(f"{name}: compiling")
+        return celosia.compile(WORKLOADS[name].path(self.folder), self.config)
+
+    def run(self, program: Program, feed: dict[str, Array], device: str, keep: bool = False, trace: bool = False) -> Run:
+        """One run on the device called `device`, which is opened once and lives on."""
+        if device not in self.opened:
+            self.opened[device] = open_device(device, program.config)
+        opened = self.opened[device]
+        runtime = Runtime(program, opened)
+        started = time.perf_counter()
+        result = runtime.run(feed, keep=lambda name: keep, trace=trace)
+        seconds = time.perf_counter() - started
+        return Run(result, seconds, opened.read(0, program.dram_size).copy() if keep else np.zeros(0, np.uint8))
+
+    # Operators one by one --------------------------------------------------------------------------------------
+
+    def exactness(self) -> Iterator[Row]:
+        """Every operator that onnxruntime runs in integers, fed with onnxruntime's own input tensors."""
+        for workload in self._workloads(OF_THE_EXACTNESS_ROW):
+            for label, int8 in SESSIONS.items():
+                key = f"exactness/{workload.name}/{label}"
+                what = f"{workload.name}: each integer operator of onnxruntime's {label} session, {self.device}"
+                head = key, what, "0 bytes differ", self._command("exactness", workload.name)
+                try:
+                    path = workload.path(self.folder)
+                except Missing as reason:
+                    yield self._skipped(*head, reason)
+                    continue
+                self.say(f"{workload.name}: onnxruntime's {label} session")
+                oracle, inputs = Oracle(path, int8), workload.inputs(path, 1)
+                yield self._operators(head, side_by_side(oracle, oracle.tensors(inputs.feeds[0])), inputs)
+
+    def _operators(self, head: tuple[str, str, str, str], pieces: SideBySide, inputs: Inputs) -> Row:
+        rows = self.compare_operators(pieces)
+        exact = [row for row in rows if row["op"] not in FLOAT_INSIDE]
+        failed = [row for row in exact if row["different"]]
+        placed = sum(row["place"] == "accelerator" for row in exact)
+        measured = f"{sum(row['different'] for row in exact):,} of {sum(row['bytes'] for row in exact):,} bytes differ"
+        measured += f"; {len(exact)} operators, {placed} on the accelerator"
+        inside = [row for row in rows if row["op"] in FLOAT_INSIDE]
+        if inside:
+            steps = max(row["steps"] for row in inside)
+            measured += f"; {len(inside)} that onnxruntime computes in float: at most {steps} steps"
+        kinds: dict[str, dict[str, int]] = {}
+        for row in rows:
+            kind = kinds.setdefault(row["op"], dict.fromkeys(("operators", "accelerator", "bytes", "different"), 0))
+            kind["operators"] += 1
+            kind["accelerator"] += row["place"] == "accelerator"
+            kind["bytes"] += row["bytes"]
+            kind["different"] += row["different"]
+        details = {"input": str(inputs), "operators": kinds, "failed": failed}
+        return Row(*head[:3], measured, not failed, head[3], details)
+
+    def compare_operators(self, pieces: SideBySide) -> list[dict[str, Any]]:
+        """One row for each operator: name, op, place, bytes, different, steps, error."""
+        self.say(f"{len(pieces.operators)} operators: compiling and running on {self.device}")
+        try:
+            return self._compare(pieces)
+        except Exception as error:
+            if len(pieces.operators) == 1:
+                (only,) = pieces.operators
+                size = only.expected.nbytes
+                row = {"name": only.name, "op": only.op, "place": "", "bytes": size, "different": size}
+                return [row | {"steps": 255, "error": f"{type(error).__name__}: {error}"}]
+        return [row for operator in pieces.operators for row in self.compare_operators(pieces.only(operator))]
+
+    def _compare(self, pieces: SideBySide) -> list[dict[str, Any]]:
+        program = celosia.compile(pieces.model, self.config)
+        outputs = self.run(program, pieces.feed, self.device).result.outputs
+        places = {row["name"]: row["place"] for row in program.placements}
+        return [_operator_row(operator, outputs[operator.output], places) for operator in pieces.operators]
+
+    # Whole models ----------------------------------------------------------------------------------------------
+
+    def models(self) -> Iterator[Row]:
+        """Whole models against onnxruntime, and the functional device against the RTL."""
+        agreed = []
+        for workload in self._workloads(OF_THE_EXACTNESS_ROW):
+            key = f"models/{workload.name}"
+            command = self._command("models", workload.name)
+            target = "at most 1 step, same top-1" if workload.float_islands else "0 bytes differ"
+            try:
+                path = workload.path(self.folder)
+            except Missing as reason:
+                yield self._skipped(key, f"{workload.name}, end to end, {self.device}", target, command, reason)
+                continue
+            inputs = workload.inputs(path, self.images or IMAGES.get(workload.name, DEFAULT_IMAGES if not workload.float_islands else 2))
+            what = f"{workload.name}, end to end on {inputs}, {self.device}"
+            row, devices = self._whole(Row(key, what, target, "", None, command), workload, inputs)
+            yield row
+            if self.device == "rtl":
+                agreed.append(devices)
+                text = f"{devices['different']:,} of {devices['bytes']:,} bytes differ, outputs and whole DRAM"
+                yield Row(
+                    f"{key}/devices", f"{workload.name}: functional device against RTL, {inputs}", "0 bytes differ",
+                    text, devices["different"] == 0, command, devices,
+                )  # fmt: skip
+
+    def _whole(self, row: Row, workload: Workload, inputs: Inputs) -> tuple[Row, dict[str, int]]:
+        oracle, program = Oracle(inputs.path), self.program(workload.name)
+        devices = {"bytes": 0, "different": 0}
+        totals = {"bytes": 0, "different": 0}
+        steps, same, cycles = 0.0, 0, 0
+        for number, feed in enumerate(inputs.feeds):
+            self.say(f"{workload.name}: input {number + 1} of {len(inputs.feeds)} on {self.device}")
+            run = self.run(program, feed, self.device, keep=self.device == "rtl")
+            cycles = run.result.report["cycles"] or 0
+            agrees = True
+            for name, expected in oracle.run(feed).items():
+                found = run.result.outputs[name]
+                totals["bytes"] += expected.nbytes
+                totals["different"] += different(found, expected)
+                gap = np.abs(found.astype(np.float64) - expected.astype(np.float64)).max() / oracle.output_step(name)
+                steps = max(steps, float(gap))
+                agrees &= int(found.argmax()) == int(expected.argmax())
+            same += agrees
+            if self.device == "rtl":
+                other = self.run(program, feed, "functional", keep=True)
+                pairs = [(run.memory, other.memory)]
+                pairs += [(array, other.result.outputs[name]) for name, array in run.result.outputs.items()]
+                devices["bytes"] += sum(a.nbytes for a, _ in pairs)
+                devices["different"] += sum(different(a, b) for a, b in pairs)
+        count = len(inputs.feeds)
+        row.measured = f"{totals['different']:,} of {totals['bytes']:,} bytes differ"
+        if workload.float_islands:
+            row.measured += f"; at most {steps:.3g} steps; same top-1 on {same} of {count}"
+        row.met = (round(steps, 3) <= 1 and same == count) if workload.float_islands else totals["different"] == 0
+        row.details = totals | {"steps": steps, "same_top1": same, "inputs": count, "real": inputs.real, "cycles": cycles}
+        return row, devices
+
+    # Speed -----------------------------------------------------------------------------------------------------
+
+    def cycles(self) -> Iterator[Row]:
+        """Cycles of ImageNet networks on the RTL, with the wall time of the run."""
+        for workload in self._workloads(tuple(CYCLES)):
+            limit = CYCLES[workload.name]
+            head = (
+                f"cycles/{workload.name}", f"{workload.name} 224x224: cycles of the RTL", f"at most {limit / 1e6:.1f} M",
+                self._command("cycles", workload.name),
+            )  # fmt: skip
+            try:
+                path = workload.path(self.folder)
+            except Missing as reason:
+                yield self._skipped(*head, reason)
+                continue
+            program, (feed,) = self.program(workload.name), workload.inputs(path, 1).feeds
+            self.run(program, feed, "functional")  # so that kernels are linked; and opens no simulator yet
+            self.say(f"{workload.name}: running on the RTL simulator")
+            run = self.run(program, feed, "rtl", trace=True)
+            yield self._cycles(head, program, run, limit)
+            if workload.name == "resnet18":
+                yield Row(
+                    "walltime/rtl", "resnet18: wall time of that run, simulator built", "at most 30 s",
+                    f"{run.seconds:.1f} s", run.seconds <= 30, head[3], {"seconds": run.seconds},
+                )  # fmt: skip
+
+    def _cycles(self, head: tuple[str, str, str, str], program: Program, run: Run, limit: int) -> Row:
+        report = run.result.report
+        left = [row for row in program.placements if row["place"] == "cpu" and row["op"] not in FREE]
+        convolutions = sum("Conv" in row["op"] for row in program.placements)
+        lost = [row for row in left if "Conv" in row["op"]]
+        measured = f"{report['cycles'] / 1e6:.3f} M, {report['utilization']:.1%} of the MACs a cycle can do; "
+        measured += f"{convolutions - len(lost)} of {convolutions} convolutions on the accelerator"
+        measured += f"; on the CPU: {', '.join(sorted({row['op'] for row in left}))}" if left else ", all else too"
+        details = {
+            "cycles": report["cycles"], "utilization": report["utilization"], "memory_model": report["memory_model"],
+            "macs_total": report["macs_total"], "macs_accelerator": report["macs_accelerator"],
+            "launches": report["launches"], "units": report["units"], "cpu": left, "layers": report["layers"],
+            "seconds": run.seconds,
+        }  # fmt: skip
+        met = report["cycles"] <= limit and not (left if head[0] == "cycles/resnet18" else lost)
+        return Row(*head[:3], measured, met, head[3], details)
+
+    def walltime(self) -> Iterator[Row]:
+        """The functional device; the RTL's wall time comes with `cycles`."""
+        head = "walltime/functional", "resnet18: wall time on the functional device", "at most 2 s"
+        command = self._command("walltime")
+        try:
+            path = WORKLOADS["resnet18"].path(self.folder)
+        except Missing as reason:
+            yield self._skipped(*head, command, reason)
+            return
+        program, (feed,) = self.program("resnet18"), WORKLOADS["resnet18"].inputs(path, 1).feeds
+        seconds = [self.run(program, feed, "functional").seconds for _ in range(3)]
+        measured = f"{seconds[0]:.2f} s at first, then {min(seconds[1:]):.2f} s"
+        yield Row(*head, measured, seconds[0] <= 2, command, {"seconds": seconds})
+
+    def compile(self) -> Iterator[Row]:
+        """A fresh process and an empty cache of kernels."""
+        head = "compile/resnet18", "resnet18: compile time, cold", "at most 10 s"
+        command = self._command("compile")
+        try:
+            path = WORKLOADS["resnet18"].path(self.folder)
+        except Missing as reason:
+            yield self._skipped(*head, command, reason)
+            return
+        code = f"import celosia; print(celosia.compile({str(path)!r}, {self.config!r}).compile_seconds)"
+        with tempfile.TemporaryDirectory() as folder:
+            cold, inner = self._process("compiling in a fresh process", code, folder)
+            warm, inner_warm = self._process("compiling once more", code, folder)
+        measured = f"{cold:.1f} s with Python's start, {inner:.1f} s without; kernels cached: {warm:.1f} s"
+        yield Row(*head, measured, cold <= 10, command, {"process": [cold, warm], "compile": [inner, inner_warm]})
+
+    def build(self) -> Iterator[Row]:
+        """The simulator, into an empty cache, and from it."""
+        command = self._command("build")
+        code = "import sys, time; from celosia.hw.config import Config; from celosia.sim.rtlsim import RtlDevice; "
+        code += "started = time.perf_counter(); "
+        code += f"RtlDevice(Config.load({self.config!r}), quiet=True).close(); print(time.perf_counter() - started)"
+        with tempfile.TemporaryDirectory() as folder:
+            _, cold = self._process(f"building the simulator of {self.config}", code, folder)
+            _, cached = self._process("opening the built simulator", code, folder)
+        for name, seconds, limit in (("cold", cold, 180.0), ("cached", cached, 0.5)):
+            yield Row(
+                f"build/{name}", f"RTL simulator of {self.config}, {name}", f"at most {limit:g} s", f"{seconds:.2f} s",
+                seconds <= limit, command, {"seconds": seconds, "cores": os.cpu_count()},
+            )  # fmt: skip
+
+    def _process(self, what: str, code: str, cache_folder: str) -> tuple[float, float]:
+        """Seconds of a fresh Python process that keeps its caches in `cache_folder`, and the number it prints."""
+        self.say(what)
+        environment = os.environ | {"XDG_CACHE_HOME": cache_folder, "CELOSIA_CACHE": f"{cache_folder}/celosia"}
+        started = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"{what} failed: {done.stderr.strip().splitlines()[-1:]}")
+        return time.perf_counter() - started, float(done.stdout.split()[-1])
+
+    def demo(self) -> Iterator[Row]:
+        """`make demo` in a fresh clone with an empty cache, then again."""
+        with tempfile.TemporaryDirectory() as folder:
+            clone = Path(folder) / "clone"
+            subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+            kept = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
+            kept |= {"XDG_CACHE_HOME": f"{folder}/cache", "CELOSIA_CACHE": f"{folder}/cache/celosia"}
+            for name, label, limit in (("fresh", "on a fresh clone", 360), ("second", "the second time", 15)):
+                self.say(f"make demo {label}")
+                started = time.perf_counter()
+                done = subprocess.run(["make", "demo"], cwd=clone, env=kept, capture_output=True, text=True, check=False)
+                seconds = time.perf_counter() - started
+                lines = (done.stdout + done.stderr).strip().splitlines()
+                measured = f"{seconds:.0f} s" if done.returncode == 0 else f"failed: {lines[-1:]}"
+                yield Row(
+                    f"demo/{name}", f"make demo {label}", f"at most {limit} s", measured,
+                    done.returncode == 0 and seconds <= limit, self._command("demo"),
+                    {"seconds": seconds, "output": lines[-40:]},
+                )  # fmt: skip
+
+
+def _operator_row(operator: Operator, found: Array, places: dict[str, str]) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": operator.name, "op": operator.op, "place": places.get(operator.name, "free")}
+    row |= {"bytes": operator.expected.nbytes, "different": different(found, operator.expected), "steps": 0}
+    if row["different"] and found.shape == operator.expected.shape and found.itemsize == 1:
+        row["steps"] = int(np.abs(found.astype(np.int16) - operator.expected.astype(np.int16)).max())
+    return row
+
+
+def describe(config: str) -> dict[str, Any]:
+    """Where the figures come from."""
+    cfg = Config.load(config)
+    return {"config": cfg.to_dict(), "digest": cfg.digest, "cores": os.cpu_count()}
