@@ -18,6 +18,10 @@ TOP = "celosia_top"
 """Name of the top module."""
 
 
+class VerilogError(RuntimeError):
+    """Yosys, which writes the Verilog, is missing or failed; the message is its own, and what to do."""
+
+
 def cache_folder() -> Path:
     """Where generated files are kept; `CELOSIA_CACHE` names another place."""
     return Path(os.environ.get("CELOSIA_CACHE") or platformdirs.user_cache_dir("celosia"))
