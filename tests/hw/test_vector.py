@@ -29,7 +29,7 @@ from celosia.hw.layout import grains
 from celosia.sim.reference import Fields, State, addresses, vector
 
 _DEPTHS = {
-    "inp_depth": 16, "wgt_depth": 8, "acc_depth": 512, "vin_depth": 64, "out_depth": 32, "par_depth": 8, "queue_depth": 2
+    "inp_depth": 16, "wgt_depth": 8, "acc_depth": 512, "vin_depth": 64, "out_depth": 32, "par_depth": 8,
 }  # fmt: skip
 CONFIGS = {
     "4x4": Config(block_in=4, block_out=4, lut_count=1, **_DEPTHS),
