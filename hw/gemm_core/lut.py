@@ -49,7 +49,10 @@ class Tables(wiring.Component):
             left.eq(load.mask & ~written),
             lowest.eq(left & -left),
             load.ready.eq(left == lowest),
-            *(row[bit].eq((lowest & sum(1 << i for i in range(rows) if i >> bit & 1)).any()) for bit in range(row_bits)),
+            *(
+                row[bit].eq((lowest & sum(1 << i for i in range(rows) if i >> bit & 1)).any())
+                for bit in range(row_bits)
+            ),
         ]
         with m.If(load.en):
             m.d.sync += written.eq(0)
