@@ -46,6 +46,8 @@ class Builder:
         self.constants: dict[str, NDArray[Any]] = {}
         self.inputs: list[onnx.ValueInfoProto] = []
         self.outputs: list[onnx.ValueInfoProto] = []
+        self.steps: dict[str, float] = {}
+        """Outputs, and what one step of each is worth as a float."""
         self.inexact: set[str] = set()
         """Outputs that depend on an operator which onnxruntime computes in float."""
         self.count = 0
@@ -109,6 +111,7 @@ class Builder:
         kind = TensorProto.FLOAT if real else helper.np_dtype_to_tensor_dtype(self.dtype)
         name = self.real(x) if real else x.name
         self.outputs.append(helper.make_tensor_value_info(name, kind, list(x.shape)))
+        self.steps[name] = x.scale
         if x.float_inside:
             self.inexact.add(name)
 

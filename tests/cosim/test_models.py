@@ -1,0 +1,284 @@
+"""Whole models give the bytes of onnxruntime, on the functional device and on the RTL.
+
+onnxruntime runs with session.qdqisint8allowed=1, with which every QDQ pattern becomes an integer operator. Where it
+computes in float nevertheless (Builder.inexact), outputs may differ by one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from programs import CONFIGS as SMALL_CONFIGS
+from small_models import Builder, Tensor, models
+
+import celosia
+from celosia.compiler.program import Program
+from celosia.driver.runtime import Runtime
+from celosia.hw.config import PRESETS, Config
+from celosia.models import demo_images, demo_model_path
+from celosia.sim.build import BuildError, compiler, verilator_root
+from celosia.sim.device import Device
+from celosia.sim.fsim import FunctionalDevice
+from celosia.sim.rtlsim import RtlDevice
+
+ort = pytest.importorskip("onnxruntime")
+
+Array = NDArray[Any]
+_BUFFERS = dict(inp_depth=256, wgt_depth=128, acc_depth=128, vin_depth=128, out_depth=128, par_depth=16)
+CONFIGS = {
+    "tiny": PRESETS["tiny"],
+    "pynq": PRESETS["pynq"],
+    "8x8": Config(block_in=8, block_out=8, bus_bytes=16, **_BUFFERS),
+    "batch2-8x4": Config(batch=2, block_in=8, block_out=4, **_BUFFERS),
+    "4x16": Config(block_in=4, block_out=16, **_BUFFERS),
+    "tight": SMALL_CONFIGS["4x4"],
+}
+RTL_CONFIGS = {"tiny": PRESETS["tiny"]} | {name: SMALL_CONFIGS[name] for name in ("batch2", "4x8", "8x4")}
+
+
+@cache
+def rtl(name: str) -> RtlDevice:
+    try:
+        compiler(), verilator_root()
+    except BuildError as error:
+        pytest.skip(str(error))
+    return RtlDevice(RTL_CONFIGS[name], quiet=True)
+
+
+def expected(model: onnx.ModelProto, feed: dict[str, Array], save: Path | None = None) -> list[Array]:
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.qdqisint8allowed", "1")
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    if save is not None:
+        options.optimized_model_filepath = str(save)
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return list(session.run(None, feed))
+
+
+def feed_of(model: onnx.ModelProto, seed: int = 0) -> dict[str, Array]:
+    rng = np.random.default_rng(seed)
+    shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in model.graph.input}
+    return {name: (rng.standard_normal(shape) * 4).astype(np.float32) for name, shape in shapes.items()}
+
+
+def steps(found: Array, wanted: Array, scale: float) -> float:
+    """The largest difference; `scale` is one step of float outputs."""
+    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+    gap = float(np.abs(found.astype(np.float64) - wanted.astype(np.float64)).max())
+    return gap / scale if found.dtype == np.float32 else gap
+
+
+def check(b: Builder, device: Device) -> Program:
+    """Compile what `b` made for `device`, run it there and compare every output with onnxruntime's."""
+    model = b.model()
+    feed = feed_of(model)
+    program = celosia.compile(model, device.config)
+    found = Runtime(program, device).run(feed, trace=False).outputs
+    for (name, step), wanted in zip(b.steps.items(), expected(model, feed), strict=True):
+        if name in b.inexact:
+            assert steps(found[name], wanted, step) <= 1.001, name
+        else:
+            assert steps(found[name], wanted, step) == 0, name
+    return program
+
+
+# Random models -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(b=models())
+def test_random_models(name: str, b: Builder) -> None:
+    check(b, FunctionalDevice(CONFIGS[name]))
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize("name", RTL_CONFIGS)
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@given(b=models())
+def test_random_models_rtl(name: str, b: Builder) -> None:
+    check(b, rtl(name))
+
+
+# Every operator, placed ------------------------------------------------------------------------------------------
+
+
+def case(build: Callable[[Builder, Tensor], Tensor]) -> Callable[[Builder], None]:
+    """A model of a [2, 12, 9, 7] image that another layer has made."""
+
+    def make(b: Builder) -> None:
+        x = b.conv(b.input([2, 5, 9, 7]), 12, (1, 1))
+        b.output(build(b, x))
+
+    return make
+
+
+def residual_fused(b: Builder, x: Tensor) -> Tensor:
+    return b.binary("Add", b.conv(x, 12, (3, 3), pads=(1, 1, 1, 1)), x)
+
+
+def residual_unfused(b: Builder, x: Tensor) -> Tensor:
+    y = b.conv(x, 12, (3, 3), pads=(1, 1, 1, 1))
+    return b.binary("Mul", b.binary("Add", x, y), y)
+
+
+CASES: dict[str, Callable[[Builder, Tensor], Tensor]] = {
+    "conv 3x3": lambda b, x: b.conv(x, 20, (3, 3), pads=(1, 1, 1, 1)),
+    "conv per tensor": lambda b, x: b.conv(x, 20, (3, 3), pads=(1, 1, 1, 1), per_channel=False, bias=False),
+    "conv strided, asymmetric pads": lambda b, x: b.conv(x, 7, (4, 2), (3, 2), (0, 1, 2, 0)),
+    "conv dilated": lambda b, x: b.conv(x, 7, (3, 3), (1, 1), (2, 0, 1, 2), (2, 3)),
+    "conv 1xN": lambda b, x: b.conv(x, 5, (1, 5), (1, 1), (0, 2, 0, 2)),
+    "conv 7x7": lambda b, x: b.conv(x, 5, (7, 7), (1, 1), (3, 3, 3, 3)),
+    "conv 3 groups": lambda b, x: b.conv(x, 9, (3, 3), group=3),
+    "conv 2 groups of 6": lambda b, x: b.conv(x, 16, (1, 1), group=2),
+    "depthwise": lambda b, x: b.conv(x, 12, (3, 3), pads=(1, 1, 1, 1), group=12),
+    "depthwise strided, dilated": lambda b, x: b.conv(x, 12, (3, 2), (2, 2), (2, 1, 2, 1), (2, 2), group=12),
+    "depthwise, 2 of each": lambda b, x: b.conv(x, 24, (3, 3), group=12),
+    "conv and Relu": lambda b, x: b.conv(x, 8, (1, 1), activation="Relu"),
+    "conv and Clip": lambda b, x: b.conv(x, 8, (1, 1), activation="Clip"),
+    "Relu kept between pairs": lambda b, x: b.conv(x, 8, (1, 1), activation="kept"),
+    "Gemm": lambda b, x: b.matmul(b.flatten(x), 10),
+    "Gemm of [K, N] per channel": lambda b, x: b.matmul(b.flatten(x), 10, trans_b=0),
+    "MatMul": lambda b, x: b.matmul(b.flatten(x), 10, "MatMul"),
+    "MatMul of rows": lambda b, x: b.matmul(b.reshape(x, (2, 12, 63)), 10, "MatMul"),
+    "residual, fused": residual_fused,
+    "residual, unfused": residual_unfused,
+    "Add to itself": lambda b, x: b.binary("Add", x, x),
+    "MaxPool": lambda b, x: b.max_pool(x, (2, 2), (2, 2), (0, 0, 0, 0)),
+    "MaxPool padded, ceil_mode": lambda b, x: b.max_pool(x, (3, 3), (2, 2), (1, 0, 0, 1), ceil_mode=1),
+    "AveragePool": lambda b, x: b.average_pool(x, (3, 2), (2, 1), (0, 0, 0, 0)),
+    "GlobalAveragePool": lambda b, x: b.global_average(x),
+    "Concat aligned": lambda b, x: b.concat([x, b.conv(x, 16, (1, 1))], equal=False),
+    "Concat of equal scales": lambda b, x: b.concat([x, b.max_pool(x, (1, 1), (1, 1), (0, 0, 0, 0))], equal=True),
+    "Sigmoid": lambda b, x: b.unary(x, "Sigmoid"),
+    "HardSwish": lambda b, x: b.hard_swish(x),
+    "LeakyRelu": lambda b, x: b.unary(x, "LeakyRelu", alpha=0.1),
+    "Tanh": lambda b, x: b.unary(x, "Tanh"),
+    "Mul": lambda b, x: b.binary("Mul", x, b.conv(x, 12, (1, 1))),
+    "squeeze and excite": lambda b, x: b.squeeze_excite(x, 5),
+}
+HOST = {"QuantizeLinear", "DequantizeLinear", "Reshape", "Flatten"}
+"""What these cases may leave to the host."""
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("form", ["qdq", "qoperator"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_operator(name: str, form: str, dtype: str) -> None:
+    for config in ("tiny", "batch2-8x4"):
+        b = Builder(form, dtype, seed=5)
+        case(CASES[name])(b)
+        program = check(b, FunctionalDevice(CONFIGS[config]))
+        on_cpu = [row for row in program.placements if row["place"] == "cpu" and row["op"] not in HOST]
+        assert not on_cpu
+
+
+@pytest.mark.rtl
+def test_operators_rtl() -> None:
+    for name in CASES:
+        b = Builder("qdq", np.int8, seed=6)
+        case(CASES[name])(b)
+        check(b, rtl("tiny"))
+
+
+def test_unaligned_concat_is_right_wherever_it_runs() -> None:
+    for parts in ([5, 3], [12, 1, 4], [1, 1, 1]):
+        b = Builder("qdq", np.uint8, seed=7)
+        x = b.input([1, 6, 5, 5])
+        b.output(b.concat([b.conv(x, part, (1, 1)) for part in parts], equal=False))
+        check(b, FunctionalDevice(CONFIGS["tiny"]))
+
+
+def test_gelu_and_softplus_within_a_step() -> None:
+    """onnxruntime approximates them in float."""
+    for op, opset in (("Softplus", 17), ("Gelu", 20)):
+        b = Builder("qdq", np.int8, seed=8, opset=opset)
+        y = b.unary(b.conv(b.input([1, 3, 8, 8]), 8, (1, 1)), op)
+        b.output(y)
+        b.inexact.update(b.steps)
+        check(b, FunctionalDevice(CONFIGS["tiny"]))
+
+
+def test_two_inputs_and_outputs() -> None:
+    b = Builder("qdq", np.int8, seed=9)
+    x, y = b.input([1, 8, 4, 4]), b.input([1, 8, 4, 4])
+    z = b.binary("Add", x, b.conv(y, 8, (1, 1)))
+    b.output(z)
+    b.output(b.global_average(z), real=True)
+    check(b, FunctionalDevice(CONFIGS["tiny"]))
+
+
+# What the tests themselves rest on ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["qdq", "qoperator"])
+def test_onnxruntime_ran_in_integers(form: str, tmp_path: Path) -> None:
+    """In a model whose outputs must be exact, onnxruntime keeps no convolution, product or sum in float."""
+    b = Builder(form, np.int8, seed=1)
+    x = b.input([1, 5, 9, 7])
+    for name in ("residual, fused", "conv and Relu", "MaxPool", "Concat aligned", "squeeze and excite", "Gemm"):
+        b.output(CASES[name](b, b.conv(x, 12, (1, 1))))
+    expected(b.model(), feed_of(b.model()), tmp_path / "optimised.onnx")
+    left = {node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node}
+    assert left.isdisjoint({"Conv", "Gemm", "MatMul", "Add", "Mul", "Concat", "GlobalAveragePool"}), left
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(b=models(), seed=st.integers(0, 100))
+def test_random_models_have_lively_outputs(b: Builder, seed: int) -> None:
+    """Outputs are neither all the same nor all at the limits."""
+    model = b.model()
+    for wanted in expected(model, feed_of(model, seed)):
+        if wanted.size >= 200:
+            assert len(np.unique(wanted)) > 4
+
+
+def test_a_wrong_weight_is_noticed() -> None:
+    b = Builder("qdq", np.int8, seed=1)
+    b.output(b.conv(b.input([1, 4, 6, 6]), 4, (3, 3)))
+    model = b.model()
+    feed, program = feed_of(model), celosia.compile(b.model(), "tiny")
+    (wanted,) = expected(model, feed)
+    good = Runtime(program).run(feed).outputs
+    assert all(np.array_equal(found, wanted) for found in good.values())
+    weights = next(array for name, array in b.constants.items() if name.startswith("weights"))
+    place = program.image.tobytes().find(weights[0, :, 0, 0].tobytes())
+    assert place >= 0
+    program.image = program.image.copy()
+    program.image[place] ^= 0x40
+    bad = Runtime(program).run(feed).outputs
+    assert not any(np.array_equal(found, wanted) for found in bad.values())
+
+
+# The demo model ------------------------------------------------------------------------------------------------
+
+
+def demo(device: Device, count: int) -> None:
+    program = celosia.compile(demo_model_path(), device.config)
+    left = {row["op"] for row in program.placements if row["place"] == "cpu"}
+    assert left <= {"QuantizeLinear", "DequantizeLinear"} and len(program.launches) == 1
+    runtime, model = Runtime(program, device), onnx.load(demo_model_path())
+    for image in demo_images()[0][:count]:
+        feed = {"image": image[None]}
+        (wanted,) = expected(model, feed)
+        assert np.array_equal(runtime.run(feed, trace=False).outputs["logits"], wanted)
+
+
+@pytest.mark.parametrize("name", ["tiny", "pynq", "8x8", "4x16"])
+def test_demo(name: str) -> None:
+    demo(FunctionalDevice(CONFIGS[name]), 3)
+
+
+@pytest.mark.rtl
+def test_demo_rtl() -> None:
+    demo(rtl("tiny"), 2)
