@@ -146,7 +146,7 @@ class Runtime:
                 raise InputError(
                     f"input {name!r} must be {tensor.dtype}{list(tensor.shape)}, not {array.dtype}{list(array.shape)}"
                 )
-            checked[name] = np.ascontiguousarray(array)
+            checked[name] = np.asarray(array, array.dtype.newbyteorder("="), order="C")
         return checked
 
     def _cpu(self, step: CpuStep, values: dict[str, Array]) -> None:

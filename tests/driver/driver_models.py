@@ -1,0 +1,32 @@
+"""The two models of the driver's tests."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from small_models import Builder
+
+
+def quantised(dtype: type = np.int8, opset: int = 17, form: str = "qdq") -> onnx.ModelProto:
+    """Two convolutions and a matrix product: float `input_1` [1, 3, 8, 8] to float [1, 10]."""
+    b = Builder(form, dtype, seed=3, opset=opset)
+    x = b.input([1, 3, 8, 8])
+    x = b.conv(x, 8, (3, 3), pads=(1, 1, 1, 1))
+    x = b.conv(x, 12, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1))
+    b.output(x, real=True)
+    return b.model()
+
+
+def floats(dims: tuple[int | str, ...] = (2, 3)) -> onnx.ModelProto:
+    """A model without integers: `a` and `b` to `a/sum`."""
+    nodes = [
+        helper.make_node("Add", ["a", "b"], ["s"], name="add"),
+        helper.make_node("Mul", ["s", "three"], ["a/sum"], name="mul"),
+    ]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name in ("a", "b", "a/sum")]
+    three = numpy_helper.from_array(np.array(3, np.float32), "three")
+    graph = helper.make_graph(nodes, "floats", values[:2], values[2:], [three])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.checker.check_model(model)
+    return model

@@ -1,0 +1,171 @@
+"""The Program's file: what is saved is loaded, and nothing damaged or foreign is."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import celosia
+from celosia.compiler.files import OutputError
+from celosia.compiler.program import Program, ProgramError
+
+
+@pytest.fixture(scope="module")
+def saved(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("programs") / "program"
+    celosia.compile(models / "quantised.onnx", "tiny").save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def x(models: Path) -> dict[str, np.ndarray]:
+    return {"input_1": np.load(models / "x.npy")}
+
+
+def parts(program: Program) -> tuple[object, dict[str, bytes]]:
+    return program._manifest(), program._blobs()
+
+
+def entries(path: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def rewrite(path: Path, contents: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in contents.items():
+            archive.writestr(name, data)
+    return path
+
+
+def test_saved_and_loaded_it_is_the_same(saved: Path, models: Path, x: dict[str, np.ndarray]) -> None:
+    compiled, loaded = celosia.compile(models / "quantised.onnx", "tiny"), Program.load(saved)
+    assert {**compiled._manifest(), "compile_seconds": 0} == {**loaded._manifest(), "compile_seconds": 0}
+    assert compiled._blobs() == loaded._blobs()
+    assert Program.is_program(saved) and not Program.is_program(models / "quantised.onnx")
+    first = celosia.Runtime(compiled).run(x).outputs
+    second = celosia.Runtime(loaded).run(x).outputs
+    assert first.keys() == second.keys()
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("kind", ["manifest.json", "image.bin", "constants/", "kernels/", "launches/"])
+def test_each_kind_of_part_is_protected(saved: Path, tmp_path: Path, kind: str) -> None:
+    contents = entries(saved)
+    names = [name for name in contents if name.startswith(kind)]
+    assert names
+    for name in names:
+        data = contents[name]
+        for place in {0, len(data) // 2, len(data) - 1}:
+            flipped = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+            with pytest.raises(ProgramError, match=r"is damaged: the checksum of (its manifest|part )"):
+                Program.load(rewrite(tmp_path / "flipped", {**contents, name: flipped}))
+        left = {other: data for other, data in contents.items() if other != name}
+        with pytest.raises(
+            ProgramError, match="it has no manifest" if name == "manifest.json" else f"{name} is missing"
+        ):
+            Program.load(rewrite(tmp_path / "left", left))
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_flipped_byte_changes_a_program(saved: Path, tmp_path: Path, data: st.DataObject) -> None:
+    """Anywhere in the file, the archive's own bytes included: an error, or a byte that means nothing."""
+    content = bytearray(saved.read_bytes())
+    region = data.draw(st.sampled_from([(0, 200), (0, len(content)), (len(content) - 1500, len(content))]))
+    place = data.draw(st.integers(region[0], region[1] - 1))
+    content[place] ^= data.draw(st.integers(1, 255))
+    path = tmp_path / "flipped"
+    path.write_bytes(content)
+    try:
+        loaded = Program.load(path)
+    except ProgramError as error:
+        assert str(path) in str(error)
+    else:
+        assert parts(loaded) == parts(Program.load(saved))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_part_of_a_program_is_one(saved: Path, tmp_path: Path, data: st.DataObject) -> None:
+    content = saved.read_bytes()
+    path = tmp_path / "cut"
+    path.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
+    with pytest.raises(ProgramError, match="not a Celosia Program"):
+        Program.load(path)
+
+
+def _with_manifest(saved: Path, path: Path, **changes: object) -> Path:
+    contents = entries(saved)
+    manifest = {**json.loads(contents["manifest.json"]), **changes}
+    text = json.dumps(manifest).encode()
+    digest = hashlib.sha256(text).hexdigest().encode()
+    return rewrite(path, {**contents, "manifest.json": text, "manifest.sha256": digest})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"format": "other"}, "is not a Celosia Program"),
+        ({"version": 99}, "has format version 99; this Celosia reads 1"),
+        ({"config": {"block_in": 12}}, "block_in must be a power of two"),
+        ({"steps": [{"kind": "cpu"}]}, "is damaged"),
+        ({"kernels": 99}, "is damaged"),
+        ({"sha256": {}}, "is damaged"),
+    ],
+)
+def test_a_foreign_manifest(saved: Path, tmp_path: Path, changes: dict[str, object], words: str) -> None:
+    with pytest.raises(ProgramError, match=words):
+        Program.load(_with_manifest(saved, tmp_path / "foreign", **changes))
+
+
+def test_what_is_not_a_program(tmp_path: Path, models: Path) -> None:
+    buffer = io.BytesIO()
+    np.savez(buffer, x=np.zeros(3))
+    (tmp_path / "array.npz").write_bytes(buffer.getvalue())
+    with pytest.raises(ProgramError, match="it has no manifest"):
+        Program.load(tmp_path / "array.npz")
+    with pytest.raises(ProgramError, match="there is no Program at"):
+        Program.load(tmp_path / "nothing")
+    with pytest.raises(ProgramError, match="is a folder"):
+        Program.load(tmp_path)
+    with pytest.raises(ProgramError, match="not a Celosia Program"):
+        Program.load(models / "quantised.onnx")
+
+
+def test_saving_writes_all_or_nothing(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program.load(saved)
+    with pytest.raises(OutputError, match="there is no folder"):
+        program.save(tmp_path / "no" / "program")
+    (tmp_path / "program").write_text("an older one")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(zipfile.ZipFile, "writestr", full)
+        with pytest.raises(OutputError, match="cannot write .*No space left"):
+            program.save(tmp_path / "program")
+    assert [path.name for path in tmp_path.iterdir()] == ["program"]
+    assert (tmp_path / "program").read_text() == "an older one"
+    program.save(tmp_path / "program")
+    assert parts(Program.load(tmp_path / "program")) == parts(program)
+
+
+def test_a_program_of_constants_only(tmp_path: Path) -> None:
+    """A model whose output does not depend on an input has nothing to run."""
+    value = onnx.numpy_helper.from_array(np.arange(3, dtype=np.float32), "y")
+    info = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [3])
+    graph = onnx.helper.make_graph([], "constant", [], [info], [value])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+    celosia.compile(model, "tiny").save(tmp_path / "p")
+    assert celosia.Runtime(Program.load(tmp_path / "p")).run({}).outputs["y"].tolist() == [0, 1, 2]
