@@ -153,7 +153,7 @@ def test_saving_writes_all_or_nothing(saved: Path, tmp_path: Path, monkeypatch: 
 
     with monkeypatch.context() as patch:
         patch.setattr(zipfile.ZipFile, "writestr", full)
-        with pytest.raises(OutputError, match="cannot write .*No space left"):
+        with pytest.raises(OutputError, match=r"cannot write .*No space left"):
             program.save(tmp_path / "program")
     assert [path.name for path in tmp_path.iterdir()] == ["program"]
     assert (tmp_path / "program").read_text() == "an older one"

@@ -109,6 +109,13 @@ def test_floats_alone_open_no_device(device: str, monkeypatch: pytest.MonkeyPatc
     assert result.report["layers"] == [] and result.report["launches"] == 0
 
 
+def test_an_input_without_dimensions() -> None:
+    result = celosia.Runtime(celosia.compile(floats(()), "tiny")).run(
+        {"a": np.float32(2), "b": np.array(3, np.float32)}
+    )
+    assert result.outputs["a/sum"] == 15 and result.outputs["a/sum"].shape == ()
+
+
 def test_values_inside_the_graph_can_be_kept() -> None:
     result = celosia.Runtime(celosia.compile(floats(), "tiny")).run(
         {"a": values((2, 3)), "b": values((2, 3))}, keep=lambda name: name == "s"
@@ -145,7 +152,7 @@ def test_another_device_or_config() -> None:
     program = celosia.compile(quantised(), "tiny")
     with pytest.raises(ValueError, match="there is no device 'fpga'; take functional or rtl"):
         celosia.Runtime(program, "fpga")
-    with pytest.raises(DeviceError, match="compiled for Config tiny .* the device has pynq .*; compile it again"):
+    with pytest.raises(DeviceError, match=r"compiled for Config tiny .* the device has pynq .*; compile it again"):
         celosia.Runtime(program, FunctionalDevice(Config.load("pynq")))
     assert celosia.Runtime(program, FunctionalDevice(Config.load("tiny"))).run({"input_1": values()}).report["device"]
 
