@@ -33,10 +33,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--config", default="pynq", help="preset or file (default: %(default)s)")
     parser.add_argument("--device", default="rtl", choices=("rtl", "functional"), help="of exactness and models")
     parser.add_argument("--images", type=int, help="inputs for each model of `models`")
-    parser.add_argument("--output", type=Path, default=ROOT / "bench" / "results.json", help="default: bench/results.json")
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "bench" / "results.json", help="default: bench/results.json"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress line")
     options = parser.parse_args(arguments)
-    for name, known in ((*((s, SECTIONS) for s in options.sections), *((m, WORKLOADS) for m in _split(options.models)))):
+    for name, known in (*((s, SECTIONS) for s in options.sections), *((m, WORKLOADS) for m in _split(options.models))):
         if name not in known:
             parser.error(f"there is no {name!r}; take {', '.join(known)}")
     return options

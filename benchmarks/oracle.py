@@ -35,7 +35,9 @@ SAME_LAYOUT = {
 TO_NHWC, TO_NCHW = [0, 2, 3, 1], [0, 3, 1, 2]
 
 
-def session(model: Path | bytes, int8: bool = True, optimise: bool = True, save: Path | None = None) -> ort.InferenceSession:
+def session(
+    model: Path | bytes, int8: bool = True, optimise: bool = True, save: Path | None = None
+) -> ort.InferenceSession:
     """int8: every QDQ pattern becomes an integer operator; False is onnxruntime's default. save: the optimised graph."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
@@ -145,7 +147,9 @@ class _SideBySide:
         for node in self.model.graph.node:
             self._follow_layout(node)
             data = [name for name in node.input if name in self.tensors]
-            if node.op_type in INTEGER_OPERATORS and any(self.tensors[name].itemsize == 1 for name in [*data, *node.output]):
+            if node.op_type in INTEGER_OPERATORS and any(
+                self.tensors[name].itemsize == 1 for name in [*data, *node.output]
+            ):
                 self._add(node)
         constants = [c for name, c in self.constants.items() if name in self.used]
         graph = helper.make_graph(self.nodes, "side_by_side", self.inputs, self.outputs, constants)

@@ -94,7 +94,9 @@ class Bench:
         self.say(f"{name}: compiling")
         return celosia.compile(WORKLOADS[name].path(self.folder), self.config)
 
-    def run(self, program: Program, feed: dict[str, Array], device: str, keep: bool = False, trace: bool = False) -> Run:
+    def run(
+        self, program: Program, feed: dict[str, Array], device: str, keep: bool = False, trace: bool = False
+    ) -> Run:
         """One run on the device called `device`, which is opened once and lives on."""
         if device not in self.opened:
             self.opened[device] = open_device(device, program.config)
@@ -177,7 +179,9 @@ class Bench:
             except Missing as reason:
                 yield self._skipped(key, f"{workload.name}, end to end, {self.device}", target, command, reason)
                 continue
-            inputs = workload.inputs(path, self.images or IMAGES.get(workload.name, DEFAULT_IMAGES if not workload.float_islands else 2))
+            inputs = workload.inputs(
+                path, self.images or IMAGES.get(workload.name, DEFAULT_IMAGES if not workload.float_islands else 2)
+            )
             what = f"{workload.name}, end to end on {inputs}, {self.device}"
             row, devices = self._whole(Row(key, what, target, "", None, command), workload, inputs)
             yield row
@@ -218,7 +222,13 @@ class Bench:
         if workload.float_islands:
             row.measured += f"; at most {steps:.3g} steps; same top-1 on {same} of {count}"
         row.met = (round(steps, 3) <= 1 and same == count) if workload.float_islands else totals["different"] == 0
-        row.details = totals | {"steps": steps, "same_top1": same, "inputs": count, "real": inputs.real, "cycles": cycles}
+        row.details = totals | {
+            "steps": steps,
+            "same_top1": same,
+            "inputs": count,
+            "real": inputs.real,
+            "cycles": cycles,
+        }
         return row, devices
 
     # Speed -----------------------------------------------------------------------------------------------------
@@ -314,7 +324,9 @@ class Bench:
         self.say(what)
         environment = os.environ | {"XDG_CACHE_HOME": cache_folder, "CELOSIA_CACHE": f"{cache_folder}/celosia"}
         started = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+        )
         if done.returncode != 0:
             raise RuntimeError(f"{what} failed: {done.stderr.strip().splitlines()[-1:]}")
         return time.perf_counter() - started, float(done.stdout.split()[-1])
@@ -329,7 +341,9 @@ class Bench:
             for name, label, limit in (("fresh", "on a fresh clone", 360), ("second", "the second time", 15)):
                 self.say(f"make demo {label}")
                 started = time.perf_counter()
-                done = subprocess.run(["make", "demo"], cwd=clone, env=kept, capture_output=True, text=True, check=False)
+                done = subprocess.run(
+                    ["make", "demo"], cwd=clone, env=kept, capture_output=True, text=True, check=False
+                )
                 seconds = time.perf_counter() - started
                 lines = (done.stdout + done.stderr).strip().splitlines()
                 measured = f"{seconds:.0f} s" if done.returncode == 0 else f"failed: {lines[-1:]}"

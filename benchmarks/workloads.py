@@ -79,7 +79,8 @@ class Inputs:
         rng = np.random.default_rng(0)
         dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
         return [
-            {value.name: (rng.standard_normal(dims) * self.workload.noise).astype(np.float32)} for _ in range(self.count)
+            {value.name: (rng.standard_normal(dims) * self.workload.noise).astype(np.float32)}
+            for _ in range(self.count)
         ]
 
     def __str__(self) -> str:

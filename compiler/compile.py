@@ -38,7 +38,7 @@ from celosia.hw.config import Config
 Progress = Callable[[str], None]
 
 
-def compile(  # noqa: A001 - the name users expect of the package
+def compile(
     source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", progress: Progress | None = None
 ) -> Program:
     """Compile a model for the accelerator `config` (a preset's name, a TOML or JSON file, or a Config).
@@ -94,9 +94,7 @@ def _build(cfg: Config, steps: list[Any]) -> Image:
 class _Assembler:
     """Steps with names and addresses in place of graph objects."""
 
-    def __init__(
-        self, model: ir.Model, cfg: Config, selection: Selection, steps: list[Any], image: Image
-    ) -> None:
+    def __init__(self, model: ir.Model, cfg: Config, selection: Selection, steps: list[Any], image: Image) -> None:
         self.model, self.cfg, self.selection, self.plan, self.image = model, cfg, selection, steps, image
         self.opset = model.graph.opset_imports.get("", 21)
         self.tensors: dict[str, TensorInfo] = {}
@@ -182,7 +180,9 @@ class _Assembler:
                 seen.add(name)
                 act = places[name]
                 self._tensor(value)
-                packs.append(Pack(value.name or "", _form_info(form), self.image.addresses[act.storage], act.storage_groups))
+                packs.append(
+                    Pack(value.name or "", _form_info(form), self.image.addresses[act.storage], act.storage_groups)
+                )
         for value in plan.taken:
             info = self._tensor(value)
             act = places.get(info.name) or next(a for a in places.values() if a.storage == info.name)

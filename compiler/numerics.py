@@ -27,7 +27,7 @@ Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 
-MULTIPLIER_BITS = 24   # significand of a float32
+MULTIPLIER_BITS = 24  # significand of a float32
 SHIFT_BITS = 6
 
 _f32 = np.float32
@@ -59,7 +59,7 @@ def fold_scale(scale: ArrayLike) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]
     s = np.asarray(scale, _f32)
     if not np.all(np.isfinite(s)) or np.any(s < 0):
         raise ValueError(f"a scale must be finite and not negative, not {s[~np.isfinite(s) | (s < 0)].flat[0]}")
-    significand, exponent = np.frexp(s)                    # s = significand * 2^exponent, 1/2 <= significand < 1
+    significand, exponent = np.frexp(s)  # s = significand * 2^exponent, 1/2 <= significand < 1
     multiplier = np.ldexp(significand, MULTIPLIER_BITS).astype(np.int64)
     shift = MULTIPLIER_BITS - exponent.astype(np.int64)
     tiny, huge = shift >= 1 << SHIFT_BITS, shift < 0
@@ -79,8 +79,15 @@ def requantize_f32(acc: ArrayLike, bias: ArrayLike, scale: ArrayLike, zero_point
     return (np.clip(steps, lo - zero_point, hi - zero_point) + zero_point).astype(np.int32)
 
 
-def requantize(acc: ArrayLike, bias: ArrayLike, multiplier: ArrayLike, shift: ArrayLike, zero_point: int,
-               lo: int = -128, hi: int = 127) -> Int8:
+def requantize(
+    acc: ArrayLike,
+    bias: ArrayLike,
+    multiplier: ArrayLike,
+    shift: ArrayLike,
+    zero_point: int,
+    lo: int = -128,
+    hi: int = 127,
+) -> Int8:
     """The hardware's requantiser, in integers only; arguments broadcast, acc and bias are int32. Returns int8.
 
     1. v = acc + bias, wrapping; beyond 2^24 rounded to 24 significant bits, nearest even (as int32 -> float32 does).
@@ -121,12 +128,12 @@ def _divide_even(x: Int64, shift: ArrayLike) -> Int64:
 def _divide_f32(p: Int64, shift: Int64) -> Int64:
     """p / 2^shift to nearest, ties to even, where what float32 cannot tell from a tie counts as one. |p| < 2^56."""
     p, shift = np.broadcast_arrays(p, shift)
-    far = shift > 58                                       # |p| / 2^59 < 1/4: rounds to 0
+    far = shift > 58  # |p| / 2^59 < 1/4: rounds to 0
     shift = np.where(far, 0, shift)
     down = np.right_shift(p, shift)
     fraction = p - np.left_shift(down, shift)
     half = np.left_shift(np.int64(1), shift) >> 1
-    excess = _bit_length(np.abs(p)) - MULTIPLIER_BITS      # bits that the product loses in float32
+    excess = _bit_length(np.abs(p)) - MULTIPLIER_BITS  # bits that the product loses in float32
     reach = np.where(excess > 0, np.left_shift(np.int64(1), np.maximum(excess, 1) - 1), 0)
     tie = (np.abs(fraction - half) <= reach) & (shift > 0)
     up = np.where(tie, down & 1 == 1, fraction > half)
@@ -167,13 +174,13 @@ def _add_terms(sa: float, za: int, sb: float, zb: int, sc: float, zc: int) -> tu
 
 def _fma(a: ArrayLike, b: ArrayLike, c: ArrayLike) -> Float32:
     """float32 a * b + c with one rounding."""
-    product = np.multiply(a, b, dtype=np.float64)          # exact: 48 bits
+    product = np.multiply(a, b, dtype=np.float64)  # exact: 48 bits
     c64 = np.asarray(c, np.float64)
     total = np.asarray(product + c64)
     head = total - product
-    error = np.asarray((product - (total - head)) + (c64 - head))   # total + error is the sum (Knuth)
+    error = np.asarray((product - (total - head)) + (c64 - head))  # total + error is the sum (Knuth)
     inexact = error != 0
-    if np.any(inexact):                                    # round to odd, so that the next rounding sees what is lost
+    if np.any(inexact):  # round to odd, so that the next rounding sees what is lost
         away = inexact & (np.signbit(error) != np.signbit(total))
         total = np.where(away, np.nextafter(total, 0.0), total)
         total = (total.reshape(-1).view(np.int64) | inexact.reshape(-1)).view(np.float64).reshape(total.shape)
@@ -199,7 +206,7 @@ class RescaleAdd:
 def rescale_add(q: ArrayLike, r: ArrayLike, p: RescaleAdd, lo: int = -128, hi: int = 127) -> Int8:
     """The hardware's residual add: exact integers, ties to even. q, r: int8, broadcast."""
     total = np.asarray(q, np.int64) * p.ma + np.asarray(r, np.int64) * p.mb + p.c
-    return np.clip(_divide_even(total, min(p.shift, 62)), lo, hi).astype(np.int8)   # beyond 62 all are 0 as well
+    return np.clip(_divide_even(total, min(p.shift, 62)), lo, hi).astype(np.int8)  # beyond 62 all are 0 as well
 
 
 def fit_rescale_add(sa: float, za: int, sb: float, zb: int, sc: float, zc: int, dtype: DTypeLike) -> RescaleAdd | None:
@@ -218,10 +225,10 @@ def fit_rescale_add(sa: float, za: int, sb: float, zb: int, sc: float, zc: int, 
     values = np.arange(lo, hi + 1).astype(kind)
     stored = qlinear_add(values[:, None], values, sa, za, sb, zb, sc, zc).astype(np.int64) - (lo + 128)
     ra, rb, fixed = (float(x) for x in _add_terms(sa, za, sb, zb, sc, zc))
-    offset = fixed + (ra + rb - 1) * (lo + 128)            # of stored bytes
+    offset = fixed + (ra + rb - 1) * (lo + 128)  # of stored bytes
     if not np.isfinite(offset):
         return None
-    shift = int(min(30 - np.frexp(max(ra, rb))[1], 46 - np.frexp(abs(offset) + 1)[1], 48))   # leaves room to move
+    shift = int(min(30 - np.frexp(max(ra, rb))[1], 46 - np.frexp(abs(offset) + 1)[1], 48))  # leaves room to move
     if shift < 1:
         return None
     ma, mb = round(ra * 2.0**shift), round(rb * 2.0**shift)
@@ -238,13 +245,13 @@ def fit_rescale_add(sa: float, za: int, sb: float, zb: int, sc: float, zc: int, 
 
 _STORED = np.arange(-128, 128)
 _NO_BOUND = np.int64(1) << 60
-_NEAREST = 1000   # pairs nearest to their bound on each side
+_NEAREST = 1000  # pairs nearest to their bound on each side
 
 
 def _offset_interval(wanted: Int64, ma: int, mb: int, shift: int) -> tuple[Int64, Int64]:
     """For each pair the least and the most `c` with which it rounds to `wanted` [256, 256]; none on a clipped side."""
     product = _STORED[:, None] * ma + _STORED * mb
-    odd = wanted & 1                                       # a tie goes to the even neighbour
+    odd = wanted & 1  # a tie goes to the even neighbour
     least = np.where(wanted > -128, ((2 * wanted - 1) << (shift - 1)) + odd - product, -_NO_BOUND)
     most = np.where(wanted < 127, ((2 * wanted + 1) << (shift - 1)) - odd - product, _NO_BOUND)
     return least, most
@@ -267,7 +274,7 @@ def _better_slopes(least: Int64, most: Int64, ma: int, mb: int, c: int) -> tuple
     rows = np.concatenate([side * point, side, np.ones_like(side)], axis=1).astype(np.float64)
     best, tight = _maximise_last(rows, slack / unit)
     da, db = best[0] * unit, best[1] * unit
-    if abs(best[3]) * unit < 8 and len(tight) > 1:         # no room: the tight pairs, on one line, must be exact ties
+    if abs(best[3]) * unit < 8 and len(tight) > 1:  # no room: the tight pairs, on one line, must be exact ties
         i, j = tight[:2]
         (u, v), k = point[i] - point[j], side[i, 0] * slack[i] - side[j, 0] * slack[j]
         on_line = _integers_on_line(int(u), int(v), int(k), da, db)
@@ -356,14 +363,15 @@ def mul_scale(sa: float, za: int, sb: float, zb: int, sc: float, zc: int, dtype:
     zero_point = zc - (lo + 128)
 
     delicate = np.abs(products * float(scale) % 1 - 0.5) < 2.0**-8
-    moved = zero_point - np.arange(-128, 128)                          # steps that the bias takes over
+    moved = zero_point - np.arange(-128, 128)  # steps that the bias takes over
     biases = np.rint(moved / max(float(scale), 2.0**-20))
     for k in np.lexsort((np.abs(moved), np.abs(biases * float(scale) - moved)))[:16]:
         for step in sorted(range(-8, 9), key=abs):
             found = Requantise(int(biases[k]), multiplier + step, shift, zero_point - int(moved[k]))
             if 0 <= found.multiplier < 1 << MULTIPLIER_BITS and all(
-                    np.array_equal(_requantise(products[chosen], found), wanted[chosen])
-                    for chosen in (delicate, slice(None))):
+                np.array_equal(_requantise(products[chosen], found), wanted[chosen])
+                for chosen in (delicate, slice(None))
+            ):
                 return found
     return None
 
@@ -423,8 +431,15 @@ def dequantize_linear(q: Array, scale: ArrayLike, zero_point: ArrayLike) -> Floa
     return np.asarray((q.astype(np.int32) - np.asarray(zero_point, np.int32)).astype(_f32) * np.asarray(scale, _f32))
 
 
-def unary_table(op: str | Callable[[Float32], Array], attributes: Mapping[str, float], sx: float, zx: int, sy: float,
-                zy: int, dtype: DTypeLike) -> Int8:
+def unary_table(
+    op: str | Callable[[Float32], Array],
+    attributes: Mapping[str, float],
+    sx: float,
+    zx: int,
+    sy: float,
+    zy: int,
+    dtype: DTypeLike,
+) -> Int8:
     """What dequantise -> op -> quantise makes of every byte: [256] int8, entry i for the stored byte i - 128.
 
     op: a key of UNARY, or a function of a float32 array (which then gets no attributes). KeyError for another name.
@@ -452,10 +467,23 @@ def _polynomial(x: Float32, *coefficients: float) -> Float32:
 def _sigmoid(x: Float32) -> Float32:
     """The rational approximation of Eigen, which onnxruntime uses: 1/2 + x P(x^2) / Q(x^2) on -18..18."""
     x = np.clip(x, _f32(-18), _f32(18))
-    p = _polynomial(x * x, 4.37031012579801e-11, 1.15627324459942e-07, 6.08574864600143e-05, 8.51377133304701e-03,
-                    2.48287947061529e-01)
-    q = _polynomial(x * x, 6.10247389755681e-13, 5.76102136993427e-09, 6.29106785017040e-06, 1.70198817374094e-03,
-                    1.16817656904453e-01, 9.93151921023180e-01)
+    p = _polynomial(
+        x * x,
+        4.37031012579801e-11,
+        1.15627324459942e-07,
+        6.08574864600143e-05,
+        8.51377133304701e-03,
+        2.48287947061529e-01,
+    )
+    q = _polynomial(
+        x * x,
+        6.10247389755681e-13,
+        5.76102136993427e-09,
+        6.29106785017040e-06,
+        1.70198817374094e-03,
+        1.16817656904453e-01,
+        9.93151921023180e-01,
+    )
     return np.asarray(np.maximum(p * x / q + _f32(0.5), _f32(0)))
 
 
@@ -503,7 +531,6 @@ UNARY: dict[str, Callable[..., Array]] = {
     "Ceil": np.ceil,
     "Floor": np.floor,
     "Round": np.rint,
-
     "Elu": _in_float64(lambda x, alpha=1.0: np.where(x >= 0, x, alpha * np.expm1(x))),
     "Erf": _in_float64(_erf),
     "Exp": _in_float64(np.exp),

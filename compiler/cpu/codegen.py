@@ -413,5 +413,3 @@ class _Writer:
             case "pow":
                 return functions.int_power(b, x, y)
         raise ValueError(f"{op} is not defined on {dtype}")
-
-

@@ -129,5 +129,3 @@ def compile_op(
 def run(kernel: Kernel, *arrays: Array) -> list[Array]:
     """The kernel's outputs for these inputs."""
     return kernel(*arrays)
-
-

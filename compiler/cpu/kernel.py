@@ -148,9 +148,7 @@ class Kernel:
         for array, (dtype, shape) in zip((*inputs, *outputs), self._types):
             array = np.asarray(array)
             if array.dtype != dtype or array.shape != shape:
-                raise ValueError(
-                    f"{self.name}: array {len(held)} is {array.dtype}{array.shape}, not {dtype}{shape}"
-                )
+                raise ValueError(f"{self.name}: array {len(held)} is {array.dtype}{array.shape}, not {dtype}{shape}")
             if not array.flags.c_contiguous:
                 if len(held) >= len(self.inputs):
                     raise ValueError(f"{self.name}: output {len(held) - len(self.inputs)} is not C-contiguous")

@@ -93,9 +93,7 @@ def _tiled(stage: Stage, reduce: Reduce, data: list[Axis], reads: list[Load]) ->
     return True
 
 
-def _around(
-    others: list[Axis], rows: Axis, columns: Axis, reads: list[Load], steps: list[int | None]
-) -> list[Axis]:
+def _around(others: list[Axis], rows: Axis, columns: Axis, reads: list[Load], steps: list[int | None]) -> list[Axis]:
     """The loops around a tile: those over rows outside or inside those over columns, by which brings less traffic.
 
     Vector operands are read again for each row tile that is outside, the others for each column tile.

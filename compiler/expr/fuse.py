@@ -65,9 +65,7 @@ def _accesses(stmt: Stmt) -> tuple[list[Access], list[Access]]:
         if isinstance(here, Store | Update):
             writes.append((here.tensor, linear(flatten(here.tensor.shape, here.index))))
         for e in exprs(here):
-            reads += [
-                (n.tensor, linear(flatten(n.tensor.shape, n.index))) for n in walk(e) if isinstance(n, Load)
-            ]
+            reads += [(n.tensor, linear(flatten(n.tensor.shape, n.index))) for n in walk(e) if isinstance(n, Load)]
     return reads, writes
 
 

@@ -144,7 +144,9 @@ class Selector:
         if is_op(node, *VIEWS) and self._view(node):
             return
         if not is_op(node, *INTEGER_OPS):
-            raise OnCpu("float, or not an operator of the accelerator" if node.op_type not in VIEWS else "a view on the host")
+            raise OnCpu(
+                "float, or not an operator of the accelerator" if node.op_type not in VIEWS else "a view on the host"
+            )
         if (node.name or "") in self.refused:
             raise OnCpu(self.refused[node.name or ""])
         x = node.inputs[2] if node.op_type == "QLinearConcat" else node.inputs[0]
@@ -176,7 +178,9 @@ class Selector:
             reads[name] = (value, form)
         return Activation(name, *form.dims).placed(self.cfg)
 
-    def _add(self, node: ir.Node, layer: Layer, reads: dict[str, tuple[ir.Value, Form]], form: Form, note: str = "") -> None:
+    def _add(
+        self, node: ir.Node, layer: Layer, reads: dict[str, tuple[ir.Value, Form]], form: Form, note: str = ""
+    ) -> None:
         value = node.outputs[0]
         choice = Choice(layer, [node], reads, value, note)
         self.selection.choices.append(choice)
@@ -335,9 +339,7 @@ class Selector:
         except OnCpu:
             return natural_form(values[0], rows=True)
 
-    def _join_residual(
-        self, node: ir.Node, layer: Map, reads: dict[str, tuple[ir.Value, Form]], form: Form
-    ) -> bool:
+    def _join_residual(self, node: ir.Node, layer: Map, reads: dict[str, tuple[ir.Value, Form]], form: Form) -> bool:
         """Make the addition the epilogue of the convolution that produces its later operand, if that is possible."""
         residual = layer.epilogue.residual
         assert residual is not None
@@ -367,7 +369,9 @@ class Selector:
             and not value.is_graph_output() and choice.layer.epilogue.residual is None
         )  # fmt: skip
 
-    def _extend(self, choice: Choice, node: ir.Node, epilogue: Epilogue, reads: dict[str, tuple[ir.Value, Form]]) -> None:
+    def _extend(
+        self, choice: Choice, node: ir.Node, epilogue: Epilogue, reads: dict[str, tuple[ir.Value, Form]]
+    ) -> None:
         """Let `choice` end in `epilogue` and write the output of `node`."""
         y = replace(choice.layer.y, name=node.outputs[0].name or "", storage=node.outputs[0].name or "")
         choice.layer = replace(choice.layer, epilogue=epilogue, y=y)
@@ -389,7 +393,9 @@ class Selector:
             return
         reads: dict[str, tuple[ir.Value, Form]] = {}
         x = self._read(value, form, reads)
-        self._add(node, Map(node.name or "", x, self._output(node.outputs[0], form), Epilogue(table=table)), reads, form)
+        self._add(
+            node, Map(node.name or "", x, self._output(node.outputs[0], form), Epilogue(table=table)), reads, form
+        )
 
     def _product(self, node: ir.Node) -> None:
         a, b, y = node.inputs[0], node.inputs[3], node.outputs[0]

@@ -18,7 +18,7 @@ from celosia.compiler import numerics
 from .ort_nodes import f32, run_node
 
 Array = NDArray[Any]
-Tally = tuple[int, int]   # values compared, values that differ
+Tally = tuple[int, int]  # values compared, values that differ
 
 KINDS = (np.int8, np.uint8)
 
@@ -51,8 +51,9 @@ def all_pairs(kind: type) -> tuple[Array, Array]:
 
 def ort_binary(op: str, a: Array, b: Array, sa: float, za: int, sb: float, zb: int, sc: float, zc: int) -> Array:
     kind = a.dtype.type
-    return run_node(op, a, f32(sa), np.array(za, kind), b, f32(sb), np.array(zb, kind), f32(sc), np.array(zc, kind),
-                    out=kind)
+    return run_node(
+        op, a, f32(sa), np.array(za, kind), b, f32(sb), np.array(zb, kind), f32(sc), np.array(zc, kind), out=kind
+    )
 
 
 # Requantise
@@ -62,8 +63,8 @@ def near_ties(rng: np.random.Generator, scale: np.float32, count: int) -> Array:
     """Accumulators whose product with `scale` lies next to a half of an int8 step, and some that do not."""
     steps = rng.integers(-140, 140, count) + 0.5
     near = np.rint(steps / np.float64(scale)) + rng.integers(-1, 2, count)
-    wild = rng.integers(-2**31, 2**31, count)
-    return np.clip(np.where(rng.random(count) < 0.8, near, wild), -2**31, 2**31 - 1).astype(np.int32)
+    wild = rng.integers(-(2**31), 2**31, count)
+    return np.clip(np.where(rng.random(count) < 0.8, near, wild), -(2**31), 2**31 - 1).astype(np.int32)
 
 
 def tie_scale(rng: np.random.Generator) -> np.float32:
@@ -79,7 +80,7 @@ def requantise(count: int, seed: int = 0) -> Tally:
 
     def once() -> Tally:
         s = tie_scale(rng) if rng.integers(2) else np.float32(np.exp(rng.uniform(-24, 8)))
-        acc, bias = near_ties(rng, s, 20_000), int(rng.integers(-2**31, 2**31))
+        acc, bias = near_ties(rng, s, 20_000), int(rng.integers(-(2**31), 2**31))
         wrapped = (acc.astype(np.int64) - bias).astype(np.int32)
         zero_point = int(rng.integers(-128, 128))
         lo, hi = sorted(rng.integers(-128, 128, 2).tolist()) if rng.integers(2) else (-128, 127)
@@ -107,24 +108,34 @@ def ort_requantise(count: int, seed: int = 0) -> Tally:
         acc = (x.astype(np.int32) - zx) @ w.astype(np.int32)
         bias = rng.integers(-30_000, 30_000, n).astype(np.int32) if op != "QLinearMatMul" else np.zeros(n, np.int32)
         peak = np.maximum(np.abs(acc[0] + bias), 100)
-        sw = f32((rng.integers(1, 200, n) + 0.5) / peak / (sx / sy))   # row 0 next to ties
+        sw = f32((rng.integers(1, 200, n) + 0.5) / peak / (sx / sy))  # row 0 next to ties
         quant = f32(sx), np.array(zx, kind)
         weight, result = (f32(sw), np.zeros(n, np.int8)), (f32(sy), np.array(zy, kind))
         if op == "QLinearConv":
-            y = run_node(op, x.reshape(1, 8, 8, k).transpose(0, 3, 1, 2), *quant, w.T.reshape(n, k, 1, 1), *weight,
-                         *result, bias, out=kind, domain="")
+            y = run_node(
+                op,
+                x.reshape(1, 8, 8, k).transpose(0, 3, 1, 2),
+                *quant,
+                w.T.reshape(n, k, 1, 1),
+                *weight,
+                *result,
+                bias,
+                out=kind,
+                domain="",
+            )
             y = y.reshape(n, rows).T
         elif op == "QGemm":
             y = run_node(op, x, *quant, w, *weight, bias, *result, out=kind)
         else:
             y = run_node(op, x, *quant, w, *weight, *result, out=kind, domain="")
-        flip = info.min + 128   # the hardware holds uint8 with the top bit flipped
+        flip = info.min + 128  # the hardware holds uint8 with the top bit flipped
         multiplier, shift = numerics.fold_scale(numerics.conv_scale(sx, sw, sy))
         got = numerics.requantize(acc, bias, multiplier, shift, zy - flip)
         return y.size, int(np.sum(got.astype(np.int32) + flip != y))
 
-    return add_up(once(op, kind) for _ in range(count) for op in ("QLinearConv", "QGemm", "QLinearMatMul")
-                  for kind in KINDS)
+    return add_up(
+        once(op, kind) for _ in range(count) for op in ("QLinearConv", "QGemm", "QLinearMatMul") for kind in KINDS
+    )
 
 
 # Two operands
@@ -142,7 +153,7 @@ def qlinear_add(count: int, seed: int = 0) -> Tally:
     return add_up(once(kind) for _ in range(count) for kind in KINDS)
 
 
-SHAPES = {   # name: shape of a, shape of b, whether onnxruntime exchanges the operands
+SHAPES = {  # name: shape of a, shape of b, whether onnxruntime exchanges the operands
     "vectors and a tail": ((33, 67), (33, 67), False),
     "shorter than a vector": ((7,), (7,), False),
     "b a scalar": ((1000,), (1,), False),
@@ -198,8 +209,13 @@ def fit_rescale_add(count: int, seed: int = 0) -> dict[str, float]:
         flip = np.iinfo(kind).min + 128
         got = numerics.rescale_add(a.astype(np.int32) - flip, b.astype(np.int32) - flip, fit).astype(np.int32) + flip
         different += int(np.sum(got != ort_binary("QLinearAdd", a, b, *p)))
-    return {"sets": count, "found": found, "different": different, "mean ms": float(np.mean(times)),
-            "max ms": max(times)}
+    return {
+        "sets": count,
+        "found": found,
+        "different": different,
+        "mean ms": float(np.mean(times)),
+        "max ms": max(times),
+    }
 
 
 def qlinear_mul(count: int, seed: int = 0) -> Tally:
@@ -223,7 +239,7 @@ def mul_scale(count: int, seed: int = 0) -> dict[str, float]:
         flip = np.iinfo(kind).min + 128
         sa, za, sb, zb, _, zc = operands(rng, kind)
         widest = max(abs(flip + q - z) for q in (-128, 127) for z in (za, zb)) ** 2
-        sc = np.float32(sa * sb * widest * rng.uniform(0.3, 1) / 200)   # the output is about as wide as the products
+        sc = np.float32(sa * sb * widest * rng.uniform(0.3, 1) / 200)  # the output is about as wide as the products
         start = time.perf_counter()
         fit = numerics.mul_scale(sa, za, sb, zb, sc, zc, kind)
         times.append(1e3 * (time.perf_counter() - start))
@@ -234,8 +250,13 @@ def mul_scale(count: int, seed: int = 0) -> dict[str, float]:
         acc = (a.astype(np.int32) - za) * (b.astype(np.int32) - zb)
         got = numerics.requantize(acc, fit.bias, fit.multiplier, fit.shift, fit.zero_point).astype(np.int32) + flip
         different += int(np.sum(got != ort_binary("QLinearMul", a, b, sa, za, sb, zb, sc, zc)))
-    return {"sets": count, "found": found, "different": different, "mean ms": float(np.mean(times)),
-            "max ms": max(times)}
+    return {
+        "sets": count,
+        "found": found,
+        "different": different,
+        "mean ms": float(np.mean(times)),
+        "max ms": max(times),
+    }
 
 
 # Pooling
@@ -255,8 +276,16 @@ def global_average(count: int, channels_last: int, seed: int = 0) -> Tally:
         acc, bias = stored.sum((1, 2)), -(zx - info.min - 128) * area
         sy = np.float32(sx * (abs(int(acc[0, 0]) + bias) + 1) / area / (rng.integers(0, 100) + 0.5))
         image = x if channels_last else np.ascontiguousarray(x.transpose(0, 3, 1, 2))
-        y = run_node("QLinearGlobalAveragePool", image, f32(sx), np.array(zx, kind), f32(sy), np.array(zy, kind),
-                     out=kind, channels_last=channels_last).reshape(2, channels)
+        y = run_node(
+            "QLinearGlobalAveragePool",
+            image,
+            f32(sx),
+            np.array(zx, kind),
+            f32(sy),
+            np.array(zy, kind),
+            out=kind,
+            channels_last=channels_last,
+        ).reshape(2, channels)
         multiplier, shift = numerics.fold_scale(numerics.global_average_scale(sx, sy, area))
         got = numerics.requantize(acc, bias, multiplier, shift, zy - info.min - 128)
         return y.size, int(np.sum(got.astype(np.int32) + info.min + 128 != y))
@@ -277,14 +306,18 @@ def float_mean(count: int, seed: int = 0) -> tuple[int, int, int]:
         sx = random_scale(rng)
         sy = np.float32(sx * (0.5 if rng.integers(2) else rng.uniform(0.5, 1)))
         zx, zy = (int(z) for z in rng.integers(-128, 128, 2))
-        mean = run_node("ReduceMean", ort_dequantise(x, sx, zx), np.array([2, 3]), out=np.float32, domain="",
-                        keepdims=0)
+        mean = run_node(
+            "ReduceMean", ort_dequantise(x, sx, zx), np.array([2, 3]), out=np.float32, domain="", keepdims=0
+        )
         y = ort_quantise(mean, sy, zy, np.int8)
         multiplier, shift = numerics.fold_scale(numerics.mean_scale(sx, sy, side * side))
         got = numerics.requantize(x.astype(np.int32).sum((2, 3)), -zx * side * side, multiplier, shift, zy)
         distance = np.abs(got.astype(int) - y)
-        compared, different, worst = compared + y.size, different + int((distance > 0).sum()), max(
-            worst, int(distance.max()))
+        compared, different, worst = (
+            compared + y.size,
+            different + int((distance > 0).sum()),
+            max(worst, int(distance.max())),
+        )
     return compared, different, worst
 
 
@@ -303,15 +336,29 @@ def average(count: int, same_scale: bool, seed: int = 0) -> tuple[int, int, int]
         sx = random_scale(rng)
         sy = sx if same_scale else np.float32(sx * rng.uniform(0.3, 1))
         zx, zy = (int(z) for z in rng.integers(info.min, info.max + 1, 2))
-        y = run_node("QLinearAveragePool", np.ascontiguousarray(x.transpose(0, 2, 3, 1)) if last else x,
-                     f32(sx), np.array(zx, kind), f32(sy), np.array(zy, kind), out=kind, kernel_shape=(k, k),
-                     strides=(2, 2), channels_last=last)
+        y = run_node(
+            "QLinearAveragePool",
+            np.ascontiguousarray(x.transpose(0, 2, 3, 1)) if last else x,
+            f32(sx),
+            np.array(zx, kind),
+            f32(sy),
+            np.array(zy, kind),
+            out=kind,
+            kernel_shape=(k, k),
+            strides=(2, 2),
+            channels_last=last,
+        )
         y = y.transpose(0, 3, 1, 2) if last else y
         windows = np.lib.stride_tricks.sliding_window_view(x, (k, k), (2, 3))[:, :, ::2, ::2]
         windows = windows.reshape(*y.shape, k * k)
         multiplier, shift = numerics.fold_scale(numerics.global_average_scale(sx, sy, k * k))
-        integers = numerics.requantize(windows.astype(np.int32).sum(-1), -zx * k * k, multiplier, shift,
-                                       zy - info.min - 128).astype(np.int32) + info.min + 128
+        integers = (
+            numerics.requantize(
+                windows.astype(np.int32).sum(-1), -zx * k * k, multiplier, shift, zy - info.min - 128
+            ).astype(np.int32)
+            + info.min
+            + 128
+        )
         compared += y.size
         different += int(np.sum(numerics.qlinear_average(windows, sx, zx, sy, zy) != y))
         different_integers += int(np.sum(integers != y))
@@ -349,7 +396,9 @@ def quantise(count: int, seed: int = 0) -> Tally:
 
 
 ATTRIBUTES: dict[str, dict[str, float]] = {
-    "LeakyRelu": {"alpha": 0.1}, "HardSigmoid": {"alpha": 1 / 6, "beta": 0.5}, "ThresholdedRelu": {"alpha": 0.7},
+    "LeakyRelu": {"alpha": 0.1},
+    "HardSigmoid": {"alpha": 1 / 6, "beta": 0.5},
+    "ThresholdedRelu": {"alpha": 0.7},
     "Elu": {"alpha": 1.5},
 }
 
@@ -407,8 +456,17 @@ def softmax(count: int, seed: int = 0) -> Tally:
         info = np.iinfo(kind)
         x = rng.integers(info.min, info.max + 1, (20, length)).astype(kind)
         sx, sy = random_scale(rng), np.float32(1 / 256 if rng.integers(2) else rng.uniform(0.0035, 0.008))
-        y = run_node("QLinearSoftmax", x, f32(sx), np.array(3, kind), f32(sy), np.array(info.min, kind), out=kind,
-                     axis=-1, opset=13)
+        y = run_node(
+            "QLinearSoftmax",
+            x,
+            f32(sx),
+            np.array(3, kind),
+            f32(sy),
+            np.array(info.min, kind),
+            out=kind,
+            axis=-1,
+            opset=13,
+        )
         return y.size, int(np.sum(numerics.qlinear_softmax(x, sx, sy, int(info.min)) != y))
 
     return add_up(once(kind, length) for _ in range(count) for kind in KINDS for length in (2, 7, 10, 64, 1000))
@@ -431,8 +489,10 @@ def main() -> None:
         report(f"QLinearMul, {shape}", broadcast("QLinearMul", numerics.qlinear_mul, shape, args.count, args.seed))
     report("mul_scale", mul_scale(args.count, args.seed))
     for channels_last in (0, 1):
-        report(f"QLinearGlobalAveragePool, channels_last={channels_last}",
-               global_average(args.count, channels_last, args.seed))
+        report(
+            f"QLinearGlobalAveragePool, channels_last={channels_last}",
+            global_average(args.count, channels_last, args.seed),
+        )
     report("ReduceMean between DQ and Q", float_mean(args.count, args.seed))
     report("QLinearAveragePool, other scale", average(args.count, False, args.seed))
     report("QLinearAveragePool, same scale", average(args.count, True, args.seed))

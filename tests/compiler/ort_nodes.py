@@ -24,14 +24,17 @@ def f32(value: ArrayLike) -> Array:
 
 
 @cache
-def _session(op: str, domain: str, inputs: tuple[tuple[str, int], ...], out: str,
-             attributes: tuple[tuple[str, Any], ...]) -> ort.InferenceSession:
+def _session(
+    op: str, domain: str, inputs: tuple[tuple[str, int], ...], out: str, attributes: tuple[tuple[str, Any], ...]
+) -> ort.InferenceSession:
     names = [f"i{k}" for k in range(len(inputs))]
     node = helper.make_node(op, names, ["y"], domain=domain, **dict(attributes))
     graph = helper.make_graph(
-        [node], op,
+        [node],
+        op,
         [_value(name, dtype, [f"{name}_{d}" for d in range(ndim)]) for name, (dtype, ndim) in zip(names, inputs)],
-        [_value("y", out, None)])
+        [_value("y", out, None)],
+    )
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
     options = ort.SessionOptions()
     options.log_severity_level = 3

@@ -57,7 +57,9 @@ def test_linear_forms_and_intervals() -> None:
 
 def test_lowered_loops_read_well() -> None:
     _, _, c = matmul(4, 6, 8)
-    assert str(T.lower(c)) == """\
+    assert (
+        str(T.lower(c))
+        == """\
 c(a: float32[4, 8], b: float32[8, 6]) -> (c: float32[4, 6]):
   for i0 in 4:
     for i1 in 6:
@@ -66,6 +68,7 @@ c(a: float32[4, 8], b: float32[8, 6]) -> (c: float32[4, 6]):
       for k in 8:
         c.acc[] sum= (a[i0, k] * b[k, i1])
       c[i0, i1] = (c.acc[] + 1.0)"""
+    )
 
 
 @settings(max_examples=15, deadline=None)
@@ -180,7 +183,9 @@ def test_statements() -> None:
     body = loops.For(i, 4, loops.Let(v, a[i] * 2, loops.If(
         i < 2, loops.Store(out, (i,), v), loops.Store(out, (i,), v + 1))))  # fmt: skip
     function = T.Function("f", (a,), (out,), body)
-    assert str(function) == """\
+    assert (
+        str(function)
+        == """\
 f(a: int32[4]) -> (out: int32[4]):
   for i in 4:
     v = (a[i] * int32(2))
@@ -188,6 +193,7 @@ f(a: int32[4]) -> (out: int32[4]):
       out[i] = v
     else:
       out[i] = (v + int32(1))"""
+    )
     assert both(function, np.arange(4, dtype=np.int32))[0].tolist() == [0, 2, 5, 7]
 
 
@@ -214,7 +220,9 @@ def test_loops_over_the_same_rows_are_merged() -> None:
     _, o = softmax(4, 8)
     before = T.lower(T.fuse_injective([o]))
     after = T.fuse_loops(before)
-    assert str(after) == """\
+    assert (
+        str(after)
+        == """\
 o(a: float32[4, 8]) -> (o: float32[4, 8]):
   local m: float32[1]
   local e: float32[8]
@@ -234,6 +242,7 @@ o(a: float32[4, 8]) -> (o: float32[4, 8]):
     s[0] = s.acc[]
     for i1 in 8:
       o[i0, i1] = (e[i1] / s[0])"""
+    )
     x = floats(4, 8)
     np.testing.assert_array_equal(T.interpret(before, x)[0], both(after, x)[0])
 

@@ -42,8 +42,14 @@ def test_the_comparison_sees_an_accumulator_that_is_not_rounded(monkeypatch: pyt
     assert sweep.requantise(20)[1] > 0
 
 
-@given(acc=I32, bias=I32, scale=st.floats(0, allow_nan=False, allow_infinity=False, width=32),
-       zero_point=st.integers(-128, 127), lo=st.integers(-128, 127), hi=st.integers(-128, 127))
+@given(
+    acc=I32,
+    bias=I32,
+    scale=st.floats(0, allow_nan=False, allow_infinity=False, width=32),
+    zero_point=st.integers(-128, 127),
+    lo=st.integers(-128, 127),
+    hi=st.integers(-128, 127),
+)
 def test_any_scale_folds(acc: int, bias: int, scale: float, zero_point: int, lo: int, hi: int) -> None:
     lo, hi = min(lo, hi), max(lo, hi)
     multiplier, shift = numerics.fold_scale(scale)
@@ -73,8 +79,9 @@ def test_order_of_the_folds_matters() -> None:
 
 @given(acc=I32, bias=I32, multiplier=st.integers(2**23, 2**24 - 1), shift=st.integers(0, 63))
 def test_the_requantiser_is_the_one_of_the_instruction_set(acc: int, bias: int, multiplier: int, shift: int) -> None:
-    exact = reference.requantise(np.array([acc], np.int32), np.array([bias], np.int32), np.array([multiplier]),
-                                 np.array([shift]))
+    exact = reference.requantise(
+        np.array([acc], np.int32), np.array([bias], np.int32), np.array([multiplier]), np.array([shift])
+    )
     assert int(numerics.requantize(acc, bias, multiplier, shift, 0)) == np.clip(exact[0], -128, 127)
 
 
@@ -101,10 +108,17 @@ def test_rescale_add_is_exact() -> None:
     assert result["found"] >= 95
 
 
-@given(q=st.integers(-128, 127), r=st.integers(-128, 127), ma=I32, mb=I32,
-       c=st.integers(-(2**47), 2**47 - 1), shift=st.integers(0, 63))
-def test_the_residual_add_is_the_one_of_the_instruction_set(q: int, r: int, ma: int, mb: int, c: int,
-                                                            shift: int) -> None:
+@given(
+    q=st.integers(-128, 127),
+    r=st.integers(-128, 127),
+    ma=I32,
+    mb=I32,
+    c=st.integers(-(2**47), 2**47 - 1),
+    shift=st.integers(0, 63),
+)
+def test_the_residual_add_is_the_one_of_the_instruction_set(
+    q: int, r: int, ma: int, mb: int, c: int, shift: int
+) -> None:
     exact = reference._round_signed(np.array([q * ma + r * mb + c]), shift)
     assert int(numerics.rescale_add(q, r, numerics.RescaleAdd(ma, mb, c, shift))) == np.clip(exact[0], -128, 127)
 
@@ -125,7 +139,7 @@ def test_the_comparison_sees_a_wrong_slope(monkeypatch: pytest.MonkeyPatch) -> N
     right = numerics.fit_rescale_add
 
     def wrong(*args: float) -> numerics.RescaleAdd | None:
-        p = right(*args)   # type: ignore[arg-type]
+        p = right(*args)  # type: ignore[arg-type]
         return p and dataclasses.replace(p, ma=p.ma + (p.ma >> 14))
 
     monkeypatch.setattr(numerics, "fit_rescale_add", wrong)
@@ -214,7 +228,7 @@ def test_tables_of_float_operators(op: str) -> None:
 
 def test_a_table_of_any_function() -> None:
     table = numerics.unary_table(lambda x: x * x, {}, 1.0, 0, 2.0, -128, np.int8)
-    assert table[128 + np.arange(-3, 4)].tolist() == [-124, -126, -128, -128, -128, -126, -124]   # 4.5 and 0.5 to even
+    assert table[128 + np.arange(-3, 4)].tolist() == [-124, -126, -128, -128, -128, -126, -124]  # 4.5 and 0.5 to even
 
 
 def test_softmax_is_exact() -> None:

@@ -69,10 +69,13 @@ UNARY: dict[str, Callable[[Expr, Attrs], Expr]] = {
     "LeakyRelu": lambda x, a: select(x < 0, x * a.get("alpha", 0.01), x),
     "ThresholdedRelu": lambda x, a: select(x > a.get("alpha", 1.0), x, 0),
     "Elu": lambda x, a: select(x < 0, (call("exp", x) - 1) * a.get("alpha", 1.0), x),
-    "Celu": lambda x, a: T.maximum(x, 0)
-    + T.minimum((call("exp", x / a.get("alpha", 1.0)) - 1) * a.get("alpha", 1.0), 0),
-    "Selu": lambda x, a: select(x > 0, x, (call("exp", x) - 1) * a.get("alpha", 1.67326319217681884765625))
-    * a.get("gamma", 1.05070102214813232421875),
+    "Celu": lambda x, a: (
+        T.maximum(x, 0) + T.minimum((call("exp", x / a.get("alpha", 1.0)) - 1) * a.get("alpha", 1.0), 0)
+    ),
+    "Selu": lambda x, a: (
+        select(x > 0, x, (call("exp", x) - 1) * a.get("alpha", 1.67326319217681884765625))
+        * a.get("gamma", 1.05070102214813232421875)
+    ),
     "HardSigmoid": lambda x, a: T.clip(x * a.get("alpha", 0.2) + a.get("beta", 0.5), 0, 1),
     "HardSwish": lambda x, a: x * T.clip(x * (1 / 6) + 0.5, 0, 1),
     "Gelu": lambda x, a: gelu(x, a.get("approximate", "none")),

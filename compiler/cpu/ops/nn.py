@@ -201,9 +201,7 @@ def group_normalization(node: Node) -> Tensor:
     groups = int(node.attrs.get("num_groups", x.shape[1]))
     size = x.shape[1] // groups
     eps = node.attrs.get("epsilon", 1e-5)
-    whole = T.compute(
-        (x.shape[0], groups, size, *x.shape[2:]), lambda n, g, c, *s: x[(n, g * size + c, *s)], "grouped"
-    )
+    whole = T.compute((x.shape[0], groups, size, *x.shape[2:]), lambda n, g, c, *s: x[(n, g * size + c, *s)], "grouped")
     mean, variance = moments(whole, range(2, len(whole.shape)))
     inverse = T.compute(mean.shape, lambda *i: wrap(1, x.dtype) / call("sqrt", variance[i] + eps), "inverse")
 
@@ -229,9 +227,7 @@ def batch_normalization(node: Node) -> Tensor:
 def mean_variance_normalization(node: Node) -> Tensor:
     x = node.input(0)
     mean, variance = moments(x, [int(a) for a in node.attrs.get("axes", (0, 2, 3))])
-    return T.compute(
-        x.shape, lambda *i: (x[i] - at(mean, i)) / (call("sqrt", at(variance, i)) + 1e-9), "mean_variance"
-    )
+    return T.compute(x.shape, lambda *i: (x[i] - at(mean, i)) / (call("sqrt", at(variance, i)) + 1e-9), "mean_variance")
 
 
 @op("LpNormalization")
@@ -480,9 +476,7 @@ def max_pool(node: Node) -> Tensor:
     window = Window.of(node, x.shape[2:], tuple(int(k) for k in node.attrs["kernel_shape"]))
     p = window.padded(x, lowest(x.dtype))
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
-    return T.compute(
-        (*x.shape[:2], *window.out), lambda n, c, *o: T.max(p[(n, c, *window.at(o, ks))], ks), "max_pool"
-    )
+    return T.compute((*x.shape[:2], *window.out), lambda n, c, *o: T.max(p[(n, c, *window.at(o, ks))], ks), "max_pool")
 
 
 @op("AveragePool")
@@ -587,9 +581,7 @@ def gemm(node: Node) -> Tensor:
         return acc + (bias if beta == 1 else bias * beta)
 
     try:
-        return product(
-            a, b, bool(node.attrs.get("transA", 0)), bool(node.attrs.get("transB", 0)), finish=finish
-        )
+        return product(a, b, bool(node.attrs.get("transA", 0)), bool(node.attrs.get("transB", 0)), finish=finish)
     except ValueError as e:
         raise node.fail(str(e)) from e
 

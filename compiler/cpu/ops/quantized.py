@@ -76,9 +76,7 @@ def dynamic_quantize_linear(node: Node) -> list[Tensor]:
     x = node.input(0)
     axes = range(len(x.shape))
     low, high = reduced(x, axes, False, T.min, "low"), reduced(x, axes, False, T.max, "high")
-    scale = T.compute(
-        (), lambda: (T.maximum(high[()], 0) - T.minimum(low[()], 0)) / wrap(255.0, F32), "scale"
-    )
+    scale = T.compute((), lambda: (T.maximum(high[()], 0) - T.minimum(low[()], 0)) / wrap(255.0, F32), "scale")
     zero = T.compute((), lambda: saturate(round_even(-T.minimum(low[()], 0) / scale[()]), "uint8"), "zero")
     y = T.compute(x.shape, lambda *i: quantize(x[i], scale[()], zero[()], "uint8"), "quantize")
     return [y, scale, zero][: node.outputs]
@@ -107,9 +105,7 @@ def qlinear_conv(node: Node) -> Tensor:
     sw, zw = node.input(4), node.input(5)
     sy, zy = node.scalar(6, F32), node.scalar(7, x.dtype)
     bias = node.input(8) if node.has(8) else None
-    scale = T.compute(
-        (sw.size,), lambda m: ((sx * sw.flat(m)) / sy), "scale"
-    )
+    scale = T.compute((sw.size,), lambda m: (sx * sw.flat(m)) / sy, "scale")
 
     def finish(acc: Expr, m: Expr) -> Expr:
         acc = acc if bias is None else acc + bias[m]
@@ -296,9 +292,7 @@ def qlinear_softmax(node: Node) -> Tensor:
 
     room = max(0.0, float(np.log(np.float64(np.finfo(np.float32).max / np.float32(count)))) - 5)
     shift = wrap(room, "float64") / sx
-    table = T.compute(
-        (256,), lambda i: call("exp", (i.astype("float64") - 255.0 + shift) * sx).astype(F32), "powers"
-    )
+    table = T.compute((256,), lambda i: call("exp", (i.astype("float64") - 255.0 + shift) * sx).astype(F32), "powers")
     largest = reduced(x, axes, True, T.max, "largest")
 
     def power(i: tuple[Expr, ...]) -> Expr:
