@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from programs import CONFIGS, TestProgram, random_program
 
+from celosia.hw.isa import Opcode
 from celosia.sim.build import BuildError, compiler, verilator_root
 from celosia.sim.compare import first_difference
+from celosia.sim.device import DeviceError
 from celosia.sim.fsim import FunctionalDevice
 from celosia.sim.rtlsim import ZYNQ_HP, MemoryModel, RtlDevice, random_stalls
 
@@ -45,6 +47,36 @@ def test_same_bytes(name: str, memory: str) -> None:
 
 def test_long_program() -> None:
     check(random_program(CONFIGS["4x4"], 1000, count=250), rtl("4x4"), ZYNQ_HP)
+
+
+@pytest.mark.parametrize("fault", ["opcode", "size", "own bit", "address"])
+def test_same_error(fault: str) -> None:
+    """A faulty instruction in the middle of a program ends both with the same words about the same instruction."""
+    device = rtl("4x4")
+    device.use(ZYNQ_HP)
+    for seed in range(10):
+        program = random_program(CONFIGS["4x4"], seed, count=40)
+        moves = [i for i, it in enumerate(program.instructions) if it.opcode in (Opcode.LOAD, Opcode.STORE)]
+        number = moves[len(moves) // 2 + seed % 3]
+        fields = program.instructions[number].fields
+        if fault == "size":
+            fields["y_size"] = 0
+        elif fault == "own bit":
+            fields["post"] |= 1 << program.instructions[number].unit
+        elif fault == "address":
+            fields["dram_addr"] = len(program.image) - 1
+        image = program.loaded()
+        if fault == "opcode":
+            image[number * 64] |= 7
+        reports = []
+        for each in (FunctionalDevice(program.cfg), device):
+            each.allocate(len(image))
+            each.write(0, image)
+            with pytest.raises(DeviceError) as error:
+                each.run(0, len(program.instructions), 1_000_000)
+            reports.append(str(error.value).replace(";", ":").split(":")[:2])
+        assert reports[0] == reports[1]
+        assert reports[0][0] == f"instruction {number}"
 
 
 def test_programs_without_tokens_are_found_out() -> None:
