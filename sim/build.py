@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib import metadata
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from celosia.hw.config import Config
 from celosia.hw.verilog import TOP, VerilogError, cache_folder, hardware_digest, verilog
@@ -96,9 +96,20 @@ def library(cfg: Config, quiet: bool = False) -> Path:
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.parent / "lock"):
+    lock = FileLock(path.parent / "lock")
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        if not quiet:
+            print(f"Waiting for another process that builds the simulator of {cfg.name}", file=sys.stderr)
+        lock.acquire()
+    try:
         if not path.exists():
+            for left_over in path.parent.glob("build.*"):
+                shutil.rmtree(left_over, ignore_errors=True)
             _build(cfg, path, quiet)
+    finally:
+        lock.release()
     return path
 
 

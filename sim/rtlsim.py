@@ -32,7 +32,9 @@ DMA_BASE = 0x12_3456_7000
 """Physical address of the memory: not 0, so that a forgotten base is found out."""
 PAGE = 4096
 SLICE = 100_000
-"""Cycles between two looks at the clock: a KeyboardInterrupt waits no longer than these take."""
+"""Most cycles between two looks at the outside: a KeyboardInterrupt waits no longer than these take."""
+SLICE_PRODUCTS = 25_600_000
+"""Most products of the array in that time: large arrays are simulated slowly."""
 
 
 @dataclass(frozen=True)
@@ -211,11 +213,12 @@ class RtlDevice(Memory):
             raise
 
     def _until_done(self, timeout_cycles: int) -> None:
+        slice_cycles = min(SLICE, SLICE_PRODUCTS // self.config.macs_per_cycle)
         while True:
             passed = self._lib.celosia_cycle(self._handle)
             if passed >= timeout_cycles:
                 raise DeviceError(f"no end within {timeout_cycles} cycles: {self._state()}")
-            done = self._lib.celosia_run(self._handle, min(SLICE, timeout_cycles - passed))
+            done = self._lib.celosia_run(self._handle, min(slice_cycles, timeout_cycles - passed))
             if done < 0:
                 raise DeviceError(f"{self._lib.celosia_error(self._handle).decode()}; {self._state()}")
             if self.progress is not None:

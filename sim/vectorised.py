@@ -136,8 +136,11 @@ def gemm(state: State, f: Fields) -> None:
     n, y, x = (extent for extent, _ in acc)
     length = prod(f[f"extent_{loop}"] for loop in ("k", "r", "s")) * cfg.block_in
     # Entries [..., block_in/group, batch, group] become rows [..., batch][k, r, s, block_in].
-    left = np.moveaxis(gather(state.inp, f["inp_base"], inp), -2, -6).astype(np.float32, order="C")
-    right = np.moveaxis(gather(state.wgt, f["wgt_base"], wgt), -2, -5).astype(np.float32, order="C")
+    o, p = len(inp) - 3, len(wgt) - 3  # how many loops are outer ones
+    left = gather(state.inp, f["inp_base"], inp)
+    left = left.transpose(*range(o), o + 4, o, o + 1, o + 2, o + 3, o + 5).astype(np.float32, order="C")
+    right = gather(state.wgt, f["wgt_base"], wgt)
+    right = right.transpose(*range(p), p + 3, p, p + 1, p + 2, p + 4).astype(np.float32, order="C")
     if many == 0:
         total = _product(left.reshape(-1, length), right.reshape(-1, length))
         total = total.reshape(y, x, cfg.batch, n, cfg.out_pieces, cfg.group).transpose(3, 0, 1, 4, 2, 5)
