@@ -38,7 +38,7 @@ TO_NHWC, TO_NCHW = [0, 2, 3, 1], [0, 3, 1, 2]
 def session(
     model: Path | bytes, int8: bool = True, optimise: bool = True, save: Path | None = None
 ) -> ort.InferenceSession:
-    """int8: every QDQ pattern becomes an integer operator; False is onnxruntime's default. save: the optimised graph."""
+    """int8: QDQ patterns become integer operators; False is onnxruntime's default. save: the optimised graph."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
     if int8:

@@ -238,8 +238,8 @@ class Bench:
         for workload in self._workloads(tuple(CYCLES)):
             limit = CYCLES[workload.name]
             head = (
-                f"cycles/{workload.name}", f"{workload.name} 224x224: cycles of the RTL", f"at most {limit / 1e6:.1f} M",
-                self._command("cycles", workload.name),
+                f"cycles/{workload.name}", f"{workload.name} 224x224: cycles of the RTL",
+                f"at most {limit / 1e6:.1f} M", self._command("cycles", workload.name),
             )  # fmt: skip
             try:
                 path = workload.path(self.folder)

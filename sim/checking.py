@@ -48,7 +48,7 @@ class Accesses:
     def read(self, index: Index, unit: Unit, number: int, clock: list[int]) -> None:
         self._ordered(index, unit, number, clock, self.writes, "reads", "writes")
         if self.must_be_written:
-            unwritten = ~self.writes[:, index].any(axis=0)
+            unwritten = np.asarray(~self.writes[:, index].any(axis=0))
             if unwritten.any():
                 raise CheckError(
                     f"instruction {number} ({unit.name}) reads {self._at(index, unwritten)}, which was never written"

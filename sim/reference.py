@@ -6,8 +6,9 @@ An address that runs past its buffer wraps around (depths are powers of two); co
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,13 +74,13 @@ class State:
 
     def elements(self, buffer: Buffer) -> NDArray[np.generic]:
         """A view of `buffer` as [elements, values]: an element is what one step of LOAD writes."""
-        array: NDArray[np.generic] = {
+        array: Any = {
             Buffer.INP: self.inp, Buffer.WGT: self.wgt, Buffer.ACC: self.acc,
             Buffer.VIN: self.vin, Buffer.PAR: self.par, Buffer.LUT: self.lut,
         }[buffer]  # fmt: skip
-        if buffer in (Buffer.INP, Buffer.ACC, Buffer.VIN):
-            return array.reshape(-1, self.cfg.piece_bytes)
-        return array.reshape(array.shape[0], -1)
+        rows = -1 if buffer in (Buffer.INP, Buffer.ACC, Buffer.VIN) else array.shape[0]
+        view: NDArray[np.generic] = array.reshape(rows, self.cfg.piece_bytes if rows == -1 else -1)
+        return view
 
 
 def element_bytes(cfg: Config, buffer: Buffer, widen: bool) -> int:
@@ -162,7 +163,7 @@ def gemm(state: State, f: Fields) -> None:
 
 
 def requantise(v: Int32, bias: Int32, multiplier: NDArray[np.int64], shift: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Round (v + bias) * multiplier / 2^shift as a product of float32 would be rounded, then to an integer, ties to even.
+    """Round (v + bias) * multiplier / 2^shift as a float32 product would be rounded, then to an integer, ties to even.
 
     v + bias wraps at 32 bits; its magnitude above 2^24 is first rounded to 24 significant bits, as the conversion of an
     int32 to float32 does. The float32 product would round an exact product to 24 significant bits as well: what lies
@@ -170,7 +171,8 @@ def requantise(v: Int32, bias: Int32, multiplier: NDArray[np.int64], shift: NDAr
     """
     total = (v.astype(np.int64) + bias).astype(np.int32).astype(np.int64)
     magnitude = np.abs(total)
-    magnitude = _round_half_even(magnitude, np.maximum(_bit_length(magnitude) - 24, 0), np.int64(0), keep_scale=True)
+    lost = np.maximum(_bit_length(magnitude) - 24, 0)
+    magnitude = _round_half_even(magnitude, lost, np.zeros((), np.int64), keep_scale=True)
     product = magnitude * multiplier
     half_ulp = np.where(_bit_length(product) > 24, np.int64(1) << np.maximum(_bit_length(product) - 25, 0), 0)
     rounded = _round_half_even(product, shift, half_ulp)
@@ -203,7 +205,7 @@ def vector(state: State, f: Fields) -> None:
         a = state.acc[addresses(f, "a", loops, cfg.acc_depth)].astype(np.int64)
     else:
         a = state.vin[addresses(f, "a", loops, cfg.vin_depth)].astype(np.int64)
-    reduce = {ReduceOp.ADD: np.sum, ReduceOp.MAX: np.max, ReduceOp.MIN: np.min}[ReduceOp(f["reduce_op"])]
+    reduce: Any = {ReduceOp.ADD: np.sum, ReduceOp.MAX: np.max, ReduceOp.MIN: np.min}[ReduceOp(f["reduce_op"])]
     v = reduce(_wrap(a + f["a_offset"]), axis=(3, 4))  # [n, y, x, block_out/group, batch, group]
     v = _wrap(v)
     residual = state.vin[addresses(f, "b", OUTER_LOOPS, cfg.vin_depth)].astype(np.int64)
@@ -240,14 +242,14 @@ def _wrap(value: NDArray[np.int64]) -> NDArray[np.int64]:
 def _binary(op: BinaryOp, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
     if op == BinaryOp.MUL:
         return _wrap(a.astype(np.int16).astype(np.int64) * b.astype(np.int16).astype(np.int64))
-    result = {
+    results: dict[BinaryOp, Callable[[], NDArray[np.int64]]] = {
         BinaryOp.NONE: lambda: a,
         BinaryOp.ADD: lambda: a + b,
         BinaryOp.MAX: lambda: np.maximum(a, b),
         BinaryOp.MIN: lambda: np.minimum(a, b),
         BinaryOp.SHR: lambda: a >> (b & 31),
-    }[op]()
-    return _wrap(result)
+    }
+    return _wrap(results[op]())
 
 
 def _round_signed(value: NDArray[np.int64], shift: int) -> NDArray[np.int64]:

@@ -20,7 +20,7 @@ def load(source: str | Path | onnx.ModelProto) -> ir.Model:
         raise ModelError(f"{name} holds no graph; give an ONNX model")
     try:
         onnx.checker.check_model(_known_domains(proto))
-        model = ir.from_proto(_with_shapes(proto))
+        model: ir.Model = ir.from_proto(_with_shapes(proto))
     except Exception as error:  # onnx raises several unrelated classes for a broken model
         raise ModelError(f"{name} is not a valid ONNX model: {_first_line(error)}") from None
     require_static(model)
@@ -32,7 +32,8 @@ def load(source: str | Path | onnx.ModelProto) -> ir.Model:
 
 def _read(path: Path) -> onnx.ModelProto:
     try:
-        return onnx.load(path)
+        model: onnx.ModelProto = onnx.load(path)
+        return model
     except FileNotFoundError:
         raise ModelError(f"there is no model at {path}") from None
     except IsADirectoryError:
@@ -57,13 +58,13 @@ def _known_domains(proto: onnx.ModelProto) -> onnx.ModelProto:
     return checked
 
 
-_STAND_INS = {
+_STAND_INS: dict[str, tuple[str, slice | tuple[int, ...]]] = {
     "QLinearAdd": ("Add", (0, 3)), "QLinearMul": ("Mul", (0, 3)), "QGemm": ("Gemm", (0, 3)),
     "QLinearConcat": ("Concat", slice(2, None, 3)), "QLinearAveragePool": ("AveragePool", (0,)),
     "QLinearGlobalAveragePool": ("GlobalAveragePool", (0,)), "QLinearSigmoid": ("Identity", (0,)),
     "QLinearLeakyRelu": ("Identity", (0,)), "QLinearSoftmax": ("Identity", (0,)),
 }  # fmt: skip
-"""onnxruntime's integer operators, of whose shapes ONNX knows nothing: ONNX's operator of the same shape, its inputs."""
+"""For onnxruntime's integer operators, of whose shapes ONNX knows nothing: its operator of the same shape."""
 
 
 def _with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -11,7 +11,7 @@ columns, which onnxruntime computes in float).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -160,7 +160,7 @@ class Integerise:
         return y is not None and rule(self, node, y)
 
     def _emit(
-        self, y: Quantised, domain: str, op: str, inputs: list[ir.Value | None], source: ir.Node, **attrs: Any
+        self, y: Quantised, domain: str, op: str, inputs: Sequence[ir.Value | None], source: ir.Node, **attrs: Any
     ) -> bool:
         """An integer operator that produces `y` in the place of `source` and its QuantizeLinear."""
         quantise = y.value.producer()
@@ -192,7 +192,7 @@ class Integerise:
         x, w = self._activation(node.inputs[0]), dequantised(node.inputs[1])
         if x is None or w is None or w.dtype not in (np.int8, np.uint8) or (not w.scalar and w.axis != 0):
             return False
-        bias = None
+        bias: ir.Value | None = None
         if len(node.inputs) > 2 and node.inputs[2] is not None:
             b = dequantised(node.inputs[2])
             if b is None or b.dtype != np.int32 or np.any(b.zero) or not _bias_scale_fits(b.scale, x.scale, w.scale):
@@ -223,14 +223,14 @@ class Integerise:
             return False
         if not w.scalar and w.axis % 2 != (0 if trans_b else 1):
             return False
-        bias = None
+        bias: ir.Value | None = None
         if len(node.inputs) > 2 and node.inputs[2] is not None:
             b = dequantised(node.inputs[2])
             if b is None or b.dtype != np.int32 or np.any(b.zero) or not _bias_scale_fits(b.scale, x.scale, w.scale):
                 return False
             bias = b.value
-        inputs = [*self._operand(x), *self._operand(w), bias, *self._parameters(y)]
-        return self._emit(y, "com.microsoft", "QGemm", inputs, node, transB=trans_b, alpha=1.0)
+        operands = [*self._operand(x), *self._operand(w), bias, *self._parameters(y)]
+        return self._emit(y, "com.microsoft", "QGemm", operands, node, transB=trans_b, alpha=1.0)
 
     def _binary(self, node: ir.Node, y: Quantised) -> bool:
         a, b = dequantised(node.inputs[0]), dequantised(node.inputs[1])

@@ -105,8 +105,9 @@ class Scheduler:
         if name in self.host or constant(value) is not None or name in self.on_device:
             return True
         producer = value.producer()
-        view = producer is not None and producer in self.selection.views
-        return view and producer.inputs[0] is not None and self._reachable(producer.inputs[0])  # type: ignore[union-attr, return-value]
+        if producer is None or producer not in self.selection.views or producer.inputs[0] is None:
+            return False
+        return self._reachable(producer.inputs[0])
 
     def _bring(self, value: ir.Value) -> None:
         """Add what makes `value` available on the host."""
@@ -116,7 +117,8 @@ class Scheduler:
         if name in self.on_device:
             launch = next(
                 step for step in reversed(self.steps)
-                if isinstance(step, LaunchPlan) and any(name in (c.layer.y.name, c.layer.y.storage) for c in step.choices)
+                if isinstance(step, LaunchPlan)
+                and any(name in (choice.layer.y.name, choice.layer.y.storage) for choice in step.choices)
             )  # fmt: skip
             launch.taken.append(value)
         else:

@@ -65,7 +65,6 @@ class Form:
         if not self.fold or self.window is None:
             return array.reshape(self.dims)
         w = self.window
-        top, left, bottom, right = w.pads
         rows, columns = w.pads[0::2], w.pads[1::2]
         if self.fold == "x":
             rows = (0, 0)
@@ -261,7 +260,10 @@ class Selector:
             folded = Form((form.dims[0], channels * width, form.dims[2], y.dims[3]), "x", window, pad)
             options.append((
                 folded, np.ascontiguousarray(weights.transpose(0, 1, 3, 2)).reshape(out, channels * width, height, 1),
-                Window((height, 1), (window.strides[0], 1), (window.dilations[0], 1), (window.pads[0], 0, window.pads[2], 0)),
+                Window(
+                    (height, 1), (window.strides[0], 1), (window.dilations[0], 1),
+                    (window.pads[0], 0, window.pads[2], 0),
+                ),
             ))  # fmt: skip
         if height * width > 1:
             folded = Form((form.dims[0], channels * height * width, *y.dims[2:]), "xy", window, pad)
@@ -301,7 +303,7 @@ class Selector:
         y_form = natural_form(node.outputs[0], rows=True)
         reads: dict[str, tuple[ir.Value, Form]] = {}
         producer, window = value.producer(), Window((1, 1))
-        flat = producer.inputs[0] if producer in self.selection.views and _flattens(producer) else None  # type: ignore[index, union-attr]
+        flat = producer.inputs[0] if producer in self.selection.views and _flattens(producer) else None
         if flat is not None and self._written(value) is None and self._written(flat) is not None:
             form = natural_form(flat)
             window = Window((form.dims[2], form.dims[3]))
@@ -317,8 +319,8 @@ class Selector:
         assert a is not None and b is not None
         if shape(a) != shape(b) or shape(a) != shape(y):
             raise OnCpu(f"it broadcasts {shape(a)} with {shape(b)}")
-        numbers = [_scalar(node.inputs[i]) for i in (1, 2, 4, 5, 6, 7)]
-        fit = numerics.fit_rescale_add(*numbers, y.dtype.numpy())  # type: ignore[union-attr]
+        sa, za, sb, zb, sy, zy = (_scalar(node.inputs[i]) for i in (1, 2, 4, 5, 6, 7))
+        fit = numerics.fit_rescale_add(sa, za, sb, zb, sy, zy, y.dtype.numpy())  # type: ignore[union-attr]
         if fit is None:
             raise OnCpu("no integers give onnxruntime's sum on all pairs of bytes")
         form = self._common_form(a, b)
@@ -400,8 +402,8 @@ class Selector:
     def _product(self, node: ir.Node) -> None:
         a, b, y = node.inputs[0], node.inputs[3], node.outputs[0]
         assert a is not None and b is not None
-        a_numbers, b_numbers, y_numbers = ([_scalar(node.inputs[i]), _scalar(node.inputs[i + 1])] for i in (1, 4, 6))
-        fit = numerics.mul_scale(*a_numbers, *b_numbers, *y_numbers, y.dtype.numpy())  # type: ignore[union-attr]
+        sa, za, sb, zb, sy, zy = (_scalar(node.inputs[i]) for i in (1, 2, 4, 5, 6, 7))
+        fit = numerics.mul_scale(sa, za, sb, zb, sy, zy, y.dtype.numpy())  # type: ignore[union-attr]
         if fit is None:
             raise OnCpu("no integers give onnxruntime's product on all pairs of bytes")
         zeros = [_stored_zero(node.inputs[2]), _stored_zero(node.inputs[5])]
@@ -459,16 +461,17 @@ class Selector:
         if axis != 1 or rank not in (2, 4):
             raise OnCpu(f"a concatenation along axis {axis}")
         y_form = natural_form(y)
-        meaning = [_scalar(node.inputs[0]), _scalar(node.inputs[1])]
+        sy, zy = _scalar(node.inputs[0]), _scalar(node.inputs[1])
         operands = [node.inputs[i : i + 3] for i in range(2, len(node.inputs), 3)]
         forms = [natural_form(operand[0]) for operand in operands]  # type: ignore[arg-type]
         if any(form.dims[1] % self.cfg.group for form in forms[:-1]):
             raise OnCpu(f"a part does not end on a group of {self.cfg.group} channels")
         tables = []
         for operand in operands:
-            own = [_scalar(operand[1]), _scalar(operand[2])]
+            sx, zx = _scalar(operand[1]), _scalar(operand[2])
             kind = y.dtype.numpy()  # type: ignore[union-attr]
-            tables.append(None if own == meaning else numerics.unary_table("Identity", {}, *own, *meaning, kind))
+            same = (sx, zx) == (sy, zy)
+            tables.append(None if same else numerics.unary_table("Identity", {}, sx, zx, sy, zy, kind))
         storage, total, offset = y.name or "", Activation("", *y_form.dims).placed(self.cfg).storage_groups, 0
         for number, (operand, form, table) in enumerate(zip(operands, forms, tables)):
             value = operand[0]

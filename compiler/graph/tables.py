@@ -74,7 +74,8 @@ def _function_table(node: ir.Node) -> tuple[ir.Value, NDArray[np.int8]] | None:
     if numbers is None or x is None or x.dtype is None:
         return None
     arguments = {"alpha": node.attributes["alpha"].as_float()} if "alpha" in node.attributes else {}
-    table = numerics.unary_table(FUNCTIONS[node.op_type], arguments, *numbers, x.dtype.numpy())
+    sx, zx, sy, zy = numbers
+    table = numerics.unary_table(FUNCTIONS[node.op_type], arguments, sx, zx, sy, zy, x.dtype.numpy())
     base, inner = _function_of(x)
     return base, table[inner.astype(np.int64) + 128]
 
