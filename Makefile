@@ -25,6 +25,7 @@ unit: $(INSTALLED)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 
 types: $(INSTALLED)
 	$(BIN)/mypy

@@ -1,10 +1,17 @@
-"""Options of all tests."""
+"""Options of all tests, and the rule that CI skips nothing."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
+from typing import TypeVar
 
 import pytest
+
+OPTIONAL = ("torch",)
+"""What may be missing in CI, too: it trains the demo model, is large, and its result is committed."""
+
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -15,3 +22,23 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:.*created but never used")  # Amaranth, after an expected error
     if config.getoption("--waves"):
         os.environ["CELOSIA_WAVES"] = "1"
+
+
+def _no_skip(report: Report) -> Report:
+    """With CI=true a skipped test has failed: the tool that it needs must be there."""
+    if os.environ.get("CI") == "true" and report.skipped and not hasattr(report, "wasxfail"):
+        reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
+        if not any(f"'{name}'" in reason for name in OPTIONAL):
+            report.outcome = "failed"
+            report.longrepr = f"nothing is skipped in CI. {reason}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return _no_skip((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    return _no_skip((yield))

@@ -1,0 +1,41 @@
+"""The rule that CI skips nothing, on planted skips."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = """
+import pytest
+def test_tool(): pytest.skip("no tool")
+def test_package(): pytest.importorskip("nosuchpackage")
+def test_optional(): pytest.skip("could not import 'torch': No module named 'torch'")
+@pytest.mark.xfail
+def test_expected(): assert False
+def test_passes(): pass
+"""
+
+
+@pytest.mark.parametrize(("ci", "summary"), [("true", "2 failed, 1 passed, 1 skipped, 1 xfailed"), ("", "3 skipped")])
+def test_a_skip_fails_in_ci(tmp_path: Path, ci: str, summary: str) -> None:
+    (tmp_path / "test_planted.py").write_text(TESTS)
+    (tmp_path / "conftest.py").write_text(Path(__file__).with_name("conftest.py").read_text())
+    command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(tmp_path), str(tmp_path)]
+    done = subprocess.run(
+        command, env=os.environ | {"CI": ci}, capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert summary in done.stdout, done.stdout
+
+
+def test_a_module_that_is_skipped_fails_in_ci(tmp_path: Path) -> None:
+    (tmp_path / "test_planted.py").write_text("import pytest\npytest.importorskip('nosuchpackage')\n")
+    (tmp_path / "conftest.py").write_text(Path(__file__).with_name("conftest.py").read_text())
+    command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(tmp_path), str(tmp_path)]
+    done = subprocess.run(
+        command, env=os.environ | {"CI": "true"}, capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode != 0 and "nothing is skipped in CI" in done.stdout, done.stdout
