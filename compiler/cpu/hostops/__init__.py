@@ -1,0 +1,26 @@
+"""ONNX operators in numpy: those that are no loops over elements."""
+
+from celosia.compiler.cpu.hostops import (  # they fill the table
+    control,
+    learning,
+    recurrent,
+    scatter,
+    sequences,
+    shapes,
+    signal,
+    text,
+    types,
+    vision,
+)
+from celosia.compiler.cpu.hostops.registry import HOST, Array, host, numpy_type
+from celosia.compiler.cpu.hostops.shapes import FIRST
+
+RANDOM = frozenset((
+    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout",
+))  # fmt: skip
+"""Operators that return something else each time."""
+
+__all__ = [
+    "FIRST", "HOST", "RANDOM", "Array", "control", "host", "learning", "numpy_type", "recurrent", "scatter",
+    "sequences", "shapes", "signal", "text", "types", "vision",
+]  # fmt: skip

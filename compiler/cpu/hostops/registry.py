@@ -1,0 +1,43 @@
+"""The table of operators that run in numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from celosia.compiler.cpu.host import Body, HostError, HostOp
+
+    __all__ = ["Body", "HostError", "HostOp"]
+
+Array = NDArray[Any]
+Value = Any
+Function = Callable[..., Any]
+"""(op, *inputs) -> output, or a tuple of outputs. Inputs left out are None. With subgraphs also outer=values."""
+
+HOST: dict[tuple[str, str], Function] = {}
+"""By domain and operator."""
+
+
+def host(*names: str, domain: str = "") -> Callable[[Function], Function]:
+    """Adds a function to the table."""
+
+    def add(function: Function) -> Function:
+        for name in names:
+            HOST[domain, name] = function
+        return function
+
+    return add
+
+
+def numpy_type(onnx_type: int) -> np.dtype[Any]:
+    """The element type that arrays of an ONNX type have; strings are objects."""
+    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(onnx_type))
+
+
+def int_list(value: Any) -> list[int]:
+    return [int(v) for v in np.asarray(value).reshape(-1)]
