@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import sys
-from collections.abc import Sequence
 from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-import axi_model
 import bench
 import cocotb
 import numpy as np
 import pytest
-from cocotbext.axi import AxiBus, AxiLiteBus, AxiLiteMaster, AxiRam
-from numpy.typing import NDArray
+from host import BASE, NAMES, Host, check_events, place, record
 
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.isa import Opcode, Unit, encode, formats, instruction_bytes
-from celosia.hw.regs import (
-    CONTROL_START,
-    COUNTERS,
-    REGISTERS,
-    STATUS_BUSY,
-    STATUS_DONE,
-    STATUS_ERROR_SHIFT,
-    Error,
-)
+from celosia.hw.regs import Error
 from celosia.sim.reference import State, execute
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -39,8 +27,6 @@ CONFIGS = programs.CONFIGS | {
     "2x4x8-bus32": Config(batch=2, block_in=4, block_out=8, bus_bytes=32, lut_count=1, **programs.SMALL),
     "16x16": Config(block_in=16, block_out=16, **programs.SMALL),
 }
-BASE, MEMORY = 1 << 16, 1 << 17
-NAMES = [unit.name.lower() for unit in Unit]
 
 
 def simulate(cfg: Config, only: str, **params: Any) -> None:
@@ -80,77 +66,6 @@ def test_all_presets_have_the_same_ports() -> None:
     assert all(found == names[0] for found in names)
 
 
-class Host:
-    """The accelerator's registers, and its memory: AxiRam, or `axi_model.Memory` with `model`'s parameters."""
-
-    def __init__(self, dut: bench.Dut, **model: Any) -> None:
-        self.dut, self.cfg = dut, bench.config()
-        logging.getLogger("cocotb").setLevel(logging.ERROR)
-        self.bus = AxiLiteMaster(AxiLiteBus.from_prefix(dut, "s_axil_"), dut.clk, dut.rst)
-        self.model: axi_model.Memory | None = None
-        if model:
-            self.model = axi_model.Memory(dut, bytearray(MEMORY), self.cfg.bus_bytes, **model)
-        else:
-            self.ram = AxiRam(AxiBus.from_prefix(dut, "m_axi_"), dut.clk, dut.rst, size=MEMORY)
-        self.checkers = {
-            names: axi_model.Checker(self.cfg.bus_bytes, BASE, MEMORY) for names in (axi_model.READ, axi_model.WRITE)
-        }
-
-    async def begin(self) -> None:
-        await bench.start(self.dut, timeout=1_000_000)
-        for names, checker in self.checkers.items():
-            cocotb.start_soon(axi_model.check(self.dut, "m_axi", names, checker))
-        if self.model:
-            cocotb.start_soon(self.model.reads())
-            cocotb.start_soon(self.model.writes())
-
-    def pause(self, probability: float) -> None:
-        """Each channel of AxiRam stands still in this share of the cycles."""
-        write, read = self.ram.write_if, self.ram.read_if
-        for channel in (write.aw_channel, write.w_channel, write.b_channel, read.ar_channel, read.r_channel):
-            channel.set_pause_generator(random.random() < share for share in repeat(probability))
-
-    async def read(self, name: str) -> int:
-        return int(await self.bus.read_dword(REGISTERS[name].offset))
-
-    async def write(self, name: str, value: int) -> None:
-        await self.bus.write_dword(REGISTERS[name].offset, value)
-
-    async def run(
-        self, dram: NDArray[np.uint8], addr: int, words: Sequence[int], watchdog: int = 3000
-    ) -> tuple[Error, int]:
-        """Put `words` at `addr` of `dram` and run them; `dram` then holds what that left. Gives error and index."""
-        place(dram, self.cfg, addr, words)
-        if self.model:
-            self.model.data[BASE : BASE + len(dram)] = dram.tobytes()
-        else:
-            self.ram.write(BASE, dram.tobytes())
-        for checker in self.checkers.values():
-            checker.size = len(dram)
-        for name, value in {
-            "instr_addr": addr, "instr_count": len(words), "dma_base_lo": BASE, "dma_base_hi": 0,
-            "dma_size": len(dram), "watchdog": watchdog, "irq_enable": 1, "control": CONTROL_START,
-        }.items():  # fmt: skip
-            await self.write(name, value)
-        await bench.fall(self.dut)
-        while not self.dut.irq.value:
-            await bench.fall(self.dut)
-        status = await self.read("status")
-        assert status & (STATUS_BUSY | STATUS_DONE) == STATUS_DONE, f"status is {status:#x}"
-        found = self.model.data[BASE : BASE + len(dram)] if self.model else self.ram.read(BASE, len(dram))
-        dram[:] = np.frombuffer(bytes(found), np.uint8)
-        assert self.checkers[axi_model.WRITE].written_out
-        return Error(status >> STATUS_ERROR_SHIFT), await self.read("error_index")
-
-    async def counters(self) -> dict[str, int]:
-        return {name: await self.read(f"{name}_lo") | await self.read(f"{name}_hi") << 32 for name in COUNTERS}
-
-
-def place(dram: NDArray[np.uint8], cfg: Config, addr: int, words: Sequence[int]) -> None:
-    raw = b"".join(word.to_bytes(instruction_bytes(cfg), "little") for word in words)
-    dram[addr : addr + len(raw)] = np.frombuffer(raw, np.uint8)
-
-
 # Programs ------------------------------------------------------------------------------------------------
 
 
@@ -180,37 +95,6 @@ async def equals_reference(dut: bench.Dut) -> None:
         counters = await machine.counters()
         assert counters["write_beats"] > 0
         assert counters["read_beats"] * cfg.bus_bytes >= len(words) * instruction_bytes(cfg)
-
-
-async def record(dut: bench.Dut, events: list[tuple[str, str, int]]) -> None:
-    """Appends (unit, "start" or "done", index) in order; what ends in a cycle comes before what starts in it."""
-    ports = [
-        (name, event, getattr(dut, f"trace_{name}_{event}"), getattr(dut, f"trace_{name}_{event}_index"))
-        for event in ("done", "start")
-        for name in NAMES
-    ]
-    while True:
-        await bench.fall(dut)
-        for name, event, valid, index in ports:
-            if valid.value:
-                events.append((name, event, int(index.value)))
-
-
-def check_events(words: Sequence[int], events: list[tuple[str, str, int]]) -> None:
-    """Each instruction starts and ends once, in order in its unit, and no token is used before it was given."""
-    for unit, name in zip(Unit, NAMES):
-        own = [index for index, word in enumerate(words) if (word & 7) - 1 == unit]
-        for kind in ("start", "done"):
-            assert [index for n, k, index in events if (n, k) == (name, kind)] == own, f"{name} {kind}"
-    given = {(source, target): 0 for source in Unit for target in Unit}
-    for name, kind, index in events:
-        unit = Unit[name.upper()]
-        for other in Unit:
-            if kind == "done":
-                given[unit, other] += words[index] >> 7 + other & 1
-            else:
-                given[other, unit] -= words[index] >> 3 + other & 1
-                assert given[other, unit] >= 0, f"instruction {index} did not wait for {other.name}"
 
 
 def test_check_of_events_finds_faults() -> None:

@@ -1,0 +1,203 @@
+"""The host of the whole accelerator in a cocotb simulation: its registers, its memory, and a Device around both."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Sequence
+from itertools import repeat
+from typing import Any
+
+import axi_model
+import bench
+import cocotb
+import numpy as np
+from cocotb.task import resume
+from cocotbext.axi import AxiBus, AxiLiteBus, AxiLiteMaster, AxiRam
+from numpy.typing import NDArray
+
+from celosia.hw.config import Config
+from celosia.hw.isa import Unit, instruction_bytes
+from celosia.hw.regs import (
+    CONTROL_START,
+    COUNTERS,
+    ERROR_TEXT,
+    REGISTERS,
+    STATUS_BUSY,
+    STATUS_DONE,
+    STATUS_ERROR_SHIFT,
+    Error,
+)
+from celosia.sim.device import Counters, DeviceError
+
+BASE, MEMORY = 1 << 16, 1 << 17
+NAMES = [unit.name.lower() for unit in Unit]
+
+
+class Host:
+    """The accelerator's registers, and `size` bytes of memory with DMA base BASE: cocotbext-axi's AxiRam, or
+    `axi_model.Memory` with `model`'s parameters. Every access of the accelerator is checked."""
+
+    def __init__(self, dut: bench.Dut, size: int = MEMORY, **model: Any) -> None:
+        self.dut, self.cfg = dut, bench.config()
+        logging.getLogger("cocotb").setLevel(logging.ERROR)
+        self.bus = AxiLiteMaster(AxiLiteBus.from_prefix(dut, "s_axil_"), dut.clk, dut.rst)
+        self.model: axi_model.Memory | None = None
+        if model:
+            self.model = axi_model.Memory(dut, bytearray(size), self.cfg.bus_bytes, **model)
+        else:
+            self.ram = AxiRam(AxiBus.from_prefix(dut, "m_axi_"), dut.clk, dut.rst, size=size)
+        self.checkers = {
+            names: axi_model.Checker(self.cfg.bus_bytes, BASE, size) for names in (axi_model.READ, axi_model.WRITE)
+        }
+
+    async def begin(self) -> None:
+        await bench.start(self.dut, timeout=1_000_000)
+        for names, checker in self.checkers.items():
+            cocotb.start_soon(axi_model.check(self.dut, "m_axi", names, checker))
+        if self.model:
+            cocotb.start_soon(self.model.reads())
+            cocotb.start_soon(self.model.writes())
+
+    def pause(self, probability: float) -> None:
+        """Each channel of AxiRam stands still in this share of the cycles."""
+        write, read = self.ram.write_if, self.ram.read_if
+        for channel in (write.aw_channel, write.w_channel, write.b_channel, read.ar_channel, read.r_channel):
+            channel.set_pause_generator(random.random() < share for share in repeat(probability))
+
+    async def read(self, name: str) -> int:
+        return int(await self.bus.read_dword(REGISTERS[name].offset))
+
+    async def write(self, name: str, value: int) -> None:
+        await self.bus.write_dword(REGISTERS[name].offset, value)
+
+    def put(self, offset: int, data: bytes) -> None:
+        """Write memory directly, `offset` bytes from the DMA base."""
+        if self.model:
+            self.model.data[BASE + offset : BASE + offset + len(data)] = data
+        else:
+            self.ram.write(BASE + offset, data)
+
+    def get(self, offset: int, size: int) -> NDArray[np.uint8]:
+        """Read memory directly."""
+        start = BASE + offset
+        found = self.model.data[start : start + size] if self.model else self.ram.read(start, size)
+        return np.frombuffer(bytes(found), np.uint8)
+
+    async def launch(self, addr: int, count: int, size: int, watchdog: int = 3000) -> tuple[Error, int]:
+        """Run `count` instructions at `addr` with a DMA limit of `size`. Gives error and index."""
+        for checker in self.checkers.values():
+            checker.size = size
+        for name, value in {
+            "instr_addr": addr, "instr_count": count, "dma_base_lo": BASE, "dma_base_hi": 0, "dma_size": size,
+            "watchdog": watchdog, "irq_enable": 1, "control": CONTROL_START,
+        }.items():  # fmt: skip
+            await self.write(name, value)
+        await bench.fall(self.dut)
+        while not self.dut.irq.value:
+            await bench.fall(self.dut)
+        status = await self.read("status")
+        assert status & (STATUS_BUSY | STATUS_DONE) == STATUS_DONE, f"status is {status:#x}"
+        assert self.checkers[axi_model.WRITE].written_out
+        return Error(status >> STATUS_ERROR_SHIFT), await self.read("error_index")
+
+    async def run(
+        self, dram: NDArray[np.uint8], addr: int, words: Sequence[int], watchdog: int = 3000
+    ) -> tuple[Error, int]:
+        """Put `words` at `addr` of `dram` and run them; `dram` then holds what that left. Gives error and index."""
+        place(dram, self.cfg, addr, words)
+        self.put(0, dram.tobytes())
+        ended = await self.launch(addr, len(words), len(dram), watchdog)
+        dram[:] = self.get(0, len(dram))
+        return ended
+
+    async def counters(self) -> dict[str, int]:
+        return {name: await self.read(f"{name}_lo") | await self.read(f"{name}_hi") << 32 for name in COUNTERS}
+
+
+def place(dram: NDArray[np.uint8], cfg: Config, addr: int, words: Sequence[int]) -> None:
+    raw = b"".join(word.to_bytes(instruction_bytes(cfg), "little") for word in words)
+    dram[addr : addr + len(raw)] = np.frombuffer(raw, np.uint8)
+
+
+# Events --------------------------------------------------------------------------------------------------
+
+
+async def record(dut: bench.Dut, events: list[tuple[str, str, int]]) -> None:
+    """Appends (unit, "start" or "done", index) in order; what ends in a cycle comes before what starts in it."""
+    ports = [
+        (name, event, getattr(dut, f"trace_{name}_{event}"), getattr(dut, f"trace_{name}_{event}_index"))
+        for event in ("done", "start")
+        for name in NAMES
+    ]
+    while True:
+        await bench.fall(dut)
+        for name, event, valid, index in ports:
+            if valid.value:
+                events.append((name, event, int(index.value)))
+
+
+def check_events(words: Sequence[int], events: list[tuple[str, str, int]]) -> None:
+    """Each instruction starts and ends once, in order in its unit, and no token is used before it was given."""
+    for unit, name in zip(Unit, NAMES):
+        own = [index for index, word in enumerate(words) if (word & 7) - 1 == unit]
+        for kind in ("start", "done"):
+            assert [index for n, k, index in events if (n, k) == (name, kind)] == own, f"{name} {kind}"
+    given = {(source, target): 0 for source in Unit for target in Unit}
+    for name, kind, index in events:
+        unit = Unit[name.upper()]
+        for other in Unit:
+            if kind == "done":
+                given[unit, other] += words[index] >> 7 + other & 1
+            else:
+                given[other, unit] -= words[index] >> 3 + other & 1
+                assert given[other, unit] >= 0, f"instruction {index} did not wait for {other.name}"
+
+
+# The Device ----------------------------------------------------------------------------------------------
+
+
+class CocotbDevice:
+    """The simulated accelerator of a Host with AxiRam as a Device, so that a Runtime can drive it.
+
+    `run` lets the simulation go on, so it must be called in a function that cocotb's `bridge` made awaitable:
+
+        await bridge(Runtime(program, CocotbDevice(host)).run)(inputs)
+    """
+
+    memory_model: str | None = "AxiRam"
+
+    def __init__(self, host: Host) -> None:
+        self.host, self.config, self.size = host, host.cfg, 0
+        self.events: list[tuple[str, str, int]] = []
+        cocotb.start_soon(record(host.dut, self.events))
+
+    def allocate(self, size: int) -> None:
+        self.size = size
+        self.host.put(0, bytes(size))
+
+    def write(self, addr: int, data: NDArray[Any]) -> None:
+        assert addr >= 0 and addr + data.nbytes <= self.size
+        self.host.put(addr, data.tobytes())
+
+    def read(self, addr: int, size: int) -> NDArray[np.uint8]:
+        assert addr >= 0 and addr + size <= self.size
+        return self.host.get(addr, size)
+
+    def run(self, instr_addr: int, count: int, timeout_cycles: int, trace: bool = False) -> Counters:
+        """DeviceError where the run ends in an error. Checks that no unit ran ahead of its tokens; gives no events."""
+        return resume(self._run)(instr_addr, count)
+
+    async def _run(self, instr_addr: int, count: int) -> Counters:
+        self.events.clear()
+        error, index = await self.host.launch(instr_addr, count, self.size)
+        if error:
+            raise DeviceError(f"instruction {index}: {ERROR_TEXT[error]}")
+        size = instruction_bytes(self.config)
+        code = self.read(instr_addr, count * size).reshape(count, size)
+        check_events(bench.pack(code), self.events)
+        values = await self.host.counters()
+        return Counters(values["cycles"], values)
+
+    def close(self) -> None:
+        """Nothing to release."""

@@ -1,0 +1,136 @@
+"""Compiled models on the whole accelerator, in cocotb: the same Program and the same Runtime as everywhere else.
+
+Outputs are those of onnxruntime, and the memory holds the bytes that the functional device leaves.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import bench
+import cocotb
+import numpy as np
+import onnx
+import pytest
+from cocotb.task import bridge
+from host import CocotbDevice, Host
+from numpy.typing import NDArray
+
+from celosia.compiler.program import Program
+from celosia.driver.runtime import Runtime
+from celosia.sim.fsim import FunctionalDevice
+
+sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "cosim")]
+import programs
+from small_models import Builder
+
+Array = NDArray[Any]
+MEMORY = 1 << 20
+
+
+# Models --------------------------------------------------------------------------------------------------
+
+
+def residual() -> onnx.ModelProto:
+    """Convolution, residual block, pooling, fully connected."""
+    b = Builder("qdq", np.int8, seed=1)
+    x = b.conv(b.input([2, 3, 9, 9]), 8, (3, 3), pads=(1, 1, 1, 1), activation="Relu")
+    x = b.binary("Add", b.conv(x, 8, (3, 3), pads=(1, 1, 1, 1)), x)
+    x = b.max_pool(x, (3, 3), (2, 2), (1, 1, 1, 1))
+    b.output(b.matmul(b.flatten(b.global_average(x)), 10))
+    return b.model()
+
+
+def depthwise() -> onnx.ModelProto:
+    """Unsigned, in operator form: strided depthwise convolution, a table, Concat, and a branch that is an output."""
+    b = Builder("qoperator", np.uint8, seed=2)
+    x = b.conv(b.input([1, 5, 8, 7]), 16, (1, 1))
+    y = b.unary(b.conv(x, 16, (3, 3), (2, 2), (1, 1, 1, 1), group=16), "Sigmoid")
+    z = b.concat([y, b.max_pool(x, (2, 2), (2, 2), (0, 0, 0, 1))], equal=False)
+    b.output(b.conv(z, 6, (1, 1), per_channel=False))
+    b.output(b.global_average(y), real=True)
+    return b.model()
+
+
+def demo() -> onnx.ModelProto:
+    """The trained ResNet-8, all layers, for images of 8 by 8 pixels."""
+    from celosia.models import demo_model_path
+
+    model = onnx.load(demo_model_path())
+    for dim in model.graph.input[0].type.tensor_type.shape.dim[2:]:
+        dim.dim_value = 8
+    del model.graph.value_info[:]
+    return model
+
+
+def expected(model: onnx.ModelProto, feed: dict[str, Array]) -> dict[str, Array]:
+    ort = pytest.importorskip("onnxruntime")
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.qdqisint8allowed", "1")
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in model.graph.output]
+    return dict(zip(names, session.run(names, feed), strict=True))
+
+
+def simulate(make: Callable[[], onnx.ModelProto], config: str, folder: Path, **params: Any) -> None:
+    import celosia
+    from celosia.hw.top import Accelerator
+
+    model, cfg = make(), programs.CONFIGS[config]
+    rng = np.random.default_rng(1)
+    sizes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in model.graph.input}
+    feed = {name: rng.random(size, np.float32) * 4 for name, size in sizes.items()}
+    celosia.compile(model, cfg).save(folder / "program")
+    np.savez(folder / "inputs.npz", **feed)
+    np.savez(folder / "expected.npz", **expected(model, feed))
+    bench.run(partial(Accelerator, cfg), __file__, cfg=cfg, params={"folder": str(folder), **params})
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize("config", ["4x4", "8x8-bus16", "batch2", "4x8", "8x4"])
+@pytest.mark.parametrize("make", [residual, depthwise])
+def test_small_model(make: Callable[[], onnx.ModelProto], config: str, tmp_path: Path) -> None:
+    simulate(make, config, tmp_path, pauses=[0, 0.5])
+
+
+@pytest.mark.rtl
+def test_demo_model(tmp_path: Path) -> None:
+    simulate(demo, "8x8-bus16", tmp_path, pauses=[0.1])
+
+
+@pytest.mark.rtl
+def test_a_changed_byte_is_noticed(tmp_path: Path) -> None:
+    with pytest.raises(pytest.fail.Exception, match=r"\d+ bytes differ in memory, the first at 0x"):
+        simulate(residual, "4x4", tmp_path, pauses=[0], fault=True)
+
+
+# The simulation ------------------------------------------------------------------------------------------
+
+
+@cocotb.test()
+async def equals_onnxruntime(dut: bench.Dut) -> None:
+    params = bench.params()
+    folder = Path(params["folder"])
+    program = Program.load(folder / "program")
+    inputs, wanted = (dict(np.load(folder / f"{name}.npz")) for name in ("inputs", "expected"))
+    functional = FunctionalDevice(program.config)
+    Runtime(program, functional).run(inputs)
+    host = Host(dut, MEMORY)
+    await host.begin()
+    device = CocotbDevice(host)
+    for pause in params["pauses"]:
+        host.pause(pause)
+        runtime = Runtime(program, device)
+        if params.get("fault"):
+            start = program.image_address
+            device.write(start, device.read(start, 1) ^ 1)
+        result = await bridge(runtime.run)(inputs)
+        different = np.flatnonzero(device.read(0, device.size) != functional.read(0, device.size))
+        assert not len(different), f"{len(different)} bytes differ in memory, the first at {different[0]:#x}"
+        for name, array in wanted.items():
+            assert np.array_equal(result.outputs[name], array), name
