@@ -123,6 +123,8 @@ class _Assembler:
         dims = shape(value)
         if dims is None or value.dtype is None:
             raise ModelError(f"the shape of tensor {name!r} cannot be inferred; export the model with fixed shapes")
+        if value.dtype == ir.DataType.UNDEFINED:
+            raise ModelError(f"tensor {name!r} has no element type; export the model with types")
         self.tensors[name] = TensorInfo(name, value.dtype.numpy().name, dims)
         return self.tensors[name]
 

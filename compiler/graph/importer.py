@@ -24,6 +24,7 @@ def load(source: str | Path | onnx.ModelProto) -> ir.Model:
     except Exception as error:  # onnx raises several unrelated classes for a broken model
         raise ModelError(f"{name} is not a valid ONNX model: {_first_line(error)}") from None
     require_static(model)
+    _require_readable(model)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     common.RemoveInitializersFromInputsPass()(model)
     common.RemoveUnusedNodesPass()(model)
@@ -92,6 +93,16 @@ def _stand_in(node: onnx.NodeProto) -> None:
     del node.input[:], node.attribute[:]
     node.input.extend(kept)
     node.attribute.extend(attrs)
+
+
+def _require_readable(model: ir.Model) -> None:
+    """ModelError where the data of a constant does not fit its shape, or is in a file that cannot be read."""
+    for name, value in model.graph.initializers.items():
+        try:
+            if value.const_value is not None:
+                value.const_value.numpy()
+        except Exception as error:  # the file's, numpy's, and onnx_ir's
+            raise ModelError(f"the constant {name!r} cannot be read: {_first_line(error)}") from None
 
 
 def require_static(model: ir.Model) -> None:

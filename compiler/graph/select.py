@@ -234,6 +234,8 @@ class Selector:
             raise OnCpu(f"a convolution of {weights.ndim - 2} dimensions")
         weights = _symmetric(weights, constant(node.inputs[5]))
         groups = attribute(node, "group", 1)
+        if groups < 1 or groups * weights.shape[1] != form.dims[1] or weights.shape[0] % groups:
+            raise OnCpu(f"{groups} groups do not divide its channels")
         window = _window(node, form, weights.shape[2:])
         bias = constant(node.inputs[8]) if len(node.inputs) > 8 else None
         scales = [_array(node.inputs[i]) for i in (1, 4, 6)]
@@ -582,6 +584,10 @@ def _uniform(channels: int, bias: int, multiplier: int, shift: int, zero_point: 
     )  # fmt: skip
 
 
+_WINDOW_LISTS = {"strides": 1, "dilations": 1, "pads": 2}
+"""Attributes of a window, with how many numbers they have for each dimension."""
+
+
 def _window(node: ir.Node, form: Form, kernel: Any) -> Window:
     """Geometry of a node on `form`, with automatic padding resolved as ONNX defines it."""
     two = 2 if len(node.inputs[0].shape or ()) == 4 else 1  # type: ignore[union-attr]
@@ -590,6 +596,9 @@ def _window(node: ir.Node, form: Form, kernel: Any) -> Window:
         given = attribute(node, name) or [1] * two
         return (1, given[0]) if len(given) == 1 else (given[0], given[1])
 
+    lengths = [len(attribute(node, name) or [0] * two * times) for name, times in _WINDOW_LISTS.items()]
+    if len(kernel) not in (two, 2) or lengths != [two * times for times in _WINDOW_LISTS.values()]:
+        raise OnCpu("its window has not the dimensions of its input")
     taps = tuple(kernel) if len(kernel) == 2 else (1, kernel[0])
     window = Window((taps[0], taps[1]), pair("strides"), pair("dilations"))
     pads = attribute(node, "pads") or [0] * 2 * two
