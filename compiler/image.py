@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.memory import Lifetime, plan
-from celosia.compiler.tensorize.layer import Layer, Untileable, inputs
+from celosia.compiler.tensorize.layer import Conv, Layer, Untileable, inputs
 from celosia.compiler.tensorize.lower import Constants, Lowering
 from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.footprint import load_element_bytes
@@ -28,7 +28,7 @@ class LayerError(Exception):
 
 @dataclass(frozen=True)
 class Launch:
-    """One run of the accelerator: `count` instructions at DRAM offset `address`; the layer of each, and what each moves."""
+    """One run of the accelerator: `count` instructions at DRAM offset `address`; the layer of each."""
 
     address: int
     count: int
@@ -60,7 +60,9 @@ class Image:
         return rest[: launch.count * launch.instruction_bytes].reshape(launch.count, -1)
 
 
-def lifetimes(cfg: Config, launches: list[list[Layer]], written: list[set[str]], read: list[set[str]]) -> list[Lifetime]:
+def lifetimes(
+    cfg: Config, launches: list[list[Layer]], written: list[set[str]], read: list[set[str]]
+) -> list[Lifetime]:
     """When each storage is in use, in steps of one layer.
 
     written[i], read[i]: storages that the host fills before launch i, and takes after it.
@@ -76,10 +78,12 @@ def lifetimes(cfg: Config, launches: list[list[Layer]], written: list[set[str]],
     step = 0
     for layers, into, out_of in zip(launches, written, read, strict=True):
         start = step
-        for layer in layers:
+        for index, layer in enumerate(layers):
             for act in (*inputs(layer), layer.y):
                 sizes[act.storage] = act.size(cfg)
                 use(act.storage, step)
+                if index and follows(layers[index - 1], layer):
+                    use(act.storage, step - 1)
             step += 1
         for storage in into:
             use(storage, start)
@@ -87,6 +91,47 @@ def lifetimes(cfg: Config, launches: list[list[Layer]], written: list[set[str]],
             use(storage, step)
         step += 1
     return [Lifetime(name, sizes[name], first[name], last[name]) for name in sizes]
+
+
+def follows(producer: Layer, layer: Layer) -> bool:
+    """Whether the tiles of `layer` are emitted between those of `producer`.
+
+    A pooling or an elementwise layer has nothing for gemm to do, and the convolution whose output it reads has little
+    for vector: tile by tile, they run at the same time.
+    """
+    image = layer.x.height * layer.x.width > 1
+    return isinstance(producer, Conv) and not isinstance(layer, Conv) and layer.x.name == producer.y.name and image
+
+
+def _emit(stream: Stream, lowering: Lowering, layers: list[Layer]) -> None:
+    """Emit all layers into `stream`, those that follow another between its tiles. LayerError."""
+    tiles = []
+    for index, layer in enumerate(layers):
+        followed = index + 1 < len(layers) and follows(layer, layers[index + 1])
+        try:
+            tiles.append(lowering.tiles(layer, rows_first=followed))
+        except Untileable as error:
+            raise LayerError(layer.name, str(error)) from None
+
+    for index, layer in enumerate(layers):
+        if index and follows(layers[index - 1], layer):
+            continue
+        followed = index + 1 < len(layers) and follows(layer, layers[index + 1])
+        following = tiles[index + 1] if followed else []
+        emitted = 0
+        for number, tile in enumerate(tiles[index], 1):
+            stream.start(index, layer.y.storage, tile.load)
+            computed = number - len(stream.waiting)
+            done = max((t.done for t in tiles[index][:computed]), default=0) if following else 0
+            share = len(following) * computed // len(tiles[index])
+            lowering.following = True
+            while emitted < share and following[emitted].needs <= done:
+                stream.follow(index + 1, layers[index + 1].y.storage, following[emitted].load)
+                emitted += 1
+            lowering.following = False
+        for tile in following[emitted:]:
+            stream.start(index + 1, layers[index + 1].y.storage, tile.load)
+    stream.finish()
 
 
 def build(cfg: Config, launches: list[list[Layer]], written: list[set[str]], read: list[set[str]]) -> Image:
@@ -98,12 +143,7 @@ def build(cfg: Config, launches: list[list[Layer]], written: list[set[str]], rea
     for layers in launches:
         stream = Stream(cfg)
         lowering = Lowering(cfg, stream, constants, arena.offsets)
-        for index, layer in enumerate(layers):
-            stream.layer = index
-            try:
-                lowering.lower(layer)
-            except Untileable as error:
-                raise LayerError(layer.name, str(error)) from None
+        _emit(stream, lowering, layers)
         insert_tokens(cfg, stream.instructions, base)
         streams.append(stream)
     parts, address = [constants.data()], base + constants.size

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +25,12 @@ from celosia.compiler.tensorize.layer import (
 )
 from celosia.compiler.tensorize.tiling import PAD_MAX, Problem, Tiling, choose
 from celosia.compiler.tensorize.transfer import Dim, Grid, transfer
-from celosia.compiler.vthread.stream import Stream
+from celosia.compiler.vthread.stream import Compute, Load, Stream
 from celosia.hw.config import Config
 from celosia.hw.isa import ASource, BinaryOp, BSource, Buffer, Destination, Opcode, ReduceOp
 
 LOAD_PART_BEATS = 1024
-"""A tile of activations is loaded in parts of about this many beats, so that a part can start once its producers end."""
+"""A tile of activations is loaded in parts of about so many beats: a part can start once its own producers end."""
 
 
 @dataclass
@@ -79,24 +81,40 @@ class Box:
         return self.n[1] * self.pixels
 
 
-class Lowering:
-    """Emits the instructions of one layer after the other into `stream`.
+class Tile(NamedTuple):
+    """One iteration of a layer's tile loops: a virtual thread, see `Stream`.
 
-    addresses: DRAM address of each storage. Every method leaves the stream a correct sequential program.
+    Rows count through all images of an activation: `needs` rows of the layer's x must be there before, `done` rows of
+    its y are there afterwards.
+    """
+
+    needs: int
+    done: int
+    load: Load
+
+
+class Lowering:
+    """Turns layers into tiles, which emit their instructions into `stream`.
+
+    addresses: DRAM address of each storage. Tiles emitted in order leave the stream a correct sequential program.
     """
 
     def __init__(self, cfg: Config, stream: Stream, constants: Constants, addresses: dict[str, int]) -> None:
         self.cfg, self.stream, self.constants, self.addresses = cfg, stream, constants, addresses
+        self.following = False
+        """Whether the rows that the tile reads are known to be there, though other rows are not."""
 
-    def lower(self, layer: Layer) -> None:
-        """Untileable where the layer does not fit the scratchpads; the stream is then unchanged."""
+    def tiles(self, layer: Layer, rows_first: bool = False) -> list[Tile]:
+        """The tiles of `layer` in order. Untileable where it does not fit the scratchpads.
+
+        rows_first: rather complete the output row by row than channel by channel, if it costs next to nothing.
+        """
         matrix = all(act.height * act.width == 1 for act in (layer.x, layer.y))
         if isinstance(layer, Conv):
-            self._conv(layer, matrix)
-        elif isinstance(layer, Pool):
-            self._pool(layer, matrix)
-        else:
-            self._elementwise(layer, matrix)
+            return self._conv(layer, matrix, rows_first)
+        if isinstance(layer, Pool):
+            return self._pool(layer, matrix)
+        return self._elementwise(layer, matrix)
 
     # Shared pieces ----------------------------------------------------------------------------------------
 
@@ -109,9 +127,9 @@ class Lowering:
             return {}
         blob = epilogue.table.astype(np.int8).view(np.uint8)
         key = blob.tobytes()
-        slot = self.stream.lut.find(key)
+        slot = self.stream.find(self.stream.lut, key)
         if slot is None:
-            slot = self.stream.lut.take(1, key)
+            slot = self.stream.take(self.stream.lut, 1, key)
             self._load_entries(Buffer.LUT, self.constants.place(blob), 1, slot)
         return {"lookup": 1, "table": slot}
 
@@ -124,10 +142,10 @@ class Lowering:
         """First entry of par for blocks `n` of `requantise`."""
         address = self.constants.place(pack.parameters(self.cfg, requantise))
         key = (address, n)
-        slot = self.stream.par.find(key)
+        slot = self.stream.find(self.stream.par, key)
         if slot is None:
             size = 8 * self.cfg.block_out
-            slot = self.stream.par.take(n[1], key)
+            slot = self.stream.take(self.stream.par, n[1], key)
             self._load_entries(Buffer.PAR, address + n[0] * size, n[1], slot)
         return slot
 
@@ -150,6 +168,8 @@ class Lowering:
         rows: (first, count, step); pads (top, left, bottom, right) surround what is read.
         """
         cfg = self.cfg
+        if not self.following:
+            self.stream.settle(act.storage)
         pieces = cfg.inp_pieces if buffer == Buffer.INP else cfg.out_pieces
         top, left, bottom, right = pads
         width = left + columns[1] + right
@@ -164,7 +184,7 @@ class Lowering:
                     continue
                 address = grid.at(image, group, rows[0], columns[0])
                 place = (base + first * height * width) * pieces + piece
-                planes = Dim(held, pieces * grid.group, height * width * pieces)
+                planes = Dim(held, pieces * grid.group, height * width * pieces if held > 1 else 0)
                 lines = Dim(rows[1], rows[2] * grid.row, width * pieces)
                 points = Dim(columns[1], grid.column, pieces)
                 if any(pads):
@@ -198,15 +218,12 @@ class Lowering:
             fields = transfer(dims, self.cfg.piece_bytes, address, base * pieces + piece)
             self.stream.add(Opcode.STORE, **fields)
 
-    def _finish(
-        self, layer: Layer, matrix: bool, box: Box, requantise: Requantise | None, a: dict[str, int], reduce: ReduceOp
-    ) -> None:
-        """Vector instruction for `box` with operand A as given, and the store of its result."""
-        epilogue, pixels = layer.epilogue, box.pixels
+    def _prepare(self, layer: Layer, matrix: bool, box: Box, requantise: Requantise | None) -> dict[str, int]:
+        """Load what the vector instruction for `box` needs beside A; its fields but those of A and of the result."""
+        epilogue = layer.epilogue
         fields: dict[str, int] = {
-            "destination": Destination.OUT, "reduce_op": reduce, "extent_n": box.n[1], "extent_y": box.y[1],
-            "extent_x": box.x[1], "extent_r": 1, "extent_s": 1,
-            "clip_lo": epilogue.clip[0], "clip_hi": epilogue.clip[1],
+            "destination": Destination.OUT, "extent_n": box.n[1], "extent_y": box.y[1], "extent_x": box.x[1],
+            "extent_r": 1, "extent_s": 1, "clip_lo": epilogue.clip[0], "clip_hi": epilogue.clip[1],
         }  # fmt: skip
         fields |= self._tables(epilogue)
         if requantise is not None:
@@ -214,24 +231,27 @@ class Lowering:
             fields["par_base"] = self._parameters(requantise, box.n)
         if epilogue.residual is not None:
             r = epilogue.residual
-            base = self.stream.vin.take(box.entries)
+            base = self.stream.take(self.stream.vin, box.entries)
             self._load_block(
                 Buffer.VIN, self._grid(r.operand, matrix), r.operand, box.image, box.n, (*box.y, 1), box.x, base
             )
             fields |= {
-                "b_source": BSource.VIN, "b_base": base, "b_n": pixels, "b_y": box.x[1], "b_x": 1, "rescale_add": 1,
+                "b_source": BSource.VIN, "b_base": base, "b_n": box.pixels, "b_y": box.x[1], "b_x": 1, "rescale_add": 1,
                 "scale_v": r.scale_v, "scale_b": r.scale_b, "scale_c": r.scale_c, "scale_shift": r.shift,
                 "add_lo": r.lo, "add_hi": r.hi,
             }  # fmt: skip
-        fields |= a
+        return fields
+
+    def _finish(self, layer: Layer, matrix: bool, box: Box, fields: dict[str, int]) -> None:
+        """The vector instruction with `fields`, and the store of its result as `box`."""
         out = self.stream.out.take(box.entries)
-        fields |= {"dst_base": out, "dst_n": pixels, "dst_y": box.x[1], "dst_x": 1}
-        self.stream.add(Opcode.VECTOR, **_fit_strides(fields))
+        result = {"dst_base": out, "dst_n": box.pixels, "dst_y": box.x[1], "dst_x": 1}
+        self.stream.add(Opcode.VECTOR, **_fit_strides(fields | result))
         self._store_box(self._grid(layer.y, matrix), layer.y, box, out)
 
     # Convolution ------------------------------------------------------------------------------------------
 
-    def _conv(self, layer: Conv, matrix: bool) -> None:
+    def _conv(self, layer: Conv, matrix: bool, rows_first: bool) -> list[Tile]:
         cfg = self.cfg
         matrix = matrix and layer.window.pointwise
         ranges = pack.input_ranges(cfg, layer)
@@ -240,8 +260,8 @@ class Lowering:
             layer.window, grid.images, grid.rows, grid.columns, len(ranges), max(b - a for a, b in ranges),
             layer.epilogue.residual is not None, layer.groups > 1,
         )  # fmt: skip
-        tiling = choose(cfg, problem)
-        _ConvTiles(self, layer, matrix, problem, tiling, ranges).run()
+        tiling = choose(cfg, problem, rows_first)
+        return _ConvTiles(self, layer, matrix, problem, tiling, ranges).tiles()
 
     # Pooling and elementwise ------------------------------------------------------------------------------
 
@@ -269,7 +289,7 @@ class Lowering:
         vin = layer.epilogue.residual is not None
         return entries <= cfg.out_depth // 2 and n <= cfg.par_depth // 2 and (not vin or entries <= cfg.vin_depth // 2)
 
-    def _pool(self, layer: Pool, matrix: bool) -> None:
+    def _pool(self, layer: Pool, matrix: bool) -> list[Tile]:
         cfg, w = self.cfg, layer.window
         matrix = matrix and w.pointwise
         if layer.epilogue.residual is not None:
@@ -283,62 +303,76 @@ class Lowering:
             rows, columns = sizes(y, x)
             return self._fits_out(layer, n, n * y * x) and n * rows * columns <= cfg.vin_depth // 2
 
+        tiles = []
         for box in self._boxes(layer, matrix, fits):
             rows, columns = sizes(box.y[1], box.x[1])
             read, pads = _clip_window(w, box, x_grid, rows, columns)
-            base = self.stream.vin.take(box.n[1] * rows * columns)
-            self._load_block(
-                Buffer.VIN, x_grid, layer.x, box.image, box.n, (read[0], read[1], 1), (read[2], read[3]), base,
-                pads, layer.pad_value,
-            )  # fmt: skip
-            a = {
-                "a_source": ASource.VIN, "a_base": base, "a_n": rows * columns, "a_y": w.strides[0] * columns,
-                "a_x": w.strides[1], "a_r": w.dilations[0] * columns, "a_s": w.dilations[1],
-                "extent_r": w.kernel[0], "extent_s": w.kernel[1],
-            }  # fmt: skip
-            reduce = ReduceOp.MAX if layer.requantise is None else ReduceOp.ADD
-            self._finish(layer, matrix, box, layer.requantise, a, reduce)
+            emit = partial(self._pool_tile, layer, matrix, box, (rows, columns), read, pads)
+            tiles.append(Tile(box.image * x_grid.rows + read[0] + read[1], 0, emit))
+        return tiles
 
-    def _elementwise(self, layer: Map | Multiply, matrix: bool) -> None:
+    def _pool_tile(
+        self, layer: Pool, matrix: bool, box: Box, size: tuple[int, int], read: tuple[int, int, int, int],
+        pads: tuple[int, int, int, int],
+    ) -> Compute:  # fmt: skip
+        w, (rows, columns) = layer.window, size
+        base = self.stream.take(self.stream.vin, box.n[1] * rows * columns)
+        self._load_block(
+            Buffer.VIN, self._grid(layer.x, matrix), layer.x, box.image, box.n, (read[0], read[1], 1),
+            (read[2], read[3]), base, pads, layer.pad_value,
+        )  # fmt: skip
+        fields = self._prepare(layer, matrix, box, layer.requantise)
+        fields |= {
+            "a_source": ASource.VIN, "a_base": base, "a_n": rows * columns, "a_y": w.strides[0] * columns,
+            "a_x": w.strides[1], "a_r": w.dilations[0] * columns, "a_s": w.dilations[1],
+            "extent_r": w.kernel[0], "extent_s": w.kernel[1],
+            "reduce_op": ReduceOp.MAX if layer.requantise is None else ReduceOp.ADD,
+        }  # fmt: skip
+        return partial(self._finish, layer, matrix, box, fields)
+
+    def _elementwise(self, layer: Map | Multiply, matrix: bool) -> list[Tile]:
         cfg = self.cfg
-        x_grid = self._grid(layer.x, matrix)
-        two = isinstance(layer, Multiply) or layer.epilogue.residual is not None
+        if isinstance(layer, Multiply) and layer.epilogue.residual is not None:
+            raise Untileable("a multiplication and its residual both need vin")
 
         def fits(n: int, y: int, x: int) -> bool:
             entries = n * y * x
             limit = min(cfg.vin_depth, cfg.acc_depth) // 2
             return self._fits_out(layer, n, entries) and entries <= limit
 
-        for box in self._boxes(layer, matrix, fits):
-            ring, buffer = (self.stream.acc, Buffer.ACC) if two else (self.stream.vin, Buffer.VIN)
-            base = ring.take(box.entries)
-            self._load_block(
-                buffer, x_grid, layer.x, box.image, box.n, (*box.y, 1), box.x, base, widen=buffer == Buffer.ACC
-            )
-            a = {
-                "a_source": ASource.ACC if two else ASource.VIN,
-                "a_base": base, "a_n": box.pixels, "a_y": box.x[1], "a_x": 1,
-            }  # fmt: skip
-            if isinstance(layer, Multiply):
-                a |= self._factor(layer, box, matrix)
-                self._finish(layer, matrix, box, layer.requantise, a, ReduceOp.ADD)
-            else:
-                self._finish(layer, matrix, box, None, a, ReduceOp.ADD)
+        rows = self._grid(layer.x, matrix).rows
+        return [
+            Tile(box.image * rows + sum(box.y), 0, partial(self._elementwise_tile, layer, matrix, box))
+            for box in self._boxes(layer, matrix, fits)
+        ]
+
+    def _elementwise_tile(self, layer: Map | Multiply, matrix: bool, box: Box) -> Compute:
+        two = isinstance(layer, Multiply) or layer.epilogue.residual is not None
+        ring, buffer = (self.stream.acc, Buffer.ACC) if two else (self.stream.vin, Buffer.VIN)
+        base = self.stream.take(ring, box.entries)
+        grid = self._grid(layer.x, matrix)
+        self._load_block(buffer, grid, layer.x, box.image, box.n, (*box.y, 1), box.x, base, widen=buffer == Buffer.ACC)
+        fields = self._prepare(layer, matrix, box, layer.requantise if isinstance(layer, Multiply) else None)
+        fields |= {
+            "a_source": ASource.ACC if two else ASource.VIN,
+            "a_base": base, "a_n": box.pixels, "a_y": box.x[1], "a_x": 1,
+        }  # fmt: skip
+        if isinstance(layer, Multiply):
+            fields |= self._factor(layer, box, matrix)
+        return partial(self._finish, layer, matrix, box, fields)
 
     def _factor(self, layer: Multiply, box: Box, matrix: bool) -> dict[str, int]:
         """Operand B of a multiplication, loaded; one pixel of it serves all where it has no more."""
-        if layer.epilogue.residual is not None:
-            raise Untileable("a multiplication and its residual both need vin")
         b = layer.b
         broadcast = b.height * b.width == 1 and layer.x.height * layer.x.width > 1
         fields = {
             "b_source": BSource.VIN, "binary_op": BinaryOp.MUL, "a_offset": layer.x_offset, "b_offset": layer.b_offset,
         }  # fmt: skip
         if broadcast:
-            base = self.stream.vin.take(box.n[1])
+            base = self.stream.take(self.stream.vin, box.n[1])
             self._load_block(Buffer.VIN, self._grid(b, False), b, box.image, box.n, (0, 1, 1), (0, 1), base)
             return fields | {"b_base": base, "b_n": 1, "b_y": 0, "b_x": 0}
-        base = self.stream.vin.take(box.entries)
+        base = self.stream.take(self.stream.vin, box.entries)
         self._load_block(Buffer.VIN, self._grid(b, matrix), b, box.image, box.n, (*box.y, 1), box.x, base)
         return fields | {"b_base": base, "b_n": box.pixels, "b_y": box.x[1], "b_x": 1}
 
@@ -396,61 +430,89 @@ class _ConvTiles:
         self.offsets = np.concatenate([[0], np.cumsum(sizes)]) * self.problem.taps
         self.row_step = self.layer.window.strides[0] if self.layer.window.kernel[0] == 1 else 1
 
-    def run(self) -> None:
+    def tiles(self) -> list[Tile]:
         t, p = self.tiling, self.problem
         spatial = [
             (image, y, x) for image in range(p.images) for y in spans(p.rows, t.y) for x in spans(p.columns, t.x)
         ]
         if t.order == "split":
-            for place in spatial:
-                self._split(place)
-            return
+            return [tile for place in spatial for tile in self._split(place)]
         outputs = list(spans(p.out_blocks, t.n))
-        pairs = (
-            ((n, place) for n in outputs for place in spatial)
-            if t.order == "weights"
-            else ((n, place) for place in spatial for n in outputs)
-        )
-        for n, (image, y, x) in pairs:
-            box = Box(image, n, y, x)
-            k = (self.ranges[n[0]][0], self.ranges[n[0] + n[1] - 1][1])
-            wgt = self._load_weights(n, None)
-            inp = self._load_input(box, k)
-            acc = self.stream.acc.take(box.entries)
-            self._gemm(box, k, inp, wgt, acc, accumulate=False)
-            self._finish(box, acc)
+        if t.order == "weights":
+            boxes = [Box(image, n, y, x) for n in outputs for image, y, x in spatial]
+            tiles = [Tile(0, 0, partial(self._whole, box)) for box in boxes]
+            return [*tiles[:-1], tiles[-1]._replace(done=p.images * p.rows)]
+        return [
+            Tile(0, self._done(place) if n is outputs[-1] else 0, partial(self._whole, Box(place[0], n, *place[1:])))
+            for place in spatial for n in outputs
+        ]  # fmt: skip
 
-    def _split(self, place: tuple[int, tuple[int, int], tuple[int, int]]) -> None:
-        """All output blocks of one place, the reduction in pieces."""
+    def _done(self, place: tuple[int, tuple[int, int], tuple[int, int]]) -> int:
+        """Rows of y that are complete when everything up to `place` is."""
         image, y, x = place
-        outputs = list(spans(self.problem.out_blocks, self.tiling.n))
-        pixels = y[1] * x[1]
-        acc = self.stream.acc.take(self.problem.out_blocks * pixels)
-        pieces = list(spans(self.problem.in_blocks, self.tiling.k))
-        for first, count in pieces:
-            k = (first, first + count)
-            for n in outputs:
-                box = Box(image, n, y, x)
-                wgt = self._load_weights(n, k)
-                inp = self._load_input(box, k)
-                self._gemm(box, k, inp, wgt, acc + n[0] * pixels, accumulate=first > 0)
-                if (first, count) == pieces[-1]:
-                    self._finish(box, acc + n[0] * pixels)
+        return image * self.problem.rows + (sum(y) if sum(x) == self.problem.columns else y[0])
+
+    def _whole(self, box: Box) -> Compute:
+        """One tile with its whole reduction."""
+        k = (self.ranges[box.n[0]][0], self.ranges[sum(box.n) - 1][1])
+        wgt = self._load_weights(box.n, None)
+        inp = self._load_input(box, k)
+        acc = self.stream.take(self.stream.acc, box.entries)
+        fields = self._prepare(box, acc)
+
+        def compute() -> None:
+            self._gemm(box, k, inp, wgt, acc, accumulate=False)
+            self.lowering._finish(self.layer, self.matrix, box, fields)
+
+        return compute
+
+    def _split(self, place: tuple[int, tuple[int, int], tuple[int, int]]) -> list[Tile]:
+        """All output blocks of one place, the reduction in pieces; they share their accumulators."""
+        image, y, x = place
+        outputs = [Box(image, n, y, x) for n in spans(self.problem.out_blocks, self.tiling.n)]
+        pieces = [(first, first + count) for first, count in spans(self.problem.in_blocks, self.tiling.k)]
+        sums: list[int] = []  # first accumulator, once the first tile has taken them
+        tiles = [Tile(0, 0, partial(self._piece, box, k, k == pieces[-1], sums)) for k in pieces for box in outputs]
+        return [*tiles[:-1], tiles[-1]._replace(done=self._done(place))]
+
+    def _piece(self, box: Box, k: tuple[int, int], last: bool, sums: list[int]) -> Compute:
+        """One piece of the reduction of one tile."""
+        size = self.problem.out_blocks * box.pixels
+        wgt = self._load_weights(box.n, k)
+        inp = self._load_input(box, k)
+        if sums:
+            self.stream.hold(self.stream.acc, sums[0], size)
+        else:
+            sums.append(self.stream.take(self.stream.acc, size))
+        acc = sums[0] + box.n[0] * box.pixels
+        fields = self._prepare(box, acc) if last else {}
+
+        def compute() -> None:
+            self._gemm(box, k, inp, wgt, acc, accumulate=k[0] > 0)
+            if last:
+                self.lowering._finish(self.layer, self.matrix, box, fields)
+
+        return compute
+
+    def _prepare(self, box: Box, acc: int) -> dict[str, int]:
+        """Fields of the vector instruction that reads the accumulators of `box`, what it needs loaded."""
+        a = {"a_source": ASource.ACC, "a_base": acc, "a_n": box.pixels, "a_y": box.x[1], "a_x": 1}
+        return self.lowering._prepare(self.layer, self.matrix, box, self.layer.requantise) | a
 
     def _load_weights(self, n: tuple[int, int], k: tuple[int, int] | None) -> int:
         """First entry of the weights [output block][input block][kernel row][kernel column] of `n` and `k`."""
         taps, size = self.problem.taps, self.cfg.wgt_bytes
         key = (self.weights, n, k)
-        slot = self.stream.wgt.find(key)
+        slot = self.stream.find(self.stream.wgt, key)
         if slot is not None:
             return slot
         first, last = int(self.offsets[n[0]]), int(self.offsets[n[0] + n[1]])
         if k is None or k == (0, self.problem.in_blocks):
-            slot = self.stream.wgt.take(last - first, key)
+            slot = self.stream.take(self.stream.wgt, last - first, key)
             self.lowering._load_entries(Buffer.WGT, self.weights + first * size, last - first, slot)
             return slot
         count = (k[1] - k[0]) * taps
-        slot = self.stream.wgt.take(n[1] * count, key)
+        slot = self.stream.take(self.stream.wgt, n[1] * count, key)
         self.stream.add(
             Opcode.LOAD, buffer=Buffer.WGT, dram_addr=self.weights + (first + k[0] * taps) * size,
             dram_y=self.problem.in_blocks * taps * size, x_size=count, y_size=n[1], z_size=1,
@@ -461,12 +523,12 @@ class _ConvTiles:
     def _load_input(self, box: Box, k: tuple[int, int]) -> int:
         """First entry of the input [input block][row][column] under `box`."""
         key = (self.layer.name, box.image, box.y, box.x, k)
-        slot = self.stream.inp.find(key)
+        slot = self.stream.find(self.stream.inp, key)
         if slot is not None:
             return slot
         rows, columns = self.problem.input_rows(box.y[1]), self.problem.input_columns(box.x[1])
         read, pads = _clip_window(self.layer.window, box, self.x_grid, rows, columns, self.row_step)
-        slot = self.stream.inp.take((k[1] - k[0]) * rows * columns, key)
+        slot = self.stream.take(self.stream.inp, (k[1] - k[0]) * rows * columns, key)
         self.lowering._load_block(
             Buffer.INP, self.x_grid, self.layer.x, box.image, (k[0], k[1] - k[0]), (read[0], read[1], self.row_step),
             (read[2], read[3]), slot, pads, self.layer.pad_value,
@@ -497,10 +559,6 @@ class _ConvTiles:
                 "wgt_n": k_count * taps, "wgt_k": taps, "wgt_r": w.kernel[1], "wgt_s": 1,
             }  # fmt: skip
             self.stream.add(Opcode.GEMM, **_fit_strides(fields))
-
-    def _finish(self, box: Box, acc: int) -> None:
-        a = {"a_source": ASource.ACC, "a_base": acc, "a_n": box.pixels, "a_y": box.x[1], "a_x": 1}
-        self.lowering._finish(self.layer, self.matrix, box, self.layer.requantise, a, ReduceOp.ADD)
 
 
 def _even_runs(ranges: list[tuple[int, int]], first: int, count: int) -> list[tuple[int, int, int, int, int]]:

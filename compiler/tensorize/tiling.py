@@ -142,11 +142,23 @@ def estimate(cfg: Config, p: Problem, t: Tiling) -> float:
     return busy + exposed + first + drain
 
 
-def choose(cfg: Config, p: Problem) -> Tiling:
-    """The tiling with the fewest estimated cycles. Untileable where none fits."""
+ROWS_FIRST_COST = 1.02
+"""How many times the cycles a tiling may take that completes the output row by row, where a layer waits for rows."""
+
+
+def choose(cfg: Config, p: Problem, rows_first: bool = False) -> Tiling:
+    """The tiling with the fewest estimated cycles. Untileable where none fits.
+
+    rows_first: prefer one that completes the output row by row.
+    """
     if max(p.window.kernel) > EXTENT_MAX or max(p.window.pads) > PAD_MAX:
         raise Untileable(f"kernel {p.window.kernel} with pads {p.window.pads} is beyond an instruction's fields")
-    best = min(candidates(cfg, p), key=lambda t: estimate(cfg, p, t), default=None)
+    costs = {tiling: estimate(cfg, p, tiling) for tiling in candidates(cfg, p)}
+    best = min(costs, key=costs.__getitem__, default=None)
+    if best is not None and rows_first:
+        by_rows = [tiling for tiling in costs if tiling.order == "input" and tiling.y < p.rows]
+        good = min(by_rows, key=costs.__getitem__, default=best)
+        best = good if costs[good] <= ROWS_FIRST_COST * costs[best] else best
     if best is None:
         raise Untileable(
             f"no tile of {p.in_blocks} input blocks with a {p.window.kernel[0]}x{p.window.kernel[1]} kernel fits "

@@ -1,17 +1,33 @@
-"""The instruction stream under construction, and the rings that give tiles their place in the scratchpads.
+"""The instruction stream under construction: virtual threads, and the rings that give them their places.
 
-Every scratchpad is a ring: a tile takes the entries after those of the tile before. So the iterations of a tile loop
-run as virtual threads with slots of their own: loads of the next tiles (of the next layer, too) overtake the compute
-of this one as far as the rings reach. What must not be overtaken is found by `tokens.py` from the addresses alone.
+Every tile of a layer is a virtual thread of two halves, its loads and the rest. The loads of the next threads are put
+in front of the compute of this one, as many as have room: every scratchpad is a ring, a thread takes the entries after
+those of the thread before, and keeps them until it has computed. So LOAD works ahead across tiles and layers, and an
+instruction that waits there for another unit does not leave gemm without work.
+
+    load A        load A
+    compute A     load B      threads of two tiles
+    load B    ->  compute A
+    compute B     compute B
+
+What must not overtake what is found by `tokens.py`, from the addresses alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections import deque
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from celosia.hw.config import Config
 from celosia.hw.isa import Opcode
+
+THREADS = 8
+"""Threads whose loads may lie before the compute of the oldest of them."""
+
+Compute = Callable[[], None]
+Load = Callable[[], Compute]
+"""Emits the loads of a thread and returns what emits the rest."""
 
 
 @dataclass
@@ -24,24 +40,36 @@ class Instruction:
 
 
 class Ring:
-    """Gives out contiguous ranges of a scratchpad of `depth` entries, and remembers which tile lies where."""
+    """Gives out contiguous ranges of a scratchpad of `depth` entries, and remembers which tile lies where.
 
-    def __init__(self, depth: int) -> None:
+    `pins` are ranges that threads still need; `make_room` lets the oldest thread compute, so that its pins go.
+    """
+
+    def __init__(self, depth: int, make_room: Callable[[], bool] = lambda: False) -> None:
         self.depth = depth
+        self.make_room = make_room
         self.head = 0
         self.live: dict[Hashable, tuple[int, int]] = {}
+        self.pins: list[tuple[int, int]] = []
 
     def find(self, key: Hashable) -> int | None:
         """First entry of the tile `key` if it is still there."""
         place = self.live.get(key)
         return None if place is None else place[0]
 
+    def size(self, key: Hashable) -> int:
+        """Entries of the tile `key`, which is there."""
+        first, end = self.live[key]
+        return end - first
+
     def take(self, size: int, key: Hashable = None) -> int:
         """First of `size` fresh entries; what lay there is forgotten."""
         assert 0 < size <= self.depth, (size, self.depth)
-        if self.head + size > self.depth:
-            self.head = 0
-        first, end = self.head, self.head + size
+        while True:
+            first = self.head if self.head + size <= self.depth else 0
+            end = first + size
+            if not any(a < end and first < b for a, b in self.pins) or not self.make_room():
+                break
         self.head = end % self.depth
         self.live = {k: (a, b) for k, (a, b) in self.live.items() if b <= first or end <= a}
         if key is not None:
@@ -50,18 +78,100 @@ class Ring:
 
 
 @dataclass
+class _Thread:
+    layer: int
+    writes: str
+    compute: Compute | None = None
+    pins: list[tuple[Ring, tuple[int, int]]] = field(default_factory=list)
+
+
 class Stream:
-    """Instructions in program order, and the rings of the scratchpads."""
+    """Instructions in program order, the rings of the scratchpads, and the threads that have loaded, not computed."""
 
-    cfg: Config
-    instructions: list[Instruction] = field(default_factory=list)
-    layer: int = 0
-
-    def __post_init__(self) -> None:
-        cfg = self.cfg
-        self.inp, self.wgt, self.acc = Ring(cfg.inp_depth), Ring(cfg.wgt_depth), Ring(cfg.acc_depth)
-        self.vin, self.out = Ring(cfg.vin_depth), Ring(cfg.out_depth)
-        self.par, self.lut = Ring(cfg.par_depth), Ring(cfg.lut_count)
+    def __init__(self, cfg: Config) -> None:
+        self.cfg = cfg
+        self.instructions: list[Instruction] = []
+        self.layer = 0
+        self.waiting: deque[_Thread] = deque()
+        self.following: deque[_Thread] = deque()
+        self.loading: _Thread | None = None
+        self.inp, self.wgt, self.acc, self.vin, self.out, self.par, self.lut = (
+            Ring(depth, self.make_room)
+            for depth in (
+                cfg.inp_depth, cfg.wgt_depth, cfg.acc_depth, cfg.vin_depth, cfg.out_depth, cfg.par_depth, cfg.lut_count,
+            )
+        )  # fmt: skip
 
     def add(self, opcode: Opcode, **fields: int) -> None:
         self.instructions.append(Instruction(opcode, fields, self.layer))
+
+    def hold(self, ring: Ring, first: int, size: int) -> int:
+        """Keep entries of `ring` until the thread that is loading has computed. Returns `first`."""
+        assert self.loading is not None
+        ring.pins.append((first, first + size))
+        self.loading.pins.append((ring, ring.pins[-1]))
+        return first
+
+    def take(self, ring: Ring, size: int, key: Hashable = None) -> int:
+        """Fresh entries of `ring` for the thread that is loading."""
+        return self.hold(ring, ring.take(size, key), size)
+
+    def find(self, ring: Ring, key: Hashable) -> int | None:
+        """First entry of a tile that is there already, kept for the thread that is loading."""
+        first = ring.find(key)
+        return None if first is None else self.hold(ring, first, ring.size(key))
+
+    # Threads ---------------------------------------------------------------------------------------------------
+
+    def start(self, layer: int, writes: str, load: Load) -> None:
+        """Start a thread of `layer`, which writes storage `writes`: its loads now, the rest when its turn comes."""
+        self.waiting.append(self._load(layer, writes, load))
+        while len(self.waiting) > THREADS:
+            self.advance()
+
+    def follow(self, layer: int, writes: str, load: Load) -> None:
+        """Start a thread that overtakes the waiting ones: it computes as soon as the next that follows has loaded."""
+        thread = self._load(layer, writes, load)
+        while self.following:
+            self._compute(self.following.popleft())
+        self.following.append(thread)
+
+    def advance(self) -> bool:
+        """Let the oldest waiting thread compute. False where there is none."""
+        return self._next(self.waiting)
+
+    def make_room(self) -> bool:
+        """Let any thread compute. False where there is none."""
+        return self._next(self.following) or self._next(self.waiting)
+
+    def settle(self, storage: str) -> None:
+        """Let threads compute until none is left that writes `storage`."""
+        for threads in (self.following, self.waiting):
+            while any(thread.writes == storage for thread in threads):
+                self._next(threads)
+
+    def finish(self) -> None:
+        while self.make_room():
+            pass
+
+    def _next(self, threads: deque[_Thread]) -> bool:
+        if threads:
+            self._compute(threads.popleft())
+            return True
+        return False
+
+    def _load(self, layer: int, writes: str, load: Load) -> _Thread:
+        thread = _Thread(layer, writes)
+        self.loading, self.layer = thread, layer
+        thread.compute = load()
+        self.loading = None
+        return thread
+
+    def _compute(self, thread: _Thread) -> None:
+        assert thread.compute is not None
+        loading, layer = self.loading, self.layer
+        for ring, pin in thread.pins:
+            ring.pins.remove(pin)
+        self.loading, self.layer = None, thread.layer
+        thread.compute()
+        self.loading, self.layer = loading, layer

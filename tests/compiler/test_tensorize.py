@@ -179,7 +179,7 @@ def test_every_tiling_computes_the_same(b: Builder, window: Window, order: str, 
     assume(_fits(window, x.height, x.width))
     b.conv(x, window, groups * number(1, 40), groups)
 
-    def anyone(cfg: Config, problem: Problem) -> Tiling:
+    def anyone(cfg: Config, problem: Problem, rows_first: bool) -> Tiling:
         tilings = [tiling for tiling in candidates(cfg, problem) if tiling.order == order]
         assume(tilings)
         return data.draw(st.sampled_from(tilings))
