@@ -261,6 +261,31 @@ def qlinear_global_average_pool(node: Node) -> Tensor:
     return reduced(x, range(2, len(x.shape)), True, mean, "average")
 
 
+@op("QLinearMean")
+def qlinear_mean(node: Node) -> Tensor:
+    """Ours: x, sx, zx, sy, zy; the mean over rows and columns with the factor that the accelerator has."""
+    x = node.input(0)
+    zx, count = node.scalar(2, "int32"), prod(x.shape[2:])
+    scale = node.scalar(1, F32).astype("float64") / (node.scalar(3, F32).astype("float64") * float(count))
+
+    def mean(v: Expr, ks: Any) -> Expr:
+        return requantize(T.sum(v.astype("int32") - zx, ks), scale.astype(F32), node.scalar(4, x.dtype), x.dtype)
+
+    return reduced(x, range(2, len(x.shape)), True, mean, "average")
+
+
+@op("Table")
+def table(node: Node) -> Tensor:
+    """Ours: x, table; entry i is for the byte that the accelerator stores as i - 128, and is itself such a byte."""
+    entries, signed = node.input(1), node.input(0).dtype == "int8"
+
+    def body(x: Expr) -> Expr:
+        stored = entries[(x.astype("int32") + (128 if signed else 0)).astype(INDEX)]
+        return stored if signed else (stored.astype("int32") + 128).astype("uint8")
+
+    return node.elementwise(body, node.input(0))
+
+
 @op("QLinearAveragePool")
 def qlinear_average_pool(node: Node) -> Tensor:
     """In floats, added in the order of the elements."""
