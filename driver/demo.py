@@ -40,23 +40,26 @@ def run(count: int, device: str, config: str, stages: Stages) -> None:
                     _print_image(
                         images[number, 0], classes[int(np.argmax(logits[-1]))], classes[labels[number]], result.report
                     )
-    if stages.quiet:
-        return
-    out = show.console()
-    right = sum(int(np.argmax(row)) == label for row, label in zip(logits, labels))
+        stages("comparing with onnxruntime", line=False)
+        comparison = _comparison(str(path), images[:count], np.concatenate(logits))
+    if not stages.quiet:
+        right = sum(int(np.argmax(row)) == label for row, label in zip(logits, labels))
+        with stages.paused():
+            _print_summary(reports, right, comparison)
+
+
+def _print_summary(reports: list[dict[str, Any]], right: int, comparison: str) -> None:
+    out, last, count = show.console(), reports[-1], len(reports)
     out.print()
-    out.print(show.layers(reports[-1], every=True))
+    out.print(show.layers(last, every=True))
     out.print()
     out.print(f"{right} of {count} right.")
-    if reports[-1]["cycles"] is not None:
+    if last["cycles"] is not None:
         cycles = sum(report["cycles"] for report in reports)
-        macs = sum(report["macs_accelerator"] for report in reports)
-        share = macs / cycles / program.config.macs_per_cycle
-        out.print(
-            f"{cycles:,} cycles in total, {cycles // count:,} an image; utilisation {show.percent(share)} ", end=""
-        )
-        out.print(f"of {program.config.macs_per_cycle} MACs a cycle, memory model {reports[-1]['memory_model']}.")
-    out.print(_comparison(str(path), images[:count], np.concatenate(logits)))
+        share = sum(report["cycles"] * report["utilization"] for report in reports) / cycles
+        out.print(f"{cycles:,} cycles in total, {cycles // count:,} an image, memory model {last['memory_model']}.")
+        out.print(f"Utilisation {show.percent(share)} of the multipliers.")
+    out.print(comparison)
 
 
 def _print_image(image: NDArray[np.float32], predicted: str, true: str, report: dict[str, Any]) -> None:
