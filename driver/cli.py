@@ -130,7 +130,7 @@ def _destinations(sources: list[Path], *paths: Path | None) -> None:
         if path is None:
             continue
         check_writable(path)
-        if path.resolve() in seen and path.is_file():
+        if path.resolve() in seen and (path.is_file() or not path.exists()):  # /dev/null may be given twice
             raise OutputError(f"cannot write {path}: it is {seen[path.resolve()]}, too; give another name")
         seen[path.resolve()] = "another output"
 

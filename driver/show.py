@@ -59,8 +59,8 @@ def summary(report: dict[str, Any]) -> RenderableType:
     if report["cycles"] is not None:
         speed = report["cycles"] / seconds["run"] if seconds["run"] else 0
         rows.append(("cycles", f"{report['cycles']:,} (memory {report['memory_model']}; {speed:,.0f} a second)"))
+        rows.append(("utilisation", f"{percent(report['utilization'])} of the multipliers"))
     share = report["macs_accelerator"] / report["macs_total"] if report["macs_total"] else None
-    rows.append(("utilisation", f"{percent(report['utilization'])} of the multipliers"))
     rows.append(("MACs", f"{report['macs_total']:,}, {percent(share)} on the accelerator"))
     rows.append(
         (
