@@ -76,7 +76,7 @@ class ReadPort(wiring.Signature):
 
 
 class WritePort(wiring.Signature):
-    """The writer's side of a scratchpad: written where `en & ready`; bit i of `mask` enables `data[i*grain:][:grain]`."""
+    """The writer's side of a scratchpad: written where `en & ready`; bit i of `mask` enables grain i of `data`."""
 
     def __init__(self, addr_bits: int, width: int, grain: int) -> None:
         super().__init__({
