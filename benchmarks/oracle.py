@@ -109,7 +109,8 @@ class SideBySide:
         """The model of one operator."""
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
-        graph, wanted, nodes = model.graph, {chosen.output}, []
+        graph, wanted = model.graph, {chosen.output}
+        nodes: list[onnx.NodeProto] = []
         for node in reversed(self.model.graph.node):
             if wanted & set(node.output):
                 nodes.insert(0, node)
@@ -119,8 +120,8 @@ class SideBySide:
             (graph.input, [v for v in self.model.graph.input if v.name in wanted]),
             (graph.initializer, [c for c in self.model.graph.initializer if c.name in wanted]),
         ):  # fmt: skip
-            del field[:]  # type: ignore[attr-defined]
-            field.extend(kept)  # type: ignore[attr-defined]
+            del field[:]
+            field.extend(kept)
         return SideBySide(model, {name: value for name, value in self.feed.items() if name in wanted}, [chosen])
 
 

@@ -7,6 +7,7 @@ missing one are skipped with the reason.
 from __future__ import annotations
 
 import gzip
+import importlib
 import importlib.util
 import os
 from collections.abc import Callable
@@ -95,6 +96,10 @@ def models_folder(given: Path | None) -> Path | None:
     return Path(named) if named else None
 
 
+def _floats(values: list[float]) -> Array:
+    return np.array(values, np.float32)
+
+
 # Images ----------------------------------------------------------------------------------------------------------
 
 
@@ -114,23 +119,24 @@ def _digit(number: int) -> Array | None:
         return None
     with gzip.open(Path(spec.origin).parent / "data/data/mnist_5k.csv.gz", "rt") as file:
         pixels = np.loadtxt(file, delimiter=",", dtype=np.float32)[:, :784]
-    return pixels[number * 50].reshape(1, 1, 28, 28)
+    return np.asarray(pixels[number * 50].reshape(1, 1, 28, 28))
+
+
+def _picture(name: str) -> Array | None:
+    """A picture of the optional package scikit-image in 0...255: [height, width] or [height, width, 3]."""
+    if importlib.util.find_spec("skimage") is None:
+        return None
+    return np.asarray(getattr(importlib.import_module("skimage.data"), name)(), np.float32)
 
 
 def _photograph(number: int) -> Array | None:
-    """RGB, [height, width, 3] in 0...255, of the optional package scikit-image."""
     names = ("chelsea", "coffee", "rocket", "astronaut")
-    if importlib.util.find_spec("skimage") is None or number >= len(names):
-        return None
-    from skimage import data
-
-    return np.asarray(getattr(data, names[number])(), np.float32)
+    return _picture(names[number]) if number < len(names) else None
 
 
 def _resized(image: Array, size: int) -> Array:
     """The square in the middle of [height, width, ...], as [size, size, ...]."""
-    from skimage.transform import resize
-
+    resize: Any = importlib.import_module("skimage.transform").resize
     side = min(image.shape[:2])
     top, left = (image.shape[0] - side) // 2, (image.shape[1] - side) // 2
     square = image[top : top + side, left : left + side]
@@ -142,13 +148,13 @@ def _caffe(number: int) -> Array | None:
     image = _photograph(number)
     if image is None:
         return None
-    bgr = _resized(image, 227)[:, :, ::-1] - np.float32([104.006, 116.669, 122.679])
+    bgr = _resized(image, 227)[:, :, ::-1] - _floats([104.006, 116.669, 122.679])
     return np.ascontiguousarray(bgr.transpose(2, 0, 1)[None], np.float32)
 
 
 def _imagenet(image: Array) -> Array:
     """[224, 224, 3] in 0...255 as networks trained on ImageNet take it."""
-    normal = (image / 255 - np.float32([0.485, 0.456, 0.406])) / np.float32([0.229, 0.224, 0.225])
+    normal = (image / 255 - _floats([0.485, 0.456, 0.406])) / _floats([0.229, 0.224, 0.225])
     return np.ascontiguousarray(normal.transpose(2, 0, 1)[None], np.float32)
 
 
@@ -159,11 +165,9 @@ def _scene(number: int) -> Array | None:
 
 def _page(number: int) -> Array | None:
     """A scanned page of text, turned by `number` quarters."""
-    if importlib.util.find_spec("skimage") is None or number >= 4:
+    grey = _picture("page") if number < 4 else None
+    if grey is None:
         return None
-    from skimage import data
-
-    grey = np.asarray(data.page(), np.float32)
     colours = np.repeat(np.rot90(grey, number)[:, :, None], 3, axis=2)
     return _imagenet(_resized(colours, 224))
 
@@ -173,7 +177,7 @@ def _face(number: int) -> Array | None:
     image = _photograph(3) if number < 2 else None
     if image is None:
         return None
-    grey = image[0:200, 125:325] @ np.float32([0.299, 0.587, 0.114])
+    grey = image[0:200, 125:325] @ _floats([0.299, 0.587, 0.114])
     face = _resized(grey[:, ::-1] if number else grey, 64)
     return np.ascontiguousarray((face / 255 - 0.5) * 2, np.float32)[None, None]
 

@@ -1,0 +1,125 @@
+"""The benchmarks measure what they say, and see what is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from small_models import Builder
+
+pytest.importorskip("onnxruntime")
+
+from benchmarks.__main__ import main, save
+from benchmarks.oracle import Operator, Oracle, SideBySide, side_by_side
+from benchmarks.rows import Bench, Row, different
+from benchmarks.workloads import WORKLOADS, Missing
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with most integer operators of onnxruntime, which keeps their channels last."""
+    b = Builder("qdq", np.int8, seed=4)
+    x = b.conv(b.input([1, 3, 12, 12]), 8, (3, 3), (2, 2), (1, 1, 1, 1))
+    x = b.max_pool(x, (3, 3), (1, 1), (1, 1, 1, 1))
+    x = b.binary("Add", x, b.conv(x, 8, (3, 3), pads=(1, 1, 1, 1)))
+    x = b.squeeze_excite(b.concat([x, b.conv(x, 4, (1, 1))], equal=False), 4)
+    b.output(b.matmul(b.flatten(b.global_average(x)), 5), real=True)
+    path = tmp_path_factory.mktemp("network") / "network.onnx"
+    onnx.save(b.model(), path)
+    return path
+
+
+def pieces(path: Path, int8: bool = True) -> SideBySide:
+    oracle = Oracle(path, int8)
+    rng = np.random.default_rng(0)
+    return side_by_side(oracle, oracle.tensors({"input_1": rng.standard_normal((1, 3, 12, 12)).astype(np.float32)}))
+
+
+def bench(device: str = "functional") -> Bench:
+    return Bench(None, "tiny", device)
+
+
+@pytest.mark.parametrize("int8", [True, False])
+def test_every_operator_is_exact(network: Path, int8: bool) -> None:
+    cpu = Path("/proc/cpuinfo")
+    if not int8 and not (cpu.exists() and "vnni" in cpu.read_text()):
+        pytest.skip("onnxruntime's default session saturates sums on a processor without VNNI")
+    rows = bench().compare_operators(pieces(network, int8))
+    assert not [row for row in rows if row["different"]]
+
+
+def test_operators_run_on_the_accelerator(network: Path) -> None:
+    rows = bench().compare_operators(pieces(network))
+    places = {(row["op"], row["place"]) for row in rows}
+    for op in ("QLinearConv", "MaxPool", "QLinearAdd", "QLinearConcat", "QLinearMul", "QGemm"):
+        assert (op, "accelerator") in places
+
+
+def test_a_wrong_byte_is_counted(network: Path) -> None:
+    right = pieces(network)
+    wrong = next(operator for operator in right.operators if operator.op == "QLinearConv")
+    changed = wrong.expected.copy()
+    changed.flat[3] ^= 0x40
+    operators = [dataclasses.replace(op, expected=changed) if op is wrong else op for op in right.operators]
+    rows = bench().compare_operators(SideBySide(right.model, right.feed, operators))
+    (row,) = [row for row in rows if row["different"]]
+    assert (row["name"], row["different"], row["steps"]) == (wrong.name, 1, 64)
+
+
+def test_an_operator_that_cannot_be_compiled_counts_whole_and_alone(network: Path) -> None:
+    right = pieces(network)
+    absent = Operator("absent", "QLinearConv", "no such output", np.zeros(7, np.int8))
+    graph = onnx.ModelProto()
+    graph.CopyFrom(right.model)
+    graph.graph.node.append(onnx.helper.make_node("NoSuchOperator", ["a"], ["no such output"], name="absent"))
+    graph.graph.output.append(onnx.helper.make_tensor_value_info("no such output", onnx.TensorProto.INT8, [7]))
+    rows = bench().compare_operators(SideBySide(graph, right.feed, [*right.operators, absent]))
+    (row,) = [row for row in rows if row["different"]]
+    assert (row["name"], row["different"]) == ("absent", 7)
+    assert "not a valid ONNX model" in row["error"]
+
+
+def test_bytes_of_other_shapes_and_types_differ() -> None:
+    a = np.zeros((2, 3), np.int8)
+    assert different(a, a) == 0
+    assert different(a, np.array([[0, 0, 0], [0, 1, 0]], np.int8)) == 1
+    assert different(a, np.zeros((3, 2), np.int8)) == 6
+    assert different(a, np.zeros((2, 3), np.float32)) == 24
+    assert different(np.float32([0.0]), np.float32([-0.0])) == 1
+
+
+def test_demo_rows_need_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "results.json"
+    arguments = "exactness models --models demo,resnet18 --images 2 --device functional --config tiny --quiet --output"
+    assert main([*arguments.split(), str(out)]) == 0
+    rows = {row["key"]: row for row in json.loads(out.read_text())["rows"]}
+    assert rows["models/demo"]["met"] and rows["exactness/demo/all-integer"]["met"]
+    assert rows["models/demo"]["details"]["inputs"] == 2
+    assert "skipped: no folder with models" in rows["models/resnet18"]["measured"]
+    assert "python -m benchmarks models --models demo --config tiny" in rows["models/demo"]["command"]
+    assert "0 bytes differ" in capsys.readouterr().out
+
+
+def test_missing_models_say_where(tmp_path: Path) -> None:
+    with pytest.raises(Missing, match=r"resnet18_qdq_s8\.onnx is not in"):
+        WORKLOADS["resnet18"].path(tmp_path)
+
+
+def test_results_are_merged(tmp_path: Path) -> None:
+    path = tmp_path / "bench" / "results.json"
+    save(path, [Row("a", "", "", "1", True, ""), Row("b", "", "", "2", True, "")], {})
+    save(path, [Row("b", "", "", "3", False, "")], {})
+    rows = json.loads(path.read_text())["rows"]
+    assert [(row["key"], row["measured"]) for row in rows] == [("a", "1"), ("b", "3")]
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, words in ((["speed"], "there is no 'speed'"), (["models", "--models", "vgg"], "there is no 'vgg'")):
+        with pytest.raises(SystemExit):
+            main(arguments)
+        assert words in capsys.readouterr().err
