@@ -7,24 +7,31 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler import cpu
+from celosia.compiler.cpu.host import DOMAINS, SHAPE_INPUTS, HostError, HostOp, bodies, check_size, parse
+from celosia.compiler.cpu.hostops import HOST
+from celosia.compiler.expr import placeholder
 from celosia.compiler.graph.cost import total_macs
+from celosia.compiler.graph.fold import fold
 from celosia.compiler.graph.importer import ModelError, load
 from celosia.compiler.graph.quantized import Integerise
 from celosia.compiler.graph.schedule import LaunchPlan, schedule
 from celosia.compiler.graph.select import Form, Selection, select
 from celosia.compiler.graph.tables import compose_tables
-from celosia.compiler.graph.values import attribute, constant, shape
+from celosia.compiler.graph.values import captured, constant, shape
 from celosia.compiler.image import Image, LayerError, build
 from celosia.compiler.program import (
     CpuStep,
     FormInfo,
+    HostStep,
     LaunchStep,
     LayerInfo,
+    NodeInfo,
     Pack,
     Program,
     Step,
@@ -50,9 +57,11 @@ def compile(
     cfg = Config.load(config)
     say("reading the model")
     model = load(source)
+    fold(model)
     say("integer operators")
     Integerise(model).run()
     compose_tables(model)
+    fold(model, frozenset())
     say("placing operators")
     refused: dict[str, str] = {}
     while True:
@@ -69,7 +78,10 @@ def compile(
     for launch in image.launches:
         verify(cfg, image.code(launch), image.size, (0, image.constants_address))
     say("kernels for the CPU")
-    program = _Assembler(model, cfg, selection, steps, image).run()
+    try:
+        program = _Assembler(model, cfg, selection, steps, image).run()
+    except HostError as error:
+        raise ModelError(str(error)) from None
     program.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
     program.compile_seconds = time.perf_counter() - started
     return program
@@ -97,6 +109,8 @@ class _Assembler:
     def __init__(self, model: ir.Model, cfg: Config, selection: Selection, steps: list[Any], image: Image) -> None:
         self.model, self.cfg, self.selection, self.plan, self.image = model, cfg, selection, steps, image
         self.opset = model.graph.opset_imports.get("", 21)
+        self.opsets = dict(model.graph.opset_imports)
+        self.views = {node for node in plan_nodes(steps) if _is_view(node)}
         self.tensors: dict[str, TensorInfo] = {}
         self.constants: dict[str, NDArray[Any]] = {}
         self.kernels: list[cpu.Kernel] = []
@@ -105,15 +119,22 @@ class _Assembler:
         graph = self.model.graph
         launches = iter(self.image.launches)
         steps: list[Step] = []
+        waiting: list[ir.Node] = []  # operators since the last step of another kind, for kernels
         for step in self.plan:
-            steps.append(self._launch(step, next(launches)) if isinstance(step, LaunchPlan) else self._cpu(step))
-        outputs = tuple(self._tensor(value) for value in graph.outputs)
+            if isinstance(step, ir.Node) and self._compiles(step):
+                waiting.append(step)
+                continue
+            steps += self._kernels(waiting)
+            waiting = []
+            steps.append(self._launch(step, next(launches)) if isinstance(step, LaunchPlan) else self._host(step))
+        steps += self._kernels(waiting)
+        outputs = tuple(self._border(value) for value in graph.outputs)
         for value in graph.outputs:
             fixed = constant(value)
             if fixed is not None:
                 self.constants[value.name or ""] = fixed
         return Program(
-            "", self.cfg, tuple(self._tensor(value) for value in graph.inputs), outputs, self.tensors, steps,
+            "", self.cfg, tuple(self._border(value) for value in graph.inputs), outputs, self.tensors, steps,
             self.constants, self.kernels, self.image.constants, self.image.constants_address, self.image.size,
             self.image.arena_lower_bound, total_macs(graph), self._placements(),
         )  # fmt: skip
@@ -128,46 +149,145 @@ class _Assembler:
         self.tensors[name] = TensorInfo(name, value.dtype.numpy().name, dims)
         return self.tensors[name]
 
+    def _border(self, value: ir.Value) -> TensorInfo:
+        """What an input or output of the model is, which may be a sequence or of a shape known at run time only."""
+        kind, inner = "tensor", value.type
+        while isinstance(inner, (ir.SequenceType, ir.OptionalType)):
+            kind = "sequence" if isinstance(inner, ir.SequenceType) else "optional"
+            inner = inner.elem_type
+        if kind == "tensor" and shape(value) is not None:
+            return self._tensor(value)
+        dims = tuple(size if isinstance(size, int) else -1 for size in value.shape or ())
+        return TensorInfo(value.name or "", _dtype_name(value), dims, kind)
+
     # The CPU ---------------------------------------------------------------------------------------------------
 
-    def _cpu(self, node: ir.Node) -> CpuStep:
-        names = tuple("" if value is None else value.name or "" for value in node.inputs)
-        outputs = tuple(out.name or "" for out in node.outputs)
-        reason = self.selection.cpu.get(node, "the host needs this view")
-        name = node.name or f"{node.op_type}:{outputs[0]}"
-        for out in node.outputs:
-            self._tensor(out)
-        for value in node.inputs:
-            if value is not None and constant(value) is None:
-                self._tensor(value)
-        if node.op_type in cpu.VIEWS and len(list(filter(None, outputs))) == 1:
-            return CpuStep(name, node.op_type, names[:1], outputs, reason)
-        for value in node.inputs:
-            fixed = constant(value)
-            if fixed is not None:
-                self.constants[value.name or ""] = fixed  # type: ignore[union-attr]
-        attrs = {key: attribute(node, key) for key in node.attributes}
-        try:
-            kernel = self._kernel(node, attrs)
-        except cpu.Unsupported as error:
-            raise ModelError(f"operator {node.op_type} ({name}) cannot be compiled for the CPU: {error}") from None
-        self.kernels.append(kernel)
-        simple = {key: value for key, value in attrs.items() if isinstance(value, (int, float, str, list))}
-        return CpuStep(name, node.op_type, names, outputs, reason, len(self.kernels) - 1, simple, self.opset)
+    def _info(self, node: ir.Node) -> NodeInfo:
+        name = node.name or f"{node.op_type}:{node.outputs[0].name}"
+        return NodeInfo(name, node.op_type, self.selection.cpu.get(node, "the host needs this view"))
 
-    def _kernel(self, node: ir.Node, attrs: dict[str, Any]) -> cpu.Kernel:
-        types: list[Any] = []
-        for value in node.inputs:
-            fixed = constant(value)
+    def _keep(self, value: ir.Value | None) -> str:
+        """The name of an input, whose value goes into the Program where it is constant."""
+        if value is None:
+            return ""
+        fixed = constant(value)
+        if fixed is not None:
+            self.constants[value.name or ""] = fixed
+        elif shape(value) is not None and isinstance(value.type, ir.TensorType):
+            self._tensor(value)
+        return value.name or ""
+
+    def _host(self, node: ir.Node) -> HostStep:
+        """A step for an operator that is no loop nest, or whose shapes are known only at run time."""
+        info = self._info(node)
+        proto = ir.to_proto(node)
+        self._check_known(parse(proto, self.opsets), info)
+        inputs = tuple(self._keep(value) for value in (*node.inputs, *captured(node)))
+        for out in node.outputs:
+            if out.name:
+                self._keep(out)
+        outputs = tuple(out.name or "" for out in node.outputs)
+        return HostStep((info,), inputs, outputs, self.opsets, proto.SerializeToString())
+
+    def _check_known(self, op: HostOp, info: NodeInfo) -> None:
+        known = (op.domain, op.op) in HOST or (op.domain in DOMAINS and op.op in cpu.OPS)
+        if not known:
+            where = f" of domain {op.domain!r}" if op.domain else ""
+            inside = "" if op.op == info.op else f" inside {info.op} ({info.name})"
+            raise ModelError(f"operator {op.op}{where} ({op.name or info.name}){inside} is not supported")
+        for body in bodies(op):
+            for inner in body.ops:
+                self._check_known(inner, info)
+
+    def _compiles(self, node: ir.Node) -> bool:
+        """Whether `node` becomes part of a kernel now. ModelError where it can become nothing."""
+        if node in self.views:
+            return True
+        if node.domain not in DOMAINS or node.op_type not in cpu.OPS:
+            return False
+        for number, value in enumerate(node.inputs):
             if value is None:
-                types.append(None)
-            elif fixed is not None:
-                types.append(fixed)
-            else:
-                info = self._tensor(value)
-                types.append((info.shape, info.dtype))
-        count = len(node.outputs)
-        return cpu.compile_op(node.op_type, attrs, types, outputs=count, opset=self.opset, name=node.name or "")
+                continue
+            if not _is_plain(value) or (
+                number in SHAPE_INPUTS.get(node.op_type, ()) and constant(value) is None
+            ):
+                return False
+        types = [None if value is None else self._type(value) for value in node.inputs]
+        tensors = [None if each is None else placeholder(each.shape, each.dtype, "x") for each in types]
+        values = [None if each is None else each.value for each in types]
+        attrs = parse(ir.to_proto(node), self.opsets).attrs
+        try:
+            built = cpu.build(
+                node.op_type, attrs, tensors, values, outputs=len(node.outputs), opset=self.opset, name=node.name or ""
+            )
+        except cpu.Unsupported as error:
+            if ("", node.op_type) in HOST:
+                return False
+            where = f"{node.op_type} ({self._info(node).name})"
+            raise ModelError(f"operator {where} cannot be compiled for the CPU: {error}") from None
+        for value, tensor in zip(node.outputs, built):
+            if not _is_plain(value) or value.dtype.numpy().name != tensor.dtype or shape(value) != tensor.shape:  # type: ignore[union-attr]
+                value.shape = ir.Shape(tensor.shape)
+                value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(tensor.dtype)))
+            check_size(tensor.nbytes, f"output {value.name!r} of {node.op_type} ({self._info(node).name})")
+        return True
+
+    def _type(self, value: ir.Value) -> cpu.InputType:
+        fixed = constant(value)
+        if fixed is not None:
+            return cpu.InputType.of(fixed)
+        info = self._tensor(value)
+        return cpu.InputType(info.shape, info.dtype)
+
+    def _kernels(self, nodes: list[ir.Node]) -> list[CpuStep]:
+        """Steps for operators that run one after the other: one for each group that shares a kernel."""
+        inside = set(nodes)
+        made = {value.name: node for node in nodes for value in node.outputs if value.name}
+        needed = {
+            value.name or "" for node in nodes for value in node.outputs
+            if value.is_graph_output() or any(use.node not in inside for use in value.uses())
+        }  # fmt: skip
+        steps = []
+        for members in cpu.group([self._cpu_node(node) for node in nodes], sorted(needed)):
+            group = [made[next(filter(None, member.outputs))] for member in members]
+            steps.append(self._step(members, group))
+        return steps
+
+    def _cpu_node(self, node: ir.Node) -> cpu.CpuNode:
+        outputs = tuple((out.name or "") if out.uses() or out.is_graph_output() else "" for out in node.outputs)
+        if not any(outputs):
+            outputs = tuple(out.name or "" for out in node.outputs)
+        inputs = tuple("" if value is None else value.name or "" for value in node.inputs)
+        if node in self.views:
+            return cpu.CpuNode("Reshape", (inputs[0], _dims_name(node.outputs[0])), outputs[:1], {}, node.name or "")
+        return cpu.CpuNode(
+            node.op_type, inputs, outputs, parse(ir.to_proto(node), self.opsets).attrs, node.name or ""
+        )
+
+    def _step(self, members: list[cpu.CpuNode], nodes: list[ir.Node]) -> CpuStep:
+        infos = tuple(self._info(node) for node in nodes)
+        outputs = tuple(name for name in members[-1].outputs if name)
+        for out in nodes[-1].outputs:
+            if out.name in outputs:
+                self._tensor(out)
+        if all(node in self.views for node in nodes):
+            return CpuStep(infos, (self._keep(nodes[0].inputs[0]),), outputs)
+        inner = {name for member in members for name in member.outputs}
+        values = {value.name or "": value for node in nodes for value in node.inputs if value is not None}
+        types = {name: self._type(value) for name, value in values.items() if name not in inner}
+        for node in nodes:
+            if node in self.views:
+                dims = np.array(shape(node.outputs[0]), np.int64)
+                types[_dims_name(node.outputs[0])] = cpu.InputType.of(dims)
+        try:
+            kernel, names = cpu.CpuFunction(tuple(members), types, outputs, self.opset).compile()
+        except cpu.Unsupported as error:
+            where = f"{infos[-1].op} ({infos[-1].name})"
+            raise ModelError(f"operator {where} cannot be compiled for the CPU: {error}") from None
+        for name in names:
+            self._keep(values[name])
+        self.kernels.append(kernel)
+        return CpuStep(infos, names, outputs, len(self.kernels) - 1)
 
     # The accelerator -------------------------------------------------------------------------------------------
 
@@ -215,6 +335,37 @@ class _Assembler:
             else:
                 rows.append(row | {"place": "cpu", "reason": self.selection.cpu[node]})
         return rows
+
+
+def plan_nodes(steps: list[Any]) -> list[ir.Node]:
+    """The operators on the CPU."""
+    return [step for step in steps if isinstance(step, ir.Node)]
+
+
+def _is_plain(value: ir.Value) -> bool:
+    """Whether kernels can read `value`: a tensor of known shape, and of an element type of theirs."""
+    known = isinstance(value.type, ir.TensorType) and value.dtype not in (None, ir.DataType.UNDEFINED)
+    return known and shape(value) is not None and value.dtype.numpy().name in cpu.TYPES  # type: ignore[union-attr]
+
+
+def _dtype_name(value: ir.Value) -> str:
+    """numpy's name of the element type; "object" for strings."""
+    return "float32" if value.dtype in (None, ir.DataType.UNDEFINED) else value.dtype.numpy().name
+
+
+def _is_view(node: ir.Node) -> bool:
+    """Whether the output of `node` is its input under another shape."""
+    if node.domain not in DOMAINS or node.op_type not in cpu.VIEWS or node.inputs[0] is None:
+        return False
+    used = [out for out in node.outputs if out.uses() or out.is_graph_output()]
+    if used != list(node.outputs[:1]) or (node.op_type == "Dropout" and len(node.inputs) > 2):
+        return False
+    return _is_plain(node.inputs[0]) and _is_plain(node.outputs[0])
+
+
+def _dims_name(value: ir.Value) -> str:
+    """The name of the constant that holds the shape of a view."""
+    return f"{value.name}.shape"
 
 
 def _form_info(form: Form) -> FormInfo:

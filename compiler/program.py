@@ -16,14 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from celosia.compiler.cpu import Kernel
+from celosia.compiler.cpu.host import to_array
 from celosia.compiler.files import replacing
 from celosia.hw.config import Config, ConfigError
 
 FORMAT = "celosia-program"
-VERSION = 1
+VERSION = 2
 
 
 class ProgramError(ValueError):
@@ -32,9 +34,12 @@ class ProgramError(ValueError):
 
 @dataclass(frozen=True)
 class TensorInfo:
+    """A tensor; -1 in its shape is a size known only at run time. kind: "tensor", "sequence" or "optional"."""
+
     name: str
     dtype: str
     shape: tuple[int, ...]
+    kind: str = "tensor"
 
 
 @dataclass(frozen=True)
@@ -72,17 +77,34 @@ class Unpack:
 
 
 @dataclass(frozen=True)
-class CpuStep:
-    """One operator on the CPU, with its kernel's number; a view of its first input where there is none."""
+class NodeInfo:
+    """An operator of the graph on the CPU, and why it is there."""
 
     name: str
     op: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class CpuStep:
+    """Operators on the CPU in one kernel, with its number; a view of the first input where there is none."""
+
+    nodes: tuple[NodeInfo, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    reason: str
     kernel: int | None = None
-    attrs: dict[str, Any] = field(default_factory=dict)
-    opset: int = 21
+
+
+@dataclass(frozen=True)
+class HostStep:
+    """One operator that the host runtime executes: the ONNX node, subgraphs included, and the versions of domains."""
+
+    nodes: tuple[NodeInfo, ...]
+    inputs: tuple[str, ...]
+    """What the node and its subgraphs read."""
+    outputs: tuple[str, ...]
+    opsets: dict[str, int]
+    proto: bytes = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -108,7 +130,7 @@ class LaunchStep:
     unpack: tuple[Unpack, ...]
 
 
-Step = CpuStep | LaunchStep
+Step = CpuStep | HostStep | LaunchStep
 
 
 @dataclass
@@ -168,21 +190,22 @@ class Program:
     def _blobs(self) -> dict[str, bytes]:
         blobs = {"image.bin": self.image.tobytes()}
         for number, array in enumerate(self.constants.values()):
-            buffer = io.BytesIO()
-            np.save(buffer, array, allow_pickle=False)
-            blobs[f"constants/{number}.npy"] = buffer.getvalue()
+            blobs[f"constants/{number}.npy"] = _array_bytes(array)
         for number, kernel in enumerate(self.kernels):
             blobs[f"kernels/{number}.bin"] = kernel.to_bytes()
         for number, launch in enumerate(self.launches):
             blobs[f"launches/{number}.layers"] = launch.layer_of.astype("<i4").tobytes()
+        for number, step in enumerate(step for step in self.steps if isinstance(step, HostStep)):
+            blobs[f"host/{number}.onnx"] = step.proto
         return blobs
 
     def _manifest(self) -> dict[str, Any]:
         steps = []
         for step in self.steps:
             fields = dataclasses.asdict(step)
-            fields.pop("layer_of", None)
-            steps.append({"kind": "launch" if isinstance(step, LaunchStep) else "cpu", **fields})
+            for bulk in ("layer_of", "proto"):
+                fields.pop(bulk, None)
+            steps.append({"kind": _KINDS[type(step)], **fields})
         return {
             "format": FORMAT, "version": VERSION, "name": self.name, "config": self.config.to_dict(),
             "config_digest": self.config.digest, "inputs": [dataclasses.asdict(t) for t in self.inputs],
@@ -216,6 +239,7 @@ class Program:
             return file.read(4) == b"PK\3\4" or zipfile.is_zipfile(file)
 
 
+_KINDS = {CpuStep: "cpu", HostStep: "host", LaunchStep: "launch"}
 MAX_PART_BYTES = 1 << 32
 """No part of a Program may unpack to more than this."""
 
@@ -255,8 +279,23 @@ def _read(path: Path, archive: zipfile.ZipFile) -> Program:
         raise ProgramError(f"{path} is damaged: {type(error).__name__} {error}") from None
 
 
+def _array_bytes(array: NDArray[Any]) -> bytes:
+    """The array as a .npy file; as an ONNX tensor where numpy has no such element type, or it holds strings."""
+    if array.dtype.isbuiltin == 2 or array.dtype.kind == "O":
+        return onnx.numpy_helper.from_array(array).SerializeToString()
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _array(data: bytes) -> NDArray[Any]:
+    if data.startswith(b"\x93NUMPY"):
+        return np.load(io.BytesIO(data), allow_pickle=False)  # type: ignore[no-any-return]
+    return to_array(onnx.TensorProto.FromString(data))
+
+
 def _info(fields: dict[str, Any]) -> TensorInfo:
-    return TensorInfo(fields["name"], fields["dtype"], tuple(fields["shape"]))
+    return TensorInfo(fields["name"], fields["dtype"], tuple(fields["shape"]), fields["kind"])
 
 
 def _form(fields: dict[str, Any]) -> FormInfo:
@@ -266,12 +305,18 @@ def _form(fields: dict[str, Any]) -> FormInfo:
 
 def _assemble(manifest: dict[str, Any], blobs: dict[str, bytes]) -> Program:
     steps: list[Step] = []
-    launches = 0
+    launches = hosts = 0
     for fields in manifest["steps"]:
         kind = fields.pop("kind")
-        if kind == "cpu":
+        if kind != "launch":
             fields["inputs"], fields["outputs"] = tuple(fields["inputs"]), tuple(fields["outputs"])
+            fields["nodes"] = tuple(NodeInfo(**node) for node in fields["nodes"])
+        if kind == "cpu":
             steps.append(CpuStep(**fields))
+            continue
+        if kind == "host":
+            steps.append(HostStep(**fields, proto=blobs[f"host/{hosts}.onnx"]))
+            hosts += 1
             continue
         layers = tuple(LayerInfo(**{**layer, "nodes": tuple(layer["nodes"])}) for layer in fields["layers"])
         pack = tuple(Pack(p["value"], _form(p["form"]), p["address"], p["groups"]) for p in fields["pack"])
@@ -280,7 +325,7 @@ def _assemble(manifest: dict[str, Any], blobs: dict[str, bytes]) -> Program:
         steps.append(LaunchStep(fields["address"], fields["count"], layers, layer_of, pack, unpack))
         launches += 1
     constants = {
-        name: np.load(io.BytesIO(blobs[f"constants/{number}.npy"]), allow_pickle=False)
+        name: _array(blobs[f"constants/{number}.npy"])
         for number, name in enumerate(manifest["constants"])
     }
     return Program(

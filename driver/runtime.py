@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from celosia.compiler.compile import form_of
+from celosia.compiler.cpu.host import HostOp, execute, parse
 from celosia.compiler.cpu.kernel import host
-from celosia.compiler.program import CpuStep, LaunchStep, Pack, Program, ProgramError, Unpack
+from celosia.compiler.program import CpuStep, HostStep, LaunchStep, Pack, Program, ProgramError, Unpack
 from celosia.compiler.tensorize.pack import activation, unpack_activation
 from celosia.hw.config import Config
 from celosia.sim.device import Counters, Device, DeviceError
@@ -67,6 +69,7 @@ class Runtime:
         self.program = program
         self._device: Device | None = None
         self._name, self._options = "", options
+        self._parsed: dict[int, HostOp] = {}
         self.build_seconds = 0.0
         if isinstance(device, str):
             if device not in DEVICES:
@@ -141,6 +144,9 @@ class Runtime:
         for name, tensor in known.items():
             if name not in inputs:
                 raise InputError(f"input {name!r} is missing; it is {tensor.dtype}{list(tensor.shape)}")
+            if tensor.kind != "tensor":
+                checked[name] = inputs[name]
+                continue
             array = np.asarray(inputs[name])
             if array.dtype.name != tensor.dtype or array.shape != tensor.shape:
                 raise InputError(
@@ -149,7 +155,12 @@ class Runtime:
             checked[name] = np.asarray(array, array.dtype.newbyteorder("="), order="C")
         return checked
 
-    def _cpu(self, step: CpuStep, values: dict[str, Array]) -> None:
+    def _cpu(self, step: CpuStep | HostStep, values: dict[str, Array]) -> None:
+        if isinstance(step, HostStep):
+            if id(step) not in self._parsed:
+                self._parsed[id(step)] = parse(onnx.NodeProto.FromString(step.proto), step.opsets)
+            values.update(zip(step.outputs, execute(self._parsed[id(step)], values)))
+            return
         if step.kernel is None:
             output = step.outputs[0]
             values[output] = values[step.inputs[0]].reshape(self.program.tensors[output].shape)
@@ -210,8 +221,8 @@ class Runtime:
             "utilization": _ratio(program.macs_accelerator, cycles, program),
             "launches": len(counters),
             "cpu_nodes": [
-                {"name": step.name, "op": step.op, "reason": step.reason}
-                for step in program.steps if isinstance(step, CpuStep)
+                {"name": node.name, "op": node.op, "reason": node.reason}
+                for step in program.steps if not isinstance(step, LaunchStep) for node in step.nodes
             ],
             "layers": layers,
             "units": units,

@@ -31,7 +31,7 @@ def group(nodes: Sequence[CpuNode], outputs: Sequence[str]) -> list[list[CpuNode
 
     def reader(last: int) -> int | None:
         """The group that alone reads what a group makes."""
-        users = {home[user] for name in nodes[last].outputs for user in readers.get(name, ())}
+        users = {home[user] for name in nodes[last].outputs if name for user in readers.get(name, ())}
         return users.pop() if len(users) == 1 and not set(nodes[last].outputs) & set(outputs) else None
 
     def join(into: Callable[[int, int], bool]) -> None:

@@ -209,11 +209,7 @@ def execute(op: HostOp, values: Mapping[str, Value]) -> list[Value]:
     results = list(result) if isinstance(result, tuple) else [result]
     if len(results) < op.wanted:
         raise op.fail(f"it has no output {len(results)}")
-    return [np.ascontiguousarray(r) if isinstance(r, (np.ndarray, np.generic)) and np.ndim(r) else _scalar(r) for r in results]
-
-
-def _scalar(result: Value) -> Value:
-    return np.asarray(result) if isinstance(result, np.generic) else result
+    return [np.asarray(r, order="C") if isinstance(r, (np.ndarray, np.generic)) else r for r in results]
 
 
 def describe(value: Value) -> str:
@@ -266,7 +262,8 @@ def kernel(op: HostOp, args: Sequence[Array | None]) -> Kernel:
         if len(_kernels) >= MAX_KERNELS:
             _kernels.clear()
         inputs = [
-            None if a is None else InputType(a.shape, a.dtype.name, a if i in fixed else None) for i, a in enumerate(args)
+            None if a is None else InputType(a.shape, a.dtype.name, a if i in fixed else None)
+            for i, a in enumerate(args)
         ]
         made = compile_op(op.op, op.attrs, inputs, outputs=op.wanted, opset=op.opset, name=op.name)
         for dtype, shape in made.outputs:

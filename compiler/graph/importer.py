@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
+import onnx.inliner
 import onnx_ir as ir
 import onnx_ir.passes.common as common
+
+from celosia.compiler.cpu.host import DOMAINS
+from celosia.compiler.cpu.hostops import HOST
+from celosia.compiler.cpu.ops import OPS
 
 
 class ModelError(ValueError):
@@ -20,7 +26,7 @@ def load(source: str | Path | onnx.ModelProto) -> ir.Model:
         raise ModelError(f"{name} holds no graph; give an ONNX model")
     try:
         onnx.checker.check_model(_known_domains(proto))
-        model: ir.Model = ir.from_proto(_with_shapes(proto))
+        model: ir.Model = ir.from_proto(_with_shapes(_inlined(proto)))
     except Exception as error:  # onnx raises several unrelated classes for a broken model
         raise ModelError(f"{name} is not a valid ONNX model: {_first_line(error)}") from None
     require_static(model)
@@ -57,6 +63,35 @@ def _known_domains(proto: onnx.ModelProto) -> onnx.ModelProto:
     del checked.opset_import[:]
     checked.opset_import.extend(kept)
     return checked
+
+
+def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """`proto` with functions in place of the operators that they define: the model's own, and those of ONNX itself
+    for operators that we have no code for."""
+    own = [(domain, op) for domain in DOMAINS for op in OPS] + list(HOST) + [("ai.onnx", op) for _, op in HOST]
+    used = {(node.domain, node.op_type) for node in _nodes(proto.graph)}
+    if not proto.functions and not any(_has_function(proto, *each) for each in used.difference(own)):
+        return proto
+    inlined = onnx.inliner.inline_selected_functions(proto, own, exclude=True, inline_schema_functions=True)
+    return inlined
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """All nodes, those of subgraphs too."""
+    for node in graph.node:
+        yield node
+        for attr in node.attribute:
+            for inner in (attr.g, *attr.graphs):
+                yield from _nodes(inner)
+
+
+def _has_function(proto: onnx.ModelProto, domain: str, op: str) -> bool:
+    version = next((each.version for each in proto.opset_import if each.domain == domain), 1)
+    try:
+        schema = onnx.defs.get_schema(op, version, domain)
+    except onnx.defs.SchemaError:
+        return False
+    return bool(schema.has_function or schema.has_context_dependent_function)
 
 
 _STAND_INS: dict[str, tuple[str, slice | tuple[int, ...]]] = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from celosia.compiler.graph.select import Choice, Selection
-from celosia.compiler.graph.values import constant
+from celosia.compiler.graph.values import captured, constant
 from celosia.compiler.tensorize.layer import inputs
 
 
@@ -130,7 +130,8 @@ class Scheduler:
 
 
 def _operands(node: ir.Node) -> list[ir.Value]:
-    return [value for value in node.inputs if value is not None]
+    """Inputs of `node`, and what its subgraphs read from around them."""
+    return [value for value in (*node.inputs, *captured(node)) if value is not None]
 
 
 def schedule(graph: ir.Graph, selection: Selection) -> list[Step]:

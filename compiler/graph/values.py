@@ -13,7 +13,10 @@ def constant(value: ir.Value | None) -> NDArray[Any] | None:
     """The array of a constant value, or None."""
     if value is None or value.const_value is None:
         return None
-    return np.asarray(value.const_value.numpy())
+    array = np.asarray(value.const_value.numpy())
+    if array.dtype == object:  # strings, which ONNX holds as bytes
+        array = np.array([text.decode() for text in array.reshape(-1)], object).reshape(array.shape)
+    return array
 
 
 def shape(value: ir.Value) -> tuple[int, ...] | None:
@@ -32,9 +35,33 @@ def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
 
 
 def only_use(value: ir.Value) -> ir.Node | None:
-    """The node that alone uses `value`, once; None otherwise or where it is an output of the graph."""
-    uses = list(value.uses())
-    return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
+    """The node that alone uses `value`, once; None otherwise, where it is a graph's output or used in a subgraph."""
+    uses, producer = list(value.uses()), value.producer()
+    if len(uses) != 1 or value.is_graph_output():
+        return None
+    return uses[0].node if producer is None or producer.graph is uses[0].node.graph else None
+
+
+def captured(node: ir.Node) -> list[ir.Value]:
+    """Values outside of the subgraphs of `node` that they read."""
+    graphs = [g for attr in node.attributes.values() for g in _graphs(attr)]
+    if not graphs:
+        return []
+    found: dict[ir.Value, None] = {}
+    for graph in graphs:
+        inner = list(graph.all_nodes())
+        made = {value for each in inner for value in each.outputs}
+        made |= {value for sub in graph.subgraphs() for value in (*sub.inputs, *sub.initializers.values())}
+        made |= {*graph.inputs, *graph.initializers.values()}
+        read = [value for each in inner for value in each.inputs]
+        found |= dict.fromkeys(v for v in (*read, *graph.outputs) if v is not None and v not in made)
+    return list(found)
+
+
+def _graphs(attr: ir.Attr) -> list[ir.Graph]:
+    if attr.type == ir.AttributeType.GRAPH:
+        return [attr.as_graph()]
+    return list(attr.as_graphs()) if attr.type == ir.AttributeType.GRAPHS else []
 
 
 def is_op(node: ir.Node | None, *op_types: str) -> bool:

@@ -97,7 +97,8 @@ def constant(op: HostOp) -> Value:
 
 @host("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike")
 def random(op: HostOp, like: Array | None = None) -> Array:
-    kind = numpy_type(op.attrs["dtype"]) if "dtype" in op.attrs else np.dtype(np.float32) if like is None else like.dtype
+    kind = np.dtype(np.float32) if like is None else like.dtype
+    kind = numpy_type(op.attrs["dtype"]) if "dtype" in op.attrs else kind
     rng = _generator(op)
     shape = tuple(op.attrs["shape"]) if like is None else like.shape
     if "Normal" in op.op:

@@ -33,13 +33,13 @@ def is_float(kind: np.dtype[Any]) -> bool:
 
 def convert(op: HostOp, x: Array, kind: np.dtype[Any]) -> Array:
     """x as another element type, as Cast defines it."""
-    if kind == object:
+    if kind.kind == "O":
         return np.array([_text(value) for value in x.reshape(-1)], object).reshape(x.shape)
-    if x.dtype == object:
+    if x.dtype.kind == "O":
         x = np.array([_number(value) for value in x.reshape(-1)], np.float64).reshape(x.shape)
     if kind == x.dtype:
         return x
-    if kind == bool:
+    if kind.kind == "b":
         return x.astype(np.float32) != 0 if x.dtype.kind == "V" else x.astype(bool)
     if is_float(kind) and kind.itemsize == 1:
         return small_float(x, kind, bool(op.attr("saturate", 1)), op.attr("round_mode", "up"))

@@ -1,0 +1,104 @@
+"""What is known when the model is compiled: shapes that inference left open, and operators on constants.
+
+y = Concat(Shape(x)[:1], [-1]); z = Reshape(x, y)   ->   z = Reshape(x, [1, -1])
+Constants come from the same kernels and numpy functions that run the operators of a Program.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import onnx_ir as ir
+
+from celosia.compiler.cpu import Unsupported, build
+from celosia.compiler.cpu.functions import TYPES
+from celosia.compiler.cpu.host import DOMAINS, HostError, bodies, execute, parse
+from celosia.compiler.cpu.hostops import HOST, RANDOM
+from celosia.compiler.cpu.ops import OPS
+from celosia.compiler.expr import placeholder
+from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.values import constant, new_constant, shape
+
+QUANTISED = frozenset(("QuantizeLinear", "DequantizeLinear"))
+MAX_BYTES = 1 << 26
+"""Larger results are left to be computed when the Program runs."""
+
+
+def fold(model: ir.Model, keep: frozenset[str] = QUANTISED) -> None:
+    """Fill in shapes and replace operators on constants by their results, except for operators in `keep`."""
+    graph = model.graph
+    opsets = {domain: version for domain, version in graph.opset_imports.items()}
+    for node in list(graph):
+        _infer(node, opsets.get("", 21))
+        if node.op_type not in keep and _foldable(node):
+            _replace(graph, node, opsets)
+
+
+def _foldable(node: ir.Node) -> bool:
+    if any(value is not None and constant(value) is None for value in node.inputs) and node.op_type not in (
+        "Shape", "Size"
+    ):
+        return False
+    if node.op_type in ("Shape", "Size") and (node.inputs[0] is None or shape(node.inputs[0]) is None):
+        return False
+    if node.op_type in RANDOM or any(attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+                                     for attr in node.attributes.values()):  # fmt: skip
+        return False
+    if node.domain not in DOMAINS or (node.op_type not in OPS and ("", node.op_type) not in HOST):
+        return False
+    if any(value.is_graph_output() for value in node.outputs):
+        return False
+    for value in node.outputs:
+        dims = shape(value)
+        if not isinstance(value.type, ir.TensorType) or dims is None or value.dtype in (None, ir.DataType.STRING):
+            return False
+        if prod(dims) * np.dtype(value.dtype.numpy()).itemsize > MAX_BYTES:  # type: ignore[union-attr]
+            return False
+    return True
+
+
+def _replace(graph: ir.Graph, node: ir.Node, opsets: dict[str, int]) -> None:
+    values = {}
+    for value in node.inputs:
+        if value is not None and value.name:
+            fixed = constant(value)
+            known = shape(value)
+            if fixed is None:  # of Shape and Size, which read no elements
+                fixed = np.broadcast_to(np.int8(0), known or ())
+            values[value.name] = fixed
+    op = parse(ir.to_proto(node), opsets)
+    try:
+        results = execute(op, values)
+    except HostError as error:
+        raise ModelError(str(error)) from None
+    for old, result in zip(node.outputs, results):
+        label, old.name = old.name, None
+        if old.uses():
+            ir.convenience.replace_all_uses_with(old, new_constant(graph, label or "constant", np.asarray(result)))
+    graph.remove(node, safe=True)
+
+
+def _infer(node: ir.Node, opset: int) -> None:
+    """Set the shapes of outputs that are still open, from the operator's tensor expression."""
+    if all(shape(value) is not None and value.dtype is not None for value in node.outputs):
+        return
+    if node.domain not in DOMAINS or node.op_type not in OPS:
+        return
+    inputs, values = [], []
+    for value in node.inputs:
+        dims = None if value is None else shape(value)
+        if value is not None and (dims is None or value.dtype is None or value.dtype.numpy().name not in TYPES):
+            return
+        inputs.append(None if value is None else placeholder(dims, value.dtype.numpy().name, "x"))  # type: ignore[union-attr,arg-type]
+        values.append(constant(value))
+    op = parse(ir.to_proto(node), {"": opset})
+    if any(bodies(op)):
+        return
+    try:
+        built = build(op.op, op.attrs, inputs, values, outputs=op.wanted, opset=opset, name=op.name)
+    except Unsupported:
+        return
+    for value, tensor in zip(node.outputs, built):
+        value.shape = ir.Shape(tensor.shape)
+        value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(tensor.dtype)))

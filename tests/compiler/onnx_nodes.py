@@ -1,0 +1,127 @@
+"""The backend tests of ONNX, each from the model through a Program to the Runtime, in a few processes.
+
+`python -m tests.compiler.onnx_nodes` prints what fails; `--update` writes the list of those that do not pass yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import multiprocessing
+import os
+import re
+import tempfile
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx.backend.test.loader as loader
+from onnx.backend.test.runner import Runner
+
+import celosia
+from celosia.compiler.program import Program
+from celosia.driver.runtime import Runtime
+
+FAILING = Path(__file__).with_name("onnx_nodes_failing.txt")
+
+
+@functools.cache
+def cases(kind: str) -> dict[str, Any]:
+    """The tests of one kind ("node", "simple", "real") by name. The generators of node tests warn of overflows."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return {case.name: case for case in loader.load_model_tests(kind=kind)}
+
+
+def run(case: Any) -> str:
+    """Why `case` does not pass; "" where it does."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _run(case)
+    except Exception as error:  # whatever it is, it is the result
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        return " ".join(f"{type(error).__name__}: {' '.join(lines[:6])}".split())[:160]
+    return ""
+
+
+def _run(case: Any) -> None:
+    model = case.model if case.model is not None else onnx.load(Path(case.model_dir) / "model.onnx")
+    with tempfile.TemporaryDirectory() as folder:  # through the file, as a user would
+        celosia.compile(model).save(Path(folder) / "program")
+        program = Program.load(Path(folder) / "program")
+    for inputs, outputs in data(case, model):
+        given = dict(zip((tensor.name for tensor in program.inputs), map(_array, inputs)))
+        results = Runtime(program, "functional").run(given).outputs
+        got = [results[value.name] for value in model.graph.output]
+        expected = [_array(value) for value in outputs]
+        Runner.assert_similar_outputs(expected, got, rtol=case.rtol, atol=case.atol, model_dir=case.model_dir)
+
+
+def data(case: Any, model: onnx.ModelProto) -> Iterable[tuple[list[Any], list[Any]]]:
+    """(inputs, outputs) of each set of test data."""
+    if case.data_sets is not None:
+        yield from case.data_sets
+        return
+    for folder in sorted(Path(case.model_dir).glob("test_data_set_*")):
+        values = []
+        for what, infos in (("input", model.graph.input), ("output", model.graph.output)):
+            files = [folder / f"{what}_{i}.pb" for i in range(len(infos))]
+            values.append([_value(file, info.type) for file, info in zip(files, infos) if file.exists()])
+        yield values[0], values[1]
+
+
+def _array(value: Any) -> Any:
+    """Tests of types that numpy does not know hold protos."""
+    return onnx.numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
+
+
+def _value(path: Path, kind: onnx.TypeProto) -> Any:
+    content = path.read_bytes()
+    match kind.WhichOneof("value"):
+        case "sequence_type":
+            return onnx.numpy_helper.to_list(onnx.SequenceProto.FromString(content))
+        case "optional_type":
+            return onnx.numpy_helper.to_optional(onnx.OptionalProto.FromString(content))
+    return onnx.numpy_helper.to_array(onnx.TensorProto.FromString(content))
+
+
+def _run_named(kind: str, name: str) -> tuple[str, str]:
+    return name, run(cases(kind)[name])
+
+
+def run_all(kind: str, processes: int = 2, match: str = "") -> dict[str, str]:
+    """Why each test of `kind` that does not pass fails."""
+    names = [name for name in cases(kind) if re.search(match, name)]
+    with multiprocessing.get_context("fork").Pool(processes) as pool:
+        results = pool.starmap(_run_named, [(kind, name) for name in names], chunksize=8)
+    return {name: why for name, why in results if why}
+
+
+def known_failing() -> dict[str, str]:
+    """Tests that do not pass yet, with the reason."""
+    lines = [line for line in FAILING.read_text().splitlines() if line and not line.startswith("#")]
+    return dict(line.split(": ", 1) for line in lines)  # type: ignore[misc]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--update", action="store_true")
+    parser.add_argument("--kind", default="node")
+    parser.add_argument("--match", default="")
+    parser.add_argument("-j", type=int, default=min(2, os.cpu_count() or 1))
+    args = parser.parse_args()
+    failing = run_all(args.kind, args.j, args.match)
+    for name, why in failing.items():
+        print(f"{name}: {why}")
+    total = sum(bool(re.search(args.match, name)) for name in cases(args.kind))
+    print(f"{total - len(failing)} of {total} pass")
+    if args.update:
+        head = "# Backend tests of ONNX that do not pass yet, with the reason; one that passes must leave this list.\n"
+        FAILING.write_text(head + "".join(f"{name}: {why}\n" for name, why in sorted(failing.items())))
+
+
+if __name__ == "__main__":
+    main()
