@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,9 @@ DEFAULT_IMAGES = 4
 CYCLES = {"resnet18": 7_600_000, "resnet50": 17_500_000, "mobilenet_v2": 3_200_000}
 FREE = {"QuantizeLinear", "DequantizeLinear", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"}
 """What a network "on the accelerator" may leave to the host: types and shapes at its ends."""
+
+Head = tuple[str, str, str, str]
+"""The key, what, target and command of a Row."""
 
 
 @dataclass
@@ -90,8 +93,14 @@ class Bench:
     def _workloads(self, names: tuple[str, ...]) -> list[Workload]:
         return [WORKLOADS[name] for name in names if not self.chosen or name in self.chosen]
 
-    def _skipped(self, key: str, what: str, target: str, command: str, reason: object) -> Row:
-        return Row(key, what, target, f"skipped: {reason}", None, command)
+    def _rows(self, head: Head, measure: Callable[[], Iterator[Row]]) -> Iterator[Row]:
+        """What `measure` yields; one row that says why where it cannot be measured, or fails."""
+        try:
+            yield from measure()
+        except Missing as reason:
+            yield Row(*head[:3], f"skipped: {reason}", None, head[3])
+        except Exception as error:
+            yield Row(*head[:3], f"failed: {type(error).__name__}: {error}", False, head[3])
 
     def _program(self, name: str) -> Program:
         self.say(f"{name}: compiling")
@@ -116,20 +125,19 @@ class Bench:
     def exactness(self) -> Iterator[Row]:
         """Every operator that onnxruntime runs in integers, fed with onnxruntime's own input tensors."""
         for workload in self._workloads(OF_THE_EXACTNESS_ROW):
-            for label, int8 in SESSIONS.items():
-                key = f"exactness/{workload.name}/{label}"
+            for label in SESSIONS:
                 what = f"{workload.name}: each integer operator of onnxruntime's {label} session, {self.device}"
-                head = key, what, "0 bytes differ", self._command("exactness", workload.name)
-                try:
-                    path = workload.path(self.folder)
-                except Missing as reason:
-                    yield self._skipped(*head, reason)
-                    continue
-                self.say(f"{workload.name}: onnxruntime's {label} session")
-                oracle, inputs = Oracle(path, int8), workload.inputs(path, 1)
-                yield self._operators(head, side_by_side(oracle, oracle.tensors(inputs.feeds[0])), inputs)
+                command = self._command("exactness", workload.name)
+                head = f"exactness/{workload.name}/{label}", what, "0 bytes differ", command
+                yield from self._rows(head, partial(self._exactness, head, workload, label))
 
-    def _operators(self, head: tuple[str, str, str, str], pieces: SideBySide, inputs: Inputs) -> Row:
+    def _exactness(self, head: Head, workload: Workload, label: str) -> Iterator[Row]:
+        path = workload.path(self.folder)
+        self.say(f"{workload.name}: onnxruntime's {label} session")
+        oracle, inputs = Oracle(path, SESSIONS[label]), workload.inputs(path, 1)
+        yield self._operators(head, side_by_side(oracle, oracle.tensors(inputs.feeds[0])), inputs)
+
+    def _operators(self, head: Head, pieces: SideBySide, inputs: Inputs) -> Row:
         rows = self.compare_operators(pieces)
         exact = [row for row in rows if row["op"] not in FLOAT_INSIDE]
         failed = [row for row in exact if row["different"]]
@@ -173,27 +181,24 @@ class Bench:
 
     def models(self) -> Iterator[Row]:
         """Whole models against onnxruntime, and the functional device against the RTL."""
-        agreed = []
         for workload in self._workloads(OF_THE_EXACTNESS_ROW):
-            key = f"models/{workload.name}"
-            command = self._command("models", workload.name)
             target = "at most 1 step, same top-1" if workload.float_islands else "0 bytes differ"
-            try:
-                path = workload.path(self.folder)
-            except Missing as reason:
-                yield self._skipped(key, f"{workload.name}, end to end, {self.device}", target, command, reason)
-                continue
-            inputs = workload.inputs(path, self.images or IMAGES.get(workload.name, DEFAULT_IMAGES))
-            what = f"{workload.name}, end to end on {inputs}, {self.device}"
-            row, devices = self._whole(Row(key, what, target, "", None, command), workload, inputs)
-            yield row
-            if self.device == "rtl":
-                agreed.append(devices)
-                text = f"{devices['different']:,} of {devices['bytes']:,} bytes differ, outputs and whole DRAM"
-                yield Row(
-                    f"{key}/devices", f"{workload.name}: functional device against RTL, {inputs}", "0 bytes differ",
-                    text, devices["different"] == 0, command, devices,
-                )  # fmt: skip
+            command = self._command("models", workload.name)
+            head = f"models/{workload.name}", f"{workload.name}, end to end, {self.device}", target, command
+            yield from self._rows(head, partial(self._models, head, workload))
+
+    def _models(self, head: Head, workload: Workload) -> Iterator[Row]:
+        path = workload.path(self.folder)
+        inputs = workload.inputs(path, self.images or IMAGES.get(workload.name, DEFAULT_IMAGES))
+        what = f"{workload.name}, end to end on {inputs}, {self.device}"
+        row, devices = self._whole(Row(head[0], what, head[2], "", None, head[3]), workload, inputs)
+        yield row
+        if self.device == "rtl":
+            text = f"{devices['different']:,} of {devices['bytes']:,} bytes differ, outputs and whole DRAM"
+            yield Row(
+                f"{head[0]}/devices", f"{workload.name}: functional device against RTL, {inputs}", "0 bytes differ",
+                text, devices["different"] == 0, head[3], devices,
+            )  # fmt: skip
 
     def _whole(self, row: Row, workload: Workload, inputs: Inputs) -> tuple[Row, dict[str, int]]:
         oracle, program = Oracle(inputs.path), self.program(workload.name)
@@ -238,29 +243,27 @@ class Bench:
     def cycles(self) -> Iterator[Row]:
         """Cycles of ImageNet networks on the RTL, with the wall time of the run."""
         for workload in self._workloads(tuple(CYCLES)):
-            limit = CYCLES[workload.name]
             head = (
                 f"cycles/{workload.name}", f"{workload.name} 224x224: cycles of the RTL",
-                f"at most {limit / 1e6:.1f} M", self._command("cycles", workload.name),
+                f"at most {CYCLES[workload.name] / 1e6:.1f} M", self._command("cycles", workload.name),
             )  # fmt: skip
-            try:
-                path = workload.path(self.folder)
-            except Missing as reason:
-                yield self._skipped(*head, reason)
-                continue
-            program, (feed,) = self.program(workload.name), workload.inputs(path, 1).feeds
-            self.run(program, feed, "functional")  # so that kernels are linked; and opens no simulator yet
-            self.say(f"{workload.name}: running on the RTL simulator")
-            run = self.run(program, feed, "rtl", trace=True)
-            yield self._cycles(head, program, run, limit)
-            if workload.name == "resnet18":
-                measured = f"{run.seconds:.1f} s ({run.processor_seconds:.1f} s of processor time)"
-                yield Row(
-                    "walltime/rtl", "resnet18: wall time of that run, simulator built", "at most 30 s", measured,
-                    run.seconds <= 30, head[3], {"seconds": run.seconds, "processor_seconds": run.processor_seconds},
-                )  # fmt: skip
+            yield from self._rows(head, partial(self._timed, head, workload))
 
-    def _cycles(self, head: tuple[str, str, str, str], program: Program, run: Run, limit: int) -> Row:
+    def _timed(self, head: Head, workload: Workload) -> Iterator[Row]:
+        path = workload.path(self.folder)
+        program, (feed,) = self.program(workload.name), workload.inputs(path, 1).feeds
+        self.run(program, feed, "functional")  # links the kernels
+        self.say(f"{workload.name}: running on the RTL simulator")
+        run = self.run(program, feed, "rtl", trace=True)
+        yield self._cycles(head, program, run, CYCLES[workload.name])
+        if workload.name == "resnet18":
+            measured = f"{run.seconds:.1f} s ({run.processor_seconds:.1f} s of processor time)"
+            yield Row(
+                "walltime/rtl", "resnet18: wall time of that run, simulator built", "at most 30 s", measured,
+                run.seconds <= 30, head[3], {"seconds": run.seconds, "processor_seconds": run.processor_seconds},
+            )  # fmt: skip
+
+    def _cycles(self, head: Head, program: Program, run: Run, limit: int) -> Row:
         report = run.result.report
         left = [row for row in program.placements if row["place"] == "cpu" and row["op"] not in FREE]
         convolutions = sum("Conv" in row["op"] for row in program.placements)
@@ -279,29 +282,26 @@ class Bench:
 
     def walltime(self) -> Iterator[Row]:
         """The functional device; the RTL's wall time comes with `cycles`."""
-        head = "walltime/functional", "resnet18: wall time on the functional device", "at most 2 s"
-        command = self._command("walltime")
-        try:
-            path = WORKLOADS["resnet18"].path(self.folder)
-        except Missing as reason:
-            yield self._skipped(*head, command, reason)
-            return
+        what = "resnet18: wall time on the functional device"
+        head = "walltime/functional", what, "at most 2 s", self._command("walltime")
+        yield from self._rows(head, partial(self._walltime, head))
+
+    def _walltime(self, head: Head) -> Iterator[Row]:
+        path = WORKLOADS["resnet18"].path(self.folder)
         program, (feed,) = self.program("resnet18"), WORKLOADS["resnet18"].inputs(path, 1).feeds
         runs = [self.run(program, feed, "functional") for _ in range(3)]
         seconds = [run.seconds for run in runs]
         measured = f"{seconds[0]:.2f} s at first, then {min(seconds[1:]):.2f} s "
         measured += f"({runs[0].processor_seconds:.2f} s of processor time)"
-        yield Row(*head, measured, seconds[0] <= 2, command, {"seconds": seconds})
+        yield Row(*head[:3], measured, seconds[0] <= 2, head[3], {"seconds": seconds})
 
     def compile(self) -> Iterator[Row]:
         """A fresh process and an empty cache of kernels."""
-        head = "compile/resnet18", "resnet18: compile time, cold", "at most 10 s"
-        command = self._command("compile")
-        try:
-            path = WORKLOADS["resnet18"].path(self.folder)
-        except Missing as reason:
-            yield self._skipped(*head, command, reason)
-            return
+        head = "compile/resnet18", "resnet18: compile time, cold", "at most 10 s", self._command("compile")
+        yield from self._rows(head, partial(self._compile, head))
+
+    def _compile(self, head: Head) -> Iterator[Row]:
+        path = WORKLOADS["resnet18"].path(self.folder)
         code = f"import celosia; print(celosia.compile({str(path)!r}, {self.config!r}).compile_seconds)"
         with tempfile.TemporaryDirectory() as folder:
             cold = self._process("compiling in a fresh process", code, folder)
@@ -310,7 +310,7 @@ class Bench:
             f"{cold['seconds']:.1f} s with Python's start ({cold['processor_seconds']:.1f} s of processor time), "
         )
         measured += f"{cold['printed']:.1f} s without; kernels cached: {warm['seconds']:.1f} s"
-        yield Row(*head, measured, cold["seconds"] <= 10, command, {"cold": cold, "warm": warm})
+        yield Row(*head[:3], measured, cold["seconds"] <= 10, head[3], {"cold": cold, "warm": warm})
 
     def build(self) -> Iterator[Row]:
         """The simulator, into an empty cache, and from it."""
