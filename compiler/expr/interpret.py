@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.expr.loops import Alloc, Block, For, Function, If, Let, Stmt, Store, Update
+from celosia.compiler.expr.loops import Alloc, Block, For, Function, If, Let, Stmt, Store, Update, expand
 from celosia.compiler.expr.nodes import (
     INTRINSICS,
     Binary,
@@ -52,7 +52,10 @@ _UPDATE = {"sum": np.add, "ordered_sum": np.add, "prod": np.multiply, "max": np.
 
 
 def interpret(function: Function, *inputs: Array) -> list[Array]:
-    """The outputs of `function` for these arrays (shapes and types as declared, or ValueError)."""
+    """The outputs of `function` for these arrays (shapes and types as declared, or ValueError).
+
+    Intrinsics do what they declare.
+    """
     memory: dict[Tensor, Array] = {}
     for tensor, array in zip(function.inputs, inputs, strict=True):
         if array.shape != tensor.shape or array.dtype != numpy_dtype(tensor.dtype):
@@ -61,7 +64,7 @@ def interpret(function: Function, *inputs: Array) -> list[Array]:
     for tensor in function.outputs:
         memory[tensor] = np.zeros(tensor.size, numpy_dtype(tensor.dtype))
     with np.errstate(all="ignore"):
-        _run(function.body, memory, {})
+        _run(expand(function.body), memory, {})
     return [memory[t].reshape(t.shape) for t in function.outputs]
 
 

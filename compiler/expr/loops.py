@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from celosia.compiler.expr.nodes import Expr, Tensor, Var, rewrite
 
 # How the iterations of a loop run. Renderers raise on a kind they do not know, so kinds can be added (vthread, ...).
 KINDS = ("serial", "unrolled", "vectorized", "parallel", "vthread")
+
+# Where tensors are kept: memory of the caller, registers or stack, and the scratchpads of the accelerator.
+SCRATCHPADS = ("inp", "wgt", "acc", "vin", "out", "par", "lut")
+SCOPES = ("workspace", "local", *SCRATCHPADS)
 
 
 class Stmt:
@@ -63,7 +68,7 @@ class If(Stmt):
 
 @dataclass(frozen=True, eq=False)
 class Alloc(Stmt):
-    """Room for `tensor` within `body`. Scopes: "workspace" (memory of the caller), "local" (registers or stack)."""
+    """Room for `tensor` within `body`, in one of SCOPES."""
 
     tensor: Tensor
     body: Stmt
@@ -77,10 +82,55 @@ class Block(Stmt):
 
 @dataclass(frozen=True, eq=False)
 class Intrinsic(Stmt):
-    """An instruction of some target, by name: what tensorize puts in place of the loops it matched."""
+    """An instruction of some target, by name: what tensorize puts in place of the loops it matched.
+
+    A Load among `args` stands for the tile that begins at its element. `declared` says what it means.
+    """
 
     name: str
     args: tuple[Expr | Tensor | int, ...]
+    declared: Declared | None = None
+
+
+class Declared(Protocol):
+    """What is known of an intrinsic: see tensorize.intrinsics, which declares those of the accelerator."""
+
+    @property
+    def name(self) -> str: ...
+
+    def match(self, nest: For, first: Expr, scope: Callable[[Tensor], str]) -> Intrinsic:
+        """The intrinsic in the place of `nest`, whose reduction begins where `first` holds. ValueError with the reason
+        where `nest` means another thing; scope gives the memory of a tensor, "dram" for that of the caller.
+        """
+        ...
+
+    def meaning(self, args: tuple[Expr | Tensor | int, ...]) -> Stmt:
+        """The loops that the intrinsic stands for."""
+        ...
+
+    def broken(self, args: tuple[Expr | Tensor | int, ...], scope: Callable[[Tensor], str]) -> str | None:
+        """What is wrong with these arguments, or None."""
+        ...
+
+
+def expand(stmt: Stmt) -> Stmt:
+    """`stmt` with the loops that its intrinsics stand for. TypeError where one is not declared."""
+    match stmt:
+        case For(var, extent, body, kind):
+            return For(var, extent, expand(body), kind)
+        case Let(var, value, body):
+            return Let(var, value, expand(body))
+        case If(cond, body, orelse):
+            return If(cond, expand(body), None if orelse is None else expand(orelse))
+        case Alloc(tensor, body, scope):
+            return Alloc(tensor, expand(body), scope)
+        case Block(body):
+            return Block(tuple(expand(inner) for inner in body))
+        case Intrinsic(name, args, declared):
+            if declared is None:
+                raise TypeError(f"the intrinsic {name} is not declared")
+            return declared.meaning(args)
+    return stmt
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +146,10 @@ class Function:
         from celosia.compiler.expr.printer import show_function
 
         return show_function(self)
+
+    def expanded(self) -> Function:
+        """The same with loops in the place of intrinsics: what the interpreter and a CPU run."""
+        return replace(self, body=expand(self.body))
 
 
 def children(stmt: Stmt) -> tuple[Stmt, ...]:
@@ -148,8 +202,8 @@ def map_accesses(stmt: Stmt, change: Callable[[Expr], Expr | None], target: Targ
                 return Alloc(tensor, go(body), scope)
             case Block(body):
                 return Block(tuple(go(inner) for inner in body))
-            case Intrinsic(name, args):
-                return Intrinsic(name, tuple(ex(a) if isinstance(a, Expr) else a for a in args))
+            case Intrinsic(name, args, declared):
+                return Intrinsic(name, tuple(ex(a) if isinstance(a, Expr) else a for a in args), declared)
         raise TypeError(f"unknown statement {type(s).__name__}")
 
     return go(stmt)

@@ -7,7 +7,22 @@ from collections.abc import Sequence
 import numpy as np
 
 from celosia.compiler.expr.affine import flatten
-from celosia.compiler.expr.loops import Alloc, For, Function, If, Stmt, Store, Update, block
+from celosia.compiler.expr.bounds import Region, Sums, region, simplified, statements
+from celosia.compiler.expr.loops import (
+    SCRATCHPADS,
+    Alloc,
+    Block,
+    Declared,
+    For,
+    Function,
+    If,
+    Stmt,
+    Store,
+    Update,
+    block,
+    exprs,
+    map_accesses,
+)
 from celosia.compiler.expr.nodes import (
     INDEX,
     Axis,
@@ -16,6 +31,8 @@ from celosia.compiler.expr.nodes import (
     Load,
     Reduce,
     Tensor,
+    Var,
+    equal,
     is_float,
     rewrite,
     substitute,
@@ -32,31 +49,118 @@ def lower(
     """The loops of a schedule, or of tensors under the plain one.
 
     `inputs` orders the kernel's parameters; left out, they are the placeholders in the order of first use.
-    ValueError where a placeholder that is needed is not among them.
+    ValueError where a placeholder that is needed is not among them, or where the schedule cannot be followed.
     """
     schedule = what if isinstance(what, Schedule) else create_schedule(what)
-    needed = [t for t in schedule.tensors if t.body is None and t.value is None]
+    needed = [t for t in schedule.tensors if t not in schedule.stages and t.value is None]
     inputs = tuple(needed if inputs is None else inputs)
     if missing := [t.name for t in needed if t not in inputs]:
         raise ValueError(f"placeholders {missing} are read but not among the inputs")
 
-    inlined = {t for t, stage in schedule.stages.items() if stage.inlined and t not in schedule.outputs}
-    nests: list[Stmt] = []
-    temporaries: list[Tensor] = []
-    copies: dict[Tensor, Tensor] = {}  # inlined tensors whose own definition was rewritten
-    for tensor, stage in schedule.stages.items():
-        assert tensor.body is not None
-        body = inline(_with_copies(tensor.body, copies), set(copies.values()))
-        if tensor in inlined:
-            copies[tensor] = Tensor(tensor.name, tensor.shape, tensor.dtype, tensor.axes, body)
-            continue
-        nests.append(_nest(stage, body))
-        if tensor not in schedule.outputs:
-            temporaries.append(tensor)
-    code = block(*nests)
-    for tensor in reversed(temporaries):
-        code = Alloc(tensor, code)
+    lowering = _Lowering(schedule)
+    code = block(*(lowering.nest(t) for t in lowering.bodies if schedule[t].attached is None))
+    for tensor in reversed(lowering.bodies):
+        stage = schedule[tensor]
+        if tensor not in schedule.outputs and stage.attached is None:
+            code = Alloc(tensor, code, stage.scope)
+    lowering.check_readers(code)
+    if lowering.tensorized:
+        code = lowering.with_intrinsics(code, {})
     return Function(name or schedule.outputs[0].name, inputs, schedule.outputs, code)
+
+
+LOCAL_BYTES = 4096  # tensors of one iteration up to this size need no place in the workspace
+
+
+class _Lowering:
+    """Loop nests of the stages of one schedule. `bodies`: what is computed, tensors that are inlined left out."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.bodies: dict[Tensor, Expr] = {}
+        self.tensorized: dict[Var, tuple[Declared, Expr]] = {}  # outermost loop of a tile -> by what, when it is first
+        copies: dict[Tensor, Tensor] = {}  # inlined tensors whose own definition was rewritten
+        for tensor, stage in schedule.stages.items():
+            body = inline(_with_copies(stage.body, copies), set(copies.values()))
+            if stage.inlined and tensor not in schedule.outputs:
+                copies[tensor] = Tensor(tensor.name, tensor.shape, tensor.dtype, tensor.axes, body)
+            else:
+                self.bodies[tensor] = body
+        for tensor, stage in schedule.stages.items():
+            if stage.attached is None:
+                continue
+            consumer, axis = stage.attached
+            if tensor in schedule.outputs:
+                raise ValueError(f"{tensor.name} is an output: all of it is needed after {consumer.tensor.name}")
+            if consumer.tensor not in self.bodies:
+                raise ValueError(f"{tensor.name} is computed at {consumer.tensor.name}, which is inlined")
+            if axis not in consumer.order:
+                what = f"{tensor.name} is computed at loop {axis.name} of {consumer.tensor.name}"
+                raise ValueError(f"{what}, which was split or fused since")
+            if consumer.kinds.get(axis) == "vectorized":
+                raise ValueError(f"{tensor.name} cannot be computed inside the vectorized loop {axis.name}")
+
+    def nest(self, tensor: Tensor, part: Region | None = None, target: Tensor | None = None) -> Stmt:
+        """The loops of `tensor`, or those that write only `part` of it, as the tensor `target`."""
+        return _Nest(self, self.schedule[tensor], part, target or tensor).code
+
+    def with_attached(self, stage: Stage, axis: Axis, inner: Stmt) -> Stmt:
+        """`inner`, the body of loop `axis`, after what is computed there."""
+        for tensor in reversed(self.bodies):
+            if self.schedule[tensor].attached == (stage, axis):
+                inner = self._attach(tensor, f"{stage.tensor.name} at loop {axis.name}", inner)
+        return inner
+
+    def _attach(self, tensor: Tensor, where: str, inner: Stmt) -> Stmt:
+        part = region(tensor, inner)
+        if part is None:
+            raise ValueError(f"{tensor.name} is computed inside {where}, where nothing reads it")
+        small = Tensor(tensor.name, tuple(count for _, count in part), tensor.dtype)
+        sums = Sums()
+
+        def moved(e: Expr) -> Expr | None:
+            if not isinstance(e, Load) or e.tensor is not tensor:
+                return None
+            if len(e.index) != len(tensor.shape):
+                if small.shape != tensor.shape:
+                    raise ValueError(f"{tensor.name}: it is read by element numbers, so its part cannot be told")
+                return Load(small, e.index)
+            return Load(small, tuple(sums.difference(i, first) for i, (first, _) in zip(e.index, part)))
+
+        code = block(self.nest(tensor, part, small), map_accesses(inner, moved))
+        scope = self.schedule[tensor].scope
+        if scope == "workspace" and small.nbytes <= LOCAL_BYTES:
+            scope = "local"
+        return Alloc(small, code, scope)
+
+    def check_readers(self, code: Stmt) -> None:
+        """ValueError where a tensor that is computed inside a loop is read outside it."""
+        read = {n.tensor for s in statements(code) for e in exprs(s) for n in walk(e) if isinstance(n, Load)}
+        for tensor in self.bodies:
+            attached = self.schedule[tensor].attached
+            if attached is not None and tensor in read:
+                consumer, axis = attached
+                raise ValueError(
+                    f"{tensor.name} is computed at loop {axis.name} of {consumer.tensor.name}, but also read outside it"
+                )
+
+    def with_intrinsics(self, code: Stmt, scopes: dict[Tensor, str]) -> Stmt:
+        """`code` with the tiles that are tensorized replaced. ValueError where one means another thing."""
+        match code:
+            case For(var) if var in self.tensorized:
+                intrinsic, first = self.tensorized[var]
+                return intrinsic.match(code, first, lambda t: scopes.get(t, "dram"))
+            case For(var, extent, body, kind):
+                return For(var, extent, self.with_intrinsics(body, scopes), kind)
+            case If(cond, body, orelse):
+                other = None if orelse is None else self.with_intrinsics(orelse, scopes)
+                return If(cond, self.with_intrinsics(body, scopes), other)
+            case Alloc(tensor, body, scope):
+                memory = "dram" if scope == "workspace" else scope
+                return Alloc(tensor, self.with_intrinsics(body, {**scopes, tensor: memory}), scope)
+            case Block(body):
+                return Block(tuple(self.with_intrinsics(inner, scopes) for inner in body))
+        return code
 
 
 def _with_copies(body: Expr, copies: dict[Tensor, Tensor]) -> Expr:
@@ -78,64 +182,159 @@ def start_value(kind: str, dtype: str) -> Const:
     return Const(int(info.min if kind == "max" else info.max), dtype)
 
 
-def _nest(stage: Stage, body: Expr) -> Stmt:
-    """All loops of one tensor.
+class _Nest:
+    """All loops of one tensor: `code`.
 
     Data loops inside the first reduction loop form a tile that is accumulated in "local" tensors:
     start, update, and only then the element itself, into which everything after the reduction is computed.
+    A tensor in a scratchpad is accumulated in place.
     """
-    tensor = stage.tensor
-    values, guards = stage.index_values()
-    at = flatten(tuple(axis.extent for axis in tensor.axes), tuple(tensor.axes)) if tensor.axes else Const(0, INDEX)
-    if tuple(axis.extent for axis in tensor.axes) == tensor.shape and tensor.shape:
-        index = tuple(substitute(axis, values) for axis in tensor.axes)
-    else:
-        index = (substitute(at, values),)
-    body = substitute(body, values)
 
-    def loops(axes: Sequence[Axis], inner: Stmt) -> Stmt:
+    def __init__(self, lowering: _Lowering, original: Stage, part: Region | None, target: Tensor) -> None:
+        self.lowering, self.original, self.target = lowering, original, target
+        tensor = original.tensor
+        extents = {} if part is None else {axis: count for axis, (_, count) in zip(tensor.axes, part)}
+        self.stage, new = original.resized(extents)
+        self.old = {fresh: axis for axis, fresh in new.items()}
+        values, self.guards = self.stage.index_values()
+        self.guards = [simplified(guard) for guard in self.guards]
+        own: dict[Var, Expr] = {axis: values[fresh] for axis, fresh in new.items() if fresh in values}
+        at: dict[Var, Expr] = dict(own)
+        if part is not None:
+            at |= {axis: first + own[axis] for axis, (first, _) in zip(tensor.axes, part)}
+        sizes = tuple(new[axis].extent for axis in tensor.axes)
+        if sizes == target.shape and target.shape:
+            self.index = tuple(simplified(own[axis]) for axis in tensor.axes)
+        else:
+            number = flatten(sizes, tuple(own[axis] for axis in tensor.axes)) if sizes else Const(0, INDEX)
+            self.index = (simplified(number),)
+        self.body = simplified(substitute(lowering.bodies[tensor], at))
+        self.reduces = [node for node in walk(self.body) if isinstance(node, Reduce)]
+        if any(isinstance(node, Reduce) for reduce in self.reduces for node in walk(reduce.value)):
+            raise ValueError(f"{tensor.name}: a reduction inside a reduction; make the inner one a tensor")
+        self.code = self._code()
+
+    def _loops(self, axes: Sequence[Axis], inner: Stmt, attach: bool = True) -> Stmt:
         for axis in reversed(axes):
             if axis.extent == 0:
                 return block()
-            inner = For(axis, axis.extent, inner, stage.kinds.get(axis, "serial"))
+            if attach:
+                inner = self.lowering.with_attached(self.original, self.old[axis], inner)
+            inner = For(axis, axis.extent, inner, self.stage.kinds.get(axis, "serial"))
         return inner
 
-    reduces = [node for node in walk(body) if isinstance(node, Reduce)]
-    if any(isinstance(node, Reduce) for reduce in reduces for node in walk(reduce.value)):
-        raise ValueError(f"{tensor.name}: a reduction inside a reduction; make the inner one a tensor")
-    if not reduces:
-        return loops(stage.order, Store(tensor, index, body))
-    first = next((i for i, axis in enumerate(stage.order) if axis.reduce), len(stage.order))
-    outer, inner = stage.order[:first], stage.order[first:]
-    tile = [axis for axis in inner if not axis.reduce]
+    def _code(self) -> Stmt:
+        stage, name = self.stage, self.target.name
+        if stage.intrinsic is not None:
+            return self._tensorized(*stage.intrinsic)
+        if not self.reduces:
+            return self._loops(stage.order, Store(self.target, self.index, self.body))
+        first = next((i for i, axis in enumerate(stage.order) if axis.reduce), len(stage.order))
+        outer, inner = stage.order[:first], stage.order[first:]
+        if any(self._has_attached(axis) for axis in inner):
+            if len(self.reduces) > 1 or stage.lanes:
+                raise ValueError(f"{name}: nothing can be computed inside one of several reductions, or of lanes")
+            self._check_after(inner)
+        if stage.scope in SCRATCHPADS and self.body is self.reduces[0]:
+            self._check_in_place()
+            tile = [axis for axis in inner if not axis.reduce]
+            kind, value = self.reduces[0].kind, self.reduces[0].value
+            reset = Store(self.target, self.index, start_value(kind, self.target.dtype))
+            update: Stmt = Update(kind, self.target, self.index, value)
+            for guard in self.guards:
+                update = If(guard, update)
+            return self._loops(outer, block(self._loops(tile, reset, attach=False), self._loops(inner, update)))
+        return self._loops(outer, self._accumulated(inner))
 
-    where: tuple[Expr, ...] = tuple(tile)
-    accumulators: dict[int, Expr] = {}
-    parts: list[Stmt] = []
-    locals_: list[Tensor] = []
-    for number, reduce in enumerate(reduces):
-        name = f"{tensor.name}.acc{number or ''}"
-        acc = Tensor(name, tuple(axis.extent for axis in tile), reduce.dtype)
-        locals_.append(acc)
-        roots = {leaf for root in reduce.axes for leaf in _leaves(stage, root)}
-        value = reduce.value
-        update: Stmt = Update(reduce.kind, acc, where, value)
-        own = [g for g in guards if any(node in roots for node in walk(g))]
-        for guard in own:
-            update = If(guard, update)
-        parts.append(loops(tile, Store(acc, where, start_value(reduce.kind, reduce.dtype))))
-        if own_lanes := [axis for axis in stage.lanes if axis in roots]:
-            axes = [axis for axis in inner if axis in roots]
-            parts.append(_in_lanes(stage, own_lanes[0], axes, acc, reduce.kind, value, locals_))
+    def _has_attached(self, axis: Axis) -> bool:
+        here = self.original, self.old[axis]
+        return any(self.lowering.schedule[t].attached == here for t in self.lowering.bodies)
+
+    def _check_after(self, inner: Sequence[Axis]) -> None:
+        """ValueError where what is computed inside the reduction is also read after it."""
+        after = _replace(self.body, {id(r): Const(0, INDEX) for r in self.reduces})
+        read = {n.tensor for n in walk(after) if isinstance(n, Load)}
+        for axis in inner:
+            for tensor in self.lowering.bodies:
+                attached = self.lowering.schedule[tensor].attached
+                if attached == (self.original, self.old[axis]) and tensor in read:
+                    raise ValueError(
+                        f"{tensor.name} is computed at loop {axis.name} of {self.target.name}, but also read outside it"
+                    )
+
+    def _check_in_place(self) -> None:
+        for relation in self.stage.relations:
+            if isinstance(relation, Split) and not relation.parent.reduce:
+                size, factor = relation.parent.extent, relation.inner.extent
+                if size % factor:
+                    raise ValueError(
+                        f"{self.target.name} is accumulated in place, so tiles of {factor} must divide the "
+                        f"{size} of {relation.parent.name}"
+                    )
+
+    def _tensorized(self, axis: Axis, intrinsic: Declared) -> Stmt:
+        stage, name = self.stage, self.target.name
+        at = stage.order.index(axis)
+        for inner in stage.order[at:]:
+            if inner in stage.kinds:
+                raise ValueError(f"{name}: loop {inner.name} is {stage.kinds[inner]} and part of {intrinsic.name}")
+            if self._has_attached(inner):
+                raise ValueError(f"{name}: something is computed at loop {inner.name}, inside {intrinsic.name}")
+        if self.guards:
+            raise ValueError(f"{name}: tiles do not divide its reduction, so {intrinsic.name} cannot add them")
+        first: Expr = Const(True, "bool")
+        if self.reduces:
+            if self.body is not self.reduces[0]:
+                raise ValueError(f"{name}: {intrinsic.name} accumulates, so what follows must be a tensor of its own")
+            self._check_in_place()
+            tests = [equal(outer, 0) for outer in stage.order[:at] if outer.reduce and outer.extent > 1]
+            first = reduce_and(tests)
+            statement: Stmt = Update(self.reduces[0].kind, self.target, self.index, self.reduces[0].value)
         else:
-            parts.append(loops([axis for axis in inner if not axis.reduce or axis in roots], update))
-        accumulators[id(reduce)] = Load(acc, where)
-    final = _replace(body, accumulators)
-    parts.append(loops(tile, Store(tensor, index, final)))
-    code: Stmt = block(*parts)
-    for acc in reversed(locals_):
-        code = Alloc(acc, code, "local")
-    return loops(outer, code)
+            statement = Store(self.target, self.index, self.body)
+        self.lowering.tensorized[axis] = intrinsic, first
+        return self._loops(stage.order, statement)
+
+    def _accumulated(self, inner: Sequence[Axis]) -> Stmt:
+        stage, tensor, index, guards = self.stage, self.target, self.index, self.guards
+        tile = [axis for axis in inner if not axis.reduce]
+        where: tuple[Expr, ...] = tuple(tile)
+        accumulators: dict[int, Expr] = {}
+        parts: list[Stmt] = []
+        locals_: list[Tensor] = []
+        for number, reduce in enumerate(self.reduces):
+            name = f"{tensor.name}.acc{number or ''}"
+            acc = Tensor(name, tuple(axis.extent for axis in tile), reduce.dtype)
+            locals_.append(acc)
+            roots = {leaf for root in reduce.axes for leaf in _leaves(stage, root)}
+            value = reduce.value
+            update: Stmt = Update(reduce.kind, acc, where, value)
+            own = [g for g in guards if any(node in roots for node in walk(g))]
+            for guard in own:
+                update = If(guard, update)
+            parts.append(self._loops(tile, Store(acc, where, start_value(reduce.kind, reduce.dtype)), attach=False))
+            if own_lanes := [axis for axis in stage.lanes if axis in roots]:
+                axes = [axis for axis in inner if axis in roots]
+                parts.append(_in_lanes(stage, own_lanes[0], axes, acc, reduce.kind, value, locals_))
+            else:
+                parts.append(self._loops([axis for axis in inner if not axis.reduce or axis in roots], update))
+            accumulators[id(reduce)] = Load(acc, where)
+        final = _replace(self.body, accumulators)
+        parts.append(self._loops(tile, Store(tensor, index, final), attach=False))
+        code: Stmt = block(*parts)
+        for acc in reversed(locals_):
+            code = Alloc(acc, code, "local")
+        return code
+
+
+def reduce_and(tests: Sequence[Expr]) -> Expr:
+    """Whether all of `tests` hold."""
+    if not tests:
+        return Const(True, "bool")
+    whole, *rest = tests
+    for test in rest:
+        whole = whole & test
+    return whole
 
 
 def _in_lanes(

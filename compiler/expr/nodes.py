@@ -93,6 +93,12 @@ class Expr:
     def __xor__(self, other: Value) -> Expr:
         return binary("xor", self, other)
 
+    def __lshift__(self, other: Value) -> Expr:
+        return binary("shl", self, other)
+
+    def __rshift__(self, other: Value) -> Expr:
+        return binary("shr", self, other)
+
     def __lt__(self, other: Value) -> Expr:
         return binary("lt", self, other)
 

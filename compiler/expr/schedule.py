@@ -18,8 +18,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from celosia.compiler.expr.nodes import Axis, Expr, Reduce, Tensor, Var, minimum, walk
-from celosia.compiler.expr.transform import is_injective, topological
+from celosia.compiler.expr.loops import SCOPES, Declared
+from celosia.compiler.expr.nodes import Axis, Expr, Load, Reduce, Tensor, Var, minimum, rewrite, substitute, walk
+from celosia.compiler.expr.transform import loads, topological
 
 
 @dataclass(frozen=True)
@@ -37,17 +38,24 @@ class Fuse:
 
 
 class Stage:
-    """The loops of one tensor: `order` lists them from the outermost, `kinds` how each runs."""
+    """The loops of one tensor: `order` lists them from the outermost, `kinds` how each runs.
 
-    def __init__(self, tensor: Tensor):
+    body: what an element holds; that of the tensor, until cache_read or cache_write put another tensor in between.
+    scope: the memory that holds the tensor. attached: the loop of another stage inside which this one is computed.
+    """
+
+    def __init__(self, tensor: Tensor, scope: str = "workspace"):
         assert tensor.body is not None
         self.tensor = tensor
+        self.body: Expr = tensor.body
+        self.scope = scope
         self.relations: list[Split | Fuse] = []
         self.kinds: dict[Axis, str] = {}
         self.inlined = False
+        self.attached: tuple[Stage, Axis] | None = None
+        self.intrinsic: tuple[Axis, Declared] | None = None
         self.lanes: dict[Axis, tuple[int, ...]] = {}
-        reduce_axes = [a for n in walk(tensor.body) if isinstance(n, Reduce) for a in n.axes]
-        self.order: list[Axis] = [*tensor.axes, *dict.fromkeys(reduce_axes)]
+        self.order: list[Axis] = [*tensor.axes, *_reduce_axes(self.body)]
 
     def _position(self, axis: Axis) -> int:
         if axis not in self.order:
@@ -118,11 +126,91 @@ class Stage:
             raise ValueError(f"{self.tensor.name}: {axis.name} is not a reduction, or not the innermost loop")
         self.lanes[axis] = widths
 
+    def vthread(self, axis: Axis) -> None:
+        """Run the iterations as virtual threads: each with memory of its own for what is computed inside, and their
+        statements in alternation (see vthread.interleave).
+        """
+        if axis.reduce:
+            raise ValueError(f"{self.tensor.name}: the reduction {axis.name} cannot be a virtual thread")
+        self._mark(axis, "vthread")
+
+    def set_scope(self, scope: str) -> None:
+        """Keep the tensor in this memory: "workspace", "local", or a scratchpad of the accelerator, see SCOPES."""
+        if scope not in SCOPES:
+            raise ValueError(f"{self.tensor.name}: no memory is called {scope!r}; there are {', '.join(SCOPES)}")
+        self.scope = scope
+
     def compute_inline(self) -> None:
         """Compute each element where it is read, instead of storing it."""
-        if not is_injective(self.tensor):
+        if any(isinstance(node, Reduce) for node in walk(self.body)):
             raise ValueError(f"{self.tensor.name}: a reduction cannot be inlined")
+        if self.attached is not None:
+            raise ValueError(f"{self.tensor.name}: it is computed at a loop, so it cannot be inlined")
         self.inlined = True
+
+    def compute_at(self, consumer: Stage, axis: Axis) -> None:
+        """Compute, in each iteration of loop `axis` of `consumer`, the part that is read there, in memory of that size.
+
+        All readers must lie inside that loop, which `lower` checks.
+        """
+        name = self.tensor.name
+        consumer._position(axis)
+        if consumer is self:
+            raise ValueError(f"{name} cannot be computed inside itself")
+        if self.inlined:
+            raise ValueError(f"{name} is inlined, so it is computed nowhere else")
+        if tuple(a.extent for a in self.tensor.axes) != self.tensor.shape:
+            raise ValueError(f"{name}: its axes were merged, so the part that is read cannot be told")
+        if consumer.kinds.get(axis) == "vectorized":
+            raise ValueError(f"{name} cannot be computed inside the vectorized loop {axis.name}")
+        outer: Stage | None = consumer
+        while outer is not None:
+            if outer is self:
+                raise ValueError(f"{consumer.tensor.name} is computed inside {name} already")
+            outer = outer.attached[0] if outer.attached else None
+        self.attached = consumer, axis
+
+    def compute_root(self) -> None:
+        """Compute the whole tensor before everything that reads it (so it is from the start)."""
+        self.attached = None
+
+    def tensorize(self, axis: Axis, intrinsic: Declared) -> None:
+        """Put `intrinsic` in the place of loop `axis` and those inside it. `lower` raises where they mean otherwise.
+
+        A tensor that is accumulated by an intrinsic is not reset before: the first step overwrites it.
+        """
+        self._position(axis)
+        self.intrinsic = axis, intrinsic
+
+    def resized(self, extents: dict[Axis, int]) -> tuple[Stage, dict[Axis, Axis]]:
+        """(the same schedule where the tensor's axes have other extents, its loops by those of this one)."""
+        stage = Stage(self.tensor, self.scope)
+        stage.body = self.body
+        new: dict[Axis, Axis] = {}
+
+        def fresh(axis: Axis, extent: int) -> Axis:
+            new[axis] = axis if extent == axis.extent else Axis(axis.name, extent=extent, reduce=axis.reduce)
+            return new[axis]
+
+        for axis in (*self.tensor.axes, *_reduce_axes(self.body)):
+            fresh(axis, extents.get(axis, axis.extent))
+        for relation in self.relations:
+            match relation:
+                case Split(parent, outer, inner):
+                    size = new[parent].extent
+                    factor = min(inner.extent, size)
+                    stage.relations.append(Split(new[parent], fresh(outer, -(-size // factor)), fresh(inner, factor)))
+                case Fuse(outer, inner, fused):
+                    both = fresh(fused, new[outer].extent * new[inner].extent)
+                    stage.relations.append(Fuse(new[outer], new[inner], both))
+        stage.order = [new[axis] for axis in self.order]
+        stage.kinds = {new[axis]: kind for axis, kind in self.kinds.items() if axis in new}
+        stage.lanes = {new[axis]: widths for axis, widths in self.lanes.items()}
+        if self.intrinsic is not None:
+            if self.intrinsic[0] not in self.order:
+                raise ValueError(f"{self.tensor.name}: the tensorized loop {self.intrinsic[0].name} was split or fused")
+            stage.intrinsic = new[self.intrinsic[0]], self.intrinsic[1]
+        return stage, new
 
     def index_values(self) -> tuple[dict[Var, Expr], list[Expr]]:
         """The tensor's own axes in terms of the loops, and conditions under which a step of a reduction counts."""
@@ -144,8 +232,15 @@ class Stage:
         return values, guards
 
 
+def _reduce_axes(body: Expr) -> list[Axis]:
+    return list(dict.fromkeys(a for n in walk(body) if isinstance(n, Reduce) for a in n.axes))
+
+
 class Schedule:
-    """A Stage for every computed tensor that the outputs need: `schedule[tensor]`."""
+    """A Stage for every computed tensor that the outputs need: `schedule[tensor]`.
+
+    `tensors` and `stages` are in an order in which each reads only what comes before.
+    """
 
     def __init__(self, outputs: Sequence[Tensor]):
         self.outputs = tuple(outputs)
@@ -153,7 +248,64 @@ class Schedule:
         self.stages = {t: Stage(t) for t in self.tensors if t.body is not None}
 
     def __getitem__(self, tensor: Tensor) -> Stage:
+        if tensor not in self.stages:
+            raise ValueError(f"{tensor.name} is not computed by this schedule")
         return self.stages[tensor]
+
+    def _insert(self, tensor: Tensor, before: Tensor, scope: str) -> Stage:
+        stage = Stage(tensor, scope)
+        at = self.tensors.index(before)
+        self.tensors.insert(at, tensor)
+        stages = {**self.stages, tensor: stage}
+        self.stages = {t: stages[t] for t in self.tensors if t in stages}
+        return stage
+
+    def _cache_name(self, tensor: Tensor, scope: str) -> str:
+        if scope not in SCOPES:
+            raise ValueError(f"{tensor.name}: no memory is called {scope!r}; there are {', '.join(SCOPES)}")
+        taken = {t.name for t in self.tensors}
+        names = (f"{tensor.name}.{scope}{n or ''}" for n in range(len(taken) + 1))
+        return next(name for name in names if name not in taken)
+
+    def cache_read(self, tensor: Tensor, scope: str, readers: Tensor | Sequence[Tensor]) -> Tensor:
+        """A copy of `tensor` in memory `scope`, which `readers` read in its stead. Returns the copy."""
+        readers = (readers,) if isinstance(readers, Tensor) else tuple(readers)
+        name = self._cache_name(tensor, scope)
+        for reader in readers:
+            if not any(load.tensor is tensor for load in loads(self[reader].body)):
+                raise ValueError(f"{reader.name} does not read {tensor.name}")
+            if any(len(n.index) != len(tensor.shape) for n in loads(self[reader].body) if n.tensor is tensor):
+                raise ValueError(f"{reader.name} reads {tensor.name} by element numbers")
+        if not readers:
+            raise ValueError(f"cache_read of {tensor.name} without a reader")
+        axes = tuple(Axis(f"i{d}", extent=extent) for d, extent in enumerate(tensor.shape))
+        cache = Tensor(name, tensor.shape, tensor.dtype, axes, Load(tensor, axes))
+        self._insert(cache, min(readers, key=self.tensors.index), scope)
+        for reader in readers:
+            stage = self[reader]
+            stage.body = rewrite(
+                stage.body, lambda e: Load(cache, e.index) if isinstance(e, Load) and e.tensor is tensor else None
+            )
+        return cache
+
+    def cache_write(self, tensor: Tensor, scope: str) -> Tensor:
+        """Compute `tensor` in memory `scope` and copy it from there. Returns what is computed; before any other
+        change of its loops only.
+        """
+        stage = self[tensor]
+        if stage.relations or stage.kinds or stage.lanes or stage.intrinsic or stage.attached or stage.inlined:
+            raise ValueError(f"{tensor.name}: cache_write comes before other changes of its loops")
+        if tuple(a.extent for a in tensor.axes) != tensor.shape:
+            raise ValueError(f"{tensor.name}: its axes were merged")
+        axes = tuple(Axis(a.name, extent=a.extent) for a in tensor.axes)
+        values: dict[Var, Expr] = dict(zip(tensor.axes, axes))
+        cache = Tensor(
+            self._cache_name(tensor, scope), tensor.shape, tensor.dtype, axes, substitute(stage.body, values)
+        )
+        self._insert(cache, tensor, scope)
+        stage.body = Load(cache, tensor.axes)
+        stage.order = list(tensor.axes)
+        return cache
 
 
 def create_schedule(outputs: Tensor | Sequence[Tensor]) -> Schedule:

@@ -1,0 +1,326 @@
+"""Loops from the text that `printer` writes.
+
+>>> function = parse('''
+... twice(a: float32[4]) -> (b: float32[4]):
+...   for i in 4:
+...     b[i] = (a[i] * 2.0)
+... ''')
+>>> print(function.outputs[0].shape)
+(4,)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.expr.interpret import numpy_dtype
+from celosia.compiler.expr.loops import (
+    SCOPES,
+    Alloc,
+    Block,
+    Declared,
+    For,
+    Function,
+    If,
+    Intrinsic,
+    Let,
+    Stmt,
+    Store,
+    Update,
+)
+from celosia.compiler.expr.nodes import (
+    INDEX,
+    Axis,
+    Binary,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Reduce,
+    Select,
+    Tensor,
+    Var,
+    is_float,
+)
+from celosia.compiler.expr.printer import DTYPE, SYMBOLS, call_type
+
+
+class ParseError(ValueError):
+    """Text that is not a function; the message has the number of the line."""
+
+
+OPERATIONS = {symbol: op for op, symbol in SYMBOLS.items()}
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>-inf\b|inf\b|nan\b|-?\d+(?:\.\d*)?(?:e[+-]?\d+)?)|(?P<name>[A-Za-z_][\w.]*)"
+    r"|(?P<mark>//|<<|>>|\*\*|<=|==|!=|[-+*/%&|^<>=()\[\],:]))"
+)
+_TENSOR = r"(?P<name>[\w.]+): (?P<dtype>\w+)\[(?P<shape>[\d, ]*)\]"
+_HEAD = re.compile(r"(?P<function>[\w.]+)\((?P<inputs>.*)\) -> \((?P<outputs>.*)\):")
+_LOOP = re.compile(r"(?P<kind>for|unrolled|vectorized|parallel|vthread) (?P<name>[\w.]+) in (?P<extent>\d+):")
+_ALLOC = re.compile(rf"(?P<scope>{'|'.join(SCOPES)}) {_TENSOR}")
+_CONSTANT = re.compile(rf"constant {_TENSOR} = (?P<values>.*)")
+
+Scope = dict[str, Var | Tensor]
+
+
+def parse(
+    text: str,
+    intrinsics: Mapping[str, Declared] | None = None,
+    constants: Mapping[str, NDArray[Any]] | None = None,
+) -> Function:
+    """The function that `text` describes; print and parse give the same text again.
+
+    intrinsics: what the names of intrinsics mean. constants: values of tables that are too long to be written out.
+    """
+    lines = [(n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+    return _Parser(lines, intrinsics or {}, constants or {}).function()
+
+
+class _Parser:
+    def __init__(
+        self, lines: list[tuple[int, str]], intrinsics: Mapping[str, Declared], constants: Mapping[str, NDArray[Any]]
+    ) -> None:
+        self.lines, self.intrinsics, self.constants = lines, intrinsics, constants
+        self.at = 0
+
+    def error(self, what: str) -> ParseError:
+        number = self.lines[min(self.at, len(self.lines) - 1)][0] if self.lines else 1
+        return ParseError(f"line {number}: {what}")
+
+    # Statements
+
+    def peek(self) -> tuple[int, str] | None:
+        """(indentation, text) of the next line."""
+        if self.at == len(self.lines):
+            return None
+        line = self.lines[self.at][1].rstrip()
+        return len(line) - len(line.lstrip()), line.lstrip()
+
+    def function(self) -> Function:
+        line = self.peek()
+        head = _HEAD.fullmatch(line[1]) if line else None
+        if line is None or head is None:
+            raise self.error("a function begins with `name(inputs) -> (outputs):`")
+        self.at += 1
+        inputs, outputs = self.tensors(head["inputs"]), self.tensors(head["outputs"])
+        scope: Scope = {t.name: t for t in (*inputs, *outputs)}
+        while (line := self.peek()) and (found := _CONSTANT.fullmatch(line[1])):
+            scope[found["name"]] = self.constant(found)
+            self.at += 1
+        body = self.block(self.indent(), scope)
+        if self.peek() is not None:
+            raise self.error("nothing follows a function")
+        return Function(head["function"], inputs, outputs, body)
+
+    def tensors(self, text: str) -> tuple[Tensor, ...]:
+        found = [self.tensor(m) for m in re.finditer(_TENSOR, text)]
+        if text.count(":") != len(found):
+            raise self.error(f"`{text}` are not tensors")
+        return tuple(found)
+
+    def tensor(self, m: re.Match[str], value: NDArray[Any] | None = None) -> Tensor:
+        if not DTYPE.fullmatch(m["dtype"]):
+            raise self.error(f"{m['dtype']} is not an element type")
+        return Tensor(m["name"], tuple(int(n) for n in m["shape"].split(",") if n.strip()), m["dtype"], value=value)
+
+    def constant(self, m: re.Match[str]) -> Tensor:
+        plain = self.tensor(m)
+        if m["values"] == "...":
+            if m["name"] not in self.constants:
+                raise self.error(f"the values of constant {m['name']} are missing")
+            values = self.constants[m["name"]]
+        else:
+            words = [{"True": 1, "False": 0}.get(v, v) for v in m["values"].split()]
+            number = float if is_float(plain.dtype) else int
+            values = np.array([number(v) for v in words]).astype(numpy_dtype(plain.dtype)).reshape(plain.shape)
+        return self.tensor(m, values)
+
+    def indent(self) -> int:
+        line = self.peek()
+        return line[0] if line else 0
+
+    def block(self, indent: int, scope: Scope) -> Stmt:
+        """The statements from here that are indented by `indent`."""
+        body: list[Stmt] = []
+        while (line := self.peek()) is not None and line[0] >= indent:
+            if line[0] > indent:
+                raise self.error("unexpected indentation")
+            text = line[1]
+            if text == "pass":
+                self.at += 1
+            elif m := _ALLOC.fullmatch(text):
+                tensor = self.tensor(m)
+                self.at += 1
+                body.append(Alloc(tensor, self.block(indent, {**scope, tensor.name: tensor}), m["scope"]))
+            elif m := re.fullmatch(r"(?P<name>[A-Za-z_][\w.]*) = (?P<value>.*)", text):
+                value = self.expression(m["value"], scope)
+                var = Var(m["name"], value.dtype)
+                self.at += 1
+                body.append(Let(var, value, self.block(indent, {**scope, var.name: var})))
+            else:
+                body.append(self.statement(indent, text, scope))
+        return body[0] if len(body) == 1 else Block(tuple(body))
+
+    def inside(self, indent: int, scope: Scope) -> Stmt:
+        deeper = self.indent()
+        if deeper <= indent or self.peek() is None:
+            raise self.error("an indented block is missing")
+        return self.block(deeper, scope)
+
+    def statement(self, indent: int, text: str, scope: Scope) -> Stmt:
+        if m := _LOOP.fullmatch(text):
+            axis = Axis(m["name"], extent=int(m["extent"]))
+            self.at += 1
+            body = self.inside(indent, {**scope, axis.name: axis})
+            return For(axis, axis.extent, body, "serial" if m["kind"] == "for" else m["kind"])
+        if m := re.fullmatch(r"if (.*):", text):
+            cond = self.expression(m[1], scope)
+            self.at += 1
+            then = self.inside(indent, scope)
+            if self.peek() != (indent, "else:"):
+                return If(cond, then)
+            self.at += 1
+            return If(cond, then, self.inside(indent, scope))
+        reader = _Expression(text, scope, self)
+        name = reader.take("name")
+        if reader.next() == "(":
+            args = reader.arguments("(", ")", tensors=True)
+            reader.end()
+            self.at += 1
+            return Intrinsic(name, args, self.intrinsics.get(name))
+        tensor = reader.tensor(name)
+        index = tuple(reader.expressions("[", "]"))
+        kind = reader.take("name") if reader.next() != "=" else None
+        if kind is not None and kind not in Reduce.COMBINE:
+            raise self.error(f"there is no reduction {kind}")
+        reader.expect("=")
+        value = reader.value()
+        reader.end()
+        self.at += 1
+        return Store(tensor, index, value) if kind is None else Update(kind, tensor, index, value)
+
+    def expression(self, text: str, scope: Scope) -> Expr:
+        reader = _Expression(text, scope, self)
+        value = reader.value()
+        reader.end()
+        return value
+
+
+class _Expression:
+    """Reads one line's expression from tokens."""
+
+    def __init__(self, text: str, scope: Scope, parser: _Parser) -> None:
+        self.scope, self.parser, self.at = scope, parser, 0
+        self.tokens: list[tuple[str, str]] = []
+        position = 0
+        while position < len(text):
+            m = _TOKEN.match(text, position)
+            if m is None or m.lastgroup is None:
+                raise parser.error(f"`{text[position:]}` is not understood")
+            self.tokens.append((m.lastgroup, m[m.lastgroup]))
+            position = m.end()
+
+    def next(self, ahead: int = 0) -> str:
+        return self.tokens[self.at + ahead][1] if self.at + ahead < len(self.tokens) else ""
+
+    def take(self, kind: str) -> str:
+        if self.at == len(self.tokens) or self.tokens[self.at][0] != kind:
+            raise self.parser.error(f"a {kind} is expected, not `{self.next()}`")
+        self.at += 1
+        return self.tokens[self.at - 1][1]
+
+    def expect(self, mark: str) -> None:
+        if self.next() != mark:
+            raise self.parser.error(f"`{mark}` is expected, not `{self.next()}`")
+        self.at += 1
+
+    def end(self) -> None:
+        if self.at < len(self.tokens):
+            raise self.parser.error(f"`{self.next()}` is not expected")
+
+    def tensor(self, name: str) -> Tensor:
+        found = self.scope.get(name)
+        if not isinstance(found, Tensor):
+            raise self.parser.error(f"there is no tensor {name}")
+        return found
+
+    def arguments(self, first: str, last: str, tensors: bool = False) -> tuple[Expr | Tensor | int, ...]:
+        self.expect(first)
+        found: list[Expr | Tensor | int] = []
+        while self.next() != last:
+            if found:
+                self.expect(",")
+            name = self.scope.get(self.next())
+            if tensors and isinstance(name, Tensor) and self.next(1) != "[":
+                self.at += 1
+                found.append(name)
+            else:
+                found.append(self.value())
+        self.expect(last)
+        return tuple(found)
+
+    def expressions(self, first: str, last: str) -> tuple[Expr, ...]:
+        return tuple(a for a in self.arguments(first, last) if isinstance(a, Expr))
+
+    def literal(self, dtype: str | None = None) -> Const:
+        text = self.next()
+        self.at += 1
+        if text in ("True", "False"):
+            return Const(text == "True", dtype or "bool")
+        if dtype is None:
+            dtype = INDEX if re.fullmatch(r"-?\d+", text) else "float32"
+        try:
+            return Const(float(text) if is_float(dtype) else int(text), dtype)
+        except ValueError:
+            raise self.parser.error(f"{text} is not a value of type {dtype}") from None
+
+    def is_literal(self) -> bool:
+        return self.at < len(self.tokens) and (self.tokens[self.at][0] == "number" or self.next() in ("True", "False"))
+
+    def value(self) -> Expr:
+        if self.is_literal():
+            return self.literal()
+        if self.next() == "(":
+            self.expect("(")
+            a = self.value()
+            symbol = self.next()
+            if symbol not in OPERATIONS:
+                raise self.parser.error(f"`{symbol}` is not an operation")
+            self.at += 1
+            b = self.value()
+            self.expect(")")
+            return Binary(OPERATIONS[symbol], a, b)
+        name = self.take("name")
+        if self.next() == "[":
+            tensor = self.tensor(name)
+            return Load(tensor, self.expressions("[", "]"))
+        if self.next() != "(":
+            var = self.scope.get(name)
+            if not isinstance(var, Var):
+                raise self.parser.error(f"there is no variable {name}")
+            return var
+        if DTYPE.fullmatch(name):
+            return self.converted(name)
+        args = self.expressions("(", ")")
+        if name in ("min", "max") and len(args) == 2:
+            return Binary(name, *args)
+        if name == "select" and len(args) == 3:
+            return Select(*args)
+        function, _, dtype = name.partition(".")
+        return Call(function, args, dtype or call_type(function, args))
+
+    def converted(self, dtype: str) -> Expr:
+        self.expect("(")
+        value: Expr
+        if self.is_literal():
+            value = self.literal(dtype)
+        else:
+            value = Cast(self.value(), dtype)
+        self.expect(")")
+        return value

@@ -1,0 +1,207 @@
+"""What holds of every loop nest, as a table of rules: for each kind of node the sentences that it may break.
+
+A transformation that leaves a function broken is a mistake of the compiler, so tests verify after each one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from celosia.compiler.expr.affine import flatten, interval, linear
+from celosia.compiler.expr.loops import (
+    KINDS,
+    SCOPES,
+    Alloc,
+    Block,
+    For,
+    Function,
+    If,
+    Intrinsic,
+    Let,
+    Stmt,
+    Store,
+    Update,
+    exprs,
+)
+from celosia.compiler.expr.nodes import (
+    ARITHMETIC,
+    COMPARISONS,
+    INDEX,
+    Axis,
+    Binary,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Reduce,
+    Select,
+    Tensor,
+    Var,
+)
+
+
+class IRError(ValueError):
+    """A function that breaks `rule`; the message says where."""
+
+    def __init__(self, rule: str, where: object) -> None:
+        super().__init__(f"{rule}: {str(where).splitlines()[0]}")
+        self.rule = rule
+
+
+@dataclass
+class Context:
+    """What is known at a statement: variables, memories of tensors, which of them are read only, conditions."""
+
+    variables: frozenset[Var]
+    scopes: dict[Tensor, str]
+    constant: frozenset[Tensor]
+    guarded: bool = False
+    lanes: Var | None = None
+    seen: set[Any] = field(default_factory=set)
+
+    def scope(self, tensor: Tensor) -> str:
+        scope = self.scopes.get(tensor, "dram")
+        return "dram" if scope == "workspace" else scope
+
+
+Rules = dict[str, Callable[[Any, Context], Any]]
+"""Sentence -> whether a node breaks it."""
+
+
+def _has_rank(tensor: Tensor, index: tuple[Expr, ...]) -> bool:
+    return len(index) == len(tensor.shape) or len(index) == 1
+
+
+def _outside(tensor: Tensor, index: tuple[Expr, ...], c: Context) -> bool:
+    """Whether an access certainly leaves its tensor: it is affine in loops, and no condition keeps it back."""
+    if c.guarded or not _has_rank(tensor, index):
+        return False
+    pairs = (
+        zip(index, tensor.shape) if len(index) == len(tensor.shape) else [(flatten(tensor.shape, index), tensor.size)]
+    )
+    for i, size in pairs:
+        if all(atom is None or isinstance(atom, Axis) for atom in linear(i)):
+            reach = interval(i)
+            if reach is not None and (reach[0] < 0 or reach[1] >= size):
+                return True
+    return False
+
+
+_ACCESS: Rules = {
+    "a tensor is an input, an output, a constant, or allocated around": lambda n, c: (
+        n.tensor not in c.scopes and n.tensor.value is None
+    ),
+    "there is one index for each dimension, or one element number": lambda n, c: not _has_rank(n.tensor, n.index),
+    "an index is an int64": lambda n, c: any(i.dtype != INDEX for i in n.index),
+    "an index stays inside its tensor": lambda n, c: _outside(n.tensor, n.index, c),
+}
+_WRITE: Rules = {
+    **_ACCESS,
+    "inputs and constants are not written": lambda s, c: s.tensor in c.constant or s.tensor.value is not None,
+    "what is written has the type of the tensor": lambda s, c: s.value.dtype != s.tensor.dtype,
+}
+EXPR_RULES: dict[type[Expr], Rules] = {
+    Const: {},
+    Var: {"a variable is bound by a loop or a definition around": lambda e, c: e not in c.variables},
+    Load: _ACCESS,
+    Binary: {
+        "the operation exists": lambda e, c: e.op not in ARITHMETIC and e.op not in COMPARISONS,
+        "both sides of an operation have one type": lambda e, c: e.a.dtype != e.b.dtype,
+    },
+    Call: {},
+    Cast: {},
+    Select: {
+        "a condition is a bool": lambda e, c: e.cond.dtype != "bool",
+        "both arms of a selection have one type": lambda e, c: e.a.dtype != e.b.dtype,
+    },
+    Reduce: {"reductions have become loops": lambda e, c: True},
+}
+STMT_RULES: dict[type[Stmt], Rules] = {
+    For: {
+        "a loop runs at least once": lambda s, c: s.extent < 1,
+        "a loop's variable has its extent": lambda s, c: isinstance(s.var, Axis) and s.var.extent != s.extent,
+        "the kind of a loop exists": lambda s, c: s.kind not in KINDS,
+        "a variable is bound once": lambda s, c: s.var in c.variables,
+        "a vectorized loop contains no other": lambda s, c: s.kind == "vectorized" and c.lanes is not None,
+    },
+    Store: _WRITE,
+    Update: {**_WRITE, "the reduction exists": lambda s, c: s.kind not in Reduce.COMBINE},
+    Let: {
+        "a variable is bound once": lambda s, c: s.var in c.variables,
+        "a variable has the type of its value": lambda s, c: s.var.dtype != s.value.dtype,
+    },
+    If: {"a condition is a bool": lambda s, c: s.cond.dtype != "bool"},
+    Alloc: {
+        "the memory exists": lambda s, c: s.scope not in SCOPES,
+        "a tensor is allocated once": lambda s, c: s.tensor in c.seen,
+    },
+    Block: {},
+    Intrinsic: {"an intrinsic has the arguments that it declares": lambda s, c: _broken(s, c)},
+}
+
+
+def _broken(s: Intrinsic, c: Context) -> str | None:
+    return None if s.declared is None else s.declared.broken(s.args, c.scope)
+
+
+def verify(function: Function) -> Function:
+    """`function`, if it breaks no rule. IRError for the first that is broken."""
+    scopes = {t: "workspace" for t in (*function.inputs, *function.outputs)}
+    _stmt(function.body, Context(frozenset(), scopes, frozenset(function.inputs)))
+    return function
+
+
+def _check(node: Any, rules: Rules, c: Context) -> None:
+    for rule, broken in rules.items():
+        if found := broken(node, c):
+            raise IRError(rule, f"{node} ({found})" if isinstance(found, str) else node)
+
+
+def _stmt(s: Stmt, c: Context) -> None:
+    if type(s) not in STMT_RULES:
+        raise IRError("the kind of statement exists", type(s).__name__)
+    _check(s, STMT_RULES[type(s)], c)
+    done: set[tuple[int, bool]] = set()
+    for e in exprs(s):
+        _expr(e, c, done)
+    for inner, context in _inside(s, c):
+        _stmt(inner, context)
+
+
+def _inside(s: Stmt, c: Context) -> Iterator[tuple[Stmt, Context]]:
+    """The statements inside `s` with what is known there."""
+    match s:
+        case For(var, _, body, kind):
+            lanes = var if kind == "vectorized" else c.lanes
+            yield body, replace(c, variables=c.variables | {var}, lanes=lanes)
+        case Let(var, _, body):
+            yield body, replace(c, variables=c.variables | {var})
+        case If(_, body, orelse):
+            for part in (body,) if orelse is None else (body, orelse):
+                yield part, replace(c, guarded=True)
+        case Alloc(tensor, body, scope):
+            c.seen.add(tensor)
+            yield body, replace(c, scopes={**c.scopes, tensor: scope})
+        case Block(body):
+            for part in body:
+                yield part, c
+
+
+def _expr(e: Expr, c: Context, done: set[tuple[int, bool]]) -> None:
+    """`done`: nodes that were checked, with whether a condition guards them, as it does the arms of a selection."""
+    if (id(e), c.guarded) in done:
+        return
+    done.add((id(e), c.guarded))
+    kind = Var if isinstance(e, Var) else type(e)
+    if kind not in EXPR_RULES:
+        raise IRError("the kind of expression exists", kind.__name__)
+    _check(e, EXPR_RULES[kind], c)
+    for child in e.children():
+        arm = isinstance(e, Select) and child is not e.cond
+        _expr(child, replace(c, guarded=True) if arm else c, done)
+
+
+__all__ = ["EXPR_RULES", "STMT_RULES", "IRError", "verify"]

@@ -1,0 +1,76 @@
+"""Virtual threads: the iterations of a loop, run in alternation, each with its own slot of what is allocated inside.
+
+    vthread t in 2:                  inp a: int8[2, 16]
+      inp a: int8[16]                for k in 4:
+      for k in 4:                ->    load(a[0, 0], x[0, k, 0])
+        load(a[0], x[t, k, 0])         load(a[1, 0], x[1, k, 0])
+        gemm(c[t, 0], a[0], ...)       gemm(c[0, 0], a[0, 0], ...)
+                                       gemm(c[1, 0], a[1, 0], ...)
+
+So a thread loads while another computes: units wait for what touches the same place, and threads do not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from celosia.compiler.expr.affine import flatten
+from celosia.compiler.expr.loops import Alloc, Block, For, Function, If, Let, Stmt, block, children, map_accesses
+from celosia.compiler.expr.nodes import INDEX, Const, Expr, Load, Tensor, Var
+
+
+def interleave(function: Function) -> Function:
+    """`function` without vthread loops. Their iterations must not depend on each other, as those over data do not."""
+    return replace(function, body=_without(function.body))
+
+
+def _without(s: Stmt) -> Stmt:
+    match s:
+        case For(var, extent, body, "vthread"):
+            return _spread(_without(body), var, extent)
+        case For(var, extent, body, kind):
+            return For(var, extent, _without(body), kind)
+        case Let(var, value, body):
+            return Let(var, value, _without(body))
+        case If(cond, body, orelse):
+            return If(cond, _without(body), None if orelse is None else _without(orelse))
+        case Alloc(tensor, body, scope):
+            return Alloc(tensor, _without(body), scope)
+        case Block(body):
+            return block(*(_without(inner) for inner in body))
+    return s
+
+
+def _single(s: Stmt) -> bool:
+    """Whether `s` is one statement in loops: what a thread does at a stretch."""
+    return not isinstance(s, Block | Alloc) and all(_single(inner) for inner in children(s))
+
+
+def _spread(s: Stmt, var: Var, threads: int) -> Stmt:
+    """The statements of all threads in the place of each statement of `s`."""
+    match s:
+        case Alloc(tensor, body, scope):
+            slots = Tensor(tensor.name, (threads, *tensor.shape), tensor.dtype)
+            return Alloc(slots, _spread(_in_slot(body, tensor, slots, var), var, threads), scope)
+        case Block(body):
+            return block(*(_spread(inner, var, threads) for inner in body))
+        case For(other, extent, body, "serial") if not _single(body):
+            return For(other, extent, _spread(body, var, threads))
+    return block(*(_of_thread(s, var, Const(t, INDEX)) for t in range(threads)))
+
+
+def _of_thread(s: Stmt, var: Var, value: Expr) -> Stmt:
+    return map_accesses(s, lambda e: value if e is var else None)
+
+
+def _in_slot(s: Stmt, tensor: Tensor, slots: Tensor, var: Var) -> Stmt:
+    def moved(index: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        if len(index) == len(tensor.shape):
+            return (var, *index)
+        return (var * tensor.size + flatten(tensor.shape, index),)
+
+    return map_accesses(
+        s,
+        lambda e: Load(slots, moved(e.index)) if isinstance(e, Load) and e.tensor is tensor else None,
+        lambda t, i: (slots, moved(i)) if t is tensor else (t, i),
+    )
