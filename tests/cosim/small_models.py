@@ -42,6 +42,8 @@ class Builder:
     ) -> None:
         self.qdq, self.dtype, self.symmetric, self.opset = form == "qdq", np.dtype(dtype), symmetric, opset
         self.rng = np.random.default_rng(seed)
+        self.one_sided = False
+        """No weight is negative, and sums grow large."""
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, NDArray[Any]] = {}
         self.inputs: list[onnx.ValueInfoProto] = []
@@ -133,33 +135,41 @@ class Builder:
         With uint8 activations they have 7 bits: onnxruntime's U8S8 kernels saturate on some processors.
         """
         limit = 128 if self.dtype == np.int8 else 64
-        values = self.rng.integers(-limit, limit, shape).astype(np.int8)
+        values = self.rng.integers(0 if self.one_sided else -limit, limit, shape).astype(np.int8)
         scale = self.rng.uniform(0.002, 0.02, channels if per_channel else ()).astype(np.float32)
         zero = np.zeros(scale.shape, np.int8)
         return self.constant("weights", values), scale, [self.constant("scale", scale), self.constant("zero", zero)]
 
     def _spread(self, x: Tensor, w_scale: NDArray[Any], terms: int) -> float:
         """A scale with which the sums of `terms` products cover the bytes."""
-        return float(x.scale * np.mean(w_scale) * 74 * 40 * math.sqrt(terms) / 40 * self.rng.uniform(0.5, 2))
+        if self.one_sided:
+            return float(x.scale * np.mean(w_scale) * 64 * 64 * terms / 100)
+        return float(x.scale * np.mean(w_scale) * 74 * math.sqrt(terms) * self.rng.uniform(0.5, 2))
 
     def conv(
-        self, x: Tensor, out: int, kernel: tuple[int, int], strides: tuple[int, int] = (1, 1),
-        pads: tuple[int, int, int, int] = (0, 0, 0, 0), dilations: tuple[int, int] = (1, 1), group: int = 1,
-        per_channel: bool = True, bias: bool = True, activation: str = "",
+        self, x: Tensor, out: int, kernel: tuple[int, ...], strides: tuple[int, ...] = (1, 1),
+        pads: tuple[int, ...] = (0, 0, 0, 0), dilations: tuple[int, ...] = (1, 1), group: int = 1,
+        per_channel: bool = True, bias: bool = True, activation: str = "", auto_pad: str = "",
     ) -> Tensor:  # fmt: skip
-        """activation: "Relu" or "Clip" before quantisation, which then implies it; "kept" for a Relu between two QDQ
+        """auto_pad: "SAME_UPPER" or "SAME_LOWER" instead of pads.
+        activation: "Relu" or "Clip" before quantisation, which then implies it; "kept" for a Relu between two QDQ
         pairs; "clamp" for a Clip that quantisation does not imply, with which onnxruntime computes in float. QDQ only.
         """
         images, channels, *size = x.shape
         w, w_scale, w_meaning = self.weights((out, channels // group, *kernel), out, per_channel, 0)
-        rows, columns = (
-            (size[a] + pads[a] + pads[a + 2] - (kernel[a] - 1) * dilations[a] - 1) // strides[a] + 1 for a in (0, 1)
-        )
-        shape = (images, out, rows, columns)
-        scale = self._spread(x, w_scale, channels // group * kernel[0] * kernel[1])
+        rank = len(kernel)
         attrs: dict[str, Any] = dict(
-            kernel_shape=list(kernel), strides=list(strides), pads=list(pads), dilations=list(dilations), group=group
+            kernel_shape=list(kernel), strides=list(strides[:rank]), dilations=list(dilations[:rank]), group=group
         )
+        if auto_pad:
+            attrs["auto_pad"] = auto_pad
+            shape = (images, out, *(-(-size[a] // strides[a]) for a in range(rank)))
+        else:
+            attrs["pads"] = list(pads[: 2 * rank])
+            reaches = [(kernel[a] - 1) * dilations[a] + 1 for a in range(rank)]
+            around = [size[a] + pads[a] + pads[a + rank] - reaches[a] for a in range(rank)]
+            shape = (images, out, *(around[a] // strides[a] + 1 for a in range(rank)))
+        scale = self._spread(x, w_scale, channels // group * math.prod(kernel))
         b = self.constant("bias", self.rng.integers(-5000, 5000, out), np.int32) if bias else ""
         if not self.qdq:
             zero = self.zero()
