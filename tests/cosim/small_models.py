@@ -144,7 +144,7 @@ class Builder:
         """A scale with which the sums of `terms` products cover the bytes."""
         if self.one_sided:
             return float(x.scale * np.mean(w_scale) * 64 * 64 * terms / 100)
-        return float(x.scale * np.mean(w_scale) * 74 * math.sqrt(terms) * self.rng.uniform(0.5, 2))
+        return float(x.scale * np.mean(w_scale) * 74 * math.sqrt(terms) * self.rng.uniform(1, 3))
 
     def conv(
         self, x: Tensor, out: int, kernel: tuple[int, ...], strides: tuple[int, ...] = (1, 1),
