@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.memory import Lifetime, plan
+from celosia.compiler.tensorize.constants import Constants
 from celosia.compiler.tensorize.layer import Conv, Layer, Untileable, inputs
-from celosia.compiler.tensorize.lower import Constants, Lowering
+from celosia.compiler.tensorize.lower import Lowering
 from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.footprint import load_element_bytes
 from celosia.compiler.vthread.stream import Stream

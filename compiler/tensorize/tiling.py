@@ -127,7 +127,7 @@ def estimate(cfg: Config, p: Problem, t: Tiling) -> float:
     load = inp_loads * inp_beats + wgt_loads * wgt_beats + (out * entry_beats if p.residual else 0)
     tiles = n_tiles * spatial * k_tiles
     fetched = tiles * INSTRUCTIONS_PER_TILE * max(1, instruction_bytes(cfg) // cfg.bus_bytes)
-    load = load * 1.03 + fetched  # refresh and row ends; instructions come through the same port
+    beats = load * 1.03 + fetched  # refresh and row ends; instructions come through the same port
     store = out * entry_beats
     # Tiles that take more than half a ring cannot be loaded while the tile before is still used.
     exposed = 0.0
@@ -138,7 +138,7 @@ def estimate(cfg: Config, p: Problem, t: Tiling) -> float:
     chunk = t.n * t.y * t.x
     first = tile_inp * inp_beats + LATENCY
     drain = chunk * (1 + entry_beats) + LATENCY
-    busy = max(gemm + tiles * GEMM_CYCLES, load, store)
+    busy = max(gemm + tiles * GEMM_CYCLES, beats, store)
     return busy + exposed + first + drain
 
 

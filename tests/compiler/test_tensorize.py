@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from celosia.compiler.image import LayerError
-from celosia.compiler.tensorize import lower
+from celosia.compiler.tensorize import conv
 from celosia.compiler.tensorize.layer import Activation, Untileable, Window, padded_groups
 from celosia.compiler.tensorize.tiling import Problem, Tiling, candidates
 from celosia.compiler.tensorize.transfer import Dim, coalesce
@@ -185,7 +185,7 @@ def test_every_tiling_computes_the_same(b: Builder, window: Window, order: str, 
         return data.draw(st.sampled_from(tilings))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lower, "choose", anyone)
+        patch.setattr(conv, "choose", anyone)
         _check(b.net)
 
 

@@ -1,0 +1,32 @@
+"""The constant part of the accelerator's DRAM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass
+class Constants:
+    """The constant part of DRAM under construction, from address `base`; equal blobs are stored once."""
+
+    base: int
+    parts: list[NDArray[np.uint8]] = field(default_factory=list)
+    size: int = 0
+    known: dict[bytes, int] = field(default_factory=dict)
+
+    def place(self, blob: NDArray[np.uint8]) -> int:
+        """DRAM address of `blob`, aligned to 64 bytes."""
+        key = blob.tobytes()
+        if key not in self.known:
+            self.known[key] = self.base + self.size
+            padded = np.zeros(-(-len(blob) // 64) * 64, np.uint8)
+            padded[: len(blob)] = blob
+            self.parts.append(padded)
+            self.size += len(padded)
+        return self.known[key]
+
+    def data(self) -> NDArray[np.uint8]:
+        return np.concatenate([*self.parts, np.zeros(0, np.uint8)])

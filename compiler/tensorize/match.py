@@ -1,0 +1,218 @@
+"""Whether loops do what an intrinsic is declared to do.
+
+The value that the loops write is laid over the behaviour of the intrinsic: operations must be the same, tiles and
+parameters of the behaviour stand for what is found in their place. Then every loop of the nest must walk through all
+operands as one axis of the behaviour does, so that each operand is a dense tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from celosia.compiler.expr.affine import coefficient, flatten, linear
+from celosia.compiler.expr.bounds import divisor, simplified, structure
+from celosia.compiler.expr.loops import For, Intrinsic, Stmt, Store, Update
+from celosia.compiler.expr.nodes import (
+    INDEX,
+    Axis,
+    Binary,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Reduce,
+    Select,
+    Tensor,
+    Var,
+    substitute,
+    walk,
+)
+
+if TYPE_CHECKING:
+    from celosia.compiler.tensorize.intrinsics import TensorIntrinsic
+
+COMMUTATIVE = ("add", "mul", "min", "max", "and", "or", "xor", "eq", "ne")
+
+Found = Mapping[Tensor | Var, tuple[Load, Load] | Expr]
+"""For each tile the access in the behaviour and the one in its place, for each parameter its value."""
+
+
+class Mismatch(ValueError):
+    """Loops that do something else than the intrinsic; the message says what."""
+
+
+def match(intrinsic: TensorIntrinsic, nest: For, first: Expr, scope: Callable[[Tensor], str]) -> Intrinsic:
+    """The intrinsic in the place of `nest`; see loops.Declared. Raises Mismatch."""
+    loops, statement = _unrolled(intrinsic.name, nest)
+    behaviour, body = intrinsic.behaviour, intrinsic.behaviour.body
+    assert body is not None
+    inside = frozenset(loops)
+    kind, value = (body.kind, body.value) if isinstance(body, Reduce) else (None, body)
+    found_kind = statement.kind if isinstance(statement, Update) else None
+    if kind != found_kind:
+        raise Mismatch(
+            f"{intrinsic.name} is {_kind(kind)}, but {statement.tensor.name} is computed by {_kind(found_kind)}"
+        )
+    found = _Unifier(intrinsic.name, inside).unify(value, statement.value, {})
+    written = Load(behaviour, behaviour.axes), Load(statement.tensor, statement.index)
+    if behaviour.dtype != statement.tensor.dtype:
+        raise Mismatch(f"{intrinsic.name} writes {behaviour.dtype}, not {statement.tensor.dtype}")
+    pairs = {behaviour: written}
+    for tile in intrinsic.tiles[1:]:
+        pair = found[tile]
+        assert isinstance(pair, tuple)
+        pairs[tile] = pair
+    _check_scopes(intrinsic, {tile: actual.tensor for tile, (_, actual) in pairs.items()}, scope)
+    axes = (*behaviour.axes, *(body.axes if isinstance(body, Reduce) else ()))
+    _check_loops(intrinsic.name, axes, loops, pairs)
+
+    zero: dict[Var, Expr] = {loop: Const(0, INDEX) for loop in loops}
+    args: list[Expr] = []
+    for tile, (_, actual) in pairs.items():
+        start = Load(actual.tensor, tuple(simplified(substitute(i, zero)) for i in actual.index))
+        number = flatten(actual.tensor.shape, start.index) if start.index else Const(0, INDEX)
+        if divisor(number) % tile.size:
+            raise Mismatch(
+                f"{intrinsic.name}: tiles of {tile.name} begin at multiples of {tile.size} elements, not at {start}"
+            )
+        args.append(start)
+    for parameter in intrinsic.parameters:
+        argument = found[parameter]
+        assert isinstance(argument, Expr)
+        args.append(argument)
+    if kind is not None:
+        args.append(first)
+    return Intrinsic(intrinsic.name, tuple(args), intrinsic)
+
+
+def _kind(kind: str | None) -> str:
+    return "no reduction" if kind is None else f"a reduction by {kind}"
+
+
+def _unrolled(name: str, nest: For) -> tuple[list[Axis], Store | Update]:
+    """The loops of a perfect nest and the statement in them."""
+    loops: list[Axis] = []
+    stmt: Stmt = nest
+    while isinstance(stmt, For):
+        assert isinstance(stmt.var, Axis)
+        loops.append(stmt.var)
+        stmt = stmt.body
+    if not isinstance(stmt, Store | Update):
+        raise Mismatch(f"{name}: the loops hold more than one assignment")
+    return loops, stmt
+
+
+class _Unifier:
+    """Lays expressions over each other. `inside`: loops of the tile, on which no parameter may depend."""
+
+    def __init__(self, name: str, inside: frozenset[Var]) -> None:
+        self.name, self.inside = name, inside
+
+    def fail(self, wanted: Expr, actual: Expr) -> Mismatch:
+        return Mismatch(f"{self.name} computes {wanted}, the loops compute {actual}")
+
+    def unify(self, wanted: Expr, actual: Expr, found: Found) -> Found:
+        """`found` and what the two expressions add to it. Raises Mismatch."""
+        if isinstance(wanted, Var) and not isinstance(wanted, Axis):
+            return self._parameter(wanted, actual, found)
+        if isinstance(wanted, Load) and isinstance(actual, Load):
+            return self._tile(wanted, actual, found)
+        if type(wanted) is not type(actual) or wanted.dtype != actual.dtype or not _same_node(wanted, actual):
+            raise self.fail(wanted, actual)
+        if isinstance(wanted, Binary) and isinstance(actual, Binary) and wanted.op in COMMUTATIVE:
+            try:
+                return self._all((wanted.a, wanted.b), (actual.a, actual.b), found)
+            except Mismatch as reason:
+                try:
+                    return self._all((wanted.a, wanted.b), (actual.b, actual.a), found)
+                except Mismatch:
+                    raise reason from None
+        return self._all(wanted.children(), actual.children(), found)
+
+    def _all(self, wanted: Sequence[Expr], actual: Sequence[Expr], found: Found) -> Found:
+        for one, other in zip(wanted, actual, strict=True):
+            found = self.unify(one, other, found)
+        return found
+
+    def _parameter(self, wanted: Var, actual: Expr, found: Found) -> Found:
+        known = found.get(wanted)
+        if any(node in self.inside for node in walk(actual) if isinstance(node, Var)):
+            raise Mismatch(f"{self.name}: {wanted.name} is the same for the whole tile, but {actual} is not")
+        if any(isinstance(node, Load) for node in walk(actual)):
+            raise Mismatch(f"{self.name}: {wanted.name} is no tensor, but {actual} reads one")
+        if wanted.dtype != actual.dtype or (isinstance(known, Expr) and structure(known) != structure(actual)):
+            raise self.fail(wanted, actual)
+        return {**found, wanted: actual}
+
+    def _tile(self, wanted: Load, actual: Load, found: Found) -> Found:
+        if wanted.dtype != actual.dtype:
+            raise self.fail(wanted, actual)
+        known = found.get(wanted.tensor)
+        if isinstance(known, tuple) and [structure(e) for e in known] != [structure(wanted), structure(actual)]:
+            raise self.fail(wanted, actual)
+        return {**found, wanted.tensor: (wanted, actual)}
+
+
+def _same_node(wanted: Expr, actual: Expr) -> bool:
+    """Whether two nodes of one class are the same but for their children."""
+    match wanted, actual:
+        case Const(a), Const(b):
+            return a == b
+        case Binary(a), Binary(b):
+            return a == b
+        case Call(a, x), Call(b, y):
+            return a == b and len(x) == len(y)
+        case (Cast(), Cast()) | (Select(), Select()):
+            return True
+    return False
+
+
+def _check_scopes(intrinsic: TensorIntrinsic, tensors: dict[Tensor, Tensor], scope: Callable[[Tensor], str]) -> None:
+    for tile, tensor in tensors.items():
+        wanted, actual = intrinsic.scopes[tile.name], scope(tensor)
+        if wanted != actual:
+            raise Mismatch(f"{intrinsic.name} wants {tile.name} in {wanted}, but {tensor.name} is in {actual}")
+
+
+def _check_loops(
+    name: str, axes: Sequence[Axis], loops: Sequence[Axis], pairs: dict[Tensor, tuple[Load, Load]]
+) -> None:
+    """Mismatch where the loops do not walk through the tiles as the axes of the behaviour do."""
+
+    def steps(axis: Axis, of: int) -> tuple[int, ...]:
+        found = []
+        for pair in pairs.values():
+            load = pair[of]
+            step = coefficient(linear(flatten(load.tensor.shape, load.index)), axis) if load.index else 0
+            if step is None:
+                raise Mismatch(f"{name}: {load} is not affine in {axis.name}")
+            found.append(step)
+        return (axis.extent, *found)
+
+    wanted = _merged([steps(axis, 0) for axis in axes if axis.extent > 1])
+    actual = _merged([steps(axis, 1) for axis in loops if axis.extent > 1])
+    if wanted == actual:
+        return
+    names = [tile.name for tile in pairs]
+
+    def said(rows: Sequence[tuple[int, ...]]) -> str:
+        texts = (
+            f"{row[0]} with steps " + ", ".join(f"{step} in {n}" for step, n in zip(row[1:], names) if step)
+            for row in rows
+        )
+        return "; ".join(texts) or "none"
+
+    raise Mismatch(f"{name} has loops of {said(wanted)}; found {said(actual)}")
+
+
+def _merged(rows: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Loops (extent, steps) in order, where two that walk evenly through all operands are one."""
+    rows = sorted(rows)
+    for outer in rows:
+        for inner in rows:
+            if outer is not inner and all(a == inner[0] * b for a, b in zip(outer[1:], inner[1:])):
+                rest = [row for row in rows if row is not outer and row is not inner]
+                return _merged([*rest, (outer[0] * inner[0], *inner[1:])])
+    return rows
