@@ -220,7 +220,7 @@ def test_illegal_placements_say_why() -> None:
         T.lower(s)
     with pytest.raises(ValueError, match="e cannot be computed inside itself"):
         s[e].compute_at(s[e], e.axes[0])
-    with pytest.raises(ValueError, match="e is computed inside d already|d is computed inside e already"):
+    with pytest.raises(ValueError, match="d is computed inside e already"):
         s[e].compute_at(s[d], d.axes[0])
     with pytest.raises(ValueError, match="i0 is not one of the loops"):
         s[p].compute_at(s[c], i)

@@ -1,0 +1,159 @@
+"""Scheduled expressions on the accelerator: the functional device gives what the interpreter gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from celosia.compiler import expr as T
+from celosia.compiler.cpu.kernel import compile_function
+from celosia.compiler.expr import loops
+from celosia.compiler.tensorize import intrinsics as hw
+from celosia.compiler.tensorize import pack
+from celosia.compiler.tensorize.layer import Requantise
+from celosia.compiler.tensorize.render import AcceleratorKernel, RenderError, render
+from celosia.compiler.vthread.interleave import interleave
+from celosia.driver.kernels import run
+from celosia.hw.config import Config
+from celosia.hw.isa import Opcode, opcode_of
+from celosia.sim.fsim import FunctionalDevice
+
+TINY = Config.load("tiny")
+WIDE = Config(name="wide", batch=1, block_in=8, block_out=4, inp_depth=512, wgt_depth=128, acc_depth=256)
+TALL = Config(name="tall", batch=1, block_in=4, block_out=8, inp_depth=512, wgt_depth=128, acc_depth=256)
+PAIR = Config(name="pair", batch=2, block_in=4, block_out=4, inp_depth=512, wgt_depth=128, acc_depth=256)
+RNG = np.random.default_rng(1)
+
+
+def int8(*shape: int) -> NDArray[np.int8]:
+    return RNG.integers(-128, 128, shape).astype(np.int8)
+
+
+def parameters(cfg: Config, channels: int) -> NDArray[np.uint64]:
+    """Entries of par that bring sums of some hundred products into int8."""
+    bias = RNG.integers(-3000, 3000, channels).astype(np.int32)
+    multiplier = RNG.integers(1 << 23, 1 << 24, channels).astype(np.uint32)
+    shift = RNG.integers(29, 33, channels).astype(np.uint8)
+    data = pack.parameters(cfg, Requantise(bias, multiplier, shift, 0))
+    return data.view(np.uint64).reshape(-1, cfg.block_out)
+
+
+def opcodes(kernel: AcceleratorKernel) -> list[Opcode | None]:
+    return [opcode_of(int(row[0])) for row in kernel.code]
+
+
+def on_device(cfg: Config, function: T.Function, *inputs: np.ndarray) -> AcceleratorKernel:
+    """The kernel, after comparing the device with the interpreter, and those with LLVM and with the parsed text."""
+    T.verify(function)
+    again = T.parse(str(function), hw.declared(cfg))
+    assert str(again) == str(function)
+    expected = compile_function(interleave(function).expanded())(*inputs)
+    if sum(t.size for t in function.inputs) < 3000:
+        for same in (T.interpret(function, *inputs), T.interpret(again, *inputs)):
+            np.testing.assert_array_equal(same[0], expected[0])
+    kernel = render(cfg, function)
+    outputs, _ = run(kernel, FunctionalDevice(cfg, checking=True), *inputs)
+    np.testing.assert_array_equal(outputs[0], expected[0])
+    return kernel
+
+
+def matmul(cfg: Config, m: int, n: int, k: int) -> tuple[list[T.Tensor], T.Tensor, T.Tensor]:
+    """y = requantised(x w): x [m, k] and y [m, n] as they are, w in blocks."""
+    bi, bo = cfg.block_in, cfg.block_out
+    x = T.placeholder((m, k), "int8", "x")
+    w = T.placeholder((n // bo, k // bi, bo, bi), "int8", "w")
+    par = T.placeholder((n // bo, bo), "uint64", "par")
+    r = T.reduce_axis(k, "k")
+
+    def product(i: T.Expr, j: T.Expr) -> T.Expr:
+        return T.sum(x[i, r].astype("int32") * w[j // bo, r // bi, j % bo, r % bi].astype("int32"), r)
+
+    acc = T.compute((m, n), product, "acc")
+    y = T.compute((m, n), lambda i, j: hw.requantised(acc[i, j], par[j // bo, j % bo], 3.0), "y")
+    return [x, w, par], acc, y
+
+
+def scheduled(
+    cfg: Config, inputs: list[T.Tensor], acc: T.Tensor, y: T.Tensor, tm: int, tn: int, tk: int, threads: int = 1
+) -> T.Schedule:
+    """Tiles of tm rows, tn output and tk input blocks; `threads` virtual threads over output blocks."""
+    x, w, par = inputs
+    bi, bo, g = cfg.block_in, cfg.block_out, cfg.group
+    s = T.create_schedule(y)
+    s[acc].set_scope("acc")
+    out = s.cache_write(y, "out")
+    near_x, near_w, near_par = s.cache_read(x, "inp", acc), s.cache_read(w, "wgt", acc), s.cache_read(par, "par", out)
+
+    i, j = y.axes
+    io, jo, ii, ji = s[y].tile(i, j, tm, tn * bo)
+    if threads > 1:
+        jt, jo = s[y].split(jo, -(-jo.extent // threads))
+        s[y].reorder(io, jo, jt)
+        s[y].vthread(jt)
+        jo = jt
+    jp, jg = s[y].split(ji, g)
+    s[y].reorder(io, jo, ii, jp, jg)
+    s[y].tensorize(jg, hw.store(cfg))
+
+    s[out].compute_at(s[y], jo)
+    ob, oc = s[out].split(out.axes[1], bo)
+    s[out].tensorize(oc, hw.requantise(cfg))
+    s[near_par].compute_at(s[y], jo)
+    s[near_par].tensorize(near_par.axes[1], hw.load(cfg, "par"))
+
+    s[acc].compute_at(s[y], jo)
+    ai, aj = acc.axes
+    k = s[acc].order[-1]
+    ab, ac = s[acc].split(aj, bo)
+    ko, kb, kc = *s[acc].split(k, tk * bi), k
+    kb, kc = s[acc].split(kb, bi)
+    s[acc].reorder(ko, ai, ab, kb, ac, kc)
+    s[acc].tensorize(ac, hw.gemm(cfg))
+    s[near_x].compute_at(s[acc], ko)
+    _, xc = s[near_x].split(near_x.axes[1], g)
+    s[near_x].tensorize(xc, hw.load(cfg, "inp"))
+    s[near_w].compute_at(s[acc], ko)
+    s[near_w].tensorize(near_w.axes[2], hw.load(cfg, "wgt"))
+    return s
+
+
+def matmul_arrays(cfg: Config, m: int, n: int, k: int) -> tuple[np.ndarray, ...]:
+    return int8(m, k), int8(n // cfg.block_out, k // cfg.block_in, cfg.block_out, cfg.block_in), parameters(cfg, n)
+
+
+@pytest.mark.parametrize("cfg", [TINY, WIDE, TALL], ids=lambda cfg: cfg.name)
+def test_one_tile_of_a_matrix_product(cfg: Config) -> None:
+    m, n, k = 1, cfg.block_out, cfg.block_in
+    inputs, acc, y = matmul(cfg, m, n, k)
+    kernel = on_device(cfg, T.lower(scheduled(cfg, inputs, acc, y, 1, 1, 1), inputs), *matmul_arrays(cfg, m, n, k))
+    assert sorted(opcodes(kernel)) == [Opcode.LOAD] * 3 + [Opcode.GEMM, Opcode.VECTOR, Opcode.STORE]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.sampled_from([TINY, WIDE, TALL]), st.data())
+def test_tiled_matrix_products(cfg: Config, data: st.DataObject) -> None:
+    def number(low: int, high: int) -> int:
+        return data.draw(st.integers(low, high))
+
+    tm, tn, tk = number(1, 3), number(1, 2), number(1, 2)
+    threads = number(1, 3)
+    m, n, k = tm * number(1, 3), tn * threads * number(1, 2) * cfg.block_out, tk * number(1, 3) * cfg.block_in
+    inputs, acc, y = matmul(cfg, m, n, k)
+    function = T.lower(scheduled(cfg, inputs, acc, y, tm, tn, tk, threads), inputs)
+    kernel = on_device(cfg, function, *matmul_arrays(cfg, m, n, k))
+    tiles = m // tm * (n // (tn * cfg.block_out))
+    assert opcodes(kernel).count(Opcode.GEMM) == tiles * (k // (tk * cfg.block_in))
+    assert opcodes(kernel).count(Opcode.VECTOR) == tiles
+
+
+def test_virtual_threads_load_while_others_compute() -> None:
+    """With two threads the loads of the second come before the gemm of the first, in a place of their own."""
+    inputs, acc, y = matmul(TINY, 8, 16, 16)
+    kernel = on_device(
+        TINY, T.lower(scheduled(TINY, inputs, acc, y, 8, 1, 2, threads=2), inputs), *matmul_arrays(TINY, 8, 16, 16)
+    )
+    order = "".join(o.name[0] for o in opcodes(kernel) if o in (Opcode.LOAD, Opcode.GEMM))
+    assert "LLLLGGLLLLGG" in order
