@@ -81,7 +81,7 @@ def _negative(model: onnx.ModelProto) -> None:
     [
         (_short_constant, r"weights"),
         (_no_groups, r"(?i)group"),
-        (_one_stride, r"tensor .qlinearconv"),
+        (_one_stride, r"strides"),
         (_missing_file, r"weights"),
         (_no_type, r"input_1"),
         (_no_shape, r"shape"),
