@@ -208,9 +208,7 @@ class _Assembler:
         for number, value in enumerate(node.inputs):
             if value is None:
                 continue
-            if not _is_plain(value) or (
-                number in SHAPE_INPUTS.get(node.op_type, ()) and constant(value) is None
-            ):
+            if not _is_plain(value) or (number in SHAPE_INPUTS.get(node.op_type, ()) and constant(value) is None):
                 return False
         types = [None if value is None else self._type(value) for value in node.inputs]
         tensors = [None if each is None else placeholder(each.shape, each.dtype, "x") for each in types]
@@ -260,9 +258,7 @@ class _Assembler:
         inputs = tuple("" if value is None else value.name or "" for value in node.inputs)
         if node in self.views:
             return cpu.CpuNode("Reshape", (inputs[0], _dims_name(node.outputs[0])), outputs[:1], {}, node.name or "")
-        return cpu.CpuNode(
-            node.op_type, inputs, outputs, parse(ir.to_proto(node), self.opsets).attrs, node.name or ""
-        )
+        return cpu.CpuNode(node.op_type, inputs, outputs, parse(ir.to_proto(node), self.opsets).attrs, node.name or "")
 
     def _step(self, members: list[cpu.CpuNode], nodes: list[ir.Node]) -> CpuStep:
         infos = tuple(self._info(node) for node in nodes)

@@ -270,4 +270,3 @@ def kernel(op: HostOp, args: Sequence[Array | None]) -> Kernel:
             check_size(prod(shape) * np.dtype(dtype).itemsize, f"{op.op} ({op.name}): the output {list(shape)}")
         _kernels[key] = made
     return _kernels[key]
-
