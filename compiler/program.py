@@ -282,7 +282,7 @@ def _read(path: Path, archive: zipfile.ZipFile) -> Program:
 def _array_bytes(array: NDArray[Any]) -> bytes:
     """The array as a .npy file; as an ONNX tensor where numpy has no such element type, or it holds strings."""
     if array.dtype.isbuiltin == 2 or array.dtype.kind == "O":
-        return onnx.numpy_helper.from_array(array).SerializeToString()
+        return bytes(onnx.numpy_helper.from_array(array).SerializeToString())
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()

@@ -148,7 +148,8 @@ class Runtime:
                 checked[name] = inputs[name]
                 continue
             array = np.asarray(inputs[name])
-            if array.dtype.name != tensor.dtype or array.shape != tensor.shape:
+            same = array.ndim == len(tensor.shape) and all(w in (n, -1) for n, w in zip(array.shape, tensor.shape))
+            if array.dtype.name != tensor.dtype or not same:
                 raise InputError(
                     f"input {name!r} must be {tensor.dtype}{list(tensor.shape)}, not {array.dtype}{list(array.shape)}"
                 )

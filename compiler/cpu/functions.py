@@ -127,6 +127,8 @@ def convert(b: Any, value: V, source: str, target: str) -> V:
         zero = like(value, source, 0)
         return b.fcmp_unordered("!=", value, zero) if from_float else b.icmp_unsigned("!=", value, zero)
     if from_float and to_float:
+        if (source, target) == ("float64", "float16"):  # through float32, rounded to odd, so that it rounds once
+            return b.fptrunc(_round_to_odd(b, value), to)
         return b.fpext(value, to) if float(source[5:]) < float(target[5:]) else b.fptrunc(value, to)
     if from_float:
         return intrinsic(b, "llvm.fptosi.sat" if signed_to else "llvm.fptoui.sat", value, result=to)
@@ -138,6 +140,18 @@ def convert(b: Any, value: V, source: str, target: str) -> V:
     if bits_to == bits_from:
         return value
     return b.sext(value, to) if signed_from else b.zext(value, to)
+
+
+def _round_to_odd(b: Any, value: V) -> V:
+    """float64 to float32: where it is not exact, towards zero, and then the last bit set."""
+    near = b.fptrunc(value, widened(value, ir.FloatType()))
+    back = b.fpext(near, value.type)
+    bits = b.bitcast(near, widened(value, I32))
+    one = ir.Constant(bits.type, [1] * bits.type.count if is_vector(bits) else 1)
+    size = [intrinsic(b, "llvm.fabs", each) for each in (back, value)]
+    bits = b.select(b.fcmp_ordered(">", *size), b.sub(bits, one), bits)
+    odd = b.select(b.fcmp_ordered("!=", back, value), b.or_(bits, one), bits)
+    return b.bitcast(odd, near.type)
 
 
 def convert_small(b: Any, value: V, target: str) -> V:

@@ -53,7 +53,7 @@ def _foldable(node: ir.Node) -> bool:
         dims = shape(value)
         if not isinstance(value.type, ir.TensorType) or dims is None or value.dtype in (None, ir.DataType.STRING):
             return False
-        if prod(dims) * np.dtype(value.dtype.numpy()).itemsize > MAX_BYTES:  # type: ignore[union-attr]
+        if prod(dims) * np.dtype(value.dtype.numpy()).itemsize > MAX_BYTES:
             return False
     return True
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
-import onnx.inliner
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from celosia.compiler.cpu.host import DOMAINS
-from celosia.compiler.cpu.hostops import HOST
-from celosia.compiler.cpu.ops import OPS
+from celosia.compiler.graph.functions import inline_functions, nodes
+from celosia.compiler.graph.gradient import expand_gradients
 
 
 class ModelError(ValueError):
@@ -26,7 +23,7 @@ def load(source: str | Path | onnx.ModelProto) -> ir.Model:
         raise ModelError(f"{name} holds no graph; give an ONNX model")
     try:
         onnx.checker.check_model(_known_domains(proto))
-        model: ir.Model = ir.from_proto(_with_shapes(_inlined(proto)))
+        model: ir.Model = ir.from_proto(_with_shapes(inline_functions(expand_gradients(proto))))
     except Exception as error:  # onnx raises several unrelated classes for a broken model
         raise ModelError(f"{name} is not a valid ONNX model: {_first_line(error)}") from None
     require_static(model)
@@ -56,42 +53,14 @@ def _first_line(error: Exception) -> str:
 
 def _known_domains(proto: onnx.ModelProto) -> onnx.ModelProto:
     """`proto` as the ONNX checker can judge it: imports of domains that no node uses do not matter."""
-    used = {node.domain for node in proto.graph.node}
+    used = {node.domain for node in nodes(proto.graph)}
+    used |= {node.domain for function in proto.functions for node in function.node}
     kept = [entry for entry in proto.opset_import if entry.domain in used | {"", "ai.onnx"}]
     checked = onnx.ModelProto()
     checked.CopyFrom(proto)
     del checked.opset_import[:]
     checked.opset_import.extend(kept)
     return checked
-
-
-def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """`proto` with functions in place of the operators that they define: the model's own, and those of ONNX itself
-    for operators that we have no code for."""
-    own = [(domain, op) for domain in DOMAINS for op in OPS] + list(HOST) + [("ai.onnx", op) for _, op in HOST]
-    used = {(node.domain, node.op_type) for node in _nodes(proto.graph)}
-    if not proto.functions and not any(_has_function(proto, *each) for each in used.difference(own)):
-        return proto
-    inlined = onnx.inliner.inline_selected_functions(proto, own, exclude=True, inline_schema_functions=True)
-    return inlined
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """All nodes, those of subgraphs too."""
-    for node in graph.node:
-        yield node
-        for attr in node.attribute:
-            for inner in (attr.g, *attr.graphs):
-                yield from _nodes(inner)
-
-
-def _has_function(proto: onnx.ModelProto, domain: str, op: str) -> bool:
-    version = next((each.version for each in proto.opset_import if each.domain == domain), 1)
-    try:
-        schema = onnx.defs.get_schema(op, version, domain)
-    except onnx.defs.SchemaError:
-        return False
-    return bool(schema.has_function or schema.has_context_dependent_function)
 
 
 _STAND_INS: dict[str, tuple[str, slice | tuple[int, ...]]] = {
@@ -140,8 +109,18 @@ def _require_readable(model: ir.Model) -> None:
             raise ModelError(f"the constant {name!r} cannot be read: {_first_line(error)}") from None
 
 
+SEQUENCES = frozenset(("SequenceConstruct", "SequenceEmpty", "SplitToSequence"))
+"""Operators of models whose sizes are known only at run time anyway."""
+
+
+def _is_sequence(value: ir.Value) -> bool:
+    return isinstance(value.type, (ir.SequenceType, ir.OptionalType))
+
+
 def require_static(model: ir.Model) -> None:
-    """ModelError where an input's shape is unknown or not a constant."""
+    """ModelError where an input's shape is unknown or not a constant, except in models of sequences."""
+    if any(node.op_type in SEQUENCES for node in model.graph) or any(map(_is_sequence, model.graph.inputs)):
+        return
     for value in model.graph.inputs:
         if value.name in model.graph.initializers:
             continue

@@ -73,7 +73,7 @@ def _scan(
         raise op.fail(f"inputs of {[len(value) for value in scanned]} steps")
     rows: list[list[Array]] = [[] for _ in body.outputs[states:]]
     for i in range(len(scanned[0])):
-        out = body.run([*state, *(np.ascontiguousarray(value[i]) for value in scanned)], outer)
+        out = body.run([*state, *(np.asarray(value[i], order="C") for value in scanned)], outer)
         state = out[:states]
         for row, value in zip(rows, out[states:]):
             row.append(value)
@@ -109,7 +109,7 @@ def random(op: HostOp, like: Array | None = None) -> Array:
 @host("Bernoulli")
 def bernoulli(op: HostOp, x: Array) -> Array:
     kind = numpy_type(op.attrs["dtype"]) if "dtype" in op.attrs else x.dtype
-    return (_generator(op).uniform(size=x.shape) < x).astype(kind)
+    return np.asarray(_generator(op).uniform(size=x.shape) < x).astype(kind)
 
 
 @host("Multinomial")
@@ -118,7 +118,7 @@ def multinomial(op: HostOp, x: Array) -> Array:
     sums = np.cumsum(chances / chances.sum(axis=1, keepdims=True), axis=1)
     draws = _generator(op).uniform(size=(x.shape[0], op.attr("sample_size", 1)))
     picked = (draws[:, :, None] >= sums[:, None, :]).sum(axis=2)
-    return np.minimum(picked, x.shape[1] - 1).astype(numpy_type(op.attr("dtype", 6)))
+    return np.asarray(np.minimum(picked, x.shape[1] - 1)).astype(numpy_type(op.attr("dtype", 6)))
 
 
 @host("Dropout")
@@ -127,10 +127,12 @@ def dropout(op: HostOp, x: Array, ratio: Array | None = None, training: Array | 
     if training is None or not training.reshape(-1)[0] or share == 0:
         return x, np.ones(x.shape, bool)
     mask = _generator(op).uniform(size=x.shape) >= share
-    return (x * mask / (1 - share)).astype(x.dtype), mask
+    return np.asarray(x * mask / (1 - share)).astype(x.dtype), mask
 
 
-def _generator(op: HostOp) -> np.random.Generator:
+def _generator(op: HostOp) -> np.random.RandomState:
     """From the attribute `seed`, where there is one."""
     seed = op.attr("seed")
-    return np.random.default_rng(None if seed is None else int(np.float32(seed).view(np.uint32)))
+    if seed is None:
+        return np.random.RandomState()
+    return np.random.RandomState(int(seed) if seed == int(seed) >= 0 else int(np.float32(seed).view(np.uint32)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,8 +62,24 @@ def adam(op: HostOp, rate: Array, step: Array, *inputs: Array) -> tuple[Array, .
     return _sorted(new)
 
 
-def _sorted(new: list[tuple[Array, ...]]) -> tuple[Array, ...]:
+def _sorted(new: Sequence[tuple[Array, ...]]) -> tuple[Array, ...]:
     return tuple(value.astype(np.float32) for kind in zip(*new) for value in kind)
+
+
+@host("BatchNormalization")
+def batch_normalisation(
+    op: HostOp, x: Array, scale: Array, shift: Array, mean: Array, variance: Array
+) -> tuple[Array, Array, Array]:
+    """In training mode: normalises by the batch, and returns running statistics."""
+    if not op.attr("training_mode", 0):
+        raise op.fail("it cannot be compiled for these inputs")
+    axes = (0, *range(2, x.ndim))
+    shape = (1, -1, *[1] * (x.ndim - 2))
+    now, spread, keep = x.mean(axis=axes), x.var(axis=axes), op.attr("momentum", 0.9)
+    y = (x - now.reshape(shape)) / np.sqrt(spread.reshape(shape) + op.attr("epsilon", 1e-5))
+    y = y * scale.reshape(shape) + shift.reshape(shape)
+    running = (mean * keep + now * (1 - keep), variance * keep + spread * (1 - keep))
+    return y.astype(x.dtype), running[0].astype(mean.dtype), running[1].astype(variance.dtype)
 
 
 COMPARE = (np.less_equal, np.less, np.greater_equal, np.greater, np.equal, np.not_equal)

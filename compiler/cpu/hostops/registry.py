@@ -36,7 +36,8 @@ def host(*names: str, domain: str = "") -> Callable[[Function], Function]:
 
 def numpy_type(onnx_type: int) -> np.dtype[Any]:
     """The element type that arrays of an ONNX type have; strings are objects."""
-    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(onnx_type))
+    kind: np.dtype[Any] = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(onnx_type))
+    return kind
 
 
 def int_list(value: Any) -> list[int]:

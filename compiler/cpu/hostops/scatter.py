@@ -29,7 +29,7 @@ def scatter_elements(op: HostOp, x: Array, indices: Array, updates: Array) -> Ar
     axis = op.attr("axis", 0)
     out = x.copy()
     chosen = _wrap(op, indices, x.shape[axis])
-    places = list(np.indices(indices.shape, sparse=True))
+    places: list[Array] = list(np.indices(indices.shape, sparse=True))
     places[axis] = chosen
     _put(op, out, tuple(places), updates)
     return out
@@ -116,7 +116,11 @@ def cumulative(op: HostOp, x: Array, axis: Array) -> Array:
 
 @host("Einsum")
 def einsum(op: HostOp, *inputs: Array) -> Array:
-    return np.asarray(np.einsum(op.attrs["equation"].replace(" ", ""), *inputs, optimize=True), inputs[0].dtype)
+    kind = inputs[0].dtype
+    if kind.name not in ("float32", "float64") and kind.kind not in "iu":
+        inputs = tuple(each.astype(np.float32) for each in inputs)
+    result: Array = np.einsum(op.attrs["equation"].replace(" ", ""), *inputs, optimize=True)
+    return np.asarray(result).astype(kind)
 
 
 @host("Det")
@@ -132,4 +136,4 @@ def array_feature_extractor(op: HostOp, x: Array, indices: Array) -> Array:
 
 @host("Binarizer", domain="ai.onnx.ml")
 def binarizer(op: HostOp, x: Array) -> Array:
-    return (x > op.attr("threshold", 0.0)).astype(x.dtype)
+    return np.asarray(x > op.attr("threshold", 0.0)).astype(x.dtype)

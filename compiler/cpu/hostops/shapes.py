@@ -78,7 +78,7 @@ def range_(op: HostOp, start: Array, limit: Array, delta: Array) -> Array:
     first, last, step = (v.reshape(-1)[0] for v in (start, limit, delta))
     count = max(0, int(np.ceil((last - first) / step)))
     check_size(count * start.itemsize, f"Range ({op.name}): its output [{count}]")
-    return (first + np.arange(count, dtype=start.dtype) * step).astype(start.dtype)
+    return np.asarray(first + np.arange(count, dtype=start.dtype) * step).astype(start.dtype)
 
 
 @host("Concat")

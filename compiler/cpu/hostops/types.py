@@ -101,7 +101,7 @@ def bit_cast(op: HostOp, x: Array) -> Array:
     kind = numpy_type(op.attrs["to"])
     if kind.itemsize != x.dtype.itemsize:
         raise op.fail(f"{x.dtype} and {kind} differ in size")
-    return np.ascontiguousarray(x).view(kind)
+    return np.asarray(x, order="C").view(kind)
 
 
 def _along(values: Array, x: Array, axis: int, block: int) -> Array:

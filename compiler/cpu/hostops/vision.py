@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -62,7 +62,7 @@ def roi_align(op: HostOp, x: Array, rois: Array, images: Array) -> Array:
             points = sampling if sampling > 0 else max(1, int(np.ceil(extent / size)))
             places.append(start + (np.arange(size * points) + 0.5) * (cell / points))
             cells.append(points)
-        corners = _corners(x[int(image)], *places, reduce=op.attr("mode", "avg"))
+        corners = _corners(x[int(image)], places[0], places[1], op.attr("mode", "avg"))
         blocks = corners.reshape(-1, height, cells[0], width, cells[1])
         out[number] = blocks.max(axis=(2, 4)) if op.attr("mode", "avg") == "max" else blocks.mean(axis=(2, 4))
     return out
@@ -83,7 +83,7 @@ def _corners(image: Array, ys: Array, xs: Array, reduce: str) -> Array:
         image[:, places[0][i]][:, :, places[1][j]] * (weights[0][i][:, None] * weights[1][j])
         for i, j in itertools.product((0, 1), repeat=2)
     ]
-    return np.max(terms, axis=0) if reduce == "max" else np.sum(terms, axis=0)
+    return np.asarray(np.max(terms, axis=0) if reduce == "max" else np.sum(terms, axis=0))
 
 
 @host("GridSample")
@@ -162,9 +162,8 @@ def col2im(op: HostOp, x: Array, image: Array, block: Array) -> Array:
     return out[(slice(None), slice(None), *(slice(pads[d], pads[d] + size) for d, size in enumerate(sizes)))]
 
 
-@host("LpPool")
-def lp_pool(op: HostOp, x: Array) -> Array:
-    kernel = op.attrs["kernel_shape"]
+def _window(op: HostOp, x: Array, kernel: list[int]) -> tuple[list[int], list[int], list[int]]:
+    """(strides, dilations, pads), with automatic padding and the rounding up of sizes turned into pads."""
     n = len(kernel)
     strides, dilations = op.attr("strides", [1] * n), op.attr("dilations", [1] * n)
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations)]
@@ -178,13 +177,53 @@ def lp_pool(op: HostOp, x: Array) -> Array:
     if op.attr("ceil_mode", 0):
         for d, size in enumerate(x.shape[2:]):
             pads[d + n] += -(size + pads[d] + pads[d + n] - reach[d]) % strides[d]
+    return strides, dilations, pads
+
+
+@host("LpPool")
+def lp_pool(op: HostOp, x: Array) -> Array:
+    kernel = op.attrs["kernel_shape"]
+    n = len(kernel)
+    strides, dilations, pads = _window(op, x, kernel)
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations)]
     p = op.attr("p", 2)
     powers = np.pad(np.abs(x) ** p, ((0, 0), (0, 0), *((pads[d], pads[d + n]) for d in range(n))))
     windows = np.lib.stride_tricks.sliding_window_view(powers, reach, axis=tuple(range(2, 2 + n)))
     spots = tuple(slice(None, None, s) for s in strides)
     taps = tuple(slice(None, None, d) for d in dilations)
     total = windows[(slice(None), slice(None), *spots, *taps)].sum(axis=tuple(range(-n, 0)))
-    return (total ** (1.0 / p)).astype(x.dtype)
+    return np.asarray(total ** (1.0 / p)).astype(x.dtype)
+
+
+@host("MaxPool")
+def max_pool(op: HostOp, x: Array) -> tuple[Array, Array]:
+    """With the places of the maxima, counted in rows, or in columns where storage_order is 1."""
+    if x.dtype.kind not in "iuf":
+        raise op.fail(f"element type {x.dtype}")
+    kernel = op.attrs["kernel_shape"]
+    n = len(kernel)
+    strides, dilations, pads = _window(op, x, kernel)
+    low = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
+    edges = [(pads[d], pads[d + n]) for d in range(n)]
+    by_columns = op.attr("storage_order", 0)
+    places = np.arange(int(np.prod(x.shape[2:]))).reshape(x.shape[2:][::-1] if by_columns else x.shape[2:])
+    places = places.T if by_columns else places
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations)]
+    where: Any = (..., *(slice(None, None, s) for s in strides), *(slice(None, None, d) for d in dilations))
+
+    def windows(array: Array, fill: float) -> Array:
+        widths = [(0, 0)] * (array.ndim - n) + edges
+        whole = np.pad(array, widths, constant_values=np.asarray(fill, array.dtype))
+        axes = tuple(range(array.ndim - n, array.ndim))
+        view = np.lib.stride_tricks.sliding_window_view(whole, reach, axis=axes)[where]
+        return np.reshape(view, (*view.shape[:-n], -1))
+
+    values = windows(x, low)
+    best = values.argmax(axis=-1)[..., None]
+    spots = np.broadcast_to(windows(places, -1), values.shape)
+    base = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *[1] * n) * places.size
+    chosen = np.take_along_axis(spots, best, -1)[..., 0] + base
+    return np.take_along_axis(values, best, -1)[..., 0], chosen.astype(np.int64)
 
 
 @host("MaxUnpool")
