@@ -18,6 +18,9 @@ GEMM_CYCLES = 4
 INSTRUCTIONS_PER_TILE = 6
 LATENCY = 120
 """Cycles from the request of a load to the first step that uses it, through the tokens, and likewise for a store."""
+BURST_BEATS = 16
+SHORT_BURST_CYCLES = 8
+"""Cycles that a burst takes at least: eight of them are under way during the latency of about fifty."""
 EXTENT_MAX = (1 << 12) - 1
 PAD_MAX = 255
 
@@ -100,6 +103,12 @@ def candidates(cfg: Config, p: Problem) -> Iterator[Tiling]:
                         yield Tiling(n, y, x, k, "split")
 
 
+def _row_cost(beats: int) -> float:
+    """Cycles for each beat of a row of its own in DRAM: its last burst of up to 16 beats may be short."""
+    rest = beats % BURST_BEATS
+    return (beats - rest + (max(rest, SHORT_BURST_CYCLES) if rest else 0)) / beats
+
+
 def estimate(cfg: Config, p: Problem, t: Tiling) -> float:
     """Cycles of the whole layer under tiling `t`."""
     n_tiles, y_tiles, x_tiles = -(-p.out_blocks // t.n), -(-p.rows // t.y), -(-p.columns // t.x)
@@ -124,11 +133,14 @@ def estimate(cfg: Config, p: Problem, t: Tiling) -> float:
     entry_beats = max(1, cfg.lanes // cfg.bus_bytes)
     inp_beats = max(cfg.inp_pieces, cfg.inp_bytes // cfg.bus_bytes)
     wgt_beats = max(1, cfg.wgt_bytes // cfg.bus_bytes)
-    load = inp_loads * inp_beats + wgt_loads * wgt_beats + (out * entry_beats if p.residual else 0)
+    whole = t.x == p.columns  # whole rows follow each other in DRAM, parts of rows are bursts of their own
+    inp_cost = 1.0 if whole else _row_cost(p.input_columns(t.x) * inp_beats)
+    out_cost = 1.0 if whole else _row_cost(t.x * entry_beats)
+    store = out * entry_beats * out_cost
+    load = inp_loads * inp_beats * inp_cost + wgt_loads * wgt_beats + (store if p.residual else 0)
     tiles = n_tiles * spatial * k_tiles
     fetched = tiles * INSTRUCTIONS_PER_TILE * max(1, instruction_bytes(cfg) // cfg.bus_bytes)
     beats = load * 1.03 + fetched  # refresh and row ends; instructions come through the same port
-    store = out * entry_beats
     # Tiles that take more than half a ring cannot be loaded while the tile before is still used.
     exposed = 0.0
     if tile_inp > cfg.inp_depth // 2 and spatial > 1:
