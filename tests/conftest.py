@@ -8,20 +8,24 @@ from typing import TypeVar
 
 import pytest
 
-OPTIONAL = ("torch",)
-"""What may be missing in CI, too: it trains the demo model, is large, and its result is committed."""
+OPTIONAL = ("torch", "iverilog")
+"""What may be missing in CI, too: torch trains the demo model, is large, and its result is committed; Icarus Verilog
+is a second simulator for what Verilator simulates anyway."""
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--waves", action="store_true", help="record the signals of RTL tests and print where they are")
+    parser.addoption("--sim", choices=("verilator", "icarus"), help="simulator of the cocotb tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:.*created but never used")  # Amaranth, after an expected error
     if config.getoption("--waves"):
         os.environ["CELOSIA_WAVES"] = "1"
+    if config.getoption("--sim"):
+        os.environ["CELOSIA_SIM"] = config.getoption("--sim")
 
 
 def _no_skip(report: Report) -> Report:

@@ -22,6 +22,8 @@ WRITE = (*(f"aw{name}" for name in ADDRESS), "wdata", "wstrb", "wlast", "wvalid"
 class Checker:
     """Feed it one sample a cycle; AssertionError where the manager breaks a rule of AXI or of this project.
 
+    A sample may leave out the payload of a channel that is not valid.
+
     bus_bytes: width of the port. base, size: what may be accessed; the last word of the bus counts as a whole.
     Counts the bursts and the beats of each way.
     """
@@ -89,8 +91,23 @@ class Checker:
 
 
 def sampler(dut: Any, prefix: str, names: tuple[str, ...]) -> Callable[[], Sample]:
-    handles = [(name, getattr(dut, f"{prefix}__{name}")) for name in names]
-    return lambda: {name: int(handle.value) for name, handle in handles}
+    """A function that reads `valid` and `ready` of each channel, and the rest of a channel where it is valid."""
+    channels = []
+    for valid in names:
+        if valid.endswith("valid"):
+            own = [name for name in names if name.startswith(valid.removesuffix("valid")) and name != valid]
+            own.sort(key=lambda name: not name.endswith("ready"))
+            channels.append([(name, getattr(dut, f"{prefix}__{name}")) for name in (valid, *own)])
+
+    def sample() -> Sample:
+        found = {}
+        for (valid, handle), *rest in channels:
+            found[valid] = int(handle.value)
+            for name, part in rest if found[valid] else rest[:1]:
+                found[name] = int(part.value)
+        return found
+
+    return sample
 
 
 async def check(dut: Any, prefix: str, names: tuple[str, ...], checker: Checker) -> None:

