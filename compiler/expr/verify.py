@@ -165,10 +165,11 @@ def _stmt(s: Stmt, c: Context) -> None:
         raise IRError("the kind of statement exists", type(s).__name__)
     _check(s, STMT_RULES[type(s)], c)
     done: set[tuple[int, bool]] = set()
+    inner = replace(c, guarded=True) if isinstance(s, Intrinsic) else c  # it may have a condition of its own
     for e in exprs(s):
-        _expr(e, c, done)
-    for inner, context in _inside(s, c):
-        _stmt(inner, context)
+        _expr(e, inner, done)
+    for part, context in _inside(s, c):
+        _stmt(part, context)
 
 
 def _inside(s: Stmt, c: Context) -> Iterator[tuple[Stmt, Context]]:

@@ -13,8 +13,9 @@ vthread.tokens, and proved by vthread.verify.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -342,20 +343,34 @@ def _padded(dims: list[Dim], mask: NDArray[np.bool_], piece: int, address: int, 
     address, base: of the block's first element, be it padding or not.
     """
     order = sorted(range(len(dims)), key=lambda d: -dims[d].dram)
-    shape: list[Dim] = []
-    for d in order:
-        last, dim = (shape[-1] if shape else None), dims[d]
-        even = last is not None and (last.dram, last.sram) == (dim.count * dim.dram, dim.count * dim.sram)
-        if last is not None and even and last.count * dim.count <= X_MAX:
-            shape[-1] = Dim(last.count * dim.count, dim.dram, dim.sram)
+    reason = _Refused("a padded block has at most planes, rows and elements")
+    for shape in _shapes([dims[d] for d in order], piece):
+        try:
+            return _bordered(shape, mask.transpose(order).reshape([dim.count for dim in shape]), address, base)
+        except _Refused as refused:
+            reason = refused
+    raise reason
+
+
+def _shapes(dims: list[Dim], piece: int) -> Iterator[list[Dim]]:
+    """Ways to see a block as planes, rows and elements: neighbouring dimensions apart, or as one where that is even."""
+    for together in product((False, True), repeat=max(len(dims) - 1, 0)):
+        shape = dims[:1]
+        for dim, one in zip(dims[1:], together):
+            last = shape[-1]
+            if one and (last.dram, last.sram) != (dim.count * dim.dram, dim.count * dim.sram):
+                break
+            shape[-1:] = [Dim(last.count * dim.count, dim.dram, dim.sram)] if one else [last, dim]
         else:
-            shape.append(dim)
-    if not shape or shape[-1].dram != piece:
-        shape.append(Dim(1, piece, 1))
-    shape = [Dim(1, 0, 0)] * (3 - len(shape)) + shape
-    if len(shape) > 3 or shape[2].count > X_MAX or max(shape[0].count, shape[1].count) > YZ_MAX:
-        raise _Refused("a padded block has at most planes, rows and elements")
-    cube = mask.transpose(order).reshape([dim.count for dim in shape])
+            if not shape or shape[-1].dram != piece:
+                shape.append(Dim(1, piece, 1))
+            shape = [Dim(1, 0, 0)] * (3 - len(shape)) + shape
+            if len(shape) == 3 and shape[2].count <= X_MAX and max(shape[0].count, shape[1].count) <= YZ_MAX:
+                yield shape
+
+
+def _bordered(shape: list[Dim], cube: NDArray[np.bool_], address: int, base: int) -> dict[str, int]:
+    """The same for planes, rows and elements."""
     if not cube.any():
         raise _Refused("all of a tile lies in the padding")
     plane = cube[0]

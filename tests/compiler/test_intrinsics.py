@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.kernel import compile_function
-from celosia.compiler.expr import loops
 from celosia.compiler.tensorize import intrinsics as hw
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.layer import Requantise
-from celosia.compiler.tensorize.render import AcceleratorKernel, RenderError, render
+from celosia.compiler.tensorize.render import AcceleratorKernel, render
 from celosia.compiler.vthread.interleave import interleave
 from celosia.driver.kernels import run
 from celosia.hw.config import Config
@@ -26,6 +25,8 @@ WIDE = Config(name="wide", batch=1, block_in=8, block_out=4, inp_depth=512, wgt_
 TALL = Config(name="tall", batch=1, block_in=4, block_out=8, inp_depth=512, wgt_depth=128, acc_depth=256)
 PAIR = Config(name="pair", batch=2, block_in=4, block_out=4, inp_depth=512, wgt_depth=128, acc_depth=256)
 RNG = np.random.default_rng(1)
+PHASES = [Phase.explicit, Phase.reuse, Phase.generate]  # examples are small, and shrinking them is slow
+INTERPRETED = 300  # elements of inputs up to which the interpreter is quick
 
 
 def int8(*shape: int) -> NDArray[np.int8]:
@@ -51,9 +52,8 @@ def on_device(cfg: Config, function: T.Function, *inputs: np.ndarray) -> Acceler
     again = T.parse(str(function), hw.declared(cfg))
     assert str(again) == str(function)
     expected = compile_function(interleave(function).expanded())(*inputs)
-    if sum(t.size for t in function.inputs) < 3000:
-        for same in (T.interpret(function, *inputs), T.interpret(again, *inputs)):
-            np.testing.assert_array_equal(same[0], expected[0])
+    if sum(t.size for t in function.inputs) < INTERPRETED:
+        np.testing.assert_array_equal(T.interpret(again, *inputs)[0], expected[0])
     kernel = render(cfg, function)
     outputs, _ = run(kernel, FunctionalDevice(cfg, checking=True), *inputs)
     np.testing.assert_array_equal(outputs[0], expected[0])
@@ -99,7 +99,7 @@ def scheduled(
     s[y].tensorize(jg, hw.store(cfg))
 
     s[out].compute_at(s[y], jo)
-    ob, oc = s[out].split(out.axes[1], bo)
+    _, oc = s[out].split(out.axes[1], bo)
     s[out].tensorize(oc, hw.requantise(cfg))
     s[near_par].compute_at(s[y], jo)
     s[near_par].tensorize(near_par.axes[1], hw.load(cfg, "par"))
@@ -132,7 +132,7 @@ def test_one_tile_of_a_matrix_product(cfg: Config) -> None:
     assert sorted(opcodes(kernel)) == [Opcode.LOAD] * 3 + [Opcode.GEMM, Opcode.VECTOR, Opcode.STORE]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), phases=PHASES)
 @given(st.sampled_from([TINY, WIDE, TALL]), st.data())
 def test_tiled_matrix_products(cfg: Config, data: st.DataObject) -> None:
     def number(low: int, high: int) -> int:
@@ -157,3 +157,89 @@ def test_virtual_threads_load_while_others_compute() -> None:
     )
     order = "".join(o.name[0] for o in opcodes(kernel) if o in (Opcode.LOAD, Opcode.GEMM))
     assert "LLLLGGLLLLGG" in order
+
+
+# Convolutions -------------------------------------------------------------------------------------------------
+
+
+def convolution(
+    cfg: Config, channels: tuple[int, int], size: tuple[int, int], kernel: int, stride: int, pad: int, tiles: list[int]
+) -> tuple[list[T.Tensor], T.Schedule]:
+    """Blocks of channels (in, out), padded with 5; tiles of output blocks, rows, columns, and input blocks."""
+    (cb, ob), (h, w) = channels, size
+    q, p, b, g = cfg.inp_pieces, cfg.out_pieces, cfg.batch, cfg.group
+    oh, ow = ((n + 2 * pad - kernel) // stride + 1 for n in size)
+    data = T.placeholder((cb * q, h, w, b, g), "int8", "data")
+    weight = T.placeholder((ob, cb, kernel, kernel, cfg.block_out, cfg.block_in), "int8", "weight")
+    par = T.placeholder((ob, cfg.block_out), "uint64", "par")
+
+    def padded(c: T.Expr, y: T.Expr, x: T.Expr, piece: T.Expr, n: T.Expr, k: T.Expr) -> T.Expr:
+        if not pad:
+            return data[c * q + piece, y, x, n, k]
+        inside = (y >= pad) & (y < h + pad) & (x >= pad) & (x < w + pad)
+        return T.select(inside, data[c * q + piece, y - pad, x - pad, n, k], 5)
+
+    near = T.compute((cb, h + 2 * pad, w + 2 * pad, q, b, g), padded, "near")
+    c, r, s = T.reduce_axis(cb, "c"), T.reduce_axis(kernel, "r"), T.reduce_axis(kernel, "s")
+    e, k = T.reduce_axis(q, "e"), T.reduce_axis(g, "k")
+
+    def product(o: T.Expr, y: T.Expr, x: T.Expr, piece: T.Expr, n: T.Expr, m: T.Expr) -> T.Expr:
+        value = near[c, y * stride + r, x * stride + s, e, n, k].astype("int32")
+        return T.sum(value * weight[o, c, r, s, piece * g + m, e * g + k].astype("int32"), (c, r, s, e, k))
+
+    acc = T.compute((ob, oh, ow, p, b, g), product, "acc")
+    out = T.compute(acc.shape, lambda o, y, x, i, n, m: hw.requantised(acc[o, y, x, i, n, m], par[o, i * g + m]), "out")
+    y = T.compute((ob * p, oh, ow, b, g), lambda o, y, x, n, m: out[o // p, y, x, o % p, n, m], "y")
+
+    plan = T.create_schedule(y)
+    plan[near].set_scope("inp")
+    plan[acc].set_scope("acc")
+    plan[out].set_scope("out")
+    near_w, near_par = plan.cache_read(weight, "wgt", acc), plan.cache_read(par, "par", out)
+    to, ty, tx, tc = tiles
+    oo, yo, oi, yi = plan[y].tile(y.axes[0], y.axes[1], to * p, ty)
+    xo, xi = plan[y].split(y.axes[2], tx)
+    ob_, op = plan[y].split(oi, p)
+    plan[y].reorder(oo, yo, xo, ob_, yi, xi, op)
+    plan[y].vthread(yo)
+    plan[y].tensorize(y.axes[3], hw.store(cfg))
+    for stage in (out, acc, near_par):
+        plan[stage].compute_at(plan[y], xo)
+    plan[near_par].tensorize(near_par.axes[1], hw.load(cfg, "par"))
+    plan[out].tensorize(out.axes[3], hw.requantise(cfg))
+    co, ci = plan[acc].split(c, tc)
+    plan[acc].reorder(co, *acc.axes[:3], ci, r, s, *acc.axes[3:], e, k)
+    plan[acc].tensorize(acc.axes[3], hw.gemm(cfg))
+    plan[near].compute_at(plan[acc], co)
+    plan[near].tensorize(near.axes[4], hw.padded_load(cfg, "inp") if pad else hw.load(cfg, "inp"))
+    plan[near_w].compute_at(plan[acc], co)
+    plan[near_w].tensorize(near_w.axes[4], hw.load(cfg, "wgt"))
+    return [data, weight, par], plan
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), phases=PHASES)
+@given(st.sampled_from([TINY, WIDE, TALL, PAIR]), st.data())
+def test_convolutions(cfg: Config, data: st.DataObject) -> None:
+    def number(low: int, high: int) -> int:
+        return data.draw(st.integers(low, high))
+
+    kernel, stride = number(1, 3), number(1, 2)
+    pad = number(0, kernel // 2)
+    tiles = [number(1, 2), number(1, 3), number(1, 3), number(1, 2)]
+    out = [tiles[1] * number(1, 2), tiles[2] * number(1, 2)]
+    size = [(n - 1) * stride + kernel - 2 * pad for n in out]
+    if min(size) < 1:
+        return
+    channels = tiles[3] * number(1, 2), tiles[0] * number(1, 2)
+    inputs, plan = convolution(cfg, channels, (size[0], size[1]), kernel, stride, pad, tiles)
+    arrays = *(int8(*t.shape) for t in inputs[:2]), parameters(cfg, channels[1] * cfg.block_out)
+    on_device(cfg, T.lower(plan, inputs), *arrays)
+
+
+def test_a_whole_convolution_is_one_gemm() -> None:
+    """All six loops of the instruction are used, and the padding is part of the load."""
+    inputs, plan = convolution(TINY, (2, 2), (5, 6), 3, 1, 1, [2, 5, 6, 2])
+    arrays = *(int8(*t.shape) for t in inputs[:2]), parameters(TINY, 8)
+    kernel = on_device(TINY, T.lower(plan, inputs), *arrays)
+    assert sorted(opcodes(kernel)) == [Opcode.LOAD] * 3 + [Opcode.GEMM, Opcode.VECTOR, Opcode.STORE]
+    assert "pad_top=1 pad_bottom=1 pad_left=1 pad_right=1 pad_value=5" in kernel.listing()
