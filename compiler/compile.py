@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ def compile(
     say("reading the model")
     model = load(source)
     fold(model)
+    _require_memory(model)
     say("integer operators")
     Integerise(model).run()
     compose_tables(model)
@@ -85,6 +87,19 @@ def compile(
     program.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
     program.compile_seconds = time.perf_counter() - started
     return program
+
+
+def _require_memory(model: ir.Model) -> None:
+    """ModelError where a tensor alone is larger than this machine's memory."""
+    graph = model.graph
+    for value in (*graph.inputs, *(out for node in graph for out in node.outputs)):
+        dims, node = shape(value), value.producer()
+        if dims is not None and value.dtype not in (None, ir.DataType.UNDEFINED):
+            what = f"input {value.name!r}" if node is None else f"{node.op_type} ({node.name}): output {value.name!r}"
+            try:
+                check_size(prod(dims) * np.dtype(_dtype_name(value)).itemsize, f"{what} {list(dims)}")
+            except HostError as error:
+                raise ModelError(str(error)) from None
 
 
 def _build(cfg: Config, steps: list[Any]) -> Image:
@@ -219,7 +234,7 @@ class _Assembler:
                 node.op_type, attrs, tensors, values, outputs=len(node.outputs), opset=self.opset, name=node.name or ""
             )
         except cpu.Unsupported as error:
-            if ("", node.op_type) in HOST:
+            if ("", node.op_type) in HOST and (node.op_type == "Dropout" or node.op_type not in cpu.VIEWS):
                 return False
             where = f"{node.op_type} ({self._info(node).name})"
             raise ModelError(f"operator {where} cannot be compiled for the CPU: {error}") from None
@@ -356,7 +371,8 @@ def _is_view(node: ir.Node) -> bool:
     used = [out for out in node.outputs if out.uses() or out.is_graph_output()]
     if used != list(node.outputs[:1]) or (node.op_type == "Dropout" and len(node.inputs) > 2):
         return False
-    return _is_plain(node.inputs[0]) and _is_plain(node.outputs[0])
+    x, y = node.inputs[0], node.outputs[0]
+    return _is_plain(x) and _is_plain(y) and prod(shape(x) or ()) == prod(shape(y) or ())
 
 
 def _dims_name(value: ir.Value) -> str:

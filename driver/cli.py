@@ -63,6 +63,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came f
 
 def _explained(error: Exception) -> tuple[int, str]:
     """Exit code and sentence for an error of a command."""
+    from celosia.compiler.cpu.host import HostError
     from celosia.compiler.files import OutputError
     from celosia.compiler.graph.importer import ModelError
     from celosia.compiler.program import ProgramError
@@ -72,7 +73,7 @@ def _explained(error: Exception) -> tuple[int, str]:
     from celosia.sim.build import BuildError
     from celosia.sim.device import DeviceError
 
-    if isinstance(error, (ModelError, ConfigError, ProgramError, InputError, OutputError)):
+    if isinstance(error, (ModelError, ConfigError, HostError, ProgramError, InputError, OutputError)):
         return WRONG_INPUT, str(error)
     if isinstance(error, DeviceError):
         return RUN_FAILED, str(error)

@@ -48,7 +48,12 @@ def _read(path: Path) -> onnx.ModelProto:
 
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    context = [line.removeprefix("==> Context: Bad node spec for ") for line in lines if line.startswith("==> Context")]
+    if lines[0].endswith(":"):
+        return " ".join(lines[:3])
+    return ", ".join([lines[0], *context[:1]])
 
 
 def _known_domains(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -14,8 +14,9 @@ def constant(value: ir.Value | None) -> NDArray[Any] | None:
     if value is None or value.const_value is None:
         return None
     array = np.asarray(value.const_value.numpy())
-    if array.dtype == object:  # strings, which ONNX holds as bytes
-        array = np.array([text.decode() for text in array.reshape(-1)], object).reshape(array.shape)
+    if array.dtype.kind in "OS":  # strings, which ONNX holds as bytes
+        texts = [text.decode() if isinstance(text, bytes) else text for text in array.reshape(-1)]
+        array = np.array(texts, object).reshape(array.shape)
     return array
 
 

@@ -76,6 +76,8 @@ def range_(op: HostOp, start: Array, limit: Array, delta: Array) -> Array:
     from celosia.compiler.cpu.host import check_size
 
     first, last, step = (v.reshape(-1)[0] for v in (start, limit, delta))
+    if not step:
+        raise op.fail("delta is 0")
     count = max(0, int(np.ceil((last - first) / step)))
     check_size(count * start.itemsize, f"Range ({op.name}): its output [{count}]")
     return np.asarray(first + np.arange(count, dtype=start.dtype) * step).astype(start.dtype)

@@ -32,8 +32,10 @@ def build(
             raise node.fail(f"input {number} has element type {tensor.dtype}")
     try:
         result = OPS[op](node)
-    except (Unsupported, TypeError) as e:
-        raise e if isinstance(e, Unsupported) else node.fail(str(e)) from e
+    except Unsupported:
+        raise
+    except (TypeError, ValueError, ArithmeticError, LookupError) as e:  # attributes and shapes that do not fit
+        raise node.fail(f"{e} (inputs {', '.join(str(list(t.shape)) for t in inputs if t is not None)})") from e
     built = (result,) if isinstance(result, Tensor) else tuple(result)
     if len(built) < outputs:
         raise node.fail(f"output {len(built)}")

@@ -341,6 +341,8 @@ def constant_of_shape(node: Node) -> Tensor:
 @op("Range")
 def range_(node: Node) -> Tensor:
     start, limit, delta = (node.constant(i, name) for i, name in enumerate(("start", "limit", "delta")))
+    if not np.all(delta):
+        raise node.fail("delta is 0")
     count = max(0, int(np.ceil((limit - start) / delta).reshape(())))
     first, step = (wrap(v.reshape(-1)[0], start.dtype.name) for v in (start, delta))
     return T.compute((count,), lambda i: first + i.astype(start.dtype.name) * step, "range")
