@@ -66,6 +66,8 @@ def lower(
     lowering.check_readers(code)
     if lowering.tensorized:
         code = lowering.with_intrinsics(code, {})
+    if any(stage.attached for stage in schedule.stages.values()):
+        code = _without_single(code)
     return Function(name or schedule.outputs[0].name, inputs, schedule.outputs, code)
 
 
@@ -161,6 +163,26 @@ class _Lowering:
             case Block(body):
                 return Block(tuple(self.with_intrinsics(inner, scopes) for inner in body))
         return code
+
+
+def _without_single(code: Stmt) -> Stmt:
+    """`code` without loops of one iteration, as parts of tensors have many."""
+    zero: Expr = Const(0, INDEX)
+    single = {s.var for s in statements(code) if isinstance(s, For) and s.extent == 1}
+
+    def go(s: Stmt) -> Stmt:
+        match s:
+            case For(var, extent, body, kind):
+                return go(body) if var in single else For(var, extent, go(body), kind)
+            case If(cond, body, orelse):
+                return If(cond, go(body), None if orelse is None else go(orelse))
+            case Alloc(tensor, body, scope):
+                return Alloc(tensor, go(body), scope)
+            case Block(body):
+                return block(*(go(inner) for inner in body))
+        return s
+
+    return go(map_accesses(code, lambda e: zero if isinstance(e, Var) and e in single else None))
 
 
 def _with_copies(body: Expr, copies: dict[Tensor, Tensor]) -> Expr:

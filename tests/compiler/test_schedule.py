@@ -129,9 +129,8 @@ q(a: float32[8, 10]) -> (q: float32[8, 8]):
   for i0 in 8:
     for i1.o in 2:
       local p: float32[1, 6]
-      for i0_1 in 1:
-        for i1 in 6:
-          p[i0_1, i1] = (a[(i0 + i0_1), ((i1.o * 4) + i1)] * 2.0)
+      for i1 in 6:
+        p[0, i1] = (a[i0, ((i1.o * 4) + i1)] * 2.0)
       for i1.i in 4:
         q[i0, ((i1.o * 4) + i1.i)] = (p[0, i1.i] + p[0, (i1.i + 2)])"""
     )
@@ -155,18 +154,15 @@ def test_caches_and_scopes() -> None:
 c(a: int32[4, 8], b: int32[8, 4]) -> (c: int32[4, 4]):
   for i0 in 4:
     acc c.acc: int32[1, 4]
-    for i0_1 in 1:
-      for i1 in 4:
-        c.acc[i0_1, i1] = int32(0)
+    for i1 in 4:
+      c.acc[0, i1] = int32(0)
     for k.o in 2:
       inp a.inp: int32[1, 4]
-      for i0_1 in 1:
-        for i1 in 4:
-          a.inp[i0_1, i1] = a[(i0 + i0_1), ((k.o * 4) + i1)]
-      for i0_1 in 1:
-        for i1 in 4:
-          for k.i in 4:
-            c.acc[i0_1, i1] sum= (a.inp[i0_1, k.i] * b[((k.o * 4) + k.i), i1])
+      for i1 in 4:
+        a.inp[0, i1] = a[i0, ((k.o * 4) + i1)]
+      for i1 in 4:
+        for k.i in 4:
+          c.acc[0, i1] sum= (a.inp[0, k.i] * b[((k.o * 4) + k.i), i1])
     for i1 in 4:
       c[i0, i1] = c.acc[0, i1]"""
     )
