@@ -322,7 +322,7 @@ class Bench:
             cold = self._process(f"building the simulator of {self.config}", code, folder)
             cached = self._process("opening the built simulator", code, folder)
         for name, times, limit in (("cold", cold, 180.0), ("cached", cached, 0.5)):
-            seconds, measured = times["printed"], f"{times['printed']:.2f} s"
+            seconds, measured = times["printed"], f"{times['printed']:.3g} s"
             if name == "cold":
                 measured += f" ({times['processor_seconds']:.0f} s of processor time)"
             yield Row(
