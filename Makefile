@@ -21,7 +21,7 @@ check: lint types $(INSTALLED)  ## Lint, types and the quick tests.
 	$(PYTEST) -n $(JOBS) --dist loadfile -q -m "not rtl" --ignore tests/hw
 
 unit: $(INSTALLED)
-	$(PYTEST) -n $(JOBS) --dist loadfile -q --durations 10
+	$(PYTEST) -n $(JOBS) --dist worksteal -q --durations 10
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
