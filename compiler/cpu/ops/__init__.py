@@ -9,7 +9,7 @@ from celosia.compiler.cpu.functions import TYPES
 from celosia.compiler.cpu.ops import elementwise, nn, quantized, resize, shape  # they fill the table
 from celosia.compiler.cpu.ops.registry import OPS, Array, Node, Unsupported
 from celosia.compiler.cpu.ops.shape import VIEWS, view_shape
-from celosia.compiler.expr import Tensor
+from celosia.compiler.expr import Tensor, compute
 
 __all__ = [
     "OPS", "VIEWS", "Node", "Unsupported", "build", "elementwise", "nn", "quantized", "resize", "shape", "view_shape"
@@ -26,6 +26,9 @@ def build(
     """
     if op not in OPS:
         raise Unsupported(f"{op}{f' {name!r}' if name else ''}: there is no such operator on the CPU")
+    half = op in COMPUTE_WIDE and any(t is not None and t.dtype == "float16" for t in inputs)
+    if half:
+        inputs = [None if t is None else _cast(t, "float16", "float32") for t in inputs]
     node = Node(op, attrs, tuple(inputs), tuple(values) if values else (None,) * len(inputs), outputs, opset, name)
     for number, tensor in enumerate(inputs):
         if tensor is not None and tensor.dtype not in TYPES:
@@ -39,4 +42,20 @@ def build(
     built = (result,) if isinstance(result, Tensor) else tuple(result)
     if len(built) < outputs:
         raise node.fail(f"output {len(built)}")
-    return built
+    return tuple(_cast(t, "float32", "float16") for t in built) if half else built
+
+
+COMPUTE_WIDE = frozenset((
+    "Sigmoid", "Softmax", "LogSoftmax", "Gelu", "Swish", "Mish", "Softplus", "Softsign", "Tanh", "Erf", "Elu", "Selu",
+    "Celu", "HardSwish", "Pow", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceSum",
+    "ReduceSumSquare", "ReduceProd", "LayerNormalization", "RMSNormalization", "InstanceNormalization",
+    "GroupNormalization", "BatchNormalization", "MeanVarianceNormalization", "LpNormalization", "LRN", "Conv",
+    "ConvTranspose", "MatMul", "Gemm", "AveragePool", "GlobalAveragePool", "Resize",
+))  # fmt: skip
+"""Operators that take several steps for a result: those of float16 are in float32, and the result is rounded once."""
+
+
+def _cast(tensor: Tensor, source: str, target: str) -> Tensor:
+    if tensor.dtype != source:
+        return tensor
+    return compute(tensor.shape, lambda *i: tensor[i].astype(target), f"{tensor.name}_{target}")
