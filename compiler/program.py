@@ -324,10 +324,7 @@ def _assemble(manifest: dict[str, Any], blobs: dict[str, bytes]) -> Program:
         layer_of = np.frombuffer(blobs[f"launches/{launches}.layers"], "<i4").astype(np.int32)
         steps.append(LaunchStep(fields["address"], fields["count"], layers, layer_of, pack, unpack))
         launches += 1
-    constants = {
-        name: _array(blobs[f"constants/{number}.npy"])
-        for number, name in enumerate(manifest["constants"])
-    }
+    constants = {name: _array(blobs[f"constants/{number}.npy"]) for number, name in enumerate(manifest["constants"])}
     return Program(
         manifest["name"], Config.from_dict(manifest["config"]), tuple(_info(t) for t in manifest["inputs"]),
         tuple(_info(t) for t in manifest["outputs"]), {t["name"]: _info(t) for t in manifest["tensors"]}, steps,

@@ -37,7 +37,8 @@ def fold(model: ir.Model, keep: frozenset[str] = QUANTISED) -> None:
 
 def _foldable(node: ir.Node) -> bool:
     if any(value is not None and constant(value) is None for value in node.inputs) and node.op_type not in (
-        "Shape", "Size"
+        "Shape",
+        "Size",
     ):
         return False
     if node.op_type in ("Shape", "Size") and (node.inputs[0] is None or shape(node.inputs[0]) is None):

@@ -84,9 +84,7 @@ def _with_calls(proto: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
-def _body(
-    schema: onnx.defs.OpSchema, version: int, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]
-) -> bytes:
+def _body(schema: onnx.defs.OpSchema, version: int, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> bytes:
     """The newest function that defines the operator in `version` of ONNX."""
     if schema.has_context_dependent_function:
         version = max(v for v in schema.context_dependent_function_opset_versions if v <= version)
