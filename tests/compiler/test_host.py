@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 import celosia
 from celosia.compiler.compile import ModelError
 from celosia.compiler.cpu.host import HostError
+from celosia.compiler.cpu.operators_doc import operators_markdown
 from celosia.compiler.program import CpuStep, HostStep, Program
 from celosia.driver.runtime import InputError, Runtime
 
@@ -175,3 +176,22 @@ def test_impossible_shapes_at_run_time(op: str, dims: list[int], words: str) -> 
         runtime.run({"x": x, "s": np.array(dims, np.int64)})
     with pytest.raises(InputError, match="'s' is missing"):
         runtime.run({"x": x})
+
+
+def test_the_page_of_operators_is_up_to_date() -> None:
+    page = Path(__file__).parents[2] / "docs" / "operators.md"
+    assert page.read_text(encoding="utf-8") == operators_markdown(), (
+        "print it again: python -m celosia.compiler.cpu.operators_doc > docs/operators.md"
+    )
+
+
+def test_pooling_of_regions() -> None:
+    x = np.arange(32, dtype=np.float32).reshape(1, 2, 4, 4)
+    proto = model(
+        [helper.make_node("MaxRoiPool", ["x", "r"], ["y"], pooled_shape=[2, 2]),
+         helper.make_node("GlobalLpPool", ["x"], ["z"], p=1)],
+        [value("x", x.shape), value("r", [1, 5])], [value("y", [1, 2, 2, 2]), value("z", [1, 2, 1, 1])],
+    )  # fmt: skip
+    outputs = Runtime(celosia.compile(proto)).run({"x": x, "r": np.float32([[0, 0, 0, 3, 3]])}).outputs
+    assert outputs["y"].tolist() == [[[[5, 7], [13, 15]], [[21, 23], [29, 31]]]]
+    assert outputs["z"].reshape(-1).tolist() == [x[0, 0].sum(), x[0, 1].sum()]

@@ -2,6 +2,7 @@
 
 from celosia.compiler.cpu.hostops import (  # they fill the table
     control,
+    images,
     learning,
     recurrent,
     scatter,
@@ -21,6 +22,6 @@ RANDOM = frozenset((
 """Operators that return something else each time."""
 
 __all__ = [
-    "FIRST", "HOST", "RANDOM", "Array", "control", "host", "learning", "numpy_type", "recurrent", "scatter",
+    "FIRST", "HOST", "RANDOM", "Array", "control", "host", "images", "learning", "numpy_type", "recurrent", "scatter",
     "sequences", "shapes", "signal", "text", "types", "vision",
 ]  # fmt: skip

@@ -226,6 +226,29 @@ def max_pool(op: HostOp, x: Array) -> tuple[Array, Array]:
     return np.take_along_axis(values, best, -1)[..., 0], chosen.astype(np.int64)
 
 
+@host("GlobalLpPool")
+def global_lp_pool(op: HostOp, x: Array) -> Array:
+    p = op.attr("p", 2)
+    total = (np.abs(x) ** p).sum(axis=tuple(range(2, x.ndim)), keepdims=True)
+    return np.asarray(total ** (1.0 / p)).astype(x.dtype)
+
+
+@host("MaxRoiPool")
+def max_roi_pool(op: HostOp, x: Array, rois: Array) -> Array:
+    """rois [count, 5]: number of the image, x1, y1, x2, y2, both ends included; an empty cell is 0."""
+    rows, columns = op.attrs["pooled_shape"]
+    out = np.zeros((len(rois), x.shape[1], rows, columns), x.dtype)
+    for number, roi in enumerate(rois):
+        x1, y1, x2, y2 = np.floor(roi[1:] * op.attr("spatial_scale", 1.0) + 0.5).astype(np.int64)
+        tall, wide = max(y2 - y1 + 1, 1) / rows, max(x2 - x1 + 1, 1) / columns
+        for i, j in np.ndindex(rows, columns):
+            top, bottom = np.clip([y1 + np.floor(i * tall), y1 + np.ceil((i + 1) * tall)], 0, x.shape[2]).astype(int)
+            left, right = np.clip([x1 + np.floor(j * wide), x1 + np.ceil((j + 1) * wide)], 0, x.shape[3]).astype(int)
+            if top < bottom and left < right:
+                out[number, :, i, j] = x[int(roi[0]), :, top:bottom, left:right].max(axis=(1, 2))
+    return out
+
+
 @host("MaxUnpool")
 def max_unpool(op: HostOp, x: Array, indices: Array, wanted: Array | None = None) -> Array:
     kernel = op.attrs["kernel_shape"]

@@ -1,0 +1,56 @@
+"""Writes docs/operators.md: python -m celosia.compiler.cpu.operators_doc > docs/operators.md"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+
+import onnx
+
+from celosia.compiler.cpu.hostops import FIRST, HOST
+from celosia.compiler.cpu.ops import OPS
+
+HEAD = """\
+# Operators
+
+Every operator of ONNX's own domain runs. Integer operators run on the accelerator where a layer of it can compute them
+(`celosia inspect` says which, and why not); the others run on the CPU in one of three ways.
+"""
+
+
+def _list(names: Iterable[str]) -> str:
+    return textwrap.fill(", ".join(sorted(names)) + ".", 116, break_on_hyphens=False)
+
+
+def operators_markdown() -> str:
+    """The text of the page."""
+    own = {*OPS, *(op for _, op in HOST)}
+    newest = {(s.domain, s.name): s for s in onnx.defs.get_all_schemas() if not s.deprecated}
+    defined = {key for key, s in newest.items() if s.has_function or s.has_context_dependent_function}
+    functions = {name for domain, name in defined if domain in ("", "ai.onnx.preview") and name not in own}
+    plain = [op for domain, op in HOST if not domain and op not in OPS]
+    others = [f"{domain}.{op}" for domain, op in HOST if domain]
+    missing = [
+        f"{domain}.{name}".lstrip(".") for (domain, name) in newest
+        if (domain, name) not in HOST and name not in functions and (domain or name not in OPS)
+        and name != "Gradient"  # becomes nodes, see graph/gradient.py
+    ]  # fmt: skip
+    parts = [
+        HEAD, "## Compiled to machine code\n", _list(OPS), "",
+        "Neighbours share a kernel. Where shapes are known only at run time, the kernel is made then, and kept.\n",
+        "## In the host runtime\n",
+        "Control flow, sequences, strings, and what is no loop over elements, in numpy.\n",
+        _list(plain), "", "Of other domains:\n", _list(others), "",
+        "Also, where no kernel can (other element types, training), or where making one would take longer:\n",
+        _list({op for _, op in HOST if op in OPS} | FIRST), "",
+        "## As functions of other operators\n",
+        "ONNX defines them so, and the importer puts the definition in place.\n",
+        _list(functions), "",
+    ]  # fmt: skip
+    if missing:
+        parts += ["## Not yet\n", _list(missing), ""]
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    print(operators_markdown(), end="")
