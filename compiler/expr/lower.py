@@ -89,6 +89,8 @@ class _Lowering:
             else:
                 self.bodies[tensor] = body
         for tensor, stage in schedule.stages.items():
+            if tensor in schedule.outputs and stage.scope != "workspace":
+                raise ValueError(f"{tensor.name} is an output, so it is not kept in {stage.scope}; see cache_write")
             if stage.attached is None:
                 continue
             consumer, axis = stage.attached

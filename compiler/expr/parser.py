@@ -61,6 +61,7 @@ _TOKEN = re.compile(
     r"|(?P<mark>//|<<|>>|\*\*|<=|==|!=|[-+*/%&|^<>=()\[\],:]))"
 )
 _TENSOR = r"(?P<name>[\w.]+): (?P<dtype>\w+)\[(?P<shape>[\d, ]*)\]"
+_PLAIN = re.sub(r"\?P<\w+>", "?:", _TENSOR)
 _HEAD = re.compile(r"(?P<function>[\w.]+)\((?P<inputs>.*)\) -> \((?P<outputs>.*)\):")
 _LOOP = re.compile(r"(?P<kind>for|unrolled|vectorized|parallel|vthread) (?P<name>[\w.]+) in (?P<extent>\d+):")
 _ALLOC = re.compile(rf"(?P<scope>{'|'.join(SCOPES)}) {_TENSOR}")
@@ -119,10 +120,9 @@ class _Parser:
         return Function(head["function"], inputs, outputs, body)
 
     def tensors(self, text: str) -> tuple[Tensor, ...]:
-        found = [self.tensor(m) for m in re.finditer(_TENSOR, text)]
-        if text.count(":") != len(found):
+        if text and not re.fullmatch(rf"{_PLAIN}(, {_PLAIN})*", text):
             raise self.error(f"`{text}` are not tensors")
-        return tuple(found)
+        return tuple(self.tensor(m) for m in re.finditer(_TENSOR, text))
 
     def tensor(self, m: re.Match[str], value: NDArray[Any] | None = None) -> Tensor:
         if not DTYPE.fullmatch(m["dtype"]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -10,10 +12,11 @@ from numpy.typing import NDArray
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.kernel import compile_function
+from celosia.compiler.expr import loops
 from celosia.compiler.tensorize import intrinsics as hw
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.layer import Requantise
-from celosia.compiler.tensorize.render import AcceleratorKernel, render
+from celosia.compiler.tensorize.render import AcceleratorKernel, RenderError, render
 from celosia.compiler.vthread.interleave import interleave
 from celosia.driver.kernels import run
 from celosia.hw.config import Config
@@ -157,6 +160,113 @@ def test_virtual_threads_load_while_others_compute() -> None:
     )
     order = "".join(o.name[0] for o in opcodes(kernel) if o in (Opcode.LOAD, Opcode.GEMM))
     assert "LLLLGGLLLLGG" in order
+
+
+# What is refused ----------------------------------------------------------------------------------------------
+
+
+def refused(y: T.Tensor, intrinsic: loops.Declared, scopes: dict[T.Tensor, str], split: int = 4) -> str:
+    """Why the innermost `split` elements of the last axis of `y` (and all reductions) are not `intrinsic`."""
+    s = T.create_schedule(copy(y, "copy"))
+    for tensor, scope in scopes.items():
+        if tensor not in s.stages:
+            continue
+        s[tensor].set_scope(scope)
+    inner = s[y].split(y.axes[-1], split)[1]
+    s[y].reorder(inner, *(axis for axis in s[y].order if axis.reduce))
+    s[y].tensorize(inner, intrinsic)
+    with pytest.raises(ValueError) as error:
+        T.lower(s)
+    return str(error.value)
+
+
+def copy(of: T.Tensor, name: str) -> T.Tensor:
+    return T.compute(of.shape, lambda *i: of[i], name)
+
+
+def test_what_is_not_a_gemm_says_why() -> None:
+    x, w = T.placeholder((4, 4), "int8", "x"), T.placeholder((4, 4), "int8", "w")
+    nx, nw = copy(x, "nx"), copy(w, "nw")
+    k = T.reduce_axis(4, "k")
+    scopes: dict[T.Tensor, str] = {nx: "inp", nw: "wgt"}
+
+    def product(body: Callable[[T.Expr, T.Expr], T.Expr]) -> str:
+        y = T.compute((4, 4), body, "y")
+        return refused(y, hw.gemm(TINY), {**scopes, y: "acc"})
+
+    def wide(e: T.Expr) -> T.Expr:
+        return e.astype("int32")
+
+    assert product(lambda i, j: T.max(wide(nx[i, k]) * wide(nw[j, k]), k)) == (
+        "gemm is a reduction by sum, but y is computed by a reduction by max"
+    )
+    assert product(lambda i, j: T.sum(wide(nx[i, k]) + wide(nw[j, k]), k)).startswith("gemm computes (int32(inp[")
+    assert product(lambda i, j: T.sum(wide(nx[i, k]) * wide(nw[k, j]), k)) == (
+        "gemm has loops of 4 with steps 1 in inp, 1 in wgt; 4 with steps 1 in acc, 4 in wgt; "
+        "found 4 with steps 1 in inp, 4 in wgt; 4 with steps 1 in acc, 1 in wgt"
+    )
+    assert product(lambda i, j: T.sum(wide(nx[i, k]) * wide(nx[j, k]), k)) == "gemm wants wgt in wgt, but nx is in inp"
+    assert product(lambda i, j: T.sum(wide(x[i, k]) * wide(w[j, k]), k)) == "gemm wants inp in inp, but x is in dram"
+    assert product(lambda i, j: T.sum(wide(x[i, k]) * wide(w[j, k]), k) + 1).endswith(
+        "accumulates, so what follows must be a tensor of its own"
+    )
+
+
+def test_what_is_not_a_tile_says_why() -> None:
+    x = T.placeholder((4, 10), "int8", "x")
+    near = T.compute((4, 4), lambda i, j: x[i, j + 2], "near")
+    assert refused(near, hw.load(TINY, "inp"), {near: "inp"}) == (
+        "load_inp: tiles of src begin at multiples of 4 elements, not at x[i0, ((i1.o * 4) + 2)]"
+    )
+    near = T.compute((4, 4), lambda i, j: x[i, j * 2], "near")
+    assert "found 4 with steps 1 in dst, 2 in src" in refused(near, hw.load(TINY, "inp"), {near: "inp"})
+    near = T.compute((4, 4), lambda i, j: T.select(j < 2, x[i, j], 0), "near")
+    assert refused(near, hw.padded_load(TINY, "inp"), {near: "inp"}) == (
+        "padded_load_inp: inside is the same for the whole tile, but (((i1.o * 4) + i1.i) < 2) is not"
+    )
+    near = T.compute((4, 8), lambda i, j: x[i, j], "near")
+    assert "found 8 with steps" in refused(near, hw.load(TINY, "inp"), {near: "inp"}, split=8)
+
+
+def test_what_is_no_instruction_says_why() -> None:
+    x = T.placeholder((4, 4), "int8", "x")
+    y = T.compute((4, 4), lambda i, j: x[i, j] + T.wrap(1, "int8"), "y")
+    with pytest.raises(RenderError, match=r"no instruction does `y\[i0, i1\] = .*`; tensorize it"):
+        render(TINY, T.lower(y))
+    s = T.create_schedule(y)
+    near = s.cache_read(x, "local", y)
+    s[near].compute_at(s[y], y.axes[0])
+    with pytest.raises(RenderError, match=r"x\.local is in local memory inside loops, which the accelerator has not"):
+        render(TINY, T.lower(s))
+    big = T.placeholder((2000, 4), "int8", "big")
+    z = copy(big, "z")
+    s = T.create_schedule(z)
+    near = s.cache_read(big, "inp", z)
+    s[near].tensorize(near.axes[1], hw.load(TINY, "inp"))
+    with pytest.raises(RenderError, match=r"big\.inp needs 2000 entries of inp, which has 1024, 0 in use"):
+        render(TINY, T.lower(s))
+    with pytest.raises(ValueError, match="rendered for Config tiny, the device is pair"):
+        inputs, acc, out = matmul(TINY, 1, 4, 4)
+        run(render(TINY, T.lower(scheduled(TINY, inputs, acc, out, 1, 1, 1), inputs)), FunctionalDevice(PAIR))
+
+
+def test_an_intrinsic_says_all_of_itself() -> None:
+    tile = T.placeholder((4,), "int8", "tile")
+    copied = T.compute((4,), lambda i: tile[i], "copied")
+    with pytest.raises(ValueError, match="odd: the memory of tile is not said"):
+        hw.TensorIntrinsic("odd", copied, {"copied": "inp"}, hw.Move(Opcode.LOAD))
+    with pytest.raises(ValueError, match="odd: copied is no operand of VECTOR"):
+        hw.TensorIntrinsic("odd", copied, {"copied": "out", "tile": "acc"}, hw.Compute(Opcode.VECTOR, {"tile": "a"}))
+
+
+def test_unrolled_loops_become_separate_instructions() -> None:
+    inputs, acc, y = matmul(TINY, 4, 4, 16)
+    s = scheduled(TINY, inputs, acc, y, 4, 1, 4)
+    blocks = next(axis for axis in s[acc].order if axis.name == "k.i.o")
+    s[acc].unroll(blocks)
+    s[acc].reorder(blocks, acc.axes[0])
+    kernel = on_device(TINY, T.lower(s, inputs), *matmul_arrays(TINY, 4, 4, 16))
+    assert opcodes(kernel).count(Opcode.GEMM) == 4
 
 
 # Convolutions -------------------------------------------------------------------------------------------------

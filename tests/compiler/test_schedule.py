@@ -5,6 +5,8 @@ Each lowered function is verified, printed and parsed again, and run by the inte
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +17,7 @@ from celosia.compiler.cpu.kernel import compile_function
 from celosia.compiler.vthread.interleave import interleave
 
 RNG = np.random.default_rng(0)
+Tensors = tuple[list[T.Tensor], list[T.Tensor]]
 SCOPES = ["workspace", "local", "inp", "acc"]
 
 
@@ -43,22 +46,35 @@ def results(function: T.Function, *inputs: np.ndarray) -> list[np.ndarray]:
     return expected
 
 
-def chain(m: int, n: int, k: int) -> tuple[list[T.Tensor], list[T.Tensor]]:
-    """(inputs, tensors computed from them): shifted reads, padding, a reduction, and what follows it."""
+def chain(m: int, n: int, k: int, number: Callable[[int, int], int] = lambda low, high: low) -> Tensors:
+    """(inputs, tensors computed from them): shifted reads, padding, a reduction, and what follows it.
+
+    number(low, high) chooses operations and how far reads are shifted.
+    """
     a, b = T.placeholder((m, k), "int32", "a"), T.placeholder((k, n), "int32", "b")
-    r, q = T.reduce_axis(k, "r"), T.reduce_axis(3, "q")
-    p = T.compute((m, k), lambda i, j: a[i, j] * 2 + a[i, k - 1 - j], "p")
-    pad = T.compute((k, n + 2), lambda i, j: T.select((j >= 1) & (j < n + 1), b[i, j - 1], 7), "pad")
-    c = T.compute((m, n), lambda i, j: T.sum(p[i, r] * pad[r, j + q], (r, q)), "c")
-    d = T.compute((m, n), lambda i, j: T.maximum(c[i, j], -c[m - 1 - i, j]) + p[i, 0], "d")
-    e = T.compute((m, n), lambda i, j: d[i, j] - T.select(i >= 1, d[i - 1, j], 0), "e")
+    window, stride, before = number(1, 3), number(1, 2), number(0, 1)
+    wide = (n - 1) * stride + window
+    r, q = T.reduce_axis(k, "r"), T.reduce_axis(window, "q")
+    kind = [T.sum, T.max, T.min, T.ordered_sum][number(0, 3)]
+
+    def op(x: T.Expr, y: T.Expr) -> T.Expr:
+        return T.binary(["add", "mul", "sub", "max", "xor"][number(0, 4)], x, y)
+
+    def mirrored(i: T.Expr, size: int) -> T.Expr:
+        return [size - 1 - i, (i + 1) % size, i // 2, T.minimum(i + 1, size - 1)][number(0, 3)]
+
+    p = T.compute((m, k), lambda i, j: op(a[i, j] * 2, a[i, mirrored(j, k)]), "p")
+    pad = T.compute((k, wide), lambda i, j: T.select((j >= before) & (j < n + before), b[i, j - before], 7), "pad")
+    c = T.compute((m, n), lambda i, j: kind(op(p[i, r], pad[r, j * stride + q]), (r, q)), "c")
+    d = T.compute((m, n), lambda i, j: op(c[i, j], -c[mirrored(i, m), j]) + p[i, 0], "d")
+    e = T.compute((m, n), lambda i, j: op(d[i, j], T.select(i >= 1, d[i - 1, mirrored(j, n)], 0)), "e")
     return [a, b], [p, pad, c, d, e]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(1, 5), st.integers(1, 6), st.integers(1, 5), st.data())
 def test_any_legal_schedule_computes_the_same(m: int, n: int, k: int, data: st.DataObject) -> None:
-    inputs, tensors = chain(m, n, k)
+    inputs, tensors = chain(m, n, k, lambda low, high: data.draw(st.integers(low, high)))
     arrays = [integers(*t.shape) for t in inputs]
     expected = T.interpret(T.lower(tensors[-1], inputs), *arrays)
     s = T.create_schedule(tensors[-1])
@@ -214,6 +230,11 @@ def test_illegal_placements_say_why() -> None:
     s[d].compute_at(s[e], e.axes[0])
     with pytest.raises(ValueError, match="d is an output: all of it is needed after e"):
         T.lower(s)
+    s[d].compute_root()
+    s[d].set_scope("acc")
+    with pytest.raises(ValueError, match="d is an output, so it is not kept in acc; see cache_write"):
+        T.lower(s)
+    s[d].compute_at(s[e], e.axes[0])
     with pytest.raises(ValueError, match="e cannot be computed inside itself"):
         s[e].compute_at(s[e], e.axes[0])
     with pytest.raises(ValueError, match="d is computed inside e already"):
