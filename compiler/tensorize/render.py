@@ -245,7 +245,8 @@ class _Renderer:
             rule.operands[tile.name]: self._in_scratchpad(load, tile.size, loops, env) for tile, load in tiles.items()
         }
         target = rule.operands[intrinsic.behaviour.name]
-        data, sums = [], []
+        data: Dims = []
+        sums: Dims = []
         for d, loop in enumerate(loops):
             steps = {name: access.steps[d] for name, access in accesses.items()}
             (data if steps[target] else sums).append((loop.extent, steps))
