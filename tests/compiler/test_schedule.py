@@ -67,7 +67,12 @@ def chain(m: int, n: int, k: int, number: Callable[[int, int], int] = lambda low
     pad = T.compute((k, wide), lambda i, j: T.select((j >= before) & (j < n + before), b[i, j - before], 7), "pad")
     c = T.compute((m, n), lambda i, j: kind(op(p[i, r], pad[r, j * stride + q]), (r, q)), "c")
     d = T.compute((m, n), lambda i, j: op(c[i, j], -c[mirrored(i, m), j]) + p[i, 0], "d")
-    e = T.compute((m, n), lambda i, j: op(d[i, j], T.select(i >= 1, d[i - 1, mirrored(j, n)], 0)), "e")
+    up = number(0, 1)
+
+    def neighbour(i: T.Expr, j: T.Expr) -> T.Expr:
+        return T.select(i < m - 1, d[i + 1, j], 3) if up else T.select(i >= 1, d[i - 1, j], 0)
+
+    e = T.compute((m, n), lambda i, j: op(d[i, j], neighbour(i, mirrored(j, n))), "e")
     return [a, b], [p, pad, c, d, e]
 
 
