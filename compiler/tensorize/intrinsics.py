@@ -35,10 +35,11 @@ from celosia.compiler.expr.nodes import (
     walk,
 )
 from celosia.compiler.expr.tensor import compute, placeholder, reduce_axis
+from celosia.compiler.expr.tensor import max as max_over
 from celosia.compiler.expr.tensor import sum as sum_over
 from celosia.compiler.tensorize.match import match
 from celosia.hw.config import Config
-from celosia.hw.isa import ASource, Buffer, Destination, Opcode
+from celosia.hw.isa import ASource, Buffer, Destination, Opcode, ReduceOp
 
 Args = tuple[Expr | Tensor | int, ...]
 BUFFERS = {b.name.lower(): b for b in Buffer if b != Buffer.LUT}
@@ -248,7 +249,20 @@ def requantise(cfg: Config) -> TensorIntrinsic:
     return TensorIntrinsic("requantise", out, {"out": "out", "acc": "acc", "par": "par"}, rule)
 
 
+def window_max(cfg: Config) -> TensorIntrinsic:
+    """out = the largest of vin over the loops around, which must be a reduction: max-pooling."""
+    vin = placeholder(tile_shape(cfg, "vin"), "int8", "vin")
+    out = compute(vin.shape, lambda p, b, g: max_over(vin[p, b, g], ()), "out", axes=("p", "b", "g"))
+
+    def fields() -> dict[str, int]:
+        common = {"a_source": ASource.VIN, "destination": Destination.OUT, "reduce_op": ReduceOp.MAX}
+        return {**common, "clip_lo": -128, "clip_hi": 127}
+
+    rule = Compute(Opcode.VECTOR, {"out": "dst", "vin": "a"}, fields)
+    return TensorIntrinsic("window_max", out, {"out": "out", "vin": "vin"}, rule)
+
+
 def declared(cfg: Config) -> dict[str, Declared]:
     """All of these, by name: what `expr.parse` takes."""
     loads = [make(cfg, scope) for make in (load, padded_load) for scope in BUFFERS]
-    return {i.name: i for i in (gemm(cfg), *loads, requantise(cfg), store(cfg))}
+    return {i.name: i for i in (gemm(cfg), *loads, requantise(cfg), window_max(cfg), store(cfg))}

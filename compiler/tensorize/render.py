@@ -253,10 +253,15 @@ class _Renderer:
         fields = dict(rule.fields(**{v.name: self._value(e, loops, env).item() for v, e in values.items()}))
         if intrinsic.reduces:
             absorbed = {loop.var: 0 for loop in loops}
-            fields["accumulate"] = int(not evaluate(first, env | absorbed))
+            begins = bool(evaluate(first, env | absorbed))
+            if rule.opcode == Opcode.GEMM:
+                fields["accumulate"] = int(not begins)
+            elif not begins:
+                raise _Refused("its reduction does not fit into one instruction")
         elif sums:
             raise _Refused("it writes the same place again")
-        for slots, dims in (("nyx", _merged(data)), ("krs" if intrinsic.reduces else "", _merged(sums))):
+        inner = {Opcode.GEMM: "krs", Opcode.VECTOR: "rs"}[rule.opcode]
+        for slots, dims in (("nyx", _merged(data)), (inner, _merged(sums))):
             if len(dims) > len(slots):
                 raise _Refused(f"{rule.opcode.name} has {len(slots)} such loops, not {len(dims)}")
             for slot, (extent, steps) in zip(slots[len(slots) - len(dims) :], dims):

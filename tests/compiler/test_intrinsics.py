@@ -353,3 +353,46 @@ def test_a_whole_convolution_is_one_gemm() -> None:
     kernel = on_device(TINY, T.lower(plan, inputs), *arrays)
     assert sorted(opcodes(kernel)) == [Opcode.LOAD] * 3 + [Opcode.GEMM, Opcode.VECTOR, Opcode.STORE]
     assert "pad_top=1 pad_bottom=1 pad_left=1 pad_right=1 pad_value=5" in kernel.listing()
+
+
+# Pooling ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cfg", [TINY, TALL, PAIR], ids=lambda cfg: cfg.name)
+@pytest.mark.parametrize("cut", [False, True])
+def test_pooling_is_a_vector_instruction(cfg: Config, cut: bool) -> None:
+    """The window is the reduction of the instruction; a reduction that is cut has no instruction."""
+    p, b, g = hw.tile_shape(cfg, "vin")
+    data = T.placeholder((2 * p, 6, 7, b, g), "int8", "data")
+    r, s = T.reduce_axis(3, "r"), T.reduce_axis(3, "s")
+
+    def padded(c: T.Expr, y: T.Expr, x: T.Expr, i: T.Expr, n: T.Expr, k: T.Expr) -> T.Expr:
+        inside = (y >= 1) & (y < 7) & (x >= 1) & (x < 8)
+        return T.select(inside, data[c * p + i, y - 1, x - 1, n, k], -128)
+
+    near = T.compute((2, 8, 9, p, b, g), padded, "near")
+    out = T.compute((2, 3, 4, p, b, g), lambda c, y, x, *i: T.max(near[(c, y * 2 + r, x * 2 + s, *i)], (r, s)), "out")
+    y = T.compute((2 * p, 3, 4, b, g), lambda c, y, x, n, k: out[c // p, y, x, c % p, n, k], "y")
+    plan = T.create_schedule(y)
+    plan[near].set_scope("vin")
+    plan[out].set_scope("out")
+    outer, inner = plan[y].split(y.axes[0], p)
+    plan[y].reorder(outer, y.axes[1], y.axes[2], inner)
+    plan[y].tensorize(y.axes[3], hw.store(cfg))
+    for t in (near, out):
+        plan[t].compute_at(plan[y], outer)
+    plan[near].tensorize(near.axes[4], hw.padded_load(cfg, "vin"))
+    plan[out].reorder(*out.axes[:3], r, s, *out.axes[3:])
+    plan[out].tensorize(out.axes[3], hw.window_max(cfg))
+    if cut:
+        plan[out].unroll(r)
+        with pytest.raises(RenderError, match="its reduction does not fit into one instruction"):
+            render(cfg, T.lower(plan))
+        return
+    x = int8(*data.shape)
+    kernel = on_device(cfg, T.lower(plan), x)
+    assert opcodes(kernel).count(Opcode.VECTOR) == 2
+    want = np.full((*data.shape[:1], 8, 9, b, g), -128, np.int8)
+    want[:, 1:7, 1:8] = x
+    windows = np.lib.stride_tricks.sliding_window_view(want, (3, 3), (1, 2))[:, ::2, ::2].max((-2, -1))
+    np.testing.assert_array_equal(run(kernel, FunctionalDevice(cfg), x)[0][0], windows)
