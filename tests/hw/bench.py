@@ -255,11 +255,13 @@ def _build_icarus(verilog: str, waves: bool) -> Path:
     """The folder of `verilog` compiled with Icarus Verilog."""
     from cocotb_tools.runner import get_runner
 
-    folder = BUILD / hashlib.sha256(f"icarus {waves} {verilog}".encode()).hexdigest()[:32]
+    folder = BUILD / hashlib.sha256(f"icarus #0 {waves} {verilog}".encode()).hexdigest()[:32]
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / "lock"):
         if not (folder / "done").exists():
-            (folder / "top.v").write_text(verilog)
+            # What depends on registers alone is unknown until one of them changes. Yosys gives each module a register
+            # that all such code reads: it changes after time 0 has begun.
+            (folder / "top.v").write_text(re.sub(r"(reg (\\\$auto\S+) ) = 0;", r"\1; initial #0 \2 = 0;", verilog))
             get_runner("icarus").build(
                 sources=[folder / "top.v"], hdl_toplevel="top", build_dir=folder, waves=waves, timescale=("1ns", "1ps"),
                 always=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import bench
 import cocotb
@@ -24,7 +25,9 @@ class Buffer(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        full, age, word = Signal(), Signal(2), Signal(8)
+        full = Signal()
+        age = Signal(2)
+        word = Signal(8)
         faulty = age == 2
         m.d.comb += [
             self.i.ready.eq(~full | self.o.ready),
@@ -39,6 +42,22 @@ class Buffer(wiring.Component):
 
 def test_a_correct_component_passes() -> None:
     bench.run(partial(Buffer), __file__, only="passes_on")
+
+
+def test_icarus() -> None:
+    bench.run(partial(Buffer), __file__, only="passes_on", sim="icarus")
+    with pytest.raises(pytest.fail.Exception, match="o: payload changed from"):
+        bench.run(partial(Buffer, "changes"), __file__, only="passes_on", sim="icarus")
+
+
+def test_waves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A waveform of a run holds the signals inside the component, and pytest's summary will name its file."""
+    monkeypatch.setenv("CELOSIA_WAVES", "1")
+    bench.run(partial(Buffer), __file__, only="passes_on", sim="verilator")
+    name, path = bench.WAVES.pop()
+    assert name.endswith("test_bench.py::test_waves")
+    text = path.read_text()
+    assert all(f" {signal} " in text for signal in ("i__payload", "o__valid", "age"))
 
 
 @pytest.mark.parametrize(
@@ -58,6 +77,13 @@ def test_a_hang_fails() -> None:
 def test_an_unknown_test_fails() -> None:
     with pytest.raises(pytest.fail.Exception, match=r"no cocotb test ran|without results"):
         bench.run(partial(Buffer), __file__, only="does_not_exist")
+
+
+def test_the_example_of_the_documents_is_a_test() -> None:
+    """docs/cocotb.md shows test_example.py from its first import on."""
+    example = Path(__file__).with_name("test_example.py").read_text(encoding="utf-8")
+    document = (bench.ROOT / "docs" / "cocotb.md").read_text(encoding="utf-8")
+    assert example[example.index("import random") :] in document
 
 
 def test_pack() -> None:
