@@ -348,7 +348,8 @@ def _padded(dims: list[Dim], mask: NDArray[np.bool_], piece: int, address: int, 
 
     address, base: of the block's first element, be it padding or not.
     """
-    order = sorted(range(len(dims)), key=lambda d: -dims[d].dram)
+    varies = [bool((mask != mask.take([0], d)).any()) for d in range(len(dims))]
+    order = sorted(range(len(dims)), key=lambda d: (dims[d].dram == piece, varies[d], -dims[d].dram))
     reason = _Refused("a padded block has at most planes, rows and elements")
     for shape in _shapes([dims[d] for d in order], piece):
         try:
@@ -380,6 +381,8 @@ def _bordered(shape: list[Dim], cube: NDArray[np.bool_], address: int, base: int
     if not cube.any():
         raise _Refused("all of a tile lies in the padding")
     plane = cube[0]
+    if not plane.any():
+        raise _Refused("whole planes lie in the padding")
     rows, columns = np.flatnonzero(plane.any(1)), np.flatnonzero(plane.any(0))
     top, left = int(rows[0]), int(columns[0])
     bottom, right = plane.shape[0] - 1 - int(rows[-1]), plane.shape[1] - 1 - int(columns[-1])

@@ -1,13 +1,17 @@
-"""Every loop nest that a test compiles for the CPU is verified first."""
+"""Every loop nest that a test compiles for the CPU is verified first. Lets these tests `import expressions`."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from celosia.compiler.cpu import kernel
 from celosia.compiler.expr import Function, verify
+
+sys.path.append(str(Path(__file__).parent.parent))
 
 
 @pytest.fixture(scope="session", autouse=True)
