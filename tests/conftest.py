@@ -7,10 +7,14 @@ from collections.abc import Generator
 from typing import TypeVar
 
 import pytest
+from hypothesis import settings
 
 OPTIONAL = ("torch", "iverilog")
 """What may be missing in CI, too: torch trains the demo model, is large, and its result is committed; Icarus Verilog
 is a second simulator for what Verilator simulates anyway."""
+
+settings.register_profile("celosia", deadline=None)  # a busy machine is no fault
+settings.load_profile("celosia")
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
