@@ -98,7 +98,7 @@ def run(
     run_dir.mkdir(parents=True)
     environment = {
         "CELOSIA_PARAMS": json.dumps(dict(params or {})),
-        "CELOSIA_INPUTS": " ".join(_inputs(verilog)),
+        "CELOSIA_INPUTS": " ".join(_ports(verilog, "input")),
         "COCOTB_ANSI_OUTPUT": "0",
         # Without this every imported module is compiled anew, numpy and all: longer than most tests take.
         "COCOTB_REWRITE_ASSERTION_FILES": "test_*.py bench.py host.py axi_model.py",
@@ -148,14 +148,14 @@ def _sources_digest() -> str:
 
 
 def _verilog(make: Callable[[], Any] | Any) -> str:
-    """The Verilog of a component, its module called `top`."""
-    from amaranth.back import verilog
+    """The Verilog of a component, its module called `top`, written as that of the accelerator is."""
+    from celosia.hw import verilog
+    from celosia.hw.top import Accelerator
 
-    def convert(component: Any) -> str:
-        return str(verilog.convert(component, name="top", emit_src=False))
-
+    if isinstance(make, partial) and make.func is Accelerator:  # the very text that the RTL simulator is built from
+        return verilog.verilog(*make.args).replace(f"module {verilog.TOP}(", "module top(")
     if not isinstance(make, partial):
-        return convert(make() if callable(make) else make)
+        return verilog.convert(make() if callable(make) else make, "top")
     name = f"{make.func.__module__}.{make.func.__qualname__}"
     own = Path(sys.modules[make.func.__module__].__file__ or "").read_bytes()
     key = f"{name} {make.args!r} {make.keywords!r} {_sources_digest()}".encode() + own
@@ -163,15 +163,15 @@ def _verilog(make: Callable[[], Any] | Any) -> str:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(convert(make()))
+        part.write_text(verilog.convert(make(), "top"))
         part.replace(path)
     return path.read_text()
 
 
-def _inputs(verilog: str) -> list[str]:
-    """Names of the input ports of module `top`."""
+def _ports(verilog: str, kinds: str = "input|output") -> list[str]:
+    """Names of the ports of module `top`."""
     body = verilog[verilog.index("module top(") :]
-    return re.findall(r"^  input (?:\[\d+:0\] )?(\w+);", body[: body.index("endmodule")], re.MULTILINE)
+    return re.findall(rf"^  (?:{kinds}) (?:\[\d+:0\] )?(\w+);", body[: body.index("endmodule")], re.MULTILINE)
 
 
 def _shell(command: Sequence[str | Path], cwd: Path) -> None:
@@ -226,7 +226,8 @@ def _build(verilog: str, waves: bool) -> Path:
         if binary.exists():
             return binary
         (folder / "top.v").write_text(verilog)
-        (folder / "ports.vlt").write_text('`verilator_config\npublic_flat_rw -module "top" -var "*"\n')
+        ports = "".join(f'public_flat_rw -module "top" -var "{name}"\n' for name in _ports(verilog))
+        (folder / "ports.vlt").write_text(f"`verilator_config\n{ports}")
         _shell(
             [
                 Path(verilator.__file__).parent / "bin" / "verilator", "--cc", "--vpi", "--prefix", "Vtop",
