@@ -39,6 +39,21 @@ app = typer.Typer(
 )  # fmt: skip
 
 
+class Activations(StrEnum):
+    """What `--activations` takes."""
+
+    int8 = "int8"
+    uint8 = "uint8"
+
+
+class Method(StrEnum):
+    """What `--method` takes."""
+
+    minmax = "minmax"
+    entropy = "entropy"
+    percentile = "percentile"
+
+
 class DeviceName(StrEnum):
     """What `--device` takes."""
 
@@ -67,17 +82,18 @@ def _explained(error: Exception) -> tuple[int, str]:
     from celosia.compiler.files import OutputError
     from celosia.compiler.graph.importer import ModelError
     from celosia.compiler.program import ProgramError
+    from celosia.driver.quantize import MissingLibrary, QuantizeError
     from celosia.driver.runtime import InputError
     from celosia.hw.config import ConfigError
     from celosia.hw.verilog import VerilogError
     from celosia.sim.build import BuildError
     from celosia.sim.device import DeviceError
 
-    if isinstance(error, (ModelError, ConfigError, HostError, ProgramError, InputError, OutputError)):
+    if isinstance(error, (ModelError, ConfigError, HostError, ProgramError, InputError, OutputError, QuantizeError)):
         return WRONG_INPUT, str(error)
     if isinstance(error, DeviceError):
         return RUN_FAILED, str(error)
-    if isinstance(error, (BuildError, VerilogError)):
+    if isinstance(error, (BuildError, VerilogError, MissingLibrary)):
         return NO_TOOL, str(error)
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
@@ -333,6 +349,71 @@ def inspect(
     if disassemble:
         for line in show.disassembly(program, layer):
             typer.echo(line)
+
+
+@app.command()
+@_command
+def quantize(
+    model: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="The float model.")],
+    calibration: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR|NPZ",
+            help="A folder of .npy, .npz or image files, one for each sample; or an .npz of arrays by input name whose "
+            "first axis counts samples.",
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT.onnx", help="The file to write.")],
+    per_tensor: Annotated[
+        bool, typer.Option("--per-tensor", help="One scale for a weight tensor, not one for each output channel.")
+    ] = False,
+    activations: Annotated[Activations, typer.Option(help="Type of activations; weights are int8.")] = Activations.int8,
+    method: Annotated[Method, typer.Option(help="How ranges come from the samples.")] = Method.minmax,
+    samples: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Use no more, spread over all [default: all].")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="An operator that stays float; may be repeated.")
+    ] = None,
+    mean: Annotated[
+        list[float] | None, typer.Option(help="Of images: what is subtracted from pixels in 0..1; once or per channel.")
+    ] = None,
+    std: Annotated[
+        list[float] | None, typer.Option(help="Of images: what they are divided by then; once or per channel.")
+    ] = None,
+    config: ConfigOption = "pynq",
+    report: Annotated[Path | None, typer.Option(metavar="REPORT.json", help="Write the report.")] = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Quantise a float model to int8, and compare its outputs with the float model's.
+
+    \b
+    Examples:
+      celosia quantize model.onnx --calibration samples.npz -o model_int8.onnx
+      celosia quantize model.onnx --calibration photos/ --mean 0.5 --std 0.5 -o model_int8.onnx --report report.json
+    """
+    with _stages(quiet) as stages:
+        _destinations([model, calibration], output, report)
+        from celosia.driver.quantize import quantize as quantize_model
+
+        found = quantize_model(
+            model, calibration, output, per_channel=not per_tensor, activations=activations.value, method=method.value,
+            samples=samples, exclude=exclude or (), mean=mean or (0.0,), std=std or (1.0,), config=config,
+            progress=stages,
+        )  # fmt: skip
+    if report is not None:
+        from celosia.compiler.files import write_text
+
+        write_text(report, json.dumps(found, indent=1) + "\n")
+    if not quiet:
+        from celosia.driver import show
+
+        out = show.console()
+        for table in show.quantised(found):
+            out.print(table)
+            out.print()
+        out.print(f"{output}: {show.megabytes(output.stat().st_size)}", markup=False)
 
 
 @app.command()

@@ -46,6 +46,45 @@ def megabytes(size: int) -> str:
     return f"{size / 1e6:.2f} MB" if size >= 100_000 else f"{size / 1e3:.1f} kB"
 
 
+# A quantised model --------------------------------------------------------------------------------------------
+
+
+def quantised(report: dict[str, Any]) -> Iterator[RenderableType]:
+    """Tables of what `quantize` reports: errors, operators, the accelerator's share."""
+    how = "held out of the calibration" if report["held_out"] else "the calibration's own"
+    title = f"Against the float model, {report['samples_measured']} samples ({how})"
+    errors = _table(title, "output", ">largest", ">max error", ">mean error", ">SQNR dB", ">top-1 agreement")
+    for row in report["outputs"]:
+        numbers = [f"{row[key]:.4g}" for key in ("largest", "max_abs", "mean_abs")]
+        sqnr = "-" if row["sqnr_db"] is None else f"{row['sqnr_db']:.1f}"
+        _row(errors, row["name"], *numbers, sqnr, percent(row["top1_agreement"]))
+    yield errors
+    operators = report["operators"]
+    done = sum(row["quantised"] for row in operators)
+    table = _table(f"{done} of {len(operators)} operators quantised", "operator", ">quantised", ">not", "why not")
+    for op in sorted({row["op"] for row in operators}):
+        rows = [row for row in operators if row["op"] == op]
+        left = [row for row in rows if not row["quantised"]]
+        why = "; ".join(sorted({row["reason"] for row in left}))
+        _row(table, op, len(rows) - len(left), len(left), why)
+    yield table
+    yield from _placed(report["accelerator"])
+
+
+def _placed(accelerator: dict[str, Any]) -> Iterator[RenderableType]:
+    if "error" in accelerator:
+        yield Text(f"It does not compile for {accelerator['config']}: {accelerator['error']}")
+        return
+    total, own = accelerator["macs_total"], accelerator["macs_accelerator"]
+    share = percent(own / total) if total else "-"
+    yield Text(f"Config {accelerator['config']} takes {share} of {total:,} multiply-accumulates.")
+    if accelerator["cpu"]:
+        table = _table("Left on the CPU", "operator", ">count", "reason")
+        for row in accelerator["cpu"]:
+            _row(table, row["op"], row["count"], row["reason"])
+        yield table
+
+
 # A run --------------------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ class ModelError(ValueError):
 
 def load(source: str | Path | onnx.ModelProto) -> ir.Model:
     """A checked model with the shapes of all values inferred. Raises ModelError."""
-    proto, name = (source, "the model") if isinstance(source, onnx.ModelProto) else (_read(Path(source)), str(source))
+    proto, name = (source, "the model") if isinstance(source, onnx.ModelProto) else (read(Path(source)), str(source))
     if not proto.graph.node and not proto.graph.output:
         raise ModelError(f"{name} holds no graph; give an ONNX model")
     try:
@@ -34,7 +34,8 @@ def load(source: str | Path | onnx.ModelProto) -> ir.Model:
     return model
 
 
-def _read(path: Path) -> onnx.ModelProto:
+def read(path: Path) -> onnx.ModelProto:
+    """The model in a file, with its external data. ModelError."""
     try:
         model: onnx.ModelProto = onnx.load(path)
         return model

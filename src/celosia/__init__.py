@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from celosia import models
     from celosia.compiler.compile import compile
     from celosia.compiler.program import Program
+    from celosia.driver.quantize import quantize
     from celosia.driver.runtime import Result, Runtime
     from celosia.hw.config import Config
 
-__all__ = ["Config", "Program", "Result", "Runtime", "compile", "models"]
+__all__ = ["Config", "Program", "Result", "Runtime", "compile", "models", "quantize"]
 
 _PLACES = {
     "Config": "celosia.hw.config",
@@ -26,6 +27,7 @@ _PLACES = {
     "Result": "celosia.driver.runtime",
     "Runtime": "celosia.driver.runtime",
     "compile": "celosia.compiler.compile",
+    "quantize": "celosia.driver.quantize",
 }
 
 

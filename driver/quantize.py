@@ -1,0 +1,355 @@
+"""A float ONNX model to one of 8-bit integers, through onnxruntime.quantization, and what that costs in accuracy."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from celosia.compiler.compile import compile as compile_model
+from celosia.compiler.files import OutputError, check_writable, replacing
+from celosia.compiler.graph.importer import ModelError, read
+from celosia.driver.calibration import Input, Pixels, Samples, open_samples
+from celosia.driver.runtime import InputError
+from celosia.hw.config import Config
+
+Array = NDArray[Any]
+ACTIVATIONS = ("int8", "uint8")
+METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
+PER_CHANNEL_OPSET = 13
+"""The first opset whose QuantizeLinear has an axis."""
+ENOUGH_TO_HOLD_OUT = 20
+HELD_OUT = 5
+"""One sample of so many is kept from the calibration and measured, where there are enough."""
+MAX_BYTES = 2**31 - 2**20
+"""What a protobuf can hold."""
+
+
+class QuantizeError(ValueError):
+    """A model that cannot be quantised; one sentence with the reason."""
+
+
+class MissingLibrary(RuntimeError):
+    """A library that is not installed; one sentence that says how to install it."""
+
+
+def quantize(
+    model: str | Path,
+    calibration: str | Path | Mapping[str, Array],
+    output: str | Path,
+    *,
+    per_channel: bool = True,
+    activations: str = "int8",
+    method: str = "minmax",
+    samples: int | None = None,
+    exclude: Sequence[str] = (),
+    mean: Sequence[float] = (0.0,),
+    std: Sequence[float] = (1.0,),
+    config: str | Path | Config = "pynq",
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Write the float model `model` to `output` with int8 weights and 8-bit activations, as QuantizeLinear and
+    DequantizeLinear pairs.
+
+    calibration: a folder, an .npz file, or arrays by input name with samples along the first axis; see
+    `calibration.open_samples`. method: how ranges come from samples: "minmax", "entropy" or "percentile". samples: use
+    no more than these. exclude: names of operators that stay float. mean, std: of images, for pixels in 0..1. config:
+    the accelerator whose share of the work is reported. Dynamic sizes of the model become those of the samples.
+
+    Returns a report of plain data: `outputs` (error of each output against the float model, both under onnxruntime),
+    `operators` (quantised or why not), `accelerator` (its share of the multiplications). Raises ModelError,
+    CalibrationError, QuantizeError, OutputError, ConfigError, and MissingLibrary without onnxruntime.
+    """
+    say = progress or (lambda stage: None)
+    cfg = Config.load(config)
+    if activations not in ACTIVATIONS:
+        raise ValueError(f"activations are {' or '.join(ACTIVATIONS)}, not {activations!r}")
+    if method not in METHODS:
+        raise ValueError(f"the method is {', '.join(METHODS)}, not {method!r}")
+    _require_libraries()
+    if Path(output).resolve() == Path(model).resolve():
+        raise OutputError(f"cannot write {output}: it is the float model, too; give another name")
+    check_writable(output)
+    say("reading the model")
+    proto = _float_model(Path(model), exclude)
+    chosen = open_samples(calibration, _inputs(proto), samples, Pixels(tuple(mean), tuple(std)))
+    _fix_sizes(proto, chosen.inputs)
+    fitting, measured = _split(chosen)
+    with tempfile.TemporaryDirectory() as scratch, _quiet():
+        say("preparing the model")
+        prepared = _prepared(proto, Path(scratch))
+        result = Path(scratch) / "int8.onnx"
+        _quantise(prepared, result, fitting, per_channel, activations, method, exclude, say)
+        quantised = onnx.load(result)
+        outputs = _measure(proto, quantised, measured, say)
+    operators = _operators(quantised, exclude)
+    if not any(row["quantised"] for row in operators):
+        raise QuantizeError(f"{model} has no operator that onnxruntime's quantiser can quantise; nothing is written")
+    say(f"compiling for {cfg.name}")
+    accelerator = _accelerator(quantised, cfg)
+    with replacing(output) as temporary:
+        onnx.save(quantised, temporary)
+    return {
+        "model": str(model), "output": str(output), "per_channel": per_channel, "activations": activations,
+        "method": method, "samples_calibration": len(fitting), "samples_measured": len(measured),
+        "held_out": fitting is not measured, "outputs": outputs, "operators": operators, "accelerator": accelerator,
+    }  # fmt: skip
+
+
+def _require_libraries() -> None:
+    try:
+        import onnxruntime.quantization.shape_inference  # noqa: F401
+    except ImportError as error:
+        raise MissingLibrary(
+            f"to quantise, {error.name or 'onnxruntime'} is needed: pip install 'celosia[quantize]'"
+        ) from None
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the quantiser prints and logs."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
+
+
+# The model ------------------------------------------------------------------------------------------------------
+
+
+def _float_model(path: Path, exclude: Sequence[str]) -> onnx.ModelProto:
+    proto = read(path)
+    if proto.ByteSize() > MAX_BYTES:
+        raise QuantizeError(f"{path} takes {proto.ByteSize():,} bytes; models of 2 GB or more cannot be quantised")
+    try:
+        onnx.checker.check_model(proto)
+    except Exception as error:  # onnx raises several unrelated classes
+        raise ModelError(f"{path} is not a valid ONNX model: {_line(error)}") from None
+    if any("QuantizeLinear" in node.op_type or node.op_type.startswith("QLinear") for node in proto.graph.node):
+        raise QuantizeError(f"{path} is quantised already; give the float model, or compile this one")
+    names = {node.name for node in proto.graph.node}
+    for name in exclude:
+        if name not in names:
+            raise QuantizeError(f"{path} has no operator {name!r} to exclude")
+    return _of_opset(proto, path)
+
+
+def _of_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
+    """`proto` in an opset that has QuantizeLinear with an axis."""
+    entry = next((each for each in proto.opset_import if each.domain in ("", "ai.onnx")), None)
+    if entry is None or entry.version >= PER_CHANNEL_OPSET:
+        return proto
+    try:
+        newer: onnx.ModelProto = onnx.version_converter.convert_version(proto, PER_CHANNEL_OPSET)
+    except Exception as error:
+        raise QuantizeError(
+            f"{path} is of opset {entry.version} and cannot be brought to {PER_CHANNEL_OPSET}, which the quantiser "
+            f"needs ({_line(error)}); export it again with opset {PER_CHANNEL_OPSET} or newer"
+        ) from None
+    return newer
+
+
+def _inputs(proto: onnx.ModelProto) -> list[Input]:
+    constants = {tensor.name for tensor in proto.graph.initializer}
+    found = []
+    for value in proto.graph.input:
+        if value.name in constants:
+            continue
+        kind = value.type.tensor_type
+        if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
+            raise QuantizeError(f"input {value.name!r} is no tensor of known rank; export the model with shapes")
+        dims = tuple(d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else None for d in kind.shape.dim)
+        found.append(Input(value.name, np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)), dims))
+    if not found:
+        raise QuantizeError("the model has no inputs, so there is nothing to calibrate")
+    return found
+
+
+def _fix_sizes(proto: onnx.ModelProto, inputs: Sequence[Input]) -> None:
+    """Give `proto` the sizes of `inputs`; those inside and of its outputs are inferred again where some were open."""
+    sizes = {each.name: each.shape for each in inputs}
+    open_before = any(None in each.shape for each in _inputs(proto))
+    for value in proto.graph.input:
+        for dim, size in zip(value.type.tensor_type.shape.dim, sizes.get(value.name, ())):
+            dim.dim_value = size or 0
+    if open_before:
+        del proto.graph.value_info[:]
+        for value in proto.graph.output:
+            value.type.tensor_type.ClearField("shape")
+        proto.CopyFrom(onnx.shape_inference.infer_shapes(proto, data_prop=True))
+
+
+def _line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+# Quantising -----------------------------------------------------------------------------------------------------
+
+
+def _split(samples: Samples) -> tuple[Samples, Samples]:
+    """(for calibration, to be measured): apart where there are enough, else all twice."""
+    if len(samples) < ENOUGH_TO_HOLD_OUT:
+        return samples, samples
+    held = range(HELD_OUT - 1, len(samples), HELD_OUT)
+    return samples.pick(k for k in range(len(samples)) if k not in held), samples.pick(held)
+
+
+def _prepared(proto: onnx.ModelProto, scratch: Path) -> Path:
+    """The model after onnxruntime's own preparation: normalisations folded, shapes inferred."""
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    source, prepared = scratch / "float.onnx", scratch / "prepared.onnx"
+    onnx.save(proto, source)
+    try:
+        quant_pre_process(source, prepared, skip_symbolic_shape=True)
+    except Exception as error:  # onnxruntime raises many classes
+        raise QuantizeError(f"onnxruntime cannot prepare the model: {_line(error)}") from None
+    return prepared
+
+
+def _quantise(
+    source: Path, result: Path, samples: Samples, per_channel: bool, activations: str, method: str,
+    exclude: Sequence[str], say: Callable[[str], None],
+) -> None:  # fmt: skip
+    from onnxruntime.quantization import (
+        CalibrationDataReader,
+        CalibrationMethod,
+        QuantFormat,
+        QuantType,
+        quantize_static,
+    )
+
+    say(f"calibrating with {len(samples)} samples")
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.samples = iter(samples)
+
+        def get_next(self) -> dict[str, Array] | None:
+            return next(self.samples, None)
+
+    try:
+        quantize_static(
+            source, result, Reader(), quant_format=QuantFormat.QDQ, per_channel=per_channel,
+            weight_type=QuantType.QInt8,
+            activation_type=QuantType.QInt8 if activations == "int8" else QuantType.QUInt8,
+            calibrate_method=CalibrationMethod[METHODS[method]], nodes_to_exclude=list(exclude),
+        )  # fmt: skip
+    except InputError:  # a sample's
+        raise
+    except Exception as error:  # onnxruntime raises many classes
+        raise QuantizeError(f"onnxruntime cannot quantise the model: {_line(error)}") from None
+
+
+# Report ---------------------------------------------------------------------------------------------------------
+
+
+def _measure(
+    float_model: onnx.ModelProto, quantised: onnx.ModelProto, samples: Samples, say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Errors of each float output over `samples`, both models under onnxruntime."""
+    say(f"measuring with {len(samples)} samples")
+    sessions = [_session(float_model), _session(quantised)]
+    names = [value.name for value in float_model.graph.output]
+    found: dict[str, list[tuple[Array, Array]]] = {name: [] for name in names}
+    for sample in samples:
+        expected, got = (session.run(names, sample) for session in sessions)
+        for name, a, b in zip(names, expected, got):
+            if isinstance(a, np.ndarray) and a.dtype.kind == "f":
+                found[name].append((a, b))
+    return [_errors(name, pairs) for name, pairs in found.items() if pairs]
+
+
+def _session(model: onnx.ModelProto) -> Any:
+    """Where it can, onnxruntime computes int8 pairs in integers, as the accelerator does."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.qdqisint8allowed", "1")
+    options.log_severity_level = 4
+    try:
+        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises many classes
+        raise QuantizeError(f"onnxruntime cannot run the model: {_line(error)}") from None
+
+
+def _errors(name: str, pairs: list[tuple[Array, Array]]) -> dict[str, Any]:
+    """sqnr_db: power of the float output over that of the error, None where there is no error."""
+    wide = [(a.astype(np.float64), b.astype(np.float64)) for a, b in pairs]
+    errors = [np.abs(a - b) for a, b in wide]
+    count = sum(a.size for a, _ in wide)
+    noise, signal = sum(float((e**2).sum()) for e in errors), sum(float((a**2).sum()) for a, _ in wide)
+    return {
+        "name": name,
+        "max_abs": max((float(e.max()) for e in errors if e.size), default=0.0),
+        "mean_abs": sum(float(e.sum()) for e in errors) / max(count, 1),
+        "largest": max((float(np.abs(a).max()) for a, _ in wide if a.size), default=0.0),
+        "sqnr_db": 10 * float(np.log10(signal / noise)) if noise and signal else None,
+        "top1_agreement": _agreement(wide),
+    }
+
+
+def _agreement(pairs: list[tuple[Array, Array]]) -> float | None:
+    """Share of equal largest classes, for outputs [batch, classes] (further axes of 1); None for others."""
+    shape = pairs[0][0].shape
+    if len(shape) < 2 or shape[1] < 2 or any(n != 1 for n in shape[2:]):
+        return None
+    return float(np.mean([a.argmax(1) == b.argmax(1) for a, b in pairs]))
+
+
+def _operators(quantised: onnx.ModelProto, exclude: Sequence[str]) -> list[dict[str, Any]]:
+    """Each operator of the model, and why it is not quantised."""
+    from onnxruntime.quantization.registry import QDQRegistry
+
+    nodes = [node for node in quantised.graph.node if node.op_type not in ("QuantizeLinear", "DequantizeLinear")]
+    pairs = {n.output[0] for n in quantised.graph.node if n.op_type == "DequantizeLinear"}
+    floats = _floats(quantised) - pairs
+    rows = []
+    for node in nodes:
+        reason = ""
+        if not pairs.intersection(node.input) or floats.intersection(node.input):
+            if node.name in exclude:
+                reason = "it is excluded"
+            elif node.op_type not in QDQRegistry:
+                reason = "onnxruntime's quantiser has no rule for it"
+            else:
+                reason = "the quantiser's rule does not apply: no constant weights, no floats, or float neighbours"
+        rows.append({"name": node.name, "op": node.op_type, "quantised": not reason, "reason": reason})
+    return rows
+
+
+def _floats(model: onnx.ModelProto) -> set[str]:
+    """Names of all values of a floating-point type."""
+    graph = onnx.shape_inference.infer_shapes(model).graph
+    kinds = {each.name: each.type.tensor_type.elem_type for each in (*graph.input, *graph.value_info, *graph.output)}
+    kinds |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    floats = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.BFLOAT16}
+    return {name for name, kind in kinds.items() if kind in floats}
+
+
+def _accelerator(quantised: onnx.ModelProto, cfg: Config) -> dict[str, Any]:
+    """What the accelerator takes of the quantised model, and why it does not take the rest."""
+    try:
+        program = compile_model(quantised, cfg)
+    except ModelError as error:
+        return {"config": cfg.name, "error": str(error)}
+    reasons = Counter((row["op"], row["reason"]) for row in program.placements if row["place"] == "cpu")
+    return {
+        "config": cfg.name,
+        "macs_total": program.macs_total,
+        "macs_accelerator": program.macs_accelerator,
+        "operators": dict(Counter(row["place"] for row in program.placements)),
+        "cpu": [{"op": op, "count": count, "reason": reason} for (op, reason), count in reasons.most_common()],
+    }

@@ -1,0 +1,254 @@
+"""`celosia quantize`: a float network to int8, whose Program gives onnxruntime's bytes; and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from typer.testing import CliRunner
+
+import celosia
+from celosia.compiler.files import OutputError
+from celosia.compiler.graph.importer import ModelError
+from celosia.driver.calibration import CalibrationError
+from celosia.driver.cli import NO_TOOL, WRONG_INPUT, app
+from celosia.driver.quantize import MissingLibrary, QuantizeError
+
+Array = NDArray[Any]
+
+
+def network(batch: int | str = "batch", opset: int = 17, normalise: bool = False) -> onnx.ModelProto:
+    """Convolutions, a residual, pooling and a classifier: `image` [batch, 3, 16, 16] to `logits` [batch, 10]."""
+    rng = np.random.default_rng(0)
+    constants = {
+        "w1": rng.normal(0, 0.2, (8, 3, 3, 3)), "b1": rng.normal(0, 0.1, 8), "w2": rng.normal(0, 0.1, (8, 8, 3, 3)),
+        "w3": rng.normal(0, 0.4, (10, 8)), "b3": np.zeros(10), "scale": rng.uniform(0.5, 2, 8), "bias": np.zeros(8),
+        "mean": rng.normal(0, 0.1, 8), "var": rng.uniform(0.5, 2, 8),
+    }  # fmt: skip
+    node = helper.make_node
+    nodes = [
+        node("Conv", ["image", "w1", "b1"], ["c1"], "conv1", pads=[1] * 4),
+        node("BatchNormalization", ["c1", "scale", "bias", "mean", "var"], ["n1"], "norm1")
+        if normalise
+        else node("Identity", ["c1"], ["n1"], "norm1"),
+        node("Relu", ["n1"], ["r1"], "relu1"),
+        node("Conv", ["r1", "w2"], ["c2"], "conv2", pads=[1] * 4),
+        node("Add", ["r1", "c2"], ["sum"], "add"),
+        node("Relu", ["sum"], ["r2"], "relu2"),
+        node("GlobalAveragePool", ["r2"], ["pooled"], "pool"),
+        node("Flatten", ["pooled"], ["features"], "flatten"),
+        node("Gemm", ["features", "w3", "b3"], ["logits"], "dense", transB=1),
+    ]
+    used = {name for each in nodes for name in each.input}
+    graph = helper.make_graph(
+        nodes, "network", [helper.make_tensor_value_info("image", TensorProto.FLOAT, [batch, 3, 16, 16])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [batch, 10])],
+        [numpy_helper.from_array(a.astype(np.float32), name) for name, a in constants.items() if name in used],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def images(count: int = 8) -> Array:
+    return np.random.default_rng(1).normal(size=(count, 3, 16, 16)).astype(np.float32)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    onnx.save(network(), tmp_path / "float.onnx")
+    return tmp_path / "float.onnx"
+
+
+def assert_exact(path: Path, inputs: Array) -> None:
+    """The Program's outputs are onnxruntime's, byte for byte, when that computes int8 in integers."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.qdqisint8allowed", "1")
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    program = celosia.compile(path, "tiny")
+    assert program.macs_accelerator == program.macs_total > 0
+    runtime = celosia.Runtime(program)
+    for image in inputs:
+        got = runtime.run({"image": image[None]}).outputs["logits"]
+        np.testing.assert_array_equal(got, session.run(None, {"image": image[None]})[0])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"per_channel": False, "method": "percentile"}, {"activations": "uint8", "method": "entropy"}],
+    ids=["default", "per-tensor", "uint8"],
+)
+def test_the_result_is_exact_on_the_accelerator(tmp_path: Path, model: Path, options: dict[str, Any]) -> None:
+    report = celosia.quantize(model, {"image": images()}, tmp_path / "int8.onnx", config="tiny", **options)
+    assert_exact(tmp_path / "int8.onnx", images(3))
+    quantised = onnx.load(tmp_path / "int8.onnx")
+    scales = [numpy_helper.to_array(t) for t in quantised.graph.initializer if t.name == "w1_scale"]
+    assert scales[0].size == (1 if "per_channel" in options else 8)
+    kinds = {t.data_type for t in quantised.graph.initializer if t.name.endswith("zero_point") and "image" in t.name}
+    assert kinds == {TensorProto.UINT8 if options.get("activations") else TensorProto.INT8}
+    assert report["accelerator"]["macs_accelerator"] == report["accelerator"]["macs_total"]
+
+
+def test_the_report_measures(tmp_path: Path, model: Path) -> None:
+    """The figures are those of both models under onnxruntime, on samples that did not calibrate."""
+    import onnxruntime
+
+    samples = images(20)
+    report = celosia.quantize(model, {"image": samples}, tmp_path / "int8.onnx", config="tiny")
+    assert (report["samples_calibration"], report["samples_measured"], report["held_out"]) == (16, 4, True)
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.qdqisint8allowed", "1")
+    found = []
+    for path in (model, tmp_path / "int8.onnx"):
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        found.append(np.concatenate([session.run(None, {"image": x[None]})[0] for x in samples[4::5]]).astype(float))
+    error = np.abs(found[0] - found[1])
+    [row] = report["outputs"]
+    assert row["max_abs"] == pytest.approx(error.max()) and row["mean_abs"] == pytest.approx(error.mean())
+    assert row["sqnr_db"] == pytest.approx(10 * np.log10((found[0] ** 2).sum() / (error**2).sum()))
+    assert row["sqnr_db"] > 25
+    assert row["top1_agreement"] == np.mean(found[0].argmax(1) == found[1].argmax(1))
+    names = {each["name"]: each["quantised"] for each in report["operators"]}
+    assert names["conv1"] and names["conv2"] and names["dense"]
+
+
+def test_an_excluded_operator_stays_float(tmp_path: Path, model: Path) -> None:
+    report = celosia.quantize(model, {"image": images()}, tmp_path / "out.onnx", exclude=["conv2"], config="tiny")
+    row = next(each for each in report["operators"] if each["name"] == "conv2")
+    assert not row["quantised"] and "excluded" in row["reason"]
+    assert report["accelerator"]["macs_accelerator"] < report["accelerator"]["macs_total"]
+
+
+def test_an_old_opset_and_a_normalisation(tmp_path: Path) -> None:
+    """Per-channel scales need opset 13; a batch normalisation goes into its convolution."""
+    onnx.save(network(batch=1, opset=11, normalise=True), tmp_path / "float.onnx")
+    report = celosia.quantize(tmp_path / "float.onnx", {"image": images()}, tmp_path / "int8.onnx", config="tiny")
+    assert "BatchNormalization" not in {row["op"] for row in report["operators"]}
+    assert_exact(tmp_path / "int8.onnx", images(2))
+
+
+# Samples --------------------------------------------------------------------------------------------------------
+
+
+def test_folders_and_archives_are_the_same_samples(tmp_path: Path, model: Path) -> None:
+    """.npy with or without the batch axis, .npz, one archive of rows: the same model, byte for byte."""
+    (tmp_path / "folder").mkdir()
+    for k, image in enumerate(images(3)):
+        if k == 2:
+            np.savez(tmp_path / "folder" / f"{k}.npz", image=image[None])
+        else:
+            np.save(tmp_path / "folder" / f"{k}.npy", image if k else image[None])
+    (tmp_path / "folder" / "README.txt").write_text("not a sample")
+    np.savez(tmp_path / "rows.npz", image=images(3))
+    results = []
+    for name in ("folder", "rows.npz"):
+        celosia.quantize(model, tmp_path / name, tmp_path / "out.onnx", config="tiny")
+        results.append((tmp_path / "out.onnx").read_bytes())
+    assert results[0] == results[1]
+
+
+def test_images(tmp_path: Path, model: Path) -> None:
+    """Pictures are the arrays that the formula of the documentation gives."""
+    from PIL import Image
+
+    (tmp_path / "pictures").mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3)).astype(np.uint8)
+    for k, picture in enumerate(pixels):
+        Image.fromarray(picture).save(tmp_path / "pictures" / f"{k}.png")
+    mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
+    arrays = (pixels.astype(np.float32) / 255 - np.float32(mean)) / np.float32(std)
+    results = []
+    for source in (tmp_path / "pictures", {"image": arrays.transpose(0, 3, 1, 2)}):
+        celosia.quantize(model, source, tmp_path / "out.onnx", mean=mean, std=std, config="tiny")
+        results.append((tmp_path / "out.onnx").read_bytes())
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"picture": images()}, "no array 'image'"),
+        ({"image": images(), "other": images()}, "no such input"),
+        ({"image": images().astype(np.float64)}, r"image\[0\] is float64, the model takes float32"),
+        ({"image": images()[:, :, :8]}, r"float32\[1, 3, 8, 16\], the model takes float32\[\?, 3, 16, 16\]"),
+        ({"image": images(0)}, "no samples"),
+        ({"image": np.float32(1)}, "no samples"),
+        ({"image": np.where(np.arange(16) == 3, np.nan, images()).astype(np.float32)}, r"image\[0\] holds NaN"),
+        ({"image": np.where(np.arange(8)[:, None, None, None] == 3, np.inf, images()).astype("f")}, r"image\[3\]"),
+    ],
+)
+def test_samples_that_do_not_fit(tmp_path: Path, model: Path, arrays: dict[str, Array], words: str) -> None:
+    with pytest.raises(CalibrationError, match=words):
+        celosia.quantize(model, arrays, tmp_path / "out.onnx", config="tiny")
+    assert not (tmp_path / "out.onnx").exists()
+
+
+def test_sources_that_are_none(tmp_path: Path, model: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken.npz").write_bytes(b"PK\3\4 nothing")
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "a.png").write_bytes(b"no picture")
+    (tmp_path / "mixed").mkdir()
+    np.save(tmp_path / "mixed" / "a.npy", images(1))
+    np.save(tmp_path / "mixed" / "b.npy", np.repeat(images(1), 2, 0))
+    np.save(tmp_path / "one.npy", images())
+    for name, words in (
+        ("empty", "holds no samples"), ("nowhere", "there is no"), ("broken.npz", "not an .npz"), ("one.npy", "single"),
+        ("pictures", "cannot read the image"), ("mixed", r"b\.npy.*the model takes float32\[1, 3, 16, 16\]"),
+    ):  # fmt: skip
+        with pytest.raises(CalibrationError, match=words) as info:
+            celosia.quantize(model, tmp_path / name, tmp_path / "out.onnx", config="tiny")
+        assert "\n" not in str(info.value)
+
+
+# Models that are refused ------------------------------------------------------------------------------------------
+
+
+def test_models_that_are_refused(tmp_path: Path, model: Path) -> None:
+    samples = {"image": images()}
+    celosia.quantize(model, samples, tmp_path / "int8.onnx", config="tiny")
+    with pytest.raises(QuantizeError, match="quantised already"):
+        celosia.quantize(tmp_path / "int8.onnx", samples, tmp_path / "out.onnx")
+    with pytest.raises(OutputError, match="float model"):
+        celosia.quantize(model, samples, model)
+    with pytest.raises(ModelError, match="there is no model"):
+        celosia.quantize(tmp_path / "nowhere.onnx", samples, tmp_path / "out.onnx")
+    with pytest.raises(QuantizeError, match="'conv9' to exclude"):
+        celosia.quantize(model, samples, tmp_path / "out.onnx", exclude=["conv9"])
+    with pytest.raises(ValueError, match="minmax"):
+        celosia.quantize(model, samples, tmp_path / "out.onnx", method="best")
+    nothing = helper.make_graph(
+        [helper.make_node("Erf", ["image"], ["y"], "erf")], "g", network().graph.input,
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3, 16, 16])],
+    )  # fmt: skip
+    onnx.save(helper.make_model(nothing, opset_imports=network().opset_import, ir_version=8), tmp_path / "e.onnx")
+    with pytest.raises(QuantizeError, match="no operator"):
+        celosia.quantize(tmp_path / "e.onnx", samples, tmp_path / "out.onnx")
+    assert not (tmp_path / "out.onnx").exists()
+
+
+def test_the_command(tmp_path: Path, model: Path) -> None:
+    np.savez(tmp_path / "samples.npz", image=images())
+    out, report = str(tmp_path / "int8.onnx"), str(tmp_path / "report.json")
+    command = ["quantize", str(model), "--calibration", str(tmp_path / "samples.npz"), "-o"]
+    done = CliRunner().invoke(app, [*command, out, "--report", report, "--samples", "4"])
+    assert done.exit_code == 0, done.output
+    assert "SQNR" in done.output and "100.0% of" in done.output
+    assert json.loads(Path(report).read_text())["samples_calibration"] == 4
+    refused = CliRunner().invoke(app, [*command, str(model)])
+    assert refused.exit_code == WRONG_INPUT and "it is an input, too" in refused.output
+
+
+def test_without_onnxruntime(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime.quantization.shape_inference", None)
+    with pytest.raises(MissingLibrary, match=r"pip install 'celosia\[quantize\]'"):
+        celosia.quantize(model, {"image": images()}, tmp_path / "out.onnx")
+    done = CliRunner().invoke(app, ["quantize", str(model), "--calibration", str(tmp_path), "-o", str(tmp_path / "o")])
+    assert done.exit_code == NO_TOOL
