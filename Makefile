@@ -7,10 +7,10 @@ INSTALLED := $(VENV)/.installed
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help demo test check lint types unit bench format clean
+.PHONY: help demo test check lint types unit bench bench-cpu format clean
 
 help:  ## Print this.
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 demo: $(INSTALLED)  ## Classify images on the RTL simulator.
 	@$(BIN)/celosia demo
@@ -32,6 +32,9 @@ types: $(INSTALLED)
 
 bench: $(INSTALLED)  ## Measure; prints a table and writes JSON.
 	$(BIN)/python -m benchmarks
+
+bench-cpu: $(INSTALLED)  ## Measure the CPU backend beside onnxruntime, on one thread.
+	$(BIN)/python -m benchmarks cpu
 
 format: $(INSTALLED)  ## Format the sources.
 	$(BIN)/ruff check --fix .

@@ -1,4 +1,4 @@
-"""python -m benchmarks [exactness models cycles walltime compile build demo] [--models NAME,...]
+"""python -m benchmarks [exactness models cycles walltime compile build cpu demo] [--models NAME,...]
 
 Prints a table and updates bench/results.json. Without a name: everything but `demo`, which sets up a fresh clone.
 Exit code 1 where a promise was measured and not kept.
@@ -12,33 +12,51 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.rows import ROOT, Bench, Row, describe
+from benchmarks import cpu
+from benchmarks.kernels import KERNELS
+from benchmarks.rows import ROOT, VERDICT, Bench, Row, describe
 from benchmarks.workloads import FOLDER_VARIABLE, WORKLOADS, models_folder
 
-SECTIONS = ("exactness", "models", "cycles", "walltime", "compile", "build", "demo")
-VERDICT = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}
+SECTIONS = ("exactness", "models", "cycles", "walltime", "compile", "build", "cpu", "demo")
+KNOWN_MODELS = tuple(dict.fromkeys((*WORKLOADS, *cpu.MODELS)))
+
+
+def cpu_rows(options: argparse.Namespace, folder: Path | None, say: Callable[[str], None]) -> Iterator[Row]:
+    """Kernels where not only models are asked for, and models where not only kernels are."""
+    kernels, models = _split(options.kernels), _split(options.models)
+    if kernels or not models:
+        yield from cpu.kernel_rows(kernels, options.seconds, say)
+    if models or not kernels:
+        yield from cpu.model_rows(folder, models, options.seconds, say)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").split("\n\n")[1])
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}")
-    parser.add_argument("--models", default="", help=f"only these, with commas between: {', '.join(WORKLOADS)}")
+    parser.add_argument("--models", default="", help=f"only these, with commas between: {', '.join(KNOWN_MODELS)}")
+    parser.add_argument("--kernels", default="", help=f"of cpu, only these: {', '.join(KERNELS)}")
     parser.add_argument("--models-dir", type=Path, help=f"folder with the models (default: ${FOLDER_VARIABLE})")
     parser.add_argument("--config", default="pynq", help="preset or file (default: %(default)s)")
     parser.add_argument("--device", default="rtl", choices=("rtl", "functional"), help="of exactness and models")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each kernel or model of cpu (default: 1)")
     parser.add_argument("--images", type=int, help="inputs for each model of `models`")
     parser.add_argument(
         "--output", type=Path, default=ROOT / "bench" / "results.json", help="default: bench/results.json"
     )
     parser.add_argument("--quiet", action="store_true", help="no progress line")
     options = parser.parse_args(arguments)
-    for name, known in (*((s, SECTIONS) for s in options.sections), *((m, WORKLOADS) for m in _split(options.models))):
+    for name, known in (
+        *((section, SECTIONS) for section in options.sections),
+        *((model, KNOWN_MODELS) for model in _split(options.models)),
+        *((kernel, KERNELS) for kernel in _split(options.kernels)),
+    ):
         if name not in known:
             parser.error(f"there is no {name!r}; take {', '.join(known)}")
     return options
@@ -74,17 +92,18 @@ def main(arguments: list[str]) -> int:
     console = Console(stderr=True, quiet=options.quiet)
     rows: list[Row] = []
     with console.status("") as status:
-        bench = Bench(
-            models_folder(options.models_dir), options.config, options.device, _split(options.models), options.images,
-            lambda text: status.update(text),
-        )  # fmt: skip
+        folder, say = models_folder(options.models_dir), lambda text: status.update(text)
+        bench = Bench(folder, options.config, options.device, _split(options.models), options.images, say)
         for section in options.sections or SECTIONS[:-1]:
-            for row in getattr(bench, section)():
+            for row in cpu_rows(options, folder, say) if section == "cpu" else getattr(bench, section)():
                 rows.append(row)
                 save(options.output, [row], describe(options.config))
                 console.print(f"{VERDICT[row.met] or 'skipped':7} {row.what}: {row.measured}", highlight=False)
     out = Console(width=None if sys.stdout.isatty() else 200)
-    out.print(table(rows))
+    for each in cpu.tables(rows):
+        out.print(each)
+    if others := [row for row in rows if not row.key.startswith(("cpu/kernel/", "cpu/model/"))]:
+        out.print(table(others))
     out.print(f"{options.output}", highlight=False)
     return 1 if any(row.met is False for row in rows) else 0
 

@@ -35,6 +35,7 @@ CYCLES = {"resnet18": 7_600_000, "resnet50": 17_500_000, "mobilenet_v2": 3_200_0
 FREE = {"QuantizeLinear", "DequantizeLinear", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"}
 """What a network "on the accelerator" may leave to the host: types and shapes at its ends."""
 
+VERDICT = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}
 Head = tuple[str, str, str, str]
 """The key, what, target and command of a Row."""
 

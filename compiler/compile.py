@@ -47,11 +47,13 @@ Progress = Callable[[str], None]
 
 
 def compile(
-    source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", progress: Progress | None = None
-) -> Program:
+    source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", progress: Progress | None = None,
+    accelerator: bool = True,
+) -> Program:  # fmt: skip
     """Compile a model for the accelerator `config` (a preset's name, a TOML or JSON file, or a Config).
 
-    progress: called with the name of each stage. Raises ModelError for a model, ConfigError for a Config.
+    progress: called with the name of each stage. accelerator: False leaves every operator to the CPU. Raises ModelError
+    for a model, ConfigError for a Config.
     """
     started = time.perf_counter()
     say = progress or (lambda stage: None)
@@ -65,7 +67,7 @@ def compile(
     compose_tables(model)
     fold(model, frozenset())
     say("placing operators")
-    refused: dict[str, str] = {}
+    refused = {} if accelerator else {node.name or "": "compiled for the CPU alone" for node in model.graph}
     while True:
         selection = select(model, cfg, refused)
         steps = schedule(model.graph, selection)

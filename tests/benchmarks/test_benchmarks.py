@@ -13,10 +13,12 @@ from small_models import Builder
 
 pytest.importorskip("onnxruntime")
 
+from benchmarks import cpu
 from benchmarks.__main__ import main, save
+from benchmarks.kernels import KERNELS, cases
 from benchmarks.oracle import Operator, Oracle, SideBySide, side_by_side
 from benchmarks.rows import Bench, Row, different
-from benchmarks.workloads import WORKLOADS, Missing
+from benchmarks.workloads import FOLDER_VARIABLE, WORKLOADS, Missing
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +94,10 @@ def test_bytes_of_other_shapes_and_types_differ() -> None:
     assert different(np.float32([0.0]), np.float32([-0.0])) == 1
 
 
-def test_demo_rows_need_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_rows_need_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
     out = tmp_path / "results.json"
     arguments = "exactness models --models demo,resnet18 --images 2 --device functional --config tiny --quiet --output"
     assert main([*arguments.split(), str(out)]) == 0
@@ -123,3 +128,59 @@ def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
             main(arguments)
         assert words in capsys.readouterr().err
+
+
+# The CPU beside onnxruntime -----------------------------------------------------------------------------------------
+
+
+def test_kernels_agree_with_onnxruntime(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "results.json"
+    kernels = "gemm_64,softmax_narrow,cast_float_int,topk,quantised_conv_3x3"
+    main([*f"cpu --kernels {kernels} --seconds 0.01 --quiet --output".split(), str(out)])
+    rows = {row["key"]: row for row in json.loads(out.read_text())["rows"]}
+    assert list(rows) == [*(f"cpu/kernel/{name}" for name in kernels.split(",")), "cpu/kernels"]
+    for row in rows.values():
+        assert "WRONG" not in row["measured"] and "failed" not in row["measured"]
+    assert 0 < rows["cpu/kernels"]["details"]["geomean"] < 100
+    assert "onnxruntime, us" in capsys.readouterr().out
+
+
+def test_a_wrong_kernel_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    (case,) = cases(("quantize",))
+    wrong = onnx.ModelProto()
+    wrong.CopyFrom(case.model)
+    wrong.graph.initializer[0].CopyFrom(
+        onnx.numpy_helper.from_array(np.float32(0.0201), wrong.graph.initializer[0].name)
+    )
+    monkeypatch.setattr(cpu, "session", lambda model, optimise=True, real=cpu.session: real(wrong))
+    (row, _) = cpu.kernel_rows(("quantize",), 0.01, lambda text: None)
+    assert row.met is False and "WRONG" in row.measured
+
+
+def test_every_kernel_is_a_valid_model_with_a_name_of_its_own() -> None:
+    made = list(cases())
+    assert len(made) == len(KERNELS) >= 36
+    for case in made:
+        onnx.checker.check_model(case.model, full_check=True)
+        assert {value.name for value in case.model.graph.input} == set(case.feed)
+
+
+def test_models_on_the_cpu_need_their_folder(tmp_path: Path) -> None:
+    (row,) = cpu.model_rows(tmp_path, ("mnist_conv",), 0.01, lambda text: None)
+    assert row.met is None and "mnist_conv_fp32.onnx is not there" in row.measured
+
+
+def test_a_model_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(cpu.TVM_VARIABLE, raising=False)
+    (case,) = cases(("layer_norm",))
+    onnx.save(case.model, tmp_path / cpu.MODELS["minilm_encoder"])
+    (row,) = cpu.model_rows(tmp_path, ("minilm_encoder",), 0.01, lambda text: None)
+    assert row.details["error"] < 1e-5 and row.details["same_top1"] and row.details["cached"] < row.details["cold"]
+    assert cpu.TVM_VARIABLE in row.details["tvm"]
+
+
+def test_errors_are_relative_to_the_largest_value() -> None:
+    a = np.float32([1, -4, np.nan])
+    assert cpu.error(a, a) == 0
+    assert cpu.error(np.float32([1.5, -4, np.nan]), a) == 0.125
+    assert cpu.error(np.float32([1, -4, 0]), a) == cpu.error(a[:2], a) == cpu.error(a.astype(np.float64), a) == np.inf

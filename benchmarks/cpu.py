@@ -1,0 +1,284 @@
+"""The speed of the CPU backend beside onnxruntime's, each on one thread.
+
+Both sides run the same model on the same inputs, in turn, in one process; what counts is the processor time of the
+fastest of many runs, so that a busy machine hardly matters. A ratio is their time over ours: above 1 we are faster.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+from rich.table import Table
+
+import celosia
+from benchmarks.kernels import cases
+from benchmarks.rows import VERDICT, Row
+from benchmarks.workloads import FOLDER_VARIABLE, WORKLOADS, Missing
+from celosia.driver.runtime import Runtime
+
+Array = NDArray[Any]
+Feed = dict[str, Array]
+Say = Callable[[str], None]
+MODELS = {
+    "squeezenet1_1": "squeezenet1_1_fp32.onnx",
+    "pplcnet_orientation": "pplcnet_orientation_fp32.onnx",
+    "fer_minixception": "fer_minixception_fp32.onnx",
+    "mnist_conv": "mnist_conv_fp32.onnx",
+    "minilm_encoder": "minilm_encoder_qdq_s8_matmul.onnx",
+}
+TVM_VARIABLE = "CELOSIA_TVM_PYTHON"
+SAMPLE_SECONDS = 4e-4
+"""Shorter runs are timed several at once, so that reading the clock does not matter."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """ours, theirs: processor seconds of one run. error: see `error`."""
+
+    ours: float
+    theirs: float
+    error: float
+    same_top1: bool
+    outputs: list[Array]
+    """Ours."""
+    expected: list[Array]
+    """onnxruntime's."""
+
+    @property
+    def ratio(self) -> float:
+        return self.theirs / self.ours
+
+
+def session(model: onnx.ModelProto, optimise: bool = True) -> ort.InferenceSession:
+    """On one thread, with integer operators where the model has them between QDQ pairs."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    if not optimise:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.qdqisint8allowed", "1")
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def error(found: Array, expected: Array) -> float:
+    """The largest difference over the largest expected value; infinite where type, shape or NaNs differ."""
+    if found.dtype != expected.dtype or found.shape != expected.shape:
+        return float("inf")
+    a, b = found.astype(np.float64), expected.astype(np.float64)
+    if not np.array_equal(np.isnan(a), np.isnan(b)):
+        return float("inf")
+    gap = np.abs(np.nan_to_num(a) - np.nan_to_num(b)).max(initial=0)
+    return float(gap / max(np.abs(np.nan_to_num(b)).max(initial=0), 1e-30)) if gap else 0.0
+
+
+def compare(model: onnx.ModelProto, feed: Feed, seconds: float) -> Comparison:
+    """Run `model` here and in onnxruntime by turns for about `seconds`, wholly on the CPU."""
+    program = celosia.compile(model, accelerator=False)
+    assert not program.launches
+    runtime, theirs = Runtime(program), session(model)
+    names = [value.name for value in theirs.get_outputs()]
+    expected = dict(zip(names, theirs.run(names, feed)))
+    found = runtime.run(feed).outputs
+    gap = max(error(found[name], expected[name]) for name in names)
+    top = all(_top1(found[name], expected[name]) for name in names)
+    best = by_turns([lambda: runtime.run(feed), lambda: theirs.run(names, feed)], seconds)
+    return Comparison(best[0], best[1], gap, top, [found[name] for name in names], list(expected.values()))
+
+
+def _top1(found: Array, expected: Array) -> bool:
+    return found.shape == expected.shape and bool(np.array_equal(found.argmax(-1), expected.argmax(-1)))
+
+
+def by_turns(runs: list[Callable[[], object]], seconds: float) -> list[float]:
+    """Processor seconds of the fastest run of each, in this thread."""
+    for run in runs:
+        run()
+    counts = [max(1, round(SAMPLE_SECONDS / max(_once(run, 3), 1e-7))) for run in runs]
+    best = [float("inf")] * len(runs)
+    end = time.perf_counter() + seconds
+    while best[0] == float("inf") or time.perf_counter() < end:
+        for number, (run, count) in enumerate(zip(runs, counts)):
+            best[number] = min(best[number], _once(run, count))
+    return best
+
+
+def _once(run: Callable[[], object], count: int) -> float:
+    started = time.thread_time()
+    for _ in range(count):
+        run()
+    return (time.thread_time() - started) / count
+
+
+def model_feed(name: str, model: onnx.ModelProto) -> Feed:
+    """An image where the model takes one and there is one, else noise."""
+    workload = WORKLOADS.get(name)
+    rng = np.random.default_rng(0)
+    feed: Feed = {}
+    for value in model.graph.input:
+        image = workload.image(0) if workload else None
+        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        feed[value.name] = rng.standard_normal(shape, np.float32) if image is None else image
+    return feed
+
+
+def tvm_seconds(model: Path, feed: Feed, seconds: float = 3.0) -> tuple[float, list[Array]]:
+    """(processor seconds, outputs) of TVM in the Python that the environment variable names. Raises Missing."""
+    python = os.environ.get(TVM_VARIABLE)
+    if not python:
+        raise Missing(f"set {TVM_VARIABLE} to a Python that can import tvm")
+    with tempfile.TemporaryDirectory() as folder:
+        given, made = Path(folder) / "inputs.npz", Path(folder) / "outputs.npz"
+        np.savez(given, **feed)  # type: ignore[arg-type]
+        worker = Path(__file__).with_name("tvm_worker.py")
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        done = subprocess.run(
+            [python, str(worker), str(model), str(given), str(made), str(seconds)],
+            capture_output=True, text=True, check=False, env=environment,
+        )  # fmt: skip
+        if done.returncode != 0:
+            raise Missing(f"TVM: {(done.stderr.strip().splitlines() or ['failed'])[-1]}")
+        with np.load(made) as arrays:
+            return float(done.stdout.split()[-1]), [arrays[name] for name in arrays.files]
+
+
+def cold_and_cached(path: Path) -> Iterator[float]:
+    """Seconds to compile for the CPU in a fresh process: with an empty cache, then from it; Python's start left out."""
+    code = "import sys, celosia; print(celosia.compile(sys.argv[1], accelerator=False).compile_seconds)"
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {"CELOSIA_CACHE": folder}
+        for _ in range(2):
+            done = subprocess.run(
+                [sys.executable, "-c", code, str(path)], env=environment, capture_output=True, text=True, check=True
+            )
+            yield float(done.stdout)
+
+
+# Rows ------------------------------------------------------------------------------------------------------------
+
+COMMAND = "python -m benchmarks cpu"
+LEAST, GEOMEAN, LEAST_MODEL, LEAST_TVM, TOLERANCE = 0.5, 1.0, 0.8, 1.5, 1e-4
+
+
+def kernel_rows(chosen: tuple[str, ...], seconds: float, say: Say) -> Iterator[Row]:
+    """A row for each kernel, and one for all."""
+    ratios = []
+    for case in cases(chosen):
+        say(f"kernel {case.name}")
+        row = Row(
+            f"cpu/kernel/{case.name}", case.name, f"at least {LEAST}", "", False, f"{COMMAND} --kernels {case.name}"
+        )
+        try:
+            result = compare(case.model, case.feed, seconds)
+        except Exception as reason:
+            row.measured = f"failed: {type(reason).__name__}: {reason}"
+            ratios.append(1e-3)
+            yield row
+            continue
+        ratios.append(result.ratio)
+        right = result.error <= case.tolerance
+        row.measured = f"{result.ratio:.2f}" + ("" if right else "; WRONG")
+        row.met = right and result.ratio >= LEAST
+        row.details = {"ours": result.ours, "theirs": result.theirs, "ratio": result.ratio, "error": result.error}
+        yield row
+    mean = float(np.exp(np.mean(np.log(ratios))))
+    slow = sum(ratio < LEAST for ratio in ratios)
+    measured = f"geometric mean {mean:.2f}, least {min(ratios):.2f}, {slow} of {len(ratios)} below {LEAST}"
+    yield Row(
+        "cpu/kernels", "kernels on the CPU over onnxruntime, one thread",
+        f"geometric mean at least {GEOMEAN}, none below {LEAST}", measured, mean >= GEOMEAN and not slow, COMMAND,
+        {"geomean": mean, "least": min(ratios)},
+    )  # fmt: skip
+
+
+def model_rows(folder: Path | None, chosen: tuple[str, ...], seconds: float, say: Say) -> Iterator[Row]:
+    """A row for each model."""
+    for name, file in MODELS.items():
+        if chosen and name not in chosen:
+            continue
+        say(f"{name} on the CPU")
+        target = f"{LEAST_MODEL} of onnxruntime, {LEAST_TVM} of TVM, error {TOLERANCE}, same top-1"
+        row = Row(f"cpu/model/{name}", f"{name} on the CPU, one thread", target, "", None, f"{COMMAND} --models {name}")
+        try:
+            if folder is None or not (folder / file).exists():
+                raise Missing(f"{file} is not there; give --models-dir or set {FOLDER_VARIABLE}")
+            _measure_model(row, name, folder / file, seconds)
+        except Missing as reason:
+            row.measured = f"skipped: {reason}"
+        except Exception as reason:
+            row.measured, row.met = f"failed: {type(reason).__name__}: {reason}", False
+        yield row
+
+
+def _measure_model(row: Row, name: str, path: Path, seconds: float) -> None:
+    model = onnx.load(path)
+    feed = model_feed(name, model)
+    result = compare(model, feed, seconds)
+    cold, cached = cold_and_cached(path)
+    try:
+        peer, outputs = tvm_seconds(path, feed)
+        over_tvm: float | None = peer / result.ours
+        tvm = f"{over_tvm:.2f}, its error {max(map(error, outputs, result.expected)):.1g}"
+    except Missing as reason:
+        over_tvm, tvm = None, str(reason)
+    gap, bound = result.error, TOLERANCE
+    if any(node.op_type == "QuantizeLinear" for node in model.graph.node):
+        gap, bound = _between_quantisations(model, feed, result)
+    row.measured = f"{result.ratio:.2f} of onnxruntime; {tvm}"
+    row.met = result.ratio >= LEAST_MODEL and gap <= bound and (result.same_top1 or bound > TOLERANCE)
+    row.met = row.met and (over_tvm is None or over_tvm >= LEAST_TVM)
+    row.details = {
+        "ours": result.ours, "theirs": result.theirs, "ratio": result.ratio, "error": gap, "bound": bound,
+        "same_top1": result.same_top1, "over_tvm": over_tvm, "tvm": tvm, "cold": cold, "cached": cached,
+    }  # fmt: skip
+
+
+def _between_quantisations(model: onnx.ModelProto, feed: Feed, result: Comparison) -> tuple[float, float]:
+    """(error, bound) of a model whose floats are quantised again: a last bit there moves a result by a whole step.
+
+    onnxruntime's own results differ with its optimisations. The bound is by how much; the error is that to the nearer.
+    """
+    plain = session(model, optimise=False).run(None, feed)
+    own = max(map(error, plain, result.expected))
+    return min(result.error, max(map(error, result.outputs, plain))), max(own, TOLERANCE)
+
+
+def tables(rows: list[Row]) -> Iterator[Table]:
+    """Kernels and models, one line each."""
+    kernels = [row for row in rows if row.key.startswith("cpu/kernel/")]
+    if kernels:
+        table = Table("kernel", "ours, us", "onnxruntime, us", "ratio", "error", "")
+        for row in kernels:
+            d = row.details
+            cells = (
+                [f"{d['ours'] * 1e6:.1f}", f"{d['theirs'] * 1e6:.1f}", row.measured, f"{d['error']:.1g}"] if d else []
+            )
+            table.add_row(row.what, *(cells or ["", "", row.measured, ""]), VERDICT[row.met])
+        yield table
+    models = [row for row in rows if row.key.startswith("cpu/model/")]
+    if models:
+        table = Table(
+            "model", "ours, ms", "onnxruntime, ms", "ratio", "over TVM", "error", "top-1", "compile, cached", ""
+        )
+        for row in models:
+            d = row.details
+            if not d:
+                table.add_row(row.what, "", "", row.measured, "", "", "", "", VERDICT[row.met])
+                continue
+            table.add_row(
+                row.what, f"{d['ours'] * 1e3:.2f}", f"{d['theirs'] * 1e3:.2f}", f"{d['ratio']:.2f}", d["tvm"],
+                f"{d['error']:.1g}", "same" if d["same_top1"] else "other", f"{d['cold']:.1f} s, {d['cached']:.2f} s",
+                VERDICT[row.met],
+            )  # fmt: skip
+        yield table

@@ -1,0 +1,240 @@
+"""The kernels whose speed is measured: each a small model, mostly of one operator, with its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """tolerance: largest difference from onnxruntime, relative to its largest value; 0 for results that are exact."""
+
+    name: str
+    model: onnx.ModelProto
+    feed: dict[str, Array]
+    tolerance: float
+
+
+class _Writer:
+    """Writes one model. Arrays given as inputs are fed at each run, those given as constants are initialisers."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = []
+        self.feed: dict[str, Array] = {}
+
+    def floats(self, *shape: int) -> Array:
+        return self.rng.standard_normal(shape, np.float32)
+
+    def bytes(self, *shape: int, dtype: type = np.int8) -> Array:
+        info = np.iinfo(dtype)
+        return self.rng.integers(info.min, info.max, shape, dtype, endpoint=True)
+
+    def input(self, array: Array) -> str:
+        name = f"x{len(self.feed)}"
+        self.feed[name] = array
+        return name
+
+    def constant(self, value: Any, dtype: Any = None) -> str:
+        name = f"c{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.asarray(value, dtype), name))
+        return name
+
+    def node(self, op: str, *inputs: str, more: tuple[str, ...] = (), **attributes: Any) -> str:
+        """The name of its first output; `more` are those of others."""
+        self.nodes.append(helper.make_node(op, inputs, [f"t{len(self.nodes)}", *more], **attributes))
+        return str(self.nodes[-1].output[0])
+
+    def model(self) -> onnx.ModelProto:
+        """Its outputs are those of the last node."""
+        inputs = [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+            for name, array in self.feed.items()
+        ]
+        outputs = [onnx.ValueInfoProto(name=name) for name in self.nodes[-1].output]
+        graph = helper.make_graph(self.nodes, "kernel", inputs, outputs, self.constants)
+        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        return onnx.shape_inference.infer_shapes(made, strict_mode=True)
+
+
+def cases(chosen: tuple[str, ...] = ()) -> Iterator[Case]:
+    """All kernels, or those `chosen`, in the order of KERNELS."""
+    for name, (tolerance, write) in KERNELS.items():
+        if not chosen or name in chosen:
+            w = _Writer()
+            write(w)
+            yield Case(name, w.model(), w.feed, tolerance)
+
+
+FLOAT = 1e-4
+
+
+def _matmul(*a: int, b: tuple[int, ...], fed: bool = False) -> Any:
+    """A product with a constant, or with an array that is fed."""
+
+    def write(w: _Writer) -> str:
+        x, y = w.input(w.floats(*a)), w.floats(*b)
+        return w.node("MatMul", x, w.input(y) if fed else w.constant(y))
+
+    return FLOAT, write
+
+
+def _conv(channels: int, size: int, out: int, kernel: int, group: int = 1, **attributes: Any) -> Any:
+    def write(w: _Writer) -> str:
+        weights, bias = w.floats(out, channels // group, kernel, kernel), w.floats(out)
+        x = w.input(w.floats(1, channels, size, size))
+        pads = [kernel // 2] * 4
+        return w.node("Conv", x, w.constant(weights), w.constant(bias), pads=pads, group=group, **attributes)
+
+    return FLOAT, write
+
+
+def _op(op: str, *shapes: tuple[int, ...], tolerance: float = FLOAT, dtype: str = "float32", **attributes: Any) -> Any:
+    """One operator on normal random arrays."""
+
+    def write(w: _Writer) -> str:
+        return w.node(op, *(w.input(w.floats(*shape).astype(dtype)) for shape in shapes), **attributes)
+
+    return tolerance, write
+
+
+def _with(op: str, shape: tuple[int, ...], *constants: Any, tolerance: float = FLOAT, **attributes: Any) -> Any:
+    """One operator on a normal random array and constants; "" for an optional input left out."""
+
+    def write(w: _Writer) -> str:
+        rest = ["" if isinstance(value, str) else w.constant(value) for value in constants]
+        return w.node(op, w.input(w.floats(*shape)), *rest, **attributes)
+
+    return tolerance, write
+
+
+def _gelu(w: _Writer) -> str:
+    """As PyTorch exports it."""
+    x = w.input(w.floats(128, 3072))
+    half = w.node("Mul", x, w.constant(0.5, np.float32))
+    erf = w.node("Erf", w.node("Div", x, w.constant(np.sqrt(2), np.float32)))
+    return w.node("Mul", half, w.node("Add", erf, w.constant(1, np.float32)))
+
+
+def _layernorm(w: _Writer) -> str:
+    return w.node(
+        "LayerNormalization", w.input(w.floats(128, 768)), w.constant(w.floats(768)), w.constant(w.floats(768))
+    )
+
+
+def _gather(w: _Writer) -> str:
+    return w.node("Gather", w.constant(w.floats(8192, 384)), w.input(w.rng.integers(0, 8192, (1, 512))))
+
+
+def _where(w: _Writer) -> str:
+    x, y = w.floats(1, 64, 56, 56), w.floats(1, 64, 56, 56)
+    return w.node("Where", w.input(x > 0), w.input(x), w.input(y))
+
+
+def _top(w: _Writer) -> str:
+    return w.node("TopK", w.input(w.floats(64, 1000)), w.constant([5], np.int64), more=("places",))
+
+
+def _quantised_conv(channels: int, size: int, out: int, kernel: int) -> Any:
+    def write(w: _Writer) -> str:
+        x, weights = w.bytes(1, channels, size, size), w.bytes(out, channels, kernel, kernel)
+        scales = w.rng.uniform(0.005, 0.01, out)
+        bias = w.rng.integers(-5000, 5000, out)
+        return w.node(
+            "QLinearConv", w.input(x), w.constant(0.02, np.float32), w.constant(3, np.int8), w.constant(weights),
+            w.constant(scales, np.float32), w.constant(np.zeros(out), np.int8), w.constant(0.7, np.float32),
+            w.constant(-5, np.int8), w.constant(bias, np.int32), pads=[kernel // 2] * 4,
+        )  # fmt: skip
+
+    return 0.0, write
+
+
+def _quantised_matmul(w: _Writer) -> str:
+    return w.node(
+        "QLinearMatMul", w.input(w.bytes(128, 384)), w.constant(0.02, np.float32), w.constant(3, np.int8),
+        w.constant(w.bytes(384, 1536)), w.constant(0.005, np.float32), w.constant(0, np.int8),
+        w.constant(0.5, np.float32), w.constant(-5, np.int8),
+    )  # fmt: skip
+
+
+def _matmul_integer(w: _Writer) -> str:
+    return w.node("MatMulInteger", w.input(w.bytes(128, 384, dtype=np.uint8)), w.constant(w.bytes(384, 1536)))
+
+
+def _dequantize(w: _Writer) -> str:
+    x = w.input(w.bytes(1, 64, 56, 56))
+    return w.node("DequantizeLinear", x, w.constant(0.02, np.float32), w.constant(3, np.int8))
+
+
+IMAGE = (1, 64, 56, 56)
+"""A feature map of 800 kB."""
+
+KERNELS: dict[str, Any] = {
+    "gemm_64": _matmul(64, 64, b=(64, 64)),
+    "gemm_384x384x1536": _matmul(384, 384, b=(384, 1536)),
+    "gemm_1024": _matmul(1024, 1024, b=(1024, 1024)),
+    "gemv_1024": _matmul(1, 1024, b=(1024, 1024)),
+    "matmul_batched": _matmul(12, 128, 64, b=(12, 64, 128), fed=True),
+    "conv_1x1": _conv(64, 56, 64, 1),
+    "conv_3x3": _conv(64, 56, 64, 3),
+    "conv_3x3_stride2": _conv(64, 56, 128, 3, strides=[2, 2]),
+    "conv_7x7_first": _conv(3, 224, 64, 7, strides=[2, 2]),
+    "conv_depthwise": _conv(144, 56, 144, 3, group=144),
+    "max_pool": _op("MaxPool", (1, 64, 112, 112), kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
+    "average_pool": _op("AveragePool", IMAGE, kernel_shape=[3, 3], strides=[1, 1], pads=[1, 1, 1, 1]),
+    "global_average_pool": _op("GlobalAveragePool", (1, 512, 14, 14)),
+    "softmax_narrow": _op("Softmax", (12, 128, 128), axis=-1),
+    "softmax_wide": _op("Softmax", (16, 8192), axis=-1),
+    "layer_norm": (FLOAT, _layernorm),
+    "gelu": (FLOAT, _gelu),
+    "sigmoid": _op("Sigmoid", IMAGE),
+    "tanh": _op("Tanh", IMAGE),
+    "exp": _op("Exp", IMAGE),
+    "reduce_mean_last": _op("ReduceMean", (128, 768), axes=[-1]),
+    "reduce_max_last": _op("ReduceMax", (128, 768), axes=[-1], tolerance=0.0),
+    "reduce_sum_first": _with("ReduceSum", (768, 512), np.array([0]), keepdims=0),
+    "reduce_max_first": _op("ReduceMax", (768, 512), axes=[0], tolerance=0.0),
+    "transpose_2d": _op("Transpose", (768, 1024), perm=[1, 0], tolerance=0.0),
+    "transpose_nchw_nhwc": _op("Transpose", IMAGE, perm=[0, 2, 3, 1], tolerance=0.0),
+    "transpose_0213": _op("Transpose", (1, 128, 12, 64), perm=[0, 2, 1, 3], tolerance=0.0),
+    "resize_nearest": _with(
+        "Resize", (1, 64, 28, 28), "", np.array([1, 1, 2, 2], np.float32), mode="nearest", nearest_mode="floor",
+        coordinate_transformation_mode="asymmetric", tolerance=0.0,
+    ),
+    "resize_bilinear": _with(
+        "Resize", (1, 64, 28, 28), "", np.array([1, 1, 2, 2], np.float32), mode="linear",
+        coordinate_transformation_mode="half_pixel",
+    ),
+    "gather_rows": (0.0, _gather),
+    "concat_channels": _op("Concat", (1, 64, 28, 28), (1, 64, 28, 28), axis=1, tolerance=0.0),
+    "slice": _with("Slice", IMAGE, np.array([4, 4]), np.array([52, 52]), np.array([2, 3]), tolerance=0.0),
+    "pad": _with("Pad", IMAGE, np.array([0, 0, 1, 1, 0, 0, 1, 1]), tolerance=0.0),
+    "add": _op("Add", IMAGE, IMAGE),
+    "add_bias": _op("Add", (128, 3072), (3072,)),
+    "add_channels": _op("Add", IMAGE, (64, 1, 1)),
+    "where": (0.0, _where),
+    "cast_float_int": _op("Cast", IMAGE, to=TensorProto.INT32, tolerance=0.0),
+    "cast_float_half": _op("Cast", IMAGE, to=TensorProto.FLOAT16, tolerance=0.0),
+    "cumsum": _with("CumSum", (128, 768), np.array(1)),
+    "argmax": _op("ArgMax", (128, 1000), axis=-1, tolerance=0.0),
+    "topk": (0.0, _top),
+    "quantised_conv_1x1": _quantised_conv(64, 56, 64, 1),
+    "quantised_conv_3x3": _quantised_conv(64, 28, 64, 3),
+    "quantised_matmul": (0.0, _quantised_matmul),
+    "matmul_integer": (0.0, _matmul_integer),
+    "quantize": _with("QuantizeLinear", IMAGE, np.float32(0.02), np.int8(3), tolerance=0.0),
+    "dequantize": (FLOAT, _dequantize),
+    "half_add": _op("Add", IMAGE, IMAGE, dtype="float16", tolerance=1e-3),
+    "half_mul": _op("Mul", IMAGE, IMAGE, dtype="float16", tolerance=1e-3),
+}  # fmt: skip
+"""Name -> (tolerance, what writes the model)."""
