@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help demo test check lint types unit bench bench-cpu format clean
+.PHONY: help demo test check lint types unit bench bench-cpu fuzz format clean
 
 help:  ## Print this.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -35,6 +35,11 @@ bench: $(INSTALLED)  ## Measure; prints a table and writes JSON.
 
 bench-cpu: $(INSTALLED)  ## Measure the CPU backend beside onnxruntime, on one thread.
 	$(BIN)/python -m benchmarks cpu
+
+N ?= 2000
+SEED ?= 1
+fuzz: $(INSTALLED)  ## Random programs, garbage and damaged files on random Configs; N=20000 SEED=1.
+	PYTHONPATH=tests:tests/cosim $(BIN)/python -m fuzz --count $(N) --seed $(SEED) --jobs $(JOBS)
 
 format: $(INSTALLED)  ## Format the sources.
 	$(BIN)/ruff check --fix .

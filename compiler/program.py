@@ -230,7 +230,7 @@ class Program:
         except IsADirectoryError:
             raise ProgramError(f"{path} is a folder; give a Program file") from None
         except (zipfile.BadZipFile, NotImplementedError, EOFError, OSError) as error:
-            raise ProgramError(f"{path} is not a Celosia Program, or a damaged one: {error}") from None
+            raise ProgramError(f"{path} is not a Celosia Program, or a damaged one: {_first_words(error)}") from None
 
     @staticmethod
     def is_program(path: str | Path) -> bool:
@@ -244,6 +244,11 @@ MAX_PART_BYTES = 1 << 32
 """No part of a Program may unpack to more than this."""
 
 
+def _first_words(error: Exception) -> str:
+    """What went wrong, without the bytes that some errors of zipfile quote at length."""
+    return str(error).split("\n")[0][:100]
+
+
 def _part(path: Path, archive: zipfile.ZipFile, name: str) -> bytes:
     try:
         if archive.getinfo(name).file_size > MAX_PART_BYTES:
@@ -254,7 +259,7 @@ def _part(path: Path, archive: zipfile.ZipFile, name: str) -> bytes:
     except ProgramError:
         raise
     except Exception as error:  # zlib.error, RuntimeError for encryption, BadZipFile
-        raise ProgramError(f"{path} is damaged: part {name}: {error}") from None
+        raise ProgramError(f"{path} is damaged: part {name}: {_first_words(error)}") from None
 
 
 def _read(path: Path, archive: zipfile.ZipFile) -> Program:
@@ -276,7 +281,7 @@ def _read(path: Path, archive: zipfile.ZipFile) -> Program:
     except (KeyError, TypeError, ValueError, ConfigError, AttributeError) as error:
         if isinstance(error, ProgramError):
             raise
-        raise ProgramError(f"{path} is damaged: {type(error).__name__} {error}") from None
+        raise ProgramError(f"{path} is damaged: {type(error).__name__} {_first_words(error)}") from None
 
 
 def _array_bytes(array: NDArray[Any]) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 from amaranth import Cat, ClockDomain, ClockSignal, DomainRenamer, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
@@ -23,6 +25,17 @@ from celosia.hw.layout import INDEX_BITS, grains, widths
 UNITS = tuple(unit.name.lower() for unit in Unit)
 
 
+class State(IntEnum):
+    """What a unit does in a cycle; the first of several counts."""
+
+    IDLE = 0
+    BUSY = 1
+    MEMORY = 2
+    """Held up by memory."""
+    TOKEN = 3
+    """Its next instruction waits for a token."""
+
+
 class Accelerator(wiring.Component):
     """One accelerator.
 
@@ -37,6 +50,7 @@ class Accelerator(wiring.Component):
     irq : Out(1)            1 while a run is done, if enabled.
     trace_<unit>_start, trace_<unit>_done : Out(1), with trace_<unit>_..._index : Out(24)
                             An instruction starts, or is done, in this cycle; for simulation.
+    trace_<unit>_state : Out(2)     What the unit does in this cycle, a `State`; for simulation.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -46,7 +60,7 @@ class Accelerator(wiring.Component):
             for unit in UNITS
             for event in ("start", "done")
             for suffix, bits in (("", 1), ("_index", INDEX_BITS))
-        }
+        } | {f"trace_{unit}_state": Out(State) for unit in UNITS}
         super().__init__({
             "s_axil": In(AxiLite(REGISTER_BITS)), "m_axi": Out(Axi4(cfg.bus_bytes)), "irq": Out(1), **trace,
         })  # fmt: skip
@@ -134,11 +148,17 @@ class Accelerator(wiring.Component):
             control.read_beat.eq(readmux.read_beat),
             control.write_beat.eq(store.write_beat),
         ]
-        for name, unit in zip(UNITS, units):
+        for number, (name, unit) in enumerate(zip(UNITS, units)):
             m.d.comb += [
                 getattr(self, f"trace_{name}_start").eq(unit.instr.valid & unit.instr.ready),
                 getattr(self, f"trace_{name}_start_index").eq(unit.instr.payload.index),
                 getattr(self, f"trace_{name}_done").eq(unit.done.valid),
                 getattr(self, f"trace_{name}_done_index").eq(unit.done.payload.index),
             ]
+            with m.If(unit.active):
+                m.d.comb += getattr(self, f"trace_{name}_state").eq(State.BUSY)
+            with m.Elif(unit.held):
+                m.d.comb += getattr(self, f"trace_{name}_state").eq(State.MEMORY)
+            with m.Elif(tokens.wait_token[number]):
+                m.d.comb += getattr(self, f"trace_{name}_state").eq(State.TOKEN)
         return m

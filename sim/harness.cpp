@@ -92,6 +92,7 @@ struct Simulator {
     std::deque<Event> open[UNITS];
     uint64_t started[UNITS] = {}, ended[UNITS] = {};
     int64_t last_started[UNITS], last_ended[UNITS];
+    uint64_t states[1 << 2 * UNITS] = {};  // cycles in which the units were in these states, two bits each
 
     // What was offered in the last cycle without being taken: AXI wants it held.
     bool ar_held = false, aw_held = false, w_held = false;
@@ -325,6 +326,8 @@ struct Simulator {
         note(2, top.trace_vector_start, top.trace_vector_start_index, top.trace_vector_done,
              top.trace_vector_done_index);
         note(3, top.trace_store_start, top.trace_store_start_index, top.trace_store_done, top.trace_store_done_index);
+        states[top.trace_load_state | top.trace_gemm_state << 2 | top.trace_vector_state << 4 |
+               top.trace_store_state << 6]++;
         top.clk = 1;
         top.eval();
         if (top_r_taken) top.M(rvalid) = 0;
@@ -412,6 +415,10 @@ uint64_t celosia_cycle(Simulator* simulator) { return simulator->cycle; }
 // Events of the run: (unit, index, start, end).
 uint64_t celosia_event_count(Simulator* simulator) { return simulator->events.size(); }
 const void* celosia_events(Simulator* simulator) { return simulator->events.data(); }
+
+// Since the simulator was made: cycles in each combination of the units' states (`State` of hw/top.py), two bits for
+// each unit, the first one's lowest.
+const uint64_t* celosia_states(Simulator* simulator) { return simulator->states; }
 
 // For each unit: instructions started, ended, number of the last one started and of the last one ended (-1: none).
 void celosia_progress(Simulator* simulator, int64_t* out) {

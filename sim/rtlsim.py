@@ -121,6 +121,7 @@ def _load(path: Path) -> ctypes.CDLL:
         ("event_count", u64, (handle,)),
         ("events", ctypes.c_void_p, (handle,)),
         ("progress", None, (handle, ctypes.POINTER(ctypes.c_int64))),
+        ("states", ctypes.POINTER(u64), (handle,)),
     ):
         function = getattr(lib, f"celosia_{name}")
         function.restype, function.argtypes = result, arguments
@@ -169,6 +170,11 @@ class RtlDevice(Memory):
         self.dram = self._pages[:size]
         self.use(self.memory)
 
+    @property
+    def behind(self) -> NDArray[np.uint8]:
+        """The memory that follows the DMA limit: a page and more, which no program can reach."""
+        return self._pages[len(self.dram) :]
+
     def use(self, memory: MemoryModel) -> None:
         """Replace the memory model; the contents stay."""
         self.memory = memory
@@ -207,10 +213,20 @@ class RtlDevice(Memory):
         self._write("control", CONTROL_START)
         try:
             self._until_done(timeout_cycles)
-            return self._result()
         except BaseException:
             self._lib.celosia_reset(self._handle)  # whatever is under way
             raise
+        try:
+            return self._result()
+        finally:
+            if self.memory.freeze_after is not None:  # bursts that it never answers end with a reset only
+                self._lib.celosia_reset(self._handle)
+
+    def states(self) -> NDArray[np.uint64]:
+        """Cycles that the units have spent in each combination of states since this device was opened: an axis of four
+        for each Unit, in the order of `hw.top.State` (idle, busy, waiting for memory, waiting for a token)."""
+        counts = np.ctypeslib.as_array(self._lib.celosia_states(self._handle), (4 ** len(Unit),))
+        return counts.reshape((4,) * len(Unit)).transpose().copy()
 
     def _until_done(self, timeout_cycles: int) -> None:
         slice_cycles = min(SLICE, SLICE_PRODUCTS // self.config.macs_per_cycle)

@@ -1,0 +1,116 @@
+"""Fuzz the hardware and Program files: `make fuzz N=20000 SEED=1`."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from celosia.hw.isa import Unit
+from celosia.hw.regs import ERROR_TEXT
+from celosia.sim.build import BuildError, library
+from fuzz.run import KINDS, Results, chunks, configs, run
+
+STATES = ("idle", "busy", "memory", "token")
+console = Console()
+
+
+def main(
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Cases of each kind.")] = 2000,
+    seed: Annotated[int, typer.Option(help="Another seed, other cases and other Configs.")] = 1,
+    kind: Annotated[list[str] | None, typer.Option(help=f"Only these of {', '.join(KINDS)}.")] = None,
+    hardware: Annotated[int, typer.Option("--configs", min=1, help="Random Configs, each a simulator.")] = 6,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1)] = os.cpu_count() or 1,
+    output: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
+) -> None:
+    """Random cases until COUNT of each kind have passed; exit code 1 where one failed."""
+    for name in kind or ():
+        if name not in KINDS:
+            raise typer.BadParameter(f"no kind of case is called {name!r}; there are {', '.join(KINDS)}")
+    machines = configs(hardware, seed)
+    try:
+        for number, cfg in enumerate(machines, 1):
+            console.print(f"Simulator {number} of {hardware}: {_describe(cfg)}", highlight=False)
+            library(cfg)
+    except BuildError as error:
+        console.print(f"[red]{error}")
+        raise typer.Exit(3) from None
+    failed, figures = False, {}
+    for name in kind or KINDS:
+        columns = TextColumn("{task.description:10}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        with Progress(*columns, console=console) as progress:
+            results = run(
+                chunks(name, count, seed, machines),
+                jobs,
+                partial(_advance, progress, progress.add_task(name, total=count)),
+            )
+        _report(name, results)
+        figures[name] = summary(results)
+        failed = failed or bool(results.failures)
+    if output is not None:
+        output.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    raise typer.Exit(int(failed))
+
+
+def _advance(progress: Progress, task: TaskID, results: Results) -> None:
+    progress.update(task, completed=results.cases)
+
+
+def summary(results: Results) -> dict[str, object]:
+    """What a run has shown, as plain data."""
+    reached = results.coverage.reached()
+    pairs = results.coverage.pairs()
+    return {
+        "cases": results.cases, "failures": len(results.failures), "seconds": round(results.seconds, 1),
+        "endings": dict(sorted(results.endings.items())),
+        "field_values": {opcode: f"{used} of {possible}" for opcode, (used, possible) in reached.items()},
+        "state_pairs": int((pairs > 0).sum()),
+    }  # fmt: skip
+
+
+def _describe(cfg: object) -> str:
+    names = ("batch", "block_in", "block_out", "bus_bytes", "queue_depth", "token_bits")
+    return ", ".join(f"{name} {getattr(cfg, name)}" for name in names)
+
+
+def _report(name: str, results: Results) -> None:
+    table = Table(title=f"{name}: {results.cases} cases in {results.seconds:.0f} s, {len(results.failures)} failed")
+    table.add_column("ending")
+    table.add_column("cases", justify="right")
+    for ending, number in sorted(results.endings.items(), key=lambda item: -item[1]):
+        table.add_row(ending, str(number))
+    console.print(table)
+    for failure in results.failures[:20]:
+        console.print(f"[red]{failure}", highlight=False, markup=True)
+    if name == "legal":
+        _report_coverage(results)
+
+
+def _report_coverage(results: Results) -> None:
+    text = ", ".join(f"{op} {used} of {possible}" for op, (used, possible) in results.coverage.reached().items())
+    console.print(f"Ranges of values that fields took: {text}")
+    pairs = results.coverage.pairs()
+    table = Table(title="Cycles in each pair of states (row: state of the first unit, columns: of the second)")
+    for column in ("units", "", *STATES):
+        table.add_column(column, justify="right" if column in STATES else "left")
+    for a in Unit:
+        for b in Unit:
+            if a >= b:
+                continue
+            for state, name in enumerate(STATES):
+                cells = [f"{int(n):,}" if n else "-" for n in pairs[a, b, state]]
+                table.add_row(f"{a.name}, {b.name}" if state == 0 else "", name, *cells, end_section=state == 3)
+    console.print(table)
+    console.print(f"{int(np.count_nonzero(pairs))} of {6 * 16} pairs; errors that can be reported: {len(ERROR_TEXT)}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

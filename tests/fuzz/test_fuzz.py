@@ -1,0 +1,145 @@
+"""A short run of each kind of case, and faults that each kind must find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pytest
+from programs import CONFIGS
+
+from celosia.compiler.program import Program, ProgramError
+from celosia.sim.build import BuildError, compiler, verilator_root
+from celosia.sim.device import Counters, DeviceError
+from celosia.sim.fsim import FunctionalDevice
+from celosia.sim.rtlsim import RtlDevice
+from fuzz import files
+from fuzz.cases import Failure, Machine, garbage, legal, random_config
+from fuzz.run import chunk, chunks
+
+
+@cache
+def rtl() -> RtlDevice:
+    try:
+        compiler(), verilator_root()
+    except BuildError as error:
+        pytest.skip(str(error))
+    return RtlDevice(CONFIGS["4x4"], quiet=True)
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize("kind", ["legal", "garbage"])
+@pytest.mark.parametrize("name", ["4x4", "batch2", "8x8-bus4-tokens2"])
+def test_hardware(kind: str, name: str) -> None:
+    rtl()
+    results = chunk(kind, CONFIGS[name], range(100))
+    assert not results.failures
+    assert results.cases == 100
+    assert (results.coverage.pairs() > 0).sum() > 60
+
+
+def test_damaged_files() -> None:
+    results = chunk("damaged", CONFIGS["4x4"], range(150))
+    assert not results.failures
+    assert results.endings["overwritten: refused"] and results.endings["cut: refused"]
+
+
+def test_cases_repeat() -> None:
+    assert random_config(3) == random_config(3) != random_config(4)
+    work = list(chunks("legal", 230, 2, [random_config(0), random_config(1)]))
+    assert [seed for _, _, seeds in work for seed in seeds] == list(range(2_000_000, 2_000_230))
+    assert {cfg.name for _, cfg, _ in work} == {"random-0", "random-1"}
+
+
+@pytest.mark.rtl
+def test_cases_depend_on_their_seed_only() -> None:
+    machine = Machine(CONFIGS["4x4"], rtl())
+    assert [garbage(machine, seed) for seed in range(20)] == [garbage(machine, seed) for seed in range(20)]
+
+
+# Planted faults
+
+
+class Broken(FunctionalDevice):
+    """Changes memory after a run, or ends it in a way of its own."""
+
+    def __init__(self, after: Callable[[Broken], None]) -> None:
+        super().__init__(CONFIGS["4x4"])
+        self.after = after
+
+    def run(self, instr_addr: int, count: int, timeout_cycles: int, trace: bool = False) -> Counters:
+        counters = super().run(instr_addr, count, timeout_cycles, trace)
+        self.after(self)
+        return counters
+
+
+def _flip(device: Broken) -> None:
+    device.dram[-1] ^= 1
+
+
+def _odd_words(device: Broken) -> None:
+    raise DeviceError("AXI write: wvalid withdrawn")
+
+
+def test_a_different_byte_is_found() -> None:
+    with pytest.raises(Failure, match="DRAM byte"):
+        legal(Machine(CONFIGS["4x4"], Broken(_flip)), 1)
+
+
+@pytest.mark.parametrize("after", [_flip, _odd_words])
+def test_a_device_that_does_not_recover_is_found(after: Callable[[Broken], None]) -> None:
+    with pytest.raises(Failure):
+        garbage(Machine(CONFIGS["4x4"], Broken(after)), 1)
+
+
+@pytest.mark.rtl
+def test_a_write_behind_the_limit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = rtl()
+    run = device.run
+
+    def beyond(instr_addr: int, count: int, timeout_cycles: int, trace: bool = False) -> Counters:
+        device.behind[100] = 0
+        return run(instr_addr, count, timeout_cycles, trace)
+
+    monkeypatch.setattr(device, "run", beyond)
+    with pytest.raises(Failure, match="behind the DMA limit"):
+        garbage(Machine(CONFIGS["4x4"], device), 3)
+
+
+@pytest.mark.rtl
+def test_states_of_units_are_counted() -> None:
+    """Every cycle of a run is in one combination of states."""
+    device = rtl()
+    before = device.states()
+    legal(Machine(CONFIGS["4x4"], device), 5)
+    counted = device.states() - before
+    assert counted.shape == (4, 4, 4, 4)
+    assert 0 < counted[1].sum() < counted.sum()  # load was busy, and not always
+
+
+def test_a_file_that_gives_other_outputs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = Program.load
+
+    def careless(path: str) -> Program:
+        program = load(path)
+        for array in program.constants.values():
+            if array.dtype == np.float32:
+                array[...] = 0
+        return program
+
+    files.intact()
+    monkeypatch.setattr(files, "BYTES", (lambda data, rng: data,))
+    monkeypatch.setattr(files.Program, "load", careless)
+    with pytest.raises(Failure, match="differs"):
+        files.damaged(Machine(CONFIGS["4x4"]), 1)
+
+
+def test_a_message_that_is_no_sentence_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wordy(path: str) -> Program:
+        raise ProgramError("two\nlines")
+
+    files.intact()
+    monkeypatch.setattr(files.Program, "load", wordy)
+    with pytest.raises(Failure, match="no sentence"):
+        files.damaged(Machine(CONFIGS["4x4"]), 1)
