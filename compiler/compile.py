@@ -293,12 +293,14 @@ class _Assembler:
                 dims = np.array(shape(node.outputs[0]), np.int64)
                 types[_dims_name(node.outputs[0])] = cpu.InputType.of(dims)
         try:
-            kernel, names = cpu.CpuFunction(tuple(members), types, outputs, self.opset).compile()
+            kernel, names, made = cpu.CpuFunction(tuple(members), types, outputs, self.opset).compile()
         except cpu.Unsupported as error:
             where = f"{infos[-1].op} ({infos[-1].name})"
             raise ModelError(f"operator {where} cannot be compiled for the CPU: {error}") from None
+        self.constants |= made
         for name in names:
-            self._keep(values[name])
+            if name not in made:
+                self._keep(values[name])
         self.kernels.append(kernel)
         return CpuStep(infos, names, outputs, len(self.kernels) - 1)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from celosia.compiler.cpu import functions
+from celosia.compiler.cpu import dot, functions
 from celosia.compiler.cpu.functions import is_vector, llvm_type, splat
 from celosia.compiler.expr.affine import coefficient, flatten, in_range, linear, nonnegative
 from celosia.compiler.expr.loops import Alloc, Block, For, Function, If, Let, Stmt, Store, Update
@@ -48,8 +48,11 @@ def memory_type(dtype: str) -> Any:
     return ir.IntType(8) if dtype == "bool" else llvm_type(dtype)
 
 
-def render(function: Function) -> tuple[str, int]:
-    """(LLVM IR of one module that defines `function.name`, bytes of workspace that the kernel wants)."""
+def render(function: Function, features: frozenset[str] | None = None) -> tuple[str, int]:
+    """(LLVM IR of one module that defines `function.name`, bytes of workspace that the kernel wants).
+
+    features: of the processor, in LLVM's names; those of this one where left out.
+    """
     module = ir.Module(name=function.name)
     pointer = ir.PointerType()
     tensors = (*function.inputs, *function.outputs)
@@ -60,7 +63,7 @@ def render(function: Function) -> tuple[str, int]:
         arg.add_attribute("noalias")
         arg.add_attribute("captures(none)")
         arg.name = f"p{number}"
-    writer = _Writer(fn, dict(zip(tensors, fn.args)))
+    writer = _Writer(fn, dict(zip(tensors, fn.args)), dot.features() if features is None else features)
     writer.stmt(function.body, {})
     writer.b.ret_void()
     return str(module), writer.workspace_bytes
@@ -72,8 +75,9 @@ def _fits(low: float, high: float, dtype: str) -> bool:
 
 
 class _Writer:
-    def __init__(self, fn: Any, memory: dict[Tensor, V]):
+    def __init__(self, fn: Any, memory: dict[Tensor, V], features: frozenset[str]):
         self.fn = fn
+        self.features = features
         self.entry = ir.IRBuilder(fn.append_basic_block("entry"))
         self.b = ir.IRBuilder(fn.append_basic_block("start"))
         self.entry.branch(self.b.block)
@@ -82,6 +86,7 @@ class _Writer:
         self.workspace_bytes = 0
         self.vector: tuple[Var, int] | None = None  # the loop whose iterations are lanes
         self.lane: int | None = None  # the lane for which scalars are written, inside an index
+        self.mask: V = None  # the lanes that may read outside a tensor's range, inside the arm of a selection
 
     # Statements
 
@@ -209,13 +214,19 @@ class _Writer:
         align = itemsize(tensor.dtype)
         step = self._lanes(tensor, index)
         if step == 0:
+            if self.mask is not None and self.lane is None and not in_range(Load(tensor, index)):
+                raise ValueError(f"{tensor.name}: all lanes read one element where a condition of each holds")
             at = self._in_lane(self.lane or 0, tensor, index, env)
             value = self.b.load(at, typ=element, align=align)
         else:
             assert self.vector is not None
             n = self.vector[1]
             wide = ir.VectorType(element, n)
-            if step == 1:
+            if self.mask is not None and not in_range(Load(tensor, index)):
+                if step != 1:
+                    raise ValueError(f"{tensor.name}: lanes {step} apart read where a condition holds")
+                value = functions.masked_load(self.b, self._in_lane(0, tensor, index, env), self.mask, element, align)
+            elif step == 1:
                 value = self.b.load(self._in_lane(0, tensor, index, env), typ=wide, align=align)
             elif step == 2:  # both halves of what the lanes span, then every other element
                 first = self._in_lane(0, tensor, index, env)
@@ -262,6 +273,11 @@ class _Writer:
                     factors = self._same_width(self.expr(a, env, memo), self.expr(b, env, memo), old)
                     self._store(tensor, index, functions.intrinsic(self.b, "llvm.fma", *factors), env)
                     return
+        if kind == "sum" and step == (self.vector is not None) and isinstance(value, Call) and value.name == "dot4":
+            old = self._load(tensor, index, env)
+            factors = self._same_width(*(self.expr(arg, env, memo) for arg in value.args), old)
+            self._store(tensor, index, dot.dot4(self.b, old, *factors[:2], self.features), env)
+            return
         new = self.expr(value, env, memo)
         if self.vector is not None and step == 0:
             new = functions.horizontal(self.b, Reduce.COMBINE[kind], tensor.dtype, splat(self.b, new, self.vector[1]))
@@ -309,6 +325,9 @@ class _Writer:
                 return self._binary(op, a.dtype, x, y)
             case Call(name, args, dtype):
                 values = self._same_width(*(self.expr(arg, env, memo) for arg in args))
+                if name == "dot4":
+                    zero = ir.Constant(functions.widened(values[0], llvm_type("int32")), None)
+                    return dot.dot4(self.b, zero, *values, self.features)
                 if name == "bitcast":
                     return self.b.bitcast(values[0], functions.widened(values[0], llvm_type(dtype)))
                 return functions.call(self.b, name, args[0].dtype, *values)
@@ -331,7 +350,7 @@ class _Writer:
             test, x, y = self._same_width(test, self.expr(a, env, memo), self.expr(b, env, memo))
             return self.b.select(test, x, y)
         if is_vector(test):
-            raise ValueError("a vectorized loop selects between loads lane by lane")
+            return self.b.select(test, *self._masked(((test, a), (self.b.not_(test), b)), env, memo))
         join = []
         result = self.fn.append_basic_block("selected")
         yes, no = self.fn.append_basic_block("yes"), self.fn.append_basic_block("no")
@@ -348,6 +367,15 @@ class _Writer:
         for value, at in join:
             phi.add_incoming(value, at)
         return phi
+
+    def _masked(self, arms: Any, env: dict[Var, V], memo: dict[Any, V]) -> list[V]:
+        """Both arms of a selection, each of which reads nothing in the lanes where it is not taken."""
+        saved, values = self.mask, []
+        for mask, arm in arms:
+            self.mask = mask if saved is None else self.b.and_(saved, mask)
+            values.append(splat(self.b, self.expr(arm, env, dict(memo)), mask.type.count))
+        self.mask = saved
+        return values
 
     def _compare(self, op: str, dtype: str, x: V, y: V) -> V:
         sign = {"lt": "<", "le": "<=", "eq": "==", "ne": "!="}[op]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,13 @@ from numpy.typing import NDArray
 from celosia.compiler.cpu.kernel import Kernel, compile_function
 from celosia.compiler.cpu.ops import build
 from celosia.compiler.cpu.schedule import schedule
-from celosia.compiler.expr import Function, Tensor, fuse_loops, lower, placeholder
+from celosia.compiler.expr import Expr, Function, Load, Tensor, fuse_loops, lower, placeholder
+from celosia.compiler.expr.nodes import rewrite
+from celosia.compiler.expr.transform import loads, topological
 
 Array = NDArray[Any]
+SMALL = 4096
+"""Bytes of a tensor that is worth computing at compile time whatever it is computed from."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,22 @@ class CpuFunction:
 
     def lower(self) -> tuple[Function, tuple[str, ...]]:
         """(loop IR, names of its parameters). Raises ops.Unsupported."""
+        parameters, outputs = self._expressions()
+        return _lowered(outputs, parameters)
+
+    def compile(self) -> tuple[Kernel, tuple[str, ...], dict[str, Array]]:
+        """(kernel, names of its parameters in order, those of them that were computed here because they depend on
+        constants alone, such as packed weights).
+        """
+        parameters, outputs = self._expressions()
+        constants = {t: self.inputs[n].value for t, n in parameters.items() if self.inputs[n].value is not None}
+        outputs, found = _computed(outputs, constants)
+        made = {tensor: f"{self.outputs[0]}.{tensor.name}{k}" for k, tensor in enumerate(found)}
+        function, names = _lowered(outputs, {**parameters, **made})
+        return compile_function(function), names, {made[t]: value for t, value in found.items()}
+
+    def _expressions(self) -> tuple[dict[Tensor, str], list[Tensor]]:
+        """(names of the placeholders, the outputs)."""
         tensors: dict[str, Tensor] = {}
         parameters: dict[Tensor, str] = {}
         for number, (name, type_) in enumerate(self.inputs.items()):
@@ -73,15 +93,50 @@ class CpuFunction:
                 outputs=len(node.outputs), opset=self.opset, name=node.name,
             )  # fmt: skip
             tensors.update((n, t) for n, t in zip(node.outputs, built) if n)
-        plan = schedule(_distinct([tensors[name] for name in self.outputs]))
-        used = [t for t in parameters if t in plan.tensors]
-        function = fuse_loops(lower(plan, used, "kernel"))
-        return function, tuple(parameters[t] for t in used)
+        return parameters, _distinct([tensors[name] for name in self.outputs])
 
-    def compile(self) -> tuple[Kernel, tuple[str, ...]]:
-        """(kernel, names of its parameters in order)."""
-        function, names = self.lower()
-        return compile_function(function), names
+
+def _lowered(outputs: Sequence[Tensor], parameters: Mapping[Tensor, str]) -> tuple[Function, tuple[str, ...]]:
+    plan = schedule(outputs)
+    used = [t for t in parameters if t in plan.tensors]
+    return fuse_loops(lower(plan, used, "kernel")), tuple(parameters[t] for t in used)
+
+
+def _computed(
+    outputs: Sequence[Tensor], constants: Mapping[Tensor, Array]
+) -> tuple[list[Tensor], dict[Tensor, Array]]:  # fmt: skip
+    """(outputs that read a placeholder for each tensor that `constants` determine, the values of those placeholders).
+
+    What is far larger than the constants themselves, as dequantised weights are, is computed when the kernel runs.
+    """
+    new: dict[Tensor, Tensor] = {}
+    bytes_read: dict[Tensor, int] = {t: array.nbytes for t, array in constants.items()}
+    wanted: dict[Tensor, Tensor] = {}  # tensor -> the placeholder in its place
+    order = topological(outputs)
+    for tensor in order:
+        if tensor.body is not None and all(load.tensor in bytes_read for load in loads(tensor.body)):
+            read = {load.tensor for load in loads(tensor.body)}
+            bytes_read[tensor] = sum(bytes_read[t] for t in read)
+
+    def change(node: Expr) -> Expr | None:
+        if not isinstance(node, Load):
+            return None
+        source = node.tensor
+        if source.body is None or source not in bytes_read or source.nbytes > 2 * bytes_read[source] + SMALL:
+            return Load(new.get(source, source), node.index)
+        if source not in wanted:
+            wanted[source] = placeholder(source.shape, source.dtype, source.name)
+        return Load(wanted[source], node.index)
+
+    for tensor in order:
+        if tensor.body is not None and tensor not in bytes_read:
+            new[tensor] = replace(tensor, body=rewrite(tensor.body, change))
+    if not wanted:
+        return list(outputs), {}
+    kernel_outputs = _distinct(list(wanted))
+    function, _ = _lowered(kernel_outputs, dict.fromkeys(constants, ""))
+    values = compile_function(function)(*(constants[t] for t in function.inputs))
+    return [new.get(t, t) for t in outputs], dict(zip(wanted.values(), values))
 
 
 def _distinct(outputs: Sequence[Tensor]) -> list[Tensor]:

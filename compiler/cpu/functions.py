@@ -80,6 +80,15 @@ def intrinsic(
     return b.call(fn, values, fastmath=flags)
 
 
+def masked_load(b: Any, at: V, mask: V, element: Any, align: int) -> V:
+    """The vector of `element` at the pointer `at`; lanes where `mask` does not hold are 0, and not read."""
+    wide = ir.VectorType(element, mask.type.count)
+    name = f"llvm.masked.load.{_suffix(wide)}.p0"
+    types = [at.type, I32, mask.type, wide]
+    fn = b.module.globals.get(name) or ir.Function(b.module, ir.FunctionType(wide, types), name)
+    return b.call(fn, [at, I32(align), mask, ir.Constant(wide, None)])
+
+
 def library(b: Any, name: str, dtype: str, *args: V) -> V:
     """A function of the C library, lane by lane. float16 goes through float32."""
     if dtype == "float16":

@@ -29,7 +29,7 @@ def arrange(stage: Stage) -> None:
     tensor = stage.tensor
     assert tensor.body is not None
     reduces = [node for node in walk(tensor.body) if isinstance(node, Reduce)]
-    if len(reduces) > 1 or _guarded(tensor.body):
+    if len(reduces) > 1 or (reduces and _guarded(tensor.body)):
         return
     data = [axis for axis in stage.order if not axis.reduce]
     reads = [node for node in walk(tensor.body) if isinstance(node, Load)]
@@ -40,9 +40,11 @@ def arrange(stage: Stage) -> None:
 
 
 def _elementwise(stage: Stage, data: list[Axis], reads: list[Load]) -> None:
-    if not data or data[-1].extent < 4 or any(_step(read, data[-1]) not in (0, 1) for read in reads):
-        return
     assert stage.tensor.body is not None
+    if not data or data[-1].extent < 4 or any(_step(read, data[-1]) not in (0, 1, 2) for read in reads):
+        return
+    if any(_step(read, data[-1]) != 1 for read in _guarded(stage.tensor.body)):
+        return
     values = [node.dtype for node in walk(stage.tensor.body) if node.dtype != INDEX]  # positions take no vectors
     lanes = VECTOR_BYTES // max(itemsize(dtype) for dtype in (stage.tensor.dtype, *values))
     _, inner = stage.split(data[-1], min(lanes, data[-1].extent))
@@ -124,7 +126,7 @@ def _shared(reads: list[Load], steps: list[int], axes: list[Axis]) -> Axis | Non
     return max(found, key=lambda axis: axis.extent, default=None)
 
 
-def _guarded(body: Expr) -> bool:
-    """Whether a load outside its tensor is kept back by a condition, which vectors cannot do."""
-    selects = [node for node in walk(body) if isinstance(node, Select)]
-    return any(isinstance(m, Load) and not in_range(m) for s in selects for arm in (s.a, s.b) for m in walk(arm))
+def _guarded(body: Expr) -> list[Load]:
+    """Loads outside their tensors that a condition keeps back. Vectors can do so with consecutive elements only."""
+    arms = [arm for node in walk(body) if isinstance(node, Select) for arm in (node.a, node.b)]
+    return [node for arm in arms for node in walk(arm) if isinstance(node, Load) and not in_range(node)]

@@ -155,7 +155,7 @@ def _call(name: str, dtype: str, args: list[Any]) -> Any:
         return target(low if not value > low else min(value, high))
     if name == "bitcast":
         return np.array(args[0]).view(numpy_dtype(dtype))[()]
-    return target(INTRINSICS[name](args[0]))
+    return target(INTRINSICS[name](*args))
 
 
 def _cast(value: Any, source: str, dtype: str) -> Any:

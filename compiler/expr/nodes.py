@@ -25,14 +25,26 @@ INDEX = "int64"
 ARITHMETIC = ("add", "sub", "mul", "div", "floordiv", "mod", "min", "max", "and", "or", "xor", "shl", "shr", "pow")
 COMPARISONS = ("lt", "le", "eq", "ne")
 
+
+
+def dot4(x: Any, w: Any) -> Any:
+    """The products of four uint8 and four int8, added as int32; both are uint32 with the first byte lowest."""
+    parts = [(x >> 8 * k & 255).astype(np.int32) * (w >> 8 * k & 255).astype(np.int8).astype(np.int32) for k in range(4)]
+    return parts[0] + parts[1] + parts[2] + parts[3]
+
+
 # Intrinsic functions: name -> the same function in numpy (used by the interpreter; renderers have their own).
 INTRINSICS: dict[str, Callable[..., Any]] = {
     "exp": np.exp, "log": np.log, "sqrt": np.sqrt, "tanh": np.tanh, "sin": np.sin, "cos": np.cos, "tan": np.tan,
     "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh,
     "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
     "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round_even": np.rint, "abs": np.abs,
-    "isnan": np.isnan, "isinf": np.isinf, "popcount": np.bitwise_count,
+    "isnan": np.isnan, "isinf": np.isinf, "popcount": np.bitwise_count, "dot4": dot4,
 }  # fmt: skip
+
+
+RESULTS = {"isnan": "bool", "isinf": "bool", "dot4": "int32"}
+"""Element types of what intrinsics return, where it is not that of their arguments."""
 
 
 def is_float(dtype: str) -> bool:
@@ -189,7 +201,7 @@ class Binary(Expr):
 @dataclass(frozen=True, eq=False)
 class Call(Expr):
     """An intrinsic function: see INTRINSICS; `erf(x)`; `fma(a, b, c)`, a * b + c with one rounding; `bitcast(x)`;
-    `clamp(x, low, high)`, where NaN becomes low, as with the x86 instructions.
+    `clamp(x, low, high)`, where NaN becomes low, as with the x86 instructions; `dot4(x, w)`, see dot4.
     """
 
     name: str
@@ -271,6 +283,7 @@ class Tensor:
     axes: tuple[Axis, ...] = ()
     body: Expr | None = field(default=None, repr=False)
     value: NDArray[Any] | None = field(default=None, repr=False)
+    stored: bool = False  # in memory, even where elements could be computed where they are read
 
     @property
     def size(self) -> int:
@@ -370,10 +383,10 @@ def select(cond: Expr, a: Value, b: Value) -> Expr:
 
 
 def call(name: str, *args: Expr, dtype: str | None = None) -> Expr:
-    """An intrinsic function of one type; `isnan` and `isinf` give bool."""
+    """An intrinsic function of one type; `isnan` and `isinf` give bool, `dot4` int32."""
     if name not in INTRINSICS and name not in ("erf", "fma", "bitcast", "clamp"):
         raise ValueError(f"unknown intrinsic {name}")
-    return Call(name, args, dtype or ("bool" if name in ("isnan", "isinf") else args[0].dtype))
+    return Call(name, args, dtype or RESULTS.get(name, args[0].dtype))
 
 
 def equal(a: Value, b: Value) -> Expr:

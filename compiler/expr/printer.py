@@ -21,6 +21,7 @@ from celosia.compiler.expr.loops import (
 )
 from celosia.compiler.expr.nodes import (
     INDEX,
+    RESULTS,
     Binary,
     Call,
     Cast,
@@ -47,7 +48,7 @@ Names = dict[Var | Tensor, str]
 
 def call_type(name: str, args: tuple[Expr, ...]) -> str:
     """The type of a function's result where nothing else is said."""
-    return "bool" if name in ("isnan", "isinf") else args[0].dtype if args else INDEX
+    return RESULTS.get(name, args[0].dtype if args else INDEX)
 
 
 def show(e: Expr, names: Names | None = None) -> str:

@@ -95,7 +95,7 @@ def _work(tensor: Tensor) -> int:
 def fuse_injective(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Inline element-wise producers into their consumers, so that chains become one loop.
 
-    Kept in memory are outputs, reductions, costly functions with several readers, and whatever a reduction
+    Kept in memory are outputs, what is `stored`, reductions, costly functions with several readers, and whatever a reduction
     would compute again and again.
     """
     order = topological(outputs)
@@ -106,7 +106,7 @@ def fuse_injective(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
             readers[load.tensor].append(tensor)
 
     def inlinable(tensor: Tensor) -> bool:
-        if not is_injective(tensor) or tensor in outputs:
+        if not is_injective(tensor) or tensor in outputs or tensor.stored:
             return False
         assert tensor.body is not None
         costly = any(isinstance(node, Call) and node.name in COSTLY for node in walk(tensor.body))

@@ -409,19 +409,6 @@ def conv(node: Node) -> Tensor:
     return convolution(node, x, w, zero, finish=lambda acc, m: acc + bias[m])
 
 
-@op("ConvInteger")
-def conv_integer(node: Node) -> Tensor:
-    x, w = node.input(0), node.input(1)
-    zx = node.scalar(2, "int16")
-    zw = node.input(3) if node.has(3) else None
-
-    def change_w(v: Expr, i: tuple[Expr, ...]) -> Expr:
-        value = v.astype("int32")
-        return value if zw is None else value - zw.flat(0 if zw.size == 1 else i[0]).astype("int32")
-
-    return convolution(node, x, w, wrap(0, "int16"), lambda v: v.astype("int16") - zx, change_w)
-
-
 @op("ConvTranspose")
 def conv_transpose(node: Node) -> Tensor:
     """Gathered: y[o] = sum over k of x[(o + before - k*dilation) / stride] where that is whole and inside."""
@@ -542,8 +529,10 @@ def at_lead(t: Tensor, index: Sequence[Expr]) -> tuple[Expr, ...]:
     return tuple(wrap(0, INDEX) if n == 1 else i for i, n in zip(own, t.shape))
 
 
-def matmul_any(node: Node, a: Tensor, b: Tensor, **how: Any) -> Tensor:
-    """product() for vectors as well."""
+def matmul_any(
+    node: Node, a: Tensor, b: Tensor, multiply: Callable[..., Tensor] | None = None, **how: Any
+) -> Tensor:  # fmt: skip
+    """multiply(a, b, ...), which is defined on matrices (product where left out), for vectors as well."""
     from celosia.compiler.cpu.ops.registry import reshaped
 
     if not a.shape or not b.shape:
@@ -551,7 +540,7 @@ def matmul_any(node: Node, a: Tensor, b: Tensor, **how: Any) -> Tensor:
     left = reshaped(a, (1, *a.shape)) if len(a.shape) == 1 else a
     right = reshaped(b, (*b.shape, 1)) if len(b.shape) == 1 else b
     try:
-        y = product(left, right, **how)
+        y = (multiply or product)(left, right, **how)
     except ValueError as e:
         raise node.fail(str(e)) from e
     shape = y.shape
@@ -584,30 +573,3 @@ def gemm(node: Node) -> Tensor:
         return product(a, b, bool(node.attrs.get("transA", 0)), bool(node.attrs.get("transB", 0)), finish=finish)
     except ValueError as e:
         raise node.fail(str(e)) from e
-
-
-@op("MatMulInteger", "MatMulIntegerToFloat")
-def matmul_integer(node: Node) -> Tensor:
-    """int32 products. MatMulIntegerToFloat (com.microsoft): a, b, sa, sb, za, zb, bias; scaled to float."""
-    a, b = node.input(0), node.input(1)
-    first = 4 if node.op == "MatMulIntegerToFloat" else 2
-    za = node.input(first) if node.has(first) else None
-    zb = node.input(first + 1) if node.has(first + 1) else None
-    if za is not None and za.size != 1:
-        raise node.fail("zero points of a by row")
-
-    def change_b(v: Expr, i: tuple[Expr, ...]) -> Expr:
-        value = v.astype("int32")
-        return value if zb is None else value - zb.flat(0 if zb.size == 1 else i[-1]).astype("int32")
-
-    how: dict[str, Any] = {"change_a": lambda v: v.astype("int32") - node.scalar(first, "int32"), "change_b": change_b}
-    if node.op == "MatMulIntegerToFloat":
-        sa, sb = node.scalar(2, "float32"), node.input(3)
-        bias = node.input(6) if node.has(6) else None
-
-        def finish(acc: Expr, i: tuple[Expr, ...]) -> Expr:
-            y = acc.astype("float32") * (sa * (sb.flat(0) if sb.size == 1 else sb[i[-1]]))
-            return y if bias is None else y + at(bias, i)
-
-        how["finish"] = finish
-    return matmul_any(node, a, b, **how)

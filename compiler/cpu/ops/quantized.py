@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import Any
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.nn import Window, convolution, matmul_any, product, reduced
+from celosia.compiler.cpu.ops import bytes as bytes_
+from celosia.compiler.cpu.ops.bytes import left_zero, matrix_product, right_zero
+from celosia.compiler.cpu.ops.nn import Window, matmul_any, reduced
 from celosia.compiler.cpu.ops.registry import Node, at, clamp, limits, op, round_even, saturate
 from celosia.compiler.cpu.ops.shape import concatenate
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
@@ -85,73 +88,85 @@ def dynamic_quantize_linear(node: Node) -> list[Tensor]:
 # Convolution and matrix products: inputs x, sx, zx, w, sw, zw, sy, zy, ...
 
 
-def unbiased(zero: Expr) -> Any:
-    """Takes a zero point off."""
-    return lambda v: v.astype("int32") - zero.astype("int32")
-
-
-def unbiased_along(zero: Tensor, axis: int) -> Any:
-    """Takes off one zero point for all, or one for each index of `axis`; `zero` may have a row for each."""
-    return lambda v, i: v.astype("int32") - zero.flat(0 if zero.size == 1 else i[axis]).astype("int32")
-
-
 @op("QLinearConv")
 def qlinear_conv(node: Node) -> Tensor:
     """onnxruntime's form and rounding: y = clip(rne(f32(acc + bias) * ((sx * sw) / sy)) + zy)."""
     x, w = node.input(0), node.input(3)
     if node.attrs.get("channels_last", 0):
         raise node.fail("channels_last")
-    sx, zx = node.scalar(1, F32), node.scalar(2, x.dtype)
-    sw, zw = node.input(4), node.input(5)
+    sx, sw = node.scalar(1, F32), node.input(4)
     sy, zy = node.scalar(6, F32), node.scalar(7, x.dtype)
     bias = node.input(8) if node.has(8) else None
     scale = T.compute((sw.size,), lambda m: (sx * sw.flat(m)) / sy, "scale")
 
     def finish(acc: Expr, m: Expr) -> Expr:
-        acc = acc if bias is None else acc + bias[m]
         return requantize(acc, scale[m if sw.size > 1 else 0], zy, x.dtype)
 
-    def narrow(v: Expr) -> Expr:
-        return v.astype("int16") - zx.astype("int16")
+    return bytes_.convolution(node, x, w, left_zero(node, 2, x.dtype), right_zero(node, 5, w.dtype), bias, finish)
 
-    return convolution(node, x, w, wrap(0, "int16"), narrow, unbiased_along(zw, 0), finish)
+
+@op("ConvInteger")
+def conv_integer(node: Node) -> Tensor:
+    x, w = node.input(0), node.input(1)
+    zx, zw = left_zero(node, 2, x.dtype), right_zero(node, 3, w.dtype)
+    return bytes_.convolution(node, x, w, zx, zw, None, lambda acc, m: acc)
 
 
 @op("QLinearMatMul")
 def qlinear_matmul(node: Node) -> Tensor:
     a, b = node.input(0), node.input(3)
-    sa, za, sb, zb = node.scalar(1, F32), node.scalar(2, a.dtype), node.input(4), node.input(5)
+    sa, sb = node.scalar(1, F32), node.input(4)
     sy, zy = node.scalar(6, F32), node.scalar(7, a.dtype)
+    scale = T.compute((sb.size,), lambda j: (sa * sb.flat(j).astype(F32)) / sy, "scale")
 
     def finish(acc: Expr, i: tuple[Expr, ...]) -> Expr:
-        scale = (sa * sb.flat(0 if sb.size == 1 else i[-1]).astype(F32)) / sy
-        return requantize(acc, scale, zy, a.dtype)
+        return requantize(acc, scale[i[-1] if sb.size > 1 else 0], zy, a.dtype)
 
-    return matmul_any(node, a, b, change_a=unbiased(za), change_b=unbiased_along(zb, -1), finish=finish)
+    how = {"za": left_zero(node, 2, a.dtype), "zb": right_zero(node, 5, b.dtype)}
+    return matmul_any(node, a, b, partial(matrix_product, node), **how, finish=finish)
+
+
+@op("MatMulInteger", "MatMulIntegerToFloat")
+def matmul_integer(node: Node) -> Tensor:
+    """int32 products. MatMulIntegerToFloat (com.microsoft): a, b, sa, sb, za, zb, bias; scaled to float."""
+    a, b = node.input(0), node.input(1)
+    first = 4 if node.op == "MatMulIntegerToFloat" else 2
+    finish: Any = lambda acc, i: acc  # noqa: E731
+    if node.op == "MatMulIntegerToFloat":
+        sa, sb = node.scalar(2, F32), node.input(3)
+        bias = node.input(6) if node.has(6) else None
+
+        def finish(acc: Expr, i: tuple[Expr, ...]) -> Expr:
+            y = acc.astype(F32) * (sa * sb.flat(0 if sb.size == 1 else i[-1]))
+            return y if bias is None else y + at(bias, i)
+
+    how = {"za": left_zero(node, first, a.dtype), "zb": right_zero(node, first + 1, b.dtype)}
+    return matmul_any(node, a, b, partial(matrix_product, node), **how, finish=finish)
 
 
 @op("QGemm")
 def qgemm(node: Node) -> Tensor:
     """com.microsoft: a, sa, za, b, sb, zb, c (int32), sy, zy; without sy the result is float."""
     a, b = node.input(0), node.input(3)
-    sa, za, sb, zb = node.scalar(1, F32), node.scalar(2, a.dtype), node.input(4), node.input(5)
+    sa, sb = node.scalar(1, F32), node.input(4)
     c = node.input(6) if node.has(6) else None
     alpha = float(node.attrs.get("alpha", 1.0))
     zy = node.scalar(8, a.dtype) if node.has(7) else None
 
+    def factor(j: Expr) -> Expr:
+        scale = (sa if alpha == 1 else sa * alpha) * sb.flat(j)
+        return scale if zy is None else scale / node.scalar(7, F32)
+
+    scale = T.compute((sb.size,), factor, "scale")
+
     def finish(acc: Expr, i: tuple[Expr, ...]) -> Expr:
         acc = acc if c is None else acc + at(c, i)
-        scale = sa if alpha == 1 else sa * alpha
-        scale = scale * (sb.flat(0) if sb.size == 1 else sb.flat(i[-1]))
-        if zy is None:
-            return acc.astype(F32) * scale
-        return requantize(acc, scale / node.scalar(7, F32), zy, a.dtype)
+        here = scale[i[-1] if sb.size > 1 else 0]
+        return acc.astype(F32) * here if zy is None else requantize(acc, here, zy, a.dtype)
 
     turn_a, turn_b = bool(node.attrs.get("transA", 0)), bool(node.attrs.get("transB", 0))
-    try:
-        return product(a, b, turn_a, turn_b, unbiased(za), unbiased_along(zb, 0 if turn_b else -1), finish)
-    except ValueError as e:
-        raise node.fail(str(e)) from e
+    za, zb = left_zero(node, 2, a.dtype), right_zero(node, 5, b.dtype)
+    return matrix_product(node, a, b, za, zb, finish, turn_a, turn_b)
 
 
 # Two operands (com.microsoft): a, sa, za, b, sb, zb, sc, zc

@@ -1,0 +1,109 @@
+"""Dot products of four bytes, added to an int32: dot4(x, w) = x0*w0 + x1*w1 + x2*w2 + x3*w3, where x holds four uint8
+and w four int8, each in a uint32 with the first byte lowest.
+
+Processors with VNNI or AVX-VNNI have one instruction for it (vpdpbusd), which reads int32 lanes as here; those with
+AVX2 multiply pairs of int16 exactly (vpmaddwd; vpmaddubsw would saturate); others multiply byte by byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+
+V = Any
+I8, I16, I32 = ir.IntType(8), ir.IntType(16), ir.IntType(32)
+
+@cache
+def features() -> frozenset[str]:
+    """What this processor has, in LLVM's names."""
+    return frozenset(name for name, has in llvm.get_host_cpu_features().items() if has)
+
+
+def instructions(has: frozenset[str]) -> tuple[str, tuple[int, ...]]:
+    """(how dot4 is done: "vnni", "pairs" or "bytes"; numbers of lanes that one instruction takes, widest first)."""
+    if "avx512vnni" in has:
+        return "vnni", (16, 8, 4) if "avx512vl" in has else (16,)
+    if "avxvnni" in has:
+        return "vnni", (8, 4)
+    if "avx2" in has:
+        return "pairs", (16, 8, 4) if "avx512bw" in has else (8, 4)
+    return "bytes", ()
+
+
+def dot4(b: Any, acc: V, x: V, w: V, has: frozenset[str]) -> V:
+    """acc + dot4(x, w), lane by lane: int32, or vectors of it of one width."""
+    kind, widths = instructions(has)
+    lanes = acc.type.count if isinstance(acc.type, ir.VectorType) else 1
+    if kind == "bytes" or lanes < 4:
+        return _by_bytes(b, acc, x, w)
+    one: Callable[[Any, V, V, V], V] = _vnni if kind == "vnni" else _by_pairs
+    width = next((n for n in widths if n <= lanes), widths[-1])
+    if width == lanes:
+        return one(b, acc, x, w)
+    parts = []
+    for start in range(0, lanes, width):
+        places = [min(start + k, lanes - 1) for k in range(width)]
+        parts.append(one(b, *(_pick(b, v, places) for v in (acc, x, w))))
+    return _joined(b, parts, lanes)
+
+
+def _pick(b: Any, v: V, places: list[int]) -> V:
+    mask = ir.Constant(ir.VectorType(I32, len(places)), places)
+    return b.shuffle_vector(v, ir.Constant(v.type, ir.Undefined), mask)
+
+
+def _joined(b: Any, parts: list[V], lanes: int) -> V:
+    """The vectors `parts` after one another, the first `lanes` of all."""
+    while len(parts) > 1:
+        pairs = [parts[k : k + 2] for k in range(0, len(parts), 2)]
+        parts = []
+        for first, *rest in pairs:
+            n = first.type.count
+            second = rest[0] if rest else ir.Constant(first.type, ir.Undefined)
+            parts.append(b.shuffle_vector(first, second, ir.Constant(ir.VectorType(I32, 2 * n), list(range(2 * n)))))
+    return _pick(b, parts[0], list(range(lanes)))
+
+
+def _declared(b: Any, name: str, result: Any, *types: Any) -> V:
+    return b.module.globals.get(name) or ir.Function(b.module, ir.FunctionType(result, types), name)
+
+
+def _vnni(b: Any, acc: V, x: V, w: V) -> V:
+    lanes = acc.type.count
+    quads = ir.VectorType(I8, 4 * lanes)
+    fn = _declared(b, f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", acc.type, acc.type, quads, quads)
+    return b.call(fn, [acc, b.bitcast(x, quads), b.bitcast(w, quads)])
+
+
+_PAIRS = {16: "llvm.x86.avx512.pmaddw.d.512", 8: "llvm.x86.avx2.pmadd.wd", 4: "llvm.x86.sse2.pmadd.wd"}
+
+
+def _by_pairs(b: Any, acc: V, x: V, w: V) -> V:
+    """Bytes 0 and 2, then 1 and 3, as int16."""
+    lanes = acc.type.count
+    pairs = ir.VectorType(I16, 2 * lanes)
+    fn = _declared(b, _PAIRS[lanes], acc.type, pairs, pairs)
+    x, w = b.bitcast(x, pairs), b.bitcast(w, pairs)
+
+    def fixed(number: int) -> V:
+        return ir.Constant(pairs, [number] * pairs.count)
+
+    even = b.call(fn, [b.and_(x, fixed(255)), b.ashr(b.shl(w, fixed(8)), fixed(8))])
+    odd = b.call(fn, [b.lshr(x, fixed(8)), b.ashr(w, fixed(8))])
+    return b.add(acc, b.add(even, odd))
+
+
+def _by_bytes(b: Any, acc: V, x: V, w: V) -> V:
+    def fixed(number: int) -> V:
+        lanes = getattr(acc.type, "count", 0)
+        return ir.Constant(acc.type, [number] * lanes) if lanes else I32(number)
+
+    for k in range(4):
+        byte = b.and_(b.lshr(x, fixed(8 * k)), fixed(255))
+        factor = b.ashr(b.shl(w, fixed(24 - 8 * k)), fixed(24))
+        acc = b.add(acc, b.mul(byte, factor))
+    return acc

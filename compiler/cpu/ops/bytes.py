@@ -1,0 +1,357 @@
+"""Sums of products of bytes: convolutions and matrix products of int8 and uint8, four products at a time.
+
+Operands are packed into uint32 of four bytes each, as the intrinsic dot4 takes them: the left one as uint8, the right one
+as int8. A type of the other sign is moved by 128, together with its zero point. Zero points are taken off afterwards:
+
+    sum (x - zx) * (w - zw)  =  sum x*w  -  zx * sum w  -  zw * sum x  +  count * zx * zw
+
+int32 wraps on both sides of this equation, so that it always holds. What depends on constants alone, such as packed
+weights and their sums, is computed when a model is compiled (see function.CpuFunction).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from celosia.compiler import expr as T
+from celosia.compiler.cpu.ops.nn import Window, at_lead
+from celosia.compiler.cpu.ops.registry import Node, Shape
+from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
+
+ONES = 0x01010101  # the four bytes of a uint32
+Index = tuple[Expr, ...]
+WIDTHS = (32, 16)  # columns that lie together in packed matrices, best first
+
+
+@dataclass(frozen=True)
+class Zero:
+    """A zero point as int32: one for all, or one for each output channel. `none`: known to be 0."""
+
+    at: Callable[[Expr], Expr]
+    none: bool = False
+
+
+def left_zero(node: Node, i: int, dtype: str) -> Expr:
+    """The one zero point of a left operand, as it is among uint8."""
+    zero = node.scalar(i, dtype).astype("int32")
+    return zero + 128 if dtype == "int8" else zero
+
+
+def right_zero(node: Node, i: int, dtype: str) -> Zero:
+    """The zero points of a right operand, as they are among int8."""
+    move = 128 if dtype == "uint8" else 0
+    if not node.has(i):
+        return Zero(lambda m: wrap(-move, "int32"), none=not move)
+    tensor, value = node.input(i), node.values[i]
+    known = value is not None and not np.any(value.astype(np.int32) - move)
+    return Zero(lambda m: tensor.flat(0 if tensor.size == 1 else m).astype("int32") - move, known)
+
+
+def _as_uint8(x: Expr) -> Expr:
+    return x.astype("uint8") ^ 128 if x.dtype == "int8" else x
+
+
+def _as_int8(w: Expr) -> Expr:
+    return w.astype("int8") ^ -128 if w.dtype == "uint8" else w
+
+
+def quad(element: Callable[[int], Expr], flip: bool = False) -> Expr:
+    """Bytes 0 to 3 as a uint32, the first lowest; flip: with their top bits changed."""
+    total: Expr | None = None
+    for k in range(4):
+        byte = element(k).astype("uint8").astype("uint32") << 8 * k
+        total = byte if total is None else total | byte
+    assert total is not None
+    return total ^ (0x80 * ONES) if flip else total
+
+
+def dot(x: Expr, w: Expr, axes: Any) -> Expr:
+    return T.sum(call("dot4", x, w), axes)
+
+
+# Matrix products
+
+
+def matrix_product(
+    node: Node, a: Tensor, b: Tensor, za: Expr, zb: Zero, finish: Callable[[Expr, Index], Expr],
+    turn_a: bool = False, turn_b: bool = False,
+) -> Tensor:  # fmt: skip
+    """finish(the int32 of numpy.matmul(a - za, b - zb), its index), of tensors with at least two dimensions."""
+    inner = a.shape[-2 if turn_a else -1]
+    m, n = a.shape[-1 if turn_a else -2], b.shape[-2 if turn_b else -1]
+    if inner != b.shape[-1 if turn_b else -2]:
+        raise node.fail(f"{list(a.shape)} and {list(b.shape)} do not multiply")
+    try:
+        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    except ValueError:
+        raise node.fail(f"{list(a.shape)} and {list(b.shape)} do not multiply") from None
+    width = next((w for w in WIDTHS if n % w == 0), n)
+    steps = -(-inner // 4)
+    left = _rows(a, steps, turn_a)
+    right = _columns(b, steps, width, turn_b)
+
+    def correction(*i: Expr) -> Expr:
+        """-za * sum w + count * za * zw of a column."""
+        k = T.reduce_axis(steps, "k")
+        total = dot(wrap(ONES, "uint32"), right[(*i[:-2], i[-2], k, i[-1])], k)
+        return za * (wrap(inner, "int32") * zb.at(i[-2] * width + i[-1]) - total)
+
+    offset = T.compute((*right.shape[:-3], right.shape[-3], width), correction, "offset")
+    sums = None if zb.none else _row_sums(left, inner)
+
+    def body(*i: Expr) -> Expr:
+        row, block, column = i[-3:]
+        lead_a, lead_b = at_lead(a, i[:-3]), at_lead(b, i[:-3])
+        k = T.reduce_axis(steps, "k")
+        acc = dot(left[(*lead_a, row, k)], right[(*lead_b, block, k, column)], k) + offset[(*lead_b, block, column)]
+        j = block * width + column
+        if sums is not None:
+            acc = acc - zb.at(j) * sums[(*lead_a, row)]
+        return finish(acc, (*i[:-3], row, j))
+
+    product = T.compute((*batch, m, n // width, width), body, "matmul")
+    return replace(product, shape=(*batch, m, n))
+
+
+def _rows(a: Tensor, steps: int, turn: bool) -> Tensor:
+    """[..., m, steps]: the rows of `a` as uint8, four elements each; what is beyond their end is never counted."""
+    inner, m = (a.shape[-2], a.shape[-1]) if turn else (a.shape[-1], a.shape[-2])
+    flip = a.dtype == "int8"
+    if turn or a.body is not None or inner % 4:
+
+        def element(*i: Expr) -> Expr:
+            k = i[-1] if inner % 4 == 0 else T.minimum(i[-1], inner - 1)
+            return a[(*i[:-2], k, i[-2])] if turn else a[(*i[:-2], i[-2], k)]
+
+        a = replace(T.compute((*a.shape[:-2], m, 4 * steps), element, "rows"), stored=True)
+    source = a
+
+    def body(*i: Expr) -> Expr:
+        return quad(lambda j: source[(*i[:-1], i[-1] * 4 + j)], flip)
+
+    return T.compute((*a.shape[:-2], m, steps), body, "left")
+
+
+def _columns(b: Tensor, steps: int, width: int, turn: bool) -> Tensor:
+    """[..., n / width, steps, width]: the columns of `b` as int8, four elements each, filled up with 0."""
+    inner, n = (b.shape[-1], b.shape[-2]) if turn else (b.shape[-2], b.shape[-1])
+
+    def body(*i: Expr) -> Expr:
+        column = i[-3] * width + i[-1]
+
+        def element(j: int) -> Expr:
+            k = i[-2] * 4 + j
+            value = _as_int8(b[(*i[:-3], column, k)] if turn else b[(*i[:-3], k, column)])
+            return value if inner % 4 == 0 else select(k < inner, value, 0)
+
+        return quad(element)
+
+    return T.compute((*b.shape[:-2], n // width, steps, width), body, "right")
+
+
+def _row_sums(left: Tensor, inner: int) -> Tensor:
+    steps = left.shape[-1]
+
+    def body(*i: Expr) -> Expr:
+        k = T.reduce_axis(steps, "k")
+        counted = quad(lambda j: select(k * 4 + j < inner, wrap(1, "uint8"), 0)) if inner % 4 else wrap(ONES, "uint32")
+        return dot(left[(*i, k)], counted, k)
+
+    return T.compute(left.shape[:-1], body, "row_sums")
+
+
+# Convolutions
+
+
+def convolution(
+    node: Node, x: Tensor, w: Tensor, zx: Expr, zw: Zero, bias: Tensor | None, finish: Callable[[Expr, Expr], Expr]
+) -> Tensor:
+    """finish(the int32 sum over the window of (x - zx) * (w - zw), plus bias; output channel).
+
+    x: [N, C, ...], w: [M, C/group, ...]. Four channels share a uint32, or where a group has too few of them, four
+    elements of a line. Images are cut into one for each remainder of the stride, in which windows then move by one
+    element, so that vectors run over a whole image and only what lies between its lines is computed in vain.
+    """
+    group = int(node.attrs.get("group", 1))
+    n, c, m = x.shape[0], x.shape[1], w.shape[0]
+    if len(x.shape) < 3 or len(w.shape) != len(x.shape) or c != w.shape[1] * group or m % group:
+        raise node.fail(f"x {list(x.shape)}, w {list(w.shape)}, group {group}")
+    cg, mg = c // group, m // group
+    window = Window.of(node, x.shape[2:], w.shape[2:])
+    pack = _Channels(x, w, window, group, zx) if cg % 4 == 0 or cg == 3 or cg > 4 else _Taps(x, w, window, group, zx)
+    image, weights, steps = pack.image(), pack.weights(_as_int8), pack.steps
+    moves = [prod(pack.lines[d + 1 :]) for d in range(len(pack.lines))]
+    length = sum((o - 1) * move for o, move in zip(window.out, moves)) + 1
+    count = cg * prod(window.kernel)
+
+    def correction(mi: Expr) -> Expr:
+        ks = tuple(T.reduce_axis(size, f"k{d}") for d, size in enumerate(steps))
+        total = zx * (wrap(count, "int32") * zw.at(mi) - dot(wrap(ONES, "uint32"), weights[(mi, *ks)], ks))
+        return total if bias is None else total + bias[mi]
+
+    offset = T.compute((m,), correction, "offset")
+
+    def sum_at(right: Callable[[Index], Expr], ni: Expr, g: Expr, place: Expr) -> Expr:
+        ks = tuple(T.reduce_axis(size, f"k{d}") for d, size in enumerate(steps))
+        return dot(image.flat(pack.start(image, ni, g, ks) + place), right(ks), ks)
+
+    sums: Tensor | None = None
+    if not zw.none:
+        ones = pack.weights(lambda v: wrap(1, "int8"))
+        sums = T.compute(
+            (n, group, length), lambda ni, g, p: sum_at(lambda ks: ones[(g * mg, *ks)], ni, g, p), "window_sums"
+        )
+
+    def plane(ni: Expr, g: Expr, mi: Expr, place: Expr) -> Expr:
+        channel = g * mg + mi
+        acc = sum_at(lambda ks: weights[(channel, *ks)], ni, g, place) + offset[channel]
+        if sums is not None:
+            acc = acc - zw.at(channel) * sums[ni, g, place]
+        return finish(acc, channel)
+
+    planes = T.compute((n, group, mg, length), plane, "conv")
+    if length == prod(window.out):
+        return replace(planes, shape=(n, m, *window.out))
+    planes = replace(planes, stored=True)
+
+    def body(ni: Expr, mi: Expr, *o: Expr) -> Expr:
+        place: Expr = wrap(0, INDEX)
+        for i, move in zip(o, moves):
+            place = place + i * move
+        return planes.flat((ni * m + mi) * length + place)
+
+    return T.compute((n, m, *window.out), body, "lines")
+
+
+class _Packing:
+    """How the bytes of a convolution share a uint32.
+
+    steps: extents of the reduction, the first over channels. reach: elements of the image from one step to the next,
+    in each dimension. phases, lines: of the packed image, how many remainders of the stride and how many lines of each.
+    """
+
+    def __init__(
+        self, x: Tensor, w: Tensor, window: Window, group: int, zx: Expr, steps: Shape, reach: Shape
+    ):  # fmt: skip
+        self.x, self.w, self.window, self.group = x, w, window, group
+        self.cg = w.shape[1]
+        self.steps, self.reach = steps, reach
+        self.phases = tuple(s if k > 1 else 1 for s, k in zip(window.stride, steps[1:]))
+        self.lines = tuple(
+            o + (k - 1) * d // s for o, k, d, s in zip(window.out, steps[1:], reach, window.stride)
+        )  # fmt: skip
+        self.flip = x.dtype == "int8"
+        self.pad = (zx.astype("uint8") ^ (128 if self.flip else 0)).astype(x.dtype)
+        self.extents = tuple(line * s for line, s in zip(self.lines, window.stride))
+
+    def image(self) -> Tensor:
+        """[N, group * channel steps, phases..., lines...] of uint32."""
+        sp = len(self.window.size)
+
+        def body(ni: Expr, block: Expr, *rest: Expr) -> Expr:
+            phase, line = rest[:sp], rest[sp:]
+            own = [i * s + p for i, s, p in zip(line, self.window.stride, phase)]
+            return self.bytes_at(ni, block, own)
+
+        shape = (self.x.shape[0], self.group * self.steps[0], *self.phases, *self.lines)
+        return T.compute(shape, body, "image")
+
+    def bytes_at(self, ni: Expr, block: Expr, own: Sequence[Expr]) -> Expr:
+        """Four bytes of the padded image at `own`, of a group's channels `block`."""
+        raise NotImplementedError
+
+    def weights(self, change: Callable[[Expr], Expr]) -> Tensor:
+        """[M, *steps] of uint32, elements of w through `change`, filled up with 0."""
+        raise NotImplementedError
+
+    def start(self, image: Tensor, ni: Expr, g: Expr, ks: Sequence[Expr]) -> Expr:
+        """The element of `image` for step `ks` of the first window."""
+        channel: Expr = g * self.steps[0] + ks[0]
+        phase: Expr = wrap(0, INDEX)
+        place: Expr = wrap(0, INDEX)
+        for k, reach, phases, lines in zip(ks[1:], self.reach, self.phases, self.lines):
+            phase = phase * phases + k * reach % phases
+            place = place * lines + k * reach // phases
+        return ((ni * image.shape[1] + channel) * prod(self.phases) + phase) * prod(self.lines) + place
+
+    def inside(self, own: Sequence[Expr], ends: Sequence[int]) -> Expr | None:
+        """Whether an index below `ends` into the padded image is inside the image; None where it always is."""
+        result: Expr | None = None
+        for i, before, size, end in zip(own, self.window.before, self.window.size, ends):
+            for needed, test in ((before > 0, i >= before), (end > before + size, i < before + size)):
+                if needed:
+                    result = test if result is None else result & test
+        return result
+
+    def shifted(self, own: Sequence[Expr]) -> list[Expr]:
+        """An index into the padded image as one into the image."""
+        return [i - before for i, before in zip(own, self.window.before)]
+
+    def padded(self, ends: Sequence[int]) -> Tensor:
+        """x with zero points around it, `ends` elements in each dimension, in memory."""
+
+        def body(ni: Expr, c: Expr, *own: Expr) -> Expr:
+            here, inside = self.x[(ni, c, *self.shifted(own))], self.inside(own, ends)
+            return here if inside is None else select(inside, here, self.pad)
+
+        return replace(T.compute((*self.x.shape[:2], *ends), body, "padded"), stored=True)
+
+
+class _Channels(_Packing):
+    def __init__(self, x: Tensor, w: Tensor, window: Window, group: int, zx: Expr):
+        super().__init__(x, w, window, group, zx, (-(-w.shape[1] // 4), *window.kernel), window.dilation)
+        whole = all(b == 0 and e <= n for b, e, n in zip(window.before, self.extents, window.size))
+        self.direct = whole or set(window.stride) == {1}
+        self.source = x if self.direct else self.padded(self.extents)
+
+    def bytes_at(self, ni: Expr, block: Expr, own: Sequence[Expr]) -> Expr:
+        first = block * 4
+        if self.cg % 4:
+            first = block // self.steps[0] * self.cg + block % self.steps[0] * 4
+        at = self.shifted(own) if self.direct else own
+
+        def element(j: int) -> Expr:
+            return self.source[(ni, first + j if self.cg % 4 == 0 else T.minimum(first + j, self.x.shape[1] - 1), *at)]
+
+        here, inside = quad(element, self.flip), self.inside(own, self.extents) if self.direct else None
+        return here if inside is None else select(inside, here, quad(lambda j: self.pad, self.flip))
+
+    def weights(self, change: Callable[[Expr], Expr]) -> Tensor:
+        def body(m: Expr, kc: Expr, *taps: Expr) -> Expr:
+            def element(j: int) -> Expr:
+                value = change(self.w[(m, kc * 4 + j, *taps)])
+                return value if self.cg % 4 == 0 else select(kc * 4 + j < self.cg, value, 0)
+
+            return quad(element)
+
+        return T.compute((self.w.shape[0], *self.steps), body, "weights")
+
+
+class _Taps(_Packing):
+    def __init__(self, x: Tensor, w: Tensor, window: Window, group: int, zx: Expr):
+        *first, last = window.kernel
+        *reach, move = window.dilation
+        super().__init__(x, w, window, group, zx, (w.shape[1], *first, -(-last // 4)), (*reach, 4 * move))
+        self.source = self.padded((*self.extents[:-1], self.extents[-1] + 3 * move))
+
+    def bytes_at(self, ni: Expr, block: Expr, own: Sequence[Expr]) -> Expr:
+        *lead, last = own
+        return quad(lambda j: self.source[(ni, block, *lead, last + j * self.window.dilation[-1])], self.flip)
+
+    def weights(self, change: Callable[[Expr], Expr]) -> Tensor:
+        size = self.window.kernel[-1]
+
+        def body(m: Expr, kc: Expr, *taps: Expr) -> Expr:
+            def element(j: int) -> Expr:
+                tap = taps[-1] * 4 + j
+                value = change(self.w[(m, kc, *taps[:-1], tap)])
+                return value if size % 4 == 0 else select(tap < size, value, 0)
+
+            return quad(element)
+
+        return T.compute((self.w.shape[0], *self.steps), body, "weights")
