@@ -275,8 +275,8 @@ class _Writer:
                     return
         if kind == "sum" and step == (self.vector is not None) and isinstance(value, Call) and value.name == "dot4":
             old = self._load(tensor, index, env)
-            factors = self._same_width(*(self.expr(arg, env, memo) for arg in value.args), old)
-            self._store(tensor, index, dot.dot4(self.b, old, *factors[:2], self.features), env)
+            x, w, old = self._same_width(*(self.expr(arg, env, memo) for arg in value.args), old)
+            self._store(tensor, index, dot.dot4(self.b, old, x, w, self.features), env)
             return
         new = self.expr(value, env, memo)
         if self.vector is not None and step == 0:
@@ -327,7 +327,7 @@ class _Writer:
                 values = self._same_width(*(self.expr(arg, env, memo) for arg in args))
                 if name == "dot4":
                     zero = ir.Constant(functions.widened(values[0], llvm_type("int32")), None)
-                    return dot.dot4(self.b, zero, *values, self.features)
+                    return dot.dot4(self.b, zero, values[0], values[1], self.features)
                 if name == "bitcast":
                     return self.b.bitcast(values[0], functions.widened(values[0], llvm_type(dtype)))
                 return functions.call(self.b, name, args[0].dtype, *values)

@@ -17,6 +17,7 @@ from llvmlite import ir
 V = Any
 I8, I16, I32 = ir.IntType(8), ir.IntType(16), ir.IntType(32)
 
+
 @cache
 def features() -> frozenset[str]:
     """What this processor has, in LLVM's names."""

@@ -70,7 +70,8 @@ class CpuFunction:
         constants alone, such as packed weights).
         """
         parameters, outputs = self._expressions()
-        constants = {t: self.inputs[n].value for t, n in parameters.items() if self.inputs[n].value is not None}
+        values = {tensor: self.inputs[name].value for tensor, name in parameters.items()}
+        constants = {tensor: value for tensor, value in values.items() if value is not None}
         outputs, found = _computed(outputs, constants)
         made = {tensor: f"{self.outputs[0]}.{tensor.name}{k}" for k, tensor in enumerate(found)}
         function, names = _lowered(outputs, {**parameters, **made})

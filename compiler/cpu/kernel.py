@@ -200,9 +200,9 @@ class Kernel:
         )  # fmt: skip
 
 
-def compile_function(function: Function) -> Kernel:
-    """Machine code for a loop nest, for this processor."""
-    text, workspace_bytes = render(function)
+def compile_function(function: Function, features: frozenset[str] | None = None) -> Kernel:
+    """Machine code for a loop nest, for this processor. features: those to choose instructions by, see render."""
+    text, workspace_bytes = render(function, features)
     return Kernel(
         function.name,
         tuple((t.dtype, t.shape) for t in function.inputs),

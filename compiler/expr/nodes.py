@@ -26,10 +26,11 @@ ARITHMETIC = ("add", "sub", "mul", "div", "floordiv", "mod", "min", "max", "and"
 COMPARISONS = ("lt", "le", "eq", "ne")
 
 
-
 def dot4(x: Any, w: Any) -> Any:
     """The products of four uint8 and four int8, added as int32; both are uint32 with the first byte lowest."""
-    parts = [(x >> 8 * k & 255).astype(np.int32) * (w >> 8 * k & 255).astype(np.int8).astype(np.int32) for k in range(4)]
+    parts = [
+        (x >> 8 * k & 255).astype(np.int32) * (w >> 8 * k & 255).astype(np.int8).astype(np.int32) for k in range(4)
+    ]
     return parts[0] + parts[1] + parts[2] + parts[3]
 
 

@@ -95,8 +95,8 @@ def _work(tensor: Tensor) -> int:
 def fuse_injective(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Inline element-wise producers into their consumers, so that chains become one loop.
 
-    Kept in memory are outputs, what is `stored`, reductions, costly functions with several readers, and whatever a reduction
-    would compute again and again.
+    Kept in memory are outputs, what is `stored`, reductions, costly functions with several readers, and whatever a
+    reduction would compute again and again.
     """
     order = topological(outputs)
     new: dict[Tensor, Tensor] = {}

@@ -18,8 +18,8 @@ sys.path.append(str(Path(__file__).parent.parent))
 def verified_loops() -> Iterator[None]:
     render = kernel.render
 
-    def checked(function: Function) -> tuple[str, int]:
-        return render(verify(function))
+    def checked(function: Function, features: frozenset[str] | None = None) -> tuple[str, int]:
+        return render(verify(function), features)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel, "render", checked)

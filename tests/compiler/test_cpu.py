@@ -352,7 +352,7 @@ def test_a_chain_between_dequantise_and_quantise_is_one_loop() -> None:
     assert str(function).count("for ") == 1 and "workspace" not in str(function)
     assert names == ("x", "sx", "zx", "sy", "zy")
     arrays = q(4, 60), s(0.05), z(3), s(0.01), z(-5)
-    compiled, _ = qdq("HardSigmoid").compile()
+    compiled, _, _ = qdq("HardSigmoid").compile()
     a = onnxruntime_op("DequantizeLinear", {}, list(arrays[:3]))[0]
     b = onnxruntime_op("HardSigmoid", {}, [a])[0]
     want = onnxruntime_op("QuantizeLinear", {}, [b, arrays[3], arrays[4]])[0]

@@ -7,8 +7,8 @@ from math import prod
 from typing import Any
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops import bytes as bytes_
-from celosia.compiler.cpu.ops.bytes import left_zero, matrix_product, right_zero
+from celosia.compiler.cpu.ops import integer
+from celosia.compiler.cpu.ops.integer import left_zero, matrix_product, right_zero
 from celosia.compiler.cpu.ops.nn import Window, matmul_any, reduced
 from celosia.compiler.cpu.ops.registry import Node, at, clamp, limits, op, round_even, saturate
 from celosia.compiler.cpu.ops.shape import concatenate
@@ -102,14 +102,14 @@ def qlinear_conv(node: Node) -> Tensor:
     def finish(acc: Expr, m: Expr) -> Expr:
         return requantize(acc, scale[m if sw.size > 1 else 0], zy, x.dtype)
 
-    return bytes_.convolution(node, x, w, left_zero(node, 2, x.dtype), right_zero(node, 5, w.dtype), bias, finish)
+    return integer.convolution(node, x, w, left_zero(node, 2, x.dtype), right_zero(node, 5, w.dtype), bias, finish)
 
 
 @op("ConvInteger")
 def conv_integer(node: Node) -> Tensor:
     x, w = node.input(0), node.input(1)
     zx, zw = left_zero(node, 2, x.dtype), right_zero(node, 3, w.dtype)
-    return bytes_.convolution(node, x, w, zx, zw, None, lambda acc, m: acc)
+    return integer.convolution(node, x, w, zx, zw, None, lambda acc, m: acc)
 
 
 @op("QLinearMatMul")

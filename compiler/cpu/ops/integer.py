@@ -1,7 +1,8 @@
 """Sums of products of bytes: convolutions and matrix products of int8 and uint8, four products at a time.
 
-Operands are packed into uint32 of four bytes each, as the intrinsic dot4 takes them: the left one as uint8, the right one
-as int8. A type of the other sign is moved by 128, together with its zero point. Zero points are taken off afterwards:
+Operands are packed into uint32 of four bytes each, as the intrinsic dot4 takes them: the left one as uint8, the right
+one as int8. A type of the other sign is moved by 128, together with its zero point. Zero points are taken off
+afterwards:
 
     sum (x - zx) * (w - zw)  =  sum x*w  -  zx * sum w  -  zw * sum x  +  count * zx * zw
 

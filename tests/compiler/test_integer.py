@@ -1,0 +1,134 @@
+"""Products of bytes: any shape, type and zero point, against numpy's int64; on every kind of processor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from celosia.compiler import expr as T
+from celosia.compiler.cpu import CpuFunction, CpuNode, InputType, compile_function, compile_op, dot
+from celosia.compiler.cpu.ops.integer import quad
+
+BYTES = st.sampled_from(("int8", "uint8"))
+
+
+def some(seed: int, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+    info = np.iinfo(dtype)
+    return np.random.default_rng(seed).integers(info.min, info.max + 1, shape).astype(dtype)
+
+
+def less_zero(x: NDArray[Any], zero: NDArray[Any]) -> NDArray[np.int64]:
+    return x.astype(np.int64) - zero.astype(np.int64)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.integers(1, 40), st.integers(1, 40), st.integers(1, 70), BYTES, BYTES, st.booleans(), st.integers(0, 2),
+    st.integers(0, 99),
+)  # fmt: skip
+def test_matrix_products(
+    m: int, k: int, n: int, a_type: str, b_type: str, by_column: bool, batch: int, seed: int
+) -> None:
+    a, b = some(seed, (2,) * batch + (m, k), a_type), some(seed + 1, (2,) * (batch // 2) + (k, n), b_type)
+    za, zb = some(seed + 2, (), a_type), some(seed + 3, (n,) if by_column else (), b_type)
+    kernel = compile_op("MatMulInteger", {}, [(x.shape, x.dtype.name) for x in (a, b, za, zb)])
+    np.testing.assert_array_equal(kernel(a, b, za, zb)[0], less_zero(a, za) @ less_zero(b, zb))
+
+
+def convolved(
+    x: NDArray[Any], w: NDArray[Any], strides: list[int], dilations: list[int], pads: list[int], group: int
+) -> NDArray[Any]:
+    """The definition of a convolution over two dimensions."""
+    x = np.pad(x, ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])))
+    m, cg, *kernel = w.shape
+    out = [(n - (k - 1) * d - 1) // s + 1 for n, k, d, s in zip(x.shape[2:], kernel, dilations, strides)]
+    y = np.zeros((x.shape[0], m, *out), np.int64)
+    for ky, kx in np.ndindex(*kernel):
+        rows, cols = (slice(k * d, k * d + (o - 1) * s + 1, s) for k, d, o, s in zip((ky, kx), dilations, out, strides))
+        for g in range(group):
+            part = slice(g * m // group, (g + 1) * m // group)
+            image = x[:, g * cg : (g + 1) * cg, rows, cols]
+            y[:, part] += np.einsum("nchw,mc->nmhw", image, w[part, :, ky, kx])
+    return y
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> tuple[NDArray[Any], NDArray[Any], dict[str, Any]]:
+    def pair(low: int, high: int) -> list[int]:
+        return [draw(st.integers(low, high)), draw(st.integers(low, high))]
+
+    group, cg, mg = draw(st.sampled_from([(1, 3, 5), (1, 8, 9), (2, 4, 4), (3, 5, 1), (6, 1, 1), (4, 2, 3), (1, 1, 8)]))
+    kernel, dilations, strides, pads = pair(1, 5), pair(1, 2), pair(1, 3), pair(0, 2) + pair(0, 2)
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations)]
+    size = [draw(st.integers(r, r + 30)) for r in reach]
+    x = some(draw(st.integers(0, 99)), (draw(st.integers(1, 2)), group * cg, *size), draw(BYTES))
+    w = some(draw(st.integers(0, 99)), (group * mg, cg, *kernel), draw(BYTES))
+    return x, w, {"group": group, "strides": strides, "dilations": dilations, "pads": pads}
+
+
+@settings(deadline=None, max_examples=25)
+@given(convolutions(), st.booleans(), st.integers(0, 99))
+def test_convolutions(case: tuple[NDArray[Any], NDArray[Any], dict[str, Any]], by_channel: bool, seed: int) -> None:
+    x, w, attrs = case
+    zx, zw = some(seed, (), x.dtype.name), some(seed + 1, w.shape[:1] if by_channel else (), w.dtype.name)
+    kernel = compile_op("ConvInteger", attrs, [(v.shape, v.dtype.name) for v in (x, w, zx, zw)])
+    wide = zw.reshape(-1, 1, 1, 1) if by_channel else zw
+    np.testing.assert_array_equal(kernel(x, w, zx, zw)[0], convolved(less_zero(x, zx), less_zero(w, wide), **attrs))
+
+
+@pytest.mark.parametrize("n", [1, 3, 4, 7, 8, 16, 20, 32, 50])
+@pytest.mark.parametrize("features", ["avx512vnni avx512vl", "avx512vnni", "avx512bw avx2", "avx2", ""])
+def test_every_lowering_of_dot4_is_exact(features: str, n: int) -> None:
+    """Bytes at their limits, where vpmaddubsw would saturate."""
+    if missing := set(features.split()) - dot.features():
+        pytest.skip(f"this processor has no {', '.join(sorted(missing))}")
+    x, w = T.placeholder((9, 4), "uint8", "x"), T.placeholder((9, 4, n), "int8", "w")
+    k = T.reduce_axis(9, "k")
+    left = T.compute((9,), lambda i: quad(lambda j: x[i, j]), "left")
+    right = T.compute((9, n), lambda i, c: quad(lambda j: w[i, j, c]), "right")
+    y = T.compute((n,), lambda c: T.sum(T.call("dot4", left[k], right[k, c]), k), "y")
+    from celosia.compiler.cpu import schedule
+
+    function = T.lower(schedule([y]), [x, w], "kernel")
+    a = np.random.default_rng(n).choice(np.array([0, 1, 127, 128, 255], np.uint8), (9, 4))
+    b = np.random.default_rng(n + 1).choice(np.array([-128, -127, -1, 0, 127], np.int8), (9, 4, n))
+    want = np.einsum("kj,kjc->c", a.astype(np.int32), b.astype(np.int32))
+    np.testing.assert_array_equal(T.interpret(function, a, b)[0], want)
+    np.testing.assert_array_equal(compile_function(function, frozenset(features.split()))(a, b)[0], want)
+
+
+def test_what_depends_on_constants_alone_is_computed_at_compile_time() -> None:
+    x, w = some(1, (5, 40), "uint8"), some(2, (40, 48), "int8")
+    nodes = (CpuNode("MatMulInteger", ("x", "w"), ("y",)),)
+    kernel, names, made = CpuFunction(nodes, {"x": InputType(x.shape, "uint8"), "w": InputType.of(w)}, ("y",)).compile()
+    assert "w" not in names and set(made) == set(names) - {"x"}
+    assert sum(array.nbytes for array in made.values()) < 1.2 * w.nbytes
+    (y,) = kernel(*(made.get(name, x) for name in names))
+    np.testing.assert_array_equal(y, x.astype(np.int32) @ w.astype(np.int32))
+
+
+def test_constants_that_would_grow_are_not_computed_at_compile_time() -> None:
+    w = some(3, (64, 128), "int8")
+    nodes = (
+        CpuNode("DequantizeLinear", ("w", "s"), ("v",)),
+        CpuNode("Add", ("v", "x"), ("y",)),
+    )
+    types = {"w": InputType.of(w), "s": InputType.of(np.array(0.5, np.float32)), "x": InputType(w.shape, "float32")}
+    kernel, names, made = CpuFunction(nodes, types, ("y",)).compile()
+    assert names == ("w", "s", "x") and not made
+    (y,) = kernel(w, types["s"].value, np.zeros(w.shape, np.float32))
+    np.testing.assert_array_equal(y, w * np.float32(0.5))
+
+
+@pytest.mark.parametrize("size", [5, 16, 40, 100])
+def test_padding_is_vectorised_with_masks(size: int) -> None:
+    """Lanes outside the input are not read."""
+    x = some(4, (3, size), "int8")
+    pads = np.array([1, 2, 0, 3], np.int64)
+    (y,) = compile_op("Pad", {}, [(x.shape, "int8"), pads, ((), "int8")])(x, pads, np.array(7, np.int8))
+    np.testing.assert_array_equal(y, np.pad(x, ((1, 0), (2, 3)), constant_values=7))
