@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from celosia.compiler.compile import form_of
 from celosia.compiler.cpu.host import HostOp, execute, parse
 from celosia.compiler.cpu.kernel import host
+from celosia.compiler.expr.interpret import numpy_dtype
 from celosia.compiler.program import CpuStep, HostStep, LaunchStep, Pack, Program, ProgramError, Unpack
 from celosia.compiler.tensorize.pack import activation, unpack_activation
 from celosia.hw.config import Config
@@ -30,11 +32,15 @@ class InputError(ValueError):
 
 @dataclass(frozen=True)
 class Result:
-    """outputs: arrays by name. report: what REPORT.json holds, see `Runtime.run`. counters: of each launch."""
+    """outputs: arrays by name. counters: of each launch. report: what REPORT.json holds, see `Runtime.run`."""
 
     outputs: dict[str, Array]
-    report: dict[str, Any]
     counters: list[Counters]
+    _report: Callable[[], dict[str, Any]]
+
+    @cached_property
+    def report(self) -> dict[str, Any]:
+        return self._report()
 
 
 DEVICES = ("functional", "rtl")
@@ -67,6 +73,12 @@ class Runtime:
                 "the program was compiled for another processor; compile the model again on this machine"
             )
         self.program = program
+        self._launches = bool(program.launches)
+        self._known = {tensor.name: tensor for tensor in program.inputs}
+        self._kinds = {
+            name: (numpy_dtype(tensor.dtype), tensor.shape) for name, tensor in self._known.items()
+            if tensor.kind == "tensor"
+        }  # fmt: skip
         self._device: Device | None = None
         self._name, self._options = "", options
         self._parsed: dict[int, HostOp] = {}
@@ -90,7 +102,7 @@ class Runtime:
 
     def open(self) -> None:
         """Open the device now, if the program has launches: the first time, the RTL simulator is built here."""
-        if self._device is None and self.program.launches:
+        if self._device is None and self._launches:
             started = time.perf_counter()
             self._attach(open_device(self._name, self.program.config, **self._options))
             self.build_seconds = time.perf_counter() - started
@@ -102,9 +114,7 @@ class Runtime:
         if self._device is not None:
             self._device.close()
 
-    def run(
-        self, inputs: Mapping[str, Array], keep: Callable[[str], bool] = lambda name: False, trace: bool = True
-    ) -> Result:
+    def run(self, inputs: Mapping[str, Array], keep: Callable[[str], bool] | None = None, trace: bool = True) -> Result:
         """Run once.
 
         inputs: one array for each input, of its exact type and shape. keep: tensors inside the graph whose values are
@@ -129,14 +139,15 @@ class Runtime:
                 self._cpu(step, values)
                 cpu_seconds += time.perf_counter() - before
         outputs = {tensor.name: values[tensor.name] for tensor in self.program.outputs}
-        outputs |= {name: value for name, value in values.items() if keep(name)}
+        if keep is not None:
+            outputs |= {name: value for name, value in values.items() if keep(name)}
         seconds = {"compile": self.program.compile_seconds, "build": self.build_seconds}
         seconds |= {"run": time.perf_counter() - started, "cpu": cpu_seconds}
-        return Result(outputs, self._report(counters, seconds), counters)
+        return Result(outputs, counters, lambda: self._report(counters, seconds))
 
     def check(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The inputs as the program takes them. InputError where a name, type or shape is wrong."""
-        known = {tensor.name: tensor for tensor in self.program.inputs}
+        known = self._known
         for name in inputs:
             if name not in known:
                 raise InputError(f"there is no input {name!r}; the inputs are {', '.join(map(repr, known)) or 'none'}")
@@ -144,10 +155,18 @@ class Runtime:
         for name, tensor in known.items():
             if name not in inputs:
                 raise InputError(f"input {name!r} is missing; it is {tensor.dtype}{list(tensor.shape)}")
-            if tensor.kind != "tensor":
-                checked[name] = inputs[name]
+            given = inputs[name]
+            if (
+                type(given) is np.ndarray
+                and given.flags.c_contiguous
+                and (given.dtype, given.shape) == self._kinds.get(name)
+            ):
+                checked[name] = given
                 continue
-            array = np.asarray(inputs[name])
+            if tensor.kind != "tensor":
+                checked[name] = given
+                continue
+            array = np.asarray(given)
             same = array.ndim == len(tensor.shape) and all(w in (n, -1) for n, w in zip(array.shape, tensor.shape))
             if array.dtype.name != tensor.dtype or not same:
                 raise InputError(

@@ -23,6 +23,7 @@ from celosia.compiler.cpu import (
     kernel,
     run,
 )
+from celosia.compiler.cpu.kernel import _address
 
 RNG = np.random.default_rng(0)
 
@@ -400,6 +401,12 @@ def test_a_kernel_checks_its_arrays() -> None:
         relu.run([f(3, 4)], [f(4, 3).T])
     x = f(4, 3).T
     np.testing.assert_array_equal(relu(x)[0], np.maximum(x, 0))
+
+
+def test_addresses_are_those_of_numpy() -> None:
+    base = np.arange(24, dtype=np.int16).reshape(4, 6)
+    for array in (base, base[1:], base[:, 2:], base[3, 5:], np.empty((0, 3)), base.view(np.uint8)):
+        assert _address(array) == array.ctypes.data
 
 
 def test_a_saved_kernel_runs_and_a_damaged_one_is_refused() -> None:
