@@ -14,8 +14,11 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler import cpu
-from celosia.compiler.cpu.host import DOMAINS, SHAPE_INPUTS, HostError, HostOp, bodies, check_size, parse
+from celosia.compiler.cpu.dynamic import SHAPE_INPUTS
+from celosia.compiler.cpu.group import group
+from celosia.compiler.cpu.host import DOMAINS, HostError, HostOp, bodies, check_size
 from celosia.compiler.cpu.hostops import HOST
+from celosia.compiler.cpu.parse import parse
 from celosia.compiler.expr import placeholder
 from celosia.compiler.graph.cost import total_macs
 from celosia.compiler.graph.fold import fold
@@ -197,14 +200,14 @@ class _Assembler:
     def _host(self, node: ir.Node) -> HostStep:
         """A step for an operator that is no loop nest, or whose shapes are known only at run time."""
         info = self._info(node)
-        proto = ir.to_proto(node)
-        self._check_known(parse(proto, self.opsets), info)
+        op = parse(ir.to_proto(node), self.opsets)
+        self._check_known(op, info)
         inputs = tuple(self._keep(value) for value in (*node.inputs, *captured(node)))
         for out in node.outputs:
             if out.name:
                 self._keep(out)
         outputs = tuple(out.name or "" for out in node.outputs)
-        return HostStep((info,), inputs, outputs, self.opsets, proto.SerializeToString())
+        return HostStep((info,), inputs, outputs, op)
 
     def _check_known(self, op: HostOp, info: NodeInfo) -> None:
         known = (op.domain, op.op) in HOST or (op.domain in DOMAINS and op.op in cpu.OPS)
@@ -263,9 +266,8 @@ class _Assembler:
             if value.is_graph_output() or any(use.node not in inside for use in value.uses())
         }  # fmt: skip
         steps = []
-        for members in cpu.group([self._cpu_node(node) for node in nodes], sorted(needed)):
-            group = [made[next(filter(None, member.outputs))] for member in members]
-            steps.append(self._step(members, group))
+        for members in group([self._cpu_node(node) for node in nodes], sorted(needed)):
+            steps.append(self._step(members, [made[next(filter(None, member.outputs))] for member in members]))
         return steps
 
     def _cpu_node(self, node: ir.Node) -> cpu.CpuNode:
@@ -389,9 +391,4 @@ def _form_info(form: Form) -> FormInfo:
     return FormInfo(form.dims, form.fold, w.kernel, w.strides, w.dilations, w.pads, form.pad)
 
 
-def form_of(info: FormInfo) -> Form:
-    """The Form that `info` describes."""
-    return Form(info.dims, info.fold, Window(info.kernel, info.strides, info.dilations, info.pads), info.pad)
-
-
-__all__ = ["ModelError", "compile", "form_of"]
+__all__ = ["ModelError", "compile"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
 import json
 import zipfile
 from dataclasses import dataclass, field
@@ -16,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu import Kernel
-from celosia.compiler.cpu.host import to_array
+from celosia.compiler.cpu.host import HostOp
+from celosia.compiler.cpu.kernel import Kernel
 from celosia.compiler.files import replacing
+from celosia.compiler.saved import array_bytes, load_array, load_op, op_bytes
 from celosia.hw.config import Config, ConfigError
 
 FORMAT = "celosia-program"
-VERSION = 2
+VERSION = 3
 
 
 class ProgramError(ValueError):
@@ -44,7 +43,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class FormInfo:
-    """How the host arranges a tensor for the accelerator; see compiler.graph.select.Form."""
+    """How the host arranges a tensor for the accelerator: compiler.graph.select.Form."""
 
     dims: tuple[int, int, int, int]
     fold: str = ""
@@ -53,6 +52,23 @@ class FormInfo:
     dilations: tuple[int, int] = (1, 1)
     pads: tuple[int, int, int, int] = (0, 0, 0, 0)
     pad: int = 0
+
+    def arrange(self, array: NDArray[np.int8]) -> NDArray[np.int8]:
+        """The tensor, of any shape with as many values, as [images, channels, height, width] with the fold applied."""
+        if not self.fold:
+            return array.reshape(self.dims)
+        rows, columns = self.pads[0::2], self.pads[1::2]
+        if self.fold == "x":
+            rows = (0, 0)
+        padded = np.pad(array, ((0, 0), (0, 0), rows, columns), constant_values=self.pad)
+        taps = (self.kernel[0] if self.fold == "xy" else 1, self.kernel[1])
+        steps = (self.strides[0] if self.fold == "xy" else 1, self.strides[1])
+        reach = ((taps[0] - 1) * self.dilations[0] + 1, (taps[1] - 1) * self.dilations[1] + 1)
+        view = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=(2, 3))
+        view = view[:, :, :: steps[0], :: steps[1], :: self.dilations[0], :: self.dilations[1]]
+        images, channels, height, width = view.shape[:4]
+        tiles: NDArray[np.int8] = view.transpose(0, 1, 4, 5, 2, 3)
+        return tiles.reshape(images, channels * taps[0] * taps[1], height, width)
 
 
 @dataclass(frozen=True)
@@ -97,14 +113,13 @@ class CpuStep:
 
 @dataclass(frozen=True)
 class HostStep:
-    """One operator that the host runtime executes: the ONNX node, subgraphs included, and the versions of domains."""
+    """One operator that the host runtime executes."""
 
     nodes: tuple[NodeInfo, ...]
     inputs: tuple[str, ...]
-    """What the node and its subgraphs read."""
+    """What the operator and its subgraphs read."""
     outputs: tuple[str, ...]
-    opsets: dict[str, int]
-    proto: bytes = field(repr=False)
+    op: HostOp = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -190,22 +205,20 @@ class Program:
     def _blobs(self) -> dict[str, bytes]:
         blobs = {"image.bin": self.image.tobytes()}
         for number, array in enumerate(self.constants.values()):
-            blobs[f"constants/{number}.npy"] = _array_bytes(array)
+            blobs[f"constants/{number}.npy"] = array_bytes(array)
         for number, kernel in enumerate(self.kernels):
             blobs[f"kernels/{number}.bin"] = kernel.to_bytes()
         for number, launch in enumerate(self.launches):
             blobs[f"launches/{number}.layers"] = launch.layer_of.astype("<i4").tobytes()
         for number, step in enumerate(step for step in self.steps if isinstance(step, HostStep)):
-            blobs[f"host/{number}.onnx"] = step.proto
+            blobs[f"host/{number}.json"] = op_bytes(step.op)
         return blobs
 
     def _manifest(self) -> dict[str, Any]:
         steps = []
         for step in self.steps:
-            fields = dataclasses.asdict(step)
-            for bulk in ("layer_of", "proto"):
-                fields.pop(bulk, None)
-            steps.append({"kind": _KINDS[type(step)], **fields})
+            names = [field.name for field in dataclasses.fields(step) if field.name not in ("layer_of", "op")]
+            steps.append({"kind": _KINDS[type(step)], **{name: _plain(getattr(step, name)) for name in names}})
         return {
             "format": FORMAT, "version": VERSION, "name": self.name, "config": self.config.to_dict(),
             "config_digest": self.config.digest, "inputs": [dataclasses.asdict(t) for t in self.inputs],
@@ -284,19 +297,11 @@ def _read(path: Path, archive: zipfile.ZipFile) -> Program:
         raise ProgramError(f"{path} is damaged: {type(error).__name__} {_first_words(error)}") from None
 
 
-def _array_bytes(array: NDArray[Any]) -> bytes:
-    """The array as a .npy file; as an ONNX tensor where numpy has no such element type, or it holds strings."""
-    if array.dtype.isbuiltin == 2 or array.dtype.kind == "O":
-        return bytes(onnx.numpy_helper.from_array(array).SerializeToString())
-    buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)
-    return buffer.getvalue()
-
-
-def _array(data: bytes) -> NDArray[Any]:
-    if data.startswith(b"\x93NUMPY"):
-        return np.load(io.BytesIO(data), allow_pickle=False)  # type: ignore[no-any-return]
-    return to_array(onnx.TensorProto.FromString(data))
+def _plain(value: Any) -> Any:
+    """Dataclasses as dictionaries."""
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
 
 
 def _info(fields: dict[str, Any]) -> TensorInfo:
@@ -320,7 +325,7 @@ def _assemble(manifest: dict[str, Any], blobs: dict[str, bytes]) -> Program:
             steps.append(CpuStep(**fields))
             continue
         if kind == "host":
-            steps.append(HostStep(**fields, proto=blobs[f"host/{hosts}.onnx"]))
+            steps.append(HostStep(**fields, op=load_op(blobs[f"host/{hosts}.json"])))
             hosts += 1
             continue
         layers = tuple(LayerInfo(**{**layer, "nodes": tuple(layer["nodes"])}) for layer in fields["layers"])
@@ -329,7 +334,9 @@ def _assemble(manifest: dict[str, Any], blobs: dict[str, bytes]) -> Program:
         layer_of = np.frombuffer(blobs[f"launches/{launches}.layers"], "<i4").astype(np.int32)
         steps.append(LaunchStep(fields["address"], fields["count"], layers, layer_of, pack, unpack))
         launches += 1
-    constants = {name: _array(blobs[f"constants/{number}.npy"]) for number, name in enumerate(manifest["constants"])}
+    constants = {
+        name: load_array(blobs[f"constants/{number}.npy"]) for number, name in enumerate(manifest["constants"])
+    }
     return Program(
         manifest["name"], Config.from_dict(manifest["config"]), tuple(_info(t) for t in manifest["inputs"]),
         tuple(_info(t) for t in manifest["outputs"]), {t["name"]: _info(t) for t in manifest["tensors"]}, steps,

@@ -9,11 +9,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
-from celosia.compiler.compile import form_of
-from celosia.compiler.cpu.host import HostOp, execute, parse
+from celosia.compiler.cpu.host import execute
 from celosia.compiler.cpu.kernel import host
 from celosia.compiler.expr.interpret import numpy_dtype
 from celosia.compiler.program import CpuStep, HostStep, LaunchStep, Pack, Program, ProgramError, Unpack
@@ -81,7 +79,6 @@ class Runtime:
         }  # fmt: skip
         self._device: Device | None = None
         self._name, self._options = "", options
-        self._parsed: dict[int, HostOp] = {}
         self.build_seconds = 0.0
         if isinstance(device, str):
             if device not in DEVICES:
@@ -177,9 +174,7 @@ class Runtime:
 
     def _cpu(self, step: CpuStep | HostStep, values: dict[str, Array]) -> None:
         if isinstance(step, HostStep):
-            if id(step) not in self._parsed:
-                self._parsed[id(step)] = parse(onnx.NodeProto.FromString(step.proto), step.opsets)
-            values.update(zip(step.outputs, execute(self._parsed[id(step)], values)))
+            values.update(zip(step.outputs, execute(step.op, values)))
             return
         if step.kernel is None:
             output = step.outputs[0]
@@ -199,7 +194,7 @@ class Runtime:
         return counters
 
     def _packed(self, pack: Pack, array: Array) -> NDArray[np.uint8]:
-        return activation(self.program.config, form_of(pack.form).arrange(_stored(array)), pack.groups)
+        return activation(self.program.config, pack.form.arrange(_stored(array)), pack.groups)
 
     def _unpacked(self, device: Device, unpack: Unpack) -> Array:
         cfg, info = self.program.config, self.program.tensors[unpack.value]

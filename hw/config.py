@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import tomllib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +21,12 @@ def _is_power_of_two(value: int) -> bool:
 
 def _log2(value: int) -> int:
     return value.bit_length() - 1
+
+
+def _toml(text: str) -> dict[str, Any]:
+    import tomllib  # of Python 3.11; a board with 3.10 reads no TOML
+
+    return tomllib.loads(text)
 
 
 # What a field may hold: (smallest, largest). All are powers of two but `token_bits`.
@@ -196,7 +201,7 @@ class Config:
             )
         try:
             content = path.read_text(encoding="utf-8")
-            fields = tomllib.loads(content) if path.suffix == ".toml" else json.loads(content)
+            fields = _toml(content) if path.suffix == ".toml" else json.loads(content)
         except OSError as error:
             raise ConfigError(f"cannot read Config file {path}: {error.strerror}") from None
         except (ValueError, RecursionError) as error:

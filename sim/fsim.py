@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import nullcontext
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import ThreadpoolController
 
 from celosia.hw.config import Config
 from celosia.hw.isa import UNIT_OF, Opcode, Unit, formats, instruction_bytes, opcode_of, why_illegal
@@ -18,12 +18,20 @@ from celosia.sim.checking import Checker
 from celosia.sim.device import Counters, DeviceError
 from celosia.sim.reference import Fields, State
 
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
+
 DECODED_LIMIT = 1 << 16
 """Decoded instructions that a device remembers."""
 
 
 @cache
-def _threads() -> ThreadpoolController:
+def _blas() -> ThreadpoolController | None:
+    """What holds BLAS to one thread; None where threadpoolctl is missing, as on a board."""
+    try:
+        from threadpoolctl import ThreadpoolController
+    except ModuleNotFoundError:
+        return None
     return ThreadpoolController()
 
 
@@ -90,7 +98,8 @@ class FunctionalDevice(Memory):
         timeout_cycles and trace are the protocol's; here there are no cycles.
         """
         # The products are small: while other processes run, BLAS threads wait far longer than they work.
-        with _threads().limit(limits=1, user_api="blas"):
+        blas = _blas()
+        with blas.limit(limits=1, user_api="blas") if blas else nullcontext():
             return self._run(instr_addr, count)
 
     def _run(self, instr_addr: int, count: int) -> Counters:

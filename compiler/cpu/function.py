@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.kernel import Kernel, compile_function
+from celosia.compiler.cpu.kernel import Kernel
+from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.ops import build
 from celosia.compiler.cpu.schedule import schedule
 from celosia.compiler.expr import Expr, Function, Load, Tensor, fuse_loops, lower, placeholder

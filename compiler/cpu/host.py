@@ -1,27 +1,22 @@
 """The host runtime: operators that are no loops, or whose shapes are known only once they run.
 
-`HostOp` is one parsed ONNX operator, with its subgraphs as `Body`. `execute` runs it on arrays: through a kernel made
-for the shapes at hand where the operator is a tensor expression, else through the numpy function of `hostops.HOST`.
+`HostOp` is one ONNX operator (from parse.py), with its subgraphs as `Body`. `execute` runs it on arrays: through a
+kernel made for the shapes at hand (by dynamic.py) where it is a tensor expression, else through the numpy function of
+`hostops.HOST`.
 A value is an array, a list (sequence), or None (an empty optional).
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from types import ModuleType
 from typing import Any
 
-import ml_dtypes
 import numpy as np
-import onnx
 from numpy.typing import NDArray
-
-from celosia.compiler.cpu.function import InputType, compile_op
-from celosia.compiler.cpu.functions import TYPES
-from celosia.compiler.cpu.kernel import Kernel
-from celosia.compiler.cpu.ops import OPS, Unsupported
 
 Array = NDArray[Any]
 Value = Any
@@ -32,22 +27,6 @@ DOMAINS = ("", "ai.onnx", "com.microsoft", "celosia")
 
 class HostError(ValueError):
     """An operator that cannot run on the values it got; the message names the node."""
-
-
-SHAPE_INPUTS: dict[str, tuple[int, ...]] = {
-    "Reshape": (1,), "Squeeze": (1,), "Unsqueeze": (1,), "Slice": (1, 2, 3, 4), "Split": (1,), "Pad": (1, 3),
-    "Expand": (1,), "Tile": (1,), "OneHot": (1,), "ConstantOfShape": (0,), "Range": (0, 1, 2), "Resize": (1, 2, 3),
-    "Upsample": (1,), "Dropout": (2,),
-    **{f"Reduce{kind}": (1,) for kind in (
-        "Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "LogSum", "LogSumExp", "SumSquare")},
-}  # fmt: skip
-"""Inputs whose values a kernel's code depends on: where they are not constants, the kernel is made at run time."""
-
-MOVES = frozenset((
-    "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Transpose", "Slice", "Split", "Concat", "Expand", "Tile",
-    "Gather", "GatherElements", "GatherND", "DepthToSpace", "SpaceToDepth", "Where", "ReverseSequence",
-))  # fmt: skip
-"""Operators that only move elements: they work on any element type, by moving positions."""
 
 
 @dataclass(frozen=True)
@@ -92,82 +71,12 @@ class Body:
         return [values[name] for name in self.outputs]
 
 
-# Parsing --------------------------------------------------------------------------------------------------------
-
-
-def parse(node: onnx.NodeProto, opsets: Mapping[str, int]) -> HostOp:
-    """The operator that `node` describes, with its subgraphs. opsets: version of each domain."""
-    attrs = {attr.name: _attribute(attr, opsets) for attr in node.attribute}
-    key = b"".join(sorted(attr.SerializeToString(deterministic=True) for attr in node.attribute))
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    return HostOp(
-        node.op_type, domain, node.name, tuple(node.input), tuple(node.output), attrs, opsets.get(domain, 1), key
-    )
-
-
-def _attribute(attr: onnx.AttributeProto, opsets: Mapping[str, int]) -> Any:
-    value = onnx.helper.get_attribute_value(attr)
-    match attr.type:
-        case onnx.AttributeProto.STRING:
-            return value.decode()
-        case onnx.AttributeProto.STRINGS:
-            return [each.decode() for each in value]
-        case onnx.AttributeProto.TENSOR:
-            return to_array(value)
-        case onnx.AttributeProto.TENSORS:
-            return [to_array(each) for each in value]
-        case onnx.AttributeProto.GRAPH:
-            return parse_body(value, opsets)
-        case onnx.AttributeProto.GRAPHS:
-            return [parse_body(each, opsets) for each in value]
-        case onnx.AttributeProto.SPARSE_TENSOR:
-            return dense(value)
-        case onnx.AttributeProto.FLOATS | onnx.AttributeProto.INTS:
-            return list(value)
-    return value
-
-
-def parse_body(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> Body:
-    inputs = tuple(value.name for value in graph.input)
-    outputs = tuple(value.name for value in graph.output)
-    constants = {tensor.name: to_array(tensor) for tensor in graph.initializer}
-    constants |= {tensor.values.name: dense(tensor) for tensor in graph.sparse_initializer}
-    ops = tuple(parse(node, opsets) for node in graph.node)
-    known = {"", *inputs, *constants}
-    captured: dict[str, None] = {}
-    for op in ops:
-        read = [*op.inputs, *(name for body in bodies(op) for name in body.captured)]
-        captured |= dict.fromkeys(name for name in read if name not in known)
-        known |= set(op.outputs)
-    captured |= dict.fromkeys(name for name in outputs if name not in known)
-    return Body(inputs, outputs, constants, ops, tuple(captured))
-
-
 def bodies(op: HostOp) -> Iterable[Body]:
     """The subgraphs of `op`."""
     for value in op.attrs.values():
         for each in value if isinstance(value, list) else [value]:
             if isinstance(each, Body):
                 yield each
-
-
-def to_array(tensor: onnx.TensorProto) -> Array:
-    """The array of a tensor; strings as an object array of str."""
-    array = np.asarray(onnx.numpy_helper.to_array(tensor))
-    if tensor.data_type == onnx.TensorProto.STRING:
-        texts = [each.decode() if isinstance(each, bytes) else str(each) for each in array.reshape(-1)]
-        array = np.array(texts, object).reshape(array.shape)
-    return array
-
-
-def dense(tensor: onnx.SparseTensorProto) -> Array:
-    """The array of a sparse tensor, whose indices are positions or coordinates."""
-    values, indices = to_array(tensor.values), to_array(tensor.indices)
-    shape = tuple(tensor.dims)
-    check_size(prod(shape) * values.itemsize, "a sparse tensor")
-    array = np.zeros(prod(shape), values.dtype)
-    array[indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), shape)] = values
-    return array.reshape(shape)
 
 
 def memory_bytes() -> int:
@@ -181,7 +90,14 @@ def check_size(size: int, what: str) -> None:
         raise HostError(f"{what} takes {size} bytes, more than this machine's memory")
 
 
-# Running --------------------------------------------------------------------------------------------------------
+@functools.cache
+def _compiler() -> ModuleType | None:
+    """What makes kernels when a Program runs; None on a board, which has no LLVM."""
+    try:
+        from celosia.compiler.cpu import dynamic
+    except ModuleNotFoundError:
+        return None
+    return dynamic
 
 
 def execute(op: HostOp, values: Mapping[str, Value]) -> list[Value]:
@@ -190,15 +106,20 @@ def execute(op: HostOp, values: Mapping[str, Value]) -> list[Value]:
 
     args = [values[name] if name else None for name in op.inputs]
     function = HOST.get((op.domain, op.op))
+    compiler = None if op.op in FIRST else _compiler()
     try:
-        if op.domain in DOMAINS and op.op in OPS and op.op not in FIRST:
+        if compiler is not None and compiler.has_kernel(op):
             try:
-                return _by_kernel(op, args)
-            except Unsupported:
+                return list(compiler.by_kernel(op, args))
+            except compiler.Unsupported:
                 if function is None:
                     raise
         if function is None:
-            raise op.fail("there is no such operator" + (f" in domain {op.domain!r}" if op.domain else ""))
+            raise op.fail(
+                "there is no such operator" + (f" in domain {op.domain!r}" if op.domain else "")
+                if compiler is not None
+                else "its shapes are known only at run time, and here is no LLVM to compile it for them"
+            )
         result = function(op, *args) if not any(bodies(op)) else function(op, *args, outer=values)
     except HostError:
         raise
@@ -216,57 +137,3 @@ def describe(value: Value) -> str:
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{list(value.shape)}"
     return "none" if value is None else f"a sequence of {len(value)}"
-
-
-def _by_kernel(op: HostOp, args: list[Value]) -> list[Value]:
-    if any(isinstance(arg, list) for arg in args):
-        raise Unsupported(f"{op.op}: a sequence")
-    odd = [arg for arg in args if arg is not None and arg.dtype.name not in TYPES]
-    if odd and op.op in MOVES:
-        return _move(op, args)
-    if odd and all(arg.dtype == ml_dtypes.bfloat16 for arg in odd) and not op.op.startswith(("Cast", "Quant", "Dequ")):
-        wide = [None if a is None else a.astype(np.float32) if a.dtype == ml_dtypes.bfloat16 else a for a in args]
-        results = _by_kernel(op, wide)
-        return [r.astype(ml_dtypes.bfloat16) if r.dtype == np.float32 else r for r in results]
-    return kernel(op, args)(*(arg for arg in args if arg is not None))
-
-
-def _move(op: HostOp, args: list[Value]) -> list[Value]:
-    """Any elements, moved by way of their positions in one list of all."""
-    places: list[Value] = []
-    start = 0
-    pool: list[Array] = []
-    for arg in args:
-        if arg is None or arg.dtype.name in TYPES:
-            places.append(arg)
-            continue
-        places.append(np.arange(start, start + arg.size, dtype=np.int64).reshape(arg.shape))
-        pool.append(arg.reshape(-1))
-        start += arg.size
-    elements = np.concatenate(pool)
-    return [elements[place] for place in _by_kernel(op, places)]
-
-
-_kernels: dict[Any, Kernel] = {}
-MAX_KERNELS = 4096
-"""Kernels held for shapes seen at run time, before all are dropped."""
-
-
-def kernel(op: HostOp, args: Sequence[Array | None]) -> Kernel:
-    """A kernel of `op` for arrays like these, kept for the next time. Raises Unsupported."""
-    fixed = SHAPE_INPUTS.get(op.op, ())
-    types = tuple(None if a is None else (a.shape, a.dtype.name) for a in args)
-    values = tuple(a.tobytes() if a is not None and i in fixed else None for i, a in enumerate(args))
-    key = (op.op, op.domain, op.opset, op.key, op.wanted, types, values)
-    if key not in _kernels:
-        if len(_kernels) >= MAX_KERNELS:
-            _kernels.clear()
-        inputs = [
-            None if a is None else InputType(a.shape, a.dtype.name, a if i in fixed else None)
-            for i, a in enumerate(args)
-        ]
-        made = compile_op(op.op, op.attrs, inputs, outputs=op.wanted, opset=op.opset, name=op.name)
-        for dtype, shape in made.outputs:
-            check_size(prod(shape) * np.dtype(dtype).itemsize, f"{op.op} ({op.name}): the output {list(shape)}")
-        _kernels[key] = made
-    return _kernels[key]

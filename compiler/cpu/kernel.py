@@ -1,110 +1,37 @@
-"""Compiled functions: LLVM IR to machine code, kept on disk, called on numpy arrays."""
+"""Compiled functions, called on numpy arrays."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import hashlib
-import itertools
 import json
-import os
 import struct
-import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import llvmlite
-import llvmlite.binding as llvm
 import numpy as np
 from numpy.typing import NDArray
-from platformdirs import user_cache_dir
 
-from celosia.compiler.cpu.codegen import render
-from celosia.compiler.expr.interpret import numpy_dtype
-from celosia.compiler.expr.loops import Function
+from celosia.compiler.dtypes import numpy_dtype
 
 Array = NDArray[Any]
 MAGIC = b"celosiak"  # begins a saved kernel
 Signature = tuple[tuple[str, tuple[int, ...]], ...]  # (dtype, shape) of each array
 
 
-@functools.cache
-def _machine() -> Any:
-    llvm.initialize_all_targets()
-    llvm.initialize_all_asmprinters()
-    target = llvm.Target.from_default_triple()
-    return target.create_target_machine(
-        cpu=llvm.get_host_cpu_name(),
-        features=llvm.get_host_cpu_features().flatten(),
-        opt=3,
-        reloc="pic",
-        codemodel="jitdefault",
-        jit=True,
-    )
-
-
-@functools.cache
-def _jit() -> Any:
-    return llvm.create_lljit_compiler(_machine(), use_jit_link=False)
-
-
-@functools.cache
 def host() -> str:
-    """What machine code made here needs: triple, processor and its features."""
-    machine = _machine()
-    return f"{machine.triple} {llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
-
-
-def optimise(text: str, level: int = 3) -> tuple[str, bytes]:
-    """(optimised LLVM IR, object file) of one module, for this processor."""
-    machine = _machine()
-    module = llvm.parse_assembly(text)
-    module.triple = machine.triple
-    module.data_layout = str(machine.target_data)
-    module.verify()
-    options = llvm.create_pipeline_tuning_options(speed_level=level)
-    options.loop_vectorization = True
-    options.slp_vectorization = True
-    options.loop_unrolling = True
-    llvm.create_pass_builder(machine, options).getModulePassManager().run(
-        module, llvm.create_pass_builder(machine, options)
-    )
-    return str(module), machine.emit_object(module)
-
-
-def cache_dir() -> Path:
-    """Where objects are kept; CELOSIA_CACHE overrides the user's cache directory."""
-    return Path(os.environ.get("CELOSIA_CACHE") or user_cache_dir("celosia")) / "kernels"
-
-
-def _cached_object(text: str) -> bytes:
-    """The object file for LLVM IR, from disk where it is there undamaged."""
-    key = hashlib.sha256(f"{llvmlite.__version__}\n{host()}\n{text}".encode()).hexdigest()
-    path = cache_dir() / f"{key}.o"
+    """What machine code made here needs: triple, processor and its features; "" where there is no LLVM."""
     try:
-        data = path.read_bytes()
-        if data[:32] == hashlib.sha256(data[32:]).digest():
-            return data[32:]
-    except OSError:
-        pass
-    code = optimise(text)[1]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(hashlib.sha256(code).digest() + code)
-        os.replace(file.name, path)
-    except OSError:
-        pass  # without a cache everything still works
-    return code
+        from celosia.compiler.cpu import llvm
+    except ModuleNotFoundError:
+        return ""
+    return llvm.host()
 
 
 _local = threading.local()
-_numbers = itertools.count()  # of libraries that this process has linked
-
-
 _HEAD = object.__basicsize__
 
 
@@ -177,9 +104,9 @@ class Kernel:
         if self.host != host():
             made_for = " ".join(self.host.split()[:2])
             raise RuntimeError(f"kernel {self.name} was made for {made_for}; compile the model again on this machine")
-        library = f"{self.name}_{next(_numbers)}"
-        builder = llvm.JITLibraryBuilder().add_object_img(self.code).export_symbol(self.name).add_current_process()
-        tracker = builder.link(_jit(), library)
+        from celosia.compiler.cpu import llvm
+
+        tracker = llvm.link(self.name, self.code)
         object.__setattr__(self, "_tracker", tracker)  # the code lives as long as this
         kind = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * (len(self.inputs) + len(self.outputs) + 1))
         return kind(tracker[self.name])
@@ -209,16 +136,3 @@ class Kernel:
             head["name"], signature(head["inputs"]), signature(head["outputs"]), head["workspace_bytes"],
             payload[4 + size :], head["host"],
         )  # fmt: skip
-
-
-def compile_function(function: Function, features: frozenset[str] | None = None) -> Kernel:
-    """Machine code for a loop nest, for this processor. features: those to choose instructions by, see render."""
-    text, workspace_bytes = render(function, features)
-    return Kernel(
-        function.name,
-        tuple((t.dtype, t.shape) for t in function.inputs),
-        tuple((t.dtype, t.shape) for t in function.outputs),
-        workspace_bytes,
-        _cached_object(text),
-        host(),
-    )

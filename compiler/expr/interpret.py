@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from celosia.compiler.dtypes import numpy_dtype
 from celosia.compiler.expr.loops import Alloc, Block, For, Function, If, Let, Stmt, Store, Update, expand
 from celosia.compiler.expr.nodes import (
     INTRINSICS,
@@ -27,14 +27,6 @@ from celosia.compiler.expr.nodes import (
 )
 
 Array = NDArray[Any]
-
-
-@functools.cache
-def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """The numpy type of an element type; those that numpy lacks come from ml_dtypes."""
-    import ml_dtypes
-
-    return np.dtype(getattr(ml_dtypes, dtype, dtype) if dtype.startswith(("bfloat", "float8")) else dtype)
 
 
 def trunc_div(a: Any, b: Any) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.expr.interpret import numpy_dtype
+from celosia.compiler.dtypes import numpy_dtype
 from celosia.compiler.expr.loops import (
     SCOPES,
     Alloc,

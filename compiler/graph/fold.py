@@ -13,9 +13,10 @@ import onnx_ir as ir
 
 from celosia.compiler.cpu import Unsupported, build
 from celosia.compiler.cpu.functions import TYPES
-from celosia.compiler.cpu.host import DOMAINS, HostError, bodies, execute, parse
+from celosia.compiler.cpu.host import DOMAINS, HostError, bodies, execute
 from celosia.compiler.cpu.hostops import HOST, RANDOM
 from celosia.compiler.cpu.ops import OPS
+from celosia.compiler.cpu.parse import parse
 from celosia.compiler.expr import placeholder
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.values import constant, new_constant, shape

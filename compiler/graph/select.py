@@ -60,23 +60,6 @@ class Form:
     window: Window | None = None
     pad: int = 0
 
-    def arrange(self, array: NDArray[np.int8]) -> NDArray[np.int8]:
-        """The tensor, of any shape with as many values, as [images, channels, height, width] with the fold applied."""
-        if not self.fold or self.window is None:
-            return array.reshape(self.dims)
-        w = self.window
-        rows, columns = w.pads[0::2], w.pads[1::2]
-        if self.fold == "x":
-            rows = (0, 0)
-        padded = np.pad(array, ((0, 0), (0, 0), rows, columns), constant_values=self.pad)
-        taps = (w.kernel[0] if self.fold == "xy" else 1, w.kernel[1])
-        steps = (w.strides[0] if self.fold == "xy" else 1, w.strides[1])
-        reach = ((taps[0] - 1) * w.dilations[0] + 1, (taps[1] - 1) * w.dilations[1] + 1)
-        view = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=(2, 3))
-        view = view[:, :, :: steps[0], :: steps[1], :: w.dilations[0], :: w.dilations[1]]
-        images, channels, height, width = view.shape[:4]
-        return view.transpose(0, 1, 4, 5, 2, 3).reshape(images, channels * taps[0] * taps[1], height, width)
-
 
 @dataclass
 class Choice:

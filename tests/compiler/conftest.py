@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from celosia.compiler.cpu import kernel
+from celosia.compiler.cpu import llvm
 from celosia.compiler.expr import Function, verify
 
 sys.path.append(str(Path(__file__).parent.parent))
@@ -16,11 +16,11 @@ sys.path.append(str(Path(__file__).parent.parent))
 
 @pytest.fixture(scope="session", autouse=True)
 def verified_loops() -> Iterator[None]:
-    render = kernel.render
+    render = llvm.render
 
     def checked(function: Function, features: frozenset[str] | None = None) -> tuple[str, int]:
         return render(verify(function), features)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "render", checked)
+        patch.setattr(llvm, "render", checked)
         yield

@@ -19,10 +19,10 @@ from celosia.compiler.cpu import (
     Kernel,
     Unsupported,
     compile_op,
-    group,
-    kernel,
+    llvm,
     run,
 )
+from celosia.compiler.cpu.group import group
 from celosia.compiler.cpu.kernel import _address
 
 RNG = np.random.default_rng(0)
@@ -365,7 +365,7 @@ def test_llvm_agrees_with_the_interpreter(op: str) -> None:
     function, _ = qdq(op).lower()
     arrays = q(4, 60), s(0.05), z(3), s(0.01), z(-5)
     (want,) = T.interpret(function, *(np.array(a) for a in arrays))
-    (got,) = kernel.compile_function(function)(*arrays)
+    (got,) = llvm.compile_function(function)(*arrays)
     assert np.abs(got.astype(int) - want).max() <= 1  # exp may differ by an ulp, which may move a tie
 
 
@@ -426,8 +426,8 @@ def test_a_saved_kernel_runs_and_a_damaged_one_is_refused() -> None:
 def test_the_cache_is_used_and_damaged_entries_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path))
     compiles = []
-    original = kernel.optimise
-    monkeypatch.setattr(kernel, "optimise", lambda text: compiles.append(text) or original(text))
+    original = llvm.optimise
+    monkeypatch.setattr(llvm, "optimise", lambda text: compiles.append(text) or original(text))
     x = f(6)
 
     def once() -> None:

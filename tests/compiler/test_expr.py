@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.kernel import compile_function
+from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.expr import loops
 from celosia.compiler.expr.affine import interval, linear, unravel
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.kernel import compile_function
+from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.expr import loops
 from celosia.compiler.tensorize import intrinsics as hw
 from celosia.compiler.tensorize.render import AcceleratorKernel, RenderError, render

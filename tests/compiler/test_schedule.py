@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.kernel import compile_function
+from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.vthread.interleave import interleave
 
 RNG = np.random.default_rng(0)

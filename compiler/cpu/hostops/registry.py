@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
+
+from celosia.compiler.dtypes import ONNX_TYPES, numpy_dtype
 
 if TYPE_CHECKING:
     from celosia.compiler.cpu.host import Body, HostError, HostOp
@@ -36,8 +37,7 @@ def host(*names: str, domain: str = "") -> Callable[[Function], Function]:
 
 def numpy_type(onnx_type: int) -> np.dtype[Any]:
     """The element type that arrays of an ONNX type have; strings are objects."""
-    kind: np.dtype[Any] = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(onnx_type))
-    return kind
+    return numpy_dtype(ONNX_TYPES[onnx_type])
 
 
 def int_list(value: Any) -> list[int]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 
 from celosia.compiler.cpu.hostops.registry import Array, host, numpy_type
+from celosia.compiler.dtypes import is_float
 
 if TYPE_CHECKING:
     from celosia.compiler.cpu.host import HostOp
@@ -21,14 +21,6 @@ def cast(op: HostOp, x: Array) -> Array:
 @host("CastLike")
 def cast_like(op: HostOp, x: Array, like: Array) -> Array:
     return convert(op, x, like.dtype)
-
-
-def is_float(kind: np.dtype[Any]) -> bool:
-    try:
-        ml_dtypes.finfo(kind)
-    except ValueError:
-        return False
-    return True
 
 
 def convert(op: HostOp, x: Array, kind: np.dtype[Any]) -> Array:
@@ -54,6 +46,8 @@ def convert(op: HostOp, x: Array, kind: np.dtype[Any]) -> Array:
 
 def small_float(x: Array, kind: np.dtype[Any], saturate: bool, rounding: str = "up") -> Array:
     """x as a float of 8 bits or fewer; values beyond the largest become it where `saturate`, else infinite or NaN."""
+    import ml_dtypes
+
     info = ml_dtypes.finfo(kind)
     wide = x.astype(np.float32)
     if kind == ml_dtypes.float8_e8m0fnu:
@@ -117,8 +111,11 @@ def _along(values: Array, x: Array, axis: int, block: int) -> Array:
 
 
 def _bounds(kind: np.dtype[Any]) -> tuple[int, int]:
-    info = np.iinfo(kind) if kind.kind in "iu" else ml_dtypes.iinfo(kind)
-    return int(info.min), int(info.max)
+    if kind.kind in "iu":
+        return int(np.iinfo(kind).min), int(np.iinfo(kind).max)
+    import ml_dtypes
+
+    return int(ml_dtypes.iinfo(kind).min), int(ml_dtypes.iinfo(kind).max)
 
 
 @host("QuantizeLinear")

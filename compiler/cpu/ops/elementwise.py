@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from celosia.compiler import dtypes
 from celosia.compiler import expr as T
+from celosia.compiler.cpu.functions import TYPES
 from celosia.compiler.cpu.ops.registry import OPS, Node, Unsupported, at, op
 from celosia.compiler.expr import Expr, Tensor, call, is_float, select, wrap
 
-# onnx.TensorProto.DataType -> element type
-ONNX_TYPES = {
-    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16",
-    11: "float64", 12: "uint32", 13: "uint64",
-}  # fmt: skip
+ONNX_TYPES = {number: name for number, name in dtypes.ONNX_TYPES.items() if name in TYPES}
+"""Those that kernels know."""
 
 
 def one(x: Expr) -> Expr:

@@ -1,0 +1,94 @@
+"""Kernels made when a Program runs, for the shapes at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.cpu.function import InputType, compile_op
+from celosia.compiler.cpu.functions import TYPES
+from celosia.compiler.cpu.host import DOMAINS, HostOp, Value, check_size
+from celosia.compiler.cpu.kernel import Kernel
+from celosia.compiler.cpu.ops import OPS, Unsupported
+
+Array = NDArray[Any]
+
+SHAPE_INPUTS: dict[str, tuple[int, ...]] = {
+    "Reshape": (1,), "Squeeze": (1,), "Unsqueeze": (1,), "Slice": (1, 2, 3, 4), "Split": (1,), "Pad": (1, 3),
+    "Expand": (1,), "Tile": (1,), "OneHot": (1,), "ConstantOfShape": (0,), "Range": (0, 1, 2), "Resize": (1, 2, 3),
+    "Upsample": (1,), "Dropout": (2,),
+    **{f"Reduce{kind}": (1,) for kind in (
+        "Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "LogSum", "LogSumExp", "SumSquare")},
+}  # fmt: skip
+"""Inputs whose values a kernel's code depends on: where they are not constants, the kernel is made at run time."""
+
+MOVES = frozenset((
+    "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Transpose", "Slice", "Split", "Concat", "Expand", "Tile",
+    "Gather", "GatherElements", "GatherND", "DepthToSpace", "SpaceToDepth", "Where", "ReverseSequence",
+))  # fmt: skip
+"""Operators that only move elements: they work on any element type, by moving positions."""
+
+
+def has_kernel(op: HostOp) -> bool:
+    """Whether `op` is a tensor expression."""
+    return op.domain in DOMAINS and op.op in OPS
+
+
+def by_kernel(op: HostOp, args: list[Value]) -> list[Value]:
+    """The outputs of `op`. Raises Unsupported where no kernel can compute them."""
+    if any(isinstance(arg, list) for arg in args):
+        raise Unsupported(f"{op.op}: a sequence")
+    odd = [arg for arg in args if arg is not None and arg.dtype.name not in TYPES]
+    if odd and op.op in MOVES:
+        return _move(op, args)
+    if odd and all(arg.dtype == ml_dtypes.bfloat16 for arg in odd) and not op.op.startswith(("Cast", "Quant", "Dequ")):
+        wide = [None if a is None else a.astype(np.float32) if a.dtype == ml_dtypes.bfloat16 else a for a in args]
+        results = by_kernel(op, wide)
+        return [r.astype(ml_dtypes.bfloat16) if r.dtype == np.float32 else r for r in results]
+    return kernel(op, args)(*(arg for arg in args if arg is not None))
+
+
+def _move(op: HostOp, args: list[Value]) -> list[Value]:
+    """Any elements, moved by way of their positions in one list of all."""
+    places: list[Value] = []
+    start = 0
+    pool: list[Array] = []
+    for arg in args:
+        if arg is None or arg.dtype.name in TYPES:
+            places.append(arg)
+            continue
+        places.append(np.arange(start, start + arg.size, dtype=np.int64).reshape(arg.shape))
+        pool.append(arg.reshape(-1))
+        start += arg.size
+    elements = np.concatenate(pool)
+    return [elements[place] for place in by_kernel(op, places)]
+
+
+_kernels: dict[Any, Kernel] = {}
+MAX_KERNELS = 4096
+"""Kernels held for shapes seen at run time, before all are dropped."""
+
+
+def kernel(op: HostOp, args: Sequence[Array | None]) -> Kernel:
+    """A kernel of `op` for arrays like these, kept for the next time. Raises Unsupported."""
+    fixed = SHAPE_INPUTS.get(op.op, ())
+    types = tuple(None if a is None else (a.shape, a.dtype.name) for a in args)
+    values = tuple(a.tobytes() if a is not None and i in fixed else None for i, a in enumerate(args))
+    key = (op.op, op.domain, op.opset, op.key, op.wanted, types, values)
+    if key not in _kernels:
+        if len(_kernels) >= MAX_KERNELS:
+            _kernels.clear()
+        inputs = [
+            None if a is None else InputType(a.shape, a.dtype.name, a if i in fixed else None)
+            for i, a in enumerate(args)
+        ]
+        made = compile_op(op.op, op.attrs, inputs, outputs=op.wanted, opset=op.opset, name=op.name)
+        for dtype, shape in made.outputs:
+            check_size(prod(shape) * np.dtype(dtype).itemsize, f"{op.op} ({op.name}): the output {list(shape)}")
+        _kernels[key] = made
+    return _kernels[key]

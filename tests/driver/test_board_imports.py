@@ -1,0 +1,93 @@
+"""A board has Python and numpy, nothing else: what runs there must import and run with everything else absent."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import celosia
+
+ON_A_BOARD = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        top = name.split(".")[0]
+        if top not in sys.stdlib_module_names and top not in ("numpy", "celosia", "sitecustomize"):
+            raise ModuleNotFoundError(f"{name} is absent")
+sys.meta_path.insert(0, Absent())
+"""
+RUN = """
+import numpy as np
+from celosia.compiler.program import Program
+from celosia.driver.runtime import Runtime
+folder = sys.argv[1]
+program = Program.load(folder + "/program")
+outputs = Runtime(program).run(dict(np.load(folder + "/inputs.npz"))).outputs
+np.savez(folder + "/outputs.npz", **outputs)
+"""
+
+
+def on_a_board(code: str, *args: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", ON_A_BOARD + code, *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["driver.runtime", "driver.arrays", "compiler.program", "compiler.cpu.hostops", "sim.fsim"]
+)
+def test_imports_with_numpy_alone(name: str) -> None:
+    done = on_a_board(f"import celosia.{name}")
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_import_of_something_else_is_noticed() -> None:
+    done = on_a_board("import celosia.compiler.compile")
+    assert done.returncode != 0 and "is absent" in done.stderr
+
+
+def through_the_board(model: onnx.ModelProto, inputs: dict[str, np.ndarray], folder: Path) -> dict[str, np.ndarray]:
+    """Outputs of `model` where nothing but numpy is there; they equal those of this process."""
+    program = celosia.compile(model, "tiny")
+    program.save(folder / "program")
+    np.savez(folder / "inputs.npz", **inputs)
+    done = on_a_board(RUN, folder)
+    assert done.returncode == 0, done.stderr
+    found = dict(np.load(folder / "outputs.npz"))
+    for name, array in celosia.Runtime(program).run(inputs).outputs.items():
+        assert found[name].dtype == array.dtype and found[name].tobytes() == array.tobytes(), name
+    return found
+
+
+def test_control_flow_and_shapes_run_with_numpy_alone(tmp_path: Path) -> None:
+    """If with subgraphs that hold constants, and shapes known at run time only."""
+
+    def branch(which: str, extra: float) -> onnx.GraphProto:
+        constant = onnx.numpy_helper.from_array(np.float32([extra]), f"k_{which}")
+        node = helper.make_node("Concat", ["x", f"k_{which}"], [f"{which}_y"], axis=0)
+        out = helper.make_tensor_value_info(f"{which}_y", TensorProto.FLOAT, None)
+        return helper.make_graph([node], which, [], [out], [constant])
+
+    nodes = [
+        helper.make_node("If", ["c"], ["y"], then_branch=branch("then", 1), else_branch=branch("else", 2)),
+        helper.make_node("Shape", ["y"], ["s"]),
+        helper.make_node("NonZero", ["x"], ["n"]),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [3]),
+        helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+    ]
+    outputs = [
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, ["more"]),
+        helper.make_tensor_value_info("s", TensorProto.INT64, [1]),
+        helper.make_tensor_value_info("n", TensorProto.INT64, [1, "some"]),
+    ]
+    graph = helper.make_graph(nodes, "graph", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    found = through_the_board(model, {"x": np.float32([3, 0, 4]), "c": np.array(False)}, tmp_path)
+    assert found["y"].tolist() == [3, 0, 4, 2] and found["s"].tolist() == [4] and found["n"].tolist() == [[0, 2]]
