@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.cpu.host import execute
 from celosia.compiler.cpu.kernel import host
-from celosia.compiler.expr.interpret import numpy_dtype
+from celosia.compiler.dtypes import numpy_dtype
 from celosia.compiler.program import CpuStep, HostStep, LaunchStep, Pack, Program, ProgramError, Unpack
 from celosia.compiler.tensorize.pack import activation, unpack_activation
 from celosia.hw.config import Config

@@ -92,7 +92,7 @@ def test_every_lowering_of_dot4_is_exact(features: str, n: int) -> None:
     left = T.compute((9,), lambda i: quad(lambda j: x[i, j]), "left")
     right = T.compute((9, n), lambda i, c: quad(lambda j: w[i, j, c]), "right")
     y = T.compute((n,), lambda c: T.sum(T.call("dot4", left[k], right[k, c]), k), "y")
-    from celosia.compiler.cpu import schedule
+    from celosia.compiler.cpu.schedule import schedule
 
     function = T.lower(schedule([y]), [x, w], "kernel")
     a = np.random.default_rng(n).choice(np.array([0, 1, 127, 128, 255], np.uint8), (9, 4))

@@ -75,8 +75,8 @@ def test_control_flow_and_shapes_run_with_numpy_alone(tmp_path: Path) -> None:
 
     nodes = [
         helper.make_node("If", ["c"], ["y"], then_branch=branch("then", 1), else_branch=branch("else", 2)),
-        helper.make_node("Shape", ["y"], ["s"]),
         helper.make_node("NonZero", ["x"], ["n"]),
+        helper.make_node("Shape", ["n"], ["s"]),
     ]
     inputs = [
         helper.make_tensor_value_info("x", TensorProto.FLOAT, [3]),
@@ -84,10 +84,10 @@ def test_control_flow_and_shapes_run_with_numpy_alone(tmp_path: Path) -> None:
     ]
     outputs = [
         helper.make_tensor_value_info("y", TensorProto.FLOAT, ["more"]),
-        helper.make_tensor_value_info("s", TensorProto.INT64, [1]),
+        helper.make_tensor_value_info("s", TensorProto.INT64, [2]),
         helper.make_tensor_value_info("n", TensorProto.INT64, [1, "some"]),
     ]
     graph = helper.make_graph(nodes, "graph", inputs, outputs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
     found = through_the_board(model, {"x": np.float32([3, 0, 4]), "c": np.array(False)}, tmp_path)
-    assert found["y"].tolist() == [3, 0, 4, 2] and found["s"].tolist() == [4] and found["n"].tolist() == [[0, 2]]
+    assert found["y"].tolist() == [3, 0, 4, 2] and found["s"].tolist() == [1, 2] and found["n"].tolist() == [[0, 2]]
