@@ -48,6 +48,14 @@ from celosia.hw.config import Config
 
 Progress = Callable[[str], None]
 
+PASSES = Pipeline(
+    Pass("fold", "open shapes are inferred, operators on constants computed", fold),
+    Pass("integer", "QDQ patterns become integer operators", integerise),
+    Pass("tables", "functions of one 8-bit tensor become tables", compose_tables),
+    Pass("fold-quantised", "constants that stayed quantised for their patterns", fold_all),
+)  # fmt: skip
+"""What happens to the graph before operators are placed, in order."""
+
 
 def compile(
     source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", progress: Progress | None = None,

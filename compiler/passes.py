@@ -1,0 +1,66 @@
+"""Passes over the graph of a model, run in order: each is checked, and can be watched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from celosia.compiler.graph.check import check
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A change of the graph, in place.
+
+    name: on the command line. doc: one line, what it does. run: the function; it may raise ModelError.
+    """
+
+    name: str
+    doc: str
+    run: Callable[[ir.Model], None]
+
+
+@dataclass(frozen=True)
+class PassInfo:
+    """What a pass did: operators before and after it."""
+
+    name: str
+    doc: str
+    before: int
+    after: int
+
+
+Watch = Callable[[Pass, ir.Model], None]
+"""Called after each pass with the pass and the model as it is then."""
+
+
+class Pipeline:
+    """Passes in order. The graph is verified before the first and after each."""
+
+    def __init__(self, *passes: Pass) -> None:
+        names = [each.name for each in passes]
+        if len(set(names)) != len(names):
+            raise ValueError(f"two passes have the same name: {', '.join(names)}")
+        self.passes = passes
+
+    def __iter__(self) -> Iterator[Pass]:
+        return iter(self.passes)
+
+    def run(self, model: ir.Model, watch: Watch | None = None) -> list[PassInfo]:
+        """Change `model`. Raises check.BrokenGraph, naming the pass, where one leaves a graph that is none."""
+        check(model.graph, "the importer")
+        done = []
+        for each in self.passes:
+            before = _size(model)
+            each.run(model)
+            check(model.graph, f"pass {each.name}")
+            done.append(PassInfo(each.name, each.doc, before, _size(model)))
+            if watch is not None:
+                watch(each, model)
+        return done
+
+
+def _size(model: ir.Model) -> int:
+    return sum(1 for _ in model.graph.all_nodes())
