@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from celosia.compiler.graph.select import Form, Selection, select
 from celosia.compiler.graph.tables import compose_tables
 from celosia.compiler.graph.values import captured, constant, shape
 from celosia.compiler.image import Image, LayerError, build
+from celosia.compiler.passes import Pass, Pipeline, Watch
 from celosia.compiler.program import (
     CpuStep,
     FormInfo,
@@ -50,33 +52,31 @@ Progress = Callable[[str], None]
 
 PASSES = Pipeline(
     Pass("fold", "open shapes are inferred, operators on constants computed", fold),
-    Pass("integer", "QDQ patterns become integer operators", integerise),
+    Pass("integer", "QDQ patterns become integer operators", lambda model: Integerise(model).run()),
     Pass("tables", "functions of one 8-bit tensor become tables", compose_tables),
-    Pass("fold-quantised", "constants that stayed quantised for their patterns", fold_all),
-)  # fmt: skip
+    Pass("fold-quantised", "constants that QDQ patterns did not take are computed", partial(fold, keep=frozenset())),
+)
 """What happens to the graph before operators are placed, in order."""
 
 
 def compile(
     source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", progress: Progress | None = None,
-    accelerator: bool = True,
+    accelerator: bool = True, watch: Watch | None = None,
 ) -> Program:  # fmt: skip
     """Compile a model for the accelerator `config` (a preset's name, a TOML or JSON file, or a Config).
 
-    progress: called with the name of each stage. accelerator: False leaves every operator to the CPU. Raises ModelError
-    for a model, ConfigError for a Config.
+    progress: called with the name of each stage. accelerator: False leaves every operator to the CPU. watch: called
+    after each of PASSES with the graph. Raises ModelError for a model, ConfigError for a Config.
     """
     started = time.perf_counter()
     say = progress or (lambda stage: None)
     cfg = Config.load(config)
     say("reading the model")
     model = load(source)
-    fold(model)
     _require_memory(model)
-    say("integer operators")
-    Integerise(model).run()
-    compose_tables(model)
-    fold(model, frozenset())
+    say("graph passes")
+    passes = PASSES.run(model, watch)
+    _require_memory(model)
     say("placing operators")
     refused = {} if accelerator else {node.name or "": "compiled for the CPU alone" for node in model.graph}
     while True:
@@ -98,6 +98,7 @@ def compile(
     except HostError as error:
         raise ModelError(str(error)) from None
     program.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
+    program.passes = passes
     program.compile_seconds = time.perf_counter() - started
     return program
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from celosia.compiler.graph.check import check
+from celosia.compiler.program import PassInfo
 
 
 @dataclass(frozen=True)
@@ -22,18 +23,8 @@ class Pass:
     run: Callable[[ir.Model], None]
 
 
-@dataclass(frozen=True)
-class PassInfo:
-    """What a pass did: operators before and after it."""
-
-    name: str
-    doc: str
-    before: int
-    after: int
-
-
-Watch = Callable[[Pass, ir.Model], None]
-"""Called after each pass with the pass and the model as it is then."""
+Watch = Callable[[str, ir.Model], None]
+"""Called with "import" and then with the name of each pass, and the model as it is then."""
 
 
 class Pipeline:
@@ -50,15 +41,16 @@ class Pipeline:
 
     def run(self, model: ir.Model, watch: Watch | None = None) -> list[PassInfo]:
         """Change `model`. Raises check.BrokenGraph, naming the pass, where one leaves a graph that is none."""
-        check(model.graph, "the importer")
+        watch = watch or (lambda name, model: None)
+        check(model.graph, "the import")
+        watch("import", model)
         done = []
         for each in self.passes:
             before = _size(model)
             each.run(model)
             check(model.graph, f"pass {each.name}")
             done.append(PassInfo(each.name, each.doc, before, _size(model)))
-            if watch is not None:
-                watch(each, model)
+            watch(each.name, model)
         return done
 
 

@@ -42,6 +42,16 @@ class TensorInfo:
 
 
 @dataclass(frozen=True)
+class PassInfo:
+    """A pass over the graph, and the number of operators before and after it."""
+
+    name: str
+    doc: str
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
 class FormInfo:
     """How the host arranges a tensor for the accelerator: compiler.graph.select.Form."""
 
@@ -168,6 +178,7 @@ class Program:
     placements: list[dict[str, str]] = field(default_factory=list)
     """For each operator: name, op, place ("accelerator", "cpu", "free"), reason."""
     compile_seconds: float = 0.0
+    passes: list[PassInfo] = field(default_factory=list)
 
     @property
     def launches(self) -> list[LaunchStep]:
@@ -228,6 +239,7 @@ class Program:
             "dram_size": self.dram_size, "arena_lower_bound": self.arena_lower_bound,
             "macs_total": self.macs_total,
             "placements": self.placements, "compile_seconds": self.compile_seconds,
+            "passes": [dataclasses.asdict(each) for each in self.passes],
         }  # fmt: skip
 
     @staticmethod
@@ -344,4 +356,5 @@ def _assemble(manifest: dict[str, Any], blobs: dict[str, bytes]) -> Program:
         [Kernel.from_bytes(blobs[f"kernels/{number}.bin"]) for number in range(manifest["kernels"])],
         np.frombuffer(blobs["image.bin"], np.uint8), manifest["image_address"], manifest["dram_size"],
         manifest["arena_lower_bound"], manifest["macs_total"], manifest["placements"], manifest["compile_seconds"],
+        [PassInfo(**each) for each in manifest["passes"]],
     )  # fmt: skip

@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from celosia.compiler.passes import Watch
     from celosia.compiler.program import Program
     from celosia.driver.progress import Stages
     from celosia.driver.runtime import Result
@@ -152,8 +155,8 @@ def _destinations(sources: list[Path], *paths: Path | None) -> None:
         seen[path.resolve()] = "another output"
 
 
-def _program(source: Path, config: str | None, stages: Stages) -> Program:
-    """The Program in `source`, or the one that the ONNX model there compiles to."""
+def _program(source: Path, config: str | None, stages: Stages, watch: Watch | None = None) -> Program:
+    """The Program in `source`, or the one that the ONNX model there compiles to, watched by `watch`."""
     from celosia.compiler.program import Program, ProgramError
     from celosia.hw.config import Config
 
@@ -169,7 +172,7 @@ def _program(source: Path, config: str | None, stages: Stages) -> Program:
         return program
     from celosia.compiler.compile import compile as compile_model
 
-    return compile_model(source, cfg or "pynq", progress=stages)
+    return compile_model(source, cfg or "pynq", progress=stages, watch=watch)
 
 
 # Commands -----------------------------------------------------------------------------------------------------
@@ -321,6 +324,10 @@ def inspect(
         bool, typer.Option("--disassemble", "-d", help="Only the text of every instruction.")
     ] = False,
     layer: Annotated[str | None, typer.Option(metavar="NAME", help="Disassemble this layer alone.")] = None,
+    passes: Annotated[bool, typer.Option("--passes", help="Only the graph after each pass that changed it.")] = False,
+    one_pass: Annotated[
+        str | None, typer.Option("--pass", metavar="NAME", help="Only the graph after this pass, or `import`.")
+    ] = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -330,14 +337,23 @@ def inspect(
     Examples:
       celosia inspect model.onnx
       celosia inspect model.onnx --operators --config tiny
+      celosia inspect model.onnx --passes | less
       celosia inspect model.celosia --disassemble --layer conv1 | less
     """
+    graphs: dict[str, str] = {}
+
+    def keep(name: str, graph: ir.Model) -> None:
+        from celosia.compiler.graph.printer import text
+
+        graphs[name] = text(graph.graph)
+
     with _stages(quiet) as stages:
-        program = _program(model, config, stages)
+        program = _program(model, config, stages, keep if passes or one_pass is not None else None)
     from celosia.driver import show
 
     disassemble = disassemble or layer is not None
-    every = not (operators or layers or buffers or disassemble)
+    passes = passes or one_pass is not None
+    every = not (operators or layers or buffers or passes or disassemble)
     out = show.console()
     if every:
         out.print(show.overview(program))
@@ -346,6 +362,11 @@ def inspect(
             if every:
                 out.print()
             out.print(table(program))
+    if passes and one_pass is None:
+        out.print(show.passes(program))
+    if passes:
+        for line in show.graphs(program, graphs, one_pass):
+            typer.echo(line)
     if disassemble:
         for line in show.disassembly(program, layer):
             typer.echo(line)

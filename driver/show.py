@@ -230,6 +230,33 @@ _SCRATCHPADS = {
 }
 
 
+def passes(program: Program) -> RenderableType:
+    """The passes over the graph in order, and how many operators each left."""
+    table = _table("Passes", "pass", ">operators before", ">after", "what it does")
+    for each in program.passes:
+        _row(table, each.name, each.before, each.after, each.doc)
+    return table
+
+
+def graphs(program: Program, texts: dict[str, str], only: str | None = None) -> Iterator[str]:
+    """The graph after each pass, from `texts`, where the pass changed it. ProgramError where `only` is no pass."""
+    names = ["import", *(each.name for each in program.passes)]
+    if only is not None and only not in names:
+        raise ProgramError(f"there is no pass {only!r}; the passes are {', '.join(names)}")
+    if not texts:
+        if only is not None:
+            raise ProgramError("a Program holds no graphs; give the ONNX model to see the graph after a pass")
+        yield "A Program holds no graphs; give the ONNX model to see them."
+    before = None
+    for name, text in texts.items():
+        if only in (None, name):
+            yield ""
+            yield f"After {name}:" if text != before or only else f"After {name}: unchanged"
+            if text != before or only:
+                yield text.rstrip()
+        before = text
+
+
 def disassembly(program: Program, layer: str | None = None) -> Iterator[str]:
     """Lines of every instruction, in the order of the program. ProgramError where no layer is called `layer`."""
     names = [info.name for launch in program.launches for info in launch.layers]

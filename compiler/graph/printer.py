@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from celosia.compiler.graph.values import constant
 
-SHORT = 8
+SHORT = 6
 
 
 def text(graph: ir.Graph, indent: str = "") -> str:

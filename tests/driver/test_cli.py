@@ -337,3 +337,17 @@ def test_the_installed_command(program: Path) -> None:
     env = os.environ | {"PYTHONUNBUFFERED": "1"}
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0 and "Traceback" not in done.stderr and "Broken" not in done.stderr
+
+
+def test_inspect_shows_the_graph_after_each_pass(celosia: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, _ = celosia("inspect @quantised.onnx --config tiny --passes -q")
+    assert code == 0 and "operators before" in out and "After import:" in out and "After tables: unchanged" in out
+    code, one, _ = celosia("inspect @quantised.onnx --config tiny --pass integer -q")
+    assert code == 0 and "After integer:" in one and "QLinearConv(" in one and "After import" not in one
+    celosia("compile @quantised.onnx --config tiny -o p -q")
+    code, out, _ = celosia("inspect p --passes")
+    assert code == 0 and "integer" in out and "A Program holds no graphs" in out
+    code, _, err = celosia("inspect p --pass integer")
+    assert code == 1 and "give the ONNX model" in err
+    code, _, err = celosia("inspect p --pass other")
+    assert code == 1 and "there is no pass 'other'; the passes are import, fold" in err

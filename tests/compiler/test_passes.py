@@ -1,0 +1,137 @@
+"""The pipeline of passes: order, watching, and what is verified between two passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+import pytest
+from graph_text import after, lines, model
+
+from celosia.compiler.compile import PASSES
+from celosia.compiler.graph.check import RULES, BrokenGraph, check
+from celosia.compiler.graph.fold import fold
+from celosia.compiler.passes import Pass, Pipeline
+
+CHAIN = """
+g (float[1,4] x) => (float[1,4] y) <float[4] w = {1, 2, 3, 4}> {
+  h = Add(x, w)
+  t = Relu(h)
+  y = Sqrt(t)
+}
+"""
+
+
+def nothing(_: ir.Model) -> None:
+    pass
+
+
+def test_a_graph_as_text() -> None:
+    source = """
+    g (float[2,8] x, bool c) => (float[2,8] y) <float[8] w = {1, 2, 3, 4, 5, 6, 7, 8}, float lim = {6}> {
+      h = Transpose<perm = [0, 1]>(x)
+      k = Add(h, w)
+      y = If (c) <
+        then_branch = yes () => (float[2,8] a) { a = Identity(k) },
+        else_branch = no () => (float[2,8] b) { b = Clip(k, , lim) }
+      >
+    }
+    """
+    assert after(nothing, source) == lines("""
+    (x float32[2,8], c bool[]) -> (y float32[2,8])
+      h float32[2,8] = Transpose(x) perm=[0, 1]
+      k float32[2,8] = Add(h, %w float32[8])
+      y float32[2,8] = If(c)
+        yes () -> (a float32[2,8])
+          a float32[2,8] = Identity(k)
+        no () -> (b float32[2,8])
+          b float32[2,8] = Clip(k, -, 6)
+    """)
+
+
+def test_folding_as_text() -> None:
+    source = """
+    g (float[2,3] x) => (float[?,?] z) <int64[1] start = {0}, int64[1] end = {1}, int64[1] rest = {-1}> {
+      s = Shape(x)
+      n = Slice(s, start, end)
+      dims = Concat<axis = 0>(n, rest)
+      z = Reshape(x, dims)
+    }
+    """
+    assert after(fold, source) == lines("""
+    (x float32[2,3]) -> (z float32[2,3])
+      z float32[2,3] = Reshape(x, [2, -1])
+    """)
+
+
+def test_passes_run_in_order_and_are_watched() -> None:
+    def drop_relu(graph: ir.Model) -> None:
+        node = next(node for node in graph.graph if node.op_type == "Relu")
+        ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0])  # type: ignore[arg-type]
+        graph.graph.remove(node, safe=True)
+
+    seen: list[tuple[str, int]] = []
+    pipeline = Pipeline(Pass("first", "nothing", nothing), Pass("second", "no Relu", drop_relu))
+    infos = pipeline.run(model(CHAIN), lambda name, graph: seen.append((name, graph.graph.num_nodes())))
+    assert seen == [("import", 3), ("first", 3), ("second", 2)]
+    assert [(each.name, each.before, each.after) for each in infos] == [("first", 3, 3), ("second", 3, 2)]
+
+
+def test_names_of_passes_are_unique_and_documented() -> None:
+    with pytest.raises(ValueError, match="same name"):
+        Pipeline(Pass("a", "", nothing), Pass("a", "", nothing))
+    assert all(each.doc and "\n" not in each.doc for each in PASSES)
+
+
+def _swap(graph: ir.Graph) -> None:
+    first, second, *_ = list(graph)
+    graph.remove(second)
+    graph.insert_before(first, second)
+
+
+def _remove_read(graph: ir.Graph) -> None:
+    graph.remove(next(iter(graph)), safe=False)
+
+
+def _same_name(graph: ir.Graph) -> None:
+    first, second, *_ = list(graph)
+    second.outputs[0].name = first.outputs[0].name
+
+
+def _wrong_constant(graph: ir.Graph) -> None:
+    graph.initializers["w"].shape = ir.Shape([5])
+
+
+def _wrong_type(graph: ir.Graph) -> None:
+    graph.initializers["w"].type = ir.TensorType(ir.DataType.INT8)
+
+
+def _no_type(graph: ir.Graph) -> None:
+    graph.outputs[0].type = None
+
+
+def _no_name(graph: ir.Graph) -> None:
+    next(iter(graph)).outputs[0].name = None
+
+
+FAULTS: list[tuple[str, Callable[[ir.Graph], None]]] = [
+    ("no value of a removed operator is read", _remove_read),
+    ("every value is defined before it is used", _swap),
+    ("names are unique", _same_name),
+    ("names are unique", _no_name),
+    ("constants are what their types say", _wrong_constant),
+    ("constants are what their types say", _wrong_type),
+    ("types of inputs and outputs are known", _no_type),
+]
+
+
+@pytest.mark.parametrize(("rule", "fault"), FAULTS, ids=[fault.__name__.strip("_") for _, fault in FAULTS])
+def test_a_pass_that_breaks_the_graph_is_named(rule: str, fault: Callable[[ir.Graph], None]) -> None:
+    pipeline = Pipeline(Pass("good", "", nothing), Pass("bad", "", lambda graph: fault(graph.graph)))
+    with pytest.raises(BrokenGraph, match=f"after pass bad: {rule}"):
+        pipeline.run(model(CHAIN))
+
+
+def test_every_rule_has_a_planted_fault() -> None:
+    assert {rule for rule, _ in FAULTS} == set(RULES)
+    check(model(CHAIN).graph, "nothing")
