@@ -54,6 +54,7 @@ def render(function: Function, features: frozenset[str] | None = None) -> tuple[
     features: of the processor, in LLVM's names; those of this one where left out.
     """
     module = ir.Module(name=function.name)
+    module.features = dot.features() if features is None else features
     pointer = ir.PointerType()
     tensors = (*function.inputs, *function.outputs)
     signature = ir.FunctionType(ir.VoidType(), [pointer] * (len(tensors) + 1))
@@ -63,7 +64,7 @@ def render(function: Function, features: frozenset[str] | None = None) -> tuple[
         arg.add_attribute("noalias")
         arg.add_attribute("captures(none)")
         arg.name = f"p{number}"
-    writer = _Writer(fn, dict(zip(tensors, fn.args)), dot.features() if features is None else features)
+    writer = _Writer(fn, dict(zip(tensors, fn.args)), module.features)
     writer.stmt(function.body, {})
     writer.b.ret_void()
     return str(module), writer.workspace_bytes

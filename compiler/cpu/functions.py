@@ -68,11 +68,13 @@ def _suffix(type_: Any) -> str:
 
 
 def intrinsic(
-    b: Any, name: str, *args: V, result: Any = None, extra: tuple[V, ...] = (), flags: tuple[str, ...] = ()
-) -> V:
-    """llvm.name on one overloaded type, that of the first argument (and of `result`, where that differs)."""
+    b: Any, name: str, *args: V, result: Any = None, extra: tuple[V, ...] = (), flags: tuple[str, ...] = (),
+    second: Any = None,
+) -> V:  # fmt: skip
+    """llvm.name on one overloaded type, that of the first argument; and of `result` or `second`, if given."""
     out = result or args[0].type
-    full = f"{name}.{_suffix(out)}.{_suffix(args[0].type)}" if result is not None else f"{name}.{_suffix(out)}"
+    others = [args[0].type] if result is not None else [second] if second is not None else []
+    full = ".".join((name, *map(_suffix, (out, *others))))
     values = (*args, *extra)
     fn = b.module.globals.get(full)
     if fn is None:
@@ -131,7 +133,7 @@ def convert(b: Any, value: V, source: str, target: str) -> V:
         return value
     to = widened(value, llvm_type(target))
     from_float, to_float = source.startswith("float"), target.startswith("float")
-    signed_from, signed_to = source.startswith("int"), target.startswith("int")
+    signed_from = source.startswith("int")
     if target == "bool":
         zero = like(value, source, 0)
         return b.fcmp_unordered("!=", value, zero) if from_float else b.icmp_unsigned("!=", value, zero)
@@ -140,7 +142,7 @@ def convert(b: Any, value: V, source: str, target: str) -> V:
             return b.fptrunc(_round_to_odd(b, value), to)
         return b.fpext(value, to) if float(source[5:]) < float(target[5:]) else b.fptrunc(value, to)
     if from_float:
-        return intrinsic(b, "llvm.fptosi.sat" if signed_to else "llvm.fptoui.sat", value, result=to)
+        return _saturated(b, value, source, target)
     if to_float:
         return b.sitofp(value, to) if signed_from else b.uitofp(value, to)
     bits_from, bits_to = (TYPES[d].width for d in (source, target))
@@ -149,6 +151,23 @@ def convert(b: Any, value: V, source: str, target: str) -> V:
     if bits_to == bits_from:
         return value
     return b.sext(value, to) if signed_from else b.zext(value, to)
+
+
+def _saturated(b: Any, value: V, source: str, target: str) -> V:
+    """A float to an integer: towards zero, to the nearest that there is, NaN to 0; llvm.fptosi.sat goes lane by lane."""
+    if source == "float16":  # in which the limits of most integers are infinite
+        return _saturated(b, convert(b, value, source, "float32"), "float32", target)
+    bits, signed = TYPES[target].width, target.startswith("int")
+    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+    wide = ir.IntType(max(bits, 32))
+    over = b.fcmp_ordered(">=", value, like(value, source, high + 1))
+    under = b.fcmp_ordered("<", value, like(value, source, low))
+    inside = b.select(b.fcmp_unordered("<", value, like(value, source, low)), like(value, source, 0), value)  # NaN, too
+    inside = b.select(over, like(value, source, 0), inside)
+    whole = (b.fptosi if signed else b.fptoui)(inside, widened(value, wide))
+    whole = whole if wide.width == bits else b.trunc(whole, widened(value, TYPES[target]))
+    whole = b.select(over, like(value, target, high), whole)
+    return b.select(under, like(value, target, low), whole)
 
 
 def _round_to_odd(b: Any, value: V) -> V:
@@ -291,6 +310,15 @@ class _F32:
     def float(self, x: V) -> V:
         return self.b.bitcast(x, widened(x, ir.FloatType()))
 
+    def scaled(self, x: V, k: V) -> V:
+        """x * 2^k for -252 <= k <= 254."""
+        if is_vector(x) and "avx512f" in getattr(self.b.module, "features", ()):
+            return intrinsic(self.b, "llvm.ldexp", x, extra=(k,), second=k.type)  # vscalefps
+        half = self.b.ashr(k, self.i(1))  # two factors, so that the result may be subnormal or infinite
+        for power in (half, self.b.sub(k, half)):
+            x = self.b.fmul(x, self.float(self.b.shl(self.b.add(power, self.i(127)), self.i(23))))
+        return x
+
     def where(self, test: V, yes: V, no: V) -> V:
         return self.b.select(test, yes, no)
 
@@ -305,11 +333,8 @@ def exp32(b: Any, x: V) -> V:
     k = b.sub(f.bits(shifted), f.bits(magic))
     r = f.fma(n, f.c(-0.693145752), x)
     r = f.fma(n, f.c(-1.42860677e-6), r)
-    p = f.poly(r, 1.37805939e-3, 8.37312452e-3, 4.16695364e-2, 1.66664720e-1, 4.99999851e-1, 1.0, 1.0)
-    half = b.ashr(k, f.i(1))  # two factors, so that the result may be subnormal or infinite
-    for power in (half, b.sub(k, half)):
-        p = b.fmul(p, f.float(b.shl(b.add(power, f.i(127)), f.i(23))))
-    return p
+    p = f.poly(r, 1.38824864e-3, 8.36669188e-3, 4.16672044e-2, 0.16666542, 0.49999997, 1.0, 1.0)
+    return f.scaled(p, k)
 
 
 def log32(b: Any, x: V) -> V:
@@ -334,15 +359,22 @@ def log32(b: Any, x: V) -> V:
 
 
 def tanh32(b: Any, x: V) -> V:
+    """(1 - e) / (1 + e) for e = exp(-2|x|) = 2^k + 2^k * p: sums that keep the digits of p near 0."""
     f = _F32(b, x)
+    magic = f.c(12582912.0)  # as in exp32
     size = intrinsic(b, "llvm.fabs", x)
-    s = b.fmul(x, x)
-    p = f.poly(s, -5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
-    small = f.fma(b.fmul(p, s), x, x)
-    e = exp32(b, b.fadd(size, size))
-    large = b.fsub(f.c(1.0), b.fdiv(f.c(2.0), b.fadd(e, f.c(1.0))))
-    large = intrinsic(b, "llvm.copysign", large, x)
-    return f.where(b.fcmp_ordered("<", size, f.c(0.625)), small, large)
+    size = f.where(b.fcmp_ordered(">", size, f.c(9.5)), f.c(9.5), size)  # where the result is 1
+    shifted = f.fma(size, f.c(-2 * 1.44269504088896341), magic)
+    n = b.fsub(shifted, magic)
+    scale = f.float(b.add(b.shl(f.bits(shifted), f.i(23)), f.i(127 << 23)))
+    r = f.fma(n, f.c(-0.693145752 / 2), b.fneg(size))
+    r = f.fma(n, f.c(-1.42860677e-6 / 2), r)
+    r = b.fadd(r, r)
+    p = f.poly(r, 1.38824864e-3, 8.36669188e-3, 4.16672044e-2, 0.16666542, 0.49999997)
+    p = f.fma(b.fmul(p, r), r, r)
+    above = f.fma(scale, p, b.fsub(scale, f.c(1.0)))
+    below = f.fma(scale, p, b.fadd(scale, f.c(1.0)))
+    return intrinsic(b, "llvm.copysign", b.fdiv(above, below), x)
 
 
 def erf32(b: Any, x: V) -> V:

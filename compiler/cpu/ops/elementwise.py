@@ -23,7 +23,9 @@ def one(x: Expr) -> Expr:
 
 
 def sigmoid(x: Expr) -> Expr:
-    return one(x) / (call("exp", -x) + 1)
+    """1 / (1 + exp(-x)), without an overflow where the result is small."""
+    small = call("exp", -call("abs", x))
+    return select(x < 0, small, one(x)) / (small + 1)
 
 
 def sign(x: Expr) -> Expr:
@@ -35,8 +37,10 @@ def sign(x: Expr) -> Expr:
 
 
 def softplus(x: Expr) -> Expr:
-    """log(1 + exp(x)) without overflow."""
-    return T.maximum(x, 0) + call("log", call("exp", -call("abs", x)) + 1)
+    """log(1 + exp(x)) without overflow. log(1 + e) is log(u) * e / (u - 1), where u is 1 + e rounded (Kahan)."""
+    e = call("exp", -call("abs", x))
+    u = e + 1
+    return T.maximum(x, 0) + select(T.equal(u, 1), e, call("log", u) * e / (u - 1))
 
 
 def gelu(x: Expr, approximate: str) -> Expr:

@@ -1,0 +1,122 @@
+"""Functions of floats, and conversions, over the whole range of their arguments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from onnx import TensorProto
+
+from celosia.compiler.cpu import compile_op
+from celosia.compiler.cpu.kernel import compile_function
+from celosia.compiler.cpu.schedule import schedule
+from celosia.compiler.expr import call, compute, lower, placeholder
+
+Array = np.ndarray[Any, Any]
+Wide = np.longdouble  # at least float64: errors of the reference are far below those that are measured
+
+SPECIAL = [
+    0.0, -0.0, 1e-45, -1e-45, 1e-38, 1e-20, 1.0, -1.0, 88.7, 88.73, 89, 1e10, 3e38, -87.4, -88.73, -103.9, -104.1,
+    -1e10, math.inf, -math.inf, math.nan,
+]  # fmt: skip
+
+
+def arguments() -> Array:
+    """Every 40,009th float32 (all magnitudes, infinities and NaNs among them), and many near 0."""
+    bits = np.arange(0, 2**32, 40_009, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    near = [np.linspace(-reach, reach, 60_001) for reach in (0.01, 1, 20, 110)]
+    return np.concatenate([np.array(SPECIAL, np.float32), bits, *(each.astype(np.float32) for each in near)])
+
+
+def errors(found: Array, exact: Array) -> float:
+    """The largest distance in units of the last place. Infinities and NaNs must be the same."""
+    want = exact.astype(found.dtype)
+    assert np.array_equal(np.isnan(found), np.isnan(want))
+    finite = np.isfinite(want)
+    np.testing.assert_array_equal(found[~finite], want[~finite])
+    info = ml_dtypes.finfo(found.dtype)
+    size = np.maximum(np.abs(exact[finite]), Wide(info.smallest_normal))
+    ulp = Wide(info.eps) * np.exp2(np.floor(np.log2(size)))
+    return float((np.abs(found[finite].astype(Wide) - exact[finite]) / ulp).max())
+
+
+def erf(x: Array) -> Array:
+    return np.array([math.erf(float(v)) for v in x], Wide)
+
+
+def sigmoid(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))
+
+
+def softplus(x: Array) -> Array:
+    return np.where(x > 0, x, 0) + np.log1p(np.exp(-np.abs(x)))
+
+
+FUNCTIONS: dict[str, tuple[Callable[[Array], Array], float]] = {
+    "Exp": (np.exp, 1), "Log": (np.log, 1), "Tanh": (np.tanh, 2), "Erf": (erf, 1), "Sin": (np.sin, 1),
+    "Cos": (np.cos, 1), "Tan": (np.tan, 2), "Asin": (np.arcsin, 1), "Acos": (np.arccos, 1), "Atan": (np.arctan, 1),
+    "Sinh": (np.sinh, 2), "Cosh": (np.cosh, 2), "Asinh": (np.arcsinh, 2), "Acosh": (np.arccosh, 2),
+    "Atanh": (np.arctanh, 2), "Sqrt": (np.sqrt, 0.51), "Reciprocal": (lambda x: 1 / x, 0.51),
+    "Sigmoid": (sigmoid, 2.5), "Softplus": (softplus, 3),
+}  # fmt: skip
+"""Operator -> (reference, bound in ulp). Sigmoid and Softplus round several times."""
+
+
+@pytest.mark.parametrize("op", FUNCTIONS)
+def test_float32_functions_are_within_2_ulp(op: str) -> None:
+    reference, bound = FUNCTIONS[op]
+    x = arguments()
+    (y,) = compile_op(op, {}, [(x.shape, "float32")])(x)
+    with np.errstate(all="ignore"):
+        assert errors(y, reference(x.astype(Wide))) <= bound
+
+
+@pytest.mark.parametrize("dtype, bound", [("float64", 2), ("float16", 0.6)])
+@pytest.mark.parametrize("op", ["Exp", "Log", "Tanh", "Sin"])
+def test_functions_of_other_widths(op: str, dtype: str, bound: float) -> None:
+    with np.errstate(all="ignore"):
+        x = arguments()[::5].astype(dtype)
+        (y,) = compile_op(op, {}, [(x.shape, dtype)])(x)
+        assert errors(y, FUNCTIONS[op][0](x.astype(Wide))) <= bound
+
+
+def test_powers_are_within_2_ulp() -> None:
+    rng = np.random.default_rng(0)
+    base = np.exp(rng.uniform(-30, 30, 100_000)).astype(np.float32)
+    exponent = rng.uniform(-3, 3, base.shape).astype(np.float32)
+    special = np.array([(a, b) for a in SPECIAL for b in (*SPECIAL, 2, 0.5, -3)], np.float32)
+    x, y = np.concatenate([base, special[:, 0]]), np.concatenate([exponent, special[:, 1]])
+    (z,) = compile_op("Pow", {}, [(x.shape, "float32")] * 2)(x, y)
+    with np.errstate(all="ignore"):
+        assert errors(z, np.power(x.astype(Wide), y.astype(Wide))) <= 2
+
+
+@pytest.mark.parametrize("name, bound", [("exp", 1), ("tanh", 2), ("log", 1), ("erf", 1)])
+def test_a_processor_without_avx512_gives_the_same(name: str, bound: float) -> None:
+    """Scaling by a power of two is then done by two products."""
+    x = arguments()
+    a = placeholder(x.shape, "float32", "a")
+    function = lower(schedule([compute(x.shape, lambda i: call(name, a[i]), "y")]))
+    (plain,), (here,) = (compile_function(function, f)(x) for f in (frozenset(), None))
+    np.testing.assert_array_equal(plain, here)
+
+
+INTEGERS = {f"{sign}int{bits}": f"{sign}INT{bits}".upper() for sign in ("", "u") for bits in (8, 16, 32, 64)}
+
+
+@pytest.mark.parametrize("target", INTEGERS)
+@pytest.mark.parametrize("source", ["float16", "float32", "float64"])
+def test_floats_become_integers_towards_zero_and_saturate(source: str, target: str) -> None:
+    info = np.iinfo(target)
+    edges = [float(edge) + step for edge in (info.min, info.max, 0) for step in (-2, -1, -0.75, 0, 0.75, 1, 2)]
+    with np.errstate(all="ignore"):
+        x = np.concatenate([np.array([*edges, *SPECIAL]), np.linspace(-300, 300, 1001)]).astype(source)
+    (y,) = compile_op("Cast", {"to": getattr(TensorProto, INTEGERS[target])}, [(x.shape, source)])(x)
+    want = [
+        0 if math.isnan(v) else info.max if v > info.max else info.min if v < info.min else int(v) for v in x.tolist()
+    ]
+    assert y.tolist() == want
