@@ -43,7 +43,7 @@ from celosia.compiler.expr.nodes import (
 from celosia.compiler.expr.parser import ParseError, parse
 from celosia.compiler.expr.schedule import Schedule, Stage, create_schedule
 from celosia.compiler.expr.tensor import compute, constant, max, min, ordered_sum, placeholder, prod, reduce_axis, sum
-from celosia.compiler.expr.transform import collapse, fuse_injective
+from celosia.compiler.expr.transform import collapse, fuse_epilogues, fuse_injective
 from celosia.compiler.expr.verify import IRError, verify
 
 __all__ = [
@@ -83,6 +83,7 @@ __all__ = [
     "create_schedule",
     "equal",
     "expand",
+    "fuse_epilogues",
     "fuse_injective",
     "fuse_loops",
     "interpret",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -128,6 +128,67 @@ def fuse_injective(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         if inlinable(tensor):
             inlined.add(new[tensor])
     return tuple(new[tensor] for tensor in outputs)
+
+
+def fuse_epilogues(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Compute functions of a reduction's elements as these are finished, instead of storing them in between.
+
+        s[i] = sum[k](a[i, k]);  y[i] = max(s[i] + b[i], 0)   ->   y[i] = max(sum[k](a[i, k]) + b[i], 0)
+
+    So it is where a tensor without a reduction of its own alone reads the reduction, element by element.
+    """
+    order = topological(outputs)
+    readers: dict[Tensor, set[Tensor]] = {t: set() for t in order}
+    for tensor in order:
+        for load in loads(tensor.body) if tensor.body is not None else ():
+            readers[load.tensor].add(tensor)
+
+    def joins(source: Tensor, reader: Tensor) -> bool:
+        if source.body is None or is_injective(source) or source in outputs or readers[source] != {reader}:
+            return False
+        assert reader.body is not None
+        at = [load for load in loads(reader.body) if load.tensor is source]
+        return _same_elements(source, reader) and all(_at_own_element(load, reader) for load in at)
+
+    new: dict[Tensor, Tensor] = {}
+    for tensor in order:
+        new[tensor] = tensor if tensor.body is None else _with_sources(tensor, new, joins)
+    return tuple(new[tensor] for tensor in outputs)
+
+
+def _with_sources(tensor: Tensor, new: dict[Tensor, Tensor], joins: Callable[[Tensor, Tensor], bool]) -> Tensor:
+    """`tensor` over `new` tensors, with the definitions of those that it joins in place of what it reads of them."""
+    assert tensor.body is not None
+    bodies: dict[Tensor, Expr] = {}
+    if is_injective(tensor):
+        for source in dict.fromkeys(load.tensor for load in loads(tensor.body)):
+            body = new[source].body
+            if body is not None and joins(source, tensor):
+                bodies[source] = substitute(body, _matched(source, tensor))
+
+    def change(node: Expr) -> Expr | None:
+        if not isinstance(node, Load):
+            return None
+        return bodies[node.tensor] if node.tensor in bodies else Load(new[node.tensor], node.index)
+
+    return replace(tensor, body=rewrite(tensor.body, change))
+
+
+def _matched(source: Tensor, reader: Tensor) -> dict[Var, Expr]:
+    """The axes of `source` as those of `reader`, of the same extents but for ones."""
+    rest = [axis for axis in reader.axes if axis.extent != 1]
+    return {axis: Const(0, INDEX) if axis.extent == 1 else rest.pop(0) for axis in source.axes}
+
+
+def _same_elements(source: Tensor, reader: Tensor) -> bool:
+    extents = [[axis.extent for axis in tensor.axes if axis.extent != 1] for tensor in (source, reader)]
+    return source.shape == reader.shape and extents[0] == extents[1]
+
+
+def _at_own_element(load: Load, reader: Tensor) -> bool:
+    """Whether `load` reads the element that `reader` computes, in a tensor of the same shape."""
+    at = load.index
+    return len(at) == len(reader.axes) and all(i is a or a.extent == 1 for i, a in zip(at, reader.axes))
 
 
 def collapse(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -1,0 +1,133 @@
+"""Register tiles: a reduction for several rows and columns of its output at once, so that operands are read once.
+
+For each step of the reduction a tile of `rows` by `columns` vectors reads one number for each row and one vector for
+each column, and adds all their products to accumulators that stay in registers. This is the inner kernel of K. Goto,
+R. van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008); here rows and columns are whatever axes the
+accesses let play that part: rows and columns of a matrix product, or pixels and blocks of output channels of a
+convolution.
+"""
+
+from __future__ import annotations
+
+import functools
+from math import prod
+
+from celosia.compiler.cpu.target import target
+from celosia.compiler.expr import Axis, Load, Reduce, Stage
+from celosia.compiler.expr.affine import coefficient, flatten, linear
+from celosia.compiler.expr.nodes import walk
+
+UNROLLED = 64
+"""Reads that the steps of a reduction may have if they are written out."""
+
+
+def step(read: Load, axis: Axis) -> int | None:
+    """How far apart in memory lie what `read` takes for neighbours along `axis`; None where that varies."""
+    return coefficient(linear(flatten(read.tensor.shape, read.index)), axis)
+
+
+def register_tile(stage: Stage, reduce: Reduce, data: list[Axis], reads: list[Load]) -> bool:
+    """Compute tiles of vectors along the last of the `data` axes; False where the `reads` do not allow it."""
+    if not data or data[-1].extent < 4:
+        return False
+    column = data[-1]
+    inside = [node for node in walk(reduce.value) if isinstance(node, Load)]
+    steps = [step(read, column) for read in inside]
+    if any(s not in (0, 1, 2) for s in steps) or not any(steps) or any(step(read, column) is None for read in reads):
+        return False
+    vectors = [read for read, s in zip(inside, steps) if s]
+    scalars = [read for read, s in zip(inside, steps) if not s]
+    outer, lane = stage.split(column, min(column.extent, target().lanes(reduce.dtype)))
+    others = [*(axis for axis in data[:-1] if axis.extent > 1), *([outer] if outer.extent > 1 else [])]
+    row, block, (height, width) = _shape(others, vectors, scalars, 2 in steps)
+    around = [axis for axis in (*data[:-1], outer) if axis not in (row, block)]
+    rows, tile = None, []
+    if row is not None:
+        rows, inner = stage.split(row, height)
+        tile.append(inner)
+    columns = None
+    if block is not None:
+        columns, inner = stage.split(block, width)
+        tile.append(inner)
+    for axis in tile:
+        stage.unroll(axis)
+    sums = [axis for axis in stage.order if axis.reduce]
+    stage.reorder(*_around(around, rows, columns, vectors, scalars), *sums, *tile, lane)
+    if prod(axis.extent for axis in (*sums, *tile)) * len(inside) <= UNROLLED:
+        for axis in sums:
+            stage.unroll(axis)
+    stage.vectorize(lane)
+    return True
+
+
+def _shape(
+    axes: list[Axis], vectors: list[Load], scalars: list[Load], narrow: bool
+) -> tuple[Axis | None, Axis | None, tuple[int, int]]:
+    """(axis of the rows of a tile, axis of its columns, how many of each); of equals the innermost axes.
+
+    Along rows the vectors stay the same, along columns the numbers. Where no axis is of the first kind, as in a
+    convolution by channel, rows share at least some vectors.
+    """
+    rows = [axis for axis in axes if _still(vectors, axis) and not _still(scalars, axis)]
+    columns = [axis for axis in axes if _still(scalars, axis) and not _still(vectors, axis)]
+    shared = bool(rows)
+    if not rows:
+        rows = [axis for axis in axes if any(_still([read], axis) for read in vectors)]
+    if narrow or (rows and not shared):
+        columns = []
+    best: tuple[float, Axis | None, Axis | None, tuple[int, int]] = float("inf"), None, None, (1, 1)
+    for row in rows[::-1] or (None,):
+        for column in columns[::-1] or (None,):
+            if row is not None and row is column:
+                continue
+            extents = _extent(row), _extent(column)
+            work, size = _size(*extents, shared)
+            if (relative := work / prod(extents)) < best[0]:
+                best = relative, row, column, size
+    return best[1:]
+
+
+def _extent(axis: Axis | None) -> int:
+    return 1 if axis is None else axis.extent
+
+
+def _still(reads: list[Load], axis: Axis) -> bool:
+    """Whether all of `reads` take the same elements all along `axis`."""
+    return all(step(read, axis) == 0 for read in reads)
+
+
+@functools.cache
+def _size(rows: int, columns: int, shared: bool) -> tuple[float, tuple[int, int]]:
+    """(work, rows and columns of a tile) with the least work for all rows and columns, edges computed twice included.
+
+    shared: rows share the vectors of columns, which are then held in registers beside the accumulators.
+    """
+    registers = target().registers - 1
+    best = float("inf"), 0, (1, 1)
+    for height in range(1, min(rows, registers) + 1):
+        for width in range(1, min(columns, registers) + 1):
+            if height * width + (width if shared else 1) > registers:
+                break
+            tiles = -(-rows // height) * -(-columns // width)
+            work = tiles * (max(height * width, height + width if shared else 0) + 1)
+            best = min(best, (work, tiles * (height + width), (height, width)))
+    return best[0], best[2]
+
+
+def _around(
+    others: list[Axis], rows: Axis | None, columns: Axis | None, vectors: list[Load], scalars: list[Load]
+) -> list[Axis]:
+    """The loops around a tile: those over rows outside or inside those over columns, by which brings less traffic.
+
+    Vectors are read again for each tile of rows that is outside, numbers for each tile of columns.
+    """
+    if rows is None or columns is None:
+        return [*others, *(axis for axis in (rows, columns) if axis is not None)]
+    both = [axis for axis in others if not _still(scalars, axis)]
+    along = [axis for axis in others if axis not in both]
+    vector_bytes = sum(read.tensor.nbytes for read in vectors)
+    scalar_bytes = sum(read.tensor.nbytes for read in scalars)
+    again = prod(axis.extent for axis in along) * columns.extent
+    if vector_bytes * rows.extent + scalar_bytes <= scalar_bytes * again + vector_bytes:
+        return [*both, rows, *along, columns]
+    return [*both, *along, columns, rows]
