@@ -24,6 +24,7 @@ from celosia.compiler.expr import placeholder
 from celosia.compiler.graph.cost import total_macs
 from celosia.compiler.graph.fold import fold
 from celosia.compiler.graph.importer import ModelError, load
+from celosia.compiler.graph.layout import layout
 from celosia.compiler.graph.quantized import Integerise
 from celosia.compiler.graph.schedule import LaunchPlan, schedule
 from celosia.compiler.graph.select import Form, Selection, select
@@ -54,6 +55,7 @@ PASSES = Pipeline(
     Pass("fold", "open shapes are inferred, operators on constants computed", fold),
     Pass("integer", "QDQ patterns become integer operators", lambda model: Integerise(model).run()),
     Pass("tables", "functions of one 8-bit tensor become tables", compose_tables),
+    Pass("layout", "float convolutions, and what is between them, work on blocks of channels", layout),
     Pass("fold-quantised", "constants that QDQ patterns did not take are computed", partial(fold, keep=frozenset())),
 )
 """What happens to the graph before operators are placed, in order."""

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from celosia.compiler.cpu.functions import TYPES
-from celosia.compiler.cpu.ops import elementwise, nn, quantized, resize, shape  # they fill the table
+from celosia.compiler.cpu.ops import blocked, elementwise, nn, quantized, resize, shape  # they fill the table
 from celosia.compiler.cpu.ops.registry import OPS, Array, Node, Unsupported
 from celosia.compiler.cpu.ops.shape import VIEWS, view_shape
 from celosia.compiler.expr import Tensor, compute
 
 __all__ = [
-    "OPS", "VIEWS", "Node", "Unsupported", "build", "elementwise", "nn", "quantized", "resize", "shape", "view_shape"
+    "OPS", "VIEWS", "Node", "Unsupported", "blocked", "build", "elementwise", "nn", "quantized", "resize", "shape",
+    "view_shape",
 ]  # fmt: skip
 
 

@@ -303,14 +303,19 @@ class Window:
                 raise node.fail(f"a window of {reach[d]} on {size[d]} + {before[d]} + {after[d]} elements")
         return cls(size, kernel, strides, dilations, tuple(before), tuple(after), tuple(out))
 
-    def padded(self, x: Tensor, value: Expr, change: Change = None) -> Tensor:
-        """x with all that windows reach, and no more than that."""
-        ends = [
+    def margins(self) -> tuple[Shape, Shape]:
+        """What windows reach before and after each dimension of the input, and no more than that."""
+        after = tuple(
             max(0, (o - 1) * s + (k - 1) * d + 1 - b - n)
             for o, s, k, d, b, n in zip(self.out, self.stride, self.kernel, self.dilation, self.before, self.size)
-        ]
+        )
+        return self.before, after
+
+    def padded(self, x: Tensor, value: Expr, change: Change = None) -> Tensor:
+        """x with all that windows reach."""
+        before, after = self.margins()
         lead = (0,) * (len(x.shape) - len(self.size))
-        return padded(x, (*lead, *self.before), (*lead, *ends), value, change)
+        return padded(x, (*lead, *before), (*lead, *after), value, change)
 
     def at(self, out: Sequence[Expr], k: Sequence[Expr]) -> tuple[Expr, ...]:
         """Index into the padded input."""

@@ -1,0 +1,126 @@
+"""Operators on images in blocks of channels, so that vectors go over channels: [N, C/c, H, W, c].
+
+The layout pass (graph/layout.py) puts them in the place of ONNX's operators; their domain is "celosia". Element-wise
+operators need no others than ONNX's. An image [N, C, H, W] counts as one in blocks of one channel.
+The layout is that of E. Georganas et al., "Anatomy of High-Performance Deep Learning Convolutions on SIMD
+Architectures" (2018).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from celosia.compiler import expr as T
+from celosia.compiler.cpu.ops.nn import Window, lowest
+from celosia.compiler.cpu.ops.registry import Node, op, reshaped
+from celosia.compiler.cpu.ops.shape import padded
+from celosia.compiler.expr import Axis, Expr, Tensor, wrap
+
+
+@op("Block")
+def block(node: Node) -> Tensor:
+    """[N, C, ...] to [N, C/c, ..., c]; attribute block: c."""
+    x, c = node.input(0), int(node.attrs["block"])
+    n, channels, *size = x.shape
+    if channels % c:
+        raise node.fail(f"{channels} channels in blocks of {c}")
+    return T.compute((n, channels // c, *size, c), lambda ni, b, *at: x[(ni, b * c + at[-1], *at[:-1])], "block")
+
+
+@op("Unblock")
+def unblock(node: Node) -> Tensor:
+    """[N, C/c, ..., c] to [N, C, ...]."""
+    x = node.input(0)
+    n, blocks, *size, c = x.shape
+    return T.compute((n, blocks * c, *size), lambda ni, m, *at: x[(ni, m // c, *at, m % c)], "unblock")
+
+
+@op("BlockedConv")
+def blocked_conv(node: Node) -> Tensor:
+    """Conv to [N, M/m, H, W, m] of x, [N, C/c, H, W, c] or [N, C, H, W], with w [M/m, C/group/c, h, w, c, m], bias [M].
+
+    With several groups each has whole blocks, or each has one input and one output channel.
+    """
+    x, w = node.input(0), node.input(1)
+    if len(x.shape) == len(w.shape) - 2:
+        x = reshaped(x, (*x.shape, 1))
+    bias = node.input(2) if node.has(2) else None
+    group = int(node.attrs.get("group", 1))
+    n, blocks, *size, c = x.shape
+    outs, ins, *kernel, wc, m = w.shape
+    window = Window.of(node, tuple(size), tuple(kernel))
+    p = _padded(window, x, wrap(0, x.dtype))
+    ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(kernel))
+    by_channel = group == outs * m and c == m and ins == wc == 1
+    if not by_channel and (blocks != ins * group or c != wc or outs % group):
+        raise node.fail(f"x {list(x.shape)}, w {list(w.shape)}, group {group}")
+
+    def finish(acc: Expr, channel: Expr) -> Expr:
+        return acc if bias is None else acc + bias[channel]
+
+    if by_channel:
+
+        def one(ni: Expr, b: Expr, *at: Expr) -> Expr:
+            lane = at[-1]
+            product = p[(ni, b, *window.at(at[:-1], ks), lane)] * w[(b, 0, *ks, 0, lane)]
+            return finish(T.sum(product, ks), b * m + lane)
+
+        return T.compute((n, outs, *window.out, m), one, "conv")
+    kb, kc = T.reduce_axis(ins, "cb"), T.reduce_axis(c, "c")
+
+    def body(ni: Expr, g: Expr, mb: Expr, *at: Expr) -> Expr:
+        b, lane = g * (outs // group) + mb, at[-1]
+        product = p[(ni, g * ins + kb, *window.at(at[:-1], ks), kc)] * w[(b, kb, *ks, kc, lane)]
+        return finish(T.sum(product, (kb, *ks, kc)), b * m + lane)
+
+    y = T.compute((n, group, outs // group, *window.out, m), body, "conv")
+    return replace(y, shape=(n, outs, *window.out, m))
+
+
+def _padded(window: Window, x: Tensor, value: Expr) -> Tensor:
+    """x [N, C/c, ..., c] with all that windows reach."""
+    before, after = window.margins()
+    return padded(x, (0, 0, *before, 0), (0, 0, *after, 0), value)
+
+
+@op("BlockedMaxPool")
+def blocked_max_pool(node: Node) -> Tensor:
+    x = node.input(0)
+    window = Window.of(node, x.shape[2:-1], tuple(int(k) for k in node.attrs["kernel_shape"]))
+    p = _padded(window, x, lowest(x.dtype))
+    ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
+
+    def body(n: Expr, b: Expr, *at: Expr) -> Expr:
+        return T.max(p[(n, b, *window.at(at[:-1], ks), at[-1])], ks)
+
+    return T.compute((*x.shape[:2], *window.out, x.shape[-1]), body, "max_pool")
+
+
+@op("BlockedAveragePool")
+def blocked_average_pool(node: Node) -> Tensor:
+    x = node.input(0)
+    window = Window.of(node, x.shape[2:-1], tuple(int(k) for k in node.attrs["kernel_shape"]))
+    p = _padded(window, x, wrap(0, x.dtype))
+    ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
+
+    def body(n: Expr, b: Expr, *at: Expr) -> Expr:
+        total = T.sum(p[(n, b, *window.at(at[:-1], ks), at[-1])], ks)
+        return total / window.count(node, at[:-1]).astype(x.dtype)
+
+    return T.compute((*x.shape[:2], *window.out, x.shape[-1]), body, "average_pool")
+
+
+@op("BlockedGlobalAveragePool", "BlockedGlobalMaxPool")
+def blocked_global_pool(node: Node) -> Tensor:
+    """[N, C/c, ..., c] to [N, C, 1, ...]."""
+    x = node.input(0)
+    n, blocks, *size, c = x.shape
+    ks: tuple[Axis, ...] = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(size))
+
+    def body(ni: Expr, b: Expr, lane: Expr) -> Expr:
+        value = x[(ni, b, *ks, lane)]
+        return T.max(value, ks) if node.op == "BlockedGlobalMaxPool" else T.sum(value, ks) / prod(size)
+
+    y = T.compute((n, blocks, c), body, "global_pool")
+    return replace(y, shape=(n, blocks * c, *(1 for _ in size)))
