@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import onnx
 
 from celosia.compiler.cpu.hostops import FIRST, HOST
-from celosia.compiler.cpu.ops import OPS
+from celosia.compiler.cpu.ops import OPS, blocked
 
 HEAD = """\
 # Operators
@@ -25,6 +25,7 @@ def _list(names: Iterable[str]) -> str:
 def operators_markdown() -> str:
     """The text of the page."""
     own = {*OPS, *(op for _, op in HOST)}
+    compiled = [name for name in OPS if OPS[name].__module__ != blocked.__name__]  # those only the compiler makes
     newest = {(s.domain, s.name): s for s in onnx.defs.get_all_schemas() if not s.deprecated}
     defined = {key for key, s in newest.items() if s.has_function or s.has_context_dependent_function}
     functions = {name for domain, name in defined if domain in ("", "ai.onnx.preview") and name not in own}
@@ -36,7 +37,7 @@ def operators_markdown() -> str:
         and name != "Gradient"  # becomes nodes, see graph/gradient.py
     ]  # fmt: skip
     parts = [
-        HEAD, "## Compiled to machine code\n", _list(OPS), "",
+        HEAD, "## Compiled to machine code\n", _list(compiled), "",
         "Neighbours share a kernel. Where shapes are known only at run time, the kernel is made then, and kept.\n",
         "## In the host runtime\n",
         "Control flow, sequences, strings, and what is no loop over elements, in numpy.\n",
