@@ -10,6 +10,7 @@ operators are those of cpu/ops/blocked.py.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -40,6 +41,7 @@ class _Layout:
         self.graph, self.lanes = graph, lanes
         self.blocked: dict[ir.Value, ir.Value] = {}
         self.done: list[tuple[ir.Node, ir.Value]] = []
+        self.names = {value.name for node in graph for value in node.outputs}
 
     def run(self) -> None:
         for node in list(self.graph):
@@ -190,9 +192,10 @@ class _Layout:
         """The output of a new operator before `node`, with its attributes where it stands for `node`."""
         ours = "Block" in op or op == "Unblock"
         given = list(node.attributes.values()) if op.removeprefix("Blocked") == node.op_type and not attrs else []
-        out = ir.Value(
-            name=f"{_name(node.outputs[0])}.{op.lower()}", shape=ir.Shape(dims), type=ir.TensorType(ir.DataType.FLOAT)
-        )
+        wanted = f"{_name(node.outputs[0])}.{op.lower()}"
+        name = next(n for k in itertools.count() if (n := f"{wanted}{k or ''}") not in self.names)
+        self.names.add(name)
+        out = ir.Value(name=name, shape=ir.Shape(dims), type=ir.TensorType(ir.DataType.FLOAT))
         fresh = ir.Node(
             "celosia" if ours else "", op, inputs, [*given, *attributes(**attrs)], outputs=[out], name=node.name
         )

@@ -1,0 +1,143 @@
+"""Convolutions in blocks of channels: the graph after the pass as text, results against onnxruntime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from graph_text import after, lines
+from onnx import TensorProto, helper, numpy_helper
+
+import celosia
+from celosia.compiler.graph.layout import layout
+from celosia.driver.runtime import Runtime
+
+RNG = np.random.default_rng(0)
+
+
+def blocks_of_four(model: Any) -> None:
+    layout(model, 4)
+
+
+def test_a_chain_is_converted_once_at_each_end() -> None:
+    source = """
+    g (float[1,4,8,8] x) => (float[1,8,4,4] y) <float[4,1,3,3] d = {WEIGHTS36}, float[8,4,1,1] w = {WEIGHTS32},
+      float[8] b = {1, 2, 3, 4, 5, 6, 7, 8}, float[8,1,1] s = {1, 2, 3, 4, 5, 6, 7, 8}> {
+      h = Conv<group = 4, pads = [1, 1, 1, 1]>(x, d)
+      t = Relu(h)
+      u = Conv(t, w, b)
+      v = Mul(u, s)
+      y = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(v)
+    }
+    """
+    for count in (36, 32):
+        source = source.replace(f"WEIGHTS{count}", ", ".join(["1"] * count))
+    assert after(blocks_of_four, source) == lines("""
+    (x float32[1,4,8,8]) -> (y float32[1,8,4,4])
+      h.block float32[1,1,8,8,4] = celosia.Block(x) block=4
+      h.blockedconv float32[1,1,8,8,4] = celosia.BlockedConv(h.block, %d.blocked float32[1,1,3,3,1,4]) group=4 pads=[1, 1, 1, 1]
+      t.relu float32[1,1,8,8,4] = Relu(h.blockedconv)
+      u.blockedconv float32[1,2,8,8,4] = celosia.BlockedConv(t.relu, %w.blocked float32[2,1,1,1,4,4], %b float32[8])
+      v.mul float32[1,2,8,8,4] = Mul(u.blockedconv, %s.blocked float32[1,2,1,1,4])
+      y.blockedmaxpool float32[1,2,4,4,4] = celosia.BlockedMaxPool(v.mul) kernel_shape=[2, 2] strides=[2, 2]
+      y float32[1,8,4,4] = celosia.Unblock(y.blockedmaxpool)
+    """)  # noqa: E501
+
+
+def test_what_does_not_fit_stays() -> None:
+    source = """
+    g (float[1,3,4,4] x, float[4,3,1,1] w) => (float[1,3,4,4] y, float[1,4,4,4] z) <float[3,3,1,1] odd = {1, 2, 3, 4, 5,
+      6, 7, 8, 9}> {
+      y = Conv(x, odd)
+      z = Conv(x, w)
+    }
+    """
+    assert after(blocks_of_four, source).count("Conv(") == 2
+    assert "Block" not in after(blocks_of_four, source)
+
+
+Nodes = list[tuple[str, list[str], dict[str, Any]]]
+CASES: dict[str, tuple[tuple[int, ...], Nodes]] = {
+    "dense, strides and uneven pads": ((2, 3, 13, 11), [
+        ("Conv", ["16,3,3,3", "16"], {"strides": [2, 1], "pads": [1, 0, 2, 1]}), ("HardSwish", [], {}),
+        ("Conv", ["24,16,1,1"], {}), ("Sigmoid", [], {}),
+    ]),
+    "groups of whole blocks": ((1, 32, 9, 9), [
+        ("Conv", ["32,32,1,1"], {}), ("Conv", ["64,16,3,3", "64"], {"group": 2, "pads": [1, 1, 1, 1]}),
+    ]),
+    "by channel, dilated": ((1, 48, 12, 10), [
+        ("Conv", ["48,1,3,3", "48"], {"group": 48, "dilations": [2, 2], "pads": [2, 2, 2, 2]}), ("Relu", [], {}),
+        ("Conv", ["8,48,1,1", "8"], {}),
+    ]),
+    "pools": ((1, 16, 15, 14), [
+        ("Conv", ["16,16,3,3"], {"auto_pad": "SAME_UPPER"}),
+        ("MaxPool", [], {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}),
+        ("AveragePool", [], {"kernel_shape": [3, 2], "pads": [1, 0, 1, 1]}), ("GlobalAveragePool", [], {}),
+        ("Conv", ["32,16,1,1", "32"], {}), ("GlobalMaxPool", [], {}),
+    ]),
+    "normalised, with constants of several shapes": ((1, 4, 7, 7), [
+        ("Conv", ["16,4,2,2"], {}), ("BatchNormalization", ["16", "16", "16", "+16"], {"epsilon": 1e-3}),
+        ("Add", ["16,1,1"], {}), ("Mul", ["1,1,6,1"], {}), ("Sub", ["1"], {}), ("PRelu", ["16,1,1"], {}),
+        ("Max", ["1,16,6,6"], {}),
+    ]),
+    "one dimension": ((2, 8, 40), [
+        ("Conv", ["16,8,5", "16"], {"pads": [2, 2]}), ("Relu", [], {}), ("MaxPool", [], {"kernel_shape": [2]}),
+    ]),
+    "many channels": ((1, 160, 7, 7), [("Conv", ["96,160,3,3", "96"], {"pads": [1, 1, 1, 1]})]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_results(case: str) -> None:
+    dims, chain = CASES[case]
+    nodes, constants, last = [], [], "x"
+    for number, (op, operands, attrs) in enumerate(chain):
+        names = [f"c{number}_{k}" for k in range(len(operands))]
+        for name, text in zip(names, operands):
+            array = RNG.standard_normal([int(n) for n in text.split(",")]).astype(np.float32)
+            constants.append(numpy_helper.from_array(abs(array) if text[0] == "+" else array, name))
+        nodes.append(helper.make_node(op, [last, *names], [f"t{number}"], name=f"n{number}", **attrs))
+        last = f"t{number}"
+    check(nodes, constants, dims, last)
+
+
+def test_branches_that_meet() -> None:
+    """Sums, concatenations and scales by channel of blocked and plain values."""
+    names = ["a", "b", "s"]
+    weights = [RNG.standard_normal((16, 16, k, k)).astype(np.float32) for k in (1, 3, 1)]
+    nodes = [
+        helper.make_node("Conv", ["x", "w_a"], ["a"]),
+        helper.make_node("Conv", ["a", "w_b"], ["b"], pads=[1, 1, 1, 1]),
+        helper.make_node("Add", ["a", "b"], ["sum"]),
+        helper.make_node("Concat", ["a", "b", "sum"], ["all"], axis=1),
+        helper.make_node("GlobalAveragePool", ["sum"], ["mean"]),
+        helper.make_node("Conv", ["mean", "w_s"], ["s"]),
+        helper.make_node("HardSigmoid", ["s"], ["scale"]),
+        helper.make_node("Mul", ["b", "scale"], ["scaled"]),
+        helper.make_node("Add", ["scaled", "x"], ["plain"]),
+        helper.make_node("Concat", ["all", "plain", "scaled"], ["y"], axis=1),
+    ]
+    constants = [numpy_helper.from_array(w, f"w_{name}") for w, name in zip(weights, names)]
+    check(nodes, constants, (1, 16, 6, 5), "y")
+
+
+def check(nodes: list[Any], constants: list[Any], dims: tuple[int, ...], last: str) -> None:
+    """The model from `x` to `last` gives what it gives under onnxruntime."""
+    x = RNG.standard_normal(dims).astype(np.float32)
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, dims)],
+        [helper.make_tensor_value_info(last, TensorProto.FLOAT, None)], constants,
+    )  # fmt: skip
+    graph.output[0].type.tensor_type.ClearField("shape")
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    model = onnx.shape_inference.infer_shapes(model)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (expected,) = session.run(None, {"x": x})
+    program = celosia.compile(model)
+    assert any("Block" in node.op for step in program.steps for node in step.nodes)
+    y = Runtime(program).run({"x": x}).outputs[last]
+    assert y.shape == expected.shape
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4 * float(abs(expected).max()))
