@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from celosia.compiler import numerics
 from celosia.compiler.graph.values import attribute, attributes, constant, is_op, new_constant, only_use, shape
 
-SHAPE_OPS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
+MOVING_OPS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Transpose")
 UNARY_OPS = tuple(numerics.UNARY)
 
 
@@ -44,6 +44,16 @@ class Quantised:
     @property
     def dtype(self) -> np.dtype[Any]:
         return self.zero.dtype
+
+
+@dataclass(frozen=True)
+class Product:
+    """x * w + bias, of bytes and int32. last: the operator that makes it, that of the product or of the addition."""
+
+    x: Quantised
+    w: Quantised
+    bias: ir.Value | None
+    last: ir.Node
 
 
 def dequantised(value: ir.Value | None) -> Quantised | None:
@@ -87,21 +97,18 @@ class Integerise:
         self.model, self.graph = model, model.graph
 
     def run(self) -> None:
-        self._commute_shape_ops()
-        drop_unused(self.graph)
-        while any([node.graph is not None and self._rewrite(node) for node in list(self.graph)]):
+        self._repeat(self._commute)
+        self._repeat(lambda node: self._rewrite(node) or self._quantised_product(node))
+        self._repeat(self._float_product)
+
+    def _repeat(self, rule: Callable[[ir.Node], bool]) -> None:
+        while any([node.graph is not None and rule(node) for node in list(self.graph)]):
             drop_unused(self.graph)
 
-    # Quantise and dequantise commute with operators that only change the shape ---------------------------------
+    # Quantise and dequantise commute with operators that only move elements ------------------------------------
 
-    def _commute_shape_ops(self) -> None:
-        changed = True
-        while changed:
-            changed = False
-            for node in list(self.graph):
-                if node.graph is None or not is_op(node, *SHAPE_OPS) or not node.inputs:
-                    continue
-                changed |= self._sink(node) or self._hoist(node)
+    def _commute(self, node: ir.Node) -> bool:
+        return is_op(node, *MOVING_OPS) and bool(node.inputs) and (self._sink(node) or self._hoist(node))
 
     def _sink(self, node: ir.Node) -> bool:
         """shape_op(float) -> QuantizeLinear   becomes   QuantizeLinear -> shape_op(8 bit)."""
@@ -192,45 +199,80 @@ class Integerise:
         x, w = self._activation(node.inputs[0]), dequantised(node.inputs[1])
         if x is None or w is None or w.dtype not in (np.int8, np.uint8) or (not w.scalar and w.axis != 0):
             return False
-        bias: ir.Value | None = None
-        if len(node.inputs) > 2 and node.inputs[2] is not None:
-            b = dequantised(node.inputs[2])
-            if b is None or b.dtype != np.int32 or np.any(b.zero) or not _bias_scale_fits(b.scale, x.scale, w.scale):
-                return False
-            bias = b.value
+        given = node.inputs[2] if len(node.inputs) > 2 else None
+        bias = self._bias(given, x, w, to_bytes=True)
+        if given is not None and bias is None:
+            return False
         inputs = [*self._operand(x), *self._operand(w), *self._parameters(y), bias]
         attrs = {name: attribute(node, name) for name in node.attributes}
         return self._emit(y, "", "QLinearConv", inputs, node, **attrs)
 
-    def _gemm(self, node: ir.Node, y: Quantised) -> bool:
+    def _product(self, node: ir.Node, to_bytes: bool) -> Product | None:
+        """What the Gemm or MatMul `node` computes, where integer operators compute the same. to_bytes: if its result
+        is quantised.
+        """
         x, w = self._activation(node.inputs[0]), dequantised(node.inputs[1])
         if x is None or w is None or w.dtype not in (np.int8, np.uint8):
-            return False
-        matmul = node.op_type == "MatMul"
-        if constant(w.value) is None:
-            if not matmul or not w.scalar:
-                return False
-            inputs = [*self._operand(x), *self._operand(w), *self._parameters(y)]
-            return self._emit(y, "", "QLinearMatMul", inputs, node)
-        if matmul:
-            if not w.scalar and w.axis % len(w.value.shape or (0,)) != len(w.value.shape or (0,)) - 1:
-                return False
-            return self._emit(
-                y, "", "QLinearMatMul", [*self._operand(x), *self._operand(w), *self._parameters(y)], node
-            )
-        trans_b = attribute(node, "transB", 0)
+            return None
+        rank, trans_b = len(w.value.shape or (0,)), attribute(node, "transB", 0)
+        if not w.scalar and (constant(w.value) is None or w.axis % rank != rank - (2 if trans_b else 1)):
+            return None
+        if node.op_type == "MatMul":
+            add = only_use(node.outputs[0])
+            other = next((v for v in add.inputs if v is not node.outputs[0]), None) if is_op(add, "Add") else None  # type: ignore[union-attr]
+            bias = self._bias(other, x, w, to_bytes)
+            return Product(x, w, bias, node if bias is None or add is None else add)
         if attribute(node, "transA", 0) or attribute(node, "alpha", 1.0) != 1.0 or attribute(node, "beta", 1.0) != 1.0:
+            return None
+        given = node.inputs[2] if len(node.inputs) > 2 else None
+        bias = self._bias(given, x, w, to_bytes)
+        return None if given is not None and bias is None else Product(x, w, bias, node)
+
+    def _bias(self, value: ir.Value | None, x: Quantised, w: Quantised, to_bytes: bool) -> ir.Value | None:
+        """A bias as int32 in the steps in which products are added, one for each column.
+
+        One that is a float constant is rounded to such steps only where the result is quantised, as onnxruntime does.
+        """
+        b = dequantised(value)
+        if b is not None:
+            fits = b.dtype == np.int32 and not np.any(b.zero) and _bias_scale_fits(b.scale, x.scale, w.scale)
+            return b.value if fits and len(b.value.shape or ()) == 1 else None
+        given, step = constant(value), x.scale.reshape(()) * w.scale
+        if not to_bytes or given is None or given.dtype != np.float32 or given.ndim != 1:
+            return None
+        if step.size not in (1, given.size) or not np.all(np.abs(steps := np.rint(given / step)) < 2.0**31):
+            return None
+        return new_constant(self.graph, f"{value.name}_int32", steps.astype(np.int32))  # type: ignore[union-attr]
+
+    def _quantised_product(self, node: ir.Node) -> bool:
+        """Gemm, MatMul, and MatMul -> Add of a bias: QGemm or QLinearMatMul. Unlike onnxruntime's, our QGemm takes a
+        left operand of any rank.
+        """
+        product = self._product(node, to_bytes=True) if is_op(node, "Gemm", "MatMul") else None
+        y = quantised(product.last.outputs[0]) if product is not None else None
+        if product is None or y is None:
             return False
-        if not w.scalar and w.axis % 2 != (0 if trans_b else 1):
+        x, w = self._operand(product.x), self._operand(product.w)
+        if node.op_type == "MatMul" and product.bias is None:
+            return self._emit(y, "", "QLinearMatMul", [*x, *w, *self._parameters(y)], product.last)
+        attrs = {"transB": attribute(node, "transB", 0), "alpha": 1.0}
+        inputs = [*x, *w, product.bias, *self._parameters(y)]
+        return self._emit(y, "com.microsoft", "QGemm", inputs, product.last, **attrs)
+
+    def _float_product(self, node: ir.Node) -> bool:
+        """The same where the result stays float: QGemm without an output's scale, or MatMulIntegerToFloat."""
+        product = self._product(node, to_bytes=False) if is_op(node, "Gemm", "MatMul") else None
+        if product is None:
             return False
-        bias: ir.Value | None = None
-        if len(node.inputs) > 2 and node.inputs[2] is not None:
-            b = dequantised(node.inputs[2])
-            if b is None or b.dtype != np.int32 or np.any(b.zero) or not _bias_scale_fits(b.scale, x.scale, w.scale):
-                return False
-            bias = b.value
-        operands = [*self._operand(x), *self._operand(w), bias, *self._parameters(y)]
-        return self._emit(y, "com.microsoft", "QGemm", operands, node, transB=trans_b, alpha=1.0)
+        (x, sx, zx), (w, sw, zw) = self._operand(product.x), self._operand(product.w)
+        inputs: list[ir.Value | None]
+        if node.op_type == "MatMul" and product.bias is None:
+            op, inputs, attrs = "MatMulIntegerToFloat", [x, w, sx, sw, zx, zw], attributes()
+        else:
+            op, inputs = "QGemm", [x, sx, zx, w, sw, zw, product.bias]
+            attrs = attributes(transB=attribute(node, "transB", 0), alpha=1.0)
+        self._replace(product.last, op, inputs, "com.microsoft", {attr.name: attr for attr in attrs})
+        return True
 
     def _binary(self, node: ir.Node, y: Quantised) -> bool:
         a, b = dequantised(node.inputs[0]), dequantised(node.inputs[1])
@@ -381,8 +423,6 @@ def drop_unused(graph: ir.Graph) -> None:
 
 _RULES: dict[str, Callable[[Integerise, ir.Node, Quantised], bool]] = {
     "Conv": Integerise._conv,
-    "Gemm": Integerise._gemm,
-    "MatMul": Integerise._gemm,
     "Add": Integerise._binary,
     "Mul": Integerise._binary,
     "GlobalAveragePool": Integerise._pool_average,
