@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help demo test check lint types unit bench bench-cpu fuzz format clean
+.PHONY: help demo test check lint types unit bench bench-cpu fuzz prove format clean
 
 help:  ## Print this.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -41,6 +41,10 @@ SEED ?= 1
 fuzz: $(INSTALLED)  ## Random programs, garbage and damaged files on random Configs; N=20000 SEED=1.
 	PYTHONPATH=tests:tests/cosim $(BIN)/python -m fuzz --count $(N) --seed $(SEED) --jobs $(JOBS)
 
+DEPTH ?= 0
+prove: $(INSTALLED)  ## Prove the hardware's properties, each with faults that it must find; DEPTH=40 for longer bounds.
+	PYTHONPATH=tests/formal $(BIN)/python -m proofs --jobs $(JOBS) --depth $(DEPTH)
+
 format: $(INSTALLED)  ## Format the sources.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -58,5 +62,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
 		|| { rm -rf $(VENV); echo "cannot make $(VENV); Debian, Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	@echo "Installing into $(VENV) (once) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,prove]'
 	@touch $@

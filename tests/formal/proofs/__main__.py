@@ -1,0 +1,60 @@
+"""make prove: python -m proofs [NAME ...] [--jobs N] [--depth N]."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from proofs.declare import Method, all_properties
+from proofs.run import ProofError, Row, run_all
+
+CONSOLE = Console(soft_wrap=False)
+
+
+def prove(
+    names: Annotated[list[str] | None, typer.Argument(help="Parts of the properties' names; none: all.")] = None,
+    jobs: Annotated[int, typer.Option(help="Runs at once.")] = os.cpu_count() or 1,
+    depth: Annotated[int, typer.Option(help="Cycles that bounded proofs look at, where they would look at fewer.")] = 0,
+) -> None:
+    """Prove the properties of the hardware, and that each one finds the faults planted for it."""
+    proofs = [p for p in all_properties().values() if not names or any(name in p.name for name in names)]
+    if not proofs:
+        raise SystemExit(f"no property is called {' or '.join(names or [])}")
+    table = Table("property", "method", "depth", "CPU s", "mutant", "caught", title="Proofs")
+    began, rows = time.monotonic(), []
+    try:
+        for row in run_all(proofs, jobs, depth):
+            rows.append(row)
+            CONSOLE.print(f"{'proved' if row.proved else '[red]FAILED[/]':8} {row.proof.name}", highlight=False)
+            _add(table, row)
+    except ProofError as error:
+        raise SystemExit(str(error)) from None
+    CONSOLE.print(table)
+    for row in rows:
+        if not row.proved:
+            CONSOLE.print(row.result.found, markup=False, highlight=False)
+    caught = [flag for row in rows for flag in row.caught]
+    CONSOLE.print(
+        f"{sum(row.proved for row in rows)} of {len(rows)} properties proved, {sum(caught)} of {len(caught)} mutants "
+        f"caught; {sum(row.seconds for row in rows):.0f} s of processor time when they were tried, "
+        f"{time.monotonic() - began:.0f} s now"
+    )
+    sys.exit(0 if all(row.good for row in rows) else 1)
+
+
+def _add(table: Table, row: Row) -> None:
+    depth = "" if row.proof.method is Method.NETLIST else str(row.result.depth)
+    method = row.proof.method.value if row.proved else "[red]not proved[/]"
+    for i, (mutant, caught) in enumerate(zip(row.proof.mutants, row.caught)):
+        first = (row.proof.name, method, depth, f"{row.seconds:.1f}") if i == 0 else ("", "", "", "")
+        table.add_row(*first, str(mutant).replace("[", r"\["), "yes" if caught else "[red]NO[/]")
+
+
+if __name__ == "__main__":
+    typer.run(prove)

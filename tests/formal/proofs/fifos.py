@@ -1,0 +1,119 @@
+"""Each queue equals a list: nothing is lost, doubled, changed or overtaken."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from amaranth import Module, Mux, Signal, Value
+
+from celosia.hw.dae_pipeline.fifo import StreamFifo
+from celosia.hw.gemm_core.vector import Bypass
+from proofs.declare import Mutant, prove
+from proofs.harness import Harness, implies
+
+WIDTH = 3
+"""Bits of a payload. Control does not look at it, so that the width does not matter."""
+
+
+class Tracked:
+    """Any one element that enters, followed until it leaves. As it may be any, what holds for it holds for all.
+
+    count: elements inside, by counting. ahead: how many of them leave before the tracked one. Once it has left, the
+    next one may be chosen.
+    """
+
+    def __init__(self, h: Harness, push: Value, pop: Value, value: Value, depth: int) -> None:
+        m: Module = h.m
+        self.count, self.ahead = Signal(range(depth + 2), name="count"), Signal(range(depth + 2), name="ahead")
+        self.inside, self.value = Signal(name="tracks"), Signal(len(value), name="tracked")
+        m.d.sync += self.count.eq(self.count + push - pop)
+        with m.If(~self.inside & push & h.any(1, "choose")):
+            m.d.sync += [self.inside.eq(1), self.value.eq(value), self.ahead.eq(self.count - pop)]
+        with m.Elif(self.inside & pop):
+            m.d.sync += [self.inside.eq(self.ahead != 0), self.ahead.eq(self.ahead - 1)]
+        h.ensure(self.count <= depth, "never_too_many")
+        h.ensure(implies(self.inside, self.ahead < self.count), "tracked_is_inside")
+
+
+def _place(start: Value, steps: Value, depth: int) -> Value:
+    total = Signal(range(2 * depth + 2))
+    return Mux(start + steps >= depth, start + steps - depth, start + steps) if depth > 1 else total
+
+
+def fifo(depth: int) -> Harness:
+    """A StreamFifo whose memory is read at once."""
+    h = Harness()
+    dut = StreamFifo(WIDTH, depth)
+    inside = h.add(dut)
+    h.streams(dut)
+    push, pop = dut.i.valid & dut.i.ready, dut.o.valid & dut.o.ready
+    tracked = Tracked(h, push, pop, dut.i.payload, depth)
+    h.ensure(dut.o.valid == (tracked.count != 0), "offers_what_it_has")
+    h.ensure(dut.i.ready == (tracked.count != depth), "takes_until_full")
+    h.ensure(implies(tracked.inside & (tracked.ahead == 0), dut.o.payload == tracked.value), "gives_what_it_got")
+    # What makes this inductive: where the elements lie.
+    produce, consume = inside["queue.produce"], inside["queue.consume"]
+    h.ensure(inside["queue.level"] == tracked.count, "level")
+    h.ensure((produce < depth) & (consume < depth), "pointers")
+    h.ensure(produce == _place(consume, tracked.count, depth), "distance")
+    content = inside.memory("queue.storage", _place(consume, tracked.ahead, depth))
+    h.ensure(implies(tracked.inside, content == tracked.value), "content")
+    return h
+
+
+def block_fifo(depth: int) -> Harness:
+    """A StreamFifo in block RAM: the oldest element stands in the output register of the memory."""
+    h = Harness()
+    dut = StreamFifo(WIDTH, depth, block_ram=True)
+    inside = h.add(dut)
+    h.streams(dut)
+    push, pop = dut.i.valid & dut.i.ready, dut.o.valid & dut.o.ready
+    tracked = Tracked(h, push, pop, dut.i.payload, depth)
+    old = h.register((tracked.count + push - pop != 0) & (tracked.count - pop != 0), "is_old")
+    h.ensure(implies(dut.o.valid, tracked.count != 0), "offers_only_what_it_has")
+    h.ensure(implies(old, dut.o.valid), "offers_within_a_cycle")
+    h.ensure(implies(tracked.count < depth - 1, dut.i.ready), "takes_until_full")
+    h.ensure(implies(tracked.inside & (tracked.ahead == 0) & dut.o.valid, dut.o.payload == tracked.value), "gives")
+    # In the memory are all but the one in the register.
+    produce, consume, register = inside["queue.produce"], inside["queue.consume"], dut.o.valid
+    inner = depth - 1
+    stored = tracked.count - register
+    h.ensure(inside["queue.inner_level"] == stored, "level")
+    h.ensure((produce < inner) & (consume < inner) & (stored <= inner), "pointers")
+    h.ensure(produce == _place(consume, stored, inner), "distance")
+    content = inside.memory("queue.storage", _place(consume, tracked.ahead - register, inner))
+    h.ensure(implies(tracked.inside & ~(register & (tracked.ahead == 0)), content == tracked.value), "content")
+    return h
+
+
+def bypass() -> Harness:
+    """The ring in which values skip stages of the vector unit."""
+    h = Harness()
+    dut = Bypass(WIDTH)
+    inside = h.add(dut)
+    tracked = Tracked(h, dut.push, dut.pop, dut.i, 15)
+    h.assume(~dut.clear)
+    h.assume(implies(dut.push, tracked.count < 15))
+    h.assume(implies(dut.pop, tracked.count != 0))
+    h.ensure(implies(tracked.inside & (tracked.ahead == 0), dut.o == tracked.value), "gives_what_it_got")
+    head, tail = inside["head"], inside["tail"]
+    h.ensure((tail + tracked.count)[:4] == head, "distance")
+    content = inside.memory("ring", (tail + tracked.ahead)[:4])
+    h.ensure(implies(tracked.inside, content == tracked.value), "content")
+    return h
+
+
+FILE = "dae_pipeline/fifo.py"
+LOSES = Mutant(FILE, "queue.r_en.eq(self.o.ready)", "queue.r_en.eq(self.o.ready | self.i.valid)")
+LATE = Mutant(FILE, "queue.w_en.eq(self.i.valid)", "queue.w_en.eq(self.i.valid & ~self.o.ready)")
+for depth in (2, 8, 16):
+    prove(f"queue of {depth} equals a list", *((LOSES, LATE) if depth == 2 else (LOSES,)), depth=1)(
+        partial(fifo, depth)
+    )
+for depth in (4, 128):
+    prove(f"block RAM queue of {depth} equals a list", LOSES, depth=1)(partial(block_fifo, depth))
+prove(
+    "bypass of the vector unit equals a list",
+    Mutant("gemm_core/vector.py", "with m.If(self.pop):", "with m.If(self.pop & ~self.push):"),
+    depth=1,
+)(bypass)

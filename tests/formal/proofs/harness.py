@@ -1,0 +1,143 @@
+"""What surrounds a component while something is proved about it."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+from amaranth import ClockDomain, Const, Elaboratable, Module, Signal, Value
+from amaranth.asserts import AnyConst, AnySeq
+from amaranth.back import rtlil
+from amaranth.hdl import Assert, Assume, Fragment, ShapeLike
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In
+
+
+class Inside:
+    """What the methods of a component call by a name while it is elaborated: `inside["queue.level"]`.
+
+    A path leads through parts; each name in it is a local variable of `elaborate`, or else an attribute.
+    """
+
+    def __init__(self, component: Elaboratable, m: Module) -> None:
+        self._component, self._m = component, m
+        self._names: dict[int, dict[str, Any]] = {}
+        self._results: dict[int, Any] = {}
+        sys.setprofile(self._watch)
+        try:
+            self.fragment = Fragment.get(component, None)
+        finally:
+            sys.setprofile(None)
+
+    def _watch(self, frame: FrameType, event: str, result: Any) -> None:
+        part = frame.f_locals.get("self")
+        if event == "return" and isinstance(part, Elaboratable):
+            self._names.setdefault(id(part), {}).update(frame.f_locals)
+            if frame.f_code.co_name == "elaborate":
+                self._results[id(part)] = result
+
+    def __getitem__(self, path: str) -> Any:
+        part: Any = self._component
+        for name in path.split("."):
+            names = self._names.get(id(part), {})
+            part = names[name] if name in names else getattr(part, name)
+        return part
+
+    def memory(self, path: str, address: Value) -> Signal:
+        """What the memory holds at `address`."""
+        instance = self._results[id(self[path])]
+        content = Signal(len(instance._read_ports[0]._data), name="content")
+        place = Signal(range(instance._data.depth), name="place")
+        self._m.d.comb += place.eq(address)
+        instance.read_port(domain="comb", addr=place, data=content, en=Const(1), transparent_for=())
+        return content
+
+
+class Harness:
+    """A module with components whose inputs may be anything in each cycle, until something is assumed about them.
+
+    There is no reset: cycle 0 begins with the registers' initial values.
+    """
+
+    def __init__(self) -> None:
+        self.m = Module()
+        self.m.domains.sync = self._clock = ClockDomain(reset_less=True)
+        self._count = 0
+
+    def add(self, component: wiring.Component, name: str = "dut") -> Inside:
+        """Adds a component, each input of which takes any value."""
+        inside = Inside(component, self.m)
+        self.m.submodules[name] = inside.fragment
+        for _, member, value in component.signature.flatten(component):
+            if member.flow is In:
+                value = Value.cast(value)
+                self.m.d.comb += value.eq(AnySeq(len(value)))
+        return inside
+
+    def any(self, shape: ShapeLike, name: str) -> Signal:
+        """Any value, another one in each cycle."""
+        signal = Signal(shape, name=name)
+        self.m.d.comb += Value.cast(signal).eq(AnySeq(len(Value.cast(signal))))
+        return signal
+
+    def constant(self, shape: ShapeLike, name: str) -> Signal:
+        """Any value, the same one in all cycles."""
+        signal = Signal(shape, name=name)
+        self.m.d.comb += Value.cast(signal).eq(AnyConst(len(Value.cast(signal))))
+        return signal
+
+    def register(self, next_value: Any, name: str, init: int = 0) -> Signal:
+        """`next_value` of the cycle before."""
+        value = Value.cast(next_value)
+        signal = Signal(value.shape(), name=name, init=init)
+        self.m.d.sync += signal.eq(value)
+        return signal
+
+    def ensure(self, condition: Any, name: str) -> None:
+        """What is to be proved."""
+        self.m.d.comb += Assert(self._named(condition, f"holds_{name}"))
+
+    def assume(self, condition: Any) -> None:
+        """What the surroundings promise."""
+        self._count += 1
+        self.m.d.comb += Assume(self._named(condition, f"assumed{self._count}"))
+
+    def _named(self, condition: Any, name: str) -> Signal:
+        signal = Signal(name=name)
+        self.m.d.comb += signal.eq(Value.cast(condition).bool())
+        return signal
+
+    # Streams ------------------------------------------------------------------------------------------------
+
+    def kept(self, valid: Any, ready: Any, payload: Any, name: str, unless: Any = 0) -> Value:
+        """1 where `valid` and `payload` are what they were in a cycle in which `ready` was missing."""
+        waits = self.register(valid & ~ready, f"{name}_waits")
+        before = self.register(payload, f"{name}_before")
+        return ~waits | unless | (valid & (Value.cast(payload) == before))
+
+    def obeys(self, port: stream.Interface, name: str, unless: Any = 0) -> None:
+        """To be proved: the stream keeps what it offers until it is taken."""
+        self.ensure(self.kept(port.valid, port.ready, port.payload, name, unless), f"{name}_kept")
+
+    def trusts(self, port: stream.Interface, name: str) -> None:
+        """The neighbour keeps what it offers."""
+        self.assume(self.kept(port.valid, port.ready, port.payload, name))
+
+    def streams(self, component: wiring.Component, unless: Any = 0) -> None:
+        """`trusts` all streams that enter a component, and proves of all that leave it that it `obeys`."""
+        for name, member in component.signature.members.items():
+            port = getattr(component, name)
+            if isinstance(port, stream.Interface):
+                if member.flow is In:
+                    self.trusts(port, name)
+                else:
+                    self.obeys(port, name, unless)
+
+    def rtlil(self) -> str:
+        text: str = rtlil.convert(Fragment.get(self.m, None), name="top", ports=[self._clock.clk], emit_src=False)
+        return text
+
+
+def implies(condition: Any, conclusion: Any) -> Value:
+    return ~Value.cast(condition).bool() | Value.cast(conclusion).bool()

