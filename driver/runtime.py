@@ -41,12 +41,12 @@ class Result:
         return self._report()
 
 
-DEVICES = ("functional", "rtl")
+DEVICES = ("functional", "rtl", "board")
 """Devices that can be opened by name."""
 
 
 def open_device(name: str, config: Config, **options: Any) -> Device:
-    """The device called "functional" or "rtl"; `options` are those of RtlDevice. ValueError for another name."""
+    """The device called "functional", "rtl" or "board"; `options` are RtlDevice's or BoardDevice's. ValueError."""
     if name == "functional":
         from celosia.sim.fsim import FunctionalDevice
 
@@ -55,11 +55,15 @@ def open_device(name: str, config: Config, **options: Any) -> Device:
         from celosia.sim.rtlsim import RtlDevice
 
         return RtlDevice(config, **options)
-    raise ValueError(f"there is no device {name!r}; take {' or '.join(DEVICES)}")
+    if name == "board":
+        from celosia.driver.board import pynq_device
+
+        return pynq_device(config, **options)
+    raise ValueError(f"there is no device {name!r}; take {', '.join(DEVICES[:-1])} or {DEVICES[-1]}")
 
 
 class Runtime:
-    """Runs `program` on `device`: "functional", "rtl", or any Device of the same Config.
+    """Runs `program` on `device`: "functional", "rtl", "board", or any Device of the same Config.
 
     A device by name is opened when the first launch needs it; a program without launches never opens one.
     Raises ProgramError where the CPU's part was compiled for another processor.
@@ -82,7 +86,7 @@ class Runtime:
         self.build_seconds = 0.0
         if isinstance(device, str):
             if device not in DEVICES:
-                raise ValueError(f"there is no device {device!r}; take {' or '.join(DEVICES)}")
+                raise ValueError(f"there is no device {device!r}; take {', '.join(DEVICES[:-1])} or {DEVICES[-1]}")
             self._name = device
         else:
             self._attach(device)

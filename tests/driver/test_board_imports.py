@@ -39,7 +39,7 @@ def on_a_board(code: str, *args: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["driver.runtime", "driver.arrays", "compiler.program", "compiler.cpu.hostops", "sim.fsim"]
+    "name", ["driver.runtime", "driver.arrays", "driver.board", "compiler.program", "compiler.cpu.hostops", "sim.fsim"]
 )
 def test_imports_with_numpy_alone(name: str) -> None:
     done = on_a_board(f"import celosia.{name}")

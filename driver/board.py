@@ -1,0 +1,289 @@
+"""A Device on a board: the accelerator's registers behind MMIO, and its memory in contiguous buffers.
+
+`BoardDevice` knows neither PYNQ nor Linux. It drives what implements `Registers` and `Memory`: `pynq_device` makes it
+of PYNQ's MMIO and buffers; the tests of the hardware make it of an AXI4-Lite master and a memory in a simulation.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.hw.config import Config
+from celosia.hw.regs import (
+    CONTROL_START,
+    COUNTERS,
+    ERROR_TEXT,
+    MAGIC,
+    REGISTERS,
+    STATUS_BUSY,
+    STATUS_DONE,
+    STATUS_ERROR_SHIFT,
+    Access,
+    Error,
+)
+from celosia.sim.device import Counters, DeviceError
+
+PAGE = 4096
+REGISTER_BYTES = PAGE
+POLL_SECONDS = 1e-4
+CLOCK_HZ = 100e6
+"""Clock of the accelerator that time limits are reckoned with; the bitstream projects set it."""
+WATCHDOG_CYCLES = 10_000_000
+"""Cycles without progress of any unit after which the hardware ends a run: 0.1 s at 100 MHz."""
+BASES = {"armv7l": 0x43C0_0000, "aarch64": 0xA000_0000}
+"""Where the bitstream projects place the registers: on GP0 of a Zynq-7000, on HPM0 of an UltraScale+."""
+FPGA_STATE = Path("/sys/class/fpga_manager/fpga0/state")
+
+
+class Registers(Protocol):
+    """The accelerator's registers. Offsets are bytes, values 32 bits."""
+
+    def read(self, offset: int) -> int: ...
+
+    def write(self, offset: int, value: int) -> None: ...
+
+
+class Buffer(Protocol):
+    """Bytes that lie together in physical memory; the host may see them through a cache that the device does not see.
+
+    `data` is the host's view. What it writes there reaches the device with `flush`; what the device has written it
+    sees after `invalidate`; both take the bytes from `start` on, and may touch the rest of their cache lines.
+    """
+
+    data: NDArray[np.uint8]
+    physical_address: int
+
+    def flush(self, start: int, size: int) -> None: ...
+
+    def invalidate(self, start: int, size: int) -> None: ...
+
+    def free(self) -> None: ...
+
+
+class Memory(Protocol):
+    def allocate(self, size: int) -> Buffer:
+        """`size` bytes (at least 1) from a page's start. MemoryError where there are not so many together."""
+        ...
+
+
+class BoardDevice:
+    """The accelerator behind `registers`, with its DRAM in a buffer of `memory`; see sim.device.Device.
+
+    registers, memory: the board. clock_hz: of the accelerator; turns limits in cycles into seconds. interrupt: waits
+    for the interrupt at most so many seconds; without it the status is polled. now, sleep: seconds. watchdog_cycles:
+    cycles without progress of any unit after which the hardware itself ends a run; 0 for never.
+
+    DeviceError where there is no accelerator, or one of another Config.
+    """
+
+    memory_model: str | None = "board"
+
+    def __init__(
+        self, config: Config, registers: Registers, memory: Memory, *, clock_hz: float = CLOCK_HZ,
+        interrupt: Callable[[float], object] | None = None, now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep, watchdog_cycles: int = WATCHDOG_CYCLES,
+    ) -> None:  # fmt: skip
+        self.config = config
+        self.clock_hz, self.watchdog_cycles = clock_hz, watchdog_cycles
+        self.last_error: tuple[Error, int] | None = None
+        """Code and instruction number of the last run's error."""
+        self._registers, self._memory, self._buffer = registers, memory, None
+        self._interrupt, self._now, self._sleep = interrupt, now, sleep
+        self._size = 0
+        magic, identity = self._read("magic"), self._read("identity")
+        if magic != MAGIC:
+            raise DeviceError(
+                f"there is no Celosia accelerator: its first register reads {magic:#010x}, not {MAGIC:#010x}; load its "
+                "bitstream, and check the base address of the registers"
+            )
+        if identity != config.identity:
+            raise DeviceError(
+                f"the accelerator on the board has Config {identity:08x}, not {config.name} ({config.identity:08x}); "
+                "load that Config's bitstream, or compile the model for this one"
+            )
+
+    _buffer: Buffer | None
+
+    # Memory ----------------------------------------------------------------------------------------------------
+
+    def allocate(self, size: int) -> None:
+        """Make `size` bytes of memory available. DeviceError where the board has not so many together."""
+        if size < 0:
+            raise ValueError(f"cannot allocate {size} bytes")
+        self.close()
+        try:
+            self._buffer = self._memory.allocate(max(size, 1))
+        except MemoryError as error:
+            raise DeviceError(
+                f"the board has no {size} bytes of contiguous memory: {error}; end other users of it, or enlarge CMA "
+                "(cma=... on the kernel's command line)"
+            ) from None
+        self._size = size
+        if self._buffer.physical_address % PAGE:
+            raise DeviceError(f"the buffer at {self._buffer.physical_address:#x} does not begin with a page")
+
+    def write(self, addr: int, data: NDArray[Any]) -> None:
+        """Copy the bytes of `data` to `addr`. ValueError where they do not fit."""
+        flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        buffer = self._checked(addr, len(flat))
+        buffer.data[addr : addr + len(flat)] = flat
+        buffer.flush(addr, len(flat))  # at once: no line is left dirty that could later overwrite the device's results
+
+    def read(self, addr: int, size: int) -> NDArray[np.uint8]:
+        """A copy of `size` bytes from `addr`. ValueError where they are not there."""
+        buffer = self._checked(addr, size)
+        buffer.invalidate(addr, size)
+        return np.array(buffer.data[addr : addr + size], np.uint8)
+
+    def _checked(self, addr: int, size: int) -> Buffer:
+        if self._buffer is None or addr < 0 or size < 0 or addr + size > self._size:
+            raise ValueError(f"bytes {addr} to {addr + size - 1} are not in the {self._size} bytes allocated")
+        return self._buffer
+
+    def close(self) -> None:
+        """Give the memory back; `allocate` makes the device usable again."""
+        if self._buffer is not None:
+            self._buffer.free()
+        self._buffer, self._size = None, 0
+
+    # Runs ------------------------------------------------------------------------------------------------------
+
+    def run(self, instr_addr: int, count: int, timeout_cycles: int, trace: bool = False) -> Counters:
+        """Execute `count` instructions; returns the hardware's counters. There are no events, whatever `trace`.
+
+        DeviceError where an instruction fails, or the run takes over `timeout_cycles`.
+        """
+        self.last_error = None
+        if count == 0:
+            return Counters(0, dict.fromkeys(COUNTERS, 0))
+        if self._buffer is None:
+            raise ValueError("no memory is allocated")
+        if self._read("status") & STATUS_BUSY:
+            raise DeviceError("the accelerator is still busy with an earlier run; load its bitstream again")
+        base = self._buffer.physical_address
+        values = {
+            "instr_addr": instr_addr, "instr_count": count, "dma_base_lo": base & 0xFFFFFFFF, "dma_base_hi": base >> 32,
+            "dma_size": self._size, "watchdog": self.watchdog_cycles, "irq_enable": int(self._interrupt is not None),
+        }  # fmt: skip
+        for name, value in values.items():
+            self._write(name, value)
+        self._write("control", CONTROL_START)
+        return self._result(self._until_done(timeout_cycles))
+
+    def _until_done(self, timeout_cycles: int) -> int:
+        """The status at the end of the run."""
+        limit = timeout_cycles / self.clock_hz
+        end = self._now() + limit
+        while True:
+            late = self._now() >= end  # before the look at the status: a host that slept is not the device's fault
+            status = self._read("status")
+            if status & STATUS_DONE and not status & STATUS_BUSY:
+                return status
+            if late:
+                raise DeviceError(f"no end within {timeout_cycles} cycles ({limit:.3g} s): {self._state(status)}")
+            if self._interrupt is not None:
+                self._interrupt(max(end - self._now(), 0))
+            else:
+                self._sleep(POLL_SECONDS)
+
+    def _result(self, status: int) -> Counters:
+        code = status >> STATUS_ERROR_SHIFT & 0xFF
+        if code:
+            known = code in ERROR_TEXT
+            self.last_error = (Error(code), self._read("error_index")) if known else None
+            text = ERROR_TEXT[Error(code)] if known else f"error code {code}"
+            raise DeviceError(f"instruction {self._read('error_index')}: {text}; {self._state(status)}")
+        values = self._counters()
+        return Counters(values["cycles"], values)
+
+    def _counters(self) -> dict[str, int]:
+        return {name: self._read(f"{name}_lo") | self._read(f"{name}_hi") << 32 for name in COUNTERS}
+
+    def _state(self, status: int) -> str:
+        """What the counters say of each unit."""
+        values = self._counters()
+        units = [name.removesuffix("_busy") for name in COUNTERS if name.endswith("_busy")]
+        parts = [
+            f"{unit.upper()} worked {values[f'{unit}_busy']}, waited {values[f'{unit}_wait_token']} for tokens and "
+            f"{values[f'{unit}_wait_memory']} for memory"
+            for unit in units
+        ]
+        return f"status {status:#x} after {values['cycles']} cycles, of which {'; '.join(parts)}"
+
+    def _write(self, name: str, value: int) -> None:
+        assert REGISTERS[name].access == Access.WRITE
+        self._registers.write(REGISTERS[name].offset, value)
+
+    def _read(self, name: str) -> int:
+        return self._registers.read(REGISTERS[name].offset) & 0xFFFFFFFF
+
+
+# PYNQ ----------------------------------------------------------------------------------------------------------
+
+
+class _PynqBuffer:
+    """A Buffer of what `pynq.allocate` gives: an array of numpy whose slices know their physical address, too."""
+
+    def __init__(self, buffer: Any) -> None:
+        self.data: NDArray[np.uint8] = buffer
+        self.physical_address = int(buffer.physical_address)
+        self._buffer = buffer
+
+    def flush(self, start: int, size: int) -> None:
+        if size:
+            self._buffer[start : start + size].flush()
+
+    def invalidate(self, start: int, size: int) -> None:
+        if size:
+            self._buffer[start : start + size].invalidate()
+
+    def free(self) -> None:
+        self._buffer.freebuffer()
+
+
+class _PynqMemory:
+    def __init__(self, pynq: Any) -> None:
+        self._pynq = pynq
+
+    def allocate(self, size: int) -> Buffer:
+        try:
+            return _PynqBuffer(self._pynq.allocate((size,), np.uint8, cacheable=True))
+        except RuntimeError as error:  # what PYNQ raises where CMA is exhausted
+            raise MemoryError(str(error)) from None
+
+
+def pynq_device(config: Config, base: int | None = None, **options: Any) -> BoardDevice:
+    """The accelerator on this board. DeviceError where pynq, the right to use it, or a bitstream is missing.
+
+    base: physical address of its registers, by default where the bitstream projects place them. options: BoardDevice's.
+    """
+    try:
+        import pynq
+    except ImportError as error:
+        raise DeviceError(
+            f"--device board needs the Python package pynq on the board itself ({error}); use a PYNQ image "
+            "(http://www.pynq.io/boards.html), or run `sudo pip3 install pynq` there; from another machine take "
+            "--device ssh://USER@BOARD"
+        ) from None
+    if base is None:
+        if platform.machine() not in BASES:
+            raise DeviceError(f"a {platform.machine()} is no Zynq; run this on the board, or take --device ssh://...")
+        base = BASES[platform.machine()]
+    try:
+        state = FPGA_STATE.read_text().strip()
+    except OSError:
+        state = "operating"  # older kernels do not say
+    if state != "operating":  # reading registers that are not there would stop the processor
+        raise DeviceError(f"no bitstream is loaded (the FPGA is in state {state!r}); load one with `celosia flash`")
+    try:
+        registers = pynq.MMIO(base, REGISTER_BYTES)
+        return BoardDevice(config, registers, _PynqMemory(pynq), **options)
+    except PermissionError:
+        raise DeviceError("PYNQ needs the rights of root; run as root (sudo -E), or log in as root") from None

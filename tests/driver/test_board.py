@@ -1,0 +1,123 @@
+"""The driver of boards with PYNQ: what it asks of the package, and what it says where something is missing."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from celosia.driver import board
+from celosia.driver.runtime import open_device
+from celosia.hw.config import PRESETS, Config
+from celosia.hw.regs import MAGIC, REGISTERS
+from celosia.sim.device import Device, DeviceError
+
+TINY = PRESETS["tiny"]
+
+
+class FakeBuffer(np.ndarray):  # type: ignore[type-arg]
+    """As much of PYNQ's buffers as the driver uses."""
+
+    calls: list[tuple[str, int, int]]
+    physical_address: int
+
+    def __array_finalize__(self, obj: Any) -> None:
+        if isinstance(obj, FakeBuffer) and hasattr(obj, "calls"):
+            self.calls, self.start = obj.calls, obj.start
+            here, there = (each.__array_interface__["data"][0] for each in (self, obj))
+            self.physical_address = obj.physical_address + here - there
+
+    def _call(self, what: str) -> None:
+        self.calls.append((what, self.physical_address - self.start, self.nbytes))
+
+    def flush(self) -> None:
+        self._call("flush")
+
+    def invalidate(self) -> None:
+        self._call("invalidate")
+
+    def freebuffer(self) -> None:
+        self._call("free")
+
+
+@pytest.fixture
+def pynq(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
+    """A board with a `tiny` accelerator, whose registers are a dictionary."""
+    values = {REGISTERS["magic"].offset: MAGIC, REGISTERS["identity"].offset: TINY.identity}
+    calls: list[tuple[str, int, int]] = []
+    mapped: list[tuple[int, int]] = []
+
+    def mmio(base: int, length: int) -> Any:
+        mapped.append((base, length))
+        return SimpleNamespace(read=lambda offset: values.get(offset, 0), write=values.__setitem__)
+
+    def allocate(shape: tuple[int], dtype: Any, cacheable: bool) -> FakeBuffer:
+        if shape[0] > 1 << 20:
+            raise RuntimeError("Failed to allocate memory")
+        buffer = np.zeros(shape, dtype).view(FakeBuffer)
+        buffer.calls, buffer.start, buffer.physical_address = calls, 0x1000, 0x1000
+        return buffer
+
+    package = SimpleNamespace(MMIO=mmio, allocate=allocate, values=values, calls=calls, mapped=mapped)
+    monkeypatch.setitem(sys.modules, "pynq", package)
+    monkeypatch.setattr(platform, "machine", lambda: "armv7l")
+    monkeypatch.setattr(board, "FPGA_STATE", tmp_path / "state")
+    return package
+
+
+def test_memory_through_pynq(pynq: SimpleNamespace) -> None:
+    device = open_device("board", TINY)
+    assert isinstance(device, Device)
+    assert pynq.mapped == [(0x43C0_0000, 4096)]
+    device.allocate(100)
+    device.write(8, np.arange(4, dtype=np.int16))
+    assert device.read(8, 8).view(np.int16).tolist() == [0, 1, 2, 3]
+    device.allocate(200)
+    device.close()
+    assert pynq.calls == [("flush", 8, 8), ("invalidate", 8, 8), ("free", 0, 100), ("free", 0, 200)]
+    with pytest.raises(DeviceError, match="no 2097152 bytes of contiguous memory: Failed to allocate"):
+        device.allocate(1 << 21)
+
+
+def test_without_pynq(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynq", None)
+    with pytest.raises(DeviceError, match=r"needs the Python package pynq on the board itself .*pip3 install pynq"):
+        open_device("board", TINY)
+
+
+def test_on_what_is_no_zynq(pynq: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    with pytest.raises(DeviceError, match="a x86_64 is no Zynq"):
+        open_device("board", TINY)
+    assert board.pynq_device(TINY, base=0x1000).config is TINY
+
+
+def test_without_a_bitstream(pynq: SimpleNamespace) -> None:
+    board.FPGA_STATE.write_text("unknown\n")
+    with pytest.raises(DeviceError, match="no bitstream is loaded .*celosia flash"):
+        open_device("board", TINY)
+    assert not pynq.mapped  # a read would stop the processor
+    board.FPGA_STATE.write_text("operating\n")
+    open_device("board", TINY)
+
+
+def test_another_bitstream(pynq: SimpleNamespace) -> None:
+    with pytest.raises(DeviceError, match=r"has Config \w{8}, not pynq"):
+        open_device("board", PRESETS["pynq"])
+    pynq.values[0] = 0
+    with pytest.raises(DeviceError, match="its first register reads 0x00000000, not 0x43454c4f"):
+        open_device("board", Config())
+
+
+def test_without_rights(pynq: SimpleNamespace) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    pynq.MMIO = refuse
+    with pytest.raises(DeviceError, match="rights of root"):
+        open_device("board", TINY)
