@@ -14,6 +14,7 @@ from llvmlite import ir
 from celosia.compiler.cpu import dot, functions
 from celosia.compiler.cpu.functions import is_vector, llvm_type, splat
 from celosia.compiler.expr.affine import coefficient, flatten, in_range, linear, nonnegative
+from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import Alloc, Block, For, Function, If, Let, Stmt, Store, Update
 from celosia.compiler.expr.nodes import (
     COMPARISONS,
@@ -75,6 +76,15 @@ def _fits(low: float, high: float, dtype: str) -> bool:
     return dtype in ("int8", "uint8", "int16", "uint16", "int32") and low >= -(2**31) and high < 2**31
 
 
+class _Rows:
+    """An unrolled loop, its iteration `at` being written. tiles: vectors read for all of its iterations at once."""
+
+    def __init__(self, var: Var, extent: int, body: Stmt) -> None:
+        self.var, self.extent, self.at = var, extent, 0
+        self.written = {s.tensor for s in statements(body) if isinstance(s, Store | Update)}
+        self.tiles: dict[Any, list[V]] = {}
+
+
 class _Writer:
     def __init__(self, fn: Any, memory: dict[Tensor, V], features: frozenset[str]):
         self.fn = fn
@@ -87,6 +97,7 @@ class _Writer:
         self.workspace_bytes = 0
         self.vector: tuple[Var, int] | None = None  # the loop whose iterations are lanes
         self.lane: int | None = None  # the lane for which scalars are written, inside an index
+        self.rows: _Rows | None = None  # the innermost unrolled loop
         self.mask: V = None  # the lanes that may read outside a tensor's range, inside the arm of a selection
 
     # Statements
@@ -99,8 +110,10 @@ class _Writer:
             case For(var, extent, body, "serial" | "parallel"):
                 self._loop(var, extent, body, env)
             case For(var, extent, body, "unrolled"):
-                for i in range(extent):
-                    self.stmt(body, env | {var: I64(i)})
+                outer, self.rows = self.rows, _Rows(var, extent, body)
+                for self.rows.at in range(extent):
+                    self.stmt(body, env | {var: I64(self.rows.at)})
+                self.rows = outer
             case For(var, extent, body, "vectorized"):
                 self._vectorized(var, extent, body, env)
             case For(kind=kind):
@@ -235,6 +248,9 @@ class _Writer:
                 halves = [self.b.load(at, typ=wide, align=align) for at in (first, second)]
                 pick = [2 * k if 2 * k < n else 2 * k + 1 for k in range(n)]
                 value = self.b.shuffle_vector(*halves, ir.Constant(ir.VectorType(ir.IntType(32), n), pick))
+            elif (tile := self._tile(tensor, index, env)) is not None:
+                assert self.rows is not None
+                value = tile[self.rows.at]
             else:
                 value = ir.Constant(wide, ir.Undefined)
                 for lane in range(n):
@@ -244,6 +260,22 @@ class _Writer:
         if tensor.dtype == "bool":
             value = self.b.icmp_unsigned("!=", value, ir.Constant(value.type, None))
         return value
+
+    def _tile(self, tensor: Tensor, index: tuple[Expr, ...], env: dict[Var, V]) -> list[V] | None:
+        """What all iterations of the unrolled loop read, where that is a square tile with its lines along that loop."""
+        rows, vector = self.rows, self.vector
+        if rows is None or vector is None or rows.extent != vector[1] or rows.extent.bit_count() != 1:
+            return None
+        if tensor in rows.written or coefficient(linear(flatten(tensor.shape, index)), rows.var) != 1:
+            return None
+        key = (tensor, *map(id, index), id(self.b.block))  # of this block only, in which code runs from top to bottom
+        if key not in rows.tiles:
+            wide = ir.VectorType(memory_type(tensor.dtype), rows.extent)
+            first = env | {rows.var: I64(0)}
+            starts = [self._in_lane(lane, tensor, index, first) for lane in range(rows.extent)]
+            lines = [self.b.load(at, typ=wide, align=itemsize(tensor.dtype)) for at in starts]
+            rows.tiles[key] = functions.transposed(self.b, lines)
+        return rows.tiles[key]
 
     def _store(self, tensor: Tensor, index: tuple[Expr, ...], value: V, env: dict[Var, V]) -> None:
         if tensor.dtype == "bool":

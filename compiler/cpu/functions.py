@@ -127,6 +127,21 @@ def horizontal(b: Any, op: str, dtype: str, vector: V) -> V:
     return b.call(fn, [ir.Constant(element, -0.0 if op == "add" else 1.0), vector], fastmath=("reassoc",))
 
 
+def transposed(b: Any, lines: list[V]) -> list[V]:
+    """The columns of a square tile, given its lines: as many vectors as each has lanes, a power of two.
+
+    Each round interleaves a line of the upper half with one of the lower half.
+    """
+    n = len(lines)
+    lanes = [list(range(n)), list(range(n, 2 * n))]
+    mixed = [lane for pair in zip(*lanes) for lane in pair]
+    halves = [ir.Constant(ir.VectorType(I32, n), mixed[at : at + n]) for at in (0, n)]
+    for _ in range(n.bit_length() - 1):
+        pairs = zip(lines[: n // 2], lines[n // 2 :])
+        lines = [b.shuffle_vector(upper, lower, half) for upper, lower in pairs for half in halves]
+    return lines
+
+
 def convert(b: Any, value: V, source: str, target: str) -> V:
     """Cast of expr.nodes.Cast: to integers towards zero, saturating, NaN to 0; from integers to nearest."""
     if source == target:
@@ -154,7 +169,7 @@ def convert(b: Any, value: V, source: str, target: str) -> V:
 
 
 def _saturated(b: Any, value: V, source: str, target: str) -> V:
-    """A float to an integer: towards zero, to the nearest that there is, NaN to 0; llvm.fptosi.sat goes lane by lane."""
+    """A float to an integer: towards zero, to the nearest that there is, NaN to 0. llvm.fptosi.sat goes by lanes."""
     if source == "float16":  # in which the limits of most integers are infinite
         return _saturated(b, convert(b, value, source, "float32"), "float32", target)
     bits, signed = TYPES[target].width, target.startswith("int")

@@ -51,13 +51,34 @@ def arrange(stage: Stage) -> None:
 
 def _elementwise(stage: Stage, data: list[Axis], reads: list[Load]) -> None:
     assert stage.tensor.body is not None
-    if not data or data[-1].extent < 4 or any(step(read, data[-1]) not in (0, 1, 2) for read in reads):
+    if not data or data[-1].extent < 4:
         return
+    if any(step(read, data[-1]) not in (0, 1, 2) for read in reads):
+        return _turned(stage, data, reads)
     if any(step(read, data[-1]) != 1 for read in _guarded(stage.tensor.body)):
         return
     values = [node.dtype for node in walk(stage.tensor.body) if node.dtype != INDEX]  # positions take no vectors
     lanes = min(target().lanes(dtype) for dtype in (stage.tensor.dtype, *values))
     _, inner = stage.split(data[-1], min(lanes, data[-1].extent))
+    stage.vectorize(inner)
+
+
+def _turned(stage: Stage, data: list[Axis], reads: list[Load]) -> None:
+    """Square tiles where what is written along one axis is read along another, so that both go in vectors."""
+    assert stage.tensor.body is not None
+    column = data[-1]
+    across = [read for read in reads if step(read, column) not in (0, 1)]
+    rows = [axis for axis in data[:-1] if axis.extent >= 4 and all(step(read, axis) == 1 for read in across)]
+    if not rows or any(step(read, column) is None for read in reads) or _guarded(stage.tensor.body):
+        return
+    row = max(rows, key=lambda axis: axis.extent)
+    lanes = min(16, target().lanes(stage.tensor.dtype), row.extent, column.extent)
+    lanes = 1 << lanes.bit_length() - 1
+    row_outer, row_inner = stage.split(row, lanes)
+    outer, inner = stage.split(column, lanes)
+    others = [axis for axis in data[:-1] if axis is not row]
+    stage.reorder(*others, row_outer, outer, row_inner, inner)
+    stage.unroll(row_inner)
     stage.vectorize(inner)
 
 

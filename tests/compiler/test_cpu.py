@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from celosia.compiler.cpu import (
 )
 from celosia.compiler.cpu.group import group
 from celosia.compiler.cpu.kernel import _address
+from celosia.compiler.cpu.llvm import compile_function
+from celosia.compiler.cpu.schedule import schedule
 
 RNG = np.random.default_rng(0)
 
@@ -332,6 +335,26 @@ def test_a_chain_between_dequantise_and_quantise_is_one_loop() -> None:
     b = onnxruntime_op("HardSigmoid", {}, [a])[0]
     want = onnxruntime_op("QuantizeLinear", {}, [b, arrays[3], arrays[4]])[0]
     np.testing.assert_array_equal(compiled(*arrays)[0], want)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8", "bool"])
+@pytest.mark.parametrize("shape", [(16, 16), (17, 5), (4, 33), (40, 24, 3), (3, 21, 6, 18), (5, 1, 7), (2, 50, 19)])
+def test_transpositions(shape: tuple[int, ...], dtype: str) -> None:
+    """Square tiles that overlap at the ends, at every size of element."""
+    x = RNG.integers(0, 2 if dtype == "bool" else 100, shape).astype(dtype)
+    perms = list(itertools.permutations(range(len(shape))))
+    for perm in perms[1 :: -(-len(perms) // 5)]:
+        (y,) = compile_op("Transpose", {"perm": list(perm)}, [(shape, dtype)])(x)
+        np.testing.assert_array_equal(y, x.transpose(perm))
+
+
+def test_transposed_operands_of_a_chain() -> None:
+    """One operand is read in lines, the other in columns, and what is computed is added to both."""
+    a, b = T.placeholder((20, 36), "float32", "a"), T.placeholder((36, 20), "float32", "b")
+    y = T.compute((36, 20), lambda i, j: a[j, i] * 2 + b[i, j] * a[j, i], "y")
+    arrays = f(20, 36), f(36, 20)
+    (got,) = compile_function(T.lower(schedule([y]), [a, b]))(*arrays)
+    np.testing.assert_array_equal(got, arrays[0].T * 2 + arrays[1] * arrays[0].T)
 
 
 @pytest.mark.parametrize("op", ["Softmax", "Sigmoid", "LeakyRelu"])

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto
 
 from celosia.compiler.cpu import compile_op
-from celosia.compiler.cpu.kernel import compile_function
+from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.schedule import schedule
 from celosia.compiler.expr import call, compute, lower, placeholder
 
