@@ -299,3 +299,55 @@ def test_demo(name: str) -> None:
 @pytest.mark.rtl
 def test_demo_rtl() -> None:
     demo(rtl("tiny"), 2)
+
+
+def attention(seed: int, bias: str) -> tuple[Builder, onnx.ModelProto]:
+    """QDQ products as exporters make them: of rank 3, with a bias that is added ("float": not quantised), results that
+    are transposed before they are quantised, and results that stay float.
+    """
+    b = Builder("qdq", np.int8, seed=seed)
+    x = b.input([1, 12, 32])
+
+    def dense(x: Tensor, out: int) -> tuple[str, float]:
+        w, scale, meaning = b.weights((x.shape[-1], out), out, True, 1)
+        y = b.node("MatMul", [b.real(x), b.node("DequantizeLinear", [w, *meaning], axis=1)])
+        steps = b.rng.integers(-5000, 5000, out)
+        step = np.float32(x.scale) * scale
+        if bias == "float":
+            name = b.constant("bias", (steps + b.rng.uniform(-0.4, 0.4, out)) * step, np.float32)
+        else:
+            zero = b.constant("zero", np.zeros(out, np.int32))
+            name = b.node("DequantizeLinear", [b.constant("b", steps, np.int32), b.constant("s", step), zero], axis=0)
+        return b.node("Add", [y, name]), b._spread(x, scale, x.shape[-1])
+
+    def heads(y: str, perm: list[int]) -> str:
+        shape = b.constant("shape", [1, 12, 2, 16], np.int64)
+        return b.node("Transpose", [b.node("Reshape", [y, shape])], perm=perm)
+
+    (q, sq), (k, sk) = dense(x, 32), dense(x, 32)
+    left = b.quantise(heads(q, [0, 2, 1, 3]), (1, 2, 12, 16), sq)
+    right = b.quantise(heads(k, [0, 2, 3, 1]), (1, 2, 16, 12), sk)
+    scores = b.node("MatMul", [b.real(left), b.real(right)])
+    b.outputs.append(onnx.helper.make_tensor_value_info(scores, onnx.TensorProto.FLOAT, [1, 2, 12, 12]))
+    top, _ = dense(left, 8)
+    b.outputs.append(onnx.helper.make_tensor_value_info(top, onnx.TensorProto.FLOAT, [1, 2, 12, 8]))
+    return b, b.model()
+
+
+@pytest.mark.parametrize("accelerator", [False, True])
+@pytest.mark.parametrize("bias", ["int32", "float"])
+def test_products_that_are_not_quantised_are_integer_operators(bias: str, accelerator: bool) -> None:
+    _, model = attention(3, bias)
+    program = celosia.compile(model, accelerator=accelerator)
+    floats = [row["op"] for row in program.placements if row["op"] in ("MatMul", "Gemm")]
+    assert not floats
+    assert bool(program.launches) == accelerator
+    for seed in range(3):
+        feed = feed_of(model, seed)
+        scores, top = Runtime(program).run(feed).outputs.values()
+        want_scores, want_top = expected(model, feed)
+        np.testing.assert_array_equal(scores, want_scores)
+        if bias == "int32":
+            np.testing.assert_array_equal(top, want_top)
+        else:  # onnxruntime multiplies floats here
+            np.testing.assert_allclose(top, want_top, rtol=1e-5, atol=1e-5 * np.abs(want_top).max())
