@@ -15,6 +15,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler import cpu
+from celosia.compiler.cpu.arena import plan_arena
 from celosia.compiler.cpu.dynamic import SHAPE_INPUTS
 from celosia.compiler.cpu.group import group
 from celosia.compiler.cpu.host import DOMAINS, HostError, HostOp, bodies, check_size
@@ -145,6 +146,9 @@ class _Assembler:
         self.tensors: dict[str, TensorInfo] = {}
         self.constants: dict[str, NDArray[Any]] = {}
         self.kernels: list[cpu.Kernel] = []
+        self.finished: set[ir.Node] = set()  # operators whose steps are made
+        self.viewing: set[ir.Node] = set()  # those among them that are steps without a kernel
+        self.owned: set[str] = set()  # tensors in the arena, if they are not returned
 
     def run(self) -> Program:
         graph = self.model.graph
@@ -158,17 +162,21 @@ class _Assembler:
             steps += self._kernels(waiting)
             waiting = []
             steps.append(self._launch(step, next(launches)) if isinstance(step, LaunchPlan) else self._host(step))
+            self.finished.update(plan_nodes([step]))
+            self.finished.update(node for choice in getattr(step, "choices", ()) for node in choice.nodes)
         steps += self._kernels(waiting)
         outputs = tuple(self._border(value) for value in graph.outputs)
         for value in graph.outputs:
             fixed = constant(value)
             if fixed is not None:
                 self.constants[value.name or ""] = fixed
-        return Program(
+        program = Program(
             "", self.cfg, tuple(self._border(value) for value in graph.inputs), outputs, self.tensors, steps,
             self.constants, self.kernels, self.image.constants, self.image.constants_address, self.image.size,
             self.image.arena_lower_bound, total_macs(graph), self._placements(),
         )  # fmt: skip
+        program.arena = plan_arena(steps, self.kernels, self.tensors, [output.name for output in outputs])
+        return program
 
     def _tensor(self, value: ir.Value) -> TensorInfo:
         name = value.name or ""
@@ -296,7 +304,9 @@ class _Assembler:
         for out in nodes[-1].outputs:
             if out.name in outputs:
                 self._tensor(out)
+        self.finished.update(nodes)
         if all(node in self.views for node in nodes):
+            self.viewing.update(nodes)
             return CpuStep(infos, (self._keep(nodes[0].inputs[0]),), outputs)
         inner = {name for member in members for name in member.outputs}
         values = {value.name or "": value for node in nodes for value in node.inputs if value is not None}
@@ -305,8 +315,11 @@ class _Assembler:
             if node in self.views:
                 dims = np.array(shape(node.outputs[0]), np.int64)
                 types[_dims_name(node.outputs[0])] = cpu.InputType.of(dims)
+        dead = frozenset(name for name in types if name in values and self._is_dead(values[name]))
+        if any(out.is_graph_output() for out in nodes[-1].outputs):
+            dead = frozenset()  # what is returned lies in an array of its own
         try:
-            kernel, names, made = cpu.CpuFunction(tuple(members), types, outputs, self.opset).compile()
+            kernel, names, made = cpu.CpuFunction(tuple(members), types, outputs, self.opset).compile(dead)
         except cpu.Unsupported as error:
             where = f"{infos[-1].op} ({infos[-1].name})"
             raise ModelError(f"operator {where} cannot be compiled for the CPU: {error}") from None
@@ -315,7 +328,22 @@ class _Assembler:
             if name not in made:
                 self._keep(values[name])
         self.kernels.append(kernel)
+        self.owned.update(outputs)
         return CpuStep(infos, names, outputs, len(self.kernels) - 1)
+
+    def _is_dead(self, value: ir.Value) -> bool:
+        """Whether `value` lies in the arena and none of the steps to come needs what is in its memory."""
+        while (producer := value.producer()) is not None and producer in self.viewing:
+            value = producer.inputs[0]  # type: ignore[assignment]
+        return value.name in self.owned and not self._is_needed(value)
+
+    def _is_needed(self, value: ir.Value) -> bool:
+        users = [use.node for use in value.uses()]
+        return (
+            value.is_graph_output()
+            or any(node not in self.finished for node in users)
+            or any(self._is_needed(node.outputs[0]) for node in users if node in self.viewing)
+        )
 
     # The accelerator -------------------------------------------------------------------------------------------
 
@@ -335,6 +363,7 @@ class _Assembler:
                 )
         for value in plan.taken:
             info = self._tensor(value)
+            self.owned.add(info.name)
             act = places.get(info.name) or next(a for a in places.values() if a.storage == info.name)
             form = self.selection.forms[info.name]
             offset = act.group_offset if act.name == info.name else 0

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from celosia.compiler.cpu.host import HostOp
 from celosia.compiler.cpu.kernel import Kernel
 from celosia.compiler.files import replacing
+from celosia.compiler.memory import Plan
 from celosia.compiler.saved import array_bytes, load_array, load_op, op_bytes
 from celosia.hw.config import Config, ConfigError
 
@@ -179,6 +180,8 @@ class Program:
     """For each operator: name, op, place ("accelerator", "cpu", "free"), reason."""
     compile_seconds: float = 0.0
     passes: list[PassInfo] = field(default_factory=list)
+    arena: Plan = field(default_factory=Plan)
+    """Where the tensors that steps hand to each other lie in the memory of the CPU."""
 
     @property
     def launches(self) -> list[LaunchStep]:
@@ -239,7 +242,7 @@ class Program:
             "dram_size": self.dram_size, "arena_lower_bound": self.arena_lower_bound,
             "macs_total": self.macs_total,
             "placements": self.placements, "compile_seconds": self.compile_seconds,
-            "passes": [dataclasses.asdict(each) for each in self.passes],
+            "passes": [dataclasses.asdict(each) for each in self.passes], "arena": dataclasses.asdict(self.arena),
         }  # fmt: skip
 
     @staticmethod
@@ -356,5 +359,5 @@ def _assemble(manifest: dict[str, Any], blobs: dict[str, bytes]) -> Program:
         [Kernel.from_bytes(blobs[f"kernels/{number}.bin"]) for number in range(manifest["kernels"])],
         np.frombuffer(blobs["image.bin"], np.uint8), manifest["image_address"], manifest["dram_size"],
         manifest["arena_lower_bound"], manifest["macs_total"], manifest["placements"], manifest["compile_seconds"],
-        [PassInfo(**each) for each in manifest["passes"]],
+        [PassInfo(**each) for each in manifest["passes"]], Plan(**manifest["arena"]),
     )  # fmt: skip

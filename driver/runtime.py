@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,16 @@ from numpy.typing import NDArray
 from celosia.compiler.cpu.host import execute
 from celosia.compiler.cpu.kernel import host
 from celosia.compiler.dtypes import numpy_dtype
-from celosia.compiler.program import CpuStep, HostStep, LaunchStep, Pack, Program, ProgramError, Unpack
+from celosia.compiler.program import (
+    CpuStep,
+    HostStep,
+    LaunchStep,
+    Pack,
+    Program,
+    ProgramError,
+    Step,
+    Unpack,
+)
 from celosia.compiler.tensorize.pack import activation, unpack_activation
 from celosia.hw.config import Config
 from celosia.sim.device import Counters, Device, DeviceError
@@ -81,6 +91,9 @@ class Runtime:
             name: (numpy_dtype(tensor.dtype), tensor.shape) for name, tensor in self._known.items()
             if tensor.kind == "tensor"
         }  # fmt: skip
+        self._arena = _views(program)
+        self._fresh = {name for step in program.steps for name in _made(step) if _is_fresh(step, name, self._arena)}
+        self._busy = Lock()  # the arena holds the tensors of one run
         self._device: Device | None = None
         self._name, self._options = "", options
         self.build_seconds = 0.0
@@ -127,10 +140,15 @@ class Runtime:
         that they add up, and its utilization may pass 1 where its work began while a layer before it still ran.
         """
         checked = self.check(inputs)
+        with self._busy:
+            return self._run(checked, keep, trace)
+
+    def _run(self, checked: dict[str, Array], keep: Callable[[str], bool] | None, trace: bool) -> Result:
         self.open()
         started = time.perf_counter()
         values: dict[str, Array] = {**self.program.constants, **checked}
         counters: list[Counters] = []
+        kept: dict[str, Array] = {name: value for name, value in values.items() if keep is not None and keep(name)}
         cpu_seconds = 0.0
         for step in self.program.steps:
             if isinstance(step, LaunchStep):
@@ -139,9 +157,13 @@ class Runtime:
                 before = time.perf_counter()
                 self._cpu(step, values)
                 cpu_seconds += time.perf_counter() - before
-        outputs = {tensor.name: values[tensor.name] for tensor in self.program.outputs}
-        if keep is not None:
-            outputs |= {name: value for name, value in values.items() if keep(name)}
+            if keep is not None:  # now, before the memory is used again
+                kept |= {name: _own(values[name]) for name in _made(step) if keep(name)}
+        outputs = {
+            tensor.name: values[tensor.name] if tensor.name in self._fresh else _own(values[tensor.name])
+            for tensor in self.program.outputs
+        }
+        outputs |= {name: value for name, value in kept.items() if name not in outputs}
         seconds = {"compile": self.program.compile_seconds, "build": self.build_seconds}
         seconds |= {"run": time.perf_counter() - started, "cpu": cpu_seconds}
         return Result(outputs, counters, lambda: self._report(counters, seconds))
@@ -177,15 +199,22 @@ class Runtime:
         return checked
 
     def _cpu(self, step: CpuStep | HostStep, values: dict[str, Array]) -> None:
-        if isinstance(step, HostStep):
-            values.update(zip(step.outputs, execute(step.op, values)))
+        arena = self._arena
+        if isinstance(step, HostStep):  # its outputs may be its inputs, or parts of them
+            copies = {name: values[name].copy() for name in step.inputs if name in arena}
+            values.update(zip(step.outputs, execute(step.op, {**values, **copies} if copies else values)))
             return
         if step.kernel is None:
             output = step.outputs[0]
             values[output] = values[step.inputs[0]].reshape(self.program.tensors[output].shape)
             return
-        results = self.program.kernels[step.kernel](*(values[name] for name in step.inputs if name))
-        values.update(zip(step.outputs, results))
+        kernel = self.program.kernels[step.kernel]
+        outputs = [
+            arena[name] if name in arena else np.empty(shape, numpy_dtype(dtype))
+            for name, (dtype, shape) in zip(step.outputs, kernel.outputs)
+        ]
+        kernel.run([values[name] for name in step.inputs if name], outputs)
+        values.update(zip(step.outputs, outputs))
 
     def _launch(self, step: LaunchStep, values: dict[str, Array], trace: bool) -> Counters:
         device = self._device
@@ -206,7 +235,11 @@ class Runtime:
         size = -(-images // cfg.batch) * unpack.groups * height * width * cfg.piece_bytes
         data = device.read(unpack.address, size)
         array = unpack_activation(cfg, data, unpack.dims, unpack.groups, unpack.offset).reshape(info.shape)
-        return array if info.dtype == "int8" else (array.view(np.uint8) ^ 0x80)
+        array = array if info.dtype == "int8" else (array.view(np.uint8) ^ 0x80)
+        if unpack.value in self._arena:
+            self._arena[unpack.value][...] = array
+            return self._arena[unpack.value]
+        return array
 
     # Report ----------------------------------------------------------------------------------------------------
 
@@ -243,10 +276,38 @@ class Runtime:
                 {"name": node.name, "op": node.op, "reason": node.reason}
                 for step in program.steps if not isinstance(step, LaunchStep) for node in step.nodes
             ],
+            "arena": {"bytes": program.arena.size, "lower_bound": program.arena.lower_bound},
             "layers": layers,
             "units": units,
             "seconds": seconds,
         }  # fmt: skip
+
+
+def _views(program: Program) -> dict[str, Array]:
+    """The tensors of the arena, as arrays in its memory."""
+    memory = np.empty(program.arena.size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    found = {}
+    for name, offset in program.arena.offsets.items():
+        info = program.tensors[name]
+        found[name] = np.ndarray(info.shape, numpy_dtype(info.dtype), memory.data, start + offset)
+    return found
+
+
+def _made(step: Step) -> tuple[str, ...]:
+    """Names of the tensors that the host has after the step."""
+    return tuple(unpack.value for unpack in step.unpack) if isinstance(step, LaunchStep) else step.outputs
+
+
+def _is_fresh(step: Step, name: str, arena: Mapping[str, Array]) -> bool:
+    """Whether a run puts the tensor into an array that nothing else knows."""
+    return name not in arena and (
+        isinstance(step, LaunchStep) or (isinstance(step, CpuStep) and step.kernel is not None)
+    )
+
+
+def _own(value: Any) -> Any:
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def _stored(array: Array) -> NDArray[np.int8]:

@@ -149,6 +149,7 @@ def overview(program: Program) -> RenderableType:
         ("operators", ", ".join(f"{places[place]} {how}" for place, how in _PLACES.items())),
         ("MACs", f"{program.macs_total:,}, {percent(share)} on the accelerator"),
         ("launches", f"{len(program.launches)}, {count:,} instructions of {instruction_bytes(cfg)} bytes"),
+        ("CPU", f"{len(program.kernels)} kernels, arena of {megabytes(program.arena.size)}"),
     ]
     for name, value in rows:
         table.add_row(Text(name, style="bold"), Text(value))
@@ -183,7 +184,7 @@ def program_layers(program: Program) -> RenderableType:
 
 
 def buffers(program: Program) -> RenderableType:
-    """DRAM and the scratchpads: what each holds and how much of it is used."""
+    """DRAM, the CPU's arena and the scratchpads: what each holds and how much of it is used."""
     cfg = program.config
     code = sum(launch.count for launch in program.launches) * instruction_bytes(cfg)
     table = _table("Buffers", "buffer", ">size", ">used", "what")
@@ -199,6 +200,12 @@ def buffers(program: Program) -> RenderableType:
     )
     _row(table, "  constants", megabytes(constants), megabytes(constants), "weights, parameters, tables")
     _row(table, "  instructions", megabytes(code), megabytes(code), "")
+    least = program.arena.lower_bound
+    over = f", {program.arena.size / least:.3f} of that here" if least else ""
+    _row(
+        table, "CPU arena", megabytes(program.arena.size), megabytes(least),
+        f"{len(program.arena.offsets)} tensors between steps; used: the most that live at once{over}",
+    )  # fmt: skip
     used: Counter[str] = Counter()
     for launch in program.launches:
         size = instruction_bytes(cfg)

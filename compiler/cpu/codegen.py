@@ -1,6 +1,7 @@
 """Loop IR to LLVM IR.
 
-A kernel is `void name(inputs..., outputs..., workspace)`, all of them pointers that do not overlap. Arithmetic is
+A kernel is `void name(inputs..., outputs..., workspace)`, all of them pointers that do not overlap; an input that is
+computed in place is read through the pointer of its output. Arithmetic is
 exactly as written: no contraction, no reordering. Only Update of kind "sum" may add in any order, and adds products
 with one rounding.
 """
@@ -65,7 +66,10 @@ def render(function: Function, features: frozenset[str] | None = None) -> tuple[
         arg.add_attribute("noalias")
         arg.add_attribute("captures(none)")
         arg.name = f"p{number}"
-    writer = _Writer(fn, dict(zip(tensors, fn.args)), module.features)
+    memory = dict(zip(tensors, fn.args))
+    for out, number in function.in_place:
+        memory[function.inputs[number]] = memory[function.outputs[out]]
+    writer = _Writer(fn, memory, module.features)
     writer.stmt(function.body, {})
     writer.b.ret_void()
     return str(module), writer.workspace_bytes

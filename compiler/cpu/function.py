@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from celosia.compiler.cpu.inplace import overwritable
 from celosia.compiler.cpu.kernel import Kernel
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.ops import build
@@ -66,9 +67,11 @@ class CpuFunction:
         parameters, outputs = self._expressions()
         return _lowered(outputs, parameters)
 
-    def compile(self) -> tuple[Kernel, tuple[str, ...], dict[str, Array]]:
+    def compile(self, dead: frozenset[str] = frozenset()) -> tuple[Kernel, tuple[str, ...], dict[str, Array]]:
         """(kernel, names of its parameters in order, those of them that were computed here because they depend on
         constants alone, such as packed weights).
+
+        dead: inputs that nobody needs afterwards, so that outputs may be written over them.
         """
         parameters, outputs = self._expressions()
         values = {tensor: self.inputs[name].value for tensor, name in parameters.items()}
@@ -76,7 +79,8 @@ class CpuFunction:
         outputs, found = _computed(outputs, constants)
         made = {tensor: f"{self.outputs[0]}.{tensor.name}{k}" for k, tensor in enumerate(found)}
         function, names = _lowered(outputs, {**parameters, **made})
-        return compile_function(function), names, {made[t]: value for t, value in found.items()}
+        over = overwritable(function, frozenset(t for t, name in zip(function.inputs, names) if name in dead))
+        return compile_function(replace(function, in_place=over)), names, {made[t]: value for t, value in found.items()}
 
     def _expressions(self) -> tuple[dict[Tensor, str], list[Tensor]]:
         """(names of the placeholders, the outputs)."""

@@ -66,6 +66,9 @@ class Kernel:
     workspace_bytes: int
     code: bytes = field(repr=False)
     host: str = field(repr=False)
+    in_place: tuple[tuple[int, int], ...] = ()
+    """(output, input) numbers: this input is read from the memory of this output, into which `run` copies it first
+    where it lies elsewhere."""
 
     def __call__(self, *inputs: Array) -> list[Array]:
         outputs = [np.empty(shape, dtype) for dtype, shape in self._types[len(self.inputs) :]]
@@ -73,7 +76,7 @@ class Kernel:
         return outputs
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Compute `outputs` (C-contiguous, written in place, overlapping no other array).
+        """Compute `outputs` (C-contiguous, overlapping no other array but the inputs that `in_place` names).
 
         ValueError where number, type or shape of an array differ from the kernel's.
         """
@@ -93,7 +96,12 @@ class Kernel:
                     raise ValueError(f"{self.name}: output {len(held) - len(self.inputs)} is not C-contiguous")
                 array = np.ascontiguousarray(array)
             held.append(array)
-        self._entry(*map(_address, held), _workspace(self.workspace_bytes))
+        addresses = [*map(_address, held)]
+        for out, number in self.in_place:
+            target = len(self.inputs) + out
+            if addresses[target] != addresses[number]:
+                ctypes.memmove(addresses[target], addresses[number], held[target].nbytes)
+        self._entry(*addresses, _workspace(self.workspace_bytes))
 
     @functools.cached_property
     def _types(self) -> tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]:
@@ -114,7 +122,7 @@ class Kernel:
     def to_bytes(self) -> bytes:
         head = {
             "name": self.name, "inputs": self.inputs, "outputs": self.outputs,
-            "workspace_bytes": self.workspace_bytes, "host": self.host,
+            "workspace_bytes": self.workspace_bytes, "host": self.host, "in_place": self.in_place,
         }  # fmt: skip
         text = json.dumps(head).encode()
         payload = struct.pack("<I", len(text)) + text + self.code
@@ -134,5 +142,5 @@ class Kernel:
 
         return cls(
             head["name"], signature(head["inputs"]), signature(head["outputs"]), head["workspace_bytes"],
-            payload[4 + size :], head["host"],
+            payload[4 + size :], head["host"], tuple((out, number) for out, number in head["in_place"]),
         )  # fmt: skip

@@ -109,4 +109,5 @@ def compile_function(function: Function, features: frozenset[str] | None = None)
         workspace_bytes,
         _cached_object(text),
         host(),
+        function.in_place,
     )

@@ -135,12 +135,16 @@ def expand(stmt: Stmt) -> Stmt:
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """A kernel: reads `inputs`, writes every element of `outputs`."""
+    """A kernel: reads `inputs`, writes every element of `outputs`.
+
+    in_place: (output, input) numbers of tensors in the same memory; see cpu.inplace.
+    """
 
     name: str
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     body: Stmt
+    in_place: tuple[tuple[int, int], ...] = ()
 
     def __str__(self) -> str:
         from celosia.compiler.expr.printer import show_function

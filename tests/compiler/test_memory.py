@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,3 +39,17 @@ def test_memory_is_used_again() -> None:
 def test_nothing_needs_nothing() -> None:
     assert plan([]) == plan([], 1)
     assert (plan([]).size, plan([]).lower_bound) == (0, 0)
+
+
+def random_graph(seed: int) -> list[Lifetime]:
+    """Tensors as a model's steps make them: mostly read by the next step, some much later."""
+    rng = random.Random(seed)
+    count = rng.randint(5, 80)
+    sizes = [rng.choice([64 * rng.randint(1, 4000), 64 << rng.randint(0, 12)]) for _ in range(count)]
+    return [Lifetime(f"t{i}", sizes[i], i, i + 1 + min(int(rng.expovariate(0.5)), count)) for i in range(count)]
+
+
+def test_arenas_are_close_to_the_lower_bound() -> None:
+    plans = [plan(random_graph(seed)) for seed in range(100)]
+    ratios = [each.size / each.lower_bound for each in plans]
+    assert max(ratios) <= 1.10 and sum(ratios) / len(ratios) <= 1.005
