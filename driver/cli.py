@@ -319,9 +319,7 @@ def inspect(
     config: MaybeConfig = None,
     operators: Annotated[bool, typer.Option("--operators", help="Only where each operator runs, and why.")] = False,
     layers: Annotated[bool, typer.Option("--layers", help="Only the layers and their instructions.")] = False,
-    buffers: Annotated[
-        bool, typer.Option("--buffers", help="Only DRAM, arena and scratchpads.")
-    ] = False,
+    buffers: Annotated[bool, typer.Option("--buffers", help="Only DRAM, arena and scratchpads.")] = False,
     disassemble: Annotated[
         bool, typer.Option("--disassemble", "-d", help="Only the text of every instruction.")
     ] = False,
