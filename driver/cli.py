@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import os
-import sys
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from celosia.driver import bitstream
+from celosia.driver.commands import EXIT_CODES, Debug, Quiet, command
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -22,19 +21,6 @@ if TYPE_CHECKING:
     from celosia.compiler.program import Program
     from celosia.driver.progress import Stages
     from celosia.driver.runtime import Result
-
-OK, WRONG_INPUT, USAGE, RUN_FAILED, NO_TOOL, FAULT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
-"""Exit codes; `EXIT_CODES` is their text for the user."""
-EXIT_CODES = """\b
-Exit codes:
-  0  done
-  1  a model, Program, Config, input or output file is wrong
-  2  the command line is wrong
-  3  the accelerator ended in an error or not in time
-  4  a tool is missing or failed (C++ compiler, Verilator, Yosys)
-  5  a fault of celosia itself
-  130  interrupted
-"""
 
 app = typer.Typer(
     name="celosia", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
@@ -64,6 +50,8 @@ class DeviceName(StrEnum):
     rtl = "rtl"
 
 
+app.add_typer(bitstream.app, name="bitstream")
+
 Model = Annotated[Path, typer.Argument(metavar="MODEL.onnx|PROGRAM", help="An ONNX model, or what `compile` wrote.")]
 ConfigOption = Annotated[
     str,
@@ -72,65 +60,6 @@ ConfigOption = Annotated[
 MaybeConfig = Annotated[
     str | None, typer.Option("--config", metavar="NAME|FILE", help="The accelerator [default: pynq, or the Program's].")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came from.")]
-
-
-# Errors -------------------------------------------------------------------------------------------------------
-
-
-def _explained(error: Exception) -> tuple[int, str]:
-    """Exit code and sentence for an error of a command."""
-    from celosia.compiler.cpu.host import HostError
-    from celosia.compiler.files import OutputError
-    from celosia.compiler.graph.importer import ModelError
-    from celosia.compiler.program import ProgramError
-    from celosia.driver.quantize import MissingLibrary, QuantizeError
-    from celosia.driver.runtime import InputError
-    from celosia.hw.config import ConfigError
-    from celosia.hw.verilog import VerilogError
-    from celosia.sim.build import BuildError
-    from celosia.sim.device import DeviceError
-
-    if isinstance(error, (ModelError, ConfigError, HostError, ProgramError, InputError, OutputError, QuantizeError)):
-        return WRONG_INPUT, str(error)
-    if isinstance(error, DeviceError):
-        return RUN_FAILED, str(error)
-    if isinstance(error, (BuildError, VerilogError, MissingLibrary)):
-        return NO_TOOL, str(error)
-    if isinstance(error, OSError):
-        place = f"{error.filename}: " if error.filename else ""
-        return WRONG_INPUT, f"{place}{error.strerror or error}"
-    if isinstance(error, MemoryError):
-        return RUN_FAILED, "there is not enough memory for this model"
-    what = f"{type(error).__name__}: {error}".splitlines()[0]
-    return FAULT, f"a fault of celosia: {what}; run the command again with --debug and report what it prints"
-
-
-def _command(function: Callable[..., None]) -> Callable[..., None]:
-    """`function` as a command whose errors are one sentence and an exit code."""
-
-    @functools.wraps(function)
-    def command(*args: Any, debug: bool = False, **options: Any) -> None:
-        try:
-            function(*args, debug=debug, **options)
-        except (typer.Exit, typer.Abort, typer.BadParameter):
-            raise
-        except KeyboardInterrupt:
-            typer.secho("celosia: interrupted", err=True)
-            raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:  # `celosia inspect ... | head` is not an error
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(OK) from None
-        except Exception as error:
-            if debug:
-                traceback.print_exc()
-            code, sentence = _explained(error)
-            typer.secho(f"celosia: error: {sentence}", fg="red" if sys.stderr.isatty() else None, err=True)
-            raise typer.Exit(code) from None
-
-    command.__doc__ = f"{function.__doc__}\n\n{EXIT_CODES}"
-    return command
 
 
 @contextmanager
@@ -203,7 +132,7 @@ def celosia(
 
 
 @app.command(name="compile")
-@_command
+@command
 def compile_(
     model: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="The model: int8, or with QDQ nodes.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="PROGRAM", help="The file to write.")],
@@ -234,7 +163,7 @@ def compile_(
 
 
 @app.command()
-@_command
+@command
 def run(
     model: Model,
     inputs: Annotated[
@@ -313,7 +242,7 @@ def _show(result: Result, layers: bool) -> None:
 
 
 @app.command()
-@_command
+@command
 def inspect(
     model: Model,
     config: MaybeConfig = None,
@@ -373,7 +302,7 @@ def inspect(
 
 
 @app.command()
-@_command
+@command
 def quantize(
     model: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="The float model.")],
     calibration: Annotated[
@@ -438,7 +367,7 @@ def quantize(
 
 
 @app.command()
-@_command
+@command
 def verilog(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="TOP.v", help="The file to write.")],
     config: ConfigOption = "pynq",
@@ -469,7 +398,7 @@ def verilog(
 
 
 @app.command()
-@_command
+@command
 def demo(
     count: Annotated[int, typer.Option("--count", "-n", min=1, max=100, help="How many images.")] = 10,
     device: Annotated[DeviceName, typer.Option(help="Numpy, or the Verilated RTL with cycle counts.")] = DeviceName.rtl,

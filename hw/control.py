@@ -37,6 +37,7 @@ class Control(wiring.Component):
     -------
     axil : In(AxiLite)          The registers of `hw/regs.py`.
     irq : Out(1)                While done, if enabled.
+    busy, error : Out(1)        A run is under way; the last one ended in an error, or this one will.
     clear, run, halt : Out(1)   To the pipeline.
     instr_addr, instr_count, dma_base, dma_size : Out     Values of the registers.
     finished : In(1)            Every instruction has left its queue.
@@ -53,6 +54,8 @@ class Control(wiring.Component):
         super().__init__({
             "axil": In(AxiLite(REGISTER_BITS)),
             "irq": Out(1),
+            "busy": Out(1),
+            "error": Out(1),
             "clear": Out(1),
             "run": Out(1),
             "halt": Out(1),
@@ -118,7 +121,7 @@ class Control(wiring.Component):
                 with m.If(all_quiet | expired):
                     m.d.sync += done.eq(1)
                     m.next = "IDLE"
-        m.d.comb += self.halt.eq(code != Error.NONE)
+        m.d.comb += [self.busy.eq(busy), self.error.eq(code != Error.NONE), self.halt.eq(self.error)]
         return m
 
     def _registers(self, m: Module, values: dict[str, Signal]) -> Value:

@@ -48,6 +48,8 @@ class Accelerator(wiring.Component):
     s_axil : In(AxiLite)    Control registers, `hw/regs.py`.
     m_axi : Out(Axi4)       Memory.
     irq : Out(1)            1 while a run is done, if enabled.
+    idle, busy, error : Out(1)      One of them is 1, for the lights of a board: the last run, if any, ended well; a run
+                            is under way; the last run ended in an error.
     trace_<unit>_start, trace_<unit>_done : Out(1), with trace_<unit>_..._index : Out(24)
                             An instruction starts, or is done, in this cycle; for simulation.
     trace_<unit>_state : Out(2)     What the unit does in this cycle, a `State`; for simulation.
@@ -62,7 +64,8 @@ class Accelerator(wiring.Component):
             for suffix, bits in (("", 1), ("_index", INDEX_BITS))
         } | {f"trace_{unit}_state": Out(State) for unit in UNITS}
         super().__init__({
-            "s_axil": In(AxiLite(REGISTER_BITS)), "m_axi": Out(Axi4(cfg.bus_bytes)), "irq": Out(1), **trace,
+            "s_axil": In(AxiLite(REGISTER_BITS)), "m_axi": Out(Axi4(cfg.bus_bytes)), "irq": Out(1),
+            "idle": Out(1), "busy": Out(1), "error": Out(1), **trace,
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
@@ -81,6 +84,9 @@ class Accelerator(wiring.Component):
         connect(m, wiring.flipped(self.s_axil), control.axil)
         m.d.comb += [
             self.irq.eq(control.irq),
+            self.busy.eq(control.busy),
+            self.error.eq(control.error & ~control.busy),
+            self.idle.eq(~control.busy & ~control.error),
             core.clk.eq(ClockSignal()),
             core.rst.eq(reset),
             pipeline.clk.eq(ClockSignal()),

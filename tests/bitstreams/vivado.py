@@ -1,0 +1,409 @@
+"""As much of Vivado as build.tcl uses: commands that check their arguments, and the block design that they make.
+
+Names of IPs, pins, parameters and options are those of the product guides PG082 (Zynq), PG201 (UltraScale+), PG164
+(reset), PG247 (SmartConnect) and of UG835 (Tcl commands). Whatever is not known here is an error, as it is in Vivado.
+"""
+
+from __future__ import annotations
+
+import re
+import tkinter
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+IPS = {
+    "processing_system7": {
+        "version": "5.5",
+        "pins": {"FCLK_CLK0": "O", "FCLK_RESET0_N": "O", "M_AXI_GP0_ACLK": "I", "S_AXI_HP0_ACLK": "I", "IRQ_F2P": "I"},
+        "interfaces": {"M_AXI_GP0": "master", "S_AXI_HP0": "slave", "DDR": "master", "FIXED_IO": "master"},
+        "needs": {
+            "M_AXI_GP0": "PCW_USE_M_AXI_GP0", "M_AXI_GP0_ACLK": "PCW_USE_M_AXI_GP0", "S_AXI_HP0": "PCW_USE_S_AXI_HP0",
+            "S_AXI_HP0_ACLK": "PCW_USE_S_AXI_HP0", "IRQ_F2P": "PCW_IRQ_F2P_INTR", "FCLK_CLK0": "PCW_EN_CLK0_PORT",
+            "FCLK_RESET0_N": "PCW_EN_RST0_PORT",
+        },
+        "parameters": {
+            "PCW_EN_CLK0_PORT": r"[01]", "PCW_EN_RST0_PORT": r"[01]", "PCW_FPGA0_PERIPHERAL_FREQMHZ": r"\d+",
+            "PCW_USE_M_AXI_GP0": r"[01]", "PCW_USE_S_AXI_HP0": r"[01]", "PCW_S_AXI_HP0_DATA_WIDTH": r"32|64",
+            "PCW_USE_FABRIC_INTERRUPT": r"[01]", "PCW_IRQ_F2P_INTR": r"[01]",
+        },
+        "address_space": "Data",
+    },
+    "zynq_ultra_ps_e": {
+        "version": "3.5",
+        "pins": {
+            "pl_clk0": "O", "pl_resetn0": "O", "maxihpm0_fpd_aclk": "I", "saxihp0_fpd_aclk": "I", "pl_ps_irq0": "I",
+        },
+        "interfaces": {"M_AXI_HPM0_FPD": "master", "S_AXI_HP0_FPD": "slave"},
+        "needs": {
+            "M_AXI_HPM0_FPD": "PSU__USE__M_AXI_GP0", "maxihpm0_fpd_aclk": "PSU__USE__M_AXI_GP0",
+            "S_AXI_HP0_FPD": "PSU__USE__S_AXI_GP2", "saxihp0_fpd_aclk": "PSU__USE__S_AXI_GP2",
+            "pl_ps_irq0": "PSU__USE__IRQ0", "pl_clk0": "PSU__FPGA_PL0_ENABLE",
+        },
+        "parameters": {
+            "PSU__FPGA_PL0_ENABLE": r"[01]", "PSU__CRL_APB__PL0_REF_CTRL__FREQMHZ": r"\d+",
+            "PSU__USE__M_AXI_GP0": r"[01]", "PSU__USE__M_AXI_GP1": r"[01]", "PSU__USE__M_AXI_GP2": r"[01]",
+            "PSU__USE__S_AXI_GP2": r"[01]", "PSU__SAXIGP2__DATA_WIDTH": r"32|64|128", "PSU__USE__IRQ0": r"[01]",
+        },
+        "address_space": "Data",
+    },
+    "proc_sys_reset": {
+        "version": "5.0",
+        "pins": {"slowest_sync_clk": "I", "ext_reset_in": "I", "peripheral_aresetn": "O", "peripheral_reset": "O"},
+        "interfaces": {}, "needs": {}, "parameters": {},
+    },
+    "smartconnect": {
+        "version": "1.0",
+        "pins": {"aclk": "I", "aresetn": "I"},
+        "interfaces": {"S00_AXI": "slave", "M00_AXI": "master"}, "needs": {},
+        "parameters": {"NUM_SI": r"\d+", "NUM_MI": r"\d+"},
+    },
+}  # fmt: skip
+RULES = {
+    "xilinx.com:bd_rule:processing_system7": {"make_external", "apply_board_preset", "Master", "Slave"},
+    "xilinx.com:bd_rule:zynq_ultra_ps_e": {"apply_board_preset"},
+}
+
+
+class VivadoError(Exception):
+    """What Vivado would have stopped at."""
+
+
+class Vivado:
+    """Runs Tcl. parts: devices that are installed. boards: board files. slack, progress: of the implementation.
+
+    cells: name -> IP or "module". nets: sets of joined pins. buses: pairs of joined interfaces. ports: lights.
+    """
+
+    def __init__(
+        self, parts: set[str], boards: tuple[str, ...] = (), slack: str = "0.213", progress: str = "100%",
+        ips: frozenset[str] = frozenset(IPS), missing: str = "",
+    ) -> None:  # fmt: skip
+        self.parts, self.boards, self.slack, self.progress, self.ips = parts, boards, slack, progress, ips
+        self.missing = missing
+        self.cells: dict[str, str] = {}
+        self.parameters: dict[str, dict[str, str]] = {}
+        self.modules: dict[str, tuple[dict[str, str], dict[str, str]]] = {}
+        self.nets: list[set[str]] = []
+        self.buses: list[tuple[str, str]] = []
+        self.ports: list[str] = []
+        self.segments: dict[str, str] = {}
+        self.files: list[Path] = []
+        self.folder = Path()
+        self.properties: dict[tuple[str, str], str] = {}
+        self.validated = self.launched = False
+        self.tcl = tkinter.Tcl()
+        for name in dir(self):
+            if name.startswith("tcl_"):
+                self.tcl.createcommand(name.removeprefix("tcl_"), self._command(getattr(self, name)))
+
+    def source(self, path: Path) -> None:
+        """VivadoError with Tcl's message where the script stops."""
+        try:
+            self.tcl.call("source", str(path))
+        except tkinter.TclError as error:
+            raise VivadoError(str(error)) from None
+
+    def _command(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            try:
+                result = method(*(str(a) if not isinstance(a, tuple) else a for a in arguments))
+            except Exception as error:
+                message = f"{method.__name__.removeprefix('tcl_')}: {error}"
+                self.tcl.setvar("vivado_error", message)
+                return self.tcl.eval("error $vivado_error")
+            return "" if result is None else result
+
+        return call
+
+    def _options(
+        self, arguments: tuple[str, ...], values: str = "", flags: str = ""
+    ) -> tuple[dict[str, str], list[str]]:
+        """(options with their values, the other arguments)."""
+        options, rest, waiting = {}, [], list(arguments)
+        while waiting:
+            word = waiting.pop(0)
+            if word in values.split():
+                if not waiting:
+                    raise VivadoError(f"{word} needs a value")
+                options[word] = waiting.pop(0)
+            elif word in flags.split():
+                options[word] = "1"
+            elif isinstance(word, str) and re.match(r"-[a-z]", word):
+                raise VivadoError(f"unknown option {word}")
+            else:
+                rest.append(word)
+        return options, rest
+
+    def _list(self, words: Any) -> list[str]:
+        return list(self.tcl.splitlist(words))
+
+    # Project
+
+    def tcl_create_project(self, *arguments: str) -> None:
+        options, rest = self._options(arguments, "-part", "-force")
+        if len(rest) != 2 or options.get("-part") not in self.parts:
+            raise VivadoError(f"project {rest} for part {options.get('-part')}, which is not installed")
+        self.folder = Path(rest[1])
+        self.folder.mkdir(exist_ok=True)
+
+    def tcl_add_files(self, *arguments: str) -> None:
+        options, rest = self._options(arguments, "-fileset", "-norecurse")
+        if options.get("-fileset", "constrs_1") != "constrs_1":
+            raise VivadoError(f"no fileset {options['-fileset']}")
+        for name in (name for words in rest for name in self._list(words)):
+            if not Path(name).exists():
+                raise VivadoError(f"no file {name}")
+            self.files.append(Path(name))
+            if name.endswith(".v"):
+                self.modules |= _modules(Path(name).read_text())
+
+    def tcl_update_compile_order(self, *arguments: str) -> None:
+        self._options(arguments, "-fileset")
+
+    def tcl_current_project(self) -> str:
+        return "project"
+
+    def tcl_current_fileset(self) -> str:
+        return "sources_1"
+
+    def tcl_version(self, *arguments: str) -> str:
+        self._options(arguments, "", "-short")
+        return "2024.1"
+
+    def tcl_get_board_parts(self, *arguments: str) -> tuple[str, ...]:
+        _, rest = self._options(arguments, "", "-quiet")
+        return tuple(name for name in self.boards if fnmatchcase(name, rest[0]))
+
+    def tcl_get_ipdefs(self, *arguments: str) -> tuple[str, ...]:
+        options, _ = self._options(arguments, "-filter", "-quiet")
+        found = re.fullmatch(r"VLNV =~ (\S+)", options["-filter"])
+        if found is None:
+            raise VivadoError(f"filter {options['-filter']}")
+        names = [f"xilinx.com:ip:{ip}:{v}" for ip in self.ips for v in ("1.0", IPS[ip]["version"])]
+        return tuple(name for name in names if fnmatchcase(name, found[1]))
+
+    def tcl_get_files(self, *arguments: str) -> str:
+        return arguments[0]
+
+    # Block design
+
+    def tcl_create_bd_design(self, name: str) -> None:
+        self.design = name
+
+    def tcl_create_bd_cell(self, *arguments: str) -> str:
+        options, rest = self._options(arguments, "-type -vlnv -reference")
+        (name,) = rest
+        if name in self.cells:
+            raise VivadoError(f"there is a cell {name} already")
+        if options["-type"] == "module":
+            if options["-reference"] not in self.modules:
+                raise VivadoError(f"no module {options['-reference']} in the files")
+            self.cells[name] = f"module {options['-reference']}"
+        else:
+            ip = options["-vlnv"].split(":")[2]
+            if options["-vlnv"] != f"xilinx.com:ip:{ip}:{IPS[ip]['version']}":
+                raise VivadoError(f"{options['-vlnv']} is not the newest")
+            self.cells[name] = ip
+        self.parameters[name] = {}
+        return f"/{name}"
+
+    def tcl_set_property(self, *arguments: Any) -> None:
+        options, rest = self._options(arguments, "-dict")
+        if "-dict" in options:
+            words = self._list(options["-dict"])
+            pairs, target = dict(zip(words[::2], words[1::2])), rest[0]
+        else:
+            name, value, target = rest
+            pairs = {name: value}
+        for name, value in pairs.items():
+            self._set(target if isinstance(target, str) else target[0], name, value)
+
+    def _set(self, target: str, name: str, value: str) -> None:
+        cell = target.removeprefix("/")
+        if cell in self.cells:
+            known = IPS[self.cells[cell]]["parameters"]
+            parameter = name.removeprefix("CONFIG.")
+            if parameter not in known or not re.fullmatch(known[parameter], value):
+                raise VivadoError(f"{self.cells[cell]} has no parameter {name} with value {value}")
+            self.parameters[cell][parameter] = value
+        elif target in self.segments:
+            if name not in ("offset", "range"):
+                raise VivadoError(f"property {name} of {target}")
+            self.segments[target] += f" {name}={value}"
+        elif (target, name) in (("project", "board_part"), ("sources_1", "top")):
+            self.properties[target, name] = value
+        else:
+            raise VivadoError(f"nothing called {target} has a property {name}")
+
+    def tcl_get_property(self, name: str, target: str) -> str:
+        values = {
+            "PROGRESS": self.progress, "STATUS": "write_bitstream ERROR", "STATS.WNS": self.slack,
+            "DIRECTORY": str(self.folder / "celosia.runs" / "impl_1"),
+        }  # fmt: skip
+        if target != "impl_1" or not self.launched:
+            raise VivadoError(f"{target} has no {name} yet")
+        return values[name]
+
+    def tcl_apply_bd_automation(self, *arguments: str) -> None:
+        options, rest = self._options(arguments, "-rule -config")
+        words = self._list(options["-config"])
+        if set(words[::2]) != RULES[options["-rule"]] or rest[0].removeprefix("/") not in self.cells:
+            raise VivadoError(f"automation {options} of {rest}")
+        self.automated = dict(zip(words[::2], words[1::2]))
+
+    def tcl_get_bd_cells(self, name: str) -> str:
+        if name not in self.cells:
+            raise VivadoError(f"no cell {name}")
+        return f"/{name}"
+
+    def _look(self, path: str, which: int) -> str:
+        """The direction of a pin (0) or interface (1)."""
+        cell, _, pin = path.partition("/")
+        what = self.cells.get(cell, "")
+        if what.startswith("module "):
+            found = self.modules[what.removeprefix("module ")][which].get(pin)
+        elif what:
+            found = IPS[what][("pins", "interfaces")[which]].get(pin)
+            switch = IPS[what]["needs"].get(pin)
+            if switch and self.parameters[cell].get(switch) != "1":
+                raise VivadoError(f"{path} is switched off by {switch}")
+        else:
+            found = None
+        if found is None:
+            raise VivadoError(f"no {('pin', 'interface')[which]} {path}")
+        return str(found)
+
+    def tcl_get_bd_pins(self, path: str) -> str:
+        self._look(path, 0)
+        return path
+
+    def tcl_get_bd_intf_pins(self, path: str) -> str:
+        self._look(path, 1)
+        return path
+
+    def tcl_create_bd_port(self, *arguments: str) -> str:
+        options, rest = self._options(arguments, "-dir")
+        if options["-dir"] not in ("I", "O"):
+            raise VivadoError(f"direction {options['-dir']}")
+        self.ports += rest
+        return rest[0]
+
+    def tcl_get_bd_ports(self, name: str) -> str:
+        if name not in self.ports:
+            raise VivadoError(f"no port {name}")
+        return f"port {name}"
+
+    def tcl_connect_bd_net(self, *pins: str) -> None:
+        names = {pin if isinstance(pin, str) else pin[0] for pin in pins}
+        drivers = [p for p in names if not p.startswith("port ") and self._look(p, 0) == "O"]
+        if len(names) < 2 or len(drivers) != 1:
+            raise VivadoError(f"net {sorted(names)} has {len(drivers)} drivers")
+        for name in names - set(drivers):
+            if any(name in net for net in self.nets):
+                raise VivadoError(f"{name} is driven twice")
+        self.nets.append(names)
+
+    def tcl_connect_bd_intf_net(self, one: str, two: str) -> None:
+        if {self._look(one, 1), self._look(two, 1)} != {"master", "slave"}:
+            raise VivadoError(f"{one} and {two} do not fit")
+        if any(pin in pair for pin in (one, two) for pair in self.buses):
+            raise VivadoError(f"{one} or {two} is connected twice")
+        self.buses.append((one, two))
+
+    def tcl_assign_bd_address(self, *arguments: str) -> None:
+        self._options(arguments)
+        reach = dict(self.buses) | {b: a for a, b in self.buses}
+        for cell, what in self.cells.items():
+            if what not in ("processing_system7", "zynq_ultra_ps_e"):
+                continue
+            for name, direction in IPS[what]["interfaces"].items():
+                if direction == "master" and f"{cell}/{name}" in reach:
+                    bridge = reach[f"{cell}/{name}"].split("/")[0]
+                    end = reach[f"{bridge}/M00_AXI"].split("/")[0]
+                    self.segments[f"{cell}/{IPS[what]['address_space']}/SEG_{end}_reg0"] = ""
+
+    def tcl_get_bd_addr_segs(self, pattern: str) -> str:
+        found = [name for name in self.segments if fnmatchcase(name, pattern)]
+        if len(found) != 1:
+            raise VivadoError(f"{len(found)} address segments are like {pattern}")
+        return found[0]
+
+    def tcl_validate_bd_design(self) -> None:
+        """Everything that must be connected is, and every bus has one clock at both ends."""
+        joined = set().union(*self.nets)
+        for cell, what in self.cells.items():
+            module = self.modules.get(what.removeprefix("module "))
+            pins = module[0] if module else IPS[what]["pins"]
+            for pin, direction in pins.items():
+                switch = None if module else IPS[what]["needs"].get(pin)
+                on = switch is None or self.parameters[cell].get(switch) == "1"
+                if direction == "I" and on and f"{cell}/{pin}" not in joined:
+                    raise VivadoError(f"{cell}/{pin} is not connected")
+            interfaces = module[1] if module else {}
+            for name in interfaces:
+                if not any(f"{cell}/{name}" in pair for pair in self.buses):
+                    raise VivadoError(f"{cell}/{name} is not connected")
+        self.validated = True
+
+    def tcl_save_bd_design(self) -> None:
+        if not self.validated:
+            raise VivadoError("saved before it was validated")
+
+    def tcl_make_wrapper(self, *arguments: str) -> str:
+        options, _ = self._options(arguments, "-files", "-top")
+        if options["-files"] != f"{self.design}.bd":
+            raise VivadoError(f"no design {options['-files']}")
+        path = self.folder / f"{self.design}_wrapper.v"
+        path.write_text(f"module {self.design}_wrapper(); endmodule\n")
+        return str(path)
+
+    # Runs
+
+    def tcl_launch_runs(self, *arguments: str) -> None:
+        options, rest = self._options(arguments, "-to_step -jobs")
+        if rest != ["impl_1"] or options["-to_step"] != "write_bitstream" or not options["-jobs"].isdigit():
+            raise VivadoError(f"{options} {rest}")
+        if not self.properties.get(("sources_1", "top"), "").endswith("_wrapper"):
+            raise VivadoError("the top is not the wrapper of the design")
+        self.launched = True
+        run = self.folder / "celosia.runs" / "impl_1"
+        handoff = self.folder / "celosia.gen" / "sources_1" / "bd" / self.design / "hw_handoff"
+        for folder in (run, handoff):
+            folder.mkdir(parents=True, exist_ok=True)
+        if self.missing != "bit":
+            (run / f"{self.design}_wrapper.bit").write_bytes(b"a bitstream")
+        if self.missing != "hwh":
+            (handoff / f"{self.design}.hwh").write_text("<handoff/>")
+
+    def tcl_wait_on_run(self, name: str) -> None:
+        self.tcl_get_runs(name)
+
+    def tcl_get_runs(self, name: str) -> str:
+        if name != "impl_1" or not self.launched:
+            raise VivadoError(f"no run {name}")
+        return name
+
+
+PORT = re.compile(
+    r'\(\* X_INTERFACE_INFO = "xilinx\.com:(\w+):(\w+):1\.0 (\w+) (\w+)"[^*]*\*\)'
+    r"\s*(input|output) +wire (?:\[\d+:0\] )?(\w+)"
+)
+
+
+def _modules(text: str) -> dict[str, tuple[dict[str, str], dict[str, str]]]:
+    """Modules with (pins, bus interfaces) as a block design shows them; buses are told by their attributes."""
+    result = {}
+    for name, ports in re.findall(r"^module (\w+) ?\((.*?)\);", text, re.S | re.M):
+        interfaces: dict[str, str] = {}
+        taken: dict[str, str] = {}
+        for kind, what, bus, role, direction, port in PORT.findall(ports):
+            if (kind, what) == ("interface", "aximm"):
+                taken[port] = bus
+                if role == "AWVALID":
+                    interfaces[bus] = "master" if direction == "output" else "slave"
+        found = re.findall(r"(input|output) +wire (?:\[\d+:0\] )?(\w+)", ports)
+        pins = {port: "I" if direction == "input" else "O" for direction, port in found if port not in taken}
+        result[name] = pins, interfaces
+    return result
