@@ -99,7 +99,7 @@ def test_on_what_is_no_zynq(pynq: SimpleNamespace, monkeypatch: pytest.MonkeyPat
 
 def test_without_a_bitstream(pynq: SimpleNamespace) -> None:
     board.FPGA_STATE.write_text("unknown\n")
-    with pytest.raises(DeviceError, match="no bitstream is loaded .*celosia flash"):
+    with pytest.raises(DeviceError, match=r"no bitstream is loaded .*celosia flash"):
         open_device("board", TINY)
     assert not pynq.mapped  # a read would stop the processor
     board.FPGA_STATE.write_text("operating\n")
