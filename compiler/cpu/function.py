@@ -16,6 +16,7 @@ from celosia.compiler.cpu.ops import build
 from celosia.compiler.cpu.schedule import schedule
 from celosia.compiler.expr import Expr, Function, Load, Tensor, fuse_loops, lower, placeholder
 from celosia.compiler.expr.nodes import rewrite
+from celosia.compiler.expr.partition import partition
 from celosia.compiler.expr.transform import loads, topological
 
 Array = NDArray[Any]
@@ -105,7 +106,7 @@ class CpuFunction:
 def _lowered(outputs: Sequence[Tensor], parameters: Mapping[Tensor, str]) -> tuple[Function, tuple[str, ...]]:
     plan = schedule(outputs)
     used = [t for t in parameters if t in plan.tensors]
-    return fuse_loops(lower(plan, used, "kernel")), tuple(parameters[t] for t in used)
+    return partition(fuse_loops(lower(plan, used, "kernel"))), tuple(parameters[t] for t in used)
 
 
 def _computed(

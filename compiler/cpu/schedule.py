@@ -19,7 +19,7 @@ from celosia.compiler.expr import (
     fuse_epilogues,
     fuse_injective,
 )
-from celosia.compiler.expr.affine import in_range
+from celosia.compiler.expr.affine import depends, in_range
 from celosia.compiler.expr.nodes import Expr, walk
 
 
@@ -40,7 +40,7 @@ def arrange(stage: Stage) -> None:
     assert tensor.body is not None
     reduces = [node for node in walk(tensor.body) if isinstance(node, Reduce)]
     data = [axis for axis in stage.order if not axis.reduce]
-    if len(reduces) > 1 or (reduces and _guarded(tensor.body)):
+    if len(reduces) > 1 or (reduces and _guarded(tensor.body, data)):
         return
     reads = [node for node in walk(tensor.body) if isinstance(node, Load)]
     if not reduces:
@@ -55,7 +55,7 @@ def _elementwise(stage: Stage, data: list[Axis], reads: list[Load]) -> None:
         return
     if any(step(read, data[-1]) not in (0, 1, 2) for read in reads):
         return _turned(stage, data, reads)
-    if any(step(read, data[-1]) != 1 for read in _guarded(stage.tensor.body)):
+    if any(step(read, data[-1]) != 1 for read in _guarded(stage.tensor.body, data)):
         return
     values = [node.dtype for node in walk(stage.tensor.body) if node.dtype != INDEX]  # positions take no vectors
     lanes = min(target().lanes(dtype) for dtype in (stage.tensor.dtype, *values))
@@ -93,7 +93,10 @@ def _lanes(stage: Stage, reduce: Reduce, reads: list[Load]) -> None:
     stage.accumulate_lanes(axis, tuple(w for w in (4 * lanes, lanes, 4) if w <= axis.extent))
 
 
-def _guarded(body: Expr) -> list[Load]:
-    """Loads outside their tensors that a condition keeps back. Vectors can do so with consecutive elements only."""
-    arms = [arm for node in walk(body) if isinstance(node, Select) for arm in (node.a, node.b)]
+def _guarded(body: Expr, data: list[Axis]) -> list[Load]:
+    """Loads outside their tensors that a condition keeps back, one that may differ between neighbours along the last
+    of the `data` axes. Vectors can do so with consecutive elements only.
+    """
+    selects = [node for node in walk(body) if isinstance(node, Select) and data and depends(node.cond, data[-1])]
+    arms = [arm for node in selects for arm in (node.a, node.b)]
     return [node for arm in arms for node in walk(arm) if isinstance(node, Load) and not in_range(node)]

@@ -8,6 +8,8 @@ Architectures" (2018).
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -15,7 +17,7 @@ from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.nn import Window, lowest
 from celosia.compiler.cpu.ops.registry import Node, op, reshaped
 from celosia.compiler.cpu.ops.shape import padded
-from celosia.compiler.expr import Axis, Expr, Tensor, wrap
+from celosia.compiler.expr import Axis, Expr, Tensor, select, wrap
 
 
 @op("Block")
@@ -50,7 +52,6 @@ def blocked_conv(node: Node) -> Tensor:
     n, blocks, *size, c = x.shape
     outs, ins, *kernel, wc, m = w.shape
     window = Window.of(node, tuple(size), tuple(kernel))
-    p = _padded(window, x, wrap(0, x.dtype))
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(kernel))
     by_channel = group == outs * m and c == m and ins == wc == 1
     if not by_channel and (blocks != ins * group or c != wc or outs % group):
@@ -60,13 +61,16 @@ def blocked_conv(node: Node) -> Tensor:
         return acc if bias is None else acc + bias[channel]
 
     if by_channel:
+        read = _reader(window, x, wrap(0, x.dtype))
 
         def one(ni: Expr, b: Expr, *at: Expr) -> Expr:
             lane = at[-1]
-            product = p[(ni, b, *window.at(at[:-1], ks), lane)] * w[(b, 0, *ks, 0, lane)]
+            product = read(ni, b, window.at(at[:-1], ks), lane) * w[(b, 0, *ks, 0, lane)]
             return finish(T.sum(product, ks), b * m + lane)
 
         return T.compute((n, outs, *window.out, m), one, "conv")
+    before, after = window.margins()
+    p = padded(x, (0, 0, *before, 0), (0, 0, *after, 0), wrap(0, x.dtype))
     kb, kc = T.reduce_axis(ins, "cb"), T.reduce_axis(c, "c")
 
     def body(ni: Expr, g: Expr, mb: Expr, *at: Expr) -> Expr:
@@ -78,21 +82,31 @@ def blocked_conv(node: Node) -> Tensor:
     return replace(y, shape=(n, outs, *window.out, m))
 
 
-def _padded(window: Window, x: Tensor, value: Expr) -> Tensor:
-    """x [N, C/c, ..., c] with all that windows reach."""
+def _reader(window: Window, x: Tensor, value: Expr) -> Callable[..., Expr]:
+    """The element of x [N, C/c, ..., c] that an index of x with margins names, and `value` in them.
+
+    For windows that take each element a few times: then the test costs less than a copy.
+    """
     before, after = window.margins()
-    return padded(x, (0, 0, *before, 0), (0, 0, *after, 0), value)
+
+    def read(n: Expr, b: Expr, at: Sequence[Expr], lane: Expr) -> Expr:
+        tests = [i >= low for i, low in zip(at, before) if low]
+        tests += [i < low + size for i, low, size, high in zip(at, before, window.size, after) if high]
+        here = x[(n, b, *(i - low for i, low in zip(at, before)), lane)]
+        return select(functools.reduce(lambda p, q: p & q, tests), here, value) if tests else here
+
+    return read
 
 
 @op("BlockedMaxPool")
 def blocked_max_pool(node: Node) -> Tensor:
     x = node.input(0)
     window = Window.of(node, x.shape[2:-1], tuple(int(k) for k in node.attrs["kernel_shape"]))
-    p = _padded(window, x, lowest(x.dtype))
+    read = _reader(window, x, lowest(x.dtype))
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
 
     def body(n: Expr, b: Expr, *at: Expr) -> Expr:
-        return T.max(p[(n, b, *window.at(at[:-1], ks), at[-1])], ks)
+        return T.max(read(n, b, window.at(at[:-1], ks), at[-1]), ks)
 
     return T.compute((*x.shape[:2], *window.out, x.shape[-1]), body, "max_pool")
 
@@ -101,11 +115,11 @@ def blocked_max_pool(node: Node) -> Tensor:
 def blocked_average_pool(node: Node) -> Tensor:
     x = node.input(0)
     window = Window.of(node, x.shape[2:-1], tuple(int(k) for k in node.attrs["kernel_shape"]))
-    p = _padded(window, x, wrap(0, x.dtype))
+    read = _reader(window, x, wrap(0, x.dtype))
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
 
     def body(n: Expr, b: Expr, *at: Expr) -> Expr:
-        total = T.sum(p[(n, b, *window.at(at[:-1], ks), at[-1])], ks)
+        total = T.sum(read(n, b, window.at(at[:-1], ks), at[-1]), ks)
         return total / window.count(node, at[:-1]).astype(x.dtype)
 
     return T.compute((*x.shape[:2], *window.out, x.shape[-1]), body, "average_pool")
