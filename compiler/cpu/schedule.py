@@ -40,7 +40,7 @@ def arrange(stage: Stage) -> None:
     assert tensor.body is not None
     reduces = [node for node in walk(tensor.body) if isinstance(node, Reduce)]
     data = [axis for axis in stage.order if not axis.reduce]
-    if len(reduces) > 1 or (reduces and _guarded(tensor.body, data)):
+    if len(reduces) > 1 or (reduces and _guarded(tensor.body, data[-1:])):
         return
     reads = [node for node in walk(tensor.body) if isinstance(node, Load)]
     if not reduces:
@@ -55,7 +55,7 @@ def _elementwise(stage: Stage, data: list[Axis], reads: list[Load]) -> None:
         return
     if any(step(read, data[-1]) not in (0, 1, 2) for read in reads):
         return _turned(stage, data, reads)
-    if any(step(read, data[-1]) != 1 for read in _guarded(stage.tensor.body, data)):
+    if any(step(read, data[-1]) != 1 for read in _guarded(stage.tensor.body, data[-1:])):
         return
     values = [node.dtype for node in walk(stage.tensor.body) if node.dtype != INDEX]  # positions take no vectors
     lanes = min(target().lanes(dtype) for dtype in (stage.tensor.dtype, *values))
@@ -69,7 +69,7 @@ def _turned(stage: Stage, data: list[Axis], reads: list[Load]) -> None:
     column = data[-1]
     across = [read for read in reads if step(read, column) not in (0, 1)]
     rows = [axis for axis in data[:-1] if axis.extent >= 4 and all(step(read, axis) == 1 for read in across)]
-    if not rows or any(step(read, column) is None for read in reads) or _guarded(stage.tensor.body):
+    if not rows or any(step(read, column) is None for read in reads) or _guarded(stage.tensor.body, [*rows, column]):
         return
     row = max(rows, key=lambda axis: axis.extent)
     lanes = min(16, target().lanes(stage.tensor.dtype), row.extent, column.extent)
@@ -93,10 +93,10 @@ def _lanes(stage: Stage, reduce: Reduce, reads: list[Load]) -> None:
     stage.accumulate_lanes(axis, tuple(w for w in (4 * lanes, lanes, 4) if w <= axis.extent))
 
 
-def _guarded(body: Expr, data: list[Axis]) -> list[Load]:
-    """Loads outside their tensors that a condition keeps back, one that may differ between neighbours along the last
-    of the `data` axes. Vectors can do so with consecutive elements only.
+def _guarded(body: Expr, along: list[Axis]) -> list[Load]:
+    """Loads outside their tensors that a condition keeps back, one that may differ between neighbours along these axes.
+    Vectors can do so with consecutive elements only.
     """
-    selects = [node for node in walk(body) if isinstance(node, Select) and data and depends(node.cond, data[-1])]
-    arms = [arm for node in selects for arm in (node.a, node.b)]
+    selects = [node for node in walk(body) if isinstance(node, Select)]
+    arms = [arm for node in selects if any(depends(node.cond, axis) for axis in along) for arm in (node.a, node.b)]
     return [node for arm in arms for node in walk(arm) if isinstance(node, Load) and not in_range(node)]
