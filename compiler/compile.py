@@ -77,6 +77,7 @@ def compile(
     say("reading the model")
     model = load(source)
     _require_memory(model)
+    macs = total_macs(model.graph)  # before passes put other operators in their places
     say("graph passes")
     passes = PASSES.run(model, watch)
     _require_memory(model)
@@ -101,6 +102,7 @@ def compile(
     except HostError as error:
         raise ModelError(str(error)) from None
     program.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
+    program.macs_total = macs
     program.passes = passes
     program.compile_seconds = time.perf_counter() - started
     return program
@@ -173,7 +175,7 @@ class _Assembler:
         program = Program(
             "", self.cfg, tuple(self._border(value) for value in graph.inputs), outputs, self.tensors, steps,
             self.constants, self.kernels, self.image.constants, self.image.constants_address, self.image.size,
-            self.image.arena_lower_bound, total_macs(graph), self._placements(),
+            self.image.arena_lower_bound, 0, self._placements(),
         )  # fmt: skip
         program.arena = plan_arena(steps, self.kernels, self.tensors, [output.name for output in outputs])
         return program
