@@ -15,7 +15,7 @@ from math import prod
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import Axis, Load, Reduce, Stage
 from celosia.compiler.expr.affine import coefficient, flatten, linear
-from celosia.compiler.expr.nodes import walk
+from celosia.compiler.expr.nodes import Expr, Var, substitute, walk
 
 UNROLLED = 64
 """Reads that the steps of a reduction may have if they are written out."""
@@ -35,9 +35,11 @@ def register_tile(stage: Stage, reduce: Reduce, data: list[Axis], reads: list[Lo
     steps = [step(read, column) for read in inside]
     if any(s not in (0, 1, 2) for s in steps) or not any(steps) or any(step(read, column) is None for read in reads):
         return False
+    outer, lane = stage.split(column, min(column.extent, target().lanes(reduce.dtype)))
+    first: dict[Var, Expr] = {column: outer * lane.extent}
+    inside = [Load(read.tensor, tuple(substitute(i, first) for i in read.index)) for read in inside]  # by vectors
     vectors = [read for read, s in zip(inside, steps) if s]
     scalars = [read for read, s in zip(inside, steps) if not s]
-    outer, lane = stage.split(column, min(column.extent, target().lanes(reduce.dtype)))
     others = [*(axis for axis in data[:-1] if axis.extent > 1), *([outer] if outer.extent > 1 else [])]
     row, block, (height, width) = _shape(others, vectors, scalars, 2 in steps)
     around = [axis for axis in (*data[:-1], outer) if axis not in (row, block)]

@@ -21,12 +21,12 @@ import numpy as np
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.nn import Window, at_lead
-from celosia.compiler.cpu.ops.registry import Node, Shape
+from celosia.compiler.cpu.ops.registry import Node, Shape, reshaped
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
 
 ONES = 0x01010101  # the four bytes of a uint32
 Index = tuple[Expr, ...]
-WIDTHS = (32, 16)  # columns that lie together in packed matrices, best first
+WIDTHS = (256, 128, 64, 32, 16)  # columns that lie together in packed matrices, best first; for many rows from 32 on
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def matrix_product(
         batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except ValueError:
         raise node.fail(f"{list(a.shape)} and {list(b.shape)} do not multiply") from None
-    width = next((w for w in WIDTHS if n % w == 0), n)
+    width = next((w for w in WIDTHS if n % w == 0 and (w <= 32 or m <= 4)), n)
     steps = -(-inner // 4)
     left = _rows(a, steps, turn_a)
     right = _columns(b, steps, width, turn_b)
@@ -184,6 +184,8 @@ def convolution(
         raise node.fail(f"x {list(x.shape)}, w {list(w.shape)}, group {group}")
     cg, mg = c // group, m // group
     window = Window.of(node, x.shape[2:], w.shape[2:])
+    if window.kernel == window.size and group == prod(window.out) == 1:
+        return _one_window(node, x, w, zx, zw, bias, finish)
     pack = _Channels(x, w, window, group, zx) if cg % 4 == 0 or cg == 3 or cg > 4 else _Taps(x, w, window, group, zx)
     image, weights, steps = pack.image(), pack.weights(_as_int8), pack.steps
     moves = [prod(pack.lines[d + 1 :]) for d in range(len(pack.lines))]
@@ -227,6 +229,20 @@ def convolution(
         return planes.flat((ni * m + mi) * length + place)
 
     return T.compute((n, m, *window.out), body, "lines")
+
+
+def _one_window(
+    node: Node, x: Tensor, w: Tensor, zx: Expr, zw: Zero, bias: Tensor | None, finish: Callable[[Expr, Expr], Expr]
+) -> Tensor:
+    """A convolution whose only window is the image: a matrix product."""
+
+    def last(acc: Expr, i: Index) -> Expr:
+        return finish(acc if bias is None else acc + bias[i[-1]], i[-1])
+
+    n, m = x.shape[0], w.shape[0]
+    images, weights = reshaped(x, (n, x.size // n)), reshaped(w, (m, w.size // m))
+    y = matrix_product(node, images, weights, zx, zw, last, turn_b=True)
+    return replace(y, shape=(n, m, *(1 for _ in x.shape[2:])))
 
 
 class _Packing:
