@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -18,9 +19,12 @@ from celosia.compiler import cpu
 from celosia.compiler.cpu.arena import plan_arena
 from celosia.compiler.cpu.dynamic import SHAPE_INPUTS
 from celosia.compiler.cpu.group import group
-from celosia.compiler.cpu.host import DOMAINS, HostError, HostOp, bodies, check_size
+from celosia.compiler.cpu.host import DOMAINS, HostError, HostOp, bodies, check_size, needs_compiler
 from celosia.compiler.cpu.hostops import HOST
+from celosia.compiler.cpu.llvm import link_library
 from celosia.compiler.cpu.parse import parse
+from celosia.compiler.cpu.target import compiling_for, find_target
+from celosia.compiler.dtypes import numpy_dtype
 from celosia.compiler.expr import placeholder
 from celosia.compiler.graph.cost import total_macs
 from celosia.compiler.graph.fold import fold
@@ -64,13 +68,45 @@ PASSES = Pipeline(
 
 def compile(
     source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", progress: Progress | None = None,
-    accelerator: bool = True, watch: Watch | None = None,
+    accelerator: bool = True, watch: Watch | None = None, target: str | None = None,
 ) -> Program:  # fmt: skip
     """Compile a model for the accelerator `config` (a preset's name, a TOML or JSON file, or a Config).
 
     progress: called with the name of each stage. accelerator: False leaves every operator to the CPU. watch: called
-    after each of PASSES with the graph. Raises ModelError for a model, ConfigError for a Config.
+    after each of PASSES with the graph. target: a board or processor of cpu.target that the CPU's part is compiled for;
+    by default this machine. Raises ModelError for a model, ConfigError for a Config, TargetError, and LinkError where
+    the linker for another processor is missing.
     """
+    processor = None if target is None else find_target(target)
+    with compiling_for(processor):
+        program = _compile(source, config, progress, accelerator, watch)
+    if processor is not None:
+        if progress:
+            progress("linking kernels")
+        _require_numpy(program)
+        program.machine = processor.machine
+        program.library = link_library(program.kernels, processor) if program.kernels else b""
+        program.kernels = [replace(kernel, code=b"") for kernel in program.kernels]
+    return program
+
+
+def _require_numpy(program: Program) -> None:
+    """ModelError where a board, which has numpy and no compiler, cannot run `program`."""
+    for step in program.steps:
+        if isinstance(step, HostStep) and (reason := needs_compiler(step.op)):
+            raise ModelError(f"{reason}; run the model on this machine, without --target")
+    for tensor in (*program.tensors.values(), *program.inputs, *program.outputs):
+        if numpy_dtype(tensor.dtype).isbuiltin == 2:
+            raise ModelError(
+                f"tensor {tensor.name!r} has element type {tensor.dtype}, which numpy on the board does not know; "
+                "run the model on this machine, without --target"
+            )
+
+
+def _compile(
+    source: str | Path | onnx.ModelProto, config: str | Path | Config, progress: Progress | None, accelerator: bool,
+    watch: Watch | None,
+) -> Program:  # fmt: skip
     started = time.perf_counter()
     say = progress or (lambda stage: None)
     cfg = Config.load(config)

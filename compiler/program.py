@@ -182,6 +182,10 @@ class Program:
     passes: list[PassInfo] = field(default_factory=list)
     arena: Plan = field(default_factory=Plan)
     """Where the tensors that steps hand to each other lie in the memory of the CPU."""
+    machine: str = ""
+    """What `platform.machine()` says where the kernels run; "" for processors like the one that compiled them."""
+    library: bytes = field(default=b"", repr=False)
+    """The kernels for another machine as one shared object; they then have no code of their own."""
 
     @property
     def launches(self) -> list[LaunchStep]:
@@ -222,6 +226,8 @@ class Program:
             blobs[f"constants/{number}.npy"] = array_bytes(array)
         for number, kernel in enumerate(self.kernels):
             blobs[f"kernels/{number}.bin"] = kernel.to_bytes()
+        if self.library:
+            blobs["kernels.so"] = self.library
         for number, launch in enumerate(self.launches):
             blobs[f"launches/{number}.layers"] = launch.layer_of.astype("<i4").tobytes()
         for number, step in enumerate(step for step in self.steps if isinstance(step, HostStep)):
@@ -243,6 +249,7 @@ class Program:
             "macs_total": self.macs_total,
             "placements": self.placements, "compile_seconds": self.compile_seconds,
             "passes": [dataclasses.asdict(each) for each in self.passes], "arena": dataclasses.asdict(self.arena),
+            "machine": self.machine,
         }  # fmt: skip
 
     @staticmethod
@@ -359,5 +366,6 @@ def _assemble(manifest: dict[str, Any], blobs: dict[str, bytes]) -> Program:
         [Kernel.from_bytes(blobs[f"kernels/{number}.bin"]) for number in range(manifest["kernels"])],
         np.frombuffer(blobs["image.bin"], np.uint8), manifest["image_address"], manifest["dram_size"],
         manifest["arena_lower_bound"], manifest["macs_total"], manifest["placements"], manifest["compile_seconds"],
-        [PassInfo(**each) for each in manifest["passes"]], Plan(**manifest["arena"]),
+        [PassInfo(**each) for each in manifest["passes"]], Plan(**manifest["arena"]), manifest["machine"],
+        blobs.get("kernels.so", b""),
     )  # fmt: skip

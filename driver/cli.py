@@ -137,6 +137,13 @@ def compile_(
     model: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="The model: int8, or with QDQ nodes.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="PROGRAM", help="The file to write.")],
     config: ConfigOption = "pynq",
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BOARD|PROCESSOR",
+            help="Where it will run: pynq-z1, pynq-z2, ultra96, zcu104, armv7 or aarch64 [default: this machine].",
+        ),
+    ] = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -146,12 +153,13 @@ def compile_(
     Examples:
       celosia compile resnet18.onnx -o resnet18.celosia
       celosia compile resnet18.onnx -o resnet18.celosia --config my_accelerator.toml
+      celosia compile resnet18.onnx -o resnet18.celosia --target pynq-z1
     """
     with _stages(quiet) as stages:
         _destinations([model], output)
         from celosia.compiler.compile import compile as compile_model
 
-        program = compile_model(model, config, progress=stages)
+        program = compile_model(model, config, progress=stages, target=target)
         stages("writing the Program")
         program.save(output)
     if not quiet:

@@ -19,7 +19,7 @@ Exit codes:
   1  a model, Program, Config, input or output file is wrong
   2  the command line is wrong
   3  the accelerator ended in an error or not in time
-  4  a tool is missing or failed (C++ compiler, Verilator, Yosys)
+  4  a tool is missing or failed (C++ compiler, Verilator, Yosys, ziglang)
   5  a fault of celosia itself
   130  interrupted
 """
@@ -33,6 +33,8 @@ def explained(error: Exception) -> tuple[int, str]:
     from celosia.bitstreams.manifest import ManifestError
     from celosia.bitstreams.project import ProjectError, ToolError
     from celosia.compiler.cpu.host import HostError
+    from celosia.compiler.cpu.llvm import LinkError
+    from celosia.compiler.cpu.target import TargetError
     from celosia.compiler.files import OutputError
     from celosia.compiler.graph.importer import ModelError
     from celosia.compiler.program import ProgramError
@@ -44,11 +46,11 @@ def explained(error: Exception) -> tuple[int, str]:
     from celosia.sim.device import DeviceError
 
     wrong = ModelError, ConfigError, HostError, ProgramError, InputError, OutputError, QuantizeError
-    if isinstance(error, (*wrong, ManifestError, ProjectError)):
+    if isinstance(error, (*wrong, ManifestError, ProjectError, TargetError)):
         return WRONG_INPUT, str(error)
     if isinstance(error, DeviceError):
         return RUN_FAILED, str(error)
-    if isinstance(error, (BuildError, VerilogError, MissingLibrary, ToolError)):
+    if isinstance(error, (BuildError, LinkError, VerilogError, MissingLibrary, ToolError)):
         return NO_TOOL, str(error)
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.cpu.host import execute
-from celosia.compiler.cpu.kernel import host
+from celosia.compiler.cpu.kernel import host, load_library
 from celosia.compiler.dtypes import numpy_dtype
 from celosia.compiler.program import (
     CpuStep,
@@ -80,10 +81,7 @@ class Runtime:
     """
 
     def __init__(self, program: Program, device: str | Device = "functional", **options: Any) -> None:
-        if any(kernel.host != host() for kernel in program.kernels):
-            raise ProgramError(
-                "the program was compiled for another processor; compile the model again on this machine"
-            )
+        _prepare_kernels(program)
         self.program = program
         self._launches = bool(program.launches)
         self._known = {tensor.name: tensor for tensor in program.inputs}
@@ -281,6 +279,28 @@ class Runtime:
             "units": units,
             "seconds": seconds,
         }  # fmt: skip
+
+
+def _prepare_kernels(program: Program) -> None:
+    """ProgramError where the kernels cannot run here."""
+    if not program.machine:
+        if any(kernel.host != host() for kernel in program.kernels):
+            raise ProgramError(
+                "the program was compiled for another processor; compile the model again on this machine, or for a "
+                "board with --target"
+            )
+    elif platform.machine() != program.machine:
+        raise ProgramError(
+            f"the program was compiled for {program.machine} processors, and this one is {platform.machine()}; run it "
+            "on its board (--device ssh://USER@BOARD), or compile the model again without --target"
+        )
+    elif program.kernels:
+        try:
+            library = load_library(program.library)
+            for kernel in program.kernels:
+                kernel.bind(library)
+        except (OSError, AttributeError) as error:
+            raise ProgramError(f"the program's kernels cannot be loaded: {error}") from None
 
 
 def _views(program: Program) -> dict[str, Array]:

@@ -53,7 +53,7 @@ def memory_type(dtype: str) -> Any:
 def render(function: Function, features: frozenset[str] | None = None) -> tuple[str, int]:
     """(LLVM IR of one module that defines `function.name`, bytes of workspace that the kernel wants).
 
-    features: of the processor, in LLVM's names; those of this one where left out.
+    features: of the processor, in LLVM's names; by default those of the target.
     """
     module = ir.Module(name=function.name)
     module.features = dot.features() if features is None else features
@@ -308,7 +308,7 @@ class _Writer:
                 case Binary("mul", a, b):
                     old = self._load(tensor, index, env)
                     factors = self._same_width(self.expr(a, env, memo), self.expr(b, env, memo), old)
-                    self._store(tensor, index, functions.intrinsic(self.b, "llvm.fma", *factors), env)
+                    self._store(tensor, index, functions.multiply_add(self.b, *factors), env)
                     return
         if kind == "sum" and step == (self.vector is not None) and isinstance(value, Call) and value.name == "dot4":
             old = self._load(tensor, index, env)

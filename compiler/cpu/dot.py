@@ -8,20 +8,19 @@ AVX2 multiply pairs of int16 exactly (vpmaddwd; vpmaddubsw would saturate); othe
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
+
+from celosia.compiler.cpu.target import target
 
 V = Any
 I8, I16, I32 = ir.IntType(8), ir.IntType(16), ir.IntType(32)
 
 
-@cache
 def features() -> frozenset[str]:
-    """What this processor has, in LLVM's names."""
-    return frozenset(name for name, has in llvm.get_host_cpu_features().items() if has)
+    """What the processor has that is compiled for, in LLVM's names."""
+    return target().features
 
 
 def instructions(has: frozenset[str]) -> tuple[str, tuple[int, ...]]:

@@ -15,6 +15,7 @@ from celosia.compiler.cpu.functions import TYPES
 from celosia.compiler.cpu.host import DOMAINS, HostOp, Value, check_size
 from celosia.compiler.cpu.kernel import Kernel
 from celosia.compiler.cpu.ops import OPS, Unsupported
+from celosia.compiler.cpu.target import compiling_for
 
 Array = NDArray[Any]
 
@@ -87,7 +88,8 @@ def kernel(op: HostOp, args: Sequence[Array | None]) -> Kernel:
             None if a is None else InputType(a.shape, a.dtype.name, a if i in fixed else None)
             for i, a in enumerate(args)
         ]
-        made = compile_op(op.op, op.attrs, inputs, outputs=op.wanted, opset=op.opset, name=op.name)
+        with compiling_for(None):  # it runs here, also where the Program is for another processor
+            made = compile_op(op.op, op.attrs, inputs, outputs=op.wanted, opset=op.opset, name=op.name)
         for dtype, shape in made.outputs:
             check_size(prod(shape) * np.dtype(dtype).itemsize, f"{op.op} ({op.name}): the output {list(shape)}")
         _kernels[key] = made

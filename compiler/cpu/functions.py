@@ -268,6 +268,36 @@ DIRECT = {
 }  # fmt: skip
 
 
+ROUNDINGS = ("round_even", "floor", "ceil", "trunc")
+
+
+def _features(b: Any) -> frozenset[str]:
+    return getattr(b.module, "features", frozenset())
+
+
+def multiply_add(b: Any, x: V, y: V, z: V) -> V:
+    """x * y + z, rounded once where the processor can; where it cannot, a call of fma would take a hundred times as
+    long. Where the one rounding counts, expressions have `call("fma", ...)`."""
+    once = _features(b) & {"fma", "fma4", "fp-armv8", "vfp4"}
+    return intrinsic(b, "llvm.fma" if once else "llvm.fmuladd", x, y, z)
+
+
+def _rounded(b: Any, name: str, x: V) -> V:
+    """float32 to a whole number, for processors that round no vectors: adding 2^23 leaves no place for fractions."""
+    limit, one = like(x, "float32", 8388608.0), like(x, "float32", 1.0)
+    size = intrinsic(b, "llvm.fabs", x)
+    near = b.fsub(b.fadd(size, limit), limit)
+    if name == "trunc":
+        near = b.select(b.fcmp_ordered(">", near, size), b.fsub(near, one), near)
+    whole = intrinsic(b, "llvm.copysign", near, x)
+    if name == "floor":
+        whole = b.select(b.fcmp_ordered(">", whole, x), b.fsub(whole, one), whole)
+    if name == "ceil":
+        whole = b.select(b.fcmp_ordered("<", whole, x), b.fadd(whole, one), whole)
+    whole = intrinsic(b, "llvm.copysign", whole, x)
+    return b.select(b.fcmp_ordered("<", size, limit), whole, x)
+
+
 def call(b: Any, name: str, dtype: str, *args: V) -> V:
     """The intrinsic `name` of expr.nodes on values of `dtype`."""
     if not dtype.startswith("float"):
@@ -280,6 +310,8 @@ def call(b: Any, name: str, dtype: str, *args: V) -> V:
         value, low, high = args
         value = b.select(b.fcmp_ordered(">", value, low), value, low)
         return b.select(b.fcmp_ordered("<", value, high), value, high)
+    if name in ROUNDINGS and dtype == "float32" and not _features(b) & {"sse4.1", "fp-armv8"}:
+        return _rounded(b, name, args[0])
     if name in DIRECT:
         return intrinsic(b, DIRECT[name], *args)
     if name == "isnan":
@@ -310,7 +342,7 @@ class _F32:
         return like(self.x, "int32", number)
 
     def fma(self, a: V, b: V, c: V) -> V:
-        return intrinsic(self.b, "llvm.fma", a, b, c)
+        return multiply_add(self.b, a, b, c)
 
     def poly(self, x: V, *coefficients: float) -> V:
         """Horner's rule, highest power first."""

@@ -100,6 +100,15 @@ def _compiler() -> ModuleType | None:
     return dynamic
 
 
+def needs_compiler(op: HostOp) -> str:
+    """Why `op` cannot run where there is no LLVM; "" where it can."""
+    from celosia.compiler.cpu.hostops import HOST
+
+    if (op.domain, op.op) not in HOST:
+        return str(op.fail("its shapes are known only at run time, when a board cannot compile it any more"))
+    return next(filter(None, (needs_compiler(inner) for body in bodies(op) for inner in body.ops)), "")
+
+
 def execute(op: HostOp, values: Mapping[str, Value]) -> list[Value]:
     """The outputs of `op`, given what its inputs (and its subgraphs' captured values) are. Raises HostError."""
     from celosia.compiler.cpu.hostops import FIRST, HOST

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import struct
+import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,14 @@ def host() -> str:
     except ModuleNotFoundError:
         return ""
     return llvm.host()
+
+
+def load_library(data: bytes) -> ctypes.CDLL:
+    """The shared object `data`, loaded. OSError where it is none for this machine."""
+    with tempfile.NamedTemporaryFile(suffix=".so") as file:  # a name of its own: dlopen knows libraries by name
+        file.write(data)
+        file.flush()
+        return ctypes.CDLL(file.name)
 
 
 _local = threading.local()
@@ -116,8 +125,17 @@ class Kernel:
 
         tracker = llvm.link(self.name, self.code)
         object.__setattr__(self, "_tracker", tracker)  # the code lives as long as this
+        return self._function(tracker[self.name])
+
+    def _function(self, address: int) -> Any:
         kind = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * (len(self.inputs) + len(self.outputs) + 1))
-        return kind(tracker[self.name])
+        return kind(address)
+
+    def bind(self, library: ctypes.CDLL) -> None:
+        """Take the code from a shared object; AttributeError where it has no function of this name."""
+        address = ctypes.cast(getattr(library, self.name), ctypes.c_void_p).value
+        self.__dict__["_entry"] = self._function(address or 0)
+        self.__dict__["_library"] = library  # the code lives as long as this
 
     def to_bytes(self) -> bytes:
         head = {

@@ -6,7 +6,11 @@ import functools
 import hashlib
 import itertools
 import os
+import subprocess
+import sys
 import tempfile
+from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +20,21 @@ from platformdirs import user_cache_dir
 
 from celosia.compiler.cpu.codegen import render
 from celosia.compiler.cpu.kernel import Kernel
+from celosia.compiler.cpu.target import Target, target
 from celosia.compiler.expr.loops import Function
 
 
 @functools.cache
-def _machine() -> Any:
+def _machine(target: Target | None = None) -> Any:
+    """LLVM's description of `target`, by default of this processor."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    target = llvm.Target.from_default_triple()
-    return target.create_target_machine(
+    if target is not None:
+        features = ",".join(f"+{name}" for name in sorted(target.features))
+        return llvm.Target.from_triple(target.triple).create_target_machine(
+            cpu=target.cpu, features=features, opt=3, reloc="pic", codemodel="default"
+        )
+    return llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(),
         features=llvm.get_host_cpu_features().flatten(),
         opt=3,
@@ -46,9 +56,14 @@ def host() -> str:
     return f"{machine.triple} {llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
 
 
+def _other() -> Target | None:
+    """The target where it is not this processor."""
+    return target() if target().machine else None
+
+
 def optimise(text: str, level: int = 3) -> tuple[str, bytes]:
-    """(optimised LLVM IR, object file) of one module, for this processor."""
-    machine = _machine()
+    """(optimised LLVM IR, object file) of one module, for the target."""
+    machine = _machine(_other())
     module = llvm.parse_assembly(text)
     module.triple = machine.triple
     module.data_layout = str(machine.target_data)
@@ -70,7 +85,7 @@ def cache_dir() -> Path:
 
 def _cached_object(text: str) -> bytes:
     """The object file for LLVM IR, from disk where it is there undamaged."""
-    key = hashlib.sha256(f"{llvmlite.__version__}\n{host()}\n{text}".encode()).hexdigest()
+    key = hashlib.sha256(f"{llvmlite.__version__}\n{_other() or host()}\n{text}".encode()).hexdigest()
     path = cache_dir() / f"{key}.o"
     try:
         data = path.read_bytes()
@@ -100,14 +115,50 @@ def link(symbol: str, code: bytes) -> Any:
 
 
 def compile_function(function: Function, features: frozenset[str] | None = None) -> Kernel:
-    """Machine code for a loop nest, for this processor. features: those to choose instructions by, see render."""
+    """Machine code for a loop nest, for the target. features: those to choose instructions by, see render.
+
+    The code for another processor is an object file to be linked with others (`link_library`); its symbol is unique.
+    """
     text, workspace_bytes = render(function, features)
+    name, other = function.name, _other()
+    if other is not None:
+        name = f"{function.name}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        text = text.replace(f'@"{function.name}"', f'@"{name}"')
     return Kernel(
-        function.name,
+        name,
         tuple((t.dtype, t.shape) for t in function.inputs),
         tuple((t.dtype, t.shape) for t in function.outputs),
         workspace_bytes,
         _cached_object(text),
-        host(),
+        other.machine if other is not None else host(),
         function.in_place,
     )
+
+
+class LinkError(RuntimeError):
+    """Kernels that cannot be linked; the message names the tool and the way out."""
+
+
+def link_library(kernels: Iterable[Kernel], target: Target) -> bytes:
+    """One shared object of the kernels' code for `target`, which another processor is. LinkError.
+
+    It needs the C library of a board only where a kernel calls a function of it (sin, pow, ...): what the compiler's
+    own runtime holds is linked in.
+    """
+    if find_spec("ziglang") is None:
+        raise LinkError(
+            "kernels for another processor are linked with ziglang, which is missing; install it: "
+            "pip install 'celosia[deploy]'"
+        )
+    with tempfile.TemporaryDirectory(prefix="celosia") as folder:
+        objects = {f"{kernel.name}.o": kernel.code for kernel in kernels}
+        for name, code in objects.items():
+            (Path(folder) / name).write_bytes(code)
+        (Path(folder) / "objects").write_text("\n".join(objects))
+        flags = (*target.zig, "-shared", "-s", "-O2", "-Wl,--gc-sections", "-o", "kernels.so", "@objects", "-lm")
+        command = [sys.executable, "-m", "ziglang", "cc", *flags]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        if done.returncode:
+            reason = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[-200:])
+            raise LinkError(f"ziglang could not link the kernels for {target.machine}: {reason}")
+        return (Path(folder) / "kernels.so").read_bytes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import platform
 import zipfile
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import celosia
+from celosia.compiler.cpu.target import TARGETS, Target
 from celosia.compiler.files import OutputError
+from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.program import Program, ProgramError
 
 
@@ -169,3 +172,54 @@ def test_a_program_of_constants_only(tmp_path: Path) -> None:
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
     celosia.compile(model, "tiny").save(tmp_path / "p")
     assert celosia.Runtime(Program.load(tmp_path / "p")).run({}).outputs["y"].tolist() == [0, 1, 2]
+
+
+def test_a_program_for_a_board(models: Path, tmp_path: Path) -> None:
+    """Its kernels are one shared object, and it does not run elsewhere."""
+    pytest.importorskip("ziglang")
+    celosia.compile(models / "quantised.onnx", "tiny", target="pynq-z1").save(tmp_path / "program")
+    program = Program.load(tmp_path / "program")
+    assert program.machine == "armv7l" and program.library.startswith(b"\x7fELF") and program.kernels
+    assert not any(kernel.code for kernel in program.kernels)
+    with pytest.raises(
+        ProgramError, match=r"compiled for armv7l processors, and this one is .*--device ssh://USER@BOARD"
+    ):
+        celosia.Runtime(program)
+
+
+def test_a_program_with_a_shared_object(
+    models: Path, monkeypatch: pytest.MonkeyPatch, x: dict[str, np.ndarray]
+) -> None:
+    """As on a board, but for the processor of this machine."""
+    pytest.importorskip("ziglang")
+    here = Target(
+        16, 16, frozenset(("sse2",)), platform.machine(), f"{platform.machine()}-unknown-linux-gnu", "x86-64",
+        ("-target", f"{platform.machine()}-linux-gnu.2.28"),
+    )  # fmt: skip
+    monkeypatch.setitem(TARGETS, "here", here)
+    program = celosia.compile(models / "quantised.onnx", "tiny", target="here")
+    expected = celosia.Runtime(celosia.compile(models / "quantised.onnx", "tiny")).run(x).outputs
+    for name, array in celosia.Runtime(program).run(x).outputs.items():
+        assert np.array_equal(array, expected[name]), name
+    program.library = program.library[:100]
+    with pytest.raises(ProgramError, match="kernels cannot be loaded"):
+        celosia.Runtime(program)
+
+
+def test_what_a_board_cannot_run() -> None:
+    """Shapes known at run time only need a compiler there."""
+    value = onnx.helper.make_tensor_value_info
+    nodes = [onnx.helper.make_node("NonZero", ["x"], ["n"]), onnx.helper.make_node("Neg", ["n"], ["y"], "minus")]
+    graph = onnx.helper.make_graph(
+        nodes, "g", [value("x", onnx.TensorProto.FLOAT, [3])], [value("y", onnx.TensorProto.INT64, [1, "n"])]
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+    with pytest.raises(ModelError, match=r"Neg \(minus\): its shapes are known only at run time, when a board cannot"):
+        celosia.compile(model, "tiny", target="ultra96")
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Identity", ["x"], ["y"])], "g",
+        *([value(name, onnx.TensorProto.BFLOAT16, [3])] for name in "xy"),
+    )  # fmt: skip
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+    with pytest.raises(ModelError, match="tensor 'x' has element type bfloat16, which numpy on the board"):
+        celosia.compile(model, "tiny", target="ultra96")

@@ -1,0 +1,146 @@
+"""Kernels for the boards' processors, linked by ziglang, run under qemu: the same bytes as here.
+
+What may differ is said in FLOATS: the order of sums, which follows the width of vectors, and on armv7 also the rounding
+of products that are added, and numbers below 2^-126, which its vectors take as 0.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import emulated
+import numpy as np
+import pytest
+
+from celosia.compiler.cpu import compile_op
+from celosia.compiler.cpu.llvm import LinkError, link_library
+from celosia.compiler.cpu.target import BOARDS, TARGETS, TargetError, compiling_for, find_target
+
+RNG = np.random.default_rng(5)
+
+
+class Case(NamedTuple):
+    op: str
+    inputs: tuple[Any, ...]
+    attrs: dict[str, Any] = {}
+    exact: str = "armv7 aarch64"
+    """Targets whose bytes are the same as here."""
+
+
+def f32(*shape: int) -> np.ndarray:
+    return (RNG.normal(size=shape) * 3).astype(np.float32)
+
+
+def i8(*shape: int) -> np.ndarray:
+    return RNG.integers(-128, 128, shape).astype(np.int8)
+
+
+def u8(*shape: int) -> np.ndarray:
+    return RNG.integers(0, 256, shape).astype(np.uint8)
+
+
+def whole(dtype: str, *shape: int) -> np.ndarray:
+    return RNG.integers(-(2**30), 2**30, shape).astype(dtype)
+
+
+def scale(value: float) -> np.ndarray:
+    return np.array(value, np.float32)
+
+
+S, Z = scale(0.037), np.array(3, np.int8)
+HALVES = np.concatenate([np.arange(-9, 9) / 2, [-0.0, 0.3, -0.3, 1e9, -1e9, 8388607.5, 1e-30]]).astype(np.float32)
+INTEGERS = [
+    Case("QLinearConv", (i8(1, 8, 7, 7), S, Z, i8(8, 8, 3, 3), scale(0.02), np.array(0, np.int8), scale(0.9), Z)),
+    Case("QLinearConv", (u8(1, 16, 6, 6), S, np.array(9, np.uint8), i8(16, 1, 3, 3), scale(0.02), np.array(0, np.int8),
+                         scale(0.9), np.array(100, np.uint8)), {"group": 16}),
+    Case("QLinearMatMul", (i8(5, 33), S, Z, i8(33, 18), scale(0.02), np.array(0, np.int8), scale(1.1), Z)),
+    Case("MatMulInteger", (u8(4, 20), i8(20, 35))),
+    Case("ConvInteger", (u8(1, 3, 8, 8), i8(5, 3, 3, 3))),
+    Case("QuantizeLinear", (f32(4, 37), S, Z)),
+    Case("QuantizeLinear", (HALVES, scale(1), np.array(0, np.int8))),
+    Case("DequantizeLinear", (i8(4, 37), S, Z)),
+    Case("QLinearAdd", (i8(3, 40), S, Z, i8(3, 40), scale(0.05), Z, scale(0.06), Z)),
+    Case("QLinearMul", (i8(3, 40), S, Z, i8(3, 40), scale(0.05), Z, scale(0.06), Z)),
+    Case("QLinearLeakyRelu", (i8(3, 40), S, Z, scale(0.06), Z), {"alpha": 0.1}),
+    Case("MaxPool", (i8(1, 4, 9, 9),), {"kernel_shape": [3, 3], "strides": [2, 2]}),
+    Case("Add", (whole("int32", 50), whole("int32", 50))),
+    Case("Mul", (whole("int64", 50), whole("int64", 50))),
+    Case("Div", (whole("int32", 50), RNG.integers(1, 99, 50).astype(np.int32))),
+    Case("Div", (whole("int64", 50), RNG.integers(1, 99, 50).astype(np.int64))),
+    Case("Mod", (whole("int64", 50), RNG.integers(1, 99, 50).astype(np.int64))),
+    Case("BitShift", (whole("uint32", 50), RNG.integers(0, 40, 50).astype(np.uint32)), {"direction": "LEFT"}),
+    Case("ReduceSum", (whole("int64", 5, 30), np.array([1], np.int64))),
+    Case("ArgMax", (i8(5, 30),), {"axis": 1}),
+    Case("Transpose", (i8(5, 6, 7),), {"perm": [2, 0, 1]}),
+    Case("Gather", (i8(9, 5), np.array([3, 0, 8], np.int64))),
+    Case("Cast", (np.concatenate([f32(60) * 50, np.float32([np.inf, -np.inf, np.nan])]),), {"to": 3}),
+    Case("Cast", (whole("int32", 60),), {"to": 1}),
+    Case("Cast", (whole("int64", 60),), {"to": 11}),
+]  # fmt: skip
+FLOATS = [
+    Case("Relu", (f32(100),)), Case("Add", (f32(100), f32(100))), Case("Mul", (f32(7, 9), f32(7, 9))),
+    Case("Div", (f32(7, 9), f32(7, 9))), Case("Sqrt", (np.abs(f32(50)),)), Case("Max", (f32(50), f32(50))),
+    Case("Floor", (HALVES,)), Case("Ceil", (HALVES,)), Case("Round", (HALVES,)), Case("Clip", (f32(60),)),
+    Case("Cast", (f32(60),), {"to": 10}), Case("Add", (f32(33).astype(np.float16), f32(33).astype(np.float16))),
+    Case("Add", (f32(33).astype(np.float64), f32(33).astype(np.float64))),
+    Case("GlobalMaxPool", (f32(1, 4, 5, 5),)),
+    Case("Exp", (f32(200),), exact="aarch64"), Case("Log", (np.abs(f32(200)),), exact="aarch64"),
+    Case("Tanh", (f32(200),), exact="aarch64"), Case("Erf", (f32(200),), exact="aarch64"),
+    Case("Sigmoid", (f32(200),), exact="aarch64"), Case("Gelu", (f32(200),), exact="aarch64"),
+    Case("Softmax", (f32(6, 40),), exact=""), Case("MatMul", (f32(6, 40), f32(40, 21)), exact=""),
+    Case("Gemm", (f32(6, 40), f32(40, 21), f32(21)), exact=""),
+    Case("Conv", (f32(1, 3, 9, 9), f32(8, 3, 3, 3)), exact=""), Case("ReduceMean", (f32(5, 40),), exact=""),
+    Case("LayerNormalization", (f32(5, 40), f32(40), f32(40)), exact=""),
+    Case("Pow", (np.abs(f32(30)), f32(30)), exact=""), Case("Sin", (f32(30),), exact=""),
+    Case("Exp", (f32(30).astype(np.float64),), exact=""),
+    Case("AveragePool", (f32(1, 4, 8, 8),), {"kernel_shape": [2, 2]}, exact=""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_same_bytes_as_here(target: str, tmp_path: Path) -> None:
+    emulated.require(target)
+    cases = INTEGERS + FLOATS
+
+    def built(case: Case) -> Any:
+        types = [(x.shape, x.dtype.name) if x.size > 1 else x for x in case.inputs]
+        return compile_op(case.op, case.attrs, types, opset=20)
+
+    here = [built(case)(*case.inputs) for case in cases]
+    with compiling_for(TARGETS[target]):
+        kernels = [built(case) for case in cases]
+    assert {kernel.host for kernel in kernels} == {TARGETS[target].machine}
+    library = link_library({kernel.name: kernel for kernel in kernels}.values(), TARGETS[target])
+    calls = [(kernel, case.inputs) for kernel, case in zip(kernels, cases, strict=True)]
+    for case, (got,), (want,) in zip(cases, emulated.call(target, library, calls, tmp_path), here, strict=True):
+        name = f"{case.op} {case.inputs[0].dtype}"
+        if target in case.exact.split():
+            assert got.tobytes() == want.tobytes(), f"{name}: {np.count_nonzero(got != want)} of {got.size} differ"
+        else:
+            np.testing.assert_allclose(got, want, rtol=2e-6, atol=2e-6 * np.abs(want).max(), err_msg=name)
+
+
+def test_integer_kernels_need_no_c_library() -> None:
+    emulated.require("armv7")
+    with compiling_for(TARGETS["armv7"]):
+        exact = compile_op("QLinearMatMul", {}, [(x.shape, x.dtype.name) for x in INTEGERS[2].inputs])
+        trigonometric = compile_op("Sin", {}, [((30,), "float32")])
+    assert b"libm.so" not in link_library([exact], TARGETS["armv7"])
+    assert b"libm.so" in link_library([trigonometric], TARGETS["armv7"])
+
+
+def test_targets_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {find_target(name).machine for name in BOARDS} == {"armv7l", "aarch64"}
+    with pytest.raises(TargetError, match="there is no target 'pynq'; take pynq-z1, "):
+        find_target("pynq")
+    monkeypatch.setattr("celosia.compiler.cpu.llvm.find_spec", lambda name: None)
+    with pytest.raises(LinkError, match=r"ziglang, which is missing; install it: pip install 'celosia\[deploy\]'"):
+        link_library([], TARGETS["armv7"])
+
+
+def test_what_cannot_be_linked() -> None:
+    emulated.require("armv7")
+    kernel = compile_op("Relu", {}, [((3,), "float32")])  # of this machine
+    with pytest.raises(LinkError, match=r"could not link the kernels for armv7l: .*incompatible"):
+        link_library([kernel], TARGETS["armv7"])

@@ -1,0 +1,105 @@
+"""Kernels of other processors under qemu: a C program that loads their shared object and calls them on given bytes."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from celosia.compiler.cpu.kernel import Kernel
+from celosia.compiler.cpu.target import TARGETS
+from celosia.compiler.dtypes import numpy_dtype
+
+QEMU = {"armv7": "qemu-arm-static", "aarch64": "qemu-aarch64-static"}
+LIBRARIES = {"armv7": "/usr/arm-linux-gnueabihf", "aarch64": "/usr/aarch64-linux-gnu"}
+CALLER = r"""
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+static uint32_t number(FILE *f) { uint32_t n; if (fread(&n, 4, 1, f) != 1) exit(3); return n; }
+int main(int argc, char **argv) {
+    void *library = dlopen(argv[1], RTLD_NOW);
+    if (!library) { puts(dlerror()); return 1; }
+    FILE *in = fopen(argv[2], "rb"), *out = fopen(argv[3], "wb");
+    for (uint32_t calls = number(in); calls--;) {
+        char name[64];
+        if (fread(name, 64, 1, in) != 1) return 3;
+        uint32_t count = number(in), sizes[32];
+        void *p[32] = {0};
+        for (uint32_t i = 0; i < count; i++) {
+            sizes[i] = number(in);
+            p[i] = aligned_alloc(64, (sizes[i] / 64 + 1) * 64);
+            if (sizes[i] && fread(p[i], sizes[i], 1, in) != 1) return 3;
+        }
+        void (*run)() = (void (*)())dlsym(library, name);
+        if (!run) { puts(dlerror()); return 2; }
+        ((void (*)(void*, void*, void*, void*, void*, void*, void*, void*, void*, void*, void*, void*))run)(
+            p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9], p[10], p[11]);
+        for (uint32_t i = 0; i < count; i++) fwrite(p[i], 1, sizes[i], out);
+    }
+    return fclose(out);
+}
+"""
+
+
+def require(target: str) -> None:
+    """Skip the test where something that it needs is missing."""
+    if importlib.util.find_spec("ziglang") is None:
+        pytest.skip("could not import 'ziglang', which links kernels for boards; pip install 'celosia[deploy]'")
+    if shutil.which(QEMU[target]) is None or not Path(LIBRARIES[target]).exists():
+        pytest.skip(
+            f"could not find '{QEMU[target]}' and the C library in {LIBRARIES[target]}, which run kernels for boards; "
+            "Debian, Ubuntu: apt-get install qemu-user-static libc6-armhf-cross libc6-arm64-cross"
+        )
+
+
+@functools.cache
+def caller(target: str) -> Path:
+    """The program that calls kernels, for `target`."""
+    folder = Path(tempfile.mkdtemp(prefix="celosia-emulated"))
+    (folder / "call.c").write_text(CALLER)
+    command = [sys.executable, "-m", "ziglang", "cc", *TARGETS[target].zig, "-O1", "call.c", "-o", "call", "-ldl"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    return folder / "call"
+
+
+def call(
+    target: str, library: bytes, calls: Sequence[tuple[Kernel, Sequence[NDArray[Any]]]], folder: Path
+) -> list[list[NDArray[Any]]]:
+    """The outputs of each (kernel, inputs); the kernels are in `library`."""
+    (folder / "kernels.so").write_bytes(library)
+    with (folder / "calls").open("wb") as file:
+        file.write(struct.pack("<I", len(calls)))
+        for kernel, inputs in calls:
+            made = [np.full(shape, 77, numpy_dtype(dtype)) for dtype, shape in kernel.outputs]
+            workspace = np.zeros(kernel.workspace_bytes, np.uint8)
+            file.write(kernel.name.encode().ljust(64, b"\0") + struct.pack("<I", len(inputs) + len(made) + 1))
+            for array in (*inputs, *made, workspace):
+                file.write(struct.pack("<I", array.nbytes) + array.tobytes())
+    qemu = [QEMU[target], "-L", LIBRARIES[target], str(caller(target)), "./kernels.so", "calls", "results"]
+    done = subprocess.run(qemu, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr} ({done.returncode})"
+    data, at, results = (folder / "results").read_bytes(), 0, []
+    for kernel, inputs in calls:
+        at += sum(array.nbytes for array in inputs)
+        outputs = []
+        for dtype, shape in kernel.outputs:
+            kind = numpy_dtype(dtype)
+            count = int(np.prod(shape))
+            outputs.append(np.frombuffer(data, kind, count, at).reshape(shape))
+            at += count * kind.itemsize
+        at += kernel.workspace_bytes
+        results.append(outputs)
+    return results
