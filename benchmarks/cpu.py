@@ -87,7 +87,7 @@ def compare(model: onnx.ModelProto, feed: Feed, seconds: float) -> Comparison:
     """Run `model` here and in onnxruntime by turns for about `seconds`, wholly on the CPU."""
     program = celosia.compile(model, accelerator=False)
     assert not program.launches
-    runtime, theirs = Runtime(program), session(model)
+    runtime, theirs = Runtime(program, threads=1), session(model)
     names = [value.name for value in theirs.get_outputs()]
     expected = dict(zip(names, theirs.run(names, feed)))
     found = runtime.run(feed).outputs

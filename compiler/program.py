@@ -25,7 +25,7 @@ from celosia.compiler.saved import array_bytes, load_array, load_op, op_bytes
 from celosia.hw.config import Config, ConfigError
 
 FORMAT = "celosia-program"
-VERSION = 3
+VERSION = 5
 
 
 class ProgramError(ValueError):

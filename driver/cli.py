@@ -182,6 +182,9 @@ def run(
         DeviceName, typer.Option(help="Numpy, or the Verilated RTL with cycle counts.")
     ] = DeviceName.functional,
     config: MaybeConfig = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Of the CPU's part; else $CELOSIA_THREADS, else one a processor, at most 8.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="OUT.npz", help="Write the outputs.")] = None,
     report: Annotated[
         Path | None, typer.Option(metavar="REPORT.json", help="Write cycles, layers and what each unit did.")
@@ -211,7 +214,7 @@ def run(
         arrays.check_files(given)
         program = _program(model, config, stages)
         options = {"progress": stages.cycles, "quiet": quiet} if device is DeviceName.rtl else {}
-        with Runtime(program, device.value, **options) as runtime:
+        with Runtime(program, device.value, threads, **options) as runtime:
             values = runtime.check(arrays.read_inputs(given, program.inputs))
             with stages.paused():
                 runtime.open()

@@ -35,6 +35,7 @@ def explained(error: Exception) -> tuple[int, str]:
     from celosia.compiler.cpu.host import HostError
     from celosia.compiler.cpu.llvm import LinkError
     from celosia.compiler.cpu.target import TargetError
+    from celosia.compiler.cpu.threads import ThreadsError
     from celosia.compiler.files import OutputError
     from celosia.compiler.graph.importer import ModelError
     from celosia.compiler.program import ProgramError
@@ -46,7 +47,7 @@ def explained(error: Exception) -> tuple[int, str]:
     from celosia.sim.device import DeviceError
 
     wrong = ModelError, ConfigError, HostError, ProgramError, InputError, OutputError, QuantizeError
-    if isinstance(error, (*wrong, ManifestError, ProjectError, TargetError)):
+    if isinstance(error, (*wrong, ManifestError, ProjectError, TargetError, ThreadsError)):
         return WRONG_INPUT, str(error)
     if isinstance(error, DeviceError):
         return RUN_FAILED, str(error)

@@ -25,7 +25,7 @@ def run(count: int, device: str, config: str, stages: Stages) -> None:
     path = models.demo_model_path()
     program = compile_model(path, config, progress=stages)
     images, labels, classes = models.demo_images()
-    options = {"progress": stages.cycles, "quiet": stages.quiet} if device == "rtl" else {}
+    options: dict[str, Any] = {"progress": stages.cycles, "quiet": stages.quiet} if device == "rtl" else {}
     logits, reports = [], []
     with Runtime(program, device, **options) as runtime:
         with stages.paused():

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.cpu.host import execute
 from celosia.compiler.cpu.kernel import host, load_library
+from celosia.compiler.cpu.threads import default_threads, thread_count
 from celosia.compiler.dtypes import numpy_dtype
 from celosia.compiler.program import (
     CpuStep,
@@ -77,10 +78,15 @@ class Runtime:
     """Runs `program` on `device`: "functional", "rtl", "board", or any Device of the same Config.
 
     A device by name is opened when the first launch needs it; a program without launches never opens one.
-    Raises ProgramError where the CPU's part was compiled for another processor.
+    threads: how many the CPU's part may use at once; left out, the environment variable CELOSIA_THREADS says so, else
+    there is one for each processor, at most 8. Results do not depend on it. Raises ThreadsError for an impossible
+    number, and ProgramError where the CPU's part was compiled for another processor.
     """
 
-    def __init__(self, program: Program, device: str | Device = "functional", **options: Any) -> None:
+    def __init__(
+        self, program: Program, device: str | Device = "functional", threads: int | None = None, **options: Any
+    ) -> None:
+        self.threads = default_threads() if threads is None else thread_count(threads)
         _prepare_kernels(program)
         self.program = program
         self._launches = bool(program.launches)
@@ -211,7 +217,7 @@ class Runtime:
             arena[name] if name in arena else np.empty(shape, numpy_dtype(dtype))
             for name, (dtype, shape) in zip(step.outputs, kernel.outputs)
         ]
-        kernel.run([values[name] for name in step.inputs if name], outputs)
+        kernel.run([values[name] for name in step.inputs if name], outputs, self.threads)
         values.update(zip(step.outputs, outputs))
 
     def _launch(self, step: LaunchStep, values: dict[str, Array], trace: bool) -> Counters:

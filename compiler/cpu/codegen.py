@@ -1,18 +1,20 @@
 """Loop IR to LLVM IR.
 
 A kernel is `void name(inputs..., outputs..., workspace)`, all of them pointers that do not overlap; an input that is
-computed in place is read through the pointer of its output. Arithmetic is
+computed in place is read through the pointer of its output. Where threads can share loops there are more functions, see
+`render`. Arithmetic is
 exactly as written: no contraction, no reordering. Only Update of kind "sum" may add in any order, and adds products
 with one rounding.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
 
-from celosia.compiler.cpu import dot, functions
+from celosia.compiler.cpu import dot, functions, parallel
 from celosia.compiler.cpu.functions import is_vector, llvm_type, splat
 from celosia.compiler.expr.affine import coefficient, flatten, in_range, linear, nonnegative
 from celosia.compiler.expr.bounds import statements
@@ -50,29 +52,85 @@ def memory_type(dtype: str) -> Any:
     return ir.IntType(8) if dtype == "bool" else llvm_type(dtype)
 
 
-def render(function: Function, features: frozenset[str] | None = None) -> tuple[str, int]:
-    """(LLVM IR of one module that defines `function.name`, bytes of workspace that the kernel wants).
+@dataclass(frozen=True)
+class Rendered:
+    """LLVM IR of one module that defines the function, and the bytes of workspace that it wants.
+
+    phases: for a function with loops that threads can share, whether each of its phases has one; see `render`.
+    shared_bytes: of the workspace, those that all threads share; each has the others for itself.
+    """
+
+    text: str
+    workspace_bytes: int
+    shared_bytes: int = 0
+    phases: tuple[bool, ...] = ()
+
+
+def render(function: Function, features: frozenset[str] | None = None) -> Rendered:
+    """A function `name(tensors..., workspace)`, and where threads can share loops, one for each of its phases:
+    `name.0(tensors..., shared workspace, own workspace, part, parts)`, which does one of `parts` parts of the work.
 
     features: of the processor, in LLVM's names; by default those of the target.
     """
     module = ir.Module(name=function.name)
     module.features = dot.features() if features is None else features
-    pointer = ir.PointerType()
     tensors = (*function.inputs, *function.outputs)
-    signature = ir.FunctionType(ir.VoidType(), [pointer] * (len(tensors) + 1))
-    fn = ir.Function(module, signature, function.name)
+    shared, phases = parallel.phases(function)
+    (fn, *arguments) = _function(module, function.name, len(tensors) + 1)
+    if len(phases) == 1 and phases[0].loop is None:
+        writer = _Writer(fn, _places(function, arguments), arguments[-1])
+        writer.stmt(function.body, {})
+        writer.b.ret_void()
+        return Rendered(str(module), writer.workspace_bytes)
+    b = ir.IRBuilder(fn.append_basic_block("start"))
+    places: dict[Tensor, int] = {}
+    shared_bytes = 0
+    for tensor in shared:
+        places[tensor] = shared_bytes
+        shared_bytes += _aligned(tensor.nbytes)
+    own = b.gep(arguments[-1], [I64(shared_bytes)], inbounds=True, source_etype=ir.IntType(8))
+    own_bytes = 0
+    for number, phase in enumerate(phases):
+        part, *given = _function(module, f"{function.name}.{number}", len(tensors) + 2, (I64, I64))
+        writer = _Writer(part, _places(function, given), given[-3], phase.loop, (given[-2], given[-1]))
+        for tensor, at in places.items():
+            writer.memory[tensor] = writer.entry.gep(
+                given[-4], [I64(at)], inbounds=True, source_etype=ir.IntType(8)
+            )  # fmt: skip
+        body = phase.body
+        for tensor in phase.private:
+            body = Alloc(tensor, body, "local")
+        writer.stmt(body, {})
+        writer.b.ret_void()
+        own_bytes = max(own_bytes, writer.workspace_bytes)
+        b.call(part, [*arguments, own, I64(0), I64(1)])
+    b.ret_void()
+    return Rendered(
+        str(module), shared_bytes + own_bytes, shared_bytes, tuple(phase.loop is not None for phase in phases)
+    )
+
+
+def _function(module: Any, name: str, pointers: int, more: tuple[Any, ...] = ()) -> list[V]:
+    """[function, its arguments...]: pointers to memory that does not overlap, then others."""
+    fn = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.PointerType()] * pointers + [*more]), name)
     fn.attributes.add("nounwind")
-    for number, arg in enumerate(fn.args):
+    for number, arg in enumerate(fn.args[:pointers]):
         arg.add_attribute("noalias")
         arg.add_attribute("captures(none)")
         arg.name = f"p{number}"
-    memory = dict(zip(tensors, fn.args))
+    return [fn, *fn.args]
+
+
+def _places(function: Function, arguments: list[V]) -> dict[Tensor, V]:
+    """Where the inputs and outputs are."""
+    places = dict(zip((*function.inputs, *function.outputs), arguments))
     for out, number in function.in_place:
-        memory[function.inputs[number]] = memory[function.outputs[out]]
-    writer = _Writer(fn, memory, module.features)
-    writer.stmt(function.body, {})
-    writer.b.ret_void()
-    return str(module), writer.workspace_bytes
+        places[function.inputs[number]] = places[function.outputs[out]]
+    return places
+
+
+def _aligned(size: int) -> int:
+    return -(-max(size, 1) // ALIGN) * ALIGN
 
 
 def _fits(low: float, high: float, dtype: str) -> bool:
@@ -90,9 +148,13 @@ class _Rows:
 
 
 class _Writer:
-    def __init__(self, fn: Any, memory: dict[Tensor, V], features: frozenset[str]):
-        self.fn = fn
-        self.features = features
+    """Writes the body of `fn`. loop: the one of which only part `share[0]` of `share[1]` is to run."""
+
+    def __init__(
+        self, fn: Any, memory: dict[Tensor, V], workspace: V, loop: For | None = None, share: tuple[V, ...] = ()
+    ) -> None:
+        self.fn, self.workspace, self.shared_loop, self.share = fn, workspace, loop, share
+        self.features = fn.module.features
         self.entry = ir.IRBuilder(fn.append_basic_block("entry"))
         self.b = ir.IRBuilder(fn.append_basic_block("start"))
         self.entry.branch(self.b.block)
@@ -111,6 +173,8 @@ class _Writer:
             case Block(body):
                 for each in body:
                     self.stmt(each, env)
+            case For() if s is self.shared_loop:
+                self._part(s, env)
             case For(var, extent, body, "serial" | "parallel"):
                 self._loop(var, extent, body, env)
             case For(var, extent, body, "unrolled"):
@@ -148,19 +212,30 @@ class _Writer:
     def _loop(self, var: Var, extent: int, body: Stmt, env: dict[Var, V]) -> None:
         if extent == 1:
             return self.stmt(body, env | {var: I64(0)})
+        return self._range(var, I64(0), I64(extent), body, env)
+
+    def _part(self, loop: For, env: dict[Var, V]) -> None:
+        """The iterations of this thread: as many as others have, or one more."""
+        part, parts = self.share
+        ends = (part, self.b.add(part, I64(1)))
+        first, end = (self.b.udiv(self.b.mul(each, I64(loop.extent)), parts) for each in ends)
+        with self.b.if_then(self.b.icmp_unsigned("<", first, end)):
+            self._range(loop.var, first, end, loop.body, env)
+
+    def _range(self, var: Var, first: V, end: V, body: Stmt, env: dict[Var, V]) -> None:
+        """At least one iteration."""
         before = self.b.block
         head = self.fn.append_basic_block("loop")
         done = self.fn.append_basic_block("done")
         self.b.branch(head)
         self.b.position_at_end(head)
         i = self.b.phi(I64)
-        i.add_incoming(I64(0), before)
+        i.add_incoming(first, before)
         self.stmt(body, env | {var: i})
         after = self.b.add(i, I64(1), flags=("nuw", "nsw"))
         i.add_incoming(after, self.b.block)
-        self.b.cbranch(self.b.icmp_unsigned("<", after, I64(extent)), head, done)
+        self.b.cbranch(self.b.icmp_unsigned("<", after, end), head, done)
         self.b.position_at_end(done)
-        return None
 
     def _vectorized(self, var: Var, extent: int, body: Stmt, env: dict[Var, V]) -> None:
         if self.vector is not None:
@@ -179,8 +254,8 @@ class _Writer:
             slot.type = ir.PointerType()  # llvmlite would check the type of what is stored against that of the array
             return slot
         at = self.workspace_bytes
-        self.workspace_bytes += -(-max(tensor.nbytes, 1) // ALIGN) * ALIGN
-        return self.entry.gep(self.fn.args[-1], [I64(at)], inbounds=True, source_etype=ir.IntType(8))
+        self.workspace_bytes += _aligned(tensor.nbytes)
+        return self.entry.gep(self.workspace, [I64(at)], inbounds=True, source_etype=ir.IntType(8))
 
     # Memory
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from celosia.compiler.cpu.threads import pool
 from celosia.compiler.dtypes import numpy_dtype
 
 Array = NDArray[Any]
@@ -67,6 +68,7 @@ class Kernel:
     """A compiled function. Call it with the input arrays; it returns the list of outputs.
 
     `run` writes into given arrays instead. `to_bytes` and `from_bytes` carry the machine code, without recompiling.
+    shared_bytes, phases: see codegen.Rendered. Results are the same with any number of threads.
     """
 
     name: str
@@ -78,14 +80,17 @@ class Kernel:
     in_place: tuple[tuple[int, int], ...] = ()
     """(output, input) numbers: this input is read from the memory of this output, into which `run` copies it first
     where it lies elsewhere."""
+    shared_bytes: int = 0
+    phases: tuple[bool, ...] = ()
 
-    def __call__(self, *inputs: Array) -> list[Array]:
+    def __call__(self, *inputs: Array, threads: int = 1) -> list[Array]:
         outputs = [np.empty(shape, dtype) for dtype, shape in self._types[len(self.inputs) :]]
-        self.run(inputs, outputs)
+        self.run(inputs, outputs, threads)
         return outputs
 
-    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Compute `outputs` (C-contiguous, overlapping no other array but the inputs that `in_place` names).
+    def run(self, inputs: Sequence[Array], outputs: Sequence[Array], threads: int = 1) -> None:
+        """Compute `outputs` (C-contiguous, overlapping no other array but the inputs that `in_place` names) on up to so
+        many `threads`.
 
         ValueError where number, type or shape of an array differ from the kernel's.
         """
@@ -110,37 +115,66 @@ class Kernel:
             target = len(self.inputs) + out
             if addresses[target] != addresses[number]:
                 ctypes.memmove(addresses[target], addresses[number], held[target].nbytes)
-        self._entry(*addresses, _workspace(self.workspace_bytes))
+        if threads == 1 or not self.phases:
+            self._entry(*addresses, _workspace(self.workspace_bytes))
+        else:
+            self._run_parts(addresses, threads)
+
+    def _run_parts(self, addresses: list[int], threads: int) -> None:
+        own_bytes = self.workspace_bytes - self.shared_bytes
+        shared = _workspace(self.shared_bytes + threads * own_bytes)
+        own = shared + self.shared_bytes
+
+        def part(function: Any, number: int) -> None:
+            function(*addresses, shared, own + number * own_bytes, number, threads)
+
+        for function, divided in zip(self._parts, self.phases):
+            if divided:
+                pool.run(functools.partial(part, function), threads)
+            else:
+                function(*addresses, shared, own, 0, 1)
 
     @functools.cached_property
     def _types(self) -> tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]:
         return tuple((numpy_dtype(dtype), shape) for dtype, shape in (*self.inputs, *self.outputs))
 
     @functools.cached_property
-    def _entry(self) -> Any:
+    def _linked(self) -> Any:
+        """Addresses of the functions, by name."""
         if self.host != host():
             made_for = " ".join(self.host.split()[:2])
             raise RuntimeError(f"kernel {self.name} was made for {made_for}; compile the model again on this machine")
         from celosia.compiler.cpu import llvm
 
-        tracker = llvm.link(self.name, self.code)
-        object.__setattr__(self, "_tracker", tracker)  # the code lives as long as this
-        return self._function(tracker[self.name])
-
-    def _function(self, address: int) -> Any:
-        kind = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * (len(self.inputs) + len(self.outputs) + 1))
-        return kind(address)
+        return llvm.link([self.name, *self._part_names], self.code)  # the code lives as long as this
 
     def bind(self, library: ctypes.CDLL) -> None:
         """Take the code from a shared object; AttributeError where it has no function of this name."""
-        address = ctypes.cast(getattr(library, self.name), ctypes.c_void_p).value
-        self.__dict__["_entry"] = self._function(address or 0)
+        names = [self.name, *self._part_names]
+        self.__dict__["_linked"] = {name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in names}
         self.__dict__["_library"] = library  # the code lives as long as this
+
+    @functools.cached_property
+    def _entry(self) -> Any:
+        kind = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * (len(self.inputs) + len(self.outputs) + 1))
+        return kind(self._linked[self.name])
+
+    @property
+    def _part_names(self) -> list[str]:
+        return [f"{self.name}.{number}" for number in range(len(self.phases))]
+
+    @functools.cached_property
+    def _parts(self) -> list[Any]:
+        """A function for each phase; see codegen.render."""
+        pointers = [ctypes.c_void_p] * (len(self.inputs) + len(self.outputs) + 2)
+        kind = ctypes.CFUNCTYPE(None, *pointers, ctypes.c_int64, ctypes.c_int64)
+        return [kind(self._linked[name]) for name in self._part_names]
 
     def to_bytes(self) -> bytes:
         head = {
             "name": self.name, "inputs": self.inputs, "outputs": self.outputs,
             "workspace_bytes": self.workspace_bytes, "host": self.host, "in_place": self.in_place,
+            "shared_bytes": self.shared_bytes, "phases": self.phases,
         }  # fmt: skip
         text = json.dumps(head).encode()
         payload = struct.pack("<I", len(text)) + text + self.code
@@ -161,4 +195,5 @@ class Kernel:
         return cls(
             head["name"], signature(head["inputs"]), signature(head["outputs"]), head["workspace_bytes"],
             payload[4 + size :], head["host"], tuple((out, number) for out, number in head["in_place"]),
+            head["shared_bytes"], tuple(head["phases"]),
         )  # fmt: skip

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -107,10 +107,12 @@ def _cached_object(text: str) -> bytes:
 _numbers = itertools.count()  # of libraries that this process has linked
 
 
-def link(symbol: str, code: bytes) -> Any:
-    """A tracker that gives the address of `symbol` of object file `code`, and keeps its code."""
-    library = f"{symbol}_{next(_numbers)}"
-    builder = llvm.JITLibraryBuilder().add_object_img(code).export_symbol(symbol).add_current_process()
+def link(symbols: Sequence[str], code: bytes) -> Any:
+    """A tracker that gives the addresses of `symbols` of object file `code`, and keeps its code."""
+    library = f"{symbols[0]}_{next(_numbers)}"
+    builder = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
+    for symbol in symbols:
+        builder.export_symbol(symbol)
     return builder.link(_jit(), library)
 
 
@@ -119,19 +121,21 @@ def compile_function(function: Function, features: frozenset[str] | None = None)
 
     The code for another processor is an object file to be linked with others (`link_library`); its symbol is unique.
     """
-    text, workspace_bytes = render(function, features)
-    name, other = function.name, _other()
+    rendered = render(function, features)
+    text, name, other = rendered.text, function.name, _other()
     if other is not None:
         name = f"{function.name}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-        text = text.replace(f'@"{function.name}"', f'@"{name}"')
+        text = text.replace(f'@"{function.name}', f'@"{name}')
     return Kernel(
         name,
         tuple((t.dtype, t.shape) for t in function.inputs),
         tuple((t.dtype, t.shape) for t in function.outputs),
-        workspace_bytes,
+        rendered.workspace_bytes,
         _cached_object(text),
         other.machine if other is not None else host(),
         function.in_place,
+        rendered.shared_bytes,
+        rendered.phases,
     )
 
 

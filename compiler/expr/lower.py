@@ -371,7 +371,7 @@ def _in_lanes(
         count = (axis.extent - done) // width
         if count == 0:
             continue
-        step, lane = Axis(f"{axis.name}.o", extent=count), Axis(f"{axis.name}.i", extent=width)
+        step, lane = Axis(f"{axis.name}.o", extent=count, reduce=True), Axis(f"{axis.name}.i", extent=width)
         here = substitute(value, {axis: step * width + lane + done})
         done += count * width
         vector = acc if width == 1 else Tensor(f"{acc.name}.x{width}", (width,), acc.dtype)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from celosia.compiler.cpu import llvm
+from celosia.compiler.cpu.codegen import Rendered
 from celosia.compiler.expr import Function, verify
 
 sys.path.append(str(Path(__file__).parent.parent))
@@ -18,7 +19,7 @@ sys.path.append(str(Path(__file__).parent.parent))
 def verified_loops() -> Iterator[None]:
     render = llvm.render
 
-    def checked(function: Function, features: frozenset[str] | None = None) -> tuple[str, int]:
+    def checked(function: Function, features: frozenset[str] | None = None) -> Rendered:
         return render(verify(function), features)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -1,0 +1,173 @@
+"""Kernels on several threads: the same bytes for any number, whoever else runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+import celosia
+from celosia.compiler import expr as T
+from celosia.compiler.cpu import Kernel, compile_op, parallel, threads
+from celosia.compiler.cpu.llvm import compile_function
+from celosia.compiler.cpu.schedule import schedule
+from celosia.compiler.cpu.threads import ThreadsError, default_threads, pool
+from celosia.compiler.expr.loops import For, Function, Store
+from celosia.driver.runtime import Runtime
+
+RNG = np.random.default_rng(0)
+
+
+def f(*shape: int) -> Any:
+    return RNG.standard_normal(shape, np.float32)
+
+
+@pytest.fixture
+def every_loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever can be shared is."""
+    monkeypatch.setattr(parallel, "WORTH", 0)
+    yield
+
+
+CASES: list[Any] = [
+    ("Softmax", {"axis": -1}, [f(40, 6000)]),  # a temporary of each row, too large for the stack
+    ("Softmax", {"axis": 1}, [f(3, 50, 33)]),
+    ("LayerNormalization", {}, [f(30, 64), f(64), f(64)]),
+    ("MatMul", {}, [f(45, 30), f(30, 70)]),
+    ("MatMul", {}, [f(1, 300), f(300, 900)]),
+    ("Conv", {"pads": [1, 1, 1, 1]}, [f(2, 5, 17, 19), f(11, 5, 3, 3), f(11)]),
+    ("Conv", {"group": 12, "strides": [2, 2]}, [f(1, 12, 20, 20), f(12, 1, 3, 3)]),
+    ("MaxPool", {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}, [f(2, 9, 15, 15)]),
+    ("Transpose", {"perm": [0, 2, 1]}, [f(3, 37, 50)]),
+    ("ReduceMax", {"axes": [1]}, [f(60, 90)]),
+    ("ReduceMean", {"axes": [0]}, [f(60, 3000)]),
+    ("ArgMax", {"axis": 1}, [f(40, 40, 30)]),
+    ("Gather", {}, [f(50, 9), RNG.integers(0, 50, (7, 8))]),
+    ("Resize", {"mode": "linear"}, [f(1, 3, 9, 9), None, np.array([1, 1, 2, 2.5], np.float32)]),
+    ("Gemm", {"transB": 1}, [RNG.integers(-9, 9, shape).astype(np.int32) for shape in ((30, 20), (25, 20))]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("op, attrs, inputs", CASES)
+def test_any_number_of_threads_gives_the_same(every_loop: None, op: str, attrs: Any, inputs: list[Any]) -> None:
+    constants = (1, 2) if op == "Resize" else ()
+    types = [None if x is None else x if k in constants else (x.shape, x.dtype.name) for k, x in enumerate(inputs)]
+    kernel = compile_op(op, attrs, types, opset=13)
+    assert any(kernel.phases)
+    arrays = [x for x in inputs if x is not None]
+    want = kernel(*arrays)
+    for count in (2, 3, 5, 16):
+        for got, expected in zip(kernel(*arrays, threads=count), want):
+            np.testing.assert_array_equal(got, expected)
+    for got, expected in zip(Kernel.from_bytes(kernel.to_bytes())(*arrays, threads=2), want):
+        np.testing.assert_array_equal(got, expected)
+
+
+def phases(*outputs: T.Tensor) -> list[bool]:
+    return [phase.loop is not None for phase in parallel.phases(T.fuse_loops(T.lower(schedule(outputs))))[1]]
+
+
+def test_only_what_is_worth_it_is_shared() -> None:
+    small, large = T.placeholder((100, 100), "float32", "small"), T.placeholder((4000, 4000), "float32", "large")
+    for x, shared in ((small, False), (large, True)):
+        assert phases(T.compute(x.shape, lambda i, j, x=x: T.call("exp", x[j, i]), "y")) == [shared]
+
+
+def test_a_single_sum_is_not_shared(every_loop: None) -> None:
+    x = T.placeholder((5000,), "float32", "x")
+    k = T.reduce_axis(5000, "k")
+    assert phases(T.compute((), lambda: T.sum(x[k], k), "y")) == [False]
+
+
+def test_a_loop_whose_iterations_write_the_same_is_not_shared(every_loop: None) -> None:
+    i, y = T.Axis("i", extent=50), T.Tensor("y", (1,), "float32")
+    zero = T.wrap(0, T.INDEX)
+    code = For(i, 50, Store(y, (zero,), i.astype("float32")))
+    assert parallel.phases(Function("f", (), (y,), code))[1][0].loop is None
+
+
+def test_a_loop_that_a_schedule_marks_is_shared() -> None:
+    a = T.placeholder((6, 40), "float32", "a")
+    y = T.compute((6, 40), lambda i, j: a[i, j] * 2, "y")
+    s = T.create_schedule(y)
+    s[y].parallel(y.axes[1])
+    kernel = compile_function(T.lower(s))
+    assert kernel.phases == (True,)
+    x = f(6, 40)
+    np.testing.assert_array_equal(kernel(x, threads=4)[0], x * 2)
+
+
+def test_phases_wait_for_each_other(every_loop: None) -> None:
+    """Rows are summed by some threads, and then read by all."""
+    a = T.placeholder((64, 48), "float32", "a")
+    k = T.reduce_axis(48, "k")
+    sums = T.compute((64,), lambda i: T.sum(a[i, k], k), "sums")
+    y = T.compute((64, 48), lambda i, j: a[i, j] - sums[63 - i], "y")
+    kernel = compile_function(T.fuse_loops(T.lower(schedule([y]))))
+    assert kernel.phases == (True, True) and kernel.shared_bytes == 256
+    x = f(64, 48)
+    for _ in range(50):
+        np.testing.assert_array_equal(kernel(x, threads=3)[0], kernel(x)[0])
+
+
+def test_runtimes_in_several_threads(every_loop: None) -> None:
+    nodes = [
+        helper.make_node("Softmax", ["x"], ["a"], axis=-1), helper.make_node("MatMul", ["a", "w"], ["b"]),
+        helper.make_node("Transpose", ["b"], ["y"], perm=[1, 0]),
+    ]  # fmt: skip
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", (60, 80)), ("w", (80, 50)))]
+    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, (50, 60))
+    model = helper.make_model(helper.make_graph(nodes, "g", values, [out]), opset_imports=[helper.make_opsetid("", 17)])
+    program = celosia.compile(model, "tiny")
+    feeds = [{"x": f(60, 80), "w": f(80, 50)} for _ in range(4)]
+    want = [Runtime(program, threads=1).run(feed).outputs["y"] for feed in feeds]
+    wrong: list[int] = []
+
+    def run(number: int) -> None:
+        runtime = Runtime(program, threads=2 + number % 2)
+        for _ in range(60):
+            if not np.array_equal(runtime.run(feeds[number]).outputs["y"], want[number]):
+                wrong.append(number)
+
+    runners = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+    for each in runners:
+        each.start()
+    for each in runners:
+        each.join()
+    assert not wrong
+
+
+def test_errors_of_a_part_are_raised_and_the_pool_lives_on() -> None:
+    def work(part: int) -> None:
+        if part:
+            raise KeyError(part)
+
+    for _ in range(3):
+        with pytest.raises(KeyError):
+            pool.run(work, 3)
+    seen: list[int] = []
+    pool.run(seen.append, 5)
+    assert sorted(seen) == [0, 1, 2, 3, 4]
+
+
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    code = "import os; from celosia.compiler.cpu.threads import pool; pool.run(lambda k: k, 3); child = os.fork()\n"
+    code += "pool.run(lambda k: k, 3)\nif child == 0: os._exit(7)\nassert os.waitpid(child, 0)[1] == 7 << 8"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60)
+
+
+def test_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(threads.VARIABLE, raising=False)
+    assert 1 <= default_threads() <= threads.MOST
+    monkeypatch.setenv(threads.VARIABLE, "3")
+    assert default_threads() == 3
+    for text in ("0", "-1", "two", "", "99999", "1.5"):
+        monkeypatch.setenv(threads.VARIABLE, text)
+        with pytest.raises(ThreadsError, match=r"CELOSIA_THREADS is .*threads"):
+            default_threads()
