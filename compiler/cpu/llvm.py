@@ -22,6 +22,7 @@ from celosia.compiler.cpu.codegen import render
 from celosia.compiler.cpu.kernel import Kernel
 from celosia.compiler.cpu.target import Target, target
 from celosia.compiler.expr.loops import Function
+from celosia.compiler.expr.printer import ELIDED
 
 
 @functools.cache
@@ -116,11 +117,28 @@ def link(symbols: Sequence[str], code: bytes) -> Any:
     return builder.link(_jit(), library)
 
 
-def compile_function(function: Function, features: frozenset[str] | None = None) -> Kernel:
-    """Machine code for a loop nest, for the target. features: those to choose instructions by, see render.
+MAX_KERNELS = 4096
+"""Kernels held by what they compute, before all are dropped."""
+_kernels: dict[tuple[object, ...], Kernel] = {}
 
-    The code for another processor is an object file to be linked with others (`link_library`); its symbol is unique.
+
+def compile_function(function: Function, features: frozenset[str] | None = None) -> Kernel:
+    """Machine code for a loop nest, for the target; the same Kernel for the same loops.
+
+    features: those to choose instructions by, see render. The code for another processor is an object file to be linked
+    with others (`link_library`); its symbol is unique.
     """
+    loops = str(function)
+    key = loops, function.in_place, features, target()
+    kernel = _kernels.get(key) or _compile(function, features)
+    if ELIDED not in loops:  # then the text says all
+        if len(_kernels) >= MAX_KERNELS:
+            _kernels.clear()
+        _kernels[key] = kernel
+    return kernel
+
+
+def _compile(function: Function, features: frozenset[str] | None) -> Kernel:
     rendered = render(function, features)
     text, name, other = rendered.text, function.name, _other()
     if other is not None:

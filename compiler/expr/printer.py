@@ -42,6 +42,7 @@ SYMBOLS = {
 LITERALS = ("True", "False", "inf", "nan")
 DTYPE = re.compile(r"u?int\d+|b?float\w+|bool")
 TABLE_LIMIT = 64  # elements of a constant that are written out
+ELIDED = " = ..."  # in the place of more of them
 
 Names = dict[Var | Tensor, str]
 
@@ -165,8 +166,8 @@ class _Writer:
         for t in dict.fromkeys(n.tensor for n in found if isinstance(n, Load) and n.tensor.value is not None):
             used = self.name(t, used)
             assert t.value is not None
-            values = " ".join(str(v) for v in t.value.reshape(-1).tolist()) if t.size <= TABLE_LIMIT else "..."
-            yield f"  constant {self.tensor(t)} = {values}"
+            values = " = " + " ".join(str(v) for v in t.value.reshape(-1).tolist())
+            yield f"  constant {self.tensor(t)}{values if t.size <= TABLE_LIMIT else ELIDED}"
         yield from self.inside(f.body, "  ", used)
 
 

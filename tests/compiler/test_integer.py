@@ -132,3 +132,14 @@ def test_padding_is_vectorised_with_masks(size: int) -> None:
     pads = np.array([1, 2, 0, 3], np.int64)
     (y,) = compile_op("Pad", {}, [(x.shape, "int8"), pads, ((), "int8")])(x, pads, np.array(7, np.int8))
     np.testing.assert_array_equal(y, np.pad(x, ((1, 0), (2, 3)), constant_values=7))
+
+
+def test_equal_loops_share_a_kernel_and_other_tables_do_not() -> None:
+    def gather(table: NDArray[Any]) -> T.Function:
+        x, entries = T.placeholder((5,), "int64", "x"), T.constant(table, "entries")
+        return T.lower(T.compute((5,), lambda i: entries[x[i]], "y"), [x])
+
+    short = [compile_function(gather(np.arange(8) * factor)) for factor in (1, 1, 2)]
+    assert short[0] is short[1] and short[0] is not short[2]
+    long = [compile_function(gather(np.arange(1000) * factor)) for factor in (1, 2)]
+    assert long[1](np.arange(5))[0].tolist() == [0, 2, 4, 6, 8]
