@@ -150,7 +150,8 @@ def _require_memory(model: ir.Model) -> None:
     for value in (*graph.inputs, *(out for node in graph for out in node.outputs)):
         dims, node = shape(value), value.producer()
         if dims is not None and value.dtype not in (None, ir.DataType.UNDEFINED):
-            what = f"input {value.name!r}" if node is None else f"{node.op_type} ({node.name}): output {value.name!r}"
+            label = "" if node is None else f"{node.op_type} ({node.name or value.name})"
+            what = f"{label}: output {value.name!r}" if label else f"input {value.name!r}"
             try:
                 check_size(prod(dims) * np.dtype(_dtype_name(value)).itemsize, f"{what} {list(dims)}")
             except HostError as error:

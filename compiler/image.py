@@ -11,6 +11,7 @@ from celosia.compiler.memory import Lifetime, plan
 from celosia.compiler.tensorize.constants import Constants
 from celosia.compiler.tensorize.layer import Conv, Layer, Untileable, inputs
 from celosia.compiler.tensorize.lower import Lowering
+from celosia.compiler.tensorize.tile import Tile
 from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.footprint import load_element_bytes
 from celosia.compiler.vthread.stream import Stream
@@ -115,24 +116,33 @@ def _emit(stream: Stream, lowering: Lowering, layers: list[Layer]) -> None:
             raise LayerError(layer.name, str(error)) from None
 
     for index, layer in enumerate(layers):
-        if index and follows(layers[index - 1], layer):
-            continue
-        followed = index + 1 < len(layers) and follows(layer, layers[index + 1])
-        following = tiles[index + 1] if followed else []
-        emitted = 0
-        for number, tile in enumerate(tiles[index], 1):
-            stream.start(index, layer.y.storage, tile.load)
-            computed = number - len(stream.waiting)
-            done = max((t.done for t in tiles[index][:computed]), default=0) if following else 0
-            share = len(following) * computed // len(tiles[index])
-            lowering.following = True
-            while emitted < share and following[emitted].needs <= done:
-                stream.follow(index + 1, layers[index + 1].y.storage, following[emitted].load)
-                emitted += 1
-            lowering.following = False
-        for tile in following[emitted:]:
-            stream.start(index + 1, layers[index + 1].y.storage, tile.load)
+        try:
+            _emit_layer(stream, lowering, layers, tiles, index)
+        except Untileable as error:  # a load of it, whose place is known only now
+            raise LayerError(layer.name, str(error)) from None
     stream.finish()
+
+
+def _emit_layer(stream: Stream, lowering: Lowering, layers: list[Layer], tiles: list[list[Tile]], index: int) -> None:
+    """Emit one layer, and that which follows it between its tiles."""
+    layer = layers[index]
+    if index and follows(layers[index - 1], layer):
+        return
+    followed = index + 1 < len(layers) and follows(layer, layers[index + 1])
+    following = tiles[index + 1] if followed else []
+    emitted = 0
+    for number, tile in enumerate(tiles[index], 1):
+        stream.start(index, layer.y.storage, tile.load)
+        computed = number - len(stream.waiting)
+        done = max((t.done for t in tiles[index][:computed]), default=0) if following else 0
+        share = len(following) * computed // len(tiles[index])
+        lowering.following = True
+        while emitted < share and following[emitted].needs <= done:
+            stream.follow(index + 1, layers[index + 1].y.storage, following[emitted].load)
+            emitted += 1
+        lowering.following = False
+    for tile in following[emitted:]:
+        stream.start(index + 1, layers[index + 1].y.storage, tile.load)
 
 
 def build(cfg: Config, launches: list[list[Layer]], written: list[set[str]], read: list[set[str]]) -> Image:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.host import execute
+from celosia.compiler.cpu.host import HostOp, execute
 from celosia.compiler.cpu.kernel import host, load_library
 from celosia.compiler.cpu.threads import default_threads, thread_count
 from celosia.compiler.dtypes import numpy_dtype
@@ -206,7 +206,10 @@ class Runtime:
         arena = self._arena
         if isinstance(step, HostStep):  # its outputs may be its inputs, or parts of them
             copies = {name: values[name].copy() for name in step.inputs if name in arena}
-            values.update(zip(step.outputs, execute(step.op, {**values, **copies} if copies else values)))
+            made = dict(zip(step.outputs, execute(step.op, {**values, **copies} if copies else values)))
+            for name, value in made.items():
+                self._require_declared(step.op, name, value)
+            values.update(made)
             return
         if step.kernel is None:
             output = step.outputs[0]
@@ -219,6 +222,17 @@ class Runtime:
         ]
         kernel.run([values[name] for name in step.inputs if name], outputs, self.threads)
         values.update(zip(step.outputs, outputs))
+
+    def _require_declared(self, op: HostOp, name: str, value: Any) -> None:
+        """HostError where an output is not of the shape and type that the model declares and kernels were made for."""
+        info = self.program.tensors.get(name)
+        if info is None or not isinstance(value, np.ndarray):
+            return
+        if value.shape != info.shape or value.dtype.name != info.dtype:
+            raise op.fail(
+                f"output {name!r} is {value.dtype}{list(value.shape)}, not {info.dtype}{list(info.shape)} as the model "
+                "declares it"
+            )
 
     def _launch(self, step: LaunchStep, values: dict[str, Array], trace: bool) -> Counters:
         device = self._device

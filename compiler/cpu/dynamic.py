@@ -91,6 +91,6 @@ def kernel(op: HostOp, args: Sequence[Array | None]) -> Kernel:
         with compiling_for(None):  # it runs here, also where the Program is for another processor
             made = compile_op(op.op, op.attrs, inputs, outputs=op.wanted, opset=op.opset, name=op.name)
         for dtype, shape in made.outputs:
-            check_size(prod(shape) * np.dtype(dtype).itemsize, f"{op.op} ({op.name}): the output {list(shape)}")
+            check_size(prod(shape) * np.dtype(dtype).itemsize, f"{op.label}: the output {list(shape)}")
         _kernels[key] = made
     return _kernels[key]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from celosia.compiler.cpu.inplace import overwritable
 from celosia.compiler.cpu.kernel import Kernel
 from celosia.compiler.cpu.llvm import compile_function
-from celosia.compiler.cpu.ops import build
+from celosia.compiler.cpu.ops import Unsupported, build
 from celosia.compiler.cpu.schedule import schedule
 from celosia.compiler.cpu.target import compiling_for
 from celosia.compiler.expr import Expr, Function, Load, Tensor, fuse_loops, lower, placeholder
@@ -82,7 +82,8 @@ class CpuFunction:
         made = {tensor: f"{self.outputs[0]}.{tensor.name}{k}" for k, tensor in enumerate(found)}
         function, names = _lowered(outputs, {**parameters, **made})
         over = overwritable(function, frozenset(t for t, name in zip(function.inputs, names) if name in dead))
-        return compile_function(replace(function, in_place=over)), names, {made[t]: value for t, value in found.items()}
+        kernel = _compiled(replace(function, in_place=over), "/".join(node.op for node in self.nodes))
+        return kernel, names, {made[t]: value for t, value in found.items()}
 
     def _expressions(self) -> tuple[dict[Tensor, str], list[Tensor]]:
         """(names of the placeholders, the outputs)."""
@@ -144,7 +145,7 @@ def _computed(
     kernel_outputs = _distinct(list(wanted))
     function, _ = _lowered(kernel_outputs, dict.fromkeys(constants, ""))
     with compiling_for(None):  # it runs here and now
-        values = compile_function(function)(*(constants[t] for t in function.inputs))
+        values = _compiled(function, "constants")(*(constants[t] for t in function.inputs))
     return [new.get(t, t) for t in outputs], dict(zip(wanted.values(), values))
 
 
@@ -187,7 +188,15 @@ def compile_op(
         extra = [placeholder(types[n].shape, types[n].dtype, n) for n in types if n not in used]
         by_name = dict(zip(used, function.inputs)) | {t.name: t for t in extra}
         function = Function(function.name, tuple(by_name[n] for n in types), function.outputs, function.body)
-    return compile_function(function)
+    return _compiled(function, op)
+
+
+def _compiled(function: Function, what: str) -> Kernel:
+    """Its machine code. Unsupported where a type has no such operation."""
+    try:
+        return compile_function(function)
+    except (TypeError, ValueError) as error:
+        raise Unsupported(f"{what}: {error}") from error
 
 
 def run(kernel: Kernel, *arrays: Array) -> list[Array]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
+import resource
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -25,8 +26,22 @@ DOMAINS = ("", "ai.onnx", "com.microsoft", "celosia")
 """Domains whose operators cpu.OPS holds."""
 
 
+MAX_SENTENCE = 600
+"""Characters of an error: a model may hold lists and texts of any length, which errors quote."""
+
+
+def clipped(sentence: str) -> str:
+    """`sentence` on one line, without its middle where it is long."""
+    line = " ".join(sentence.split())
+    half = MAX_SENTENCE // 2
+    return line if len(line) <= MAX_SENTENCE else f"{line[:half]} ... {line[-half:]}"
+
+
 class HostError(ValueError):
     """An operator that cannot run on the values it got; the message names the node."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(clipped(sentence))
 
 
 @dataclass(frozen=True)
@@ -45,8 +60,13 @@ class HostOp:
     def attr(self, name: str, default: Any = None) -> Any:
         return self.attrs.get(name, default)
 
+    @property
+    def label(self) -> str:
+        """Operator and name, for errors."""
+        return f"{self.op} ({self.name or next(filter(None, self.outputs), '')})"
+
     def fail(self, why: str) -> HostError:
-        return HostError(f"{self.op} ({self.name or next(filter(None, self.outputs), '')}): {why}")
+        return HostError(f"{self.label}: {why}")
 
     @property
     def wanted(self) -> int:
@@ -80,8 +100,10 @@ def bodies(op: HostOp) -> Iterable[Body]:
 
 
 def memory_bytes() -> int:
-    """Bytes of memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Bytes of memory of this machine, or that the process may take of them."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    bytes_ = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return bytes_ if limit == resource.RLIM_INFINITY else min(bytes_, limit)
 
 
 def check_size(size: int, what: str) -> None:

@@ -33,7 +33,12 @@ def constant(array: NDArray[Any], name: str) -> Tensor:
 def compute(
     shape: Shape, body: Callable[..., Value], name: str, dtype: str | None = None, axes: tuple[str, ...] = ()
 ) -> Tensor:
-    """The tensor whose element at `index` is body(*index). `dtype` is needed only where body gives a Python number."""
+    """The tensor whose element at `index` is body(*index). `dtype` is needed only where body gives a Python number.
+
+    ValueError for a negative size.
+    """
+    if any(n < 0 for n in shape):
+        raise ValueError(f"{name} would have the shape {list(shape)}")
     names = axes or tuple(f"i{d}" for d in range(len(shape)))
     index = tuple(Axis(n, extent=extent) for n, extent in zip(names, shape, strict=True))
     value = body(*index)
@@ -47,7 +52,9 @@ def compute(
 
 
 def reduce_axis(extent: int, name: str) -> Axis:
-    """An index to reduce over, for one compute."""
+    """An index to reduce over, for one compute. ValueError for a negative extent."""
+    if extent < 0:
+        raise ValueError(f"{name} would have {extent} steps")
     return Axis(name, extent=extent, reduce=True)
 
 

@@ -21,6 +21,7 @@ from celosia.compiler.expr import placeholder
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.values import constant, new_constant, shape
 
+UNKNOWN = (None, ir.DataType.UNDEFINED)
 QUANTISED = frozenset(("QuantizeLinear", "DequantizeLinear"))
 MAX_BYTES = 1 << 26
 """Larger results are left to be computed when the Program runs."""
@@ -53,7 +54,7 @@ def _foldable(node: ir.Node) -> bool:
         return False
     for value in node.outputs:
         dims = shape(value)
-        if not isinstance(value.type, ir.TensorType) or dims is None or value.dtype in (None, ir.DataType.STRING):
+        if not isinstance(value.type, ir.TensorType) or dims is None or value.dtype in (*UNKNOWN, ir.DataType.STRING):
             return False
         if prod(dims) * np.dtype(value.dtype.numpy()).itemsize > MAX_BYTES:
             return False
@@ -83,14 +84,14 @@ def _replace(graph: ir.Graph, node: ir.Node, opsets: dict[str, int]) -> None:
 
 def _infer(node: ir.Node, opset: int) -> None:
     """Set the shapes of outputs that are still open, from the operator's tensor expression."""
-    if all(shape(value) is not None and value.dtype is not None for value in node.outputs):
+    if all(shape(value) is not None and value.dtype not in UNKNOWN for value in node.outputs):
         return
     if node.domain not in DOMAINS or node.op_type not in OPS:
         return
     inputs, values = [], []
     for value in node.inputs:
         dims = None if value is None else shape(value)
-        if value is not None and (dims is None or value.dtype is None or value.dtype.numpy().name not in TYPES):
+        if value is not None and (dims is None or value.dtype in UNKNOWN or value.dtype.numpy().name not in TYPES):
             return
         inputs.append(None if value is None else placeholder(dims, value.dtype.numpy().name, "x"))  # type: ignore[union-attr,arg-type]
         values.append(constant(value))

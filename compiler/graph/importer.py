@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
+from celosia.compiler.cpu.host import clipped
+from celosia.compiler.cpu.parse import dense
 from celosia.compiler.graph.functions import inline_functions, nodes
 from celosia.compiler.graph.gradient import expand_gradients
+from celosia.compiler.graph.sound import complaint
 
 
 class ModelError(ValueError):
     """A model that cannot be compiled; one sentence that names the model's part and the way out."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(clipped(sentence))
 
 
 def load(source: str | Path | onnx.ModelProto) -> ir.Model:
@@ -21,17 +30,44 @@ def load(source: str | Path | onnx.ModelProto) -> ir.Model:
     proto, name = (source, "the model") if isinstance(source, onnx.ModelProto) else (read(Path(source)), str(source))
     if not proto.graph.node and not proto.graph.output:
         raise ModelError(f"{name} holds no graph; give an ONNX model")
+    if why := complaint(proto):
+        raise ModelError(f"{name} is not a valid ONNX model: {why}")
+    proto = _without_constant_inputs(_with_dense(proto))
     try:
-        onnx.checker.check_model(_known_domains(proto))
-        model: ir.Model = ir.from_proto(_with_shapes(inline_functions(expand_gradients(proto))))
+        with _bounded_memory(INFERENCE_BYTES + 16 * proto.ByteSize()):
+            onnx.checker.check_model(_known_domains(proto))
+            inferred = _with_shapes(inline_functions(expand_gradients(proto)))
+        model: ir.Model = ir.from_proto(inferred)
+    except MemoryError:
+        raise ModelError(f"{name} holds shapes that take too much memory to infer") from None
     except Exception as error:  # onnx raises several unrelated classes for a broken model
         raise ModelError(f"{name} is not a valid ONNX model: {_first_line(error)}") from None
     require_static(model)
-    _require_readable(model)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    common.RemoveInitializersFromInputsPass()(model)
     common.RemoveUnusedNodesPass()(model)
     return model
+
+
+INFERENCE_BYTES = 1 << 29
+"""What onnx may take to check a model and infer its shapes, beside a multiple of the model itself."""
+
+
+@contextlib.contextmanager
+def _bounded_memory(more: int) -> Iterator[None]:
+    """MemoryError where the process takes `more` bytes: onnx writes down each element of the shapes that it infers,
+    and a model of a few bytes may give them 2**40. Where there is no /proc, nothing is bounded."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    bound = pages * resource.getpagesize() + more
+    resource.setrlimit(resource.RLIMIT_AS, (bound if soft == resource.RLIM_INFINITY else min(bound, soft), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def read(path: Path) -> onnx.ModelProto:
@@ -79,19 +115,62 @@ _STAND_INS: dict[str, tuple[str, slice | tuple[int, ...]]] = {
 
 
 def _with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """`proto` with the shapes and types of the values inside it, as far as they can be inferred."""
+    """`proto` with the shapes and types of the values inside it, as far as they can be inferred.
+
+    What the model itself declares of them counts only where nothing can be inferred: it may be wrong.
+    """
     drawn = onnx.ModelProto()
     drawn.CopyFrom(proto)
     for node in drawn.graph.node:
         if node.domain == "com.microsoft" and node.op_type in _STAND_INS:
             _stand_in(node)
-    inferred = onnx.shape_inference.infer_shapes(drawn, data_prop=True)
+    declared = {value.name: value for value in (*proto.graph.value_info, *proto.graph.output)}
+    outputs = [value.name for value in proto.graph.output]
+    given = {value.name: value for value in proto.graph.input}
+    found: dict[str, onnx.ValueInfoProto] = {}
+    for known in ({}, declared):
+        del drawn.graph.value_info[:], drawn.graph.output[:]
+        chosen = known | found | given
+        drawn.graph.value_info.extend(value for name, value in chosen.items() if name not in {*outputs, *given})
+        drawn.graph.output.extend(chosen.get(name, onnx.ValueInfoProto(name=name)) for name in outputs)
+        inferred = onnx.shape_inference.infer_shapes(drawn, data_prop=True).graph
+        found = {value.name: value for value in (*inferred.value_info, *inferred.output) if _is_whole(value.type)}
     drawn.CopyFrom(proto)
-    for values in (drawn.graph.value_info, drawn.graph.output):
-        del values[:]
-    drawn.graph.value_info.extend(inferred.graph.value_info)
-    drawn.graph.output.extend(inferred.graph.output)
+    del drawn.graph.value_info[:], drawn.graph.output[:]
+    drawn.graph.value_info.extend(inferred.value_info)
+    drawn.graph.output.extend(inferred.output)
     return drawn
+
+
+def _is_whole(kind: onnx.TypeProto) -> bool:
+    """Whether `kind` is a tensor whose element type and every size are known."""
+    tensor = kind.tensor_type
+    known = tensor.elem_type != onnx.TensorProto.UNDEFINED and tensor.HasField("shape")
+    return known and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
+
+
+def _with_dense(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """`proto` with its sparse constants as others."""
+    if not proto.graph.sparse_initializer:
+        return proto
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    for tensor in proto.graph.sparse_initializer:
+        result.graph.initializer.append(onnx.numpy_helper.from_array(dense(tensor), tensor.values.name))
+    del result.graph.sparse_initializer[:]
+    return result
+
+
+def _without_constant_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """`proto` without those inputs that are constants, as old models list them: the constant says what it is."""
+    constants = {tensor.name for tensor in proto.graph.initializer}
+    if not any(value.name in constants for value in proto.graph.input):
+        return proto
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    del result.graph.input[:]
+    result.graph.input.extend(value for value in proto.graph.input if value.name not in constants)
+    return result
 
 
 def _stand_in(node: onnx.NodeProto) -> None:
@@ -103,16 +182,6 @@ def _stand_in(node: onnx.NodeProto) -> None:
     del node.input[:], node.attribute[:]
     node.input.extend(kept)
     node.attribute.extend(attrs)
-
-
-def _require_readable(model: ir.Model) -> None:
-    """ModelError where the data of a constant does not fit its shape, or is in a file that cannot be read."""
-    for name, value in model.graph.initializers.items():
-        try:
-            if value.const_value is not None:
-                value.const_value.numpy()
-        except Exception as error:  # the file's, numpy's, and onnx_ir's
-            raise ModelError(f"the constant {name!r} cannot be read: {_first_line(error)}") from None
 
 
 SEQUENCES = frozenset(("SequenceConstruct", "SequenceEmpty", "SplitToSequence"))
@@ -128,8 +197,6 @@ def require_static(model: ir.Model) -> None:
     if any(node.op_type in SEQUENCES for node in model.graph) or any(map(_is_sequence, model.graph.inputs)):
         return
     for value in model.graph.inputs:
-        if value.name in model.graph.initializers:
-            continue
         if value.shape is None:
             raise ModelError(f"input {value.name!r} has no shape; export the model with fixed shapes")
         for axis, size in enumerate(value.shape):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.select import Choice, Selection
 from celosia.compiler.graph.values import captured, constant
 from celosia.compiler.tensorize.layer import inputs
@@ -43,7 +44,10 @@ class Scheduler:
             before = len(cpu) + len(layers)
             cpu = self._run_cpu(cpu)
             layers = self._launch(layers)
-            assert len(cpu) + len(layers) < before, "a cycle in the graph"
+            if len(cpu) + len(layers) == before:
+                node = cpu[0] if cpu else layers[0].nodes[0]
+                label = f"{node.op_type} ({node.name or node.outputs[0].name})"
+                raise ModelError(f"{label} waits for a value that nothing computes before it")
         for value in self.graph.outputs:
             self._bring(value)
         return self.steps

@@ -550,6 +550,8 @@ def _requantise(
 ) -> Requantise:
     """Per-channel requantisation of a convolution; the input's zero point goes into the bias."""
     out = weights.shape[0]
+    if any(array.size not in (1, out) for array in (*scales, *([] if bias is None else [bias]))):
+        raise OnCpu(f"scales or a bias that do not fit its {out} channels")
     scale = np.broadcast_to(numerics.conv_scale(*scales).reshape(-1), (out,))
     if not np.all(np.isfinite(scale)) or np.any(scale < 0):
         raise OnCpu("a scale that is negative or not finite")

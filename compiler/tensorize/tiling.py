@@ -106,6 +106,8 @@ def candidates(cfg: Config, p: Problem) -> Iterator[Tiling]:
 def _row_cost(beats: int) -> float:
     """Cycles for each beat of a row of its own in DRAM: its last burst of up to 16 beats may be short."""
     rest = beats % BURST_BEATS
+    if not beats:
+        return 1.0
     return (beats - rest + (max(rest, SHORT_BURST_CYCLES) if rest else 0)) / beats
 
 

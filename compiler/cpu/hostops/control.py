@@ -23,18 +23,22 @@ def if_(op: HostOp, condition: Array, *, outer: Mapping[str, Value]) -> tuple[Va
 def loop(
     op: HostOp, trips: Array | None = None, condition: Array | None = None, *state: Value, outer: Mapping[str, Value]
 ) -> tuple[Value, ...]:
+    from celosia.compiler.cpu.host import check_size
+
     body = op.attrs["body"]
     carried = list(state)
     count = None if trips is None else int(trips.reshape(-1)[0])
     go = condition is None or bool(condition.reshape(-1)[0])
     rows: list[list[Array]] = [[] for _ in body.outputs[1 + len(state) :]]
-    i = 0
+    i = held = 0
     while go and (count is None or i < count):
         out = body.run([np.array(i, np.int64), np.array(go), *carried], outer)
         go = bool(np.reshape(out[0], -1)[0])
         carried = out[1 : 1 + len(state)]
         for row, value in zip(rows, out[1 + len(state) :]):
             row.append(value)
+            held += value.nbytes
+        check_size(held, f"{op.label}: its scan outputs after {i + 1} steps")
         i += 1
     return (*carried, *(np.stack(row) if row else np.zeros((0,), np.float32) for row in rows))
 

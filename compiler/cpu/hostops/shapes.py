@@ -67,7 +67,7 @@ def constant_of_shape(op: HostOp, dims: Array) -> Array:
     total = 1
     for n in wanted:
         total *= n
-    check_size(total * value.itemsize, f"ConstantOfShape ({op.name}): its output {wanted}")
+    check_size(total * value.itemsize, f"{op.label}: its output {wanted}")
     return np.full(wanted, value)
 
 
@@ -78,8 +78,11 @@ def range_(op: HostOp, start: Array, limit: Array, delta: Array) -> Array:
     first, last, step = (v.reshape(-1)[0] for v in (start, limit, delta))
     if not step:
         raise op.fail("delta is 0")
-    count = max(0, int(np.ceil((last - first) / step)))
-    check_size(count * start.itemsize, f"Range ({op.name}): its output [{count}]")
+    steps = np.ceil((last - first) / step)
+    if not np.isfinite(steps):
+        raise op.fail(f"there is no range from {first} to {last} in steps of {step}")
+    count = max(0, int(steps))
+    check_size(count * start.itemsize, f"{op.label}: its output [{count}]")
     return np.asarray(first + np.arange(count, dtype=start.dtype) * step).astype(start.dtype)
 
 

@@ -21,6 +21,13 @@ def _pairs(x: Array, kind: np.dtype[np.float32]) -> Array:
     return np.stack([x.real, x.imag], axis=-1).astype(kind)
 
 
+def _check_size(op: HostOp, numbers: int) -> None:
+    """HostError where so many complex numbers are more than there is memory for."""
+    from celosia.compiler.cpu.host import check_size
+
+    check_size(numbers * np.dtype(np.complex128).itemsize, f"{op.label}: its output")
+
+
 @host("DFT")
 def dft(op: HostOp, x: Array, length: Array | None = None, axis: Array | None = None) -> Array:
     along = op.attr("axis", 1) if axis is None else int(axis.reshape(-1)[0])
@@ -30,6 +37,8 @@ def dft(op: HostOp, x: Array, length: Array | None = None, axis: Array | None = 
     values = _complex(x)
     one_sided, inverse = op.attr("onesided", 0), op.attr("inverse", 0)
     count = None if length is None else int(length.reshape(-1)[0])
+    if count is not None:
+        _check_size(op, values.size // max(values.shape[along], 1) * count)
     if one_sided and inverse:
         return np.fft.irfft(values, count, along)[..., None].astype(x.dtype)
     run = np.fft.rfft if one_sided else np.fft.ifft if inverse else np.fft.fft
@@ -52,6 +61,7 @@ def stft(op: HostOp, x: Array, step: Array, window: Array | None = None, length:
 def mel_weights(op: HostOp, bins: Array, length: Array, rate: Array, low: Array, high: Array) -> Array:
     """[length // 2 + 1, bins] triangles, equally wide on the mel scale."""
     count, half = int(bins), int(length) // 2 + 1
+    _check_size(op, half * count)
     mels = [2595 * np.log10(1 + float(edge) / 700) for edge in (low, high)]
     edges = mels[0] + np.arange(count + 2) * ((mels[1] - mels[0]) / (count + 2))
     hertz = 700 * (10 ** (edges / 2595) - 1)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from celosia.compiler.cpu.functions import TYPES
 from celosia.compiler.cpu.ops import blocked, elementwise, nn, quantized, resize, shape  # they fill the table
 from celosia.compiler.cpu.ops.registry import OPS, Array, Node, Unsupported
 from celosia.compiler.cpu.ops.shape import VIEWS, view_shape
-from celosia.compiler.expr import Tensor, compute
+from celosia.compiler.expr import Expr, Tensor, compute
+from celosia.compiler.expr.affine import interval
+from celosia.compiler.expr.nodes import Load, Reduce, Select
 
 __all__ = [
     "OPS", "VIEWS", "Node", "Unsupported", "blocked", "build", "elementwise", "nn", "quantized", "resize", "shape",
@@ -43,7 +45,40 @@ def build(
     built = (result,) if isinstance(result, Tensor) else tuple(result)
     if len(built) < outputs:
         raise node.fail(f"output {len(built)}")
+    if why := _outside(built):
+        raise node.fail(f"{why} (inputs {', '.join(str(list(t.shape)) for t in inputs if t is not None)})")
     return tuple(_cast(t, "float32", "float16") for t in built) if half else built
+
+
+def _outside(tensors: Iterable[Tensor]) -> str:
+    """What these tensors read outside of another, whose shape does not fit the operator; "" where nothing.
+
+    Reads under a condition, and at places that are known at run time only, are their builders' to keep inside.
+    """
+    waiting, seen = list(tensors), set[Tensor]()
+    while waiting:
+        tensor = waiting.pop()
+        if tensor in seen or tensor.body is None or not tensor.size:
+            continue
+        seen.add(tensor)
+        for read in _reads(tensor.body):
+            waiting.append(read.tensor)
+            flat = len(read.index) != len(read.tensor.shape)
+            for index, size in zip(read.index, (read.tensor.size,) if flat else read.tensor.shape):
+                span = interval(index)
+                if span is not None and not 0 <= span[0] <= span[1] < size:
+                    return f"{span[0]} to {span[1]} would be read of {size} elements"
+    return ""
+
+
+def _reads(e: Expr) -> Iterator[Load]:
+    """Loads that happen whatever the values are."""
+    if isinstance(e, Reduce) and any(not axis.extent for axis in e.axes):
+        return
+    if isinstance(e, Load):
+        yield e
+    for child in (e.cond,) if isinstance(e, Select) else e.children():
+        yield from _reads(child)
 
 
 COMPUTE_WIDE = frozenset((

@@ -73,7 +73,7 @@ def reduce(node: Node) -> Tensor:
             return node.elementwise(lambda v: v, x)
         axes = list(range(rank))
     axes = sorted({a % rank for a in axes})
-    keep = bool(node.attrs.get("keepdims", 1))
+    keep = node.attrs.get("keepdims", 1) == 1
     count = prod(x.shape[d] for d in axes)
     if node.op == "ReduceLogSumExp":
         m = reduced(x, axes, True, T.max, "max")
@@ -99,13 +99,14 @@ def global_pool(node: Node) -> Tensor:
 @op("ArgMax", "ArgMin")
 def arg(node: Node) -> Tensor:
     x = node.input(0)
-    axis, keep = node.axis(0, len(x.shape)), bool(node.attrs.get("keepdims", 1))
+    axis, keep = node.axis(0, len(x.shape)), node.attrs.get("keepdims", 1) == 1
     best = reduced(x, [axis], True, T.max if node.op == "ArgMax" else T.min, "best")
     last = bool(node.attrs.get("select_last_index", 0))
     n = x.shape[axis]
 
     def place(i: tuple[Expr, ...]) -> Expr:
-        return select(T.equal(x[i], at(best, i)), i[axis], -1 if last else n)
+        here = select(T.equal(x[i], x[i]), T.equal(x[i], at(best, i)), wrap(True, "bool"))  # NaN is the best
+        return select(here, i[axis], -1 if last else n)
 
     return reduced(x, [axis], keep, T.max if last else T.min, node.op.lower(), place)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,6 +107,8 @@ def along(x: Tensor, axis: int, t: Taps) -> Tensor:
 
 @op("Resize", "Upsample")
 def resize(node: Node) -> Tensor:
+    from celosia.compiler.cpu.host import memory_bytes
+
     x = node.input(0)
     rank = len(x.shape)
     axes = [int(a) % rank for a in node.attrs.get("axes", range(rank))]
@@ -129,6 +132,9 @@ def resize(node: Node) -> Tensor:
         ratios, sizes = scales, [int(np.floor(x.shape[a] * s)) for a, s in zip(axes, scales)]
     if len(sizes) != len(axes) or any(x.shape[a] == 0 for a in axes):
         raise node.fail(f"sizes {sizes} for axes {axes} of {list(x.shape)}")
+    made = [*(n for a, n in enumerate(x.shape) if a not in axes), *sizes]
+    if prod(made) * np.dtype(np.float32).itemsize > memory_bytes():
+        raise node.fail(f"its output {made} takes more than this machine's memory")
     roi = [0.0] * len(axes) + [1.0] * len(axes)
     if node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize":
         roi = [float(v) for v in node.constant(1, "roi")]

@@ -191,7 +191,7 @@ def pad(node: Node) -> Tensor:
         if n == 1:
             return wrap(0, INDEX)
         k = T.binary("mod", k, 2 * (n - 1))  # reflect
-        return T.minimum(k, wrap(2 * (n - 1), INDEX) - k)
+        return T.minimum(T.minimum(k, wrap(2 * (n - 1), INDEX) - k), wrap(n - 1, INDEX))
 
     if mode not in ("edge", "wrap", "reflect"):
         raise node.fail(f"mode {mode}")
@@ -309,6 +309,8 @@ def trilu(node: Node) -> Tensor:
 def one_hot(node: Node) -> Tensor:
     indices, values = node.input(0), node.input(2)
     depth = int(node.constant(1, "depth").reshape(()))
+    if values.size != 2:
+        raise node.fail(f"its values are {values.size} numbers, not 2")
     rank = len(indices.shape) + 1
     axis = node.axis(-1, rank)
     shape = (*indices.shape[:axis], depth, *indices.shape[axis:])
@@ -353,6 +355,8 @@ def eye_like(node: Node) -> Tensor:
     from celosia.compiler.cpu.ops.elementwise import ONNX_TYPES
 
     x, k = node.input(0), int(node.attrs.get("k", 0))
+    if len(x.shape) != 2:
+        raise node.fail(f"its input has {len(x.shape)} dimensions, not 2")
     dtype = ONNX_TYPES.get(int(node.attrs["dtype"]), "") if "dtype" in node.attrs else x.dtype
     return T.compute(x.shape, lambda i, j: select(T.equal(j - i, k), wrap(1, dtype), wrap(0, dtype)), "eye")
 

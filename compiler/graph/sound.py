@@ -1,0 +1,106 @@
+"""What the ONNX checker does not look at, and what would crash it or onnx's shape inference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+import onnx
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
+
+from celosia.compiler.cpu.parse import dense, to_array
+
+MAX_DEPTH = 64
+"""Graphs inside graphs. onnx recurses into them on the stack."""
+MAX_RANK = 64
+"""Dimensions of a tensor; numpy has no more."""
+AXES = {"axis": -MAX_RANK, "batch_axis": -MAX_RANK, "time_axis": -MAX_RANK, "batch_dims": 0}
+"""Attributes that onnx's shape inference uses as an index unchecked, and the least that they may be."""
+MAX_ELEMENTS = 1 << 60
+
+
+def complaint(proto: ModelProto) -> str:
+    """What is wrong with `proto`, naming the part; "" where it is sound."""
+    return next(_complaints(proto), "")
+
+
+def _complaints(proto: ModelProto) -> Iterator[str]:
+    yield from _texts(proto, "the model")
+    yield from _graph(proto.graph, 1)
+    for function in proto.functions:
+        for node in function.node:
+            yield from _node(node, 1)
+
+
+def _graph(graph: GraphProto, depth: int) -> Iterator[str]:
+    if depth > MAX_DEPTH:
+        yield f"graph {graph.name!r} lies inside more than {MAX_DEPTH} others"
+        return
+    for tensor in graph.initializer:
+        yield from _tensor(tensor, f"the constant {tensor.name!r}")
+    for sparse in graph.sparse_initializer:
+        yield from _sparse(sparse, f"the constant {sparse.values.name!r}")
+    for node in graph.node:
+        yield from _node(node, depth)
+
+
+def _sparse(tensor: SparseTensorProto, what: str) -> Iterator[str]:
+    try:
+        dense(tensor)
+    except Exception as error:  # numpy's and onnx's
+        yield f"{what} cannot be read: {error}"
+
+
+def _node(node: NodeProto, depth: int) -> Iterator[str]:
+    where = f"{node.op_type} ({node.name or next(iter(node.output), '')})"
+    names = [attr.name for attr in node.attribute]
+    if node.op_type == "Split" and any(a.name == "num_outputs" and a.i != len(node.output) for a in node.attribute):
+        yield f"{where} has {len(node.output)} outputs, which is not its num_outputs"
+    for attr in node.attribute:
+        what = f"attribute {attr.name!r} of {where}"
+        if names.count(attr.name) > 1:
+            yield f"{what} is given twice"
+        if attr.type == AttributeProto.INT and attr.name in AXES and not AXES[attr.name] <= attr.i <= MAX_RANK:
+            yield f"{what} is {attr.i}"
+        for text in (*([attr.s] if attr.type == AttributeProto.STRING else ()), *attr.strings):
+            try:
+                text.decode()
+            except UnicodeDecodeError:
+                yield f"{what} is no text of UTF-8"
+        for tensor in (*([attr.t] if attr.type == AttributeProto.TENSOR else ()), *attr.tensors):
+            yield from _tensor(tensor, what)
+        if attr.type == AttributeProto.SPARSE_TENSOR:
+            yield from _sparse(attr.sparse_tensor, what)
+        for graph in (*([attr.g] if attr.type == AttributeProto.GRAPH else ()), *attr.graphs):
+            yield from _graph(graph, depth + 1)
+
+
+def _tensor(tensor: TensorProto, what: str) -> Iterator[str]:
+    """Whether its data is there and fits its shape; no memory is taken for data that is not there."""
+    if any(n < 0 for n in tensor.dims) or prod(tensor.dims) > MAX_ELEMENTS or len(tensor.dims) > MAX_RANK:
+        yield f"{what} has the impossible shape {list(tensor.dims)}"
+        return
+    if onnx.external_data_helper.uses_external_data(tensor):
+        yield f"{what} is in another file; give the path of the model"
+        return
+    try:
+        to_array(tensor)
+    except Exception as error:  # the file's, numpy's and onnx's
+        lines = str(error).splitlines()
+        yield f"{what} cannot be read: {lines[0] if lines else type(error).__name__}"
+
+
+def _texts(message: Message, where: str) -> Iterator[str]:
+    """Names that are no UTF-8, which protobuf lets pass."""
+    for field, value in message.ListFields():
+        many = [value] if isinstance(value, (str, bytes, Message)) else value
+        if field.type == FieldDescriptor.TYPE_STRING:
+            for text in many:
+                if isinstance(text, bytes):
+                    yield f"a {field.name} in {where} is no text of UTF-8: {text!r}"
+        elif field.type == FieldDescriptor.TYPE_MESSAGE:
+            for inner in many:
+                name = getattr(inner, "name", "")
+                yield from _texts(inner, f"{field.name} {name!r}" if name else where)

@@ -1,0 +1,388 @@
+"""Models and inputs made to do harm: one sentence that names the operator, before memory or time is taken."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+import celosia
+from celosia.compiler.cpu.host import HostError
+from celosia.compiler.graph.importer import ModelError
+from celosia.driver.runtime import Runtime
+
+Array = NDArray[Any]
+HUGE = 2**40
+FLOATS = np.ones(3, np.float32)
+ONE = np.ones(1, np.float32)
+SQUARE = np.ones((1, 1, 2, 2), np.float32)
+
+
+def model(text: str, opset: int = 21, **constants: Any) -> onnx.ModelProto:
+    """The model of a graph as text."""
+    graph = onnx.parser.parse_graph(text)
+    graph.initializer.extend(numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items())
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+def refuse_to_compile(proto: onnx.ModelProto, words: str) -> None:
+    started = time.process_time()
+    with pytest.raises(ModelError, match=words) as info:
+        celosia.compile(proto, "tiny")
+    assert "\n" not in str(info.value) and len(str(info.value)) < 1000
+    assert time.process_time() - started < 20
+
+
+LARGE_CONSTANTS = {
+    "ConstantOfShape": "g () => (float[N] y) { y = ConstantOfShape(s) }",
+    "Expand": "g () => (float[N] y) { y = Expand(one, s) }",
+    "Tile": "g () => (float[N] y) { t = Tile(one, s) y = Neg(t) }",
+    "Pad": "g () => (float[N] y) { z = Sub(s, s) p = Concat<axis=0>(z, s) y = Pad(one, p) }",
+    "Range": "g () => (int64[N] y) { z = Sub(n, n) e = Div(n, n) y = Range(z, n, e) }",
+    "OneHot": "g () => (float[N, M] y) { v = Concat<axis=0>(one, one) y = OneHot(s, s, v) }",
+    "Resize": 'g () => (float[1, 1, N, M] y) { z = Concat<axis=0>(u, u, s, s) y = Resize<mode="nearest">(sq, , , z) }',
+    "Gather": "g () => (float[N] y) { z = Sub(s, s) i = Expand(z, s) y = Gather(one, i) }",
+    "RandomNormal": "g () => (float[N] y) { y = RandomNormal<shape=[1099511627776, 1099511627776]>() }",
+    "Add": "g (float[1048576, 1] a, float[1, 1048576] b) => (float[N, M] y) { y = Add(a, b) }",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", LARGE_CONSTANTS)
+def test_giants_are_not_folded(op: str) -> None:
+    values = {"s": np.array([HUGE]), "n": np.array(HUGE), "u": np.array([1]), "one": ONE, "sq": SQUARE}
+    text = LARGE_CONSTANTS[op]
+    refuse_to_compile(model(text, **values), "Expand" if op == "Gather" else op)
+
+
+def test_shapes_that_onnx_would_write_down() -> None:
+    """onnx's inference holds each element of a shape, and would take 2**40 of them."""
+    text = "g () => (float[1] y) { c = ConstantOfShape(s) k = Constant<value_ints=[0]>() y = Gather(c, k) }"
+    refuse_to_compile(model(text, s=np.array([HUGE])), "memory")
+
+
+LARGE_AT_RUN_TIME = {
+    "ConstantOfShape": ("g (int64[2] s) => (float[N, M] y) { y = ConstantOfShape(s) }", {"s": np.array([HUGE, HUGE])}),
+    "Expand": ("g (float[1] x, int64[1] s) => (float[N] y) { y = Expand(x, s) }", {"x": ONE, "s": np.array([HUGE])}),
+    "Tile": ("g (float[3] x, int64[1] s) => (float[N] y) { y = Tile(x, s) }", {"x": FLOATS, "s": np.array([HUGE])}),
+    "Pad": ("g (float[3] x, int64[2] s) => (float[N] y) { y = Pad(x, s) }", {"x": FLOATS, "s": np.array([HUGE] * 2)}),
+    "Range": (
+        "g (float b) => (float[N] y) { z = Sub(b, b) e = Div(b, b) y = Range(z, b, e) }", {"b": np.float32(1e30)}
+    ),
+    "Range ": ("g (float b) => (float[N] y) { y = Range(b, b, b) }", {"b": np.float32("nan")}),
+    "Resize": (
+        'g (float[1, 1, 2, 2] x, float[4] s) => (float[1, 1, N, M] y) { y = Resize<mode="linear">(x, , s) }',
+        {"x": SQUARE, "s": np.array([1, 1, 1e9, 1e9], np.float32)},
+    ),
+    "DFT": ("g (float[1, 4, 1] x, int64 n) => (float[N, M, K] y) { y = DFT(x, n) }",
+            {"x": np.ones((1, 4, 1), np.float32), "n": np.array(HUGE)}),
+    "TopK": ("g (float[3] x, int64[1] k) => (float[N] y, int64[N] z) { y, z = TopK(x, k) }",
+             {"x": FLOATS, "k": np.array([HUGE])}),
+    "Tile ": ("g (float[3] x, int64[1] s) => (float[N] y) { y = Tile(x, s) }", {"x": FLOATS, "s": np.array([-1])}),
+    "Pad ": ("g (float[3] x, int64[2] s) => (float[N] y) { y = Pad(x, s) }", {"x": FLOATS, "s": np.array([-9, 0])}),
+    "Reshape": ("g (float[3] x, int64[2] s) => (float[N, M] y) { y = Reshape(x, s) }",
+                {"x": FLOATS, "s": np.array([2, -1])}),
+    "Slice": ("g (float[3] x, int64[1] p) => (float[N] y) { y = Slice(x, p, p, p, p) }",
+              {"x": FLOATS, "p": np.array([0])}),
+    "SequenceAt": ("g (float[3] x, int64 p) => (float[N] y) { s = SequenceConstruct(x, x) y = SequenceAt(s, p) }",
+                   {"x": FLOATS, "p": np.array(7)}),
+    "SplitToSequence": ("g (float[3] x, int64 p) => (seq(float) y) { y = SplitToSequence(x, p) }",
+                        {"x": FLOATS, "p": np.array(0)}),
+    "ScatterND": ("g (float[3] x, int64[1, 1] i) => (float[3] y) { y = ScatterND(x, i, x) }",
+                  {"x": FLOATS, "i": np.array([[HUGE]])}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LARGE_AT_RUN_TIME)
+def test_impossible_shapes_at_run_time(case: str) -> None:
+    text, inputs = LARGE_AT_RUN_TIME[case]
+    program = celosia.compile(model(text), "tiny")
+    with pytest.raises(HostError, match=rf"^{case.strip()} \(\w+\)") as info:
+        Runtime(program).run(inputs)
+    assert "\n" not in str(info.value)
+
+
+# Constants ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[HUGE]),
+        TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2**62, 4]),
+        TensorProto(name="w", data_type=TensorProto.INT4, dims=[HUGE], raw_data=b"1"),
+        TensorProto(name="w", data_type=TensorProto.STRING, dims=[HUGE]),
+        TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[-1]),
+        TensorProto(name="w", data_type=99, dims=[1], raw_data=b"1234"),
+        TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[1] * 100, raw_data=b"1234"),
+    ],
+    ids=["no data", "overflow", "int4", "strings", "negative", "type", "rank"],
+)
+@pytest.mark.parametrize("place", ["initializer", "attribute", "subgraph"])
+def test_data_that_does_not_fit_its_shape(tensor: TensorProto, place: str) -> None:
+    proto = model("g (float[1] x) => (float[1] y) { y = Neg(x) }")
+    if place == "initializer":
+        proto.graph.initializer.append(tensor)
+    else:
+        node = helper.make_node("Constant", [], ["w"], name="w", value=tensor)
+        body = helper.make_graph([node], "body", [], [helper.make_tensor_value_info("w", TensorProto.FLOAT, [1])])
+        condition = numpy_helper.from_array(np.array(True), "c")
+        proto.graph.initializer.append(condition)
+        outside = helper.make_node("If", ["c"], ["z"], name="w", then_branch=body, else_branch=body)
+        proto.graph.node.append(node if place == "attribute" else outside)
+    refuse_to_compile(proto, "w")
+
+
+def test_sparse_constants() -> None:
+    values = numpy_helper.from_array(ONE, "w")
+    sparse = onnx.SparseTensorProto(dims=[3], values=values, indices=numpy_helper.from_array(np.array([1]), "i"))
+    proto = model("g (float[3] x) => (float[3] y) { y = Add(x, w) }")
+    proto.graph.sparse_initializer.append(sparse)
+    outputs = Runtime(celosia.compile(proto, "tiny")).run({"x": FLOATS}).outputs
+    assert outputs["y"].tolist() == [1, 2, 1]
+    proto.graph.sparse_initializer[0].dims[0] = HUGE
+    refuse_to_compile(proto, "'w'.*memory")
+
+
+@pytest.mark.parametrize("location", ["missing.bin", "../outside.bin", "/etc/hostname", "link.bin", "", "a\0b", "."])
+def test_external_data_stays_in_the_models_folder(tmp_path: Path, location: str) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (tmp_path / "outside.bin").write_bytes(bytes(16))
+    (folder / "link.bin").symlink_to(tmp_path / "outside.bin")
+    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[1], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.append(onnx.StringStringEntryProto(key="location", value=location))
+    proto = model("g (float[1] x) => (float[1] y) { y = Add(x, w) }")
+    proto.graph.initializer.append(tensor)
+    (folder / "model.onnx").write_bytes(proto.SerializeToString())
+    with pytest.raises(ModelError) as info:
+        celosia.compile(folder / "model.onnx", "tiny")
+    assert "\n" not in str(info.value)
+    refuse_to_compile(proto, "'w' is in another file")
+
+
+def test_lengths_of_external_data(tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_bytes(bytes(4))
+    for key, value in (("length", "99999999999999"), ("offset", "-4"), ("offset", "999"), ("length", "many")):
+        tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[1], data_location=TensorProto.EXTERNAL)
+        for each in (("location", "w.bin"), (key, value)):
+            tensor.external_data.append(onnx.StringStringEntryProto(key=each[0], value=each[1]))
+        proto = model("g (float[1] x) => (float[1] y) { y = Add(x, w) }")
+        proto.graph.initializer.append(tensor)
+        (tmp_path / "model.onnx").write_bytes(proto.SerializeToString())
+        with pytest.raises(ModelError) as info:
+            celosia.compile(tmp_path / "model.onnx", "tiny")
+        assert "\n" not in str(info.value)
+
+
+# Structure ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("g (float[3] x) => (float[3] y) { a = Add(x, y) y = Neg(a) }", "sorted.*'y'"),
+        ("g (float[3] x) => (float[3] y) { y = Neg(x) y = Abs(x) }", "'y'"),
+        ("g (float[3] x, float[3] x) => (float[3] y) { y = Neg(x) }", "'x'"),
+        ("g (float[3] x) => (float[3] y) { y = Nothing(x) }", "Nothing"),
+        ("g (float[3] x) => (float[3] y) { y = nowhere.Neg(x) }", "nowhere"),
+        ("g (float[3] x) => (float[3] y) { y = Neg(z) }", "'z'"),
+        ("g (float[3] x) => (float[3] y) { z = Neg(x) }", "'y'"),
+        ("g (float[3] x) => (float[3] y) { y = Softmax<axis=9223372036854775807>(x) }", "'axis' of Softmax"),
+        ("g (float[3] x) => (float[3] y) { y = LayerNormalization<axis=1073741824>(x, x) }", "'axis' of Layer"),
+        ("g (float[3] x, int64[1, 1] i) => (float[1] y) { y = GatherND<batch_dims=-20>(x, i) }", "'batch_dims' of Ga"),
+        ("g (float[3] x) => (float[3, 3] y) { y = EyeLike(x) }", "EyeLike.*2"),
+        ("g (float[1, 4, 2, 2] x) => (float[N, M, K, L] y) { y = DepthToSpace<blocksize=0>(x) }", "DepthToSpace"),
+        ("g (float[1, 4, 2, 2] x) => (float[N, M, K, L] y) { y = SpaceToDepth<blocksize=-1>(x) }", "SpaceToDepth"),
+        ("g (float[1, 4, 2, 2] x, float[4] w) => (float[1, 4, 2, 2] y) "
+         "{ y = GroupNormalization<num_groups=-1>(x, w, w) }", "GroupNormalization"),
+        ("g (uint8[3] x) => (uint8[3] y) { y = Exp(x) }", "Exp"),
+        ("g (float[3] x) => (bool[3] y) { y = And(x, x) }", "And"),
+    ],
+)  # fmt: skip
+def test_structure(text: str, words: str) -> None:
+    refuse_to_compile(model(text), words)
+
+
+def test_long_lists_make_short_sentences() -> None:
+    pads = ", ".join(["1"] * 100_000)
+    proto = model(
+        f"g (float[1, 1, 8, 8] x) => (float[N] y) {{ y = AveragePool<kernel_shape=[3, 3], pads=[{pads}]>(x) }}"
+    )
+    refuse_to_compile(proto, "AveragePool")
+
+
+def test_graphs_in_graphs(tmp_path: Path) -> None:
+    """As deep as protobuf writes (about 30) it is refused, or run; deeper it cannot be read."""
+    node = helper.make_node("Identity", ["x"], ["y"], name="inside")
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
+    for depth in range(25):
+        body = helper.make_graph([node], f"body{depth}", [], [output])
+        other = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "other", [], [output])
+        node = helper.make_node("If", ["c"], ["y"], name=f"if{depth}", then_branch=body, else_branch=other)
+    proto = model("g (float[1] x, bool c) => (float[1] y) { z = Neg(x) }")
+    proto.graph.node.append(node)
+    inputs = {"x": ONE, "c": np.array(True)}
+    assert Runtime(celosia.compile(proto, "tiny")).run(inputs).outputs["y"].tolist() == [1]
+    nested = b""
+    for _ in range(5000):  # graph { node { attribute { g { node { ...
+        nested = b"\x32" + _length(nested) + nested
+    with pytest.raises(ModelError):
+        celosia.compile(_file(tmp_path, b"\x3a" + _length(nested) + nested), "tiny")
+
+
+def _length(content: bytes) -> bytes:
+    """As protobuf writes it."""
+    size, out = len(content), b""
+    while size >= 128:
+        out, size = out + bytes([size % 128 + 128]), size // 128
+    return out + bytes([size])
+
+
+def _file(folder: Path, content: bytes) -> Path:
+    (folder / "model.onnx").write_bytes(content)
+    return folder / "model.onnx"
+
+
+def test_functions_that_call_themselves() -> None:
+    text = """<ir_version: 10, opset_import: ["": 21, "own": 1]>
+        g (float[1] x) => (float[1] y) { y = own.f(x) }
+        <opset_import: ["": 21, "own": 1], domain: "own"> f (a) => (b) { c = own.f(a) b = Neg(c) }"""
+    refuse_to_compile(onnx.parser.parse_model(text), "f")
+
+
+def test_text_that_is_none() -> None:
+    proto = model("g (float[1, 1, 3, 3] x) => (float[1, 1, 3, 3] y) { y = MaxPool<kernel_shape=[1, 1]>(x) }")
+    proto.graph.node[0].attribute.append(
+        onnx.AttributeProto(name="auto_pad", type=onnx.AttributeProto.STRING, s=b"\xff")
+    )
+    refuse_to_compile(proto, "'auto_pad' of MaxPool .y. is no text")
+    content = model("g (float[1] x) => (float[1] y) { y = Neg(x) }").SerializeToString()
+    with pytest.raises(ModelError):
+        celosia.compile(onnx.ModelProto.FromString(content.replace(b"Neg", b"\xff\xfe\xfd")), "tiny")
+
+
+def test_names_with_nul(tmp_path: Path) -> None:
+    proto = model("g (string[1] x) => (string[1] y) { y = Identity(x) }")
+    proto.graph.node[0].name = "a\0b/../c"
+    proto.graph.input[0].name = proto.graph.node[0].input[0] = "in\0put"
+    celosia.compile(proto, "tiny").save(tmp_path / "program")
+    inputs = {"in\0put": np.array(["te\0xt"], object)}
+    assert Runtime(celosia.Program.load(tmp_path / "program")).run(inputs).outputs["y"].tolist() == ["te\0xt"]
+
+
+def test_what_a_model_declares_is_not_believed() -> None:
+    """The declared shape of an output, or of a value inside, which its operator does not make."""
+    proto = model("g (float[2, 3, 4] x) => (float[2, 12] y) { a = Flatten<axis=0>(x) y = Neg(a) }")
+    proto.graph.value_info.append(helper.make_tensor_value_info("a", TensorProto.FLOAT, [2, 12]))
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    outputs = Runtime(celosia.compile(proto, "tiny")).run({"x": x}).outputs
+    np.testing.assert_array_equal(outputs["y"], -x.reshape(1, 24))
+    late = model("g (float[6] x, int64[2] s) => (float[2, 3] y) { a = Reshape(x, s) y = Neg(a) }")
+    late.graph.value_info.append(helper.make_tensor_value_info("a", TensorProto.FLOAT, [2, 3]))
+    runtime = Runtime(celosia.compile(late, "tiny"))
+    six = np.arange(6, dtype=np.float32)
+    assert runtime.run({"x": six, "s": np.array([2, 3])}).outputs["y"].shape == (2, 3)
+
+
+def test_an_old_models_constant_says_what_it_is() -> None:
+    """Where a constant is an input, too, of another shape."""
+    proto = model("g (float[2] x, float[1] w) => (float[2] y) { y = Add(x, w) }", w=np.array([1, 2], np.float32))
+    outputs = Runtime(celosia.compile(proto, "tiny")).run({"x": np.zeros(2, np.float32)}).outputs
+    assert outputs["y"].tolist() == [1, 2]
+
+
+# Quantisation ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf"), 1e-45, 3e38])
+def test_scales(scale: float) -> None:
+    """No scale ends in anything but a result or a sentence."""
+    from driver_models import quantised
+
+    for form in ("qdq", "qoperator"):
+        proto = quantised(form=form)
+        for number, tensor in enumerate(proto.graph.initializer):
+            if tensor.name.startswith("scale"):
+                changed = onnx.ModelProto()
+                changed.CopyFrom(proto)
+                changed.graph.initializer[number].CopyFrom(
+                    numpy_helper.from_array(np.full_like(numpy_helper.to_array(tensor), scale), tensor.name)
+                )
+                try:
+                    runtime = Runtime(celosia.compile(changed, "tiny"))
+                    runtime.run({"input_1": np.ones((1, 3, 8, 8), np.float32)})
+                except (ModelError, HostError) as error:
+                    assert "\n" not in str(error)
+
+
+def test_a_bias_of_another_length() -> None:
+    from driver_models import quantised
+
+    for form in ("qdq", "qoperator"):
+        proto = quantised(form=form)
+        for tensor in proto.graph.initializer:
+            if tensor.name.startswith("bias"):
+                array = numpy_helper.to_array(tensor)
+                tensor.CopyFrom(numpy_helper.from_array(np.resize(array, array.size - 3), tensor.name))
+        refuse_to_compile(proto, "Conv")
+
+
+# Loops ----------------------------------------------------------------------------------------------------------
+
+ENDLESS = """g (float[1] x) => (float[1] y) {
+    y = Loop (trips, yes, x) <body = b (int64 i, bool c, float[1] a) => (bool c2, float[1] a2)
+        { c2 = Identity(c) a2 = Add(a, a) }> }"""
+FILLING = """g (float[1] x) => (float[N, M] y) {
+    y = Loop (trips, yes) <body = b (int64 i, bool c) => (bool c2, float[M] a)
+        { c2 = Identity(c) a = ConstantOfShape(size) }> }"""
+
+
+def test_ctrl_c_ends_a_loop(tmp_path: Path) -> None:
+    onnx.save(model(ENDLESS, trips=np.array(2**60), yes=np.array(True)), tmp_path / "model.onnx")
+    np.save(tmp_path / "x.npy", ONE)
+    command = [sys.executable, "-m", "celosia.driver.cli", "run", "model.onnx", "--input", "x.npy"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    while "running" not in (line := process.stderr.readline()):
+        assert line, "it ended"
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60)[1].strip().endswith("interrupted")
+    assert process.returncode == 130
+
+
+def test_a_loop_that_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    from celosia.compiler.cpu import host
+
+    monkeypatch.setattr(host, "memory_bytes", lambda: 1 << 24)
+    proto = model(FILLING, trips=np.array(2**60), yes=np.array(True), size=np.array([1 << 18]))
+    with pytest.raises(HostError, match=r"Loop \(y\): its scan outputs after 17 steps"):
+        Runtime(celosia.compile(proto, "tiny")).run({"x": ONE})
+
+
+def test_the_memory_is_the_process_own() -> None:
+    """A limit of the process counts, as in a container or a batch system."""
+    code = "import resource; from celosia.compiler.cpu.host import memory_bytes; "
+    code += "resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31)); print(memory_bytes())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ), check=True
+    )
+    assert int(done.stdout) == 2**31
+
+
+def test_where_nan_is() -> None:
+    """ArgMax of NaN gives its place, never one outside of the axis."""
+    x = np.array([[1, np.nan, 3], [4, 2, 1]], np.float32)
+    for op, want in (("ArgMax", [1, 0]), ("ArgMin", [1, 2])):
+        proto = model(f"g (float[2, 3] x) => (int64[2] y) {{ y = {op}<axis=1, keepdims=0>(x) }}")
+        assert Runtime(celosia.compile(proto, "tiny")).run({"x": x}).outputs["y"].tolist() == want
