@@ -201,6 +201,14 @@ def test_lengths_of_external_data(tmp_path: Path) -> None:
         ("g (float[3] x) => (float[3] y) { y = LayerNormalization<axis=1073741824>(x, x) }", "'axis' of Layer"),
         ("g (float[3] x, int64[1, 1] i) => (float[1] y) { y = GatherND<batch_dims=-20>(x, i) }", "'batch_dims' of Ga"),
         ("g (float[3] x) => (float[3, 3] y) { y = EyeLike(x) }", "EyeLike.*2"),
+        ("g (float[8] x) => (float[4] y, float[4] z) { y, z = Split<num_outputs=1>(x) }", "Split .y. has 2 outputs"),
+        ("g (float[1, 2, 5, 5] x, float[8, 2, 3, 3] w, float[3] b) => (float[1, 8, 3, 3] y) { y = Conv(x, w, b) }",
+         "0 to 7 would be read of 3"),
+        ("g (float[4, 5] x, float[5, 7] w, float[3] b) => (float[4, 7] y) { y = Gemm(x, w, b) }", "Gemm"),
+        ("g (float[1, 4, 5] x, float[3] s) => (float[1, 4, 5] y) { y = InstanceNormalization(x, s, s) }", "read of 3"),
+        ("g (float[3, 4] x, int64[3, 9] i) => (float[3, 9] y) { y = GatherElements<axis=0>(x, i) }", "read of 4"),
+        ("g (int64[2] i, int64 d, float[1] v) => (float[2, 4] y) { d4 = Constant<value_int=4>() y = OneHot(i, d4, v) }",
+         "OneHot.*1 numbers"),
         ("g (float[1, 4, 2, 2] x) => (float[N, M, K, L] y) { y = DepthToSpace<blocksize=0>(x) }", "DepthToSpace"),
         ("g (float[1, 4, 2, 2] x) => (float[N, M, K, L] y) { y = SpaceToDepth<blocksize=-1>(x) }", "SpaceToDepth"),
         ("g (float[1, 4, 2, 2] x, float[4] w) => (float[1, 4, 2, 2] y) "
@@ -292,6 +300,14 @@ def test_what_a_model_declares_is_not_believed() -> None:
     runtime = Runtime(celosia.compile(late, "tiny"))
     six = np.arange(6, dtype=np.float32)
     assert runtime.run({"x": six, "s": np.array([2, 3])}).outputs["y"].shape == (2, 3)
+
+
+def test_an_output_that_is_an_input() -> None:
+    """Of another declared shape: the input's counts."""
+    proto = model("g (float[2, 3] x) => (float[2, 3] y) { y = Neg(x) }")
+    proto.graph.output.append(helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 12, 4]))
+    outputs = Runtime(celosia.compile(proto, "tiny")).run({"x": np.ones((2, 3), np.float32)}).outputs
+    assert outputs["x"].shape == (2, 3)
 
 
 def test_an_old_models_constant_says_what_it_is() -> None:
