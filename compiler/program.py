@@ -21,7 +21,7 @@ from celosia.compiler.cpu.host import HostOp
 from celosia.compiler.cpu.kernel import Kernel
 from celosia.compiler.files import replacing
 from celosia.compiler.memory import Plan
-from celosia.compiler.saved import array_bytes, load_array, load_op, op_bytes
+from celosia.compiler.saved import array_bytes, load_array, load_op, make, op_bytes
 from celosia.hw.config import Config, ConfigError
 
 FORMAT = "celosia-program"
@@ -315,7 +315,7 @@ def _read(path: Path, archive: zipfile.ZipFile) -> Program:
         return _assemble(manifest, blobs)
     except (KeyError, TypeError, ValueError, ConfigError, AttributeError) as error:
         if isinstance(error, ProgramError):
-            raise
+            raise ProgramError(str(error) if str(path) in str(error) else f"{path} is damaged: {error}") from None
         raise ProgramError(f"{path} is damaged: {type(error).__name__} {_first_words(error)}") from None
 
 
@@ -326,46 +326,37 @@ def _plain(value: Any) -> Any:
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
 
 
-def _info(fields: dict[str, Any]) -> TensorInfo:
-    return TensorInfo(fields["name"], fields["dtype"], tuple(fields["shape"]), fields["kind"])
-
-
-def _form(fields: dict[str, Any]) -> FormInfo:
-    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
-    return FormInfo(**values)
+_FIELDS = (
+    "name", "inputs", "outputs", "image_address", "dram_size", "arena_lower_bound", "macs_total", "placements",
+    "compile_seconds", "passes", "arena", "machine",
+)  # fmt: skip
+"""Fields of a Program that the manifest holds as they are."""
 
 
 def _assemble(manifest: dict[str, Any], blobs: dict[str, bytes]) -> Program:
+    config = Config.from_dict(manifest["config"])
+    if config.digest != manifest["config_digest"]:
+        raise ValueError("the digest of its Config differs")
     steps: list[Step] = []
-    launches = hosts = 0
     for fields in manifest["steps"]:
-        kind = fields.pop("kind")
-        if kind != "launch":
-            fields["inputs"], fields["outputs"] = tuple(fields["inputs"]), tuple(fields["outputs"])
-            fields["nodes"] = tuple(NodeInfo(**node) for node in fields["nodes"])
-        if kind == "cpu":
-            steps.append(CpuStep(**fields))
-            continue
-        if kind == "host":
-            steps.append(HostStep(**fields, op=load_op(blobs[f"host/{hosts}.json"])))
-            hosts += 1
-            continue
-        layers = tuple(LayerInfo(**{**layer, "nodes": tuple(layer["nodes"])}) for layer in fields["layers"])
-        pack = tuple(Pack(p["value"], _form(p["form"]), p["address"], p["groups"]) for p in fields["pack"])
-        unpack = tuple(Unpack(**{**u, "dims": tuple(u["dims"])}) for u in fields["unpack"])
-        layer_of = np.frombuffer(blobs[f"launches/{launches}.layers"], "<i4").astype(np.int32)
-        steps.append(LaunchStep(fields["address"], fields["count"], layers, layer_of, pack, unpack))
-        launches += 1
-    constants = {
-        name: load_array(blobs[f"constants/{number}.npy"]) for number, name in enumerate(manifest["constants"])
-    }
-    return Program(
-        manifest["name"], Config.from_dict(manifest["config"]), tuple(_info(t) for t in manifest["inputs"]),
-        tuple(_info(t) for t in manifest["outputs"]), {t["name"]: _info(t) for t in manifest["tensors"]}, steps,
-        constants,
-        [Kernel.from_bytes(blobs[f"kernels/{number}.bin"]) for number in range(manifest["kernels"])],
-        np.frombuffer(blobs["image.bin"], np.uint8), manifest["image_address"], manifest["dram_size"],
-        manifest["arena_lower_bound"], manifest["macs_total"], manifest["placements"], manifest["compile_seconds"],
-        [PassInfo(**each) for each in manifest["passes"]], Plan(**manifest["arena"]), manifest["machine"],
-        blobs.get("kernels.so", b""),
+        kind = {name: kind for kind, name in _KINDS.items()}[fields.pop("kind")]
+        number = sum(isinstance(step, kind) for step in steps)
+        bulk: dict[str, Any] = {}
+        if kind is HostStep:
+            bulk["op"] = load_op(blobs[f"host/{number}.json"])
+        elif kind is LaunchStep:
+            bulk["layer_of"] = np.frombuffer(blobs[f"launches/{number}.layers"], "<i4").astype(np.int32)
+        steps.append(make(kind, fields, **bulk))
+    names, kernels = make(list[str], manifest["constants"]), make(int, manifest["kernels"])
+    tensors = make(list[TensorInfo], manifest["tensors"])
+    program: Program = make(
+        Program, {name: manifest[name] for name in _FIELDS}, config=config, steps=steps,
+        tensors={tensor.name: tensor for tensor in tensors},
+        constants={name: load_array(blobs[f"constants/{number}.npy"]) for number, name in enumerate(names)},
+        kernels=[Kernel.from_bytes(blobs[f"kernels/{number}.bin"]) for number in range(kernels)],
+        image=np.frombuffer(blobs["image.bin"], np.uint8), library=blobs.get("kernels.so", b""),
     )  # fmt: skip
+    from celosia.compiler.check import check
+
+    check(program)
+    return program

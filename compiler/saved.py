@@ -1,4 +1,4 @@
-"""Arrays and host operators as bytes of a Program's file, .npy and JSON: numpy alone reads them."""
+"""Arrays, host operators and dataclasses from a Program's file, .npy and JSON: numpy alone reads them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import base64
 import dataclasses
 import io
 import json
+import types
+import typing
 from typing import Any
 
 import numpy as np
@@ -81,3 +83,38 @@ def _decode(fields: dict[str, Any]) -> Any:
     del fields[KIND]
     plain: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in fields.items()}
     return HostOp(**plain) if kind == "HostOp" else Body(**plain)
+
+
+def make(kind: Any, value: Any, what: str = "value", **given: Any) -> Any:
+    """What JSON holds as the type `kind`: a dataclass, tuple, list, dict, str, int, float or bool, or one of several.
+
+    given: fields of the dataclass that JSON does not hold. ValueError where `value` is something else.
+
+    >>> make(tuple[int, ...], [1, 2])
+    (1, 2)
+    """
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        _is(value, dict, what)
+        fields = {name: make(hints.get(name, types.NoneType), each, name) for name, each in value.items()}
+        return typing.cast(Any, kind)(**fields, **given)
+    if origin is types.UnionType:
+        return None if value is None else make(inner[0], value, what)
+    if origin is dict:
+        return {name: make(inner[1], each, what) for name, each in _is(value, dict, what).items()}
+    if origin is list:
+        return [make(inner[0], each, what) for each in _is(value, list, what)]
+    if origin is tuple:
+        _is(value, list, what)
+        kinds = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
+        if len(kinds) != len(value):
+            raise ValueError(f"{what} has {len(value)} entries")
+        return tuple(make(each, part, what) for each, part in zip(kinds, value))
+    return float(_is(value, int | float, what)) if kind is float else _is(value, kind, what)
+
+
+def _is(value: Any, kind: Any, what: str) -> Any:
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ValueError(f"{what} is {str(value)[:50]!r}")
+    return value

@@ -238,10 +238,16 @@ class Runtime:
         device = self._device
         assert device is not None
         for pack in step.pack:
-            device.write(pack.address, self._packed(pack, values[pack.value]))
+            try:
+                device.write(pack.address, self._packed(pack, values[pack.value]))
+            except ValueError as error:
+                raise ProgramError(f"the program is damaged: tensor {pack.value!r}: {error}") from None
         counters = device.run(step.address, step.count, CYCLES_PER_INSTRUCTION * (step.count + 1), trace=trace)
         for unpack in step.unpack:
-            values[unpack.value] = self._unpacked(device, unpack)
+            try:
+                values[unpack.value] = self._unpacked(device, unpack)
+            except ValueError as error:
+                raise ProgramError(f"the program is damaged: tensor {unpack.value!r}: {error}") from None
         return counters
 
     def _packed(self, pack: Pack, array: Array) -> NDArray[np.uint8]:

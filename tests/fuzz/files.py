@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import random
 import tempfile
 import zipfile
@@ -105,6 +107,24 @@ def damaged(machine: Machine, seed: int) -> str:
     return f"{damage.__name__}: runs as before"
 
 
+def forged(machine: Machine, seed: int) -> str:
+    """A file whose manifest was changed by someone who knows the checksums is refused or runs, and nothing else."""
+    rng = random.Random(f"forged {seed}")
+    data, inputs, _ = intact()
+    parts = _parts(data)
+    manifest = json.loads(parts["manifest.json"])
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        _change(manifest, rng)
+    text = json.dumps(manifest).encode()
+    parts["manifest.json"], parts["manifest.sha256"] = text, hashlib.sha256(text).hexdigest().encode()
+    try:
+        _run(_archive(parts), inputs)
+    except REFUSED as error:
+        _one_sentence(error)
+        return "forged: refused"
+    return "forged: runs"
+
+
 def _run(data: bytes, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     with tempfile.NamedTemporaryFile(suffix=".celosia") as file:
         file.write(data)
@@ -130,3 +150,28 @@ def _archive(parts: dict[str, bytes]) -> bytes:
         for name, data in parts.items():
             archive.writestr(name, data)
     return file.getvalue()
+
+
+def _change(value: Any, rng: random.Random) -> None:
+    """Change one value somewhere inside a tree of dictionaries and lists."""
+    while True:
+        keys = [k for k in (value if isinstance(value, dict) else range(len(value))) if k != "sha256"]
+        if not keys:
+            return
+        key = rng.choice(keys)
+        if isinstance(value[key], dict | list) and value[key] and rng.random() < 0.9:
+            value = value[key]
+            continue
+        if rng.random() < 0.1:
+            del value[key]
+        else:
+            value[key] = _other(value[key], rng)
+        return
+
+
+def _other(value: Any, rng: random.Random) -> Any:
+    if isinstance(value, int) and rng.random() < 0.7:
+        return rng.choice((0, 1, -1, value + 1, value - 1, 2 * value, 1 << 20, 1 << 31, 1 << 62, 1 << 70, -value))
+    if isinstance(value, str) and rng.random() < 0.7:
+        return rng.choice(("", "x", value + "x", value[:-1], "float64", "int8", "../x", "\0", "x" * 300))
+    return rng.choice((None, True, 0, -1, 1.5, float("nan"), "x", [], {}, [1 << 40], [-1], {"a": 1}, value))

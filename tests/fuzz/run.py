@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 from celosia.hw.config import Config
 from fuzz.cases import Coverage, Machine, garbage, legal, random_config
-from fuzz.files import damaged
+from fuzz.files import damaged, forged
 
 Case = Callable[[Machine, int], str]
-KINDS: dict[str, Case] = {"legal": legal, "garbage": garbage, "damaged": damaged}
+KINDS: dict[str, Case] = {"legal": legal, "garbage": garbage, "damaged": damaged, "forged": forged}
 CHUNK = 50
 """Cases that a process takes at a time."""
 HANG_SECONDS = 300

@@ -45,6 +45,12 @@ def test_damaged_files() -> None:
     assert results.endings["overwritten: refused"] and results.endings["cut: refused"]
 
 
+def test_forged_files() -> None:
+    results = chunk("forged", CONFIGS["4x4"], range(300))
+    assert not results.failures
+    assert results.endings["forged: refused"] and results.endings["forged: runs"]
+
+
 def test_cases_repeat() -> None:
     assert random_config(3) == random_config(3) != random_config(4)
     work = list(chunks("legal", 230, 2, [random_config(0), random_config(1)]))
