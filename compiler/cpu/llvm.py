@@ -21,7 +21,8 @@ from platformdirs import user_cache_dir
 from celosia.compiler.cpu.codegen import render
 from celosia.compiler.cpu.kernel import Kernel
 from celosia.compiler.cpu.target import Target, target
-from celosia.compiler.expr.loops import Function
+from celosia.compiler.expr.bounds import statements
+from celosia.compiler.expr.loops import Alloc, Function
 from celosia.compiler.expr.printer import ELIDED
 
 
@@ -62,8 +63,8 @@ def _other() -> Target | None:
     return target() if target().machine else None
 
 
-def optimise(text: str, level: int = 3) -> tuple[str, bytes]:
-    """(optimised LLVM IR, object file) of one module, for the target."""
+def optimise(text: str, level: int = 3, unroll: bool = True) -> tuple[str, bytes]:
+    """(optimised LLVM IR, object file) of one module, for the target. unroll: whether LLVM may write out loops."""
     machine = _machine(_other())
     module = llvm.parse_assembly(text)
     module.triple = machine.triple
@@ -72,7 +73,7 @@ def optimise(text: str, level: int = 3) -> tuple[str, bytes]:
     options = llvm.create_pipeline_tuning_options(speed_level=level)
     options.loop_vectorization = True
     options.slp_vectorization = True
-    options.loop_unrolling = True
+    options.loop_unrolling = unroll
     llvm.create_pass_builder(machine, options).getModulePassManager().run(
         module, llvm.create_pass_builder(machine, options)
     )
@@ -84,9 +85,15 @@ def cache_dir() -> Path:
     return Path(os.environ.get("CELOSIA_CACHE") or user_cache_dir("celosia")) / "kernels"
 
 
-def _cached_object(text: str) -> bytes:
+def _fills_registers(function: Function) -> bool:
+    """Whether tiles take so many registers that loops around them, written out, would have to spill them."""
+    tiles = [s.tensor.nbytes for s in statements(function.body) if isinstance(s, Alloc) and s.scope == "local"]
+    return max(tiles, default=0) * 4 >= target().registers * target().vector_bytes
+
+
+def _cached_object(text: str, unroll: bool) -> bytes:
     """The object file for LLVM IR, from disk where it is there undamaged."""
-    key = hashlib.sha256(f"{llvmlite.__version__}\n{_other() or host()}\n{text}".encode()).hexdigest()
+    key = hashlib.sha256(f"{llvmlite.__version__}\n{_other() or host()}\n{unroll}\n{text}".encode()).hexdigest()
     path = cache_dir() / f"{key}.o"
     try:
         data = path.read_bytes()
@@ -94,7 +101,7 @@ def _cached_object(text: str) -> bytes:
             return data[32:]
     except OSError:
         pass
-    code = optimise(text)[1]
+    code = optimise(text, unroll=unroll)[1]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
@@ -149,7 +156,7 @@ def _compile(function: Function, features: frozenset[str] | None) -> Kernel:
         tuple((t.dtype, t.shape) for t in function.inputs),
         tuple((t.dtype, t.shape) for t in function.outputs),
         rendered.workspace_bytes,
-        _cached_object(text),
+        _cached_object(text, not _fills_registers(function)),
         other.machine if other is not None else host(),
         function.in_place,
         rendered.shared_bytes,

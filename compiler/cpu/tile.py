@@ -19,6 +19,10 @@ from celosia.compiler.expr.nodes import Expr, Var, substitute, walk
 
 UNROLLED = 64
 """Reads that the steps of a reduction may have if they are written out."""
+STREAMS = 8
+"""Columns of a tile that has but one row: each is a stream of memory of its own."""
+L1_BYTES, L2_BYTES = 24 << 10, 512 << 10
+"""What may stay in the caches while other data pass."""
 
 
 def step(read: Load, axis: Axis) -> int | None:
@@ -107,7 +111,7 @@ def _size(rows: int, columns: int, shared: bool) -> tuple[float, tuple[int, int]
     registers = target().registers - 1
     best = float("inf"), 0, (1, 1)
     for height in range(1, min(rows, registers) + 1):
-        for width in range(1, min(columns, registers) + 1):
+        for width in range(1, min(columns, registers if rows > 1 else STREAMS) + 1):
             if height * width + (width if shared else 1) > registers:
                 break
             tiles = -(-rows // height) * -(-columns // width)
@@ -119,17 +123,22 @@ def _size(rows: int, columns: int, shared: bool) -> tuple[float, tuple[int, int]
 def _around(
     others: list[Axis], rows: Axis | None, columns: Axis | None, vectors: list[Load], scalars: list[Load]
 ) -> list[Axis]:
-    """The loops around a tile: those over rows outside or inside those over columns, by which brings less traffic.
+    """The loops around a tile: those over rows outside or inside those over columns, by which brings less traffic."""
+    along_rows = [axis for axis in others if _still(vectors, axis) and not _still(scalars, axis)]
+    along_columns = [axis for axis in others if _still(scalars, axis) and not _still(vectors, axis)]
+    first = [axis for axis in others if axis not in (*along_rows, *along_columns)]
+    along_rows += [axis for axis in (rows,) if axis is not None]
+    along_columns += [axis for axis in (columns,) if axis is not None]
+    high, wide = (prod(axis.extent for axis in axes) for axes in (along_rows, along_columns))
+    vector_bytes, scalar_bytes = (sum(read.tensor.nbytes for read in reads) for reads in (vectors, scalars))
+    rows_outside = _traffic(vector_bytes, high, vector_bytes) + _traffic(scalar_bytes, wide, scalar_bytes / high)
+    columns_outside = _traffic(scalar_bytes, wide, scalar_bytes) + _traffic(vector_bytes, high, vector_bytes / wide)
+    if rows_outside < columns_outside:
+        return [*first, *along_rows, *along_columns]
+    return [*first, *along_columns, *along_rows]
 
-    Vectors are read again for each tile of rows that is outside, numbers for each tile of columns.
-    """
-    if rows is None or columns is None:
-        return [*others, *(axis for axis in (rows, columns) if axis is not None)]
-    both = [axis for axis in others if not _still(scalars, axis)]
-    along = [axis for axis in others if axis not in both]
-    vector_bytes = sum(read.tensor.nbytes for read in vectors)
-    scalar_bytes = sum(read.tensor.nbytes for read in scalars)
-    again = prod(axis.extent for axis in along) * columns.extent
-    if vector_bytes * rows.extent + scalar_bytes <= scalar_bytes * again + vector_bytes:
-        return [*both, rows, *along, columns]
-    return [*both, *along, columns, rows]
+
+def _traffic(nbytes: int, times: int, between: float) -> float:
+    """What it costs to read `nbytes` several times where each is read again after `between` bytes of the same."""
+    again = 0 if between <= L1_BYTES else 1 if between <= L2_BYTES else 3
+    return nbytes * (1 + (times - 1) * again)

@@ -157,32 +157,58 @@ def fuse_epilogues(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _with_sources(tensor: Tensor, new: dict[Tensor, Tensor], joins: Callable[[Tensor, Tensor], bool]) -> Tensor:
-    """`tensor` over `new` tensors, with the definitions of those that it joins in place of what it reads of them."""
+    """`tensor` over `new` tensors, with the definitions of those that it joins in place of what it reads of them.
+
+    Its axes become those of the first that it joins, which may count the same elements in smaller steps.
+    """
     assert tensor.body is not None
+    sources = dict.fromkeys(load.tensor for load in loads(tensor.body)) if is_injective(tensor) else {}
+    joined = [source for source in sources if joins(source, tensor)]
+    axes = joined[0].axes if joined else tensor.axes
+    joined = [source for source in joined if _extents(source.axes) == _extents(axes)]
     bodies: dict[Tensor, Expr] = {}
-    if is_injective(tensor):
-        for source in dict.fromkeys(load.tensor for load in loads(tensor.body)):
-            body = new[source].body
-            if body is not None and joins(source, tensor):
-                bodies[source] = substitute(body, _matched(source, tensor))
+    for source in joined:
+        body = new[source].body
+        assert body is not None
+        bodies[source] = substitute(body, _matched(source.axes, axes))
 
     def change(node: Expr) -> Expr | None:
         if not isinstance(node, Load):
             return None
         return bodies[node.tensor] if node.tensor in bodies else Load(new[node.tensor], node.index)
 
-    return replace(tensor, body=rewrite(tensor.body, change))
+    body = rewrite(tensor.body, change)
+    return replace(tensor, axes=axes, body=substitute(body, _refined(tensor.axes, axes) or {}))
 
 
-def _matched(source: Tensor, reader: Tensor) -> dict[Var, Expr]:
-    """The axes of `source` as those of `reader`, of the same extents but for ones."""
-    rest = [axis for axis in reader.axes if axis.extent != 1]
-    return {axis: Const(0, INDEX) if axis.extent == 1 else rest.pop(0) for axis in source.axes}
+def _extents(axes: Sequence[Axis]) -> list[int]:
+    return [axis.extent for axis in axes if axis.extent != 1]
+
+
+def _matched(source: Sequence[Axis], axes: Sequence[Axis]) -> dict[Var, Expr]:
+    """Each axis of `source` as that of `axes`, of the same extents but for ones."""
+    rest = [axis for axis in axes if axis.extent != 1]
+    return {axis: Const(0, INDEX) if axis.extent == 1 else rest.pop(0) for axis in source}
+
+
+def _refined(coarse: Sequence[Axis], fine: Sequence[Axis]) -> dict[Var, Expr] | None:
+    """Each of the `coarse` axes in terms of the `fine` ones, each a part of one of them; None where it is not so."""
+    rest = [axis for axis in fine if axis.extent != 1]
+    values: dict[Var, Expr] = {}
+    for axis in coarse:
+        total: Expr = Const(0, INDEX)
+        extent = 1
+        while extent < axis.extent and rest:
+            part = rest.pop(0)
+            total, extent = total * part.extent + part, extent * part.extent
+        if extent != axis.extent:
+            return None
+        values[axis] = total
+    return None if rest else values
 
 
 def _same_elements(source: Tensor, reader: Tensor) -> bool:
-    extents = [[axis.extent for axis in tensor.axes if axis.extent != 1] for tensor in (source, reader)]
-    return source.shape == reader.shape and extents[0] == extents[1]
+    return source.shape == reader.shape and _refined(reader.axes, source.axes) is not None
 
 
 def _at_own_element(load: Load, reader: Tensor) -> bool:

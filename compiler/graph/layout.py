@@ -90,17 +90,27 @@ class _Layout:
             return None
         group, channels = attribute(node, "group", 1), _dims(x)[1]
         by_channel = group == channels == out[1]
+        if x not in self.blocked and (by_channel or prod(w.shape[2:]) == 1) and not self._leads_to_conv(node):
+            return None  # as fast as it is, without conversions
         if by_channel:
             x, c = self._blocks_of(x, node), 1
             if x is None:
                 return None
         else:
+            if group == 1 and channels // self.lanes:  # fewer channels are read faster as they are
+                x = self._blocks_of(x, node) or x
             x = self.blocked.get(x, x)
             c = _dims(x)[-1] if len(_dims(x)) > w.ndim else 1
             if channels // group % c or out[1] // group % m:
                 return None
         weights = new_constant(self.graph, f"{_name(node.inputs[1])}.blocked", _arranged(w, c, m))
         return self._emit(node, "BlockedConv", [x, weights, *node.inputs[2:]], _blocked_dims(out, m))
+
+    def _leads_to_conv(self, node: ir.Node) -> bool:
+        """Whether operators that keep blocks lead from `node` to another convolution."""
+        users = [use.node for use in node.outputs[0].uses()]
+        through = (*ELEMENTWISE, *POOLS, "BatchNormalization", "Concat")
+        return any(u.op_type == "Conv" or (u.op_type in through and self._leads_to_conv(u)) for u in users)
 
     def _pool(self, node: ir.Node) -> ir.Value | None:
         x = self.blocked.get(_first(node))

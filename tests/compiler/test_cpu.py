@@ -424,7 +424,7 @@ def test_the_cache_is_used_and_damaged_entries_are_made_again(tmp_path: Path, mo
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path))
     compiles = []
     original = llvm.optimise
-    monkeypatch.setattr(llvm, "optimise", lambda text: compiles.append(text) or original(text))
+    monkeypatch.setattr(llvm, "optimise", lambda text, **_: compiles.append(text) or original(text))
     x = f(6)
 
     def once() -> None:

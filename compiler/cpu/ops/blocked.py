@@ -15,7 +15,7 @@ from math import prod
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.nn import Window, lowest
-from celosia.compiler.cpu.ops.registry import Node, op, reshaped
+from celosia.compiler.cpu.ops.registry import Node, op
 from celosia.compiler.cpu.ops.shape import padded
 from celosia.compiler.expr import Axis, Expr, Tensor, select, wrap
 
@@ -35,7 +35,8 @@ def unblock(node: Node) -> Tensor:
     """[N, C/c, ..., c] to [N, C, ...]."""
     x = node.input(0)
     n, blocks, *size, c = x.shape
-    return T.compute((n, blocks * c, *size), lambda ni, m, *at: x[(ni, m // c, *at, m % c)], "unblock")
+    y = T.compute((n, blocks, c, *size), lambda ni, b, lane, *at: x[(ni, b, *at, lane)], "unblock")
+    return replace(y, shape=(n, blocks * c, *size))
 
 
 @op("BlockedConv")
@@ -45,12 +46,11 @@ def blocked_conv(node: Node) -> Tensor:
     With several groups each has whole blocks, or each has one input and one output channel.
     """
     x, w = node.input(0), node.input(1)
-    if len(x.shape) == len(w.shape) - 2:
-        x = reshaped(x, (*x.shape, 1))
     bias = node.input(2) if node.has(2) else None
     group = int(node.attrs.get("group", 1))
-    n, blocks, *size, c = x.shape
     outs, ins, *kernel, wc, m = w.shape
+    plain = len(x.shape) == len(kernel) + 2
+    n, blocks, *size, c = (*x.shape, 1) if plain else x.shape
     window = Window.of(node, tuple(size), tuple(kernel))
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(kernel))
     by_channel = group == outs * m and c == m and ins == wc == 1
@@ -70,12 +70,14 @@ def blocked_conv(node: Node) -> Tensor:
 
         return T.compute((n, outs, *window.out, m), one, "conv")
     before, after = window.margins()
-    p = padded(x, (0, 0, *before, 0), (0, 0, *after, 0), wrap(0, x.dtype))
+    lanes = () if plain else (0,)
+    p = padded(x, (0, 0, *before, *lanes), (0, 0, *after, *lanes), wrap(0, x.dtype))
     kb, kc = T.reduce_axis(ins, "cb"), T.reduce_axis(c, "c")
 
     def body(ni: Expr, g: Expr, mb: Expr, *at: Expr) -> Expr:
         b, lane = g * (outs // group) + mb, at[-1]
-        product = p[(ni, g * ins + kb, *window.at(at[:-1], ks), kc)] * w[(b, kb, *ks, kc, lane)]
+        pixel = (ni, g * ins + kb, *window.at(at[:-1], ks))
+        product = p[pixel if plain else (*pixel, kc)] * w[(b, kb, *ks, kc, lane)]
         return finish(T.sum(product, (kb, *ks, kc)), b * m + lane)
 
     y = T.compute((n, group, outs // group, *window.out, m), body, "conv")

@@ -10,7 +10,9 @@ from typing import Any
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import Node, Shape, at, op
 from celosia.compiler.cpu.ops.shape import padded
+from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import INDEX, Axis, Expr, Tensor, call, is_float, select, wrap
+from celosia.compiler.expr.nodes import itemsize
 
 Change = Callable[[Expr], Expr] | None
 ChangeAt = Callable[[Expr, tuple[Expr, ...]], Expr] | None  # an element and its index
@@ -521,6 +523,18 @@ def product(
     except ValueError:
         raise ValueError(f"{list(a.shape)} and {list(b.shape)} do not multiply") from None
 
+    width = next((w for w in (target().lanes(b.dtype), target().lanes(b.dtype) // 2) if w > 1 and n % w == 0), 0)
+    if not dot and width and m >= PACKED_ROWS and inner * n * itemsize(b.dtype) > PACKED_BYTES:
+        packed = _panels(b, width)
+
+        def by_panel(*i: Expr) -> Expr:
+            *lead, row, panel, lane = i
+            index = (*lead, row, panel * width + lane)
+            right = packed[(*at_lead(b, lead), panel, k, lane)]
+            return finish(T.sum(a[(*at_lead(a, lead), row, k)] * right, k), index)
+
+        return replace(T.compute((*batch, m, n // width, width), by_panel, "matmul"), shape=(*batch, m, n))
+
     def body(*i: Expr) -> Expr:
         lead_a = at_lead(a, i[:-2])
         lead_b = at_lead(b, i[:-2])
@@ -528,6 +542,19 @@ def product(
         return finish(T.sum(a[(*lead_a, i[-2], k)] * right, k), i)
 
     return T.compute((*batch, m, n), body, "matmul")
+
+
+PACKED_ROWS = 16
+"""Rows of a product from which on a copy of the other matrix pays."""
+PACKED_BYTES = 1 << 15
+"""Larger matrices have their rows so far apart that caches and address translation suffer."""
+
+
+def _panels(b: Tensor, width: int) -> Tensor:
+    """b [..., K, N] as [..., N / width, K, width], so that a tile reads it from end to end."""
+    shape = (*b.shape[:-2], b.shape[-1] // width, b.shape[-2], width)
+    packed = T.compute(shape, lambda *i: b[(*i[:-3], i[-2], i[-3] * width + i[-1])], "panels")
+    return replace(packed, stored=True)
 
 
 def at_lead(t: Tensor, index: Sequence[Expr]) -> tuple[Expr, ...]:
