@@ -87,7 +87,7 @@ def _shape(
             if row is not None and row is column:
                 continue
             extents = _extent(row), _extent(column)
-            work, size = _size(*extents, shared)
+            work, size = _size(*extents, shared, target().registers - 1)
             if (relative := work / prod(extents)) < best[0]:
                 best = relative, row, column, size
     return best[1:]
@@ -103,12 +103,11 @@ def _still(reads: list[Load], axis: Axis) -> bool:
 
 
 @functools.cache
-def _size(rows: int, columns: int, shared: bool) -> tuple[float, tuple[int, int]]:
+def _size(rows: int, columns: int, shared: bool, registers: int) -> tuple[float, tuple[int, int]]:
     """(work, rows and columns of a tile) with the least work for all rows and columns, edges computed twice included.
 
     shared: rows share the vectors of columns, which are then held in registers beside the accumulators.
     """
-    registers = target().registers - 1
     best = float("inf"), 0, (1, 1)
     for height in range(1, min(rows, registers) + 1):
         for width in range(1, min(columns, registers if rows > 1 else STREAMS) + 1):
