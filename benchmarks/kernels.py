@@ -145,15 +145,16 @@ def _top(w: _Writer) -> str:
     return w.node("TopK", w.input(w.floats(64, 1000)), w.constant([5], np.int64), more=("places",))
 
 
-def _quantised_conv(channels: int, size: int, out: int, kernel: int) -> Any:
+def _quantised_conv(channels: int, size: int, out: int, kernel: int, group: int = 1, dtype: type = np.int8) -> Any:
     def write(w: _Writer) -> str:
-        x, weights = w.bytes(1, channels, size, size), w.bytes(out, channels, kernel, kernel)
+        x = w.bytes(1, channels, size, size, dtype=dtype)
+        weights = w.bytes(out, channels // group, kernel, kernel)
         scales = w.rng.uniform(0.005, 0.01, out)
         bias = w.rng.integers(-5000, 5000, out)
         return w.node(
-            "QLinearConv", w.input(x), w.constant(0.02, np.float32), w.constant(3, np.int8), w.constant(weights),
+            "QLinearConv", w.input(x), w.constant(0.02, np.float32), w.constant(3, dtype), w.constant(weights),
             w.constant(scales, np.float32), w.constant(np.zeros(out), np.int8), w.constant(0.7, np.float32),
-            w.constant(-5, np.int8), w.constant(bias, np.int32), pads=[kernel // 2] * 4,
+            w.constant(5, dtype), w.constant(bias, np.int32), pads=[kernel // 2] * 4, group=group,
         )  # fmt: skip
 
     return 0.0, write
@@ -230,6 +231,8 @@ KERNELS: dict[str, Any] = {
     "topk": (0.0, _top),
     "quantised_conv_1x1": _quantised_conv(64, 56, 64, 1),
     "quantised_conv_3x3": _quantised_conv(64, 28, 64, 3),
+    "quantised_conv_depthwise": _quantised_conv(144, 56, 144, 3, group=144),
+    "quantised_conv_uint8": _quantised_conv(64, 28, 64, 3, dtype=np.uint8),
     "quantised_matmul": (0.0, _quantised_matmul),
     "matmul_integer": (0.0, _matmul_integer),
     "quantize": _with("QuantizeLinear", IMAGE, np.float32(0.02), np.int8(3), tolerance=0.0),
