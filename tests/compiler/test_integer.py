@@ -81,6 +81,22 @@ def test_convolutions(case: tuple[NDArray[Any], NDArray[Any], dict[str, Any]], b
     np.testing.assert_array_equal(kernel(x, w, zx, zw)[0], convolved(less_zero(x, zx), less_zero(w, wide), **attrs))
 
 
+@pytest.mark.parametrize(
+    "x, w", [((0, 4, 3, 3), (4, 4, 3, 3)), ((1, 0, 5, 5), (4, 0, 3, 3)), ((2, 4, 5, 5), (0, 4, 1, 1))]
+)
+def test_convolutions_of_nothing(x: tuple[int, ...], w: tuple[int, ...]) -> None:
+    shape = (x[0], w[0], x[2] - w[2] + 1, x[3] - w[3] + 1)
+    (y,) = compile_op("ConvInteger", {}, [(x, "uint8"), (w, "int8")])(np.zeros(x, np.uint8), np.zeros(w, np.int8))
+    np.testing.assert_array_equal(y, np.zeros(shape, np.int32))
+
+
+@pytest.mark.parametrize("m, k, n", [(0, 4, 3), (2, 0, 3), (2, 4, 0)])
+def test_matrix_products_of_nothing(m: int, k: int, n: int) -> None:
+    a, b = np.zeros((m, k), np.int8), np.zeros((k, n), np.int8)
+    (y,) = compile_op("MatMulInteger", {}, [(a.shape, "int8"), (b.shape, "int8")])(a, b)
+    np.testing.assert_array_equal(y, np.zeros((m, n), np.int32))
+
+
 @pytest.mark.parametrize("n", [1, 3, 4, 7, 8, 16, 20, 32, 50])
 @pytest.mark.parametrize("features", ["avx512vnni avx512vl", "avx512vnni", "avx512bw avx2", "avx2", ""])
 def test_every_lowering_of_dot4_is_exact(features: str, n: int) -> None:

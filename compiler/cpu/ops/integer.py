@@ -240,7 +240,7 @@ def _one_window(
         return finish(acc if bias is None else acc + bias[i[-1]], i[-1])
 
     n, m = x.shape[0], w.shape[0]
-    images, weights = reshaped(x, (n, x.size // n)), reshaped(w, (m, w.size // m))
+    images, weights = reshaped(x, (n, prod(x.shape[1:]))), reshaped(w, (m, prod(w.shape[1:])))
     y = matrix_product(node, images, weights, zx, zw, last, turn_b=True)
     return replace(y, shape=(n, m, *(1 for _ in x.shape[2:])))
 
