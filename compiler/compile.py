@@ -26,8 +26,12 @@ from celosia.compiler.cpu.parse import parse
 from celosia.compiler.cpu.target import compiling_for, find_target
 from celosia.compiler.dtypes import numpy_dtype
 from celosia.compiler.expr import placeholder
+from celosia.compiler.graph.batchnorm import fold_batchnorm
 from celosia.compiler.graph.cost import total_macs
+from celosia.compiler.graph.cse import merge_equal
+from celosia.compiler.graph.dead import remove_dead
 from celosia.compiler.graph.fold import fold
+from celosia.compiler.graph.identities import simplify
 from celosia.compiler.graph.importer import ModelError, load
 from celosia.compiler.graph.layout import layout
 from celosia.compiler.graph.quantized import Integerise
@@ -60,8 +64,13 @@ PASSES = Pipeline(
     Pass("fold", "open shapes are inferred, operators on constants computed", fold),
     Pass("integer", "QDQ patterns become integer operators", lambda model: Integerise(model).run()),
     Pass("tables", "functions of one 8-bit tensor become tables", compose_tables),
-    Pass("layout", "float convolutions, and what is between them, work on blocks of channels", layout),
     Pass("fold-quantised", "constants that QDQ patterns did not take are computed", partial(fold, keep=frozenset())),
+    Pass("identities", "operators that change nothing go, two that make one become one", simplify),
+    Pass("batch-norm", "scales and offsets of channels move into weights", fold_batchnorm),
+    Pass("common", "operators that compute the same are computed once", merge_equal),
+    Pass("layout", "float convolutions, and what is between them, work on blocks of channels", layout),
+    Pass("fold-again", "what has become constant is computed", partial(fold, keep=frozenset())),
+    Pass("dead", "what nothing reads is removed", remove_dead),
 )
 """What happens to the graph before operators are placed, in order."""
 

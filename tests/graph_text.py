@@ -15,9 +15,11 @@ from celosia.compiler.graph.printer import text
 
 
 def proto(source: str, opset: int = 21) -> onnx.ModelProto:
-    """The model of a graph in ONNX's text form, which begins with `g (float[2] x) => ...`."""
+    """The model of a graph in ONNX's text form, which begins with `g (float[2] x) => ...`; outputs may lack types."""
     header = f'<ir_version: 10, opset_import: ["": {opset}, "com.microsoft": 1]>'
     model: onnx.ModelProto = onnx.parser.parse_model(f"{header} {source}")
+    if any(not value.HasField("type") for value in model.graph.output):
+        model = onnx.shape_inference.infer_shapes(model)
     return model
 
 

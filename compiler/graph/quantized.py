@@ -20,6 +20,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler import numerics
+from celosia.compiler.graph.dead import drop_unused
 from celosia.compiler.graph.values import attribute, attributes, constant, is_op, new_constant, only_use, shape
 
 MOVING_OPS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Transpose")
@@ -411,16 +412,6 @@ def _scalar_arguments(node: ir.Node) -> dict[str, float] | None:
 
 def _same_meaning(x: Quantised, y: Quantised) -> bool:
     return bool(np.array_equal(x.scale.ravel(), y.scale.ravel()) and np.array_equal(x.zero.ravel(), y.zero.ravel()))
-
-
-def drop_unused(graph: ir.Graph) -> None:
-    for node in reversed(list(graph)):
-        if all(not list(out.uses()) and not out.is_graph_output() for out in node.outputs):
-            graph.remove(node, safe=True)
-    for name in list(graph.initializers):
-        value = graph.initializers[name]
-        if not list(value.uses()) and not value.is_graph_output():
-            del graph.initializers[name]
 
 
 _RULES: dict[str, Callable[[Integerise, ir.Node, Quantised], bool]] = {

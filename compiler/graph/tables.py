@@ -13,7 +13,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler import numerics
-from celosia.compiler.graph.quantized import drop_unused
+from celosia.compiler.graph.dead import drop_unused
 from celosia.compiler.graph.values import attributes, constant, is_op, new_constant
 
 BINARY = {"QLinearAdd": numerics.qlinear_add, "QLinearMul": numerics.qlinear_mul}

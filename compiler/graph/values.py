@@ -43,6 +43,29 @@ def only_use(value: ir.Value) -> ir.Node | None:
     return uses[0].node if producer is None or producer.graph is uses[0].node.graph else None
 
 
+def replace_by(node: ir.Node, value: ir.Value) -> bool:
+    """Put `value` in the place of the first output of `node`, and remove `node`; False where that cannot be.
+
+    A returned output must keep its name, which an input, a constant or what is returned already cannot take.
+    """
+    out = node.outputs[0]
+    if any(other.uses() or other.is_graph_output() for other in node.outputs[1:]) or node.graph is None:
+        return False
+    if out.is_graph_output():
+        producer = value.producer()
+        if producer is None or producer.graph is not node.graph or value.is_graph_output():
+            return False
+        name, out.name = out.name or value.name, None
+        ir.convenience.replace_all_uses_with(out, value, replace_graph_outputs=True)
+        value.name = name
+    else:
+        ir.convenience.replace_all_uses_with(out, value)
+    if value.shape is None:
+        value.shape = out.shape
+    node.graph.remove(node, safe=True)
+    return True
+
+
 def captured(node: ir.Node) -> list[ir.Value]:
     """Values outside of the subgraphs of `node` that they read."""
     graphs = [g for attr in node.attributes.values() for g in _graphs(attr)]
@@ -72,7 +95,7 @@ def is_op(node: ir.Node | None, *op_types: str) -> bool:
 
 def new_constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
     """A constant of `graph` with a name derived from `name`; an existing one of that name and content is reused."""
-    array = np.ascontiguousarray(array)
+    array = np.asarray(array, order="C")  # which, unlike ascontiguousarray, leaves scalars scalars
     unique, number = name, 0
     while unique in graph.initializers:
         known = constant(graph.initializers[unique])

@@ -1,0 +1,128 @@
+"""Scales and offsets of channels move into the weights of the operator before them.
+
+    h = Conv(x, w, b)
+    y = BatchNormalization(h, scale, offset, mean, var)     ->     y = Conv(x, w * a, (b - mean) * a + offset)
+
+where a = scale / sqrt(var + epsilon). The same for ConvTranspose and Gemm, and for Mul, Div, Add and Sub by a constant
+for each channel. Only in floats: an operator that reads or makes what is quantised rounds where the model says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from celosia.compiler.graph.values import attribute, constant, is_op, new_constant, only_use, replace_by, shape
+
+Array = NDArray[Any]
+Affine = tuple[Array, Array]
+"""(a, b) of y = a * x + b, one of each for each channel, as float64."""
+
+
+def fold_batchnorm(model: ir.Model) -> None:
+    """Fold until nothing is left to fold."""
+    for node in list(model.graph):
+        if is_op(node, "Conv", "ConvTranspose", "Gemm"):
+            while _fold(model.graph, node):
+                pass
+
+
+def _fold(graph: ir.Graph, node: ir.Node) -> bool:
+    """Take the operator that alone reads `node` into its weights, where that can be."""
+    x, weights, bias = (*node.inputs, None)[:3]
+    after, dims = only_use(node.outputs[0]), shape(node.outputs[0])
+    w = constant(weights)
+    if (
+        after is None
+        or after.graph is not graph
+        or w is None
+        or w.dtype not in (np.float32, np.float64)
+        or dims is None
+    ):
+        return False
+    if x is None or is_op(x.producer(), "DequantizeLinear") or _is_quantised(after) or len(dims) < 2:
+        return False
+    affine, old = _affine(after, node.outputs[0], dims), _bias(node, bias, dims[1])
+    if affine is None or old is None:
+        return False
+    a, b = affine
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled = (w * _along(node, a, w)).astype(w.dtype)
+        offset = (old * a + b).astype(w.dtype)
+    if not (np.all(np.isfinite(scaled)) and np.all(np.isfinite(offset))):
+        return False
+    name = node.name or node.outputs[0].name
+    node.replace_input_with(1, new_constant(graph, f"{name}_weights", scaled))
+    fixed = new_constant(graph, f"{name}_bias", offset)
+    node.resize_inputs(3)
+    node.replace_input_with(2, fixed)
+    if node.op_type == "Gemm":
+        node.attributes["beta"] = ir.AttrFloat32("beta", 1.0)
+    return replace_by(after, node.outputs[0])
+
+
+def _is_quantised(node: ir.Node) -> bool:
+    return any(is_op(use.node, "QuantizeLinear") for use in node.outputs[0].uses())
+
+
+def _affine(node: ir.Node, x: ir.Value, dims: tuple[int, ...]) -> Affine | None:
+    """What `node` does to each channel of `x`, where it does nothing else."""
+    channels = dims[1]
+    if is_op(node, "BatchNormalization"):
+        if any(out.uses() or out.is_graph_output() for out in node.outputs[1:]) or attribute(node, "training_mode", 0):
+            return None
+        values = [constant(value) for value in node.inputs[1:5]]
+        if node.inputs[0] is not x or any(v is None or v.shape != (channels,) for v in values):
+            return None
+        scale, offset, mean, var = (np.asarray(v, np.float64) for v in values)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            a = scale / np.sqrt(var + np.float64(attribute(node, "epsilon", 1e-5)))
+        return (a, offset - mean * a) if np.all(np.isfinite(a)) else None
+    if not is_op(node, "Mul", "Div", "Add", "Sub") or shape(node.outputs[0]) != dims:
+        return None
+    first = node.inputs[0] is x
+    c = _per_channel(node.inputs[1] if first else node.inputs[0], dims)
+    if c is None or (not first and node.op_type == "Div"):
+        return None
+    one, zero = np.ones(channels), np.zeros(channels)
+    with np.errstate(divide="ignore"):
+        found = {
+            "Mul": (c, zero), "Div": (1 / c, zero), "Add": (one, c), "Sub": (one, -c) if first else (-one, c)
+        }  # fmt: skip
+    return found[node.op_type]
+
+
+def _per_channel(value: ir.Value | None, dims: tuple[int, ...]) -> Array | None:
+    """A constant that has one element for each channel (dimension 1 of `dims`), or one for all."""
+    array = constant(value)
+    if array is None or array.dtype.kind != "f" or array.ndim > len(dims):
+        return None
+    full = (1,) * (len(dims) - array.ndim) + array.shape
+    if any(size != 1 for axis, size in enumerate(full) if axis != 1):
+        return None
+    return np.broadcast_to(array.reshape(-1), (dims[1],)).astype(np.float64)
+
+
+def _bias(node: ir.Node, bias: ir.Value | None, channels: int) -> Array | None:
+    """The bias of each channel; None where it is no constant, or not one for each channel."""
+    if bias is None:
+        return np.zeros(channels)
+    array = constant(bias)
+    if array is None or (array.size not in (1, channels)) or (array.ndim > 1 and array.shape[-1] != array.size):
+        return None
+    beta = float(attribute(node, "beta", 1.0)) if node.op_type == "Gemm" else 1.0
+    return np.broadcast_to(array.reshape(-1).astype(np.float64) * beta, (channels,))
+
+
+def _along(node: ir.Node, a: Array, w: Array) -> Array:
+    """`a`, one for each output channel, in a shape that multiplies the weights `w`."""
+    if node.op_type == "Gemm":
+        return a[:, None] if attribute(node, "transB", 0) else a[None, :]
+    rest = (1,) * (w.ndim - 2)
+    if node.op_type == "Conv":
+        return a.reshape(-1, 1, *rest)
+    groups = attribute(node, "group", 1)  # weights are [input channels, output channels of a group, ...]
+    return np.repeat(a.reshape(groups, -1), w.shape[0] // groups, axis=0).reshape(w.shape[0], -1, *rest)

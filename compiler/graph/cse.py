@@ -1,0 +1,54 @@
+"""Operators that compute the same are computed once.
+
+    a = Exp(x)
+    b = Exp(x)         ->     a = Exp(x)
+    y = Mul(a, b)             y = Mul(a, a)
+
+Two operators are the same where operator, attributes and inputs are; constants are the same where their elements are.
+Random operators, those with subgraphs, and those whose output is returned stay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import onnx_ir as ir
+
+from celosia.compiler.cpu.hostops import RANDOM
+from celosia.compiler.graph.values import constant
+
+SUBGRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+
+
+def merge_equal(model: ir.Model) -> None:
+    """Let the first of several equal operators stand for all."""
+    graph = model.graph
+    names: dict[ir.Value, Any] = {}
+    seen: dict[Any, ir.Node] = {}
+    for node in list(graph):
+        key = _key(node, names)
+        if key is None:
+            continue
+        first = seen.setdefault(key, node)
+        if first is not node and not any(out.is_graph_output() for out in node.outputs):
+            for old, new in zip(node.outputs, first.outputs):
+                ir.convenience.replace_all_uses_with(old, new)
+            graph.remove(node, safe=True)
+
+
+def _key(node: ir.Node, names: dict[ir.Value, Any]) -> Any:
+    """What tells the results of `node` from others; None where nothing does. names: keys of the inputs seen so far."""
+    if node.op_type in RANDOM or any(attr.type in SUBGRAPHS for attr in node.attributes.values()):
+        return None
+    attrs = b"".join(ir.to_proto(node.attributes[name]).SerializeToString() for name in sorted(node.attributes))
+    inputs = tuple(names.setdefault(value, _name(value)) if value is not None else None for value in node.inputs)
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    return domain, node.op_type, attrs, inputs, tuple(bool(out.name) for out in node.outputs)
+
+
+def _name(value: ir.Value) -> Any:
+    array = constant(value)
+    if array is None or array.dtype.kind == "O":
+        return id(value)
+    return array.dtype.name, array.shape, hashlib.sha256(array.tobytes()).digest()
