@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from celosia.compiler import cpu
 from celosia.compiler.cpu.arena import plan_arena
 from celosia.compiler.cpu.dynamic import SHAPE_INPUTS
-from celosia.compiler.cpu.group import group
+from celosia.compiler.cpu.group import group, saved_traffic
 from celosia.compiler.cpu.host import DOMAINS, HostError, HostOp, bodies, check_size, needs_compiler
 from celosia.compiler.cpu.hostops import HOST
 from celosia.compiler.cpu.llvm import link_library
@@ -377,7 +377,9 @@ class _Assembler:
                 self._keep(values[name])
         self.kernels.append(kernel)
         self.owned.update(outputs)
-        return CpuStep(infos, names, outputs, len(self.kernels) - 1)
+        sizes = {out.name or "": _bytes(out) for node in nodes for out in node.outputs}
+        views = {node.outputs[0].name or "" for node in nodes if node in self.views}
+        return CpuStep(infos, names, outputs, len(self.kernels) - 1, saved_traffic(members, sizes, views))
 
     def _is_dead(self, value: ir.Value) -> bool:
         """Whether `value` lies in the arena and none of the steps to come needs what is in its memory."""
@@ -456,6 +458,10 @@ def _is_plain(value: ir.Value) -> bool:
 def _dtype_name(value: ir.Value) -> str:
     """numpy's name of the element type; "object" for strings."""
     return "float32" if value.dtype in (None, ir.DataType.UNDEFINED) else value.dtype.numpy().name
+
+
+def _bytes(value: ir.Value) -> int:
+    return prod(shape(value) or ()) * np.dtype(_dtype_name(value)).itemsize
 
 
 def _is_view(node: ir.Node) -> bool:

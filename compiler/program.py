@@ -120,6 +120,8 @@ class CpuStep:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     kernel: int | None = None
+    saved_bytes: int = 0
+    """What the kernel does not write and read again, as kernels of one operator each would."""
 
 
 @dataclass(frozen=True)

@@ -264,7 +264,7 @@ def inspect(
         bool, typer.Option("--disassemble", "-d", help="Only the text of every instruction.")
     ] = False,
     layer: Annotated[str | None, typer.Option(metavar="NAME", help="Disassemble this layer alone.")] = None,
-    passes: Annotated[bool, typer.Option("--passes", help="Only the graph after each pass that changed it.")] = False,
+    passes: Annotated[bool, typer.Option("--passes", help="Only the graph after each pass, and kernels.")] = False,
     one_pass: Annotated[
         str | None, typer.Option("--pass", metavar="NAME", help="Only the graph after this pass, or `import`.")
     ] = None,
@@ -304,6 +304,8 @@ def inspect(
             out.print(table(program))
     if passes and one_pass is None:
         out.print(show.passes(program))
+        out.print()
+        out.print(show.kernels(program))
     if passes:
         for line in show.graphs(program, graphs, one_pass):
             typer.echo(line)

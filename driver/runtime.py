@@ -300,6 +300,7 @@ class Runtime:
                 {"name": node.name, "op": node.op, "reason": node.reason}
                 for step in program.steps if not isinstance(step, LaunchStep) for node in step.nodes
             ],
+            "saved_traffic": sum(step.saved_bytes for step in program.steps if isinstance(step, CpuStep)),
             "arena": {"bytes": program.arena.size, "lower_bound": program.arena.lower_bound},
             "layers": layers,
             "units": units,

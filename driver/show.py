@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from celosia.compiler.program import Program, ProgramError
+from celosia.compiler.program import CpuStep, Program, ProgramError
 from celosia.compiler.vthread.disassemble import listing
 from celosia.compiler.vthread.verify import verify
 from celosia.hw.isa import Opcode, instruction_bytes, opcode_of
@@ -149,7 +149,11 @@ def overview(program: Program) -> RenderableType:
         ("operators", ", ".join(f"{places[place]} {how}" for place, how in _PLACES.items())),
         ("MACs", f"{program.macs_total:,}, {percent(share)} on the accelerator"),
         ("launches", f"{len(program.launches)}, {count:,} instructions of {instruction_bytes(cfg)} bytes"),
-        ("CPU", f"{len(program.kernels)} kernels, arena of {megabytes(program.arena.size)}"),
+        (
+            "CPU",
+            f"{len(program.kernels)} kernels, arena of {megabytes(program.arena.size)}, fusion saves "
+            f"{megabytes(sum(step.saved_bytes for step in _kernel_steps(program)))} of reads and writes",
+        ),
     ]
     for name, value in rows:
         table.add_row(Text(name, style="bold"), Text(value))
@@ -243,6 +247,19 @@ def passes(program: Program) -> RenderableType:
     for each in program.passes:
         _row(table, each.name, each.before, each.after, each.doc)
     return table
+
+
+def kernels(program: Program) -> RenderableType:
+    """The operators that share each kernel of the CPU, and the reads and writes that they save by it."""
+    table = _table("Kernels", ">kernel", "operators", ">saved traffic")
+    for step in _kernel_steps(program):
+        _row(table, str(step.kernel), " ".join(node.op for node in step.nodes), megabytes(step.saved_bytes))
+    _row(table, "all", "", megabytes(sum(step.saved_bytes for step in _kernel_steps(program))))
+    return table
+
+
+def _kernel_steps(program: Program) -> list[CpuStep]:
+    return [step for step in program.steps if isinstance(step, CpuStep) and step.kernel is not None]
 
 
 def graphs(program: Program, texts: dict[str, str], only: str | None = None) -> Iterator[str]:

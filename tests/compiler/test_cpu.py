@@ -22,9 +22,10 @@ from celosia.compiler.cpu import (
     llvm,
     run,
 )
-from celosia.compiler.cpu.group import group
+from celosia.compiler.cpu.group import KINDS, group, saved_traffic
 from celosia.compiler.cpu.kernel import _address
 from celosia.compiler.cpu.llvm import compile_function
+from celosia.compiler.cpu.ops import OPS
 from celosia.compiler.cpu.schedule import schedule
 
 RNG = np.random.default_rng(0)
@@ -445,6 +446,34 @@ def test_the_cache_is_used_and_damaged_entries_are_made_again(tmp_path: Path, mo
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path / "file"))
     (tmp_path / "file").write_text("not a folder")
     once()
+
+
+def test_every_operator_has_a_class_for_fusion() -> None:
+    listed = [op for ops in KINDS.values() for op in ops]
+    assert sorted(listed) == sorted(set(listed)) and set(listed) == set(OPS)
+
+
+def test_what_fuses() -> None:
+    def fused(*ops: str) -> list[list[str]]:
+        nodes = [CpuNode(op, (f"t{i}",), (f"t{i + 1}",)) for i, op in enumerate(ops)]
+        return [[n.op for n in members] for members in group(nodes, [f"t{len(ops)}"])]
+
+    assert fused("Relu", "Neg", "ReduceSum", "Exp") == [["Relu", "Neg", "ReduceSum", "Exp"]]
+    assert fused("Conv", "Relu", "Conv") == [["Conv", "Relu"], ["Conv"]]
+    assert fused("ReduceSum", "Softmax") == [["ReduceSum"], ["Softmax"]]
+    assert fused("Relu", "OneHot", "Relu") == [["Relu"], ["OneHot"], ["Relu"]]
+    assert fused("Relu", "Unknown") == [["Relu"], ["Unknown"]]
+
+
+def test_saved_traffic() -> None:
+    """h is written and read twice less, its view v is free, and y is written anyway."""
+    members = [
+        CpuNode("Conv", ("x", "w"), ("h",)), CpuNode("Reshape", ("h", "s"), ("v",)), CpuNode("Relu", ("v",), ("r",)),
+        CpuNode("Add", ("r", "v"), ("y",)),
+    ]  # fmt: skip
+    sizes = {"h": 100, "v": 100, "r": 100, "y": 100}
+    assert saved_traffic(members, sizes, {"v"}) == 100 + 2 * 100 + 2 * 100
+    assert saved_traffic(members[:1], sizes, set()) == 0
 
 
 def test_groups_are_chains_with_one_heavy_operator() -> None:

@@ -20,7 +20,7 @@ from celosia.sim.fsim import FunctionalDevice
 
 REPORT = {
     "model", "device", "cycles", "memory_model", "config", "macs_total", "macs_accelerator", "utilization", "launches",
-    "cpu_nodes", "arena", "layers", "units", "seconds",
+    "cpu_nodes", "arena", "saved_traffic", "layers", "units", "seconds",
 }  # fmt: skip
 LAYER = {"name", "op", "macs", "cycles", "utilization", "bytes_loaded", "bytes_stored", "note"}
 
