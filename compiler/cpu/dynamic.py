@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -47,10 +46,6 @@ def by_kernel(op: HostOp, args: list[Value]) -> list[Value]:
     odd = [arg for arg in args if arg is not None and arg.dtype.name not in TYPES]
     if odd and op.op in MOVES:
         return _move(op, args)
-    if odd and all(arg.dtype == ml_dtypes.bfloat16 for arg in odd) and not op.op.startswith(("Cast", "Quant", "Dequ")):
-        wide = [None if a is None else a.astype(np.float32) if a.dtype == ml_dtypes.bfloat16 else a for a in args]
-        results = by_kernel(op, wide)
-        return [r.astype(ml_dtypes.bfloat16) if r.dtype == np.float32 else r for r in results]
     return kernel(op, args)(*(arg for arg in args if arg is not None))
 
 

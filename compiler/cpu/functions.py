@@ -9,12 +9,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
+
+from celosia.compiler.dtypes import numpy_dtype
 
 V = Any
 I32 = ir.IntType(32)
 TYPES: dict[str, Any] = {
     "float16": ir.HalfType(), "float32": ir.FloatType(), "float64": ir.DoubleType(), "bool": ir.IntType(1),
+    "bfloat16": ir.IntType(16),  # only stored, loaded and converted; see ops.build
     **{f"{sign}int{bits}": ir.IntType(bits) for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }  # fmt: skip
 SUFFIX = {"half": "f16", "float": "f32", "double": "f64"}
@@ -32,6 +36,8 @@ def is_vector(value: V) -> bool:
 
 def constant(dtype: str, value: float) -> V:
     type_ = llvm_type(dtype)
+    if dtype == "bfloat16":
+        value = int(np.array(value, numpy_dtype(dtype)).view(np.uint16))
     if isinstance(type_, ir.IntType):
         bits = type_.width
         number = int(value) & ((1 << bits) - 1)
@@ -146,6 +152,12 @@ def convert(b: Any, value: V, source: str, target: str) -> V:
     """Cast of expr.nodes.Cast: to integers towards zero, saturating, NaN to 0; from integers to nearest."""
     if source == target:
         return value
+    if source == "bfloat16":
+        bits = b.shl(b.zext(value, widened(value, I32)), like(value, "int32", 16))
+        return convert(b, b.bitcast(bits, widened(value, ir.FloatType())), "float32", target)
+    if target == "bfloat16":
+        single = _round_to_odd(b, value) if source == "float64" else convert(b, value, source, "float32")
+        return _to_bfloat16(b, single)
     to = widened(value, llvm_type(target))
     from_float, to_float = source.startswith("float"), target.startswith("float")
     signed_from = source.startswith("int")
@@ -166,6 +178,17 @@ def convert(b: Any, value: V, source: str, target: str) -> V:
     if bits_to == bits_from:
         return value
     return b.sext(value, to) if signed_from else b.zext(value, to)
+
+
+def _to_bfloat16(b: Any, value: V) -> V:
+    """The upper half of a float32, rounded to nearest, ties to even; NaN stays NaN."""
+    bits = b.bitcast(value, widened(value, I32))
+    upper = b.lshr(bits, like(bits, "int32", 16))
+    odd = b.and_(upper, like(bits, "int32", 1))
+    rounded = b.lshr(b.add(b.add(bits, like(bits, "int32", 0x7FFF)), odd), like(bits, "int32", 16))
+    quiet = b.or_(upper, like(bits, "int32", 0x40))
+    chosen = b.select(b.fcmp_unordered("uno", value, value), quiet, rounded)
+    return b.trunc(chosen, widened(value, ir.IntType(16)))
 
 
 def _saturated(b: Any, value: V, source: str, target: str) -> V:

@@ -29,9 +29,9 @@ def build(
     """
     if op not in OPS:
         raise Unsupported(f"{op}{f' {name!r}' if name else ''}: there is no such operator on the CPU")
-    half = op in COMPUTE_WIDE and any(t is not None and t.dtype == "float16" for t in inputs)
-    if half:
-        inputs = [None if t is None else _cast(t, "float16", "float32") for t in inputs]
+    narrow = _computed_wide(op, inputs)
+    if narrow:
+        inputs = [None if t is None else _cast(t, narrow, "float32") for t in inputs]
     node = Node(op, attrs, tuple(inputs), tuple(values) if values else (None,) * len(inputs), outputs, opset, name)
     for number, tensor in enumerate(inputs):
         if tensor is not None and tensor.dtype not in TYPES:
@@ -47,7 +47,15 @@ def build(
         raise node.fail(f"output {len(built)}")
     if why := _outside(built):
         raise node.fail(f"{why} (inputs {', '.join(str(list(t.shape)) for t in inputs if t is not None)})")
-    return tuple(_cast(t, "float32", "float16") for t in built) if half else built
+    return tuple(_cast(t, "float32", narrow) for t in built) if narrow else built
+
+
+def _computed_wide(op: str, inputs: Sequence[Tensor | None]) -> str:
+    """The type of those inputs that `op` takes as float32; "" where there are none."""
+    types = {t.dtype for t in inputs if t is not None}
+    if "bfloat16" in types and op not in ("Cast", "CastLike"):
+        return "bfloat16"
+    return "float16" if "float16" in types and op in COMPUTE_WIDE else ""
 
 
 def _outside(tensors: Iterable[Tensor]) -> str:

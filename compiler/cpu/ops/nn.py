@@ -113,6 +113,54 @@ def arg(node: Node) -> Tensor:
     return reduced(x, [axis], keep, T.max if last else T.min, node.op.lower(), place)
 
 
+MOST_CHOSEN = 16
+"""Largest k of a TopK that is computed as so many maxima; a longer one is sorted by the host."""
+
+
+@op("TopK")
+def top_k(node: Node) -> list[Tensor]:
+    """k maxima of numbers that are all different: the value in the upper half, how early it comes in the lower."""
+    x = node.input(0)
+    axis, n = node.axis(-1, len(x.shape)), x.shape[node.axis(-1, len(x.shape))]
+    k = int(node.attrs["k"]) if "k" in node.attrs else int(node.constant(1, "k").reshape(-1)[0])
+    if not 0 < k <= min(n, MOST_CHOSEN) or x.dtype in ("float64", "int64", "uint64", "bool"):
+        raise node.fail(f"the {k} largest of {n} elements of {x.dtype}")
+    shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
+
+    def key(*i: Expr) -> Expr:
+        value = _ordered(x[i])
+        value = value if node.attrs.get("largest", 1) else wrap(-1, "int64") - value
+        return value * 2**32 + (n - 1 - i[axis])
+
+    keys = T.compute(x.shape, key, "keys")
+    best: list[Tensor] = []
+    for rank in range(k):
+
+        def left(i: tuple[Expr, ...], last: Tensor | None = best[-1] if best else None) -> Expr:
+            return keys[i] if last is None else select(keys[i] < at(last, i), keys[i], -(2**63))
+
+        best.append(reduced(keys, [axis], True, T.max, f"best{rank}", left))
+
+    def place(*i: Expr) -> Expr:
+        found: Expr = at(best[-1], i)
+        for rank in reversed(range(k - 1)):
+            found = select(T.equal(i[axis], rank), at(best[rank], i), found)
+        return wrap(n - 1, "int64") - (found & (2**32 - 1))
+
+    places = T.compute(shape, place, "places")
+    values = T.compute(shape, lambda *i: x[(*i[:axis], T.clip(places[i], 0, n - 1), *i[axis + 1 :])], "values")
+    return [values, places]
+
+
+def _ordered(x: Expr) -> Expr:
+    """An int64 of 32 bits that is greater where `x` is; for a NaN it is the greatest."""
+    if not is_float(x.dtype):
+        return x.astype("int64") - (2**31 if x.dtype == "uint32" else 0)
+    bits = call("bitcast", x.astype("float32") + 0, dtype="int32")  # + 0: both zeros are one
+    bits = select(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return select(call("isnan", x), wrap(2**31 - 1, "int32"), bits).astype("int64")
+
+
 @op("Softmax", "LogSoftmax")
 def softmax(node: Node) -> Tensor:
     x = node.input(0)

@@ -91,8 +91,13 @@ def along(x: Tensor, axis: int, t: Taps) -> Tensor:
     offset = T.constant(t.offset.astype(dtype), "offset")
     plain = t.index.shape[1] == 1 and bool((t.weight == 1).all()) and not t.offset.any()
 
+    times = t.index.shape[0] // x.shape[axis]
+    repeated = plain and times > 0 and np.array_equal(t.index[:, 0], np.arange(x.shape[axis]).repeat(times))
+
     def body(*i: Expr) -> Expr:
         o = i[axis]
+        if repeated:
+            return x[(*i[:axis], o // times, *i[axis + 1 :])]
         values = [x[(*i[:axis], index[o, k], *i[axis + 1 :])] for k in range(t.index.shape[1])]
         if plain:
             return values[0]
