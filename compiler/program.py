@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import json
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -210,17 +211,23 @@ class Program:
 
     def save(self, path: str | Path) -> None:
         """Write the Program to `path`, or nothing where that fails. OutputError."""
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            self._write(file)
+
+    def to_bytes(self) -> bytes:
+        """What `save` writes; equal for equal Programs."""
+        buffer = io.BytesIO()
+        self._write(buffer)
+        return buffer.getvalue()
+
+    def _write(self, file: IO[bytes]) -> None:
         blobs = self._blobs()
         digests = {name: hashlib.sha256(data).hexdigest() for name, data in blobs.items()}
         text = json.dumps(self._manifest() | {"sha256": digests}, indent=1).encode()
-        with (
-            replacing(path) as temporary,
-            zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
-        ):
-            archive.writestr("manifest.json", text)
-            archive.writestr("manifest.sha256", hashlib.sha256(text).hexdigest())
-            for name, data in blobs.items():
-                archive.writestr(name, data)
+        head = {"manifest.json": text, "manifest.sha256": hashlib.sha256(text).hexdigest().encode()}
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, data in {**head, **blobs}.items():  # each entry of 1980, the date that zipfile takes for none
+                archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED, compresslevel=1)
 
     def _blobs(self) -> dict[str, bytes]:
         blobs = {"image.bin": self.image.tobytes()}

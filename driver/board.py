@@ -285,5 +285,7 @@ def pynq_device(config: Config, base: int | None = None, **options: Any) -> Boar
     try:
         registers = pynq.MMIO(base, REGISTER_BYTES)
         return BoardDevice(config, registers, _PynqMemory(pynq), **options)
-    except PermissionError:
-        raise DeviceError("PYNQ needs the rights of root; run as root (sudo -E), or log in as root") from None
+    except OSError as error:  # PYNQ: "Root permissions required."
+        raise DeviceError(
+            f"PYNQ cannot reach the accelerator ({error}); it needs the rights of root: log in as root, or take --sudo"
+        ) from None

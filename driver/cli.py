@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from celosia.compiler.passes import Watch
     from celosia.compiler.program import Program
+    from celosia.driver.deploy import Remote
     from celosia.driver.progress import Stages
     from celosia.driver.runtime import Result
 
@@ -50,6 +51,9 @@ class DeviceName(StrEnum):
     rtl = "rtl"
 
 
+DEVICES = ("functional", "rtl", "board")
+"""What `run --device` takes, beside ssh://USER@BOARD."""
+
 app.add_typer(bitstream.app, name="bitstream")
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL.onnx|PROGRAM", help="An ONNX model, or what `compile` wrote.")]
@@ -60,6 +64,7 @@ ConfigOption = Annotated[
 MaybeConfig = Annotated[
     str | None, typer.Option("--config", metavar="NAME|FILE", help="The accelerator [default: pynq, or the Program's].")
 ]
+Sudo = Annotated[bool, typer.Option("--sudo", help="Run as root there through sudo, which must not ask.")]
 
 
 @contextmanager
@@ -84,8 +89,10 @@ def _destinations(sources: list[Path], *paths: Path | None) -> None:
         seen[path.resolve()] = "another output"
 
 
-def _program(source: Path, config: str | None, stages: Stages, watch: Watch | None = None) -> Program:
-    """The Program in `source`, or the one that the ONNX model there compiles to, watched by `watch`."""
+def _program(
+    source: Path, config: str | None, stages: Stages, watch: Watch | None = None, target: str | None = None
+) -> Program:
+    """The Program in `source`, or the one that the ONNX model there compiles to, for `target`, watched by `watch`."""
     from celosia.compiler.program import Program, ProgramError
     from celosia.hw.config import Config
 
@@ -101,7 +108,7 @@ def _program(source: Path, config: str | None, stages: Stages, watch: Watch | No
         return program
     from celosia.compiler.compile import compile as compile_model
 
-    return compile_model(source, cfg or "pynq", progress=stages, watch=watch)
+    return compile_model(source, cfg or "pynq", progress=stages, watch=watch, target=target)
 
 
 # Commands -----------------------------------------------------------------------------------------------------
@@ -179,11 +186,20 @@ def run(
         typer.Option("--input", "-i", metavar="NAME=FILE.npy", help="An input's array; once for each input."),
     ] = None,
     device: Annotated[
-        DeviceName, typer.Option(help="Numpy, or the Verilated RTL with cycle counts.")
-    ] = DeviceName.functional,
+        str,
+        typer.Option(
+            metavar="functional|rtl|board|ssh://USER@BOARD",
+            help="Numpy, the Verilated RTL with cycle counts, this board's accelerator, or that of a board over ssh.",
+        ),
+    ] = "functional",
     config: MaybeConfig = None,
     threads: Annotated[
         int | None, typer.Option(help="Of the CPU's part; else $CELOSIA_THREADS, else one a processor, at most 8.")
+    ] = None,
+    sudo: Sudo = False,
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="HEX", help="Address of the registers on a board, if its bitstream has its own."),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="OUT.npz", help="Write the outputs.")] = None,
     report: Annotated[
@@ -196,15 +212,19 @@ def run(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Run a model, or a compiled Program, on a simulator of the accelerator.
+    """Run a model, or a compiled Program, on a simulator of the accelerator, or on a board.
 
     \b
     Examples:
       celosia run model.onnx --input image=image.npy --output out.npz
       celosia run resnet18.celosia -i image.npy --device rtl --report report.json --trace timeline.json
+      celosia run resnet18.celosia -i image.npy --device ssh://root@pynq
     """
-    if trace is not None and device is not DeviceName.rtl:
-        raise typer.BadParameter("--trace needs --device rtl: the functional device has no clock")
+    if trace is not None and device != "rtl":
+        raise typer.BadParameter("--trace needs --device rtl: the others do not tell each instruction's time")
+    if device not in DEVICES and not device.startswith("ssh://"):
+        raise typer.BadParameter(f"there is no device {device!r}; take {', '.join(DEVICES)} or ssh://USER@BOARD")
+    options = _address(address)
     from celosia.driver import arrays
     from celosia.driver.runtime import Runtime
 
@@ -212,17 +232,64 @@ def run(
     with _stages(quiet) as stages:
         _destinations([model], output, report, trace)
         arrays.check_files(given)
-        program = _program(model, config, stages)
-        options = {"progress": stages.cycles, "quiet": quiet} if device is DeviceName.rtl else {}
-        with Runtime(program, device.value, threads, **options) as runtime:
-            values = runtime.check(arrays.read_inputs(given, program.inputs))
-            with stages.paused():
-                runtime.open()
-            stages(f"running on the {device.value} device")
-            result = runtime.run(values)
+        if device.startswith("ssh://"):
+            program, result = _run_there(device, sudo, model, config, given, threads, options, stages)
+        else:
+            program = _program(model, config, stages)
+            if device == "rtl":
+                options = {"progress": stages.cycles, "quiet": quiet}
+            with Runtime(program, device, threads, **options) as runtime:
+                values = runtime.check(arrays.read_inputs(given, program.inputs))
+                with stages.paused():
+                    runtime.open()
+                stages(f"running on the {device} device")
+                result = runtime.run(values)
     _write(result, program, output, report, trace)
     if not quiet:
         _show(result, layers)
+
+
+def _address(text: str | None) -> dict[str, Any]:
+    """Options of a board's device."""
+    if text is None:
+        return {}
+    try:
+        return {"base": int(text, 0)}
+    except ValueError:
+        raise typer.BadParameter(f"--address {text} is no number; write it as 0x43c00000") from None
+
+
+def _run_there(
+    url: str,
+    sudo: bool,
+    source: Path,
+    config: str | None,
+    given: list[str],
+    threads: int | None,
+    options: dict[str, Any],
+    stages: Stages,
+) -> tuple[Program, Result]:
+    """Run on a board over ssh: ssh://USER@BOARD for its accelerator, ssh://USER@BOARD/functional for numpy there."""
+    from celosia.driver import arrays, deploy
+    from celosia.driver.ssh import connected
+
+    place, _, device = url.removeprefix("ssh://").partition("/")
+    with stages.paused(), connected(place) as connection:
+        remote = deploy.Remote(connection, sudo=sudo)
+        stages(f"connected to {place}")
+        program = _program_there(source, config, stages, remote)
+        values = arrays.read_inputs(given, program.inputs)
+        stages(f"running on {place}")
+        return program, deploy.run(remote, program, values, device or "board", threads, **options)
+
+
+def _program_there(source: Path, config: str | None, stages: Stages, remote: Remote) -> Program:
+    """As `_program`, for the board's processor where a model is compiled."""
+    from celosia.compiler.program import Program
+    from celosia.driver import deploy
+
+    compiled = source.is_file() and Program.is_program(source)
+    return _program(source, config, stages, target=None if compiled else deploy.target_of(remote.status()))
 
 
 def _write(result: Result, program: Program, output: Path | None, report: Path | None, trace: Path | None) -> None:
@@ -250,6 +317,41 @@ def _show(result: Result, layers: bool) -> None:
     out.print()
     for name, array in result.outputs.items():
         out.print(show.output(name, array), markup=False)
+
+
+@app.command()
+@command
+def deploy(
+    model: Model,
+    host: Annotated[str, typer.Option("--host", metavar="USER@BOARD", help="The board, as ssh knows it.")],
+    config: MaybeConfig = None,
+    sudo: Sudo = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Put a Program and what runs it on a board, over ssh, and say what the board lacks.
+
+    \b
+    Examples:
+      celosia deploy resnet18.celosia --host root@pynq
+      celosia run resnet18.celosia -i image.npy --device ssh://root@pynq
+    """
+    from celosia.driver import deploy as deployment
+    from celosia.driver.ssh import connected
+
+    with _stages(quiet) as stages, stages.paused(), connected(host) as connection:
+        remote = deployment.Remote(connection, sudo=sudo)
+        stages(f"connected to {host}")
+        program = _program_there(model, config, stages, remote)
+        stages(f"copying to {host}")
+        files = deployment.runner(), deployment.program_file(program)
+        board = remote.status(*files)
+        sent = remote.install(board, *files)
+        deployment.require(board, program, "board", host)
+    if not quiet:
+        python = ".".join(map(str, board.python))
+        typer.echo(f"{host}: {board.machine}, Python {python}, numpy {board.numpy}, pynq {board.pynq}")
+        typer.echo(f"{deployment.FOLDER}: {', '.join(file.name for file in files)}; {sent:,} bytes sent")
 
 
 @app.command()

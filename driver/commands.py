@@ -18,7 +18,7 @@ Exit codes:
   0  done
   1  a model, Program, Config, input or output file is wrong
   2  the command line is wrong
-  3  the accelerator ended in an error or not in time
+  3  the accelerator ended in an error or not in time, or its board cannot be reached
   4  a tool is missing or failed (C++ compiler, Verilator, Yosys, ziglang)
   5  a fault of celosia itself
   130  interrupted
@@ -41,6 +41,7 @@ def explained(error: Exception) -> tuple[int, str]:
     from celosia.compiler.program import ProgramError
     from celosia.driver.quantize import MissingLibrary, QuantizeError
     from celosia.driver.runtime import InputError
+    from celosia.driver.ssh import SshError
     from celosia.hw.config import ConfigError
     from celosia.hw.verilog import VerilogError
     from celosia.sim.build import BuildError
@@ -49,7 +50,7 @@ def explained(error: Exception) -> tuple[int, str]:
     wrong = ModelError, ConfigError, HostError, ProgramError, InputError, OutputError, QuantizeError
     if isinstance(error, (*wrong, ManifestError, ProjectError, TargetError, ThreadsError)):
         return WRONG_INPUT, str(error)
-    if isinstance(error, DeviceError):
+    if isinstance(error, (DeviceError, SshError)):
         return RUN_FAILED, str(error)
     if isinstance(error, (BuildError, LinkError, VerilogError, MissingLibrary, ToolError)):
         return NO_TOOL, str(error)

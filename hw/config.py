@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,9 +25,11 @@ def _log2(value: int) -> int:
 
 
 def _toml(text: str) -> dict[str, Any]:
-    import tomllib  # of Python 3.11; a board with 3.10 reads no TOML
+    if sys.version_info >= (3, 11):  # noqa: UP036 - the runner on a board keeps to 3.10
+        import tomllib
 
-    return tomllib.loads(text)
+        return tomllib.loads(text)
+    raise ConfigError("reading TOML needs Python 3.11; give a .json file")
 
 
 # What a field may hold: (smallest, largest). All are powers of two but `token_bits`.

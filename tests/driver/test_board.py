@@ -116,7 +116,7 @@ def test_another_bitstream(pynq: SimpleNamespace) -> None:
 
 def test_without_rights(pynq: SimpleNamespace) -> None:
     def refuse(*_: object) -> None:
-        raise PermissionError
+        raise OSError("Root permissions required.")
 
     pynq.MMIO = refuse
     with pytest.raises(DeviceError, match="rights of root"):

@@ -201,7 +201,7 @@ WRONG = {
     "no such layer": ("inspect good --layer conv9", 1, "there is no layer 'conv9'; the layers are"),
     "no command": ("dance", 2, "No such command"),
     "no output": ("compile @quantised.onnx", 2, "Missing option"),
-    "no such device": (f"{RUN} -i @x.npy --device fpga", 2, "'fpga' is not one of"),
+    "no such device": (f"{RUN} -i @x.npy --device fpga", 2, "there is no device 'fpga'; take functional, rtl"),
     "a clock where none is": (f"{RUN} -i @x.npy --trace t.json", 2, "--trace needs --device rtl"),
 }  # fmt: skip
 

@@ -1,0 +1,236 @@
+"""Programs on boards: `celosia deploy` and `celosia run --device ssh://...`."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shlex
+import time
+import zipfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import celosia
+from celosia.compiler.program import Program, ProgramError
+from celosia.driver import bootstrap
+from celosia.driver.bootstrap import MARK
+from celosia.driver.runtime import Result
+from celosia.driver.serve import ERRORS, load_result, pack
+from celosia.driver.ssh import Connection, SshError
+
+FOLDER = "~/celosia"
+"""Where files go on the board."""
+PYTHON = (3, 10)
+"""The oldest Python that the runner runs on; PYNQ 3.0 has it."""
+RUNNER = (
+    "__init__.py", "compiler/__init__.py", "compiler/check.py", "compiler/cpu/__init__.py", "compiler/cpu/host.py",
+    "compiler/cpu/hostops/*.py", "compiler/cpu/kernel.py", "compiler/cpu/threads.py", "compiler/dtypes.py",
+    "compiler/files.py", "compiler/memory.py", "compiler/program.py", "compiler/saved.py",
+    "compiler/tensorize/__init__.py", "compiler/tensorize/layer.py", "compiler/tensorize/pack.py", "driver/__init__.py",
+    "driver/board.py", "driver/bootstrap.py", "driver/runtime.py", "driver/serve.py", "hw/__init__.py", "hw/config.py",
+    "hw/isa.py", "hw/regs.py", "sim/__init__.py", "sim/checking.py", "sim/device.py", "sim/fsim.py", "sim/reference.py",
+    "sim/vectorised.py",
+)  # fmt: skip
+"""The modules that a board needs; they import numpy and the standard library only, which a test holds."""
+MAIN = "from celosia.driver.serve import main\nmain()\n"
+
+
+@dataclass(frozen=True)
+class File:
+    """A file for the board."""
+
+    name: str
+    data: bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "size": len(self.data), "sha256": hashlib.sha256(self.data).hexdigest()}
+
+
+@dataclass(frozen=True)
+class Board:
+    """What a board says of itself. missing: names of files that are not there yet."""
+
+    machine: str
+    python: tuple[int, ...]
+    numpy: str | None
+    pynq: str | None
+    pynq_error: str
+    free: int
+    missing: tuple[str, ...]
+
+
+def runner() -> File:
+    """The runner: a zip that Python executes, named by its contents."""
+    package = Path(celosia.__file__).parent
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(zipfile.ZipInfo("__main__.py"), MAIN)
+        for pattern in RUNNER:
+            for path in sorted(package.glob(pattern)):
+                entry = zipfile.ZipInfo(f"celosia/{path.relative_to(package).as_posix()}")  # of 1980: equal every time
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                archive.writestr(entry, path.read_bytes())
+    data = buffer.getvalue()
+    return File(f"runner-{hashlib.sha256(data).hexdigest()[:12]}.pyz", data)
+
+
+def program_file(program: Program) -> File:
+    """The Program as a file for the board, named by its contents."""
+    data = program.to_bytes()
+    return File(f"program-{hashlib.sha256(data).hexdigest()[:12]}.celosia", data)
+
+
+class Remote:
+    """A board over ssh. sudo: run as root there, which PYNQ asks for; `folder`: where files go on the board."""
+
+    def __init__(self, connection: Connection, folder: str = FOLDER, sudo: bool = False) -> None:
+        self.connection, self.folder, self.sudo = connection, folder, sudo
+
+    def status(self, *files: File) -> Board:
+        """What the board has. SshError where it has no Python that can say so."""
+        said = self._bootstrap("status", files)
+        return Board(
+            said["machine"], tuple(said["python"]), said["numpy"], said["pynq"], said.get("pynq_error", ""),
+            said["free"], tuple(said["missing"]),
+        )  # fmt: skip
+
+    def install(self, board: Board, *files: File) -> int:
+        """Put those of `files` on the board that are missing, each wholly or not at all; bytes sent. SshError."""
+        wanted = tuple(file for file in files if file.name in board.missing)
+        size = sum(len(file.data) for file in wanted)
+        if size > board.free:
+            raise SshError(
+                f"{self.connection.name} has {board.free} bytes left on its disk, and {size} are needed; make room in "
+                f"{self.folder} there"
+            )
+        if wanted:
+            self._bootstrap("install", wanted, [file.data for file in wanted])
+        return size
+
+    def run(
+        self, runner: File, program: File, inputs: Mapping[str, Any], device: str, threads: int | None,
+        options: Mapping[str, Any],
+    ) -> Result:  # fmt: skip
+        """Run an installed Program on the board. Raises the board's errors; SshError."""
+        path = f"{self.folder}/{runner.name}"
+        head = {"program": f"{self.folder}/{program.name}", "device": device, "threads": threads,
+                "options": dict(options)}  # fmt: skip
+        result: Result = self._call(f"exec python3 {_quoted(path)}", [pack(head, inputs)], load_result)
+        return result
+
+    def _bootstrap(self, what: str, files: tuple[File, ...], data: list[bytes] | None = None) -> dict[str, Any]:
+        text = Path(bootstrap.__file__).read_bytes()
+        request = {"what": what, "folder": self.folder, "files": [file.to_dict() for file in files]}
+        script = f"import sys; exec(sys.stdin.buffer.read({len(text)}))"
+        command = f"exec python3 -c {shlex.quote(script)}"
+        answer: dict[str, Any] = self._call(
+            command, [text, json.dumps(request).encode() + b"\n", *(data or [])], lambda out: json.loads(out.readline())
+        )
+        if "error" in answer:
+            raise SshError(f"{self.connection.name}: {self.folder} cannot be written: {answer['error']}")
+        return answer
+
+    def _call(self, command: str, parts: list[bytes], read: Callable[[IO[bytes]], Any]) -> Any:
+        """What `read` makes of the answer of `command`, which gets `parts` and then nothing until it has answered.
+
+        It runs in a login shell, where PYNQ's images set their Python up; what that prints before MARK is dropped.
+        """
+        shell = f"{'sudo -n ' if self.sudo else ''}sh -lc {shlex.quote(command)}"
+        process = self.connection.start(shell)
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            for part in parts:
+                process.stdin.write(part)
+            process.stdin.flush()
+            _skip_to_mark(process.stdout)
+            return read(process.stdout)
+        except tuple(ERRORS.values()):  # of the run itself
+            raise
+        except (OSError, EOFError, ValueError):
+            raise self.connection.ended(process) from None
+        finally:  # also on Ctrl-C: the end of its input ends the command
+            process.kill()
+            for pipe in (process.stdin, process.stdout):
+                with suppress(OSError):  # what was not written yet
+                    pipe.close()
+            process.wait()
+
+
+def _quoted(path: str) -> str:
+    """`path` for a shell; a leading ~/ stays the home folder."""
+    return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
+
+
+def _skip_to_mark(stream: IO[bytes]) -> None:
+    """EOFError where there is no mark."""
+    seen = b""
+    while not seen.endswith(MARK):
+        byte = stream.read(1)
+        if not byte:
+            raise EOFError("no answer")
+        seen = (seen + byte)[-len(MARK) :]
+
+
+def complaints(board: Board, program: Program, device: str) -> list[str]:
+    """What the board lacks to run `program` on `device`, a sentence each."""
+    found = []
+    if board.python < PYTHON:
+        version = ".".join(map(str, board.python))
+        found.append(f"its Python is {version}; {PYTHON[0]}.{PYTHON[1]} or newer is needed (PYNQ 3.0 has it)")
+    if board.numpy is None:
+        found.append("it has no numpy; pip3 install numpy")
+    if device == "board" and board.pynq is None:
+        found.append(f"it has no pynq ({board.pynq_error}); use a PYNQ image, or pip3 install pynq")
+    if program.kernels and program.machine != board.machine:
+        made_for = program.machine or "this machine"
+        found.append(
+            f"its processor is {board.machine}, and the Program's kernels are for {made_for}; compile it with --target"
+        )
+    return found
+
+
+def target_of(board: Board) -> str:
+    """The name of the target that the board's processor is. SshError where it is none."""
+    from celosia.compiler.cpu.target import TARGETS
+
+    for name, target in TARGETS.items():
+        if target.machine == board.machine:
+            return name
+    known = ", ".join(target.machine for target in TARGETS.values())
+    raise SshError(f"its processor is {board.machine}; Programs are compiled for {known}")
+
+
+def require(board: Board, program: Program, device: str, name: str) -> None:
+    """ProgramError or SshError where the board cannot run `program`."""
+    found = complaints(board, program, device)
+    if found:
+        raise (ProgramError if "compile it" in found[0] else SshError)(f"{name} cannot run it: {'; '.join(found)}")
+
+
+def run(
+    remote: Remote,
+    program: Program,
+    inputs: Mapping[str, Any],
+    device: str = "board",
+    threads: int | None = None,
+    **options: Any,
+) -> Result:
+    """Run `program` on a board, and put it and the runner there first if they are missing.
+
+    The report is that of a run here, with the seconds of the transfer and the name of the machine. Raises ProgramError,
+    SshError, and the board's InputError, DeviceError and HostError.
+    """
+    started = time.perf_counter()
+    files = runner(), program_file(program)
+    board = remote.status(*files)
+    require(board, program, device, remote.connection.name)
+    remote.install(board, *files)
+    result = remote.run(*files, inputs, device, threads, options)
+    seconds = result.report["seconds"]
+    seconds["transfer"] = time.perf_counter() - started - seconds["run"] - seconds["build"]
+    result.report["host"] = remote.connection.name
+    return result

@@ -1,0 +1,118 @@
+"""The runner's program on a board: runs a Program once, with its inputs from standard input and its outputs to standard
+output. Needs nothing but numpy, and pynq for the device "board".
+
+The request is a line of JSON ({program, device, threads, options, sizes of the inputs' bytes by name}) and those bytes.
+The answer, after MARK, is a line of JSON ({report, counters, sizes of the outputs' bytes by name}, or {kind, error})
+and those bytes. Arrays are as `compiler.saved` writes them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from typing import IO, Any
+
+import numpy as np
+
+from celosia.compiler.cpu.host import HostError
+from celosia.compiler.program import Program, ProgramError
+from celosia.compiler.saved import array_bytes, load_array
+from celosia.driver.bootstrap import MARK
+from celosia.driver.runtime import InputError, Result, Runtime
+from celosia.sim.device import Counters, DeviceError, Event
+
+ERRORS: dict[str, type[Exception]] = {
+    kind.__name__: kind for kind in (DeviceError, HostError, InputError, ProgramError)
+}
+"""Errors that mean the same on both sides."""
+
+
+def pack(head: dict[str, Any], arrays: Mapping[str, Any]) -> bytes:
+    """A line of JSON with the sizes of `arrays`, and their bytes. A list of arrays is a sequence, None an optional."""
+    blobs: list[bytes] = []
+
+    def size(value: Any) -> Any:
+        if isinstance(value, list):
+            return [size(each) for each in value]
+        if value is None:
+            return None
+        blobs.append(array_bytes(np.asarray(value)))
+        return len(blobs[-1])
+
+    line = json.dumps(head | {"sizes": {name: size(value) for name, value in arrays.items()}}).encode()
+    return b"".join((line, b"\n", *blobs))
+
+
+def unpack(stream: IO[bytes]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What `pack` made. EOFError where it is cut short."""
+    line = stream.readline()
+    if not line.endswith(b"\n"):
+        raise EOFError("the connection ended")
+    head = json.loads(line)
+
+    def value(size: Any) -> Any:
+        if isinstance(size, list):
+            return [value(each) for each in size]
+        if size is None:
+            return None
+        data = stream.read(size)
+        if len(data) != size:
+            raise EOFError("the connection ended")
+        return load_array(data)
+
+    return head, {name: value(size) for name, size in head.pop("sizes", {}).items()}
+
+
+def result_bytes(result: Result) -> bytes:
+    counters = [dataclasses.asdict(each) for each in result.counters]
+    return pack({"report": result.report, "counters": counters}, result.outputs)
+
+
+def load_result(stream: IO[bytes]) -> Result:
+    """The Result that `result_bytes` made. Raises the board's error; EOFError."""
+    head, outputs = unpack(stream)
+    if "error" in head:
+        raise ERRORS.get(head["kind"], RuntimeError)(head["error"])
+    report = head["report"]
+    counters = [
+        Counters(each["cycles"], each["values"], [Event(**event) for event in each["events"]])
+        for each in head["counters"]
+    ]
+    return Result(outputs, counters, lambda: report)
+
+
+def _end_with(stream: IO[bytes]) -> None:
+    """End this process when the other side is gone: nobody wants its result."""
+
+    def wait() -> None:
+        while stream.read(1):
+            pass
+        os._exit(130)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def serve(request: IO[bytes], answer: IO[bytes]) -> None:
+    """Answer one request."""
+    try:
+        head, inputs = unpack(request)
+        _end_with(request)
+        program = Program.load(os.path.expanduser(head["program"]))
+        with Runtime(program, head["device"], head["threads"], **head["options"]) as runtime:
+            data = result_bytes(runtime.run(inputs))
+    except Exception as error:
+        text = str(error) if type(error).__name__ in ERRORS else f"{type(error).__name__}: {error}"
+        data = json.dumps({"kind": type(error).__name__, "error": text}).encode() + b"\n"
+    answer.write(MARK + data)
+    answer.flush()
+
+
+def main() -> None:
+    """`python3 runner.pyz` on the board."""
+    serve(sys.stdin.buffer, sys.stdout.buffer)
+    sys.stdout.flush()
+    os._exit(0)  # the thread that waits for the other side would hold the process

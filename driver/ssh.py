@@ -1,0 +1,125 @@
+"""Commands on another machine, by the system's OpenSSH client: the user's keys, agent and settings count."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+PATTERN = re.compile(r"(?:[\w.+-]+@)?[\w.:%\[\]-]+")
+CONNECT_SECONDS = 15
+UNREACHABLE = "timed out", "Connection refused", "No route", "unreachable", "resolve hostname"
+
+
+class SshError(RuntimeError):
+    """The other machine cannot be reached, refuses, or has gone; the message says which, and the way out."""
+
+
+def destination(text: str) -> list[str]:
+    """ssh's arguments for `user@host`, `user@host:port`, or `ssh://user@host:port`. SshError where it is none.
+
+    >>> destination("ssh://xilinx@pynq:2222")
+    ['-p', '2222', 'xilinx@pynq']
+    """
+    try:
+        parts = urlsplit(text if text.startswith("ssh://") else f"ssh://{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+        parts = urlsplit("")
+    user = f"{parts.username}@" if parts.username else ""
+    wrong = parts.path.strip("/") or parts.query or parts.fragment or parts.password is not None
+    if not host or wrong or host.startswith("-") or user.startswith("-") or not PATTERN.fullmatch(f"{user}{host}"):
+        raise SshError(f"{text!r} names no machine; write USER@HOST, or ssh://USER@HOST:PORT")
+    return [*(["-p", str(port)] if port else []), f"{user}{host}"]
+
+
+class Connection:
+    """An authenticated connection. `start` runs a command there."""
+
+    def __init__(self, name: str, control: Path, where: list[str]) -> None:
+        self.name, self._control, self._where = name, control, where
+
+    def start(self, command: str) -> subprocess.Popen[bytes]:
+        """`command`, a line for the shell there, with pipes for input and output; errors go to a file of their own."""
+        errors = (self._control.parent / "errors").open("wb")
+        with errors:
+            return subprocess.Popen(
+                ["ssh", "-S", str(self._control), "-T", *self._where, command],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+            )  # fmt: skip
+
+    def errors(self) -> str:
+        """What the last command has written to its standard error."""
+        return _text(self._control.parent / "errors")
+
+    def ended(self, process: subprocess.Popen[bytes]) -> SshError:
+        """Why `process` ended without an answer."""
+        try:
+            code = process.wait(5)
+        except subprocess.TimeoutExpired:
+            return SshError(f"{self.name} gave an answer that is none")
+        said = self.errors()
+        if code in (255, -1):
+            return SshError(f"the connection to {self.name} was lost{f' ({_last(said)})' if said else ''}; try again")
+        if said.startswith("sudo:"):
+            return SshError(
+                f"sudo on {self.name} asks for a password; log in as root, or allow it without: `sudo visudo`, "
+                "USER ALL=(ALL) NOPASSWD: ALL"
+            )
+        if code == 127:
+            return SshError(f"{self.name} has no python3; install Python 3.10 or newer there")
+        return SshError(f"{self.name} gave no answer (exit code {code}): {_last(said) or 'it said nothing'}")
+
+
+def _text(path: Path) -> str:
+    return path.read_bytes().decode(errors="replace").strip() if path.exists() else ""
+
+
+def _last(text: str) -> str:
+    return text.splitlines()[-1].strip() if text else ""
+
+
+@contextmanager
+def connected(name: str, seconds: int = CONNECT_SECONDS) -> Iterator[Connection]:
+    """A connection to `name` (see `destination`), shared by all commands, so that a password is asked for once.
+
+    SshError where it cannot be made in `seconds`.
+    """
+    where = destination(name)
+    if shutil.which("ssh") is None:
+        raise SshError(
+            "boards are reached with the OpenSSH client, and there is no command ssh; install openssh-client"
+        )
+    with tempfile.TemporaryDirectory(prefix="celosia") as folder:
+        control, said = Path(folder) / "s", Path(folder) / "said"
+        options = (
+            "-M", "-N", "-f", "-S", str(control), "-T", "-o", f"ConnectTimeout={seconds}", "-o",
+            "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3", "-o", "ControlPersist=no",
+        )  # fmt: skip
+        with said.open("wb") as errors:
+            code = subprocess.run(["ssh", *options, *where], stdout=subprocess.DEVNULL, stderr=errors).returncode
+        if code:
+            raise SshError(_refusal(name, _text(said)))
+        try:
+            yield Connection(name, control, where)
+        finally:
+            subprocess.run(["ssh", "-S", str(control), "-O", "exit", *where], capture_output=True)
+
+
+def _refusal(name: str, said: str) -> str:
+    last = _last(said) or "ssh said nothing"
+    if "Host key verification failed" in said or "IDENTIFICATION HAS CHANGED" in said:
+        return f"the host key of {name} is not the known one; log in once with ssh to check it, then try again ({last})"
+    if "Permission denied" in said or "Too many authentication failures" in said:
+        return f"{name} refused the login; check the user's name, and that `ssh {name}` works ({last})"
+    if any(
+        words in said for words in ("timed out", "Connection refused", "No route", "unreachable", "resolve hostname")
+    ):
+        return f"{name} cannot be reached; check its name, power and cable ({last})"
+    return f"no connection to {name}: {last}"

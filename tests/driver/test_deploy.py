@@ -1,0 +1,343 @@
+"""Programs on a board over ssh: the system's client, a server in this process, and the Verilated RTL behind `pynq`."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from driver_models import floats, quantised
+from fake_board import FakeBoard, serving
+from typer.testing import CliRunner
+
+import celosia
+from celosia.compiler.cpu.target import TARGETS, Target
+from celosia.driver import deploy
+from celosia.driver.cli import app
+from celosia.driver.runtime import InputError
+from celosia.driver.serve import load_result, pack, unpack
+from celosia.driver.ssh import SshError, connected, destination
+from celosia.hw.config import PRESETS
+from celosia.sim.device import DeviceError
+
+if shutil.which("ssh") is None:
+    pytest.skip("could not find 'ssh', OpenSSH's client, which reaches boards", allow_module_level=True)
+pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # asyncssh, where we cut the line
+MACHINE = platform.machine()
+HERE = Target(
+    16, 16, frozenset(("sse2",)) if MACHINE == "x86_64" else TARGETS["aarch64"].features, MACHINE,
+    f"{MACHINE}-unknown-linux-gnu", "x86-64" if MACHINE == "x86_64" else "generic",
+    ("-target", f"{MACHINE}-linux-gnu.2.28"),
+)  # fmt: skip
+"""This machine as if it were a board's: Programs come with a shared object, and no LLVM is there."""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("ziglang")
+    path = tmp_path_factory.mktemp("program") / "program.celosia"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(TARGETS, "here", HERE)
+        celosia.compile(quantised(), "tiny", target="here").save(path)
+    return path
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBoard]:
+    """A board without pynq."""
+    with serving(FakeBoard(tmp_path, None), tmp_path, monkeypatch) as board:
+        yield board
+
+
+@pytest.fixture
+def rtl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBoard]:
+    """A board whose FPGA is the Verilated accelerator `tiny`."""
+    from celosia.sim.build import library
+
+    with serving(FakeBoard(tmp_path, library(PRESETS["tiny"])), tmp_path, monkeypatch) as board:
+        yield board
+
+
+def command(*args: object, code: int = 0) -> str:
+    """Output and errors of `celosia ARGS`, which ends with `code`."""
+    done = CliRunner().invoke(app, [*map(str, args)])
+    assert done.exit_code == code, f"{done.exit_code}: {done.output}"
+    return " ".join(done.output.split())
+
+
+def files_of(board: FakeBoard) -> list[str]:
+    return sorted(path.name for path in (board.home / "celosia").glob("*")) + sorted(
+        path.name for path in (board.home / "celosia").glob(".*")
+    )
+
+
+# The whole way -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rtl
+def test_deployed_and_run_on_a_board(rtl: FakeBoard, program: Path, models: Path, tmp_path: Path) -> None:
+    said = command("deploy", program, "--host", "board", "-q")
+    said = command("deploy", program, "--host", "board")
+    assert f"board: {MACHINE}, Python 3." in said and "pynq 0 (simulated)" in said and said.endswith(" 0 bytes sent")
+    names = files_of(rtl)
+    assert [name.split("-")[0] for name in names] == ["program", "runner"]
+    args = ["run", program, "-i", models / "x.npy", "--address", "0x43C00000"]
+    said = command(*args, "--device", "ssh://board", "-o", tmp_path / "y.npz", "--report", tmp_path / "report.json")
+    assert "on board" in said and "cycles" in said
+    assert files_of(rtl) == names
+    x = {"input_1": np.load(models / "x.npy")}
+    expected = celosia.Runtime(celosia.compile(quantised(), "tiny"), "rtl").run(x)
+    with np.load(tmp_path / "y.npz") as found:
+        assert {name: found[name].tobytes() for name in found} == {
+            name: array.tobytes() for name, array in expected.outputs.items()
+        }
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report.keys() - {"host"} == expected.report.keys()
+    assert report["device"] == report["memory_model"] == "board" and report["host"] == "board"
+    assert report["cycles"] > 0 and report["units"]["gemm"]["busy"] == expected.report["units"]["gemm"]["busy"]
+    assert report["seconds"]["transfer"] > 0
+    # The runner itself is sent again where it is damaged.
+    (rtl.home / "celosia" / names[1]).write_bytes(b"damaged")
+    command(*args, "--device", "ssh://board", "-q")
+    assert hashlib.sha256((rtl.home / "celosia" / names[1]).read_bytes()).hexdigest().startswith(names[1][7:19])
+
+
+@pytest.mark.rtl
+def test_errors_of_the_board_come_back(rtl: FakeBoard, program: Path, models: Path, tmp_path: Path) -> None:
+    args = ["run", program, "--device", "ssh://board", "--address", "0x43C00000"]
+    np.save(tmp_path / "wrong.npy", np.zeros((2, 2), np.float32))
+    assert "must be float32[1, 3, 8, 8]" in command(*args, "-i", tmp_path / "wrong.npy", code=1)
+    other = celosia.compile(quantised(), "pynq", target=None)
+    other.kernels = []
+    other.steps = other.launches  # type: ignore[assignment]
+    other.save(tmp_path / "other")
+    said = command("run", tmp_path / "other", *args[2:], "-i", models / "x.npy", code=3)
+    assert "the accelerator on the board has Config" in said
+    if MACHINE not in ("armv7l", "aarch64"):
+        assert "is no Zynq" in command(*args[:4], "-i", models / "x.npy", code=3)
+
+
+def test_numpy_on_the_board(empty: FakeBoard, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an FPGA and without pynq; the model is compiled for the board's processor."""
+    pytest.importorskip("ziglang")
+    monkeypatch.setitem(TARGETS, "here", HERE)
+    inputs = ["-i", f"a={models / 'a.npy'}", "-i", f"b={models / 'b.npy'}"]
+    command(
+        "run", models / "floats.onnx", *inputs, "--device", "ssh://board/functional", "-o", tmp_path / "y.npz", "-q"
+    )
+    expected = celosia.Runtime(celosia.compile(floats())).run({n: np.load(models / f"{n}.npy") for n in "ab"}).outputs
+    with np.load(tmp_path / "y.npz") as found:
+        for name, array in expected.items():
+            np.testing.assert_allclose(found[name], array, rtol=1e-6)
+    said = command("run", models / "floats.onnx", *inputs, "--device", "ssh://board", code=3)
+    assert "board cannot run it: it has no pynq (ModuleNotFoundError: No module named 'pynq'); use a PYNQ image" in said
+    assert "it has no pynq" in command("deploy", models / "floats.onnx", "--host", "board", code=3)
+
+
+# What goes wrong -----------------------------------------------------------------------------------------------
+
+
+def test_no_board(empty: FakeBoard, program: Path, tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    good = config.read_text()
+    said = command("deploy", program, "--host", "board.invalid", code=3)
+    assert "board.invalid cannot be reached; check its name" in said
+    config.write_text(good.replace(f"Port {empty.port}", "Port 1"))
+    assert "board cannot be reached" in command("deploy", program, "--host", "board", code=3)
+    config.write_text(good.replace(f"IdentityFile {tmp_path}/key", "IdentityFile /dev/null"))
+    assert "board refused the login; check the user's name" in command("deploy", program, "--host", "board", code=3)
+    config.write_text(good)
+    other = subprocess.run(["cat", tmp_path / "known_hosts"], capture_output=True, text=True).stdout
+    (tmp_path / "known_hosts").write_text(other.replace("AAAAC3NzaC1lZDI1NTE5AAAAI", "AAAAC3NzaC1lZDI1NTE5AAAAA"))
+    assert "the host key of board is not the known one" in command("deploy", program, "--host", "board", code=3)
+
+
+def test_a_silent_machine(tmp_path: Path) -> None:
+    """It takes the connection and says nothing."""
+    import socket
+
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        started = time.monotonic()
+        with (
+            pytest.raises(SshError, match="cannot be reached"),
+            connected(f"me@127.0.0.1:{server.getsockname()[1]}", seconds=1),
+        ):
+            pass
+        assert time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-oProxyCommand=x", "a b", "x@-o", "host;reboot", "a@b/c/d", "ssh://a:b@c", "h:port", "$(x)", "a@b?c"]
+)
+def test_what_names_no_machine(text: str) -> None:
+    with pytest.raises(SshError, match="names no machine; write USER@HOST"):
+        destination(text)
+
+
+def test_names_are_no_commands(empty: FakeBoard, program: Path) -> None:
+    """Folders with characters that shells know; they arrive as they are."""
+    for folder in ("~/$(touch injected) b", "~/;touch injected;'\"", f"{empty.home}/`touch injected`"):
+        with connected("board") as connection:
+            remote = deploy.Remote(connection, folder)
+            files = deploy.runner(), deploy.program_file(celosia.Program.load(program))
+            remote.install(remote.status(*files), *files)
+            x = {"input_1": np.zeros((1, 3, 8, 8), np.float32)}
+            assert remote.run(*files, x, "functional", None, {}).outputs
+        inside = empty.home / folder.removeprefix("~/").removeprefix(f"{empty.home}/")
+        assert sorted(path.name for path in inside.iterdir()) == sorted(file.name for file in files)
+    assert not list(empty.home.rglob("injected"))
+
+
+@pytest.mark.parametrize("after", [0, 100, 5000, 20_000])
+def test_a_lost_connection_leaves_nothing(empty: FakeBoard, program: Path, after: int) -> None:
+    files = deploy.runner(), deploy.program_file(celosia.Program.load(program))
+    with connected("board") as connection:
+        remote = deploy.Remote(connection)
+        board = remote.status(*files)
+        empty.cut_after = after
+        with pytest.raises(SshError, match="the connection to board was lost"):
+            remote.install(board, *files)
+    empty.processes[-1].wait(20)
+    for path in (empty.home / "celosia").glob("*"):
+        assert path.name == files[0].name and path.read_bytes() == files[0].data
+    assert not list((empty.home / "celosia").glob(".*"))
+
+
+def test_a_full_disk_leaves_nothing(empty: FakeBoard, program: Path) -> None:
+    files = (deploy.runner(),)
+    with connected("board") as connection:
+        remote = deploy.Remote(connection)
+        board = remote.status(*files)
+        empty.limits = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        with pytest.raises(SshError, match="board: ~/celosia cannot be written: File too large"):
+            remote.install(board, *files)
+        assert files_of(empty) == []
+        small = SimpleNamespace(missing=(files[0].name,), free=10)
+        with pytest.raises(SshError, match=r"board has 10 bytes left on its disk, and \d+ are needed"):
+            remote.install(small, *files)  # type: ignore[arg-type]
+        empty.limits = None
+        (empty.home / "celosia").rmdir()
+        (empty.home / "celosia").write_text("a file")
+        with pytest.raises(SshError, match="cannot be written: File exists"):
+            remote.install(board, *files)
+
+
+def test_damage_on_the_way_is_noticed(empty: FakeBoard) -> None:
+    good = deploy.File("name", b"some bytes")
+    with connected("board") as connection:
+        remote = deploy.Remote(connection)
+        with pytest.raises(SshError, match="name arrived damaged"):
+            remote._bootstrap("install", (good,), [b"Some bytes"])
+    assert files_of(empty) == []
+
+
+def test_boards_that_lack_something(empty: FakeBoard, program: Path) -> None:
+    loaded = celosia.Program.load(program)
+    board = deploy.Board("armv7l", (3, 8, 2), None, None, "absent", 10**9, ())
+    with pytest.raises(
+        SshError, match=r"its Python is 3.8.2; 3.10 or newer .*; it has no numpy.*; it has no pynq"
+    ) as found:
+        deploy.require(board, loaded, "board", "it")
+    assert f"its processor is armv7l, and the Program's kernels are for {MACHINE}" in str(found.value)
+    with pytest.raises(SshError, match="its processor is mips; Programs are compiled for armv7l, aarch64"):
+        deploy.target_of(deploy.Board("mips", (3, 10), "1", "1", "", 1, ()))
+    empty.python.unlink()
+    (empty.home / ".profile").write_text("PATH=/nothing\n")
+    with connected("board") as connection, pytest.raises(SshError, match="board has no python3; install Python"):
+        deploy.Remote(connection).status()
+
+
+def test_sudo(empty: FakeBoard, tmp_path: Path) -> None:
+    """sudo is asked not to ask; what it refuses is said."""
+    with connected("board") as connection:
+        remote = deploy.Remote(connection, sudo=True)
+        empty.wrap = lambda text: text.replace("sudo -n ", "")
+        remote.status()
+        assert empty.commands[-1].startswith("sudo -n sh -lc ")
+        empty.wrap = lambda text: "echo 'sudo: a password is required' >&2; exit 1"
+        with pytest.raises(SshError, match="sudo on board asks for a password; log in as root"):
+            remote.status()
+
+
+def test_interrupted_it_stops_there(empty: FakeBoard, program: Path) -> None:
+    """When nobody waits for the result any more, the process on the board ends."""
+    with connected("board") as connection:
+        remote = deploy.Remote(connection)
+        empty.wrap = lambda text: f"{empty.python} -c 'import sys; sys.stdin.read()'"
+        timer = threading.Timer(1.0, lambda: os.kill(os.getpid(), 2))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            remote.status()
+        assert empty.processes[-1].wait(20) == 0
+
+
+# The runner ----------------------------------------------------------------------------------------------------
+
+
+def test_the_runner_is_complete_and_always_the_same(program: Path, tmp_path: Path) -> None:
+    """It answers from the zip alone, with numpy alone."""
+    assert deploy.runner() == deploy.runner()
+    (tmp_path / "runner.pyz").write_bytes(deploy.runner().data)
+    site = FakeBoard(tmp_path, None)
+    x = np.random.default_rng(1).normal(size=(1, 3, 8, 8)).astype(np.float32)
+    request = pack({"program": str(program), "device": "functional", "threads": None, "options": {}}, {"input_1": x})
+    child = subprocess.Popen([site.python, tmp_path / "runner.pyz"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdin and child.stdout
+    child.stdin.write(request)
+    child.stdin.flush()
+    deploy._skip_to_mark(child.stdout)
+    result = load_result(child.stdout)
+    child.communicate()
+    expected = celosia.Runtime(celosia.compile(quantised(), "tiny")).run({"input_1": x})
+    assert {n: a.tobytes() for n, a in result.outputs.items()} == {n: a.tobytes() for n, a in expected.outputs.items()}
+
+
+def test_requests_and_answers() -> None:
+    arrays: dict[str, Any] = {"a": np.arange(6).reshape(2, 3), "s": [np.float32([1]), np.float32([])], "o": None}
+    data = pack({"what": 1}, arrays)
+    head, found = unpack(io.BytesIO(data))
+    assert head == {"what": 1} and found["o"] is None
+    assert np.array_equal(found["a"], arrays["a"]) and [each.size for each in found["s"]] == [1, 0]
+    for end in range(len(data)):
+        with pytest.raises((EOFError, ValueError)):
+            unpack(io.BytesIO(data[:end]))
+    for kind, error in (("DeviceError", DeviceError), ("InputError", InputError), ("ZeroDivisionError", RuntimeError)):
+        with pytest.raises(error, match="why"):
+            load_result(io.BytesIO(json.dumps({"kind": kind, "error": "why"}).encode() + b"\n"))
+
+
+def test_the_runner_keeps_to_an_old_python(tmp_path: Path) -> None:
+    """To the board's 3.10: ruff knows its syntax, vermin its library."""
+
+    def complaints(*names: str) -> str:
+        said = ""
+        for tool in (
+            ["ruff", "check", "--isolated", "--no-cache", "--target-version", "py310", "--select", "E9"],
+            ["vermin", "-t=3.10-", "--no-tips", "--violations", "--exclude", "tomllib"],  # only a Config in TOML is
+        ):
+            program = Path(sys.executable).with_name(tool[0])
+            done = subprocess.run([program, *tool[1:], *names], capture_output=True, text=True)
+            said += done.stdout + done.stderr if done.returncode else ""
+        return said
+
+    package = Path(celosia.__file__).parent
+    assert not complaints(*(str(path) for pattern in deploy.RUNNER for path in package.glob(pattern)))
+    (tmp_path / "new.py").write_text("from enum import StrEnum\nx = {}[*()]\n")
+    said = complaints(str(tmp_path / "new.py"))
+    assert "StrEnum" in said and "index" in said
