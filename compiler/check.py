@@ -107,7 +107,7 @@ def _cpu(program: Program, step: CpuStep, known: Types) -> Types:
 
 def _host(program: Program, step: HostStep, known: Types) -> Types:
     read = [name for name in step.op.inputs if name] + [name for body in bodies(step.op) for name in body.captured]
-    _names(known, (*step.inputs, *read), "input")
+    _names(known, filter(None, (*step.inputs, *read)), "input")  # "" is an input left out
     _require(len(step.outputs) == len(step.op.outputs), f"operator {step.op.op} has {len(step.op.outputs)} outputs")
     return {name: _of_info(program.tensors[name]) if name in program.tensors else None for name in step.outputs}
 
