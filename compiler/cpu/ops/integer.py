@@ -184,6 +184,11 @@ def convolution(
         raise node.fail(f"x {list(x.shape)}, w {list(w.shape)}, group {group}")
     cg, mg = c // group, m // group
     window = Window.of(node, x.shape[2:], w.shape[2:])
+    if cg == 0:
+        nothing = wrap(0, "int32")
+        return T.compute(
+            (n, m, *window.out), lambda ni, mi, *o: finish(nothing if bias is None else bias[mi], mi), "conv"
+        )
     if window.kernel == window.size and group == prod(window.out) == 1:
         return _one_window(node, x, w, zx, zw, bias, finish)
     pack = _Channels(x, w, window, group, zx) if cg % 4 == 0 or cg == 3 or cg > 4 else _Taps(x, w, window, group, zx)
