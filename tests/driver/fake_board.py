@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,7 @@ class FakeBoard:
         self.cut_after: int | None = None
         """Bytes from the client after which the connection is lost."""
         self.limits: Callable[[], None] | None = None
+        self.threads = ThreadPoolExecutor(32)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.port = 0
 
@@ -101,10 +103,25 @@ class FakeBoard:
         if self.cut_after is not None:
             await self._cut(process, child)
             return
-        await process.redirect(stdin=child.stdin, stdout=child.stdout, stderr=child.stderr)
-        code = await asyncio.get_running_loop().run_in_executor(None, child.wait)
-        await process.stdout.drain()
+        feeding = asyncio.create_task(self._feed(process, child))
+        await asyncio.gather(self._pass_on(child.stdout, process.stdout), self._pass_on(child.stderr, process.stderr))
+        code = await asyncio.get_running_loop().run_in_executor(self.threads, child.wait)
+        feeding.cancel()
         process.exit(code)
+
+    async def _feed(self, process: asyncssh.SSHServerProcess[bytes], child: subprocess.Popen[bytes]) -> None:
+        assert child.stdin is not None
+        with contextlib.suppress(OSError, asyncssh.Error):
+            while data := await process.stdin.read(1 << 14):
+                await asyncio.get_running_loop().run_in_executor(self.threads, os.write, child.stdin.fileno(), data)
+        with contextlib.suppress(OSError):
+            child.stdin.close()
+
+    async def _pass_on(self, pipe: Any, out: asyncssh.SSHWriter[bytes]) -> None:
+        with contextlib.suppress(OSError, asyncssh.Error):
+            while data := await asyncio.get_running_loop().run_in_executor(self.threads, pipe.read1, 1 << 14):
+                out.write(data)
+                await out.drain()
 
     async def _cut(self, process: asyncssh.SSHServerProcess[bytes], child: subprocess.Popen[bytes]) -> None:
         assert self.cut_after is not None and child.stdin is not None
@@ -161,3 +178,4 @@ def serving(board: FakeBoard, folder: Path, monkeypatch: Any) -> Iterator[FakeBo
         asyncio.run_coroutine_threadsafe(stop(), loop).result(20)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
+        board.threads.shutdown(wait=False)
