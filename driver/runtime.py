@@ -6,7 +6,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from threading import Lock
 from typing import Any
 
@@ -97,6 +97,8 @@ class Runtime:
         }  # fmt: skip
         self._arena = _views(program)
         self._fresh = {name for step in program.steps for name in _made(step) if _is_fresh(step, name, self._arena)}
+        self._fixed = {name: _in_order(array) for name, array in program.constants.items()}
+        self._calls = self._bound()
         self._busy = Lock()  # the arena holds the tensors of one run
         self._device: Device | None = None
         self._name, self._options = "", options
@@ -150,16 +152,20 @@ class Runtime:
     def _run(self, checked: dict[str, Array], keep: Callable[[str], bool] | None, trace: bool) -> Result:
         self.open()
         started = time.perf_counter()
-        values: dict[str, Array] = {**self.program.constants, **checked}
+        values: dict[str, Array] = {**self._fixed, **checked}
         counters: list[Counters] = []
-        kept: dict[str, Array] = {name: value for name, value in values.items() if keep is not None and keep(name)}
+        given = {} if keep is None else {**self.program.constants, **checked}
+        kept: dict[str, Array] = {name: value for name, value in given.items() if keep is not None and keep(name)}
         cpu_seconds = 0.0
-        for step in self.program.steps:
+        for step, call in zip(self.program.steps, self._calls):
             if isinstance(step, LaunchStep):
                 counters.append(self._launch(step, values, trace))
             else:
                 before = time.perf_counter()
-                self._cpu(step, values)
+                if call is not None:
+                    call()
+                else:
+                    self._cpu(step, values)
                 cpu_seconds += time.perf_counter() - before
             if keep is not None:  # now, before the memory is used again
                 kept |= {name: _own(values[name]) for name in _made(step) if keep(name)}
@@ -201,6 +207,31 @@ class Runtime:
                 )
             checked[name] = np.asarray(array, array.dtype.newbyteorder("="), order="C")
         return checked
+
+    def _bound(self) -> list[Callable[[], None] | None]:
+        """For each step, its kernel's call where all that it reads and writes lies in the same place in every run:
+        constants, and what kernels leave in the arena. Adds the latter to `_fixed`.
+        """
+        kernels, fixed = self.program.kernels, self._fixed
+        workspace = np.empty(max((kernel.workspace_bytes for kernel in kernels), default=0) + 64, np.uint8)
+        calls: list[Callable[[], None] | None] = []
+        for step in self.program.steps:
+            calls.append(None)
+            if not isinstance(step, CpuStep):
+                continue
+            known = all(name in fixed for name in step.inputs if name)
+            if step.kernel is not None or known:
+                fixed.update((name, self._arena[name]) for name in step.outputs if name in self._arena)
+            if step.kernel is None or not known or any(name not in fixed for name in step.outputs):
+                continue
+            kernel = kernels[step.kernel]
+            inputs, outputs = [fixed[name] for name in step.inputs if name], [fixed[name] for name in step.outputs]
+            if self.threads > 1 and kernel.phases:
+                calls[-1] = partial(kernel.run, inputs, outputs, self.threads)
+            else:
+                calls[-1] = kernel.bound(inputs, outputs, workspace)
+        self._workspace = workspace  # lives as long as the calls
+        return calls
 
     def _cpu(self, step: CpuStep | HostStep, values: dict[str, Array]) -> None:
         arena = self._arena
@@ -351,6 +382,10 @@ def _is_fresh(step: Step, name: str, arena: Mapping[str, Array]) -> bool:
     return name not in arena and (
         isinstance(step, LaunchStep) or (isinstance(step, CpuStep) and step.kernel is not None)
     )
+
+
+def _in_order(value: Any) -> Any:
+    return np.asarray(value, order="C") if isinstance(value, np.ndarray) else value
 
 
 def _own(value: Any) -> Any:

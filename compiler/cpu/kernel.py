@@ -9,7 +9,7 @@ import json
 import struct
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,6 +94,33 @@ class Kernel:
 
         ValueError where number, type or shape of an array differ from the kernel's.
         """
+        held = self._checked(inputs, outputs)
+        addresses = [*map(_address, held)]
+        for out, number in self.in_place:
+            target = len(self.inputs) + out
+            if addresses[target] != addresses[number]:
+                ctypes.memmove(addresses[target], addresses[number], held[target].nbytes)
+        if threads == 1 or not self.phases:
+            self._entry(*addresses, _workspace(self.workspace_bytes))
+        else:
+            self._run_parts(addresses, threads)
+
+    def bound(self, inputs: Sequence[Array], outputs: Sequence[Array], workspace: Array) -> Callable[[], None]:
+        """`run` on one thread for these arrays only, which are checked now and never again, and whose memory stays.
+
+        workspace: `workspace_bytes` and 64 more, of bytes. ValueError as in `run`, and where an input that is computed
+        in place lies elsewhere.
+        """
+        held = self._checked(inputs, outputs)
+        addresses = [*map(_address, held)]
+        if any(addresses[number] != addresses[len(self.inputs) + out] for out, number in self.in_place):
+            raise ValueError(f"{self.name}: an input that is computed in place lies elsewhere")
+        if any(array is not given for array, given in zip(held, (*inputs, *outputs))):
+            raise ValueError(f"{self.name}: an input is not C-contiguous")
+        return functools.partial(self._entry, *addresses, -(-_address(workspace) // 64) * 64)
+
+    def _checked(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Array]:
+        """The arrays as the code can take them."""
         if len(inputs) != len(self.inputs) or len(outputs) != len(self.outputs):
             raise ValueError(
                 f"{self.name}: {len(inputs)} inputs and {len(outputs)} outputs given, "
@@ -110,15 +137,7 @@ class Kernel:
                     raise ValueError(f"{self.name}: output {len(held) - len(self.inputs)} is not C-contiguous")
                 array = np.ascontiguousarray(array)
             held.append(array)
-        addresses = [*map(_address, held)]
-        for out, number in self.in_place:
-            target = len(self.inputs) + out
-            if addresses[target] != addresses[number]:
-                ctypes.memmove(addresses[target], addresses[number], held[target].nbytes)
-        if threads == 1 or not self.phases:
-            self._entry(*addresses, _workspace(self.workspace_bytes))
-        else:
-            self._run_parts(addresses, threads)
+        return held
 
     def _run_parts(self, addresses: list[int], threads: int) -> None:
         own_bytes = self.workspace_bytes - self.shared_bytes
