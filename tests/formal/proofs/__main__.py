@@ -14,7 +14,7 @@ from rich.table import Table
 from proofs.declare import Method, all_properties
 from proofs.run import ProofError, Row, run_all
 
-CONSOLE = Console(soft_wrap=False)
+CONSOLE = Console(width=None if sys.stdout.isatty() else 150)
 
 
 def prove(

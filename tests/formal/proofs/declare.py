@@ -73,6 +73,6 @@ def prove(
 
 def all_properties() -> dict[str, Property]:
     """Every property, in the order of the table."""
-    for module in ("semaphores", "fifos"):
+    for module in ("semaphores", "fifos", "bursts", "handshakes", "decoder"):
         importlib.import_module(f"proofs.{module}")
     return PROPERTIES

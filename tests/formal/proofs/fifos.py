@@ -35,9 +35,9 @@ class Tracked:
         h.ensure(implies(self.inside, self.ahead < self.count), "tracked_is_inside")
 
 
-def _place(start: Value, steps: Value, depth: int) -> Value:
-    total = Signal(range(2 * depth + 2))
-    return Mux(start + steps >= depth, start + steps - depth, start + steps) if depth > 1 else total
+def place(start: Value, steps: Value, depth: int) -> Value:
+    """The entry of a ring that lies `steps`, at most `depth`, after `start`."""
+    return Mux(start + steps >= depth, start + steps - depth, start + steps)
 
 
 def fifo(depth: int) -> Harness:
@@ -55,8 +55,8 @@ def fifo(depth: int) -> Harness:
     produce, consume = inside["queue.produce"], inside["queue.consume"]
     h.ensure(inside["queue.level"] == tracked.count, "level")
     h.ensure((produce < depth) & (consume < depth), "pointers")
-    h.ensure(produce == _place(consume, tracked.count, depth), "distance")
-    content = inside.memory("queue.storage", _place(consume, tracked.ahead, depth))
+    h.ensure(produce == place(consume, tracked.count, depth), "distance")
+    content = inside.memory("queue.storage", place(consume, tracked.ahead, depth))
     h.ensure(implies(tracked.inside, content == tracked.value), "content")
     return h
 
@@ -72,7 +72,7 @@ def block_fifo(depth: int) -> Harness:
     old = h.register((tracked.count + push - pop != 0) & (tracked.count - pop != 0), "is_old")
     h.ensure(implies(dut.o.valid, tracked.count != 0), "offers_only_what_it_has")
     h.ensure(implies(old, dut.o.valid), "offers_within_a_cycle")
-    h.ensure(implies(tracked.count < depth - 1, dut.i.ready), "takes_until_full")
+    h.ensure(dut.i.ready == (tracked.count < depth), "takes_until_full")
     h.ensure(implies(tracked.inside & (tracked.ahead == 0) & dut.o.valid, dut.o.payload == tracked.value), "gives")
     # In the memory are all but the one in the register.
     produce, consume, register = inside["queue.produce"], inside["queue.consume"], dut.o.valid
@@ -80,8 +80,9 @@ def block_fifo(depth: int) -> Harness:
     stored = tracked.count - register
     h.ensure(inside["queue.inner_level"] == stored, "level")
     h.ensure((produce < inner) & (consume < inner) & (stored <= inner), "pointers")
-    h.ensure(produce == _place(consume, stored, inner), "distance")
-    content = inside.memory("queue.storage", _place(consume, tracked.ahead - register, inner))
+    h.ensure(produce == place(consume, stored, inner), "distance")
+    h.ensure(register | (stored <= 1), "register_first")
+    content = inside.memory("queue.storage", place(consume, tracked.ahead - register, inner))
     h.ensure(implies(tracked.inside & ~(register & (tracked.ahead == 0)), content == tracked.value), "content")
     return h
 

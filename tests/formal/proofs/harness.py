@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from types import FrameType
 from typing import Any
 
@@ -38,7 +39,10 @@ class Inside:
                 self._results[id(part)] = result
 
     def __getitem__(self, path: str) -> Any:
-        part: Any = self._component
+        return self.of(self._component, path)
+
+    def of(self, part: Any, path: str) -> Any:
+        """What a part calls by a name."""
         for name in path.split("."):
             names = self._names.get(id(part), {})
             part = names[name] if name in names else getattr(part, name)
@@ -65,14 +69,14 @@ class Harness:
         self.m.domains.sync = self._clock = ClockDomain(reset_less=True)
         self._count = 0
 
-    def add(self, component: wiring.Component, name: str = "dut") -> Inside:
-        """Adds a component, each input of which takes any value."""
+    def add(self, component: wiring.Component, constant: Collection[str] = ()) -> Inside:
+        """Adds a component, each input of which takes any value; those of `constant` keep theirs."""
         inside = Inside(component, self.m)
-        self.m.submodules[name] = inside.fragment
-        for _, member, value in component.signature.flatten(component):
+        self.m.submodules.dut = inside.fragment
+        for path, member, port in component.signature.flatten(component):
             if member.flow is In:
-                value = Value.cast(value)
-                self.m.d.comb += value.eq(AnySeq(len(value)))
+                value = Value.cast(port)
+                self.m.d.comb += value.eq((AnyConst if path[0] in constant else AnySeq)(len(value)))
         return inside
 
     def any(self, shape: ShapeLike, name: str) -> Signal:
@@ -128,7 +132,7 @@ class Harness:
         """`trusts` all streams that enter a component, and proves of all that leave it that it `obeys`."""
         for name, member in component.signature.members.items():
             port = getattr(component, name)
-            if isinstance(port, stream.Interface):
+            if member.is_signature and {"valid", "ready", "payload"} == set(member.signature.members):
                 if member.flow is In:
                     self.trusts(port, name)
                 else:

@@ -1,0 +1,234 @@
+"""Streams: what is offered is kept until it is taken, and nobody waits with `valid` for `ready`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from amaranth import Cat, Signal
+from amaranth.lib import data, wiring
+
+from celosia.hw.config import Config
+from celosia.hw.control import Control
+from celosia.hw.dae_pipeline.dma import ReadEngine, Splitter, WriteEngine
+from celosia.hw.dae_pipeline.fetch import Fetch
+from celosia.hw.dae_pipeline.fifo import StreamFifo
+from celosia.hw.dae_pipeline.load import Aligner, Load, Writer
+from celosia.hw.dae_pipeline.readmux import ReadMux
+from celosia.hw.dae_pipeline.store import Packer, Reader, Store
+from celosia.hw.dae_pipeline.tokens import Tokens
+from celosia.hw.dae_pipeline.walk import Rows, Walker
+from celosia.hw.gemm_core.gemm import Gemm
+from celosia.hw.gemm_core.loops import Loops
+from celosia.hw.gemm_core.vector import Vector
+from celosia.hw.isa import GEMM_LOOPS, OUTER_LOOPS
+from celosia.hw.top import Accelerator
+from proofs.declare import Method, Mutant, prove
+from proofs.harness import Harness, implies
+from proofs.netlist import through, waiting
+
+SMALL = Config(
+    block_in=4, block_out=4, bus_bytes=8, inp_depth=16, wgt_depth=8, acc_depth=16, vin_depth=16, out_depth=16,
+    par_depth=4, lut_count=1, queue_depth=2, token_bits=2,
+)  # fmt: skip
+OTHER = Config(
+    batch=2, block_in=8, block_out=4, bus_bytes=16, inp_depth=16, wgt_depth=8, acc_depth=16, vin_depth=16, out_depth=32,
+    par_depth=4, lut_count=2, queue_depth=4, token_bits=3,
+)  # fmt: skip
+CONFIGS = {"small": SMALL, "other": OTHER}
+
+
+def gates(cfg: Config) -> Harness:
+    """The gates keep what they offer, and the contract of each semaphore."""
+    h = Harness()
+    dut = Tokens(cfg)
+    inside = h.add(dut)
+    h.streams(dut)
+    most = (1 << cfg.token_bits) - 1
+    for (source, target), semaphore in inside["semaphores"].items():
+        name = f"{source.name}_{target.name}"
+        promised = Signal(cfg.token_bits + 1, name=f"promised_{name}")
+        h.m.d.sync += promised.eq(promised + semaphore.reserve - semaphore.put)
+        h.assume(implies(semaphore.put, promised != 0))  # a unit is done once with each instruction
+        h.ensure(implies(semaphore.reserve, semaphore.has_room), f"reserve_{name}")
+        h.ensure(implies(semaphore.take, semaphore.has_token), f"take_{name}")
+        room, tokens = inside.of(semaphore, "room"), inside.of(semaphore, "tokens")
+        h.ensure(room + tokens + promised == most, f"counts_{name}")
+    return h
+
+
+def component(make: Callable[[], wiring.Component]) -> Harness:
+    """Streams out are kept if streams in are."""
+    h = Harness()
+    dut = make()
+    h.add(dut)
+    h.streams(dut)
+    return h
+
+
+def rows(max_shift: int) -> Harness:
+    """Rows are kept, and no row is empty."""
+    h = Harness()
+    dut = Rows(max_shift)
+    inside = h.add(dut)
+    h.streams(dut)
+    sizes = dut.block.payload
+    h.assume((sizes.x_size != 0) & (sizes.y_size != 0) & (sizes.z_size != 0) & (sizes.shift <= max_shift))
+    h.ensure(implies(dut.row.valid, dut.row.payload.bytes != 0), "no_empty_row")
+    held = inside["block"]
+    h.ensure(implies(inside["waiting"], (held.x_size != 0) & (held.y_size != 0) & (held.z_size != 0)), "held")
+    h.ensure(implies(inside["waiting"], (held.shift <= max_shift) & (inside["plane_size"] != 0)), "held_shift")
+    h.ensure(implies(inside["waiting"], inside["plane_size"] >= held.x_size), "held_plane")
+    return h
+
+
+def walker() -> Harness:
+    h = Harness()
+    dut = Walker(6, 2, data.StructLayout({"tag": 2}))
+    h.add(dut)
+    h.assume(h.kept(dut.step.valid, dut.step.ready, dut.whole, "whole"))
+    h.streams(dut)
+    return h
+
+
+def loops() -> Harness:
+    """Unless halted, which drops the instruction."""
+    h = Harness()
+    dut = Loops(("n", "k", "r"), {"acc": (4, ("n",)), "inp": (4, ("n", "k", "r"))}, reduction=("k", "r"))
+    h.add(dut)
+    h.streams(dut, unless=h.register(dut.halt, "halted") | dut.halt)
+    return h
+
+
+def aligner(bus_bytes: int) -> Harness:
+    """A unit keeps its own bytes; those above it mean nothing."""
+    h = Harness()
+    dut = Aligner(bus_bytes)
+    h.add(dut)
+    h.trusts(dut.row, "row")
+    h.trusts(dut.beat, "beat")
+    h.assume(dut.row.payload.shift <= bus_bytes.bit_length() - 1)
+    unit = dut.unit.payload
+    # An error stands for its unit: the bytes of such a unit mean nothing.
+    bits = Signal(range(8 * bus_bytes + 1))
+    h.m.d.comb += bits.eq(8 << dut.row.payload.shift)
+    own = Signal(8 * bus_bytes)
+    with h.m.If(unit.error == 0):
+        h.m.d.comb += own.eq(unit.data & ((1 << bits) - 1))
+    h.ensure(h.kept(dut.unit.valid, dut.unit.ready, Cat(own, unit.error), "unit"), "unit_kept")
+    return h
+
+
+def reader(cfg: Config) -> Harness:
+    h = Harness()
+    dut = Reader(cfg)
+    h.add(dut)
+    was_read = h.register(dut.out.en & dut.out.ready, "was_read")
+    h.assume(was_read | (dut.out.data == h.register(dut.out.data, "held")))
+    h.streams(dut)
+    return h
+
+
+def registers() -> Harness:
+    """AXI4-Lite: responses are kept, and there is one for each request, never before it."""
+    h = Harness()
+    dut = Control(SMALL)
+    h.add(dut)
+    axi = dut.axil
+    for name, payload in (("aw", axi.awaddr), ("w", Cat(axi.wdata, axi.wstrb)), ("ar", axi.araddr)):
+        h.assume(h.kept(getattr(axi, f"{name}valid"), getattr(axi, f"{name}ready"), payload, name))
+    h.ensure(h.kept(axi.bvalid, axi.bready, axi.bresp, "b"), "b_kept")
+    h.ensure(h.kept(axi.rvalid, axi.rready, Cat(axi.rdata, axi.rresp), "r"), "r_kept")
+    written, read = axi.bvalid & axi.bready, axi.rvalid & axi.rready
+    requests = {
+        "aw": (axi.awvalid & axi.awready, written),
+        "w": (axi.wvalid & axi.wready, written),
+        "ar": (axi.arvalid & axi.arready, read),
+    }
+    for name, (asked, answered) in requests.items():
+        open_ = Signal(2, name=f"open_{name}")
+        h.m.d.sync += open_.eq(open_ + asked - answered)
+        h.ensure(open_ == (axi.rvalid if name == "ar" else axi.bvalid), f"one_answer_{name}")
+    awake = h.register(1, "awake")
+    h.ensure(implies(awake & axi.awvalid & axi.wvalid & axi.bready, axi.awready & axi.wready), "write_goes_on")
+    h.ensure(implies(awake & axi.arvalid & axi.rready, axi.arready), "read_goes_on")
+    return h
+
+
+def _components(cfg: Config) -> list[wiring.Component]:
+    reader_ = Reader(cfg)
+    return [
+        StreamFifo(8, 4), StreamFifo(8, 4, block_ram=True), Splitter(cfg.bus_bytes, 32), ReadEngine(cfg.bus_bytes),
+        WriteEngine(cfg.bus_bytes), ReadMux(cfg.bus_bytes), Fetch(cfg), Tokens(cfg), Rows(4), Aligner(cfg.bus_bytes),
+        Walker(6, 2, data.StructLayout({"tag": 2})), Writer(cfg), Packer(cfg.bus_bytes, reader_.unit_bytes, 8), reader_,
+        Loops(GEMM_LOOPS, {"acc": (4, OUTER_LOOPS), "inp": (4, GEMM_LOOPS)}, reduction=("k", "r", "s")),
+        Load(cfg), Store(cfg), Gemm(cfg), Vector(cfg), Control(cfg),
+    ]  # fmt: skip
+
+
+def no_valid_waits() -> list[str]:
+    """Of no component, whole units among them."""
+    return [line for cfg in CONFIGS.values() for part in _components(cfg) for line in waiting(part)]
+
+
+def no_path_through() -> list[str]:
+    """AXI A3.2.1: the manager's outputs come from registers as far as its inputs are concerned."""
+    return through(Accelerator(OTHER), "m_axi__")
+
+
+TOKENS, WALK, LOAD = "dae_pipeline/tokens.py", "dae_pipeline/walk.py", "dae_pipeline/load.py"
+STORE, LOOPS, CONTROL = "dae_pipeline/store.py", "gemm_core/loops.py", "control.py"
+for name, cfg in CONFIGS.items():
+    prove(
+        f"token gates, Config {name}",
+        Mutant(TOKENS, "ready = has_tokens & has_room", "ready = has_room"),
+        Mutant(TOKENS, "instr.valid.eq(queue.valid & ready)", "instr.valid.eq(queue.valid & ready & ~done.valid)"),
+        depth=1,
+    )(partial(gates, cfg))
+for max_shift in (4, 8):
+    prove(
+        f"rows of blocks, elements of up to {1 << max_shift} bytes",
+        Mutant(WALK, "with m.If(busy & self.row.ready):", "with m.If(busy):"),
+        depth=1,
+    )(partial(rows, max_shift))
+prove(
+    "walker keeps its steps",
+    Mutant(WALK, "self.job.ready.eq(~busy | (self.step.ready & last))", "self.job.ready.eq(~busy | last)"),
+)(walker)
+prove(
+    "loops keep their iterations",
+    Mutant(LOOPS, "(~busy | (self.step.ready & all_done))", "(~busy | all_done)"),
+)(loops)
+for bus_bytes in (8, 16):
+    prove(
+        f"aligner keeps its units, {8 * bus_bytes} bits",
+        Mutant(LOAD, "(~crosses | self.beat.valid | (held.error != Error.NONE))", "1"),
+    )(partial(aligner, bus_bytes))
+    prove(
+        f"packer keeps its beats, {8 * bus_bytes} bits",
+        Mutant(STORE, "(self.beat.ready | ~(fills | row_end))", "(self.beat.ready | ~fills)"),
+    )(partial(component, partial(Packer, bus_bytes, 4, 8)))
+for name, cfg in CONFIGS.items():
+    prove(
+        f"reader of out keeps its units, Config {name}",
+        Mutant(STORE, "free = ~full | self.unit.ready", "free = ~full | self.unit.ready | walker.step.valid"),
+    )(partial(reader, cfg))
+prove(
+    "control registers on AXI4-Lite",
+    Mutant(CONTROL, "(~bus.rvalid | bus.rready)", "1"),
+    Mutant(CONTROL, "bus.wready.eq(write)", "bus.wready.eq(write | ~bus.awvalid)"),
+)(registers)
+prove(
+    "no valid waits for its ready",
+    Mutant(TOKENS, "instr.valid.eq(queue.valid & ready)", "instr.valid.eq(queue.valid & ready & instr.ready)"),
+    method=Method.NETLIST,
+    depth=0,
+)(no_valid_waits)
+prove(
+    "no path through the AXI manager",
+    Mutant(
+        "dae_pipeline/readmux.py", "axi.rready.eq(owners.o.valid & ", "axi.rready.eq(owners.o.valid & axi.rvalid & "
+    ),
+    method=Method.NETLIST,
+    depth=0,
+)(no_path_through)
