@@ -34,7 +34,7 @@ PAGE = 4096
 REGISTER_BYTES = PAGE
 POLL_SECONDS = 1e-4
 CLOCK_HZ = 100e6
-"""Clock of the accelerator that time limits are reckoned with; the bitstream projects set it."""
+"""Clock that time limits are reckoned with: the slowest of the boards', so that none comes too early."""
 WATCHDOG_CYCLES = 10_000_000
 """Cycles without progress of any unit after which the hardware ends a run: 0.1 s at 100 MHz."""
 BASES = {"armv7l": 0x43C0_0000, "aarch64": 0xA000_0000}

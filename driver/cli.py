@@ -138,12 +138,22 @@ def celosia(
     """
 
 
+def _preset(target: str | None) -> str:
+    """The Config for a board that names none."""
+    from celosia.bitstreams.boards import BOARDS
+
+    return BOARDS[target].preset if target in BOARDS else "pynq"
+
+
 @app.command(name="compile")
 @command
 def compile_(
     model: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="The model: int8, or with QDQ nodes.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="PROGRAM", help="The file to write.")],
-    config: ConfigOption = "pynq",
+    config: Annotated[
+        str | None,
+        typer.Option("--config", metavar="NAME|FILE", help="The accelerator [default: the target board's, or pynq]."),
+    ] = None,
     target: Annotated[
         str | None,
         typer.Option(
@@ -166,7 +176,7 @@ def compile_(
         _destinations([model], output)
         from celosia.compiler.compile import compile as compile_model
 
-        program = compile_model(model, config, progress=stages, target=target)
+        program = compile_model(model, config or _preset(target), progress=stages, target=target)
         stages("writing the Program")
         program.save(output)
     if not quiet:

@@ -13,9 +13,11 @@ import emulated
 import numpy as np
 import pytest
 
+from celosia.bitstreams import boards
 from celosia.compiler.cpu import compile_op
 from celosia.compiler.cpu.llvm import LinkError, link_library
 from celosia.compiler.cpu.target import BOARDS, TARGETS, TargetError, compiling_for, find_target
+from celosia.driver import board
 
 RNG = np.random.default_rng(5)
 
@@ -132,6 +134,11 @@ def test_integer_kernels_need_no_c_library() -> None:
 
 def test_targets_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {find_target(name).machine for name in BOARDS} == {"armv7l", "aarch64"}
+    processors = {"zynq": "armv7", "zynqmp": "aarch64"}
+    assert {name: processors[each.processor] for name, each in boards.BOARDS.items()} == BOARDS
+    for each in boards.BOARDS.values():
+        assert board.BASES[find_target(each.name).machine] == each.address
+        assert each.clock_mhz * 1e6 >= board.CLOCK_HZ
     with pytest.raises(TargetError, match="there is no target 'pynq'; take pynq-z1, "):
         find_target("pynq")
     monkeypatch.setattr("celosia.compiler.cpu.llvm.find_spec", lambda name: None)
