@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from proofs.declare import PROPERTIES, Mutant, all_properties
-from proofs.run import ProofError, run
+from proofs.run import ProofError, run, together
 
 all_properties()
 
@@ -18,7 +18,7 @@ def tools() -> None:
 @pytest.mark.parametrize("name", PROPERTIES)
 def test_property(name: str) -> None:
     proof = PROPERTIES[name]
-    result = run(proof)
+    result = together([run(proof, case=case) for case in proof.sample or (None,)])
     assert result.holds, result.found
     for mutant in proof.mutants:
         assert not run(proof, mutant).holds, f"{name} does not find {mutant}"

@@ -1,4 +1,4 @@
-"""Writes the design of one property, with a mutant if one is given: python -m proofs.build NAME [FILE OLD NEW].
+"""Writes the design of one property, with a mutant if one is given: python -m proofs.build NAME CASE [FILE OLD NEW].
 
 In a process of its own, because the fault is planted into the source before anything imports it.
 """
@@ -46,11 +46,11 @@ class Planter(MetaPathFinder):
         return importlib.util.spec_from_file_location(fullname, file, loader=_Loader(fullname, str(file), self._mutant))
 
 
-def main(name: str, *mutant: str) -> None:
+def main(name: str, case: str, *mutant: str) -> None:
     if mutant:
         sys.meta_path.insert(0, Planter(Mutant(*mutant)))
     proof = all_properties()[name]
-    built = proof.build()
+    built = proof.build(int(case)) if case else proof.build()
     if proof.method is Method.NETLIST:
         print("\n".join(built))
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -36,15 +36,19 @@ class Property:
 
     depth: k of the induction or the bound. reach: cycles in which the mutants must be found.
     script: commands for Yosys between reading and preparing the design.
+    cases: where one question is too hard, several easier ones that together are the same: `build` is given one of them.
+    sample: the cases that the tests try; `make prove` tries all. Mutants are tried with the first of them.
     """
 
     name: str
-    build: Callable[[], Any]
+    build: Callable[..., Any]
     method: Method
     depth: int
     reach: int
     mutants: tuple[Mutant, ...]
     script: tuple[str, ...] = ()
+    cases: tuple[int, ...] = ()
+    sample: tuple[int, ...] = ()
 
 
 PROPERTIES: dict[str, Property] = {}
@@ -57,15 +61,19 @@ def prove(
     method: Method = Method.INDUCTION,
     reach: int = 0,
     script: tuple[str, ...] = (),
-) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    cases: Sequence[int] = (),
+    sample: Sequence[int] = (),
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declares the decorated function as a property. `reach` 0: as deep as `depth`, but at least 12."""
 
-    def declare(build: Callable[[], Any]) -> Callable[[], Any]:
+    def declare(build: Callable[..., Any]) -> Callable[..., Any]:
         if name in PROPERTIES:
             raise ValueError(f"there are two properties {name!r}")
         if not mutants:
             raise ValueError(f"property {name!r} has no mutant")
-        PROPERTIES[name] = Property(name, build, method, depth, reach or max(depth, 12), mutants, script)
+        PROPERTIES[name] = Property(
+            name, build, method, depth, reach or max(depth, 12), mutants, script, tuple(cases), tuple(sample)
+        )
         return build
 
     return declare
@@ -73,6 +81,6 @@ def prove(
 
 def all_properties() -> dict[str, Property]:
     """Every property, in the order of the table."""
-    for module in ("semaphores", "fifos", "bursts", "handshakes", "decoder"):
+    for module in ("semaphores", "fifos", "bursts", "handshakes", "decoder", "requantiser"):
         importlib.import_module(f"proofs.{module}")
     return PROPERTIES

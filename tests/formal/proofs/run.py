@@ -67,6 +67,12 @@ class Row:
         return self.result.seconds + sum(mutant.seconds for mutant in self.mutants)
 
 
+def together(results: Sequence[Result]) -> Result:
+    """Of all cases of a property."""
+    found = next((result.found for result in results if not result.holds), "")
+    return Result(not found, results[0].depth, round(sum(result.seconds for result in results), 1), found)
+
+
 @cache
 def _digest() -> str:
     """Differs where the hardware, the proofs or a tool do."""
@@ -77,12 +83,16 @@ def _digest() -> str:
     return digest.hexdigest()
 
 
-def run(proof: Property, mutant: Mutant | None = None, depth: int = 0) -> Result:
-    """Try `proof`, on a mutant if one is given. depth: at least so many cycles, where the proof is bounded."""
+def run(proof: Property, mutant: Mutant | None = None, depth: int = 0, case: int | None = None) -> Result:
+    """Try `proof`, on a mutant if one is given. depth: at least so many cycles, where the proof is bounded.
+
+    case: one of its cases, the first of the sample if none is given."""
+    if case is None and proof.cases:
+        case = proof.sample[0]
     steps = proof.depth if mutant is None else proof.reach
     if proof.method is Method.BOUNDED and mutant is None:
         steps = max(steps, depth)
-    key = hashlib.sha256(f"{_digest()} {proof.name} {mutant} {steps}".encode()).hexdigest()[:24]
+    key = hashlib.sha256(f"{_digest()} {proof.name} {case} {mutant} {steps}".encode()).hexdigest()[:24]
     folder = cache_folder() / "proofs" / key
     record = folder / "result.json"
     if record.exists():
@@ -90,7 +100,7 @@ def run(proof: Property, mutant: Mutant | None = None, depth: int = 0) -> Result
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     before = _processor_time()
-    text = _build(proof, mutant)
+    text = _build(proof, mutant, case)
     if proof.method is Method.NETLIST:
         found = text.strip()
     else:
@@ -103,13 +113,17 @@ def run(proof: Property, mutant: Mutant | None = None, depth: int = 0) -> Result
 def run_all(proofs: Sequence[Property], jobs: int, depth: int = 0) -> Iterator[Row]:
     """Try all `proofs` with their mutants, `jobs` runs at once; rows come in order."""
     with ProcessPoolExecutor(jobs) as pool:
-        tasks: list[tuple[Property, Future[Result], list[Future[Result]]]] = [
-            (proof, pool.submit(run, proof, None, depth), [pool.submit(run, proof, mutant) for mutant in proof.mutants])
+        tasks: list[tuple[Property, list[Future[Result]], list[Future[Result]]]] = [
+            (
+                proof,
+                [pool.submit(run, proof, None, depth, case) for case in proof.cases or (None,)],
+                [pool.submit(run, proof, mutant) for mutant in proof.mutants],
+            )
             for proof in proofs
         ]
         try:
-            for proof, task, mutants in tasks:
-                yield Row(proof, task.result(), tuple(mutant.result() for mutant in mutants))
+            for proof, cases, mutants in tasks:
+                yield Row(proof, together([task.result() for task in cases]), tuple(task.result() for task in mutants))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -120,8 +134,8 @@ def _processor_time() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def _build(proof: Property, mutant: Mutant | None) -> str:
-    command = [sys.executable, "-W", "ignore", "-m", "proofs.build", proof.name]
+def _build(proof: Property, mutant: Mutant | None, case: int | None) -> str:
+    command = [sys.executable, "-W", "ignore", "-m", "proofs.build", proof.name, "" if case is None else str(case)]
     if mutant:
         command += [mutant.file, mutant.old, mutant.new]
     paths = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]

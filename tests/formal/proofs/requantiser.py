@@ -1,0 +1,179 @@
+"""The requantiser equals its specification for all sums, multipliers and shifts.
+
+The one thing that a solver cannot do is a multiplication of 24 by 24 bits. So it is cut out: Yosys puts any value in
+its place, of which only this is assumed: it is 0 where a factor is 0, and at least 2^23 where the multiplier is not 0
+and the significand has all its 24 bits. The real product is one of these values, so what holds for all of them holds
+for it. Each shift is a case of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from amaranth import Cat, Module, Mux, Signal, Value, signed
+
+from celosia.hw.gemm_core.requant import STAGES, Requantise
+from proofs.declare import Method, Mutant, prove
+from proofs.harness import Harness, implies
+
+CUT = ("cutpoint t:$mul",)
+LIMIT = 256
+"""The result saturates here: no zero point brings it back into an int8."""
+
+
+def excess(m: Module, value: Value, name: str) -> Signal:
+    """Significant bits of `value` beyond 24."""
+    bits = Signal(6, name=f"{name}_excess")
+    for i in range(24, len(value)):
+        with m.If(value[i]):
+            m.d.comb += bits.eq(i - 23)
+    return bits
+
+
+def half_even(m: Module, value: Value, shift: Value, slack: Value | int, name: str) -> Signal:
+    """value / 2^shift to the nearest integer, ties to even; what lies within `slack` of a tie is one."""
+    width = 66  # of shifts up to 63, too
+    floor, fraction, half = (Signal(width, name=f"{name}_{part}") for part in ("floor", "fraction", "half"))
+    distance = Signal(signed(width), name=f"{name}_distance")
+    tie, up, result = Signal(name=f"{name}_tie"), Signal(name=f"{name}_up"), Signal(width, name=f"{name}_rounded")
+    m.d.comb += [
+        floor.eq(value >> shift),
+        fraction.eq(value - (floor << shift)[:width]),
+        half.eq(((1 << shift) >> 1)[:width]),
+        distance.eq(fraction - half),
+        tie.eq((distance <= slack) & (-distance <= slack)),
+        up.eq((shift != 0) & Mux(tie, floor[0], distance > 0)),
+        result.eq(floor + up),
+    ]
+    return result
+
+
+def as_reference(m: Module, product: Value, shift: Value) -> Signal:
+    """Step 3 of `sim.reference.requantise`: once, with half a unit of the 24th significant bit as slack."""
+    bits = excess(m, product, "product")
+    slack = Signal(len(product))
+    m.d.comb += slack.eq(((1 << bits) >> 1)[: len(product)])
+    return half_even(m, product, shift, slack, "nearest")
+
+
+def as_float32(m: Module, product: Value, shift: Value) -> Signal:
+    """As float32 computes: the product to 24 significant bits, and that to an integer."""
+    bits = excess(m, product, "product")
+    single = Signal(len(product) + 1)
+    m.d.comb += single.eq(half_even(m, product, bits, 0, "single") << bits)
+    return half_even(m, single, shift, 0, "nearest")
+
+
+def lane(rounding: Callable[[Module, Value, Value], Signal], case: int) -> Harness:
+    """An item enters in cycle 0 and goes on in each cycle; what is around it may be anything."""
+    h = Harness()
+    m = h.m
+    dut = Requantise()
+    inside = h.add(dut)
+    cycle = Signal(4)
+    m.d.sync += cycle.eq(cycle + 1)
+    for stage in range(STAGES):
+        h.assume(implies(cycle == stage, dut.enable[stage]))
+    v, bypass, param = (
+        h.constant(shape, f"item_{name}") for name, shape in (("v", signed(32)), ("bypass", 1), ("param", 62))
+    )
+    h.assume(implies(cycle == 0, Cat(dut.v == v, dut.bypass == bypass, Value.cast(dut.param)[:62] == param).all()))
+    bias, multiplier, shift = param[:32].as_signed(), param[32:56], param[56:62]
+    h.assume(~bypass & (shift == case))
+
+    # The sum as float32.
+    total, magnitude = Signal(signed(32)), Signal(32)
+    m.d.comb += [total.eq(v + bias), magnitude.eq(Mux(total < 0, -total, total))]
+    lost = excess(m, magnitude, "sum")
+    rounded = Signal(33)
+    m.d.comb += rounded.eq(half_even(m, magnitude, lost, 0, "sum") << lost)
+    less = excess(m, rounded, "rounded")
+    significand = inside["significand"]
+    h.ensure(implies(cycle == 2, (significand << less)[:40] == rounded), "significand")
+
+    # The product, of which not much is known.
+    factor, product = Signal(24), Signal(48)
+    with m.If(cycle == 2):
+        m.d.sync += factor.eq(significand)
+    with m.If(cycle == 3):
+        m.d.sync += product.eq(inside["product"])
+    either = (factor == 0) | (multiplier == 0)
+    cut = inside["product"]
+    h.assume(implies((cycle == 3) & either, cut == 0))
+    h.assume(implies((cycle == 3) & ~either & factor[23], cut >= (1 << 23)))
+    exact = Signal(57)
+    m.d.comb += exact.eq(product << less)
+
+    nearest = rounding(m, exact, shift)
+    wanted = Signal(signed(10))
+    m.d.comb += wanted.eq(Mux(nearest > LIMIT, LIMIT, nearest))
+    h.ensure(implies(cycle == STAGES, dut.result == Mux(total < 0, -wanted, wanted)), "result")
+    return h
+
+
+def bypass() -> Harness:
+    """Where the requantiser is bypassed the result is v itself, saturated."""
+    h = Harness()
+    dut = Requantise()
+    inside = h.add(dut)
+    h.assume(dut.bypass & dut.enable.all())
+    v: Value = dut.v
+    for stage in range(STAGES):
+        v = h.register(v, f"v{stage}")
+    started = h.register(1, "started")
+    for stage in range(STAGES - 1):
+        started = h.register(started, f"started{stage}")
+    factor = h.register(inside["significand"], "factor")
+    h.assume(inside["product"] == factor << 23)
+    wanted = Mux(v > LIMIT, LIMIT, Mux(v < -LIMIT, -LIMIT, v))
+    h.ensure(implies(started, dut.result == wanted), "result")
+    return h
+
+
+REGISTERS = (
+    ("negative0", "magnitude", "multiplier0", "shift0"),
+    ("negative1", "significand", "multiplier1", "shift1"),
+    ("negative2", "product", "shift2"),
+    ("negative3", "quotient"),
+    ("result",),
+)
+"""What each stage holds."""
+
+
+def pauses() -> Harness:
+    """A stage that is not enabled keeps what it holds; so pauses only delay an item."""
+    h = Harness()
+    dut = Requantise()
+    inside = h.add(dut)
+    for stage, names in enumerate(REGISTERS):
+        held = Cat(dut.result if name == "result" else inside[name] for name in names)
+        before = h.register(held, f"held{stage}")
+        h.ensure(h.register(dut.enable[stage], f"enabled{stage}", init=1) | (held == before), f"stage{stage}")
+    return h
+
+
+FILE = "gemm_core/requant.py"
+for name, rounding in (("float32", as_float32), ("sim.reference", as_reference)):
+    prove(
+        f"requantiser equals {name}",
+        Mutant(FILE, "Mux(quotient[point], slack, ~slack)", "Mux(quotient[point], slack, slack)"),
+        Mutant(FILE, "magnitude + (below >> 1) + odd", "magnitude + (below >> 1) + below[0]"),
+        method=Method.BOUNDED,
+        depth=STAGES + 1,
+        reach=STAGES + 1,
+        script=CUT,
+        cases=range(64),
+        sample=(46,),
+    )(partial(lane, rounding))
+prove(
+    "requantiser bypassed",
+    Mutant(FILE, "Mux(self.bypass, 0, self.param.bias)", "self.param.bias"),
+    depth=STAGES + 1,
+    script=CUT,
+)(bypass)
+prove(
+    "requantiser paused",
+    Mutant(FILE, "with m.If(self.enable[3]):", "with m.If(self.enable[3] | self.enable[4]):"),
+    depth=1,
+)(pauses)
