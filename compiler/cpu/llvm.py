@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,13 @@ import llvmlite
 import llvmlite.binding as llvm
 from platformdirs import user_cache_dir
 
+from celosia.compiler.cpu import codegen
 from celosia.compiler.cpu.codegen import render
 from celosia.compiler.cpu.kernel import Kernel
 from celosia.compiler.cpu.target import Target, target
 from celosia.compiler.expr.bounds import statements
-from celosia.compiler.expr.loops import Alloc, Function
+from celosia.compiler.expr.loops import Alloc, Function, exprs
+from celosia.compiler.expr.nodes import Load, walk
 from celosia.compiler.expr.printer import ELIDED
 
 
@@ -91,25 +93,33 @@ def _fills_registers(function: Function) -> bool:
     return max(tiles, default=0) * 4 >= target().registers * target().vector_bytes
 
 
-def _cached_object(text: str, unroll: bool) -> bytes:
-    """The object file for LLVM IR, from disk where it is there undamaged."""
-    key = hashlib.sha256(f"{llvmlite.__version__}\n{_other() or host()}\n{unroll}\n{text}".encode()).hexdigest()
-    path = cache_dir() / f"{key}.o"
+@functools.cache
+def _sources() -> str:
+    """What the code of a loop nest depends on beside the nest: the version of LLVM and the compiler's own sources."""
+    folder = Path(codegen.__file__).parent
+    text = b"".join(
+        path.read_bytes() for each in (folder, folder.parent / "expr") for path in sorted(each.glob("*.py"))
+    )
+    return f"{llvmlite.__version__} {hashlib.sha256(text).hexdigest()}"
+
+
+def _cached(loops: str, how: object, make: Callable[[], Kernel]) -> Kernel:
+    """The kernel of a loop nest as text, from disk where it is there undamaged. how: what else it depends on."""
+    name = hashlib.sha256(f"{_sources()}\n{_other() or host()}\n{how}\n{loops}".encode()).hexdigest()
+    path = cache_dir() / f"{name}.kernel"
     try:
-        data = path.read_bytes()
-        if data[:32] == hashlib.sha256(data[32:]).digest():
-            return data[32:]
-    except OSError:
+        return Kernel.from_bytes(path.read_bytes())
+    except (OSError, ValueError):
         pass
-    code = optimise(text, unroll=unroll)[1]
+    kernel = make()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(hashlib.sha256(code).digest() + code)
+            file.write(kernel.to_bytes())
         os.replace(file.name, path)
     except OSError:
         pass  # without a cache everything still works
-    return code
+    return kernel
 
 
 _numbers = itertools.count()  # of libraries that this process has linked
@@ -136,13 +146,23 @@ def compile_function(function: Function, features: frozenset[str] | None = None)
     with others (`link_library`); its symbol is unique.
     """
     loops = str(function)
-    key = loops, function.in_place, features, target()
-    kernel = _kernels.get(key) or _compile(function, features)
-    if ELIDED not in loops:  # then the text says all
+    tables = _tables(function) if ELIDED in loops else ""  # else the text says all
+    key = loops, tables, function.in_place, features, target()
+    kernel = _kernels.get(key)
+    if kernel is None:
+        how = tables, function.in_place, features and sorted(features)
+        kernel = _cached(loops, how, lambda: _compile(function, features))
         if len(_kernels) >= MAX_KERNELS:
             _kernels.clear()
         _kernels[key] = kernel
     return kernel
+
+
+def _tables(function: Function) -> str:
+    """A digest of the constants inside the loops, in the order of their use."""
+    reads = (node for s in statements(function.body) for e in exprs(s) for node in walk(e) if isinstance(node, Load))
+    found = dict.fromkeys(read.tensor for read in reads if read.tensor.value is not None)
+    return hashlib.sha256(b"".join(t.value.tobytes() for t in found if t.value is not None)).hexdigest()
 
 
 def _compile(function: Function, features: frozenset[str] | None) -> Kernel:
@@ -156,7 +176,7 @@ def _compile(function: Function, features: frozenset[str] | None) -> Kernel:
         tuple((t.dtype, t.shape) for t in function.inputs),
         tuple((t.dtype, t.shape) for t in function.outputs),
         rendered.workspace_bytes,
-        _cached_object(text, not _fills_registers(function)),
+        optimise(text, unroll=not _fills_registers(function))[1],
         other.machine if other is not None else host(),
         function.in_place,
         rendered.shared_bytes,
