@@ -50,6 +50,7 @@ KINDS: dict[Kind, tuple[str, ...]] = {
     ),
     Kind.OPAQUE: (
         "ConstantOfShape", "DynamicQuantizeLinear", "EyeLike", "OneHot", "Range", "Shape", "Size", "Split",
+        "TopK",
     ),
 }  # fmt: skip
 KIND = {op: kind for kind, ops in KINDS.items() for op in ops}
