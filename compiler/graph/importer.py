@@ -170,6 +170,7 @@ def _without_constant_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
     result.CopyFrom(proto)
     del result.graph.input[:]
     result.graph.input.extend(value for value in proto.graph.input if value.name not in constants)
+    result.ir_version = max(result.ir_version, 4)  # before 4, constants had to be inputs
     return result
 
 
