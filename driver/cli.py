@@ -366,6 +366,45 @@ def deploy(
 
 @app.command()
 @command
+def flash(
+    bit: Annotated[
+        Path, typer.Argument(metavar="FILE.bit", help="The bitstream; its .hwh and manifest lie beside it.")
+    ],
+    board: Annotated[str, typer.Option("--board", metavar="NAME", help="pynq-z1, pynq-z2, ultra96 or zcu104.")],
+    host: Annotated[
+        str | None, typer.Option("--host", metavar="USER@BOARD", help="The board, as ssh knows it [default: this one].")
+    ] = None,
+    sudo: Sudo = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Load a bitstream into a board's FPGA, and check that its accelerator answers.
+
+    JTAG is no way to do it: on a Zynq it leaves the clocks of the logic as they were.
+
+    \b
+    Examples:
+      celosia flash build/pynq-z2/pynq-z2-pynq.bit --board pynq-z2 --host root@pynq
+    """
+    from celosia.bitstreams.project import find_board
+    from celosia.driver import deploy as deployment
+    from celosia.driver.flash import load, prepare
+    from celosia.driver.ssh import connected
+
+    manifest = prepare(bit, board, find_board(board).part)
+    if host is None:
+        load(str(bit), manifest.address, manifest.identity)
+    else:
+        with _stages(quiet) as stages, stages.paused(), connected(host) as connection:
+            stages(f"loading on {host}")
+            deployment.flash(deployment.Remote(connection, sudo=sudo), bit, manifest)
+    if not quiet:
+        what = f"{manifest.config['name']} ({manifest.identity:08x}) at {manifest.clock_mhz} MHz"
+        typer.echo(f"{host or 'this board'}: {bit.name} is loaded, accelerator {what} answers at {manifest.address:#x}")
+
+
+@app.command()
+@command
 def inspect(
     model: Model,
     config: MaybeConfig = None,

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import IO, Any
 
 import celosia
+from celosia.bitstreams.manifest import Manifest
 from celosia.compiler.program import Program, ProgramError
 from celosia.driver import bootstrap
 from celosia.driver.bootstrap import MARK
 from celosia.driver.runtime import Result
-from celosia.driver.serve import ERRORS, load_result, pack
+from celosia.driver.serve import ERRORS, load_result, pack, unpack
 from celosia.driver.ssh import Connection, SshError
 
 FOLDER = "~/celosia"
@@ -27,13 +28,13 @@ FOLDER = "~/celosia"
 PYTHON = (3, 10)
 """The oldest Python that the runner runs on; PYNQ 3.0 has it."""
 RUNNER = (
-    "__init__.py", "compiler/__init__.py", "compiler/check.py", "compiler/cpu/__init__.py", "compiler/cpu/host.py",
-    "compiler/cpu/hostops/*.py", "compiler/cpu/kernel.py", "compiler/cpu/threads.py", "compiler/dtypes.py",
-    "compiler/files.py", "compiler/memory.py", "compiler/program.py", "compiler/saved.py",
-    "compiler/tensorize/__init__.py", "compiler/tensorize/layer.py", "compiler/tensorize/pack.py", "driver/__init__.py",
-    "driver/board.py", "driver/bootstrap.py", "driver/runtime.py", "driver/serve.py", "hw/__init__.py", "hw/config.py",
-    "hw/isa.py", "hw/regs.py", "sim/__init__.py", "sim/checking.py", "sim/device.py", "sim/fsim.py", "sim/reference.py",
-    "sim/vectorised.py",
+    "__init__.py", "bitstreams/__init__.py", "bitstreams/manifest.py", "compiler/__init__.py", "compiler/check.py",
+    "compiler/cpu/__init__.py", "compiler/cpu/host.py", "compiler/cpu/hostops/*.py", "compiler/cpu/kernel.py",
+    "compiler/cpu/threads.py", "compiler/dtypes.py", "compiler/files.py", "compiler/memory.py", "compiler/program.py",
+    "compiler/saved.py", "compiler/tensorize/__init__.py", "compiler/tensorize/layer.py", "compiler/tensorize/pack.py",
+    "driver/__init__.py", "driver/board.py", "driver/bootstrap.py", "driver/flash.py", "driver/runtime.py",
+    "driver/serve.py", "hw/__init__.py", "hw/config.py", "hw/isa.py", "hw/regs.py", "sim/__init__.py",
+    "sim/checking.py", "sim/device.py", "sim/fsim.py", "sim/reference.py", "sim/vectorised.py",
 )  # fmt: skip
 """The modules that a board needs; they import numpy and the standard library only, which a test holds."""
 MAIN = "from celosia.driver.serve import main\nmain()\n"
@@ -122,6 +123,11 @@ class Remote:
         result: Result = self._call(f"exec python3 {_quoted(path)}", [pack(head, inputs)], load_result)
         return result
 
+    def flash(self, runner: File, bit: File, manifest: Manifest) -> None:
+        """Load an installed bitstream. Raises DeviceError, SshError."""
+        head = {"bitstream": f"{self.folder}/{bit.name}", "address": manifest.address, "identity": manifest.identity}
+        self._call(f"exec python3 {_quoted(f'{self.folder}/{runner.name}')}", [pack(head, {})], _answered)
+
     def _bootstrap(self, what: str, files: tuple[File, ...], data: list[bytes] | None = None) -> dict[str, Any]:
         text = Path(bootstrap.__file__).read_bytes()
         request = {"what": what, "folder": self.folder, "files": [file.to_dict() for file in files]}
@@ -158,6 +164,13 @@ class Remote:
                 with suppress(OSError):  # what was not written yet
                     pipe.close()
             process.wait()
+
+
+def _answered(stream: IO[bytes]) -> None:
+    """Raises the board's error."""
+    head, _ = unpack(stream)
+    if "error" in head:
+        raise ERRORS.get(head["kind"], RuntimeError)(head["error"])
 
 
 def _quoted(path: str) -> str:
@@ -234,3 +247,14 @@ def run(
     seconds["transfer"] = time.perf_counter() - started - seconds["run"] - seconds["build"]
     result.report["host"] = remote.connection.name
     return result
+
+
+def flash(remote: Remote, bit: Path, manifest: Manifest) -> None:
+    """Put the bitstream `bit` and its .hwh on a board, and load it there. Raises DeviceError, SshError."""
+    name = f"bitstream-{manifest.bit[:12]}"
+    files = runner(), File(f"{name}.bit", bit.read_bytes()), File(f"{name}.hwh", bit.with_suffix(".hwh").read_bytes())
+    board = remote.status(*files)
+    if board.pynq is None:
+        raise SshError(f"{remote.connection.name} has no pynq ({board.pynq_error}); use a PYNQ image")
+    remote.install(board, *files)
+    remote.flash(files[0], files[1], manifest)

@@ -3,7 +3,8 @@ output. Needs nothing but numpy, and pynq for the device "board".
 
 The request is a line of JSON ({program, device, threads, options, sizes of the inputs' bytes by name}) and those bytes.
 The answer, after MARK, is a line of JSON ({report, counters, sizes of the outputs' bytes by name}, or {kind, error})
-and those bytes. Arrays are as `compiler.saved` writes them.
+and those bytes. Arrays are as `compiler.saved` writes them. A request {bitstream, address, identity} loads a bitstream
+instead.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 from celosia.compiler.cpu.host import HostError
 from celosia.compiler.program import Program, ProgramError
 from celosia.compiler.saved import array_bytes, load_array
+from celosia.driver import flash
 from celosia.driver.bootstrap import MARK
 from celosia.driver.runtime import InputError, Result, Runtime
 from celosia.sim.device import Counters, DeviceError, Event
@@ -101,9 +103,13 @@ def serve(request: IO[bytes], answer: IO[bytes]) -> None:
     try:
         head, inputs = unpack(request)
         _end_with(request)
-        program = Program.load(os.path.expanduser(head["program"]))
-        with Runtime(program, head["device"], head["threads"], **head["options"]) as runtime:
-            data = result_bytes(runtime.run(inputs))
+        data = b"{}\n"
+        if "bitstream" in head:
+            flash.load(head["bitstream"], head["address"], head["identity"])
+        else:
+            program = Program.load(os.path.expanduser(head["program"]))
+            with Runtime(program, head["device"], head["threads"], **head["options"]) as runtime:
+                data = result_bytes(runtime.run(inputs))
     except Exception as error:
         text = str(error) if type(error).__name__ in ERRORS else f"{type(error).__name__}: {error}"
         data = json.dumps({"kind": type(error).__name__, "error": text}).encode() + b"\n"

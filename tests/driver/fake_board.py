@@ -43,6 +43,11 @@ class MMIO:
     def write(self, offset, value):
         assert lib.celosia_write_register(handle, offset, ctypes.c_uint32(value))
 
+class Overlay:
+    def __init__(self, path):
+        if not os.path.exists(path.replace(".bit", ".hwh")):
+            raise FileNotFoundError(path)
+
 class Buffer(np.ndarray):
     physical_address = BASE
     def flush(self): pass

@@ -1,0 +1,150 @@
+"""`celosia flash`: what is refused before anything is touched, and loading, here and over ssh."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import struct
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from fake_board import FakeBoard, serving
+from typer.testing import CliRunner
+
+from celosia.bitstreams.boards import BOARDS, Board
+from celosia.bitstreams.manifest import BitHeader, Manifest, ManifestError
+from celosia.driver import flash
+from celosia.driver.cli import app
+from celosia.hw.config import PRESETS, Config
+from celosia.hw.regs import MAGIC, REGISTERS
+from celosia.sim.device import DeviceError
+
+BOARD = BOARDS["pynq-z1"]
+TINY = PRESETS["tiny"]
+
+
+def bit_bytes(part: str, data: bytes = b"\xff" * 100) -> bytes:
+    """A .bit file as Vivado writes it."""
+    fields = (
+        b"system_wrapper;UserID=0XFFFFFFFF;Version=2024.1\0",
+        part.encode() + b"\0",
+        b"2026/01/02\0",
+        b"03:04:05\0",
+    )
+    head = bytes.fromhex("0009 0ff0 0ff0 0ff0 0ff0 00 0001".replace(" ", ""))
+    for key, text in zip(b"abcd", fields):
+        head += struct.pack(">BH", key, len(text)) + text
+    return head + struct.pack(">BI", ord("e"), len(data)) + data
+
+
+def bitstream(folder: Path, board: Board = BOARD, cfg: Config = TINY, part: str = "7z020clg400") -> Path:
+    path = folder / "design.bit"
+    path.write_bytes(bit_bytes(part))
+    path.with_suffix(".hwh").write_text("<handoff/>")
+    digests = [hashlib.sha256(path.with_suffix(e).read_bytes()).hexdigest() for e in (".bit", ".hwh")]
+    manifest = Manifest(
+        board.name, board.part, cfg.to_dict(), cfg.digest, "0" * 32, 100, board.address, "0.1.0", "Vivado 2024.1",
+        "0.1", *digests,
+    )  # fmt: skip
+    path.with_suffix(".json").write_text(manifest.to_json())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("part", "device", "fits"),
+    [
+        ("7z020clg400", "xc7z020clg400-1", True),
+        ("7z020clg484", "xc7z020clg400-1", False),
+        ("7z010clg400", "xc7z020clg400-1", False),
+        ("xczu3eg-sbva484-1-e", "xczu3eg-sbva484-1-i", True),
+        ("xczu7ev-ffvc1156-2-e", "xczu3eg-sbva484-1-i", False),
+    ],
+)
+def test_header(tmp_path: Path, part: str, device: str, fits: bool) -> None:
+    path = bitstream(tmp_path, part=part)
+    header = BitHeader.read(path)
+    assert (header.design, header.part, header.date, header.time) == ("system_wrapper", part, "2026/01/02", "03:04:05")
+    assert path.read_bytes()[header.offset :] == b"\xff" * header.length
+    assert header.is_for(device) == fits
+
+
+def test_damaged_files(tmp_path: Path) -> None:
+    path = bitstream(tmp_path)
+    sound = path.read_bytes()
+    assert flash.prepare(path, "pynq-z1", BOARD.part).identity == TINY.identity
+    for size in range(len(sound)):
+        path.write_bytes(sound[:size])
+        with pytest.raises(ManifestError, match=r"is damaged|is not a bitstream"):
+            flash.prepare(path, "pynq-z1", BOARD.part)
+    path.write_bytes(sound[:-1] + b"\0")
+    with pytest.raises(ManifestError, match=r"design.bit is damaged or from another build"):
+        flash.prepare(path, "pynq-z1", BOARD.part)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"part": "7z010clg400"}, r"is for 7z010clg400, and pynq-z1 has xc7z020clg400-1"),
+        ({"board": BOARDS["pynq-z2"]}, r"was made for pynq-z2, not for pynq-z1"),
+        ({"board": replace(BOARD, platform=BOARDS["zcu104"].platform)}, r"its manifest says .*one is of another build"),
+    ],
+)
+def test_a_wrong_part_or_board(tmp_path: Path, how: dict[str, object], message: str) -> None:
+    path = bitstream(tmp_path, **how)  # type: ignore[arg-type]
+    with pytest.raises(ManifestError, match=message):
+        flash.prepare(path, "pynq-z1", BOARD.part)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"board": 1}', "\xff", '{"config_digest": "x"}'], ids=lambda text: text or "empty"
+)
+def test_manifests_that_are_none(tmp_path: Path, text: str) -> None:
+    path = bitstream(tmp_path)
+    path.with_suffix(".json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ManifestError, match="is not the manifest of a bitstream"):
+        flash.prepare(path, "pynq-z1", BOARD.part)
+    path.with_suffix(".json").unlink()
+    with pytest.raises(ManifestError, match="cannot read the manifest"):
+        flash.prepare(path, "pynq-z1", BOARD.part)
+
+
+def test_on_the_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {REGISTERS["magic"].offset: MAGIC, REGISTERS["identity"].offset: TINY.identity}
+    loaded: list[str] = []
+    package = SimpleNamespace(
+        Overlay=loaded.append, MMIO=lambda base, size: SimpleNamespace(read=lambda offset: values[offset])
+    )
+    monkeypatch.setitem(sys.modules, "pynq", package)
+    path = bitstream(tmp_path)
+    done = CliRunner().invoke(app, ["flash", str(path), "--board", "pynq-z1"])
+    assert done.exit_code == 0 and "accelerator tiny" in done.output
+    assert loaded == [str(path)]
+    values[REGISTERS["identity"].offset] = 1
+    with pytest.raises(DeviceError, match="has Config 00000001, not"):
+        flash.load(str(path), BOARD.address, TINY.identity)
+    values[REGISTERS["magic"].offset] = 0
+    with pytest.raises(DeviceError, match="no accelerator answers at 0x43c00000"):
+        flash.load(str(path), BOARD.address, TINY.identity)
+    monkeypatch.setitem(sys.modules, "pynq", None)
+    done = CliRunner().invoke(app, ["flash", str(path), "--board", "pynq-z1"])
+    assert done.exit_code == 3 and "pynq on the board itself" in done.output.replace("\n", " ")
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="could not find 'ssh', OpenSSH's client, which reaches boards")
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+def test_over_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The FPGA there is the Verilated RTL of `tiny`, whatever is loaded: another Config's bitstream is found out."""
+    from celosia.sim.build import library
+
+    path = bitstream(tmp_path)
+    with serving(FakeBoard(tmp_path, library(TINY)), tmp_path, monkeypatch) as board:
+        done = CliRunner().invoke(app, ["flash", str(path), "--board", "pynq-z1", "--host", "board"])
+        assert done.exit_code == 0, done.output
+        names = {file.suffix for file in (board.home / "celosia").iterdir()}
+        assert names == {".bit", ".hwh", ".pyz"}
+        bitstream(tmp_path, cfg=PRESETS["pynq"])
+        done = CliRunner().invoke(app, ["flash", str(path), "--board", "pynq-z1", "--host", "board"])
+        assert done.exit_code == 3 and "has Config" in done.output
