@@ -167,7 +167,8 @@ ALLOWED = {
     "hw": set(),
     "sim": {"hw"},
     "compiler": {"hw", "sim"},
-    "driver": {"hw", "sim", "compiler"},
+    "bitstreams": {"hw"},
+    "driver": {"hw", "sim", "compiler", "bitstreams"},
 }
 
 
