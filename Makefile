@@ -41,9 +41,8 @@ SEED ?= 1
 fuzz: $(INSTALLED)  ## Random programs, garbage and damaged files on random Configs; N=20000 SEED=1.
 	PYTHONPATH=tests:tests/cosim $(BIN)/python -m fuzz --count $(N) --seed $(SEED) --jobs $(JOBS)
 
-DEPTH ?= 0
-prove: $(INSTALLED)  ## Prove the hardware's properties, each with faults that it must find; DEPTH=40 for longer bounds.
-	PYTHONPATH=tests/formal $(BIN)/python -m proofs --jobs $(JOBS) --depth $(DEPTH)
+prove: $(INSTALLED)  ## Prove the hardware's properties, each with faults that it must find.
+	PYTHONPATH=tests/formal $(BIN)/python -m proofs --jobs $(JOBS)
 
 format: $(INSTALLED)  ## Format the sources.
 	$(BIN)/ruff check --fix .

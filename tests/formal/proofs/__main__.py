@@ -1,4 +1,4 @@
-"""make prove: python -m proofs [NAME ...] [--jobs N] [--depth N]."""
+"""make prove: python -m proofs [NAME ...] [--jobs N]."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from proofs.declare import Method, all_properties
-from proofs.run import ProofError, Row, run_all
+from proofs.run import ProofError, Row, run_all, summary
 
 CONSOLE = Console(width=None if sys.stdout.isatty() else 150)
 
@@ -20,7 +20,6 @@ CONSOLE = Console(width=None if sys.stdout.isatty() else 150)
 def prove(
     names: Annotated[list[str] | None, typer.Argument(help="Parts of the properties' names; none: all.")] = None,
     jobs: Annotated[int, typer.Option(help="Runs at once.")] = os.cpu_count() or 1,
-    depth: Annotated[int, typer.Option(help="Cycles that bounded proofs look at, where they would look at fewer.")] = 0,
 ) -> None:
     """Prove the properties of the hardware, and that each one finds the faults planted for it."""
     proofs = [p for p in all_properties().values() if not names or any(name in p.name for name in names)]
@@ -29,7 +28,7 @@ def prove(
     table = Table("property", "method", "depth", "CPU s", "mutant", "caught", title="Proofs")
     began, rows = time.monotonic(), []
     try:
-        for row in run_all(proofs, jobs, depth):
+        for row in run_all(proofs, jobs):
             rows.append(row)
             CONSOLE.print(f"{'proved' if row.proved else '[red]FAILED[/]':8} {row.proof.name}", highlight=False)
             _add(table, row)
@@ -39,11 +38,11 @@ def prove(
     for row in rows:
         if not row.proved:
             CONSOLE.print(row.result.found, markup=False, highlight=False)
-    caught = [flag for row in rows for flag in row.caught]
+    counts = summary(rows)
     CONSOLE.print(
-        f"{sum(row.proved for row in rows)} of {len(rows)} properties proved, {sum(caught)} of {len(caught)} mutants "
-        f"caught; {sum(row.seconds for row in rows):.0f} s of processor time when they were tried, "
-        f"{time.monotonic() - began:.0f} s now"
+        "{proved} of {properties} properties proved, {caught} of {mutants} mutants caught; "
+        "{seconds:.0f} s of processor time when they were tried, ".format(**counts)
+        + f"{time.monotonic() - began:.0f} s now"
     )
     sys.exit(0 if all(row.good for row in rows) else 1)
 

@@ -83,15 +83,11 @@ def _digest() -> str:
     return digest.hexdigest()
 
 
-def run(proof: Property, mutant: Mutant | None = None, depth: int = 0, case: int | None = None) -> Result:
-    """Try `proof`, on a mutant if one is given. depth: at least so many cycles, where the proof is bounded.
-
-    case: one of its cases, the first of the sample if none is given."""
+def run(proof: Property, mutant: Mutant | None = None, case: int | None = None) -> Result:
+    """Try `proof`, on a mutant if one is given; one of its cases, the first of the sample if none is given."""
     if case is None and proof.cases:
         case = proof.sample[0]
     steps = proof.depth if mutant is None else proof.reach
-    if proof.method is Method.BOUNDED and mutant is None:
-        steps = max(steps, depth)
     key = hashlib.sha256(f"{_digest()} {proof.name} {case} {mutant} {steps}".encode()).hexdigest()[:24]
     folder = cache_folder() / "proofs" / key
     record = folder / "result.json"
@@ -110,13 +106,13 @@ def run(proof: Property, mutant: Mutant | None = None, depth: int = 0, case: int
     return result
 
 
-def run_all(proofs: Sequence[Property], jobs: int, depth: int = 0) -> Iterator[Row]:
+def run_all(proofs: Sequence[Property], jobs: int) -> Iterator[Row]:
     """Try all `proofs` with their mutants, `jobs` runs at once; rows come in order."""
     with ProcessPoolExecutor(jobs) as pool:
         tasks: list[tuple[Property, list[Future[Result]], list[Future[Result]]]] = [
             (
                 proof,
-                [pool.submit(run, proof, None, depth, case) for case in proof.cases or (None,)],
+                [pool.submit(run, proof, None, case) for case in proof.cases or (None,)],
                 [pool.submit(run, proof, mutant) for mutant in proof.mutants],
             )
             for proof in proofs
@@ -127,6 +123,18 @@ def run_all(proofs: Sequence[Property], jobs: int, depth: int = 0) -> Iterator[R
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def summary(rows: Sequence[Row]) -> dict[str, float]:
+    """Counts for a report. seconds: of processor time, when the proofs were tried."""
+    caught = [flag for row in rows for flag in row.caught]
+    return {
+        "properties": len(rows),
+        "proved": sum(row.proved for row in rows),
+        "mutants": len(caught),
+        "caught": sum(caught),
+        "seconds": round(sum(row.seconds for row in rows), 1),
+    }
 
 
 def _processor_time() -> float:
