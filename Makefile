@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help demo test check lint types unit bench bench-cpu fuzz prove format clean
+.PHONY: help demo test check lint types unit bench bench-cpu bench-hw fuzz prove format clean
 
 help:  ## Print this.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -35,6 +35,9 @@ bench: $(INSTALLED)  ## Measure; prints a table and writes JSON.
 
 bench-cpu: $(INSTALLED)  ## Measure the CPU backend beside onnxruntime, on one thread.
 	$(BIN)/python -m benchmarks cpu
+
+bench-hw: $(INSTALLED)  ## Resources of presets on boards, clock on an ECP5: an hour the first time.
+	$(BIN)/python -m benchmarks hardware
 
 N ?= 2000
 SEED ?= 1

@@ -1,6 +1,7 @@
-"""python -m benchmarks [exactness models cycles walltime compile build cpu demo] [--models NAME,...]
+"""python -m benchmarks [exactness models cycles walltime compile build cpu hardware demo] [--models NAME,...]
 
-Prints a table and updates bench/results.json. Without a name: everything but `demo`, which sets up a fresh clone.
+Prints a table and updates bench/results.json. Without a name: everything but `hardware` (long)
+and `demo`, which sets up a fresh clone.
 Exit code 1 where a promise was measured and not kept.
 """
 
@@ -19,12 +20,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cpu
+from benchmarks import cpu, hardware
 from benchmarks.kernels import KERNELS
 from benchmarks.rows import ROOT, VERDICT, Bench, Row, describe
 from benchmarks.workloads import FOLDER_VARIABLE, WORKLOADS, models_folder
 
-SECTIONS = ("exactness", "models", "cycles", "walltime", "compile", "build", "cpu", "demo")
+SECTIONS = ("exactness", "models", "cycles", "walltime", "compile", "build", "cpu", "hardware", "demo")
+DEFAULT_SECTIONS = SECTIONS[:-2]
 KNOWN_MODELS = tuple(dict.fromkeys((*WORKLOADS, *cpu.MODELS)))
 
 
@@ -94,8 +96,14 @@ def main(arguments: list[str]) -> int:
     with console.status("") as status:
         folder, say = models_folder(options.models_dir), lambda text: status.update(text)
         bench = Bench(folder, options.config, options.device, _split(options.models), options.images, say)
-        for section in options.sections or SECTIONS[:-1]:
-            for row in cpu_rows(options, folder, say) if section == "cpu" else getattr(bench, section)():
+
+        def section_rows(section: str) -> Iterator[Row]:
+            if section == "cpu":
+                return cpu_rows(options, folder, say)
+            return hardware.rows(say) if section == "hardware" else getattr(bench, section)()
+
+        for section in options.sections or DEFAULT_SECTIONS:
+            for row in section_rows(section):
                 rows.append(row)
                 save(options.output, [row], describe(options.config))
                 console.print(f"{VERDICT[row.met] or 'skipped':7} {row.what}: {row.measured}", highlight=False)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-OK, WRONG_INPUT, USAGE, RUN_FAILED, NO_TOOL, FAULT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+OK, WRONG_INPUT, USAGE, RUN_FAILED, NO_TOOL, FAULT, DOES_NOT_FIT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
 """Exit codes; `EXIT_CODES` is their text for the user."""
 EXIT_CODES = """\b
 Exit codes:
@@ -21,6 +21,7 @@ Exit codes:
   3  the accelerator ended in an error or not in time, or its board cannot be reached
   4  a tool is missing or failed (C++ compiler, Verilator, Yosys, ziglang)
   5  a fault of celosia itself
+  6  the accelerator does not fit the device
   130  interrupted
 """
 
@@ -32,6 +33,7 @@ def explained(error: Exception) -> tuple[int, str]:
     """Exit code and sentence for an error of a command."""
     from celosia.bitstreams.manifest import ManifestError
     from celosia.bitstreams.project import ProjectError, ToolError
+    from celosia.bitstreams.synthesis import SynthesisError
     from celosia.compiler.cpu.host import HostError
     from celosia.compiler.cpu.llvm import LinkError
     from celosia.compiler.cpu.target import TargetError
@@ -52,7 +54,7 @@ def explained(error: Exception) -> tuple[int, str]:
         return WRONG_INPUT, str(error)
     if isinstance(error, (DeviceError, SshError)):
         return RUN_FAILED, str(error)
-    if isinstance(error, (BuildError, LinkError, VerilogError, MissingLibrary, ToolError)):
+    if isinstance(error, (BuildError, LinkError, SynthesisError, VerilogError, MissingLibrary, ToolError)):
         return NO_TOOL, str(error)
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,10 @@ from celosia.compiler.program import CpuStep, Program, ProgramError
 from celosia.compiler.vthread.disassemble import listing
 from celosia.compiler.vthread.verify import verify
 from celosia.hw.isa import Opcode, instruction_bytes, opcode_of
+
+if TYPE_CHECKING:
+    from celosia.bitstreams.devices import Device
+    from celosia.bitstreams.synthesis import Usage
 
 TOP_LAYERS = 8
 
@@ -239,6 +243,17 @@ _SCRATCHPADS = {
     "par": "scale, bias and shift of channels",
     "lut": "tables of 256 bytes",
 }
+
+
+def resources(used: Usage, device: Device, title: str) -> RenderableType:
+    """What an accelerator takes of a device."""
+    from celosia.bitstreams.synthesis import LABELS
+
+    table = _table(title, "resource", ">used", ">available", ">left")
+    left = used.left(device)
+    for name, label in LABELS.items():
+        _row(table, label, f"{getattr(used, name):,g}", f"{getattr(device, name):,}", f"{left[name]:.1f}%")
+    return table
 
 
 def passes(program: Program) -> RenderableType:

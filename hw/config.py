@@ -224,12 +224,12 @@ PRESETS = {
         ),
         Config(name="pynq"),
         Config(
-            name="ultra96", block_in=32, block_out=32, bus_bytes=16,
+            name="ultra96", block_in=32, block_out=16, bus_bytes=16,
             inp_depth=2048, wgt_depth=256, acc_depth=1024, vin_depth=1024, out_depth=512, par_depth=32,
         ),
         Config(
             name="zcu104", block_in=32, block_out=32, bus_bytes=16,
-            inp_depth=4096, wgt_depth=1024, acc_depth=2048, vin_depth=2048, out_depth=1024, par_depth=64,
+            inp_depth=4096, wgt_depth=512, acc_depth=2048, vin_depth=2048, out_depth=1024, par_depth=64,
         ),
         Config(
             name="huge", block_in=64, block_out=64, bus_bytes=64,

@@ -19,12 +19,13 @@ class Gemm(wiring.Component):
     """Executes GEMM: acc[d] (=|+=) sum of inp[s] . wgt[w] transposed, one tile operation a cycle.
 
     A pipeline without stalls: it is held only before the read of the operands. Running sums stay in the array; an
-    accumulator is written once for each output, in the cycle in which its old value, if it is wanted, has been read.
-    The one write that such a read misses, that of the cycle in which the read is made, is forwarded.
+    accumulator is written once for each output, two cycles after its old value, if it is wanted, has been read. The two
+    writes that such a read misses are forwarded.
 
     Parameters
     ----------
     cfg : Config
+    packed : see `Array`.
 
     Members
     -------
@@ -36,8 +37,8 @@ class Gemm(wiring.Component):
     read already is still finished.
     """
 
-    def __init__(self, cfg: Config) -> None:
-        self.cfg = cfg
+    def __init__(self, cfg: Config, packed: bool = True) -> None:
+        self.cfg, self.packed = cfg, packed
         acc = widths(cfg)["acc"]
         super().__init__({
             **unit_members(cfg, Opcode.GEMM),
@@ -56,7 +57,7 @@ class Gemm(wiring.Component):
             "wgt": (cfg.wgt_bits, GEMM_LOOPS),
         }
         m.submodules.loops = loops = Loops(GEMM_LOOPS, operands, reduction=("k", "r", "s"))
-        m.submodules.array = array = Array(cfg)
+        m.submodules.array = array = Array(cfg, self.packed)
         fields = self.instr.payload.fields
 
         # The instruction whose iterations are being read.
@@ -100,24 +101,31 @@ class Gemm(wiring.Component):
             array.wgt.eq(self.wgt.data),
         ]
 
-        # The cycle before the sum is there: read the accumulator. Then: add and write.
-        ahead, now = pipe[-2], pipe[-1]
-        written, forward = Signal(self.acc_write.data.shape(), reset_less=True), Signal()
+        # Two cycles before the sum is there: read the accumulator. Then: keep it. Then: add and write.
+        early, ahead, now = pipe[-3:]
+        width = self.acc_write.data.shape()
+        written, old = Signal(width, reset_less=True), Signal(width, reset_less=True)
+        missed, forward = Signal(), Signal()  # the write in the cycle of the read, and the one after it
         m.d.comb += [
-            self.acc_read.en.eq(ahead.valid & ahead.last & ahead.accumulate),
-            self.acc_read.addr.eq(ahead.acc),
+            self.acc_read.en.eq(early.valid & early.last & early.accumulate),
+            self.acc_read.addr.eq(early.acc),
             self.acc_write.en.eq(now.valid & now.last),
             self.acc_write.addr.eq(now.acc),
             self.acc_write.mask.eq(-1),
         ]
         with m.If(self.acc_read.en):
-            m.d.sync += forward.eq(self.acc_write.en & (now.acc == ahead.acc))
+            m.d.sync += missed.eq(self.acc_write.en & (now.acc == early.acc))
+        with m.If(ahead.valid & ahead.last & ahead.accumulate):
+            m.d.sync += [
+                old.eq(Mux(missed, written, self.acc_read.data)),
+                forward.eq(self.acc_write.en & (now.acc == ahead.acc)),
+            ]
         with m.If(self.acc_write.en):
             m.d.sync += written.eq(self.acc_write.data)
         for lane in range(cfg.lanes):
-            old = Mux(forward, written.word_select(lane, 32), self.acc_read.data.word_select(lane, 32))
+            before = Mux(forward, written.word_select(lane, 32), old.word_select(lane, 32))
             total = array.total.word_select(lane, 32)
-            m.d.comb += self.acc_write.data.word_select(lane, 32).eq(total + Mux(now.accumulate, old, 0))
+            m.d.comb += self.acc_write.data.word_select(lane, 32).eq(total + Mux(now.accumulate, before, 0))
 
         # The cycle after: the write is committed.
         m.d.sync += [

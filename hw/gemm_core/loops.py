@@ -99,17 +99,26 @@ class Loops(wiring.Component):
         ]
 
         with m.If(loading):
-            m.d.sync += [busy.eq(1), first.eq(1), held.eq(new)]
+            m.d.sync += [busy.eq(1), first.eq(1)]
         with m.Elif(stepping):
             m.d.sync += [busy.eq(~all_done), first.eq(reduction_done)]
         with m.If(self.halt):
             m.d.sync += busy.eq(0)
 
+        # Where no iteration follows, registers take what `instr` offers, whether it is valid or not: what they hold
+        # while not `busy` means nothing, and the enables of hundreds of registers need not wait for the handshake.
+        renew, advance = Signal(), Signal(depth)
+        m.d.comb += [
+            renew.eq(~busy | (self.step.ready & all_done)),
+            advance.eq(rise & self.step.ready.replicate(depth)),
+        ]
+        with m.If(renew):
+            m.d.sync += held.eq(new)
         for i, loop in enumerate(self.names):
             extent = held[f"extent_{loop}"]
-            with m.If(loading):
+            with m.If(renew):
                 m.d.sync += [left[i].eq(new[f"extent_{loop}"]), at_last[i].eq(new[f"extent_{loop}"] == 1)]
-            with m.Elif(stepping & rise[i]):
+            with m.Elif(advance[i]):
                 m.d.sync += [
                     left[i].eq(Mux(at_last[i], extent, left[i] - 1)),
                     at_last[i].eq(Mux(at_last[i], extent == 1, left[i] == 2)),
@@ -129,8 +138,8 @@ class Loops(wiring.Component):
                 with m.Elif(~at_last[i]):
                     m.d.comb += [origin.eq(begin[i]), stride.eq(held[f"{operand}_{loops[i]}"])]
             for i in range(len(loops)):
-                with m.If(loading):
+                with m.If(renew):
                     m.d.sync += begin[i].eq(new[f"{operand}_base"])
-                with m.Elif(stepping & rise[i]):
+                with m.Elif(advance[i]):
                     m.d.sync += begin[i].eq(following)
         return m

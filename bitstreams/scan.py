@@ -1,0 +1,90 @@
+"""Designs behind five pins, for devices on which nothing else holds their ports."""
+
+from __future__ import annotations
+
+from amaranth import Cat, Module, Signal, Value
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from celosia.hw.config import Config
+from celosia.hw.dae_pipeline.scratchpad import AccScratchpad, Scratchpad
+from celosia.hw.gemm_core.gemm import Gemm
+from celosia.hw.isa import Opcode
+from celosia.hw.layout import ReadPort, grains, load_port, unit_members, widths
+
+
+class Scanned(wiring.Component):
+    """A component whose ports end in registers: its inputs come from a shift register, its outputs are sampled into
+    another one. So nothing of it is optimised away, and each of its paths lies between registers, as behind an
+    interconnect; but nothing useful can run on it.
+
+    Ports of the simulation's event trace (`trace_...`) are left open.
+
+    Members
+    -------
+    scan_in : In(1)     Enters the chain while `shift`.
+    shift : In(1)       1: the chain moves by one bit. 0: its second half takes the outputs.
+    scan_out : Out(1)   Leaves the chain.
+    """
+
+    def __init__(self, component: wiring.Component) -> None:
+        self._component = component
+        super().__init__({"scan_in": In(1), "shift": In(1), "scan_out": Out(1)})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.component = component = self._component
+        ports: dict[wiring.Flow, list[Value]] = {In: [], Out: []}
+        for path, member, value in component.signature.flatten(component):
+            if not str(path[0]).startswith("trace_"):
+                ports[member.flow].append(Value.cast(value))
+        given, sampled = (Signal(len(Cat(ports[flow])), name=flow.name, reset_less=True) for flow in (In, Out))
+        m.d.comb += [Cat(ports[In]).eq(given), self.scan_out.eq(sampled[-1])]
+        with m.If(self.shift):
+            m.d.sync += Cat(given, sampled).eq(Cat(self.scan_in, given, sampled))
+        with m.Else():
+            m.d.sync += sampled.eq(Cat(ports[Out]))
+        return m
+
+
+class GemmCore(wiring.Component):
+    """The gemm unit with its scratchpads: all that takes part in a tile operation, without the rest of the accelerator.
+
+    Members
+    -------
+    those of every unit, `layout.unit_members`
+    inp, wgt, acc : In(WritePort)   fill the scratchpads.
+    result : In(ReadPort)           reads acc.
+    """
+
+    def __init__(self, cfg: Config) -> None:
+        self._cfg = cfg
+        super().__init__({
+            **unit_members(cfg, Opcode.GEMM),
+            "inp": In(load_port(cfg, "inp")), "wgt": In(load_port(cfg, "wgt")), "acc": In(load_port(cfg, "acc")),
+            "result": In(ReadPort(cfg.acc_bits, widths(cfg)["acc"])),
+        })  # fmt: skip
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        cfg = self._cfg
+        m.submodules.gemm = gemm = Gemm(cfg)
+        m.submodules.acc = acc = AccScratchpad(cfg)
+        for name in ("inp", "wgt"):
+            pad = Scratchpad(getattr(cfg, f"{name}_depth"), widths(cfg)[name], grains(cfg)[name])
+            m.submodules[name] = pad
+            wiring.connect(m, wiring.flipped(getattr(self, name)), pad.write)
+            wiring.connect(m, getattr(gemm, name), pad.read)
+        wiring.connect(m, gemm.acc_read, acc.gemm_read)
+        wiring.connect(m, gemm.acc_write, acc.gemm_write)
+        wiring.connect(m, wiring.flipped(self.acc), acc.load_write)
+        wiring.connect(m, wiring.flipped(self.result), acc.vector_read)
+        for name in unit_members(cfg, Opcode.GEMM):
+            inner, outer = getattr(gemm, name), getattr(self, name)
+            if gemm.signature.members[name].is_signature:
+                wiring.connect(m, inner, wiring.flipped(outer))
+            elif gemm.signature.members[name].flow is Out:
+                m.d.comb += outer.eq(inner)
+            else:
+                m.d.comb += inner.eq(outer)
+        return m

