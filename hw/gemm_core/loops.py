@@ -81,12 +81,13 @@ class Loops(wiring.Component):
             for flag in at_last[i + 1 :]:
                 inner_done = inner_done & flag
             m.d.comb += rise[i].eq(inner_done)
-        reduction_done, all_done = Signal(), Signal()
+        reduction_done, all_done, renew = Signal(), Signal(), Signal()
         m.d.comb += [
             reduction_done.eq(rise[outer - 1] if outer else all_done),
             all_done.eq(rise[0] & at_last[0]),
             self.step.valid.eq(busy & ~self.halt),
-            self.instr.ready.eq(~self.halt & (~busy | (self.step.ready & all_done))),
+            renew.eq(~busy | (self.step.ready & all_done)),
+            self.instr.ready.eq(~self.halt & renew),
             step.first.eq(first),
             step.last.eq(reduction_done),
             step.end.eq(all_done),
@@ -107,9 +108,8 @@ class Loops(wiring.Component):
 
         # Where no iteration follows, registers take what `instr` offers, whether it is valid or not: what they hold
         # while not `busy` means nothing, and the enables of hundreds of registers need not wait for the handshake.
-        renew, advance = Signal(), Signal(depth)
+        advance = Signal(depth)
         m.d.comb += [
-            renew.eq(~busy | (self.step.ready & all_done)),
             advance.eq(rise & self.step.ready.replicate(depth)),
         ]
         with m.If(renew):

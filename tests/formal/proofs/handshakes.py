@@ -197,7 +197,7 @@ prove(
 )(walker)
 prove(
     "loops keep their iterations",
-    Mutant(LOOPS, "(~busy | (self.step.ready & all_done))", "(~busy | all_done)"),
+    Mutant(LOOPS, "renew.eq(~busy | (self.step.ready & all_done))", "renew.eq(~busy | all_done)"),
 )(loops)
 for bus_bytes in (8, 16):
     prove(

@@ -42,10 +42,13 @@ class Inside:
         return self.of(self._component, path)
 
     def of(self, part: Any, path: str) -> Any:
-        """What a part calls by a name."""
+        """What a part calls by a name; `list.0` is an item of a list."""
         for name in path.split("."):
             names = self._names.get(id(part), {})
-            part = names[name] if name in names else getattr(part, name)
+            if isinstance(part, list):
+                part = part[int(name)]
+            else:
+                part = names[name] if name in names else getattr(part, name)
         return part
 
     def memory(self, path: str, address: Value) -> Signal:

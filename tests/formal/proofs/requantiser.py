@@ -90,18 +90,18 @@ def lane(rounding: Callable[[Module, Value, Value], Signal], case: int) -> Harne
     m.d.comb += rounded.eq(half_even(m, magnitude, lost, 0, "sum") << lost)
     less = excess(m, rounded, "rounded")
     significand = inside["significand"]
-    h.ensure(implies(cycle == 2, (significand << less)[:40] == rounded), "significand")
+    h.ensure(implies(cycle == 3, (significand << less)[:40] == rounded), "significand")
 
     # The product, of which not much is known.
     factor, product = Signal(24), Signal(48)
-    with m.If(cycle == 2):
-        m.d.sync += factor.eq(significand)
     with m.If(cycle == 3):
+        m.d.sync += factor.eq(significand)
+    with m.If(cycle == 5):
         m.d.sync += product.eq(inside["product"])
     either = (factor == 0) | (multiplier == 0)
     cut = inside["product"]
-    h.assume(implies((cycle == 3) & either, cut == 0))
-    h.assume(implies((cycle == 3) & ~either & factor[23], cut >= (1 << 23)))
+    h.assume(implies((cycle == 5) & either, cut == 0))
+    h.assume(implies((cycle == 5) & ~either & factor[23], cut >= (1 << 23)))
     exact = Signal(57)
     m.d.comb += exact.eq(product << less)
 
@@ -124,7 +124,7 @@ def bypass() -> Harness:
     started = h.register(1, "started")
     for stage in range(STAGES - 1):
         started = h.register(started, f"started{stage}")
-    factor = h.register(inside["significand"], "factor")
+    factor = h.register(h.register(inside["significand"], "factor0"), "factor1")
     h.assume(inside["product"] == factor << 23)
     wanted = Mux(v > LIMIT, LIMIT, Mux(v < -LIMIT, -LIMIT, v))
     h.ensure(implies(started, dut.result == wanted), "result")
@@ -132,10 +132,13 @@ def bypass() -> Harness:
 
 
 REGISTERS = (
-    ("negative0", "magnitude", "multiplier0", "shift0"),
-    ("negative1", "significand", "multiplier1", "shift1"),
-    ("negative2", "product", "shift2"),
-    ("negative3", "quotient"),
+    ("negative.0", "magnitude", "multiplier.0", "shift.0"),
+    ("negative.1", "integer", "drop", "half", "multiplier.1", "shift.1"),
+    ("negative.2", "significand", "less", "multiplier.2", "shift.2"),
+    ("negative.3", "by_low", "by_high", "shift.3"),
+    ("negative.4", "product", "shift.4"),
+    ("negative.5", "quotient"),
+    ("negative.6", "nearest"),
     ("result",),
 )
 """What each stage holds."""
@@ -158,7 +161,7 @@ for name, rounding in (("float32", as_float32), ("sim.reference", as_reference))
     prove(
         f"requantiser equals {name}",
         Mutant(FILE, "Mux(quotient[point], slack, ~slack)", "Mux(quotient[point], slack, slack)"),
-        Mutant(FILE, "magnitude + (below >> 1) + odd", "magnitude + (below >> 1) + below[0]"),
+        Mutant(FILE, "Mux(magnitude[bits], below, below - 1)", "below"),
         method=Method.BOUNDED,
         depth=STAGES + 1,
         reach=STAGES + 1,
