@@ -83,7 +83,7 @@ def convert(component: Elaboratable, name: str) -> str:
 def verilog(cfg: Config, simulation: bool = False) -> str:
     """Verilog of the accelerator of `cfg`; the top module is `celosia_top`. Seconds the first time, then from disk.
 
-    simulation: with plain products, which a simulator computes faster; the same in every cycle (`array.Array`).
+    simulation: with plain products; the same in every cycle (`array.Array`).
     """
     path = cache_folder() / "verilog" / f"{hardware_digest(cfg)}{'-simulation' if simulation else ''}.v"
     if path.exists():

@@ -9,7 +9,7 @@ b + 128 is b with its top bit flipped and has no sign, so the left factor is a c
 are added in pairs, with 2^16 - 128*(c0 + c1) on top: then the lower 17 bits are b0*c0 + b1*c1 + 2^16, which is never
 negative and below 2^17, and the bits above them a0*c0 + a1*c1. The pairs' 2^16 are taken off at the end.
 
-A simulator is a quarter slower with that, so it gets the same pipeline with plain products.
+Simulators get the same pipeline with plain products.
 """
 
 from __future__ import annotations
