@@ -37,6 +37,7 @@ from celosia.compiler.graph.layout import layout
 from celosia.compiler.graph.quantized import Integerise
 from celosia.compiler.graph.schedule import LaunchPlan, schedule
 from celosia.compiler.graph.select import Form, Selection, select
+from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.tables import compose_tables
 from celosia.compiler.graph.values import captured, constant, shape
 from celosia.compiler.image import Image, LayerError, build
@@ -61,7 +62,8 @@ from celosia.hw.config import Config
 Progress = Callable[[str], None]
 
 PASSES = Pipeline(
-    Pass("fold", "open shapes are inferred, operators on constants computed", fold),
+    Pass("shapes", "shapes that onnx leaves open come from the operators' expressions", infer_shapes),
+    Pass("fold", "operators on constants are computed, and the shapes that depend on them", fold),
     Pass("integer", "QDQ patterns become integer operators", lambda model: Integerise(model).run()),
     Pass("tables", "functions of one 8-bit tensor become tables", compose_tables),
     Pass("fold-quantised", "constants that QDQ patterns did not take are computed", partial(fold, keep=frozenset())),

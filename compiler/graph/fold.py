@@ -1,4 +1,4 @@
-"""What is known when the model is compiled: shapes that inference left open, and operators on constants.
+"""Operators on constants are computed when the model is compiled, and shapes that depend on them become known.
 
 y = Concat(Shape(x)[:1], [-1]); z = Reshape(x, y)   ->   z = Reshape(x, [1, -1])
 Constants come from the same kernels and numpy functions that run the operators of a Program.
@@ -11,17 +11,14 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
-from celosia.compiler.cpu import Unsupported, build
-from celosia.compiler.cpu.functions import TYPES
-from celosia.compiler.cpu.host import DOMAINS, HostError, bodies, execute
+from celosia.compiler.cpu.host import DOMAINS, HostError, execute
 from celosia.compiler.cpu.hostops import HOST, RANDOM
 from celosia.compiler.cpu.ops import OPS
 from celosia.compiler.cpu.parse import parse
-from celosia.compiler.expr import placeholder
 from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.shapes import UNKNOWN, infer
 from celosia.compiler.graph.values import constant, new_constant, shape
 
-UNKNOWN = (None, ir.DataType.UNDEFINED)
 QUANTISED = frozenset(("QuantizeLinear", "DequantizeLinear"))
 MAX_BYTES = 1 << 26
 """Larger results are left to be computed when the Program runs."""
@@ -32,7 +29,7 @@ def fold(model: ir.Model, keep: frozenset[str] = QUANTISED) -> None:
     graph = model.graph
     opsets = {domain: version for domain, version in graph.opset_imports.items()}
     for node in list(graph):
-        _infer(node, opsets.get("", 21))
+        infer(node, opsets.get("", 21))
         if node.op_type not in keep and _foldable(node):
             _replace(graph, node, opsets)
 
@@ -80,28 +77,3 @@ def _replace(graph: ir.Graph, node: ir.Node, opsets: dict[str, int]) -> None:
         if old.uses():
             ir.convenience.replace_all_uses_with(old, new_constant(graph, label or "constant", np.asarray(result)))
     graph.remove(node, safe=True)
-
-
-def _infer(node: ir.Node, opset: int) -> None:
-    """Set the shapes of outputs that are still open, from the operator's tensor expression."""
-    if all(shape(value) is not None and value.dtype not in UNKNOWN for value in node.outputs):
-        return
-    if node.domain not in DOMAINS or node.op_type not in OPS:
-        return
-    inputs, values = [], []
-    for value in node.inputs:
-        dims = None if value is None else shape(value)
-        if value is not None and (dims is None or value.dtype in UNKNOWN or value.dtype.numpy().name not in TYPES):
-            return
-        inputs.append(None if value is None else placeholder(dims, value.dtype.numpy().name, "x"))  # type: ignore[union-attr,arg-type]
-        values.append(constant(value))
-    op = parse(ir.to_proto(node), {"": opset})
-    if any(bodies(op)):
-        return
-    try:
-        built = build(op.op, op.attrs, inputs, values, outputs=op.wanted, opset=opset, name=op.name)
-    except Unsupported:
-        return
-    for value, tensor in zip(node.outputs, built):
-        value.shape = ir.Shape(tensor.shape)
-        value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(tensor.dtype)))

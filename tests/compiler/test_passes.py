@@ -11,6 +11,7 @@ from graph_text import after, lines, model
 from celosia.compiler.compile import PASSES
 from celosia.compiler.graph.check import RULES, BrokenGraph, check
 from celosia.compiler.graph.fold import fold
+from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.passes import Pass, Pipeline
 
 CHAIN = """
@@ -46,6 +47,21 @@ def test_a_graph_as_text() -> None:
           a float32[2,8] = Identity(k)
         no () -> (b float32[2,8])
           b float32[2,8] = Clip(k, -, 6)
+    """)
+
+
+def test_shapes_as_text() -> None:
+    source = "g (float[2,3] x) => (float[?,?] y) { h = com.microsoft.FastGelu(x) y = Neg(h) }"
+    before = """
+    (x float32[2,3]) -> (y float32[?,?])
+      h = com.microsoft.FastGelu(x)
+      y float32[?,?] = Neg(h)
+    """
+    assert after(nothing, source) == lines(before)
+    assert after(infer_shapes, source) == lines("""
+    (x float32[2,3]) -> (y float32[2,3])
+      h float32[2,3] = com.microsoft.FastGelu(x)
+      y float32[2,3] = Neg(h)
     """)
 
 

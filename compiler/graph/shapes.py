@@ -1,0 +1,52 @@
+"""Shapes and types that onnx's inference leaves open come from the operators' own tensor expressions.
+
+x: float[2, 3]                                x: float[2, 3]
+y = com.microsoft.FastGelu(x)        ->       y = com.microsoft.FastGelu(x)
+y: ?                                          y: float[2, 3]
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from celosia.compiler.cpu import Unsupported, build
+from celosia.compiler.cpu.functions import TYPES
+from celosia.compiler.cpu.host import DOMAINS, bodies
+from celosia.compiler.cpu.ops import OPS
+from celosia.compiler.cpu.parse import parse
+from celosia.compiler.expr import placeholder
+from celosia.compiler.graph.values import constant, shape
+
+UNKNOWN = (None, ir.DataType.UNDEFINED)
+
+
+def infer_shapes(model: ir.Model) -> None:
+    """Set what is still open of every operator's outputs."""
+    for node in model.graph:
+        infer(node, model.graph.opset_imports.get("", 21))
+
+
+def infer(node: ir.Node, opset: int) -> None:
+    """Set the shapes of outputs that are still open, from the operator's tensor expression."""
+    if all(shape(value) is not None and value.dtype not in UNKNOWN for value in node.outputs):
+        return
+    if node.domain not in DOMAINS or node.op_type not in OPS:
+        return
+    inputs, values = [], []
+    for value in node.inputs:
+        dims = None if value is None else shape(value)
+        if value is not None and (dims is None or value.dtype in UNKNOWN or value.dtype.numpy().name not in TYPES):
+            return
+        inputs.append(None if value is None else placeholder(dims, value.dtype.numpy().name, "x"))  # type: ignore[union-attr,arg-type]
+        values.append(constant(value))
+    op = parse(ir.to_proto(node), {"": opset})
+    if any(bodies(op)):
+        return
+    try:
+        built = build(op.op, op.attrs, inputs, values, outputs=op.wanted, opset=opset, name=op.name)
+    except Unsupported:
+        return
+    for value, tensor in zip(node.outputs, built):
+        value.shape = ir.Shape(tensor.shape)
+        value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(tensor.dtype)))
