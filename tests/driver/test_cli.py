@@ -350,4 +350,4 @@ def test_inspect_shows_the_graph_after_each_pass(celosia: Callable[..., tuple[in
     code, _, err = celosia("inspect p --pass integer")
     assert code == 1 and "give the ONNX model" in err
     code, _, err = celosia("inspect p --pass other")
-    assert code == 1 and "there is no pass 'other'; the passes are import, fold" in err
+    assert code == 1 and "there is no pass 'other'; the passes are import, shapes, fold" in err
