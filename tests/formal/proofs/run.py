@@ -17,6 +17,8 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
+from filelock import FileLock
+
 import celosia.hw
 from celosia.hw.verilog import cache_folder, write_atomically
 from proofs.declare import Method, Mutant, Property
@@ -90,11 +92,18 @@ def run(proof: Property, mutant: Mutant | None = None, case: int | None = None) 
     steps = proof.depth if mutant is None else proof.reach
     key = hashlib.sha256(f"{_digest()} {proof.name} {case} {mutant} {steps}".encode()).hexdigest()[:24]
     folder = cache_folder() / "proofs" / key
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_suffix(".lock")):  # two processes never try the same one at once
+        return _try(proof, mutant, case, steps, folder)
+
+
+def _try(proof: Property, mutant: Mutant | None, case: int | None, steps: int, folder: Path) -> Result:
+    """The result in `folder`, or a new one."""
     record = folder / "result.json"
     if record.exists():
         return Result(**json.loads(record.read_text(encoding="utf-8")))
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder.mkdir()
     before = _processor_time()
     text = _build(proof, mutant, case)
     if proof.method is Method.NETLIST:
