@@ -42,7 +42,6 @@ class Accelerator(wiring.Component):
     Parameters
     ----------
     cfg : Config
-    packed : see `gemm_core.array.Array`.
 
     Members
     -------
@@ -56,8 +55,8 @@ class Accelerator(wiring.Component):
     trace_<unit>_state : Out(2)     What the unit does in this cycle, a `State`; for simulation.
     """
 
-    def __init__(self, cfg: Config, packed: bool = True) -> None:
-        self._cfg, self._packed = cfg, packed
+    def __init__(self, cfg: Config) -> None:
+        self._cfg = cfg
         trace = {
             f"trace_{unit}_{event}{suffix}": Out(bits)
             for unit in UNITS
@@ -95,7 +94,7 @@ class Accelerator(wiring.Component):
         ]
 
         fetch, tokens, readmux = Fetch(cfg), Tokens(cfg), ReadMux(cfg.bus_bytes)
-        load, gemm, vector, store = Load(cfg), Gemm(cfg, self._packed), Vector(cfg), Store(cfg)
+        load, gemm, vector, store = Load(cfg), Gemm(cfg), Vector(cfg), Store(cfg)
         units: tuple[wiring.Component, ...] = (load, gemm, vector, store)
         inp, wgt, vin, par, out = (
             Scratchpad(getattr(cfg, f"{name}_depth"), widths(cfg)[name], grains(cfg).get(name, widths(cfg)[name]))

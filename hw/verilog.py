@@ -80,16 +80,13 @@ def convert(component: Elaboratable, name: str) -> str:
     return done.stdout
 
 
-def verilog(cfg: Config, simulation: bool = False) -> str:
-    """Verilog of the accelerator of `cfg`; the top module is `celosia_top`. Seconds the first time, then from disk.
-
-    simulation: with plain products; the same in every cycle (`array.Array`).
-    """
-    path = cache_folder() / "verilog" / f"{hardware_digest(cfg)}{'-simulation' if simulation else ''}.v"
+def verilog(cfg: Config) -> str:
+    """Verilog of the accelerator of `cfg`; the top module is `celosia_top`. Seconds the first time, then from disk."""
+    path = cache_folder() / "verilog" / f"{hardware_digest(cfg)}.v"
     if path.exists():
         return path.read_text(encoding="utf-8")
     from celosia.hw.top import Accelerator
 
-    text = convert(Accelerator(cfg, packed=not simulation), TOP)
+    text = convert(Accelerator(cfg), TOP)
     write_atomically(path, text)
     return text

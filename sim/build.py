@@ -127,7 +127,7 @@ def _build(cfg: Config, path: Path, quiet: bool) -> None:
         work = Path(folder)
         task = progress.add_task(f"Building the simulator of {cfg.name} (once): Verilog", total=None)
         try:
-            (work / "top.v").write_text(verilog(cfg, simulation=True), encoding="utf-8")
+            (work / "top.v").write_text(verilog(cfg), encoding="utf-8")
         except VerilogError as error:
             raise BuildError(str(error)) from None
         progress.update(task, description=f"Building the simulator of {cfg.name} (once): Verilator")

@@ -8,8 +8,6 @@ Two products with a common factor share one multiplication, as in Xilinx' white 
 b + 128 is b with its top bit flipped and has no sign, so the left factor is a concatenation that fits 25 bits. Products
 are added in pairs, with 2^16 - 128*(c0 + c1) on top: then the lower 17 bits are b0*c0 + b1*c1 + 2^16, which is never
 negative and below 2^17, and the bits above them a0*c0 + a1*c1. The pairs' 2^16 are taken off at the end.
-
-Simulators get the same pipeline with plain products.
 """
 
 from __future__ import annotations
@@ -34,7 +32,6 @@ class Array(wiring.Component):
     Parameters
     ----------
     cfg : Config
-    packed : two products in a multiplication, or one. What comes out is the same.
 
     Members
     -------
@@ -46,8 +43,8 @@ class Array(wiring.Component):
                        [block_out/group][batch][group] int32, wrapping.
     """
 
-    def __init__(self, cfg: Config, packed: bool = True) -> None:
-        self.cfg, self.packed = cfg, packed
+    def __init__(self, cfg: Config) -> None:
+        self.cfg = cfg
         self.tree_stages = cfg.block_in.bit_length() - 1
         super().__init__({
             "valid": In(1),
@@ -80,23 +77,17 @@ class Array(wiring.Component):
                 for i in range(cfg.block_in)
             ]
             offsets = []
-            for i in range(0, cfg.block_in if self.packed else 0, 2):
+            for i in range(0, cfg.block_in, 2):
                 offset = Signal(SPACING, name=f"offset_{b}_{i}", reset_less=True)
                 with m.If(valid[0]):
                     m.d.sync += offset.eq((1 << (SPACING - 1)) - ((row[i] + row[i + 1]) << 7))
                 offsets.append(offset)
             for o in range(0, cfg.block_out, 2):
                 low, high = (wgt.word_select(output, 8 * cfg.block_in) for output in (o, o + 1))
-                if self.packed:
-                    pairs = self._packed_pairs(m, valid, row, low, high, offsets, f"{b}_{o}")
-                    even = self._tree(m, valid, [pair[:SPACING] for pair in pairs], f"{b}_{o}")
-                    even = Cat(even[:-1], ~even[-1]).as_signed()  # the offsets of all pairs are the top bit's worth
-                    odd = self._tree(m, valid, [pair[SPACING:].as_signed() for pair in pairs], f"{b}_{o + 1}")
-                else:
-                    even, odd = (
-                        self._tree(m, valid, self._pairs(m, valid, row, weights, f"{b}_{output}"), f"{b}_{output}")
-                        for output, weights in ((o, low), (o + 1, high))
-                    )
+                pairs = self._pairs(m, valid, row, low, high, offsets, f"{b}_{o}")
+                even = self._tree(m, valid, [pair[:SPACING] for pair in pairs], f"{b}_{o}")
+                even = Cat(even[:-1], ~even[-1]).as_signed()  # the offsets of all pairs are the top bit's worth
+                odd = self._tree(m, valid, [pair[SPACING:].as_signed() for pair in pairs], f"{b}_{o + 1}")
                 for output, term in ((o, even), (o + 1, odd)):
                     lane = (output // group * cfg.batch + b) * group + output % group
                     total = Signal(signed(32), name=f"total_{b}_{output}", reset_less=True)
@@ -105,7 +96,7 @@ class Array(wiring.Component):
                         m.d.sync += total.eq(Mux(first[-1], 0, total) + term)
         return m
 
-    def _packed_pairs(
+    def _pairs(
         self, m: Module, valid: Signal, row: list[Value], low: Value, high: Value, offsets: list[Signal], name: str
     ) -> list[Signal]:
         """Sums of two packed products each, with their offset: of `row` with the weights of two outputs."""
@@ -122,22 +113,6 @@ class Array(wiring.Component):
             for i, offset in enumerate(offsets):
                 pair = Signal(signed(2 * SPACING), name=f"pair_{name}_{i}", reset_less=True)
                 m.d.sync += pair.eq(products[2 * i] + offset + products[2 * i + 1])
-                pairs.append(pair)
-        return pairs
-
-    def _pairs(self, m: Module, valid: Signal, row: list[Value], weights: Value, name: str) -> list[Value]:
-        """Sums of two products each: of `row` with the weights of one output."""
-        products: list[Value] = []
-        with m.If(valid[0]):
-            for i, factor in enumerate(row):
-                product = Signal(signed(16), name=f"product_{name}_{i}", reset_less=True)
-                m.d.sync += product.eq(weights.word_select(i, 8).as_signed() * factor)
-                products.append(product)
-        pairs: list[Value] = []
-        with m.If(valid[1]):
-            for i in range(0, len(row), 2):
-                pair = Signal(signed(SPACING), name=f"pair_{name}_{i}", reset_less=True)
-                m.d.sync += pair.eq(products[i] + products[i + 1])
                 pairs.append(pair)
         return pairs
 

@@ -25,7 +25,6 @@ class Gemm(wiring.Component):
     Parameters
     ----------
     cfg : Config
-    packed : see `Array`.
 
     Members
     -------
@@ -37,8 +36,8 @@ class Gemm(wiring.Component):
     read already is still finished.
     """
 
-    def __init__(self, cfg: Config, packed: bool = True) -> None:
-        self.cfg, self.packed = cfg, packed
+    def __init__(self, cfg: Config) -> None:
+        self.cfg = cfg
         acc = widths(cfg)["acc"]
         super().__init__({
             **unit_members(cfg, Opcode.GEMM),
@@ -57,7 +56,7 @@ class Gemm(wiring.Component):
             "wgt": (cfg.wgt_bits, GEMM_LOOPS),
         }
         m.submodules.loops = loops = Loops(GEMM_LOOPS, operands, reduction=("k", "r", "s"))
-        m.submodules.array = array = Array(cfg, self.packed)
+        m.submodules.array = array = Array(cfg)
         fields = self.instr.payload.fields
 
         # The instruction whose iterations are being read.

@@ -35,12 +35,6 @@ def test_gemm(name: str) -> None:
     bench.run(partial(Gemm, CONFIGS[name]), __file__, cfg=CONFIGS[name])
 
 
-@pytest.mark.parametrize("name", ["batch 2, 8 to 4", "batch 2, 2 to 16"])
-def test_plain_products(name: str) -> None:
-    """What the simulator gets instead of packed ones."""
-    bench.run(partial(Gemm, CONFIGS[name], packed=False), __file__, cfg=CONFIGS[name])
-
-
 @pytest.mark.parametrize("seed", range(2, 6))
 def test_gemm_seeds(seed: int) -> None:
     cfg = CONFIGS["batch 2, 8 to 4"]
