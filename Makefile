@@ -36,7 +36,7 @@ bench: $(INSTALLED)  ## Measure; prints a table and writes JSON.
 bench-cpu: $(INSTALLED)  ## Measure the CPU backend beside onnxruntime, on one thread.
 	$(BIN)/python -m benchmarks cpu
 
-bench-hw: $(INSTALLED)  ## Resources of presets on boards, clock on an ECP5: an hour the first time.
+bench-hw: $(INSTALLED)  ## Proofs, fuzzing, resources of presets on boards, clock on an ECP5: an hour the first time.
 	$(BIN)/python -m benchmarks hardware
 
 N ?= 2000

@@ -1,13 +1,18 @@
-"""Rows of `make bench-hw`: what the hardware takes of each device, and how fast it is. Extend `ROWS`."""
+"""Rows of `make bench-hw`: proofs, fuzzing, what the hardware takes of each device, and how fast it is."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from benchmarks.rows import Row
+from benchmarks.rows import ROOT, Row
 from celosia.bitstreams.boards import BOARDS
 from celosia.bitstreams.devices import DEVICES
 from celosia.bitstreams.ecp5 import Design, build
@@ -20,6 +25,8 @@ MARGIN = {"pynq": 10.0}
 FMAX = {4: 100.0, 8: 90.0}
 """MHz on the ECP5, by the size of the array."""
 COMMAND = "python -m benchmarks hardware"
+FUZZ_VARIABLE = "CELOSIA_FUZZ"
+"""Names the number of cases of each kind."""
 
 
 def _measured(row: Row, measure: Callable[[Row], Row]) -> Row:
@@ -69,7 +76,58 @@ def ecp5(say: Say) -> Iterator[Row]:
             yield _measured(Row(key, what, f"at least {target:g} MHz", "", None, COMMAND), measure)
 
 
-ROWS: list[Callable[[Say], Iterator[Row]]] = [resources, ecp5]
+def _report(say: Say, what: str, folders: str, *arguments: str) -> dict[str, Any]:
+    """What `python -m MODULE ... --json FILE` has written; its output goes to `say`, line by line."""
+    paths = os.pathsep.join(str(ROOT / "tests" / folder) for folder in folders.split(","))
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "report.json"
+        command = [sys.executable, "-m", *arguments, "--json", str(output)]
+        with subprocess.Popen(
+            command, env=os.environ | {"PYTHONPATH": paths}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:
+            assert process.stdout is not None
+            last = ""
+            for line in process.stdout:
+                last = line.strip() or last
+                say(f"{what}: {last[:60]}")
+        if not output.exists():
+            raise RuntimeError(f"{' '.join(arguments)} ended with {process.returncode}: {last}")
+        report: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+        return report
+
+
+def proofs(say: Say) -> Iterator[Row]:
+    """make prove: all properties, each with its mutants."""
+
+    def measure(row: Row) -> Row:
+        found = _report(say, "proofs", "formal", "proofs", "--jobs", str(os.cpu_count() or 1))
+        text = (
+            f"{found['proved']} of {found['properties']} proved, {found['caught']} of {found['mutants']} mutants caught"
+        )
+        met = found["proved"] == found["properties"] and found["caught"] == found["mutants"]
+        text += f"; {found['seconds']:.0f} s of processor time"
+        return dataclasses.replace(row, measured=text, met=met, details=found)
+
+    yield _measured(Row("hardware/proofs", "proofs", "all, and all mutants caught", "", None, "make prove"), measure)
+
+
+def fuzz(say: Say) -> Iterator[Row]:
+    """make fuzz: as many cases of each kind as FUZZ_VARIABLE says."""
+    count = os.environ.get(FUZZ_VARIABLE, "2000")
+
+    def measure(row: Row) -> Row:
+        found = _report(say, "fuzz", ".,cosim", "fuzz", "--count", count)
+        text = "; ".join(
+            f"{kind}: {each['failures']} of {each['cases']} failed in {each['seconds']:.0f} s"
+            for kind, each in found.items()
+        )
+        met = not any(each["failures"] for each in found.values())
+        return dataclasses.replace(row, measured=text, met=met, details=found)
+
+    yield _measured(Row("hardware/fuzz", "fuzzing", "0 failures", "", None, f"make fuzz N={count}"), measure)
+
+
+ROWS: list[Callable[[Say], Iterator[Row]]] = [proofs, fuzz, resources, ecp5]
 
 
 def rows(say: Say) -> Iterator[Row]:

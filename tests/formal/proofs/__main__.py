@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,6 +22,7 @@ CONSOLE = Console(width=None if sys.stdout.isatty() else 150)
 def prove(
     names: Annotated[list[str] | None, typer.Argument(help="Parts of the properties' names; none: all.")] = None,
     jobs: Annotated[int, typer.Option(help="Runs at once.")] = os.cpu_count() or 1,
+    output: Annotated[Path | None, typer.Option("--json", help="Write the counts here.")] = None,
 ) -> None:
     """Prove the properties of the hardware, and that each one finds the faults planted for it."""
     proofs = [p for p in all_properties().values() if not names or any(name in p.name for name in names)]
@@ -39,6 +42,8 @@ def prove(
         if not row.proved:
             CONSOLE.print(row.result.found, markup=False, highlight=False)
     counts = summary(rows)
+    if output is not None:
+        output.write_text(json.dumps(counts) + "\n", encoding="utf-8")
     CONSOLE.print(
         "{proved} of {properties} properties proved, {caught} of {mutants} mutants caught; "
         "{seconds:.0f} s of processor time when they were tried, ".format(**counts)
