@@ -367,14 +367,20 @@ def test_ctrl_c_ends_a_loop(tmp_path: Path) -> None:
     onnx.save(model(ENDLESS, trips=np.array(2**60), yes=np.array(True)), tmp_path / "model.onnx")
     np.save(tmp_path / "x.npy", ONE)
     command = [sys.executable, "-m", "celosia.driver.cli", "run", "model.onnx", "--input", "x.npy"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    while "running" not in (line := process.stderr.readline()):
-        assert line, "it ended"
-    time.sleep(0.3)
-    process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=60)[1].strip().endswith("interrupted")
-    assert process.returncode == 130
+    with subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in background jobs
+    ) as process:  # fmt: skip
+        try:
+            assert process.stderr is not None
+            while "running" not in (line := process.stderr.readline()):
+                assert line, "it ended"
+            time.sleep(0.3)
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=60)[1].strip().endswith("interrupted")
+            assert process.returncode == 130
+        finally:
+            process.kill()
 
 
 def test_a_loop_that_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
