@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from amaranth import Const, Module, Mux, Signal
+from amaranth import Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -73,18 +73,14 @@ class Loops(wiring.Component):
         busy, first = Signal(), Signal()
         held = Signal(self.fields)
         left = [Signal(EXTENT_BITS, name=f"left_{loop}") for loop in self.names]
-        at_last = [Signal(name=f"last_{loop}") for loop in self.names]
-        # rise[i]: loop i goes on to its next index, or one outside it does and loop i starts anew.
+        at_last = Signal(depth)
+        # rise[i]: every loop inside loop i is at its last index, so that loop i goes on to its next index or
+        # starts anew. As the enable of hundreds of registers it is a register itself, made a step
+        # ahead, like all_done.
         rise = Signal(depth)
-        for i in range(depth):
-            inner_done = Const(1)
-            for flag in at_last[i + 1 :]:
-                inner_done = inner_done & flag
-            m.d.comb += rise[i].eq(inner_done)
         reduction_done, all_done, renew = Signal(), Signal(), Signal()
         m.d.comb += [
             reduction_done.eq(rise[outer - 1] if outer else all_done),
-            all_done.eq(rise[0] & at_last[0]),
             self.step.valid.eq(busy & ~self.halt),
             renew.eq(~busy | (self.step.ready & all_done)),
             self.instr.ready.eq(~self.halt & renew),
@@ -109,20 +105,30 @@ class Loops(wiring.Component):
         # Where no iteration follows, registers take what `instr` offers, whether it is valid or not: what they hold
         # while not `busy` means nothing, and the enables of hundreds of registers need not wait for the handshake.
         advance = Signal(depth)
-        m.d.comb += [
-            advance.eq(rise & self.step.ready.replicate(depth)),
-        ]
+        m.d.comb += advance.eq(rise & self.step.ready.replicate(depth))
         with m.If(renew):
             m.d.sync += held.eq(new)
+        # What at_last becomes: `single` and `near` tell of an extent of 1 and of the last index but one.
+        single, near = ([Signal(name=f"{name}_{loop}") for loop in self.names] for name in ("single", "near"))
+        coming = Signal(depth)
         for i, loop in enumerate(self.names):
-            extent = held[f"extent_{loop}"]
+            extent, start = held[f"extent_{loop}"], new[f"extent_{loop}"]
             with m.If(renew):
-                m.d.sync += [left[i].eq(new[f"extent_{loop}"]), at_last[i].eq(new[f"extent_{loop}"] == 1)]
-            with m.Elif(advance[i]):
+                m.d.comb += coming[i].eq(start == 1)
+                m.d.sync += [left[i].eq(start), single[i].eq(start == 1), near[i].eq(start == 2)]
+            with m.Else():
+                m.d.comb += coming[i].eq(Mux(rise[i], Mux(at_last[i], single[i], near[i]), at_last[i]))
+            with m.If(~renew & advance[i]):
                 m.d.sync += [
                     left[i].eq(Mux(at_last[i], extent, left[i] - 1)),
-                    at_last[i].eq(Mux(at_last[i], extent == 1, left[i] == 2)),
+                    near[i].eq(Mux(at_last[i], extent == 2, left[i] == 3)),
                 ]
+        with m.If(renew | self.step.ready):
+            m.d.sync += [
+                at_last.eq(coming),
+                rise.eq(Cat(coming[i + 1 :].all() for i in range(depth))),
+                all_done.eq(coming.all()),
+            ]
 
         for operand, (bits, loops) in self.operands.items():
             # begin[i] is the address at which the present index of loop i began; a rise goes on from there.
