@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator
 from typing import TypeVar
 
@@ -13,6 +14,7 @@ OPTIONAL = ("torch", "iverilog")
 """What may be missing in CI, too: torch trains the demo model, is large, and its result is committed; Icarus Verilog
 is a second simulator for what Verilator simulates anyway."""
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore Ctrl-C, and so would what they start
 settings.register_profile("celosia", deadline=None)  # a busy machine is no fault
 settings.load_profile("celosia")
 

@@ -1,4 +1,4 @@
-"""A process that compiles and runs one model after the other, under limits; see fuzz.py.
+"""A process that compiles and runs one model after the other, under limits; see fuzz_models.py.
 
 Reads pickled (content, inputs) from standard input and writes a pickled dict for each: `status` is "ran" (with
 `outputs` and the `inputs` it took), "refused" (with the sentence), "slow" or "fault" (with the traceback).

@@ -367,10 +367,8 @@ def test_ctrl_c_ends_a_loop(tmp_path: Path) -> None:
     onnx.save(model(ENDLESS, trips=np.array(2**60), yes=np.array(True)), tmp_path / "model.onnx")
     np.save(tmp_path / "x.npy", ONE)
     command = [sys.executable, "-m", "celosia.driver.cli", "run", "model.onnx", "--input", "x.npy"]
-    with subprocess.Popen(
-        command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in background jobs
-    ) as process:  # fmt: skip
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=tmp_path, stderr=pipe, stdout=pipe, text=True) as process:
         try:
             assert process.stderr is not None
             while "running" not in (line := process.stderr.readline()):

@@ -198,8 +198,7 @@ def test_memory_keeps_its_bounds(device: RtlDevice) -> None:
 def test_keyboard_interrupt(device: RtlDevice) -> None:
     """A run of hours ends soon after Ctrl-C."""
     code = """
-import signal, sys, numpy as np
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
+import sys, numpy as np
 sys.path.insert(0, sys.argv[1])
 from programs import CONFIGS, Instruction, TestProgram
 from celosia.hw.isa import Opcode

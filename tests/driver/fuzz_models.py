@@ -1,6 +1,6 @@
 """Mutated models through compile, Program and Runtime in a process of its own: no crash, no hang, no other error.
 
-`python tests/driver/fuzz.py --minutes 30 --out findings` goes on after a finding and writes each kind once.
+`python tests/driver/fuzz_models.py --minutes 30 --out findings` goes on after a finding and writes each kind once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mutated models for a bounded time; `fuzz.py` goes on for as long as it is told. What it found is in
+"""Mutated models for a bounded time; `fuzz_models.py` goes on for as long as it is told. What it found is in
 test_bad_models.py."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fuzz import KINDS, Worker, difference, finding
+from fuzz_models import KINDS, Worker, difference, finding
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from mutations import mutated, seeds
