@@ -246,7 +246,7 @@ class _Assembler:
             inner = inner.elem_type
         if kind == "tensor" and shape(value) is not None:
             return self._tensor(value)
-        dims = tuple(size if isinstance(size, int) else -1 for size in value.shape or ())
+        dims = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in value.shape or ())
         return TensorInfo(value.name or "", _dtype_name(value), dims, kind)
 
     # The CPU ---------------------------------------------------------------------------------------------------

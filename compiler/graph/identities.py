@@ -49,6 +49,8 @@ def simplify(model: ir.Model) -> None:
                 continue
             value = rule(graph, node)
             if value is not None and _same_type(node, value):
+                if value.type is None:
+                    value.type, value.shape = node.outputs[0].type, node.outputs[0].shape
                 changed |= replace_by(node, value)
         drop_unused(graph)
 

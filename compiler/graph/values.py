@@ -21,8 +21,8 @@ def constant(value: ir.Value | None) -> NDArray[Any] | None:
 
 
 def shape(value: ir.Value) -> tuple[int, ...] | None:
-    """The static shape of `value`, or None."""
-    if value.shape is None or not all(isinstance(size, int) for size in value.shape):
+    """The static shape of `value`, or None; a negative size that a model declares says nothing."""
+    if value.shape is None or not all(isinstance(size, int) and size >= 0 for size in value.shape):
         return None
     return tuple(int(size) for size in value.shape)  # type: ignore[arg-type]
 
