@@ -142,6 +142,7 @@ def ecp5(
         Ecp5Design, typer.Option(help="All, or the gemm unit with its scratchpads.")
     ] = Ecp5Design.accelerator,
     clock: Annotated[float, typer.Option(metavar="MHZ", min=1, max=500, help="Clock to aim at.")] = 100,
+    seeds: Annotated[int, typer.Option(metavar="N", min=1, help="Placements to try; the fastest is taken.")] = 1,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -158,7 +159,7 @@ def ecp5(
     cfg = Config.load(config)
     with Stages(quiet) as stages:
         stages(f"building {cfg.name} ({design.value}) for the ECP5, minutes")
-        result = build(cfg, Design(design.value), output, clock, lambda step: stages(step, line=False))
+        result = build(cfg, Design(design.value), output, clock, lambda step: stages(step, line=False), seeds)
     if not quiet:
         met = "met" if result.fmax_mhz >= clock else "missed"
         typer.echo(f"{output / result.bit}: {result.fmax_mhz} MHz ({clock:g} MHz {met}), {result.device}")

