@@ -1,12 +1,40 @@
-"""Writing files so that nobody ever sees a part of one."""
+"""Reading files that may be damaged, and writing them so that nobody ever sees a part of one."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+
+@contextmanager
+def reading(path: str | Path, error: type[Exception], what: str, way_out: str = "") -> Iterator[None]:
+    """Whatever libraries raise for the bytes of a file, as one sentence: `path`, `what` it is, the reason, `way_out`.
+
+    Not even zipfile and numpy say which errors those are: beside BadZipFile and ValueError there are EOFError,
+    NotImplementedError (methods of compression), RuntimeError (encryption), zlib.error, tokenize.TokenError,
+    SyntaxError, MemoryError (sizes that cannot be) and more. An `error` that names `path` passes unchanged.
+    """
+    try:
+        yield
+    except OSError as problem:
+        raise error(f"cannot read {path}: {problem.strerror or problem}") from None
+    except Exception as problem:
+        if isinstance(problem, error) and str(path) in str(problem):
+            raise
+        raise error(f"{path} {what}: {_reason(problem)}{way_out}") from None
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, without the bytes that some errors quote at length."""
+    if "pickle" in str(error).lower():
+        return "it holds no plain array"
+    text = (str(error).splitlines() or [""])[0][:100].rstrip(".")
+    is_sentence = isinstance(error, (ValueError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile))
+    return text if text and is_sentence else f"{type(error).__name__} {text}".rstrip()
 
 
 class OutputError(OSError):

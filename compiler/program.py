@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from celosia.compiler.cpu.host import HostOp
 from celosia.compiler.cpu.kernel import Kernel
-from celosia.compiler.files import replacing
+from celosia.compiler.files import reading, replacing
 from celosia.compiler.memory import Plan
 from celosia.compiler.saved import array_bytes, load_array, load_op, make, op_bytes
-from celosia.hw.config import Config, ConfigError
+from celosia.hw.config import Config
 
 FORMAT = "celosia-program"
 VERSION = 5
@@ -264,23 +264,22 @@ class Program:
     @staticmethod
     def load(path: str | Path) -> Program:
         """The Program in `path`. ProgramError where it is not one, is damaged, or of another version."""
-        try:
-            with zipfile.ZipFile(path) as archive:
-                if "manifest.json" not in archive.namelist():
-                    raise ProgramError(f"{path} is not a Celosia Program: it has no manifest")
-                return _read(Path(path), archive)
-        except FileNotFoundError:
-            raise ProgramError(f"there is no Program at {path}") from None
-        except IsADirectoryError:
-            raise ProgramError(f"{path} is a folder; give a Program file") from None
-        except (zipfile.BadZipFile, NotImplementedError, EOFError, OSError) as error:
-            raise ProgramError(f"{path} is not a Celosia Program, or a damaged one: {_first_words(error)}") from None
+        with (
+            reading(path, ProgramError, "is not a Celosia Program, or a damaged one"),
+            zipfile.ZipFile(path) as archive,
+        ):
+            if "manifest.json" not in archive.namelist():
+                raise ProgramError(f"{path} is not a Celosia Program: it has no manifest")
+            return _read(Path(path), archive)
 
     @staticmethod
     def is_program(path: str | Path) -> bool:
         """Whether the file at `path` looks like a Program, perhaps a damaged one, rather than an ONNX file."""
         with open(path, "rb") as file:
-            return file.read(4) == b"PK\3\4" or zipfile.is_zipfile(file)
+            try:
+                return file.read(4) == b"PK\3\4" or zipfile.is_zipfile(file)
+            except zipfile.BadZipFile:  # which is_zipfile finds at the end of some
+                return True
 
 
 _KINDS = {CpuStep: "cpu", HostStep: "host", LaunchStep: "launch"}
@@ -288,29 +287,20 @@ MAX_PART_BYTES = 1 << 32
 """No part of a Program may unpack to more than this."""
 
 
-def _first_words(error: Exception) -> str:
-    """What went wrong, without the bytes that some errors of zipfile quote at length."""
-    return str(error).split("\n")[0][:100]
-
-
 def _part(path: Path, archive: zipfile.ZipFile, name: str) -> bytes:
-    try:
-        if archive.getinfo(name).file_size > MAX_PART_BYTES:
-            raise ProgramError(f"{path}: part {name} is larger than {MAX_PART_BYTES} bytes")
+    if name not in archive.NameToInfo:
+        raise ProgramError(f"{path} is damaged: part {name} is missing")
+    if archive.getinfo(name).file_size > MAX_PART_BYTES:
+        raise ProgramError(f"{path}: part {name} is larger than {MAX_PART_BYTES} bytes")
+    with reading(path, ProgramError, f"is damaged: part {name}"):
         return archive.read(name)
-    except KeyError:
-        raise ProgramError(f"{path} is damaged: part {name} is missing") from None
-    except ProgramError:
-        raise
-    except Exception as error:  # zlib.error, RuntimeError for encryption, BadZipFile
-        raise ProgramError(f"{path} is damaged: part {name}: {_first_words(error)}") from None
 
 
 def _read(path: Path, archive: zipfile.ZipFile) -> Program:
     text = _part(path, archive, "manifest.json")
     if hashlib.sha256(text).hexdigest().encode() != _part(path, archive, "manifest.sha256"):
         raise ProgramError(f"{path} is damaged: the checksum of its manifest differs")
-    try:
+    with reading(path, ProgramError, "is damaged"):
         manifest = json.loads(text)
         if manifest.get("format") != FORMAT:
             raise ProgramError(f"{path} is not a Celosia Program")
@@ -322,10 +312,6 @@ def _read(path: Path, archive: zipfile.ZipFile) -> Program:
             if hashlib.sha256(blobs[name]).hexdigest() != digest:
                 raise ProgramError(f"{path} is damaged: the checksum of part {name} differs")
         return _assemble(manifest, blobs)
-    except (KeyError, TypeError, ValueError, ConfigError, AttributeError) as error:
-        if isinstance(error, ProgramError):
-            raise ProgramError(str(error) if str(path) in str(error) else f"{path} is damaged: {error}") from None
-        raise ProgramError(f"{path} is damaged: {type(error).__name__} {_first_words(error)}") from None
 
 
 def _plain(value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.files import replacing
+from celosia.compiler.files import reading, replacing
 from celosia.compiler.program import TensorInfo
 from celosia.driver.runtime import InputError
 
@@ -56,24 +56,12 @@ def _split(text: str, names: list[str]) -> tuple[str, str]:
 
 def read_array(path: Path) -> Array:
     """The array in a .npy file. InputError where it is not one."""
-    try:
+    with reading(path, InputError, "is not a .npy file of numbers", "; write one with numpy.save"):
         array = np.load(path, allow_pickle=False)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(
-            f"{path} is not a .npy file of numbers: {_sentence(error)}; write one with numpy.save"
-        ) from None
     if not isinstance(array, np.ndarray):
         array.close()
         raise InputError(f"{path} is an .npz archive; give one .npy file for each input")
     return array
-
-
-def _sentence(error: Exception) -> str:
-    if "pickle" in str(error).lower():
-        return "it holds no plain array"
-    return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
 
 
 def write_outputs(path: str | Path, arrays: Mapping[str, Array]) -> None:

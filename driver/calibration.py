@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from celosia.compiler.files import reading
 from celosia.driver.arrays import read_array
 from celosia.driver.runtime import InputError
 
@@ -132,13 +132,11 @@ def _file(path: Path, pixels: Pixels, inputs: Sequence[Input]) -> Sample:
 def _archive(path: Path) -> dict[str, Array]:
     if path.suffix.lower() == ".npy":
         raise CalibrationError(f"{path} is a single array; give an .npz of arrays by input name, or a folder")
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except OSError as error:
-        raise CalibrationError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, EOFError, zipfile.BadZipFile, TypeError, AttributeError):
-        raise CalibrationError(f"{path} is not an .npz file of numbers; write one with numpy.savez") from None
+    with (
+        reading(path, CalibrationError, "is not an .npz file of numbers", "; write one with numpy.savez"),
+        np.load(path, allow_pickle=False) as archive,
+    ):
+        return {name: archive[name] for name in archive.files}
 
 
 def _check_names(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import platform
+import struct
 import zipfile
 from pathlib import Path
 
@@ -20,6 +21,9 @@ from celosia.compiler.cpu.target import TARGETS, Target
 from celosia.compiler.files import OutputError
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.program import Program, ProgramError
+from celosia.driver.arrays import read_array
+from celosia.driver.calibration import open_samples
+from celosia.driver.runtime import InputError
 
 
 @pytest.fixture(scope="module")
@@ -137,12 +141,83 @@ def test_what_is_not_a_program(tmp_path: Path, models: Path) -> None:
     (tmp_path / "array.npz").write_bytes(buffer.getvalue())
     with pytest.raises(ProgramError, match="it has no manifest"):
         Program.load(tmp_path / "array.npz")
-    with pytest.raises(ProgramError, match="there is no Program at"):
+    with pytest.raises(ProgramError, match=r"cannot read .*nothing: No such file"):
         Program.load(tmp_path / "nothing")
-    with pytest.raises(ProgramError, match="is a folder"):
+    with pytest.raises(ProgramError, match=r"cannot read .*: Is a directory"):
         Program.load(tmp_path)
     with pytest.raises(ProgramError, match="not a Celosia Program"):
         Program.load(models / "quantised.onnx")
+
+
+def _member(data: bytes, **fields: bytes) -> bytes:
+    """An archive of one part, with fields of its entry in the central directory changed."""
+    at = data.rindex(b"PK\1\2")
+    places = {"version": 6, "flags": 8, "method": 10, "offset": 42, "name": 46}
+    for field, value in fields.items():
+        start = at + places[field]
+        data = data[:start] + value + data[start + len(value) :]
+    return data
+
+
+DAMAGE = {
+    "a name that is no UTF-8": {"flags": b"\0\x08", "name": b"\xff"},
+    "a version of the format to come": {"version": b"\xff\0"},
+    "an unknown method of compression": {"method": b"\x63\0"},
+    "encryption": {"flags": b"\1\0"},
+    "a part that lies elsewhere": {"offset": b"\xff\xff\xff\x7f"},
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_archives_that_zipfile_finds_no_one_error_for(what: str, tmp_path: Path) -> None:
+    """Program, array and samples: each is refused in one sentence that names the file."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("manifest.json", "{}")
+    path = tmp_path / "file.npz"
+    path.write_bytes(_member(buffer.getvalue(), **DAMAGE[what]))
+    assert Program.is_program(path)
+    with pytest.raises(ProgramError, match=r"^\S+file.npz is (damaged|not a Celosia Program)[^\n]+$"):
+        Program.load(path)
+    with pytest.raises(InputError, match=r"^\S+file.npz is [^\n]+$"):
+        read_array(path)
+    with pytest.raises(InputError, match=r"^\S+file.npz [^\n]+$"):
+        open_samples(path, [])
+
+
+def test_an_archive_on_many_disks(tmp_path: Path) -> None:
+    """`zipfile.is_zipfile` raises for it."""
+    buffer = io.BytesIO()
+    zipfile.ZipFile(buffer, "w").close()
+    path = tmp_path / "disks"
+    path.write_bytes(b"XX" + struct.pack("<4sLQL", b"PK\6\7", 0, 0, 2) + buffer.getvalue())
+    assert Program.is_program(path)
+    with pytest.raises(ProgramError, match=r"not a Celosia Program.*multiple disks"):
+        Program.load(path)
+
+
+HEADERS = {
+    "a bracket that is not closed": "{'descr': '<f4', 'fortran_order': False, 'shape': (2, }",
+    "a size that cannot be": "{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999,), }",
+    "odd indents": "{'descr':\n  '<f4'\n }\n  x\n y",
+    "brackets without end": "(" * 3000,
+    "a type that is none": "{'descr': 3, 'fortran_order': False, 'shape': (2,), }",
+}
+
+
+@pytest.mark.parametrize("what", HEADERS)
+def test_arrays_that_numpy_finds_no_one_error_for(what: str, saved: Path, tmp_path: Path) -> None:
+    """Also within a Program that someone who knows its checksums has made."""
+    text = HEADERS[what].encode()
+    data = b"\x93NUMPY\1\0" + struct.pack("<H", len(text)) + text
+    (tmp_path / "x.npy").write_bytes(data)
+    with pytest.raises(InputError, match=r"^\S+x.npy is not a .npy file of numbers: [^\n]+; write one with"):
+        read_array(tmp_path / "x.npy")
+    contents, name = entries(saved), "constants/0.npy"
+    digests = json.loads(contents["manifest.json"])["sha256"] | {name: hashlib.sha256(data).hexdigest()}
+    forged = _with_manifest(rewrite(tmp_path / "changed", contents | {name: data}), tmp_path / "forged", sha256=digests)
+    with pytest.raises(ProgramError, match=r"^\S+forged is damaged: [^\n]+$"):
+        Program.load(forged)
 
 
 def test_saving_writes_all_or_nothing(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
