@@ -69,12 +69,14 @@ STATES = ("busy", "error", "idle")
 class Board:
     """A board on which the accelerator runs.
 
-    platform: the Amaranth platform. preset: its Config where none is named. processor: "zynq" or "zynqmp".
-    clock_mhz: of the accelerator. address: of its registers, where the processor sees them.
+    platform: the Amaranth platform. board_files: the name that Vivado knows it by, if it does. preset: its Config where
+    none is named. processor: "zynq" or "zynqmp". clock_mhz: of the accelerator. address: of its registers, where the
+    processor sees them.
     """
 
     name: str
     platform: Any
+    board_files: str
     preset: str
     processor: str
     clock_mhz: int
@@ -102,9 +104,9 @@ class Board:
 BOARDS = {
     board.name: board
     for board in (
-        Board("pynq-z1", PynqZ1Platform, "pynq", "zynq", 100, 0x43C0_0000),
-        Board("pynq-z2", PynqZ2Platform, "pynq", "zynq", 100, 0x43C0_0000),
-        Board("ultra96", Ultra96V2Platform, "ultra96", "zynqmp", 150, 0xA000_0000),
-        Board("zcu104", Zcu104Platform, "zcu104", "zynqmp", 200, 0xA000_0000),
+        Board("pynq-z1", PynqZ1Platform, "pynq-z1", "pynq", "zynq", 100, 0x43C0_0000),
+        Board("pynq-z2", PynqZ2Platform, "pynq-z2", "pynq", "zynq", 100, 0x43C0_0000),
+        Board("ultra96", Ultra96V2Platform, "ultra96v2", "ultra96", "zynqmp", 150, 0xA000_0000),
+        Board("zcu104", Zcu104Platform, "zcu104", "zcu104", "zynqmp", 200, 0xA000_0000),
     )
 }

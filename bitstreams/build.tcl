@@ -32,9 +32,9 @@ proc bus {from to} {
 }
 
 # Whether Vivado knows the board, so that it can set the memory and the pins of the processors, too. PYNQ's boot image
-# has done so already: without the board's files the bitstream is as good.
-proc use_board {name} {
-    set parts [lsort -dictionary [get_board_parts -quiet "*:$name:*"]]
+# has done so already, and `celosia flash` sets the clock: without the board's files the bitstream is as good.
+proc use_board {files} {
+    set parts [lsort -dictionary [get_board_parts -quiet "*:$files:*"]]
     if {![llength $parts]} {
         return 0
     }
@@ -44,15 +44,17 @@ proc use_board {name} {
 
 # Each makes the processors and returns names: clock, reset, control port and its clock, memory port and its clock,
 # interrupt.
+#
+# The memory port of a Zynq-7000 keeps the 64 bits of its reset: other widths are set by the boot image, not by PYNQ.
 proc processors_zynq {preset} {
-    global clock_mhz bus_bits
+    global clock_mhz
     cell processing_system7 ps
     apply_bd_automation -rule xilinx.com:bd_rule:processing_system7 \
         -config [list make_external "FIXED_IO, DDR" apply_board_preset $preset Master Disable Slave Disable] \
         [get_bd_cells ps]
     set_property -dict [list \
         CONFIG.PCW_EN_CLK0_PORT 1 CONFIG.PCW_EN_RST0_PORT 1 CONFIG.PCW_FPGA0_PERIPHERAL_FREQMHZ $clock_mhz \
-        CONFIG.PCW_USE_M_AXI_GP0 1 CONFIG.PCW_USE_S_AXI_HP0 1 CONFIG.PCW_S_AXI_HP0_DATA_WIDTH $bus_bits \
+        CONFIG.PCW_USE_M_AXI_GP0 1 CONFIG.PCW_USE_S_AXI_HP0 1 CONFIG.PCW_S_AXI_HP0_DATA_WIDTH 64 \
         CONFIG.PCW_USE_FABRIC_INTERRUPT 1 CONFIG.PCW_IRQ_F2P_INTR 1] [get_bd_cells ps]
     return {ps/FCLK_CLK0 ps/FCLK_RESET0_N ps/M_AXI_GP0 ps/M_AXI_GP0_ACLK ps/S_AXI_HP0 ps/S_AXI_HP0_ACLK ps/IRQ_F2P}
 }
@@ -72,9 +74,10 @@ proc processors_zynqmp {preset} {
 }
 
 proc design {} {
-    global board processor address lights
+    global board_files processor address lights
     create_bd_design system
-    lassign [processors_$processor [use_board $board]] clock resetn control control_clock memory memory_clock interrupt
+    lassign [processors_$processor [use_board $board_files]] \
+        clock resetn control control_clock memory memory_clock interrupt
 
     create_bd_cell -type module -reference celosia celosia
     cell proc_sys_reset reset
@@ -95,24 +98,35 @@ proc design {} {
     }
 
     assign_bd_address
-    set_property offset $address [get_bd_addr_segs ps/*/SEG_celosia_reg0]
-    set_property range 4K [get_bd_addr_segs ps/*/SEG_celosia_reg0]
+    set registers [get_bd_addr_segs ps/*/SEG_celosia_*]
+    set_property offset $address $registers
+    set_property range 4K $registers
     validate_bd_design
     save_bd_design
     add_files -norecurse [make_wrapper -files [get_files system.bd] -top]
     set_property top system_wrapper [current_fileset]
 }
 
-proc implement {jobs} {
-    launch_runs impl_1 -to_step write_bitstream -jobs $jobs
-    wait_on_run impl_1
-    set run [get_runs impl_1]
+# Runs to the end; the error names the log with the reason, which may be that of an IP's run before it.
+proc finish {name args} {
+    launch_runs $name {*}$args
+    catch {wait_on_run $name}
+    set run [get_runs $name]
     if {[get_property PROGRESS $run] ne "100%"} {
-        error "Vivado ended with: [get_property STATUS $run]; see [get_property DIRECTORY $run]/runme.log"
+        set run [lindex [concat [get_runs -quiet -filter {STATUS =~ "*ERROR*"}] $run] 0]
+        error "Vivado's $run ended with: [get_property STATUS $run]; see [get_property DIRECTORY $run]/runme.log"
     }
-    set slack [get_property STATS.WNS $run]
-    if {$slack < 0} {
-        error "the clock is missed by [expr {-$slack}] ns; make the project with a smaller --clock"
+    return $run
+}
+
+proc implement {jobs} {
+    finish synth_1 -jobs $jobs
+    set run [finish impl_1 -to_step write_bitstream -jobs $jobs]
+    foreach {property what} {STATS.WNS "setup times; make the project with a smaller --clock" STATS.WHS "hold times"} {
+        set slack [get_property $property $run]
+        if {$slack < 0} {
+            error "the timing is missed by [expr {-$slack}] ns in $what"
+        }
     }
     return $run
 }

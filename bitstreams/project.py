@@ -87,7 +87,7 @@ def _texts(board: Board, cfg: Config, clock: int) -> dict[str, str]:
 def _settings(board: Board, cfg: Config, clock: int) -> str:
     name = re.sub(r"[^\w.-]", "_", f"{board.name}-{cfg.name}", flags=re.ASCII)
     values = {
-        "name": name, "board": board.name, "processor": board.processor, "part": board.part,
+        "name": name, "board_files": board.board_files, "processor": board.processor, "part": board.part,
         "clock_mhz": clock, "bus_bits": 8 * cfg.bus_bytes, "address": f"{board.address:#010x}",
         "lights": f"{{{' '.join(board.lights())}}}",
     }  # fmt: skip

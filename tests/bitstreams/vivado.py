@@ -25,7 +25,7 @@ IPS = {
         },
         "parameters": {
             "PCW_EN_CLK0_PORT": r"[01]", "PCW_EN_RST0_PORT": r"[01]", "PCW_FPGA0_PERIPHERAL_FREQMHZ": r"\d+",
-            "PCW_USE_M_AXI_GP0": r"[01]", "PCW_USE_S_AXI_HP0": r"[01]", "PCW_S_AXI_HP0_DATA_WIDTH": r"32|64",
+            "PCW_USE_M_AXI_GP0": r"[01]", "PCW_USE_S_AXI_HP0": r"[01]", "PCW_S_AXI_HP0_DATA_WIDTH": r"64",
             "PCW_USE_FABRIC_INTERRUPT": r"[01]", "PCW_IRQ_F2P_INTR": r"[01]",
         },
         "address_space": "Data",
@@ -71,17 +71,18 @@ class VivadoError(Exception):
 
 
 class Vivado:
-    """Runs Tcl. parts: devices that are installed. boards: board files. slack, progress: of the implementation.
+    """Runs Tcl. parts: devices that are installed. boards: board files. slack, hold, progress: of the implementation.
+    missing: "bit" or "hwh", a file that it does not leave. failing: a run that ends with an error.
 
     cells: name -> IP or "module". nets: sets of joined pins. buses: pairs of joined interfaces. ports: lights.
     """
 
     def __init__(
-        self, parts: set[str], boards: tuple[str, ...] = (), slack: str = "0.213", progress: str = "100%",
-        ips: frozenset[str] = frozenset(IPS), missing: str = "",
+        self, parts: set[str], boards: tuple[str, ...] = (), slack: str = "0.213", hold: str = "0.01",
+        ips: frozenset[str] = frozenset(IPS), missing: str = "", failing: str = "",
     ) -> None:  # fmt: skip
-        self.parts, self.boards, self.slack, self.progress, self.ips = parts, boards, slack, progress, ips
-        self.missing = missing
+        self.parts, self.boards, self.slack, self.hold, self.ips = parts, boards, slack, hold, ips
+        self.missing, self.failing = missing, failing
         self.cells: dict[str, str] = {}
         self.parameters: dict[str, dict[str, str]] = {}
         self.modules: dict[str, tuple[dict[str, str], dict[str, str]]] = {}
@@ -92,7 +93,9 @@ class Vivado:
         self.files: list[Path] = []
         self.folder = Path()
         self.properties: dict[tuple[str, str], str] = {}
-        self.validated = self.launched = False
+        self.validated = False
+        self.runs: dict[str, str] = {}
+        """Status of each run."""
         self.tcl = tkinter.Tcl()
         for name in dir(self):
             if name.startswith("tcl_"):
@@ -238,12 +241,12 @@ class Vivado:
             raise VivadoError(f"nothing called {target} has a property {name}")
 
     def tcl_get_property(self, name: str, target: str) -> str:
-        values = {
-            "PROGRESS": self.progress, "STATUS": "write_bitstream ERROR", "STATS.WNS": self.slack,
-            "DIRECTORY": str(self.folder / "celosia.runs" / "impl_1"),
-        }  # fmt: skip
-        if target != "impl_1" or not self.launched:
+        if target not in self.runs:
             raise VivadoError(f"{target} has no {name} yet")
+        values = {
+            "PROGRESS": "100%" if "Complete" in self.runs[target] else "42%", "STATUS": self.runs[target],
+            "STATS.WNS": self.slack, "STATS.WHS": self.hold, "DIRECTORY": str(self.folder / "celosia.runs" / target),
+        }  # fmt: skip
         return values[name]
 
     def tcl_apply_bd_automation(self, *arguments: str) -> None:
@@ -362,12 +365,23 @@ class Vivado:
     # Runs
 
     def tcl_launch_runs(self, *arguments: str) -> None:
-        options, rest = self._options(arguments, "-to_step -jobs")
-        if rest != ["impl_1"] or options["-to_step"] != "write_bitstream" or not options["-jobs"].isdigit():
-            raise VivadoError(f"{options} {rest}")
+        options, (name,) = self._options(arguments, "-to_step -jobs")
+        if not options["-jobs"].isdigit() or options.get("-to_step", "write_bitstream") != "write_bitstream":
+            raise VivadoError(f"{options} {name}")
         if not self.properties.get(("sources_1", "top"), "").endswith("_wrapper"):
             raise VivadoError("the top is not the wrapper of the design")
-        self.launched = True
+        self.runs[f"{self.design}_celosia_0_{name}" if name == "synth_1" else name] = "synth_design Complete!"
+        if self.failing in self.runs:
+            self.runs[self.failing] = "synth_design ERROR"
+            self.runs[name] = "Scripts Generated"
+            return
+        self.runs[name] = f"{'synth_design' if name == 'synth_1' else 'write_bitstream'} Complete!"
+        if name == "impl_1":
+            self._implement()
+
+    def _implement(self) -> None:
+        if "Complete" not in self.runs.get("synth_1", ""):
+            raise VivadoError("impl_1 before synth_1 was complete")
         run = self.folder / "celosia.runs" / "impl_1"
         handoff = self.folder / "celosia.gen" / "sources_1" / "bd" / self.design / "hw_handoff"
         for folder in (run, handoff):
@@ -379,11 +393,17 @@ class Vivado:
 
     def tcl_wait_on_run(self, name: str) -> None:
         self.tcl_get_runs(name)
+        if "Complete" not in self.runs[name]:
+            raise VivadoError(f"Run '{name}' failed")  # as newer versions do
 
-    def tcl_get_runs(self, name: str) -> str:
-        if name != "impl_1" or not self.launched:
-            raise VivadoError(f"no run {name}")
-        return name
+    def tcl_get_runs(self, *arguments: str) -> tuple[str, ...]:
+        options, rest = self._options(arguments, "-filter", "-quiet")
+        if not options and rest[0] not in self.runs:
+            raise VivadoError(f"no run {rest[0]}")
+        found = re.fullmatch(r'STATUS =~ "(\S+)"', options.get("-filter", 'STATUS =~ "*"'))
+        if found is None:
+            raise VivadoError(f"filter {options['-filter']}")
+        return tuple(n for n, status in self.runs.items() if fnmatchcase(status, found[1]) and n in (rest or self.runs))
 
 
 PORT = re.compile(
