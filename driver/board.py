@@ -122,8 +122,8 @@ class BoardDevice:
             self._buffer = self._memory.allocate(max(size, 1))
         except MemoryError as error:
             raise DeviceError(
-                f"the board has no {size} bytes of contiguous memory: {error}; end other users of it, or enlarge CMA "
-                "(cma=... on the kernel's command line)"
+                f"the board has no {size} bytes of contiguous memory: {error}; load the bitstream again with `celosia "
+                "flash`, end other users of memory, or enlarge CMA (cma=... on the kernel's command line)"
             ) from None
         self._size = size
         if self._buffer.physical_address % PAGE:

@@ -393,13 +393,13 @@ def flash(
 
     manifest = prepare(bit, board, find_board(board).part)
     if host is None:
-        load(str(bit), manifest.address, manifest.identity)
+        clock = load(str(bit), manifest)
     else:
         with _stages(quiet) as stages, stages.paused(), connected(host) as connection:
             stages(f"loading on {host}")
-            deployment.flash(deployment.Remote(connection, sudo=sudo), bit, manifest)
+            clock = deployment.flash(deployment.Remote(connection, sudo=sudo), bit, manifest)
     if not quiet:
-        what = f"{manifest.config['name']} ({manifest.identity:08x}) at {manifest.clock_mhz} MHz"
+        what = f"{manifest.config['name']} ({manifest.identity:08x}) at {clock:g} MHz"
         typer.echo(f"{host or 'this board'}: {bit.name} is loaded, accelerator {what} answers at {manifest.address:#x}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import json
@@ -123,10 +124,11 @@ class Remote:
         result: Result = self._call(f"exec python3 {_quoted(path)}", [pack(head, inputs)], load_result)
         return result
 
-    def flash(self, runner: File, bit: File, manifest: Manifest) -> None:
-        """Load an installed bitstream. Raises DeviceError, SshError."""
-        head = {"bitstream": f"{self.folder}/{bit.name}", "address": manifest.address, "identity": manifest.identity}
-        self._call(f"exec python3 {_quoted(f'{self.folder}/{runner.name}')}", [pack(head, {})], _answered)
+    def flash(self, runner: File, bit: File, manifest: Manifest) -> float:
+        """Load an installed bitstream; the accelerator's clock in MHz. Raises DeviceError, SshError."""
+        head = {"bitstream": f"{self.folder}/{bit.name}", "manifest": dataclasses.asdict(manifest)}
+        command = f"exec python3 {_quoted(f'{self.folder}/{runner.name}')}"
+        return float(self._call(command, [pack(head, {})], _answered)["clock_mhz"])
 
     def _bootstrap(self, what: str, files: tuple[File, ...], data: list[bytes] | None = None) -> dict[str, Any]:
         text = Path(bootstrap.__file__).read_bytes()
@@ -143,9 +145,10 @@ class Remote:
     def _call(self, command: str, parts: list[bytes], read: Callable[[IO[bytes]], Any]) -> Any:
         """What `read` makes of the answer of `command`, which gets `parts` and then nothing until it has answered.
 
-        It runs in a login shell, where PYNQ's images set their Python up; what that prints before MARK is dropped.
+        It runs in bash as a login shell, where PYNQ's images set their Python up (with `source`, which Ubuntu's sh does
+        not know); what that prints before MARK is dropped.
         """
-        shell = f"{'sudo -n ' if self.sudo else ''}sh -lc {shlex.quote(command)}"
+        shell = f"{'sudo -n ' if self.sudo else ''}bash -lc {shlex.quote(command)}"
         process = self.connection.start(shell)
         assert process.stdin is not None and process.stdout is not None
         try:
@@ -166,11 +169,12 @@ class Remote:
             process.wait()
 
 
-def _answered(stream: IO[bytes]) -> None:
-    """Raises the board's error."""
+def _answered(stream: IO[bytes]) -> dict[str, Any]:
+    """The board's answer without arrays. Raises the board's error."""
     head, _ = unpack(stream)
     if "error" in head:
         raise ERRORS.get(head["kind"], RuntimeError)(head["error"])
+    return head
 
 
 def _quoted(path: str) -> str:
@@ -249,12 +253,15 @@ def run(
     return result
 
 
-def flash(remote: Remote, bit: Path, manifest: Manifest) -> None:
-    """Put the bitstream `bit` and its .hwh on a board, and load it there. Raises DeviceError, SshError."""
+def flash(remote: Remote, bit: Path, manifest: Manifest) -> float:
+    """Put the bitstream `bit` and its .hwh on a board, and load it there; returns the accelerator's clock in MHz.
+
+    Raises DeviceError, SshError.
+    """
     name = f"bitstream-{manifest.bit[:12]}"
     files = runner(), File(f"{name}.bit", bit.read_bytes()), File(f"{name}.hwh", bit.with_suffix(".hwh").read_bytes())
     board = remote.status(*files)
     if board.pynq is None:
         raise SshError(f"{remote.connection.name} has no pynq ({board.pynq_error}); use a PYNQ image")
     remote.install(board, *files)
-    remote.flash(files[0], files[1], manifest)
+    return remote.flash(files[0], files[1], manifest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from celosia.bitstreams.manifest import BitHeader, Manifest, ManifestError
 from celosia.hw.regs import MAGIC, REGISTERS
@@ -26,8 +27,11 @@ def prepare(bit: Path, board: str, part: str) -> Manifest:
     return manifest
 
 
-def load(bit: str, address: int, identity: int) -> None:
-    """Load `bit`, with its .hwh beside it, on this board. DeviceError where the FPGA then is not what it should be."""
+def load(bit: str, manifest: Manifest) -> float:
+    """Load `bit`, with its .hwh beside it, on this board; returns the clock of the accelerator in MHz.
+
+    DeviceError where the FPGA then is not what `manifest` says.
+    """
     try:
         import pynq
     except ImportError as error:
@@ -37,11 +41,31 @@ def load(bit: str, address: int, identity: int) -> None:
         ) from None
     try:
         pynq.Overlay(os.path.expanduser(bit))
-        registers = pynq.MMIO(address, 4096)
+        clock_mhz = _set_clock(pynq.Clocks, manifest.clock_mhz)
+        registers = pynq.MMIO(manifest.address, 4096)
         magic, found = (registers.read(REGISTERS[name].offset) for name in ("magic", "identity"))
     except (OSError, RuntimeError, ValueError) as error:
         raise DeviceError(f"PYNQ cannot load {bit} ({error}); it needs the rights of root, and the .hwh file") from None
     if magic != MAGIC:
-        raise DeviceError(f"{bit} was loaded, but no accelerator answers at {address:#x}: it reads {magic:#010x}")
-    if found != identity:
-        raise DeviceError(f"{bit} was loaded, but the accelerator there has Config {found:08x}, not {identity:08x}")
+        raise DeviceError(
+            f"{bit} was loaded, but no accelerator answers at {manifest.address:#x}: it reads {magic:#010x}"
+        )
+    if found != manifest.identity:
+        raise DeviceError(
+            f"{bit} was loaded, but the accelerator there has Config {found:08x}, not {manifest.identity:08x}"
+        )
+    return clock_mhz
+
+
+def _set_clock(clocks: Any, mhz: int) -> float:
+    """Set the clock of the logic to `mhz`, or as little below as the board's PLL allows; returns it.
+
+    Overlay has taken the divisors of the .hwh file, which are those for the PLL that Vivado assumes; the boot image may
+    have set another. And of a clock that is asked for PYNQ takes the nearest, which may be too fast.
+    """
+    for wanted in range(mhz, 0, -1):
+        clocks.fclk0_mhz = wanted
+        found = float(clocks.fclk0_mhz)
+        if found <= 1.001 * mhz:
+            return found
+    raise RuntimeError(f"its clock cannot be set to {mhz} MHz")

@@ -3,8 +3,8 @@ output. Needs nothing but numpy, and pynq for the device "board".
 
 The request is a line of JSON ({program, device, threads, options, sizes of the inputs' bytes by name}) and those bytes.
 The answer, after MARK, is a line of JSON ({report, counters, sizes of the outputs' bytes by name}, or {kind, error})
-and those bytes. Arrays are as `compiler.saved` writes them. A request {bitstream, address, identity} loads a bitstream
-instead.
+and those bytes. Arrays are as `compiler.saved` writes them. A request {bitstream, manifest} loads a bitstream instead,
+and is answered with {clock_mhz}.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from celosia.bitstreams.manifest import Manifest
 from celosia.compiler.cpu.host import HostError
 from celosia.compiler.program import Program, ProgramError
 from celosia.compiler.saved import array_bytes, load_array
@@ -103,9 +104,8 @@ def serve(request: IO[bytes], answer: IO[bytes]) -> None:
     try:
         head, inputs = unpack(request)
         _end_with(request)
-        data = b"{}\n"
         if "bitstream" in head:
-            flash.load(head["bitstream"], head["address"], head["identity"])
+            data = pack({"clock_mhz": flash.load(head["bitstream"], Manifest(**head["manifest"]))}, {})
         else:
             program = Program.load(os.path.expanduser(head["program"]))
             with Runtime(program, head["device"], head["threads"], **head["options"]) as runtime:

@@ -86,7 +86,10 @@ def test_tcl_makes_a_bitstream(project: tuple[Board, Path], with_board_files: bo
         ({"slack": "-0.4"}, "the timing is missed by 0.4 ns in setup times; make the project with a smaller --clock"),
         ({"hold": "-0.1"}, "the timing is missed by 0.1 ns in hold times"),
         ({"failing": "impl_1"}, "Vivado's impl_1 ended with: .*/impl_1/runme.log"),
-        ({"failing": "system_celosia_0_synth_1"}, "celosia_0_synth_1 ended with: synth_design ERROR; see .*celosia_0_synth"),
+        (
+            {"failing": "system_celosia_0_synth_1"},
+            "celosia_0_synth_1 ended with: synth_design ERROR; see .*celosia_0_synth",
+        ),
         ({"missing": "hwh"}, "expected one hardware handoff"),
         ({"missing": "bit"}, "system_wrapper.bit"),
         ({"ips": frozenset(IPS) - {"smartconnect"}}, "has no IP smartconnect"),

@@ -43,6 +43,9 @@ class MMIO:
     def write(self, offset, value):
         assert lib.celosia_write_register(handle, offset, ctypes.c_uint32(value))
 
+class Clocks:
+    fclk0_mhz = 0
+
 class Overlay:
     def __init__(self, path):
         if not os.path.exists(path.replace(".bit", ".hwh")):
@@ -83,9 +86,11 @@ class FakeBoard:
         self.python.write_text(PYTHON.format(site=shlex.quote(str(site)), python=shlex.quote(sys.executable)))
         self.python.chmod(0o755)
         self.environment = {
-            "HOME": str(self.home), "PATH": f"{bin_}:/usr/bin:/bin", "CELOSIA_RTL": str(library or ""), "ENV": "",
+            "HOME": str(self.home), "PATH": "/usr/bin:/bin", "CELOSIA_RTL": str(library or ""), "ENV": "",
         }  # fmt: skip
-        (self.home / ".profile").write_text(f"PATH={shlex.quote(str(bin_))}:/usr/bin:/bin; echo Welcome to the board\n")
+        # As a PYNQ image sets up its Python: in a file that only bash can read.
+        (self.home / "activate").write_text(f"PATH={shlex.quote(str(bin_))}:/usr/bin:/bin\n")
+        (self.home / ".profile").write_text("PATH=/usr/bin:/bin; source ~/activate; echo Welcome to the board\n")
         self.commands: list[str] = []
         self.wrap: Callable[[str], str] = lambda command: command
         self.cut_after: int | None = None

@@ -269,7 +269,7 @@ def test_sudo(empty: FakeBoard, tmp_path: Path) -> None:
         remote = deploy.Remote(connection, sudo=True)
         empty.wrap = lambda text: text.replace("sudo -n ", "")
         remote.status()
-        assert empty.commands[-1].startswith("sudo -n sh -lc ")
+        assert empty.commands[-1].startswith("sudo -n bash -lc ")
         empty.wrap = lambda text: "echo 'sudo: a password is required' >&2; exit 1"
         with pytest.raises(SshError, match="sudo on board asks for a password; log in as root"):
             remote.status()

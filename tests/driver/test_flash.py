@@ -111,23 +111,53 @@ def test_manifests_that_are_none(tmp_path: Path, text: str) -> None:
         flash.prepare(path, "pynq-z1", BOARD.part)
 
 
+class Clocks:
+    """PYNQ's: the nearest that an integer part of the PLL gives."""
+
+    def __init__(self, pll: float) -> None:
+        self.pll, self.divisor = pll, 1
+
+    @property
+    def fclk0_mhz(self) -> float:
+        return self.pll / self.divisor
+
+    @fclk0_mhz.setter
+    def fclk0_mhz(self, mhz: float) -> None:
+        self.divisor = min(range(1, 64), key=lambda divisor: abs(self.pll / divisor - mhz))
+
+
+@pytest.mark.parametrize(
+    ("pll", "mhz", "found"), [(1000, 100, 100), (1499.985, 150, 149.9985), (1600, 210, 200), (1000, 300, 250)]
+)
+def test_clock(pll: float, mhz: int, found: float) -> None:
+    """Never faster than the timing that Vivado has met, whatever the boot image's PLL is."""
+    assert flash._set_clock(Clocks(pll), mhz) == pytest.approx(found)
+    with pytest.raises(RuntimeError, match="cannot be set to 10 MHz"):
+        flash._set_clock(Clocks(1000), 10)
+
+
 def test_on_the_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = {REGISTERS["magic"].offset: MAGIC, REGISTERS["identity"].offset: TINY.identity}
     loaded: list[str] = []
     package = SimpleNamespace(
-        Overlay=loaded.append, MMIO=lambda base, size: SimpleNamespace(read=lambda offset: values[offset])
-    )
+        Overlay=loaded.append, Clocks=Clocks(1200),
+        MMIO=lambda base, size: SimpleNamespace(read=lambda offset: values[offset]),
+    )  # fmt: skip
     monkeypatch.setitem(sys.modules, "pynq", package)
     path = bitstream(tmp_path)
+    manifest = flash.prepare(path, "pynq-z1", BOARD.part)
     done = CliRunner().invoke(app, ["flash", str(path), "--board", "pynq-z1"])
-    assert done.exit_code == 0 and "accelerator tiny" in done.output
+    assert done.exit_code == 0 and "accelerator tiny" in done.output and "at 100 MHz" in done.output
     assert loaded == [str(path)]
     values[REGISTERS["identity"].offset] = 1
     with pytest.raises(DeviceError, match="has Config 00000001, not"):
-        flash.load(str(path), BOARD.address, TINY.identity)
+        flash.load(str(path), manifest)
     values[REGISTERS["magic"].offset] = 0
     with pytest.raises(DeviceError, match="no accelerator answers at 0x43c00000"):
-        flash.load(str(path), BOARD.address, TINY.identity)
+        flash.load(str(path), manifest)
+    package.Clocks.pll = 7000
+    with pytest.raises(DeviceError, match=r"PYNQ cannot load .*its clock cannot be set to 100 MHz"):
+        flash.load(str(path), manifest)
     monkeypatch.setitem(sys.modules, "pynq", None)
     done = CliRunner().invoke(app, ["flash", str(path), "--board", "pynq-z1"])
     assert done.exit_code == 3 and "pynq on the board itself" in done.output.replace("\n", " ")
