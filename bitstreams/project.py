@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from celosia.bitstreams.boards import BOARDS, Board
-from celosia.bitstreams.manifest import Manifest
+from celosia.bitstreams.manifest import Manifest, ManifestError
 from celosia.hw.config import Config
 
 COMMAND = ("vivado", "-mode", "batch", "-nojournal", "-notrace", "-source", "build.tcl")
@@ -39,7 +39,7 @@ def write_project(board: Board, folder: str | Path, cfg: Config | None = None, c
 
     cfg: the board's preset where left out. Raises ProjectError; nothing is written then.
     """
-    cfg, clock = cfg or board.config, clock_mhz or board.clock_mhz
+    cfg, clock = cfg or board.config, board.clock_mhz if clock_mhz is None else clock_mhz
     widest = 64 if board.processor == "zynq" else 128
     if 8 * cfg.bus_bytes not in (32, 64, 128) or 8 * cfg.bus_bytes > widest:
         raise ProjectError(
@@ -85,13 +85,17 @@ def _texts(board: Board, cfg: Config, clock: int) -> dict[str, str]:
 
 
 def _settings(board: Board, cfg: Config, clock: int) -> str:
-    name = re.sub(r"[^\w.-]", "_", f"{board.name}-{cfg.name}", flags=re.ASCII)
     values = {
-        "name": name, "board_files": board.board_files, "processor": board.processor, "part": board.part,
-        "clock_mhz": clock, "bus_bits": 8 * cfg.bus_bytes, "address": f"{board.address:#010x}",
+        "name": _name(board.name, cfg.name), "board_files": board.board_files, "processor": board.processor,
+        "part": board.part, "clock_mhz": clock, "bus_bits": 8 * cfg.bus_bytes, "address": f"{board.address:#010x}",
         "lights": f"{{{' '.join(board.lights())}}}",
     }  # fmt: skip
     return "".join(f"set {name} {value}\n" for name, value in values.items())
+
+
+def _name(board: str, config: str) -> str:
+    """Of the bitstream's files."""
+    return re.sub(r"[^\w.-]", "_", f"{board}-{config}", flags=re.ASCII)
 
 
 def constraints(board: Board) -> str:
@@ -174,19 +178,20 @@ def build_project(folder: str | Path) -> Manifest:
         raise ProjectError(
             f"{path} is not a whole project, {missing[0]} is missing; make one: celosia bitstream project"
         )
+    planned = Manifest.load(path / "manifest.in.json")
     if shutil.which(COMMAND[0]) is None:
-        part = Manifest.load(path / "manifest.in.json").part
         raise ToolError(
-            f"Vivado was not found: install Vivado ML Standard, which is free for {part}, with that device family, "
-            f"source its settings64.sh, and run this again; or copy {path} to a machine that has it and run there: "
-            f"{' '.join(COMMAND)}"
+            f"Vivado was not found: install Vivado ML Standard, which is free for {planned.part}, with that device "
+            f"family, source its settings64.sh, and run this again; or copy {path} to a machine that has it and run "
+            f"there: {' '.join(COMMAND)}"
         )
     done = subprocess.run(COMMAND, cwd=path, check=False)
     if done.returncode:
         raise ToolError(f"Vivado ended with exit code {done.returncode}; the reason is above and in {path}/vivado.log")
-    found = sorted(path.glob("*.bit"))
-    if len(found) != 1:
-        raise ToolError(f"Vivado ended without an error, but left {len(found)} bitstreams in {path}, not one")
-    manifest = Manifest.load(found[0].with_suffix(".json"))
-    manifest.check_files(found[0])
+    bit = path / f"{_name(planned.board, planned.config['name'])}.bit"
+    try:
+        manifest = Manifest.load(bit.with_suffix(".json"))
+        manifest.check_files(bit)
+    except ManifestError as error:
+        raise ToolError(f"Vivado ended without an error, but {error}") from None
     return manifest

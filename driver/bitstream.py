@@ -17,13 +17,20 @@ app = typer.Typer(
 )  # fmt: skip
 BoardOption = Annotated[str, typer.Option("--board", metavar="NAME", help="pynq-z1, pynq-z2, ultra96 or zcu104.")]
 MaybeConfig = Annotated[
-    str | None, typer.Option("--config", metavar="NAME|FILE", help="The accelerator [default: the board's preset].")
+    str | None, typer.Option("--config", metavar="NAME|FILE", help="The accelerator, by default the board's preset.")
 ]
 
 
 @app.callback(epilog=EXIT_CODES)
 def bitstream() -> None:
-    """Make the hardware of a Config for a board."""
+    """Make the hardware of a Config for a board.
+
+    \b
+    Examples:
+      celosia bitstream report --board pynq-z2
+      celosia bitstream project --board pynq-z2 -o build/pynq-z2
+      celosia bitstream build build/pynq-z2
+    """
 
 
 @app.command()
@@ -33,7 +40,7 @@ def project(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The folder to write, a new one.")],
     config: MaybeConfig = None,
     clock: Annotated[
-        int | None, typer.Option(metavar="MHZ", help="Clock of the accelerator [default: the board's].")
+        int | None, typer.Option(metavar="MHZ", help="Clock of the accelerator, by default the board's.")
     ] = None,
     quiet: Quiet = False,
     debug: Debug = False,

@@ -62,7 +62,8 @@ ConfigOption = Annotated[
     typer.Option("--config", metavar="NAME|FILE", help="The accelerator: tiny, pynq, ..., or a .toml or .json file."),
 ]
 MaybeConfig = Annotated[
-    str | None, typer.Option("--config", metavar="NAME|FILE", help="The accelerator [default: pynq, or the Program's].")
+    str | None,
+    typer.Option("--config", metavar="NAME|FILE", help="The accelerator, by default pynq, or the Program's."),
 ]
 Sudo = Annotated[bool, typer.Option("--sudo", help="Run as root there through sudo, which must not ask.")]
 
@@ -152,13 +153,13 @@ def compile_(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="PROGRAM", help="The file to write.")],
     config: Annotated[
         str | None,
-        typer.Option("--config", metavar="NAME|FILE", help="The accelerator [default: the target board's, or pynq]."),
+        typer.Option("--config", metavar="NAME|FILE", help="The accelerator, by default the target board's, or pynq."),
     ] = None,
     target: Annotated[
         str | None,
         typer.Option(
             metavar="BOARD|PROCESSOR",
-            help="Where it will run: pynq-z1, pynq-z2, ultra96, zcu104, armv7 or aarch64 [default: this machine].",
+            help="Where it will run: pynq-z1, pynq-z2, ultra96, zcu104, armv7 or aarch64; by default this machine.",
         ),
     ] = None,
     quiet: Quiet = False,
@@ -372,7 +373,8 @@ def flash(
     ],
     board: Annotated[str, typer.Option("--board", metavar="NAME", help="pynq-z1, pynq-z2, ultra96 or zcu104.")],
     host: Annotated[
-        str | None, typer.Option("--host", metavar="USER@BOARD", help="The board, as ssh knows it [default: this one].")
+        str | None,
+        typer.Option("--host", metavar="USER@BOARD", help="The board, as ssh knows it; by default this one."),
     ] = None,
     sudo: Sudo = False,
     quiet: Quiet = False,
@@ -484,7 +486,7 @@ def quantize(
     activations: Annotated[Activations, typer.Option(help="Type of activations; weights are int8.")] = Activations.int8,
     method: Annotated[Method, typer.Option(help="How ranges come from the samples.")] = Method.minmax,
     samples: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Use no more, spread over all [default: all].")
+        int | None, typer.Option(min=1, metavar="N", help="Use no more, spread over all, by default all.")
     ] = None,
     exclude: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="An operator that stays float; may be repeated.")

@@ -19,7 +19,7 @@ Exit codes:
   1  a model, Program, Config, input or output file is wrong
   2  the command line is wrong
   3  the accelerator ended in an error or not in time, or its board cannot be reached
-  4  a tool is missing or failed (C++ compiler, Verilator, Yosys, ziglang)
+  4  a tool is missing or failed (C++ compiler, Verilator, Yosys, ziglang, Vivado)
   5  a fault of celosia itself
   6  the accelerator does not fit the device
   130  interrupted

@@ -196,8 +196,9 @@ def test_projects_that_cannot_be_made(tmp_path: Path) -> None:
     board = BOARDS["pynq-z2"]
     with pytest.raises(ProjectError, match="bus of 128 bits, the memory ports of pynq-z2 have 32 to 64"):
         write_project(board, tmp_path / "new", PRESETS["zcu104"])
-    with pytest.raises(ProjectError, match="clock of 5000 MHz"):
-        write_project(board, tmp_path / "new", TINY, 5000)
+    for clock in (5000, 0, -1):
+        with pytest.raises(ProjectError, match=f"clock of {clock} MHz"):
+            write_project(board, tmp_path / "new", TINY, clock)
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ProjectError, match="holds other files"):
         write_project(board, tmp_path, TINY)
@@ -225,15 +226,35 @@ def test_build_without_vivado(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         build_project(folder)
 
 
-@pytest.mark.parametrize(("code", "message"), [("exit 1", "ended with exit code 1"), ("exit 0", "left 0 bitstreams")])
-def test_build_with_a_vivado_that_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, message: str
+VIVADO = """#!/bin/sh
+{before}
+for name in {names}; do echo $name > "$name"; done
+sum() {{ sha256sum pynq-z1-tiny.$1 | cut -d" " -f1; }}
+sed -e "s/@BIT@/$(sum bit)/" -e "s/@HWH@/$(sum hwh)/" manifest.in.json > pynq-z1-tiny.json
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "names", "message"),
+    [
+        ("exit 1", "", "ended with exit code 1; the reason is above"),
+        ("exit 0", "", r"without an error, but cannot read the manifest .*pynq-z1-tiny\.json"),
+        ("", "pynq-z1-tiny.bit pynq-z1-tiny.hwh", ""),
+    ],
+)
+def test_build_with_a_vivado(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, names: str, message: str
 ) -> None:
+    """Also in a folder that holds the bitstream of another Config."""
     tool = tmp_path / "vivado"
-    tool.write_text(f"#!/bin/sh\n{code}\n")
+    tool.write_text(VIVADO.format(before=before, names=names))
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     folder = write_project(BOARDS["pynq-z1"], tmp_path / "project", TINY)
     assert {path.name for path in folder.iterdir()} == set(FILES)
-    with pytest.raises(ToolError, match=message):
-        build_project(folder)
+    (folder / "pynq-z1-pynq.bit").write_text("of another Config")
+    if message:
+        with pytest.raises(ToolError, match=message):
+            build_project(folder)
+    else:
+        assert build_project(folder).identity == TINY.identity

@@ -13,13 +13,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from celosia.compiler.program import Program
 from celosia.driver import cli
 from celosia.hw.config import Config
 
-COMMANDS = ("compile", "run", "inspect", "verilog", "demo")
+COMMANDS = ("compile", "run", "inspect", "verilog", "demo", "deploy", "flash", "quantize", "bitstream", *(
+    f"bitstream {name}" for name in ("project", "build", "report", "ecp5")
+))  # fmt: skip
 
 
 @pytest.fixture
@@ -48,8 +51,18 @@ def written(folder: Path) -> list[str]:
 def test_help_has_examples_and_exit_codes(celosia: Callable[..., tuple[int, str, str]], command: str) -> None:
     code, out, _ = celosia(f"{command} --help")
     assert code == 0
-    assert "Examples:" in out and f"celosia {command or 'demo'}" in out
+    assert re.search("Examples?:", out) and f"celosia {command or 'demo'}" in out
     assert "Exit codes:" in out and "130  interrupted" in out
+
+
+def test_help_shows_all_of_its_text() -> None:
+    """What is in square brackets would be taken for markup."""
+    waiting = [typer.main.get_command(cli.app)]
+    while waiting:
+        each = waiting.pop()
+        waiting += getattr(each, "commands", {}).values()
+        for text in (each.help, *(getattr(parameter, "help", None) for parameter in each.params)):
+            assert "[" not in (text or ""), text
 
 
 def test_help_loads_nothing_slow() -> None:
