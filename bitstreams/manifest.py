@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from celosia.hw.config import Config, ConfigError
+
 
 class ManifestError(ValueError):
     """A bitstream or its manifest that is damaged, or not for this board; the message names the file and the reason."""
@@ -54,16 +56,19 @@ class Manifest:
             manifest = Manifest(**fields)
         except OSError as error:
             raise ManifestError(f"cannot read the manifest {path}: {error.strerror}") from None
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise ManifestError(f"{path} is not the manifest of a bitstream: {error}") from None
         for field in dataclasses.fields(Manifest):
             value = getattr(manifest, field.name)
             kind = {"config": dict, "clock_mhz": int, "address": int}.get(field.name, str)
             if not isinstance(value, kind):
                 raise ManifestError(f"{path} is damaged: {field.name} is {value!r}")
-        digits = manifest.config_digest
-        if len(digits) != 32 or not set(digits) <= set("0123456789abcdef"):
-            raise ManifestError(f"{path} is damaged: config_digest is {digits!r}")
+        try:
+            digest = Config.from_dict(manifest.config).digest
+        except (ConfigError, TypeError) as error:
+            raise ManifestError(f"{path} is damaged: {error}") from None
+        if digest != manifest.config_digest:
+            raise ManifestError(f"{path} is damaged: config_digest is {manifest.config_digest!r}, not {digest!r}")
         return manifest
 
     def check_files(self, bit: Path) -> None:

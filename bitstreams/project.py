@@ -188,7 +188,7 @@ def build_project(folder: str | Path) -> Manifest:
     done = subprocess.run(COMMAND, cwd=path, check=False)
     if done.returncode:
         raise ToolError(f"Vivado ended with exit code {done.returncode}; the reason is above and in {path}/vivado.log")
-    bit = path / f"{_name(planned.board, planned.config['name'])}.bit"
+    bit = path / f"{_name(planned.board, Config.from_dict(planned.config).name)}.bit"
     try:
         manifest = Manifest.load(bit.with_suffix(".json"))
         manifest.check_files(bit)

@@ -90,6 +90,14 @@ def _destinations(sources: list[Path], *paths: Path | None) -> None:
         seen[path.resolve()] = "another output"
 
 
+def _check_source(path: Path) -> None:
+    """ModelError where there is no file, now and not after a login on a board."""
+    if not path.exists():
+        from celosia.compiler.graph.importer import ModelError
+
+        raise ModelError(f"there is no model at {path}")
+
+
 def _program(
     source: Path, config: str | None, stages: Stages, watch: Watch | None = None, target: str | None = None
 ) -> Program:
@@ -241,6 +249,7 @@ def run(
 
     given = inputs or []
     with _stages(quiet) as stages:
+        _check_source(model)
         _destinations([model], output, report, trace)
         arrays.check_files(given)
         if device.startswith("ssh://"):
@@ -285,6 +294,10 @@ def _run_there(
     from celosia.driver.ssh import connected
 
     place, _, device = url.removeprefix("ssh://").partition("/")
+    if device not in ("", "board", "functional"):
+        raise typer.BadParameter(
+            f"there is no device {device!r} on a board; take ssh://{place}, or /functional after it"
+        )
     with stages.paused(), connected(place) as connection:
         remote = deploy.Remote(connection, sudo=sudo)
         stages(f"connected to {place}")
@@ -350,6 +363,7 @@ def deploy(
     from celosia.driver import deploy as deployment
     from celosia.driver.ssh import connected
 
+    _check_source(model)
     with _stages(quiet) as stages, stages.paused(), connected(host) as connection:
         remote = deployment.Remote(connection, sudo=sudo)
         stages(f"connected to {host}")
@@ -392,6 +406,7 @@ def flash(
     from celosia.driver import deploy as deployment
     from celosia.driver.flash import load, prepare
     from celosia.driver.ssh import connected
+    from celosia.hw.config import Config
 
     manifest = prepare(bit, board, find_board(board).part)
     if host is None:
@@ -401,7 +416,7 @@ def flash(
             stages(f"loading on {host}")
             clock = deployment.flash(deployment.Remote(connection, sudo=sudo), bit, manifest)
     if not quiet:
-        what = f"{manifest.config['name']} ({manifest.identity:08x}) at {clock:g} MHz"
+        what = f"{Config.from_dict(manifest.config).name} ({manifest.identity:08x}) at {clock:g} MHz"
         typer.echo(f"{host or 'this board'}: {bit.name} is loaded, accelerator {what} answers at {manifest.address:#x}")
 
 

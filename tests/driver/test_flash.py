@@ -99,7 +99,9 @@ def test_a_wrong_part_or_board(tmp_path: Path, how: dict[str, object], message: 
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"board": 1}', "\xff", '{"config_digest": "x"}'], ids=lambda text: text or "empty"
+    "text",
+    ["", "[]", "{}", "[" * 100_000, '{"board": 1}', "\xff", '{"config_digest": "x"}'],
+    ids=lambda text: text[:9] or "empty",
 )
 def test_manifests_that_are_none(tmp_path: Path, text: str) -> None:
     path = bitstream(tmp_path)
@@ -134,6 +136,16 @@ def test_clock(pll: float, mhz: int, found: float) -> None:
     assert flash._set_clock(Clocks(pll), mhz) == pytest.approx(found)
     with pytest.raises(RuntimeError, match="cannot be set to 10 MHz"):
         flash._set_clock(Clocks(1000), 10)
+
+
+@pytest.mark.parametrize("change", [{"block_in": 8}, {"block_in": 12}, {"block_in": []}, {"colour": 1}])
+def test_a_manifest_of_another_config(tmp_path: Path, change: dict[str, object]) -> None:
+    path = bitstream(tmp_path)
+    manifest = Manifest.load(path.with_suffix(".json"))
+    other = replace(manifest, config=manifest.config | change)
+    path.with_suffix(".json").write_text(other.to_json())
+    with pytest.raises(ManifestError, match=r"design.json is damaged: [^\n]*(config_digest|block_in|colour)"):
+        flash.prepare(path, "pynq-z1", BOARD.part)
 
 
 def test_on_the_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
