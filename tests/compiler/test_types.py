@@ -53,6 +53,15 @@ def test_comparisons_and_selections(dtype: str) -> None:
     np.testing.assert_array_equal(compute("Where", a < b, a, b)[0], np.where(a < b, a, b))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("exponent", ["float16", "bfloat16", "float32"])
+def test_a_power_has_the_type_of_its_base(dtype: str, exponent: str) -> None:
+    x, y = (np.array(values).astype(name) for values, name in (([1.5, 2, 3], dtype), ([2, -1, 3], exponent)))
+    (z,) = compute("Pow", x, y)
+    assert z.dtype == x.dtype
+    np.testing.assert_array_equal(z, np.array([2.25, 0.5, 27]).astype(dtype))
+
+
 @pytest.mark.parametrize("dtype", [*INTEGERS, "bool", "float16", "float32", "float64", "bfloat16"])
 @pytest.mark.parametrize(
     "op, attrs, how",

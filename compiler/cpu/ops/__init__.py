@@ -30,6 +30,7 @@ def build(
     if op not in OPS:
         raise Unsupported(f"{op}{f' {name!r}' if name else ''}: there is no such operator on the CPU")
     narrow = _computed_wide(op, inputs)
+    result_is_narrow = narrow and (inputs[0] is None or inputs[0].dtype not in ("float32", "float64"))
     if narrow:
         inputs = [None if t is None else _cast(t, narrow, "float32") for t in inputs]
     node = Node(op, attrs, tuple(inputs), tuple(values) if values else (None,) * len(inputs), outputs, opset, name)
@@ -47,7 +48,7 @@ def build(
         raise node.fail(f"output {len(built)}")
     if why := _outside(built):
         raise node.fail(f"{why} (inputs {', '.join(str(list(t.shape)) for t in inputs if t is not None)})")
-    return tuple(_cast(t, "float32", narrow) for t in built) if narrow else built
+    return tuple(_cast(t, "float32", narrow) for t in built) if result_is_narrow else built
 
 
 def _computed_wide(op: str, inputs: Sequence[Tensor | None]) -> str:
