@@ -32,7 +32,8 @@ proc bus {from to} {
 }
 
 # Whether Vivado knows the board, so that it can set the memory and the pins of the processors, too. PYNQ's boot image
-# has done so already, and `celosia flash` sets the clock: without the board's files the bitstream is as good.
+# has done so already, and `celosia flash` sets the clock: without the board's files the bitstream is as good. They may
+# name another speed grade, so this comes before any design, which would be for the old one.
 proc use_board {files} {
     set parts [lsort -dictionary [get_board_parts -quiet "*:$files:*"]]
     if {![llength $parts]} {
@@ -75,9 +76,9 @@ proc processors_zynqmp {preset} {
 
 proc design {} {
     global board_files processor address lights
+    set preset [use_board $board_files]
     create_bd_design system
-    lassign [processors_$processor [use_board $board_files]] \
-        clock resetn control control_clock memory memory_clock interrupt
+    lassign [processors_$processor $preset] clock resetn control control_clock memory memory_clock interrupt
 
     create_bd_cell -type module -reference celosia celosia
     cell proc_sys_reset reset

@@ -111,6 +111,10 @@ FAULTS = {
     "PCW_FPGA0_PERIPHERAL_FREQMHZ": ("PCW_FPGA0_FREQ", "has no parameter"),
     "-to_step write_bitstream": ("-to write_bitstream", "unknown option -to"),
     "/SEG_celosia_*": ("/SEG_accelerator_*", "0 address segments"),
+    "set preset [use_board $board_files]\n": (
+        "create_bd_design early\nset preset [use_board $board_files]\n",
+        "design early is locked",
+    ),
     "validate_bd_design\n": ("", "saved before"),
     "set_property top system_wrapper [current_fileset]": ("", "the top is not the wrapper"),
 }
@@ -124,7 +128,7 @@ def test_the_model_finds_faults(tmp_path: Path, fault: str) -> None:
     assert fault in text
     script.write_text(text.replace(fault, FAULTS[fault][0]))
     with pytest.raises(VivadoError, match=re.escape(FAULTS[fault][1])):
-        vivado(board).source(script)
+        vivado(board, boards=("tul.com.tw:pynq-z1:part0:1.0",)).source(script)
 
 
 # Verilog

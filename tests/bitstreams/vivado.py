@@ -83,6 +83,7 @@ class Vivado:
     ) -> None:  # fmt: skip
         self.parts, self.boards, self.slack, self.hold, self.ips = parts, boards, slack, hold, ips
         self.missing, self.failing = missing, failing
+        self.design = ""
         self.cells: dict[str, str] = {}
         self.parameters: dict[str, dict[str, str]] = {}
         self.modules: dict[str, tuple[dict[str, str], dict[str, str]]] = {}
@@ -235,6 +236,8 @@ class Vivado:
             if name not in ("offset", "range"):
                 raise VivadoError(f"property {name} of {target}")
             self.segments[target] += f" {name}={value}"
+        elif name == "board_part" and self.design:
+            raise VivadoError(f"design {self.design} is locked: it is for another part than the board's")
         elif (target, name) in (("project", "board_part"), ("sources_1", "top")):
             self.properties[target, name] = value
         else:
