@@ -33,6 +33,8 @@ from celosia.sim.device import Counters, DeviceError
 PAGE = 4096
 REGISTER_BYTES = PAGE
 POLL_SECONDS = 1e-4
+STOP_SECONDS = 1.0
+"""For a run to end that is stopped; the watchdog needs a fifth of it."""
 CLOCK_HZ = 100e6
 """Clock that time limits are reckoned with: the slowest of the boards', so that none comes too early."""
 WATCHDOG_CYCLES = 10_000_000
@@ -148,10 +150,21 @@ class BoardDevice:
         return self._buffer
 
     def close(self) -> None:
-        """Give the memory back; `allocate` makes the device usable again."""
+        """Give the memory back, and end a run that is still under way; `allocate` makes the device usable again."""
         if self._buffer is not None:
+            self._stop()
             self._buffer.free()
         self._buffer, self._size = None, 0
+
+    def _stop(self) -> None:
+        """End a run that nobody waits for any more: it must not write to what will be the memory of others.
+
+        Where no byte is within its limits, the hardware begins nothing more, and ends what it has begun.
+        """
+        end = self._now() + STOP_SECONDS
+        while self._read("status") & STATUS_BUSY and self._now() < end:
+            self._write("dma_size", 0)
+            self._sleep(POLL_SECONDS)
 
     # Runs ------------------------------------------------------------------------------------------------------
 

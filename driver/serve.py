@@ -9,12 +9,15 @@ and is answered with {clock_mhz}.
 
 from __future__ import annotations
 
+import _thread
 import dataclasses
 import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import IO, Any
 
 import numpy as np
@@ -32,6 +35,7 @@ ERRORS: dict[str, type[Exception]] = {
     kind.__name__: kind for kind in (DeviceError, HostError, InputError, ProgramError)
 }
 """Errors that mean the same on both sides."""
+END_SECONDS = 5
 
 
 def pack(head: dict[str, Any], arrays: Mapping[str, Any]) -> bytes:
@@ -89,11 +93,16 @@ def load_result(stream: IO[bytes]) -> Result:
 
 
 def _end_with(stream: IO[bytes]) -> None:
-    """End this process when the other side is gone: nobody wants its result."""
+    """End this process when the other side is gone, for nobody wants its result.
+
+    As by Ctrl-C, so that the accelerator stops before its memory goes to others; in any case after END_SECONDS.
+    """
 
     def wait() -> None:
         while stream.read(1):
             pass
+        _thread.interrupt_main()
+        time.sleep(END_SECONDS)
         os._exit(130)
 
     threading.Thread(target=wait, daemon=True).start()
@@ -119,6 +128,8 @@ def serve(request: IO[bytes], answer: IO[bytes]) -> None:
 
 def main() -> None:
     """`python3 runner.pyz` on the board."""
-    serve(sys.stdin.buffer, sys.stdout.buffer)
-    sys.stdout.flush()
-    os._exit(0)  # the thread that waits for the other side would hold the process
+    code = 130
+    with suppress(KeyboardInterrupt):
+        serve(sys.stdin.buffer, sys.stdout.buffer)
+        code = 0
+    os._exit(code)  # the thread that waits for the other side would hold the process

@@ -132,7 +132,7 @@ class Selector:
         if (node.name or "") in self.refused:
             raise OnCpu(self.refused[node.name or ""])
         x = node.inputs[2] if node.op_type == "QLinearConcat" else node.inputs[0]
-        if x is None or x.dtype not in (ir.DataType.INT8, ir.DataType.UINT8):
+        if x is None or not {x.dtype, node.outputs[0].dtype} <= {ir.DataType.INT8, ir.DataType.UINT8}:
             raise OnCpu("not an 8-bit operator")
         if len(node.outputs) > 1 and any(list(out.uses()) or out.is_graph_output() for out in node.outputs[1:]):
             raise OnCpu("its indices output is used")

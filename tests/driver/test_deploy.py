@@ -308,6 +308,60 @@ def test_the_runner_is_complete_and_always_the_same(program: Path, tmp_path: Pat
     assert {n: a.tobytes() for n, a in result.outputs.items()} == {n: a.tobytes() for n, a in expected.outputs.items()}
 
 
+SLOW = """
+# A run that goes on until its limit is taken away.
+from celosia.hw.config import PRESETS
+from celosia.hw.regs import CONTROL_START, MAGIC, REGISTERS, STATUS_BUSY
+import numpy as np
+values = {REGISTERS["magic"].offset: MAGIC, REGISTERS["identity"].offset: PRESETS["tiny"].identity}
+CONTROL, STATUS, SIZE = (REGISTERS[name].offset for name in ("control", "status", "dma_size"))
+
+def say(what):
+    with open(LOG, "a") as log:
+        log.write(what + " ")
+
+class MMIO:
+    def __init__(self, address, length): pass
+    def read(self, offset):
+        return values.get(offset, 0)
+    def write(self, offset, value):
+        if offset == CONTROL:
+            values[STATUS] = STATUS_BUSY
+            say("started")
+        elif offset == SIZE and value == 0:
+            values[STATUS] = 0
+            say("stopped")
+
+class Buffer(np.ndarray):
+    physical_address = 0
+    def flush(self): pass
+    def invalidate(self): pass
+    def freebuffer(self): say("freed")
+
+def allocate(shape, dtype, cacheable):
+    return np.zeros(shape, dtype).view(Buffer)
+"""
+
+
+def test_a_run_that_nobody_waits_for_is_stopped(program: Path, tmp_path: Path) -> None:
+    """Before its memory is given back: the accelerator would go on writing to it."""
+    (tmp_path / "runner.pyz").write_bytes(deploy.runner().data)
+    site, log = FakeBoard(tmp_path, None), tmp_path / "log"
+    (tmp_path / "site" / "pynq.py").write_text(f"LOG = {str(log)!r}\n{SLOW}")
+    head = {"program": str(program), "device": "board", "threads": None, "options": {"base": 0}}
+    child = subprocess.Popen([site.python, tmp_path / "runner.pyz"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdin and child.stdout
+    child.stdin.write(pack(head, {"input_1": np.zeros((1, 3, 8, 8), np.float32)}))
+    child.stdin.flush()
+    while not log.exists():
+        assert child.poll() is None, child.stdout.read()
+        time.sleep(0.01)
+    child.stdin.close()
+    assert child.wait(20) == 130
+    assert log.read_text().split() == ["started", "stopped", "freed"]
+    assert child.stdout.read() == b""
+
+
 def test_requests_and_answers() -> None:
     arrays: dict[str, Any] = {"a": np.arange(6).reshape(2, 3), "s": [np.float32([1]), np.float32([])], "o": None}
     data = pack({"what": 1}, arrays)

@@ -341,6 +341,20 @@ def test_scales(scale: float) -> None:
                     assert "\n" not in str(error)
 
 
+def test_a_zero_point_that_is_no_integer(tmp_path: Path) -> None:
+    """The accelerator takes no float8 for 8 bits; a Program that is compiled can be loaded."""
+    from driver_models import quantised
+
+    proto = quantised(form="qoperator")
+    convolution = next(node for node in proto.graph.node if node.op_type == "QLinearConv")
+    (zero,) = (each for each in proto.graph.initializer if each.name == convolution.input[7])
+    zero.CopyFrom(helper.make_tensor(zero.name, TensorProto.FLOAT8E5M2, [], [0.0]))
+    program = celosia.compile(proto, "tiny")
+    assert convolution.name not in {layer.name for launch in program.launches for layer in launch.layers}
+    program.save(tmp_path / "program")
+    celosia.Program.load(tmp_path / "program")
+
+
 def test_a_bias_of_another_length() -> None:
     from driver_models import quantised
 

@@ -27,7 +27,7 @@ from celosia.driver.board import BoardDevice
 from celosia.driver.runtime import Result, Runtime
 from celosia.hw.config import Config
 from celosia.hw.isa import Opcode, Unit, encode, instruction_bytes
-from celosia.hw.regs import REGISTERS, Error
+from celosia.hw.regs import REGISTERS, STATUS_DONE, STATUS_ERROR_SHIFT, Error
 from celosia.sim.device import DeviceError
 from celosia.sim.fsim import FunctionalDevice
 
@@ -243,8 +243,21 @@ async def notices_faults(dut: bench.Dut) -> None:
         refused(r"no end within \d+ cycles .*LOAD worked", watchdog_cycles=0)
         refused("still busy with an earlier run", interrupt=resume(board.irq))
 
-    host.pause(1)
+    def stops() -> None:
+        """A run that nobody waits for any more ends before its memory is given back, and the next one is right."""
+        memory = CachedMemory(host)
+        device = board.device(memory=memory)
+        with pytest.raises(DeviceError, match=r"no end within \d+ cycles"), Runtime(program, device) as runtime:
+            runtime.run(inputs)
+        assert device._read("status") == STATUS_DONE | Error.ADDRESS << STATUS_ERROR_SHIFT
+        assert [buffer.freed for buffer in memory.buffers] == [True]
+
     import celosia.driver.runtime
 
+    enough, celosia.driver.runtime.CYCLES_PER_INSTRUCTION = celosia.driver.runtime.CYCLES_PER_INSTRUCTION, 10
+    await bridge(stops)()
+    celosia.driver.runtime.CYCLES_PER_INSTRUCTION = enough
+    assert equal(await bridge(run)(), wanted)
     celosia.driver.runtime.CYCLES_PER_INSTRUCTION = 10
+    host.pause(1)
     await bridge(hang)()
