@@ -290,15 +290,13 @@ class _Assembler:
 
     def _compiles(self, node: ir.Node) -> bool:
         """Whether `node` becomes part of a kernel now. ModelError where it can become nothing."""
-        if node in self.views:
-            return True
         if node.domain not in DOMAINS or node.op_type not in cpu.OPS:
             return False
         for number, value in enumerate(node.inputs):
             if value is None:
                 continue
             if not _is_plain(value) or (number in SHAPE_INPUTS.get(node.op_type, ()) and constant(value) is None):
-                return False
+                return node in self.views
         types = [None if value is None else self._type(value) for value in node.inputs]
         tensors = [None if each is None else placeholder(each.shape, each.dtype, "x") for each in types]
         values = [None if each is None else each.value for each in types]

@@ -302,6 +302,14 @@ def test_what_a_model_declares_is_not_believed() -> None:
     assert runtime.run({"x": six, "s": np.array([2, 3])}).outputs["y"].shape == (2, 3)
 
 
+def test_the_declared_type_of_a_view(tmp_path: Path) -> None:
+    """Of which there is no kernel that could say what it makes."""
+    proto = model("g (float[2, 3] x) => (uint32[1, 6] y) { a = Neg(x) y = Flatten<axis=0>(a) }")
+    celosia.compile(proto, "tiny").save(tmp_path / "program")
+    runtime = Runtime(celosia.Program.load(tmp_path / "program"))
+    assert runtime.run({"x": np.ones((2, 3), np.float32)}).outputs["y"].tolist() == [[-1.0] * 6]
+
+
 def test_an_output_that_is_an_input() -> None:
     """Of another declared shape: the input's counts."""
     proto = model("g (float[2, 3] x) => (float[2, 3] y) { y = Neg(x) }")
