@@ -9,6 +9,7 @@ A value is an array, a list (sequence), or None (an empty optional).
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import resource
 from collections.abc import Iterable, Mapping, Sequence
@@ -116,10 +117,9 @@ def check_size(size: int, what: str) -> None:
 def _compiler() -> ModuleType | None:
     """What makes kernels when a Program runs; None on a board, which has no LLVM."""
     try:
-        from celosia.compiler.cpu import dynamic
-    except ModuleNotFoundError:
+        return importlib.import_module("celosia.compiler.cpu.dynamic")
+    except ModuleNotFoundError:  # of that module itself, or of LLVM
         return None
-    return dynamic
 
 
 def needs_compiler(op: HostOp) -> str:

@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import celosia
+from celosia.driver.deploy import runner
 
 ON_A_BOARD = """
 import sys
@@ -23,6 +24,9 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 """
 RUN = """
+sys.path.insert(0, sys.argv[1] + "/runner.pyz")
+import celosia
+assert "runner.pyz" in celosia.__file__
 import numpy as np
 from celosia.compiler.program import Program
 from celosia.driver.runtime import Runtime
@@ -52,9 +56,10 @@ def test_an_import_of_something_else_is_noticed() -> None:
 
 
 def through_the_board(model: onnx.ModelProto, inputs: dict[str, np.ndarray], folder: Path) -> dict[str, np.ndarray]:
-    """Outputs of `model` where nothing but numpy is there; they equal those of this process."""
+    """Outputs of `model` where nothing but numpy and the runner is there; they equal those of this process."""
     program = celosia.compile(model, "tiny")
     program.save(folder / "program")
+    (folder / "runner.pyz").write_bytes(runner().data)
     np.savez(folder / "inputs.npz", **inputs)
     done = on_a_board(RUN, folder)
     assert done.returncode == 0, done.stderr
