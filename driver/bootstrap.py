@@ -1,10 +1,9 @@
 """Runs on a board before anything of Celosia is there: says what the board has, and puts files into place.
 
-Its text is sent over ssh and executed by whatever Python 3 the board has, so it is on its own, and plain. It reads a
-request from standard input: a line of JSON, then the bytes of the files. It answers with a line of JSON after MARK.
+Its text is sent over ssh and executed by whatever Python the board has, from 3.6 on, so it is on its own, and plain;
+annotations are strings, which that one does not evaluate. It reads a request from standard input: a line of JSON, then
+the bytes of the files. It answers with a line of JSON after MARK.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
@@ -18,7 +17,7 @@ from typing import Any, BinaryIO
 MARK = b"\n<celosia>\n"
 
 
-def versions() -> dict[str, Any]:
+def versions() -> "dict[str, Any]":
     found: dict[str, Any] = {}
     for name in ("numpy", "pynq"):
         try:
@@ -29,7 +28,7 @@ def versions() -> dict[str, Any]:
     return found
 
 
-def digest(path: str) -> str | None:
+def digest(path: str) -> "str | None":
     try:
         with open(path, "rb") as file:
             return hashlib.sha256(file.read()).hexdigest()
@@ -37,7 +36,7 @@ def digest(path: str) -> str | None:
         return None
 
 
-def status(request: dict[str, Any], folder: str) -> dict[str, Any]:
+def status(request: "dict[str, Any]", folder: str) -> "dict[str, Any]":
     files = request["files"]
     missing = [each["name"] for each in files if digest(os.path.join(folder, each["name"])) != each["sha256"]]
     home = os.path.expanduser("~")
@@ -47,7 +46,7 @@ def status(request: dict[str, Any], folder: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def install(request: dict[str, Any], folder: str, stream: BinaryIO) -> dict[str, Any]:
+def install(request: "dict[str, Any]", folder: str, stream: BinaryIO) -> "dict[str, Any]":
     """Each file appears under its name when all of it is there and right; a file begun is removed."""
     os.makedirs(folder, exist_ok=True)
     for each in request["files"]:
