@@ -279,7 +279,7 @@ def pynq_device(config: Config, base: int | None = None, **options: Any) -> Boar
     """
     try:
         import pynq
-    except ImportError as error:
+    except Exception as error:  # pynq has many ways to fail
         raise DeviceError(
             f"--device board needs the Python package pynq on the board itself ({error}); use a PYNQ image "
             "(http://www.pynq.io/boards.html), or run `sudo pip3 install pynq` there; from another machine take "
@@ -297,8 +297,9 @@ def pynq_device(config: Config, base: int | None = None, **options: Any) -> Boar
         raise DeviceError(f"no bitstream is loaded (the FPGA is in state {state!r}); load one with `celosia flash`")
     try:
         registers = pynq.MMIO(base, REGISTER_BYTES)
-        return BoardDevice(config, registers, _PynqMemory(pynq), **options)
-    except OSError as error:  # PYNQ: "Root permissions required."
+    except Exception as error:  # "Root permissions required.", "No Devices Found"
         raise DeviceError(
-            f"PYNQ cannot reach the accelerator ({error}); it needs the rights of root: log in as root, or take --sudo"
+            f"PYNQ cannot reach the accelerator ({error}); it needs the rights of root, and the environment of a login "
+            "shell: log in as root, or take --sudo"
         ) from None
+    return BoardDevice(config, registers, _PynqMemory(pynq), **options)

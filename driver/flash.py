@@ -34,7 +34,7 @@ def load(bit: str, manifest: Manifest) -> float:
     """
     try:
         import pynq
-    except ImportError as error:
+    except Exception as error:  # pynq has many ways to fail
         raise DeviceError(
             f"bitstreams are loaded by the Python package pynq on the board itself ({error}); use a PYNQ image "
             "(http://www.pynq.io/boards.html), or take --host USER@BOARD"
@@ -44,8 +44,9 @@ def load(bit: str, manifest: Manifest) -> float:
         clock_mhz = _set_clock(pynq.Clocks, manifest.clock_mhz)
         registers = pynq.MMIO(manifest.address, 4096)
         magic, found = (registers.read(REGISTERS[name].offset) for name in ("magic", "identity"))
-    except (OSError, RuntimeError, ValueError) as error:
-        raise DeviceError(f"PYNQ cannot load {bit} ({error}); it needs the rights of root, and the .hwh file") from None
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise DeviceError(f"PYNQ cannot load {bit} ({why}); it needs the rights of root, and the .hwh file") from None
     if magic != MAGIC:
         raise DeviceError(
             f"{bit} was loaded, but no accelerator answers at {manifest.address:#x}: it reads {magic:#010x}"

@@ -183,7 +183,10 @@ def serving(board: FakeBoard, folder: Path, monkeypatch: Any) -> Iterator[FakeBo
 
         async def stop() -> None:
             server.close()
-            await asyncio.sleep(0)
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
         asyncio.run_coroutine_threadsafe(stop(), loop).result(20)
         loop.call_soon_threadsafe(loop.stop)

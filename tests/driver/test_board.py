@@ -114,10 +114,18 @@ def test_another_bitstream(pynq: SimpleNamespace) -> None:
         open_device("board", Config())
 
 
-def test_without_rights(pynq: SimpleNamespace) -> None:
+@pytest.mark.parametrize("error", [OSError("Root permissions required."), RuntimeError("No Devices Found")])
+def test_without_rights(pynq: SimpleNamespace, error: Exception) -> None:
     def refuse(*_: object) -> None:
-        raise OSError("Root permissions required.")
+        raise error
 
     pynq.MMIO = refuse
-    with pytest.raises(DeviceError, match="rights of root"):
+    with pytest.raises(DeviceError, match=rf"cannot reach the accelerator \({error}\); it needs the rights of root"):
+        open_device("board", TINY)
+
+
+def test_a_pynq_that_does_not_import(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "pynq.py").write_text("raise RuntimeError('another numpy')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(DeviceError, match=r"needs the Python package pynq on the board itself \(another numpy\)"):
         open_device("board", TINY)

@@ -167,6 +167,10 @@ def test_on_the_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values[REGISTERS["magic"].offset] = 0
     with pytest.raises(DeviceError, match="no accelerator answers at 0x43c00000"):
         flash.load(str(path), manifest)
+    package.Overlay = {}.__getitem__
+    with pytest.raises(DeviceError, match=r"PYNQ cannot load .*\(KeyError: .*\); it needs the rights of root"):
+        flash.load(str(path), manifest)
+    package.Overlay = loaded.append
     package.Clocks.pll = 7000
     with pytest.raises(DeviceError, match=r"PYNQ cannot load .*its clock cannot be set to 100 MHz"):
         flash.load(str(path), manifest)
