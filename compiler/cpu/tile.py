@@ -128,7 +128,7 @@ def _around(
     first = [axis for axis in others if axis not in (*along_rows, *along_columns)]
     along_rows += [axis for axis in (rows,) if axis is not None]
     along_columns += [axis for axis in (columns,) if axis is not None]
-    high, wide = (prod(axis.extent for axis in axes) for axes in (along_rows, along_columns))
+    high, wide = (max(1, prod(axis.extent for axis in axes)) for axes in (along_rows, along_columns))
     vector_bytes, scalar_bytes = (sum(read.tensor.nbytes for read in reads) for reads in (vectors, scalars))
     rows_outside = _traffic(vector_bytes, high, vector_bytes) + _traffic(scalar_bytes, wide, scalar_bytes / high)
     columns_outside = _traffic(scalar_bytes, wide, scalar_bytes) + _traffic(vector_bytes, high, vector_bytes / wide)

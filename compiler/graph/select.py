@@ -586,6 +586,8 @@ def _window(node: ir.Node, form: Form, kernel: Any) -> Window:
         raise OnCpu("its window has not the dimensions of its input")
     taps = tuple(kernel) if len(kernel) == 2 else (1, kernel[0])
     window = Window((taps[0], taps[1]), pair("strides"), pair("dilations"))
+    if min(*window.strides, *window.dilations) < 1:
+        raise OnCpu("its strides or dilations are not positive")
     pads = attribute(node, "pads") or [0] * 2 * two
     if two == 1:
         pads = [0, pads[0], 0, pads[1]]

@@ -177,3 +177,9 @@ def test_top_k_takes_nan_for_the_greatest() -> None:
     x = np.array([[1, np.nan, 3, -np.nan, np.inf]], np.float32)
     values, places = compile_op("TopK", {}, [(x.shape, "float32"), np.array([3])], outputs=2)(x, np.array([3]))
     assert places.tolist() == [[1, 3, 4]] and np.isnan(values[0, :2]).all()
+
+
+@pytest.mark.parametrize("a, b", [((0, 3), (3, 4)), ((3, 0), (0, 4)), ((2, 3), (3, 0)), ((0, 2, 4, 5), (1, 2, 5, 6))])
+def test_products_of_nothing(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    x, y = np.ones(a, np.float32), np.ones(b, np.float32)
+    np.testing.assert_array_equal(compute("MatMul", x, y)[0], x @ y, strict=True)

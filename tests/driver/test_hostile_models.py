@@ -350,6 +350,27 @@ def test_scales(scale: float) -> None:
                     assert "\n" not in str(error)
 
 
+@pytest.mark.parametrize("what", ["dilations", "strides"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_windows_that_stand_still(what: str, value: int, tmp_path: Path) -> None:
+    """They are refused, or not the accelerator's; a Program that is compiled can be loaded."""
+    from driver_models import quantised
+
+    proto = quantised(form="qoperator")
+    convolution = next(node for node in proto.graph.node if node.op_type == "QLinearConv")
+    kept = [each for each in convolution.attribute if each.name != what]
+    del convolution.attribute[:]
+    convolution.attribute.extend([*kept, helper.make_attribute(what, [value, 1])])
+    try:
+        program = celosia.compile(proto, "tiny")
+    except ModelError as error:
+        assert "\n" not in str(error)
+        return
+    assert convolution.name not in {layer.name for launch in program.launches for layer in launch.layers}
+    program.save(tmp_path / "program")
+    celosia.Program.load(tmp_path / "program")
+
+
 def test_a_zero_point_that_is_no_integer(tmp_path: Path) -> None:
     """The accelerator takes no float8 for 8 bits; a Program that is compiled can be loaded."""
     from driver_models import quantised
