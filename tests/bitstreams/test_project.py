@@ -9,8 +9,11 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from amaranth import Elaboratable, Module, Signal
+from amaranth.lib import io
 from vivado import IPS, Vivado, VivadoError
 
 from celosia.bitstreams.boards import BOARDS, STATES, Board
@@ -52,6 +55,26 @@ def test_boards() -> None:
         assert set(board.lights()) <= set(STATES)
     with pytest.raises(ProjectError, match="no board 'pynq'; take one of pynq-z1"):
         find_board("pynq")
+
+
+class Light(Elaboratable):
+    """As any design for the board: a light, by its own clock if it has one."""
+
+    def elaborate(self, platform: Any) -> Module:
+        m = Module()
+        count = Signal(24)
+        if platform.default_clk:
+            m.d.sync += count.eq(count + 1)
+        m.submodules.light = light = io.Buffer("o", platform.request("led", 0, dir="-"))
+        m.d.comb += light.o.eq(count[-1])
+        return m
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_platforms_build_any_design(name: str) -> None:
+    files = BOARDS[name].platform().build(Light(), do_build=False).files
+    assert f"-part {BOARDS[name].part}\n" in files["top.tcl"]
+    assert f"LOC {BOARDS[name].lights()['busy'][0]} " in files["top.xdc"]
 
 
 @pytest.mark.parametrize("with_board_files", [True, False])
