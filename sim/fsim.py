@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from contextlib import nullcontext
 from functools import cache
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -41,6 +42,8 @@ class Instruction(NamedTuple):
     fields: Fields
     waits: tuple[Unit, ...]
     posts: tuple[Unit, ...]
+    steps: int
+    """Rows of memory, tile operations or entries: the machine takes at least as many cycles."""
 
 
 class Memory:
@@ -95,14 +98,15 @@ class FunctionalDevice(Memory):
     def run(self, instr_addr: int, count: int, timeout_cycles: int = 0, trace: bool = False) -> Counters:
         """Execute `count` instructions at `instr_addr`. DeviceError where one fails or none can proceed.
 
-        timeout_cycles and trace are the protocol's; here there are no cycles.
+        There are no cycles here, but an instruction that alone has more steps than `timeout_cycles` (0 for no limit) is
+        refused as one that does not end in time. trace is the protocol's.
         """
         # The products are small: while other processes run, BLAS threads wait far longer than they work.
         blas = _blas()
         with blas.limit(limits=1, user_api="blas") if blas else nullcontext():
-            return self._run(instr_addr, count)
+            return self._run(instr_addr, count, timeout_cycles)
 
-    def _run(self, instr_addr: int, count: int) -> Counters:
+    def _run(self, instr_addr: int, count: int, timeout_cycles: int) -> Counters:
         size = instruction_bytes(self.config)
         words = self.read(instr_addr, count * size).tobytes()
         checker = Checker(self.config, len(self.dram)) if self.checking else None
@@ -125,14 +129,18 @@ class FunctionalDevice(Memory):
             ready = count
             for queue in queues:
                 if queue and queue[0] < ready:
-                    unit, _, _, waits, posts = program[queue[0]]
+                    unit, _, _, waits, posts, _ = program[queue[0]]
                     if all(tokens[other][unit] for other in waits) and all(tokens[unit][o] < most for o in posts):
                         ready = queue[0]
             if ready == count:
                 break
             instruction = program.pop(ready)
-            unit, opcode, fields, waits, posts = instruction
+            unit, opcode, fields, waits, posts, steps = instruction
             queues[unit].popleft()
+            if 0 < timeout_cycles < steps:
+                raise DeviceError(
+                    f"no end within {timeout_cycles} cycles: instruction {ready} ({opcode.name}) has {steps} steps"
+                )
             if checker is not None:
                 checker.execute(ready, unit, opcode, fields)
             self.execute(instruction, ready)
@@ -150,6 +158,8 @@ class FunctionalDevice(Memory):
             vectorised.execute(self.state, self.dram, instruction.opcode, instruction.fields)
         except IndexError as error:
             raise DeviceError(f"instruction {number}: {ERROR_TEXT[Error.ADDRESS]}: {error}") from None
+        except MemoryError:
+            raise DeviceError(f"instruction {number}: it has more steps than this machine has memory for") from None
 
     def decode(self, word: int, number: int = 0) -> Instruction:
         """The instruction that `word` encodes. DeviceError where it is illegal."""
@@ -162,7 +172,10 @@ class FunctionalDevice(Memory):
         posts = tuple(unit for unit in Unit if f["post"] >> unit & 1)
         if len(self._decoded) >= DECODED_LIMIT:
             self._decoded.clear()
-        self._decoded[word] = Instruction(UNIT_OF[opcode], opcode, f, waits, posts)
+        steps = prod(
+            value for field, value in f.items() if field.startswith("extent_") or field in ("y_size", "z_size")
+        )
+        self._decoded[word] = Instruction(UNIT_OF[opcode], opcode, f, waits, posts, steps)
         return self._decoded[word]
 
 

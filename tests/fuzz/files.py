@@ -108,13 +108,21 @@ def damaged(machine: Machine, seed: int) -> str:
 
 
 def forged(machine: Machine, seed: int) -> str:
-    """A file whose manifest was changed by someone who knows the checksums is refused or runs, and nothing else."""
+    """A file whose manifest or data were changed by someone who knows the checksums is refused or runs, and nothing else.
+
+    Kernels are left alone: they are machine code.
+    """
     rng = random.Random(f"forged {seed}")
     data, inputs, _ = intact()
     parts = _parts(data)
     manifest = json.loads(parts["manifest.json"])
-    for _ in range(rng.choice((1, 1, 2, 4))):
-        _change(manifest, rng)
+    if rng.random() < 0.3:
+        name = rng.choice([name for name in parts if not name.startswith(("manifest", "kernels"))])
+        parts[name] = rng.choice((overwritten, overwritten, cut, grown))(parts[name], rng)
+        manifest["sha256"][name] = hashlib.sha256(parts[name]).hexdigest()
+    else:
+        for _ in range(rng.choice((1, 1, 2, 4))):
+            _change(manifest, rng)
     text = json.dumps(manifest).encode()
     parts["manifest.json"], parts["manifest.sha256"] = text, hashlib.sha256(text).hexdigest().encode()
     try:

@@ -58,13 +58,15 @@ def test_program_keeps_the_sequential_meaning(name: str, seed: int) -> None:
     assert np.array_equal(dram, after)
 
 
-def _run(cfg: Config, instructions: list[tuple[Opcode, dict[str, int]]], checking: bool = True) -> None:
+def _run(
+    cfg: Config, instructions: list[tuple[Opcode, dict[str, int]]], checking: bool = True, cycles: int = 0
+) -> None:
     size = instruction_bytes(cfg)
     words = [encode(cfg, opcode, **fields) for opcode, fields in instructions]
     device = FunctionalDevice(cfg, checking)
     device.allocate(1 << 16)
     device.write(4096, np.frombuffer(b"".join(word.to_bytes(size, "little") for word in words), np.uint8))
-    device.run(4096, len(words))
+    device.run(4096, len(words), cycles)
 
 
 CFG = CONFIGS["4x4"]
@@ -171,6 +173,20 @@ def test_failing_instructions_are_named() -> None:
         device = FunctionalDevice(CFG)
         device.allocate(1 << 16)
         device.run(65536, 1)
+
+
+@pytest.mark.parametrize("endless", [
+    to(GEMM, **dict.fromkeys((f"extent_{loop}" for loop in GEMM_LOOPS), 4000)),
+    to(OUT, **dict.fromkeys((f"extent_{loop}" for loop in VECTOR_LOOPS), 4000)),
+    to(LOAD, y_size=4000, z_size=4000), to(STORE, y_size=4000, z_size=4000),
+])  # fmt: skip
+def test_an_instruction_without_end_is_refused(endless: tuple[Opcode, dict[str, int]]) -> None:
+    """As on the machine, where the host's time limit ends it; here it would take all memory first."""
+    with pytest.raises(
+        DeviceError, match=rf"no end within 1000000 cycles: instruction 1 \({endless[0].name}\) has \d+"
+    ):
+        _run(CFG, [LOAD, endless], checking=False, cycles=1_000_000)
+    _run(CFG, SOUND, cycles=1000)
 
 
 def test_requantise_equals_the_reference_everywhere_near_int8() -> None:
