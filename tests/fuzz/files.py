@@ -108,7 +108,7 @@ def damaged(machine: Machine, seed: int) -> str:
 
 
 def forged(machine: Machine, seed: int) -> str:
-    """A file whose manifest or data were changed by someone who knows the checksums is refused or runs, and nothing else.
+    """A file whose manifest or data were changed by one who knows the checksums is refused or runs, and nothing else.
 
     Kernels are left alone: they are machine code.
     """
