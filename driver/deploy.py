@@ -121,20 +121,20 @@ class Remote:
         path = f"{self.folder}/{runner.name}"
         head = {"program": f"{self.folder}/{program.name}", "device": device, "threads": threads,
                 "options": dict(options)}  # fmt: skip
-        result: Result = self._call(f"exec python3 {_quoted(path)}", [pack(head, inputs)], load_result)
+        result: Result = self._call(f"python3 {_quoted(path)}", [pack(head, inputs)], load_result)
         return result
 
     def flash(self, runner: File, bit: File, manifest: Manifest) -> float:
         """Load an installed bitstream; the accelerator's clock in MHz. Raises DeviceError, SshError."""
         head = {"bitstream": f"{self.folder}/{bit.name}", "manifest": dataclasses.asdict(manifest)}
-        command = f"exec python3 {_quoted(f'{self.folder}/{runner.name}')}"
+        command = f"python3 {_quoted(f'{self.folder}/{runner.name}')}"
         return float(self._call(command, [pack(head, {})], _answered)["clock_mhz"])
 
     def _bootstrap(self, what: str, files: tuple[File, ...], data: list[bytes] | None = None) -> dict[str, Any]:
         text = Path(bootstrap.__file__).read_bytes()
         request = {"what": what, "folder": self.folder, "files": [file.to_dict() for file in files]}
         script = f"import sys; exec(sys.stdin.buffer.read({len(text)}))"
-        command = f"exec python3 -c {shlex.quote(script)}"
+        command = f"python3 -c {shlex.quote(script)}"
         answer: dict[str, Any] = self._call(
             command, [text, json.dumps(request).encode() + b"\n", *(data or [])], lambda out: json.loads(out.readline())
         )
@@ -146,9 +146,9 @@ class Remote:
         """What `read` makes of the answer of `command`, which gets `parts` and then nothing until it has answered.
 
         It runs in bash as a login shell, where PYNQ's images set their Python up (with `source`, which Ubuntu's sh does
-        not know); what that prints before MARK is dropped.
+        not know); what that prints before MARK is dropped. That shell stays, to say which signal ended the command.
         """
-        shell = f"{'sudo -n ' if self.sudo else ''}bash -lc {shlex.quote(command)}"
+        shell = f"{'sudo -n ' if self.sudo else ''}bash -lc {shlex.quote(f'{command}; exit $?')}"
         process = self.connection.start(shell)
         assert process.stdin is not None and process.stdout is not None
         try:

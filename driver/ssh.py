@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 PATTERN = re.compile(r"(?:[\w.+-]+@)?[\w.:%\[\]-]+")
 CONNECT_SECONDS = 15
+SIGKILL, SIGBUS = 9, 7
+"""Numbers of Linux, which boards run."""
 UNREACHABLE = "timed out", "Connection refused", "No route", "unreachable", "resolve hostname"
 
 
@@ -72,6 +74,13 @@ class Connection:
                 f"sudo on {self.name} asks for a password; log in as root, or allow it without: `sudo visudo`, "
                 "USER ALL=(ALL) NOPASSWD: ALL"
             )
+        if code == 128 + SIGBUS:
+            return SshError(
+                f"nothing answers at the accelerator's address on {self.name}; load its bitstream with `celosia "
+                "flash`, and check --address"
+            )
+        if code == 128 + SIGKILL:
+            return SshError(f"{self.name} ended the program, which it does where memory is short; end others there")
         if code == 127:
             return SshError(f"{self.name} has no python3; install Python 3.10 or newer there")
         return SshError(f"{self.name} gave no answer (exit code {code}): {_last(said) or 'it said nothing'}")
@@ -118,8 +127,6 @@ def _refusal(name: str, said: str) -> str:
         return f"the host key of {name} is not the known one; log in once with ssh to check it, then try again ({last})"
     if "Permission denied" in said or "Too many authentication failures" in said:
         return f"{name} refused the login; check the user's name, and that `ssh {name}` works ({last})"
-    if any(
-        words in said for words in ("timed out", "Connection refused", "No route", "unreachable", "resolve hostname")
-    ):
+    if any(words in said for words in UNREACHABLE):
         return f"{name} cannot be reached; check its name, power and cable ({last})"
     return f"no connection to {name}: {last}"

@@ -275,6 +275,18 @@ def test_sudo(empty: FakeBoard, tmp_path: Path) -> None:
             remote.status()
 
 
+@pytest.mark.parametrize(
+    ("signal", "words"),
+    [("BUS", "nothing answers at the accelerator's address on board; load its bitstream"), ("KILL", "memory is short"),
+     ("SEGV", r"board gave no answer \(exit code 139\): .*Segmentation fault")],
+)  # fmt: skip
+def test_a_program_that_is_killed_there(empty: FakeBoard, signal: str, words: str) -> None:
+    """Reading registers that are not there gives SIGBUS."""
+    empty.python.write_text(f"#!/bin/sh\nkill -{signal} $$\n")
+    with connected("board") as connection, pytest.raises(SshError, match=words):
+        deploy.Remote(connection).status()
+
+
 def test_interrupted_it_stops_there(empty: FakeBoard, program: Path) -> None:
     """When nobody waits for the result any more, the process on the board ends."""
     with connected("board") as connection:
