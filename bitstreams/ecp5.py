@@ -11,7 +11,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -59,12 +59,14 @@ def build(
     seeds: int = 1,
 ) -> Result:
     """Write <name>.bit and <name>.json, the Result, to `folder`, which is created. Places and routes with each of the
-    `seeds` and takes the fastest. Raises SynthesisError."""
+    `seeds` and takes the fastest. Products are not packed, whatever `cfg` says: the device's multipliers take 18 x 18
+    bits, and a packed one would need two of them and an adder. Raises SynthesisError."""
     from celosia.bitstreams.scan import GemmCore, Scanned
     from celosia.hw.top import Accelerator
     from celosia.hw.verilog import convert
 
     say("elaborating")
+    cfg = replace(cfg, packed=False)
     component = GemmCore(cfg) if design is Design.gemm else Accelerator(cfg)
     text = convert(Scanned(component), TOP)
     name = f"celosia-{cfg.name}-{design.value}-ecp5-85f"
@@ -84,7 +86,7 @@ def build(
                 "nextpnr-ecp5", "--85k", "--package", PACKAGE, "--speed", str(SPEED_GRADE), "--json", "top.json",
                 "--lpf", "top.lpf", "--textcfg", f"{seed}.config", "--report", "report.json",
                 "--freq", f"{target_mhz:g}", "--timing-allow-fail", "--lpf-allow-unconstrained",
-                "--router", "router2", "--placer-heap-timingweight", "30", "--placer-heap-critexp", "4",
+                "--router", "router2", "--placer-heap-timingweight", "30", "--placer-heap-critexp", "4", "--tmg-ripup",
                 "--seed", str(seed),
             ]  # fmt: skip
             run_tool(

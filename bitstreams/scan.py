@@ -23,7 +23,7 @@ class Scanned(wiring.Component):
     Members
     -------
     scan_in : In(1)     Enters the chain while `shift`.
-    shift : In(1)       1: the chain moves by one bit. 0: its second half takes the outputs.
+    shift : In(1)       1: the chain moves by one bit. 0: its second half takes the outputs of the cycle before.
     scan_out : Out(1)   Leaves the chain.
     """
 
@@ -39,11 +39,13 @@ class Scanned(wiring.Component):
             if not str(path[0]).startswith("trace_"):
                 ports[member.flow].append(Value.cast(value))
         given, sampled = (Signal(len(Cat(ports[flow])), name=flow.name, reset_less=True) for flow in (In, Out))
+        outputs = Signal.like(sampled, name="outputs")
         m.d.comb += [Cat(ports[In]).eq(given), self.scan_out.eq(sampled[-1])]
+        m.d.sync += outputs.eq(Cat(ports[Out]))
         with m.If(self.shift):
             m.d.sync += Cat(given, sampled).eq(Cat(self.scan_in, given, sampled))
         with m.Else():
-            m.d.sync += sampled.eq(Cat(ports[Out]))
+            m.d.sync += sampled.eq(outputs)
         return m
 
 

@@ -58,6 +58,7 @@ class Config:
     inp_depth, wgt_depth, acc_depth, vin_depth, out_depth, par_depth: entries of the scratchpads.
     lut_count: tables of 256 entries. queue_depth: instructions waiting in front of each unit.
     token_bits: width of each semaphore between two units.
+    packed: two products share a multiplication of 25 x 8 bits, for DSP blocks that take it, as Xilinx' do.
     """
 
     batch: int = 1
@@ -73,12 +74,17 @@ class Config:
     lut_count: int = 2
     queue_depth: int = 16
     token_bits: int = 8
+    packed: bool = True
     name: str = dataclasses.field(default="custom", compare=False)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name == "name":
+                continue
+            if field.name == "packed":
+                if not isinstance(value, bool):
+                    raise ConfigError(f"packed must be true or false, not {value!r}")
                 continue
             if not isinstance(value, int) or isinstance(value, bool):
                 raise ConfigError(f"{field.name} must be a whole number, not {value!r}")

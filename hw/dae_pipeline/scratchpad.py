@@ -35,7 +35,9 @@ class Scratchpad(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.memory = memory = Memory(shape=self.width, depth=self.depth, init=[])
+        # Tokens keep a program from reading what is being written, and gemm does not use what it reads there: synthesis
+        # need not spend logic on it where memories do not define the result.
+        m.submodules.memory = memory = Memory(shape=self.width, depth=self.depth, init=[], attrs={"no_rw_check": 1})
         write = memory.write_port(granularity=self.grain)
         read = memory.read_port()
         m.d.comb += [
@@ -114,9 +116,6 @@ class AccScratchpad(wiring.Component):
         m.d.sync += vector_new.eq(self.vector_read.en & self.vector_read.ready)
         with m.If(self.vector_read.en & self.vector_read.ready):
             m.d.sync += vector_bank.eq(self.vector_read.addr[-1])
-        with m.If(vector_new):
-            m.d.comb += self.vector_read.data.eq(Mux(vector_bank, data[1], data[0]))
-            m.d.sync += held.eq(self.vector_read.data)
-        with m.Else():
-            m.d.comb += self.vector_read.data.eq(held)
+        m.d.comb += self.vector_read.data.eq(Mux(vector_new, Mux(vector_bank, data[1], data[0]), held))
+        m.d.sync += held.eq(self.vector_read.data)
         return m

@@ -1,7 +1,7 @@
 """The array of multiply-accumulate cells.
 
-Two products with a common factor share one multiplication, as in Xilinx' white paper WP486, so that a DSP48E1 with its
-25 x 18 bits counts twice:
+Where the Config says `packed`, two products with a common factor share one multiplication, as in Xilinx' white paper
+WP486, so that a DSP48E1 with its 25 x 18 bits counts twice:
 
     (a * 2^17 + b + 128) * c  =  a*c * 2^17  +  b*c + 128*c        a, b, c: int8
 
@@ -76,18 +76,17 @@ class Array(wiring.Component):
                 inp.word_select((i // group * cfg.batch + b) * group + i % group, 8).as_signed()
                 for i in range(cfg.block_in)
             ]
-            offsets = []
-            for i in range(0, cfg.block_in, 2):
-                offset = Signal(SPACING, name=f"offset_{b}_{i}", reset_less=True)
-                with m.If(valid[0]):
-                    m.d.sync += offset.eq((1 << (SPACING - 1)) - ((row[i] + row[i + 1]) << 7))
-                offsets.append(offset)
+            offsets = self._offsets(m, valid, row, f"{b}") if cfg.packed else []
             for o in range(0, cfg.block_out, 2):
                 low, high = (wgt.word_select(output, 8 * cfg.block_in) for output in (o, o + 1))
-                pairs = self._pairs(m, valid, row, low, high, offsets, f"{b}_{o}")
-                even = self._tree(m, valid, [pair[:SPACING] for pair in pairs], f"{b}_{o}")
-                even = Cat(even[:-1], ~even[-1]).as_signed()  # the offsets of all pairs are the top bit's worth
-                odd = self._tree(m, valid, [pair[SPACING:].as_signed() for pair in pairs], f"{b}_{o + 1}")
+                if cfg.packed:
+                    pairs = self._packed_pairs(m, valid, row, low, high, offsets, f"{b}_{o}")
+                    even = self._tree(m, valid, [pair[:SPACING] for pair in pairs], f"{b}_{o}")
+                    even = Cat(even[:-1], ~even[-1]).as_signed()  # the offsets of all pairs are the top bit's worth
+                    odd = self._tree(m, valid, [pair[SPACING:].as_signed() for pair in pairs], f"{b}_{o + 1}")
+                else:
+                    even = self._tree(m, valid, self._pairs(m, valid, row, low, f"{b}_{o}"), f"{b}_{o}")
+                    odd = self._tree(m, valid, self._pairs(m, valid, row, high, f"{b}_{o + 1}"), f"{b}_{o + 1}")
                 for output, term in ((o, even), (o + 1, odd)):
                     lane = (output // group * cfg.batch + b) * group + output % group
                     total = Signal(signed(32), name=f"total_{b}_{output}", reset_less=True)
@@ -96,7 +95,32 @@ class Array(wiring.Component):
                         m.d.sync += total.eq(Mux(first[-1], 0, total) + term)
         return m
 
-    def _pairs(
+    def _offsets(self, m: Module, valid: Signal, row: list[Value], name: str) -> list[Signal]:
+        """What is added to each pair of packed products."""
+        offsets = []
+        with m.If(valid[0]):
+            for i in range(0, len(row), 2):
+                offset = Signal(SPACING, name=f"offset_{name}_{i}", reset_less=True)
+                m.d.sync += offset.eq((1 << (SPACING - 1)) - ((row[i] + row[i + 1]) << 7))
+                offsets.append(offset)
+        return offsets
+
+    def _pairs(self, m: Module, valid: Signal, row: list[Value], weights: Value, name: str) -> list[Value]:
+        """Sums of two products each: of `row` with the weights of an output."""
+        products, pairs = [], []
+        with m.If(valid[0]):
+            for i, factor in enumerate(row):
+                product = Signal(signed(16), name=f"product_{name}_{i}", reset_less=True)
+                m.d.sync += product.eq(factor * weights.word_select(i, 8).as_signed())
+                products.append(product)
+        with m.If(valid[1]):
+            for i in range(0, len(products), 2):
+                pair = Signal(signed(17), name=f"pair_{name}_{i}", reset_less=True)
+                m.d.sync += pair.eq(products[i] + products[i + 1])
+                pairs.append(pair)
+        return pairs
+
+    def _packed_pairs(
         self, m: Module, valid: Signal, row: list[Value], low: Value, high: Value, offsets: list[Signal], name: str
     ) -> list[Signal]:
         """Sums of two packed products each, with their offset: of `row` with the weights of two outputs."""

@@ -19,8 +19,8 @@ class Gemm(wiring.Component):
     """Executes GEMM: acc[d] (=|+=) sum of inp[s] . wgt[w] transposed, one tile operation a cycle.
 
     A pipeline without stalls: it is held only before the read of the operands. Running sums stay in the array; an
-    accumulator is written once for each output, two cycles after its old value, if it is wanted, has been read. The two
-    writes that such a read misses are forwarded.
+    accumulator is written once for each output, four cycles after its old value, if it is wanted, has been read. The
+    four writes that such a read misses are forwarded.
 
     Parameters
     ----------
@@ -82,12 +82,12 @@ class Gemm(wiring.Component):
             self.held.eq(loops.step.valid & ~loops.step.ready),
         ]
 
-        # Cycle 1: they enter the array. What belongs to them goes along, to the cycle in which the sum is there.
+        # Cycle 1: they enter the array. What belongs to them goes along, to the cycle in which it is written.
         travel = data.StructLayout({
             "valid": 1, "last": 1, "end": 1, "first": 1, "accumulate": 1, "acc": cfg.acc_bits, "post": 4,
             "index": INDEX_BITS,
         })  # fmt: skip
-        pipe = [Signal(travel, name=f"cycle{cycle}") for cycle in range(array.latency + 2)]
+        pipe = [Signal(travel, name=f"cycle{cycle}") for cycle in range(array.latency + 3)]
         m.d.comb += pipe[0].eq(
             Cat(self.active, step.last, step.end, step.first, accumulate, step.acc, post, index),
         )
@@ -100,37 +100,43 @@ class Gemm(wiring.Component):
             array.wgt.eq(self.wgt.data),
         ]
 
-        # Two cycles before the sum is there: read the accumulator. Then: keep it. Then: add and write.
-        early, ahead, now = pipe[-3:]
+        # Three cycles before the sum is there: read the accumulator. Then keep what comes, since memories answer late
+        # in a cycle. Then take what has been written meanwhile. Then add, and in the cycle after that write.
+        reading, answer, ahead, now, write = stages = pipe[-5:]
         width = self.acc_write.data.shape()
-        written, old = Signal(width, reset_less=True), Signal(width, reset_less=True)
-        missed, forward = Signal(), Signal()  # the write in the cycle of the read, and the one after it
+        kept, old, written, committed = (
+            Signal(width, name=name, reset_less=True) for name in ("kept", "old", "written", "committed")
+        )
+        # missed[d]: the output d cycles before is the same one, and the read came too early for it.
+        missed = {d: Signal(name=f"missed_{d}") for d in (1, 2, 3, 4)}
+        for d, stage in ((4, 0), (3, 1), (2, 1), (1, 2)):  # compared a cycle before it is needed
+            this, before = stages[stage], stages[stage + d]
+            m.d.sync += missed[d].eq(before.valid & before.last & (before.acc == this.acc))
         m.d.comb += [
-            self.acc_read.en.eq(early.valid & early.last & early.accumulate),
-            self.acc_read.addr.eq(early.acc),
-            self.acc_write.en.eq(now.valid & now.last),
-            self.acc_write.addr.eq(now.acc),
+            self.acc_read.en.eq(reading.valid & reading.last & reading.accumulate),
+            self.acc_read.addr.eq(reading.acc),
+            self.acc_write.en.eq(write.valid & write.last),
+            self.acc_write.addr.eq(write.acc),
+            self.acc_write.data.eq(written),
             self.acc_write.mask.eq(-1),
         ]
-        with m.If(self.acc_read.en):
-            m.d.sync += missed.eq(self.acc_write.en & (now.acc == early.acc))
+        with m.If(answer.valid & answer.last & answer.accumulate):
+            m.d.sync += kept.eq(Mux(missed[4], committed, self.acc_read.data))
         with m.If(ahead.valid & ahead.last & ahead.accumulate):
-            m.d.sync += [
-                old.eq(Mux(missed, written, self.acc_read.data)),
-                forward.eq(self.acc_write.en & (now.acc == ahead.acc)),
-            ]
+            m.d.sync += old.eq(Mux(missed[2], written, Mux(missed[3], committed, kept)))
+        with m.If(now.valid & now.last):
+            for lane in range(cfg.lanes):
+                word = written.word_select(lane, 32)
+                before = Mux(missed[1], word, old.word_select(lane, 32))
+                m.d.sync += word.eq(array.total.word_select(lane, 32) + Mux(now.accumulate, before, 0))
         with m.If(self.acc_write.en):
-            m.d.sync += written.eq(self.acc_write.data)
-        for lane in range(cfg.lanes):
-            before = Mux(forward, written.word_select(lane, 32), old.word_select(lane, 32))
-            total = array.total.word_select(lane, 32)
-            m.d.comb += self.acc_write.data.word_select(lane, 32).eq(total + Mux(now.accumulate, before, 0))
+            m.d.sync += committed.eq(written)
 
         # The cycle after: the write is committed.
         m.d.sync += [
-            self.done.valid.eq(now.valid & now.end),
-            self.done.payload.post.eq(now.post),
-            self.done.payload.index.eq(now.index),
+            self.done.valid.eq(write.valid & write.end),
+            self.done.payload.post.eq(write.post),
+            self.done.payload.index.eq(write.index),
         ]
         in_flight = Cat(stage.valid for stage in pipe).any()
         m.d.comb += self.quiet.eq(~(loops.step.valid | in_flight | self.done.valid))

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import or_
 
-from amaranth import Cat, Module, Mux, Signal
+from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.isa import EXTENT_BITS
+
+
+def _selected(one_hot: Signal, values: Sequence[Value]) -> Value:
+    return reduce(or_, (Mux(chosen, value, 0) for chosen, value in zip(one_hot, values)))
 
 
 class Loops(wiring.Component):
@@ -75,9 +81,9 @@ class Loops(wiring.Component):
         left = [Signal(EXTENT_BITS, name=f"left_{loop}") for loop in self.names]
         at_last = Signal(depth)
         # rise[i]: every loop inside loop i is at its last index, so that loop i goes on to its next index or
-        # starts anew. As the enable of hundreds of registers it is a register itself, made a step
-        # ahead, like all_done.
-        rise = Signal(depth)
+        # starts anew. goes_on[i]: it goes on. As enables and selects of hundreds of registers they are registers
+        # themselves, made a step ahead, like all_done.
+        rise, goes_on = Signal(depth), Signal(depth)
         reduction_done, all_done, renew = Signal(), Signal(), Signal()
         m.d.comb += [
             reduction_done.eq(rise[outer - 1] if outer else all_done),
@@ -127,6 +133,7 @@ class Loops(wiring.Component):
             m.d.sync += [
                 at_last.eq(coming),
                 rise.eq(Cat(coming[i + 1 :].all() for i in range(depth))),
+                goes_on.eq(Cat(coming[i + 1 :].all() & ~coming[i] for i in range(depth))),
                 all_done.eq(coming.all()),
             ]
 
@@ -136,13 +143,8 @@ class Loops(wiring.Component):
             origin, stride, following = (Signal(bits, name=f"{operand}_{n}") for n in ("origin", "stride", "following"))
             m.d.comb += following.eq(origin + stride)
             m.d.comb += step[operand].eq(begin[-1])
-            # The innermost loop that is not at its last index goes on.
-            m.d.comb += [origin.eq(begin[0]), stride.eq(held[f"{operand}_{loops[0]}"])]
-            with m.If(~at_last[len(loops) - 1]):
-                m.d.comb += [origin.eq(begin[-1]), stride.eq(held[f"{operand}_{loops[-1]}"])]
-            for i in reversed(range(1, len(loops) - 1)):
-                with m.Elif(~at_last[i]):
-                    m.d.comb += [origin.eq(begin[i]), stride.eq(held[f"{operand}_{loops[i]}"])]
+            strides = [held[f"{operand}_{loop}"] for loop in loops]
+            m.d.comb += [origin.eq(_selected(goes_on, begin)), stride.eq(_selected(goes_on, strides))]
             for i in range(len(loops)):
                 with m.If(renew):
                     m.d.sync += begin[i].eq(new[f"{operand}_base"])

