@@ -90,9 +90,8 @@ def test_digest_differs_with_each_parameter_and_not_with_the_name() -> None:
         if field.name == "name":
             continue
         value = getattr(base, field.name)
-        digests.add(
-            dataclasses.replace(base, **{field.name: value + 1 if field.name == "token_bits" else value * 2}).digest
-        )
+        other = {"token_bits": base.token_bits + 1, "packed": not base.packed}.get(field.name, value * 2)
+        digests.add(dataclasses.replace(base, **{field.name: other}).digest)
     assert len(digests) == len(dataclasses.fields(Config))
     assert dataclasses.replace(base, name="other").digest == base.digest
     assert base.identity == int(base.digest[:8], 16) < 1 << 32
