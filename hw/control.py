@@ -190,8 +190,10 @@ class Control(wiring.Component):
             counts[f"{name}_wait_memory"] = self.held[unit]
         for name in COUNTERS:
             counter = Signal(64, name=f"counter_{name}")
+            counting = Signal(name=f"counting_{name}")  # a register: the enable of 64 others, and its inputs come late
+            m.d.sync += counting.eq(busy & counts[name])
             with m.If(self.clear):
                 m.d.sync += counter.eq(0)
-            with m.Elif(busy & counts[name]):
+            with m.Elif(counting):
                 m.d.sync += counter.eq(counter + 1)
             m.d.comb += Cat(values[f"{name}_lo"], values[f"{name}_hi"]).eq(counter)

@@ -12,6 +12,7 @@ from celosia.hw.axi import Axi4, AxiLite, connect_part
 from celosia.hw.config import Config
 from celosia.hw.control import ERROR_SOURCES, REGISTER_BITS, Control
 from celosia.hw.dae_pipeline.fetch import Fetch
+from celosia.hw.dae_pipeline.fifo import StreamFifo
 from celosia.hw.dae_pipeline.load import Load
 from celosia.hw.dae_pipeline.readmux import ReadMux
 from celosia.hw.dae_pipeline.scratchpad import AccScratchpad, Scratchpad
@@ -107,11 +108,16 @@ class Accelerator(wiring.Component):
         }.items():  # fmt: skip
             m.submodules[name] = DomainRenamer("pipeline")(part)
 
-        # Instructions: memory -> fetch -> gates -> units.
+        # Instructions: memory -> fetch -> gates -> units. A queue behind each gate parts the paths of semaphores from
+        # those within the units.
         connect(m, fetch.bus, readmux.fetch)
         for name, unit in zip(UNITS, units):
+            passed = getattr(tokens, f"instr_{name}")
+            issue = StreamFifo(passed.payload.shape(), 2)
+            m.submodules[f"issue_{name}"] = DomainRenamer("pipeline")(issue)
             connect(m, getattr(fetch, f"queue_{name}"), getattr(tokens, f"queue_{name}"))
-            connect(m, getattr(tokens, f"instr_{name}"), unit.instr)
+            connect(m, passed, issue.i)
+            connect(m, issue.o, unit.instr)
             connect(m, unit.done, getattr(tokens, f"done_{name}"))
 
         # Data: memory -> load -> gemm -> vector -> store -> memory.
@@ -144,7 +150,7 @@ class Accelerator(wiring.Component):
             fetch.run.eq(control.run),
             fetch.instr_addr.eq(control.instr_addr),
             fetch.instr_count.eq(control.instr_count),
-            control.finished.eq(fetch.finished),
+            control.finished.eq(fetch.finished & ~Cat(unit.instr.valid for unit in units).any()),
             control.fetch_quiet.eq(fetch.quiet),
             control.quiet.eq(Cat(unit.quiet for unit in units)),
             control.active.eq(Cat(unit.active for unit in units)),

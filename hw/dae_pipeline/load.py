@@ -270,7 +270,8 @@ class Load(wiring.Component):
         rows, writer, aligner = Rows(_max_shift(cfg)), Writer(cfg), Aligner(cfg.bus_bytes)
         jobs = StreamFifo(writer.walker.job_layout, IN_FLIGHT)
         places = StreamFifo(aligner.row_layout, 2 * self._outstanding)
-        parts = {"rows": rows, "jobs": jobs, "writer": writer, "places": places, "aligner": aligner}
+        units = StreamFifo(aligner.unit.payload.shape(), 2)  # parts the aligner's paths from the writer's
+        parts = {"rows": rows, "jobs": jobs, "writer": writer, "places": places, "aligner": aligner, "units": units}
         for name, part in parts.items():
             m.submodules[name] = ResetInserter(stop)(part)
         m.submodules.engine = engine = ReadEngine(cfg.bus_bytes, rows.bytes_bits, self._outstanding)
@@ -317,7 +318,8 @@ class Load(wiring.Component):
         ]
         wiring.connect(m, places.o, aligner.row)
         wiring.connect(m, engine.beat, aligner.beat)
-        wiring.connect(m, aligner.unit, writer.unit)
+        wiring.connect(m, aligner.unit, units.i)
+        wiring.connect(m, units.o, writer.unit)
         wiring.connect(m, engine.bus, wiring.flipped(self.bus))
         m.d.comb += [
             engine.dma_base.eq(self.dma_base),

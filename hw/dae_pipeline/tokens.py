@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from amaranth import Cat, Const, Module, Mux, Signal, Value
-from amaranth.lib import stream, wiring
+from amaranth import Cat, Module, Mux, Signal, Value
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.config import Config
@@ -47,7 +47,8 @@ class Tokens(wiring.Component):
     done_<unit>     the unit's `done`.
 
     wait_token      bit of each unit whose next instruction is held back.
-    oldest          number of the oldest instruction that waits at a gate; where none waits, of the last one passed.
+    oldest          number of the oldest instruction that waits at a gate; where none waits, of the last one passed. It
+                    comes a few cycles late.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -92,14 +93,25 @@ class Tokens(wiring.Component):
                 ]
         m.d.comb += self.wait_token.eq(waiting)
 
-        last = Signal(INDEX_BITS)
-        oldest: Value = last
-        found: Value = Const(0)
+        # A watchdog has waited long before it asks: there is time for a register after each comparison.
+        last, waiters = Signal(INDEX_BITS), []
         for unit in Unit:
             index = getattr(self, f"queue_{unit.name.lower()}").payload.index
             with m.If(passes[unit]):
                 m.d.sync += last.eq(index)
-            oldest = Mux(waiting[unit] & (~found | (index < oldest)), index, oldest)
-            found = found | waiting[unit]
-        m.d.comb += self.oldest.eq(oldest)
+            waiters.append(self._register(m, waiting[unit], index))
+        while len(waiters) > 1:
+            waiters = [self._older(m, *pair) for pair in zip(waiters[::2], waiters[1::2])]
+        m.d.sync += self.oldest.eq(Mux(waiters[0].waits, waiters[0].index, last))
         return m
+
+    def _register(self, m: Module, waits: Value, index: Value) -> data.View[data.StructLayout]:
+        waiter = Signal(data.StructLayout({"waits": 1, "index": INDEX_BITS}))
+        m.d.sync += [waiter.waits.eq(waits), waiter.index.eq(index)]
+        return waiter
+
+    def _older(
+        self, m: Module, a: data.View[data.StructLayout], b: data.View[data.StructLayout]
+    ) -> data.View[data.StructLayout]:
+        """The older one of two that may wait, a cycle later."""
+        return self._register(m, a.waits | b.waits, Mux(b.waits & (~a.waits | (b.index < a.index)), b.index, a.index))
