@@ -275,8 +275,7 @@ class _Assembler:
         for out in node.outputs:
             if out.name:
                 self._keep(out)
-        outputs = tuple(out.name or "" for out in node.outputs)
-        return HostStep((info,), inputs, outputs, op)
+        return HostStep((info,), inputs, tuple(op.outputs), op)
 
     def _check_known(self, op: HostOp, info: NodeInfo) -> None:
         known = (op.domain, op.op) in HOST or (op.domain in DOMAINS and op.op in cpu.OPS)
@@ -296,6 +295,8 @@ class _Assembler:
             if value is None:
                 continue
             if not _is_plain(value) or (number in SHAPE_INPUTS.get(node.op_type, ()) and constant(value) is None):
+                if node in self.views:  # which is not built here; what it is declared to be does not count
+                    node.outputs[0].type = node.inputs[0].type  # type: ignore[union-attr]
                 return node in self.views
         types = [None if value is None else self._type(value) for value in node.inputs]
         tensors = [None if each is None else placeholder(each.shape, each.dtype, "x") for each in types]

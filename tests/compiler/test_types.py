@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from celosia.compiler.cpu import compile_op
+from celosia.compiler.cpu import Unsupported, compile_op
 from celosia.compiler.cpu.ops.elementwise import ONNX_TYPES
 
 Array = np.ndarray[Any, Any]
@@ -183,3 +183,19 @@ def test_top_k_takes_nan_for_the_greatest() -> None:
 def test_products_of_nothing(a: tuple[int, ...], b: tuple[int, ...]) -> None:
     x, y = np.ones(a, np.float32), np.ones(b, np.float32)
     np.testing.assert_array_equal(compute("MatMul", x, y)[0], x @ y, strict=True)
+
+
+@pytest.mark.parametrize("op", ["QLinearConv", "QLinearMatMul"])
+def test_an_integer_product_has_the_type_of_its_zero_point(op: str) -> None:
+    """uint8 of zero point z is int8 of zero point z - 128, and 128 more."""
+    shapes = ((1, 3, 6, 6), (5, 3, 3, 3)) if op == "QLinearConv" else ((8, 9), (9, 7))
+    x, w = (numbers("int8", *shape) for shape in shapes)
+    before = x, np.float32(0.02), np.int8(3), w, np.float32(0.03), np.int8(0), np.float32(0.5)
+    signed, unsigned = (compute(op, *map(np.asarray, (*before, zero)))[0] for zero in (np.int8(-100), np.uint8(28)))
+    assert (signed.dtype, unsigned.dtype) == (np.int8, np.uint8) and len(np.unique(signed)) > 20
+    np.testing.assert_array_equal(unsigned, signed.astype(np.int16) + 128)
+
+
+def test_bool_has_no_powers() -> None:
+    with pytest.raises(Unsupported, match="bool has no powers"):
+        compute("Pow", np.array([True]), np.array([True]))

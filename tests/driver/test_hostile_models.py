@@ -309,6 +309,20 @@ def test_the_declared_type_of_a_view(tmp_path: Path) -> None:
     runtime = Runtime(celosia.Program.load(tmp_path / "program"))
     seven = np.full((2, 3), 7, np.int8)
     np.testing.assert_array_equal(runtime.run({"x": seven, "r": seven}).outputs["y"], seven, strict=True)
+    late = model("g (float[2, 3] x, int64[2] s) => (bfloat16[3, 2] y) { y = Reshape(x, s) }")
+    celosia.compile(late, "tiny").save(tmp_path / "program")
+    given = {"x": np.ones((2, 3), np.float32), "s": np.array([3, 2])}
+    assert Runtime(celosia.Program.load(tmp_path / "program")).run(given).outputs["y"].dtype == np.float32
+
+
+def test_outputs_that_are_left_out(tmp_path: Path) -> None:
+    """At the end of the list, with a name that is none."""
+    proto = model("g (float[6] x) => (float[N] y) { y, i, j, c = Unique(x) }")
+    proto.graph.node[0].output[1:] = ["", "", ""]
+    celosia.compile(proto, "tiny").save(tmp_path / "program")
+    x = np.float32([3, 1, 1, 2, 3, 1])
+    outputs = Runtime(celosia.Program.load(tmp_path / "program")).run({"x": x}).outputs
+    assert outputs["y"].tolist() == [1, 2, 3]
 
 
 def test_an_output_that_is_an_input() -> None:

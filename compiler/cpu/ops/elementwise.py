@@ -122,7 +122,9 @@ def is_inf(node: Node) -> Tensor:
 
 
 def power(x: Expr, y: Expr) -> Expr:
-    """x ** y in the type of x."""
+    """x ** y in the type of x. TypeError for bool."""
+    if "bool" in (x.dtype, y.dtype):
+        raise TypeError("bool has no powers")
     if is_float(x.dtype) or is_float(y.dtype):
         wide = x.dtype if is_float(x.dtype) else "float64"
         return T.binary("pow", x.astype(wide), y.astype(wide)).astype(x.dtype)

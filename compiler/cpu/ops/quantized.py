@@ -88,6 +88,14 @@ def dynamic_quantize_linear(node: Node) -> list[Tensor]:
 # Convolution and matrix products: inputs x, sx, zx, w, sw, zw, sy, zy, ...
 
 
+def _eight_bits(*tensors: Tensor) -> str:
+    """The type of the last one. TypeError where they are not all of 8 bits; they may differ in their sign."""
+    for tensor in tensors:
+        if tensor.dtype not in ("int8", "uint8"):
+            raise TypeError(f"element type {tensor.dtype}")
+    return tensors[-1].dtype
+
+
 @op("QLinearConv")
 def qlinear_conv(node: Node) -> Tensor:
     """onnxruntime's form and rounding: y = clip(rne(f32(acc + bias) * ((sx * sw) / sy)) + zy)."""
@@ -95,12 +103,13 @@ def qlinear_conv(node: Node) -> Tensor:
     if node.attrs.get("channels_last", 0):
         raise node.fail("channels_last")
     sx, sw = node.scalar(1, F32), node.input(4)
-    sy, zy = node.scalar(6, F32), node.scalar(7, x.dtype)
+    sy, kind = node.scalar(6, F32), _eight_bits(x, w, node.input(7))
+    zy = node.scalar(7, kind)
     bias = node.input(8) if node.has(8) else None
     scale = T.compute((sw.size,), lambda m: (sx * sw.flat(m)) / sy, "scale")
 
     def finish(acc: Expr, m: Expr) -> Expr:
-        return requantize(acc, scale[m if sw.size > 1 else 0], zy, x.dtype)
+        return requantize(acc, scale[m if sw.size > 1 else 0], zy, kind)
 
     return integer.convolution(node, x, w, left_zero(node, 2, x.dtype), right_zero(node, 5, w.dtype), bias, finish)
 
@@ -116,11 +125,12 @@ def conv_integer(node: Node) -> Tensor:
 def qlinear_matmul(node: Node) -> Tensor:
     a, b = node.input(0), node.input(3)
     sa, sb = node.scalar(1, F32), node.input(4)
-    sy, zy = node.scalar(6, F32), node.scalar(7, a.dtype)
+    sy, kind = node.scalar(6, F32), _eight_bits(a, b, node.input(7))
+    zy = node.scalar(7, kind)
     scale = T.compute((sb.size,), lambda j: (sa * sb.flat(j).astype(F32)) / sy, "scale")
 
     def finish(acc: Expr, i: tuple[Expr, ...]) -> Expr:
-        return requantize(acc, scale[i[-1] if sb.size > 1 else 0], zy, a.dtype)
+        return requantize(acc, scale[i[-1] if sb.size > 1 else 0], zy, kind)
 
     how = {"za": left_zero(node, 2, a.dtype), "zb": right_zero(node, 5, b.dtype)}
     return matmul_any(node, a, b, partial(matrix_product, node), **how, finish=finish)
