@@ -151,44 +151,57 @@ class Writer(wiring.Component):
         m.submodules.walker = walker = self.walker
         wiring.connect(m, wiring.flipped(self.job), walker.job)
 
+        # Steps, told apart; in a queue, so that the walk does not wait for units within a cycle.
+        at, tag = walker.step.payload, walker.step.payload.tag
+        m.submodules.plan = plan = StreamFifo(
+            data.StructLayout({
+                "element": at.element.shape(), "step": at.step.shape(), "last": 1, "is_pad": 1,
+                **{name: tag[name].shape() for name in ("index", "post", "buffer", "widen", "pad_value")},
+            }), 2,
+        )  # fmt: skip
+        pad = (at.x < tag.x_first) | (at.x >= tag.x_stop) | (at.y < tag.y_first) | (at.y >= tag.y_stop)
+        m.d.comb += [
+            walker.whole.eq(pad),
+            plan.i.valid.eq(walker.step.valid),
+            walker.step.ready.eq(plan.i.ready),
+            plan.i.payload.is_pad.eq(pad),
+            *(plan.i.payload[name].eq(at[name]) for name in ("element", "step", "last")),
+            *(plan.i.payload[name].eq(tag[name]) for name in ("index", "post", "buffer", "widen", "pad_value")),
+        ]
+
         # What is to be written, waiting for its port.
         full, empties, moves = Signal(), Signal(), Signal()
-        element = Signal.like(walker.step.payload.element)
-        step = Signal.like(walker.step.payload.step)
+        element, step = Signal(at.element.shape()), Signal(at.step.shape())
         enable = Signal(len(Buffer))
         widen, whole, last = Signal(), Signal(), Signal()
         word = Signal(8 * cfg.bus_bytes)
         done = Signal(done_layout)
 
-        out, tag = walker.step.payload, walker.step.payload.tag
-        pad = (out.x < tag.x_first) | (out.x >= tag.x_stop) | (out.y < tag.y_first) | (out.y >= tag.y_stop)
-        is_pad, fails = Signal(), Signal()
+        out, fails = plan.o.payload, Signal()
         m.d.comb += [
-            is_pad.eq(pad),
-            walker.whole.eq(is_pad),
-            moves.eq(walker.step.valid & (is_pad | self.unit.valid) & (~full | empties)),
-            walker.step.ready.eq(moves),
-            self.unit.ready.eq(walker.step.valid & ~is_pad & (~full | empties)),
-            fails.eq(moves & ~is_pad & (self.unit.payload.error != Error.NONE)),
+            moves.eq(plan.o.valid & (out.is_pad | self.unit.valid) & (~full | empties)),
+            plan.o.ready.eq(moves),
+            self.unit.ready.eq(plan.o.valid & ~out.is_pad & (~full | empties)),
+            fails.eq(moves & ~out.is_pad & (self.unit.payload.error != Error.NONE)),
             self.moves.eq(moves),
         ]
         m.d.sync += [
             self.error.valid.eq(fails),
             self.error.payload.code.eq(self.unit.payload.error),
-            self.error.payload.index.eq(tag.index),
+            self.error.payload.index.eq(out.index),
         ]
         with m.If(moves):
             m.d.sync += [
                 full.eq(~fails),
                 element.eq(out.element),
                 step.eq(out.step),
-                enable.eq(1 << tag.buffer),
-                widen.eq(tag.widen | is_pad),
-                whole.eq(is_pad),
-                word.eq(Mux(is_pad, tag.pad_value.replicate(cfg.bus_bytes), self.unit.payload.data)),
+                enable.eq(1 << out.buffer),
+                widen.eq(out.widen | out.is_pad),
+                whole.eq(out.is_pad),
+                word.eq(Mux(out.is_pad, out.pad_value.replicate(cfg.bus_bytes), self.unit.payload.data)),
                 last.eq(out.last),
-                done.index.eq(tag.index),
-                done.post.eq(tag.post),
+                done.index.eq(out.index),
+                done.post.eq(out.post),
             ]
         with m.Elif(empties):
             m.d.sync += full.eq(0)
@@ -270,8 +283,12 @@ class Load(wiring.Component):
         rows, writer, aligner = Rows(_max_shift(cfg)), Writer(cfg), Aligner(cfg.bus_bytes)
         jobs = StreamFifo(writer.walker.job_layout, IN_FLIGHT)
         places = StreamFifo(aligner.row_layout, 2 * self._outstanding)
-        units = StreamFifo(aligner.unit.payload.shape(), 2)  # parts the aligner's paths from the writer's
-        parts = {"rows": rows, "jobs": jobs, "writer": writer, "places": places, "aligner": aligner, "units": units}
+        # Queues that part the paths of the engine from those of `rows`, and the aligner's from the writer's.
+        asked, units = StreamFifo(rows.row.payload.shape(), 2), StreamFifo(aligner.unit.payload.shape(), 2)
+        parts = {
+            "rows": rows, "jobs": jobs, "writer": writer, "places": places, "aligner": aligner, "asked": asked,
+            "units": units,
+        }  # fmt: skip
         for name, part in parts.items():
             m.submodules[name] = ResetInserter(stop)(part)
         m.submodules.engine = engine = ReadEngine(cfg.bus_bytes, rows.bytes_bits, self._outstanding)
@@ -308,14 +325,15 @@ class Load(wiring.Component):
         # A row goes to the engine, and its place within its bus words to the aligner.
         row = rows.row.payload
         m.d.comb += [
-            engine.row.valid.eq(rows.row.valid & places.i.ready & ~stop),
-            engine.row.payload.eq(row),
-            places.i.valid.eq(rows.row.valid & engine.row.ready & ~stop),
-            rows.row.ready.eq(places.i.ready & engine.row.ready & ~stop),
+            asked.i.valid.eq(rows.row.valid & places.i.ready & ~stop),
+            asked.i.payload.eq(row),
+            places.i.valid.eq(rows.row.valid & asked.i.ready & ~stop),
+            rows.row.ready.eq(places.i.ready & asked.i.ready & ~stop),
             places.i.payload.first.eq(row.offset),
             places.i.payload.last.eq(row.offset + row.bytes - 1),
             places.i.payload.shift.eq(Mux(rows.shift > word_bits, word_bits, rows.shift)),
         ]
+        wiring.connect(m, asked.o, engine.row)
         wiring.connect(m, places.o, aligner.row)
         wiring.connect(m, engine.beat, aligner.beat)
         wiring.connect(m, aligner.unit, units.i)

@@ -158,9 +158,11 @@ class Store(wiring.Component):
         packer = Packer(cfg.bus_bytes, reader.unit_bytes, rows.bytes_bits - unit_shift)
         jobs = StreamFifo(reader.walker.job_layout, IN_FLIGHT)
         places = StreamFifo(packer.row_layout, 2 * self._outstanding)
+        asked = StreamFifo(rows.row.payload.shape(), 2)  # parts the paths of the engine from those of `rows`
         waiting = StreamFifo(data.StructLayout({"index": INDEX_BITS, "post": 4}), 2 * IN_FLIGHT)
         parts = {
             "rows": rows, "jobs": jobs, "reader": reader, "places": places, "packer": packer, "waiting": waiting,
+            "asked": asked,
         }  # fmt: skip
         for name, part in parts.items():
             m.submodules[name] = ResetInserter(stop)(part)
@@ -204,13 +206,14 @@ class Store(wiring.Component):
         # A row goes to the engine, and its place within its bus words to the packer.
         row = rows.row.payload
         m.d.comb += [
-            engine.row.valid.eq(rows.row.valid & places.i.ready & ~stop),
-            engine.row.payload.eq(row),
-            places.i.valid.eq(rows.row.valid & engine.row.ready & ~stop),
-            rows.row.ready.eq(places.i.ready & engine.row.ready & ~stop),
+            asked.i.valid.eq(rows.row.valid & places.i.ready & ~stop),
+            asked.i.payload.eq(row),
+            places.i.valid.eq(rows.row.valid & asked.i.ready & ~stop),
+            rows.row.ready.eq(places.i.ready & asked.i.ready & ~stop),
             places.i.payload.first.eq(row.offset),
             places.i.payload.units.eq((row.bytes >> unit_shift) - 1),
         ]
+        wiring.connect(m, asked.o, engine.row)
         wiring.connect(m, places.o, packer.row)
         wiring.connect(m, reader.unit, packer.unit)
         wiring.connect(m, packer.beat, engine.beat)

@@ -27,10 +27,9 @@ class Semaphore(wiring.Component):
         room = Signal(self._bits, init=(1 << self._bits) - 1)
         tokens = Signal(self._bits)
         m.d.comb += [self.has_room.eq(room != 0), self.has_token.eq(tokens != 0)]
-        with m.If(self.reserve != self.take):
-            m.d.sync += room.eq(room + self.take - self.reserve)
-        with m.If(self.put != self.take):
-            m.d.sync += tokens.eq(tokens + self.put - self.take)
+        for count, up, down in ((room, self.take, self.reserve), (tokens, self.put, self.take)):
+            more, less = (count + 1)[: self._bits], (count - 1)[: self._bits]  # `take` comes late: it only selects
+            m.d.sync += count.eq(Mux(up == down, count, Mux(up, more, less)))
         return m
 
 

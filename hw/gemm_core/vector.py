@@ -56,8 +56,8 @@ class Combine(wiring.Component):
     enable : In(3)        Bit i lets stage 1 + i take an item.
     last : In(2)          Stages 1 and 2: the item ends its reduction, so that its B is there.
     a_vin, a_offset       Stage 1.
-    first, reduce_op, b_offset    Stage 2.
-    binary_op, b_vin, b_constant  Stage 3; b_constant is imm + b_offset.
+    first, reduce_op, b_offset, b_vin, b_constant   Stage 2; b_constant is imm + b_offset.
+    binary_op             Stage 3.
     residual : Out        B of the item in stage 2, without offset.
     v : Out               The item in stage 4.
     """
@@ -74,7 +74,7 @@ class Combine(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         a, reduced = _REGISTER(signed(32)), _REGISTER(signed(32))
-        residual, b_vin, b = _REGISTER(signed(8)), _REGISTER(signed(10)), Signal(signed(32))
+        residual, b = _REGISTER(signed(8)), _REGISTER(signed(32))
         m.d.comb += self.residual.eq(residual)
 
         with m.If(self.enable[0]):
@@ -90,9 +90,8 @@ class Combine(wiring.Component):
             with m.Elif((a < reduced) == (self.reduce_op == ReduceOp.MIN)):
                 m.d.sync += reduced.eq(a)
             with m.If(self.last[1]):
-                m.d.sync += b_vin.eq(residual + self.b_offset)
+                m.d.sync += b.eq(Mux(self.b_vin, residual + self.b_offset, self.b_constant))
 
-        m.d.comb += b.eq(Mux(self.b_vin, b_vin, self.b_constant))
         with m.If(self.enable[2]), m.Switch(self.binary_op):
             with m.Case(BinaryOp.ADD):
                 m.d.sync += self.v.eq(reduced + b)
@@ -133,7 +132,12 @@ class RescaleAdd(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         # The sum is below 2^47 + 2 * 2^38 in magnitude. One more bit, so that there is a half behind the point.
-        of_v, of_b, by_low = _REGISTER(signed(33)), _REGISTER(signed(33)), _REGISTER(signed(LOW_BITS + 9))
+        of_v, of_b = _REGISTER(signed(33)), _REGISTER(signed(33))
+        low_v, low_b, by_low = (
+            _REGISTER(signed(LOW_BITS + 8)),
+            _REGISTER(signed(LOW_BITS + 8)),
+            Signal(signed(LOW_BITS + 9)),
+        )
         scaled = _REGISTER(signed(LOW_BITS + 34))
         total, shifted, floor = _REGISTER(signed(50)), Signal(signed(50)), Signal(signed(49))
         near, up, nearest = _REGISTER(signed(9)), _REGISTER(), Signal(signed(10))
@@ -148,11 +152,10 @@ class RescaleAdd(wiring.Component):
             m.d.sync += [
                 of_v.eq(self.v * self.scale_v[LOW_BITS:].as_signed()),
                 of_b.eq(self.residual * self.scale_b[LOW_BITS:].as_signed()),
-                by_low.eq(
-                    logic_product(self.v, self.scale_v[:LOW_BITS])
-                    + logic_product(self.residual, self.scale_b[:LOW_BITS])
-                ),
+                low_v.eq(logic_product(self.v, self.scale_v[:LOW_BITS])),
+                low_b.eq(logic_product(self.residual, self.scale_b[:LOW_BITS])),
             ]
+        m.d.comb += by_low.eq(low_v + low_b)
         with m.If(self.enable[1] & self.add[1]):
             m.d.sync += scaled.eq(Cat(by_low[:LOW_BITS], of_v + by_low[LOW_BITS:].as_signed() + of_b).as_signed())
         with m.If(self.enable[2] & self.add[2]):
@@ -358,8 +361,8 @@ class Vector(wiring.Component):
                 unit.reduce_op.eq(at(2, "reduce_op")),
                 unit.b_offset.eq(at(2, "b_offset")),
                 unit.binary_op.eq(at(3, "binary_op")),
-                unit.b_vin.eq(at(3, "b_vin")),
-                unit.b_constant.eq(at(3, "b_constant")),
+                unit.b_vin.eq(at(2, "b_vin")),
+                unit.b_constant.eq(at(2, "b_constant")),
             ]
 
         # What skips the int8 stages: the residual, and v where it is written as it is.
