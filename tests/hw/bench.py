@@ -101,7 +101,7 @@ def run(
         "CELOSIA_INPUTS": " ".join(_ports(verilog, "input")),
         "COCOTB_ANSI_OUTPUT": "0",
         # Without this every imported module is compiled anew, numpy and all: longer than most tests take.
-        "COCOTB_REWRITE_ASSERTION_FILES": "test_*.py bench.py host.py axi_model.py",
+        "COCOTB_REWRITE_ASSERTION_FILES": "test_*.py bench.py copy_bench.py host.py axi_model.py",
     }
     if cfg is not None:
         environment["CELOSIA_CONFIG"] = json.dumps(cfg.to_dict())

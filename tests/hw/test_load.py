@@ -9,9 +9,11 @@ from typing import Any
 
 import bench
 import cocotb
+import copy_bench
 import numpy as np
 import pytest
-from axi_model import READ, Checker, Memory, check
+from axi_model import READ, Memory, check
+from copy_bench import BASE
 
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.isa import Buffer, Opcode, formats
@@ -19,7 +21,6 @@ from celosia.hw.regs import Error
 
 pytestmark = pytest.mark.rtl
 
-BASE = 0x12_3456_7000
 SMALL = {"inp_depth": 64, "wgt_depth": 16, "acc_depth": 64, "vin_depth": 64, "out_depth": 64, "par_depth": 8}
 CONFIGS = {
     "tiny": Config.from_dict({**PRESETS["tiny"].to_dict(), **SMALL}),
@@ -104,39 +105,27 @@ def test_rate() -> None:
 # Inside the simulation ---------------------------------------------------------------------------------------
 
 
-class Machine:
-    """The scratchpads behind the component, and what they should hold."""
+class Load(copy_bench.Machine):
+    """The scratchpads behind the component."""
+
+    opcode, failed_burst = Opcode.LOAD, Error.READ
 
     def __init__(self, dut: Any, cfg: Config, dram_bytes: int) -> None:
-        from celosia.sim.reference import State
-
-        self.dut, self.cfg = dut, cfg
-        rng = bench.generator()
-        self.dram = rng.integers(0, 256, dram_bytes, np.uint8)
-        self.state = State(cfg)
+        super().__init__(dut, cfg, dram_bytes)
         self.words: dict[str, list[int]] = {}
         for buffer in Buffer:
             array = getattr(self.state, buffer.name.lower())
-            array.view(np.uint8)[...] = rng.integers(0, 256, array.view(np.uint8).shape, np.uint8)
+            array.view(np.uint8)[...] = self.rng.integers(0, 256, array.view(np.uint8).shape, np.uint8)
             self.words[buffer.name.lower()] = bench.pack(array)
-        self.done: list[int] = []
-        self.errors: list[int] = []
-        self.checker = Checker(cfg.bus_bytes, BASE, dram_bytes)
 
-    async def start(self, pause: float, ram: bool = False, size: int | None = None, **memory: Any) -> None:
-        dut = self.dut
-        await bench.start(dut)
-        cocotb.start_soon(bench.check_stream(dut, "instr", unless="halt"))
-        dut.dma_base.value = BASE
-        dut.dma_size.value = len(self.dram) if size is None else size
+    async def start(self, pause: float, ram: bool = False, **memory: Any) -> None:
+        await super().start(pause)
         cocotb.start_soon(self._scratchpads(pause))
-        cocotb.start_soon(bench.pulses_get(dut, "done", self.done))
-        cocotb.start_soon(bench.pulses_get(dut, "error", self.errors))
-        cocotb.start_soon(check(dut, "m_axi", READ, self.checker))
+        cocotb.start_soon(check(self.dut, "m_axi", READ, self.checker))
         if ram:
             self._cocotbext(pause)
         else:
-            model = Memory(dut, bytearray(self.dram), self.cfg.bus_bytes, base=BASE, pause=pause, **memory)
+            model = Memory(self.dut, bytearray(self.dram), self.cfg.bus_bytes, base=BASE, pause=pause, **memory)
             cocotb.start_soon(model.reads())
 
     async def _scratchpads(self, pause: float) -> None:
@@ -164,13 +153,7 @@ class Machine:
         ram = AxiRamRead(AxiReadBus.from_prefix(self.dut, "m_axi_"), self.dut.clk, self.dut.rst, size=1 << 40)
         ram.write(BASE, self.dram.tobytes())
         for channel in (ram.ar_channel, ram.r_channel):
-            channel.set_pause_generator(iter(lambda: int(random.random() < pause), None))
-
-    def execute(self, fields: dict[str, int]) -> None:
-        from celosia.sim import reference
-
-        word = formats(self.cfg)[Opcode.LOAD].encode(**fields)
-        reference.load(self.state, self.dram, formats(self.cfg)[Opcode.LOAD].decode(word))
+            channel.set_pause_generator(copy_bench.pausing(pause))
 
     def compare(self, what: str) -> None:
         for name, words in self.words.items():
@@ -181,14 +164,16 @@ class Machine:
                 index = tuple(wrong[0])
                 raise AssertionError(f"{what}: {name}{list(index)} is {found[index]}, expected {expected[index]}")
 
-    async def finished(self, count: int, limit: int = 50_000) -> None:
-        """Wait for `count` pulses of `done`."""
-        for _ in range(limit):
-            if len(self.done) >= count:
-                await bench.fall(self.dut)
-                return
-            await bench.fall(self.dut)
-        raise AssertionError(f"{len(self.done)} of {count} instructions done; errors {self.errors}")
+    def settle(self) -> None:
+        for name, words in self.words.items():
+            array = getattr(self.state, name)
+            array[...] = bench.unpack(words, array)
+
+    def calm(self) -> bool:
+        return not self.dut.m_axi__arvalid.value and not self.dut.m_axi__rvalid.value
+
+    def random_block(self) -> dict[str, int]:
+        return random_block(self.cfg, len(self.dram))
 
 
 def element_bytes(cfg: Config, fields: dict[str, int]) -> int:
@@ -232,105 +217,35 @@ def random_block(cfg: Config, dram_bytes: int) -> dict[str, int]:
     return f
 
 
-def payload(cfg: Config, index: int, fields: dict[str, int]) -> int:
-    return bench.instruction(cfg, Opcode.LOAD, index=index, **fields)
-
-
-def expected_done(cfg: Config, blocks: list[dict[str, int]]) -> list[int]:
-    return [block.get("post", 0) | index << 4 for index, block in enumerate(blocks)]
-
-
 @cocotb.test()
 async def random_blocks(dut: Any) -> None:
-    cfg, params = bench.config(), bench.params()
-    machine = Machine(dut, cfg, 10_000)
-    pause = params["pause"]
-    memory = {} if params.get("ram") else {"latency": random.choice((1, 7, 40))}
-    await machine.start(pause, params.get("ram", False), **memory)
-    blocks = [random_block(cfg, len(machine.dram)) for _ in range(params["count"])]
-    for block in blocks:
-        machine.execute(block)
-    cocotb.start_soon(bench.stream_put(dut, "instr", [payload(cfg, i, b) for i, b in enumerate(blocks)], pause))
-    await machine.finished(len(blocks))
-    assert dut.quiet.value
-    assert not machine.errors
-    assert machine.done == expected_done(cfg, blocks)
-    machine.compare("after all")
+    params = bench.params()
+    machine = Load(dut, bench.config(), 10_000)
+    ram = params.get("ram", False)
+    memory = {} if ram else {"latency": random.choice((1, 7, 40))}
+    await machine.start(params["pause"], ram, **memory)
+    await copy_bench.random_blocks(machine, params["count"], params["pause"])
 
 
 @cocotb.test()
 async def one_at_a_time(dut: Any) -> None:
-    cfg, params = bench.config(), bench.params()
-    machine = Machine(dut, cfg, 6_000)
-    await machine.start(params["pause"])
-    for index in range(params["count"]):
-        block = random_block(cfg, len(machine.dram))
-        machine.execute(block)
-        await bench.stream_put(dut, "instr", [payload(cfg, index, block)])
-        assert len(machine.done) == index
-        await machine.finished(index + 1)
-        machine.compare(f"instruction {index}, {block}")
-        await bench.rise(dut)
+    machine = Load(dut, bench.config(), 6_000)
+    await machine.start(bench.params()["pause"])
+    await copy_bench.one_at_a_time(machine, bench.params()["count"])
 
 
 @cocotb.test()
 async def errors_end_quietly(dut: Any) -> None:
-    """A good LOAD, then one that fails, then more good ones that must not be done; after halt, all works again."""
-    cfg = bench.config()
-    piece = cfg.piece_bytes
-    machine = Machine(dut, cfg, 8192)
+    machine = Load(dut, bench.config(), 8192)
     await machine.start(0.2, latency=30, fails=lambda addr: 4000 <= addr - BASE < 4400)
-    good = {"x_size": 20, "y_size": 2, "z_size": 1, "dram_y": 500, "sram_x": 1, "sram_y": 20}
-    cases = {
-        "end": {"dram_addr": 8192 - 500 - 20 * piece + 1},
-        "far": {"dram_addr": 1 << 31},
-        "wraps": {"dram_addr": (1 << 32) - 10 * piece},
-        "merged": {"dram_addr": 0, "dram_y": 20 * piece, "y_size": 8192 // (20 * piece) + 1},
-        "slverr": {"dram_addr": 4000},
-    }
-    for case, bad in cases.items():
-        machine.done.clear()
-        machine.errors.clear()
-        blocks = [good, good | {"dram_addr": 1000}, good | bad, *[good | {"dram_addr": 2000}] * 12]
-        put = cocotb.start_soon(bench.stream_put(dut, "instr", [payload(cfg, i, b) for i, b in enumerate(blocks)]))
-        for _ in range(3000):
-            await bench.fall(dut)
-            if machine.errors:
-                break
-        code = Error.READ if case == "slverr" else Error.ADDRESS
-        assert machine.errors == [code | 2 << 4], f"{case}: {machine.errors}"
-        for _ in range(random.randint(1, 6)):
-            await bench.rise(dut)
-        put.cancel()
-        dut.instr__valid.value = 0
-        dut.halt.value = 1
-        for _ in range(500):
-            await bench.fall(dut)
-            if dut.quiet.value:
-                break
-        for _ in range(100):
-            assert dut.quiet.value and not dut.m_axi__arvalid.value and not dut.m_axi__rvalid.value, case
-            await bench.fall(dut)
-        assert machine.done == expected_done(cfg, blocks[:2]) and len(machine.errors) == 1, case
-        await bench.rise(dut)
-        dut.halt.value = 0
-        machine.done.clear()
-        again = [good | {"dram_addr": 100 * i} for i in range(12)]
-        for block in again:
-            machine.execute(block)
-        await bench.stream_put(dut, "instr", [payload(cfg, i, b) for i, b in enumerate(again)])
-        await machine.finished(len(again))
-        assert dut.quiet.value and len(machine.errors) == 1, case
-        expected, found = machine.state.inp, bench.unpack(machine.words["inp"], machine.state.inp)
-        assert (found.reshape(-1, piece)[:40] == expected.reshape(-1, piece)[:40]).all(), case
-        await bench.rise(dut)
+    await copy_bench.errors_end_quietly(machine)
 
 
 @cocotb.test()
 async def rate(dut: Any) -> None:
     """Beats a cycle, behind 40 cycles of latency and 8 outstanding bursts, from the first beat to the last."""
     cfg = bench.config()
-    machine = Machine(dut, cfg, 1 << 20)
+    machine = Load(dut, cfg, 1 << 20)
     await machine.start(0.0, latency=40)
     piece = cfg.piece_bytes
     wgt = {"buffer": Buffer.WGT, "y_size": 1, "z_size": 1, "sram_x": 1}
@@ -349,7 +264,7 @@ async def rate(dut: Any) -> None:
     }  # fmt: skip
     for case, blocks in cases.items():
         machine.done.clear()
-        put = cocotb.start_soon(bench.stream_put(dut, "instr", [payload(cfg, i, b) for i, b in enumerate(blocks)]))
+        put = cocotb.start_soon(bench.stream_put(dut, "instr", machine.payloads(blocks)))
         beats: list[int] = []
         active = held = 0
         for cycle in range(20_000):

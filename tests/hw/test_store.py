@@ -9,9 +9,11 @@ from typing import Any
 
 import bench
 import cocotb
+import copy_bench
 import numpy as np
 import pytest
-from axi_model import WRITE, Checker, Memory, check
+from axi_model import WRITE, Memory, check
+from copy_bench import BASE
 
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.isa import Opcode, formats
@@ -19,7 +21,6 @@ from celosia.hw.regs import Error
 
 pytestmark = pytest.mark.rtl
 
-BASE = 0x12_3456_7000
 SMALL = {"out_depth": 64}
 CONFIGS = {
     "tiny": Config.from_dict({**PRESETS["tiny"].to_dict(), **SMALL}),
@@ -82,37 +83,25 @@ def test_rate() -> None:
 # Inside the simulation ---------------------------------------------------------------------------------------
 
 
-class Machine:
-    """Scratchpad out and DRAM, and what DRAM should hold."""
+class Store(copy_bench.Machine):
+    """Scratchpad out and DRAM."""
+
+    opcode, failed_burst = Opcode.STORE, Error.WRITE
 
     def __init__(self, dut: Any, cfg: Config, dram_bytes: int) -> None:
-        from celosia.sim.reference import State
-
-        self.dut, self.cfg = dut, cfg
-        rng = bench.generator()
-        self.dram = rng.integers(0, 256, dram_bytes, np.uint8)
+        super().__init__(dut, cfg, dram_bytes)
         self.found = bytearray(self.dram)
-        self.state = State(cfg)
-        self.state.out[...] = rng.integers(-128, 128, self.state.out.shape, np.int8)
-        self.done: list[int] = []
-        self.errors: list[int] = []
-        self.checker = Checker(cfg.bus_bytes, BASE, dram_bytes)
+        self.state.out[...] = self.rng.integers(-128, 128, self.state.out.shape, np.int8)
         self.ram: Any = None
 
     async def start(self, pause: float, ram: bool = False, **memory: Any) -> None:
-        dut = self.dut
-        await bench.start(dut)
-        cocotb.start_soon(bench.check_stream(dut, "instr", unless="halt"))
-        dut.dma_base.value = BASE
-        dut.dma_size.value = len(self.dram)
-        cocotb.start_soon(bench.memory(dut, bench.pack(self.state.out), reads=["out"], pause=pause / 2))
-        cocotb.start_soon(bench.pulses_get(dut, "done", self.done))
-        cocotb.start_soon(bench.pulses_get(dut, "error", self.errors))
-        cocotb.start_soon(check(dut, "axi", WRITE, self.checker))
+        await super().start(pause)
+        cocotb.start_soon(bench.memory(self.dut, bench.pack(self.state.out), reads=["out"], pause=pause / 2))
+        cocotb.start_soon(check(self.dut, "axi", WRITE, self.checker))
         if ram:
             self._cocotbext(pause)
         else:
-            model = Memory(dut, self.found, self.cfg.bus_bytes, "axi", BASE, pause=pause, **memory)
+            model = Memory(self.dut, self.found, self.cfg.bus_bytes, "axi", BASE, pause=pause, **memory)
             cocotb.start_soon(model.writes())
 
     def _cocotbext(self, pause: float) -> None:
@@ -122,27 +111,21 @@ class Machine:
         self.ram = AxiRamWrite(AxiWriteBus.from_prefix(self.dut, "axi_"), self.dut.clk, self.dut.rst, size=1 << 40)
         self.ram.write(BASE, self.dram.tobytes())
         for channel in (self.ram.aw_channel, self.ram.w_channel, self.ram.b_channel):
-            channel.set_pause_generator(iter(lambda: int(random.random() < pause), None))
-
-    def execute(self, fields: dict[str, int]) -> None:
-        from celosia.sim import reference
-
-        word = formats(self.cfg)[Opcode.STORE].encode(**fields)
-        reference.store(self.state, self.dram, formats(self.cfg)[Opcode.STORE].decode(word))
+            channel.set_pause_generator(copy_bench.pausing(pause))
 
     def compare(self, what: str) -> None:
         found = self.ram.read(BASE, len(self.dram)) if self.ram else self.found
         wrong = np.flatnonzero(np.frombuffer(bytes(found), np.uint8) != self.dram)
         assert not len(wrong), f"{what}: {len(wrong)} bytes differ, first {wrong[0]}, last {wrong[-1]}"
 
-    async def finished(self, count: int, limit: int = 50_000) -> None:
-        """Wait for `count` pulses of `done`."""
-        for _ in range(limit):
-            if len(self.done) >= count:
-                await bench.fall(self.dut)
-                return
-            await bench.fall(self.dut)
-        raise AssertionError(f"{len(self.done)} of {count} instructions done; errors {self.errors}")
+    def settle(self) -> None:
+        self.dram[:] = np.frombuffer(bytes(self.found), np.uint8)
+
+    def calm(self) -> bool:
+        return not self.dut.axi__awvalid.value and not self.dut.axi__wvalid.value and self.checker.written_out
+
+    def random_block(self) -> dict[str, int]:
+        return random_block(self.cfg, len(self.dram))
 
 
 def random_block(cfg: Config, dram_bytes: int) -> dict[str, int]:
@@ -161,111 +144,41 @@ def random_block(cfg: Config, dram_bytes: int) -> dict[str, int]:
     return f
 
 
-def payload(cfg: Config, index: int, fields: dict[str, int]) -> int:
-    return bench.instruction(cfg, Opcode.STORE, index=index, **fields)
-
-
-def expected_done(cfg: Config, blocks: list[dict[str, int]]) -> list[int]:
-    return [block.get("post", 0) | index << 4 for index, block in enumerate(blocks)]
-
-
 @cocotb.test()
 async def random_blocks(dut: Any) -> None:
-    cfg, params = bench.config(), bench.params()
-    machine = Machine(dut, cfg, 10_001)
-    pause = params["pause"]
-    memory = {} if params.get("ram") else {"latency": random.choice((1, 7, 40)), "first": params["first"]}
-    await machine.start(pause, params.get("ram", False), **memory)
-    blocks = [random_block(cfg, len(machine.dram)) for _ in range(params["count"])]
-    for block in blocks:
-        machine.execute(block)
-    cocotb.start_soon(bench.stream_put(dut, "instr", [payload(cfg, i, b) for i, b in enumerate(blocks)], pause))
-    await machine.finished(len(blocks))
-    assert dut.quiet.value and machine.checker.written_out
-    assert not machine.errors
-    assert machine.done == expected_done(cfg, blocks)
-    machine.compare("after all")
+    params = bench.params()
+    machine = Store(dut, bench.config(), 10_001)
+    ram = params.get("ram", False)
+    memory = {} if ram else {"latency": random.choice((1, 7, 40)), "first": params["first"]}
+    await machine.start(params["pause"], ram, **memory)
+    await copy_bench.random_blocks(machine, params["count"], params["pause"])
+    assert machine.checker.written_out
 
 
 @cocotb.test()
 async def one_at_a_time(dut: Any) -> None:
-    cfg, params = bench.config(), bench.params()
-    machine = Machine(dut, cfg, 5_000)
-    await machine.start(params["pause"])
-    for index in range(params["count"]):
-        block = random_block(cfg, len(machine.dram))
-        machine.execute(block)
-        await bench.stream_put(dut, "instr", [payload(cfg, index, block)])
-        assert len(machine.done) == index
-        await machine.finished(index + 1)
-        machine.compare(f"instruction {index}, {block}")
-        await bench.rise(dut)
+    machine = Store(dut, bench.config(), 5_000)
+    await machine.start(bench.params()["pause"])
+    await copy_bench.one_at_a_time(machine, bench.params()["count"])
 
 
 @cocotb.test()
 async def errors_end_quietly(dut: Any) -> None:
-    """A good STORE, then one that fails, then more good ones that must not be done; after halt, all works again."""
-    cfg = bench.config()
-    piece = cfg.piece_bytes
-    machine = Machine(dut, cfg, 8192)
+    machine = Store(dut, bench.config(), 8192)
     await machine.start(0.2, latency=30, fails=lambda addr: 4000 <= addr - BASE < 4400)
-    good = {"x_size": 20, "y_size": 2, "z_size": 1, "dram_y": 500, "sram_x": 1, "sram_y": 20}
-    cases = {
-        "end": {"dram_addr": 8192 - 500 - 20 * piece + 1},
-        "far": {"dram_addr": 1 << 31},
-        "wraps": {"dram_addr": (1 << 32) - 10 * piece},
-        "merged": {"dram_addr": 0, "dram_y": 20 * piece, "y_size": 8192 // (20 * piece) + 1},
-        "slverr": {"dram_addr": 4000},
-    }
-    for case, bad in cases.items():
-        machine.done.clear()
-        machine.errors.clear()
-        blocks = [good, good | {"dram_addr": 1000}, good | bad, *[good | {"dram_addr": 2000}] * 12]
-        put = cocotb.start_soon(bench.stream_put(dut, "instr", [payload(cfg, i, b) for i, b in enumerate(blocks)]))
-        for _ in range(3000):
-            await bench.fall(dut)
-            if machine.errors:
-                break
-        code = Error.WRITE if case == "slverr" else Error.ADDRESS
-        assert machine.errors == [code | 2 << 4], f"{case}: {machine.errors}"
-        for _ in range(random.randint(1, 6)):
-            await bench.rise(dut)
-        put.cancel()
-        dut.instr__valid.value = 0
-        dut.halt.value = 1
-        for _ in range(500):
-            await bench.fall(dut)
-            if dut.quiet.value:
-                break
-        for _ in range(100):
-            assert dut.quiet.value and not dut.axi__awvalid.value and not dut.axi__wvalid.value, case
-            await bench.fall(dut)
-        assert machine.checker.written_out, case
-        assert machine.done == expected_done(cfg, blocks[:2]) and len(machine.errors) == 1, case
-        await bench.rise(dut)
-        dut.halt.value = 0
-        machine.done.clear()
-        machine.dram[:] = np.frombuffer(bytes(machine.found), np.uint8)  # how much got out is not defined
-        again = [good | {"dram_addr": 100 * i} for i in range(12)]
-        for block in again:
-            machine.execute(block)
-        await bench.stream_put(dut, "instr", [payload(cfg, i, b) for i, b in enumerate(again)])
-        await machine.finished(len(again))
-        assert dut.quiet.value and len(machine.errors) == 1, case
-        machine.compare(case)
-        await bench.rise(dut)
+    await copy_bench.errors_end_quietly(machine)
 
 
 @cocotb.test()
 async def halts(dut: Any) -> None:
     """Halt after a random time: open bursts are completed without writing anything, and all becomes quiet."""
     cfg = bench.config()
-    machine = Machine(dut, cfg, 8192)
+    machine = Store(dut, cfg, 8192)
     await machine.start(0.3, latency=10)
     blocks = [{"x_size": 40, "y_size": 2, "z_size": 1, "dram_y": 500, "sram_x": 1, "sram_y": 20}] * 5
     late = 0
     for _ in range(20):
-        put = cocotb.start_soon(bench.stream_put(dut, "instr", [payload(cfg, i, b) for i, b in enumerate(blocks)]))
+        put = cocotb.start_soon(bench.stream_put(dut, "instr", machine.payloads(blocks)))
         await bench.cycles(dut, random.randint(1, 150))
         put.cancel()
         dut.instr__valid.value = 0
@@ -283,10 +196,10 @@ async def halts(dut: Any) -> None:
         await bench.rise(dut)
         dut.halt.value = 0
     assert late, "no burst was open at any halt"
-    machine.dram[:] = np.frombuffer(bytes(machine.found), np.uint8)
+    machine.settle()
     machine.done.clear()
     machine.execute(blocks[0])
-    await bench.stream_put(dut, "instr", [payload(cfg, 0, blocks[0])])
+    await bench.stream_put(dut, "instr", machine.payloads(blocks[:1]))
     await machine.finished(1)
     machine.compare("after the halts")
     assert not machine.errors
@@ -296,7 +209,7 @@ async def halts(dut: Any) -> None:
 async def rate(dut: Any) -> None:
     """Beats a cycle, with responses after 40 cycles and 8 outstanding bursts, from the first beat to the last."""
     cfg = bench.config()
-    machine = Machine(dut, cfg, 1 << 20)
+    machine = Store(dut, cfg, 1 << 20)
     await machine.start(0.0, latency=40)
     piece = cfg.piece_bytes
     rows = {"x_size": 7, "y_size": 7, "z_size": 8, "sram_x": 1, "sram_y": 7, "dram_y": 14 * piece}
@@ -310,7 +223,7 @@ async def rate(dut: Any) -> None:
     }
     for case, blocks in cases.items():
         machine.done.clear()
-        put = cocotb.start_soon(bench.stream_put(dut, "instr", [payload(cfg, i, b) for i, b in enumerate(blocks)]))
+        put = cocotb.start_soon(bench.stream_put(dut, "instr", machine.payloads(blocks)))
         beats: list[int] = []
         active = held = 0
         for cycle in range(20_000):
