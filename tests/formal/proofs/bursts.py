@@ -115,7 +115,9 @@ def write_engine(bus_bytes: int, outstanding: int) -> Harness:
     beat, ending = axi.wvalid & axi.wready, axi.wvalid & axi.wlast
     tracked = Tracked(h, new, ending & axi.wready, lengths.i.payload, outstanding + 1)
     was_new = h.register(new, "was_new")
-    h.ensure(implies(was_new, axi.awvalid & (axi.awlen == h.register(lengths.i.payload, "new_len"))), "one_aw_each")
+    offered = inside["split"].payload.burst
+    same = (axi.awlen == h.register(lengths.i.payload, "new_len")) & (axi.awaddr == h.register(offered.addr, "new_addr"))
+    h.ensure(implies(was_new, axi.awvalid & same), "one_aw_each")
     h.ensure(implies(axi.awvalid & ~h.register(axi.awvalid & ~axi.awready, "aw_stood"), was_new), "no_other_aw")
     sent = Signal(5)
     with h.m.If(beat):

@@ -37,7 +37,7 @@ class Property:
     depth: k of the induction or the bound. reach: cycles in which the mutants must be found.
     script: commands for Yosys between reading and preparing the design.
     cases: where one question is too hard, several easier ones that together are the same: `build` is given one of them.
-    sample: the cases that the tests try; `make prove` tries all. Mutants are tried with the first of them.
+    sample: the cases that the tests try; `make prove` tries all. planted: the case with which mutants are tried.
     """
 
     name: str
@@ -49,6 +49,7 @@ class Property:
     script: tuple[str, ...] = ()
     cases: tuple[int, ...] = ()
     sample: tuple[int, ...] = ()
+    planted: int | None = None
 
 
 PROPERTIES: dict[str, Property] = {}
@@ -63,6 +64,7 @@ def prove(
     script: tuple[str, ...] = (),
     cases: Sequence[int] = (),
     sample: Sequence[int] = (),
+    planted: int | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declares the decorated function as a property. `reach` 0: as deep as `depth`, but at least 12."""
 
@@ -72,7 +74,7 @@ def prove(
         if not mutants:
             raise ValueError(f"property {name!r} has no mutant")
         PROPERTIES[name] = Property(
-            name, build, method, depth, reach or max(depth, 12), mutants, script, tuple(cases), tuple(sample)
+            name, build, method, depth, reach or max(depth, 12), mutants, script, tuple(cases), tuple(sample), planted
         )
         return build
 
@@ -81,6 +83,6 @@ def prove(
 
 def all_properties() -> dict[str, Property]:
     """Every property, in the order of the table."""
-    for module in ("semaphores", "fifos", "bursts", "handshakes", "decoder", "requantiser"):
+    for module in ("semaphores", "fifos", "bursts", "handshakes", "writes", "decoder", "requantiser"):
         importlib.import_module(f"proofs.{module}")
     return PROPERTIES

@@ -67,14 +67,16 @@ def component(make: Callable[[], wiring.Component]) -> Harness:
 
 
 def rows(max_shift: int) -> Harness:
-    """Rows are kept, and no row is empty."""
+    """Rows are kept, and are of whole elements, at least one."""
     h = Harness()
     dut = Rows(max_shift)
     inside = h.add(dut)
     h.streams(dut)
     sizes = dut.block.payload
     h.assume((sizes.x_size != 0) & (sizes.y_size != 0) & (sizes.z_size != 0) & (sizes.shift <= max_shift))
-    h.ensure(implies(dut.row.valid, dut.row.payload.bytes != 0), "no_empty_row")
+    size = dut.row.payload.bytes
+    h.ensure(implies(dut.row.valid, size != 0), "no_empty_row")
+    h.ensure(implies(dut.row.valid, size == (size >> dut.shift) << dut.shift), "whole_elements")
     held = inside["block"]
     h.ensure(implies(inside["waiting"], (held.x_size != 0) & (held.y_size != 0) & (held.z_size != 0)), "held")
     h.ensure(implies(inside["waiting"], (held.shift <= max_shift) & (inside["plane_size"] != 0)), "held_shift")

@@ -53,7 +53,7 @@ class Inside:
 
     def memory(self, path: str, address: Value) -> Signal:
         """What the memory holds at `address`."""
-        instance = self._results[id(self[path])]
+        instance = _with_content(self.fragment, self._results[id(self[path])]._data)
         content = Signal(len(instance._read_ports[0]._data), name="content")
         place = Signal(range(instance._data.depth), name="place")
         self._m.d.comb += place.eq(address)
@@ -61,13 +61,25 @@ class Inside:
         return content
 
 
+def _with_content(fragment: Any, content: object) -> Any:
+    """The memory in `fragment` that holds `content`: a ResetInserter leaves a copy of the one that was elaborated."""
+    if getattr(fragment, "_data", None) is content:
+        return fragment
+    parts = (_with_content(part, content) for part, *_ in fragment.subfragments)
+    return next((part for part in parts if part is not None), None)
+
+
 class Harness:
     """A module with components whose inputs may be anything in each cycle, until something is assumed about them.
 
     There is no reset: cycle 0 begins with the registers' initial values.
+
+    part: where all that is to be proved is too much for the solver at once, the part of it to prove now; of the others
+    it is assumed that they hold in the cycle before, so all parts together are one induction. None: everything.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, part: int | None = None) -> None:
+        self._part = part
         self.m = Module()
         self.m.domains.sync = self._clock = ClockDomain(reset_less=True)
         self._count = 0
@@ -101,9 +113,12 @@ class Harness:
         self.m.d.sync += signal.eq(value)
         return signal
 
-    def ensure(self, condition: Any, name: str) -> None:
-        """What is to be proved."""
-        self.m.d.comb += Assert(self._named(condition, f"holds_{name}"))
+    def ensure(self, condition: Any, name: str, part: int = 0) -> None:
+        """What is to be proved, in a part."""
+        if self._part in (None, part):
+            self.m.d.comb += Assert(self._named(condition, f"holds_{name}"))
+        else:
+            self.assume(self.register(self._named(condition, f"holds_{name}"), f"held_{name}", init=1))
 
     def assume(self, condition: Any) -> None:
         """What the surroundings promise."""

@@ -3,7 +3,7 @@
 The one thing that a solver cannot do is a multiplication of 24 by 24 bits. So it is cut out: Yosys puts any value in
 its place, of which only this is assumed: it is 0 where a factor is 0, and at least 2^23 where the multiplier is not 0
 and the significand has all its 24 bits. The real product is one of these values, so what holds for all of them holds
-for it. Each shift is a case of its own.
+for it. Some shifts at a time are a case of their own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from proofs.declare import Method, Mutant, prove
 from proofs.harness import Harness, implies
 
 CUT = ("cutpoint t:$mul",)
+GROUP = 4
+"""Shifts of a case, from its number on."""
 LIMIT = 256
 """The result saturates here: no zero point brings it back into an int8."""
 
@@ -80,7 +82,7 @@ def lane(rounding: Callable[[Module, Value, Value], Signal], case: int) -> Harne
     )
     h.assume(implies(cycle == 0, Cat(dut.v == v, dut.bypass == bypass, Value.cast(dut.param)[:62] == param).all()))
     bias, multiplier, shift = param[:32].as_signed(), param[32:56], param[56:62]
-    h.assume(~bypass & (shift == case))
+    h.assume(~bypass & (shift >= case) & (shift < case + GROUP))
 
     # The sum as float32.
     total, magnitude = Signal(signed(32)), Signal(32)
@@ -166,8 +168,9 @@ for name, rounding in (("float32", as_float32), ("sim.reference", as_reference))
         depth=STAGES + 1,
         reach=STAGES + 1,
         script=CUT,
-        cases=range(64),
-        sample=(46,),
+        cases=range(0, 64, GROUP),
+        sample=(44,),
+        planted=44,
     )(partial(lane, rounding))
 prove(
     "requantiser bypassed",

@@ -86,10 +86,10 @@ def _digest() -> str:
 
 
 def run(proof: Property, mutant: Mutant | None = None, case: int | None = None) -> Result:
-    """Try `proof`, on a mutant if one is given; one of its cases, the first of the sample if none is given."""
-    if case is None and proof.cases:
-        case = proof.sample[0]
-    steps = proof.depth if mutant is None else proof.reach
+    """Try `proof`, in one case if it has several, or on a mutant."""
+    if mutant:
+        case = proof.planted
+    steps = proof.reach if mutant else proof.depth
     key = hashlib.sha256(f"{_digest()} {proof.name} {case} {mutant} {steps}".encode()).hexdigest()[:24]
     folder = cache_folder() / "proofs" / key
     folder.parent.mkdir(parents=True, exist_ok=True)
