@@ -16,6 +16,10 @@ from rich.table import Table
 from proofs.declare import Method, all_properties
 from proofs.run import ProofError, Row, run_all, summary
 
+COUNTS = (
+    "{proved} of {properties} properties proved, {caught} of {mutants} mutants caught; "
+    "{seconds:.0f} s of processor time when they were tried"
+)
 CONSOLE = Console(width=None if sys.stdout.isatty() else 150)
 
 
@@ -23,6 +27,7 @@ def prove(
     names: Annotated[list[str] | None, typer.Argument(help="Parts of the properties' names; none: all.")] = None,
     jobs: Annotated[int, typer.Option(help="Runs at once.")] = os.cpu_count() or 1,
     output: Annotated[Path | None, typer.Option("--json", help="Write the counts here.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the table here, as Markdown.")] = None,
 ) -> None:
     """Prove the properties of the hardware, and that each one finds the faults planted for it."""
     proofs = [p for p in all_properties().values() if not names or any(name in p.name for name in names)]
@@ -42,18 +47,35 @@ def prove(
         if not row.proved:
             CONSOLE.print(row.result.found, markup=False, highlight=False)
     counts = summary(rows)
+    if markdown is not None:
+        markdown.write_text(_markdown(rows, counts), encoding="utf-8")
     if output is not None:
         output.write_text(json.dumps(counts) + "\n", encoding="utf-8")
-    CONSOLE.print(
-        "{proved} of {properties} properties proved, {caught} of {mutants} mutants caught; "
-        "{seconds:.0f} s of processor time when they were tried, ".format(**counts)
-        + f"{time.monotonic() - began:.0f} s now"
-    )
+    CONSOLE.print(f"{COUNTS.format(**counts)}, {time.monotonic() - began:.0f} s now")
     sys.exit(0 if all(row.good for row in rows) else 1)
 
 
+def _depth(row: Row) -> str:
+    return "" if row.proof.method is Method.NETLIST else str(row.result.depth)
+
+
+def _markdown(rows: list[Row], counts: dict[str, float]) -> str:
+    lines = [
+        "# Proved", "", f"Written by `make prove`. {COUNTS.format(**counts)}.", "",
+        "| property | method | depth | CPU s | mutants, all caught |", "|---|---|---|---|---|",
+    ]  # fmt: skip
+    for row in rows:
+        method = row.proof.method.value if row.proved else "**not proved**"
+        mutants = [
+            f"`{mutant}`".replace("|", "\\|") + ("" if caught else " **not caught**")
+            for mutant, caught in zip(row.proof.mutants, row.caught)
+        ]
+        lines.append(f"| {row.proof.name} | {method} | {_depth(row)} | {row.seconds:.1f} | {'<br>'.join(mutants)} |")
+    return "\n".join(lines) + "\n"
+
+
 def _add(table: Table, row: Row) -> None:
-    depth = "" if row.proof.method is Method.NETLIST else str(row.result.depth)
+    depth = _depth(row)
     method = row.proof.method.value if row.proved else "[red]not proved[/]"
     for i, (mutant, caught) in enumerate(zip(row.proof.mutants, row.caught)):
         first = (row.proof.name, method, depth, f"{row.seconds:.1f}") if i == 0 else ("", "", "", "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from amaranth import Cat, Module, Signal, Value
+from amaranth import Cat, Module, Mux, Signal, Value
 
 from celosia.hw.axi import BOUNDARY, BURST_INCR, MAX_BURST
 from celosia.hw.dae_pipeline.dma import OFFSET_BITS, ReadEngine, Splitter, WriteEngine
@@ -116,7 +116,9 @@ def write_engine(bus_bytes: int, outstanding: int) -> Harness:
     tracked = Tracked(h, new, ending & axi.wready, lengths.i.payload, outstanding + 1)
     was_new = h.register(new, "was_new")
     offered = inside["split"].payload.burst
-    same = (axi.awlen == h.register(lengths.i.payload, "new_len")) & (axi.awaddr == h.register(offered.addr, "new_addr"))
+    same = (axi.awlen == h.register(lengths.i.payload, "new_len")) & (
+        axi.awaddr == h.register(offered.addr, "new_addr")
+    )
     h.ensure(implies(was_new, axi.awvalid & same), "one_aw_each")
     h.ensure(implies(axi.awvalid & ~h.register(axi.awvalid & ~axi.awready, "aw_stood"), was_new), "no_other_aw")
     sent = Signal(5)
@@ -148,34 +150,86 @@ def write_engine(bus_bytes: int, outstanding: int) -> Harness:
     return h
 
 
+class Responses:
+    """Bursts of a `WriteEngine` without a response, of a memory that answers only what it has.
+
+    level, marks: entries in the queue of responses, and which of them are bursts. due: a response may come.
+    """
+
+    def __init__(self, h: Harness, dut: WriteEngine, inside: Inside, outstanding: int) -> None:
+        axi = dut.axi
+        # Bursts of which memory has the address, and of which it has the data.
+        self.addressed, self.sent = addressed, sent = Signal(5), Signal(5)
+        response = axi.bvalid & axi.bready
+        h.m.d.sync += [
+            addressed.eq(addressed + (axi.awvalid & axi.awready) - response),
+            sent.eq(sent + (axi.wvalid & axi.wready & axi.wlast) - response),
+        ]
+        self.due = (addressed != 0) & (sent != 0)
+        h.assume(implies(axi.bvalid, self.due))
+        # What makes it inductive: the bursts in the queue of responses, and the queue of lengths.
+        self.level, consume = inside["order.queue.level"], inside["order.queue.consume"]
+        ring = place(consume, self.level, outstanding)
+        entries = [inside.memory("order.queue.storage", place(consume, i, outstanding)) for i in range(outstanding)]
+        self.marks = [(self.level > i) & ~entry[1] for i, entry in enumerate(entries)]
+        bursts = sum(self.marks[1:], self.marks[0])
+        h.ensure((self.level <= outstanding) & (inside["order.queue.produce"] == ring), "distance")
+        h.ensure(addressed + axi.awvalid == bursts, "addressed")
+        h.ensure(sent + (axi.wvalid & axi.wlast) + inside["lengths.queue.level"] == bursts, "sent")
+        lengths, level, count = inside["lengths"], inside["lengths.queue.level"], inside["count"]
+        ring = place(inside["lengths.queue.consume"], level, outstanding)
+        h.ensure((level <= outstanding) & (inside["lengths.queue.produce"] == ring), "lengths_distance")
+        h.ensure(Mux(lengths.o.valid, count <= lengths.o.payload, count == 0), "not_too_many")
+
+
 def responses(bus_bytes: int, outstanding: int) -> Harness:
     """quiet: memory has all of every burst and has answered it. It answers none before that."""
     h = Harness()
     dut = WriteEngine(bus_bytes, OFFSET_BITS, outstanding)
     inside = h.add(dut, LIMITS)
-    axi = dut.axi
-    # Bursts without a response of which memory has the address, and of which it has the data.
-    addressed, sent = Signal(5), Signal(5)
-    response = axi.bvalid & axi.bready
-    h.m.d.sync += [
-        addressed.eq(addressed + (axi.awvalid & axi.awready) - response),
-        sent.eq(sent + (axi.wvalid & axi.wready & axi.wlast) - response),
-    ]
-    h.assume(implies(axi.bvalid, (addressed != 0) & (sent != 0)))
+    counts = Responses(h, dut, inside, outstanding)
     order = inside["order.o"]
-    answered = axi.bready | (order.valid & order.payload.refused)  # a refused row leaves in one cycle
-    h.ensure(implies((addressed != 0) & (sent != 0), answered), "every_response_is_taken")
-    h.ensure((addressed <= outstanding) & (sent <= outstanding), "no_more_than_allowed")
-    h.ensure(implies(dut.quiet, (addressed == 0) & (sent == 0)), "quiet")
-    # What makes it inductive: the bursts in the queue of responses.
-    level, consume = inside["order.queue.level"], inside["order.queue.consume"]
-    entries = [inside.memory("order.queue.storage", place(consume, i, outstanding)) for i in range(outstanding)]
-    marks = [(level > i) & ~entry[1] for i, entry in enumerate(entries)]
-    bursts = sum(marks[1:], marks[0])
-    h.ensure((level <= outstanding) & (inside["order.queue.produce"] == place(consume, level, outstanding)), "distance")
-    h.ensure(addressed + axi.awvalid == bursts, "addressed")
-    h.ensure(sent + (axi.wvalid & axi.wlast) + inside["lengths.queue.level"] == bursts, "sent")
+    answered = dut.axi.bready | (order.valid & order.payload.refused)  # a refused row leaves in one cycle
+    h.ensure(implies(counts.due, answered), "every_response_is_taken")
+    h.ensure((counts.addressed <= outstanding) & (counts.sent <= outstanding), "no_more_than_allowed")
+    h.ensure(implies(dut.quiet, (counts.addressed == 0) & (counts.sent == 0)), "quiet")
     return h
+
+
+class Requests:
+    """Bursts of a `ReadEngine`, of a memory that sends no beats but those.
+
+    level: how many, and refused rows. coming: their beats that are not there yet. refused: rows whose beat is not in
+    the queue of beats. inner, front: beats in it but for the oldest, and whether that is there.
+    """
+
+    def __init__(self, h: Harness, dut: ReadEngine, inside: Inside, outstanding: int, room: int) -> None:
+        request, response, order = dut.bus.request, dut.bus.response, inside["order"]
+        asks, arrives = request.valid & request.ready, response.valid & response.ready
+        self.coming, self.refused = Signal(12), Signal(6)
+        h.m.d.sync += [
+            self.coming.eq(self.coming + asks * (request.payload.len + 1) - arrives),
+            self.refused.eq(
+                self.refused
+                + (order.i.valid & order.i.ready & order.i.payload.refused)
+                - (order.o.valid & order.o.ready & order.o.payload.refused)
+            ),
+        ]
+        h.assume(implies(response.valid, self.coming != 0))
+        beats = inside["beats"]
+        h.ensure(implies(beats.i.valid, beats.i.ready), "room_for_every_beat")
+        # What makes it inductive: how many of the entries in the queue of bursts are refused rows, and the levels.
+        self.level = level = inside["order.queue.level"]
+        consume = inside["order.queue.consume"]
+        entries = [inside.memory("order.queue.storage", place(consume, i, outstanding)) for i in range(outstanding)]
+        marks = [(level > i) & entry[1] for i, entry in enumerate(entries)]
+        h.ensure(self.refused == sum(marks[1:], marks[0]), "refused_counted")
+        ring = place(consume, level, outstanding)
+        h.ensure((level <= outstanding) & (inside["order.queue.produce"] == ring), "distance")
+        self.inner, self.front, level = inside["beats.queue.inner_level"], beats.o.valid, inside["beats.queue.level"]
+        right = (level == self.inner + self.front) & (self.inner < room) & (self.front | (self.inner <= 1))
+        h.ensure(right, "levels")
+        h.ensure(inside["free"] + level + self.coming + self.refused == room, "every_beat_counted")
 
 
 def read_engine(bus_bytes: int, outstanding: int, room: int) -> Harness:
@@ -193,33 +247,8 @@ def read_engine(bus_bytes: int, outstanding: int, room: int) -> Harness:
     burst = request.payload
     h.ensure(implies(request.valid, legal(burst, dut.dma_base, dut.dma_size, bus_bytes)), "legal")
     rows_inside(h, inside, "splitter.", bus_bytes, dut.dma_size)
-    # Beats that have been asked for and are not there yet; memory sends no others.
-    coming, refused = Signal(12), Signal(6)
-    order = inside["order"]
-    arrives = response.valid & response.ready
-    asks = request.valid & request.ready
-    h.m.d.sync += [
-        coming.eq(coming + (asks * (burst.len + 1)) - arrives),
-        refused.eq(
-            refused
-            + (order.i.valid & order.i.ready & order.i.payload.refused)
-            - (order.o.valid & order.o.ready & order.o.payload.refused)
-        ),
-    ]
-    h.assume(implies(response.valid, coming != 0))
-    beats = inside["beats"]
-    h.ensure(implies(beats.i.valid, beats.i.ready), "room_for_every_beat")
-    free = inside["free"]
-    h.ensure(free + inside["beats.queue.level"] + coming + refused == room, "every_beat_counted")
-    h.ensure(implies(dut.quiet, (coming == 0) & ~request.valid & ~dut.beat.valid), "quiet")
-    # What makes it inductive: how many of the entries in the queue of bursts are refused rows, and the levels.
-    level, consume = inside["order.queue.level"], inside["order.queue.consume"]
-    entries = [inside.memory("order.queue.storage", place(consume, i, outstanding)) for i in range(outstanding)]
-    marks = [(level > i) & entry[1] for i, entry in enumerate(entries)]
-    h.ensure(refused == sum(marks[1:], marks[0]), "refused_counted")
-    h.ensure((level <= outstanding) & (inside["order.queue.produce"] == place(consume, level, outstanding)), "distance")
-    inner, front = inside["beats.queue.inner_level"], beats.o.valid
-    h.ensure((inside["beats.queue.level"] == inner + front) & (inner < room) & (front | (inner <= 1)), "levels")
+    requests = Requests(h, dut, inside, outstanding, room)
+    h.ensure(implies(dut.quiet, (requests.coming == 0) & ~request.valid & ~dut.beat.valid), "quiet")
     return h
 
 
@@ -247,6 +276,14 @@ def read_mux(bus_bytes: int, outstanding: int) -> Harness:
         h.ensure(h.kept(client.response.valid, client.response.ready, client.response.payload, name), f"{name}_kept")
     stood = h.register(axi.arvalid & ~axi.arready, "stood")
     h.ensure(implies(axi.arvalid & ~stood, was_fetch | was_load), "nothing_else_goes_out")
+
+    # Neither has to wait for more than one burst of the other.
+    free = (~axi.arvalid | axi.arready) & inside["owners"].i.ready
+    h.ensure(implies(free & (dut.fetch.request.valid | dut.load.request.valid), fetch | load), "goes_on")
+    for name, goes, other, next_ in (("fetch", fetch, load, 0), ("load", load, fetch, 1)):
+        overtaken = Signal(name=f"{name}_overtaken")
+        h.m.d.sync += overtaken.eq(getattr(dut, name).request.valid & ~goes & (overtaken | other))
+        h.ensure(implies(overtaken, ~other & (inside["load_next"] == next_)), f"{name}_is_next")
 
     taken = axi.rvalid & axi.rready
     tracked = Tracked(h, fetch | load, taken & axi.rlast, load, outstanding)

@@ -37,7 +37,8 @@ class Property:
     depth: k of the induction or the bound. reach: cycles in which the mutants must be found.
     script: commands for Yosys between reading and preparing the design.
     cases: where one question is too hard, several easier ones that together are the same: `build` is given one of them.
-    sample: the cases that the tests try; `make prove` tries all. planted: the case with which mutants are tried.
+    sample: the cases that the tests try, which leave out a property of which there are none; `make prove` tries all.
+    planted: the case with which mutants are tried.
     """
 
     name: str
@@ -83,6 +84,6 @@ def prove(
 
 def all_properties() -> dict[str, Property]:
     """Every property, in the order of the table."""
-    for module in ("semaphores", "fifos", "bursts", "handshakes", "writes", "decoder", "requantiser"):
+    for module in ("semaphores", "fifos", "bursts", "handshakes", "writes", "ends", "decoder", "requantiser"):
         importlib.import_module(f"proofs.{module}")
     return PROPERTIES

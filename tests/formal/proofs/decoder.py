@@ -30,7 +30,9 @@ CONFIGS = {"small": SMALL, "broad": BROAD, "wide": WIDE}
 
 
 def decoder(cfg: Config) -> Harness:
-    """A word goes to one queue as it is, with its number, or is an error; never both, never neither."""
+    """A word goes to one queue as it is, with its number, or is an error; never both, never neither. It waits only
+    where that queue is full.
+    """
     h = Harness()
     dut = Fetch(cfg)
     inside = h.add(dut, STABLE)
@@ -50,7 +52,7 @@ def decoder(cfg: Config) -> Harness:
     seen = going & word.valid & (index != dut.instr_count)
     taken = word.valid & word.ready
     bad = illegal | word.payload.error
-    pushes = []
+    pushes, stands = [], Const(0)
     for (opcode, fmt), queue in zip(formats(cfg).items(), inside["queues"]):
         unit = UNIT_OF[opcode]
         push = queue.i.valid & queue.i.ready
@@ -59,9 +61,11 @@ def decoder(cfg: Config) -> Harness:
         h.ensure(implies(push, same & (bits[:3] == opcode) & taken), f"{unit.name}_gets_its_own")
         waits = seen & ~bad & (bits[:3] == opcode)
         h.ensure(implies(waits, queue.i.valid | ~queue.i.ready), f"{unit.name}_gets_all")
+        stands = stands | (waits & ~queue.i.ready)
     h.ensure(taken == Cat(pushes).any(), "taken_by_one")
     h.ensure(sum(pushes[1:], pushes[0]) <= 1, "taken_by_no_two")
     h.ensure(implies(seen, dut.error.valid == bad), "error_or_instruction")
+    h.ensure(implies(seen, dut.error.valid + taken + stands == 1), "total")
     h.ensure(implies(taken, ~bad & seen), "no_bad_one_taken")
     code = Error.READ * word.payload.error + Error.ILLEGAL_INSTRUCTION * ~word.payload.error
     names = (dut.error.payload.code == code) & (dut.error.payload.index == index[:INDEX_BITS])

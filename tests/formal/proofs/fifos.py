@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from amaranth import Module, Mux, Signal, Value
+from amaranth.hdl import ShapeLike
 
 from celosia.hw.dae_pipeline.fifo import StreamFifo
 from celosia.hw.gemm_core.vector import Bypass
@@ -33,6 +34,23 @@ class Tracked:
             m.d.sync += [self.inside.eq(self.ahead != 0), self.ahead.eq(self.ahead - 1)]
         h.ensure(self.count <= depth, "never_too_many")
         h.ensure(implies(self.inside, self.ahead < self.count), "tracked_is_inside")
+
+
+class List:
+    """What a queue should hold: `items`, the oldest first, of which `count` are there."""
+
+    def __init__(self, m: Module, name: str, shape: ShapeLike, depth: int) -> None:
+        self._m, self._depth = m, depth
+        self.count = Signal(range(depth + 2), name=f"{name}_count")
+        self.items = [Signal(shape, name=f"{name}{i}") for i in range(depth)]
+
+    def moves(self, push: Value, value: Value, pop: Value) -> None:
+        self._m.d.sync += self.count.eq(self.count + push - pop)
+        for i, (item, following) in enumerate(zip(self.items, [*self.items[1:], self.items[-1]])):
+            with self._m.If(push & (self.count - pop == i)):
+                self._m.d.sync += item.eq(value)
+            with self._m.Elif(pop):
+                self._m.d.sync += item.eq(following)
 
 
 def place(start: Value, steps: Value, depth: int) -> Value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from amaranth import Cat, Signal
+from amaranth import Cat, Signal, Value
 from amaranth.lib import data, wiring
 
 from celosia.hw.config import Config
@@ -21,7 +21,7 @@ from celosia.hw.dae_pipeline.walk import Rows, Walker
 from celosia.hw.gemm_core.gemm import Gemm
 from celosia.hw.gemm_core.loops import Loops
 from celosia.hw.gemm_core.vector import Vector
-from celosia.hw.isa import GEMM_LOOPS, OUTER_LOOPS
+from celosia.hw.isa import GEMM_LOOPS, OUTER_LOOPS, Unit
 from celosia.hw.top import Accelerator
 from proofs.declare import Method, Mutant, prove
 from proofs.harness import Harness, implies
@@ -39,21 +39,37 @@ CONFIGS = {"small": SMALL, "other": OTHER}
 
 
 def gates(cfg: Config) -> Harness:
-    """The gates keep what they offer, and the contract of each semaphore."""
+    """An instruction passes exactly when each unit that it waits for has given a token that nobody has used, and there
+    is room for those that it promises. Tokens are counted by what goes through the ports.
+    """
     h = Harness()
     dut = Tokens(cfg)
     inside = h.add(dut)
     h.streams(dut)
     most = (1 << cfg.token_bits) - 1
+    ports = {
+        unit: tuple(getattr(dut, f"{kind}_{unit.name.lower()}") for kind in ("queue", "instr", "done")) for unit in Unit
+    }
+    may_pass: dict[Unit, Value] = {unit: queue.valid for unit, (queue, _, _) in ports.items()}
     for (source, target), semaphore in inside["semaphores"].items():
         name = f"{source.name}_{target.name}"
-        promised = Signal(cfg.token_bits + 1, name=f"promised_{name}")
-        h.m.d.sync += promised.eq(promised + semaphore.reserve - semaphore.put)
-        h.assume(implies(semaphore.put, promised != 0))  # a unit is done once with each instruction
-        h.ensure(implies(semaphore.reserve, semaphore.has_room), f"reserve_{name}")
-        h.ensure(implies(semaphore.take, semaphore.has_token), f"take_{name}")
+        (promises, promising, done), (waits, waiting, _) = ports[source], ports[target]
+        wants, promise = waits.payload.fields["wait"][source], promises.payload.fields["post"][target]
+        take = waiting.valid & waiting.ready & wants
+        reserve = promising.valid & promising.ready & promise
+        put = done.valid & done.payload.post[target]
+        promised, given = (Signal(cfg.token_bits + 1, name=f"{what}_{name}") for what in ("promised", "given"))
+        h.m.d.sync += [promised.eq(promised + reserve - put), given.eq(given + put - take)]
+        h.assume(implies(put, promised != 0))  # a unit is done once with each instruction
+        may_pass[target] = may_pass[target] & (~wants | (given != 0))
+        may_pass[source] = may_pass[source] & (~promise | (promised + given < most))
+        h.ensure(promised + given <= most, f"never_too_many_{name}")
         room, tokens = inside.of(semaphore, "room"), inside.of(semaphore, "tokens")
-        h.ensure(room + tokens + promised == most, f"counts_{name}")
+        h.ensure((tokens == given) & (room + given + promised == most), f"counts_{name}")
+    for unit, (queue, instr, _) in ports.items():
+        h.ensure(instr.valid == may_pass[unit], f"{unit.name}_passes")
+        h.ensure((queue.valid & queue.ready) == (instr.valid & instr.ready), f"{unit.name}_passes_once")
+        h.ensure(Value.cast(instr.payload) == Value.cast(queue.payload), f"{unit.name}_passes_as_it_is")
     return h
 
 
@@ -184,6 +200,16 @@ for name, cfg in CONFIGS.items():
     prove(
         f"token gates, Config {name}",
         Mutant(TOKENS, "ready = has_tokens & has_room", "ready = has_room"),
+        Mutant(
+            TOKENS,
+            'has_room = Cat(~fields["post"][other] | semaphores[unit, other].has_room',
+            'has_room = Cat(~fields["post"][other] | semaphores[other, unit].has_room',
+        ),
+        Mutant(
+            TOKENS,
+            "semaphores[unit, other].put.eq(done.valid & ",
+            "semaphores[unit, other].put.eq(done.valid & ~passes[other] & ",
+        ),
         Mutant(TOKENS, "instr.valid.eq(queue.valid & ready)", "instr.valid.eq(queue.valid & ready & ~done.valid)"),
         depth=1,
     )(partial(gates, cfg))

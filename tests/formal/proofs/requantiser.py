@@ -169,7 +169,7 @@ for name, rounding in (("float32", as_float32), ("sim.reference", as_reference))
         reach=STAGES + 1,
         script=CUT,
         cases=range(0, 64, GROUP),
-        sample=(44,),
+        sample=(48,),
         planted=44,
     )(partial(lane, rounding))
 prove(

@@ -1,4 +1,8 @@
-"""Runs proofs: design, SymbiYosys, result; each result is kept by a digest of all that it depends on."""
+"""Runs proofs: design, SymbiYosys, result.
+
+Each result is kept at once, by the design that it is about, so that a run that was stopped goes on where it was, and a
+change of the hardware costs only the proofs of what it changes. Where no file has changed, nothing is built either.
+"""
 
 from __future__ import annotations
 
@@ -76,9 +80,14 @@ def together(results: Sequence[Result]) -> Result:
 
 
 @cache
-def _digest() -> str:
+def _tools() -> str:
+    return " ".join(f"{tool} {version(tool)}" for tool in TOOLS)
+
+
+@cache
+def _sources() -> str:
     """Differs where the hardware, the proofs or a tool do."""
-    digest = hashlib.sha256(" ".join(f"{tool} {version(tool)}" for tool in TOOLS).encode())
+    digest = hashlib.sha256(_tools().encode())
     for folder in (Path(celosia.hw.__path__[0]), Path(__file__).parent):
         for path in sorted(folder.rglob("*.py")):
             digest.update(f"\n{path.relative_to(folder).as_posix()}\n".encode() + path.read_bytes())
@@ -90,29 +99,45 @@ def run(proof: Property, mutant: Mutant | None = None, case: int | None = None) 
     if mutant:
         case = proof.planted
     steps = proof.reach if mutant else proof.depth
-    key = hashlib.sha256(f"{_digest()} {proof.name} {case} {mutant} {steps}".encode()).hexdigest()[:24]
-    folder = cache_folder() / "proofs" / key
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    method = Method.BOUNDED if mutant and proof.method is Method.INDUCTION else proof.method
+    record = _kept(f"{_sources()} {proof.name} {case} {mutant} {steps}").with_suffix(".json")
+    if record.exists():
+        return _read(record)
+    before = _processor_time()
+    text = _build(proof, mutant, case)
+    folder = _kept(f"{_tools()} {proof.name} {method} {steps} {proof.script} {text}")
     with FileLock(folder.with_suffix(".lock")):  # two processes never try the same one at once
-        return _try(proof, mutant, case, steps, folder)
+        result = _try(proof, folder, text, steps, method, before)
+    _write(record, result)
+    return result
 
 
-def _try(proof: Property, mutant: Mutant | None, case: int | None, steps: int, folder: Path) -> Result:
+def _try(proof: Property, folder: Path, text: str, steps: int, method: Method, before: float) -> Result:
     """The result in `folder`, or a new one."""
     record = folder / "result.json"
     if record.exists():
-        return Result(**json.loads(record.read_text(encoding="utf-8")))
+        return _read(record)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    before = _processor_time()
-    text = _build(proof, mutant, case)
-    if proof.method is Method.NETLIST:
-        found = text.strip()
-    else:
-        found = _solve(proof, folder, text, steps, Method.BOUNDED if mutant else proof.method)
+    found = text.strip() if method is Method.NETLIST else _solve(proof, folder, text, steps, method)
     result = Result(not found, steps, round(_processor_time() - before, 1), found)
-    write_atomically(record, json.dumps(asdict(result), indent=1))
+    _write(record, result)
     return result
+
+
+def _kept(what: str) -> Path:
+    """Where something about `what` is kept."""
+    folder = cache_folder() / "proofs"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / hashlib.sha256(what.encode()).hexdigest()[:24]
+
+
+def _read(record: Path) -> Result:
+    return Result(**json.loads(record.read_text(encoding="utf-8")))
+
+
+def _write(record: Path, result: Result) -> None:
+    write_atomically(record, json.dumps(asdict(result), indent=1))
 
 
 def run_all(proofs: Sequence[Property], jobs: int) -> Iterator[Row]:

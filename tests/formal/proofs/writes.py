@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from amaranth import Array, Cat, Const, Module, Mux, Signal, Value
-from amaranth.hdl import ShapeLike
+from amaranth import Array, Cat, Const, Mux, Signal, Value
 from amaranth.lib import data
 
 from celosia.hw.axi import ADDR_BITS
@@ -18,7 +17,7 @@ from celosia.hw.dae_pipeline.dma import OFFSET_BITS
 from celosia.hw.dae_pipeline.store import Store
 from proofs.bursts import LIMITS, limits
 from proofs.declare import Mutant, prove
-from proofs.fifos import place
+from proofs.fifos import List, place
 from proofs.handshakes import OTHER, SMALL
 from proofs.harness import Harness, implies
 
@@ -29,23 +28,6 @@ LISTS, QUEUES = 1, 2
 """Parts."""
 CONFIGS = {"small": SMALL, "other": OTHER, "whole words": replace(SMALL, block_in=8, block_out=8)}
 """Units of half a bus word, and of a whole one."""
-
-
-class List:
-    """What a queue should hold: `items`, the oldest first, of which `count` are there."""
-
-    def __init__(self, m: Module, name: str, shape: ShapeLike, depth: int) -> None:
-        self._m, self._depth = m, depth
-        self.count = Signal(range(depth + 2), name=f"{name}_count")
-        self.items = [Signal(shape, name=f"{name}{i}") for i in range(depth)]
-
-    def moves(self, push: Value, value: Value, pop: Value) -> None:
-        self._m.d.sync += self.count.eq(self.count + push - pop)
-        for i, (item, following) in enumerate(zip(self.items, [*self.items[1:], self.items[-1]])):
-            with self._m.If(push & (self.count - pop == i)):
-                self._m.d.sync += item.eq(value)
-            with self._m.Elif(pop):
-                self._m.d.sync += item.eq(following)
 
 
 def store(cfg: Config, part: int | None = None) -> Harness:
@@ -126,7 +108,9 @@ def store(cfg: Config, part: int | None = None) -> Harness:
         there = bursts.count > i
         row = data.View(row_layout, Array([Value.cast(r) for r in rows.items])[number])
         last = item.word + item.len
-        always(implies(there, (item.word == following) & (rows.count > number) & ~refused(row)), f"burst{i}_follows", LISTS)
+        always(
+            implies(there, (item.word == following) & (rows.count > number) & ~refused(row)), f"burst{i}_follows", LISTS
+        )
         always(implies(there, item.addr == dut.dma_base + (item.word << word_bits)), f"burst{i}_address", LISTS)
         always(implies(there, Mux(item.row_end, last == last_word(row), last < last_word(row))), f"burst{i}_end", LISTS)
         after = data.View(row_layout, Array([Value.cast(r) for r in rows.items])[number + 1])
@@ -173,7 +157,9 @@ def store(cfg: Config, part: int | None = None) -> Harness:
     always(implies(begun, held.strobe == covers(oldest, word) & before), "held")
     always(implies(~begun, units == 0), "units")
     always(implies(~begun & ~flush, (given == 0) & (held.strobe == 0)), "idle")
-    always(implies(flush, (rows.count != 0) & (word == last_word(oldest)) & (held.strobe == covers(oldest, word))), "flush")
+    always(
+        implies(flush, (rows.count != 0) & (word == last_word(oldest)) & (held.strobe == covers(oldest, word))), "flush"
+    )
     return h
 
 
@@ -181,12 +167,18 @@ STORE, DMA = "dae_pipeline/store.py", "dae_pipeline/dma.py"
 for name, cfg in CONFIGS.items():
     prove(
         f"STORE writes no byte outside its rows and the limits, Config {name}",
-        Mutant(DMA, "row.offset + row.bytes > self.dma_size", "(row.offset + row.bytes) >> word_bits > self.dma_size >> word_bits"),
-        Mutant(DMA, "axi.wstrb.eq(Mux(self.halt, 0, self.beat.payload.strobe))", "axi.wstrb.eq(self.beat.payload.strobe)"),
+        Mutant(
+            DMA,
+            "row.offset + row.bytes > self.dma_size",
+            "(row.offset + row.bytes) >> word_bits > self.dma_size >> word_bits",
+        ),
+        Mutant(
+            DMA, "axi.wstrb.eq(Mux(self.halt, 0, self.beat.payload.strobe))", "axi.wstrb.eq(self.beat.payload.strobe)"
+        ),
         Mutant(STORE, "strobe[bus:], Mux(row_end, 0,", "strobe[bus:], Mux(0, 0,"),
         Mutant(STORE, "((1 << self._unit_bytes) - 1) << first", "((1 << self._unit_bytes) - 1) << place"),
         depth=1,
         script=CUT,
         cases=range(3),
-        sample=range(3),
+        sample=range(3) if name == "small" else (),
     )(partial(store, cfg))
