@@ -322,7 +322,7 @@ for bus_bytes, bytes_bits in ((8, 33), (16, 38)):
         CROSSES,
         OUTSIDE,
         reach=14,
-    )(partial(read_engine, bus_bytes, 8, 32))
+    )(partial(read_engine, bus_bytes, 8, 128))
     prove(
         f"read channels, {8 * bus_bytes} bits",
         Mutant(MUX, "with m.If(~axi.arvalid | axi.arready):", "with m.If(1):"),

@@ -233,4 +233,4 @@ prove(
         "order.o.ready.eq(response.valid & response.payload.last)",
     ),
     depth=1,
-)(partial(read_halt, 4, 32))
+)(partial(read_halt, 4, 128))
