@@ -24,143 +24,178 @@ from proofs.harness import Harness, implies
 CUT = ("cutpoint t:top.dut.rows t:top.dut.reader",)
 OUTSTANDING = 2
 """Bursts under way, here; that queues of more are lists is proved of the queues."""
+PLACES = 2 * OUTSTANDING
+"""Rows that STORE holds."""
 LISTS, QUEUES = 1, 2
 """Parts."""
 CONFIGS = {"small": SMALL, "other": OTHER, "whole words": replace(SMALL, block_in=8, block_out=8)}
 """Units of half a bus word, and of a whole one."""
 
 
-def store(cfg: Config, part: int | None = None) -> Harness:
-    """Follows all rows between their entry and their last beat, and all bursts between AW and theirs."""
-    h = Harness(part)
-    m = h.m
-    dut = Store(cfg, OUTSTANDING)
-    inside = h.add(dut, LIMITS)
-    limits(h, dut.dma_base, dut.dma_size)
-    h.assume(dut.halt | ~h.register(dut.halt, "halted"))  # it stays until the next run
-    bus, unit, axi = cfg.bus_bytes, inside["unit_shift"], dut.axi
-    word_bits = bus.bit_length() - 1
-    entering, split, lengths = inside["rows.row"], inside["engine.splitter.split"], inside["engine.lengths"]
-    size = entering.payload.bytes
-    h.assume((size != 0) & (size[:unit] == 0))  # proved of `Rows`, of elements that are
-    block = inside["block"]
-    h.ensure((1 << block.shift) == cfg.piece_bytes, "whole_pieces")
+class Model:
+    """STORE beside a list of its rows, from their entry to their last beat, and one of its bursts, from AW to theirs.
 
-    # The two lists. `given`: beats of the oldest row that have gone to W.
-    row_layout = data.StructLayout({"offset": OFFSET_BITS, "end": len(size) + 1, "units": len(size) - unit})
-    burst_layout = data.StructLayout({"addr": ADDR_BITS, "len": 4, "word": OFFSET_BITS - word_bits, "row_end": 1})
-    places = 2 * OUTSTANDING
-    rows, bursts = List(m, "row", row_layout, places + 1), List(m, "burst", burst_layout, OUTSTANDING)
+    given: beats of the oldest row that have gone to W. word: the place of the next one in DRAM, in words of the bus.
+    off: all have stopped.
+    """
 
-    def first_word(row: Value) -> Value:
-        return row.offset >> word_bits
+    def __init__(self, cfg: Config, part: int | None) -> None:
+        self.h = h = Harness(part)
+        self.dut = dut = Store(cfg, OUTSTANDING)
+        self.inside = inside = h.add(dut, LIMITS)
+        limits(h, dut.dma_base, dut.dma_size)
+        h.assume(dut.halt | ~h.register(dut.halt, "halted"))  # it stays until the next run
+        self.bus, self.unit = cfg.bus_bytes, inside["unit_shift"]
+        self.word_bits = self.bus.bit_length() - 1
+        offset, size = inside["rows.row"].payload.offset, inside["rows.row"].payload.bytes
+        h.assume((size != 0) & (size[: self.unit] == 0))  # proved of `Rows`, of elements that are
+        h.ensure((1 << inside["block"].shift) == cfg.piece_bytes, "whole_pieces")
 
-    def last_word(row: Value) -> Value:
-        return row.end >> word_bits
+        word = Signal(OFFSET_BITS - self.word_bits)
+        self.row_layout = data.StructLayout(
+            {"offset": OFFSET_BITS, "end": len(size) + 1, "units": len(size) - self.unit}
+        )
+        burst_layout = data.StructLayout({"addr": ADDR_BITS, "len": 4, "word": len(word), "row_end": 1})
+        self.rows = rows = List(h.m, "row", self.row_layout, PLACES + 1)
+        self.bursts = bursts = List(h.m, "burst", burst_layout, OUTSTANDING)
+        self.oldest, self.word, self.given = rows.items[0], word, Signal(len(word), name="given")
+        beat, enters, lengths = inside["packer.beat"], inside["engine.row"], inside["engine.lengths"]
+        self.takes = beat.valid & beat.ready
+        ends = self.takes & (word == self.last_word(self.oldest))
+        row = Cat(offset, (offset + size - 1)[: len(size) + 1], (size >> self.unit) - 1)
+        rows.moves(enters.valid & enters.ready, row, ends)
+        split = inside["engine.splitter.split"].payload
+        burst = Cat(split.burst.addr, split.burst.len, inside["engine.splitter.word"], split.row_end)
+        bursts.moves(lengths.i.valid & lengths.i.ready, burst, lengths.o.valid & lengths.o.ready)
+        self.off = Signal()
+        h.m.d.comb += word.eq(self.first_word(self.oldest) + self.given)
+        h.m.d.sync += self.off.eq(self.off | inside["stop"])
+        with h.m.If(self.takes):
+            h.m.d.sync += self.given.eq(Mux(ends, 0, self.given + 1))
 
-    def refused(row: Value) -> Value:
-        return row.end >= dut.dma_size
+    def first_word(self, row: Value) -> Value:
+        return row.offset >> self.word_bits
 
-    def covers(row: Value, word: Value) -> Value:
-        """Which bytes of a word belong to a row."""
-        from_first = [(word != first_word(row)) | (i >= row.offset[:word_bits]) for i in range(bus)]
-        to_last = [(word != last_word(row)) | (i <= row.end[:word_bits]) for i in range(bus)]
+    def last_word(self, row: Value) -> Value:
+        return row.end >> self.word_bits
+
+    def refused(self, row: Value) -> Value:
+        return row.end >= self.dut.dma_size
+
+    def row(self, number: Value) -> data.View:
+        return data.View(self.row_layout, Array([Value.cast(row) for row in self.rows.items])[number])
+
+    def covers(self, row: Value) -> Value:
+        """Which bytes of `word` belong to a row."""
+        bits = self.word_bits
+        from_first = [(self.word != self.first_word(row)) | (i >= row.offset[:bits]) for i in range(self.bus)]
+        to_last = [(self.word != self.last_word(row)) | (i <= row.end[:bits]) for i in range(self.bus)]
         return Cat(from_first) & Cat(to_last)
 
-    oldest, burst = rows.items[0], bursts.items[0]
-    given, word = Signal(OFFSET_BITS - word_bits), Signal(OFFSET_BITS - word_bits)
-    m.d.comb += word.eq(first_word(oldest) + given)
-    beat, stop = inside["packer.beat"], inside["stop"]
-    takes = beat.valid & beat.ready
-    enters = inside["engine.row"].valid & inside["engine.row"].ready
-    row_ends, burst_ends = takes & (word == last_word(oldest)), lengths.o.valid & lengths.o.ready
-    offset = entering.payload.offset
-    rows.moves(enters, Cat(offset, (offset + size - 1)[: len(size) + 1], (size >> unit) - 1), row_ends)
-    splitter_word = inside["engine.splitter.word"]
-    pushed = Cat(split.payload.burst.addr, split.payload.burst.len, splitter_word, split.payload.row_end)
-    bursts.moves(lengths.i.valid & lengths.i.ready, pushed, burst_ends)
-    with m.If(takes):
-        m.d.sync += given.eq(Mux(row_ends, 0, given + 1))
-
-    # What the beat in W's register may write, and where its burst puts it: `here` counts words from the base.
-    loads, count = inside["engine.w_load"], inside["engine.count"]
-    may, address, here = Signal(bus), Signal(ADDR_BITS), Signal.like(word)
-    with m.If(loads):
-        m.d.sync += [may.eq(Mux(takes, covers(oldest, word), 0)), address.eq(burst.addr + (count << word_bits))]
-        m.d.sync += here.eq(word)
-    below = Cat(Cat(Const(i, word_bits), here) < dut.dma_size for i in range(bus))
-    writes = axi.wvalid & axi.wstrb.any()
-    h.ensure(implies(axi.wvalid, (axi.wstrb & ~may) == 0), "bytes_of_the_row")
-    h.ensure(implies(writes, (address == dut.dma_base + (here << word_bits)) & ((may & ~below) == 0)), "in_limits")
+    def writes_its_own(self) -> None:
+        """What is to be proved of the beat in W's register: what it may write, and where its burst puts it."""
+        h, dut, axi, inside = self.h, self.dut, self.dut.axi, self.inside
+        # `here` counts words from the base, as `word` did when the beat was taken.
+        may, address, here = Signal(self.bus), Signal(ADDR_BITS), Signal.like(self.word)
+        at = self.bursts.items[0].addr + (inside["engine.count"] << self.word_bits)
+        with h.m.If(inside["engine.w_load"]):
+            h.m.d.sync += [may.eq(Mux(self.takes, self.covers(self.oldest), 0)), address.eq(at), here.eq(self.word)]
+        below = Cat(Cat(Const(i, self.word_bits), here) < dut.dma_size for i in range(self.bus))
+        placed = address == dut.dma_base + (here << self.word_bits)
+        h.ensure(implies(axi.wvalid, (axi.wstrb & ~may) == 0), "bytes_of_the_row")
+        h.ensure(implies(axi.wvalid & axi.wstrb.any(), placed & ((may & ~below) == 0)), "in_limits")
+        h.ensure(implies(self.off, inside["stop"]), "stays_off")
 
     # What makes it inductive, until all stop.
-    off = Signal()
-    m.d.sync += off.eq(off | stop)
-    h.ensure(implies(off, stop), "stays_off")
 
-    def always(condition: Value, name: str, part: int = 0) -> None:
-        h.ensure(off | condition, name, part)
+    def _always(self, condition: Value, name: str, part: int = 0) -> None:
+        self.h.ensure(self.off | condition, name, part)
 
-    # Bursts follow each other through the rows, and after the last one comes what the splitter holds.
-    always((bursts.count <= OUTSTANDING) & (rows.count <= places + 1), "counts", LISTS)
-    number, following = Const(0), (word - count)[: len(word)]
-    for i, item in enumerate(bursts.items):
-        there = bursts.count > i
-        row = data.View(row_layout, Array([Value.cast(r) for r in rows.items])[number])
-        last = item.word + item.len
-        always(
-            implies(there, (item.word == following) & (rows.count > number) & ~refused(row)), f"burst{i}_follows", LISTS
+    def bursts_follow(self) -> None:
+        """Bursts follow each other through the rows; the splitter holds what is left of the last one, or dropped it."""
+        rows, bursts, inside = self.rows, self.bursts, self.inside
+        self._always((bursts.count <= OUTSTANDING) & (rows.count <= PLACES + 1), "counts", LISTS)
+        for i, row in enumerate(rows.items):
+            end = row.offset + ((row.units + 1) << self.unit)
+            self._always(implies(rows.count > i, row.end + 1 == end), f"row{i}_end", LISTS)
+        # The row that the next burst belongs to, and where in it that begins.
+        number: Value = Const(0)
+        following: Value = (self.word - inside["engine.count"])[: len(self.word)]
+        for i, burst in enumerate(bursts.items):
+            there, row = bursts.count > i, self.row(number)
+            last, end = burst.word + burst.len, self.last_word(row)
+            follows = (burst.word == following) & (rows.count > number) & ~self.refused(row)
+            placed = burst.addr == self.dut.dma_base + (burst.word << self.word_bits)
+            self._always(implies(there, follows), f"burst{i}_follows", LISTS)
+            self._always(implies(there, placed), f"burst{i}_address", LISTS)
+            self._always(implies(there, Mux(burst.row_end, last == end, last < end)), f"burst{i}_end", LISTS)
+            new_number, new_following = Signal(4, name=f"number{i}"), Signal.like(self.word, name=f"following{i}")
+            after = Mux(burst.row_end, self.first_word(self.row(number + 1)), last + 1)
+            self.h.m.d.comb += [
+                new_number.eq(number + (there & burst.row_end)),
+                new_following.eq(Mux(there, after, following)),
+            ]
+            number, following = new_number, new_following
+        word, valid, stuck, refused, left = (
+            inside[f"engine.splitter.{name}"] for name in ("word", "valid", "stuck", "refused", "left")
         )
-        always(implies(there, item.addr == dut.dma_base + (item.word << word_bits)), f"burst{i}_address", LISTS)
-        always(implies(there, Mux(item.row_end, last == last_word(row), last < last_word(row))), f"burst{i}_end", LISTS)
-        after = data.View(row_layout, Array([Value.cast(r) for r in rows.items])[number + 1])
-        number_after, following_after = Signal(4, name=f"number{i}"), Signal.like(word, name=f"following{i}")
-        m.d.comb += [
-            number_after.eq(Mux(there, number + item.row_end, number)),
-            following_after.eq(Mux(there, Mux(item.row_end, first_word(after), last + 1), following)),
-        ]
-        number, following = number_after, following_after
-    # The splitter holds what is left of the last row, or has dropped it.
-    part = inside["engine.splitter"]
-    valid, stuck, flag, left = (inside.of(part, name) for name in ("valid", "stuck", "refused", "left"))
-    row = data.View(row_layout, Array([Value.cast(r) for r in rows.items])[number])
-    always(implies(valid | stuck, (rows.count == number + 1) & ~(valid & stuck)), "last_row", LISTS)
-    always(implies(~(valid | stuck), rows.count == number), "no_row_left", LISTS)
-    always(implies(valid, flag == refused(row)) & implies(stuck, refused(row)), "refused", LISTS)
-    rest = (splitter_word == following) & (left == last_word(row) - splitter_word) & (splitter_word <= last_word(row))
-    always(implies(valid & ~flag, rest), "rest")
-    always(implies((bursts.count == 0) & ~(valid & ~flag), given == 0), "nothing_given", LISTS)
-    # The queues of lengths and of rows.
-    level, consume = inside["engine.lengths.queue.level"], inside["engine.lengths.queue.consume"]
-    ring = place(consume, level, OUTSTANDING)
-    always((level == bursts.count) & (inside["engine.lengths.queue.produce"] == ring), "lengths", QUEUES)
-    for i, item in enumerate(bursts.items):
-        content = inside.memory("engine.lengths.queue.storage", place(consume, i, OUTSTANDING))
-        always(implies(bursts.count > i, content == item.len), f"length{i}", QUEUES)
-    always(Mux(bursts.count == 0, count == 0, (count <= burst.len) & (word == burst.word + count)), "count", QUEUES)
-    flush, level, consume = inside["packer.flush"], inside["places.queue.level"], inside["places.queue.consume"]
-    ring = place(consume, level, places)
-    always((level + flush == rows.count) & (inside["places.queue.produce"] == ring), "places", QUEUES)
-    for i in range(places):
-        row = data.View(row_layout, Mux(flush, rows.items[i + 1], rows.items[i]))
-        content = inside.memory("places.queue.storage", place(consume, i, places))
-        wanted = Cat(row.offset[:word_bits], row.units)
-        always(implies(level > i, content == wanted), f"place{i}", QUEUES)
-    for i, row in enumerate(rows.items):
-        always(implies(rows.count > i, row.end + 1 == row.offset + ((row.units + 1) << unit)), f"row{i}_end", LISTS)
-    # The packer: `begun` within the oldest row, all of whose bytes before `at` it has taken.
-    begun, at, units, held = (inside[f"packer.{name}"] for name in ("inside", "place", "count", "held"))
-    taken = oldest.offset[:word_bits] + (units << unit)
-    before = Cat(i < at for i in range(bus))
-    always(implies(begun, (rows.count != 0) & ~flush & (units != 0) & (units <= oldest.units)), "begun")
-    always(implies(begun, (given << word_bits) + at == taken), "taken")
-    always(implies(begun, held.strobe == covers(oldest, word) & before), "held")
-    always(implies(~begun, units == 0), "units")
-    always(implies(~begun & ~flush, (given == 0) & (held.strobe == 0)), "idle")
-    always(
-        implies(flush, (rows.count != 0) & (word == last_word(oldest)) & (held.strobe == covers(oldest, word))), "flush"
-    )
-    return h
+        row = self.row(number)
+        end = self.last_word(row)
+        self._always(implies(valid | stuck, (rows.count == number + 1) & ~(valid & stuck)), "last_row", LISTS)
+        self._always(implies(~(valid | stuck), rows.count == number), "no_row_left", LISTS)
+        self._always(Mux(valid, refused == self.refused(row), ~stuck | self.refused(row)), "refused", LISTS)
+        self._always(implies((bursts.count == 0) & ~(valid & ~refused), self.given == 0), "nothing_given", LISTS)
+        rest = (word == following) & (left == end - word) & (word <= end)
+        self._always(implies(valid & ~refused, rest), "rest")
+
+    def queues_hold(self) -> None:
+        """The queues hold the lengths of the bursts and the places of the rows."""
+        inside, bursts, count = self.inside, self.bursts, self.inside["engine.count"]
+        queue = "engine.lengths.queue"
+        level, consume, produce = (inside[f"{queue}.{name}"] for name in ("level", "consume", "produce"))
+        self._always((level == bursts.count) & (produce == place(consume, level, OUTSTANDING)), "lengths", QUEUES)
+        for i, item in enumerate(bursts.items):
+            content = inside.memory(f"{queue}.storage", place(consume, i, OUTSTANDING))
+            self._always(implies(bursts.count > i, content == item.len), f"length{i}", QUEUES)
+        burst = bursts.items[0]
+        sent = (count <= burst.len) & (self.word == burst.word + count)
+        self._always(Mux(bursts.count == 0, count == 0, sent), "count", QUEUES)
+
+        level, consume, produce = (inside[f"places.queue.{name}"] for name in ("level", "consume", "produce"))
+        flush = inside["packer.flush"]
+        ring = produce == place(consume, level, PLACES)
+        self._always((level + flush == self.rows.count) & ring, "places", QUEUES)
+        for i, (now, following) in enumerate(zip(self.rows.items, self.rows.items[1:])):
+            row = data.View(self.row_layout, Mux(flush, following, now))
+            content = inside.memory("places.queue.storage", place(consume, i, PLACES))
+            self._always(
+                implies(level > i, content == Cat(row.offset[: self.word_bits], row.units)), f"place{i}", QUEUES
+            )
+
+    def packer_is_right(self) -> None:
+        """The packer has taken the bytes of the oldest row before `at` in the next word, and holds that word's."""
+        begun, flush, at, units, held = (
+            self.inside[f"packer.{name}"] for name in ("inside", "flush", "place", "count", "held")
+        )
+        oldest, covered, exists = self.oldest, self.covers(self.oldest), self.rows.count != 0
+        before = Cat(i < at for i in range(self.bus))
+        taken = oldest.offset[: self.word_bits] + (units << self.unit)
+        self._always(implies(begun, exists & ~flush & (units != 0) & (units <= oldest.units)), "begun")
+        self._always(implies(begun, (self.given << self.word_bits) + at == taken), "taken")
+        self._always(implies(begun, held.strobe == covered & before), "held")
+        self._always(implies(~begun, units == 0), "units")
+        self._always(implies(~begun & ~flush, (self.given == 0) & (held.strobe == 0)), "idle")
+        last = (self.word == self.last_word(oldest)) & (held.strobe == covered)
+        self._always(implies(flush, exists & last), "flush")
+
+
+def store(cfg: Config, part: int | None = None) -> Harness:
+    model = Model(cfg, part)
+    model.writes_its_own()
+    model.bursts_follow()
+    model.queues_hold()
+    model.packer_is_right()
+    return model.h
 
 
 STORE, DMA = "dae_pipeline/store.py", "dae_pipeline/dma.py"
