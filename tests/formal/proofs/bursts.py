@@ -318,9 +318,9 @@ for bus_bytes, bytes_bits in ((8, 33), (16, 38)):
     )(partial(write_engine, bus_bytes, 8))
     prove(
         f"read requests, {8 * bus_bytes} bits",
-        Mutant(DMA, "(free > split.payload.burst.len)", "(free != 0)"),
         CROSSES,
         OUTSIDE,
+        Mutant(DMA, "(free > split.payload.burst.len)", "(free != 0)"),
         reach=14,
     )(partial(read_engine, bus_bytes, 8, 128))
     prove(
