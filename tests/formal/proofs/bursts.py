@@ -309,11 +309,11 @@ for bus_bytes, bytes_bits in ((8, 33), (16, 38)):
     prove(f"bursts of a row, {8 * bus_bytes} bits", CROSSES, OUTSIDE)(partial(splitter, bus_bytes, bytes_bits))
     prove(
         f"write channels, {8 * bus_bytes} bits",
+        CROSSES,
+        OUTSIDE,
         Mutant(DMA, "w_last.eq(count == lengths.o.payload)", "w_last.eq(count[:3] == lengths.o.payload[:3])"),
         Mutant(DMA, "w_free.eq(~axi.wvalid | axi.wready)", "w_free.eq(1)"),
         Mutant(DMA, "aw_free = ~axi.awvalid | axi.awready", "aw_free = ~axi.awvalid | axi.awready | axi.wready"),
-        CROSSES,
-        OUTSIDE,
         reach=14,
     )(partial(write_engine, bus_bytes, 8))
     prove(

@@ -193,13 +193,14 @@ def read_halt(outstanding: int, room: int) -> Harness:
 
 
 DMA, MUX = "dae_pipeline/dma.py", "dae_pipeline/readmux.py"
+FILLS = Mutant(
+    DMA,
+    "w_load.eq(w_free & lengths.o.valid & (self.beat.valid | self.halt))",
+    "w_load.eq(w_free & lengths.o.valid & self.beat.valid)",
+)
 prove(
     "every write burst ends",
-    Mutant(
-        DMA,
-        "w_load.eq(w_free & lengths.o.valid & (self.beat.valid | self.halt))",
-        "w_load.eq(w_free & lengths.o.valid & self.beat.valid)",
-    ),
+    FILLS,
     Mutant(
         DMA,
         "axi.bready.eq(order.o.valid & ~order.o.payload.refused)",
@@ -209,12 +210,8 @@ prove(
 )(partial(write_burst, 8))
 prove(
     "the write engine is quiet after halt",
-    Mutant(
-        DMA,
-        "w_load.eq(w_free & lengths.o.valid & (self.beat.valid | self.halt))",
-        "w_load.eq(w_free & lengths.o.valid & self.beat.valid)",
-    ),
     Mutant(DMA, "last.eq((left == length) | refused | self.halt)", "last.eq((left == length) | refused)"),
+    FILLS,
     depth=1,
 )(partial(write_halt, 8))
 prove(
@@ -226,11 +223,11 @@ prove(
 )(partial(read_burst, 16))
 prove(
     "the read engine is quiet after halt",
-    Mutant(DMA, "beats.o.ready.eq(self.beat.ready | self.halt)", "beats.o.ready.eq(self.beat.ready)"),
     Mutant(
         DMA,
         "order.o.ready.eq((response.valid & response.payload.last) | oldest.refused)",
         "order.o.ready.eq(response.valid & response.payload.last)",
     ),
+    Mutant(DMA, "beats.o.ready.eq(self.beat.ready | self.halt)", "beats.o.ready.eq(self.beat.ready)"),
     depth=1,
 )(partial(read_halt, 4, 128))

@@ -162,8 +162,8 @@ FILE = "gemm_core/requant.py"
 for name, rounding in (("float32", as_float32), ("sim.reference", as_reference)):
     prove(
         f"requantiser equals {name}",
-        Mutant(FILE, "Mux(quotient[point], slack, ~slack)", "Mux(quotient[point], slack, slack)"),
         Mutant(FILE, "Mux(magnitude[bits], below, below - 1)", "below"),
+        Mutant(FILE, "Mux(quotient[point], slack, ~slack)", "Mux(quotient[point], slack, slack)"),
         method=Method.BOUNDED,
         depth=STAGES + 1,
         reach=STAGES + 1,
