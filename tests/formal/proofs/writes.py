@@ -59,7 +59,7 @@ class Model:
         self.rows = rows = List(h.m, "row", self.row_layout, PLACES + 1)
         self.bursts = bursts = List(h.m, "burst", burst_layout, OUTSTANDING)
         self.oldest, self.word, self.given = rows.items[0], word, Signal(len(word), name="given")
-        beat, enters, lengths = inside["packer.beat"], inside["engine.row"], inside["engine.lengths"]
+        beat, enters, lengths = inside["packer.beat"], inside["places"].i, inside["engine.lengths"]
         self.takes = beat.valid & beat.ready
         ends = self.takes & (word == self.last_word(self.oldest))
         row = Cat(offset, (offset + size - 1)[: len(size) + 1], (size >> self.unit) - 1)
@@ -117,7 +117,7 @@ class Model:
         self._always((bursts.count <= OUTSTANDING) & (rows.count <= PLACES + 1), "counts", LISTS)
         for i, row in enumerate(rows.items):
             end = row.offset + ((row.units + 1) << self.unit)
-            self._always(implies(rows.count > i, row.end + 1 == end), f"row{i}_end", LISTS)
+            self._always(implies(rows.count > i, (row.end + 1 == end) & ~row.units.all()), f"row{i}_end", LISTS)
         # The row that the next burst belongs to, and where in it that begins.
         number: Value = Const(0)
         following: Value = (self.word - inside["engine.count"])[: len(self.word)]
@@ -141,12 +141,26 @@ class Model:
         )
         row = self.row(number)
         end = self.last_word(row)
-        self._always(implies(valid | stuck, (rows.count == number + 1) & ~(valid & stuck)), "last_row", LISTS)
-        self._always(implies(~(valid | stuck), rows.count == number), "no_row_left", LISTS)
+        self._always(~(valid & stuck), "one_row", LISTS)
+        self._rows_wait(number + (valid | stuck))
         self._always(Mux(valid, refused == self.refused(row), ~stuck | self.refused(row)), "refused", LISTS)
-        self._always(implies((bursts.count == 0) & ~(valid & ~refused), self.given == 0), "nothing_given", LISTS)
+        within = valid & ~refused
+        self._always(implies((bursts.count == 0) & ~within, self.given == 0), "nothing_given", LISTS)
+        for i, burst in enumerate(bursts.items):
+            self._always(implies(bursts.count == i + 1, burst.row_end | within), f"burst{i}_newest", LISTS)
         rest = (word == following) & (left == end - word) & (word <= end)
-        self._always(implies(valid & ~refused, rest), "rest")
+        self._always(implies(within, rest), "rest")
+
+    def _rows_wait(self, number: Value) -> None:
+        """The rows from that `number` on wait for the splitter."""
+        queue, depth = "asked.queue", 2
+        level, consume, produce = (self.inside[f"{queue}.{name}"] for name in ("level", "consume", "produce"))
+        self._always((level <= depth) & (produce == place(consume, level, depth)), "asked", QUEUES)
+        self._always(self.rows.count == number + level, "no_other_row", LISTS)
+        for i in range(depth):
+            row, content = self.row(number + i), self.inside.memory(f"{queue}.storage", place(consume, i, depth))
+            wanted = Cat(row.offset, Const(0, self.unit), row.units + 1)
+            self._always(implies(level > i, (content ^ wanted)[:-1] == 0), f"asked{i}", QUEUES)
 
     def queues_hold(self) -> None:
         """The queues hold the lengths of the bursts and the places of the rows."""
@@ -163,7 +177,7 @@ class Model:
 
         level, consume, produce = (inside[f"places.queue.{name}"] for name in ("level", "consume", "produce"))
         flush = inside["packer.flush"]
-        ring = produce == place(consume, level, PLACES)
+        ring = (level <= PLACES) & (produce == place(consume, level, PLACES))
         self._always((level + flush == self.rows.count) & ring, "places", QUEUES)
         for i, (now, following) in enumerate(zip(self.rows.items, self.rows.items[1:])):
             row = data.View(self.row_layout, Mux(flush, following, now))
