@@ -37,12 +37,12 @@ class Failure(AssertionError):
 
 
 def random_config(seed: int) -> Config:
-    """A small Config drawn from `seed`; array and bus differ in every way that the hardware allows."""
+    """A small Config drawn from `seed`; array and bus differ in every way that the hardware allows. Seeds that follow
+    each other have different batches and blocks."""
     rng = random.Random(f"config {seed}")
     while True:
-        block_in, block_out = rng.choice((2, 4, 8, 16)), rng.choice((2, 4, 8))
         fields: dict[str, Any] = dict(
-            batch=rng.choice((1, 1, 2, 4)), block_in=block_in, block_out=block_out,
+            batch=(1, 2, 1, 4)[seed % 4], block_in=rng.choice((2, 4, 8, 16)), block_out=(2, 4, 8)[seed % 3],
             bus_bytes=rng.choice((4, 8, 16, 32)),
             inp_depth=rng.choice((32, 64, 128)), wgt_depth=rng.choice((16, 32, 64)),
             acc_depth=rng.choice((32, 64, 128)), vin_depth=rng.choice((32, 64, 128)),
