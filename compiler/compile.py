@@ -34,13 +34,15 @@ from celosia.compiler.graph.fold import fold
 from celosia.compiler.graph.identities import simplify
 from celosia.compiler.graph.importer import ModelError, load
 from celosia.compiler.graph.layout import layout
+from celosia.compiler.graph.names import value_names
 from celosia.compiler.graph.quantized import Integerise
 from celosia.compiler.graph.schedule import LaunchPlan, schedule
 from celosia.compiler.graph.select import Form, Selection, select
 from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.tables import compose_tables
 from celosia.compiler.graph.values import captured, constant, shape
-from celosia.compiler.image import Image, LayerError, build
+from celosia.compiler.image import Image, LayerErrors, build
+from celosia.compiler.names import unused_name
 from celosia.compiler.passes import Pass, Pipeline, Watch
 from celosia.compiler.program import (
     CpuStep,
@@ -55,7 +57,7 @@ from celosia.compiler.program import (
     TensorInfo,
     Unpack,
 )
-from celosia.compiler.tensorize.layer import Window, inputs
+from celosia.compiler.tensorize.layer import Window
 from celosia.compiler.vthread.verify import verify
 from celosia.hw.config import Config
 
@@ -129,17 +131,18 @@ def _compile(
     passes = PASSES.run(model, watch)
     _require_memory(model)
     say("placing operators")
-    refused = {} if accelerator else {node.name or "": "compiled for the CPU alone" for node in model.graph}
+    refused = {} if accelerator else dict.fromkeys(model.graph, "compiled for the CPU alone")
     while True:
         selection = select(model, cfg, refused)
-        steps = schedule(model.graph, selection)
+        steps = schedule(cfg, model.graph, selection)
         say("tiling and instructions")
         try:
-            image = _build(cfg, steps)
+            image = _build(cfg, steps, selection)
             break
-        except LayerError as error:
-            nodes = next(c.nodes for c in selection.choices if c.layer.name == error.layer)
-            refused |= {node.name or "": str(error) for node in nodes}
+        except LayerErrors as errors:
+            plans = [step for step in steps if isinstance(step, LaunchPlan)]
+            for (number, layer), reason in errors.reasons.items():
+                refused |= dict.fromkeys(plans[number].choices[layer].nodes, reason)
     say("verifying instructions")
     for launch in image.launches:
         verify(cfg, image.code(launch), image.size, (0, image.constants_address))
@@ -169,19 +172,11 @@ def _require_memory(model: ir.Model) -> None:
                 raise ModelError(str(error)) from None
 
 
-def _build(cfg: Config, steps: list[Any]) -> Image:
+def _build(cfg: Config, steps: list[Any], selection: Selection) -> Image:
     plans = [step for step in steps if isinstance(step, LaunchPlan)]
     launches = [[choice.layer for choice in plan.choices] for plan in plans]
-    written = []
-    read = []
-    for plan in plans:
-        storages = {act.name: act.storage for choice in plan.choices for act in inputs(choice.layer)}
-        written.append({storages[name] for choice in plan.choices for name in choice.reads})
-        taken = {value.name for value in plan.taken}
-        read.append({
-            choice.layer.y.storage for choice in plan.choices
-            if choice.layer.y.name in taken or choice.layer.y.storage in taken
-        })  # fmt: skip
+    written = [{storage for choice in plan.choices for storage in choice.reads} for plan in plans]
+    read = [{selection.written[value].storage for value in plan.taken} for plan in plans]
     return build(cfg, launches, written, read)
 
 
@@ -198,6 +193,8 @@ class _Assembler:
         self.kernels: list[cpu.Kernel] = []
         self.finished: set[ir.Node] = set()  # operators whose steps are made
         self.viewing: set[ir.Node] = set()  # those among them that are steps without a kernel
+        self.names = value_names(model.graph)  # of all tensors, also of those made here
+        self.dims: dict[ir.Value, str] = {}  # the constant with the shape of each view
         self.owned: set[str] = set()  # tensors in the arena, if they are not returned
 
     def run(self) -> Program:
@@ -344,7 +341,9 @@ class _Assembler:
             outputs = tuple(out.name or "" for out in node.outputs)
         inputs = tuple("" if value is None else value.name or "" for value in node.inputs)
         if node in self.views:
-            return cpu.CpuNode("Reshape", (inputs[0], _dims_name(node.outputs[0])), outputs[:1], {}, node.name or "")
+            return cpu.CpuNode(
+                "Reshape", (inputs[0], self._dims_name(node.outputs[0])), outputs[:1], {}, node.name or ""
+            )
         return cpu.CpuNode(node.op_type, inputs, outputs, parse(ir.to_proto(node), self.opsets).attrs, node.name or "")
 
     def _step(self, members: list[cpu.CpuNode], nodes: list[ir.Node]) -> CpuStep:
@@ -363,12 +362,12 @@ class _Assembler:
         for node in nodes:
             if node in self.views:
                 dims = np.array(shape(node.outputs[0]), np.int64)
-                types[_dims_name(node.outputs[0])] = cpu.InputType.of(dims)
+                types[self._dims_name(node.outputs[0])] = cpu.InputType.of(dims)
         dead = frozenset(name for name in types if name in values and self._is_dead(values[name]))
         if any(out.is_graph_output() for out in nodes[-1].outputs):
             dead = frozenset()  # what is returned lies in an array of its own
         try:
-            kernel, names, made = cpu.CpuFunction(tuple(members), types, outputs, self.opset).compile(dead)
+            kernel, names, made = cpu.CpuFunction(tuple(members), types, outputs, self.opset).compile(dead, self.names)
         except cpu.Unsupported as error:
             where = f"{infos[-1].op} ({infos[-1].name})"
             raise ModelError(f"operator {where} cannot be compiled for the CPU: {error}") from None
@@ -381,6 +380,12 @@ class _Assembler:
         sizes = {out.name or "": _bytes(out) for node in nodes for out in node.outputs}
         views = {node.outputs[0].name or "" for node in nodes if node in self.views}
         return CpuStep(infos, names, outputs, len(self.kernels) - 1, saved_traffic(members, sizes, views))
+
+    def _dims_name(self, value: ir.Value) -> str:
+        """The name of the constant that holds the shape of a view."""
+        if value not in self.dims:
+            self.dims[value] = unused_name(f"{value.name}.shape", self.names)
+        return self.dims[value]
 
     def _is_dead(self, value: ir.Value) -> bool:
         """Whether `value` lies in the arena and none of the steps to come needs what is in its memory."""
@@ -400,25 +405,16 @@ class _Assembler:
 
     def _launch(self, plan: LaunchPlan, launch: Any) -> LaunchStep:
         packs, unpacks = [], []
-        places = {act.name: act for c in plan.choices for act in (*inputs(c.layer), c.layer.y)}
-        seen: set[str] = set()
-        for choice in plan.choices:
-            for name, (value, form) in choice.reads.items():
-                if name in seen:
-                    continue
-                seen.add(name)
-                act = places[name]
-                self._tensor(value)
-                packs.append(
-                    Pack(value.name or "", _form_info(form), self.image.addresses[act.storage], act.storage_groups)
-                )
+        given = {storage: source for choice in plan.choices for storage, source in choice.reads.items()}
+        for storage, (value, form) in given.items():
+            self._tensor(value)
+            packs.append(Pack(value.name or "", _form_info(form), self.image.addresses[storage], storage.groups))
         for value in plan.taken:
             info = self._tensor(value)
             self.owned.add(info.name)
-            act = places.get(info.name) or next(a for a in places.values() if a.storage == info.name)
-            form = self.selection.forms[info.name]
-            offset = act.group_offset if act.name == info.name else 0
-            unpacks.append(Unpack(info.name, form.dims, self.image.addresses[act.storage], act.storage_groups, offset))
+            act, form = self.selection.written[value], self.selection.forms[value]
+            address = self.image.addresses[act.storage]
+            unpacks.append(Unpack(info.name, form.dims, address, act.storage_groups, act.group_offset))
         layers = tuple(
             LayerInfo(
                 choice.layer.name, type(choice.layer).__name__, tuple(node.name or "" for node in choice.nodes),
@@ -474,11 +470,6 @@ def _is_view(node: ir.Node) -> bool:
         return False
     x, y = node.inputs[0], node.outputs[0]
     return _is_plain(x) and _is_plain(y) and prod(shape(x) or ()) == prod(shape(y) or ())
-
-
-def _dims_name(value: ir.Value) -> str:
-    """The name of the constant that holds the shape of a view."""
-    return f"{value.name}.shape"
 
 
 def _form_info(form: Form) -> FormInfo:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.memory import Lifetime, plan
 from celosia.compiler.tensorize.constants import Constants
-from celosia.compiler.tensorize.layer import Conv, Layer, Untileable, inputs
+from celosia.compiler.tensorize.layer import Conv, Layer, Storage, Untileable, inputs
 from celosia.compiler.tensorize.lower import Lowering
 from celosia.compiler.tensorize.tile import Tile
 from celosia.compiler.vthread.emit import encode
@@ -20,12 +20,12 @@ from celosia.hw.config import Config
 from celosia.hw.isa import Opcode
 
 
-class LayerError(Exception):
-    """A layer that cannot be lowered; `layer` is its name, the message the reason."""
+class LayerErrors(Exception):
+    """Layers that cannot be lowered: the reason by (launch, layer), both numbers."""
 
-    def __init__(self, layer: str, reason: str) -> None:
-        super().__init__(reason)
-        self.layer = layer
+    def __init__(self, reasons: dict[tuple[int, int], str]) -> None:
+        super().__init__("; ".join(reasons.values()))
+        self.reasons = reasons
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Image:
     instructions of all launches) begin at `constants_address`; `size` is the whole.
     """
 
-    addresses: dict[str, int]
+    addresses: dict[Storage, int]
     constants_address: int
     constants: NDArray[np.uint8]
     launches: list[Launch]
@@ -63,17 +63,17 @@ class Image:
 
 
 def lifetimes(
-    cfg: Config, launches: list[list[Layer]], written: list[set[str]], read: list[set[str]]
+    cfg: Config, launches: list[list[Layer]], written: list[set[Storage]], read: list[set[Storage]]
 ) -> list[Lifetime]:
     """When each storage is in use, in steps of one layer.
 
     written[i], read[i]: storages that the host fills before launch i, and takes after it.
     """
-    sizes: dict[str, int] = {}
-    first: dict[str, int] = {}
-    last: dict[str, int] = {}
+    sizes: dict[Storage, int] = {}
+    first: dict[Storage, int] = {}
+    last: dict[Storage, int] = {}
 
-    def use(storage: str, step: int) -> None:
+    def use(storage: Storage, step: int) -> None:
         first[storage] = min(first.get(storage, step), step)
         last[storage] = max(last.get(storage, step), step)
 
@@ -92,7 +92,7 @@ def lifetimes(
         for storage in out_of:
             use(storage, step)
         step += 1
-    return [Lifetime(name, sizes[name], first[name], last[name]) for name in sizes]
+    return [Lifetime(storage, size, first[storage], last[storage]) for storage, size in sizes.items()]
 
 
 def follows(producer: Layer, layer: Layer) -> bool:
@@ -102,25 +102,31 @@ def follows(producer: Layer, layer: Layer) -> bool:
     for vector: tile by tile, they run at the same time.
     """
     image = layer.x.height * layer.x.width > 1
-    return isinstance(producer, Conv) and not isinstance(layer, Conv) and layer.x.name == producer.y.name and image
+    return isinstance(producer, Conv) and not isinstance(layer, Conv) and layer.x == producer.y and image
 
 
-def _emit(stream: Stream, lowering: Lowering, layers: list[Layer]) -> None:
-    """Emit all layers into `stream`, those that follow another between its tiles. LayerError."""
-    tiles = []
+def _emit(stream: Stream, lowering: Lowering, layers: list[Layer]) -> dict[int, str]:
+    """Emit all layers into `stream`, those that follow another between its tiles. Returns what cannot be lowered:
+    reasons by the layers' numbers, with which the stream is worthless.
+    """
+    tiles: list[list[Tile]] = []
+    refused: dict[int, str] = {}
     for index, layer in enumerate(layers):
         followed = index + 1 < len(layers) and follows(layer, layers[index + 1])
         try:
             tiles.append(lowering.tiles(layer, rows_first=followed))
         except Untileable as error:
-            raise LayerError(layer.name, str(error)) from None
-
-    for index, layer in enumerate(layers):
-        try:
-            _emit_layer(stream, lowering, layers, tiles, index)
-        except Untileable as error:  # a load of it, whose place is known only now
-            raise LayerError(layer.name, str(error)) from None
+            tiles.append([])
+            refused[index] = str(error)
+    for index in range(len(layers)):
+        if index not in refused:
+            try:
+                _emit_layer(stream, lowering, layers, tiles, index)
+            except Untileable as error:  # a load whose place is known only now, of the layer that is loading
+                refused[stream.layer] = str(error)
+                stream.loading = None
     stream.finish()
+    return refused
 
 
 def _emit_layer(stream: Stream, lowering: Lowering, layers: list[Layer], tiles: list[list[Tile]], index: int) -> None:
@@ -145,18 +151,22 @@ def _emit_layer(stream: Stream, lowering: Lowering, layers: list[Layer], tiles: 
         stream.start(index + 1, layers[index + 1].y.storage, tile.load)
 
 
-def build(cfg: Config, launches: list[list[Layer]], written: list[set[str]], read: list[set[str]]) -> Image:
-    """Plan memory, lower every layer, insert tokens, encode. LayerError where one fits no tiling."""
+def build(cfg: Config, launches: list[list[Layer]], written: list[set[Storage]], read: list[set[Storage]]) -> Image:
+    """Plan memory, lower every layer, insert tokens, encode. LayerErrors with all that cannot be lowered."""
     arena = plan(lifetimes(cfg, launches, written, read), alignment=max(64, cfg.bus_bytes))
     base = -(-arena.size // 4096) * 4096
     constants = Constants(base)
-    streams = []
-    for layers in launches:
+    streams: list[Stream] = []
+    refused: dict[tuple[int, int], str] = {}
+    for number, layers in enumerate(launches):
         stream = Stream(cfg)
         lowering = Lowering(cfg, stream, constants, arena.offsets)
-        _emit(stream, lowering, layers)
-        insert_tokens(cfg, stream.instructions, base)
+        refused |= {(number, layer): why for layer, why in _emit(stream, lowering, layers).items()}
         streams.append(stream)
+    if refused:
+        raise LayerErrors(refused)
+    for stream in streams:
+        insert_tokens(cfg, stream.instructions, base)
     parts, address = [constants.data()], base + constants.size
     placed = []
     for layers, stream in zip(launches, streams, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -16,7 +16,7 @@ ATTEMPTS = 10
 class Lifetime:
     """A buffer of `size` bytes in use from step `first` to step `last`, both inclusive."""
 
-    name: str
+    buffer: Hashable
     size: int
     first: int
     last: int
@@ -26,7 +26,7 @@ class Lifetime:
 class Plan:
     """Offset of each buffer, the bytes of the whole arena, and the largest sum of buffers alive at one step."""
 
-    offsets: dict[str, int] = field(default_factory=dict)
+    offsets: dict[Any, int] = field(default_factory=dict)
     size: int = 0
     lower_bound: int = 0
 
@@ -47,16 +47,16 @@ def plan(lifetimes: list[Lifetime], alignment: int = 64) -> Plan:
             best = min(best or places, places, key=_end)
             if _end(best) <= least:
                 break
-            top = max(order, key=lambda item: places[item.name][1])
+            top = max(order, key=lambda item: places[item.buffer][1])
             order = [top, *(item for item in order if item is not top)]
-    return Plan({name: start for name, (start, _) in best.items()}, _end(best), lower_bound(lifetimes))
+    return Plan({buffer: start for buffer, (start, _) in best.items()}, _end(best), lower_bound(lifetimes))
 
 
 _FIRST: tuple[Callable[[Lifetime], Any], ...] = (
-    lambda item: (-item.size, item.first, item.name),
-    lambda item: (-item.size * (item.last - item.first + 1), item.first, item.name),
-    lambda item: (item.first - item.last, -item.size, item.name),
-    lambda item: (item.first, -item.size, item.name),
+    lambda item: (-item.size, item.first),
+    lambda item: (-item.size * (item.last - item.first + 1), item.first),
+    lambda item: (item.first - item.last, -item.size),
+    lambda item: (item.first, -item.size),
 )
 """Which buffer is placed first: the largest, the largest times how long it lives, the one that lives longest, the first
 in use."""
@@ -71,7 +71,7 @@ def lower_bound(lifetimes: Iterable[Lifetime], alignment: int = 1) -> int:
     return max(accumulate(change[step] for step in sorted(change)), default=0)
 
 
-Places = dict[str, tuple[int, int]]
+Places = dict[Hashable, tuple[int, int]]
 """First byte of each buffer, and the one after its last."""
 
 
@@ -87,7 +87,7 @@ def _place(order: Iterable[Lifetime], alignment: int) -> Places:
                 break
             offset = max(offset, _aligned(end, alignment))
         insort(placed, (offset, offset + item.size, item), key=lambda entry: entry[0])
-    return {item.name: (start, end) for start, end, item in placed}
+    return {item.buffer: (start, end) for start, end, item in placed}
 
 
 def _end(places: Places) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from celosia.compiler.graph.check import check
+from celosia.compiler.graph.names import name_nodes, name_values
 from celosia.compiler.program import PassInfo
 
 
@@ -40,14 +41,20 @@ class Pipeline:
         return iter(self.passes)
 
     def run(self, model: ir.Model, watch: Watch | None = None) -> list[PassInfo]:
-        """Change `model`. Raises check.BrokenGraph, naming the pass, where one leaves a graph that is none."""
+        """Change `model`, whose nodes and values get unique names.
+
+        Raises check.BrokenGraph, naming the pass, where one leaves a graph that is none.
+        """
         watch = watch or (lambda name, model: None)
+        name_nodes(model.graph)
+        name_values(model.graph)
         check(model.graph, "the import")
         watch("import", model)
         done = []
         for each in self.passes:
             before = _size(model)
             each.run(model)
+            name_values(model.graph)
             check(model.graph, f"pass {each.name}")
             done.append(PassInfo(each.name, each.doc, before, _size(model)))
             watch(each.name, model)

@@ -19,6 +19,7 @@ from celosia.compiler.expr import Expr, Function, Load, Tensor, fuse_loops, lowe
 from celosia.compiler.expr.nodes import rewrite
 from celosia.compiler.expr.partition import partition
 from celosia.compiler.expr.transform import loads, topological
+from celosia.compiler.names import unused_name
 
 Array = NDArray[Any]
 SMALL = 4096
@@ -69,17 +70,21 @@ class CpuFunction:
         parameters, outputs = self._expressions()
         return _lowered(outputs, parameters)
 
-    def compile(self, dead: frozenset[str] = frozenset()) -> tuple[Kernel, tuple[str, ...], dict[str, Array]]:
+    def compile(
+        self, dead: frozenset[str] = frozenset(), taken: set[str] | None = None
+    ) -> tuple[Kernel, tuple[str, ...], dict[str, Array]]:
         """(kernel, names of its parameters in order, those of them that were computed here because they depend on
         constants alone, such as packed weights).
 
-        dead: inputs that nobody needs afterwards, so that outputs may be written over them.
+        dead: inputs that nobody needs afterwards, so that outputs may be written over them. taken: names that these
+        constants must not have; theirs are added.
         """
+        taken = set() if taken is None else taken
         parameters, outputs = self._expressions()
         values = {tensor: self.inputs[name].value for tensor, name in parameters.items()}
         constants = {tensor: value for tensor, value in values.items() if value is not None}
         outputs, found = _computed(outputs, constants)
-        made = {tensor: f"{self.outputs[0]}.{tensor.name}{k}" for k, tensor in enumerate(found)}
+        made = {tensor: unused_name(f"{self.outputs[0]}.{tensor.name}", taken) for tensor in found}
         function, names = _lowered(outputs, {**parameters, **made})
         over = overwritable(function, frozenset(t for t, name in zip(function.inputs, names) if name in dead))
         kernel = _compiled(replace(function, in_place=over), "/".join(node.op for node in self.nodes))

@@ -9,7 +9,8 @@ import onnx_ir as ir
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.select import Choice, Selection
 from celosia.compiler.graph.values import captured, constant
-from celosia.compiler.tensorize.layer import inputs
+from celosia.compiler.tensorize.layer import Activation, Storage, inputs
+from celosia.hw.config import Config
 
 
 @dataclass
@@ -27,15 +28,15 @@ Step = ir.Node | LaunchPlan
 class Scheduler:
     """Runs every CPU operator that can run, then every layer that can run, and so on."""
 
-    def __init__(self, graph: ir.Graph, selection: Selection) -> None:
-        self.graph, self.selection = graph, selection
+    def __init__(self, cfg: Config, graph: ir.Graph, selection: Selection) -> None:
+        self.cfg, self.graph, self.selection = cfg, graph, selection
         self.steps: list[Step] = []
-        self.host: set[str] = {value.name or "" for value in graph.inputs}
-        self.written: dict[str, list[Choice]] = {}
+        self.host: set[ir.Value] = set(graph.inputs)
+        self.writers: dict[Storage, list[Choice]] = {}
         for choice in selection.choices:
-            self.written.setdefault(choice.layer.y.storage, []).append(choice)
-        self.done: list[Choice] = []
-        self.on_device: set[str] = set()
+            self.writers.setdefault(choice.layer.y.storage, []).append(choice)
+        self.launched: dict[int, LaunchPlan] = {}
+        """The launch of each choice that is in one, by the choice's id."""
 
     def run(self) -> list[Step]:
         cpu = [node for node in self.graph if node in self.selection.cpu]
@@ -62,7 +63,7 @@ class Scheduler:
             for value in values:
                 self._bring(value)
             self.steps.append(node)
-            self.host.update(out.name or "" for out in node.outputs)
+            self.host.update(node.outputs)
         return waiting
 
     def _launch(self, layers: list[Choice]) -> list[Choice]:
@@ -77,27 +78,20 @@ class Scheduler:
                 for value, _ in choice.reads.values():
                     self._bring(value)
             self.steps.append(plan)
-            self.done += plan.choices
-            self.on_device |= {name for choice in plan.choices for name in self._finished(choice)}
+            self.launched |= {id(choice): plan for choice in plan.choices}
         return waiting
 
-    def _finished(self, choice: Choice) -> list[str]:
-        """Names of tensors that are complete on the accelerator now that `choice` has run."""
-        names = [choice.layer.y.name]
-        storage = choice.layer.y.storage
-        if all(other in self.done for other in self.written[storage]):
-            names.append(storage)
-        return names
+    def _makers(self, act: Activation) -> list[Choice]:
+        """The layers that write channels of `act`."""
+        return [c for c in self.writers.get(act.storage, []) if c.layer.y.overlaps(self.cfg, act)]
 
     def _ready(self, choice: Choice, plan: LaunchPlan) -> bool:
+        inside = {id(other) for other in plan.choices}
         for act in inputs(choice.layer):
-            if act.name in choice.reads:
-                if not self._reachable(choice.reads[act.name][0]):
+            if act.storage in choice.reads:
+                if not self._reachable(choice.reads[act.storage][0]):
                     return False
-                continue
-            writers = self.written.get(act.storage, [])
-            own = [writer for writer in writers if writer.layer.y.name == act.name] or writers
-            if not all(writer in self.done or writer in plan.choices for writer in own):
+            elif not all(id(maker) in self.launched or id(maker) in inside for maker in self._makers(act)):
                 return False
         return True
 
@@ -105,32 +99,32 @@ class Scheduler:
 
     def _reachable(self, value: ir.Value) -> bool:
         """Whether the host has `value` or can take it from finished launches."""
-        name = value.name or ""
-        if name in self.host or constant(value) is not None or name in self.on_device:
+        if value in self.host or constant(value) is not None or self._is_complete(value):
             return True
         producer = value.producer()
         if producer is None or producer not in self.selection.views or producer.inputs[0] is None:
             return False
         return self._reachable(producer.inputs[0])
 
+    def _is_complete(self, value: ir.Value) -> bool:
+        """Whether layers write `value`, and all of them are in launches."""
+        act = self.selection.written.get(value)
+        return act is not None and all(id(maker) in self.launched for maker in self._makers(act))
+
     def _bring(self, value: ir.Value) -> None:
         """Add what makes `value` available on the host."""
-        name = value.name or ""
-        if name in self.host or constant(value) is not None:
+        if value in self.host or constant(value) is not None:
             return
-        if name in self.on_device:
-            launch = next(
-                step for step in reversed(self.steps)
-                if isinstance(step, LaunchPlan)
-                and any(name in (choice.layer.y.name, choice.layer.y.storage) for choice in step.choices)
-            )  # fmt: skip
-            launch.taken.append(value)
+        if self._is_complete(value):
+            makers = {id(self.launched[id(maker)]) for maker in self._makers(self.selection.written[value])}
+            plans = [step for step in self.steps if isinstance(step, LaunchPlan) and id(step) in makers]
+            plans[-1].taken.append(value)
         else:
             producer = value.producer()
             assert producer is not None and producer.inputs[0] is not None
             self._bring(producer.inputs[0])
             self.steps.append(producer)
-        self.host.add(name)
+        self.host.add(value)
 
 
 def _operands(node: ir.Node) -> list[ir.Value]:
@@ -138,5 +132,5 @@ def _operands(node: ir.Node) -> list[ir.Value]:
     return [value for value in (*node.inputs, *captured(node)) if value is not None]
 
 
-def schedule(graph: ir.Graph, selection: Selection) -> list[Step]:
-    return Scheduler(graph, selection).run()
+def schedule(cfg: Config, graph: ir.Graph, selection: Selection) -> list[Step]:
+    return Scheduler(cfg, graph, selection).run()

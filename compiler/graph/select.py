@@ -29,6 +29,7 @@ from celosia.compiler.tensorize.layer import (
     Pool,
     Requantise,
     Residual,
+    Storage,
     Untileable,
     Window,
     inputs,
@@ -61,14 +62,17 @@ class Form:
     pad: int = 0
 
 
+Reads = dict[Storage, tuple[ir.Value, Form]]
+"""For each storage that the host fills: the tensor that it holds and its form."""
+
+
 @dataclass
 class Choice:
     """A layer with the graph's nodes that it covers, and the tensors it reads and writes."""
 
     layer: Layer
     nodes: list[ir.Node]
-    reads: dict[str, tuple[ir.Value, Form]]
-    """For each activation read, by name: the tensor it is and its form."""
+    reads: Reads
     value: ir.Value
     """The tensor written."""
     note: str = ""
@@ -81,8 +85,10 @@ class Selection:
     choices: list[Choice] = field(default_factory=list)
     cpu: dict[ir.Node, str] = field(default_factory=dict)
     views: dict[ir.Node, str] = field(default_factory=dict)
-    forms: dict[str, Form] = field(default_factory=dict)
-    """Form of each tensor that the accelerator writes, by name."""
+    forms: dict[ir.Value, Form] = field(default_factory=dict)
+    """Form of each tensor that the accelerator holds."""
+    written: dict[ir.Value, Activation] = field(default_factory=dict)
+    """Where each tensor lies that layers write; views of it lie there, too, and are not listed."""
 
 
 def natural_form(value: ir.Value, rows: bool = False) -> Form:
@@ -104,14 +110,17 @@ def natural_form(value: ir.Value, rows: bool = False) -> Form:
 class Selector:
     """Walks the graph once; `selection` is the result."""
 
-    def __init__(self, model: ir.Model, cfg: Config, refused: dict[str, str]) -> None:
-        """refused: nodes by name that must stay on the CPU, with the reason (no tiling fits)."""
+    def __init__(self, model: ir.Model, cfg: Config, refused: dict[ir.Node, str]) -> None:
+        """refused: nodes that must stay on the CPU, with the reason (no tiling fits)."""
         self.graph, self.cfg, self.refused = model.graph, cfg, refused
         self.selection = Selection()
-        self.made: dict[str, Choice] = {}
-        self.alias: dict[str, str] = {}
-        self.inside: dict[str, tuple[str, int, int]] = {}
-        """Activations that lie inside another: storage, group offset, groups."""
+        self.made: dict[ir.Value, Choice] = {}
+        self.alias: dict[ir.Value, ir.Value] = {}
+        """Views, and the tensor that each is a view of."""
+        self.given: dict[tuple[ir.Value, Form], Activation] = {}
+        """What the host fills."""
+        self.inside: dict[Storage, tuple[Storage, int]] = {}
+        """Storages that lie inside another, from a group of it on."""
 
     def run(self) -> Selection:
         for node in self.graph:
@@ -129,8 +138,8 @@ class Selector:
             raise OnCpu(
                 "float, or not an operator of the accelerator" if node.op_type not in VIEWS else "a view on the host"
             )
-        if (node.name or "") in self.refused:
-            raise OnCpu(self.refused[node.name or ""])
+        if node in self.refused:
+            raise OnCpu(self.refused[node])
         x = node.inputs[2] if node.op_type == "QLinearConcat" else node.inputs[0]
         if x is None or not {x.dtype, node.outputs[0].dtype} <= {ir.DataType.INT8, ir.DataType.UINT8}:
             raise OnCpu("not an 8-bit operator")
@@ -140,57 +149,64 @@ class Selector:
 
     # Activations -----------------------------------------------------------------------------------------------
 
-    def _written(self, value: ir.Value) -> tuple[str, Form] | None:
-        """Name and form of the activation that holds `value` on the accelerator, if it does."""
-        name = self.alias.get(value.name or "", value.name or "")
-        form = self.selection.forms.get(value.name or "")
-        return (name, form) if form is not None else None
+    def _source(self, value: ir.Value) -> ir.Value:
+        """The tensor that `value` is, or is a view of."""
+        return self.alias.get(value, value)
 
-    def _read(self, value: ir.Value | None, form: Form, reads: dict[str, tuple[ir.Value, Form]]) -> Activation:
+    def _written(self, value: ir.Value) -> Form | None:
+        """The form in which the accelerator holds `value`, if it does."""
+        return self.selection.forms.get(value)
+
+    def _read(self, value: ir.Value | None, form: Form, reads: Reads) -> Activation:
         """The activation of `value` in `form`: the accelerator's own, or one that the host fills."""
         if value is None or constant(value) is not None:
             raise OnCpu("an operand is a constant")
-        written = self._written(value)
-        if written is not None and written[1] == form:
-            name = written[0]
-        else:
-            name = f"{value.name}@{form.fold or 'x'.join(map(str, form.dims))}"
-            if form.fold:
-                name += f"{form.window}"
-            reads[name] = (value, form)
-        return Activation(name, *form.dims).placed(self.cfg)
+        if self._written(value) == form:
+            return self.selection.written[self._source(value)]
+        if (value, form) not in self.given:
+            self.given[value, form] = self._activation(value, form)
+        reads[self.given[value, form].storage] = (value, form)
+        return self.given[value, form]
 
-    def _add(
-        self, node: ir.Node, layer: Layer, reads: dict[str, tuple[ir.Value, Form]], form: Form, note: str = ""
-    ) -> None:
-        value = node.outputs[0]
-        choice = Choice(layer, [node], reads, value, note)
+    def _add(self, node: ir.Node, layer: Layer, reads: Reads, form: Form, note: str = "") -> None:
+        choice = Choice(layer, [node], reads, node.outputs[0], note)
         self.selection.choices.append(choice)
-        self.selection.forms[value.name or ""] = form
-        self.made[value.name or ""] = choice
+        self._writes(choice, node.outputs[0], form)
 
-    def _output(self, value: ir.Value, form: Form) -> Activation:
-        return Activation(value.name or "", *form.dims).placed(self.cfg)
+    def _writes(self, choice: Choice, value: ir.Value, form: Form) -> None:
+        """Note that `choice` writes `value`."""
+        choice.value = value
+        self.made[value] = choice
+        self.selection.forms[value] = form
+        self.selection.written[value] = choice.layer.y
+
+    def _no_longer_writes(self, choice: Choice) -> None:
+        """Note that the tensor which `choice` has written is nowhere any more."""
+        del self.made[choice.value], self.selection.forms[choice.value], self.selection.written[choice.value]
+
+    def _activation(self, value: ir.Value, form: Form) -> Activation:
+        """`value` in a storage of its own."""
+        return Activation.alone(self.cfg, value.name or "", *form.dims)
 
     def _view(self, node: ir.Node) -> bool:
         """Whether the output of `node` is the same activation as its input."""
         x, y = node.inputs[0], node.outputs[0]
         if x is None or y.is_graph_output():
             return False
-        written = self._written(x)
-        if written is None:
+        held = self._written(x)
+        if held is None:
             return False
         try:
             form = natural_form(y)
         except OnCpu:
             form = natural_form(y, rows=True)
-        if written[1] != form:
+        if held != form:
             if self._folds_into_gemm(node):
                 self.selection.views[node] = "part of the matrix multiplications that read it"
                 return True
             return False
-        self.alias[y.name or ""] = written[0]
-        self.selection.forms[y.name or ""] = form
+        self.alias[y] = self._source(x)
+        self.selection.forms[y] = form
         self.selection.views[node] = "free: the same bytes"
         return True
 
@@ -226,12 +242,12 @@ class Selector:
         requantise = _requantise(scales, zero_x, zero_y, weights, bias)
         y_form = natural_form(node.outputs[0])
         _check_extent(form, y_form, window)
-        reads: dict[str, tuple[ir.Value, Form]] = {}
+        reads: Reads = {}
         if self._written(value) is None and groups == 1:
             form, weights, window = self._fold(form, weights, window, zero_x, y_form)
         x = self._read(value, form, reads)
         layer = Conv(
-            node.name or "", x, self._output(node.outputs[0], y_form), weights, requantise, window, groups, zero_x
+            node.name or "", x, self._activation(node.outputs[0], y_form), weights, requantise, window, groups, zero_x
         )
         self._add(node, layer, reads, y_form)
 
@@ -286,7 +302,7 @@ class Selector:
         zero_x = _stored_zero(node.inputs[2])
         requantise = _requantise(scales, zero_x, _stored_zero(node.inputs[y_zero]), weights, bias)
         y_form = natural_form(node.outputs[0], rows=True)
-        reads: dict[str, tuple[ir.Value, Form]] = {}
+        reads: Reads = {}
         producer, window = value.producer(), Window((1, 1))
         flat = producer.inputs[0] if producer in self.selection.views and _flattens(producer) else None
         if flat is not None and self._written(value) is None and self._written(flat) is not None:
@@ -296,7 +312,7 @@ class Selector:
             weights = np.ascontiguousarray(weights.reshape(-1, *form.dims[1:]))
         else:
             x = self._read(value, natural_form(value, rows=True), reads)
-        layer = Conv(node.name or "", x, self._output(node.outputs[0], y_form), weights, requantise, window)
+        layer = Conv(node.name or "", x, self._activation(node.outputs[0], y_form), weights, requantise, window)
         self._add(node, layer, reads, y_form)
 
     def _add_two(self, node: ir.Node) -> None:
@@ -309,45 +325,43 @@ class Selector:
         if fit is None:
             raise OnCpu("no integers give onnxruntime's sum on all pairs of bytes")
         form = self._common_form(a, b)
-        reads: dict[str, tuple[ir.Value, Form]] = {}
+        reads: Reads = {}
         x, other = self._read(a, form, reads), self._read(b, form, reads)
         residual = Residual(other, fit.ma, fit.mb, fit.c, fit.shift)
-        layer = Map(node.name or "", x, self._output(y, form), Epilogue(residual=residual))
+        layer = Map(node.name or "", x, self._activation(y, form), Epilogue(residual=residual))
         if not self._join_residual(node, layer, reads, form):
             self._add(node, layer, reads, form)
 
     def _common_form(self, *values: ir.Value) -> Form:
         for value in values:
-            written = self._written(value)
-            if written is not None:
-                return written[1]
+            held = self._written(value)
+            if held is not None:
+                return held
         try:
             return natural_form(values[0])
         except OnCpu:
             return natural_form(values[0], rows=True)
 
-    def _join_residual(self, node: ir.Node, layer: Map, reads: dict[str, tuple[ir.Value, Form]], form: Form) -> bool:
+    def _join_residual(self, node: ir.Node, layer: Map, reads: Reads, form: Form) -> bool:
         """Make the addition the epilogue of the convolution that produces its later operand, if that is possible."""
         residual = layer.epilogue.residual
         assert residual is not None
-        order = {choice.value.name: place for place, choice in enumerate(self.selection.choices)}
-        sides = [(node.inputs[0], residual.operand, False), (node.inputs[3], layer.x, True)]
-        sides.sort(key=lambda side: -order.get(side[0].name, -1))  # type: ignore[union-attr]
-        for value, other, swapped in sides:
-            choice = self.made.get(value.name or "")  # type: ignore[union-attr]
+        order = {choice.value: place for place, choice in enumerate(self.selection.choices)}
+        a, b = node.inputs[0], node.inputs[3]
+        assert a is not None and b is not None
+        sides = [(a, b, residual.operand, False), (b, a, layer.x, True)]
+        sides.sort(key=lambda side: -order.get(side[0], -1))
+        for value, added, other, swapped in sides:
+            choice = self.made.get(value)
             if choice is None or not self._joins(choice, value) or not isinstance(choice.layer, Conv):
                 continue
-            if order.get(self._source(other.name), -1) >= order[choice.value.name] or other.name == value.name:  # type: ignore[union-attr]
+            if order.get(self._source(added), -1) >= order[choice.value] or added is value:
                 continue
             scales = (residual.scale_b, residual.scale_v) if swapped else (residual.scale_v, residual.scale_b)
             joined = replace(residual, operand=other, scale_v=scales[0], scale_b=scales[1])
-            self._extend(choice, node, replace(choice.layer.epilogue, residual=joined), reads)
-            self.selection.forms[node.outputs[0].name or ""] = form
+            self._extend(choice, node, replace(choice.layer.epilogue, residual=joined), reads, form)
             return True
         return False
-
-    def _source(self, name: str) -> str:
-        return self.alias.get(name, name)
 
     def _joins(self, choice: Choice, value: ir.Value | None) -> bool:
         """Whether an operator on `value` alone can become part of the layer that makes it."""
@@ -356,32 +370,28 @@ class Selector:
             and not value.is_graph_output() and choice.layer.epilogue.residual is None
         )  # fmt: skip
 
-    def _extend(
-        self, choice: Choice, node: ir.Node, epilogue: Epilogue, reads: dict[str, tuple[ir.Value, Form]]
-    ) -> None:
+    def _extend(self, choice: Choice, node: ir.Node, epilogue: Epilogue, reads: Reads, form: Form) -> None:
         """Let `choice` end in `epilogue` and write the output of `node`."""
-        y = replace(choice.layer.y, name=node.outputs[0].name or "", storage=node.outputs[0].name or "")
+        self._no_longer_writes(choice)
+        y = self._activation(node.outputs[0], Form(choice.layer.y.dims))
         choice.layer = replace(choice.layer, epilogue=epilogue, y=y)
-        del self.made[choice.value.name or ""], self.selection.forms[choice.value.name or ""]
-        choice.value = node.outputs[0]
         choice.nodes.append(node)
         choice.reads.update(reads)
-        self.made[choice.value.name or ""] = choice
+        self._writes(choice, node.outputs[0], form)
 
     def _table(self, node: ir.Node) -> None:
         value = node.inputs[0]
         assert value is not None
         table = _array(node.inputs[1]).astype(np.int8)
         form = self._common_form(value)
-        choice = self.made.get(value.name or "")
+        choice = self.made.get(value)
         if choice is not None and self._joins(choice, value) and choice.layer.epilogue.table is None:
-            self._extend(choice, node, replace(choice.layer.epilogue, table=table), {})
-            self.selection.forms[node.outputs[0].name or ""] = form
+            self._extend(choice, node, replace(choice.layer.epilogue, table=table), {}, form)
             return
-        reads: dict[str, tuple[ir.Value, Form]] = {}
+        reads: Reads = {}
         x = self._read(value, form, reads)
         self._add(
-            node, Map(node.name or "", x, self._output(node.outputs[0], form), Epilogue(table=table)), reads, form
+            node, Map(node.name or "", x, self._activation(node.outputs[0], form), Epilogue(table=table)), reads, form
         )
 
     def _product(self, node: ir.Node) -> None:
@@ -398,10 +408,10 @@ class Selector:
             raise OnCpu(f"it broadcasts {shape(node.inputs[0])} with {shape(node.inputs[3])}")  # type: ignore[arg-type]
         form = self._common_form(a)
         b_form = form if shape(b) == shape(y) else natural_form(b)
-        reads: dict[str, tuple[ir.Value, Form]] = {}
+        reads: Reads = {}
         x, other = self._read(a, form, reads), self._read(b, b_form, reads)
         requantise = _uniform(form.dims[1], fit.bias, fit.multiplier, fit.shift, fit.zero_point)
-        layer = Multiply(node.name or "", x, other, self._output(y, form), -zeros[0], -zeros[1], requantise)
+        layer = Multiply(node.name or "", x, other, self._activation(y, form), -zeros[0], -zeros[1], requantise)
         self._add(node, layer, reads, form)
 
     def _average(self, node: ir.Node) -> None:
@@ -426,18 +436,18 @@ class Selector:
         multiplier, shift = numerics.fold_scale(factor(scale_x, scale_y, count))
         zero_x, zero_y = _stored_zero(node.inputs[2]), _stored_zero(node.inputs[4])
         requantise = _uniform(form.dims[1], -zero_x * count, int(multiplier), int(shift), zero_y)
-        reads: dict[str, tuple[ir.Value, Form]] = {}
+        reads: Reads = {}
         x = self._read(value, form, reads)
-        self._add(node, Pool(node.name or "", x, self._output(y, y_form), window, requantise), reads, y_form, note)
+        self._add(node, Pool(node.name or "", x, self._activation(y, y_form), window, requantise), reads, y_form, note)
 
     def _max_pool(self, node: ir.Node) -> None:
         value, y = node.inputs[0], node.outputs[0]
         assert value is not None
         form, y_form = natural_form(value), natural_form(y)
         window = _window(node, form, attribute(node, "kernel_shape"))
-        reads: dict[str, tuple[ir.Value, Form]] = {}
+        reads: Reads = {}
         x = self._read(value, form, reads)
-        self._add(node, Pool(node.name or "", x, self._output(y, y_form), window), reads, y_form)
+        self._add(node, Pool(node.name or "", x, self._activation(y, y_form), window), reads, y_form)
 
     def _concat(self, node: ir.Node) -> None:
         y = node.outputs[0]
@@ -449,6 +459,8 @@ class Selector:
         sy, zy = _scalar(node.inputs[0]), _scalar(node.inputs[1])
         operands = [node.inputs[i : i + 3] for i in range(2, len(node.inputs), 3)]
         forms = [natural_form(operand[0]) for operand in operands]  # type: ignore[arg-type]
+        if any(constant(operand[0]) is not None for operand in operands):
+            raise OnCpu("a part is a constant")
         if any(form.dims[1] % self.cfg.group for form in forms[:-1]):
             raise OnCpu(f"a part does not end on a group of {self.cfg.group} channels")
         tables = []
@@ -457,34 +469,31 @@ class Selector:
             kind = y.dtype.numpy()  # type: ignore[union-attr]
             same = (sx, zx) == (sy, zy)
             tables.append(None if same else numerics.unary_table("Identity", {}, sx, zx, sy, zy, kind))
-        storage, total, offset = y.name or "", Activation("", *y_form.dims).placed(self.cfg).storage_groups, 0
+        whole, offset = self._activation(y, y_form), 0
         for number, (operand, form, table) in enumerate(zip(operands, forms, tables)):
             value = operand[0]
             assert value is not None
-            choice = self.made.get(value.name or "")
-            mine = choice is not None and choice.value is value and value.name not in self.inside
-            if mine and table is None:
-                self.inside[value.name or ""] = (storage, offset, total)
-                choice.nodes.append(node)  # type: ignore[union-attr]
+            choice = self.made.get(value)
+            mine = choice is not None and choice.value is value and choice.layer.y.storage not in self.inside
+            if mine and choice is not None and table is None:
+                choice.nodes.append(node)
             elif mine and choice is not None and self._joins(choice, value) and choice.layer.epilogue.table is None:
-                name = f"{storage}.{number}"
-                self._extend_part(choice, node, replace(choice.layer.epilogue, table=table), name)
-                self.inside[name] = (storage, offset, total)
+                self._extend_part(choice, node, replace(choice.layer.epilogue, table=table))
             else:
-                name = f"{storage}.{number}"
-                reads: dict[str, tuple[ir.Value, Form]] = {}
+                reads: Reads = {}
                 x = self._read(value, form, reads)
-                part = Activation(name, *form.dims).placed(self.cfg)
-                copy = Map(f"{node.name}.{number}", x, part, Epilogue(table=table))
-                self.selection.choices.append(Choice(copy, [node], reads, y))
-                self.inside[name] = (storage, offset, total)
+                copy = Map(f"{node.name}.{number}", x, self._activation(y, form), Epilogue(table=table))
+                choice = Choice(copy, [node], reads, y)
+                self.selection.choices.append(choice)
+            self.inside[choice.layer.y.storage] = (whole.storage, offset)
             offset += form.dims[1] // self.cfg.group
-        self.selection.forms[y.name or ""] = y_form
+        self.selection.forms[y], self.selection.written[y] = y_form, whole
 
-    def _extend_part(self, choice: Choice, node: ir.Node, epilogue: Epilogue, name: str) -> None:
+    def _extend_part(self, choice: Choice, node: ir.Node, epilogue: Epilogue) -> None:
         """Let `choice` end in `epilogue` and write a part of the concatenation `node`."""
-        choice.layer = replace(choice.layer, epilogue=epilogue, y=replace(choice.layer.y, name=name, storage=name))
-        del self.made[choice.value.name or ""], self.selection.forms[choice.value.name or ""]
+        self._no_longer_writes(choice)
+        y = self._activation(node.outputs[0], Form(choice.layer.y.dims))
+        choice.layer = replace(choice.layer, epilogue=epilogue, y=y)
         choice.value = node.outputs[0]
         choice.nodes.append(node)
 
@@ -492,11 +501,10 @@ class Selector:
         """Give every activation inside a concatenation its place, nested ones too."""
 
         def placed(act: Activation) -> Activation:
-            storage, offset, groups = act.name, 0, act.storage_groups
-            while storage in self.inside:
-                outer, start, groups = self.inside[storage]
-                storage, offset = outer, offset + start
-            return replace(act, storage=storage, group_offset=offset, storage_groups=groups)
+            while act.storage in self.inside:
+                outer, start = self.inside[act.storage]
+                act = replace(act, storage=outer, group_offset=act.group_offset + start)
+            return act
 
         for choice in self.selection.choices:
             layer = choice.layer
@@ -508,6 +516,8 @@ class Selector:
                 moved = replace(residual, operand=placed(residual.operand))
                 layer = replace(layer, epilogue=replace(layer.epilogue, residual=moved))
             choice.layer = layer
+        for value, act in self.selection.written.items():
+            self.selection.written[value] = placed(act)
 
 
 # Reading parameters off nodes -----------------------------------------------------------------------------------
@@ -653,7 +663,7 @@ _BUILDERS: dict[str, Callable[[Selector, ir.Node], None]] = {
 }
 
 
-def select(model: ir.Model, cfg: Config, refused: dict[str, str] | None = None) -> Selection:
+def select(model: ir.Model, cfg: Config, refused: dict[ir.Node, str] | None = None) -> Selection:
     """Place every node of `model`."""
     return Selector(model, cfg, refused or {}).run()
 

@@ -45,6 +45,7 @@ class _ConvTiles:
 
     def __post_init__(self) -> None:
         self.cfg, self.stream = self.lowering.cfg, self.lowering.stream
+        self.input = object()  # what of the input lies in inp is known by this layer's own mark, not by a name
         self.x_grid = self.lowering.grid(self.layer.x, self.matrix)
         self.weights = self.lowering.constants.place(pack.weights(self.cfg, self.layer))
         sizes = np.array([last - first for first, last in self.ranges])
@@ -142,7 +143,7 @@ class _ConvTiles:
 
     def _load_input(self, box: Box, k: tuple[int, int]) -> int:
         """First entry of the input [input block][row][column] under `box`."""
-        key = (self.layer.name, box.image, box.y, box.x, k)
+        key = (self.input, box.image, box.y, box.x, k)
         slot = self.stream.find(self.stream.inp, key)
         if slot is not None:
             return slot

@@ -6,7 +6,7 @@ the numbers that make it exact (multipliers, shifts, tables) were derived and pr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,30 +20,51 @@ class Untileable(ValueError):
     """A layer that no tiling fits into the scratchpads; the message says which one is too small."""
 
 
+@dataclass(frozen=True, eq=False)
+class Storage:
+    """Memory of activations, with `groups` channel groups for each image. The object is its identity; `name` is for
+    messages, and may be empty or that of another."""
+
+    name: str
+    groups: int
+
+
 @dataclass(frozen=True)
 class Activation:
     """An int8 tensor in DRAM, [images/batch][channels/group][height][width][batch][group].
 
-    `storage` names the memory that holds it; several activations share one where a concatenation is free: this one
-    then begins `group_offset` channel groups into it, of `storage_groups` in all. Of a matrix [rows, columns] the rows
-    are images and the columns channels.
+    Several activations share a storage where a concatenation is free: this one begins `group_offset` channel groups
+    into it. Of a matrix [rows, columns] the rows are images and the columns channels. Two activations of the same place
+    and dimensions are equal: the name, for messages, does not count.
     """
 
-    name: str
+    name: str = field(compare=False)
     images: int
     channels: int
     height: int
     width: int
-    storage: str = ""
+    storage: Storage
     group_offset: int = 0
-    storage_groups: int = 0
 
-    def placed(self, cfg: Config, storage: str = "", group_offset: int = 0, storage_groups: int = 0) -> Activation:
-        """This activation inside `storage`, by default one of its own."""
-        own = padded_groups(cfg, self.channels)
-        return replace(
-            self, storage=storage or self.name, group_offset=group_offset, storage_groups=storage_groups or own
-        )
+    @staticmethod
+    def alone(cfg: Config, name: str, images: int, channels: int, height: int, width: int) -> Activation:
+        """An activation in a storage of its own."""
+        storage = Storage(name, padded_groups(cfg, channels))
+        return Activation(name, images, channels, height, width, storage)
+
+    @property
+    def dims(self) -> tuple[int, int, int, int]:
+        """(images, channels, height, width)."""
+        return self.images, self.channels, self.height, self.width
+
+    @property
+    def storage_groups(self) -> int:
+        return self.storage.groups
+
+    def overlaps(self, cfg: Config, other: Activation) -> bool:
+        """Whether the two share channel groups."""
+        first, second = sorted((self, other), key=lambda act: act.group_offset)
+        return self.storage is other.storage and second.group_offset < first.group_offset + first.groups(cfg)
 
     def batches(self, cfg: Config) -> int:
         return -(-self.images // cfg.batch)

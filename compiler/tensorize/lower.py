@@ -18,6 +18,7 @@ from celosia.compiler.tensorize.layer import (
     Multiply,
     Pool,
     Requantise,
+    Storage,
     Untileable,
 )
 from celosia.compiler.tensorize.tile import Box, Tile, clip_window, fit_strides, spans
@@ -36,7 +37,7 @@ class Lowering:
     addresses: DRAM address of each storage. Tiles emitted in order leave the stream a correct sequential program.
     """
 
-    def __init__(self, cfg: Config, stream: Stream, constants: Constants, addresses: dict[str, int]) -> None:
+    def __init__(self, cfg: Config, stream: Stream, constants: Constants, addresses: dict[Storage, int]) -> None:
         self.cfg, self.stream, self.constants, self.addresses = cfg, stream, constants, addresses
         self.following = False
         """Whether the rows that the tile reads are known to be there, though other rows are not."""

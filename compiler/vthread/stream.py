@@ -80,7 +80,7 @@ class Ring:
 @dataclass
 class _Thread:
     layer: int
-    writes: str
+    writes: object
     compute: Compute | None = None
     pins: list[tuple[Ring, tuple[int, int]]] = field(default_factory=list)
 
@@ -123,13 +123,13 @@ class Stream:
 
     # Threads ---------------------------------------------------------------------------------------------------
 
-    def start(self, layer: int, writes: str, load: Load) -> None:
+    def start(self, layer: int, writes: object, load: Load) -> None:
         """Start a thread of `layer`, which writes storage `writes`: its loads now, the rest when its turn comes."""
         self.waiting.append(self._load(layer, writes, load))
         while len(self.waiting) > THREADS:
             self.advance()
 
-    def follow(self, layer: int, writes: str, load: Load) -> None:
+    def follow(self, layer: int, writes: object, load: Load) -> None:
         """Start a thread that overtakes the waiting ones: it computes as soon as the next that follows has loaded."""
         thread = self._load(layer, writes, load)
         while self.following:
@@ -144,10 +144,10 @@ class Stream:
         """Let any thread compute. False where there is none."""
         return self._next(self.following) or self._next(self.waiting)
 
-    def settle(self, storage: str) -> None:
+    def settle(self, storage: object) -> None:
         """Let threads compute until none is left that writes `storage`."""
         for threads in (self.following, self.waiting):
-            while any(thread.writes == storage for thread in threads):
+            while any(thread.writes is storage for thread in threads):
                 self._next(threads)
 
     def finish(self) -> None:
@@ -160,7 +160,7 @@ class Stream:
             return True
         return False
 
-    def _load(self, layer: int, writes: str, load: Load) -> _Thread:
+    def _load(self, layer: int, writes: object, load: Load) -> _Thread:
         thread = _Thread(layer, writes)
         self.loading, self.layer = thread, layer
         thread.compute = load()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from hypothesis import strategies as st
@@ -22,6 +22,7 @@ from celosia.compiler.tensorize.layer import (
     Pool,
     Requantise,
     Residual,
+    Storage,
     Window,
     inputs,
     padded_groups,
@@ -65,9 +66,9 @@ def _requantised(total: NDArray[np.int64], r: Requantise, clip: tuple[int, int])
     return numerics.requantize(total.astype(np.int32), bias, multiplier, shift, r.zero_point, *clip).astype(np.int64)
 
 
-def meaning(layer: Layer, values: dict[str, Int8]) -> Int8:
+def meaning(layer: Layer, values: dict[Activation, Int8]) -> Int8:
     """The output of `layer`, [images, channels, height, width], over `values` of activations by name."""
-    x, epilogue = values[layer.x.name], layer.epilogue
+    x, epilogue = values[layer.x], layer.epilogue
     if isinstance(layer, Conv):
         windows = _windows(x, layer.window, layer.pad_value)
         group_in, group_out = layer.weights.shape[1], layer.weights.shape[0] // layer.groups
@@ -88,7 +89,7 @@ def meaning(layer: Layer, values: dict[str, Int8]) -> Int8:
         else:
             v = _requantised(windows.sum(axis=(4, 5)), layer.requantise, epilogue.clip)
     elif isinstance(layer, Multiply):
-        b = values[layer.b.name]
+        b = values[layer.b]
         v = (x.astype(np.int64) + layer.x_offset) * (b.astype(np.int64) + layer.b_offset)
         v = _requantised(v, layer.requantise, epilogue.clip)
     else:
@@ -98,7 +99,7 @@ def meaning(layer: Layer, values: dict[str, Int8]) -> Int8:
     if epilogue.residual is not None:
         r = epilogue.residual
         parameters = numerics.RescaleAdd(r.scale_v, r.scale_b, r.scale_c, r.shift)
-        v = numerics.rescale_add(v, values[r.operand.name], parameters, r.lo, r.hi).astype(np.int64)
+        v = numerics.rescale_add(v, values[r.operand], parameters, r.lo, r.hi).astype(np.int64)
     return v.astype(np.int8)
 
 
@@ -118,7 +119,7 @@ class Network:
 
     cfg: Config
     launches: list[list[Layer]] = field(default_factory=lambda: [[]])
-    given: dict[str, tuple[Activation, Int8]] = field(default_factory=dict)
+    given: dict[Activation, Int8] = field(default_factory=dict)
 
     @property
     def layers(self) -> list[Layer]:
@@ -130,9 +131,9 @@ class Network:
         return [layer.y for layer in self.layers if layer.y.storage not in used]
 
     def build(self) -> Image:
-        written = [set[str]() for _ in self.launches]
-        read = [set[str]() for _ in self.launches]
-        written[0] = {act.storage for act, _ in self.given.values()}
+        written = [set[Storage]() for _ in self.launches]
+        read = [set[Storage]() for _ in self.launches]
+        written[0] = {act.storage for act in self.given}
         read[-1] = {act.storage for act in self.outputs()}
         return build(self.cfg, self.launches, written, read)
 
@@ -144,22 +145,22 @@ class Network:
         noise = np.random.default_rng(0).integers(0, 256, image.constants_address, np.uint8)
         device.write(0, noise)  # what no channel uses must not matter
         device.write(image.constants_address, image.constants)
-        for act, values in self.given.values():
+        for act, values in self.given.items():
             self._fill(device, image, act, values)
         for index, launch in enumerate(image.launches):
             verify(cfg, code_of(cfg, image, index), image.size, (0, image.constants_address))
             device.run(launch.address, launch.count)
 
-        values = {name: data for name, (_, data) in self.given.items()}
+        values = dict(self.given)
         for layer in self.layers:
-            if layer.x.name not in values:  # a concatenation
+            if layer.x not in values:  # a concatenation
                 values |= _concatenated(self.layers, layer.x, values)
-            values[layer.y.name] = meaning(layer, values)
+            values[layer.y] = meaning(layer, values)
         for act in self.outputs():
             data = device.read(image.addresses[act.storage], act.size(cfg))
             shape = (act.images, act.channels, act.height, act.width)
             found = pack.unpack_activation(cfg, data, shape, act.storage_groups, act.group_offset)
-            np.testing.assert_array_equal(found, values[act.name], f"{act.name} of {self.layers}")
+            np.testing.assert_array_equal(found, values[act], f"{act.name} of {self.layers}")
         return image
 
     def _fill(self, device: FunctionalDevice, image: Image, act: Activation, values: Int8) -> None:
@@ -171,9 +172,9 @@ class Network:
             device.write(address + (batch * act.storage_groups + act.group_offset) * plane, row)
 
 
-def _concatenated(layers: list[Layer], whole: Activation, values: dict[str, Int8]) -> dict[str, Int8]:
-    parts = sorted((layer.y for layer in layers if layer.y.storage == whole.storage), key=lambda act: act.group_offset)
-    return {whole.name: np.concatenate([values[part.name] for part in parts], axis=1)}
+def _concatenated(layers: list[Layer], whole: Activation, values: dict[Activation, Int8]) -> dict[Activation, Int8]:
+    parts = sorted((layer.y for layer in layers if layer.y.storage is whole.storage), key=lambda act: act.group_offset)
+    return {whole: np.concatenate([values[part] for part in parts], axis=1)}
 
 
 # Drawing --------------------------------------------------------------------------------------------------
@@ -229,19 +230,18 @@ class Builder:
         return self.draw(st.booleans())
 
     def _name(self) -> str:
-        return f"t{len(self.net.layers)}"
+        """Names are for messages: they may be missing, or the same."""
+        return self.draw(st.sampled_from([f"t{len(self.net.layers)}", "", "same"]))
 
     def given(self, images: int, channels: int, height: int, width: int, before: int = 0, after: int = 0) -> Activation:
         """An activation filled by the host, with `before` and `after` foreign channel groups around it."""
         name = f"in{len(self.net.given)}"
-        act = Activation(name, images, channels, height, width)
+        act = Activation.alone(self.cfg, name, images, channels, height, width)
         if before or after:
             groups = padded_groups(self.cfg, (before + after + act.groups(self.cfg)) * self.cfg.group)
-            act = act.placed(self.cfg, f"{name}-storage", before, groups)
-        else:
-            act = act.placed(self.cfg)
+            act = replace(act, storage=Storage(f"{name}-storage", groups), group_offset=before)
         values = self.rng.integers(-128, 128, (images, channels, height, width)).astype(np.int8)
-        self.net.given[name] = (act, values)
+        self.net.given[act] = values
         return act
 
     def _like(self, x: Activation) -> Activation:
@@ -264,7 +264,7 @@ class Builder:
         top, left, bottom, right = window.pads
         height = (x.height + top + bottom - window.reach(0)) // window.strides[0] + 1
         width = (x.width + left + right - window.reach(1)) // window.strides[1] + 1
-        return Activation(self._name(), x.images, channels, height, width).placed(self.cfg)
+        return Activation.alone(self.cfg, self._name(), x.images, channels, height, width)
 
     def conv(
         self, x: Activation, window: Window, channels: int, groups: int = 1, y: Activation | None = None

@@ -17,16 +17,16 @@ spans = st.tuples(st.integers(1, 5000), st.integers(0, 12), st.integers(0, 5))
 def test_live_buffers_do_not_overlap(drawn: list[tuple[int, int, int]], alignment: int) -> None:
     buffers = [Lifetime(f"b{i}", size, first, first + more) for i, (size, first, more) in enumerate(drawn)]
     found = plan(buffers, alignment)
-    assert set(found.offsets) == {b.name for b in buffers}
+    assert set(found.offsets) == {b.buffer for b in buffers}
     assert all(offset % alignment == 0 for offset in found.offsets.values())
     steps = range(20)
     assert found.lower_bound == max(sum(b.size for b in buffers if b.first <= t <= b.last) for t in steps)
     assert found.lower_bound <= found.size <= sum(b.size + alignment for b in buffers)
     for t in steps:
         end = 0
-        for b in sorted((b for b in buffers if b.first <= t <= b.last), key=lambda b: found.offsets[b.name]):
-            assert found.offsets[b.name] >= end
-            end = found.offsets[b.name] + b.size
+        for b in sorted((b for b in buffers if b.first <= t <= b.last), key=lambda b: found.offsets[b.buffer]):
+            assert found.offsets[b.buffer] >= end
+            end = found.offsets[b.buffer] + b.size
         assert end <= found.size
 
 

@@ -21,6 +21,11 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 MS = "com.microsoft"
+HOSTILE = (
+    ".shape", "_zero", "_table", "_weights", "_bias", "_int32", ".0", "@xy", "@1x4x4x4", "_quantised_", ":", "",
+    "_unclamped", ".blocked", "_1",
+)  # fmt: skip
+"""What names of the compiler's own might end in."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +58,30 @@ class Builder:
         self.inexact: set[str] = set()
         """Outputs that depend on an operator which onnxruntime computes in float."""
         self.count = 0
+        self.node_names = "own"
+        """What nodes are called: "own", "none", "same", or "hostile", as what the compiler might make itself."""
+        self.hostile_tensors = False
+        """Whether tensors are called as what the compiler might make itself."""
+        self.last = "val"
+        self.given_names: set[str] = set()
 
     # Pieces ----------------------------------------------------------------------------------------------------
 
     def name(self, stem: str) -> str:
         self.count += 1
-        return f"{stem}_{self.count}"
+        if not self.hostile_tensors:
+            return f"{stem}_{self.count}"
+        name = f"val_{self.count}" if self.count % 3 else f"{self.last}{HOSTILE[self.count % len(HOSTILE)]}"
+        while name in self.given_names:
+            name += "_1"
+        self.given_names.add(name)
+        self.last = name if len(name) < 40 else "val"
+        return name
+
+    def node_name(self, out: str) -> str:
+        if self.node_names == "hostile":
+            return f"{self.last}{HOSTILE[self.count % len(HOSTILE)]}"
+        return {"own": f"{out}_node", "none": "", "same": "node"}[self.node_names]
 
     def constant(self, stem: str, array: Any, dtype: Any = None) -> str:
         name = self.name(stem)
@@ -67,7 +90,7 @@ class Builder:
 
     def node(self, op: str, inputs: Sequence[str], domain: str = "", **attrs: Any) -> str:
         out = self.name(op.lower())
-        self.nodes.append(helper.make_node(op, list(inputs), [out], name=f"{out}_node", domain=domain, **attrs))
+        self.nodes.append(helper.make_node(op, list(inputs), [out], name=self.node_name(out), domain=domain, **attrs))
         return out
 
     def meaning(self, scale: float, zero: int) -> list[str]:
@@ -320,7 +343,8 @@ class Builder:
 
 UNARY = ("Sigmoid", "Tanh", "LeakyRelu", "HardSigmoid", "Relu")
 OPERATORS = ("conv", "conv", "depthwise", "grouped", "max_pool", "residual", "sum", "concat", "unary", "hard_swish",
-             "squeeze_excite", "reshape")  # fmt: skip
+             "squeeze_excite", "reshape", "twins",
+)  # fmt: skip
 LAST = ("", "flatten_gemm", "global_gemm", "global_average", "average_pool", "matmul")
 
 
@@ -332,9 +356,13 @@ def models(draw: st.DrawFn) -> Builder:
         draw(st.sampled_from(["qdq", "qoperator"])), draw(st.sampled_from([np.int8, np.uint8])), number(0, 2**16),
         draw(st.booleans()), draw(st.sampled_from([13, 17, 19])),
     )  # fmt: skip
+    b.node_names = draw(st.sampled_from(["own", "none", "same", "hostile"]))
+    b.hostile_tensors = draw(st.booleans())
     x = b.input([number(1, 3), number(1, 18), number(1, 10), number(1, 10)])
-    for op in draw(st.lists(st.sampled_from(OPERATORS), max_size=4)):
+    for op in draw(st.lists(st.sampled_from(OPERATORS), max_size=6)):
         x = _random(draw, b, op, x)
+        if number(0, 5) == 0 and x.name not in b.steps:
+            b.output(x)
     last = draw(st.sampled_from(LAST))
     if last == "average_pool":
         kernel, strides, pads = _window(draw, x)
@@ -348,7 +376,7 @@ def models(draw: st.DrawFn) -> Builder:
         x = b.matmul(x, number(1, 12), draw(st.sampled_from(["Gemm", "MatMul"])), draw(st.booleans()), number(0, 1))
     elif not b.nodes[1:]:
         x = b.conv(x, 4, (1, 1))
-    b.output(x, draw(st.booleans()))
+    b.output(x, draw(st.booleans()) or x.name in b.steps)
     return b
 
 
@@ -370,6 +398,9 @@ def _random(draw: st.DrawFn, b: Builder, op: str, x: Tensor) -> Tensor:
         # onnx and onnxruntime disagree about windows that lie in the padding altogether
         assume(all((y.shape[a] - 1) * strides[a - 2] < x.shape[a] + pads[a - 2] for a in (2, 3)))
         return y
+    if op == "twins":
+        first = b.conv(x, channels, (3, 3), pads=(1, 1, 1, 1))
+        return b.conv(first, channels, (3, 3), pads=(1, 1, 1, 1), activation=_activation(draw))
     if op == "residual":
         y = b.conv(x, channels, (3, 3), pads=(1, 1, 1, 1), activation=_activation(draw))
         return b.binary("Add", *draw(st.permutations([x, y])))

@@ -1,0 +1,67 @@
+"""What nodes and tensors are called changes no byte: identity goes by the object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from small_models import Builder
+from test_models import CONFIGS, check
+
+import celosia
+from celosia.sim.fsim import FunctionalDevice
+
+
+def twins(b: Builder) -> None:
+    """Two convolutions of the same geometry behind each other."""
+    x = b.conv(b.input([1, 8, 8, 8]), 16, (1, 1))
+    x = b.conv(x, 16, (3, 3), pads=(1, 1, 1, 1))
+    b.output(b.conv(x, 16, (3, 3), pads=(1, 1, 1, 1)))
+
+
+def branches(b: Builder) -> None:
+    """Equal branches over one tensor that is read many times, two outputs, concatenation and residuals."""
+    x = b.conv(b.input([2, 8, 9, 7]), 16, (1, 1))
+    parts = [b.conv(x, 16, (3, 3), pads=(1, 1, 1, 1)) for _ in range(3)]
+    total = b.binary("Add", parts[0], parts[1])
+    b.output(parts[2])
+    b.output(b.concat([total, parts[2], x], False))
+
+
+NAMES = ["none", "same", "hostile"]
+
+
+@pytest.mark.parametrize("tensors", [False, True], ids=["plain", "hostile-tensors"])
+@pytest.mark.parametrize("names", NAMES)
+@pytest.mark.parametrize("build", [twins, branches])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_names_do_not_matter(config: str, build: Callable[[Builder], None], names: str, tensors: bool) -> None:
+    b = Builder("qoperator", np.int8, seed=3)
+    b.node_names, b.hostile_tensors = names, tensors
+    build(b)
+    program = check(b, FunctionalDevice(CONFIGS[config]))
+    reported = [row["name"] for row in program.placements]
+    assert all(reported) and len(set(reported)) == len(reported)
+
+
+def test_one_refused_layer_sends_no_other_to_the_cpu() -> None:
+    """A convolution that fits no scratchpad, between others; none has a name."""
+    b = Builder("qoperator", np.int8, seed=4)
+    b.node_names = "none"
+    x = b.conv(b.input([1, 8, 40, 40]), 16, (3, 3))
+    x = b.conv(x, 4, (37, 37), dilations=(1, 1))
+    b.output(b.conv(x, 8, (1, 1)))
+    program = check(b, FunctionalDevice(CONFIGS["tight"]))
+    places = [row["place"] for row in program.placements if row["op"] == "QLinearConv"]
+    assert places == ["accelerator", "cpu", "accelerator"]
+
+
+def test_names_of_nodes_are_kept_where_they_are_unique() -> None:
+    b = Builder("qoperator", np.int8, seed=5)
+    twins(b)
+    model = b.model()
+    convs = [node for node in model.graph.node if node.op_type == "QLinearConv"]
+    convs[0].name, convs[1].name, convs[2].name = "stem", "body", "body"
+    names = [row["name"] for row in celosia.compile(model, "tiny").placements if row["op"] == "QLinearConv"]
+    assert names == ["stem", *(f"QLinearConv:{node.output[0]}" for node in convs[1:])]
