@@ -8,11 +8,10 @@ operands as one axis of the behaviour does, so that each operand is a dense tile
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from celosia.compiler.expr.affine import coefficient, flatten, linear
 from celosia.compiler.expr.bounds import divisor, simplified, structure
-from celosia.compiler.expr.loops import For, Intrinsic, Stmt, Store, Update
+from celosia.compiler.expr.loops import For, Stmt, Store, Update
 from celosia.compiler.expr.nodes import (
     INDEX,
     Axis,
@@ -29,9 +28,7 @@ from celosia.compiler.expr.nodes import (
     substitute,
     walk,
 )
-
-if TYPE_CHECKING:
-    from celosia.compiler.tensorize.intrinsics import TensorIntrinsic
+from celosia.compiler.tensorize.behaviour import TileOperation
 
 COMMUTATIVE = ("add", "mul", "min", "max", "and", "or", "xor", "eq", "ne")
 
@@ -43,8 +40,8 @@ class Mismatch(ValueError):
     """Loops that do something else than the intrinsic; the message says what."""
 
 
-def match(intrinsic: TensorIntrinsic, nest: For, first: Expr, scope: Callable[[Tensor], str]) -> Intrinsic:
-    """The intrinsic in the place of `nest`; see loops.Declared. Raises Mismatch."""
+def match(intrinsic: TileOperation, nest: For, first: Expr, scope: Callable[[Tensor], str]) -> tuple[Expr, ...]:
+    """The arguments with which the intrinsic does what `nest` does; see loops.Declared. Raises Mismatch."""
     loops, statement = _unrolled(intrinsic.name, nest)
     behaviour, body = intrinsic.behaviour, intrinsic.behaviour.body
     assert body is not None
@@ -84,7 +81,7 @@ def match(intrinsic: TensorIntrinsic, nest: For, first: Expr, scope: Callable[[T
         args.append(argument)
     if kind is not None:
         args.append(first)
-    return Intrinsic(intrinsic.name, tuple(args), intrinsic)
+    return tuple(args)
 
 
 def _kind(kind: str | None) -> str:
@@ -169,7 +166,7 @@ def _same_node(wanted: Expr, actual: Expr) -> bool:
     return False
 
 
-def _check_scopes(intrinsic: TensorIntrinsic, tensors: dict[Tensor, Tensor], scope: Callable[[Tensor], str]) -> None:
+def _check_scopes(intrinsic: TileOperation, tensors: dict[Tensor, Tensor], scope: Callable[[Tensor], str]) -> None:
     for tile, tensor in tensors.items():
         wanted, actual = intrinsic.scopes[tile.name], scope(tensor)
         if wanted != actual:

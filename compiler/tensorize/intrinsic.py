@@ -1,0 +1,114 @@
+"""What an intrinsic of the accelerator is.
+
+An intrinsic is declared by its behaviour, a tensor expression over tiles whose sizes come from the Config, and by its
+lowering rule, which says of which instruction the tiles are operands. The loops around an intrinsic become loops of the
+instruction, as many as it has (see render.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from celosia.compiler.expr.affine import flatten
+from celosia.compiler.expr.loops import For, If, Intrinsic, Stmt, Store, Update, block
+from celosia.compiler.expr.lower import start_value
+from celosia.compiler.expr.nodes import INDEX, Const, Expr, Load, Reduce, Tensor, Var, rewrite, substitute
+from celosia.compiler.tensorize.behaviour import TileOperation
+from celosia.compiler.tensorize.match import match
+from celosia.hw.isa import Opcode
+
+Args = tuple[Expr | Tensor | int, ...]
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Lowering to GEMM or VECTOR. operands: which operand of the instruction each tile is, by their names; fields: what
+    else the instruction needs, from the values of the behaviour's parameters.
+    """
+
+    opcode: Opcode
+    operands: Mapping[str, str]
+    fields: Callable[..., dict[str, int]] = lambda: {}
+
+
+@dataclass(frozen=True)
+class Move:
+    """Lowering to LOAD or STORE of tiles that are elements of the instruction. Parameters: `inside`, whether a tile is
+    read or padding, and `pad`, the value of padding.
+    """
+
+    opcode: Opcode
+
+
+@dataclass(frozen=True, eq=False)
+class TensorIntrinsic(TileOperation):
+    """A tile operation of the accelerator, and the instruction that it becomes."""
+
+    rule: Compute | Move
+
+    def __post_init__(self) -> None:
+        for tile in self.tiles:
+            if tile.name not in self.scopes:
+                raise ValueError(f"{self.name}: the memory of {tile.name} is not said")
+            if isinstance(self.rule, Compute) and tile.name not in self.rule.operands:
+                raise ValueError(f"{self.name}: {tile.name} is no operand of {self.rule.opcode.name}")
+
+    def match(self, nest: For, first: Expr, scope: Callable[[Tensor], str]) -> Intrinsic:
+        """The intrinsic in the place of `nest`; see loops.Declared. Raises Mismatch."""
+        return Intrinsic(self.name, match(self, nest, first, scope), self)
+
+    def split_args(self, args: Args) -> tuple[dict[Tensor, Load], dict[Var, Expr], Expr]:
+        """(begin of each tile, values of parameters, whether a reduction begins). ValueError for other arguments."""
+        wanted = len(self.tiles) + len(self.parameters) + self.reduces
+        if len(args) != wanted:
+            raise ValueError(f"{self.name} has {wanted} arguments, not {len(args)}")
+        tiles: dict[Tensor, Load] = {}
+        for tile, arg in zip(self.tiles, args):
+            if not isinstance(arg, Load) or arg.dtype != tile.dtype:
+                raise ValueError(f"{self.name}: {tile.name} is the begin of a tile of {tile.dtype}, not {arg}")
+            tiles[tile] = arg
+        values: dict[Var, Expr] = {}
+        for parameter, arg in zip(self.parameters, args[len(self.tiles) :]):
+            if not isinstance(arg, Expr) or arg.dtype != parameter.dtype:
+                raise ValueError(f"{self.name}: {parameter.name} is a {parameter.dtype}, not {arg}")
+            values[parameter] = arg
+        first = args[-1] if self.reduces else Const(True, "bool")
+        if not isinstance(first, Expr) or first.dtype != "bool":
+            raise ValueError(f"{self.name}: the last argument says whether the reduction begins, not {first}")
+        return tiles, values, first
+
+    def broken(self, args: Args, scope: Callable[[Tensor], str]) -> str | None:
+        try:
+            tiles, _, _ = self.split_args(args)
+        except ValueError as error:
+            return str(error)
+        for tile, load in tiles.items():
+            if scope(load.tensor) != self.scopes[tile.name]:
+                return f"{tile.name} is in {scope(load.tensor)}, not in {self.scopes[tile.name]}"
+        return None
+
+    def meaning(self, args: Args) -> Stmt:
+        tiles, values, first = self.split_args(args)
+        behaviour, body = self.behaviour, self.behaviour.body
+        assert body is not None
+
+        def at(tile: Tensor, index: tuple[Expr, ...]) -> tuple[Tensor, tuple[Expr, ...]]:
+            start = tiles[tile]
+            base: Expr = flatten(start.tensor.shape, start.index) if start.index else Const(0, INDEX)
+            return start.tensor, (base + flatten(tile.shape, index),)
+
+        def actual(e: Expr) -> Expr | None:
+            return Load(*at(e.tensor, e.index)) if isinstance(e, Load) and e.tensor in tiles else None
+
+        def loops(axes: tuple[Var, ...], inner: Stmt) -> Stmt:
+            for axis in reversed(axes):
+                inner = For(axis, getattr(axis, "extent", 1), inner)
+            return inner
+
+        value = substitute(rewrite(body.value if isinstance(body, Reduce) else body, actual), values)
+        target, index = at(behaviour, behaviour.axes)
+        if not isinstance(body, Reduce):
+            return loops(behaviour.axes, Store(target, index, value))
+        reset = If(first, Store(target, index, start_value(body.kind, behaviour.dtype)))
+        return loops(behaviour.axes, block(reset, loops(body.axes, Update(body.kind, target, index, value))))
