@@ -46,6 +46,10 @@ class Buffer(IntEnum):
     LUT = 5
 
 
+TABLE_SIZE = 256
+"""Entries of a table of lut: one for each int8."""
+
+
 class ReduceOp(IntEnum):
     ADD = 0
     MAX = 1
@@ -141,6 +145,8 @@ class Format:
 
 
 EXTENT_BITS = 12
+X_BITS, YZ_BITS, PAD_BITS = 16, 12, 8
+"""Sizes of what LOAD and STORE move, and of padding."""
 """Width of a loop extent; extents are stored as they are, so that 0 is illegal."""
 
 GEMM_LOOPS = ("n", "y", "x", "k", "r", "s")
@@ -189,17 +195,17 @@ def _formats(cfg: Config, limit_bits: int | None) -> dict[Opcode, Format]:
             Field("dram_addr", 32, "First byte, relative to the DMA base."),
             Field("dram_y", 32, "Bytes from one row to the next."),
             Field("dram_z", 32, "Bytes from one plane to the next."),
-            Field("x_size", 16, "Elements in a row, consecutive in DRAM, at least 1."),
-            Field("y_size", 12, "Rows in a plane, at least 1."),
-            Field("z_size", 12, "Planes, at least 1."),
+            Field("x_size", X_BITS, "Elements in a row, consecutive in DRAM, at least 1."),
+            Field("y_size", YZ_BITS, "Rows in a plane, at least 1."),
+            Field("z_size", YZ_BITS, "Planes, at least 1."),
             Field("sram_base", sram, "First element written (of the padded block)."),
             Field("sram_x", sram, "Step between elements of a row."),
             Field("sram_y", sram, "Step between rows."),
             Field("sram_z", sram, "Step between planes."),
-            Field("pad_top", 8, "Rows of padding before the first row of each plane."),
-            Field("pad_bottom", 8, "Rows of padding after the last row."),
-            Field("pad_left", 8, "Elements of padding before each row."),
-            Field("pad_right", 8, "Elements of padding after each row."),
+            Field("pad_top", PAD_BITS, "Rows of padding before the first row of each plane."),
+            Field("pad_bottom", PAD_BITS, "Rows of padding after the last row."),
+            Field("pad_left", PAD_BITS, "Elements of padding before each row."),
+            Field("pad_right", PAD_BITS, "Elements of padding after each row."),
             Field("pad_value", 8, "What padding holds in every byte (ACC: in every int32).", signed=True),
         ),
         limit_bits,
@@ -265,9 +271,9 @@ def _formats(cfg: Config, limit_bits: int | None) -> dict[Opcode, Format]:
             Field("dram_addr", 32, "First byte, relative to the DMA base."),
             Field("dram_y", 32, "Bytes from one row to the next."),
             Field("dram_z", 32, "Bytes from one plane to the next."),
-            Field("x_size", 16, "Pieces in a row, consecutive in DRAM, at least 1."),
-            Field("y_size", 12, "Rows in a plane, at least 1."),
-            Field("z_size", 12, "Planes, at least 1."),
+            Field("x_size", X_BITS, "Pieces in a row, consecutive in DRAM, at least 1."),
+            Field("y_size", YZ_BITS, "Rows in a plane, at least 1."),
+            Field("z_size", YZ_BITS, "Planes, at least 1."),
             Field("sram_base", out, "First piece read."),
             Field("sram_x", out, "Step between pieces of a row."),
             Field("sram_y", out, "Step between rows."),

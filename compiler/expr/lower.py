@@ -45,8 +45,9 @@ from celosia.compiler.expr.transform import inline
 
 
 def lower(
-    what: Tensor | Sequence[Tensor] | Schedule, inputs: Sequence[Tensor] | None = None, name: str | None = None
-) -> Function:
+    what: Tensor | Sequence[Tensor] | Schedule, inputs: Sequence[Tensor] | None = None, name: str | None = None,
+    scalars: Sequence[Var] = (),
+) -> Function:  # fmt: skip
     """The loops of a schedule, or of tensors under the plain one.
 
     `inputs` orders the kernel's parameters; left out, they are the placeholders in the order of first use.
@@ -69,7 +70,7 @@ def lower(
         code = lowering.with_intrinsics(code, {})
     if any(stage.attached for stage in schedule.stages.values()):
         code = _without_single(code)
-    return Function(name or schedule.outputs[0].name, inputs, schedule.outputs, code)
+    return Function(name or schedule.outputs[0].name, inputs, schedule.outputs, code, scalars=tuple(scalars))
 
 
 LOCAL_BYTES = 4096  # tensors of one iteration up to this size need no place in the workspace
@@ -349,6 +350,8 @@ class _Nest:
             begun = any(isinstance(r, Split) and r.parent.reduce and r.first for r in stage.relations)
             first = Const(False, "bool") if begun else reduce_and(tests)
             statement: Stmt = Update(self.reduces[0].kind, self.target, self.index, self.reduces[0].value)
+        elif self.reduces and intrinsic.reduces:
+            raise ValueError(f"{name}: {intrinsic.name} accumulates, so what follows must be a tensor of its own")
         else:  # a reduction in the midst of the expression is part of the intrinsic, with its loops
             order = [loop for loop in order if not loop.reduce]
             at = order.index(axis)

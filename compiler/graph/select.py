@@ -34,7 +34,7 @@ from celosia.compiler.tensorize.layer import (
     Window,
     inputs,
 )
-from celosia.compiler.tensorize.tiling import Problem, choose, estimate
+from celosia.compiler.tensorize.space import Problem, choose, estimate
 from celosia.hw.config import Config
 
 VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
@@ -273,7 +273,7 @@ class Selector:
         def cycles(option: tuple[Form, NDArray[np.int8], Window]) -> float:
             blocks = (pack.blocks(out, self.cfg.block_out), pack.blocks(option[1].shape[1], self.cfg.block_in))
             images = -(-form.dims[0] // self.cfg.batch)
-            problem = Problem(option[2], images, *y.dims[2:], *blocks, False, False)
+            problem = Problem(option[2], images, *y.dims[2:], *blocks, False)
             try:
                 return estimate(self.cfg, problem, choose(self.cfg, problem))
             except Untileable:
