@@ -121,6 +121,7 @@ class _Lowering:
         part = region(tensor, inner)
         if part is None:
             raise ValueError(f"{tensor.name} is computed inside {where}, where nothing reads it")
+        part = _with_whole_tiles(self.schedule[tensor], part)
         small = Tensor(tensor.name, tuple(count for _, count in part), tensor.dtype)
         sums = Sums()
 
@@ -167,6 +168,19 @@ class _Lowering:
             case Block(body):
                 return Block(tuple(self.with_intrinsics(inner, scopes) for inner in body))
         return code
+
+
+def _with_whole_tiles(stage: Stage, part: Region) -> Region:
+    """`part`, of whose dimensions those that an intrinsic computes at once are whole."""
+    if stage.intrinsic is None:
+        return part
+    tile = stage.order[stage.order.index(stage.intrinsic[0]) :]
+    whole: tuple[Expr, int]
+    found = []
+    for axis, size, given in zip(stage.tensor.axes, stage.tensor.shape, part):
+        whole = Const(0, INDEX), size
+        found.append(whole if axis in tile else given)
+    return tuple(found)
 
 
 def _without_single(code: Stmt) -> Stmt:
