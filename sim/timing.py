@@ -1,0 +1,528 @@
+"""The machine's clock without its arithmetic: when each instruction of an encoded stream starts and ends.
+
+    timing = predict(cfg, code)         # code: the words of a launch, as they lie in DRAM
+    timing.cycles, timing.start, timing.end
+
+Nothing here looks at data. What an instruction asks for (steps, rows, bursts, beats) comes from `demand.py`; what follows
+from the order of instructions, queues, tokens, and the memory is computed here, one instruction after the other, each
+unit keeping what it still remembers of the ones before. Copies are reckoned as trains of bursts in closed form, so that
+the time this takes does not depend on how much they move.
+
+Cycles count from the write of `control` that starts the run, as those of the RTL's events do. The constants below are
+the hardware's pipeline stages; tests/sim/test_timing.py compares them with the declarations in hw/ and, where there is
+none, measures them on the RTL.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.hw.config import Config
+from celosia.hw.isa import Unit, instruction_bytes
+from celosia.hw.regs import COUNTERS
+from celosia.sim.demand import MAX_BURST, Demand, demand
+from celosia.sim.device import Counters, DeviceError, Event
+from celosia.sim.memory import MEMORY_MODELS, MemoryModel
+
+# Declared in hw/, which is in Amaranth and cannot be imported here.
+OUTSTANDING = 8
+"""Bursts that the engine of LOAD or STORE has under way at once (dma.py)."""
+ROOM = 128
+"""Beats that the read engine holds (dma.py, ReadEngine)."""
+PLACES = 2 * OUTSTANDING
+"""Rows listed whose bytes have not all passed yet (load.py, store.py)."""
+IN_FLIGHT = 8
+"""Instructions of LOAD or STORE whose data is awaited (load.py, store.py)."""
+RESPONSES = 2 * IN_FLIGHT
+"""Instructions of STORE whose responses are awaited (store.py)."""
+ISSUE = 2
+"""Instructions between a gate and its unit (top.py)."""
+UNDER_WAY = 2
+"""Instructions in the vector unit (vector.py)."""
+VECTOR_STAGES = 19
+"""From the read of an entry to its write (vector.py, WRITE)."""
+
+# Cycles from one event to another, by the registers between them.
+FIRST_ASK = 3
+"""Write of `control` -> first burst of fetch asked for: start, clear, run, limits checked."""
+ASK_TO_ADDRESS_FETCH = 2
+"""Fetch asks -> memory has the address: registers of fetch and of the read channel's arbiter."""
+ASK_TO_ADDRESS = 1
+"""An engine of LOAD or STORE asks for a burst -> memory has the address: the register in front of AXI."""
+BEAT_TO_WORD = 2
+"""Last beat of an instruction -> it may go to its queue: fetch's buffer, the word put together."""
+END_TO_ASK = 1
+"""Last beat of a burst (response, of STORE) -> the engine may ask for another in its place."""
+START_TO_ASK = 4
+"""LOAD or STORE starts -> its first burst is asked for: waiting block, listed row, queue, splitter."""
+BEGIN_TO_ASK = START_TO_ASK - 1
+START_TO_STEP = 3
+"""LOAD or STORE starts -> its first step: job queue, walker, and LOAD's plan or STORE's read."""
+BEAT_TO_STEP = 4
+"""A beat arrives -> LOAD writes its first unit: buffer of two stages, aligner, queue of units."""
+STEP_TO_END = 3
+"""LOAD's last step -> end: register in front of the port, `done`."""
+GEMM_STAGES = 7
+"""GEMM's last step -> end beside the adder tree: operands, products, sums, accumulator read, add and write, `done`."""
+WRITE_TO_END = 2
+"""The write of VECTOR's last entry -> end: `done`."""
+UNIT_TO_BEAT = 1
+"""STORE's reader has a unit -> its beat is offered to memory."""
+RESPONSE_TO_END = 2
+"""The response to STORE's last burst -> end: the engine's answer, `done`."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """When a stream of instructions ran. cycles: from start to done. start, end: of each instruction, as the RTL's
+    trace has them. values: the hardware's counters, by the names of `hw.regs.COUNTERS`."""
+
+    cycles: int
+    unit: NDArray[np.int64]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    values: dict[str, int]
+
+    def counters(self, trace: bool = False) -> Counters:
+        """As a Device returns them; with `trace`, each instruction's event in the order of their ends."""
+        events: list[Event] = []
+        if trace:
+            names = [unit.name.lower() for unit in Unit]
+            order = np.argsort(self.end, kind="stable")
+            columns = (column[order].tolist() for column in (self.unit, self.start, self.end))
+            events = [
+                Event(names[unit], index, start, end)
+                for index, unit, start, end in zip(order.tolist(), *columns, strict=True)
+            ]
+        return Counters(self.cycles, self.values, events)
+
+
+def predict(cfg: Config, code: bytes, memory: MemoryModel | str = "zynq-hp", address: int = 0) -> Timing:
+    """Cycles of the run of the instructions in `code`, which lie at byte `address` of DRAM.
+
+    memory: a MemoryModel or the name of one. ValueError for a memory with random stalls, or an unknown name;
+    DeviceError for a stream that cannot end.
+    """
+    if isinstance(memory, str):
+        if memory not in MEMORY_MODELS:
+            raise ValueError(f"there is no memory model {memory!r}; take {' or '.join(MEMORY_MODELS)}")
+        memory = MEMORY_MODELS[memory]
+    if memory.stall or memory.jitter or memory.freeze_after is not None:
+        raise ValueError(f"the timing model has no random or frozen memory, so not {memory}")
+    wanted = demand(cfg, code)
+    if not len(wanted.unit):
+        return Timing(0, wanted.unit, wanted.steps, wanted.steps, dict.fromkeys(COUNTERS, 0))
+    return _Machine(cfg, wanted, memory, address).run()
+
+
+class _Channel:
+    """One direction of the memory: a beat a cycle at most, none while it refreshes.
+
+    A slot is a cycle in which a beat may move. next: the first cycle that no beat has taken yet.
+    """
+
+    def __init__(self, cfg: Config, memory: MemoryModel) -> None:
+        self._period, self._refresh = memory.refresh_period, memory.refresh_cycles
+        self._open = self._period - self._refresh
+        # Where the DRAM is slower than the bus, a beat takes several cycles.
+        self.beat = max(1.0, cfg.bus_bytes / memory.bytes_per_cycle) if memory.bytes_per_cycle else 1.0
+        self.next = 0
+
+    def after(self, cycle: int, slots: int) -> int:
+        """The cycle of the slot that is `slots` after the first one from `cycle` on."""
+        if not self._period:
+            return cycle + slots
+        turn, within = divmod(cycle, self._period)
+        turns, rest = divmod(max(0, within - self._refresh) + slots, self._open)
+        return (turn + turns) * self._period + self._refresh + rest
+
+    def refresh_after(self, cycle: int) -> int:
+        """The next cycle in which a refresh begins."""
+        return cycle // self._period * self._period + self._period if self._period else 1 << 62
+
+
+class _Engine:
+    """The bursts of LOAD or of STORE on their channel.
+
+    lead: cycles from asking for a burst to its first beat at the earliest. turn: from the last beat of a burst to the
+    first of the one that takes its place among those outstanding.
+    """
+
+    def __init__(self, channel: _Channel, lead: int, turn: int, outstanding: int) -> None:
+        self.channel, self.lead, self.turn = channel, lead, turn
+        self.outstanding = outstanding
+        never = -(1 << 40)
+        self.ends = deque([never] * (outstanding + 1), outstanding + 1)  # last beats of the last bursts
+        self.asked = never  # when the last burst was asked for
+
+    def train(self, ask: int, bursts: int, slots: int) -> tuple[int, int]:
+        """Send `bursts` bursts, which take `slots` in all, the first asked for in cycle `ask` or later.
+
+        Returns the cycles of the first and of the last beat.
+        """
+        window = self.outstanding
+        ask = max(ask, self.asked + 1, self.ends[1] + END_TO_ASK)
+        first = self.channel.after(max(ask + self.lead, self.channel.next, self.ends[1] + self.turn), 0)
+        if bursts > 1 and (window - 1) * slots >= (self.turn - 1) * bursts:
+            last = self.channel.after(first, slots - 1)  # the channel is never idle
+            self._fill(bursts, first, last)
+        elif bursts <= 2 * window:
+            last = self._each(first, bursts, slots)
+        else:
+            last = self._bunches(first, bursts, slots)
+        self.channel.next = last + 1
+        self.asked = max(ask + bursts - 1, self.ends[0] + END_TO_ASK)
+        return first, last
+
+    def _fill(self, bursts: int, first: int, last: int) -> None:
+        """Spread the ends of the last bursts evenly."""
+        ends, span = self.ends, last - first + 1
+        for left in range(min(bursts, self.outstanding + 1) - 1, -1, -1):
+            ends.append(last - span * left // bursts)
+
+    def _each(self, first: int, bursts: int, slots: int) -> int:
+        """Bursts one by one, the first beat in cycle `first`; returns the last beat's."""
+        ends, turn, after = self.ends, self.turn, self.channel.after
+        done, start, end = 0, first, first
+        for number in range(1, bursts + 1):
+            through = slots * number // bursts
+            end = after(start, through - done - 1)
+            done = through
+            ends.append(end)
+            start = max(end + 1, ends[1] + turn)
+        return end
+
+    def _bunches(self, first: int, bursts: int, slots: int) -> int:
+        """As `_each`, for trains in which memory waits for requests: as many bursts as may be outstanding come at once,
+        and after a round trip the next ones. Only those that a refresh meets are looked at."""
+        window = self.outstanding
+        left, of_bunch = bursts - window, slots * window // bursts
+        last = self._each(first, window, of_bunch)
+        period = self.turn - 1 + -(-slots // bursts)
+        while left > 0:
+            clear = max(0, min(left // window, (self.channel.refresh_after(self.ends[1]) - last - 1) // period))
+            if clear:
+                for _ in range(window + 1):
+                    self.ends.append(self.ends[0] + clear * period)
+                last = self.ends[-1]
+                left -= clear * window
+            count = min(left, window)
+            if count:
+                start = max(last + 1, self.ends[1] + self.turn)
+                last = self._each(self.channel.after(start, 0), count, max(count, of_bunch * count // window))
+                left -= count
+        return last
+
+
+class _Fetch:
+    """Reads instructions ahead and puts them into the queues, in order."""
+
+    def __init__(self, cfg: Config, memory: MemoryModel, channel: _Channel, count: int, address: int) -> None:
+        size = instruction_bytes(cfg)
+        self._channel, self._lead = channel, ASK_TO_ADDRESS_FETCH + memory.read_latency
+        self._parts = max(1, size // cfg.bus_bytes)  # beats of a word
+        self._words = max(1, cfg.bus_bytes // size)  # words of a beat
+        self._longest = min(MAX_BURST, 2 * self._parts)
+        self._room = 4 * self._longest
+        self._total = -(-count * size // cfg.bus_bytes)
+        self._place = address // cfg.bus_bytes % self._longest
+        self._promised = 0
+        self._ask = FIRST_ASK - 2
+        self._arrived: list[tuple[int, int]] = []  # bursts: beats through it, and cycle of its last one
+        self._valid: list[int] = []  # when each word was there
+        self._left = -(1 << 40)  # when the last word went to its queue
+        self.load: _Engine | None = None
+
+    def word(self, number: int) -> int:
+        """The cycle from which instruction `number` may go to its queue; asked for in order, after `dispatched`."""
+        through = (number // self._words + 1) * self._parts
+        while self._promised < through:
+            self._burst()
+        while self._arrived[0][0] < through:
+            self._arrived.pop(0)
+        beats, last = self._arrived[0]
+        valid = max(self._left + self._parts, last - (beats - through) + BEAT_TO_WORD)
+        self._valid.append(valid)
+        return valid
+
+    def dispatched(self, cycle: int) -> None:
+        self._left = cycle
+
+    def _burst(self) -> None:
+        """Ask for the next burst as soon as the buffer has room for the longest one."""
+        beats = min(self._total - self._promised, self._longest - (self._place + self._promised) % self._longest)
+        ask = self._ask + 2
+        gone = self._promised + self._longest - self._room
+        if gone > 0:
+            ask = max(ask, self._valid[-(-gone // self._parts) * self._words - 1])
+        self._ask = ask
+        self._promised += beats
+        self._arrived.append((self._promised, self._read(ask, beats)))
+
+    def _read(self, ask: int, beats: int) -> int:
+        """The cycle of the last beat of a burst. While LOAD keeps the channel busy, its bursts outstanding come first,
+        and all that follow are later by this one."""
+        channel = self._channel
+        slots = round(beats * channel.beat)
+        first = ask + self._lead
+        if first >= channel.next:
+            channel.next = channel.after(first, slots)
+            return channel.after(first, slots - 1)
+        if self.load is not None:
+            first = max(first, min(channel.next, ask + self._lead + OUTSTANDING * MAX_BURST))
+        channel.next = channel.after(channel.next, slots)
+        return channel.after(first, slots - 1)
+
+
+class _Gemm:
+    """One tile operation a cycle, across instructions."""
+
+    def __init__(self, cfg: Config) -> None:
+        self._stages = GEMM_STAGES + cfg.block_in.bit_length() - 1
+        self._free = 0
+
+    def run(self, ready: int, steps: int) -> tuple[int, int]:
+        start = max(ready, self._free)
+        self._free = start + steps
+        return start, start + steps + self._stages
+
+
+class _Vector:
+    """One entry a cycle; two instructions at most, and one only where it writes accumulators."""
+
+    def __init__(self) -> None:
+        self._free = 0
+        self._written = deque([-1] * UNDER_WAY, UNDER_WAY)
+        self._to_acc = False
+
+    def run(self, ready: int, steps: int, to_acc: bool) -> tuple[int, int]:
+        start = max(ready, self._free, self._written[-1 if self._to_acc else 0] + 1)
+        self._to_acc = to_acc
+        self._free = start + steps
+        written = start + steps + VECTOR_STAGES
+        self._written.append(written)
+        return start, written + WRITE_TO_END
+
+
+class _Listing:
+    """The side of LOAD and STORE that accepts instructions and lists their rows for an engine."""
+
+    def __init__(self, engine: _Engine) -> None:
+        self._engine = engine
+        self._begun = 0  # when the last instruction left the place where it waits
+        self._listed = 0  # when its last row had been listed
+        self._jobs = deque([-1] * IN_FLIGHT, IN_FLIGHT)  # when the last instructions' data began
+
+    def start(self, ready: int) -> int:
+        return max(ready, self._begun, self._jobs[0] + 1)
+
+    def begin(self, start: int) -> int:
+        """Returns when the first burst may be asked for."""
+        self._begun = max(start + 1, self._listed)
+        return self._begun + BEGIN_TO_ASK
+
+    def end(self, job: int, rows: int, first: int, last: int, data_last: int) -> None:
+        """Three rows at most are listed of which the engine has asked for nothing, and PLACES whose data has not
+        passed. first, last: beats of the train; data_last: the last step of the data's side."""
+        self._jobs.append(job)
+        listed = self._begun + rows
+        if rows > 3:
+            listed = max(listed, self._engine.asked + 1 - 3 * (last - first) // rows)
+        if rows > PLACES:
+            listed = max(listed, data_last + 1 - (PLACES + 1) * (data_last - job) // rows)
+        self._listed = listed
+
+
+class _Load:
+    """Rows of DRAM through the engine to the writer, with ROOM beats between them."""
+
+    def __init__(self, engine: _Engine) -> None:
+        self._engine, self._listing = engine, _Listing(engine)
+        self._last = 0  # the writer's last step
+        self._beats = 0  # of all instructions so far
+        # How the writer took the last instructions' beats out of the engine: (beats before, beats, from, to).
+        self._taken: deque[tuple[int, int, int, int]] = deque([(0, 0, 0, 0)], 2 * IN_FLIGHT)
+
+    def run(
+        self, ready: int, steps: int, lead: int, trail: int, rows: int, bursts: int, beats: int
+    ) -> tuple[int, int]:
+        start = self._listing.start(ready)
+        ask = self._listing.begin(start)
+        room = self._room(min(beats // bursts, MAX_BURST))
+        slots = round(beats * self._engine.channel.beat)
+        first, last = self._engine.train(max(ask, room), bursts, slots)
+        job = max(start + 1, self._last - 2)
+        begin = max(start + START_TO_STEP, self._last + 1)
+        end = max(begin + steps - 1, first + BEAT_TO_STEP + steps - lead - 1, last + BEAT_TO_STEP + trail)
+        self._hold_back(end - trail, steps - lead - trail, rows, bursts, beats)
+        self._taken.append((self._beats, beats, first + 2, max(last, end - trail - 2)))
+        self._beats += beats
+        self._last = end
+        self._listing.end(job, rows, first, last, end)
+        return start, end + STEP_TO_END
+
+    def _room(self, beats: int) -> int:
+        """When the engine has room for a burst of `beats`."""
+        wanted = self._beats + beats - ROOM
+        for before, count, begin, end in reversed(self._taken):
+            if before < wanted or not before:
+                return begin + (end - begin) * max(0, wanted - before) // max(1, count) + 2 if wanted > 0 else 0
+        return 0
+
+    def _hold_back(self, end: int, steps: int, rows: int, bursts: int, beats: int) -> None:
+        """Where the writer is slower than memory, the engine asks for its last burst when that has room."""
+        ahead = min(ROOM, PLACES * beats // rows)
+        if beats > ahead:
+            engine, burst = self._engine, beats // bursts
+            last = end - steps * ahead // beats + engine.lead + burst
+            late = last - engine.ends[-1]
+            if late > 0:
+                for _ in range(engine.outstanding + 1):
+                    engine.ends.append(engine.ends[0] + late)
+                engine.asked += late
+                engine.channel.next = max(engine.channel.next, last + 1)
+
+
+class _Store:
+    """Units from `out`, packed into beats, and their responses."""
+
+    def __init__(self, engine: _Engine, response: int) -> None:
+        self._engine, self._listing, self._response = engine, _Listing(engine), response
+        self._last = 0  # the reader's last unit
+        self._ends = deque([-1] * RESPONSES, RESPONSES)
+
+    def run(self, ready: int, steps: int, rows: int, bursts: int, beats: int) -> tuple[int, int]:
+        start = max(self._listing.start(ready), self._ends[0])
+        ask = self._listing.begin(start)
+        slots = max(round(beats * self._engine.channel.beat), steps)
+        units = slots // beats  # of a beat
+        unit = max(start + START_TO_STEP, self._last + 1) + units - 1
+        first, last = self._engine.train(max(ask, unit + UNIT_TO_BEAT - self._engine.lead), bursts, slots - units + 1)
+        self._listing.end(max(start + 1, self._last), rows, first, last, last)
+        self._last = last - UNIT_TO_BEAT
+        end = last + self._response + RESPONSE_TO_END
+        self._ends.append(end)
+        return start, end
+
+
+class _Semaphore:
+    """Tokens from one unit to another: when they came, and when they were taken."""
+
+    def __init__(self, bits: int) -> None:
+        self._most = (1 << bits) - 1
+        self._posts: deque[int] = deque()
+        self._takes: deque[int] = deque()  # of tokens whose places have not been taken again
+        self._promised = 0
+
+    def take(self) -> int:
+        """When the next token is there."""
+        return self._posts.popleft()
+
+    def taken(self, cycle: int) -> None:
+        self._takes.append(cycle)
+
+    def reserve(self) -> int:
+        """When there is room for one more token."""
+        self._promised += 1
+        return self._takes.popleft() + 1 if self._promised > self._most else 0
+
+    def post(self, cycle: int) -> None:
+        self._posts.append(cycle)
+
+
+class _Machine:
+    """All parts, and the instructions that go through them one by one."""
+
+    def __init__(self, cfg: Config, wanted: Demand, memory: MemoryModel, address: int) -> None:
+        self._cfg, self._wanted, self._count = cfg, wanted, len(wanted.unit)
+        reads, writes = _Channel(cfg, memory), _Channel(cfg, memory)
+        window = min(OUTSTANDING, memory.outstanding)
+        lead = ASK_TO_ADDRESS + memory.read_latency
+        read = _Engine(reads, lead, END_TO_ASK + lead, window)
+        write = _Engine(writes, ASK_TO_ADDRESS + 1, memory.write_latency + END_TO_ASK + ASK_TO_ADDRESS + 1, window)
+        self._fetch = _Fetch(cfg, memory, reads, self._count, address)
+        self._fetch.load = read
+        self._load, self._gemm, self._vector = _Load(read), _Gemm(cfg), _Vector()
+        self._store = _Store(write, memory.write_latency)
+        self._semaphores = {(a, b): _Semaphore(cfg.token_bits) for a in Unit for b in Unit if a != b}
+
+    def run(self) -> Timing:
+        w, depth = self._wanted, self._cfg.queue_depth
+        columns = zip(
+            *(
+                column.tolist()
+                for column in (w.unit, w.wait, w.post, w.steps, w.lead, w.trail, w.rows, w.bursts, w.beats, w.to_acc)
+            ),
+            strict=True,
+        )
+        takes, posts = self._masks()
+        starts, ends = [0] * self._count, [0] * self._count
+        passed = [deque([-1] * depth, depth) for _ in Unit]  # cycles in which the last instructions left the queue
+        issued = [deque([-1] * ISSUE, ISSUE) for _ in Unit]  # and in which they started
+        waited = [0] * len(Unit)
+        fetch, load, gemm, vector, store = self._fetch, self._load, self._gemm, self._vector, self._store
+        for index, (unit, wait, post, steps, lead, trail, rows, bursts, beats, to_acc) in enumerate(columns):
+            queue, issue = passed[unit], issued[unit]
+            put = max(fetch.word(index), queue[0] + 1)
+            fetch.dispatched(put)
+            head = max(put, queue[-1]) + 1
+            ready = head
+            taken, given = takes[unit][wait], posts[unit][post]
+            for semaphore in taken:
+                ready = max(ready, semaphore.take())
+            for semaphore in given:
+                ready = max(ready, semaphore.reserve())
+            waited[unit] += ready - head
+            ready = max(ready, issue[0] + 1)
+            for semaphore in taken:
+                semaphore.taken(ready)
+            queue.append(ready)
+            if unit == Unit.GEMM:
+                start, end = gemm.run(ready + 1, steps)
+            elif unit == Unit.LOAD:
+                start, end = load.run(ready + 1, steps, lead, trail, rows, bursts, beats)
+            elif unit == Unit.VECTOR:
+                start, end = vector.run(ready + 1, steps, bool(to_acc))
+            else:
+                start, end = store.run(ready + 1, steps, rows, bursts, beats)
+            issue.append(start)
+            for semaphore in given:
+                semaphore.post(end)
+            starts[index], ends[index] = start, end
+        return self._timing(np.array(starts), np.array(ends), waited)
+
+    def _masks(self) -> tuple[list[list[list[_Semaphore]]], list[list[list[_Semaphore]]]]:
+        """For each unit and mask the semaphores to take from, and those to post to."""
+        masks = range(1 << len(Unit))
+        takes = [[[self._semaphores[b, a] for b in Unit if b != a and m >> b & 1] for m in masks] for a in Unit]
+        posts = [[[self._semaphores[a, b] for b in Unit if b != a and m >> b & 1] for m in masks] for a in Unit]
+        return takes, posts
+
+    def _timing(self, start: NDArray[np.int64], end: NDArray[np.int64], waited: Sequence[int]) -> Timing:
+        w = self._wanted
+        cycles = int(end.max())
+        read = int(w.beats[w.unit == Unit.LOAD].sum()) + self._fetch._total
+        values = {"cycles": cycles, "read_beats": read, "write_beats": int(w.beats[w.unit == Unit.STORE].sum())}
+        for unit in Unit:
+            own = w.unit == unit
+            busy = int(w.steps[own].sum())
+            values[f"{unit.name.lower()}_busy"] = busy
+            values[f"{unit.name.lower()}_wait_token"] = waited[unit]
+            held = _covered(start[own], end[own]) - busy if unit in (Unit.LOAD, Unit.STORE) else 0
+            values[f"{unit.name.lower()}_wait_memory"] = max(0, held)
+        return Timing(cycles, w.unit, start, end, {name: values[name] for name in COUNTERS})
+
+
+def _covered(start: NDArray[np.int64], end: NDArray[np.int64]) -> int:
+    """Cycles in which at least one of some instructions, in order, is under way."""
+    if not len(start):
+        return 0
+    before = np.concatenate([[0], np.maximum.accumulate(end)[:-1]])
+    return int((end - np.maximum(start, before)).sum())
