@@ -38,6 +38,8 @@ ROOM = 128
 """Beats that the read engine holds (dma.py, ReadEngine)."""
 PLACES = 2 * OUTSTANDING
 """Rows listed whose bytes have not all passed yet (load.py, store.py)."""
+AHEAD = 3
+"""Rows that are listed while the engine has not asked for their last burst: two in a queue, one being split (load.py)."""
 IN_FLIGHT = 8
 """Instructions of LOAD or STORE whose data is awaited (load.py, store.py)."""
 RESPONSES = 2 * IN_FLIGHT
@@ -56,6 +58,8 @@ ASK_TO_ADDRESS_FETCH = 2
 """Fetch asks -> memory has the address: registers of fetch and of the read channel's arbiter."""
 ASK_TO_ADDRESS = 1
 """An engine of LOAD or STORE asks for a burst -> memory has the address: the register in front of AXI."""
+ASK_TO_ASK_FETCH = 2
+"""Fetch asks -> asks again: the register of its request."""
 BEAT_TO_WORD = 2
 """Last beat of an instruction -> it may go to its queue: fetch's buffer, the word put together."""
 END_TO_ASK = 1
@@ -77,6 +81,9 @@ UNIT_TO_BEAT = 1
 """STORE's reader has a unit -> its beat is offered to memory."""
 RESPONSE_TO_END = 2
 """The response to STORE's last burst -> end: the engine's answer, `done`."""
+
+
+NEVER = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -145,7 +152,7 @@ class _Channel:
 
     def refresh_after(self, cycle: int) -> int:
         """The next cycle in which a refresh begins."""
-        return cycle // self._period * self._period + self._period if self._period else 1 << 62
+        return cycle // self._period * self._period + self._period if self._period else NEVER
 
 
 class _Engine:
@@ -158,9 +165,9 @@ class _Engine:
     def __init__(self, channel: _Channel, lead: int, turn: int, outstanding: int) -> None:
         self.channel, self.lead, self.turn = channel, lead, turn
         self.outstanding = outstanding
-        never = -(1 << 40)
-        self.ends = deque([never] * (outstanding + 1), outstanding + 1)  # last beats of the last bursts
-        self.asked = never  # when the last burst was asked for
+        self.burst = MAX_BURST  # slots of a burst in the last train
+        self.ends = deque([-NEVER] * (outstanding + 1), outstanding + 1)  # last beats of the last bursts
+        self.asked = -NEVER  # when the last burst was asked for
 
     def train(self, ask: int, bursts: int, slots: int) -> tuple[int, int]:
         """Send `bursts` bursts, which take `slots` in all, the first asked for in cycle `ask` or later.
@@ -178,8 +185,15 @@ class _Engine:
         else:
             last = self._bunches(first, bursts, slots)
         self.channel.next = last + 1
+        self.burst = slots // bursts
         self.asked = max(ask + bursts - 1, self.ends[0] + END_TO_ASK)
         return first, last
+
+    def delay(self, cycles: int) -> None:
+        """The bursts that are remembered came later by `cycles`."""
+        for _ in range(len(self.ends)):
+            self.ends.append(self.ends[0] + cycles)
+        self.asked += cycles
 
     def _fill(self, bursts: int, first: int, last: int) -> None:
         """Spread the ends of the last bursts evenly."""
@@ -222,63 +236,95 @@ class _Engine:
 
 
 class _Fetch:
-    """Reads instructions ahead and puts them into the queues, in order."""
+    """Reads instructions ahead and puts them into the queues, in order.
 
-    def __init__(self, cfg: Config, memory: MemoryModel, channel: _Channel, count: int, address: int) -> None:
+    left[u]: when each instruction of unit u left its queue, as far as known; whoever learns it appends to it. A queue that
+    is full holds up everything behind it.
+    """
+
+    def __init__(self, cfg: Config, memory: MemoryModel, load: _Engine, units: list[int], address: int) -> None:
         size = instruction_bytes(cfg)
-        self._channel, self._lead = channel, ASK_TO_ADDRESS_FETCH + memory.read_latency
+        self._load, self._channel, self._lead = load, load.channel, ASK_TO_ADDRESS_FETCH + memory.read_latency
         self._parts = max(1, size // cfg.bus_bytes)  # beats of a word
         self._words = max(1, cfg.bus_bytes // size)  # words of a beat
         self._longest = min(MAX_BURST, 2 * self._parts)
         self._room = 4 * self._longest
-        self._total = -(-count * size // cfg.bus_bytes)
+        self.beats = -(-len(units) * size // cfg.bus_bytes)
         self._place = address // cfg.bus_bytes % self._longest
-        self._promised = 0
-        self._ask = FIRST_ASK - 2
-        self._arrived: list[tuple[int, int]] = []  # bursts: beats through it, and cycle of its last one
+        self._promised = 0  # beats asked for
+        self._ask = FIRST_ASK - ASK_TO_ASK_FETCH
+        self._arrived: deque[tuple[int, int]] = deque()  # bursts not used up: beats through each, cycle of its last one
         self._valid: list[int] = []  # when each word was there
-        self._left = -(1 << 40)  # when the last word went to its queue
-        self.load: _Engine | None = None
+        self.put: list[int] = []  # and when it went to its queue
+        self._units, self._depth, self._queued = units, cfg.queue_depth, [0] * len(Unit)
+        self.left: list[list[int]] = [[] for _ in Unit]
 
-    def word(self, number: int) -> int:
-        """The cycle from which instruction `number` may go to its queue; asked for in order, after `dispatched`."""
-        through = (number // self._words + 1) * self._parts
-        while self._promised < through:
-            self._burst()
-        while self._arrived[0][0] < through:
-            self._arrived.pop(0)
-        beats, last = self._arrived[0]
-        valid = max(self._left + self._parts, last - (beats - through) + BEAT_TO_WORD)
-        self._valid.append(valid)
-        return valid
+    def advance(self, until: int) -> int:
+        """Do all that can be known before the next burst that is asked for, and that, if it is before cycle `until`.
+        Returns its slots."""
+        while self._word():
+            pass
+        ask = self._next_ask()
+        return self._burst(ask) if ask < until else 0
 
-    def dispatched(self, cycle: int) -> None:
-        self._left = cycle
+    def through(self, number: int) -> int:
+        """When instruction `number` goes to its queue, which must be known to have room."""
+        while len(self.put) <= number:
+            if not self._word():
+                self._burst(self._next_ask())
+        return self.put[number]
 
-    def _burst(self) -> None:
-        """Ask for the next burst as soon as the buffer has room for the longest one."""
-        beats = min(self._total - self._promised, self._longest - (self._place + self._promised) % self._longest)
-        ask = self._ask + 2
+    def _word(self) -> bool:
+        """Put the next word into its queue; False where it has not arrived, or room is not known."""
+        number = len(self.put)
+        if number == len(self._units):
+            return False
+        if number == len(self._valid):
+            through = (number // self._words + 1) * self._parts
+            if self._promised < through:
+                return False
+            while self._arrived[0][0] < through:
+                self._arrived.popleft()
+            beats, last = self._arrived[0]
+            before = self.put[-1] + self._parts if number else 0
+            self._valid.append(max(before, last - (beats - through) + BEAT_TO_WORD))
+        unit = self._units[number]
+        full = self._queued[unit] - self._depth
+        if full >= len(self.left[unit]):
+            return False
+        self.put.append(max(self._valid[number], self.left[unit][full] + 1) if full >= 0 else self._valid[number])
+        self._queued[unit] += 1
+        return True
+
+    def _next_ask(self) -> int:
+        """When the next burst is asked for: as soon as the buffer has room for the longest one. NEVER if unknown."""
+        if self._promised == self.beats:
+            return NEVER
         gone = self._promised + self._longest - self._room
-        if gone > 0:
-            ask = max(ask, self._valid[-(-gone // self._parts) * self._words - 1])
-        self._ask = ask
-        self._promised += beats
-        self._arrived.append((self._promised, self._read(ask, beats)))
+        ask = self._ask + ASK_TO_ASK_FETCH
+        if gone <= 0:
+            return ask
+        word = -(-gone // self._parts) * self._words - 1
+        return max(ask, self._valid[word]) if word < len(self._valid) else NEVER
 
-    def _read(self, ask: int, beats: int) -> int:
-        """The cycle of the last beat of a burst. While LOAD keeps the channel busy, its bursts outstanding come first,
-        and all that follow are later by this one."""
+    def _burst(self, ask: int) -> int:
+        """Read a burst; returns its slots. While LOAD keeps the channel busy, its bursts outstanding come first, and
+        all that follow are later by this one."""
+        beats = min(self.beats - self._promised, self._longest - (self._place + self._promised) % self._longest)
         channel = self._channel
         slots = round(beats * channel.beat)
+        self._ask = ask
+        self._promised += beats
         first = ask + self._lead
         if first >= channel.next:
+            first = channel.after(first, 0)
             channel.next = channel.after(first, slots)
-            return channel.after(first, slots - 1)
-        if self.load is not None:
-            first = max(first, min(channel.next, ask + self._lead + OUTSTANDING * MAX_BURST))
-        channel.next = channel.after(channel.next, slots)
-        return channel.after(first, slots - 1)
+        else:
+            queued = ask + ASK_TO_ADDRESS_FETCH + self._load.outstanding * self._load.burst
+            first = max(first, min(channel.next, queued))
+            channel.next = channel.after(channel.next, slots)
+        self._arrived.append((self._promised, channel.after(first, slots - 1)))
+        return slots
 
 
 class _Gemm:
@@ -318,6 +364,7 @@ class _Listing:
         self._engine = engine
         self._begun = 0  # when the last instruction left the place where it waits
         self._listed = 0  # when its last row had been listed
+        self._asked = deque([-1] * AHEAD, AHEAD)  # when the last bursts of the last rows were asked for
         self._jobs = deque([-1] * IN_FLIGHT, IN_FLIGHT)  # when the last instructions' data began
 
     def start(self, ready: int) -> int:
@@ -329,22 +376,23 @@ class _Listing:
         return self._begun + BEGIN_TO_ASK
 
     def end(self, job: int, rows: int, first: int, last: int, data_last: int) -> None:
-        """Three rows at most are listed of which the engine has asked for nothing, and PLACES whose data has not
-        passed. first, last: beats of the train; data_last: the last step of the data's side."""
+        """first, last: beats of the train; data_last: the last step of the data's side."""
         self._jobs.append(job)
         listed = self._begun + rows
-        if rows > 3:
-            listed = max(listed, self._engine.asked + 1 - 3 * (last - first) // rows)
         if rows > PLACES:
             listed = max(listed, data_last + 1 - (PLACES + 1) * (data_last - job) // rows)
-        self._listed = listed
+        asked, each = self._engine.asked, (last - first) // rows
+        ahead = self._asked[rows - 1] if rows <= AHEAD else asked - AHEAD * each
+        self._listed = max(listed, ahead + 1)
+        for left in range(min(rows, AHEAD) - 1, -1, -1):
+            self._asked.append(asked - left * each)
 
 
 class _Load:
     """Rows of DRAM through the engine to the writer, with ROOM beats between them."""
 
-    def __init__(self, engine: _Engine) -> None:
-        self._engine, self._listing = engine, _Listing(engine)
+    def __init__(self, engine: _Engine, fetch: _Fetch) -> None:
+        self._engine, self._listing, self._fetch = engine, _Listing(engine), fetch
         self._last = 0  # the writer's last step
         self._beats = 0  # of all instructions so far
         # How the writer took the last instructions' beats out of the engine: (beats before, beats, from, to).
@@ -356,8 +404,7 @@ class _Load:
         start = self._listing.start(ready)
         ask = self._listing.begin(start)
         room = self._room(min(beats // bursts, MAX_BURST))
-        slots = round(beats * self._engine.channel.beat)
-        first, last = self._engine.train(max(ask, room), bursts, slots)
+        first, last = self._train(max(ask, room), bursts, beats)
         job = max(start + 1, self._last - 2)
         begin = max(start + START_TO_STEP, self._last + 1)
         end = max(begin + steps - 1, first + BEAT_TO_STEP + steps - lead - 1, last + BEAT_TO_STEP + trail)
@@ -367,6 +414,21 @@ class _Load:
         self._last = end
         self._listing.end(job, rows, first, last, end)
         return start, end + STEP_TO_END
+
+    def _train(self, ask: int, bursts: int, beats: int) -> tuple[int, int]:
+        """The engine's train, and the bursts of fetch that come between."""
+        engine, fetch = self._engine, self._fetch
+        while fetch.advance(ask):
+            pass
+        first, last = engine.train(ask, bursts, round(beats * engine.channel.beat))
+        for _ in range(bursts):  # they take turns
+            slots = fetch.advance(last - engine.lead)
+            if not slots:
+                break
+            late = engine.channel.after(last, slots) - last
+            engine.delay(late)
+            last += late
+        return first, last
 
     def _room(self, beats: int) -> int:
         """When the engine has room for a burst of `beats`."""
@@ -382,11 +444,8 @@ class _Load:
         if beats > ahead:
             engine, burst = self._engine, beats // bursts
             last = end - steps * ahead // beats + engine.lead + burst
-            late = last - engine.ends[-1]
-            if late > 0:
-                for _ in range(engine.outstanding + 1):
-                    engine.ends.append(engine.ends[0] + late)
-                engine.asked += late
+            if last > engine.ends[-1]:
+                engine.delay(last - engine.ends[-1])
                 engine.channel.next = max(engine.channel.next, last + 1)
 
 
@@ -447,14 +506,13 @@ class _Machine:
         lead = ASK_TO_ADDRESS + memory.read_latency
         read = _Engine(reads, lead, END_TO_ASK + lead, window)
         write = _Engine(writes, ASK_TO_ADDRESS + 1, memory.write_latency + END_TO_ASK + ASK_TO_ADDRESS + 1, window)
-        self._fetch = _Fetch(cfg, memory, reads, self._count, address)
-        self._fetch.load = read
-        self._load, self._gemm, self._vector = _Load(read), _Gemm(cfg), _Vector()
+        self._fetch = _Fetch(cfg, memory, read, wanted.unit.tolist(), address)
+        self._load, self._gemm, self._vector = _Load(read, self._fetch), _Gemm(cfg), _Vector()
         self._store = _Store(write, memory.write_latency)
         self._semaphores = {(a, b): _Semaphore(cfg.token_bits) for a in Unit for b in Unit if a != b}
 
     def run(self) -> Timing:
-        w, depth = self._wanted, self._cfg.queue_depth
+        w = self._wanted
         columns = zip(
             *(
                 column.tolist()
@@ -464,15 +522,14 @@ class _Machine:
         )
         takes, posts = self._masks()
         starts, ends = [0] * self._count, [0] * self._count
-        passed = [deque([-1] * depth, depth) for _ in Unit]  # cycles in which the last instructions left the queue
-        issued = [deque([-1] * ISSUE, ISSUE) for _ in Unit]  # and in which they started
+        issued = [deque([-1] * ISSUE, ISSUE) for _ in Unit]  # when the last instructions of each unit started
         waited = [0] * len(Unit)
         fetch, load, gemm, vector, store = self._fetch, self._load, self._gemm, self._vector, self._store
         for index, (unit, wait, post, steps, lead, trail, rows, bursts, beats, to_acc) in enumerate(columns):
-            queue, issue = passed[unit], issued[unit]
-            put = max(fetch.word(index), queue[0] + 1)
-            fetch.dispatched(put)
-            head = max(put, queue[-1]) + 1
+            left, issue = fetch.left[unit], issued[unit]
+            head = fetch.through(index) + 1
+            if left:
+                head = max(head, left[-1] + 1)
             ready = head
             taken, given = takes[unit][wait], posts[unit][post]
             for semaphore in taken:
@@ -483,7 +540,7 @@ class _Machine:
             ready = max(ready, issue[0] + 1)
             for semaphore in taken:
                 semaphore.taken(ready)
-            queue.append(ready)
+            left.append(ready)
             if unit == Unit.GEMM:
                 start, end = gemm.run(ready + 1, steps)
             elif unit == Unit.LOAD:
@@ -508,7 +565,7 @@ class _Machine:
     def _timing(self, start: NDArray[np.int64], end: NDArray[np.int64], waited: Sequence[int]) -> Timing:
         w = self._wanted
         cycles = int(end.max())
-        read = int(w.beats[w.unit == Unit.LOAD].sum()) + self._fetch._total
+        read = int(w.beats[w.unit == Unit.LOAD].sum()) + self._fetch.beats
         values = {"cycles": cycles, "read_beats": read, "write_beats": int(w.beats[w.unit == Unit.STORE].sum())}
         for unit in Unit:
             own = w.unit == unit
