@@ -308,21 +308,20 @@ class _Fetch:
         return max(ask, self._valid[word]) if word < len(self._valid) else NEVER
 
     def _burst(self, ask: int) -> int:
-        """Read a burst; returns its slots. While LOAD keeps the channel busy, its bursts outstanding come first, and
-        all that follow are later by this one."""
+        """Read a burst; returns its slots. While LOAD has bursts outstanding, those come first; and those that follow are
+        later, be it that the channel was busy or that this one took the place of one of them in memory."""
         beats = min(self.beats - self._promised, self._longest - (self._place + self._promised) % self._longest)
-        channel = self._channel
+        channel, load = self._channel, self._load
         slots = round(beats * channel.beat)
         self._ask = ask
         self._promised += beats
         first = ask + self._lead
-        if first >= channel.next:
-            first = channel.after(first, 0)
-            channel.next = channel.after(first, slots)
-        else:
-            queued = ask + ASK_TO_ADDRESS_FETCH + self._load.outstanding * self._load.burst
+        if ask < load.ends[-1]:
+            queued = ask + ASK_TO_ADDRESS_FETCH + load.outstanding * load.burst
             first = max(first, min(channel.next, queued))
-            channel.next = channel.after(channel.next, slots)
+            load.delay(slots)
+        first = channel.after(first, 0)
+        channel.next = channel.after(max(first, channel.next), slots)
         self._arrived.append((self._promised, channel.after(first, slots - 1)))
         return slots
 
@@ -420,15 +419,11 @@ class _Load:
         engine, fetch = self._engine, self._fetch
         while fetch.advance(ask):
             pass
-        first, last = engine.train(ask, bursts, round(beats * engine.channel.beat))
+        first, _ = engine.train(ask, bursts, round(beats * engine.channel.beat))
         for _ in range(bursts):  # they take turns
-            slots = fetch.advance(last - engine.lead)
-            if not slots:
+            if not fetch.advance(engine.ends[-1] - engine.lead):
                 break
-            late = engine.channel.after(last, slots) - last
-            engine.delay(late)
-            last += late
-        return first, last
+        return first, engine.ends[-1]
 
     def _room(self, beats: int) -> int:
         """When the engine has room for a burst of `beats`."""
