@@ -121,12 +121,17 @@ def predict(cfg: Config, code: bytes, memory: MemoryModel | str = "zynq-hp", add
         if memory not in MEMORY_MODELS:
             raise ValueError(f"there is no memory model {memory!r}; take {' or '.join(MEMORY_MODELS)}")
         memory = MEMORY_MODELS[memory]
-    if memory.stall or memory.jitter or memory.freeze_after is not None:
-        raise ValueError(f"the timing model has no random or frozen memory, so not {memory}")
+    check_memory(memory)
     wanted = demand(cfg, code)
     if not len(wanted.unit):
         return Timing(0, wanted.unit, wanted.steps, wanted.steps, dict.fromkeys(COUNTERS, 0))
     return _Machine(cfg, wanted, memory, address).run()
+
+
+def check_memory(memory: MemoryModel) -> None:
+    """ValueError for a memory that `predict` does not model."""
+    if memory.stall or memory.jitter or memory.freeze_after is not None:
+        raise ValueError(f"the timing model has no memory that pauses at random or freezes, so not {memory}")
 
 
 class _Channel:
@@ -508,19 +513,15 @@ class _Machine:
 
     def run(self) -> Timing:
         w = self._wanted
-        columns = zip(
-            *(
-                column.tolist()
-                for column in (w.unit, w.wait, w.post, w.steps, w.lead, w.trail, w.rows, w.bursts, w.beats, w.to_acc)
-            ),
-            strict=True,
-        )
+        columns = (w.unit, w.wait, w.post, w.steps, w.lead, w.trail, w.rows, w.bursts, w.beats, w.to_acc)
+        instructions = list(zip(*(column.tolist() for column in columns), strict=True))
         takes, posts = self._masks()
         starts, ends = [0] * self._count, [0] * self._count
         issued = [deque([-1] * ISSUE, ISSUE) for _ in Unit]  # when the last instructions of each unit started
         waited = [0] * len(Unit)
         fetch, load, gemm, vector, store = self._fetch, self._load, self._gemm, self._vector, self._store
-        for index, (unit, wait, post, steps, lead, trail, rows, bursts, beats, to_acc) in enumerate(columns):
+        for index in _order(w, self._cfg):
+            unit, wait, post, steps, lead, trail, rows, bursts, beats, to_acc = instructions[index]
             left, issue = fetch.left[unit], issued[unit]
             head = fetch.through(index) + 1
             if left:
@@ -570,6 +571,49 @@ class _Machine:
             held = _covered(start[own], end[own]) - busy if unit in (Unit.LOAD, Unit.STORE) else 0
             values[f"{unit.name.lower()}_wait_memory"] = max(0, held)
         return Timing(cycles, w.unit, start, end, {name: values[name] for name in COUNTERS})
+
+
+def _order(wanted: Demand, cfg: Config) -> Sequence[int]:
+    """The instructions in an order in which each one's tokens, and room for those that it posts, come from before it.
+
+    DeviceError where there is none.
+    """
+    count, most = len(wanted.unit), (1 << cfg.token_bits) - 1
+    if all(_in_program_order(wanted, a, b, most) for a in Unit for b in Unit if a != b):
+        return range(count)
+    units, waits, posts = wanted.unit.tolist(), wanted.wait.tolist(), wanted.post.tolist()
+    tokens = {(a, b): 0 for a in Unit for b in Unit}
+    queues: list[deque[int]] = [deque() for _ in Unit]
+    fetched, order = 0, []
+    while len(order) < count:
+        while fetched < count and len(queues[units[fetched]]) < cfg.queue_depth:
+            queues[units[fetched]].append(fetched)
+            fetched += 1
+        ready = [
+            queue[0]
+            for unit, queue in zip(Unit, queues, strict=True)
+            if queue
+            and all(tokens[other, unit] for other in Unit if waits[queue[0]] >> other & 1)
+            and all(tokens[unit, other] < most for other in Unit if posts[queue[0]] >> other & 1)
+        ]
+        if not ready:
+            raise DeviceError(f"no unit can proceed after {len(order)} of {count} instructions")
+        index = min(ready)
+        unit = Unit(units[index])
+        queues[unit].popleft()
+        order.append(index)
+        for other in Unit:
+            tokens[other, unit] -= waits[index] >> other & 1
+            tokens[unit, other] += posts[index] >> other & 1
+    return order
+
+
+def _in_program_order(wanted: Demand, source: Unit, target: Unit, most: int) -> bool:
+    """Whether the tokens from `source` to `target` are posted before they are taken, and never more than `most`."""
+    post = (wanted.unit == source) & (wanted.post >> target & 1 == 1)
+    take = (wanted.unit == target) & (wanted.wait >> source & 1 == 1)
+    there = np.cumsum(post.astype(np.int64) - take)
+    return bool(there.min() >= 0 and there.max() <= most)
 
 
 def _covered(start: NDArray[np.int64], end: NDArray[np.int64]) -> int:

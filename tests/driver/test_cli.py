@@ -217,8 +217,8 @@ WRONG = {
     "no model for a board": ("run missing.onnx -i @x.npy --device ssh://board.invalid", 1, "there is no model at"),
     "no model to deploy": ("deploy missing.onnx --host board.invalid", 1, "there is no model at missing.onnx"),
     "no such device there": (f"{RUN} -i @x.npy --device ssh://board.invalid/rtl", 2, "no device 'rtl' on a"),
-    "no such device": (f"{RUN} -i @x.npy --device fpga", 2, "there is no device 'fpga'; take functional, rtl"),
-    "a clock where none is": (f"{RUN} -i @x.npy --trace t.json", 2, "--trace needs --device rtl"),
+    "no such device": (f"{RUN} -i @x.npy --device fpga", 2, "there is no device 'fpga'; take functional, timed, rtl"),
+    "a clock where none is": (f"{RUN} -i @x.npy --trace t.json", 2, "--trace needs --device timed or rtl"),
 }  # fmt: skip
 
 

@@ -151,7 +151,7 @@ def test_views_and_byte_orders_of_inputs_do_not_matter() -> None:
 
 def test_another_device_or_config() -> None:
     program = celosia.compile(quantised(), "tiny")
-    with pytest.raises(ValueError, match="there is no device 'fpga'; take functional, rtl or board"):
+    with pytest.raises(ValueError, match="there is no device 'fpga'; take functional, timed, rtl or board"):
         celosia.Runtime(program, "fpga")
     with pytest.raises(DeviceError, match=r"compiled for Config tiny .* the device has pynq .*; compile it again"):
         celosia.Runtime(program, FunctionalDevice(Config.load("pynq")))
