@@ -321,12 +321,15 @@ class _Fetch:
         self._ask = ask
         self._promised += beats
         first = ask + self._lead
-        if ask < load.ends[-1]:
+        if ask < load.asked:  # between bursts of a train
             queued = ask + ASK_TO_ADDRESS_FETCH + load.outstanding * load.burst
-            first = max(first, min(channel.next, queued))
+            first = channel.after(max(first, min(channel.next, queued)), 0)
+            channel.next = channel.after(max(first, channel.next), slots)
+        else:
+            first = channel.after(max(first, channel.next), 0)
+            channel.next = channel.after(first, slots)
+        if ask < load.asked or ask < load.ends[1]:
             load.delay(slots)
-        first = channel.after(first, 0)
-        channel.next = channel.after(max(first, channel.next), slots)
         self._arrived.append((self._promised, channel.after(first, slots - 1)))
         return slots
 
@@ -426,7 +429,7 @@ class _Load:
             pass
         first, _ = engine.train(ask, bursts, round(beats * engine.channel.beat))
         for _ in range(bursts):  # they take turns
-            if not fetch.advance(engine.ends[-1] - engine.lead):
+            if not fetch.advance(engine.asked):
                 break
         return first, engine.ends[-1]
 
@@ -461,7 +464,7 @@ class _Store:
         start = max(self._listing.start(ready), self._ends[0])
         ask = self._listing.begin(start)
         slots = max(round(beats * self._engine.channel.beat), steps)
-        units = slots // beats  # of a beat
+        units = -(-slots // beats)  # of a beat
         unit = max(start + START_TO_STEP, self._last + 1) + units - 1
         first, last = self._engine.train(max(ask, unit + UNIT_TO_BEAT - self._engine.lead), bursts, slots - units + 1)
         self._listing.end(max(start + 1, self._last), rows, first, last, last)
@@ -621,4 +624,4 @@ def _covered(start: NDArray[np.int64], end: NDArray[np.int64]) -> int:
     if not len(start):
         return 0
     before = np.concatenate([[0], np.maximum.accumulate(end)[:-1]])
-    return int((end - np.maximum(start, before)).sum())
+    return int((end - np.maximum(start + 1, before)).clip(0).sum())
