@@ -137,7 +137,8 @@ def check_memory(memory: MemoryModel) -> None:
 class _Channel:
     """One direction of the memory: a beat a cycle at most, none while it refreshes.
 
-    A slot is a cycle in which a beat may move. next: the first cycle that no beat has taken yet.
+    A slot is a cycle in which a beat may move. next: the first cycle that no beat has taken yet. ends: the last beats
+    (responses, of writes) of as many bursts as memory accepts; a further one waits for the first of them.
     """
 
     def __init__(self, cfg: Config, memory: MemoryModel) -> None:
@@ -146,6 +147,7 @@ class _Channel:
         # Where the DRAM is slower than the bus, a beat takes several cycles.
         self.beat = max(1.0, cfg.bus_bytes / memory.bytes_per_cycle) if memory.bytes_per_cycle else 1.0
         self.next = 0
+        self.ends = deque([-NEVER] * memory.outstanding, memory.outstanding)
 
     def after(self, cycle: int, slots: int) -> int:
         """The cycle of the slot that is `slots` after the first one from `cycle` on."""
@@ -174,25 +176,31 @@ class _Engine:
         self.ends = deque([-NEVER] * (outstanding + 1), outstanding + 1)  # last beats of the last bursts
         self.asked = -NEVER  # when the last burst was asked for
 
-    def train(self, ask: int, bursts: int, slots: int) -> tuple[int, int]:
+    def train(self, ask: int, bursts: int, slots: int, early: int = 0) -> tuple[int, int]:
         """Send `bursts` bursts, which take `slots` in all, the first asked for in cycle `ask` or later.
 
+        early: slots by which a burst that has waited for its turn is shorter, since its first beat is there already.
         Returns the cycles of the first and of the last beat.
         """
-        window = self.outstanding
+        channel = self.channel
         ask = max(ask, self.asked + 1, self.ends[1] + END_TO_ASK)
-        first = self.channel.after(max(ask + self.lead, self.channel.next, self.ends[1] + self.turn), 0)
-        if bursts > 1 and (window - 1) * slots >= (self.turn - 1) * bursts:
-            last = self.channel.after(first, slots - 1)  # the channel is never idle
+        first = channel.after(max(ask + self.lead, channel.next, channel.ends[0] + self.turn - 1), 0)
+        if bursts > 1 and not self.waits(bursts, slots):
+            last = channel.after(first, slots - 1)
             self._fill(bursts, first, last)
-        elif bursts <= 2 * window:
-            last = self._each(first, bursts, slots)
+            channel.ends.extend(list(self.ends)[-bursts:])
+        elif bursts <= 2 * self.outstanding:
+            last = self._each(first, bursts, slots, early)
         else:
-            last = self._bunches(first, bursts, slots)
-        self.channel.next = last + 1
+            last = self._bunches(first, bursts, slots, early)
+        channel.next = last + 1
         self.burst = slots // bursts
         self.asked = max(ask + bursts - 1, self.ends[0] + END_TO_ASK)
         return first, last
+
+    def waits(self, bursts: int, slots: int) -> bool:
+        """Whether the channel is idle in such a train because so many bursts may be outstanding and no more."""
+        return (self.outstanding - 1) * slots < (self.turn - 1) * bursts
 
     def delay(self, cycles: int) -> None:
         """The bursts that are remembered came later by `cycles`."""
@@ -206,25 +214,26 @@ class _Engine:
         for left in range(min(bursts, self.outstanding + 1) - 1, -1, -1):
             ends.append(last - span * left // bursts)
 
-    def _each(self, first: int, bursts: int, slots: int) -> int:
+    def _each(self, first: int, bursts: int, slots: int, early: int) -> int:
         """Bursts one by one, the first beat in cycle `first`; returns the last beat's."""
-        ends, turn, after = self.ends, self.turn, self.channel.after
-        done, start, end = 0, first, first
+        ends, taken, turn, after = self.ends, self.channel.ends, self.turn, self.channel.after
+        done, start, end = 0, first, first - 1
         for number in range(1, bursts + 1):
             through = slots * number // bursts
-            end = after(start, through - done - 1)
+            end = after(start, through - done - 1 - (early if start > end + 1 else 0))
             done = through
             ends.append(end)
-            start = max(end + 1, ends[1] + turn)
+            taken.append(end)
+            start = max(end + 1, ends[1] + turn, taken[0] + turn - 1)
         return end
 
-    def _bunches(self, first: int, bursts: int, slots: int) -> int:
+    def _bunches(self, first: int, bursts: int, slots: int, early: int) -> int:
         """As `_each`, for trains in which memory waits for requests: as many bursts as may be outstanding come at once,
         and after a round trip the next ones. Only those that a refresh meets are looked at."""
         window = self.outstanding
         left, of_bunch = bursts - window, slots * window // bursts
-        last = self._each(first, window, of_bunch)
-        period = self.turn - 1 + -(-slots // bursts)
+        last = self._each(first, window, of_bunch, early)
+        period = self.turn - 1 + -(-slots // bursts) - early
         while left > 0:
             clear = max(0, min(left // window, (self.channel.refresh_after(self.ends[1]) - last - 1) // period))
             if clear:
@@ -235,7 +244,7 @@ class _Engine:
             count = min(left, window)
             if count:
                 start = max(last + 1, self.ends[1] + self.turn)
-                last = self._each(self.channel.after(start, 0), count, max(count, of_bunch * count // window))
+                last = self._each(start, count, max(count, of_bunch * count // window), early)
                 left -= count
         return last
 
@@ -250,6 +259,7 @@ class _Fetch:
     def __init__(self, cfg: Config, memory: MemoryModel, load: _Engine, units: list[int], address: int) -> None:
         size = instruction_bytes(cfg)
         self._load, self._channel, self._lead = load, load.channel, ASK_TO_ADDRESS_FETCH + memory.read_latency
+        self._turn = 1 + memory.read_latency
         self._parts = max(1, size // cfg.bus_bytes)  # beats of a word
         self._words = max(1, cfg.bus_bytes // size)  # words of a beat
         self._longest = min(MAX_BURST, 2 * self._parts)
@@ -325,12 +335,13 @@ class _Fetch:
             queued = ask + ASK_TO_ADDRESS_FETCH + load.outstanding * load.burst
             first = channel.after(max(first, min(channel.next, queued)), 0)
             channel.next = channel.after(max(first, channel.next), slots)
-        else:
-            first = channel.after(max(first, channel.next), 0)
-            channel.next = channel.after(first, slots)
-        if ask < load.asked or ask < load.ends[1]:
             load.delay(slots)
-        self._arrived.append((self._promised, channel.after(first, slots - 1)))
+        else:
+            first = channel.after(max(first, channel.next, channel.ends[0] + self._turn), 0)
+            channel.next = channel.after(first, slots)
+        last = channel.after(first, slots - 1)
+        channel.ends.append(last)
+        self._arrived.append((self._promised, last))
         return slots
 
 
@@ -414,7 +425,8 @@ class _Load:
         first, last = self._train(max(ask, room), bursts, beats)
         job = max(start + 1, self._last - 2)
         begin = max(start + START_TO_STEP, self._last + 1)
-        end = max(begin + steps - 1, first + BEAT_TO_STEP + steps - lead - 1, last + BEAT_TO_STEP + trail)
+        end = max(begin + steps - 1, first + BEAT_TO_STEP + steps - lead - 1)
+        end = max(end, last + BEAT_TO_STEP + trail + self._behind(steps - lead - trail, bursts, beats))
         self._hold_back(end - trail, steps - lead - trail, rows, bursts, beats)
         self._taken.append((self._beats, beats, first + 2, max(last, end - trail - 2)))
         self._beats += beats
@@ -432,6 +444,13 @@ class _Load:
             if not fetch.advance(engine.asked):
                 break
         return first, engine.ends[-1]
+
+    def _behind(self, steps: int, bursts: int, beats: int) -> int:
+        """Steps by which the writer is behind when the last bunch of a train has come, as far as it began with that."""
+        if steps <= beats:
+            return 0
+        bunch = (bursts - 1) % self._engine.outstanding + 1 if self._engine.waits(bursts, beats) else 1
+        return (steps - beats) * bunch // bursts
 
     def _room(self, beats: int) -> int:
         """When the engine has room for a burst of `beats`."""
@@ -466,7 +485,9 @@ class _Store:
         slots = max(round(beats * self._engine.channel.beat), steps)
         units = -(-slots // beats)  # of a beat
         unit = max(start + START_TO_STEP, self._last + 1) + units - 1
-        first, last = self._engine.train(max(ask, unit + UNIT_TO_BEAT - self._engine.lead), bursts, slots - units + 1)
+        first, last = self._engine.train(
+            max(ask, unit + UNIT_TO_BEAT - self._engine.lead), bursts, slots - units + 1, units - 1
+        )
         self._listing.end(max(start + 1, self._last), rows, first, last, last)
         self._last = last - UNIT_TO_BEAT
         end = last + self._response + RESPONSE_TO_END
