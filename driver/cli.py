@@ -210,7 +210,7 @@ def run(
         str,
         typer.Option(
             metavar="functional|timed|rtl|board|ssh://USER@BOARD",
-            help="Numpy, the same with a model's cycle counts, the Verilated RTL with its own, this board's accelerator, "
+            help="Numpy, numpy with modelled cycle counts, the Verilated RTL with its own, this board's accelerator, "
             "or that of a board over ssh.",
         ),
     ] = "functional",
@@ -587,7 +587,9 @@ def verilog(
 @command
 def demo(
     count: Annotated[int, typer.Option("--count", "-n", min=1, max=100, help="How many images.")] = 10,
-    device: Annotated[DeviceName, typer.Option(help="Numpy, alone or with modelled cycles, or the RTL.")] = DeviceName.rtl,
+    device: Annotated[
+        DeviceName, typer.Option(help="Numpy, alone or with modelled cycles, or the RTL.")
+    ] = DeviceName.rtl,
     config: ConfigOption = "pynq",
     quiet: Quiet = False,
     debug: Debug = False,

@@ -56,10 +56,9 @@ def demand(cfg: Config, code: bytes) -> Demand:
     size = instruction_bytes(cfg)
     if len(code) % size:
         raise ValueError(f"{len(code)} bytes are not whole instructions of {size} bytes")
-    words = np.frombuffer(code, np.uint64 if size % 8 == 0 else np.uint32).reshape(-1, size // (8 if size % 8 == 0 else 4))
-    words = words.astype(np.uint64)
+    words: NDArray[np.uint64] = np.frombuffer(code, "<u8").astype(np.uint64).reshape(-1, size // 8)
     count = len(words)
-    result = {name: np.zeros(count, np.int64) for name in Demand.__dataclass_fields__}
+    result: dict[str, Ints] = {name: np.zeros(count, np.int64) for name in Demand.__dataclass_fields__}
     opcode = (words[:, 0] & np.uint64(0b111)).astype(np.int64)
     for each in Opcode:
         which = np.flatnonzero(opcode == each)
@@ -136,9 +135,9 @@ def _rows(cfg: Config, f: _Fields, size: Ints) -> dict[str, Ints]:
     in_plane = np.where(merged, 1, f["y_size"])
     row_bytes = np.where(merged, row_bytes * f["y_size"], row_bytes)
     rows = in_plane * f["z_size"]
-    owner = np.repeat(np.arange(len(rows)), rows)
-    number = np.arange(len(owner)) - (np.cumsum(rows) - rows)[owner]
-    z, y = np.divmod(number, in_plane[owner])
+    owner: Ints = np.repeat(np.arange(len(rows)), rows)
+    number: Ints = np.arange(len(owner)) - (np.cumsum(rows) - rows)[owner]
+    z, y = number // in_plane[owner], number % in_plane[owner]
     offset = (f["dram_addr"][owner] + z * f["dram_z"][owner] + y * f["dram_y"][owner]) & 0xFFFFFFFF
     beats, bursts = on_the_bus(cfg.bus_bytes, offset, row_bytes[owner])
     total = np.bincount(owner, beats, len(rows)), np.bincount(owner, bursts, len(rows))

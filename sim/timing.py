@@ -3,10 +3,10 @@
     timing = predict(cfg, code)         # code: the words of a launch, as they lie in DRAM
     timing.cycles, timing.start, timing.end
 
-Nothing here looks at data. What an instruction asks for (steps, rows, bursts, beats) comes from `demand.py`; what follows
-from the order of instructions, queues, tokens, and the memory is computed here, one instruction after the other, each
-unit keeping what it still remembers of the ones before. Copies are reckoned as trains of bursts in closed form, so that
-the time this takes does not depend on how much they move.
+Nothing here looks at data. What an instruction asks for (steps, rows, bursts, beats) comes from `demand.py`. What the
+order of instructions, queues, tokens and the memory make of it is computed here, one instruction after the other, each
+unit keeping what it still needs to know of the ones before. Copies are trains of bursts in closed form, so that the time
+this takes does not depend on how much they move.
 
 Cycles count from the write of `control` that starts the run, as those of the RTL's events do. The constants below are
 the hardware's pipeline stages; tests/sim/test_timing.py compares them with the declarations in hw/ and, where there is
@@ -15,11 +15,9 @@ none, measures them on the RTL.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +37,7 @@ ROOM = 128
 PLACES = 2 * OUTSTANDING
 """Rows listed whose bytes have not all passed yet (load.py, store.py)."""
 AHEAD = 3
-"""Rows that are listed while the engine has not asked for their last burst: two in a queue, one being split (load.py)."""
+"""Rows listed whose last burst has not been asked for: two in a queue, one being split (load.py, store.py)."""
 IN_FLIGHT = 8
 """Instructions of LOAD or STORE whose data is awaited (load.py, store.py)."""
 RESPONSES = 2 * IN_FLIGHT
@@ -146,6 +144,9 @@ class _Channel:
         self._open = self._period - self._refresh
         # Where the DRAM is slower than the bus, a beat takes several cycles.
         self.beat = max(1.0, cfg.bus_bytes / memory.bytes_per_cycle) if memory.bytes_per_cycle else 1.0
+        # And where it has less than both directions can move, a beat that way takes this many slots of the other way.
+        both = memory.bytes_per_cycle / cfg.bus_bytes if memory.bytes_per_cycle else 2.0
+        self.shared = self.beat * min(1.0, max(0.0, 2.0 - both))
         self.next = 0
         self.ends = deque([-NEVER] * memory.outstanding, memory.outstanding)
 
@@ -252,8 +253,8 @@ class _Engine:
 class _Fetch:
     """Reads instructions ahead and puts them into the queues, in order.
 
-    left[u]: when each instruction of unit u left its queue, as far as known; whoever learns it appends to it. A queue that
-    is full holds up everything behind it.
+    left[u]: when each instruction of unit u left its queue, as far as known; whoever learns it appends to it. A queue
+    that is full holds up everything behind it.
     """
 
     def __init__(self, cfg: Config, memory: MemoryModel, load: _Engine, units: list[int], address: int) -> None:
@@ -323,8 +324,8 @@ class _Fetch:
         return max(ask, self._valid[word]) if word < len(self._valid) else NEVER
 
     def _burst(self, ask: int) -> int:
-        """Read a burst; returns its slots. While LOAD has bursts outstanding, those come first; and those that follow are
-        later, be it that the channel was busy or that this one took the place of one of them in memory."""
+        """Read a burst; returns its slots. Where LOAD is still asking for a train, the bursts that it has outstanding
+        come first, and those that follow are later by this one."""
         beats = min(self.beats - self._promised, self._longest - (self._place + self._promised) % self._longest)
         channel, load = self._channel, self._load
         slots = round(beats * channel.beat)
@@ -416,9 +417,7 @@ class _Load:
         # How the writer took the last instructions' beats out of the engine: (beats before, beats, from, to).
         self._taken: deque[tuple[int, int, int, int]] = deque([(0, 0, 0, 0)], 2 * IN_FLIGHT)
 
-    def run(
-        self, ready: int, steps: int, lead: int, trail: int, rows: int, bursts: int, beats: int
-    ) -> tuple[int, int]:
+    def run(self, ready: int, steps: int, lead: int, trail: int, rows: int, bursts: int, beats: int) -> tuple[int, int]:
         start = self._listing.start(ready)
         ask = self._listing.begin(start)
         room = self._room(min(beats // bursts, MAX_BURST))
@@ -474,17 +473,17 @@ class _Load:
 class _Store:
     """Units from `out`, packed into beats, and their responses."""
 
-    def __init__(self, engine: _Engine, response: int) -> None:
-        self._engine, self._listing, self._response = engine, _Listing(engine), response
+    def __init__(self, engine: _Engine, reads: _Engine, response: int) -> None:
+        self._engine, self._listing, self._response, self._reads = engine, _Listing(engine), response, reads
         self._last = 0  # the reader's last unit
         self._ends = deque([-1] * RESPONSES, RESPONSES)
 
     def run(self, ready: int, steps: int, rows: int, bursts: int, beats: int) -> tuple[int, int]:
         start = max(self._listing.start(ready), self._ends[0])
         ask = self._listing.begin(start)
-        slots = max(round(beats * self._engine.channel.beat), steps)
-        units = -(-slots // beats)  # of a beat
+        units = -(-steps // beats)  # of a beat
         unit = max(start + START_TO_STEP, self._last + 1) + units - 1
+        slots = max(round(beats * self._engine.channel.beat) + self._share(unit, beats), steps)
         first, last = self._engine.train(
             max(ask, unit + UNIT_TO_BEAT - self._engine.lead), bursts, slots - units + 1, units - 1
         )
@@ -493,6 +492,15 @@ class _Store:
         end = last + self._response + RESPONSE_TO_END
         self._ends.append(end)
         return start, end
+
+    def _share(self, begin: int, beats: int) -> int:
+        """Slots that LOAD takes from a STORE of `beats` which begins while LOAD reads, and the STORE from LOAD."""
+        taken = round(beats * self._engine.channel.shared)
+        if not taken or begin >= self._reads.channel.next:
+            return 0
+        self._reads.delay(taken)
+        self._reads.channel.next += taken
+        return taken
 
 
 class _Semaphore:
@@ -532,7 +540,7 @@ class _Machine:
         write = _Engine(writes, ASK_TO_ADDRESS + 1, memory.write_latency + END_TO_ASK + ASK_TO_ADDRESS + 1, window)
         self._fetch = _Fetch(cfg, memory, read, wanted.unit.tolist(), address)
         self._load, self._gemm, self._vector = _Load(read, self._fetch), _Gemm(cfg), _Vector()
-        self._store = _Store(write, memory.write_latency)
+        self._store = _Store(write, read, memory.write_latency)
         self._semaphores = {(a, b): _Semaphore(cfg.token_bits) for a in Unit for b in Unit if a != b}
 
     def run(self) -> Timing:
@@ -608,7 +616,8 @@ def _order(wanted: Demand, cfg: Config) -> Sequence[int]:
     units, waits, posts = wanted.unit.tolist(), wanted.wait.tolist(), wanted.post.tolist()
     tokens = {(a, b): 0 for a in Unit for b in Unit}
     queues: list[deque[int]] = [deque() for _ in Unit]
-    fetched, order = 0, []
+    fetched = 0
+    order: list[int] = []
     while len(order) < count:
         while fetched < count and len(queues[units[fetched]]) < cfg.queue_depth:
             queues[units[fetched]].append(fetched)
