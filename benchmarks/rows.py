@@ -310,7 +310,8 @@ class Bench:
         found = self.run(program, feed, "timed", trace=True).result.report
         error = found["cycles"] / rtl["cycles"] - 1
         layers = layer_errors(rtl, found)
-        worst = max(layers, key=lambda layer: abs(layer["error"]), default={"error": 0.0, "name": "none", "cycles": 0})
+        none: dict[str, Any] = {"error": 0.0, "name": "none", "cycles": 0}
+        worst = max(layers, key=lambda layer: abs(layer["error"]), default=none)
         measured = f"RTL {rtl['cycles']:,}, model {found['cycles']:,} ({error:+.2%}); worst of {len(layers)} layers "
         measured += f"{worst['error']:+.2%} ({worst['name']}, {worst['cycles']:,} cycles); {seconds:.2f} s"
         details = {

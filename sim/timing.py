@@ -5,8 +5,8 @@
 
 Nothing here looks at data. What an instruction asks for (steps, rows, bursts, beats) comes from `demand.py`. What the
 order of instructions, queues, tokens and the memory make of it is computed here, one instruction after the other, each
-unit keeping what it still needs to know of the ones before. Copies are trains of bursts in closed form, so that the time
-this takes does not depend on how much they move.
+unit keeping what it still needs to know of the ones before. Copies are trains of bursts in closed form, so that
+the time this takes does not depend on how much they move.
 
 Cycles count from the write of `control` that starts the run, as those of the RTL's events do. The constants below are
 the hardware's pipeline stages; tests/sim/test_timing.py compares them with the declarations in hw/ and, where there is
