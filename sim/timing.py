@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -175,6 +176,7 @@ class _Engine:
         self.outstanding = outstanding
         self.burst = MAX_BURST  # slots of a burst in the last train
         self.ends = deque([-NEVER] * (outstanding + 1), outstanding + 1)  # last beats of the last bursts
+        self.disturbed: deque[tuple[int, int]] = deque()  # when the other direction took how many slots
         self.asked = -NEVER  # when the last burst was asked for
 
     def train(self, ask: int, bursts: int, slots: int, early: int = 0) -> tuple[int, int]:
@@ -184,7 +186,7 @@ class _Engine:
         Returns the cycles of the first and of the last beat.
         """
         channel = self.channel
-        ask = max(ask, self.asked + 1, self.ends[1] + END_TO_ASK)
+        ask = max(ask, self.next_ask)
         first = channel.after(max(ask + self.lead, channel.next, channel.ends[0] + self.turn - 1), 0)
         if bursts > 1 and not self.waits(bursts, slots):
             last = channel.after(first, slots - 1)
@@ -199,6 +201,11 @@ class _Engine:
         self.asked = max(ask + bursts - 1, self.ends[0] + END_TO_ASK)
         return first, last
 
+    @property
+    def next_ask(self) -> int:
+        """When the next burst may be asked for at the earliest."""
+        return max(self.asked + 1, self.ends[1] + END_TO_ASK)
+
     def waits(self, bursts: int, slots: int) -> bool:
         """Whether the channel is idle in such a train because so many bursts may be outstanding and no more."""
         return (self.outstanding - 1) * slots < (self.turn - 1) * bursts
@@ -208,6 +215,14 @@ class _Engine:
         for _ in range(len(self.ends)):
             self.ends.append(self.ends[0] + cycles)
         self.asked += cycles
+
+    def disturb(self, first: int) -> None:
+        """What the other direction did since cycle `first`, before the last beat, makes that one later."""
+        while self.disturbed and self.disturbed[0][0] <= self.ends[-1]:
+            begin, slots = self.disturbed.popleft()
+            if begin >= first:
+                self.delay(slots)
+                self.channel.next += slots
 
     def _fill(self, bursts: int, first: int, last: int) -> None:
         """Spread the ends of the last bursts evenly."""
@@ -275,20 +290,15 @@ class _Fetch:
         self._units, self._depth, self._queued = units, cfg.queue_depth, [0] * len(Unit)
         self.left: list[list[int]] = [[] for _ in Unit]
 
-    def advance(self, until: int) -> int:
-        """Do all that can be known before the next burst that is asked for, and that, if it is before cycle `until`.
-        Returns its slots."""
+    def words(self) -> int:
+        """Put all words that are there into their queues, as far as room is known. Returns the mask of their units."""
+        before = len(self.put)
         while self._word():
             pass
-        ask = self._next_ask()
-        return self._burst(ask) if ask < until else 0
-
-    def through(self, number: int) -> int:
-        """When instruction `number` goes to its queue, which must be known to have room."""
-        while len(self.put) <= number:
-            if not self._word():
-                self._burst(self._next_ask())
-        return self.put[number]
+        mask = 0
+        for unit in self._units[before : len(self.put)]:
+            mask |= 1 << unit
+        return mask
 
     def _word(self) -> bool:
         """Put the next word into its queue; False where it has not arrived, or room is not known."""
@@ -312,7 +322,7 @@ class _Fetch:
         self._queued[unit] += 1
         return True
 
-    def _next_ask(self) -> int:
+    def next_ask(self) -> int:
         """When the next burst is asked for: as soon as the buffer has room for the longest one. NEVER if unknown."""
         if self._promised == self.beats:
             return NEVER
@@ -323,9 +333,9 @@ class _Fetch:
         word = -(-gone // self._parts) * self._words - 1
         return max(ask, self._valid[word]) if word < len(self._valid) else NEVER
 
-    def _burst(self, ask: int) -> int:
-        """Read a burst; returns its slots. Where LOAD is still asking for a train, the bursts that it has outstanding
-        come first, and those that follow are later by this one."""
+    def burst(self, ask: int) -> None:
+        """Read a burst. Where LOAD is still asking for a train, the bursts that it has outstanding come first, and
+        those that follow are later by this one."""
         beats = min(self.beats - self._promised, self._longest - (self._place + self._promised) % self._longest)
         channel, load = self._channel, self._load
         slots = round(beats * channel.beat)
@@ -343,7 +353,6 @@ class _Fetch:
         last = channel.after(first, slots - 1)
         channel.ends.append(last)
         self._arrived.append((self._promised, last))
-        return slots
 
 
 class _Gemm:
@@ -377,7 +386,8 @@ class _Vector:
 
 
 class _Listing:
-    """The side of LOAD and STORE that accepts instructions and lists their rows for an engine."""
+    """The side of LOAD and STORE that accepts instructions and lists their rows for an engine. One instruction may wait
+    while the rows of the one before are listed."""
 
     def __init__(self, engine: _Engine) -> None:
         self._engine = engine
@@ -389,9 +399,13 @@ class _Listing:
     def start(self, ready: int) -> int:
         return max(ready, self._begun, self._jobs[0] + 1)
 
-    def begin(self, start: int) -> int:
-        """Returns when the first burst may be asked for."""
+    def begin(self, start: int) -> None:
+        """The rows of the instruction that started in cycle `start` are next."""
         self._begun = max(start + 1, self._listed)
+
+    @property
+    def ask(self) -> int:
+        """When the first burst of the instruction that has begun may be asked for."""
         return self._begun + BEGIN_TO_ASK
 
     def end(self, job: int, rows: int, first: int, last: int, data_last: int) -> None:
@@ -408,41 +422,73 @@ class _Listing:
 
 
 class _Load:
-    """Rows of DRAM through the engine to the writer, with ROOM beats between them."""
+    """Rows of DRAM through the engine to the writer, with ROOM beats between them.
 
-    def __init__(self, engine: _Engine, fetch: _Fetch) -> None:
-        self._engine, self._listing, self._fetch = engine, _Listing(engine), fetch
+    An instruction passes its gate (`accept`), starts once there is a place for it, has its train sent (`open`), between
+    whose bursts those of fetch may come, and ends (`close`).
+    """
+
+    def __init__(self, engine: _Engine) -> None:
+        self._engine, self._listing = engine, _Listing(engine)
         self._last = 0  # the writer's last step
         self._beats = 0  # of all instructions so far
         # How the writer took the last instructions' beats out of the engine: (beats before, beats, from, to).
         self._taken: deque[tuple[int, int, int, int]] = deque([(0, 0, 0, 0)], 2 * IN_FLIGHT)
+        self._issued: deque[tuple[_Work, int]] = deque()  # instructions behind the gate, and when they may start
+        self._started: deque[tuple[_Work, int]] = deque()  # and those that have started, and when
+        self._first = 0  # beat of the train that is open
+        self.turns = -1  # bursts of fetch that may still come between those of the open train; -1: none is open
 
-    def run(self, ready: int, steps: int, lead: int, trail: int, rows: int, bursts: int, beats: int) -> tuple[int, int]:
+    @property
+    def full(self) -> bool:
+        """Whether one more instruction would have to wait for the start of one that is not known."""
+        return len(self._issued) >= ISSUE
+
+    def accept(self, work: _Work, ready: int) -> None:
+        self._issued.append((work, ready))
+
+    def start(self) -> tuple[_Work, int] | None:
+        """The next instruction to start, and when; None where that is not known."""
+        if not self._issued or len(self._started) == 2:
+            return None
+        work, ready = self._issued.popleft()
         start = self._listing.start(ready)
-        ask = self._listing.begin(start)
-        room = self._room(min(beats // bursts, MAX_BURST))
-        first, last = self._train(max(ask, room), bursts, beats)
+        self._started.append((work, start))
+        if len(self._started) == 1:
+            self._listing.begin(start)
+        return work, start
+
+    def ask(self) -> int:
+        """When the first burst of the next train is asked for."""
+        if not self._started:
+            return NEVER
+        work, _ = self._started[0]
+        return max(self._listing.ask, self._engine.next_ask, self._room(min(work.beats // work.bursts, MAX_BURST)))
+
+    def open(self, ask: int) -> None:
+        work, _ = self._started[0]
+        self._first, _ = self._engine.train(ask, work.bursts, round(work.beats * self._engine.channel.beat))
+        self._engine.disturb(self._first)
+        self.turns = work.bursts
+
+    def close(self) -> tuple[_Work, int]:
+        """The instruction whose train was open, and its end."""
+        work, start = self._started.popleft()
+        steps, lead, trail, beats, bursts = work.steps, work.lead, work.trail, work.beats, work.bursts
+        first, last = self._first, self._engine.ends[-1]
         job = max(start + 1, self._last - 2)
         begin = max(start + START_TO_STEP, self._last + 1)
         end = max(begin + steps - 1, first + BEAT_TO_STEP + steps - lead - 1)
         end = max(end, last + BEAT_TO_STEP + trail + self._behind(steps - lead - trail, bursts, beats))
-        self._hold_back(end - trail, steps - lead - trail, rows, bursts, beats)
+        self._hold_back(end - trail, steps - lead - trail, work.rows, bursts, beats)
         self._taken.append((self._beats, beats, first + 2, max(last, end - trail - 2)))
         self._beats += beats
         self._last = end
-        self._listing.end(job, rows, first, last, end)
-        return start, end + STEP_TO_END
-
-    def _train(self, ask: int, bursts: int, beats: int) -> tuple[int, int]:
-        """The engine's train, and the bursts of fetch that come between."""
-        engine, fetch = self._engine, self._fetch
-        while fetch.advance(ask):
-            pass
-        first, _ = engine.train(ask, bursts, round(beats * engine.channel.beat))
-        for _ in range(bursts):  # they take turns
-            if not fetch.advance(engine.asked):
-                break
-        return first, engine.ends[-1]
+        self._listing.end(job, work.rows, first, last, end)
+        if self._started:
+            self._listing.begin(self._started[0][1])
+        self.turns = -1
+        return work, end + STEP_TO_END
 
     def _behind(self, steps: int, bursts: int, beats: int) -> int:
         """Steps by which the writer is behind when the last bunch of a train has come, as far as it began with that."""
@@ -478,28 +524,26 @@ class _Store:
         self._last = 0  # the reader's last unit
         self._ends = deque([-1] * RESPONSES, RESPONSES)
 
-    def run(self, ready: int, steps: int, rows: int, bursts: int, beats: int) -> tuple[int, int]:
+    def run(self, ready: int, work: _Work) -> tuple[int, int]:
+        steps, beats = work.steps, work.beats
         start = max(self._listing.start(ready), self._ends[0])
-        ask = self._listing.begin(start)
+        self._listing.begin(start)
         units = -(-steps // beats)  # of a beat
         unit = max(start + START_TO_STEP, self._last + 1) + units - 1
         slots = max(round(beats * self._engine.channel.beat) + self._share(unit, beats), steps)
-        first, last = self._engine.train(
-            max(ask, unit + UNIT_TO_BEAT - self._engine.lead), bursts, slots - units + 1, units - 1
-        )
-        self._listing.end(max(start + 1, self._last), rows, first, last, last)
+        ask = max(self._listing.ask, unit + UNIT_TO_BEAT - self._engine.lead)
+        first, last = self._engine.train(ask, work.bursts, slots - units + 1, units - 1)
+        self._listing.end(max(start + 1, self._last), work.rows, first, last, last)
         self._last = last - UNIT_TO_BEAT
         end = last + self._response + RESPONSE_TO_END
         self._ends.append(end)
         return start, end
 
     def _share(self, begin: int, beats: int) -> int:
-        """Slots that LOAD takes from a STORE of `beats` which begins while LOAD reads, and the STORE from LOAD."""
+        """Slots that LOAD takes from a STORE of `beats`, and that from LOAD, if they share the DRAM's time."""
         taken = round(beats * self._engine.channel.shared)
-        if not taken or begin >= self._reads.channel.next:
-            return 0
-        self._reads.delay(taken)
-        self._reads.channel.next += taken
+        if taken:
+            self._reads.disturbed.append((begin, taken))
         return taken
 
 
@@ -508,80 +552,162 @@ class _Semaphore:
 
     def __init__(self, bits: int) -> None:
         self._most = (1 << bits) - 1
-        self._posts: deque[int] = deque()
-        self._takes: deque[int] = deque()  # of tokens whose places have not been taken again
-        self._promised = 0
+        self.posts: deque[int] = deque()  # when the tokens came that have not been taken
+        self._takes: deque[int] = deque([-1] * self._most)  # when the places that have not been reserved became free
 
-    def take(self) -> int:
-        """When the next token is there."""
-        return self._posts.popleft()
+    def has_room(self) -> bool:
+        return bool(self._takes)
 
-    def taken(self, cycle: int) -> None:
+    def take(self, cycle: int) -> None:
         self._takes.append(cycle)
 
     def reserve(self) -> int:
         """When there is room for one more token."""
-        self._promised += 1
-        return self._takes.popleft() + 1 if self._promised > self._most else 0
+        return self._takes.popleft() + 1
 
-    def post(self, cycle: int) -> None:
-        self._posts.append(cycle)
+
+class _Work(NamedTuple):
+    """One instruction: its number and its demand."""
+
+    number: int
+    unit: int
+    wait: int
+    post: int
+    steps: int
+    lead: int
+    trail: int
+    rows: int
+    bursts: int
+    beats: int
+    to_acc: int
+
+
+_LOAD, _GEMM, _VECTOR, _STORE = _UNITS = tuple(map(int, Unit))  # an IntEnum takes its time to compare
 
 
 class _Machine:
-    """All parts, and the instructions that go through them one by one."""
+    """All parts, and the instructions that go through them.
+
+    Whatever does not depend on the bursts of LOAD that are under way is found first: so the bursts of fetch between
+    them are known when they end.
+    """
 
     def __init__(self, cfg: Config, wanted: Demand, memory: MemoryModel, address: int) -> None:
-        self._cfg, self._wanted, self._count = cfg, wanted, len(wanted.unit)
+        self._wanted, self._count = wanted, len(wanted.unit)
         reads, writes = _Channel(cfg, memory), _Channel(cfg, memory)
         window = min(OUTSTANDING, memory.outstanding)
         lead = ASK_TO_ADDRESS + memory.read_latency
-        read = _Engine(reads, lead, END_TO_ASK + lead, window)
+        self._read = _Engine(reads, lead, END_TO_ASK + lead, window)
         write = _Engine(writes, ASK_TO_ADDRESS + 1, memory.write_latency + END_TO_ASK + ASK_TO_ADDRESS + 1, window)
-        self._fetch = _Fetch(cfg, memory, read, wanted.unit.tolist(), address)
-        self._load, self._gemm, self._vector = _Load(read, self._fetch), _Gemm(cfg), _Vector()
-        self._store = _Store(write, read, memory.write_latency)
+        self._fetch = _Fetch(cfg, memory, self._read, wanted.unit.tolist(), address)
+        self._load, self._gemm, self._vector = _Load(self._read), _Gemm(cfg), _Vector()
+        self._store = _Store(write, self._read, memory.write_latency)
         self._semaphores = {(a, b): _Semaphore(cfg.token_bits) for a in Unit for b in Unit if a != b}
+        self._takes, self._posts = self._masks()
+        self._queues = self._works()
+        self._issued = [deque([-1] * ISSUE, ISSUE) for _ in Unit]  # when the last instructions of each unit started
+        self._waited = [0] * len(Unit)
+        self._starts, self._ends = [0] * self._count, [0] * self._count
+        self._awake = 0  # mask of the units whose next instruction may pass its gate
 
-    def run(self) -> Timing:
+    def _works(self) -> list[deque[_Work]]:
+        """The instructions of each unit."""
         w = self._wanted
         columns = (w.unit, w.wait, w.post, w.steps, w.lead, w.trail, w.rows, w.bursts, w.beats, w.to_acc)
-        instructions = list(zip(*(column.tolist() for column in columns), strict=True))
-        takes, posts = self._masks()
-        starts, ends = [0] * self._count, [0] * self._count
-        issued = [deque([-1] * ISSUE, ISSUE) for _ in Unit]  # when the last instructions of each unit started
-        waited = [0] * len(Unit)
-        fetch, load, gemm, vector, store = self._fetch, self._load, self._gemm, self._vector, self._store
-        for index in _order(w, self._cfg):
-            unit, wait, post, steps, lead, trail, rows, bursts, beats, to_acc = instructions[index]
-            left, issue = fetch.left[unit], issued[unit]
-            head = fetch.through(index) + 1
-            if left:
-                head = max(head, left[-1] + 1)
-            ready = head
-            taken, given = takes[unit][wait], posts[unit][post]
-            for semaphore in taken:
-                ready = max(ready, semaphore.take())
-            for semaphore in given:
-                ready = max(ready, semaphore.reserve())
-            waited[unit] += ready - head
-            ready = max(ready, issue[0] + 1)
-            for semaphore in taken:
-                semaphore.taken(ready)
-            left.append(ready)
-            if unit == Unit.GEMM:
-                start, end = gemm.run(ready + 1, steps)
-            elif unit == Unit.LOAD:
-                start, end = load.run(ready + 1, steps, lead, trail, rows, bursts, beats)
-            elif unit == Unit.VECTOR:
-                start, end = vector.run(ready + 1, steps, bool(to_acc))
+        works = list(map(_Work, range(self._count), *(column.tolist() for column in columns)))
+        return [deque(work for work in works if work.unit == unit) for unit in Unit]
+
+    def run(self) -> Timing:
+        while self._awake or self._stir():
+            for unit in _UNITS:
+                if self._awake >> unit & 1:
+                    self._awake &= ~(1 << unit)
+                    while self._pass(unit):
+                        pass
+        left = sum(map(len, self._queues))
+        if left:
+            raise DeviceError(f"no unit can proceed after {self._count - left} of {self._count} instructions")
+        return self._timing(np.array(self._starts), np.array(self._ends), self._waited)
+
+    def _stir(self) -> bool:
+        """Do what comes next on the read channel; False where nothing does."""
+        fetch, load = self._fetch, self._load
+        self._awake = fetch.words()
+        if self._awake:
+            return True
+        while started := load.start():
+            work, start = started
+            self._starts[work.number] = start
+            self._issued[_LOAD].append(start)
+            self._awake = 1 << _LOAD
+        if self._awake:
+            return True
+        fetch_asks = fetch.next_ask()
+        if load.turns >= 0:
+            if load.turns and fetch_asks < self._read.asked:
+                load.turns -= 1
+                fetch.burst(fetch_asks)
             else:
-                start, end = store.run(ready + 1, steps, rows, bursts, beats)
-            issue.append(start)
-            for semaphore in given:
-                semaphore.post(end)
-            starts[index], ends[index] = start, end
-        return self._timing(np.array(starts), np.array(ends), waited)
+                self._end(*load.close())
+                self._awake |= 1 << _LOAD
+            return True
+        load_asks = load.ask()
+        if fetch_asks == load_asks == NEVER:
+            return False
+        if fetch_asks < load_asks:
+            fetch.burst(fetch_asks)
+        else:
+            load.open(load_asks)
+        return True
+
+    def _pass(self, unit: int) -> bool:
+        """Let the next instruction of a unit through its gate, and to its end but for LOAD; False where what it waits
+        for is not known yet."""
+        queue, fetch = self._queues[unit], self._fetch
+        if not queue or queue[0].number >= len(fetch.put) or (unit == _LOAD and self._load.full):
+            return False
+        work = queue[0]
+        taken, given = self._takes[unit][work.wait], self._posts[unit][work.post]
+        for semaphore in taken:
+            if not semaphore.posts:
+                return False
+        for semaphore in given:
+            if not semaphore.has_room():
+                return False
+        queue.popleft()
+        left = fetch.left[unit]
+        head = max(fetch.put[work.number], left[-1] if left else 0) + 1
+        ready = head
+        for semaphore in taken:
+            ready = max(ready, semaphore.posts.popleft())
+        for semaphore in given:
+            ready = max(ready, semaphore.reserve())
+        self._waited[unit] += ready - head
+        ready = max(ready, self._issued[unit][0] + 1)
+        for semaphore in taken:
+            if not semaphore.has_room():
+                self._awake |= work.wait
+            semaphore.take(ready)
+        left.append(ready)
+        if unit == _LOAD:
+            self._load.accept(work, ready + 1)
+            return True
+        if unit == _GEMM:
+            start, end = self._gemm.run(ready + 1, work.steps)
+        elif unit == _VECTOR:
+            start, end = self._vector.run(ready + 1, work.steps, bool(work.to_acc))
+        else:
+            start, end = self._store.run(ready + 1, work)
+        self._starts[work.number] = start
+        self._issued[unit].append(start)
+        self._end(work, end)
+        return True
+
+    def _end(self, work: _Work, end: int) -> None:
+        self._ends[work.number] = end
+        for semaphore in self._posts[work.unit][work.post]:
+            semaphore.posts.append(end)
+        self._awake |= work.post
 
     def _masks(self) -> tuple[list[list[list[_Semaphore]]], list[list[list[_Semaphore]]]]:
         """For each unit and mask the semaphores to take from, and those to post to."""
@@ -603,50 +729,6 @@ class _Machine:
             held = _covered(start[own], end[own]) - busy if unit in (Unit.LOAD, Unit.STORE) else 0
             values[f"{unit.name.lower()}_wait_memory"] = max(0, held)
         return Timing(cycles, w.unit, start, end, {name: values[name] for name in COUNTERS})
-
-
-def _order(wanted: Demand, cfg: Config) -> Sequence[int]:
-    """The instructions in an order in which each one's tokens, and room for those that it posts, come from before it.
-
-    DeviceError where there is none.
-    """
-    count, most = len(wanted.unit), (1 << cfg.token_bits) - 1
-    if all(_in_program_order(wanted, a, b, most) for a in Unit for b in Unit if a != b):
-        return range(count)
-    units, waits, posts = wanted.unit.tolist(), wanted.wait.tolist(), wanted.post.tolist()
-    tokens = {(a, b): 0 for a in Unit for b in Unit}
-    queues: list[deque[int]] = [deque() for _ in Unit]
-    fetched = 0
-    order: list[int] = []
-    while len(order) < count:
-        while fetched < count and len(queues[units[fetched]]) < cfg.queue_depth:
-            queues[units[fetched]].append(fetched)
-            fetched += 1
-        ready = [
-            queue[0]
-            for unit, queue in zip(Unit, queues, strict=True)
-            if queue
-            and all(tokens[other, unit] for other in Unit if waits[queue[0]] >> other & 1)
-            and all(tokens[unit, other] < most for other in Unit if posts[queue[0]] >> other & 1)
-        ]
-        if not ready:
-            raise DeviceError(f"no unit can proceed after {len(order)} of {count} instructions")
-        index = min(ready)
-        unit = Unit(units[index])
-        queues[unit].popleft()
-        order.append(index)
-        for other in Unit:
-            tokens[other, unit] -= waits[index] >> other & 1
-            tokens[unit, other] += posts[index] >> other & 1
-    return order
-
-
-def _in_program_order(wanted: Demand, source: Unit, target: Unit, most: int) -> bool:
-    """Whether the tokens from `source` to `target` are posted before they are taken, and never more than `most`."""
-    post = (wanted.unit == source) & (wanted.post >> target & 1 == 1)
-    take = (wanted.unit == target) & (wanted.wait >> source & 1 == 1)
-    there = np.cumsum(post.astype(np.int64) - take)
-    return bool(there.min() >= 0 and there.max() <= most)
 
 
 def _covered(start: NDArray[np.int64], end: NDArray[np.int64]) -> int:
