@@ -291,13 +291,13 @@ class _Fetch:
         self.left: list[list[int]] = [[] for _ in Unit]
 
     def words(self) -> int:
-        """Put all words that are there into their queues, as far as room is known. Returns the mask of their units."""
-        before = len(self.put)
-        while self._word():
-            pass
+        """Put all words that are there into their queues, as far as room is known. Returns the mask of the units whose
+        queue was empty."""
         mask = 0
-        for unit in self._units[before : len(self.put)]:
-            mask |= 1 << unit
+        while self._word():
+            unit = self._units[len(self.put) - 1]
+            if self._queued[unit] == len(self.left[unit]) + 1:
+                mask |= 1 << unit
         return mask
 
     def _word(self) -> bool:
