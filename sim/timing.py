@@ -174,7 +174,7 @@ class _Engine:
     def __init__(self, channel: _Channel, lead: int, turn: int, outstanding: int) -> None:
         self.channel, self.lead, self.turn = channel, lead, turn
         self.outstanding = outstanding
-        self.burst = MAX_BURST  # slots of a burst in the last train
+        self._bursts, self.burst = 0, MAX_BURST  # of the last train: how many, and slots of each
         self.ends = deque([-NEVER] * (outstanding + 1), outstanding + 1)  # last beats of the last bursts
         self.disturbed: deque[tuple[int, int]] = deque()  # when the other direction took how many slots
         self.asked = -NEVER  # when the last burst was asked for
@@ -197,7 +197,7 @@ class _Engine:
         else:
             last = self._bunches(first, bursts, slots, early)
         channel.next = last + 1
-        self.burst = slots // bursts
+        self._bursts, self.burst = bursts, slots // bursts
         self.asked = max(ask + bursts - 1, self.ends[0] + END_TO_ASK)
         return first, last
 
@@ -211,10 +211,10 @@ class _Engine:
         return (self.outstanding - 1) * slots < (self.turn - 1) * bursts
 
     def delay(self, cycles: int) -> None:
-        """The bursts that are remembered came later by `cycles`."""
-        for _ in range(len(self.ends)):
-            self.ends.append(self.ends[0] + cycles)
-        self.asked += cycles
+        """The last train's bursts that are remembered came later by `cycles`."""
+        for number in range(-min(self._bursts, len(self.ends)), 0):
+            self.ends[number] += cycles
+        self.asked = max(self.asked, self.ends[0] + END_TO_ASK)
 
     def disturb(self, first: int) -> None:
         """What the other direction did since cycle `first`, before the last beat, makes that one later."""
