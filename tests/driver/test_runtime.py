@@ -96,7 +96,7 @@ def test_rtl_equals_functional_and_has_times() -> None:
     assert first.report["units"]["gemm"]["busy"] > 0
 
 
-@pytest.mark.parametrize("device", ["functional", "rtl"])
+@pytest.mark.parametrize("device", ["functional", "timed", "rtl"])
 def test_floats_alone_open_no_device(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def no(*_: object, **__: object) -> None:
         raise AssertionError("a device was opened")
