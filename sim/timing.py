@@ -614,8 +614,10 @@ class _Machine:
         """The instructions of each unit."""
         w = self._wanted
         columns = (w.unit, w.wait, w.post, w.steps, w.lead, w.trail, w.rows, w.bursts, w.beats, w.to_acc)
-        works = list(map(_Work, range(self._count), *(column.tolist() for column in columns)))
-        return [deque(work for work in works if work.unit == unit) for unit in Unit]
+        queues: list[deque[_Work]] = [deque() for _ in Unit]
+        for work in map(_Work, range(self._count), *(column.tolist() for column in columns)):
+            queues[work.unit].append(work)
+        return queues
 
     def run(self) -> Timing:
         while self._awake or self._stir():

@@ -165,6 +165,8 @@ def test_a_planted_difference_is_noticed(constant: str, monkeypatch: pytest.Monk
 
 def test_declared_constants() -> None:
     """Depths of queues and stages of pipelines, as hw/ has them."""
+    from amaranth.hdl import Fragment
+
     from celosia.hw import axi, top
     from celosia.hw.dae_pipeline import dma, load, store
     from celosia.hw.gemm_core import vector as unit
@@ -175,17 +177,19 @@ def test_declared_constants() -> None:
     assert timing.IN_FLIGHT == load.IN_FLIGHT == store.IN_FLIGHT
     assert timing.VECTOR_STAGES == unit.WRITE
     cfg = CONFIGS["4x4"]
-    loads, stores = (module(cfg).elaborate(None).submodules for module in (load.Load, store.Store))
+    modules = [part.elaborate(None) for part in (load.Load(cfg), store.Store(cfg), top.Accelerator(cfg))]
+    loads, stores, whole = (module.submodules for module in modules)
     assert timing.PLACES == loads.places._depth == stores.places._depth
     assert timing.AHEAD == loads.asked._depth + 1 == stores.asked._depth + 1
     assert stores.waiting._depth == timing.RESPONSES
-    issues = top.Accelerator(cfg).elaborate(None).submodules
-    assert all(getattr(issues, f"issue_{unit.name.lower()}")._depth == timing.ISSUE for unit in Unit)
+    assert all(getattr(whole, f"issue_{unit.name.lower()}")._depth == timing.ISSUE for unit in Unit)
+    for module in modules:
+        Fragment.get(module, None)  # Amaranth warns of parts that nobody uses
 
 
 # What random programs reach -----------------------------------------------------------------------------------
 
-WITHIN = {"4x4": 0.03, "8x8-bus16": 0.02, "8x8-bus4-tokens2": 0.05, "batch2": 0.03, "4x8": 0.04, "8x4": 0.03}
+WITHIN = {"4x4": 0.03, "8x8-bus16": 0.02, "8x8-bus4-tokens2": 0.04, "batch2": 0.03, "4x8": 0.03, "8x4": 0.03}
 """Largest error of a random program's cycles, by Config: programs of 10,000 to 20,000 cycles, mostly of short rows."""
 
 
@@ -201,7 +205,7 @@ def test_random_programs(config: str) -> None:
                 assert found.values[name] == expected.values[name], name
         errors.append(found.cycles / (expected.cycles or 1) - 1)
         assert abs(errors[-1]) <= WITHIN[config], (seed, expected.cycles, found.cycles)
-    assert abs(np.mean(errors)) <= 0.025
+    assert abs(np.mean(errors)) <= 0.02
 
 
 MEMORIES = {
