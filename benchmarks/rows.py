@@ -306,7 +306,7 @@ class Bench:
         program, (feed,) = self.program(workload.name), workload.inputs(path, 1).feeds
         self.say(f"{workload.name} on {self.config}: running on the RTL simulator")
         rtl = self.run(program, feed, "rtl", trace=True).result.report
-        seconds = min(_model_seconds(program) for _ in range(3))
+        seconds, processor = (min(times) for times in zip(*(_model_seconds(program) for _ in range(3)), strict=True))
         found = self.run(program, feed, "timed", trace=True).result.report
         error = found["cycles"] / rtl["cycles"] - 1
         layers = layer_errors(rtl, found)
@@ -323,8 +323,9 @@ class Bench:
         yield Row(*head[:3], measured, met, head[3], details)
         if (workload.name, self.config) == ("resnet18", "pynq"):
             yield Row(
-                "timed/seconds", "resnet18: time of the timing model", "at most 0.3 s", f"{seconds:.2f} s",
-                seconds <= 0.3, head[3], {"seconds": seconds},
+                "timed/seconds", "resnet18: time of the timing model", "at most 0.3 s",
+                f"{seconds:.2f} s ({processor:.2f} s of processor time)",
+                seconds <= 0.3, head[3], {"seconds": seconds, "processor_seconds": processor},
             )  # fmt: skip
 
     def walltime(self) -> Iterator[Row]:
@@ -430,16 +431,17 @@ def layer_errors(rtl: dict[str, Any], found: dict[str, Any]) -> list[dict[str, A
     ]
 
 
-def _model_seconds(program: Program) -> float:
-    """How long the timing model takes for all launches of `program`."""
-    cfg, seconds = program.config, 0.0
+def _model_seconds(program: Program) -> tuple[float, float]:
+    """How long the timing model takes for all launches of `program`: wall time and processor time."""
+    cfg, seconds, processor = program.config, 0.0, 0.0
     for launch in program.launches:
         start = launch.address - program.image_address
         code = program.image[start : start + launch.count * instruction_bytes(cfg)].tobytes()
-        started = time.perf_counter()
+        started, worked = time.perf_counter(), time.process_time()
         predict(cfg, code, address=launch.address)
         seconds += time.perf_counter() - started
-    return seconds
+        processor += time.process_time() - worked
+    return seconds, processor
 
 
 def _of_children() -> float:

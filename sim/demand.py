@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from celosia.hw.config import Config
 from celosia.hw.isa import (
     GEMM_LOOPS,
+    RULES,
     UNIT_OF,
     VECTOR_LOOPS,
     Buffer,
@@ -52,7 +53,7 @@ class Demand:
 
 
 def demand(cfg: Config, code: bytes) -> Demand:
-    """The demand of the instructions in `code`. ValueError where it does not hold whole instructions."""
+    """The demand of the instructions in `code`. ValueError where one is illegal or cut off."""
     size = instruction_bytes(cfg)
     if len(code) % size:
         raise ValueError(f"{len(code)} bytes are not whole instructions of {size} bytes")
@@ -60,9 +61,14 @@ def demand(cfg: Config, code: bytes) -> Demand:
     count = len(words)
     result: dict[str, Ints] = {name: np.zeros(count, np.int64) for name in Demand.__dataclass_fields__}
     opcode = (words[:, 0] & np.uint64(0b111)).astype(np.int64)
+    for number in np.flatnonzero(~np.isin(opcode, list(Opcode)))[:1]:
+        raise ValueError(f"instruction {number}: opcode {opcode[number]} does not exist")
     for each in Opcode:
         which = np.flatnonzero(opcode == each)
         fields = _Fields(formats(cfg)[each], words[which])
+        for rule, broken in RULES[each].items():
+            for number in which[np.flatnonzero(broken(fields))[:1]]:
+                raise ValueError(f"instruction {number}: {each.name}: {rule}")
         values = {"wait": fields["wait"], "post": fields["post"], **_OF[each](cfg, fields)}
         result["unit"][which] = UNIT_OF[each]
         for name, value in values.items():

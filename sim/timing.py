@@ -113,8 +113,8 @@ class Timing:
 def predict(cfg: Config, code: bytes, memory: MemoryModel | str = "zynq-hp", address: int = 0) -> Timing:
     """Cycles of the run of the instructions in `code`, which lie at byte `address` of DRAM.
 
-    memory: a MemoryModel or the name of one. ValueError for a memory with random stalls, or an unknown name;
-    DeviceError for a stream that cannot end.
+    memory: a MemoryModel or the name of one. ValueError for an illegal instruction, a memory with random stalls, or an
+    unknown name; DeviceError for a stream that cannot end.
     """
     if isinstance(memory, str):
         if memory not in MEMORY_MODELS:

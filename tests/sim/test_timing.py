@@ -326,6 +326,25 @@ def test_code_that_is_cut_off() -> None:
         predict(CONFIGS["4x4"], bytes(65))
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (load(0), "instruction 1: LOAD: a size is 0"),
+        (load(1, buffer=6), "instruction 1: LOAD: the buffer does not exist"),  # type: ignore[arg-type]
+        (gemm(1, 1, 0, 1, 1, 1), "instruction 1: GEMM: an extent is 0"),
+        (store(1, post=1 << Unit.STORE), "instruction 1: STORE: waits for or posts to itself"),
+    ],
+)
+def test_illegal_instructions(wrong: Instruction, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        timing_of(program_of(CONFIGS["4x4"], [gemm(1, 1, 1, 1, 1, 1), wrong]))
+
+
+def test_an_opcode_that_does_not_exist() -> None:
+    with pytest.raises(ValueError, match="instruction 0: opcode 7 does not exist"):
+        predict(CONFIGS["4x4"], b"\7" + bytes(63))
+
+
 # Parts --------------------------------------------------------------------------------------------------------
 
 
