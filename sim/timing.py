@@ -81,7 +81,6 @@ UNIT_TO_BEAT = 1
 RESPONSE_TO_END = 2
 """The response to STORE's last burst -> end: the engine's answer, `done`."""
 
-
 NEVER = 1 << 62
 
 
@@ -131,13 +130,15 @@ def check_memory(memory: MemoryModel) -> None:
     """ValueError for a memory that `predict` does not model."""
     if memory.stall or memory.jitter or memory.freeze_after is not None:
         raise ValueError(f"the timing model has no memory that pauses at random or freezes, so not {memory}")
+    if memory.refresh_period and memory.refresh_cycles >= memory.refresh_period:
+        raise ValueError(f"{memory} refreshes all the time; refresh_cycles must be below refresh_period")
 
 
 class _Channel:
     """One direction of the memory: a beat a cycle at most, none while it refreshes.
 
     A slot is a cycle in which a beat may move. next: the first cycle that no beat has taken yet. ends: the last beats
-    (responses, of writes) of as many bursts as memory accepts; a further one waits for the first of them.
+    of as many bursts as memory accepts before one has ended; a further one waits for the first of them.
     """
 
     def __init__(self, cfg: Config, memory: MemoryModel) -> None:

@@ -226,6 +226,27 @@ def test_other_memories(memory: MemoryModel) -> None:
         assert found.cycles == pytest.approx(expected.cycles, rel=MEMORIES[memory])
 
 
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize(
+    "memory",
+    [
+        MemoryModel(outstanding=1),
+        MemoryModel(outstanding=3, refresh_period=0),
+        MemoryModel(bytes_per_cycle=1),
+        MemoryModel(read_latency=0, write_latency=0),
+    ],
+    ids=str,
+)
+def test_units_keep_the_order_whatever_the_memory(memory: MemoryModel, config: str) -> None:
+    for seed in range(4):
+        program = random_program(CONFIGS[config], seed, count=60, tokens=seed % 2 == 0)
+        found = timing_of(program, memory)
+        assert np.all(found.end > found.start) and min(found.values.values()) >= 0
+        for unit in Unit:
+            own = found.unit == unit
+            assert np.all(np.diff(found.start[own]) > 0) and np.all(np.diff(found.end[own]) > 0)
+
+
 # Whole models -------------------------------------------------------------------------------------------------
 
 
@@ -313,6 +334,7 @@ def test_no_instructions() -> None:
     [
         (random_stalls(1), "no memory that pauses at random or freezes, so not random"),
         (dataclasses.replace(ZYNQ_HP, freeze_after=9), "no memory that pauses at random or freezes"),
+        (MemoryModel(refresh_period=5, refresh_cycles=5), "refresh_cycles must be below refresh_period"),
         ("ddr9", "there is no memory model 'ddr9'; take zynq-hp or ideal"),
     ],
 )
