@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from celosia.compiler.expr.nodes import Expr, Tensor, Var, rewrite
+from celosia.compiler.expr.nodes import Expr, Tensor, Var, rewrite, text
 
 # How the iterations of a loop run. Renderers raise on a kind they do not know, so kinds can be added (vthread, ...).
 KINDS = ("serial", "unrolled", "vectorized", "parallel", "vthread")
@@ -18,9 +18,7 @@ SCOPES = ("workspace", "local", *SCRATCHPADS)
 
 class Stmt:
     def __str__(self) -> str:
-        from celosia.compiler.expr.printer import show_stmt
-
-        return show_stmt(self)
+        return text(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,9 +145,7 @@ class Function:
     in_place: tuple[tuple[int, int], ...] = ()
 
     def __str__(self) -> str:
-        from celosia.compiler.expr.printer import show_function
-
-        return show_function(self)
+        return text(self)
 
     def expanded(self) -> Function:
         """The same with loops in the place of intrinsics: what the interpreter and a CPU run."""
