@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.host import bodies
+from celosia.compiler.cpu.runtime.op import bodies
 from celosia.compiler.dtypes import ONNX_TYPES, numpy_dtype
 from celosia.compiler.program import CpuStep, FormInfo, HostStep, LaunchStep, Program, ProgramError, TensorInfo
 from celosia.hw.isa import instruction_bytes

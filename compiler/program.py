@@ -18,8 +18,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.host import HostOp
-from celosia.compiler.cpu.kernel import Kernel
+from celosia.compiler.cpu.runtime.kernel import Kernel
+from celosia.compiler.cpu.runtime.op import HostOp
 from celosia.compiler.files import reading, replacing
 from celosia.compiler.memory import Plan
 from celosia.compiler.saved import array_bytes, load_array, load_op, make, op_bytes

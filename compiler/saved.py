@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.host import Body, HostOp
+from celosia.compiler.cpu.runtime.op import Body, HostOp
 from celosia.compiler.dtypes import numpy_dtype
 
 Array = NDArray[Any]

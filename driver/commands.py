@@ -34,10 +34,10 @@ def explained(error: Exception) -> tuple[int, str]:
     from celosia.bitstreams.manifest import ManifestError
     from celosia.bitstreams.project import ProjectError, ToolError
     from celosia.bitstreams.synthesis import SynthesisError
-    from celosia.compiler.cpu.host import HostError
     from celosia.compiler.cpu.llvm import LinkError
+    from celosia.compiler.cpu.runtime.op import HostError
+    from celosia.compiler.cpu.runtime.threads import ThreadsError
     from celosia.compiler.cpu.target import TargetError
-    from celosia.compiler.cpu.threads import ThreadsError
     from celosia.compiler.files import OutputError
     from celosia.compiler.graph.importer import ModelError
     from celosia.compiler.program import ProgramError

@@ -18,8 +18,6 @@ Graph = dict[str, set[str]]
 
 KNOWN = (
     frozenset(("celosia.compiler.tensorize.conv", "celosia.compiler.tensorize.lower")),
-    frozenset(("celosia.compiler.cpu.host", "celosia.compiler.cpu.hostops")),
-    frozenset(("celosia.compiler.cpu.kernel", "celosia.compiler.cpu.llvm")),
     frozenset(("celosia.compiler.cpu", "celosia.compiler.program")),
     frozenset(("celosia.compiler.check", "celosia.compiler.program")),
 )

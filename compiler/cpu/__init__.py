@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from celosia.compiler.cpu.function import CpuFunction, CpuNode, InputType, compile_op, run
     from celosia.compiler.cpu.functions import TYPES
-    from celosia.compiler.cpu.kernel import Kernel
     from celosia.compiler.cpu.llvm import compile_function
     from celosia.compiler.cpu.ops import OPS, VIEWS, Unsupported, build
+    from celosia.compiler.cpu.runtime.kernel import Kernel
 
 __all__ = [
     "OPS", "TYPES", "VIEWS", "CpuFunction", "CpuNode", "InputType", "Kernel", "Unsupported", "build",
@@ -19,7 +19,7 @@ __all__ = [
 
 _PLACES = {
     "function": ("CpuFunction", "CpuNode", "InputType", "compile_op", "run"), "functions": ("TYPES",),
-    "kernel": ("Kernel",), "llvm": ("compile_function",), "ops": ("OPS", "VIEWS", "Unsupported", "build"),
+    "runtime.kernel": ("Kernel",), "llvm": ("compile_function",), "ops": ("OPS", "VIEWS", "Unsupported", "build"),
 }  # fmt: skip
 
 

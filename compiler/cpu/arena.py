@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from celosia.compiler.cpu.kernel import Kernel
+from celosia.compiler.cpu.runtime.kernel import Kernel
 from celosia.compiler.dtypes import numpy_dtype
 from celosia.compiler.memory import Lifetime, Plan, plan
 from celosia.compiler.program import CpuStep, LaunchStep, Step, TensorInfo

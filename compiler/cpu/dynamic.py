@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from celosia.compiler.cpu.function import InputType, compile_op
 from celosia.compiler.cpu.functions import TYPES
-from celosia.compiler.cpu.host import DOMAINS, HostOp, Value, check_size
-from celosia.compiler.cpu.kernel import Kernel
 from celosia.compiler.cpu.ops import OPS, Unsupported
+from celosia.compiler.cpu.runtime.kernel import Kernel
+from celosia.compiler.cpu.runtime.op import DOMAINS, HostOp, Value, check_size
 from celosia.compiler.cpu.target import compiling_for
 
 Array = NDArray[Any]

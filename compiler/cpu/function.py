@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.cpu.inplace import overwritable
-from celosia.compiler.cpu.kernel import Kernel
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.ops import Unsupported, build
+from celosia.compiler.cpu.runtime.kernel import Kernel
 from celosia.compiler.cpu.schedule import schedule
 from celosia.compiler.cpu.target import compiling_for
 from celosia.compiler.expr import Expr, Function, Load, Tensor, fuse_loops, lower, placeholder

@@ -20,7 +20,7 @@ from platformdirs import user_cache_dir
 
 from celosia.compiler.cpu import codegen
 from celosia.compiler.cpu.codegen import render
-from celosia.compiler.cpu.kernel import Kernel
+from celosia.compiler.cpu.runtime.kernel import Kernel
 from celosia.compiler.cpu.target import Target, target
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import Alloc, Function, exprs

@@ -23,9 +23,9 @@ from celosia.compiler.cpu import (
     run,
 )
 from celosia.compiler.cpu.group import KINDS, group, saved_traffic
-from celosia.compiler.cpu.kernel import _address
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.ops import OPS
+from celosia.compiler.cpu.runtime.kernel import _address
 from celosia.compiler.cpu.schedule import schedule
 
 RNG = np.random.default_rng(0)

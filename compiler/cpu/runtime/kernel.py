@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.threads import pool
+from celosia.compiler.cpu.runtime.compiler import links_kernels
+from celosia.compiler.cpu.runtime.threads import pool
 from celosia.compiler.dtypes import numpy_dtype
 
 Array = NDArray[Any]
@@ -26,11 +27,8 @@ Signature = tuple[tuple[str, tuple[int, ...]], ...]  # (dtype, shape) of each ar
 
 def host() -> str:
     """What machine code made here needs: triple, processor and its features; "" where there is no LLVM."""
-    try:
-        from celosia.compiler.cpu import llvm
-    except ModuleNotFoundError:
-        return ""
-    return llvm.host()
+    llvm = links_kernels()
+    return "" if llvm is None else str(llvm.host())
 
 
 def load_library(data: bytes) -> ctypes.CDLL:
@@ -163,8 +161,8 @@ class Kernel:
         if self.host != host():
             made_for = " ".join(self.host.split()[:2])
             raise RuntimeError(f"kernel {self.name} was made for {made_for}; compile the model again on this machine")
-        from celosia.compiler.cpu import llvm
-
+        llvm = links_kernels()
+        assert llvm is not None  # or this would not be the host that it was made for
         return llvm.link([self.name, *self._part_names], self.code)  # the code lives as long as this
 
     def bind(self, library: ctypes.CDLL) -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from celosia.compiler.cpu.hostops.registry import Array, Value, host, int_list
-
-if TYPE_CHECKING:
-    from celosia.compiler.cpu.host import HostOp
+from celosia.compiler.cpu.runtime.hostops.registry import Array, Value, host, int_list
+from celosia.compiler.cpu.runtime.op import HostOp
 
 
 @host("SequenceEmpty")

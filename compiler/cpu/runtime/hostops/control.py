@@ -1,30 +1,28 @@
-"""Control flow: If, Loop, Scan. A subgraph is a Body, whose `run` takes its inputs and the values around it."""
+"""Control flow: If, Loop, Scan. A subgraph is a Body, which `run` runs on its inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from celosia.compiler.cpu.hostops.registry import Array, Value, host, numpy_type
+from celosia.compiler.cpu.runtime.hostops.registry import Array, Value, host, numpy_type
+from celosia.compiler.cpu.runtime.op import Body, HostOp, check_size
 
-if TYPE_CHECKING:
-    from celosia.compiler.cpu.host import HostOp
+Run = Callable[[Body, Sequence[Value]], list[Value]]
+"""The outputs of a subgraph for its inputs."""
 
 
 @host("If")
-def if_(op: HostOp, condition: Array, *, outer: Mapping[str, Value]) -> tuple[Value, ...]:
+def if_(op: HostOp, condition: Array, *, run: Run) -> tuple[Value, ...]:
     body = op.attrs["then_branch" if condition.reshape(-1)[0] else "else_branch"]
-    return tuple(body.run([], outer))
+    return tuple(run(body, []))
 
 
 @host("Loop")
 def loop(
-    op: HostOp, trips: Array | None = None, condition: Array | None = None, *state: Value, outer: Mapping[str, Value]
+    op: HostOp, trips: Array | None = None, condition: Array | None = None, *state: Value, run: Run
 ) -> tuple[Value, ...]:
-    from celosia.compiler.cpu.host import check_size
-
     body = op.attrs["body"]
     carried = list(state)
     count = None if trips is None else int(trips.reshape(-1)[0])
@@ -32,7 +30,7 @@ def loop(
     rows: list[list[Array]] = [[] for _ in body.outputs[1 + len(state) :]]
     i = held = 0
     while go and (count is None or i < count):
-        out = body.run([np.array(i, np.int64), np.array(go), *carried], outer)
+        out = run(body, [np.array(i, np.int64), np.array(go), *carried])
         go = bool(np.reshape(out[0], -1)[0])
         carried = out[1 : 1 + len(state)]
         for row, value in zip(rows, out[1 + len(state) :]):
@@ -44,28 +42,28 @@ def loop(
 
 
 @host("Scan")
-def scan(op: HostOp, *inputs: Value, outer: Mapping[str, Value]) -> tuple[Value, ...]:
+def scan(op: HostOp, *inputs: Value, run: Run) -> tuple[Value, ...]:
     if op.opset < 9:
-        return _scan_batches(op, *inputs, outer=outer)
+        return _scan_batches(op, *inputs, run=run)
     return _scan(
-        op, inputs, outer, op.attr("scan_input_directions"), op.attr("scan_input_axes"),
+        op, inputs, run, op.attr("scan_input_directions"), op.attr("scan_input_axes"),
         op.attr("scan_output_directions"), op.attr("scan_output_axes"),
     )  # fmt: skip
 
 
-def _scan_batches(op: HostOp, lengths: Array | None, *inputs: Array, outer: Mapping[str, Value]) -> tuple[Value, ...]:
+def _scan_batches(op: HostOp, lengths: Array | None, *inputs: Array, run: Run) -> tuple[Value, ...]:
     """The first version: each value has a batch dimension in front, and each batch a length."""
     if lengths is not None:
         raise op.fail("lengths of sequences are not supported in opset 8")
     runs = [
-        _scan(op, [value[b] for value in inputs], outer, op.attr("directions"), None, None, None)
+        _scan(op, [value[b] for value in inputs], run, op.attr("directions"), None, None, None)
         for b in range(inputs[0].shape[0])
     ]
     return tuple(np.stack(values) for values in zip(*runs))
 
 
 def _scan(
-    op: HostOp, inputs: tuple[Value, ...] | list[Value], outer: Mapping[str, Value], backward: list[int] | None,
+    op: HostOp, inputs: tuple[Value, ...] | list[Value], run: Run, backward: list[int] | None,
     axes: list[int] | None, out_backward: list[int] | None, out_axes: list[int] | None,
 ) -> tuple[Value, ...]:  # fmt: skip
     body, count = op.attrs["body"], int(op.attrs["num_scan_inputs"])
@@ -77,7 +75,7 @@ def _scan(
         raise op.fail(f"inputs of {[len(value) for value in scanned]} steps")
     rows: list[list[Array]] = [[] for _ in body.outputs[states:]]
     for i in range(len(scanned[0])):
-        out = body.run([*state, *(np.asarray(value[i], order="C") for value in scanned)], outer)
+        out = run(body, [*state, *(np.asarray(value[i], order="C") for value in scanned)])
         state = out[:states]
         for row, value in zip(rows, out[states:]):
             row.append(value)

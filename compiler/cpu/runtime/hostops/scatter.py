@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from celosia.compiler.cpu.hostops.registry import Array, host
-
-if TYPE_CHECKING:
-    from celosia.compiler.cpu.host import HostOp
+from celosia.compiler.cpu.runtime.hostops.registry import Array, host
+from celosia.compiler.cpu.runtime.op import HostOp
 
 REDUCE = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 

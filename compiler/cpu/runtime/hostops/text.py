@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from celosia.compiler.cpu.hostops.registry import Array, host
-
-if TYPE_CHECKING:
-    from celosia.compiler.cpu.host import HostOp
+from celosia.compiler.cpu.runtime.hostops.registry import Array, host
+from celosia.compiler.cpu.runtime.op import HostOp
 
 
 @host("StringConcat")

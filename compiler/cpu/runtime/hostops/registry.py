@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.dtypes import ONNX_TYPES, numpy_dtype
 
-if TYPE_CHECKING:
-    from celosia.compiler.cpu.host import Body, HostError, HostOp
-
-    __all__ = ["Body", "HostError", "HostOp"]
-
 Array = NDArray[Any]
 Value = Any
 Function = Callable[..., Any]
-"""(op, *inputs) -> output, or a tuple of outputs. Inputs left out are None. With subgraphs also outer=values."""
+"""(op, *inputs) -> output, or a tuple of outputs. Inputs left out are None. With subgraphs also run= (control.Run)."""
 
 HOST: dict[tuple[str, str], Function] = {}
 """By domain and operator."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from celosia.compiler.cpu.hostops.registry import Array, host, numpy_type
+from celosia.compiler.cpu.runtime.hostops.registry import Array, host, numpy_type
+from celosia.compiler.cpu.runtime.op import HostOp
 from celosia.compiler.dtypes import is_float
-
-if TYPE_CHECKING:
-    from celosia.compiler.cpu.host import HostOp
 
 
 @host("Cast")

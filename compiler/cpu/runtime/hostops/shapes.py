@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from celosia.compiler.cpu.hostops.registry import Array, Value, host, int_list
-
-if TYPE_CHECKING:
-    from celosia.compiler.cpu.host import HostOp
+from celosia.compiler.cpu.runtime.hostops.registry import Array, Value, host, int_list
+from celosia.compiler.cpu.runtime.op import HostOp, check_size
 
 FIRST = frozenset((
     "Shape", "Size", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "ConstantOfShape", "Range", "Concat",
@@ -60,8 +56,6 @@ def unsqueeze(op: HostOp, x: Array, axes: Array | None = None) -> Array:
 
 @host("ConstantOfShape")
 def constant_of_shape(op: HostOp, dims: Array) -> Array:
-    from celosia.compiler.cpu.host import check_size
-
     value = np.asarray(op.attr("value", np.zeros(1, np.float32))).reshape(-1)[0]
     wanted = int_list(dims)
     total = 1
@@ -73,8 +67,6 @@ def constant_of_shape(op: HostOp, dims: Array) -> Array:
 
 @host("Range")
 def range_(op: HostOp, start: Array, limit: Array, delta: Array) -> Array:
-    from celosia.compiler.cpu.host import check_size
-
     first, last, step = (v.reshape(-1)[0] for v in (start, limit, delta))
     if not step:
         raise op.fail("delta is 0")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from celosia.compiler.cpu.hostops.registry import Array, host, int_list
-
-if TYPE_CHECKING:
-    from celosia.compiler.cpu.host import HostOp
+from celosia.compiler.cpu.runtime.hostops.registry import Array, host, int_list
+from celosia.compiler.cpu.runtime.op import HostOp
 
 
 @host("NonMaxSuppression")

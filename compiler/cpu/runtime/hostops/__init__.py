@@ -1,6 +1,6 @@
 """ONNX operators in numpy: those that are no loops over elements."""
 
-from celosia.compiler.cpu.hostops import (  # they fill the table
+from celosia.compiler.cpu.runtime.hostops import (  # they fill the table
     control,
     images,
     learning,
@@ -13,8 +13,8 @@ from celosia.compiler.cpu.hostops import (  # they fill the table
     types,
     vision,
 )
-from celosia.compiler.cpu.hostops.registry import HOST, Array, host, numpy_type
-from celosia.compiler.cpu.hostops.shapes import FIRST
+from celosia.compiler.cpu.runtime.hostops.registry import HOST, Array, host, numpy_type
+from celosia.compiler.cpu.runtime.hostops.shapes import FIRST
 
 RANDOM = frozenset((
     "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout",

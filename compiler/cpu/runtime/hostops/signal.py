@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from celosia.compiler.cpu.hostops.registry import Array, host, numpy_type
-
-if TYPE_CHECKING:
-    from celosia.compiler.cpu.host import HostOp
+from celosia.compiler.cpu.runtime.hostops.registry import Array, host, numpy_type
+from celosia.compiler.cpu.runtime.op import HostOp, check_size
 
 
 def _complex(x: Array) -> Array:
@@ -23,8 +19,6 @@ def _pairs(x: Array, kind: np.dtype[np.float32]) -> Array:
 
 def _check_size(op: HostOp, numbers: int) -> None:
     """HostError where so many complex numbers are more than there is memory for."""
-    from celosia.compiler.cpu.host import check_size
-
     check_size(numbers * np.dtype(np.complex128).itemsize, f"{op.label}: its output")
 
 
