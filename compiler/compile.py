@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from celosia.compiler import cpu
 from celosia.compiler.cpu.arena import plan_arena
 from celosia.compiler.cpu.dynamic import SHAPE_INPUTS
-from celosia.compiler.cpu.group import group, saved_traffic
 from celosia.compiler.cpu.llvm import link_library
 from celosia.compiler.cpu.parse import parse
 from celosia.compiler.cpu.runtime.host import needs_compiler
 from celosia.compiler.cpu.runtime.hostops import HOST
 from celosia.compiler.cpu.runtime.op import DOMAINS, HostError, HostOp, bodies, check_size
+from celosia.compiler.cpu.schedule.group import group, saved_traffic
 from celosia.compiler.cpu.target import compiling_for, find_target
 from celosia.compiler.dtypes import numpy_dtype
 from celosia.compiler.expr import placeholder

@@ -135,7 +135,7 @@ def expand(stmt: Stmt) -> Stmt:
 class Function:
     """A kernel: reads `inputs`, writes every element of `outputs`.
 
-    in_place: (output, input) numbers of tensors in the same memory; see cpu.inplace.
+    in_place: (output, input) numbers of tensors in the same memory; see cpu.schedule.inplace.
     """
 
     name: str

@@ -14,11 +14,11 @@ from onnx import TensorProto, helper
 
 import celosia
 from celosia.compiler import expr as T
-from celosia.compiler.cpu import Kernel, compile_op, parallel
+from celosia.compiler.cpu import Kernel, compile_op
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.runtime import threads
 from celosia.compiler.cpu.runtime.threads import ThreadsError, default_threads, pool
-from celosia.compiler.cpu.schedule import schedule
+from celosia.compiler.cpu.schedule import parallel, schedule
 from celosia.compiler.expr.loops import For, Function, Store
 from celosia.driver.runtime import Runtime
 

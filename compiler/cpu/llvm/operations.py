@@ -12,22 +12,25 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
+from celosia.compiler.cpu.types import TYPES
 from celosia.compiler.dtypes import numpy_dtype
 
 V = Any
 I32 = ir.IntType(32)
-TYPES: dict[str, Any] = {
+SPECIAL = {
     "float16": ir.HalfType(), "float32": ir.FloatType(), "float64": ir.DoubleType(), "bool": ir.IntType(1),
-    "bfloat16": ir.IntType(16),  # only stored, loaded and converted; see ops.build
-    **{f"{sign}int{bits}": ir.IntType(bits) for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    "bfloat16": ir.IntType(16),
 }  # fmt: skip
+LLVM_TYPES: dict[str, Any] = {
+    name: SPECIAL[name] if name in SPECIAL else ir.IntType(int(name.lstrip("uint"))) for name in TYPES
+}
 SUFFIX = {"half": "f16", "float": "f32", "double": "f64"}
 
 
 def llvm_type(dtype: str) -> Any:
-    if dtype not in TYPES:
+    if dtype not in LLVM_TYPES:
         raise ValueError(f"the CPU has no element type {dtype}")
-    return TYPES[dtype]
+    return LLVM_TYPES[dtype]
 
 
 def is_vector(value: V) -> bool:
@@ -172,7 +175,7 @@ def convert(b: Any, value: V, source: str, target: str) -> V:
         return _saturated(b, value, source, target)
     if to_float:
         return b.sitofp(value, to) if signed_from else b.uitofp(value, to)
-    bits_from, bits_to = (TYPES[d].width for d in (source, target))
+    bits_from, bits_to = (LLVM_TYPES[d].width for d in (source, target))
     if bits_to < bits_from:
         return b.trunc(value, to)
     if bits_to == bits_from:
@@ -195,7 +198,7 @@ def _saturated(b: Any, value: V, source: str, target: str) -> V:
     """A float to an integer: towards zero, to the nearest that there is, NaN to 0. llvm.fptosi.sat goes by lanes."""
     if source == "float16":  # in which the limits of most integers are infinite
         return _saturated(b, convert(b, value, source, "float32"), "float32", target)
-    bits, signed = TYPES[target].width, target.startswith("int")
+    bits, signed = LLVM_TYPES[target].width, target.startswith("int")
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
     wide = ir.IntType(max(bits, 32))
     over = b.fcmp_ordered(">=", value, like(value, source, high + 1))
@@ -203,7 +206,7 @@ def _saturated(b: Any, value: V, source: str, target: str) -> V:
     inside = b.select(b.fcmp_unordered("<", value, like(value, source, low)), like(value, source, 0), value)  # NaN, too
     inside = b.select(over, like(value, source, 0), inside)
     whole = (b.fptosi if signed else b.fptoui)(inside, widened(value, wide))
-    whole = whole if wide.width == bits else b.trunc(whole, widened(value, TYPES[target]))
+    whole = whole if wide.width == bits else b.trunc(whole, widened(value, LLVM_TYPES[target]))
     whole = b.select(over, like(value, target, high), whole)
     return b.select(under, like(value, target, low), whole)
 

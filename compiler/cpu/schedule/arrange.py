@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from celosia.compiler.cpu.schedule.registers import register_tile, step
 from celosia.compiler.cpu.target import target
-from celosia.compiler.cpu.tile import register_tile, step
 from celosia.compiler.expr import (
     INDEX,
     Axis,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 
-from celosia.compiler.cpu.function import CpuNode
+from celosia.compiler.cpu.node import CpuNode
 from celosia.compiler.cpu.ops.elementwise import BINARY, DIRECT, UNARY
 
 

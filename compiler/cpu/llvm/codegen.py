@@ -14,8 +14,9 @@ from typing import Any
 
 from llvmlite import ir
 
-from celosia.compiler.cpu import dot, functions, parallel
-from celosia.compiler.cpu.functions import is_vector, llvm_type, splat
+from celosia.compiler.cpu.llvm import dot, operations
+from celosia.compiler.cpu.llvm.operations import is_vector, llvm_type, splat
+from celosia.compiler.cpu.schedule import parallel
 from celosia.compiler.expr.affine import coefficient, flatten, in_range, linear, nonnegative
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import Alloc, Block, For, Function, If, Let, Stmt, Store, Update
@@ -318,7 +319,7 @@ class _Writer:
             if self.mask is not None and not in_range(Load(tensor, index)):
                 if step != 1:
                     raise ValueError(f"{tensor.name}: lanes {step} apart read where a condition holds")
-                value = functions.masked_load(self.b, self._in_lane(0, tensor, index, env), self.mask, element, align)
+                value = operations.masked_load(self.b, self._in_lane(0, tensor, index, env), self.mask, element, align)
             elif step == 1:
                 value = self.b.load(self._in_lane(0, tensor, index, env), typ=wide, align=align)
             elif step == 2:  # both halves of what the lanes span, then every other element
@@ -353,7 +354,7 @@ class _Writer:
             first = env | {rows.var: I64(0)}
             starts = [self._in_lane(lane, tensor, index, first) for lane in range(rows.extent)]
             lines = [self.b.load(at, typ=wide, align=itemsize(tensor.dtype)) for at in starts]
-            rows.tiles[key] = functions.transposed(self.b, lines)
+            rows.tiles[key] = operations.transposed(self.b, lines)
         return rows.tiles[key]
 
     def _store(self, tensor: Tensor, index: tuple[Expr, ...], value: V, env: dict[Var, V]) -> None:
@@ -383,7 +384,7 @@ class _Writer:
                 case Binary("mul", a, b):
                     old = self._load(tensor, index, env)
                     factors = self._same_width(self.expr(a, env, memo), self.expr(b, env, memo), old)
-                    self._store(tensor, index, functions.multiply_add(self.b, *factors), env)
+                    self._store(tensor, index, operations.multiply_add(self.b, *factors), env)
                     return
         if kind == "sum" and step == (self.vector is not None) and isinstance(value, Call) and value.name == "dot4":
             old = self._load(tensor, index, env)
@@ -392,7 +393,7 @@ class _Writer:
             return
         new = self.expr(value, env, memo)
         if self.vector is not None and step == 0:
-            new = functions.horizontal(self.b, Reduce.COMBINE[kind], tensor.dtype, splat(self.b, new, self.vector[1]))
+            new = operations.horizontal(self.b, Reduce.COMBINE[kind], tensor.dtype, splat(self.b, new, self.vector[1]))
             saved, self.vector = self.vector, None
             self._combine(kind, tensor, index, new, env | {saved[0]: I64(0)})
             self.vector = saved
@@ -418,7 +419,7 @@ class _Writer:
     def _expr(self, e: Expr, env: dict[Var, V], memo: dict[Any, V]) -> V:
         match e:
             case Const(value, dtype):
-                return functions.constant(dtype, value)
+                return operations.constant(dtype, value)
             case Var():
                 if self.vector is not None and e is self.vector[0]:
                     if self.lane is not None:
@@ -438,15 +439,15 @@ class _Writer:
             case Call(name, args, dtype):
                 values = self._same_width(*(self.expr(arg, env, memo) for arg in args))
                 if name == "dot4":
-                    zero = ir.Constant(functions.widened(values[0], llvm_type("int32")), None)
+                    zero = ir.Constant(operations.widened(values[0], llvm_type("int32")), None)
                     return dot.dot4(self.b, zero, values[0], values[1], self.features)
                 if name == "bitcast":
-                    return self.b.bitcast(values[0], functions.widened(values[0], llvm_type(dtype)))
-                return functions.call(self.b, name, args[0].dtype, *values)
+                    return self.b.bitcast(values[0], operations.widened(values[0], llvm_type(dtype)))
+                return operations.call(self.b, name, args[0].dtype, *values)
             case Cast(Call("clamp", (_, Const(low), Const(high))) as value, dtype) if _fits(low, high, dtype):
-                return functions.convert_small(self.b, self.expr(value, env, memo), dtype)
+                return operations.convert_small(self.b, self.expr(value, env, memo), dtype)
             case Cast(value, dtype):
-                return functions.convert(self.b, self.expr(value, env, memo), value.dtype, dtype)
+                return operations.convert(self.b, self.expr(value, env, memo), value.dtype, dtype)
             case Select(cond, a, b):
                 return self._select(cond, a, b, env, memo)
         raise ValueError(f"the CPU cannot compute {type(e).__name__}")
@@ -520,17 +521,17 @@ class _Writer:
                 case "div":
                     return b.fdiv(x, y)
                 case "floordiv":
-                    return functions.call(b, "floor", dtype, b.fdiv(x, y))
+                    return operations.call(b, "floor", dtype, b.fdiv(x, y))
                 case "mod":
                     rest = b.frem(x, y)
-                    zero = functions.like(x, dtype, 0)
+                    zero = operations.like(x, dtype, 0)
                     other = b.xor(b.fcmp_ordered("<", rest, zero), b.fcmp_ordered("<", y, zero))
                     move = b.and_(other, b.fcmp_ordered("!=", rest, zero))
                     return b.select(move, b.fadd(rest, y), rest)
                 case "min" | "max":
-                    return functions.intrinsic(b, f"llvm.{op}imum", x, y, flags=("nsz",))
+                    return operations.intrinsic(b, f"llvm.{op}imum", x, y, flags=("nsz",))
                 case "pow":
-                    return functions.call(b, "pow", dtype, x, y)
+                    return operations.call(b, "pow", dtype, x, y)
             raise ValueError(f"{op} is not defined on {dtype}")
         signed = not unsigned(dtype)
         match op:
@@ -541,15 +542,15 @@ class _Writer:
             case "or":
                 return b.or_(x, y)
             case "shl":
-                return functions.shift(b, "shl", x, y)
+                return operations.shift(b, "shl", x, y)
             case "shr":
-                return functions.shift(b, "ashr" if signed else "lshr", x, y)
+                return operations.shift(b, "ashr" if signed else "lshr", x, y)
             case "min":
-                return functions.intrinsic(b, "llvm.smin" if signed else "llvm.umin", x, y)
+                return operations.intrinsic(b, "llvm.smin" if signed else "llvm.umin", x, y)
             case "max":
-                return functions.intrinsic(b, "llvm.smax" if signed else "llvm.umax", x, y)
+                return operations.intrinsic(b, "llvm.smax" if signed else "llvm.umax", x, y)
             case "div" | "floordiv" | "mod":
-                return functions.int_division(b, op, signed, x, y)
+                return operations.int_division(b, op, signed, x, y)
             case "pow":
-                return functions.int_power(b, x, y)
+                return operations.int_power(b, x, y)
         raise ValueError(f"{op} is not defined on {dtype}")
