@@ -16,7 +16,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler import cpu
-from celosia.compiler.cpu.arena import plan_arena
+from celosia.compiler.arena import plan_arena
 from celosia.compiler.cpu.dynamic import SHAPE_INPUTS
 from celosia.compiler.cpu.llvm import link_library
 from celosia.compiler.cpu.parse import parse

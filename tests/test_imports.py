@@ -16,11 +16,7 @@ FOLDERS = ("bitstreams", "compiler", "driver", "hw", "models", "sim")
 
 Graph = dict[str, set[str]]
 
-KNOWN = (
-    frozenset(("celosia.compiler.tensorize.conv", "celosia.compiler.tensorize.lower")),
-    frozenset(("celosia.compiler.cpu", "celosia.compiler.program")),
-    frozenset(("celosia.compiler.check", "celosia.compiler.program")),
-)
+KNOWN = (frozenset(("celosia.compiler.tensorize.conv", "celosia.compiler.tensorize.lower")),)
 """Pairs that still import each other."""
 
 

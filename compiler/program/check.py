@@ -10,7 +10,15 @@ from numpy.typing import NDArray
 
 from celosia.compiler.cpu.runtime.op import bodies
 from celosia.compiler.dtypes import ONNX_TYPES, numpy_dtype
-from celosia.compiler.program import CpuStep, FormInfo, HostStep, LaunchStep, Program, ProgramError, TensorInfo
+from celosia.compiler.program.model import (
+    Contents,
+    CpuStep,
+    FormInfo,
+    HostStep,
+    LaunchStep,
+    ProgramError,
+    TensorInfo,
+)
 from celosia.hw.isa import instruction_bytes
 
 ALIGNMENT = 64
@@ -21,7 +29,7 @@ Types = dict[str, tuple[str, tuple[int, ...]] | None]
 """(element type, shape) by tensor; None where it is known at run time only."""
 
 
-def check(program: Program) -> None:
+def check(program: Contents) -> None:
     """ProgramError where a name, number, size or address in `program` cannot be right."""
     for tensor in (*program.inputs, *program.outputs, *program.tensors.values()):
         _tensor(tensor)
@@ -62,7 +70,7 @@ def _of_array(array: NDArray[Any]) -> tuple[str, tuple[int, ...]]:
     return array.dtype.name, array.shape
 
 
-def _of(program: Program, name: str) -> tuple[str, tuple[int, ...]]:
+def _of(program: Contents, name: str) -> tuple[str, tuple[int, ...]]:
     found = _of_info(program.tensors[name]) if name in program.tensors else None
     if found is None:
         raise ProgramError(f"tensor {name!r} has no fixed type and shape")
@@ -73,7 +81,7 @@ def _nbytes(kind: tuple[str, tuple[int, ...]]) -> int:
     return prod(kind[1]) * numpy_dtype(kind[0]).itemsize
 
 
-def _memory(program: Program) -> None:
+def _memory(program: Contents) -> None:
     end = program.image_address + len(program.image)
     _require(program.image_address >= 0 and end <= program.dram_size <= MOST_DRAM, f"{program.dram_size} bytes of DRAM")
     arena = program.arena
@@ -89,7 +97,7 @@ def _memory(program: Program) -> None:
 # Steps ------------------------------------------------------------------------------------------------------------
 
 
-def _cpu(program: Program, step: CpuStep, known: Types) -> Types:
+def _cpu(program: Contents, step: CpuStep, known: Types) -> Types:
     _names(known, step.inputs, "input")
     made: Types = {name: _of(program, name) for name in step.outputs}
     if step.kernel is None:
@@ -105,14 +113,14 @@ def _cpu(program: Program, step: CpuStep, known: Types) -> Types:
     return made
 
 
-def _host(program: Program, step: HostStep, known: Types) -> Types:
+def _host(program: Contents, step: HostStep, known: Types) -> Types:
     read = [name for name in step.op.inputs if name] + [name for body in bodies(step.op) for name in body.captured]
     _names(known, filter(None, (*step.inputs, *read)), "input")  # "" is an input left out
     _require(len(step.outputs) == len(step.op.outputs), f"operator {step.op.op} has {len(step.op.outputs)} outputs")
     return {name: _of_info(program.tensors[name]) if name in program.tensors else None for name in step.outputs}
 
 
-def _launch(program: Program, step: LaunchStep, known: Types) -> Types:
+def _launch(program: Contents, step: LaunchStep, known: Types) -> Types:
     size = instruction_bytes(program.config)
     start, end = program.image_address, program.image_address + len(program.image)
     inside = start <= step.address and step.count >= 0 and step.address + step.count * size <= end
@@ -155,4 +163,4 @@ def _form(form: FormInfo, shape: tuple[int, ...], name: str) -> None:
     return _require(places > 0 and prod(shape[:2]) * taps * places == prod(form.dims), message)
 
 
-_STEPS: dict[type, Callable[[Program, Any, Types], Types]] = {CpuStep: _cpu, HostStep: _host, LaunchStep: _launch}
+_STEPS: dict[type, Callable[[Contents, Any, Types], Types]] = {CpuStep: _cpu, HostStep: _host, LaunchStep: _launch}
