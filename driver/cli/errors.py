@@ -1,4 +1,4 @@
-"""What the commands of `celosia` share: exit codes, and errors as one sentence."""
+"""Exit codes, and errors as one sentence."""
 
 from __future__ import annotations
 

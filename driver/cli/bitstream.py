@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from celosia.driver.commands import DOES_NOT_FIT, EXIT_CODES, Debug, Quiet, command
+from celosia.driver.cli.errors import DOES_NOT_FIT, EXIT_CODES, Debug, Quiet, command
 
 app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
