@@ -9,7 +9,7 @@ from typing import Protocol
 from celosia.compiler.expr.nodes import Expr, Tensor, Var, rewrite, text
 
 # How the iterations of a loop run. Renderers raise on a kind they do not know, so kinds can be added (vthread, ...).
-KINDS = ("serial", "unrolled", "vectorized", "parallel", "vthread")
+KINDS = ("serial", "unrolled", "vectorized", "parallel", "vthread", "pipelined")
 
 # Where tensors are kept: memory of the caller, registers or stack, and the scratchpads of the accelerator.
 SCRATCHPADS = ("inp", "wgt", "acc", "vin", "out", "par", "lut")
@@ -66,11 +66,12 @@ class If(Stmt):
 
 @dataclass(frozen=True, eq=False)
 class Alloc(Stmt):
-    """Room for `tensor` within `body`, in one of SCOPES."""
+    """Room for `tensor` within `body`, in one of SCOPES. kept: what lies there may be found again, see Stage.keep."""
 
     tensor: Tensor
     body: Stmt
     scope: str = "workspace"
+    kept: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,8 +121,8 @@ def expand(stmt: Stmt) -> Stmt:
             return Let(var, value, expand(body))
         case If(cond, body, orelse):
             return If(cond, expand(body), None if orelse is None else expand(orelse))
-        case Alloc(tensor, body, scope):
-            return Alloc(tensor, expand(body), scope)
+        case Alloc(body=body):
+            return replace(stmt, body=expand(body))
         case Block(body):
             return Block(tuple(expand(inner) for inner in body))
         case Intrinsic(name, args, declared):
@@ -198,8 +199,8 @@ def map_accesses(stmt: Stmt, change: Callable[[Expr], Expr | None], target: Targ
                 return Let(var, ex(value), go(body))
             case If(cond, body, orelse):
                 return If(ex(cond), go(body), None if orelse is None else go(orelse))
-            case Alloc(tensor, body, scope):
-                return Alloc(tensor, go(body), scope)
+            case Alloc(body=body):
+                return replace(s, body=go(body))
             case Block(body):
                 return Block(tuple(go(inner) for inner in body))
             case Intrinsic(name, args, declared):

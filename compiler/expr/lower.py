@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -62,7 +63,7 @@ def lower(
     for tensor in reversed(lowering.bodies):
         stage = schedule[tensor]
         if tensor not in schedule.outputs and stage.attached is None:
-            code = Alloc(tensor, code, stage.scope)
+            code = Alloc(tensor, code, stage.scope, stage.kept)
     lowering.check_readers(code)
     if lowering.tensorized:
         code = lowering.with_intrinsics(code, {})
@@ -135,7 +136,7 @@ class _Lowering:
         scope = self.schedule[tensor].scope
         if scope == "workspace" and small.nbytes <= LOCAL_BYTES:
             scope = "local"
-        return Alloc(small, code, scope)
+        return Alloc(small, code, scope, self.schedule[tensor].kept)
 
     def check_readers(self, code: Stmt) -> None:
         """ValueError where a tensor that is computed inside a loop is read outside it."""
@@ -161,7 +162,7 @@ class _Lowering:
                 return If(cond, self.with_intrinsics(body, scopes), other)
             case Alloc(tensor, body, scope):
                 memory = "dram" if scope == "workspace" else scope
-                return Alloc(tensor, self.with_intrinsics(body, {**scopes, tensor: memory}), scope)
+                return replace(code, body=self.with_intrinsics(body, {**scopes, tensor: memory}))
             case Block(body):
                 return Block(tuple(self.with_intrinsics(inner, scopes) for inner in body))
         return code
@@ -170,7 +171,7 @@ class _Lowering:
 def _without_single(code: Stmt) -> Stmt:
     """`code` without loops of one iteration, as parts of tensors have many."""
     zero: Expr = Const(0, INDEX)
-    single = {s.var for s in statements(code) if isinstance(s, For) and s.extent == 1}
+    single = {s.var for s in statements(code) if isinstance(s, For) and s.extent == 1 and s.kind != "pipelined"}
 
     def go(s: Stmt) -> Stmt:
         match s:
@@ -178,8 +179,8 @@ def _without_single(code: Stmt) -> Stmt:
                 return go(body) if var in single else For(var, extent, go(body), kind)
             case If(cond, body, orelse):
                 return If(cond, go(body), None if orelse is None else go(orelse))
-            case Alloc(tensor, body, scope):
-                return Alloc(tensor, go(body), scope)
+            case Alloc(body=body):
+                return replace(s, body=go(body))
             case Block(body):
                 return block(*(go(inner) for inner in body))
         return s
@@ -209,18 +210,52 @@ def start_value(kind: str, dtype: str) -> Const:
 class _Nest:
     """All loops of one tensor: `code`.
 
-    Data loops inside the first reduction loop form a tile that is accumulated in "local" tensors:
+    Where a last tile is smaller and peeled, the loops inside are made for whole tiles and for the last one. Data loops
+    inside the first reduction loop form a tile that is accumulated in "local" tensors:
     start, update, and only then the element itself, into which everything after the reduction is computed.
     A tensor in a scratchpad is accumulated in place.
     """
 
     def __init__(self, lowering: _Lowering, original: Stage, part: Region | None, target: Tensor) -> None:
         self.lowering, self.original, self.target = lowering, original, target
-        tensor = original.tensor
-        extents = {} if part is None else {axis: count for axis, (_, count) in zip(tensor.axes, part)}
-        self.stage, new = original.resized(extents)
+        self.part = part
+        extents = {} if part is None else {axis: count for axis, (_, count) in zip(original.tensor.axes, part)}
+        self.code = self._peeled(*original.resized(extents), 0)
+
+    def _peeled(self, stage: Stage, new: dict[Axis, Axis], at: int) -> Stmt:
+        """The loops of `stage` from number `at` on; new: its loops by those of the original."""
+        for number, axis in enumerate(stage.order[at:], at):
+            split = next((r for r in stage.relations if isinstance(r, Split) and r.outer is axis), None)
+            if split is None or split.tail != "peel" or not (rest := split.parent.extent % split.inner.extent):
+                continue
+            if split.first or split.outer.extent * split.inner.extent <= split.parent.extent:
+                continue  # one of the nests below
+            parts = []
+            whole = split.parent.extent // split.inner.extent
+            for first, count, size in ((0, whole, split.inner.extent), (whole * split.inner.extent, 1, rest)):
+                tile, moved = stage.resized({}, split, first, count, size)
+                renamed = {old: moved.get(fresh, fresh) for old, fresh in new.items()}
+                inner = self._peeled(tile, renamed, number + 1)
+                self._follow(tile, renamed)
+                parts.append(self._loops([tile.order[number]], inner))
+            self._follow(stage, new)
+            return self._loops(stage.order[at:number], block(*parts))
+        self._at(stage, new)
+        self.outside = set(stage.order[:at])
+        code = self._code()
+        self.outside = set()
+        return code
+
+    def _follow(self, stage: Stage, new: dict[Axis, Axis]) -> None:
+        """Make loops of `stage` from now on."""
+        self.stage, self.outside = stage, set[Axis]()
         self.old = {fresh: axis for axis, fresh in new.items()}
-        values, self.guards = self.stage.index_values()
+
+    def _at(self, stage: Stage, new: dict[Axis, Axis]) -> None:
+        """The same, and what they compute."""
+        self._follow(stage, new)
+        tensor, part, target, lowering = self.original.tensor, self.part, self.target, self.lowering
+        values, self.guards = stage.index_values()
         self.guards = [simplified(guard) for guard in self.guards]
         own: dict[Var, Expr] = {axis: values[fresh] for axis, fresh in new.items() if fresh in values}
         at: dict[Var, Expr] = dict(own)
@@ -236,10 +271,9 @@ class _Nest:
         self.reduces = [node for node in walk(self.body) if isinstance(node, Reduce)]
         if any(isinstance(node, Reduce) for reduce in self.reduces for node in walk(reduce.value)):
             raise ValueError(f"{tensor.name}: a reduction inside a reduction; make the inner one a tensor")
-        self.code = self._code()
 
     def _loops(self, axes: Sequence[Axis], inner: Stmt, attach: bool = True) -> Stmt:
-        for axis in reversed(axes):
+        for axis in reversed([axis for axis in axes if axis not in self.outside]):
             if axis.extent == 0:
                 return block()
             if attach:
@@ -252,7 +286,8 @@ class _Nest:
         if stage.intrinsic is not None:
             return self._tensorized(*stage.intrinsic)
         if not self.reduces:
-            return self._loops(stage.order, Store(self.target, self.index, self.body))
+            store: Stmt = Store(self.target, self.index, self.body)
+            return self._loops(stage.order, If(reduce_and(self.guards), store) if self.guards else store)
         first = next((i for i, axis in enumerate(stage.order) if axis.reduce), len(stage.order))
         outer, inner = stage.order[:first], stage.order[first:]
         if any(self._has_attached(axis) for axis in inner):
@@ -288,7 +323,7 @@ class _Nest:
 
     def _check_in_place(self) -> None:
         for relation in self.stage.relations:
-            if isinstance(relation, Split) and not relation.parent.reduce:
+            if isinstance(relation, Split) and not relation.parent.reduce and relation.tail == "shift":
                 size, factor = relation.parent.extent, relation.inner.extent
                 if size % factor:
                     raise ValueError(
@@ -304,20 +339,25 @@ class _Nest:
                 raise ValueError(f"{name}: loop {inner.name} is {stage.kinds[inner]} and part of {intrinsic.name}")
             if self._has_attached(inner):
                 raise ValueError(f"{name}: something is computed at loop {inner.name}, inside {intrinsic.name}")
-        if self.guards:
-            raise ValueError(f"{name}: tiles do not divide its reduction, so {intrinsic.name} cannot add them")
         first: Expr = Const(True, "bool")
-        if self.reduces:
-            if self.body is not self.reduces[0]:
-                raise ValueError(f"{name}: {intrinsic.name} accumulates, so what follows must be a tensor of its own")
+        order = stage.order
+        if self.reduces and self.body is self.reduces[0]:
+            if self.guards:
+                raise ValueError(f"{name}: tiles do not divide its reduction, so {intrinsic.name} cannot add them")
             self._check_in_place()
-            tests = [equal(outer, 0) for outer in stage.order[:at] if outer.reduce and outer.extent > 1]
-            first = reduce_and(tests)
+            tests = [equal(outer, 0) for outer in order[:at] if outer.reduce and outer.extent > 1]
+            begun = any(isinstance(r, Split) and r.parent.reduce and r.first for r in stage.relations)
+            first = Const(False, "bool") if begun else reduce_and(tests)
             statement: Stmt = Update(self.reduces[0].kind, self.target, self.index, self.reduces[0].value)
-        else:
+        else:  # a reduction in the midst of the expression is part of the intrinsic, with its loops
+            order = [loop for loop in order if not loop.reduce]
+            at = order.index(axis)
             statement = Store(self.target, self.index, self.body)
         self.lowering.tensorized[axis] = intrinsic, first
-        return self._loops(stage.order, statement)
+        code = self._loops(order[at:], statement)
+        if self.guards:
+            code = If(reduce_and(self.guards), code)
+        return self._loops(order[:at], code)
 
     def _accumulated(self, inner: Sequence[Axis]) -> Stmt:
         stage, tensor, index, guards = self.stage, self.target, self.index, self.guards

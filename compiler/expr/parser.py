@@ -63,8 +63,8 @@ _TOKEN = re.compile(
 _TENSOR = r"(?P<name>[\w.]+): (?P<dtype>\w+)\[(?P<shape>[\d, ]*)\]"
 _PLAIN = re.sub(r"\?P<\w+>", "?:", _TENSOR)
 _HEAD = re.compile(r"(?P<function>[\w.]+)\((?P<inputs>.*)\) -> \((?P<outputs>.*)\):")
-_LOOP = re.compile(r"(?P<kind>for|unrolled|vectorized|parallel|vthread) (?P<name>[\w.]+) in (?P<extent>\d+):")
-_ALLOC = re.compile(rf"(?P<scope>{'|'.join(SCOPES)}) {_TENSOR}")
+_LOOP = re.compile(r"(?P<kind>for|unrolled|vectorized|parallel|vthread|pipelined) (?P<name>[\w.]+) in (?P<extent>\d+):")
+_ALLOC = re.compile(rf"(?P<kept>kept )?(?P<scope>{'|'.join(SCOPES)}) {_TENSOR}")
 _CONSTANT = re.compile(rf"constant {_TENSOR} = (?P<values>.*)")
 
 Scope = dict[str, Var | Tensor]
@@ -157,7 +157,8 @@ class _Parser:
             elif m := _ALLOC.fullmatch(text):
                 tensor = self.tensor(m)
                 self.at += 1
-                body.append(Alloc(tensor, self.block(indent, {**scope, tensor.name: tensor}), m["scope"]))
+                inner = self.block(indent, {**scope, tensor.name: tensor})
+                body.append(Alloc(tensor, inner, m["scope"], bool(m["kept"])))
             elif m := re.fullmatch(r"(?P<name>[A-Za-z_][\w.]*) = (?P<value>.*)", text):
                 value = self.expression(m["value"], scope)
                 var = Var(m["name"], value.dtype)

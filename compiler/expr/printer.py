@@ -138,9 +138,9 @@ class _Writer:
                 if orelse is not None:
                     yield f"{indent}else:"
                     yield from self.inside(orelse, deeper, used)
-            case Alloc(tensor, body, scope):
+            case Alloc(tensor, body, scope, kept):
                 used = self.name(tensor, used)
-                yield f"{indent}{scope} {self.tensor(tensor)}"
+                yield f"{indent}{'kept ' if kept else ''}{scope} {self.tensor(tensor)}"
                 yield from self.inside(body, indent, used)
             case Block(body):
                 for stmt in body:

@@ -20,14 +20,23 @@ from dataclasses import dataclass
 
 from celosia.compiler.expr.loops import SCOPES, Declared
 from celosia.compiler.expr.nodes import Axis, Expr, Load, Reduce, Tensor, Var, minimum, rewrite, substitute, walk
+from celosia.compiler.expr.trace import Trace, recorded
 from celosia.compiler.expr.transform import loads, topological
+
+TAILS = ("shift", "guard", "peel")
+"""What becomes of a last tile that is not whole: it begins earlier and computes some elements again; a condition keeps
+back what is beyond the end; it is a loop nest of its own, with smaller loops."""
 
 
 @dataclass(frozen=True)
 class Split:
+    """`parent` is outer * (extent of inner) + inner + first."""
+
     parent: Axis
     outer: Axis
     inner: Axis
+    tail: str = "shift"
+    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,42 +53,57 @@ class Stage:
     scope: the memory that holds the tensor. attached: the loop of another stage inside which this one is computed.
     """
 
-    def __init__(self, tensor: Tensor, scope: str = "workspace"):
+    def __init__(self, tensor: Tensor, scope: str = "workspace", trace: Trace | None = None):
         assert tensor.body is not None
         self.tensor = tensor
+        self.trace = trace
         self.body: Expr = tensor.body
         self.scope = scope
         self.relations: list[Split | Fuse] = []
         self.kinds: dict[Axis, str] = {}
         self.inlined = False
+        self.kept = False
         self.attached: tuple[Stage, Axis] | None = None
         self.intrinsic: tuple[Axis, Declared] | None = None
         self.lanes: dict[Axis, tuple[int, ...]] = {}
         self.order: list[Axis] = [*tensor.axes, *_reduce_axes(self.body)]
 
-    def _position(self, axis: Axis) -> int:
-        if axis not in self.order:
-            raise ValueError(f"{self.tensor.name}: {axis.name} is not one of the loops {[a.name for a in self.order]}")
-        return self.order.index(axis)
+    def axis(self, axis: Axis | str) -> Axis:
+        """The loop of this name, or the loop itself. ValueError where it is not one of the loops now."""
+        found = [a for a in self.order if a is axis or a.name == axis]
+        if len(found) != 1:
+            name = axis if isinstance(axis, str) else axis.name
+            what = "is not one of" if not found else "is more than one of"
+            raise ValueError(f"{self.tensor.name}: {name} {what} the loops {[a.name for a in self.order]}")
+        return found[0]
 
-    def split(self, axis: Axis, factor: int) -> tuple[Axis, Axis]:
+    def _position(self, axis: Axis) -> int:
+        return self.order.index(self.axis(axis))
+
+    @recorded
+    def split(self, axis: Axis | str, factor: int, tail: str | None = None) -> tuple[Axis, Axis]:
         """Cut a loop into tiles of `factor`: (tile number, index within the tile).
 
-        Where the extent is not a multiple, the last tile begins earlier and computes some elements again, or, on a
-        reduction, is guarded.
+        tail: of TAILS, what is done where the extent is not a multiple; "shift" if left out, "guard" on a reduction.
         """
+        axis = self.axis(axis)
         at = self._position(axis)
         if factor < 1:
             raise ValueError(f"{self.tensor.name}: split {axis.name} by {factor}")
+        tail = tail or ("guard" if axis.reduce else "shift")
+        if tail not in TAILS or (axis.reduce and tail == "shift"):
+            raise ValueError(f"{self.tensor.name}: no last tile of {axis.name} is a {tail!r}")
         factor = min(factor, axis.extent)
         outer = Axis(f"{axis.name}.o", extent=-(-axis.extent // factor), reduce=axis.reduce)
         inner = Axis(f"{axis.name}.i", extent=factor, reduce=axis.reduce)
         self.order[at : at + 1] = [outer, inner]
-        self.relations.append(Split(axis, outer, inner))
+        self.relations.append(Split(axis, outer, inner, tail))
         return outer, inner
 
-    def fuse(self, outer: Axis, inner: Axis) -> Axis:
+    @recorded
+    def fuse(self, outer: Axis | str, inner: Axis | str) -> Axis:
         """One loop over both; `inner` must follow `outer` directly."""
+        outer, inner = self.axis(outer), self.axis(inner)
         at = self._position(outer)
         if self._position(inner) != at + 1 or outer.reduce != inner.reduce:
             raise ValueError(f"{self.tensor.name}: {inner.name} does not follow {outer.name}")
@@ -88,12 +112,14 @@ class Stage:
         self.relations.append(Fuse(outer, inner, fused))
         return fused
 
-    def reorder(self, *axes: Axis) -> None:
+    @recorded
+    def reorder(self, *axes: Axis | str) -> None:
         """Put these loops in this order, in the places that they hold together."""
-        places = sorted(self._position(axis) for axis in axes)
-        if len(set(places)) != len(axes):
+        loops = [self.axis(axis) for axis in axes]
+        places = sorted(self._position(axis) for axis in loops)
+        if len(set(places)) != len(loops):
             raise ValueError(f"{self.tensor.name}: an axis is named twice in reorder")
-        for place, axis in zip(places, axes):
+        for place, axis in zip(places, loops):
             self.order[place] = axis
 
     def tile(self, y: Axis, x: Axis, fy: int, fx: int) -> tuple[Axis, Axis, Axis, Axis]:
@@ -102,44 +128,65 @@ class Stage:
         self.reorder(yo, xo, yi, xi)
         return yo, xo, yi, xi
 
-    def _mark(self, axis: Axis, kind: str) -> None:
-        self._position(axis)
-        self.kinds[axis] = kind
+    @recorded
+    def unroll(self, axis: Axis | str) -> None:
+        self.kinds[self.axis(axis)] = "unrolled"
 
-    def unroll(self, axis: Axis) -> None:
-        self._mark(axis, "unrolled")
-
-    def parallel(self, axis: Axis) -> None:
+    @recorded
+    def parallel(self, axis: Axis | str) -> None:
+        axis = self.axis(axis)
         if axis.reduce:
             raise ValueError(f"{self.tensor.name}: the reduction {axis.name} cannot be parallel")
-        self._mark(axis, "parallel")
+        self.kinds[axis] = "parallel"
 
-    def vectorize(self, axis: Axis) -> None:
+    @recorded
+    def pipeline(self, axis: Axis | str) -> None:
+        """Overlap the iterations of this loop: what they load into scratchpads is loaded as far ahead as there is room,
+        while earlier iterations compute (software pipelining; see vthread.pipeline). Iterations may depend on earlier
+        ones only through what is in memory outside of the loop.
+        """
+        self.kinds[self.axis(axis)] = "pipelined"
+
+    @recorded
+    def keep(self) -> None:
+        """Leave the tensor in its scratchpad after the iteration that loads it, until others need the room: an
+        iteration that would load the same again finds it there."""
+        self.kept = True
+
+    @recorded
+    def vectorize(self, axis: Axis | str) -> None:
         """Compute all iterations at once. The innermost loop over data only."""
+        axis = self.axis(axis)
         if axis.reduce or any(not a.reduce for a in self.order[self._position(axis) + 1 :]):
             raise ValueError(f"{self.tensor.name}: only the innermost data loop can be vectorized, not {axis.name}")
-        self._mark(axis, "vectorized")
+        self.kinds[axis] = "vectorized"
 
-    def accumulate_lanes(self, axis: Axis, widths: tuple[int, ...]) -> None:
+    @recorded
+    def accumulate_lanes(self, axis: Axis | str, widths: tuple[int, ...]) -> None:
         """Accumulate the innermost reduction in vectors of `widths`, wide ones first; combine their lanes."""
+        axis = self.axis(axis)
         if not axis.reduce or self._position(axis) != len(self.order) - 1:
             raise ValueError(f"{self.tensor.name}: {axis.name} is not a reduction, or not the innermost loop")
         self.lanes[axis] = widths
 
-    def vthread(self, axis: Axis) -> None:
+    @recorded
+    def vthread(self, axis: Axis | str) -> None:
         """Run the iterations as virtual threads: each with memory of its own for what is computed inside, and their
         statements in alternation (see vthread.interleave).
         """
+        axis = self.axis(axis)
         if axis.reduce:
             raise ValueError(f"{self.tensor.name}: the reduction {axis.name} cannot be a virtual thread")
-        self._mark(axis, "vthread")
+        self.kinds[axis] = "vthread"
 
+    @recorded
     def set_scope(self, scope: str) -> None:
         """Keep the tensor in this memory: "workspace", "local", or a scratchpad of the accelerator, see SCOPES."""
         if scope not in SCOPES:
             raise ValueError(f"{self.tensor.name}: no memory is called {scope!r}; there are {', '.join(SCOPES)}")
         self.scope = scope
 
+    @recorded
     def compute_inline(self) -> None:
         """Compute each element where it is read, instead of storing it."""
         if any(isinstance(node, Reduce) for node in walk(self.body)):
@@ -148,13 +195,14 @@ class Stage:
             raise ValueError(f"{self.tensor.name}: it is computed at a loop, so it cannot be inlined")
         self.inlined = True
 
-    def compute_at(self, consumer: Stage, axis: Axis) -> None:
+    @recorded
+    def compute_at(self, consumer: Stage, axis: Axis | str) -> None:
         """Compute, in each iteration of loop `axis` of `consumer`, the part that is read there, in memory of that size.
 
         All readers must lie inside that loop, which `lower` checks.
         """
         name = self.tensor.name
-        consumer._position(axis)
+        axis = consumer.axis(axis)
         if consumer is self:
             raise ValueError(f"{name} cannot be computed inside itself")
         if self.inlined:
@@ -170,39 +218,54 @@ class Stage:
             outer = outer.attached[0] if outer.attached else None
         self.attached = consumer, axis
 
+    @recorded
     def compute_root(self) -> None:
         """Compute the whole tensor before everything that reads it (so it is from the start)."""
         self.attached = None
 
-    def tensorize(self, axis: Axis, intrinsic: Declared) -> None:
+    @recorded
+    def tensorize(self, axis: Axis | str, intrinsic: Declared) -> None:
         """Put `intrinsic` in the place of loop `axis` and those inside it. `lower` raises where they mean otherwise.
 
         A tensor that is accumulated by an intrinsic is not reset before: the first step overwrites it.
         """
-        self._position(axis)
-        self.intrinsic = axis, intrinsic
+        self.intrinsic = self.axis(axis), intrinsic
 
-    def resized(self, extents: dict[Axis, int]) -> tuple[Stage, dict[Axis, Axis]]:
-        """(the same schedule where the tensor's axes have other extents, its loops by those of this one)."""
+    def resized(
+        self, extents: dict[Axis, int], tile: Split | None = None, first: int = 0, count: int = 0, size: int = 0
+    ) -> tuple[Stage, dict[Axis, Axis]]:
+        """(the same schedule where the tensor's axes have other extents, its loops by those of this one).
+
+        tile: a split of this stage that has in the other `count` tiles of `size` from element `first` on.
+        """
         stage = Stage(self.tensor, self.scope)
-        stage.body = self.body
+        stage.body, stage.kept = self.body, self.kept
         new: dict[Axis, Axis] = {}
 
-        def fresh(axis: Axis, extent: int) -> Axis:
-            new[axis] = axis if extent == axis.extent else Axis(axis.name, extent=extent, reduce=axis.reduce)
+        def fresh(axis: Axis, extent: int, anew: bool = False) -> Axis:
+            same = extent == axis.extent and not anew
+            new[axis] = axis if same else Axis(axis.name, extent=extent, reduce=axis.reduce)
             return new[axis]
 
         for axis in (*self.tensor.axes, *_reduce_axes(self.body)):
             fresh(axis, extents.get(axis, axis.extent))
         for relation in self.relations:
             match relation:
-                case Split(parent, outer, inner):
-                    size = new[parent].extent
-                    factor = min(inner.extent, size)
-                    stage.relations.append(Split(new[parent], fresh(outer, -(-size // factor)), fresh(inner, factor)))
+                case Split(parent, outer, inner, tail, begin):
+                    whole = new[parent].extent
+                    if relation is tile:
+                        begin, tiles = first, (fresh(outer, count), fresh(inner, size))
+                    elif whole == parent.extent:
+                        tiles = fresh(outer, outer.extent), fresh(inner, inner.extent)
+                    else:
+                        factor = min(inner.extent, whole)
+                        tiles = fresh(outer, -(-whole // factor)), fresh(inner, factor)
+                    stage.relations.append(Split(new[parent], *tiles, tail, begin))
                 case Fuse(outer, inner, fused):
                     both = fresh(fused, new[outer].extent * new[inner].extent)
                     stage.relations.append(Fuse(new[outer], new[inner], both))
+        if tile is not None and self.intrinsic is not None:
+            fresh(self.intrinsic[0], new[self.intrinsic[0]].extent, anew=True)  # each nest has an intrinsic of its own
         stage.order = [new[axis] for axis in self.order]
         stage.kinds = {new[axis]: kind for axis, kind in self.kinds.items() if axis in new}
         stage.lanes = {new[axis]: widths for axis, widths in self.lanes.items()}
@@ -218,13 +281,13 @@ class Stage:
         guards: list[Expr] = []
         for relation in reversed(self.relations):
             match relation:
-                case Split(parent, outer, inner):
-                    base = values[outer] * inner.extent
-                    exact = outer.extent * inner.extent == parent.extent
-                    if not exact and not parent.reduce:
+                case Split(parent, outer, inner, tail, first):
+                    base = values[outer] * inner.extent + first
+                    inexact = first + outer.extent * inner.extent > parent.extent
+                    if inexact and tail == "shift":
                         base = minimum(base, parent.extent - inner.extent)
                     values[parent] = base + values[inner]
-                    if not exact and parent.reduce:
+                    if inexact and tail != "shift":
                         guards.append(values[parent] < parent.extent)
                 case Fuse(outer, inner, fused):
                     values[outer] = values[fused] // inner.extent
@@ -245,15 +308,25 @@ class Schedule:
     def __init__(self, outputs: Sequence[Tensor]):
         self.outputs = tuple(outputs)
         self.tensors = topological(self.outputs)
-        self.stages = {t: Stage(t) for t in self.tensors if t.body is not None}
+        self.trace = Trace()
+        self.stages = {t: Stage(t, trace=self.trace) for t in self.tensors if t.body is not None}
 
-    def __getitem__(self, tensor: Tensor) -> Stage:
+    def tensor(self, tensor: Tensor | str) -> Tensor:
+        """The tensor of this name, or the tensor itself. ValueError where there is none, or more than one."""
+        found = [t for t in self.tensors if t is tensor or t.name == tensor]
+        if isinstance(tensor, str) and len(found) != 1:
+            how = "more than one tensor" if found else "no tensor"
+            raise ValueError(f"{how} of this schedule is called {tensor}; there are {[t.name for t in self.tensors]}")
+        return found[0] if isinstance(tensor, str) else tensor
+
+    def __getitem__(self, tensor: Tensor | str) -> Stage:
+        tensor = self.tensor(tensor)
         if tensor not in self.stages:
             raise ValueError(f"{tensor.name} is not computed by this schedule")
         return self.stages[tensor]
 
     def _insert(self, tensor: Tensor, before: Tensor, scope: str) -> Stage:
-        stage = Stage(tensor, scope)
+        stage = Stage(tensor, scope, self.trace)
         at = self.tensors.index(before)
         self.tensors.insert(at, tensor)
         stages = {**self.stages, tensor: stage}
@@ -267,9 +340,12 @@ class Schedule:
         names = (f"{tensor.name}.{scope}{n or ''}" for n in range(len(taken) + 1))
         return next(name for name in names if name not in taken)
 
-    def cache_read(self, tensor: Tensor, scope: str, readers: Tensor | Sequence[Tensor]) -> Tensor:
+    @recorded
+    def cache_read(self, tensor: Tensor | str, scope: str, readers: Tensor | str | Sequence[Tensor | str]) -> Tensor:
         """A copy of `tensor` in memory `scope`, which `readers` read in its stead. Returns the copy."""
-        readers = (readers,) if isinstance(readers, Tensor) else tuple(readers)
+        tensor = self.tensor(tensor)
+        given = (readers,) if isinstance(readers, Tensor | str) else tuple(readers)
+        readers = tuple(self.tensor(reader) for reader in given)
         name = self._cache_name(tensor, scope)
         for reader in readers:
             if not any(load.tensor is tensor for load in loads(self[reader].body)):
@@ -288,10 +364,12 @@ class Schedule:
             )
         return cache
 
-    def cache_write(self, tensor: Tensor, scope: str) -> Tensor:
+    @recorded
+    def cache_write(self, tensor: Tensor | str, scope: str) -> Tensor:
         """Compute `tensor` in memory `scope` and copy it from there. Returns what is computed; before any other
         change of its loops only.
         """
+        tensor = self.tensor(tensor)
         stage = self[tensor]
         if stage.relations or stage.kinds or stage.lanes or stage.intrinsic or stage.attached or stage.inlined:
             raise ValueError(f"{tensor.name}: cache_write comes before other changes of its loops")

@@ -34,8 +34,8 @@ def _without(s: Stmt) -> Stmt:
             return Let(var, value, _without(body))
         case If(cond, body, orelse):
             return If(cond, _without(body), None if orelse is None else _without(orelse))
-        case Alloc(tensor, body, scope):
-            return Alloc(tensor, _without(body), scope)
+        case Alloc(body=body):
+            return replace(s, body=_without(body))
         case Block(body):
             return block(*(_without(inner) for inner in body))
     return s

@@ -1,0 +1,138 @@
+"""A schedule as data: every primitive that was applied, in order.
+
+A trace prints as the Python that makes the schedule, goes to JSON and back, and can be applied to a fresh definition of
+the same tensors. (The idea is that of TVM's `Trace`.)
+
+>>> from celosia.compiler.expr import placeholder, compute, create_schedule
+>>> a = placeholder((8,), "float32", "a")
+>>> b = compute((8,), lambda i: a[i] + 1.0, "b")
+>>> s = create_schedule(b)
+>>> _ = s["b"].split("i0", 4)
+>>> s["b"].vectorize("i0.i")
+>>> print(s.trace)
+s["b"].split("i0", 4)
+s["b"].vectorize("i0.i")
+>>> again = create_schedule(b)
+>>> Trace.from_json(s.trace.to_json()).replay(again)
+>>> print(again.trace == s.trace)
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from celosia.compiler.expr.loops import Declared
+from celosia.compiler.expr.nodes import Axis, Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class ReplayError(ValueError):
+    """A step that cannot be applied; the message says which and why."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One primitive. stage: the tensor whose loops it changes, "" for one of the whole schedule. Arguments are loops,
+    tensors and intrinsics by name, numbers, and lists of these; {"stage": name} is the loops of a tensor.
+    """
+
+    stage: str
+    primitive: str
+    args: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        target = f'["{self.stage}"]' if self.stage else ""
+        return f"s{target}.{self.primitive}({', '.join(_text(arg) for arg in self.args)})"
+
+
+@dataclass
+class Trace:
+    steps: list[Step] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.steps))
+
+    def to_json(self) -> list[list[Any]]:
+        return [[step.stage, step.primitive, *step.args] for step in self.steps]
+
+    @staticmethod
+    def from_json(rows: Any) -> Trace:
+        """ReplayError for what is no trace."""
+        steps = []
+        for row in rows if isinstance(rows, list) else [rows]:
+            if not isinstance(row, list) or len(row) < 2 or not all(isinstance(text, str) for text in row[:2]):
+                raise ReplayError(f"a step of a trace is [stage, primitive, arguments ...], not {row!r}")
+            steps.append(Step(row[0], row[1], tuple(row[2:])))
+        return Trace(steps)
+
+    def replay(self, schedule: Any, intrinsics: Mapping[str, Declared] | None = None) -> None:
+        """Apply all steps to a fresh `schedule`. intrinsics: by name, those that tensorize may take. ReplayError."""
+        for number, step in enumerate(self.steps):
+            try:
+                target = schedule[step.stage] if step.stage else schedule
+                if step.primitive not in PRIMITIVES:
+                    raise ValueError(f"there is no primitive {step.primitive!r}")
+                args = [_actual(schedule, arg) for arg in step.args]
+                if step.primitive == "tensorize":
+                    if args[-1] not in (intrinsics or {}):
+                        raise ValueError(f"no intrinsic is called {args[-1]!r}")
+                    args[-1] = (intrinsics or {})[args[-1]]
+                getattr(target, step.primitive)(*args)
+            except (ValueError, TypeError, AttributeError) as error:
+                raise ReplayError(f"step {number}, {step}: {error}") from None
+
+
+PRIMITIVES: set[str] = set()
+
+
+def recorded(primitive: Callable[P, R]) -> Callable[P, R]:
+    """A method of a stage or a schedule that leaves a Step in its trace."""
+    PRIMITIVES.add(primitive.__name__)
+
+    @wraps(primitive)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        owner: Any = args[0]
+        trace: Trace | None = owner.trace
+        if trace is None:
+            return primitive(*args, **kwargs)
+        before = len(trace.steps)
+        result = primitive(*args, **kwargs)
+        del trace.steps[before:]  # those that this one was made of
+        stage = owner.tensor.name if hasattr(owner, "order") else ""
+        given = [*args[1:], *kwargs.values()]
+        while given and given[-1] is None:
+            given.pop()
+        trace.steps.append(Step(stage, primitive.__name__, tuple(_named(arg) for arg in given)))
+        return result
+
+    return call
+
+
+def _named(arg: Any) -> Any:
+    if isinstance(arg, Axis | Tensor):
+        return arg.name
+    if isinstance(arg, list | tuple):
+        return [_named(each) for each in arg]
+    if hasattr(arg, "order"):
+        return {"stage": arg.tensor.name}
+    return arg if isinstance(arg, int | str) else arg.name
+
+
+def _actual(schedule: Any, arg: Any) -> Any:
+    if isinstance(arg, dict):
+        return schedule[arg["stage"]]
+    return tuple(arg) if isinstance(arg, list) else arg
+
+
+def _text(arg: Any) -> str:
+    if isinstance(arg, dict):
+        return f'''s["{arg["stage"]}"]'''
+    if isinstance(arg, list):
+        return f"[{', '.join(_text(each) for each in arg)}]"
+    return f'"{arg}"' if isinstance(arg, str) else repr(arg)
