@@ -142,6 +142,10 @@ class Format:
 
 EXTENT_BITS = 12
 """Width of a loop extent; extents are stored as they are, so that 0 is illegal."""
+ROW_BITS, ROWS_BITS, PAD_BITS = 16, 12, 8
+"""Widths of LOAD's and STORE's sizes: elements of a row, and rows and planes; and of LOAD's padding on each side."""
+TABLE_BYTES = 256
+"""A table: an entry for each byte."""
 
 GEMM_LOOPS = ("n", "y", "x", "k", "r", "s")
 """Loops of GEMM from the outermost: output block, row, column; the reduction: channel block, kernel row, column."""
@@ -189,17 +193,17 @@ def _formats(cfg: Config, limit_bits: int | None) -> dict[Opcode, Format]:
             Field("dram_addr", 32, "First byte, relative to the DMA base."),
             Field("dram_y", 32, "Bytes from one row to the next."),
             Field("dram_z", 32, "Bytes from one plane to the next."),
-            Field("x_size", 16, "Elements in a row, consecutive in DRAM, at least 1."),
-            Field("y_size", 12, "Rows in a plane, at least 1."),
-            Field("z_size", 12, "Planes, at least 1."),
+            Field("x_size", ROW_BITS, "Elements in a row, consecutive in DRAM, at least 1."),
+            Field("y_size", ROWS_BITS, "Rows in a plane, at least 1."),
+            Field("z_size", ROWS_BITS, "Planes, at least 1."),
             Field("sram_base", sram, "First element written (of the padded block)."),
             Field("sram_x", sram, "Step between elements of a row."),
             Field("sram_y", sram, "Step between rows."),
             Field("sram_z", sram, "Step between planes."),
-            Field("pad_top", 8, "Rows of padding before the first row of each plane."),
-            Field("pad_bottom", 8, "Rows of padding after the last row."),
-            Field("pad_left", 8, "Elements of padding before each row."),
-            Field("pad_right", 8, "Elements of padding after each row."),
+            Field("pad_top", PAD_BITS, "Rows of padding before the first row of each plane."),
+            Field("pad_bottom", PAD_BITS, "Rows of padding after the last row."),
+            Field("pad_left", PAD_BITS, "Elements of padding before each row."),
+            Field("pad_right", PAD_BITS, "Elements of padding after each row."),
             Field("pad_value", 8, "What padding holds in every byte (ACC: in every int32).", signed=True),
         ),
         limit_bits,
@@ -265,9 +269,9 @@ def _formats(cfg: Config, limit_bits: int | None) -> dict[Opcode, Format]:
             Field("dram_addr", 32, "First byte, relative to the DMA base."),
             Field("dram_y", 32, "Bytes from one row to the next."),
             Field("dram_z", 32, "Bytes from one plane to the next."),
-            Field("x_size", 16, "Pieces in a row, consecutive in DRAM, at least 1."),
-            Field("y_size", 12, "Rows in a plane, at least 1."),
-            Field("z_size", 12, "Planes, at least 1."),
+            Field("x_size", ROW_BITS, "Pieces in a row, consecutive in DRAM, at least 1."),
+            Field("y_size", ROWS_BITS, "Rows in a plane, at least 1."),
+            Field("z_size", ROWS_BITS, "Planes, at least 1."),
             Field("sram_base", out, "First piece read."),
             Field("sram_x", out, "Step between pieces of a row."),
             Field("sram_y", out, "Step between rows."),
@@ -276,6 +280,18 @@ def _formats(cfg: Config, limit_bits: int | None) -> dict[Opcode, Format]:
         limit_bits,
     )
     return {fmt.opcode: fmt for fmt in (load, gemm, vector, store)}
+
+
+def element_bytes(cfg: Config, buffer: Buffer, widen: bool = False) -> int:
+    """Bytes in DRAM of one element of a LOAD to `buffer`. widen: int8 in DRAM become int32 in ACC."""
+    return {
+        Buffer.INP: cfg.piece_bytes,
+        Buffer.WGT: cfg.wgt_bytes,
+        Buffer.ACC: cfg.piece_bytes * (1 if widen else 4),
+        Buffer.VIN: cfg.piece_bytes,
+        Buffer.PAR: 8 * cfg.block_out,
+        Buffer.LUT: TABLE_BYTES,
+    }[buffer]
 
 
 @cache

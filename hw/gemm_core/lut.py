@@ -8,9 +8,8 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.config import Config
+from celosia.hw.isa import TABLE_BYTES
 from celosia.hw.layout import grains, load_port
-
-TABLE_BYTES = 256
 
 
 class Tables(wiring.Component):
