@@ -34,10 +34,10 @@ from celosia.compiler.graph.dead import remove_dead
 from celosia.compiler.graph.fold import fold
 from celosia.compiler.graph.identities import simplify
 from celosia.compiler.graph.importer import ModelError, load
+from celosia.compiler.graph.launches import LaunchPlan, schedule
 from celosia.compiler.graph.layout import layout
 from celosia.compiler.graph.names import value_names
 from celosia.compiler.graph.quantized import Integerise
-from celosia.compiler.graph.schedule import LaunchPlan, schedule
 from celosia.compiler.graph.select import Form, Selection, select
 from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.tables import compose_tables

@@ -46,6 +46,10 @@ class Buffer(IntEnum):
     LUT = 5
 
 
+TABLE_SIZE = 256
+"""Entries of a table of lut: one for each int8."""
+
+
 class ReduceOp(IntEnum):
     ADD = 0
     MAX = 1
@@ -142,10 +146,8 @@ class Format:
 
 EXTENT_BITS = 12
 """Width of a loop extent; extents are stored as they are, so that 0 is illegal."""
-ROW_BITS, ROWS_BITS, PAD_BITS = 16, 12, 8
-"""Widths of LOAD's and STORE's sizes: elements of a row, and rows and planes; and of LOAD's padding on each side."""
-TABLE_BYTES = 256
-"""A table: an entry for each byte."""
+X_BITS, YZ_BITS, PAD_BITS = 16, 12, 8
+"""Sizes of what LOAD and STORE move, and of padding."""
 
 GEMM_LOOPS = ("n", "y", "x", "k", "r", "s")
 """Loops of GEMM from the outermost: output block, row, column; the reduction: channel block, kernel row, column."""
@@ -193,9 +195,9 @@ def _formats(cfg: Config, limit_bits: int | None) -> dict[Opcode, Format]:
             Field("dram_addr", 32, "First byte, relative to the DMA base."),
             Field("dram_y", 32, "Bytes from one row to the next."),
             Field("dram_z", 32, "Bytes from one plane to the next."),
-            Field("x_size", ROW_BITS, "Elements in a row, consecutive in DRAM, at least 1."),
-            Field("y_size", ROWS_BITS, "Rows in a plane, at least 1."),
-            Field("z_size", ROWS_BITS, "Planes, at least 1."),
+            Field("x_size", X_BITS, "Elements in a row, consecutive in DRAM, at least 1."),
+            Field("y_size", YZ_BITS, "Rows in a plane, at least 1."),
+            Field("z_size", YZ_BITS, "Planes, at least 1."),
             Field("sram_base", sram, "First element written (of the padded block)."),
             Field("sram_x", sram, "Step between elements of a row."),
             Field("sram_y", sram, "Step between rows."),
@@ -269,9 +271,9 @@ def _formats(cfg: Config, limit_bits: int | None) -> dict[Opcode, Format]:
             Field("dram_addr", 32, "First byte, relative to the DMA base."),
             Field("dram_y", 32, "Bytes from one row to the next."),
             Field("dram_z", 32, "Bytes from one plane to the next."),
-            Field("x_size", ROW_BITS, "Pieces in a row, consecutive in DRAM, at least 1."),
-            Field("y_size", ROWS_BITS, "Rows in a plane, at least 1."),
-            Field("z_size", ROWS_BITS, "Planes, at least 1."),
+            Field("x_size", X_BITS, "Pieces in a row, consecutive in DRAM, at least 1."),
+            Field("y_size", YZ_BITS, "Rows in a plane, at least 1."),
+            Field("z_size", YZ_BITS, "Planes, at least 1."),
             Field("sram_base", out, "First piece read."),
             Field("sram_x", out, "Step between pieces of a row."),
             Field("sram_y", out, "Step between rows."),
@@ -290,7 +292,7 @@ def element_bytes(cfg: Config, buffer: Buffer, widen: bool = False) -> int:
         Buffer.ACC: cfg.piece_bytes * (1 if widen else 4),
         Buffer.VIN: cfg.piece_bytes,
         Buffer.PAR: 8 * cfg.block_out,
-        Buffer.LUT: TABLE_BYTES,
+        Buffer.LUT: TABLE_SIZE,
     }[buffer]
 
 

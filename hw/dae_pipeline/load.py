@@ -11,7 +11,7 @@ from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.dma import OFFSET_BITS, OUTSTANDING, ReadEngine, beat_layout
 from celosia.hw.dae_pipeline.fifo import StreamFifo
 from celosia.hw.dae_pipeline.walk import Rows, Walker
-from celosia.hw.isa import TABLE_BYTES, Buffer, Opcode, element_bytes, formats
+from celosia.hw.isa import TABLE_SIZE, Buffer, Opcode, element_bytes, formats
 from celosia.hw.layout import (
     ERROR_BITS,
     INDEX_BITS,
@@ -207,7 +207,7 @@ class Writer(wiring.Component):
             name = buffer.name.lower()
             port = getattr(self, name)
             bits = cfg.lut_bits if buffer == Buffer.LUT else address_bits(cfg)[name]
-            width = 8 * TABLE_BYTES if buffer == Buffer.LUT else widths(cfg)[name]
+            width = 8 * TABLE_SIZE if buffer == Buffer.LUT else widths(cfg)[name]
             pieces = {Buffer.INP: cfg.inp_pieces, Buffer.VIN: cfg.out_pieces, Buffer.ACC: cfg.out_pieces}.get(buffer, 1)
             if buffer == Buffer.ACC:
                 value, mask = self._acc(word, step, widen, whole)

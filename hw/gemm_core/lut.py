@@ -8,7 +8,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.config import Config
-from celosia.hw.isa import TABLE_BYTES
+from celosia.hw.isa import TABLE_SIZE
 from celosia.hw.layout import grains, load_port
 
 
@@ -39,7 +39,7 @@ class Tables(wiring.Component):
         m = Module()
         cfg, load = self._cfg, self.load
         grain = grains(cfg)["lut"]
-        rows = 8 * TABLE_BYTES // grain
+        rows = 8 * TABLE_SIZE // grain
         row_bits, byte_bits = (rows - 1).bit_length(), (grain // 8 - 1).bit_length()
 
         # What is left of an entry's mask is written from its lowest grain on.

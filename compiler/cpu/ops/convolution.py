@@ -9,6 +9,7 @@ from math import prod
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import Change, ChangeAt, Node, op
 from celosia.compiler.cpu.ops.window import SlidingWindow
+from celosia.compiler.cpu.runtime.windows import halves
 from celosia.compiler.expr import INDEX, Axis, Expr, Tensor, select, wrap
 
 
@@ -106,8 +107,7 @@ def conv_transpose(node: Node) -> Tensor:
         wanted = [int(v) for v in wanted][-sp:]
         for d in range(sp):
             total = max(full[d] - wanted[d], 0)
-            small, large = total // 2, total - total // 2
-            pads[d], pads[sp + d] = (small, large) if auto == "SAME_UPPER" else (large, small)
+            pads[d], pads[sp + d] = halves(total, auto)
     out = wanted or [f - pads[d] - pads[sp + d] for d, f in enumerate(full)]
     n, c, mg = x.shape[0], x.shape[1], w.shape[1]
     cg = c // group

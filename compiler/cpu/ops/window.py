@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import Change, Node, Shape
 from celosia.compiler.cpu.ops.shape import padded
+from celosia.compiler.cpu.runtime.windows import same_pads
 from celosia.compiler.expr import INDEX, Expr, Tensor, wrap
 
 
@@ -37,9 +38,7 @@ class SlidingWindow:
         before, after, out = pads[:n], pads[n:], []
         for d in range(n):
             if auto in ("SAME_UPPER", "SAME_LOWER"):
-                total = max((-(-size[d] // strides[d]) - 1) * strides[d] + reach[d] - size[d], 0)
-                before[d] = total // 2 if auto == "SAME_UPPER" else -(-total // 2)
-                after[d] = total - before[d]
+                before[d], after[d] = same_pads(size[d], strides[d], reach[d], auto)
             elif auto == "VALID":
                 before[d] = after[d] = 0
             room = size[d] + before[d] + after[d] - reach[d]

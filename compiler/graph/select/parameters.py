@@ -10,6 +10,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler import numerics
+from celosia.compiler.cpu.runtime.windows import same_pads
 from celosia.compiler.graph.select.forms import Form, OnCpu
 from celosia.compiler.graph.values import attribute, constant, shape
 from celosia.compiler.tensorize.layer import Requantise, Window
@@ -95,13 +96,10 @@ def window_of(node: ir.Node, form: Form, kernel: Any) -> Window:
         pads = [0, pads[0], 0, pads[1]]
     auto = attribute(node, "auto_pad", "NOTSET")
     if auto in ("SAME_UPPER", "SAME_LOWER"):
-        begin, end = [], []
-        for axis, size in enumerate(form.dims[2:]):
-            total = max(0, (-(-size // window.strides[axis]) - 1) * window.strides[axis] + window.reach(axis) - size)
-            small, large = total // 2, total - total // 2
-            begin.append(small if auto == "SAME_UPPER" else large)
-            end.append(large if auto == "SAME_UPPER" else small)
-        pads = begin + end
+        rows, columns = (
+            same_pads(size, window.strides[axis], window.reach(axis), auto) for axis, size in enumerate(form.dims[2:])
+        )
+        pads = [rows[0], columns[0], rows[1], columns[1]]
     elif auto == "VALID":
         pads = [0, 0, 0, 0]
     if min(pads) < 0:

@@ -9,6 +9,7 @@ import numpy as np
 
 from celosia.compiler.cpu.runtime.hostops.registry import Array, host, int_list
 from celosia.compiler.cpu.runtime.op import HostOp
+from celosia.compiler.cpu.runtime.windows import same_pads
 
 
 @host("NonMaxSuppression")
@@ -169,9 +170,7 @@ def _window(op: HostOp, x: Array, kernel: list[int]) -> tuple[list[int], list[in
     auto = op.attr("auto_pad", "NOTSET")
     if auto.startswith("SAME"):
         for d, size in enumerate(x.shape[2:]):
-            total = max(0, (-(-size // strides[d]) - 1) * strides[d] + reach[d] - size)
-            small = total // 2
-            pads[d], pads[d + n] = (small, total - small) if auto == "SAME_UPPER" else (total - small, small)
+            pads[d], pads[d + n] = same_pads(size, strides[d], reach[d], auto)
     if op.attr("ceil_mode", 0):
         for d, size in enumerate(x.shape[2:]):
             pads[d + n] += -(size + pads[d] + pads[d + n] - reach[d]) % strides[d]
