@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from celosia.compiler.expr.nodes import Tensor
 from celosia.compiler.memory import Lifetime, plan
 from celosia.compiler.tensorize.constants import Constants
 from celosia.compiler.tensorize.layer import Conv, Layer, Storage, Untileable, inputs
-from celosia.compiler.tensorize.lower import Lowering
-from celosia.compiler.tensorize.tile import Tile
+from celosia.compiler.tensorize.plan import Part, Planner
+from celosia.compiler.tensorize.render import Bound, Tile
 from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.footprint import load_element_bytes
-from celosia.compiler.vthread.stream import Stream
+from celosia.compiler.vthread.pipeline import Stream
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.hw.config import Config
 from celosia.hw.isa import Opcode
@@ -105,64 +106,173 @@ def follows(producer: Layer, layer: Layer) -> bool:
     return isinstance(producer, Conv) and not isinstance(layer, Conv) and layer.x == producer.y and image
 
 
-def _emit(stream: Stream, lowering: Lowering, layers: list[Layer]) -> dict[int, str]:
-    """Emit all layers into `stream`, those that follow another between its tiles. Returns what cannot be lowered:
-    reasons by the layers' numbers, with which the stream is worthless.
+@dataclass
+class _Layer:
+    """A layer of a launch, with its tiles in order.
+
+    needs, done: for each tile, rows of x that must be there before it and rows of y that are complete after it, counted
+    through all images; only where this layer follows another, or another follows it.
     """
-    tiles: list[list[Tile]] = []
-    refused: dict[int, str] = {}
-    for index, layer in enumerate(layers):
-        followed = index + 1 < len(layers) and follows(layer, layers[index + 1])
+
+    number: int
+    layer: Layer
+    tiles: list[Tile]
+    ahead: int
+    needs: list[int] = field(default_factory=list)
+    done: list[int] = field(default_factory=list)
+
+
+class _Emitter:
+    """Emits the layers of one launch into a stream."""
+
+    def __init__(
+        self, cfg: Config, layers: list[Layer], planner: Planner, constants: Constants, addresses: dict[Storage, int]
+    ) -> None:
+        self.cfg, self.layers, self.planner = cfg, layers, planner
+        self.constants, self.addresses = constants, addresses
+        self.stream = Stream(cfg)
+        self.refused: dict[int, str] = {}
+        self.settled = False
+        """Whether the rows that the tile reads are known to be there, though other rows are not."""
+
+    def run(self) -> Stream:
+        planned = [self._planned(number, layer) for number, layer in enumerate(self.layers)]
+        if not self.refused:
+            for each in planned:
+                assert each is not None
+                self._emit(each, planned)
+            self.stream.finish()
+        return self.stream
+
+    def _follows(self, number: int) -> bool:
+        return 0 < number < len(self.layers) and follows(self.layers[number - 1], self.layers[number])
+
+    def _planned(self, number: int, layer: Layer) -> _Layer | None:
+        """None, and an entry in `refused`, for a layer that does not fit."""
+        followed = self._follows(number + 1)
         try:
-            tiles.append(lowering.tiles(layer, rows_first=followed))
+            parts = self.planner.layer(layer, rows_first=followed)
+            bound = [self._bound(part, layer) for part in parts]
+            tiles = [tile for each in bound for tile in each.tiles()]
+            planned = _Layer(number, layer, tiles, max(part.decisions.ahead for part in parts))
+            if followed:
+                planned.done = rows_done(tiles, any(part.decisions.order == "split" for part in parts))
+            if self._follows(number):
+                planned.needs = [rows_needed(tile) for tile in tiles]
+            for tile in tiles:
+                tile.check()
         except Untileable as error:
-            tiles.append([])
-            refused[index] = str(error)
-    for index in range(len(layers)):
-        if index not in refused:
-            try:
-                _emit_layer(stream, lowering, layers, tiles, index)
-            except Untileable as error:  # a load whose place is known only now, of the layer that is loading
-                refused[stream.layer] = str(error)
-                stream.loading = None
-    stream.finish()
-    return refused
+            self.refused[number] = str(error)
+            return None
+        return planned
+
+    def _bound(self, part: Part, layer: Layer) -> Bound:
+        """The part's loops, on the addresses of `layer`."""
+        definition, loops = part.definition, part.loops
+        own = dict(zip((t.name for t in loops.plan.tensors), loops.plan.tensors))
+        addresses: dict[Tensor, int] = {}
+        homes: dict[Tensor, Storage] = {}
+        for tensor, place in definition.places.items():
+            if tensor.name not in own:
+                continue
+            if isinstance(place.home, Storage):
+                base = self.addresses[place.home]
+                homes[own[tensor.name]] = place.home
+            else:
+                base = self.constants.place(place.home)
+            addresses[own[tensor.name]] = base + place.offset
+
+        def before_load(tensor: Tensor) -> None:
+            if tensor in homes and not self.settled:
+                self.stream.settle(homes[tensor])
+
+        changing = frozenset(homes)
+        return Bound(loops.plan, self.stream, addresses, definition.scalars, changing, before_load)
+
+    def _emit(self, each: _Layer, planned: list[_Layer | None]) -> None:
+        """Emit one layer, and that which follows it between its tiles."""
+        if self._follows(each.number):
+            return
+        next_ = planned[each.number + 1] if self._follows(each.number + 1) else None
+        following = next_.tiles if next_ is not None else []
+        stream, emitted = self.stream, 0
+        for count, tile in enumerate(each.tiles, 1):
+            stream.start(each.number, each.layer.y.storage, tile.load, each.ahead)
+            if next_ is None:
+                continue
+            computed = count - len(stream.waiting)
+            done = each.done[computed - 1] if computed > 0 else 0
+            share = len(following) * computed // len(each.tiles)
+            self.settled = True
+            while emitted < share and next_.needs[emitted] <= done:
+                stream.follow(next_.number, next_.layer.y.storage, following[emitted].load)
+                emitted += 1
+            self.settled = False
+        for tile in following[emitted:]:
+            assert next_ is not None
+            stream.start(next_.number, next_.layer.y.storage, tile.load, next_.ahead)
 
 
-def _emit_layer(stream: Stream, lowering: Lowering, layers: list[Layer], tiles: list[list[Tile]], index: int) -> None:
-    """Emit one layer, and that which follows it between its tiles."""
-    layer = layers[index]
-    if index and follows(layers[index - 1], layer):
-        return
-    followed = index + 1 < len(layers) and follows(layer, layers[index + 1])
-    following = tiles[index + 1] if followed else []
-    emitted = 0
-    for number, tile in enumerate(tiles[index], 1):
-        stream.start(index, layer.y.storage, tile.load)
-        computed = number - len(stream.waiting)
-        done = max((t.done for t in tiles[index][:computed]), default=0) if following else 0
-        share = len(following) * computed // len(tiles[index])
-        lowering.following = True
-        while emitted < share and following[emitted].needs <= done:
-            stream.follow(index + 1, layers[index + 1].y.storage, following[emitted].load)
-            emitted += 1
-        lowering.following = False
-    for tile in following[emitted:]:
-        stream.start(index + 1, layers[index + 1].y.storage, tile.load)
+def rows_needed(tile: Tile) -> int:
+    """Rows of x, counted through all images, up to the last that the tile loads."""
+    last = 0
+    for move in tile.moves(loads=True):
+        if move.tensor.name == "x":
+            (image, _), (_, end) = move.span(0, tile.env), move.span(2, tile.env)
+            last = max(last, image * move.tensor.shape[2] + end)
+    return last
 
 
-def build(cfg: Config, launches: list[list[Layer]], written: list[set[Storage]], read: list[set[Storage]]) -> Image:
+def rows_done(tiles: list[Tile], held: bool) -> list[int]:
+    """For each tile, how many rows of y, counted through all images, are complete once it has stored.
+
+    held: sums stay in scratchpads from tile to tile, so that nothing may come between; all is done at the end.
+    """
+    rows = next(move.tensor.shape[2] for tile in tiles for move in tile.moves(loads=False))
+    images = next(move.tensor.shape[0] for tile in tiles for move in tile.moves(loads=False))
+    if held:
+        return [0] * (len(tiles) - 1) + [images * rows]
+    whole = 0
+    stored = np.zeros(images * rows + 1, np.int64)
+    boxes = []
+    for tile in tiles:
+        box = []
+        for move in tile.moves(loads=False):
+            (image, _), (first, end) = move.span(0, tile.env), move.span(2, tile.env)
+            pieces = move.moved_pieces(tile.env)
+            if pieces:
+                box.append((image * rows + first, image * rows + end, pieces // (end - first)))
+        boxes.append(box)
+    for box in boxes:
+        for first, end, pieces in box:
+            stored[first:end] += pieces
+    full = stored[:-1].copy()
+    stored[:] = 0
+    done = []
+    for box in boxes:
+        for first, end, pieces in box:
+            stored[first:end] += pieces
+        while whole < len(full) and stored[whole] == full[whole]:
+            whole += 1
+        done.append(whole)
+    return done
+
+
+def build(
+    cfg: Config, launches: list[list[Layer]], written: list[set[Storage]], read: list[set[Storage]],
+    planner: Planner | None = None,
+) -> Image:  # fmt: skip
     """Plan memory, lower every layer, insert tokens, encode. LayerErrors with all that cannot be lowered."""
     arena = plan(lifetimes(cfg, launches, written, read), alignment=max(64, cfg.bus_bytes))
     base = -(-arena.size // 4096) * 4096
     constants = Constants(base)
     streams: list[Stream] = []
     refused: dict[tuple[int, int], str] = {}
+    planner = planner or Planner(cfg)
     for number, layers in enumerate(launches):
-        stream = Stream(cfg)
-        lowering = Lowering(cfg, stream, constants, arena.offsets)
-        refused |= {(number, layer): why for layer, why in _emit(stream, lowering, layers).items()}
-        streams.append(stream)
+        emitter = _Emitter(cfg, layers, planner, constants, arena.offsets)
+        streams.append(emitter.run())
+        refused |= {(number, layer): why for layer, why in emitter.refused.items()}
     if refused:
         raise LayerErrors(refused)
     for stream in streams:

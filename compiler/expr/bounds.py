@@ -15,6 +15,7 @@ from celosia.compiler.expr.nodes import (
     Const,
     Expr,
     Load,
+    Reduce,
     Select,
     Tensor,
     Var,
@@ -83,12 +84,12 @@ def region(tensor: Tensor, stmt: Stmt) -> Region | None:
 
     Indices that a condition keeps from being read may lie outside the tensor; the box does not.
     """
-    inside: set[Expr] = {s.var for s in statements(stmt) if isinstance(s, For)}
-    reads = [
-        n for s in statements(stmt) for e in exprs(s) for n in walk(e) if isinstance(n, Load) and n.tensor is tensor
-    ]
+    nodes = [n for s in statements(stmt) for e in exprs(s) for n in walk(e)]
+    reads = [n for n in nodes if isinstance(n, Load) and n.tensor is tensor]
     if not reads:
         return None
+    inside: set[Expr] = {s.var for s in statements(stmt) if isinstance(s, For)}
+    inside |= {axis for n in nodes if isinstance(n, Reduce) for axis in n.axes}
     sums = Sums()
     return tuple(
         _span([sums(read.index[d]) if len(read.index) == len(tensor.shape) else None for read in reads], size, inside)

@@ -44,8 +44,8 @@ _BINARY: dict[str, Any] = {
 _UPDATE = {"sum": np.add, "ordered_sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
-def interpret(function: Function, *inputs: Array) -> list[Array]:
-    """The outputs of `function` for these arrays (shapes and types as declared, or ValueError).
+def interpret(function: Function, *inputs: Array, scalars: Mapping[str, float] | None = None) -> list[Array]:
+    """The outputs of `function` for these arrays (shapes and types as declared, or ValueError) and scalars, by name.
 
     Intrinsics do what they declare.
     """
@@ -57,7 +57,8 @@ def interpret(function: Function, *inputs: Array) -> list[Array]:
     for tensor in function.outputs:
         memory[tensor] = np.zeros(tensor.size, numpy_dtype(tensor.dtype))
     with np.errstate(all="ignore"):
-        _run(expand(function.body), memory, {})
+        env = {var: numpy_dtype(var.dtype).type((scalars or {})[var.name]) for var in function.scalars}
+        _run(expand(function.body), memory, env)
     return [memory[t].reshape(t.shape) for t in function.outputs]
 
 

@@ -97,6 +97,11 @@ class Declared(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def reduces(self) -> bool:
+        """Whether it does one step of a reduction, whose loops lie around it."""
+        ...
+
     def match(self, nest: For, first: Expr, scope: Callable[[Tensor], str]) -> Intrinsic:
         """The intrinsic in the place of `nest`, whose reduction begins where `first` holds. ValueError with the reason
         where `nest` means another thing; scope gives the memory of a tensor, "dram" for that of the caller.
@@ -136,7 +141,8 @@ def expand(stmt: Stmt) -> Stmt:
 class Function:
     """A kernel: reads `inputs`, writes every element of `outputs`.
 
-    in_place: (output, input) numbers of tensors in the same memory; see cpu.schedule.inplace.
+    in_place: (output, input) numbers of tensors in the same memory; see cpu.schedule.inplace. scalars: numbers that
+    it is given.
     """
 
     name: str
@@ -144,6 +150,7 @@ class Function:
     outputs: tuple[Tensor, ...]
     body: Stmt
     in_place: tuple[tuple[int, int], ...] = ()
+    scalars: tuple[Var, ...] = ()
 
     def __str__(self) -> str:
         return text(self)

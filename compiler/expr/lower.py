@@ -45,8 +45,9 @@ from celosia.compiler.expr.transform import inline
 
 
 def lower(
-    what: Tensor | Sequence[Tensor] | Schedule, inputs: Sequence[Tensor] | None = None, name: str | None = None
-) -> Function:
+    what: Tensor | Sequence[Tensor] | Schedule, inputs: Sequence[Tensor] | None = None, name: str | None = None,
+    scalars: Sequence[Var] = (),
+) -> Function:  # fmt: skip
     """The loops of a schedule, or of tensors under the plain one.
 
     `inputs` orders the kernel's parameters; left out, they are the placeholders in the order of first use.
@@ -69,7 +70,7 @@ def lower(
         code = lowering.with_intrinsics(code, {})
     if any(stage.attached for stage in schedule.stages.values()):
         code = _without_single(code)
-    return Function(name or schedule.outputs[0].name, inputs, schedule.outputs, code)
+    return Function(name or schedule.outputs[0].name, inputs, schedule.outputs, code, scalars=tuple(scalars))
 
 
 LOCAL_BYTES = 4096  # tensors of one iteration up to this size need no place in the workspace
@@ -120,6 +121,7 @@ class _Lowering:
         part = region(tensor, inner)
         if part is None:
             raise ValueError(f"{tensor.name} is computed inside {where}, where nothing reads it")
+        part = _with_whole_tiles(self.schedule[tensor], part)
         small = Tensor(tensor.name, tuple(count for _, count in part), tensor.dtype)
         sums = Sums()
 
@@ -166,6 +168,19 @@ class _Lowering:
             case Block(body):
                 return Block(tuple(self.with_intrinsics(inner, scopes) for inner in body))
         return code
+
+
+def _with_whole_tiles(stage: Stage, part: Region) -> Region:
+    """`part`, of whose dimensions those that an intrinsic computes at once are whole."""
+    if stage.intrinsic is None:
+        return part
+    tile = stage.order[stage.order.index(stage.intrinsic[0]) :]
+    whole: tuple[Expr, int]
+    found = []
+    for axis, size, given in zip(stage.tensor.axes, stage.tensor.shape, part):
+        whole = Const(0, INDEX), size
+        found.append(whole if axis in tile else given)
+    return tuple(found)
 
 
 def _without_single(code: Stmt) -> Stmt:
@@ -349,6 +364,8 @@ class _Nest:
             begun = any(isinstance(r, Split) and r.parent.reduce and r.first for r in stage.relations)
             first = Const(False, "bool") if begun else reduce_and(tests)
             statement: Stmt = Update(self.reduces[0].kind, self.target, self.index, self.reduces[0].value)
+        elif self.reduces and intrinsic.reduces:
+            raise ValueError(f"{name}: {intrinsic.name} accumulates, so what follows must be a tensor of its own")
         else:  # a reduction in the midst of the expression is part of the intrinsic, with its loops
             order = [loop for loop in order if not loop.reduce]
             at = order.index(axis)

@@ -163,7 +163,10 @@ class _Writer:
         for tensor in (*f.inputs, *f.outputs):
             used = self.name(tensor, used)
         name = re.sub(r"[^\w.]", "_", f.name) or "_"
-        yield f"{name}({', '.join(map(self.tensor, f.inputs))}) -> ({', '.join(map(self.tensor, f.outputs))}):"
+        for var in f.scalars:
+            used = self.name(var, used)
+        given = [*map(self.tensor, f.inputs), *(f"{self.names[var]}: {var.dtype}" for var in f.scalars)]
+        yield f"{name}({', '.join(given)}) -> ({', '.join(map(self.tensor, f.outputs))}):"
         found = (n for s in statements(f.body) for e in exprs(s) for n in walk(e))
         for t in dict.fromkeys(n.tensor for n in found if isinstance(n, Load) and n.tensor.value is not None):
             used = self.name(t, used)

@@ -66,7 +66,9 @@ class Stage:
         self.attached: tuple[Stage, Axis] | None = None
         self.intrinsic: tuple[Axis, Declared] | None = None
         self.lanes: dict[Axis, tuple[int, ...]] = {}
-        self.order: list[Axis] = [*tensor.axes, *_reduce_axes(self.body)]
+        self.roots: list[Axis] = [*tensor.axes, *_reduce_axes(self.body)]
+        """The loops from which all others were made."""
+        self.order: list[Axis] = list(self.roots)
 
     def axis(self, axis: Axis | str) -> Axis:
         """The loop of this name, or the loop itself. ValueError where it is not one of the loops now."""
@@ -247,7 +249,7 @@ class Stage:
             new[axis] = axis if same else Axis(axis.name, extent=extent, reduce=axis.reduce)
             return new[axis]
 
-        for axis in (*self.tensor.axes, *_reduce_axes(self.body)):
+        for axis in self.roots:
             fresh(axis, extents.get(axis, axis.extent))
         for relation in self.relations:
             match relation:
@@ -266,6 +268,7 @@ class Stage:
                     stage.relations.append(Fuse(new[outer], new[inner], both))
         if tile is not None and self.intrinsic is not None:
             fresh(self.intrinsic[0], new[self.intrinsic[0]].extent, anew=True)  # each nest has an intrinsic of its own
+        stage.roots = [new[axis] for axis in self.roots]
         stage.order = [new[axis] for axis in self.order]
         stage.kinds = {new[axis]: kind for axis, kind in self.kinds.items() if axis in new}
         stage.lanes = {new[axis]: widths for axis, widths in self.lanes.items()}
@@ -382,6 +385,7 @@ class Schedule:
         )
         self._insert(cache, tensor, scope)
         stage.body = Load(cache, tensor.axes)
+        stage.roots = list(tensor.axes)
         stage.order = list(tensor.axes)
         return cache
 

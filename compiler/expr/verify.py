@@ -150,7 +150,7 @@ def _broken(s: Intrinsic, c: Context) -> str | None:
 def verify(function: Function) -> Function:
     """`function`, if it breaks no rule. IRError for the first that is broken."""
     scopes = {t: "workspace" for t in (*function.inputs, *function.outputs)}
-    _stmt(function.body, Context(frozenset(), scopes, frozenset(function.inputs)))
+    _stmt(function.body, Context(frozenset(function.scalars), scopes, frozenset(function.inputs)))
     return function
 
 
@@ -167,7 +167,10 @@ def _stmt(s: Stmt, c: Context) -> None:
     done: set[tuple[int, bool]] = set()
     inner = replace(c, guarded=True) if isinstance(s, Intrinsic) else c  # it may have a condition of its own
     for e in exprs(s):
-        _expr(e, inner, done)
+        if isinstance(s, Intrinsic) and isinstance(e, Reduce):  # a window, whose loops are the intrinsic's
+            _expr(e.value, replace(inner, variables=inner.variables | set(e.axes)), done)
+        else:
+            _expr(e, inner, done)
     for part, context in _inside(s, c):
         _stmt(part, context)
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from celosia.compiler.expr.affine import flatten
-from celosia.compiler.expr.loops import For, If, Intrinsic, Stmt, Store, Update, block
+from celosia.compiler.expr.loops import Alloc, For, If, Intrinsic, Stmt, Store, Update, block
 from celosia.compiler.expr.lower import start_value
-from celosia.compiler.expr.nodes import INDEX, Const, Expr, Load, Reduce, Tensor, Var, rewrite, substitute
+from celosia.compiler.expr.nodes import INDEX, Axis, Const, Expr, Load, Reduce, Tensor, Var, rewrite, substitute, walk
 from celosia.compiler.tensorize.behaviour import TileOperation
 from celosia.compiler.tensorize.match import match
 from celosia.hw.isa import Opcode
@@ -35,10 +35,11 @@ class Compute:
 @dataclass(frozen=True)
 class Move:
     """Lowering to LOAD or STORE of tiles that are elements of the instruction. Parameters: `inside`, whether a tile is
-    read or padding, and `pad`, the value of padding.
+    read or padding, and `pad`, the value of padding. fields: what else the instruction needs.
     """
 
     opcode: Opcode
+    fields: Callable[[], dict[str, int]] = lambda: {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +59,10 @@ class TensorIntrinsic(TileOperation):
         """The intrinsic in the place of `nest`; see loops.Declared. Raises Mismatch."""
         return Intrinsic(self.name, match(self, nest, first, scope), self)
 
+    def window(self, args: Args) -> tuple[Axis, ...]:
+        """Loops over which a tile is combined before anything else: they occur in the index of its begin."""
+        return next((arg.axes for arg in args if isinstance(arg, Reduce)), ())
+
     def split_args(self, args: Args) -> tuple[dict[Tensor, Load], dict[Var, Expr], Expr]:
         """(begin of each tile, values of parameters, whether a reduction begins). ValueError for other arguments."""
         wanted = len(self.tiles) + len(self.parameters) + self.reduces
@@ -65,6 +70,7 @@ class TensorIntrinsic(TileOperation):
             raise ValueError(f"{self.name} has {wanted} arguments, not {len(args)}")
         tiles: dict[Tensor, Load] = {}
         for tile, arg in zip(self.tiles, args):
+            arg = arg.value if isinstance(arg, Reduce) else arg
             if not isinstance(arg, Load) or arg.dtype != tile.dtype:
                 raise ValueError(f"{self.name}: {tile.name} is the begin of a tile of {tile.dtype}, not {arg}")
             tiles[tile] = arg
@@ -108,6 +114,13 @@ class TensorIntrinsic(TileOperation):
 
         value = substitute(rewrite(body.value if isinstance(body, Reduce) else body, actual), values)
         target, index = at(behaviour, behaviour.axes)
+        inner = next((node for node in walk(value) if isinstance(node, Reduce)), None)
+        if inner is not None:
+            sum_ = Tensor("window", (), inner.dtype)
+            after = rewrite(value, lambda e: Load(sum_, ()) if isinstance(e, Reduce) else None)
+            begin = Store(sum_, (), start_value(inner.kind, inner.dtype))
+            step = loops(self.window(args), Update(inner.kind, sum_, (), inner.value))
+            return loops(behaviour.axes, Alloc(sum_, block(begin, step, Store(target, index, after)), "local"))
         if not isinstance(body, Reduce):
             return loops(behaviour.axes, Store(target, index, value))
         reset = If(first, Store(target, index, start_value(body.kind, behaviour.dtype)))

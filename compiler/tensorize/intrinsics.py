@@ -7,21 +7,28 @@ sum[q, k](int32(inp[q, b, k]) * int32(wgt[((p * 4) + g), ((q * 4) + k)]))
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import product
+from math import log2
+
 from celosia.compiler.expr.loops import Declared
-from celosia.compiler.expr.nodes import Expr, Value, Var, call, clip, select
+from celosia.compiler.expr.nodes import INDEX, Axis, Expr, Load, Value, Var, call, clip, select
 from celosia.compiler.expr.tensor import compute, placeholder, reduce_axis
 from celosia.compiler.expr.tensor import max as max_over
 from celosia.compiler.expr.tensor import sum as sum_over
 from celosia.compiler.tensorize.intrinsic import Compute, Move, TensorIntrinsic
 from celosia.hw.config import Config
-from celosia.hw.isa import ASource, Buffer, Destination, Opcode, ReduceOp
+from celosia.hw.isa import TABLE_SIZE, ASource, BinaryOp, BSource, Buffer, Destination, Opcode, ReduceOp
 
 __all__ = [
     "BUFFERS", "Compute", "Move", "TensorIntrinsic", "declared", "element_shape", "element_type", "gemm", "load",
-    "padded_load", "requantise", "requantised", "store", "tile_shape", "window_max",
+    "padded_load", "requantise", "requantised", "rescaled", "store", "tile_shape", "vector", "vector_value",
+    "widening_load", "window_max",
 ]  # fmt: skip
 
-BUFFERS = {b.name.lower(): b for b in Buffer if b != Buffer.LUT}
+BUFFERS = {b.name.lower(): b for b in Buffer}
 """Scratchpads that LOAD writes, by their scope."""
 
 
@@ -31,12 +38,13 @@ def tile_shape(cfg: Config, scope: str) -> tuple[int, ...]:
         "inp": (cfg.inp_pieces, cfg.batch, cfg.group),
         "wgt": (cfg.block_out, cfg.block_in),
         "par": (cfg.block_out,),
+        "lut": (TABLE_SIZE,),
     }.get(scope, (cfg.out_pieces, cfg.batch, cfg.group))
 
 
 def element_shape(cfg: Config, scope: str) -> tuple[int, ...]:
     """What one step of LOAD or STORE moves."""
-    return tile_shape(cfg, scope) if scope in ("wgt", "par") else (cfg.batch, cfg.group)
+    return tile_shape(cfg, scope) if scope in ("wgt", "par", "lut") else (cfg.batch, cfg.group)
 
 
 def element_type(scope: str) -> str:
@@ -78,6 +86,14 @@ def store(cfg: Config) -> TensorIntrinsic:
     src = placeholder(element_shape(cfg, "out"), "int8", "src")
     dst = compute(src.shape, lambda *i: src[i], "dst")
     return TensorIntrinsic("store", dst, {"src": "out", "dst": "dram"}, Move(Opcode.STORE))
+
+
+def widening_load(cfg: Config) -> TensorIntrinsic:
+    """A copy of one int8 element from DRAM to acc, as int32."""
+    src = placeholder(element_shape(cfg, "acc"), "int8", "src")
+    dst = compute(src.shape, lambda *i: src[i].astype("int32"), "dst")
+    fields = lambda: {"widen": 1}  # noqa: E731
+    return TensorIntrinsic("widening_load", dst, {"src": "dram", "dst": "acc"}, Move(Opcode.LOAD, fields))
 
 
 def requantised(acc: Expr, par: Expr, zero_point: Value = 0.0, lo: Value = -128.0, hi: Value = 127.0) -> Expr:
@@ -124,7 +140,135 @@ def window_max(cfg: Config) -> TensorIntrinsic:
     return TensorIntrinsic("window_max", out, {"out": "out", "vin": "vin"}, rule)
 
 
+def rescaled(v: Expr, b: Expr, scale_v: Value, scale_b: Value, scale_c: Value, unit: Value) -> Expr:
+    """round((v * scale_v + b * scale_b + scale_c) * unit) of two int8, ties to even, as float64.
+
+    Where the scales are integers of 32 and 48 bits and unit a power of two, float64 is exact.
+    """
+    total = v.astype("float64") * scale_v + b.astype("float64") * scale_b + scale_c
+    return call("round_even", total * unit)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one VECTOR instruction does with operand A, of `source` "acc" or "vin", in this order.
+
+    reduce: combine the window of A by "sum" or "max". multiply: by operand B, from vin. requantise: with an entry of
+    par. lookup: in a table. residual: add operand B, from vin.
+    """
+
+    source: str
+    reduce: str = ""
+    multiply: bool = False
+    requantise: bool = False
+    lookup: bool = False
+    residual: bool = False
+
+    @property
+    def name(self) -> str:
+        steps = [step for step in ("multiply", "requantise", "lookup", "residual") if getattr(self, step)]
+        return "_".join(["vector", self.source, *filter(None, [self.reduce]), *steps])
+
+
+Get = Callable[[str], Expr]
+
+
+def vector_value(p: Pass, operand: Get, parameter: Get, window: tuple[Axis, ...] = ()) -> Expr:
+    """The int8 that a pass makes of one lane.
+
+    operand: "a" (int32 of acc or int8 of vin), "b" (int8), "par" (uint64), or "table" of an index (see `lookup`).
+    parameter: a_offset, b_offset (int32), zero_point, lo, hi (float32; int32 where it does not requantise), scale_v,
+    scale_b, scale_c, unit, add_lo, add_hi (float64).
+    """
+    v = operand("a").astype("int32")
+    if p.reduce:
+        v = (sum_over if p.reduce == "sum" else max_over)(v, window)
+    if p.multiply:
+        v = (v + parameter("a_offset")) * (operand("b").astype("int32") + parameter("b_offset"))
+    if p.requantise:
+        v = requantised(v, operand("par"), *(parameter(name) for name in ("zero_point", "lo", "hi")))
+    else:
+        v = clip(v, parameter("clip_lo"), parameter("clip_hi")).astype("int8")
+    if p.lookup:
+        table = operand("table")
+        assert isinstance(table, Load)
+        v = Load(table.tensor, (*table.index[:-1], v.astype(INDEX) + 128))
+    if p.residual:
+        scales = (parameter(name) for name in ("scale_v", "scale_b", "scale_c", "unit"))
+        v = clip(rescaled(v, operand("b"), *scales), parameter("add_lo"), parameter("add_hi")).astype("int8")
+    return v
+
+
+PARAMETERS = {
+    "a_offset": "int32", "b_offset": "int32", "zero_point": "float32", "lo": "float32", "hi": "float32",
+    "clip_lo": "int32", "clip_hi": "int32", "scale_v": "float64", "scale_b": "float64", "scale_c": "float64",
+    "unit": "float64", "add_lo": "float64", "add_hi": "float64",
+}  # fmt: skip
+"""Parameters of a pass, and their types."""
+
+
+def vector(cfg: Config, p: Pass) -> TensorIntrinsic:
+    """out = what the pass `p` makes of an entry of acc or vin."""
+    shape = tile_shape(cfg, "out")
+    tiles = {
+        "a": placeholder(shape, element_type(p.source), "a"), "b": placeholder(shape, "int8", "b"),
+        "par": placeholder(tile_shape(cfg, "par"), "uint64", "par"),
+        "table": placeholder(tile_shape(cfg, "lut"), "int8", "table"),
+    }  # fmt: skip
+    variables = {name: Var(name, dtype) for name, dtype in PARAMETERS.items()}
+
+    def element(piece: Expr, b: Expr, g: Expr) -> Expr:
+        index: dict[str, tuple[Value, ...]] = {"par": (piece * cfg.group + g,), "table": (0,)}
+        get = lambda name: tiles[name][index.get(name, (piece, b, g))]  # noqa: E731
+        return vector_value(p, get, variables.__getitem__)
+
+    out = compute(shape, element, "out", axes=("p", "b", "g"))
+    scopes = {"out": "out", "a": p.source, "b": "vin", "par": "par", "table": "lut"}
+    operands = {"out": "dst", "a": "a", "b": "b", "par": "par", "table": "table"}
+    return TensorIntrinsic(p.name, out, scopes, Compute(Opcode.VECTOR, operands, partial(_vector_fields, p)))
+
+
+def _vector_fields(
+    p: Pass, *, a_offset: int = 0, b_offset: int = 0, zero_point: float = 0, lo: float = 0, hi: float = 0,
+    clip_lo: int = 0, clip_hi: int = 0, scale_v: float = 0, scale_b: float = 0, scale_c: float = 0, unit: float = 1,
+    add_lo: float = 0, add_hi: float = 0,
+) -> dict[str, int]:  # fmt: skip
+    fields: dict[str, int] = {
+        "destination": Destination.OUT, "a_source": ASource.ACC if p.source == "acc" else ASource.VIN,
+        "clip_lo": int(lo) if p.requantise else clip_lo, "clip_hi": int(hi) if p.requantise else clip_hi,
+    }  # fmt: skip
+    if p.reduce:
+        fields["reduce_op"] = ReduceOp.MAX if p.reduce == "max" else ReduceOp.ADD
+    if p.multiply:
+        fields |= {"binary_op": BinaryOp.MUL, "b_source": BSource.VIN, "a_offset": a_offset, "b_offset": b_offset}
+    if p.requantise:
+        fields |= {"requantise": 1, "zero_point": int(zero_point)}
+    if p.lookup:
+        fields["lookup"] = 1
+    if p.residual:
+        fields |= {
+            "rescale_add": 1, "b_source": BSource.VIN, "scale_v": int(scale_v), "scale_b": int(scale_b),
+            "scale_c": int(scale_c), "scale_shift": -round(log2(unit)), "add_lo": int(add_lo), "add_hi": int(add_hi),
+        }  # fmt: skip
+    return fields
+
+
+def passes() -> Iterator[Pass]:
+    """All that layers need."""
+    for lookup, residual in product((False, True), repeat=2):
+        yield Pass("acc", "", False, True, lookup, residual)  # after gemm
+        yield Pass("acc", "", False, False, lookup, residual)
+    for lookup in (False, True):
+        yield Pass("acc", "", True, True, lookup)
+        yield Pass("vin", "", False, False, lookup)
+        yield Pass("vin", "max", False, False, lookup)
+        yield Pass("vin", "sum", False, True, lookup)
+
+
+@cache
 def declared(cfg: Config) -> dict[str, Declared]:
-    """All of these, by name: what `expr.parse` takes."""
+    """All of these, by name: what `expr.parse` takes, and the trace of a schedule."""
     loads = [make(cfg, scope) for make in (load, padded_load) for scope in BUFFERS]
-    return {i.name: i for i in (gemm(cfg), *loads, requantise(cfg), window_max(cfg), store(cfg))}
+    vectors = [vector(cfg, p) for p in passes()]
+    others = gemm(cfg), *loads, widening_load(cfg), requantise(cfg), window_max(cfg), store(cfg), *vectors
+    return {i.name: i for i in others}

@@ -52,7 +52,8 @@ def match(intrinsic: TileOperation, nest: For, first: Expr, scope: Callable[[Ten
         raise Mismatch(
             f"{intrinsic.name} is {_kind(kind)}, but {statement.tensor.name} is computed by {_kind(found_kind)}"
         )
-    found = _Unifier(intrinsic.name, inside).unify(value, statement.value, {})
+    unifier = _Unifier(intrinsic.name, inside)
+    found = unifier.unify(value, statement.value, {})
     written = Load(behaviour, behaviour.axes), Load(statement.tensor, statement.index)
     if behaviour.dtype != statement.tensor.dtype:
         raise Mismatch(f"{intrinsic.name} writes {behaviour.dtype}, not {statement.tensor.dtype}")
@@ -74,7 +75,8 @@ def match(intrinsic: TileOperation, nest: For, first: Expr, scope: Callable[[Ten
             raise Mismatch(
                 f"{intrinsic.name}: tiles of {tile.name} begin at multiples of {tile.size} elements, not at {start}"
             )
-        args.append(start)
+        window = tuple(a for a in unifier.window if any(node is a for i in start.index for node in walk(i)))
+        args.append(Reduce(unifier.kind, start, window) if window else start)
     for parameter in intrinsic.parameters:
         argument = found[parameter]
         assert isinstance(argument, Expr)
@@ -106,6 +108,8 @@ class _Unifier:
 
     def __init__(self, name: str, inside: frozenset[Var]) -> None:
         self.name, self.inside = name, inside
+        self.kind, self.window = "", tuple[Axis, ...]()
+        """The reduction in the midst of the expression, and its loops."""
 
     def fail(self, wanted: Expr, actual: Expr) -> Mismatch:
         return Mismatch(f"{self.name} computes {wanted}, the loops compute {actual}")
@@ -118,6 +122,9 @@ class _Unifier:
             return self._tile(wanted, actual, found)
         if type(wanted) is not type(actual) or wanted.dtype != actual.dtype or not _same_node(wanted, actual):
             raise self.fail(wanted, actual)
+        if isinstance(actual, Reduce):
+            self.kind, self.window = actual.kind, actual.axes
+            self.inside |= frozenset(actual.axes)
         if isinstance(wanted, Binary) and isinstance(actual, Binary) and wanted.op in COMMUTATIVE:
             try:
                 return self._all((wanted.a, wanted.b), (actual.a, actual.b), found)
@@ -146,6 +153,11 @@ class _Unifier:
     def _tile(self, wanted: Load, actual: Load, found: Found) -> Found:
         if wanted.dtype != actual.dtype:
             raise self.fail(wanted, actual)
+        if any(isinstance(node, Load) for node in walk(wanted.index[-1])):  # a look-up
+            found = self.unify(wanted.index[-1], actual.index[-1], found)
+            begin: Expr = Const(0, INDEX)
+            wanted = Load(wanted.tensor, (*wanted.index[:-1], begin))
+            actual = Load(actual.tensor, (*actual.index[:-1], begin))
         known = found.get(wanted.tensor)
         if isinstance(known, tuple) and [structure(e) for e in known] != [structure(wanted), structure(actual)]:
             raise self.fail(wanted, actual)
@@ -158,6 +170,8 @@ def _same_node(wanted: Expr, actual: Expr) -> bool:
         case Const(a), Const(b):
             return a == b
         case Binary(a), Binary(b):
+            return a == b
+        case Reduce(a), Reduce(b):
             return a == b
         case Call(a, x), Call(b, y):
             return a == b and len(x) == len(y)

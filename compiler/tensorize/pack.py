@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,6 +27,33 @@ def input_ranges(cfg: Config, layer: Conv) -> list[tuple[int, int]]:
         last = (min((n + 1) * cfg.block_out, out_channels) - 1) // group_out
         ranges.append((first * group_in // cfg.block_in, blocks((last + 1) * group_in, cfg.block_in)))
     return ranges
+
+
+class Run(NamedTuple):
+    """Output blocks from `first` on, whose input blocks advance evenly: each reads `inputs` of them, the first from block
+    `input` on, the next ones `step` further. weights: input blocks of all output blocks before."""
+
+    first: int
+    blocks: int
+    input: int
+    inputs: int
+    step: int
+    weights: int
+
+
+def runs(cfg: Config, layer: Conv) -> list[Run]:
+    """The output blocks of `layer`, cut where the input blocks do not advance evenly."""
+    found: list[Run] = []
+    before = 0
+    for n, (start, stop) in enumerate(input_ranges(cfg, layer)):
+        last = found[-1] if found else None
+        step = 0 if last is None else start - last.input if last.blocks == 1 else last.step
+        if last and stop - start == last.inputs and start == last.input + last.blocks * step and step >= 0:
+            found[-1] = last._replace(blocks=last.blocks + 1, step=step)
+        else:
+            found.append(Run(n, 1, start, stop - start, 0, before))
+        before += stop - start
+    return found
 
 
 def weights(cfg: Config, layer: Conv) -> Bytes:

@@ -7,49 +7,39 @@ the affine indices; the loops around those are run here, and emit instructions, 
       for k in 4:                            ->
         gemm(acc[y, 0], inp[y, k, 0], wgt[k, 0, 0], (k == 0))
 
-Tensors in a scratchpad lie there from their allocation to its end. Which instruction must wait for which is found by
-vthread.tokens, and proved by vthread.verify.
+What an instruction has in common in all iterations is worked out once (instruction.py). The iterations of a pipelined
+loop become tiles, whose loads go ahead of their compute (vthread.pipeline); elsewhere, tensors in a scratchpad lie there
+from their allocation to its end. Which instruction must wait for which is found by vthread.tokens, and proved by
+vthread.verify.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import product
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.expr.affine import flatten, linear
 from celosia.compiler.expr.interpret import evaluate
 from celosia.compiler.expr.loops import Alloc, Block, For, Function, If, Intrinsic, Let, Stmt
-from celosia.compiler.expr.nodes import Expr, Load, Tensor, Var, walk
+from celosia.compiler.expr.nodes import Tensor, Var, strides
 from celosia.compiler.expr.verify import verify as verify_loops
-from celosia.compiler.tensorize.intrinsics import BUFFERS, Compute, TensorIntrinsic, tile_shape
-from celosia.compiler.tensorize.layer import Untileable
-from celosia.compiler.tensorize.transfer import X_MAX, YZ_MAX, Dim, transfer
+from celosia.compiler.tensorize.instruction import Compute, Env, Move, Refused, RenderError, make
+from celosia.compiler.tensorize.intrinsic import TensorIntrinsic
+from celosia.compiler.tensorize.intrinsics import tile_shape
 from celosia.compiler.vthread.disassemble import listing
 from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.interleave import interleave
-from celosia.compiler.vthread.stream import Instruction
+from celosia.compiler.vthread.pipeline import Stream, depths
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.compiler.vthread.verify import verify
 from celosia.hw.config import Config
-from celosia.hw.isa import EXTENT_BITS, Opcode, formats
 
 PAGE = 4096
 ALIGN = 64
-PAD_MAX = 255
-
-
-class RenderError(ValueError):
-    """Loops that the accelerator cannot run; the message says why."""
-
-
-class _Refused(Exception):
-    """Why these loops are not one instruction."""
 
 
 @dataclass(frozen=True)
@@ -80,28 +70,32 @@ def render(cfg: Config, function: Function) -> AcceleratorKernel:
     Arrays in DRAM are row-major, as the function declares them.
     """
     function = verify_loops(interleave(function))
-    addresses: dict[Tensor, int] = {}
-    end = 0
-
-    def place(tensor: Tensor) -> None:
-        nonlocal end
-        addresses[tensor] = end
-        end = -(-(end + tensor.nbytes) // ALIGN) * ALIGN
-
     body = function.body
     written = list(function.outputs)
     while isinstance(body, Alloc) and body.scope == "workspace":
         written.append(body.tensor)
         body = body.body
+    addresses: dict[Tensor, int] = {}
+    end = 0
+    plan = compile_loops(cfg, body)
     for tensor in written:
-        place(tensor)
-    writable = end = -(-end // PAGE) * PAGE
-    for tensor in function.inputs:
-        place(tensor)
-    renderer = _Renderer(cfg, addresses, place)
-    renderer.stmt(body, {})
-    insert_tokens(cfg, renderer.instructions, writable)
-    code = encode(cfg, renderer.instructions)
+        addresses[tensor], end = end, _aligned(end + tensor.nbytes, ALIGN)
+    writable = end = _aligned(end, PAGE)
+    for tensor in (*function.inputs, *(t for t in plan.tensors if t.value is not None)):
+        if tensor not in addresses:
+            addresses[tensor], end = end, _aligned(end + tensor.nbytes, ALIGN)
+    if lost := [t.name for t in plan.tensors if t not in addresses]:
+        raise RenderError(f"{lost[0]} is not in DRAM")
+    stream = Stream(cfg)
+    bound = plan.bind(stream, addresses)
+    for tile in bound.tiles():
+        if tile.node is None:  # an instruction outside of pipelined loops
+            tile.load()()
+        else:
+            stream.start(0, None, tile.load)
+    stream.finish()
+    insert_tokens(cfg, stream.instructions, writable)
+    code = encode(cfg, stream.instructions)
     constants = {a: t.value for t, a in addresses.items() if t.value is not None}
     kernel = AcceleratorKernel(
         function.name, cfg, function.inputs, function.outputs, addresses, constants, code, end, end + code.size
@@ -110,292 +104,361 @@ def render(cfg: Config, function: Function) -> AcceleratorKernel:
     return kernel
 
 
-@dataclass(frozen=True)
-class _Access:
-    """A tile's address: first, and by how much each loop moves it; in elements of the tensor."""
-
-    base: int
-    steps: tuple[int, ...]
-
-    def in_units(self, size: int, what: str) -> _Access:
-        if self.base % size or any(step % size for step in self.steps):
-            raise _Refused(f"{what} begins or moves by other than multiples of {size} elements")
-        return _Access(self.base // size, tuple(step // size for step in self.steps))
+def _aligned(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment
 
 
-Env = dict[Var, int]
+# Loops, compiled ----------------------------------------------------------------------------------------------
 
 
-class _Renderer:
-    def __init__(self, cfg: Config, addresses: dict[Tensor, int], place: Any) -> None:
-        self.cfg, self.addresses, self.place = cfg, addresses, place
-        self.instructions: list[Instruction] = []
-        self.slots: dict[Tensor, tuple[str, int]] = {}  # scratchpad and first entry
+@dataclass
+class Loop:
+    """Run here, one iteration after the other."""
+
+    var: Var
+    extent: int
+    body: list[Node]
+
+
+@dataclass
+class Branch:
+    statement: If
+    body: list[Node]
+    orelse: list[Node]
+
+
+@dataclass
+class Region:
+    """Entries of a scratchpad for `tensor`, while `body` runs."""
+
+    tensor: Tensor
+    scope: str
+    entries: int
+    kept: bool
+    body: list[Node]
+
+
+@dataclass
+class Fill:
+    """Inside a tile: entries for `tensor`, and what loads them (nothing where they are computed)."""
+
+    tensor: Tensor
+    scope: str
+    entries: int
+    kept: bool
+    loads: list[Move]
+
+
+@dataclass
+class Pipelined:
+    """A loop whose iterations are tiles: first `fills`, later `computes`."""
+
+    var: Var
+    extent: int
+    fills: list[Fill]
+    computes: list[Compute | Move]
+    outer: list[Tensor]
+    """What lies in scratchpads from before the tile."""
+
+
+Node = Loop | Branch | Region | Pipelined | Compute | Move
+
+
+class _Compiler:
+    """Loops to nodes."""
+
+    def __init__(self, cfg: Config, places: Mapping[Tensor, tuple[int, ...]]) -> None:
+        self.cfg, self.places = cfg, places
+        self.depths = depths(cfg)
+        self.tensors: dict[Tensor, bool] = {}
+        """In DRAM, and whether nothing here writes them."""
+        self.scopes: dict[Tensor, str] = {}
         self.used: dict[str, int] = {}
-        self.depths = {
-            "inp": cfg.inp_depth, "wgt": cfg.wgt_depth, "acc": cfg.acc_depth, "vin": cfg.vin_depth,
-            "out": cfg.out_depth, "par": cfg.par_depth,
-        }  # fmt: skip
+        """Entries of each scratchpad that lie around."""
 
-    def stmt(self, s: Stmt, env: Env) -> None:
+    def nodes(self, s: Stmt, fixed: Env) -> list[Node]:
         match s:
             case Block(body):
-                for each in body:
-                    self.stmt(each, env)
+                return [node for each in body for node in self.nodes(each, fixed)]
             case Alloc():
-                self._alloc(s, env)
+                return [self._region(s, fixed)]
             case Let(var, value, body):
-                self.stmt(body, env | {var: int(evaluate(value, env))})
-            case If(cond, body, orelse):
-                if evaluate(cond, env):
-                    self.stmt(body, env)
-                elif orelse is not None:
-                    self.stmt(orelse, env)
-            case For() | Intrinsic():
-                loops, leaf = _nest(s)
+                return self.nodes(body, fixed | {var: int(evaluate(value, fixed))})
+            case If(body=body, orelse=orelse) if not isinstance(_inner(body), Intrinsic):
+                other = [] if orelse is None else self.nodes(orelse, fixed)
+                return [Branch(s, self.nodes(body, fixed), other)]
+            case For(kind="pipelined"):
+                return [self._pipelined(s, fixed)]
+            case For() | Intrinsic() | If():
+                loops, tests, leaf = _nest(s)
                 if isinstance(leaf, Intrinsic):
-                    self._emit(loops, leaf, env)
-                    return
+                    return self._leaves(loops, tests, leaf, fixed)
                 assert isinstance(s, For)
                 if s.kind not in ("serial", "unrolled"):
                     raise RenderError(f"the accelerator cannot run the {s.kind} loop {s.var.name}")
-                for i in range(s.extent):
-                    self.stmt(s.body, env | {s.var: i})
-            case _:
-                raise RenderError(f"no instruction does `{s}`; tensorize it")
+                return [Loop(s.var, s.extent, self.nodes(s.body, fixed))]
+        raise RenderError(f"no instruction does `{s}`; tensorize it")
 
-    def _alloc(self, s: Alloc, env: Env) -> None:
+    def _region(self, s: Alloc, fixed: Env) -> Region:
         tensor, scope = s.tensor, s.scope
         if scope not in self.depths:
             raise RenderError(f"{tensor.name} is in {scope} memory inside loops, which the accelerator has not")
-        first, entry = self.used.get(scope, 0), prod(tile_shape(self.cfg, scope))
-        count = -(-tensor.size // entry)
-        if first + count > self.depths[scope]:
-            raise RenderError(
-                f"{tensor.name} needs {count} entries of {scope}, which has {self.depths[scope]}, {first} in use"
-            )
-        self.slots[tensor] = scope, first * entry
-        self.used[scope] = first + count
-        self.stmt(s.body, env)
-        self.used[scope] = first
+        self.scopes[tensor] = scope
+        entries = -(-tensor.size // prod(tile_shape(self.cfg, scope)))
+        before, depth = self.used.get(scope, 0), self.depths[scope]
+        if before + entries > depth:
+            raise RenderError(f"{tensor.name} needs {entries} entries of {scope}, which has {depth}, {before} in use")
+        self.used[scope] = before + entries
+        region = Region(tensor, scope, entries, s.kept, self.nodes(s.body, fixed))
+        self.used[scope] = before
+        return region
 
-    def _emit(self, loops: Sequence[For], leaf: Intrinsic, env: Env) -> None:
-        """One instruction for all of `loops` if that is possible, else one for each iteration of the outermost."""
+    def _leaves(self, loops: list[For], tests: list[If], leaf: Intrinsic, fixed: Env) -> list[Node]:
+        """One instruction for all of `loops` if that is possible, else those of the loops inside the outermost."""
         if not isinstance(leaf.declared, TensorIntrinsic):
             raise RenderError(f"{leaf.name} is no intrinsic of the accelerator")
         reason = "its loop is unrolled"
         if all(loop.kind == "serial" for loop in loops):
             try:
-                self._instruction(loops, leaf, leaf.declared, env)
-                return
-            except _Refused as refused:
+                made = make(self.cfg, loops, [test.cond for test in tests], leaf, fixed, self.scopes, self.places)
+                if isinstance(made, Move):
+                    self.tensors[made.tensor] = made.loads and self.tensors.get(made.tensor, True)
+                return [made]
+            except Refused as refused:
                 reason = str(refused)
         if not loops:
             raise RenderError(f"{leaf}: {reason}")
-        if loops[0].kind not in ("serial", "unrolled"):
-            raise RenderError(f"the accelerator cannot run the {loops[0].kind} loop {loops[0].var.name}")
-        for i in range(loops[0].extent):
-            self._emit(loops[1:], leaf, env | {loops[0].var: i})
+        outer, *inner = loops
+        if outer.kind not in ("serial", "unrolled"):
+            raise RenderError(f"the accelerator cannot run the {outer.kind} loop {outer.var.name}")
+        return [n for i in range(outer.extent) for n in self._leaves(inner, tests, leaf, fixed | {outer.var: i})]
 
-    def _instruction(self, loops: Sequence[For], leaf: Intrinsic, intrinsic: TensorIntrinsic, env: Env) -> None:
-        tiles, values, first = intrinsic.split_args(leaf.args)
-        env = env | {loop.var: 0 for loop in loops if loop.extent == 1}
-        loops = [loop for loop in loops if loop.extent > 1]
-        if isinstance(intrinsic.rule, Compute):
-            fields = self._compute(loops, intrinsic, intrinsic.rule, tiles, values, first, env)
-        else:
-            fields = self._move(loops, intrinsic, tiles, values, env)
-        opcode = intrinsic.rule.opcode
-        try:
-            formats(self.cfg)[opcode].encode(**fields)
-        except ValueError as error:
-            raise _Refused(str(error)) from None
-        self.instructions.append(Instruction(opcode, fields))
+    def _pipelined(self, s: For, fixed: Env) -> Pipelined:
+        fills: list[Fill] = []
+        computes: list[Compute | Move] = []
+        self._tile(self.nodes(s.body, fixed), fills, computes, s.var)
+        inside = {fill.tensor for fill in fills}
+        used = {tensor: None for compute in computes for tensor in compute.scratchpads}
+        return Pipelined(s.var, s.extent, fills, computes, [tensor for tensor in used if tensor not in inside])
 
-    def _access(self, load: Load, loops: Sequence[For], env: Env) -> _Access:
-        variables = {loop.var: d for d, loop in enumerate(loops)}
-        steps = [0] * len(loops)
-        base = 0
-        for atom, k in linear(flatten(load.tensor.shape, load.index)).items() if load.index else ():
-            if atom is None:
-                base += k
-            elif isinstance(atom, Var) and atom in variables:
-                steps[variables[atom]] = k
-            elif any(isinstance(node, Var) and node in variables for node in walk(atom)):
-                raise _Refused(f"{load} is not affine in its loops")
+    def _tile(self, nodes: list[Node], fills: list[Fill], computes: list[Compute | Move], var: Var) -> None:
+        for node in nodes:
+            if isinstance(node, Region):
+                fills.append(Fill(node.tensor, node.scope, node.entries, node.kept, []))
+                self._tile(node.body, fills, computes, var)
+            elif isinstance(node, Loop | Branch | Pipelined):
+                raise RenderError(f"the pipelined loop {var.name} holds more than instructions; unroll what is inside")
+            elif isinstance(node, Move) and node.loads:
+                target = next((fill for fill in fills if fill.tensor is node.near), None)
+                if target is None:
+                    raise RenderError(f"{node.near.name} is loaded in the pipelined loop {var.name}, but lies outside")
+                if target.kept and not self.tensors[node.tensor]:
+                    raise RenderError(f"{node.near.name} is kept, but {node.tensor.name}, of which it is, changes")
+                target.loads.append(node)
             else:
-                base += k * int(evaluate(atom, env))
-        return _Access(base, tuple(steps))
-
-    def _in_scratchpad(self, load: Load, unit: int, loops: Sequence[For], env: Env) -> _Access:
-        """In units of `unit` elements, from the begin of the scratchpad."""
-        if load.tensor not in self.slots:
-            raise RenderError(f"{load.tensor.name} is in no scratchpad")
-        access = self._access(load, loops, env)
-        start = self.slots[load.tensor][1]
-        return _Access(access.base + start, access.steps).in_units(unit, str(load))
-
-    # GEMM and VECTOR
-
-    def _compute(
-        self, loops: Sequence[For], intrinsic: TensorIntrinsic, rule: Compute, tiles: Mapping[Tensor, Load],
-        values: Mapping[Var, Expr], first: Expr, env: Env,
-    ) -> dict[str, int]:  # fmt: skip
-        accesses = {
-            rule.operands[tile.name]: self._in_scratchpad(load, tile.size, loops, env) for tile, load in tiles.items()
-        }
-        target = rule.operands[intrinsic.behaviour.name]
-        data: Dims = []
-        sums: Dims = []
-        for d, loop in enumerate(loops):
-            steps = {name: access.steps[d] for name, access in accesses.items()}
-            (data if steps[target] else sums).append((loop.extent, steps))
-        fields = dict(rule.fields(**{v.name: self._value(e, loops, env).item() for v, e in values.items()}))
-        if intrinsic.reduces:
-            absorbed = {loop.var: 0 for loop in loops}
-            begins = bool(evaluate(first, env | absorbed))
-            if rule.opcode == Opcode.GEMM:
-                fields["accumulate"] = int(not begins)
-            elif not begins:
-                raise _Refused("its reduction does not fit into one instruction")
-        elif sums:
-            raise _Refused("it writes the same place again")
-        inner = {Opcode.GEMM: "krs", Opcode.VECTOR: "rs"}[rule.opcode]
-        for slots, dims in (("nyx", _merged(data)), (inner, _merged(sums))):
-            if len(dims) > len(slots):
-                raise _Refused(f"{rule.opcode.name} has {len(slots)} such loops, not {len(dims)}")
-            for slot, (extent, steps) in zip(slots[len(slots) - len(dims) :], dims):
-                fields[f"extent_{slot}"] = extent
-                fields |= {f"{name}_{slot}": step for name, step in steps.items() if step}
-        names = {field.name for field in formats(self.cfg)[rule.opcode].fields if field.name.startswith("extent_")}
-        fields = dict.fromkeys(sorted(names), 1) | fields
-        return fields | {f"{name}_base": access.base for name, access in accesses.items()}
-
-    def _value(self, e: Expr, loops: Sequence[For], env: Env) -> Any:
-        inside = {loop.var for loop in loops}
-        if any(isinstance(node, Var) and node in inside for node in walk(e)):
-            raise _Refused(f"{e} is not the same in all iterations")
-        return evaluate(e, env)
-
-    # LOAD and STORE
-
-    def _move(
-        self, loops: Sequence[For], intrinsic: TensorIntrinsic, tiles: Mapping[Tensor, Load],
-        values: Mapping[Var, Expr], env: Env,
-    ) -> dict[str, int]:  # fmt: skip
-        opcode = intrinsic.rule.opcode
-        near, far = intrinsic.tiles if opcode == Opcode.LOAD else reversed(intrinsic.tiles)
-        place = self._in_scratchpad(tiles[near], near.size, loops, env)
-        away = self._access(tiles[far], loops, env)
-        tensor = tiles[far].tensor
-        if tensor not in self.addresses:
-            if tensor.value is None:
-                raise RenderError(f"{tensor.name} is not in DRAM")
-            self.place(tensor)
-        item, start = tensor.nbytes // max(tensor.size, 1), self.addresses[tensor]
-        away = _Access(start + away.base * item, tuple(step * item for step in away.steps))
-        if any(step < 0 for step in (*away.steps, *place.steps)):
-            raise _Refused("a loop runs backwards through memory")
-        dims = [Dim(loop.extent, a, p) for loop, a, p in zip(loops, away.steps, place.steps)]
-        fields = {"buffer": int(BUFFERS[intrinsic.scopes[near.name]])} if opcode == Opcode.LOAD else {}
-        named = {v.name: e for v, e in values.items()}
-        if "inside" in named:
-            mask = self._mask(named["inside"], loops, env)
-            if not mask.all():
-                fields["pad_value"] = int(self._value(named["pad"], loops, env))
-                return fields | _padded(dims, mask, near.nbytes, away.base, place.base)
-        try:
-            return fields | transfer(dims, near.nbytes, away.base, place.base)
-        except Untileable as error:
-            raise _Refused(str(error)) from None
-
-    def _mask(self, inside: Expr, loops: Sequence[For], env: Env) -> NDArray[np.bool_]:
-        """`inside` at each point of the loops."""
-        shape = tuple(loop.extent for loop in loops)
-        used = [d for d, loop in enumerate(loops) if any(node is loop.var for node in walk(inside))]
-        small = np.zeros([loop.extent if d in used else 1 for d, loop in enumerate(loops)], np.bool_)
-        for point in np.ndindex(small.shape):
-            small[point] = evaluate(inside, env | {loop.var: i for loop, i in zip(loops, point)})
-        return np.broadcast_to(small, shape)
+                computes.append(node)
 
 
-def _nest(s: Stmt) -> tuple[list[For], Stmt]:
-    loops = []
-    while isinstance(s, For):
-        loops.append(s)
-        s = s.body
-    return loops, s
+@dataclass
+class Plan:
+    """A function, compiled. tensors: what of it lies in DRAM, and whether it is only read."""
+
+    cfg: Config
+    nodes: list[Node]
+    tensors: dict[Tensor, bool]
+
+    def bind(self, stream: Stream, addresses: Mapping[Any, int], scalars: Mapping[str, Any] | None = None) -> Bound:
+        """This function on arrays that begin at `addresses` (by tensor), for these values of its scalars."""
+        return Bound(self, stream, addresses, scalars or {})
 
 
-Dims = list[tuple[int, dict[str, int]]]
+def compile_loops(cfg: Config, body: Stmt, places: Mapping[Tensor, tuple[int, ...]] | None = None) -> Plan:
+    """`body` as instructions whose addresses are open. RenderError where it holds what is no instruction.
 
-
-def _merged(dims: Dims) -> Dims:
-    """Neighbouring loops through which every operand walks evenly become one."""
-    done: Dims = []
-    for extent, steps in dims:
-        last = done[-1] if done else None
-        even = last is not None and all(last[1][name] == extent * step for name, step in steps.items())
-        if last is not None and even and last[0] * extent < 1 << EXTENT_BITS:
-            done[-1] = last[0] * extent, steps
-        else:
-            done.append((extent, steps))
-    return done
-
-
-def _padded(dims: list[Dim], mask: NDArray[np.bool_], piece: int, address: int, base: int) -> dict[str, int]:
-    """Fields of a LOAD of the block `dims` where only the elements in `mask` are read and the others are padding.
-
-    address, base: of the block's first element, be it padding or not.
+    places: bytes from one index to the next, for tensors in DRAM that are not row-major.
     """
-    varies = [bool((mask != mask.take([0], d)).any()) for d in range(len(dims))]
-    order = sorted(range(len(dims)), key=lambda d: (dims[d].dram == piece, varies[d], -dims[d].dram))
-    reason = _Refused("a padded block has at most planes, rows and elements")
-    for shape in _shapes([dims[d] for d in order], piece):
-        try:
-            return _bordered(shape, mask.transpose(order).reshape([dim.count for dim in shape]), address, base)
-        except _Refused as refused:
-            reason = refused
-    raise reason
+    compiler = _Compiler(cfg, places or {})
+    nodes = compiler.nodes(body, {})
+    return Plan(cfg, nodes, compiler.tensors)
 
 
-def _shapes(dims: list[Dim], piece: int) -> Iterator[list[Dim]]:
-    """Ways to see a block as planes, rows and elements: neighbouring dimensions apart, or as one where that is even."""
-    for together in product((False, True), repeat=max(len(dims) - 1, 0)):
-        shape = dims[:1]
-        for dim, one in zip(dims[1:], together):
-            last = shape[-1]
-            if one and (last.dram, last.sram) != (dim.count * dim.dram, dim.count * dim.sram):
-                break
-            shape[-1:] = [Dim(last.count * dim.count, dim.dram, dim.sram)] if one else [last, dim]
+def row_major(tensor: Tensor) -> tuple[int, ...]:
+    """Bytes from one index to the next."""
+    size = tensor.nbytes // max(tensor.size, 1)
+    return tuple(stride * size for stride in strides(tensor.shape))
+
+
+def _inner(s: Stmt) -> Stmt:
+    return _nest(s)[2]
+
+
+def _nest(s: Stmt) -> tuple[list[For], list[If], Stmt]:
+    """The loops and conditions around the first statement that is something else."""
+    loops: list[For] = []
+    tests: list[If] = []
+    while (isinstance(s, For) and s.kind != "pipelined") or (isinstance(s, If) and s.orelse is None):
+        if isinstance(s, For):
+            loops.append(s)
         else:
-            if not shape or shape[-1].dram != piece:
-                shape.append(Dim(1, piece, 1))
-            shape = [Dim(1, 0, 0)] * (3 - len(shape)) + shape
-            if len(shape) == 3 and shape[2].count <= X_MAX and max(shape[0].count, shape[1].count) <= YZ_MAX:
-                yield shape
+            tests.append(s)
+        s = s.body
+    return loops, tests, s
 
 
-def _bordered(shape: list[Dim], cube: NDArray[np.bool_], address: int, base: int) -> dict[str, int]:
-    """The same for planes, rows and elements."""
-    if not cube.any():
-        raise _Refused("all of a tile lies in the padding")
-    plane = cube[0]
-    if not plane.any():
-        raise _Refused("whole planes lie in the padding")
-    rows, columns = np.flatnonzero(plane.any(1)), np.flatnonzero(plane.any(0))
-    top, left = int(rows[0]), int(columns[0])
-    bottom, right = plane.shape[0] - 1 - int(rows[-1]), plane.shape[1] - 1 - int(columns[-1])
-    box = np.zeros_like(plane)
-    box[top : plane.shape[0] - bottom, left : plane.shape[1] - right] = True
-    if not (cube == box).all():
-        raise _Refused("padding is not a border of the same width around every plane")
-    if max(top, left, bottom, right) > PAD_MAX:
-        raise _Refused(f"padding is wider than {PAD_MAX}")
-    z, y, x = shape
-    return {
-        "dram_addr": address + top * y.dram + left * x.dram, "dram_y": y.dram, "dram_z": z.dram,
-        "x_size": x.count - left - right, "y_size": y.count - top - bottom, "z_size": z.count,
-        "sram_base": base, "sram_x": x.sram, "sram_y": y.sram, "sram_z": z.sram,
-        "pad_top": top, "pad_bottom": bottom, "pad_left": left, "pad_right": right,
-    }  # fmt: skip
+# Tiles, run ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Tile:
+    """One iteration of a pipelined loop; node: None for what lies outside of them. load: emits its loads, and returns
+    what emits the rest.
+    """
+
+    env: Env
+    load: Callable[[], Callable[[], None]]
+    node: Pipelined | None
+
+    def check(self) -> None:
+        """Untileable where a LOAD or STORE of it cannot be said."""
+        for move in (*self.moves(True), *self.moves(False)):
+            move.check(self.env)
+
+    def moves(self, loads: bool) -> Iterator[Move]:
+        """Its LOADs, or its STOREs."""
+        if self.node is not None and loads:
+            yield from (load for fill in self.node.fills for load in fill.loads)
+        elif self.node is not None:
+            yield from (node for node in self.node.computes if isinstance(node, Move))
+
+
+@dataclass
+class _Held:
+    """A region around tiles: its first entry, once the first of them has loaded."""
+
+    scope: str
+    entries: int
+    first: int | None = None
+
+
+@dataclass
+class Bound:
+    """A Plan with addresses; its tiles emit into `stream`."""
+
+    plan: Plan
+    stream: Stream
+    addresses: Mapping[Any, int]
+    scalars: Mapping[str, Any]
+    changing: frozenset[Tensor] = frozenset()
+    """Tensors that others write before or after, as layers write activations."""
+    before_load: Callable[[Tensor], None] = lambda tensor: None
+    """Called before each LOAD with the tensor that it reads."""
+
+    def __post_init__(self) -> None:
+        self.used: dict[str, int] = {}
+        self.version = object()  # what is loaded of changing tensors is there for these tiles only
+        self.constants: dict[int, dict[str, int]] = {}
+
+    def tiles(self) -> Iterator[Tile]:
+        """All iterations of pipelined loops in order; what lies outside of them is a tile of its own."""
+        for node in self.plan.nodes:
+            yield from self._run(node, {}, {})
+
+    def _run(self, node: Node, env: Env, slots: dict[Tensor, int | _Held]) -> Iterator[Tile]:
+        match node:
+            case Loop(var, extent, body):
+                for i in range(extent):
+                    for each in body:
+                        yield from self._run(each, env | {var: i}, slots)
+            case Branch(If(cond=cond), body, orelse):
+                for each in body if evaluate(cond, env) else orelse:
+                    yield from self._run(each, env, slots)
+            case Region(body=body):
+                yield from self._region(node, env, slots)
+            case Pipelined(var, extent):
+                for i in range(extent):
+                    here = env | {var: i}
+                    yield Tile(here, lambda here=here: self._load(node, here, slots), node)  # type: ignore[misc]
+            case Compute() | Move():
+                if any(isinstance(slot, _Held) for slot in slots.values()):
+                    raise RenderError("an instruction lies beside a pipelined loop that uses the same scratchpad")
+                first = {tensor: slot for tensor, slot in slots.items() if isinstance(slot, int)}
+                yield Tile(env, lambda: lambda: self._emit(node, env, first), None)
+
+    def _region(self, node: Region, env: Env, slots: dict[Tensor, int | _Held]) -> Iterator[Tile]:
+        first = self.used.get(node.scope, 0)
+        slot: int | _Held = first
+        if _has_tiles(node.body):
+            slot = _Held(node.scope, node.entries)
+        else:
+            self.used[node.scope] = first + node.entries
+        for each in node.body:
+            yield from self._run(each, env, slots | {node.tensor: slot})
+        self.used[node.scope] = first
+
+    def _constants(self, node: Compute | Move) -> dict[str, int]:
+        if id(node) not in self.constants:
+            self.constants[id(node)] = node.constants(self.scalars)
+        return self.constants[id(node)]
+
+    def _emit(self, node: Compute | Move, env: Env, slots: Mapping[Tensor, int]) -> None:
+        constants = self._constants(node)
+        if isinstance(node, Compute):
+            self.stream.add(node.opcode, node.fields(env, slots, constants))
+            return
+        if node.loads:
+            self.before_load(node.tensor)
+        fields = node.fields(env, slots[node.near], self.addresses[node.tensor], constants)
+        if fields is not None:
+            self.stream.add(node.opcode, fields)
+
+    def _load(self, node: Pipelined, env: Env, around: Mapping[Tensor, int | _Held]) -> Callable[[], None]:
+        """Take places in the scratchpads, load what is not there."""
+        stream = self.stream
+        slots: dict[Tensor, int] = {}
+        late: list[Fill] = []
+        for tensor in node.outer:
+            held = around[tensor]
+            assert isinstance(held, _Held)
+            ring = stream.rings[held.scope]
+            if held.first is None:
+                held.first = stream.take(ring, held.entries)
+            else:
+                stream.hold(ring, held.first, held.entries)
+            slots[tensor] = held.first
+        for fill in node.fills:
+            if fill.scope == "out":
+                late.append(fill)
+            else:
+                slots[fill.tensor] = self._fill(fill, env)
+
+        def compute() -> None:
+            for fill in late:
+                slots[fill.tensor] = stream.rings["out"].take(fill.entries)
+            for each in node.computes:
+                self._emit(each, env, slots)
+
+        return compute
+
+    def _fill(self, fill: Fill, env: Env) -> int:
+        """First entry of what `fill` brings, loaded unless it is kept there."""
+        ring, stream = self.stream.rings[fill.scope], self.stream
+        fields = [load.fields(env, 0, self.addresses[load.tensor], self._constants(load)) or {} for load in fill.loads]
+        key = None
+        if fill.kept and fields:
+            constant = not any(load.tensor in self.changing for load in fill.loads)
+            key = (None if constant else self.version, fill.entries, *(tuple(f.values()) for f in fields))
+            slot = stream.find(ring, key)
+            if slot is not None:
+                return slot
+        first = stream.take(ring, fill.entries, key)
+        for load, f in zip(fill.loads, fields):
+            self.before_load(load.tensor)
+            stream.add(load.opcode, load.moved(f, first))
+        return first
+
+
+def _has_tiles(nodes: list[Node]) -> bool:
+    return any(
+        isinstance(node, Pipelined) or (isinstance(node, Loop | Region | Branch) and _has_tiles(node.body))
+        for node in nodes
+    )

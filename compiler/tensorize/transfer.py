@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from celosia.compiler.tensorize.layer import Activation, Untileable
-from celosia.hw.config import Config
+import numpy as np
+from numpy.typing import NDArray
 
-X_MAX, YZ_MAX = (1 << 16) - 1, (1 << 12) - 1
+from celosia.compiler.tensorize.layer import Storage, Untileable
+from celosia.hw.isa import X_BITS, YZ_BITS
+
+X_MAX, YZ_MAX = (1 << X_BITS) - 1, (1 << YZ_BITS) - 1
 
 
 @dataclass(frozen=True)
@@ -20,35 +23,13 @@ class Dim:
 
 
 @dataclass(frozen=True)
-class Grid:
-    """An activation as images x rows x columns of pixels, with the byte strides of each and of a channel group.
+class Place:
+    """Where a tensor lies in DRAM: `offset` bytes after the begin of `home`, a storage of activations or constants;
+    strides: bytes from one index to the next in each dimension."""
 
-    Where every image is one pixel (a matrix), the images become the columns of a single row, so that a tile can hold
-    many of them; `matrix` must then hold for both sides of a layer.
-    """
-
-    images: int
-    rows: int
-    columns: int
-    origin: int
-    image: int
-    group: int
-    row: int
-    column: int
-
-    @staticmethod
-    def of(cfg: Config, act: Activation, address: int, matrix: bool) -> Grid:
-        piece = cfg.piece_bytes
-        plane = act.height * act.width * piece
-        origin = address + act.group_offset * plane
-        image = act.storage_groups * plane
-        if matrix:
-            return Grid(1, 1, act.batches(cfg), origin, 0, plane, 0, image)
-        return Grid(act.batches(cfg), act.height, act.width, origin, image, plane, act.width * piece, piece)
-
-    def at(self, image: int, group: int, row: int, column: int) -> int:
-        """Byte address of one piece."""
-        return self.origin + image * self.image + group * self.group + row * self.row + column * self.column
+    home: Storage | NDArray[np.uint8]
+    offset: int
+    strides: tuple[int, ...]
 
 
 def coalesce(dims: list[Dim], piece: int) -> list[Dim]:

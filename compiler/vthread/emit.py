@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.vthread.stream import Instruction
+from celosia.compiler.vthread.pipeline import Instruction
 from celosia.hw.config import Config
 from celosia.hw.isa import formats, instruction_bytes
 

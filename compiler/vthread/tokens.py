@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from celosia.compiler.vthread.footprint import DramAccess, footprint
-from celosia.compiler.vthread.stream import Instruction
+from celosia.compiler.vthread.pipeline import Instruction, depths
 from celosia.hw.config import Config
 from celosia.hw.isa import UNIT_OF, Unit
 
@@ -47,11 +47,7 @@ class _Dram:
 
 def insert_tokens(cfg: Config, instructions: list[Instruction], tracked_bytes: int) -> None:
     """Set `wait` and `post` of each instruction. DRAM from `tracked_bytes` on holds constants, which nobody writes."""
-    depths = {
-        "inp": cfg.inp_depth, "wgt": cfg.wgt_depth, "acc": cfg.acc_depth, "vin": cfg.vin_depth,
-        "out": cfg.out_depth, "par": cfg.par_depth, "lut": cfg.lut_count,
-    }  # fmt: skip
-    histories = {name: _History(depth) for name, depth in depths.items()}
+    histories = {name: _History(depth) for name, depth in depths(cfg).items()}
     dram = _Dram(cfg, tracked_bytes)
     units = len(Unit)
     known = np.full((units, units), NEVER, np.int64)  # known[v, u]: last instruction of u that v knows to have ended

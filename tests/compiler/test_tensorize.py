@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from celosia.compiler.image import LayerErrors
-from celosia.compiler.tensorize import conv
+from celosia.compiler.tensorize import plan
 from celosia.compiler.tensorize.layer import Activation, Untileable, Window
-from celosia.compiler.tensorize.tiling import Problem, Tiling, candidates
+from celosia.compiler.tensorize.space import Decisions, Problem, candidates, why_not
 from celosia.compiler.tensorize.transfer import Dim, coalesce
 from celosia.hw.config import Config
 
@@ -178,13 +178,15 @@ def test_every_tiling_computes_the_same(b: Builder, window: Window, order: str, 
     assume(_fits(window, x.height, x.width))
     b.conv(x, window, groups * number(1, 40), groups)
 
-    def anyone(cfg: Config, problem: Problem, rows_first: bool) -> Tiling:
-        tilings = [tiling for tiling in candidates(cfg, problem) if tiling.order == order]
-        assume(tilings)
-        return data.draw(st.sampled_from(tilings))
+    def anyone(cfg: Config, problem: Problem, rows_first: bool) -> Decisions:
+        points = [point for point in candidates(cfg, problem) if point.order == order]
+        assume(points)
+        point = data.draw(st.sampled_from(points))
+        assert why_not(cfg, problem, point) is None
+        return point
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv, "choose", anyone)
+        patch.setattr(plan, "choose", anyone)
         _check(b.net)
 
 

@@ -23,7 +23,7 @@ from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute, constant
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.layer import Conv, Untileable, Window
-from celosia.compiler.tensorize.tiling import Problem, choose, estimate
+from celosia.compiler.tensorize.space import Problem, choose, estimate
 
 
 def convolution(p: Placement, node: ir.Node) -> None:
@@ -78,7 +78,7 @@ def folded(
     def cycles(option: tuple[Form, NDArray[np.int8], Window]) -> float:
         blocks = (pack.blocks(out, p.cfg.block_out), pack.blocks(option[1].shape[1], p.cfg.block_in))
         images = -(-form.dims[0] // p.cfg.batch)
-        problem = Problem(option[2], images, *y.dims[2:], *blocks, False, False)
+        problem = Problem(option[2], images, *y.dims[2:], *blocks, False)
         try:
             return estimate(p.cfg, problem, choose(p.cfg, problem))
         except Untileable:

@@ -1,14 +1,16 @@
-"""The instruction stream under construction: virtual threads, and the rings that give them their places.
+"""Software pipelining: the instruction stream under construction, and the rings that give tiles their places.
 
-Every tile of a layer is a virtual thread of two halves, its loads and the rest. The loads of the next threads are put
-in front of the compute of this one, as many as have room: every scratchpad is a ring, a thread takes the entries after
-those of the thread before, and keeps them until it has computed. So LOAD works ahead across tiles and layers, and an
+Every tile, one iteration of a pipelined loop, has two halves, its loads and the rest. The loads of the next tiles are put
+in front of the compute of this one, as many as have room: every scratchpad is a ring, a tile takes the entries after
+those of the tile before, and keeps them until it has computed. So LOAD works ahead across tiles and layers, and an
 instruction that waits there for another unit does not leave gemm without work.
 
     load A        load A
-    compute A     load B      threads of two tiles
+    compute A     load B
     load B    ->  compute A
     compute B     compute B
+
+(Virtual threads, which run iterations in alternation with places fixed beforehand, are another thing: interleave.py.)
 
 What must not overtake what is found by `tokens.py`, from the addresses alone.
 """
@@ -22,12 +24,12 @@ from dataclasses import dataclass, field
 from celosia.hw.config import Config
 from celosia.hw.isa import Opcode
 
-THREADS = 8
-"""Threads whose loads may lie before the compute of the oldest of them."""
+AHEAD = 8
+"""Tiles whose loads may lie before the compute of the oldest of them, if nothing else is said."""
 
 Compute = Callable[[], None]
 Load = Callable[[], Compute]
-"""Emits the loads of a thread and returns what emits the rest."""
+"""Emits the loads of a tile and returns what emits the rest."""
 
 
 @dataclass
@@ -42,7 +44,7 @@ class Instruction:
 class Ring:
     """Gives out contiguous ranges of a scratchpad of `depth` entries, and remembers which tile lies where.
 
-    `pins` are ranges that threads still need; `make_room` lets the oldest thread compute, so that its pins go.
+    `pins` are ranges that tiles still need; `make_room` lets the oldest tile compute, so that its pins go.
     """
 
     def __init__(self, depth: int, make_room: Callable[[], bool] = lambda: False) -> None:
@@ -77,8 +79,16 @@ class Ring:
         return first
 
 
+def depths(cfg: Config) -> dict[str, int]:
+    """Entries of each scratchpad."""
+    return {
+        "inp": cfg.inp_depth, "wgt": cfg.wgt_depth, "acc": cfg.acc_depth, "vin": cfg.vin_depth,
+        "out": cfg.out_depth, "par": cfg.par_depth, "lut": cfg.lut_count,
+    }  # fmt: skip
+
+
 @dataclass
-class _Thread:
+class _Tile:
     layer: int
     writes: object
     compute: Compute | None = None
@@ -86,92 +96,87 @@ class _Thread:
 
 
 class Stream:
-    """Instructions in program order, the rings of the scratchpads, and the threads that have loaded, not computed."""
+    """Instructions in program order, the rings of the scratchpads, and the tiles that have loaded, not computed."""
 
     def __init__(self, cfg: Config) -> None:
         self.cfg = cfg
         self.instructions: list[Instruction] = []
         self.layer = 0
-        self.waiting: deque[_Thread] = deque()
-        self.following: deque[_Thread] = deque()
-        self.loading: _Thread | None = None
-        self.inp, self.wgt, self.acc, self.vin, self.out, self.par, self.lut = (
-            Ring(depth, self.make_room)
-            for depth in (
-                cfg.inp_depth, cfg.wgt_depth, cfg.acc_depth, cfg.vin_depth, cfg.out_depth, cfg.par_depth, cfg.lut_count,
-            )
-        )  # fmt: skip
+        self.waiting: deque[_Tile] = deque()
+        self.following: deque[_Tile] = deque()
+        self.loading: _Tile | None = None
+        self.rings = {scope: Ring(depth, self.make_room) for scope, depth in depths(cfg).items()}
 
-    def add(self, opcode: Opcode, **fields: int) -> None:
+    def add(self, opcode: Opcode, fields: dict[str, int]) -> None:
         self.instructions.append(Instruction(opcode, fields, self.layer))
 
     def hold(self, ring: Ring, first: int, size: int) -> int:
-        """Keep entries of `ring` until the thread that is loading has computed. Returns `first`."""
+        """Keep entries of `ring` until the tile that is loading has computed. Returns `first`."""
         assert self.loading is not None
         ring.pins.append((first, first + size))
         self.loading.pins.append((ring, ring.pins[-1]))
         return first
 
     def take(self, ring: Ring, size: int, key: Hashable = None) -> int:
-        """Fresh entries of `ring` for the thread that is loading."""
+        """Fresh entries of `ring` for the tile that is loading."""
         return self.hold(ring, ring.take(size, key), size)
 
     def find(self, ring: Ring, key: Hashable) -> int | None:
-        """First entry of a tile that is there already, kept for the thread that is loading."""
+        """First entry of a tile that is there already, kept for the tile that is loading."""
         first = ring.find(key)
         return None if first is None else self.hold(ring, first, ring.size(key))
 
-    # Threads ---------------------------------------------------------------------------------------------------
+    # Tiles ---------------------------------------------------------------------------------------------------
 
-    def start(self, layer: int, writes: object, load: Load) -> None:
-        """Start a thread of `layer`, which writes storage `writes`: its loads now, the rest when its turn comes."""
+    def start(self, layer: int, writes: object, load: Load, ahead: int = AHEAD) -> None:
+        """Start a tile of `layer`, which writes storage `writes`: its loads now, the rest when its turn comes."""
         self.waiting.append(self._load(layer, writes, load))
-        while len(self.waiting) > THREADS:
+        while len(self.waiting) > ahead:
             self.advance()
 
     def follow(self, layer: int, writes: object, load: Load) -> None:
-        """Start a thread that overtakes the waiting ones: it computes as soon as the next that follows has loaded."""
-        thread = self._load(layer, writes, load)
+        """Start a tile that overtakes the waiting ones: it computes as soon as the next that follows has loaded."""
+        tile = self._load(layer, writes, load)
         while self.following:
             self._compute(self.following.popleft())
-        self.following.append(thread)
+        self.following.append(tile)
 
     def advance(self) -> bool:
-        """Let the oldest waiting thread compute. False where there is none."""
+        """Let the oldest waiting tile compute. False where there is none."""
         return self._next(self.waiting)
 
     def make_room(self) -> bool:
-        """Let any thread compute. False where there is none."""
+        """Let any tile compute. False where there is none."""
         return self._next(self.following) or self._next(self.waiting)
 
     def settle(self, storage: object) -> None:
-        """Let threads compute until none is left that writes `storage`."""
-        for threads in (self.following, self.waiting):
-            while any(thread.writes is storage for thread in threads):
-                self._next(threads)
+        """Let tiles compute until none is left that writes `storage`."""
+        for tiles in (self.following, self.waiting):
+            while any(tile.writes is storage for tile in tiles):
+                self._next(tiles)
 
     def finish(self) -> None:
         while self.make_room():
             pass
 
-    def _next(self, threads: deque[_Thread]) -> bool:
-        if threads:
-            self._compute(threads.popleft())
+    def _next(self, tiles: deque[_Tile]) -> bool:
+        if tiles:
+            self._compute(tiles.popleft())
             return True
         return False
 
-    def _load(self, layer: int, writes: object, load: Load) -> _Thread:
-        thread = _Thread(layer, writes)
-        self.loading, self.layer = thread, layer
-        thread.compute = load()
+    def _load(self, layer: int, writes: object, load: Load) -> _Tile:
+        tile = _Tile(layer, writes)
+        self.loading, self.layer = tile, layer
+        tile.compute = load()
         self.loading = None
-        return thread
+        return tile
 
-    def _compute(self, thread: _Thread) -> None:
-        assert thread.compute is not None
+    def _compute(self, tile: _Tile) -> None:
+        assert tile.compute is not None
         loading, layer = self.loading, self.layer
-        for ring, pin in thread.pins:
+        for ring, pin in tile.pins:
             ring.pins.remove(pin)
-        self.loading, self.layer = None, thread.layer
-        thread.compute()
+        self.loading, self.layer = None, tile.layer
+        tile.compute()
         self.loading, self.layer = loading, layer
