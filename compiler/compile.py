@@ -6,26 +6,15 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
-import onnx_ir as ir
-from numpy.typing import NDArray
 
-from celosia.compiler import cpu
-from celosia.compiler.cpu.arena import plan_arena
-from celosia.compiler.cpu.dynamic import SHAPE_INPUTS
-from celosia.compiler.cpu.group import group, saved_traffic
-from celosia.compiler.cpu.host import DOMAINS, HostError, HostOp, bodies, check_size, needs_compiler
-from celosia.compiler.cpu.hostops import HOST
+from celosia.compiler.assemble import Assembler
 from celosia.compiler.cpu.llvm import link_library
-from celosia.compiler.cpu.parse import parse
+from celosia.compiler.cpu.runtime.op import HostError
 from celosia.compiler.cpu.target import compiling_for, find_target
-from celosia.compiler.dtypes import numpy_dtype
-from celosia.compiler.expr import placeholder
 from celosia.compiler.graph.batchnorm import fold_batchnorm
 from celosia.compiler.graph.cost import total_macs
 from celosia.compiler.graph.cse import merge_equal
@@ -33,31 +22,16 @@ from celosia.compiler.graph.dead import remove_dead
 from celosia.compiler.graph.fold import fold
 from celosia.compiler.graph.identities import simplify
 from celosia.compiler.graph.importer import ModelError, load
+from celosia.compiler.graph.launches import LaunchPlan, schedule
 from celosia.compiler.graph.layout import layout
-from celosia.compiler.graph.names import value_names
 from celosia.compiler.graph.quantized import Integerise
-from celosia.compiler.graph.schedule import LaunchPlan, schedule
-from celosia.compiler.graph.select import Form, Selection, select
+from celosia.compiler.graph.select import Selection, select
 from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.tables import compose_tables
-from celosia.compiler.graph.values import captured, constant, shape
 from celosia.compiler.image import Image, LayerErrors, build
-from celosia.compiler.names import unused_name
+from celosia.compiler.limits import require_memory, require_numpy
 from celosia.compiler.passes import Pass, Pipeline, Watch
-from celosia.compiler.program import (
-    CpuStep,
-    FormInfo,
-    HostStep,
-    LaunchStep,
-    LayerInfo,
-    NodeInfo,
-    Pack,
-    Program,
-    Step,
-    TensorInfo,
-    Unpack,
-)
-from celosia.compiler.tensorize.layer import Window
+from celosia.compiler.program import Program
 from celosia.compiler.vthread.verify import verify
 from celosia.hw.config import Config
 
@@ -96,24 +70,11 @@ def compile(
     if processor is not None:
         if progress:
             progress("linking kernels")
-        _require_numpy(program)
+        require_numpy(program)
         program.machine = processor.machine
         program.library = link_library(program.kernels, processor) if program.kernels else b""
         program.kernels = [replace(kernel, code=b"") for kernel in program.kernels]
     return program
-
-
-def _require_numpy(program: Program) -> None:
-    """ModelError where a board, which has numpy and no compiler, cannot run `program`."""
-    for step in program.steps:
-        if isinstance(step, HostStep) and (reason := needs_compiler(step.op)):
-            raise ModelError(f"{reason}; run the model on this machine, without --target")
-    for tensor in (*program.tensors.values(), *program.inputs, *program.outputs):
-        if numpy_dtype(tensor.dtype).isbuiltin == 2:
-            raise ModelError(
-                f"tensor {tensor.name!r} has element type {tensor.dtype}, which numpy on the board does not know; "
-                "run the model on this machine, without --target"
-            )
 
 
 def _compile(
@@ -125,11 +86,11 @@ def _compile(
     cfg = Config.load(config)
     say("reading the model")
     model = load(source)
-    _require_memory(model)
+    require_memory(model)
     macs = total_macs(model.graph)  # before passes put other operators in their places
     say("graph passes")
     passes = PASSES.run(model, watch)
-    _require_memory(model)
+    require_memory(model)
     say("placing operators")
     refused = {} if accelerator else dict.fromkeys(model.graph, "compiled for the CPU alone")
     while True:
@@ -148,7 +109,7 @@ def _compile(
         verify(cfg, image.code(launch), image.size, (0, image.constants_address))
     say("kernels for the CPU")
     try:
-        program = _Assembler(model, cfg, selection, steps, image).run()
+        program = Assembler(model, cfg, selection, steps, image).run()
     except HostError as error:
         raise ModelError(str(error)) from None
     program.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
@@ -158,323 +119,12 @@ def _compile(
     return program
 
 
-def _require_memory(model: ir.Model) -> None:
-    """ModelError where a tensor alone is larger than this machine's memory."""
-    graph = model.graph
-    for value in (*graph.inputs, *(out for node in graph for out in node.outputs)):
-        dims, node = shape(value), value.producer()
-        if dims is not None and value.dtype not in (None, ir.DataType.UNDEFINED):
-            label = "" if node is None else f"{node.op_type} ({node.name or value.name})"
-            what = f"{label}: output {value.name!r}" if label else f"input {value.name!r}"
-            try:
-                check_size(prod(dims) * np.dtype(_dtype_name(value)).itemsize, f"{what} {list(dims)}")
-            except HostError as error:
-                raise ModelError(str(error)) from None
-
-
 def _build(cfg: Config, steps: list[Any], selection: Selection) -> Image:
     plans = [step for step in steps if isinstance(step, LaunchPlan)]
     launches = [[choice.layer for choice in plan.choices] for plan in plans]
     written = [{storage for choice in plan.choices for storage in choice.reads} for plan in plans]
     read = [{selection.written[value].storage for value in plan.taken} for plan in plans]
     return build(cfg, launches, written, read)
-
-
-class _Assembler:
-    """Steps with names and addresses in place of graph objects."""
-
-    def __init__(self, model: ir.Model, cfg: Config, selection: Selection, steps: list[Any], image: Image) -> None:
-        self.model, self.cfg, self.selection, self.plan, self.image = model, cfg, selection, steps, image
-        self.opset = model.graph.opset_imports.get("", 21)
-        self.opsets = dict(model.graph.opset_imports)
-        self.views = {node for node in plan_nodes(steps) if _is_view(node)}
-        self.tensors: dict[str, TensorInfo] = {}
-        self.constants: dict[str, NDArray[Any]] = {}
-        self.kernels: list[cpu.Kernel] = []
-        self.finished: set[ir.Node] = set()  # operators whose steps are made
-        self.viewing: set[ir.Node] = set()  # those among them that are steps without a kernel
-        self.names = value_names(model.graph)  # of all tensors, also of those made here
-        self.dims: dict[ir.Value, str] = {}  # the constant with the shape of each view
-        self.owned: set[str] = set()  # tensors in the arena, if they are not returned
-
-    def run(self) -> Program:
-        graph = self.model.graph
-        launches = iter(self.image.launches)
-        steps: list[Step] = []
-        waiting: list[ir.Node] = []  # operators since the last step of another kind, for kernels
-        for step in self.plan:
-            if isinstance(step, ir.Node) and self._compiles(step):
-                waiting.append(step)
-                continue
-            steps += self._kernels(waiting)
-            waiting = []
-            steps.append(self._launch(step, next(launches)) if isinstance(step, LaunchPlan) else self._host(step))
-            self.finished.update(plan_nodes([step]))
-            self.finished.update(node for choice in getattr(step, "choices", ()) for node in choice.nodes)
-        steps += self._kernels(waiting)
-        outputs = tuple(self._border(value) for value in graph.outputs)
-        for value in graph.outputs:
-            fixed = constant(value)
-            if fixed is not None:
-                self.constants[value.name or ""] = fixed
-        program = Program(
-            "", self.cfg, tuple(self._border(value) for value in graph.inputs), outputs, self.tensors, steps,
-            self.constants, self.kernels, self.image.constants, self.image.constants_address, self.image.size,
-            self.image.arena_lower_bound, 0, self._placements(),
-        )  # fmt: skip
-        program.arena = plan_arena(steps, self.kernels, self.tensors, [output.name for output in outputs])
-        return program
-
-    def _tensor(self, value: ir.Value) -> TensorInfo:
-        name = value.name or ""
-        dims = shape(value)
-        if dims is None or value.dtype is None:
-            raise ModelError(f"the shape of tensor {name!r} cannot be inferred; export the model with fixed shapes")
-        if value.dtype == ir.DataType.UNDEFINED:
-            raise ModelError(f"tensor {name!r} has no element type; export the model with types")
-        self.tensors[name] = TensorInfo(name, value.dtype.numpy().name, dims)
-        return self.tensors[name]
-
-    def _border(self, value: ir.Value) -> TensorInfo:
-        """What an input or output of the model is, which may be a sequence or of a shape known at run time only."""
-        kind, inner = "tensor", value.type
-        while isinstance(inner, (ir.SequenceType, ir.OptionalType)):
-            kind = "sequence" if isinstance(inner, ir.SequenceType) else "optional"
-            inner = inner.elem_type
-        if kind == "tensor" and shape(value) is not None:
-            return self._tensor(value)
-        dims = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in value.shape or ())
-        return TensorInfo(value.name or "", _dtype_name(value), dims, kind)
-
-    # The CPU ---------------------------------------------------------------------------------------------------
-
-    def _info(self, node: ir.Node) -> NodeInfo:
-        name = node.name or f"{node.op_type}:{node.outputs[0].name}"
-        return NodeInfo(name, node.op_type, self.selection.cpu.get(node, "the host needs this view"))
-
-    def _keep(self, value: ir.Value | None) -> str:
-        """The name of an input, whose value goes into the Program where it is constant."""
-        if value is None:
-            return ""
-        fixed = constant(value)
-        if fixed is not None:
-            self.constants[value.name or ""] = fixed
-        elif shape(value) is not None and isinstance(value.type, ir.TensorType):
-            self._tensor(value)
-        return value.name or ""
-
-    def _host(self, node: ir.Node) -> HostStep:
-        """A step for an operator that is no loop nest, or whose shapes are known only at run time."""
-        info = self._info(node)
-        op = parse(ir.to_proto(node), self.opsets)
-        self._check_known(op, info)
-        inputs = tuple(self._keep(value) for value in (*node.inputs, *captured(node)))
-        for out in node.outputs:
-            if out.name:
-                self._keep(out)
-        return HostStep((info,), inputs, tuple(op.outputs), op)
-
-    def _check_known(self, op: HostOp, info: NodeInfo) -> None:
-        known = (op.domain, op.op) in HOST or (op.domain in DOMAINS and op.op in cpu.OPS)
-        if not known:
-            where = f" of domain {op.domain!r}" if op.domain else ""
-            inside = "" if op.op == info.op else f" inside {info.op} ({info.name})"
-            raise ModelError(f"operator {op.op}{where} ({op.name or info.name}){inside} is not supported")
-        for body in bodies(op):
-            for inner in body.ops:
-                self._check_known(inner, info)
-
-    def _compiles(self, node: ir.Node) -> bool:
-        """Whether `node` becomes part of a kernel now. ModelError where it can become nothing."""
-        if node.domain not in DOMAINS or node.op_type not in cpu.OPS:
-            return False
-        for number, value in enumerate(node.inputs):
-            if value is None:
-                continue
-            if not _is_plain(value) or (number in SHAPE_INPUTS.get(node.op_type, ()) and constant(value) is None):
-                if node in self.views:  # which is not built here; what it is declared to be does not count
-                    node.outputs[0].type = node.inputs[0].type  # type: ignore[union-attr]
-                return node in self.views
-        types = [None if value is None else self._type(value) for value in node.inputs]
-        tensors = [None if each is None else placeholder(each.shape, each.dtype, "x") for each in types]
-        values = [None if each is None else each.value for each in types]
-        attrs = parse(ir.to_proto(node), self.opsets).attrs
-        try:
-            built = cpu.build(
-                node.op_type, attrs, tensors, values, outputs=len(node.outputs), opset=self.opset, name=node.name or ""
-            )
-        except cpu.Unsupported as error:
-            if ("", node.op_type) in HOST and (node.op_type == "Dropout" or node.op_type not in cpu.VIEWS):
-                return False
-            where = f"{node.op_type} ({self._info(node).name})"
-            raise ModelError(f"operator {where} cannot be compiled for the CPU: {error}") from None
-        for value, tensor in zip(node.outputs, built):
-            if not _is_plain(value) or value.dtype.numpy().name != tensor.dtype or shape(value) != tensor.shape:  # type: ignore[union-attr]
-                value.shape = ir.Shape(tensor.shape)
-                value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(tensor.dtype)))
-            check_size(tensor.nbytes, f"output {value.name!r} of {node.op_type} ({self._info(node).name})")
-        return True
-
-    def _type(self, value: ir.Value) -> cpu.InputType:
-        fixed = constant(value)
-        if fixed is not None:
-            return cpu.InputType.of(fixed)
-        info = self._tensor(value)
-        return cpu.InputType(info.shape, info.dtype)
-
-    def _kernels(self, nodes: list[ir.Node]) -> list[CpuStep]:
-        """Steps for operators that run one after the other: one for each group that shares a kernel."""
-        inside = set(nodes)
-        made = {value.name: node for node in nodes for value in node.outputs if value.name}
-        needed = {
-            value.name or "" for node in nodes for value in node.outputs
-            if value.is_graph_output() or any(use.node not in inside for use in value.uses())
-        }  # fmt: skip
-        steps = []
-        for members in group([self._cpu_node(node) for node in nodes], sorted(needed)):
-            steps.append(self._step(members, [made[next(filter(None, member.outputs))] for member in members]))
-        return steps
-
-    def _cpu_node(self, node: ir.Node) -> cpu.CpuNode:
-        outputs = tuple((out.name or "") if out.uses() or out.is_graph_output() else "" for out in node.outputs)
-        if not any(outputs):
-            outputs = tuple(out.name or "" for out in node.outputs)
-        inputs = tuple("" if value is None else value.name or "" for value in node.inputs)
-        if node in self.views:
-            return cpu.CpuNode(
-                "Reshape", (inputs[0], self._dims_name(node.outputs[0])), outputs[:1], {}, node.name or ""
-            )
-        return cpu.CpuNode(node.op_type, inputs, outputs, parse(ir.to_proto(node), self.opsets).attrs, node.name or "")
-
-    def _step(self, members: list[cpu.CpuNode], nodes: list[ir.Node]) -> CpuStep:
-        infos = tuple(self._info(node) for node in nodes)
-        outputs = tuple(name for name in members[-1].outputs if name)
-        for out in nodes[-1].outputs:
-            if out.name in outputs:
-                self._tensor(out)
-        self.finished.update(nodes)
-        if all(node in self.views for node in nodes):
-            self.viewing.update(nodes)
-            return CpuStep(infos, (self._keep(nodes[0].inputs[0]),), outputs)
-        inner = {name for member in members for name in member.outputs}
-        values = {value.name or "": value for node in nodes for value in node.inputs if value is not None}
-        types = {name: self._type(value) for name, value in values.items() if name not in inner}
-        for node in nodes:
-            if node in self.views:
-                dims = np.array(shape(node.outputs[0]), np.int64)
-                types[self._dims_name(node.outputs[0])] = cpu.InputType.of(dims)
-        dead = frozenset(name for name in types if name in values and self._is_dead(values[name]))
-        if any(out.is_graph_output() for out in nodes[-1].outputs):
-            dead = frozenset()  # what is returned lies in an array of its own
-        try:
-            kernel, names, made = cpu.CpuFunction(tuple(members), types, outputs, self.opset).compile(dead, self.names)
-        except cpu.Unsupported as error:
-            where = f"{infos[-1].op} ({infos[-1].name})"
-            raise ModelError(f"operator {where} cannot be compiled for the CPU: {error}") from None
-        self.constants |= made
-        for name in names:
-            if name not in made:
-                self._keep(values[name])
-        self.kernels.append(kernel)
-        self.owned.update(outputs)
-        sizes = {out.name or "": _bytes(out) for node in nodes for out in node.outputs}
-        views = {node.outputs[0].name or "" for node in nodes if node in self.views}
-        return CpuStep(infos, names, outputs, len(self.kernels) - 1, saved_traffic(members, sizes, views))
-
-    def _dims_name(self, value: ir.Value) -> str:
-        """The name of the constant that holds the shape of a view."""
-        if value not in self.dims:
-            self.dims[value] = unused_name(f"{value.name}.shape", self.names)
-        return self.dims[value]
-
-    def _is_dead(self, value: ir.Value) -> bool:
-        """Whether `value` lies in the arena and none of the steps to come needs what is in its memory."""
-        while (producer := value.producer()) is not None and producer in self.viewing:
-            value = producer.inputs[0]  # type: ignore[assignment]
-        return value.name in self.owned and not self._is_needed(value)
-
-    def _is_needed(self, value: ir.Value) -> bool:
-        users = [use.node for use in value.uses()]
-        return (
-            value.is_graph_output()
-            or any(node not in self.finished for node in users)
-            or any(self._is_needed(node.outputs[0]) for node in users if node in self.viewing)
-        )
-
-    # The accelerator -------------------------------------------------------------------------------------------
-
-    def _launch(self, plan: LaunchPlan, launch: Any) -> LaunchStep:
-        packs, unpacks = [], []
-        given = {storage: source for choice in plan.choices for storage, source in choice.reads.items()}
-        for storage, (value, form) in given.items():
-            self._tensor(value)
-            packs.append(Pack(value.name or "", _form_info(form), self.image.addresses[storage], storage.groups))
-        for value in plan.taken:
-            info = self._tensor(value)
-            self.owned.add(info.name)
-            act, form = self.selection.written[value], self.selection.forms[value]
-            address = self.image.addresses[act.storage]
-            unpacks.append(Unpack(info.name, form.dims, address, act.storage_groups, act.group_offset))
-        layers = tuple(
-            LayerInfo(
-                choice.layer.name, type(choice.layer).__name__, tuple(node.name or "" for node in choice.nodes),
-                choice.layer.macs, loaded, stored, choice.note,
-            )
-            for choice, loaded, stored in zip(plan.choices, launch.bytes_loaded, launch.bytes_stored, strict=True)
-        )  # fmt: skip
-        return LaunchStep(launch.address, launch.count, layers, launch.layer_of, tuple(packs), tuple(unpacks))
-
-    def _placements(self) -> list[dict[str, str]]:
-        placed = {node: choice for choice in self.selection.choices for node in choice.nodes}
-        rows = []
-        for node in self.model.graph:
-            row = {"name": node.name or f"{node.op_type}:{node.outputs[0].name}", "op": node.op_type}
-            if node in placed:
-                layer = placed[node].layer
-                how = f"layer {layer.name}" if placed[node].nodes[0] is node else f"joined to layer {layer.name}"
-                note = f"; {placed[node].note}" if placed[node].note else ""
-                rows.append(row | {"place": "accelerator", "reason": how + note})
-            elif node in self.selection.views:
-                rows.append(row | {"place": "free", "reason": self.selection.views[node]})
-            else:
-                rows.append(row | {"place": "cpu", "reason": self.selection.cpu[node]})
-        return rows
-
-
-def plan_nodes(steps: list[Any]) -> list[ir.Node]:
-    """The operators on the CPU."""
-    return [step for step in steps if isinstance(step, ir.Node)]
-
-
-def _is_plain(value: ir.Value) -> bool:
-    """Whether kernels can read `value`: a tensor of known shape, and of an element type of theirs."""
-    known = isinstance(value.type, ir.TensorType) and value.dtype not in (None, ir.DataType.UNDEFINED)
-    return known and shape(value) is not None and value.dtype.numpy().name in cpu.TYPES  # type: ignore[union-attr]
-
-
-def _dtype_name(value: ir.Value) -> str:
-    """numpy's name of the element type; "object" for strings."""
-    return "float32" if value.dtype in (None, ir.DataType.UNDEFINED) else value.dtype.numpy().name
-
-
-def _bytes(value: ir.Value) -> int:
-    return prod(shape(value) or ()) * np.dtype(_dtype_name(value)).itemsize
-
-
-def _is_view(node: ir.Node) -> bool:
-    """Whether the output of `node` is its input under another shape."""
-    if node.domain not in DOMAINS or node.op_type not in cpu.VIEWS or node.inputs[0] is None:
-        return False
-    used = [out for out in node.outputs if out.uses() or out.is_graph_output()]
-    if used != list(node.outputs[:1]) or (node.op_type == "Dropout" and len(node.inputs) > 2):
-        return False
-    x, y = node.inputs[0], node.outputs[0]
-    return _is_plain(x) and _is_plain(y) and prod(shape(x) or ()) == prod(shape(y) or ())
-
-
-def _form_info(form: Form) -> FormInfo:
-    w = form.window or Window((1, 1))
-    return FormInfo(form.dims, form.fold, w.kernel, w.strides, w.dilations, w.pads, form.pad)
 
 
 __all__ = ["ModelError", "compile"]

@@ -29,13 +29,13 @@ FOLDER = "~/celosia"
 PYTHON = (3, 10)
 """The oldest Python that the runner runs on; PYNQ 3.0 has it."""
 RUNNER = (
-    "__init__.py", "bitstreams/__init__.py", "bitstreams/manifest.py", "compiler/__init__.py", "compiler/check.py",
-    "compiler/cpu/__init__.py", "compiler/cpu/host.py", "compiler/cpu/hostops/*.py", "compiler/cpu/kernel.py",
-    "compiler/cpu/threads.py", "compiler/dtypes.py", "compiler/files.py", "compiler/memory.py", "compiler/program.py",
-    "compiler/saved.py", "compiler/tensorize/__init__.py", "compiler/tensorize/layer.py", "compiler/tensorize/pack.py",
-    "driver/__init__.py", "driver/board.py", "driver/bootstrap.py", "driver/flash.py", "driver/runtime.py",
-    "driver/serve.py", "hw/__init__.py", "hw/config.py", "hw/isa.py", "hw/regs.py", "sim/__init__.py",
-    "sim/checking.py", "sim/device.py", "sim/fsim.py", "sim/reference.py", "sim/vectorised.py",
+    "__init__.py", "bitstreams/__init__.py", "bitstreams/manifest.py", "compiler/__init__.py",
+    "compiler/cpu/__init__.py", "compiler/cpu/runtime/*.py", "compiler/cpu/runtime/hostops/*.py", "compiler/dtypes.py",
+    "compiler/files.py", "compiler/memory.py", "compiler/program/*.py", "compiler/tensorize/__init__.py",
+    "compiler/tensorize/layer.py", "compiler/tensorize/pack.py", "driver/__init__.py", "driver/board.py",
+    "driver/bootstrap.py", "driver/flash.py", "driver/runtime.py", "driver/serve.py", "hw/__init__.py", "hw/config.py",
+    "hw/isa.py", "hw/regs.py", "sim/__init__.py", "sim/checking.py", "sim/device.py", "sim/fsim.py", "sim/reference.py",
+    "sim/vectorised.py",
 )  # fmt: skip
 """The modules that a board needs; they import numpy and the standard library only, which a test holds."""
 MAIN = "from celosia.driver.serve import main\nmain()\n"

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.host import HostOp, execute
-from celosia.compiler.cpu.kernel import host, load_library
-from celosia.compiler.cpu.threads import default_threads, thread_count
+from celosia.compiler.cpu.runtime.host import execute
+from celosia.compiler.cpu.runtime.kernel import host, load_library
+from celosia.compiler.cpu.runtime.op import HostOp
+from celosia.compiler.cpu.runtime.threads import default_threads, thread_count
 from celosia.compiler.dtypes import numpy_dtype
 from celosia.compiler.program import (
     CpuStep,

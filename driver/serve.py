@@ -23,9 +23,9 @@ from typing import IO, Any
 import numpy as np
 
 from celosia.bitstreams.manifest import Manifest
-from celosia.compiler.cpu.host import HostError
+from celosia.compiler.cpu.runtime.op import HostError
 from celosia.compiler.program import Program, ProgramError
-from celosia.compiler.saved import array_bytes, load_array
+from celosia.compiler.program.saved import array_bytes, load_array
 from celosia.driver import flash
 from celosia.driver.bootstrap import MARK
 from celosia.driver.runtime import InputError, Result, Runtime

@@ -145,9 +145,9 @@ class Format:
 
 
 EXTENT_BITS = 12
+"""Width of a loop extent; extents are stored as they are, so that 0 is illegal."""
 X_BITS, YZ_BITS, PAD_BITS = 16, 12, 8
 """Sizes of what LOAD and STORE move, and of padding."""
-"""Width of a loop extent; extents are stored as they are, so that 0 is illegal."""
 
 GEMM_LOOPS = ("n", "y", "x", "k", "r", "s")
 """Loops of GEMM from the outermost: output block, row, column; the reduction: channel block, kernel row, column."""
@@ -282,6 +282,18 @@ def _formats(cfg: Config, limit_bits: int | None) -> dict[Opcode, Format]:
         limit_bits,
     )
     return {fmt.opcode: fmt for fmt in (load, gemm, vector, store)}
+
+
+def element_bytes(cfg: Config, buffer: Buffer, widen: bool = False) -> int:
+    """Bytes in DRAM of one element of a LOAD to `buffer`. widen: int8 in DRAM become int32 in ACC."""
+    return {
+        Buffer.INP: cfg.piece_bytes,
+        Buffer.WGT: cfg.wgt_bytes,
+        Buffer.ACC: cfg.piece_bytes * (1 if widen else 4),
+        Buffer.VIN: cfg.piece_bytes,
+        Buffer.PAR: 8 * cfg.block_out,
+        Buffer.LUT: TABLE_SIZE,
+    }[buffer]
 
 
 @cache

@@ -7,7 +7,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.config import Config
-from celosia.hw.isa import Format, Opcode, formats, instruction_bytes
+from celosia.hw.isa import TABLE_SIZE, Format, Opcode, formats, instruction_bytes
 
 INDEX_BITS = 24
 """Width of an instruction's number within a run."""
@@ -118,12 +118,12 @@ def grains(cfg: Config) -> dict[str, int]:
         "acc": 32,
         "vin": min(bus, piece),
         "par": min(bus, 64 * cfg.block_out),
-        "lut": min(bus, 8 * 256),
+        "lut": min(bus, 8 * TABLE_SIZE),
     }
 
 
 def load_port(cfg: Config, name: str) -> WritePort:
     """The port through which LOAD writes scratchpad `name` (the tables of `lut` count as entries of 256 bytes)."""
     bits = cfg.lut_bits if name == "lut" else address_bits(cfg)[name]
-    width = 8 * 256 if name == "lut" else widths(cfg)[name]
+    width = 8 * TABLE_SIZE if name == "lut" else widths(cfg)[name]
     return WritePort(bits, width, grains(cfg)[name])

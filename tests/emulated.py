@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.kernel import Kernel
+from celosia.compiler.cpu.runtime.kernel import Kernel
 from celosia.compiler.cpu.target import TARGETS
 from celosia.compiler.dtypes import numpy_dtype
 

@@ -6,11 +6,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from celosia.compiler.cpu.function import CpuFunction, CpuNode, InputType, compile_op, run
-    from celosia.compiler.cpu.functions import TYPES
-    from celosia.compiler.cpu.kernel import Kernel
+    from celosia.compiler.cpu.function import CpuFunction, compile_op, run
     from celosia.compiler.cpu.llvm import compile_function
+    from celosia.compiler.cpu.node import CpuNode, InputType
     from celosia.compiler.cpu.ops import OPS, VIEWS, Unsupported, build
+    from celosia.compiler.cpu.runtime.kernel import Kernel
+    from celosia.compiler.cpu.types import TYPES
 
 __all__ = [
     "OPS", "TYPES", "VIEWS", "CpuFunction", "CpuNode", "InputType", "Kernel", "Unsupported", "build",
@@ -18,8 +19,8 @@ __all__ = [
 ]  # fmt: skip
 
 _PLACES = {
-    "function": ("CpuFunction", "CpuNode", "InputType", "compile_op", "run"), "functions": ("TYPES",),
-    "kernel": ("Kernel",), "llvm": ("compile_function",), "ops": ("OPS", "VIEWS", "Unsupported", "build"),
+    "function": ("CpuFunction", "compile_op", "run"), "node": ("CpuNode", "InputType"), "types": ("TYPES",),
+    "runtime.kernel": ("Kernel",), "llvm": ("compile_function",), "ops": ("OPS", "VIEWS", "Unsupported", "build"),
 }  # fmt: skip
 
 

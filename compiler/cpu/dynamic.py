@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.function import InputType, compile_op
-from celosia.compiler.cpu.functions import TYPES
-from celosia.compiler.cpu.host import DOMAINS, HostOp, Value, check_size
-from celosia.compiler.cpu.kernel import Kernel
+from celosia.compiler.cpu.function import compile_op
+from celosia.compiler.cpu.node import InputType
 from celosia.compiler.cpu.ops import OPS, Unsupported
+from celosia.compiler.cpu.runtime.kernel import Kernel
+from celosia.compiler.cpu.runtime.op import DOMAINS, HostOp, Value, check_size
 from celosia.compiler.cpu.target import compiling_for
+from celosia.compiler.cpu.types import TYPES
 
 Array = NDArray[Any]
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.inplace import overwritable
-from celosia.compiler.cpu.kernel import Kernel
 from celosia.compiler.cpu.llvm import compile_function
+from celosia.compiler.cpu.node import CpuNode, InputType, input_type
 from celosia.compiler.cpu.ops import Unsupported, build
+from celosia.compiler.cpu.runtime.kernel import Kernel
 from celosia.compiler.cpu.schedule import schedule
+from celosia.compiler.cpu.schedule.inplace import overwritable
 from celosia.compiler.cpu.target import compiling_for
-from celosia.compiler.expr import Expr, Function, Load, Tensor, fuse_loops, lower, placeholder
+from celosia.compiler.expr import Expr, Function, Load, Tensor, compute, fuse_loops, lower, placeholder
 from celosia.compiler.expr.nodes import rewrite
 from celosia.compiler.expr.partition import partition
 from celosia.compiler.expr.transform import loads, topological
@@ -24,31 +24,6 @@ from celosia.compiler.names import unused_name
 Array = NDArray[Any]
 SMALL = 4096
 """Bytes of a tensor that is worth computing at compile time whatever it is computed from."""
-
-
-@dataclass(frozen=True)
-class InputType:
-    """Shape and element type of an array; its value, where it is constant."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    value: Array | None = None
-
-    @classmethod
-    def of(cls, array: Array) -> InputType:
-        """A constant."""
-        return cls(array.shape, array.dtype.name, array)
-
-
-@dataclass(frozen=True)
-class CpuNode:
-    """One operator of a CpuFunction. Inputs and outputs by name; "" for an optional one left out."""
-
-    op: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    attrs: Mapping[str, Any] = field(default_factory=dict)
-    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -156,8 +131,6 @@ def _computed(
 
 def _distinct(outputs: Sequence[Tensor]) -> list[Tensor]:
     """Outputs that are inputs, or the same twice, are copied."""
-    from celosia.compiler.expr import compute
-
     seen: set[Tensor] = set()
     result = []
     for tensor in outputs:
@@ -166,12 +139,6 @@ def _distinct(outputs: Sequence[Tensor]) -> list[Tensor]:
         seen.add(tensor)
         result.append(tensor)
     return result
-
-
-def input_type(value: Array | InputType | tuple[tuple[int, ...], str]) -> InputType:
-    if isinstance(value, np.ndarray):
-        return InputType.of(value)
-    return value if isinstance(value, InputType) else InputType(tuple(value[0]), value[1])
 
 
 def compile_op(

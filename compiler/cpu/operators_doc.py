@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import onnx
 
-from celosia.compiler.cpu.hostops import FIRST, HOST
 from celosia.compiler.cpu.ops import OPS, blocked
+from celosia.compiler.cpu.runtime.hostops import FIRST, HOST
 
 HEAD = """\
 # Operators

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.host import Body, HostOp, bodies, check_size
+from celosia.compiler.cpu.runtime.op import Body, HostOp, bodies, check_size
 
 Array = NDArray[Any]
 

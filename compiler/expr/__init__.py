@@ -1,5 +1,6 @@
 """Tensor expressions, schedules and the loop IR."""
 
+from celosia.compiler.expr import printer  # it registers how they are written
 from celosia.compiler.expr.fuse import fuse_loops
 from celosia.compiler.expr.interpret import interpret
 from celosia.compiler.expr.loops import (
@@ -96,6 +97,7 @@ __all__ = [
     "ordered_sum",
     "parse",
     "placeholder",
+    "printer",
     "prod",
     "reduce_axis",
     "select",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from celosia.compiler.expr.nodes import Expr, Tensor, Var, rewrite
+from celosia.compiler.expr.nodes import Expr, Tensor, Var, rewrite, text
 
 # How the iterations of a loop run. Renderers raise on a kind they do not know, so kinds can be added (vthread, ...).
 KINDS = ("serial", "unrolled", "vectorized", "parallel", "vthread", "pipelined")
@@ -18,9 +18,7 @@ SCOPES = ("workspace", "local", *SCRATCHPADS)
 
 class Stmt:
     def __str__(self) -> str:
-        from celosia.compiler.expr.printer import show_stmt
-
-        return show_stmt(self)
+        return text(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +141,8 @@ def expand(stmt: Stmt) -> Stmt:
 class Function:
     """A kernel: reads `inputs`, writes every element of `outputs`.
 
-    in_place: (output, input) numbers of tensors in the same memory; see cpu.inplace. scalars: numbers that it is given.
+    in_place: (output, input) numbers of tensors in the same memory; see cpu.schedule.inplace. scalars: numbers that
+    it is given.
     """
 
     name: str
@@ -154,9 +153,7 @@ class Function:
     scalars: tuple[Var, ...] = ()
 
     def __str__(self) -> str:
-        from celosia.compiler.expr.printer import show_function
-
-        return show_function(self)
+        return text(self)
 
     def expanded(self) -> Function:
         """The same with loops in the place of intrinsics: what the interpreter and a CPU run."""

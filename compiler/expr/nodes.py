@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import singledispatch
 from math import prod
 from typing import Any, ClassVar
 
@@ -50,6 +51,12 @@ RESULTS = {"isnan": "bool", "isinf": "bool", "dot4": "int32"}
 
 def is_float(dtype: str) -> bool:
     return dtype.startswith(("float", "bfloat"))
+
+
+@singledispatch
+def text(what: object) -> str:
+    """`what` as text: printer.py registers how expressions, statements and functions are written."""
+    raise TypeError(f"{type(what).__name__} has no text")
 
 
 class Expr:
@@ -131,9 +138,7 @@ class Expr:
         raise TypeError(f"{self} is an expression, not a truth value; use select, logical_and, equal")
 
     def __str__(self) -> str:
-        from celosia.compiler.expr.printer import show
-
-        return show(self)
+        return text(self)
 
 
 Value = Expr | int | float | bool

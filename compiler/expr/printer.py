@@ -32,6 +32,7 @@ from celosia.compiler.expr.nodes import (
     Select,
     Tensor,
     Var,
+    text,
     walk,
 )
 
@@ -52,6 +53,7 @@ def call_type(name: str, args: tuple[Expr, ...]) -> str:
     return RESULTS.get(name, args[0].dtype if args else INDEX)
 
 
+@text.register(Expr)
 def show(e: Expr, names: Names | None = None) -> str:
     """One expression, fully parenthesised."""
     named = names or {}
@@ -174,9 +176,11 @@ class _Writer:
         yield from self.inside(f.body, "  ", used)
 
 
+@text.register(Stmt)
 def show_stmt(s: Stmt) -> str:
     return "\n".join(_Writer().lines(s, "", frozenset()))
 
 
+@text.register(Function)
 def show_function(f: Function) -> str:
     return "\n".join(_Writer().function(f))

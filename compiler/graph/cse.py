@@ -15,7 +15,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from celosia.compiler.cpu.hostops import RANDOM
+from celosia.compiler.cpu.runtime.hostops import RANDOM
 from celosia.compiler.graph.values import constant
 
 SUBGRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)

@@ -11,10 +11,11 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
-from celosia.compiler.cpu.host import DOMAINS, HostError, execute
-from celosia.compiler.cpu.hostops import HOST, RANDOM
 from celosia.compiler.cpu.ops import OPS
 from celosia.compiler.cpu.parse import parse
+from celosia.compiler.cpu.runtime.host import execute
+from celosia.compiler.cpu.runtime.hostops import HOST, RANDOM
+from celosia.compiler.cpu.runtime.op import DOMAINS, HostError
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.shapes import UNKNOWN, infer
 from celosia.compiler.graph.values import constant, new_constant, shape

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import onnx
 import onnx.inliner
 
-from celosia.compiler.cpu.host import DOMAINS
-from celosia.compiler.cpu.hostops import HOST
 from celosia.compiler.cpu.ops import OPS
+from celosia.compiler.cpu.runtime.hostops import HOST
+from celosia.compiler.cpu.runtime.op import DOMAINS
 
 OWN_CODE = {*((domain, op) for domain in DOMAINS for op in OPS), *HOST, *(("ai.onnx", op) for _, op in HOST)}
 """(domain, operator) of what needs no function."""

@@ -11,8 +11,8 @@ import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from celosia.compiler.cpu.host import clipped
 from celosia.compiler.cpu.parse import dense
+from celosia.compiler.cpu.runtime.op import clipped
 from celosia.compiler.graph.functions import inline_functions, nodes
 from celosia.compiler.graph.gradient import expand_gradients
 from celosia.compiler.graph.sound import complaint

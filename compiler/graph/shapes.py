@@ -11,10 +11,10 @@ import numpy as np
 import onnx_ir as ir
 
 from celosia.compiler.cpu import Unsupported, build
-from celosia.compiler.cpu.functions import TYPES
-from celosia.compiler.cpu.host import DOMAINS, bodies
 from celosia.compiler.cpu.ops import OPS
 from celosia.compiler.cpu.parse import parse
+from celosia.compiler.cpu.runtime.op import DOMAINS, bodies
+from celosia.compiler.cpu.types import TYPES
 from celosia.compiler.expr import placeholder
 from celosia.compiler.graph.values import constant, shape
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from celosia.compiler import numerics
 from celosia.compiler.graph.dead import drop_unused
 from celosia.compiler.graph.values import attributes, constant, is_op, new_constant
+from celosia.hw.isa import TABLE_SIZE
 
 BINARY = {"QLinearAdd": numerics.qlinear_add, "QLinearMul": numerics.qlinear_mul}
 FUNCTIONS = {"QLinearSigmoid": "Sigmoid", "QLinearLeakyRelu": "LeakyRelu"}
@@ -89,11 +90,11 @@ def _binary_table(node: ir.Node) -> tuple[ir.Value, NDArray[np.int8]] | None:
     if fixed_a is not None and fixed_a.size == 1 and fixed_b is None:
         base, table_b = _function_of(b)
         kind: Any = fixed_a.dtype
-        table_a = np.full(256, _stored(fixed_a))
+        table_a = np.full(TABLE_SIZE, _stored(fixed_a))
     elif fixed_b is not None and fixed_b.size == 1 and fixed_a is None:
         base, table_a = _function_of(a)
         kind = fixed_b.dtype
-        table_b = np.full(256, _stored(fixed_b))
+        table_b = np.full(TABLE_SIZE, _stored(fixed_b))
     else:
         base, table_a = _function_of(a)
         other, table_b = _function_of(b)

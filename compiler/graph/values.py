@@ -113,3 +113,8 @@ def new_constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
 
 def attributes(**values: Any) -> list[ir.Attr]:
     return list(ir.convenience.convert_attributes(values))
+
+
+def dtype_name(value: ir.Value) -> str:
+    """numpy's name of the element type; "object" for strings."""
+    return "float32" if value.dtype in (None, ir.DataType.UNDEFINED) else value.dtype.numpy().name

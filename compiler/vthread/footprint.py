@@ -14,6 +14,7 @@ from celosia.hw.isa import (
     Buffer,
     Destination,
     Opcode,
+    element_bytes,
 )
 
 
@@ -71,14 +72,7 @@ def _transfer_range(buffer: str, f: dict[str, int], pieces: int, write: bool) ->
 
 def load_element_bytes(cfg: Config, f: dict[str, int]) -> int:
     """Bytes of one element of a LOAD in DRAM."""
-    return {
-        Buffer.INP: cfg.piece_bytes,
-        Buffer.WGT: cfg.wgt_bytes,
-        Buffer.ACC: cfg.piece_bytes * (1 if f.get("widen", 0) else 4),
-        Buffer.VIN: cfg.piece_bytes,
-        Buffer.PAR: 8 * cfg.block_out,
-        Buffer.LUT: 256,
-    }[Buffer(f["buffer"])]
+    return element_bytes(cfg, Buffer(f["buffer"]), bool(f.get("widen", 0)))
 
 
 def footprint(cfg: Config, opcode: Opcode, f: dict[str, int]) -> tuple[list[Access], DramAccess | None]:

@@ -11,7 +11,7 @@ from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.dma import OFFSET_BITS, OUTSTANDING, ReadEngine, beat_layout
 from celosia.hw.dae_pipeline.fifo import StreamFifo
 from celosia.hw.dae_pipeline.walk import Rows, Walker
-from celosia.hw.isa import Buffer, Opcode, formats
+from celosia.hw.isa import TABLE_SIZE, Buffer, Opcode, element_bytes, formats
 from celosia.hw.layout import (
     ERROR_BITS,
     INDEX_BITS,
@@ -36,13 +36,7 @@ def _log2(value: int) -> int:
 
 def element_shift(cfg: Config, buffer: Buffer, widen: bool = False) -> int:
     """log2 of the bytes that an element of `buffer` takes in DRAM."""
-    size = {
-        Buffer.WGT: cfg.wgt_bytes,
-        Buffer.ACC: cfg.piece_bytes * (1 if widen else 4),
-        Buffer.PAR: 8 * cfg.block_out,
-        Buffer.LUT: 256,
-    }.get(buffer, cfg.piece_bytes)
-    return _log2(size)
+    return _log2(element_bytes(cfg, buffer, widen))
 
 
 def _max_shift(cfg: Config) -> int:
@@ -213,7 +207,7 @@ class Writer(wiring.Component):
             name = buffer.name.lower()
             port = getattr(self, name)
             bits = cfg.lut_bits if buffer == Buffer.LUT else address_bits(cfg)[name]
-            width = 8 * 256 if buffer == Buffer.LUT else widths(cfg)[name]
+            width = 8 * TABLE_SIZE if buffer == Buffer.LUT else widths(cfg)[name]
             pieces = {Buffer.INP: cfg.inp_pieces, Buffer.VIN: cfg.out_pieces, Buffer.ACC: cfg.out_pieces}.get(buffer, 1)
             if buffer == Buffer.ACC:
                 value, mask = self._acc(word, step, widen, whole)

@@ -8,9 +8,8 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.config import Config
+from celosia.hw.isa import TABLE_SIZE
 from celosia.hw.layout import grains, load_port
-
-TABLE_BYTES = 256
 
 
 class Tables(wiring.Component):
@@ -40,7 +39,7 @@ class Tables(wiring.Component):
         m = Module()
         cfg, load = self._cfg, self.load
         grain = grains(cfg)["lut"]
-        rows = 8 * TABLE_BYTES // grain
+        rows = 8 * TABLE_SIZE // grain
         row_bits, byte_bits = (rows - 1).bit_length(), (grain // 8 - 1).bit_length()
 
         # What is left of an entry's mask is written from its lowest grain on.

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from celosia.compiler.cpu import llvm
-from celosia.compiler.cpu.codegen import Rendered
+from celosia.compiler.cpu.llvm import compile as llvm
+from celosia.compiler.cpu.llvm.codegen import Rendered
 from celosia.compiler.expr import Function, verify
 
 sys.path.append(str(Path(__file__).parent.parent))

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import celosia
+from celosia.compiler.arena import tensor_bytes
 from celosia.compiler.cpu import CpuFunction, CpuNode, InputType
-from celosia.compiler.cpu.arena import tensor_bytes
-from celosia.compiler.cpu.kernel import Kernel
+from celosia.compiler.cpu.runtime.kernel import Kernel
 from celosia.compiler.memory import Plan
 from celosia.compiler.program import CpuStep, LaunchStep, Program
 from celosia.driver.runtime import Runtime

@@ -19,14 +19,14 @@ from celosia.compiler.cpu import (
     Kernel,
     Unsupported,
     compile_op,
-    llvm,
     run,
 )
-from celosia.compiler.cpu.group import KINDS, group, saved_traffic
-from celosia.compiler.cpu.kernel import _address
+from celosia.compiler.cpu.llvm import compile as llvm
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.ops import OPS
+from celosia.compiler.cpu.runtime.kernel import _address
 from celosia.compiler.cpu.schedule import schedule
+from celosia.compiler.cpu.schedule.group import KINDS, group, saved_traffic
 
 RNG = np.random.default_rng(0)
 

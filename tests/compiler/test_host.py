@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import celosia
 from celosia.compiler.compile import ModelError
-from celosia.compiler.cpu.host import HostError
 from celosia.compiler.cpu.operators_doc import operators_markdown
+from celosia.compiler.cpu.runtime.op import HostError
 from celosia.compiler.program import CpuStep, HostStep, Program
 from celosia.driver.runtime import InputError, Runtime
 

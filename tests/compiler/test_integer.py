@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu import CpuFunction, CpuNode, InputType, compile_function, compile_op, dot
+from celosia.compiler.cpu import CpuFunction, CpuNode, InputType, compile_function, compile_op
+from celosia.compiler.cpu.llvm import dot
 from celosia.compiler.cpu.ops.integer import quad
 
 BYTES = st.sampled_from(("int8", "uint8"))

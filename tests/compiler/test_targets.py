@@ -141,7 +141,7 @@ def test_targets_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         assert each.clock_mhz * 1e6 >= board.CLOCK_HZ
     with pytest.raises(TargetError, match="there is no target 'pynq'; take pynq-z1, "):
         find_target("pynq")
-    monkeypatch.setattr("celosia.compiler.cpu.llvm.find_spec", lambda name: None)
+    monkeypatch.setattr("celosia.compiler.cpu.llvm.library.find_spec", lambda name: None)
     with pytest.raises(LinkError, match=r"ziglang, which is missing; install it: pip install 'celosia\[deploy\]'"):
         link_library([], TARGETS["armv7"])
 

@@ -14,10 +14,11 @@ from onnx import TensorProto, helper
 
 import celosia
 from celosia.compiler import expr as T
-from celosia.compiler.cpu import Kernel, compile_op, parallel, threads
+from celosia.compiler.cpu import Kernel, compile_op
 from celosia.compiler.cpu.llvm import compile_function
-from celosia.compiler.cpu.schedule import schedule
-from celosia.compiler.cpu.threads import ThreadsError, default_threads, pool
+from celosia.compiler.cpu.runtime import threads
+from celosia.compiler.cpu.runtime.threads import ThreadsError, default_threads, pool
+from celosia.compiler.cpu.schedule import parallel, schedule
 from celosia.compiler.expr.loops import For, Function, Store
 from celosia.driver.runtime import Runtime
 
@@ -157,7 +158,8 @@ def test_errors_of_a_part_are_raised_and_the_pool_lives_on() -> None:
 
 
 def test_a_forked_process_has_threads_of_its_own() -> None:
-    code = "import os; from celosia.compiler.cpu.threads import pool; pool.run(lambda k: k, 3); child = os.fork()\n"
+    code = "import os; from celosia.compiler.cpu.runtime.threads import pool; pool.run(lambda k: k, 3)\n"
+    code += "child = os.fork()\n"
     code += "pool.run(lambda k: k, 3)\nif child == 0: os._exit(7)\nassert os.waitpid(child, 0)[1] == 7 << 8"
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60)
 

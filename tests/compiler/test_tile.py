@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu import CpuFunction, CpuNode, InputType, tile
+from celosia.compiler.cpu import CpuFunction, CpuNode, InputType
 from celosia.compiler.cpu.llvm import compile_function
-from celosia.compiler.cpu.schedule import schedule
+from celosia.compiler.cpu.schedule import registers, schedule
 from celosia.compiler.cpu.target import Target
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.interpret import interpret
@@ -43,7 +43,7 @@ def test_matrix_products_under_any_vectors(m: int, n: int, k: int, machine: Targ
     c = T.compute((m, n), lambda i, j: T.sum(a[i, kk] * b[kk, j], kk), "c")
     y = T.compute((m, n), lambda i, j: T.maximum(c[i, j] + bias[j], 0) * c[i, j], "y")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tile, "target", lambda: machine)
+        patch.setattr(registers, "target", lambda: machine)
         plan = schedule([y])
     assert len(plan.stages) == 1  # the bias is added where a tile is finished
     function = T.lower(plan, [a, b, bias])

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto
 
 from celosia.compiler.cpu import Unsupported, compile_op
-from celosia.compiler.cpu.ops.elementwise import ONNX_TYPES
+from celosia.compiler.cpu.types import ONNX_TYPES
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(0)

@@ -19,7 +19,7 @@ from celosia.compiler.files import OutputError
 from celosia.compiler.graph.importer import ModelError
 from celosia.driver.calibration import CalibrationError
 from celosia.driver.cli import app
-from celosia.driver.commands import NO_TOOL, WRONG_INPUT
+from celosia.driver.cli.errors import NO_TOOL, WRONG_INPUT
 from celosia.driver.quantize import MissingLibrary, QuantizeError
 
 Array = NDArray[Any]

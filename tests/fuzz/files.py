@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import celosia
-from celosia.compiler.cpu.host import HostError
+from celosia.compiler.cpu.runtime.op import HostError
 from celosia.compiler.program import Program, ProgramError
 from celosia.driver.runtime import InputError, Runtime
 from celosia.sim.device import DeviceError

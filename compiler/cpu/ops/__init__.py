@@ -5,17 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from celosia.compiler.cpu.functions import TYPES
-from celosia.compiler.cpu.ops import blocked, elementwise, nn, quantized, resize, shape  # they fill the table
+from celosia.compiler.cpu.ops import (  # they fill the table
+    blocked,
+    convolution,
+    elementwise,
+    normalisation,
+    pooling,
+    products,
+    quantized,
+    reductions,
+    resize,
+    shape,
+)
 from celosia.compiler.cpu.ops.registry import OPS, Array, Node, Unsupported
 from celosia.compiler.cpu.ops.shape import VIEWS, view_shape
+from celosia.compiler.cpu.types import TYPES
 from celosia.compiler.expr import Expr, Tensor, compute
 from celosia.compiler.expr.affine import interval
 from celosia.compiler.expr.nodes import Load, Reduce, Select
 
 __all__ = [
-    "OPS", "VIEWS", "Node", "Unsupported", "blocked", "build", "elementwise", "nn", "quantized", "resize", "shape",
-    "view_shape",
+    "OPS", "VIEWS", "Node", "Unsupported", "blocked", "build", "convolution", "elementwise", "normalisation", "pooling",
+    "products", "quantized", "reductions", "resize", "shape", "view_shape",
 ]  # fmt: skip
 
 

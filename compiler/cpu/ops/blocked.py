@@ -14,9 +14,10 @@ from dataclasses import replace
 from math import prod
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.nn import Window, lowest
+from celosia.compiler.cpu.ops.pooling import lowest
 from celosia.compiler.cpu.ops.registry import Node, op
 from celosia.compiler.cpu.ops.shape import padded
+from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.expr import Axis, Expr, Tensor, select, wrap
 
 
@@ -51,7 +52,7 @@ def blocked_conv(node: Node) -> Tensor:
     outs, ins, *kernel, wc, m = w.shape
     plain = len(x.shape) == len(kernel) + 2
     n, blocks, *size, c = (*x.shape, 1) if plain else x.shape
-    window = Window.of(node, tuple(size), tuple(kernel))
+    window = SlidingWindow.of(node, tuple(size), tuple(kernel))
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(kernel))
     by_channel = group == outs * m and c == m and ins == wc == 1
     if not by_channel and (blocks != ins * group or c != wc or outs % group):
@@ -84,7 +85,7 @@ def blocked_conv(node: Node) -> Tensor:
     return replace(y, shape=(n, outs, *window.out, m))
 
 
-def _reader(window: Window, x: Tensor, value: Expr) -> Callable[..., Expr]:
+def _reader(window: SlidingWindow, x: Tensor, value: Expr) -> Callable[..., Expr]:
     """The element of x [N, C/c, ..., c] that an index of x with margins names, and `value` in them.
 
     For windows that take each element a few times: then the test costs less than a copy.
@@ -103,7 +104,7 @@ def _reader(window: Window, x: Tensor, value: Expr) -> Callable[..., Expr]:
 @op("BlockedMaxPool")
 def blocked_max_pool(node: Node) -> Tensor:
     x = node.input(0)
-    window = Window.of(node, x.shape[2:-1], tuple(int(k) for k in node.attrs["kernel_shape"]))
+    window = SlidingWindow.of(node, x.shape[2:-1], tuple(int(k) for k in node.attrs["kernel_shape"]))
     read = _reader(window, x, lowest(x.dtype))
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
 
@@ -116,7 +117,7 @@ def blocked_max_pool(node: Node) -> Tensor:
 @op("BlockedAveragePool")
 def blocked_average_pool(node: Node) -> Tensor:
     x = node.input(0)
-    window = Window.of(node, x.shape[2:-1], tuple(int(k) for k in node.attrs["kernel_shape"]))
+    window = SlidingWindow.of(node, x.shape[2:-1], tuple(int(k) for k in node.attrs["kernel_shape"]))
     read = _reader(window, x, wrap(0, x.dtype))
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
 

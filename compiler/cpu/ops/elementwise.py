@@ -8,14 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from celosia.compiler import dtypes
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.functions import TYPES
 from celosia.compiler.cpu.ops.registry import OPS, Node, Unsupported, at, op
+from celosia.compiler.cpu.types import ONNX_TYPES
 from celosia.compiler.expr import Expr, Tensor, call, is_float, select, wrap
-
-ONNX_TYPES = {number: name for number, name in dtypes.ONNX_TYPES.items() if name in TYPES}
-"""Those that kernels know."""
 
 
 def one(x: Expr) -> Expr:

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.nn import Window, at_lead
+from celosia.compiler.cpu.ops.products import at_lead
 from celosia.compiler.cpu.ops.registry import Node, Shape, reshaped
+from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
 
 ONES = 0x01010101  # the four bytes of a uint32
@@ -183,7 +184,7 @@ def convolution(
     if len(x.shape) < 3 or len(w.shape) != len(x.shape) or c != w.shape[1] * group or m % group:
         raise node.fail(f"x {list(x.shape)}, w {list(w.shape)}, group {group}")
     cg, mg = c // group, m // group
-    window = Window.of(node, x.shape[2:], w.shape[2:])
+    window = SlidingWindow.of(node, x.shape[2:], w.shape[2:])
     if cg == 0:
         nothing = wrap(0, "int32")
         return T.compute(
@@ -258,7 +259,7 @@ class _Packing:
     """
 
     def __init__(
-        self, x: Tensor, w: Tensor, window: Window, group: int, zx: Expr, steps: Shape, reach: Shape
+        self, x: Tensor, w: Tensor, window: SlidingWindow, group: int, zx: Expr, steps: Shape, reach: Shape
     ):  # fmt: skip
         self.x, self.w, self.window, self.group = x, w, window, group
         self.cg = w.shape[1]
@@ -325,7 +326,7 @@ class _Packing:
 
 
 class _Channels(_Packing):
-    def __init__(self, x: Tensor, w: Tensor, window: Window, group: int, zx: Expr):
+    def __init__(self, x: Tensor, w: Tensor, window: SlidingWindow, group: int, zx: Expr):
         super().__init__(x, w, window, group, zx, (-(-w.shape[1] // 4), *window.kernel), window.dilation)
         whole = all(b == 0 and e <= n for b, e, n in zip(window.before, self.extents, window.size))
         self.direct = whole or set(window.stride) == {1}
@@ -355,7 +356,7 @@ class _Channels(_Packing):
 
 
 class _Taps(_Packing):
-    def __init__(self, x: Tensor, w: Tensor, window: Window, group: int, zx: Expr):
+    def __init__(self, x: Tensor, w: Tensor, window: SlidingWindow, group: int, zx: Expr):
         *first, last = window.kernel
         *reach, move = window.dilation
         super().__init__(x, w, window, group, zx, (w.shape[1], *first, -(-last // 4)), (*reach, 4 * move))

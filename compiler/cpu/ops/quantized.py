@@ -9,9 +9,12 @@ from typing import Any
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops import integer
 from celosia.compiler.cpu.ops.integer import left_zero, matrix_product, right_zero
-from celosia.compiler.cpu.ops.nn import Window, matmul_any, reduced
+from celosia.compiler.cpu.ops.products import matmul_any
+from celosia.compiler.cpu.ops.reductions import reduced
 from celosia.compiler.cpu.ops.registry import Node, at, clamp, limits, op, round_even, saturate
 from celosia.compiler.cpu.ops.shape import concatenate
+from celosia.compiler.cpu.ops.window import SlidingWindow
+from celosia.compiler.cpu.types import ONNX_TYPES
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
 
 F32 = "float32"
@@ -46,8 +49,6 @@ def parameter(node: Node, i: int, x: Tensor, index: tuple[Expr, ...], default: s
 
 @op("QuantizeLinear")
 def quantize_linear(node: Node) -> Tensor:
-    from celosia.compiler.cpu.ops.elementwise import ONNX_TYPES
-
     x = node.input(0)
     dtype = node.input(2).dtype if node.has(2) else ONNX_TYPES.get(int(node.attrs.get("output_dtype", 0)), "uint8")
     if dtype not in ("int8", "uint8", "int16", "uint16"):
@@ -317,7 +318,7 @@ def qlinear_average_pool(node: Node) -> Tensor:
     x = node.input(0)
     if node.attrs.get("channels_last", 0):
         raise node.fail("channels_last")
-    window = Window.of(node, x.shape[2:], tuple(int(k) for k in node.attrs["kernel_shape"]))
+    window = SlidingWindow.of(node, x.shape[2:], tuple(int(k) for k in node.attrs["kernel_shape"]))
     p = window.padded(x, wrap(0, F32), lambda v: dequantized(node, v))
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
     sy, zy = node.scalar(3, F32), node.scalar(4, F32)

@@ -15,6 +15,8 @@ from celosia.compiler.expr import Expr, Tensor
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
+Change = Callable[[Expr], Expr] | None
+ChangeAt = Callable[[Expr, tuple[Expr, ...]], Expr] | None  # an element and its index
 
 
 class Unsupported(ValueError):

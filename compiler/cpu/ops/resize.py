@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import Node, op, round_even, saturate
+from celosia.compiler.cpu.runtime.op import memory_bytes
 from celosia.compiler.expr import Expr, Tensor, is_float
 
 Float64 = NDArray[np.float64]
@@ -112,8 +113,6 @@ def along(x: Tensor, axis: int, t: Taps) -> Tensor:
 
 @op("Resize", "Upsample")
 def resize(node: Node) -> Tensor:
-    from celosia.compiler.cpu.host import memory_bytes
-
     x = node.input(0)
     rank = len(x.shape)
     axes = [int(a) % rank for a in node.attrs.get("axes", range(rank))]

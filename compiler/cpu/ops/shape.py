@@ -9,6 +9,7 @@ import numpy as np
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import Array, Node, Shape, at, op, reshaped
+from celosia.compiler.cpu.types import ONNX_TYPES
 from celosia.compiler.expr import INDEX, Expr, Tensor, select, wrap
 
 # Operators that only change the shape: their output may share the memory of their input.
@@ -352,8 +353,6 @@ def range_(node: Node) -> Tensor:
 
 @op("EyeLike")
 def eye_like(node: Node) -> Tensor:
-    from celosia.compiler.cpu.ops.elementwise import ONNX_TYPES
-
     x, k = node.input(0), int(node.attrs.get("k", 0))
     if len(x.shape) != 2:
         raise node.fail(f"its input has {len(x.shape)} dimensions, not 2")

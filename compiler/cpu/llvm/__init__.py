@@ -1,0 +1,7 @@
+"""Loops to machine code, by way of LLVM."""
+
+from celosia.compiler.cpu.llvm.compile import compile_function
+from celosia.compiler.cpu.llvm.library import LinkError, link_library
+from celosia.compiler.cpu.llvm.machine import host, link
+
+__all__ = ["LinkError", "compile_function", "host", "link", "link_library"]

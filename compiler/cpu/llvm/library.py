@@ -1,0 +1,42 @@
+"""Kernels for another processor as one shared object."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+
+from celosia.compiler.cpu.runtime.kernel import Kernel
+from celosia.compiler.cpu.target import Target
+
+
+class LinkError(RuntimeError):
+    """Kernels that cannot be linked; the message names the tool and the way out."""
+
+
+def link_library(kernels: Iterable[Kernel], target: Target) -> bytes:
+    """One shared object of the kernels' code for `target`, which another processor is. LinkError.
+
+    It needs the C library of a board only where a kernel calls a function of it (sin, pow, ...): what the compiler's
+    own runtime holds is linked in.
+    """
+    if find_spec("ziglang") is None:
+        raise LinkError(
+            "kernels for another processor are linked with ziglang, which is missing; install it: "
+            "pip install 'celosia[deploy]'"
+        )
+    with tempfile.TemporaryDirectory(prefix="celosia") as folder:
+        objects = {f"{kernel.name}.o": kernel.code for kernel in kernels}
+        for name, code in objects.items():
+            (Path(folder) / name).write_bytes(code)
+        (Path(folder) / "objects").write_text("\n".join(objects))
+        flags = (*target.zig, "-shared", "-s", "-O2", "-Wl,--gc-sections", "-o", "kernels.so", "@objects", "-lm")
+        command = [sys.executable, "-m", "ziglang", "cc", *flags]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        if done.returncode:
+            reason = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[-200:])
+            raise LinkError(f"ziglang could not link the kernels for {target.machine}: {reason}")
+        return (Path(folder) / "kernels.so").read_bytes()

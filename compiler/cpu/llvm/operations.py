@@ -1,0 +1,469 @@
+"""Scalar and vector operations that LLVM has no single instruction for: conversions, division, exp and its relatives.
+
+Functions of float32 are polynomials written out in line, so that loops around them vectorise; errors are about 2 ulp
+(tests/compiler/test_functions.py). Other types call the C library.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from celosia.compiler.cpu.types import TYPES
+from celosia.compiler.dtypes import numpy_dtype
+
+V = Any
+I32 = ir.IntType(32)
+SPECIAL = {
+    "float16": ir.HalfType(), "float32": ir.FloatType(), "float64": ir.DoubleType(), "bool": ir.IntType(1),
+    "bfloat16": ir.IntType(16),
+}  # fmt: skip
+LLVM_TYPES: dict[str, Any] = {
+    name: SPECIAL[name] if name in SPECIAL else ir.IntType(int(name.lstrip("uint"))) for name in TYPES
+}
+SUFFIX = {"half": "f16", "float": "f32", "double": "f64"}
+
+
+def llvm_type(dtype: str) -> Any:
+    if dtype not in LLVM_TYPES:
+        raise ValueError(f"the CPU has no element type {dtype}")
+    return LLVM_TYPES[dtype]
+
+
+def is_vector(value: V) -> bool:
+    return isinstance(value.type, ir.VectorType)
+
+
+def constant(dtype: str, value: float) -> V:
+    type_ = llvm_type(dtype)
+    if dtype == "bfloat16":
+        value = int(np.array(value, numpy_dtype(dtype)).view(np.uint16))
+    if isinstance(type_, ir.IntType):
+        bits = type_.width
+        number = int(value) & ((1 << bits) - 1)
+        return ir.Constant(type_, number if bits == 1 or number < 1 << (bits - 1) else number - (1 << bits))
+    return ir.Constant(type_, float(value))
+
+
+def splat(b: Any, value: V, lanes: int) -> V:
+    """A vector of equal lanes; vectors as they are."""
+    if is_vector(value):
+        return value
+    if isinstance(value, ir.Constant):
+        return ir.Constant(ir.VectorType(value.type, lanes), [value] * lanes)
+    wide = ir.VectorType(value.type, lanes)
+    one = b.insert_element(ir.Constant(wide, ir.Undefined), value, I32(0))
+    return b.shuffle_vector(one, ir.Constant(wide, ir.Undefined), ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
+
+
+def like(value: V, dtype: str, number: float) -> V:
+    """A constant as wide as `value`."""
+    c = constant(dtype, number)
+    return ir.Constant(ir.VectorType(c.type, value.type.count), [c] * value.type.count) if is_vector(value) else c
+
+
+def widened(value: V, scalar: Any) -> Any:
+    """The type of `scalar` elements with as many lanes as `value`."""
+    return ir.VectorType(scalar, value.type.count) if is_vector(value) else scalar
+
+
+def _suffix(type_: Any) -> str:
+    if isinstance(type_, ir.VectorType):
+        return f"v{type_.count}{_suffix(type_.element)}"
+    return SUFFIX.get(str(type_)) or str(type_)
+
+
+def intrinsic(
+    b: Any, name: str, *args: V, result: Any = None, extra: tuple[V, ...] = (), flags: tuple[str, ...] = (),
+    second: Any = None,
+) -> V:  # fmt: skip
+    """llvm.name on one overloaded type, that of the first argument; and of `result` or `second`, if given."""
+    out = result or args[0].type
+    others = [args[0].type] if result is not None else [second] if second is not None else []
+    full = ".".join((name, *map(_suffix, (out, *others))))
+    values = (*args, *extra)
+    fn = b.module.globals.get(full)
+    if fn is None:
+        fn = ir.Function(b.module, ir.FunctionType(out, [v.type for v in values]), full)
+    return b.call(fn, values, fastmath=flags)
+
+
+def masked_load(b: Any, at: V, mask: V, element: Any, align: int) -> V:
+    """The vector of `element` at the pointer `at`; lanes where `mask` does not hold are 0, and not read."""
+    wide = ir.VectorType(element, mask.type.count)
+    name = f"llvm.masked.load.{_suffix(wide)}.p0"
+    types = [at.type, I32, mask.type, wide]
+    fn = b.module.globals.get(name) or ir.Function(b.module, ir.FunctionType(wide, types), name)
+    return b.call(fn, [at, I32(align), mask, ir.Constant(wide, None)])
+
+
+def library(b: Any, name: str, dtype: str, *args: V) -> V:
+    """A function of the C library, lane by lane. float16 goes through float32."""
+    if dtype == "float16":
+        wide = library(b, name, "float32", *(convert(b, a, "float16", "float32") for a in args))
+        return convert(b, wide, "float32", "float16")
+    if is_vector(args[0]):
+        out = ir.Constant(args[0].type, ir.Undefined)
+        for lane in range(args[0].type.count):
+            one = library(b, name, dtype, *(b.extract_element(a, I32(lane)) for a in args))
+            out = b.insert_element(out, one, I32(lane))
+        return out
+    full = name + ("f" if dtype == "float32" else "")
+    fn = b.module.globals.get(full)
+    if fn is None:
+        fn = ir.Function(b.module, ir.FunctionType(args[0].type, [a.type for a in args]), full)
+        fn.attributes.add("nounwind")
+    return b.call(fn, args)
+
+
+def horizontal(b: Any, op: str, dtype: str, vector: V) -> V:
+    """All lanes combined with `op`: add, mul, min or max; in any order."""
+    element = vector.type.element
+    name = f"llvm.vector.reduce.{op}"
+    if dtype.startswith("float"):
+        name = f"llvm.vector.reduce.f{op}" + ("imum" if op in ("min", "max") else "")
+    elif op in ("min", "max"):
+        name = f"llvm.vector.reduce.{'s' if dtype.startswith('int') else 'u'}{op}"
+    full = f"{name}.{_suffix(vector.type)}"
+    starts = dtype.startswith("float") and op in ("add", "mul")
+    types = [element, vector.type] if starts else [vector.type]
+    fn = b.module.globals.get(full) or ir.Function(b.module, ir.FunctionType(element, types), full)
+    if not starts:
+        return b.call(fn, [vector], fastmath=("nsz",) if dtype.startswith("float") else ())
+    return b.call(fn, [ir.Constant(element, -0.0 if op == "add" else 1.0), vector], fastmath=("reassoc",))
+
+
+def transposed(b: Any, lines: list[V]) -> list[V]:
+    """The columns of a square tile, given its lines: as many vectors as each has lanes, a power of two.
+
+    Each round interleaves a line of the upper half with one of the lower half.
+    """
+    n = len(lines)
+    lanes = [list(range(n)), list(range(n, 2 * n))]
+    mixed = [lane for pair in zip(*lanes) for lane in pair]
+    halves = [ir.Constant(ir.VectorType(I32, n), mixed[at : at + n]) for at in (0, n)]
+    for _ in range(n.bit_length() - 1):
+        pairs = zip(lines[: n // 2], lines[n // 2 :])
+        lines = [b.shuffle_vector(upper, lower, half) for upper, lower in pairs for half in halves]
+    return lines
+
+
+def convert(b: Any, value: V, source: str, target: str) -> V:
+    """Cast of expr.nodes.Cast: to integers towards zero, saturating, NaN to 0; from integers to nearest."""
+    if source == target:
+        return value
+    if source == "bfloat16":
+        bits = b.shl(b.zext(value, widened(value, I32)), like(value, "int32", 16))
+        return convert(b, b.bitcast(bits, widened(value, ir.FloatType())), "float32", target)
+    if target == "bfloat16":
+        single = _round_to_odd(b, value) if source == "float64" else convert(b, value, source, "float32")
+        return _to_bfloat16(b, single)
+    to = widened(value, llvm_type(target))
+    from_float, to_float = source.startswith("float"), target.startswith("float")
+    signed_from = source.startswith("int")
+    if target == "bool":
+        zero = like(value, source, 0)
+        return b.fcmp_unordered("!=", value, zero) if from_float else b.icmp_unsigned("!=", value, zero)
+    if from_float and to_float:
+        if (source, target) == ("float64", "float16"):  # through float32, rounded to odd, so that it rounds once
+            return b.fptrunc(_round_to_odd(b, value), to)
+        return b.fpext(value, to) if float(source[5:]) < float(target[5:]) else b.fptrunc(value, to)
+    if from_float:
+        return _saturated(b, value, source, target)
+    if to_float:
+        return b.sitofp(value, to) if signed_from else b.uitofp(value, to)
+    bits_from, bits_to = (LLVM_TYPES[d].width for d in (source, target))
+    if bits_to < bits_from:
+        return b.trunc(value, to)
+    if bits_to == bits_from:
+        return value
+    return b.sext(value, to) if signed_from else b.zext(value, to)
+
+
+def _to_bfloat16(b: Any, value: V) -> V:
+    """The upper half of a float32, rounded to nearest, ties to even; NaN stays NaN."""
+    bits = b.bitcast(value, widened(value, I32))
+    upper = b.lshr(bits, like(bits, "int32", 16))
+    odd = b.and_(upper, like(bits, "int32", 1))
+    rounded = b.lshr(b.add(b.add(bits, like(bits, "int32", 0x7FFF)), odd), like(bits, "int32", 16))
+    quiet = b.or_(upper, like(bits, "int32", 0x40))
+    chosen = b.select(b.fcmp_unordered("uno", value, value), quiet, rounded)
+    return b.trunc(chosen, widened(value, ir.IntType(16)))
+
+
+def _saturated(b: Any, value: V, source: str, target: str) -> V:
+    """A float to an integer: towards zero, to the nearest that there is, NaN to 0. llvm.fptosi.sat goes by lanes."""
+    if source == "float16":  # in which the limits of most integers are infinite
+        return _saturated(b, convert(b, value, source, "float32"), "float32", target)
+    bits, signed = LLVM_TYPES[target].width, target.startswith("int")
+    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+    wide = ir.IntType(max(bits, 32))
+    over = b.fcmp_ordered(">=", value, like(value, source, high + 1))
+    under = b.fcmp_ordered("<", value, like(value, source, low))
+    inside = b.select(b.fcmp_unordered("<", value, like(value, source, low)), like(value, source, 0), value)  # NaN, too
+    inside = b.select(over, like(value, source, 0), inside)
+    whole = (b.fptosi if signed else b.fptoui)(inside, widened(value, wide))
+    whole = whole if wide.width == bits else b.trunc(whole, widened(value, LLVM_TYPES[target]))
+    whole = b.select(over, like(value, target, high), whole)
+    return b.select(under, like(value, target, low), whole)
+
+
+def _round_to_odd(b: Any, value: V) -> V:
+    """float64 to float32: where it is not exact, towards zero, and then the last bit set."""
+    near = b.fptrunc(value, widened(value, ir.FloatType()))
+    back = b.fpext(near, value.type)
+    bits = b.bitcast(near, widened(value, I32))
+    one = ir.Constant(bits.type, [1] * bits.type.count if is_vector(bits) else 1)
+    size = [intrinsic(b, "llvm.fabs", each) for each in (back, value)]
+    bits = b.select(b.fcmp_ordered(">", *size), b.sub(bits, one), bits)
+    odd = b.select(b.fcmp_ordered("!=", back, value), b.or_(bits, one), bits)
+    return b.bitcast(odd, near.type)
+
+
+def convert_small(b: Any, value: V, target: str) -> V:
+    """A float that is known to fit int32 to a small integer type."""
+    whole = b.fptosi(value, widened(value, I32))
+    return whole if target == "int32" else b.trunc(whole, widened(value, llvm_type(target)))
+
+
+def shift(b: Any, op: str, x: V, y: V) -> V:
+    """Shift by `y`; by the width or more gives 0, or the sign for ashr."""
+    width = (x.type.element if is_vector(x) else x.type).width
+    dtype = f"uint{width}"
+    fits = b.icmp_unsigned("<", y, like(y, dtype, width))
+    if op == "ashr":
+        return b.ashr(x, b.select(fits, y, like(y, dtype, width - 1)))
+    moved = getattr(b, op)(x, b.select(fits, y, like(y, dtype, 0)))
+    return b.select(fits, moved, like(x, dtype, 0))
+
+
+def int_division(b: Any, op: str, signed: bool, x: V, y: V) -> V:
+    """div towards zero, floordiv, mod with the sign of the divisor. By zero gives 0; nothing traps."""
+    width = (x.type.element if is_vector(x) else x.type).width
+    dtype = f"uint{width}"
+    zero, one = like(x, dtype, 0), like(x, dtype, 1)
+    by_zero = b.icmp_unsigned("==", y, zero)
+    if not signed:
+        safe = b.select(by_zero, one, y)
+        return b.select(by_zero, zero, b.urem(x, safe) if op == "mod" else b.udiv(x, safe))
+    minus = b.icmp_unsigned("==", y, like(x, dtype, -1))
+    safe = b.select(b.or_(by_zero, minus), one, y)
+    quotient, rest = b.sdiv(x, safe), b.srem(x, safe)
+    quotient = b.select(minus, b.sub(zero, x), quotient)
+    if op != "div":
+        differs = b.icmp_signed("<", b.xor(rest, safe), zero)
+        move = b.and_(differs, b.icmp_unsigned("!=", rest, zero))
+        quotient = b.select(move, b.sub(quotient, one), quotient)
+        rest = b.select(move, b.add(rest, safe), rest)
+    return b.select(by_zero, zero, rest if op == "mod" else quotient)
+
+
+def int_power(b: Any, x: V, y: V) -> V:
+    """x**y by squaring, wrapping; a negative exponent gives what float power, cut to an integer, gives."""
+    if is_vector(x):
+        out = ir.Constant(x.type, ir.Undefined)
+        for lane in range(x.type.count):
+            out = b.insert_element(out, int_power(b, *(b.extract_element(v, I32(lane)) for v in (x, y))), I32(lane))
+        return out
+    type_ = x.type
+    before, head, done = b.block, b.append_basic_block("pow"), b.append_basic_block("powed")
+    b.branch(head)
+    b.position_at_end(head)
+    result, base, left = b.phi(type_), b.phi(type_), b.phi(type_)
+    odd = b.trunc(left, ir.IntType(1))
+    new = b.select(odd, b.mul(result, base), result)
+    square, half = b.mul(base, base), b.ashr(left, type_(1))
+    for phi, first, then in ((result, type_(1), new), (base, x, square), (left, y, half)):
+        phi.add_incoming(first, before)
+        phi.add_incoming(then, b.block)
+    b.cbranch(b.icmp_signed(">", half, type_(0)), head, done)
+    b.position_at_end(done)
+    unit = b.icmp_signed("==", x, type_(1))
+    minus = b.icmp_signed("==", x, type_(-1))
+    sign = b.select(b.trunc(y, ir.IntType(1)), type_(-1), type_(1))
+    inverse = b.select(unit, type_(1), b.select(minus, sign, type_(0)))
+    return b.select(b.icmp_signed("<", y, type_(0)), inverse, b.select(b.icmp_signed("==", y, type_(0)), type_(1), new))
+
+
+DIRECT = {
+    "sqrt": "llvm.sqrt", "floor": "llvm.floor", "ceil": "llvm.ceil", "trunc": "llvm.trunc",
+    "round_even": "llvm.roundeven", "abs": "llvm.fabs", "fma": "llvm.fma",
+}  # fmt: skip
+
+
+ROUNDINGS = ("round_even", "floor", "ceil", "trunc")
+
+
+def _features(b: Any) -> frozenset[str]:
+    return getattr(b.module, "features", frozenset())
+
+
+def multiply_add(b: Any, x: V, y: V, z: V) -> V:
+    """x * y + z, rounded once where the processor can; where it cannot, a call of fma would take a hundred times as
+    long. Where the one rounding counts, expressions have `call("fma", ...)`."""
+    once = _features(b) & {"fma", "fma4", "fp-armv8", "vfp4"}
+    return intrinsic(b, "llvm.fma" if once else "llvm.fmuladd", x, y, z)
+
+
+def _rounded(b: Any, name: str, x: V) -> V:
+    """float32 to a whole number, for processors that round no vectors: adding 2^23 leaves no place for fractions."""
+    limit, one = like(x, "float32", 8388608.0), like(x, "float32", 1.0)
+    size = intrinsic(b, "llvm.fabs", x)
+    near = b.fsub(b.fadd(size, limit), limit)
+    if name == "trunc":
+        near = b.select(b.fcmp_ordered(">", near, size), b.fsub(near, one), near)
+    whole = intrinsic(b, "llvm.copysign", near, x)
+    if name == "floor":
+        whole = b.select(b.fcmp_ordered(">", whole, x), b.fsub(whole, one), whole)
+    if name == "ceil":
+        whole = b.select(b.fcmp_ordered("<", whole, x), b.fadd(whole, one), whole)
+    whole = intrinsic(b, "llvm.copysign", whole, x)
+    return b.select(b.fcmp_ordered("<", size, limit), whole, x)
+
+
+def call(b: Any, name: str, dtype: str, *args: V) -> V:
+    """The intrinsic `name` of expr.nodes on values of `dtype`."""
+    if not dtype.startswith("float"):
+        if name == "abs":
+            return intrinsic(b, "llvm.abs", args[0], extra=(ir.IntType(1)(0),)) if dtype.startswith("int") else args[0]
+        if name == "popcount":
+            return intrinsic(b, "llvm.ctpop", args[0])
+        raise ValueError(f"{name} is not defined on {dtype}")
+    if name == "clamp":
+        value, low, high = args
+        value = b.select(b.fcmp_ordered(">", value, low), value, low)
+        return b.select(b.fcmp_ordered("<", value, high), value, high)
+    if name in ROUNDINGS and dtype == "float32" and not _features(b) & {"sse4.1", "fp-armv8"}:
+        return _rounded(b, name, args[0])
+    if name in DIRECT:
+        return intrinsic(b, DIRECT[name], *args)
+    if name == "isnan":
+        return b.fcmp_unordered("uno", args[0], args[0])
+    if name == "isinf":
+        return b.fcmp_ordered("==", intrinsic(b, "llvm.fabs", args[0]), like(args[0], dtype, math.inf))
+    if dtype == "float16" and name in F32:
+        wide = call(b, name, "float32", *(convert(b, a, "float16", "float32") for a in args))
+        return convert(b, wide, "float32", "float16")
+    if dtype == "float32" and name in F32:
+        return F32[name](b, args[0])
+    return library(b, name, dtype, *args)
+
+
+# float32 functions, in line
+
+
+class _F32:
+    """Arithmetic on one width, to write polynomials as they are in books."""
+
+    def __init__(self, b: Any, x: V):
+        self.b, self.x = b, x
+
+    def c(self, number: float) -> V:
+        return like(self.x, "float32", number)
+
+    def i(self, number: int) -> V:
+        return like(self.x, "int32", number)
+
+    def fma(self, a: V, b: V, c: V) -> V:
+        return multiply_add(self.b, a, b, c)
+
+    def poly(self, x: V, *coefficients: float) -> V:
+        """Horner's rule, highest power first."""
+        value = self.c(coefficients[0])
+        for k in coefficients[1:]:
+            value = self.fma(value, x, self.c(k))
+        return value
+
+    def bits(self, x: V) -> V:
+        return self.b.bitcast(x, widened(x, I32))
+
+    def float(self, x: V) -> V:
+        return self.b.bitcast(x, widened(x, ir.FloatType()))
+
+    def scaled(self, x: V, k: V) -> V:
+        """x * 2^k for -252 <= k <= 254."""
+        if is_vector(x) and "avx512f" in getattr(self.b.module, "features", ()):
+            return intrinsic(self.b, "llvm.ldexp", x, extra=(k,), second=k.type)  # vscalefps
+        half = self.b.ashr(k, self.i(1))  # two factors, so that the result may be subnormal or infinite
+        for power in (half, self.b.sub(k, half)):
+            x = self.b.fmul(x, self.float(self.b.shl(self.b.add(power, self.i(127)), self.i(23))))
+        return x
+
+    def where(self, test: V, yes: V, no: V) -> V:
+        return self.b.select(test, yes, no)
+
+
+def exp32(b: Any, x: V) -> V:
+    f = _F32(b, x)
+    magic = f.c(12582912.0)  # 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits
+    x = f.where(b.fcmp_ordered(">", x, f.c(90.0)), f.c(90.0), x)
+    x = f.where(b.fcmp_ordered("<", x, f.c(-105.0)), f.c(-105.0), x)
+    shifted = f.fma(x, f.c(1.44269504088896341), magic)
+    n = b.fsub(shifted, magic)
+    k = b.sub(f.bits(shifted), f.bits(magic))
+    r = f.fma(n, f.c(-0.693145752), x)
+    r = f.fma(n, f.c(-1.42860677e-6), r)
+    p = f.poly(r, 1.38824864e-3, 8.36669188e-3, 4.16672044e-2, 0.16666542, 0.49999997, 1.0, 1.0)
+    return f.scaled(p, k)
+
+
+def log32(b: Any, x: V) -> V:
+    f = _F32(b, x)
+    tiny = b.fcmp_ordered("<", x, f.c(1.1754943508222875e-38))
+    scaled = f.where(tiny, b.fmul(x, f.c(8388608.0)), x)
+    bias = f.where(tiny, f.c(-23.0), f.c(0.0))
+    raw = f.bits(scaled)
+    exponent = b.and_(b.sub(raw, f.i(0x3F2AAAAB)), f.i(-8388608))
+    m = f.float(b.sub(raw, exponent))
+    e = f.fma(b.sitofp(exponent, x.type), f.c(1.0 / 8388608), bias)
+    m = b.fsub(m, f.c(1.0))
+    s = b.fmul(m, m)
+    r = f.poly(s, -0.130310059, -0.121483512, -0.166846126, -0.249996200)
+    r = f.fma(f.poly(s, 0.140869141, 0.139814854, 0.200120345), m, r)
+    r = f.fma(f.fma(r, m, f.c(0.333331972)), m, f.c(-0.5))
+    r = f.fma(r, s, m)
+    r = f.fma(e, f.c(0.693147182), r)
+    r = f.where(b.fcmp_ordered("<", x, f.c(math.inf)), r, x)  # inf and NaN
+    r = f.where(b.fcmp_ordered("<", x, f.c(0.0)), f.c(math.nan), r)
+    return f.where(b.fcmp_ordered("==", x, f.c(0.0)), f.c(-math.inf), r)
+
+
+def tanh32(b: Any, x: V) -> V:
+    """(1 - e) / (1 + e) for e = exp(-2|x|) = 2^k + 2^k * p: sums that keep the digits of p near 0."""
+    f = _F32(b, x)
+    magic = f.c(12582912.0)  # as in exp32
+    size = intrinsic(b, "llvm.fabs", x)
+    size = f.where(b.fcmp_ordered(">", size, f.c(9.5)), f.c(9.5), size)  # where the result is 1
+    shifted = f.fma(size, f.c(-2 * 1.44269504088896341), magic)
+    n = b.fsub(shifted, magic)
+    scale = f.float(b.add(b.shl(f.bits(shifted), f.i(23)), f.i(127 << 23)))
+    r = f.fma(n, f.c(-0.693145752 / 2), b.fneg(size))
+    r = f.fma(n, f.c(-1.42860677e-6 / 2), r)
+    r = b.fadd(r, r)
+    p = f.poly(r, 1.38824864e-3, 8.36669188e-3, 4.16672044e-2, 0.16666542, 0.49999997)
+    p = f.fma(b.fmul(p, r), r, r)
+    above = f.fma(scale, p, b.fsub(scale, f.c(1.0)))
+    below = f.fma(scale, p, b.fadd(scale, f.c(1.0)))
+    return intrinsic(b, "llvm.copysign", b.fdiv(above, below), x)
+
+
+def erf32(b: Any, x: V) -> V:
+    f = _F32(b, x)
+    size = intrinsic(b, "llvm.fabs", x)
+    s = b.fmul(x, x)
+    t = f.where(b.fcmp_ordered(">", size, f.c(4.0)), f.c(4.0), size)
+    ts = b.fmul(t, t)
+    r = f.fma(f.poly(t, -1.72853470e-5, 3.83197126e-4), ts, f.poly(t, -3.88396438e-3, 2.42546219e-2))
+    for k in (-1.06777877e-1, -6.34846687e-1, -1.28717512e-1):
+        r = f.fma(r, t, f.c(k))
+    r = f.fma(r, t, b.fneg(t))
+    large = intrinsic(b, "llvm.copysign", b.fsub(f.c(1.0), exp32(b, r)), x)
+    p = f.poly(s, -5.96761703e-4, 4.99119423e-3, -2.67681349e-2, 1.12819925e-1, -3.76125336e-1, 1.28379166e-1)
+    small = f.fma(p, x, x)
+    return f.where(b.fcmp_ordered(">", size, f.c(0.927734375)), large, small)
+
+
+F32 = {"exp": exp32, "log": log32, "tanh": tanh32, "erf": erf32}

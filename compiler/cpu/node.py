@@ -1,0 +1,43 @@
+"""Operators of a kernel, and the types of what they read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class InputType:
+    """Shape and element type of an array; its value, where it is constant."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    value: Array | None = None
+
+    @classmethod
+    def of(cls, array: Array) -> InputType:
+        """A constant."""
+        return cls(array.shape, array.dtype.name, array)
+
+
+@dataclass(frozen=True)
+class CpuNode:
+    """One operator of a CpuFunction. Inputs and outputs by name; "" for an optional one left out."""
+
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+
+
+def input_type(value: Array | InputType | tuple[tuple[int, ...], str]) -> InputType:
+    if isinstance(value, np.ndarray):
+        return InputType.of(value)
+    return value if isinstance(value, InputType) else InputType(tuple(value[0]), value[1])

@@ -1,0 +1,133 @@
+"""Convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+
+from celosia.compiler import expr as T
+from celosia.compiler.cpu.ops.registry import Change, ChangeAt, Node, op
+from celosia.compiler.cpu.ops.window import SlidingWindow
+from celosia.compiler.cpu.runtime.windows import halves
+from celosia.compiler.expr import INDEX, Axis, Expr, Tensor, select, wrap
+
+
+def convolution(
+    node: Node, x: Tensor, w: Tensor, pad_value: Expr, change_x: Change = None, change_w: ChangeAt = None,
+    finish: Callable[[Expr, Expr], Expr] = lambda acc, m: acc,
+) -> Tensor:  # fmt: skip
+    """finish(sum over the window of x * w, output channel). x: [N, C, ...], w: [M, C/group, ...].
+
+    The changes are applied to elements before they are multiplied, and once for each element. Products have the type of
+    the changed w, to which x is then converted.
+    """
+    group = int(node.attrs.get("group", 1))
+    n, c, m = x.shape[0], x.shape[1], w.shape[0]
+    if len(x.shape) < 3 or len(w.shape) != len(x.shape) or c != w.shape[1] * group or m % group:
+        raise node.fail(f"x {list(x.shape)}, w {list(w.shape)}, group {group}")
+    cg, mg = c // group, m // group
+    window = SlidingWindow.of(node, x.shape[2:], w.shape[2:])
+    p = window.padded(x, pad_value, change_x)
+    if change_w is not None:
+        raw, fn = w, change_w
+        w = T.compute(raw.shape, lambda *i: fn(raw[i], i), "weights")
+    kc = T.reduce_axis(cg, "c")
+    ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
+    if set(window.stride) == {1} and len(window.out) > 1 and 1 < window.out[-1] < 48 and prod(window.kernel) > 1:
+        return _convolution_by_plane(window, p, w, kc, ks, (n, group, mg), finish)
+
+    def body(ni: Expr, g: Expr, mi: Expr, *o: Expr) -> Expr:
+        channel = g * mg + mi
+        product = p[(ni, g * cg + kc, *window.at(o, ks))].astype(w.dtype) * w[(channel, kc, *ks)]
+        return finish(T.sum(product, (kc, *ks)), channel)
+
+    result = T.compute((n, group, mg, *window.out), body, "conv")
+    return replace(result, shape=(n, m, *window.out))
+
+
+def _convolution_by_plane(
+    window: SlidingWindow, p: Tensor, w: Tensor, kc: Axis, ks: tuple[Axis, ...], lead: tuple[int, int, int],
+    finish: Callable[[Expr, Expr], Expr],
+) -> Tensor:  # fmt: skip
+    """Stride 1 on small images: the padded planes as one row each, so that vectors go over the ends of lines.
+
+    What is computed between the lines is not used. lead: batch, groups, output channels of a group.
+    """
+    n, group, mg = lead
+    size = p.shape[2:]
+    steps = [prod(size[d + 1 :]) for d in range(len(size))]
+    length = sum((o - 1) * s for o, s in zip(window.out, steps)) + 1
+    reach: Expr = wrap(0, INDEX)
+    for k, d, s in zip(ks, window.dilation, steps):
+        reach = reach + k * (d * s)
+    cg = kc.extent
+
+    def plane(ni: Expr, g: Expr, mi: Expr, at_: Expr) -> Expr:
+        start = ni * (p.shape[1] * prod(size)) + (g * cg + kc) * prod(size)
+        return T.sum(p.flat(start + at_ + reach).astype(w.dtype) * w[(g * mg + mi, kc, *ks)], (kc, *ks))
+
+    sums = T.compute((n, group, mg, length), plane, "planes")
+
+    def body(ni: Expr, g: Expr, mi: Expr, *o: Expr) -> Expr:
+        at_: Expr = wrap(0, INDEX)
+        for i, s in zip(o, steps):
+            at_ = at_ + i * s
+        return finish(sums[ni, g, mi, at_], g * mg + mi)
+
+    return replace(T.compute((n, group, mg, *window.out), body, "conv"), shape=(n, group * mg, *window.out))
+
+
+@op("Conv")
+def conv(node: Node) -> Tensor:
+    x, w = node.input(0), node.input(1)
+    zero = wrap(0, x.dtype)
+    if not node.has(2):
+        return convolution(node, x, w, zero)
+    bias = node.input(2)
+    return convolution(node, x, w, zero, finish=lambda acc, m: acc + bias[m])
+
+
+@op("ConvTranspose")
+def conv_transpose(node: Node) -> Tensor:
+    """Gathered: y[o] = sum over k of x[(o + before - k*dilation) / stride] where that is whole and inside."""
+    x, w = node.input(0), node.input(1)
+    sp = len(x.shape) - 2
+    group = int(node.attrs.get("group", 1))
+    strides = [int(v) for v in node.attrs.get("strides", (1,) * sp)]
+    dil = [int(v) for v in node.attrs.get("dilations", (1,) * sp)]
+    extra = [int(v) for v in node.attrs.get("output_padding", (0,) * sp)]
+    pads = [int(v) for v in node.attrs.get("pads", (0,) * 2 * sp)]
+    kernel, auto = w.shape[2:], node.attrs.get("auto_pad", "NOTSET")
+    full = [(n - 1) * s + (k - 1) * d + 1 + e for n, s, k, d, e in zip(x.shape[2:], strides, kernel, dil, extra)]
+    wanted = node.attrs.get("output_shape")
+    if wanted is None and auto.startswith("SAME"):
+        wanted = [n * s for n, s in zip(x.shape[2:], strides)]
+    if wanted is not None:
+        wanted = [int(v) for v in wanted][-sp:]
+        for d in range(sp):
+            total = max(full[d] - wanted[d], 0)
+            pads[d], pads[sp + d] = halves(total, auto)
+    out = wanted or [f - pads[d] - pads[sp + d] for d, f in enumerate(full)]
+    n, c, mg = x.shape[0], x.shape[1], w.shape[1]
+    cg = c // group
+    kc = T.reduce_axis(cg, "c")
+    ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(kernel))
+    bias = node.input(2) if node.has(2) else None
+
+    def body(ni: Expr, g: Expr, mi: Expr, *o: Expr) -> Expr:
+        inside: Expr | None = None
+        place = []
+        for d in range(sp):
+            shifted = o[d] + pads[d] - ks[d] * dil[d]
+            at_ = shifted // strides[d]
+            test = (shifted >= 0) & (at_ < x.shape[2 + d]) & T.equal(shifted % strides[d], 0)
+            inside = test if inside is None else inside & test
+            place.append(at_)
+        assert inside is not None
+        channel = g * cg + kc
+        product = x[(ni, channel, *place)] * w[(channel, mi, *ks)]
+        acc = T.sum(select(inside, product, 0), (kc, *ks))
+        return acc if bias is None else acc + bias[g * mg + mi]
+
+    return replace(T.compute((n, group, mg, *out), body, "conv_transpose"), shape=(n, group * mg, *out))

@@ -1,0 +1,157 @@
+"""Normalisation by sums over axes: softmax, layers, groups, batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from celosia.compiler import expr as T
+from celosia.compiler.cpu.ops.reductions import reduced
+from celosia.compiler.cpu.ops.registry import Node, at, op
+from celosia.compiler.cpu.ops.shape import padded
+from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
+
+
+@op("Softmax", "LogSoftmax")
+def softmax(node: Node) -> Tensor:
+    x = node.input(0)
+    rank = len(x.shape)
+    axis = node.axis(-1 if node.opset >= 13 else 1, rank)
+    axes = [axis] if node.opset >= 13 else list(range(axis, rank))
+    m = reduced(x, axes, True, T.max, "max")
+    if node.op == "LogSoftmax":
+        total = reduced(x, axes, True, T.sum, "sum", lambda i: call("exp", x[i] - at(m, i)))
+        log = T.compute(total.shape, lambda *i: call("log", total[i]), "log")
+        return T.compute(x.shape, lambda *i: x[i] - at(m, i) - at(log, i), "logsoftmax")
+    e = T.compute(x.shape, lambda *i: call("exp", x[i] - at(m, i)), "exp")
+    scale = reduced(e, axes, True, lambda v, ks: wrap(1, x.dtype) / T.sum(v, ks), "scale")
+    return T.compute(x.shape, lambda *i: e[i] * at(scale, i), "softmax")
+
+
+@op("Hardmax")
+def hardmax(node: Node) -> Tensor:
+    x = node.input(0)
+    rank = len(x.shape)
+    axis = node.axis(-1 if node.opset >= 13 else 1, rank)
+    if node.opset < 13 and axis != rank - 1:
+        raise node.fail("over several dimensions")
+    best = reduced(x, [axis], True, T.max, "best")
+    n = x.shape[axis]
+    first = reduced(x, [axis], True, T.min, "first", lambda i: select(T.equal(x[i], at(best, i)), i[axis], n))
+    return T.compute(x.shape, lambda *i: select(T.equal(at(first, i), i[axis]), wrap(1, x.dtype), 0), "hardmax")
+
+
+def moments(x: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """(mean, mean squared distance from it) over `axes`, which stay in the shapes as 1."""
+    count = prod(x.shape[d] for d in axes)
+    mean = reduced(x, axes, True, lambda v, ks: T.sum(v, ks) / count, "mean")
+
+    def square(i: tuple[Expr, ...]) -> Expr:
+        d = x[i] - at(mean, i)
+        return d * d
+
+    return mean, reduced(x, axes, True, lambda v, ks: T.sum(v, ks) / count, "variance", square)
+
+
+def layer_norm(node: Node, x: Tensor, axis: int, scale: Tensor | None, bias: Tensor | None) -> list[Tensor]:
+    eps = node.attrs.get("epsilon", 1e-5)
+    mean, variance = moments(x, range(axis, len(x.shape)))
+    inverse = T.compute(mean.shape, lambda *i: wrap(1, x.dtype) / call("sqrt", variance[i] + eps), "inverse")
+
+    def body(*i: Expr) -> Expr:
+        y = (x[i] - at(mean, i)) * at(inverse, i)
+        y = y if scale is None else y * at(scale, i)
+        return y if bias is None else y + at(bias, i)
+
+    return [T.compute(x.shape, body, "layer_norm"), mean, inverse]
+
+
+@op("LayerNormalization")
+def layer_normalization(node: Node) -> list[Tensor]:
+    x = node.input(0)
+    bias = node.input(2) if node.has(2) else None
+    return layer_norm(node, x, node.axis(-1, len(x.shape)), node.input(1), bias)[: node.outputs]
+
+
+@op("SkipLayerNormalization")
+def skip_layer_normalization(node: Node) -> list[Tensor]:
+    """com.microsoft: LayerNormalization of a sum. Inputs: x, skip, gamma, beta, bias; outputs 0 and 3 (the sum)."""
+    tensors = [node.input(0), node.input(1), *([node.input(4)] if node.has(4) else [])]
+    total = node.elementwise(lambda *v: sum(v[1:], v[0]), *tensors)
+    bias = node.input(3) if node.has(3) else None
+    y, mean, inverse = layer_norm(node, total, len(total.shape) - 1, node.input(2), bias)
+    return [y, mean, inverse, total][: node.outputs]
+
+
+@op("RMSNormalization")
+def rms_normalization(node: Node) -> Tensor:
+    x, scale = node.input(0), node.input(1)
+    axes = range(node.axis(-1, len(x.shape)), len(x.shape))
+    count, eps = prod(x.shape[d] for d in axes), node.attrs.get("epsilon", 1e-5)
+    inverse = reduced(
+        x, axes, True, lambda v, ks: wrap(1, x.dtype) / call("sqrt", T.sum(v * v, ks) / count + eps), "inverse"
+    )
+    return T.compute(x.shape, lambda *i: x[i] * at(inverse, i) * at(scale, i), "rms_norm")
+
+
+@op("InstanceNormalization", "GroupNormalization")
+def group_normalization(node: Node) -> Tensor:
+    x, scale, bias = node.input(0), node.input(1), node.input(2)
+    groups = int(node.attrs.get("num_groups", x.shape[1]))
+    size = x.shape[1] // groups
+    eps = node.attrs.get("epsilon", 1e-5)
+    whole = T.compute((x.shape[0], groups, size, *x.shape[2:]), lambda n, g, c, *s: x[(n, g * size + c, *s)], "grouped")
+    mean, variance = moments(whole, range(2, len(whole.shape)))
+    inverse = T.compute(mean.shape, lambda *i: wrap(1, x.dtype) / call("sqrt", variance[i] + eps), "inverse")
+
+    def body(n: Expr, c: Expr, *s: Expr) -> Expr:
+        where = (n, c // size, *[wrap(0, INDEX)] * (len(s) + 1))
+        which = c if scale.size == x.shape[1] else c // size
+        return (x[(n, c, *s)] - mean[where]) * inverse[where] * scale[which] + bias[which]
+
+    return T.compute(x.shape, body, node.op.lower())
+
+
+@op("BatchNormalization")
+def batch_normalization(node: Node) -> Tensor:
+    if node.attrs.get("training_mode", 0):
+        raise node.fail("training mode")
+    x, scale, bias, mean, variance = (node.input(i) for i in range(5))
+    eps = node.attrs.get("epsilon", 1e-5)
+    factor = T.compute(scale.shape, lambda c: scale[c] / call("sqrt", variance[c] + eps), "factor")
+    return T.compute(x.shape, lambda *i: (x[i] - mean[i[1]]) * factor[i[1]] + bias[i[1]], "batch_norm")
+
+
+@op("MeanVarianceNormalization")
+def mean_variance_normalization(node: Node) -> Tensor:
+    x = node.input(0)
+    mean, variance = moments(x, [int(a) for a in node.attrs.get("axes", (0, 2, 3))])
+    return T.compute(x.shape, lambda *i: (x[i] - at(mean, i)) / (call("sqrt", at(variance, i)) + 1e-9), "mean_variance")
+
+
+@op("LpNormalization")
+def lp_normalization(node: Node) -> Tensor:
+    x, p = node.input(0), int(node.attrs.get("p", 2))
+    axis = node.axis(-1, len(x.shape))
+    total = reduced(x, [axis], True, lambda v, ks: T.sum(call("abs", v) if p == 1 else v * v, ks), "total")
+
+    def body(*i: Expr) -> Expr:
+        norm = at(total, i) if p == 1 else call("sqrt", at(total, i))
+        return select(T.equal(norm, 0), wrap(0, x.dtype), x[i] / norm)
+
+    return T.compute(x.shape, body, "lp_normalization")
+
+
+@op("LRN")
+def lrn(node: Node) -> Tensor:
+    x, size = node.input(0), int(node.attrs["size"])
+    alpha, beta, bias = (node.attrs.get(k, d) for k, d in (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0)))
+    before = (size - 1) // 2
+    lead, trail = [0] * len(x.shape), [0] * len(x.shape)
+    lead[1], trail[1] = before, size - 1 - before
+    p = padded(x, tuple(lead), tuple(trail), wrap(0, x.dtype), lambda v: v * v)
+    k = T.reduce_axis(size, "k")
+    total = T.compute(x.shape, lambda n, c, *s: T.sum(p[(n, c + k, *s)], k), "squares")
+    return T.compute(
+        x.shape, lambda *i: x[i] / T.binary("pow", total[i] * (alpha / size) + bias, wrap(beta, x.dtype)), "lrn"
+    )

@@ -1,0 +1,50 @@
+"""Pooling."""
+
+from __future__ import annotations
+
+from math import prod
+
+from celosia.compiler import expr as T
+from celosia.compiler.cpu.ops.reductions import reduced
+from celosia.compiler.cpu.ops.registry import Node, op
+from celosia.compiler.cpu.ops.window import SlidingWindow
+from celosia.compiler.expr import Expr, Tensor, wrap
+from celosia.compiler.expr.lower import start_value
+
+
+def lowest(dtype: str) -> Expr:
+    """The start of a maximum."""
+    return start_value("max", dtype)
+
+
+@op("MaxPool")
+def max_pool(node: Node) -> Tensor:
+    if node.outputs > 1:
+        raise node.fail("the second output, indices")
+    x = node.input(0)
+    window = SlidingWindow.of(node, x.shape[2:], tuple(int(k) for k in node.attrs["kernel_shape"]))
+    p = window.padded(x, lowest(x.dtype))
+    ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
+    return T.compute((*x.shape[:2], *window.out), lambda n, c, *o: T.max(p[(n, c, *window.at(o, ks))], ks), "max_pool")
+
+
+@op("AveragePool")
+def average_pool(node: Node) -> Tensor:
+    x = node.input(0)
+    window = SlidingWindow.of(node, x.shape[2:], tuple(int(k) for k in node.attrs["kernel_shape"]))
+    p = window.padded(x, wrap(0, x.dtype))
+    ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
+
+    def body(n: Expr, c: Expr, *o: Expr) -> Expr:
+        return T.sum(p[(n, c, *window.at(o, ks))], ks) / window.count(node, o).astype(x.dtype)
+
+    return T.compute((*x.shape[:2], *window.out), body, "average_pool")
+
+
+@op("GlobalAveragePool", "GlobalMaxPool")
+def global_pool(node: Node) -> Tensor:
+    x = node.input(0)
+    axes = range(2, len(x.shape))
+    if node.op == "GlobalMaxPool":
+        return reduced(x, axes, True, T.max, "global_max")
+    return reduced(x, axes, True, lambda v, ks: T.sum(v, ks) / prod(x.shape[2:]), "global_average")

@@ -1,0 +1,129 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from celosia.compiler import expr as T
+from celosia.compiler.cpu.ops.registry import Change, ChangeAt, Node, at, op, reshaped
+from celosia.compiler.cpu.target import target
+from celosia.compiler.expr import INDEX, Expr, Tensor, wrap
+from celosia.compiler.expr.nodes import itemsize
+
+
+def product(
+    a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = False, change_a: Change = None,
+    change_b: ChangeAt = None, finish: Callable[[Expr, tuple[Expr, ...]], Expr] = lambda acc, i: acc,
+) -> Tensor:  # fmt: skip
+    """numpy.matmul(a, b) of tensors with at least two dimensions, elements through their changes first."""
+    inner = a.shape[-2 if transpose_a else -1]
+    m, n = a.shape[-1 if transpose_a else -2], b.shape[-2 if transpose_b else -1]
+    if inner != b.shape[-1 if transpose_b else -2]:
+        raise ValueError(f"{list(a.shape)} and {list(b.shape)} do not multiply")
+
+    def prepared(t: Tensor, turn: bool, change: ChangeAt, name: str) -> Tensor:
+        if change is None and not turn:
+            return t
+        shape = (*t.shape[:-2], t.shape[-1], t.shape[-2]) if turn else t.shape
+
+        def element(*i: Expr) -> Expr:
+            own = (*i[:-2], i[-1], i[-2]) if turn else i
+            return t[own] if change is None else change(t[own], own)
+
+        return T.compute(shape, element, name)
+
+    fn = change_a
+    a = prepared(a, transpose_a, None if fn is None else lambda v, i: fn(v), "a")
+    dot = transpose_b and m < 4  # then rows of b are read once, and best as they are
+    b = prepared(b, transpose_b and not dot, change_b, "b")
+    k = T.reduce_axis(inner, "k")
+    try:
+        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    except ValueError:
+        raise ValueError(f"{list(a.shape)} and {list(b.shape)} do not multiply") from None
+
+    width = next((w for w in (target().lanes(b.dtype), target().lanes(b.dtype) // 2) if w > 1 and n % w == 0), 0)
+    if not dot and width and m >= PACKED_ROWS and inner * n * itemsize(b.dtype) > PACKED_BYTES:
+        packed = _panels(b, width)
+
+        def by_panel(*i: Expr) -> Expr:
+            *lead, row, panel, lane = i
+            index = (*lead, row, panel * width + lane)
+            right = packed[(*at_lead(b, lead), panel, k, lane)]
+            return finish(T.sum(a[(*at_lead(a, lead), row, k)] * right, k), index)
+
+        return replace(T.compute((*batch, m, n // width, width), by_panel, "matmul"), shape=(*batch, m, n))
+
+    def body(*i: Expr) -> Expr:
+        lead_a = at_lead(a, i[:-2])
+        lead_b = at_lead(b, i[:-2])
+        right = b[(*lead_b, i[-1], k)] if dot else b[(*lead_b, k, i[-1])]
+        return finish(T.sum(a[(*lead_a, i[-2], k)] * right, k), i)
+
+    return T.compute((*batch, m, n), body, "matmul")
+
+
+PACKED_ROWS = 16
+"""Rows of a product from which on a copy of the other matrix pays."""
+PACKED_BYTES = 1 << 15
+"""Larger matrices have their rows so far apart that caches and address translation suffer."""
+
+
+def _panels(b: Tensor, width: int) -> Tensor:
+    """b [..., K, N] as [..., N / width, K, width], so that a tile reads it from end to end."""
+    shape = (*b.shape[:-2], b.shape[-1] // width, b.shape[-2], width)
+    packed = T.compute(shape, lambda *i: b[(*i[:-3], i[-2], i[-3] * width + i[-1])], "panels")
+    return replace(packed, stored=True)
+
+
+def at_lead(t: Tensor, index: Sequence[Expr]) -> tuple[Expr, ...]:
+    own = index[len(index) - (len(t.shape) - 2) :] if len(t.shape) > 2 else ()
+    return tuple(wrap(0, INDEX) if n == 1 else i for i, n in zip(own, t.shape))
+
+
+def matmul_any(
+    node: Node, a: Tensor, b: Tensor, multiply: Callable[..., Tensor] | None = None, **how: Any
+) -> Tensor:  # fmt: skip
+    """multiply(a, b, ...), which is defined on matrices (product where left out), for vectors as well."""
+    if not a.shape or not b.shape:
+        raise node.fail("an operand is a scalar")
+    left = reshaped(a, (1, *a.shape)) if len(a.shape) == 1 else a
+    right = reshaped(b, (*b.shape, 1)) if len(b.shape) == 1 else b
+    try:
+        y = (multiply or product)(left, right, **how)
+    except ValueError as e:
+        raise node.fail(str(e)) from e
+    shape = y.shape
+    if len(b.shape) == 1:
+        shape = shape[:-1]
+    if len(a.shape) == 1:
+        shape = (*shape[:-2], shape[-1]) if len(b.shape) > 1 else shape[:-1]
+    return y if shape == y.shape else reshaped(y, shape)
+
+
+@op("MatMul")
+def matmul(node: Node) -> Tensor:
+    return matmul_any(node, node.input(0), node.input(1))
+
+
+@op("Gemm")
+def gemm(node: Node) -> Tensor:
+    a, b = node.input(0), node.input(1)
+    alpha, beta = node.attrs.get("alpha", 1.0), node.attrs.get("beta", 1.0)
+    c = node.input(2) if node.has(2) else None
+
+    def finish(acc: Expr, i: tuple[Expr, ...]) -> Expr:
+        acc = acc if alpha == 1 else acc * alpha
+        if c is None or beta == 0:
+            return acc
+        bias = at(c, i)
+        return acc + (bias if beta == 1 else bias * beta)
+
+    try:
+        return product(a, b, bool(node.attrs.get("transA", 0)), bool(node.attrs.get("transB", 0)), finish=finish)
+    except ValueError as e:
+        raise node.fail(str(e)) from e

@@ -1,0 +1,135 @@
+"""Reductions over axes, and what is chosen by them: the largest, its place, the k largest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+from celosia.compiler import expr as T
+from celosia.compiler.cpu.ops.registry import Node, at, op
+from celosia.compiler.expr import Axis, Expr, Tensor, call, is_float, select, wrap
+
+
+def reduced(
+    x: Tensor, axes: Sequence[int], keep: bool, fn: Callable[[Expr, tuple[Axis, ...]], Expr], name: str,
+    value: Callable[[tuple[Expr, ...]], Expr] | None = None,
+) -> Tensor:  # fmt: skip
+    """fn(value at an index, reduce axes) over `axes`; `keep` leaves them in the shape as 1."""
+    ks = {d: T.reduce_axis(x.shape[d], f"k{d}") for d in axes}
+    shape = tuple(1 if d in ks else n for d, n in enumerate(x.shape) if keep or d not in ks)
+
+    def body(*index: Expr) -> Expr:
+        rest = iter(index)
+        full: list[Expr] = []
+        for d in range(len(x.shape)):
+            if d in ks:
+                if keep:
+                    next(rest)
+                full.append(ks[d])
+            else:
+                full.append(next(rest))
+        point = tuple(full)
+        return fn(value(point) if value else x[point], tuple(ks.values()))
+
+    return T.compute(shape, body, name)
+
+
+REDUCTIONS: dict[str, tuple[str, Callable[[Expr], Expr], Callable[[Expr, int], Expr]]] = {
+    "ReduceSum": ("sum", lambda x: x, lambda y, n: y),
+    "ReduceMean": ("sum", lambda x: x, lambda y, n: y / n),
+    "ReduceMax": ("max", lambda x: x, lambda y, n: y),
+    "ReduceMin": ("min", lambda x: x, lambda y, n: y),
+    "ReduceProd": ("prod", lambda x: x, lambda y, n: y),
+    "ReduceL1": ("sum", lambda x: call("abs", x), lambda y, n: y),
+    "ReduceL2": ("sum", lambda x: x * x, lambda y, n: call("sqrt", y)),
+    "ReduceSumSquare": ("sum", lambda x: x * x, lambda y, n: y),
+    "ReduceLogSum": ("sum", lambda x: x, lambda y, n: call("log", y)),
+}
+
+
+@op(*REDUCTIONS, "ReduceLogSumExp")
+def reduce(node: Node) -> Tensor:
+    x = node.input(0)
+    rank = len(x.shape)
+    axes = node.ints("axes", 1)
+    if not axes:
+        if node.attrs.get("noop_with_empty_axes", 0):
+            return node.elementwise(lambda v: v, x)
+        axes = list(range(rank))
+    axes = sorted({a % rank for a in axes})
+    keep = node.attrs.get("keepdims", 1) == 1
+    count = prod(x.shape[d] for d in axes)
+    if node.op == "ReduceLogSumExp":
+        m = reduced(x, axes, True, T.max, "max")
+        s = reduced(x, axes, keep, T.sum, "sum", lambda i: call("exp", x[i] - at(m, i)))
+        shift = reduced(x, axes, keep, T.max, "max")
+        return T.compute(s.shape, lambda *i: call("log", s[i]) + shift[i], "logsumexp")
+    kind, before, after = REDUCTIONS[node.op]
+    if node.op == "ReduceL2" and not is_float(x.dtype):
+        raise node.fail(f"on {x.dtype}")
+    reducer: Any = getattr(T, kind)
+    return reduced(x, axes, keep, lambda v, ks: after(reducer(before(v), ks), count), node.op.lower())
+
+
+@op("ArgMax", "ArgMin")
+def arg(node: Node) -> Tensor:
+    x = node.input(0)
+    axis, keep = node.axis(0, len(x.shape)), node.attrs.get("keepdims", 1) == 1
+    best = reduced(x, [axis], True, T.max if node.op == "ArgMax" else T.min, "best")
+    last = bool(node.attrs.get("select_last_index", 0))
+    n = x.shape[axis]
+
+    def place(i: tuple[Expr, ...]) -> Expr:
+        here = select(T.equal(x[i], x[i]), T.equal(x[i], at(best, i)), wrap(True, "bool"))  # NaN is the best
+        return select(here, i[axis], -1 if last else n)
+
+    return reduced(x, [axis], keep, T.max if last else T.min, node.op.lower(), place)
+
+
+MOST_CHOSEN = 16
+"""Largest k of a TopK that is computed as so many maxima; a longer one is sorted by the host."""
+
+
+@op("TopK")
+def top_k(node: Node) -> list[Tensor]:
+    """k maxima of numbers that are all different: the value in the upper half, how early it comes in the lower."""
+    x = node.input(0)
+    axis, n = node.axis(-1, len(x.shape)), x.shape[node.axis(-1, len(x.shape))]
+    k = int(node.attrs["k"]) if "k" in node.attrs else int(node.constant(1, "k").reshape(-1)[0])
+    if not 0 < k <= min(n, MOST_CHOSEN) or x.dtype in ("float64", "int64", "uint64", "bool"):
+        raise node.fail(f"the {k} largest of {n} elements of {x.dtype}")
+    shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
+
+    def key(*i: Expr) -> Expr:
+        value = _ordered(x[i])
+        value = value if node.attrs.get("largest", 1) else wrap(-1, "int64") - value
+        return value * 2**32 + (n - 1 - i[axis])
+
+    keys = T.compute(x.shape, key, "keys")
+    best: list[Tensor] = []
+    for rank in range(k):
+
+        def left(i: tuple[Expr, ...], last: Tensor | None = best[-1] if best else None) -> Expr:
+            return keys[i] if last is None else select(keys[i] < at(last, i), keys[i], -(2**63))
+
+        best.append(reduced(keys, [axis], True, T.max, f"best{rank}", left))
+
+    def place(*i: Expr) -> Expr:
+        found: Expr = at(best[-1], i)
+        for rank in reversed(range(k - 1)):
+            found = select(T.equal(i[axis], rank), at(best[rank], i), found)
+        return wrap(n - 1, "int64") - (found & (2**32 - 1))
+
+    places = T.compute(shape, place, "places")
+    values = T.compute(shape, lambda *i: x[(*i[:axis], T.clip(places[i], 0, n - 1), *i[axis + 1 :])], "values")
+    return [values, places]
+
+
+def _ordered(x: Expr) -> Expr:
+    """An int64 of 32 bits that is greater where `x` is; for a NaN it is the greatest."""
+    if not is_float(x.dtype):
+        return x.astype("int64") - (2**31 if x.dtype == "uint32" else 0)
+    bits = call("bitcast", x.astype("float32") + 0, dtype="int32")  # + 0: both zeros are one
+    bits = select(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return select(call("isnan", x), wrap(2**31 - 1, "int32"), bits).astype("int64")

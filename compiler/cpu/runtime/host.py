@@ -1,0 +1,63 @@
+"""The host runtime: operators that are no loops, or whose shapes are known only once they run.
+
+`execute` runs a HostOp (from parse.py) on arrays: through a kernel made for the shapes at hand (by dynamic.py) where it
+is a tensor expression, else through the numpy function of `hostops.HOST`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import numpy as np
+
+from celosia.compiler.cpu.runtime.compiler import makes_kernels
+from celosia.compiler.cpu.runtime.hostops import FIRST, HOST
+from celosia.compiler.cpu.runtime.op import Body, HostError, HostOp, Value, bodies, describe
+
+
+def needs_compiler(op: HostOp) -> str:
+    """Why `op` cannot run where there is no LLVM; "" where it can."""
+    if (op.domain, op.op) not in HOST:
+        return str(op.fail("its shapes are known only at run time, when a board cannot compile it any more"))
+    return next(filter(None, (needs_compiler(inner) for body in bodies(op) for inner in body.ops)), "")
+
+
+def execute(op: HostOp, values: Mapping[str, Value]) -> list[Value]:
+    """The outputs of `op`, given what its inputs (and its subgraphs' captured values) are. Raises HostError."""
+    args = [values[name] if name else None for name in op.inputs]
+    function = HOST.get((op.domain, op.op))
+    compiler = None if op.op in FIRST else makes_kernels()
+    try:
+        if compiler is not None and compiler.has_kernel(op):
+            try:
+                return list(compiler.by_kernel(op, args))
+            except compiler.Unsupported:
+                if function is None:
+                    raise
+        if function is None:
+            raise op.fail(
+                "there is no such operator" + (f" in domain {op.domain!r}" if op.domain else "")
+                if compiler is not None
+                else "its shapes are known only at run time, and here is no LLVM to compile it for them"
+            )
+        result = function(op, *args) if not any(bodies(op)) else function(op, *args, run=partial(_run, outer=values))
+    except HostError:
+        raise
+    except MemoryError:
+        raise op.fail("there is not enough memory") from None
+    except Exception as error:  # numpy's errors for impossible shapes, of many classes
+        raise op.fail(f"{error} (inputs {', '.join(map(describe, args))})") from error
+    results = list(result) if isinstance(result, tuple) else [result]
+    if len(results) < op.wanted:
+        raise op.fail(f"it has no output {len(results)}")
+    return [np.asarray(r, order="C") if isinstance(r, (np.ndarray, np.generic)) else r for r in results]
+
+
+def _run(body: Body, args: Sequence[Value], outer: Mapping[str, Value]) -> list[Value]:
+    """The outputs of a subgraph. outer: the values around it."""
+    values = {name: outer[name] for name in body.captured} | body.constants
+    values |= dict(zip(body.inputs, args))
+    for op in body.ops:
+        values |= zip(op.outputs, execute(op, values))
+    return [values[name] for name in body.outputs]

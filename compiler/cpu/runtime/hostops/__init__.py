@@ -1,0 +1,27 @@
+"""ONNX operators in numpy: those that are no loops over elements."""
+
+from celosia.compiler.cpu.runtime.hostops import (  # they fill the table
+    control,
+    images,
+    learning,
+    recurrent,
+    scatter,
+    sequences,
+    shapes,
+    signal,
+    text,
+    types,
+    vision,
+)
+from celosia.compiler.cpu.runtime.hostops.registry import HOST, Array, host, numpy_type
+from celosia.compiler.cpu.runtime.hostops.shapes import FIRST
+
+RANDOM = frozenset((
+    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout",
+))  # fmt: skip
+"""Operators that return something else each time."""
+
+__all__ = [
+    "FIRST", "HOST", "RANDOM", "Array", "control", "host", "images", "learning", "numpy_type", "recurrent", "scatter",
+    "sequences", "shapes", "signal", "text", "types", "vision",
+]  # fmt: skip

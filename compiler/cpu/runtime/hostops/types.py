@@ -1,0 +1,139 @@
+"""Element types that kernels do not know: bfloat16, 8-bit and smaller floats, 2- and 4-bit integers, strings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from celosia.compiler.cpu.runtime.hostops.registry import Array, host, numpy_type
+from celosia.compiler.cpu.runtime.op import HostOp
+from celosia.compiler.dtypes import is_float
+
+
+@host("Cast")
+def cast(op: HostOp, x: Array) -> Array:
+    return convert(op, x, numpy_type(op.attrs["to"]))
+
+
+@host("CastLike")
+def cast_like(op: HostOp, x: Array, like: Array) -> Array:
+    return convert(op, x, like.dtype)
+
+
+def convert(op: HostOp, x: Array, kind: np.dtype[Any]) -> Array:
+    """x as another element type, as Cast defines it."""
+    if kind.kind == "O":
+        return np.array([_text(value) for value in x.reshape(-1)], object).reshape(x.shape)
+    if x.dtype.kind == "O":
+        x = np.array([_number(value) for value in x.reshape(-1)], np.float64).reshape(x.shape)
+    if kind == x.dtype:
+        return x
+    if kind.kind == "b":
+        return x.astype(np.float32) != 0 if x.dtype.kind == "V" else x.astype(bool)
+    if is_float(kind) and kind.itemsize == 1:
+        return small_float(x, kind, bool(op.attr("saturate", 1)), op.attr("round_mode", "up"))
+    if not is_float(kind) and kind.kind not in "iu":  # 2- and 4-bit integers keep the low bits
+        wide = x.astype(np.float32).astype(np.int32) if x.dtype.kind not in "iu" else x
+        return wide.astype(np.int8).astype(kind)
+    if x.dtype.kind == "V" and kind.kind in "iu":
+        return x.astype(np.float32).astype(kind)
+    with np.errstate(all="ignore"):
+        return x.astype(kind)
+
+
+def small_float(x: Array, kind: np.dtype[Any], saturate: bool, rounding: str = "up") -> Array:
+    """x as a float of 8 bits or fewer; values beyond the largest become it where `saturate`, else infinite or NaN."""
+    import ml_dtypes
+
+    info = ml_dtypes.finfo(kind)
+    wide = x.astype(np.float32)
+    if kind == ml_dtypes.float8_e8m0fnu:
+        return _power(wide, kind, saturate, rounding)
+    if saturate:
+        top = np.float32(info.max)
+        wide = np.where(np.isnan(wide), wide, np.clip(wide, -top, top))
+    with np.errstate(all="ignore"):
+        return wide.astype(kind)
+
+
+def _power(x: Array, kind: np.dtype[Any], saturate: bool, rounding: str) -> Array:
+    """Powers of two, from the exponent's bits."""
+    bits = np.abs(x).view(np.uint32)
+    exponent, mantissa = (bits >> 23).astype(np.int32), bits & 0x7FFFFF
+    if rounding == "up":
+        exponent += mantissa > 0
+    elif rounding == "nearest":
+        exponent += mantissa >= 0x400000
+    special = ~np.isfinite(x)
+    code = np.clip(exponent, 0, 254 if saturate else 255)
+    code = np.where(np.isinf(x) & saturate, 254, np.where(special, 255, code))
+    return code.astype(np.uint8).view(kind)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (bool, np.bool_)):
+        return "1" if value else "0"
+    if isinstance(value, (int, str, np.integer)):
+        return str(value)
+    number = np.float32(value) if np.asarray(value).dtype.itemsize < 4 else value
+    if np.isnan(number):
+        return "NaN"
+    if np.isinf(number):
+        return "INF" if number > 0 else "-INF"
+    return str(number)
+
+
+def _number(text: Any) -> float:
+    return float(str(text).strip().replace("INF", "inf"))
+
+
+@host("BitCast")
+def bit_cast(op: HostOp, x: Array) -> Array:
+    kind = numpy_type(op.attrs["to"])
+    if kind.itemsize != x.dtype.itemsize:
+        raise op.fail(f"{x.dtype} and {kind} differ in size")
+    return np.asarray(x, order="C").view(kind)
+
+
+def _along(values: Array, x: Array, axis: int, block: int) -> Array:
+    """Scales or zero points: one, one for each place along an axis, or one for each block along it."""
+    if values.size == 1 and values.ndim <= 1:
+        return values.reshape(())
+    if values.ndim <= 1:
+        shape = [1] * x.ndim
+        shape[axis] = -1
+        return values.reshape(shape)
+    size = block or -(-x.shape[axis] // values.shape[axis])
+    return np.take(np.repeat(values, size, axis), np.arange(x.shape[axis]), axis)
+
+
+def _bounds(kind: np.dtype[Any]) -> tuple[int, int]:
+    if kind.kind in "iu":
+        return int(np.iinfo(kind).min), int(np.iinfo(kind).max)
+    import ml_dtypes
+
+    return int(ml_dtypes.iinfo(kind).min), int(ml_dtypes.iinfo(kind).max)
+
+
+@host("QuantizeLinear")
+def quantize(op: HostOp, x: Array, scale: Array, zero: Array | None = None) -> Array:
+    kind = numpy_type(op.attr("output_dtype", 0) or 2) if zero is None else zero.dtype
+    axis, block = op.attr("axis", 1), op.attr("block_size", 0)
+    precision = numpy_type(op.attrs["precision"]) if op.attr("precision", 0) else np.dtype(np.float32)
+    y = x.astype(precision) / _along(scale, x, axis, block).astype(precision)
+    if is_float(kind):
+        return small_float(y.astype(np.float32), kind, bool(op.attr("saturate", 1)))
+    low, high = _bounds(kind)
+    start = np.float32(0) if zero is None else _along(zero, x, axis, block).astype(np.float32)
+    return np.clip(np.rint(y.astype(np.float32)) + start, low, high).astype(np.int32).astype(kind)
+
+
+@host("DequantizeLinear")
+def dequantize(op: HostOp, x: Array, scale: Array, zero: Array | None = None) -> Array:
+    axis, block = op.attr("axis", 1), op.attr("block_size", 0)
+    kind = numpy_type(op.attrs["output_dtype"]) if op.attr("output_dtype", 0) else scale.dtype
+    y = x.astype(np.float32)
+    if zero is not None:
+        y = y - _along(zero, x, axis, block).astype(np.float32)
+    return (y * _along(scale, x, axis, block).astype(np.float32)).astype(kind)

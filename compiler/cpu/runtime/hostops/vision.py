@@ -1,0 +1,304 @@
+"""Operators of images: sampling at computed places, boxes, windows."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from celosia.compiler.cpu.runtime.hostops.registry import Array, host, int_list
+from celosia.compiler.cpu.runtime.op import HostOp
+from celosia.compiler.cpu.runtime.windows import same_pads
+
+
+@host("NonMaxSuppression")
+def non_max_suppression(
+    op: HostOp, boxes: Array, scores: Array, count: Array | None = None, overlap: Array | None = None,
+    least: Array | None = None,
+) -> Array:  # fmt: skip
+    most = 0 if count is None else int(count.reshape(-1)[0])
+    limit = 0.0 if overlap is None else float(overlap.reshape(-1)[0])
+    chosen = []
+    if op.attr("center_point_box", 0):
+        centre, half = boxes[..., :2], boxes[..., 2:] / 2
+        boxes = np.concatenate([centre - half, centre + half], axis=-1)
+    first, last = np.minimum(boxes[..., :2], boxes[..., 2:]), np.maximum(boxes[..., :2], boxes[..., 2:])
+    area = (last - first).prod(axis=-1)
+    for batch, kind in np.ndindex(*scores.shape[:2]):
+        score = scores[batch, kind]
+        order = np.argsort(-score, kind="stable")
+        if least is not None:
+            order = order[score[order] > least.reshape(-1)[0]]
+        kept = 0
+        while order.size and kept < most:
+            best, order = order[0], order[1:]
+            chosen.append((batch, kind, best))
+            kept += 1
+            low = np.maximum(first[batch, best], first[batch, order])
+            high = np.minimum(last[batch, best], last[batch, order])
+            shared = np.clip(high - low, 0, None).prod(axis=-1)
+            union = area[batch, best] + area[batch, order] - shared
+            order = order[shared <= limit * union]
+    return np.array(chosen, np.int64).reshape(-1, 3)
+
+
+@host("RoiAlign")
+def roi_align(op: HostOp, x: Array, rois: Array, images: Array) -> Array:
+    height, width = op.attr("output_height", 1), op.attr("output_width", 1)
+    scale, sampling = op.attr("spatial_scale", 1.0), op.attr("sampling_ratio", 0)
+    half_pixel = op.attr("coordinate_transformation_mode", "half_pixel" if op.opset >= 16 else "") == "half_pixel"
+    offset = 0.5 if half_pixel else 0.0
+    out = np.zeros((len(rois), x.shape[1], height, width), x.dtype)
+    for number, (roi, image) in enumerate(zip(rois.astype(np.float64), images)):
+        x1, y1, x2, y2 = roi * scale - offset
+        tall, wide = y2 - y1, x2 - x1
+        if not half_pixel:
+            tall, wide = max(tall, 1.0), max(wide, 1.0)
+        places, cells = [], []
+        for start, extent, size in ((y1, tall, height), (x1, wide, width)):
+            cell = extent / size
+            points = sampling if sampling > 0 else max(1, int(np.ceil(extent / size)))
+            places.append(start + (np.arange(size * points) + 0.5) * (cell / points))
+            cells.append(points)
+        corners = _corners(x[int(image)], places[0], places[1], op.attr("mode", "avg"))
+        blocks = corners.reshape(-1, height, cells[0], width, cells[1])
+        out[number] = blocks.max(axis=(2, 4)) if op.attr("mode", "avg") == "max" else blocks.mean(axis=(2, 4))
+    return out
+
+
+def _corners(image: Array, ys: Array, xs: Array, reduce: str) -> Array:
+    """[channels, ys, xs]: bilinear samples; where `reduce` is "max", the largest weighted corner instead of the sum."""
+    weights, places = [], []
+    for at, size in ((ys, image.shape[1]), (xs, image.shape[2])):
+        outside = (at < -1) | (at > size)
+        at = np.clip(at, 0, None)
+        low = np.minimum(np.floor(at).astype(np.int64), size - 1)
+        high = np.minimum(low + 1, size - 1)
+        part = np.where(low >= size - 1, 0.0, at - low)
+        places.append((low, high))
+        weights.append((np.where(outside, 0, 1 - part), np.where(outside, 0, part)))
+    terms = [
+        image[:, places[0][i]][:, :, places[1][j]] * (weights[0][i][:, None] * weights[1][j])
+        for i, j in itertools.product((0, 1), repeat=2)
+    ]
+    return np.asarray(np.max(terms, axis=0) if reduce == "max" else np.sum(terms, axis=0))
+
+
+@host("GridSample")
+def grid_sample(op: HostOp, x: Array, grid: Array) -> Array:
+    """x [N, C, ...] at the places of grid [N, ..., axes], whose last axis counts from the innermost dimension."""
+    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(op.attr("mode", "linear"), op.attr("mode", "linear"))
+    padding, corners = op.attr("padding_mode", "zeros"), op.attr("align_corners", 0)
+    sizes = x.shape[2:]
+    ranges: list[tuple[float, float]] = []
+    at = []
+    for d, size in enumerate(sizes):
+        g = grid[..., len(sizes) - 1 - d].astype(np.float64)
+        at.append((g + 1) / 2 * (size - 1) if corners else ((g + 1) * size - 1) / 2)
+        ranges.append((0.0, size - 1.0) if corners else (-0.5, size - 0.5))
+    if padding == "reflection" and mode != "cubic":
+        at = [_reflect(p, *r) for p, r in zip(at, ranges)]
+    if padding == "border" and mode != "cubic":
+        at = [np.clip(p, 0, size - 1) for p, size in zip(at, sizes)]
+    taps = []
+    for p in at:
+        if mode == "nearest":
+            taps.append([(np.rint(p).astype(np.int64), np.ones_like(p))])
+        elif mode == "linear":
+            low = np.floor(p)
+            taps.append([(low.astype(np.int64), 1 - (p - low)), (low.astype(np.int64) + 1, p - low)])
+        else:
+            low = np.floor(p)
+            taps.append([(low.astype(np.int64) + k, w) for k, w in zip((-1, 0, 1, 2), _cubic(p - low))])
+    batch = np.arange(x.shape[0]).reshape(-1, *[1] * len(sizes))
+    columns = np.moveaxis(x, 1, -1)
+    out = np.zeros((*grid.shape[:-1], x.shape[1]), np.float64)
+    for chosen in itertools.product(*taps):
+        weight, inside, places = np.ones(grid.shape[:-1]), np.ones(grid.shape[:-1], bool), []
+        for (place, w), size, reach in zip(chosen, sizes, ranges):
+            if padding == "reflection":
+                place = np.clip(np.rint(_reflect(place.astype(np.float64), *reach)).astype(np.int64), 0, size - 1)
+            if padding == "zeros":
+                inside &= (place >= 0) & (place < size)
+            weight = weight * w
+            places.append(np.clip(place, 0, size - 1))
+        out += columns[(batch, *places)] * (weight * inside)[..., None]
+    return np.moveaxis(out, -1, 1).astype(x.dtype)
+
+
+def _cubic(t: Array, a: float = -0.75) -> list[Array]:
+    def near(d: Array) -> Array:
+        return ((a + 2) * d - (a + 3)) * d * d + 1
+
+    def far(d: Array) -> Array:
+        return ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+
+    return [far(t + 1), near(t), near(1 - t), far(2 - t)]
+
+
+def _reflect(p: Array, low: float, high: float) -> Array:
+    span = high - low
+    if span == 0:
+        return np.zeros_like(p)
+    p = np.mod(p - low, 2 * span)
+    return low + np.minimum(p, 2 * span - p)
+
+
+@host("Col2Im")
+def col2im(op: HostOp, x: Array, image: Array, block: Array) -> Array:
+    sizes, kernel = int_list(image), int_list(block)
+    n = len(sizes)
+    strides, dilations = op.attr("strides", [1] * n), op.attr("dilations", [1] * n)
+    pads = op.attr("pads", [0] * 2 * n)
+    whole = [size + pads[d] + pads[d + n] for d, size in enumerate(sizes)]
+    steps = [(w - (k - 1) * e - 1) // s + 1 for w, k, e, s in zip(whole, kernel, dilations, strides)]
+    columns = x.reshape(x.shape[0], -1, *kernel, *steps)
+    out = np.zeros((*columns.shape[:2], *whole), x.dtype)
+    for tap in np.ndindex(*kernel):
+        where = tuple(slice(t * e, t * e + s * c, s) for t, e, s, c in zip(tap, dilations, strides, steps))
+        out[(slice(None), slice(None), *where)] += columns[(slice(None), slice(None), *tap)]
+    return out[(slice(None), slice(None), *(slice(pads[d], pads[d] + size) for d, size in enumerate(sizes)))]
+
+
+def _window(op: HostOp, x: Array, kernel: list[int]) -> tuple[list[int], list[int], list[int]]:
+    """(strides, dilations, pads), with automatic padding and the rounding up of sizes turned into pads."""
+    n = len(kernel)
+    strides, dilations = op.attr("strides", [1] * n), op.attr("dilations", [1] * n)
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations)]
+    pads = list(op.attr("pads", [0] * 2 * n))
+    auto = op.attr("auto_pad", "NOTSET")
+    if auto.startswith("SAME"):
+        for d, size in enumerate(x.shape[2:]):
+            pads[d], pads[d + n] = same_pads(size, strides[d], reach[d], auto)
+    if op.attr("ceil_mode", 0):
+        for d, size in enumerate(x.shape[2:]):
+            pads[d + n] += -(size + pads[d] + pads[d + n] - reach[d]) % strides[d]
+    return strides, dilations, pads
+
+
+@host("LpPool")
+def lp_pool(op: HostOp, x: Array) -> Array:
+    kernel = op.attrs["kernel_shape"]
+    n = len(kernel)
+    strides, dilations, pads = _window(op, x, kernel)
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations)]
+    p = op.attr("p", 2)
+    powers = np.pad(np.abs(x) ** p, ((0, 0), (0, 0), *((pads[d], pads[d + n]) for d in range(n))))
+    windows = np.lib.stride_tricks.sliding_window_view(powers, reach, axis=tuple(range(2, 2 + n)))
+    spots = tuple(slice(None, None, s) for s in strides)
+    taps = tuple(slice(None, None, d) for d in dilations)
+    total = windows[(slice(None), slice(None), *spots, *taps)].sum(axis=tuple(range(-n, 0)))
+    return np.asarray(total ** (1.0 / p)).astype(x.dtype)
+
+
+@host("MaxPool")
+def max_pool(op: HostOp, x: Array) -> tuple[Array, Array]:
+    """With the places of the maxima, counted in rows, or in columns where storage_order is 1."""
+    if x.dtype.kind not in "iuf":
+        raise op.fail(f"element type {x.dtype}")
+    kernel = op.attrs["kernel_shape"]
+    n = len(kernel)
+    strides, dilations, pads = _window(op, x, kernel)
+    low = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
+    edges = [(pads[d], pads[d + n]) for d in range(n)]
+    by_columns = op.attr("storage_order", 0)
+    places = np.arange(int(np.prod(x.shape[2:]))).reshape(x.shape[2:][::-1] if by_columns else x.shape[2:])
+    places = places.T if by_columns else places
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations)]
+    where: Any = (..., *(slice(None, None, s) for s in strides), *(slice(None, None, d) for d in dilations))
+
+    def windows(array: Array, fill: float) -> Array:
+        widths = [(0, 0)] * (array.ndim - n) + edges
+        whole = np.pad(array, widths, constant_values=np.asarray(fill, array.dtype))
+        axes = tuple(range(array.ndim - n, array.ndim))
+        view = np.lib.stride_tricks.sliding_window_view(whole, reach, axis=axes)[where]
+        return np.reshape(view, (*view.shape[:-n], -1))
+
+    values = windows(x, low)
+    best = values.argmax(axis=-1)[..., None]
+    spots = np.broadcast_to(windows(places, -1), values.shape)
+    base = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *[1] * n) * places.size
+    chosen = np.take_along_axis(spots, best, -1)[..., 0] + base
+    return np.take_along_axis(values, best, -1)[..., 0], chosen.astype(np.int64)
+
+
+@host("GlobalLpPool")
+def global_lp_pool(op: HostOp, x: Array) -> Array:
+    p = op.attr("p", 2)
+    total = (np.abs(x) ** p).sum(axis=tuple(range(2, x.ndim)), keepdims=True)
+    return np.asarray(total ** (1.0 / p)).astype(x.dtype)
+
+
+@host("MaxRoiPool")
+def max_roi_pool(op: HostOp, x: Array, rois: Array) -> Array:
+    """rois [count, 5]: number of the image, x1, y1, x2, y2, both ends included; an empty cell is 0."""
+    rows, columns = op.attrs["pooled_shape"]
+    out = np.zeros((len(rois), x.shape[1], rows, columns), x.dtype)
+    for number, roi in enumerate(rois):
+        x1, y1, x2, y2 = np.floor(roi[1:] * op.attr("spatial_scale", 1.0) + 0.5).astype(np.int64)
+        tall, wide = max(y2 - y1 + 1, 1) / rows, max(x2 - x1 + 1, 1) / columns
+        for i, j in np.ndindex(rows, columns):
+            top, bottom = np.clip([y1 + np.floor(i * tall), y1 + np.ceil((i + 1) * tall)], 0, x.shape[2]).astype(int)
+            left, right = np.clip([x1 + np.floor(j * wide), x1 + np.ceil((j + 1) * wide)], 0, x.shape[3]).astype(int)
+            if top < bottom and left < right:
+                out[number, :, i, j] = x[int(roi[0]), :, top:bottom, left:right].max(axis=(1, 2))
+    return out
+
+
+@host("MaxUnpool")
+def max_unpool(op: HostOp, x: Array, indices: Array, wanted: Array | None = None) -> Array:
+    kernel = op.attrs["kernel_shape"]
+    n = len(kernel)
+    strides, pads = op.attr("strides", [1] * n), op.attr("pads", [0] * 2 * n)
+    sizes = [(x.shape[2 + d] - 1) * strides[d] - pads[d] - pads[d + n] + kernel[d] for d in range(n)]
+    shape = (*x.shape[:2], *sizes)
+    full = shape if wanted is None else tuple(int_list(wanted))
+    out = np.zeros(int(np.prod(shape)), x.dtype)
+    out[indices.reshape(-1)] = x.reshape(-1)
+    result = np.zeros(full, x.dtype)
+    result[tuple(slice(size) for size in shape)] = out.reshape(shape)
+    return result
+
+
+@host("DeformConv")
+def deform_conv(
+    op: HostOp, x: Array, w: Array, offset: Array, b: Array | None = None, mask: Array | None = None
+) -> Array:
+    """A convolution whose taps each read at an offset of their own, bilinearly."""
+    groups, shared = op.attr("group", 1), op.attr("offset_group", 1)
+    kernel = list(w.shape[2:])
+    strides, dilations, pads = op.attr("strides", [1, 1]), op.attr("dilations", [1, 1]), op.attr("pads", [0] * 4)
+    batch, channels = x.shape[:2]
+    rows, columns = offset.shape[2:]
+    taps = kernel[0] * kernel[1]
+    moves = offset.reshape(batch, shared, taps, 2, rows, columns)
+    weights = None if mask is None else mask.reshape(batch, shared, taps, rows, columns)
+    values = np.zeros((batch, channels, taps, rows, columns), np.float64)
+    ys, xs = np.arange(rows)[:, None] * strides[0] - pads[0], np.arange(columns)[None] * strides[1] - pads[1]
+    per = channels // shared
+    for n, g, k in itertools.product(range(batch), range(shared), range(taps)):
+        y = ys + k // kernel[1] * dilations[0] + moves[n, g, k, 0]
+        z = xs + k % kernel[1] * dilations[1] + moves[n, g, k, 1]
+        part = _bilinear(x[n, g * per : (g + 1) * per], y, z)
+        values[n, g * per : (g + 1) * per, k] = part if weights is None else part * weights[n, g, k]
+    inner, outer = channels // groups, w.shape[0] // groups
+    out = np.concatenate([
+        np.einsum("nckij,ock->noij", values[:, g * inner : (g + 1) * inner],
+                  w[g * outer : (g + 1) * outer].reshape(outer, inner, taps))
+        for g in range(groups)
+    ], axis=1)  # fmt: skip
+    return (out if b is None else out + b[:, None, None]).astype(x.dtype)
+
+
+def _bilinear(image: Array, ys: Array, xs: Array) -> Array:
+    """[channels, ...] at places; zeros outside."""
+    height, width = image.shape[1:]
+    y0, x0 = np.floor(ys).astype(np.int64), np.floor(xs).astype(np.int64)
+    out = np.zeros((image.shape[0], *ys.shape))
+    for dy, dx in itertools.product((0, 1), repeat=2):
+        y, x = y0 + dy, x0 + dx
+        inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
+        weight = (1 - np.abs(ys - y)) * (1 - np.abs(xs - x)) * inside
+        out += image[:, np.clip(y, 0, height - 1), np.clip(x, 0, width - 1)] * weight
+    return out

@@ -1,0 +1,102 @@
+"""How loops are arranged for a CPU with vectors: chosen from the accesses, not from the operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from celosia.compiler.cpu.schedule.registers import register_tile, step
+from celosia.compiler.cpu.target import target
+from celosia.compiler.expr import (
+    INDEX,
+    Axis,
+    Load,
+    Reduce,
+    Schedule,
+    Select,
+    Stage,
+    Tensor,
+    collapse,
+    fuse_epilogues,
+    fuse_injective,
+)
+from celosia.compiler.expr.affine import depends, in_range
+from celosia.compiler.expr.nodes import Expr, walk
+
+
+def schedule(outputs: Sequence[Tensor]) -> Schedule:
+    """Chains of element-wise operators become one loop, neighbouring axes are merged, and reductions get a tile."""
+    result = Schedule(collapse(fuse_epilogues(fuse_injective(outputs))))
+    for stage in result.stages.values():
+        arrange(stage)
+    return result
+
+
+def arrange(stage: Stage) -> None:
+    """Compute vectors along the innermost axis where it is read in steps of 0 or 1, in registers for reductions.
+
+    Reductions along contiguous elements are accumulated in lanes. What fits neither is left to LLVM.
+    """
+    tensor = stage.tensor
+    assert tensor.body is not None
+    reduces = [node for node in walk(tensor.body) if isinstance(node, Reduce)]
+    data = [axis for axis in stage.order if not axis.reduce]
+    if len(reduces) > 1 or (reduces and _guarded(tensor.body, data[-1:])):
+        return
+    reads = [node for node in walk(tensor.body) if isinstance(node, Load)]
+    if not reduces:
+        _elementwise(stage, data, reads)
+    elif not register_tile(stage, reduces[0], data, reads):
+        _lanes(stage, reduces[0], reads)
+
+
+def _elementwise(stage: Stage, data: list[Axis], reads: list[Load]) -> None:
+    assert stage.tensor.body is not None
+    if not data or data[-1].extent < 4:
+        return
+    if any(step(read, data[-1]) not in (0, 1, 2) for read in reads):
+        return _turned(stage, data, reads)
+    if any(step(read, data[-1]) != 1 for read in _guarded(stage.tensor.body, data[-1:])):
+        return
+    values = [node.dtype for node in walk(stage.tensor.body) if node.dtype != INDEX]  # positions take no vectors
+    lanes = min(target().lanes(dtype) for dtype in (stage.tensor.dtype, *values))
+    _, inner = stage.split(data[-1], min(lanes, data[-1].extent))
+    stage.vectorize(inner)
+
+
+def _turned(stage: Stage, data: list[Axis], reads: list[Load]) -> None:
+    """Square tiles where what is written along one axis is read along another, so that both go in vectors."""
+    assert stage.tensor.body is not None
+    column = data[-1]
+    across = [read for read in reads if step(read, column) not in (0, 1)]
+    rows = [axis for axis in data[:-1] if axis.extent >= 4 and all(step(read, axis) == 1 for read in across)]
+    if not rows or any(step(read, column) is None for read in reads) or _guarded(stage.tensor.body, [*rows, column]):
+        return
+    row = max(rows, key=lambda axis: axis.extent)
+    lanes = min(16, target().lanes(stage.tensor.dtype), row.extent, column.extent)
+    lanes = 1 << lanes.bit_length() - 1
+    row_outer, row_inner = stage.split(row, lanes)
+    outer, inner = stage.split(column, lanes)
+    others = [axis for axis in data[:-1] if axis is not row]
+    stage.reorder(*others, row_outer, outer, row_inner, inner)
+    stage.unroll(row_inner)
+    stage.vectorize(inner)
+
+
+def _lanes(stage: Stage, reduce: Reduce, reads: list[Load]) -> None:
+    axis = stage.order[-1]
+    if not axis.reduce or reduce.kind == "ordered_sum" or axis.extent < 4:
+        return
+    inside = [node for node in walk(reduce.value) if isinstance(node, Load)]
+    if any(step(read, axis) not in (0, 1) for read in inside):
+        return
+    lanes = target().lanes(reduce.dtype)
+    stage.accumulate_lanes(axis, tuple(w for w in (4 * lanes, lanes, 4) if w <= axis.extent))
+
+
+def _guarded(body: Expr, along: list[Axis]) -> list[Load]:
+    """Loads outside their tensors that a condition keeps back, one that may differ between neighbours along these axes.
+    Vectors can do so with consecutive elements only.
+    """
+    selects = [node for node in walk(body) if isinstance(node, Select)]
+    arms = [arm for node in selects if any(depends(node.cond, axis) for axis in along) for arm in (node.a, node.b)]
+    return [node for arm in arms for node in walk(arm) if isinstance(node, Load) and not in_range(node)]

@@ -1,0 +1,13 @@
+"""Element types of kernels."""
+
+from __future__ import annotations
+
+from celosia.compiler import dtypes
+
+TYPES = (
+    "float16", "float32", "float64", "bool", "bfloat16",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+)  # fmt: skip
+"""bfloat16 is only stored, loaded and converted; see ops.build."""
+ONNX_TYPES = {number: name for number, name in dtypes.ONNX_TYPES.items() if name in TYPES}
+"""onnx.TensorProto.DataType -> element type."""

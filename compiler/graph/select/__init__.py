@@ -1,0 +1,68 @@
+"""Which operators run on the accelerator, and as what layers.
+
+Every integer operator is tried; what stays on the CPU does so with a reason. Operators that only change the shape are
+free where the accelerator's layout stays the same. A table or a residual addition joins the layer that produces its
+operand, and parts of a concatenation are written where they belong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from celosia.compiler.graph.select.concatenation import concatenation, place_parts
+from celosia.compiler.graph.select.convolution import convolution, matrix_product
+from celosia.compiler.graph.select.elementwise import addition, product, table_lookup
+from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
+from celosia.compiler.graph.select.placement import Choice, Placement, Selection
+from celosia.compiler.graph.select.pooling import average, max_pool
+from celosia.compiler.graph.select.views import SAME_BYTES, is_view
+from celosia.compiler.graph.values import is_op
+from celosia.hw.config import Config
+
+__all__ = ["Choice", "Form", "OnCpu", "Selection", "natural_form", "select"]
+
+BUILDERS: dict[str, Callable[[Placement, ir.Node], None]] = {
+    "QLinearConv": convolution,
+    "QGemm": matrix_product,
+    "QLinearMatMul": matrix_product,
+    "QLinearAdd": addition,
+    "QLinearMul": product,
+    "QLinearGlobalAveragePool": average,
+    "QLinearAveragePool": average,
+    "QLinearMean": average,
+    "QLinearConcat": concatenation,
+    "MaxPool": max_pool,
+    "Table": table_lookup,
+}
+"""What makes a layer of each operator. OnCpu where it cannot."""
+
+
+def select(model: ir.Model, cfg: Config, refused: dict[ir.Node, str] | None = None) -> Selection:
+    """Place every node of `model`. refused: nodes that must stay on the CPU, with the reason (no tiling fits)."""
+    placement = Placement(cfg)
+    for node in model.graph:
+        try:
+            _place(placement, node, refused or {})
+        except OnCpu as reason:
+            placement.selection.cpu[node] = str(reason)
+    place_parts(placement)
+    return placement.selection
+
+
+def _place(p: Placement, node: ir.Node, refused: dict[ir.Node, str]) -> None:
+    if is_op(node, *SAME_BYTES) and is_view(p, node):
+        return
+    if not is_op(node, *BUILDERS):
+        raise OnCpu(
+            "float, or not an operator of the accelerator" if node.op_type not in SAME_BYTES else "a view on the host"
+        )
+    if node in refused:
+        raise OnCpu(refused[node])
+    x = node.inputs[2] if node.op_type == "QLinearConcat" else node.inputs[0]
+    if x is None or not {x.dtype, node.outputs[0].dtype} <= {ir.DataType.INT8, ir.DataType.UINT8}:
+        raise OnCpu("not an 8-bit operator")
+    if len(node.outputs) > 1 and any(list(out.uses()) or out.is_graph_output() for out in node.outputs[1:]):
+        raise OnCpu("its indices output is used")
+    BUILDERS[node.op_type](p, node)

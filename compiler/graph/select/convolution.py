@@ -1,0 +1,122 @@
+"""Convolutions, and products by constant matrices, as layers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
+from celosia.compiler.graph.select.parameters import (
+    array_of,
+    check_extent,
+    flattens,
+    has_fixed_matrix,
+    requantisation,
+    stored_zero,
+    symmetric,
+    window_of,
+)
+from celosia.compiler.graph.select.placement import Placement, Reads
+from celosia.compiler.graph.values import attribute, constant
+from celosia.compiler.tensorize import pack
+from celosia.compiler.tensorize.layer import Conv, Untileable, Window
+from celosia.compiler.tensorize.space import Problem, choose, estimate
+
+
+def convolution(p: Placement, node: ir.Node) -> None:
+    value, weight_value = node.inputs[0], node.inputs[3]
+    assert value is not None
+    form = natural_form(value)
+    weights = constant(weight_value)
+    if weights is None:
+        raise OnCpu("its weights are not constant")
+    if weights.ndim == 3 and len(value.shape or ()) == 3:
+        weights = weights[:, :, None, :]
+    if weights.ndim != 4:
+        raise OnCpu(f"a convolution of {weights.ndim - 2} dimensions")
+    weights = symmetric(weights, constant(node.inputs[5]))
+    groups = attribute(node, "group", 1)
+    if groups < 1 or groups * weights.shape[1] != form.dims[1] or weights.shape[0] % groups:
+        raise OnCpu(f"{groups} groups do not divide its channels")
+    window = window_of(node, form, weights.shape[2:])
+    bias = constant(node.inputs[8]) if len(node.inputs) > 8 else None
+    scales = [array_of(node.inputs[i]) for i in (1, 4, 6)]
+    zero_x, zero_y = stored_zero(node.inputs[2]), stored_zero(node.inputs[7])
+    requantise = requantisation(scales, zero_x, zero_y, weights, bias)
+    y_form = natural_form(node.outputs[0])
+    check_extent(form, y_form, window)
+    reads: Reads = {}
+    if p.held(value) is None and groups == 1:
+        form, weights, window = folded(p, form, weights, window, zero_x, y_form)
+    x = p.read(value, form, reads)
+    layer = Conv(node.name or "", x, p.activation(node.outputs[0], y_form), weights, requantise, window, groups, zero_x)
+    p.add(node, layer, reads, y_form)
+
+
+def folded(
+    p: Placement, form: Form, weights: NDArray[np.int8], window: Window, pad: int, y: Form
+) -> tuple[Form, NDArray[np.int8], Window]:
+    """The best way for the host to arrange the input of a first layer: as it is, rows or whole windows folded."""
+    out, channels, height, width = weights.shape
+    options = [(form, weights, window)]
+    if width > 1:
+        folded = Form((form.dims[0], channels * width, form.dims[2], y.dims[3]), "x", window, pad)
+        options.append((
+            folded, np.ascontiguousarray(weights.transpose(0, 1, 3, 2)).reshape(out, channels * width, height, 1),
+            Window(
+                (height, 1), (window.strides[0], 1), (window.dilations[0], 1),
+                (window.pads[0], 0, window.pads[2], 0),
+            ),
+        ))  # fmt: skip
+    if height * width > 1:
+        folded = Form((form.dims[0], channels * height * width, *y.dims[2:]), "xy", window, pad)
+        options.append((folded, weights.reshape(out, -1, 1, 1), Window((1, 1))))
+
+    def cycles(option: tuple[Form, NDArray[np.int8], Window]) -> float:
+        blocks = (pack.blocks(out, p.cfg.block_out), pack.blocks(option[1].shape[1], p.cfg.block_in))
+        images = -(-form.dims[0] // p.cfg.batch)
+        problem = Problem(option[2], images, *y.dims[2:], *blocks, False)
+        try:
+            return estimate(p.cfg, problem, choose(p.cfg, problem))
+        except Untileable:
+            return math.inf
+
+    return min(options, key=cycles)
+
+
+def matrix_product(p: Placement, node: ir.Node) -> None:
+    matmul = node.op_type == "QLinearMatMul"
+    value = node.inputs[0]
+    assert value is not None
+    if not has_fixed_matrix(node):
+        raise OnCpu("both operands vary; the accelerator multiplies by constant matrices")
+    matrix = array_of(node.inputs[3])
+    zero_w = constant(node.inputs[5])
+    if not matmul and attribute(node, "transB", 0):
+        matrix = matrix.T
+    if not matmul and (attribute(node, "transA", 0) or attribute(node, "alpha", 1.0) != 1.0):
+        raise OnCpu("transA or alpha")
+    bias = constant(node.inputs[6]) if not matmul and node.inputs[6] is not None else None
+    y_scale, y_zero = (6, 7) if matmul else (7, 8)
+    if len(node.inputs) <= y_zero or node.inputs[y_scale] is None:
+        raise OnCpu("its output is float")
+    weights = np.ascontiguousarray(symmetric(matrix, zero_w).T)[:, :, None, None]
+    scales = [array_of(node.inputs[i]) for i in (1, 4, y_scale)]
+    zero_x = stored_zero(node.inputs[2])
+    requantise = requantisation(scales, zero_x, stored_zero(node.inputs[y_zero]), weights, bias)
+    y_form = natural_form(node.outputs[0], rows=True)
+    reads: Reads = {}
+    producer, window = value.producer(), Window((1, 1))
+    flat = producer.inputs[0] if producer in p.selection.views and flattens(producer) else None
+    if flat is not None and p.held(value) is None and p.held(flat) is not None:
+        form = natural_form(flat)
+        window = Window((form.dims[2], form.dims[3]))
+        x = p.read(flat, form, reads)
+        weights = np.ascontiguousarray(weights.reshape(-1, *form.dims[1:]))
+    else:
+        x = p.read(value, natural_form(value, rows=True), reads)
+    layer = Conv(node.name or "", x, p.activation(node.outputs[0], y_form), weights, requantise, window)
+    p.add(node, layer, reads, y_form)

@@ -1,0 +1,69 @@
+"""Sums, tables and products of bytes as layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from celosia.compiler import numerics
+from celosia.compiler.graph.select.forms import OnCpu, natural_form
+from celosia.compiler.graph.select.joining import extend, join_residual, joins
+from celosia.compiler.graph.select.parameters import array_of, is_one_pixel, scalar_of, stored_zero, uniform
+from celosia.compiler.graph.select.placement import Placement, Reads
+from celosia.compiler.graph.values import shape
+from celosia.compiler.tensorize.layer import Epilogue, Map, Multiply, Residual
+
+
+def addition(p: Placement, node: ir.Node) -> None:
+    a, b, y = node.inputs[0], node.inputs[3], node.outputs[0]
+    assert a is not None and b is not None
+    if shape(a) != shape(b) or shape(a) != shape(y):
+        raise OnCpu(f"it broadcasts {shape(a)} with {shape(b)}")
+    sa, za, sb, zb, sy, zy = (scalar_of(node.inputs[i]) for i in (1, 2, 4, 5, 6, 7))
+    fit = numerics.fit_rescale_add(sa, za, sb, zb, sy, zy, y.dtype.numpy())  # type: ignore[union-attr]
+    if fit is None:
+        raise OnCpu("no integers give onnxruntime's sum on all pairs of bytes")
+    form = p.common_form(a, b)
+    reads: Reads = {}
+    x, other = p.read(a, form, reads), p.read(b, form, reads)
+    residual = Residual(other, fit.ma, fit.mb, fit.c, fit.shift)
+    layer = Map(node.name or "", x, p.activation(y, form), Epilogue(residual=residual))
+    if not join_residual(p, node, layer, reads, form):
+        p.add(node, layer, reads, form)
+
+
+def table_lookup(p: Placement, node: ir.Node) -> None:
+    value = node.inputs[0]
+    assert value is not None
+    table = array_of(node.inputs[1]).astype(np.int8)
+    form = p.common_form(value)
+    choice = p.made.get(value)
+    if choice is not None and joins(choice, value) and choice.layer.epilogue.table is None:
+        extend(p, choice, node, replace(choice.layer.epilogue, table=table), {}, form)
+        return
+    reads: Reads = {}
+    x = p.read(value, form, reads)
+    p.add(node, Map(node.name or "", x, p.activation(node.outputs[0], form), Epilogue(table=table)), reads, form)
+
+
+def product(p: Placement, node: ir.Node) -> None:
+    a, b, y = node.inputs[0], node.inputs[3], node.outputs[0]
+    assert a is not None and b is not None
+    sa, za, sb, zb, sy, zy = (scalar_of(node.inputs[i]) for i in (1, 2, 4, 5, 6, 7))
+    fit = numerics.mul_scale(sa, za, sb, zb, sy, zy, y.dtype.numpy())  # type: ignore[union-attr]
+    if fit is None:
+        raise OnCpu("no integers give onnxruntime's product on all pairs of bytes")
+    zeros = [stored_zero(node.inputs[2]), stored_zero(node.inputs[5])]
+    if shape(a) != shape(y):
+        a, b, zeros = b, a, zeros[::-1]
+    if shape(a) != shape(y) or not (shape(b) == shape(y) or is_one_pixel(b, y)):
+        raise OnCpu(f"it broadcasts {shape(node.inputs[0])} with {shape(node.inputs[3])}")  # type: ignore[arg-type]
+    form = p.common_form(a)
+    b_form = form if shape(b) == shape(y) else natural_form(b)
+    reads: Reads = {}
+    x, other = p.read(a, form, reads), p.read(b, b_form, reads)
+    requantise = uniform(form.dims[1], fit.bias, fit.multiplier, fit.shift, fit.zero_point)
+    layer = Multiply(node.name or "", x, other, p.activation(y, form), -zeros[0], -zeros[1], requantise)
+    p.add(node, layer, reads, form)

@@ -1,0 +1,45 @@
+"""How tensors of the graph are activations of the accelerator."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from celosia.compiler.graph.values import shape
+from celosia.compiler.tensorize.layer import Window
+
+
+class OnCpu(Exception):
+    """An operator that stays on the CPU; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a tensor of the graph is an activation: its logical [images, channels, height, width].
+
+    fold: "" for the tensor itself; "xy" or "x" where each pixel holds the window (or the row of the window) that a
+    convolution reads there, made by the host, so that a first layer of few channels fills the blocks.
+    """
+
+    dims: tuple[int, int, int, int]
+    fold: str = ""
+    window: Window | None = None
+    pad: int = 0
+
+
+def natural_form(value: ir.Value, rows: bool = False) -> Form:
+    """Images and channels of a tensor: NCHW, or rows x columns for matrices and where `rows`. OnCpu if unknown."""
+    dims = shape(value)
+    if dims is None:
+        raise OnCpu(f"the shape of {value.name!r} is not static")
+    if 0 in dims:
+        raise OnCpu(f"{value.name!r} is empty")
+    if len(dims) == 4 and not rows:
+        return Form((dims[0], dims[1], dims[2], dims[3]))
+    if len(dims) == 3 and not rows:
+        return Form((dims[0], dims[1], 1, dims[2]))
+    if len(dims) >= 1 and (rows or len(dims) == 2):
+        return Form((math.prod(dims[:-1]), dims[-1], 1, 1))
+    raise OnCpu(f"{value.name!r} has {len(dims)} dimensions")

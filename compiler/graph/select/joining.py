@@ -1,0 +1,51 @@
+"""Tables and residual additions become the end of the layer that makes their operand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import onnx_ir as ir
+
+from celosia.compiler.graph.select.forms import Form
+from celosia.compiler.graph.select.placement import Choice, Placement, Reads
+from celosia.compiler.tensorize.layer import Conv, Epilogue, Map
+
+
+def join_residual(p: Placement, node: ir.Node, layer: Map, reads: Reads, form: Form) -> bool:
+    """Make the addition the epilogue of the convolution that produces its later operand, if that is possible."""
+    residual = layer.epilogue.residual
+    assert residual is not None
+    order = {choice.value: place for place, choice in enumerate(p.selection.choices)}
+    a, b = node.inputs[0], node.inputs[3]
+    assert a is not None and b is not None
+    sides = [(a, b, residual.operand, False), (b, a, layer.x, True)]
+    sides.sort(key=lambda side: -order.get(side[0], -1))
+    for value, added, other, swapped in sides:
+        choice = p.made.get(value)
+        if choice is None or not joins(choice, value) or not isinstance(choice.layer, Conv):
+            continue
+        if order.get(p.source(added), -1) >= order[choice.value] or added is value:
+            continue
+        scales = (residual.scale_b, residual.scale_v) if swapped else (residual.scale_v, residual.scale_b)
+        joined = replace(residual, operand=other, scale_v=scales[0], scale_b=scales[1])
+        extend(p, choice, node, replace(choice.layer.epilogue, residual=joined), reads, form)
+        return True
+    return False
+
+
+def joins(choice: Choice, value: ir.Value | None) -> bool:
+    """Whether an operator on `value` alone can become part of the layer that makes it."""
+    return (
+        value is not None and choice.value is value and len(list(value.uses())) == 1
+        and not value.is_graph_output() and choice.layer.epilogue.residual is None
+    )  # fmt: skip
+
+
+def extend(p: Placement, choice: Choice, node: ir.Node, epilogue: Epilogue, reads: Reads, form: Form) -> None:
+    """Let `choice` end in `epilogue` and write the output of `node`."""
+    p.no_longer_writes(choice)
+    y = p.activation(node.outputs[0], Form(choice.layer.y.dims))
+    choice.layer = replace(choice.layer, epilogue=epilogue, y=y)
+    choice.nodes.append(node)
+    choice.reads.update(reads)
+    p.writes(choice, node.outputs[0], form)

@@ -1,0 +1,138 @@
+"""Reading parameters off nodes: scales, zero points, weights, windows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from celosia.compiler import numerics
+from celosia.compiler.cpu.runtime.windows import same_pads
+from celosia.compiler.graph.select.forms import Form, OnCpu
+from celosia.compiler.graph.values import attribute, constant, shape
+from celosia.compiler.tensorize.layer import Requantise, Window
+
+
+def array_of(value: ir.Value | None) -> NDArray[Any]:
+    array = constant(value)
+    if array is None:
+        raise OnCpu("a scale, zero point or weight is not constant")
+    return array
+
+
+def scalar_of(value: ir.Value | None) -> Any:
+    array = array_of(value)
+    if array.size != 1:
+        raise OnCpu("a scale per channel where one is expected")
+    return array.item()
+
+
+def stored_zero(value: ir.Value | None) -> int:
+    """Zero point as the accelerator stores bytes: uint8 has its top bit flipped."""
+    if value is None:
+        raise OnCpu("a zero point is missing")
+    array = array_of(value)
+    return int(scalar_of(value)) - (128 if array.dtype == np.uint8 else 0)
+
+
+def symmetric(weights: NDArray[Any], zero: NDArray[Any] | None) -> NDArray[np.int8]:
+    """Weights with a zero point of 0."""
+    shift = 128 if weights.dtype == np.uint8 else 0
+    if zero is not None and np.any(zero.astype(np.int32) != shift):
+        raise OnCpu("weights with a zero point")
+    if zero is None and shift:
+        raise OnCpu("weights with a zero point")
+    return (weights.astype(np.int16) - shift).astype(np.int8)
+
+
+def requantisation(
+    scales: list[NDArray[Any]], zero_x: int, zero_y: int, weights: NDArray[np.int8], bias: NDArray[Any] | None
+) -> Requantise:
+    """Per-channel requantisation of a convolution; the input's zero point goes into the bias."""
+    out = weights.shape[0]
+    if any(array.size not in (1, out) for array in (*scales, *([] if bias is None else [bias]))):
+        raise OnCpu(f"scales or a bias that do not fit its {out} channels")
+    scale = np.broadcast_to(numerics.conv_scale(*scales).reshape(-1), (out,))
+    if not np.all(np.isfinite(scale)) or np.any(scale < 0):
+        raise OnCpu("a scale that is negative or not finite")
+    multiplier, shift = numerics.fold_scale(scale)
+    total = -zero_x * weights.reshape(out, -1).astype(np.int64).sum(axis=1)
+    if bias is not None:
+        total = total + np.broadcast_to(bias.reshape(-1), (out,)).astype(np.int64)
+    return Requantise(total.astype(np.int32), multiplier, shift, zero_y)
+
+
+def uniform(channels: int, bias: int, multiplier: int, shift: int, zero_point: int) -> Requantise:
+    return Requantise(
+        np.full(channels, bias, np.int32), np.full(channels, multiplier, np.uint32), np.full(channels, shift, np.uint8),
+        zero_point,
+    )  # fmt: skip
+
+
+_WINDOW_LISTS = {"strides": 1, "dilations": 1, "pads": 2}
+"""Attributes of a window, with how many numbers they have for each dimension."""
+
+
+def window_of(node: ir.Node, form: Form, kernel: Any) -> Window:
+    """Geometry of a node on `form`, with automatic padding resolved as ONNX defines it."""
+    two = 2 if len(node.inputs[0].shape or ()) == 4 else 1  # type: ignore[union-attr]
+
+    def pair(name: str) -> tuple[int, int]:
+        given = attribute(node, name) or [1] * two
+        return (1, given[0]) if len(given) == 1 else (given[0], given[1])
+
+    lengths = [len(attribute(node, name) or [0] * two * times) for name, times in _WINDOW_LISTS.items()]
+    if len(kernel) not in (two, 2) or lengths != [two * times for times in _WINDOW_LISTS.values()]:
+        raise OnCpu("its window has not the dimensions of its input")
+    taps = tuple(kernel) if len(kernel) == 2 else (1, kernel[0])
+    window = Window((taps[0], taps[1]), pair("strides"), pair("dilations"))
+    if min(*window.strides, *window.dilations) < 1:
+        raise OnCpu("its strides or dilations are not positive")
+    pads = attribute(node, "pads") or [0] * 2 * two
+    if two == 1:
+        pads = [0, pads[0], 0, pads[1]]
+    auto = attribute(node, "auto_pad", "NOTSET")
+    if auto in ("SAME_UPPER", "SAME_LOWER"):
+        rows, columns = (
+            same_pads(size, window.strides[axis], window.reach(axis), auto) for axis, size in enumerate(form.dims[2:])
+        )
+        pads = [rows[0], columns[0], rows[1], columns[1]]
+    elif auto == "VALID":
+        pads = [0, 0, 0, 0]
+    if min(pads) < 0:
+        raise OnCpu("negative padding")
+    return replace(window, pads=(pads[0], pads[1], pads[2], pads[3]))
+
+
+def check_extent(x: Form, y: Form, window: Window) -> None:
+    """The output must be as large as the window says; anything else is a broken model."""
+    for axis in range(2):
+        size = x.dims[2 + axis] + window.pads[axis] + window.pads[axis + 2] - window.reach(axis)
+        if size < 0 or size // window.strides[axis] + 1 != y.dims[2 + axis]:
+            raise OnCpu("its output shape does not follow from its window")
+
+
+def flattens(node: ir.Node) -> bool:
+    """Whether `node` turns [images, ...] into [images, rest] of an image tensor."""
+    x, y = node.inputs[0], node.outputs[0]
+    if x is None:
+        return False
+    before, after = shape(x), shape(y)
+    return before is not None and after is not None and len(before) == 4 and len(after) == 2 and before[0] == after[0]
+
+
+def has_fixed_matrix(node: ir.Node) -> bool:
+    matrix = constant(node.inputs[3])
+    return matrix is not None and matrix.ndim == 2
+
+
+def is_one_pixel(b: ir.Value, y: ir.Value) -> bool:
+    """Whether `b` holds one value for each image and channel of `y`."""
+    inner, outer = shape(b), shape(y)
+    return (
+        inner is not None and outer is not None and len(inner) == len(outer) == 4
+        and inner[:2] == outer[:2] and inner[2:] == (1, 1)
+    )  # fmt: skip

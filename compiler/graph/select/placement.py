@@ -1,0 +1,105 @@
+"""Layers with the nodes that they cover, and where the tensors lie that they read and write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
+from celosia.compiler.graph.values import constant
+from celosia.compiler.tensorize.layer import Activation, Layer, Storage
+from celosia.hw.config import Config
+
+Reads = dict[Storage, tuple[ir.Value, Form]]
+"""For each storage that the host fills: the tensor that it holds and its form."""
+
+
+@dataclass
+class Choice:
+    """A layer with the graph's nodes that it covers, and the tensors it reads and writes."""
+
+    layer: Layer
+    nodes: list[ir.Node]
+    reads: Reads
+    value: ir.Value
+    """The tensor written."""
+    note: str = ""
+
+
+@dataclass
+class Selection:
+    """The result: layers, the CPU's nodes with reasons, aliases (views) and where concatenations put their parts."""
+
+    choices: list[Choice] = field(default_factory=list)
+    cpu: dict[ir.Node, str] = field(default_factory=dict)
+    views: dict[ir.Node, str] = field(default_factory=dict)
+    forms: dict[ir.Value, Form] = field(default_factory=dict)
+    """Form of each tensor that the accelerator holds."""
+    written: dict[ir.Value, Activation] = field(default_factory=dict)
+    """Where each tensor lies that layers write; views of it lie there, too, and are not listed."""
+
+
+class Placement:
+    """What is placed so far; `selection` is the result."""
+
+    def __init__(self, cfg: Config) -> None:
+        self.cfg = cfg
+        self.selection = Selection()
+        self.made: dict[ir.Value, Choice] = {}
+        self.alias: dict[ir.Value, ir.Value] = {}
+        """Views, and the tensor that each is a view of."""
+        self.given: dict[tuple[ir.Value, Form], Activation] = {}
+        """What the host fills."""
+        self.inside: dict[Storage, tuple[Storage, int]] = {}
+        """Storages that lie inside another, from a group of it on."""
+
+    def source(self, value: ir.Value) -> ir.Value:
+        """The tensor that `value` is, or is a view of."""
+        return self.alias.get(value, value)
+
+    def held(self, value: ir.Value) -> Form | None:
+        """The form in which the accelerator holds `value`, if it does."""
+        return self.selection.forms.get(value)
+
+    def read(self, value: ir.Value | None, form: Form, reads: Reads) -> Activation:
+        """The activation of `value` in `form`: the accelerator's own, or one that the host fills."""
+        if value is None or constant(value) is not None:
+            raise OnCpu("an operand is a constant")
+        if self.held(value) == form:
+            return self.selection.written[self.source(value)]
+        if (value, form) not in self.given:
+            self.given[value, form] = self.activation(value, form)
+        reads[self.given[value, form].storage] = (value, form)
+        return self.given[value, form]
+
+    def add(self, node: ir.Node, layer: Layer, reads: Reads, form: Form, note: str = "") -> None:
+        choice = Choice(layer, [node], reads, node.outputs[0], note)
+        self.selection.choices.append(choice)
+        self.writes(choice, node.outputs[0], form)
+
+    def writes(self, choice: Choice, value: ir.Value, form: Form) -> None:
+        """Note that `choice` writes `value`."""
+        choice.value = value
+        self.made[value] = choice
+        self.selection.forms[value] = form
+        self.selection.written[value] = choice.layer.y
+
+    def no_longer_writes(self, choice: Choice) -> None:
+        """Note that the tensor which `choice` has written is nowhere any more."""
+        del self.made[choice.value], self.selection.forms[choice.value], self.selection.written[choice.value]
+
+    def activation(self, value: ir.Value, form: Form) -> Activation:
+        """`value` in a storage of its own."""
+        return Activation.alone(self.cfg, value.name or "", *form.dims)
+
+    def common_form(self, *values: ir.Value) -> Form:
+        """The form in which the accelerator holds one of `values`, or the first one's natural form."""
+        for value in values:
+            form = self.held(value)
+            if form is not None:
+                return form
+        try:
+            return natural_form(values[0])
+        except OnCpu:
+            return natural_form(values[0], rows=True)

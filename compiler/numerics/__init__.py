@@ -1,0 +1,35 @@
+"""The arithmetic of the integer operators: what onnxruntime computes, and the integers with which the hardware agrees.
+
+Three kinds of functions:
+
+- *references* (`requantize_f32`, `qlinear_add`, `unary_table`, ...) repeat the float32 operations of onnxruntime's CPU
+  kernels in their order, bit for bit; tests compare them with onnxruntime, which this module never imports;
+- *specifications* (`requantize`, `rescale_add`) are the integer arithmetic of the hardware;
+- *derivations* (`fold_scale`, `fit_rescale_add`, `mul_scale`, ...) find the integers for one operator. Where an
+  operator has few inputs they try them all, so what they return is proved, and None means that nothing exact was found.
+
+The hardware holds int8. A uint8 tensor is stored with its top bit flipped (x - 128), so are its zero points; functions
+that derive parameters take the ONNX values and return parameters for the stored ones. See docs/numerics.md.
+"""
+
+from celosia.compiler.numerics.addition import RescaleAdd, fit_rescale_add, qlinear_add, rescale_add
+from celosia.compiler.numerics.average import global_average_scale, mean_scale, qlinear_average
+from celosia.compiler.numerics.linear import dequantize_linear, quantize_linear
+from celosia.compiler.numerics.multiplication import RescaleMul, mul_scale, qlinear_mul
+from celosia.compiler.numerics.requantiser import (
+    MULTIPLIER_BITS,
+    SHIFT_BITS,
+    conv_scale,
+    fold_scale,
+    requantize,
+    requantize_f32,
+)
+from celosia.compiler.numerics.softmax import qlinear_softmax
+from celosia.compiler.numerics.unary import UNARY, unary_table
+
+__all__ = [
+    "MULTIPLIER_BITS", "SHIFT_BITS", "UNARY", "RescaleAdd", "RescaleMul", "conv_scale", "dequantize_linear",
+    "fit_rescale_add", "fold_scale", "global_average_scale", "mean_scale", "mul_scale", "qlinear_add",
+    "qlinear_average", "qlinear_mul", "qlinear_softmax", "quantize_linear", "requantize", "requantize_f32",
+    "rescale_add", "unary_table",
+]  # fmt: skip

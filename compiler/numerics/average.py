@@ -1,0 +1,38 @@
+"""Pooling. The scales are for `fold_scale`; the bias is -zero_point * count, for stored bytes and their zero points."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from celosia.compiler.numerics.float32 import Array, byte_type, f32, limits
+from celosia.compiler.numerics.linear import dequantize_linear
+
+
+def global_average_scale(sx: float, sy: float, count: int) -> np.float32:
+    """Factor from the sum of `count` values to output steps in QLinearGlobalAveragePool: exact with `requantize`."""
+    return f32(f32(sx) / (f32(sy) * f32(count)))
+
+
+def mean_scale(sx: float, sy: float, count: int) -> np.float32:
+    """The same factor for a mean that the model computes in float32, between DequantizeLinear and QuantizeLinear.
+
+    Float32 sums have no defined order, so this is the nearest factor. For count <= 2^13 and sx <= 2 * sy the result
+    differs by at most one step, and only where the mean lies within (count + 5) * 2^-15 of a half step: float32 errs by
+    at most 2^-24 of the largest value, which is 510 steps, for each addition and each of the few other operations.
+    """
+    return f32(float(f32(sx)) / (float(f32(sy)) * count))
+
+
+def qlinear_average(windows: Array, sx: float, zx: int, sy: float, zy: int) -> Array:
+    """com.microsoft.QLinearAveragePool of windows [..., n], their values row by row; returns [...].
+
+    It dequantises, sums in float32 in that order, divides by n and adds the zero point before it rounds. The sum of the
+    integers cannot always tell where that ends: `requantize` with `global_average_scale` differs on ties, by one step.
+    """
+    x = dequantize_linear(windows, sx, zx)
+    total = np.zeros(x.shape[:-1], f32)
+    for i in range(x.shape[-1]):
+        total = total + x[..., i]
+    lo, hi = limits(byte_type(windows.dtype))
+    steps = np.rint(total / f32(x.shape[-1]) / f32(sy) + f32(zy))
+    return np.asarray(np.clip(steps, lo, hi).astype(windows.dtype))

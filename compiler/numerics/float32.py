@@ -1,0 +1,49 @@
+"""Arithmetic of onnxruntime's kernels in float32: fused sums, and saturation to bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+Array = NDArray[Any]
+Int8 = NDArray[np.int8]
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+
+f32 = np.float32
+
+
+def byte_type(dtype: DTypeLike) -> np.dtype[Any]:
+    kind = np.dtype(dtype)
+    if kind not in (np.dtype(np.int8), np.dtype(np.uint8)):
+        raise TypeError(f"expected int8 or uint8, not {kind}")
+    return kind
+
+
+def limits(kind: np.dtype[Any]) -> tuple[int, int]:
+    return int(np.iinfo(kind).min), int(np.iinfo(kind).max)
+
+
+def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike) -> Float32:
+    """float32 a * b + c with one rounding."""
+    product = np.multiply(a, b, dtype=np.float64)  # exact: 48 bits
+    c64 = np.asarray(c, np.float64)
+    total = np.asarray(product + c64)
+    head = total - product
+    error = np.asarray((product - (total - head)) + (c64 - head))  # total + error is the sum (Knuth)
+    inexact = error != 0
+    if np.any(inexact):  # round to odd, so that the next rounding sees what is lost
+        away = inexact & (np.signbit(error) != np.signbit(total))
+        total = np.where(away, np.nextafter(total, 0.0), total)
+        total = (total.reshape(-1).view(np.int64) | inexact.reshape(-1)).view(np.float64).reshape(total.shape)
+    return np.asarray(total, f32)
+
+
+def convert_saturating(x: Float32, dtype: np.dtype[Any]) -> Array:
+    """Round to even and saturate as cvtps2dq and the packs after it do: NaN and x >= 2^31 give the smallest value."""
+    lo, hi = limits(dtype)
+    return np.where(x < 2.0**31, np.clip(np.rint(x), lo, hi), lo).astype(dtype)

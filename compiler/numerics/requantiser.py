@@ -1,0 +1,115 @@
+"""int32 accumulator -> int8, as QLinearConv, QGemm, QLinearMatMul and QLinearGlobalAveragePool do it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from celosia.compiler.numerics.float32 import Float32, Int8, Int32, Int64, f32
+
+MULTIPLIER_BITS = 24  # significand of a float32
+SHIFT_BITS = 6
+
+
+def conv_scale(sx: ArrayLike, sw: ArrayLike, sy: ArrayLike) -> Float32:
+    """Factor from accumulator to output steps: f32(f32(sx * sw) / sy), in onnxruntime's order. Arguments broadcast.
+
+    >>> conv_scale(0.5, [0.25, 0.5], 0.125).tolist()
+    [1.0, 2.0]
+    """
+    product = np.asarray(sx, f32) * np.asarray(sw, f32)
+    return np.asarray(product / np.asarray(sy, f32), f32)
+
+
+def fold_scale(scale: ArrayLike) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
+    """Multiplier (2^23 <= m < 2^24, or 0) and shift (0..63) with which `requantize` equals `requantize_f32`.
+
+    scale: any shape, float32, finite and not negative (else ValueError). m * 2^-shift is `scale` exactly for
+    2^-40 <= scale < 2^24. Below, every int32 times `scale` rounds to 0 and so does m = 0; above, every int32 but 0
+    leaves the range of a byte and so it does with m = 2^23, shift = 0.
+
+    >>> [int(v) for v in fold_scale(0.75)]
+    [12582912, 24]
+    """
+    s = np.asarray(scale, f32)
+    if not np.all(np.isfinite(s)) or np.any(s < 0):
+        raise ValueError(f"a scale must be finite and not negative, not {s[~np.isfinite(s) | (s < 0)].flat[0]}")
+    significand, exponent = np.frexp(s)  # s = significand * 2^exponent, 1/2 <= significand < 1
+    multiplier = np.ldexp(significand, MULTIPLIER_BITS).astype(np.int64)
+    shift = MULTIPLIER_BITS - exponent.astype(np.int64)
+    tiny, huge = shift >= 1 << SHIFT_BITS, shift < 0
+    multiplier = np.where(tiny, 0, np.where(huge, 1 << (MULTIPLIER_BITS - 1), multiplier))
+    shift = np.where(tiny | huge | (s == 0), 0, shift)
+    return np.asarray(multiplier, np.uint32), np.asarray(shift, np.uint8)
+
+
+def requantize_f32(acc: ArrayLike, bias: ArrayLike, scale: ArrayLike, zero_point: int, lo: int, hi: int) -> Int32:
+    """clip(rne(f32(f32(acc + bias) * scale)) + zero_point, lo, hi): what onnxruntime computes. Arguments broadcast.
+
+    acc, bias: int32, their sum wraps. Returns int32, so that lo, hi may be those of int8 or of uint8.
+    """
+    total = _wrapping_sum(acc, bias).astype(f32)
+    with np.errstate(over="ignore"):
+        steps = np.rint(total * np.asarray(scale, f32))
+    return (np.clip(steps, lo - zero_point, hi - zero_point) + zero_point).astype(np.int32)
+
+
+def requantize(
+    acc: ArrayLike,
+    bias: ArrayLike,
+    multiplier: ArrayLike,
+    shift: ArrayLike,
+    zero_point: int,
+    lo: int = -128,
+    hi: int = 127,
+) -> Int8:
+    """The hardware's requantiser, in integers only; arguments broadcast, acc and bias are int32. Returns int8.
+
+    1. v = acc + bias, wrapping; beyond 2^24 rounded to 24 significant bits, nearest even (as int32 -> float32 does).
+    2. p = v * multiplier, exact (at most 55 bits and a sign).
+    3. y = p / 2^shift rounded to nearest; to even where |fraction - 1/2| <= half a unit of p's 24th significant bit.
+       Those are the p whose float32 rounding is the tie itself.
+    4. clip(y + zero_point, lo, hi).
+    """
+    v = _round_to_24_bits(_wrapping_sum(acc, bias).astype(np.int64))
+    p = v * np.asarray(multiplier, np.int64)
+    return np.clip(_divide_f32(p, np.asarray(shift, np.int64)) + zero_point, lo, hi).astype(np.int8)
+
+
+def _wrapping_sum(acc: ArrayLike, bias: ArrayLike) -> Int32:
+    total = np.asarray(acc, np.int64) + np.asarray(bias, np.int64)
+    return np.asarray(total & 0xFFFFFFFF, np.uint32).view(np.int32)
+
+
+def _bit_length(magnitude: Int64) -> Int64:
+    """Bits of each integer, which must not be negative and have at most 53 significant bits."""
+    return np.frexp(magnitude.astype(np.float64))[1].astype(np.int64)
+
+
+def _round_to_24_bits(v: Int64) -> Int64:
+    """Keep 24 significant bits, to nearest even."""
+    drop = np.maximum(_bit_length(np.abs(v)) - MULTIPLIER_BITS, 0)
+    return np.left_shift(divide_even(v, drop), drop)
+
+
+def divide_even(x: Int64, shift: ArrayLike) -> Int64:
+    """x / 2^shift to nearest, ties to even. shift 0..62."""
+    down = np.right_shift(x, shift)
+    twice = (x - np.left_shift(down, shift)) << 1
+    one = np.left_shift(np.int64(1), shift)
+    return np.asarray(down + ((twice > one) | ((twice == one) & (down & 1 == 1))), np.int64)
+
+
+def _divide_f32(p: Int64, shift: Int64) -> Int64:
+    """p / 2^shift to nearest, ties to even, where what float32 cannot tell from a tie counts as one. |p| < 2^56."""
+    p, shift = np.broadcast_arrays(p, shift)
+    far = shift > 58  # |p| / 2^59 < 1/4: rounds to 0
+    shift = np.where(far, 0, shift)
+    down = np.right_shift(p, shift)
+    fraction = p - np.left_shift(down, shift)
+    half = np.left_shift(np.int64(1), shift) >> 1
+    excess = _bit_length(np.abs(p)) - MULTIPLIER_BITS  # bits that the product loses in float32
+    reach = np.where(excess > 0, np.left_shift(np.int64(1), np.maximum(excess, 1) - 1), 0)
+    tie = (np.abs(fraction - half) <= reach) & (shift > 0)
+    up = np.where(tie, down & 1 == 1, fraction > half)
+    return np.asarray(np.where(far, 0, down + (up & (shift > 0))), np.int64)

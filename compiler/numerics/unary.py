@@ -1,0 +1,124 @@
+"""One operand: all of its 256 values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from celosia.compiler.numerics.float32 import Array, Float32, Int8, byte_type, f32, fma, limits
+from celosia.compiler.numerics.linear import dequantize_linear, quantize_linear
+
+
+def unary_table(
+    op: str | Callable[[Float32], Array],
+    attributes: Mapping[str, float],
+    sx: float,
+    zx: int,
+    sy: float,
+    zy: int,
+    dtype: DTypeLike,
+) -> Int8:
+    """What dequantise -> op -> quantise makes of every byte: [256] int8, entry i for the stored byte i - 128.
+
+    op: a key of UNARY, or a function of a float32 array (which then gets no attributes). KeyError for another name.
+    "Identity" is a change of scale, and the table of QLinearConcat.
+
+    >>> unary_table("Relu", {}, 0.5, 0, 0.5, 0, np.int8)[[0, 127, 128, 255]].tolist()
+    [0, 0, 0, 127]
+    """
+    kind = byte_type(dtype)
+    lo, hi = limits(kind)
+    x = dequantize_linear(np.arange(lo, hi + 1).astype(kind), sx, zx)
+    with np.errstate(all="ignore"):
+        y = UNARY[op](x, **attributes) if isinstance(op, str) else op(x)
+    return (quantize_linear(y, sy, zy, kind).astype(np.int64) - (lo + 128)).astype(np.int8)
+
+
+def _polynomial(x: Float32, *coefficients: float) -> Float32:
+    """Horner's rule with fused multiply-adds, highest power first."""
+    result = np.full_like(x, coefficients[0])
+    for c in coefficients[1:]:
+        result = fma(result, x, f32(c))
+    return result
+
+
+def _sigmoid(x: Float32) -> Float32:
+    """The rational approximation of Eigen, which onnxruntime uses: 1/2 + x P(x^2) / Q(x^2) on -18..18."""
+    x = np.clip(x, f32(-18), f32(18))
+    p = _polynomial(
+        x * x,
+        4.37031012579801e-11,
+        1.15627324459942e-07,
+        6.08574864600143e-05,
+        8.51377133304701e-03,
+        2.48287947061529e-01,
+    )
+    q = _polynomial(
+        x * x,
+        6.10247389755681e-13,
+        5.76102136993427e-09,
+        6.29106785017040e-06,
+        1.70198817374094e-03,
+        1.16817656904453e-01,
+        9.93151921023180e-01,
+    )
+    return np.asarray(np.maximum(p * x / q + f32(0.5), f32(0)))
+
+
+def _leaky_relu(x: Float32, alpha: float = 0.01) -> Float32:
+    return np.where(x >= 0, x, f32(alpha) * x)
+
+
+def _hard_sigmoid(x: Float32, alpha: float = 0.2, beta: float = 0.5) -> Float32:
+    return np.asarray(np.clip(f32(alpha) * x + f32(beta), f32(0), f32(1)))
+
+
+def _hard_swish(x: Float32) -> Float32:
+    return x * _hard_sigmoid(x, 1 / 6)
+
+
+def _clip(x: Float32, min: float = -np.inf, max: float = np.inf) -> Float32:
+    return np.clip(x, f32(min), f32(max))
+
+
+def _gelu(x: Array) -> Array:
+    return np.asarray(0.5 * x * (1 + _erf(x * math.sqrt(0.5))))
+
+
+def _in_float64(function: Callable[..., Array]) -> Callable[..., Array]:
+    return lambda x, **attributes: function(x.astype(np.float64), **attributes)
+
+
+_erf: Callable[[Array], Array] = np.vectorize(math.erf, otypes=[np.float64])
+
+# The first group repeats onnxruntime bit by bit. The second rounds once where onnxruntime errs by a few units of the
+# last place of float32: a table entry can differ where its value is that near to a tie (docs/numerics.md: how often).
+UNARY: dict[str, Callable[..., Array]] = {
+    "Identity": lambda x: x,
+    "Relu": lambda x: np.maximum(x, f32(0)),
+    "LeakyRelu": _leaky_relu,
+    "Clip": _clip,
+    "Sigmoid": _sigmoid,
+    "HardSigmoid": _hard_sigmoid,
+    "HardSwish": _hard_swish,
+    "ThresholdedRelu": lambda x, alpha=1.0: np.where(x > f32(alpha), x, f32(0)),
+    "Abs": np.abs,
+    "Neg": np.negative,
+    "Sqrt": np.sqrt,
+    "Reciprocal": lambda x: f32(1) / x,
+    "Ceil": np.ceil,
+    "Floor": np.floor,
+    "Round": np.rint,
+    "Elu": _in_float64(lambda x, alpha=1.0: np.where(x >= 0, x, alpha * np.expm1(x))),
+    "Erf": _in_float64(_erf),
+    "Exp": _in_float64(np.exp),
+    "Gelu": _in_float64(_gelu),
+    "Log": _in_float64(np.log),
+    "Mish": _in_float64(lambda x: x * np.tanh(np.log1p(np.exp(x)))),
+    "Softplus": _in_float64(lambda x: np.logaddexp(x, 0)),
+    "Softsign": _in_float64(lambda x: x / (1 + np.abs(x))),
+    "Tanh": _in_float64(np.tanh),
+}

@@ -1,0 +1,23 @@
+"""A compiled model, its file, and what holds of a sound one."""
+
+from celosia.compiler.program.file import FORMAT, MAX_PART_BYTES, VERSION, Program
+from celosia.compiler.program.model import (
+    Contents,
+    CpuStep,
+    FormInfo,
+    HostStep,
+    LaunchStep,
+    LayerInfo,
+    NodeInfo,
+    Pack,
+    PassInfo,
+    ProgramError,
+    Step,
+    TensorInfo,
+    Unpack,
+)
+
+__all__ = [
+    "FORMAT", "MAX_PART_BYTES", "VERSION", "Contents", "CpuStep", "FormInfo", "HostStep", "LaunchStep", "LayerInfo",
+    "NodeInfo", "Pack", "PassInfo", "Program", "ProgramError", "Step", "TensorInfo", "Unpack",
+]  # fmt: skip

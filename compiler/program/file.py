@@ -1,0 +1,176 @@
+"""The file of a compiled program.
+
+It is a zip archive: `manifest.json`, which holds everything but bulk data and the SHA-256 of every other entry;
+`image.bin`, the constant part of the accelerator's DRAM; `constants/N.npy`; `kernels/N.bin`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from celosia.compiler.cpu.runtime.kernel import Kernel
+from celosia.compiler.files import reading, replacing
+from celosia.compiler.program.check import check
+from celosia.compiler.program.model import Contents, CpuStep, HostStep, LaunchStep, ProgramError, Step, TensorInfo
+from celosia.compiler.program.saved import array_bytes, load_array, load_op, make, op_bytes
+from celosia.hw.config import Config
+
+FORMAT = "celosia-program"
+VERSION = 5
+
+
+class Program(Contents):
+    """A compiled model; `celosia.Runtime` runs it on a Device with the same Config."""
+
+    def save(self, path: str | Path) -> None:
+        """Write the Program to `path`, or nothing where that fails. OutputError."""
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            self._write(file)
+
+    def to_bytes(self) -> bytes:
+        """What `save` writes; equal for equal Programs."""
+        buffer = io.BytesIO()
+        self._write(buffer)
+        return buffer.getvalue()
+
+    def _write(self, file: IO[bytes]) -> None:
+        blobs = self._blobs()
+        digests = {name: hashlib.sha256(data).hexdigest() for name, data in blobs.items()}
+        text = json.dumps(self._manifest() | {"sha256": digests}, indent=1).encode()
+        head = {"manifest.json": text, "manifest.sha256": hashlib.sha256(text).hexdigest().encode()}
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, data in {**head, **blobs}.items():  # each entry of 1980, the date that zipfile takes for none
+                archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED, compresslevel=1)
+
+    def _blobs(self) -> dict[str, bytes]:
+        blobs = {"image.bin": self.image.tobytes()}
+        for number, array in enumerate(self.constants.values()):
+            blobs[f"constants/{number}.npy"] = array_bytes(array)
+        for number, kernel in enumerate(self.kernels):
+            blobs[f"kernels/{number}.bin"] = kernel.to_bytes()
+        if self.library:
+            blobs["kernels.so"] = self.library
+        for number, launch in enumerate(self.launches):
+            blobs[f"launches/{number}.layers"] = launch.layer_of.astype("<i4").tobytes()
+        for number, step in enumerate(step for step in self.steps if isinstance(step, HostStep)):
+            blobs[f"host/{number}.json"] = op_bytes(step.op)
+        return blobs
+
+    def _manifest(self) -> dict[str, Any]:
+        steps = []
+        for step in self.steps:
+            names = [field.name for field in dataclasses.fields(step) if field.name not in ("layer_of", "op")]
+            steps.append({"kind": _KINDS[type(step)], **{name: _plain(getattr(step, name)) for name in names}})
+        return {
+            "format": FORMAT, "version": VERSION, "name": self.name, "config": self.config.to_dict(),
+            "config_digest": self.config.digest, "inputs": [dataclasses.asdict(t) for t in self.inputs],
+            "outputs": [dataclasses.asdict(t) for t in self.outputs],
+            "tensors": [dataclasses.asdict(t) for t in self.tensors.values()], "steps": steps,
+            "constants": list(self.constants), "kernels": len(self.kernels), "image_address": self.image_address,
+            "dram_size": self.dram_size, "arena_lower_bound": self.arena_lower_bound,
+            "macs_total": self.macs_total,
+            "placements": self.placements, "compile_seconds": self.compile_seconds,
+            "passes": [dataclasses.asdict(each) for each in self.passes], "arena": dataclasses.asdict(self.arena),
+            "machine": self.machine,
+        }  # fmt: skip
+
+    @staticmethod
+    def load(path: str | Path) -> Program:
+        """The Program in `path`. ProgramError where it is not one, is damaged, or of another version."""
+        with (
+            reading(path, ProgramError, "is not a Celosia Program, or a damaged one"),
+            zipfile.ZipFile(path) as archive,
+        ):
+            if "manifest.json" not in archive.namelist():
+                raise ProgramError(f"{path} is not a Celosia Program: it has no manifest")
+            return _read(Path(path), archive)
+
+    @staticmethod
+    def is_program(path: str | Path) -> bool:
+        """Whether the file at `path` looks like a Program, perhaps a damaged one, rather than an ONNX file."""
+        with open(path, "rb") as file:
+            try:
+                return file.read(4) == b"PK\3\4" or zipfile.is_zipfile(file)
+            except zipfile.BadZipFile:  # which is_zipfile finds at the end of some
+                return True
+
+
+_KINDS = {CpuStep: "cpu", HostStep: "host", LaunchStep: "launch"}
+MAX_PART_BYTES = 1 << 32
+"""No part of a Program may unpack to more than this."""
+
+
+def _part(path: Path, archive: zipfile.ZipFile, name: str) -> bytes:
+    if name not in archive.NameToInfo:
+        raise ProgramError(f"{path} is damaged: part {name} is missing")
+    if archive.getinfo(name).file_size > MAX_PART_BYTES:
+        raise ProgramError(f"{path}: part {name} is larger than {MAX_PART_BYTES} bytes")
+    with reading(path, ProgramError, f"is damaged: part {name}"):
+        return archive.read(name)
+
+
+def _read(path: Path, archive: zipfile.ZipFile) -> Program:
+    text = _part(path, archive, "manifest.json")
+    if hashlib.sha256(text).hexdigest().encode() != _part(path, archive, "manifest.sha256"):
+        raise ProgramError(f"{path} is damaged: the checksum of its manifest differs")
+    with reading(path, ProgramError, "is damaged"):
+        manifest = json.loads(text)
+        if manifest.get("format") != FORMAT:
+            raise ProgramError(f"{path} is not a Celosia Program")
+        if manifest.get("version") != VERSION:
+            raise ProgramError(f"{path} has format version {manifest.get('version')}; this Celosia reads {VERSION}")
+        blobs = {}
+        for name, digest in manifest["sha256"].items():
+            blobs[name] = _part(path, archive, name)
+            if hashlib.sha256(blobs[name]).hexdigest() != digest:
+                raise ProgramError(f"{path} is damaged: the checksum of part {name} differs")
+        return _assemble(manifest, blobs)
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses as dictionaries."""
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+
+
+_FIELDS = (
+    "name", "inputs", "outputs", "image_address", "dram_size", "arena_lower_bound", "macs_total", "placements",
+    "compile_seconds", "passes", "arena", "machine",
+)  # fmt: skip
+"""Fields of a Program that the manifest holds as they are."""
+
+
+def _assemble(manifest: dict[str, Any], blobs: dict[str, bytes]) -> Program:
+    config = Config.from_dict(manifest["config"])
+    if config.digest != manifest["config_digest"]:
+        raise ValueError("the digest of its Config differs")
+    steps: list[Step] = []
+    for fields in manifest["steps"]:
+        kind = {name: kind for kind, name in _KINDS.items()}[fields.pop("kind")]
+        number = sum(isinstance(step, kind) for step in steps)
+        bulk: dict[str, Any] = {}
+        if kind is HostStep:
+            bulk["op"] = load_op(blobs[f"host/{number}.json"])
+        elif kind is LaunchStep:
+            bulk["layer_of"] = np.frombuffer(blobs[f"launches/{number}.layers"], "<i4").astype(np.int32)
+        steps.append(make(kind, fields, **bulk))
+    names, kernels = make(list[str], manifest["constants"]), make(int, manifest["kernels"])
+    tensors = make(list[TensorInfo], manifest["tensors"])
+    program: Program = make(
+        Program, {name: manifest[name] for name in _FIELDS}, config=config, steps=steps,
+        tensors={tensor.name: tensor for tensor in tensors},
+        constants={name: load_array(blobs[f"constants/{number}.npy"]) for number, name in enumerate(names)},
+        kernels=[Kernel.from_bytes(blobs[f"kernels/{number}.bin"]) for number in range(kernels)],
+        image=np.frombuffer(blobs["image.bin"], np.uint8), library=blobs.get("kernels.so", b""),
+    )  # fmt: skip
+    check(program)
+    return program

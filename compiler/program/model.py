@@ -1,0 +1,192 @@
+"""What a compiled program is: tensors, steps, kernels, and the accelerator's memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.cpu.runtime.kernel import Kernel
+from celosia.compiler.cpu.runtime.op import HostOp
+from celosia.compiler.memory import Plan
+from celosia.hw.config import Config
+from celosia.hw.isa import instruction_bytes
+
+
+class ProgramError(ValueError):
+    """A file that is not an undamaged Program; the message names the part."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor; -1 in its shape is a size known only at run time. kind: "tensor", "sequence" or "optional"."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    kind: str = "tensor"
+
+
+@dataclass(frozen=True)
+class PassInfo:
+    """A pass over the graph, and the number of operators before and after it."""
+
+    name: str
+    doc: str
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
+class FormInfo:
+    """How the host arranges a tensor for the accelerator: compiler.graph.select.Form."""
+
+    dims: tuple[int, int, int, int]
+    fold: str = ""
+    kernel: tuple[int, int] = (1, 1)
+    strides: tuple[int, int] = (1, 1)
+    dilations: tuple[int, int] = (1, 1)
+    pads: tuple[int, int, int, int] = (0, 0, 0, 0)
+    pad: int = 0
+
+    def arrange(self, array: NDArray[np.int8]) -> NDArray[np.int8]:
+        """The tensor, of any shape with as many values, as [images, channels, height, width] with the fold applied."""
+        if not self.fold:
+            return array.reshape(self.dims)
+        rows, columns = self.pads[0::2], self.pads[1::2]
+        if self.fold == "x":
+            rows = (0, 0)
+        padded = np.pad(array, ((0, 0), (0, 0), rows, columns), constant_values=self.pad)
+        taps = (self.kernel[0] if self.fold == "xy" else 1, self.kernel[1])
+        steps = (self.strides[0] if self.fold == "xy" else 1, self.strides[1])
+        reach = ((taps[0] - 1) * self.dilations[0] + 1, (taps[1] - 1) * self.dilations[1] + 1)
+        view = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=(2, 3))
+        view = view[:, :, :: steps[0], :: steps[1], :: self.dilations[0], :: self.dilations[1]]
+        images, channels, height, width = view.shape[:4]
+        tiles: NDArray[np.int8] = view.transpose(0, 1, 4, 5, 2, 3)
+        return tiles.reshape(images, channels * taps[0] * taps[1], height, width)
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Put tensor `value` into DRAM at `address`, in a storage of `groups` channel groups."""
+
+    value: str
+    form: FormInfo
+    address: int
+    groups: int
+
+
+@dataclass(frozen=True)
+class Unpack:
+    """Take tensor `value` from the storage at `address`, `offset` channel groups into its `groups`."""
+
+    value: str
+    dims: tuple[int, int, int, int]
+    address: int
+    groups: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class NodeInfo:
+    """An operator of the graph on the CPU, and why it is there."""
+
+    name: str
+    op: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class CpuStep:
+    """Operators on the CPU in one kernel, with its number; a view of the first input where there is none."""
+
+    nodes: tuple[NodeInfo, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    kernel: int | None = None
+    saved_bytes: int = 0
+    """What the kernel does not write and read again, as kernels of one operator each would."""
+
+
+@dataclass(frozen=True)
+class HostStep:
+    """One operator that the host runtime executes."""
+
+    nodes: tuple[NodeInfo, ...]
+    inputs: tuple[str, ...]
+    """What the operator and its subgraphs read."""
+    outputs: tuple[str, ...]
+    op: HostOp = field(repr=False)
+
+
+@dataclass(frozen=True)
+class LayerInfo:
+    name: str
+    op: str
+    nodes: tuple[str, ...]
+    macs: int
+    bytes_loaded: int
+    bytes_stored: int
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class LaunchStep:
+    """One run of the accelerator. layer_of[i]: number in `layers` of instruction i."""
+
+    address: int
+    count: int
+    layers: tuple[LayerInfo, ...]
+    layer_of: NDArray[np.int32]
+    pack: tuple[Pack, ...]
+    unpack: tuple[Unpack, ...]
+
+
+Step = CpuStep | HostStep | LaunchStep
+
+
+@dataclass
+class Contents:
+    """What a Program holds; `file.Program` adds how it is saved."""
+
+    name: str
+    config: Config
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    tensors: dict[str, TensorInfo]
+    steps: list[Step]
+    constants: dict[str, NDArray[Any]]
+    kernels: list[Kernel]
+    image: NDArray[np.uint8]
+    image_address: int
+    dram_size: int
+    arena_lower_bound: int = 0
+    macs_total: int = 0
+    placements: list[dict[str, str]] = field(default_factory=list)
+    """For each operator: name, op, place ("accelerator", "cpu", "free"), reason."""
+    compile_seconds: float = 0.0
+    passes: list[PassInfo] = field(default_factory=list)
+    arena: Plan = field(default_factory=Plan)
+    """Where the tensors that steps hand to each other lie in the memory of the CPU."""
+    machine: str = ""
+    """What `platform.machine()` says where the kernels run; "" for processors like the one that compiled them."""
+    library: bytes = field(default=b"", repr=False)
+    """The kernels for another machine as one shared object; they then have no code of their own."""
+
+    @property
+    def launches(self) -> list[LaunchStep]:
+        return [step for step in self.steps if isinstance(step, LaunchStep)]
+
+    @property
+    def macs_accelerator(self) -> int:
+        return sum(layer.macs for launch in self.launches for layer in launch.layers)
+
+    def instructions(self, launch: LaunchStep) -> list[int]:
+        """The instruction words of `launch`."""
+        size = instruction_bytes(self.config)
+        start = launch.address - self.image_address
+        data = self.image[start : start + launch.count * size].tobytes()
+        return [int.from_bytes(data[i : i + size], "little") for i in range(0, len(data), size)]

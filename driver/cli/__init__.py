@@ -1,0 +1,54 @@
+"""The command `celosia`. Slow imports wait until a command needs them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from celosia.driver.cli import bitstream
+from celosia.driver.cli.boards import deploy, flash
+from celosia.driver.cli.errors import EXIT_CODES
+from celosia.driver.cli.hardware import verilog
+from celosia.driver.cli.models import compile_, inspect, quantize
+from celosia.driver.cli.runs import demo, run
+
+app = typer.Typer(
+    name="celosia", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)  # fmt: skip
+app.add_typer(bitstream.app, name="bitstream")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"celosia {version('celosia')}")
+        raise typer.Exit
+
+
+@app.callback(epilog=EXIT_CODES)
+def celosia(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Compile int8 ONNX models for a tensor accelerator described in Python, and run them on its RTL.
+
+    \b
+    Examples:
+      celosia demo
+      celosia run model.onnx --input image=image.npy --device rtl
+      celosia COMMAND --help
+    """
+
+
+app.command(name="compile")(compile_)
+for function in (run, deploy, flash, inspect, quantize, verilog, demo):
+    app.command()(function)
+
+
+def main() -> None:
+    """Entry point of the command."""
+    app()

@@ -1,0 +1,172 @@
+"""`celosia bitstream`: from a Config to what an FPGA loads."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from celosia.driver.cli.errors import DOES_NOT_FIT, EXIT_CODES, Debug, Quiet, command
+
+app = typer.Typer(
+    no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)  # fmt: skip
+BoardOption = Annotated[str, typer.Option("--board", metavar="NAME", help="pynq-z1, pynq-z2, ultra96 or zcu104.")]
+MaybeConfig = Annotated[
+    str | None, typer.Option("--config", metavar="NAME|FILE", help="The accelerator, by default the board's preset.")
+]
+
+
+@app.callback(epilog=EXIT_CODES)
+def bitstream() -> None:
+    """Make the hardware of a Config for a board.
+
+    \b
+    Examples:
+      celosia bitstream report --board pynq-z2
+      celosia bitstream project --board pynq-z2 -o build/pynq-z2
+      celosia bitstream build build/pynq-z2
+    """
+
+
+@app.command()
+@command
+def project(
+    board: BoardOption,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The folder to write, a new one.")],
+    config: MaybeConfig = None,
+    clock: Annotated[
+        int | None, typer.Option(metavar="MHZ", help="Clock of the accelerator, by default the board's.")
+    ] = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Write a Vivado project: Verilog, constraints, the block design as Tcl.
+
+    \b
+    Example:
+      celosia bitstream project --board pynq-z2 -o build/pynq-z2
+      celosia bitstream build build/pynq-z2
+    """
+    from celosia.bitstreams.project import COMMAND, find_board, write_project
+    from celosia.driver.progress import Stages
+    from celosia.hw.config import Config
+
+    place, cfg = find_board(board), None if config is None else Config.load(config)
+    with Stages(quiet) as stages:
+        stages("writing the Verilog")
+        write_project(place, output, cfg, clock)
+    if not quiet:
+        typer.echo(f"{output}: project for {place.name} ({place.part}), Config {(cfg or place.config).name}")
+        typer.echo(f"next: celosia bitstream build {output}   (where Vivado is: {' '.join(COMMAND)})")
+
+
+@app.command()
+@command
+def build(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `celosia bitstream project` wrote.")],
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Run Vivado on a project; it leaves a .bit file, a .hwh file and a manifest in DIR.
+
+    \b
+    Example:
+      celosia bitstream build build/pynq-z2
+    """
+    from celosia.bitstreams.project import build_project
+
+    manifest = build_project(folder)
+    if not quiet:
+        typer.echo(f"{folder}: {manifest.part} at {manifest.clock_mhz} MHz, {manifest.slack_ns} ns to spare")
+
+
+@app.command()
+@command
+def report(
+    board: BoardOption,
+    config: MaybeConfig = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Show what a Config takes of a board's device: LUTs, flip-flops, DSP blocks, block RAM, as Yosys counts them.
+
+    Takes minutes the first time. Ends with exit code 6 where the Config does not fit.
+
+    \b
+    Example:
+      celosia bitstream report --board pynq-z2
+      celosia bitstream report --board ultra96 --config my_accelerator.toml --json
+    """
+    from celosia.bitstreams.devices import DEVICES
+    from celosia.bitstreams.project import find_board
+    from celosia.bitstreams.synthesis import usage
+    from celosia.driver import show
+    from celosia.driver.progress import Stages
+    from celosia.hw.config import Config
+
+    place = find_board(board)
+    cfg, device = place.config if config is None else Config.load(config), DEVICES[place.platform.device]
+    with Stages(quiet) as stages:
+        stages(f"synthesis of {cfg.name} for {device.name}, minutes the first time")
+        used = usage(cfg, device, lambda step: stages(f"synthesis of {cfg.name}: {step}", line=False))
+    left, fits = used.left(device), used.fits(device)
+    if as_json:
+        resources = {
+            name: {"used": getattr(used, name), "available": getattr(device, name), "left_percent": round(percent, 1)}
+            for name, percent in left.items()
+        }
+        about = {"board": place.name, "device": device.name, "config": cfg.name, "digest": cfg.digest}
+        typer.echo(json.dumps(about | {"resources": resources, "fits": fits, "tool": used.tool}, indent=1))
+    else:
+        show.console().print(show.resources(used, device, f"{cfg.name} on {place.name} ({device.name}), {used.tool}"))
+    if not fits:
+        short = ", ".join(name for name, percent in left.items() if percent < 0)
+        typer.secho(
+            f"celosia: {cfg.name} does not fit {device.name}: not enough of {short}; choose a smaller Config", err=True
+        )
+        raise typer.Exit(DOES_NOT_FIT)
+
+
+class Ecp5Design(StrEnum):
+    """What `--design` takes."""
+
+    accelerator = "accelerator"
+    gemm = "gemm"
+
+
+@app.command()
+@command
+def ecp5(
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the bitstream goes.")],
+    config: Annotated[str, typer.Option("--config", metavar="NAME|FILE", help="The accelerator.")] = "tiny",
+    design: Annotated[
+        Ecp5Design, typer.Option(help="All, or the gemm unit with its scratchpads.")
+    ] = Ecp5Design.accelerator,
+    clock: Annotated[float, typer.Option(metavar="MHZ", min=1, max=500, help="Clock to aim at.")] = 100,
+    seeds: Annotated[int, typer.Option(metavar="N", min=1, help="Placements to try; the fastest is taken.")] = 1,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Make a bitstream for an ECP5-85F with open tools, as evidence of size and timing: its ports end in registers.
+
+    \b
+    Example:
+      celosia bitstream ecp5 --config tiny --design gemm -o build/ecp5
+    """
+    from celosia.bitstreams.ecp5 import Design, build
+    from celosia.driver.progress import Stages
+    from celosia.hw.config import Config
+
+    cfg = Config.load(config)
+    with Stages(quiet) as stages:
+        stages(f"building {cfg.name} ({design.value}) for the ECP5, minutes")
+        result = build(cfg, Design(design.value), output, clock, lambda step: stages(step, line=False), seeds)
+    if not quiet:
+        met = "met" if result.fmax_mhz >= clock else "missed"
+        typer.echo(f"{output / result.bit}: {result.fmax_mhz} MHz ({clock:g} MHz {met}), {result.device}")

@@ -1,0 +1,96 @@
+"""`celosia deploy` and `flash`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from celosia.driver.cli.errors import Debug, Quiet, command
+from celosia.driver.cli.options import (
+    MaybeConfig,
+    Model,
+    Sudo,
+    check_source,
+    program_there,
+    progress_stages,
+)
+
+if TYPE_CHECKING:
+    pass
+
+
+@command
+def deploy(
+    model: Model,
+    host: Annotated[str, typer.Option("--host", metavar="USER@BOARD", help="The board, as ssh knows it.")],
+    config: MaybeConfig = None,
+    sudo: Sudo = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Put a Program and what runs it on a board, over ssh, and say what the board lacks.
+
+    \b
+    Examples:
+      celosia deploy resnet18.celosia --host root@pynq
+      celosia run resnet18.celosia -i image.npy --device ssh://root@pynq
+    """
+    from celosia.driver import deploy as deployment
+    from celosia.driver.ssh import connected
+
+    check_source(model)
+    with progress_stages(quiet) as stages, stages.paused(), connected(host) as connection:
+        remote = deployment.Remote(connection, sudo=sudo)
+        stages(f"connected to {host}")
+        program = program_there(model, config, stages, remote)
+        stages(f"copying to {host}")
+        files = deployment.runner(), deployment.program_file(program)
+        board = remote.status(*files)
+        sent = remote.install(board, *files)
+        deployment.require(board, program, "board", host)
+    if not quiet:
+        python = ".".join(map(str, board.python))
+        typer.echo(f"{host}: {board.machine}, Python {python}, numpy {board.numpy}, pynq {board.pynq}")
+        typer.echo(f"{deployment.FOLDER}: {', '.join(file.name for file in files)}; {sent:,} bytes sent")
+
+
+@command
+def flash(
+    bit: Annotated[
+        Path, typer.Argument(metavar="FILE.bit", help="The bitstream; its .hwh and manifest lie beside it.")
+    ],
+    board: Annotated[str, typer.Option("--board", metavar="NAME", help="pynq-z1, pynq-z2, ultra96 or zcu104.")],
+    host: Annotated[
+        str | None,
+        typer.Option("--host", metavar="USER@BOARD", help="The board, as ssh knows it; by default this one."),
+    ] = None,
+    sudo: Sudo = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Load a bitstream into a board's FPGA, and check that its accelerator answers.
+
+    JTAG is no way to do it: on a Zynq it leaves the clocks of the logic as they were.
+
+    \b
+    Examples:
+      celosia flash build/pynq-z2/pynq-z2-pynq.bit --board pynq-z2 --host root@pynq
+    """
+    from celosia.bitstreams.project import find_board
+    from celosia.driver import deploy as deployment
+    from celosia.driver.flash import load, prepare
+    from celosia.driver.ssh import connected
+    from celosia.hw.config import Config
+
+    manifest = prepare(bit, board, find_board(board).part)
+    if host is None:
+        clock = load(str(bit), manifest)
+    else:
+        with progress_stages(quiet) as stages, stages.paused(), connected(host) as connection:
+            stages(f"loading on {host}")
+            clock = deployment.flash(deployment.Remote(connection, sudo=sudo), bit, manifest)
+    if not quiet:
+        what = f"{Config.from_dict(manifest.config).name} ({manifest.identity:08x}) at {clock:g} MHz"
+        typer.echo(f"{host or 'this board'}: {bit.name} is loaded, accelerator {what} answers at {manifest.address:#x}")

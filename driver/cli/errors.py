@@ -1,0 +1,91 @@
+"""Exit codes, and errors as one sentence."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+OK, WRONG_INPUT, USAGE, RUN_FAILED, NO_TOOL, FAULT, DOES_NOT_FIT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
+"""Exit codes; `EXIT_CODES` is their text for the user."""
+EXIT_CODES = """\b
+Exit codes:
+  0  done
+  1  a model, Program, Config, input or output file is wrong
+  2  the command line is wrong
+  3  the accelerator ended in an error or not in time, or its board cannot be reached
+  4  a tool is missing or failed (C++ compiler, Verilator, Yosys, ziglang, Vivado)
+  5  a fault of celosia itself
+  6  the accelerator does not fit the device
+  130  interrupted
+"""
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came from.")]
+
+
+def explained(error: Exception) -> tuple[int, str]:
+    """Exit code and sentence for an error of a command."""
+    from celosia.bitstreams.manifest import ManifestError
+    from celosia.bitstreams.project import ProjectError, ToolError
+    from celosia.bitstreams.synthesis import SynthesisError
+    from celosia.compiler.cpu.llvm import LinkError
+    from celosia.compiler.cpu.runtime.op import HostError
+    from celosia.compiler.cpu.runtime.threads import ThreadsError
+    from celosia.compiler.cpu.target import TargetError
+    from celosia.compiler.files import OutputError
+    from celosia.compiler.graph.importer import ModelError
+    from celosia.compiler.program import ProgramError
+    from celosia.driver.quantize import MissingLibrary, QuantizeError
+    from celosia.driver.runtime import InputError
+    from celosia.driver.ssh import SshError
+    from celosia.hw.config import ConfigError
+    from celosia.hw.verilog import VerilogError
+    from celosia.sim.build import BuildError
+    from celosia.sim.device import DeviceError
+
+    wrong = ModelError, ConfigError, HostError, ProgramError, InputError, OutputError, QuantizeError
+    if isinstance(error, (*wrong, ManifestError, ProjectError, TargetError, ThreadsError)):
+        return WRONG_INPUT, str(error)
+    if isinstance(error, (DeviceError, SshError)):
+        return RUN_FAILED, str(error)
+    if isinstance(error, (BuildError, LinkError, SynthesisError, VerilogError, MissingLibrary, ToolError)):
+        return NO_TOOL, str(error)
+    if isinstance(error, OSError):
+        place = f"{error.filename}: " if error.filename else ""
+        return WRONG_INPUT, f"{place}{error.strerror or error}"
+    if isinstance(error, MemoryError):
+        return RUN_FAILED, "there is not enough memory for this model"
+    what = f"{type(error).__name__}: {error}".splitlines()[0]
+    return FAULT, f"a fault of celosia: {what}; run the command again with --debug and report what it prints"
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """`function` as a command whose errors are one sentence and an exit code."""
+
+    @functools.wraps(function)
+    def checked(*args: Any, debug: bool = False, **options: Any) -> None:
+        try:
+            function(*args, debug=debug, **options)
+        except (typer.Exit, typer.Abort, typer.BadParameter):
+            raise
+        except KeyboardInterrupt:
+            typer.secho("celosia: interrupted", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:  # `celosia inspect ... | head` is not an error
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(OK) from None
+        except Exception as error:
+            if debug:
+                traceback.print_exc()
+            code, sentence = explained(error)
+            typer.secho(f"celosia: error: {sentence}", fg="red" if sys.stderr.isatty() else None, err=True)
+            raise typer.Exit(code) from None
+
+    checked.__doc__ = f"{function.__doc__}\n\n{EXIT_CODES}"
+    return checked

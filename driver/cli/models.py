@@ -1,0 +1,211 @@
+"""`celosia compile`, `inspect` and `quantize`."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from celosia.driver.cli.errors import Debug, Quiet, command
+from celosia.driver.cli.options import (
+    ConfigOption,
+    MaybeConfig,
+    Model,
+    check_destinations,
+    program_of,
+    progress_stages,
+)
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+class Activations(StrEnum):
+    """What `--activations` takes."""
+
+    int8 = "int8"
+    uint8 = "uint8"
+
+
+class Method(StrEnum):
+    """What `--method` takes."""
+
+    minmax = "minmax"
+    entropy = "entropy"
+    percentile = "percentile"
+
+
+def _preset(target: str | None) -> str:
+    """The Config for a board that names none."""
+    from celosia.bitstreams.boards import BOARDS
+
+    return BOARDS[target].preset if target in BOARDS else "pynq"
+
+
+@command
+def compile_(
+    model: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="The model: int8, or with QDQ nodes.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="PROGRAM", help="The file to write.")],
+    config: Annotated[
+        str | None,
+        typer.Option("--config", metavar="NAME|FILE", help="The accelerator, by default the target board's, or pynq."),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BOARD|PROCESSOR",
+            help="Where it will run: pynq-z1, pynq-z2, ultra96, zcu104, armv7 or aarch64; by default this machine.",
+        ),
+    ] = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Compile an ONNX model to a Program for one accelerator.
+
+    \b
+    Examples:
+      celosia compile resnet18.onnx -o resnet18.celosia
+      celosia compile resnet18.onnx -o resnet18.celosia --config my_accelerator.toml
+      celosia compile resnet18.onnx -o resnet18.celosia --target pynq-z1
+    """
+    with progress_stages(quiet) as stages:
+        check_destinations([model], output)
+        from celosia.compiler.compile import compile as compile_model
+
+        program = compile_model(model, config or _preset(target), progress=stages, target=target)
+        stages("writing the Program")
+        program.save(output)
+    if not quiet:
+        from celosia.driver import show
+
+        out = show.console()
+        out.print(show.overview(program))
+        out.print(f"{output}: {show.megabytes(output.stat().st_size)}", markup=False)
+
+
+@command
+def inspect(
+    model: Model,
+    config: MaybeConfig = None,
+    operators: Annotated[bool, typer.Option("--operators", help="Only where each operator runs, and why.")] = False,
+    layers: Annotated[bool, typer.Option("--layers", help="Only the layers and their instructions.")] = False,
+    buffers: Annotated[bool, typer.Option("--buffers", help="Only DRAM, arena and scratchpads.")] = False,
+    disassemble: Annotated[
+        bool, typer.Option("--disassemble", "-d", help="Only the text of every instruction.")
+    ] = False,
+    layer: Annotated[str | None, typer.Option(metavar="NAME", help="Disassemble this layer alone.")] = None,
+    passes: Annotated[bool, typer.Option("--passes", help="Only the graph after each pass, and kernels.")] = False,
+    one_pass: Annotated[
+        str | None, typer.Option("--pass", metavar="NAME", help="Only the graph after this pass, or `import`.")
+    ] = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Show what became of a model: operators with the reason of their place, layers, buffers, instructions.
+
+    \b
+    Examples:
+      celosia inspect model.onnx
+      celosia inspect model.onnx --operators --config tiny
+      celosia inspect model.onnx --passes | less
+      celosia inspect model.celosia --disassemble --layer conv1 | less
+    """
+    graphs: dict[str, str] = {}
+
+    def keep(name: str, graph: ir.Model) -> None:
+        from celosia.compiler.graph.printer import text
+
+        graphs[name] = text(graph.graph)
+
+    with progress_stages(quiet) as stages:
+        program = program_of(model, config, stages, keep if passes or one_pass is not None else None)
+    from celosia.driver import show
+
+    disassemble = disassemble or layer is not None
+    passes = passes or one_pass is not None
+    every = not (operators or layers or buffers or passes or disassemble)
+    out = show.console()
+    if every:
+        out.print(show.overview(program))
+    for wanted, table in ((operators, show.operators), (layers, show.program_layers), (buffers, show.buffers)):
+        if every or wanted:
+            if every:
+                out.print()
+            out.print(table(program))
+    if passes and one_pass is None:
+        out.print(show.passes(program))
+        out.print()
+        out.print(show.kernels(program))
+    if passes:
+        for line in show.graphs(program, graphs, one_pass):
+            typer.echo(line)
+    if disassemble:
+        for line in show.disassembly(program, layer):
+            typer.echo(line)
+
+
+@command
+def quantize(
+    model: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="The float model.")],
+    calibration: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR|NPZ",
+            help="A folder of .npy, .npz or image files, one for each sample; or an .npz of arrays by input name whose "
+            "first axis counts samples.",
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT.onnx", help="The file to write.")],
+    per_tensor: Annotated[
+        bool, typer.Option("--per-tensor", help="One scale for a weight tensor, not one for each output channel.")
+    ] = False,
+    activations: Annotated[Activations, typer.Option(help="Type of activations; weights are int8.")] = Activations.int8,
+    method: Annotated[Method, typer.Option(help="How ranges come from the samples.")] = Method.minmax,
+    samples: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Use no more, spread over all, by default all.")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="An operator that stays float; may be repeated.")
+    ] = None,
+    mean: Annotated[
+        list[float] | None, typer.Option(help="Of images: what is subtracted from pixels in 0..1; once or per channel.")
+    ] = None,
+    std: Annotated[
+        list[float] | None, typer.Option(help="Of images: what they are divided by then; once or per channel.")
+    ] = None,
+    config: ConfigOption = "pynq",
+    report: Annotated[Path | None, typer.Option(metavar="REPORT.json", help="Write the report.")] = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Quantise a float model to int8, and compare its outputs with the float model's.
+
+    \b
+    Examples:
+      celosia quantize model.onnx --calibration samples.npz -o model_int8.onnx
+      celosia quantize model.onnx --calibration photos/ --mean 0.5 --std 0.5 -o model_int8.onnx --report report.json
+    """
+    with progress_stages(quiet) as stages:
+        check_destinations([model, calibration], output, report)
+        from celosia.driver.quantize import quantize as quantize_model
+
+        found = quantize_model(
+            model, calibration, output, per_channel=not per_tensor, activations=activations.value, method=method.value,
+            samples=samples, exclude=exclude or (), mean=mean or (0.0,), std=std or (1.0,), config=config,
+            progress=stages,
+        )  # fmt: skip
+    if report is not None:
+        from celosia.compiler.files import write_text
+
+        write_text(report, json.dumps(found, indent=1) + "\n")
+    if not quiet:
+        from celosia.driver import show
+
+        out = show.console()
+        for table in show.quantised(found):
+            out.print(table)
+            out.print()
+        out.print(f"{output}: {show.megabytes(output.stat().st_size)}", markup=False)

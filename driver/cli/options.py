@@ -1,0 +1,88 @@
+"""What commands share: options, checks before long work, and the Program that a file holds or becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from celosia.compiler.passes import Watch
+    from celosia.compiler.program import Program
+    from celosia.driver.deploy import Remote
+    from celosia.driver.progress import Stages
+
+Model = Annotated[Path, typer.Argument(metavar="MODEL.onnx|PROGRAM", help="An ONNX model, or what `compile` wrote.")]
+ConfigOption = Annotated[
+    str,
+    typer.Option("--config", metavar="NAME|FILE", help="The accelerator: tiny, pynq, ..., or a .toml or .json file."),
+]
+MaybeConfig = Annotated[
+    str | None,
+    typer.Option("--config", metavar="NAME|FILE", help="The accelerator, by default pynq, or the Program's."),
+]
+Sudo = Annotated[bool, typer.Option("--sudo", help="Run as root there through sudo, which must not ask.")]
+
+
+@contextmanager
+def progress_stages(quiet: bool) -> Iterator[Stages]:
+    from celosia.driver.progress import Stages
+
+    with Stages(quiet) as stages:
+        yield stages
+
+
+def check_destinations(sources: list[Path], *paths: Path | None) -> None:
+    """OutputError where a file cannot be written, now and not after minutes of work."""
+    from celosia.compiler.files import OutputError, check_writable
+
+    seen = {path.resolve(): "an input" for path in sources}
+    for path in paths:
+        if path is None:
+            continue
+        check_writable(path)
+        if path.resolve() in seen and (path.is_file() or not path.exists()):  # /dev/null may be given twice
+            raise OutputError(f"cannot write {path}: it is {seen[path.resolve()]}, too; give another name")
+        seen[path.resolve()] = "another output"
+
+
+def check_source(path: Path) -> None:
+    """ModelError where there is no file, now and not after a login on a board."""
+    if not path.exists():
+        from celosia.compiler.graph.importer import ModelError
+
+        raise ModelError(f"there is no model at {path}")
+
+
+def program_of(
+    source: Path, config: str | None, stages: Stages, watch: Watch | None = None, target: str | None = None
+) -> Program:
+    """The Program in `source`, or the one that the ONNX model there compiles to, for `target`, watched by `watch`."""
+    from celosia.compiler.program import Program, ProgramError
+    from celosia.hw.config import Config
+
+    cfg = None if config is None else Config.load(config)
+    if source.is_file() and Program.is_program(source):
+        stages("reading the Program")
+        program = Program.load(source)
+        if cfg is not None and cfg.digest != program.config.digest:
+            raise ProgramError(
+                f"{source} was compiled for Config {program.config.name}, not for {cfg.name}; compile the model again "
+                f"with --config {config}, or leave --config out"
+            )
+        return program
+    from celosia.compiler.compile import compile as compile_model
+
+    return compile_model(source, cfg or "pynq", progress=stages, watch=watch, target=target)
+
+
+def program_there(source: Path, config: str | None, stages: Stages, remote: Remote) -> Program:
+    """As `program_of`, for the board's processor where a model is compiled."""
+    from celosia.compiler.program import Program
+    from celosia.driver import deploy
+
+    compiled = source.is_file() and Program.is_program(source)
+    return program_of(source, config, stages, target=None if compiled else deploy.target_of(remote.status()))

@@ -1,0 +1,204 @@
+"""`celosia run` and `demo`."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from celosia.driver.cli.errors import Debug, Quiet, command
+from celosia.driver.cli.options import (
+    ConfigOption,
+    MaybeConfig,
+    Model,
+    Sudo,
+    check_destinations,
+    check_source,
+    program_of,
+    program_there,
+    progress_stages,
+)
+
+if TYPE_CHECKING:
+    from celosia.compiler.program import Program
+    from celosia.driver.progress import Stages
+    from celosia.driver.runtime import Result
+
+
+class DeviceName(StrEnum):
+    """What `--device` takes."""
+
+    functional = "functional"
+    timed = "timed"
+    rtl = "rtl"
+
+
+DEVICES = ("functional", "timed", "rtl", "board")
+WITH_EVENTS = ("timed", "rtl")
+"""What `run --device` takes, beside ssh://USER@BOARD; and which of them tell each instruction's time."""
+
+
+@command
+def run(
+    model: Model,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", "-i", metavar="NAME=FILE.npy", help="An input's array; once for each input."),
+    ] = None,
+    device: Annotated[
+        str,
+        typer.Option(
+            metavar="functional|timed|rtl|board|ssh://USER@BOARD",
+            help="Numpy, numpy with modelled cycle counts, the Verilated RTL with its own, this board's accelerator, "
+            "or that of a board over ssh.",
+        ),
+    ] = "functional",
+    config: MaybeConfig = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Of the CPU's part; else $CELOSIA_THREADS, else one a processor, at most 8.")
+    ] = None,
+    sudo: Sudo = False,
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="HEX", help="Address of the registers on a board, if its bitstream has its own."),
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="OUT.npz", help="Write the outputs.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="REPORT.json", help="Write cycles, layers and what each unit did.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="TIMELINE.json", help="Write each instruction's time, for ui.perfetto.dev.")
+    ] = None,
+    layers: Annotated[bool, typer.Option("--layers", help="Print every layer, not the longest only.")] = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Run a model, or a compiled Program, on a simulator of the accelerator, or on a board.
+
+    \b
+    Examples:
+      celosia run model.onnx --input image=image.npy --output out.npz
+      celosia run resnet18.celosia -i image.npy --device rtl --report report.json --trace timeline.json
+      celosia run resnet18.celosia -i image.npy --device ssh://root@pynq
+    """
+    if trace is not None and device not in WITH_EVENTS:
+        raise typer.BadParameter("--trace needs --device timed or rtl: the others do not tell each instruction's time")
+    if device not in DEVICES and not device.startswith("ssh://"):
+        raise typer.BadParameter(f"there is no device {device!r}; take {', '.join(DEVICES)} or ssh://USER@BOARD")
+    options = _address(address)
+    from celosia.driver import arrays
+    from celosia.driver.runtime import Runtime
+
+    given = inputs or []
+    with progress_stages(quiet) as stages:
+        check_source(model)
+        check_destinations([model], output, report, trace)
+        arrays.check_files(given)
+        if device.startswith("ssh://"):
+            program, result = _run_there(device, sudo, model, config, given, threads, options, stages)
+        else:
+            program = program_of(model, config, stages)
+            if device == "rtl":
+                options = {"progress": stages.cycles, "quiet": quiet}
+            elif device != "board":
+                options = {}
+            with Runtime(program, device, threads, **options) as runtime:
+                values = runtime.check(arrays.read_inputs(given, program.inputs))
+                with stages.paused():
+                    runtime.open()
+                stages(f"running on the {device} device")
+                result = runtime.run(values)
+    _write(result, program, output, report, trace)
+    if not quiet:
+        _show(result, layers)
+
+
+def _address(text: str | None) -> dict[str, Any]:
+    """Options of a board's device."""
+    if text is None:
+        return {}
+    try:
+        return {"base": int(text, 0)}
+    except ValueError:
+        raise typer.BadParameter(f"--address {text} is no number; write it as 0x43c00000") from None
+
+
+def _run_there(
+    url: str,
+    sudo: bool,
+    source: Path,
+    config: str | None,
+    given: list[str],
+    threads: int | None,
+    options: dict[str, Any],
+    stages: Stages,
+) -> tuple[Program, Result]:
+    """Run on a board over ssh: ssh://USER@BOARD for its accelerator, ssh://USER@BOARD/functional for numpy there."""
+    from celosia.driver import arrays, deploy
+    from celosia.driver.ssh import connected
+
+    place, _, device = url.removeprefix("ssh://").partition("/")
+    if device not in ("", "board", "functional"):
+        raise typer.BadParameter(
+            f"there is no device {device!r} on a board; take ssh://{place}, or /functional after it"
+        )
+    with stages.paused(), connected(place) as connection:
+        remote = deploy.Remote(connection, sudo=sudo)
+        stages(f"connected to {place}")
+        program = program_there(source, config, stages, remote)
+        values = arrays.read_inputs(given, program.inputs)
+        stages(f"running on {place}")
+        return program, deploy.run(remote, program, values, device or "board", threads, **options)
+
+
+def _write(result: Result, program: Program, output: Path | None, report: Path | None, trace: Path | None) -> None:
+    from celosia.compiler.files import write_text
+    from celosia.driver import arrays
+
+    if output is not None:
+        arrays.write_outputs(output, result.outputs)
+    if report is not None:
+        write_text(report, json.dumps(result.report, indent=1) + "\n")
+    if trace is not None:
+        from celosia.driver.timeline import timeline
+
+        write_text(trace, json.dumps(timeline(program, result.counters)) + "\n")
+
+
+def _show(result: Result, layers: bool) -> None:
+    from celosia.driver import show
+
+    out = show.console()
+    out.print(show.summary(result.report))
+    if result.report["layers"]:
+        out.print()
+        out.print(show.layers(result.report, layers))
+    out.print()
+    for name, array in result.outputs.items():
+        out.print(show.output(name, array), markup=False)
+
+
+@command
+def demo(
+    count: Annotated[int, typer.Option("--count", "-n", min=1, max=100, help="How many images.")] = 10,
+    device: Annotated[
+        DeviceName, typer.Option(help="Numpy, alone or with modelled cycles, or the RTL.")
+    ] = DeviceName.rtl,
+    config: ConfigOption = "pynq",
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Classify pictures of clothes with a ResNet-8 on the RTL, and compare every byte with onnxruntime.
+
+    \b
+    Examples:
+      celosia demo
+      celosia demo --count 100 --config tiny
+    """
+    from celosia.driver.demo import run as run_demo
+
+    with progress_stages(quiet) as stages:
+        run_demo(count, device.value, config, stages)

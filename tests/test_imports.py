@@ -1,0 +1,109 @@
+"""Imports are a graph without circles: between modules, and between the parts of every folder.
+
+Every import counts wherever it stands, also inside functions, but not what type checkers alone read. What is loaded by
+its name (importlib) does not count.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("bitstreams", "compiler", "driver", "hw", "models", "sim")
+
+Graph = dict[str, set[str]]
+
+
+def sources(root: Path = ROOT) -> dict[str, str]:
+    """The text of each module of celosia, by its name."""
+    found = {"celosia": (root / "src" / "celosia" / "__init__.py").read_text(encoding="utf-8")}
+    for folder in FOLDERS:
+        for path in (root / folder).rglob("*.py"):
+            parts = path.relative_to(root).with_suffix("").parts
+            name = ".".join(("celosia", *parts[: -1 if parts[-1] == "__init__" else None]))
+            found[name] = path.read_text(encoding="utf-8")
+    return found
+
+
+def imported(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """(module, name in it or "") of every import inside `node`."""
+    if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+        return
+    if isinstance(node, ast.Import):
+        yield from ((alias.name, "") for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        yield from ((node.module or "", alias.name) for alias in node.names)
+    for child in ast.iter_child_nodes(node):
+        yield from imported(child)
+
+
+def import_graph(texts: Mapping[str, str]) -> Graph:
+    """The modules of `texts` that each of them imports, with the packages around those that are not around itself."""
+    graph: Graph = {name: set() for name in texts}
+    for name, text in texts.items():
+        for module, member in imported(ast.parse(text)):
+            target = f"{module}.{member}" if f"{module}.{member}" in texts else module
+            parts = target.split(".")
+            around = {".".join(parts[:length]) for length in range(1, len(parts) + 1)}
+            graph[name] |= {each for each in around if each in texts and not f"{name}.".startswith(f"{each}.")}
+            if target in texts and target != name:
+                graph[name].add(target)
+    return graph
+
+
+def between_parts(graph: Graph, folder: str) -> Graph:
+    """The imports between the modules and folders directly in `folder`, each folder as one."""
+    inside = f"{folder}."
+
+    def part(module: str) -> str:
+        return inside + module.removeprefix(inside).split(".")[0]
+
+    parts: Graph = {}
+    for module, others in graph.items():
+        if module.startswith(inside):
+            own = parts.setdefault(part(module), set())
+            own |= {part(other) for other in others if other.startswith(inside)} - {part(module)}
+    return parts
+
+
+def circle(graph: Graph) -> list[str]:
+    """Modules that import each other in turn, the first one again at the end; [] where there are none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return [str(name) for name in error.args[1][::-1]]
+    return []
+
+
+def test_no_circle_of_modules() -> None:
+    graph = import_graph(sources())
+    assert len(graph) > 100
+    found = circle(graph)
+    assert not found, " → ".join(found)
+
+
+def test_no_circle_between_the_parts_of_a_folder() -> None:
+    graph = import_graph(sources())
+    for folder in {name.rsplit(".", 1)[0] for name in graph if "." in name}:
+        found = circle(between_parts(graph, folder))
+        assert not found, f"in {folder}: " + " → ".join(found)
+
+
+def test_a_circle_is_found() -> None:
+    texts = {
+        "celosia": "",
+        "celosia.a": "from celosia.b import c",
+        "celosia.b": "from celosia.b.c import thing",
+        "celosia.b.c": "def f():\n    import celosia.d\nif TYPE_CHECKING:\n    import celosia.a",
+        "celosia.d": "",
+    }
+    graph = import_graph(texts)
+    assert graph["celosia.a"] == {"celosia.b", "celosia.b.c"}
+    assert circle(graph) == []
+    assert circle(import_graph(texts | {"celosia.d": "from celosia import a"}))
+    assert circle(between_parts(import_graph(texts | {"celosia.d": "import celosia.b"}), "celosia")) == [
+        "celosia.b", "celosia.d", "celosia.b",
+    ]  # fmt: skip
