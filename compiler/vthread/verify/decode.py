@@ -290,7 +290,7 @@ def reach(dims: Dims) -> int:
 
 
 @lru_cache(1 << 14)
-def _repeats(dims: Dims) -> bool:
+def repeats(dims: Dims) -> bool:
     """True where two index tuples of `dims` meet in one place."""
     span = 1
     for stride, extent in sorted((stride, extent) for extent, stride in dims if extent > 1):
@@ -326,7 +326,7 @@ def check_fields(cfg: Config, i: Decoded, dram_size: int, writable: tuple[int, i
     if i.opcode == Opcode.LOAD and f["buffer"] not in (Buffer.INP, Buffer.VIN, Buffer.ACC):
         if any(f[f"pad_{side}"] for side in ("top", "bottom", "left", "right")):
             raise VerifyError(Rule.PADDING, i.index, f"{i.name} pads {_BUFFER_NAMES[f['buffer']]}")
-    if _repeats(_written(i)):
+    if repeats(_written(i)):
         raise VerifyError(Rule.ONCE, i.index, f"{i.name} writes a place more than once")
     if i.opcode == Opcode.VECTOR and f["a_source"] == ASource.ACC and f["destination"] == Destination.ACC:
         _check_own_result(i)
