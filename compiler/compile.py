@@ -55,8 +55,8 @@ from celosia.compiler.program import (
     TensorInfo,
     Unpack,
 )
-from celosia.compiler.tensorize.layer import Window, inputs
-from celosia.compiler.vthread.verify import verify
+from celosia.compiler.tensorize.layer import Layer, Window, inputs
+from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.hw.config import Config
 
 Progress = Callable[[str], None]
@@ -135,14 +135,18 @@ def _compile(
         steps = schedule(model.graph, selection)
         say("tiling and instructions")
         try:
-            image = _build(cfg, steps)
+            plan = _plan_launches(steps)
+            image = build(cfg, *plan)
             break
         except LayerError as error:
             nodes = next(c.nodes for c in selection.choices if c.layer.name == error.layer)
             refused |= {node.name or "": str(error) for node in nodes}
     say("verifying instructions")
-    for launch in image.launches:
-        verify(cfg, image.code(launch), image.size, (0, image.constants_address))
+    runs = [
+        Run(image.code(launch), layers, launch.layer_of, packed, taken)
+        for launch, layers, packed, taken in zip(image.launches, *plan, strict=True)
+    ]
+    verify_provenance(cfg, runs, image.addresses, image.constants_address, image.constants, image.size)
     say("kernels for the CPU")
     try:
         program = _Assembler(model, cfg, selection, steps, image).run()
@@ -169,7 +173,8 @@ def _require_memory(model: ir.Model) -> None:
                 raise ModelError(str(error)) from None
 
 
-def _build(cfg: Config, steps: list[Any]) -> Image:
+def _plan_launches(steps: list[Any]) -> tuple[list[list[Layer]], list[set[str]], list[set[str]]]:
+    """The layers of each launch, and the storages that the host fills before it and takes after it."""
     plans = [step for step in steps if isinstance(step, LaunchPlan)]
     launches = [[choice.layer for choice in plan.choices] for plan in plans]
     written = []
@@ -182,7 +187,7 @@ def _build(cfg: Config, steps: list[Any]) -> Image:
             choice.layer.y.storage for choice in plan.choices
             if choice.layer.y.name in taken or choice.layer.y.storage in taken
         })  # fmt: skip
-    return build(cfg, launches, written, read)
+    return launches, written, read
 
 
 class _Assembler:

@@ -190,9 +190,8 @@ def _breaks_rules(opcode: Opcode, columns: dict[str, NDArray[np.int64]], count: 
 def _has_bits_beyond(form: Format, words: NDArray[np.uint8]) -> NDArray[np.bool_]:
     first, used = divmod(form.width, 8)
     beyond = words[:, first:].copy()
-    if beyond.shape[1]:
-        beyond[:, 0] >>= used
-    return beyond.any(axis=1)
+    beyond[:, :1] >>= used
+    return np.asarray(beyond.any(axis=1))
 
 
 def _raise_for_word(cfg: Config, index: int, code: NDArray[np.uint8]) -> None:
@@ -323,13 +322,16 @@ def check_fields(cfg: Config, i: Decoded, dram_size: int, writable: tuple[int, i
         if i.opcode == Opcode.STORE and not writable[0] <= first <= end <= writable[1]:
             what = f"writes bytes {first} to {end - 1} of DRAM, outside {writable[0]} to {writable[1] - 1}"
             raise VerifyError(Rule.WRITABLE, i.index, f"{i.name} {what}")
-    if i.opcode == Opcode.LOAD and f["buffer"] not in (Buffer.INP, Buffer.VIN, Buffer.ACC):
-        if any(f[f"pad_{side}"] for side in ("top", "bottom", "left", "right")):
-            raise VerifyError(Rule.PADDING, i.index, f"{i.name} pads {_BUFFER_NAMES[f['buffer']]}")
+    if i.opcode == Opcode.LOAD and f["buffer"] not in (Buffer.INP, Buffer.VIN, Buffer.ACC) and _pads(f):
+        raise VerifyError(Rule.PADDING, i.index, f"{i.name} pads {_BUFFER_NAMES[f['buffer']]}")
     if repeats(_written(i)):
         raise VerifyError(Rule.ONCE, i.index, f"{i.name} writes a place more than once")
     if i.opcode == Opcode.VECTOR and f["a_source"] == ASource.ACC and f["destination"] == Destination.ACC:
         _check_own_result(i)
+
+
+def _pads(f: Fields) -> bool:
+    return any(f[f"pad_{side}"] for side in ("top", "bottom", "left", "right"))
 
 
 def _written(i: Decoded) -> Dims:

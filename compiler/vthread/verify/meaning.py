@@ -7,7 +7,7 @@ knows of tiles, rings or tokens: everything follows from the dataclasses of `ten
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -49,14 +49,16 @@ class Symbols:
         self.cfg = cfg
         self.random = np.random.PCG64(seed)
         self.known: dict[Hashable, np.uint64] = {}
-        half = self.fresh(cfg.group * cfg.group // 2).reshape(cfg.group, cfg.group // 2)
-        self.lanes = half
-        """Factors of the pairs of bytes in [group out][group in] weights."""
+        self.lanes = self.fresh(cfg.group * cfg.group).reshape(cfg.group, cfg.group)
+        """Factors of weights [group out][group in]."""
+        self.bias = np.uint64(128 * sum(self.lanes.reshape(-1).tolist()) & (1 << 64) - 1)
         self.a, self.b = (np.uint64(value | 1) for value in self.fresh(2).tolist())
         """Factors of the operands of a vector instruction; odd, so that products keep what they multiply."""
 
     def fresh(self, count: int) -> Scalars:
-        return self.random.random_raw(count)
+        """`count` random numbers."""
+        numbers: Scalars = self.random.random_raw(count)
+        return numbers
 
     def of(self, *content: Hashable) -> np.uint64:
         """The symbol of `content`."""
@@ -70,14 +72,17 @@ class Symbols:
     def weights(self, tiles: NDArray[np.uint8]) -> Scalars:
         """Scalars [tiles, out pieces, in pieces] of `tiles` [tiles, out pieces, group, in pieces, group] uint8.
 
-        A linear hash of pairs of bytes; weights of zero have the scalar 0, and so add nothing to a sum.
+        Linear in the signed weights, so that sums of products with one input are equal where their weights' sums are,
+        and weights of zero add nothing.
         """
-        count, outs, _, ins, group = tiles.shape
-        pairs = np.ascontiguousarray(tiles).reshape(-1).view(np.uint16)
+        count, outs, _, ins, _ = tiles.shape
+        biased = np.ascontiguousarray(tiles).reshape(-1) ^ np.uint8(0x80)  # weight + 128, which is not negative
         if outs == ins == 1:
-            flat = np.einsum("tw,w->t", pairs.reshape(count, -1), self.lanes.reshape(-1))
-            return flat.reshape(count, 1, 1)
-        return np.einsum("togiw,gw->toi", pairs.reshape(count, outs, group, ins, group // 2), self.lanes)
+            sums: Scalars = np.einsum("tw,w->t", biased.reshape(count, -1), self.lanes.reshape(-1))
+        else:
+            sums = np.einsum("togiw,gw->toi", biased.reshape(tiles.shape), self.lanes)
+        scalars: Scalars = sums - self.bias
+        return scalars.reshape(count, outs, ins)
 
     def parameters(self, entries: NDArray[np.uint64]) -> Scalars:
         """Scalars [pieces] of parameters [pieces, group] uint64."""
@@ -142,12 +147,33 @@ def operands(symbols: Symbols, pieces: Pieces, layer: Layer) -> Operands:
     return Operands(operation, a, b, parameters)
 
 
+def terms(
+    symbols: Symbols, pieces: Pieces, layer: Layer, means: Operands, position: tuple[int, int, int, int]
+) -> Iterator[tuple[int, int | None]]:
+    """What A of `layer` consists of at `position`: (input piece, weights); None for those that are not multiplied."""
+    batch, group, row, column = position
+    if not isinstance(layer, (Conv, Pool)):
+        yield int(means.a[position]), None
+        return
+    x = part(symbols.cfg, pieces, layer.x)
+    window = _windows(x, layer.window, layer.y, symbols.padding(layer.pad_value))[batch, :, row, column]
+    if isinstance(layer, Pool):
+        yield from ((value, None) for value in window[group].reshape(-1).tolist())
+        return
+    first, weights = packed_weights(symbols, layer)
+    taken = np.minimum(first[group] + np.arange(weights.shape[1]), x.shape[1] - 1)
+    products = zip(window[taken].reshape(-1).tolist(), weights[group].reshape(-1).tolist(), strict=True)
+    yield from ((value, weight) for value, weight in products if weight)
+
+
 def _parameters(cfg: Config, r: Requantise) -> NDArray[np.uint64]:
     """[groups, group] entries of the vector unit's parameters, zero beyond the last channel."""
     channels = len(r.bias)
     entries = np.zeros(-(-channels // cfg.group) * cfg.group, np.uint64)
     low = r.bias.astype(np.int64) & 0xFFFFFFFF
-    entries[:channels] = (low + (r.multiplier.astype(np.int64) << 32) + (r.shift.astype(np.int64) << 56)).view(np.uint64)
+    entries[:channels] = (low + (r.multiplier.astype(np.int64) << 32) + (r.shift.astype(np.int64) << 56)).view(
+        np.uint64
+    )
     return entries.reshape(-1, cfg.group)
 
 
@@ -175,7 +201,7 @@ def _convolution(symbols: Symbols, x: Scalars, layer: Conv) -> Scalars:
     batches, _, height, width = windows.shape[:4]
     if layer.groups == 1:
         terms = windows.transpose(0, 2, 3, 1, 4, 5).reshape(batches * height * width, -1)
-        sums = np.einsum("gk,pk->gp", weights.reshape(len(weights), -1), terms)
+        sums: Scalars = np.einsum("gk,pk->gp", weights.reshape(len(weights), -1), terms)
         return sums.reshape(-1, batches, height, width).transpose(1, 0, 2, 3)
     total = np.zeros((batches, len(weights), height, width), np.uint64)
     for step in range(weights.shape[1]):

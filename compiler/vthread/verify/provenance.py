@@ -7,13 +7,14 @@ products, VECTOR adds multiples of its operands and a number that stands for wha
 is a polynomial in the random numbers, and it is compared with that which the layer means (`meaning.py`). After that the
 piece is a fresh random number, so that each layer stands alone and the degree stays at three.
 
-Equal polynomials: the same input pieces met the same weights, each as often as meant, and so on. For different ones the
-comparison is passed by accident with a probability below 2^-40: hashing pairs of bytes linearly, the difference has a
-coefficient that is divisible by at most 2^16 times the excess of a term; for each of the two random factors beyond it the bound of
-Schwartz and Zippel, in its form for the integers modulo 2^k, loses a factor of 2 for each bit and sums to
-(64 - 16) / 2 * 2^-(64 - 16). (J. T. Schwartz, "Fast probabilistic algorithms for verification of polynomial
-identities", J. ACM 27 (1980); M. N. Wegman and J. L. Carter, "New hash functions", JCSS 22 (1981), for the hash.)
-A wrong stream stores at least one wrong piece, and passes only if the comparison of each of them does.
+Two different polynomials have equal values with a probability below 2^-40. All coefficients of their difference are
+multiples of 2^v, and one is of no higher power; they are differences of weights, so v is at most 7 where a sum is wrong
+in one term, and grows by one with each doubling of how often that term is wrong. For the product of two random numbers
+modulo 2^64 the lemma of Schwartz and Zippel, applied to each power of 2 in turn, gives (64 - v) / 2 * 2^-(64 - v): here
+2^-52. A wrong stream stores a wrong piece, or none where one is due, and passes only if every comparison does.
+(J. T. Schwartz, "Fast probabilistic algorithms for verification of polynomial identities", J. ACM 27, 1980; R. Zippel,
+"Probabilistic algorithms for sparse polynomials", EUROSAM 1979; the hash is the multilinear one of M. N. Wegman and
+J. L. Carter, "New hash functions and their use in authentication and set equality", JCSS 22, 1981.)
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ from celosia.compiler.vthread.verify.decode import (
     Dims,
     Fields,
     VerifyError,
-    element_bytes,
     loop_fields,
     padded_block,
     reach,
