@@ -614,6 +614,10 @@ def test_a_changed_field_is_found_or_changes_nothing(p: Program, data: st.DataOb
         if error.rule.name not in ("ORDER", "WRITTEN"):
             return
     try:
+        p.codes()
+    except IndexError:  # a load across the end of the activations, for which no tokens can be found
+        assume(False)
+    try:
         p.verify()
     except VerifyError:
         return

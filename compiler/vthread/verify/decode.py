@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache, lru_cache
@@ -91,13 +91,6 @@ def pattern(base: int, dims: Iterable[tuple[int, int]], width: int = 1) -> Patte
     >>> pattern(5, [(3, 8), (2, 4), (2, 1)])
     Pattern(base=5, run=2, dims=((6, 4),), end=27)
     """
-    run, rest, reach = _runs(tuple(dims), width)
-    return Pattern(base, run, rest, base + reach)
-
-
-@lru_cache(1 << 14)
-def _runs(dims: Dims, width: int) -> tuple[int, Dims, int]:
-    """Consecutive places, the other loops, and the distance from the base to behind the last place."""
     run, rest = width, list[tuple[int, int]]()
     for stride, extent in sorted((stride, extent) for extent, stride in dims if extent > 1 and stride):
         if stride <= run:  # and nothing is in `rest`, whose strides are smaller than this one
@@ -106,7 +99,8 @@ def _runs(dims: Dims, width: int) -> tuple[int, Dims, int]:
             rest[-1] = (rest[-1][0] * extent, rest[-1][1])
         else:
             rest.append((extent, stride))
-    return run, tuple(reversed(rest)), run + sum((extent - 1) * stride for extent, stride in rest)
+    end = base + run + sum((extent - 1) * stride for extent, stride in rest)
+    return Pattern(base, run, tuple(reversed(rest)), end)
 
 
 class Touch(NamedTuple):
@@ -118,6 +112,28 @@ class Touch(NamedTuple):
     write: bool
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Shape:
+    """What instructions share that differ in bases and tokens only."""
+
+    touches: tuple[tuple[Touch, str, int], ...]
+    """As if all bases were 0; the field that holds the base, and places in each step of it."""
+    dram: Dims
+    """Rows of bytes that a LOAD reads or a STORE writes: (planes, stride), (rows, stride), (bytes, 1)."""
+    dram_reach: int
+    """Bytes from the first to the last."""
+    repeats: bool
+    """Whether a place is written twice."""
+
+    def at(self, f: Fields) -> list[Touch]:
+        """What the instruction with the fields `f` touches, reads first."""
+        touches = []
+        for (memory, operand, (_, run, dims, end), write), field, step in self.touches:
+            base = f[field] * step
+            touches.append(Touch(memory, operand, Pattern(base, run, dims, base + end), write))
+        return touches
+
+
 @dataclass(slots=True)
 class Decoded:
     index: int
@@ -125,8 +141,11 @@ class Decoded:
     unit: Unit
     fields: Fields
     touches: list[Touch]
-    dram: Dims
-    """Rows of bytes that a LOAD reads or a STORE writes: (planes, stride), (rows, stride), (bytes, 1)."""
+    shape: Shape
+
+    @property
+    def dram(self) -> Dims:
+        return self.shape.dram
 
     @property
     def name(self) -> str:
@@ -147,21 +166,41 @@ def decode(cfg: Config, code: NDArray[np.uint8]) -> list[Decoded]:
         raise ValueError(f"code must be [count, {size}] uint8, not {list(code.shape)} {code.dtype}")
     opcodes = code[:, 0] & 0b111
     bad = ~np.isin(opcodes, list(Opcode))
-    stream: list[Decoded | None] = [None] * len(code)
+    columns = {}
     for opcode, form in formats(cfg).items():
         rows = np.flatnonzero(opcodes == opcode)
-        columns = _columns(form, code[rows])
-        bad[rows] |= _breaks_rules(opcode, columns, len(rows)) | _has_bits_beyond(form, code[rows])
-        unit, names = UNIT_OF[opcode], tuple(columns)
-        values = zip(*(column.tolist() for column in columns.values()), strict=True)
-        for index, row in zip(rows.tolist(), values, strict=True):
-            stream[index] = Decoded(index, opcode, unit, dict(zip(names, row, strict=True)), [], ())
+        columns[opcode] = rows, _columns(form, code[rows])
+        bad[rows] |= _breaks_rules(opcode, columns[opcode][1], len(rows)) | _has_bits_beyond(form, code[rows])
     if bad.any():
         _raise_for_word(cfg, int(bad.argmax()), code)
-    decoded = [i for i in stream if i is not None]
-    for i in decoded:
-        i.touches, i.dram = _touches(cfg, i.opcode, i.fields), _rows(cfg, i.opcode, i.fields)
-    return decoded
+    stream: list[Any] = [None] * len(code)
+    for opcode, (rows, values) in columns.items():
+        for i in _instructions(cfg, opcode, rows, values):
+            stream[i.index] = i
+    return stream
+
+
+BASES = {
+    Opcode.LOAD: ("dram_addr", "sram_base"), Opcode.GEMM: ("acc_base", "inp_base", "wgt_base"),
+    Opcode.VECTOR: ("dst_base", "a_base", "b_base", "par_base", "table"), Opcode.STORE: ("dram_addr", "sram_base"),
+}  # fmt: skip
+
+
+def _instructions(
+    cfg: Config, opcode: Opcode, rows: NDArray[np.int64], columns: dict[str, NDArray[np.int64]]
+) -> Iterator[Decoded]:
+    """The instructions at `rows`, all of one opcode."""
+    names, unit, shapes = tuple(columns), UNIT_OF[opcode], dict[bytes, Shape]()
+    varying = {"wait", "post", *BASES[opcode]}
+    keys = np.stack([column for name, column in columns.items() if name not in varying], axis=1)
+    values = zip(*(column.tolist() for column in columns.values()), strict=True)
+    for index, key, row in zip(rows.tolist(), keys, values, strict=True):
+        fields = dict(zip(names, row, strict=True))
+        content = key.tobytes()
+        shape = shapes.get(content)
+        if shape is None:
+            shape = shapes[content] = _shape(cfg, opcode, fields)
+        yield Decoded(index, opcode, unit, fields, shape.at(fields), shape)
 
 
 def _columns(form: Format, words: NDArray[np.uint8]) -> dict[str, NDArray[np.int64]]:
@@ -222,35 +261,40 @@ def loop_fields(operand: str, loops: tuple[str, ...]) -> tuple[tuple[str, str], 
     return tuple((f"extent_{loop}", f"{operand}_{loop}") for loop in loops)
 
 
-def _touches(cfg: Config, opcode: Opcode, f: Fields) -> list[Touch]:
-    """What of the scratchpads an instruction touches, reads first."""
+def _shape(cfg: Config, opcode: Opcode, f: Fields) -> Shape:
+    dram = _rows(cfg, opcode, f)
+    return Shape(tuple(_touches(cfg, opcode, f)), dram, reach(dram), repeats(_written(opcode, f, dram)))
 
-    def entries(memory: str, operand: str, loops: tuple[str, ...], write: bool = False, pieces: int = 1) -> Touch:
-        dims = [(f[extent], f[stride] * pieces) for extent, stride in loop_fields(operand, loops)]
-        return Touch(memory, operand, pattern(f[operand + "_base"] * pieces, dims, pieces), write)
+
+def _touches(cfg: Config, opcode: Opcode, f: Fields) -> Iterator[tuple[Touch, str, int]]:
+    """What of the scratchpads an instruction touches, reads first; see `Shape`."""
+
+    def entries(
+        memory: str, operand: str, loops: tuple[str, ...], write: bool = False, pieces: int = 1
+    ) -> tuple[Touch, str, int]:
+        dims = ((f[extent], f[stride] * pieces) for extent, stride in loop_fields(operand, loops))
+        return Touch(memory, operand, pattern(0, dims, pieces), write), f"{operand}_base", pieces
 
     out = cfg.out_pieces
     if opcode == Opcode.STORE:
-        return [Touch("out", "sram", pattern(f["sram_base"], padded_block(f)), False)]
-    if opcode == Opcode.LOAD:
-        return [Touch(_BUFFER_NAMES[f["buffer"]], "sram", pattern(f["sram_base"], padded_block(f)), True)]
-    if opcode == Opcode.GEMM:
-        acc = entries("acc", "acc", OUTER_LOOPS, True, out)
-        return [
-            entries("inp", "inp", GEMM_LOOPS, pieces=cfg.inp_pieces),
-            entries("wgt", "wgt", GEMM_LOOPS),
-            *([acc._replace(write=False)] if f["accumulate"] else []),
-            acc,
-        ]
-    touches = [entries("acc" if f["a_source"] == ASource.ACC else "vin", "a", VECTOR_LOOPS, pieces=out)]
-    if f["b_source"] == BSource.VIN:
-        touches.append(entries("vin", "b", OUTER_LOOPS, pieces=out))
-    if f["requantise"]:
-        touches.append(entries("par", "par", OUTER_LOOPS))
-    if f["lookup"]:
-        touches.append(Touch("lut", "table", pattern(f["table"], ()), False))
-    destination = "acc" if f["destination"] == Destination.ACC else "out"
-    return [*touches, entries(destination, "dst", OUTER_LOOPS, True, out)]
+        yield Touch("out", "sram", pattern(0, padded_block(f)), False), "sram_base", 1
+    elif opcode == Opcode.LOAD:
+        yield Touch(_BUFFER_NAMES[f["buffer"]], "sram", pattern(0, padded_block(f)), True), "sram_base", 1
+    elif opcode == Opcode.GEMM:
+        yield entries("inp", "inp", GEMM_LOOPS, pieces=cfg.inp_pieces)
+        yield entries("wgt", "wgt", GEMM_LOOPS)
+        if f["accumulate"]:
+            yield entries("acc", "acc", OUTER_LOOPS, pieces=out)
+        yield entries("acc", "acc", OUTER_LOOPS, True, out)
+    else:
+        yield entries("acc" if f["a_source"] == ASource.ACC else "vin", "a", VECTOR_LOOPS, pieces=out)
+        if f["b_source"] == BSource.VIN:
+            yield entries("vin", "b", OUTER_LOOPS, pieces=out)
+        if f["requantise"]:
+            yield entries("par", "par", OUTER_LOOPS)
+        if f["lookup"]:
+            yield Touch("lut", "table", pattern(0, ()), False), "table", 1
+        yield entries("acc" if f["destination"] == Destination.ACC else "out", "dst", OUTER_LOOPS, True, out)
 
 
 _BUFFER_NAMES = [buffer.name.lower() for buffer in Buffer]
@@ -288,7 +332,7 @@ def reach(dims: Dims) -> int:
     return sum((extent - 1) * stride for extent, stride in dims)
 
 
-@lru_cache(1 << 14)
+@lru_cache(1 << 12)
 def repeats(dims: Dims) -> bool:
     """True where two index tuples of `dims` meet in one place."""
     span = 1
@@ -315,35 +359,40 @@ def check_fields(cfg: Config, i: Decoded, dram_size: int, writable: tuple[int, i
         if places.end > entries * pieces:
             what = f"reaches {memory} entry {(places.end - 1) // pieces} of {entries} with {operand}"
             raise VerifyError(Rule.RANGE, i.index, f"{i.name} {what}")
-    if i.dram:
-        first, end = f["dram_addr"], f["dram_addr"] + reach(i.dram) + 1
-        if end > dram_size:
-            raise VerifyError(Rule.LIMIT, i.index, f"{i.name} reaches byte {end - 1} of {dram_size} in DRAM")
-        if i.opcode == Opcode.STORE and not writable[0] <= first <= end <= writable[1]:
-            what = f"writes bytes {first} to {end - 1} of DRAM, outside {writable[0]} to {writable[1] - 1}"
-            raise VerifyError(Rule.WRITABLE, i.index, f"{i.name} {what}")
-    if i.opcode == Opcode.LOAD and f["buffer"] not in (Buffer.INP, Buffer.VIN, Buffer.ACC) and _pads(f):
-        raise VerifyError(Rule.PADDING, i.index, f"{i.name} pads {_BUFFER_NAMES[f['buffer']]}")
-    if repeats(_written(i)):
+    if i.opcode in (Opcode.LOAD, Opcode.STORE):
+        _check_dram(i, dram_size, writable)
+    if i.shape.repeats:
         raise VerifyError(Rule.ONCE, i.index, f"{i.name} writes a place more than once")
     if i.opcode == Opcode.VECTOR and f["a_source"] == ASource.ACC and f["destination"] == Destination.ACC:
         _check_own_result(i)
+
+
+def _check_dram(i: Decoded, dram_size: int, writable: tuple[int, int]) -> None:
+    """LIMIT, WRITABLE, PADDING."""
+    f, first = i.fields, i.fields["dram_addr"]
+    end = first + i.shape.dram_reach + 1
+    if end > dram_size:
+        raise VerifyError(Rule.LIMIT, i.index, f"{i.name} reaches byte {end - 1} of {dram_size} in DRAM")
+    if i.opcode == Opcode.STORE and not writable[0] <= first <= end <= writable[1]:
+        what = f"writes bytes {first} to {end - 1} of DRAM, outside {writable[0]} to {writable[1] - 1}"
+        raise VerifyError(Rule.WRITABLE, i.index, f"{i.name} {what}")
+    if i.opcode == Opcode.LOAD and f["buffer"] not in (Buffer.INP, Buffer.VIN, Buffer.ACC) and _pads(f):
+        raise VerifyError(Rule.PADDING, i.index, f"{i.name} pads {_BUFFER_NAMES[f['buffer']]}")
 
 
 def _pads(f: Fields) -> bool:
     return any(f[f"pad_{side}"] for side in ("top", "bottom", "left", "right"))
 
 
-def _written(i: Decoded) -> Dims:
+def _written(opcode: Opcode, f: Fields, dram: Dims) -> Dims:
     """The loops over what an instruction writes; none where writing a place again has a meaning (accumulation)."""
-    f = i.fields
-    if i.opcode == Opcode.STORE:
-        return i.dram
-    if i.opcode == Opcode.LOAD:
+    if opcode == Opcode.STORE:
+        return dram
+    if opcode == Opcode.LOAD:
         return padded_block(f)
-    if i.opcode == Opcode.GEMM and f["accumulate"]:
+    if opcode == Opcode.GEMM and f["accumulate"]:
         return ()
-    operand = "acc" if i.opcode == Opcode.GEMM else "dst"
+    operand = "acc" if opcode == Opcode.GEMM else "dst"
     return tuple((f[extent], f[stride]) for extent, stride in loop_fields(operand, OUTER_LOOPS))
 
 

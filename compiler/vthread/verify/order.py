@@ -8,7 +8,7 @@ Vector clocks along that execution then say of each two instructions whether tok
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import gcd, prod
 
@@ -22,7 +22,6 @@ from celosia.compiler.vthread.verify.decode import (
     VerifyError,
     check_fields,
     pattern,
-    reach,
     sizes,
 )
 from celosia.hw.config import Config
@@ -60,10 +59,12 @@ def check_stream(cfg: Config, stream: list[Decoded], dram_size: int, writable: t
 def _pair_tokens(stream: list[Decoded]) -> dict[tuple[int, Unit], int]:
     """BALANCE. For each instruction and unit that it takes a token from, the instruction that gives this token."""
     pairs = {}
+    masks = [(i.unit, i.fields["wait"], i.fields["post"]) for i in stream]
+    units, waiting, posting = np.array(masks, np.int64).reshape(-1, 3).T
     for source in Unit:
         for target in Unit:
-            posts = [i.index for i in stream if i.unit == source and i.fields["post"] >> target & 1]
-            waits = [i.index for i in stream if i.unit == target and i.fields["wait"] >> source & 1]
+            posts = np.flatnonzero((units == source) & (posting >> target & 1)).tolist()
+            waits = np.flatnonzero((units == target) & (waiting >> source & 1)).tolist()
             if len(posts) > len(waits):
                 what = f"({source.name}) gives {target.name} a token that is never taken"
                 raise VerifyError(Rule.BALANCE, posts[len(waits)], what)
@@ -72,6 +73,10 @@ def _pair_tokens(stream: list[Decoded]) -> dict[tuple[int, Unit], int]:
                 raise VerifyError(Rule.BALANCE, waits[len(posts)], what)
             pairs.update({(wait, source): post for post, wait in zip(posts, waits, strict=True)})
     return pairs
+
+
+_UNITS = [tuple(unit for unit in Unit if mask >> unit & 1) for mask in range(1 << len(Unit))]
+"""The units of each mask."""
 
 
 def _execute(cfg: Config, stream: list[Decoded]) -> list[int]:
@@ -83,15 +88,14 @@ def _execute(cfg: Config, stream: list[Decoded]) -> list[int]:
     room = (1 << cfg.token_bits) - 1
     tokens = {(source, target): 0 for source in Unit for target in Unit}  # given and not yet taken
     queues: dict[Unit, deque[Decoded]] = {unit: deque() for unit in Unit}
-    waits = {mask: tuple(unit for unit in Unit if mask >> unit & 1) for mask in range(1 << len(Unit))}
     order: list[int] = []
     fetched = 0
 
     def missing(i: Decoded) -> str | None:
-        for other in waits[i.fields["wait"]]:
+        for other in _UNITS[i.fields["wait"]]:
             if not tokens[other, i.unit]:
                 return f"a token from {other.name}"
-        for other in waits[i.fields["post"]]:
+        for other in _UNITS[i.fields["post"]]:
             if tokens[i.unit, other] == room:
                 return f"room for a token to {other.name}, of which it holds {room}"
         return None
@@ -106,9 +110,9 @@ def _execute(cfg: Config, stream: list[Decoded]) -> list[int]:
             fetch = f" while the fetch is held up at {fetched}" if fetched < len(stream) else ""
             raise VerifyError(Rule.PROGRESS, heads[0].index, f"{heads[0].name} never gets {missing(heads[0])}{fetch}")
         queues[ready.unit].popleft()
-        for other in waits[ready.fields["wait"]]:
+        for other in _UNITS[ready.fields["wait"]]:
             tokens[other, ready.unit] -= 1
-        for other in waits[ready.fields["post"]]:
+        for other in _UNITS[ready.fields["post"]]:
             tokens[ready.unit, other] += 1
         order.append(ready.index)
     return order
@@ -134,25 +138,31 @@ class _Memory:
         self.reads = {unit: np.zeros(size, np.int32) for unit in _READERS[name]}
         self.writes = {unit: np.zeros(size, np.int32) for unit in _WRITERS[name]}
         self.written = np.zeros(size, np.bool_)
+        self.full = 0
+        """All places before this one are known to be written."""
+        self.rivals = {(unit, write): list(self._rivals(unit, write)) for unit in Unit for write in (False, True)}
+
+    def _rivals(self, unit: Unit, write: bool) -> Iterator[tuple[Unit, str, NDArray[np.int32]]]:
+        """The logs of other units that an access of `unit` must come after."""
+        for verb, log in (("writes", self.writes), ("reads", self.reads)):
+            if write or verb == "writes":
+                yield from ((rival, verb, last) for rival, last in log.items() if rival != unit)
 
     def touch(self, i: Decoded, places: Pattern, write: bool, ended: list[int]) -> None:
         """ORDER. ended: by unit, the last instruction that has ended before `i` begins, plus 1."""
-        for verb, log in (("writes", self.writes), ("reads", self.reads)):
-            if verb == "reads" and not write:
-                continue
-            for rival, last in log.items():
-                if rival == i.unit:
-                    continue
-                # Against the program order is as bad as without order.
-                allowed = min(ended[rival], i.index)
-                found = places.of(last)
-                if found.max() > allowed:
-                    place = int(self._first(places, found > allowed))
-                    self._out_of_order(i, "writes" if write else "reads", place, rival, verb, int(last[place]) - 1)
+        for rival, verb, last in self.rivals[i.unit, write]:
+            # Against the program order is as bad as without order.
+            allowed = min(ended[rival], i.index)
+            found = places.of(last)
+            if np.maximum.reduce(found, axis=None) > allowed:
+                place = int(self._first(places, found > allowed))
+                self._out_of_order(i, "writes" if write else "reads", place, rival, verb, int(last[place]) - 1)
         places.of((self.writes if write else self.reads)[i.unit])[...] = i.index + 1
 
     def check_written(self, i: Decoded, places: Pattern) -> None:
         """WRITTEN."""
+        if places.end <= self.full:
+            return
         found = places.of(self.written)
         if not found.all():
             place = self._first(places, ~found) // self.pieces
@@ -161,7 +171,11 @@ class _Memory:
             )
 
     def mark_written(self, places: Pattern) -> None:
+        if places.end <= self.full:
+            return
         places.of(self.written)[...] = True
+        if not places.dims and places.base <= self.full:
+            self.full = places.end
         if self.pieces > 1:
             entries = self.written.reshape(-1, self.pieces)
             entries[entries.any(axis=1)] = True
@@ -195,10 +209,9 @@ def _check_order(
     for index in order:
         i = stream[index]
         clock = ended[i.unit]
-        for source in Unit:
-            if i.fields["wait"] >> source & 1:
-                clock = ended[i.unit] = [max(pair) for pair in zip(clock, known[pairs[index, source]], strict=True)]
-        known[index] = list(clock)
+        for source in _UNITS[i.fields["wait"]]:
+            clock = ended[i.unit] = list(map(max, clock, known[pairs[index, source]]))
+        known[index] = clock.copy()
         known[index][i.unit] = index + 1
         for memory, _, places, write in i.touches:
             if not write:
@@ -208,14 +221,17 @@ def _check_order(
             if write:
                 memories[memory].mark_written(places)
         if index in tracked:
-            (z, z_stride), (y, y_stride), (row, _) = i.dram
-            dims = ((z, z_stride // granule), (y, y_stride // granule))
-            places = pattern(i.fields["dram_addr"] // granule, dims, row // granule)
-            dram.touch(i, places, i.opcode == Opcode.STORE, clock)
+            dram.touch(i, _dram_places(i, granule), i.opcode == Opcode.STORE, clock)
+
+
+def _dram_places(i: Decoded, granule: int) -> Pattern:
+    (z, z_stride), (y, y_stride), (row, _) = i.dram
+    dims = ((z, z_stride // granule), (y, y_stride // granule))
+    return pattern(i.fields["dram_addr"] // granule, dims, row // granule)
 
 
 def _end(i: Decoded) -> int:
-    return i.fields["dram_addr"] + reach(i.dram) + 1
+    return i.fields["dram_addr"] + i.shape.dram_reach + 1
 
 
 def _granules(i: Decoded) -> Iterable[int]:
