@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Hashable, Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
-from celosia.compiler.tensorize.layer import Activation, inputs
+from celosia.compiler.tensorize.layer import inputs
 from celosia.compiler.vthread.verify.decode import Decoded, Dims, loop_fields, padded_block, reach, sizes
-from celosia.compiler.vthread.verify.meaning import Operands, Operation, Scalars, terms
+from celosia.compiler.vthread.verify.meaning import Operands, Operation, Scalars, part, terms
 from celosia.compiler.vthread.verify.provenance import (
     Machine,
     Meaning,
@@ -60,7 +61,7 @@ class _Diagnosis:
         self.state.dram[...] = self.before
         return Machine(self.state, self.number, self.run)
 
-    def _replay(self, stop: int) -> tuple[Machine, dict[str, np.ndarray[tuple[int], np.dtype[np.int64]]]]:
+    def _replay(self, stop: int) -> tuple[Machine, dict[str, NDArray[np.int64]]]:
         """The machine before instruction `stop`, and for each piece of each scratchpad who wrote it last, or -1."""
         machine = self._machine()
         writers = {name: np.full(entries * pieces, -1) for name, (entries, pieces) in sizes(self.cfg).items()}
@@ -91,7 +92,8 @@ class _Diagnosis:
 
     def _position(self, layer: int, piece: int) -> Position:
         y = self.run.layers[layer].y
-        batch, group, row, column = np.unravel_index(piece, self.state.pieces[y.storage].shape)
+        shape = y.batches(self.cfg), y.storage_groups, y.height, y.width
+        batch, group, row, column = np.unravel_index(piece, shape)
         return int(batch), int(group) - y.group_offset, int(row), int(column)
 
     def _store(self, i: Decoded, layer: int) -> ProvenanceError:
@@ -117,7 +119,7 @@ class _Diagnosis:
         for other in range(len(self.run.layers)):
             result = machine.operands(other).result(self.symbols)
             if (result == value).any():
-                at = _words(tuple(int(v) for v in np.argwhere(result == value)[0]))  # type: ignore[arg-type]
+                at = _words(_first(result == value))
                 of = "" if other == layer else f" of layer {other} {self.run.layers[other].name!r}"
                 what = f"stores as {_words(position)} of its output what is {at}{of}"
                 return self.error(Meaning.PLACE, i, layer, what)
@@ -218,21 +220,23 @@ class _Diagnosis:
 
     def _name(self, value: int) -> str:
         """What a scalar stands for."""
+        for act in (act for layer in self.run.layers for act in (layer.y, *inputs(layer))):
+            held = part(self.cfg, self.state.pieces[act.storage], act)
+            if (held == value).any():
+                return f"{_words(_first(held == value))} of {act.name!r}"
         for storage, pieces in self.state.pieces.items():
             if (pieces == value).any():
-                batch, group, row, column = (int(v) for v in np.argwhere(pieces == value)[0])
-                act = self._owner(storage, group)
-                return f"{_words((batch, group - act.group_offset, row, column))} of {act.name!r}"
+                return f"piece {int((pieces == value).argmax())} of the memory of {storage!r}"
         key: Hashable = next((key for key, symbol in self.symbols.known.items() if symbol == value), None)
         if isinstance(key, tuple) and key[0] == "padding":
             return f"padding of {key[1]}"
         return "what nothing has written"
 
-    def _owner(self, storage: str, group: int) -> Activation:
-        """The activation that `group` of a storage belongs to."""
-        candidates = [act for layer in self.run.layers for act in (layer.y, *inputs(layer)) if act.storage == storage]
-        held = (a for a in candidates if a.group_offset <= group < a.group_offset + a.groups(self.cfg))
-        return next(held, self.state.shapes[storage])
+
+def _first(found: NDArray[np.bool_]) -> Position:
+    """Where `found` is True first."""
+    batch, group, row, column = (int(v) for v in np.argwhere(found)[0])
+    return batch, group, row, column
 
 
 def _words(position: Position) -> str:

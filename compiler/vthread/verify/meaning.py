@@ -108,18 +108,24 @@ class Operands(NamedTuple):
 
 
 Pieces = dict[str, Scalars]
-"""The symbols of each storage, [batches, groups of the storage, height, width]."""
+"""The symbols of each storage, [pieces]."""
 
 
-def part(cfg: Config, pieces: Pieces, act: Activation) -> Scalars:
-    """The symbols of `act`, [batches, groups, height, width]."""
-    return pieces[act.storage][:, act.group_offset : act.group_offset + act.groups(cfg)]
+def blocked(cfg: Config, pieces: Scalars, act: Activation) -> Scalars:
+    """The pieces of the storage of `act` as [batches, groups of the storage, height, width]."""
+    shape = act.batches(cfg), act.storage_groups, act.height, act.width
+    return pieces[: act.size(cfg) // cfg.piece_bytes].reshape(shape)
+
+
+def part(cfg: Config, pieces: Scalars, act: Activation) -> Scalars:
+    """Those of `act` alone, [batches, groups, height, width]; a view."""
+    return blocked(cfg, pieces, act)[:, act.group_offset : act.group_offset + act.groups(cfg)]
 
 
 def operands(symbols: Symbols, pieces: Pieces, layer: Layer) -> Operands:
     """What `layer` means for every piece of its y."""
     cfg = symbols.cfg
-    x, b, parameters = part(cfg, pieces, layer.x), None, None
+    x, b, parameters = part(cfg, pieces[layer.x.storage], layer.x), None, None
     epilogue, requantise = layer.epilogue, None
     operation = Operation(clip=epilogue.clip)
     if isinstance(layer, Conv):
@@ -130,7 +136,7 @@ def operands(symbols: Symbols, pieces: Pieces, layer: Layer) -> Operands:
         if layer.window.kernel != (1, 1):
             operation = operation._replace(reduce=ReduceOp.MAX if requantise is None else ReduceOp.ADD)
     elif isinstance(layer, Multiply):
-        a, b, requantise = x, part(cfg, pieces, layer.b), layer.requantise
+        a, b, requantise = x, part(cfg, pieces[layer.b.storage], layer.b), layer.requantise
         operation = operation._replace(offset=layer.x_offset, binary=(BinaryOp.MUL, layer.b_offset, None))
     else:
         assert isinstance(layer, Map)
@@ -142,7 +148,7 @@ def operands(symbols: Symbols, pieces: Pieces, layer: Layer) -> Operands:
         operation = operation._replace(table=epilogue.table.astype(np.int8).tobytes())
     if epilogue.residual is not None:
         r = epilogue.residual
-        b = part(cfg, pieces, r.operand)
+        b = part(cfg, pieces[r.operand.storage], r.operand)
         operation = operation._replace(residual=(r.scale_v, r.scale_b, r.scale_c, r.shift, r.lo, r.hi))
     return Operands(operation, a, b, parameters)
 
@@ -155,7 +161,7 @@ def terms(
     if not isinstance(layer, (Conv, Pool)):
         yield int(means.a[position]), None
         return
-    x = part(symbols.cfg, pieces, layer.x)
+    x = part(symbols.cfg, pieces[layer.x.storage], layer.x)
     window = _windows(x, layer.window, layer.y, symbols.padding(layer.pad_value))[batch, :, row, column]
     if isinstance(layer, Pool):
         yield from ((value, None) for value in window[group].reshape(-1).tolist())

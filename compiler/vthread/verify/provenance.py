@@ -99,23 +99,19 @@ class Provenance:
         self.dram = self.symbols.fresh(constants_address // self.granule + 1)
         self.tiles: dict[tuple[int, int], Scalars] = {}
         """Weights by address and count."""
-        for layer in layers:
-            for act in (*inputs(layer), layer.y):
-                if act.storage not in self.pieces:
-                    self._renew(act)
-        self.shapes = {act.storage: act for layer in layers for act in (*inputs(layer), layer.y)}
-
-    def _renew(self, act: Activation) -> None:
-        """A new version of the storage of `act`."""
-        shape = act.batches(self.cfg), act.storage_groups, act.height, act.width
-        self.pieces[act.storage] = self.symbols.fresh(int(np.prod(shape))).reshape(shape)
+        self.sizes: dict[str, int] = {}
+        """Pieces of each storage."""
+        for act in (act for layer in layers for act in (*inputs(layer), layer.y)):
+            self.sizes[act.storage] = max(self.sizes.get(act.storage, 0), act.size(cfg) // cfg.piece_bytes)
+        for storage, size in self.sizes.items():
+            self.pieces[storage] = self.symbols.fresh(size)
 
     def check(self, number: int, run: Run, stream: list[Decoded]) -> None:
         """Run launch `number`, whose decoded instructions have passed every other rule. ProvenanceError."""
-        for storage in sorted(run.packed & self.shapes.keys()):
-            self._renew(self.shapes[storage])
-            address, flat = self.addresses[storage], self.pieces[storage].reshape(-1)
-            self.write(address, ((len(flat), self.cfg.piece_bytes),), flat)
+        for storage in sorted(run.packed & self.sizes.keys()):
+            size = self.sizes[storage]
+            self.pieces[storage] = self.symbols.fresh(size)
+            self.write(self.addresses[storage], ((size, self.cfg.piece_bytes),), self.pieces[storage])
         before = self.dram.copy()
         machine = Machine(self, number, run)
         try:
@@ -132,10 +128,8 @@ class Provenance:
     def _check_taken(self, number: int, run: Run, stream: list[Decoded]) -> None:
         for storage in sorted(run.taken):
             for act in self.makers.get(storage, ()):
-                whole = self.read(self.addresses[storage], ((self.pieces[storage].size, self.cfg.piece_bytes),))
-                found = whole.reshape(self.pieces[storage].shape)
-                groups = slice(act.group_offset, act.group_offset + act.groups(self.cfg))
-                if not np.array_equal(found[:, groups], part(self.cfg, self.pieces, act)):
+                found = self.read(self.addresses[storage], ((self.sizes[storage], self.cfg.piece_bytes),))
+                if not np.array_equal(part(self.cfg, found, act), part(self.cfg, self.pieces[storage], act)):
                     what = f"is the last before the host takes {act.name!r}, which something else has overwritten"
                     raise ProvenanceError(Meaning.TAKEN, number, len(stream) - 1, what)
 
@@ -253,10 +247,9 @@ class Machine:
         """`wanted` of `layer`, flat over the pieces of its storage."""
         if layer not in self.wanted:
             y = self.run.layers[layer].y
-            whole = np.zeros_like(self.state.pieces[y.storage])
-            groups = slice(y.group_offset, y.group_offset + y.groups(self.cfg))
-            whole[:, groups] = self.operands(layer).result(self.symbols)
-            self.wanted[layer] = whole.reshape(-1)
+            wanted = np.zeros(self.state.sizes[y.storage], np.uint64)
+            part(self.cfg, wanted, y)[...] = self.operands(layer).result(self.symbols)
+            self.wanted[layer] = wanted
         return self.wanted[layer]
 
     # LOAD -------------------------------------------------------------------------------------------------------
@@ -384,7 +377,7 @@ class Machine:
             raise Mismatch(i.index, layer)
         due[...] = 0
         bytes_per_step = (f["z_size"], f["dram_z"]), (f["y_size"], f["dram_y"]), (f["x_size"], self.cfg.piece_bytes)
-        values = view(self.state.pieces[storage].reshape(-1), *places)
+        values = view(self.state.pieces[storage], *places)
         self.state.write(f["dram_addr"], bytes_per_step, values)
 
 
