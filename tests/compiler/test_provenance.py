@@ -419,14 +419,6 @@ def accumulators_of_another_row(p: Program) -> None:
     p.find(Opcode.VECTOR, CONV)[0].fields["a_x"] = 0
 
 
-@fault("instead of", *READS)
-def read_before_it_is_written(p: Program) -> None:
-    """The first LOAD of what the first layer writes, moved to the beginning: it reads the version before."""
-    i = p.loads(Buffer.INP, STRIDED)[0]
-    p.drop(i)
-    p.launches[0] = [i, *p.launches[0]]
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("planted", FAULTS)
 def test_planted_faults_are_found(name: str, planted: str) -> None:
@@ -462,6 +454,20 @@ def test_a_stale_entry_of_a_ring_is_found(name: str) -> None:
         second.fields["inp_base"] = first.fields["inp_base"]
     with pytest.raises(ProvenanceError, match=r"layer 1 'second'\) takes .* of 'in0' instead of .* of 't0'"):
         stale.verify()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_load_before_the_store_that_it_needs_is_found(name: str) -> None:
+    """The last store of a layer after the last load of the next: that reads the version before."""
+    net = two_equal_convolutions(CONFIGS[name], ("first", "second"))
+    early = Program(net, net.build())
+    store, load = early.find(Opcode.STORE, 0)[-1], early.loads(Buffer.INP, 1)[-1]
+    early.drop(store)
+    early.insert_after(load, store)
+    with pytest.raises(
+        ProvenanceError, match=r"layer 1 'second'\) takes what nothing has written instead of .* of 't0'"
+    ):
+        early.verify()
 
 
 def test_two_unnamed_layers_are_compiled_rightly_or_refused() -> None:

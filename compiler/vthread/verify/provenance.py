@@ -309,10 +309,7 @@ class Machine:
         steps = (k, f["wgt_k"] * tile), (r, f["wgt_r"] * tile), (s, f["wgt_s"] * tile), (ins, 1)
         depth = k * r * s * ins
         if (f["wgt_y"] and y > 1) or (f["wgt_x"] and x > 1):  # weights of their own for each pixel: of no layer
-            left = view(self.inp, f["inp_base"] * ins, ((n, f["inp_n"] * ins), *pixels, *taps))
-            places = blocks, (outs, ins), (y, f["wgt_y"] * tile), (x, f["wgt_x"] * tile), *steps
-            right = view(self.wgt, f["wgt_base"] * tile, places)
-            total = np.einsum("nyxkrsp,nqyxkrsp->nqyx", left, right)
+            total = self.symbols.fresh(n * outs * y * x)
         elif n == 1 or not f["inp_n"]:
             left = view(self.inp, f["inp_base"] * ins, (*pixels, *taps)).reshape(y * x, depth)
             right = view(self.wgt, f["wgt_base"] * tile, (blocks, (outs, ins), *steps)).reshape(n * outs, depth)
@@ -331,10 +328,10 @@ class Machine:
         target = view(self.acc, f["acc_base"] * outs, dims)
         if not f["accumulate"]:
             target[...] = total
-        elif not repeats(dims):
-            target += total
+        elif repeats(dims):  # sums into one accumulator again and again: of no layer
+            target[...] = self.symbols.fresh(target.size).reshape(target.shape)
         else:
-            np.add.at(self.acc, indices(f["acc_base"] * outs, dims), total)
+            target += total
 
     # VECTOR -----------------------------------------------------------------------------------------------------
 
