@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.vthread.verify.decode import Rule, VerifyError, decode
+from celosia.compiler.vthread.verify.diagnosis import explain
 from celosia.compiler.vthread.verify.order import Report, check_stream
-from celosia.compiler.vthread.verify.provenance import Meaning, Provenance, ProvenanceError, Run
+from celosia.compiler.vthread.verify.provenance import Meaning, Mismatch, Provenance, ProvenanceError, Run
 from celosia.hw.config import Config
 
 
@@ -50,7 +51,10 @@ def verify_provenance(
     for number, run in enumerate(runs):
         stream = decode(cfg, run.code)
         reports.append(check_stream(cfg, stream, size, (0, constants_address)))
-        state.check(number, run, stream)
+        try:
+            state.check(number, run, stream)
+        except Mismatch as found:
+            raise explain(state, number, run, stream, found) from None
     return reports
 
 

@@ -34,16 +34,14 @@ Term = tuple[int, int | None]
 """An input piece and the weights that it meets, None where it is taken as it is."""
 
 
-def explain(
-    state: Provenance, before: Scalars, number: int, run: Run, stream: list[Decoded], found: Mismatch
-) -> ProvenanceError:
-    """The error for what `found` says of launch `number`; before: DRAM as it was when the launch began."""
-    return _Diagnosis(state, before, number, run, stream).explain(found)
+def explain(state: Provenance, number: int, run: Run, stream: list[Decoded], found: Mismatch) -> ProvenanceError:
+    """The error for what `found` says of launch `number`."""
+    return _Diagnosis(state, number, run, stream).explain(found)
 
 
 class _Diagnosis:
-    def __init__(self, state: Provenance, before: Scalars, number: int, run: Run, stream: list[Decoded]) -> None:
-        self.state, self.before, self.number, self.run, self.stream = state, before, number, run, stream
+    def __init__(self, state: Provenance, number: int, run: Run, stream: list[Decoded]) -> None:
+        self.state, self.number, self.run, self.stream = state, number, run, stream
         self.cfg, self.symbols = state.cfg, state.symbols
 
     def explain(self, found: Mismatch) -> ProvenanceError:
@@ -58,7 +56,7 @@ class _Diagnosis:
     # Running again ----------------------------------------------------------------------------------------------
 
     def _machine(self) -> Machine:
-        self.state.dram[...] = self.before
+        self.state.dram[...] = self.state.before
         return Machine(self.state, self.number, self.run)
 
     def _replay(self, stop: int) -> tuple[Machine, dict[str, NDArray[np.int64]]]:
@@ -75,22 +73,17 @@ class _Diagnosis:
     # Stores -----------------------------------------------------------------------------------------------------
 
     def _missing(self, layer: int) -> ProvenanceError:
-        machine = self._machine()
-        machine.run_all(self.stream)
+        machine, _ = self._replay(len(self.stream))
         left = machine.to_store(layer)
         stores = [i for i in self.stream if i.opcode == Opcode.STORE and self.run.layer_of[i.index] == layer]
-        at = self._place(layer, int(left.argmax() if left.any() else 0))
+        at = _words(self._position(layer, int(left.argmax())))
         what = f"is the last store, and nothing has stored {at} of the output"
         if not stores:
             what = "ends a launch that stores nothing of this layer"
         return self.error(Meaning.ONCE, (stores or self.stream)[-1], layer, what)
 
-    def _place(self, layer: int, piece: int) -> str:
-        """Words for a piece of the storage of y, relative to y."""
-        batch, group, row, column = self._position(layer, piece)
-        return _words((batch, group, row, column))
-
     def _position(self, layer: int, piece: int) -> Position:
+        """A piece of the storage of y, relative to y."""
         y = self.run.layers[layer].y
         shape = y.batches(self.cfg), y.storage_groups, y.height, y.width
         batch, group, row, column = np.unravel_index(piece, shape)

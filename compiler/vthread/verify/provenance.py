@@ -96,7 +96,8 @@ class Provenance:
         self.makers: dict[str, list[Activation]] = {}
         """Activations that layers have stored, by storage."""
         self.granule = gcd(cfg.piece_bytes, *addresses.values())
-        self.dram = self.symbols.fresh(constants_address // self.granule + 1)
+        self.dram = self.before = self.symbols.fresh(constants_address // self.granule + 1)
+        """By granule; and as it was when the launch began."""
         self.tiles: dict[tuple[int, int], Scalars] = {}
         """Weights by address and count."""
         self.sizes: dict[str, int] = {}
@@ -107,20 +108,16 @@ class Provenance:
             self.pieces[storage] = self.symbols.fresh(size)
 
     def check(self, number: int, run: Run, stream: list[Decoded]) -> None:
-        """Run launch `number`, whose decoded instructions have passed every other rule. ProvenanceError."""
+        """Run launch `number`, whose decoded instructions have passed every other rule. Mismatch, ProvenanceError."""
         for storage in sorted(run.packed & self.sizes.keys()):
             size = self.sizes[storage]
             self.pieces[storage] = self.symbols.fresh(size)
             self.write(self.addresses[storage], ((size, self.cfg.piece_bytes),), self.pieces[storage])
-        before = self.dram.copy()
+        self.before = self.dram.copy()
         machine = Machine(self, number, run)
-        try:
-            machine.run_all(stream)
-            machine.check_finished(stream)
-        except Mismatch as found:
-            from celosia.compiler.vthread.verify.diagnosis import explain
-
-            raise explain(self, before, number, run, stream, found) from None
+        for i in stream:
+            machine.step(i)
+        machine.check_finished()
         for layer in run.layers:
             self.makers.setdefault(layer.y.storage, []).append(layer.y)
         self._check_taken(number, run, stream)
@@ -226,15 +223,10 @@ class Machine:
             Opcode.LOAD: self._load, Opcode.GEMM: self._gemm, Opcode.VECTOR: self._vector, Opcode.STORE: self._store
         }  # fmt: skip
 
-    def run_all(self, stream: list[Decoded]) -> None:
-        steps = self.steps
-        for i in stream:
-            steps[i.opcode](i)
-
     def step(self, i: Decoded) -> None:
         self.steps[i.opcode](i)
 
-    def check_finished(self, stream: list[Decoded]) -> None:
+    def check_finished(self) -> None:
         """Mismatch where a piece of an output has not been stored."""
         for layer in range(len(self.run.layers)):
             if self.to_store(layer).any():
@@ -315,9 +307,9 @@ class Machine:
             right = view(self.wgt, f["wgt_base"] * tile, (blocks, (outs, ins), *steps)).reshape(n * outs, depth)
             total = np.einsum("mk,pk->mp", right, left)
         else:
-            left = view(self.inp, f["inp_base"] * ins, ((n, f["inp_n"] * ins), *pixels, *taps)).reshape(n, y * x, depth)
-            right = view(self.wgt, f["wgt_base"] * tile, (blocks, (outs, ins), *steps)).reshape(n, outs, depth)
-            total = np.einsum("nqk,npk->nqp", right, left)
+            each = view(self.inp, f["inp_base"] * ins, ((n, f["inp_n"] * ins), *pixels, *taps)).reshape(n, y * x, depth)
+            tiles = view(self.wgt, f["wgt_base"] * tile, (blocks, (outs, ins), *steps)).reshape(n, outs, depth)
+            total = np.einsum("nqk,npk->nqp", tiles, each)
         self._accumulate(f, total.reshape(n, outs, y, x))
 
     def _accumulate(self, f: Fields, total: Scalars) -> None:
