@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from math import gcd
 
 import numpy as np
@@ -92,6 +93,7 @@ class Provenance:
     ) -> None:  # fmt: skip
         self.cfg, self.addresses, self.base, self.constants = cfg, addresses, constants_address, constants
         self.symbols = Symbols(cfg)
+        self.piece_bytes = cfg.piece_bytes
         self.pieces: Pieces = {}
         self.makers: dict[str, list[Activation]] = {}
         """Activations that layers have stored, by storage."""
@@ -135,7 +137,7 @@ class Provenance:
     def read(self, address: int, dims: Dims) -> Scalars:
         """Pieces at `address` plus the strides, in bytes, of `dims`; what is no piece that was stored is noise."""
         shape = tuple(extent for extent, _ in dims)
-        size, granule = self.cfg.piece_bytes, self.granule
+        size, granule = self.piece_bytes, self.granule
         end = address + reach(dims) + size
         if end > self.base or address % granule or any(stride % granule for extent, stride in dims if extent > 1):
             return self.symbols.fresh(int(np.prod(shape))).reshape(shape)
@@ -153,7 +155,7 @@ class Provenance:
         """Write pieces; those of several granules hold consecutive numbers, so that half a piece is none."""
         granule = self.granule
         places = tuple((extent, stride // granule) for extent, stride in dims)
-        for part_of_piece in range(self.cfg.piece_bytes // granule):
+        for part_of_piece in range(self.piece_bytes // granule):
             target = view(self.dram, address // granule + part_of_piece, places)
             target[...] = values + np.uint64(part_of_piece) if part_of_piece else values
 
@@ -196,8 +198,14 @@ class Mismatch(Exception):
 
 def view(array: Scalars, base: int, dims: Dims) -> Scalars:
     """A view of the one-dimensional `array`: element base + sum of index * stride, shape is the extents of `dims`."""
-    shape = tuple([extent for extent, _ in dims])
-    return np.ndarray(shape, np.uint64, array, 8 * base, tuple([8 * stride for _, stride in dims]))
+    shape, strides = _layout(dims)
+    return np.ndarray(shape, np.uint64, array, 8 * base, strides)
+
+
+@lru_cache(1 << 12)
+def _layout(dims: Dims) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides in bytes of a view; many instructions share them."""
+    return tuple(extent for extent, _ in dims), tuple(8 * stride for _, stride in dims)
 
 
 class Machine:
@@ -274,7 +282,7 @@ class Machine:
             self.lut[slot] = ("noise", address) if data is None else data.tobytes()
 
     def _load_pieces(self, f: Fields, target: Scalars) -> None:
-        size = self.cfg.piece_bytes
+        size = self.state.piece_bytes
         rows = f["y_size"], f["dram_y"]
         places = view(target, f["sram_base"], padded_block(f))
         if f["buffer"] == Buffer.ACC and not f["widen"]:  # int32 from DRAM, of which no layer has any
@@ -365,7 +373,7 @@ class Machine:
         if not (found == due).all():
             raise Mismatch(i.index, layer)
         due[...] = 0
-        bytes_per_step = (f["z_size"], f["dram_z"]), (f["y_size"], f["dram_y"]), (f["x_size"], self.cfg.piece_bytes)
+        bytes_per_step = (f["z_size"], f["dram_z"]), (f["y_size"], f["dram_y"]), (f["x_size"], self.state.piece_bytes)
         values = view(self.state.pieces[storage], *places)
         self.state.write(f["dram_addr"], bytes_per_step, values)
 
