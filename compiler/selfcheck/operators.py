@@ -36,12 +36,12 @@ def codes(array: NDArray[Any]) -> Codes:
     return array.view(np.uint8) ^ np.uint8(0x80) if array.dtype == np.int8 else array
 
 
-def compute(node: ir.Node, operands: list[Codes]) -> Codes:
+def compute(node: ir.Node, operands: list[Codes], part: int | None = None) -> Codes:
     """The output of `node`, of its shape in the graph, for the `operands` that are not constant, in their order.
 
-    Of a QLinearConcat, operands are one part and its number, and the result is that part of the output.
+    part: of a QLinearConcat, whose only operand here is this part and the result is what the output has of it.
     """
-    return OPERATORS[node.op_type](node, *operands)
+    return OPERATORS[node.op_type](node, *operands, *(() if part is None else (part,)))
 
 
 # Parameters ------------------------------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ def _all_bytes(dtype: np.dtype[Any]) -> NDArray[Any]:
     return (every ^ np.uint8(0x80)).view(np.int8) if dtype == np.int8 else every
 
 
-def _pair(node: ir.Node, *operands: Codes) -> Codes:
+def _pair(node: ir.Node, a: Codes, b: Codes) -> Codes:
     """QLinearAdd or QLinearMul, by a table of all pairs of bytes."""
     value = node.inputs[0]
     assert value is not None and value.dtype is not None
@@ -297,7 +297,6 @@ def _pair(node: ir.Node, *operands: Codes) -> Codes:
     first, second = np.repeat(every, 256), np.tile(every, 256)
     arguments = [first, *_scalars(node, 1, 2), second, *_scalars(node, 4, 5), *_scalars(node, 6, 7)]
     table = _call(node.op_type, dtype, arguments, 2)
-    a, b = operands if len(operands) == 2 else operands * 2  # x + x has one operand
     return table[(a.astype(np.uint16) << 8) | b]
 
 
