@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import prod
 from typing import Any
 
@@ -43,8 +43,13 @@ LARGEST_GATHER = 1 << 27
 
 def steps(f: Fields, operand: str, loops: tuple[str, ...]) -> Steps:
     """Extents and strides of `operand`; the stride of a loop that runs once is 0."""
-    extents = [f[f"extent_{loop}"] for loop in loops]
-    return tuple((e, f[f"{operand}_{loop}"] if e > 1 else 0) for loop, e in zip(loops, extents, strict=True))
+    return tuple([(f[extent], f[stride] if f[extent] > 1 else 0) for extent, stride in _names(operand, loops)])
+
+
+@cache
+def _names(operand: str, loops: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Fields of the extent and of the stride of each loop."""
+    return tuple((f"extent_{loop}", f"{operand}_{loop}") for loop in loops)
 
 
 @lru_cache(maxsize=8192)

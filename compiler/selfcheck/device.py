@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from celosia.compiler.program import LaunchStep
 from celosia.hw.config import Config
 from celosia.hw.isa import Opcode, instruction_bytes
+from celosia.sim.decode import Instruction
 from celosia.sim.device import DeviceError
-from celosia.sim.fsim import FunctionalDevice, Instruction
+from celosia.sim.fsim import FunctionalDevice
 
 Bytes = NDArray[np.uint8]
 SHIFTS, STEP = 1 << 16, 4099
