@@ -88,9 +88,10 @@ def compile(
 
     progress: called with the name of each stage. accelerator: False leaves every operator to the CPU. watch: called
     after each of PASSES with the graph. target: a board or processor of cpu.target that the CPU's part is compiled for;
-    by default this machine. check: run the accelerator's part on random inputs and compare it with the graph's operators
-    on the CPU, layer by layer (selfcheck). Raises ModelError for a model, ConfigError for a Config, TargetError, LinkError
-    where the linker for another processor is missing, and SelfCheckError where that comparison finds a fault of Celosia.
+    by default this machine. check: run the accelerator's part on random inputs and compare it with the graph's
+    operators on the CPU, layer by layer (compiler/selfcheck). Raises ModelError for a model, ConfigError for a Config,
+    TargetError, LinkError where the linker for another processor is missing, and SelfCheckError where that comparison
+    finds a fault of Celosia.
     """
     processor = None if target is None else find_target(target)
     with compiling_for(processor):

@@ -65,6 +65,10 @@ MaybeConfig = Annotated[
     str | None,
     typer.Option("--config", metavar="NAME|FILE", help="The accelerator, by default pynq, or the Program's."),
 ]
+NoCheck = Annotated[
+    bool,
+    typer.Option("--no-check", help="Do not compare each compiled layer with the model's operators on random inputs."),
+]
 Sudo = Annotated[bool, typer.Option("--sudo", help="Run as root there through sudo, which must not ask.")]
 
 
@@ -99,8 +103,9 @@ def _check_source(path: Path) -> None:
 
 
 def _program(
-    source: Path, config: str | None, stages: Stages, watch: Watch | None = None, target: str | None = None
-) -> Program:
+    source: Path, config: str | None, stages: Stages, no_check: bool, watch: Watch | None = None,
+    target: str | None = None,
+) -> Program:  # fmt: skip
     """The Program in `source`, or the one that the ONNX model there compiles to, for `target`, watched by `watch`."""
     from celosia.compiler.program import Program, ProgramError
     from celosia.hw.config import Config
@@ -117,7 +122,7 @@ def _program(
         return program
     from celosia.compiler.compile import compile as compile_model
 
-    return compile_model(source, cfg or "pynq", progress=stages, watch=watch, target=target)
+    return compile_model(source, cfg or "pynq", progress=stages, watch=watch, target=target, check=not no_check)
 
 
 # Commands -----------------------------------------------------------------------------------------------------
@@ -170,6 +175,7 @@ def compile_(
             help="Where it will run: pynq-z1, pynq-z2, ultra96, zcu104, armv7 or aarch64; by default this machine.",
         ),
     ] = None,
+    no_check: NoCheck = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -185,7 +191,7 @@ def compile_(
         _destinations([model], output)
         from celosia.compiler.compile import compile as compile_model
 
-        program = compile_model(model, config or _preset(target), progress=stages, target=target)
+        program = compile_model(model, config or _preset(target), progress=stages, target=target, check=not no_check)
         stages("writing the Program")
         program.save(output)
     if not quiet:
@@ -228,6 +234,7 @@ def run(
         Path | None, typer.Option(metavar="TIMELINE.json", help="Write each instruction's time, for ui.perfetto.dev.")
     ] = None,
     layers: Annotated[bool, typer.Option("--layers", help="Print every layer, not the longest only.")] = False,
+    no_check: NoCheck = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -253,9 +260,9 @@ def run(
         _destinations([model], output, report, trace)
         arrays.check_files(given)
         if device.startswith("ssh://"):
-            program, result = _run_there(device, sudo, model, config, given, threads, options, stages)
+            program, result = _run_there(device, sudo, model, config, given, threads, options, stages, no_check)
         else:
-            program = _program(model, config, stages)
+            program = _program(model, config, stages, no_check)
             if device == "rtl":
                 options = {"progress": stages.cycles, "quiet": quiet}
             with Runtime(program, device, threads, **options) as runtime:
@@ -288,6 +295,7 @@ def _run_there(
     threads: int | None,
     options: dict[str, Any],
     stages: Stages,
+    no_check: bool,
 ) -> tuple[Program, Result]:
     """Run on a board over ssh: ssh://USER@BOARD for its accelerator, ssh://USER@BOARD/functional for numpy there."""
     from celosia.driver import arrays, deploy
@@ -301,19 +309,20 @@ def _run_there(
     with stages.paused(), connected(place) as connection:
         remote = deploy.Remote(connection, sudo=sudo)
         stages(f"connected to {place}")
-        program = _program_there(source, config, stages, remote)
+        program = _program_there(source, config, stages, remote, no_check)
         values = arrays.read_inputs(given, program.inputs)
         stages(f"running on {place}")
         return program, deploy.run(remote, program, values, device or "board", threads, **options)
 
 
-def _program_there(source: Path, config: str | None, stages: Stages, remote: Remote) -> Program:
+def _program_there(source: Path, config: str | None, stages: Stages, remote: Remote, no_check: bool) -> Program:
     """As `_program`, for the board's processor where a model is compiled."""
     from celosia.compiler.program import Program
     from celosia.driver import deploy
 
     compiled = source.is_file() and Program.is_program(source)
-    return _program(source, config, stages, target=None if compiled else deploy.target_of(remote.status()))
+    target = None if compiled else deploy.target_of(remote.status())
+    return _program(source, config, stages, no_check, target=target)
 
 
 def _write(result: Result, program: Program, output: Path | None, report: Path | None, trace: Path | None) -> None:
@@ -350,6 +359,7 @@ def deploy(
     host: Annotated[str, typer.Option("--host", metavar="USER@BOARD", help="The board, as ssh knows it.")],
     config: MaybeConfig = None,
     sudo: Sudo = False,
+    no_check: NoCheck = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -367,7 +377,7 @@ def deploy(
     with _stages(quiet) as stages, stages.paused(), connected(host) as connection:
         remote = deployment.Remote(connection, sudo=sudo)
         stages(f"connected to {host}")
-        program = _program_there(model, config, stages, remote)
+        program = _program_there(model, config, stages, remote, no_check)
         stages(f"copying to {host}")
         files = deployment.runner(), deployment.program_file(program)
         board = remote.status(*files)
@@ -436,6 +446,7 @@ def inspect(
     one_pass: Annotated[
         str | None, typer.Option("--pass", metavar="NAME", help="Only the graph after this pass, or `import`.")
     ] = None,
+    no_check: NoCheck = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -456,7 +467,7 @@ def inspect(
         graphs[name] = text(graph.graph)
 
     with _stages(quiet) as stages:
-        program = _program(model, config, stages, keep if passes or one_pass is not None else None)
+        program = _program(model, config, stages, no_check, keep if passes or one_pass is not None else None)
     from celosia.driver import show
 
     disassemble = disassemble or layer is not None

@@ -32,10 +32,9 @@ def decode(cfg: Config, code: NDArray[np.uint8]) -> list[Instruction | None]:
         if len(numbers):
             words = _words(code[numbers])
             values = {field.name: _field(words, fmt.offsets[field.name], field) for field in fmt.fields}
-            legal = ~np.any([np.broadcast_to(broken(values), len(numbers)) for broken in RULES[opcode].values()], axis=0)
-            for number, good, instruction in zip(numbers.tolist(), legal.tolist(), _instructions(opcode, values)):
-                if good:
-                    program[number] = instruction
+            illegal = np.any([broken(values) for broken in RULES[opcode].values()], axis=0)
+            for number, bad, instruction in zip(numbers.tolist(), illegal.tolist(), _instructions(opcode, values)):
+                program[number] = None if bad else instruction
     return program
 
 
@@ -65,9 +64,8 @@ def _instructions(opcode: Opcode, values: dict[str, NDArray[np.int64]]) -> list[
     waits = [_units(mask) for mask in values["wait"].tolist()]
     posts = [_units(mask) for mask in values["post"].tolist()]
     rows = zip(*(value.tolist() for value in values.values()))
-    return [
-        Instruction(unit, opcode, dict(zip(names, row)), *rest) for row, *rest in zip(rows, waits, posts, steps.tolist())
-    ]
+    parts = zip(rows, waits, posts, steps.tolist())
+    return [Instruction(unit, opcode, dict(zip(names, row)), *others) for row, *others in parts]
 
 
 @cache

@@ -112,7 +112,9 @@ class FunctionalDevice(Memory):
             while fetched < count:
                 instruction = decoded[fetched]
                 if instruction is None:
-                    raise DeviceError(self._why_illegal(code[fetched * size : (fetched + 1) * size], fetched))
+                    word = int.from_bytes(code[fetched * size : (fetched + 1) * size].tobytes(), "little")
+                    reason = why_illegal(self.config, word)
+                    raise DeviceError(f"instruction {fetched}: {ERROR_TEXT[Error.ILLEGAL_INSTRUCTION]}: {reason}")
                 if len(queues[instruction.unit]) >= depth:
                     break
                 queues[instruction.unit].append(fetched)
@@ -148,10 +150,6 @@ class FunctionalDevice(Memory):
             self._decoded[key] = decode(self.config, code)
         return self._decoded[key]
 
-    def _why_illegal(self, word: NDArray[np.uint8], number: int) -> str:
-        reason = why_illegal(self.config, int.from_bytes(word.tobytes(), "little"))
-        return f"instruction {number}: {ERROR_TEXT[Error.ILLEGAL_INSTRUCTION]}: {reason}"
-
     def execute(self, instruction: Instruction, number: int = 0) -> None:
         """Execute one instruction whatever its tokens. DeviceError where it leaves memory."""
         try:
@@ -173,11 +171,7 @@ def _can_start(instruction: Instruction, tokens: list[list[int]], most: int) -> 
     for other in waits:
         if not tokens[other][unit]:
             return False
-    given = tokens[unit]
-    for other in posts:
-        if given[other] >= most:
-            return False
-    return True
+    return all(tokens[unit][other] < most for other in posts)
 
 
 def _describe(

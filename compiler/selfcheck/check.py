@@ -1,7 +1,7 @@
 """The check of a compiled model: launches run on the functional simulator, each layer's bytes against the CPU's.
 
 Every byte of every layer is compared. A layer is computed from the operators of the graph that it stands for, on the
-bytes that the simulated accelerator has in its memory for them, so that a wrong layer does not make those after it wrong.
+bytes that the simulated accelerator has in its memory for them: a wrong layer does not make those after it wrong.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class _Check:
         for value, unpack in zip(plan.taken, step.unpack, strict=True):
             held = Activation(unpack.value, *unpack.dims, Storage("", unpack.groups), unpack.offset)
             if not np.array_equal(self._at(device.dram, held, unpack.address).ravel(), self._value(value).ravel()):
-                raise SelfCheckError(unpack.value, "is an output that other layers have written over")
+                raise SelfCheckError(unpack.value, "is not where the host takes it from")
         return sum(found.size for found, _ in results.values())
 
     # Memory ----------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class _Check:
             return True
         producer = value.producer()
         if producer in self.selection.views:
-            return producer.inputs[0] is not None and self._is_known(producer.inputs[0])  # type: ignore[union-attr]
+            return producer.inputs[0] is not None and self._is_known(producer.inputs[0])
         return (producer, 0) in self.parts
 
     def _value(self, value: ir.Value) -> Codes:

@@ -31,6 +31,9 @@ class TappedDevice(FunctionalDevice):
         super().__init__(config)
         self.stored = np.frombuffer(rng.bytes(activations), np.uint8).copy()
         self.noise = random_bytes(rng, activations + SHIFTS)
+        for buffer in vars(self.state).values():  # what is left in scratchpads must not matter
+            if isinstance(buffer, np.ndarray):
+                buffer.reshape(-1).view(np.uint8)[...] = np.frombuffer(rng.bytes(buffer.nbytes), np.uint8)
         self.failed_layer: int | None = None
         """The layer whose instruction ended a launch in an error."""
 

@@ -52,7 +52,7 @@ def dots(x: UInt8, w: NDArray[np.int8], bias: NDArray[np.int32], scale: NDArray[
     biases, scales = np.zeros(blocks * COLUMNS, np.int32), np.zeros(blocks * COLUMNS, np.float32)
     biases[: len(bias)], scales[: len(scale)] = bias, scale
     y = np.empty((rows, blocks * COLUMNS), np.uint8)
-    pointers = (array.ctypes.data for array in (x, w, biases, scales, y))
+    pointers = [array.ctypes.data for array in (x, w, biases, scales, y)]
     _functions()["dots"](*pointers, float(zero), rows, blocks, length // DEPTH)
     return y[:, : len(bias)]
 
@@ -78,7 +78,8 @@ def _functions() -> dict[str, Any]:
     """The two as functions of ctypes, for this processor."""
     module = ir.Module("selfcheck")
     module.features = dot.features()
-    _dots(module), _largest(module)  # type: ignore[func-returns-value]
+    _dots(module)
+    _largest(module)
     text = str(module)
 
     def make() -> Kernel:
@@ -86,7 +87,10 @@ def _functions() -> dict[str, Any]:
 
     linked = llvm.link(["dots", "largest"], llvm._cached(text, "", make).code)
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    types = {"dots": [pointer] * 5 + [ctypes.c_float] + [number] * 3, "largest": [pointer] * 2 + [number] * 2}
+    types: dict[str, list[Any]] = {
+        "dots": [pointer] * 5 + [ctypes.c_float] + [number] * 3,
+        "largest": [pointer] * 2 + [number] * 2,
+    }
     functions: dict[str, Any] = {name: ctypes.CFUNCTYPE(None, *args)(linked[name]) for name, args in types.items()}
     return functions | {"code": linked}  # which lives as long as they do
 
@@ -103,7 +107,7 @@ def _function(module: Any, name: str, types: list[Any]) -> tuple[Any, list[V]]:
 
 @contextmanager
 def _loop(b: Any, count: V, carried: list[V] | None = None) -> Iterator[V]:
-    """The body runs for 0, 1, ... below `count`, at least once. What it puts into `carried` its next run finds there."""
+    """The body runs for 0, 1, … below `count`, at least once; what it puts into `carried` its next run finds there."""
     values = [] if carried is None else carried
     before, head = b.block, b.append_basic_block("loop")
     b.branch(head)

@@ -297,7 +297,7 @@ def _pair(node: ir.Node, a: Codes, b: Codes) -> Codes:
     first, second = np.repeat(every, 256), np.tile(every, 256)
     arguments = [first, *_scalars(node, 1, 2), second, *_scalars(node, 4, 5), *_scalars(node, 6, 7)]
     table = _call(node.op_type, dtype, arguments, 2)
-    return table[(a.astype(np.uint16) << 8) | b]
+    return table.take((a.astype(np.uint16) << 8) | b)
 
 
 def _concat(node: ir.Node, part: Codes, number: int) -> Codes:
