@@ -247,8 +247,8 @@ def _max_pool(node: ir.Node, x: Codes) -> Codes:
 def _average(node: ir.Node, x: Codes) -> Codes:
     """A sum over the window, scaled once. onnxruntime's mean in floats (QLinearAveragePool) may differ on ties."""
     dims, image = _dims(node), _image(x)
-    out = (1, 1) if node.op_type != "QLinearAveragePool" else _size(dims)
-    taps = image.shape[1:3] if out == (1, 1) else attribute(node, "kernel_shape")
+    pool = node.op_type == "QLinearAveragePool"
+    out, taps = (_size(dims), attribute(node, "kernel_shape")) if pool else ((1, 1), image.shape[1:3])
     window = _Window.of(node, taps, image.shape[1:3], out)
     view = window.views(window.padded(image, 0, out), out).transpose(0, 1, 2, 5, 3, 4)
     count = prod(window.kernel)
