@@ -16,11 +16,17 @@ from celosia.sim.reference import Fields
 class Instruction(NamedTuple):
     unit: Unit
     opcode: Opcode
-    fields: Fields
+    names: tuple[str, ...]
+    values: tuple[int, ...]
     waits: tuple[Unit, ...]
     posts: tuple[Unit, ...]
     steps: float
     """Rows of memory, tile operations or entries, up to 2^53 exactly: the machine takes at least as many cycles."""
+
+    @property
+    def fields(self) -> Fields:
+        """Made anew each time: thousands of dictionaries that stay would keep the garbage collector busy."""
+        return dict(zip(self.names, self.values))
 
 
 def decode(cfg: Config, code: NDArray[np.uint8]) -> list[Instruction | None]:
@@ -60,12 +66,11 @@ def _instructions(opcode: Opcode, values: dict[str, NDArray[np.int64]]) -> list[
     for name, value in values.items():
         if name.startswith("extent_") or name in ("y_size", "z_size"):
             steps = steps * value
-    names, unit = list(values), UNIT_OF[opcode]
+    names, unit = tuple(values), UNIT_OF[opcode]
     waits = [_units(mask) for mask in values["wait"].tolist()]
     posts = [_units(mask) for mask in values["post"].tolist()]
     rows = zip(*(value.tolist() for value in values.values()))
-    parts = zip(rows, waits, posts, steps.tolist())
-    return [Instruction(unit, opcode, dict(zip(names, row)), *others) for row, *others in parts]
+    return [Instruction(unit, opcode, names, *others) for others in zip(rows, waits, posts, steps.tolist())]
 
 
 @cache

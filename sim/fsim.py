@@ -124,14 +124,14 @@ class FunctionalDevice(Memory):
             if ready is None:
                 break
             instruction = program.pop(ready)
-            unit, opcode, fields, waits, posts, steps = instruction
+            unit, opcode, _, _, waits, posts, steps = instruction
             queues[unit].popleft()
             if 0 < timeout_cycles < steps:
                 raise DeviceError(
                     f"no end within {timeout_cycles} cycles: instruction {ready} ({opcode.name}) has {int(steps)} steps"
                 )
             if checker is not None:
-                checker.execute(ready, unit, opcode, fields)
+                checker.execute(ready, unit, opcode, instruction.fields)
             self.execute(instruction, ready)
             for other in waits:
                 tokens[other][unit] -= 1
@@ -167,7 +167,7 @@ def _heads(queues: list[deque[int]]) -> list[int]:
 
 def _can_start(instruction: Instruction, tokens: list[list[int]], most: int) -> bool:
     """Whether its tokens are there, and room for those that it gives."""
-    unit, _, _, waits, posts, _ = instruction
+    unit, _, _, _, waits, posts, _ = instruction
     for other in waits:
         if not tokens[other][unit]:
             return False
