@@ -120,10 +120,13 @@ class FunctionalDevice(Memory):
                 queues[instruction.unit].append(fetched)
                 program[fetched] = instruction
                 fetched += 1
-            ready = next((number for number in _heads(queues) if _can_start(program[number], tokens, most)), None)
-            if ready is None:
+            for ready in sorted([queue[0] for queue in queues if queue]):
+                instruction = program[ready]
+                if _can_start(instruction, tokens, most):
+                    break
+            else:
                 break
-            instruction = program.pop(ready)
+            del program[ready]
             unit, opcode, _, _, waits, posts, steps = instruction
             queues[unit].popleft()
             if 0 < timeout_cycles < steps:
@@ -158,11 +161,6 @@ class FunctionalDevice(Memory):
             raise DeviceError(f"instruction {number}: {ERROR_TEXT[Error.ADDRESS]}: {error}") from None
         except MemoryError:
             raise DeviceError(f"instruction {number}: it has more steps than this machine has memory for") from None
-
-
-def _heads(queues: list[deque[int]]) -> list[int]:
-    """The next instruction of each unit, the earliest first."""
-    return sorted([queue[0] for queue in queues if queue])
 
 
 def _can_start(instruction: Instruction, tokens: list[list[int]], most: int) -> bool:

@@ -292,12 +292,19 @@ def _requantise(v: Array, par: NDArray[np.uint64]) -> NDArray[np.float32]:
 
     Beyond that both are far outside int8, on the same side, so that the clip that follows makes them equal.
     """
-    bias = par.astype(np.uint32).view(np.int32)
+    bias, factor = _parameters(par.tobytes())
+    result = (v.astype(np.int32, copy=False) + bias.reshape(par.shape)).astype(np.float32)
+    result *= factor.reshape(par.shape)
+    return np.rint(result, out=result)
+
+
+@lru_cache(maxsize=1024)
+def _parameters(entries: bytes) -> tuple[Int32, NDArray[np.float32]]:
+    """Bias and factor of each of `entries` of par."""
+    par = np.frombuffer(entries, np.uint64)
     multiplier = (par >> np.uint64(32) & np.uint64(0xFFFFFF)).astype(np.float32)
     shift = (par >> np.uint64(56) & np.uint64(63)).astype(np.int32)
-    result = (v.astype(np.int32, copy=False) + bias).astype(np.float32)
-    result *= np.ldexp(multiplier, -shift)
-    return np.rint(result, out=result)
+    return par.astype(np.uint32).view(np.int32), np.ldexp(multiplier, -shift)
 
 
 def _dram_steps(state: State, dram: Array, f: Fields, size: int, verb: str) -> tuple[int, Steps]:

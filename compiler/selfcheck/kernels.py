@@ -32,8 +32,8 @@ def pack_columns(matrix: NDArray[np.int8]) -> NDArray[np.int8]:
     columns, length = matrix.shape
     padded = np.zeros((_up(columns, COLUMNS), _up(length, DEPTH)), np.int8)
     padded[:columns, :length] = matrix
-    tiles = padded.reshape(-1, COLUMNS, padded.shape[1] // DEPTH, DEPTH)
-    return np.ascontiguousarray(tiles.transpose(0, 2, 1, 3))
+    quads = padded.view(np.int32).reshape(-1, COLUMNS, padded.shape[1] // DEPTH)
+    return np.ascontiguousarray(quads.transpose(0, 2, 1)).view(np.int8).reshape(len(quads), -1, COLUMNS, DEPTH)
 
 
 def rows_for(rows: int, length: int) -> UInt8:
@@ -41,8 +41,10 @@ def rows_for(rows: int, length: int) -> UInt8:
     return np.empty((_up(rows, ROWS), _up(length, DEPTH)), np.uint8)
 
 
-def dots(x: UInt8, w: NDArray[np.int8], bias: NDArray[np.int32], scale: NDArray[np.float32], zero: int) -> UInt8:
-    """clip(rne(f32(x · wᵀ + bias) * scale) + zero, 0, 255), sums modulo 2^32.
+def dots(
+    x: UInt8, zero_x: int, w: NDArray[np.int8], bias: NDArray[np.int32], scale: NDArray[np.float32], zero_y: int
+) -> UInt8:
+    """clip(rne(f32((x - zero_x) · wᵀ + bias) * scale) + zero_y, 0, 255), sums modulo 2^32.
 
     x: [rows, length] from `rows_for`. w: from `pack_columns`. bias, scale: [columns]. Returns [rows, columns].
     """
@@ -53,7 +55,7 @@ def dots(x: UInt8, w: NDArray[np.int8], bias: NDArray[np.int32], scale: NDArray[
     biases[: len(bias)], scales[: len(scale)] = bias, scale
     y = np.empty((rows, blocks * COLUMNS), np.uint8)
     pointers = [array.ctypes.data for array in (x, w, biases, scales, y)]
-    _functions()["dots"](*pointers, float(zero), rows, blocks, length // DEPTH)
+    _functions()["dots"](*pointers, zero_x, float(zero_y), rows, blocks, length // DEPTH)
     return y[:, : len(bias)]
 
 
@@ -88,7 +90,7 @@ def _functions() -> dict[str, Any]:
     linked = llvm.link(["dots", "largest"], llvm._cached(text, "", make).code)
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     types: dict[str, list[Any]] = {
-        "dots": [pointer] * 5 + [ctypes.c_float] + [number] * 3,
+        "dots": [pointer] * 5 + [ctypes.c_int32, ctypes.c_float] + [number] * 3,
         "largest": [pointer] * 2 + [number] * 2,
     }
     functions: dict[str, Any] = {name: ctypes.CFUNCTYPE(None, *args)(linked[name]) for name, args in types.items()}
@@ -138,16 +140,20 @@ def _splat(b: Any, value: V, lanes: int) -> V:
 def _dots(module: Any) -> None:
     """Tiles of ROWS x COLUMNS: a lane for each column, an accumulator for each row."""
     pointer = ir.PointerType()
-    types = [pointer] * 5 + [F32] + [I64] * 3
-    b, (x, w, bias, scale, y, zero, rows, blocks, depth) = _function(module, "dots", types)
+    types = [pointer] * 5 + [I32, F32] + [I64] * 3
+    b, (x, w, bias, scale, y, zero_x, zero_y, rows, blocks, depth) = _function(module, "dots", types)
     ints, floats, bytes_ = (ir.VectorType(kind, COLUMNS) for kind in (I32, F32, I8))
     tile = b.alloca(ir.ArrayType(ints, ROWS))
     tile.type = pointer  # llvmlite would compare the type of what is stored with that of the array
-    zeros = _splat(b, zero, COLUMNS)
+    zeros, ones = _splat(b, zero_y, COLUMNS), _splat(b, I32(0x01010101), COLUMNS)
     with _loop(b, blocks) as block:
         factor = b.load(_at(b, scale, block, floats), typ=floats, align=4)
-        offset = b.load(_at(b, bias, block, ints), typ=ints, align=4)
         columns = _at(b, w, b.mul(block, depth), ints)
+        sums = [ir.Constant(ints, [0] * COLUMNS)]
+        with _loop(b, depth, sums) as k:
+            sums[0] = dot.dot4(b, sums[0], ones, b.load(_at(b, columns, k, ints), typ=ints, align=1), module.features)
+        offset = b.load(_at(b, bias, block, ints), typ=ints, align=4)
+        offset = b.sub(offset, b.mul(sums[0], _splat(b, zero_x, COLUMNS)))
         with _loop(b, b.udiv(rows, I64(ROWS))) as part:
             first = b.mul(part, I64(ROWS))
             lines = [_at(b, x, b.mul(b.add(first, I64(row)), depth), I32) for row in range(ROWS)]

@@ -140,10 +140,8 @@ class _Linear:
 
     def columns(self, which: slice, matrix: NDArray[np.int8]) -> Callable[[Codes], Codes]:
         """These output channels, for `matrix`: from rows of kernels.rows_for to [rows, channels]."""
-        packed = kernels.pack_columns(matrix)
-        moved = self.bias[which].astype(np.int64) - self.zero_x * matrix.sum(axis=1, dtype=np.int64)
-        bias = moved.astype(np.int32)
-        return lambda rows: kernels.dots(rows, packed, bias, self.scale[which], self.zero_y)
+        packed, bias, scale = kernels.pack_columns(matrix), self.bias[which], self.scale[which]
+        return lambda rows: kernels.dots(rows, self.zero_x, packed, bias, scale, self.zero_y)
 
     def rows(self, x: Codes) -> Codes:
         """[rows, channels] for x [rows, length]."""
@@ -163,7 +161,9 @@ def _linear(
 ) -> _Linear:
     """weights [columns, ...]; numbers of the inputs that hold the others. x_scale and w_scale are 1 and 4."""
     middle = 0 if zero_weights is None else _array(node, zero_weights).astype(np.int16).reshape(-1)[0]
-    matrix = (weights.astype(np.int16) - middle).astype(np.int8).reshape(len(weights), -1)
+    if weights.dtype != np.int8 or middle:
+        weights = (weights.astype(np.int16) - middle).astype(np.int8)
+    matrix = weights.reshape(len(weights), -1)
     given = None if bias is None or len(node.inputs) <= bias else constant(node.inputs[bias])
     added = np.zeros(1, np.int32) if given is None else given.reshape(-1)
     scale = _f32(node, 1) * _array(node, 4).astype(np.float32).reshape(-1) / _f32(node, y_scale)
@@ -288,13 +288,18 @@ def _all_bytes(dtype: np.dtype[Any]) -> NDArray[Any]:
     return (every ^ np.uint8(0x80)).view(np.int8) if dtype == np.int8 else every
 
 
+@cache
+def _all_pairs(dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    every = _all_bytes(dtype)
+    return np.repeat(every, 256), np.tile(every, 256)
+
+
 def _pair(node: ir.Node, a: Codes, b: Codes) -> Codes:
     """QLinearAdd or QLinearMul, by a table of all pairs of bytes."""
     value = node.inputs[0]
     assert value is not None and value.dtype is not None
     dtype = np.dtype(value.dtype.numpy())
-    every = _all_bytes(dtype)
-    first, second = np.repeat(every, 256), np.tile(every, 256)
+    first, second = _all_pairs(dtype)
     arguments = [first, *_scalars(node, 1, 2), second, *_scalars(node, 4, 5), *_scalars(node, 6, 7)]
     table = _call(node.op_type, dtype, arguments, 2)
     return table.take((a.astype(np.uint16) << 8) | b)

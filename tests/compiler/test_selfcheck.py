@@ -332,9 +332,9 @@ def test_dots(rows: int, columns: int, length: int) -> None:
     bias = rng.integers(-(2**31), 2**31, columns).astype(np.int32)
     bias[::2] //= 1 << 20
     scale = rng.uniform(0, 0.01, columns).astype(np.float32)
-    total = (x[:rows, :length].astype(np.int64) @ w.T.astype(np.int64) + bias).astype(np.int32)
+    total = ((x[:rows, :length].astype(np.int64) - 200) @ w.T.astype(np.int64) + bias).astype(np.int32)
     expected = np.clip(np.rint(total.astype(np.float32) * scale) + np.float32(77), 0, 255)
-    assert np.array_equal(kernels.dots(x, kernels.pack_columns(w), bias, scale, 77)[:rows], expected)
+    assert np.array_equal(kernels.dots(x, 200, kernels.pack_columns(w), bias, scale, 77)[:rows], expected)
 
 
 def test_largest() -> None:
