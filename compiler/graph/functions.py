@@ -21,7 +21,7 @@ MAX_DEPTH = 16
 def inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     """`proto` without calls of functions. Raises onnx's errors for functions that are no ONNX."""
     if proto.functions:
-        proto = onnx.inliner.inline_local_functions(proto)
+        proto = onnx.inliner.inline_local_functions(_of_one_version(proto))
     for _ in range(MAX_DEPTH):
         if not any(_schema(proto, node) for node in nodes(proto.graph)):
             break
@@ -29,15 +29,27 @@ def inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     return proto
 
 
+def _of_one_version(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """`proto` with functions in its own versions of the domains, whose operators are the same (onnx checks it)."""
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    versions = {each.domain: each.version for each in proto.opset_import}
+    for function in result.functions:
+        for each in function.opset_import:
+            each.version = versions.get(each.domain, each.version)
+    return result
+
+
 def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     """All nodes, those of subgraphs too."""
     for node in graph.node:
         yield node
-        for inner in _subgraphs(node):
+        for inner in subgraphs(node):
             yield from nodes(inner)
 
 
-def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs of its attributes."""
     for attr in node.attribute:
         if attr.HasField("g"):
             yield attr.g
@@ -105,5 +117,5 @@ def _types(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TypeProto]]:
     for tensor in graph.initializer:
         yield tensor.name, onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
     for node in graph.node:
-        for inner in _subgraphs(node):
+        for inner in subgraphs(node):
             yield from _types(inner)
