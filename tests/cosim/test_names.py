@@ -6,18 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from small_models import Builder
-from test_models import CONFIGS, check
+from small_models import Builder, detector, twins
+
+pytest.importorskip("onnxruntime")
+
+from agreement import CONFIGS, check
 
 import celosia
 from celosia.sim.fsim import FunctionalDevice
-
-
-def twins(b: Builder) -> None:
-    """Two convolutions of the same geometry behind each other."""
-    x = b.conv(b.input([1, 8, 8, 8]), 16, (1, 1))
-    x = b.conv(x, 16, (3, 3), pads=(1, 1, 1, 1))
-    b.output(b.conv(x, 16, (3, 3), pads=(1, 1, 1, 1)))
 
 
 def branches(b: Builder) -> None:
@@ -43,6 +39,15 @@ def test_names_do_not_matter(config: str, build: Callable[[Builder], None], name
     program = check(b, FunctionalDevice(CONFIGS[config]))
     reported = [row["name"] for row in program.placements]
     assert all(reported) and len(set(reported)) == len(reported)
+
+
+@pytest.mark.parametrize("form", ["qdq", "qoperator"])
+def test_a_network_without_names(form: str) -> None:
+    b = Builder(form, np.int8, seed=6)
+    b.node_names = "none"
+    detector(b)
+    program = check(b, FunctionalDevice(CONFIGS["8x8"]))
+    assert len(program.placements) > 70
 
 
 def test_one_refused_layer_sends_no_other_to_the_cpu() -> None:
