@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterator
 
 import onnx
@@ -13,6 +14,7 @@ from celosia.compiler.cpu.ops import OPS
 
 OWN_CODE = {*((domain, op) for domain in DOMAINS for op in OPS), *HOST, *(("ai.onnx", op) for _, op in HOST)}
 """(domain, operator) of what needs no function."""
+Types = ChainMap[str, onnx.TypeProto]
 DOMAIN = "celosia.function"
 MAX_DEPTH = 16
 """Functions inside functions."""
@@ -76,8 +78,7 @@ def _with_calls(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Operators that ONNX defines by functions as calls of functions of the model."""
     result = onnx.ModelProto()
     result.CopyFrom(onnx.shape_inference.infer_shapes(proto, data_prop=True))
-    types = dict(_types(result.graph))
-    for node in nodes(result.graph):
+    for node, types in list(_typed(result.graph, ChainMap())):
         schema = _schema(result, node)
         if schema is None:
             continue
@@ -96,7 +97,7 @@ def _with_calls(proto: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
-def _body(schema: onnx.defs.OpSchema, version: int, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> bytes:
+def _body(schema: onnx.defs.OpSchema, version: int, node: onnx.NodeProto, types: Types) -> bytes:
     """The newest function that defines the operator in `version` of ONNX."""
     if schema.has_context_dependent_function:
         version = max(v for v in schema.context_dependent_function_opset_versions if v <= version)
@@ -110,12 +111,17 @@ def _body(schema: onnx.defs.OpSchema, version: int, node: onnx.NodeProto, types:
     return body
 
 
+def _typed(graph: onnx.GraphProto, outside: Types) -> Iterator[tuple[onnx.NodeProto, Types]]:
+    """All nodes, those of subgraphs too, and the types of what each can read. Graphs may use one name for two values."""
+    types = outside.new_child(dict(_types(graph)))
+    for node in graph.node:
+        yield node, types
+        for inner in subgraphs(node):
+            yield from _typed(inner, types)
+
+
 def _types(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TypeProto]]:
-    """Types of all values, those of subgraphs too."""
     for value in (*graph.input, *graph.value_info, *graph.output):
         yield value.name, value.type
     for tensor in graph.initializer:
         yield tensor.name, onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
-    for node in graph.node:
-        for inner in subgraphs(node):
-            yield from _types(inner)
