@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import onnx
 import pytest
 from small_models import Builder, detector, twins
 
@@ -70,3 +71,18 @@ def test_names_of_nodes_are_kept_where_they_are_unique() -> None:
     convs[0].name, convs[1].name, convs[2].name = "stem", "body", "body"
     names = [row["name"] for row in celosia.compile(model, "tiny").placements if row["op"] == "QLinearConv"]
     assert names == ["stem", *(f"QLinearConv:{node.output[0]}" for node in convs[1:])]
+
+
+def test_names_in_reports_are_unique_where_passes_make_operators() -> None:
+    """A pass's own operators are called so, and the model's keep their names."""
+    text = """g (float[1, 32, 8, 8] x) => (float[1, 32, 6, 6] y) {
+        a = Conv(x, w)  b = Relu(a)  c = Conv<pads = [1, 1, 1, 1]>(b, w)  y = Add(c, a) }"""
+    graph = onnx.parser.parse_graph(text)
+    weights = np.random.default_rng(0).standard_normal((32, 32, 3, 3)).astype(np.float32)
+    graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    for node, name in zip(graph.node, ("stem", "activation", "a.block", "sum")):
+        node.name = name
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+    names = [row["name"] for row in celosia.compile(model, "tiny").placements]
+    assert len(set(names)) == len(names)
+    assert {"stem", "activation", "sum"} < {*names}
