@@ -31,7 +31,8 @@ MODELS: dict[str, str] = {
         y = If(t) <then_branch = p () => (float[1, 2, 1, 8] z) {
             q = Reshape(x, three)  r = RotaryEmbedding<num_heads=2>(q, f, f, o)  z = Reshape(r, four) },
         else_branch = e () => (float[1, 2, 1, 8] z) { q = Reshape(x, four)  z = RotaryEmbedding(q, f, f, o) }> }""",
-    "an output that nothing reads is called what a pass calls its table": """g (float[2, 8] x) => (int8[2, 8] y, float[2, 8] u) {
+    "an output that nothing reads is called what a pass calls its table": """g (float[2, 8] x) =>
+        (int8[2, 8] y, float[2, 8] u) {
         CLASH, u = Loop(n, t, x, x) <body = b (int64 i, bool k, float[2, 8] v, float[2, 8] w) =>
             (bool k2, float[2, 8] v2, float[2, 8] w2) { k2 = Identity(k)  v2 = Neg(w)  w2 = Exp(v) }>
         q = QuantizeLinear(x, scale, zero)  d = DequantizeLinear(q, scale, zero)  s = Sigmoid(d)
