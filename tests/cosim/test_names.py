@@ -11,7 +11,8 @@ from small_models import Builder, detector, twins
 
 pytest.importorskip("onnxruntime")
 
-from agreement import CONFIGS, check
+from agreement import CONFIGS, check, expected, feed_of
+from many_models import Count
 
 import celosia
 from celosia.sim.fsim import FunctionalDevice
@@ -86,3 +87,17 @@ def test_names_in_reports_are_unique_where_passes_make_operators() -> None:
     names = [row["name"] for row in celosia.compile(model, "tiny").placements]
     assert len(set(names)) == len(names)
     assert {"stem", "activation", "sum"} < {*names}
+
+
+def test_many_models_count_what_differs() -> None:
+    """Planted: one byte of onnxruntime's is another; an output of a wrong shape."""
+    b = Builder("qoperator", np.int8, seed=3)
+    twins(b)
+    wanted = expected(b.model(), feed_of(b.model()))
+    wanted[0][0, 0, 0, 0] ^= 1
+    count = Count()
+    count.run("planted", b, wanted)
+    assert (count.models, count.programs, count.different) == (1, len(CONFIGS), len(CONFIGS))
+    assert len(count.failures) == len(CONFIGS) and "planted on tiny" in count.failures[0]
+    count.run("shape", b, [wanted[0][:, 1:]])
+    assert "AssertionError" in count.failures[-1]
