@@ -112,7 +112,7 @@ def _body(schema: onnx.defs.OpSchema, version: int, node: onnx.NodeProto, types:
 
 
 def _typed(graph: onnx.GraphProto, outside: Types) -> Iterator[tuple[onnx.NodeProto, Types]]:
-    """All nodes, those of subgraphs too, and the types of what each can read. Graphs may use one name for two values."""
+    """All nodes, those of subgraphs too, and the types of what each can read. One name may be two values."""
     types = outside.new_child(dict(_types(graph)))
     for node in graph.node:
         yield node, types

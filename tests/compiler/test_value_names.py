@@ -62,6 +62,22 @@ def test_subgraphs_and_unread_outputs(case: str) -> None:
         np.testing.assert_allclose(found[output.name], wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["e", "gradient.2.0", "gradient.2.1"])
+def test_gradients(name: str) -> None:
+    """d(x * x)/dx + exp(x), whose tensor is called what those of the gradient might be."""
+    made = model("g (float[2] x) => (float[2] y) { z = Mul(x, x)  CLASH = Exp(x)  y = Add(d, CLASH) }")
+    made.opset_import.append(helper.make_opsetid("ai.onnx.preview.training", 1))
+    gradient = helper.make_node("Gradient", ["x"], ["d"], domain="ai.onnx.preview.training", xs=["x"], y="z")
+    made.graph.node.insert(2, gradient)
+    for node in made.graph.node:
+        node.input[:], node.output[:] = (
+            [name if each == "CLASH" else each for each in names] for names in (node.input, node.output)
+        )
+    x = np.array([0.5, -2], np.float32)
+    found = Runtime(celosia.compile(made, "tiny")).run({"x": x}).outputs["y"]
+    np.testing.assert_allclose(found, 2 * x + np.exp(x), rtol=1e-6)
+
+
 def test_new_names_are_not_those_of_later_values() -> None:
     """A constant with the name of an output becomes y_1, unless a later constant is called that."""
     graph = ir.from_proto(model("g (float[2] x) => (float[2] y) { a = Add(x, w)  b = Mul(a, y_1)  y = Neg(b) }")).graph
