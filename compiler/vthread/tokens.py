@@ -9,7 +9,6 @@ satisfies every dependence and never has more tokens under way than a semaphore 
 from __future__ import annotations
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from celosia.compiler.vthread.footprint import Access, DramAccess, footprint
@@ -18,6 +17,7 @@ from celosia.hw.config import Config
 from celosia.hw.isa import UNIT_OF, Unit
 
 NEVER = -1
+UNITS = tuple(Unit)
 
 
 class _History:
@@ -58,8 +58,8 @@ class _Dram:
         """A view of `array` over the granules of `access`."""
         g = self.granule
         first, count = access.address // g, -(-(access.address % g + access.row) // g)
-        shape = (access.z, access.y, count)
-        return as_strided(array[first:], shape, tuple(8 * (s // g) for s in (access.z_stride, access.y_stride, g)))
+        strides = 8 * (access.z_stride // g), 8 * (access.y_stride // g), 8
+        return np.ndarray((access.z, access.y, count), np.int64, array, 8 * first, strides)
 
 
 def insert_tokens(cfg: Config, instructions: list[Instruction], tracked_bytes: int) -> None:
@@ -86,7 +86,7 @@ def insert_tokens(cfg: Config, instructions: list[Instruction], tracked_bytes: i
 
         wait = 0
         # The latest first: what it knows may make the others unnecessary.
-        for other in sorted((u for u in Unit if u != unit), key=lambda u: -needed[u]):
+        for other in sorted([u for u in UNITS if needed[u] > known[unit][u]], key=lambda u: -needed[u]):
             if needed[other] > known[unit][other]:
                 producer, pairs = needed[other], tokens[other, unit]
                 if len(pairs) >= capacity and pairs[-capacity][1] > producer:
@@ -101,7 +101,7 @@ def insert_tokens(cfg: Config, instructions: list[Instruction], tracked_bytes: i
                 known[unit][other] = producer
                 known[unit] = [max(pair) for pair in zip(known[unit], at_start[producer])]
         instruction.fields["wait"] = wait
-        known[unit][unit] = index - 1 if index else NEVER
+        known[unit][unit] = index
         at_start.append(list(known[unit]))
 
         for access in accesses:
