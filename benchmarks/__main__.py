@@ -1,7 +1,7 @@
-"""python -m benchmarks [exactness models cycles walltime compile build cpu hardware demo] [--models NAME,...]
+"""python -m benchmarks [exactness models cycles walltime compile build cpu timed hardware demo] [--models NAME,...]
 
-Prints a table and updates bench/results.json. Without a name: everything but `hardware` (long)
-and `demo`, which sets up a fresh clone.
+Prints a table and updates bench/results.json. Without a name: everything but `timed` and
+`hardware` (long), and `demo`, which sets up a fresh clone.
 Exit code 1 where a promise was measured and not kept.
 """
 
@@ -22,11 +22,11 @@ from rich.table import Table
 
 from benchmarks import cpu, hardware
 from benchmarks.kernels import KERNELS
-from benchmarks.rows import ROOT, VERDICT, Bench, Row, describe
+from benchmarks.rows import ROOT, TIMED_CONFIGS, VERDICT, Bench, Row, describe
 from benchmarks.workloads import FOLDER_VARIABLE, WORKLOADS, models_folder
 
-SECTIONS = ("exactness", "models", "cycles", "walltime", "compile", "build", "cpu", "hardware", "demo")
-DEFAULT_SECTIONS = SECTIONS[:-2]
+SECTIONS = ("exactness", "models", "cycles", "walltime", "compile", "build", "cpu", "timed", "hardware", "demo")
+DEFAULT_SECTIONS = SECTIONS[:-3]
 KNOWN_MODELS = tuple(dict.fromkeys((*WORKLOADS, *cpu.MODELS)))
 
 
@@ -45,7 +45,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--models", default="", help=f"only these, with commas between: {', '.join(KNOWN_MODELS)}")
     parser.add_argument("--kernels", default="", help=f"of cpu, only these: {', '.join(KERNELS)}")
     parser.add_argument("--models-dir", type=Path, help=f"folder with the models (default: ${FOLDER_VARIABLE})")
-    parser.add_argument("--config", default="pynq", help="preset or file (default: %(default)s)")
+    parser.add_argument("--config", help="preset or file (default: pynq; of timed: each of four)")
     parser.add_argument("--device", default="rtl", choices=("rtl", "functional"), help="of exactness and models")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each kernel or model of cpu (default: 1)")
     parser.add_argument("--images", type=int, help="inputs for each model of `models`")
@@ -95,17 +95,20 @@ def main(arguments: list[str]) -> int:
     rows: list[Row] = []
     with console.status("") as status:
         folder, say = models_folder(options.models_dir), lambda text: status.update(text)
-        bench = Bench(folder, options.config, options.device, _split(options.models), options.images, say)
+        config = options.config or "pynq"
+        bench = Bench(folder, config, options.device, _split(options.models), options.images, say)
 
         def section_rows(section: str) -> Iterator[Row]:
             if section == "cpu":
                 return cpu_rows(options, folder, say)
+            if section == "timed":
+                return bench.timed((options.config,) if options.config else TIMED_CONFIGS)
             return hardware.rows(say) if section == "hardware" else getattr(bench, section)()
 
         for section in options.sections or DEFAULT_SECTIONS:
             for row in section_rows(section):
                 rows.append(row)
-                save(options.output, [row], describe(options.config))
+                save(options.output, [row], describe(row.details.get("config", config)))
                 console.print(f"{VERDICT[row.met] or 'skipped':7} {row.what}: {row.measured}", highlight=False)
     out = Console(width=None if sys.stdout.isatty() else 200)
     for each in cpu.tables(rows):

@@ -22,7 +22,9 @@ from benchmarks.workloads import OF_THE_EXACTNESS_ROW, WORKLOADS, Inputs, Missin
 from celosia.compiler.program import Program
 from celosia.driver.runtime import Result, Runtime, open_device
 from celosia.hw.config import Config
+from celosia.hw.isa import instruction_bytes
 from celosia.sim.device import Device
+from celosia.sim.timing import predict
 
 Array = NDArray[Any]
 ROOT = Path(__file__).parent.parent
@@ -32,6 +34,10 @@ products with int8 weights saturate on processors without VNNI: differences ther
 IMAGES = {"demo": 100, "mnist_conv": 20, "resnet18": 1, "mobilenet_v2": 1}
 DEFAULT_IMAGES = 4
 CYCLES = {"resnet18": 7_600_000, "resnet50": 17_500_000, "mobilenet_v2": 3_200_000}
+TIMED_CONFIGS = ("tiny", "pynq", "ultra96", "zcu104")
+TIMED_MODELS = ("demo", "resnet18", "mobilenet_v2", "resnet50")
+LARGE_LAYER = 5_000
+"""Cycles above which the timing model answers for a layer's own time."""
 FREE = {"QuantizeLinear", "DequantizeLinear", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"}
 """What a network "on the accelerator" may leave to the host: types and shapes at its ends."""
 
@@ -281,6 +287,47 @@ class Bench:
         met = report["cycles"] <= limit and not (left if head[0] == "cycles/resnet18" else lost)
         return Row(*head[:3], measured, met, head[3], details)
 
+    def timed(self, configs: tuple[str, ...] = TIMED_CONFIGS) -> Iterator[Row]:
+        """Cycles of the timing model against the RTL, and the time it takes."""
+        for config in configs:
+            bench = Bench(self.folder, config, self.device, self.chosen, self.images, self.say)
+            for workload in bench._workloads(TIMED_MODELS):
+                head = (
+                    f"timed/{workload.name}/{config}", f"{workload.name} on {config}: timing model against RTL",
+                    f"within 1%, layers above {LARGE_LAYER:,} cycles within 3%",
+                    f"python -m benchmarks timed --models {workload.name} --config {config}",
+                )  # fmt: skip
+                yield from self._rows(head, partial(bench._against_rtl, head, workload))
+            for device in bench.opened.values():
+                device.close()
+
+    def _against_rtl(self, head: Head, workload: Workload) -> Iterator[Row]:
+        path = workload.path(self.folder)
+        program, (feed,) = self.program(workload.name), workload.inputs(path, 1).feeds
+        self.say(f"{workload.name} on {self.config}: running on the RTL simulator")
+        rtl = self.run(program, feed, "rtl", trace=True).result.report
+        seconds, processor = (min(times) for times in zip(*(_model_seconds(program) for _ in range(3)), strict=True))
+        found = self.run(program, feed, "timed", trace=True).result.report
+        error = found["cycles"] / rtl["cycles"] - 1
+        layers = layer_errors(rtl, found)
+        none: dict[str, Any] = {"error": 0.0, "name": "none", "cycles": 0}
+        worst = max(layers, key=lambda layer: abs(layer["error"]), default=none)
+        measured = f"RTL {rtl['cycles']:,}, model {found['cycles']:,} ({error:+.2%}); worst of {len(layers)} layers "
+        measured += f"{worst['error']:+.2%} ({worst['name']}, {worst['cycles']:,} cycles); {seconds:.2f} s"
+        details = {
+            "config": self.config, "rtl": rtl["cycles"], "timed": found["cycles"], "error": error, "layers": layers,
+            "units": {"rtl": rtl["units"], "timed": found["units"]}, "memory_model": found["memory_model"],
+            "seconds": seconds,
+        }  # fmt: skip
+        met = abs(error) <= 0.01 and abs(worst["error"]) <= 0.03
+        yield Row(*head[:3], measured, met, head[3], details)
+        if (workload.name, self.config) == ("resnet18", "pynq"):
+            yield Row(
+                "timed/seconds", "resnet18: time of the timing model", "at most 0.3 s",
+                f"{seconds:.2f} s ({processor:.2f} s of processor time)",
+                seconds <= 0.3, head[3], {"seconds": seconds, "processor_seconds": processor},
+            )  # fmt: skip
+
     def walltime(self) -> Iterator[Row]:
         """The functional device; the RTL's wall time comes with `cycles`."""
         what = "resnet18: wall time on the functional device"
@@ -373,6 +420,28 @@ def _operator_row(operator: Operator, found: Array, places: dict[str, str]) -> d
     if row["different"] and found.shape == operator.expected.shape and found.itemsize == 1:
         row["steps"] = int(np.abs(found.astype(np.int16) - operator.expected.astype(np.int16)).max())
     return row
+
+
+def layer_errors(rtl: dict[str, Any], found: dict[str, Any]) -> list[dict[str, Any]]:
+    """The error of the layers that take more than LARGE_LAYER cycles, from two reports."""
+    return [
+        {"name": one["name"], "cycles": one["cycles"], "error": other["cycles"] / one["cycles"] - 1}
+        for one, other in zip(rtl["layers"], found["layers"], strict=True)
+        if one["cycles"] > LARGE_LAYER
+    ]
+
+
+def _model_seconds(program: Program) -> tuple[float, float]:
+    """How long the timing model takes for all launches of `program`: wall time and processor time."""
+    cfg, seconds, processor = program.config, 0.0, 0.0
+    for launch in program.launches:
+        start = launch.address - program.image_address
+        code = program.image[start : start + launch.count * instruction_bytes(cfg)].tobytes()
+        started, worked = time.perf_counter(), time.process_time()
+        predict(cfg, code, address=launch.address)
+        seconds += time.perf_counter() - started
+        processor += time.process_time() - worked
+    return seconds, processor
 
 
 def _of_children() -> float:

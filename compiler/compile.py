@@ -28,11 +28,12 @@ from celosia.compiler.graph.quantized import Integerise
 from celosia.compiler.graph.select import Selection, select
 from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.tables import compose_tables
-from celosia.compiler.image import Image, LayerErrors, build
+from celosia.compiler.image import LayerErrors, build
 from celosia.compiler.limits import require_memory, require_numpy
 from celosia.compiler.passes import Pass, Pipeline, Watch
 from celosia.compiler.program import Program
-from celosia.compiler.vthread.verify import verify
+from celosia.compiler.tensorize.layer import Layer, Storage
+from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.hw.config import Config
 
 Progress = Callable[[str], None]
@@ -98,15 +99,19 @@ def _compile(
         steps = schedule(cfg, model.graph, selection)
         say("tiling and instructions")
         try:
-            image = _build(cfg, steps, selection)
+            plan = _plan_launches(steps, selection)
+            image = build(cfg, *plan)
             break
         except LayerErrors as errors:
             plans = [step for step in steps if isinstance(step, LaunchPlan)]
             for (number, layer), reason in errors.reasons.items():
                 refused |= dict.fromkeys(plans[number].choices[layer].nodes, reason)
     say("verifying instructions")
-    for launch in image.launches:
-        verify(cfg, image.code(launch), image.size, (0, image.constants_address))
+    runs = [
+        Run(image.code(launch), layers, launch.layer_of, packed, taken)
+        for launch, layers, packed, taken in zip(image.launches, *plan, strict=True)
+    ]
+    verify_provenance(cfg, runs, image.addresses, image.constants_address, image.constants, image.size)
     say("kernels for the CPU")
     try:
         program = Assembler(model, cfg, selection, steps, image).run()
@@ -119,12 +124,15 @@ def _compile(
     return program
 
 
-def _build(cfg: Config, steps: list[Any], selection: Selection) -> Image:
+def _plan_launches(
+    steps: list[Any], selection: Selection
+) -> tuple[list[list[Layer]], list[set[Storage]], list[set[Storage]]]:
+    """The layers of each launch, and the storages that the host fills before it and takes after it."""
     plans = [step for step in steps if isinstance(step, LaunchPlan)]
     launches = [[choice.layer for choice in plan.choices] for plan in plans]
     written = [{storage for choice in plan.choices for storage in choice.reads} for plan in plans]
     read = [{selection.written[value].storage for value in plan.taken} for plan in plans]
-    return build(cfg, launches, written, read)
+    return launches, written, read
 
 
 __all__ = ["ModelError", "compile"]

@@ -54,16 +54,20 @@ class Result:
         return self._report()
 
 
-DEVICES = ("functional", "rtl", "board")
+DEVICES = ("functional", "timed", "rtl", "board")
 """Devices that can be opened by name."""
 
 
 def open_device(name: str, config: Config, **options: Any) -> Device:
-    """The device called "functional", "rtl" or "board"; `options` are RtlDevice's or BoardDevice's. ValueError."""
+    """The device called "functional", "timed", "rtl" or "board"; `options` are those of its class. ValueError."""
     if name == "functional":
         from celosia.sim.fsim import FunctionalDevice
 
         return FunctionalDevice(config)
+    if name == "timed":
+        from celosia.sim.timed import TimedDevice
+
+        return TimedDevice(config, **options)
     if name == "rtl":
         from celosia.sim.rtlsim import RtlDevice
 
@@ -76,7 +80,7 @@ def open_device(name: str, config: Config, **options: Any) -> Device:
 
 
 class Runtime:
-    """Runs `program` on `device`: "functional", "rtl", "board", or any Device of the same Config.
+    """Runs `program` on `device`: "functional", "timed", "rtl", "board", or any Device of the same Config.
 
     A device by name is opened when the first launch needs it; a program without launches never opens one.
     threads: how many the CPU's part may use at once; left out, the environment variable CELOSIA_THREADS says so, else

@@ -77,8 +77,8 @@ class Definition:
     """Tensors of (a part of) a layer.
 
     near [images, blocks, rows, columns, *entry]: x where the layer reads it, in `near_scope`. acc, out [images, blocks,
-    rows, columns, *entry]. y [images, groups, rows, columns, batch, group]: in DRAM, `groups` of it exist. b: operand B,
-    in vin. inputs: what lies in DRAM; places says where. scalars: numbers by name, which the loops do not depend on.
+    rows, columns, *entry]. y [images, groups, rows, columns, batch, group]: in DRAM, `groups` of it exist. b: operand
+    B, in vin. inputs: what lies in DRAM; places says where. scalars: numbers by name, of which no loop depends.
     """
 
     problem: Problem

@@ -1,7 +1,7 @@
-"""One intrinsic in its loops as one instruction: what is the same in all iterations, and what the loops outside change.
+"""One intrinsic in its loops as one instruction: what is the same in all iterations, and what loops outside change.
 
-`make` looks at the loops once. `fields` then gives the instruction for values of the loops outside, with additions only:
-addresses are sums over these loops, and padding is how far a block reaches over the borders of its tensor.
+`make` looks at the loops once. `fields` then gives the instruction for values of the loops outside, with additions
+only: addresses are sums over these loops, and padding is how far a block reaches over the borders of its tensor.
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ class Compute:
 class Move:
     """LOAD or STORE of a block of up to three dimensions.
 
-    near, tensor: in the scratchpad and in DRAM. pieces: elements of an entry. address: bytes from the begin of `tensor`.
-    dims: as the loops have them, from the outermost. bounds: which iterations exist; of a LOAD the others are padding,
-    of a STORE they are left out.
+    near, tensor: in the scratchpad and in DRAM. pieces: elements of an entry. address: bytes from the begin of
+    `tensor`. dims: as the loops have them, from the outermost. bounds: which iterations exist; of a LOAD the others are
+    padding, of a STORE they are left out.
     """
 
     opcode: Opcode

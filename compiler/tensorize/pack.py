@@ -30,8 +30,8 @@ def input_ranges(cfg: Config, layer: Conv) -> list[tuple[int, int]]:
 
 
 class Run(NamedTuple):
-    """Output blocks from `first` on, whose input blocks advance evenly: each reads `inputs` of them, the first from block
-    `input` on, the next ones `step` further. weights: input blocks of all output blocks before."""
+    """Output blocks from `first` on, whose input blocks advance evenly: each reads `inputs` of them, the first from
+    block `input` on, the next ones `step` further. weights: input blocks of all output blocks before."""
 
     first: int
     blocks: int

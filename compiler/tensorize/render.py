@@ -8,8 +8,8 @@ the affine indices; the loops around those are run here, and emit instructions, 
         gemm(acc[y, 0], inp[y, k, 0], wgt[k, 0, 0], (k == 0))
 
 What an instruction has in common in all iterations is worked out once (instruction.py). The iterations of a pipelined
-loop become tiles, whose loads go ahead of their compute (vthread.pipeline); elsewhere, tensors in a scratchpad lie there
-from their allocation to its end. Which instruction must wait for which is found by vthread.tokens, and proved by
+loop become tiles, whose loads go ahead of their compute (vthread.pipeline); elsewhere, tensors in a scratchpad lie
+there from their allocation to its end. Which instruction must wait for which is found by vthread.tokens, and proved by
 vthread.verify.
 """
 

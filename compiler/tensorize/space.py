@@ -33,7 +33,8 @@ LOAD_PART_BEATS = 1024
 
 @dataclass(frozen=True)
 class Problem:
-    """What the choice depends on: output blocks x images x rows x columns, each of `in_blocks` input blocks and a window.
+    """What the choice depends on: output blocks x images x rows x columns, each of `in_blocks` input blocks and a
+    window.
 
     in_blocks: 0 where gemm has nothing to do. residual: an operand B of the size of the output comes through vin.
     step: input blocks from those of one output block to those of the next. near: the scratchpad of the input.
@@ -80,9 +81,9 @@ class Decisions:
 
     order: which loops are outside. "weights": output blocks, then images, rows, columns; whole reductions. "input":
     images, rows, columns, then output blocks; whole reductions. "rows": images, rows, output blocks, columns; layers
-    without gemm. "split": as "input", but the accumulators of all output blocks of a place stay, and the reduction is cut
-    in pieces of k. ahead: how many tiles may load before the oldest of them has computed. part: blocks of activations
-    that one LOAD brings.
+    without gemm. "split": as "input", but the accumulators of all output blocks of a place stay, and the reduction is
+    cut in pieces of k. ahead: how many tiles may load before the oldest of them has computed. part: blocks of
+    activations that one LOAD brings.
     """
 
     n: int

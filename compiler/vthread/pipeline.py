@@ -1,9 +1,9 @@
 """Software pipelining: the instruction stream under construction, and the rings that give tiles their places.
 
-Every tile, one iteration of a pipelined loop, has two halves, its loads and the rest. The loads of the next tiles are put
-in front of the compute of this one, as many as have room: every scratchpad is a ring, a tile takes the entries after
-those of the tile before, and keeps them until it has computed. So LOAD works ahead across tiles and layers, and an
-instruction that waits there for another unit does not leave gemm without work.
+Every tile, one iteration of a pipelined loop, has two halves, its loads and the rest. The loads of the next tiles are
+put in front of the compute of this one, as many as have room: every scratchpad is a ring, a tile takes the entries
+after those of the tile before, and keeps them until it has computed. So LOAD works ahead across tiles and layers, and
+an instruction that waits there for another unit does not leave gemm without work.
 
     load A        load A
     compute A     load B

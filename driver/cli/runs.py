@@ -32,11 +32,13 @@ class DeviceName(StrEnum):
     """What `--device` takes."""
 
     functional = "functional"
+    timed = "timed"
     rtl = "rtl"
 
 
-DEVICES = ("functional", "rtl", "board")
-"""What `run --device` takes, beside ssh://USER@BOARD."""
+DEVICES = ("functional", "timed", "rtl", "board")
+WITH_EVENTS = ("timed", "rtl")
+"""What `run --device` takes, beside ssh://USER@BOARD; and which of them tell each instruction's time."""
 
 
 @command
@@ -49,8 +51,9 @@ def run(
     device: Annotated[
         str,
         typer.Option(
-            metavar="functional|rtl|board|ssh://USER@BOARD",
-            help="Numpy, the Verilated RTL with cycle counts, this board's accelerator, or that of a board over ssh.",
+            metavar="functional|timed|rtl|board|ssh://USER@BOARD",
+            help="Numpy, numpy with modelled cycle counts, the Verilated RTL with its own, this board's accelerator, "
+            "or that of a board over ssh.",
         ),
     ] = "functional",
     config: MaybeConfig = None,
@@ -81,8 +84,8 @@ def run(
       celosia run resnet18.celosia -i image.npy --device rtl --report report.json --trace timeline.json
       celosia run resnet18.celosia -i image.npy --device ssh://root@pynq
     """
-    if trace is not None and device != "rtl":
-        raise typer.BadParameter("--trace needs --device rtl: the others do not tell each instruction's time")
+    if trace is not None and device not in WITH_EVENTS:
+        raise typer.BadParameter("--trace needs --device timed or rtl: the others do not tell each instruction's time")
     if device not in DEVICES and not device.startswith("ssh://"):
         raise typer.BadParameter(f"there is no device {device!r}; take {', '.join(DEVICES)} or ssh://USER@BOARD")
     options = _address(address)
@@ -100,6 +103,8 @@ def run(
             program = program_of(model, config, stages)
             if device == "rtl":
                 options = {"progress": stages.cycles, "quiet": quiet}
+            elif device != "board":
+                options = {}
             with Runtime(program, device, threads, **options) as runtime:
                 values = runtime.check(arrays.read_inputs(given, program.inputs))
                 with stages.paused():
@@ -179,7 +184,9 @@ def _show(result: Result, layers: bool) -> None:
 @command
 def demo(
     count: Annotated[int, typer.Option("--count", "-n", min=1, max=100, help="How many images.")] = 10,
-    device: Annotated[DeviceName, typer.Option(help="Numpy, or the Verilated RTL with cycle counts.")] = DeviceName.rtl,
+    device: Annotated[
+        DeviceName, typer.Option(help="Numpy, alone or with modelled cycles, or the RTL.")
+    ] = DeviceName.rtl,
     config: ConfigOption = "pynq",
     quiet: Quiet = False,
     debug: Debug = False,

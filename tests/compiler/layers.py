@@ -27,7 +27,7 @@ from celosia.compiler.tensorize.layer import (
     inputs,
     padded_groups,
 )
-from celosia.compiler.vthread.verify import verify
+from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.isa import instruction_bytes
 from celosia.sim.fsim import FunctionalDevice
@@ -130,12 +130,24 @@ class Network:
         used = {act.storage for layer in self.layers for act in inputs(layer)}
         return [layer.y for layer in self.layers if layer.y.storage not in used]
 
-    def build(self) -> Image:
+    def borders(self) -> tuple[list[set[Storage]], list[set[Storage]]]:
+        """Storages that the host fills before each launch, and takes after it."""
         written = [set[Storage]() for _ in self.launches]
         read = [set[Storage]() for _ in self.launches]
         written[0] = {act.storage for act in self.given}
         read[-1] = {act.storage for act in self.outputs()}
-        return build(self.cfg, self.launches, written, read)
+        return written, read
+
+    def build(self) -> Image:
+        return build(self.cfg, self.launches, *self.borders())
+
+    def verify(self, image: Image) -> None:
+        """VerifyError where `image` does not compute what the layers mean."""
+        runs = [
+            Run(code_of(self.cfg, image, number), self.launches[number], launch.layer_of, packed, taken)
+            for number, (launch, packed, taken) in enumerate(zip(image.launches, *self.borders(), strict=True))
+        ]
+        verify_provenance(self.cfg, runs, image.addresses, image.constants_address, image.constants, image.size)
 
     def check(self, checking: bool = False) -> Image:
         """Compile, verify, run and compare every output with its meaning."""
@@ -147,8 +159,8 @@ class Network:
         device.write(image.constants_address, image.constants)
         for act, values in self.given.items():
             self._fill(device, image, act, values)
-        for index, launch in enumerate(image.launches):
-            verify(cfg, code_of(cfg, image, index), image.size, (0, image.constants_address))
+        self.verify(image)
+        for launch in image.launches:
             device.run(launch.address, launch.count)
 
         values = dict(self.given)

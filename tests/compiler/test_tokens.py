@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from celosia.compiler.vthread.emit import encode
-from celosia.compiler.vthread.stream import Instruction, Ring
+from celosia.compiler.vthread.pipeline import Instruction, Ring
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.compiler.vthread.verify import Rule, VerifyError, verify
 from celosia.hw.config import Config

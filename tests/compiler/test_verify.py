@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from celosia.compiler.vthread.emit import encode
-from celosia.compiler.vthread.stream import Instruction
+from celosia.compiler.vthread.pipeline import Instruction
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.compiler.vthread.verify import Report, Rule, VerifyError, verify
 from celosia.hw.config import Config

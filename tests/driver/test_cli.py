@@ -91,18 +91,19 @@ def test_a_model_and_its_program_give_the_same_files(
     assert written(tmp_path) == ["model.json", "model.npz", "p.celosia", "program.json", "program.npz"]
 
 
-@pytest.mark.rtl
-def test_rtl_run_with_report_and_timeline(celosia: Callable[..., tuple[int, str, str]]) -> None:
+@pytest.mark.parametrize("device", ["timed", pytest.param("rtl", marks=pytest.mark.rtl)])
+def test_a_run_with_cycles_report_and_timeline(celosia: Callable[..., tuple[int, str, str]], device: str) -> None:
     line = "run @quantised.onnx --config tiny -i @x.npy"
-    code, out, err = celosia(f"{line} --device rtl -o rtl.npz --report r.json --trace t.json --layers")
+    code, out, err = celosia(f"{line} --device {device} -o cycles.npz --report r.json --trace t.json --layers")
     assert code == 0, err
     assert "cycles" in out and "of the multipliers" in out
     assert celosia(f"{line} -o functional.npz")[0] == 0
-    first, second = np.load("rtl.npz"), np.load("functional.npz")
+    first, second = np.load("cycles.npz"), np.load("functional.npz")
     assert all(np.array_equal(first[name], second[name]) for name in second.files)
     report, timeline = json.loads(Path("r.json").read_text()), json.loads(Path("t.json").read_text())
     ends = [row["args"]["end_cycle"] for row in timeline["traceEvents"] if row["ph"] == "X"]
     assert abs(max(ends) - report["cycles"]) < 10
+    assert report["memory_model"] == "zynq-hp"
 
 
 def test_inspect_shows_places_layers_buffers_and_instructions(celosia: Callable[..., tuple[int, str, str]]) -> None:
@@ -217,8 +218,8 @@ WRONG = {
     "no model for a board": ("run missing.onnx -i @x.npy --device ssh://board.invalid", 1, "there is no model at"),
     "no model to deploy": ("deploy missing.onnx --host board.invalid", 1, "there is no model at missing.onnx"),
     "no such device there": (f"{RUN} -i @x.npy --device ssh://board.invalid/rtl", 2, "no device 'rtl' on a"),
-    "no such device": (f"{RUN} -i @x.npy --device fpga", 2, "there is no device 'fpga'; take functional, rtl"),
-    "a clock where none is": (f"{RUN} -i @x.npy --trace t.json", 2, "--trace needs --device rtl"),
+    "no such device": (f"{RUN} -i @x.npy --device fpga", 2, "there is no device 'fpga'; take functional, timed, rtl"),
+    "a clock where none is": (f"{RUN} -i @x.npy --trace t.json", 2, "--trace needs --device timed or rtl"),
 }  # fmt: skip
 
 

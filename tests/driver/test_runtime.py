@@ -96,7 +96,7 @@ def test_rtl_equals_functional_and_has_times() -> None:
     assert first.report["units"]["gemm"]["busy"] > 0
 
 
-@pytest.mark.parametrize("device", ["functional", "rtl"])
+@pytest.mark.parametrize("device", ["functional", "timed", "rtl"])
 def test_floats_alone_open_no_device(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def no(*_: object, **__: object) -> None:
         raise AssertionError("a device was opened")
@@ -151,7 +151,7 @@ def test_views_and_byte_orders_of_inputs_do_not_matter() -> None:
 
 def test_another_device_or_config() -> None:
     program = celosia.compile(quantised(), "tiny")
-    with pytest.raises(ValueError, match="there is no device 'fpga'; take functional, rtl or board"):
+    with pytest.raises(ValueError, match="there is no device 'fpga'; take functional, timed, rtl or board"):
         celosia.Runtime(program, "fpga")
     with pytest.raises(DeviceError, match=r"compiled for Config tiny .* the device has pynq .*; compile it again"):
         celosia.Runtime(program, FunctionalDevice(Config.load("pynq")))

@@ -1,0 +1,64 @@
+"""Proves of compiled instructions, without running them, that they do what their layers mean, whatever the timing.
+
+The proof starts from the words alone: what an instruction touches, which token pairs with which and in which orders
+units may run is worked out here anew, so that a mistake in lowering or in `tokens.py` has no accomplice.
+
+decode.py: words, fields and the rules of a single instruction. order.py: tokens, progress, and order between units,
+after which a stream means what its program order says. provenance.py: what that is, as random scalars; meaning.py: what
+the layers say it must be; diagnosis.py: the sentence for what differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.tensorize.layer import Storage
+from celosia.compiler.vthread.verify.decode import Rule, VerifyError, decode
+from celosia.compiler.vthread.verify.diagnosis import explain
+from celosia.compiler.vthread.verify.order import Report, check_stream
+from celosia.compiler.vthread.verify.provenance import Meaning, Mismatch, Provenance, ProvenanceError, Run
+from celosia.hw.config import Config
+
+
+def verify(cfg: Config, code: NDArray[np.uint8], dram_size: int, writable: tuple[int, int]) -> Report:
+    """Check one launch against every `Rule`. Raises VerifyError for the first that is broken.
+
+    code: [count, instruction_bytes] uint8. Addresses lie in [0, dram_size), those of stores in [writable[0],
+    writable[1]). An entry of several pieces counts as written once one of them is: lanes that no channel uses stay
+    empty, and their weights are zero.
+    """
+    return check_stream(cfg, decode(cfg, code), dram_size, writable)
+
+
+def verify_provenance(
+    cfg: Config,
+    runs: Sequence[Run],
+    addresses: Mapping[Storage, int],
+    constants_address: int,
+    constants: NDArray[np.uint8],
+    dram_size: int | None = None,
+) -> list[Report]:
+    """Check launches that follow each other against every `Rule` and every `Meaning`. VerifyError, ProvenanceError.
+
+    addresses: DRAM address of each storage of activations, all below constants_address. constants: the bytes from there
+    on, instructions among them. dram_size: by default the end of the constants.
+    """
+    size = constants_address + len(constants) if dram_size is None else dram_size
+    state = Provenance(cfg, addresses, constants_address, constants, [layer for run in runs for layer in run.layers])
+    reports = []
+    for number, run in enumerate(runs):
+        stream = decode(cfg, run.code)
+        reports.append(check_stream(cfg, stream, size, (0, constants_address)))
+        try:
+            state.check(number, run, stream)
+        except Mismatch as found:
+            raise explain(state, number, run, stream, found) from None
+    return reports
+
+
+__all__ = [
+    "Meaning", "ProvenanceError", "Report", "Rule", "Run", "VerifyError", "verify", "verify_provenance"
+]  # fmt: skip

@@ -1,0 +1,414 @@
+"""Words to fields, what an instruction touches, and the rules that a single instruction keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache, lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.hw.config import Config
+from celosia.hw.isa import (
+    GEMM_LOOPS,
+    OUTER_LOOPS,
+    RULES,
+    UNIT_OF,
+    VECTOR_LOOPS,
+    ASource,
+    BSource,
+    Buffer,
+    Destination,
+    Format,
+    Opcode,
+    Unit,
+    formats,
+    instruction_bytes,
+    opcode_of,
+    why_illegal,
+)
+
+Fields = dict[str, int]
+Dims = tuple[tuple[int, int], ...]
+"""(extent, stride) of each loop over an address."""
+
+
+class Rule(StrEnum):
+    """What holds for every stream that passes."""
+
+    WORD = "every word is a legal instruction"
+    RANGE = "every scratchpad address lies inside its buffer"
+    LIMIT = "every DRAM address lies inside the limits"
+    WRITABLE = "a store writes activations only"
+    PADDING = "only inp, vin and acc are padded"
+    ONCE = "no instruction writes a place twice"
+    OWN_RESULT = "no vector instruction reads an accumulator that it wrote itself"
+    BALANCE = "every token given is taken, and every token awaited is given"
+    PROGRESS = "no instruction waits forever"
+    ORDER = "tokens keep the program order wherever two units touch the same place and one writes"
+    WRITTEN = "every scratchpad entry is written before it is read"
+
+
+class VerifyError(ValueError):
+    """A broken `rule`, at instruction `index`; the message is one sentence with both."""
+
+    def __init__(self, rule: StrEnum, index: int, what: str) -> None:
+        super().__init__(f"instruction {index} {what}, but {rule}")
+        self.rule, self.index = rule, index
+
+
+# Places ---------------------------------------------------------------------------------------------------
+
+
+class Pattern(NamedTuple):
+    """The places base + i + sum of index * stride, for i < run and each index below its extent; all are below `end`."""
+
+    base: int
+    run: int
+    dims: Dims
+    end: int
+
+    def of(self, array: NDArray[Any]) -> NDArray[Any]:
+        """A view of the one-dimensional `array` that holds each of the places at least once, and no others."""
+        if not self.dims:
+            return array[self.base : self.end]
+        assert self.end <= len(array) and array.flags.c_contiguous
+        size = array.itemsize
+        shape = (*(extent for extent, _ in self.dims), self.run)
+        strides = (*(size * stride for _, stride in self.dims), size)
+        return np.ndarray(shape, array.dtype, array, self.base * size, strides)
+
+
+def pattern(base: int, dims: Iterable[tuple[int, int]], width: int = 1) -> Pattern:
+    """The places base + i + sum of index * stride, i < width: consecutive ones as a run, the other loops as they are.
+
+    >>> pattern(5, [(3, 4), (4, 1)])
+    Pattern(base=5, run=12, dims=(), end=17)
+    >>> pattern(5, [(3, 8), (2, 4), (2, 1)])
+    Pattern(base=5, run=2, dims=((6, 4),), end=27)
+    """
+    run, rest = width, list[tuple[int, int]]()
+    for stride, extent in sorted((stride, extent) for extent, stride in dims if extent > 1 and stride):
+        if stride <= run:  # and nothing is in `rest`, whose strides are smaller than this one
+            run += (extent - 1) * stride
+        elif rest and stride == prod(rest[-1]):
+            rest[-1] = (rest[-1][0] * extent, rest[-1][1])
+        else:
+            rest.append((extent, stride))
+    end = base + run + sum((extent - 1) * stride for extent, stride in rest)
+    return Pattern(base, run, tuple(reversed(rest)), end)
+
+
+class Touch(NamedTuple):
+    """An access to `memory` through the fields of `operand`. Places of inp, acc, vin and out are pieces."""
+
+    memory: str
+    operand: str
+    places: Pattern
+    write: bool
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Shape:
+    """What instructions share that differ in bases and tokens only."""
+
+    touches: tuple[tuple[Touch, str, int], ...]
+    """As if all bases were 0; the field that holds the base, and places in each step of it."""
+    dram: Dims
+    """Rows of bytes that a LOAD reads or a STORE writes: (planes, stride), (rows, stride), (bytes, 1)."""
+    dram_reach: int
+    """Bytes from the first to the last."""
+    repeats: bool
+    """Whether a place is written twice."""
+
+    def at(self, f: Fields) -> list[Touch]:
+        """What the instruction with the fields `f` touches, reads first."""
+        touches = []
+        for (memory, operand, (_, run, dims, end), write), field, step in self.touches:
+            base = f[field] * step
+            touches.append(Touch(memory, operand, Pattern(base, run, dims, base + end), write))
+        return touches
+
+
+@dataclass(slots=True)
+class Decoded:
+    index: int
+    opcode: Opcode
+    unit: Unit
+    fields: Fields
+    touches: list[Touch]
+    shape: Shape
+
+    @property
+    def dram(self) -> Dims:
+        return self.shape.dram
+
+    @property
+    def name(self) -> str:
+        return f"({self.unit.name})"
+
+
+# Words ----------------------------------------------------------------------------------------------------
+
+
+def decode(cfg: Config, code: NDArray[np.uint8]) -> list[Decoded]:
+    """The instructions of `code`, [count, instruction_bytes] uint8.
+
+    Raises VerifyError for the first that breaks a rule of words: the opcode exists, its own rules hold, and no bit is
+    set beyond its fields.
+    """
+    size = instruction_bytes(cfg)
+    if code.ndim != 2 or code.shape[1] != size or code.dtype != np.uint8:
+        raise ValueError(f"code must be [count, {size}] uint8, not {list(code.shape)} {code.dtype}")
+    opcodes = code[:, 0] & 0b111
+    bad = ~np.isin(opcodes, list(Opcode))
+    columns = {}
+    for opcode, form in formats(cfg).items():
+        rows = np.flatnonzero(opcodes == opcode)
+        columns[opcode] = rows, _columns(form, code[rows])
+        bad[rows] |= _breaks_rules(opcode, columns[opcode][1], len(rows)) | _has_bits_beyond(form, code[rows])
+    if bad.any():
+        _raise_for_word(cfg, int(bad.argmax()), code)
+    stream: list[Any] = [None] * len(code)
+    for opcode, (rows, values) in columns.items():
+        for i in _instructions(cfg, opcode, rows, values):
+            stream[i.index] = i
+    return stream
+
+
+BASES = {
+    Opcode.LOAD: ("dram_addr", "sram_base"), Opcode.GEMM: ("acc_base", "inp_base", "wgt_base"),
+    Opcode.VECTOR: ("dst_base", "a_base", "b_base", "par_base", "table"), Opcode.STORE: ("dram_addr", "sram_base"),
+}  # fmt: skip
+
+
+def _instructions(
+    cfg: Config, opcode: Opcode, rows: NDArray[np.int64], columns: dict[str, NDArray[np.int64]]
+) -> Iterator[Decoded]:
+    """The instructions at `rows`, all of one opcode."""
+    names, unit, shapes = tuple(columns), UNIT_OF[opcode], dict[bytes, Shape]()
+    varying = {"wait", "post", *BASES[opcode]}
+    keys = np.stack([column for name, column in columns.items() if name not in varying], axis=1)
+    values = zip(*(column.tolist() for column in columns.values()), strict=True)
+    for index, key, row in zip(rows.tolist(), keys, values, strict=True):
+        fields = dict(zip(names, row, strict=True))
+        content = key.tobytes()
+        shape = shapes.get(content)
+        if shape is None:
+            shape = shapes[content] = _shape(cfg, opcode, fields)
+        yield Decoded(index, opcode, unit, fields, shape.at(fields), shape)
+
+
+def _columns(form: Format, words: NDArray[np.uint8]) -> dict[str, NDArray[np.int64]]:
+    """The values of each field in `words`, [count, bytes]."""
+    padded = np.zeros((len(words), words.shape[1] + 8), np.uint8)
+    padded[:, : words.shape[1]] = words
+    columns = {}
+    for field in form.fields:
+        first, shift = divmod(form.offsets[field.name], 8)
+        assert shift + field.width <= 64
+        around = np.ascontiguousarray(padded[:, first : first + 8]).view("<u8")[:, 0]
+        value = (around >> np.uint64(shift) & np.uint64((1 << field.width) - 1)).astype(np.int64)
+        if field.signed:
+            value -= (value >> (field.width - 1)) << field.width
+        columns[field.name] = value
+    return columns
+
+
+def _breaks_rules(opcode: Opcode, columns: dict[str, NDArray[np.int64]], count: int) -> NDArray[np.bool_]:
+    broken = np.zeros(count, np.bool_)
+    for breaks in RULES[opcode].values():
+        broken |= breaks(columns)
+    return broken
+
+
+def _has_bits_beyond(form: Format, words: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    first, used = divmod(form.width, 8)
+    beyond = words[:, first:].copy()
+    beyond[:, :1] >>= used
+    return np.asarray(beyond.any(axis=1))
+
+
+def _raise_for_word(cfg: Config, index: int, code: NDArray[np.uint8]) -> None:
+    """WORD."""
+    word = int.from_bytes(code[index].tobytes(), "little")
+    reason, opcode = why_illegal(cfg, word), opcode_of(word)
+    if reason is not None or opcode is None:
+        raise VerifyError(Rule.WORD, index, f"is illegal ({reason})")
+    raise VerifyError(Rule.WORD, index, f"({opcode.name}) has bits beyond its {formats(cfg)[opcode].width}")
+
+
+# What an instruction touches ------------------------------------------------------------------------------
+
+
+@cache
+def sizes(cfg: Config) -> dict[str, tuple[int, int]]:
+    """(entries, pieces of an entry) of each scratchpad."""
+    return {
+        "inp": (cfg.inp_depth, cfg.inp_pieces), "wgt": (cfg.wgt_depth, 1), "acc": (cfg.acc_depth, cfg.out_pieces),
+        "vin": (cfg.vin_depth, cfg.out_pieces), "out": (cfg.out_depth, cfg.out_pieces),
+        "par": (cfg.par_depth, 1), "lut": (cfg.lut_count, 1),
+    }  # fmt: skip
+
+
+@cache
+def loop_fields(operand: str, loops: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Names of the fields of each loop's extent and of its stride for `operand`."""
+    return tuple((f"extent_{loop}", f"{operand}_{loop}") for loop in loops)
+
+
+def _shape(cfg: Config, opcode: Opcode, f: Fields) -> Shape:
+    dram = _rows(cfg, opcode, f)
+    return Shape(tuple(_touches(cfg, opcode, f)), dram, reach(dram), repeats(_written(opcode, f, dram)))
+
+
+def _touches(cfg: Config, opcode: Opcode, f: Fields) -> Iterator[tuple[Touch, str, int]]:
+    """What of the scratchpads an instruction touches, reads first; see `Shape`."""
+
+    def entries(
+        memory: str, operand: str, loops: tuple[str, ...], write: bool = False, pieces: int = 1
+    ) -> tuple[Touch, str, int]:
+        dims = ((f[extent], f[stride] * pieces) for extent, stride in loop_fields(operand, loops))
+        return Touch(memory, operand, pattern(0, dims, pieces), write), f"{operand}_base", pieces
+
+    out = cfg.out_pieces
+    if opcode == Opcode.STORE:
+        yield Touch("out", "sram", pattern(0, padded_block(f)), False), "sram_base", 1
+    elif opcode == Opcode.LOAD:
+        yield Touch(_BUFFER_NAMES[f["buffer"]], "sram", pattern(0, padded_block(f)), True), "sram_base", 1
+    elif opcode == Opcode.GEMM:
+        yield entries("inp", "inp", GEMM_LOOPS, pieces=cfg.inp_pieces)
+        yield entries("wgt", "wgt", GEMM_LOOPS)
+        if f["accumulate"]:
+            yield entries("acc", "acc", OUTER_LOOPS, pieces=out)
+        yield entries("acc", "acc", OUTER_LOOPS, True, out)
+    else:
+        yield entries("acc" if f["a_source"] == ASource.ACC else "vin", "a", VECTOR_LOOPS, pieces=out)
+        if f["b_source"] == BSource.VIN:
+            yield entries("vin", "b", OUTER_LOOPS, pieces=out)
+        if f["requantise"]:
+            yield entries("par", "par", OUTER_LOOPS)
+        if f["lookup"]:
+            yield Touch("lut", "table", pattern(0, ()), False), "table", 1
+        yield entries("acc" if f["destination"] == Destination.ACC else "out", "dst", OUTER_LOOPS, True, out)
+
+
+_BUFFER_NAMES = [buffer.name.lower() for buffer in Buffer]
+
+
+def padded_block(f: Fields) -> Dims:
+    """The loops of a LOAD or STORE over its scratchpad, padding included: planes, rows, elements."""
+    height = f["y_size"] + f.get("pad_top", 0) + f.get("pad_bottom", 0)
+    width = f["x_size"] + f.get("pad_left", 0) + f.get("pad_right", 0)
+    return (f["z_size"], f["sram_z"]), (height, f["sram_y"]), (width, f["sram_x"])
+
+
+def element_bytes(cfg: Config, opcode: Opcode, f: Fields) -> int:
+    """Bytes in DRAM of what one step of a LOAD or STORE moves."""
+    if opcode == Opcode.LOAD and f["buffer"] == Buffer.WGT:
+        return cfg.block_out * cfg.block_in
+    if opcode == Opcode.LOAD and f["buffer"] == Buffer.PAR:
+        return 8 * cfg.block_out
+    if opcode == Opcode.LOAD and f["buffer"] == Buffer.LUT:
+        return 256
+    if opcode == Opcode.LOAD and f["buffer"] == Buffer.ACC and not f["widen"]:
+        return 4 * cfg.piece_bytes
+    return cfg.piece_bytes
+
+
+def _rows(cfg: Config, opcode: Opcode, f: Fields) -> Dims:
+    if opcode not in (Opcode.LOAD, Opcode.STORE):
+        return ()
+    row = f["x_size"] * element_bytes(cfg, opcode, f)
+    return (f["z_size"], f["dram_z"]), (f["y_size"], f["dram_y"]), (row, 1)
+
+
+def reach(dims: Dims) -> int:
+    """Distance from the first to the last place of `dims`."""
+    return sum((extent - 1) * stride for extent, stride in dims)
+
+
+@lru_cache(1 << 12)
+def repeats(dims: Dims) -> bool:
+    """True where two index tuples of `dims` meet in one place."""
+    span = 1
+    for stride, extent in sorted((stride, extent) for extent, stride in dims if extent > 1):
+        if stride < span:
+            break
+        span += (extent - 1) * stride
+    else:
+        return False  # each loop steps over all that the loops inside it reach
+    places = np.zeros(1, np.int64)
+    for extent, stride in dims:
+        places = (places[:, None] + np.arange(extent) * stride).ravel()
+    return len(np.unique(places)) < len(places)
+
+
+# Rules of a single instruction ----------------------------------------------------------------------------
+
+
+def check_fields(cfg: Config, i: Decoded, dram_size: int, writable: tuple[int, int]) -> None:
+    """RANGE, LIMIT, WRITABLE, PADDING, ONCE, OWN_RESULT."""
+    f, limits = i.fields, sizes(cfg)
+    for memory, operand, places, _ in i.touches:
+        entries, pieces = limits[memory]
+        if places.end > entries * pieces:
+            what = f"reaches {memory} entry {(places.end - 1) // pieces} of {entries} with {operand}"
+            raise VerifyError(Rule.RANGE, i.index, f"{i.name} {what}")
+    if i.opcode in (Opcode.LOAD, Opcode.STORE):
+        _check_dram(i, dram_size, writable)
+    if i.shape.repeats:
+        raise VerifyError(Rule.ONCE, i.index, f"{i.name} writes a place more than once")
+    if i.opcode == Opcode.VECTOR and f["a_source"] == ASource.ACC and f["destination"] == Destination.ACC:
+        _check_own_result(i)
+
+
+def _check_dram(i: Decoded, dram_size: int, writable: tuple[int, int]) -> None:
+    """LIMIT, WRITABLE, PADDING."""
+    f, first = i.fields, i.fields["dram_addr"]
+    end = first + i.shape.dram_reach + 1
+    if end > dram_size:
+        raise VerifyError(Rule.LIMIT, i.index, f"{i.name} reaches byte {end - 1} of {dram_size} in DRAM")
+    if i.opcode == Opcode.STORE and not writable[0] <= first <= end <= writable[1]:
+        what = f"writes bytes {first} to {end - 1} of DRAM, outside {writable[0]} to {writable[1] - 1}"
+        raise VerifyError(Rule.WRITABLE, i.index, f"{i.name} {what}")
+    if i.opcode == Opcode.LOAD and f["buffer"] not in (Buffer.INP, Buffer.VIN, Buffer.ACC) and _pads(f):
+        raise VerifyError(Rule.PADDING, i.index, f"{i.name} pads {_BUFFER_NAMES[f['buffer']]}")
+
+
+def _pads(f: Fields) -> bool:
+    return any(f[f"pad_{side}"] for side in ("top", "bottom", "left", "right"))
+
+
+def _written(opcode: Opcode, f: Fields, dram: Dims) -> Dims:
+    """The loops over what an instruction writes; none where writing a place again has a meaning (accumulation)."""
+    if opcode == Opcode.STORE:
+        return dram
+    if opcode == Opcode.LOAD:
+        return padded_block(f)
+    if opcode == Opcode.GEMM and f["accumulate"]:
+        return ()
+    operand = "acc" if opcode == Opcode.GEMM else "dst"
+    return tuple((f[extent], f[stride]) for extent, stride in loop_fields(operand, OUTER_LOOPS))
+
+
+def _check_own_result(i: Decoded) -> None:
+    f = i.fields
+
+    def entries(operand: str, loops: tuple[str, ...]) -> NDArray[np.int64]:
+        total = np.full(1, f[f"{operand}_base"], np.int64)
+        for loop in loops:
+            total = (total[:, None] + np.arange(f[f"extent_{loop}"]) * f[f"{operand}_{loop}"]).ravel()
+        return total
+
+    written = entries("dst", OUTER_LOOPS)
+    read = entries("a", VECTOR_LOOPS)
+    steps = np.arange(len(written))
+    when = np.full(max(written.max(), read.max()) + 1, len(written))  # the step that writes each entry
+    when[written] = steps
+    if (when[read].reshape(len(written), -1) < steps[:, None]).any():
+        raise VerifyError(Rule.OWN_RESULT, i.index, f"{i.name} reads an entry of acc that an earlier step of it wrote")

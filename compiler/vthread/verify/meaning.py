@@ -1,0 +1,250 @@
+"""What layers mean, as random scalars of the integers modulo 2^64: one for each piece of each output.
+
+A *piece* is what LOAD and STORE move, [batch][group] of an activation. It is represented by a random number, its
+symbol; weights by a random linear hash, so that the sum of a convolution is a sum of products of scalars. Nothing here
+knows of tiles, rings or tokens: everything follows from the dataclasses of `tensorize/layer.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.tensorize.layer import (
+    Activation,
+    Conv,
+    Layer,
+    Map,
+    Multiply,
+    Pool,
+    Requantise,
+    Storage,
+    Window,
+)
+from celosia.hw.config import Config
+from celosia.hw.isa import BinaryOp, ReduceOp
+
+Scalars = NDArray[np.uint64]
+
+
+class Operation(NamedTuple):
+    """What a vector instruction does to its operands, without those of its fields that have no effect."""
+
+    offset: int = 0
+    """Added to each A."""
+    reduce: int | None = None
+    """How a window of more than one A is combined."""
+    binary: tuple[int, int, int | None] | None = None
+    """Operation with B, what is added to B, and B itself where it is a number."""
+    zero_point: int | None = None
+    """Added after requantising."""
+    clip: tuple[int, int] | None = None
+    table: Hashable = None
+    """The bytes of the table."""
+    residual: tuple[int, int, int, int, int, int] | None = None
+    """Factors of v and of B, constant, shift, smallest and largest result."""
+    int8: bool = True
+
+
+class Symbols:
+    """The random scalars of one verification; the same content always has the same one.
+
+    The seed is fixed: who makes the instructions knows nothing of it, and a refusal can be repeated.
+    """
+
+    def __init__(self, cfg: Config, seed: int = 0x5EED) -> None:
+        self.cfg = cfg
+        self.random = np.random.PCG64(seed)
+        self.known: dict[Hashable, np.uint64] = {}
+        self.lanes = self.fresh(cfg.group * cfg.group).reshape(cfg.group, cfg.group)
+        """Factors of weights [group out][group in]."""
+        self.bias = np.uint64(128 * sum(self.lanes.reshape(-1).tolist()) & (1 << 64) - 1)
+        self.a, self.b = (np.uint64(value | 1) for value in self.fresh(2).tolist())
+        """Factors of the operands of a vector instruction; odd, so that products keep what they multiply."""
+
+    def fresh(self, count: int) -> Scalars:
+        """`count` random numbers."""
+        numbers: Scalars = self.random.random_raw(count)
+        return numbers
+
+    def of(self, *content: Hashable) -> np.uint64:
+        """The symbol of `content`."""
+        if content not in self.known:
+            self.known[content] = np.uint64(self.random.random_raw())
+        return self.known[content]
+
+    def padding(self, value: int) -> np.uint64:
+        return self.of("padding", value)
+
+    def weights(self, tiles: NDArray[np.uint8]) -> Scalars:
+        """Scalars [tiles, out pieces, in pieces] of `tiles` [tiles, out pieces, group, in pieces, group] uint8.
+
+        Linear in the signed weights, so that sums of products with one input are equal where their weights' sums are,
+        and weights of zero add nothing.
+        """
+        count, outs, _, ins, _ = tiles.shape
+        biased = np.ascontiguousarray(tiles).reshape(-1) ^ np.uint8(0x80)  # weight + 128, which is not negative
+        if outs == ins == 1:
+            sums: Scalars = np.einsum("tw,w->t", biased.reshape(count, -1), self.lanes.reshape(-1))
+        else:
+            sums = np.einsum("togiw,gw->toi", biased.reshape(tiles.shape), self.lanes)
+        scalars: Scalars = sums - self.bias
+        return scalars.reshape(count, outs, ins)
+
+    def parameters(self, entries: NDArray[np.uint64]) -> Scalars:
+        """Scalars [pieces] of parameters [pieces, group] uint64."""
+        return np.array([self.of("parameters", row.tobytes()) for row in entries], np.uint64)
+
+
+class Operands(NamedTuple):
+    """The operands of a layer's vector operation, each [batches, groups, height, width] or of length 1 there."""
+
+    operation: Operation
+    a: Scalars
+    b: Scalars | None
+    parameters: Scalars | None
+
+    def result(self, symbols: Symbols) -> Scalars:
+        """The scalars of the output."""
+        total = self.a * symbols.a + symbols.of("operation", self.operation)
+        if self.parameters is not None:
+            total += self.parameters
+        if self.b is not None:
+            total += self.b * symbols.b
+        return total
+
+
+Pieces = dict[Storage, Scalars]
+"""The symbols of each storage, [pieces]."""
+
+
+def blocked(cfg: Config, pieces: Scalars, act: Activation) -> Scalars:
+    """The pieces of the storage of `act` as [batches, groups of the storage, height, width]."""
+    shape = act.batches(cfg), act.storage_groups, act.height, act.width
+    return pieces[: act.size(cfg) // cfg.piece_bytes].reshape(shape)
+
+
+def part(cfg: Config, pieces: Scalars, act: Activation) -> Scalars:
+    """Those of `act` alone, [batches, groups, height, width]; a view."""
+    return blocked(cfg, pieces, act)[:, act.group_offset : act.group_offset + act.groups(cfg)]
+
+
+def operands(symbols: Symbols, pieces: Pieces, layer: Layer) -> Operands:
+    """What `layer` means for every piece of its y."""
+    cfg = symbols.cfg
+    x, b, parameters = part(cfg, pieces[layer.x.storage], layer.x), None, None
+    epilogue, requantise = layer.epilogue, None
+    operation = Operation(clip=epilogue.clip)
+    if isinstance(layer, Conv):
+        a, requantise = _convolution(symbols, x, layer), layer.requantise
+    elif isinstance(layer, Pool):
+        windows = _windows(x, layer.window, layer.y, symbols.padding(layer.pad_value))
+        a, requantise = windows.sum(axis=(4, 5)), layer.requantise
+        if layer.window.kernel != (1, 1):
+            operation = operation._replace(reduce=ReduceOp.MAX if requantise is None else ReduceOp.ADD)
+    elif isinstance(layer, Multiply):
+        a, b, requantise = x, part(cfg, pieces[layer.b.storage], layer.b), layer.requantise
+        operation = operation._replace(offset=layer.x_offset, binary=(BinaryOp.MUL, layer.b_offset, None))
+    else:
+        assert isinstance(layer, Map)
+        a = x
+    if requantise is not None:
+        operation = operation._replace(zero_point=requantise.zero_point)
+        parameters = symbols.parameters(_parameters(cfg, requantise))[None, :, None, None]
+    if epilogue.table is not None:
+        operation = operation._replace(table=epilogue.table.astype(np.int8).tobytes())
+    if epilogue.residual is not None:
+        r = epilogue.residual
+        b = part(cfg, pieces[r.operand.storage], r.operand)
+        operation = operation._replace(residual=(r.scale_v, r.scale_b, r.scale_c, r.shift, r.lo, r.hi))
+    return Operands(operation, a, b, parameters)
+
+
+def terms(
+    symbols: Symbols, pieces: Pieces, layer: Layer, means: Operands, position: tuple[int, int, int, int]
+) -> Iterator[tuple[int, int | None]]:
+    """What A of `layer` consists of at `position`: (input piece, weights); None for those that are not multiplied."""
+    batch, group, row, column = position
+    if not isinstance(layer, (Conv, Pool)):
+        yield int(means.a[position]), None
+        return
+    x = part(symbols.cfg, pieces[layer.x.storage], layer.x)
+    window = _windows(x, layer.window, layer.y, symbols.padding(layer.pad_value))[batch, :, row, column]
+    if isinstance(layer, Pool):
+        yield from ((value, None) for value in window[group].reshape(-1).tolist())
+        return
+    first, weights = packed_weights(symbols, layer)
+    taken = np.minimum(first[group] + np.arange(weights.shape[1]), x.shape[1] - 1)
+    products = zip(window[taken].reshape(-1).tolist(), weights[group].reshape(-1).tolist(), strict=True)
+    yield from ((value, weight) for value, weight in products if weight)
+
+
+def _parameters(cfg: Config, r: Requantise) -> NDArray[np.uint64]:
+    """[groups, group] entries of the vector unit's parameters, zero beyond the last channel."""
+    channels = len(r.bias)
+    entries = np.zeros(-(-channels // cfg.group) * cfg.group, np.uint64)
+    low = r.bias.astype(np.int64) & 0xFFFFFFFF
+    entries[:channels] = (low + (r.multiplier.astype(np.int64) << 32) + (r.shift.astype(np.int64) << 56)).view(
+        np.uint64
+    )
+    return entries.reshape(-1, cfg.group)
+
+
+def _windows(x: Scalars, w: Window, y: Activation, padding: np.uint64) -> Scalars:
+    """What each position of y reads, [batches, groups, height, width, kernel height, kernel width]."""
+    heights = (y.height - 1) * w.strides[0] + w.reach(0)
+    widths = (y.width - 1) * w.strides[1] + w.reach(1)
+    top, left = w.pads[:2]
+    inside = x[:, :, : heights - top, : widths - left]
+    if (top, left) == (0, 0) and inside.shape[2:] == (heights, widths):
+        padded = inside
+    else:
+        padded = np.full((*x.shape[:2], heights, widths), padding, np.uint64)
+        padded[:, :, top : top + inside.shape[2], left : left + inside.shape[3]] = inside
+    n, c, h, v = padded.strides
+    shape = (*x.shape[:2], y.height, y.width, *w.kernel)
+    strides = (n, c, h * w.strides[0], v * w.strides[1], h * w.dilations[0], v * w.dilations[1])
+    return np.lib.stride_tricks.as_strided(padded, shape, strides, writeable=False)
+
+
+def _convolution(symbols: Symbols, x: Scalars, layer: Conv) -> Scalars:
+    """The sums of `layer`, [batches, groups of y, height, width]."""
+    first, weights = packed_weights(symbols, layer)
+    windows = _windows(x, layer.window, layer.y, symbols.padding(layer.pad_value))
+    batches, _, height, width = windows.shape[:4]
+    if layer.groups == 1:
+        terms = windows.transpose(0, 2, 3, 1, 4, 5).reshape(batches * height * width, -1)
+        sums: Scalars = np.einsum("gk,pk->gp", weights.reshape(len(weights), -1), terms)
+        return sums.reshape(-1, batches, height, width).transpose(1, 0, 2, 3)
+    total = np.zeros((batches, len(weights), height, width), np.uint64)
+    for step in range(weights.shape[1]):
+        groups = np.minimum(first + step, x.shape[1] - 1)  # beyond the last, weights are zero
+        taken = windows[:, groups]
+        total += np.einsum("ngyxrs,grs->ngyx", taken, weights[:, step])
+    return total
+
+
+def packed_weights(symbols: Symbols, layer: Conv) -> tuple[NDArray[np.int64], Scalars]:
+    """The first input group of each output group, and the weights of it and those after it.
+
+    Weights: [groups of y, input groups, kernel height, kernel width]; zero where channels do not meet.
+    """
+    group = symbols.cfg.group
+    out, group_in, *kernel = layer.weights.shape
+    outs = -(-out // group)
+    channels = np.arange(out) // (out // layer.groups) * group_in  # first input channel of each output channel
+    first = channels[::group] // group
+    last = channels[np.minimum(np.arange(outs) * group + group, out) - 1] + group_in - 1
+    ins = int((last // group - first).max()) + 1
+    dense = np.zeros((outs * group, ins * group, *kernel), np.int8)
+    if layer.groups == 1:
+        dense[:out, :group_in] = layer.weights
+    else:
+        start = channels - np.repeat(first, group)[:out] * group
+        dense[np.arange(out)[:, None], start[:, None] + np.arange(group_in)] = layer.weights
+    tiles = dense.reshape(outs, group, ins, group, *kernel).transpose(0, 2, 4, 5, 1, 3)
+    tiles = np.ascontiguousarray(tiles).view(np.uint8).reshape(-1, 1, group, 1, group)
+    return first, symbols.weights(tiles).reshape(outs, ins, *kernel)

@@ -1,0 +1,254 @@
+"""Tokens, progress and order of an instruction stream.
+
+A semaphore has one unit that gives and one that takes, both in their own order, so its k-th token given is the k-th
+taken, and which instructions can ever start does not depend on timing: one execution that ends proves that all do.
+Vector clocks along that execution then say of each two instructions whether tokens put them in order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import gcd, prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.vthread.verify.decode import (
+    Decoded,
+    Pattern,
+    Rule,
+    VerifyError,
+    check_fields,
+    pattern,
+    sizes,
+)
+from celosia.hw.config import Config
+from celosia.hw.isa import Opcode, Unit
+
+
+@dataclass(frozen=True)
+class Report:
+    """Figures of a verified stream.
+
+    instructions: how many each unit has. tokens: how many are given. entries: for each scratchpad the end of what is
+    used, in entries. dram_read, dram_written: bytes that loads and stores move.
+    """
+
+    instructions: dict[Unit, int]
+    tokens: int
+    entries: dict[str, int]
+    dram_read: int
+    dram_written: int
+
+
+def check_stream(cfg: Config, stream: list[Decoded], dram_size: int, writable: tuple[int, int]) -> Report:
+    """Check every `Rule` but WORD. Raises VerifyError for the first that is broken. See `verify`."""
+    for instruction in stream:
+        check_fields(cfg, instruction, dram_size, writable)
+    pairs = _pair_tokens(stream)
+    order = _execute(cfg, stream)
+    _check_order(cfg, stream, order, pairs, dram_size, writable)
+    return _report(cfg, stream)
+
+
+# Tokens ---------------------------------------------------------------------------------------------------
+
+
+def _pair_tokens(stream: list[Decoded]) -> dict[tuple[int, Unit], int]:
+    """BALANCE. For each instruction and unit that it takes a token from, the instruction that gives this token."""
+    pairs = {}
+    masks = [(i.unit, i.fields["wait"], i.fields["post"]) for i in stream]
+    units, waiting, posting = np.array(masks, np.int64).reshape(-1, 3).T
+    for source in Unit:
+        for target in Unit:
+            posts = np.flatnonzero((units == source) & (posting >> target & 1)).tolist()
+            waits = np.flatnonzero((units == target) & (waiting >> source & 1)).tolist()
+            if len(posts) > len(waits):
+                what = f"({source.name}) gives {target.name} a token that is never taken"
+                raise VerifyError(Rule.BALANCE, posts[len(waits)], what)
+            if len(waits) > len(posts):
+                what = f"({target.name}) awaits a token that {source.name} never gives"
+                raise VerifyError(Rule.BALANCE, waits[len(posts)], what)
+            pairs.update({(wait, source): post for post, wait in zip(posts, waits, strict=True)})
+    return pairs
+
+
+_UNITS = [tuple(unit for unit in Unit if mask >> unit & 1) for mask in range(1 << len(Unit))]
+"""The units of each mask."""
+
+
+def _execute(cfg: Config, stream: list[Decoded]) -> list[int]:
+    """PROGRESS. An order in which the machine can start the instructions: always the first in the program that can.
+
+    A queue in front of each unit is filled in program order and stops the fetch when it is full; an instruction starts
+    when its tokens are there and a semaphore has room for each token that it will give.
+    """
+    room = (1 << cfg.token_bits) - 1
+    tokens = {(source, target): 0 for source in Unit for target in Unit}  # given and not yet taken
+    queues: dict[Unit, deque[Decoded]] = {unit: deque() for unit in Unit}
+    order: list[int] = []
+    fetched = 0
+
+    def missing(i: Decoded) -> str | None:
+        for other in _UNITS[i.fields["wait"]]:
+            if not tokens[other, i.unit]:
+                return f"a token from {other.name}"
+        for other in _UNITS[i.fields["post"]]:
+            if tokens[i.unit, other] == room:
+                return f"room for a token to {other.name}, of which it holds {room}"
+        return None
+
+    while len(order) < len(stream):
+        while fetched < len(stream) and len(queues[stream[fetched].unit]) < cfg.queue_depth:
+            queues[stream[fetched].unit].append(stream[fetched])
+            fetched += 1
+        heads = sorted((queue[0] for queue in queues.values() if queue), key=lambda i: i.index)
+        ready = next((i for i in heads if missing(i) is None), None)
+        if ready is None:
+            fetch = f" while the fetch is held up at {fetched}" if fetched < len(stream) else ""
+            raise VerifyError(Rule.PROGRESS, heads[0].index, f"{heads[0].name} never gets {missing(heads[0])}{fetch}")
+        queues[ready.unit].popleft()
+        for other in _UNITS[ready.fields["wait"]]:
+            tokens[other, ready.unit] -= 1
+        for other in _UNITS[ready.fields["post"]]:
+            tokens[ready.unit, other] += 1
+        order.append(ready.index)
+    return order
+
+
+# Order between units --------------------------------------------------------------------------------------
+
+_READERS = {
+    "inp": (Unit.GEMM,), "wgt": (Unit.GEMM,), "acc": (Unit.GEMM, Unit.VECTOR), "vin": (Unit.VECTOR,),
+    "out": (Unit.STORE,), "par": (Unit.VECTOR,), "lut": (Unit.VECTOR,), "DRAM": (Unit.LOAD,),
+}  # fmt: skip
+_WRITERS = {
+    "inp": (Unit.LOAD,), "wgt": (Unit.LOAD,), "acc": (Unit.LOAD, Unit.GEMM, Unit.VECTOR), "vin": (Unit.LOAD,),
+    "out": (Unit.VECTOR,), "par": (Unit.LOAD,), "lut": (Unit.LOAD,), "DRAM": (Unit.STORE,),
+}  # fmt: skip
+
+
+class _Memory:
+    """For each place of one memory the last instruction of each unit that read and that wrote it, plus 1."""
+
+    def __init__(self, name: str, size: int, pieces: int = 1, unit: str = "entry") -> None:
+        self.name, self.pieces, self.unit = name, pieces, unit
+        self.reads = {unit: np.zeros(size, np.int32) for unit in _READERS[name]}
+        self.writes = {unit: np.zeros(size, np.int32) for unit in _WRITERS[name]}
+        self.written = np.zeros(size, np.bool_)
+        self.full = 0
+        """All places before this one are known to be written."""
+        self.rivals = {(unit, write): list(self._rivals(unit, write)) for unit in Unit for write in (False, True)}
+
+    def _rivals(self, unit: Unit, write: bool) -> Iterator[tuple[Unit, str, NDArray[np.int32]]]:
+        """The logs of other units that an access of `unit` must come after."""
+        for verb, log in (("writes", self.writes), ("reads", self.reads)):
+            if write or verb == "writes":
+                yield from ((rival, verb, last) for rival, last in log.items() if rival != unit)
+
+    def touch(self, i: Decoded, places: Pattern, write: bool, ended: list[int]) -> None:
+        """ORDER. ended: by unit, the last instruction that has ended before `i` begins, plus 1."""
+        for rival, verb, last in self.rivals[i.unit, write]:
+            # Against the program order is as bad as without order.
+            allowed = min(ended[rival], i.index)
+            found = places.of(last)
+            if np.maximum.reduce(found, axis=None) > allowed:
+                place = int(self._first(places, found > allowed))
+                self._out_of_order(i, "writes" if write else "reads", place, rival, verb, int(last[place]) - 1)
+        places.of((self.writes if write else self.reads)[i.unit])[...] = i.index + 1
+
+    def check_written(self, i: Decoded, places: Pattern) -> None:
+        """WRITTEN."""
+        if places.end <= self.full:
+            return
+        found = places.of(self.written)
+        if not found.all():
+            place = self._first(places, ~found) // self.pieces
+            raise VerifyError(
+                Rule.WRITTEN, i.index, f"{i.name} reads {self.name} {self.unit} {place}, which nothing wrote"
+            )
+
+    def mark_written(self, places: Pattern) -> None:
+        if places.end <= self.full:
+            return
+        places.of(self.written)[...] = True
+        if not places.dims and places.base <= self.full:
+            self.full = places.end
+        if self.pieces > 1:
+            entries = self.written.reshape(-1, self.pieces)
+            entries[entries.any(axis=1)] = True
+
+    def _out_of_order(self, i: Decoded, verb: str, place: int, rival: Unit, other_verb: str, other: int) -> None:
+        what = f"{i.name} {verb} {self.name} {self.unit} {place // self.pieces}, which instruction {other}"
+        order = "must wait for it" if other > i.index else "may not have ended"
+        raise VerifyError(Rule.ORDER, i.index, f"{what} ({rival.name}) {other_verb} and {order}")
+
+    def _first(self, places: Pattern, where: NDArray[np.bool_]) -> int:
+        return int(places.of(np.arange(places.end))[where][0])
+
+
+def _check_order(
+    cfg: Config,
+    stream: list[Decoded],
+    order: list[int],
+    pairs: dict[tuple[int, Unit], int],
+    dram_size: int,
+    writable: tuple[int, int],
+) -> None:
+    """ORDER and WRITTEN. Constants need no log: WRITABLE holds, so nobody writes them."""
+    memories = {name: _Memory(name, entries * pieces, pieces) for name, (entries, pieces) in sizes(cfg).items()}
+    moves = [i for i in stream if i.dram and i.fields["dram_addr"] < writable[1] and _end(i) > writable[0]]
+    granule = gcd(*(g for i in moves for g in _granules(i)))
+    dram = _Memory("DRAM", dram_size // max(granule, 1) + 1, unit=f"{granule}-byte block")
+    tracked = {i.index for i in moves}
+
+    ended = {unit: [0] * len(Unit) for unit in Unit}  # of each unit, what it knows to have ended
+    known: list[list[int]] = [[]] * len(stream)  # what is known when an instruction has ended
+    for index in order:
+        i = stream[index]
+        clock = ended[i.unit]
+        for source in _UNITS[i.fields["wait"]]:
+            clock = ended[i.unit] = list(map(max, clock, known[pairs[index, source]]))
+        known[index] = clock.copy()
+        known[index][i.unit] = index + 1
+        for memory, _, places, write in i.touches:
+            if not write:
+                memories[memory].check_written(i, places)
+            memories[memory].touch(i, places, write, clock)
+        for memory, _, places, write in i.touches:
+            if write:
+                memories[memory].mark_written(places)
+        if index in tracked:
+            dram.touch(i, _dram_places(i, granule), i.opcode == Opcode.STORE, clock)
+
+
+def _dram_places(i: Decoded, granule: int) -> Pattern:
+    (z, z_stride), (y, y_stride), (row, _) = i.dram
+    dims = ((z, z_stride // granule), (y, y_stride // granule))
+    return pattern(i.fields["dram_addr"] // granule, dims, row // granule)
+
+
+def _end(i: Decoded) -> int:
+    return i.fields["dram_addr"] + i.shape.dram_reach + 1
+
+
+def _granules(i: Decoded) -> Iterable[int]:
+    """Numbers whose common divisor divides the beginning and the end of each row of `i`."""
+    (z, z_stride), (y, y_stride), (row, _) = i.dram
+    return i.fields["dram_addr"], row, z_stride if z > 1 else 0, y_stride if y > 1 else 0
+
+
+def _report(cfg: Config, stream: list[Decoded]) -> Report:
+    counts, pads = Counter(i.unit for i in stream), sizes(cfg)
+    entries = dict.fromkeys(pads, 0)
+    moved = dict.fromkeys(Opcode, 0)
+    for i in stream:
+        moved[i.opcode] += prod(extent for extent, _ in i.dram) if i.dram else 0
+        for memory, _, places, _ in i.touches:
+            entries[memory] = max(entries[memory], -(-places.end // pads[memory][1]))
+    return Report(
+        {unit: counts[unit] for unit in Unit}, sum(i.fields["post"].bit_count() for i in stream), entries,
+        moved[Opcode.LOAD], moved[Opcode.STORE],
+    )  # fmt: skip

@@ -1,0 +1,415 @@
+"""Provenance: every store puts the right piece of the right version of the right tensor at the right address.
+
+The launches are run in program order, which `order.py` has shown to be what the machine does, but not on bytes: one
+scalar, an integer modulo 2^64, stands for a piece [batch][group] of an activation, and one for the weights between two
+channel groups. Pieces that the host packs are fresh random numbers, as is memory that nobody has written. GEMM adds
+products, VECTOR adds multiples of its operands and a number that stands for what it does to them; so each piece stored
+is a polynomial in the random numbers, and it is compared with that which the layer means (`meaning.py`). After that the
+piece is a fresh random number, so that each layer stands alone and the degree stays at three.
+
+Two different polynomials have equal values with a probability below 2^-40. All coefficients of their difference are
+multiples of 2^v, and one is of no higher power; they are differences of weights, so v is at most 7 where a sum is wrong
+in one term, and grows by one with each doubling of how often that term is wrong. For the product of two random numbers
+modulo 2^64 the lemma of Schwartz and Zippel, applied to each power of 2 in turn, gives (64 - v) / 2 * 2^-(64 - v): here
+2^-52. A wrong stream stores a wrong piece, or none where one is due, and passes only if every comparison does.
+(J. T. Schwartz, "Fast probabilistic algorithms for verification of polynomial identities", J. ACM 27, 1980; R. Zippel,
+"Probabilistic algorithms for sparse polynomials", EUROSAM 1979; the hash is the multilinear one of M. N. Wegman and
+J. L. Carter, "New hash functions and their use in authentication and set equality", JCSS 22, 1981.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import lru_cache
+from math import gcd
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.tensorize.layer import Activation, Layer, Storage, inputs
+from celosia.compiler.vthread.verify.decode import (
+    Decoded,
+    Dims,
+    Fields,
+    VerifyError,
+    loop_fields,
+    padded_block,
+    reach,
+    repeats,
+)
+from celosia.compiler.vthread.verify.meaning import Operands, Operation, Pieces, Scalars, Symbols, operands, part
+from celosia.hw.config import Config
+from celosia.hw.isa import OUTER_LOOPS, ASource, BinaryOp, BSource, Buffer, Destination, Opcode
+
+
+class Meaning(StrEnum):
+    """What holds for every program whose provenance is proved."""
+
+    PLACE = "every store puts pieces of its layer's output where they belong"
+    ONCE = "every piece of an output is stored exactly once"
+    OPERATION = "every vector instruction does what its layer means"
+    PARAMETERS = "every output is scaled with its own parameters"
+    OPERAND = "every vector instruction reads what its layer means"
+    TERMS = "every accumulator holds each term of its sum exactly once"
+    TAKEN = "what the host takes is what the layers made"
+
+
+class ProvenanceError(VerifyError):
+    """A stream that does not compute what its layers mean; `launch` is the number of it, `rule` one of Meaning."""
+
+    def __init__(self, rule: Meaning, launch: int, index: int, what: str) -> None:
+        super().__init__(rule, index, f"of launch {launch} {what}")
+        self.launch = launch
+
+
+@dataclass(frozen=True)
+class Run:
+    """One launch: the instructions, the layers that they mean, and what the host does around them.
+
+    code: [count, instruction_bytes] uint8. layer_of: [count], the number in `layers` of the layer of each instruction;
+    only that of a store counts, and is checked. packed, taken: storages that the host fills before the launch, and
+    takes after it.
+    """
+
+    code: NDArray[np.uint8]
+    layers: Sequence[Layer]
+    layer_of: NDArray[np.int32]
+    packed: set[Storage] = field(default_factory=set)
+    taken: set[Storage] = field(default_factory=set)
+
+
+class Provenance:
+    """The state of DRAM between launches, as scalars.
+
+    addresses: DRAM address of each storage of activations, all below constants_address. constants: the bytes from there
+    on. layers: those of all launches.
+    """
+
+    def __init__(
+        self, cfg: Config, addresses: Mapping[Storage, int], constants_address: int, constants: NDArray[np.uint8],
+        layers: Sequence[Layer],
+    ) -> None:  # fmt: skip
+        self.cfg, self.addresses, self.base, self.constants = cfg, addresses, constants_address, constants
+        self.symbols = Symbols(cfg)
+        self.piece_bytes = cfg.piece_bytes
+        self.pieces: Pieces = {}
+        self.makers: dict[Storage, list[Activation]] = {}
+        """Activations that layers have stored, by storage."""
+        self.granule = gcd(cfg.piece_bytes, *addresses.values())
+        self.dram = self.before = self.symbols.fresh(constants_address // self.granule + 1)
+        """By granule; and as it was when the launch began."""
+        self.tiles: dict[tuple[int, int], Scalars] = {}
+        """Weights by address and count."""
+        self.sizes: dict[Storage, int] = {}
+        """Pieces of each storage."""
+        for act in (act for layer in layers for act in (*inputs(layer), layer.y)):
+            self.sizes[act.storage] = max(self.sizes.get(act.storage, 0), act.size(cfg) // cfg.piece_bytes)
+        for storage, size in self.sizes.items():
+            self.pieces[storage] = self.symbols.fresh(size)
+
+    def check(self, number: int, run: Run, stream: list[Decoded]) -> None:
+        """Run launch `number`, whose decoded instructions have passed every other rule. Mismatch, ProvenanceError."""
+        for storage in (storage for storage in self.sizes if storage in run.packed):
+            size = self.sizes[storage]
+            self.pieces[storage] = self.symbols.fresh(size)
+            self.write(self.addresses[storage], ((size, self.cfg.piece_bytes),), self.pieces[storage])
+        self.before = self.dram.copy()
+        machine = Machine(self, number, run)
+        for i in stream:
+            machine.step(i)
+        machine.check_finished()
+        for layer in run.layers:
+            self.makers.setdefault(layer.y.storage, []).append(layer.y)
+        self._check_taken(number, run, stream)
+
+    def _check_taken(self, number: int, run: Run, stream: list[Decoded]) -> None:
+        for storage in (storage for storage in self.sizes if storage in run.taken):
+            for act in self.makers.get(storage, ()):
+                found = self.read(self.addresses[storage], ((self.sizes[storage], self.cfg.piece_bytes),))
+                if not np.array_equal(part(self.cfg, found, act), part(self.cfg, self.pieces[storage], act)):
+                    what = f"is the last before the host takes {act.name!r}, which something else has overwritten"
+                    raise ProvenanceError(Meaning.TAKEN, number, len(stream) - 1, what)
+
+    # DRAM -------------------------------------------------------------------------------------------------------
+
+    def read(self, address: int, dims: Dims) -> Scalars:
+        """Pieces at `address` plus the strides, in bytes, of `dims`; what is no piece that was stored is noise."""
+        shape = tuple(extent for extent, _ in dims)
+        size, granule = self.piece_bytes, self.granule
+        end = address + reach(dims) + size
+        if end > self.base or address % granule or any(stride % granule for extent, stride in dims if extent > 1):
+            return self.symbols.fresh(int(np.prod(shape))).reshape(shape)
+        places = tuple((extent, stride // granule) for extent, stride in dims)
+        values = view(self.dram, address // granule, places)
+        if size == granule:
+            return values
+        whole = np.ones(shape, np.bool_)
+        for part_of_piece in range(1, size // granule):
+            rest = view(self.dram, address // granule + part_of_piece, places)
+            whole &= rest == values + np.uint64(part_of_piece)
+        return np.where(whole, values, self.symbols.fresh(values.size).reshape(shape))
+
+    def write(self, address: int, dims: Dims, values: Scalars) -> None:
+        """Write pieces; those of several granules hold consecutive numbers, so that half a piece is none."""
+        granule = self.granule
+        places = tuple((extent, stride // granule) for extent, stride in dims)
+        for part_of_piece in range(self.piece_bytes // granule):
+            target = view(self.dram, address // granule + part_of_piece, places)
+            target[...] = values + np.uint64(part_of_piece) if part_of_piece else values
+
+    def bytes_at(self, address: int, size: int) -> NDArray[np.uint8] | None:
+        """Constants; None where some of them are none."""
+        first = address - self.base
+        return self.constants[first : first + size] if 0 <= first <= len(self.constants) - size else None
+
+    def weights(self, address: int, count: int) -> Scalars:
+        """Scalars [count, out pieces, in pieces] of the weight tiles from `address`."""
+        key = address, count
+        if key not in self.tiles:
+            cfg = self.cfg
+            data = self.bytes_at(address, count * cfg.wgt_bytes)
+            shape = count, cfg.out_pieces, cfg.group, cfg.inp_pieces, cfg.group
+            if data is None:
+                self.tiles[key] = self.symbols.fresh(count * cfg.out_pieces * cfg.inp_pieces).reshape(
+                    count, cfg.out_pieces, cfg.inp_pieces
+                )
+            else:
+                self.tiles[key] = self.symbols.weights(data.reshape(shape))
+        return self.tiles[key]
+
+    def parameters(self, address: int, count: int) -> Scalars:
+        """Scalars [count, out pieces] of the parameter entries from `address`."""
+        data = self.bytes_at(address, count * 8 * self.cfg.block_out)
+        if data is None:
+            return self.symbols.fresh(count * self.cfg.out_pieces).reshape(count, -1)
+        entries = np.ascontiguousarray(data).view(np.uint64).reshape(-1, self.cfg.group)
+        return self.symbols.parameters(entries).reshape(count, -1)
+
+
+class Mismatch(Exception):
+    """Found by `Machine`: the store `index` is wrong somewhere, or (index < 0) layer `layer` has not stored a piece."""
+
+    def __init__(self, index: int, layer: int) -> None:
+        super().__init__(index, layer)
+        self.index, self.layer = index, layer
+
+
+def view(array: Scalars, base: int, dims: Dims) -> Scalars:
+    """A view of the one-dimensional `array`: element base + sum of index * stride, shape is the extents of `dims`."""
+    shape, strides = _layout(dims)
+    return np.ndarray(shape, np.uint64, array, 8 * base, strides)
+
+
+@lru_cache(1 << 12)
+def _layout(dims: Dims) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides in bytes of a view; many instructions share them."""
+    return tuple(extent for extent, _ in dims), tuple(8 * stride for _, stride in dims)
+
+
+class Machine:
+    """The scratchpads of one launch, as scalars, and what is still to be stored.
+
+    inp, acc, vin, out: by piece. wgt: by (entry, out piece, in piece). par: by (entry, out piece). lut: contents.
+    """
+
+    def __init__(self, state: Provenance, number: int, run: Run) -> None:
+        cfg = state.cfg
+        self.state, self.cfg, self.number, self.run, self.symbols = state, cfg, number, run, state.symbols
+        self.ins, self.outs = cfg.inp_pieces, cfg.out_pieces
+        fresh = self.symbols.fresh
+        self.inp = fresh(cfg.inp_depth * self.ins)
+        self.wgt = fresh(cfg.wgt_depth * self.ins * self.outs)
+        self.acc, self.vin, self.out = (fresh(d * self.outs) for d in (cfg.acc_depth, cfg.vin_depth, cfg.out_depth))
+        self.par = fresh(cfg.par_depth * self.outs)
+        self.lut: list[object] = [("noise", slot) for slot in range(cfg.lut_count)]
+        self.memories = {Buffer.INP: self.inp, Buffer.VIN: self.vin, Buffer.ACC: self.acc}
+        self.wanted: dict[int, Scalars] = {}
+        """By layer, what each piece of the storage of y has yet to become; 0 where nothing is to be stored."""
+        self.steps = {
+            Opcode.LOAD: self._load, Opcode.GEMM: self._gemm, Opcode.VECTOR: self._vector, Opcode.STORE: self._store
+        }  # fmt: skip
+
+    def step(self, i: Decoded) -> None:
+        self.steps[i.opcode](i)
+
+    def check_finished(self) -> None:
+        """Mismatch where a piece of an output has not been stored."""
+        for layer in range(len(self.run.layers)):
+            if self.to_store(layer).any():
+                raise Mismatch(-1, layer)
+
+    def operands(self, layer: int) -> Operands:
+        return operands(self.symbols, self.state.pieces, self.run.layers[layer])
+
+    def to_store(self, layer: int) -> Scalars:
+        """`wanted` of `layer`, flat over the pieces of its storage."""
+        if layer not in self.wanted:
+            y = self.run.layers[layer].y
+            wanted = np.zeros(self.state.sizes[y.storage], np.uint64)
+            part(self.cfg, wanted, y)[...] = self.operands(layer).result(self.symbols)
+            self.wanted[layer] = wanted
+        return self.wanted[layer]
+
+    # LOAD -------------------------------------------------------------------------------------------------------
+
+    def _load(self, i: Decoded) -> None:
+        f, buffer = i.fields, i.fields["buffer"]
+        if buffer == Buffer.WGT:
+            self._load_rows(f, self.wgt, self.ins * self.outs, self.state.weights)
+        elif buffer == Buffer.PAR:
+            self._load_rows(f, self.par, self.outs, self.state.parameters)
+        elif buffer == Buffer.LUT:
+            self._load_tables(f)
+        else:
+            self._load_pieces(f, self.memories[Buffer(buffer)])
+
+    def _load_rows(self, f: Fields, target: Scalars, width: int, contents: object) -> None:
+        assert callable(contents)
+        count = f["x_size"]
+        for z in range(f["z_size"]):
+            for y in range(f["y_size"]):
+                row = contents(f["dram_addr"] + z * f["dram_z"] + y * f["dram_y"], count)
+                first = f["sram_base"] + z * f["sram_z"] + y * f["sram_y"]
+                view(target, first * width, ((count, f["sram_x"] * width), (width, 1)))[...] = row.reshape(count, width)
+
+    def _load_tables(self, f: Fields) -> None:
+        for z, y, x in np.ndindex(f["z_size"], f["y_size"], f["x_size"]):
+            address = f["dram_addr"] + z * f["dram_z"] + y * f["dram_y"] + 256 * x
+            data = self.state.bytes_at(address, 256)
+            slot = f["sram_base"] + z * f["sram_z"] + y * f["sram_y"] + x * f["sram_x"]
+            self.lut[slot] = ("noise", address) if data is None else data.tobytes()
+
+    def _load_pieces(self, f: Fields, target: Scalars) -> None:
+        size = self.state.piece_bytes
+        rows = f["y_size"], f["dram_y"]
+        places = view(target, f["sram_base"], padded_block(f))
+        if f["buffer"] == Buffer.ACC and not f["widen"]:  # int32 from DRAM, of which no layer has any
+            places[...] = self.symbols.fresh(places.size).reshape(places.shape)
+            return
+        values = self.state.read(f["dram_addr"], ((f["z_size"], f["dram_z"]), rows, (f["x_size"], size)))
+        if places.shape == values.shape:
+            places[...] = values
+            return
+        top, left = f["pad_top"], f["pad_left"]
+        places[...] = self.symbols.padding(f["pad_value"])
+        places[:, top : top + f["y_size"], left : left + f["x_size"]] = values
+
+    # GEMM -------------------------------------------------------------------------------------------------------
+
+    def _gemm(self, i: Decoded) -> None:
+        f, ins, outs = i.fields, self.ins, self.outs
+        n, y, x = f["extent_n"], f["extent_y"], f["extent_x"]
+        k, r, s = f["extent_k"], f["extent_r"], f["extent_s"]
+        taps = ((k, f["inp_k"] * ins), (r, f["inp_r"] * ins), (s, f["inp_s"] * ins), (ins, 1))
+        pixels = ((y, f["inp_y"] * ins), (x, f["inp_x"] * ins))
+        tile = ins * outs
+        blocks = n, f["wgt_n"] * tile
+        steps = (k, f["wgt_k"] * tile), (r, f["wgt_r"] * tile), (s, f["wgt_s"] * tile), (ins, 1)
+        depth = k * r * s * ins
+        if (f["wgt_y"] and y > 1) or (f["wgt_x"] and x > 1):  # weights of their own for each pixel: of no layer
+            total = self.symbols.fresh(n * outs * y * x)
+        elif n == 1 or not f["inp_n"]:
+            left = view(self.inp, f["inp_base"] * ins, (*pixels, *taps)).reshape(y * x, depth)
+            right = view(self.wgt, f["wgt_base"] * tile, (blocks, (outs, ins), *steps)).reshape(n * outs, depth)
+            total = np.einsum("mk,pk->mp", right, left)
+        else:
+            each = view(self.inp, f["inp_base"] * ins, ((n, f["inp_n"] * ins), *pixels, *taps)).reshape(n, y * x, depth)
+            tiles = view(self.wgt, f["wgt_base"] * tile, (blocks, (outs, ins), *steps)).reshape(n, outs, depth)
+            total = np.einsum("nqk,npk->nqp", tiles, each)
+        self._accumulate(f, total.reshape(n, outs, y, x))
+
+    def _accumulate(self, f: Fields, total: Scalars) -> None:
+        """Write or add `total`, [n, out pieces, y, x]."""
+        outs = self.outs
+        n, y, x = ((f[extent], f[stride] * outs) for extent, stride in loop_fields("acc", OUTER_LOOPS))
+        dims = n, (outs, 1), y, x
+        target = view(self.acc, f["acc_base"] * outs, dims)
+        if not f["accumulate"]:
+            target[...] = total
+        elif repeats(dims):  # sums into one accumulator again and again: of no layer
+            target[...] = self.symbols.fresh(target.size).reshape(target.shape)
+        else:
+            target += total
+
+    # VECTOR -----------------------------------------------------------------------------------------------------
+
+    def _vector(self, i: Decoded) -> None:
+        f, outs = i.fields, self.outs
+        memory = self.acc if f["a_source"] == ASource.ACC else self.vin
+        a = view(memory, f["a_base"] * outs, self._dims(f, "a"))
+        r, s = f["extent_r"], f["extent_s"]
+        if r * s > 1:
+            window = ((r, f["a_r"] * outs), (s, f["a_s"] * outs))
+            a = view(memory, f["a_base"] * outs, (*self._dims(f, "a"), *window)).sum(axis=(4, 5))
+        operation = operation_of(f, self.lut)
+        total = a * self.symbols.a
+        total += self.symbols.of("operation", operation)
+        if f["requantise"]:
+            total += view(self.par, f["par_base"] * outs, self._dims(f, "par"))
+        if operation.residual is not None or (operation.binary is not None and operation.binary[2] is None):
+            total += view(self.vin, f["b_base"] * outs, self._dims(f, "b")) * self.symbols.b
+        target = self.out if operation.int8 else self.acc
+        view(target, f["dst_base"] * outs, self._dims(f, "dst"))[...] = total
+
+    def _dims(self, f: Fields, operand: str) -> Dims:
+        (en, sn), (ey, sy), (ex, sx) = loop_fields(operand, OUTER_LOOPS)
+        outs = self.outs
+        return (f[en], f[sn] * outs), (f[ey], f[sy] * outs), (f[ex], f[sx] * outs), (outs, 1)
+
+    # STORE ------------------------------------------------------------------------------------------------------
+
+    def _store(self, i: Decoded) -> None:
+        f, layer = i.fields, int(self.run.layer_of[i.index])
+        if not 0 <= layer < len(self.run.layers):
+            raise Mismatch(i.index, layer)
+        storage = self.run.layers[layer].y.storage
+        wanted, places = self.to_store(layer), store_places(self.cfg, f, self.state.addresses[storage])
+        if places is None or places[0] < 0 or places[0] + reach(places[1]) >= len(wanted):
+            raise Mismatch(i.index, layer)
+        found = view(self.out, f["sram_base"], padded_block(f))
+        due = view(wanted, *places)
+        if not (found == due).all():
+            raise Mismatch(i.index, layer)
+        due[...] = 0
+        bytes_per_step = (f["z_size"], f["dram_z"]), (f["y_size"], f["dram_y"]), (f["x_size"], self.state.piece_bytes)
+        values = view(self.state.pieces[storage], *places)
+        self.state.write(f["dram_addr"], bytes_per_step, values)
+
+
+def indices(base: int, dims: Dims) -> NDArray[np.int64]:
+    """base + sum of index * stride, shape is the extents."""
+    total = np.full((1,) * len(dims), base, np.int64)
+    for axis, (extent, stride) in enumerate(dims):
+        total = total + (np.arange(extent) * stride).reshape([-1 if other == axis else 1 for other in range(len(dims))])
+    return total
+
+
+def store_places(cfg: Config, f: Fields, address: int) -> tuple[int, Dims] | None:
+    """Where a STORE writes, in pieces from the storage at `address`; None where it does not write whole pieces."""
+    size = cfg.piece_bytes
+    first = f["dram_addr"] - address
+    z, y = f["dram_z"] if f["z_size"] > 1 else 0, f["dram_y"] if f["y_size"] > 1 else 0
+    if first % size or z % size or y % size:
+        return None
+    return first // size, ((f["z_size"], z // size), (f["y_size"], y // size), (f["x_size"], 1))
+
+
+def operation_of(f: Fields, tables: Sequence[object]) -> Operation:
+    """What a VECTOR instruction does, `tables` being the contents of lut."""
+    binary = residual = zero_point = clip = table = reduce = None
+    int8 = f["destination"] == Destination.OUT
+    if f["extent_r"] * f["extent_s"] > 1:
+        reduce = f["reduce_op"]
+    if f["binary_op"] != BinaryOp.NONE:
+        binary = f["binary_op"], f["b_offset"], f["imm"] if f["b_source"] == BSource.IMM else None
+    if f["requantise"]:
+        zero_point = f["zero_point"]
+    if f["requantise"] or f["lookup"] or f["rescale_add"] or int8:
+        clip = f["clip_lo"], f["clip_hi"]
+    if f["lookup"]:
+        table = tables[f["table"]]
+    if f["rescale_add"]:
+        residual = f["scale_v"], f["scale_b"], f["scale_c"], f["scale_shift"], f["add_lo"], f["add_hi"]
+    return Operation(f["a_offset"], reduce, binary, zero_point, clip, table, residual, int8)

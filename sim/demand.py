@@ -1,0 +1,163 @@
+"""What a stream of encoded instructions asks of the machine: steps, bytes and bursts of each, computed all at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.hw.config import Config
+from celosia.hw.isa import (
+    GEMM_LOOPS,
+    RULES,
+    UNIT_OF,
+    VECTOR_LOOPS,
+    Buffer,
+    Destination,
+    Format,
+    Opcode,
+    formats,
+    instruction_bytes,
+)
+
+Ints = NDArray[np.int64]
+MAX_BURST = 16
+"""Beats of the longest burst (hw/axi.py)."""
+BOUNDARY = 4096
+"""Bytes; no burst crosses a multiple of it (hw/axi.py)."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """One entry for each instruction of a stream; 0 where its unit has no such thing.
+
+    unit, wait, post: the unit's number and the masks of its tokens.
+    steps: cycles for which the unit works if nothing holds it up: tile operations, entries, writes to a scratchpad
+    (padding too), units read from `out`.
+    lead, trail: those of a LOAD's steps that are padding before its first and after its last element.
+    rows, bursts, beats: of its copy in DRAM. to_acc: a VECTOR that writes accumulators.
+    """
+
+    unit: NDArray[np.int64]
+    wait: Ints
+    post: Ints
+    steps: Ints
+    lead: Ints
+    trail: Ints
+    rows: Ints
+    bursts: Ints
+    beats: Ints
+    to_acc: Ints
+
+
+def demand(cfg: Config, code: bytes) -> Demand:
+    """The demand of the instructions in `code`. ValueError where one is illegal or cut off."""
+    size = instruction_bytes(cfg)
+    if len(code) % size:
+        raise ValueError(f"{len(code)} bytes are not whole instructions of {size} bytes")
+    words: NDArray[np.uint64] = np.frombuffer(code, "<u8").astype(np.uint64).reshape(-1, size // 8)
+    count = len(words)
+    result: dict[str, Ints] = {name: np.zeros(count, np.int64) for name in Demand.__dataclass_fields__}
+    opcode = (words[:, 0] & np.uint64(0b111)).astype(np.int64)
+    for number in np.flatnonzero(~np.isin(opcode, list(Opcode)))[:1]:
+        raise ValueError(f"instruction {number}: opcode {opcode[number]} does not exist")
+    for each in Opcode:
+        which = np.flatnonzero(opcode == each)
+        fields = _Fields(formats(cfg)[each], words[which])
+        for rule, broken in RULES[each].items():
+            for number in which[np.flatnonzero(broken(fields))[:1]]:
+                raise ValueError(f"instruction {number}: {each.name}: {rule}")
+        values = {"wait": fields["wait"], "post": fields["post"], **_OF[each](cfg, fields)}
+        result["unit"][which] = UNIT_OF[each]
+        for name, value in values.items():
+            result[name][which] = value
+    return Demand(**result)
+
+
+class _Fields:
+    """The fields of instructions of one format, each as an array; taken as unsigned."""
+
+    def __init__(self, fmt: Format, words: NDArray[np.uint64]) -> None:
+        self._widths = {field.name: field.width for field in fmt.fields}
+        self._fmt, self._words = fmt, words
+
+    def __getitem__(self, name: str) -> Ints:
+        width = self._widths[name]
+        column, shift = divmod(self._fmt.offsets[name], 64)
+        value = self._words[:, column] >> np.uint64(shift)
+        if shift + width > 64:
+            value = value | self._words[:, column + 1] << np.uint64(64 - shift)
+        return (value & np.uint64((1 << width) - 1)).astype(np.int64)
+
+    def product(self, names: list[str]) -> Ints:
+        return prod((self[name] for name in names), start=np.ones(len(self._words), np.int64))
+
+
+def _gemm(cfg: Config, f: _Fields) -> dict[str, Ints]:
+    return {"steps": f.product([f"extent_{loop}" for loop in GEMM_LOOPS])}
+
+
+def _vector(cfg: Config, f: _Fields) -> dict[str, Ints]:
+    steps = f.product([f"extent_{loop}" for loop in VECTOR_LOOPS])
+    return {"steps": steps, "to_acc": (f["destination"] == Destination.ACC).astype(np.int64)}
+
+
+def element_bytes(cfg: Config) -> Ints:
+    """Bytes in DRAM of an element of each Buffer."""
+    sizes = {Buffer.WGT: cfg.wgt_bytes, Buffer.ACC: 4 * cfg.piece_bytes, Buffer.PAR: 8 * cfg.block_out, Buffer.LUT: 256}
+    return np.array([sizes.get(buffer, cfg.piece_bytes) for buffer in Buffer] + [0, 0], np.int64)
+
+
+def _load(cfg: Config, f: _Fields) -> dict[str, Ints]:
+    size = np.where(f["widen"] == 1, cfg.piece_bytes, element_bytes(cfg)[f["buffer"]])
+    x, y, z = f["x_size"], f["y_size"], f["z_size"]
+    left, top = f["pad_left"], f["pad_top"]
+    width = left + x + f["pad_right"]
+    elements = x * y * z
+    padding = z * width * (top + y + f["pad_bottom"]) - elements
+    return {
+        "steps": padding + elements * np.maximum(1, size // cfg.bus_bytes),
+        "lead": top * width + left,
+        "trail": f["pad_bottom"] * width + f["pad_right"],
+        **_rows(cfg, f, size),
+    }
+
+
+def _store(cfg: Config, f: _Fields) -> dict[str, Ints]:
+    elements = f["x_size"] * f["y_size"] * f["z_size"]
+    size = np.full(len(elements), cfg.piece_bytes, np.int64)
+    return {"steps": elements * max(1, cfg.piece_bytes // cfg.bus_bytes), **_rows(cfg, f, size)}
+
+
+def _rows(cfg: Config, f: _Fields, size: Ints) -> dict[str, Ints]:
+    """Rows of DRAM, where the rows of a plane that touch are one, and what they are on the bus.
+
+    size: bytes of an element.
+    """
+    row_bytes = f["x_size"] * size
+    merged = row_bytes == f["dram_y"]
+    in_plane = np.where(merged, 1, f["y_size"])
+    row_bytes = np.where(merged, row_bytes * f["y_size"], row_bytes)
+    rows = in_plane * f["z_size"]
+    owner: Ints = np.repeat(np.arange(len(rows)), rows)
+    number: Ints = np.arange(len(owner)) - (np.cumsum(rows) - rows)[owner]
+    z, y = number // in_plane[owner], number % in_plane[owner]
+    offset = (f["dram_addr"][owner] + z * f["dram_z"][owner] + y * f["dram_y"][owner]) & 0xFFFFFFFF
+    beats, bursts = on_the_bus(cfg.bus_bytes, offset, row_bytes[owner])
+    total = np.bincount(owner, beats, len(rows)), np.bincount(owner, bursts, len(rows))
+    return {"rows": rows, "beats": total[0].astype(np.int64), "bursts": total[1].astype(np.int64)}
+
+
+def on_the_bus(bus_bytes: int, offset: Ints, size: Ints) -> tuple[Ints, Ints]:
+    """Beats and bursts of rows of `size` bytes from `offset`: bursts of up to MAX_BURST, none across BOUNDARY."""
+    beats = (offset % bus_bytes + size - 1) // bus_bytes + 1
+    page = BOUNDARY // bus_bytes
+    first = np.minimum(beats, page - offset // bus_bytes % page)
+    whole, last = np.divmod(beats - first, page)
+    bursts = -(-first // MAX_BURST) + whole * (page // MAX_BURST) + -(-last // MAX_BURST)
+    return beats, bursts
+
+
+_OF = {Opcode.LOAD: _load, Opcode.GEMM: _gemm, Opcode.VECTOR: _vector, Opcode.STORE: _store}

@@ -1,0 +1,58 @@
+"""How the memory behind the AXI port behaves, for the RTL simulator and for the timing model."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class MemoryModel:
+    """How the memory behind the AXI port behaves. Times are cycles; the defaults are a high-performance port of a Zynq.
+
+    read_latency: from the acceptance of a read's address to its first beat. write_latency: from the last beat of a
+    write to its response. outstanding: bursts accepted each way before the first has ended. In `refresh_cycles` of
+    every `refresh_period` no beat moves. bytes_per_cycle: of the DRAM, both ways together (0: no limit); each way
+    passes at most one beat a cycle. stall: share of the cycles in which each channel pauses, at random from `seed`.
+    jitter: up to so many cycles are added to each latency. For tests: beats with a byte in [error_start, error_end),
+    offsets from the DMA base, are answered with SLVERR; after cycle `freeze_after` of a run memory does nothing more.
+    """
+
+    name: str = "zynq-hp"
+    read_latency: int = 40
+    write_latency: int = 40
+    outstanding: int = 8
+    refresh_period: int = 780
+    refresh_cycles: int = 16
+    bytes_per_cycle: int = 32
+    stall: float = 0.0
+    jitter: int = 0
+    seed: int = 0
+    error_start: int = 0
+    error_end: int = 0
+    freeze_after: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.stall < 1:
+            raise ValueError(f"stall must be at least 0 and below 1, not {self.stall}")
+        if self.outstanding < 1:
+            raise ValueError(f"outstanding must be at least 1, not {self.outstanding}")
+
+    def __str__(self) -> str:
+        """Name and whatever differs from the defaults: what a published cycle count is quoted with."""
+        different = [
+            f"{field.name}={getattr(self, field.name)}"
+            for field in dataclasses.fields(self)
+            if field.name != "name" and getattr(self, field.name) != field.default
+        ]
+        return f"{self.name} ({', '.join(different)})" if different else self.name
+
+
+ZYNQ_HP = MemoryModel()
+IDEAL = MemoryModel("ideal", read_latency=1, write_latency=1, outstanding=16, refresh_period=0, bytes_per_cycle=0)
+MEMORY_MODELS = {model.name: model for model in (ZYNQ_HP, IDEAL)}
+
+
+def random_stalls(seed: int, stall: float = 0.3, jitter: int = 60) -> MemoryModel:
+    """A memory that pauses at random, for tests."""
+    return MemoryModel("random", read_latency=3, write_latency=3, stall=stall, jitter=jitter, seed=seed)

@@ -1,0 +1,742 @@
+"""The machine's clock without its arithmetic: when each instruction of an encoded stream starts and ends.
+
+    timing = predict(cfg, code)         # code: the words of a launch, as they lie in DRAM
+    timing.cycles, timing.start, timing.end
+
+Nothing here looks at data. What an instruction asks for (steps, rows, bursts, beats) comes from `demand.py`. What the
+order of instructions, queues, tokens and the memory make of it is computed here, one instruction after the other, each
+unit keeping what it still needs to know of the ones before. Copies are trains of bursts in closed form, so that
+the time this takes does not depend on how much they move.
+
+Cycles count from the write of `control` that starts the run, as those of the RTL's events do. The constants below are
+the hardware's pipeline stages; tests/sim/test_timing.py compares them with the declarations in hw/ and, where there is
+none, measures them on the RTL.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.hw.config import Config
+from celosia.hw.isa import Unit, instruction_bytes
+from celosia.hw.regs import COUNTERS
+from celosia.sim.demand import MAX_BURST, Demand, demand
+from celosia.sim.device import Counters, DeviceError, Event
+from celosia.sim.memory import MEMORY_MODELS, MemoryModel
+
+# Declared in hw/, which is in Amaranth and cannot be imported here.
+OUTSTANDING = 8
+"""Bursts that the engine of LOAD or STORE has under way at once (dma.py)."""
+ROOM = 128
+"""Beats that the read engine holds (dma.py, ReadEngine)."""
+PLACES = 2 * OUTSTANDING
+"""Rows listed whose bytes have not all passed yet (load.py, store.py)."""
+AHEAD = 3
+"""Rows listed whose last burst has not been asked for: two in a queue, one being split (load.py, store.py)."""
+IN_FLIGHT = 8
+"""Instructions of LOAD or STORE whose data is awaited (load.py, store.py)."""
+RESPONSES = 2 * IN_FLIGHT
+"""Instructions of STORE whose responses are awaited (store.py)."""
+ISSUE = 2
+"""Instructions between a gate and its unit (top.py)."""
+UNDER_WAY = 2
+"""Instructions in the vector unit (vector.py)."""
+VECTOR_STAGES = 19
+"""From the read of an entry to its write (vector.py, WRITE)."""
+
+# Cycles from one event to another, by the registers between them.
+FIRST_ASK = 3
+"""Write of `control` -> first burst of fetch asked for: start, clear, run, limits checked."""
+ASK_TO_ADDRESS_FETCH = 2
+"""Fetch asks -> memory has the address: registers of fetch and of the read channel's arbiter."""
+ASK_TO_ADDRESS = 1
+"""An engine of LOAD or STORE asks for a burst -> memory has the address: the register in front of AXI."""
+ASK_TO_ASK_FETCH = 2
+"""Fetch asks -> asks again: the register of its request."""
+BEAT_TO_WORD = 2
+"""Last beat of an instruction -> it may go to its queue: fetch's buffer, the word put together."""
+END_TO_ASK = 1
+"""Last beat of a burst (response, of STORE) -> the engine may ask for another in its place."""
+START_TO_ASK = 4
+"""LOAD or STORE starts -> its first burst is asked for: waiting block, listed row, queue, splitter."""
+BEGIN_TO_ASK = START_TO_ASK - 1
+START_TO_STEP = 3
+"""LOAD or STORE starts -> its first step: job queue, walker, and LOAD's plan or STORE's read."""
+BEAT_TO_STEP = 4
+"""A beat arrives -> LOAD writes its first unit: buffer of two stages, aligner, queue of units."""
+STEP_TO_END = 3
+"""LOAD's last step -> end: register in front of the port, `done`."""
+GEMM_STAGES = 7
+"""GEMM's last step -> end beside the adder tree: operands, products, sums, accumulator read, add and write, `done`."""
+WRITE_TO_END = 2
+"""The write of VECTOR's last entry -> end: `done`."""
+UNIT_TO_BEAT = 1
+"""STORE's reader has a unit -> its beat is offered to memory."""
+RESPONSE_TO_END = 2
+"""The response to STORE's last burst -> end: the engine's answer, `done`."""
+
+NEVER = 1 << 62
+
+
+@dataclass(frozen=True)
+class Timing:
+    """When a stream of instructions ran. cycles: from start to done. start, end: of each instruction, as the RTL's
+    trace has them. values: the hardware's counters, by the names of `hw.regs.COUNTERS`."""
+
+    cycles: int
+    unit: NDArray[np.int64]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    values: dict[str, int]
+
+    def counters(self, trace: bool = False) -> Counters:
+        """As a Device returns them; with `trace`, each instruction's event in the order of their ends."""
+        events: list[Event] = []
+        if trace:
+            names = [unit.name.lower() for unit in Unit]
+            order = np.argsort(self.end, kind="stable")
+            columns = (column[order].tolist() for column in (self.unit, self.start, self.end))
+            events = [
+                Event(names[unit], index, start, end)
+                for index, unit, start, end in zip(order.tolist(), *columns, strict=True)
+            ]
+        return Counters(self.cycles, self.values, events)
+
+
+def predict(cfg: Config, code: bytes, memory: MemoryModel | str = "zynq-hp", address: int = 0) -> Timing:
+    """Cycles of the run of the instructions in `code`, which lie at byte `address` of DRAM.
+
+    memory: a MemoryModel or the name of one. ValueError for an illegal instruction, a memory with random stalls, or an
+    unknown name; DeviceError for a stream that cannot end.
+    """
+    if isinstance(memory, str):
+        if memory not in MEMORY_MODELS:
+            raise ValueError(f"there is no memory model {memory!r}; take {' or '.join(MEMORY_MODELS)}")
+        memory = MEMORY_MODELS[memory]
+    check_memory(memory)
+    wanted = demand(cfg, code)
+    if not len(wanted.unit):
+        return Timing(0, wanted.unit, wanted.steps, wanted.steps, dict.fromkeys(COUNTERS, 0))
+    return _Machine(cfg, wanted, memory, address).run()
+
+
+def check_memory(memory: MemoryModel) -> None:
+    """ValueError for a memory that `predict` does not model."""
+    if memory.stall or memory.jitter or memory.freeze_after is not None:
+        raise ValueError(f"the timing model has no memory that pauses at random or freezes, so not {memory}")
+    if memory.refresh_period and memory.refresh_cycles >= memory.refresh_period:
+        raise ValueError(f"{memory} refreshes all the time; refresh_cycles must be below refresh_period")
+
+
+class _Channel:
+    """One direction of the memory: a beat a cycle at most, none while it refreshes.
+
+    A slot is a cycle in which a beat may move. next: the first cycle that no beat has taken yet. ends: the last beats
+    of as many bursts as memory accepts before one has ended; a further one waits for the first of them.
+    """
+
+    def __init__(self, cfg: Config, memory: MemoryModel) -> None:
+        self._period, self._refresh = memory.refresh_period, memory.refresh_cycles
+        self._open = self._period - self._refresh
+        # Where the DRAM is slower than the bus, a beat takes several cycles.
+        self.beat = max(1.0, cfg.bus_bytes / memory.bytes_per_cycle) if memory.bytes_per_cycle else 1.0
+        # And where it has less than both directions can move, a beat that way takes this many slots of the other way.
+        both = memory.bytes_per_cycle / cfg.bus_bytes if memory.bytes_per_cycle else 2.0
+        self.shared = self.beat * min(1.0, max(0.0, 2.0 - both))
+        self.next = 0
+        self.ends = deque([-NEVER] * memory.outstanding, memory.outstanding)
+
+    def after(self, cycle: int, slots: int) -> int:
+        """The cycle of the slot that is `slots` after the first one from `cycle` on."""
+        if not self._period:
+            return cycle + slots
+        turn, within = divmod(cycle, self._period)
+        turns, rest = divmod(max(0, within - self._refresh) + slots, self._open)
+        return (turn + turns) * self._period + self._refresh + rest
+
+    def refresh_after(self, cycle: int) -> int:
+        """The next cycle in which a refresh begins."""
+        return cycle // self._period * self._period + self._period if self._period else NEVER
+
+
+class _Engine:
+    """The bursts of LOAD or of STORE on their channel.
+
+    lead: cycles from asking for a burst to its first beat at the earliest. turn: from the last beat of a burst to the
+    first of the one that takes its place among those outstanding.
+    """
+
+    def __init__(self, channel: _Channel, lead: int, turn: int, outstanding: int) -> None:
+        self.channel, self.lead, self.turn = channel, lead, turn
+        self.outstanding = outstanding
+        self._bursts, self.burst = 0, MAX_BURST  # of the last train: how many, and slots of each
+        self.ends = deque([-NEVER] * (outstanding + 1), outstanding + 1)  # last beats of the last bursts
+        self.disturbed: deque[tuple[int, int]] = deque()  # when the other direction took how many slots
+        self.asked = -NEVER  # when the last burst was asked for
+
+    def train(self, ask: int, bursts: int, slots: int, early: int = 0) -> tuple[int, int]:
+        """Send `bursts` bursts, which take `slots` in all, the first asked for in cycle `ask` or later.
+
+        early: slots by which a burst that has waited for its turn is shorter, since its first beat is there already.
+        Returns the cycles of the first and of the last beat.
+        """
+        channel = self.channel
+        ask = max(ask, self.next_ask)
+        first = channel.after(max(ask + self.lead, channel.next, channel.ends[0] + self.turn - 1), 0)
+        if bursts > 1 and not self.waits(bursts, slots):
+            last = channel.after(first, slots - 1)
+            self._fill(bursts, first, last)
+            channel.ends.extend(list(self.ends)[-bursts:])
+        elif bursts <= 2 * self.outstanding:
+            last = self._each(first, bursts, slots, early)
+        else:
+            last = self._bunches(first, bursts, slots, early)
+        channel.next = last + 1
+        self._bursts, self.burst = bursts, slots // bursts
+        self.asked = max(ask + bursts - 1, self.ends[0] + END_TO_ASK)
+        return first, last
+
+    @property
+    def next_ask(self) -> int:
+        """When the next burst may be asked for at the earliest."""
+        return max(self.asked + 1, self.ends[1] + END_TO_ASK)
+
+    def waits(self, bursts: int, slots: int) -> bool:
+        """Whether the channel is idle in such a train because so many bursts may be outstanding and no more."""
+        return (self.outstanding - 1) * slots < (self.turn - 1) * bursts
+
+    def delay(self, cycles: int) -> None:
+        """The last train's bursts that are remembered came later by `cycles`."""
+        for number in range(-min(self._bursts, len(self.ends)), 0):
+            self.ends[number] += cycles
+        self.asked = max(self.asked, self.ends[0] + END_TO_ASK)
+
+    def disturb(self, first: int) -> None:
+        """What the other direction did since cycle `first`, before the last beat, makes that one later."""
+        while self.disturbed and self.disturbed[0][0] <= self.ends[-1]:
+            begin, slots = self.disturbed.popleft()
+            if begin >= first:
+                self.delay(slots)
+                self.channel.next += slots
+
+    def _fill(self, bursts: int, first: int, last: int) -> None:
+        """Spread the ends of the last bursts evenly."""
+        ends, span = self.ends, last - first + 1
+        for left in range(min(bursts, self.outstanding + 1) - 1, -1, -1):
+            ends.append(last - span * left // bursts)
+
+    def _each(self, first: int, bursts: int, slots: int, early: int) -> int:
+        """Bursts one by one, the first beat in cycle `first`; returns the last beat's."""
+        ends, taken, turn, after = self.ends, self.channel.ends, self.turn, self.channel.after
+        done, start, end = 0, first, first - 1
+        for number in range(1, bursts + 1):
+            through = slots * number // bursts
+            end = after(start, through - done - 1 - (early if start > end + 1 else 0))
+            done = through
+            ends.append(end)
+            taken.append(end)
+            start = max(end + 1, ends[1] + turn, taken[0] + turn - 1)
+        return end
+
+    def _bunches(self, first: int, bursts: int, slots: int, early: int) -> int:
+        """As `_each`, for trains in which memory waits for requests: as many bursts as may be outstanding come at once,
+        and after a round trip the next ones. Only those that a refresh meets are looked at."""
+        window = self.outstanding
+        left, of_bunch = bursts - window, slots * window // bursts
+        last = self._each(first, window, of_bunch, early)
+        period = self.turn - 1 + -(-slots // bursts) - early
+        while left > 0:
+            clear = max(0, min(left // window, (self.channel.refresh_after(self.ends[1]) - last - 1) // period))
+            if clear:
+                for _ in range(window + 1):
+                    self.ends.append(self.ends[0] + clear * period)
+                last = self.ends[-1]
+                left -= clear * window
+            count = min(left, window)
+            if count:
+                start = max(last + 1, self.ends[1] + self.turn)
+                last = self._each(start, count, max(count, of_bunch * count // window), early)
+                left -= count
+        return last
+
+
+class _Fetch:
+    """Reads instructions ahead and puts them into the queues, in order.
+
+    left[u]: when each instruction of unit u left its queue, as far as known; whoever learns it appends to it. A queue
+    that is full holds up everything behind it.
+    """
+
+    def __init__(self, cfg: Config, memory: MemoryModel, load: _Engine, units: list[int], address: int) -> None:
+        size = instruction_bytes(cfg)
+        self._load, self._channel, self._lead = load, load.channel, ASK_TO_ADDRESS_FETCH + memory.read_latency
+        self._turn = 1 + memory.read_latency
+        self._parts = max(1, size // cfg.bus_bytes)  # beats of a word
+        self._words = max(1, cfg.bus_bytes // size)  # words of a beat
+        self._longest = min(MAX_BURST, 2 * self._parts)
+        self._room = 4 * self._longest
+        self.beats = -(-len(units) * size // cfg.bus_bytes)
+        self._place = address // cfg.bus_bytes % self._longest
+        self._promised = 0  # beats asked for
+        self._ask = FIRST_ASK - ASK_TO_ASK_FETCH
+        self._arrived: deque[tuple[int, int]] = deque()  # bursts not used up: beats through each, cycle of its last one
+        self._valid: list[int] = []  # when each word was there
+        self.put: list[int] = []  # and when it went to its queue
+        self._units, self._depth, self._queued = units, cfg.queue_depth, [0] * len(Unit)
+        self.left: list[list[int]] = [[] for _ in Unit]
+
+    def words(self) -> int:
+        """Put all words that are there into their queues, as far as room is known. Returns the mask of the units whose
+        queue was empty."""
+        mask = 0
+        while self._word():
+            unit = self._units[len(self.put) - 1]
+            if self._queued[unit] == len(self.left[unit]) + 1:
+                mask |= 1 << unit
+        return mask
+
+    def _word(self) -> bool:
+        """Put the next word into its queue; False where it has not arrived, or room is not known."""
+        number = len(self.put)
+        if number == len(self._units):
+            return False
+        if number == len(self._valid):
+            through = (number // self._words + 1) * self._parts
+            if self._promised < through:
+                return False
+            while self._arrived[0][0] < through:
+                self._arrived.popleft()
+            beats, last = self._arrived[0]
+            before = self.put[-1] + self._parts if number else 0
+            self._valid.append(max(before, last - (beats - through) + BEAT_TO_WORD))
+        unit = self._units[number]
+        full = self._queued[unit] - self._depth
+        if full >= len(self.left[unit]):
+            return False
+        self.put.append(max(self._valid[number], self.left[unit][full] + 1) if full >= 0 else self._valid[number])
+        self._queued[unit] += 1
+        return True
+
+    def next_ask(self) -> int:
+        """When the next burst is asked for: as soon as the buffer has room for the longest one. NEVER if unknown."""
+        if self._promised == self.beats:
+            return NEVER
+        gone = self._promised + self._longest - self._room
+        ask = self._ask + ASK_TO_ASK_FETCH
+        if gone <= 0:
+            return ask
+        word = -(-gone // self._parts) * self._words - 1
+        return max(ask, self._valid[word]) if word < len(self._valid) else NEVER
+
+    def burst(self, ask: int) -> None:
+        """Read a burst. Where LOAD is still asking for a train, the bursts that it has outstanding come first, and
+        those that follow are later by this one."""
+        beats = min(self.beats - self._promised, self._longest - (self._place + self._promised) % self._longest)
+        channel, load = self._channel, self._load
+        slots = round(beats * channel.beat)
+        self._ask = ask
+        self._promised += beats
+        first = ask + self._lead
+        if ask < load.asked:  # between bursts of a train
+            queued = ask + ASK_TO_ADDRESS_FETCH + load.outstanding * load.burst
+            first = channel.after(max(first, min(channel.next, queued)), 0)
+            channel.next = channel.after(max(first, channel.next), slots)
+            load.delay(slots)
+        else:
+            first = channel.after(max(first, channel.next, channel.ends[0] + self._turn), 0)
+            channel.next = channel.after(first, slots)
+        last = channel.after(first, slots - 1)
+        channel.ends.append(last)
+        self._arrived.append((self._promised, last))
+
+
+class _Gemm:
+    """One tile operation a cycle, across instructions."""
+
+    def __init__(self, cfg: Config) -> None:
+        self._stages = GEMM_STAGES + cfg.block_in.bit_length() - 1
+        self._free = 0
+
+    def run(self, ready: int, steps: int) -> tuple[int, int]:
+        start = max(ready, self._free)
+        self._free = start + steps
+        return start, start + steps + self._stages
+
+
+class _Vector:
+    """One entry a cycle; two instructions at most, and one only where it writes accumulators."""
+
+    def __init__(self) -> None:
+        self._free = 0
+        self._written = deque([-1] * UNDER_WAY, UNDER_WAY)
+        self._to_acc = False
+
+    def run(self, ready: int, steps: int, to_acc: bool) -> tuple[int, int]:
+        start = max(ready, self._free, self._written[-1 if self._to_acc else 0] + 1)
+        self._to_acc = to_acc
+        self._free = start + steps
+        written = start + steps + VECTOR_STAGES
+        self._written.append(written)
+        return start, written + WRITE_TO_END
+
+
+class _Listing:
+    """The side of LOAD and STORE that accepts instructions and lists their rows for an engine. One instruction may wait
+    while the rows of the one before are listed."""
+
+    def __init__(self, engine: _Engine) -> None:
+        self._engine = engine
+        self._begun = 0  # when the last instruction left the place where it waits
+        self._listed = 0  # when its last row had been listed
+        self._asked = deque([-1] * AHEAD, AHEAD)  # when the last bursts of the last rows were asked for
+        self._jobs = deque([-1] * IN_FLIGHT, IN_FLIGHT)  # when the last instructions' data began
+
+    def start(self, ready: int) -> int:
+        return max(ready, self._begun, self._jobs[0] + 1)
+
+    def begin(self, start: int) -> None:
+        """The rows of the instruction that started in cycle `start` are next."""
+        self._begun = max(start + 1, self._listed)
+
+    @property
+    def ask(self) -> int:
+        """When the first burst of the instruction that has begun may be asked for."""
+        return self._begun + BEGIN_TO_ASK
+
+    def end(self, job: int, rows: int, first: int, last: int, data_last: int) -> None:
+        """first, last: beats of the train; data_last: the last step of the data's side."""
+        self._jobs.append(job)
+        listed = self._begun + rows
+        if rows > PLACES:
+            listed = max(listed, data_last + 1 - (PLACES + 1) * (data_last - job) // rows)
+        asked, each = self._engine.asked, (last - first) // rows
+        ahead = self._asked[rows - 1] if rows <= AHEAD else asked - AHEAD * each
+        self._listed = max(listed, ahead + 1)
+        for left in range(min(rows, AHEAD) - 1, -1, -1):
+            self._asked.append(asked - left * each)
+
+
+class _Load:
+    """Rows of DRAM through the engine to the writer, with ROOM beats between them.
+
+    An instruction passes its gate (`accept`), starts once there is a place for it, has its train sent (`open`), between
+    whose bursts those of fetch may come, and ends (`close`).
+    """
+
+    def __init__(self, engine: _Engine) -> None:
+        self._engine, self._listing = engine, _Listing(engine)
+        self._last = 0  # the writer's last step
+        self._beats = 0  # of all instructions so far
+        # How the writer took the last instructions' beats out of the engine: (beats before, beats, from, to).
+        self._taken: deque[tuple[int, int, int, int]] = deque([(0, 0, 0, 0)], 2 * IN_FLIGHT)
+        self._issued: deque[tuple[_Work, int]] = deque()  # instructions behind the gate, and when they may start
+        self._started: deque[tuple[_Work, int]] = deque()  # and those that have started, and when
+        self._first = 0  # beat of the train that is open
+        self.turns = -1  # bursts of fetch that may still come between those of the open train; -1: none is open
+
+    @property
+    def full(self) -> bool:
+        """Whether one more instruction would have to wait for the start of one that is not known."""
+        return len(self._issued) >= ISSUE
+
+    def accept(self, work: _Work, ready: int) -> None:
+        self._issued.append((work, ready))
+
+    def start(self) -> tuple[_Work, int] | None:
+        """The next instruction to start, and when; None where that is not known."""
+        if not self._issued or len(self._started) == 2:
+            return None
+        work, ready = self._issued.popleft()
+        start = self._listing.start(ready)
+        self._started.append((work, start))
+        if len(self._started) == 1:
+            self._listing.begin(start)
+        return work, start
+
+    def ask(self) -> int:
+        """When the first burst of the next train is asked for."""
+        if not self._started:
+            return NEVER
+        work, _ = self._started[0]
+        return max(self._listing.ask, self._engine.next_ask, self._room(min(work.beats // work.bursts, MAX_BURST)))
+
+    def open(self, ask: int) -> None:
+        work, _ = self._started[0]
+        self._first, _ = self._engine.train(ask, work.bursts, round(work.beats * self._engine.channel.beat))
+        self._engine.disturb(self._first)
+        self.turns = work.bursts
+
+    def close(self) -> tuple[_Work, int]:
+        """The instruction whose train was open, and its end."""
+        work, start = self._started.popleft()
+        steps, lead, trail, beats, bursts = work.steps, work.lead, work.trail, work.beats, work.bursts
+        first, last = self._first, self._engine.ends[-1]
+        job = max(start + 1, self._last - 2)
+        begin = max(start + START_TO_STEP, self._last + 1)
+        end = max(begin + steps - 1, first + BEAT_TO_STEP + steps - lead - 1)
+        end = max(end, last + BEAT_TO_STEP + trail + self._behind(steps - lead - trail, bursts, beats))
+        self._hold_back(end - trail, steps - lead - trail, work.rows, bursts, beats)
+        self._taken.append((self._beats, beats, first + 2, max(last, end - trail - 2)))
+        self._beats += beats
+        self._last = end
+        self._listing.end(job, work.rows, first, last, end)
+        if self._started:
+            self._listing.begin(self._started[0][1])
+        self.turns = -1
+        return work, end + STEP_TO_END
+
+    def _behind(self, steps: int, bursts: int, beats: int) -> int:
+        """Steps by which the writer is behind when the last bunch of a train has come, as far as it began with that."""
+        if steps <= beats:
+            return 0
+        bunch = (bursts - 1) % self._engine.outstanding + 1 if self._engine.waits(bursts, beats) else 1
+        return (steps - beats) * bunch // bursts
+
+    def _room(self, beats: int) -> int:
+        """When the engine has room for a burst of `beats`."""
+        wanted = self._beats + beats - ROOM
+        for before, count, begin, end in reversed(self._taken):
+            if before < wanted or not before:
+                return begin + (end - begin) * max(0, wanted - before) // max(1, count) + 2 if wanted > 0 else 0
+        return 0
+
+    def _hold_back(self, end: int, steps: int, rows: int, bursts: int, beats: int) -> None:
+        """Where the writer is slower than memory, the engine asks for its last burst when that has room."""
+        ahead = min(ROOM, PLACES * beats // rows)
+        if beats > ahead:
+            engine, burst = self._engine, beats // bursts
+            last = end - steps * ahead // beats + engine.lead + burst
+            if last > engine.ends[-1]:
+                engine.delay(last - engine.ends[-1])
+                engine.channel.next = max(engine.channel.next, last + 1)
+
+
+class _Store:
+    """Units from `out`, packed into beats, and their responses."""
+
+    def __init__(self, engine: _Engine, reads: _Engine, response: int) -> None:
+        self._engine, self._listing, self._response, self._reads = engine, _Listing(engine), response, reads
+        self._last = 0  # the reader's last unit
+        self._ends = deque([-1] * RESPONSES, RESPONSES)
+
+    def run(self, ready: int, work: _Work) -> tuple[int, int]:
+        steps, beats = work.steps, work.beats
+        start = max(self._listing.start(ready), self._ends[0])
+        self._listing.begin(start)
+        units = -(-steps // beats)  # of a beat
+        unit = max(start + START_TO_STEP, self._last + 1) + units - 1
+        slots = max(round(beats * self._engine.channel.beat) + self._share(unit, beats), steps)
+        ask = max(self._listing.ask, unit + UNIT_TO_BEAT - self._engine.lead)
+        first, last = self._engine.train(ask, work.bursts, slots - units + 1, units - 1)
+        self._listing.end(max(start + 1, self._last), work.rows, first, last, last)
+        self._last = last - UNIT_TO_BEAT
+        end = last + self._response + RESPONSE_TO_END
+        self._ends.append(end)
+        return start, end
+
+    def _share(self, begin: int, beats: int) -> int:
+        """Slots that LOAD takes from a STORE of `beats`, and that from LOAD, if they share the DRAM's time."""
+        taken = round(beats * self._engine.channel.shared)
+        if taken:
+            self._reads.disturbed.append((begin, taken))
+        return taken
+
+
+class _Semaphore:
+    """Tokens from one unit to another: when they came, and when they were taken."""
+
+    def __init__(self, bits: int) -> None:
+        self._most = (1 << bits) - 1
+        self.posts: deque[int] = deque()  # when the tokens came that have not been taken
+        self._takes: deque[int] = deque([-1] * self._most)  # when the places that have not been reserved became free
+
+    def has_room(self) -> bool:
+        return bool(self._takes)
+
+    def take(self, cycle: int) -> None:
+        self._takes.append(cycle)
+
+    def reserve(self) -> int:
+        """When there is room for one more token."""
+        return self._takes.popleft() + 1
+
+
+class _Work(NamedTuple):
+    """One instruction: its number and its demand."""
+
+    number: int
+    unit: int
+    wait: int
+    post: int
+    steps: int
+    lead: int
+    trail: int
+    rows: int
+    bursts: int
+    beats: int
+    to_acc: int
+
+
+_LOAD, _GEMM, _VECTOR, _STORE = _UNITS = tuple(map(int, Unit))  # an IntEnum takes its time to compare
+
+
+class _Machine:
+    """All parts, and the instructions that go through them.
+
+    Whatever does not depend on the bursts of LOAD that are under way is found first: so the bursts of fetch between
+    them are known when they end.
+    """
+
+    def __init__(self, cfg: Config, wanted: Demand, memory: MemoryModel, address: int) -> None:
+        self._wanted, self._count = wanted, len(wanted.unit)
+        reads, writes = _Channel(cfg, memory), _Channel(cfg, memory)
+        window = min(OUTSTANDING, memory.outstanding)
+        lead = ASK_TO_ADDRESS + memory.read_latency
+        self._read = _Engine(reads, lead, END_TO_ASK + lead, window)
+        write = _Engine(writes, ASK_TO_ADDRESS + 1, memory.write_latency + END_TO_ASK + ASK_TO_ADDRESS + 1, window)
+        self._fetch = _Fetch(cfg, memory, self._read, wanted.unit.tolist(), address)
+        self._load, self._gemm, self._vector = _Load(self._read), _Gemm(cfg), _Vector()
+        self._store = _Store(write, self._read, memory.write_latency)
+        self._semaphores = {(a, b): _Semaphore(cfg.token_bits) for a in Unit for b in Unit if a != b}
+        self._takes, self._posts = self._masks()
+        self._queues = self._works()
+        self._issued = [deque([-1] * ISSUE, ISSUE) for _ in Unit]  # when the last instructions of each unit started
+        self._waited = [0] * len(Unit)
+        self._starts, self._ends = [0] * self._count, [0] * self._count
+        self._awake = 0  # mask of the units whose next instruction may pass its gate
+
+    def _works(self) -> list[deque[_Work]]:
+        """The instructions of each unit."""
+        w = self._wanted
+        columns = (w.unit, w.wait, w.post, w.steps, w.lead, w.trail, w.rows, w.bursts, w.beats, w.to_acc)
+        queues: list[deque[_Work]] = [deque() for _ in Unit]
+        for work in map(_Work, range(self._count), *(column.tolist() for column in columns)):
+            queues[work.unit].append(work)
+        return queues
+
+    def run(self) -> Timing:
+        while self._awake or self._stir():
+            for unit in _UNITS:
+                if self._awake >> unit & 1:
+                    self._awake &= ~(1 << unit)
+                    while self._pass(unit):
+                        pass
+        left = sum(map(len, self._queues))
+        if left:
+            raise DeviceError(f"no unit can proceed after {self._count - left} of {self._count} instructions")
+        return self._timing(np.array(self._starts), np.array(self._ends), self._waited)
+
+    def _stir(self) -> bool:
+        """Do what comes next on the read channel; False where nothing does."""
+        fetch, load = self._fetch, self._load
+        self._awake = fetch.words()
+        if self._awake:
+            return True
+        while started := load.start():
+            work, start = started
+            self._starts[work.number] = start
+            self._issued[_LOAD].append(start)
+            self._awake = 1 << _LOAD
+        if self._awake:
+            return True
+        fetch_asks = fetch.next_ask()
+        if load.turns >= 0:
+            if load.turns and fetch_asks < self._read.asked:
+                load.turns -= 1
+                fetch.burst(fetch_asks)
+            else:
+                self._end(*load.close())
+                self._awake |= 1 << _LOAD
+            return True
+        load_asks = load.ask()
+        if fetch_asks == load_asks == NEVER:
+            return False
+        if fetch_asks < load_asks:
+            fetch.burst(fetch_asks)
+        else:
+            load.open(load_asks)
+        return True
+
+    def _pass(self, unit: int) -> bool:
+        """Let the next instruction of a unit through its gate, and to its end but for LOAD; False where what it waits
+        for is not known yet."""
+        queue, fetch = self._queues[unit], self._fetch
+        if not queue or queue[0].number >= len(fetch.put) or (unit == _LOAD and self._load.full):
+            return False
+        work = queue[0]
+        taken, given = self._takes[unit][work.wait], self._posts[unit][work.post]
+        for semaphore in taken:
+            if not semaphore.posts:
+                return False
+        for semaphore in given:
+            if not semaphore.has_room():
+                return False
+        queue.popleft()
+        left = fetch.left[unit]
+        head = max(fetch.put[work.number], left[-1] if left else 0) + 1
+        ready = head
+        for semaphore in taken:
+            ready = max(ready, semaphore.posts.popleft())
+        for semaphore in given:
+            ready = max(ready, semaphore.reserve())
+        self._waited[unit] += ready - head
+        ready = max(ready, self._issued[unit][0] + 1)
+        for semaphore in taken:
+            if not semaphore.has_room():
+                self._awake |= work.wait
+            semaphore.take(ready)
+        left.append(ready)
+        if unit == _LOAD:
+            self._load.accept(work, ready + 1)
+            return True
+        if unit == _GEMM:
+            start, end = self._gemm.run(ready + 1, work.steps)
+        elif unit == _VECTOR:
+            start, end = self._vector.run(ready + 1, work.steps, bool(work.to_acc))
+        else:
+            start, end = self._store.run(ready + 1, work)
+        self._starts[work.number] = start
+        self._issued[unit].append(start)
+        self._end(work, end)
+        return True
+
+    def _end(self, work: _Work, end: int) -> None:
+        self._ends[work.number] = end
+        for semaphore in self._posts[work.unit][work.post]:
+            semaphore.posts.append(end)
+        self._awake |= work.post
+
+    def _masks(self) -> tuple[list[list[list[_Semaphore]]], list[list[list[_Semaphore]]]]:
+        """For each unit and mask the semaphores to take from, and those to post to."""
+        masks = range(1 << len(Unit))
+        takes = [[[self._semaphores[b, a] for b in Unit if b != a and m >> b & 1] for m in masks] for a in Unit]
+        posts = [[[self._semaphores[a, b] for b in Unit if b != a and m >> b & 1] for m in masks] for a in Unit]
+        return takes, posts
+
+    def _timing(self, start: NDArray[np.int64], end: NDArray[np.int64], waited: Sequence[int]) -> Timing:
+        w = self._wanted
+        cycles = int(end.max())
+        read = int(w.beats[w.unit == Unit.LOAD].sum()) + self._fetch.beats
+        values = {"cycles": cycles, "read_beats": read, "write_beats": int(w.beats[w.unit == Unit.STORE].sum())}
+        for unit in Unit:
+            own = w.unit == unit
+            busy = int(w.steps[own].sum())
+            values[f"{unit.name.lower()}_busy"] = busy
+            values[f"{unit.name.lower()}_wait_token"] = waited[unit]
+            held = _covered(start[own], end[own]) - busy if unit in (Unit.LOAD, Unit.STORE) else 0
+            values[f"{unit.name.lower()}_wait_memory"] = max(0, held)
+        return Timing(cycles, w.unit, start, end, {name: values[name] for name in COUNTERS})
+
+
+def _covered(start: NDArray[np.int64], end: NDArray[np.int64]) -> int:
+    """Cycles in which at least one of some instructions, in order, is under way."""
+    if not len(start):
+        return 0
+    before = np.concatenate([[0], np.maximum.accumulate(end)[:-1]])
+    return int((end - np.maximum(start + 1, before)).clip(0).sum())

@@ -1,0 +1,421 @@
+"""The timing model against the RTL: its constants, instructions one by one, random programs, whole models."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from programs import CONFIGS, Instruction, TestProgram, random_program
+
+import celosia
+from celosia.compiler.program import Program
+from celosia.hw.config import PRESETS, Config
+from celosia.hw.isa import GEMM_LOOPS, VECTOR_LOOPS, Buffer, Opcode, Unit, instruction_bytes
+from celosia.hw.regs import COUNTERS
+from celosia.models import demo_images, demo_model_path
+from celosia.sim import build, timing
+from celosia.sim.build import BuildError
+from celosia.sim.demand import BOUNDARY, MAX_BURST, on_the_bus
+from celosia.sim.device import Counters, Device, DeviceError
+from celosia.sim.fsim import FunctionalDevice
+from celosia.sim.memory import IDEAL, ZYNQ_HP, MemoryModel, random_stalls
+from celosia.sim.rtlsim import RtlDevice
+from celosia.sim.timed import TimedDevice
+from celosia.sim.timing import Timing, predict
+
+# Instructions -------------------------------------------------------------------------------------------------
+
+
+def load(x: int, y: int = 1, dram_y: int = 0, buffer: Buffer = Buffer.INP, **fields: int) -> Instruction:
+    given: dict[str, int] = dict(x_size=x, y_size=y, z_size=1, dram_y=dram_y, buffer=buffer, dram_addr=8192, sram_x=1)
+    return Instruction(Opcode.LOAD, given | fields)
+
+
+def store(x: int, y: int = 1, dram_y: int = 0, **fields: int) -> Instruction:
+    given = dict(x_size=x, y_size=y, z_size=1, dram_y=dram_y, dram_addr=65536, sram_x=1)
+    return Instruction(Opcode.STORE, given | fields)
+
+
+def gemm(*extents: int, **fields: int) -> Instruction:
+    return Instruction(Opcode.GEMM, {f"extent_{loop}": n for loop, n in zip(GEMM_LOOPS, extents)} | fields)
+
+
+def vector(*extents: int, **fields: int) -> Instruction:
+    return Instruction(
+        Opcode.VECTOR, {"destination": 1} | {f"extent_{loop}": n for loop, n in zip(VECTOR_LOOPS, extents)} | fields
+    )
+
+
+EXACT = {
+    "one element": [load(1)],
+    "a long row": [load(500)],
+    "short rows": [load(2, 60, dram_y=64)],
+    "rows of a burst": [load(32, 16, dram_y=1024)],
+    "rows of several bursts": [load(40, 12, dram_y=1024)],
+    "rows across a page": [load(40, 3, dram_y=4096, dram_addr=3 * 4096 - 64)],
+    "a block with padding": [load(10, 10, dram_y=256, pad_left=1, pad_right=2, pad_top=3, pad_bottom=1)],
+    "more padding than data": [load(2, 2, dram_y=64, pad_top=20, pad_left=10)],
+    "weights": [load(30, buffer=Buffer.WGT)],
+    "parameters": [load(8, buffer=Buffer.PAR)],
+    "a table": [load(1, buffer=Buffer.LUT)],
+    "accumulators": [load(60, buffer=Buffer.ACC)],
+    "widened accumulators": [load(60, buffer=Buffer.ACC, widen=1)],
+    "two loads": [load(64), load(64)],
+    "a load behind a slow one": [load(200, buffer=Buffer.ACC, widen=1), load(1)],
+    "gemm": [gemm(2, 3, 4, 5, 1, 2)],
+    "gemms": [gemm(1, 3, 4, 5, 1, 2), gemm(1, 1, 1, 1, 1, 1), gemm(1, 1, 2, 1, 1, 1)],
+    "short gemms": [gemm(1, 1, 1, 2, 1, 1) for _ in range(40)],
+    "vector": [vector(1, 5, 5, 3, 3)],
+    "short vectors": [vector(1, 1, 3, 1, 1) for _ in range(20)],
+    "vectors to accumulators": [vector(1, 1, 10, 1, 1, destination=0) for _ in range(5)],
+    "one piece": [store(1)],
+    "a long row of pieces": [store(60)],
+    "short rows of pieces": [store(2, 30, dram_y=64)],
+    "long rows of pieces": [store(16, 12, dram_y=128)],
+    "stores": [store(5) for _ in range(20)],
+    "a chain": [
+        load(30, post=1 << Unit.GEMM),
+        gemm(1, 3, 4, 5, 1, 2, wait=1 << Unit.LOAD, post=1 << Unit.VECTOR),
+        vector(1, 1, 30, 1, 1, wait=1 << Unit.GEMM, post=1 << Unit.STORE),
+        store(30, wait=1 << Unit.VECTOR),
+    ],
+    "both directions": [load(400), store(60), load(300), store(64), load(64, 4, dram_y=512), store(8, 8, dram_y=64)],
+}
+"""Programs for which the model gives each instruction's start and end as the RTL does. Together they depend on every
+constant."""
+EXACT_CONFIGS = ("4x4", "8x8-bus16", "8x4")
+
+
+def program_of(cfg: Config, instructions: list[Instruction]) -> TestProgram:
+    return TestProgram(cfg, instructions, np.zeros(1 << 17, np.uint8), 0)
+
+
+def timing_of(program: TestProgram, memory: MemoryModel = ZYNQ_HP) -> Timing:
+    size = instruction_bytes(program.cfg)
+    code = b"".join(word.to_bytes(size, "little") for word in program.words())
+    return predict(program.cfg, code, memory, program.instr_addr)
+
+
+# On the RTL ---------------------------------------------------------------------------------------------------
+
+
+@cache
+def opened(config: str) -> RtlDevice:
+    try:
+        build.compiler(), build.verilator_root()
+    except BuildError as error:
+        pytest.skip(str(error))
+    return RtlDevice(CONFIGS.get(config) or PRESETS[config], quiet=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closing() -> Iterator[None]:
+    yield
+    opened.cache_clear()
+
+
+def measured(device: RtlDevice, program: TestProgram, memory: MemoryModel = ZYNQ_HP) -> Counters:
+    device.use(memory)
+    device.allocate(len(program.image))
+    device.write(0, program.loaded())
+    return device.run(program.instr_addr, len(program.instructions), 10_000_000, trace=True)
+
+
+def ordered(counters: Counters) -> NDArray[np.int64]:
+    """Start and end of each instruction."""
+    events = sorted(counters.events, key=lambda event: event.index)
+    return np.array([(event.start, event.end) for event in events], np.int64)
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize("config", EXACT_CONFIGS)
+@pytest.mark.parametrize("name", EXACT)
+def test_the_constants_are_those_of_the_hardware(name: str, config: str) -> None:
+    """This fails where the hardware has a register more or less than the model knows of."""
+    program = program_of(CONFIGS[config], EXACT[name])
+    expected = measured(opened(config), program)
+    found = timing_of(program)
+    np.testing.assert_array_equal(np.stack([found.start, found.end], axis=1), ordered(expected))
+    assert found.values == expected.values
+
+
+MEASURED = (
+    "FIRST_ASK", "ASK_TO_ADDRESS_FETCH", "ASK_TO_ADDRESS", "BEAT_TO_WORD", "END_TO_ASK",
+    "BEGIN_TO_ASK", "START_TO_STEP", "BEAT_TO_STEP", "STEP_TO_END", "GEMM_STAGES", "WRITE_TO_END", "RESPONSE_TO_END",
+    "VECTOR_STAGES", "UNDER_WAY",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("constant", MEASURED)
+def test_a_planted_difference_is_noticed(constant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One cycle more in a constant changes the time of one of the programs that are compared exactly."""
+    programs = [program_of(CONFIGS["4x4"], instructions) for instructions in EXACT.values()]
+    before = [timing_of(program) for program in programs]
+    monkeypatch.setattr(timing, constant, getattr(timing, constant) + 1)
+    after = [timing_of(program) for program in programs]
+    assert any(not np.array_equal(a.end, b.end) for a, b in zip(before, after, strict=True))
+
+
+def test_declared_constants() -> None:
+    """Depths of queues and stages of pipelines, as hw/ has them."""
+    from amaranth.hdl import Fragment
+
+    from celosia.hw import axi, top
+    from celosia.hw.dae_pipeline import dma, load, store
+    from celosia.hw.gemm_core import vector as unit
+
+    assert (MAX_BURST, BOUNDARY) == (axi.MAX_BURST, axi.BOUNDARY)
+    assert timing.OUTSTANDING == dma.OUTSTANDING
+    assert dma.ReadEngine(8)._room == timing.ROOM
+    assert timing.IN_FLIGHT == load.IN_FLIGHT == store.IN_FLIGHT
+    assert timing.VECTOR_STAGES == unit.WRITE
+    cfg = CONFIGS["4x4"]
+    modules = [part.elaborate(None) for part in (load.Load(cfg), store.Store(cfg), top.Accelerator(cfg))]
+    loads, stores, whole = (module.submodules for module in modules)
+    assert timing.PLACES == loads.places._depth == stores.places._depth
+    assert timing.AHEAD == loads.asked._depth + 1 == stores.asked._depth + 1
+    assert stores.waiting._depth == timing.RESPONSES
+    assert all(getattr(whole, f"issue_{unit.name.lower()}")._depth == timing.ISSUE for unit in Unit)
+    for module in modules:
+        Fragment.get(module, None)  # Amaranth warns of parts that nobody uses
+
+
+# What random programs reach -----------------------------------------------------------------------------------
+
+WITHIN = {"4x4": 0.03, "8x8-bus16": 0.02, "8x8-bus4-tokens2": 0.04, "batch2": 0.03, "4x8": 0.03, "8x4": 0.03}
+"""Largest error of a random program's cycles, by Config: programs of 10,000 to 20,000 cycles, mostly of short rows."""
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize("config", WITHIN)
+def test_random_programs(config: str) -> None:
+    errors = []
+    for seed in range(6):
+        program = random_program(CONFIGS[config], seed, count=300)
+        expected, found = measured(opened(config), program), timing_of(program)
+        for name in COUNTERS:
+            if name.endswith(("_busy", "_beats")):
+                assert found.values[name] == expected.values[name], name
+        errors.append(found.cycles / (expected.cycles or 1) - 1)
+        assert abs(errors[-1]) <= WITHIN[config], (seed, expected.cycles, found.cycles)
+    assert abs(np.mean(errors)) <= 0.02
+
+
+MEMORIES = {
+    IDEAL: 0.03,
+    MemoryModel(read_latency=100, write_latency=20): 0.03,
+    MemoryModel(refresh_period=100, refresh_cycles=30): 0.03,
+    MemoryModel(outstanding=4): 0.03,
+    MemoryModel(bytes_per_cycle=16): 0.07,  # less than both directions can move: they share it out beat by beat
+}
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize("memory", MEMORIES, ids=str)
+def test_other_memories(memory: MemoryModel) -> None:
+    for seed in range(4):
+        program = random_program(CONFIGS["8x8-bus16"], seed, count=300)
+        expected, found = measured(opened("8x8-bus16"), program, memory), timing_of(program, memory)
+        assert found.cycles == pytest.approx(expected.cycles, rel=MEMORIES[memory])
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize(
+    "memory",
+    [
+        MemoryModel(outstanding=1),
+        MemoryModel(outstanding=3, refresh_period=0),
+        MemoryModel(bytes_per_cycle=1),
+        MemoryModel(read_latency=0, write_latency=0),
+    ],
+    ids=str,
+)
+def test_units_keep_the_order_whatever_the_memory(memory: MemoryModel, config: str) -> None:
+    for seed in range(4):
+        program = random_program(CONFIGS[config], seed, count=60, tokens=seed % 2 == 0)
+        found = timing_of(program, memory)
+        assert np.all(found.end > found.start) and min(found.values.values()) >= 0
+        for unit in Unit:
+            own = found.unit == unit
+            assert np.all(np.diff(found.start[own]) > 0) and np.all(np.diff(found.end[own]) > 0)
+
+
+# Whole models -------------------------------------------------------------------------------------------------
+
+
+LARGE_LAYER = 5000
+"""Cycles above which a layer's own time is compared."""
+
+
+def compare(program: Program, feed: dict[str, Any], config: str) -> None:
+    """Same outputs; all cycles within 1% of the RTL's, each layer of more than 5,000 within 3%."""
+    expected = celosia.Runtime(program, opened(config)).run(feed)
+    found = celosia.Runtime(program, "timed").run(feed)
+    for name, array in expected.outputs.items():
+        np.testing.assert_array_equal(found.outputs[name], array)
+    assert found.report["cycles"] == pytest.approx(expected.report["cycles"], rel=0.01)
+    for one, other in zip(expected.report["layers"], found.report["layers"], strict=True):
+        if one["cycles"] > LARGE_LAYER:
+            assert other["cycles"] == pytest.approx(one["cycles"], rel=0.03), one["name"]
+    assert found.report["memory_model"] == expected.report["memory_model"] == "zynq-hp"
+    for unit, counts in expected.report["units"].items():
+        assert found.report["units"][unit]["busy"] == counts["busy"]
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize("config", ["tiny", "pynq"])
+def test_the_demo_model(config: str) -> None:
+    program = celosia.compile(demo_model_path(), config)
+    compare(program, {program.inputs[0].name: demo_images()[0][:1]}, config)
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
+def test_imagenet_networks(name: str) -> None:
+    """Those of more Configs, and ResNet-50: `python -m benchmarks timed`."""
+    folder = os.environ.get("CELOSIA_MODELS")
+    if folder is None:
+        pytest.skip("no folder with models: set CELOSIA_MODELS")
+    program = celosia.compile(Path(folder) / f"{name}_qdq_s8.onnx", "pynq")
+    image = np.random.default_rng(0).standard_normal((1, 3, 224, 224)).astype(np.float32)
+    compare(program, {program.inputs[0].name: image}, "pynq")
+
+
+# The device ---------------------------------------------------------------------------------------------------
+
+
+def test_it_is_a_device_with_the_functional_bytes_and_the_models_cycles() -> None:
+    cfg = CONFIGS["4x4"]
+    program = random_program(cfg, 3, count=60)
+    device = TimedDevice(cfg)
+    assert isinstance(device, Device)
+    np.testing.assert_array_equal(program.run(device), program.run(FunctionalDevice(cfg)))
+    counters = device.run(0, len(program.instructions), 1_000_000, trace=True)
+    expected = timing_of(program)
+    assert counters.cycles == expected.cycles and tuple(counters.values) == COUNTERS
+    np.testing.assert_array_equal(ordered(counters), np.stack([expected.start, expected.end], axis=1))
+    for event in counters.events:
+        assert event.unit == program.instructions[event.index].unit.name.lower()
+    assert [event.end for event in counters.events] == sorted(event.end for event in counters.events)
+    assert device.run(0, len(program.instructions), 1_000_000).events == []
+
+
+def test_it_names_its_memory() -> None:
+    assert TimedDevice(CONFIGS["4x4"]).memory_model == "zynq-hp"
+    assert TimedDevice(CONFIGS["4x4"], MemoryModel(read_latency=9)).memory_model == "zynq-hp (read_latency=9)"
+
+
+def test_the_memory_matters() -> None:
+    program = program_of(CONFIGS["4x4"], [load(1, 60, dram_y=64)])
+    assert timing_of(program, IDEAL).cycles < timing_of(program).cycles / 2
+
+
+def test_a_program_that_takes_too_long() -> None:
+    device = TimedDevice(CONFIGS["4x4"])
+    program = program_of(CONFIGS["4x4"], EXACT["a chain"])
+    with pytest.raises(DeviceError, match="no end within 380 cycles: the program takes 396"):
+        program.run(device, 380)
+
+
+def test_no_instructions() -> None:
+    found = predict(CONFIGS["4x4"], b"")
+    assert (found.cycles, len(found.start)) == (0, 0) and set(found.values.values()) == {0}
+
+
+@pytest.mark.parametrize(
+    ("memory", "message"),
+    [
+        (random_stalls(1), "no memory that pauses at random or freezes, so not random"),
+        (dataclasses.replace(ZYNQ_HP, freeze_after=9), "no memory that pauses at random or freezes"),
+        (MemoryModel(refresh_period=5, refresh_cycles=5), "refresh_cycles must be below refresh_period"),
+        ("ddr9", "there is no memory model 'ddr9'; take zynq-hp or ideal"),
+    ],
+)
+def test_memories_that_it_does_not_know(memory: MemoryModel | str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        predict(CONFIGS["4x4"], b"", memory)
+
+
+def test_code_that_is_cut_off() -> None:
+    with pytest.raises(ValueError, match="65 bytes are not whole instructions of 64 bytes"):
+        predict(CONFIGS["4x4"], bytes(65))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (load(0), "instruction 1: LOAD: a size is 0"),
+        (load(1, buffer=6), "instruction 1: LOAD: the buffer does not exist"),  # type: ignore[arg-type]
+        (gemm(1, 1, 0, 1, 1, 1), "instruction 1: GEMM: an extent is 0"),
+        (store(1, post=1 << Unit.STORE), "instruction 1: STORE: waits for or posts to itself"),
+    ],
+)
+def test_illegal_instructions(wrong: Instruction, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        timing_of(program_of(CONFIGS["4x4"], [gemm(1, 1, 1, 1, 1, 1), wrong]))
+
+
+def test_an_opcode_that_does_not_exist() -> None:
+    with pytest.raises(ValueError, match="instruction 0: opcode 7 does not exist"):
+        predict(CONFIGS["4x4"], b"\7" + bytes(63))
+
+
+# Parts --------------------------------------------------------------------------------------------------------
+
+
+def test_tokens_from_later_instructions() -> None:
+    """A token may be posted by an instruction that comes later in the program."""
+    first = [
+        gemm(1, 1, 1, 1, 1, 1, wait=1 << Unit.LOAD),
+        load(30, post=1 << Unit.GEMM),
+    ]
+    program = program_of(CONFIGS["4x4"], first)
+    found = timing_of(program)
+    assert found.start[0] == found.end[1] + 1
+
+
+@pytest.mark.rtl
+def test_tokens_from_later_instructions_on_the_rtl() -> None:
+    program = program_of(CONFIGS["4x4"], [gemm(1, 1, 1, 1, 1, 1, wait=1 << Unit.LOAD), load(30, post=1 << Unit.GEMM)])
+    expected, found = measured(opened("4x4"), program), timing_of(program)
+    np.testing.assert_array_equal(np.stack([found.start, found.end], axis=1), ordered(expected))
+
+
+def test_a_program_that_cannot_end() -> None:
+    with pytest.raises(DeviceError, match="no unit can proceed after 1 of 2 instructions"):
+        timing_of(program_of(CONFIGS["4x4"], [load(1), gemm(1, 1, 1, 1, 1, 1, wait=1 << Unit.LOAD)]))
+
+
+def _bursts_one_by_one(bus_bytes: int, offset: int, size: int) -> tuple[int, int]:
+    beats, bursts, place = 0, 0, offset // bus_bytes * bus_bytes
+    while place < offset + size:
+        room = min(MAX_BURST * bus_bytes, BOUNDARY - place % BOUNDARY)
+        length = min(room, -(-(offset + size - place) // bus_bytes) * bus_bytes)
+        beats, bursts, place = beats + length // bus_bytes, bursts + 1, place + length
+    return beats, bursts
+
+
+@pytest.mark.parametrize("bus_bytes", [4, 8, 16, 64, 128])
+def test_beats_and_bursts(bus_bytes: int) -> None:
+    rng = np.random.default_rng(bus_bytes)
+    offset, size = rng.integers(0, 20_000, 500), rng.integers(1, 12_000, 500)
+    beats, bursts = on_the_bus(bus_bytes, offset, size)
+    for found, where, length in zip(zip(beats, bursts, strict=True), offset.tolist(), size.tolist(), strict=True):
+        assert found == _bursts_one_by_one(bus_bytes, where, length)
+
+
+@pytest.mark.parametrize("memory", [ZYNQ_HP, IDEAL, MemoryModel(refresh_period=7, refresh_cycles=3)], ids=str)
+def test_slots(memory: MemoryModel) -> None:
+    channel = timing._Channel(CONFIGS["4x4"], memory)
+    period, closed = memory.refresh_period, memory.refresh_cycles
+    for cycle in (0, 1, 2, 3, 5, 6, 7, 15, 16, 17, 700, 779, 780, 790, 800):
+        free = [c for c in range(cycle, cycle + 900) if not period or c % period >= closed]
+        for slots in (0, 1, 2, 5, 300):
+            assert channel.after(cycle, slots) == free[slots]
