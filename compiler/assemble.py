@@ -24,6 +24,7 @@ from celosia.compiler.graph.names import value_names
 from celosia.compiler.graph.select import Form, Selection
 from celosia.compiler.graph.values import captured, constant, dtype_name, shape
 from celosia.compiler.image import Image
+from celosia.compiler.layer import Window
 from celosia.compiler.names import unused_name
 from celosia.compiler.program import (
     CpuStep,
@@ -38,7 +39,6 @@ from celosia.compiler.program import (
     TensorInfo,
     Unpack,
 )
-from celosia.compiler.tensorize.layer import Window
 from celosia.hw.config import Config
 
 

@@ -12,7 +12,7 @@ from dataclasses import fields as dataclass_fields
 from functools import cache
 from typing import Any
 
-from celosia.compiler.tensorize.layer import Untileable, Window
+from celosia.compiler.layer import Untileable, Window
 from celosia.compiler.vthread.pipeline import AHEAD
 from celosia.hw.config import Config
 from celosia.hw.isa import EXTENT_BITS, PAD_BITS, instruction_bytes
