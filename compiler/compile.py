@@ -33,6 +33,7 @@ from celosia.compiler.layer import Layer, Storage
 from celosia.compiler.limits import require_memory, require_numpy
 from celosia.compiler.passes import Pass, Pipeline, Watch
 from celosia.compiler.program import Program
+from celosia.compiler.selfcheck.check import self_check
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.hw.config import Config
 
@@ -56,18 +57,20 @@ PASSES = Pipeline(
 
 def compile(
     source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", progress: Progress | None = None,
-    accelerator: bool = True, watch: Watch | None = None, target: str | None = None,
+    accelerator: bool = True, watch: Watch | None = None, target: str | None = None, check: bool = True,
 ) -> Program:  # fmt: skip
     """Compile a model for the accelerator `config` (a preset's name, a TOML or JSON file, or a Config).
 
     progress: called with the name of each stage. accelerator: False leaves every operator to the CPU. watch: called
     after each of PASSES with the graph. target: a board or processor of cpu.target that the CPU's part is compiled for;
-    by default this machine. Raises ModelError for a model, ConfigError for a Config, TargetError, and LinkError where
-    the linker for another processor is missing.
+    by default this machine. check: run the accelerator's part on random inputs and compare it with the graph's
+    operators on the CPU, layer by layer (compiler/selfcheck). Raises ModelError for a model, ConfigError for a Config,
+    TargetError, LinkError where the linker for another processor is missing, and SelfCheckError where that comparison
+    finds a fault of Celosia.
     """
     processor = None if target is None else find_target(target)
     with compiling_for(processor):
-        program = _compile(source, config, progress, accelerator, watch)
+        program = _compile(source, config, progress, accelerator, watch, check)
     if processor is not None:
         if progress:
             progress("linking kernels")
@@ -80,7 +83,7 @@ def compile(
 
 def _compile(
     source: str | Path | onnx.ModelProto, config: str | Path | Config, progress: Progress | None, accelerator: bool,
-    watch: Watch | None,
+    watch: Watch | None, check: bool,
 ) -> Program:  # fmt: skip
     started = time.perf_counter()
     say = progress or (lambda stage: None)
@@ -117,6 +120,10 @@ def _compile(
         program = Assembler(model, cfg, selection, steps, image).run()
     except HostError as error:
         raise ModelError(str(error)) from None
+    if check and image.launches:
+        say("checking")
+        plans = [step for step in steps if isinstance(step, LaunchPlan)]
+        self_check(program, plans, selection, image.addresses)
     program.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
     program.macs_total = macs
     program.passes = passes

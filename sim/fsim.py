@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections import deque
 from contextlib import nullcontext
 from functools import cache
-from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from celosia.hw.config import Config
-from celosia.hw.isa import UNIT_OF, Opcode, Unit, formats, instruction_bytes, opcode_of, why_illegal
+from celosia.hw.isa import Unit, instruction_bytes, why_illegal
 from celosia.hw.regs import ERROR_TEXT, Error
 from celosia.sim import vectorised
 from celosia.sim.checking import Checker
+from celosia.sim.decode import Instruction, decode
 from celosia.sim.device import Counters, DeviceError
-from celosia.sim.reference import Fields, State
+from celosia.sim.reference import State
 
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
-DECODED_LIMIT = 1 << 16
-"""Decoded instructions that a device remembers."""
+DECODED_LIMIT = 1 << 22
+"""Bytes of instructions that a device remembers decoded."""
 
 
 @cache
@@ -34,16 +34,6 @@ def _blas() -> ThreadpoolController | None:
     except ModuleNotFoundError:
         return None
     return ThreadpoolController()
-
-
-class Instruction(NamedTuple):
-    unit: Unit
-    opcode: Opcode
-    fields: Fields
-    waits: tuple[Unit, ...]
-    posts: tuple[Unit, ...]
-    steps: int
-    """Rows of memory, tile operations or entries: the machine takes at least as many cycles."""
 
 
 class Memory:
@@ -90,7 +80,7 @@ class FunctionalDevice(Memory):
         self.config = config
         self.checking = checking
         self.state = State(config)
-        self._decoded: dict[int, Instruction] = {}
+        self._decoded: dict[bytes, list[Instruction | None]] = {}
 
     def close(self) -> None:
         """Nothing to release."""
@@ -108,41 +98,43 @@ class FunctionalDevice(Memory):
 
     def _run(self, instr_addr: int, count: int, timeout_cycles: int) -> Counters:
         size = instruction_bytes(self.config)
-        words = self.read(instr_addr, count * size).tobytes()
+        code = self.read(instr_addr, count * size)
+        decoded = self._decode(code.reshape(count, size))
         checker = Checker(self.config, len(self.dram)) if self.checking else None
         queues: list[deque[int]] = [deque() for _ in Unit]
-        program: dict[int, Instruction] = {}
         tokens = [[0] * len(Unit) for _ in Unit]  # tokens[from][to]
         most = (1 << self.config.token_bits) - 1
+        depth = self.config.queue_depth
+        program: dict[int, Instruction] = {}
         fetched = 0
         while True:
             # Fetch stops at the first instruction whose queue is full, as the hardware does.
             while fetched < count:
-                word = int.from_bytes(words[fetched * size : (fetched + 1) * size], "little")
-                instruction = self._decoded.get(word) or self.decode(word, fetched)
-                queue = queues[instruction.unit]
-                if len(queue) >= self.config.queue_depth:
+                instruction = decoded[fetched]
+                if instruction is None:
+                    word = int.from_bytes(code[fetched * size : (fetched + 1) * size].tobytes(), "little")
+                    reason = why_illegal(self.config, word)
+                    raise DeviceError(f"instruction {fetched}: {ERROR_TEXT[Error.ILLEGAL_INSTRUCTION]}: {reason}")
+                if len(queues[instruction.unit]) >= depth:
                     break
-                queue.append(fetched)
+                queues[instruction.unit].append(fetched)
                 program[fetched] = instruction
                 fetched += 1
-            ready = count
-            for queue in queues:
-                if queue and queue[0] < ready:
-                    unit, _, _, waits, posts, _ = program[queue[0]]
-                    if all(tokens[other][unit] for other in waits) and all(tokens[unit][o] < most for o in posts):
-                        ready = queue[0]
-            if ready == count:
+            for ready in sorted([queue[0] for queue in queues if queue]):
+                instruction = program[ready]
+                if _can_start(instruction, tokens, most):
+                    break
+            else:
                 break
-            instruction = program.pop(ready)
-            unit, opcode, fields, waits, posts, steps = instruction
+            del program[ready]
+            unit, opcode, _, _, waits, posts, steps = instruction
             queues[unit].popleft()
             if 0 < timeout_cycles < steps:
                 raise DeviceError(
-                    f"no end within {timeout_cycles} cycles: instruction {ready} ({opcode.name}) has {steps} steps"
+                    f"no end within {timeout_cycles} cycles: instruction {ready} ({opcode.name}) has {int(steps)} steps"
                 )
             if checker is not None:
-                checker.execute(ready, unit, opcode, fields)
+                checker.execute(ready, unit, opcode, instruction.fields)
             self.execute(instruction, ready)
             for other in waits:
                 tokens[other][unit] -= 1
@@ -151,6 +143,15 @@ class FunctionalDevice(Memory):
         if fetched < count or any(queues):
             raise DeviceError("no unit can proceed: " + _describe(queues, program, tokens, most, fetched, count))
         return Counters()
+
+    def _decode(self, code: NDArray[np.uint8]) -> list[Instruction | None]:
+        """The instructions of `code` [count, bytes of one], from memory where they have run before."""
+        key = code.tobytes()
+        if key not in self._decoded:
+            if sum(map(len, self._decoded)) + len(key) > DECODED_LIMIT:
+                self._decoded.clear()
+            self._decoded[key] = decode(self.config, code)
+        return self._decoded[key]
 
     def execute(self, instruction: Instruction, number: int = 0) -> None:
         """Execute one instruction whatever its tokens. DeviceError where it leaves memory."""
@@ -161,22 +162,14 @@ class FunctionalDevice(Memory):
         except MemoryError:
             raise DeviceError(f"instruction {number}: it has more steps than this machine has memory for") from None
 
-    def decode(self, word: int, number: int = 0) -> Instruction:
-        """The instruction that `word` encodes. DeviceError where it is illegal."""
-        reason = why_illegal(self.config, word)
-        opcode = opcode_of(word)
-        if reason is not None or opcode is None:
-            raise DeviceError(f"instruction {number}: {ERROR_TEXT[Error.ILLEGAL_INSTRUCTION]}: {reason}")
-        f = formats(self.config)[opcode].decode(word)
-        waits = tuple(unit for unit in Unit if f["wait"] >> unit & 1)
-        posts = tuple(unit for unit in Unit if f["post"] >> unit & 1)
-        if len(self._decoded) >= DECODED_LIMIT:
-            self._decoded.clear()
-        steps = prod(
-            value for field, value in f.items() if field.startswith("extent_") or field in ("y_size", "z_size")
-        )
-        self._decoded[word] = Instruction(UNIT_OF[opcode], opcode, f, waits, posts, steps)
-        return self._decoded[word]
+
+def _can_start(instruction: Instruction, tokens: list[list[int]], most: int) -> bool:
+    """Whether its tokens are there, and room for those that it gives."""
+    unit, _, _, _, waits, posts, _ = instruction
+    for other in waits:
+        if not tokens[other][unit]:
+            return False
+    return all(tokens[unit][other] < most for other in posts)
 
 
 def _describe(

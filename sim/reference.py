@@ -74,10 +74,7 @@ class State:
 
     def elements(self, buffer: Buffer) -> NDArray[np.generic]:
         """A view of `buffer` as [elements, values]: an element is what one step of LOAD writes."""
-        array: Any = {
-            Buffer.INP: self.inp, Buffer.WGT: self.wgt, Buffer.ACC: self.acc,
-            Buffer.VIN: self.vin, Buffer.PAR: self.par, Buffer.LUT: self.lut,
-        }[buffer]  # fmt: skip
+        array: Any = getattr(self, buffer.name.lower())
         rows = -1 if buffer in (Buffer.INP, Buffer.ACC, Buffer.VIN) else array.shape[0]
         view: NDArray[np.generic] = array.reshape(rows, self.cfg.piece_bytes if rows == -1 else -1)
         return view
@@ -85,14 +82,16 @@ class State:
 
 def element_bytes(cfg: Config, buffer: Buffer, widen: bool) -> int:
     """Bytes that one element of `buffer` takes in DRAM."""
-    return {
-        Buffer.INP: cfg.piece_bytes,
-        Buffer.WGT: cfg.wgt_bytes,
-        Buffer.ACC: cfg.piece_bytes * (1 if widen else 4),
-        Buffer.VIN: cfg.piece_bytes,
-        Buffer.PAR: 8 * cfg.block_out,
-        Buffer.LUT: 256,
-    }[buffer]
+    match buffer:
+        case Buffer.WGT:
+            return cfg.wgt_bytes
+        case Buffer.PAR:
+            return 8 * cfg.block_out
+        case Buffer.LUT:
+            return 256
+        case Buffer.ACC if not widen:
+            return 4 * cfg.piece_bytes
+    return cfg.piece_bytes
 
 
 def addresses(f: Fields, operand: str, loops: tuple[str, ...], depth: int) -> NDArray[np.int64]:

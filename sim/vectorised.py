@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import prod
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from celosia.hw.config import Config
 from celosia.hw.isa import (
     GEMM_LOOPS,
     OUTER_LOOPS,
@@ -43,8 +45,13 @@ LARGEST_GATHER = 1 << 27
 
 def steps(f: Fields, operand: str, loops: tuple[str, ...]) -> Steps:
     """Extents and strides of `operand`; the stride of a loop that runs once is 0."""
-    extents = [f[f"extent_{loop}"] for loop in loops]
-    return tuple((e, f[f"{operand}_{loop}"] if e > 1 else 0) for loop, e in zip(loops, extents, strict=True))
+    return tuple([(f[extent], f[stride] if f[extent] > 1 else 0) for extent, stride in _names(operand, loops)])
+
+
+@cache
+def _names(operand: str, loops: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Fields of the extent and of the stride of each loop."""
+    return tuple((f"extent_{loop}", f"{operand}_{loop}") for loop in loops)
 
 
 @lru_cache(maxsize=8192)
@@ -88,16 +95,23 @@ def distinct(pattern: Steps, depth: int) -> bool:
 
 def view(array: Array, base: int, pattern: Steps) -> Array | None:
     """Entries of `array` [depth, ...] in the order of `pattern`, without a copy; None where addresses wrap around."""
-    for strides, low, high in spans(pattern, len(array)):
-        if base + low >= 0 and base + high < len(array):
-            return np.ndarray(
-                (*(extent for extent, _ in pattern), *array.shape[1:]),
-                array.dtype,
-                array,
-                base * array.strides[0],
-                (*(stride * array.strides[0] for stride in strides), *array.strides[1:]),
-            )
+    depth = len(array)
+    for low, high, shape, strides in _layouts(pattern, array.shape, array.strides):
+        if base + low >= 0 and base + high < depth:
+            return np.ndarray(shape, array.dtype, array, base * array.strides[0], strides)
     return None
+
+
+@lru_cache(maxsize=8192)
+def _layouts(
+    pattern: Steps, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> tuple[tuple[int, int, tuple[int, ...], tuple[int, ...]], ...]:
+    """The `spans` of `pattern` in an array of this shape: lowest and highest offset, shape and strides of the view."""
+    extents = tuple(extent for extent, _ in pattern)
+    return tuple(
+        (low, high, (*extents, *shape[1:]), (*(step * strides[0] for step in signed), *strides[1:]))
+        for signed, low, high in spans(pattern, shape[0])
+    )
 
 
 def gather(array: Array, base: int, pattern: Steps) -> Array:
@@ -119,9 +133,34 @@ def scatter(array: Array, base: int, pattern: Steps, values: Array, add: bool = 
         array[index] = array[index] + values if add else values
 
 
-def gemm(state: State, f: Fields) -> None:
-    cfg = state.cfg
-    acc, inp, wgt = steps(f, "acc", OUTER_LOOPS), steps(f, "inp", GEMM_LOOPS), steps(f, "wgt", GEMM_LOOPS)
+class _Gemm(NamedTuple):
+    """How to execute a GEMM of certain extents and strides: patterns and axes of both operands, and shapes."""
+
+    acc: Steps
+    inp: Steps
+    wgt: Steps
+    left_axes: tuple[int, ...]
+    right_axes: tuple[int, ...]
+    left_shape: tuple[int, ...]
+    right_shape: tuple[int, ...]
+    total_shape: tuple[int, ...]
+    total_axes: tuple[int, ...]
+
+
+_GEMM_KEY = itemgetter(
+    *(f"extent_{loop}" for loop in GEMM_LOOPS),
+    *(f"{operand}_{loop}" for operand in ("acc", "inp", "wgt") for loop in GEMM_LOOPS[: 3 if operand == "acc" else 6]),
+)
+
+
+@lru_cache(maxsize=8192)
+def _gemm(cfg: Config, key: tuple[int, ...]) -> _Gemm | None:
+    """The plan for a GEMM with the fields `key` of _GEMM_KEY; None where only the reference can do it."""
+    extents = key[:6]
+    acc, inp, wgt = (
+        tuple((e, stride if e > 1 else 0) for e, stride in zip(extents, strides))
+        for strides in (key[6:9], key[9:15], key[15:])
+    )
     shared_input = inp[0][1] % cfg.inp_depth == 0  # every output block reads the same inputs
     shared_weights = wgt[1][1] % cfg.wgt_depth == 0 and wgt[2][1] % cfg.wgt_depth == 0
     # Outer loops along which weights change must be separate products; the others are rows or columns of one.
@@ -131,24 +170,37 @@ def gemm(state: State, f: Fields) -> None:
     rows = prod(extent for extent, _ in inp) * cfg.inp_bytes
     columns = prod(extent for extent, _ in wgt) * cfg.wgt_bytes
     if not distinct(acc, cfg.acc_depth) or max(rows, columns) > LARGEST_GATHER:
-        return reference.gemm(state, f)
-
-    n, y, x = (extent for extent, _ in acc)
-    length = prod(f[f"extent_{loop}"] for loop in ("k", "r", "s")) * cfg.block_in
+        return None
+    (n, y, x), length = extents[:3], prod(extents[3:]) * cfg.block_in
     # Entries [..., block_in/group, batch, group] become rows [..., batch][k, r, s, block_in].
     o, p = len(inp) - 3, len(wgt) - 3  # how many loops are outer ones
-    left = gather(state.inp, f["inp_base"], inp)
-    left = left.transpose(*range(o), o + 4, o, o + 1, o + 2, o + 3, o + 5).astype(np.float32, order="C")
-    right = gather(state.wgt, f["wgt_base"], wgt)
-    right = right.transpose(*range(p), p + 3, p, p + 1, p + 2, p + 4).astype(np.float32, order="C")
-    if many == 0:
-        total = _product(left.reshape(-1, length), right.reshape(-1, length))
-        total = total.reshape(y, x, cfg.batch, n, cfg.out_pieces, cfg.group).transpose(3, 0, 1, 4, 2, 5)
-    else:
-        outer = prod(extent for extent, _ in acc[:many])
-        total = _product(left.reshape(outer, -1, length), right.reshape(outer, -1, length))
-        total = total.reshape(n, y, x, cfg.batch, cfg.out_pieces, cfg.group).swapaxes(3, 4)
-    scatter(state.acc, f["acc_base"], acc, total, add=bool(f["accumulate"]))
+    outer = () if many == 0 else (prod(extents[:many]),)
+    total = ((y, x, cfg.batch, n) if many == 0 else (n, y, x, cfg.batch)) + (cfg.out_pieces, cfg.group)
+    return _Gemm(
+        acc, inp, wgt, (*range(o), o + 4, o, o + 1, o + 2, o + 3, o + 5), (*range(p), p + 3, p, p + 1, p + 2, p + 4),
+        (*outer, -1, length), (*outer, -1, length), total, (3, 0, 1, 4, 2, 5) if many == 0 else (0, 1, 2, 4, 3, 5),
+    )  # fmt: skip
+
+
+def gemm(state: State, f: Fields) -> None:
+    plan = _gemm(state.cfg, _GEMM_KEY(f))
+    if plan is None:
+        return reference.gemm(state, f)
+    left = _floats(gather(state.inp, f["inp_base"], plan.inp), plan.left_axes).reshape(plan.left_shape)
+    right = _floats(gather(state.wgt, f["wgt_base"], plan.wgt), plan.right_axes).reshape(plan.right_shape)
+    total = _product(left, right).reshape(plan.total_shape).transpose(plan.total_axes)
+    scatter(state.acc, f["acc_base"], plan.acc, total, add=bool(f["accumulate"]))
+
+
+def _floats(array: Array, axes: tuple[int, ...]) -> Array:
+    """int8 `array` with its axes in another order, the last one kept, as contiguous float32."""
+    wide = _WIDE.get(array.shape[-1] & -array.shape[-1], _WIDE[16])  # several bytes move at a time
+    turned: Array = np.ascontiguousarray(array.view(wide).transpose(axes))
+    return turned.view(np.int8).astype(np.float32)
+
+
+_WIDE: dict[int, Any] = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64, 16: np.complex128}
+"""Types of so many bytes."""
 
 
 def _product(left: Array, right: Array) -> Int32:
@@ -240,12 +292,19 @@ def _requantise(v: Array, par: NDArray[np.uint64]) -> NDArray[np.float32]:
 
     Beyond that both are far outside int8, on the same side, so that the clip that follows makes them equal.
     """
-    bias = par.astype(np.uint32).view(np.int32)
+    bias, factor = _parameters(par.tobytes())
+    result = (v.astype(np.int32, copy=False) + bias.reshape(par.shape)).astype(np.float32)
+    result *= factor.reshape(par.shape)
+    return np.rint(result, out=result)
+
+
+@lru_cache(maxsize=1024)
+def _parameters(entries: bytes) -> tuple[Int32, NDArray[np.float32]]:
+    """Bias and factor of each of `entries` of par."""
+    par = np.frombuffer(entries, np.uint64)
     multiplier = (par >> np.uint64(32) & np.uint64(0xFFFFFF)).astype(np.float32)
     shift = (par >> np.uint64(56) & np.uint64(63)).astype(np.int32)
-    result = (v.astype(np.int32, copy=False) + bias).astype(np.float32)
-    result *= np.ldexp(multiplier, -shift)
-    return np.rint(result, out=result)
+    return par.astype(np.uint32).view(np.int32), np.ldexp(multiplier, -shift)
 
 
 def _dram_steps(state: State, dram: Array, f: Fields, size: int, verb: str) -> tuple[int, Steps]:

@@ -11,6 +11,7 @@ from celosia.driver.cli.errors import Debug, Quiet, command
 from celosia.driver.cli.options import (
     MaybeConfig,
     Model,
+    NoCheck,
     Sudo,
     check_source,
     program_there,
@@ -27,6 +28,7 @@ def deploy(
     host: Annotated[str, typer.Option("--host", metavar="USER@BOARD", help="The board, as ssh knows it.")],
     config: MaybeConfig = None,
     sudo: Sudo = False,
+    no_check: NoCheck = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -44,7 +46,7 @@ def deploy(
     with progress_stages(quiet) as stages, stages.paused(), connected(host) as connection:
         remote = deployment.Remote(connection, sudo=sudo)
         stages(f"connected to {host}")
-        program = program_there(model, config, stages, remote)
+        program = program_there(model, config, stages, remote, no_check)
         stages(f"copying to {host}")
         files = deployment.runner(), deployment.program_file(program)
         board = remote.status(*files)

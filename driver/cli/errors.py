@@ -41,6 +41,7 @@ def explained(error: Exception) -> tuple[int, str]:
     from celosia.compiler.files import OutputError
     from celosia.compiler.graph.importer import ModelError
     from celosia.compiler.program import ProgramError
+    from celosia.compiler.selfcheck.check import SelfCheckError
     from celosia.driver.quantize import MissingLibrary, QuantizeError
     from celosia.driver.runtime import InputError
     from celosia.driver.ssh import SshError
@@ -61,6 +62,8 @@ def explained(error: Exception) -> tuple[int, str]:
         return WRONG_INPUT, f"{place}{error.strerror or error}"
     if isinstance(error, MemoryError):
         return RUN_FAILED, "there is not enough memory for this model"
+    if isinstance(error, SelfCheckError):
+        return FAULT, f"a fault of celosia: {error}; report it with the model (--no-check compiles nevertheless)"
     what = f"{type(error).__name__}: {error}".splitlines()[0]
     return FAULT, f"a fault of celosia: {what}; run the command again with --debug and report what it prints"
 

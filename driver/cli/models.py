@@ -14,6 +14,7 @@ from celosia.driver.cli.options import (
     ConfigOption,
     MaybeConfig,
     Model,
+    NoCheck,
     check_destinations,
     program_of,
     progress_stages,
@@ -60,6 +61,7 @@ def compile_(
             help="Where it will run: pynq-z1, pynq-z2, ultra96, zcu104, armv7 or aarch64; by default this machine.",
         ),
     ] = None,
+    no_check: NoCheck = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -75,7 +77,7 @@ def compile_(
         check_destinations([model], output)
         from celosia.compiler.compile import compile as compile_model
 
-        program = compile_model(model, config or _preset(target), progress=stages, target=target)
+        program = compile_model(model, config or _preset(target), progress=stages, target=target, check=not no_check)
         stages("writing the Program")
         program.save(output)
     if not quiet:
@@ -101,6 +103,7 @@ def inspect(
     one_pass: Annotated[
         str | None, typer.Option("--pass", metavar="NAME", help="Only the graph after this pass, or `import`.")
     ] = None,
+    no_check: NoCheck = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -121,7 +124,7 @@ def inspect(
         graphs[name] = text(graph.graph)
 
     with progress_stages(quiet) as stages:
-        program = program_of(model, config, stages, keep if passes or one_pass is not None else None)
+        program = program_of(model, config, stages, no_check, keep if passes or one_pass is not None else None)
     from celosia.driver import show
 
     disassemble = disassemble or layer is not None

@@ -24,6 +24,10 @@ MaybeConfig = Annotated[
     str | None,
     typer.Option("--config", metavar="NAME|FILE", help="The accelerator, by default pynq, or the Program's."),
 ]
+NoCheck = Annotated[
+    bool,
+    typer.Option("--no-check", help="Do not compare each compiled layer with the model's operators on random inputs."),
+]
 Sudo = Annotated[bool, typer.Option("--sudo", help="Run as root there through sudo, which must not ask.")]
 
 
@@ -58,8 +62,9 @@ def check_source(path: Path) -> None:
 
 
 def program_of(
-    source: Path, config: str | None, stages: Stages, watch: Watch | None = None, target: str | None = None
-) -> Program:
+    source: Path, config: str | None, stages: Stages, no_check: bool, watch: Watch | None = None,
+    target: str | None = None,
+) -> Program:  # fmt: skip
     """The Program in `source`, or the one that the ONNX model there compiles to, for `target`, watched by `watch`."""
     from celosia.compiler.program import Program, ProgramError
     from celosia.hw.config import Config
@@ -76,13 +81,14 @@ def program_of(
         return program
     from celosia.compiler.compile import compile as compile_model
 
-    return compile_model(source, cfg or "pynq", progress=stages, watch=watch, target=target)
+    return compile_model(source, cfg or "pynq", progress=stages, watch=watch, target=target, check=not no_check)
 
 
-def program_there(source: Path, config: str | None, stages: Stages, remote: Remote) -> Program:
+def program_there(source: Path, config: str | None, stages: Stages, remote: Remote, no_check: bool) -> Program:
     """As `program_of`, for the board's processor where a model is compiled."""
     from celosia.compiler.program import Program
     from celosia.driver import deploy
 
     compiled = source.is_file() and Program.is_program(source)
-    return program_of(source, config, stages, target=None if compiled else deploy.target_of(remote.status()))
+    target = None if compiled else deploy.target_of(remote.status())
+    return program_of(source, config, stages, no_check, target=target)

@@ -14,6 +14,7 @@ from celosia.driver.cli.options import (
     ConfigOption,
     MaybeConfig,
     Model,
+    NoCheck,
     Sudo,
     check_destinations,
     check_source,
@@ -73,6 +74,7 @@ def run(
         Path | None, typer.Option(metavar="TIMELINE.json", help="Write each instruction's time, for ui.perfetto.dev.")
     ] = None,
     layers: Annotated[bool, typer.Option("--layers", help="Print every layer, not the longest only.")] = False,
+    no_check: NoCheck = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -98,9 +100,9 @@ def run(
         check_destinations([model], output, report, trace)
         arrays.check_files(given)
         if device.startswith("ssh://"):
-            program, result = _run_there(device, sudo, model, config, given, threads, options, stages)
+            program, result = _run_there(device, sudo, model, config, given, threads, options, stages, no_check)
         else:
-            program = program_of(model, config, stages)
+            program = program_of(model, config, stages, no_check)
             if device == "rtl":
                 options = {"progress": stages.cycles, "quiet": quiet}
             elif device != "board":
@@ -135,6 +137,7 @@ def _run_there(
     threads: int | None,
     options: dict[str, Any],
     stages: Stages,
+    no_check: bool,
 ) -> tuple[Program, Result]:
     """Run on a board over ssh: ssh://USER@BOARD for its accelerator, ssh://USER@BOARD/functional for numpy there."""
     from celosia.driver import arrays, deploy
@@ -148,7 +151,7 @@ def _run_there(
     with stages.paused(), connected(place) as connection:
         remote = deploy.Remote(connection, sudo=sudo)
         stages(f"connected to {place}")
-        program = program_there(source, config, stages, remote)
+        program = program_there(source, config, stages, remote, no_check)
         values = arrays.read_inputs(given, program.inputs)
         stages(f"running on {place}")
         return program, deploy.run(remote, program, values, device or "board", threads, **options)

@@ -1,4 +1,7 @@
-"""Every loop nest that a test compiles for the CPU is verified first. Lets these tests `import expressions`."""
+"""Every loop nest that a test compiles for the CPU is verified first.
+
+Lets these tests `import expressions` and `import small_models`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from celosia.compiler.cpu.llvm import compile as llvm
 from celosia.compiler.cpu.llvm.codegen import Rendered
 from celosia.compiler.expr import Function, verify
 
-sys.path.append(str(Path(__file__).parent.parent))
+sys.path += [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "cosim")]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -25,9 +25,9 @@ from celosia.hw.isa import (
     Opcode,
     Unit,
     formats,
-    instruction_bytes,
 )
 from celosia.sim.checking import CheckError
+from celosia.sim.decode import decode
 from celosia.sim.device import DeviceError
 from celosia.sim.fsim import FunctionalDevice
 
@@ -282,11 +282,11 @@ def _execute(cfg: Config, stream: Stream, order: list[int] | range) -> NDArray[n
     device = FunctionalDevice(cfg)
     device.allocate(DRAM)
     device.write(0, np.random.default_rng(0).integers(0, 256, DRAM, np.uint8))
-    size = instruction_bytes(cfg)
-    code = encode(cfg, stream).tobytes()
+    instructions = decode(cfg, encode(cfg, stream))
     for number in order:
-        word = int.from_bytes(code[number * size : (number + 1) * size], "little")
-        device.execute(device.decode(word, number), number)
+        instruction = instructions[number]
+        assert instruction is not None
+        device.execute(instruction, number)
     return device.read(0, DRAM)
 
 

@@ -368,3 +368,20 @@ def test_inspect_shows_the_graph_after_each_pass(celosia: Callable[..., tuple[in
     assert code == 1 and "give the ONNX model" in err
     code, _, err = celosia("inspect p --pass other")
     assert code == 1 and "there is no pass 'other'; the passes are import, shapes, fold" in err
+
+
+def test_a_failed_self_check_is_a_fault_and_can_be_left_out(
+    celosia: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from celosia.compiler.selfcheck.check import SelfCheckError
+
+    def fail(*given: object) -> None:
+        raise SelfCheckError("conv7", "never stores its output")
+
+    monkeypatch.setattr("celosia.compiler.compile.self_check", fail)
+    for command in ("compile @quantised.onnx -o a.celosia", "inspect @quantised.onnx", "run @quantised.onnx"):
+        code, _, err = celosia(f"{command} -q")
+        assert (code, err.count("\n")) == (5, 1)
+        assert "a fault of celosia: layer 'conv7' never stores its output; report it" in err
+    assert celosia("compile @quantised.onnx -o a.celosia -q --no-check")[0] == 0
+    assert celosia("inspect @quantised.onnx -q --no-check")[0] == 0

@@ -15,10 +15,12 @@ from celosia.hw.isa import (
     Opcode,
     Unit,
     encode,
+    formats,
     instruction_bytes,
 )
 from celosia.sim import reference, vectorised
 from celosia.sim.checking import CheckError
+from celosia.sim.decode import decode
 from celosia.sim.device import DeviceError
 from celosia.sim.fsim import FunctionalDevice
 
@@ -32,9 +34,12 @@ def test_each_instruction_equals_the_reference(name: str, seed: int) -> None:
     device = FunctionalDevice(cfg)
     device.allocate(len(dram))
     device.write(0, dram)
-    for i, word in enumerate(program.words()):
+    words = program.words()
+    size = instruction_bytes(cfg)
+    code = np.frombuffer(b"".join(word.to_bytes(size, "little") for word in words), np.uint8).reshape(-1, size)
+    for i, (word, instruction) in enumerate(zip(words, decode(cfg, code), strict=True)):
+        assert instruction is not None and instruction.fields == formats(cfg)[instruction.opcode].decode(word)
         reference.execute(expected, dram, word, i)
-        instruction = device.decode(word, i)
         device.execute(instruction)
         for buffer in ("inp", "wgt", "acc", "vin", "out", "par", "lut"):
             same = np.array_equal(getattr(expected, buffer), getattr(device.state, buffer))

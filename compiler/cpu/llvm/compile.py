@@ -45,7 +45,7 @@ def _sources() -> str:
     return f"{llvmlite.__version__} {hashlib.sha256(text).hexdigest()}"
 
 
-def _cached(loops: str, how: object, make: Callable[[], Kernel]) -> Kernel:
+def cached(loops: str, how: object, make: Callable[[], Kernel]) -> Kernel:
     """The kernel of a loop nest as text, from disk where it is there undamaged. how: what else it depends on."""
     name = hashlib.sha256(f"{_sources()}\n{other() or host()}\n{how}\n{loops}".encode()).hexdigest()
     path = cache_dir() / f"{name}.kernel"
@@ -81,7 +81,7 @@ def compile_function(function: Function, features: frozenset[str] | None = None)
     kernel = _kernels.get(key)
     if kernel is None:
         how = tables, function.in_place, features and sorted(features)
-        kernel = _cached(loops, how, lambda: _compile(function, features))
+        kernel = cached(loops, how, lambda: _compile(function, features))
         if len(_kernels) >= MAX_KERNELS:
             _kernels.clear()
         _kernels[key] = kernel

@@ -1,0 +1,323 @@
+"""What the graph's own integer operators give, computed by LLVM kernels on the CPU.
+
+It starts from the operators of the graph and knows nothing of layers, tiles or instructions. Sums of products and
+maxima go through `kernels`; functions of one or two bytes are tables of all their values, made by the CPU backend's
+kernels of these operators.
+
+Bytes are *codes*, 0 to 255 in the order of what they mean: those of uint8 as they are, of int8 with 128 added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from celosia.compiler import cpu, numerics
+from celosia.compiler.graph.values import attribute, constant, shape
+from celosia.compiler.selfcheck import kernels
+
+Codes = NDArray[np.uint8]
+CHUNK_BYTES = 1 << 20
+"""About as much of a convolution's windows is written out at a time: it stays in the cache."""
+GROUPED_COLUMNS = 16
+"""Channels of a grouped convolution that are computed together, with zeros where groups do not meet."""
+
+
+def codes(array: NDArray[Any]) -> Codes:
+    """The codes of an int8 or uint8 array."""
+    return array.view(np.uint8) ^ np.uint8(0x80) if array.dtype == np.int8 else array
+
+
+def compute(node: ir.Node, operands: list[Codes], part: int | None = None) -> Codes:
+    """The output of `node`, of its shape in the graph, for the `operands` that are not constant, in their order.
+
+    part: of a QLinearConcat, whose only operand here is this part and the result is what the output has of it.
+    """
+    return OPERATORS[node.op_type](node, *operands, *(() if part is None else (part,)))
+
+
+# Parameters ------------------------------------------------------------------------------------------------------
+
+
+def _array(node: ir.Node, number: int) -> NDArray[Any]:
+    array = constant(node.inputs[number])
+    assert array is not None
+    return array
+
+
+def _f32(node: ir.Node, number: int) -> np.float32:
+    return np.float32(_array(node, number).reshape(-1)[0])
+
+
+def _zero(node: ir.Node, number: int) -> int:
+    """A zero point as a code."""
+    return int(codes(_array(node, number).reshape(-1)[:1])[0])
+
+
+def _dims(node: ir.Node) -> tuple[int, ...]:
+    dims = shape(node.outputs[0])
+    assert dims is not None
+    return dims
+
+
+@dataclass(frozen=True)
+class _Window:
+    """Kernel, strides, dilations and the padding before, of rows and columns."""
+
+    kernel: tuple[int, int]
+    strides: tuple[int, int]
+    dilations: tuple[int, int]
+    before: tuple[int, int]
+
+    @classmethod
+    def of(cls, node: ir.Node, kernel: Any, size: tuple[int, int], out: tuple[int, int]) -> _Window:
+        """size, out: rows and columns of input and output. Rows are 1 where the operator has one dimension."""
+
+        def pair(name: str, default: int) -> tuple[int, int]:
+            given = (attribute(node, name) or [default] * len(kernel))[: len(kernel)]
+            return (default, given[0]) if len(given) == 1 else (given[0], given[1])
+
+        taps = (1, int(kernel[0])) if len(kernel) == 1 else (int(kernel[0]), int(kernel[1]))
+        strides, dilations, before = pair("strides", 1), pair("dilations", 1), pair("pads", 0)
+        auto = attribute(node, "auto_pad", "NOTSET")
+        if auto.startswith("SAME"):
+            reach = [(out[a] - 1) * strides[a] + (taps[a] - 1) * dilations[a] + 1 for a in (0, 1)]
+            around = [max(0, reach[a] - size[a]) + (auto == "SAME_LOWER") for a in (0, 1)]
+            before = around[0] // 2, around[1] // 2
+        return cls(taps, strides, dilations, (0, 0) if auto == "VALID" else before)
+
+    def padded(self, x: Codes, fill: int, out: tuple[int, int]) -> Codes:
+        """x [images, rows, columns, channels] with `fill` around it, as far as windows of `out` positions reach."""
+        images, *size, channels = x.shape
+        ends = [(out[a] - 1) * self.strides[a] + (self.kernel[a] - 1) * self.dilations[a] + 1 for a in (0, 1)]
+        if self.before == (0, 0) and ends[0] <= size[0] and ends[1] <= size[1]:
+            return np.ascontiguousarray(x)
+        whole = [max(ends[a], self.before[a] + size[a]) for a in (0, 1)]
+        y = np.full((images, *whole, channels), fill, np.uint8)
+        top, left = self.before
+        y[:, top : top + size[0], left : left + size[1]] = x
+        return y
+
+    def views(self, x: Codes, out: tuple[int, int]) -> Codes:
+        """[images, *out, kernel rows, kernel columns, channels] of a padded image, a view."""
+        n, h, w, c = x.strides
+        steps = [axis * step for step, axis in zip(self.strides, (h, w))]
+        taps = [axis * step for step, axis in zip(self.dilations, (h, w))]
+        dims = (x.shape[0], *out, *self.kernel, x.shape[3])
+        return as_strided(x, dims, (n, *steps, *taps, c), writeable=False)
+
+
+def _image(x: Codes) -> Codes:
+    """x [images, channels, rows, columns], or without rows, with the channels last."""
+    return (x if x.ndim == 4 else x[:, :, None]).transpose(0, 2, 3, 1)
+
+
+def _size(dims: tuple[int, ...]) -> tuple[int, int]:
+    """Rows and columns of a tensor of images."""
+    return (dims[2], dims[3]) if len(dims) == 4 else (1, dims[2])
+
+
+# Convolutions and products ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """y = clip(rne(f32(sum of (x - zero_x) * w + bias) * scale) + zero_y); matrix [columns, length] int8."""
+
+    matrix: NDArray[np.int8]
+    zero_x: int
+    bias: NDArray[np.int32]
+    scale: NDArray[np.float32]
+    zero_y: int
+
+    def columns(self, which: slice, matrix: NDArray[np.int8]) -> Callable[[Codes], Codes]:
+        """These output channels, for `matrix`: from rows of kernels.rows_for to [rows, channels]."""
+        packed, bias, scale = kernels.pack_columns(matrix), self.bias[which], self.scale[which]
+        return lambda rows: kernels.dots(rows, self.zero_x, packed, bias, scale, self.zero_y)
+
+    def rows(self, x: Codes) -> Codes:
+        """[rows, channels] for x [rows, length]."""
+        step = max(1, CHUNK_BYTES // x.shape[1])
+        columns = self.columns(slice(None), self.matrix)
+        y = np.empty((len(x), len(self.matrix)), np.uint8)
+        for start in range(0, len(x), step):
+            part = x[start : start + step]
+            rows = kernels.rows_for(*part.shape)
+            rows[: len(part), : x.shape[1]] = part
+            y[start : start + step] = columns(rows)[: len(part)]
+        return y
+
+
+def _linear(
+    node: ir.Node, weights: NDArray[Any], bias: int | None, y_scale: int, zero_weights: int | None = 5
+) -> _Linear:
+    """weights [columns, ...]; numbers of the inputs that hold the others. x_scale and w_scale are 1 and 4."""
+    middle = 0 if zero_weights is None else _array(node, zero_weights).astype(np.int16).reshape(-1)[0]
+    if weights.dtype != np.int8 or middle:
+        weights = (weights.astype(np.int16) - middle).astype(np.int8)
+    matrix = weights.reshape(len(weights), -1)
+    given = None if bias is None or len(node.inputs) <= bias else constant(node.inputs[bias])
+    added = np.zeros(1, np.int32) if given is None else given.reshape(-1)
+    scale = _f32(node, 1) * _array(node, 4).astype(np.float32).reshape(-1) / _f32(node, y_scale)
+    return _Linear(
+        matrix, _zero(node, 2), np.broadcast_to(added, len(matrix)).astype(np.int32),
+        np.broadcast_to(scale, len(matrix)).astype(np.float32), _zero(node, y_scale + 1),
+    )  # fmt: skip
+
+
+def _conv(node: ir.Node, x: Codes) -> Codes:
+    weights, dims = _array(node, 3), _dims(node)
+    image, out = _image(x), _size(dims)
+    taps = weights.shape[2:]
+    window = _Window.of(node, taps, image.shape[1:3], out)
+    groups, (channels, inner) = attribute(node, "group", 1), weights.shape[:2]
+    linear = _linear(node, np.moveaxis(weights, 1, -1), 8, 6)  # the channels innermost, as in the image
+    padded = window.padded(image, linear.zero_x, out)
+    y = np.empty((dims[0], *out, channels), np.uint8)
+    for first, last in _group_ranges(groups, max(channels // groups, inner)):
+        outputs = slice(first * channels // groups, last * channels // groups)
+        matrix = _dense(linear.matrix[outputs].reshape(-1, prod(taps), inner), last - first)
+        view = window.views(padded[..., first * inner : last * inner], out)
+        _convolve(view, linear.columns(outputs, matrix), y[..., outputs])
+    return y.transpose(0, 3, 1, 2).reshape(dims)
+
+
+def _group_ranges(groups: int, width: int) -> Iterator[tuple[int, int]]:
+    """Groups to be computed together, [first, last)."""
+    step = max(1, GROUPED_COLUMNS // width)
+    return ((first, min(first + step, groups)) for first in range(0, groups, step))
+
+
+def _dense(matrix: NDArray[np.int8], groups: int) -> NDArray[np.int8]:
+    """matrix [outputs, taps, channels of a group] over the channels of all `groups`, as [outputs, length]."""
+    if groups == 1:
+        return matrix.reshape(len(matrix), -1)
+    outputs, taps, inner = matrix.shape
+    dense = np.zeros((groups, outputs // groups, taps, groups, inner), np.int8)
+    for group, part in enumerate(matrix.reshape(groups, -1, taps, inner)):
+        dense[group, :, :, group] = part
+    return dense.reshape(outputs, -1)
+
+
+def _convolve(view: Codes, columns: Callable[[Codes], Codes], y: Codes) -> None:
+    """Write the convolution of `view` [images, rows, columns, ...] to y [images, rows, columns, channels], in parts."""
+    images, height, width = view.shape[:3]
+    length = prod(view.shape[3:])
+    step = max(1, CHUNK_BYTES // max(width * length, 1))
+    for image in range(images):
+        for top in range(0, height, step):
+            part = view[image, top : top + step]
+            count = part.shape[0] * width
+            rows = kernels.rows_for(count, length)
+            rows[:count, :length].reshape(part.shape)[...] = part  # no copy: axes are divided only
+            y[image, top : top + step] = columns(rows)[:count].reshape(-1, width, y.shape[3])
+
+
+def _matmul(node: ir.Node, x: Codes) -> Codes:
+    gemm, matrix = node.op_type == "QGemm", _array(node, 3)
+    if not (gemm and attribute(node, "transB", 0)):
+        matrix = matrix.T
+    linear = _linear(node, matrix, 6 if gemm else None, 7 if gemm else 6)
+    return linear.rows(x.reshape(-1, x.shape[-1])).reshape(_dims(node))
+
+
+# Pooling ---------------------------------------------------------------------------------------------------------
+
+
+def _max_pool(node: ir.Node, x: Codes) -> Codes:
+    dims, image = _dims(node), _image(x)
+    out = _size(dims)
+    window = _Window.of(node, attribute(node, "kernel_shape"), image.shape[1:3], out)
+    view = window.views(window.padded(image, 0, out), out).transpose(3, 4, 0, 1, 2, 5)
+    count, taps = prod(view.shape[2:]), prod(window.kernel)
+    columns = np.zeros((taps, -(-count // kernels.LANES) * kernels.LANES), np.uint8)
+    columns[:, :count].reshape(view.shape)[...] = view
+    y = kernels.largest(columns)[:count].reshape(view.shape[2:])
+    return y.transpose(0, 3, 1, 2).reshape(dims)
+
+
+def _average(node: ir.Node, x: Codes) -> Codes:
+    """A sum over the window, scaled once. onnxruntime's mean in floats (QLinearAveragePool) may differ on ties."""
+    dims, image = _dims(node), _image(x)
+    pool = node.op_type == "QLinearAveragePool"
+    out, taps = (_size(dims), attribute(node, "kernel_shape")) if pool else ((1, 1), image.shape[1:3])
+    window = _Window.of(node, taps, image.shape[1:3], out)
+    view = window.views(window.padded(image, 0, out), out).transpose(0, 1, 2, 5, 3, 4)
+    count = prod(window.kernel)
+    factor = numerics.mean_scale if node.op_type == "QLinearMean" else numerics.global_average_scale
+    scale = np.array([factor(float(_f32(node, 1)), float(_f32(node, 3)), count)], np.float32)
+    ones = np.ones((1, count), np.int8)
+    linear = _Linear(ones, _zero(node, 2), np.zeros(1, np.int32), scale, _zero(node, 4))
+    y = linear.rows(view.reshape(-1, count)).reshape(view.shape[:4])
+    return y.transpose(0, 3, 1, 2).reshape(dims)
+
+
+# Functions of bytes ----------------------------------------------------------------------------------------------
+
+
+@cache
+def _kernel(op: str, dtype: str, operands: int) -> cpu.Kernel:
+    """The CPU backend's kernel of `op` on 256 or 65536 bytes; scales and zero points are arguments, as tensors."""
+    meaning: list[Any] = [((), "float32"), ((), dtype)]
+    data = ((256**operands,), dtype)
+    if op == "QLinearConcat":
+        return cpu.compile_op(op, {"axis": 0}, [*meaning, data, *meaning])
+    return cpu.compile_op(op, {}, [*[data, *meaning] * operands, *meaning])
+
+
+def _call(op: str, dtype: np.dtype[Any], arguments: list[NDArray[Any]], operands: int) -> Codes:
+    (result,) = _kernel(op, dtype.name, operands)(*arguments)
+    return codes(result)
+
+
+def _scalars(node: ir.Node, *numbers: int) -> list[NDArray[Any]]:
+    return [_array(node, number).reshape(()) for number in numbers]
+
+
+def _all_bytes(dtype: np.dtype[Any]) -> NDArray[Any]:
+    """The bytes of `dtype` by their codes."""
+    every = np.arange(256, dtype=np.uint8)
+    return (every ^ np.uint8(0x80)).view(np.int8) if dtype == np.int8 else every
+
+
+@cache
+def _all_pairs(dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    every = _all_bytes(dtype)
+    return np.repeat(every, 256), np.tile(every, 256)
+
+
+def _pair(node: ir.Node, a: Codes, b: Codes) -> Codes:
+    """QLinearAdd or QLinearMul, by a table of all pairs of bytes."""
+    value = node.inputs[0]
+    assert value is not None and value.dtype is not None
+    dtype = np.dtype(value.dtype.numpy())
+    first, second = _all_pairs(dtype)
+    arguments = [first, *_scalars(node, 1, 2), second, *_scalars(node, 4, 5), *_scalars(node, 6, 7)]
+    table = _call(node.op_type, dtype, arguments, 2)
+    return table.take((a.astype(np.uint16) << 8) | b)
+
+
+def _concat(node: ir.Node, part: Codes, number: int) -> Codes:
+    dtype = np.dtype(_array(node, 1).dtype)
+    first = 2 + 3 * number
+    arguments = [*_scalars(node, 0, 1), _all_bytes(dtype), *_scalars(node, first + 1, first + 2)]
+    return _call("QLinearConcat", dtype, arguments, 1)[part]
+
+
+def _table(node: ir.Node, x: Codes) -> Codes:
+    return codes(_array(node, 1).astype(np.int8).reshape(-1))[x]
+
+
+OPERATORS: dict[str, Callable[..., Codes]] = {
+    "QLinearConv": _conv, "QGemm": _matmul, "QLinearMatMul": _matmul, "MaxPool": _max_pool,
+    "QLinearGlobalAveragePool": _average, "QLinearAveragePool": _average, "QLinearMean": _average,
+    "QLinearAdd": _pair, "QLinearMul": _pair, "QLinearConcat": _concat, "Table": _table,
+}  # fmt: skip

@@ -1,0 +1,347 @@
+"""The self-check of `compile`: models pass, and every planted fault is found and its layer named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from numpy.typing import NDArray
+from small_models import Builder, models
+
+import celosia
+from celosia.compiler.compile import compile as compile_model
+from celosia.compiler.graph import select
+from celosia.compiler.program import Program
+from celosia.compiler.selfcheck import check, kernels
+from celosia.compiler.selfcheck.check import Checked, SelfCheckError, self_check
+from celosia.driver.cli.errors import FAULT, explained
+from celosia.hw.config import PRESETS, Config
+from celosia.hw.isa import Buffer, Opcode, formats, instruction_bytes, opcode_of
+
+from .layers import CONFIGS as SMALL_CONFIGS
+
+CONFIGS = {name: SMALL_CONFIGS[name] for name in ("tiny", "pynq", "4x4-tight", "batch2-8x4", "4x8", "16x4")}
+Fields = dict[str, int]
+
+
+@dataclass
+class Compiled:
+    """What `compile` hands to the self-check."""
+
+    program: Program
+    rest: tuple[Any, ...]
+
+    def check(self, seed: int = 0) -> Checked:
+        return self_check(self.program, *self.rest, seed)
+
+    def name(self, layer: int) -> str:
+        return self.program.launches[0].layers[layer].name
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Builder, Config], Compiled]:
+    def of(b: Builder, cfg: Config) -> Compiled:
+        caught: list[tuple[Any, ...]] = []
+        with monkeypatch.context() as patch:
+            patch.setattr("celosia.compiler.compile.self_check", lambda *given: caught.append(given))
+            compile_model(b.model(), cfg)
+        (program, *rest) = caught[0]
+        return Compiled(replace(program, image=program.image.copy()), tuple(rest))
+
+    return of
+
+
+def network(form: str = "qdq", dtype: Any = np.int8) -> Builder:
+    """Convolutions with padding, a residual addition, a table, pooling, a concatenation, a mean and a product."""
+    b = Builder(form, dtype, seed=3)
+    x = b.conv(b.input([2, 6, 9, 8]), 12, (3, 3), pads=(1, 1, 1, 1))
+    y = b.binary("Add", b.conv(x, 12, (3, 3), pads=(1, 0, 1, 2)), x)
+    y = b.unary(b.conv(y, 16, (1, 1)), "Sigmoid")
+    y = b.max_pool(y, (3, 3), (2, 2), (1, 1, 1, 1))
+    y = b.concat([b.conv(y, 16, (1, 1)), b.conv(y, 8, (3, 3), pads=(1, 1, 1, 1), strides=(1, 1)), y], False)
+    y = b.binary("Mul", y, b.conv(y, y.shape[1], (1, 1)))
+    y = b.conv(y, y.shape[1], (3, 3), group=y.shape[1])
+    y = b.global_average(y)
+    b.output(b.matmul(b.reshape(y, y.shape[:2]), 10))
+    return b
+
+
+# What is right passes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@given(b=models())
+def test_random_models_pass(name: str, b: Builder) -> None:
+    celosia.compile(b.model(), CONFIGS[name])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(("form", "dtype"), [("qdq", np.int8), ("qoperator", np.uint8)])
+def test_every_byte_of_every_layer_is_compared(
+    name: str, form: str, dtype: Any, compiled: Callable[..., Compiled]
+) -> None:
+    found = compiled(network(form, dtype), CONFIGS[name])
+    layers = [layer for launch in found.program.launches for layer in launch.layers]
+    plans = found.rest[0]
+    size = sum(int(np.prod(choice.layer.y.dims)) for plan in plans for choice in plan.choices)
+    for seed in range(3):
+        assert found.check(seed) == Checked(len(layers), size)
+
+
+def test_several_launches() -> None:
+    b = Builder("qdq", seed=5)
+    x = b.conv(b.input([1, 8, 6, 6]), 8, (3, 3))
+    between = b.quantise(b.node("Softmax", [b.real(x)], axis=1), x.shape, 0.01)
+    y = b.conv(between, 8, (1, 1))
+    b.output(b.binary("Add", y, x))
+    program = celosia.compile(b.model(), "tiny")
+    assert len(program.launches) == 2
+
+
+def test_check_false_skips(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*given: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("celosia.compiler.compile.self_check", never)
+    stages: list[str] = []
+    program = celosia.compile(network().model(), "tiny", progress=stages.append, check=False)
+    assert "checking" not in stages and program.launches
+    with pytest.raises(AssertionError):
+        celosia.compile(network().model(), "tiny", progress=stages.append)
+    assert stages[-1] == "checking"
+
+
+def test_nothing_to_check_without_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    stages: list[str] = []
+    celosia.compile(network().model(), "tiny", accelerator=False, progress=stages.append)
+    assert "checking" not in stages
+
+
+# Faults in what was compiled -------------------------------------------------------------------------------------
+
+
+def words(found: Compiled) -> Iterator[tuple[int, int, Opcode, Fields]]:
+    """(number, layer, opcode, fields) of the instructions of the first launch."""
+    launch = found.program.launches[0]
+    for number, word in enumerate(found.program.instructions(launch)):
+        opcode = opcode_of(word)
+        assert opcode is not None
+        yield number, int(launch.layer_of[number]), opcode, formats(found.program.config)[opcode].decode(word)
+
+
+def plant(found: Compiled, wanted: Callable[[Opcode, Fields], object], change: Callable[[Fields], Fields]) -> str:
+    """Change the first instruction of the kind; the name of its layer."""
+    number, layer, opcode, fields = next(each for each in words(found) if wanted(*each[2:]))
+    program, cfg = found.program, found.program.config
+    word = formats(cfg)[opcode].encode(**(fields | change(fields)))
+    size = instruction_bytes(cfg)
+    start = program.launches[0].address - program.image_address + number * size
+    program.image[start : start + size] = np.frombuffer(word.to_bytes(size, "little"), np.uint8)
+    return found.name(layer)
+
+
+def spoil(found: Compiled, buffer: Buffer, change: Callable[[NDArray[np.uint8]], object]) -> str:
+    """Change the constants that the first LOAD into `buffer` reads; the name of its layer."""
+    cfg, program = found.program.config, found.program
+    sizes = {Buffer.WGT: cfg.wgt_bytes, Buffer.PAR: 8 * cfg.block_out, Buffer.LUT: 256}
+    loads = ((layer, f) for _, layer, opcode, f in words(found) if opcode == Opcode.LOAD and f["buffer"] == buffer)
+    layer, f = next(loads)
+    start = f["dram_addr"] - program.image_address
+    change(program.image[start : start + sizes[buffer]])
+    return found.name(layer)
+
+
+def swap_rows(data: NDArray[np.uint8]) -> None:
+    """Exchange the weights of the first two output channels."""
+    rows = data.reshape(-1, len(data) // 2) if len(data) < 8 else data.reshape(-1, 4)
+    rows[[0, -1]] = rows[[-1, 0]]
+
+
+def flip(place: int, mask: int = 0x55) -> Callable[[NDArray[np.uint8]], None]:
+    def change(data: NDArray[np.uint8]) -> None:
+        data[place] ^= mask
+
+    return change
+
+
+def loads(buffer: Buffer, field: str) -> Callable[[Opcode, Fields], object]:
+    return lambda opcode, f: opcode == Opcode.LOAD and f["buffer"] == buffer and f[field]
+
+
+def vectors(field: str) -> Callable[[Opcode, Fields], object]:
+    return lambda opcode, f: opcode == Opcode.VECTOR and f[field]
+
+
+def stores(opcode: Opcode, f: Fields) -> bool:
+    return opcode == Opcode.STORE and f["x_size"] > 1
+
+
+INSTRUCTIONS: dict[str, Any] = {
+    "zero point": (vectors("requantise"), lambda f: {"zero_point": f["zero_point"] ^ 3}),
+    "clip": (vectors("requantise"), lambda f: {"clip_hi": 20}),
+    "no requantisation": (vectors("requantise"), lambda f: {"requantise": 0}),
+    "residual scale": (vectors("rescale_add"), lambda f: {"scale_b": f["scale_b"] // 2}),
+    "residual offset": (vectors("rescale_add"), lambda f: {"scale_c": f["scale_c"] + (3 << f["scale_shift"])}),
+    "no table": (vectors("lookup"), lambda f: {"lookup": 0}),
+    "maximum": (vectors("reduce_op"), lambda f: {"reduce_op": 0}),
+    "pad value": (loads(Buffer.INP, "pad_top"), lambda f: {"pad_value": f["pad_value"] ^ 64}),
+    "pad of a pooling": (loads(Buffer.VIN, "pad_top"), lambda f: {"pad_value": 100}),
+    "padding moved": (
+        loads(Buffer.INP, "pad_top"), lambda f: {"pad_top": 0, "pad_bottom": f["pad_bottom"] + f["pad_top"]},
+    ),
+    "gemm adds": (lambda opcode, f: opcode == Opcode.GEMM and not f["accumulate"], lambda f: {"accumulate": 1}),
+    "gemm input": (
+        lambda opcode, f: opcode == Opcode.GEMM and f["extent_x"] > 1, lambda f: {"inp_base": f["inp_base"] ^ 1},
+    ),
+    "missing store": (stores, lambda f: {"x_size": 1, "y_size": 1, "z_size": 1}),
+    "store elsewhere": (stores, lambda f: {"dram_addr": f["dram_addr"] + 64}),
+    "part of a load": (loads(Buffer.WGT, "x_size"), lambda f: {"dram_addr": f["dram_addr"] + 1}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["tiny", "pynq", "batch2-8x4"])
+@pytest.mark.parametrize("fault", INSTRUCTIONS)
+def test_a_wrong_instruction_is_found(name: str, fault: str, compiled: Callable[..., Compiled]) -> None:
+    found = compiled(network(), CONFIGS[name])
+    layer = plant(found, *INSTRUCTIONS[fault])
+    with pytest.raises(SelfCheckError) as caught:
+        found.check()
+    assert caught.value.layer == layer, caught.value
+
+
+CONSTANTS: dict[str, tuple[Buffer, Callable[[NDArray[np.uint8]], None]]] = {
+    "swapped weights": (Buffer.WGT, swap_rows),
+    "one bit of a weight": (Buffer.WGT, flip(0, 16)),
+    "bias": (Buffer.PAR, flip(1)),
+    "multiplier": (Buffer.PAR, flip(6)),
+    "shift": (Buffer.PAR, flip(7, 2)),
+    "an entry of a table": (Buffer.LUT, flip(0)),
+}
+
+
+@pytest.mark.parametrize("name", ["tiny", "pynq", "batch2-8x4"])
+@pytest.mark.parametrize("fault", CONSTANTS)
+def test_a_wrong_constant_is_found(name: str, fault: str, compiled: Callable[..., Compiled]) -> None:
+    found = compiled(network(), CONFIGS[name])
+    layer = spoil(found, *CONSTANTS[fault])
+    with pytest.raises(SelfCheckError, match="bytes other than its operators on the CPU, the first at image") as caught:
+        found.check()
+    assert caught.value.layer == layer, caught.value
+
+
+def test_a_layer_that_stores_nothing(compiled: Callable[..., Compiled]) -> None:
+    found = compiled(network(), PRESETS["tiny"])
+    (launch,) = found.program.launches
+    layer_of = launch.layer_of.copy()
+    layer_of[layer_of == 1] = 0
+    found.program.steps = [replace(step, layer_of=layer_of) if step is launch else step for step in found.program.steps]
+    with pytest.raises(SelfCheckError, match="never stores its output"):
+        found.check()
+
+
+def test_a_launch_that_hangs(compiled: Callable[..., Compiled]) -> None:
+    found = compiled(network(), PRESETS["tiny"])
+    plant(found, lambda opcode, f: opcode == Opcode.LOAD and f["post"], lambda f: {"post": 0})
+    with pytest.raises(SelfCheckError, match="ends in an error: no unit can proceed"):
+        found.check()
+
+
+def test_an_illegal_address(compiled: Callable[..., Compiled]) -> None:
+    found = compiled(network(), PRESETS["tiny"])
+    layer = plant(found, stores, lambda f: {"dram_addr": found.program.dram_size})
+    with pytest.raises(SelfCheckError, match=r"ends in an error: instruction \d+: .* STORE writes") as caught:
+        found.check()
+    assert caught.value.layer == layer
+
+
+def test_a_store_over_constants(compiled: Callable[..., Compiled]) -> None:
+    found = compiled(network(), PRESETS["tiny"])
+    layer = plant(found, stores, lambda f: {"dram_addr": found.program.image_address})
+    with pytest.raises(SelfCheckError, match="not among activations") as caught:
+        found.check()
+    assert caught.value.layer == layer
+
+
+def test_a_wrong_place_of_an_output(compiled: Callable[..., Compiled]) -> None:
+    found = compiled(network(), PRESETS["tiny"])
+    (launch,) = found.program.launches
+    moved = replace(launch, unpack=tuple(replace(each, address=each.address ^ 64) for each in launch.unpack))
+    found.program.steps = [moved if step is launch else step for step in found.program.steps]
+    with pytest.raises(SelfCheckError, match="is not where the host takes it from"):
+        found.check()
+
+
+# Faults of the compiler ------------------------------------------------------------------------------------------
+
+
+def spoiled(change: Callable[[Any], Any], name: str) -> Callable[..., Any]:
+    """The function `name` of graph.select, with `change` made to what it gives."""
+    function = getattr(select, name)
+    return lambda *given: change(function(*given))
+
+
+COMPILER: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "bias": ("_requantise", lambda r: replace(r, bias=r.bias + 40)),
+    "zero point": ("_requantise", lambda r: replace(r, zero_point=r.zero_point ^ 1)),
+    "weights": ("_symmetric", lambda w: w[::-1].copy()),
+    "pads": ("_window", lambda w: replace(w, pads=(w.pads[2], w.pads[3], w.pads[0], w.pads[1]))),
+    "average": ("_uniform", lambda r: replace(r, multiplier=r.multiplier + (r.multiplier >> 5))),
+}
+
+
+@pytest.mark.parametrize("fault", COMPILER)
+def test_a_wrong_layer_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, change = COMPILER[fault]
+    monkeypatch.setattr(select, name, spoiled(change, name))
+    with pytest.raises(SelfCheckError):
+        celosia.compile(network().model(), "tiny")
+
+
+def test_the_first_difference_is_described(compiled: Callable[..., Compiled]) -> None:
+    b = Builder("qoperator", np.uint8, seed=1)
+    b.output(b.conv(b.input([1, 8, 4, 4]), 8, (1, 1)))
+    found = compiled(b, PRESETS["tiny"])
+    layer = plant(found, vectors("requantise"), lambda f: {"zero_point": f["zero_point"] ^ 1})
+    with pytest.raises(SelfCheckError) as caught:
+        found.check()
+    pattern = (
+        rf"layer '{layer}' gives \d+ of 128 bytes other than its operators on the CPU, "
+        r"the first at image 0, channel \d, row \d, column \d: expected (\d+), found (\d+)"
+    )
+    match = re.fullmatch(pattern, str(caught.value))
+    assert match and abs(int(match[1]) - int(match[2])) == 1
+    code, sentence = explained(caught.value)
+    assert code == FAULT and sentence.startswith("a fault of celosia: layer") and "report it" in sentence
+
+
+# Its kernels -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "columns", "length"), [(1, 1, 1), (8, 16, 4), (9, 17, 5), (100, 33, 147), (3, 40, 9)])
+def test_dots(rows: int, columns: int, length: int) -> None:
+    rng = np.random.default_rng(rows)
+    x = kernels.rows_for(rows, length)
+    x[...] = rng.integers(0, 256, x.shape)
+    w = rng.integers(-128, 128, (columns, length)).astype(np.int8)
+    bias = rng.integers(-(2**31), 2**31, columns).astype(np.int32)
+    bias[::2] //= 1 << 20
+    scale = rng.uniform(0, 0.01, columns).astype(np.float32)
+    total = ((x[:rows, :length].astype(np.int64) - 200) @ w.T.astype(np.int64) + bias).astype(np.int32)
+    expected = np.clip(np.rint(total.astype(np.float32) * scale) + np.float32(77), 0, 255)
+    assert np.array_equal(kernels.dots(x, 200, kernels.pack_columns(w), bias, scale, 77)[:rows], expected)
+
+
+def test_largest() -> None:
+    x = np.random.default_rng(0).integers(0, 256, (5, 3 * kernels.LANES)).astype(np.uint8)
+    assert np.array_equal(kernels.largest(x), x.max(axis=0))
+
+
+def test_no_layers_no_work() -> None:
+    program = celosia.compile(network().model(), "tiny", accelerator=False)
+    assert check.self_check(program, [], None, {}) == Checked(0, 0)  # type: ignore[arg-type]
