@@ -1,7 +1,7 @@
-"""python -m benchmarks [exactness models cycles walltime compile build cpu timed hardware demo] [--models NAME,...]
+"""python -m benchmarks [SECTION ...] [--models NAME,...], a section being one of SECTIONS.
 
-Prints a table and updates bench/results.json. Without a name: everything but `timed` and
-`hardware` (long), and `demo`, which sets up a fresh clone.
+Prints a table and updates bench/results.json. Without a name: everything but `timed`, `names` and `hardware`
+(long), and `demo`, which sets up a fresh clone.
 Exit code 1 where a promise was measured and not kept.
 """
 
@@ -20,13 +20,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cpu, hardware
+from benchmarks import cpu, hardware, names
 from benchmarks.kernels import KERNELS
 from benchmarks.rows import ROOT, TIMED_CONFIGS, VERDICT, Bench, Row, describe
 from benchmarks.workloads import FOLDER_VARIABLE, WORKLOADS, models_folder
 
-SECTIONS = ("exactness", "models", "cycles", "walltime", "compile", "build", "cpu", "timed", "hardware", "demo")
-DEFAULT_SECTIONS = SECTIONS[:-3]
+SECTIONS = (
+    "exactness", "models", "cycles", "walltime", "compile", "build", "cpu", "timed", "names", "hardware", "demo"
+)  # fmt: skip
+DEFAULT_SECTIONS = SECTIONS[:-4]
 KNOWN_MODELS = tuple(dict.fromkeys((*WORKLOADS, *cpu.MODELS)))
 
 
@@ -49,6 +51,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", default="rtl", choices=("rtl", "functional"), help="of exactness and models")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each kernel or model of cpu (default: 1)")
     parser.add_argument("--images", type=int, help="inputs for each model of `models`")
+    parser.add_argument("--count", type=int, default=names.MODELS, help="models of `names` (default: %(default)s)")
     parser.add_argument(
         "--output", type=Path, default=ROOT / "bench" / "results.json", help="default: bench/results.json"
     )
@@ -103,6 +106,8 @@ def main(arguments: list[str]) -> int:
                 return cpu_rows(options, folder, say)
             if section == "timed":
                 return bench.timed((options.config,) if options.config else TIMED_CONFIGS)
+            if section == "names":
+                return names.rows(say, options.count)
             return hardware.rows(say) if section == "hardware" else getattr(bench, section)()
 
         for section in options.sections or DEFAULT_SECTIONS:

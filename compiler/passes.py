@@ -54,6 +54,7 @@ class Pipeline:
         for each in self.passes:
             before = _size(model)
             each.run(model)
+            name_nodes(model.graph)
             name_values(model.graph)
             check(model.graph, f"pass {each.name}")
             done.append(PassInfo(each.name, each.doc, before, _size(model)))

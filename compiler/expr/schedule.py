@@ -359,7 +359,7 @@ class Schedule:
             raise ValueError(f"cache_read of {tensor.name} without a reader")
         axes = tuple(Axis(f"i{d}", extent=extent) for d, extent in enumerate(tensor.shape))
         cache = Tensor(name, tensor.shape, tensor.dtype, axes, Load(tensor, axes))
-        self._insert(cache, min(readers, key=self.tensors.index), scope)
+        self._insert(cache, self.tensors[self.tensors.index(tensor) + 1], scope)
         for reader in readers:
             stage = self[reader]
             stage.body = rewrite(

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 
 import onnx_ir as ir
 
+from celosia.compiler.graph.names import values
+
 
 class BrokenGraph(AssertionError):
     """A pass has left a graph that is none: a fault of the compiler, not of the model."""
@@ -30,10 +32,9 @@ def _undefined(graph: ir.Graph, outside: frozenset[ir.Value] = frozenset()) -> I
 
 
 def _names(graph: ir.Graph) -> Iterator[str]:
-    made = [value for node in graph for value in node.outputs if value.uses() or value.is_graph_output()]
-    values = {id(value): value for value in (*graph.inputs, *graph.initializers.values(), *made)}
-    yield from ("a value has no name" for value in values.values() if not value.name)
-    counts = Counter(value.name for value in values.values())
+    found = set(values(graph))
+    yield from ("a value has no name" for value in found if not value.name)
+    counts = Counter(value.name for value in found)
     yield from (f"{name!r}" for name, count in counts.items() if count > 1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterator
 
 import onnx
@@ -13,6 +14,7 @@ from celosia.compiler.cpu.runtime.op import DOMAINS
 
 OWN_CODE = {*((domain, op) for domain in DOMAINS for op in OPS), *HOST, *(("ai.onnx", op) for _, op in HOST)}
 """(domain, operator) of what needs no function."""
+Types = ChainMap[str, onnx.TypeProto]
 DOMAIN = "celosia.function"
 MAX_DEPTH = 16
 """Functions inside functions."""
@@ -21,7 +23,7 @@ MAX_DEPTH = 16
 def inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     """`proto` without calls of functions. Raises onnx's errors for functions that are no ONNX."""
     if proto.functions:
-        proto = onnx.inliner.inline_local_functions(proto)
+        proto = onnx.inliner.inline_local_functions(_of_one_version(proto))
     for _ in range(MAX_DEPTH):
         if not any(_schema(proto, node) for node in nodes(proto.graph)):
             break
@@ -29,15 +31,27 @@ def inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     return proto
 
 
+def _of_one_version(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """`proto` with functions in its own versions of the domains, whose operators are the same (onnx checks it)."""
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    versions = {each.domain: each.version for each in proto.opset_import}
+    for function in result.functions:
+        for each in function.opset_import:
+            each.version = versions.get(each.domain, each.version)
+    return result
+
+
 def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     """All nodes, those of subgraphs too."""
     for node in graph.node:
         yield node
-        for inner in _subgraphs(node):
+        for inner in subgraphs(node):
             yield from nodes(inner)
 
 
-def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs of its attributes."""
     for attr in node.attribute:
         if attr.HasField("g"):
             yield attr.g
@@ -64,8 +78,7 @@ def _with_calls(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Operators that ONNX defines by functions as calls of functions of the model."""
     result = onnx.ModelProto()
     result.CopyFrom(onnx.shape_inference.infer_shapes(proto, data_prop=True))
-    types = dict(_types(result.graph))
-    for node in nodes(result.graph):
+    for node, types in list(_typed(result.graph, ChainMap())):
         schema = _schema(result, node)
         if schema is None:
             continue
@@ -84,7 +97,7 @@ def _with_calls(proto: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
-def _body(schema: onnx.defs.OpSchema, version: int, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> bytes:
+def _body(schema: onnx.defs.OpSchema, version: int, node: onnx.NodeProto, types: Types) -> bytes:
     """The newest function that defines the operator in `version` of ONNX."""
     if schema.has_context_dependent_function:
         version = max(v for v in schema.context_dependent_function_opset_versions if v <= version)
@@ -98,12 +111,17 @@ def _body(schema: onnx.defs.OpSchema, version: int, node: onnx.NodeProto, types:
     return body
 
 
+def _typed(graph: onnx.GraphProto, outside: Types) -> Iterator[tuple[onnx.NodeProto, Types]]:
+    """All nodes, those of subgraphs too, and the types of what each can read. One name may be two values."""
+    types = outside.new_child(dict(_types(graph)))
+    for node in graph.node:
+        yield node, types
+        for inner in subgraphs(node):
+            yield from _typed(inner, types)
+
+
 def _types(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TypeProto]]:
-    """Types of all values, those of subgraphs too."""
     for value in (*graph.input, *graph.value_info, *graph.output):
         yield value.name, value.type
     for tensor in graph.initializer:
         yield tensor.name, onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
-    for node in graph.node:
-        for inner in _subgraphs(node):
-            yield from _types(inner)

@@ -61,12 +61,20 @@ def expand_gradients(proto: onnx.ModelProto) -> onnx.ModelProto:
     result = onnx.ModelProto()
     result.CopyFrom(proto)
     nodes: list[NodeProto] = []
+    names = {name for node in proto.graph.node for name in (*node.input, *node.output)}
     for number, node in enumerate(proto.graph.node):
         gradient = node.op_type == "Gradient" and node.domain == DOMAIN
-        nodes += _expand(nodes, node, f"{node.name or 'gradient'}.{number}") if gradient else [node]
+        nodes += _expand(nodes, node, _free(f"{node.name or 'gradient'}.{number}", names)) if gradient else [node]
     del result.graph.node[:]
     result.graph.node.extend(nodes)
     return result
+
+
+def _free(prefix: str, names: set[str]) -> str:
+    """`prefix`, or what is made of it so that none of `names` begins so."""
+    while any(name.startswith(prefix) for name in names):
+        prefix += "_"
+    return prefix
 
 
 def _expand(before: list[NodeProto], node: NodeProto, prefix: str) -> list[NodeProto]:

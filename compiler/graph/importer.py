@@ -11,10 +11,10 @@ import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from celosia.compiler.cpu.parse import dense
 from celosia.compiler.cpu.runtime.op import clipped
-from celosia.compiler.graph.functions import inline_functions, nodes
+from celosia.compiler.graph.functions import inline_functions
 from celosia.compiler.graph.gradient import expand_gradients
+from celosia.compiler.graph.lenient import conform, for_checker
 from celosia.compiler.graph.sound import complaint
 
 
@@ -32,10 +32,10 @@ def load(source: str | Path | onnx.ModelProto) -> ir.Model:
         raise ModelError(f"{name} holds no graph; give an ONNX model")
     if why := complaint(proto):
         raise ModelError(f"{name} is not a valid ONNX model: {why}")
-    proto = _without_constant_inputs(_with_dense(proto))
+    proto = conform(proto)
     try:
         with _bounded_memory(INFERENCE_BYTES + 16 * proto.ByteSize()):
-            onnx.checker.check_model(_known_domains(proto))
+            onnx.checker.check_model(for_checker(proto))
             inferred = _with_shapes(inline_functions(expand_gradients(proto)))
         model: ir.Model = ir.from_proto(inferred)
     except MemoryError:
@@ -43,6 +43,9 @@ def load(source: str | Path | onnx.ModelProto) -> ir.Model:
     except Exception as error:  # onnx raises several unrelated classes for a broken model
         raise ModelError(f"{name} is not a valid ONNX model: {_first_line(error)}") from None
     require_static(model)
+    for value in model.graph.outputs:
+        if value.type is None:  # a pass finds out, from the operator that makes it
+            value.type = ir.TensorType(ir.DataType.UNDEFINED)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     common.RemoveUnusedNodesPass()(model)
     return model
@@ -93,18 +96,6 @@ def _first_line(error: Exception) -> str:
     return ", ".join([lines[0], *context[:1]])
 
 
-def _known_domains(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """`proto` as the ONNX checker can judge it: imports of domains that no node uses do not matter."""
-    used = {node.domain for node in nodes(proto.graph)}
-    used |= {node.domain for function in proto.functions for node in function.node}
-    kept = [entry for entry in proto.opset_import if entry.domain in used | {"", "ai.onnx"}]
-    checked = onnx.ModelProto()
-    checked.CopyFrom(proto)
-    del checked.opset_import[:]
-    checked.opset_import.extend(kept)
-    return checked
-
-
 _STAND_INS: dict[str, tuple[str, slice | tuple[int, ...]]] = {
     "QLinearAdd": ("Add", (0, 3)), "QLinearMul": ("Mul", (0, 3)), "QGemm": ("Gemm", (0, 3)),
     "QLinearConcat": ("Concat", slice(2, None, 3)), "QLinearAveragePool": ("AveragePool", (0,)),
@@ -147,31 +138,6 @@ def _is_whole(kind: onnx.TypeProto) -> bool:
     tensor = kind.tensor_type
     known = tensor.elem_type != onnx.TensorProto.UNDEFINED and tensor.HasField("shape")
     return known and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
-
-
-def _with_dense(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """`proto` with its sparse constants as others."""
-    if not proto.graph.sparse_initializer:
-        return proto
-    result = onnx.ModelProto()
-    result.CopyFrom(proto)
-    for tensor in proto.graph.sparse_initializer:
-        result.graph.initializer.append(onnx.numpy_helper.from_array(dense(tensor), tensor.values.name))
-    del result.graph.sparse_initializer[:]
-    return result
-
-
-def _without_constant_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """`proto` without those inputs that are constants, as old models list them: the constant says what it is."""
-    constants = {tensor.name for tensor in proto.graph.initializer}
-    if not any(value.name in constants for value in proto.graph.input):
-        return proto
-    result = onnx.ModelProto()
-    result.CopyFrom(proto)
-    del result.graph.input[:]
-    result.graph.input.extend(value for value in proto.graph.input if value.name not in constants)
-    result.ir_version = max(result.ir_version, 4)  # before 4, constants had to be inputs
-    return result
 
 
 def _stand_in(node: onnx.NodeProto) -> None:

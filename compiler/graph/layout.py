@@ -206,8 +206,9 @@ class _Layout:
         name = next(n for k in itertools.count() if (n := f"{wanted}{k or ''}") not in self.names)
         self.names.add(name)
         out = ir.Value(name=name, shape=ir.Shape(dims), type=ir.TensorType(ir.DataType.FLOAT))
+        label = node.name if op.removeprefix("Blocked") == node.op_type else name
         fresh = ir.Node(
-            "celosia" if ours else "", op, inputs, [*given, *attributes(**attrs)], outputs=[out], name=node.name
+            "celosia" if ours else "", op, inputs, [*given, *attributes(**attrs)], outputs=[out], name=label
         )
         self.graph.insert_before(node, fresh)
         return out

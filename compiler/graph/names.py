@@ -29,32 +29,28 @@ def name_nodes(graph: ir.Graph) -> None:
 
 
 def name_values(graph: ir.Graph) -> None:
-    """Give values that have no name, or that of another, a name of their own; inputs and outputs keep theirs."""
+    """Give values that have no name, or that of another, a name of their own; inputs and outputs keep theirs.
+
+    Those of subgraphs too: there a name may hide one outside, which a pass may have made the subgraph read.
+    """
     border = {*graph.inputs, *graph.outputs}
-    taken = {value.name for value in (*border, *_inner(graph)) if value.name}
-    for value in _values(graph):
-        if value in border:
-            continue
-        if not value.name or value.name in taken:
+    every = [value for value in values(graph) if value not in border]
+    held = {value.name for value in border}
+    taken = {name for name in (*held, *(value.name for value in every)) if name}
+    for value in every:
+        if not value.name or value.name in held:
             value.name = unused_name(value.name or "value", taken)
-        taken.add(value.name)
+        held.add(value.name)
 
 
 def value_names(graph: ir.Graph) -> set[str]:
     """The names of all values, those of subgraphs included."""
-    return {value.name for value in (*graph.inputs, *_values(graph), *_inner(graph)) if value.name}
+    return {value.name for value in values(graph) if value.name}
 
 
-def _values(graph: ir.Graph) -> Iterator[ir.Value]:
-    """Constants, and what nodes make and something uses."""
-    yield from list(graph.initializers.values())
-    for node in graph:
-        yield from (out for out in node.outputs if out.uses() or out.is_graph_output())
-
-
-def _inner(graph: ir.Graph) -> Iterator[ir.Value]:
-    """Values of subgraphs."""
-    for inner in graph.subgraphs():
-        yield from (*inner.inputs, *inner.initializers.values())
-        for node in inner:
-            yield from node.outputs
+def values(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Inputs, constants, and what nodes make, unless it has no name and nothing uses it; then those of subgraphs."""
+    for each in (graph, *graph.subgraphs()):
+        yield from (*each.inputs, *each.initializers.values())
+        for node in each:
+            yield from (out for out in node.outputs if out.name or out.uses() or out.is_graph_output())

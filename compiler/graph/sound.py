@@ -19,6 +19,8 @@ MAX_RANK = 64
 AXES = {"axis": -MAX_RANK, "batch_axis": -MAX_RANK, "time_axis": -MAX_RANK, "batch_dims": 0}
 """Attributes that onnx's shape inference uses as an index unchecked, and the least that they may be."""
 MAX_ELEMENTS = 1 << 60
+COMMENTS = ("doc_string", "producer_name", "producer_version")
+"""Texts for people."""
 
 
 def complaint(proto: ModelProto) -> str:
@@ -27,7 +29,7 @@ def complaint(proto: ModelProto) -> str:
 
 
 def _complaints(proto: ModelProto) -> Iterator[str]:
-    yield from _texts(proto, "the model")
+    yield from _texts(proto)
     yield from _graph(proto.graph, 1)
     for function in proto.functions:
         for node in function.node:
@@ -92,15 +94,26 @@ def _tensor(tensor: TensorProto, what: str) -> Iterator[str]:
         yield f"{what} cannot be read: {lines[0] if lines else type(error).__name__}"
 
 
-def _texts(message: Message, where: str) -> Iterator[str]:
-    """Names that are no UTF-8, which protobuf lets pass."""
+def bad_texts(message: Message, where: str) -> Iterator[tuple[Message, str, str, bytes]]:
+    """(message, its field, a name for it, the text) for texts that are no UTF-8, which protobuf lets pass."""
     for field, value in message.ListFields():
         many = [value] if isinstance(value, (str, bytes, Message)) else value
         if field.type == FieldDescriptor.TYPE_STRING:
             for text in many:
                 if isinstance(text, bytes):
-                    yield f"a {field.name} in {where} is no text of UTF-8: {text!r}"
+                    yield message, field.name, where, text
         elif field.type == FieldDescriptor.TYPE_MESSAGE:
             for inner in many:
                 name = getattr(inner, "name", "")
-                yield from _texts(inner, f"{field.name} {name!r}" if name else where)
+                yield from bad_texts(inner, f"{field.name} {name!r}" if name else where)
+
+
+def is_comment(message: Message, field: str) -> bool:
+    """Whether nothing depends on `field` of `message`."""
+    return field in COMMENTS or (isinstance(message, NodeProto) and field == "name")
+
+
+def _texts(proto: ModelProto) -> Iterator[str]:
+    for message, field, where, text in bad_texts(proto, "the model"):
+        if not is_comment(message, field):
+            yield f"a {field} in {where} is no text of UTF-8: {text!r}"

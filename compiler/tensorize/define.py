@@ -280,7 +280,8 @@ class _Definer:
         def product(i: Expr, n: Expr, y: Expr, x: Expr, piece: Expr, b: Expr, m: Expr) -> Expr:
             row = y if w.kernel[0] == 1 else y * w.strides[0] + r * w.dilations[0]
             value = near[i, n * run.step + k, row, x * w.strides[1] + s * w.dilations[1], e, b, c].astype("int32")
-            return sum(value * weights[n, k, r, s, piece * g + m, e * g + c].astype("int32"), (k, r, s, e, c))
+            weight = weights[n, k, r, s, piece * g + m, e * g + c].astype("int32")
+            return sum(weight * value, (k, r, s, e, c))  # weights first: they are loaded in this order
 
         names = ("image", "block", "row", "column", "piece", "b", "m")
         shape_y = (self.y.images, self.blocks, self.y.rows, self.y.columns, *tile_shape(cfg, "acc"))

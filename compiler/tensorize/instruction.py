@@ -208,7 +208,8 @@ class Move:
             raise Untileable(f"more than {PAD_MAX} rows or columns of padding")
         return {
             **self.static, **pads, "pad_value": constants["pad_value"], "dram_addr": address,
-            "dram_y": y[1].dram, "dram_z": z[1].dram, "x_size": sizes[2], "y_size": sizes[1], "z_size": sizes[0], "sram_base": place, "sram_x": x[1].sram, "sram_y": y[1].sram, "sram_z": z[1].sram,
+            "dram_y": y[1].dram, "dram_z": z[1].dram, "x_size": sizes[2], "y_size": sizes[1], "z_size": sizes[0],
+            "sram_base": place, "sram_x": x[1].sram, "sram_y": y[1].sram, "sram_z": z[1].sram,
         }  # fmt: skip
 
     def check(self, env: Env) -> None:
@@ -327,7 +328,10 @@ class _Maker:
         for slots, dims in (("nyx", _merged(data)), (inner, _merged(sums))):
             if len(dims) > len(slots):
                 raise Refused(f"{rule.opcode.name} has {len(slots)} such loops, not {len(dims)}")
-            for slot, (extent, steps) in zip(slots[len(slots) - len(dims) :], dims):
+            names = slots[len(slots) - len(dims) :]
+            if dims and slots == "nyx" and any(dims[0][1].get(blocked) for blocked in ("wgt", "par")):
+                names = slots[0] + slots[len(slots) - len(dims) + 1 :]  # output blocks are loop n, pixels y and x
+            for slot, (extent, steps) in zip(names, dims):
                 static[f"extent_{slot}"] = extent
                 static |= {f"{name}_{slot}": step for name, step in steps.items() if step}
         bases = []

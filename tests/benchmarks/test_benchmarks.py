@@ -13,7 +13,7 @@ from small_models import Builder
 
 pytest.importorskip("onnxruntime")
 
-from benchmarks import cpu
+from benchmarks import cpu, names
 from benchmarks.__main__ import main, save
 from benchmarks.kernels import KERNELS, cases
 from benchmarks.oracle import Operator, Oracle, SideBySide, side_by_side
@@ -112,6 +112,16 @@ def test_demo_rows_need_no_folder(
 def test_missing_models_say_where(tmp_path: Path) -> None:
     with pytest.raises(Missing, match=r"resnet18_qdq_s8\.onnx is not in"):
         WORKLOADS["resnet18"].path(tmp_path)
+
+
+def test_counts_of_names_are_added() -> None:
+    count = dict(models=2, programs=12, launches=14, bytes=5000, different=0, float_outputs=1, steps=0.5, failures=[])
+    row = names._row("random", "models", [count, count | {"steps": 1}], 4)
+    assert row.met and row.measured.startswith("0 of 10,000 bytes differ; 4 models, 24 programs")
+    assert "at most 1 steps" in row.measured
+    assert row.command.endswith("--count 4")
+    bad = names._row("random", "models", [count, count | {"different": 3, "failures": ["model 1"]}], 2000)
+    assert not bad.met and "3 of 10,000" in bad.measured and "1 failed" in bad.measured
 
 
 def test_results_are_merged(tmp_path: Path) -> None:

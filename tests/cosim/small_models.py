@@ -9,9 +9,9 @@ b.model()
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 MS = "com.microsoft"
+T = TypeVar("T")
 HOSTILE = (
     ".shape", "_zero", "_table", "_weights", "_bias", "_int32", ".0", "@xy", "@1x4x4x4", "_quantised_", ":", "",
     "_unclamped", ".blocked", "_1",
@@ -64,6 +65,11 @@ class Builder:
         """Whether tensors are called as what the compiler might make itself."""
         self.last = "val"
         self.given_names: set[str] = set()
+        self.shared = False
+        """Whether equal constants are one initializer, convolutions of one shape have one set of weights, and all that
+        read a tensor read the same DequantizeLinear, as in models that exporters have tidied up."""
+        self.kept: dict[Any, Any] = {}
+        """What `shared` makes once, by what it is."""
 
     # Pieces ----------------------------------------------------------------------------------------------------
 
@@ -83,10 +89,23 @@ class Builder:
             return f"{self.last}{HOSTILE[self.count % len(HOSTILE)]}"
         return {"own": f"{out}_node", "none": "", "same": "node"}[self.node_names]
 
+    def once(self, key: Any, make: Callable[[], T]) -> T:
+        """What `make` gives; where `shared`, the same for each `key`."""
+        if not self.shared:
+            return make()
+        if key not in self.kept:
+            self.kept[key] = make()
+        return self.kept[key]  # type: ignore[no-any-return]
+
     def constant(self, stem: str, array: Any, dtype: Any = None) -> str:
-        name = self.name(stem)
-        self.constants[name] = np.asarray(array, dtype)
-        return name
+        value = np.asarray(array, dtype)
+
+        def make() -> str:
+            name = self.name(stem)
+            self.constants[name] = value
+            return name
+
+        return self.once((value.dtype.str, value.shape, value.tobytes()), make)
 
     def node(self, op: str, inputs: Sequence[str], domain: str = "", **attrs: Any) -> str:
         out = self.name(op.lower())
@@ -103,7 +122,11 @@ class Builder:
 
     def real(self, x: Tensor) -> str:
         """The float tensor that `x` means."""
-        return self.node("DequantizeLinear", [x.name, *self.meaning(x.scale, x.zero)])
+        return self.dequantised(x.name, self.meaning(x.scale, x.zero))
+
+    def dequantised(self, name: str, meaning: Sequence[str], **attrs: int) -> str:
+        inputs = [name, *meaning]
+        return self.once((*inputs, *attrs.items()), lambda: self.node("DequantizeLinear", inputs, **attrs))
 
     def quantise(
         self, value: str, shape: Sequence[int], scale: float, zero: int | None = None, float_inside: bool = False
@@ -140,6 +163,11 @@ class Builder:
         if x.float_inside:
             self.inexact.add(name)
 
+    def return_input(self) -> None:
+        """Return the model's first input as it is."""
+        self.outputs.append(self.inputs[0])
+        self.steps[self.inputs[0].name] = 1
+
     def model(self) -> onnx.ModelProto:
         constants = [numpy_helper.from_array(array, name) for name, array in self.constants.items()]
         graph = helper.make_graph(self.nodes, "small", self.inputs, self.outputs, constants)
@@ -157,6 +185,11 @@ class Builder:
 
         With uint8 activations they have 7 bits: onnxruntime's U8S8 kernels saturate on some processors.
         """
+        return self.once(("weights", *shape, per_channel, axis), lambda: self._weights(shape, channels, per_channel))
+
+    def _weights(
+        self, shape: Sequence[int], channels: int, per_channel: bool
+    ) -> tuple[str, NDArray[Any], list[str]]:  # fmt: skip
         limit = 128 if self.dtype == np.int8 else 64
         values = self.rng.integers(0 if self.one_sided else -limit, limit, shape).astype(np.int8)
         scale = self.rng.uniform(0.002, 0.02, channels if per_channel else ()).astype(np.float32)
@@ -199,7 +232,7 @@ class Builder:
             inputs = [*self.operand(x), w, *w_meaning, *self.meaning(scale, zero), *([b] if bias else [])]
             return self.tensor("QLinearConv", inputs, shape, scale, zero, x.float_inside, domain="", **attrs)
         axis = dict(axis=0) if per_channel else {}
-        inputs = [self.real(x), self.node("DequantizeLinear", [w, *w_meaning], **axis)]
+        inputs = [self.real(x), self.dequantised(w, w_meaning, **axis)]
         if bias:
             inputs.append(self._real_bias(b, np.float32(x.scale) * w_scale, axis))
         y = self.node("Conv", inputs, **attrs)
@@ -235,7 +268,7 @@ class Builder:
             inputs += [bias, *self.meaning(scale, zero)]
             return self.tensor("QGemm", inputs, y_shape, scale, zero, x.float_inside, transB=trans_b)
         axis = dict(axis=1) if per_channel else {}
-        inputs = [self.real(x), self.node("DequantizeLinear", [w, *w_meaning], **axis)]
+        inputs = [self.real(x), self.dequantised(w, w_meaning, **axis)]
         if op == "MatMul":
             return self.quantise(self.node("MatMul", inputs), y_shape, scale, float_inside=x.float_inside)
         inputs.append(self._real_bias(bias, np.float32(x.scale) * w_scale, dict(axis=0) if per_channel else {}))
@@ -333,17 +366,94 @@ class Builder:
     def hard_swish(self, x: Tensor) -> Tensor:
         return self.binary("Mul", self.unary(x, "HardSigmoid", alpha=1 / 6, beta=0.5), x)
 
+    def again(self, x: Tensor) -> Tensor:
+        """What the last node made, which is `x`, made once more by an equal node."""
+        node = self.nodes[-1]
+        assert list(node.output) == [x.name]
+        name = self.name("again")
+        self.nodes.append(onnx.NodeProto())
+        self.nodes[-1].CopyFrom(node)
+        self.nodes[-1].output[:] = [name]
+        self.nodes[-1].name = self.node_name(name)
+        return replace(x, name=name)
+
+    def transposed(self, x: Tensor) -> Tensor:
+        """Rows for columns, of the bytes: an operator of the CPU."""
+        shape = (*x.shape[:2], x.shape[3], x.shape[2])
+        return replace(x, name=self.node("Transpose", [x.name], perm=[0, 1, 3, 2]), shape=shape)
+
+    def maximum(self, real: str, axes: list[int]) -> str:
+        if self.opset < 18:
+            return self.node("ReduceMax", [real], axes=axes)
+        return self.node("ReduceMax", [real, self.constant("axes", axes, np.int64)])
+
+    def below_maximum(self, x: Tensor) -> Tensor:
+        """How far each element is below the largest of its image: floats, which `x` gives twice."""
+        real = self.real(x)
+        below = self.node("Sub", [real, self.maximum(real, [1, 2, 3])])
+        return self.quantise(below, x.shape, x.scale * 1.5, float_inside=x.float_inside)
+
+    def negated_or_positive(self, x: Tensor) -> Tensor:
+        """If the largest of `x` is positive -x else |x|. Names in the bodies are those that other tensors, and what the
+        compiler makes, have, and the same in both."""
+        real = self.real(x)
+        top = self.node("Squeeze", [self.maximum(real, [0, 1, 2, 3])])
+        positive = self.node("Greater", [top, self.constant("none", 0, np.float32)])
+        inner = [self.last + ending for ending in HOSTILE if ending and self.last + ending not in self.given_names][:2]
+        bodies = {}
+        for branch, op in (("then_branch", "Neg"), ("else_branch", "Abs")):
+            nodes = [helper.make_node(op, [real], inner[:1]), helper.make_node("Identity", inner[:1], inner[1:])]
+            output = helper.make_tensor_value_info(inner[1], TensorProto.FLOAT, list(x.shape))
+            bodies[branch] = helper.make_graph(nodes, branch, [], [output])
+        y = self.node("If", [positive], **bodies)
+        return self.quantise(y, x.shape, x.scale, float_inside=x.float_inside)
+
     def squeeze_excite(self, x: Tensor, inner: int) -> Tensor:
         y = self.conv(self.global_average(x), inner, (1, 1), activation="Relu" if self.qdq else "")
         y = self.unary(self.conv(y, x.shape[1], (1, 1)), "HardSigmoid", alpha=0.2, beta=0.5)
         return self.binary("Mul", x, y)
 
 
+# Networks ------------------------------------------------------------------------------------------------------
+
+
+def twins(b: Builder) -> None:
+    """Two convolutions of the same geometry behind each other."""
+    x = b.conv(b.input([1, 8, 8, 8]), 16, (1, 1))
+    x = b.conv(x, 16, (3, 3), pads=(1, 1, 1, 1))
+    b.output(b.conv(x, 16, (3, 3), pads=(1, 1, 1, 1)))
+
+
+def detector(b: Builder) -> None:
+    """A face detector's shape: a stem, depthwise separable blocks with residuals, and boxes and scores at two sizes.
+    77 integer operators."""
+    x = b.conv(b.input([1, 3, 64, 64]), 12, (5, 5), (2, 2), (1, 1, 2, 2))
+    heads = []
+    for blocks, channels in ((6, 12), (7, 24), (6, 32)):
+        x = _separable_halved(b, x, channels)
+        for _ in range(blocks):
+            x = b.binary("Add", _separable(b, x, x.shape[1], (1, 1)), x)
+        heads.append(x)
+    for x in heads[1:]:
+        for out in (2, 12):
+            b.output(b.reshape(b.conv(x, out, (1, 1)), (1, out * x.shape[2] * x.shape[3])), real=True)
+
+
+def _separable(b: Builder, x: Tensor, out: int, strides: tuple[int, int]) -> Tensor:
+    y = b.conv(x, x.shape[1], (3, 3), strides, (1, 1, 1, 1), group=x.shape[1])
+    return b.conv(y, out, (1, 1))
+
+
+def _separable_halved(b: Builder, x: Tensor, out: int) -> Tensor:
+    y = _separable(b, x, out, (2, 2))
+    return b.binary("Add", y, b.conv(b.max_pool(x, (2, 2), (2, 2), (0, 0, 0, 0)), out, (1, 1)))
+
+
 # Random models -------------------------------------------------------------------------------------------------
 
 UNARY = ("Sigmoid", "Tanh", "LeakyRelu", "HardSigmoid", "Relu")
 OPERATORS = ("conv", "conv", "depthwise", "grouped", "max_pool", "residual", "sum", "concat", "unary", "hard_swish",
-             "squeeze_excite", "reshape", "twins",
+             "squeeze_excite", "reshape", "twins", "again", "fan", "transposed", "below_maximum", "if",
 )  # fmt: skip
 LAST = ("", "flatten_gemm", "global_gemm", "global_average", "average_pool", "matmul")
 
@@ -357,12 +467,14 @@ def models(draw: st.DrawFn) -> Builder:
         draw(st.booleans()), draw(st.sampled_from([13, 17, 19])),
     )  # fmt: skip
     b.node_names = draw(st.sampled_from(["own", "none", "same", "hostile"]))
-    b.hostile_tensors = draw(st.booleans())
+    b.hostile_tensors, b.shared = draw(st.booleans()), draw(st.booleans())
     x = b.input([number(1, 3), number(1, 18), number(1, 10), number(1, 10)])
     for op in draw(st.lists(st.sampled_from(OPERATORS), max_size=6)):
         x = _random(draw, b, op, x)
         if number(0, 5) == 0 and x.name not in b.steps:
             b.output(x)
+    if number(0, 9) == 0:
+        b.return_input()
     last = draw(st.sampled_from(LAST))
     if last == "average_pool":
         kernel, strides, pads = _window(draw, x)
@@ -401,6 +513,17 @@ def _random(draw: st.DrawFn, b: Builder, op: str, x: Tensor) -> Tensor:
     if op == "twins":
         first = b.conv(x, channels, (3, 3), pads=(1, 1, 1, 1))
         return b.conv(first, channels, (3, 3), pads=(1, 1, 1, 1), activation=_activation(draw))
+    if op == "again":
+        y = b.conv(x, draw(st.integers(1, 9)), (1, 1), activation=_activation(draw))
+        return b.binary("Add", y, b.again(y))
+    if op == "fan":
+        return b.concat([b.max_pool(x, (1, 1), (1, 1), (0, 0, 0, 0)), *(b.conv(x, 4, (1, 1)) for _ in range(3))], False)
+    if op == "transposed":
+        return b.transposed(x)
+    if op == "below_maximum":
+        return b.below_maximum(x)
+    if op == "if":
+        return b.negated_or_positive(x)
     if op == "residual":
         y = b.conv(x, channels, (3, 3), pads=(1, 1, 1, 1), activation=_activation(draw))
         return b.binary("Add", *draw(st.permutations([x, y])))

@@ -1,46 +1,31 @@
-"""Whole models give the bytes of onnxruntime, on the functional device and on the RTL.
-
-onnxruntime runs with session.qdqisint8allowed=1, with which every QDQ pattern becomes an integer operator. Where it
-computes in float nevertheless (Builder.inexact), outputs may differ by one step.
-"""
+"""Whole models give the bytes of onnxruntime (agreement.py), on the functional device and on the RTL."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
-from numpy.typing import NDArray
 from programs import CONFIGS as SMALL_CONFIGS
 from small_models import Builder, Tensor, models
 
 import celosia
-from celosia.compiler.program import Program
 from celosia.driver.runtime import Runtime
-from celosia.hw.config import PRESETS, Config
+from celosia.hw.config import PRESETS
 from celosia.models import demo_images, demo_model_path
 from celosia.sim.build import BuildError, compiler, verilator_root
 from celosia.sim.device import Device
 from celosia.sim.fsim import FunctionalDevice
 from celosia.sim.rtlsim import RtlDevice
 
-ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
 
-Array = NDArray[Any]
-_BUFFERS = dict(inp_depth=256, wgt_depth=128, acc_depth=128, vin_depth=128, out_depth=128, par_depth=16)
-CONFIGS = {
-    "tiny": PRESETS["tiny"],
-    "pynq": PRESETS["pynq"],
-    "8x8": Config(block_in=8, block_out=8, bus_bytes=16, **_BUFFERS),
-    "batch2-8x4": Config(batch=2, block_in=8, block_out=4, **_BUFFERS),
-    "4x16": Config(block_in=4, block_out=16, **_BUFFERS),
-    "tight": SMALL_CONFIGS["4x4"],
-}
+from agreement import CONFIGS, check, expected, feed_of
+
 RTL_CONFIGS = {"tiny": PRESETS["tiny"]} | {name: SMALL_CONFIGS[name] for name in ("batch2", "4x8", "8x4")}
 
 
@@ -53,53 +38,11 @@ def rtl(name: str) -> RtlDevice:
     return RtlDevice(RTL_CONFIGS[name], quiet=True)
 
 
-def expected(model: onnx.ModelProto, feed: dict[str, Array], save: Path | None = None) -> list[Array]:
-    options = ort.SessionOptions()
-    options.add_session_config_entry("session.qdqisint8allowed", "1")
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    if save is not None:
-        options.optimized_model_filepath = str(save)
-    nameless = onnx.ModelProto()  # equal names, which ONNX allows and onnxruntime does not
-    nameless.CopyFrom(model)
-    for node in nameless.graph.node:
-        node.name = ""
-    session = ort.InferenceSession(nameless.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return list(session.run(None, feed))
-
-
-def feed_of(model: onnx.ModelProto, seed: int = 0) -> dict[str, Array]:
-    rng = np.random.default_rng(seed)
-    shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in model.graph.input}
-    return {name: (rng.standard_normal(shape) * 4).astype(np.float32) for name, shape in shapes.items()}
-
-
-def steps(found: Array, wanted: Array, scale: float) -> float:
-    """The largest difference; `scale` is one step of float outputs."""
-    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
-    gap = float(np.abs(found.astype(np.float64) - wanted.astype(np.float64)).max())
-    return gap / scale if found.dtype == np.float32 else gap
-
-
-def check(b: Builder, device: Device) -> Program:
-    """Compile what `b` made for `device`, run it there and compare every output with onnxruntime's."""
-    model = b.model()
-    feed = feed_of(model)
-    program = celosia.compile(model, device.config)
-    found = Runtime(program, device).run(feed, trace=False).outputs
-    for (name, step), wanted in zip(b.steps.items(), expected(model, feed), strict=True):
-        if name in b.inexact:
-            assert steps(found[name], wanted, step) <= 1.001, name
-        else:
-            assert steps(found[name], wanted, step) == 0, name
-    return program
-
-
 # Random models -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=18, deadline=None, suppress_health_check=list(HealthCheck))
 @given(b=models())
 def test_random_models(name: str, b: Builder) -> None:
     check(b, FunctionalDevice(CONFIGS[name]))

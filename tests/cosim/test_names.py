@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import onnx
 import pytest
-from small_models import Builder
-from test_models import CONFIGS, check
+from small_models import Builder, detector, twins
+
+pytest.importorskip("onnxruntime")
+
+from agreement import CONFIGS, check, expected, feed_of
+from many_models import Count
 
 import celosia
 from celosia.sim.fsim import FunctionalDevice
-
-
-def twins(b: Builder) -> None:
-    """Two convolutions of the same geometry behind each other."""
-    x = b.conv(b.input([1, 8, 8, 8]), 16, (1, 1))
-    x = b.conv(x, 16, (3, 3), pads=(1, 1, 1, 1))
-    b.output(b.conv(x, 16, (3, 3), pads=(1, 1, 1, 1)))
 
 
 def branches(b: Builder) -> None:
@@ -45,6 +43,15 @@ def test_names_do_not_matter(config: str, build: Callable[[Builder], None], name
     assert all(reported) and len(set(reported)) == len(reported)
 
 
+@pytest.mark.parametrize("form", ["qdq", "qoperator"])
+def test_a_network_without_names(form: str) -> None:
+    b = Builder(form, np.int8, seed=6)
+    b.node_names = "none"
+    detector(b)
+    program = check(b, FunctionalDevice(CONFIGS["8x8"]))
+    assert len(program.placements) > 70
+
+
 def test_one_refused_layer_sends_no_other_to_the_cpu() -> None:
     """A convolution that fits no scratchpad, between others; none has a name."""
     b = Builder("qoperator", np.int8, seed=4)
@@ -65,3 +72,32 @@ def test_names_of_nodes_are_kept_where_they_are_unique() -> None:
     convs[0].name, convs[1].name, convs[2].name = "stem", "body", "body"
     names = [row["name"] for row in celosia.compile(model, "tiny").placements if row["op"] == "QLinearConv"]
     assert names == ["stem", *(f"QLinearConv:{node.output[0]}" for node in convs[1:])]
+
+
+def test_names_in_reports_are_unique_where_passes_make_operators() -> None:
+    """A pass's own operators are called so, and the model's keep their names."""
+    text = """g (float[1, 32, 8, 8] x) => (float[1, 32, 6, 6] y) {
+        a = Conv(x, w)  b = Relu(a)  c = Conv<pads = [1, 1, 1, 1]>(b, w)  y = Add(c, a) }"""
+    graph = onnx.parser.parse_graph(text)
+    weights = np.random.default_rng(0).standard_normal((32, 32, 3, 3)).astype(np.float32)
+    graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    for node, name in zip(graph.node, ("stem", "activation", "a.block", "sum")):
+        node.name = name
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+    names = [row["name"] for row in celosia.compile(model, "tiny").placements]
+    assert len(set(names)) == len(names)
+    assert {"stem", "activation", "sum"} < {*names}
+
+
+def test_many_models_count_what_differs() -> None:
+    """Planted: one byte of onnxruntime's is another; an output of a wrong shape."""
+    b = Builder("qoperator", np.int8, seed=3)
+    twins(b)
+    wanted = expected(b.model(), feed_of(b.model()))
+    wanted[0][0, 0, 0, 0] ^= 1
+    count = Count()
+    count.run("planted", b, wanted)
+    assert (count.models, count.programs, count.different) == (1, len(CONFIGS), len(CONFIGS))
+    assert len(count.failures) == len(CONFIGS) and "planted on tiny" in count.failures[0]
+    count.run("shape", b, [wanted[0][:, 1:]])
+    assert "AssertionError" in count.failures[-1]

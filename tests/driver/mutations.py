@@ -23,6 +23,7 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 sys.path.append(str(Path(__file__).parent.parent / "compiler"))
 
 from onnx_nodes import cases
+from small_models import HOSTILE
 
 Array = NDArray[Any]
 MAX_BYTES = 20_000
@@ -332,13 +333,68 @@ def wrap_in_loop(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Ran
     inputs["condition_in"] = np.array([True])
 
 
+def name_nodes(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Random) -> None:
+    """No names, one for all, or those of tensors with what the compiler might put behind them."""
+    kind = rng.choice(["none", "same", "hostile"])
+    for graph in graphs(model.graph):
+        names = [name for name in _names(graph) if name]
+        for node in graph.node:
+            node.name = {"none": "", "same": "node", "hostile": rng.choice(names) + rng.choice(HOSTILE)}[kind]
+
+
+def rename_value(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Random) -> None:
+    """A tensor inside is called, wherever it is read, what the compiler might call another."""
+    border = {value.name for value in (*model.graph.input, *model.graph.output)}
+    names = sorted({name for graph in graphs(model.graph) for name in _names(graph)} - {"", "nowhere"})
+    old, new = rng.choice([name for name in names if name not in border]), rng.choice(names) + rng.choice(HOSTILE)
+    for graph in graphs(model.graph):
+        for names_of in (*(node.input for node in graph.node), *(node.output for node in graph.node)):
+            names_of[:] = [new if name == old else name for name in names_of]
+        for each in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+            each.name = new if each.name == old else each.name
+
+
+def share_constants(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Random) -> None:
+    """Equal constants become one."""
+    first: dict[bytes, str] = {}
+    other: dict[str, str] = {}
+    for tensor in model.graph.initializer:
+        content = onnx.TensorProto()
+        content.CopyFrom(tensor)
+        content.name = ""
+        other[tensor.name] = first.setdefault(content.SerializeToString(deterministic=True), tensor.name)
+    for graph in graphs(model.graph):
+        for node in graph.node:
+            node.input[:] = [other.get(name, name) for name in node.input]
+
+
+def be_careless(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Random) -> None:
+    """What onnxruntime forgives: outputs without types, imports left out, nodes in any order, constants given twice."""
+    graph = model.graph
+    kind = rng.choice(["type", "shape", "imports", "order", "constants", "ir_version"])
+    if kind == "type":
+        rng.choice(graph.output).ClearField("type")
+    elif kind == "shape":
+        rng.choice(graph.output).type.tensor_type.ClearField("shape")
+    elif kind == "imports":
+        del model.opset_import[rng.randrange(len(model.opset_import))]
+    elif kind == "order":
+        order = rng.sample(list(graph.node), len(graph.node))
+        del graph.node[:]
+        graph.node.extend(order)
+    elif kind == "constants":
+        graph.initializer.append(rng.choice(graph.initializer))
+    else:
+        model.ir_version = rng.choice([0, 1, 2, 3, 4])
+
+
 Mutation = Callable[[onnx.ModelProto, dict[str, Any], random.Random], None]
 MUTATIONS: dict[str, Mutation] = {
     mutation.__name__: mutation
     for mutation in (
         swap_nodes, repeat_node, delete_node, change_operator, rewire, cut_inputs, cut_outputs, drop_attribute,
         change_attribute, add_attribute, change_type, change_dims, change_tensor, change_input, fix_input,
-        change_border, change_version, wrap_in_loop,
+        change_border, change_version, wrap_in_loop, name_nodes, rename_value, share_constants, be_careless,
     )
 }  # fmt: skip
 BYTES = "bytes"

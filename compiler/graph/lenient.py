@@ -1,0 +1,144 @@
+"""What onnxruntime takes and the ONNX checker refuses, written as ONNX wants it.
+
+y = com.microsoft.Gelu(a)            opset_import: "com.microsoft" 1
+a = Neg(x)                    ->     a = Neg(x)
+output y                             y = com.microsoft.Gelu(a)
+                                     output y: float[]     (for the checker alone)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+
+from celosia.compiler.cpu.parse import dense
+from celosia.compiler.graph.functions import OWN_CODE, nodes, subgraphs
+from celosia.compiler.graph.sound import bad_texts, is_comment
+
+NEWEST = {"": onnx.defs.onnx_opset_version(), "ai.onnx.ml": 5, "com.microsoft": 1}
+"""The opsets that onnxruntime takes for domains that a model uses and does not import."""
+
+
+def conform(proto: ModelProto) -> ModelProto:
+    """A copy of `proto`, which must be sound (graph/sound.py), in which what onnxruntime forgives is put right."""
+    result = ModelProto()
+    result.CopyFrom(proto)
+    _clear_comments(result)
+    _name_domains(result)
+    _import_domains(result)
+    _drop_known_functions(result)
+    _keep_last_constants(result.graph)
+    _drop_constant_inputs(result.graph)
+    _sort(result.graph)
+    if result.HasField("ir_version"):
+        result.ir_version = max(result.ir_version, 4)  # before 4, constants had to be inputs
+    return result
+
+
+def for_checker(proto: ModelProto) -> ModelProto:
+    """`proto` as the ONNX checker can judge it: with what it asks for and nothing needs."""
+    checked = ModelProto()
+    checked.CopyFrom(proto)
+    used = {"", *_domains(proto)}
+    kept = [entry for entry in proto.opset_import if entry.domain in used]
+    del checked.opset_import[:], checked.metadata_props[:]
+    checked.opset_import.extend(kept)
+    checked.graph.name = checked.graph.name or "graph"
+    for value in (*checked.graph.input, *checked.graph.output):
+        _give_type(value)
+    return checked
+
+
+def _give_type(value: onnx.ValueInfoProto) -> None:
+    """A type for what has none, and a shape for tensors without: shape inference finds out what they are."""
+    if value.type.WhichOneof("value") is None:
+        value.type.tensor_type.elem_type = TensorProto.FLOAT
+    if value.type.HasField("tensor_type"):
+        value.type.tensor_type.shape.SetInParent()
+
+
+def _clear_comments(proto: ModelProto) -> None:
+    """Without comments, and names of nodes, that are no UTF-8."""
+    for message, field, _, _ in list(bad_texts(proto, "")):
+        if is_comment(message, field):
+            message.ClearField(field)
+
+
+def _name_domains(proto: ModelProto) -> None:
+    """Without "ai.onnx", the other name of ONNX's own domain ""."""
+    for entry in (*nodes(proto.graph), *proto.opset_import):
+        if entry.domain == "ai.onnx":
+            entry.domain = ""
+
+
+def _domains(proto: ModelProto) -> set[str]:
+    """Domains of all operators, those inside functions too."""
+    return {node.domain for node in (*nodes(proto.graph), *(n for f in proto.functions for n in f.node))}
+
+
+def _import_domains(proto: ModelProto) -> None:
+    if not proto.opset_import:
+        return  # which onnxruntime refuses
+    missing = _domains(proto) - {entry.domain for entry in proto.opset_import}
+    proto.opset_import.extend(onnx.helper.make_opsetid(name, NEWEST[name]) for name in sorted(missing & {*NEWEST}))
+
+
+def _drop_known_functions(proto: ModelProto) -> None:
+    """Functions for operators that there are anyway go: onnxruntime does not call them."""
+    kept = [each for each in proto.functions if not _is_known(each.domain, each.name)]
+    if len(kept) < len(proto.functions):
+        del proto.functions[:]
+        proto.functions.extend(kept)
+
+
+def _is_known(domain: str, op: str) -> bool:
+    return (domain, op) in OWN_CODE or (domain == "" and onnx.defs.has(op))
+
+
+def _keep_last_constants(graph: GraphProto) -> None:
+    """Of constants with one name the last counts; what has no name cannot be read."""
+    constants = {tensor.name: tensor for tensor in graph.initializer if tensor.name}
+    constants |= {tensor.values.name: _dense(tensor) for tensor in graph.sparse_initializer}
+    if len(constants) < len(graph.initializer) or graph.sparse_initializer:
+        kept = list(constants.values())
+        del graph.initializer[:], graph.sparse_initializer[:]
+        graph.initializer.extend(kept)
+
+
+def _dense(tensor: onnx.SparseTensorProto) -> TensorProto:
+    return onnx.numpy_helper.from_array(dense(tensor), tensor.values.name)
+
+
+def _drop_constant_inputs(graph: GraphProto) -> None:
+    """Inputs that are constants, as old models list them, go: the constant says what it is."""
+    constants = {tensor.name for tensor in graph.initializer}
+    kept = [value for value in graph.input if value.name not in constants]
+    if len(kept) < len(graph.input):
+        del graph.input[:]
+        graph.input.extend(kept)
+
+
+def _sort(graph: GraphProto) -> None:
+    """Each node after those whose outputs it reads; as it is where that is so, or cannot be."""
+    maker = {name: number for number, node in enumerate(graph.node) for name in node.output if name}
+    sources = {n: {maker[name] for name in _read(node) if name in maker} for n, node in enumerate(graph.node)}
+    if all(source < number for number, found in sources.items() for source in found):
+        return
+    try:
+        order = list(TopologicalSorter(sources).static_order())
+    except CycleError:
+        return
+    ordered = [graph.node[number] for number in order]
+    del graph.node[:]
+    graph.node.extend(ordered)
+
+
+def _read(node: NodeProto) -> Iterator[str]:
+    """Names that `node` and the graphs inside it read."""
+    yield from node.input
+    for graph in subgraphs(node):
+        for inner in nodes(graph):
+            yield from inner.input

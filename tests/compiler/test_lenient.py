@@ -1,0 +1,221 @@
+"""What onnxruntime takes and the ONNX checker refuses is taken: the outputs are onnxruntime's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+import celosia
+from celosia.compiler.graph.importer import ModelError
+from celosia.driver.runtime import Runtime
+
+ort = pytest.importorskip("onnxruntime")
+
+CHAIN = "g (float[2, 3] x) => (float[2, 3] y) { a = Neg(x) b = Add(a, x) c = Exp(a) y = Mul(c, x) }"
+GELU = "g (float[2, 3] x) => (float[2, 3] y) { y = com.microsoft.Gelu(x) }"
+INNER_GELU = """g (float[2, 3] x) => (float[2, 3] y) { y = If(t)
+    <then_branch = p () => (float[2, 3] z) { q = com.microsoft.Gelu(x) z = Neg(q) },
+     else_branch = n () => (float[2, 3] w) { w = Abs(x) }> }"""
+BIASED = "g (float[2, 3] x) => (float[2, 3] y) { y = Add(x, w) }"
+FUNCTION = """<ir_version: 9, opset_import: ["": 17, "own": 1]> g (float[2, 3] x) => (float[2, 3] y) { y = own.f(x) }
+    <domain: "own", opset_import: ["": 17]> f (p) => (q) { r = Neg(p) q = Abs(r) }"""
+
+
+def graph(text: str, **constants: Any) -> ModelProto:
+    """A model that imports opset 17 alone."""
+    made = onnx.parser.parse_graph(text)
+    made.initializer.extend(numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items())
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def importing(model: ModelProto, domain: str, version: int = 1) -> ModelProto:
+    model.opset_import.append(helper.make_opsetid(domain, version))
+    return model
+
+
+def output_without_shape() -> ModelProto:
+    model = importing(graph(GELU), "com.microsoft")
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    return model
+
+
+def output_without_type() -> ModelProto:
+    model = graph(CHAIN)
+    model.graph.output[0].ClearField("type")
+    return model
+
+
+def output_without_type_behind_microsoft() -> ModelProto:
+    model = importing(graph(GELU), "com.microsoft")
+    model.graph.output[0].ClearField("type")
+    return model
+
+
+def constant_input_without_shape() -> ModelProto:
+    model = graph(BIASED, w=np.ones(3, np.float32))
+    model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, None))
+    return model
+
+
+def no_import(text: str) -> Callable[[], ModelProto]:
+    return lambda: graph(text)
+
+
+def no_import_of_onnx() -> ModelProto:
+    model = importing(graph(GELU.replace("y = ", "a = ").replace("(x) }", "(x) y = Softmax(a) }")), "com.microsoft")
+    del model.opset_import[0]
+    return model
+
+
+def nodes_of_ai_onnx() -> ModelProto:
+    model = graph(CHAIN)
+    for node in model.graph.node:
+        node.domain = "ai.onnx"
+    return model
+
+
+def ir_version(version: int) -> Callable[[], ModelProto]:
+    def make() -> ModelProto:
+        model = graph(BIASED, w=np.ones(3, np.float32))
+        model.ir_version = version
+        return model
+
+    return make
+
+
+def constants_of_one_name() -> ModelProto:
+    model = graph(BIASED, w=np.ones(3, np.float32))
+    model.graph.initializer.append(numpy_helper.from_array(np.full(3, 2, np.float32), "w"))
+    return model
+
+
+def nameless_constants() -> ModelProto:
+    model = graph(CHAIN)
+    model.graph.initializer.extend([numpy_helper.from_array(np.ones(3, np.float32))] * 2)
+    return model
+
+
+def unsorted() -> ModelProto:
+    model = graph(CHAIN)
+    nodes = list(model.graph.node)[::-1]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
+
+
+def unsorted_around_a_subgraph() -> ModelProto:
+    """A body reads what a later node makes."""
+    model = graph(INNER_GELU.replace("Abs(x)", "Abs(later)"), t=np.array(False))
+    model.graph.node.append(helper.make_node("Neg", ["x"], ["later"]))
+    return importing(model, "com.microsoft")
+
+
+def metadata_given_twice() -> ModelProto:
+    model = graph(CHAIN)
+    for text in ("a", "b"):
+        model.metadata_props.add(key="framework", value=text)
+    return model
+
+
+def no_name_of_the_graph() -> ModelProto:
+    model = graph(CHAIN)
+    model.graph.ClearField("name")
+    return model
+
+
+def comments_in_latin_1() -> ModelProto:
+    model = graph(CHAIN)
+    model.producer_name = model.doc_string = model.graph.doc_string = "??"
+    model.graph.node[0].name = model.graph.node[0].doc_string = "??"
+    return ModelProto.FromString(model.SerializeToString().replace(b"??", b"\xe4\xff"))
+
+
+def function_of_another_version() -> ModelProto:
+    return onnx.parser.parse_model(FUNCTION.replace('opset_import: ["": 17]>', 'opset_import: ["": 13]>'))
+
+
+def function_that_alone_imports() -> ModelProto:
+    text = FUNCTION.replace('opset_import: ["": 17]>', 'opset_import: ["": 17, "com.microsoft": 1]>')
+    return onnx.parser.parse_model(text.replace("Neg(p)", "com.microsoft.Gelu(p)"))
+
+
+def function_for_a_known_operator(domain: str, op: str) -> Callable[[], ModelProto]:
+    """onnxruntime runs its own operator."""
+
+    def make() -> ModelProto:
+        model = importing(onnx.parser.parse_model(FUNCTION), "com.microsoft")
+        model.functions[0].domain = model.graph.node[0].domain = domain
+        model.functions[0].name = model.graph.node[0].op_type = op
+        return model
+
+    return make
+
+
+CASES: dict[str, Callable[[], ModelProto]] = {
+    "an output without a shape": output_without_shape,
+    "an output without a type": output_without_type,
+    "an output without a type behind com.microsoft": output_without_type_behind_microsoft,
+    "an input without a shape that is a constant": constant_input_without_shape,
+    "no import of com.microsoft": no_import(GELU),
+    "no import of com.microsoft, which a subgraph uses": lambda: graph(INNER_GELU, t=np.array(True)),
+    "no import of ONNX": no_import_of_onnx,
+    "nodes of ai.onnx": nodes_of_ai_onnx,
+    "ir version 0": ir_version(0),
+    "ir version 1": ir_version(1),
+    "constants that are no inputs in ir version 3": ir_version(3),
+    "two constants of one name": constants_of_one_name,
+    "constants without a name": nameless_constants,
+    "nodes in reverse": unsorted,
+    "nodes out of order around a subgraph": unsorted_around_a_subgraph,
+    "metadata given twice": metadata_given_twice,
+    "no name of the graph": no_name_of_the_graph,
+    "comments that are no UTF-8": comments_in_latin_1,
+    "a function of another version": function_of_another_version,
+    "a function that imports what the model does not": function_that_alone_imports,
+    "a function for an operator of ONNX": function_for_a_known_operator("", "Exp"),
+    "a function for an operator of com.microsoft": function_for_a_known_operator("com.microsoft", "Gelu"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_onnxruntime_takes(case: str) -> None:
+    model = CASES[case]()
+    before = model.SerializeToString()
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    session = ort.InferenceSession(before, options, providers=["CPUExecutionProvider"])
+    feed = {"x": np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)}
+    wanted = dict(zip([each.name for each in session.get_outputs()], session.run(None, feed)))
+    found = Runtime(celosia.compile(model, "tiny")).run(feed).outputs
+    assert list(found) == list(wanted)
+    for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6)
+    assert model.SerializeToString() == before
+
+
+def open_input() -> ModelProto:
+    model = graph(CHAIN)
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    return model
+
+
+REFUSED: dict[str, tuple[Callable[[], ModelProto], str]] = {
+    "a circle": (lambda: graph(CHAIN.replace("Neg(x)", "Neg(b)")), "sorted"),
+    "no version at all": (lambda: ModelProto(graph=graph(CHAIN).graph), "ir_version"),
+    "no import of an unknown domain": (lambda: graph(GELU.replace("com.microsoft", "nowhere")), "'nowhere'"),
+    "an input without a shape": (open_input, "input 'x' has no shape"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_stays_refused(case: str) -> None:
+    make, words = REFUSED[case]
+    with pytest.raises(ModelError, match=re.escape(words)) as info:
+        celosia.compile(make(), "tiny")
+    assert "\n" not in str(info.value)

@@ -1,0 +1,113 @@
+"""What the compiler makes of a model, run on a device beside onnxruntime.
+
+onnxruntime runs with session.qdqisint8allowed=1, with which every QDQ pattern becomes an integer operator. Where it
+computes in float nevertheless (Builder.inexact), outputs may differ by one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+from programs import CONFIGS as SMALL_CONFIGS
+from small_models import Builder
+
+import celosia
+from celosia.compiler.program import Program
+from celosia.driver.runtime import Runtime
+from celosia.hw.config import PRESETS, Config
+from celosia.sim.device import Device
+
+Array = NDArray[Any]
+_BUFFERS = dict(inp_depth=256, wgt_depth=128, acc_depth=128, vin_depth=128, out_depth=128, par_depth=16)
+CONFIGS = {
+    "tiny": PRESETS["tiny"],
+    "pynq": PRESETS["pynq"],
+    "8x8": Config(block_in=8, block_out=8, bus_bytes=16, **_BUFFERS),
+    "batch2-8x4": Config(batch=2, block_in=8, block_out=4, **_BUFFERS),
+    "4x16": Config(block_in=4, block_out=16, **_BUFFERS),
+    "tight": SMALL_CONFIGS["4x4"],
+}
+ONE_STEP = 1.001
+"""What outputs may differ by where onnxruntime computes in float, itself rounded."""
+
+
+def expected(model: onnx.ModelProto, feed: dict[str, Array], save: Path | None = None) -> list[Array]:
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.qdqisint8allowed", "1")
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    if save is not None:
+        options.optimized_model_filepath = str(save)
+    nameless = onnx.ModelProto()  # equal names, which ONNX allows and onnxruntime does not
+    nameless.CopyFrom(model)
+    for node in nameless.graph.node:
+        node.name = ""
+    session = ort.InferenceSession(nameless.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return list(session.run(None, feed))
+
+
+def feed_of(model: onnx.ModelProto, seed: int = 0) -> dict[str, Array]:
+    rng = np.random.default_rng(seed)
+    shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in model.graph.input}
+    return {name: (rng.standard_normal(shape) * 4).astype(np.float32) for name, shape in shapes.items()}
+
+
+def steps(found: Array, wanted: Array, scale: float) -> float:
+    """The largest difference; `scale` is one step of float outputs."""
+    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+    gap = float(np.abs(found.astype(np.float64) - wanted.astype(np.float64)).max())
+    return gap / scale if found.dtype == np.float32 else gap
+
+
+@dataclass
+class Agreement:
+    """How far a device's outputs are from onnxruntime's."""
+
+    program: Program
+    bytes: int
+    """Of all outputs."""
+    different: dict[str, int]
+    """Bytes that differ, by output: those that must be equal and are not."""
+    steps: dict[str, float]
+    """The largest difference of the others, in steps."""
+
+
+def compare(b: Builder, device: Device, wanted: Sequence[Array] | None = None) -> Agreement:
+    """Compile what `b` made for `device`, run it there and compare every output with onnxruntime's.
+
+    wanted: those, where they are known.
+    """
+    model = b.model()
+    feed = feed_of(model)
+    wanted = expected(model, feed) if wanted is None else wanted
+    program = celosia.compile(model, device.config)
+    found = Runtime(program, device).run(feed, trace=False).outputs
+    result = Agreement(program, sum(array.nbytes for array in wanted), {}, {})
+    for (name, step), array in zip(b.steps.items(), wanted, strict=True):
+        if name in b.inexact:
+            result.steps[name] = steps(found[name], array, step)
+        elif count := different(found[name], array):
+            result.different[name] = count
+    return result
+
+
+def different(found: Array, wanted: Array) -> int:
+    """Bytes that differ."""
+    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+    raw = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (found, wanted)]
+    return int(np.count_nonzero(raw[0] != raw[1]))
+
+
+def check(b: Builder, device: Device) -> Program:
+    """Compare, and require that bytes are equal, or where onnxruntime computes in float, at most a step apart."""
+    result = compare(b, device)
+    assert not result.different
+    assert all(gap <= ONE_STEP for gap in result.steps.values()), result.steps
+    return result.program
