@@ -21,6 +21,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from celosia.compiler.dtypes import itemsize
+
 INDEX = "int64"
 
 ARITHMETIC = ("add", "sub", "mul", "div", "floordiv", "mod", "min", "max", "and", "or", "xor", "shl", "shr", "pow")
@@ -308,12 +310,6 @@ class Tensor:
     def flat(self, offset: Value) -> Expr:
         """The element with row-major number `offset`."""
         return Load(self, (wrap(offset, INDEX),))
-
-
-def itemsize(dtype: str) -> int:
-    import ml_dtypes
-
-    return 2 if dtype == "bfloat16" else np.dtype(getattr(ml_dtypes, dtype, dtype)).itemsize
 
 
 def wrap(value: Value, dtype: str) -> Expr:

@@ -16,10 +16,10 @@ from celosia.compiler.cpu.target import compiling_for
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.select import Choice, Selection
 from celosia.compiler.graph.values import constant, shape
+from celosia.compiler.layer import Activation, Storage
 from celosia.compiler.program import LaunchStep, Pack, Program
 from celosia.compiler.selfcheck.device import TappedDevice, random_bytes
 from celosia.compiler.selfcheck.operators import Codes, compute
-from celosia.compiler.tensorize.layer import Activation, Storage
 from celosia.compiler.tensorize.pack import activation, unpack_activation
 from celosia.sim.device import DeviceError
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.tensorize.layer import Untileable, Window
+from celosia.compiler.layer import Untileable, Window
 from celosia.compiler.vthread.pipeline import AHEAD
 from celosia.hw.config import Config
 from celosia.hw.isa import EXTENT_BITS, PAD_BITS, instruction_bytes
