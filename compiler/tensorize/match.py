@@ -52,7 +52,7 @@ def match(intrinsic: TileOperation, nest: For, first: Expr, scope: Callable[[Ten
         raise Mismatch(
             f"{intrinsic.name} is {_kind(kind)}, but {statement.tensor.name} is computed by {_kind(found_kind)}"
         )
-    unifier = _Unifier(intrinsic.name, inside)
+    unifier = _Unifier(intrinsic, inside, scope)
     found = unifier.unify(value, statement.value, {})
     written = Load(behaviour, behaviour.axes), Load(statement.tensor, statement.index)
     if behaviour.dtype != statement.tensor.dtype:
@@ -106,8 +106,9 @@ def _unrolled(name: str, nest: For) -> tuple[list[Axis], Store | Update]:
 class _Unifier:
     """Lays expressions over each other. `inside`: loops of the tile, on which no parameter may depend."""
 
-    def __init__(self, name: str, inside: frozenset[Var]) -> None:
-        self.name, self.inside = name, inside
+    def __init__(self, intrinsic: TileOperation, inside: frozenset[Var], scope: Callable[[Tensor], str]) -> None:
+        self.name, self.inside = intrinsic.name, inside
+        self.intrinsic, self.scope = intrinsic, scope
         self.kind, self.window = "", tuple[Axis, ...]()
         """The reduction in the midst of the expression, and its loops."""
 
@@ -158,6 +159,7 @@ class _Unifier:
             begin: Expr = Const(0, INDEX)
             wanted = Load(wanted.tensor, (*wanted.index[:-1], begin))
             actual = Load(actual.tensor, (*actual.index[:-1], begin))
+        _check_scopes(self.intrinsic, {wanted.tensor: actual.tensor}, self.scope)
         known = found.get(wanted.tensor)
         if isinstance(known, tuple) and [structure(e) for e in known] != [structure(wanted), structure(actual)]:
             raise self.fail(wanted, actual)
