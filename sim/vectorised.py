@@ -309,16 +309,29 @@ def _parameters(entries: bytes) -> tuple[Int32, NDArray[np.float32]]:
 
 def _dram_steps(state: State, dram: Array, f: Fields, size: int, verb: str) -> tuple[int, Steps]:
     """First byte and signed steps of the rows in DRAM, all inside it. IndexError names the first row that is not."""
-    limit, width = 1 << 32, f["x_size"] * size
-    loops = (f["z_size"], f["dram_z"]), (f["y_size"], f["dram_y"])
-    pattern = tuple((extent, stride if extent > 1 else 0) for extent, stride in loops)
-    for strides, low, high in spans(pattern, limit):
-        if f["dram_addr"] + low >= 0 and f["dram_addr"] + high + width <= len(dram):
-            return f["dram_addr"], tuple((extent, s) for (extent, _), s in zip(pattern, strides, strict=True))
+    start, width = f["dram_addr"], f["x_size"] * size
+    for rows, low, high in _signed_rows(_pattern(f["z_size"], f["dram_z"], f["y_size"], f["dram_y"])):
+        if start + low >= 0 and start + high + width <= len(dram):
+            return start, rows
     for _, _, start in reference._dram_rows(f, width):
         if start + width > len(dram):
             raise IndexError(f"{verb} bytes {start} to {start + width - 1}, the limit is {len(dram)}")
     raise NotImplementedError  # rows inside DRAM whose addresses wrap around at 2^32
+
+
+@lru_cache(maxsize=8192)
+def _pattern(*loops: int) -> Steps:
+    """The loops (extent, stride, extent, stride, ...); the stride of one that runs once is 0."""
+    return tuple((extent, stride if extent > 1 else 0) for extent, stride in zip(loops[::2], loops[1::2]))
+
+
+@lru_cache(maxsize=8192)
+def _signed_rows(rows: Steps) -> tuple[tuple[Steps, int, int], ...]:
+    """The `spans` of rows in DRAM, with the extents."""
+    return tuple(
+        (tuple((extent, step) for (extent, _), step in zip(rows, signed, strict=True)), low, high)
+        for signed, low, high in spans(rows, 1 << 32)
+    )
 
 
 def _dram_view(dram: NDArray[np.uint8], start: int, rows: Steps, count: int, size: int, dtype: Any) -> Array:
@@ -334,8 +347,7 @@ def load(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
     target: Array = state.elements(buffer)
     width = f["pad_left"] + f["x_size"] + f["pad_right"]
     height = f["pad_top"] + f["y_size"] + f["pad_bottom"]
-    block = ((f["z_size"], f["sram_z"]), (height, f["sram_y"]), (width, f["sram_x"]))
-    block = tuple((extent, stride if extent > 1 else 0) for extent, stride in block)  # type: ignore[assignment]
+    block = _pattern(f["z_size"], f["sram_z"], height, f["sram_y"], width, f["sram_x"])
     try:
         start, rows = _dram_steps(state, dram, f, size, "LOAD reads")
     except NotImplementedError:
@@ -366,11 +378,11 @@ def store(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
         return reference.store(state, dram, f)
     if _rows_overlap(rows, f["x_size"] * size):
         return reference.store(state, dram, f)
-    loops = (f["z_size"], f["sram_z"]), (f["y_size"], f["sram_y"]), (f["x_size"], f["sram_x"])
-    block = tuple((extent, stride if extent > 1 else 0) for extent, stride in loops)
+    block = _pattern(f["z_size"], f["sram_z"], f["y_size"], f["sram_y"], f["x_size"], f["sram_x"])
     _dram_view(dram, start, rows, f["x_size"], size, np.int8)[...] = gather(pieces, f["sram_base"], block)
 
 
+@lru_cache(maxsize=8192)
 def _rows_overlap(rows: Steps, width: int) -> bool:
     """True where rows of `width` bytes may share a byte."""
     reach = width
