@@ -214,18 +214,45 @@ def _product(left: Array, right: Array) -> Int32:
     return total
 
 
+class _Vector(NamedTuple):
+    """The patterns of a VECTOR of certain extents and strides."""
+
+    dst: Steps
+    a: Steps
+    b: Steps
+    par: Steps
+
+
+_VECTOR_KEY = itemgetter(
+    *(f"extent_{loop}" for loop in VECTOR_LOOPS), *(f"dst_{loop}" for loop in OUTER_LOOPS),
+    *(f"a_{loop}" for loop in VECTOR_LOOPS), *(f"{operand}_{loop}" for operand in ("b", "par") for loop in OUTER_LOOPS),
+)  # fmt: skip
+
+
+@lru_cache(maxsize=8192)
+def _vector(cfg: Config, key: tuple[int, ...], depth: int) -> _Vector | None:
+    """The plan for a VECTOR with the fields `key` of _VECTOR_KEY, which writes a buffer of `depth` entries; None where
+    only the reference can do it."""
+    dst, a, b, par = (
+        tuple((e, stride if e > 1 else 0) for e, stride in zip(key[:5], strides))
+        for strides in (key[5:8], key[8:13], key[13:16], key[16:])
+    )
+    if not distinct(dst, depth) or prod(key[:5]) * cfg.lanes > LARGEST_GATHER:
+        return None
+    return _Vector(dst, a, b, _once(par, cfg.par_depth))
+
+
 def vector(state: State, f: Fields) -> None:
     cfg = state.cfg
     to_out = f["destination"] == Destination.OUT
     target: Array = state.out if to_out else state.acc
-    dst = steps(f, "dst", OUTER_LOOPS)
-    a = steps(f, "a", VECTOR_LOOPS)
-    if not distinct(dst, len(target)) or prod(extent for extent, _ in a) * cfg.lanes > LARGEST_GATHER:
+    plan = _vector(cfg, _VECTOR_KEY(f), len(target))
+    if plan is None:
         return reference.vector(state, f)
 
-    v: Array = gather(state.acc if f["a_source"] == ASource.ACC else state.vin, f["a_base"], a)
-    v = _reduce(ReduceOp(f["reduce_op"]), v, f["a_offset"])
-    b = gather(state.vin, f["b_base"], steps(f, "b", OUTER_LOOPS)) if f["b_source"] == BSource.VIN else None
+    v: Array = gather(state.acc if f["a_source"] == ASource.ACC else state.vin, f["a_base"], plan.a)
+    v = _reduce(f["reduce_op"], v, f["a_offset"])
+    b = gather(state.vin, f["b_base"], plan.b) if f["b_source"] == BSource.VIN else None
     if f["binary_op"] != BinaryOp.NONE:
         if b is None:
             operand = np.array([f["imm"]], np.int32) + np.int32(f["b_offset"])
@@ -234,7 +261,7 @@ def vector(state: State, f: Fields) -> None:
         v = _binary(BinaryOp(f["binary_op"]), v.astype(np.int32), operand)
 
     if f["requantise"]:
-        par = gather(state.par, f["par_base"], _once(steps(f, "par", OUTER_LOOPS), cfg.par_depth))
+        par = gather(state.par, f["par_base"], plan.par)
         v = _requantise(v, par.reshape(*par.shape[:3], cfg.out_pieces, 1, cfg.group))
         v += np.float32(f["zero_point"])
     if f["requantise"] or f["lookup"] or f["rescale_add"] or to_out:
@@ -250,7 +277,7 @@ def vector(state: State, f: Fields) -> None:
         total *= 2.0 ** -f["scale_shift"]
         np.rint(total, out=total)
         v = np.minimum(np.maximum(total, f["add_lo"]), f["add_hi"])
-    scatter(target, f["dst_base"], dst, v)
+    scatter(target, f["dst_base"], plan.dst, v)
 
 
 def _once(pattern: Steps, depth: int) -> Steps:
@@ -258,17 +285,17 @@ def _once(pattern: Steps, depth: int) -> Steps:
     return tuple((extent, stride) if stride % depth else (1, 0) for extent, stride in pattern)
 
 
-def _reduce(op: ReduceOp, a: Array, offset: int) -> Array:
+def _reduce(op: int, a: Array, offset: int) -> Array:
     """a [n, y, x, r, s, ...] int8 or int32 over r and s, in int32 that wraps."""
-    combine = {ReduceOp.ADD: np.add, ReduceOp.MAX: np.maximum, ReduceOp.MIN: np.minimum}[op]
+    if a.shape[3:5] == (1, 1):
+        return a[:, :, :, 0, 0] + np.int32(offset) if offset else a[:, :, :, 0, 0]
+    combine = {ReduceOp.ADD: np.add, ReduceOp.MAX: np.maximum, ReduceOp.MIN: np.minimum}[ReduceOp(op)]
     # One window position after the other: numpy's own reduction over inner axes is several times slower.
     result: Array | None = None
     for r, s in np.ndindex(a.shape[3:5]):
-        part = a[:, :, :, r, s]
-        if offset:
-            part = part + np.int32(offset)
+        part = a[:, :, :, r, s] + np.int32(offset) if offset else a[:, :, :, r, s]
         if result is None:
-            result = part if a.shape[3:5] == (1, 1) else part.astype(np.int32)
+            result = part.astype(np.int32)
         else:
             combine(result, part, out=result)
     assert result is not None
