@@ -54,6 +54,18 @@ class Problem:
     near: str = "inp"
 
     @property
+    def text(self) -> str:
+        """All of it in a line, by which decisions are known to be for this problem."""
+        w = self.window
+        shape = f"{self.images}x{self.rows}x{self.columns} of {self.out_blocks} blocks"
+        window = "window " + " ".join(
+            f"{name} {'x'.join(map(str, sizes))}"
+            for name, sizes in (("of", w.kernel), ("strides", w.strides), ("dilations", w.dilations), ("pads", w.pads))
+        )
+        terms = f"from {self.in_blocks} blocks" + (f" a step of {self.step}" if self.step else "")
+        return f"{shape} {terms} in {self.near}, {window}{', two operands' if self.residual else ''}"
+
+    @property
     def taps(self) -> int:
         return self.window.kernel[0] * self.window.kernel[1]
 
