@@ -69,7 +69,7 @@ def first(decisions: Json) -> Json:
 
 
 WRONG: list[tuple[Callable[[Json], object], str]] = [
-    (lambda d: d.update(format="x"), "these are no celosia-decisions"),
+    (lambda d: d.update(format="x"), "these are no decisions of format"),
     (lambda d: d.update(version=0), "decisions of version 0"),
     (lambda d: d.update(config_digest="x"), "made for another Config, which was called 'tiny'"),
     (lambda d: d.update(layers={}), "hold a list"),
