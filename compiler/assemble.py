@@ -58,6 +58,9 @@ class Assembler:
         self.names = value_names(model.graph)  # of all tensors, also of those made here
         self.dims: dict[ir.Value, str] = {}  # the constant with the shape of each view
         self.owned: set[str] = set()  # tensors in the arena, if they are not returned
+        plans = [step for step in steps if isinstance(step, LaunchPlan)]
+        given = [value for plan in plans for choice in plan.choices for value, _ in choice.reads.values()]
+        self.launched = set(given)  # what launches read, in the shape that it has had until here
 
     def run(self) -> Program:
         graph = self.model.graph
@@ -171,6 +174,11 @@ class Assembler:
             where = f"{node.op_type} ({self._info(node).name})"
             raise ModelError(f"operator {where} cannot be compiled for the CPU: {error}") from None
         for value, tensor in zip(node.outputs, built):
+            if value in self.launched and shape(value) != tensor.shape:
+                raise ModelError(
+                    f"operator {node.op_type} ({self._info(node).name}) makes {list(tensor.shape)}, and "
+                    f"{list(shape(value) or ())} by its attributes"
+                )
             if not _is_plain(value) or value.dtype.numpy().name != tensor.dtype or shape(value) != tensor.shape:  # type: ignore[union-attr]
                 value.shape = ir.Shape(tensor.shape)
                 value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(tensor.dtype)))

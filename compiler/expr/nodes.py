@@ -427,10 +427,13 @@ def rewrite(expr: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
 
     def go(node: Expr) -> Expr:
         if (new := done.get(id(node))) is None:
-            before = node.children()
-            after = tuple(go(child) for child in before)
-            same = all(x is y for x, y in zip(before, after))
-            new = node if same else node.rebuild(after)
+            new = node
+            if before := node.children():
+                after = tuple([go(child) for child in before])
+                for x, y in zip(before, after):
+                    if x is not y:
+                        new = node.rebuild(after)
+                        break
             replaced = change(new)
             done[id(node)] = new = new if replaced is None else replaced
         return new

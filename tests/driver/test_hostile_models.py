@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from driver_models import quantised
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -109,6 +110,21 @@ def test_impossible_shapes_at_run_time(case: str) -> None:
     with pytest.raises(HostError, match=rf"^{case.strip()} \([\w:]+\)") as info:
         Runtime(program).run(inputs)
     assert "\n" not in str(info.value)
+
+
+def test_attributes_that_say_another_shape_than_the_weights() -> None:
+    """onnx's inference believes kernel_shape, the kernel its weights; the accelerator reads what it makes."""
+    proto = quantised(form="qoperator")
+    first = next(node for node in proto.graph.node if node.op_type == "QLinearConv")
+    next(attr for attr in first.attribute if attr.name == "kernel_shape").ints[:] = [3, 1]
+    refuse_to_compile(proto, r"QLinearConv \(.*\) makes \[1, 8, 8, 8\], and \[1, 8, 8, 10\] by its attributes")
+
+
+@pytest.mark.parametrize("blocksize", [2**40, 4, 0, -2])
+@pytest.mark.parametrize("op", ["SpaceToDepth", "DepthToSpace"])
+def test_blocks_that_divide_nothing(op: str, blocksize: int) -> None:
+    text = f"g (float[2, 2, 6, 6] x) => (float[N, M, K, L] y) {{ y = {op}<blocksize = {blocksize}>(x) }}"
+    refuse_to_compile(model(text), "locksize|do not divide")
 
 
 # Constants ------------------------------------------------------------------------------------------------------

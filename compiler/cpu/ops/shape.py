@@ -270,6 +270,8 @@ def tile(node: Node) -> Tensor:
 def depth_to_space(node: Node) -> Tensor:
     x, b = node.input(0), int(node.attrs["blocksize"])
     n, c, h, w = x.shape
+    if b < 1 or c % (b * b):
+        raise node.fail(f"blocks of {b} x {b} do not divide {c} channels")
     c //= b * b
     crd = node.attrs.get("mode", "DCR") == "CRD"
 
@@ -285,6 +287,8 @@ def depth_to_space(node: Node) -> Tensor:
 def space_to_depth(node: Node) -> Tensor:
     x, b = node.input(0), int(node.attrs["blocksize"])
     n, c, h, w = x.shape
+    if b < 1 or h % b or w % b:
+        raise node.fail(f"blocks of {b} x {b} do not divide {h} x {w} elements")
     crd = node.attrs.get("mode", "DCR") == "CRD"
 
     def body(ni: Expr, ci: Expr, y: Expr, xi: Expr) -> Expr:
