@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from celosia.compiler.cpu.runtime.kernel import Kernel
-from celosia.compiler.dtypes import numpy_dtype
+from celosia.compiler.dtypes import itemsize
 from celosia.compiler.memory import Lifetime, Plan, plan
 from celosia.compiler.program import CpuStep, LaunchStep, Step, TensorInfo
 
@@ -47,7 +47,7 @@ def plan_arena(
 
 
 def tensor_bytes(info: TensorInfo) -> int:
-    return prod(info.shape) * numpy_dtype(info.dtype).itemsize
+    return prod(info.shape) * itemsize(info.dtype)
 
 
 def _touched(step: Step) -> tuple[list[str], list[str]]:

@@ -16,6 +16,7 @@ from celosia.compiler.cpu.parse import parse
 from celosia.compiler.cpu.runtime.hostops import HOST
 from celosia.compiler.cpu.runtime.op import DOMAINS, HostOp, bodies, check_size
 from celosia.compiler.cpu.schedule.group import group, saved_traffic
+from celosia.compiler.dtypes import itemsize
 from celosia.compiler.expr import placeholder
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.launches import LaunchPlan
@@ -23,6 +24,7 @@ from celosia.compiler.graph.names import value_names
 from celosia.compiler.graph.select import Form, Selection
 from celosia.compiler.graph.values import captured, constant, dtype_name, shape
 from celosia.compiler.image import Image
+from celosia.compiler.layer import Window
 from celosia.compiler.names import unused_name
 from celosia.compiler.program import (
     CpuStep,
@@ -37,7 +39,6 @@ from celosia.compiler.program import (
     TensorInfo,
     Unpack,
 )
-from celosia.compiler.tensorize.layer import Window
 from celosia.hw.config import Config
 
 
@@ -322,7 +323,7 @@ def _is_plain(value: ir.Value) -> bool:
 
 
 def _bytes(value: ir.Value) -> int:
-    return prod(shape(value) or ()) * np.dtype(dtype_name(value)).itemsize
+    return prod(shape(value) or ()) * itemsize(dtype_name(value))
 
 
 def _is_view(node: ir.Node) -> bool:

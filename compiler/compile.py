@@ -29,11 +29,11 @@ from celosia.compiler.graph.select import Selection, select
 from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.tables import compose_tables
 from celosia.compiler.image import LayerErrors, build
+from celosia.compiler.layer import Layer, Storage
 from celosia.compiler.limits import require_memory, require_numpy
 from celosia.compiler.passes import Pass, Pipeline, Watch
 from celosia.compiler.program import Program
 from celosia.compiler.selfcheck.check import self_check
-from celosia.compiler.tensorize.layer import Layer, Storage
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.hw.config import Config
 

@@ -30,5 +30,10 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return kind
 
 
+def itemsize(name: str) -> int:
+    """Bytes of an element. ImportError as of `numpy_dtype`."""
+    return numpy_dtype(name).itemsize
+
+
 def is_float(kind: np.dtype[Any]) -> bool:
     return kind.kind in "fc" or "float" in kind.name

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.expr.nodes import Tensor
+from celosia.compiler.layer import Conv, Layer, Storage, Untileable, inputs
 from celosia.compiler.memory import Lifetime, plan
 from celosia.compiler.tensorize.constants import Constants
-from celosia.compiler.tensorize.layer import Conv, Layer, Storage, Untileable, inputs
 from celosia.compiler.tensorize.plan import Part, Planner
 from celosia.compiler.tensorize.render import Bound, Tile
 from celosia.compiler.vthread.emit import encode

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from math import prod
 
-import numpy as np
 import onnx_ir as ir
 
 from celosia.compiler.cpu.runtime.host import needs_compiler
 from celosia.compiler.cpu.runtime.op import HostError, check_size
-from celosia.compiler.dtypes import numpy_dtype
+from celosia.compiler.dtypes import itemsize, numpy_dtype
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.values import dtype_name, shape
 from celosia.compiler.program import HostStep, Program
@@ -24,7 +23,7 @@ def require_memory(model: ir.Model) -> None:
             label = "" if node is None else f"{node.op_type} ({node.name or value.name})"
             what = f"{label}: output {value.name!r}" if label else f"input {value.name!r}"
             try:
-                check_size(prod(dims) * np.dtype(dtype_name(value)).itemsize, f"{what} {list(dims)}")
+                check_size(prod(dims) * itemsize(dtype_name(value)), f"{what} {list(dims)}")
             except HostError as error:
                 raise ModelError(str(error)) from None
 

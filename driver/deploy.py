@@ -31,8 +31,8 @@ PYTHON = (3, 10)
 RUNNER = (
     "__init__.py", "bitstreams/__init__.py", "bitstreams/manifest.py", "compiler/__init__.py",
     "compiler/cpu/__init__.py", "compiler/cpu/runtime/*.py", "compiler/cpu/runtime/hostops/*.py", "compiler/dtypes.py",
-    "compiler/files.py", "compiler/memory.py", "compiler/program/*.py", "compiler/tensorize/__init__.py",
-    "compiler/tensorize/layer.py", "compiler/tensorize/pack.py", "driver/__init__.py", "driver/board.py",
+    "compiler/files.py", "compiler/layer.py", "compiler/memory.py", "compiler/program/*.py",
+    "compiler/tensorize/__init__.py", "compiler/tensorize/pack.py", "driver/__init__.py", "driver/board.py",
     "driver/bootstrap.py", "driver/flash.py", "driver/runtime.py", "driver/serve.py", "hw/__init__.py", "hw/config.py",
     "hw/isa.py", "hw/regs.py", "sim/__init__.py", "sim/checking.py", "sim/decode.py", "sim/device.py", "sim/fsim.py",
     "sim/reference.py", "sim/vectorised.py",

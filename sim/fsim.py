@@ -99,34 +99,33 @@ class FunctionalDevice(Memory):
     def _run(self, instr_addr: int, count: int, timeout_cycles: int) -> Counters:
         size = instruction_bytes(self.config)
         code = self.read(instr_addr, count * size)
-        decoded = self._decode(code.reshape(count, size))
+        program = self._decode(code.reshape(count, size))
         checker = Checker(self.config, len(self.dram)) if self.checking else None
         queues: list[deque[int]] = [deque() for _ in Unit]
         tokens = [[0] * len(Unit) for _ in Unit]  # tokens[from][to]
         most = (1 << self.config.token_bits) - 1
         depth = self.config.queue_depth
-        program: dict[int, Instruction] = {}
         fetched = 0
         while True:
             # Fetch stops at the first instruction whose queue is full, as the hardware does.
             while fetched < count:
-                instruction = decoded[fetched]
+                instruction = program[fetched]
                 if instruction is None:
                     word = int.from_bytes(code[fetched * size : (fetched + 1) * size].tobytes(), "little")
                     reason = why_illegal(self.config, word)
                     raise DeviceError(f"instruction {fetched}: {ERROR_TEXT[Error.ILLEGAL_INSTRUCTION]}: {reason}")
-                if len(queues[instruction.unit]) >= depth:
+                queue = queues[instruction.unit]
+                if len(queue) >= depth:
                     break
-                queues[instruction.unit].append(fetched)
-                program[fetched] = instruction
+                queue.append(fetched)
                 fetched += 1
             for ready in sorted([queue[0] for queue in queues if queue]):
                 instruction = program[ready]
-                if _can_start(instruction, tokens, most):
+                if instruction is not None and _can_start(instruction, tokens, most):
                     break
             else:
                 break
-            del program[ready]
+            assert instruction is not None
             unit, opcode, _, _, waits, posts, steps = instruction
             queues[unit].popleft()
             if 0 < timeout_cycles < steps:
@@ -174,7 +173,7 @@ def _can_start(instruction: Instruction, tokens: list[list[int]], most: int) -> 
 
 def _describe(
     queues: list[deque[int]],
-    program: dict[int, Instruction],
+    program: list[Instruction | None],
     tokens: list[list[int]],
     most: int,
     fetched: int,
@@ -187,7 +186,9 @@ def _describe(
             parts.append(f"{unit.name} has nothing to do")
             continue
         number = queues[unit][0]
-        missing = [f"a token from {o.name}" for o in program[number].waits if not tokens[o][unit]]
-        full = [f"room for a token to {o.name}" for o in program[number].posts if tokens[unit][o] >= most]
+        instruction = program[number]
+        assert instruction is not None  # it has been fetched
+        missing = [f"a token from {o.name}" for o in instruction.waits if not tokens[o][unit]]
+        full = [f"room for a token to {o.name}" for o in instruction.posts if tokens[unit][o] >= most]
         parts.append(f"{unit.name} waits at instruction {number} for {' and '.join(missing + full)}")
     return "; ".join(parts) + f"; {fetched} of {count} instructions fetched"

@@ -214,18 +214,45 @@ def _product(left: Array, right: Array) -> Int32:
     return total
 
 
+class _Vector(NamedTuple):
+    """The patterns of a VECTOR of certain extents and strides."""
+
+    dst: Steps
+    a: Steps
+    b: Steps
+    par: Steps
+
+
+_VECTOR_KEY = itemgetter(
+    *(f"extent_{loop}" for loop in VECTOR_LOOPS), *(f"dst_{loop}" for loop in OUTER_LOOPS),
+    *(f"a_{loop}" for loop in VECTOR_LOOPS), *(f"{operand}_{loop}" for operand in ("b", "par") for loop in OUTER_LOOPS),
+)  # fmt: skip
+
+
+@lru_cache(maxsize=8192)
+def _vector(cfg: Config, key: tuple[int, ...], depth: int) -> _Vector | None:
+    """The plan for a VECTOR with the fields `key` of _VECTOR_KEY, which writes a buffer of `depth` entries; None where
+    only the reference can do it."""
+    dst, a, b, par = (
+        tuple((e, stride if e > 1 else 0) for e, stride in zip(key[:5], strides))
+        for strides in (key[5:8], key[8:13], key[13:16], key[16:])
+    )
+    if not distinct(dst, depth) or prod(key[:5]) * cfg.lanes > LARGEST_GATHER:
+        return None
+    return _Vector(dst, a, b, _once(par, cfg.par_depth))
+
+
 def vector(state: State, f: Fields) -> None:
     cfg = state.cfg
     to_out = f["destination"] == Destination.OUT
     target: Array = state.out if to_out else state.acc
-    dst = steps(f, "dst", OUTER_LOOPS)
-    a = steps(f, "a", VECTOR_LOOPS)
-    if not distinct(dst, len(target)) or prod(extent for extent, _ in a) * cfg.lanes > LARGEST_GATHER:
+    plan = _vector(cfg, _VECTOR_KEY(f), len(target))
+    if plan is None:
         return reference.vector(state, f)
 
-    v: Array = gather(state.acc if f["a_source"] == ASource.ACC else state.vin, f["a_base"], a)
-    v = _reduce(ReduceOp(f["reduce_op"]), v, f["a_offset"])
-    b = gather(state.vin, f["b_base"], steps(f, "b", OUTER_LOOPS)) if f["b_source"] == BSource.VIN else None
+    v: Array = gather(state.acc if f["a_source"] == ASource.ACC else state.vin, f["a_base"], plan.a)
+    v = _reduce(f["reduce_op"], v, f["a_offset"])
+    b = gather(state.vin, f["b_base"], plan.b) if f["b_source"] == BSource.VIN else None
     if f["binary_op"] != BinaryOp.NONE:
         if b is None:
             operand = np.array([f["imm"]], np.int32) + np.int32(f["b_offset"])
@@ -234,7 +261,7 @@ def vector(state: State, f: Fields) -> None:
         v = _binary(BinaryOp(f["binary_op"]), v.astype(np.int32), operand)
 
     if f["requantise"]:
-        par = gather(state.par, f["par_base"], _once(steps(f, "par", OUTER_LOOPS), cfg.par_depth))
+        par = gather(state.par, f["par_base"], plan.par)
         v = _requantise(v, par.reshape(*par.shape[:3], cfg.out_pieces, 1, cfg.group))
         v += np.float32(f["zero_point"])
     if f["requantise"] or f["lookup"] or f["rescale_add"] or to_out:
@@ -250,7 +277,7 @@ def vector(state: State, f: Fields) -> None:
         total *= 2.0 ** -f["scale_shift"]
         np.rint(total, out=total)
         v = np.minimum(np.maximum(total, f["add_lo"]), f["add_hi"])
-    scatter(target, f["dst_base"], dst, v)
+    scatter(target, f["dst_base"], plan.dst, v)
 
 
 def _once(pattern: Steps, depth: int) -> Steps:
@@ -258,17 +285,17 @@ def _once(pattern: Steps, depth: int) -> Steps:
     return tuple((extent, stride) if stride % depth else (1, 0) for extent, stride in pattern)
 
 
-def _reduce(op: ReduceOp, a: Array, offset: int) -> Array:
+def _reduce(op: int, a: Array, offset: int) -> Array:
     """a [n, y, x, r, s, ...] int8 or int32 over r and s, in int32 that wraps."""
-    combine = {ReduceOp.ADD: np.add, ReduceOp.MAX: np.maximum, ReduceOp.MIN: np.minimum}[op]
+    if a.shape[3:5] == (1, 1):
+        return a[:, :, :, 0, 0] + np.int32(offset) if offset else a[:, :, :, 0, 0]
+    combine = {ReduceOp.ADD: np.add, ReduceOp.MAX: np.maximum, ReduceOp.MIN: np.minimum}[ReduceOp(op)]
     # One window position after the other: numpy's own reduction over inner axes is several times slower.
     result: Array | None = None
     for r, s in np.ndindex(a.shape[3:5]):
-        part = a[:, :, :, r, s]
-        if offset:
-            part = part + np.int32(offset)
+        part = a[:, :, :, r, s] + np.int32(offset) if offset else a[:, :, :, r, s]
         if result is None:
-            result = part if a.shape[3:5] == (1, 1) else part.astype(np.int32)
+            result = part.astype(np.int32)
         else:
             combine(result, part, out=result)
     assert result is not None
@@ -309,16 +336,29 @@ def _parameters(entries: bytes) -> tuple[Int32, NDArray[np.float32]]:
 
 def _dram_steps(state: State, dram: Array, f: Fields, size: int, verb: str) -> tuple[int, Steps]:
     """First byte and signed steps of the rows in DRAM, all inside it. IndexError names the first row that is not."""
-    limit, width = 1 << 32, f["x_size"] * size
-    loops = (f["z_size"], f["dram_z"]), (f["y_size"], f["dram_y"])
-    pattern = tuple((extent, stride if extent > 1 else 0) for extent, stride in loops)
-    for strides, low, high in spans(pattern, limit):
-        if f["dram_addr"] + low >= 0 and f["dram_addr"] + high + width <= len(dram):
-            return f["dram_addr"], tuple((extent, s) for (extent, _), s in zip(pattern, strides, strict=True))
+    start, width = f["dram_addr"], f["x_size"] * size
+    for rows, low, high in _signed_rows(_pattern(f["z_size"], f["dram_z"], f["y_size"], f["dram_y"])):
+        if start + low >= 0 and start + high + width <= len(dram):
+            return start, rows
     for _, _, start in reference._dram_rows(f, width):
         if start + width > len(dram):
             raise IndexError(f"{verb} bytes {start} to {start + width - 1}, the limit is {len(dram)}")
     raise NotImplementedError  # rows inside DRAM whose addresses wrap around at 2^32
+
+
+@lru_cache(maxsize=8192)
+def _pattern(*loops: int) -> Steps:
+    """The loops (extent, stride, extent, stride, ...); the stride of one that runs once is 0."""
+    return tuple((extent, stride if extent > 1 else 0) for extent, stride in zip(loops[::2], loops[1::2]))
+
+
+@lru_cache(maxsize=8192)
+def _signed_rows(rows: Steps) -> tuple[tuple[Steps, int, int], ...]:
+    """The `spans` of rows in DRAM, with the extents."""
+    return tuple(
+        (tuple((extent, step) for (extent, _), step in zip(rows, signed, strict=True)), low, high)
+        for signed, low, high in spans(rows, 1 << 32)
+    )
 
 
 def _dram_view(dram: NDArray[np.uint8], start: int, rows: Steps, count: int, size: int, dtype: Any) -> Array:
@@ -334,8 +374,7 @@ def load(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
     target: Array = state.elements(buffer)
     width = f["pad_left"] + f["x_size"] + f["pad_right"]
     height = f["pad_top"] + f["y_size"] + f["pad_bottom"]
-    block = ((f["z_size"], f["sram_z"]), (height, f["sram_y"]), (width, f["sram_x"]))
-    block = tuple((extent, stride if extent > 1 else 0) for extent, stride in block)  # type: ignore[assignment]
+    block = _pattern(f["z_size"], f["sram_z"], height, f["sram_y"], width, f["sram_x"])
     try:
         start, rows = _dram_steps(state, dram, f, size, "LOAD reads")
     except NotImplementedError:
@@ -366,11 +405,11 @@ def store(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
         return reference.store(state, dram, f)
     if _rows_overlap(rows, f["x_size"] * size):
         return reference.store(state, dram, f)
-    loops = (f["z_size"], f["sram_z"]), (f["y_size"], f["sram_y"]), (f["x_size"], f["sram_x"])
-    block = tuple((extent, stride if extent > 1 else 0) for extent, stride in loops)
+    block = _pattern(f["z_size"], f["sram_z"], f["y_size"], f["sram_y"], f["x_size"], f["sram_x"])
     _dram_view(dram, start, rows, f["x_size"], size, np.int8)[...] = gather(pieces, f["sram_base"], block)
 
 
+@lru_cache(maxsize=8192)
 def _rows_overlap(rows: Steps, width: int) -> bool:
     """True where rows of `width` bytes may share a byte."""
     reach = width

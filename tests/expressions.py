@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler import expr as T
+from celosia.compiler.layer import Requantise
 from celosia.compiler.tensorize import intrinsics as hw
 from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.layer import Requantise
 from celosia.hw.config import Config
 
 TINY = Config.load("tiny")

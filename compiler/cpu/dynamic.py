@@ -16,6 +16,7 @@ from celosia.compiler.cpu.runtime.kernel import Kernel
 from celosia.compiler.cpu.runtime.op import DOMAINS, HostOp, Value, check_size
 from celosia.compiler.cpu.target import compiling_for
 from celosia.compiler.cpu.types import TYPES
+from celosia.compiler.dtypes import itemsize
 
 Array = NDArray[Any]
 
@@ -87,6 +88,6 @@ def kernel(op: HostOp, args: Sequence[Array | None]) -> Kernel:
         with compiling_for(None):  # it runs here, also where the Program is for another processor
             made = compile_op(op.op, op.attrs, inputs, outputs=op.wanted, opset=op.opset, name=op.name)
         for dtype, shape in made.outputs:
-            check_size(prod(shape) * np.dtype(dtype).itemsize, f"{op.label}: the output {list(shape)}")
+            check_size(prod(shape) * itemsize(dtype), f"{op.label}: the output {list(shape)}")
         _kernels[key] = made
     return _kernels[key]

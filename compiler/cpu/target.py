@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import llvmlite.binding as llvm
 
-from celosia.compiler.expr.nodes import itemsize
+from celosia.compiler.dtypes import itemsize
 
 
 class TargetError(ValueError):

@@ -21,6 +21,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from celosia.compiler.dtypes import itemsize
+
 INDEX = "int64"
 
 ARITHMETIC = ("add", "sub", "mul", "div", "floordiv", "mod", "min", "max", "and", "or", "xor", "shl", "shr", "pow")
@@ -310,12 +312,6 @@ class Tensor:
         return Load(self, (wrap(offset, INDEX),))
 
 
-def itemsize(dtype: str) -> int:
-    import ml_dtypes
-
-    return 2 if dtype == "bfloat16" else np.dtype(getattr(ml_dtypes, dtype, dtype)).itemsize
-
-
 def wrap(value: Value, dtype: str) -> Expr:
     """A Python number as a constant of `dtype`; expressions as they are."""
     if isinstance(value, Expr):
@@ -431,10 +427,13 @@ def rewrite(expr: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
 
     def go(node: Expr) -> Expr:
         if (new := done.get(id(node))) is None:
-            before = node.children()
-            after = tuple(go(child) for child in before)
-            same = all(x is y for x, y in zip(before, after))
-            new = node if same else node.rebuild(after)
+            new = node
+            if before := node.children():
+                after = tuple([go(child) for child in before])
+                for x, y in zip(before, after):
+                    if x is not y:
+                        new = node.rebuild(after)
+                        break
             replaced = change(new)
             done[id(node)] = new = new if replaced is None else replaced
         return new

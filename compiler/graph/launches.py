@@ -9,7 +9,7 @@ import onnx_ir as ir
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.select import Choice, Selection
 from celosia.compiler.graph.values import captured, constant
-from celosia.compiler.tensorize.layer import Activation, Storage, inputs
+from celosia.compiler.layer import Activation, Storage, inputs
 from celosia.hw.config import Config
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from celosia.compiler.cpu.runtime.op import bodies
-from celosia.compiler.dtypes import ONNX_TYPES, numpy_dtype
+from celosia.compiler.dtypes import ONNX_TYPES, itemsize
 from celosia.compiler.program.model import (
     Contents,
     CpuStep,
@@ -78,7 +78,7 @@ def _of(program: Contents, name: str) -> tuple[str, tuple[int, ...]]:
 
 
 def _nbytes(kind: tuple[str, tuple[int, ...]]) -> int:
-    return prod(kind[1]) * numpy_dtype(kind[0]).itemsize
+    return prod(kind[1]) * itemsize(kind[0])
 
 
 def _memory(program: Contents) -> None:

@@ -16,10 +16,10 @@ from celosia.compiler.cpu.target import compiling_for
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.select import Choice, Selection
 from celosia.compiler.graph.values import constant, shape
+from celosia.compiler.layer import Activation, Storage
 from celosia.compiler.program import LaunchStep, Pack, Program
-from celosia.compiler.selfcheck.device import TappedDevice, random_bytes
+from celosia.compiler.selfcheck.device import Place, TappedDevice, random_bytes, random_image
 from celosia.compiler.selfcheck.operators import Codes, compute
-from celosia.compiler.tensorize.layer import Activation, Storage
 from celosia.compiler.tensorize.pack import activation, unpack_activation
 from celosia.sim.device import DeviceError
 
@@ -61,12 +61,13 @@ class _Check:
         self.rng = np.random.default_rng(seed)
         self.values: dict[ir.Value, Codes] = {}
         """What the accelerator's memory holds of each tensor, in the tensor's shape."""
+        self.places: dict[Storage, Place] = {}
         self.parts: dict[tuple[ir.Node, int], Codes] = {}
         """The same of each part of a concatenation."""
 
     def run(self, plans: list[LaunchPlan]) -> Checked:
         program = self.program
-        device = TappedDevice(self.cfg, program.image_address, self.rng)
+        device = TappedDevice(self.cfg, self.rng)
         device.allocate(program.dram_size)
         device.write(0, random_bytes(self.rng, program.image_address))  # what no channel uses must not matter
         device.write(program.image_address, program.image)
@@ -81,30 +82,27 @@ class _Check:
         given = {storage: value for choice in plan.choices for storage, (value, _) in choice.reads.items()}
         for value, pack in zip(given.values(), step.pack, strict=True):
             self._fill(device, value, pack)
-        results: dict[int, tuple[Codes, Codes]] = {}
-
-        def finished(layer: int) -> None:
-            y = plan.choices[layer].layer.y
-            results[layer] = self._codes(device.stored, y), self._codes(device.dram, y)
-
+        places = [self._place(choice) for choice in plan.choices]
         failure: DeviceError | None = None
         try:
-            device.launch(step, finished)
+            device.launch(step, places)
         except DeviceError as error:
             failure = error
-        for number, choice in enumerate(plan.choices):
-            if failure is not None and (number not in results or device.failed_layer == number):
-                raise SelfCheckError(choice.layer.name, f"ends in an error: {failure}") from None
-            if number not in results:
-                raise SelfCheckError(choice.layer.name, "never stores its output")
-            found, fresh = results[number]
-            self._compare(choice, self._expected(choice), found)
-            self._keep(choice, fresh)
+            if device.failed_layer is not None:
+                raise SelfCheckError(plan.choices[device.failed_layer].layer.name, _ended(error)) from None
+        total = 0
+        for choice, place in zip(plan.choices, places, strict=True):
+            found = self._at(place.stored, choice.layer.y)
+            what = _difference(self._expected(choice), found, choice.value)
+            if what:
+                raise SelfCheckError(choice.layer.name, what if failure is None else _ended(failure))
+            self._keep(choice, self._at(place.fresh, choice.layer.y))
+            total += found.size
         for value, unpack in zip(plan.taken, step.unpack, strict=True):
             held = Activation(unpack.value, *unpack.dims, Storage("", unpack.groups), unpack.offset)
-            if not np.array_equal(self._at(device.dram, held, unpack.address).ravel(), self._value(value).ravel()):
+            if not np.array_equal(self._at(device.dram[unpack.address :], held).ravel(), self._value(value).ravel()):
                 raise SelfCheckError(unpack.value, "is not where the host takes it from")
-        return sum(found.size for found, _ in results.values())
+        return total
 
     # Memory ----------------------------------------------------------------------------------------------------
 
@@ -113,16 +111,34 @@ class _Check:
         dims = shape(value)
         assert dims is not None
         if not self._is_known(value):
-            self.values[value] = random_bytes(self.rng, int(np.prod(dims))).reshape(dims)
+            self.values[value] = self._random(value, dims)
         stored = (self._value(value) ^ np.uint8(0x80)).view(np.int8)
         device.write(pack.address, activation(self.cfg, pack.form.arrange(stored), pack.groups))
 
-    def _codes(self, memory: Codes, act: Activation) -> Codes:
-        return self._at(memory, act, self.addresses[act.storage])
+    def _random(self, value: ir.Value, dims: tuple[int, ...]) -> Codes:
+        """Random codes of these dims."""
+        image = dims if len(dims) == 4 else (int(np.prod(dims[:1])), int(np.prod(dims[1:])), 1, 1)
+        data = random_image(self.rng, (image[0], image[1], image[2], image[3]), zero_point(value))
+        return data.view(np.uint8).reshape(dims) ^ np.uint8(0x80)
 
-    def _at(self, memory: Codes, act: Activation, address: int) -> Codes:
-        """The codes of `act`, [images, channels, rows, columns], from memory at `address`."""
-        data = memory[address : address + act.size(self.cfg)]
+    def _place(self, choice: Choice) -> Place:
+        """Where the layer of `choice` stores, with random bytes for its part of the storage."""
+        y = choice.layer.y
+        if y.storage not in self.places:
+            size = y.size(self.cfg)
+            stored, fresh = (random_bytes(self.rng, size) for _ in range(2))
+            self.places[y.storage] = Place(self.addresses[y.storage], stored, fresh)
+        place = self.places[y.storage]
+        tiles = place.fresh.view(np.int8).reshape(y.batches(self.cfg), y.storage_groups, y.height, y.width, -1)
+        part = tiles[:, y.group_offset : y.group_offset + y.groups(self.cfg)]
+        dims = part.shape[0], part.shape[1] * part.shape[4], y.height, y.width
+        image = random_image(self.rng, dims, zero_point(choice.value))
+        part[...] = image.reshape(*part.shape[:2], part.shape[4], *dims[2:]).transpose(0, 1, 3, 4, 2)
+        return place
+
+    def _at(self, memory: Codes, act: Activation) -> Codes:
+        """The codes of `act`, [images, channels, rows, columns], from memory that begins with its storage."""
+        data = memory[: act.size(self.cfg)]
         array = unpack_activation(self.cfg, data, act.dims, act.storage_groups, act.group_offset)
         return array.view(np.uint8) ^ np.uint8(0x80)
 
@@ -192,18 +208,33 @@ class _Check:
         assert value is not None
         return made[value] if value in made else self._value(value)
 
-    def _compare(self, choice: Choice, expected: Codes, found: Codes) -> None:
-        if np.array_equal(expected, found):
-            return
-        wrong = np.argwhere(expected != found)
-        first = tuple(int(index) for index in wrong[0])
-        place = ", ".join(f"{axis} {index}" for axis, index in zip(AXES, first))
-        low = 128 if choice.value.dtype == ir.DataType.INT8 else 0
-        raise SelfCheckError(
-            choice.layer.name,
-            f"gives {len(wrong)} of {found.size} bytes other than its operators on the CPU, the first at {place}: "
-            f"expected {int(expected[first]) - low}, found {int(found[first]) - low}",
-        )
+
+def _difference(expected: Codes, found: Codes, value: ir.Value) -> str:
+    """Where and how two [images, channels, rows, columns] of the tensor `value` differ; "" where they do not."""
+    if np.array_equal(expected, found):
+        return ""
+    wrong = np.argwhere(expected != found)
+    first = tuple(int(index) for index in wrong[0])
+    place = ", ".join(f"{axis} {index}" for axis, index in zip(AXES, first))
+    low = 128 if value.dtype == ir.DataType.INT8 else 0
+    return (
+        f"gives {len(wrong)} of {found.size} bytes other than its operators on the CPU, the first at {place}: "
+        f"expected {int(expected[first]) - low}, found {int(found[first]) - low}"
+    )
+
+
+def _ended(error: DeviceError) -> str:
+    return f"ends in an error: {error}"
+
+
+def zero_point(value: ir.Value) -> int:
+    """The zero point with which an operator reads `value`, as int8; 0 where none says so."""
+    for use in value.uses():
+        inputs = use.node.inputs
+        zero = constant(inputs[use.idx + 2]) if use.idx + 2 < len(inputs) else None
+        if zero is not None and zero.size == 1 and zero.dtype in (np.int8, np.uint8):
+            return int(zero.item()) - (128 if zero.dtype == np.uint8 else 0)
+    return 0
 
 
 def _part_count(node: ir.Node) -> int:

@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 from celosia.compiler.expr import Axis, Expr, Tensor, Var, compute, is_float, placeholder, reduce_axis, select, sum
 from celosia.compiler.expr.lower import reduce_and
 from celosia.compiler.expr.nodes import minimum, walk
-from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.intrinsics import PARAMETERS, Pass, tile_shape, vector_value
-from celosia.compiler.tensorize.layer import (
+from celosia.compiler.layer import (
     Activation,
     Conv,
     Epilogue,
@@ -32,6 +30,8 @@ from celosia.compiler.tensorize.layer import (
     Untileable,
     Window,
 )
+from celosia.compiler.tensorize import pack
+from celosia.compiler.tensorize.intrinsics import PARAMETERS, Pass, tile_shape, vector_value
 from celosia.compiler.tensorize.space import Problem
 from celosia.compiler.tensorize.transfer import Place
 from celosia.hw.config import Config

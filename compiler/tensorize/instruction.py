@@ -17,10 +17,10 @@ from celosia.compiler.expr.affine import linear
 from celosia.compiler.expr.interpret import evaluate
 from celosia.compiler.expr.loops import For, Intrinsic
 from celosia.compiler.expr.nodes import Binary, Const, Expr, Load, Tensor, Var, strides, walk
+from celosia.compiler.layer import Untileable
 from celosia.compiler.tensorize import intrinsic as rules
 from celosia.compiler.tensorize.intrinsic import TensorIntrinsic
 from celosia.compiler.tensorize.intrinsics import BUFFERS, element_shape, tile_shape
-from celosia.compiler.tensorize.layer import Untileable
 from celosia.compiler.tensorize.transfer import X_MAX, YZ_MAX, Dim, coalesce
 from celosia.hw.config import Config
 from celosia.hw.isa import EXTENT_BITS, PAD_BITS, Opcode, formats

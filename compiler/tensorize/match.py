@@ -194,13 +194,17 @@ def _check_loops(
 ) -> None:
     """Mismatch where the loops do not walk through the tiles as the axes of the behaviour do."""
 
+    sums = [
+        [linear(flatten(load.tensor.shape, load.index)) if load.index else {} for load in pair]
+        for pair in pairs.values()
+    ]
+
     def steps(axis: Axis, of: int) -> tuple[int, ...]:
         found = []
-        for pair in pairs.values():
-            load = pair[of]
-            step = coefficient(linear(flatten(load.tensor.shape, load.index)), axis) if load.index else 0
+        for pair, terms in zip(pairs.values(), sums):
+            step = coefficient(terms[of], axis)
             if step is None:
-                raise Mismatch(f"{name}: {load} is not affine in {axis.name}")
+                raise Mismatch(f"{name}: {pair[of]} is not affine in {axis.name}")
             found.append(step)
         return (axis.extent, *found)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.tensorize.layer import Conv, Requantise
+from celosia.compiler.layer import Conv, Requantise
 from celosia.hw.config import Config
 
 Bytes = NDArray[np.uint8]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from celosia.compiler.expr import Function, lower
 from celosia.compiler.expr.trace import Trace
+from celosia.compiler.layer import Layer, Untileable
 from celosia.compiler.tensorize.define import Definition, define
 from celosia.compiler.tensorize.instruction import RenderError
-from celosia.compiler.tensorize.layer import Layer, Untileable
 from celosia.compiler.tensorize.render import Plan, compile_loops
 from celosia.compiler.tensorize.space import Decisions, choose, why_not
 from celosia.compiler.tensorize.templates import schedule

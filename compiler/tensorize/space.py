@@ -7,12 +7,15 @@ the first tile and the drain of the last one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from dataclasses import fields as dataclass_fields
 from functools import cache
 from typing import Any
 
-from celosia.compiler.tensorize.layer import Untileable, Window
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.layer import Untileable, Window
 from celosia.compiler.vthread.pipeline import AHEAD
 from celosia.hw.config import Config
 from celosia.hw.isa import EXTENT_BITS, PAD_BITS, instruction_bytes
@@ -123,10 +126,24 @@ def _parts(size: int) -> list[int]:
 
 
 def candidates(cfg: Config, p: Problem) -> Iterator[Decisions]:
-    """The points of the space: what fits the scratchpads."""
+    """The points of the space: what fits the scratchpads. The first is a good one where gemm has nothing to do."""
     found = _simple(cfg, p) if not p.in_blocks else _products(cfg, p)
-    for d in found:
-        yield replace(d, part=load_part(cfg, p, d))
+    return (_point(cfg, p, *sizes) for sizes in found)
+
+
+def sample(cfg: Config, p: Problem, count: int, rng: np.random.Generator) -> list[Decisions]:
+    """`count` points of the space, each drawn from all of them. ValueError where there are none."""
+    found = list(_simple(cfg, p) if not p.in_blocks else _products(cfg, p))
+    return [_point(cfg, p, *found[i]) for i in rng.integers(0, len(found), count)]
+
+
+Sizes = tuple[int, int, int, int, str]
+"""n, y, x, k and order of a point."""
+
+
+def _point(cfg: Config, p: Problem, n: int, y: int, x: int, k: int, order: str) -> Decisions:
+    beats = p.input_rows(y) * p.input_columns(x) * cfg.piece_bytes // cfg.bus_bytes
+    return Decisions(n, y, x, k, order, part=max(1, LOAD_PART_BEATS // max(1, beats)))
 
 
 def why_not(cfg: Config, p: Problem, d: Decisions) -> str | None:
@@ -176,20 +193,11 @@ def near_depth(cfg: Config, scope: str) -> int:
     return {"inp": cfg.inp_depth, "vin": cfg.vin_depth, "acc": cfg.acc_depth}[scope]
 
 
-def load_part(cfg: Config, p: Problem, d: Decisions) -> int:
-    """Blocks that one LOAD brings of a tile."""
-    beats = p.input_rows(d.y) * p.input_columns(d.x) * cfg.piece_bytes // cfg.bus_bytes
-    return max(1, LOAD_PART_BEATS // max(1, beats))
-
-
-def _simple(cfg: Config, p: Problem) -> Iterator[Decisions]:
+def _simple(cfg: Config, p: Problem) -> Iterator[Sizes]:
     """Without gemm: as large as fits, whole rows first, then blocks; then all others."""
 
-    def tile(n: int, y: int, x: int) -> Decisions:
-        return Decisions(n, y, x, 1, "rows")
-
     def fits(n: int, y: int, x: int) -> bool:
-        return _too_large(cfg, p, tile(n, y, x)) is None
+        return _too_large(cfg, p, Decisions(n, y, x, 1, "rows")) is None
 
     n, y, x = 1, p.rows, p.columns
     while y > 1 and not fits(1, y, x):
@@ -200,87 +208,88 @@ def _simple(cfg: Config, p: Problem) -> Iterator[Decisions]:
         return
     while n < p.out_blocks and fits(n + 1, y, x):
         n += 1
-    yield tile(n, y, x)
+    yield n, y, x, 1, "rows"
     others = ((n, y, x) for x in _parts(p.columns) for y in _parts(p.rows) for n in _parts(p.out_blocks))
-    yield from (tile(*sizes) for sizes in others if sizes != (n, y, x) and fits(*sizes))
+    yield from ((*sizes, 1, "rows") for sizes in others if sizes != (n, y, x) and fits(*sizes))
 
 
-def _products(cfg: Config, p: Problem) -> Iterator[Decisions]:
+def _products(cfg: Config, p: Problem) -> Iterator[Sizes]:
     columns = [x for x in _parts(p.columns) if p.input_columns(x) <= cfg.inp_depth and x <= EXTENT_MAX]
+    blocks, pieces = _parts(p.out_blocks), _parts(p.in_blocks)[1:]
+    limit = min(cfg.out_depth, cfg.acc_depth, *([cfg.vin_depth] if p.residual else [])) // 2
     for x in columns[:5] + columns[5:][-1:]:  # the widest, and the narrowest for where no other fits
         for y in _parts(p.rows):
             pixels = y * x
-            if pixels > cfg.out_depth // 2 or y > EXTENT_MAX:
+            if pixels > limit or y > EXTENT_MAX:
                 continue
             span = p.input_rows(y) * p.input_columns(x)
-            for n in _parts(p.out_blocks):
-                if n * pixels > cfg.out_depth // 2 or n > cfg.par_depth // 2 or n * pixels > cfg.acc_depth // 2:
+            for n in blocks:
+                if n * pixels > limit or n > cfg.par_depth // 2:
                     continue
-                if p.residual and n * pixels > cfg.vin_depth // 2:
-                    continue
-                in_blocks = p.held(n)
-                if in_blocks * span <= cfg.inp_depth and n * p.in_blocks * p.taps <= cfg.wgt_depth:
-                    yield Decisions(n, y, x, p.in_blocks, "weights")
+                if p.held(n) * span <= cfg.inp_depth and n * p.in_blocks * p.taps <= cfg.wgt_depth:
+                    yield n, y, x, p.in_blocks, "weights"
                     if not p.grouped:
-                        yield Decisions(n, y, x, p.in_blocks, "input")
+                        yield n, y, x, p.in_blocks, "input"
                 if p.grouped or p.out_blocks * pixels > cfg.acc_depth:
                     continue
-                for k in _parts(p.in_blocks)[1:]:
+                for k in pieces:
                     if k * span <= cfg.inp_depth // 2 and n * k * p.taps <= cfg.wgt_depth // 2:
-                        yield Decisions(n, y, x, k, "split")
+                        yield n, y, x, k, "split"
 
 
-def _row_cost(beats: int) -> float:
+Cycles = NDArray[np.float64]
+
+
+def _row_cost(beats: NDArray[np.int64]) -> Cycles:
     """Cycles for each beat of a row of its own in DRAM: its last burst of up to 16 beats may be short."""
     rest = beats % BURST_BEATS
-    if not beats:
-        return 1.0
-    return (beats - rest + (max(rest, SHORT_BURST_CYCLES) if rest else 0)) / beats
+    last = np.where(rest > 0, np.maximum(rest, SHORT_BURST_CYCLES), 0)
+    return np.where(beats > 0, (beats - rest + last) / np.maximum(beats, 1), 1.0)
 
 
-def estimate(cfg: Config, p: Problem, t: Decisions) -> float:
-    """Cycles of the whole layer under tiling `t`."""
-    n_tiles, y_tiles, x_tiles = -(-p.out_blocks // t.n), -(-p.rows // t.y), -(-p.columns // t.x)
-    spatial = y_tiles * x_tiles * p.images
-    k_tiles = -(-p.in_blocks // t.k)
+def estimate(cfg: Config, p: Problem, d: Decisions) -> float:
+    """Cycles of the whole layer under the decisions `d`."""
+    return float(_estimates(cfg, p, [(d.n, d.y, d.x, d.k, d.order)])[0])
+
+
+def _estimates(cfg: Config, p: Problem, points: list[Sizes]) -> Cycles:
+    """The same for many points."""
+    n, y, x, k, order = np.array([(*sizes, ORDERS.index(order)) for *sizes, order in points], np.int64).T
+    weights, split = order == ORDERS.index("weights"), order == ORDERS.index("split")
+    n_tiles, spatial = -(-p.out_blocks // n), -(-p.rows // y) * -(-p.columns // x) * p.images
     gemm = p.out_blocks * p.in_blocks * p.taps * p.rows * p.columns * p.images
 
-    span = p.input_rows(t.y) * p.input_columns(t.x)
-    in_blocks = p.held(t.n) if p.grouped else t.k
-    tile_inp = in_blocks * span
+    columns = (x - 1) * p.window.strides[1] + p.window.reach(1)
+    rows = y if p.window.kernel[0] == 1 else (y - 1) * p.window.strides[0] + p.window.reach(0)
+    span = rows * columns
+    tile_inp = (p.in_blocks + p.step * (n - 1) if p.grouped else k) * span
     all_inp = p.in_blocks * span * spatial * (p.out_blocks if p.grouped else 1)
-    tile_wgt, all_wgt = t.n * t.k * p.taps, p.out_blocks * p.in_blocks * p.taps
-    if t.order == "weights":
-        inp_loads = all_inp * (1 if p.grouped or all_inp <= cfg.inp_depth else n_tiles)
-        wgt_loads = all_wgt
-    else:
-        inp_loads = all_inp
-        wgt_loads = all_wgt * (1 if all_wgt <= cfg.wgt_depth else spatial)
-    if t.order == "split":
-        wgt_loads = all_wgt * spatial
+    tile_wgt, all_wgt = n * k * p.taps, p.out_blocks * p.in_blocks * p.taps
+    stays = np.bool_(p.grouped) | (all_inp <= cfg.inp_depth)
+    inp_loads = all_inp * np.where(weights & ~stays, n_tiles, 1)
+    wgt_loads = all_wgt * np.where(weights | (~split & (all_wgt <= cfg.wgt_depth)), 1, spatial)
     out = p.out_blocks * p.rows * p.columns * p.images
     entry_beats = max(1, cfg.lanes // cfg.bus_bytes)
     inp_beats = max(cfg.inp_pieces, cfg.inp_bytes // cfg.bus_bytes)
     wgt_beats = max(1, cfg.wgt_bytes // cfg.bus_bytes)
-    whole = t.x == p.columns  # whole rows follow each other in DRAM, parts of rows are bursts of their own
-    inp_cost = 1.0 if whole else _row_cost(p.input_columns(t.x) * inp_beats)
-    out_cost = 1.0 if whole else _row_cost(t.x * entry_beats)
+    whole = x == p.columns  # whole rows follow each other in DRAM, parts of rows are bursts of their own
+    inp_cost = np.where(whole, 1.0, _row_cost(columns * inp_beats))
+    out_cost = np.where(whole, 1.0, _row_cost(x * entry_beats))
     store = out * entry_beats * out_cost
     load = inp_loads * inp_beats * inp_cost + wgt_loads * wgt_beats + (store if p.residual else 0)
-    tiles = n_tiles * spatial * k_tiles
+    tiles = n_tiles * spatial * -(-p.in_blocks // k)
     fetched = tiles * INSTRUCTIONS_PER_TILE * max(1, instruction_bytes(cfg) // cfg.bus_bytes)
     beats = load * 1.03 + fetched  # refresh and row ends; instructions come through the same port
     # Tiles that take more than half a ring cannot be loaded while the tile before is still used.
-    exposed = 0.0
-    if tile_inp > cfg.inp_depth // 2 and spatial > 1:
-        exposed += (inp_loads / max(tile_inp, 1) - 1) * tile_inp * inp_beats
-    if tile_wgt > cfg.wgt_depth // 2 and (all_wgt > cfg.wgt_depth or t.order == "split"):
-        exposed += (wgt_loads / max(tile_wgt, 1) - 1) * tile_wgt * wgt_beats
-    chunk = t.n * t.y * t.x
+    late_inp = (tile_inp > cfg.inp_depth // 2) & (spatial > 1)
+    late_wgt = (tile_wgt > cfg.wgt_depth // 2) & ((all_wgt > cfg.wgt_depth) | split)
+    exposed = np.where(late_inp, (inp_loads - tile_inp) * inp_beats, 0)
+    exposed = exposed + np.where(late_wgt, (wgt_loads - tile_wgt) * wgt_beats, 0)
     first = tile_inp * inp_beats + LATENCY
-    drain = chunk * (1 + entry_beats) + LATENCY
-    busy = max(gemm + tiles * GEMM_CYCLES, beats, store)
-    return busy + exposed + first + drain
+    drain = n * y * x * (1 + entry_beats) + LATENCY
+    busy = np.maximum(np.maximum(gemm + tiles * GEMM_CYCLES, beats), store)
+    result: Cycles = busy + exposed + first + drain
+    return result
 
 
 ROWS_FIRST_COST = 1.02
@@ -288,27 +297,34 @@ ROWS_FIRST_COST = 1.02
 
 
 @cache
-def choose(cfg: Config, p: Problem, rows_first: bool = False) -> Decisions:
-    """The tiling with the fewest estimated cycles. Untileable where none fits.
+def ranked(cfg: Config, p: Problem, rows_first: bool = False, count: int = 1) -> tuple[Decisions, ...]:
+    """The `count` points with the fewest estimated cycles, the best first. Untileable where there is none.
 
     rows_first: prefer one that completes the output row by row.
     """
     if max(p.window.kernel) > EXTENT_MAX or max(p.window.pads) > PAD_MAX:
         raise Untileable(f"kernel {p.window.kernel} with pads {p.window.pads} is beyond an instruction's fields")
     if not p.in_blocks:
-        for tiling in candidates(cfg, p):
-            return tiling
-        raise Untileable("one output pixel's operands do not fit vin, acc or out")
-    costs = {tiling: estimate(cfg, p, tiling) for tiling in candidates(cfg, p)}
-    best = min(costs, key=costs.__getitem__, default=None)
-    if best is not None and rows_first:
-        by_rows = [tiling for tiling in costs if tiling.order == "input" and tiling.y < p.rows]
-        good = min(by_rows, key=costs.__getitem__, default=best)
-        best = good if costs[good] <= ROWS_FIRST_COST * costs[best] else best
-    if best is None:
+        first = next(candidates(cfg, p), None)
+        if first is None:
+            raise Untileable("one output pixel's operands do not fit vin, acc or out")
+        return (first,)
+    points = list(_products(cfg, p))
+    if not points:
         raise Untileable(
             f"no tile of {p.in_blocks} input blocks with a {p.window.kernel[0]}x{p.window.kernel[1]} kernel fits "
             f"inp_depth {cfg.inp_depth}, wgt_depth {cfg.wgt_depth}, acc_depth {cfg.acc_depth} and "
             f"out_depth {cfg.out_depth}"
         )
-    return best
+    costs = _estimates(cfg, p, points)
+    order = np.argsort(costs, kind="stable")
+    if rows_first:
+        by_rows = np.array([order == "input" and y < p.rows for _, y, _, _, order in points])
+        good = order[by_rows[order] & (costs[order] <= ROWS_FIRST_COST * costs[order[0]])]
+        order = np.concatenate([good, order[~np.isin(order, good)]])
+    return tuple(_point(cfg, p, *points[i]) for i in order[:count])
+
+
+def choose(cfg: Config, p: Problem, rows_first: bool = False) -> Decisions:
+    """The best point by the estimate; see `ranked`."""
+    return ranked(cfg, p, rows_first)[0]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.tensorize.layer import Storage, Untileable
+from celosia.compiler.layer import Storage, Untileable
 from celosia.hw.isa import X_BITS, YZ_BITS
 
 X_MAX, YZ_MAX = (1 << X_BITS) - 1, (1 << YZ_BITS) - 1

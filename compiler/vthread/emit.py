@@ -7,11 +7,33 @@ from numpy.typing import NDArray
 
 from celosia.compiler.vthread.pipeline import Instruction
 from celosia.hw.config import Config
-from celosia.hw.isa import formats, instruction_bytes
+from celosia.hw.isa import Format, formats, instruction_bytes
 
 
 def encode(cfg: Config, instructions: list[Instruction]) -> NDArray[np.uint8]:
     """One row of `instruction_bytes` each, [count, bytes] uint8. ValueError where a value does not fit its field."""
-    size, table = instruction_bytes(cfg), formats(cfg)
-    data = b"".join(table[i.opcode].encode(**i.fields).to_bytes(size, "little") for i in instructions)
-    return np.frombuffer(data, np.uint8).reshape(-1, size)
+    words = np.zeros((len(instructions), instruction_bytes(cfg) // 8), np.uint64)
+    opcodes = np.array([i.opcode for i in instructions], np.int64)
+    for opcode, form in formats(cfg).items():
+        rows = np.flatnonzero(opcodes == opcode)
+        if len(rows):
+            words[rows] = _words(form, [instructions[row].fields for row in rows], words.shape[1])
+    return words.view(np.uint8)
+
+
+def _words(form: Format, fields: list[dict[str, int]], size: int) -> NDArray[np.uint64]:
+    """Instructions of one format, [count, size]."""
+    if unknown := {name for f in fields for name in f} - set(form.offsets):
+        raise ValueError(f"{form.opcode.name} has no field {', '.join(sorted(unknown))}")
+    words = np.zeros((len(fields), size), np.uint64)
+    for field in form.fields:
+        default = int(form.opcode) if field.name == "opcode" else 0
+        values = np.array([f.get(field.name, default) for f in fields], np.int64)
+        for extreme in (values.min(), values.max()):
+            field.check(int(extreme), form.opcode.name)
+        bits = values.view(np.uint64) & np.uint64((1 << field.width) - 1)
+        word, shift = divmod(form.offsets[field.name], 64)
+        words[:, word] |= bits << np.uint64(shift)
+        if shift + field.width > 64:
+            words[:, word + 1] |= bits >> np.uint64(64 - shift)
+    return words

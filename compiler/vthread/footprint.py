@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 from celosia.hw.config import Config
 from celosia.hw.isa import (
@@ -18,8 +19,7 @@ from celosia.hw.isa import (
 )
 
 
-@dataclass(frozen=True)
-class Access:
+class Access(NamedTuple):
     """Entries [first, end) of a scratchpad, the smallest range that holds all that is touched."""
 
     buffer: str
@@ -28,8 +28,7 @@ class Access:
     write: bool
 
 
-@dataclass(frozen=True)
-class DramAccess:
+class DramAccess(NamedTuple):
     """Rows of bytes: z planes of y rows, each of `row` bytes from `address + z * z_stride + y * y_stride`."""
 
     address: int
@@ -46,9 +45,18 @@ class DramAccess:
 
 
 def _range(buffer: str, f: dict[str, int], operand: str, loops: tuple[str, ...], write: bool) -> Access:
-    reach = sum((f.get(f"extent_{loop}", 1) - 1) * f.get(f"{operand}_{loop}", 0) for loop in loops)
-    first = f.get(f"{operand}_base", 0)
-    return Access(buffer, first, first + reach + 1, write)
+    base, names = _names(operand, loops)
+    first = end = f.get(base, 0)
+    for extent, step in names:
+        if step in f:
+            end += (f.get(extent, 1) - 1) * f[step]
+    return Access(buffer, first, end + 1, write)
+
+
+@cache
+def _names(operand: str, loops: tuple[str, ...]) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """The fields of an address: its base, and (extent, step) of each loop."""
+    return f"{operand}_base", tuple((f"extent_{loop}", f"{operand}_{loop}") for loop in loops)
 
 
 def _dram(f: dict[str, int], element: int, write: bool) -> DramAccess:

@@ -9,23 +9,40 @@ satisfies every dependence and never has more tokens under way than a semaphore 
 from __future__ import annotations
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from celosia.compiler.vthread.footprint import DramAccess, footprint
+from celosia.compiler.vthread.footprint import Access, DramAccess, footprint
 from celosia.compiler.vthread.pipeline import Instruction, depths
 from celosia.hw.config import Config
 from celosia.hw.isa import UNIT_OF, Unit
 
 NEVER = -1
+UNITS = tuple(Unit)
 
 
 class _History:
-    """For each entry of one memory, the last instruction of each unit that read it and that wrote it."""
+    """For each entry of one memory, the last instruction of each unit that read it and that wrote it. Units that never
+    did are left out.
+    """
 
     def __init__(self, size: int) -> None:
-        self.read = np.full((len(Unit), size), NEVER, np.int64)
-        self.write = np.full((len(Unit), size), NEVER, np.int64)
+        self.size = size
+        self.read: dict[Unit, NDArray[np.int64]] = {}
+        self.write: dict[Unit, NDArray[np.int64]] = {}
+
+    def before(self, access: Access, unit: Unit, needed: list[int]) -> None:
+        """Raise `needed` to the last instruction of every other unit that `access` of `unit` must come after."""
+        first, end = access.first, access.end
+        for log in (self.write, self.read) if access.write else (self.write,):
+            for other, last in log.items():
+                if other != unit:
+                    needed[other] = max(needed[other], int(last[first:end].max()))
+
+    def note(self, access: Access, unit: Unit, index: int) -> None:
+        log = self.write if access.write else self.read
+        if unit not in log:
+            log[unit] = np.full(self.size, NEVER, np.int64)
+        log[unit][access.first : access.end] = index
 
 
 class _Dram:
@@ -41,8 +58,8 @@ class _Dram:
         """A view of `array` over the granules of `access`."""
         g = self.granule
         first, count = access.address // g, -(-(access.address % g + access.row) // g)
-        shape = (access.z, access.y, count)
-        return as_strided(array[first:], shape, tuple(8 * (s // g) for s in (access.z_stride, access.y_stride, g)))
+        strides = 8 * (access.z_stride // g), 8 * (access.y_stride // g), 8
+        return np.ndarray((access.z, access.y, count), np.int64, array, 8 * first, strides)
 
 
 def insert_tokens(cfg: Config, instructions: list[Instruction], tracked_bytes: int) -> None:
@@ -50,31 +67,28 @@ def insert_tokens(cfg: Config, instructions: list[Instruction], tracked_bytes: i
     histories = {name: _History(depth) for name, depth in depths(cfg).items()}
     dram = _Dram(cfg, tracked_bytes)
     units = len(Unit)
-    known = np.full((units, units), NEVER, np.int64)  # known[v, u]: last instruction of u that v knows to have ended
-    at_start: list[NDArray[np.int64]] = []
+    known = [[NEVER] * units for _ in Unit]  # known[v][u]: last instruction of u that v knows to have ended
+    at_start: list[list[int]] = []
     tokens: dict[tuple[Unit, Unit], list[tuple[int, int]]] = {(u, v): [] for u in Unit for v in Unit}  # (giver, taker)
     capacity = (1 << cfg.token_bits) - 1
 
     for index, instruction in enumerate(instructions):
         unit = UNIT_OF[instruction.opcode]
         accesses, rows = footprint(cfg, instruction.opcode, instruction.fields)
-        needed = np.full(units, NEVER, np.int64)
+        needed = [NEVER] * units
         for access in accesses:
-            history = histories[access.buffer]
-            np.maximum(needed, history.write[:, access.first : access.end].max(axis=1), out=needed)
-            if access.write:
-                np.maximum(needed, history.read[:, access.first : access.end].max(axis=1), out=needed)
+            histories[access.buffer].before(access, unit, needed)
         if rows is not None and rows.address < tracked_bytes:
             if rows.write:
-                needed[Unit.LOAD] = max(needed[Unit.LOAD], dram.rows(dram.read, rows).max())
+                needed[Unit.LOAD] = max(needed[Unit.LOAD], int(dram.rows(dram.read, rows).max()))
             else:
-                needed[Unit.STORE] = max(needed[Unit.STORE], dram.rows(dram.write, rows).max())
+                needed[Unit.STORE] = max(needed[Unit.STORE], int(dram.rows(dram.write, rows).max()))
 
         wait = 0
         # The latest first: what it knows may make the others unnecessary.
-        for other in sorted((u for u in Unit if u != unit), key=lambda u: -needed[u]):
-            if needed[other] > known[unit, other]:
-                producer, pairs = int(needed[other]), tokens[other, unit]
+        for other in sorted([u for u in UNITS if needed[u] > known[unit][u]], key=lambda u: -needed[u]):
+            if needed[other] > known[unit][other]:
+                producer, pairs = needed[other], tokens[other, unit]
                 if len(pairs) >= capacity and pairs[-capacity][1] > producer:
                     # No room for one more. The token before, which is taken later than `producer`, can come from there.
                     earlier, taker = pairs.pop()
@@ -84,14 +98,13 @@ def insert_tokens(cfg: Config, instructions: list[Instruction], tracked_bytes: i
                 pairs.append((producer, taker))
                 fields = instructions[producer].fields
                 fields["post"] = fields.get("post", 0) | 1 << unit
-                known[unit, other] = producer
-                np.maximum(known[unit], at_start[producer], out=known[unit])
+                known[unit][other] = producer
+                known[unit] = [max(pair) for pair in zip(known[unit], at_start[producer])]
         instruction.fields["wait"] = wait
-        known[unit, unit] = index - 1 if index else NEVER
-        at_start.append(known[unit].copy())
+        known[unit][unit] = index
+        at_start.append(list(known[unit]))
 
         for access in accesses:
-            history = histories[access.buffer]
-            (history.write if access.write else history.read)[unit, access.first : access.end] = index
+            histories[access.buffer].note(access, unit, index)
         if rows is not None and rows.address < tracked_bytes:
             dram.rows(dram.write if rows.write else dram.read, rows)[...] = index

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler import numerics
 from celosia.compiler.image import Image, build
-from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.layer import (
+from celosia.compiler.layer import (
     Activation,
     Conv,
     Epilogue,
@@ -27,6 +26,7 @@ from celosia.compiler.tensorize.layer import (
     inputs,
     padded_groups,
 )
+from celosia.compiler.tensorize import pack
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.isa import instruction_bytes

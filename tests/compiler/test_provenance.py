@@ -19,9 +19,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler import image as image_module
 from celosia.compiler.image import Image, LayerError
-from celosia.compiler.memory import Lifetime, Plan
-from celosia.compiler.tensorize import conv
-from celosia.compiler.tensorize.layer import (
+from celosia.compiler.layer import (
     Activation,
     Conv,
     Epilogue,
@@ -32,6 +30,8 @@ from celosia.compiler.tensorize.layer import (
     Window,
     padded_groups,
 )
+from celosia.compiler.memory import Lifetime, Plan
+from celosia.compiler.tensorize import conv
 from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.compiler.vthread.verify import Meaning, ProvenanceError, Run, VerifyError, verify, verify_provenance

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from celosia.compiler.image import LayerErrors
+from celosia.compiler.layer import Activation, Untileable, Window
 from celosia.compiler.tensorize import plan
-from celosia.compiler.tensorize.layer import Activation, Untileable, Window
 from celosia.compiler.tensorize.space import Decisions, Problem, candidates, why_not
 from celosia.compiler.tensorize.transfer import Dim, coalesce
 from celosia.hw.config import Config

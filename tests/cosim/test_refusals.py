@@ -15,7 +15,7 @@ from agreement import CONFIGS, check
 
 from celosia.compiler import compile as compiler
 from celosia.compiler.image import Image
-from celosia.compiler.tensorize.layer import Layer
+from celosia.compiler.layer import Layer
 from celosia.hw.config import Config
 from celosia.sim.fsim import FunctionalDevice
 

@@ -17,6 +17,7 @@ from llvmlite import ir
 from celosia.compiler.cpu.llvm import dot, operations
 from celosia.compiler.cpu.llvm.operations import is_vector, llvm_type, splat
 from celosia.compiler.cpu.schedule import parallel
+from celosia.compiler.dtypes import itemsize
 from celosia.compiler.expr.affine import coefficient, flatten, in_range, linear, nonnegative
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import Alloc, Block, For, Function, If, Let, Stmt, Store, Update
@@ -34,7 +35,6 @@ from celosia.compiler.expr.nodes import (
     Tensor,
     Var,
     is_float,
-    itemsize,
     walk,
 )
 

@@ -6,6 +6,8 @@ from functools import partial
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops import integer
 from celosia.compiler.cpu.ops.integer import left_zero, matrix_product, right_zero
@@ -339,8 +341,6 @@ def qlinear_softmax(node: Node) -> Tensor:
     axes = [axis] if int(node.attrs.get("opset", 13)) >= 13 else list(range(axis, len(x.shape)))
     count = prod(x.shape[d] for d in axes)
     sx = node.scalar(1, F32).astype("float64")
-    import numpy as np
-
     room = max(0.0, float(np.log(np.float64(np.finfo(np.float32).max / np.float32(count)))) - 5)
     shift = wrap(room, "float64") / sx
     table = T.compute((256,), lambda i: call("exp", (i.astype("float64") - 255.0 + shift) * sx).astype(F32), "powers")

@@ -12,7 +12,7 @@ from celosia.compiler.graph.select.joining import joins
 from celosia.compiler.graph.select.parameters import scalar_of
 from celosia.compiler.graph.select.placement import Choice, Placement, Reads
 from celosia.compiler.graph.values import attribute, constant
-from celosia.compiler.tensorize.layer import Activation, Epilogue, Map, Multiply
+from celosia.compiler.layer import Activation, Epilogue, Map, Multiply
 
 
 def concatenation(p: Placement, node: ir.Node) -> None:

@@ -21,8 +21,8 @@ from celosia.compiler.graph.select.parameters import (
 )
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute, constant
+from celosia.compiler.layer import Conv, Untileable, Window
 from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.layer import Conv, Untileable, Window
 from celosia.compiler.tensorize.space import Problem, choose, estimate
 
 

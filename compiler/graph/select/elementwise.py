@@ -13,7 +13,7 @@ from celosia.compiler.graph.select.joining import extend, join_residual, joins
 from celosia.compiler.graph.select.parameters import array_of, is_one_pixel, scalar_of, stored_zero, uniform
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import shape
-from celosia.compiler.tensorize.layer import Epilogue, Map, Multiply, Residual
+from celosia.compiler.layer import Epilogue, Map, Multiply, Residual
 
 
 def addition(p: Placement, node: ir.Node) -> None:

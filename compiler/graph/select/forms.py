@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from celosia.compiler.graph.values import shape
-from celosia.compiler.tensorize.layer import Window
+from celosia.compiler.layer import Window
 
 
 class OnCpu(Exception):

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from celosia.compiler.graph.select.forms import Form
 from celosia.compiler.graph.select.placement import Choice, Placement, Reads
-from celosia.compiler.tensorize.layer import Conv, Epilogue, Map
+from celosia.compiler.layer import Conv, Epilogue, Map
 
 
 def join_residual(p: Placement, node: ir.Node, layer: Map, reads: Reads, form: Form) -> bool:

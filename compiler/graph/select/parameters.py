@@ -13,7 +13,7 @@ from celosia.compiler import numerics
 from celosia.compiler.cpu.runtime.windows import same_pads
 from celosia.compiler.graph.select.forms import Form, OnCpu
 from celosia.compiler.graph.values import attribute, constant, shape
-from celosia.compiler.tensorize.layer import Requantise, Window
+from celosia.compiler.layer import Requantise, Window
 
 
 def array_of(value: ir.Value | None) -> NDArray[Any]:

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
 from celosia.compiler.graph.values import constant
-from celosia.compiler.tensorize.layer import Activation, Layer, Storage
+from celosia.compiler.layer import Activation, Layer, Storage
 from celosia.hw.config import Config
 
 Reads = dict[Storage, tuple[ir.Value, Form]]

@@ -9,7 +9,7 @@ from celosia.compiler.graph.select.forms import OnCpu, natural_form
 from celosia.compiler.graph.select.parameters import scalar_of, stored_zero, uniform, window_of
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute
-from celosia.compiler.tensorize.layer import Pool, Window
+from celosia.compiler.layer import Pool, Window
 
 
 def average(p: Placement, node: ir.Node) -> None:

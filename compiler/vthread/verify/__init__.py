@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.tensorize.layer import Storage
+from celosia.compiler.layer import Storage
 from celosia.compiler.vthread.verify.decode import Rule, VerifyError, decode
 from celosia.compiler.vthread.verify.diagnosis import explain
 from celosia.compiler.vthread.verify.order import Report, check_stream

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.tensorize.layer import inputs
+from celosia.compiler.layer import inputs
 from celosia.compiler.vthread.verify.decode import Decoded, Dims, loop_fields, padded_block, reach, sizes
 from celosia.compiler.vthread.verify.meaning import Operands, Operation, Scalars, part, terms
 from celosia.compiler.vthread.verify.provenance import (

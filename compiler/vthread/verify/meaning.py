@@ -2,7 +2,7 @@
 
 A *piece* is what LOAD and STORE move, [batch][group] of an activation. It is represented by a random number, its
 symbol; weights by a random linear hash, so that the sum of a convolution is a sum of products of scalars. Nothing here
-knows of tiles, rings or tokens: everything follows from the dataclasses of `tensorize/layer.py`.
+knows of tiles, rings or tokens: everything follows from the dataclasses of `layer.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.tensorize.layer import (
+from celosia.compiler.layer import (
     Activation,
     Conv,
     Layer,

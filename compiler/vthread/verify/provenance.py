@@ -28,7 +28,7 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.tensorize.layer import Activation, Layer, Storage, inputs
+from celosia.compiler.layer import Activation, Layer, Storage, inputs
 from celosia.compiler.vthread.verify.decode import (
     Decoded,
     Dims,

@@ -1,4 +1,4 @@
-"""What tensorize takes: activations in the accelerator's layout, and layers over them.
+"""What is between graph and instructions: activations in the accelerator's layout, and layers over them.
 
 A layer is one anchor (convolution, pooling or an elementwise map) with its epilogue. Everything here is integers;
 the numbers that make it exact (multipliers, shifts, tables) were derived and proved before.
