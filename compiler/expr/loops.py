@@ -102,6 +102,11 @@ class Declared(Protocol):
         """Whether it does one step of a reduction, whose loops lie around it."""
         ...
 
+    @property
+    def size(self) -> int:
+        """How many elements it writes."""
+        ...
+
     def match(self, nest: For, first: Expr, scope: Callable[[Tensor], str]) -> Intrinsic:
         """The intrinsic in the place of `nest`, whose reduction begins where `first` holds. ValueError with the reason
         where `nest` means another thing; scope gives the memory of a tensor, "dram" for that of the caller.

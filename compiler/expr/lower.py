@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 
@@ -171,10 +172,13 @@ class _Lowering:
 
 
 def _with_whole_tiles(stage: Stage, part: Region) -> Region:
-    """`part`, of whose dimensions those that an intrinsic computes at once are whole."""
+    """`part`; where it has not all that an intrinsic computes at once, the dimensions of that are whole."""
     if stage.intrinsic is None:
         return part
-    tile = stage.order[stage.order.index(stage.intrinsic[0]) :]
+    axis, intrinsic = stage.intrinsic
+    tile = stage.order[stage.order.index(axis) :]
+    if prod(count for axis, (_, count) in zip(stage.tensor.axes, part) if axis in tile) >= intrinsic.size:
+        return part
     whole: tuple[Expr, int]
     found = []
     for axis, size, given in zip(stage.tensor.axes, stage.tensor.shape, part):
