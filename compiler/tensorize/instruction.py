@@ -331,6 +331,8 @@ class _Maker:
             names = slots[len(slots) - len(dims) :]
             if dims and slots == "nyx" and any(dims[0][1].get(blocked) for blocked in ("wgt", "par")):
                 names = slots[0] + slots[len(slots) - len(dims) + 1 :]  # output blocks are loop n, pixels y and x
+            if len(dims) == 1 and slots == "krs":
+                names = "k"  # input blocks, where the window is one pixel
             for slot, (extent, steps) in zip(names, dims):
                 static[f"extent_{slot}"] = extent
                 static |= {f"{name}_{slot}": step for name, step in steps.items() if step}
