@@ -169,6 +169,8 @@ class Stage:
         axis = self.axis(axis)
         if not axis.reduce or self._position(axis) != len(self.order) - 1:
             raise ValueError(f"{self.tensor.name}: {axis.name} is not a reduction, or not the innermost loop")
+        if not widths or min(widths) < 1:
+            raise ValueError(f"{self.tensor.name}: vectors of {list(widths)} lanes")
         self.lanes[axis] = widths
 
     @recorded
