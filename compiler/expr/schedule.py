@@ -338,10 +338,10 @@ class Schedule:
         self.stages = {t: stages[t] for t in self.tensors if t in stages}
         return stage
 
-    def _cache_name(self, tensor: Tensor, scope: str) -> str:
+    def _cache_name(self, tensor: Tensor, scope: str, *avoid: str) -> str:
         if scope not in SCOPES:
             raise ValueError(f"{tensor.name}: no memory is called {scope!r}; there are {', '.join(SCOPES)}")
-        taken = {t.name for t in self.tensors}
+        taken = {*avoid, *(t.name for t in self.tensors)}
         names = (f"{tensor.name}.{scope}{n or ''}" for n in range(len(taken) + 1))
         return next(name for name in names if name not in taken)
 
@@ -351,7 +351,7 @@ class Schedule:
         tensor = self.tensor(tensor)
         given = (readers,) if isinstance(readers, Tensor | str) else tuple(readers)
         readers = tuple(self.tensor(reader) for reader in given)
-        name = self._cache_name(tensor, scope)
+        name = self._cache_name(tensor, scope, f"{tensor.name}.acc")  # that is what lower calls accumulators
         for reader in readers:
             if not any(load.tensor is tensor for load in loads(self[reader].body)):
                 raise ValueError(f"{reader.name} does not read {tensor.name}")

@@ -471,7 +471,6 @@ class Bound:
             stream.add(load.opcode, load.moved(f, first))
         return first
 
-
     def _take(self, scope: str, entries: int, tensor: Tensor, key: Hashable = None) -> int:
         """Fresh entries for `tensor`. RenderError where what the same tile holds already is in the way."""
         ring = self.stream.rings[scope]
