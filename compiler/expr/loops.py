@@ -118,7 +118,7 @@ class Declared(Protocol):
 
 
 def expand(stmt: Stmt) -> Stmt:
-    """`stmt` with the loops that its intrinsics stand for, and nothing overlapped. TypeError where one is not declared."""
+    """`stmt` with the loops that its intrinsics stand for, none overlapped. TypeError where one is not declared."""
     match stmt:
         case For(var, extent, body, kind):
             return For(var, extent, expand(body), "serial" if kind == "pipelined" else kind)

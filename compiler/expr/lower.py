@@ -405,9 +405,7 @@ class _Nest:
                 axes = [axis for axis in inner if axis in roots]
                 if own:
                     raise ValueError(f"{tensor.name}: tiles do not divide its reduction, so lanes cannot add them")
-                parts.append(
-                    _where(data, _in_lanes(stage, own_lanes[0], axes, acc, reduce.kind, value, locals_))
-                )
+                parts.append(_where(data, _in_lanes(stage, own_lanes[0], axes, acc, reduce.kind, value, locals_)))
             else:
                 parts.append(self._loops([axis for axis in inner if not axis.reduce or axis in roots], update))
             accumulators[id(reduce)] = Load(acc, where)

@@ -113,7 +113,8 @@ _FORMS: dict[str, tuple[str, Callable[[Any], bool]]] = {
         lambda arg: _is_text(arg) or (isinstance(arg, list | tuple) and all(map(_is_text, arg))),
     ),
     "Stage": (
-        'loops, {"stage": name}', lambda arg: isinstance(arg, dict) and list(arg) == ["stage"] and _is_text(arg["stage"])
+        'loops, {"stage": name}',
+        lambda arg: isinstance(arg, dict) and list(arg) == ["stage"] and _is_text(arg["stage"]),
     ),
     "Declared": ("the name of an intrinsic", _is_text),
     "int": ("a whole number", _is_number),

@@ -253,7 +253,9 @@ class _Compiler:
             entries = sum(fill.entries for fill in fills if fill.scope == scope)
             if entries > depth:
                 name = s.var.name
-                raise RenderError(f"an iteration of the pipelined loop {name} needs {entries} of {depth} {scope} entries")
+                raise RenderError(
+                    f"an iteration of the pipelined loop {name} needs {entries} of {depth} {scope} entries"
+                )
         inside = {fill.tensor for fill in fills}
         used = {tensor: None for compute in computes for tensor in compute.scratchpads}
         return Pipelined(s.var, s.extent, fills, computes, [tensor for tensor in used if tensor not in inside])
@@ -475,7 +477,6 @@ class Bound:
             self.before_load(load.tensor)
             stream.add(load.opcode, load.moved(f, first))
         return first
-
 
     def _take(self, scope: str, entries: int, tensor: Tensor, key: Hashable = None) -> int:
         """Fresh entries for `tensor`. RenderError where what the same tile holds already is in the way."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -237,6 +237,7 @@ def test_a_pipelined_loop_holds_instructions_alone() -> None:
 def test_tensors_of_one_tile_never_lie_over_each_other() -> None:
     """The first loop leaves the ring in its middle; then there is room for both tensors, but not for each in a row."""
     cfg = Config(name="few", block_in=4, block_out=4, vin_depth=16)
+
     def function(rows: int, part: int, before: int) -> T.Function:
         """A tile of all rows, `part` of them and the others one after the other."""
         v, x = (T.placeholder((n, 1, 1, 4), "int8", name) for n, name in ((before, "v"), (rows, "x")))
@@ -299,6 +300,6 @@ def test_what_a_tile_holds_is_given_to_no_other(data: st.DataObject) -> None:
             assert b <= c or d <= a or (one == other is not None and (a, b) == (c, d)), (held, depth)
         assert all(0 <= first < end <= depth for first, end, _ in held)
         live = sorted(ring.live.values())
-        assert all(b <= c for (_, b), (c, _) in zip(live, live[1:])), "two tiles are remembered in one place"
+        assert all(b <= c for (_, b), (c, _) in pairwise(live)), "two tiles are remembered in one place"
     stream.finish()
     assert held == [] and ring.pins == []

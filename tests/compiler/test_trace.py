@@ -24,7 +24,6 @@ from .layers import Builder, builders, windows
 from .test_loops import fits, small
 from .test_schedule import chain
 
-
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate]  # shrinking a trace takes long
 
 
