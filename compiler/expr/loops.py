@@ -123,10 +123,10 @@ class Declared(Protocol):
 
 
 def expand(stmt: Stmt) -> Stmt:
-    """`stmt` with the loops that its intrinsics stand for. TypeError where one is not declared."""
+    """`stmt` with the loops that its intrinsics stand for, none overlapped. TypeError where one is not declared."""
     match stmt:
         case For(var, extent, body, kind):
-            return For(var, extent, expand(body), kind)
+            return For(var, extent, expand(body), "serial" if kind == "pipelined" else kind)
         case Let(var, value, body):
             return Let(var, value, expand(body))
         case If(cond, body, orelse):

@@ -245,9 +245,11 @@ class Stage:
         stage = Stage(self.tensor, self.scope)
         stage.body, stage.kept = self.body, self.kept
         new: dict[Axis, Axis] = {}
+        anew = None if tile is None or self.intrinsic is None else self.intrinsic[0]
+        """Each nest has an intrinsic of its own."""
 
-        def fresh(axis: Axis, extent: int, anew: bool = False) -> Axis:
-            same = extent == axis.extent and not anew
+        def fresh(axis: Axis, extent: int) -> Axis:
+            same = extent == axis.extent and axis is not anew
             new[axis] = axis if same else Axis(axis.name, extent=extent, reduce=axis.reduce)
             return new[axis]
 
@@ -268,8 +270,6 @@ class Stage:
                 case Fuse(outer, inner, fused):
                     both = fresh(fused, new[outer].extent * new[inner].extent)
                     stage.relations.append(Fuse(new[outer], new[inner], both))
-        if tile is not None and self.intrinsic is not None:
-            fresh(self.intrinsic[0], new[self.intrinsic[0]].extent, anew=True)  # each nest has an intrinsic of its own
         stage.roots = [new[axis] for axis in self.roots]
         stage.order = [new[axis] for axis in self.order]
         stage.kinds = {new[axis]: kind for axis, kind in self.kinds.items() if axis in new}

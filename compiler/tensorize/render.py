@@ -249,6 +249,13 @@ class _Compiler:
         fills: list[Fill] = []
         computes: list[Compute | Move] = []
         self._tile(self.nodes(s.body, fixed), fills, computes, s.var)
+        for scope, depth in self.depths.items():
+            entries = sum(fill.entries for fill in fills if fill.scope == scope)
+            if entries > depth:
+                name = s.var.name
+                raise RenderError(
+                    f"an iteration of the pipelined loop {name} needs {entries} of {depth} {scope} entries"
+                )
         inside = {fill.tensor for fill in fills}
         used = {tensor: None for compute in computes for tensor in compute.scratchpads}
         return Pipelined(s.var, s.extent, fills, computes, [tensor for tensor in used if tensor not in inside])
@@ -259,7 +266,7 @@ class _Compiler:
                 fills.append(Fill(node.tensor, node.scope, node.entries, node.kept, []))
                 self._tile(node.body, fills, computes, var)
             elif isinstance(node, Loop | Branch | Pipelined):
-                raise RenderError(f"the pipelined loop {var.name} holds more than instructions; unroll what is inside")
+                raise RenderError(f"the pipelined loop {var.name} holds loops that are no instruction")
             elif isinstance(node, Move) and node.loads:
                 target = next((fill for fill in fills if fill.tensor is node.near), None)
                 if target is None:
