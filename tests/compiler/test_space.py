@@ -46,7 +46,7 @@ def problems(draw: st.DrawFn) -> Problem:
     step, near = (number(1, 3) if grouped else 0, "inp") if products else (1, draw(st.sampled_from(["vin", "acc"])))
     return Problem(
         window, number(1, 3), number(1, 40), number(1, 40), number(1, 20), number(1, 20) if products else 0,
-        draw(st.booleans()), step, near,
+        draw(st.booleans()), step, share=number(1, 3) if grouped else 1, near=near,
     )  # fmt: skip
 
 
@@ -112,7 +112,7 @@ def test_points_just_outside_say_why(cfg: Config, p: Problem, data: st.DataObjec
 @bounded(30)
 @given(builders(), windows(3), st.sampled_from(["conv", "depthwise", "pool", "add", "multiply"]), st.data())
 def test_every_point_compiles_and_none_beside(b: Builder, window: Window, kind: str, data: st.DataObject) -> None:
-    """Points that why_not lets pass compile, whether candidates names them or not; the Planner refuses the others."""
+    """Points that why_not lets pass compile, whether candidates names them or not."""
     x = small(b, data, size=9)
     same = (x.images, x.channels, x.height, x.width)
     assume(fits(window, x))
@@ -132,48 +132,19 @@ def test_every_point_compiles_and_none_beside(b: Builder, window: Window, kind: 
         assume(False)
     found = [list(candidates(b.cfg, d.problem)) for d in definitions]
     assume(all(found))
-    decisions = [data.draw(st.sampled_from(points)) for points in found]
-    near = [data.draw(st.sampled_from(list(beside(d.problem, c)))) for d, c in zip(definitions, decisions)]
-    for chosen in (decisions, near):
-        whys = [why for d, c in zip(definitions, chosen) if (why := why_not(b.cfg, d.problem, c))]
-        if whys:
-            with pytest.raises(ValueError) as error:
-                planner.layer(layer, decisions=chosen)
-            assert str(error.value) == whys[0]
-            continue
-        try:
-            parts = planner.layer(layer, decisions=chosen)
-        except Untileable as refused:
-            assert str(refused).startswith(("padding above or below a strided", "a tile that lies in", PADDED)), refused
-            continue
-        for part, c in zip(parts, chosen, strict=True):
-            verify(part.loops.function)
-            assert part.decisions == c
+    for d, points in zip(definitions, found):
+        point = data.draw(st.sampled_from(points))
+        for chosen in (point, data.draw(st.sampled_from(list(beside(d.problem, point))))):
+            if why := why_not(b.cfg, d.problem, chosen):
+                assert chosen is not point and "\n" not in why
+                continue
+            try:
+                verify(planner.loops(d, chosen).function)
+            except Untileable as refused:
+                assert str(refused).startswith(REFUSALS), refused
 
 
-PADDED = "a padded block has at most"
-
-
-def test_wrong_decisions_are_refused() -> None:
-    b = _one()
-    planner, layer = Planner(b.cfg), b.net.layers[0]
-    [d] = define(b.cfg, layer)
-    with pytest.raises(ValueError, match="it has 1 parts, decisions are given for 2"):
-        planner.layer(layer, decisions=[choose(b.cfg, d.problem)] * 2)
-    with pytest.raises(ValueError, match="n must be between 1 and 2, not 3"):
-        planner.layer(layer, decisions=[replace(choose(b.cfg, d.problem), n=3)])
-    [part] = planner.layer(layer)
-    assert part.decisions == choose(b.cfg, d.problem)
-    assert planner.layer(layer)[0].loops is part.loops
-
-
-def _one() -> Builder:
-    from .layers import Network
-
-    b = Builder(Network(CONFIGS["tiny"]), None, np.random.default_rng(0))  # type: ignore[arg-type]
-    b._number, b._flag, b._name = lambda low, high: high, lambda: False, lambda: "t"  # type: ignore[method-assign]
-    b.conv(b.given(1, 8, 5, 5), Window((3, 3), pads=(1, 1, 1, 1)), 8)
-    return b
+REFUSALS = ("padding above or below a strided", "a tile that lies in the padding alone", "a padded block has at most")
 
 
 # Estimates --------------------------------------------------------------------------------------------------------
