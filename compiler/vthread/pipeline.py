@@ -64,11 +64,19 @@ class Ring:
         first, end = self.live[key]
         return end - first
 
+    def _next(self, size: int) -> int:
+        """Where the next `size` entries lie: at a multiple of `size` if there is room, so that as many tiles of that
+        size fit as can, whatever lay there before."""
+        aligned = -(-self.head // size) * size
+        if aligned + size <= self.depth:
+            return aligned
+        return self.head if self.head + size <= self.depth else 0
+
     def take(self, size: int, key: Hashable = None) -> int:
         """First of `size` fresh entries; what lay there is forgotten."""
         assert 0 < size <= self.depth, (size, self.depth)
         while True:
-            first = self.head if self.head + size <= self.depth else 0
+            first = self._next(size)
             end = first + size
             if not any(a < end and first < b for a, b in self.pins) or not self.make_room():
                 break
