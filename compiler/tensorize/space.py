@@ -1,7 +1,7 @@
 """The space of schedules of a layer: named decisions, their limits, and an estimate that chooses among them.
 
-The estimate is the roofline of one layer: the busiest of gemm, load and store, plus what cannot overlap: the load of
-the first tile and the drain of the last one.
+The estimate is the roofline of one layer: the busiest of gemm, load and store, plus what cannot overlap: loads that
+find no room before gemm has used what lies there, and part of the load of the first tile and the drain of the last.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ GEMM_CYCLES = 4
 INSTRUCTIONS_PER_TILE = 6
 LATENCY = 120
 """Cycles from the request of a load to the first step that uses it, through the tokens, and likewise for a store."""
+ENDS = 0.5
+"""How much of a layer's first load and last drain counts: they overlap with the layers around it, but not fully."""
 BURST_BEATS = 16
 SHORT_BURST_CYCLES = 8
 """Cycles that a burst takes at least: eight of them are under way during the latency of about fifty."""
@@ -280,15 +282,17 @@ def _estimates(cfg: Config, p: Problem, points: list[Sizes]) -> Cycles:
     tiles = n_tiles * spatial * -(-p.in_blocks // k)
     fetched = tiles * INSTRUCTIONS_PER_TILE * max(1, instruction_bytes(cfg) // cfg.bus_bytes)
     beats = load * 1.03 + fetched  # refresh and row ends; instructions come through the same port
-    # Tiles that take more than half a ring cannot be loaded while the tile before is still used.
+    # What takes more than half a ring cannot be loaded while what was there before, perhaps of another layer, is used.
     late_inp = (tile_inp > cfg.inp_depth // 2) & (spatial > 1)
-    late_wgt = (tile_wgt > cfg.wgt_depth // 2) & ((all_wgt > cfg.wgt_depth) | split)
+    late_wgt = np.where(weights | split | (all_wgt > cfg.wgt_depth), tile_wgt, all_wgt) > cfg.wgt_depth // 2
     exposed = np.where(late_inp, (inp_loads - tile_inp) * inp_beats, 0)
-    exposed = exposed + np.where(late_wgt, (wgt_loads - tile_wgt) * wgt_beats, 0)
+    exposed = exposed + np.where(late_wgt, wgt_loads * wgt_beats, 0)
     first = tile_inp * inp_beats + LATENCY
     drain = n * y * x * (1 + entry_beats) + LATENCY
-    busy = np.maximum(np.maximum(gemm + tiles * GEMM_CYCLES, beats), store)
-    result: Cycles = busy + exposed + first + drain
+    gemm = gemm + tiles * GEMM_CYCLES
+    busy = np.maximum(np.maximum(gemm, beats), store)
+    one_by_one = np.maximum(gemm + beats, store)
+    result: Cycles = np.minimum(busy + exposed, one_by_one) + ENDS * (first + drain)
     return result
 
 
