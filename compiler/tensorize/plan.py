@@ -11,10 +11,13 @@ from celosia.compiler.layer import Layer, Untileable
 from celosia.compiler.tensorize.define import Definition, define
 from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.render import Plan, compile_loops
-from celosia.compiler.tensorize.space import Decisions, choose, why_not
+from celosia.compiler.tensorize.space import Decisions, choose, estimate, ranked, why_not
 from celosia.compiler.tensorize.templates import schedule
+from celosia.compiler.tensorize.trial import cycles
 from celosia.hw.config import Config
 
+import os
+SLOW,WORTH,TRIED=eval(os.environ.get("T","(1.1,5000,4)"))
 
 @dataclass(frozen=True)
 class Loops:
@@ -40,6 +43,7 @@ class Planner:
     def __init__(self, cfg: Config) -> None:
         self.cfg = cfg
         self.known: dict[Hashable, Loops] = {}
+        self.tried: dict[Hashable, Decisions] = {}
 
     def layer(self, layer: Layer, rows_first: bool = False, decisions: list[Decisions] | None = None) -> list[Part]:
         """The parts of `layer`. Untileable where it does not fit the scratchpads; ValueError for wrong `decisions`.
@@ -52,13 +56,27 @@ class Planner:
         parts = []
         for number, definition in enumerate(definitions):
             if decisions is None:
-                chosen = choose(self.cfg, definition.problem, rows_first)
+                chosen = self._chosen(definition, rows_first)
             else:
                 chosen = decisions[number]
                 if why := why_not(self.cfg, definition.problem, chosen):
                     raise ValueError(why)
             parts.append(Part(definition, chosen, self.loops(definition, chosen)))
         return parts
+
+    def _chosen(self, d: Definition, rows_first: bool) -> Decisions:
+        """The best decisions by the estimate, or, where it is far from what gemm needs, by the timing model."""
+        best = choose(self.cfg, d.problem, rows_first)
+        if not d.problem.in_blocks:
+            return best
+        key = d.signature, rows_first
+        if key not in self.tried:
+            gemm = d.problem.steps
+            if estimate(self.cfg, d.problem, best) < max(SLOW * gemm, gemm + WORTH):
+                return best
+            points = ranked(self.cfg, d.problem, rows_first, TRIED)
+            self.tried[key] = min(points, key=lambda c: cycles(self.cfg, d, self.loops(d, c).plan, c.ahead))
+        return self.tried[key]
 
     def loops(self, d: Definition, decisions: Decisions) -> Loops:
         key = d.signature, decisions

@@ -26,7 +26,7 @@ INSTRUCTIONS_PER_TILE = 6
 LATENCY = 120
 """Cycles from the request of a load to the first step that uses it, through the tokens, and likewise for a store."""
 ENDS = 0.5
-"""How much of a layer's first load and last drain counts: they overlap with the layers around it, but not fully."""
+"""How much of a layer's first load and last drain counts where gemm is the busiest: the layers around it overlap."""
 BURST_BEATS = 16
 SHORT_BURST_CYCLES = 8
 """Cycles that a burst takes at least: eight of them are under way during the latency of about fifty."""
@@ -58,6 +58,11 @@ class Problem:
     @property
     def taps(self) -> int:
         return self.window.kernel[0] * self.window.kernel[1]
+
+    @property
+    def steps(self) -> int:
+        """Cycles that gemm computes."""
+        return self.out_blocks * self.in_blocks * self.taps * self.rows * self.columns * self.images
 
     @property
     def grouped(self) -> bool:
@@ -259,7 +264,6 @@ def _estimates(cfg: Config, p: Problem, points: list[Sizes]) -> Cycles:
     n, y, x, k, order = np.array([(*sizes, ORDERS.index(order)) for *sizes, order in points], np.int64).T
     weights, split = order == ORDERS.index("weights"), order == ORDERS.index("split")
     n_tiles, spatial = -(-p.out_blocks // n), -(-p.rows // y) * -(-p.columns // x) * p.images
-    gemm = p.out_blocks * p.in_blocks * p.taps * p.rows * p.columns * p.images
 
     columns = (x - 1) * p.window.strides[1] + p.window.reach(1)
     rows = y if p.window.kernel[0] == 1 else (y - 1) * p.window.strides[0] + p.window.reach(0)
@@ -289,10 +293,16 @@ def _estimates(cfg: Config, p: Problem, points: list[Sizes]) -> Cycles:
     exposed = exposed + np.where(late_wgt, wgt_loads * wgt_beats, 0)
     first = tile_inp * inp_beats + LATENCY
     drain = n * y * x * (1 + entry_beats) + LATENCY
-    gemm = gemm + tiles * GEMM_CYCLES
+    gemm = p.steps + tiles * GEMM_CYCLES
     busy = np.maximum(np.maximum(gemm, beats), store)
     one_by_one = np.maximum(gemm + beats, store)
-    result: Cycles = np.minimum(busy + exposed, one_by_one) + ENDS * (first + drain)
+    # Where gemm waits for loads, nothing is loaded between the last load of a layer and the store that ends it.
+    ends = np.where(beats > gemm, first + drain + n * y * x * k * p.taps, ENDS * (first + drain))
+    # The next weights are loaded while gemm is at the last blocks, which may be fewer.
+    pixels = np.where(split, y * x, p.rows * p.columns * p.images)
+    behind = tile_wgt * wgt_beats - (p.out_blocks - (n_tiles - 1) * n) * pixels * k * p.taps
+    ends += np.where(late_wgt | (beats > gemm) | (order == ORDERS.index("input")), 0, np.maximum(behind, 0))
+    result: Cycles = np.minimum(busy + exposed, one_by_one) + ends
     return result
 
 
