@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from celosia.compiler.expr import Function, lower
 from celosia.compiler.expr.trace import Trace
@@ -11,13 +12,10 @@ from celosia.compiler.layer import Layer, Untileable
 from celosia.compiler.tensorize.define import Definition, define
 from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.render import Plan, compile_loops
-from celosia.compiler.tensorize.space import Decisions, choose, estimate, ranked, why_not
+from celosia.compiler.tensorize.space import Decisions, Problem, choose
 from celosia.compiler.tensorize.templates import schedule
-from celosia.compiler.tensorize.trial import cycles
 from celosia.hw.config import Config
 
-import os
-SLOW,WORTH,TRIED=eval(os.environ.get("T","(1.1,5000,4)"))
 
 @dataclass(frozen=True)
 class Loops:
@@ -26,6 +24,9 @@ class Loops:
     function: Function
     trace: Trace
     plan: Plan
+
+    def __str__(self) -> str:
+        return f"{self.function}\n\n{self.trace}\n"
 
 
 @dataclass(frozen=True)
@@ -37,46 +38,31 @@ class Part:
     loops: Loops
 
 
+class Given(Protocol):
+    """What a user has decided; see compiler/decisions.py."""
+
+    def of(self, layer: str, problems: Sequence[Problem]) -> list[Decisions] | None: ...
+
+
 class Planner:
     """Makes the loops of layers; those of one geometry once."""
 
-    def __init__(self, cfg: Config) -> None:
-        self.cfg = cfg
+    def __init__(self, cfg: Config, given: Given | None = None) -> None:
+        """given: what a user has decided, by the names of layers."""
+        self.cfg, self.given = cfg, given
         self.known: dict[Hashable, Loops] = {}
-        self.tried: dict[Hashable, Decisions] = {}
 
-    def layer(self, layer: Layer, rows_first: bool = False, decisions: list[Decisions] | None = None) -> list[Part]:
-        """The parts of `layer`. Untileable where it does not fit the scratchpads; ValueError for wrong `decisions`.
+    def layer(self, layer: Layer, rows_first: bool = False) -> list[Part]:
+        """The parts of `layer`. Untileable where it does not fit the scratchpads.
 
         rows_first: rather complete the output row by row than channel by channel, if it costs next to nothing.
         """
         definitions = define(self.cfg, layer)
-        if decisions is not None and len(decisions) != len(definitions):
-            raise ValueError(f"it has {len(definitions)} parts, decisions are given for {len(decisions)}")
-        parts = []
-        for number, definition in enumerate(definitions):
-            if decisions is None:
-                chosen = self._chosen(definition, rows_first)
-            else:
-                chosen = decisions[number]
-                if why := why_not(self.cfg, definition.problem, chosen):
-                    raise ValueError(why)
-            parts.append(Part(definition, chosen, self.loops(definition, chosen)))
-        return parts
-
-    def _chosen(self, d: Definition, rows_first: bool) -> Decisions:
-        """The best decisions by the estimate, or, where it is far from what gemm needs, by the timing model."""
-        best = choose(self.cfg, d.problem, rows_first)
-        if not d.problem.in_blocks:
-            return best
-        key = d.signature, rows_first
-        if key not in self.tried:
-            gemm = d.problem.steps
-            if estimate(self.cfg, d.problem, best) < max(SLOW * gemm, gemm + WORTH):
-                return best
-            points = ranked(self.cfg, d.problem, rows_first, TRIED)
-            self.tried[key] = min(points, key=lambda c: cycles(self.cfg, d, self.loops(d, c).plan, c.ahead))
-        return self.tried[key]
+        problems = [definition.problem for definition in definitions]
+        chosen = None if self.given is None else self.given.of(layer.name, problems)
+        if chosen is None:
+            chosen = [choose(self.cfg, problem, rows_first) for problem in problems]
+        return [Part(d, decisions, self.loops(d, decisions)) for d, decisions in zip(definitions, chosen)]
 
     def loops(self, d: Definition, decisions: Decisions) -> Loops:
         key = d.signature, decisions
