@@ -261,8 +261,8 @@ def estimate(cfg: Config, p: Problem, d: Decisions) -> float:
 
 def _estimates(cfg: Config, p: Problem, points: list[Sizes]) -> Cycles:
     """The same for many points."""
-    n, y, x, k, order = np.array([(*sizes, ORDERS.index(order)) for *sizes, order in points], np.int64).T
-    weights, split = order == ORDERS.index("weights"), order == ORDERS.index("split")
+    n, y, x, k, order = (np.array(each) for each in zip(*points))
+    weights, split = order == "weights", order == "split"
     n_tiles, spatial = -(-p.out_blocks // n), -(-p.rows // y) * -(-p.columns // x) * p.images
 
     columns = (x - 1) * p.window.strides[1] + p.window.reach(1)
@@ -301,7 +301,7 @@ def _estimates(cfg: Config, p: Problem, points: list[Sizes]) -> Cycles:
     # The next weights are loaded while gemm is at the last blocks, which may be fewer.
     pixels = np.where(split, y * x, p.rows * p.columns * p.images)
     behind = tile_wgt * wgt_beats - (p.out_blocks - (n_tiles - 1) * n) * pixels * k * p.taps
-    ends += np.where(late_wgt | (beats > gemm) | (order == ORDERS.index("input")), 0, np.maximum(behind, 0))
+    ends += np.where(late_wgt | (beats > gemm) | (order == "input"), 0, np.maximum(behind, 0))
     result: Cycles = np.minimum(busy + exposed, one_by_one) + ends
     return result
 
