@@ -82,7 +82,9 @@ class Problem:
         return (columns - 1) * self.window.strides[1] + self.window.reach(1)
 
 
-ORDERS = ("weights", "input", "split", "rows")
+ORDERS = ("weights", "input", "split", "pieces", "rows")
+CUT = ("split", "pieces")
+"""Orders in which the reduction is cut in pieces of k."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class Decisions:
     order: which loops are outside. "weights": output blocks, then images, rows, columns; whole reductions. "input":
     images, rows, columns, then output blocks; whole reductions. "rows": images, rows, output blocks, columns; layers
     without gemm. "split": as "input", but the accumulators of all output blocks of a place stay, and the reduction is
-    cut in pieces of k. ahead: how many tiles may load before the oldest of them has computed. part: blocks of
+    cut in pieces of k. "pieces": as "weights", the reduction cut in pieces of k. ahead: how many tiles may load before the oldest of them has computed. part: blocks of
     activations that one LOAD brings.
     """
 
@@ -160,12 +162,12 @@ def why_not(cfg: Config, p: Problem, d: Decisions) -> str | None:
             return f"{name} must be between 1 and {size}, not {getattr(d, name)}"
     if d.ahead < 1 or d.part < 1:
         return "ahead and part must be at least 1"
-    allowed = ("weights", "input", "split") if p.in_blocks else ("rows",)
+    allowed = ("weights", "input", *CUT) if p.in_blocks else ("rows",)
     if d.order not in allowed:
         return f"order must be one of {', '.join(allowed)}, not {d.order}"
-    if d.order != "split" and p.in_blocks and d.k != p.in_blocks:
-        return f"k must be {p.in_blocks} where the order is not split"
-    if d.order == "split" and p.grouped:
+    if d.order not in CUT and p.in_blocks and d.k != p.in_blocks:
+        return f"k must be {p.in_blocks} where the order is {d.order}"
+    if d.order in CUT and p.grouped:
         return "the reduction of a grouped convolution is not split"
     return _too_large(cfg, p, d)
 
@@ -179,9 +181,10 @@ def _too_large(cfg: Config, p: Problem, d: Decisions) -> str | None:
         needs.append(("vin", entries, cfg.vin_depth // 2))
     if not p.in_blocks:
         needs.append(("acc" if p.near == "acc" else "vin", d.n * span, near_depth(cfg, p.near) // 2))
-    elif d.order == "split":
+    elif d.order in CUT:
         needs.append(("acc", entries, cfg.acc_depth // 2))
-        needs.append(("acc", p.out_blocks * pixels, cfg.acc_depth))
+        if d.order == "split":
+            needs.append(("acc", p.out_blocks * pixels, cfg.acc_depth))
         needs.append(("inp", d.k * span, cfg.inp_depth // 2))
         needs.append(("wgt", d.n * d.k * p.taps, cfg.wgt_depth // 2))
     else:
@@ -237,11 +240,13 @@ def _products(cfg: Config, p: Problem) -> Iterator[Sizes]:
                     yield n, y, x, p.in_blocks, "weights"
                     if not p.grouped:
                         yield n, y, x, p.in_blocks, "input"
-                if p.grouped or p.out_blocks * pixels > cfg.acc_depth:
+                if p.grouped:
                     continue
-                for k in pieces:
-                    if k * span <= cfg.inp_depth // 2 and n * k * p.taps <= cfg.wgt_depth // 2:
-                        yield n, y, x, k, "split"
+                fitting = [k for k in pieces if k * span <= cfg.inp_depth // 2 and n * k * p.taps <= cfg.wgt_depth // 2]
+                if p.out_blocks * pixels <= cfg.acc_depth:
+                    yield from ((n, y, x, k, "split") for k in fitting)
+                if fitting and n * p.in_blocks * p.taps > cfg.wgt_depth // 2:
+                    yield n, y, x, fitting[0], "pieces"
 
 
 Cycles = NDArray[np.float64]
@@ -262,7 +267,7 @@ def estimate(cfg: Config, p: Problem, d: Decisions) -> float:
 def _estimates(cfg: Config, p: Problem, points: list[Sizes]) -> Cycles:
     """The same for many points."""
     n, y, x, k, order = (np.array(each) for each in zip(*points))
-    weights, split = order == "weights", order == "split"
+    weights, cut = (order == "weights") | (order == "pieces"), (order == "split") | (order == "pieces")
     n_tiles, spatial = -(-p.out_blocks // n), -(-p.rows // y) * -(-p.columns // x) * p.images
 
     columns = (x - 1) * p.window.strides[1] + p.window.reach(1)
@@ -273,7 +278,7 @@ def _estimates(cfg: Config, p: Problem, points: list[Sizes]) -> Cycles:
     tile_wgt, all_wgt = n * k * p.taps, p.out_blocks * p.in_blocks * p.taps
     stays = np.bool_(p.grouped) | (all_inp <= cfg.inp_depth)
     inp_loads = all_inp * np.where(weights & ~stays, n_tiles, 1)
-    wgt_loads = all_wgt * np.where(weights | (~split & (all_wgt <= cfg.wgt_depth)), 1, spatial)
+    wgt_loads = all_wgt * np.where(~cut & (weights | (all_wgt <= cfg.wgt_depth)), 1, spatial)
     out = p.out_blocks * p.rows * p.columns * p.images
     entry_beats = max(1, cfg.lanes // cfg.bus_bytes)
     inp_beats = max(cfg.inp_pieces, cfg.inp_bytes // cfg.bus_bytes)
@@ -288,7 +293,7 @@ def _estimates(cfg: Config, p: Problem, points: list[Sizes]) -> Cycles:
     beats = load * 1.03 + fetched  # refresh and row ends; instructions come through the same port
     # What takes more than half a ring cannot be loaded while what was there before, perhaps of another layer, is used.
     late_inp = (tile_inp > cfg.inp_depth // 2) & (spatial > 1)
-    late_wgt = np.where(weights | split | (all_wgt > cfg.wgt_depth), tile_wgt, all_wgt) > cfg.wgt_depth // 2
+    late_wgt = np.where(weights | cut | (all_wgt > cfg.wgt_depth), tile_wgt, all_wgt) > cfg.wgt_depth // 2
     exposed = np.where(late_inp, (inp_loads - tile_inp) * inp_beats, 0)
     exposed = exposed + np.where(late_wgt, wgt_loads * wgt_beats, 0)
     first = tile_inp * inp_beats + LATENCY
@@ -299,7 +304,7 @@ def _estimates(cfg: Config, p: Problem, points: list[Sizes]) -> Cycles:
     # Where gemm waits for loads, nothing is loaded between the last load of a layer and the store that ends it.
     ends = np.where(beats > gemm, first + drain + n * y * x * k * p.taps, ENDS * (first + drain))
     # The next weights are loaded while gemm is at the last blocks, which may be fewer.
-    pixels = np.where(split, y * x, p.rows * p.columns * p.images)
+    pixels = np.where(cut, y * x, p.rows * p.columns * p.images)
     behind = tile_wgt * wgt_beats - (p.out_blocks - (n_tiles - 1) * n) * pixels * k * p.taps
     ends += np.where(late_wgt | (beats > gemm) | (order == "input"), 0, np.maximum(behind, 0))
     result: Cycles = np.minimum(busy + exposed, one_by_one) + ends
