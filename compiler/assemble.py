@@ -34,11 +34,13 @@ from celosia.compiler.program import (
     LayerInfo,
     NodeInfo,
     Pack,
+    PartInfo,
     Program,
     Step,
     TensorInfo,
     Unpack,
 )
+from celosia.compiler.tensorize.plan import Part
 from celosia.hw.config import Config
 
 
@@ -57,6 +59,8 @@ class Assembler:
         self.viewing: set[ir.Node] = set()  # those among them that are steps without a kernel
         self.names = value_names(model.graph)  # of all tensors, also of those made here
         self.dims: dict[ir.Value, str] = {}  # the constant with the shape of each view
+        self.loops: dict[int, int] = {}  # number of each layer's loops, by id
+        self.printed: list[Any] = []  # those loops
         self.owned: set[str] = set()  # tensors in the arena, if they are not returned
         plans = [step for step in steps if isinstance(step, LaunchPlan)]
         given = [value for plan in plans for choice in plan.choices for value, _ in choice.reads.values()]
@@ -87,6 +91,7 @@ class Assembler:
             self.constants, self.kernels, self.image.constants, self.image.constants_address, self.image.size,
             self.image.arena_lower_bound, 0, self._placements(),
         )  # fmt: skip
+        program.loops = self.printed
         program.arena = plan_arena(steps, self.kernels, self.tensors, [output.name for output in outputs])
         return program
 
@@ -288,11 +293,19 @@ class Assembler:
         layers = tuple(
             LayerInfo(
                 choice.layer.name, type(choice.layer).__name__, tuple(node.name or "" for node in choice.nodes),
-                choice.layer.macs, loaded, stored, choice.note,
+                choice.layer.macs, loaded, stored, choice.note, tuple(self._part(part) for part in parts),
             )
-            for choice, loaded, stored in zip(plan.choices, launch.bytes_loaded, launch.bytes_stored, strict=True)
+            for choice, loaded, stored, parts in zip(
+                plan.choices, launch.bytes_loaded, launch.bytes_stored, launch.parts, strict=True
+            )
         )  # fmt: skip
         return LaunchStep(launch.address, launch.count, layers, launch.layer_of, tuple(packs), tuple(unpacks))
+
+    def _part(self, part: Part) -> PartInfo:
+        number = self.loops.setdefault(id(part.loops), len(self.loops))
+        if number == len(self.printed):
+            self.printed.append(part.loops)
+        return PartInfo(part.definition.problem.text, part.decisions.to_json(), number)
 
     def _placements(self) -> list[dict[str, str]]:
         placed = {node: choice for choice in self.selection.choices for node in choice.nodes}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from celosia.compiler.assemble import Assembler
 from celosia.compiler.cpu.llvm import link_library
 from celosia.compiler.cpu.runtime.op import HostError
 from celosia.compiler.cpu.target import compiling_for, find_target
+from celosia.compiler.decisions import Given
 from celosia.compiler.graph.batchnorm import fold_batchnorm
 from celosia.compiler.graph.cost import total_macs
 from celosia.compiler.graph.cse import merge_equal
@@ -34,6 +35,7 @@ from celosia.compiler.limits import require_memory, require_numpy
 from celosia.compiler.passes import Pass, Pipeline, Watch
 from celosia.compiler.program import Program
 from celosia.compiler.selfcheck.check import self_check
+from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.hw.config import Config
 
@@ -58,19 +60,23 @@ PASSES = Pipeline(
 def compile(
     source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", progress: Progress | None = None,
     accelerator: bool = True, watch: Watch | None = None, target: str | None = None, check: bool = True,
+    decisions: str | Path | Mapping[str, Any] | None = None,
 ) -> Program:  # fmt: skip
     """Compile a model for the accelerator `config` (a preset's name, a TOML or JSON file, or a Config).
 
     progress: called with the name of each stage. accelerator: False leaves every operator to the CPU. watch: called
     after each of PASSES with the graph. target: a board or processor of cpu.target that the CPU's part is compiled for;
     by default this machine. check: run the accelerator's part on random inputs and compare it with the graph's
-    operators on the CPU, layer by layer (compiler/selfcheck). Raises ModelError for a model, ConfigError for a Config,
-    TargetError, LinkError where the linker for another processor is missing, and SelfCheckError where that comparison
-    finds a fault of Celosia.
+    operators on the CPU, layer by layer (compiler/selfcheck). decisions: how layers are scheduled, as a file or what
+    it holds (compiler/decisions.py); the compiler decides the others.
+
+    Raises ModelError for a model, ConfigError for a Config, DecisionsError for decisions that do not fit, TargetError,
+    LinkError where the linker for another processor is missing, and SelfCheckError where the check finds a fault of
+    Celosia.
     """
     processor = None if target is None else find_target(target)
     with compiling_for(processor):
-        program = _compile(source, config, progress, accelerator, watch, check)
+        program = _compile(source, config, progress, accelerator, watch, check, decisions)
     if processor is not None:
         if progress:
             progress("linking kernels")
@@ -83,11 +89,13 @@ def compile(
 
 def _compile(
     source: str | Path | onnx.ModelProto, config: str | Path | Config, progress: Progress | None, accelerator: bool,
-    watch: Watch | None, check: bool,
+    watch: Watch | None, check: bool, decisions: str | Path | Mapping[str, Any] | None,
 ) -> Program:  # fmt: skip
     started = time.perf_counter()
     say = progress or (lambda stage: None)
     cfg = Config.load(config)
+    given = None if decisions is None else Given.load(decisions, cfg)
+    planner = Planner(cfg, given)
     say("reading the model")
     model = load(source)
     require_memory(model)
@@ -103,12 +111,14 @@ def _compile(
         say("tiling and instructions")
         try:
             plan = _plan_launches(steps, selection)
-            image = build(cfg, *plan)
+            image = build(cfg, *plan, planner)
             break
         except LayerErrors as errors:
             plans = [step for step in steps if isinstance(step, LaunchPlan)]
             for (number, layer), reason in errors.reasons.items():
                 refused |= dict.fromkeys(plans[number].choices[layer].nodes, reason)
+    if given is not None:
+        given.check_all_taken()
     say("verifying instructions")
     runs = [
         Run(image.code(launch), layers, launch.layer_of, packed, taken)

@@ -40,6 +40,8 @@ class Launch:
     layer_of: NDArray[np.int32]
     bytes_loaded: list[int]
     bytes_stored: list[int]
+    parts: list[list[Part]]
+    """Of each layer."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,7 @@ class _Emitter:
         self, cfg: Config, layers: list[Layer], planner: Planner, constants: Constants, addresses: dict[Storage, int]
     ) -> None:
         self.cfg, self.layers, self.planner = cfg, layers, planner
+        self.parts: list[list[Part]] = [[] for _ in layers]
         self.constants, self.addresses = constants, addresses
         self.stream = Stream(cfg)
         self.refused: dict[int, str] = {}
@@ -152,7 +155,7 @@ class _Emitter:
         """None, and an entry in `refused`, for a layer that does not fit."""
         followed = self._follows(number + 1)
         try:
-            parts = self.planner.layer(layer, rows_first=followed)
+            parts = self.parts[number] = self.planner.layer(layer, rows_first=followed)
             bound = [self._bound(part, layer) for part in parts]
             tiles = [tile for each in bound for tile in each.tiles()]
             planned = _Layer(number, layer, tiles, max(part.decisions.ahead for part in parts))
@@ -267,23 +270,21 @@ def build(
     arena = plan(lifetimes(cfg, launches, written, read), alignment=max(64, cfg.bus_bytes))
     base = -(-arena.size // 4096) * 4096
     constants = Constants(base)
-    streams: list[Stream] = []
-    refused: dict[tuple[int, int], str] = {}
     planner = planner or Planner(cfg)
-    for number, layers in enumerate(launches):
-        emitter = _Emitter(cfg, layers, planner, constants, arena.offsets)
-        streams.append(emitter.run())
-        refused |= {(number, layer): why for layer, why in emitter.refused.items()}
+    emitters = [_Emitter(cfg, layers, planner, constants, arena.offsets) for layers in launches]
+    streams = [emitter.run() for emitter in emitters]
+    refused = {(n, layer): why for n, emitter in enumerate(emitters) for layer, why in emitter.refused.items()}
     if refused:
         raise LayerErrors(refused)
     for stream in streams:
         insert_tokens(cfg, stream.instructions, base)
     parts, address = [constants.data()], base + constants.size
     placed = []
-    for layers, stream in zip(launches, streams, strict=True):
+    for emitter, stream in zip(emitters, streams, strict=True):
         code = encode(cfg, stream.instructions)
         layer_of = np.array([i.layer for i in stream.instructions], np.int32)
-        placed.append(Launch(address, len(code), code.shape[1], layer_of, *_traffic(cfg, stream, len(layers))))
+        traffic = _traffic(cfg, stream, len(emitter.layers))
+        placed.append(Launch(address, len(code), code.shape[1], layer_of, *traffic, emitter.parts))
         parts.append(code.reshape(-1))
         address += code.size
     return Image(arena.offsets, base, np.concatenate(parts), placed, address, arena.lower_bound)

@@ -315,6 +315,20 @@ def disassembly(program: Program, layer: str | None = None) -> Iterator[str]:
             yield line
 
 
+def loops(program: Program, layer: str) -> Iterator[str]:
+    """The loops of a layer, and the schedule that made them. ProgramError where no layer is called `layer`."""
+    infos = [info for launch in program.launches for info in launch.layers]
+    found = [info for info in infos if info.name == layer]
+    if not found:
+        raise ProgramError(f"there is no layer {layer!r}; the layers are {', '.join(i.name for i in infos) or 'none'}")
+    for number, part in enumerate(found[0].parts):
+        which = f", part {number + 1} of {len(found[0].parts)}" if len(found[0].parts) > 1 else ""
+        decided = ", ".join(f"{name} {value}" for name, value in part.decisions.items())
+        yield f"# {layer} ({found[0].op}{which}): {part.workload}"
+        yield f"# {decided}"
+        yield str(program.loops[part.loops])
+
+
 def output(name: str, array: NDArray[Any]) -> str:
     """One line on an output: its type, shape, and first values or best class."""
     line = f"{name}: {array.dtype}{list(array.shape)}"

@@ -148,6 +148,7 @@ def compile_op(
 
     inputs: for each, an InputType, a (shape, dtype) pair, an array (a constant), or None where it is left out.
 
+    >>> import numpy as np
     >>> kernel = compile_op("Relu", {}, [((3,), "float32")])
     >>> kernel(np.array([-1, 0, 2], np.float32))[0].tolist()
     [0.0, 0.0, 2.0]

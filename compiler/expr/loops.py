@@ -102,6 +102,11 @@ class Declared(Protocol):
         """Whether it does one step of a reduction, whose loops lie around it."""
         ...
 
+    @property
+    def size(self) -> int:
+        """How many elements it writes."""
+        ...
+
     def match(self, nest: For, first: Expr, scope: Callable[[Tensor], str]) -> Intrinsic:
         """The intrinsic in the place of `nest`, whose reduction begins where `first` holds. ValueError with the reason
         where `nest` means another thing; scope gives the memory of a tensor, "dram" for that of the caller.
@@ -118,10 +123,10 @@ class Declared(Protocol):
 
 
 def expand(stmt: Stmt) -> Stmt:
-    """`stmt` with the loops that its intrinsics stand for. TypeError where one is not declared."""
+    """`stmt` with the loops that its intrinsics stand for, none overlapped. TypeError where one is not declared."""
     match stmt:
         case For(var, extent, body, kind):
-            return For(var, extent, expand(body), kind)
+            return For(var, extent, expand(body), "serial" if kind == "pipelined" else kind)
         case Let(var, value, body):
             return Let(var, value, expand(body))
         case If(cond, body, orelse):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 
@@ -171,10 +172,13 @@ class _Lowering:
 
 
 def _with_whole_tiles(stage: Stage, part: Region) -> Region:
-    """`part`, of whose dimensions those that an intrinsic computes at once are whole."""
+    """`part`; where it has not all that an intrinsic computes at once, the dimensions of that are whole."""
     if stage.intrinsic is None:
         return part
-    tile = stage.order[stage.order.index(stage.intrinsic[0]) :]
+    axis, intrinsic = stage.intrinsic
+    tile = stage.order[stage.order.index(axis) :]
+    if prod(count for axis, (_, count) in zip(stage.tensor.axes, part) if axis in tile) >= intrinsic.size:
+        return part
     whole: tuple[Expr, int]
     found = []
     for axis, size, given in zip(stage.tensor.axes, stage.tensor.shape, part):
@@ -228,7 +232,8 @@ class _Nest:
     Where a last tile is smaller and peeled, the loops inside are made for whole tiles and for the last one. Data loops
     inside the first reduction loop form a tile that is accumulated in "local" tensors:
     start, update, and only then the element itself, into which everything after the reduction is computed.
-    A tensor in a scratchpad is accumulated in place.
+    A tensor in a scratchpad is accumulated in place. From the first reduction loop on nothing is peeled but where an
+    intrinsic accumulates: start and end would be there twice.
     """
 
     def __init__(self, lowering: _Lowering, original: Stage, part: Region | None, target: Tensor) -> None:
@@ -240,6 +245,8 @@ class _Nest:
     def _peeled(self, stage: Stage, new: dict[Axis, Axis], at: int) -> Stmt:
         """The loops of `stage` from number `at` on; new: its loops by those of the original."""
         for number, axis in enumerate(stage.order[at:], at):
+            if axis.reduce and stage.intrinsic is None:
+                break
             split = next((r for r in stage.relations if isinstance(r, Split) and r.outer is axis), None)
             if split is None or split.tail != "peel" or not (rest := split.parent.extent % split.inner.extent):
                 continue
@@ -247,8 +254,11 @@ class _Nest:
                 continue  # one of the nests below
             parts = []
             whole = split.parent.extent // split.inner.extent
-            for first, count, size in ((0, whole, split.inner.extent), (whole * split.inner.extent, 1, rest)):
-                tile, moved = stage.resized({}, split, first, count, size)
+            sizes = (0, whole, split.inner.extent), (whole * split.inner.extent, 1, rest)
+            tiles = [stage.resized({}, split, first, count, size) for first, count, size in sizes]
+            if any(tile.order[:number] != stage.order[:number] for tile, _ in tiles):
+                continue  # loops around the tiles count what is in them, and are there only once
+            for tile, moved in tiles:
                 renamed = {old: moved.get(fresh, fresh) for old, fresh in new.items()}
                 inner = self._peeled(tile, renamed, number + 1)
                 self._follow(tile, renamed)
@@ -301,8 +311,7 @@ class _Nest:
         if stage.intrinsic is not None:
             return self._tensorized(*stage.intrinsic)
         if not self.reduces:
-            store: Stmt = Store(self.target, self.index, self.body)
-            return self._loops(stage.order, If(reduce_and(self.guards), store) if self.guards else store)
+            return self._loops(stage.order, _where(self.guards, Store(self.target, self.index, self.body)))
         first = next((i for i, axis in enumerate(stage.order) if axis.reduce), len(stage.order))
         outer, inner = stage.order[:first], stage.order[first:]
         if any(self._has_attached(axis) for axis in inner):
@@ -313,12 +322,14 @@ class _Nest:
             self._check_in_place()
             tile = [axis for axis in inner if not axis.reduce]
             kind, value = self.reduces[0].kind, self.reduces[0].value
-            reset = Store(self.target, self.index, start_value(kind, self.target.dtype))
-            update: Stmt = Update(kind, self.target, self.index, value)
-            for guard in self.guards:
-                update = If(guard, update)
+            reset = _where(self._data_guards(), Store(self.target, self.index, start_value(kind, self.target.dtype)))
+            update = _where(self.guards, Update(kind, self.target, self.index, value))
             return self._loops(outer, block(self._loops(tile, reset, attach=False), self._loops(inner, update)))
         return self._loops(outer, self._accumulated(inner))
+
+    def _data_guards(self) -> list[Expr]:
+        """Those of the guards that say which elements exist."""
+        return [g for g in self.guards if not any(isinstance(node, Axis) and node.reduce for node in walk(g))]
 
     def _has_attached(self, axis: Axis) -> bool:
         here = self.original, self.old[axis]
@@ -356,9 +367,10 @@ class _Nest:
                 raise ValueError(f"{name}: something is computed at loop {inner.name}, inside {intrinsic.name}")
         first: Expr = Const(True, "bool")
         order = stage.order
+        inside = {*order[at:], *(loop for loop in order if loop.reduce)}
+        if any(node in inside for guard in self.guards for node in walk(guard)):
+            raise ValueError(f"{name}: tiles do not divide what {intrinsic.name} computes at once, or its reduction")
         if self.reduces and self.body is self.reduces[0]:
-            if self.guards:
-                raise ValueError(f"{name}: tiles do not divide its reduction, so {intrinsic.name} cannot add them")
             self._check_in_place()
             tests = [equal(outer, 0) for outer in order[:at] if outer.reduce and outer.extent > 1]
             begun = any(isinstance(r, Split) and r.parent.reduce and r.first for r in stage.relations)
@@ -367,17 +379,18 @@ class _Nest:
         elif self.reduces and intrinsic.reduces:
             raise ValueError(f"{name}: {intrinsic.name} accumulates, so what follows must be a tensor of its own")
         else:  # a reduction in the midst of the expression is part of the intrinsic, with its loops
+            if any(window not in order for reduce in self.reduces for window in reduce.axes):
+                raise ValueError(f"{name}: the reduction is part of {intrinsic.name}, so its loops stay as they are")
             order = [loop for loop in order if not loop.reduce]
             at = order.index(axis)
             statement = Store(self.target, self.index, self.body)
         self.lowering.tensorized[axis] = intrinsic, first
         code = self._loops(order[at:], statement)
-        if self.guards:
-            code = If(reduce_and(self.guards), code)
-        return self._loops(order[:at], code)
+        return self._loops(order[:at], _where(self.guards, code))
 
     def _accumulated(self, inner: Sequence[Axis]) -> Stmt:
         stage, tensor, index, guards = self.stage, self.target, self.index, self.guards
+        data = self._data_guards()
         tile = [axis for axis in inner if not axis.reduce]
         where: tuple[Expr, ...] = tuple(tile)
         accumulators: dict[int, Expr] = {}
@@ -389,23 +402,28 @@ class _Nest:
             locals_.append(acc)
             roots = {leaf for root in reduce.axes for leaf in _leaves(stage, root)}
             value = reduce.value
-            update: Stmt = Update(reduce.kind, acc, where, value)
             own = [g for g in guards if any(node in roots for node in walk(g))]
-            for guard in own:
-                update = If(guard, update)
+            update = _where([*data, *own], Update(reduce.kind, acc, where, value))
             parts.append(self._loops(tile, Store(acc, where, start_value(reduce.kind, reduce.dtype)), attach=False))
             if own_lanes := [axis for axis in stage.lanes if axis in roots]:
                 axes = [axis for axis in inner if axis in roots]
-                parts.append(_in_lanes(stage, own_lanes[0], axes, acc, reduce.kind, value, locals_))
+                if own:
+                    raise ValueError(f"{tensor.name}: tiles do not divide its reduction, so lanes cannot add them")
+                parts.append(_where(data, _in_lanes(stage, own_lanes[0], axes, acc, reduce.kind, value, locals_)))
             else:
                 parts.append(self._loops([axis for axis in inner if not axis.reduce or axis in roots], update))
             accumulators[id(reduce)] = Load(acc, where)
         final = _replace(self.body, accumulators)
-        parts.append(self._loops(tile, Store(tensor, index, final), attach=False))
+        parts.append(self._loops(tile, _where(data, Store(tensor, index, final)), attach=False))
         code: Stmt = block(*parts)
         for acc in reversed(locals_):
             code = Alloc(acc, code, "local")
         return code
+
+
+def _where(tests: Sequence[Expr], code: Stmt) -> Stmt:
+    """`code`, where all of `tests` hold."""
+    return If(reduce_and(tests), code) if tests else code
 
 
 def reduce_and(tests: Sequence[Expr]) -> Expr:

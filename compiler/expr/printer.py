@@ -145,6 +145,7 @@ class _Writer:
             case Block(body):
                 for stmt in body:
                     yield from self.lines(stmt, indent, used)
+                    used |= {self.names[what] for what in _open(stmt)}
             case Intrinsic(name, args):
                 yield f"{indent}{name}({', '.join(map(self.argument, args))})"
             case _:
@@ -174,6 +175,20 @@ class _Writer:
             values = " = " + " ".join(str(v) for v in t.value.reshape(-1).tolist())
             yield f"  constant {self.tensor(t)}{values if t.size <= TABLE_LIMIT else ELIDED}"
         yield from self.inside(f.body, "  ", used)
+
+
+def _open(s: Stmt) -> Iterator[Var | Tensor]:
+    """What `s` defines that its text leaves defined for the lines after it, as it has no indentation of its own."""
+    match s:
+        case Alloc(tensor, body):
+            yield tensor
+            yield from _open(body)
+        case Let(var, _, body):
+            yield var
+            yield from _open(body)
+        case Block(body):
+            for stmt in body:
+                yield from _open(stmt)
 
 
 @text.register(Stmt)

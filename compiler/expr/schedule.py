@@ -169,6 +169,8 @@ class Stage:
         axis = self.axis(axis)
         if not axis.reduce or self._position(axis) != len(self.order) - 1:
             raise ValueError(f"{self.tensor.name}: {axis.name} is not a reduction, or not the innermost loop")
+        if not widths or min(widths) < 1:
+            raise ValueError(f"{self.tensor.name}: vectors of {list(widths)} lanes")
         self.lanes[axis] = widths
 
     @recorded
@@ -243,9 +245,11 @@ class Stage:
         stage = Stage(self.tensor, self.scope)
         stage.body, stage.kept = self.body, self.kept
         new: dict[Axis, Axis] = {}
+        anew = None if tile is None or self.intrinsic is None else self.intrinsic[0]
+        """Each nest has an intrinsic of its own."""
 
-        def fresh(axis: Axis, extent: int, anew: bool = False) -> Axis:
-            same = extent == axis.extent and not anew
+        def fresh(axis: Axis, extent: int) -> Axis:
+            same = extent == axis.extent and axis is not anew
             new[axis] = axis if same else Axis(axis.name, extent=extent, reduce=axis.reduce)
             return new[axis]
 
@@ -266,8 +270,6 @@ class Stage:
                 case Fuse(outer, inner, fused):
                     both = fresh(fused, new[outer].extent * new[inner].extent)
                     stage.relations.append(Fuse(new[outer], new[inner], both))
-        if tile is not None and self.intrinsic is not None:
-            fresh(self.intrinsic[0], new[self.intrinsic[0]].extent, anew=True)  # each nest has an intrinsic of its own
         stage.roots = [new[axis] for axis in self.roots]
         stage.order = [new[axis] for axis in self.order]
         stage.kinds = {new[axis]: kind for axis, kind in self.kinds.items() if axis in new}
@@ -336,10 +338,10 @@ class Schedule:
         self.stages = {t: stages[t] for t in self.tensors if t in stages}
         return stage
 
-    def _cache_name(self, tensor: Tensor, scope: str) -> str:
+    def _cache_name(self, tensor: Tensor, scope: str, *avoid: str) -> str:
         if scope not in SCOPES:
             raise ValueError(f"{tensor.name}: no memory is called {scope!r}; there are {', '.join(SCOPES)}")
-        taken = {t.name for t in self.tensors}
+        taken = {*avoid, *(t.name for t in self.tensors)}
         names = (f"{tensor.name}.{scope}{n or ''}" for n in range(len(taken) + 1))
         return next(name for name in names if name not in taken)
 
@@ -349,7 +351,7 @@ class Schedule:
         tensor = self.tensor(tensor)
         given = (readers,) if isinstance(readers, Tensor | str) else tuple(readers)
         readers = tuple(self.tensor(reader) for reader in given)
-        name = self._cache_name(tensor, scope)
+        name = self._cache_name(tensor, scope, f"{tensor.name}.acc")  # that is what lower calls accumulators
         for reader in readers:
             if not any(load.tensor is tensor for load in loads(self[reader].body)):
                 raise ValueError(f"{reader.name} does not read {tensor.name}")

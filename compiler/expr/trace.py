@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
+from inspect import Parameter, Signature, signature
 from typing import Any, ParamSpec, TypeVar
 
 from celosia.compiler.expr.loops import Declared
@@ -76,24 +77,74 @@ class Trace:
         for number, step in enumerate(self.steps):
             try:
                 target = schedule[step.stage] if step.stage else schedule
-                if step.primitive not in PRIMITIVES:
-                    raise ValueError(f"there is no primitive {step.primitive!r}")
+                if step.primitive not in PRIMITIVES or not hasattr(target, step.primitive):
+                    raise ValueError(f"{_said(target)} has no primitive {step.primitive!r}")
+                _check(step)
                 args = [_actual(schedule, arg) for arg in step.args]
                 if step.primitive == "tensorize":
                     if args[-1] not in (intrinsics or {}):
                         raise ValueError(f"no intrinsic is called {args[-1]!r}")
                     args[-1] = (intrinsics or {})[args[-1]]
                 getattr(target, step.primitive)(*args)
-            except (ValueError, TypeError, AttributeError) as error:
+            except ValueError as error:
                 raise ReplayError(f"step {number}, {step}: {error}") from None
 
 
-PRIMITIVES: set[str] = set()
+PRIMITIVES: dict[str, Signature] = {}
+
+
+def _said(target: Any) -> str:
+    return "a tensor" if hasattr(target, "order") else "the schedule"
+
+
+def _is_text(arg: Any) -> bool:
+    return isinstance(arg, str)
+
+
+def _is_number(arg: Any) -> bool:
+    return isinstance(arg, int) and not isinstance(arg, bool)
+
+
+_FORMS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "Axis | str": ("the name of a loop", _is_text),
+    "Tensor | str": ("the name of a tensor", _is_text),
+    "Tensor | str | Sequence[Tensor | str]": (
+        "the name of a tensor, or a list of them",
+        lambda arg: _is_text(arg) or (isinstance(arg, list | tuple) and all(map(_is_text, arg))),
+    ),
+    "Stage": (
+        'loops, {"stage": name}',
+        lambda arg: isinstance(arg, dict) and list(arg) == ["stage"] and _is_text(arg["stage"]),
+    ),
+    "Declared": ("the name of an intrinsic", _is_text),
+    "int": ("a whole number", _is_number),
+    "str": ("a name", _is_text),
+    "str | None": ("a name", lambda arg: arg is None or _is_text(arg)),
+    "tuple[int, ...]": (
+        "a list of whole numbers", lambda arg: isinstance(arg, list | tuple) and all(map(_is_number, arg))
+    ),
+}  # fmt: skip
+"""What stands in a trace for an argument of a primitive, by its annotation."""
+
+
+def _check(step: Step) -> None:
+    """ValueError where the arguments of `step` are none of its primitive."""
+    try:
+        bound = PRIMITIVES[step.primitive].bind(None, *step.args)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    for name, given in list(bound.arguments.items())[1:]:
+        parameter = PRIMITIVES[step.primitive].parameters[name]
+        wanted, fits = _FORMS[parameter.annotation]
+        for arg in given if parameter.kind is Parameter.VAR_POSITIONAL else (given,):
+            if not fits(arg):
+                raise ValueError(f"{name} is {wanted}, not {arg!r}")
 
 
 def recorded(primitive: Callable[P, R]) -> Callable[P, R]:
     """A method of a stage or a schedule that leaves a Step in its trace."""
-    PRIMITIVES.add(primitive.__name__)
+    PRIMITIVES[primitive.__name__] = form = signature(primitive)
+    assert all(p.annotation in _FORMS for p in list(form.parameters.values())[1:]), form
 
     @wraps(primitive)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -105,7 +156,9 @@ def recorded(primitive: Callable[P, R]) -> Callable[P, R]:
         result = primitive(*args, **kwargs)
         del trace.steps[before:]  # those that this one was made of
         stage = owner.tensor.name if hasattr(owner, "order") else ""
-        given = [*args[1:], *kwargs.values()]
+        bound = form.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = list(bound.args[1:])
         while given and given[-1] is None:
             given.pop()
         trace.steps.append(Step(stage, primitive.__name__, tuple(_named(arg) for arg in given)))
@@ -131,7 +184,7 @@ def _actual(schedule: Any, arg: Any) -> Any:
 
 
 def _text(arg: Any) -> str:
-    if isinstance(arg, dict):
+    if isinstance(arg, dict) and "stage" in arg:
         return f'''s["{arg["stage"]}"]'''
     if isinstance(arg, list):
         return f"[{', '.join(_text(each) for each in arg)}]"

@@ -10,6 +10,7 @@ from celosia.compiler.program.model import (
     LayerInfo,
     NodeInfo,
     Pack,
+    PartInfo,
     PassInfo,
     ProgramError,
     Step,
@@ -19,5 +20,5 @@ from celosia.compiler.program.model import (
 
 __all__ = [
     "FORMAT", "MAX_PART_BYTES", "VERSION", "Contents", "CpuStep", "FormInfo", "HostStep", "LaunchStep", "LayerInfo",
-    "NodeInfo", "Pack", "PassInfo", "Program", "ProgramError", "Step", "TensorInfo", "Unpack",
+    "NodeInfo", "Pack", "PartInfo", "PassInfo", "Program", "ProgramError", "Step", "TensorInfo", "Unpack",
 ]  # fmt: skip

@@ -128,6 +128,8 @@ def _launch(program: Contents, step: LaunchStep, known: Types) -> Types:
     layers = step.layer_of
     sound = len(layers) == step.count and (not step.count or (layers.min() >= 0 and layers.max() < len(step.layers)))
     _require(bool(sound), "instructions belong to layers that there are not")
+    numbers = [part.loops for layer in step.layers for part in layer.parts]
+    _require(all(0 <= number < len(program.loops) for number in numbers), "layers run loops that there are not")
     for pack in step.pack:
         _names(known, (pack.value,), "input")
         kind = known[pack.value]

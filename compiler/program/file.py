@@ -1,7 +1,7 @@
 """The file of a compiled program.
 
 It is a zip archive: `manifest.json`, which holds everything but bulk data and the SHA-256 of every other entry;
-`image.bin`, the constant part of the accelerator's DRAM; `constants/N.npy`; `kernels/N.bin`.
+`image.bin`, the constant part of the accelerator's DRAM; `constants/N.npy`; `kernels/N.bin`; `loops/N.txt`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from celosia.compiler.program.saved import array_bytes, load_array, load_op, mak
 from celosia.hw.config import Config
 
 FORMAT = "celosia-program"
-VERSION = 5
+VERSION = 6
 
 
 class Program(Contents):
@@ -54,6 +54,8 @@ class Program(Contents):
         blobs = {"image.bin": self.image.tobytes()}
         for number, array in enumerate(self.constants.values()):
             blobs[f"constants/{number}.npy"] = array_bytes(array)
+        for number, loops in enumerate(self.loops):
+            blobs[f"loops/{number}.txt"] = str(loops).encode()
         for number, kernel in enumerate(self.kernels):
             blobs[f"kernels/{number}.bin"] = kernel.to_bytes()
         if self.library:
@@ -74,7 +76,8 @@ class Program(Contents):
             "config_digest": self.config.digest, "inputs": [dataclasses.asdict(t) for t in self.inputs],
             "outputs": [dataclasses.asdict(t) for t in self.outputs],
             "tensors": [dataclasses.asdict(t) for t in self.tensors.values()], "steps": steps,
-            "constants": list(self.constants), "kernels": len(self.kernels), "image_address": self.image_address,
+            "constants": list(self.constants), "kernels": len(self.kernels), "loops": len(self.loops),
+            "image_address": self.image_address,
             "dram_size": self.dram_size, "arena_lower_bound": self.arena_lower_bound,
             "macs_total": self.macs_total,
             "placements": self.placements, "compile_seconds": self.compile_seconds,
@@ -164,13 +167,14 @@ def _assemble(manifest: dict[str, Any], blobs: dict[str, bytes]) -> Program:
             bulk["layer_of"] = np.frombuffer(blobs[f"launches/{number}.layers"], "<i4").astype(np.int32)
         steps.append(make(kind, fields, **bulk))
     names, kernels = make(list[str], manifest["constants"]), make(int, manifest["kernels"])
+    loops = [blobs[f"loops/{number}.txt"].decode() for number in range(make(int, manifest["loops"]))]
     tensors = make(list[TensorInfo], manifest["tensors"])
     program: Program = make(
         Program, {name: manifest[name] for name in _FIELDS}, config=config, steps=steps,
         tensors={tensor.name: tensor for tensor in tensors},
         constants={name: load_array(blobs[f"constants/{number}.npy"]) for number, name in enumerate(names)},
         kernels=[Kernel.from_bytes(blobs[f"kernels/{number}.bin"]) for number in range(kernels)],
-        image=np.frombuffer(blobs["image.bin"], np.uint8), library=blobs.get("kernels.so", b""),
+        image=np.frombuffer(blobs["image.bin"], np.uint8), loops=loops, library=blobs.get("kernels.so", b""),
     )  # fmt: skip
     check(program)
     return program

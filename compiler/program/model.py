@@ -123,6 +123,16 @@ class HostStep:
 
 
 @dataclass(frozen=True)
+class PartInfo:
+    """How a layer, or a part of it, was scheduled: the workload in a line, decisions by name, and which of the
+    Program's `loops` it runs."""
+
+    workload: str
+    decisions: dict[str, int | str]
+    loops: int
+
+
+@dataclass(frozen=True)
 class LayerInfo:
     name: str
     op: str
@@ -131,6 +141,7 @@ class LayerInfo:
     bytes_loaded: int
     bytes_stored: int
     note: str = ""
+    parts: tuple[PartInfo, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -173,6 +184,8 @@ class Contents:
     """Where the tensors that steps hand to each other lie in the memory of the CPU."""
     machine: str = ""
     """What `platform.machine()` says where the kernels run; "" for processors like the one that compiled them."""
+    loops: list[Any] = field(default_factory=list, repr=False)
+    """What layers run, each as what prints as loops and the trace of their schedule; text where read from a file."""
     library: bytes = field(default=b"", repr=False)
     """The kernels for another machine as one shared object; they then have no code of their own."""
 

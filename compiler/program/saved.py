@@ -99,6 +99,8 @@ def make(kind: Any, value: Any, what: str = "value", **given: Any) -> Any:
         _is(value, dict, what)
         fields = {name: make(hints.get(name, types.NoneType), each, name) for name, each in value.items()}
         return typing.cast(Any, kind)(**fields, **given)
+    if origin is types.UnionType and types.NoneType not in inner:
+        return _is(value, inner, what)
     if origin is types.UnionType:
         return None if value is None else make(inner[0], value, what)
     if origin is dict:

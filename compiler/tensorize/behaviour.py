@@ -36,5 +36,10 @@ class TileOperation:
         return tuple(dict.fromkeys(free))
 
     @property
+    def size(self) -> int:
+        """How many elements it writes."""
+        return self.behaviour.size
+
+    @property
     def reduces(self) -> bool:
         return isinstance(self.behaviour.body, Reduce)

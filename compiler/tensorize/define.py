@@ -269,7 +269,7 @@ class _Definer:
     def convolution(self, layer: Conv, run: pack.Run, parts: Blob) -> Definition:
         cfg, w, epilogue = self.cfg, self.window, layer.epilogue
         q, g = cfg.inp_pieces, cfg.group
-        held = run.step * (run.blocks - 1) + run.inputs
+        held = run.step * ((run.blocks - 1) // run.share) + run.inputs
         near = self.near("inp", held, layer.pad_value, run.input * q)
         taps = w.kernel[0] * w.kernel[1]
         shape = (run.blocks, run.inputs, *w.kernel, cfg.block_out, cfg.block_in)
@@ -279,7 +279,9 @@ class _Definer:
 
         def product(i: Expr, n: Expr, y: Expr, x: Expr, piece: Expr, b: Expr, m: Expr) -> Expr:
             row = y if w.kernel[0] == 1 else y * w.strides[0] + r * w.dilations[0]
-            value = near[i, n * run.step + k, row, x * w.strides[1] + s * w.dilations[1], e, b, c].astype("int32")
+            value = near[i, n // run.share * run.step + k, row, x * w.strides[1] + s * w.dilations[1], e, b, c].astype(
+                "int32"
+            )
             weight = weights[n, k, r, s, piece * g + m, e * g + c].astype("int32")
             return sum(weight * value, (k, r, s, e, c))  # weights first: they are loaded in this order
 
@@ -292,7 +294,8 @@ class _Definer:
         values: dict[str, float] = {"zero_point": layer.requantise.zero_point}
         out = self.vector(p, acc, epilogue, values, par=par, table=table, b=b)
         problem = Problem(
-            w, self.y.images, self.y.rows, self.y.columns, self.blocks, run.inputs, b is not None, run.step
+            w, self.y.images, self.y.rows, self.y.columns, self.blocks, run.inputs, b is not None, run.step,
+            run.share if run.step else 1,
         )  # fmt: skip
         y = self.result(out)
         return Definition(
@@ -336,7 +339,7 @@ class _Definer:
         out = self.vector(p, near, epilogue, values, par=par, table=table, b=b)
         y = self.result(out)
         problem = Problem(
-            self.window, self.y.images, self.y.rows, self.y.columns, self.blocks, 0, b is not None, 1, scope
+            self.window, self.y.images, self.y.rows, self.y.columns, self.blocks, 0, b is not None, 1, 1, scope
         )  # fmt: skip
         return Definition(
             problem, p, near, scope, out, y, tuple(self.inputs), self.places, None, None, par, table, b, self.scalars

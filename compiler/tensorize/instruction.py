@@ -16,7 +16,7 @@ from typing import Any
 from celosia.compiler.expr.affine import linear
 from celosia.compiler.expr.interpret import evaluate
 from celosia.compiler.expr.loops import For, Intrinsic
-from celosia.compiler.expr.nodes import Binary, Const, Expr, Load, Tensor, Var, strides, walk
+from celosia.compiler.expr.nodes import INDEX, Binary, Const, Expr, Load, Tensor, Var, strides, substitute, walk
 from celosia.compiler.layer import Untileable
 from celosia.compiler.tensorize import intrinsic as rules
 from celosia.compiler.tensorize.intrinsic import TensorIntrinsic
@@ -40,19 +40,33 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Sum:
-    """base + sum of variable * step: an index, by the loops outside."""
+    """base + sum of variable * step: an index, by the loops outside. others: expressions of them that are no variables,
+    and their steps."""
 
     base: int
     terms: tuple[tuple[Var, int], ...] = ()
+    others: tuple[tuple[Expr, int], ...] = ()
 
     def at(self, env: Mapping[Var, int]) -> int:
         total = self.base
         for var, step in self.terms:
             total += env[var] * step
+        for other, step in self.others:
+            total += int(evaluate(other, env)) * step
         return total
 
     def plus(self, base: int) -> Sum:
-        return Sum(self.base + base, self.terms)
+        return Sum(self.base + base, self.terms, self.others)
+
+    def scaled(self, by: int) -> Sum:
+        return Sum(self.base * by, _times(self.terms, by), _times(self.others, by))
+
+    def divided(self, by: int) -> Sum | None:
+        """None where a part cannot be divided."""
+        parts = (*self.terms, *self.others)
+        if self.base % by or any(step % by for _, step in parts):
+            return None
+        return Sum(self.base // by, _over(self.terms, by), _over(self.others, by))
 
 
 @dataclass(frozen=True)
@@ -63,11 +77,10 @@ class Access:
     steps: tuple[int, ...]
 
     def in_units(self, size: int, what: object) -> Access:
-        begin, terms = self.begin.base, self.begin.terms
-        if begin % size or any(step % size for _, step in terms) or any(step % size for step in self.steps):
+        begin = self.begin.divided(size)
+        if begin is None or any(step % size for step in self.steps):
             raise Refused(f"{what} begins or moves by other than multiples of {size} elements")
-        here = Sum(begin // size, tuple((var, step // size) for var, step in terms))
-        return Access(here, tuple(step // size for step in self.steps))
+        return Access(begin, tuple(step // size for step in self.steps))
 
 
 @dataclass(frozen=True)
@@ -277,6 +290,7 @@ class _Maker:
         """The sum of expressions times factors."""
         base, steps = 0, [0] * len(self.loops)
         terms: dict[Var, int] = {}
+        others: list[tuple[Expr, int]] = []
         for e, factor in parts:
             for atom, k in linear(e).items():
                 if atom is None:
@@ -290,8 +304,9 @@ class _Maker:
                 elif all(n in self.fixed for n in walk(atom) if isinstance(n, Var)):
                     base += k * factor * int(evaluate(atom, {v: i for v, i in self.fixed.items() if _reads(atom, v)}))
                 else:
-                    raise Refused(f"{what} is not affine in the loops around it")
-        return Access(Sum(base, tuple((var, k) for var, k in terms.items() if k)), tuple(steps))
+                    others.append((substitute(atom, {v: Const(i, INDEX) for v, i in self.fixed.items()}), k * factor))
+        begin = Sum(base, tuple((var, k) for var, k in terms.items() if k), tuple(others))
+        return Access(begin, tuple(steps))
 
     def _near(self, load: Load, unit: int) -> Access:
         """In units of `unit` elements of the tensor in a scratchpad."""
@@ -329,8 +344,13 @@ class _Maker:
             if len(dims) > len(slots):
                 raise Refused(f"{rule.opcode.name} has {len(slots)} such loops, not {len(dims)}")
             names = slots[len(slots) - len(dims) :]
-            if dims and slots == "nyx" and any(dims[0][1].get(blocked) for blocked in ("wgt", "par")):
+            blocks = [steps for _, steps in dims if slots == "nyx" and (steps.get("wgt") or steps.get("par"))]
+            if len(blocks) > 1:
+                raise Refused("output blocks are one loop of an instruction")
+            if blocks and blocks[0] is dims[0][1]:
                 names = slots[0] + slots[len(slots) - len(dims) + 1 :]  # output blocks are loop n, pixels y and x
+            if len(dims) == 1 and slots == "krs":
+                names = "k"  # input blocks, where the window is one pixel
             for slot, (extent, steps) in zip(names, dims):
                 static[f"extent_{slot}"] = extent
                 static |= {f"{name}_{slot}": step for name, step in steps.items() if step}
@@ -438,8 +458,7 @@ class _Maker:
         low = difference.begin.plus(-strict)
         if not moving:
             # It holds for all iterations or for none: those of a loop that begins at -low, times what no loop reaches.
-            far = Sum(low.base * LARGE, tuple((v, k * LARGE) for v, k in low.terms))
-            return Bound(max(len(self.loops) - 1, 0), far, 1, True)
+            return Bound(max(len(self.loops) - 1, 0), low.scaled(LARGE), 1, True)
         [(number, step)] = moving
         if step > 0:  # low + i * step >= 0
             return Bound(number, low, step, True)
@@ -447,6 +466,14 @@ class _Maker:
 
 
 LARGE = 1 << 40
+
+
+def _times(parts: tuple[tuple[Any, int], ...], by: int) -> tuple[tuple[Any, int], ...]:
+    return tuple((part, step * by) for part, step in parts)
+
+
+def _over(parts: tuple[tuple[Any, int], ...], by: int) -> tuple[tuple[Any, int], ...]:
+    return tuple((part, step // by) for part, step in parts)
 
 
 def _reads(e: Expr, var: Var) -> bool:

@@ -30,29 +30,37 @@ def input_ranges(cfg: Config, layer: Conv) -> list[tuple[int, int]]:
 
 
 class Run(NamedTuple):
-    """Output blocks from `first` on, whose input blocks advance evenly: each reads `inputs` of them, the first from
-    block `input` on, the next ones `step` further. weights: input blocks of all output blocks before."""
+    """Output blocks from `first` on, whose input blocks advance evenly: each `share` of them read the same `inputs`
+    blocks, the first ones from block `input` on, the next ones `step` further. weights: input blocks of all output
+    blocks before."""
 
     first: int
     blocks: int
     input: int
     inputs: int
     step: int
+    share: int
     weights: int
 
 
 def runs(cfg: Config, layer: Conv) -> list[Run]:
     """The output blocks of `layer`, cut where the input blocks do not advance evenly."""
+    ranges = input_ranges(cfg, layer)
     found: list[Run] = []
-    before = 0
-    for n, (start, stop) in enumerate(input_ranges(cfg, layer)):
-        last = found[-1] if found else None
-        step = 0 if last is None else start - last.input if last.blocks == 1 else last.step
-        if last and stop - start == last.inputs and start == last.input + last.blocks * step and step >= 0:
-            found[-1] = last._replace(blocks=last.blocks + 1, step=step)
-        else:
-            found.append(Run(n, 1, start, stop - start, 0, before))
-        before += stop - start
+    n = before = 0
+    while n < len(ranges):
+        start, stop = ranges[n]
+        share = next((i for i, other in enumerate(ranges[n:]) if other != ranges[n]), len(ranges) - n)
+        step = max(ranges[n + share][0] - start, 0) if n + share < len(ranges) else 0
+        count = share
+        while n + count < len(ranges) and step:
+            moved = count // share * step
+            if ranges[n + count] != (start + moved, stop + moved):
+                break
+            count += 1
+        found.append(Run(n, count, start, stop - start, step if count > share else 0, share, before))
+        before += count * (stop - start)
+        n += count
     return found
 
 

@@ -15,7 +15,7 @@ vthread.verify.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -89,10 +89,17 @@ def render(cfg: Config, function: Function) -> AcceleratorKernel:
     stream = Stream(cfg)
     bound = plan.bind(stream, addresses)
     for tile in bound.tiles():
-        if tile.node is None:  # an instruction outside of pipelined loops
+        if tile.node is None:  # an instruction outside of pipelined loops, with places of its own
+            stream.finish()
             tile.load()()
-        else:
-            stream.start(0, None, tile.load)
+            for ring in stream.rings.values():
+                ring.live.clear()  # it may have overwritten what was kept
+            continue
+        loaded = {move.tensor for move in tile.moves(loads=True)}
+        for node in {id(waiting.writes): waiting.writes for waiting in stream.waiting}.values():
+            if isinstance(node, Pipelined) and node.stored & loaded:
+                stream.settle(node)
+        stream.start(0, tile.node, tile.load)
     stream.finish()
     insert_tokens(cfg, stream.instructions, writable)
     code = encode(cfg, stream.instructions)
@@ -159,6 +166,11 @@ class Pipelined:
     computes: list[Compute | Move]
     outer: list[Tensor]
     """What lies in scratchpads from before the tile."""
+
+    @property
+    def stored(self) -> set[Tensor]:
+        """What it writes in DRAM."""
+        return {node.tensor for node in self.computes if isinstance(node, Move)}
 
 
 Node = Loop | Branch | Region | Pipelined | Compute | Move
@@ -237,6 +249,13 @@ class _Compiler:
         fills: list[Fill] = []
         computes: list[Compute | Move] = []
         self._tile(self.nodes(s.body, fixed), fills, computes, s.var)
+        for scope, depth in self.depths.items():
+            entries = sum(fill.entries for fill in fills if fill.scope == scope)
+            if entries > depth:
+                name = s.var.name
+                raise RenderError(
+                    f"an iteration of the pipelined loop {name} needs {entries} of {depth} {scope} entries"
+                )
         inside = {fill.tensor for fill in fills}
         used = {tensor: None for compute in computes for tensor in compute.scratchpads}
         return Pipelined(s.var, s.extent, fills, computes, [tensor for tensor in used if tensor not in inside])
@@ -247,7 +266,7 @@ class _Compiler:
                 fills.append(Fill(node.tensor, node.scope, node.entries, node.kept, []))
                 self._tile(node.body, fills, computes, var)
             elif isinstance(node, Loop | Branch | Pipelined):
-                raise RenderError(f"the pipelined loop {var.name} holds more than instructions; unroll what is inside")
+                raise RenderError(f"the pipelined loop {var.name} holds loops that are no instruction")
             elif isinstance(node, Move) and node.loads:
                 target = next((fill for fill in fills if fill.tensor is node.near), None)
                 if target is None:
@@ -421,7 +440,7 @@ class Bound:
             assert isinstance(held, _Held)
             ring = stream.rings[held.scope]
             if held.first is None:
-                held.first = stream.take(ring, held.entries)
+                held.first = self._take(held.scope, held.entries, tensor)
             else:
                 stream.hold(ring, held.first, held.entries)
             slots[tensor] = held.first
@@ -432,8 +451,11 @@ class Bound:
                 slots[fill.tensor] = self._fill(fill, env)
 
         def compute() -> None:
+            entries = sum(fill.entries for fill in late)
+            first = stream.rings["out"].take(entries) if late else 0  # in a row, so that none lies over another
             for fill in late:
-                slots[fill.tensor] = stream.rings["out"].take(fill.entries)
+                slots[fill.tensor] = first
+                first += fill.entries
             for each in node.computes:
                 self._emit(each, env, slots)
 
@@ -450,10 +472,18 @@ class Bound:
             slot = stream.find(ring, key)
             if slot is not None:
                 return slot
-        first = stream.take(ring, fill.entries, key)
+        first = self._take(fill.scope, fill.entries, fill.tensor, key)
         for load, f in zip(fill.loads, fields):
             self.before_load(load.tensor)
             stream.add(load.opcode, load.moved(f, first))
+        return first
+
+    def _take(self, scope: str, entries: int, tensor: Tensor, key: Hashable = None) -> int:
+        """Fresh entries for `tensor`. RenderError where what the same tile holds already is in the way."""
+        ring = self.stream.rings[scope]
+        first = self.stream.take(ring, entries, key)
+        if any(a < first + entries and first < b for a, b in ring.pins[:-1]):
+            raise RenderError(f"{tensor.name} needs {entries} entries of {scope} in a row, beside what its tile holds")
         return first
 
 

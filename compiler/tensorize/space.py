@@ -42,7 +42,7 @@ class Problem:
     window.
 
     in_blocks: 0 where gemm has nothing to do. residual: an operand B of the size of the output comes through vin.
-    step: input blocks from those of one output block to those of the next. near: the scratchpad of the input.
+    step: input blocks from those of `share` output blocks to those of the next. near: the scratchpad of the input.
     """
 
     window: Window
@@ -53,7 +53,20 @@ class Problem:
     in_blocks: int
     residual: bool
     step: int = 0
+    share: int = 1
     near: str = "inp"
+
+    @property
+    def text(self) -> str:
+        """All of it in a line, by which decisions are known to be for this problem."""
+        w = self.window
+        shape = f"{self.images}x{self.rows}x{self.columns} of {self.out_blocks} blocks"
+        window = "window " + " ".join(
+            f"{name} {'x'.join(map(str, sizes))}"
+            for name, sizes in (("of", w.kernel), ("strides", w.strides), ("dilations", w.dilations), ("pads", w.pads))
+        )
+        terms = f"from {self.in_blocks} blocks" + (f" {self.step} further each {self.share}" if self.step else "")
+        return f"{shape} {terms} in {self.near}, {window}{', two operands' if self.residual else ''}"
 
     @property
     def taps(self) -> int:
@@ -69,8 +82,8 @@ class Problem:
         return self.step > 0
 
     def held(self, blocks: int) -> int:
-        """Input blocks that `blocks` output blocks read."""
-        return self.in_blocks + self.step * (blocks - 1)
+        """Input blocks that `blocks` output blocks read, whole shares of them."""
+        return self.in_blocks + self.step * ((blocks - 1) // self.share)
 
     def input_rows(self, rows: int) -> int:
         """Input rows in the scratchpad for `rows` output rows; a kernel of one row skips the rows between strides."""
@@ -94,8 +107,8 @@ class Decisions:
     order: which loops are outside. "weights": output blocks, then images, rows, columns; whole reductions. "input":
     images, rows, columns, then output blocks; whole reductions. "rows": images, rows, output blocks, columns; layers
     without gemm. "split": as "input", but the accumulators of all output blocks of a place stay, and the reduction is
-    cut in pieces of k. "pieces": as "weights", the reduction cut in pieces of k. ahead: how many tiles may load before the oldest of them has computed. part: blocks of
-    activations that one LOAD brings.
+    cut in pieces of k. "pieces": as "weights", but the reduction of a tile is cut in pieces of k. ahead: how many tiles
+    may load before the oldest of them has computed. part: blocks of activations that one LOAD brings.
     """
 
     n: int
@@ -160,6 +173,8 @@ def why_not(cfg: Config, p: Problem, d: Decisions) -> str | None:
     for name, size in (("n", p.out_blocks), ("y", p.rows), ("x", p.columns), ("k", max(p.in_blocks, 1))):
         if not 1 <= getattr(d, name) <= size:
             return f"{name} must be between 1 and {size}, not {getattr(d, name)}"
+    if d.n % p.share and d.n != p.out_blocks:
+        return f"n must be a multiple of {p.share}, not {d.n}"
     if d.ahead < 1 or d.part < 1:
         return "ahead and part must be at least 1"
     allowed = ("weights", "input", *CUT) if p.in_blocks else ("rows",)
@@ -225,7 +240,8 @@ def _simple(cfg: Config, p: Problem) -> Iterator[Sizes]:
 
 def _products(cfg: Config, p: Problem) -> Iterator[Sizes]:
     columns = [x for x in _parts(p.columns) if p.input_columns(x) <= cfg.inp_depth and x <= EXTENT_MAX]
-    blocks, pieces = _parts(p.out_blocks), _parts(p.in_blocks)[1:]
+    blocks = list(dict.fromkeys(min(-(-n // p.share) * p.share, p.out_blocks) for n in _parts(p.out_blocks)))
+    pieces = _parts(p.in_blocks)[1:]
     limit = min(cfg.out_depth, cfg.acc_depth, *([cfg.vin_depth] if p.residual else [])) // 2
     for x in columns[:5] + columns[5:][-1:]:  # the widest, and the narrowest for where no other fits
         for y in _parts(p.rows):
@@ -273,7 +289,7 @@ def _estimates(cfg: Config, p: Problem, points: list[Sizes]) -> Cycles:
     columns = (x - 1) * p.window.strides[1] + p.window.reach(1)
     rows = y if p.window.kernel[0] == 1 else (y - 1) * p.window.strides[0] + p.window.reach(0)
     span = rows * columns
-    tile_inp = (p.in_blocks + p.step * (n - 1) if p.grouped else k) * span
+    tile_inp = (p.in_blocks + p.step * ((n - 1) // p.share) if p.grouped else k) * span
     all_inp = p.in_blocks * span * spatial * (p.out_blocks if p.grouped else 1)
     tile_wgt, all_wgt = n * k * p.taps, p.out_blocks * p.in_blocks * p.taps
     stays = np.bool_(p.grouped) | (all_inp <= cfg.inp_depth)

@@ -55,7 +55,11 @@ class _Template:
             acc.pipeline(loop)
         else:
             acc.compute_at(s[d.y], tile)
-            acc.reorder(image, block, *steps)
+            shares = []
+            if d.problem.share > 1:
+                share, block = acc.split(block, d.problem.share, "peel")
+                shares.append(share)
+            acc.reorder(image, *shares, block, *steps)
             reader, loop = s[d.y], tile
         acc.tensorize(piece, self.hw["gemm"])
         self._bring(d.near, reader, loop, "inp")

@@ -38,6 +38,7 @@ def explained(error: Exception) -> tuple[int, str]:
     from celosia.compiler.cpu.runtime.op import HostError
     from celosia.compiler.cpu.runtime.threads import ThreadsError
     from celosia.compiler.cpu.target import TargetError
+    from celosia.compiler.decisions import DecisionsError
     from celosia.compiler.files import OutputError
     from celosia.compiler.graph.importer import ModelError
     from celosia.compiler.program import ProgramError
@@ -50,7 +51,7 @@ def explained(error: Exception) -> tuple[int, str]:
     from celosia.sim.build import BuildError
     from celosia.sim.device import DeviceError
 
-    wrong = ModelError, ConfigError, HostError, ProgramError, InputError, OutputError, QuantizeError
+    wrong = ModelError, DecisionsError, ConfigError, HostError, ProgramError, InputError, OutputError, QuantizeError
     if isinstance(error, (*wrong, ManifestError, ProjectError, TargetError, ThreadsError)):
         return WRONG_INPUT, str(error)
     if isinstance(error, (DeviceError, SshError)):

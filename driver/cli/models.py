@@ -61,6 +61,10 @@ def compile_(
             help="Where it will run: pynq-z1, pynq-z2, ultra96, zcu104, armv7 or aarch64; by default this machine.",
         ),
     ] = None,
+    decisions: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json", help="Schedules of layers, as `inspect --decisions` writes them."),
+    ] = None,
     no_check: NoCheck = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -72,12 +76,15 @@ def compile_(
       celosia compile resnet18.onnx -o resnet18.celosia
       celosia compile resnet18.onnx -o resnet18.celosia --config my_accelerator.toml
       celosia compile resnet18.onnx -o resnet18.celosia --target pynq-z1
+      celosia compile resnet18.onnx -o resnet18.celosia --decisions decisions.json
     """
     with progress_stages(quiet) as stages:
         check_destinations([model], output)
         from celosia.compiler.compile import compile as compile_model
 
-        program = compile_model(model, config or _preset(target), progress=stages, target=target, check=not no_check)
+        program = compile_model(
+            model, config or _preset(target), progress=stages, target=target, check=not no_check, decisions=decisions
+        )
         stages("writing the Program")
         program.save(output)
     if not quiet:
@@ -103,6 +110,12 @@ def inspect(
     one_pass: Annotated[
         str | None, typer.Option("--pass", metavar="NAME", help="Only the graph after this pass, or `import`.")
     ] = None,
+    loops: Annotated[
+        str | None, typer.Option(metavar="LAYER", help="Only the loops of this layer, and the schedule that made them.")
+    ] = None,
+    decisions: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Write what was decided for each layer, to change it.")
+    ] = None,
     no_check: NoCheck = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -115,6 +128,8 @@ def inspect(
       celosia inspect model.onnx --operators --config tiny
       celosia inspect model.onnx --passes | less
       celosia inspect model.celosia --disassemble --layer conv1 | less
+      celosia inspect model.onnx --loops conv1
+      celosia inspect model.onnx --decisions decisions.json
     """
     graphs: dict[str, str] = {}
 
@@ -124,9 +139,20 @@ def inspect(
         graphs[name] = text(graph.graph)
 
     with progress_stages(quiet) as stages:
+        check_destinations([model], decisions)
         program = program_of(model, config, stages, no_check, keep if passes or one_pass is not None else None)
     from celosia.driver import show
 
+    if decisions is not None:
+        from celosia.compiler.decisions import decisions_of
+        from celosia.compiler.files import write_text
+
+        write_text(decisions, json.dumps(decisions_of(program), indent=1) + "\n")
+    if loops is not None:
+        for line in show.loops(program, loops):
+            typer.echo(line)
+    if loops is not None or decisions is not None:
+        return
     disassemble = disassemble or layer is not None
     passes = passes or one_pass is not None
     every = not (operators or layers or buffers or passes or disassemble)

@@ -11,14 +11,12 @@ from functools import cache
 
 import numpy as np
 import pytest
-from celosia.compiler.tensorize.tiling import Problem, Tiling, candidates
-from celosia.compiler.vthread.stream import Instruction
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from celosia.compiler import image as image_module
-from celosia.compiler.image import Image, LayerError
+from celosia.compiler.image import Image, LayerErrors
 from celosia.compiler.layer import (
     Activation,
     Conv,
@@ -27,12 +25,14 @@ from celosia.compiler.layer import (
     Map,
     Multiply,
     Pool,
+    Storage,
     Window,
-    padded_groups,
 )
 from celosia.compiler.memory import Lifetime, Plan
-from celosia.compiler.tensorize import conv
+from celosia.compiler.tensorize import plan as planning
+from celosia.compiler.tensorize.space import Decisions, Problem, candidates
 from celosia.compiler.vthread.emit import encode
+from celosia.compiler.vthread.pipeline import Instruction
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.compiler.vthread.verify import Meaning, ProvenanceError, Run, VerifyError, verify, verify_provenance
 from celosia.hw.config import Config
@@ -80,6 +80,12 @@ class Program:
         image = self.image
         verify_provenance(self.net.cfg, runs, image.addresses, image.constants_address, self.constants, image.size)
 
+    def storage(self, name: str) -> Storage:
+        return next(storage for storage in self.image.addresses if storage.name == name)
+
+    def address(self, name: str) -> int:
+        return self.image.addresses[self.storage(name)]
+
     def find(self, opcode: Opcode, layer: int = 0, launch: int = 0, **fields: int) -> list[Instruction]:
         """Instructions of `layer` with `fields`."""
         return [
@@ -114,14 +120,13 @@ class Maker:
         self.net, self.rng, self.images = Network(cfg), np.random.default_rng(1), images
 
     def given(self, channels: int, height: int, width: int) -> Activation:
-        name = f"in{len(self.net.given)}"
-        act = Activation(name, self.images, channels, height, width).placed(self.net.cfg)
+        act = Activation.alone(self.net.cfg, f"in{len(self.net.given)}", self.images, channels, height, width)
         values = self.rng.integers(-128, 128, (self.images, channels, height, width)).astype(np.int8)
-        self.net.given[name] = (act, values)
+        self.net.given[act] = values
         return act
 
     def output(self, channels: int, height: int, width: int) -> Activation:
-        return Activation(f"t{len(self.net.layers)}", self.images, channels, height, width).placed(self.net.cfg)
+        return Activation.alone(self.net.cfg, f"t{len(self.net.layers)}", self.images, channels, height, width)
 
     def add(self, layer: Layer) -> Activation:
         self.net.launches[-1].append(layer)
@@ -156,10 +161,9 @@ def _built(cfg: Config) -> tuple[Network, Image]:
     m.conv(a, m.output(channels, 2, 2), Window((3, 3), (2, 2)))
     c = m.output(channels, 6, 5)
     m.conv(a, c, Window((1, 1)), epilogue=Epilogue(residual=residual(m.rng, x)))
-    groups = padded_groups(cfg, 2 * channels)
+    whole = Activation.alone(cfg, "whole", m.images, 2 * channels, 6, 5)
     for offset in (0, c.groups(cfg)):
-        m.conv(c, m.output(channels, 6, 5).placed(cfg, "whole", offset, groups), Window((1, 1)))
-    whole = Activation("whole", m.images, 2 * channels, 6, 5).placed(cfg)
+        m.conv(c, replace(m.output(channels, 6, 5), storage=whole.storage, group_offset=offset), Window((1, 1)))
     m.conv(whole, m.output(channels, 6, 5), Window((1, 1)))
     b = m.add(Pool("max", c, m.output(channels, 5, 4), Window((2, 2)), None, -128, Epilogue((-100, 127))))
     scale = requantise(m.rng, channels, 74 * 2)
@@ -241,7 +245,7 @@ def one_term_twice(p: Program) -> None:
 @fault("as B instead of", Meaning.OPERAND)
 def wrong_residual(p: Program) -> None:
     """Another activation of the same shape."""
-    a, x = (p.image.addresses[name] for name in ("t0", "in0"))
+    a, x = (p.address(name) for name in ("t0", "in0"))
     for i in p.loads(Buffer.VIN, ADDED):
         i.fields["dram_addr"] += a - x
 
@@ -326,9 +330,9 @@ def store_to_the_other_image(p: Program) -> None:
 
 def _other_image(p: Program, storage: str, address: int) -> int:
     """`address` in the other of the two images (or batches of them) in `storage`."""
-    acts = {layer.y.storage: layer.y for layer in p.net.layers}
+    acts = {layer.y.storage.name: layer.y for layer in p.net.layers}
     size = acts[storage].size(p.net.cfg) // 2
-    return address + size if address < p.image.addresses[storage] + size else address - size
+    return address + size if address < p.address(storage) + size else address - size
 
 
 @fault("stores ", Meaning.PLACE)
@@ -353,7 +357,7 @@ def part_of_a_concatenation_in_the_place_of_the_other(p: Program) -> None:
 @fault("outside the memory of its output", Meaning.PLACE)
 def store_to_another_activation(p: Program) -> None:
     i = p.find(Opcode.STORE, STRIDED)[0]
-    i.fields["dram_addr"] += p.image.addresses["in0"] - p.image.addresses["t1"]
+    i.fields["dram_addr"] += p.address("in0") - p.address("t1")
 
 
 @fault("between the pieces", Meaning.PLACE)
@@ -478,10 +482,10 @@ def test_two_unnamed_layers_are_compiled_rightly_or_refused() -> None:
         assert error.rule == Meaning.TERMS
 
 
-def splitting(order: str) -> Callable[[Config, Problem, bool], Tiling]:
-    """Tilings whose reduction is cut into as many pieces as possible."""
+def splitting(order: str) -> Callable[[Config, Problem, bool], Decisions]:
+    """Decisions whose reduction is cut into as many pieces as possible."""
 
-    def choose(cfg: Config, problem: Problem, rows_first: bool) -> Tiling:
+    def choose(cfg: Config, problem: Problem, rows_first: bool) -> Decisions:
         return min((t for t in candidates(cfg, problem) if t.order == order), key=lambda t: t.k)
 
     return choose
@@ -489,7 +493,7 @@ def splitting(order: str) -> Callable[[Config, Problem, bool], Tiling]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_lost_piece_of_a_split_reduction_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conv, "choose", splitting("split"))
+    monkeypatch.setattr(planning, "choose", splitting("split"))
     cfg = CONFIGS[name]
     m = Maker(cfg, 1)
     x = m.given(4 * cfg.block_in, 3, 3)
@@ -512,7 +516,7 @@ def test_activations_in_the_same_memory_are_found(monkeypatch: pytest.MonkeyPatc
     """Memory planning that puts everything at 0."""
 
     def plan(lifetimes: list[Lifetime], alignment: int = 64) -> Plan:
-        return Plan({lifetime.name: 0 for lifetime in lifetimes}, max(lifetime.size for lifetime in lifetimes))
+        return Plan({lifetime.buffer: 0 for lifetime in lifetimes}, max(lifetime.size for lifetime in lifetimes))
 
     monkeypatch.setattr(image_module, "plan", plan)
     net, image = _built.__wrapped__(CONFIGS["tiny"])
@@ -535,12 +539,13 @@ def test_what_the_host_takes_is_checked() -> None:
     taken = two_launches(CONFIGS["tiny"])
     taken.verify()
     runs = taken.net.borders()[1]
-    assert runs == [set(), {"t1", "t2"}]
-    addresses = dict(taken.image.addresses)
-    assert addresses["t1"] != addresses["t2"]
-    taken.image = replace(taken.image, addresses=addresses | {"t1": addresses["t2"]})
+    assert [{storage.name for storage in run} for run in runs] == [set(), {"t1", "t2"}]
+    assert taken.address("t1") != taken.address("t2")
+    distance = taken.address("t2") - taken.address("t1")
+    moved = taken.image.addresses | {taken.storage("t1"): taken.address("t2")}
+    taken.image = replace(taken.image, addresses=moved)
     for i in taken.find(Opcode.STORE, 1):
-        i.fields["dram_addr"] += addresses["t2"] - addresses["t1"]
+        i.fields["dram_addr"] += distance
     with pytest.raises(ProvenanceError, match="before the host takes 't1', which something else has overwritten"):
         taken.verify()
 
@@ -549,7 +554,7 @@ def test_a_later_launch_must_read_what_an_earlier_one_stored() -> None:
     launches = two_launches(CONFIGS["tiny"])
     for i in launches.launches[1]:
         if i.opcode == Opcode.LOAD and i.fields["buffer"] == Buffer.INP:
-            i.fields["dram_addr"] += launches.image.addresses["t1"] - launches.image.addresses["t0"]
+            i.fields["dram_addr"] += launches.address("t1") - launches.address("t0")
     with pytest.raises(ProvenanceError, match=r"of launch 1 \(GEMM, layer 0 'layer2'\) takes .* of 't1' instead of"):
         launches.verify()
 
@@ -593,7 +598,7 @@ def programs(draw: st.DrawFn) -> Program:
         b.map(y, b.given(images, y.channels, height, width) if number(0, 1) else None)
     try:
         return Program(b.net, b.net.build())
-    except LayerError:
+    except LayerErrors:
         assume(False)
         raise
 
@@ -621,7 +626,7 @@ def test_a_changed_field_is_found_or_changes_nothing(p: Program, data: st.DataOb
             return
     try:
         p.codes()
-    except IndexError:  # a load across the end of the activations, for which no tokens can be found
+    except ValueError:  # a load across the end of the activations, for which no tokens can be found
         assume(False)
     try:
         p.verify()
@@ -638,7 +643,7 @@ def _outputs(p: Program) -> list[NDArray[np.uint8]]:
     device.allocate(image.size)
     device.write(0, np.random.default_rng(0).integers(0, 256, image.constants_address, np.uint8))
     device.write(image.constants_address, p.constants)
-    for act, values in p.net.given.values():
+    for act, values in p.net.given.items():
         p.net._fill(device, image, act, values)
     for launch, code in zip(image.launches, p.codes(), strict=True):
         device.write(launch.address, code.reshape(-1))

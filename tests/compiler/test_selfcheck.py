@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from small_models import Builder, models
 
 import celosia
 from celosia.compiler.compile import compile as compile_model
-from celosia.compiler.graph import select
+from celosia.compiler.graph.select import convolution, pooling
 from celosia.compiler.program import Program
 from celosia.compiler.selfcheck import check, kernels
 from celosia.compiler.selfcheck.check import Checked, SelfCheckError, self_check
@@ -280,25 +281,21 @@ def test_a_wrong_place_of_an_output(compiled: Callable[..., Compiled]) -> None:
 # Faults of the compiler ------------------------------------------------------------------------------------------
 
 
-def spoiled(change: Callable[[Any], Any], name: str) -> Callable[..., Any]:
-    """The function `name` of graph.select, with `change` made to what it gives."""
-    function = getattr(select, name)
-    return lambda *given: change(function(*given))
-
-
-COMPILER: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "bias": ("_requantise", lambda r: replace(r, bias=r.bias + 40)),
-    "zero point": ("_requantise", lambda r: replace(r, zero_point=r.zero_point ^ 1)),
-    "weights": ("_symmetric", lambda w: w[::-1].copy()),
-    "pads": ("_window", lambda w: replace(w, pads=(w.pads[2], w.pads[3], w.pads[0], w.pads[1]))),
-    "average": ("_uniform", lambda r: replace(r, multiplier=r.multiplier + (r.multiplier >> 5))),
+COMPILER: dict[str, tuple[ModuleType, str, Callable[[Any], Any]]] = {
+    "bias": (convolution, "requantisation", lambda r: replace(r, bias=r.bias + 40)),
+    "zero point": (convolution, "requantisation", lambda r: replace(r, zero_point=r.zero_point ^ 1)),
+    "weights": (convolution, "symmetric", lambda w: w[::-1].copy()),
+    "pads": (convolution, "window_of", lambda w: replace(w, pads=(w.pads[2], w.pads[3], w.pads[0], w.pads[1]))),
+    "average": (pooling, "uniform", lambda r: replace(r, multiplier=r.multiplier + (r.multiplier >> 5))),
 }
+"""Where layers are made: a function that is called there, and what is done to its result."""
 
 
 @pytest.mark.parametrize("fault", COMPILER)
 def test_a_wrong_layer_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    name, change = COMPILER[fault]
-    monkeypatch.setattr(select, name, spoiled(change, name))
+    module, name, change = COMPILER[fault]
+    function = getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *given: change(function(*given)))
     with pytest.raises(SelfCheckError):
         celosia.compile(network().model(), "tiny")
 

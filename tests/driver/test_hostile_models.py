@@ -127,6 +127,11 @@ def test_blocks_that_divide_nothing(op: str, blocksize: int) -> None:
     refuse_to_compile(model(text), "locksize|do not divide")
 
 
+def test_an_element_type_that_there_is_not() -> None:
+    text = "g (int8[3, 4] x) => (double[3, 4] y) { y = EyeLike<dtype = -2147483648>(x) }"
+    refuse_to_compile(model(text), "EyeLike.*no element type -2147483648")
+
+
 # Constants ------------------------------------------------------------------------------------------------------
 
 

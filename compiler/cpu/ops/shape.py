@@ -361,6 +361,8 @@ def eye_like(node: Node) -> Tensor:
     if len(x.shape) != 2:
         raise node.fail(f"its input has {len(x.shape)} dimensions, not 2")
     dtype = ONNX_TYPES.get(int(node.attrs["dtype"]), "") if "dtype" in node.attrs else x.dtype
+    if not dtype:
+        raise node.fail(f"there is no element type {node.attrs['dtype']}")
     return T.compute(x.shape, lambda i, j: select(T.equal(j - i, k), wrap(1, dtype), wrap(0, dtype)), "eye")
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from celosia.compiler.graph.select.concatenation import concatenation, place_parts
-from celosia.compiler.graph.select.convolution import convolution, matrix_product
+from celosia.compiler.graph.select.concatenation import concat, place_parts
+from celosia.compiler.graph.select.convolution import conv, gemm
 from celosia.compiler.graph.select.elementwise import addition, product, table_lookup
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
 from celosia.compiler.graph.select.placement import Choice, Placement, Selection
@@ -24,15 +24,15 @@ from celosia.hw.config import Config
 __all__ = ["Choice", "Form", "OnCpu", "Selection", "natural_form", "select"]
 
 BUILDERS: dict[str, Callable[[Placement, ir.Node], None]] = {
-    "QLinearConv": convolution,
-    "QGemm": matrix_product,
-    "QLinearMatMul": matrix_product,
+    "QLinearConv": conv,
+    "QGemm": gemm,
+    "QLinearMatMul": gemm,
     "QLinearAdd": addition,
     "QLinearMul": product,
     "QLinearGlobalAveragePool": average,
     "QLinearAveragePool": average,
     "QLinearMean": average,
-    "QLinearConcat": concatenation,
+    "QLinearConcat": concat,
     "MaxPool": max_pool,
     "Table": table_lookup,
 }

@@ -15,7 +15,7 @@ from celosia.compiler.graph.values import attribute, constant
 from celosia.compiler.layer import Activation, Epilogue, Map, Multiply
 
 
-def concatenation(p: Placement, node: ir.Node) -> None:
+def concat(p: Placement, node: ir.Node) -> None:
     y = node.outputs[0]
     rank = len(y.shape or ())
     axis = attribute(node, "axis", 1) % max(rank, 1)

@@ -26,7 +26,7 @@ from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.space import Problem, choose, estimate
 
 
-def convolution(p: Placement, node: ir.Node) -> None:
+def conv(p: Placement, node: ir.Node) -> None:
     value, weight_value = node.inputs[0], node.inputs[3]
     assert value is not None
     form = natural_form(value)
@@ -87,7 +87,7 @@ def folded(
     return min(options, key=cycles)
 
 
-def matrix_product(p: Placement, node: ir.Node) -> None:
+def gemm(p: Placement, node: ir.Node) -> None:
     matmul = node.op_type == "QLinearMatMul"
     value = node.inputs[0]
     assert value is not None

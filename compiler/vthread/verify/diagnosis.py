@@ -219,7 +219,7 @@ class _Diagnosis:
                 return f"{_words(_first(held == value))} of {act.name!r}"
         for storage, pieces in self.state.pieces.items():
             if (pieces == value).any():
-                return f"piece {int((pieces == value).argmax())} of the memory of {storage!r}"
+                return f"piece {int((pieces == value).argmax())} of the memory of {storage.name!r}"
         key: Hashable = next((key for key, symbol in self.symbols.known.items() if symbol == value), None)
         if isinstance(key, tuple) and key[0] == "padding":
             return f"padding of {key[1]}"

@@ -1,0 +1,137 @@
+"""The loops of a layer mean the layer: run by the interpreter, before anything is an instruction.
+
+What lies in DRAM is laid out as the definition says (`Place`), full of noise where no channel is.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from celosia.compiler import expr as T
+from celosia.compiler.layer import Activation, Layer, Untileable, Window, inputs
+from celosia.compiler.tensorize import pack
+from celosia.compiler.tensorize.define import Definition, define
+from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tensorize.space import ORDERS, candidates
+from celosia.compiler.tensorize.transfer import Place
+from celosia.hw.config import Config
+
+from .layers import Builder, Int8, builders, meaning, windows
+
+LARGEST = 8_000
+"""Multiplications, with those of padding, up to which the interpreter is quick."""
+NAMES = ["small-buffers", "4x4-tight", "batch2", "4x8", "batch2-4x8"]
+SETTINGS = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def in_dram(cfg: Config, act: Activation, values: Int8 | None) -> NDArray[np.uint8]:
+    """The storage of `act`, with `values` in its place."""
+    rng = np.random.default_rng(0)
+    storage = rng.integers(0, 256, act.size(cfg), np.uint8).reshape(act.batches(cfg), act.storage_groups, -1)
+    if values is not None:
+        data = pack.activation(cfg, values, act.groups(cfg)).reshape(act.batches(cfg), act.groups(cfg), -1)
+        storage[:, act.group_offset : act.group_offset + act.groups(cfg)] = data
+    return storage.reshape(-1)
+
+
+def view(memory: NDArray[np.uint8], tensor: T.Tensor, place: Place) -> NDArray[np.generic]:
+    """What lies at `place`; IndexError where the tensor leaves it."""
+    item = tensor.nbytes // max(tensor.size, 1)
+    last = place.offset + sum((n - 1) * step for n, step in zip(tensor.shape, place.strides)) + item
+    if last > memory.size:
+        raise IndexError(f"{tensor.name} ends at byte {last} of {memory.size}")
+    data = memory[place.offset : memory.size - (memory.size - place.offset) % item].view(tensor.dtype)
+    return np.lib.stride_tricks.as_strided(data, tensor.shape, place.strides)
+
+
+def run(cfg: Config, layer: Layer, d: Definition, function: T.Function, memory: dict[int, NDArray[np.uint8]]) -> None:
+    """Run the loops of one definition on what lies in memory, by the id of its storage or blob."""
+    T.verify(function)
+    arrays = []
+    for tensor, declared in zip(d.inputs, function.inputs, strict=True):
+        home = d.places[tensor].home
+        block = home if isinstance(home, np.ndarray) else memory[id(home)]
+        arrays.append(np.ascontiguousarray(view(block, declared, d.places[tensor])))
+    (result,) = T.interpret(function, *arrays, scalars=d.scalars)
+    target = view(memory[id(layer.y.storage)], d.y, d.places[d.y])
+    target[...] = result
+
+
+def check(cfg: Config, layer: Layer, given_: dict[Activation, Int8], data: st.DataObject, order: str) -> None:
+    planner = Planner(cfg)
+    memory = {id(act.storage): in_dram(cfg, act, given_[act]) for act in inputs(layer)}
+    memory[id(layer.y.storage)] = before = in_dram(cfg, layer.y, None)
+    untouched = before.copy()
+    try:
+        definitions = define(cfg, layer)
+    except Untileable:
+        assume(False)
+        return
+    for d in definitions:
+        points = [point for point in candidates(cfg, d.problem) if point.order == order]
+        assume(points)
+        decisions = data.draw(st.sampled_from(points))
+        try:
+            run(cfg, layer, d, planner.loops(d, decisions).function, memory)
+        except Untileable:
+            assume(False)
+    act = layer.y
+    shape = (act.images, act.channels, act.height, act.width)
+    found = pack.unpack_activation(cfg, memory[id(act.storage)], shape, act.storage_groups, act.group_offset)
+    np.testing.assert_array_equal(found, meaning(layer, dict(given_)))
+    groups = slice(act.group_offset, act.group_offset + act.groups(cfg))
+    one, other = (m.reshape(act.batches(cfg), act.storage_groups, -1).copy() for m in (before, untouched))
+    one[:, groups] = other[:, groups] = 0
+    np.testing.assert_array_equal(one, other, "other channels of the storage")
+
+
+def small(b: Builder, data: st.DataObject, groups: int = 1, size: int = 4, least: int = 1) -> Activation:
+    number = st.integers
+    images, channels = data.draw(number(1, 2)), groups * data.draw(number(least, least + 8))
+    height, width = data.draw(number(1, size)), data.draw(number(1, size))
+    return b.given(images, channels, height, width, data.draw(number(0, 1)), data.draw(number(0, 1)))
+
+
+def fits(window: Window, x: Activation) -> bool:
+    top, left, bottom, right = window.pads
+    return x.height + top + bottom >= window.reach(0) and x.width + left + right >= window.reach(1)
+
+
+@pytest.mark.parametrize("order", [order for order in ORDERS if order != "rows"])
+@SETTINGS
+@given(builders(NAMES), windows(3), st.data())
+def test_convolution(order: str, b: Builder, window: Window, data: st.DataObject) -> None:
+    groups = data.draw(st.sampled_from([1, 1, 2])) if order == "weights" else 1
+    x = small(b, data, groups, least=9 if order == "split" else 1)  # with several input blocks to split
+    assume(fits(window, x))
+    y = b.conv(x, window, groups * data.draw(st.integers(1, 9)), groups)
+    size = y.images * y.height * y.width * (y.channels + 7) * (x.channels + 7) * window.kernel[0] * window.kernel[1]
+    assume(size < LARGEST)
+    check(b.cfg, b.net.layers[0], b.net.given, data, order)
+
+
+@SETTINGS
+@given(builders(NAMES), windows(3), st.booleans(), st.data())
+def test_pooling(b: Builder, window: Window, largest: bool, data: st.DataObject) -> None:
+    x = small(b, data)
+    assume(fits(window, x))
+    b.pool(x, window, largest)
+    check(b.cfg, b.net.layers[0], b.net.given, data, "rows")
+
+
+@SETTINGS
+@given(builders(NAMES), st.sampled_from(["table", "add", "multiply", "scale", "matrix"]), st.data())
+def test_elementwise(b: Builder, kind: str, data: st.DataObject) -> None:
+    x = small(b, data, size=1 if kind == "matrix" else 4)
+    same = (x.images, x.channels, x.height, x.width)
+    if kind in ("table", "matrix"):
+        b.map(x)
+    elif kind == "add":
+        b.map(x, b.given(*same))
+    else:
+        b.multiply(x, b.given(*same[:2], *(same[2:] if kind == "multiply" else (1, 1))))
+    check(b.cfg, b.net.layers[0], b.net.given, data, "rows")

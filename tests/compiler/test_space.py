@@ -1,0 +1,255 @@
+"""The space of decisions: all of it compiles, nothing beside it does, and its estimate is one function."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from celosia.compiler.expr import verify
+from celosia.compiler.layer import Untileable, Window
+from celosia.compiler.tensorize import space
+from celosia.compiler.tensorize.define import Definition, define
+from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tensorize.space import (
+    ORDERS,
+    Decisions,
+    Problem,
+    candidates,
+    choose,
+    estimate,
+    ranked,
+    sample,
+    why_not,
+)
+from celosia.hw.config import Config
+
+from .layers import CONFIGS, Builder, builders, windows
+from .test_loops import fits, small
+
+
+def bounded(examples: int) -> settings:
+    return settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    number = lambda low, high: draw(st.integers(low, high))  # noqa: E731
+    window, products = draw(windows()), draw(st.booleans())
+    grouped = products and draw(st.booleans())
+    step, near = (number(1, 3) if grouped else 0, "inp") if products else (1, draw(st.sampled_from(["vin", "acc"])))
+    return Problem(
+        window, number(1, 3), number(1, 40), number(1, 40), number(1, 20), number(1, 20) if products else 0,
+        draw(st.booleans()), step, near,
+    )  # fmt: skip
+
+
+CFG = st.sampled_from(list(CONFIGS.values()))
+
+
+@bounded(60)
+@given(CFG, problems(), st.data())
+def test_candidates_are_the_space(cfg: Config, p: Problem, data: st.DataObject) -> None:
+    points = list(candidates(cfg, p))
+    assert all(why_not(cfg, p, point) is None for point in points)
+    sizes = [(d.n, d.y, d.x, d.k, d.order) for d in points]
+    assert len(set(sizes)) == len(sizes)
+    if not points:
+        with pytest.raises((Untileable, ValueError)):
+            choose(cfg, p)
+        return
+    for point in sample(cfg, p, 5, np.random.default_rng(0)):
+        assert point in points
+    for point in data.draw(st.lists(st.sampled_from(points), max_size=3)):
+        for outside in beside(p, point):
+            why = why_not(cfg, p, outside)
+            if why is not None:
+                assert "\n" not in why and outside not in points
+    assert choose(cfg, p) in points and ranked(cfg, p)[0] == choose(cfg, p)
+
+
+def beside(p: Problem, d: Decisions) -> Iterator[Decisions]:
+    """Points next to `d`."""
+    for name in ("n", "y", "x", "k"):
+        for step in (-1, 1):
+            yield replace(d, **{name: getattr(d, name) + step})
+    for order in ORDERS:
+        yield replace(d, order=order)
+
+
+@bounded(80)
+@given(CFG, problems(), st.data())
+def test_points_just_outside_say_why(cfg: Config, p: Problem, data: st.DataObject) -> None:
+    points = list(candidates(cfg, p))
+    assume(points)
+    d = data.draw(st.sampled_from(points))
+    limits = {"n": p.out_blocks, "y": p.rows, "x": p.columns, "k": max(p.in_blocks, 1)}
+    for name, most in limits.items():
+        for value in (0, -1, most + 1):
+            why = why_not(cfg, p, replace(d, **{name: value}))
+            assert why == f"{name} must be between 1 and {most}, not {value}"
+    for name in ("ahead", "part"):
+        assert why_not(cfg, p, replace(d, **{name: 0})) == "ahead and part must be at least 1"
+    wrong = "rows" if p.in_blocks else data.draw(st.sampled_from(["weights", "input", "split", "columns"]))
+    why = why_not(cfg, p, replace(d, order=wrong))
+    assert why is not None and why.startswith("order must be one of ") and why.endswith(f"not {wrong}")
+    if p.in_blocks > 1 and d.order != "split":
+        assert why_not(cfg, p, replace(d, k=d.k - 1)) == f"k must be {p.in_blocks} where the order is not split"
+    if p.grouped and p.in_blocks:
+        assert why_not(cfg, p, replace(d, order="split")) == "the reduction of a grouped convolution is not split"
+    whole = replace(d, n=p.out_blocks, y=p.rows, x=p.columns)
+    why = why_not(cfg, p, whole)
+    if p.out_blocks * p.rows * p.columns > cfg.out_depth // 2:
+        assert why is not None and why.startswith("a tile takes ") and why.endswith(" are to be had"), why
+
+
+@bounded(30)
+@given(builders(), windows(3), st.sampled_from(["conv", "depthwise", "pool", "add", "multiply"]), st.data())
+def test_every_point_compiles_and_none_beside(b: Builder, window: Window, kind: str, data: st.DataObject) -> None:
+    """Points that why_not lets pass compile, whether candidates names them or not; the Planner refuses the others."""
+    x = small(b, data, size=9)
+    same = (x.images, x.channels, x.height, x.width)
+    assume(fits(window, x))
+    if kind in ("conv", "depthwise"):
+        b.conv(x, window, x.channels if kind == "depthwise" else data.draw(st.integers(1, 30)),
+               x.channels if kind == "depthwise" else 1)  # fmt: skip
+    elif kind == "pool":
+        b.pool(x, window, data.draw(st.booleans()))
+    elif kind == "add":
+        b.map(x, b.given(*same))
+    else:
+        b.multiply(x, b.given(*same))
+    layer, planner = b.net.layers[0], Planner(b.cfg)
+    try:
+        definitions: list[Definition] = define(b.cfg, layer)
+    except Untileable:
+        assume(False)
+    found = [list(candidates(b.cfg, d.problem)) for d in definitions]
+    assume(all(found))
+    decisions = [data.draw(st.sampled_from(points)) for points in found]
+    near = [data.draw(st.sampled_from(list(beside(d.problem, c)))) for d, c in zip(definitions, decisions)]
+    for chosen in (decisions, near):
+        whys = [why for d, c in zip(definitions, chosen) if (why := why_not(b.cfg, d.problem, c))]
+        if whys:
+            with pytest.raises(ValueError) as error:
+                planner.layer(layer, decisions=chosen)
+            assert str(error.value) == whys[0]
+            continue
+        try:
+            parts = planner.layer(layer, decisions=chosen)
+        except Untileable as refused:
+            assert str(refused).startswith(("padding above or below a strided", "a tile that lies in", PADDED)), refused
+            continue
+        for part, c in zip(parts, chosen, strict=True):
+            verify(part.loops.function)
+            assert part.decisions == c
+
+
+PADDED = "a padded block has at most"
+
+
+def test_wrong_decisions_are_refused() -> None:
+    b = _one()
+    planner, layer = Planner(b.cfg), b.net.layers[0]
+    [d] = define(b.cfg, layer)
+    with pytest.raises(ValueError, match="it has 1 parts, decisions are given for 2"):
+        planner.layer(layer, decisions=[choose(b.cfg, d.problem)] * 2)
+    with pytest.raises(ValueError, match="n must be between 1 and 2, not 3"):
+        planner.layer(layer, decisions=[replace(choose(b.cfg, d.problem), n=3)])
+    [part] = planner.layer(layer)
+    assert part.decisions == choose(b.cfg, d.problem)
+    assert planner.layer(layer)[0].loops is part.loops
+
+
+def _one() -> Builder:
+    from .layers import Network
+
+    b = Builder(Network(CONFIGS["tiny"]), None, np.random.default_rng(0))  # type: ignore[arg-type]
+    b._number, b._flag, b._name = lambda low, high: high, lambda: False, lambda: "t"  # type: ignore[method-assign]
+    b.conv(b.given(1, 8, 5, 5), Window((3, 3), pads=(1, 1, 1, 1)), 8)
+    return b
+
+
+# Estimates --------------------------------------------------------------------------------------------------------
+
+
+@bounded(60)
+@given(CFG, problems())
+def test_the_estimate_of_one_is_that_of_many(cfg: Config, p: Problem) -> None:
+    assume(p.in_blocks)
+    points = list(candidates(cfg, p))
+    assume(points)
+    many = space._estimates(cfg, p, [(d.n, d.y, d.x, d.k, d.order) for d in points])
+    np.testing.assert_array_equal(many, [estimate(cfg, p, d) for d in points])
+    assert (many > 0).all()
+    best = ranked(cfg, p, count=len(points))
+    assert set(best) == set(points)
+    costs = [estimate(cfg, p, d) for d in best]
+    assert costs == sorted(costs) and costs[0] == many.min()
+    rows = choose(cfg, p, rows_first=True)
+    assert rows in points and (rows == best[0] or estimate(cfg, p, rows) <= space.ROWS_FIRST_COST * costs[0])
+
+
+# Text -------------------------------------------------------------------------------------------------------------
+
+DECISIONS = st.builds(
+    Decisions, *[st.integers(0, 1 << 12)] * 4, st.sampled_from(ORDERS), st.integers(0, 99), st.integers(0, 1 << 12)
+)
+
+
+@given(DECISIONS)
+def test_decisions_go_to_json_and_back(d: Decisions) -> None:
+    assert Decisions.from_json(json.loads(json.dumps(d.to_json()))) == d
+
+
+GOOD: dict[str, Any] = Decisions(1, 2, 3, 4, "input").to_json()
+
+
+@pytest.mark.parametrize("fields,words", [
+    ({**GOOD, "z": 1}, "there is no decision 'z'; there are n, y, x, k, order, ahead, part"),
+    ({name: GOOD[name] for name in GOOD if name != "ahead"}, "the decision 'ahead' is missing"),
+    ({}, "the decision 'n' is missing"),
+    ({**GOOD, "order": "columns"}, "the decision order cannot be 'columns'"),
+    ({**GOOD, "order": ["rows"]}, r"the decision order cannot be \['rows'\]"),
+    ({**GOOD, "order": None}, "the decision order cannot be None"),
+    ({**GOOD, "n": -1}, "the decision n cannot be -1"),
+    ({**GOOD, "n": 1.0}, "the decision n cannot be 1.0"),
+    ({**GOOD, "n": True}, "the decision n cannot be True"),
+    ({**GOOD, "part": "4"}, "the decision part cannot be '4'"),
+    ({**GOOD, "k": {}}, "the decision k cannot be {}"),
+])  # fmt: skip
+def test_what_are_no_decisions_says_so(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Decisions.from_json(fields)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.sampled_from(ORDERS),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*GOOD, "z"]), inner),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.sampled_from([*GOOD, "z"]), JSON))
+def test_garbage_is_no_decision(changes: dict[str, Any]) -> None:
+    try:
+        d = Decisions.from_json({**GOOD, **changes})
+    except ValueError as error:
+        assert "decision" in str(error)
+        return
+    assert d.to_json() == {**GOOD, **changes}
+
+
+@pytest.mark.xfail(
+    reason="Decisions.from_json does not look whether it is given a mapping", raises=TypeError, strict=True
+)
+@pytest.mark.parametrize("rows", [None, 3, ["n"], True])
+def test_what_are_not_even_fields_says_so(rows: Any) -> None:
+    with pytest.raises(ValueError, match="decision"):
+        Decisions.from_json(rows)
