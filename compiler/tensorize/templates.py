@@ -86,7 +86,7 @@ class _Template:
         blocks, block = y.split(block, c.n, "peel")
         rows, row = y.split(row, c.y, "peel")
         columns, column = y.split(column, c.x, "peel")
-        outside = {
+        outside: tuple[Axis, ...] = {
             "weights": (blocks, image, rows, columns), "rows": (image, rows, blocks, columns),
             "input": (image, rows, columns, blocks), "split": (image, rows, columns, blocks),
             "pieces": (blocks, image, rows, columns),
