@@ -47,7 +47,7 @@ def problems(draw: st.DrawFn) -> Problem:
     step, near = (number(1, 3) if grouped else 0, "inp") if products else (1, draw(st.sampled_from(["vin", "acc"])))
     return Problem(
         window, number(1, 3), number(1, 40), number(1, 40), number(1, 20), number(1, 20) if products else 0,
-        draw(st.booleans()), step, near,
+        draw(st.booleans()), step, near=near,
     )  # fmt: skip
 
 
