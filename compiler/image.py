@@ -13,6 +13,7 @@ from celosia.compiler.memory import Lifetime, plan
 from celosia.compiler.tensorize.constants import Constants
 from celosia.compiler.tensorize.plan import Part, Planner
 from celosia.compiler.tensorize.render import Bound, Tile
+from celosia.compiler.tensorize.space import CUT
 from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.footprint import load_element_bytes
 from celosia.compiler.vthread.pipeline import Stream
@@ -159,7 +160,7 @@ class _Emitter:
             tiles = [tile for each in bound for tile in each.tiles()]
             planned = _Layer(number, layer, tiles, max(part.decisions.ahead for part in parts))
             if followed:
-                planned.done = rows_done(tiles, any(part.decisions.order == "split" for part in parts))
+                planned.done = rows_done(tiles, any(part.decisions.order in CUT for part in parts))
             if self._follows(number):
                 planned.needs = [rows_needed(tile) for tile in tiles]
             for tile in tiles:

@@ -418,11 +418,14 @@ def walk(expr: Expr) -> Iterator[Expr]:
         if id(node) not in seen:
             seen.add(id(node))
             yield node
-            stack.extend(reversed(node.children()))
+            if children := node.children():
+                stack.extend(children[::-1])
 
 
 def rewrite(expr: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
     """Bottom-up copy of `expr`; where `change` returns a node, that node stands instead. Sharing is kept."""
+    if not expr.children():
+        return expr if (new := change(expr)) is None else new
     done: dict[int, Expr] = {}
 
     def go(node: Expr) -> Expr:

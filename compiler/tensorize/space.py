@@ -1,7 +1,7 @@
 """The space of schedules of a layer: named decisions, their limits, and an estimate that chooses among them.
 
-The estimate is the roofline of one layer: the busiest of gemm, load and store, plus what cannot overlap: the load of
-the first tile and the drain of the last one.
+The estimate is the roofline of one layer: the busiest of gemm, load and store, plus what cannot overlap: loads that
+find no room before gemm has used what lies there, and part of the load of the first tile and the drain of the last.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ GEMM_CYCLES = 4
 INSTRUCTIONS_PER_TILE = 6
 LATENCY = 120
 """Cycles from the request of a load to the first step that uses it, through the tokens, and likewise for a store."""
+ENDS = 0.5
+"""How much of a layer's first load and last drain counts where gemm is the busiest: the layers around it overlap."""
 BURST_BEATS = 16
 SHORT_BURST_CYCLES = 8
 """Cycles that a burst takes at least: eight of them are under way during the latency of about fifty."""
@@ -71,6 +73,11 @@ class Problem:
         return self.window.kernel[0] * self.window.kernel[1]
 
     @property
+    def steps(self) -> int:
+        """Cycles that gemm computes."""
+        return self.out_blocks * self.in_blocks * self.taps * self.rows * self.columns * self.images
+
+    @property
     def grouped(self) -> bool:
         return self.step > 0
 
@@ -88,7 +95,9 @@ class Problem:
         return (columns - 1) * self.window.strides[1] + self.window.reach(1)
 
 
-ORDERS = ("weights", "input", "split", "rows")
+ORDERS = ("weights", "input", "split", "pieces", "rows")
+CUT = ("split", "pieces")
+"""Orders in which the reduction is cut in pieces of k."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +107,8 @@ class Decisions:
     order: which loops are outside. "weights": output blocks, then images, rows, columns; whole reductions. "input":
     images, rows, columns, then output blocks; whole reductions. "rows": images, rows, output blocks, columns; layers
     without gemm. "split": as "input", but the accumulators of all output blocks of a place stay, and the reduction is
-    cut in pieces of k. ahead: how many tiles may load before the oldest of them has computed. part: blocks of
-    activations that one LOAD brings.
+    cut in pieces of k. "pieces": as "weights", but the reduction of a tile is cut in pieces of k. ahead: how many tiles
+    may load before the oldest of them has computed. part: blocks of activations that one LOAD brings.
     """
 
     n: int
@@ -114,8 +123,10 @@ class Decisions:
         return asdict(self)
 
     @staticmethod
-    def from_json(fields: Mapping[str, Any]) -> Decisions:
+    def from_json(fields: Any) -> Decisions:
         """ValueError for what are no decisions."""
+        if not isinstance(fields, Mapping):
+            raise ValueError(f"decisions are values by name, not {fields!r}")
         known = {f.name: f.type for f in dataclass_fields(Decisions)}
         if unknown := sorted(set(fields) - set(known)):
             raise ValueError(f"there is no decision {unknown[0]!r}; there are {', '.join(known)}")
@@ -147,6 +158,8 @@ def candidates(cfg: Config, p: Problem) -> Iterator[Decisions]:
 def sample(cfg: Config, p: Problem, count: int, rng: np.random.Generator) -> list[Decisions]:
     """`count` points of the space, each drawn from all of them. ValueError where there are none."""
     found = list(_simple(cfg, p) if not p.in_blocks else _products(cfg, p))
+    if not found:
+        raise ValueError(f"nothing of {p.text} fits the scratchpads")
     return [_point(cfg, p, *found[i]) for i in rng.integers(0, len(found), count)]
 
 
@@ -168,12 +181,12 @@ def why_not(cfg: Config, p: Problem, d: Decisions) -> str | None:
         return f"n must be a multiple of {p.share}, not {d.n}"
     if d.ahead < 1 or d.part < 1:
         return "ahead and part must be at least 1"
-    allowed = ("weights", "input", "split") if p.in_blocks else ("rows",)
+    allowed = ("weights", "input", *CUT) if p.in_blocks else ("rows",)
     if d.order not in allowed:
         return f"order must be one of {', '.join(allowed)}, not {d.order}"
-    if d.order != "split" and p.in_blocks and d.k != p.in_blocks:
-        return f"k must be {p.in_blocks} where the order is not split"
-    if d.order == "split" and p.grouped:
+    if d.order not in CUT and p.in_blocks and d.k != p.in_blocks:
+        return f"k must be {p.in_blocks} where the order is {d.order}"
+    if d.order in CUT and p.grouped:
         return "the reduction of a grouped convolution is not split"
     return _too_large(cfg, p, d)
 
@@ -187,9 +200,10 @@ def _too_large(cfg: Config, p: Problem, d: Decisions) -> str | None:
         needs.append(("vin", entries, cfg.vin_depth // 2))
     if not p.in_blocks:
         needs.append(("acc" if p.near == "acc" else "vin", d.n * span, near_depth(cfg, p.near) // 2))
-    elif d.order == "split":
+    elif d.order in CUT:
         needs.append(("acc", entries, cfg.acc_depth // 2))
-        needs.append(("acc", p.out_blocks * pixels, cfg.acc_depth))
+        if d.order == "split":
+            needs.append(("acc", p.out_blocks * pixels, cfg.acc_depth))
         needs.append(("inp", d.k * span, cfg.inp_depth // 2))
         needs.append(("wgt", d.n * d.k * p.taps, cfg.wgt_depth // 2))
     else:
@@ -246,11 +260,13 @@ def _products(cfg: Config, p: Problem) -> Iterator[Sizes]:
                     yield n, y, x, p.in_blocks, "weights"
                     if not p.grouped:
                         yield n, y, x, p.in_blocks, "input"
-                if p.grouped or p.out_blocks * pixels > cfg.acc_depth:
+                if p.grouped:
                     continue
-                for k in pieces:
-                    if k * span <= cfg.inp_depth // 2 and n * k * p.taps <= cfg.wgt_depth // 2:
-                        yield n, y, x, k, "split"
+                fitting = [k for k in pieces if k * span <= cfg.inp_depth // 2 and n * k * p.taps <= cfg.wgt_depth // 2]
+                if p.out_blocks * pixels <= cfg.acc_depth:
+                    yield from ((n, y, x, k, "split") for k in fitting)
+                if fitting and n * p.in_blocks * p.taps > cfg.wgt_depth // 2:
+                    yield n, y, x, fitting[0], "pieces"
 
 
 Cycles = NDArray[np.float64]
@@ -270,10 +286,9 @@ def estimate(cfg: Config, p: Problem, d: Decisions) -> float:
 
 def _estimates(cfg: Config, p: Problem, points: list[Sizes]) -> Cycles:
     """The same for many points."""
-    n, y, x, k, order = np.array([(*sizes, ORDERS.index(order)) for *sizes, order in points], np.int64).T
-    weights, split = order == ORDERS.index("weights"), order == ORDERS.index("split")
+    n, y, x, k, order = (np.array(each) for each in zip(*points))
+    weights, cut = (order == "weights") | (order == "pieces"), (order == "split") | (order == "pieces")
     n_tiles, spatial = -(-p.out_blocks // n), -(-p.rows // y) * -(-p.columns // x) * p.images
-    gemm = p.out_blocks * p.in_blocks * p.taps * p.rows * p.columns * p.images
 
     columns = (x - 1) * p.window.strides[1] + p.window.reach(1)
     rows = y if p.window.kernel[0] == 1 else (y - 1) * p.window.strides[0] + p.window.reach(0)
@@ -283,7 +298,7 @@ def _estimates(cfg: Config, p: Problem, points: list[Sizes]) -> Cycles:
     tile_wgt, all_wgt = n * k * p.taps, p.out_blocks * p.in_blocks * p.taps
     stays = np.bool_(p.grouped) | (all_inp <= cfg.inp_depth)
     inp_loads = all_inp * np.where(weights & ~stays, n_tiles, 1)
-    wgt_loads = all_wgt * np.where(weights | (~split & (all_wgt <= cfg.wgt_depth)), 1, spatial)
+    wgt_loads = all_wgt * np.where(~cut & (weights | (all_wgt <= cfg.wgt_depth)), 1, spatial)
     out = p.out_blocks * p.rows * p.columns * p.images
     entry_beats = max(1, cfg.lanes // cfg.bus_bytes)
     inp_beats = max(cfg.inp_pieces, cfg.inp_bytes // cfg.bus_bytes)
@@ -296,15 +311,23 @@ def _estimates(cfg: Config, p: Problem, points: list[Sizes]) -> Cycles:
     tiles = n_tiles * spatial * -(-p.in_blocks // k)
     fetched = tiles * INSTRUCTIONS_PER_TILE * max(1, instruction_bytes(cfg) // cfg.bus_bytes)
     beats = load * 1.03 + fetched  # refresh and row ends; instructions come through the same port
-    # Tiles that take more than half a ring cannot be loaded while the tile before is still used.
+    # What takes more than half a ring cannot be loaded while what was there before, perhaps of another layer, is used.
     late_inp = (tile_inp > cfg.inp_depth // 2) & (spatial > 1)
-    late_wgt = (tile_wgt > cfg.wgt_depth // 2) & ((all_wgt > cfg.wgt_depth) | split)
+    late_wgt = np.where(weights | cut | (all_wgt > cfg.wgt_depth), tile_wgt, all_wgt) > cfg.wgt_depth // 2
     exposed = np.where(late_inp, (inp_loads - tile_inp) * inp_beats, 0)
-    exposed = exposed + np.where(late_wgt, (wgt_loads - tile_wgt) * wgt_beats, 0)
+    exposed = exposed + np.where(late_wgt, wgt_loads * wgt_beats, 0)
     first = tile_inp * inp_beats + LATENCY
     drain = n * y * x * (1 + entry_beats) + LATENCY
-    busy = np.maximum(np.maximum(gemm + tiles * GEMM_CYCLES, beats), store)
-    result: Cycles = busy + exposed + first + drain
+    gemm = p.steps + tiles * GEMM_CYCLES
+    busy = np.maximum(np.maximum(gemm, beats), store)
+    one_by_one = np.maximum(gemm + beats, store)
+    # Where gemm waits for loads, nothing is loaded between the last load of a layer and the store that ends it.
+    ends = np.where(beats > gemm, first + drain + n * y * x * k * p.taps, ENDS * (first + drain))
+    # The next weights are loaded while gemm is at the last blocks, which may be fewer.
+    pixels = np.where(cut, y * x, p.rows * p.columns * p.images)
+    behind = tile_wgt * wgt_beats - (p.out_blocks - (n_tiles - 1) * n) * pixels * k * p.taps
+    ends += np.where(late_wgt | (beats > gemm) | (order == "input"), 0, np.maximum(behind, 0))
+    result: Cycles = np.minimum(busy + exposed, one_by_one) + ends
     return result
 
 

@@ -47,6 +47,12 @@ class _Template:
             acc.reorder(pieces, tiles, image, block, *steps)
             acc.pipeline(tiles)
             reader, loop = acc, tiles
+        elif c.order == "pieces":
+            acc.compute_at(s[d.y], places)
+            reader = acc
+            loop, steps[2] = acc.split(k, c.k, "peel")
+            acc.reorder(loop, image, block, *steps)
+            acc.pipeline(loop)
         else:
             acc.compute_at(s[d.y], tile)
             shares = []
@@ -80,10 +86,14 @@ class _Template:
         blocks, block = y.split(block, c.n, "peel")
         rows, row = y.split(row, c.y, "peel")
         columns, column = y.split(column, c.x, "peel")
-        outside = {
+        outside: tuple[Axis, ...] = {
             "weights": (blocks, image, rows, columns), "rows": (image, rows, blocks, columns),
             "input": (image, rows, columns, blocks), "split": (image, rows, columns, blocks),
+            "pieces": (blocks, image, rows, columns),
         }[c.order]  # fmt: skip
+        if c.order == "pieces":  # one tile, after all pieces
+            alone, block = y.split(block, c.n, "peel")
+            outside = (*outside, alone)
         inside = (block, row, column) if p == 1 else (group, block, row, column)
         y.reorder(*outside, *inside)
         if p > 1:

@@ -64,14 +64,26 @@ class Ring:
         first, end = self.live[key]
         return end - first
 
+    def _next(self, size: int) -> int:
+        """Where the next `size` entries lie: at a multiple of `size` if there is room, so that as many tiles of that
+        size fit as can, whatever lay there before."""
+        aligned = -(-self.head // size) * size
+        if aligned + size <= self.depth:
+            return aligned
+        return self.head if self.head + size <= self.depth else 0
+
+    def _free(self, first: int, size: int) -> bool:
+        return first + size <= self.depth and not any(a < first + size and first < b for a, b in self.pins)
+
     def take(self, size: int, key: Hashable = None) -> int:
         """First of `size` fresh entries; what lay there is forgotten."""
         assert 0 < size <= self.depth, (size, self.depth)
-        while True:
-            first = self.head if self.head + size <= self.depth else 0
-            end = first + size
-            if not any(a < end and first < b for a, b in self.pins) or not self.make_room():
+        while not self._free(first := self._next(size), size):
+            if not self.make_room():
+                gaps = (end for end in (0, *(end for _, end in self.pins)) if self._free(end, size))
+                first = next(gaps, first)
                 break
+        end = first + size
         self.head = end % self.depth
         self.live = {k: (a, b) for k, (a, b) in self.live.items() if b <= first or end <= a}
         if key is not None:

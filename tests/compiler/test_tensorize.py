@@ -169,7 +169,7 @@ def test_concatenation_is_free(b: Builder, data: st.DataObject) -> None:
 
 
 @bounded(120)
-@given(builders(), windows(), st.sampled_from(["weights", "input", "split"]), st.data())
+@given(builders(), windows(), st.sampled_from(["weights", "input", "split", "pieces"]), st.data())
 def test_every_tiling_computes_the_same(b: Builder, window: Window, order: str, data: st.DataObject) -> None:
     """Not the best tiling but any that the scratchpads allow, of each order."""
     number = _numbers(data)

@@ -205,6 +205,13 @@ def test_no_more_tokens_than_a_semaphore_holds() -> None:
         raise AssertionError("four tokens fit a semaphore of three")
 
 
+def test_entries_of_one_size_lie_at_its_multiples() -> None:
+    """Whatever lay there before: so as many of them fit as can."""
+    ring = Ring(16)
+    assert [ring.take(size) for size in (2, 5, 5, 5, 6, 6)] == [0, 5, 10, 0, 6, 0]
+    assert [ring.take(size) for size in (9, 7, 7)] == [6, 0, 7]
+
+
 def test_a_ring_forgets_what_it_overwrites() -> None:
     ring = Ring(8)
     assert [ring.take(3, "a"), ring.take(3, "b")] == [0, 3]
