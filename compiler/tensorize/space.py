@@ -19,17 +19,30 @@ from celosia.compiler.layer import Untileable, Window
 from celosia.compiler.vthread.pipeline import AHEAD
 from celosia.hw.config import Config
 from celosia.hw.isa import EXTENT_BITS, PAD_BITS, instruction_bytes
+from celosia.sim import timing
+from celosia.sim.demand import MAX_BURST
+from celosia.sim.memory import ZYNQ_HP
 
+MEMORY = ZYNQ_HP
+"""The memory that the estimate assumes."""
+LOAD_LATENCY = (
+    timing.START_TO_ASK + timing.ASK_TO_ADDRESS + MEMORY.read_latency + timing.BEAT_TO_STEP + timing.STEP_TO_END
+)  # fmt: skip
+"""Cycles from the start of a LOAD to its end, beside its beats."""
+STORE_LATENCY = (
+    timing.GEMM_STAGES + timing.VECTOR_STAGES + timing.WRITE_TO_END + timing.START_TO_STEP + timing.UNIT_TO_BEAT
+    + MEMORY.write_latency + timing.RESPONSE_TO_END
+)  # fmt: skip
+"""Cycles from gemm's last step to the end of the STORE of its result, beside its beats."""
+REFRESHED = MEMORY.refresh_period / (MEMORY.refresh_period - MEMORY.refresh_cycles)
+"""Cycles for each beat of a long transfer."""
+SHORT_BURST = (timing.ASK_TO_ADDRESS + MEMORY.read_latency + MAX_BURST + timing.END_TO_ASK) // timing.OUTSTANDING
+"""Cycles that a burst takes at least, as so many are under way during the latency of one."""
 GEMM_CYCLES = 4
-"""Cycles that a gemm instruction costs beside its steps."""
+"""Cycles that a gemm instruction costs beside its steps: tokens that it waits for, though data is there."""
 INSTRUCTIONS_PER_TILE = 6
-LATENCY = 120
-"""Cycles from the request of a load to the first step that uses it, through the tokens, and likewise for a store."""
 ENDS = 0.5
 """How much of a layer's first load and last drain counts where gemm is the busiest: the layers around it overlap."""
-BURST_BEATS = 16
-SHORT_BURST_CYCLES = 8
-"""Cycles that a burst takes at least: eight of them are under way during the latency of about fifty."""
 EXTENT_MAX = (1 << EXTENT_BITS) - 1
 PAD_MAX = (1 << PAD_BITS) - 1
 LOAD_PART_BEATS = 1024
@@ -274,8 +287,8 @@ Cycles = NDArray[np.float64]
 
 def _row_cost(beats: NDArray[np.int64]) -> Cycles:
     """Cycles for each beat of a row of its own in DRAM: its last burst of up to 16 beats may be short."""
-    rest = beats % BURST_BEATS
-    last = np.where(rest > 0, np.maximum(rest, SHORT_BURST_CYCLES), 0)
+    rest = beats % MAX_BURST
+    last = np.where(rest > 0, np.maximum(rest, SHORT_BURST), 0)
     return np.where(beats > 0, (beats - rest + last) / np.maximum(beats, 1), 1.0)
 
 
@@ -310,14 +323,14 @@ def _estimates(cfg: Config, p: Problem, points: list[Sizes]) -> Cycles:
     load = inp_loads * inp_beats * inp_cost + wgt_loads * wgt_beats + (store if p.residual else 0)
     tiles = n_tiles * spatial * -(-p.in_blocks // k)
     fetched = tiles * INSTRUCTIONS_PER_TILE * max(1, instruction_bytes(cfg) // cfg.bus_bytes)
-    beats = load * 1.03 + fetched  # refresh and row ends; instructions come through the same port
+    beats = load * REFRESHED + fetched  # instructions come through the same port
     # What takes more than half a ring cannot be loaded while what was there before, perhaps of another layer, is used.
     late_inp = (tile_inp > cfg.inp_depth // 2) & (spatial > 1)
     late_wgt = np.where(weights | cut | (all_wgt > cfg.wgt_depth), tile_wgt, all_wgt) > cfg.wgt_depth // 2
     exposed = np.where(late_inp, (inp_loads - tile_inp) * inp_beats, 0)
     exposed = exposed + np.where(late_wgt, wgt_loads * wgt_beats, 0)
-    first = tile_inp * inp_beats + LATENCY
-    drain = n * y * x * (1 + entry_beats) + LATENCY
+    first = tile_inp * inp_beats + LOAD_LATENCY
+    drain = n * y * x * (1 + entry_beats) + STORE_LATENCY
     gemm = p.steps + tiles * GEMM_CYCLES
     busy = np.maximum(np.maximum(gemm, beats), store)
     one_by_one = np.maximum(gemm + beats, store)
