@@ -23,14 +23,13 @@ from celosia.compiler.graph.dead import remove_dead
 from celosia.compiler.graph.fold import fold
 from celosia.compiler.graph.identities import simplify
 from celosia.compiler.graph.importer import ModelError, load
-from celosia.compiler.graph.launches import LaunchPlan, schedule
+from celosia.compiler.graph.launches import LaunchPlan, layers_of, schedule
 from celosia.compiler.graph.layout import layout
 from celosia.compiler.graph.quantized import Integerise
-from celosia.compiler.graph.select import Selection, select
+from celosia.compiler.graph.select import select
 from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.tables import compose_tables
 from celosia.compiler.image import LayerErrors, build
-from celosia.compiler.layer import Layer, Storage
 from celosia.compiler.limits import require_memory, require_numpy
 from celosia.compiler.passes import Pass, Pipeline, Watch
 from celosia.compiler.program import Program
@@ -110,7 +109,7 @@ def _compile(
         steps = schedule(cfg, model.graph, selection)
         say("tiling and instructions")
         try:
-            plan = _plan_launches(steps, selection)
+            plan = layers_of(steps, selection)
             image = build(cfg, *plan, planner)
             break
         except LayerErrors as errors:
@@ -139,17 +138,6 @@ def _compile(
     program.passes = passes
     program.compile_seconds = time.perf_counter() - started
     return program
-
-
-def _plan_launches(
-    steps: list[Any], selection: Selection
-) -> tuple[list[list[Layer]], list[set[Storage]], list[set[Storage]]]:
-    """The layers of each launch, and the storages that the host fills before it and takes after it."""
-    plans = [step for step in steps if isinstance(step, LaunchPlan)]
-    launches = [[choice.layer for choice in plan.choices] for plan in plans]
-    written = [{storage for choice in plan.choices for storage in choice.reads} for plan in plans]
-    read = [{selection.written[value].storage for value in plan.taken} for plan in plans]
-    return launches, written, read
 
 
 __all__ = ["ModelError", "compile"]

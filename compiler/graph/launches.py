@@ -9,7 +9,7 @@ import onnx_ir as ir
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.select import Choice, Selection
 from celosia.compiler.graph.values import captured, constant
-from celosia.compiler.layer import Activation, Storage, inputs
+from celosia.compiler.layer import Activation, Layer, Storage, inputs
 from celosia.hw.config import Config
 
 
@@ -134,3 +134,14 @@ def _operands(node: ir.Node) -> list[ir.Value]:
 
 def schedule(cfg: Config, graph: ir.Graph, selection: Selection) -> list[Step]:
     return Scheduler(cfg, graph, selection).run()
+
+
+def layers_of(
+    steps: list[Step], selection: Selection
+) -> tuple[list[list[Layer]], list[set[Storage]], list[set[Storage]]]:
+    """The layers of each launch, and the storages that the host fills before it and takes after it."""
+    plans = [step for step in steps if isinstance(step, LaunchPlan)]
+    launches = [[choice.layer for choice in plan.choices] for plan in plans]
+    written = [{storage for choice in plan.choices for storage in choice.reads} for plan in plans]
+    read = [{selection.written[value].storage for value in plan.taken} for plan in plans]
+    return launches, written, read
