@@ -210,8 +210,9 @@ def swapped_weights(p: Program) -> None:
 
 @fault("by other weights", Meaning.TERMS)
 def transposed_kernel(p: Program) -> None:
-    for i in p.find(Opcode.GEMM, CONV):
-        i.fields["wgt_r"], i.fields["wgt_s"] = i.fields["wgt_s"], i.fields["wgt_r"]
+    for layer in (CONV, STRIDED, DEPTHWISE):
+        for i in p.find(Opcode.GEMM, layer, extent_r=3, extent_s=3):  # in narrow tiles, both are one loop
+            i.fields["wgt_r"], i.fields["wgt_s"] = i.fields["wgt_s"], i.fields["wgt_r"]
 
 
 @fault("by other weights", Meaning.TERMS)
@@ -272,11 +273,12 @@ def one_bias_changed(p: Program) -> None:
     p.constants[p.loads(Buffer.PAR, CONV)[0].fields["dram_addr"] - p.image.constants_address] ^= 1
 
 
-@fault("instead of|what is", *SHIFTED)
+@fault("instead of|what is|by other weights", *SHIFTED)
 def halo_off_by_one(p: Program) -> None:
     for i in p.loads(Buffer.INP, CONV):
         f = i.fields
-        f["pad_left"], f["pad_right"] = f["pad_left"] - 1, f["pad_right"] + 1
+        if f["pad_left"]:
+            f["pad_left"], f["pad_right"] = f["pad_left"] - 1, f["pad_right"] + 1
 
 
 @fault("instead of|what is", *SHIFTED)
