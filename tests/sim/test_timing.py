@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -272,20 +270,9 @@ def compare(program: Program, feed: dict[str, Any], config: str) -> None:
 @pytest.mark.rtl
 @pytest.mark.parametrize("config", ["tiny", "pynq"])
 def test_the_demo_model(config: str) -> None:
+    """Networks for ImageNet: `python -m benchmarks timed`."""
     program = celosia.compile(demo_model_path(), config)
     compare(program, {program.inputs[0].name: demo_images()[0][:1]}, config)
-
-
-@pytest.mark.rtl
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
-def test_imagenet_networks(name: str) -> None:
-    """Those of more Configs, and ResNet-50: `python -m benchmarks timed`."""
-    folder = os.environ.get("CELOSIA_MODELS")
-    if folder is None:
-        pytest.skip("no folder with models: set CELOSIA_MODELS")
-    program = celosia.compile(Path(folder) / f"{name}_qdq_s8.onnx", "pynq")
-    image = np.random.default_rng(0).standard_normal((1, 3, 224, 224)).astype(np.float32)
-    compare(program, {program.inputs[0].name: image}, "pynq")
 
 
 # The device ---------------------------------------------------------------------------------------------------
