@@ -21,11 +21,10 @@ from celosia.compiler.layer import Untileable
 from celosia.compiler.tensorize import intrinsic as rules
 from celosia.compiler.tensorize.intrinsic import TensorIntrinsic
 from celosia.compiler.tensorize.intrinsics import BUFFERS, element_shape, tile_shape
-from celosia.compiler.tensorize.transfer import X_MAX, YZ_MAX, Dim, coalesce
+from celosia.compiler.tensorize.transfer import PAD_MAX, X_MAX, YZ_MAX, Dim, coalesce
 from celosia.hw.config import Config
-from celosia.hw.isa import EXTENT_BITS, PAD_BITS, Opcode, formats
+from celosia.hw.isa import EXTENT_BITS, Opcode, formats
 
-PAD_MAX = (1 << PAD_BITS) - 1
 Env = dict[Var, int]
 Fields = dict[str, int]
 
@@ -171,7 +170,7 @@ class Move:
         return self.whole if self.pad is None else self.whole | {"pad_value": int(_scalar(self.pad, scalars))}
 
     def fields(self, env: Env, first: int, begin: int, constants: Fields) -> Fields | None:
-        """All fields; None where nothing is to be moved. Untileable for a block of padding alone.
+        """All fields; None where nothing is to be moved. Untileable for padding alone, or no single transfer.
 
         first: entry of the scratchpad tensor. begin: byte of the tensor in DRAM. constants: as they were found before.
         """
@@ -181,7 +180,10 @@ class Move:
             fields = dict(constants)
             fields["dram_addr"], fields["sram_base"] = address, place
             return fields
-        return self._partly(ranges, address, place, constants)
+        try:
+            return self._partly(ranges, address, place, constants)
+        except Refused as refused:
+            raise Untileable(str(refused)) from None
 
     def _ranges(self, env: Env) -> dict[int, tuple[int, int]] | None:
         """For each loop that is bounded the iterations [first, end) that exist; None where all do."""
@@ -226,10 +228,9 @@ class Move:
         }  # fmt: skip
 
     def check(self, env: Env) -> None:
-        """Untileable for a block of padding alone, or of too much of it."""
-        ranges = self._ranges(env) if self.bounds else None
-        if ranges is not None:
-            self._partly(ranges, 0, 0, self.whole | {"pad_value": 0})
+        """Untileable where `fields` is."""
+        if self.bounds:
+            self.fields(env, 0, 0, self.whole | {"pad_value": 0})
 
     def span(self, dimension: int, env: Env) -> tuple[int, int]:
         """Indices [first, end) of one dimension of `tensor` that it touches, those in the padding left out."""

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.expr.interpret import evaluate
 from celosia.compiler.expr.loops import Alloc, Block, For, Function, If, Intrinsic, Let, Stmt
-from celosia.compiler.expr.nodes import Tensor, Var, strides
+from celosia.compiler.expr.nodes import Tensor, Var
 from celosia.compiler.expr.verify import verify as verify_loops
 from celosia.compiler.tensorize.instruction import Compute, Env, Move, Refused, RenderError, make
 from celosia.compiler.tensorize.intrinsic import TensorIntrinsic
@@ -299,12 +299,6 @@ def compile_loops(cfg: Config, body: Stmt, places: Mapping[Tensor, tuple[int, ..
     compiler = _Compiler(cfg, places or {})
     nodes = compiler.nodes(body, {})
     return Plan(cfg, nodes, compiler.tensors)
-
-
-def row_major(tensor: Tensor) -> tuple[int, ...]:
-    """Bytes from one index to the next."""
-    size = tensor.nbytes // max(tensor.size, 1)
-    return tuple(stride * size for stride in strides(tensor.shape))
 
 
 def _inner(s: Stmt) -> Stmt:

@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.layer import Untileable, Window
-from celosia.compiler.vthread.pipeline import AHEAD
+from celosia.compiler.tensorize.transfer import PAD_MAX
+from celosia.compiler.vthread.pipeline import AHEAD, depths
 from celosia.hw.config import Config
-from celosia.hw.isa import EXTENT_BITS, PAD_BITS, instruction_bytes
+from celosia.hw.isa import EXTENT_BITS, instruction_bytes
 from celosia.sim import timing
 from celosia.sim.demand import MAX_BURST
 from celosia.sim.memory import ZYNQ_HP
@@ -44,7 +45,6 @@ INSTRUCTIONS_PER_TILE = 6
 ENDS = 0.5
 """How much of a layer's first load and last drain counts where gemm is the busiest: the layers around it overlap."""
 EXTENT_MAX = (1 << EXTENT_BITS) - 1
-PAD_MAX = (1 << PAD_BITS) - 1
 LOAD_PART_BEATS = 1024
 """A tile of activations is loaded in parts of about so many beats: a part can start once its own producers end."""
 
@@ -212,7 +212,7 @@ def _too_large(cfg: Config, p: Problem, d: Decisions) -> str | None:
     if p.residual:
         needs.append(("vin", entries, cfg.vin_depth // 2))
     if not p.in_blocks:
-        needs.append(("acc" if p.near == "acc" else "vin", d.n * span, near_depth(cfg, p.near) // 2))
+        needs.append(("acc" if p.near == "acc" else "vin", d.n * span, depths(cfg)[p.near] // 2))
     elif d.order in CUT:
         needs.append(("acc", entries, cfg.acc_depth // 2))
         if d.order == "split":
@@ -229,10 +229,6 @@ def _too_large(cfg: Config, p: Problem, d: Decisions) -> str | None:
     if max(d.y, d.x, d.n) > EXTENT_MAX:
         return f"a tile is larger than {EXTENT_MAX} in one direction"
     return None
-
-
-def near_depth(cfg: Config, scope: str) -> int:
-    return {"inp": cfg.inp_depth, "vin": cfg.vin_depth, "acc": cfg.acc_depth}[scope]
 
 
 def _simple(cfg: Config, p: Problem) -> Iterator[Sizes]:

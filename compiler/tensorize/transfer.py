@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.layer import Storage, Untileable
-from celosia.hw.isa import X_BITS, YZ_BITS
+from celosia.hw.isa import PAD_BITS, X_BITS, YZ_BITS
 
-X_MAX, YZ_MAX = (1 << X_BITS) - 1, (1 << YZ_BITS) - 1
+X_MAX, YZ_MAX, PAD_MAX = (1 << X_BITS) - 1, (1 << YZ_BITS) - 1, (1 << PAD_BITS) - 1
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,3 @@ def coalesce(dims: list[Dim], piece: int) -> list[Dim]:
     if len(merged) > 3 or merged[0].count > X_MAX or max(dim.count for dim in merged[1:]) > YZ_MAX:
         raise Untileable(f"a block of {'x'.join(str(d.count) for d in merged)} pieces is not one transfer")
     return merged
-
-
-def transfer(dims: list[Dim], piece: int, address: int, base: int) -> dict[str, int]:
-    """Fields of a LOAD without padding, or of a STORE, that moves the block `dims` between `address` and `base`."""
-    x, y, z = coalesce(dims, piece)
-    return {
-        "dram_addr": address, "dram_y": y.dram, "dram_z": z.dram,
-        "x_size": x.count, "y_size": y.count, "z_size": z.count,
-        "sram_base": base, "sram_x": x.sram, "sram_y": y.sram, "sram_z": z.sram,
-    }  # fmt: skip

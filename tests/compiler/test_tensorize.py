@@ -11,12 +11,15 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from celosia.compiler.expr.nodes import Const, Tensor
 from celosia.compiler.image import LayerErrors
 from celosia.compiler.layer import Activation, Untileable, Window
 from celosia.compiler.tensorize import plan
+from celosia.compiler.tensorize.instruction import Bound, Move, Sum
 from celosia.compiler.tensorize.space import Decisions, Problem, candidates, why_not
 from celosia.compiler.tensorize.transfer import Dim, coalesce
 from celosia.hw.config import Config
+from celosia.hw.isa import Opcode
 
 from .layers import Builder, Network, builders, windows
 
@@ -230,3 +233,14 @@ def test_a_block_of_four_dimensions_is_refused() -> None:
         coalesce([Dim(2, 8, 1), Dim(2, 40, 3), Dim(2, 200, 9), Dim(2, 900, 27)], 8)
     with pytest.raises(Untileable, match="a block of 1x5000x1 pieces"):
         coalesce([Dim(5000, 40, 1)], 8)
+
+
+@pytest.mark.parametrize("opcode", [Opcode.LOAD, Opcode.STORE])
+def test_a_part_of_a_block_that_is_no_transfer_refuses_the_tile(opcode: Opcode) -> None:
+    """Three iterations of four exist, in a block whose dimensions do not merge: known only where the tile lies."""
+    dims = (Dim(2, 900, 27), Dim(4, 200, 9), Dim(2, 40, 3), Dim(2, 8, 1))
+    near, far = Tensor("near", (99,), "int8"), Tensor("far", (9000,), "int8")
+    bound = Bound(1, Sum(3), 1, lower=False)
+    move = Move(opcode, {}, near, far, 1, Sum(0), Sum(0), dims, {}, (bound,), Const(0, "int8"), 8, ((Sum(0), 8999),))
+    with pytest.raises(Untileable):
+        move.check({})
