@@ -32,7 +32,7 @@ def _toml(text: str) -> dict[str, Any]:
     raise ConfigError("reading TOML needs Python 3.11; give a .json file")
 
 
-# What a field may hold: (smallest, largest). All are powers of two but `token_bits`.
+# What a field may hold: (smallest, largest). All are powers of two but those of _COUNTS.
 _LIMITS = {
     "batch": (1, 16),
     "block_in": (2, 128),
@@ -46,7 +46,11 @@ _LIMITS = {
     "par_depth": (4, 1 << 12),
     "lut_count": (1, 16),
     "queue_depth": (2, 256),
+    "tap_depth": (4, 1 << 12),
+    "residual_cycles": (1, 4),
+    "ports": (1, 2),
 }
+_COUNTS = {"token_bits": (2, 16), "taps": (0, 16)}
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,11 @@ class Config:
     lut_count: tables of 256 entries. queue_depth: instructions waiting in front of each unit.
     token_bits: width of each semaphore between two units.
     packed: two products share a multiplication of 25 x 8 bits, for DSP blocks that take it, as Xilinx' do.
+    taps: entries of vin that the vector unit multiplies and adds in a cycle, for depthwise convolutions beside gemm;
+    0: none. tap_depth: entries of the scratchpad of their weights.
+    forward: the vector unit writes inp and vin as well, so that the next layer of a block finds its input there.
+    residual_cycles: cycles that an entry with a residual takes, on as much less hardware.
+    ports: read ports to memory. With two, weights and parameters do not wait behind activations.
     """
 
     batch: int = 1
@@ -75,6 +84,11 @@ class Config:
     queue_depth: int = 16
     token_bits: int = 8
     packed: bool = True
+    taps: int = 0
+    tap_depth: int = 512
+    forward: bool = False
+    residual_cycles: int = 1
+    ports: int = 1
     name: str = dataclasses.field(default="custom", compare=False)
 
     def __post_init__(self) -> None:
@@ -82,9 +96,9 @@ class Config:
             value = getattr(self, field.name)
             if field.name == "name":
                 continue
-            if field.name == "packed":
+            if isinstance(field.default, bool):
                 if not isinstance(value, bool):
-                    raise ConfigError(f"packed must be true or false, not {value!r}")
+                    raise ConfigError(f"{field.name} must be true or false, not {value!r}")
                 continue
             if not isinstance(value, int) or isinstance(value, bool):
                 raise ConfigError(f"{field.name} must be a whole number, not {value!r}")
@@ -94,13 +108,22 @@ class Config:
                     raise ConfigError(f"{field.name} must be a power of two, not {value}")
                 if not low <= value <= high:
                     raise ConfigError(f"{field.name} must be between {low} and {high}, not {value}")
-        if not 2 <= self.token_bits <= 16:
-            raise ConfigError(f"token_bits must be between 2 and 16, not {self.token_bits}")
+            if field.name in _COUNTS:
+                low, high = _COUNTS[field.name]
+                if not low <= value <= high:
+                    raise ConfigError(f"{field.name} must be between {low} and {high}, not {value}")
         ratio = max(self.block_in, self.block_out) // self.group
         if ratio > 8:
             raise ConfigError(
                 f"block_in and block_out may differ at most by a factor of 8, not {self.block_in} and {self.block_out}"
             )
+        if self.forward and self.block_in < self.block_out:
+            raise ConfigError(
+                f"forward needs entries of inp no smaller than those of out: block_in {self.block_in} is less than "
+                f"block_out {self.block_out}"
+            )
+        if self.residual_cycles > self.lanes:
+            raise ConfigError(f"residual_cycles must be at most the {self.lanes} lanes, not {self.residual_cycles}")
 
     # Shapes of what the scratchpads hold ------------------------------------------------------------------
 
@@ -138,6 +161,15 @@ class Config:
         return self.batch * self.block_out
 
     @property
+    def tap_slots(self) -> int:
+        """Places for a tap in an entry of tap, [tap_slots][block_out] int8; those beyond `taps` are not looked at."""
+        return 1 << (self.taps - 1).bit_length() if self.taps else 1
+
+    @property
+    def tap_bytes(self) -> int:
+        return self.tap_slots * self.block_out
+
+    @property
     def macs_per_cycle(self) -> int:
         return self.batch * self.block_in * self.block_out
 
@@ -146,6 +178,13 @@ class Config:
     @property
     def inp_bits(self) -> int:
         return _log2(self.inp_depth)
+
+    @property
+    def inp_part_bits(self) -> int:
+        """Bits of an address of parts of inp that are as large as an entry of out."""
+        return (
+            self.inp_bits + _log2(self.block_in // self.block_out) if self.block_in > self.block_out else self.inp_bits
+        )
 
     @property
     def wgt_bits(self) -> int:
@@ -166,6 +205,10 @@ class Config:
     @property
     def par_bits(self) -> int:
         return _log2(self.par_depth)
+
+    @property
+    def tap_bits(self) -> int:
+        return _log2(self.tap_depth)
 
     @property
     def lut_bits(self) -> int:
@@ -227,19 +270,23 @@ PRESETS = {
         Config(
             name="tiny", block_in=4, block_out=4, bus_bytes=8,
             inp_depth=1024, wgt_depth=256, acc_depth=512, vin_depth=512, out_depth=256, par_depth=32,
+            taps=3, tap_depth=64, forward=True, residual_cycles=2,
         ),
-        Config(name="pynq"),
+        Config(name="pynq", taps=3, forward=True, residual_cycles=2),
         Config(
             name="ultra96", block_in=32, block_out=16, bus_bytes=16,
             inp_depth=2048, wgt_depth=256, acc_depth=1024, vin_depth=1024, out_depth=512, par_depth=32,
+            taps=3, forward=True, residual_cycles=2,
         ),
         Config(
             name="zcu104", block_in=32, block_out=32, bus_bytes=16,
             inp_depth=4096, wgt_depth=512, acc_depth=2048, vin_depth=2048, out_depth=1024, par_depth=64,
+            taps=3, forward=True, residual_cycles=2,
         ),
         Config(
             name="huge", block_in=64, block_out=64, bus_bytes=64,
             inp_depth=4096, wgt_depth=1024, acc_depth=2048, vin_depth=2048, out_depth=1024, par_depth=64,
+            taps=3, forward=True,
         ),
     )
 }  # fmt: skip

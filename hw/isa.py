@@ -44,6 +44,7 @@ class Buffer(IntEnum):
     VIN = 3
     PAR = 4
     LUT = 5
+    TAP = 6
 
 
 TABLE_SIZE = 256
@@ -76,8 +77,12 @@ class BSource(IntEnum):
 
 
 class Destination(IntEnum):
+    """Where a VECTOR writes. Of INP an address counts parts of the size of an entry of acc."""
+
     ACC = 0
     OUT = 1
+    INP = 2
+    VIN = 3
 
 
 @dataclass(frozen=True)
@@ -154,6 +159,8 @@ GEMM_LOOPS = ("n", "y", "x", "k", "r", "s")
 VECTOR_LOOPS = ("n", "y", "x", "r", "s")
 """Loops of VECTOR from the outermost: block, row, column; then the reduction over a window."""
 OUTER_LOOPS = ("n", "y", "x")
+TAP_LOOPS = ("n", "r", "s")
+"""Loops of VECTOR that move the address of its taps."""
 
 
 def _header() -> tuple[Field, ...]:
@@ -178,19 +185,21 @@ def _piece_bits(cfg: Config) -> int:
     inp = cfg.inp_bits + cfg.inp_pieces.bit_length() - 1
     vin = cfg.vin_bits + cfg.out_pieces.bit_length() - 1
     acc = cfg.acc_bits + cfg.out_pieces.bit_length() - 1
-    return max(inp, vin, acc, cfg.wgt_bits, cfg.par_bits, cfg.lut_bits)
+    return max(inp, vin, acc, cfg.wgt_bits, cfg.par_bits, cfg.lut_bits, cfg.tap_bits if cfg.taps else 0)
 
 
 def _formats(cfg: Config, limit_bits: int | None) -> dict[Opcode, Format]:
     sram = _piece_bits(cfg)
     out = cfg.out_bits + cfg.out_pieces.bit_length() - 1
     a_bits, dst_bits = max(cfg.acc_bits, cfg.vin_bits), max(cfg.acc_bits, cfg.out_bits)
+    if cfg.forward:
+        dst_bits = max(dst_bits, cfg.vin_bits, cfg.inp_part_bits)
     load = Format(
         Opcode.LOAD,
         "Copies a block of up to three dimensions from DRAM to a scratchpad, with padding around its rows and columns.",
         (
             *_header(),
-            Field("buffer", 3, "Destination: INP, WGT, ACC, VIN, PAR or LUT."),
+            Field("buffer", 3, "Destination: INP, WGT, ACC, VIN, PAR, LUT or TAP."),
             Field("widen", 1, "ACC only: the elements are int8 and become int32."),
             Field("dram_addr", 32, "First byte, relative to the DMA base."),
             Field("dram_y", 32, "Bytes from one row to the next."),
@@ -230,7 +239,8 @@ def _formats(cfg: Config, limit_bits: int | None) -> dict[Opcode, Format]:
             *_header(),
             Field("a_source", 1, "Operand A: ACC (int32) or VIN (int8)."),
             Field("b_source", 1, "Operand B: IMM or VIN; VIN only where A is ACC."),
-            Field("destination", 1, "ACC (int32) or OUT (int8)."),
+            Field("destination", 2, "ACC (int32), or OUT, INP or VIN (int8)."),
+            Field("taps", 1, "A is the sum of as many entries of VIN as the Config has taps, times an entry of TAP."),
             Field("reduce_op", 2, "How loops r and s combine A: ADD, MAX, MIN."),
             Field(
                 "binary_op", 3, "v = A op B: NONE, ADD, MAX, MIN, MUL (low 16 bits of each), SHR (by B's low 5 bits)."
@@ -248,6 +258,7 @@ def _formats(cfg: Config, limit_bits: int | None) -> dict[Opcode, Format]:
             *_address("a", a_bits, VECTOR_LOOPS, "First entry of A."),
             *_address("b", cfg.vin_bits, OUTER_LOOPS, "First entry of B."),
             *_address("par", cfg.par_bits, OUTER_LOOPS, "First entry of par."),
+            *(_address("tap", cfg.tap_bits, TAP_LOOPS, "First entry of tap.") if cfg.taps else ()),
             Field("a_offset", 9, "Added to every A before the reduction.", signed=True),
             Field("b_offset", 9, "Added to B in the binary operation.", signed=True),
             Field("imm", 32, "B where b_source is IMM.", signed=True),
@@ -293,7 +304,13 @@ def element_bytes(cfg: Config, buffer: Buffer, widen: bool = False) -> int:
         Buffer.VIN: cfg.piece_bytes,
         Buffer.PAR: 8 * cfg.block_out,
         Buffer.LUT: TABLE_SIZE,
+        Buffer.TAP: cfg.tap_bytes,
     }[buffer]
+
+
+def buffers(cfg: Config) -> tuple[Buffer, ...]:
+    """Those that `cfg` has."""
+    return tuple(buffer for buffer in Buffer if buffer != Buffer.TAP or cfg.taps)
 
 
 @cache
@@ -327,7 +344,7 @@ def why_illegal(cfg: Config, word: int) -> str | None:
     if opcode is None:
         return f"opcode {word & 0b111} does not exist"
     values = formats(cfg)[opcode].decode(word)
-    for rule, broken in RULES[opcode].items():
+    for rule, broken in rules(cfg)[opcode].items():
         if broken(values):
             return f"{opcode.name}: {rule}"
     return None
@@ -347,11 +364,31 @@ def _zero(*names: str) -> Broken:
 
 
 _SIZES = ("x_size", "y_size", "z_size")
-RULES: dict[Opcode, dict[str, Broken]] = {
+
+
+@cache
+def rules(cfg: Config) -> dict[Opcode, dict[str, Broken]]:
+    """What makes an instruction illegal: by opcode, the sentence for the user and the test."""
+    return {opcode: _RULES[opcode] | _limits(cfg).get(opcode, {}) for opcode in Opcode}
+
+
+def _limits(cfg: Config) -> dict[Opcode, dict[str, Broken]]:
+    """Rules about what not every Config has."""
+    last = buffers(cfg)[-1]
+    destination = Destination.VIN if cfg.forward else Destination.OUT
+    return {
+        Opcode.LOAD: {"the buffer does not exist": lambda f: f["buffer"] > last},
+        Opcode.VECTOR: {
+            "the destination does not exist": lambda f: f["destination"] > destination,
+            "the Config has no taps": lambda f: f["taps"] > int(cfg.taps > 0),
+        },
+    }
+
+
+_RULES: dict[Opcode, dict[str, Broken]] = {
     Opcode.LOAD: {
         "waits for or posts to itself": _own_bit(Unit.LOAD),
         "a size is 0": _zero(*_SIZES),
-        "the buffer does not exist": lambda f: f["buffer"] > Buffer.LUT,
         "only ACC can widen": lambda f: (f["widen"] == 1) & (f["buffer"] != Buffer.ACC),
     },
     Opcode.GEMM: {
@@ -363,6 +400,7 @@ RULES: dict[Opcode, dict[str, Broken]] = {
         "an extent is 0": _zero(*(f"extent_{loop}" for loop in VECTOR_LOOPS)),
         "the reduction does not exist": lambda f: f["reduce_op"] > ReduceOp.MIN,
         "the binary operation does not exist": lambda f: f["binary_op"] > BinaryOp.SHR,
+        "taps are of VIN": lambda f: (f["taps"] == 1) & (f["a_source"] != ASource.VIN),
         "A and B are both VIN": lambda f: (f["a_source"] == ASource.VIN) & (f["b_source"] == BSource.VIN),
         "rescale_add needs B from VIN and no binary operation": lambda f: (
             (f["rescale_add"] == 1) & ((f["b_source"] != BSource.VIN) | (f["binary_op"] != BinaryOp.NONE))
@@ -373,4 +411,3 @@ RULES: dict[Opcode, dict[str, Broken]] = {
         "a size is 0": _zero(*_SIZES),
     },
 }
-"""What makes an instruction illegal: by opcode, the sentence for the user and the test."""

@@ -7,7 +7,6 @@ from enum import IntEnum
 
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.isa import (
-    RULES,
     ASource,
     BinaryOp,
     BSource,
@@ -20,6 +19,7 @@ from celosia.hw.isa import (
     Unit,
     formats,
     instruction_bytes,
+    rules,
 )
 from celosia.hw.regs import ERROR_TEXT, REGISTERS, Error
 
@@ -39,7 +39,7 @@ def _bits(fmt: Format, field: Field) -> str:
     return str(low) if field.width == 1 else f"{low + field.width - 1}:{low}"
 
 
-def _instruction(fmt: Format) -> Iterator[str]:
+def _instruction(cfg: Config, fmt: Format) -> Iterator[str]:
     yield f"## {fmt.opcode.name}"
     yield ""
     yield f"{fmt.doc} {fmt.width} bits."
@@ -50,7 +50,7 @@ def _instruction(fmt: Format) -> Iterator[str]:
     )
     yield "Illegal where"
     yield ""
-    yield from (f"- {rule}" for rule in RULES[fmt.opcode])
+    yield from (f"- {rule}" for rule in rules(cfg)[fmt.opcode])
     yield ""
 
 
@@ -75,7 +75,7 @@ def isa_markdown(cfg: Config = PRESETS["pynq"]) -> str:
         "",
     ]
     for fmt in formats(cfg).values():
-        lines += _instruction(fmt)
+        lines += _instruction(cfg, fmt)
     lines += ["## Values of fields", ""]
     for enum in _ENUMS:
         lines += _enum(enum)

@@ -93,6 +93,7 @@ def widths(cfg: Config) -> dict[str, int]:
         "vin": 8 * cfg.lanes,
         "out": 8 * cfg.lanes,
         "par": 64 * cfg.block_out,
+        "tap": 8 * cfg.tap_bytes,
     }
 
 
@@ -105,6 +106,7 @@ def address_bits(cfg: Config) -> dict[str, int]:
         "vin": cfg.vin_bits,
         "out": cfg.out_bits,
         "par": cfg.par_bits,
+        "tap": cfg.tap_bits,
     }
 
 
@@ -119,6 +121,7 @@ def grains(cfg: Config) -> dict[str, int]:
         "vin": min(bus, piece),
         "par": min(bus, 64 * cfg.block_out),
         "lut": min(bus, 8 * TABLE_SIZE),
+        "tap": min(bus, 8 * cfg.tap_bytes),
     }
 
 

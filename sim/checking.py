@@ -17,6 +17,7 @@ from celosia.hw.config import Config
 from celosia.hw.isa import (
     GEMM_LOOPS,
     OUTER_LOOPS,
+    TAP_LOOPS,
     VECTOR_LOOPS,
     ASource,
     BSource,
@@ -91,6 +92,7 @@ class Checker:
             "out": Accesses("out", cfg.out_depth * cfg.out_pieces, "piece", True),
             "par": Accesses("par", cfg.par_depth, "entry", True),
             "lut": Accesses("lut", cfg.lut_count, "table", True),
+            "tap": Accesses("tap", cfg.tap_depth, "entry", True),
         }
         self.dram = Accesses("DRAM", dram_bytes, "byte", False)
         self.clocks = [[0] * UNITS for _ in Unit]
@@ -110,10 +112,10 @@ class Checker:
                 self.tokens[unit, other].append(list(clock))
 
     def _accesses(self, number: int, unit: Unit, opcode: Opcode, f: Fields, clock: list[int]) -> None:
-        def entries(name: str, operand: str, pattern: Steps, pieces: int = 1) -> Index:
-            """Element numbers that `operand` visits, each once."""
+        def entries(name: str, operand: str, pattern: Steps, pieces: int = 1, after: int = 0) -> Index:
+            """Element numbers that `operand` visits, each once; of the entries `after` those."""
             size = len(self.buffers[name].reads[0]) // pieces
-            base = f[f"{operand}_base"]
+            base = f[f"{operand}_base"] + after
             if not any(base + low >= 0 and base + high < size for _, low, high in spans(pattern, size)):
                 raise CheckError(
                     f"instruction {number} ({unit.name}): {operand} leaves {name}, which ends at {size - 1}"
@@ -121,8 +123,8 @@ class Checker:
             index = np.unique((offsets(pattern, size) + base) % size)
             return index if pieces == 1 else (index[:, None] * pieces + np.arange(pieces)).ravel()
 
-        def read(name: str, operand: str, pattern: Steps, pieces: int = 1) -> None:
-            self.buffers[name].read(entries(name, operand, pattern, pieces), unit, number, clock)
+        def read(name: str, operand: str, pattern: Steps, pieces: int = 1, after: int = 0) -> None:
+            self.buffers[name].read(entries(name, operand, pattern, pieces, after), unit, number, clock)
 
         def write(name: str, operand: str, pattern: Steps, pieces: int = 1) -> None:
             self.buffers[name].write(entries(name, operand, pattern, pieces), unit, number, clock)
@@ -148,15 +150,19 @@ class Checker:
             write("acc", "acc", acc, cfg.out_pieces)
         else:
             a = "acc" if f["a_source"] == ASource.ACC else "vin"
-            read(a, "a", steps(f, "a", VECTOR_LOOPS), cfg.out_pieces)
+            if f["taps"]:
+                for tap in range(cfg.taps):
+                    read(a, "a", steps(f, "a", VECTOR_LOOPS), cfg.out_pieces, tap)
+                read("tap", "tap", steps(f, "tap", TAP_LOOPS))
+            else:
+                read(a, "a", steps(f, "a", VECTOR_LOOPS), cfg.out_pieces)
             if f["b_source"] == BSource.VIN:
                 read("vin", "b", steps(f, "b", OUTER_LOOPS), cfg.out_pieces)
             if f["requantise"]:
                 read("par", "par", steps(f, "par", OUTER_LOOPS))
             if f["lookup"]:
                 self.buffers["lut"].read(np.array([f["table"] % cfg.lut_count]), unit, number, clock)
-            dst = "out" if f["destination"] == Destination.OUT else "acc"
-            write(dst, "dst", steps(f, "dst", OUTER_LOOPS), cfg.out_pieces)
+            write(Destination(f["destination"]).name.lower(), "dst", steps(f, "dst", OUTER_LOOPS), cfg.out_pieces)
 
     def _dram_bytes(self, f: Fields, size: int) -> Index:
         """Bytes of DRAM that an instruction touches; those outside are left to the execution, which reports them."""

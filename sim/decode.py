@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.hw.config import Config
-from celosia.hw.isa import RULES, UNIT_OF, Field, Opcode, Unit, formats
+from celosia.hw.isa import UNIT_OF, Field, Opcode, Unit, formats, rules
 from celosia.sim.reference import Fields
 
 
@@ -38,7 +38,7 @@ def decode(cfg: Config, code: NDArray[np.uint8]) -> list[Instruction | None]:
         if len(numbers):
             words = _words(code[numbers])
             values = {field.name: _field(words, fmt.offsets[field.name], field) for field in fmt.fields}
-            illegal = np.any([broken(values) for broken in RULES[opcode].values()], axis=0)
+            illegal = np.any([broken(values) for broken in rules(cfg)[opcode].values()], axis=0)
             for number, bad, instruction in zip(numbers.tolist(), illegal.tolist(), _instructions(opcode, values)):
                 program[number] = None if bad else instruction
     return program

@@ -8,10 +8,10 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from celosia.hw import isa
 from celosia.hw.config import Config
 from celosia.hw.isa import (
     GEMM_LOOPS,
-    RULES,
     UNIT_OF,
     VECTOR_LOOPS,
     Buffer,
@@ -20,6 +20,7 @@ from celosia.hw.isa import (
     Opcode,
     formats,
     instruction_bytes,
+    rules,
 )
 
 Ints = NDArray[np.int64]
@@ -66,7 +67,7 @@ def demand(cfg: Config, code: bytes) -> Demand:
     for each in Opcode:
         which = np.flatnonzero(opcode == each)
         fields = _Fields(formats(cfg)[each], words[which])
-        for rule, broken in RULES[each].items():
+        for rule, broken in rules(cfg)[each].items():
             for number in which[np.flatnonzero(broken(fields))[:1]]:
                 raise ValueError(f"instruction {number}: {each.name}: {rule}")
         values = {"wait": fields["wait"], "post": fields["post"], **_OF[each](cfg, fields)}
@@ -106,8 +107,7 @@ def _vector(cfg: Config, f: _Fields) -> dict[str, Ints]:
 
 def element_bytes(cfg: Config) -> Ints:
     """Bytes in DRAM of an element of each Buffer."""
-    sizes = {Buffer.WGT: cfg.wgt_bytes, Buffer.ACC: 4 * cfg.piece_bytes, Buffer.PAR: 8 * cfg.block_out, Buffer.LUT: 256}
-    return np.array([sizes.get(buffer, cfg.piece_bytes) for buffer in Buffer] + [0, 0], np.int64)
+    return np.array([isa.element_bytes(cfg, buffer) for buffer in Buffer] + [0], np.int64)
 
 
 def _load(cfg: Config, f: _Fields) -> dict[str, Ints]:

@@ -17,6 +17,7 @@ from celosia.hw.config import Config
 from celosia.hw.isa import (
     GEMM_LOOPS,
     OUTER_LOOPS,
+    VECTOR_LOOPS,
     ASource,
     BinaryOp,
     BSource,
@@ -49,7 +50,8 @@ class State:
 
     inp [depth, block_in/group, batch, group] int8; wgt [depth, block_out, block_in] int8;
     acc [depth, block_out/group, batch, group] int32; vin, out likewise int8;
-    par [depth, block_out] uint64 (bias in bits 0..31, multiplier 32..55, shift 56..61); lut [count, 256] int8.
+    par [depth, block_out] uint64 (bias in bits 0..31, multiplier 32..55, shift 56..61); lut [count, 256] int8;
+    tap [depth, tap_slots, block_out] int8, [0, ...] where the Config has no taps.
     """
 
     cfg: Config
@@ -60,6 +62,7 @@ class State:
     out: Int8 = field(init=False)
     par: NDArray[np.uint64] = field(init=False)
     lut: Int8 = field(init=False)
+    tap: Int8 = field(init=False)
 
     def __post_init__(self) -> None:
         cfg = self.cfg
@@ -71,6 +74,7 @@ class State:
         self.out = np.zeros((cfg.out_depth, *side), np.int8)
         self.par = np.zeros((cfg.par_depth, cfg.block_out), np.uint64)
         self.lut = np.zeros((cfg.lut_count, 256), np.int8)
+        self.tap = np.zeros((cfg.tap_depth if cfg.taps else 0, cfg.tap_slots, cfg.block_out), np.int8)
 
     def elements(self, buffer: Buffer) -> NDArray[np.generic]:
         """A view of `buffer` as [elements, values]: an element is what one step of LOAD writes."""
@@ -89,6 +93,8 @@ def element_bytes(cfg: Config, buffer: Buffer, widen: bool) -> int:
             return 8 * cfg.block_out
         case Buffer.LUT:
             return 256
+        case Buffer.TAP:
+            return cfg.tap_slots * cfg.block_out
         case Buffer.ACC if not widen:
             return 4 * cfg.piece_bytes
     return cfg.piece_bytes
@@ -199,8 +205,10 @@ def _round_half_even(
 def vector(state: State, f: Fields) -> None:
     """VECTOR. An instruction must not read an accumulator that it wrote itself."""
     cfg = state.cfg
-    loops = (*OUTER_LOOPS, "r", "s")
-    if f["a_source"] == ASource.ACC:
+    loops = VECTOR_LOOPS
+    if f["taps"]:
+        a = _taps(state, f)
+    elif f["a_source"] == ASource.ACC:
         a = state.acc[addresses(f, "a", loops, cfg.acc_depth)].astype(np.int64)
     else:
         a = state.vin[addresses(f, "a", loops, cfg.vin_depth)].astype(np.int64)
@@ -216,7 +224,7 @@ def vector(state: State, f: Fields) -> None:
         multiplier = (par >> np.uint64(32) & np.uint64(0xFFFFFF)).astype(np.int64)
         shift = (par >> np.uint64(56) & np.uint64(63)).astype(np.int64)
         v = requantise(v.astype(np.int32), bias, multiplier, shift) + f["zero_point"]
-    if f["requantise"] or f["lookup"] or f["rescale_add"] or f["destination"] == Destination.OUT:
+    if f["requantise"] or f["lookup"] or f["rescale_add"] or f["destination"] != Destination.ACC:
         v = np.minimum(np.maximum(v, f["clip_lo"]), f["clip_hi"])
     if f["lookup"]:
         v = state.lut[f["table"] % cfg.lut_count][v + 128].astype(np.int64)
@@ -224,14 +232,29 @@ def vector(state: State, f: Fields) -> None:
         total = v * f["scale_v"] + residual * f["scale_b"] + f["scale_c"]
         v = _round_signed(total, f["scale_shift"])
         v = np.minimum(np.maximum(v, f["add_lo"]), f["add_hi"])
-    if f["destination"] == Destination.OUT:
-        target, values = state.out, v.astype(np.int8)
-        index = addresses(f, "dst", OUTER_LOOPS, cfg.out_depth)
-    else:
-        target, values = state.acc, v.astype(np.int32)  # type: ignore[assignment]
-        index = addresses(f, "dst", OUTER_LOOPS, cfg.acc_depth)
+    target = destination(state, Destination(f["destination"]))
+    index = addresses(f, "dst", OUTER_LOOPS, len(target))
     for outer in np.ndindex(index.shape):
-        target[index[outer]] = values[outer]
+        target[index[outer]] = v[outer].astype(target.dtype)
+
+
+def destination(state: State, which: Destination) -> NDArray[Any]:
+    """What a VECTOR writes, as [places, block_out/group, batch, group]: a place of inp is a part of an entry."""
+    array: NDArray[Any] = getattr(state, which.name.lower())
+    return array.reshape(-1, *state.acc.shape[1:])
+
+
+def _taps(state: State, f: Fields) -> NDArray[np.int64]:
+    """A of a VECTOR with taps: in each iteration the sum of the entries from its own on, each times its tap."""
+    cfg = state.cfg
+    first = addresses(f, "a", VECTOR_LOOPS, cfg.vin_depth)
+    # The fields of `tap` have no loops y and x.
+    weights = state.tap[addresses(f | {"tap_y": 0, "tap_x": 0}, "tap", VECTOR_LOOPS, cfg.tap_depth)].astype(np.int64)
+    total = np.zeros((*first.shape, *state.vin.shape[1:]), np.int64)
+    for tap in range(cfg.taps):
+        lanes = weights[..., tap, :].reshape(*first.shape, cfg.out_pieces, 1, cfg.group)
+        total += state.vin[(first + tap) % cfg.vin_depth].astype(np.int64) * lanes
+    return total
 
 
 def _wrap(value: NDArray[np.int64]) -> NDArray[np.int64]:

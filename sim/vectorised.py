@@ -30,7 +30,7 @@ from celosia.hw.isa import (
     ReduceOp,
 )
 from celosia.sim import reference
-from celosia.sim.reference import Fields, Int32, State, element_bytes
+from celosia.sim.reference import Fields, Int32, State, destination, element_bytes
 
 Array = NDArray[Any]
 Steps = tuple[tuple[int, int], ...]
@@ -244,13 +244,17 @@ def _vector(cfg: Config, key: tuple[int, ...], depth: int) -> _Vector | None:
 
 def vector(state: State, f: Fields) -> None:
     cfg = state.cfg
-    to_out = f["destination"] == Destination.OUT
-    target: Array = state.out if to_out else state.acc
+    narrow = f["destination"] != Destination.ACC
+    target: Array = destination(state, Destination(f["destination"]))
     plan = _vector(cfg, _VECTOR_KEY(f), len(target))
     if plan is None:
         return reference.vector(state, f)
 
-    v: Array = gather(state.acc if f["a_source"] == ASource.ACC else state.vin, f["a_base"], plan.a)
+    v: Array
+    if f["taps"]:
+        v = _taps(state, f, plan.a)
+    else:
+        v = gather(state.acc if f["a_source"] == ASource.ACC else state.vin, f["a_base"], plan.a)
     v = _reduce(f["reduce_op"], v, f["a_offset"])
     b = gather(state.vin, f["b_base"], plan.b) if f["b_source"] == BSource.VIN else None
     if f["binary_op"] != BinaryOp.NONE:
@@ -264,7 +268,7 @@ def vector(state: State, f: Fields) -> None:
         par = gather(state.par, f["par_base"], plan.par)
         v = _requantise(v, par.reshape(*par.shape[:3], cfg.out_pieces, 1, cfg.group))
         v += np.float32(f["zero_point"])
-    if f["requantise"] or f["lookup"] or f["rescale_add"] or to_out:
+    if f["requantise"] or f["lookup"] or f["rescale_add"] or narrow:
         v = np.minimum(np.maximum(v, v.dtype.type(f["clip_lo"])), v.dtype.type(f["clip_hi"])).astype(np.int8)
     if f["lookup"]:
         v = state.lut[f["table"] % cfg.lut_count].take(v.view(np.uint8) ^ np.uint8(0x80))
@@ -278,6 +282,20 @@ def vector(state: State, f: Fields) -> None:
         np.rint(total, out=total)
         v = np.minimum(np.maximum(total, f["add_lo"]), f["add_hi"])
     scatter(target, f["dst_base"], plan.dst, v)
+
+
+def _taps(state: State, f: Fields, a: Steps) -> Int32:
+    """A of a VECTOR with taps [n, y, x, r, s, block_out/group, batch, group]."""
+    cfg = state.cfg
+    loops = tuple((f[f"extent_{loop}"], 0 if loop in "yx" else f[f"tap_{loop}"]) for loop in VECTOR_LOOPS)
+    weights = gather(state.tap, f["tap_base"], _once(loops, cfg.tap_depth)).astype(np.int32)
+    total: Int32 | None = None
+    for tap in range(cfg.taps):
+        lanes = weights[..., tap, :].reshape(*weights.shape[:5], cfg.out_pieces, 1, cfg.group)
+        part = gather(state.vin, f["a_base"] + tap, a) * lanes
+        total = part if total is None else np.add(total, part, out=total)
+    assert total is not None
+    return total
 
 
 def _once(pattern: Steps, depth: int) -> Steps:

@@ -9,6 +9,7 @@ from celosia.hw.config import Config
 from celosia.hw.isa import (
     GEMM_LOOPS,
     OUTER_LOOPS,
+    TAP_LOOPS,
     VECTOR_LOOPS,
     ASource,
     BSource,
@@ -100,8 +101,15 @@ def footprint(cfg: Config, opcode: Opcode, f: dict[str, int]) -> tuple[list[Acce
         ]
         return accesses, None
     a = "vin" if f.get("a_source", 0) == ASource.VIN else "acc"
-    destination = "out" if f.get("destination", 0) == Destination.OUT else "acc"
-    accesses = [_range(a, f, "a", VECTOR_LOOPS, False), _range(destination, f, "dst", OUTER_LOOPS, True)]
+    read = _range(a, f, "a", VECTOR_LOOPS, False)
+    written = _range(Destination(f.get("destination", 0)).name.lower(), f, "dst", OUTER_LOOPS, True)
+    if written.buffer == "inp":
+        parts = cfg.inp_pieces // cfg.out_pieces
+        written = written._replace(first=written.first // parts, end=-(-written.end // parts))
+    accesses = [read, written]
+    if f.get("taps", 0):
+        accesses[0] = read._replace(end=read.end + cfg.taps - 1)
+        accesses.append(_range("tap", f, "tap", TAP_LOOPS, False))
     if f.get("b_source", 0) == BSource.VIN:
         accesses.append(_range("vin", f, "b", OUTER_LOOPS, False))
     if f.get("requantise", 0):

@@ -96,6 +96,7 @@ def depths(cfg: Config) -> dict[str, int]:
     return {
         "inp": cfg.inp_depth, "wgt": cfg.wgt_depth, "acc": cfg.acc_depth, "vin": cfg.vin_depth,
         "out": cfg.out_depth, "par": cfg.par_depth, "lut": cfg.lut_count,
+        "tap": cfg.tap_depth if cfg.taps else 1,
     }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from amaranth.lib.wiring import In, Out
 from celosia.hw.axi import ADDR_BITS, MAX_BURST, ReadBus
 from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.fifo import StreamFifo
-from celosia.hw.isa import RULES, UNIT_OF, formats, instruction_bytes
+from celosia.hw.isa import UNIT_OF, formats, instruction_bytes, rules
 from celosia.hw.layout import Pulse, error_layout, instruction_layout, layout
 from celosia.hw.regs import Error
 
@@ -176,7 +176,7 @@ class Fetch(wiring.Component):
             m.d.comb += [queue.i.payload.index.eq(index), queue.i.payload.fields.eq(fields)]
             with m.If(fields.opcode == opcode):
                 m.d.comb += [
-                    legal.eq(~reduce(or_, (broken(fields) for broken in RULES[opcode].values()))),
+                    legal.eq(~reduce(or_, (broken(fields) for broken in rules(self._cfg)[opcode].values()))),
                     accepted.eq(queue.i.ready),
                     queue.i.valid.eq(word.valid & word.ready),
                 ]
