@@ -198,11 +198,42 @@ class Multiply:
     macs: int = 0
 
 
-Layer = Conv | Pool | Map | Multiply
+@dataclass(frozen=True)
+class Block:
+    """Layers that run as one, each on what the one before it has left in a scratchpad.
+
+    The y of each but the last is the x of the next and read by nobody else; its storage lies nowhere in DRAM. Only the
+    last has a residual.
+    """
+
+    layers: tuple[Conv, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.layers[0].name} .. {self.layers[-1].name}"
+
+    @property
+    def x(self) -> Activation:
+        return self.layers[0].x
+
+    @property
+    def y(self) -> Activation:
+        return self.layers[-1].y
+
+    @property
+    def epilogue(self) -> Epilogue:
+        return self.layers[-1].epilogue
+
+    @property
+    def macs(self) -> int:
+        return sum(layer.macs for layer in self.layers)
+
+
+Layer = Conv | Pool | Map | Multiply | Block
 
 
 def inputs(layer: Layer) -> list[Activation]:
-    """The activations that `layer` reads."""
+    """The activations that `layer` reads in DRAM."""
     operands = [layer.x]
     if isinstance(layer, Multiply):
         operands.append(layer.b)
