@@ -16,7 +16,6 @@ from celosia.hw.config import Config
 from celosia.hw.isa import (
     GEMM_LOOPS,
     OUTER_LOOPS,
-    RULES,
     UNIT_OF,
     VECTOR_LOOPS,
     ASource,
@@ -29,6 +28,7 @@ from celosia.hw.isa import (
     formats,
     instruction_bytes,
     opcode_of,
+    rules,
     why_illegal,
 )
 
@@ -170,7 +170,7 @@ def decode(cfg: Config, code: NDArray[np.uint8]) -> list[Decoded]:
     for opcode, form in formats(cfg).items():
         rows = np.flatnonzero(opcodes == opcode)
         columns[opcode] = rows, _columns(form, code[rows])
-        bad[rows] |= _breaks_rules(opcode, columns[opcode][1], len(rows)) | _has_bits_beyond(form, code[rows])
+        bad[rows] |= _breaks_rules(cfg, opcode, columns[opcode][1], len(rows)) | _has_bits_beyond(form, code[rows])
     if bad.any():
         _raise_for_word(cfg, int(bad.argmax()), code)
     stream: list[Any] = [None] * len(code)
@@ -219,9 +219,9 @@ def _columns(form: Format, words: NDArray[np.uint8]) -> dict[str, NDArray[np.int
     return columns
 
 
-def _breaks_rules(opcode: Opcode, columns: dict[str, NDArray[np.int64]], count: int) -> NDArray[np.bool_]:
+def _breaks_rules(cfg: Config, opcode: Opcode, columns: dict[str, NDArray[np.int64]], count: int) -> NDArray[np.bool_]:
     broken = np.zeros(count, np.bool_)
-    for breaks in RULES[opcode].values():
+    for breaks in rules(cfg)[opcode].values():
         broken |= breaks(columns)
     return broken
 
