@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.expr.nodes import Tensor
-from celosia.compiler.layer import Conv, Layer, Storage, Untileable, inputs
+from celosia.compiler.layer import Conv, Layer, Map, Multiply, Pool, Storage, Untileable, inputs
 from celosia.compiler.memory import Lifetime, plan
 from celosia.compiler.tensorize.constants import Constants
 from celosia.compiler.tensorize.plan import Part, Planner
@@ -106,7 +106,7 @@ def follows(producer: Layer, layer: Layer) -> bool:
     for vector: tile by tile, they run at the same time.
     """
     image = layer.x.height * layer.x.width > 1
-    return isinstance(producer, Conv) and not isinstance(layer, Conv) and layer.x == producer.y and image
+    return isinstance(producer, Conv) and isinstance(layer, Pool | Map | Multiply) and layer.x == producer.y and image
 
 
 @dataclass

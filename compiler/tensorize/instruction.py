@@ -103,14 +103,15 @@ class Bound:
 
 @dataclass(frozen=True)
 class Compute:
-    """GEMM or VECTOR. bases: fields that hold addresses, with the scratchpad tensor and the entry within it.
+    """GEMM or VECTOR. bases: fields that hold addresses, with the scratchpad tensor, the place within it, and how many
+    places are an entry.
 
     bounds: which iterations exist of which loop of the instruction; the others give the number `pad`.
     """
 
     opcode: Opcode
     static: Fields
-    bases: tuple[tuple[str, Tensor, Sum], ...]
+    bases: tuple[tuple[str, Tensor, Sum, int], ...]
     begins: tuple[Var, ...] | None
     """GEMM: loops outside that must be at 0 for it to overwrite; None where it always accumulates."""
     parameters: Mapping[str, Expr]
@@ -120,7 +121,7 @@ class Compute:
 
     @property
     def scratchpads(self) -> list[Tensor]:
-        return [tensor for _, tensor, _ in self.bases]
+        return [tensor for _, tensor, _, _ in self.bases]
 
     def constants(self, scalars: Mapping[str, Any]) -> Fields:
         """The fields that no loop outside changes."""
@@ -156,8 +157,8 @@ class Compute:
     def fields(self, env: Env, slots: Mapping[Tensor, int], constants: Fields) -> Fields:
         """All fields, with `constants` as they were found before."""
         fields = dict(constants)
-        for name, tensor, entry in self.bases:
-            fields[name] = slots[tensor] + entry.at(env)
+        for name, tensor, place, places in self.bases:
+            fields[name] = slots[tensor] * places + place.at(env)
         if self.opcode == Opcode.GEMM:
             fields["accumulate"] = int(self.begins is None or any(env[var] for var in self.begins))
         return fields
@@ -377,6 +378,10 @@ class _Maker:
     ) -> Compute:  # fmt: skip
         accesses = {rule.operands[tile.name]: self._near(load, intrinsic.unit(tile)) for tile, load in tiles.items()}
         tensors = {rule.operands[tile.name]: load.tensor for tile, load in tiles.items()}
+        places = {
+            rule.operands[tile.name]: max(1, prod(tile_shape(self.cfg, self.scopes[load.tensor])) // intrinsic.unit(tile))
+            for tile, load in tiles.items()
+        }
         target = rule.operands[intrinsic.behaviour.name]
         named = {var.name: e for var, e in values.items()}
         found = [self._bound(test) for test in _conjuncts(named.pop("inside", Const(True, "bool")))]
@@ -417,7 +422,8 @@ class _Maker:
         for name, access in accesses.items():
             if any(access.steps) and name == "table":
                 raise Refused("one instruction looks up in one table")
-            bases.append(("table" if name == "table" else f"{name}_base", tensors[name], access.begin))
+            field = "table" if name == "table" else f"{name}_base"
+            bases.append((field, tensors[name], access.begin, places[name]))
         if any(bound.number not in slot_of for bound in bounds):
             raise Refused("whether it exists depends on other than its loops")
         for name, e in named.items():

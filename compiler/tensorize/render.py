@@ -397,7 +397,7 @@ class Bound:
         self.used: dict[str, int] = {}
         self.depth = max(_depths(self.plan.nodes), default=1)
         """Phases of the tile with the most; after it comes what reads its results."""
-        self.handed: dict[Tensor, tuple[str, int, int]] = {}
+        self.handed: dict[tuple[str, int], tuple[str, int, int]] = {}
         """Scratchpad, first entry and entries of what tiles hand on, while tiles are on their way."""
         self.under_way = self.begun = 0
         self.version = object()  # what is loaded of changing tensors is there for these tiles only
@@ -499,16 +499,27 @@ class Bound:
         """Places of what is handed on within a tile, in turns; taken with the first tile on its way."""
         if not node.handed:
             return {}
-        entries = {fill.tensor: (fill.scope, fill.entries) for fill in node.fills if fill.tensor in node.handed}
-        for tensor, places in node.handed.items():
-            if tensor not in self.handed:
-                scope, size = entries[tensor]
-                ring = self.stream.rings[scope]
-                first = ring.take(places * size)
-                ring.pins.append((first, first + places * size))
-                self.handed[tensor] = scope, first, places * size
         number, self.begun, self.under_way = self.begun, self.begun + 1, self.under_way + 1
-        return {t: self.handed[t][1] + number % places * entries[t][1] for t, places in node.handed.items()}
+        slots: dict[Tensor, int] = {}
+        for fill in node.fills:
+            if fill.tensor in node.handed:
+                places = node.handed[fill.tensor]
+                _, first, entries = self._held(fill, places)
+                slots[fill.tensor] = first + number % places * (entries // places)
+        return slots
+
+    def _held(self, fill: Fill, places: int) -> tuple[str, int, int]:
+        """Places for what `fill` hands on; those of a larger tile of the same loops will do."""
+        name = fill.tensor.name
+        for (other, size), place in self.handed.items():
+            if other == name and size >= fill.entries:
+                return place
+        ring, entries = self.stream.rings[fill.scope], places * fill.entries
+        first = ring.take(entries)
+        assert not any(a < first + entries and first < b for a, b in ring.pins), (fill, entries, ring.pins, ring.depth)
+        ring.pins.append((first, first + entries))
+        self.handed[name, fill.entries] = fill.scope, first, entries
+        return fill.scope, first, entries
 
     def _ended(self, node: Pipelined) -> None:
         """A tile of `node` has computed; with the last one on its way go the places of what was handed on."""

@@ -53,10 +53,11 @@ class _Template:
             near = s[following.near]
             near.set_scope(following.scope)
             near.compute_at(reader, loop)
-            image, block, row, column, piece, b, g = near.order
-            if following.scope == "inp":  # whose entries may be larger than those of the vector unit
-                near.reorder(image, piece, block, row, column, b, g)
-            near.tensorize(b if following.scope == "inp" else piece, self.hw[level.vector.name])
+            image, block, row, column, piece, b, *rest = near.order
+            if piece.extent > self.cfg.out_pieces:  # entries of inp are larger than those of the vector unit
+                near.reorder(image, piece, block, row, column, b, *rest)
+                piece = b
+            near.tensorize(piece, self.hw[level.vector.name])
             self._constants(level, following.near, reader, loop)
             if level.acc is not None:
                 self._sum(level, reader, loop)
