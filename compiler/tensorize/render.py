@@ -398,7 +398,7 @@ class Bound:
         self.depth = max(_depths(self.plan.nodes), default=1)
         """Phases of the tile with the most; after it comes what reads its results."""
         self.handed: dict[tuple[str, int], tuple[str, int, int]] = {}
-        """Scratchpad, first entry and entries of what tiles hand on, while tiles are on their way."""
+        """Scratchpad, first entry and end of what tiles hand on, by its name and size, while tiles are on their way."""
         self.under_way = self.begun = 0
         self.version = object()  # what is loaded of changing tensors is there for these tiles only
         self.constants: dict[int, dict[str, int]] = {}
@@ -504,8 +504,8 @@ class Bound:
         for fill in node.fills:
             if fill.tensor in node.handed:
                 places = node.handed[fill.tensor]
-                _, first, entries = self._held(fill, places)
-                slots[fill.tensor] = first + number % places * (entries // places)
+                _, first, end = self._held(fill, places)
+                slots[fill.tensor] = first + number % places * ((end - first) // places)
         return slots
 
     def _held(self, fill: Fill, places: int) -> tuple[str, int, int]:
@@ -514,12 +514,11 @@ class Bound:
         for (other, size), place in self.handed.items():
             if other == name and size >= fill.entries:
                 return place
-        ring, entries = self.stream.rings[fill.scope], places * fill.entries
-        first = ring.take(entries)
-        assert not any(a < first + entries and first < b for a, b in ring.pins), (fill, entries, ring.pins, ring.depth)
-        ring.pins.append((first, first + entries))
-        self.handed[name, fill.entries] = fill.scope, first, entries
-        return fill.scope, first, entries
+        place = self.stream.rings[fill.scope].reserve(places * fill.entries)
+        if place is None:
+            raise RenderError(f"{name} needs {places * fill.entries} entries of {fill.scope} in a row")
+        self.handed[name, fill.entries] = fill.scope, *place
+        return self.handed[name, fill.entries]
 
     def _ended(self, node: Pipelined) -> None:
         """A tile of `node` has computed; with the last one on its way go the places of what was handed on."""
@@ -527,8 +526,8 @@ class Bound:
             return
         self.under_way -= 1
         if not self.under_way:
-            for scope, first, entries in self.handed.values():
-                self.stream.rings[scope].pins.remove((first, first + entries))
+            for scope, *place in self.handed.values():
+                self.stream.rings[scope].release((place[0], place[1]))
             self.handed.clear()
 
     def _fill(self, fill: Fill, env: Env) -> int:

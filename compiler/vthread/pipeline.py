@@ -47,7 +47,8 @@ class Instruction:
 class Ring:
     """Gives out contiguous ranges of a scratchpad of `depth` entries, and remembers which tile lies where.
 
-    `pins` are ranges that tiles still need; `make_room` lets the oldest tile compute, so that its pins go.
+    `pins` are ranges that tiles still need; `make_room` lets the oldest tile compute, so that its pins go. What is
+    `reserved` lies behind the end of the ring.
     """
 
     def __init__(self, depth: int, make_room: Callable[[], bool] = lambda: False) -> None:
@@ -56,6 +57,25 @@ class Ring:
         self.head = 0
         self.live: dict[Hashable, tuple[int, int]] = {}
         self.pins: list[tuple[int, int]] = []
+        self.reserved: list[tuple[int, int]] = []
+
+    @property
+    def end(self) -> int:
+        """Entries that tiles can take."""
+        return min((first for first, _ in self.reserved), default=self.depth)
+
+    def reserve(self, size: int) -> tuple[int, int] | None:
+        """(first, end) of the last `size` entries of the ring, until `release`; None where it is too small."""
+        while (first := self.end - size) < 0 or any(first < b for _, b in self.pins):
+            if not self.make_room():
+                return None
+        self.live = {key: place for key, place in self.live.items() if place[1] <= first}
+        self.head = self.head if self.head < first else 0
+        self.reserved.append((first, self.end))
+        return self.reserved[-1]
+
+    def release(self, place: tuple[int, int]) -> None:
+        self.reserved.remove(place)
 
     def find(self, key: Hashable) -> int | None:
         """First entry of the tile `key` if it is still there."""
@@ -71,12 +91,12 @@ class Ring:
         """Where the next `size` entries lie: at a multiple of `size` if there is room, so that as many tiles of that
         size fit as can, whatever lay there before."""
         aligned = -(-self.head // size) * size
-        if aligned + size <= self.depth:
+        if aligned + size <= self.end:
             return aligned
-        return self.head if self.head + size <= self.depth else 0
+        return self.head if self.head + size <= self.end else 0
 
     def _free(self, first: int, size: int) -> bool:
-        return first + size <= self.depth and not any(a < first + size and first < b for a, b in self.pins)
+        return first + size <= self.end and not any(a < first + size and first < b for a, b in self.pins)
 
     def take(self, size: int, key: Hashable = None) -> int:
         """First of `size` fresh entries; what lay there is forgotten."""
@@ -87,7 +107,7 @@ class Ring:
                 first = next(gaps, first)
                 break
         end = first + size
-        self.head = end % self.depth
+        self.head = end if end < self.end else 0
         self.live = {k: (a, b) for k, (a, b) in self.live.items() if b <= first or end <= a}
         if key is not None:
             self.live[key] = (first, end)
