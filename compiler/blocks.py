@@ -1,38 +1,50 @@
 """Which layers run as blocks: chains in which each layer alone reads what the one before it makes.
 
-A block's intermediates stay in scratchpads. Chains are cut where that costs the fewest cycles, by dynamic programming
-over the estimates of single layers and of blocks.
+A block's intermediates stay in scratchpads. Chains are cut where that takes the fewest cycles: dynamic programming over
+the estimates of layers and blocks finds the best few ways, the timing model takes one of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from math import inf
 
 import onnx_ir as ir
 
 from celosia.compiler.graph.select import Choice, Selection
-from celosia.compiler.layer import Block, Conv, Layer, Untileable, inputs, padded_groups
+from celosia.compiler.image import LayerErrors, build
+from celosia.compiler.layer import Activation, Block, Conv, Layer, Storage, Untileable, inputs, moved, padded_groups
 from celosia.compiler.tensorize import block_space, pack
 from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.define import define, depthwise
+from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Problem, choose, estimate
 from celosia.hw.config import Config
+from celosia.sim.timing import predict
 
 LONGEST = 5
 """Layers of a block."""
+KEPT = 4
+"""Ways to cut a chain that are kept."""
+WORTH_A_LOOK = 1.1
+"""How many times the cycles of the best way another one may take, by the estimates, to be timed."""
 
 
 def form_blocks(
-    cfg: Config, selection: Selection, apart: Collection[ir.Node] = (), decided: Collection[str] = ()
-) -> None:
+    cfg: Config, selection: Selection, planner: Planner, apart: Collection[ir.Node] = (),
+    decided: Collection[str] = (),
+) -> None:  # fmt: skip
     """Put chains of `selection` together as blocks.
 
     apart: operators whose layers are in no block. decided: names of layers and blocks that are to be as they are.
     """
     if not cfg.forward:
         return
+    cutter = _Cutter(cfg, planner, frozenset(decided))
     for chain in list(_chains(cfg, selection, frozenset(apart))):
-        for part in _cut(cfg, chain, frozenset(decided)):
+        for part in cutter.cut(chain):
             if len(part) > 1:
                 _join(selection, part)
 
@@ -79,35 +91,84 @@ def _fits(cfg: Config, layer: Layer) -> bool:
     """Whether `layer` can be in a block: a convolution of images, of all channels or of each alone."""
     if not isinstance(layer, Conv) or layer.x.height * layer.x.width == 1:
         return False
-    return depthwise(cfg, layer) or layer.groups == 1 and len(pack.runs(cfg, layer)) == 1
+    return depthwise(cfg, layer) or (layer.groups == 1 and len(pack.runs(cfg, layer)) == 1)
 
 
-def _cut(cfg: Config, chain: list[Choice], decided: frozenset[str]) -> list[list[Choice]]:
-    """The parts of `chain` that cost least together."""
-    best: list[tuple[float, list[list[Choice]]]] = [(0.0, [])]
-    for end in range(1, len(chain) + 1):
-        options = []
-        for start in range(max(0, end - LONGEST), end):
-            part = chain[start:end]
-            cost = _cost(cfg, [choice.layer for choice in part], decided)
-            if cost is not None:
-                options.append((best[start][0] + cost, [*best[start][1], part]))
-        best.append(min(options, key=lambda option: option[0]))
-    return best[-1][1]
+class _Cutter:
+    """Finds the parts of a chain that take the fewest cycles together.
+
+    The estimates of layers and blocks say which ways to cut are worth a look; the timing model decides among those.
+    """
+
+    def __init__(self, cfg: Config, planner: Planner, decided: frozenset[str]) -> None:
+        self.cfg, self.planner, self.decided = cfg, planner, decided
+        self.estimated: dict[Hashable, float | None] = {}
+        self.timed: dict[Hashable, float] = {}
+
+    def cut(self, chain: list[Choice]) -> list[list[Choice]]:
+        ways: list[list[tuple[float, tuple[int, ...]]]] = [[(0.0, ())]]
+        for end in range(1, len(chain) + 1):
+            found = []
+            for start in range(max(0, end - LONGEST), end):
+                cost = self._estimate(_as_one([choice.layer for choice in chain[start:end]]))
+                if cost is not None:
+                    found += [(before + cost, (*cuts, start)) for before, cuts in ways[start]]
+            ways.append(sorted(found)[:KEPT])
+        best = ways[-1][0][0]
+        near = [cuts for cost, cuts in ways[-1] if cost <= WORTH_A_LOOK * best or cost < 0]
+        parts = [[chain[a:b] for a, b in pairwise((*cuts, len(chain)))] for cuts in near]
+        return min(parts, key=self._cycles) if len(parts) > 1 else parts[0]
+
+    def _estimate(self, layer: Layer) -> float | None:
+        """Estimated cycles of `layer`; None for a block that cannot be."""
+        if layer.name in self.decided:
+            return -1e12
+        try:
+            definitions = define(self.cfg, layer)
+            key = tuple(definition.signature for definition in definitions)
+            if key not in self.estimated:
+                self.estimated[key] = sum(_estimated(self.cfg, definition.problem) for definition in definitions)
+            return self.estimated[key]
+        except Untileable:
+            return None if isinstance(layer, Block) else 1e12  # a layer alone says so itself
+
+    def _cycles(self, parts: list[list[Choice]]) -> float:
+        """Cycles of a chain that is cut into `parts`, by the timing model: twice in a row, so that what the next layers
+        overlap with counts."""
+        layers = [_as_one([choice.layer for choice in part]) for part in parts]
+        key = tuple(definition.signature for layer in layers for definition in define(self.cfg, layer))
+        if key not in self.timed:
+            twice = [*layers, *_again(layers)]
+            read = {act.storage for layer in twice for act in inputs(layer)}
+            made = {layer.y.storage for layer in twice}
+            try:
+                image = build(self.cfg, [twice], [read - made], [{twice[-1].y.storage}], self.planner)
+                code = image.code(image.launches[0]).tobytes()
+                self.timed[key] = predict(self.cfg, code).cycles
+            except LayerErrors:
+                self.timed[key] = inf
+        return self.timed[key]
 
 
-def _cost(cfg: Config, layers: list[Layer], decided: frozenset[str]) -> float | None:
-    """Cycles of `layers` as one; None where that cannot be."""
-    layer = layers[0] if len(layers) == 1 else Block(tuple(each for each in layers if isinstance(each, Conv)))
-    if layer.name in decided:
-        return -1e12
-    try:
-        return sum(_cycles(cfg, definition.problem) for definition in define(cfg, layer))
-    except Untileable:
-        return 1e12 if len(layers) == 1 else None  # alone, it says so itself
+def _again(layers: list[Layer]) -> list[Layer]:
+    """The same layers once more, on what they have made where it has the shape of what they read."""
+    x, y = layers[0].x, layers[-1].y
+    same = x.dims == y.dims and x.storage.groups == y.storage.groups and x.group_offset == y.group_offset
+    others = {x.storage: y.storage} if same else {}
+
+    def placed(act: Activation) -> Activation:
+        if act.storage not in others:
+            others[act.storage] = Storage(act.storage.name, act.storage.groups)
+        return replace(act, storage=others[act.storage])
+
+    return [moved(layer, placed) for layer in layers]
 
 
-def _cycles(cfg: Config, problem: Problem | BlockProblem) -> float:
+def _as_one(layers: Sequence[Layer]) -> Layer:
+    return layers[0] if len(layers) == 1 else Block(tuple(each for each in layers if isinstance(each, Conv)))
+
+
+def _estimated(cfg: Config, problem: Problem | BlockProblem) -> float:
     if isinstance(problem, Problem) and problem.in_blocks:
         return estimate(cfg, problem, choose(cfg, problem))
     block = problem if isinstance(problem, BlockProblem) else BlockProblem((problem,))
@@ -118,7 +179,7 @@ def _join(selection: Selection, part: list[Choice]) -> None:
     """Put a part of a chain together as one choice, in the place of the last."""
     for choice in part[:-1]:
         for known in (selection.forms, selection.written):
-            del known[choice.value]  # type: ignore[attr-defined]
+            del known[choice.value]
     layers = tuple(choice.layer for choice in part if isinstance(choice.layer, Conv))
     notes = "; ".join(choice.note for choice in part if choice.note)
     reads = {storage: source for choice in part for storage, source in choice.reads.items()}

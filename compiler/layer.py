@@ -6,7 +6,8 @@ the numbers that make it exact (multipliers, shifts, tables) were derived and pr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -240,3 +241,22 @@ def inputs(layer: Layer) -> list[Activation]:
     if layer.epilogue.residual is not None:
         operands.append(layer.epilogue.residual.operand)
     return operands
+
+
+def ending(layer: Layer, epilogue: Epilogue, y: Activation) -> Layer:
+    """`layer`, which is no block, with another end."""
+    assert not isinstance(layer, Block)
+    return replace(layer, epilogue=epilogue, y=y)
+
+
+def moved(layer: Layer, placed: Callable[[Activation], Activation]) -> Layer:
+    """`layer` on the activations that `placed` puts in the places of its own."""
+    if isinstance(layer, Block):
+        parts = [moved(each, placed) for each in layer.layers]
+        return Block(tuple(part for part in parts if isinstance(part, Conv)))
+    epilogue = layer.epilogue
+    if epilogue.residual is not None:
+        residual = replace(epilogue.residual, operand=placed(epilogue.residual.operand))
+        epilogue = replace(epilogue, residual=residual)
+    layer = replace(layer, x=placed(layer.x), y=placed(layer.y), epilogue=epilogue)
+    return replace(layer, b=placed(layer.b)) if isinstance(layer, Multiply) else layer

@@ -7,6 +7,7 @@ is at one slice of the first layer while the vector unit is at the slice before.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -112,7 +113,7 @@ def _needs(cfg: Config, p: BlockProblem, d: Decisions) -> Iterator[tuple[str, in
     first, last, pixels = levels[0], levels[-1], d.y * d.x
     ratio = max(1, cfg.block_in // cfg.block_out)
     inp = vin = acc = 0
-    for before, level in zip(levels, levels[1:]):
+    for before, level in itertools.pairwise(levels):
         if level.problem.in_blocks:
             inp += 2 * -(-before.blocks // ratio) * level.near
         else:
@@ -172,7 +173,7 @@ def estimate(cfg: Config, p: BlockProblem, d: Decisions) -> float:
 
     gemm = sum(level.gemm for level in levels[:-1]) + last.gemm * d.k / max(p.last.in_blocks, 1)
     vector = 0.0
-    for level, following in zip(levels, levels[1:]):
+    for level, following in itertools.pairwise(levels):
         vector += level.blocks * (level.steps(cfg) * level.out + max(0, following.near - level.out)) + TURN
         if not following.problem.in_blocks and following.near > level.out:
             vector += 4 * TURN

@@ -379,7 +379,7 @@ class _Maker:
         accesses = {rule.operands[tile.name]: self._near(load, intrinsic.unit(tile)) for tile, load in tiles.items()}
         tensors = {rule.operands[tile.name]: load.tensor for tile, load in tiles.items()}
         places = {
-            rule.operands[tile.name]: max(1, prod(tile_shape(self.cfg, self.scopes[load.tensor])) // intrinsic.unit(tile))
+            rule.operands[tile.name]: prod(tile_shape(self.cfg, self.scopes[load.tensor])) // intrinsic.unit(tile)
             for tile, load in tiles.items()
         }
         target = rule.operands[intrinsic.behaviour.name]

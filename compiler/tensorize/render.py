@@ -448,8 +448,8 @@ class Bound:
     def _emit(self, node: Compute | Move, env: Env, slots: Mapping[Tensor, int]) -> None:
         constants = self._constants(node)
         if isinstance(node, Compute):
-            for fields in node.instructions(env, slots, constants):
-                self.stream.add(node.opcode, fields)
+            for each in node.instructions(env, slots, constants):
+                self.stream.add(node.opcode, each)
             return
         if node.loads:
             self.before_load(node.tensor)
@@ -511,13 +511,13 @@ class Bound:
     def _held(self, fill: Fill, places: int) -> tuple[str, int, int]:
         """Places for what `fill` hands on; those of a larger tile of the same loops will do."""
         name = fill.tensor.name
-        for (other, size), place in self.handed.items():
+        for (other, size), known in self.handed.items():
             if other == name and size >= fill.entries:
-                return place
+                return known
         place = self.stream.rings[fill.scope].reserve(places * fill.entries)
         if place is None:
             raise RenderError(f"{name} needs {places * fill.entries} entries of {fill.scope} in a row")
-        self.handed[name, fill.entries] = fill.scope, *place
+        self.handed[name, fill.entries] = fill.scope, place[0], place[1]
         return self.handed[name, fill.entries]
 
     def _ended(self, node: Pipelined) -> None:
@@ -526,8 +526,8 @@ class Bound:
             return
         self.under_way -= 1
         if not self.under_way:
-            for scope, *place in self.handed.values():
-                self.stream.rings[scope].release((place[0], place[1]))
+            for scope, first, end in self.handed.values():
+                self.stream.rings[scope].release((first, end))
             self.handed.clear()
 
     def _fill(self, fill: Fill, env: Env) -> int:

@@ -122,9 +122,9 @@ class Decisions:
     order: which loops are outside. "weights": output blocks, then images, rows, columns; whole reductions. "input":
     images, rows, columns, then output blocks; whole reductions. "rows": images, rows, output blocks, columns; layers
     without gemm. "split": as "input", but the accumulators of all output blocks of a place stay, and the reduction is
-    cut in pieces of k. "pieces": as "weights", but the reduction of a tile is cut in pieces of k. "block": of a block of
-    layers: images, rows, columns; the last sum in pieces of k, then n output blocks at a time. ahead: how many tiles
-    may load before the oldest of them has computed. part: blocks of activations that one LOAD brings.
+    cut in pieces of k. "pieces": as "weights", but the reduction of a tile is cut in pieces of k. "block": of a block
+    of layers: images, rows, columns; the last sum in pieces of k, then n output blocks at a time. ahead: how many
+    tiles may load before the oldest of them has computed. part: blocks of activations that one LOAD brings.
     """
 
     n: int
