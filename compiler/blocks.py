@@ -26,7 +26,7 @@ from celosia.sim.timing import predict
 
 LONGEST = 5
 """Layers of a block."""
-KEPT = 4
+KEPT = 2
 """Ways to cut a chain that are kept."""
 WORTH_A_LOOK = 1.1
 """How many times the cycles of the best way another one may take, by the estimates, to be timed."""

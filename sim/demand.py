@@ -102,7 +102,10 @@ def _gemm(cfg: Config, f: _Fields) -> dict[str, Ints]:
 
 def _vector(cfg: Config, f: _Fields) -> dict[str, Ints]:
     steps = f.product([f"extent_{loop}" for loop in VECTOR_LOOPS])
-    return {"steps": steps, "to_acc": ((f["destination"] == Destination.ACC) | (f["destination"] == Destination.VIN)).astype(np.int64)}
+    return {
+        "steps": steps,
+        "to_acc": ((f["destination"] == Destination.ACC) | (f["destination"] == Destination.VIN)).astype(np.int64),
+    }
 
 
 def element_bytes(cfg: Config) -> Ints:

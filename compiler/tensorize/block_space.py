@@ -62,12 +62,10 @@ class _Level:
     def gemm(self) -> int:
         return self.blocks * self.problem.in_blocks * self.problem.taps * self.out
 
-    def steps(self, cfg: Config) -> int:
+    @property
+    def steps(self) -> int:
         """Cycles of its pass for a pixel of a block."""
-        if self.problem.in_blocks:
-            return 1
-        w = self.problem.window
-        return w.kernel[0] * (-(-w.kernel[1] // cfg.taps) if w.dilations[1] == 1 else w.kernel[1])
+        return max(1, self.problem.sums)
 
 
 def _levels(cfg: Config, p: BlockProblem, d: Decisions) -> list[_Level]:
@@ -131,7 +129,7 @@ def _needs(cfg: Config, p: BlockProblem, d: Decisions) -> Iterator[tuple[str, in
     yield "out", d.n * pixels, cfg.out_depth // 2
     yield "wgt", 2 * sum(_weights(d, level, last) for level in levels), cfg.wgt_depth
     if cfg.taps:
-        yield "tap", 2 * sum(0 if v.problem.in_blocks else v.blocks * v.steps(cfg) for v in levels), cfg.tap_depth
+        yield "tap", 2 * sum(0 if v.problem.in_blocks else v.blocks * v.steps for v in levels), cfg.tap_depth
     yield "par", 2 * max(d.n, sum(level.blocks for level in levels[:-1])) + d.n, cfg.par_depth
 
 
@@ -174,11 +172,11 @@ def estimate(cfg: Config, p: BlockProblem, d: Decisions) -> float:
     gemm = sum(level.gemm for level in levels[:-1]) + last.gemm * d.k / max(p.last.in_blocks, 1)
     vector = 0.0
     for level, following in itertools.pairwise(levels):
-        vector += level.blocks * (level.steps(cfg) * level.out + max(0, following.near - level.out)) + TURN
+        vector += level.blocks * (level.steps * level.out + max(0, following.near - level.out)) + TURN
         if not following.problem.in_blocks and following.near > level.out:
             vector += 4 * TURN
     if not p.last.in_blocks:
-        vector += d.n * d.y * d.x * last.steps(cfg)
+        vector += d.n * d.y * d.x * last.steps
     wgt = sum(_weights(d, level, last) for level in levels)
     constants = wgt * wgt_beats + sum(level.blocks * (2 * cfg.block_out * 4 // cfg.bus_bytes) for level in levels[:-1])
     kept = wgt * slices <= cfg.wgt_depth and sum(level.blocks for level in levels[:-1]) * slices <= cfg.par_depth

@@ -452,12 +452,12 @@ class _Definer:
         taps = self._constant(pack.taps(self.cfg, layer), shape, "int8", "taps")
         p = Pass("vin", "sum", False, True, layer.epilogue.table is not None, taps=True)
         par, table = self._parameters(layer.requantise), self._table(layer.epilogue)
-        return Level(p, near, "vin", None, None, taps, par, table), self.problem("vin", False)
+        return Level(p, near, "vin", None, None, taps, par, table), self.problem("vin", False, shape[1] * shape[2])
 
-    def problem(self, scope: str, two: bool) -> Problem:
+    def problem(self, scope: str, two: bool, sums: int = 0) -> Problem:
         """That of a layer which gemm has nothing to do with. two: it has an operand B."""
         y = self.y
-        return Problem(self.window, y.images, y.rows, y.columns, self.blocks, 0, two, 1, 1, scope, self.beyond)
+        return Problem(self.window, y.images, y.rows, y.columns, self.blocks, 0, two, 1, 1, scope, self.beyond, sums)
 
     def depthwise(self, layer: Conv) -> Definition:
         level, problem = self.sums(layer, self.near("vin", self.blocks, layer.pad_value))

@@ -56,7 +56,8 @@ class Problem:
 
     in_blocks: 0 where gemm has nothing to do. residual: an operand B of the size of the output comes through vin.
     step: input blocks from those of `share` output blocks to those of the next. near: the scratchpad of the input.
-    beyond: columns of it that are read beyond the windows.
+    beyond: columns of it that are read beyond the windows. sums: steps in which the vector unit multiplies for an entry
+    of the output, where it does.
     """
 
     window: Window
@@ -70,6 +71,7 @@ class Problem:
     share: int = 1
     near: str = "inp"
     beyond: int = 0
+    sums: int = 0
 
     @property
     def text(self) -> str:
@@ -254,6 +256,22 @@ def _simple(cfg: Config, p: Problem) -> Iterator[Sizes]:
     yield from ((*sizes, 1, "rows") for sizes in others if sizes != (n, y, x) and fits(*sizes))
 
 
+def _depthwise(cfg: Config, p: Problem) -> Iterator[Decisions]:
+    """The points for a depthwise convolution in which tiles take the fewest cycles, the best first."""
+    beats = max(1, cfg.lanes // cfg.bus_bytes)
+
+    def cycles(d: Decisions) -> float:
+        tiles = -(-p.out_blocks // d.n) * -(-p.rows // d.y) * -(-p.columns // d.x) * p.images
+        load, out = d.n * p.input_rows(d.y) * p.input_columns(d.x) * beats, d.n * d.y * d.x
+        tile = max(load * REFRESHED, out * p.sums, out * beats) + INSTRUCTIONS_PER_TILE
+        whole = p.out_blocks * p.rows * p.columns * p.images / (tiles * out)
+        return tiles * whole * tile + load + out * beats
+
+    sizes = [(n, y, x) for x in parts(p.columns) for y in range(1, p.rows + 1) for n in parts(p.out_blocks)]
+    points = (_point(cfg, p, *size, 1, "rows") for size in sizes)
+    yield from sorted((d for d in points if _too_large(cfg, p, d) is None), key=cycles)
+
+
 def _products(cfg: Config, p: Problem) -> Iterator[Sizes]:
     columns = [x for x in parts(p.columns) if p.input_columns(x) <= cfg.inp_depth and x <= EXTENT_MAX]
     blocks = list(dict.fromkeys(min(-(-n // p.share) * p.share, p.out_blocks) for n in parts(p.out_blocks)))
@@ -356,7 +374,8 @@ def ranked(cfg: Config, p: Problem, rows_first: bool = False, count: int = 1) ->
     if max(p.window.kernel) > EXTENT_MAX or max(p.window.pads) > PAD_MAX:
         raise Untileable(f"kernel {p.window.kernel} with pads {p.window.pads} is beyond an instruction's fields")
     if not p.in_blocks:
-        first = next(candidates(cfg, p), None)
+        found = _depthwise(cfg, p) if p.sums else candidates(cfg, p)
+        first = next(found, None)
         if first is None:
             raise Untileable("one output pixel's operands do not fit vin, acc or out")
         return (first,)
