@@ -24,6 +24,7 @@ from celosia.driver.runtime import Result, Runtime, open_device
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
 from celosia.sim.device import Device
+from celosia.sim.memory import ZYNQ_HP, MemoryModel
 from celosia.sim.timing import predict
 
 Array = NDArray[Any]
@@ -78,22 +79,31 @@ class Run:
 
 
 class Bench:
-    """Measures on `config`. folder: of the models that are not in this repository. say: told what is going on."""
+    """Measures on `config`. folder: of the models that are not in this repository. say: told what is going on.
+    memory: of the devices that count cycles.
+    """
 
     def __init__(
         self, folder: Path | None, config: str = "pynq", device: str = "rtl", chosen: tuple[str, ...] = (),
-        images: int | None = None, say: Callable[[str], None] = lambda text: None,
+        images: int | None = None, say: Callable[[str], None] = lambda text: None, memory: MemoryModel = ZYNQ_HP,
     ) -> None:  # fmt: skip
         self.folder, self.config, self.device, self.chosen, self.images = folder, config, device, chosen, images
-        self.say = say
+        self.say, self.memory = say, memory
         self.program = cache(self._program)
         self.opened: dict[str, Device] = {}
 
-    def _command(self, section: str, *models: str) -> str:
+    @property
+    def _suffix(self) -> str:
+        """Of the keys of rows on another memory."""
+        return "" if self.memory == ZYNQ_HP else f"/{self.memory.name}"
+
+    def _command(self, section: str, *models: str, config: bool = False) -> str:
+        """config: name the Config in any case."""
         parts = ["python -m benchmarks", section]
         parts += [f"--models {','.join(models)}"] if models else []
-        parts += [f"--config {self.config}"] if self.config != "pynq" else []
+        parts += [f"--config {self.config}"] if config or self.config != "pynq" else []
         parts += [f"--device {self.device}"] if self.device != "rtl" and section in ("exactness", "models") else []
+        parts += [f"--memory {self.memory.name}"] if self.memory != ZYNQ_HP else []
         parts += [f"--images {self.images}"] if self.images and section == "models" else []
         return " ".join(parts)
 
@@ -118,7 +128,8 @@ class Bench:
     ) -> Run:
         """One run on the device called `device`, which is opened once and lives on."""
         if device not in self.opened:
-            self.opened[device] = open_device(device, program.config)
+            options = {} if device == "functional" else {"memory": self.memory}
+            self.opened[device] = open_device(device, program.config, **options)
         opened = self.opened[device]
         runtime = Runtime(program, opened)
         started, worked = time.perf_counter(), time.process_time()
@@ -251,7 +262,7 @@ class Bench:
         """Cycles of ImageNet networks on the RTL, with the wall time of the run."""
         for workload in self._workloads(tuple(CYCLES)):
             head = (
-                f"cycles/{workload.name}", f"{workload.name} 224x224: cycles of the RTL",
+                f"cycles/{workload.name}{self._suffix}", f"{workload.name} 224x224: cycles of the RTL",
                 f"at most {CYCLES[workload.name] / 1e6:.1f} M", self._command("cycles", workload.name),
             )  # fmt: skip
             yield from self._rows(head, partial(self._timed, head, workload))
@@ -275,7 +286,8 @@ class Bench:
         left = [row for row in program.placements if row["place"] == "cpu" and row["op"] not in FREE]
         convolutions = sum("Conv" in row["op"] for row in program.placements)
         lost = [row for row in left if "Conv" in row["op"]]
-        measured = f"{report['cycles'] / 1e6:.3f} M, {report['utilization']:.1%} of the MACs a cycle can do; "
+        measured = f"{report['cycles'] / 1e6:.3f} M (memory {report['memory_model']}), "
+        measured += f"{report['utilization']:.1%} of the MACs a cycle can do; "
         measured += f"{convolutions - len(lost)} of {convolutions} convolutions on the accelerator"
         measured += f"; on the CPU: {', '.join(sorted({row['op'] for row in left}))}" if left else ", all else too"
         details = {
@@ -284,18 +296,19 @@ class Bench:
             "launches": report["launches"], "units": report["units"], "cpu": left, "layers": report["layers"],
             "seconds": run.seconds, "processor_seconds": run.processor_seconds,
         }  # fmt: skip
-        met = report["cycles"] <= limit and not (left if head[0] == "cycles/resnet18" else lost)
+        met = report["cycles"] <= limit and not (left if head[0].startswith("cycles/resnet18") else lost)
         return Row(*head[:3], measured, met, head[3], details)
 
     def timed(self, configs: tuple[str, ...] = TIMED_CONFIGS) -> Iterator[Row]:
         """Cycles of the timing model against the RTL, and the time it takes."""
         for config in configs:
-            bench = Bench(self.folder, config, self.device, self.chosen, self.images, self.say)
+            bench = Bench(self.folder, config, self.device, self.chosen, self.images, self.say, self.memory)
             for workload in bench._workloads(TIMED_MODELS):
                 head = (
-                    f"timed/{workload.name}/{config}", f"{workload.name} on {config}: timing model against RTL",
+                    f"timed/{workload.name}/{config}{self._suffix}",
+                    f"{workload.name} on {config}: timing model against RTL, memory {self.memory}",
                     f"within 1%, layers above {LARGE_LAYER:,} cycles within 3%",
-                    f"python -m benchmarks timed --models {workload.name} --config {config}",
+                    bench._command("timed", workload.name, config=True),
                 )  # fmt: skip
                 yield from self._rows(head, partial(bench._against_rtl, head, workload))
             for device in bench.opened.values():
@@ -306,7 +319,8 @@ class Bench:
         program, (feed,) = self.program(workload.name), workload.inputs(path, 1).feeds
         self.say(f"{workload.name} on {self.config}: running on the RTL simulator")
         rtl = self.run(program, feed, "rtl", trace=True).result.report
-        seconds, processor = (min(times) for times in zip(*(_model_seconds(program) for _ in range(3)), strict=True))
+        runs = [_model_seconds(program, self.memory) for _ in range(3)]
+        seconds, processor = (min(times) for times in zip(*runs, strict=True))
         found = self.run(program, feed, "timed", trace=True).result.report
         error = found["cycles"] / rtl["cycles"] - 1
         layers = layer_errors(rtl, found)
@@ -431,14 +445,14 @@ def layer_errors(rtl: dict[str, Any], found: dict[str, Any]) -> list[dict[str, A
     ]
 
 
-def _model_seconds(program: Program) -> tuple[float, float]:
+def _model_seconds(program: Program, memory: MemoryModel) -> tuple[float, float]:
     """How long the timing model takes for all launches of `program`: wall time and processor time."""
     cfg, seconds, processor = program.config, 0.0, 0.0
     for launch in program.launches:
         start = launch.address - program.image_address
         code = program.image[start : start + launch.count * instruction_bytes(cfg)].tobytes()
         started, worked = time.perf_counter(), time.process_time()
-        predict(cfg, code, address=launch.address)
+        predict(cfg, code, memory, launch.address)
         seconds += time.perf_counter() - started
         processor += time.process_time() - worked
     return seconds, processor
