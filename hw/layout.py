@@ -93,8 +93,13 @@ def widths(cfg: Config) -> dict[str, int]:
         "vin": 8 * cfg.lanes,
         "out": 8 * cfg.lanes,
         "par": 64 * cfg.block_out,
-        "tap": 8 * cfg.tap_bytes,
+        "tap": _whole(8 * cfg.taps * cfg.block_out, grains(cfg)["tap"]),
     }
+
+
+def _whole(bits: int, grain: int) -> int:
+    """`bits`, and what else is of their last grain: places of tap beyond `taps` are not stored."""
+    return -(-bits // grain) * grain
 
 
 def address_bits(cfg: Config) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 from amaranth import Cat, ClockDomain, ClockSignal, DomainRenamer, Module, Signal
 from amaranth.lib import wiring
@@ -15,15 +16,16 @@ from celosia.hw.dae_pipeline.fetch import Fetch
 from celosia.hw.dae_pipeline.fifo import StreamFifo
 from celosia.hw.dae_pipeline.load import Load
 from celosia.hw.dae_pipeline.readmux import ReadMux
-from celosia.hw.dae_pipeline.scratchpad import AccScratchpad, Scratchpad
+from celosia.hw.dae_pipeline.scratchpad import AccScratchpad, Scratchpad, WindowScratchpad, WriteArbiter
 from celosia.hw.dae_pipeline.store import Store
 from celosia.hw.dae_pipeline.tokens import Tokens
 from celosia.hw.gemm_core.gemm import Gemm
 from celosia.hw.gemm_core.vector import Vector
 from celosia.hw.isa import Unit
-from celosia.hw.layout import INDEX_BITS, grains, widths
+from celosia.hw.layout import INDEX_BITS, address_bits, grains, widths
 
 UNITS = tuple(unit.name.lower() for unit in Unit)
+SCRATCHPADS = ("inp", "wgt", "vin", "par", "tap", "out", "acc")
 
 
 class State(IntEnum):
@@ -35,6 +37,16 @@ class State(IntEnum):
     """Held up by memory."""
     TOKEN = 3
     """Its next instruction waits for a token."""
+
+
+def scratchpad(cfg: Config, name: str) -> wiring.Component:
+    if name == "acc":
+        return AccScratchpad(cfg)
+    depth, width = getattr(cfg, f"{name}_depth"), widths(cfg)[name]
+    grain = grains(cfg).get(name, width)
+    if name == "vin" and cfg.taps:
+        return WindowScratchpad(depth, width, grain, cfg.taps)
+    return Scratchpad(depth, width, grain)
 
 
 class Accelerator(wiring.Component):
@@ -97,14 +109,9 @@ class Accelerator(wiring.Component):
         fetch, tokens, readmux = Fetch(cfg), Tokens(cfg), ReadMux(cfg.bus_bytes)
         load, gemm, vector, store = Load(cfg), Gemm(cfg), Vector(cfg), Store(cfg)
         units: tuple[wiring.Component, ...] = (load, gemm, vector, store)
-        inp, wgt, vin, par, out = (
-            Scratchpad(getattr(cfg, f"{name}_depth"), widths(cfg)[name], grains(cfg).get(name, widths(cfg)[name]))
-            for name in ("inp", "wgt", "vin", "par", "out")
-        )
-        acc = AccScratchpad(cfg)
+        pads: dict[str, Any] = {name: scratchpad(cfg, name) for name in SCRATCHPADS if name != "tap" or cfg.taps}
         for name, part in {
-            "fetch": fetch, "tokens": tokens, "readmux": readmux, **dict(zip(UNITS, units)),
-            "inp": inp, "wgt": wgt, "vin": vin, "par": par, "out": out, "acc": acc,
+            "fetch": fetch, "tokens": tokens, "readmux": readmux, **dict(zip(UNITS, units)), **pads,
         }.items():  # fmt: skip
             m.submodules[name] = DomainRenamer("pipeline")(part)
 
@@ -123,20 +130,25 @@ class Accelerator(wiring.Component):
         # Data: memory -> load -> gemm -> vector -> store -> memory.
         connect(m, load.bus, readmux.load)
         connect_part(m, readmux.axi, self.m_axi)
-        for name, pad in (("inp", inp), ("wgt", wgt), ("vin", vin), ("par", par)):
-            connect(m, getattr(load, name), pad.write)
+        acc = pads["acc"]
+        for name in ("wgt", "par", "tap"):
+            if name in pads:
+                connect(m, getattr(load, name), pads[name].write)
+        for name in ("inp", "vin"):
+            self._connect_writers(m, name, pads[name], load, vector)
         connect(m, load.lut, vector.lut)
         connect(m, load.acc, acc.load_write)
-        connect(m, gemm.inp, inp.read)
-        connect(m, gemm.wgt, wgt.read)
+        connect(m, gemm.inp, pads["inp"].read)
+        connect(m, gemm.wgt, pads["wgt"].read)
         connect(m, gemm.acc_read, acc.gemm_read)
         connect(m, gemm.acc_write, acc.gemm_write)
         connect(m, vector.acc_read, acc.vector_read)
         connect(m, vector.acc_write, acc.vector_write)
-        connect(m, vector.vin, vin.read)
-        connect(m, vector.par, par.read)
-        connect(m, vector.out, out.write)
-        connect(m, store.out, out.read)
+        for name in ("vin", "par", "tap"):
+            if name in pads:
+                connect(m, getattr(vector, name), pads[name].read)
+        connect(m, vector.out, pads["out"].write)
+        connect(m, store.out, pads["out"].read)
         connect_part(m, store.axi, self.m_axi)
 
         # Control and what it hears of.
@@ -174,3 +186,16 @@ class Accelerator(wiring.Component):
             with m.Elif(tokens.wait_token[number]):
                 m.d.comb += getattr(self, f"trace_{name}_state").eq(State.TOKEN)
         return m
+
+    def _connect_writers(self, m: Module, name: str, pad: wiring.Component, load: Load, vector: Vector) -> None:
+        """LOAD, and where the Config says so VECTOR, to a scratchpad that holds activations."""
+        cfg = self._cfg
+        if not cfg.forward:
+            wiring.connect(m, getattr(load, name), pad.write)
+            return
+        bits, width = address_bits(cfg)[name], widths(cfg)[name]
+        arbiter = WriteArbiter(bits, width, grains(cfg)[name], width // widths(cfg)["out"])
+        m.submodules[f"{name}_arbiter"] = arbiter
+        wiring.connect(m, getattr(vector, f"{name}_write"), arbiter.vector)
+        wiring.connect(m, getattr(load, name), arbiter.load)
+        wiring.connect(m, arbiter.write, pad.write)

@@ -14,6 +14,7 @@ from celosia.hw.config import Config
 from celosia.hw.isa import (
     GEMM_LOOPS,
     OUTER_LOOPS,
+    TAP_LOOPS,
     UNIT_OF,
     VECTOR_LOOPS,
     ASource,
@@ -24,6 +25,7 @@ from celosia.hw.isa import (
     Opcode,
     ReduceOp,
     Unit,
+    buffers,
     encode,
     formats,
     instruction_bytes,
@@ -41,6 +43,11 @@ CONFIGS = {
     "batch2": Config(batch=2, block_in=4, block_out=4, bus_bytes=8, **SMALL),
     "4x8": Config(block_in=4, block_out=8, bus_bytes=8, **SMALL),
     "8x4": Config(block_in=8, block_out=4, bus_bytes=8, **SMALL),
+    "taps3": Config(block_in=4, block_out=4, taps=3, tap_depth=32, forward=True, residual_cycles=2, **SMALL),
+    "8x4-batch2-taps5": Config(
+        batch=2, block_in=8, block_out=4, taps=5, tap_depth=16, forward=True, residual_cycles=4, **SMALL
+    ),
+    "8x8-forward": Config(block_in=8, block_out=8, bus_bytes=16, forward=True, **SMALL),
 }
 
 
@@ -119,7 +126,10 @@ class Generator:
             (Buffer.VIN, cfg.vin_depth * cfg.out_pieces),
             (Buffer.PAR, cfg.par_depth),
             (Buffer.LUT, cfg.lut_count),
+            (Buffer.TAP, cfg.tap_depth),
         ):
+            if buffer not in buffers(cfg):
+                continue
             widen = buffer == Buffer.ACC and self.rng.random() < 0.5
             area = self.tables if buffer == Buffer.PAR else self.data
             size = element_bytes(cfg, buffer, widen)
@@ -147,13 +157,13 @@ class Generator:
 
     def load(self) -> dict[str, int]:
         rng, cfg = self.rng, self.cfg
-        buffer = rng.choice(list(Buffer))
+        buffer = rng.choice(buffers(cfg))
         widen = int(buffer == Buffer.ACC and rng.random() < 0.5)
         size = element_bytes(cfg, buffer, bool(widen))
         depth = {
             Buffer.INP: cfg.inp_depth * cfg.inp_pieces, Buffer.WGT: cfg.wgt_depth,
             Buffer.ACC: cfg.acc_depth * cfg.out_pieces, Buffer.VIN: cfg.vin_depth * cfg.out_pieces,
-            Buffer.PAR: cfg.par_depth, Buffer.LUT: cfg.lut_count,
+            Buffer.PAR: cfg.par_depth, Buffer.LUT: cfg.lut_count, Buffer.TAP: cfg.tap_depth,
         }[buffer]  # fmt: skip
         area = self.tables if buffer == Buffer.PAR else rng.choice((self.data, self.data, self.output))
         # A row of parameters starts at an entry of the table: only those have normalised multipliers.
@@ -197,8 +207,9 @@ class Generator:
             extents = self.extents(5, 60)
             if rng.random() < 0.5:
                 extents[3:] = [1, 1]
-            destination = rng.choice(list(Destination))
-            a_source = rng.choice(list(ASource))
+            destination = rng.choice(destinations(cfg))
+            taps = int(cfg.taps > 0 and rng.random() < 0.4)
+            a_source = ASource.VIN if taps else rng.choice(list(ASource))
             b_source = BSource.IMM if a_source == ASource.VIN else rng.choice(list(BSource))
             rescale_add = int(b_source == BSource.VIN and rng.random() < 0.4)
             fields = {f"extent_{loop}": e for loop, e in zip(VECTOR_LOOPS, extents)}
@@ -206,11 +217,13 @@ class Generator:
             fields |= self.address(
                 "a", VECTOR_LOOPS, extents, cfg.acc_depth if a_source == ASource.ACC else cfg.vin_depth
             )
-            depth = cfg.out_depth if destination == Destination.OUT else cfg.acc_depth
-            fields |= self.address("dst", OUTER_LOOPS, extents[:3], depth)
+            fields |= self.address("dst", OUTER_LOOPS, extents[:3], places(cfg, destination))
             fields |= self.address("b", OUTER_LOOPS, extents[:3], cfg.vin_depth)
             fields |= self.address("par", OUTER_LOOPS, extents[:3], cfg.par_depth)
-            if a_source == ASource.VIN or destination == Destination.OUT or not _reads_own_result(cfg, fields):
+            if cfg.taps:
+                fields["taps"] = taps
+                fields |= self.address("tap", TAP_LOOPS, [extents[0], *extents[3:]], cfg.tap_depth)
+            if not _reads_own_result(cfg, fields):
                 break
         low, high = sorted((rng.randint(-128, 127), rng.randint(-128, 127)))
         add_low, add_high = sorted((rng.randint(-128, 127), rng.randint(-128, 127)))
@@ -286,12 +299,34 @@ def _parameters(bits: np.random.Generator, count: int) -> NDArray[np.uint64]:
     return (bias & 0xFFFFFFFF).astype(np.uint64) | (multiplier << 32).astype(np.uint64) | shift.astype(np.uint64) << 56
 
 
+def destinations(cfg: Config) -> list[Destination]:
+    """Those that `cfg` has."""
+    return [Destination.ACC, Destination.OUT] + [Destination.INP, Destination.VIN] * cfg.forward
+
+
+def places(cfg: Config, destination: int) -> int:
+    """How many addresses a VECTOR's destination has."""
+    parts = cfg.block_in // cfg.block_out if destination == Destination.INP else 1
+    depth: int = getattr(cfg, f"{Destination(destination).name.lower()}_depth")
+    return parts * depth
+
+
+def _a_reads(cfg: Config, f: dict[str, int]) -> NDArray[np.int64]:
+    """Entries that a VECTOR reads as A in each iteration [n, y, x, r, s, taps]."""
+    depth = cfg.acc_depth if f["a_source"] == ASource.ACC else cfg.vin_depth
+    first = addresses(f, "a", VECTOR_LOOPS, depth)[..., None]
+    return (first + np.arange(cfg.taps if f.get("taps") else 1)) % depth
+
+
 def _reads_own_result(cfg: Config, f: dict[str, int]) -> bool:
-    """True where an iteration of a VECTOR reads an accumulator that an earlier one wrote."""
-    reads = addresses(f, "a", VECTOR_LOOPS, cfg.acc_depth)
+    """True where an iteration of a VECTOR reads an entry that an earlier one wrote."""
+    source = Destination.ACC if f["a_source"] == ASource.ACC else Destination.VIN
+    reads = [_a_reads(cfg, f)] if source == f["destination"] else []
+    if f["destination"] == Destination.VIN and f["b_source"] == BSource.VIN:
+        reads.append(addresses(f, "b", OUTER_LOOPS, cfg.vin_depth))
     written: set[int] = set()
-    for outer, dst in np.ndenumerate(addresses(f, "dst", OUTER_LOOPS, cfg.acc_depth)):
-        if written & set(reads[outer].ravel().tolist()):
+    for outer, dst in np.ndenumerate(addresses(f, "dst", OUTER_LOOPS, places(cfg, f["destination"]))):
+        if any(written & set(np.ravel(read[outer]).tolist()) for read in reads):
             return True
         written.add(int(dst))
     return False
@@ -338,13 +373,16 @@ def touches(cfg: Config, instruction: Instruction) -> tuple[dict[str, int], dict
         note(reads, "acc", addresses(f, "acc", OUTER_LOOPS, cfg.acc_depth))
         note(writes, "acc", addresses(f, "acc", OUTER_LOOPS, cfg.acc_depth))
     else:
-        a, depth = ("acc", cfg.acc_depth) if f["a_source"] == ASource.ACC else ("vin", cfg.vin_depth)
-        note(reads, a, addresses(f, "a", VECTOR_LOOPS, depth))
+        note(reads, "acc" if f["a_source"] == ASource.ACC else "vin", _a_reads(cfg, f))
         note(reads, "vin", addresses(f, "b", OUTER_LOOPS, cfg.vin_depth))
         note(reads, "par", addresses(f, "par", OUTER_LOOPS, cfg.par_depth))
         note(reads, "lut", np.array([f["table"]]))
-        dst, depth = ("out", cfg.out_depth) if f["destination"] == Destination.OUT else ("acc", cfg.acc_depth)
-        note(writes, dst, addresses(f, "dst", OUTER_LOOPS, depth))
+        if cfg.taps:
+            note(reads, "tap", addresses(f | {"tap_y": 0, "tap_x": 0}, "tap", VECTOR_LOOPS, cfg.tap_depth))
+        depth = places(cfg, f["destination"])
+        name = Destination(f["destination"]).name.lower()
+        parts = depth // getattr(cfg, f"{name}_depth")
+        note(writes, name, addresses(f, "dst", OUTER_LOOPS, depth) // parts)
     return reads, writes
 
 

@@ -11,7 +11,7 @@ from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.dma import OFFSET_BITS, OUTSTANDING, ReadEngine, beat_layout
 from celosia.hw.dae_pipeline.fifo import StreamFifo
 from celosia.hw.dae_pipeline.walk import Rows, Walker
-from celosia.hw.isa import TABLE_SIZE, Buffer, Opcode, element_bytes, formats
+from celosia.hw.isa import TABLE_SIZE, Buffer, Opcode, buffers, element_bytes, formats
 from celosia.hw.layout import (
     ERROR_BITS,
     INDEX_BITS,
@@ -40,7 +40,7 @@ def element_shift(cfg: Config, buffer: Buffer, widen: bool = False) -> int:
 
 
 def _max_shift(cfg: Config) -> int:
-    return max(element_shift(cfg, buffer) for buffer in Buffer)
+    return max(element_shift(cfg, buffer) for buffer in buffers(cfg))
 
 
 class Aligner(wiring.Component):
@@ -107,12 +107,12 @@ class Writer(wiring.Component):
             "x_first": 8, "x_stop": 17, "y_first": 8, "y_stop": 13,
         })  # fmt: skip
         element_bits = next(f.width for f in formats(cfg)[Opcode.LOAD].fields if f.name == "sram_base")
-        self._step_bits = max(1, *(self._step_shift(buffer) for buffer in Buffer))
+        self._step_bits = max(1, *(self._step_shift(buffer) for buffer in buffers(cfg)))
         self.walker = Walker(element_bits, self._step_bits, self._tag)
         super().__init__({
             "job": In(stream.Signature(self.walker.job_layout)),
             "unit": In(stream.Signature(data.StructLayout({"data": 8 * cfg.bus_bytes, "error": ERROR_BITS}))),
-            **{buffer.name.lower(): Out(load_port(cfg, buffer.name.lower())) for buffer in Buffer},
+            **{buffer.name.lower(): Out(load_port(cfg, buffer.name.lower())) for buffer in buffers(cfg)},
             "done": Out(Pulse(done_layout)),
             "error": Out(Pulse(error_layout)),
             "moves": Out(1),
@@ -127,7 +127,7 @@ class Writer(wiring.Component):
         f = instr.fields
         x_stop, y_stop = f.pad_left + f.x_size, f.pad_top + f.y_size
         step_end = (1 << self._step_shift(Buffer.INP)) - 1
-        for buffer in Buffer:
+        for buffer in buffers(self._cfg):
             step_end = Mux(f.buffer == buffer, (1 << self._step_shift(buffer)) - 1, step_end)
         step_end = Mux(f.widen, (1 << self._step_shift(Buffer.ACC, True)) - 1, step_end)
         return {
@@ -199,11 +199,11 @@ class Writer(wiring.Component):
             ]
         with m.Elif(empties):
             m.d.sync += full.eq(0)
-        ready = Cat(getattr(self, buffer.name.lower()).ready for buffer in Buffer)
+        ready = Cat(getattr(self, buffer.name.lower()).ready for buffer in buffers(cfg))
         m.d.comb += empties.eq(full & (enable & ready).any())
         m.d.sync += [self.done.valid.eq(empties & last), self.done.payload.eq(done)]
 
-        for buffer in Buffer:
+        for buffer in buffers(cfg):
             name = buffer.name.lower()
             port = getattr(self, name)
             bits = cfg.lut_bits if buffer == Buffer.LUT else address_bits(cfg)[name]
@@ -254,7 +254,7 @@ class Load(wiring.Component):
     -----------------------------
     bus : Out(ReadBus)              the read channel.
     dma_base, dma_size : In         where DRAM begins, a multiple of 4096, and how many bytes may be read.
-    inp, wgt, acc, vin, par, lut    `load_port`s of the scratchpads.
+    inp, wgt, acc, vin, par, lut    `load_port`s of the scratchpads; and tap where the Config has taps.
     """
 
     def __init__(self, cfg: Config, outstanding: int = OUTSTANDING) -> None:
@@ -264,7 +264,7 @@ class Load(wiring.Component):
             "bus": Out(ReadBus(cfg.bus_bytes)),
             "dma_base": In(ADDR_BITS),
             "dma_size": In(OFFSET_BITS),
-            **{buffer.name.lower(): Out(load_port(cfg, buffer.name.lower())) for buffer in Buffer},
+            **{buffer.name.lower(): Out(load_port(cfg, buffer.name.lower())) for buffer in buffers(cfg)},
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
@@ -296,7 +296,7 @@ class Load(wiring.Component):
         f = self.instr.payload.fields
         accept = Signal()
         shift = element_shift(cfg, Buffer.INP)
-        for buffer in Buffer:
+        for buffer in buffers(cfg):
             shift = Mux(f.buffer == buffer, element_shift(cfg, buffer), shift)
         block = rows.block.payload
         m.d.comb += [
@@ -338,7 +338,7 @@ class Load(wiring.Component):
             engine.dma_size.eq(self.dma_size),
             engine.halt.eq(stop),
         ]
-        for buffer in Buffer:
+        for buffer in buffers(cfg):
             name = buffer.name.lower()
             wiring.connect(m, getattr(writer, name), wiring.flipped(getattr(self, name)))
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from amaranth import Module, Mux, Signal
+from amaranth import Cat, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
-from amaranth.lib.wiring import In
+from amaranth.lib.wiring import In, Out
 
 from celosia.hw.config import Config
 from celosia.hw.layout import ReadPort, WritePort, load_port, widths
@@ -50,6 +50,92 @@ class Scratchpad(wiring.Component):
             self.read.data.eq(read.data),
             self.read.ready.eq(1),
         ]
+        return m
+
+
+class WindowScratchpad(wiring.Component):
+    """A Scratchpad whose reads give an entry and those that follow it, around the end of the memory as well.
+
+    Entries lie in as many banks as the next power of two, by the lowest bits of their addresses.
+
+    Parameters
+    ----------
+    depth, width, grain : as of Scratchpad.
+    window : entries of a read, from 1 to `depth`.
+
+    Members
+    -------
+    write : In(WritePort)
+    read : In(ReadPort)     of `window` entries, the one at the address in the lowest bits.
+    """
+
+    def __init__(self, depth: int, width: int, grain: int, window: int) -> None:
+        self.depth, self.width, self.grain, self.window = depth, width, grain, window
+        bits = (depth - 1).bit_length()
+        super().__init__({"write": In(WritePort(bits, width, grain)), "read": In(ReadPort(bits, window * width))})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        write, read, low_bits = self.write, self.read, (self.window - 1).bit_length()
+        banks = [Scratchpad(self.depth >> low_bits, self.width, self.grain) for _ in range(1 << low_bits)]
+        first = Signal(low_bits)
+        for number, bank in enumerate(banks):
+            m.submodules[f"bank{number}"] = bank
+            m.d.comb += [
+                bank.write.en.eq(write.en & (write.addr[:low_bits] == number)),
+                bank.write.addr.eq(write.addr[low_bits:]),
+                bank.write.mask.eq(write.mask),
+                bank.write.data.eq(write.data),
+                bank.read.en.eq(read.en),
+                bank.read.addr.eq(read.addr[low_bits:] + (number < read.addr[:low_bits])),
+            ]
+        with m.If(read.en):
+            m.d.sync += first.eq(read.addr)
+        entries = Cat(bank.read.data for bank in banks)
+        for place in range(self.window):
+            entry = entries.word_select((first + place)[:low_bits], self.width)
+            m.d.comb += read.data.word_select(place, self.width).eq(entry)
+        m.d.comb += [write.ready.eq(1), read.ready.eq(1)]
+        return m
+
+
+class WriteArbiter(wiring.Component):
+    """VECTOR and LOAD at the write port of a scratchpad; VECTOR goes first.
+
+    Parameters
+    ----------
+    bits, width, grain : of the scratchpad's addresses, of its entries, of what can be written on its own.
+    parts : that VECTOR writes of an entry, one at a time; the lowest bits of its addresses say which.
+
+    Members
+    -------
+    vector, load : In(WritePort)
+    write : Out(WritePort)      the scratchpad's, which is always ready.
+    """
+
+    def __init__(self, bits: int, width: int, grain: int, parts: int = 1) -> None:
+        self.part_bits, part = (parts - 1).bit_length(), width // parts
+        super().__init__({
+            "vector": In(WritePort(bits + self.part_bits, part, part)), "load": In(WritePort(bits, width, grain)),
+            "write": Out(WritePort(bits, width, grain)),
+        })  # fmt: skip
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        vector, load, write, low_bits = self.vector, self.load, self.write, self.part_bits
+        part = vector.addr[:low_bits]
+        m.d.comb += [
+            vector.ready.eq(1),
+            load.ready.eq(~vector.en),
+            write.en.eq(vector.en | load.en),
+            write.addr.eq(Mux(vector.en, vector.addr[low_bits:], load.addr)),
+            write.data.eq(Mux(vector.en, vector.data.replicate(1 << low_bits), load.data)),
+        ]
+        grains = len(write.mask) >> low_bits
+        with m.If(vector.en):
+            m.d.comb += write.mask.word_select(part, grains).eq(vector.mask.replicate(grains))
+        with m.Else():
+            m.d.comb += write.mask.eq(load.mask)
         return m
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import or_
 
-from amaranth import Cat, Module, Mux, Signal, Value
+from amaranth import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -31,7 +31,8 @@ class Loops(wiring.Component):
     Parameters
     ----------
     names : loops from the outermost to the innermost.
-    operands : for each operand the bits of its address (it wraps) and its loops, which must be the first of `names`.
+    operands : for each operand the bits of its address (it wraps) and the loops that move it: the outermost, and any
+        others in their order.
     reduction : the innermost of `names`, which combine into one output. May be empty.
 
     Members
@@ -50,8 +51,8 @@ class Loops(wiring.Component):
     ) -> None:
         self.names, self.operands, self.reduction = tuple(names), dict(operands), tuple(reduction)
         for operand, (_, loops) in self.operands.items():
-            if not loops or tuple(loops) != self.names[: len(loops)]:
-                raise ValueError(f"loops of {operand} must be the first of {self.names}, not {tuple(loops)}")
+            if loops[:1] != self.names[:1] or tuple(loops) != tuple(name for name in self.names if name in loops):
+                raise ValueError(f"loops of {operand} must be of {self.names}, from the first on, not {tuple(loops)}")
         if self.reduction and self.names[-len(self.reduction) :] != self.reduction:
             raise ValueError(f"the reduction must be the last of {self.names}, not {self.reduction}")
         self.fields = data.StructLayout(
@@ -138,16 +139,19 @@ class Loops(wiring.Component):
             ]
 
         for operand, (bits, loops) in self.operands.items():
-            # begin[i] is the address at which the present index of loop i began; a rise goes on from there.
-            begin = [Signal(bits, name=f"{operand}_begin_{loop}") for loop in loops]
+            # begin[loop] is the address at which the present index of the loop began; a rise goes on from there. A loop
+            # that does not move the operand begins where the one around it does.
+            begin = {loop: Signal(bits, name=f"{operand}_begin_{loop}") for loop in loops}
             origin, stride, following = (Signal(bits, name=f"{operand}_{n}") for n in ("origin", "stride", "following"))
             m.d.comb += following.eq(origin + stride)
-            m.d.comb += step[operand].eq(begin[-1])
-            strides = [held[f"{operand}_{loop}"] for loop in loops]
-            m.d.comb += [origin.eq(_selected(goes_on, begin)), stride.eq(_selected(goes_on, strides))]
-            for i in range(len(loops)):
+            m.d.comb += step[operand].eq(begin[loops[-1]])
+            moving = self.names[: self.names.index(loops[-1]) + 1]
+            around = [begin[[outer for outer in loops if outer in moving[: i + 1]][-1]] for i in range(len(moving))]
+            strides = [held[f"{operand}_{loop}"] if loop in loops else Const(0) for loop in moving]
+            m.d.comb += [origin.eq(_selected(goes_on, around)), stride.eq(_selected(goes_on, strides))]
+            for loop in loops:
                 with m.If(renew):
-                    m.d.sync += begin[i].eq(new[f"{operand}_base"])
-                with m.Elif(advance[i]):
-                    m.d.sync += begin[i].eq(following)
+                    m.d.sync += begin[loop].eq(new[f"{operand}_base"])
+                with m.Elif(advance[self.names.index(loop)]):
+                    m.d.sync += begin[loop].eq(following)
         return m

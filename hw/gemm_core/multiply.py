@@ -11,7 +11,7 @@ LOW_BITS = 7
 def logic_product(a: Value, b: Value) -> Value:
     """a * b from adders alone, by radix-4 Booth recoding, so that no tool puts it into a DSP block.
 
-    b: unsigned, its width odd, so that its last digit is not negative.
+    b: unsigned and of odd width, so that its last digit is not negative, or signed and of even width.
     """
     a = a if a.shape().signed else Cat(a, 0).as_signed()
     bits = Cat(0, b, 0)
@@ -25,6 +25,8 @@ def logic_product(a: Value, b: Value) -> Value:
         row = (multiple ^ negative.replicate(len(a) + 1))[: len(a) + 1].as_signed()
         terms.append((0, row) if carry is None else (i - 2, Cat(carry, Const(0, 1), row).as_signed()))
         carry = negative
+    if b.shape().signed:
+        terms.append((len(b) - 2, Cat(carry, 0).as_signed()))
     while len(terms) > 1:
         joined = [_join(*pair) for pair in zip(terms[::2], terms[1::2])]
         terms = joined + terms[len(terms) & ~1 :]
