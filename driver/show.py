@@ -126,7 +126,8 @@ def layers(report: dict[str, Any], every: bool = False) -> RenderableType:
         longest = sorted(range(len(rows)), key=lambda i: -(rows[i][weight] or 0))[:TOP_LAYERS]
         shown = [rows[i] for i in sorted(longest)]
     left = f", {len(shown)} of {len(rows)} (all: --layers)" if len(shown) < len(rows) else ""
-    table = _table(f"Layers{left}", "layer", "op", ">MACs", ">cycles", ">utilisation", ">loaded", ">stored")
+    memory = f", memory {report['memory_model']}" if report["cycles"] is not None else ""
+    table = _table(f"Layers{left}{memory}", "layer", "op", ">MACs", ">cycles", ">utilisation", ">loaded", ">stored")
     for row in shown:
         cycles = "-" if row["cycles"] is None else row["cycles"]
         _row(

@@ -28,7 +28,7 @@ from celosia.hw.isa import Unit, instruction_bytes
 from celosia.hw.regs import COUNTERS
 from celosia.sim.demand import MAX_BURST, Demand, demand
 from celosia.sim.device import Counters, DeviceError, Event
-from celosia.sim.memory import MEMORY_MODELS, MemoryModel
+from celosia.sim.memory import ZYNQ_HP, MemoryModel, memory_model
 
 # Declared in hw/, which is in Amaranth and cannot be imported here.
 OUTSTANDING = 8
@@ -109,21 +109,18 @@ class Timing:
         return Counters(self.cycles, self.values, events)
 
 
-def predict(cfg: Config, code: bytes, memory: MemoryModel | str = "zynq-hp", address: int = 0) -> Timing:
+def predict(cfg: Config, code: bytes, memory: MemoryModel | str = ZYNQ_HP, address: int = 0) -> Timing:
     """Cycles of the run of the instructions in `code`, which lie at byte `address` of DRAM.
 
     memory: a MemoryModel or the name of one. ValueError for an illegal instruction, a memory with random stalls, or an
     unknown name; DeviceError for a stream that cannot end.
     """
-    if isinstance(memory, str):
-        if memory not in MEMORY_MODELS:
-            raise ValueError(f"there is no memory model {memory!r}; take {' or '.join(MEMORY_MODELS)}")
-        memory = MEMORY_MODELS[memory]
-    check_memory(memory)
+    model = memory_model(memory)
+    check_memory(model)
     wanted = demand(cfg, code)
     if not len(wanted.unit):
         return Timing(0, wanted.unit, wanted.steps, wanted.steps, dict.fromkeys(COUNTERS, 0))
-    return _Machine(cfg, wanted, memory, address).run()
+    return _Machine(cfg, wanted, model, address).run()
 
 
 def check_memory(memory: MemoryModel) -> None:

@@ -23,7 +23,7 @@ from celosia.sim.build import BuildError
 from celosia.sim.demand import BOUNDARY, MAX_BURST, on_the_bus
 from celosia.sim.device import Counters, Device, DeviceError
 from celosia.sim.fsim import FunctionalDevice
-from celosia.sim.memory import IDEAL, ZYNQ_HP, MemoryModel, random_stalls
+from celosia.sim.memory import IDEAL, PYNQ_Z2, ULTRA96, ZYNQ_HP, MemoryModel, random_stalls
 from celosia.sim.rtlsim import RtlDevice
 from celosia.sim.timed import TimedDevice
 from celosia.sim.timing import Timing, predict
@@ -211,6 +211,8 @@ MEMORIES = {
     MemoryModel(read_latency=100, write_latency=20): 0.03,
     MemoryModel(refresh_period=100, refresh_cycles=30): 0.03,
     MemoryModel(outstanding=4): 0.03,
+    PYNQ_Z2: 0.03,
+    ULTRA96: 0.03,
     MemoryModel(bytes_per_cycle=16): 0.07,  # less than both directions can move: they share it out beat by beat
 }
 
@@ -252,27 +254,29 @@ LARGE_LAYER = 5000
 """Cycles above which a layer's own time is compared."""
 
 
-def compare(program: Program, feed: dict[str, Any], config: str) -> None:
+def compare(program: Program, feed: dict[str, Any], config: str, memory: MemoryModel = ZYNQ_HP) -> None:
     """Same outputs; all cycles within 1% of the RTL's, each layer of more than 5,000 within 3%."""
-    expected = celosia.Runtime(program, opened(config)).run(feed)
-    found = celosia.Runtime(program, "timed").run(feed)
+    device = opened(config)
+    device.use(memory)
+    expected = celosia.Runtime(program, device).run(feed)
+    found = celosia.Runtime(program, "timed", memory=memory.name).run(feed)
     for name, array in expected.outputs.items():
         np.testing.assert_array_equal(found.outputs[name], array)
     assert found.report["cycles"] == pytest.approx(expected.report["cycles"], rel=0.01)
     for one, other in zip(expected.report["layers"], found.report["layers"], strict=True):
         if one["cycles"] > LARGE_LAYER:
             assert other["cycles"] == pytest.approx(one["cycles"], rel=0.03), one["name"]
-    assert found.report["memory_model"] == expected.report["memory_model"] == "zynq-hp"
+    assert found.report["memory_model"] == expected.report["memory_model"] == str(memory)
     for unit, counts in expected.report["units"].items():
         assert found.report["units"][unit]["busy"] == counts["busy"]
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize("config", ["tiny", "pynq"])
-def test_the_demo_model(config: str) -> None:
+@pytest.mark.parametrize(("config", "memory"), [("tiny", ZYNQ_HP), ("pynq", ZYNQ_HP), ("pynq", PYNQ_Z2)], ids=str)
+def test_the_demo_model(config: str, memory: MemoryModel) -> None:
     """Networks for ImageNet: `python -m benchmarks timed`."""
     program = celosia.compile(demo_model_path(), config)
-    compare(program, {program.inputs[0].name: demo_images()[0][:1]}, config)
+    compare(program, {program.inputs[0].name: demo_images()[0][:1]}, config, memory)
 
 
 # The device ---------------------------------------------------------------------------------------------------
@@ -322,7 +326,7 @@ def test_no_instructions() -> None:
         (random_stalls(1), "no memory that pauses at random or freezes, so not random"),
         (dataclasses.replace(ZYNQ_HP, freeze_after=9), "no memory that pauses at random or freezes"),
         (MemoryModel(refresh_period=5, refresh_cycles=5), "refresh_cycles must be below refresh_period"),
-        ("ddr9", "there is no memory model 'ddr9'; take zynq-hp or ideal"),
+        ("ddr9", "there is no memory model 'ddr9'; take zynq-hp, ideal, .* or zcu104"),
     ],
 )
 def test_memories_that_it_does_not_know(memory: MemoryModel | str, message: str) -> None:
