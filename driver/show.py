@@ -137,6 +137,20 @@ def layers(report: dict[str, Any], every: bool = False) -> RenderableType:
     return table
 
 
+def blocks(report: dict[str, Any]) -> RenderableType | None:
+    """The blocks of layers whose intermediates stay on chip; None where there are none."""
+    rows = [row for row in report["layers"] if row["bytes_kept"]]
+    if not rows:
+        return None
+    table = _table(
+        "Blocks", "block", ">kept on chip", ">cycles apart (estimated)", ">as a block (estimated)", ">cycles"
+    )
+    for row in rows:
+        cycles = "-" if row["cycles"] is None else row["cycles"]
+        _row(table, row["name"], megabytes(row["bytes_kept"]), row["cycles_apart"], row["cycles_together"], cycles)
+    return table
+
+
 # A program ----------------------------------------------------------------------------------------------------
 
 
@@ -179,7 +193,16 @@ def operators(program: Program) -> RenderableType:
 def program_layers(program: Program) -> RenderableType:
     """Each layer with its instructions; a GEMM or VECTOR instruction is one tile's work."""
     table = _table(
-        "Layers", "layer", "op", "operators", ">MACs", *(f">{op.name}" for op in Opcode), ">loaded", ">stored", "note"
+        "Layers",
+        "layer",
+        "op",
+        "operators",
+        ">MACs",
+        *(f">{op.name}" for op in Opcode),
+        ">loaded",
+        ">stored",
+        ">kept on chip",
+        "note",
     )
     for launch in program.launches:
         opcodes = [opcode_of(word) for word in program.instructions(launch)]
@@ -187,7 +210,7 @@ def program_layers(program: Program) -> RenderableType:
             count = Counter(opcode for opcode, owner in zip(opcodes, launch.layer_of) if owner == number)
             _row(
                 table, layer.name, layer.op, ", ".join(layer.nodes), layer.macs, *(count[op] for op in Opcode),
-                megabytes(layer.bytes_loaded), megabytes(layer.bytes_stored), layer.note,
+                megabytes(layer.bytes_loaded), megabytes(layer.bytes_stored), megabytes(layer.bytes_kept), layer.note,
             )  # fmt: skip
     return table
 
