@@ -116,7 +116,7 @@ class _Cutter:
                     found += [(before + cost, (*cuts, start)) for before, cuts in ways[start]]
             ways.append(sorted(found)[:KEPT])
         best = ways[-1][0][0]
-        near = [cuts for cost, cuts in ways[-1] if cost <= WORTH_A_LOOK * best or cost < 0]
+        near = [cuts for cost, cuts in ways[-1] if cost <= max(best, WORTH_A_LOOK * best)]
         parts = [[chain[a:b] for a, b in pairwise((*cuts, len(chain)))] for cuts in near]
         return min(parts, key=self._cycles) if len(parts) > 1 else parts[0]
 
