@@ -12,6 +12,7 @@ from celosia.hw import isa
 from celosia.hw.config import Config
 from celosia.hw.isa import (
     GEMM_LOOPS,
+    OUTER_LOOPS,
     UNIT_OF,
     VECTOR_LOOPS,
     Buffer,
@@ -26,6 +27,7 @@ from celosia.hw.isa import (
 Ints = NDArray[np.int64]
 MAX_BURST = 16
 """Beats of the longest burst (hw/axi.py)."""
+INP_PORT, VIN_PORT = 1, 2
 BOUNDARY = 4096
 """Bytes; no burst crosses a multiple of it (hw/axi.py)."""
 
@@ -38,7 +40,9 @@ class Demand:
     steps: cycles for which the unit works if nothing holds it up: tile operations, entries, writes to a scratchpad
     (padding too), units read from `out`.
     lead, trail: those of a LOAD's steps that are padding before its first and after its last element.
-    rows, bursts, beats: of its copy in DRAM. to_acc: a VECTOR that writes accumulators.
+    rows, bursts, beats: of its copy in DRAM.
+    outputs: entries that a VECTOR writes; residual: whether each has one added. feeds: it writes what VECTOR reads.
+    port: the scratchpad that a LOAD writes, or a VECTOR does, if both may (INP_PORT, VIN_PORT).
     """
 
     unit: NDArray[np.int64]
@@ -50,7 +54,10 @@ class Demand:
     rows: Ints
     bursts: Ints
     beats: Ints
-    to_acc: Ints
+    outputs: Ints
+    residual: Ints
+    feeds: Ints
+    port: Ints
 
 
 def demand(cfg: Config, code: bytes) -> Demand:
@@ -101,8 +108,14 @@ def _gemm(cfg: Config, f: _Fields) -> dict[str, Ints]:
 
 
 def _vector(cfg: Config, f: _Fields) -> dict[str, Ints]:
-    steps = f.product([f"extent_{loop}" for loop in VECTOR_LOOPS])
-    return {"steps": steps, "to_acc": (f["destination"] == Destination.ACC).astype(np.int64)}
+    to = f["destination"]
+    return {
+        "steps": f.product([f"extent_{loop}" for loop in VECTOR_LOOPS]),
+        "outputs": f.product([f"extent_{loop}" for loop in OUTER_LOOPS]),
+        "residual": f["rescale_add"],
+        "feeds": np.isin(to, (Destination.ACC, Destination.VIN)).astype(np.int64),
+        "port": np.where(to == Destination.INP, INP_PORT, np.where(to == Destination.VIN, VIN_PORT, 0)),
+    }
 
 
 def element_bytes(cfg: Config) -> Ints:
@@ -121,6 +134,7 @@ def _load(cfg: Config, f: _Fields) -> dict[str, Ints]:
         "steps": padding + elements * np.maximum(1, size // cfg.bus_bytes),
         "lead": top * width + left,
         "trail": f["pad_bottom"] * width + f["pad_right"],
+        "port": np.where(f["buffer"] == Buffer.INP, INP_PORT, np.where(f["buffer"] == Buffer.VIN, VIN_PORT, 0)),
         **_rows(cfg, f, size),
     }
 
