@@ -238,6 +238,7 @@ def buffers(program: Program) -> RenderableType:
 _SCRATCHPADS = {
     "inp": "activations for the multipliers",
     "wgt": "weights",
+    "tap": "weights of depthwise convolutions",
     "acc": "int32 sums",
     "vin": "operands of the vector unit",
     "out": "results to be stored",

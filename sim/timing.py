@@ -421,20 +421,20 @@ class _Stalls:
 
 
 class _Vector:
-    """One entry of A a cycle; two instructions at most, and one only where it writes what VECTOR reads."""
+    """One entry of A a cycle; two instructions at most, and one only where it writes what the next one reads."""
 
     def __init__(self, cfg: Config) -> None:
         self._free = 0
         self._written = deque([-1] * UNDER_WAY, UNDER_WAY)
-        self._feeds = False
+        self._feeds = 0  # what the last instruction writes
         self._before_add = VECTOR_STAGES - ADD_STAGES + (TAP_STAGES if cfg.taps else 0)
         self._stall = cfg.residual_cycles - 1
         self._stalls = _Stalls(self._stall)
 
     def run(self, ready: int, work: _Work) -> tuple[int, int, _Train]:
         """Start and end, and when entries are written."""
-        start = max(ready, self._free, self._written[-1 if self._feeds else 0] + 1)
-        self._feeds = bool(work.feeds)
+        start = max(ready, self._free, self._written[-1 if self._feeds & work.reads else 0] + 1)
+        self._feeds = work.feeds
         first = self._stalls.move(start + 1)
         each = work.steps // work.outputs
         adds = _Train(first + each - 1 + self._before_add, each, work.outputs)
@@ -698,6 +698,7 @@ class _Work(NamedTuple):
     beats: int
     outputs: int
     residual: int
+    reads: int
     feeds: int
     port: int
 
