@@ -12,8 +12,11 @@ from celosia.hw import isa
 from celosia.hw.config import Config
 from celosia.hw.isa import (
     GEMM_LOOPS,
+    OUTER_LOOPS,
     UNIT_OF,
     VECTOR_LOOPS,
+    ASource,
+    BSource,
     Buffer,
     Destination,
     Format,
@@ -28,6 +31,8 @@ MAX_BURST = 16
 """Beats of the longest burst (hw/axi.py)."""
 BOUNDARY = 4096
 """Bytes; no burst crosses a multiple of it (hw/axi.py)."""
+IN_ACC, IN_VIN = 1, 2
+INP_PORT, VIN_PORT = 1, 2
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,10 @@ class Demand:
     steps: cycles for which the unit works if nothing holds it up: tile operations, entries, writes to a scratchpad
     (padding too), units read from `out`.
     lead, trail: those of a LOAD's steps that are padding before its first and after its last element.
-    rows, bursts, beats: of its copy in DRAM. to_acc: a VECTOR that writes accumulators.
+    rows, bursts, beats: of its copy in DRAM.
+    outputs: entries that a VECTOR writes; residual: whether each has one added. reads, feeds: what it reads, and writes
+    for the next to read, IN_ACC and IN_VIN. port: INP_PORT or VIN_PORT, which LOAD and VECTOR share, where one of them
+    writes there.
     """
 
     unit: NDArray[np.int64]
@@ -50,7 +58,11 @@ class Demand:
     rows: Ints
     bursts: Ints
     beats: Ints
-    to_acc: Ints
+    outputs: Ints
+    residual: Ints
+    reads: Ints
+    feeds: Ints
+    port: Ints
 
 
 def demand(cfg: Config, code: bytes) -> Demand:
@@ -96,15 +108,25 @@ class _Fields:
         return prod((self[name] for name in names), start=np.ones(len(self._words), np.int64))
 
 
+def _where(condition: NDArray[np.bool_], value: int) -> Ints:
+    """`value` where the condition holds, else 0."""
+    return condition.astype(np.int64) * value
+
+
 def _gemm(cfg: Config, f: _Fields) -> dict[str, Ints]:
     return {"steps": f.product([f"extent_{loop}" for loop in GEMM_LOOPS])}
 
 
 def _vector(cfg: Config, f: _Fields) -> dict[str, Ints]:
-    steps = f.product([f"extent_{loop}" for loop in VECTOR_LOOPS])
+    to, a_vin = f["destination"], f["a_source"] == ASource.VIN
+    to_vin = to == Destination.VIN
     return {
-        "steps": steps,
-        "to_acc": ((f["destination"] == Destination.ACC) | (f["destination"] == Destination.VIN)).astype(np.int64),
+        "steps": f.product([f"extent_{loop}" for loop in VECTOR_LOOPS]),
+        "outputs": f.product([f"extent_{loop}" for loop in OUTER_LOOPS]),
+        "residual": f["rescale_add"],
+        "reads": _where(~a_vin, IN_ACC) | _where(a_vin | (f["b_source"] == BSource.VIN), IN_VIN),
+        "feeds": _where(to == Destination.ACC, IN_ACC) | _where(to_vin, IN_VIN),
+        "port": _where(to == Destination.INP, INP_PORT) | _where(to_vin, VIN_PORT),
     }
 
 
@@ -124,6 +146,7 @@ def _load(cfg: Config, f: _Fields) -> dict[str, Ints]:
         "steps": padding + elements * np.maximum(1, size // cfg.bus_bytes),
         "lead": top * width + left,
         "trail": f["pad_bottom"] * width + f["pad_right"],
+        "port": _where(f["buffer"] == Buffer.INP, INP_PORT) | _where(f["buffer"] == Buffer.VIN, VIN_PORT),
         **_rows(cfg, f, size),
     }
 

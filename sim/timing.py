@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from celosia.hw.config import Config
 from celosia.hw.isa import Unit, instruction_bytes
 from celosia.hw.regs import COUNTERS
-from celosia.sim.demand import MAX_BURST, Demand, demand
+from celosia.sim.demand import MAX_BURST, VIN_PORT, Demand, demand
 from celosia.sim.device import Counters, DeviceError, Event
 from celosia.sim.memory import ZYNQ_HP, MemoryModel, memory_model
 
@@ -47,8 +47,9 @@ ISSUE = 2
 """Instructions between a gate and its unit (top.py)."""
 UNDER_WAY = 2
 """Instructions in the vector unit (vector.py)."""
-VECTOR_STAGES = 19
-"""From the read of an entry to its write (vector.py, WRITE)."""
+VECTOR_STAGES, TAP_STAGES, ADD_STAGES = 19, 3, 5
+"""From the read of an entry to its write; how many more where the Config has taps; and how many of them come after what
+a residual waits for (vector.py, `stages`)."""
 
 # Cycles from one event to another, by the registers between them.
 FIRST_ASK = 3
@@ -366,21 +367,124 @@ class _Gemm:
         return start, start + steps + self._stages
 
 
-class _Vector:
-    """One entry a cycle; two instructions at most, and one only where it writes accumulators."""
+class _Train(NamedTuple):
+    """Entries that come one after the other: the first in cycle `first`, `entries` in all, each `period` later."""
 
-    def __init__(self) -> None:
+    first: int
+    period: int
+    entries: int
+
+    @property
+    def last(self) -> int:
+        return self.first + (self.entries - 1) * self.period
+
+    def through(self, cycle: int) -> int:
+        """How many come until `cycle`."""
+        return max(0, min(self.entries, (cycle - self.first) // self.period + 1))
+
+
+class _Stalls:
+    """When what is in front of rescale_add moves on: in every cycle, but for those in which a residual is added to the
+    entry before, one part after the other.
+
+    A move is a cycle in which it does, by its number. An entry reaches rescale_add a fixed number of moves after its
+    read, and holds up the next one.
+    """
+
+    def __init__(self, cycles: int) -> None:
+        self._cycles = cycles  # for which an entry holds up the next move
+        self._past = 0  # cycles lost before the first move of any train
+        self._trains: deque[_Train] = deque()  # of entries with a residual, by the moves that they hold up
+
+    def hold(self, train: _Train) -> None:
+        if self._cycles:
+            self._trains.append(train)
+
+    def cycle(self, move: int) -> int:
+        """When `move` is."""
+        return move + self._past + self._cycles * sum(train.through(move) for train in self._trains)
+
+    def move(self, cycle: int) -> int:
+        """The first move in `cycle` or later; no one asks for an earlier one after that."""
+        low = high = cycle - self._past
+        if self._trains:
+            low -= self._cycles * sum(train.entries for train in self._trains)
+        while low < high:
+            middle = (low + high) // 2
+            if self.cycle(middle) < cycle:
+                low = middle + 1
+            else:
+                high = middle
+        while self._trains and self._trains[0].last < low:
+            self._past += self._cycles * self._trains.popleft().entries
+        return low
+
+
+class _Vector:
+    """One entry of A a cycle; two instructions at most, and one only where it writes what the next one reads."""
+
+    def __init__(self, cfg: Config) -> None:
         self._free = 0
         self._written = deque([-1] * UNDER_WAY, UNDER_WAY)
-        self._to_acc = False
+        self._feeds = 0  # what the last instruction writes
+        self._before_add = VECTOR_STAGES - ADD_STAGES + (TAP_STAGES if cfg.taps else 0)
+        self._stall = cfg.residual_cycles - 1
+        self._stalls = _Stalls(self._stall)
 
-    def run(self, ready: int, steps: int, to_acc: bool) -> tuple[int, int]:
-        start = max(ready, self._free, self._written[-1 if self._to_acc else 0] + 1)
-        self._to_acc = to_acc
-        self._free = start + steps
-        written = start + steps + VECTOR_STAGES
-        self._written.append(written)
-        return start, written + WRITE_TO_END
+    def run(self, ready: int, work: _Work) -> tuple[int, int, _Train]:
+        """Start and end, and when entries are written."""
+        start = max(ready, self._free, self._written[-1 if self._feeds & work.reads else 0] + 1)
+        self._feeds = work.feeds
+        first = self._stalls.move(start + 1)
+        each = work.steps // work.outputs
+        adds = _Train(first + each - 1 + self._before_add, each, work.outputs)
+        if work.residual:
+            self._stalls.hold(adds)
+        self._free = self._stalls.cycle(first + work.steps - 1)
+        period = each + (self._stall if work.residual else 0)
+        writes = _Train(self._stalls.cycle(adds.first) + ADD_STAGES, period, work.outputs)
+        self._written.append(writes.last)
+        return start, writes.last + WRITE_TO_END, writes
+
+
+class _Port:
+    """The write port of a scratchpad that VECTOR and LOAD share: it is VECTOR's in the cycles in which that writes."""
+
+    def __init__(self) -> None:
+        self._taken: deque[_Train] = deque()
+
+    def take(self, writes: _Train) -> None:
+        self._taken.append(writes)
+
+    def forget(self, cycle: int) -> None:
+        """No one asks for a cycle before `cycle` any more."""
+        while self._taken and self._taken[0].last < cycle:
+            self._taken.popleft()
+
+    def starts(self, first: int, last: int) -> list[int]:
+        """When VECTOR begins to write, between these cycles."""
+        return [train.first for train in self._taken if first < train.first < last]
+
+    def left(self, cycle: int, count: int) -> int:
+        """The cycle that is the `count`-th left to LOAD from `cycle` on."""
+        for first, period, taken in self._taken:
+            end = first + (taken - 1) * period
+            if end < cycle:
+                continue
+            if cycle + count <= first:
+                break
+            if cycle < first:
+                count -= first - cycle
+                cycle = first
+            # Of the cycles from `first` on, every one that is a multiple of `period` behind it is taken.
+            gone = -(-(cycle - first) // period)
+            free = (taken - 1) * (period - 1) - (cycle - first - gone)
+            if count <= free:
+                turns, rest = divmod(cycle - first - gone + count - 1, period - 1)
+                return first + turns * period + 1 + rest
+            count -= free
+            cycle = end + 1
+        return cycle + count - 1
 
 
 class _Listing:
@@ -426,8 +530,8 @@ class _Load:
     whose bursts those of fetch may come, and ends (`close`).
     """
 
-    def __init__(self, engine: _Engine) -> None:
-        self._engine, self._listing = engine, _Listing(engine)
+    def __init__(self, engine: _Engine, ports: list[_Port]) -> None:
+        self._engine, self._listing, self._ports = engine, _Listing(engine), ports
         self._last = 0  # the writer's last step
         self._beats = 0  # of all instructions so far
         # How the writer took the last instructions' beats out of the engine: (beats before, beats, from, to).
@@ -476,8 +580,7 @@ class _Load:
         first, last = self._first, self._engine.ends[-1]
         job = max(start + 1, self._last - 2)
         begin = max(start + START_TO_STEP, self._last + 1)
-        end = max(begin + steps - 1, first + BEAT_TO_STEP + steps - lead - 1)
-        end = max(end, last + BEAT_TO_STEP + trail + self._behind(steps - lead - trail, bursts, beats))
+        end = self._written(work, begin, first + BEAT_TO_STEP, last + BEAT_TO_STEP)
         self._hold_back(end - trail, steps - lead - trail, work.rows, bursts, beats)
         self._taken.append((self._beats, beats, first + 2, max(last, end - trail - 2)))
         self._beats += beats
@@ -487,6 +590,22 @@ class _Load:
             self._listing.begin(self._started[0][1])
         self.turns = -1
         return work, end + STEP_TO_END
+
+    def _written(self, work: _Work, begin: int, first: int, last: int) -> int:
+        """The writer's last step, where it may take the first one in cycle `begin`, data in cycle `first` and the last
+        of it in `last`. A step that finds no data waits for it, one that finds the port taken waits, too."""
+        data = work.steps - work.lead - work.trail
+        behind = self._behind(data, work.bursts, work.beats)
+        waits = [(begin, work.steps), (first, work.steps - work.lead), (last, 1 + work.trail + behind)]
+        if not work.port:
+            return max(cycle + left - 1 for cycle, left in waits)
+        # A step is in front of the port in the next cycle.
+        port = self._ports[work.port]
+        port.forget(begin + 1)
+        for start in port.starts(first + 1, last + 1):
+            arrived = data * (start - 1 - first) // (last - first + 1)
+            waits.append((start - 1, work.steps - work.lead - arrived))
+        return max(port.left(cycle + 1, left) for cycle, left in waits) - 1
 
     def _behind(self, steps: int, bursts: int, beats: int) -> int:
         """Steps by which the writer is behind when the last bunch of a train has come, as far as it began with that."""
@@ -577,7 +696,11 @@ class _Work(NamedTuple):
     rows: int
     bursts: int
     beats: int
-    to_acc: int
+    outputs: int
+    residual: int
+    reads: int
+    feeds: int
+    port: int
 
 
 _LOAD, _GEMM, _VECTOR, _STORE = _UNITS = tuple(map(int, Unit))  # an IntEnum takes its time to compare
@@ -598,7 +721,9 @@ class _Machine:
         self._read = _Engine(reads, lead, END_TO_ASK + lead, window)
         write = _Engine(writes, ASK_TO_ADDRESS + 1, memory.write_latency + END_TO_ASK + ASK_TO_ADDRESS + 1, window)
         self._fetch = _Fetch(cfg, memory, self._read, wanted.unit.tolist(), address)
-        self._load, self._gemm, self._vector = _Load(self._read), _Gemm(cfg), _Vector()
+        self._ports = [_Port() for _ in range(VIN_PORT + 1)]
+        self._load, self._gemm, self._vector = _Load(self._read, self._ports), _Gemm(cfg), _Vector(cfg)
+        self._held = cfg.residual_cycles - 1
         self._store = _Store(write, self._read, memory.write_latency)
         self._semaphores = {(a, b): _Semaphore(cfg.token_bits) for a in Unit for b in Unit if a != b}
         self._takes, self._posts = self._masks()
@@ -611,7 +736,7 @@ class _Machine:
     def _works(self) -> list[deque[_Work]]:
         """The instructions of each unit."""
         w = self._wanted
-        columns = (w.unit, w.wait, w.post, w.steps, w.lead, w.trail, w.rows, w.bursts, w.beats, w.to_acc)
+        columns = [getattr(w, name) for name in _Work._fields[1:]]
         queues: list[deque[_Work]] = [deque() for _ in Unit]
         for work in map(_Work, range(self._count), *(column.tolist() for column in columns)):
             queues[work.unit].append(work)
@@ -695,7 +820,9 @@ class _Machine:
         if unit == _GEMM:
             start, end = self._gemm.run(ready + 1, work.steps)
         elif unit == _VECTOR:
-            start, end = self._vector.run(ready + 1, work.steps, bool(work.to_acc))
+            start, end, writes = self._vector.run(ready + 1, work)
+            if work.port:
+                self._ports[work.port].take(writes)
         else:
             start, end = self._store.run(ready + 1, work)
         self._starts[work.number] = start
@@ -723,7 +850,7 @@ class _Machine:
         values = {"cycles": cycles, "read_beats": read, "write_beats": int(w.beats[w.unit == Unit.STORE].sum())}
         for unit in Unit:
             own = w.unit == unit
-            busy = int(w.steps[own].sum())
+            busy = int((w.steps + self._held * w.outputs * w.residual)[own].sum())
             values[f"{unit.name.lower()}_busy"] = busy
             values[f"{unit.name.lower()}_wait_token"] = waited[unit]
             held = _covered(start[own], end[own]) - busy if unit in (Unit.LOAD, Unit.STORE) else 0

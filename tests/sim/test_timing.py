@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,17 @@ from programs import CONFIGS, Instruction, TestProgram, random_program
 import celosia
 from celosia.compiler.program import Program
 from celosia.hw.config import PRESETS, Config
-from celosia.hw.isa import GEMM_LOOPS, VECTOR_LOOPS, Buffer, Opcode, Unit, instruction_bytes
+from celosia.hw.isa import (
+    GEMM_LOOPS,
+    VECTOR_LOOPS,
+    ASource,
+    BSource,
+    Buffer,
+    Destination,
+    Opcode,
+    Unit,
+    instruction_bytes,
+)
 from celosia.hw.regs import COUNTERS
 from celosia.models import demo_images, demo_model_path
 from celosia.sim import build, timing
@@ -88,7 +99,37 @@ EXACT = {
 }
 """Programs for which the model gives each instruction's start and end as the RTL does. Together they depend on every
 constant."""
+ACC, OUT, INP, VIN = Destination
+RESIDUAL = dict(b_source=BSource.VIN, rescale_add=1)
+EXACT_VECTOR = {
+    "taps": [vector(1, 5, 5, 3, 1, a_source=ASource.VIN, taps=1)],
+    "taps, one step each": [vector(1, 4, 6, 1, 1, a_source=ASource.VIN, taps=1) for _ in range(5)],
+    "taps and a copy": [vector(1, 1, 8, 1, 1, a_source=ASource.VIN, taps=taps) for taps in (1, 0, 1)],
+    "a residual": [vector(1, 1, 1, 1, 1, **RESIDUAL)],
+    "residuals": [vector(1, 1, 40, 1, 1, **RESIDUAL)],
+    "residuals of windows": [vector(1, 4, 6, 3, 1, **RESIDUAL)],
+    "residuals after another": [vector(1, 1, n, 1, 1, **RESIDUAL) for n in (3, 1, 20, 2, 40)],
+    "residuals and others": [vector(1, 2, n, 2, 1, **(RESIDUAL if n % 2 else {})) for n in (5, 4, 1, 2, 7, 30, 3, 2)],
+    "a short one behind residuals": [vector(1, 1, 12, 1, 1, **RESIDUAL), *(vector(1, 1, 1, 1, 1) for _ in range(9))],
+    "residuals to accumulators": [vector(1, 1, 7, 1, 1, destination=ACC, **RESIDUAL) for _ in range(3)],
+    "to inp": [vector(1, 1, 10, 1, 1, destination=INP) for _ in range(5)],
+    "to vin": [vector(1, 1, 10, 1, 1, destination=VIN) for _ in range(5)],
+    "to vin, from there": [vector(1, 1, 10, 1, 1, destination=VIN, a_source=ASource.VIN) for _ in range(5)],
+    "to vin, with a residual": [vector(1, 1, 10, 1, 1, destination=VIN, **RESIDUAL) for _ in range(5)],
+    "from vin to accumulators": [vector(1, 1, 9, 1, 1, destination=ACC, a_source=ASource.VIN) for _ in range(5)],
+    "taps, loaded": [load(20, buffer=Buffer.TAP, post=1 << Unit.VECTOR),
+                     vector(1, 3, 5, 3, 1, a_source=ASource.VIN, taps=1, wait=1 << Unit.LOAD)],
+    "a load beside a vector to its scratchpad": [load(60), vector(1, 2, 60, 1, 1, destination=INP)],
+    "a load of rows beside it": [load(4, 30, dram_y=64), vector(1, 2, 60, 1, 1, destination=INP)],
+    "a padded load beside it": [load(20, pad_top=4, pad_left=30), vector(1, 2, 40, 1, 1, destination=INP)],
+    "a load beside windows": [load(120), vector(1, 2, 30, 3, 1, destination=INP)],
+    "a load beside residuals": [load(120), vector(1, 2, 30, 1, 1, destination=INP, **RESIDUAL)],
+    "a load of vin": [load(120, buffer=Buffer.VIN), *(vector(1, 2, 20, 1, 1, destination=VIN) for _ in range(3))],
+    "a load of another": [load(120, buffer=Buffer.VIN), vector(1, 4, 40, 1, 1, destination=INP)],
+}  # fmt: skip
+"""The same for a vector unit with all that a Config may have."""
 EXACT_CONFIGS = ("4x4", "8x8-bus16", "8x4")
+VECTOR_CONFIGS = ("taps3", "8x4-batch2-taps5")
 
 
 def program_of(cfg: Config, instructions: list[Instruction]) -> TestProgram:
@@ -133,11 +174,13 @@ def ordered(counters: Counters) -> NDArray[np.int64]:
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize("config", EXACT_CONFIGS)
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [*product(EXACT, EXACT_CONFIGS), *product((*EXACT, *EXACT_VECTOR), VECTOR_CONFIGS)],
+)
 def test_the_constants_are_those_of_the_hardware(name: str, config: str) -> None:
     """This fails where the hardware has a register more or less than the model knows of."""
-    program = program_of(CONFIGS[config], EXACT[name])
+    program = program_of(CONFIGS[config], (EXACT | EXACT_VECTOR)[name])
     expected = measured(opened(config), program)
     found = timing_of(program)
     np.testing.assert_array_equal(np.stack([found.start, found.end], axis=1), ordered(expected))
@@ -147,18 +190,19 @@ def test_the_constants_are_those_of_the_hardware(name: str, config: str) -> None
 MEASURED = (
     "FIRST_ASK", "ASK_TO_ADDRESS_FETCH", "ASK_TO_ADDRESS", "BEAT_TO_WORD", "END_TO_ASK",
     "BEGIN_TO_ASK", "START_TO_STEP", "BEAT_TO_STEP", "STEP_TO_END", "GEMM_STAGES", "WRITE_TO_END", "RESPONSE_TO_END",
-    "VECTOR_STAGES", "UNDER_WAY",
+    "VECTOR_STAGES", "TAP_STAGES", "ADD_STAGES", "UNDER_WAY",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("constant", MEASURED)
 def test_a_planted_difference_is_noticed(constant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One cycle more in a constant changes the time of one of the programs that are compared exactly."""
-    programs = [program_of(CONFIGS["4x4"], instructions) for instructions in EXACT.values()]
+    programs = [program_of(CONFIGS["taps3"], instructions) for instructions in (EXACT | EXACT_VECTOR).values()]
     before = [timing_of(program) for program in programs]
     monkeypatch.setattr(timing, constant, getattr(timing, constant) + 1)
     after = [timing_of(program) for program in programs]
-    assert any(not np.array_equal(a.end, b.end) for a, b in zip(before, after, strict=True))
+    times = [(np.stack([a.start, a.end]), np.stack([b.start, b.end])) for a, b in zip(before, after, strict=True)]
+    assert any(not np.array_equal(a, b) for a, b in times)
 
 
 def test_declared_constants() -> None:
@@ -173,7 +217,10 @@ def test_declared_constants() -> None:
     assert timing.OUTSTANDING == dma.OUTSTANDING
     assert dma.ReadEngine(8)._room == timing.ROOM
     assert timing.IN_FLIGHT == load.IN_FLIGHT == store.IN_FLIGHT
-    assert timing.VECTOR_STAGES == unit.WRITE
+    for name, taps in (("4x4", 0), ("taps3", timing.TAP_STAGES)):
+        stages = unit.stages(CONFIGS[name])
+        assert stages.write == timing.VECTOR_STAGES + taps
+        assert stages.write - stages.add == timing.ADD_STAGES
     cfg = CONFIGS["4x4"]
     modules = [part.elaborate(None) for part in (load.Load(cfg), store.Store(cfg), top.Accelerator(cfg))]
     loads, stores, whole = (module.submodules for module in modules)
