@@ -212,7 +212,7 @@ def test_what_is_no_point_says_why(name: str) -> None:
 def test_a_block_that_finds_no_room_is_cut(cut: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     cut(lambda length: ())
     assert block_layers(compiled(model("inverted residual"), PRESETS["tiny"]))
-    monkeypatch.setattr(Ring, "reserve", lambda self, size: None)
+    monkeypatch.setattr(Ring, "reserve", lambda self, size, owner: None)
     program = compiled(model("inverted residual"), PRESETS["tiny"])
     assert not block_layers(program) and program.macs_accelerator == program.macs_total
 
