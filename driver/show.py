@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from celosia.compiler.program import CpuStep, Program, ProgramError
+from celosia.compiler.program import CpuStep, LayerInfo, Program, ProgramError
 from celosia.compiler.vthread.disassemble import listing
 from celosia.compiler.vthread.verify import verify
 from celosia.hw.isa import Opcode, instruction_bytes, opcode_of
@@ -323,16 +323,14 @@ def graphs(program: Program, texts: dict[str, str], only: str | None = None) -> 
 
 def disassembly(program: Program, layer: str | None = None) -> Iterator[str]:
     """Lines of every instruction, in the order of the program. ProgramError where no layer is called `layer`."""
-    names = [info.name for launch in program.launches for info in launch.layers]
-    if layer is not None and layer not in names:
-        raise ProgramError(f"there is no layer {layer!r}; the layers are {', '.join(names) or 'none'}")
+    wanted = None if layer is None else _layer(program, layer).name
     for number, launch in enumerate(program.launches):
         yield f"launch {number}: {launch.count} instructions at {launch.address:#x}"
         last = -1
         lines = listing(program.config, program.instructions(launch))
         for line, owner in zip(lines, launch.layer_of):
             info = launch.layers[owner]
-            if layer is not None and info.name != layer:
+            if wanted is not None and info.name != wanted:
                 continue
             if owner != last:
                 yield f"; {info.name} ({info.op}: {', '.join(info.nodes)})"
@@ -342,16 +340,22 @@ def disassembly(program: Program, layer: str | None = None) -> Iterator[str]:
 
 def loops(program: Program, layer: str) -> Iterator[str]:
     """The loops of a layer, and the schedule that made them. ProgramError where no layer is called `layer`."""
-    infos = [info for launch in program.launches for info in launch.layers]
-    found = [info for info in infos if info.name == layer]
-    if not found:
-        raise ProgramError(f"there is no layer {layer!r}; the layers are {', '.join(i.name for i in infos) or 'none'}")
-    for number, part in enumerate(found[0].parts):
-        which = f", part {number + 1} of {len(found[0].parts)}" if len(found[0].parts) > 1 else ""
+    info = _layer(program, layer)
+    for number, part in enumerate(info.parts):
+        which = f", part {number + 1} of {len(info.parts)}" if len(info.parts) > 1 else ""
         decided = ", ".join(f"{name} {value}" for name, value in part.decisions.items())
-        yield f"# {layer} ({found[0].op}{which}): {part.workload}"
+        yield f"# {info.name} ({info.op}{which}): {part.workload}"
         yield f"# {decided}"
         yield str(program.loops[part.loops])
+
+
+def _layer(program: Program, name: str) -> LayerInfo:
+    """The layer, or the block with the operator, of that name. ProgramError where there is none."""
+    infos = [info for launch in program.launches for info in launch.layers]
+    found = [info for info in infos if info.name == name] or [info for info in infos if name in info.nodes]
+    if not found:
+        raise ProgramError(f"there is no layer {name!r}; the layers are {', '.join(i.name for i in infos) or 'none'}")
+    return found[0]
 
 
 def output(name: str, array: NDArray[Any]) -> str:

@@ -116,7 +116,9 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[int], t
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("chain", CHAINS)
 def test_chains(chain: str, name: str) -> None:
-    compiled(model(chain, dtype=np.uint8 if chain == "strided" else np.int8, images=1 + (chain == "5x5")), CONFIGS[name])
+    compiled(
+        model(chain, dtype=np.uint8 if chain == "strided" else np.int8, images=1 + (chain == "5x5")), CONFIGS[name]
+    )
 
 
 @pytest.mark.parametrize("name", ["tiny", "8x4", "8x8, 5 taps"])
