@@ -295,7 +295,7 @@ def passes(cfg: Config) -> Iterator[Pass]:
 @cache
 def declared(cfg: Config) -> dict[str, Declared]:
     """All of these, by name: what `expr.parse` takes, and the trace of a schedule."""
-    loads = [make(cfg, scope) for make in (load, padded_load) for scope in BUFFERS]
+    loads = [make(cfg, scope) for make in (load, padded_load) for scope in BUFFERS if scope != "tap" or cfg.taps]
     vectors = [vector(cfg, p) for p in passes(cfg)]
     others = gemm(cfg), *loads, widening_load(cfg), requantise(cfg), window_max(cfg), store(cfg), *vectors
     return {i.name: i for i in others}
