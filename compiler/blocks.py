@@ -46,7 +46,7 @@ def form_blocks(
     for chain in list(_chains(cfg, selection, frozenset(apart))):
         for part in cutter.cut(chain):
             if len(part) > 1:
-                _join(selection, part)
+                cutter.note(_join(selection, part), part)
 
 
 def _chains(cfg: Config, selection: Selection, apart: frozenset[ir.Node]) -> Iterator[list[Choice]]:
@@ -110,19 +110,23 @@ class _Cutter:
         for end in range(1, len(chain) + 1):
             found = []
             for start in range(max(0, end - LONGEST), end):
-                cost = self._estimate(_as_one([choice.layer for choice in chain[start:end]]))
+                layer = _as_one([choice.layer for choice in chain[start:end]])
+                cost = -1e12 if layer.name in self.decided else self._estimate(layer)
                 if cost is not None:
                     found += [(before + cost, (*cuts, start)) for before, cuts in ways[start]]
             ways.append(sorted(found)[:KEPT])
         best = ways[-1][0][0]
-        near = [cuts for cost, cuts in ways[-1] if cost <= WORTH_A_LOOK * best or cost < 0]
+        near = [cuts for cost, cuts in ways[-1] if cost <= max(best, WORTH_A_LOOK * best)]
         parts = [[chain[a:b] for a, b in pairwise((*cuts, len(chain)))] for cuts in near]
         return min(parts, key=self._cycles) if len(parts) > 1 else parts[0]
 
+    def note(self, block: Choice, part: list[Choice]) -> None:
+        """Note in `block` what its layers would take one by one."""
+        block.apart = sum(self._estimate(choice.layer) or 0 for choice in part)
+        block.together = self._estimate(block.layer) or 0
+
     def _estimate(self, layer: Layer) -> float | None:
         """Estimated cycles of `layer`; None for a block that cannot be."""
-        if layer.name in self.decided:
-            return -1e12
         try:
             definitions = define(self.cfg, layer)
             key = tuple(definition.signature for definition in definitions)
@@ -175,7 +179,7 @@ def _estimated(cfg: Config, problem: Problem | BlockProblem) -> float:
     return block_space.estimate(cfg, block, block_space.choose(cfg, block))
 
 
-def _join(selection: Selection, part: list[Choice]) -> None:
+def _join(selection: Selection, part: list[Choice]) -> Choice:
     """Put a part of a chain together as one choice, in the place of the last."""
     for choice in part[:-1]:
         for known in (selection.forms, selection.written):
@@ -188,3 +192,4 @@ def _join(selection: Selection, part: list[Choice]) -> None:
     selection.choices[selection.choices.index(part[-1])] = block
     inside = {id(choice) for choice in part}
     selection.choices[:] = [choice for choice in selection.choices if id(choice) not in inside]
+    return block

@@ -229,6 +229,10 @@ class Block:
     def macs(self) -> int:
         return sum(layer.macs for layer in self.layers)
 
+    def kept(self, cfg: Config) -> int:
+        """Bytes of the intermediates."""
+        return sum(layer.y.size(cfg) for layer in self.layers[:-1])
+
 
 Layer = Conv | Pool | Map | Multiply | Block
 

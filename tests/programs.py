@@ -223,7 +223,7 @@ class Generator:
             if cfg.taps:
                 fields["taps"] = taps
                 fields |= self.address("tap", TAP_LOOPS, [extents[0], *extents[3:]], cfg.tap_depth)
-            if not _reads_own_result(cfg, fields):
+            if not reads_own_result(cfg, fields):
                 break
         low, high = sorted((rng.randint(-128, 127), rng.randint(-128, 127)))
         add_low, add_high = sorted((rng.randint(-128, 127), rng.randint(-128, 127)))
@@ -318,7 +318,7 @@ def _a_reads(cfg: Config, f: dict[str, int]) -> NDArray[np.int64]:
     return (first + np.arange(cfg.taps if f.get("taps") else 1)) % depth
 
 
-def _reads_own_result(cfg: Config, f: dict[str, int]) -> bool:
+def reads_own_result(cfg: Config, f: dict[str, int]) -> bool:
     """True where an iteration of a VECTOR reads an entry that an earlier one wrote."""
     source = Destination.ACC if f["a_source"] == ASource.ACC else Destination.VIN
     reads = [_a_reads(cfg, f)] if source == f["destination"] else []

@@ -26,6 +26,8 @@ from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
 from celosia.sim import timing
 
+WAITING = 0.1
+"""Share of a slice in which gemm and the vector unit wait for each other, once in each tile."""
 TURN = timing.VECTOR_STAGES + 4
 """Cycles that a VECTOR waits after one whose result it reads."""
 
@@ -189,6 +191,7 @@ def estimate(cfg: Config, p: BlockProblem, d: Decisions) -> float:
     slice_ = max(gemm, vector + final / slices, load, store / slices) * whole
     acc = next(entries for scope, entries, _ in _needs(cfg, p, d) if scope == "acc")
     alone = 0.0 if acc + last.blocks * d.y * d.x <= cfg.acc_depth or tiles == 1 else final + TURN + gemm / 2
+    alone += WAITING * min(gemm, vector)
     start = near + constants + LOAD_LATENCY + gemm + vector
     drain = final + store / 2 + STORE_LATENCY
     return tiles * share * (slices * slice_ + alone) + start / 2 + drain

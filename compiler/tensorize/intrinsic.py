@@ -68,7 +68,8 @@ class TensorIntrinsic(TileOperation):
 
     def window(self, args: Args) -> tuple[Axis, ...]:
         """Loops over which a tile is combined before anything else: they occur in the index of its begin."""
-        return next((arg.axes for arg in args if isinstance(arg, Reduce)), ())
+        found = sorted((arg.axes for arg in args if isinstance(arg, Reduce)), key=len, reverse=True)
+        return tuple(dict.fromkeys(axis for axes in found for axis in axes))
 
     def split_args(self, args: Args) -> tuple[dict[Tensor, Load], dict[Var, Expr], Expr]:
         """(begin of each tile, values of parameters, whether a reduction begins). ValueError for other arguments."""

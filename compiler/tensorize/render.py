@@ -514,7 +514,7 @@ class Bound:
         for (other, size), known in self.handed.items():
             if other == name and size >= fill.entries:
                 return known
-        place = self.stream.rings[fill.scope].reserve(places * fill.entries)
+        place = self.stream.rings[fill.scope].reserve(places * fill.entries, self)
         if place is None:
             raise RenderError(f"{name} needs {places * fill.entries} entries of {fill.scope} in a row")
         self.handed[name, fill.entries] = fill.scope, place[0], place[1]
@@ -551,7 +551,7 @@ class Bound:
         """Fresh entries for `tensor`. RenderError where what the same tile holds already is in the way."""
         ring = self.stream.rings[scope]
         first = self.stream.take(ring, entries, key)
-        if any(a < first + entries and first < b for a, b in ring.pins[:-1]):
+        if first + entries > ring.end or any(a < first + entries and first < b for a, b in ring.pins[:-1]):
             raise RenderError(f"{tensor.name} needs {entries} entries of {scope} in a row, beside what its tile holds")
         return first
 

@@ -58,17 +58,26 @@ class Ring:
         self.live: dict[Hashable, tuple[int, int]] = {}
         self.pins: list[tuple[int, int]] = []
         self.reserved: list[tuple[int, int]] = []
+        self.owner: object = None
 
     @property
     def end(self) -> int:
         """Entries that tiles can take."""
         return min((first for first, _ in self.reserved), default=self.depth)
 
-    def reserve(self, size: int) -> tuple[int, int] | None:
-        """(first, end) of the last `size` entries of the ring, until `release`; None where it is too small."""
-        while (first := self.end - size) < 0 or any(first < b for _, b in self.pins):
+    def reserve(self, size: int, owner: object) -> tuple[int, int] | None:
+        """(first, end) of the last `size` entries of the ring, until `release`; None where it is too small.
+
+        What another owner has reserved is waited for: it would part the ring.
+        """
+        while (
+            (self.reserved and self.owner is not owner)
+            or (first := self.end - size) < 0
+            or any(first < b for _, b in self.pins)
+        ):
             if not self.make_room():
                 return None
+        self.owner = owner
         self.live = {key: place for key, place in self.live.items() if place[1] <= first}
         self.head = self.head if self.head < first else 0
         self.reserved.append((first, self.end))

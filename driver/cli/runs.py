@@ -182,6 +182,9 @@ def _show(result: Result, layers: bool) -> None:
     if result.report["layers"]:
         out.print()
         out.print(show.layers(result.report, layers))
+        if (table := show.blocks(result.report)) is not None:
+            out.print()
+            out.print(table)
     out.print()
     for name, array in result.outputs.items():
         out.print(show.output(name, array), markup=False)

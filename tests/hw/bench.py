@@ -434,13 +434,19 @@ async def memory(
     writes: Sequence[str] = (),
     grain: int = 1,
     pause: float = 0.0,
+    window: int = 1,
+    width: int = 0,
 ) -> None:
     """A memory of `words` behind the component's ReadPorts `reads` and WritePorts `writes`, for ever (`start_soon`).
 
     A write is seen by reads of later cycles; the write ports come in their order. `ready` is 0 in a share `pause` of
     the cycles, for each port on its own. grain: bits that one bit of a write's `mask` enables. A read nobody asked
-    for gives a held word, never a new one.
+    for gives a held word, never a new one. window: words of `width` bits that a read gives, the first one lowest.
     """
+
+    def read(address: int) -> int:
+        return sum(words[(address + i) % len(words)] << (i * width) for i in range(window))
+
     readers = [{key: getattr(dut, f"{name}__{key}") for key in ("en", "addr", "ready", "data")} for name in reads]
     writers = [
         {key: getattr(dut, f"{name}__{key}") for key in ("en", "addr", "mask", "data", "ready")} for name in writes
@@ -451,7 +457,7 @@ async def memory(
             port["ready"].value = int(value)
         await fall(dut)
         found = [
-            words[int(port["addr"].value)] if value and port["en"].value else None
+            read(int(port["addr"].value)) if value and port["en"].value else None
             for port, value in zip(readers, ready, strict=False)
         ]
         for port, value in zip(writers, ready[len(readers) :], strict=True):

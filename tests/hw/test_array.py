@@ -50,11 +50,12 @@ def test_pairs_come_apart(spacing: int, exact: bool) -> None:
 
 
 def test_logic_product() -> None:
-    """8-bit operands, signed, and 24-bit ones, each with all of 7 bits."""
+    """8-bit operands, signed, and 24-bit ones, each with all of 7 bits; and with all of 8 bits, signed."""
     m = Module()
     byte, wide, factor, sums = Signal(signed(8)), Signal(24), Signal(7), Signal(signed(16))
-    product = Signal(31)
+    product, other, both_signed = Signal(31), Signal(signed(8)), Signal(signed(16))
     m.d.comb += [sums.eq(logic_product(byte, factor)), product.eq(logic_product(wide, factor))]
+    m.d.comb += [other.eq(Cat(factor, byte[0])), both_signed.eq(logic_product(byte, other))]
     m.d.comb += wide.eq(Cat(byte, ~byte, byte))
 
     async def check(ctx) -> None:  # type: ignore[no-untyped-def]
@@ -64,6 +65,7 @@ def test_logic_product() -> None:
                 ctx.set(factor, b)
                 assert ctx.get(sums) == a * b
                 assert ctx.get(product) == ctx.get(wide) * b
+                assert ctx.get(both_signed) == a * ctx.get(other)
 
     simulator = Simulator(m)
     simulator.add_testbench(check)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celosia.hw.config import PRESETS, Config
-from celosia.hw.isa import RULES, Field, Format, Opcode, encode, formats, instruction_bytes, opcode_of, why_illegal
+from celosia.hw.isa import Field, Format, Opcode, encode, formats, instruction_bytes, opcode_of, rules, why_illegal
 from celosia.hw.isa_doc import isa_markdown
 from celosia.hw.regs import COUNTERS, ERROR_TEXT, REGISTERS, Error
 
@@ -22,6 +22,8 @@ CONFIGS = {
     **PRESETS,
     "batch": Config(batch=2, block_in=8, block_out=4, bus_bytes=16, lut_count=1),
     "deep": Config(block_in=4, block_out=8, acc_depth=1 << 20, vin_depth=1 << 19, lut_count=16),
+    "taps alone": Config(block_in=4, block_out=8, taps=5),
+    "forward alone": Config(block_in=8, block_out=4, forward=True),
 }
 CASES = [pytest.param(cfg, opcode, id=f"{name}-{opcode.name}") for name, cfg in CONFIGS.items() for opcode in Opcode]
 
@@ -91,7 +93,7 @@ LEGAL = {Opcode.LOAD: _SIZES, Opcode.GEMM: _GEMM, Opcode.VECTOR: _VECTOR, Opcode
 BREAKING: dict[tuple[Opcode, str], list[dict[str, int]]] = {
     (Opcode.LOAD, "waits for or posts to itself"): [{"wait": 1}, {"post": 15}],
     (Opcode.LOAD, "a size is 0"): [{"x_size": 0}, {"y_size": 0}, {"z_size": 0}],
-    (Opcode.LOAD, "the buffer does not exist"): [{"buffer": 6}, {"buffer": 7}],
+    (Opcode.LOAD, "the buffer does not exist"): [{"buffer": 7}],
     (Opcode.LOAD, "only ACC can widen"): [{"widen": 1, "buffer": buffer} for buffer in (0, 1, 3, 4, 5)],
     (Opcode.GEMM, "waits for or posts to itself"): [{"wait": 2}, {"post": 6}],
     (Opcode.GEMM, "an extent is 0"): [{f"extent_{loop}": 0} for loop in "nyxkrs"],
@@ -99,6 +101,7 @@ BREAKING: dict[tuple[Opcode, str], list[dict[str, int]]] = {
     (Opcode.VECTOR, "an extent is 0"): [{f"extent_{loop}": 0} for loop in "nyxrs"],
     (Opcode.VECTOR, "the reduction does not exist"): [{"reduce_op": 3}],
     (Opcode.VECTOR, "the binary operation does not exist"): [{"binary_op": 6}, {"binary_op": 7}],
+    (Opcode.VECTOR, "taps are of VIN"): [{"taps": 1}],
     (Opcode.VECTOR, "A and B are both VIN"): [{"a_source": 1, "b_source": 1}],
     (Opcode.VECTOR, "rescale_add needs B from VIN and no binary operation"): [
         {"rescale_add": 1},
@@ -109,16 +112,45 @@ BREAKING: dict[tuple[Opcode, str], list[dict[str, int]]] = {
 }
 
 
-@pytest.mark.parametrize("cfg", [PRESETS["tiny"], CONFIGS["deep"]])
+ALL = PRESETS["tiny"]
+"""A Config that has everything; words for what others lack are in `LACKING`."""
+LACKING: dict[tuple[Opcode, str], dict[str, list[dict[str, int]]]] = {
+    (Opcode.LOAD, "the buffer does not exist"): {"deep": [{"buffer": 6}], "forward alone": [{"buffer": 6}]},
+    (Opcode.VECTOR, "the destination does not exist"): {
+        "deep": [{"destination": 2}, {"destination": 3}],
+        "taps alone": [{"destination": 2}, {"destination": 3}],
+    },
+    (Opcode.VECTOR, "the Config has no taps"): {
+        "deep": [{"taps": 1, "a_source": 1}],
+        "forward alone": [{"taps": 1, "a_source": 1}],
+    },
+}
+"""Of rules that depend on the Config, by Config."""
+
+
+def breaks(cfg: Config, opcode: Opcode, rule: str, cases: list[dict[str, int]]) -> None:
+    for case in cases:
+        assert why_illegal(cfg, encode(cfg, opcode, **{**LEGAL[opcode], **case})) == f"{opcode.name}: {rule}"
+
+
+@pytest.mark.parametrize("cfg", [ALL, CONFIGS["deep"]])
 def test_rules(cfg: Config) -> None:
-    assert set(BREAKING) == {(opcode, rule) for opcode, rules in RULES.items() for rule in rules}
+    declared = {(opcode, rule) for opcode in Opcode for rule in rules(cfg)[opcode]}
+    assert {*BREAKING, *LACKING} == declared
     for opcode, values in LEGAL.items():
         assert why_illegal(cfg, encode(cfg, opcode, **values)) is None
     for (opcode, rule), cases in BREAKING.items():
-        for case in cases:
-            assert why_illegal(cfg, encode(cfg, opcode, **{**LEGAL[opcode], **case})) == f"{opcode.name}: {rule}"
+        breaks(cfg, opcode, rule, cases)
     for word in (0, 5, 7):
         assert why_illegal(cfg, word) == f"opcode {word} does not exist"
+
+
+@pytest.mark.parametrize("opcode, rule", LACKING)
+def test_rules_of_what_a_config_has(opcode: Opcode, rule: str) -> None:
+    for name, cases in LACKING[opcode, rule].items():
+        breaks(CONFIGS[name], opcode, rule, cases)
+        for case in cases:
+            assert why_illegal(ALL, encode(ALL, opcode, **{**LEGAL[opcode], **case})) is None
 
 
 def test_registers() -> None:

@@ -16,7 +16,7 @@ from axi_model import READ, Memory, check
 from copy_bench import BASE
 
 from celosia.hw.config import PRESETS, Config
-from celosia.hw.isa import Buffer, Opcode, formats
+from celosia.hw.isa import Buffer, Opcode, buffers, formats
 from celosia.hw.regs import Error
 
 pytestmark = pytest.mark.rtl
@@ -29,6 +29,8 @@ CONFIGS = {
     "8x8 batch 2 bus 16": Config(batch=2, block_in=8, block_out=8, bus_bytes=16, lut_count=1, **SMALL),
     "4 to 16": Config(block_in=4, block_out=16, bus_bytes=4, **SMALL),
     "16 to 4": Config(block_in=16, block_out=4, bus_bytes=16, **SMALL),
+    "taps 5": Config(batch=2, block_in=8, block_out=4, taps=5, tap_depth=8, forward=True, **SMALL),
+    "taps 1 bus 16": Config(block_in=4, block_out=8, bus_bytes=16, taps=1, tap_depth=8, **SMALL),
 }
 
 
@@ -113,10 +115,19 @@ class Load(copy_bench.Machine):
     def __init__(self, dut: Any, cfg: Config, dram_bytes: int) -> None:
         super().__init__(dut, cfg, dram_bytes)
         self.words: dict[str, list[int]] = {}
-        for buffer in Buffer:
-            array = getattr(self.state, buffer.name.lower())
+        for buffer in buffers(cfg):
+            array = self.array(buffer.name.lower())
             array.view(np.uint8)[...] = self.rng.integers(0, 256, array.view(np.uint8).shape, np.uint8)
             self.words[buffer.name.lower()] = bench.pack(array)
+
+    def array(self, name: str) -> Any:
+        """What the state has of a scratchpad; of tap the places that the hardware stores."""
+        array = getattr(self.state, name)
+        if name != "tap":
+            return array
+        from celosia.hw.layout import widths
+
+        return array.reshape(len(array), -1)[:, : widths(self.cfg)["tap"] // 8]
 
     async def start(self, pause: float, ram: bool = False, **memory: Any) -> None:
         await super().start(pause)
@@ -129,7 +140,7 @@ class Load(copy_bench.Machine):
             cocotb.start_soon(model.reads())
 
     async def _scratchpads(self, pause: float) -> None:
-        """All write ports in one coroutine, for speed. Only acc can hold LOAD back."""
+        """All write ports in one coroutine, for speed. Only those of what VECTOR or GEMM writes can hold LOAD back."""
         ports = [
             [getattr(self.dut, f"{name}__{part}") for part in ("en", "addr", "mask", "data", "ready")] + [words]
             for name, words in self.words.items()
@@ -138,7 +149,8 @@ class Load(copy_bench.Machine):
             port[4].value = 1
         while True:
             if pause:
-                self.dut.acc__ready.value = int(random.random() >= pause)
+                for name in ("acc", "inp", "vin") if self.cfg.forward else ("acc",):
+                    getattr(self.dut, f"{name}__ready").value = int(random.random() >= pause)
             await bench.fall(self.dut)
             for en, addr, mask, data, ready, words in ports:
                 if en.value and ready.value:
@@ -157,7 +169,7 @@ class Load(copy_bench.Machine):
 
     def compare(self, what: str) -> None:
         for name, words in self.words.items():
-            expected = getattr(self.state, name)
+            expected = self.array(name)
             found = bench.unpack(words, expected)
             wrong = np.argwhere(found != expected)
             if len(wrong):
@@ -166,7 +178,7 @@ class Load(copy_bench.Machine):
 
     def settle(self) -> None:
         for name, words in self.words.items():
-            array = getattr(self.state, name)
+            array = self.array(name)
             array[...] = bench.unpack(words, array)
 
     def calm(self) -> bool:
@@ -185,7 +197,7 @@ def element_bytes(cfg: Config, fields: dict[str, int]) -> int:
 def random_block(cfg: Config, dram_bytes: int) -> dict[str, int]:
     """Fields of a legal LOAD within `dram_bytes`: any alignment, gaps between rows or none, padding."""
     rnd = random.randint
-    buffer = random.choice(list(Buffer))
+    buffer = random.choice(buffers(cfg))
     f = {
         "buffer": buffer,
         "widen": int(buffer == Buffer.ACC and rnd(0, 1)),

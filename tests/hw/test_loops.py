@@ -11,13 +11,14 @@ import cocotb
 import pytest
 
 from celosia.hw.gemm_core.loops import Loops
-from celosia.hw.isa import EXTENT_BITS, GEMM_LOOPS, OUTER_LOOPS, VECTOR_LOOPS
+from celosia.hw.isa import EXTENT_BITS, GEMM_LOOPS, OUTER_LOOPS, TAP_LOOPS, VECTOR_LOOPS
 
 pytestmark = pytest.mark.rtl
 
 SHAPES = {
     "gemm": (GEMM_LOOPS, {"acc": (6, OUTER_LOOPS), "inp": (9, GEMM_LOOPS), "wgt": (8, GEMM_LOOPS)}, ("k", "r", "s")),
     "vector": (VECTOR_LOOPS, {"dst": (7, OUTER_LOOPS), "a": (6, VECTOR_LOOPS), "par": (5, ("n",))}, ("r", "s")),
+    "a loop between": (VECTOR_LOOPS, {"tap": (6, TAP_LOOPS), "a": (4, ("n", "x")), "b": (3, ("n", "s"))}, ("r", "s")),
     "no reduction": (("i", "j"), {"a": (4, ("i", "j")), "b": (4, ("i",))}, ()),
     "one output": (("i",), {"a": (4, ("i",))}, ("i",)),
 }
@@ -29,9 +30,11 @@ def test_loops(shape: str) -> None:
     bench.run(partial(Loops, names, operands, reduction), __file__, params={"shape": shape})
 
 
-def test_rejects_loops_that_are_not_the_outermost() -> None:
-    with pytest.raises(ValueError, match=r"loops of a must be the first of \('i', 'j'\), not \('j',\)"):
+def test_rejects_loops_in_another_order() -> None:
+    with pytest.raises(ValueError, match=r"loops of a must be of \('i', 'j'\), from the first on, not \('j',\)"):
         Loops(("i", "j"), {"a": (4, ("j",))})
+    with pytest.raises(ValueError, match=r"loops of a must be of .* from the first on, not \('i', 'k', 'j'\)"):
+        Loops(("i", "j", "k"), {"a": (4, ("i", "k", "j"))})
     with pytest.raises(ValueError, match=r"the reduction must be the last of \('i', 'j'\), not \('i',\)"):
         Loops(("i", "j"), {"a": (4, ("i",))}, reduction=("i",))
 

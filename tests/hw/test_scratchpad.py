@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from typing import Any
 
 import bench
 import cocotb
 import pytest
 
 from celosia.hw.config import Config
-from celosia.hw.dae_pipeline.scratchpad import AccScratchpad, Scratchpad
+from celosia.hw.dae_pipeline.scratchpad import AccScratchpad, Scratchpad, WindowScratchpad, WriteArbiter
 from celosia.hw.layout import widths
 
 pytestmark = pytest.mark.rtl
@@ -30,6 +31,41 @@ def test_scratchpad(depth: int, width: int, grain: int) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_accumulators(name: str) -> None:
     bench.run(partial(AccScratchpad, CONFIGS[name]), __file__, cfg=CONFIGS[name], only="three_writers_two_readers")
+
+
+@pytest.mark.parametrize(("depth", "grain", "window"), [(16, 8, 3), (32, 32, 5), (8, 16, 1), (16, 32, 16), (16, 8, 2)])
+def test_window(depth: int, grain: int, window: int) -> None:
+    params = {"depth": depth, "width": 32, "grain": grain, "window": window}
+    dut = partial(WindowScratchpad, depth, 32, grain, window)
+    bench.run(dut, __file__, params=params, only="one_writer_one_reader")
+
+
+@pytest.mark.parametrize(("grain", "parts"), [(8, 1), (8, 2), (16, 4), (64, 1)])
+def test_arbiter(grain: int, parts: int) -> None:
+    params = {"width": 64, "grain": grain, "parts": parts}
+    bench.run(partial(shared, 64, grain, parts), __file__, params=params, only="vector_goes_first")
+
+
+def shared(width: int, grain: int, parts: int) -> Any:
+    """A scratchpad of 16 entries behind an arbiter."""
+    from amaranth import Module
+    from amaranth.lib import wiring
+
+    class Shared(wiring.Component):
+        def __init__(self) -> None:
+            self.arbiter, self.pad = WriteArbiter(4, width, grain, parts), Scratchpad(16, width, grain)
+            members = {name: self.arbiter.signature.members[name] for name in ("vector", "load")}
+            super().__init__({**members, "read": self.pad.signature.members["read"]})
+
+        def elaborate(self, platform: object) -> Module:
+            m = Module()
+            m.submodules.arbiter, m.submodules.pad = self.arbiter, self.pad
+            wiring.connect(m, self.arbiter.write, self.pad.write)
+            for name, inner in (("vector", self.arbiter), ("load", self.arbiter), ("read", self.pad)):
+                wiring.connect(m, wiring.flipped(getattr(self, name)), getattr(inner, name))
+            return m
+
+    return Shared()
 
 
 def put(dut, port, en, **values):
@@ -55,6 +91,7 @@ def written(words, write, grain):
 @cocotb.test()
 async def one_writer_one_reader(dut):
     depth, width, grain = (bench.params()[key] for key in ("depth", "width", "grain"))
+    window = bench.params().get("window", 1)
     await bench.start(dut)
     words, shown = [0] * depth, None
     for index in range(2 * depth + 1000):
@@ -68,7 +105,8 @@ async def one_writer_one_reader(dut):
         assert get(dut, "write", "ready") == get(dut, "read", "ready") == 1
         assert shown is None or get(dut, "read", "data") == shown
         if reads:
-            shown = words[addr]  # as it was before this cycle's write
+            # As it was before this cycle's write.
+            shown = sum(words[(addr + i) % depth] << (i * width) for i in range(window))
         if writes:
             written(words, write, grain)
         await bench.rise(dut)
@@ -115,3 +153,33 @@ async def three_writers_two_readers(dut):
         await bench.rise(dut)
     assert refused["gemm_read"] == refused["gemm_write"] == 0
     assert all(refused[port] for port in ("vector_read", "vector_write", "load_write"))
+
+
+@cocotb.test()
+async def vector_goes_first(dut):
+    width, grain, parts = (bench.params()[key] for key in ("width", "grain", "parts"))
+    part = width // parts
+    await bench.start(dut)
+    words, shown, refused = [0] * 16, None, 0
+    for index in range(2000):
+        fill = {"addr": index % 16, "mask": (1 << width // grain) - 1, "data": random.getrandbits(width)}
+        load = fill if index < 16 else random_write(16, width, grain)
+        whole = {"addr": random.randrange(16 * parts), "mask": random.randrange(2), "data": random.getrandbits(part)}
+        vector_writes, load_writes = index >= 16 and random.random() < 0.5, index < 16 or random.random() < 0.5
+        addr, reads = random.randrange(16), index >= 16
+        put(dut, "vector", vector_writes, **whole)
+        put(dut, "load", load_writes, **load)
+        put(dut, "read", reads, addr=addr)
+        await bench.fall(dut)
+        assert shown is None or get(dut, "read", "data") == shown
+        shown = words[addr] if reads else None
+        assert get(dut, "vector", "ready") == 1 and get(dut, "load", "ready") == (not vector_writes)
+        refused += vector_writes and load_writes
+        if vector_writes:
+            entry, number = divmod(whole["addr"], parts)
+            at = number * part
+            written(words, {"addr": entry, "mask": whole["mask"] << number, "data": whole["data"] << at}, part)
+        elif load_writes:
+            written(words, load, grain)
+        await bench.rise(dut)
+    assert refused > 400

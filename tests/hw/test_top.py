@@ -16,7 +16,7 @@ import pytest
 from host import BASE, NAMES, Host, check_events, place, record
 
 from celosia.hw.config import PRESETS, Config
-from celosia.hw.isa import Opcode, Unit, encode, formats, instruction_bytes
+from celosia.hw.isa import ASource, Destination, Opcode, Unit, encode, formats, instruction_bytes
 from celosia.hw.regs import Error
 from celosia.sim.reference import State, execute
 
@@ -26,6 +26,7 @@ import programs
 CONFIGS = programs.CONFIGS | {
     "2x4x8-bus32": Config(batch=2, block_in=4, block_out=8, bus_bytes=32, lut_count=1, **programs.SMALL),
     "16x16": Config(block_in=16, block_out=16, **programs.SMALL),
+    "8x8-taps1-bus4": Config(block_in=8, block_out=8, bus_bytes=4, taps=1, tap_depth=4, **programs.SMALL),
 }
 
 
@@ -56,6 +57,13 @@ def test_4x4(test: str) -> None:
 @pytest.mark.rtl
 def test_all_units_at_full_rate_at_once() -> None:
     simulate(Config(block_in=8, block_out=8, bus_bytes=8, **programs.SMALL), "full_rate")
+
+
+@pytest.mark.rtl
+def test_taps_at_full_rate_beside_gemm() -> None:
+    """As many products of a depthwise convolution a cycle as there are taps and lanes, wherever they go."""
+    cfg = Config(block_in=8, block_out=8, bus_bytes=8, taps=3, tap_depth=16, forward=True, **programs.SMALL)
+    simulate(cfg, "full_rate", taps=True)
 
 
 def test_all_presets_have_the_same_ports() -> None:
@@ -238,16 +246,28 @@ async def gemm_is_busy(dut: bench.Dut) -> None:
 
 @cocotb.test()
 async def full_rate(dut: bench.Dut) -> None:
-    """Each unit has 4,000 steps to do, one a cycle: all of them together take hardly longer than one."""
+    """Each unit has 4,008 steps to do, one a cycle: all of them together take hardly longer than one."""
     cfg = bench.config()
     machine = Host(dut, base=0, latency=20)
     await machine.begin()
-    steps = 4000
+    vectors: list[dict[str, int]] = [{"a_base": cfg.acc_depth // 2}]
+    if bench.params().get("taps"):
+        of_taps = {"a_source": ASource.VIN, "taps": 1, "a_x": 1}
+        vectors = [of_taps, of_taps | {"destination": Destination.INP, "extent_r": 3, "a_r": 5, "tap_r": 1}]
+    for vector in vectors:
+        await all_at_once(cfg, machine, vector)
+
+
+async def all_at_once(cfg: Config, machine: Host, vector: dict[str, int]) -> None:
+    """vector: what its VECTOR does; the extent of loop x follows from that of loop r."""
+    steps = 4008
     rows = {"x_size": steps // 8, "y_size": 8, "z_size": 1, "dram_y": steps, "sram_x": 1}
     words = [
         encode(cfg, Opcode.GEMM, **(GEMM_ONES | {"extent_y": steps // 8, "extent_k": 8}), inp_k=1, wgt_k=1),
-        encode(cfg, Opcode.VECTOR, **(VECTOR_ONES | {"extent_x": steps}), a_base=cfg.acc_depth // 2, dst_x=1,
-               destination=1, requantise=1, lookup=1),
+        encode(cfg, Opcode.VECTOR, **(VECTOR_ONES | {
+            "extent_x": steps // vector.get("extent_r", 1), "dst_x": 1, "destination": Destination.OUT,
+            "requantise": 1, "lookup": 1,
+        } | vector)),
         encode(cfg, Opcode.LOAD, buffer=3, dram_addr=0, **rows),
         encode(cfg, Opcode.STORE, dram_addr=RESULT, **(rows | {"dram_y": 0})),
     ]  # fmt: skip

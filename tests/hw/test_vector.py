@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import bench
 import cocotb
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from celosia.hw.config import Config
-from celosia.hw.gemm_core.vector import WRITE, Vector
+from celosia.hw.gemm_core.vector import Vector, stages
 from celosia.hw.isa import (
-    OUTER_LOOPS,
     VECTOR_LOOPS,
     ASource,
     BinaryOp,
@@ -26,7 +26,10 @@ from celosia.hw.isa import (
     why_illegal,
 )
 from celosia.hw.layout import grains
-from celosia.sim.reference import Fields, State, addresses, vector
+from celosia.sim.reference import State, destination, vector
+
+sys.path.append(str(Path(__file__).parents[1]))
+from programs import destinations, reads_own_result
 
 _DEPTHS = {
     "inp_depth": 16, "wgt_depth": 8, "acc_depth": 512, "vin_depth": 64, "out_depth": 32, "par_depth": 8,
@@ -37,6 +40,12 @@ CONFIGS = {
     "batch2": Config(batch=2, block_in=4, block_out=4, bus_bytes=4, lut_count=4, **_DEPTHS),
     "4x8": Config(block_in=4, block_out=8, **{**_DEPTHS, "vin_depth": 128}),
     "8x4_batch2": Config(batch=2, block_in=8, block_out=4, **{**_DEPTHS, "out_depth": 128}),
+    "4x4_taps3": Config(block_in=4, block_out=4, taps=3, tap_depth=16, forward=True, residual_cycles=2, **_DEPTHS),
+    "8x4_batch2_taps5": Config(
+        batch=2, block_in=8, block_out=4, taps=5, tap_depth=8, forward=True, residual_cycles=4, **_DEPTHS
+    ),
+    "4x8_taps1": Config(block_in=4, block_out=8, taps=1, tap_depth=8, residual_cycles=2, **_DEPTHS),
+    "8x8_forward": Config(block_in=8, block_out=8, forward=True, **_DEPTHS),
 }
 
 
@@ -53,19 +62,22 @@ def test_random_programs(name: str, pause: float) -> None:
 
 
 @pytest.mark.rtl
+@pytest.mark.parametrize("name", ["4x4", "4x4_taps3", "8x8_forward"])
 @pytest.mark.parametrize("seed", range(2))
-def test_every_feature_on_its_own(seed: int) -> None:
-    run("4x4", "every_feature", seed=seed)
+def test_every_feature_on_its_own(seed: int, name: str) -> None:
+    run(name, "every_feature", seed=seed)
 
 
 @pytest.mark.rtl
-def test_rate() -> None:
-    run("8x8", "is_active", only_requantise=1)
+@pytest.mark.parametrize("name", ["8x8", "4x4_taps3", "8x4_batch2_taps5", "8x8_forward"])
+def test_rate(name: str) -> None:
+    run(name, "is_active")
 
 
 @pytest.mark.rtl
-def test_halt() -> None:
-    run("4x4", "halt_drops_everything")
+@pytest.mark.parametrize("name", ["4x4", "8x4_batch2_taps5"])
+def test_halt(name: str) -> None:
+    run(name, "halt_drops_everything")
 
 
 # Random states and instructions ---------------------------------------------------------------------------
@@ -74,7 +86,7 @@ def test_halt() -> None:
 def random_state(cfg: Config, rng: np.random.Generator) -> State:
     """Accumulators of all magnitudes; parameters with which many of them do not saturate."""
     state = State(cfg)
-    for array in (state.vin, state.out, state.lut):
+    for array in (state.inp, state.vin, state.out, state.lut, state.tap):
         array[:] = rng.integers(-128, 128, array.shape)
     state.acc[:] = rng.integers(-(1 << 31), 1 << 31, state.acc.shape) >> rng.integers(0, 32, state.acc.shape)
     shape = state.par.shape
@@ -91,7 +103,7 @@ def some_bits(rng: np.random.Generator, width: int) -> int:
 
 
 def random_instruction(cfg: Config, rng: np.random.Generator, **chosen: int) -> int:
-    """A legal VECTOR that does not read an accumulator that it writes."""
+    """A legal VECTOR that does not read what it has written."""
     fmt = formats(cfg)[Opcode.VECTOR]
     while True:
         values = {}
@@ -111,20 +123,11 @@ def random_instruction(cfg: Config, rng: np.random.Generator, **chosen: int) -> 
         if rng.random() < 0.5:
             values |= {"rescale_add": 0}
         elif rng.random() < 0.8:
-            values |= {"binary_op": BinaryOp.NONE, "a_source": ASource.ACC, "b_source": BSource.VIN}
+            values |= {"binary_op": BinaryOp.NONE, "a_source": ASource.ACC, "b_source": BSource.VIN, "taps": 0}
         values |= {"opcode": Opcode.VECTOR, "wait": 0, "post": values["post"] & ~(1 << 2)} | chosen
-        if values["reduce_op"] > ReduceOp.MIN or values["binary_op"] > BinaryOp.SHR:
-            continue
         word = fmt.encode(**values)
-        if why_illegal(cfg, word) is None and not _reads_its_result(cfg, values):
+        if why_illegal(cfg, word) is None and not reads_own_result(cfg, values):
             return word
-
-
-def _reads_its_result(cfg: Config, f: Fields) -> bool:
-    if f["a_source"] == ASource.VIN or f["destination"] == Destination.OUT:
-        return False
-    read = addresses(f, "a", VECTOR_LOOPS, cfg.acc_depth)
-    return bool(np.isin(addresses(f, "dst", OUTER_LOOPS, cfg.acc_depth), read).any())
 
 
 # Inside the simulation ------------------------------------------------------------------------------------
@@ -135,15 +138,25 @@ class Machine:
 
     def __init__(self, dut: Any, cfg: Config, state: State, pause: float) -> None:
         self.dut, self.cfg, self.state, self.pause = dut, cfg, state, pause
-        self.acc, self.out, self.done = bench.pack(state.acc), bench.pack(state.out), list[int]()
+        self.words = {to: bench.pack(destination(state, to)) for to in Destination}
+        self.done: list[int] = []
 
     async def start(self) -> None:
         dut, pause = self.dut, self.pause
         await bench.start(dut, timeout=200_000)
-        cocotb.start_soon(bench.memory(dut, self.acc, ["acc_read"], ["acc_write"], grain=32, pause=pause))
-        cocotb.start_soon(bench.memory(dut, bench.pack(self.state.vin), ["vin"], pause=pause / 4))
-        cocotb.start_soon(bench.memory(dut, bench.pack(self.state.par), ["par"], pause=pause / 4))
-        cocotb.start_soon(bench.memory(dut, self.out, [], ["out"], grain=8 * self.cfg.lanes, pause=pause / 4))
+        entry, taps = 8 * self.cfg.lanes, max(1, self.cfg.taps)
+        to_vin, to_inp = (["vin_write"], ["inp_write"]) if self.cfg.forward else ([], [])
+
+        def memory(words: list[int], reads: list[str], writes: list[str], seldom: int = 4, **how: int) -> None:
+            cocotb.start_soon(bench.memory(dut, words, reads, writes, pause=pause / seldom, **how))
+
+        memory(self.words[Destination.ACC], ["acc_read"], ["acc_write"], seldom=1, grain=32)
+        memory(self.words[Destination.VIN], ["vin"], to_vin, grain=entry, window=taps, width=entry)
+        memory(self.words[Destination.INP], [], to_inp, grain=entry)
+        memory(self.words[Destination.OUT], [], ["out"], grain=entry)
+        memory(bench.pack(self.state.par), ["par"], [])
+        if self.cfg.taps:
+            memory(bench.pack(self.state.tap[:, : self.cfg.taps]), ["tap"], [])
         cocotb.start_soon(bench.pulses_get(dut, "done", self.done))
         await self.load_tables()
 
@@ -180,8 +193,8 @@ class Machine:
 
     def compare(self, program: list[int]) -> None:
         fmt = formats(self.cfg)[Opcode.VECTOR]
-        for name, words in (("acc", self.acc), ("out", self.out)):
-            wanted: NDArray[Any] = getattr(self.state, name)
+        for to, words in self.words.items():
+            name, wanted = to.name.lower(), destination(self.state, to)
             found = bench.unpack(words, wanted)
             if not np.array_equal(found, wanted):
                 index = tuple(int(i) for i in np.argwhere(found != wanted)[0])
@@ -205,7 +218,10 @@ async def every_feature(dut: Any) -> None:
     cfg, rng = bench.config(), bench.generator()
     machine = Machine(dut, cfg, random_state(cfg, rng), 0.1)
     await machine.start()
-    plain = {"requantise": 0, "lookup": 0, "rescale_add": 0, "binary_op": BinaryOp.NONE, "reduce_op": ReduceOp.ADD}
+    plain = {
+        "requantise": 0, "lookup": 0, "rescale_add": 0, "taps": 0, "binary_op": BinaryOp.NONE,
+        "reduce_op": ReduceOp.ADD,
+    }  # fmt: skip
     variants: list[dict[str, int]] = [
         *({"binary_op": op, "b_source": source} for op in BinaryOp for source in BSource),
         *({"reduce_op": op} for op in ReduceOp),
@@ -213,27 +229,42 @@ async def every_feature(dut: Any) -> None:
         *({"rescale_add": 1, "a_source": ASource.ACC, "b_source": BSource.VIN, "requantise": q, "lookup": lookup}
           for q in (0, 1) for lookup in (0, 1)),
     ]  # fmt: skip
+    if cfg.taps:
+        variants += [{"taps": 1, "a_source": ASource.VIN, "requantise": q} for q in (0, 1)]
     for variant in variants:
-        for destination in Destination:
-            chosen = {**plain, "destination": destination, **variant}
+        for to in destinations(cfg):
+            chosen = {**plain, "destination": to, **variant}
             for source in ASource:
                 if source == ASource.VIN and chosen.get("b_source") == BSource.VIN:
                     continue
                 await machine.run([random_instruction(cfg, rng, **{"a_source": source, **chosen})])
-    machine.out[5] ^= 1 << 8  # the planted fault
+    machine.words[Destination.OUT][5] ^= 1 << 8  # the planted fault
     with pytest.raises(AssertionError, match=r"out\[5, 0, 0, 1\] is"):
         machine.compare([])
 
 
 @cocotb.test()
 async def is_active(dut: Any) -> None:
-    """A long pass, of two instructions, reads an entry in 99 % of the cycles and has written 20 cycles after it."""
+    """A long pass, of two instructions, takes an entry in each cycle, one with a residual as many cycles as the Config
+    says, and has written as many cycles after it as there are stages; wherever A comes from and the result goes."""
     cfg, rng = bench.config(), bench.generator()
     machine = Machine(dut, cfg, random_state(cfg, rng), 0.0)
     await machine.start()
     sizes = {"extent_n": 2, "extent_y": 20, "extent_x": 25, "extent_r": 1, "extent_s": 1}
-    stages = {"a_source": ASource.ACC, "destination": Destination.OUT, "requantise": 1, "lookup": 1}
-    program = [random_instruction(cfg, rng, **sizes, **stages) for _ in range(2)]
+    passes = [
+        {"a_source": ASource.ACC, "rescale_add": 0},
+        {"a_source": ASource.ACC, "b_source": BSource.VIN, "rescale_add": 1, "binary_op": BinaryOp.NONE},
+    ]
+    if cfg.taps:
+        passes.append({"a_source": ASource.VIN, "taps": 1, "rescale_add": 0})
+    for stages_used in passes:
+        for to in destinations(cfg)[1:3]:
+            await measure(dut, machine, {**sizes, "taps": 0, "destination": to, **stages_used})
+
+
+async def measure(dut: Any, machine: Machine, chosen: dict[str, int]) -> None:
+    cfg, rng = machine.cfg, bench.generator()
+    program = [random_instruction(cfg, rng, requantise=1, lookup=1, **chosen) for _ in range(2)]
     counts = {"active": 0, "cycles": 0}
     task = cocotb.start_soon(machine.run(program))
     while not task.done():
@@ -242,10 +273,9 @@ async def is_active(dut: Any) -> None:
         counts["cycles"] += int(not dut.quiet.value)
         await bench.rise(dut)
     await task
-    entries = 2 * 2 * 20 * 25
-    assert counts["active"] == entries
-    assert entries <= counts["cycles"] <= entries + WRITE + 4, counts
-    assert counts["active"] >= 0.99 * (counts["cycles"] - WRITE), counts
+    work = 2 * 2 * 20 * 25 * (cfg.residual_cycles if chosen["rescale_add"] else 1)
+    assert counts["active"] == work
+    assert work <= counts["cycles"] <= work + stages(cfg).write + 4, counts
 
 
 @cocotb.test()
@@ -267,6 +297,7 @@ async def halt_drops_everything(dut: Any) -> None:
         assert dut.quiet.value and not dut.done__valid.value and not dut.instr__ready.value
         await bench.rise(dut)
         dut.halt.value = 0
-        machine.state.acc[:] = bench.unpack(machine.acc, machine.state.acc)
-        machine.state.out[:] = bench.unpack(machine.out, machine.state.out)
+        for to, words in machine.words.items():
+            array = destination(machine.state, to)
+            array[:] = bench.unpack(words, array)
         await machine.run([random_instruction(cfg, rng) for _ in range(2)])

@@ -269,8 +269,9 @@ class _Diagnosis:
         wrong = next((each for each in held if each.term in extra), None)
         if wrong is not None:
             by, maker = wrong.by, self._maker(wrong)
-            extra.sort(key=lambda term: term != wrong.term)  # it is the one to be named,
-            lacking.sort(key=lambda term: term[1] != wrong.term[1])  # beside what should meet the same weights
+            # It is named first, and beside it what should meet the same weights.
+            extra.sort(key=lambda term: term != wrong.term)
+            lacking.sort(key=lambda term: term[1] != wrong.term[1])
             inside = self._made_inside(of.layer, lacking[0][0]) if lacking else None
             if maker is not None and inside is not None and self._known(wrong.term[0]) is None:
                 return self._vector(maker, *inside, wrong.piece)

@@ -114,8 +114,8 @@ class Symbols:
     def result(self, operation: Operation, operands: Scalars) -> Scalars:
         """The scalars of what `operation` makes of its operands, the scalars of which are summed up in `operands`.
 
-        Different sums have different results, which are as unrelated as fresh random numbers: f(u) + f(v) is not
-        f(u + v) + f(0), as it would be if the sums were left as they are. A constant is what padding with it is.
+        Different sums have different results, which have no more to do with each other than fresh random numbers have.
+        A constant is what padding with it is.
         """
         if operation.constant is not None:
             return np.full(operands.shape, self.padding(operation.constant), np.uint64)

@@ -2,34 +2,31 @@
 
 The launches are run in program order, which `order.py` has shown to be what the machine does, but not on bytes: one
 scalar, an integer modulo 2^64, stands for a piece [batch][group] of an activation, and one for the weights between two
-channel groups. Pieces that the host packs are fresh random numbers, as is memory that nobody has written. GEMM and the
-taps of VECTOR add products. VECTOR adds multiples of its operands and a number that stands for what it does to them,
-and takes what a bijection with random factors makes of this sum: another sum would become a number that has nothing to
-do with it. A piece that is stored is compared with what the layer means (`meaning.py`), and is then a fresh random
-number, so that each layer stands alone.
+channel groups. Pieces that the host packs are fresh random numbers, as is memory that nobody has written. GEMM adds
+products, and so do the taps of VECTOR. VECTOR adds multiples of its operands and a number that stands for what it does
+to them, and passes the sum through a bijection (`Symbols.result`), so that another sum becomes a number that has
+nothing to do with it. Each piece stored is compared with what the layer means (`meaning.py`), and is then a fresh
+random number. So each layer stands alone, and its sums are polynomials of degree three in numbers that are random to
+it.
 
-Inside of a block nothing is stored. There a layer reads scalars that VECTOR has made, which are as good as fresh ones:
-equal where they were computed in the same way from the same things, and unrelated where not. Were VECTOR linear, the
-degree would grow with each layer, and worse, f(u) + f(v) would pass for f(u + v) + f(0): a term added to the wrong one
-of two sums that later meet equal weights would never be found, with no probability involved. So here, too, each layer
-stands alone, and its sums are of degree three in numbers that are random for it: a factor of VECTOR, the lanes of the
-weights, the pieces.
+Inside of a block nothing is stored, and a layer reads what VECTOR has made. That is as good as fresh numbers, which is
+what the bijection is for: two pieces are equal where they came about in the same way, and unrelated where not. Were
+VECTOR linear, f(u) + f(v) would pass for f(u + w) + f(v - w), whatever the random numbers are: a term in the wrong one
+of two sums whose results meet equal weights in the next layer.
 
-A wrong program passes with a probability below 2^-40. Take two different sums of one layer. All coefficients of their
-difference are multiples of 2^v, and one is of no higher power; they are differences of weights, so v is at most 7 where
-a sum is wrong in one term, and grows by one with each doubling of how often that term is wrong. For the product of two
-random numbers modulo 2^64 the lemma of Schwartz and Zippel, applied to each power of 2 in turn, gives
-(64 - v) / 2 * 2^-(64 - v), here 2^-52, for equal values. Inside of a block two pieces of different provenance are equal
-if their sums are; a wrong sum may then look right if its wrong piece is equal to another one of the same two sums. With
-n different pieces in each sum that is n times the probability of one layer before, and one more 2^-52: for a 1x1
-convolution of 60 channel groups after a depthwise one of 3x3 after any other, 2^-52 * 18 * 120 < 2^-40. Where weights
-are zero, and where a clip leaves one value, what a sum holds does not matter, and does not count. A wrong stream stores
-a wrong piece, or none where one is due, and passes only if every comparison does.
+Two different polynomials have equal values with a probability below 2^-40. All coefficients of their difference are
+multiples of 2^v, and one is of no higher power; they are differences of weights, so v is at most 7 where a sum is
+wrong in one term, and grows by one with each doubling of how often that term is wrong. For the product of two random
+numbers modulo 2^64 the lemma of Schwartz and Zippel, applied to each power of 2 in turn, gives (64-v)/2 * 2^(v-64):
+here 2^-52. A wrong stream stores a wrong piece, or none where one is due, and passes only if every comparison does. In
+a block, a wrong sum may also look right because a piece of it equals another one, of those in it and of those meant,
+by an accident one layer before. With n of them that is n times as probable: after a depthwise convolution of 5x5 and a
+1x1 of 240 channel groups, whose n are 50 and 480, 2^-52 has become less than 2^-36.
+
 (J. T. Schwartz, "Fast probabilistic algorithms for verification of polynomial identities", J. ACM 27, 1980; R. Zippel,
 "Probabilistic algorithms for sparse polynomials", EUROSAM 1979; the hash is the multilinear one of M. N. Wegman and
-J. L. Carter, "New hash functions and their use in authentication and set equality", JCSS 22, 1981. The bijection is, as
-the generator of the random numbers, none of which such things are proved, but none that anything here is made to
-defeat.)
+J. L. Carter, "New hash functions and their use in authentication and set equality", JCSS 22, 1981. That the bijection
+is as good as a random one is assumed, as it is of the generator of the random numbers.)
 """
 
 from __future__ import annotations

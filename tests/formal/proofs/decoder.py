@@ -10,7 +10,7 @@ from amaranth import Cat, Const, Signal, Value
 
 from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.fetch import Fetch
-from celosia.hw.isa import RULES, UNIT_OF, formats, instruction_bytes
+from celosia.hw.isa import UNIT_OF, formats, instruction_bytes, rules
 from celosia.hw.layout import INDEX_BITS
 from celosia.hw.regs import Error
 from proofs.bursts import legal, limits
@@ -21,12 +21,13 @@ from proofs.harness import Harness, implies
 STABLE = ("instr_addr", "instr_count", "dma_base", "dma_size")
 WIDE = Config(
     batch=16, block_in=8, block_out=8, bus_bytes=128, inp_depth=1 << 20, wgt_depth=1 << 20, acc_depth=1 << 20,
-    vin_depth=1 << 20, out_depth=1 << 20, par_depth=1 << 12, lut_count=16, queue_depth=2, token_bits=16,
+    vin_depth=1 << 20, out_depth=1 << 20, par_depth=1 << 12, lut_count=16, queue_depth=2, token_bits=16, taps=16,
+    tap_depth=1 << 12, forward=True,
 )  # fmt: skip
 """The widest addresses there are."""
 BROAD = replace(SMALL, bus_bytes=128)
 """Two words in a beat."""
-CONFIGS = {"small": SMALL, "broad": BROAD, "wide": WIDE}
+CONFIGS = {"small": SMALL, "broad": BROAD, "wide": WIDE, "taps": replace(SMALL, taps=3, forward=True)}
 
 
 def decoder(cfg: Config) -> Harness:
@@ -43,7 +44,7 @@ def decoder(cfg: Config) -> Harness:
     by_opcode: Value = Const(1)
     for opcode, fmt in formats(cfg).items():
         fields = {field.name: bits[fmt.offsets[field.name] :][: field.width] for field in fmt.fields}
-        broken = reduce(or_, (rule(fields) for rule in RULES[opcode].values()))
+        broken = reduce(or_, (rule(fields) for rule in rules(cfg)[opcode].values()))
         is_it = bits[:3] == opcode
         by_opcode = (is_it & broken) | (~is_it & by_opcode)
     h.m.d.comb += illegal.eq(by_opcode)
