@@ -232,9 +232,12 @@ def test_store(cfg: Config) -> None:
 
 
 def test_passes_have_names_of_their_own() -> None:
-    names = [p.name for p in hw.passes(PRESETS["tiny"])]
-    assert len(set(names)) == len(names) == 16
-    for p in hw.passes():
-        rule = declared(TINY, p.name).rule
+    assert len(list(hw.passes(Config()))) == 16
+    full = PRESETS["tiny"]
+    names = [p.name for p in hw.passes(full)]
+    assert len(set(names)) == len(names) == 34
+    for p in hw.passes(full):
+        rule = declared(full, p.name).rule
         assert isinstance(rule, Compute)
-        assert rule.fields(**parameters_of(p, np.random.default_rng(0)))["destination"] == Destination.OUT
+        fields = rule.fields(**parameters_of(p, np.random.default_rng(0)))
+        assert fields["destination"] == Destination[p.to.upper()] and fields.get("taps", 0) == p.taps

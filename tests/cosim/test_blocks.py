@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -21,7 +22,9 @@ from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.space import Decisions
 from celosia.compiler.vthread.pipeline import Ring
 from celosia.hw.config import PRESETS, Config
+from celosia.sim.build import BuildError, compiler, verilator_root
 from celosia.sim.fsim import FunctionalDevice
+from celosia.sim.rtlsim import RtlDevice
 
 pytest.importorskip("onnxruntime")
 
@@ -119,6 +122,18 @@ def test_chains(chain: str, name: str) -> None:
     compiled(
         model(chain, dtype=np.uint8 if chain == "strided" else np.int8, images=1 + (chain == "5x5")), CONFIGS[name]
     )
+
+
+@pytest.mark.rtl
+def test_chains_on_rtl(cut: Callable[..., None]) -> None:
+    cut(lambda length: ())
+    try:
+        compiler(), verilator_root()
+    except BuildError as error:
+        pytest.skip(str(error))
+    with closing(RtlDevice(CONFIGS["tiny"], quiet=True)) as device:
+        found = [chain for chain in CHAINS if block_layers(check(model(chain), device))]
+    assert len(found) > 6
 
 
 @pytest.mark.parametrize("name", ["tiny", "8x4", "8x8, 5 taps"])
