@@ -181,7 +181,9 @@ def estimate(cfg: Config, p: BlockProblem, d: Decisions) -> float:
         vector += d.n * d.y * d.x * last.steps
     wgt = sum(_weights(d, level, last) for level in levels)
     constants = wgt * wgt_beats + sum(level.blocks * (2 * cfg.block_out * 4 // cfg.bus_bytes) for level in levels[:-1])
-    kept = wgt * slices <= cfg.wgt_depth and sum(level.blocks for level in levels[:-1]) * slices <= cfg.par_depth
+    # The next layer's weights come into the other half of the rings.
+    kept = 2 * wgt * slices <= cfg.wgt_depth
+    kept = kept and 2 * sum(level.blocks for level in levels[:-1]) * slices <= cfg.par_depth
     near = first.in_blocks * first.near * (inp_beats if first.problem.in_blocks else entry_beats)
     final = p.last.out_blocks * d.y * d.x if p.last.in_blocks else 0
     store = p.last.out_blocks * d.y * d.x * entry_beats
