@@ -214,9 +214,8 @@ class Generator:
             rescale_add = int(b_source == BSource.VIN and rng.random() < 0.4)
             fields = {f"extent_{loop}": e for loop, e in zip(VECTOR_LOOPS, extents)}
             fields |= dict(a_source=a_source, b_source=b_source, destination=destination, rescale_add=rescale_add)
-            fields |= self.address(
-                "a", VECTOR_LOOPS, extents, cfg.acc_depth if a_source == ASource.ACC else cfg.vin_depth
-            )
+            depth = cfg.acc_depth if a_source == ASource.ACC else cfg.vin_depth
+            fields |= self.address("a", VECTOR_LOOPS, extents, depth, after=cfg.taps - 1 if taps else 0)
             fields |= self.address("dst", OUTER_LOOPS, extents[:3], places(cfg, destination))
             fields |= self.address("b", OUTER_LOOPS, extents[:3], cfg.vin_depth)
             fields |= self.address("par", OUTER_LOOPS, extents[:3], cfg.par_depth)
@@ -256,9 +255,10 @@ class Generator:
                 return extents
 
     def address(
-        self, operand: str, loops: tuple[str, ...], extents: tuple[int, ...] | list[int], depth: int
+        self, operand: str, loops: tuple[str, ...], extents: tuple[int, ...] | list[int], depth: int, after: int = 0
     ) -> dict[str, int]:
-        """Base and strides; inside the buffer but for the share `wrap`. Now and then dense, now and then in place."""
+        """Base and strides; inside the buffer but for the share `wrap`, `after` entries beyond each as well. Now and then
+        dense, now and then in place."""
         rng = self.rng
         if rng.random() < self.wrap:
             return {f"{operand}_base": rng.randrange(depth)} | {f"{operand}_{l}": rng.randrange(depth) for l in loops}
@@ -270,8 +270,8 @@ class Generator:
                 dense *= extent
             ends = [stride * (extent - 1) for stride, extent in zip(strides, extents)]
             low, high = sum(e for e in ends if e < 0), sum(e for e in ends if e > 0)
-            if high - low < depth:
-                base = rng.randint(-low, depth - 1 - high)
+            if high - low + after < depth:
+                base = rng.randint(-low, depth - 1 - high - after)
                 return {f"{operand}_base": base} | {f"{operand}_{l}": s % depth for l, s in zip(loops, strides)}
 
     def dram(self, area: range, extents: tuple[int, int], width: int, align: int) -> dict[str, int]:

@@ -10,6 +10,7 @@ from celosia.hw.config import Config
 from celosia.hw.isa import (
     GEMM_LOOPS,
     VECTOR_LOOPS,
+    ASource,
     Buffer,
     Destination,
     Opcode,
@@ -41,7 +42,7 @@ def test_each_instruction_equals_the_reference(name: str, seed: int) -> None:
         assert instruction is not None and instruction.fields == formats(cfg)[instruction.opcode].decode(word)
         reference.execute(expected, dram, word, i)
         device.execute(instruction)
-        for buffer in ("inp", "wgt", "acc", "vin", "out", "par", "lut"):
+        for buffer in ("inp", "wgt", "acc", "vin", "out", "par", "lut", "tap"):
             same = np.array_equal(getattr(expected, buffer), getattr(device.state, buffer))
             assert same, f"instruction {i} {program.instructions[i]} differs in {buffer}"
         assert np.array_equal(dram, device.dram), f"instruction {i} {program.instructions[i]} differs in DRAM"
@@ -140,6 +141,43 @@ def test_planted_faults_are_found(faulty: list[tuple[Opcode, dict[str, int]]], m
         return _run(CFG, faulty)
     with pytest.raises(CheckError, match=message):
         _run(CFG, faulty)
+
+
+TAPS = CONFIGS["taps3"]
+VIN = to(LOAD, x_size=8, buffer=Buffer.VIN)
+TAP = to(LOAD, buffer=Buffer.TAP, post=bit(Unit.VECTOR))
+DEPTHWISE = to(OUT, a_source=ASource.VIN, taps=1, wait=bit(Unit.LOAD))
+PASS = to(OUT, a_source=ASource.VIN, wait=bit(Unit.LOAD), post=bit(Unit.GEMM))
+
+
+@pytest.mark.parametrize(
+    "program, message",
+    [
+        ([VIN, TAP, DEPTHWISE], None),
+        ([VIN, to(TAP), to(DEPTHWISE, extent_n=2, tap_n=4)], r"\(VECTOR\) reads tap entry 4, which was never written"),
+        ([VIN, TAP, to(DEPTHWISE, a_base=3)], r"\(VECTOR\) reads vin piece 8, which was never written"),
+        ([VIN, to(TAP, post=0), to(DEPTHWISE, wait=0)], r"\(VECTOR\) reads vin piece 0, which instruction 0"),
+        (
+            [WEIGHTS, to(VIN, post=bit(Unit.VECTOR)), to(PASS, destination=Destination.INP),
+             to(GEMM, wait=bit(Unit.VECTOR))],
+            None,
+        ),
+        (
+            [WEIGHTS, to(VIN, post=bit(Unit.VECTOR, Unit.GEMM)), to(PASS, destination=Destination.INP, post=0),
+             to(GEMM, wait=bit(Unit.LOAD))],
+            r"\(GEMM\) reads inp piece 0, which instruction 2 \(VECTOR\) writes; no token orders the two",
+        ),
+        (
+            [to(VIN, post=bit(Unit.VECTOR)), to(PASS, destination=Destination.VIN, post=0), VIN],
+            r"\(LOAD\) writes vin piece 0, which instruction 1 \(VECTOR\)",
+        ),
+    ],
+)  # fmt: skip
+def test_planted_faults_with_taps_are_found(program: list[tuple[Opcode, dict[str, int]]], message: str | None) -> None:
+    if message is None:
+        return _run(TAPS, program)
+    with pytest.raises(CheckError, match=message):
+        _run(TAPS, program)
 
 
 @pytest.mark.parametrize(

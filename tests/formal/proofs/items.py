@@ -1,0 +1,81 @@
+"""The vector unit: what skips stages is in step with the items that it belongs to, however they are held up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from amaranth import Const, Mux, Value
+from amaranth.lib import data
+
+from celosia.hw.config import Config
+from celosia.hw.gemm_core.vector import Vector, stages
+from proofs.declare import Mutant, prove
+from proofs.handshakes import SMALL
+from proofs.harness import Harness, implies
+
+
+def rings(cfg: Config) -> Harness:
+    """In each ring lie as many values as there are items for which they wait, so that each item, which leaves once,
+    finds its own place, residual and value: rings are lists.
+    """
+    h = Harness()
+    dut = Vector(cfg)
+    inside = h.add(dut)
+    stage, items, last = stages(cfg), inside["items"], inside["last"]
+    constants = inside["constants"]
+
+    def of(number: int, name: str) -> Value:
+        return Mux(items.which[number], constants[1][name], constants[0][name])
+
+    def waiting(first: int, end: int, counts: Callable[[int], Value]) -> Value:
+        """Items that have left stage `first` and not stage `end`; of one in parts the last part counts."""
+        there = Const(0)
+        for i in range(first + 1, end + 1):
+            is_item = last[i] if i <= stage.reduce else items.whole[i]
+            there = there + (items.valid[i] & is_item & counts(i))
+        return there
+
+    # The constants of an item stay until it has left: at most two instructions are under way, each with its own.
+    for i, held in enumerate(constants):
+        uses = Value.cast(0)
+        for number in range(1, stage.write + 1):
+            uses = uses | (items.valid[number] & (items.which[number] == i))
+        facts = data.View.as_value(held)
+        h.assume(implies(h.register(uses, f"uses{i}"), facts == h.register(facts, f"constants{i}_before")))
+        h.assume(implies(held.rescale_add, ~held.raw))
+
+    kinds: dict[str, tuple[int, int, Callable[[int], Value]]] = {
+        "places": (0, stage.write, lambda i: Const(1)),
+        "residuals": (stage.reduce, stage.add, lambda i: of(i, "rescale_add")),
+        "raw": (stage.requantise, stage.write, lambda i: of(i, "raw")),
+    }
+    for name, (first, end, counts) in kinds.items():
+        ring: Any = getattr(inside["m"].submodules, name)
+        head, tail = inside.of(ring, "head"), inside.of(ring, "tail")
+        there = waiting(first, end, counts)
+        h.ensure((head - tail)[: len(head)] == there[: len(head)], f"{name}_in_step")
+        h.ensure(there <= end - first, f"{name}_room")
+    for i in range(stage.add + 1, stage.write + 1):
+        h.ensure(implies(items.valid[i] & ~of(i, "rescale_add"), items.whole[i]), f"whole{i}")
+    return h
+
+
+FILE = "gemm_core/vector.py"
+POPS = Mutant(FILE, "items.add(stage.add) & items.middle,", "items.add(stage.add) & items.back,")
+LOST = Mutant(FILE, "stage.acc: issue, stage.reduce: reduced", "stage.acc: issue")
+LATE = Mutant(
+    FILE, 'items.at(stage.requantise, "raw") & items.middle', 'items.at(stage.requantise, "raw") & items.back'
+)
+FRONT = Mutant(FILE, "items.front.eq(items.middle & (acc_ok | ~valid[stage.acc]))", "items.front.eq(items.middle)")
+BASE = replace(SMALL, block_in=8, block_out=4)
+for name, cfg, mutants, reach in (
+    ("with taps", replace(BASE, taps=3, forward=True), (LOST, FRONT), 12),
+    ("with residuals in two parts", replace(BASE, residual_cycles=2), (LOST, POPS, LATE), 19),
+    ("with taps, and residuals in four parts", replace(BASE, taps=3, residual_cycles=4), (LOST, FRONT), 12),
+):
+    prove(f"rings of the vector unit are in step with its items, {name}", *mutants, depth=1, reach=reach)(
+        partial(rings, cfg)
+    )

@@ -1,0 +1,139 @@
+"""Scratchpads with several users or several banks equal one memory, and LOAD writes each step once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from amaranth import Cat, Module, Signal, Value
+from amaranth.lib import wiring
+
+from celosia.hw.config import Config
+from celosia.hw.dae_pipeline.load import Writer
+from celosia.hw.dae_pipeline.scratchpad import Scratchpad, WindowScratchpad, WriteArbiter
+from celosia.hw.isa import buffers
+from proofs.declare import Mutant, prove
+from proofs.handshakes import OTHER, SMALL
+from proofs.harness import Harness, implies
+
+DEPTH, WIDTH = 16, 8
+
+
+class Shared(wiring.Component):
+    """A scratchpad that VECTOR and LOAD write."""
+
+    def __init__(self, grain: int, parts: int) -> None:
+        bits = (DEPTH - 1).bit_length()
+        self.arbiter, self.pad = WriteArbiter(bits, WIDTH, grain, parts), Scratchpad(DEPTH, WIDTH, grain)
+        members = {name: self.arbiter.signature.members[name] for name in ("vector", "load")}
+        super().__init__({**members, "read": self.pad.signature.members["read"]})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.arbiter, m.submodules.pad = self.arbiter, self.pad
+        wiring.connect(m, self.arbiter.write, self.pad.write)
+        for name, inner in (("vector", self.arbiter), ("load", self.arbiter), ("read", self.pad)):
+            wiring.connect(m, wiring.flipped(getattr(self, name)), getattr(inner, name))
+        return m
+
+
+class Model:
+    """What one entry, any one, should hold; what is written to it is taken from the ports."""
+
+    def __init__(self, h: Harness) -> None:
+        self._h = h
+        self.entry, self.word = h.constant(range(DEPTH), "entry"), Signal(WIDTH, name="word")
+
+    def written(self, taken: Value, entry: Value, mask: Value, data: Value) -> None:
+        """mask: a bit for each part of `data`."""
+        size = len(data) // len(mask)
+        for i, bit in enumerate(mask):
+            with self._h.m.If(taken & (entry == self.entry) & bit):
+                self._h.m.d.sync += self.word.word_select(i, size).eq(data.word_select(i, size))
+
+
+def shared(grain: int, parts: int) -> Harness:
+    """VECTOR never waits, LOAD only where VECTOR writes; what is taken is in memory in the next cycle, and no more."""
+    h = Harness()
+    dut = Shared(grain, parts)
+    inside = h.add(dut)
+    model = Model(h)
+    vector, load, low = dut.vector, dut.load, (parts - 1).bit_length()
+    part = WIDTH // parts
+    mask, data = (Signal(parts, name="part_mask"), Signal(WIDTH, name="part_data"))
+    number = vector.addr[:low]
+    h.m.d.comb += [mask.eq(vector.mask << number), data.eq(vector.data << (number * part))]
+    takes_vector, takes_load = vector.en & vector.ready, load.en & load.ready
+    model.written(takes_vector, vector.addr[low:], mask, data)
+    model.written(takes_load, load.addr, load.mask, load.data)
+    h.ensure(vector.ready, "vector_never_waits")
+    h.ensure(implies(load.en, load.ready == ~vector.en), "load_waits_for_vector_alone")
+    h.ensure(inside.memory("pad.memory", model.entry) == model.word, "content")
+    return h
+
+
+def window(size: int, grain: int) -> Harness:
+    """A read gives the entries that memory held, those after the last one from its beginning."""
+    h = Harness()
+    dut = WindowScratchpad(DEPTH, WIDTH, grain, size)
+    inside = h.add(dut)
+    model = Model(h)
+    write, read, bits = dut.write, dut.read, (size - 1).bit_length()
+    model.written(write.en & write.ready, write.addr, write.mask, write.data)
+    for number in range(1 << bits):
+        here = model.entry[:bits] == number
+        content = inside.memory(f"banks.{number}.memory", model.entry[bits:])
+        h.ensure(implies(here, content == model.word), f"content{number}")
+    asked, first, word = Signal(name="asked"), Signal.like(read.addr, name="asked_first"), Signal(WIDTH, name="seen")
+    with h.m.If(read.en & read.ready):
+        h.m.d.sync += [asked.eq(1), first.eq(read.addr), word.eq(model.word)]
+    for place in range(size):
+        it_is = asked & ((first + place)[: len(first)] == model.entry)
+        h.ensure(implies(it_is, read.data.word_select(place, WIDTH) == word), f"gives{place}")
+    h.ensure(implies(asked, inside["first"] == first[:bits]), "first")
+    return h
+
+
+def writer(cfg: Config) -> Harness:
+    """What LOAD offers to a port is kept until it is taken, and each step that has been made is taken once."""
+    h = Harness()
+    dut = Writer(cfg)
+    inside = h.add(dut)
+    h.assume(inside["out"].buffer <= buffers(cfg)[-1])  # proved of fetch
+    taken = []
+    for buffer in buffers(cfg):
+        port = getattr(dut, buffer.name.lower())
+        offer = Cat(port.addr, port.mask, port.data)
+        h.ensure(h.kept(port.en, port.ready, offer, f"{buffer.name}_offer"), f"{buffer.name}_kept")
+        taken.append(port.en & port.ready)
+    waiting = Signal(2)
+    made = inside["moves"] & ~inside["fails"]
+    h.m.d.sync += waiting.eq(waiting + made - sum(taken[1:], taken[0]))
+    h.ensure(inside["full"] == waiting, "each_once")
+    enable = inside["enable"]
+    h.ensure(implies(inside["full"], enable.any() & ((enable & (enable - 1)) == 0)), "one_port")
+    return h
+
+
+FILE, LOAD = "dae_pipeline/scratchpad.py", "dae_pipeline/load.py"
+for grain, parts in ((4, 1), (2, 2)):
+    prove(
+        f"VECTOR and LOAD at a scratchpad equal one memory, {parts} part{'s' * (parts > 1)} of an entry",
+        Mutant(FILE, "load.ready.eq(~vector.en)", "load.ready.eq(1)"),
+        Mutant(FILE, "write.addr.eq(Mux(vector.en, ", "write.addr.eq(Mux(vector.en & ~load.en, "),
+        Mutant(FILE, "write.en.eq(vector.en | load.en)", "write.en.eq(vector.en ^ load.en)"),
+        depth=1,
+    )(partial(shared, grain, parts))
+for size in (2, 3, 5):
+    prove(
+        f"windows of {size} entries equal one memory",
+        Mutant(FILE, " + (number < read.addr[:low_bits])", ""),
+        Mutant(FILE, "bank.write.addr.eq(write.addr[low_bits:])", "bank.write.addr.eq(write.addr)"),
+        depth=1,
+    )(partial(window, size, 4))
+for name, cfg in {"small": replace(SMALL, taps=3, forward=True), "other": OTHER}.items():
+    prove(
+        f"LOAD writes each step once, Config {name}",
+        Mutant(LOAD, "empties.eq(full & (enable & ready).any())", "empties.eq(full)"),
+        Mutant(LOAD, "with m.Elif(empties):", "with m.Elif(empties & ~self.unit.valid):"),
+    )(partial(writer, cfg))
