@@ -38,7 +38,7 @@ IMAGES = {"demo": 100, "mnist_conv": 20, "resnet18": 1, "mobilenet_v2": 1}
 DEFAULT_IMAGES = 4
 CYCLES = {"resnet18": 7_600_000, "resnet50": 17_500_000, "mobilenet_v2": 3_200_000}
 TIMED_CONFIGS = ("tiny", "pynq", "ultra96", "zcu104")
-TIMED_MODELS = ("demo", "resnet18", "mobilenet_v2", "resnet50")
+TIMED_MODELS = ("demo", "ds_cnn", "resnet18", "mobilenet_v2", "lite", "resnet50")
 LARGE_LAYER = 5_000
 """Cycles above which the timing model answers for a layer's own time."""
 FREE = {"QuantizeLinear", "DequantizeLinear", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"}

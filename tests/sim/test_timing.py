@@ -31,7 +31,7 @@ from celosia.hw.regs import COUNTERS
 from celosia.models import demo_images, demo_model_path
 from celosia.sim import build, timing
 from celosia.sim.build import BuildError
-from celosia.sim.demand import BOUNDARY, MAX_BURST, on_the_bus
+from celosia.sim.demand import BOUNDARY, MAX_BURST, demand, on_the_bus
 from celosia.sim.device import Counters, Device, DeviceError
 from celosia.sim.fsim import FunctionalDevice
 from celosia.sim.memory import IDEAL, PYNQ_Z2, ULTRA96, ZYNQ_HP, MemoryModel, random_stalls
@@ -472,6 +472,57 @@ def test_beats_and_bursts(bus_bytes: int) -> None:
     beats, bursts = on_the_bus(bus_bytes, offset, size)
     for found, where, length in zip(zip(beats, bursts, strict=True), offset.tolist(), size.tolist(), strict=True):
         assert found == _bursts_one_by_one(bus_bytes, where, length)
+
+
+def test_cycles_that_a_port_leaves() -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(300):
+        port, taken, cycle = timing._Port(), set[int](), 0
+        for _ in range(rng.integers(0, 4)):
+            train = timing._Train(cycle + int(rng.integers(0, 9)), int(rng.integers(1, 4)), int(rng.integers(1, 9)))
+            port.take(train)
+            taken |= {train.first + i * train.period for i in range(train.entries)}
+            cycle = train.last + 1
+        start, count = int(rng.integers(0, 30)), int(rng.integers(1, 30))
+        free = [c for c in range(start, 200) if c not in taken]
+        assert port.left(start, count) == free[count - 1]
+        port.forget(start)
+        assert port.left(start, count) == free[count - 1]
+
+
+def test_moves_that_residuals_hold_up() -> None:
+    rng = np.random.default_rng(6)
+    for _ in range(200):
+        lost, held, move = int(rng.integers(1, 4)), set[int](), 0
+        stalls = timing._Stalls(lost)
+        for _ in range(rng.integers(0, 4)):
+            train = timing._Train(move + int(rng.integers(0, 9)), int(rng.integers(1, 4)), int(rng.integers(1, 9)))
+            stalls.hold(train)
+            held |= {train.first + i * train.period for i in range(train.entries)}
+            move = train.last + 1
+        cycles, cycle = [], 0
+        for number in range(100):
+            cycle += lost * (number in held)
+            cycles.append(cycle)
+            cycle += 1
+        assert [stalls.cycle(number) for number in range(100)] == cycles
+        for wanted in sorted(rng.integers(0, 100, 5).tolist()):  # what is past is forgotten
+            first = next(number for number, cycle in enumerate(cycles) if cycle >= wanted)
+            assert stalls.move(wanted) == first
+            assert [stalls.cycle(number) for number in range(first, 100)] == cycles[first:]
+
+
+@pytest.mark.parametrize("extent", [(1, 1, 40), (2, 3, 20), (3, 1, 30)])
+def test_where_accumulators_lie(extent: tuple[int, int, int]) -> None:
+    """Which of an instruction's outputs are in which bank, against all addresses one by one."""
+    cfg = CONFIGS["4x4"]
+    for base, (n, y, x) in product((0, 10, HALF - 5, HALF, 2 * HALF - 7), ((0, 0, 1), (30, 20, 1), (1, 60, 0))):
+        program = program_of(cfg, [gemm(*extent, acc_base=base, acc_n=n, acc_y=y, acc_x=x)])
+        wanted = demand(cfg, b"".join(word.to_bytes(instruction_bytes(cfg), "little") for word in program.words()))
+        banks = [(base + i * n + j * y + k * x) // HALF % 2 for i, j, k in np.ndindex(*extent)]
+        other = [number for number, bank in enumerate(banks) if bank != banks[0]]
+        assert wanted.write_bank[0] == wanted.read_bank[0] == banks[0]
+        assert wanted.write_here[0] == wanted.read_here[0] == (other[0] if other else len(banks))
 
 
 @pytest.mark.parametrize("memory", [ZYNQ_HP, IDEAL, MemoryModel(refresh_period=7, refresh_cycles=3)], ids=str)
