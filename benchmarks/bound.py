@@ -14,22 +14,25 @@ from celosia.hw.config import Config
 @dataclass(frozen=True)
 class Bound:
     """macs: of all convolutions and matrix products but the depthwise ones, which a machine may do beside them.
-    bytes_moved: weights, inputs and outputs of the network, each once, a byte for each element. macs_per_cycle,
-    bytes_per_cycle: of the multipliers, and of the bus in one direction.
+    bytes_read, bytes_written: weights and inputs, and outputs of the network, each once, a byte for each element.
+    macs_per_cycle, bytes_per_cycle: of the multipliers, and of the bus in one direction.
     """
 
     macs: int
-    bytes_moved: int
+    bytes_read: int
+    bytes_written: int
     macs_per_cycle: int
     bytes_per_cycle: int
 
     @property
     def cycles(self) -> int:
-        """What takes longer, while the other goes on beside it."""
-        return max(-(-self.macs // self.macs_per_cycle), -(-self.bytes_moved // self.bytes_per_cycle))
+        """What takes longest, while the others go on beside it."""
+        moved = max(self.bytes_read, self.bytes_written)
+        return max(-(-self.macs // self.macs_per_cycle), -(-moved // self.bytes_per_cycle))
 
     def __str__(self) -> str:
-        return f"{self.cycles:,} ({self.macs / 1e6:.1f} M MACs, {self.bytes_moved / 1e6:.2f} MB)"
+        moved = f"{self.bytes_read / 1e6:.2f} MB in, {self.bytes_written / 1e6:.2f} MB out"
+        return f"{self.cycles:,} ({self.macs / 1e6:.1f} M MACs, {moved})"
 
 
 def bound(path: Path, cfg: Config) -> Bound:
@@ -46,16 +49,17 @@ def bound(path: Path, cfg: Config) -> Bound:
         return name in constants or (name in producers and all(map(constant, producers[name].input)))
 
     macs = 0
-    moved = sum(prod(shapes[value.name]) for value in (*graph.input, *graph.output) if value.name not in constants)
+    read = sum(prod(shapes[value.name]) for value in graph.input if value.name not in constants)
+    written = sum(prod(shapes[value.name]) for value in graph.output)
     for node in graph.node:
         if node.op_type not in ("Conv", "Gemm", "MatMul") or not constant(node.input[1]):
             continue
         weights, out = shapes[node.input[1]], shapes[node.output[0]]
-        moved += prod(weights)
+        read += prod(weights)
         if node.op_type == "Conv":
             group = next((a.i for a in node.attribute if a.name == "group"), 1)
             depthwise = group > 1 and weights[1] == 1
             macs += 0 if depthwise else prod(out) * prod(weights[1:])
         else:
             macs += prod(out) * shapes[node.input[0]][-1]
-    return Bound(macs, moved, cfg.macs_per_cycle, cfg.bus_bytes)
+    return Bound(macs, read, written, cfg.macs_per_cycle, cfg.bus_bytes)

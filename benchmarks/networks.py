@@ -98,10 +98,14 @@ class Net:
         weights = self.rng.normal(0, 1 / math.sqrt(self.channels[x]), (classes, self.channels[x]))
         arguments = ["features", self._constant("fc_w", weights), self._constant("fc_b", np.zeros(classes))]
         self._node("Gemm", arguments, "logits", transB=1)
+        return self.ending("logits", [1, classes])
+
+    def ending(self, output: str, shape: list[int]) -> onnx.ModelProto:
+        """The model whose output is `output`."""
         graph = helper.make_graph(
             self.nodes, self.name,
             [helper.make_tensor_value_info("input", TensorProto.FLOAT, self.shape)],
-            [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, classes])], self.constants,
+            [helper.make_tensor_value_info(output, TensorProto.FLOAT, shape)], self.constants,
         )  # fmt: skip
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
 
@@ -148,11 +152,18 @@ def ds_cnn() -> onnx.ModelProto:
     return net.classify(x, 12)
 
 
+def depthwise() -> onnx.ModelProto:
+    """A depthwise 3x3 convolution alone, of 112 x 112 pixels and 96 channels."""
+    net = Net("depthwise", (1, 96, 112, 112))
+    return net.ending(net.conv("input", 96, (3, 3), depthwise=True), [1, 96, 112, 112])
+
+
 NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
     "mobilenet_v2_160": lambda: mobilenet_v2(160),
     "mobilenet_v2_224": lambda: mobilenet_v2(224),
     "ds_cnn": ds_cnn,
     "lite": lite,
+    "depthwise": depthwise,
 }
 
 

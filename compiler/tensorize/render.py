@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import groupby
 from math import prod
 from typing import Any
 
@@ -174,15 +174,11 @@ class Pipelined:
 
     @cached_property
     def phases(self) -> list[list[Compute | Move]]:
-        """`computes`, cut after each gemm on whose result another one waits, by way of the vector unit."""
-        found: list[list[Compute | Move]] = []
-        gemms = [number for number, node in enumerate(self.computes) if node.opcode == Opcode.GEMM]
-        start = 0
-        for number, following in pairwise(gemms):
-            if following > number + 1:
-                found.append(self.computes[start : number + 1])
-                start = number + 1
-        return [*found, self.computes[start:]]
+        """`computes`, cut wherever a unit waits for the other: gemm for the vector unit, or the other way round. What
+        follows the last gemm goes with it."""
+        found = [list(nodes) for _, nodes in groupby(self.computes, lambda node: node.opcode == Opcode.GEMM)]
+        last = [node for nodes in found[-2:] for node in nodes]
+        return [*found[:-2], last] if len(found) > 1 and found[-1][0].opcode != Opcode.GEMM else found
 
     @cached_property
     def handed(self) -> dict[Tensor, int]:
