@@ -257,8 +257,8 @@ class Generator:
     def address(
         self, operand: str, loops: tuple[str, ...], extents: tuple[int, ...] | list[int], depth: int, after: int = 0
     ) -> dict[str, int]:
-        """Base and strides; inside the buffer but for the share `wrap`, `after` entries beyond each as well. Now and
-        then dense, now and then in place."""
+        """Base and strides; inside the buffer, the `after` entries that follow each as well, but for the share `wrap`.
+        Now and then dense, now and then in place."""
         rng = self.rng
         if rng.random() < self.wrap:
             return {f"{operand}_base": rng.randrange(depth)} | {f"{operand}_{l}": rng.randrange(depth) for l in loops}

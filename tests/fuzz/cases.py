@@ -48,6 +48,8 @@ def random_config(seed: int) -> Config:
             acc_depth=rng.choice((32, 64, 128)), vin_depth=rng.choice((32, 64, 128)),
             out_depth=rng.choice((32, 64)), par_depth=rng.choice((4, 16)), lut_count=rng.choice((1, 2, 4)),
             queue_depth=rng.choice((2, 4, 8)), token_bits=rng.choice((2, 3, 8)), packed=rng.random() < 0.5,
+            taps=rng.choice((0, 1, 3, 4, 5)), tap_depth=rng.choice((4, 16)), forward=rng.random() < 0.7,
+            residual_cycles=rng.choice((1, 2, 4)),
         )  # fmt: skip
         try:
             cfg = Config(**fields, name=f"random-{seed}")
@@ -85,7 +87,7 @@ class Coverage:
     def reached(self) -> dict[str, tuple[int, int]]:
         """By instruction: (value classes that were used, value classes that its fields have) over all fields."""
         result = {}
-        for opcode, fmt in formats(Config()).items():
+        for opcode, fmt in formats(Config(taps=3, forward=True)).items():
             possible = {(each.name, c) for each in fmt.fields for c in value_classes(each.width, each.signed)}
             used = {(name, c) for op, name, c in self.fields if op == opcode.name}
             possible -= {("opcode", c) for _, c in possible if c != value_class(opcode)}

@@ -33,7 +33,7 @@ SMALL = Config(
 )  # fmt: skip
 OTHER = Config(
     batch=2, block_in=8, block_out=4, bus_bytes=16, inp_depth=16, wgt_depth=8, acc_depth=16, vin_depth=16, out_depth=32,
-    par_depth=4, lut_count=2, queue_depth=4, token_bits=3,
+    par_depth=4, lut_count=2, queue_depth=4, token_bits=3, taps=3, tap_depth=4, forward=True, residual_cycles=2,
 )  # fmt: skip
 CONFIGS = {"small": SMALL, "other": OTHER}
 

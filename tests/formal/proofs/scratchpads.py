@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from amaranth import Cat, Module, Signal, Value
@@ -13,7 +12,7 @@ from celosia.hw.dae_pipeline.load import Writer
 from celosia.hw.dae_pipeline.scratchpad import Scratchpad, WindowScratchpad, WriteArbiter
 from celosia.hw.isa import buffers
 from proofs.declare import Mutant, prove
-from proofs.handshakes import OTHER, SMALL
+from proofs.handshakes import CONFIGS
 from proofs.harness import Harness, implies
 
 DEPTH, WIDTH = 16, 8
@@ -131,7 +130,7 @@ for size in (2, 3, 5):
         Mutant(FILE, "bank.write.addr.eq(write.addr[low_bits:])", "bank.write.addr.eq(write.addr)"),
         depth=1,
     )(partial(window, size, 4))
-for name, cfg in {"small": replace(SMALL, taps=3, forward=True), "other": OTHER}.items():
+for name, cfg in CONFIGS.items():
     prove(
         f"LOAD writes each step once, Config {name}",
         Mutant(LOAD, "empties.eq(full & (enable & ready).any())", "empties.eq(full)"),
