@@ -269,7 +269,8 @@ class Bench:
         for workload in self._workloads(OF_THE_ONCHIP_ROW):
             target = "at most 1 step, same top-1" if workload.float_islands else "0 bytes differ"
             what = f"{workload.name}: cycles of the {self.counting} device over the bound"
-            head = f"onchip/{workload.name}", what, target, self._command("onchip", workload.name)
+            key = f"onchip/{workload.name}{'/rtl' if self.counting == 'rtl' else ''}"
+            head = key, what, target, self._command("onchip", workload.name)
             yield from self._rows(head, partial(self._onchip, head, workload))
 
     def _onchip(self, head: Head, workload: Workload) -> Iterator[Row]:
