@@ -281,7 +281,8 @@ class Bench:
             target = ONCHIP_TARGETS.get(workload.name, ("reported", lambda cycles, ratio, speed: True))[0]
             target += ", at most 1 step, same top-1" if workload.float_islands else ", 0 bytes differ"
             what = f"{workload.name}: cycles of the {self.counting} device over the bound"
-            head = f"onchip/{workload.name}", what, target, self._command("onchip", workload.name)
+            key = f"onchip/{workload.name}{'/rtl' if self.counting == 'rtl' else ''}"
+            head = key, what, target, self._command("onchip", workload.name)
             yield from self._rows(head, partial(self._onchip, head, workload))
 
     def _onchip(self, head: Head, workload: Workload) -> Iterator[Row]:
