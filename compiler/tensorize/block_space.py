@@ -177,6 +177,7 @@ def estimate(cfg: Config, p: BlockProblem, d: Decisions) -> float:
         vector += level.blocks * (level.steps * level.out + max(0, following.near - level.out)) + TURN
         if not following.problem.in_blocks and following.near > level.out:
             vector += 4 * TURN
+    vector += _bank_stalls(cfg, levels, d)
     if not p.last.in_blocks:
         vector += d.n * d.y * d.x * last.steps
     wgt = sum(_weights(d, level, last) for level in levels)
@@ -197,6 +198,18 @@ def estimate(cfg: Config, p: BlockProblem, d: Decisions) -> float:
     start = near + constants + LOAD_LATENCY + gemm + vector
     drain = final + store / 2 + STORE_LATENCY
     return tiles * share * (slices * slice_ + alone) + start / 2 + drain
+
+
+def _bank_stalls(cfg: Config, levels: list[_Level], d: Decisions) -> float:
+    """Cycles of a slice in which the vector unit waits to read sums, as gemm adds to others in the same bank: those of
+    the last layer lie in the first bank, what is handed on lies at the end of the second one and may reach into it."""
+    last, half = levels[-1], cfg.acc_depth // 2
+    handed = sum(2 * level.blocks * level.out for level in levels[:-1] if level.problem.in_blocks)
+    if handed <= half or not last.problem.in_blocks:
+        return 0.0
+    adds = last.blocks * last.out
+    reads = sum(level.blocks * level.out for level in levels[:-1] if level.problem.in_blocks)
+    return min(adds, reads) * (handed - half) / handed
 
 
 @cache
