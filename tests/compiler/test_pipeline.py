@@ -304,3 +304,49 @@ def test_what_a_tile_holds_is_given_to_no_other(data: st.DataObject) -> None:
         assert all(b <= c for (_, b), (c, _) in pairwise(live)), "two tiles are remembered in one place"
     stream.finish()
     assert held == [] and ring.pins == []
+
+
+# Phases ---------------------------------------------------------------------------------------------------------------
+
+
+def test_phases_of_tiles_overlap() -> None:
+    """A tile's next phase comes after the first of the tile behind it; what reads several of them comes after all."""
+    stream, done = Stream(TINY), list[str]()
+
+    def tile(*names: str | None) -> Load:
+        return lambda: [None if name is None else lambda n=name: done.append(n) for name in names]  # type: ignore[misc]
+
+    for number in range(3):
+        stream.start(0, None, tile(f"a{number}", f"b{number}", f"c{number}"), ahead=1)
+    stream.start(0, None, tile(None, None, None, "sum"), ahead=1)
+    stream.start(0, None, tile("a3", "b3", "c3"), ahead=1)
+    stream.finish()
+    assert done == ["a0", "a1", "b0", "a2", "b1", "c0", "a3", "b2", "c1", "b3", "c2", "c3", "sum"]
+
+
+def test_places_are_kept_until_the_last_phase() -> None:
+    stream = Stream(TINY)
+    ring = stream.rings["inp"]
+
+    def load() -> list[Callable[[], None] | None]:
+        stream.take(ring, ring.depth // 2)
+        return [lambda: None, lambda: None]
+
+    stream.start(0, "y", load, ahead=1)
+    stream.start(0, "y", load, ahead=1)
+    assert stream.running and len(ring.pins) == 2
+    stream.settle("y")
+    assert not ring.pins and not stream.running and not stream.waiting
+
+
+def test_the_end_of_a_ring_is_reserved() -> None:
+    room = iter([True, False])
+    ring = Ring(16, lambda: next(room))
+    one, other = object(), object()
+    assert ring.take(4, "kept") == 0
+    assert ring.reserve(6, one) == (10, 16) and ring.reserve(4, one) == (6, 10) and ring.end == 6
+    assert ring.find("kept") == 0 and ring.take(6) == 0 and ring.find("kept") is None
+    assert ring.reserve(2, other) is None  # nobody makes room
+    for place in ((10, 16), (6, 10)):
+        ring.release(place)
+    assert ring.end == 16 and ring.reserve(16, other) == (0, 16)
