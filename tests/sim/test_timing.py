@@ -173,8 +173,8 @@ def test_declared_constants() -> None:
     assert timing.OUTSTANDING == dma.OUTSTANDING
     assert dma.ReadEngine(8)._room == timing.ROOM
     assert timing.IN_FLIGHT == load.IN_FLIGHT == store.IN_FLIGHT
-    assert timing.VECTOR_STAGES == unit.WRITE
     cfg = CONFIGS["4x4"]
+    assert timing.VECTOR_STAGES == unit.stages(cfg).write
     modules = [part.elaborate(None) for part in (load.Load(cfg), store.Store(cfg), top.Accelerator(cfg))]
     loads, stores, whole = (module.submodules for module in modules)
     assert timing.PLACES == loads.places._depth == stores.places._depth
