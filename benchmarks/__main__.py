@@ -24,9 +24,11 @@ from benchmarks import cpu, hardware, names
 from benchmarks.kernels import KERNELS
 from benchmarks.rows import ROOT, TIMED_CONFIGS, VERDICT, Bench, Row, describe
 from benchmarks.workloads import FOLDER_VARIABLE, WORKLOADS, models_folder
+from celosia.sim.memory import MEMORY_MODELS, ZYNQ_HP
 
 SECTIONS = (
-    "exactness", "models", "cycles", "walltime", "compile", "build", "cpu", "timed", "names", "hardware", "demo"
+    "exactness", "models", "cycles", "onchip", "walltime", "compile", "build", "cpu", "timed", "names", "hardware",
+    "demo",
 )  # fmt: skip
 DEFAULT_SECTIONS = SECTIONS[:-4]
 KNOWN_MODELS = tuple(dict.fromkeys((*WORKLOADS, *cpu.MODELS)))
@@ -48,7 +50,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--kernels", default="", help=f"of cpu, only these: {', '.join(KERNELS)}")
     parser.add_argument("--models-dir", type=Path, help=f"folder with the models (default: ${FOLDER_VARIABLE})")
     parser.add_argument("--config", help="preset or file (default: pynq; of timed: each of four)")
-    parser.add_argument("--device", default="rtl", choices=("rtl", "functional"), help="of exactness and models")
+    parser.add_argument(
+        "--device", choices=("rtl", "timed", "functional"),
+        help="of exactness and models (default: rtl), and of onchip (default: timed)",
+    )  # fmt: skip
+    parser.add_argument("--memory", default=ZYNQ_HP.name, choices=tuple(MEMORY_MODELS), help="of the RTL and timed")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each kernel or model of cpu (default: 1)")
     parser.add_argument("--images", type=int, help="inputs for each model of `models`")
     parser.add_argument("--count", type=int, default=names.MODELS, help="models of `names` (default: %(default)s)")
@@ -99,7 +105,8 @@ def main(arguments: list[str]) -> int:
     with console.status("") as status:
         folder, say = models_folder(options.models_dir), lambda text: status.update(text)
         config = options.config or "pynq"
-        bench = Bench(folder, config, options.device, _split(options.models), options.images, say)
+        memory = MEMORY_MODELS[options.memory]
+        bench = Bench(folder, config, options.device, _split(options.models), options.images, say, memory)
 
         def section_rows(section: str) -> Iterator[Row]:
             if section == "cpu":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -17,13 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 import celosia
+from benchmarks.bound import bound
 from benchmarks.oracle import FLOAT_INSIDE, Operator, Oracle, SideBySide, side_by_side
-from benchmarks.workloads import OF_THE_EXACTNESS_ROW, WORKLOADS, Inputs, Missing, Workload
+from benchmarks.workloads import OF_THE_EXACTNESS_ROW, OF_THE_ONCHIP_ROW, WORKLOADS, Inputs, Missing, Workload
 from celosia.compiler.program import Program
 from celosia.driver.runtime import Result, Runtime, open_device
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
 from celosia.sim.device import Device
+from celosia.sim.memory import PYNQ_Z2, ZYNQ_HP, MemoryModel
 from celosia.sim.timing import predict
 
 Array = NDArray[Any]
@@ -33,11 +36,22 @@ SESSIONS = {"all-integer": True, "default": False}
 products with int8 weights saturate on processors without VNNI: differences there are onnxruntime's."""
 IMAGES = {"demo": 100, "mnist_conv": 20, "resnet18": 1, "mobilenet_v2": 1}
 DEFAULT_IMAGES = 4
-CYCLES = {"resnet18": 7_600_000, "resnet50": 17_500_000, "mobilenet_v2": 3_200_000}
+CYCLES = {"resnet18": 7_600_000, "resnet50": 17_500_000, "mobilenet_v2": 1_600_000}
 TIMED_CONFIGS = ("tiny", "pynq", "ultra96", "zcu104")
-TIMED_MODELS = ("demo", "resnet18", "mobilenet_v2", "resnet50")
+TIMED_MODELS = ("demo", "ds_cnn", "resnet18", "mobilenet_v2", "lite", "resnet50")
 LARGE_LAYER = 5_000
 """Cycles above which the timing model answers for a layer's own time."""
+ONCHIP_TARGETS: dict[str, tuple[str, Callable[[int, float, float], bool]]] = {
+    **dict.fromkeys(
+        ("mobilenet_v2_160", "ds_cnn", "lite"),
+        ("at most 1.45 of the bound", lambda cycles, ratio, speed: ratio <= 1.45),
+    ),
+    "mobilenet_v2": ("at most 1.60 M cycles", lambda cycles, ratio, speed: cycles <= 1_600_000),
+    "resnet18": ("at most 7.25 M cycles", lambda cycles, ratio, speed: cycles <= 7_250_000),
+    "resnet50": ("at most 16.6 M cycles", lambda cycles, ratio, speed: cycles <= 16_600_000),
+    "depthwise": ("at least 46 MACs a cycle", lambda cycles, ratio, speed: speed >= 46),
+}
+"""For networks of `onchip`: what is asked of cycles, their ratio to the bound, and multiplications a cycle."""
 FREE = {"QuantizeLinear", "DequantizeLinear", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"}
 """What a network "on the accelerator" may leave to the host: types and shapes at its ends."""
 
@@ -78,22 +92,35 @@ class Run:
 
 
 class Bench:
-    """Measures on `config`. folder: of the models that are not in this repository. say: told what is going on."""
+    """Measures on `config`. folder: of the models that are not in this repository. say: told what is going on.
+    memory: of the devices that count cycles.
+    """
 
     def __init__(
-        self, folder: Path | None, config: str = "pynq", device: str = "rtl", chosen: tuple[str, ...] = (),
-        images: int | None = None, say: Callable[[str], None] = lambda text: None,
+        self, folder: Path | None, config: str = "pynq", device: str | None = None, chosen: tuple[str, ...] = (),
+        images: int | None = None, say: Callable[[str], None] = lambda text: None, memory: MemoryModel = ZYNQ_HP,
     ) -> None:  # fmt: skip
-        self.folder, self.config, self.device, self.chosen, self.images = folder, config, device, chosen, images
-        self.say = say
+        self.folder, self.config, self.chosen, self.images = folder, config, chosen, images
+        self.device = device or "rtl"
+        """Of rows that compare bytes; those of `onchip` take the timing model where none is named."""
+        self.counting = "rtl" if device == "rtl" else "timed"
+        self.say, self.memory = say, memory
         self.program = cache(self._program)
-        self.opened: dict[str, Device] = {}
+        self.opened: dict[tuple[str, str], Device] = {}
 
-    def _command(self, section: str, *models: str) -> str:
+    @property
+    def _suffix(self) -> str:
+        """Of the keys of rows on another memory."""
+        return "" if self.memory == ZYNQ_HP else f"/{self.memory.name}"
+
+    def _command(self, section: str, *models: str, config: bool = False) -> str:
+        """config: name the Config in any case."""
         parts = ["python -m benchmarks", section]
         parts += [f"--models {','.join(models)}"] if models else []
-        parts += [f"--config {self.config}"] if self.config != "pynq" else []
+        parts += [f"--config {self.config}"] if config or self.config != "pynq" else []
         parts += [f"--device {self.device}"] if self.device != "rtl" and section in ("exactness", "models") else []
+        parts += [f"--device {self.counting}"] if self.counting != "timed" and section == "onchip" else []
+        parts += [f"--memory {self.memory.name}"] if self.memory != ZYNQ_HP else []
         parts += [f"--images {self.images}"] if self.images and section == "models" else []
         return " ".join(parts)
 
@@ -114,18 +141,22 @@ class Bench:
         return celosia.compile(WORKLOADS[name].path(self.folder), self.config)
 
     def run(
-        self, program: Program, feed: dict[str, Array], device: str, keep: bool = False, trace: bool = False
-    ) -> Run:
-        """One run on the device called `device`, which is opened once and lives on."""
-        if device not in self.opened:
-            self.opened[device] = open_device(device, program.config)
-        opened = self.opened[device]
+        self, program: Program, feed: dict[str, Array], device: str, keep: bool = False, trace: bool = False,
+        memory: MemoryModel | None = None,
+    ) -> Run:  # fmt: skip
+        """One run on the device called `device`, which is opened once and lives on. memory: other than the usual."""
+        memory = memory or self.memory
+        key = device, str(memory)
+        if key not in self.opened:
+            options = {} if device == "functional" else {"memory": memory}
+            self.opened[key] = open_device(device, program.config, **options)
+        opened = self.opened[key]
         runtime = Runtime(program, opened)
         started, worked = time.perf_counter(), time.process_time()
         result = runtime.run(feed, keep=lambda name: keep, trace=trace)
         seconds, processor = time.perf_counter() - started, time.process_time() - worked
-        memory = opened.read(0, program.dram_size).copy() if keep else np.zeros(0, np.uint8)
-        return Run(result, seconds, processor, memory)
+        dram = opened.read(0, program.dram_size).copy() if keep else np.zeros(0, np.uint8)
+        return Run(result, seconds, processor, dram)
 
     # Operators one by one --------------------------------------------------------------------------------------
 
@@ -216,15 +247,11 @@ class Bench:
             self.say(f"{workload.name}: input {number + 1} of {len(inputs.feeds)} on {self.device}")
             run = self.run(program, feed, self.device, keep=self.device == "rtl")
             cycles = run.result.report["cycles"] or 0
-            agrees = True
-            for name, expected in oracle.run(feed).items():
-                found = run.result.outputs[name]
-                totals["bytes"] += expected.nbytes
-                totals["different"] += different(found, expected)
-                gap = np.abs(found.astype(np.float64) - expected.astype(np.float64)).max() / oracle.output_step(name)
-                steps = max(steps, float(gap))
-                agrees &= int(found.argmax()) == int(expected.argmax())
-            same += agrees
+            outcome = against(oracle, feed, run.result.outputs)
+            totals["bytes"] += outcome.bytes
+            totals["different"] += outcome.different
+            steps = max(steps, outcome.steps)
+            same += outcome.same_top1
             if self.device == "rtl":
                 other = self.run(program, feed, "functional", keep=True)
                 pairs = [(run.memory, other.memory)]
@@ -245,13 +272,53 @@ class Bench:
         }
         return row, devices
 
+    # Depthwise networks and the memory of a board ----------------------------------------------------------------
+
+    def onchip(self) -> Iterator[Row]:
+        """Cycles over what any machine with these multipliers and this bus needs (`bound`), outputs compared with
+        onnxruntime's; on the memory that cycles are quoted with, and on a PYNQ-Z2's."""
+        for workload in self._workloads(OF_THE_ONCHIP_ROW):
+            target = ONCHIP_TARGETS.get(workload.name, ("reported", lambda cycles, ratio, speed: True))[0]
+            target += ", at most 1 step, same top-1" if workload.float_islands else ", 0 bytes differ"
+            what = f"{workload.name}: cycles of the {self.counting} device over the bound"
+            key = f"onchip/{workload.name}{'/rtl' if self.counting == 'rtl' else ''}"
+            head = key, what, target, self._command("onchip", workload.name)
+            yield from self._rows(head, partial(self._onchip, head, workload))
+
+    def _onchip(self, head: Head, workload: Workload) -> Iterator[Row]:
+        path = workload.path(self.folder)
+        program, oracle, (feed,) = self.program(workload.name), Oracle(path), workload.inputs(path, 1).feeds
+        least = bound(path, program.config)
+        for memory in (ZYNQ_HP, PYNQ_Z2) if self.memory == ZYNQ_HP else (self.memory,):
+            self.say(f"{workload.name}: running on the {self.counting} device, memory {memory}")
+            run = self.run(program, feed, self.counting, trace=True, memory=memory)
+            outcome = against(oracle, feed, run.result.outputs)
+            report = run.result.report
+            measured = f"{report['cycles']:,} (memory {report['memory_model']}), "
+            ratio, speed = report["cycles"] / least.cycles, program.macs_total / report["cycles"]
+            measured += f"{ratio:.2f} of the bound of {least}, {speed:.1f} MACs a cycle; "
+            measured += f"{outcome.different:,} of {outcome.bytes:,} bytes differ"
+            met = outcome.different == 0
+            if workload.float_islands:
+                measured += f", at most {outcome.steps:.3g} steps"
+                met = round(outcome.steps, 3) <= 1 and outcome.same_top1
+            if workload.name in ONCHIP_TARGETS:
+                met = met and ONCHIP_TARGETS[workload.name][1](report["cycles"], ratio, speed)
+            details = {
+                "cycles": report["cycles"], "memory_model": report["memory_model"], "device": self.counting,
+                "bound": dataclasses.asdict(least) | {"cycles": least.cycles}, "layers": report["layers"],
+                "units": report["units"], "different": outcome.different, "bytes": outcome.bytes,
+                "steps": outcome.steps, "same_top1": outcome.same_top1,
+            }  # fmt: skip
+            yield Row(f"{head[0]}/{memory.name}", *head[1:3], measured, met, head[3], details)
+
     # Speed -----------------------------------------------------------------------------------------------------
 
     def cycles(self) -> Iterator[Row]:
         """Cycles of ImageNet networks on the RTL, with the wall time of the run."""
         for workload in self._workloads(tuple(CYCLES)):
             head = (
-                f"cycles/{workload.name}", f"{workload.name} 224x224: cycles of the RTL",
+                f"cycles/{workload.name}{self._suffix}", f"{workload.name} 224x224: cycles of the RTL",
                 f"at most {CYCLES[workload.name] / 1e6:.1f} M", self._command("cycles", workload.name),
             )  # fmt: skip
             yield from self._rows(head, partial(self._timed, head, workload))
@@ -275,7 +342,8 @@ class Bench:
         left = [row for row in program.placements if row["place"] == "cpu" and row["op"] not in FREE]
         convolutions = sum("Conv" in row["op"] for row in program.placements)
         lost = [row for row in left if "Conv" in row["op"]]
-        measured = f"{report['cycles'] / 1e6:.3f} M, {report['utilization']:.1%} of the MACs a cycle can do; "
+        measured = f"{report['cycles'] / 1e6:.3f} M (memory {report['memory_model']}), "
+        measured += f"{report['utilization']:.1%} of the MACs a cycle can do; "
         measured += f"{convolutions - len(lost)} of {convolutions} convolutions on the accelerator"
         measured += f"; on the CPU: {', '.join(sorted({row['op'] for row in left}))}" if left else ", all else too"
         details = {
@@ -284,18 +352,19 @@ class Bench:
             "launches": report["launches"], "units": report["units"], "cpu": left, "layers": report["layers"],
             "seconds": run.seconds, "processor_seconds": run.processor_seconds,
         }  # fmt: skip
-        met = report["cycles"] <= limit and not (left if head[0] == "cycles/resnet18" else lost)
+        met = report["cycles"] <= limit and not (left if head[0].startswith("cycles/resnet18") else lost)
         return Row(*head[:3], measured, met, head[3], details)
 
     def timed(self, configs: tuple[str, ...] = TIMED_CONFIGS) -> Iterator[Row]:
         """Cycles of the timing model against the RTL, and the time it takes."""
         for config in configs:
-            bench = Bench(self.folder, config, self.device, self.chosen, self.images, self.say)
+            bench = Bench(self.folder, config, self.device, self.chosen, self.images, self.say, self.memory)
             for workload in bench._workloads(TIMED_MODELS):
                 head = (
-                    f"timed/{workload.name}/{config}", f"{workload.name} on {config}: timing model against RTL",
+                    f"timed/{workload.name}/{config}{self._suffix}",
+                    f"{workload.name} on {config}: timing model against RTL, memory {self.memory}",
                     f"within 1%, layers above {LARGE_LAYER:,} cycles within 3%",
-                    f"python -m benchmarks timed --models {workload.name} --config {config}",
+                    bench._command("timed", workload.name, config=True),
                 )  # fmt: skip
                 yield from self._rows(head, partial(bench._against_rtl, head, workload))
             for device in bench.opened.values():
@@ -306,7 +375,8 @@ class Bench:
         program, (feed,) = self.program(workload.name), workload.inputs(path, 1).feeds
         self.say(f"{workload.name} on {self.config}: running on the RTL simulator")
         rtl = self.run(program, feed, "rtl", trace=True).result.report
-        seconds, processor = (min(times) for times in zip(*(_model_seconds(program) for _ in range(3)), strict=True))
+        runs = [_model_seconds(program, self.memory) for _ in range(3)]
+        seconds, processor = (min(times) for times in zip(*runs, strict=True))
         found = self.run(program, feed, "timed", trace=True).result.report
         error = found["cycles"] / rtl["cycles"] - 1
         layers = layer_errors(rtl, found)
@@ -414,6 +484,30 @@ class Bench:
                 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """Outputs beside onnxruntime's. steps: the largest difference, in steps of the last quantisation."""
+
+    bytes: int
+    different: int
+    steps: float
+    same_top1: bool
+
+
+def against(oracle: Oracle, feed: dict[str, Array], outputs: dict[str, Array]) -> Outcome:
+    """`outputs` beside those of onnxruntime for `feed`."""
+    size = wrong = 0
+    steps, same = 0.0, True
+    for name, expected in oracle.run(feed).items():
+        found = outputs[name]
+        size += expected.nbytes
+        wrong += different(found, expected)
+        gap = np.abs(found.astype(np.float64) - expected.astype(np.float64)).max() / oracle.output_step(name)
+        steps = max(steps, float(gap))
+        same &= int(found.argmax()) == int(expected.argmax())
+    return Outcome(size, wrong, steps, same)
+
+
 def _operator_row(operator: Operator, found: Array, places: dict[str, str]) -> dict[str, Any]:
     row: dict[str, Any] = {"name": operator.name, "op": operator.op, "place": places.get(operator.name, "free")}
     row |= {"bytes": operator.expected.nbytes, "different": different(found, operator.expected), "steps": 0}
@@ -431,14 +525,14 @@ def layer_errors(rtl: dict[str, Any], found: dict[str, Any]) -> list[dict[str, A
     ]
 
 
-def _model_seconds(program: Program) -> tuple[float, float]:
+def _model_seconds(program: Program, memory: MemoryModel) -> tuple[float, float]:
     """How long the timing model takes for all launches of `program`: wall time and processor time."""
     cfg, seconds, processor = program.config, 0.0, 0.0
     for launch in program.launches:
         start = launch.address - program.image_address
         code = program.image[start : start + launch.count * instruction_bytes(cfg)].tobytes()
         started, worked = time.perf_counter(), time.process_time()
-        predict(cfg, code, address=launch.address)
+        predict(cfg, code, memory, launch.address)
         seconds += time.perf_counter() - started
         processor += time.process_time() - worked
     return seconds, processor

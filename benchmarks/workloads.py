@@ -1,7 +1,7 @@
 """The models that are measured, and inputs for them: real images where an optional package has them, else noise.
 
-The demo model belongs to this repository. The others are read from a folder that the user names; rows that need a
-missing one are skipped with the reason.
+The demo model belongs to this repository, and `networks.py` makes some. The others are read from a folder that the user
+names; rows that need a missing one are skipped with the reason.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from benchmarks import networks
 from celosia.models import demo_images, demo_model_path
 
 Array = NDArray[Any]
 FOLDER_VARIABLE = "CELOSIA_MODELS"
+MADE = Path(__file__).parent.parent / "bench" / "networks"
+"""The folder of the models that are made here."""
 
 
 class Missing(Exception):
@@ -32,7 +35,8 @@ class Missing(Exception):
 
 @dataclass(frozen=True)
 class Workload:
-    """A model. image: its input number i, or None past the last; noise: standard deviation of random inputs.
+    """A model. file: its name in the folder, "" where it is this repository's, or made by it. image: its input number
+    i, or None past the last; noise: standard deviation of random inputs.
 
     float_islands: whether onnxruntime computes a part of it in float.
     """
@@ -47,6 +51,8 @@ class Workload:
         """Where the model is. Raises Missing."""
         if self.name == "demo":
             return demo_model_path()
+        if self.name in networks.NETWORKS:
+            return networks.cached(self.name, MADE)
         if folder is None:
             raise Missing(f"no folder with models: give --models-dir or set {FOLDER_VARIABLE}")
         path = folder / self.file
@@ -193,6 +199,8 @@ WORKLOADS = {
         Workload("resnet18", "resnet18_qdq_s8.onnx", _no_image, float_islands=True),
         Workload("mobilenet_v2", "mobilenet_v2_qdq_s8.onnx", _no_image, float_islands=True),
         Workload("resnet50", "resnet50_qdq_s8.onnx", _no_image, float_islands=True),
+        *(Workload(name, "", _no_image) for name in networks.NETWORKS),
     )
 }
 OF_THE_EXACTNESS_ROW = tuple(WORKLOADS)[:7]
+OF_THE_ONCHIP_ROW = (*networks.NETWORKS, "mobilenet_v2", "resnet18", "resnet50")

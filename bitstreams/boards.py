@@ -15,6 +15,7 @@ from amaranth_boards.arty_z7 import ArtyZ720Platform
 from amaranth_boards.resources import ButtonResources, LEDResources, RGBLEDResource, SwitchResources
 
 from celosia.hw.config import PRESETS, Config
+from celosia.sim.memory import PYNQ_Z1, PYNQ_Z2, ULTRA96, ZCU104, MemoryModel
 
 LVCMOS33, LVCMOS18 = Attrs(IOSTANDARD="LVCMOS33"), Attrs(IOSTANDARD="LVCMOS18")
 
@@ -70,8 +71,8 @@ class Board:
     """A board on which the accelerator runs.
 
     platform: the Amaranth platform. board_files: the name that Vivado knows it by, if it does. preset: its Config where
-    none is named. processor: "zynq" or "zynqmp". clock_mhz: of the accelerator. address: of its registers, where the
-    processor sees them.
+    none is named. processor: "zynq" or "zynqmp". memory: its DRAM at the accelerator's clock, as simulators have it.
+    address: of the accelerator's registers, where the processor sees them.
     """
 
     name: str
@@ -79,8 +80,13 @@ class Board:
     board_files: str
     preset: str
     processor: str
-    clock_mhz: int
+    memory: MemoryModel
     address: int
+
+    @property
+    def clock_mhz(self) -> int:
+        """Of the accelerator."""
+        return self.memory.clock_mhz
 
     @property
     def part(self) -> str:
@@ -104,9 +110,9 @@ class Board:
 BOARDS = {
     board.name: board
     for board in (
-        Board("pynq-z1", PynqZ1Platform, "pynq-z1", "pynq", "zynq", 100, 0x43C0_0000),
-        Board("pynq-z2", PynqZ2Platform, "pynq-z2", "pynq", "zynq", 100, 0x43C0_0000),
-        Board("ultra96", Ultra96V2Platform, "ultra96v2", "ultra96", "zynqmp", 150, 0xA000_0000),
-        Board("zcu104", Zcu104Platform, "zcu104", "zcu104", "zynqmp", 200, 0xA000_0000),
+        Board("pynq-z1", PynqZ1Platform, "pynq-z1", "pynq", "zynq", PYNQ_Z1, 0x43C0_0000),
+        Board("pynq-z2", PynqZ2Platform, "pynq-z2", "pynq", "zynq", PYNQ_Z2, 0x43C0_0000),
+        Board("ultra96", Ultra96V2Platform, "ultra96v2", "ultra96", "zynqmp", ULTRA96, 0xA000_0000),
+        Board("zcu104", Zcu104Platform, "zcu104", "zcu104", "zynqmp", ZCU104, 0xA000_0000),
     )
 }

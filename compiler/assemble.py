@@ -24,7 +24,7 @@ from celosia.compiler.graph.names import value_names
 from celosia.compiler.graph.select import Form, Selection
 from celosia.compiler.graph.values import captured, constant, dtype_name, shape
 from celosia.compiler.image import Image
-from celosia.compiler.layer import Window
+from celosia.compiler.layer import Block, Window
 from celosia.compiler.names import unused_name
 from celosia.compiler.program import (
     CpuStep,
@@ -294,6 +294,8 @@ class Assembler:
             LayerInfo(
                 choice.layer.name, type(choice.layer).__name__, tuple(node.name or "" for node in choice.nodes),
                 choice.layer.macs, loaded, stored, choice.note, tuple(self._part(part) for part in parts),
+                choice.layer.kept(self.cfg) if isinstance(choice.layer, Block) else 0, round(choice.apart),
+                round(choice.together),
             )
             for choice, loaded, stored, parts in zip(
                 plan.choices, launch.bytes_loaded, launch.bytes_stored, launch.parts, strict=True

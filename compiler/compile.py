@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 
 from celosia.compiler.assemble import Assembler
+from celosia.compiler.blocks import form_blocks
 from celosia.compiler.cpu.llvm import link_library
 from celosia.compiler.cpu.runtime.op import HostError
 from celosia.compiler.cpu.target import compiling_for, find_target
@@ -30,6 +32,7 @@ from celosia.compiler.graph.select import select
 from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.tables import compose_tables
 from celosia.compiler.image import LayerErrors, build
+from celosia.compiler.layer import Block
 from celosia.compiler.limits import require_memory, require_numpy
 from celosia.compiler.passes import Pass, Pipeline, Watch
 from celosia.compiler.program import Program
@@ -104,8 +107,10 @@ def _compile(
     require_memory(model)
     say("placing operators")
     refused = {} if accelerator else dict.fromkeys(model.graph, "compiled for the CPU alone")
+    apart: set[ir.Node] = set()
     while True:
         selection = select(model, cfg, refused)
+        form_blocks(cfg, selection, planner, apart, () if given is None else given.layers)
         steps = schedule(cfg, model.graph, selection)
         say("tiling and instructions")
         try:
@@ -115,7 +120,11 @@ def _compile(
         except LayerErrors as errors:
             plans = [step for step in steps if isinstance(step, LaunchPlan)]
             for (number, layer), reason in errors.reasons.items():
-                refused |= dict.fromkeys(plans[number].choices[layer].nodes, reason)
+                choice = plans[number].choices[layer]
+                if isinstance(choice.layer, Block):
+                    apart.update(choice.nodes)
+                else:
+                    refused |= dict.fromkeys(choice.nodes, reason)
     if given is not None:
         given.check_all_taken()
     say("verifying instructions")

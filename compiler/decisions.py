@@ -18,6 +18,8 @@ from typing import Any
 
 from celosia.compiler.files import reading
 from celosia.compiler.program import Contents
+from celosia.compiler.tensorize import block_space
+from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.space import Decisions, Problem, why_not
 from celosia.hw.config import Config
 
@@ -67,7 +69,7 @@ class Given:
             )
         return Given(cfg, _layers(source.get("layers")))
 
-    def of(self, layer: str, problems: Sequence[Problem]) -> list[Decisions] | None:
+    def of(self, layer: str, problems: Sequence[Problem | BlockProblem]) -> list[Decisions] | None:
         """What was decided for the parts of a layer, if anything was. DecisionsError where it does not fit them."""
         if layer not in self.layers:
             return None
@@ -79,7 +81,7 @@ class Given:
             where = f"layer {layer!r}" + (f", part {number}" if len(problems) > 1 else "")
             if workload != problem.text:
                 raise DecisionsError(f"{where} is `{problem.text}`, its decisions are for `{workload}`; write new ones")
-            if reason := why_not(self.cfg, problem, decisions):
+            if reason := _why_not(self.cfg, problem, decisions):
                 raise DecisionsError(f"{where} cannot be tiled so: {reason}")
         return [decisions for _, decisions in given]
 
@@ -90,6 +92,12 @@ class Given:
                 f"decisions are given for {left[0]!r}, which is no layer of this model on the accelerator; "
                 "`celosia inspect --layers` lists them"
             )
+
+
+def _why_not(cfg: Config, problem: Problem | BlockProblem, decisions: Decisions) -> str | None:
+    if isinstance(problem, BlockProblem):
+        return block_space.why_not(cfg, problem, decisions)
+    return why_not(cfg, problem, decisions)
 
 
 def _layers(rows: Any) -> dict[str, list[tuple[str, Decisions]]]:

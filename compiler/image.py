@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.expr.nodes import Tensor
-from celosia.compiler.layer import Conv, Layer, Storage, Untileable, inputs
+from celosia.compiler.layer import Conv, Layer, Map, Multiply, Pool, Storage, Untileable, inputs
 from celosia.compiler.memory import Lifetime, plan
 from celosia.compiler.tensorize.constants import Constants
+from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.plan import Part, Planner
 from celosia.compiler.tensorize.render import Bound, Tile
 from celosia.compiler.tensorize.space import CUT
@@ -106,7 +107,7 @@ def follows(producer: Layer, layer: Layer) -> bool:
     for vector: tile by tile, they run at the same time.
     """
     image = layer.x.height * layer.x.width > 1
-    return isinstance(producer, Conv) and not isinstance(layer, Conv) and layer.x == producer.y and image
+    return isinstance(producer, Conv) and isinstance(layer, Pool | Map | Multiply) and layer.x == producer.y and image
 
 
 @dataclass
@@ -144,7 +145,11 @@ class _Emitter:
         if not self.refused:
             for each in planned:
                 assert each is not None
-                self._emit(each, planned)
+                try:
+                    self._emit(each, planned)
+                except (RenderError, Untileable) as error:
+                    self.refused[each.number] = str(error)
+                    return self.stream
             self.stream.finish()
         return self.stream
 

@@ -6,7 +6,8 @@ the numbers that make it exact (multipliers, shifts, tables) were derived and pr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -198,14 +199,68 @@ class Multiply:
     macs: int = 0
 
 
-Layer = Conv | Pool | Map | Multiply
+@dataclass(frozen=True)
+class Block:
+    """Layers that run as one, each on what the one before it has left in a scratchpad.
+
+    The y of each but the last is the x of the next and read by nobody else; its storage lies nowhere in DRAM. Only the
+    last has a residual.
+    """
+
+    layers: tuple[Conv, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.layers[0].name} .. {self.layers[-1].name}"
+
+    @property
+    def x(self) -> Activation:
+        return self.layers[0].x
+
+    @property
+    def y(self) -> Activation:
+        return self.layers[-1].y
+
+    @property
+    def epilogue(self) -> Epilogue:
+        return self.layers[-1].epilogue
+
+    @property
+    def macs(self) -> int:
+        return sum(layer.macs for layer in self.layers)
+
+    def kept(self, cfg: Config) -> int:
+        """Bytes of the intermediates."""
+        return sum(layer.y.size(cfg) for layer in self.layers[:-1])
+
+
+Layer = Conv | Pool | Map | Multiply | Block
 
 
 def inputs(layer: Layer) -> list[Activation]:
-    """The activations that `layer` reads."""
+    """The activations that `layer` reads in DRAM."""
     operands = [layer.x]
     if isinstance(layer, Multiply):
         operands.append(layer.b)
     if layer.epilogue.residual is not None:
         operands.append(layer.epilogue.residual.operand)
     return operands
+
+
+def ending(layer: Layer, epilogue: Epilogue, y: Activation) -> Layer:
+    """`layer`, which is no block, with another end."""
+    assert not isinstance(layer, Block)
+    return replace(layer, epilogue=epilogue, y=y)
+
+
+def moved(layer: Layer, placed: Callable[[Activation], Activation]) -> Layer:
+    """`layer` on the activations that `placed` puts in the places of its own."""
+    if isinstance(layer, Block):
+        parts = [moved(each, placed) for each in layer.layers]
+        return Block(tuple(part for part in parts if isinstance(part, Conv)))
+    epilogue = layer.epilogue
+    if epilogue.residual is not None:
+        residual = replace(epilogue.residual, operand=placed(epilogue.residual.operand))
+        epilogue = replace(epilogue, residual=residual)
+    layer = replace(layer, x=placed(layer.x), y=placed(layer.y), epilogue=epilogue)
+    return replace(layer, b=placed(layer.b)) if isinstance(layer, Multiply) else layer

@@ -20,12 +20,16 @@ ROWS = 12
 """Height of a picture in the terminal, in lines of two pixels each."""
 
 
-def run(count: int, device: str, config: str, stages: Stages) -> None:
-    """Classify the first `count` test images; prints labels, cycles, layers and the comparison with onnxruntime."""
+def run(count: int, device: str, config: str, stages: Stages, **options: Any) -> None:
+    """Classify the first `count` test images; prints labels, cycles, layers and the comparison with onnxruntime.
+
+    options: of the device.
+    """
     path = models.demo_model_path()
     program = compile_model(path, config, progress=stages)
     images, labels, classes = models.demo_images()
-    options: dict[str, Any] = {"progress": stages.cycles, "quiet": stages.quiet} if device == "rtl" else {}
+    if device == "rtl":
+        options |= {"progress": stages.cycles, "quiet": stages.quiet}
     logits, reports = [], []
     with Runtime(program, device, **options) as runtime:
         with stages.paused():
@@ -64,7 +68,9 @@ def _print_summary(reports: list[dict[str, Any]], right: int, comparison: str) -
 
 def _print_image(image: NDArray[np.float32], predicted: str, true: str, report: dict[str, Any]) -> None:
     out = show.console()
-    cycles = f"{report['cycles']:,} cycles" if report["cycles"] is not None else f"{report['seconds']['run']:.2f} s"
+    cycles = f"{report['seconds']['run']:.2f} s"
+    if report["cycles"] is not None:
+        cycles = f"{report['cycles']:,} cycles (memory {report['memory_model']})"
     verdict = Text.assemble(
         (f"{predicted:<12}", "bold green" if predicted == true else "bold red"), f" true {true:<12} {cycles}"
     )

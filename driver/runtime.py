@@ -314,7 +314,8 @@ class Runtime:
                 layers.append({
                     "name": layer.name, "op": layer.op, "macs": layer.macs, "cycles": own,
                     "utilization": _ratio(layer.macs, own, program), "bytes_loaded": layer.bytes_loaded,
-                    "bytes_stored": layer.bytes_stored, "note": layer.note,
+                    "bytes_stored": layer.bytes_stored, "note": layer.note, "bytes_kept": layer.bytes_kept,
+                    "cycles_apart": layer.cycles_apart, "cycles_together": layer.cycles_together,
                 })  # fmt: skip
         units: dict[str, dict[str, int | None]] = {}
         for unit in ("load", "gemm", "vector", "store"):

@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from celosia.compiler.program import CpuStep, Program, ProgramError
+from celosia.compiler.program import CpuStep, LayerInfo, Program, ProgramError
 from celosia.compiler.vthread.disassemble import listing
 from celosia.compiler.vthread.verify import verify
 from celosia.hw.isa import Opcode, instruction_bytes, opcode_of
@@ -126,13 +126,28 @@ def layers(report: dict[str, Any], every: bool = False) -> RenderableType:
         longest = sorted(range(len(rows)), key=lambda i: -(rows[i][weight] or 0))[:TOP_LAYERS]
         shown = [rows[i] for i in sorted(longest)]
     left = f", {len(shown)} of {len(rows)} (all: --layers)" if len(shown) < len(rows) else ""
-    table = _table(f"Layers{left}", "layer", "op", ">MACs", ">cycles", ">utilisation", ">loaded", ">stored")
+    memory = f", memory {report['memory_model']}" if report["cycles"] is not None else ""
+    table = _table(f"Layers{left}{memory}", "layer", "op", ">MACs", ">cycles", ">utilisation", ">loaded", ">stored")
     for row in shown:
         cycles = "-" if row["cycles"] is None else row["cycles"]
         _row(
             table, row["name"], row["op"], row["macs"], cycles, percent(row["utilization"]),
             megabytes(row["bytes_loaded"]), megabytes(row["bytes_stored"]),
         )  # fmt: skip
+    return table
+
+
+def blocks(report: dict[str, Any]) -> RenderableType | None:
+    """The blocks of layers whose intermediates stay on chip; None where there are none."""
+    rows = [row for row in report["layers"] if row["bytes_kept"]]
+    if not rows:
+        return None
+    table = _table(
+        "Blocks", "block", ">kept on chip", ">cycles apart (estimated)", ">as a block (estimated)", ">cycles"
+    )
+    for row in rows:
+        cycles = "-" if row["cycles"] is None else row["cycles"]
+        _row(table, row["name"], megabytes(row["bytes_kept"]), row["cycles_apart"], row["cycles_together"], cycles)
     return table
 
 
@@ -178,7 +193,16 @@ def operators(program: Program) -> RenderableType:
 def program_layers(program: Program) -> RenderableType:
     """Each layer with its instructions; a GEMM or VECTOR instruction is one tile's work."""
     table = _table(
-        "Layers", "layer", "op", "operators", ">MACs", *(f">{op.name}" for op in Opcode), ">loaded", ">stored", "note"
+        "Layers",
+        "layer",
+        "op",
+        "operators",
+        ">MACs",
+        *(f">{op.name}" for op in Opcode),
+        ">loaded",
+        ">stored",
+        ">kept on chip",
+        "note",
     )
     for launch in program.launches:
         opcodes = [opcode_of(word) for word in program.instructions(launch)]
@@ -186,7 +210,7 @@ def program_layers(program: Program) -> RenderableType:
             count = Counter(opcode for opcode, owner in zip(opcodes, launch.layer_of) if owner == number)
             _row(
                 table, layer.name, layer.op, ", ".join(layer.nodes), layer.macs, *(count[op] for op in Opcode),
-                megabytes(layer.bytes_loaded), megabytes(layer.bytes_stored), layer.note,
+                megabytes(layer.bytes_loaded), megabytes(layer.bytes_stored), megabytes(layer.bytes_kept), layer.note,
             )  # fmt: skip
     return table
 
@@ -237,6 +261,7 @@ def buffers(program: Program) -> RenderableType:
 _SCRATCHPADS = {
     "inp": "activations for the multipliers",
     "wgt": "weights",
+    "tap": "weights of depthwise convolutions",
     "acc": "int32 sums",
     "vin": "operands of the vector unit",
     "out": "results to be stored",
@@ -298,16 +323,14 @@ def graphs(program: Program, texts: dict[str, str], only: str | None = None) -> 
 
 def disassembly(program: Program, layer: str | None = None) -> Iterator[str]:
     """Lines of every instruction, in the order of the program. ProgramError where no layer is called `layer`."""
-    names = [info.name for launch in program.launches for info in launch.layers]
-    if layer is not None and layer not in names:
-        raise ProgramError(f"there is no layer {layer!r}; the layers are {', '.join(names) or 'none'}")
+    wanted = None if layer is None else _layer(program, layer).name
     for number, launch in enumerate(program.launches):
         yield f"launch {number}: {launch.count} instructions at {launch.address:#x}"
         last = -1
         lines = listing(program.config, program.instructions(launch))
         for line, owner in zip(lines, launch.layer_of):
             info = launch.layers[owner]
-            if layer is not None and info.name != layer:
+            if wanted is not None and info.name != wanted:
                 continue
             if owner != last:
                 yield f"; {info.name} ({info.op}: {', '.join(info.nodes)})"
@@ -317,16 +340,22 @@ def disassembly(program: Program, layer: str | None = None) -> Iterator[str]:
 
 def loops(program: Program, layer: str) -> Iterator[str]:
     """The loops of a layer, and the schedule that made them. ProgramError where no layer is called `layer`."""
-    infos = [info for launch in program.launches for info in launch.layers]
-    found = [info for info in infos if info.name == layer]
-    if not found:
-        raise ProgramError(f"there is no layer {layer!r}; the layers are {', '.join(i.name for i in infos) or 'none'}")
-    for number, part in enumerate(found[0].parts):
-        which = f", part {number + 1} of {len(found[0].parts)}" if len(found[0].parts) > 1 else ""
+    info = _layer(program, layer)
+    for number, part in enumerate(info.parts):
+        which = f", part {number + 1} of {len(info.parts)}" if len(info.parts) > 1 else ""
         decided = ", ".join(f"{name} {value}" for name, value in part.decisions.items())
-        yield f"# {layer} ({found[0].op}{which}): {part.workload}"
+        yield f"# {info.name} ({info.op}{which}): {part.workload}"
         yield f"# {decided}"
         yield str(program.loops[part.loops])
+
+
+def _layer(program: Program, name: str) -> LayerInfo:
+    """The layer, or the block with the operator, of that name. ProgramError where there is none."""
+    infos = [info for launch in program.launches for info in launch.layers]
+    found = [info for info in infos if info.name == name] or [info for info in infos if name in info.nodes]
+    if not found:
+        raise ProgramError(f"there is no layer {name!r}; the layers are {', '.join(i.name for i in infos) or 'none'}")
+    return found[0]
 
 
 def output(name: str, array: NDArray[Any]) -> str:

@@ -9,8 +9,8 @@ from celosia.sim import trace
 from celosia.sim.device import Counters, Event
 
 
-def timeline(program: Program, counters: list[Counters]) -> dict[str, Any]:
-    """Chrome's trace format of a run with `trace`; times of the host are left out."""
+def timeline(program: Program, counters: list[Counters], memory_model: str | None) -> dict[str, Any]:
+    """Chrome's trace format of a run with `trace` on that memory model; times of the host are left out."""
     events: list[Event] = []
     labels: list[str] = []
     for launch, counter in zip(program.launches, counters):
@@ -18,4 +18,6 @@ def timeline(program: Program, counters: list[Counters]) -> dict[str, Any]:
         first = len(labels)
         events += [Event(e.unit, e.index + first, e.start + cycle, e.end + cycle) for e in counter.events]
         labels += [launch.layers[number].name for number in launch.layer_of]
-    return trace.timeline(events, labels)
+    result = trace.timeline(events, labels)
+    result["otherData"]["memory_model"] = memory_model
+    return result

@@ -12,8 +12,11 @@ from celosia.hw import isa
 from celosia.hw.config import Config
 from celosia.hw.isa import (
     GEMM_LOOPS,
+    OUTER_LOOPS,
     UNIT_OF,
     VECTOR_LOOPS,
+    ASource,
+    BSource,
     Buffer,
     Destination,
     Format,
@@ -28,6 +31,8 @@ MAX_BURST = 16
 """Beats of the longest burst (hw/axi.py)."""
 BOUNDARY = 4096
 """Bytes; no burst crosses a multiple of it (hw/axi.py)."""
+IN_ACC, IN_VIN = 1, 2
+INP_PORT, VIN_PORT = 1, 2
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,12 @@ class Demand:
     steps: cycles for which the unit works if nothing holds it up: tile operations, entries, writes to a scratchpad
     (padding too), units read from `out`.
     lead, trail: those of a LOAD's steps that are padding before its first and after its last element.
-    rows, bursts, beats: of its copy in DRAM. to_acc: a VECTOR that writes accumulators.
+    rows, bursts, beats: of its copy in DRAM.
+    outputs: entries that a GEMM or VECTOR writes; residual: whether VECTOR adds one to each. reads, feeds: what it
+    reads, and writes for a VECTOR to read, of IN_ACC and IN_VIN. port: INP_PORT or VIN_PORT, which LOAD and VECTOR
+    share, where one of them writes there.
+    read_bank, write_bank: in which half of acc the first output is read and written; read_here, write_here: how many of
+    the outputs, from the first one on, are there.
     """
 
     unit: NDArray[np.int64]
@@ -50,7 +60,15 @@ class Demand:
     rows: Ints
     bursts: Ints
     beats: Ints
-    to_acc: Ints
+    outputs: Ints
+    residual: Ints
+    reads: Ints
+    feeds: Ints
+    port: Ints
+    read_bank: Ints
+    read_here: Ints
+    write_bank: Ints
+    write_here: Ints
 
 
 def demand(cfg: Config, code: bytes) -> Demand:
@@ -96,13 +114,58 @@ class _Fields:
         return prod((self[name] for name in names), start=np.ones(len(self._words), np.int64))
 
 
+def _where(condition: NDArray[np.bool_], value: int) -> Ints:
+    """`value` where the condition holds, else 0."""
+    return condition.astype(np.int64) * value
+
+
 def _gemm(cfg: Config, f: _Fields) -> dict[str, Ints]:
-    return {"steps": f.product([f"extent_{loop}" for loop in GEMM_LOOPS])}
+    bank, here = _banks(cfg, f, "acc")
+    return {
+        "steps": f.product([f"extent_{loop}" for loop in GEMM_LOOPS]),
+        "outputs": f.product([f"extent_{loop}" for loop in OUTER_LOOPS]),
+        "reads": _where(f["accumulate"] == 1, IN_ACC),
+        "feeds": np.full_like(bank, IN_ACC),
+        "read_bank": bank,
+        "read_here": here,
+        "write_bank": bank,
+        "write_here": here,
+    }
 
 
 def _vector(cfg: Config, f: _Fields) -> dict[str, Ints]:
-    steps = f.product([f"extent_{loop}" for loop in VECTOR_LOOPS])
-    return {"steps": steps, "to_acc": (f["destination"] == Destination.ACC).astype(np.int64)}
+    to, a_vin = f["destination"], f["a_source"] == ASource.VIN
+    to_vin = to == Destination.VIN
+    read_bank, read_here = _banks(cfg, f, "a", ~a_vin)
+    write_bank, write_here = _banks(cfg, f, "dst", to == Destination.ACC)
+    return {
+        "steps": f.product([f"extent_{loop}" for loop in VECTOR_LOOPS]),
+        "outputs": f.product([f"extent_{loop}" for loop in OUTER_LOOPS]),
+        "residual": f["rescale_add"],
+        "reads": _where(~a_vin, IN_ACC) | _where(a_vin | (f["b_source"] == BSource.VIN), IN_VIN),
+        "feeds": _where(to == Destination.ACC, IN_ACC) | _where(to_vin, IN_VIN),
+        "port": _where(to == Destination.INP, INP_PORT) | _where(to_vin, VIN_PORT),
+        "read_bank": read_bank,
+        "read_here": read_here,
+        "write_bank": write_bank,
+        "write_here": write_here,
+    }
+
+
+def _banks(cfg: Config, f: _Fields, operand: str, which: NDArray[np.bool_] | None = None) -> tuple[Ints, Ints]:
+    """In which bank of acc the first output lies, and how many from it on; for the instructions `which` alone."""
+    extents = [f[f"extent_{loop}"] for loop in OUTER_LOOPS]
+    strides = [f[f"{operand}_{loop}"] for loop in OUTER_LOOPS]
+    base, half = f[f"{operand}_base"], cfg.acc_depth // 2
+    bank, here = base // half % 2, prod(extents, start=np.ones_like(base))
+    reach = base + sum((extent - 1) * stride for extent, stride in zip(extents, strides))
+    leaves = (reach // half != base // half) & (True if which is None else which)
+    for i in np.flatnonzero(leaves).tolist():
+        steps = (np.arange(extent[i]) * stride[i] for extent, stride in zip(extents, strides))
+        n, y, x = np.ix_(*steps)
+        other = np.flatnonzero(((base[i] + n + y + x) // half % 2).ravel() != bank[i])
+        here[i] = other[0] if len(other) else here[i]
+    return bank, here
 
 
 def element_bytes(cfg: Config) -> Ints:
@@ -121,6 +184,7 @@ def _load(cfg: Config, f: _Fields) -> dict[str, Ints]:
         "steps": padding + elements * np.maximum(1, size // cfg.bus_bytes),
         "lead": top * width + left,
         "trail": f["pad_bottom"] * width + f["pad_right"],
+        "port": _where(f["buffer"] == Buffer.INP, INP_PORT) | _where(f["buffer"] == Buffer.VIN, VIN_PORT),
         **_rows(cfg, f, size),
     }
 

@@ -25,7 +25,7 @@ from celosia.hw.regs import (
 from celosia.sim.build import library
 from celosia.sim.device import Counters, DeviceError, Event
 from celosia.sim.fsim import Memory
-from celosia.sim.memory import IDEAL, ZYNQ_HP, MemoryModel, random_stalls
+from celosia.sim.memory import IDEAL, ZYNQ_HP, MemoryModel, memory_model, random_stalls
 
 __all__ = ["IDEAL", "ZYNQ_HP", "MemoryModel", "RtlDevice", "random_stalls"]
 
@@ -79,8 +79,9 @@ def _load(path: Path) -> ctypes.CDLL:
 
 
 class RtlDevice(Memory):
-    """The accelerator's RTL of `config`, built at the first use (see build.py), with `memory` behind its AXI port.
+    """The accelerator's RTL of `config`, built at the first use (see build.py).
 
+    memory: behind its AXI port; a model or its name.
     progress: called now and then during a run with the cycles passed.
     watchdog_cycles: cycles without progress of any unit after which the hardware itself ends a run.
     """
@@ -88,14 +89,14 @@ class RtlDevice(Memory):
     def __init__(
         self,
         config: Config,
-        memory: MemoryModel = ZYNQ_HP,
+        memory: MemoryModel | str = ZYNQ_HP,
         progress: Callable[[int], None] | None = None,
         watchdog_cycles: int = 100_000,
         quiet: bool = False,
     ) -> None:
         super().__init__()
         self.config = config
-        self.memory = memory
+        self.memory = memory_model(memory)
         self.progress = progress
         self.watchdog_cycles = watchdog_cycles
         self.last_error: tuple[Error, int] | None = None

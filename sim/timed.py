@@ -6,7 +6,7 @@ from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
 from celosia.sim.device import Counters, DeviceError
 from celosia.sim.fsim import FunctionalDevice
-from celosia.sim.memory import ZYNQ_HP, MemoryModel
+from celosia.sim.memory import ZYNQ_HP, MemoryModel, memory_model
 from celosia.sim.timing import Timing, check_memory, predict
 
 REMEMBERED = 8
@@ -16,14 +16,14 @@ REMEMBERED = 8
 class TimedDevice(FunctionalDevice):
     """Executes programs as `FunctionalDevice` does; cycles, counters and events are those that `predict` finds.
 
-    memory: the model behind the cycles. ValueError for one that the timing model does not know.
+    memory: the model behind the cycles, or its name. ValueError for one that the timing model does not know.
     """
 
-    def __init__(self, config: Config, memory: MemoryModel = ZYNQ_HP) -> None:
+    def __init__(self, config: Config, memory: MemoryModel | str = ZYNQ_HP) -> None:
         super().__init__(config)
-        check_memory(memory)
-        self._memory = memory
-        self.memory_model = str(memory)
+        self._memory = memory_model(memory)
+        check_memory(self._memory)
+        self.memory_model = str(self._memory)
         self._timings: dict[tuple[int, bytes], Timing] = {}
 
     def run(self, instr_addr: int, count: int, timeout_cycles: int = 0, trace: bool = False) -> Counters:

@@ -16,7 +16,7 @@ none, measures them on the RTL.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from celosia.hw.config import Config
 from celosia.hw.isa import Unit, instruction_bytes
 from celosia.hw.regs import COUNTERS
-from celosia.sim.demand import MAX_BURST, Demand, demand
+from celosia.sim.demand import IN_ACC, MAX_BURST, VIN_PORT, Demand, demand
 from celosia.sim.device import Counters, DeviceError, Event
-from celosia.sim.memory import MEMORY_MODELS, MemoryModel
+from celosia.sim.memory import ZYNQ_HP, MemoryModel, memory_model
 
 # Declared in hw/, which is in Amaranth and cannot be imported here.
 OUTSTANDING = 8
@@ -47,8 +47,9 @@ ISSUE = 2
 """Instructions between a gate and its unit (top.py)."""
 UNDER_WAY = 2
 """Instructions in the vector unit (vector.py)."""
-VECTOR_STAGES = 19
-"""From the read of an entry to its write (vector.py, WRITE)."""
+VECTOR_STAGES, TAP_STAGES, ADD_STAGES = 19, 3, 5
+"""From the read of an entry to its write; how many more where the Config has taps; and how many of them come after what
+a residual waits for (vector.py, `stages`)."""
 
 # Cycles from one event to another, by the registers between them.
 FIRST_ASK = 3
@@ -75,7 +76,9 @@ STEP_TO_END = 3
 GEMM_STAGES = 7
 """GEMM's last step -> end beside the adder tree: operands, products, sums, accumulator read, add and write, `done`."""
 WRITE_TO_END = 2
-"""The write of VECTOR's last entry -> end: `done`."""
+"""The write of GEMM's or VECTOR's last entry -> end: `done`."""
+READ_TO_WRITE = 4
+"""GEMM reads an accumulator -> it writes the sum (gemm.py)."""
 UNIT_TO_BEAT = 1
 """STORE's reader has a unit -> its beat is offered to memory."""
 RESPONSE_TO_END = 2
@@ -109,21 +112,18 @@ class Timing:
         return Counters(self.cycles, self.values, events)
 
 
-def predict(cfg: Config, code: bytes, memory: MemoryModel | str = "zynq-hp", address: int = 0) -> Timing:
+def predict(cfg: Config, code: bytes, memory: MemoryModel | str = ZYNQ_HP, address: int = 0) -> Timing:
     """Cycles of the run of the instructions in `code`, which lie at byte `address` of DRAM.
 
     memory: a MemoryModel or the name of one. ValueError for an illegal instruction, a memory with random stalls, or an
     unknown name; DeviceError for a stream that cannot end.
     """
-    if isinstance(memory, str):
-        if memory not in MEMORY_MODELS:
-            raise ValueError(f"there is no memory model {memory!r}; take {' or '.join(MEMORY_MODELS)}")
-        memory = MEMORY_MODELS[memory]
-    check_memory(memory)
+    model = memory_model(memory)
+    check_memory(model)
     wanted = demand(cfg, code)
     if not len(wanted.unit):
         return Timing(0, wanted.unit, wanted.steps, wanted.steps, dict.fromkeys(COUNTERS, 0))
-    return _Machine(cfg, wanted, memory, address).run()
+    return _Machine(cfg, wanted, model, address).run()
 
 
 def check_memory(memory: MemoryModel) -> None:
@@ -356,34 +356,235 @@ class _Fetch:
         self._arrived.append((self._promised, last))
 
 
+class _Train(NamedTuple):
+    """Entries that come one after the other: the first in cycle `first`, `entries` in all, each `period` later."""
+
+    first: int
+    period: int
+    entries: int
+
+    @property
+    def last(self) -> int:
+        return self.first + (self.entries - 1) * self.period
+
+    def after(self, entries: int) -> _Train:
+        """Without its first entries."""
+        return _Train(self.first + entries * self.period, self.period, self.entries - entries)
+
+    def through(self, cycle: int) -> int:
+        """How many come until `cycle`."""
+        return max(0, min(self.entries, (cycle - self.first) // self.period + 1))
+
+
+class _Stalls:
+    """When what is in front of rescale_add moves on: in every cycle, but for those in which a residual is added to the
+    entry before, one part after the other.
+
+    A move is a cycle in which it does, by its number. An entry reaches rescale_add a fixed number of moves after its
+    read, and holds up the next one.
+    """
+
+    def __init__(self, cycles: int) -> None:
+        self._cycles = cycles  # for which an entry holds up the next move
+        self._past = 0  # cycles lost before the first move of any train
+        self._trains: deque[_Train] = deque()  # of entries with a residual, by the moves that they hold up
+
+    def lose(self, cycles: int) -> None:
+        """All moves that are to come are later."""
+        self._past += cycles
+
+    def hold(self, train: _Train) -> None:
+        if self._cycles:
+            self._trains.append(train)
+
+    def cycle(self, move: int) -> int:
+        """When `move` is."""
+        return move + self._past + self._cycles * sum(train.through(move) for train in self._trains)
+
+    def move(self, cycle: int) -> int:
+        """The first move in `cycle` or later; no one asks for an earlier one after that."""
+        low = high = cycle - self._past
+        if self._trains:
+            low -= self._cycles * sum(train.entries for train in self._trains)
+        while low < high:
+            middle = (low + high) // 2
+            if self.cycle(middle) < cycle:
+                low = middle + 1
+            else:
+                high = middle
+        while self._trains and self._trains[0].last < low:
+            self._past += self._cycles * self._trains.popleft().entries
+        return low
+
+
+class _Acc:
+    """The accumulators: two banks, each with a read port and a write port that are GEMM's before they are VECTOR's."""
+
+    def __init__(self) -> None:
+        self._reads, self._writes = (_Port(), _Port()), (_Port(), _Port())
+
+    def gemm(self, work: _Work, reads: _Train, writes: _Train) -> None:
+        if work.reads:
+            self._take(self._reads, work.read_bank, work.read_here, reads)
+        self._take(self._writes, work.write_bank, work.write_here, writes)
+
+    def _take(self, ports: tuple[_Port, _Port], bank: int, here: int, train: _Train) -> None:
+        ports[bank].take(train._replace(entries=here))
+        if here < train.entries:
+            ports[1 - bank].take(train.after(here))
+
+    def forget(self, cycle: int) -> None:
+        for port in (*self._reads, *self._writes):
+            port.forget(cycle)
+
+    def vector_reads(self, work: _Work, train: _Train, stalls: Callable[[int], int]) -> int:
+        """When the last of VECTOR's reads has its turn; see `_Port.served`."""
+        here = work.read_here * (work.steps // work.outputs)
+        return self._served(self._reads, work.read_bank, here, train, stalls)
+
+    def vector_writes(self, work: _Work, train: _Train) -> int:
+        return self._served(self._writes, work.write_bank, work.write_here, train, lambda entries: 0)
+
+    def _served(
+        self, ports: tuple[_Port, _Port], bank: int, here: int, train: _Train, stalls: Callable[[int], int]
+    ) -> int:
+        if here >= train.entries:
+            return ports[bank].served(train, stalls)
+        first = train._replace(entries=here)
+        late = ports[bank].served(first, stalls) - first.last
+        rest = train.after(here)
+        return ports[1 - bank].served(rest._replace(first=rest.first + late), stalls)
+
+
 class _Gemm:
     """One tile operation a cycle, across instructions."""
 
-    def __init__(self, cfg: Config) -> None:
+    def __init__(self, cfg: Config, acc: _Acc) -> None:
         self._stages = GEMM_STAGES + cfg.block_in.bit_length() - 1
-        self._free = 0
+        self._free, self._acc = 0, acc
 
-    def run(self, ready: int, steps: int) -> tuple[int, int]:
+    def run(self, ready: int, work: _Work) -> tuple[int, int]:
         start = max(ready, self._free)
-        self._free = start + steps
-        return start, start + steps + self._stages
+        self._free = start + work.steps
+        end = self._free + self._stages
+        each = work.steps // work.outputs
+        writes = _Train(end - WRITE_TO_END - (work.outputs - 1) * each, each, work.outputs)
+        self._acc.gemm(work, writes._replace(first=writes.first - READ_TO_WRITE), writes)
+        return start, end
 
 
 class _Vector:
-    """One entry a cycle; two instructions at most, and one only where it writes accumulators."""
+    """One entry of A a cycle; two instructions at most, and one only where it writes what the next one reads."""
+
+    def __init__(self, cfg: Config, acc: _Acc) -> None:
+        self._free, self._acc = 0, acc
+        self._written = deque([-1] * UNDER_WAY, UNDER_WAY)
+        self._feeds = 0  # what the last instruction writes
+        self.held = 0  # cycles lost to GEMM
+        self._to_acc = TAP_STAGES if cfg.taps else 0  # from an entry's read to that of its accumulator
+        self._to_add = VECTOR_STAGES - ADD_STAGES + self._to_acc
+        self._stall = cfg.residual_cycles - 1
+        self._stalls = _Stalls(self._stall)
+
+    def run(self, ready: int, work: _Work) -> tuple[int, int, _Train]:
+        """Start and end, and when entries are written."""
+        start = max(ready, self._free, self._written[-1 if self._feeds & work.reads else 0] + 1)
+        self._feeds = work.feeds
+        stalls = self._stalls
+        first = stalls.move(start + 1)
+        each = work.steps // work.outputs
+        adds = _Train(first + each - 1 + self._to_add, each, work.outputs)
+        if work.residual:
+            stalls.hold(adds)
+        self._free = stalls.cycle(first + work.steps - 1)
+        period = each + (self._stall if work.residual else 0)
+        writes = _Train(stalls.cycle(adds.first) + ADD_STAGES, period, work.outputs)
+        late = self._late(work, start + 1, first, writes)
+        if late:
+            stalls.lose(late)
+            writes = writes._replace(first=writes.first + late)
+        self._written.append(writes.last)
+        return start, writes.last + WRITE_TO_END, writes
+
+    def _late(self, work: _Work, now: int, first: int, writes: _Train) -> int:
+        """By how many cycles the last entry is later than without GEMM. first: the move of the first read."""
+        late, acc = 0, self._acc
+        acc.forget(now)
+        if work.reads & IN_ACC:
+            stall = self._stall if work.residual else 0
+            each = work.steps // work.outputs
+            ahead = -(-(self._to_add - self._to_acc) // each)  # outputs read before the first one holds up others
+
+            def stalls(entries: int) -> int:
+                return stall * max(0, entries // each - ahead)
+
+            begin, end = (self._stalls.cycle(first + self._to_acc + step) for step in (0, work.steps - 1))
+            period = (end - begin) // (work.steps - 1) if work.steps > 1 else 1
+            reads = _Train(end - (work.steps - 1) * period, period, work.steps)
+            late = acc.vector_reads(work, reads, stalls) - reads.last
+            if late and work.steps > self._to_acc:  # some are between the two reads
+                before = reads._replace(entries=work.steps - self._to_acc)
+                free = max(self._free, acc.vector_reads(work, before, stalls))
+                self.held += free - self._free
+                self._free = free
+        if work.feeds & IN_ACC:
+            wanted = writes._replace(first=writes.first + late)
+            waits = acc.vector_writes(work, wanted) - wanted.last
+            late += waits
+            self._free += waits
+            self.held += waits
+        return late
+
+
+class _Port:
+    """A port of a scratchpad that two parties share: the second has the cycles that the first leaves."""
 
     def __init__(self) -> None:
-        self._free = 0
-        self._written = deque([-1] * UNDER_WAY, UNDER_WAY)
-        self._to_acc = False
+        self._taken: deque[_Train] = deque()
 
-    def run(self, ready: int, steps: int, to_acc: bool) -> tuple[int, int]:
-        start = max(ready, self._free, self._written[-1 if self._to_acc else 0] + 1)
-        self._to_acc = to_acc
-        self._free = start + steps
-        written = start + steps + VECTOR_STAGES
-        self._written.append(written)
-        return start, written + WRITE_TO_END
+    def take(self, writes: _Train) -> None:
+        self._taken.append(writes)
+
+    def forget(self, cycle: int) -> None:
+        """No one asks for a cycle before `cycle` any more."""
+        while self._taken and self._taken[0].last < cycle:
+            self._taken.popleft()
+
+    def served(self, wanted: _Train, stalls: Callable[[int], int] = lambda entries: 0) -> int:
+        """When the last entry has its turn that wants it at these times, if each waits for the one before.
+
+        stalls: cycles that as many entries in a row lose elsewhere.
+        """
+        last = self.left(wanted.last, 1)
+        if self._taken:
+            for start in (wanted.first, *self.starts(wanted.first, wanted.last)):
+                entries = wanted.entries - wanted.through(start - 1)
+                alone = self.left(start, 1) + entries - 1 + stalls(entries)
+                last = max(last, alone, self.left(start, entries))
+        return last
+
+    def starts(self, first: int, last: int) -> list[int]:
+        """When the first party begins to use it, between these cycles."""
+        return [train.first for train in self._taken if first < train.first < last]
+
+    def left(self, cycle: int, count: int) -> int:
+        """The cycle that is the `count`-th left to the second party from `cycle` on."""
+        for first, period, taken in self._taken:
+            end = first + (taken - 1) * period
+            if end < cycle or cycle + count <= first:
+                continue
+            if cycle < first:
+                count -= first - cycle
+                cycle = first
+            # Of the cycles from `first` on, every one that is a multiple of `period` behind it is taken.
+            gone = -(-(cycle - first) // period)
+            free = (taken - 1) * (period - 1) - (cycle - first - gone)
+            if count <= free:
+                turns, rest = divmod(cycle - first - gone + count - 1, period - 1)
+                return first + turns * period + 1 + rest
+            count -= free
+            cycle = end + 1
+        return cycle + count - 1
 
 
 class _Listing:
@@ -429,8 +630,8 @@ class _Load:
     whose bursts those of fetch may come, and ends (`close`).
     """
 
-    def __init__(self, engine: _Engine) -> None:
-        self._engine, self._listing = engine, _Listing(engine)
+    def __init__(self, engine: _Engine, ports: list[_Port]) -> None:
+        self._engine, self._listing, self._ports = engine, _Listing(engine), ports
         self._last = 0  # the writer's last step
         self._beats = 0  # of all instructions so far
         # How the writer took the last instructions' beats out of the engine: (beats before, beats, from, to).
@@ -479,8 +680,7 @@ class _Load:
         first, last = self._first, self._engine.ends[-1]
         job = max(start + 1, self._last - 2)
         begin = max(start + START_TO_STEP, self._last + 1)
-        end = max(begin + steps - 1, first + BEAT_TO_STEP + steps - lead - 1)
-        end = max(end, last + BEAT_TO_STEP + trail + self._behind(steps - lead - trail, bursts, beats))
+        end = self._written(work, begin, first + BEAT_TO_STEP, last + BEAT_TO_STEP)
         self._hold_back(end - trail, steps - lead - trail, work.rows, bursts, beats)
         self._taken.append((self._beats, beats, first + 2, max(last, end - trail - 2)))
         self._beats += beats
@@ -490,6 +690,22 @@ class _Load:
             self._listing.begin(self._started[0][1])
         self.turns = -1
         return work, end + STEP_TO_END
+
+    def _written(self, work: _Work, begin: int, first: int, last: int) -> int:
+        """The writer's last step, where it may take the first one in cycle `begin`, data in cycle `first` and the last
+        of it in `last`. A step that finds no data waits for it, one that finds the port taken waits, too."""
+        data = work.steps - work.lead - work.trail
+        behind = self._behind(data, work.bursts, work.beats)
+        waits = [(begin, work.steps), (first, work.steps - work.lead), (last, 1 + work.trail + behind)]
+        if not work.port:
+            return max(cycle + left - 1 for cycle, left in waits)
+        # A step is in front of the port in the next cycle.
+        port = self._ports[work.port]
+        port.forget(begin + 1)
+        for start in port.starts(first + 1, last + 1):
+            arrived = data * (start - 1 - first) // (last - first + 1)
+            waits.append((start - 1, work.steps - work.lead - arrived))
+        return max(port.left(cycle + 1, left) for cycle, left in waits) - 1
 
     def _behind(self, steps: int, bursts: int, beats: int) -> int:
         """Steps by which the writer is behind when the last bunch of a train has come, as far as it began with that."""
@@ -580,10 +796,18 @@ class _Work(NamedTuple):
     rows: int
     bursts: int
     beats: int
-    to_acc: int
+    outputs: int
+    residual: int
+    reads: int
+    feeds: int
+    port: int
+    read_bank: int
+    read_here: int
+    write_bank: int
+    write_here: int
 
 
-_LOAD, _GEMM, _VECTOR, _STORE = _UNITS = tuple(map(int, Unit))  # an IntEnum takes its time to compare
+_LOAD, _GEMM, _VECTOR, _STORE = map(int, Unit)  # an IntEnum takes its time to compare
 
 
 class _Machine:
@@ -601,7 +825,10 @@ class _Machine:
         self._read = _Engine(reads, lead, END_TO_ASK + lead, window)
         write = _Engine(writes, ASK_TO_ADDRESS + 1, memory.write_latency + END_TO_ASK + ASK_TO_ADDRESS + 1, window)
         self._fetch = _Fetch(cfg, memory, self._read, wanted.unit.tolist(), address)
-        self._load, self._gemm, self._vector = _Load(self._read), _Gemm(cfg), _Vector()
+        acc = _Acc()
+        self._ports = [_Port() for _ in range(VIN_PORT + 1)]
+        self._load, self._gemm, self._vector = _Load(self._read, self._ports), _Gemm(cfg, acc), _Vector(cfg, acc)
+        self._held = cfg.residual_cycles - 1
         self._store = _Store(write, self._read, memory.write_latency)
         self._semaphores = {(a, b): _Semaphore(cfg.token_bits) for a in Unit for b in Unit if a != b}
         self._takes, self._posts = self._masks()
@@ -614,7 +841,7 @@ class _Machine:
     def _works(self) -> list[deque[_Work]]:
         """The instructions of each unit."""
         w = self._wanted
-        columns = (w.unit, w.wait, w.post, w.steps, w.lead, w.trail, w.rows, w.bursts, w.beats, w.to_acc)
+        columns = [getattr(w, name) for name in _Work._fields[1:]]
         queues: list[deque[_Work]] = [deque() for _ in Unit]
         for work in map(_Work, range(self._count), *(column.tolist() for column in columns)):
             queues[work.unit].append(work)
@@ -622,11 +849,10 @@ class _Machine:
 
     def run(self) -> Timing:
         while self._awake or self._stir():
-            for unit in _UNITS:
-                if self._awake >> unit & 1:
-                    self._awake &= ~(1 << unit)
-                    while self._pass(unit):
-                        pass
+            # One instruction at a time, GEMM's before VECTOR's, which waits where GEMM uses the accumulators.
+            lowest = self._awake & -self._awake
+            if not self._pass(lowest.bit_length() - 1):
+                self._awake &= ~lowest
         left = sum(map(len, self._queues))
         if left:
             raise DeviceError(f"no unit can proceed after {self._count - left} of {self._count} instructions")
@@ -696,9 +922,11 @@ class _Machine:
             self._load.accept(work, ready + 1)
             return True
         if unit == _GEMM:
-            start, end = self._gemm.run(ready + 1, work.steps)
+            start, end = self._gemm.run(ready + 1, work)
         elif unit == _VECTOR:
-            start, end = self._vector.run(ready + 1, work.steps, bool(work.to_acc))
+            start, end, writes = self._vector.run(ready + 1, work)
+            if work.port:
+                self._ports[work.port].take(writes)
         else:
             start, end = self._store.run(ready + 1, work)
         self._starts[work.number] = start
@@ -726,11 +954,13 @@ class _Machine:
         values = {"cycles": cycles, "read_beats": read, "write_beats": int(w.beats[w.unit == Unit.STORE].sum())}
         for unit in Unit:
             own = w.unit == unit
-            busy = int(w.steps[own].sum())
+            busy = int((w.steps + self._held * w.outputs * w.residual)[own].sum())
             values[f"{unit.name.lower()}_busy"] = busy
             values[f"{unit.name.lower()}_wait_token"] = waited[unit]
-            held = _covered(start[own], end[own]) - busy if unit in (Unit.LOAD, Unit.STORE) else 0
-            values[f"{unit.name.lower()}_wait_memory"] = max(0, held)
+            held = self._vector.held if unit == Unit.VECTOR else 0
+            if unit in (Unit.LOAD, Unit.STORE):
+                held = max(0, _covered(start[own], end[own]) - busy)
+            values[f"{unit.name.lower()}_wait_memory"] = held
         return Timing(cycles, w.unit, start, end, {name: values[name] for name in COUNTERS})
 
 

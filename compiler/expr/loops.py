@@ -12,7 +12,7 @@ from celosia.compiler.expr.nodes import Expr, Tensor, Var, rewrite, text
 KINDS = ("serial", "unrolled", "vectorized", "parallel", "vthread", "pipelined")
 
 # Where tensors are kept: memory of the caller, registers or stack, and the scratchpads of the accelerator.
-SCRATCHPADS = ("inp", "wgt", "acc", "vin", "out", "par", "lut")
+SCRATCHPADS = ("inp", "wgt", "acc", "vin", "out", "par", "lut", "tap")
 SCOPES = ("workspace", "local", *SCRATCHPADS)
 
 

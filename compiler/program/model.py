@@ -134,6 +134,9 @@ class PartInfo:
 
 @dataclass(frozen=True)
 class LayerInfo:
+    """A layer, or a block of layers. bytes_kept: of a block's intermediates, which stay on chip; cycles_apart and
+    cycles_together: what its layers would take one by one, and as a block, by the estimates of the compiler."""
+
     name: str
     op: str
     nodes: tuple[str, ...]
@@ -142,6 +145,9 @@ class LayerInfo:
     bytes_stored: int
     note: str = ""
     parts: tuple[PartInfo, ...] = ()
+    bytes_kept: int = 0
+    cycles_apart: int = 0
+    cycles_together: int = 0
 
 
 @dataclass(frozen=True)

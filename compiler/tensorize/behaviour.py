@@ -35,6 +35,10 @@ class TileOperation:
         free = (n for n in walk(self.behaviour.body) if isinstance(n, Var) and n not in bound)
         return tuple(dict.fromkeys(free))
 
+    def unit(self, tile: Tensor) -> int:
+        """Of how many elements multiples are at which `tile` may begin."""
+        return tile.size
+
     @property
     def size(self) -> int:
         """How many elements it writes."""

@@ -23,10 +23,14 @@ from celosia.compiler.tensorize.intrinsic import TensorIntrinsic
 from celosia.compiler.tensorize.intrinsics import BUFFERS, element_shape, tile_shape
 from celosia.compiler.tensorize.transfer import PAD_MAX, X_MAX, YZ_MAX, Dim, coalesce
 from celosia.hw.config import Config
-from celosia.hw.isa import EXTENT_BITS, Opcode, formats
+from celosia.hw.isa import EXTENT_BITS, OUTER_LOOPS, Opcode, formats
 
 Env = dict[Var, int]
 Fields = dict[str, int]
+
+
+BY_BLOCK = ("wgt", "par", "tap")
+"""Operands that are the same for all pixels of an output block."""
 
 
 class RenderError(ValueError):
@@ -99,33 +103,82 @@ class Bound:
 
 @dataclass(frozen=True)
 class Compute:
-    """GEMM or VECTOR. bases: fields that hold addresses, with the scratchpad tensor and the entry within it."""
+    """GEMM or VECTOR. bases: fields that hold addresses, with the scratchpad tensor, the place within it, and how many
+    places are an entry.
+
+    bounds: which iterations exist of which loop of the instruction; the others give the number `pad`.
+    """
 
     opcode: Opcode
     static: Fields
-    bases: tuple[tuple[str, Tensor, Sum], ...]
+    bases: tuple[tuple[str, Tensor, Sum, int], ...]
     begins: tuple[Var, ...] | None
     """GEMM: loops outside that must be at 0 for it to overwrite; None where it always accumulates."""
     parameters: Mapping[str, Expr]
     rule: rules.Compute
+    bounds: tuple[tuple[str, Bound], ...] = ()
+    pad: Expr | None = None
 
     @property
     def scratchpads(self) -> list[Tensor]:
-        return [tensor for _, tensor, _ in self.bases]
+        return [tensor for _, tensor, _, _ in self.bases]
 
     def constants(self, scalars: Mapping[str, Any]) -> Fields:
         """The fields that no loop outside changes."""
         values = {name: _scalar(e, scalars) for name, e in self.parameters.items()}
-        return self.static | self.rule.fields(**values) if values else self.static
+        fields = self.static | self.rule.fields(**values) if values else self.static
+        return fields if self.pad is None else fields | {PAD: int(_scalar(self.pad, scalars))}
+
+    def instructions(self, env: Env, slots: Mapping[Tensor, int], constants: Fields) -> Iterator[Fields]:
+        """The fields of what computes the iterations that exist, and of what fills the others."""
+        fields = self.fields(env, slots, constants)
+        pad = fields.pop(PAD, 0)
+        if not self.bounds:
+            yield fields
+            return
+        ranges: dict[str, tuple[int, int]] = {}
+        for loop, bound in self.bounds:
+            first, end = ranges.get(loop, (0, fields[f"extent_{loop}"]))
+            at = bound.at(env)
+            ranges[loop] = (max(first, at), end) if bound.lower else (first, min(end, at))
+        if any(first >= end for first, end in ranges.values()):
+            raise Untileable("a tile that lies in the padding alone")
+        inside = _restricted(fields, ranges)
+        yield inside
+        # What is filled reads an entry that is there, and clips it to the one number.
+        filled = {name: value for name, value in fields.items() if name in _FILLING}
+        filled |= {"a_base": inside["a_base"], "extent_r": 1, "extent_s": 1, "clip_lo": pad, "clip_hi": pad}
+        for loop, (first, end) in ranges.items():
+            for part in ((0, first), (end, filled[f"extent_{loop}"])):
+                if part[0] < part[1]:
+                    yield _restricted(filled, {loop: part})
+            filled = _restricted(filled, {loop: (first, end)})
 
     def fields(self, env: Env, slots: Mapping[Tensor, int], constants: Fields) -> Fields:
         """All fields, with `constants` as they were found before."""
         fields = dict(constants)
-        for name, tensor, entry in self.bases:
-            fields[name] = slots[tensor] + entry.at(env)
+        for name, tensor, place, places in self.bases:
+            fields[name] = slots[tensor] * places + place.at(env)
         if self.opcode == Opcode.GEMM:
             fields["accumulate"] = int(self.begins is None or any(env[var] for var in self.begins))
         return fields
+
+
+PAD = "pad"
+"""Among the constants of an instruction: what fills places that have no result."""
+_FILLING = {"a_source", "destination", "dst_base", "extent_r", "extent_s"} | {
+    f"{name}_{loop}" for name in ("extent", "dst") for loop in OUTER_LOOPS
+}
+
+
+def _restricted(fields: Fields, ranges: Mapping[str, tuple[int, int]]) -> Fields:
+    """The instruction for iterations [first, end) of loops alone."""
+    fields = dict(fields)
+    for loop, (first, end) in ranges.items():
+        fields[f"extent_{loop}"] = end - first
+        for base in [name for name in fields if name.endswith("_base")]:
+            fields[base] += first * fields.get(f"{base.removesuffix('_base')}_{loop}", 0)
+    return fields
 
 
 @dataclass(frozen=True)
@@ -323,14 +376,22 @@ class _Maker:
         self, intrinsic: TensorIntrinsic, rule: rules.Compute, tiles: Mapping[Tensor, Load], values: Mapping[Var, Expr],
         first: Expr, window: set[Any],
     ) -> Compute:  # fmt: skip
-        accesses = {rule.operands[tile.name]: self._near(load, tile.size) for tile, load in tiles.items()}
+        accesses = {rule.operands[tile.name]: self._near(load, intrinsic.unit(tile)) for tile, load in tiles.items()}
         tensors = {rule.operands[tile.name]: load.tensor for tile, load in tiles.items()}
+        places = {
+            rule.operands[tile.name]: prod(tile_shape(self.cfg, self.scopes[load.tensor])) // intrinsic.unit(tile)
+            for tile, load in tiles.items()
+        }
         target = rule.operands[intrinsic.behaviour.name]
+        named = {var.name: e for var, e in values.items()}
+        found = [self._bound(test) for test in _conjuncts(named.pop("inside", Const(True, "bool")))]
+        bounds = [bound for bound in found if bound is not None]
+        bounded = {bound.number for bound in bounds}
         data: Dims = []
         sums: Dims = []
         for d, (var, extent) in enumerate(self.loops):
             steps = {name: access.steps[d] for name, access in accesses.items()}
-            (sums if var in window or not steps[target] else data).append((extent, steps))
+            (sums if var in window or not steps[target] else data).append((extent, steps, d if d in bounded else None))
         begins: tuple[Var, ...] | None = ()
         if intrinsic.reduces:
             begins = self._begins(first)
@@ -340,34 +401,40 @@ class _Maker:
             raise Refused("it writes the same place again")
         form = formats(self.cfg)[rule.opcode]
         static = {field.name: 1 for field in form.fields if field.name.startswith("extent_")}
+        slot_of: dict[int | None, str] = {}
         inner = {Opcode.GEMM: "krs", Opcode.VECTOR: "rs"}[rule.opcode]
         for slots, dims in (("nyx", _merged(data)), (inner, _merged(sums))):
             if len(dims) > len(slots):
                 raise Refused(f"{rule.opcode.name} has {len(slots)} such loops, not {len(dims)}")
             names = slots[len(slots) - len(dims) :]
-            blocks = [steps for _, steps in dims if slots == "nyx" and (steps.get("wgt") or steps.get("par"))]
+            blocks = [steps for _, steps, _ in dims if slots == "nyx" and any(steps.get(name) for name in BY_BLOCK)]
             if len(blocks) > 1:
                 raise Refused("output blocks are one loop of an instruction")
             if blocks and blocks[0] is dims[0][1]:
                 names = slots[0] + slots[len(slots) - len(dims) + 1 :]  # output blocks are loop n, pixels y and x
             if len(dims) == 1 and slots == "krs":
                 names = "k"  # input blocks, where the window is one pixel
-            for slot, (extent, steps) in zip(names, dims):
+            for slot, (extent, steps, number) in zip(names, dims):
+                slot_of[number] = slot
                 static[f"extent_{slot}"] = extent
                 static |= {f"{name}_{slot}": step for name, step in steps.items() if step}
         bases = []
         for name, access in accesses.items():
             if any(access.steps) and name == "table":
                 raise Refused("one instruction looks up in one table")
-            bases.append(("table" if name == "table" else f"{name}_base", tensors[name], access.begin))
-        parameters = {var.name: e for var, e in values.items()}
-        for name, e in parameters.items():
+            field = "table" if name == "table" else f"{name}_base"
+            bases.append((field, tensors[name], access.begin, places[name]))
+        if any(bound.number not in slot_of for bound in bounds):
+            raise Refused("whether it exists depends on other than its loops")
+        for name, e in named.items():
             if any(isinstance(node, Var) and node in self.number for node in walk(e)):
                 raise Refused(f"{name} is not the same in all iterations")
-        if not parameters:
+        pad = named.pop(PAD, None)
+        if not named:
             static |= rule.fields()
         self._check(rule.opcode, static)
-        return Compute(rule.opcode, static, tuple(bases), begins, parameters, rule)
+        limits = tuple((slot_of[bound.number], bound) for bound in bounds)
+        return Compute(rule.opcode, static, tuple(bases), begins, named, rule, limits, pad)
 
     def _steps(self, accesses: Mapping[str, Access]) -> list[dict[str, int]]:
         return [{name: a.steps[d] for name, a in accesses.items()} for d in range(len(self.loops))]
@@ -545,17 +612,18 @@ def _joined(dims: tuple[Dim, ...], bounded: frozenset[int]) -> tuple[Dim, ...] |
     return None
 
 
-Dims = list[tuple[int, dict[str, int]]]
+Dims = list[tuple[int, dict[str, int], int | None]]
+"""Loops: extent, step of each operand, and the loop's number where only some of its iterations exist."""
 
 
 def _merged(dims: Dims) -> Dims:
     """Neighbouring loops through which every operand walks evenly become one."""
     done: Dims = []
-    for extent, steps in dims:
+    for extent, steps, number in dims:
         last = done[-1] if done else None
         even = last is not None and all(last[1][name] == extent * step for name, step in steps.items())
-        if last is not None and even and last[0] * extent < 1 << EXTENT_BITS:
-            done[-1] = last[0] * extent, steps
+        if last is not None and even and last[2] is number is None and last[0] * extent < 1 << EXTENT_BITS:
+            done[-1] = last[0] * extent, steps, None
         else:
-            done.append((extent, steps))
+            done.append((extent, steps, number))
     return done

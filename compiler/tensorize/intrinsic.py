@@ -7,8 +7,8 @@ instruction, as many as it has (see render.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from celosia.compiler.expr.affine import flatten
 from celosia.compiler.expr.loops import Alloc, For, If, Intrinsic, Stmt, Store, Update, block
@@ -44,9 +44,13 @@ class Move:
 
 @dataclass(frozen=True, eq=False)
 class TensorIntrinsic(TileOperation):
-    """A tile operation of the accelerator, and the instruction that it becomes."""
+    """A tile operation of the accelerator, and the instruction that it becomes.
+
+    units: for tiles that may begin at other than multiples of their size, of how many elements, by name.
+    """
 
     rule: Compute | Move
+    units: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for tile in self.tiles:
@@ -55,13 +59,17 @@ class TensorIntrinsic(TileOperation):
             if isinstance(self.rule, Compute) and tile.name not in self.rule.operands:
                 raise ValueError(f"{self.name}: {tile.name} is no operand of {self.rule.opcode.name}")
 
+    def unit(self, tile: Tensor) -> int:
+        return self.units.get(tile.name, tile.size)
+
     def match(self, nest: For, first: Expr, scope: Callable[[Tensor], str]) -> Intrinsic:
         """The intrinsic in the place of `nest`; see loops.Declared. Raises Mismatch."""
         return Intrinsic(self.name, match(self, nest, first, scope), self)
 
     def window(self, args: Args) -> tuple[Axis, ...]:
         """Loops over which a tile is combined before anything else: they occur in the index of its begin."""
-        return next((arg.axes for arg in args if isinstance(arg, Reduce)), ())
+        found = sorted((arg.axes for arg in args if isinstance(arg, Reduce)), key=len, reverse=True)
+        return tuple(dict.fromkeys(axis for axes in found for axis in axes))
 
     def split_args(self, args: Args) -> tuple[dict[Tensor, Load], dict[Var, Expr], Expr]:
         """(begin of each tile, values of parameters, whether a reduction begins). ValueError for other arguments."""
@@ -107,7 +115,7 @@ class TensorIntrinsic(TileOperation):
         def actual(e: Expr) -> Expr | None:
             return Load(*at(e.tensor, e.index)) if isinstance(e, Load) and e.tensor in tiles else None
 
-        def loops(axes: tuple[Var, ...], inner: Stmt) -> Stmt:
+        def loops(axes: Sequence[Var], inner: Stmt) -> Stmt:
             for axis in reversed(axes):
                 inner = For(axis, getattr(axis, "extent", 1), inner)
             return inner
@@ -119,7 +127,7 @@ class TensorIntrinsic(TileOperation):
             sum_ = Tensor("window", (), inner.dtype)
             after = rewrite(value, lambda e: Load(sum_, ()) if isinstance(e, Reduce) else None)
             begin = Store(sum_, (), start_value(inner.kind, inner.dtype))
-            step = loops(self.window(args), Update(inner.kind, sum_, (), inner.value))
+            step = loops((*self.window(args), *inner.axes), Update(inner.kind, sum_, (), inner.value))
             return loops(behaviour.axes, Alloc(sum_, block(begin, step, Store(target, index, after)), "local"))
         if not isinstance(body, Reduce):
             return loops(behaviour.axes, Store(target, index, value))

@@ -39,12 +39,13 @@ def tile_shape(cfg: Config, scope: str) -> tuple[int, ...]:
         "wgt": (cfg.block_out, cfg.block_in),
         "par": (cfg.block_out,),
         "lut": (TABLE_SIZE,),
+        "tap": (cfg.tap_slots, cfg.block_out),
     }.get(scope, (cfg.out_pieces, cfg.batch, cfg.group))
 
 
 def element_shape(cfg: Config, scope: str) -> tuple[int, ...]:
     """What one step of LOAD or STORE moves."""
-    return tile_shape(cfg, scope) if scope in ("wgt", "par", "lut") else (cfg.batch, cfg.group)
+    return tile_shape(cfg, scope) if scope in ("wgt", "par", "lut", "tap") else (cfg.batch, cfg.group)
 
 
 def element_type(scope: str) -> str:
@@ -153,8 +154,9 @@ def rescaled(v: Expr, b: Expr, scale_v: Value, scale_b: Value, scale_c: Value, u
 class Pass:
     """What one VECTOR instruction does with operand A, of `source` "acc" or "vin", in this order.
 
-    reduce: combine the window of A by "sum" or "max". multiply: by operand B, from vin. requantise: with an entry of
-    par. lookup: in a table. residual: add operand B, from vin.
+    reduce: combine the window of A by "sum" or "max". taps: A is a sum of products with weights of tap. multiply: by
+    operand B, from vin. requantise: with an entry of par. lookup: in a table. residual: add operand B, from vin.
+    to: the scratchpad that it writes. padded: some places have no result, and get a number.
     """
 
     source: str
@@ -163,11 +165,15 @@ class Pass:
     requantise: bool = False
     lookup: bool = False
     residual: bool = False
+    taps: bool = False
+    to: str = "out"
+    padded: bool = False
 
     @property
     def name(self) -> str:
-        steps = [step for step in ("multiply", "requantise", "lookup", "residual") if getattr(self, step)]
-        return "_".join(["vector", self.source, *filter(None, [self.reduce]), *steps])
+        steps = [step for step in ("taps", "multiply", "requantise", "lookup", "residual") if getattr(self, step)]
+        ways = [] if self.to == "out" else ["to", self.to, *(["padded"] if self.padded else [])]
+        return "_".join(["vector", self.source, *filter(None, [self.reduce]), *steps, *ways])
 
 
 Get = Callable[[str], Expr]
@@ -176,11 +182,14 @@ Get = Callable[[str], Expr]
 def vector_value(p: Pass, operand: Get, parameter: Get, window: tuple[Axis, ...] = ()) -> Expr:
     """The int8 that a pass makes of one lane.
 
-    operand: "a" (int32 of acc or int8 of vin), "b" (int8), "par" (uint64), or "table" of an index (see `lookup`).
+    operand: "a" (int32 of acc or int8 of vin), "tap" and "b" (int8), "par" (uint64), or "table" of an index (see
+    `lookup`).
     parameter: a_offset, b_offset (int32), zero_point, lo, hi (float32; int32 where it does not requantise), scale_v,
     scale_b, scale_c, unit, add_lo, add_hi (float64).
     """
     v = operand("a").astype("int32")
+    if p.taps:
+        v = v * operand("tap").astype("int32")
     if p.reduce:
         v = (sum_over if p.reduce == "sum" else max_over)(v, window)
     if p.multiply:
@@ -202,7 +211,7 @@ def vector_value(p: Pass, operand: Get, parameter: Get, window: tuple[Axis, ...]
 PARAMETERS = {
     "a_offset": "int32", "b_offset": "int32", "zero_point": "float32", "lo": "float32", "hi": "float32",
     "clip_lo": "int32", "clip_hi": "int32", "scale_v": "float64", "scale_b": "float64", "scale_c": "float64",
-    "unit": "float64", "add_lo": "float64", "add_hi": "float64",
+    "unit": "float64", "add_lo": "float64", "add_hi": "float64", "pad": "int8",
 }  # fmt: skip
 """Parameters of a pass, and their types."""
 
@@ -211,34 +220,44 @@ def vector(cfg: Config, p: Pass) -> TensorIntrinsic:
     """out = what the pass `p` makes of an entry of acc or vin."""
     shape = tile_shape(cfg, "out")
     tiles = {
-        "a": placeholder(shape, element_type(p.source), "a"), "b": placeholder(shape, "int8", "b"),
+        "a": placeholder((cfg.taps, *shape) if p.taps else shape, element_type(p.source), "a"),
+        "b": placeholder(shape, "int8", "b"), "tap": placeholder(tile_shape(cfg, "tap"), "int8", "tap"),
         "par": placeholder(tile_shape(cfg, "par"), "uint64", "par"),
         "table": placeholder(tile_shape(cfg, "lut"), "int8", "table"),
     }  # fmt: skip
     variables = {name: Var(name, dtype) for name, dtype in PARAMETERS.items()}
 
+    taps = (reduce_axis(cfg.taps, "t"),) if p.taps else ()
+
     def element(piece: Expr, b: Expr, g: Expr) -> Expr:
-        index: dict[str, tuple[Value, ...]] = {"par": (piece * cfg.group + g,), "table": (0,)}
+        channel = piece * cfg.group + g
+        index: dict[str, tuple[Value, ...]] = {
+            "a": (*taps, piece, b, g), "tap": (*taps, channel), "par": (channel,), "table": (0,),
+        }  # fmt: skip
         get = lambda name: tiles[name][index.get(name, (piece, b, g))]  # noqa: E731
-        return vector_value(p, get, variables.__getitem__)
+        value = vector_value(p, get, variables.__getitem__, taps)
+        return select(Var("inside", "bool"), value, variables["pad"]) if p.padded else value
 
     out = compute(shape, element, "out", axes=("p", "b", "g"))
-    scopes = {"out": "out", "a": p.source, "b": "vin", "par": "par", "table": "lut"}
-    operands = {"out": "dst", "a": "a", "b": "b", "par": "par", "table": "table"}
-    return TensorIntrinsic(p.name, out, scopes, Compute(Opcode.VECTOR, operands, partial(_vector_fields, p)))
+    scopes = {"out": p.to, "a": p.source, "b": "vin", "par": "par", "table": "lut", "tap": "tap"}
+    operands = {"out": "dst", "a": "a", "b": "b", "par": "par", "table": "table", "tap": "tap"}
+    rule = Compute(Opcode.VECTOR, operands, partial(_vector_fields, p))
+    return TensorIntrinsic(p.name, out, scopes, rule, {"a": out.size})
 
 
 def _vector_fields(
     p: Pass, *, a_offset: int = 0, b_offset: int = 0, zero_point: float = 0, lo: float = 0, hi: float = 0,
     clip_lo: int = 0, clip_hi: int = 0, scale_v: float = 0, scale_b: float = 0, scale_c: float = 0, unit: float = 1,
-    add_lo: float = 0, add_hi: float = 0,
+    add_lo: float = 0, add_hi: float = 0, pad: int = 0,
 ) -> dict[str, int]:  # fmt: skip
     fields: dict[str, int] = {
-        "destination": Destination.OUT, "a_source": ASource.ACC if p.source == "acc" else ASource.VIN,
+        "destination": Destination[p.to.upper()], "a_source": ASource.ACC if p.source == "acc" else ASource.VIN,
         "clip_lo": int(lo) if p.requantise else clip_lo, "clip_hi": int(hi) if p.requantise else clip_hi,
     }  # fmt: skip
     if p.reduce:
         fields["reduce_op"] = ReduceOp.MAX if p.reduce == "max" else ReduceOp.ADD
+    if p.taps:
+        fields["taps"] = 1
     if p.multiply:
         fields |= {"binary_op": BinaryOp.MUL, "b_source": BSource.VIN, "a_offset": a_offset, "b_offset": b_offset}
     if p.requantise:
@@ -253,7 +272,7 @@ def _vector_fields(
     return fields
 
 
-def passes() -> Iterator[Pass]:
+def passes(cfg: Config) -> Iterator[Pass]:
     """All that layers need."""
     for lookup, residual in product((False, True), repeat=2):
         yield Pass("acc", "", False, True, lookup, residual)  # after gemm
@@ -263,12 +282,20 @@ def passes() -> Iterator[Pass]:
         yield Pass("vin", "", False, False, lookup)
         yield Pass("vin", "max", False, False, lookup)
         yield Pass("vin", "sum", False, True, lookup)
+        if cfg.taps:
+            yield Pass("vin", "sum", False, True, lookup, taps=True)
+        if not cfg.forward:
+            continue
+        for to, padded in product(("inp", "vin"), (False, True)):
+            yield Pass("acc", "", False, True, lookup, to=to, padded=padded)
+            if cfg.taps:
+                yield Pass("vin", "sum", False, True, lookup, taps=True, to=to, padded=padded)
 
 
 @cache
 def declared(cfg: Config) -> dict[str, Declared]:
     """All of these, by name: what `expr.parse` takes, and the trace of a schedule."""
-    loads = [make(cfg, scope) for make in (load, padded_load) for scope in BUFFERS]
-    vectors = [vector(cfg, p) for p in passes()]
+    loads = [make(cfg, scope) for make in (load, padded_load) for scope in BUFFERS if scope != "tap" or cfg.taps]
+    vectors = [vector(cfg, p) for p in passes(cfg)]
     others = gemm(cfg), *loads, widening_load(cfg), requantise(cfg), window_max(cfg), store(cfg), *vectors
     return {i.name: i for i in others}

@@ -63,7 +63,8 @@ def match(intrinsic: TileOperation, nest: For, first: Expr, scope: Callable[[Ten
         assert isinstance(pair, tuple)
         pairs[tile] = pair
     _check_scopes(intrinsic, {tile: actual.tensor for tile, (_, actual) in pairs.items()}, scope)
-    axes = (*behaviour.axes, *(body.axes if isinstance(body, Reduce) else ()))
+    axes = (*behaviour.axes, *(body.axes if isinstance(body, Reduce) else unifier.wanted_axes))
+    loops += unifier.own_axes
     _check_loops(intrinsic.name, axes, loops, pairs)
 
     zero: dict[Var, Expr] = {loop: Const(0, INDEX) for loop in loops}
@@ -71,9 +72,9 @@ def match(intrinsic: TileOperation, nest: For, first: Expr, scope: Callable[[Ten
     for tile, (_, actual) in pairs.items():
         start = Load(actual.tensor, tuple(simplified(substitute(i, zero)) for i in actual.index))
         number = flatten(actual.tensor.shape, start.index) if start.index else Const(0, INDEX)
-        if divisor(number) % tile.size:
+        if divisor(number) % (unit := intrinsic.unit(tile)):
             raise Mismatch(
-                f"{intrinsic.name}: tiles of {tile.name} begin at multiples of {tile.size} elements, not at {start}"
+                f"{intrinsic.name}: tiles of {tile.name} begin at multiples of {unit} elements, not at {start}"
             )
         window = tuple(a for a in unifier.window if any(node is a for i in start.index for node in walk(i)))
         args.append(Reduce(unifier.kind, start, window) if window else start)
@@ -110,7 +111,9 @@ class _Unifier:
         self.name, self.inside = intrinsic.name, inside
         self.intrinsic, self.scope = intrinsic, scope
         self.kind, self.window = "", tuple[Axis, ...]()
-        """The reduction in the midst of the expression, and its loops."""
+        """The reduction in the midst of the expression, and its loops around the tiles."""
+        self.wanted_axes, self.own_axes = tuple[Axis, ...](), tuple[Axis, ...]()
+        """Its loops within the tiles, in the behaviour and in its place."""
 
     def fail(self, wanted: Expr, actual: Expr) -> Mismatch:
         return Mismatch(f"{self.name} computes {wanted}, the loops compute {actual}")
@@ -123,8 +126,12 @@ class _Unifier:
             return self._tile(wanted, actual, found)
         if type(wanted) is not type(actual) or wanted.dtype != actual.dtype or not _same_node(wanted, actual):
             raise self.fail(wanted, actual)
-        if isinstance(actual, Reduce):
-            self.kind, self.window = actual.kind, actual.axes
+        if isinstance(wanted, Reduce) and isinstance(actual, Reduce):
+            around = len(actual.axes) - len(wanted.axes)
+            if around < 0:
+                raise self.fail(wanted, actual)
+            self.kind, self.window = actual.kind, actual.axes[:around]
+            self.wanted_axes, self.own_axes = wanted.axes, actual.axes[around:]
             self.inside |= frozenset(actual.axes)
         if isinstance(wanted, Binary) and isinstance(actual, Binary) and wanted.op in COMMUTATIVE:
             try:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.layer import Conv, Requantise
+from celosia.compiler.layer import Conv, Requantise, Window
 from celosia.hw.config import Config
 
 Bytes = NDArray[np.uint8]
@@ -86,6 +86,24 @@ def weights(cfg: Config, layer: Conv) -> Bytes:
         tiles = dense.reshape(cfg.block_out, last - first, cfg.block_in, height, width).transpose(1, 3, 4, 0, 2)
         parts.append(np.ascontiguousarray(tiles).view(np.uint8).reshape(-1))
     return np.concatenate(parts)
+
+
+def tap_steps(cfg: Config, window: Window) -> tuple[int, int]:
+    """(steps in which a row of the kernel is read, columns from one to the next): taps are neighbours."""
+    width = window.kernel[1]
+    return (-(-width // cfg.taps), cfg.taps) if window.dilations[1] == 1 else (width, window.dilations[1])
+
+
+def taps(cfg: Config, layer: Conv) -> Bytes:
+    """Weights of a depthwise convolution [block][kernel row][step][tap_slots][block_out], zeros beyond them."""
+    channels, _, height, width = layer.weights.shape
+    steps, _ = tap_steps(cfg, layer.window)
+    used = cfg.taps if layer.window.dilations[1] == 1 else 1
+    padded = np.zeros((blocks(channels, cfg.block_out) * cfg.block_out, height, steps * used), np.int8)
+    padded[:channels, :, :width] = layer.weights[:, 0]
+    entries = np.zeros((len(padded) // cfg.block_out, height, steps, cfg.tap_slots, cfg.block_out), np.int8)
+    entries[:, :, :, :used] = padded.reshape(-1, cfg.block_out, height, steps, used).transpose(0, 2, 3, 4, 1)
+    return entries.view(np.uint8).reshape(-1)
 
 
 def parameters(cfg: Config, requantise: Requantise) -> Bytes:

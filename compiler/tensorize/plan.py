@@ -9,6 +9,8 @@ from typing import Protocol
 from celosia.compiler.expr import Function, lower
 from celosia.compiler.expr.trace import Trace
 from celosia.compiler.layer import Layer, Untileable
+from celosia.compiler.tensorize import block_space
+from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.define import Definition, define
 from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.render import Plan, compile_loops
@@ -41,7 +43,7 @@ class Part:
 class Given(Protocol):
     """What a user has decided; see compiler/decisions.py."""
 
-    def of(self, layer: str, problems: Sequence[Problem]) -> list[Decisions] | None: ...
+    def of(self, layer: str, problems: Sequence[Problem | BlockProblem]) -> list[Decisions] | None: ...
 
 
 class Planner:
@@ -61,8 +63,13 @@ class Planner:
         problems = [definition.problem for definition in definitions]
         chosen = None if self.given is None else self.given.of(layer.name, problems)
         if chosen is None:
-            chosen = [choose(self.cfg, problem, rows_first) for problem in problems]
+            chosen = [self._choose(problem, rows_first) for problem in problems]
         return [Part(d, decisions, self.loops(d, decisions)) for d, decisions in zip(definitions, chosen)]
+
+    def _choose(self, problem: Problem | BlockProblem, rows_first: bool) -> Decisions:
+        if isinstance(problem, BlockProblem):
+            return block_space.choose(self.cfg, problem)
+        return choose(self.cfg, problem, rows_first)
 
     def loops(self, d: Definition, decisions: Decisions) -> Loops:
         key = d.signature, decisions

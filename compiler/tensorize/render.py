@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import groupby
 from math import prod
 from typing import Any
 
@@ -33,10 +35,11 @@ from celosia.compiler.tensorize.intrinsics import tile_shape
 from celosia.compiler.vthread.disassemble import listing
 from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.interleave import interleave
-from celosia.compiler.vthread.pipeline import Stream, depths
+from celosia.compiler.vthread.pipeline import Load, Phase, Stream, depths
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.compiler.vthread.verify import verify
 from celosia.hw.config import Config
+from celosia.hw.isa import Opcode
 
 PAGE = 4096
 ALIGN = 64
@@ -91,7 +94,9 @@ def render(cfg: Config, function: Function) -> AcceleratorKernel:
     for tile in bound.tiles():
         if tile.node is None:  # an instruction outside of pipelined loops, with places of its own
             stream.finish()
-            tile.load()()
+            for phase in tile.load():
+                assert phase is not None
+                phase()
             for ring in stream.rings.values():
                 ring.live.clear()  # it may have overwritten what was kept
             continue
@@ -166,6 +171,24 @@ class Pipelined:
     computes: list[Compute | Move]
     outer: list[Tensor]
     """What lies in scratchpads from before the tile."""
+
+    @cached_property
+    def phases(self) -> list[list[Compute | Move]]:
+        """`computes`, cut wherever a unit waits for the other: gemm for the vector unit, or the other way round. What
+        follows the last gemm goes with it."""
+        found = [list(nodes) for _, nodes in groupby(self.computes, lambda node: node.opcode == Opcode.GEMM)]
+        last = [node for nodes in found[-2:] for node in nodes]
+        return [*found[:-2], last] if len(found) > 1 and found[-1][0].opcode != Opcode.GEMM else found
+
+    @cached_property
+    def handed(self) -> dict[Tensor, int]:
+        """What is computed for later instructions of the tile, where one of them is of another layer: how many places
+        it takes in turns. One is enough where its writer also reads it, since a unit works in order."""
+        made = {fill.tensor for fill in self.fills if not fill.loads and fill.scope != "out"}
+        if not any(fill.scope in ("inp", "vin") for fill in self.fills if fill.tensor in made):
+            return {}
+        units = {tensor: {n.opcode for n in self.computes if tensor in n.scratchpads} for tensor in made}
+        return {tensor: min(len(of), 2) for tensor, of in units.items()}
 
     @property
     def stored(self) -> set[Tensor]:
@@ -250,7 +273,7 @@ class _Compiler:
         computes: list[Compute | Move] = []
         self._tile(self.nodes(s.body, fixed), fills, computes, s.var)
         for scope, depth in self.depths.items():
-            entries = sum(fill.entries for fill in fills if fill.scope == scope)
+            entries = sum(fill.entries for fill in fills if fill.scope == scope)  # at least: see `handed`
             if entries > depth:
                 name = s.var.name
                 raise RenderError(
@@ -328,7 +351,7 @@ class Tile:
     """
 
     env: Env
-    load: Callable[[], Callable[[], None]]
+    load: Load
     node: Pipelined | None
 
     def check(self) -> None:
@@ -368,6 +391,11 @@ class Bound:
 
     def __post_init__(self) -> None:
         self.used: dict[str, int] = {}
+        self.depth = max(_depths(self.plan.nodes), default=1)
+        """Phases of the tile with the most; after it comes what reads its results."""
+        self.handed: dict[tuple[str, int], tuple[str, int, int]] = {}
+        """Scratchpad, first entry and end of what tiles hand on, by its name and size, while tiles are on their way."""
+        self.under_way = self.begun = 0
         self.version = object()  # what is loaded of changing tensors is there for these tiles only
         self.constants: dict[int, dict[str, int]] = {}
 
@@ -395,7 +423,7 @@ class Bound:
                 if any(isinstance(slot, _Held) for slot in slots.values()):
                     raise RenderError("an instruction lies beside a pipelined loop that uses the same scratchpad")
                 first = {tensor: slot for tensor, slot in slots.items() if isinstance(slot, int)}
-                yield Tile(env, lambda: lambda: self._emit(node, env, first), None)
+                yield Tile(env, lambda: [lambda: self._emit(node, env, first)], None)
 
     def _region(self, node: Region, env: Env, slots: dict[Tensor, int | _Held]) -> Iterator[Tile]:
         first = self.used.get(node.scope, 0)
@@ -416,7 +444,8 @@ class Bound:
     def _emit(self, node: Compute | Move, env: Env, slots: Mapping[Tensor, int]) -> None:
         constants = self._constants(node)
         if isinstance(node, Compute):
-            self.stream.add(node.opcode, node.fields(env, slots, constants))
+            for each in node.instructions(env, slots, constants):
+                self.stream.add(node.opcode, each)
             return
         if node.loads:
             self.before_load(node.tensor)
@@ -424,10 +453,10 @@ class Bound:
         if fields is not None:
             self.stream.add(node.opcode, fields)
 
-    def _load(self, node: Pipelined, env: Env, around: Mapping[Tensor, int | _Held]) -> Callable[[], None]:
+    def _load(self, node: Pipelined, env: Env, around: Mapping[Tensor, int | _Held]) -> list[Phase | None]:
         """Take places in the scratchpads, load what is not there."""
         stream = self.stream
-        slots: dict[Tensor, int] = {}
+        slots = self._handed(node)
         late: list[Fill] = []
         for tensor in node.outer:
             held = around[tensor]
@@ -441,19 +470,61 @@ class Bound:
         for fill in node.fills:
             if fill.scope == "out":
                 late.append(fill)
-            else:
+            elif fill.tensor not in slots:
                 slots[fill.tensor] = self._fill(fill, env)
 
-        def compute() -> None:
+        def last() -> None:
             entries = sum(fill.entries for fill in late)
             first = stream.rings["out"].take(entries) if late else 0  # in a row, so that none lies over another
             for fill in late:
                 slots[fill.tensor] = first
                 first += fill.entries
-            for each in node.computes:
+            emit(node.phases[-1])
+            self._ended(node)
+
+        def emit(nodes: list[Compute | Move]) -> None:
+            for each in nodes:
                 self._emit(each, env, slots)
 
-        return compute
+        phases: list[Phase | None] = [partial(emit, nodes) for nodes in node.phases[:-1]]
+        # What reads the results of several phases comes after them, and after the first ones of the next tile.
+        before = [None] * self.depth if not phases and self.depth > 1 else []
+        return [*before, *phases, last]
+
+    def _handed(self, node: Pipelined) -> dict[Tensor, int]:
+        """Places of what is handed on within a tile, in turns; taken with the first tile on its way."""
+        if not node.handed:
+            return {}
+        number, self.begun, self.under_way = self.begun, self.begun + 1, self.under_way + 1
+        slots: dict[Tensor, int] = {}
+        for fill in node.fills:
+            if fill.tensor in node.handed:
+                places = node.handed[fill.tensor]
+                _, first, end = self._held(fill, places)
+                slots[fill.tensor] = first + number % places * ((end - first) // places)
+        return slots
+
+    def _held(self, fill: Fill, places: int) -> tuple[str, int, int]:
+        """Places for what `fill` hands on; those of a larger tile of the same loops will do."""
+        name = fill.tensor.name
+        for (other, size), known in self.handed.items():
+            if other == name and size >= fill.entries:
+                return known
+        place = self.stream.rings[fill.scope].reserve(places * fill.entries, self)
+        if place is None:
+            raise RenderError(f"{name} needs {places * fill.entries} entries of {fill.scope} in a row")
+        self.handed[name, fill.entries] = fill.scope, place[0], place[1]
+        return self.handed[name, fill.entries]
+
+    def _ended(self, node: Pipelined) -> None:
+        """A tile of `node` has computed; with the last one on its way go the places of what was handed on."""
+        if not node.handed:
+            return
+        self.under_way -= 1
+        if not self.under_way:
+            for scope, first, end in self.handed.values():
+                self.stream.rings[scope].release((first, end))
+            self.handed.clear()
 
     def _fill(self, fill: Fill, env: Env) -> int:
         """First entry of what `fill` brings, loaded unless it is kept there."""
@@ -476,9 +547,18 @@ class Bound:
         """Fresh entries for `tensor`. RenderError where what the same tile holds already is in the way."""
         ring = self.stream.rings[scope]
         first = self.stream.take(ring, entries, key)
-        if any(a < first + entries and first < b for a, b in ring.pins[:-1]):
+        if first + entries > ring.end or any(a < first + entries and first < b for a, b in ring.pins[:-1]):
             raise RenderError(f"{tensor.name} needs {entries} entries of {scope} in a row, beside what its tile holds")
         return first
+
+
+def _depths(nodes: list[Node]) -> Iterator[int]:
+    """How many phases the tiles of each pipelined loop have."""
+    for node in nodes:
+        if isinstance(node, Pipelined):
+            yield len(node.phases)
+        elif isinstance(node, Loop | Region | Branch):
+            yield from _depths(node.body)
 
 
 def _has_tiles(nodes: list[Node]) -> bool:

@@ -56,6 +56,8 @@ class Problem:
 
     in_blocks: 0 where gemm has nothing to do. residual: an operand B of the size of the output comes through vin.
     step: input blocks from those of `share` output blocks to those of the next. near: the scratchpad of the input.
+    beyond: columns of it that are read beyond the windows. sums: steps in which the vector unit multiplies for an entry
+    of the output, where it does.
     """
 
     window: Window
@@ -68,6 +70,8 @@ class Problem:
     step: int = 0
     share: int = 1
     near: str = "inp"
+    beyond: int = 0
+    sums: int = 0
 
     @property
     def text(self) -> str:
@@ -105,11 +109,11 @@ class Problem:
         return (rows - 1) * self.window.strides[0] + self.window.reach(0)
 
     def input_columns(self, columns: int) -> int:
-        return (columns - 1) * self.window.strides[1] + self.window.reach(1)
+        return (columns - 1) * self.window.strides[1] + self.window.reach(1) + self.beyond
 
 
-ORDERS = ("weights", "input", "split", "pieces", "rows")
-CUT = ("split", "pieces")
+ORDERS = ("weights", "input", "split", "pieces", "rows", "block")
+CUT = ("split", "pieces", "block")
 """Orders in which the reduction is cut in pieces of k."""
 
 
@@ -120,8 +124,9 @@ class Decisions:
     order: which loops are outside. "weights": output blocks, then images, rows, columns; whole reductions. "input":
     images, rows, columns, then output blocks; whole reductions. "rows": images, rows, output blocks, columns; layers
     without gemm. "split": as "input", but the accumulators of all output blocks of a place stay, and the reduction is
-    cut in pieces of k. "pieces": as "weights", but the reduction of a tile is cut in pieces of k. ahead: how many tiles
-    may load before the oldest of them has computed. part: blocks of activations that one LOAD brings.
+    cut in pieces of k. "pieces": as "weights", but the reduction of a tile is cut in pieces of k. "block": of a block
+    of layers: images, rows, columns; the last sum in pieces of k, then n output blocks at a time. ahead: how many
+    tiles may load before the oldest of them has computed. part: blocks of activations that one LOAD brings.
     """
 
     n: int
@@ -153,7 +158,7 @@ class Decisions:
         return Decisions(**fields)
 
 
-def _parts(size: int) -> list[int]:
+def parts(size: int) -> list[int]:
     """Sizes of a part when `size` is cut into 1, 2, 3, ... nearly equal parts."""
     sizes = dict.fromkeys(-(-size // count) for count in range(1, size + 1))
     if len(sizes) > 12:
@@ -194,7 +199,7 @@ def why_not(cfg: Config, p: Problem, d: Decisions) -> str | None:
         return f"n must be a multiple of {p.share}, not {d.n}"
     if d.ahead < 1 or d.part < 1:
         return "ahead and part must be at least 1"
-    allowed = ("weights", "input", *CUT) if p.in_blocks else ("rows",)
+    allowed = ("weights", "input", "split", "pieces") if p.in_blocks else ("rows",)
     if d.order not in allowed:
         return f"order must be one of {', '.join(allowed)}, not {d.order}"
     if d.order not in CUT and p.in_blocks and d.k != p.in_blocks:
@@ -247,17 +252,33 @@ def _simple(cfg: Config, p: Problem) -> Iterator[Sizes]:
     while n < p.out_blocks and fits(n + 1, y, x):
         n += 1
     yield n, y, x, 1, "rows"
-    others = ((n, y, x) for x in _parts(p.columns) for y in _parts(p.rows) for n in _parts(p.out_blocks))
+    others = ((n, y, x) for x in parts(p.columns) for y in parts(p.rows) for n in parts(p.out_blocks))
     yield from ((*sizes, 1, "rows") for sizes in others if sizes != (n, y, x) and fits(*sizes))
 
 
+def _depthwise(cfg: Config, p: Problem) -> Iterator[Decisions]:
+    """The points for a depthwise convolution in which tiles take the fewest cycles, the best first."""
+    beats = max(1, cfg.lanes // cfg.bus_bytes)
+
+    def cycles(d: Decisions) -> float:
+        tiles = -(-p.out_blocks // d.n) * -(-p.rows // d.y) * -(-p.columns // d.x) * p.images
+        load, out = d.n * p.input_rows(d.y) * p.input_columns(d.x) * beats, d.n * d.y * d.x
+        tile = max(load * REFRESHED, out * p.sums, out * beats) + INSTRUCTIONS_PER_TILE
+        whole = p.out_blocks * p.rows * p.columns * p.images / (tiles * out)
+        return tiles * whole * tile + load + out * beats
+
+    sizes = [(n, y, x) for x in parts(p.columns) for y in range(1, p.rows + 1) for n in parts(p.out_blocks)]
+    points = (_point(cfg, p, *size, 1, "rows") for size in sizes)
+    yield from sorted((d for d in points if _too_large(cfg, p, d) is None), key=cycles)
+
+
 def _products(cfg: Config, p: Problem) -> Iterator[Sizes]:
-    columns = [x for x in _parts(p.columns) if p.input_columns(x) <= cfg.inp_depth and x <= EXTENT_MAX]
-    blocks = list(dict.fromkeys(min(-(-n // p.share) * p.share, p.out_blocks) for n in _parts(p.out_blocks)))
-    pieces = _parts(p.in_blocks)[1:]
+    columns = [x for x in parts(p.columns) if p.input_columns(x) <= cfg.inp_depth and x <= EXTENT_MAX]
+    blocks = list(dict.fromkeys(min(-(-n // p.share) * p.share, p.out_blocks) for n in parts(p.out_blocks)))
+    pieces = parts(p.in_blocks)[1:]
     limit = min(cfg.out_depth, cfg.acc_depth, *([cfg.vin_depth] if p.residual else [])) // 2
     for x in columns[:5] + columns[5:][-1:]:  # the widest, and the narrowest for where no other fits
-        for y in _parts(p.rows):
+        for y in parts(p.rows):
             pixels = y * x
             if pixels > limit or y > EXTENT_MAX:
                 continue
@@ -353,7 +374,8 @@ def ranked(cfg: Config, p: Problem, rows_first: bool = False, count: int = 1) ->
     if max(p.window.kernel) > EXTENT_MAX or max(p.window.pads) > PAD_MAX:
         raise Untileable(f"kernel {p.window.kernel} with pads {p.window.pads} is beyond an instruction's fields")
     if not p.in_blocks:
-        first = next(candidates(cfg, p), None)
+        found = _depthwise(cfg, p) if p.sums else candidates(cfg, p)
+        first = next(found, None)
         if first is None:
             raise Untileable("one output pixel's operands do not fit vin, acc or out")
         return (first,)

@@ -10,15 +10,18 @@ from __future__ import annotations
 from celosia.compiler.expr import Axis, Schedule, Select, Stage, Tensor, create_schedule
 from celosia.compiler.expr.loops import Declared
 from celosia.compiler.expr.nodes import Cast
-from celosia.compiler.tensorize.define import Definition
+from celosia.compiler.tensorize.define import Definition, Level
 from celosia.compiler.tensorize.intrinsics import declared
-from celosia.compiler.tensorize.space import Decisions
+from celosia.compiler.tensorize.space import CUT, Decisions, Problem
 from celosia.hw.config import Config
 
 
 def schedule(cfg: Config, d: Definition, c: Decisions) -> Schedule:
     """The loops of `d` under the decisions `c`, which must be a point of its space."""
-    return _Template(cfg, d, c).product() if d.acc is not None else _Template(cfg, d, c).simple()
+    template = _Template(cfg, d, c)
+    if len(d.levels) > 1:
+        return template.block()
+    return template.product() if d.last.acc is not None else template.simple()
 
 
 class _Template:
@@ -29,52 +32,112 @@ class _Template:
 
     def product(self) -> Schedule:
         """Tiles of y; in each, acc is the whole reduction, or what a loop over pieces of it has left there."""
-        s, d, c = self.s, self.d, self.c
-        assert d.acc is not None and d.weights is not None
-        s[d.near].set_scope("inp")
-        s[d.acc].set_scope("acc")
-        weights = s.cache_read(d.weights, "wgt", d.acc)
+        d, c = self.d, self.c
         places, tile = self._tiles()
         self._pass(tile)
-        acc = s[d.acc]
-        image, block, row, column, piece, b, m, k, r, t, e, lane = acc.order
-        steps = [row, column, k, r, t, piece, b, m, e, lane]
-        if c.order == "split":
-            acc.compute_at(s[d.y], places)
-            pieces, k = acc.split(k, c.k, "peel")
-            steps[2] = k
-            tiles, block = acc.split(block, c.n, "peel")
-            acc.reorder(pieces, tiles, image, block, *steps)
-            acc.pipeline(tiles)
-            reader, loop = acc, tiles
-        elif c.order == "pieces":
-            acc.compute_at(s[d.y], places)
-            reader = acc
-            loop, steps[2] = acc.split(k, c.k, "peel")
-            acc.reorder(loop, image, block, *steps)
-            acc.pipeline(loop)
-        else:
-            acc.compute_at(s[d.y], tile)
-            shares = []
-            if d.problem.share > 1:
-                share, block = acc.split(block, d.problem.share, "peel")
-                shares.append(share)
-            acc.reorder(image, *shares, block, *steps)
-            reader, loop = s[d.y], tile
-        acc.tensorize(piece, self.hw["gemm"])
-        self._bring(d.near, reader, loop, "inp")
-        s[weights].compute_at(reader, loop)
-        s[weights].keep()
-        s[weights].tensorize(s[weights].order[4], self.hw["load_wgt"])
+        reader, loop = self._pieces(places) if c.order in CUT else (self.s[d.y], tile)
+        if c.order not in CUT:
+            self._sum(d.last, reader, loop)
+        self._bring(d.last.near, reader, loop, "inp")
+        self._weights(d.last, reader, loop)
+        return self.s
+
+    def block(self) -> Schedule:
+        """Tiles of y; the last layer's sum in pieces, for each of which all before it is computed."""
+        s, d = self.s, self.d
+        places, tile = self._tiles()
+        self._pass(tile)
+        reader, loop = self._pieces(places) if d.last.acc is not None else (s[d.y], tile)
+        self._weights(d.last, reader, loop)
+        for level, following in reversed([*zip(d.levels, d.levels[1:])]):
+            near = s[following.near]
+            near.set_scope(following.scope)
+            near.compute_at(reader, loop)
+            image, block, row, column, piece, b, *rest = near.order
+            if piece.extent > self.cfg.out_pieces:  # entries of inp are larger than those of the vector unit
+                near.reorder(image, piece, block, row, column, b, *rest)
+                piece = b
+            near.tensorize(piece, self.hw[level.vector.name])
+            self._constants(level, following.near, reader, loop)
+            if level.acc is not None:
+                self._sum(level, reader, loop)
+            self._weights(level, reader, loop)
+        self._bring(d.levels[0].near, reader, loop, d.levels[0].scope)
         return s
 
     def simple(self) -> Schedule:
-        s, d = self.s, self.d
-        s[d.near].set_scope(d.near_scope)
+        d = self.d
         _, tile = self._tiles()
         self._pass(tile)
-        self._bring(d.near, s[d.y], tile, d.near_scope)
-        return s
+        self._weights(d.last, self.s[d.y], tile)
+        self._bring(d.last.near, self.s[d.y], tile, d.last.scope)
+        return self.s
+
+    def _pieces(self, places: Axis) -> tuple[Stage, Axis]:
+        """The last sum at `places`, cut in pieces: (its stage, the loop over them)."""
+        s, d, c = self.s, self.d, self.c
+        assert d.last.acc is not None
+        acc = s[d.last.acc]
+        acc.set_scope("acc")
+        acc.compute_at(s[d.y], places)
+        image, block, row, column, piece, b, m, k, r, t, e, lane = acc.order
+        loop, k = acc.split(k, c.k, "peel")
+        inside = [row, column, k, r, t, piece, b, m, e, lane]
+        if c.order == "split":
+            pieces = loop
+            loop, block = acc.split(block, c.n, "peel")
+            acc.reorder(pieces, loop, image, block, *inside)
+        else:
+            acc.reorder(loop, image, block, *inside)
+        acc.pipeline(loop)
+        acc.tensorize(piece, self.hw["gemm"])
+        return acc, loop
+
+    def _sum(self, level: Level, reader: Stage, loop: Axis) -> None:
+        """The whole sum of gemm, at `loop`."""
+        assert level.acc is not None
+        acc = self.s[level.acc]
+        acc.set_scope("acc")
+        acc.compute_at(reader, loop)
+        image, block, row, column, piece, b, m, k, r, t, e, lane = acc.order
+        shares = []
+        if (share := self._share(level)) > 1:
+            around, block = acc.split(block, share, "peel")
+            shares.append(around)
+        acc.reorder(image, *shares, block, row, column, k, r, t, piece, b, m, e, lane)
+        acc.tensorize(piece, self.hw["gemm"])
+
+    def _share(self, level: Level) -> int:
+        """Output blocks that read the same input blocks, of a grouped convolution."""
+        problem = self.d.problem
+        return problem.share if isinstance(problem, Problem) else 1
+
+    def _weights(self, level: Level, reader: Stage, loop: Axis) -> None:
+        """What `level` multiplies by, at `loop`."""
+        for source, scope, inner in ((level.weights, "wgt", 4), (level.taps, "tap", 3)):
+            if source is None:
+                continue
+            near = self.s.cache_read(source, scope, *self._readers(level))
+            stage = self.s[near]
+            stage.compute_at(reader, loop)
+            stage.keep()
+            stage.tensorize(stage.order[inner], self.hw[f"load_{scope}"])
+
+    def _constants(self, level: Level, reads: Tensor, reader: Stage, loop: Axis) -> None:
+        """Parameters and table of the pass of `level`, which makes `reads`, at `loop`."""
+        for source, scope in ((level.par, "par"), (level.table, "lut")):
+            if source is not None:
+                near = self.s.cache_read(source, scope, reads)
+                self.s[near].compute_at(reader, loop)
+                self.s[near].keep()
+                self.s[near].tensorize(self.s[near].order[1], self.hw[f"load_{scope}"])
+
+    def _readers(self, level: Level) -> tuple[Tensor, ...]:
+        """Who reads the weights of `level`."""
+        if level.acc is not None:
+            return (level.acc,)
+        number = self.d.levels.index(level)
+        return (self.d.out if level is self.d.last else self.d.levels[number + 1].near,)
 
     def _tiles(self) -> tuple[Axis, Axis]:
         """Cut y into tiles: (the loop over places, the innermost loop over tiles)."""
@@ -89,7 +152,7 @@ class _Template:
         outside: tuple[Axis, ...] = {
             "weights": (blocks, image, rows, columns), "rows": (image, rows, blocks, columns),
             "input": (image, rows, columns, blocks), "split": (image, rows, columns, blocks),
-            "pieces": (blocks, image, rows, columns),
+            "pieces": (blocks, image, rows, columns), "block": (image, rows, columns, blocks),
         }[c.order]  # fmt: skip
         if c.order == "pieces":  # one tile, after all pieces
             alone, block = y.split(block, c.n, "peel")
@@ -103,25 +166,20 @@ class _Template:
         return columns, outside[-1]
 
     def _pass(self, tile: Axis) -> None:
-        """The pass of the vector unit at the tile, with all that it reads beside A."""
+        """The last pass of the vector unit at the tile, with all that it reads beside A and weights."""
         s, d = self.s, self.d
-        y = s[d.y]
-        s[d.out].set_scope("out")
-        s[d.out].compute_at(y, tile)
-        s[d.out].tensorize(next(axis for axis in s[d.out].order if axis.name == "piece"), self.hw[d.vector.name])
-        for source, scope in ((d.par, "par"), (d.table, "lut")):
-            if source is not None:
-                near = s.cache_read(source, scope, d.out)
-                s[near].compute_at(y, tile)
-                s[near].keep()
-                s[near].tensorize(s[near].order[1], self.hw[f"load_{scope}"])
+        y, out = s[d.y], s[d.out]
+        out.set_scope("out")
+        out.compute_at(y, tile)
+        out.tensorize(next(axis for axis in out.order if axis.name == "piece"), self.hw[d.last.vector.name])
+        self._constants(d.last, d.out, y, tile)
         if d.b is not None:
-            s[d.b].set_scope("vin")
             self._bring(d.b, y, tile, "vin")
 
     def _bring(self, near: Tensor, reader: Stage, loop: Axis, scope: str) -> None:
         """Load an activation at `loop`, in parts, an entry's pieces apart."""
         stage = self.s[near]
+        stage.set_scope(scope)
         stage.compute_at(reader, loop)
         stage.keep()
         image, block, row, column, piece, b, _ = stage.order

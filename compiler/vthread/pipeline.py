@@ -10,6 +10,9 @@ an instruction that waits there for another unit does not leave gemm without wor
     load B    ->  compute A
     compute B     compute B
 
+A tile whose layers hand results to each other on chip computes in several phases: the first phase of the next tile goes
+in front of the second one of this, so that gemm has something to do while the vector unit makes what it needs next.
+
 (Virtual threads, which run iterations in alternation with places fixed beforehand, are another thing: interleave.py.)
 
 What must not overtake what is found by `tokens.py`, from the addresses alone.
@@ -18,7 +21,7 @@ What must not overtake what is found by `tokens.py`, from the addresses alone.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from celosia.hw.config import Config
@@ -27,9 +30,9 @@ from celosia.hw.isa import Opcode
 AHEAD = 8
 """Tiles whose loads may lie before the compute of the oldest of them, if nothing else is said."""
 
-Compute = Callable[[], None]
-Load = Callable[[], Compute]
-"""Emits the loads of a tile and returns what emits the rest."""
+Phase = Callable[[], None]
+Load = Callable[[], Sequence[Phase | None]]
+"""Emits the loads of a tile and returns what emits the rest, in phases; None for one in which it has nothing to do."""
 
 
 @dataclass
@@ -44,7 +47,8 @@ class Instruction:
 class Ring:
     """Gives out contiguous ranges of a scratchpad of `depth` entries, and remembers which tile lies where.
 
-    `pins` are ranges that tiles still need; `make_room` lets the oldest tile compute, so that its pins go.
+    `pins` are ranges that tiles still need; `make_room` lets the oldest tile compute, so that its pins go. What is
+    `reserved` lies behind the end of the ring.
     """
 
     def __init__(self, depth: int, make_room: Callable[[], bool] = lambda: False) -> None:
@@ -53,6 +57,34 @@ class Ring:
         self.head = 0
         self.live: dict[Hashable, tuple[int, int]] = {}
         self.pins: list[tuple[int, int]] = []
+        self.reserved: list[tuple[int, int]] = []
+        self.owner: object = None
+
+    @property
+    def end(self) -> int:
+        """Entries that tiles can take."""
+        return min((first for first, _ in self.reserved), default=self.depth)
+
+    def reserve(self, size: int, owner: object) -> tuple[int, int] | None:
+        """(first, end) of the last `size` entries of the ring, until `release`; None where it is too small.
+
+        What another owner has reserved is waited for: it would part the ring.
+        """
+        while (
+            (self.reserved and self.owner is not owner)
+            or (first := self.end - size) < 0
+            or any(first < b for _, b in self.pins)
+        ):
+            if not self.make_room():
+                return None
+        self.owner = owner
+        self.live = {key: place for key, place in self.live.items() if place[1] <= first}
+        self.head = self.head if self.head < first else 0
+        self.reserved.append((first, self.end))
+        return self.reserved[-1]
+
+    def release(self, place: tuple[int, int]) -> None:
+        self.reserved.remove(place)
 
     def find(self, key: Hashable) -> int | None:
         """First entry of the tile `key` if it is still there."""
@@ -68,12 +100,12 @@ class Ring:
         """Where the next `size` entries lie: at a multiple of `size` if there is room, so that as many tiles of that
         size fit as can, whatever lay there before."""
         aligned = -(-self.head // size) * size
-        if aligned + size <= self.depth:
+        if aligned + size <= self.end:
             return aligned
-        return self.head if self.head + size <= self.depth else 0
+        return self.head if self.head + size <= self.end else 0
 
     def _free(self, first: int, size: int) -> bool:
-        return first + size <= self.depth and not any(a < first + size and first < b for a, b in self.pins)
+        return first + size <= self.end and not any(a < first + size and first < b for a, b in self.pins)
 
     def take(self, size: int, key: Hashable = None) -> int:
         """First of `size` fresh entries; what lay there is forgotten."""
@@ -84,7 +116,7 @@ class Ring:
                 first = next(gaps, first)
                 break
         end = first + size
-        self.head = end % self.depth
+        self.head = end if end < self.end else 0
         self.live = {k: (a, b) for k, (a, b) in self.live.items() if b <= first or end <= a}
         if key is not None:
             self.live[key] = (first, end)
@@ -104,7 +136,7 @@ def depths(cfg: Config) -> dict[str, int]:
 class _Tile:
     layer: int
     writes: object
-    compute: Compute | None = None
+    phases: deque[Phase | None] = field(default_factory=deque)
     pins: list[tuple[Ring, tuple[int, int]]] = field(default_factory=list)
 
 
@@ -117,6 +149,8 @@ class Stream:
         self.layer = 0
         self.waiting: deque[_Tile] = deque()
         self.following: deque[_Tile] = deque()
+        self.running: deque[list[_Tile]] = deque()
+        """Tiles in the midst of their phases, the latest first; those of a list go together."""
         self.loading: _Tile | None = None
         self.rings = {scope: Ring(depth, self.make_room) for scope, depth in depths(cfg).items()}
 
@@ -150,46 +184,63 @@ class Stream:
     def follow(self, layer: int, writes: object, load: Load) -> None:
         """Start a tile that overtakes the waiting ones: it computes as soon as the next that follows has loaded."""
         tile = self._load(layer, writes, load)
-        while self.following:
-            self._compute(self.following.popleft())
+        self._overtake()
         self.following.append(tile)
 
     def advance(self) -> bool:
-        """Let the oldest waiting tile compute. False where there is none."""
-        return self._next(self.waiting)
+        """Let the oldest waiting tile begin to compute, and all that have begun go on. False where there is none."""
+        if not self.waiting and not self.running:
+            return False
+        begun: list[_Tile] = []
+        while self.waiting and (not begun or self.waiting[0].phases[0] is None):
+            begun.append(self.waiting.popleft())
+        if begun:
+            self.running.appendleft(begun)
+        for tiles in self.running:
+            for tile in tiles:
+                self._phase(tile)
+        self.running = deque(left for tiles in self.running if (left := [tile for tile in tiles if tile.phases]))
+        return True
 
     def make_room(self) -> bool:
         """Let any tile compute. False where there is none."""
-        return self._next(self.following) or self._next(self.waiting)
+        return self._overtake() or self.advance()
 
     def settle(self, storage: object) -> None:
         """Let tiles compute until none is left that writes `storage`."""
-        for tiles in (self.following, self.waiting):
-            while any(tile.writes is storage for tile in tiles):
-                self._next(tiles)
+        while any(tile.writes is storage for tile in self.following):
+            self._overtake()
+        while any(tile.writes is storage for tiles in (self.waiting, *self.running) for tile in tiles):
+            self.advance()
 
     def finish(self) -> None:
         while self.make_room():
             pass
 
-    def _next(self, tiles: deque[_Tile]) -> bool:
-        if tiles:
-            self._compute(tiles.popleft())
-            return True
-        return False
+    def _overtake(self) -> bool:
+        """Let the oldest tile that follows compute. False where there is none."""
+        if not self.following:
+            return False
+        tile = self.following.popleft()
+        while tile.phases:
+            self._phase(tile)
+        return True
 
     def _load(self, layer: int, writes: object, load: Load) -> _Tile:
         tile = _Tile(layer, writes)
         self.loading, self.layer = tile, layer
-        tile.compute = load()
+        tile.phases.extend(load())
         self.loading = None
         return tile
 
-    def _compute(self, tile: _Tile) -> None:
-        assert tile.compute is not None
+    def _phase(self, tile: _Tile) -> None:
+        """Run the next phase of `tile`; with the last one it gives back its places."""
         loading, layer = self.loading, self.layer
-        for ring, pin in tile.pins:
-            ring.pins.remove(pin)
+        phase = tile.phases.popleft()
+        if not tile.phases:
+            for ring, pin in tile.pins:
+                ring.pins.remove(pin)
         self.loading, self.layer = None, tile.layer
-        tile.compute()
+        if phase is not None:
+            phase()
         self.loading, self.layer = loading, layer

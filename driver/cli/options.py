@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from celosia.compiler.program import Program
     from celosia.driver.deploy import Remote
     from celosia.driver.progress import Stages
+
+WITH_CYCLES = ("timed", "rtl")
+"""Devices that tell each instruction's time, on a memory that can be chosen."""
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL.onnx|PROGRAM", help="An ONNX model, or what `compile` wrote.")]
 ConfigOption = Annotated[
@@ -27,6 +30,10 @@ MaybeConfig = Annotated[
 NoCheck = Annotated[
     bool,
     typer.Option("--no-check", help="Do not compare each compiled layer with the model's operators on random inputs."),
+]
+Memory = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="The memory of timed and rtl: zynq-hp, ideal, or a board's, as pynq-z2."),
 ]
 Sudo = Annotated[bool, typer.Option("--sudo", help="Run as root there through sudo, which must not ask.")]
 
@@ -51,6 +58,20 @@ def check_destinations(sources: list[Path], *paths: Path | None) -> None:
         if path.resolve() in seen and (path.is_file() or not path.exists()):  # /dev/null may be given twice
             raise OutputError(f"cannot write {path}: it is {seen[path.resolve()]}, too; give another name")
         seen[path.resolve()] = "another output"
+
+
+def memory_options(memory: str | None, device: str) -> dict[str, Any]:
+    """Options of a device for `--memory`."""
+    if memory is None:
+        return {}
+    if device not in WITH_CYCLES:
+        raise typer.BadParameter(f"--memory needs --device {' or '.join(WITH_CYCLES)}: the others model no memory")
+    from celosia.sim.memory import memory_model
+
+    try:
+        return {"memory": memory_model(memory)}
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def check_source(path: Path) -> None:

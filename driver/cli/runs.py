@@ -11,13 +11,16 @@ import typer
 
 from celosia.driver.cli.errors import Debug, Quiet, command
 from celosia.driver.cli.options import (
+    WITH_CYCLES,
     ConfigOption,
     MaybeConfig,
+    Memory,
     Model,
     NoCheck,
     Sudo,
     check_destinations,
     check_source,
+    memory_options,
     program_of,
     program_there,
     progress_stages,
@@ -38,8 +41,7 @@ class DeviceName(StrEnum):
 
 
 DEVICES = ("functional", "timed", "rtl", "board")
-WITH_EVENTS = ("timed", "rtl")
-"""What `run --device` takes, beside ssh://USER@BOARD; and which of them tell each instruction's time."""
+"""What `run --device` takes, beside ssh://USER@BOARD."""
 
 
 @command
@@ -58,6 +60,7 @@ def run(
         ),
     ] = "functional",
     config: MaybeConfig = None,
+    memory: Memory = None,
     threads: Annotated[
         int | None, typer.Option(help="Of the CPU's part; else $CELOSIA_THREADS, else one a processor, at most 8.")
     ] = None,
@@ -84,13 +87,14 @@ def run(
     Examples:
       celosia run model.onnx --input image=image.npy --output out.npz
       celosia run resnet18.celosia -i image.npy --device rtl --report report.json --trace timeline.json
+      celosia run resnet18.celosia -i image.npy --device timed --memory pynq-z2
       celosia run resnet18.celosia -i image.npy --device ssh://root@pynq
     """
-    if trace is not None and device not in WITH_EVENTS:
+    if trace is not None and device not in WITH_CYCLES:
         raise typer.BadParameter("--trace needs --device timed or rtl: the others do not tell each instruction's time")
     if device not in DEVICES and not device.startswith("ssh://"):
         raise typer.BadParameter(f"there is no device {device!r}; take {', '.join(DEVICES)} or ssh://USER@BOARD")
-    options = _address(address)
+    options, simulated = _address(address), memory_options(memory, device)
     from celosia.driver import arrays
     from celosia.driver.runtime import Runtime
 
@@ -104,9 +108,8 @@ def run(
         else:
             program = program_of(model, config, stages, no_check)
             if device == "rtl":
-                options = {"progress": stages.cycles, "quiet": quiet}
-            elif device != "board":
-                options = {}
+                simulated |= {"progress": stages.cycles, "quiet": quiet}
+            options = options if device == "board" else simulated
             with Runtime(program, device, threads, **options) as runtime:
                 values = runtime.check(arrays.read_inputs(given, program.inputs))
                 with stages.paused():
@@ -168,7 +171,7 @@ def _write(result: Result, program: Program, output: Path | None, report: Path |
     if trace is not None:
         from celosia.driver.timeline import timeline
 
-        write_text(trace, json.dumps(timeline(program, result.counters)) + "\n")
+        write_text(trace, json.dumps(timeline(program, result.counters, result.report["memory_model"])) + "\n")
 
 
 def _show(result: Result, layers: bool) -> None:
@@ -179,6 +182,9 @@ def _show(result: Result, layers: bool) -> None:
     if result.report["layers"]:
         out.print()
         out.print(show.layers(result.report, layers))
+        if (table := show.blocks(result.report)) is not None:
+            out.print()
+            out.print(table)
     out.print()
     for name, array in result.outputs.items():
         out.print(show.output(name, array), markup=False)
@@ -191,6 +197,7 @@ def demo(
         DeviceName, typer.Option(help="Numpy, alone or with modelled cycles, or the RTL.")
     ] = DeviceName.rtl,
     config: ConfigOption = "pynq",
+    memory: Memory = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -200,8 +207,10 @@ def demo(
     Examples:
       celosia demo
       celosia demo --count 100 --config tiny
+      celosia demo --device timed --memory pynq-z2
     """
+    simulated = memory_options(memory, device.value)
     from celosia.driver.demo import run as run_demo
 
     with progress_stages(quiet) as stages:
-        run_demo(count, device.value, config, stages)
+        run_demo(count, device.value, config, stages, **simulated)

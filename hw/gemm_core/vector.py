@@ -478,9 +478,14 @@ class Vector(wiring.Component):
             "dst": (len(fields.dst_base), OUTER_LOOPS),
         } | ({"tap": (cfg.tap_bits, TAP_LOOPS)} if cfg.taps else {})
         m.submodules.loops = loops = Loops(VECTOR_LOOPS, operands, reduction=("r", "s"))
-        under_way, feeds, may_start, accept = Signal(2), Signal(), Signal(), Signal()
+        under_way, may_start, accept = Signal(2), Signal(), Signal()
+        # Whether the last instruction writes, and this one reads, acc and vin.
+        feeds, reads = Signal(2), Signal(2)
+        to_acc, to_vin = (fields.destination == to for to in (Destination.ACC, Destination.VIN))
+        of_vin = fields.a_source == ASource.VIN
         m.d.comb += [
-            may_start.eq(~self.halt & ~under_way[1] & ((under_way == 0) | ~feeds)),
+            reads.eq(Cat(~of_vin, of_vin | (fields.b_source == BSource.VIN))),
+            may_start.eq(~self.halt & ~under_way[1] & ((under_way == 0) | ~(feeds & reads).any())),
             *loops.load(fields),
             loops.instr.valid.eq(self.instr.valid & may_start),
             loops.halt.eq(self.halt),
@@ -489,8 +494,7 @@ class Vector(wiring.Component):
             self.quiet.eq((under_way == 0) & ~self.done.valid),
         ]
         with m.If(accept):
-            to = fields.destination
-            m.d.sync += [current.eq(~current), feeds.eq((to == Destination.ACC) | (to == Destination.VIN))]
+            m.d.sync += [current.eq(~current), feeds.eq(Cat(to_acc, to_vin))]
             for i, held in enumerate(constants):
                 with m.If(current != i):
                     m.d.sync += [held[name].eq(fields[name]) for name in _COPIED]

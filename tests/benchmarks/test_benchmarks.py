@@ -13,12 +13,15 @@ from small_models import Builder
 
 pytest.importorskip("onnxruntime")
 
-from benchmarks import cpu, names
+from benchmarks import cpu, names, networks, workloads
 from benchmarks.__main__ import main, save
+from benchmarks.bound import bound
 from benchmarks.kernels import KERNELS, cases
 from benchmarks.oracle import Operator, Oracle, SideBySide, side_by_side
 from benchmarks.rows import Bench, Row, different
 from benchmarks.workloads import FOLDER_VARIABLE, WORKLOADS, Missing
+
+from celosia.hw.config import Config
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +141,66 @@ def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
             main(arguments)
         assert words in capsys.readouterr().err
+
+
+# Networks that are made here ----------------------------------------------------------------------------------------
+
+
+def test_a_network_over_its_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(workloads, "MADE", tmp_path / "networks")
+    out = tmp_path / "results.json"
+    line = f"onchip --models ds_cnn --config tiny --quiet --output {out}"
+    assert main(line.split()) == 0
+    rows = {row["key"]: row for row in json.loads(out.read_text())["rows"]}
+    assert list(rows) == ["onchip/ds_cnn/zynq-hp", "onchip/ds_cnn/pynq-z2"]
+    first, second = (row["details"] for row in rows.values())
+    assert first["memory_model"] == "zynq-hp" and second["memory_model"].startswith("pynq-z2 (")
+    assert first["bound"]["cycles"] < first["cycles"] < second["cycles"]
+    assert first["bytes"] == 48 and first["different"] == 0
+    path = networks.cached("ds_cnn", tmp_path / "networks")
+    before = path.stat().st_mtime_ns
+    assert networks.cached("ds_cnn", tmp_path / "networks") == path and path.stat().st_mtime_ns == before
+    (tmp_path / "again").mkdir()
+    assert networks.main([str(tmp_path / "again"), "ds_cnn"]) == 0
+    assert (tmp_path / "again" / "ds_cnn.onnx").read_bytes() == path.read_bytes()
+    monkeypatch.setattr(
+        Bench, "run", lambda self, program, feed, *a, real=Bench.run, **k: real(self, program, other(feed), *a, **k)
+    )
+    assert main(line.split()) == 1
+
+
+def other(feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+    return {name: array + np.float32(1) for name, array in feed.items()}
+
+
+def test_the_bound(tmp_path: Path) -> None:
+    """The multiplications of MobileNetV2 1.0 are 300.8 million, 20.7 of them in depthwise convolutions (PyTorch's
+    model); its weights 3.47 million."""
+    onnx.save(networks.mobilenet_v2(224), tmp_path / "m.onnx")
+    found = bound(tmp_path / "m.onnx", Config())
+    assert found.macs == pytest.approx(300.8e6 - 20.7e6, rel=1e-3)
+    assert found.bytes_read == pytest.approx(3.469e6 + 3 * 224 * 224, rel=1e-3) and found.bytes_written == 1000
+    assert found.cycles == found.macs // 256
+    assert dataclasses.replace(found, macs=0).cycles == -(-found.bytes_read // 8)
+
+
+@pytest.mark.parametrize("name", networks.NETWORKS)
+def test_networks_are_valid(name: str) -> None:
+    onnx.checker.check_model(networks.NETWORKS[name](), full_check=True)
+
+
+def test_activations_of_a_network_are_spread(tmp_path: Path) -> None:
+    networks.write("ds_cnn", tmp_path / "n.onnx")
+    oracle = Oracle(tmp_path / "n.onnx")
+    feed = {"input": np.random.default_rng(9).standard_normal((1, 1, 49, 10)).astype(np.float32)}
+    convolutions = [node for node in oracle.graph.graph.node if node.op_type == "QLinearConv"]
+    assert len(convolutions) == 9
+    for node in convolutions:
+        array = oracle.tensors(feed)[node.output[0]]
+        assert len(np.unique(array)) > 100 and array.std() > 20  # of 256 values
+        assert 0.3 < (array == -128).mean() < 0.7 and (array == 127).mean() < 0.05
 
 
 # The CPU beside onnxruntime -----------------------------------------------------------------------------------------

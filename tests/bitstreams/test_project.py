@@ -29,6 +29,7 @@ from celosia.bitstreams.project import (
 )
 from celosia.hw.config import PRESETS, Config
 from celosia.sim.build import verilator_root
+from celosia.sim.memory import MEMORY_MODELS
 
 TINY = PRESETS["tiny"]
 
@@ -49,6 +50,7 @@ def test_boards() -> None:
     assert BOARDS["zcu104"].part == "xczu7ev-ffvc1156-2-e"
     for board in BOARDS.values():
         assert board.config.name == board.preset
+        assert MEMORY_MODELS[board.name] is board.memory
         board.platform()  # Amaranth checks the resources
         pins = [pin for pin, _ in board.lights().values()]
         assert len(set(pins)) == len(pins) >= 2

@@ -275,7 +275,7 @@ def test_what_a_tile_holds_is_given_to_no_other(data: st.DataObject) -> None:
     """First entry, end and key of what tiles hold that have not computed."""
 
     def tile(size: int, key: int | None) -> Load:
-        def load() -> Callable[[], None]:
+        def load() -> list[Callable[[], None] | None]:
             first = None if key is None else stream.find(ring, (key, size))
             if first is None:
                 first = stream.take(ring, size, None if key is None else (key, size))
@@ -285,8 +285,9 @@ def test_what_a_tile_holds_is_given_to_no_other(data: st.DataObject) -> None:
             def compute() -> None:
                 held.remove(mine)
 
-            return compute
+            return [*before, compute]
 
+        before = data.draw(st.lists(st.sampled_from([None, lambda: None]), max_size=2))
         return load
 
     for _ in range(data.draw(st.integers(1, 30))):

@@ -213,6 +213,8 @@ def transposed_kernel(p: Program) -> None:
     for layer in (CONV, STRIDED, DEPTHWISE):
         for i in p.find(Opcode.GEMM, layer, extent_r=3, extent_s=3):  # in narrow tiles, both are one loop
             i.fields["wgt_r"], i.fields["wgt_s"] = i.fields["wgt_s"], i.fields["wgt_r"]
+    for i in p.find(Opcode.VECTOR, DEPTHWISE, taps=1):  # the first row of the kernel for all of them
+        i.fields["tap_r"] = i.fields["tap_s"] = 0
 
 
 @fault("by other weights", Meaning.TERMS)
@@ -283,7 +285,7 @@ def halo_off_by_one(p: Program) -> None:
 
 @fault("instead of|what is", *SHIFTED)
 def halo_a_row_too_low(p: Program) -> None:
-    for i in p.loads(Buffer.INP, DEPTHWISE):
+    for i in (*p.loads(Buffer.INP, DEPTHWISE), *p.loads(Buffer.VIN, DEPTHWISE)):
         f = i.fields
         if f["pad_top"]:
             f["pad_top"], f["pad_bottom"] = f["pad_top"] - 1, f["pad_bottom"] + 1

@@ -16,14 +16,20 @@ from small_models import Builder, models
 
 import celosia
 from celosia.compiler.compile import compile as compile_model
-from celosia.compiler.graph.select import convolution, pooling
+from celosia.compiler.graph.launches import LaunchPlan
+from celosia.compiler.graph.select import Choice, convolution, pooling
+from celosia.compiler.layer import Block
 from celosia.compiler.program import Program
 from celosia.compiler.selfcheck import check, kernels
 from celosia.compiler.selfcheck.check import Checked, SelfCheckError, self_check
+from celosia.compiler.tensorize.constants import Constants
+from celosia.compiler.vthread.verify.meaning import layers_of
 from celosia.driver.cli.errors import FAULT, explained
 from celosia.hw.config import PRESETS, Config
-from celosia.hw.isa import Buffer, Opcode, formats, instruction_bytes, opcode_of
+from celosia.hw.isa import Buffer, Destination, Opcode, formats, instruction_bytes, opcode_of
 
+from .blocks import CONFIGS as BLOCK_CONFIGS
+from .blocks import BlockByHand
 from .layers import CONFIGS as SMALL_CONFIGS
 
 CONFIGS = {name: SMALL_CONFIGS[name] for name in ("tiny", "pynq", "4x4-tight", "batch2-8x4", "4x8", "16x4")}
@@ -276,6 +282,69 @@ def test_a_wrong_place_of_an_output(compiled: Callable[..., Compiled]) -> None:
     found.program.steps = [moved if step is launch else step for step in found.program.steps]
     with pytest.raises(SelfCheckError, match="is not where the host takes it from"):
         found.check()
+
+
+# Blocks ----------------------------------------------------------------------------------------------------------
+
+
+def as_block(found: Compiled, cfg: Config) -> Compiled:
+    """The layers of the only launch as one block, whose instructions are written by hand."""
+    program, ((plan,), selection, addresses) = found.program, found.rest
+    choices, (launch,) = plan.choices, program.launches
+    block = Block(tuple(layer for choice in choices for layer in layers_of(choice.layer)))
+    nodes = [node for choice in choices for node in choice.nodes]
+    reads = {storage: read for choice in choices for storage, read in choice.reads.items()}
+    constants = Constants(program.image_address)
+    hand = BlockByHand(cfg, block, addresses=addresses, packed=constants)
+    code = hand.codes()
+    moved = replace(
+        launch, address=constants.base + len(hand.constants), count=len(code), layer_of=np.zeros(len(code), np.int32),
+        layers=(replace(launch.layers[0], name=block.name),),
+    )  # fmt: skip
+    image = np.concatenate([hand.constants, code.reshape(-1)])
+    steps = [moved if step is launch else step for step in program.steps]
+    changed = replace(program, image=image, steps=steps, dram_size=constants.base + len(image))
+    plans = [LaunchPlan([Choice(block, nodes, reads, choices[-1].value)], plan.taken)]
+    return Compiled(changed, (plans, selection, addresses))
+
+
+def residual_block(form: str, dtype: Any, middle: int) -> Builder:
+    b = Builder(form, dtype, seed=4)
+    x = b.input([2, 8, 6, 5])
+    wide = b.conv(x, middle, (1, 1))
+    deep = b.conv(wide, middle, (3, 3), pads=(1, 1, 1, 1), group=middle)
+    b.output(b.binary("Add", b.conv(deep, 8, (1, 1)), x))
+    return b
+
+
+BLOCKS: dict[str, Any] = {
+    "tap": (vectors("taps"), lambda f: {"tap_r": 0}),
+    "no taps": (vectors("taps"), lambda f: {"taps": 0}),
+    "padding": (
+        lambda opcode, f: opcode == Opcode.VECTOR and f["destination"] == Destination.VIN and not f["requantise"],
+        lambda f: {"clip_lo": f["clip_lo"] ^ 64, "clip_hi": f["clip_hi"] ^ 64},
+    ),
+    "parameters": (vectors("taps"), lambda f: {"par_base": f["par_base"] + 1}),
+    "slice": (lambda opcode, f: opcode == Opcode.GEMM and f["accumulate"], lambda f: {"accumulate": 0}),
+    "row of inp": (vectors("taps"), lambda f: {"dst_y": 0}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "dtype"), [("qdq", np.int8), ("qoperator", np.uint8)])
+@pytest.mark.parametrize("name", BLOCK_CONFIGS)
+def test_a_block_is_compared_with_all_of_its_operators(
+    name: str, form: str, dtype: Any, compiled: Callable[..., Compiled]
+) -> None:
+    cfg = BLOCK_CONFIGS[name]
+    found = as_block(compiled(residual_block(form, dtype, 4 * cfg.block_out), cfg), cfg)
+    for seed in range(3):
+        assert found.check(seed) == Checked(1, 2 * 8 * 6 * 5)
+    for fault in BLOCKS.values():
+        wrong = Compiled(replace(found.program, image=found.program.image.copy()), found.rest)
+        layer = plant(wrong, *fault)
+        with pytest.raises(SelfCheckError, match="bytes other than its operators on the CPU") as caught:
+            wrong.check()
+        assert caught.value.layer == layer
 
 
 # Faults of the compiler ------------------------------------------------------------------------------------------

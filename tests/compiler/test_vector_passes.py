@@ -6,6 +6,7 @@ rule makes of the parameters.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from celosia.compiler.expr.lower import lower
 from celosia.compiler.expr.nodes import Axis, Tensor, Var, walk
 from celosia.compiler.tensorize import intrinsics as hw
 from celosia.compiler.tensorize.intrinsic import Compute, Move
-from celosia.hw.config import Config
+from celosia.hw.config import PRESETS, Config
 from celosia.hw.isa import Buffer, Destination, Opcode, formats
 from celosia.sim import reference
 
@@ -107,7 +108,7 @@ def windowed(cfg: Config, p: hw.Pass, size: int) -> Tensor:
 
 
 @CONFIGS
-@pytest.mark.parametrize("p", list(hw.passes()), ids=lambda p: p.name)
+@pytest.mark.parametrize("p", list(hw.passes(Config())), ids=lambda p: p.name)
 def test_passes_mean_what_vector_does(cfg: Config, p: hw.Pass) -> None:
     rng = np.random.default_rng(len(p.name))
     rule = declared(cfg, p.name).rule
@@ -191,6 +192,8 @@ LOADS = [f"{kind}_{scope}" for kind in ("load", "padded_load") for scope in hw.B
 def test_loads(cfg: Config, name: str) -> None:
     """An element that is there, and one that is padding."""
     rng = np.random.default_rng(0)
+    if name.endswith("_tap"):
+        cfg = replace(cfg, taps=3)
     intrinsic = declared(cfg, name)
     dst, src = intrinsic.tiles
     scope, size = intrinsic.scopes["dst"], src.nbytes
@@ -229,9 +232,12 @@ def test_store(cfg: Config) -> None:
 
 
 def test_passes_have_names_of_their_own() -> None:
-    names = [p.name for p in hw.passes()]
-    assert len(set(names)) == len(names) == 16
-    for p in hw.passes():
-        rule = declared(TINY, p.name).rule
+    assert len(list(hw.passes(Config()))) == 16
+    full = PRESETS["tiny"]
+    names = [p.name for p in hw.passes(full)]
+    assert len(set(names)) == len(names) == 34
+    for p in hw.passes(full):
+        rule = declared(full, p.name).rule
         assert isinstance(rule, Compute)
-        assert rule.fields(**parameters_of(p, np.random.default_rng(0)))["destination"] == Destination.OUT
+        fields = rule.fields(**parameters_of(p, np.random.default_rng(0)))
+        assert fields["destination"] == Destination[p.to.upper()] and fields.get("taps", 0) == p.taps

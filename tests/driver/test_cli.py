@@ -106,6 +106,23 @@ def test_a_run_with_cycles_report_and_timeline(celosia: Callable[..., tuple[int,
     assert report["memory_model"] == "zynq-hp"
 
 
+def test_a_run_on_the_memory_of_a_board(celosia: Callable[..., tuple[int, str, str]]) -> None:
+    line = "run @quantised.onnx --config tiny -i @x.npy --report r.json --trace t.json --device timed"
+    code, out, err = celosia(f"{line} --memory pynq-z2")
+    assert code == 0, err
+    named = "pynq-z2 (refresh_cycles=26, bytes_per_cycle=21)"
+    assert out.count(named) == 2  # beside all cycles and those of the layers
+    assert json.loads(Path("r.json").read_text())["memory_model"] == named
+    assert json.loads(Path("t.json").read_text())["otherData"]["memory_model"] == named
+    code, _, err = celosia(f"{line} --memory ddr9")
+    assert code == 2 and "there is no memory model 'ddr9'" in err
+    code, _, err = celosia("run @quantised.onnx -i @x.npy --memory pynq-z2")
+    assert code == 2 and "--memory needs --device timed or rtl" in err
+    code, out, err = celosia("demo -n 1 --config tiny --device timed --memory pynq-z2")
+    assert code == 0, err
+    assert out.count(named) == 3
+
+
 def test_inspect_shows_places_layers_buffers_and_instructions(celosia: Callable[..., tuple[int, str, str]]) -> None:
     code, out, err = celosia("inspect @quantised.onnx --config tiny")
     assert code == 0, err

@@ -199,7 +199,7 @@ ALLOWED = {
     "hw": set(),
     "sim": {"hw"},
     "compiler": {"hw", "sim"},
-    "bitstreams": {"hw"},
+    "bitstreams": {"hw", "sim"},
     "driver": {"hw", "sim", "compiler", "bitstreams"},
 }
 

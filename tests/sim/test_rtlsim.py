@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -11,11 +12,12 @@ import numpy as np
 import pytest
 from programs import CONFIGS, Instruction, TestProgram, random_program
 
-from celosia.hw.isa import Opcode, Unit, encode
+from celosia.hw.isa import Buffer, Opcode, Unit, encode
 from celosia.hw.regs import COUNTERS, Error
 from celosia.sim import build
 from celosia.sim.build import BuildError
 from celosia.sim.device import Device, DeviceError
+from celosia.sim.memory import MEMORY_MODELS
 from celosia.sim.rtlsim import IDEAL, ZYNQ_HP, MemoryModel, RtlDevice
 
 CFG = CONFIGS["4x4"]
@@ -183,6 +185,27 @@ def test_the_memory_model_costs_what_it_says(device: RtlDevice) -> None:
 
 
 @pytest.mark.rtl
+@pytest.mark.parametrize("bytes_per_cycle", [3, 5, 8, 11])
+def test_the_memory_moves_as_many_bytes_as_it_says(device: RtlDevice, bytes_per_cycle: int) -> None:
+    """In both directions together, of which weights take 8 bytes a cycle and pieces 4, also where a beat is no whole
+    number of cycles of the DRAM."""
+    weights = but(LOAD, buffer=Buffer.WGT, x_size=256, sram_x=1)
+    pieces = but(STORE, dram_addr=12288, x_size=64, y_size=8, dram_y=256)
+    device.use(dataclasses.replace(IDEAL, bytes_per_cycle=bytes_per_cycle))
+
+    def measured(times: int) -> tuple[int, int]:
+        instructions = [weights, pieces] * times
+        run(device, *instructions)
+        counters = device.run(0, len(instructions), 100_000)
+        assert counters.cycles is not None
+        return counters.cycles, CFG.bus_bytes * (counters.values["read_beats"] + counters.values["write_beats"])
+
+    (few, small), (many, large) = measured(3), measured(9)
+    assert large <= (many + 2) * bytes_per_cycle  # two cycles' worth is saved up while nothing moves
+    assert 0.95 * bytes_per_cycle <= (large - small) / (many - few) <= bytes_per_cycle
+
+
+@pytest.mark.rtl
 def test_memory_keeps_its_bounds(device: RtlDevice) -> None:
     device.allocate(100)
     with pytest.raises(ValueError, match="bytes 96 to 103 are not in the 100 bytes allocated"):
@@ -234,6 +257,15 @@ def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path_facto
 
 def _missing(name: str) -> None:
     raise build.metadata.PackageNotFoundError(name)
+
+
+def test_memories_of_boards_move_what_their_pins_can() -> None:
+    """Less than a byte a cycle is lost by rounding."""
+    for name, gigabytes in {"pynq-z1": 2.1, "pynq-z2": 2.1, "ultra96": 4.264, "zcu104": 17.064}.items():
+        model = MEMORY_MODELS[name]
+        assert 0 <= gigabytes * 1000 / model.clock_mhz - model.bytes_per_cycle < 1
+        refreshing = 280 / 3904 if name == "ultra96" else 260 / 7800
+        assert model.refresh_cycles / model.refresh_period == pytest.approx(refreshing, rel=0.01)
 
 
 def test_memory_models_are_checked() -> None:

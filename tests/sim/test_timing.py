@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from functools import cache
+from itertools import product, zip_longest
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,25 @@ from programs import CONFIGS, Instruction, TestProgram, random_program
 import celosia
 from celosia.compiler.program import Program
 from celosia.hw.config import PRESETS, Config
-from celosia.hw.isa import GEMM_LOOPS, VECTOR_LOOPS, Buffer, Opcode, Unit, instruction_bytes
+from celosia.hw.isa import (
+    GEMM_LOOPS,
+    VECTOR_LOOPS,
+    ASource,
+    BSource,
+    Buffer,
+    Destination,
+    Opcode,
+    Unit,
+    instruction_bytes,
+)
 from celosia.hw.regs import COUNTERS
 from celosia.models import demo_images, demo_model_path
 from celosia.sim import build, timing
 from celosia.sim.build import BuildError
-from celosia.sim.demand import BOUNDARY, MAX_BURST, on_the_bus
+from celosia.sim.demand import BOUNDARY, MAX_BURST, demand, on_the_bus
 from celosia.sim.device import Counters, Device, DeviceError
 from celosia.sim.fsim import FunctionalDevice
-from celosia.sim.memory import IDEAL, ZYNQ_HP, MemoryModel, random_stalls
+from celosia.sim.memory import IDEAL, PYNQ_Z2, ULTRA96, ZYNQ_HP, MemoryModel, random_stalls
 from celosia.sim.rtlsim import RtlDevice
 from celosia.sim.timed import TimedDevice
 from celosia.sim.timing import Timing, predict
@@ -42,7 +53,10 @@ def store(x: int, y: int = 1, dram_y: int = 0, **fields: int) -> Instruction:
 
 
 def gemm(*extents: int, **fields: int) -> Instruction:
-    return Instruction(Opcode.GEMM, {f"extent_{loop}": n for loop, n in zip(GEMM_LOOPS, extents)} | fields)
+    """Extents that are left out are 1."""
+    return Instruction(
+        Opcode.GEMM, {f"extent_{loop}": n for loop, n in zip_longest(GEMM_LOOPS, extents, fillvalue=1)} | fields
+    )
 
 
 def vector(*extents: int, **fields: int) -> Instruction:
@@ -88,7 +102,56 @@ EXACT = {
 }
 """Programs for which the model gives each instruction's start and end as the RTL does. Together they depend on every
 constant."""
+ACC, OUT, INP, VIN = Destination
+HALF = CONFIGS["taps3"].acc_depth // 2
+RESIDUAL = dict(b_source=BSource.VIN, rescale_add=1)
+EXACT_VECTOR = {
+    "taps": [vector(1, 5, 5, 3, 1, a_source=ASource.VIN, taps=1)],
+    "taps, one step each": [vector(1, 4, 6, 1, 1, a_source=ASource.VIN, taps=1) for _ in range(5)],
+    "taps and a copy": [vector(1, 1, 8, 1, 1, a_source=ASource.VIN, taps=taps) for taps in (1, 0, 1)],
+    "a residual": [vector(1, 1, 1, 1, 1, **RESIDUAL)],
+    "residuals": [vector(1, 1, 40, 1, 1, **RESIDUAL)],
+    "residuals of windows": [vector(1, 4, 6, 3, 1, **RESIDUAL)],
+    "residuals after another": [vector(1, 1, n, 1, 1, **RESIDUAL) for n in (3, 1, 20, 2, 40)],
+    "residuals and others": [vector(1, 2, n, 2, 1, **(RESIDUAL if n % 2 else {})) for n in (5, 4, 1, 2, 7, 30, 3, 2)],
+    "a short one behind residuals": [vector(1, 1, 12, 1, 1, **RESIDUAL), *(vector(1, 1, 1, 1, 1) for _ in range(9))],
+    "residuals to accumulators": [vector(1, 1, 7, 1, 1, destination=ACC, **RESIDUAL) for _ in range(3)],
+    "to inp": [vector(1, 1, 10, 1, 1, destination=INP) for _ in range(5)],
+    "to vin": [vector(1, 1, 10, 1, 1, destination=VIN) for _ in range(5)],
+    "to vin, from there": [vector(1, 1, 10, 1, 1, destination=VIN, a_source=ASource.VIN) for _ in range(5)],
+    "to vin, with a residual": [vector(1, 1, 10, 1, 1, destination=VIN, **RESIDUAL) for _ in range(5)],
+    "from vin to accumulators": [vector(1, 1, 9, 1, 1, destination=ACC, a_source=ASource.VIN) for _ in range(5)],
+    "taps, loaded": [load(20, buffer=Buffer.TAP, post=1 << Unit.VECTOR),
+                     vector(1, 3, 5, 3, 1, a_source=ASource.VIN, taps=1, wait=1 << Unit.LOAD)],
+    "a load beside a vector to its scratchpad": [load(60), vector(1, 2, 60, 1, 1, destination=INP)],
+    "a load of rows beside it": [load(4, 30, dram_y=64), vector(1, 2, 60, 1, 1, destination=INP)],
+    "a padded load beside it": [load(20, pad_top=4, pad_left=30), vector(1, 2, 40, 1, 1, destination=INP)],
+    "a load beside windows": [load(120), vector(1, 2, 30, 3, 1, destination=INP)],
+    "a load beside residuals": [load(120), vector(1, 2, 30, 1, 1, destination=INP, **RESIDUAL)],
+    "a load of vin": [load(120, buffer=Buffer.VIN), *(vector(1, 2, 20, 1, 1, destination=VIN) for _ in range(3))],
+    "gemm takes turns with vector": [gemm(1, 1, 30, 2, acc_x=1, accumulate=1), vector(1, 1, 30, 1, 1, a_x=1)],
+    "gemm keeps vector from its bank": [gemm(1, 9, 30, acc_x=1, accumulate=1), vector(1, 1, 30, 1, 1, a_x=1)],
+    "gemms do": [*(gemm(1, n, 30, acc_x=1, accumulate=1) for n in (2, 3, 5)), vector(1, 3, 30, 1, 1, a_x=1)],
+    "gemm in the other bank": [gemm(1, 9, 30, acc_x=1, accumulate=1), vector(1, 1, 30, 1, 1, a_x=1, a_base=HALF)],
+    "gemm goes over to the bank": [
+        gemm(1, 1, 60, 2, acc_x=1, accumulate=1), vector(1, 1, 30, 1, 1, a_x=1, a_base=HALF), vector(1, 1, 9, 1, 1)
+    ],
+    "vector goes over to the bank": [
+        gemm(1, 9, 30, acc_x=1, accumulate=1), vector(1, 1, 40, 1, 1, a_x=1, a_base=HALF), vector(1, 1, 9, 1, 1)
+    ],
+    "gemm writes where vector does": [
+        gemm(1, 9, 30, 2, acc_x=1), vector(1, 1, 30, 1, 1, destination=ACC, dst_x=1), vector(1, 1, 4, 1, 1)
+    ],
+    "gemm keeps it from writing": [
+        gemm(1, 9, 30, acc_x=1), vector(1, 1, 30, 1, 1, destination=ACC, dst_x=1), vector(1, 1, 4, 1, 1)
+    ],
+    "gemm beside residuals": [gemm(1, 9, 30, acc_x=1, accumulate=1), vector(1, 1, 30, 1, 1, a_x=1, **RESIDUAL)],
+    "gemm beside windows": [gemm(1, 9, 30, 2, acc_x=1, accumulate=1), vector(1, 1, 30, 3, 1, a_x=1)],
+    "a load of another": [load(120, buffer=Buffer.VIN), vector(1, 4, 40, 1, 1, destination=INP)],
+}  # fmt: skip
+"""The same for a vector unit with all that a Config may have."""
 EXACT_CONFIGS = ("4x4", "8x8-bus16", "8x4")
+VECTOR_CONFIGS = ("taps3", "8x4-batch2-taps5")
 
 
 def program_of(cfg: Config, instructions: list[Instruction]) -> TestProgram:
@@ -133,11 +196,13 @@ def ordered(counters: Counters) -> NDArray[np.int64]:
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize("config", EXACT_CONFIGS)
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [*product(EXACT, EXACT_CONFIGS), *product((*EXACT, *EXACT_VECTOR), VECTOR_CONFIGS)],
+)
 def test_the_constants_are_those_of_the_hardware(name: str, config: str) -> None:
     """This fails where the hardware has a register more or less than the model knows of."""
-    program = program_of(CONFIGS[config], EXACT[name])
+    program = program_of(CONFIGS[config], (EXACT | EXACT_VECTOR)[name])
     expected = measured(opened(config), program)
     found = timing_of(program)
     np.testing.assert_array_equal(np.stack([found.start, found.end], axis=1), ordered(expected))
@@ -147,18 +212,19 @@ def test_the_constants_are_those_of_the_hardware(name: str, config: str) -> None
 MEASURED = (
     "FIRST_ASK", "ASK_TO_ADDRESS_FETCH", "ASK_TO_ADDRESS", "BEAT_TO_WORD", "END_TO_ASK",
     "BEGIN_TO_ASK", "START_TO_STEP", "BEAT_TO_STEP", "STEP_TO_END", "GEMM_STAGES", "WRITE_TO_END", "RESPONSE_TO_END",
-    "VECTOR_STAGES", "UNDER_WAY",
+    "VECTOR_STAGES", "TAP_STAGES", "ADD_STAGES", "UNDER_WAY",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("constant", MEASURED)
 def test_a_planted_difference_is_noticed(constant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One cycle more in a constant changes the time of one of the programs that are compared exactly."""
-    programs = [program_of(CONFIGS["4x4"], instructions) for instructions in EXACT.values()]
+    programs = [program_of(CONFIGS["taps3"], instructions) for instructions in (EXACT | EXACT_VECTOR).values()]
     before = [timing_of(program) for program in programs]
     monkeypatch.setattr(timing, constant, getattr(timing, constant) + 1)
     after = [timing_of(program) for program in programs]
-    assert any(not np.array_equal(a.end, b.end) for a, b in zip(before, after, strict=True))
+    times = [(np.stack([a.start, a.end]), np.stack([b.start, b.end])) for a, b in zip(before, after, strict=True)]
+    assert any(not np.array_equal(a, b) for a, b in times)
 
 
 def test_declared_constants() -> None:
@@ -173,8 +239,11 @@ def test_declared_constants() -> None:
     assert timing.OUTSTANDING == dma.OUTSTANDING
     assert dma.ReadEngine(8)._room == timing.ROOM
     assert timing.IN_FLIGHT == load.IN_FLIGHT == store.IN_FLIGHT
+    for name, taps in (("4x4", 0), ("taps3", timing.TAP_STAGES)):
+        stages = unit.stages(CONFIGS[name])
+        assert stages.write == timing.VECTOR_STAGES + taps
+        assert stages.write - stages.add == timing.ADD_STAGES
     cfg = CONFIGS["4x4"]
-    assert timing.VECTOR_STAGES == unit.stages(cfg).write
     modules = [part.elaborate(None) for part in (load.Load(cfg), store.Store(cfg), top.Accelerator(cfg))]
     loads, stores, whole = (module.submodules for module in modules)
     assert timing.PLACES == loads.places._depth == stores.places._depth
@@ -187,7 +256,10 @@ def test_declared_constants() -> None:
 
 # What random programs reach -----------------------------------------------------------------------------------
 
-WITHIN = {"4x4": 0.03, "8x8-bus16": 0.02, "8x8-bus4-tokens2": 0.04, "batch2": 0.03, "4x8": 0.03, "8x4": 0.03}
+WITHIN = {
+    "4x4": 0.03, "8x8-bus16": 0.02, "8x8-bus4-tokens2": 0.04, "batch2": 0.03, "4x8": 0.03, "8x4": 0.03,
+    "taps3": 0.03, "8x4-batch2-taps5": 0.02, "8x8-forward": 0.02,
+}  # fmt: skip
 """Largest error of a random program's cycles, by Config: programs of 10,000 to 20,000 cycles, mostly of short rows."""
 
 
@@ -211,6 +283,8 @@ MEMORIES = {
     MemoryModel(read_latency=100, write_latency=20): 0.03,
     MemoryModel(refresh_period=100, refresh_cycles=30): 0.03,
     MemoryModel(outstanding=4): 0.03,
+    PYNQ_Z2: 0.03,
+    ULTRA96: 0.03,
     MemoryModel(bytes_per_cycle=16): 0.07,  # less than both directions can move: they share it out beat by beat
 }
 
@@ -252,27 +326,29 @@ LARGE_LAYER = 5000
 """Cycles above which a layer's own time is compared."""
 
 
-def compare(program: Program, feed: dict[str, Any], config: str) -> None:
+def compare(program: Program, feed: dict[str, Any], config: str, memory: MemoryModel = ZYNQ_HP) -> None:
     """Same outputs; all cycles within 1% of the RTL's, each layer of more than 5,000 within 3%."""
-    expected = celosia.Runtime(program, opened(config)).run(feed)
-    found = celosia.Runtime(program, "timed").run(feed)
+    device = opened(config)
+    device.use(memory)
+    expected = celosia.Runtime(program, device).run(feed)
+    found = celosia.Runtime(program, "timed", memory=memory.name).run(feed)
     for name, array in expected.outputs.items():
         np.testing.assert_array_equal(found.outputs[name], array)
     assert found.report["cycles"] == pytest.approx(expected.report["cycles"], rel=0.01)
     for one, other in zip(expected.report["layers"], found.report["layers"], strict=True):
         if one["cycles"] > LARGE_LAYER:
             assert other["cycles"] == pytest.approx(one["cycles"], rel=0.03), one["name"]
-    assert found.report["memory_model"] == expected.report["memory_model"] == "zynq-hp"
+    assert found.report["memory_model"] == expected.report["memory_model"] == str(memory)
     for unit, counts in expected.report["units"].items():
         assert found.report["units"][unit]["busy"] == counts["busy"]
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize("config", ["tiny", "pynq"])
-def test_the_demo_model(config: str) -> None:
+@pytest.mark.parametrize(("config", "memory"), [("tiny", ZYNQ_HP), ("pynq", ZYNQ_HP), ("pynq", PYNQ_Z2)], ids=str)
+def test_the_demo_model(config: str, memory: MemoryModel) -> None:
     """Networks for ImageNet: `python -m benchmarks timed`."""
     program = celosia.compile(demo_model_path(), config)
-    compare(program, {program.inputs[0].name: demo_images()[0][:1]}, config)
+    compare(program, {program.inputs[0].name: demo_images()[0][:1]}, config, memory)
 
 
 # The device ---------------------------------------------------------------------------------------------------
@@ -322,7 +398,7 @@ def test_no_instructions() -> None:
         (random_stalls(1), "no memory that pauses at random or freezes, so not random"),
         (dataclasses.replace(ZYNQ_HP, freeze_after=9), "no memory that pauses at random or freezes"),
         (MemoryModel(refresh_period=5, refresh_cycles=5), "refresh_cycles must be below refresh_period"),
-        ("ddr9", "there is no memory model 'ddr9'; take zynq-hp or ideal"),
+        ("ddr9", "there is no memory model 'ddr9'; take zynq-hp, ideal, .* or zcu104"),
     ],
 )
 def test_memories_that_it_does_not_know(memory: MemoryModel | str, message: str) -> None:
@@ -396,6 +472,57 @@ def test_beats_and_bursts(bus_bytes: int) -> None:
     beats, bursts = on_the_bus(bus_bytes, offset, size)
     for found, where, length in zip(zip(beats, bursts, strict=True), offset.tolist(), size.tolist(), strict=True):
         assert found == _bursts_one_by_one(bus_bytes, where, length)
+
+
+def test_cycles_that_a_port_leaves() -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(300):
+        port, taken, cycle = timing._Port(), set[int](), 0
+        for _ in range(rng.integers(0, 4)):
+            train = timing._Train(cycle + int(rng.integers(0, 9)), int(rng.integers(1, 4)), int(rng.integers(1, 9)))
+            port.take(train)
+            taken |= {train.first + i * train.period for i in range(train.entries)}
+            cycle = train.last + 1
+        start, count = int(rng.integers(0, 30)), int(rng.integers(1, 30))
+        free = [c for c in range(start, 200) if c not in taken]
+        assert port.left(start, count) == free[count - 1]
+        port.forget(start)
+        assert port.left(start, count) == free[count - 1]
+
+
+def test_moves_that_residuals_hold_up() -> None:
+    rng = np.random.default_rng(6)
+    for _ in range(200):
+        lost, held, move = int(rng.integers(1, 4)), set[int](), 0
+        stalls = timing._Stalls(lost)
+        for _ in range(rng.integers(0, 4)):
+            train = timing._Train(move + int(rng.integers(0, 9)), int(rng.integers(1, 4)), int(rng.integers(1, 9)))
+            stalls.hold(train)
+            held |= {train.first + i * train.period for i in range(train.entries)}
+            move = train.last + 1
+        cycles, cycle = [], 0
+        for number in range(100):
+            cycle += lost * (number in held)
+            cycles.append(cycle)
+            cycle += 1
+        assert [stalls.cycle(number) for number in range(100)] == cycles
+        for wanted in sorted(rng.integers(0, 100, 5).tolist()):  # what is past is forgotten
+            first = next(number for number, cycle in enumerate(cycles) if cycle >= wanted)
+            assert stalls.move(wanted) == first
+            assert [stalls.cycle(number) for number in range(first, 100)] == cycles[first:]
+
+
+@pytest.mark.parametrize("extent", [(1, 1, 40), (2, 3, 20), (3, 1, 30)])
+def test_where_accumulators_lie(extent: tuple[int, int, int]) -> None:
+    """Which of an instruction's outputs are in which bank, against all addresses one by one."""
+    cfg = CONFIGS["4x4"]
+    for base, (n, y, x) in product((0, 10, HALF - 5, HALF, 2 * HALF - 7), ((0, 0, 1), (30, 20, 1), (1, 60, 0))):
+        program = program_of(cfg, [gemm(*extent, acc_base=base, acc_n=n, acc_y=y, acc_x=x)])
+        wanted = demand(cfg, b"".join(word.to_bytes(instruction_bytes(cfg), "little") for word in program.words()))
+        banks = [(base + i * n + j * y + k * x) // HALF % 2 for i, j, k in np.ndindex(*extent)]
+        other = [number for number, bank in enumerate(banks) if bank != banks[0]]
+        assert wanted.write_bank[0] == wanted.read_bank[0] == banks[0]
+        assert wanted.write_here[0] == wanted.read_here[0] == (other[0] if other else len(banks))
 
 
 @pytest.mark.parametrize("memory", [ZYNQ_HP, IDEAL, MemoryModel(refresh_period=7, refresh_cycles=3)], ids=str)

@@ -12,7 +12,7 @@ from celosia.compiler.graph.select.joining import joins
 from celosia.compiler.graph.select.parameters import scalar_of
 from celosia.compiler.graph.select.placement import Choice, Placement, Reads
 from celosia.compiler.graph.values import attribute, constant
-from celosia.compiler.layer import Activation, Epilogue, Map, Multiply
+from celosia.compiler.layer import Activation, Epilogue, Map, ending, moved
 
 
 def concat(p: Placement, node: ir.Node) -> None:
@@ -60,7 +60,7 @@ def extend_part(p: Placement, choice: Choice, node: ir.Node, epilogue: Epilogue)
     """Let `choice` end in `epilogue` and write a part of the concatenation `node`."""
     p.no_longer_writes(choice)
     y = p.activation(node.outputs[0], Form(choice.layer.y.dims))
-    choice.layer = replace(choice.layer, epilogue=epilogue, y=y)
+    choice.layer = ending(choice.layer, epilogue, y)
     choice.value = node.outputs[0]
     choice.nodes.append(node)
 
@@ -75,14 +75,6 @@ def place_parts(p: Placement) -> None:
         return act
 
     for choice in p.selection.choices:
-        layer = choice.layer
-        layer = replace(layer, x=placed(layer.x), y=placed(layer.y))
-        if isinstance(layer, Multiply):
-            layer = replace(layer, b=placed(layer.b))
-        residual = layer.epilogue.residual
-        if residual is not None:
-            moved = replace(residual, operand=placed(residual.operand))
-            layer = replace(layer, epilogue=replace(layer.epilogue, residual=moved))
-        choice.layer = layer
+        choice.layer = moved(choice.layer, placed)
     for value, act in p.selection.written.items():
         p.selection.written[value] = placed(act)

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from celosia.compiler.graph.select.forms import Form
 from celosia.compiler.graph.select.placement import Choice, Placement, Reads
-from celosia.compiler.layer import Conv, Epilogue, Map
+from celosia.compiler.layer import Conv, Epilogue, Map, ending
 
 
 def join_residual(p: Placement, node: ir.Node, layer: Map, reads: Reads, form: Form) -> bool:
@@ -45,7 +45,7 @@ def extend(p: Placement, choice: Choice, node: ir.Node, epilogue: Epilogue, read
     """Let `choice` end in `epilogue` and write the output of `node`."""
     p.no_longer_writes(choice)
     y = p.activation(node.outputs[0], Form(choice.layer.y.dims))
-    choice.layer = replace(choice.layer, epilogue=epilogue, y=y)
+    choice.layer = ending(choice.layer, epilogue, y)
     choice.nodes.append(node)
     choice.reads.update(reads)
     p.writes(choice, node.outputs[0], form)

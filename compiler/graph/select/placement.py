@@ -25,6 +25,9 @@ class Choice:
     value: ir.Value
     """The tensor written."""
     note: str = ""
+    apart: float = 0
+    together: float = 0
+    """Of a block: estimated cycles of its layers one by one, and as a block."""
 
 
 @dataclass

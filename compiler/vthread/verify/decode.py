@@ -16,7 +16,7 @@ from celosia.hw.config import Config
 from celosia.hw.isa import (
     GEMM_LOOPS,
     OUTER_LOOPS,
-    RULES,
+    TAP_LOOPS,
     UNIT_OF,
     VECTOR_LOOPS,
     ASource,
@@ -29,6 +29,7 @@ from celosia.hw.isa import (
     formats,
     instruction_bytes,
     opcode_of,
+    rules,
     why_illegal,
 )
 
@@ -46,7 +47,7 @@ class Rule(StrEnum):
     WRITABLE = "a store writes activations only"
     PADDING = "only inp, vin and acc are padded"
     ONCE = "no instruction writes a place twice"
-    OWN_RESULT = "no vector instruction reads an accumulator that it wrote itself"
+    OWN_RESULT = "no vector instruction reads an entry that it wrote itself"
     BALANCE = "every token given is taken, and every token awaited is given"
     PROGRESS = "no instruction waits forever"
     ORDER = "tokens keep the program order wherever two units touch the same place and one writes"
@@ -170,7 +171,7 @@ def decode(cfg: Config, code: NDArray[np.uint8]) -> list[Decoded]:
     for opcode, form in formats(cfg).items():
         rows = np.flatnonzero(opcodes == opcode)
         columns[opcode] = rows, _columns(form, code[rows])
-        bad[rows] |= _breaks_rules(opcode, columns[opcode][1], len(rows)) | _has_bits_beyond(form, code[rows])
+        bad[rows] |= _breaks_rules(cfg, opcode, columns[opcode][1], len(rows)) | _has_bits_beyond(form, code[rows])
     if bad.any():
         _raise_for_word(cfg, int(bad.argmax()), code)
     stream: list[Any] = [None] * len(code)
@@ -182,7 +183,8 @@ def decode(cfg: Config, code: NDArray[np.uint8]) -> list[Decoded]:
 
 BASES = {
     Opcode.LOAD: ("dram_addr", "sram_base"), Opcode.GEMM: ("acc_base", "inp_base", "wgt_base"),
-    Opcode.VECTOR: ("dst_base", "a_base", "b_base", "par_base", "table"), Opcode.STORE: ("dram_addr", "sram_base"),
+    Opcode.VECTOR: ("dst_base", "a_base", "b_base", "par_base", "tap_base", "table"),
+    Opcode.STORE: ("dram_addr", "sram_base"),
 }  # fmt: skip
 
 
@@ -219,9 +221,9 @@ def _columns(form: Format, words: NDArray[np.uint8]) -> dict[str, NDArray[np.int
     return columns
 
 
-def _breaks_rules(opcode: Opcode, columns: dict[str, NDArray[np.int64]], count: int) -> NDArray[np.bool_]:
+def _breaks_rules(cfg: Config, opcode: Opcode, columns: dict[str, NDArray[np.int64]], count: int) -> NDArray[np.bool_]:
     broken = np.zeros(count, np.bool_)
-    for breaks in RULES[opcode].values():
+    for breaks in rules(cfg)[opcode].values():
         broken |= breaks(columns)
     return broken
 
@@ -248,11 +250,12 @@ def _raise_for_word(cfg: Config, index: int, code: NDArray[np.uint8]) -> None:
 @cache
 def sizes(cfg: Config) -> dict[str, tuple[int, int]]:
     """(entries, pieces of an entry) of each scratchpad."""
-    return {
+    pads = {
         "inp": (cfg.inp_depth, cfg.inp_pieces), "wgt": (cfg.wgt_depth, 1), "acc": (cfg.acc_depth, cfg.out_pieces),
         "vin": (cfg.vin_depth, cfg.out_pieces), "out": (cfg.out_depth, cfg.out_pieces),
         "par": (cfg.par_depth, 1), "lut": (cfg.lut_count, 1),
     }  # fmt: skip
+    return pads | {"tap": (cfg.tap_depth, 1)} if cfg.taps else pads
 
 
 @cache
@@ -270,10 +273,11 @@ def _touches(cfg: Config, opcode: Opcode, f: Fields) -> Iterator[tuple[Touch, st
     """What of the scratchpads an instruction touches, reads first; see `Shape`."""
 
     def entries(
-        memory: str, operand: str, loops: tuple[str, ...], write: bool = False, pieces: int = 1
+        memory: str, operand: str, loops: tuple[str, ...], write: bool = False, pieces: int = 1, each: int = 1
     ) -> tuple[Touch, str, int]:
-        dims = ((f[extent], f[stride] * pieces) for extent, stride in loop_fields(operand, loops))
-        return Touch(memory, operand, pattern(0, dims, pieces), write), f"{operand}_base", pieces
+        """`each` entries one after the other at every step of `loops`."""
+        dims = [(f[extent], f[stride] * pieces) for extent, stride in loop_fields(operand, loops)]
+        return Touch(memory, operand, pattern(0, dims, each * pieces), write), f"{operand}_base", pieces
 
     out = cfg.out_pieces
     if opcode == Opcode.STORE:
@@ -287,14 +291,28 @@ def _touches(cfg: Config, opcode: Opcode, f: Fields) -> Iterator[tuple[Touch, st
             yield entries("acc", "acc", OUTER_LOOPS, pieces=out)
         yield entries("acc", "acc", OUTER_LOOPS, True, out)
     else:
-        yield entries("acc" if f["a_source"] == ASource.ACC else "vin", "a", VECTOR_LOOPS, pieces=out)
+        a = "acc" if f["a_source"] == ASource.ACC else "vin"
+        yield entries(a, "a", VECTOR_LOOPS, pieces=out, each=entries_of_a(cfg, f))
         if f["b_source"] == BSource.VIN:
             yield entries("vin", "b", OUTER_LOOPS, pieces=out)
         if f["requantise"]:
             yield entries("par", "par", OUTER_LOOPS)
+        if f["taps"]:
+            yield entries("tap", "tap", TAP_LOOPS)
         if f["lookup"]:
             yield Touch("lut", "table", pattern(0, ()), False), "table", 1
-        yield entries("acc" if f["destination"] == Destination.ACC else "out", "dst", OUTER_LOOPS, True, out)
+        # A place of inp that VECTOR writes is as large as an entry of out, of as many pieces.
+        yield entries(destination(f), "dst", OUTER_LOOPS, True, out)
+
+
+def entries_of_a(cfg: Config, f: Fields) -> int:
+    """Entries that a VECTOR reads as A in each step."""
+    return cfg.taps if f["taps"] else 1
+
+
+def destination(f: Fields) -> str:
+    """The scratchpad that a VECTOR writes."""
+    return Destination(f["destination"]).name.lower()
 
 
 _BUFFER_NAMES = [buffer.name.lower() for buffer in Buffer]
@@ -315,6 +333,8 @@ def element_bytes(cfg: Config, opcode: Opcode, f: Fields) -> int:
         return 8 * cfg.block_out
     if opcode == Opcode.LOAD and f["buffer"] == Buffer.LUT:
         return 256
+    if opcode == Opcode.LOAD and f["buffer"] == Buffer.TAP:
+        return cfg.tap_slots * cfg.block_out
     if opcode == Opcode.LOAD and f["buffer"] == Buffer.ACC and not f["widen"]:
         return 4 * cfg.piece_bytes
     return cfg.piece_bytes
@@ -363,8 +383,10 @@ def check_fields(cfg: Config, i: Decoded, dram_size: int, writable: tuple[int, i
         _check_dram(i, dram_size, writable)
     if i.shape.repeats:
         raise VerifyError(Rule.ONCE, i.index, f"{i.name} writes a place more than once")
-    if i.opcode == Opcode.VECTOR and f["a_source"] == ASource.ACC and f["destination"] == Destination.ACC:
-        _check_own_result(i)
+    if i.opcode == Opcode.VECTOR:
+        for memory, operand, _, write in i.touches:
+            if memory == destination(f) and not write:
+                _check_own_result(i, memory, operand, entries_of_a(cfg, f) if operand == "a" else 1)
 
 
 def _check_dram(i: Decoded, dram_size: int, writable: tuple[int, int]) -> None:
@@ -396,7 +418,8 @@ def _written(opcode: Opcode, f: Fields, dram: Dims) -> Dims:
     return tuple((f[extent], f[stride]) for extent, stride in loop_fields(operand, OUTER_LOOPS))
 
 
-def _check_own_result(i: Decoded) -> None:
+def _check_own_result(i: Decoded, memory: str, operand: str, each: int) -> None:
+    """OWN_RESULT, of `operand`, which reads `each` entries of what is written in every step."""
     f = i.fields
 
     def entries(operand: str, loops: tuple[str, ...]) -> NDArray[np.int64]:
@@ -406,9 +429,10 @@ def _check_own_result(i: Decoded) -> None:
         return total
 
     written = entries("dst", OUTER_LOOPS)
-    read = entries("a", VECTOR_LOOPS)
+    read = entries(operand, VECTOR_LOOPS if operand == "a" else OUTER_LOOPS)[:, None] + np.arange(each)
     steps = np.arange(len(written))
     when = np.full(max(written.max(), read.max()) + 1, len(written))  # the step that writes each entry
     when[written] = steps
     if (when[read].reshape(len(written), -1) < steps[:, None]).any():
-        raise VerifyError(Rule.OWN_RESULT, i.index, f"{i.name} reads an entry of acc that an earlier step of it wrote")
+        what = f"reads an entry of {memory} that an earlier step of it wrote"
+        raise VerifyError(Rule.OWN_RESULT, i.index, f"{i.name} {what}")

@@ -1,20 +1,32 @@
 """The sentence for a program that does not compute what its layers mean: which instruction, which output, and why.
 
 It may be slow: the launch is run again as far as the store that is wrong, then as far as the vector instruction that
-made what it stores, each time remembering who wrote what; at last the terms of one accumulator are compared.
+made what it stores, each time remembering who wrote what; at last the terms of one sum are compared. Where one of them
+is what a layer inside of a block has made, and wrong, the same begins again with the vector instruction that made it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.layer import inputs
+from celosia.compiler.layer import Activation, Block, Layer, inputs
 from celosia.compiler.vthread.verify.decode import Decoded, Dims, loop_fields, padded_block, reach, sizes
-from celosia.compiler.vthread.verify.meaning import Operands, Operation, Scalars, part, terms
+from celosia.compiler.vthread.verify.meaning import (
+    Operands,
+    Operation,
+    Pieces,
+    Scalars,
+    layers_of,
+    operands,
+    part,
+    pieces_inside,
+    terms,
+)
 from celosia.compiler.vthread.verify.provenance import (
     Machine,
     Meaning,
@@ -26,12 +38,28 @@ from celosia.compiler.vthread.verify.provenance import (
     operation_of,
     store_places,
 )
-from celosia.hw.isa import OUTER_LOOPS, ASource, BSource, Opcode
+from celosia.hw.isa import OUTER_LOOPS, TAP_LOOPS, ASource, BSource, Opcode
 
 Position = tuple[int, int, int, int]
 """Batch, channel group, row and column."""
 Term = tuple[int, int | None]
 """An input piece and the weights that it meets, None where it is taken as it is."""
+
+
+class Held(NamedTuple):
+    """A term of a sum, the instruction that added it, and the scratchpad and its piece from which it was read."""
+
+    term: Term
+    by: Decoded
+    memory: str
+    piece: int
+
+
+class Where(NamedTuple):
+    """A layer of the launch; in a block, which of the block's."""
+
+    layer: int
+    inner: int
 
 
 def explain(state: Provenance, number: int, run: Run, stream: list[Decoded], found: Mismatch) -> ProvenanceError:
@@ -43,15 +71,42 @@ class _Diagnosis:
     def __init__(self, state: Provenance, number: int, run: Run, stream: list[Decoded]) -> None:
         self.state, self.number, self.run, self.stream = state, number, run, stream
         self.cfg, self.symbols = state.cfg, state.symbols
+        self.inside: dict[int, Pieces] = {}
 
     def explain(self, found: Mismatch) -> ProvenanceError:
         if found.index < 0:
             return self._missing(found.layer)
         return self._store(self.stream[found.index], found.layer)
 
-    def error(self, rule: Meaning, i: Decoded, layer: int, what: str) -> ProvenanceError:
-        name = f"layer {layer} {self.run.layers[layer].name!r}"
+    def error(self, rule: Meaning, i: Decoded, layer: int, what: str, inner: int | None = None) -> ProvenanceError:
+        """inner: the layer in question of a block, where that is known."""
+        of = self.run.layers[layer]
+        name = f"layer {layer} {of.name!r}"
+        if isinstance(of, Block) and inner is not None:
+            name += f", in it layer {inner} {of.layers[inner].name!r}"
         return ProvenanceError(rule, self.number, i.index, f"({i.unit.name}, {name}) {what}")
+
+    # Layers -----------------------------------------------------------------------------------------------------
+
+    def _every_layer(self) -> Iterator[Where]:
+        """Those inside of blocks as well."""
+        for number, layer in enumerate(self.run.layers):
+            yield from (Where(number, inner) for inner in range(len(layers_of(layer))))
+
+    def _last(self, layer: int) -> Where:
+        return Where(layer, len(layers_of(self.run.layers[layer])) - 1)
+
+    def _layer(self, at: Where) -> Layer:
+        return layers_of(self.run.layers[at.layer])[at.inner]
+
+    def _pieces(self, layer: int) -> Pieces:
+        """Of all storages, those of what `layer` makes inside too."""
+        if layer not in self.inside:
+            self.inside[layer] = pieces_inside(self.symbols, self.state.pieces, self.run.layers[layer])
+        return self.inside[layer]
+
+    def _operands(self, at: Where) -> Operands:
+        return operands(self.symbols, self._pieces(at.layer), self._layer(at))
 
     # Running again ----------------------------------------------------------------------------------------------
 
@@ -109,48 +164,62 @@ class _Diagnosis:
             return self.error(Meaning.PLACE, i, layer, "stores in a part of the memory that is not its output's")
         if not wanted[piece]:
             return self.error(Meaning.ONCE, i, layer, f"stores {_words(position)} of its output a second time")
-        for other in range(len(self.run.layers)):
-            result = machine.operands(other).result(self.symbols)
+        last = self._last(layer)
+        for other in self._every_layer():
+            result = self._operands(other).result(self.symbols)
             if (result == value).any():
                 at = _words(_first(result == value))
-                of = "" if other == layer else f" of layer {other} {self.run.layers[other].name!r}"
+                of = "" if other == last else f" of layer {other.layer} {self._layer(other).name!r}"
                 what = f"stores as {_words(position)} of its output what is {at}{of}"
                 return self.error(Meaning.PLACE, i, layer, what)
         writer = int(writers["out"][entry])
         if writer < 0:
             return self.error(Meaning.OPERAND, i, layer, f"stores as {_words(position)} what nothing has written")
-        return self._vector(self.stream[writer], layer, position, entry)
+        return self._vector(self.stream[writer], last, position, entry)
 
     # Vector instructions ----------------------------------------------------------------------------------------
 
-    def _vector(self, i: Decoded, layer: int, position: Position, entry: int) -> ProvenanceError:
-        """What is wrong with `i`, which wrote piece `entry` of out, to become `position` of y."""
+    def _vector(self, i: Decoded, of: Where, position: Position, piece: int) -> ProvenanceError:
+        """What is wrong with `i`, which wrote `piece` of a scratchpad, to become `position` of the y of a layer."""
         f, outs = i.fields, self.cfg.out_pieces
         machine, _ = self._replay(i.index)
-        n, y, x, q = (int(v) for v in np.argwhere(indices(f["dst_base"] * outs, self._dims(i, "dst")) == entry)[0])
-        means, at = machine.operands(layer), f"for {_words(position)} of its output"
-        does = operation_of(f, machine.lut)
-        if does != means.operation:
-            return self.error(Meaning.OPERATION, i, layer, f"{_difference(does, means.operation)} {at}")
+        n, y, x, q = (int(v) for v in np.argwhere(indices(f["dst_base"] * outs, self._dims(i, "dst")) == piece)[0])
+        means, at = self._operands(of), f"for {_words(position)} of its output"
+
+        def error(rule: Meaning, what: str) -> ProvenanceError:
+            return self.error(rule, i, of.layer, f"{what} {at}", of.inner)
 
         def read(memory: Scalars, operand: str) -> int:
             dims = self._dims(i, operand)
             return int(memory[f[f"{operand}_base"] * outs + sum(v * dims[d][1] for d, v in enumerate((n, y, x, q)))])
 
+        does = operation_of(f, machine.lut)
+        if does != means.operation:
+            return error(Meaning.OPERATION, _difference(does, means.operation))
         if means.parameters is not None and read(machine.par, "par") != _at(means.parameters, position):
-            return self.error(Meaning.PARAMETERS, i, layer, f"scales with other parameters {at}")
+            return error(Meaning.PARAMETERS, "scales with other parameters")
         if means.b is not None and f["b_source"] == BSource.VIN:
             b, meant = read(machine.vin, "b"), _at(means.b, position)
             if b != meant:
-                what = f"takes {self._name(b)} as B instead of {self._name(meant)} {at}"
-                return self.error(Meaning.OPERAND, i, layer, what)
-        dims = (*self._dims(i, "a")[:3], *((f[e], f[s] * outs) for e, s in loop_fields("a", ("r", "s"))), (outs, 1))
-        window = indices(f["a_base"] * outs, dims)[n, y, x, :, :, q].reshape(-1)
-        if f["a_source"] == ASource.VIN:
-            held: list[tuple[Term, Decoded]] = [((int(value), None), i) for value in machine.vin[window]]
-        else:
-            held = [term for a in window for term in self._terms_of(int(a), i)]
-        return self._terms(i, layer, position, held, means)
+                return error(Meaning.OPERAND, f"takes {self._name(b)} as B instead of {self._name(meant)}")
+        return self._terms(i, of, position, self._held(machine, i, (n, y, x, q)), means)
+
+    def _held(self, machine: Machine, i: Decoded, step: Position) -> list[Held]:
+        """What vector instruction `i`, at which `machine` is, reads as A in `step`: loops n, y, x, and piece."""
+        f, outs, taps = i.fields, self.cfg.out_pieces, self.cfg.taps
+        n, y, x, q = step
+        window = tuple((f[e], f[s] * outs) for e, s in loop_fields("a", ("r", "s")))
+        if f["taps"]:
+            window = *window, (taps, outs)
+        places = indices(f["a_base"] * outs, (*self._dims(i, "a")[:3], (outs, 1), *window))[n, y, x, q].reshape(-1)
+        if f["a_source"] == ASource.ACC:
+            return [held for piece in places.tolist() for held in self._added(piece, i)]
+        if not f["taps"]:
+            return [Held((int(machine.vin[piece]), None), i, "vin", piece) for piece in places.tolist()]
+        entries = tuple((f[e], f[s] * taps * outs) for e, s in loop_fields("tap", TAP_LOOPS))
+        rows = indices(f["tap_base"] * taps * outs, (*entries, (taps, outs), (outs, 1)))[n, :, :, :, q].reshape(-1)
+        read = zip(places.tolist(), machine.tap[rows].tolist(), strict=True)
+        return [Held((int(machine.vin[piece]), weight), i, "vin", piece) for piece, weight in read if weight]
 
     def _dims(self, i: Decoded, operand: str) -> Dims:
         outs = self.cfg.out_pieces
@@ -159,9 +228,9 @@ class _Diagnosis:
 
     # Terms ------------------------------------------------------------------------------------------------------
 
-    def _terms_of(self, accumulator: int, reader: Decoded) -> list[tuple[Term, Decoded]]:
-        """The terms of a piece of acc when `reader` comes, and the instruction that added each."""
-        machine, held = self._machine(), list[tuple[Term, Decoded]]()
+    def _added(self, accumulator: int, reader: Decoded) -> list[Held]:
+        """The terms of a piece of acc when `reader` comes."""
+        machine, held = self._machine(), list[Held]()
         for i in self.stream[: reader.index]:
             writes = any(
                 memory == "acc" and write and (places.of(np.arange(places.end)) == accumulator).any()
@@ -171,10 +240,10 @@ class _Diagnosis:
                 held = (held if i.fields["accumulate"] else []) + list(self._products(machine, i, accumulator))
             machine.step(i)
             if writes and i.opcode != Opcode.GEMM:
-                held = [((int(machine.acc[accumulator]), None), i)]
+                held = [Held((int(machine.acc[accumulator]), None), i, "acc", accumulator)]
         return held
 
-    def _products(self, machine: Machine, i: Decoded, accumulator: int) -> Iterator[tuple[Term, Decoded]]:
+    def _products(self, machine: Machine, i: Decoded, accumulator: int) -> Iterator[Held]:
         """The terms that GEMM `i` adds to a piece of acc, those whose weights are zero left out."""
         f, ins, outs = i.fields, self.cfg.inp_pieces, self.cfg.out_pieces
         tile = ins * outs
@@ -184,37 +253,72 @@ class _Diagnosis:
             wgt = (f["wgt_base"] + n * f["wgt_n"] + y * f["wgt_y"] + x * f["wgt_x"]) * tile + q * ins
             left = tuple((e, f[f"inp_{loop}"] * ins) for loop, e in zip("krs", reduction, strict=True))
             right = tuple((e, f[f"wgt_{loop}"] * tile) for loop, e in zip("krs", reduction, strict=True))
-            inputs = machine.inp[indices(inp, (*left, (ins, 1)))].reshape(-1).tolist()
+            places = indices(inp, (*left, (ins, 1))).reshape(-1).tolist()
             weights = machine.wgt[indices(wgt, (*right, (ins, 1)))].reshape(-1).tolist()
-            yield from (((a, w), i) for a, w in zip(inputs, weights, strict=True) if w)
+            yield from (
+                Held((int(machine.inp[piece]), weight), i, "inp", piece)
+                for piece, weight in zip(places, weights, strict=True) if weight
+            )  # fmt: skip
 
-    def _terms(
-        self, i: Decoded, layer: int, position: Position, held: list[tuple[Term, Decoded]], means: Operands
-    ) -> ProvenanceError:
+    def _terms(self, i: Decoded, of: Where, position: Position, held: list[Held], means: Operands) -> ProvenanceError:
         """How the terms that vector instruction `i` reads as A differ from those that the layer means."""
-        meant = list(terms(self.symbols, self.state.pieces, self.run.layers[layer], means, position))
-        has, wants = Counter(term for term, _ in held), Counter(meant)
+        meant = list(terms(self.symbols, self._pieces(of.layer), self._layer(of), means, position))
+        has, wants = Counter(each.term for each in held), Counter(meant)
         extra, lacking = list((has - wants).elements()), list((wants - has).elements())
-        guilty = next((by for term, by in held if term in extra), held[-1][1] if held else i)
-        rule = Meaning.TERMS if guilty.opcode == Opcode.GEMM else Meaning.OPERAND
-        return self.error(rule, guilty, layer, self._term_words(extra, lacking, len(meant), position))
+        by, maker = held[-1].by if held else i, None
+        wrong = next((each for each in held if each.term in extra), None)
+        if wrong is not None:
+            by, maker = wrong.by, self._maker(wrong)
+            # It is named first, and beside it what should meet the same weights.
+            extra.sort(key=lambda term: term != wrong.term)
+            lacking.sort(key=lambda term: term[1] != wrong.term[1])
+            inside = self._made_inside(of.layer, lacking[0][0]) if lacking else None
+            if maker is not None and inside is not None and self._known(wrong.term[0]) is None:
+                return self._vector(maker, *inside, wrong.piece)
+        rule = Meaning.TERMS if by.opcode == Opcode.GEMM or by.fields.get("taps") else Meaning.OPERAND
+        what = self._term_words(extra, lacking, len(meant), position, maker)
+        return self.error(rule, by, of.layer, what, of.inner)
 
-    def _term_words(self, extra: list[Term], lacking: list[Term], count: int, position: Position) -> str:
+    def _maker(self, held: Held) -> Decoded | None:
+        """The vector instruction that wrote what a term was read from, if it was one."""
+        if held.memory == "acc":
+            return None
+        _, writers = self._replay(held.by.index)
+        index = int(writers[held.memory][held.piece])
+        return self.stream[index] if index >= 0 and self.stream[index].opcode == Opcode.VECTOR else None
+
+    def _made_inside(self, layer: int, value: int) -> tuple[Where, Position] | None:
+        """The layer inside of a block that is meant to make the piece `value`, and where in its y."""
+        for inner, each in enumerate(layers_of(self.run.layers[layer])[:-1]):
+            found = part(self.cfg, self._pieces(layer)[each.y.storage], each.y) == value
+            if found.any():
+                return Where(layer, inner), _first(found)
+        return None
+
+    def _term_words(
+        self, extra: list[Term], lacking: list[Term], count: int, position: Position, maker: Decoded | None
+    ) -> str:
+        """maker: the vector instruction that made the first of `extra`."""
         at = f"for {_words(position)} of its output"
         if not extra and not lacking:
             return f"computes something else {at}"
         if extra and lacking:
             if sorted(a for a, _ in extra) == sorted(a for a, _ in lacking):
                 return f"multiplies {self._name(extra[0][0])} by other weights {at}"
-            return f"takes {self._name(extra[0][0])} instead of {self._name(lacking[0][0])} {at}"
+            return f"takes {self._name(extra[0][0], maker)} instead of {self._name(lacking[0][0])} {at}"
         if lacking:
             return f"leaves out {len(lacking)} of {count} terms {at}, the first with {self._name(lacking[0][0])}"
-        return f"takes {len(extra)} terms too many {at}, the first with {self._name(extra[0][0])}"
+        return f"takes {len(extra)} terms too many {at}, the first with {self._name(extra[0][0], maker)}"
 
-    def _name(self, value: int) -> str:
-        """What a scalar stands for."""
-        for act in (act for layer in self.run.layers for act in (layer.y, *inputs(layer))):
-            held = part(self.cfg, self.state.pieces[act.storage], act)
+    def _name(self, value: int, maker: Decoded | None = None) -> str:
+        """What a scalar stands for, which `maker` has made if a vector instruction did."""
+        unknown = "what nothing has written" if maker is None else f"what instruction {maker.index} has made"
+        return self._known(value) or unknown
+
+    def _known(self, value: int) -> str | None:
+        """What a scalar stands for, None where it is of no layer."""
+        for at, act in self._activations():
+            held = part(self.cfg, self._pieces(at)[act.storage], act)
             if (held == value).any():
                 return f"{_words(_first(held == value))} of {act.name!r}"
         for storage, pieces in self.state.pieces.items():
@@ -223,7 +327,13 @@ class _Diagnosis:
         key: Hashable = next((key for key, symbol in self.symbols.known.items() if symbol == value), None)
         if isinstance(key, tuple) and key[0] == "padding":
             return f"padding of {key[1]}"
-        return "what nothing has written"
+        return None
+
+    def _activations(self) -> Iterator[tuple[int, Activation]]:
+        """What the layers read and write, inside of blocks as well, and the layer of each."""
+        for number, layer in enumerate(self.run.layers):
+            for each in layers_of(layer):
+                yield from ((number, act) for act in (each.y, *inputs(each)))
 
 
 def _first(found: NDArray[np.bool_]) -> Position:

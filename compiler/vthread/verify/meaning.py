@@ -1,8 +1,9 @@
 """What layers mean, as random scalars of the integers modulo 2^64: one for each piece of each output.
 
 A *piece* is what LOAD and STORE move, [batch][group] of an activation. It is represented by a random number, its
-symbol; weights by a random linear hash, so that the sum of a convolution is a sum of products of scalars. Nothing here
-knows of tiles, rings or tokens: everything follows from the dataclasses of `layer.py`.
+symbol; weights by a random linear hash, so that the sum of a convolution is a sum of products of scalars. What a vector
+operation makes of that is no linear function of it, and neither is its scalar. Nothing here knows of tiles, rings or
+tokens: everything follows from the dataclasses of `layer.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.layer import (
     Activation,
+    Block,
     Conv,
     Layer,
     Map,
@@ -48,6 +50,13 @@ class Operation(NamedTuple):
     """Factors of v and of B, constant, shift, smallest and largest result."""
     int8: bool = True
 
+    @property
+    def constant(self) -> int | None:
+        """The result where it is one number whatever the operands, because the clip leaves no other."""
+        if self.clip is None or self.clip[0] < self.clip[1] or self.table is not None or self.residual is not None:
+            return None
+        return self.clip[1]
+
 
 class Symbols:
     """The random scalars of one verification; the same content always has the same one.
@@ -64,6 +73,8 @@ class Symbols:
         self.bias = np.uint64(128 * sum(self.lanes.reshape(-1).tolist()) & (1 << 64) - 1)
         self.a, self.b = (np.uint64(value | 1) for value in self.fresh(2).tolist())
         """Factors of the operands of a vector instruction; odd, so that products keep what they multiply."""
+        self.factors = self.fresh(3) | np.uint64(1)
+        """Of `result`."""
 
     def fresh(self, count: int) -> Scalars:
         """`count` random numbers."""
@@ -94,6 +105,27 @@ class Symbols:
         scalars: Scalars = sums - self.bias
         return scalars.reshape(count, outs, ins)
 
+    def taps(self, rows: NDArray[np.uint8]) -> Scalars:
+        """Scalars [...] of `rows` [..., group] uint8: those of weights that have them on their diagonal."""
+        signed = rows.view(np.int8).astype(np.int64).view(np.uint64)
+        scalars: Scalars = np.einsum("...g,g->...", signed, self.lanes.diagonal())
+        return scalars
+
+    def result(self, operation: Operation, operands: Scalars) -> Scalars:
+        """The scalars of what `operation` makes of its operands, the scalars of which are summed up in `operands`.
+
+        Different sums have different results, which have no more to do with each other than fresh random numbers have.
+        A constant is what padding with it is.
+        """
+        if operation.constant is not None:
+            return np.full(operands.shape, self.padding(operation.constant), np.uint64)
+        total = operands + self.of("operation", operation)
+        for factor in self.factors:
+            total ^= total >> np.uint64(32)
+            total *= factor
+        mixed: Scalars = total ^ total >> np.uint64(32)
+        return mixed
+
     def parameters(self, entries: NDArray[np.uint64]) -> Scalars:
         """Scalars [pieces] of parameters [pieces, group] uint64."""
         return np.array([self.of("parameters", row.tobytes()) for row in entries], np.uint64)
@@ -109,12 +141,12 @@ class Operands(NamedTuple):
 
     def result(self, symbols: Symbols) -> Scalars:
         """The scalars of the output."""
-        total = self.a * symbols.a + symbols.of("operation", self.operation)
+        total = self.a * symbols.a
         if self.parameters is not None:
             total += self.parameters
         if self.b is not None:
             total += self.b * symbols.b
-        return total
+        return symbols.result(self.operation, total)
 
 
 Pieces = dict[Storage, Scalars]
@@ -132,8 +164,24 @@ def part(cfg: Config, pieces: Scalars, act: Activation) -> Scalars:
     return blocked(cfg, pieces, act)[:, act.group_offset : act.group_offset + act.groups(cfg)]
 
 
+def layers_of(layer: Layer) -> tuple[Layer, ...]:
+    """The layers of a block; any other layer alone."""
+    return layer.layers if isinstance(layer, Block) else (layer,)
+
+
+def pieces_inside(symbols: Symbols, pieces: Pieces, layer: Layer) -> Pieces:
+    """`pieces`, and what each layer of a block but the last means for the one after it."""
+    inside = dict(pieces)
+    for each in layers_of(layer)[:-1]:
+        inside[each.y.storage] = symbols.fresh(each.y.size(symbols.cfg) // symbols.cfg.piece_bytes)
+        part(symbols.cfg, inside[each.y.storage], each.y)[...] = operands(symbols, inside, each).result(symbols)
+    return inside
+
+
 def operands(symbols: Symbols, pieces: Pieces, layer: Layer) -> Operands:
     """What `layer` means for every piece of its y."""
+    if isinstance(layer, Block):
+        return operands(symbols, pieces_inside(symbols, pieces, layer), layer.layers[-1])
     cfg = symbols.cfg
     x, b, parameters = part(cfg, pieces[layer.x.storage], layer.x), None, None
     epilogue, requantise = layer.epilogue, None

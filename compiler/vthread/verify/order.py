@@ -120,23 +120,14 @@ def _execute(cfg: Config, stream: list[Decoded]) -> list[int]:
 
 # Order between units --------------------------------------------------------------------------------------
 
-_READERS = {
-    "inp": (Unit.GEMM,), "wgt": (Unit.GEMM,), "acc": (Unit.GEMM, Unit.VECTOR), "vin": (Unit.VECTOR,),
-    "out": (Unit.STORE,), "par": (Unit.VECTOR,), "lut": (Unit.VECTOR,), "DRAM": (Unit.LOAD,),
-}  # fmt: skip
-_WRITERS = {
-    "inp": (Unit.LOAD,), "wgt": (Unit.LOAD,), "acc": (Unit.LOAD, Unit.GEMM, Unit.VECTOR), "vin": (Unit.LOAD,),
-    "out": (Unit.VECTOR,), "par": (Unit.LOAD,), "lut": (Unit.LOAD,), "DRAM": (Unit.STORE,),
-}  # fmt: skip
-
 
 class _Memory:
     """For each place of one memory the last instruction of each unit that read and that wrote it, plus 1."""
 
     def __init__(self, name: str, size: int, pieces: int = 1, unit: str = "entry") -> None:
-        self.name, self.pieces, self.unit = name, pieces, unit
-        self.reads = {unit: np.zeros(size, np.int32) for unit in _READERS[name]}
-        self.writes = {unit: np.zeros(size, np.int32) for unit in _WRITERS[name]}
+        self.name, self.size, self.pieces, self.unit = name, size, pieces, unit
+        self.logs: dict[bool, dict[Unit, NDArray[np.int32]]] = {True: {}, False: {}}
+        """Of writes and of reads, by unit; a unit has one from its first access on."""
         self.written = np.zeros(size, np.bool_)
         self.full = 0
         """All places before this one are known to be written."""
@@ -144,9 +135,16 @@ class _Memory:
 
     def _rivals(self, unit: Unit, write: bool) -> Iterator[tuple[Unit, str, NDArray[np.int32]]]:
         """The logs of other units that an access of `unit` must come after."""
-        for verb, log in (("writes", self.writes), ("reads", self.reads)):
-            if write or verb == "writes":
-                yield from ((rival, verb, last) for rival, last in log.items() if rival != unit)
+        for writes in (True, False) if write else (True,):
+            verb = "writes" if writes else "reads"
+            yield from ((rival, verb, last) for rival, last in self.logs[writes].items() if rival != unit)
+
+    def _log(self, unit: Unit, write: bool) -> NDArray[np.int32]:
+        logs = self.logs[write]
+        if unit not in logs:
+            logs[unit] = np.zeros(self.size, np.int32)
+            self.rivals = {key: list(self._rivals(*key)) for key in self.rivals}
+        return logs[unit]
 
     def touch(self, i: Decoded, places: Pattern, write: bool, ended: list[int]) -> None:
         """ORDER. ended: by unit, the last instruction that has ended before `i` begins, plus 1."""
@@ -157,7 +155,7 @@ class _Memory:
             if np.maximum.reduce(found, axis=None) > allowed:
                 place = int(self._first(places, found > allowed))
                 self._out_of_order(i, "writes" if write else "reads", place, rival, verb, int(last[place]) - 1)
-        places.of((self.writes if write else self.reads)[i.unit])[...] = i.index + 1
+        places.of(self._log(i.unit, write))[...] = i.index + 1
 
     def check_written(self, i: Decoded, places: Pattern) -> None:
         """WRITTEN."""

@@ -3,18 +3,30 @@
 The launches are run in program order, which `order.py` has shown to be what the machine does, but not on bytes: one
 scalar, an integer modulo 2^64, stands for a piece [batch][group] of an activation, and one for the weights between two
 channel groups. Pieces that the host packs are fresh random numbers, as is memory that nobody has written. GEMM adds
-products, VECTOR adds multiples of its operands and a number that stands for what it does to them; so each piece stored
-is a polynomial in the random numbers, and it is compared with that which the layer means (`meaning.py`). After that the
-piece is a fresh random number, so that each layer stands alone and the degree stays at three.
+products, and so do the taps of VECTOR. VECTOR adds multiples of its operands and a number that stands for what it does
+to them, and passes the sum through a bijection (`Symbols.result`), so that another sum becomes a number that has
+nothing to do with it. Each piece stored is compared with what the layer means (`meaning.py`), and is then a fresh
+random number. So each layer stands alone, and its sums are polynomials of degree three in numbers that are random to
+it.
+
+Inside of a block nothing is stored, and a layer reads what VECTOR has made. That is as good as fresh numbers, which is
+what the bijection is for: two pieces are equal where they came about in the same way, and unrelated where not. Were
+VECTOR linear, f(u) + f(v) would pass for f(u + w) + f(v - w), whatever the random numbers are: a term in the wrong one
+of two sums whose results meet equal weights in the next layer.
 
 Two different polynomials have equal values with a probability below 2^-40. All coefficients of their difference are
-multiples of 2^v, and one is of no higher power; they are differences of weights, so v is at most 7 where a sum is wrong
-in one term, and grows by one with each doubling of how often that term is wrong. For the product of two random numbers
-modulo 2^64 the lemma of Schwartz and Zippel, applied to each power of 2 in turn, gives (64 - v) / 2 * 2^-(64 - v): here
-2^-52. A wrong stream stores a wrong piece, or none where one is due, and passes only if every comparison does.
+multiples of 2^v, and one is of no higher power; they are differences of weights, so v is at most 7 where a sum is
+wrong in one term, and grows by one with each doubling of how often that term is wrong. For the product of two random
+numbers modulo 2^64 the lemma of Schwartz and Zippel, applied to each power of 2 in turn, gives (64-v)/2 * 2^(v-64):
+here 2^-52. A wrong stream stores a wrong piece, or none where one is due, and passes only if every comparison does. In
+a block, a wrong sum may also look right because a piece of it equals another one, of those in it and of those meant,
+by an accident one layer before. With n of them that is n times as probable: after a depthwise convolution of 5x5 and a
+1x1 of 240 channel groups, whose n are 50 and 480, 2^-52 has become less than 2^-36.
+
 (J. T. Schwartz, "Fast probabilistic algorithms for verification of polynomial identities", J. ACM 27, 1980; R. Zippel,
 "Probabilistic algorithms for sparse polynomials", EUROSAM 1979; the hash is the multilinear one of M. N. Wegman and
-J. L. Carter, "New hash functions and their use in authentication and set equality", JCSS 22, 1981.)
+J. L. Carter, "New hash functions and their use in authentication and set equality", JCSS 22, 1981. That the bijection
+is as good as a random one is assumed, as it is of the generator of the random numbers.)
 """
 
 from __future__ import annotations
@@ -34,6 +46,7 @@ from celosia.compiler.vthread.verify.decode import (
     Dims,
     Fields,
     VerifyError,
+    destination,
     loop_fields,
     padded_block,
     reach,
@@ -41,7 +54,7 @@ from celosia.compiler.vthread.verify.decode import (
 )
 from celosia.compiler.vthread.verify.meaning import Operands, Operation, Pieces, Scalars, Symbols, operands, part
 from celosia.hw.config import Config
-from celosia.hw.isa import OUTER_LOOPS, ASource, BinaryOp, BSource, Buffer, Destination, Opcode
+from celosia.hw.isa import OUTER_LOOPS, ASource, BinaryOp, BSource, Buffer, Destination, Opcode, ReduceOp
 
 
 class Meaning(StrEnum):
@@ -52,7 +65,7 @@ class Meaning(StrEnum):
     OPERATION = "every vector instruction does what its layer means"
     PARAMETERS = "every output is scaled with its own parameters"
     OPERAND = "every vector instruction reads what its layer means"
-    TERMS = "every accumulator holds each term of its sum exactly once"
+    TERMS = "every sum has each of its terms exactly once"
     TAKEN = "what the host takes is what the layers made"
 
 
@@ -68,6 +81,7 @@ class ProvenanceError(VerifyError):
 class Run:
     """One launch: the instructions, the layers that they mean, and what the host does around them.
 
+    Of a Block, x, the residual's operand and y are in DRAM, and nothing else may be stored.
     code: [count, instruction_bytes] uint8. layer_of: [count], the number in `layers` of the layer of each instruction;
     only that of a store counts, and is checked. packed, taken: storages that the host fills before the launch, and
     takes after it.
@@ -179,6 +193,14 @@ class Provenance:
                 self.tiles[key] = self.symbols.weights(data.reshape(shape))
         return self.tiles[key]
 
+    def taps(self, address: int, count: int) -> Scalars:
+        """Scalars [count, taps, out pieces] of the tap entries from `address`."""
+        cfg = self.cfg
+        data = self.bytes_at(address, count * cfg.tap_slots * cfg.block_out)
+        if data is None:
+            return self.symbols.fresh(count * cfg.taps * cfg.out_pieces).reshape(count, cfg.taps, cfg.out_pieces)
+        return self.symbols.taps(data.reshape(count, cfg.tap_slots, cfg.out_pieces, cfg.group)[:, : cfg.taps])
+
     def parameters(self, address: int, count: int) -> Scalars:
         """Scalars [count, out pieces] of the parameter entries from `address`."""
         data = self.bytes_at(address, count * 8 * self.cfg.block_out)
@@ -211,7 +233,8 @@ def _layout(dims: Dims) -> tuple[tuple[int, ...], tuple[int, ...]]:
 class Machine:
     """The scratchpads of one launch, as scalars, and what is still to be stored.
 
-    inp, acc, vin, out: by piece. wgt: by (entry, out piece, in piece). par: by (entry, out piece). lut: contents.
+    inp, acc, vin, out: by piece. wgt: by (entry, out piece, in piece). par: by (entry, out piece). tap: by (entry, tap,
+    out piece). lut: contents.
     """
 
     def __init__(self, state: Provenance, number: int, run: Run) -> None:
@@ -223,8 +246,9 @@ class Machine:
         self.wgt = fresh(cfg.wgt_depth * self.ins * self.outs)
         self.acc, self.vin, self.out = (fresh(d * self.outs) for d in (cfg.acc_depth, cfg.vin_depth, cfg.out_depth))
         self.par = fresh(cfg.par_depth * self.outs)
+        self.tap = fresh(cfg.tap_depth * cfg.taps * self.outs)
         self.lut: list[object] = [("noise", slot) for slot in range(cfg.lut_count)]
-        self.memories = {Buffer.INP: self.inp, Buffer.VIN: self.vin, Buffer.ACC: self.acc}
+        self.pads = {"inp": self.inp, "acc": self.acc, "vin": self.vin, "out": self.out}
         self.wanted: dict[int, Scalars] = {}
         """By layer, what each piece of the storage of y has yet to become; 0 where nothing is to be stored."""
         self.steps = {
@@ -260,10 +284,12 @@ class Machine:
             self._load_rows(f, self.wgt, self.ins * self.outs, self.state.weights)
         elif buffer == Buffer.PAR:
             self._load_rows(f, self.par, self.outs, self.state.parameters)
+        elif buffer == Buffer.TAP:
+            self._load_rows(f, self.tap, self.cfg.taps * self.outs, self.state.taps)
         elif buffer == Buffer.LUT:
             self._load_tables(f)
         else:
-            self._load_pieces(f, self.memories[Buffer(buffer)])
+            self._load_pieces(f, self.pads[Buffer(buffer).name.lower()])
 
     def _load_rows(self, f: Fields, target: Scalars, width: int, contents: object) -> None:
         assert callable(contents)
@@ -337,21 +363,30 @@ class Machine:
 
     def _vector(self, i: Decoded) -> None:
         f, outs = i.fields, self.outs
-        memory = self.acc if f["a_source"] == ASource.ACC else self.vin
-        a = view(memory, f["a_base"] * outs, self._dims(f, "a"))
-        r, s = f["extent_r"], f["extent_s"]
-        if r * s > 1:
-            window = ((r, f["a_r"] * outs), (s, f["a_s"] * outs))
-            a = view(memory, f["a_base"] * outs, (*self._dims(f, "a"), *window)).sum(axis=(4, 5))
         operation = operation_of(f, self.lut)
-        total = a * self.symbols.a
-        total += self.symbols.of("operation", operation)
+        total = self._a(f) * self.symbols.a
         if f["requantise"]:
             total += view(self.par, f["par_base"] * outs, self._dims(f, "par"))
         if operation.residual is not None or (operation.binary is not None and operation.binary[2] is None):
             total += view(self.vin, f["b_base"] * outs, self._dims(f, "b")) * self.symbols.b
-        target = self.out if operation.int8 else self.acc
-        view(target, f["dst_base"] * outs, self._dims(f, "dst"))[...] = total
+        target = view(self.pads[destination(f)], f["dst_base"] * outs, self._dims(f, "dst"))
+        target[...] = self.symbols.result(operation, total)
+
+    def _a(self, f: Fields) -> Scalars:
+        """A of a VECTOR, [n, y, x, out pieces]."""
+        outs, taps = self.outs, self.cfg.taps
+        memory = self.acc if f["a_source"] == ASource.ACC else self.vin
+        dims, r, s = self._dims(f, "a"), f["extent_r"], f["extent_s"]
+        window = (r, f["a_r"] * outs), (s, f["a_s"] * outs)
+        if not f["taps"]:
+            a = view(memory, f["a_base"] * outs, (*dims, *window))
+            return a.sum(axis=(4, 5)) if r * s > 1 else a[..., 0, 0]
+        entry = taps * outs
+        steps = (f["extent_n"], f["tap_n"] * entry), (r, f["tap_r"] * entry), (s, f["tap_s"] * entry)
+        weights = view(self.tap, f["tap_base"] * entry, (*steps, (taps, outs), (outs, 1)))
+        a = view(memory, f["a_base"] * outs, (*dims, *window, (taps, outs)))
+        total: Scalars = np.einsum("nyxqrst,nrstq->nyxq", a, weights)
+        return total
 
     def _dims(self, f: Fields, operand: str) -> Dims:
         (en, sn), (ey, sy), (ex, sx) = loop_fields(operand, OUTER_LOOPS)
@@ -399,9 +434,9 @@ def store_places(cfg: Config, f: Fields, address: int) -> tuple[int, Dims] | Non
 def operation_of(f: Fields, tables: Sequence[object]) -> Operation:
     """What a VECTOR instruction does, `tables` being the contents of lut."""
     binary = residual = zero_point = clip = table = reduce = None
-    int8 = f["destination"] == Destination.OUT
-    if f["extent_r"] * f["extent_s"] > 1:
-        reduce = f["reduce_op"]
+    int8 = f["destination"] != Destination.ACC
+    if f["extent_r"] * f["extent_s"] > 1 and not (f["taps"] and f["reduce_op"] == ReduceOp.ADD):
+        reduce = f["reduce_op"]  # a sum of taps is one as those of gemm are
     if f["binary_op"] != BinaryOp.NONE:
         binary = f["binary_op"], f["b_offset"], f["imm"] if f["b_source"] == BSource.IMM else None
     if f["requantise"]:

@@ -1,0 +1,202 @@
+"""Networks of depthwise convolutions, made here: known shapes, random weights, quantised by onnxruntime.
+
+    python -m benchmarks.networks FOLDER [NAME ...]     # write NAME.onnx, or all, for `celosia run`
+
+Weights are int8 by channel and symmetric, activations int8 with a zero point, as QuantizeLinear and DequantizeLinear
+pairs; ranges come from the calibration with random inputs. For cycle counts and for comparing bytes: nothing here was
+trained.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from celosia.driver.quantize import quantize
+
+Array = NDArray[Any]
+OPSET, IR_VERSION = 18, 10
+CALIBRATION = 4
+"""Random inputs from which the ranges of activations come."""
+SPREAD = 2.0
+"""Standard deviation of what goes into an activation function: ReLU6 cuts some of it at both ends, and not all."""
+BIAS = 0.5
+"""Standard deviation of biases."""
+
+
+class Net:
+    """A float network in the making: [1, channels, rows, columns], one operator after the other.
+
+    Weights are scaled by the mean square of what they multiply, as it is where sums are normally distributed, so that
+    no layer's activations die or explode.
+    """
+
+    def __init__(self, name: str, shape: tuple[int, ...]) -> None:
+        self.name, self.rng = name, np.random.default_rng(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]))
+        self.shape = shape
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = []
+        self.power: dict[str, float] = {"input": 1.0}
+        """Mean square of each value."""
+        self.channels = {"input": shape[1]}
+
+    def conv(
+        self, x: str, channels: int, kernel: tuple[int, int] = (1, 1), stride: int = 1,
+        pads: tuple[int, int, int, int] | None = None, depthwise: bool = False, top: float | None = 6.0,
+    ) -> str:  # fmt: skip
+        """A convolution, then ReLU up to `top` (None: no activation function). pads: those that keep the size."""
+        inputs = 1 if depthwise else self.channels[x]
+        if pads is None:
+            pads = (kernel[0] // 2, kernel[1] // 2, kernel[0] // 2, kernel[1] // 2)
+        y = f"conv{len(self.nodes)}"
+        deviation = SPREAD / math.sqrt(inputs * math.prod(kernel) * self.power[x])
+        gains = self.rng.uniform(0.7, 1.3, (channels, 1, 1, 1))  # a scale of its own for each channel
+        weights = self.rng.normal(0, deviation, (channels, inputs, *kernel)) * gains
+        arguments = [x, self._constant(f"{y}_w", weights), self._constant(f"{y}_b", self.rng.normal(0, BIAS, channels))]
+        self._node(
+            "Conv", arguments, y, kernel_shape=kernel, strides=(stride, stride), pads=pads,
+            group=channels if depthwise else 1,
+        )  # fmt: skip
+        self.channels[y], self.power[y] = channels, SPREAD**2 + BIAS**2
+        if top is None:
+            return y
+        bounds = [self._constant(f"{y}_{end}", np.float32(value)) for end, value in (("low", 0), ("high", top))]
+        self._node("Clip", [y, *bounds], f"{y}_relu")
+        sample = np.clip(self.rng.normal(0, math.sqrt(self.power[y]), 4096), 0, top)
+        self.channels[f"{y}_relu"], self.power[f"{y}_relu"] = channels, float((sample**2).mean())
+        return f"{y}_relu"
+
+    def add(self, a: str, b: str) -> str:
+        y = f"add{len(self.nodes)}"
+        self._node("Add", [a, b], y)
+        self.channels[y], self.power[y] = self.channels[a], self.power[a] + self.power[b]
+        return y
+
+    def inverted_residual(self, x: str, channels: int, expand: int, kernel: int, stride: int) -> str:
+        """A block of MobileNetV2 and its successors: 1x1 to `expand` times the channels, depthwise, 1x1 without an
+        activation function, and the input added where it has the output's shape."""
+        wide = self.channels[x] * expand
+        y = self.conv(x, wide) if expand > 1 else x
+        y = self.conv(y, wide, (kernel, kernel), stride, depthwise=True)
+        y = self.conv(y, channels, top=None)
+        return self.add(x, y) if stride == 1 and channels == self.channels[x] else y
+
+    def classify(self, x: str, classes: int) -> onnx.ModelProto:
+        """Average over all pixels, and one matrix product to `classes` logits: the model."""
+        self._node("GlobalAveragePool", [x], "pooled")
+        self._node("Flatten", ["pooled"], "features")
+        weights = self.rng.normal(0, 1 / math.sqrt(self.channels[x]), (classes, self.channels[x]))
+        arguments = ["features", self._constant("fc_w", weights), self._constant("fc_b", np.zeros(classes))]
+        self._node("Gemm", arguments, "logits", transB=1)
+        return self.ending("logits", [1, classes])
+
+    def ending(self, output: str, shape: list[int]) -> onnx.ModelProto:
+        """The model whose output is `output`."""
+        graph = helper.make_graph(
+            self.nodes, self.name,
+            [helper.make_tensor_value_info("input", TensorProto.FLOAT, self.shape)],
+            [helper.make_tensor_value_info(output, TensorProto.FLOAT, shape)], self.constants,
+        )  # fmt: skip
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+
+    def _node(self, op: str, inputs: list[str], output: str, **attributes: object) -> None:
+        self.nodes.append(helper.make_node(op, inputs, [output], name=output, **attributes))
+
+    def _constant(self, name: str, value: Any) -> str:
+        self.constants.append(numpy_helper.from_array(np.asarray(value, np.float32), name))
+        return name
+
+
+def mobilenet_v2(size: int) -> onnx.ModelProto:
+    """MobileNetV2 1.0 (Sandler et al., CVPR 2018, table 2) on size x size pixels, 1,000 classes."""
+    net = Net(f"mobilenet_v2_{size}", (1, 3, size, size))
+    x = net.conv("input", 32, (3, 3), 2)
+    for expand, channels, count, stride in (
+        (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1),
+    ):  # fmt: skip
+        for number in range(count):
+            x = net.inverted_residual(x, channels, expand, 3, 1 if number else stride)
+    return net.classify(net.conv(x, 1280), 1000)
+
+
+def lite() -> onnx.ModelProto:
+    """Inverted residuals with 3x3 and 5x5 depthwise convolutions, ReLU6 and no squeeze-excite on 224 x 224 pixels:
+    the shapes of EfficientNet-Lite0 (Liu, 2020, after Tan and Le, ICML 2019)."""
+    net = Net("lite", (1, 3, 224, 224))
+    x = net.conv("input", 32, (3, 3), 2)
+    for expand, kernel, channels, count, stride in (
+        (1, 3, 16, 1, 1), (6, 3, 24, 2, 2), (6, 5, 40, 2, 2), (6, 3, 80, 3, 2), (6, 5, 112, 3, 1), (6, 5, 192, 4, 2),
+        (6, 3, 320, 1, 1),
+    ):  # fmt: skip
+        for number in range(count):
+            x = net.inverted_residual(x, channels, expand, kernel, 1 if number else stride)
+    return net.classify(net.conv(x, 1280), 1000)
+
+
+def ds_cnn() -> onnx.ModelProto:
+    """The keyword spotter of MLPerf Tiny (Banbury et al., 2021): DS-CNN on 49 frames of 10 coefficients, 12 words."""
+    net = Net("ds_cnn", (1, 1, 49, 10))
+    x = net.conv("input", 64, (10, 4), 2, (4, 1, 5, 1))
+    for _ in range(4):
+        x = net.conv(net.conv(x, 64, (3, 3), depthwise=True), 64)
+    return net.classify(x, 12)
+
+
+def depthwise() -> onnx.ModelProto:
+    """A depthwise 3x3 convolution alone, of 112 x 112 pixels and 96 channels."""
+    net = Net("depthwise", (1, 96, 112, 112))
+    return net.ending(net.conv("input", 96, (3, 3), depthwise=True), [1, 96, 112, 112])
+
+
+NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
+    "mobilenet_v2_160": lambda: mobilenet_v2(160),
+    "mobilenet_v2_224": lambda: mobilenet_v2(224),
+    "ds_cnn": ds_cnn,
+    "lite": lite,
+    "depthwise": depthwise,
+}
+
+
+def write(name: str, path: Path) -> None:
+    """Write the network of that name to `path`."""
+    model = NETWORKS[name]()
+    (value,) = model.graph.input
+    shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+    inputs = np.random.default_rng(0).standard_normal((CALIBRATION, *shape[1:])).astype(np.float32)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "float.onnx"
+        onnx.save(model, source)
+        quantize(source, {value.name: inputs}, path)
+
+
+def cached(name: str, folder: Path) -> Path:
+    """The network of that name in `folder`, made where it is not there as this module makes it now."""
+    digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    path = folder / f"{name}-{digest}.onnx"
+    if not path.exists():
+        write(name, path)
+    return path
+
+
+def main(arguments: list[str]) -> int:
+    if not arguments or not set(arguments[1:]) <= set(NETWORKS):
+        print(f"usage: python -m benchmarks.networks FOLDER [NAME ...], of {', '.join(NETWORKS)}", file=sys.stderr)
+        return 2
+    for name in arguments[1:] or NETWORKS:
+        write(name, Path(arguments[0]) / f"{name}.onnx")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,195 @@
+"""Which layers run as blocks: chains in which each layer alone reads what the one before it makes.
+
+A block's intermediates stay in scratchpads. Chains are cut where that takes the fewest cycles: dynamic programming over
+the estimates of layers and blocks finds the best few ways, the timing model takes one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from math import inf
+
+import onnx_ir as ir
+
+from celosia.compiler.graph.select import Choice, Selection
+from celosia.compiler.image import LayerErrors, build
+from celosia.compiler.layer import Activation, Block, Conv, Layer, Storage, Untileable, inputs, moved, padded_groups
+from celosia.compiler.tensorize import block_space, pack
+from celosia.compiler.tensorize.block_space import BlockProblem
+from celosia.compiler.tensorize.define import define, depthwise
+from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tensorize.space import Problem, choose, estimate
+from celosia.hw.config import Config
+from celosia.sim.timing import predict
+
+LONGEST = 5
+"""Layers of a block."""
+KEPT = 2
+"""Ways to cut a chain that are kept."""
+WORTH_A_LOOK = 1.1
+"""How many times the cycles of the best way another one may take, by the estimates, to be timed."""
+
+
+def form_blocks(
+    cfg: Config, selection: Selection, planner: Planner, apart: Collection[ir.Node] = (),
+    decided: Collection[str] = (),
+) -> None:  # fmt: skip
+    """Put chains of `selection` together as blocks.
+
+    apart: operators whose layers are in no block. decided: names of layers and blocks that are to be as they are.
+    """
+    if not cfg.forward:
+        return
+    cutter = _Cutter(cfg, planner, frozenset(decided))
+    for chain in list(_chains(cfg, selection, frozenset(apart))):
+        for part in cutter.cut(chain):
+            if len(part) > 1:
+                cutter.note(_join(selection, part), part)
+
+
+def _chains(cfg: Config, selection: Selection, apart: frozenset[ir.Node]) -> Iterator[list[Choice]]:
+    """The longest chains of at least two layers."""
+    choices = selection.choices
+    following: dict[int, Choice] = {}
+    for before in choices:
+        reader = _only_reader(cfg, before, choices)
+        if reader is not None and apart.isdisjoint((*before.nodes, *reader.nodes)):
+            following[id(before)] = reader
+    later = {id(choice) for choice in following.values()}
+    for choice in choices:
+        if id(choice) in later or id(choice) not in following:
+            continue
+        chain = [choice]
+        while id(chain[-1]) in following:
+            chain.append(following[id(chain[-1])])
+        yield chain
+
+
+def _only_reader(cfg: Config, before: Choice, choices: list[Choice]) -> Choice | None:
+    """The choice that alone reads what `before` makes, where both can be in a block."""
+    layer = before.layer
+    y = layer.y
+    if not _fits(cfg, layer) or layer.epilogue.residual is not None:
+        return None
+    if before.value.is_graph_output() or y.group_offset or y.storage_groups != padded_groups(cfg, y.channels):
+        return None
+    if any(other.layer.y.storage is y.storage for other in choices if other is not before):
+        return None
+    readers = [other for other in choices if any(act.storage is y.storage for act in inputs(other.layer))]
+    if len(readers) != 1 or not _fits(cfg, readers[0].layer) or readers[0].layer.x != y:
+        return None
+    residual = readers[0].layer.epilogue.residual
+    if residual is not None and residual.operand.storage is y.storage:
+        return None
+    nodes = readers[0].nodes
+    return readers[0] if all(use.node in nodes for use in before.value.uses()) else None
+
+
+def _fits(cfg: Config, layer: Layer) -> bool:
+    """Whether `layer` can be in a block: a convolution of images, of all channels or of each alone."""
+    if not isinstance(layer, Conv) or layer.x.height * layer.x.width == 1:
+        return False
+    return depthwise(cfg, layer) or (layer.groups == 1 and len(pack.runs(cfg, layer)) == 1)
+
+
+class _Cutter:
+    """Finds the parts of a chain that take the fewest cycles together.
+
+    The estimates of layers and blocks say which ways to cut are worth a look; the timing model decides among those.
+    """
+
+    def __init__(self, cfg: Config, planner: Planner, decided: frozenset[str]) -> None:
+        self.cfg, self.planner, self.decided = cfg, planner, decided
+        self.estimated: dict[Hashable, float | None] = {}
+        self.timed: dict[Hashable, float] = {}
+
+    def cut(self, chain: list[Choice]) -> list[list[Choice]]:
+        ways: list[list[tuple[float, tuple[int, ...]]]] = [[(0.0, ())]]
+        for end in range(1, len(chain) + 1):
+            found = []
+            for start in range(max(0, end - LONGEST), end):
+                layer = _as_one([choice.layer for choice in chain[start:end]])
+                cost = -1e12 if layer.name in self.decided else self._estimate(layer)
+                if cost is not None:
+                    found += [(before + cost, (*cuts, start)) for before, cuts in ways[start]]
+            ways.append(sorted(found)[:KEPT])
+        best = ways[-1][0][0]
+        near = [cuts for cost, cuts in ways[-1] if cost <= max(best, WORTH_A_LOOK * best)]
+        parts = [[chain[a:b] for a, b in pairwise((*cuts, len(chain)))] for cuts in near]
+        return min(parts, key=self._cycles) if len(parts) > 1 else parts[0]
+
+    def note(self, block: Choice, part: list[Choice]) -> None:
+        """Note in `block` what its layers would take one by one."""
+        block.apart = sum(self._estimate(choice.layer) or 0 for choice in part)
+        block.together = self._estimate(block.layer) or 0
+
+    def _estimate(self, layer: Layer) -> float | None:
+        """Estimated cycles of `layer`; None for a block that cannot be."""
+        try:
+            definitions = define(self.cfg, layer)
+            key = tuple(definition.signature for definition in definitions)
+            if key not in self.estimated:
+                self.estimated[key] = sum(_estimated(self.cfg, definition.problem) for definition in definitions)
+            return self.estimated[key]
+        except Untileable:
+            return None if isinstance(layer, Block) else 1e12  # a layer alone says so itself
+
+    def _cycles(self, parts: list[list[Choice]]) -> float:
+        """Cycles of a chain that is cut into `parts`, by the timing model: twice in a row, so that what the next layers
+        overlap with counts."""
+        layers = [_as_one([choice.layer for choice in part]) for part in parts]
+        key = tuple(definition.signature for layer in layers for definition in define(self.cfg, layer))
+        if key not in self.timed:
+            twice = [*layers, *_again(layers)]
+            read = {act.storage for layer in twice for act in inputs(layer)}
+            made = {layer.y.storage for layer in twice}
+            try:
+                image = build(self.cfg, [twice], [read - made], [{twice[-1].y.storage}], self.planner)
+                code = image.code(image.launches[0]).tobytes()
+                self.timed[key] = predict(self.cfg, code).cycles
+            except LayerErrors:
+                self.timed[key] = inf
+        return self.timed[key]
+
+
+def _again(layers: list[Layer]) -> list[Layer]:
+    """The same layers once more, on what they have made where it has the shape of what they read."""
+    x, y = layers[0].x, layers[-1].y
+    same = x.dims == y.dims and x.storage.groups == y.storage.groups and x.group_offset == y.group_offset
+    others = {x.storage: y.storage} if same else {}
+
+    def placed(act: Activation) -> Activation:
+        if act.storage not in others:
+            others[act.storage] = Storage(act.storage.name, act.storage.groups)
+        return replace(act, storage=others[act.storage])
+
+    return [moved(layer, placed) for layer in layers]
+
+
+def _as_one(layers: Sequence[Layer]) -> Layer:
+    return layers[0] if len(layers) == 1 else Block(tuple(each for each in layers if isinstance(each, Conv)))
+
+
+def _estimated(cfg: Config, problem: Problem | BlockProblem) -> float:
+    if isinstance(problem, Problem) and problem.in_blocks:
+        return estimate(cfg, problem, choose(cfg, problem))
+    block = problem if isinstance(problem, BlockProblem) else BlockProblem((problem,))
+    return block_space.estimate(cfg, block, block_space.choose(cfg, block))
+
+
+def _join(selection: Selection, part: list[Choice]) -> Choice:
+    """Put a part of a chain together as one choice, in the place of the last."""
+    for choice in part[:-1]:
+        for known in (selection.forms, selection.written):
+            del known[choice.value]
+    layers = tuple(choice.layer for choice in part if isinstance(choice.layer, Conv))
+    notes = "; ".join(choice.note for choice in part if choice.note)
+    reads = {storage: source for choice in part for storage, source in choice.reads.items()}
+    nodes = [node for choice in part for node in choice.nodes]
+    block = Choice(Block(layers), nodes, reads, part[-1].value, notes)
+    selection.choices[selection.choices.index(part[-1])] = block
+    inside = {id(choice) for choice in part}
+    selection.choices[:] = [choice for choice in selection.choices if id(choice) not in inside]
+    return block

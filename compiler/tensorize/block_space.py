@@ -1,0 +1,221 @@
+"""The space of schedules of a block of layers, and an estimate that chooses among them.
+
+A tile is y rows and x columns of the block's output, with all its channels. The last layer's sum is cut in slices of k
+input blocks; for each slice, the layers before it compute what it reads, with the halo that their windows need. So gemm
+is at one slice of the first layer while the vector unit is at the slice before.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from celosia.compiler.layer import Untileable
+from celosia.compiler.tensorize.space import (
+    EXTENT_MAX,
+    LOAD_LATENCY,
+    REFRESHED,
+    STORE_LATENCY,
+    Decisions,
+    Problem,
+    parts,
+)
+from celosia.hw.config import Config
+from celosia.hw.isa import instruction_bytes
+from celosia.sim import timing
+
+WAITING = 0.1
+"""Share of a slice in which gemm and the vector unit wait for each other, once in each tile."""
+TURN = timing.VECTOR_STAGES + 4
+"""Cycles that a VECTOR waits after one whose result it reads."""
+
+
+@dataclass(frozen=True)
+class BlockProblem:
+    """The problems of layers, each of which reads what the one before it makes. in_blocks of a depthwise one is 0."""
+
+    layers: tuple[Problem, ...]
+
+    @property
+    def last(self) -> Problem:
+        return self.layers[-1]
+
+    @property
+    def text(self) -> str:
+        return "; then ".join(layer.text for layer in self.layers)
+
+
+@dataclass(frozen=True)
+class _Level:
+    """One layer in a slice of a tile. out, near: pixels of its result and of its input; blocks: of its result."""
+
+    problem: Problem
+    blocks: int
+    out: int
+    near: int
+
+    @property
+    def in_blocks(self) -> int:
+        return self.problem.in_blocks or self.blocks
+
+    @property
+    def gemm(self) -> int:
+        return self.blocks * self.problem.in_blocks * self.problem.taps * self.out
+
+    @property
+    def steps(self) -> int:
+        """Cycles of its pass for a pixel of a block."""
+        return max(1, self.problem.sums)
+
+
+def _levels(cfg: Config, p: BlockProblem, d: Decisions) -> list[_Level]:
+    """From the first layer to the last; a result is computed where the next layer's windows reach, within the image."""
+    found: list[_Level] = []
+    rows, columns, blocks = d.y, d.x, p.last.out_blocks
+    ratio = max(1, cfg.block_in // cfg.block_out)
+    for number in reversed(range(len(p.layers))):
+        layer = p.layers[number]
+        near = layer.input_rows(rows), layer.input_columns(columns)
+        found.append(_Level(layer, blocks, rows * columns, near[0] * near[1]))
+        if number:
+            before = p.layers[number - 1]
+            rows, columns = min(near[0], before.rows), min(near[1], before.columns)
+            if layer is p.last and layer.in_blocks:
+                blocks = min(d.k * ratio, before.out_blocks)
+            elif layer.in_blocks:
+                blocks = before.out_blocks
+    return found[::-1]
+
+
+def why_not(cfg: Config, p: BlockProblem, d: Decisions) -> str | None:
+    """Why `d` is not a point of the space, or None."""
+    last = p.last
+    for name, size in (("n", last.out_blocks), ("y", last.rows), ("x", last.columns), ("k", max(last.in_blocks, 1))):
+        if not 1 <= getattr(d, name) <= size:
+            return f"{name} must be between 1 and {size}, not {getattr(d, name)}"
+    if d.ahead < 1 or d.part < 1:
+        return "ahead and part must be at least 1"
+    if d.order != "block":
+        return f"order must be block, not {d.order}"
+    for scope, entries, depth in _needs(cfg, p, d):
+        if entries > depth:
+            return f"a tile takes {entries} entries of {scope}, where {depth} are to be had"
+    if max(d.y, d.x, d.n) > EXTENT_MAX:
+        return f"a tile is larger than {EXTENT_MAX} in one direction"
+    return None
+
+
+def _needs(cfg: Config, p: BlockProblem, d: Decisions) -> Iterator[tuple[str, int, int]]:
+    """(scratchpad, entries that a tile takes, entries to be had)."""
+    levels = _levels(cfg, p, d)
+    first, last, pixels = levels[0], levels[-1], d.y * d.x
+    ratio = max(1, cfg.block_in // cfg.block_out)
+    inp = vin = acc = 0
+    for before, level in itertools.pairwise(levels):
+        if level.problem.in_blocks:
+            inp += 2 * -(-before.blocks // ratio) * level.near
+        else:
+            vin += level.blocks * level.near
+        acc += 2 * before.blocks * before.out if before.problem.in_blocks else 0
+    if last.problem.in_blocks:
+        acc += last.blocks * pixels
+    if first.problem.in_blocks:
+        inp += first.in_blocks * first.near
+    else:
+        vin += 2 * first.blocks * first.near
+    yield "inp", inp, cfg.inp_depth
+    yield "acc", acc, cfg.acc_depth
+    yield "vin", vin + (d.n * pixels if p.last.residual else 0), cfg.vin_depth
+    yield "out", d.n * pixels, cfg.out_depth // 2
+    yield "wgt", 2 * sum(_weights(d, level, last) for level in levels), cfg.wgt_depth
+    if cfg.taps:
+        yield "tap", 2 * sum(0 if v.problem.in_blocks else v.blocks * v.steps for v in levels), cfg.tap_depth
+    yield "par", 2 * max(d.n, sum(level.blocks for level in levels[:-1])) + d.n, cfg.par_depth
+
+
+def _weights(d: Decisions, level: _Level, last: _Level) -> int:
+    """Entries of wgt of a level in a slice."""
+    return (
+        level.blocks
+        * (d.k if level is last else level.problem.in_blocks)
+        * level.problem.taps
+        * bool(level.problem.in_blocks)
+    )
+
+
+def candidates(cfg: Config, p: BlockProblem) -> Iterator[Decisions]:
+    """The points of the space."""
+    last = p.last
+    for x in parts(last.columns)[:3]:
+        for y in parts(last.rows):
+            for k in parts(max(last.in_blocks, 1)):
+                for n in parts(last.out_blocks):
+                    beats = p.layers[0].input_rows(y) * p.layers[0].input_columns(x) * cfg.piece_bytes // cfg.bus_bytes
+                    d = Decisions(n, y, x, k, "block", part=max(1, 1024 // max(1, beats)))
+                    if why_not(cfg, p, d) is None:
+                        yield d
+                        break
+
+
+def estimate(cfg: Config, p: BlockProblem, d: Decisions) -> float:
+    """Cycles of the whole block under the decisions `d`."""
+    levels = _levels(cfg, p, d)
+    first, last = levels[0], levels[-1]
+    tiles = -(-p.last.rows // d.y) * -(-p.last.columns // d.x) * p.last.images
+    share = (p.last.rows * p.last.columns * p.last.images) / (tiles * d.y * d.x)
+    slices = -(-p.last.in_blocks // d.k) if p.last.in_blocks else -(-p.last.out_blocks // d.n)
+    whole = (p.last.in_blocks / d.k if p.last.in_blocks else p.last.out_blocks / d.n) / slices
+    entry_beats = max(1, cfg.lanes // cfg.bus_bytes)
+    inp_beats = max(cfg.inp_pieces, cfg.inp_bytes // cfg.bus_bytes)
+    wgt_beats = max(1, cfg.wgt_bytes // cfg.bus_bytes)
+
+    gemm = sum(level.gemm for level in levels[:-1]) + last.gemm * d.k / max(p.last.in_blocks, 1)
+    vector = 0.0
+    for level, following in itertools.pairwise(levels):
+        vector += level.blocks * (level.steps * level.out + max(0, following.near - level.out)) + TURN
+        if not following.problem.in_blocks and following.near > level.out:
+            vector += 4 * TURN
+    vector += _bank_stalls(cfg, levels, d)
+    if not p.last.in_blocks:
+        vector += d.n * d.y * d.x * last.steps
+    wgt = sum(_weights(d, level, last) for level in levels)
+    constants = wgt * wgt_beats + sum(level.blocks * (2 * cfg.block_out * 4 // cfg.bus_bytes) for level in levels[:-1])
+    # The next layer's weights come into the other half of the rings.
+    kept = 2 * wgt * slices <= cfg.wgt_depth
+    kept = kept and 2 * sum(level.blocks for level in levels[:-1]) * slices <= cfg.par_depth
+    near = first.in_blocks * first.near * (inp_beats if first.problem.in_blocks else entry_beats)
+    final = p.last.out_blocks * d.y * d.x if p.last.in_blocks else 0
+    store = p.last.out_blocks * d.y * d.x * entry_beats
+    instructions = (6 + 4 * len(levels)) * max(1, instruction_bytes(cfg) // cfg.bus_bytes)
+    load = near / slices + constants / (tiles if kept else 1) + (store / slices if p.last.residual else 0)
+    load = load * REFRESHED + instructions
+    slice_ = max(gemm, vector + final / slices, load, store / slices) * whole
+    acc = next(entries for scope, entries, _ in _needs(cfg, p, d) if scope == "acc")
+    alone = 0.0 if acc + last.blocks * d.y * d.x <= cfg.acc_depth or tiles == 1 else final + TURN + gemm / 2
+    alone += WAITING * min(gemm, vector)
+    start = near + constants + LOAD_LATENCY + gemm + vector
+    drain = final + store / 2 + STORE_LATENCY
+    return tiles * share * (slices * slice_ + alone) + start / 2 + drain
+
+
+def _bank_stalls(cfg: Config, levels: list[_Level], d: Decisions) -> float:
+    """Cycles of a slice in which the vector unit waits to read sums, as gemm adds to others in the same bank: those of
+    the last layer lie in the first bank, what is handed on lies at the end of the second one and may reach into it."""
+    last, half = levels[-1], cfg.acc_depth // 2
+    handed = sum(2 * level.blocks * level.out for level in levels[:-1] if level.problem.in_blocks)
+    if handed <= half or not last.problem.in_blocks:
+        return 0.0
+    adds = last.blocks * last.out
+    reads = sum(level.blocks * level.out for level in levels[:-1] if level.problem.in_blocks)
+    return min(adds, reads) * (handed - half) / handed
+
+
+@cache
+def choose(cfg: Config, p: BlockProblem) -> Decisions:
+    """The best point by the estimate. Untileable where there is none."""
+    found = min(candidates(cfg, p), key=lambda d: estimate(cfg, p, d), default=None)
+    if found is None:
+        raise Untileable(f"no tile of the block fits the scratchpads: {p.text}")
+    return found

@@ -1,0 +1,267 @@
+"""Blocks of layers: intermediates stay on chip, and every byte is onnxruntime's, however chains are cut and tiled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import combinations, pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from small_models import Builder, Tensor
+
+import celosia
+from celosia.compiler import blocks
+from celosia.compiler.decisions import DecisionsError, decisions_of
+from celosia.compiler.layer import Untileable
+from celosia.compiler.program import Program
+from celosia.compiler.tensorize import block_space, plan
+from celosia.compiler.tensorize.block_space import BlockProblem
+from celosia.compiler.tensorize.space import Decisions
+from celosia.compiler.vthread.pipeline import Ring
+from celosia.hw.config import PRESETS, Config
+from celosia.sim.build import BuildError, compiler, verilator_root
+from celosia.sim.fsim import FunctionalDevice
+from celosia.sim.rtlsim import RtlDevice
+
+pytest.importorskip("onnxruntime")
+
+from agreement import check
+
+SMALL = dict(inp_depth=512, wgt_depth=256, acc_depth=512, vin_depth=512, out_depth=256, par_depth=32)
+CONFIGS = {
+    "tiny": PRESETS["tiny"],
+    "pynq": PRESETS["pynq"],
+    "8x4": Config(block_in=8, block_out=4, batch=2, bus_bytes=16, **SMALL, taps=2, tap_depth=32, forward=True),
+    "8x8, 5 taps": Config(block_in=8, block_out=8, **SMALL, taps=5, tap_depth=64, forward=True, residual_cycles=4),
+    "8x8, no taps": Config(block_in=8, block_out=8, bus_bytes=4, **SMALL, forward=True),
+}
+
+
+def inverted(
+    b: Builder, x: Tensor, wide: int, out: int, kernel: tuple[int, int] = (3, 3), strides: tuple[int, int] = (1, 1),
+    pads: tuple[int, int, int, int] = (1, 1, 1, 1), dilations: tuple[int, int] = (1, 1), add: bool = False,
+) -> Tensor:  # fmt: skip
+    """1x1, depthwise, 1x1, and perhaps the addition of the input."""
+    y = b.conv(x, wide, (1, 1), activation="Relu")
+    y = b.conv(b.conv(y, wide, kernel, strides, pads, dilations, group=wide, activation="Relu"), out, (1, 1))
+    return b.binary("Add", y, x) if add else y
+
+
+def bottleneck(b: Builder, x: Tensor, narrow: int) -> Tensor:
+    """1x1, 3x3, 1x1, and the addition of the input."""
+    y = b.conv(b.conv(x, narrow, (1, 1), activation="Relu"), narrow, (3, 3), (1, 1), (1, 1, 1, 1), activation="Relu")
+    return b.binary("Add", b.conv(y, x.shape[1], (1, 1)), x)
+
+
+def separable(b: Builder, x: Tensor, out: int, strides: tuple[int, int] = (1, 1)) -> Tensor:
+    y = b.conv(x, x.shape[1], (3, 3), strides, (1, 1, 1, 1), group=x.shape[1], activation="Relu")
+    return b.conv(y, out, (1, 1), activation="Relu")
+
+
+CHAINS: dict[str, Callable[[Builder, Tensor], Tensor]] = {
+    "inverted residual": lambda b, x: inverted(b, x, 24, 12, add=True),
+    "strided": lambda b, x: inverted(b, x, 20, 9, strides=(2, 2)),
+    "5x5": lambda b, x: inverted(b, x, 24, 12, (5, 5), pads=(2, 2, 2, 2), add=True),
+    "4x2, dilated, uneven pads": lambda b, x: inverted(b, x, 16, 5, (4, 2), (1, 2), (1, 0, 2, 1), (1, 2)),
+    "1x3, strided": lambda b, x: inverted(b, x, 16, 5, (1, 3), (2, 1), (0, 1, 0, 1)),
+    "no pads": lambda b, x: inverted(b, x, 16, 5, pads=(0, 0, 0, 0)),
+    "bottleneck": lambda b, x: bottleneck(b, x, 8),
+    "two separable": lambda b, x: separable(b, separable(b, x, 20, (2, 2)), 9),
+    "two depthwise": lambda b, x: separable(
+        b, b.conv(x, 12, (3, 3), (1, 1), (1, 1, 1, 1), group=12, activation="Relu"), 9
+    ),
+    "ends in depthwise": lambda b, x: b.conv(
+        b.conv(x, 20, (1, 1), activation="Relu"), 20, (3, 3), (1, 1), (1, 1, 1, 1), group=20
+    ),
+    "3x3, 3x3": lambda b, x: b.conv(
+        b.conv(x, 10, (3, 3), (1, 1), (1, 1, 1, 1), activation="Relu"), 7, (3, 3), (2, 2), (0, 1, 1, 0)
+    ),
+    "table between": lambda b, x: b.conv(b.unary(b.conv(x, 20, (1, 1)), "Sigmoid"), 9, (1, 1)),
+}
+
+
+def model(chain: str, size: tuple[int, int] = (11, 9), dtype: Any = np.int8, images: int = 1) -> Builder:
+    """`chain` on 12 channels that another layer has made."""
+    b = Builder("qdq", dtype, seed=3)
+    x = b.conv(b.input([images, 5, *size]), 12, (1, 1))
+    b.output(CHAINS[chain](b, x))
+    return b
+
+
+def compiled(b: Builder, cfg: Config) -> Program:
+    """Checked by the verifier, by the self-check, on the checking device, and against onnxruntime."""
+    return check(b, FunctionalDevice(cfg, checking=True))
+
+
+def block_layers(program: Program) -> list[Any]:
+    return [layer for launch in program.launches for layer in launch.layers if layer.op == "Block"]
+
+
+@pytest.fixture
+def cut(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[int], tuple[int, ...]]], None]]:
+    """Cut chains where a function of their length says."""
+
+    def patch(where: Callable[[int], tuple[int, ...]]) -> None:
+        def parts(self: Any, chain: list[Any]) -> list[list[Any]]:
+            return [chain[a:b] for a, b in pairwise((0, *where(len(chain)), len(chain)))]
+
+        monkeypatch.setattr(blocks._Cutter, "cut", parts)
+
+    yield patch
+
+
+# As the compiler chooses, and every other way -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("chain", CHAINS)
+def test_chains(chain: str, name: str) -> None:
+    compiled(
+        model(chain, dtype=np.uint8 if chain == "strided" else np.int8, images=1 + (chain == "5x5")), CONFIGS[name]
+    )
+
+
+@pytest.mark.rtl
+def test_chains_on_rtl(cut: Callable[..., None]) -> None:
+    cut(lambda length: ())
+    try:
+        compiler(), verilator_root()
+    except BuildError as error:
+        pytest.skip(str(error))
+    with closing(RtlDevice(CONFIGS["tiny"], quiet=True)) as device:
+        found = [chain for chain in CHAINS if block_layers(check(model(chain), device))]
+    assert len(found) > 6
+
+
+@pytest.mark.parametrize("name", ["tiny", "8x4", "8x8, 5 taps"])
+@pytest.mark.parametrize("chain", ["inverted residual", "bottleneck", "two separable", "strided"])
+def test_every_way_to_cut(chain: str, name: str, cut: Callable[..., None]) -> None:
+    found = set()
+    for count in range(3):
+        for first in range(4):
+            cut(lambda length, c=count, f=first: next(
+                (w for i, w in enumerate(combinations(range(1, length), min(c, length - 1))) if i == f), ()
+            ))  # fmt: skip
+            found.add(len(block_layers(compiled(model(chain), CONFIGS[name]))))
+    assert len(found) > 1
+
+
+def test_intermediates_do_not_reach_dram(cut: Callable[..., None]) -> None:
+    cut(lambda length: ())
+    program = compiled(model("inverted residual"), PRESETS["pynq"])
+    [block] = block_layers(program)
+    [launch] = program.launches
+    assert len(block.nodes) >= 3 and block.bytes_kept == 2 * 32 * 11 * 9 and block.bytes_stored == 16 * 11 * 9
+    assert block.cycles_apart > 0 and block.cycles_together > 0
+    # x is packed, and there are the outputs of two layers: nothing has a place for what stays on chip.
+    assert program.image_address <= 4096 * -(-(3 * 16 * 11 * 9) // 4096)
+    assert launch.layers[-1] is block
+
+
+def test_a_result_that_is_read_twice_reaches_dram(cut: Callable[..., None]) -> None:
+    cut(lambda length: ())
+    b = Builder("qdq", np.int8, seed=3)
+    x = b.conv(b.input([1, 5, 9, 7]), 12, (1, 1))
+    y = b.conv(x, 12, (3, 3), (1, 1), (1, 1, 1, 1), group=12)
+    b.output(y)
+    b.output(b.conv(y, 5, (1, 1)))
+    compiled(b, PRESETS["tiny"])
+    b = Builder("qdq", np.int8, seed=3)
+    x = b.conv(b.input([1, 5, 9, 7]), 12, (1, 1))
+    b.output(b.binary("Add", b.conv(x, 12, (3, 3), (1, 1), (1, 1, 1, 1)), x))
+    assert not block_layers(compiled(b, PRESETS["tiny"]))
+
+
+# Points of the space --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["tiny", "8x4", "8x8, 5 taps"])
+@pytest.mark.parametrize("chain", ["inverted residual", "4x2, dilated, uneven pads", "bottleneck", "ends in depthwise"])
+def test_random_points(chain: str, name: str, cut: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    cut(lambda length: ())
+    rng = np.random.default_rng(len(chain))
+    taken = 0
+
+    def choose(cfg: Config, p: BlockProblem) -> Decisions:
+        nonlocal taken
+        points = list(block_space.candidates(cfg, p))
+        if not points:
+            raise Untileable("nothing fits")
+        taken += 1
+        found = points[rng.integers(len(points))]
+        assert block_space.why_not(cfg, p, found) is None and block_space.estimate(cfg, p, found) > 0
+        return found
+
+    monkeypatch.setattr(plan.block_space, "choose", choose)
+    for _ in range(4):
+        program = compiled(model(chain, (13, 12)), CONFIGS[name])
+    assert taken >= 4 or not block_layers(program)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_is_no_point_says_why(name: str) -> None:
+    cfg = CONFIGS[name]
+    found: list[BlockProblem] = []
+    kept = block_space.choose
+
+    def choose(cfg: Config, p: BlockProblem) -> Decisions:
+        found.append(p)
+        return kept(cfg, p)
+
+    block_space.choose = choose  # type: ignore[assignment]
+    try:
+        celosia.compile(model("bottleneck").model(), cfg)
+    finally:
+        block_space.choose = kept
+    assert found
+    for p in found:
+        for d in (
+            Decisions(1, 1, 1, 1, "input"), Decisions(0, 1, 1, 1, "block"), Decisions(1, 1, 1, 1, "block", ahead=0),
+            Decisions(p.last.out_blocks, 1 << 13, 1, 1, "block"), Decisions(1, 1, 1, 1 << 12, "block"),
+        ):  # fmt: skip
+            why = block_space.why_not(cfg, p, d)
+            assert why and "\n" not in why
+
+
+def test_a_block_that_finds_no_room_is_cut(cut: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    cut(lambda length: ())
+    assert block_layers(compiled(model("inverted residual"), PRESETS["tiny"]))
+    monkeypatch.setattr(Ring, "reserve", lambda self, size, owner: None)
+    program = compiled(model("inverted residual"), PRESETS["tiny"])
+    assert not block_layers(program) and program.macs_accelerator == program.macs_total
+
+
+# Decisions ------------------------------------------------------------------------------------------------------------
+
+
+def test_decisions_hold_blocks(cut: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    made = model("inverted residual").model()
+    with monkeypatch.context() as patch:
+        patch.setattr(blocks._Cutter, "cut", lambda self, chain: [chain])
+        whole = celosia.compile(made, "tiny")
+    [block] = block_layers(whole)
+    decisions = json.loads(json.dumps(decisions_of(whole)))
+    again = celosia.compile(made, "tiny", decisions=decisions)
+    assert [b.name for b in block_layers(again)] == [block.name] and np.array_equal(again.image, whole.image)
+    with monkeypatch.context() as patch:
+        patch.setattr(blocks._Cutter, "cut", lambda self, chain: [[choice] for choice in chain])
+        apart = celosia.compile(made, "tiny")
+    assert not block_layers(apart)
+    assert not block_layers(celosia.compile(made, "tiny", decisions=decisions_of(apart)))
+    for part in decisions["layers"][-1]["parts"]:
+        part["y"] = 4000
+    with pytest.raises(DecisionsError, match=r"cannot be tiled so: y must be between"):
+        celosia.compile(made, "tiny", decisions=decisions)
+
+
+def test_loops_of_a_block_are_one_nest(cut: Callable[..., None]) -> None:
+    cut(lambda length: ())
+    program = compiled(model("inverted residual"), PRESETS["pynq"])
+    [block] = block_layers(program)
+    text = str(program.loops[block.parts[0].loops])
+    for name in ("gemm(", "vector_acc_requantise_to_vin_padded(", "vector_vin_sum_taps_requantise_to_inp("):
+        assert name in text
+    assert "store(" in text and "padded_load_vin(" not in text and "workspace" not in text
