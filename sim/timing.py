@@ -461,12 +461,13 @@ class _Gemm:
 
     def __init__(self, cfg: Config, acc: _Acc) -> None:
         self._stages = GEMM_STAGES + cfg.block_in.bit_length() - 1
-        self._free, self._acc = 0, acc
+        self._acc = acc
+        self.free = 0  # when the next instruction may start
 
     def run(self, ready: int, work: _Work) -> tuple[int, int]:
-        start = max(ready, self._free)
-        self._free = start + work.steps
-        end = self._free + self._stages
+        start = max(ready, self.free)
+        self.free = start + work.steps
+        end = self.free + self._stages
         each = work.steps // work.outputs
         writes = _Train(end - WRITE_TO_END - (work.outputs - 1) * each, each, work.outputs)
         self._acc.gemm(work, writes._replace(first=writes.first - READ_TO_WRITE), writes)
@@ -488,7 +489,7 @@ class _Vector:
 
     def run(self, ready: int, work: _Work) -> tuple[int, int, _Train]:
         """Start and end, and when entries are written."""
-        start = max(ready, self._free, self._written[-1 if self._feeds & work.reads else 0] + 1)
+        start = self._start(ready, work)
         self._feeds = work.feeds
         stalls = self._stalls
         first = stalls.move(start + 1)
@@ -505,6 +506,22 @@ class _Vector:
             writes = writes._replace(first=writes.first + late)
         self._written.append(writes.last)
         return start, writes.last + WRITE_TO_END, writes
+
+    def _start(self, ready: int, work: _Work) -> int:
+        return max(ready, self._free, self._written[-1 if self._feeds & work.reads else 0] + 1)
+
+    def through(self, ready: int, work: _Work) -> int:
+        """About when the next instruction would be through with acc, if GEMM did no more than is known; 0 if it does
+        not use it."""
+        start, acc, last = self._start(ready, work) + 1, self._acc, 0
+        each = work.steps // work.outputs
+        stalls = self._stall * work.outputs * work.residual
+        if work.reads & IN_ACC:
+            last = acc.vector_reads(work, _Train(start + self._to_acc, 1, work.steps), lambda entries: 0) + stalls
+        if work.feeds & IN_ACC:
+            writes = _Train(start + each + self._to_add + ADD_STAGES, each, work.outputs)
+            last = max(last, acc.vector_writes(work, writes) + stalls)
+        return last
 
     def _late(self, work: _Work, now: int, first: int, writes: _Train) -> int:
         """By how many cycles the last entry is later than without GEMM. first: the move of the first read."""
@@ -640,6 +657,11 @@ class _Load:
         self._started: deque[tuple[_Work, int]] = deque()  # and those that have started, and when
         self._first = 0  # beat of the train that is open
         self.turns = -1  # bursts of fetch that may still come between those of the open train; -1: none is open
+
+    @property
+    def port(self) -> int:
+        """The port that the instruction whose train is open shares with VECTOR."""
+        return self._started[0][0].port
 
     @property
     def full(self) -> bool:
@@ -778,9 +800,13 @@ class _Semaphore:
     def take(self, cycle: int) -> None:
         self._takes.append(cycle)
 
-    def reserve(self) -> int:
-        """When there is room for one more token."""
-        return self._takes.popleft() + 1
+    @property
+    def room(self) -> int:
+        """When there is room for one more token, if `has_room`."""
+        return self._takes[0] + 1
+
+    def reserve(self) -> None:
+        self._takes.popleft()
 
 
 class _Work(NamedTuple):
@@ -814,7 +840,8 @@ class _Machine:
     """All parts, and the instructions that go through them.
 
     Whatever does not depend on the bursts of LOAD that are under way is found first: so the bursts of fetch between
-    them are known when they end.
+    them are known when they end. But an instruction of VECTOR that uses the accumulators is put off while LOAD may let
+    GEMM come in its way.
     """
 
     def __init__(self, cfg: Config, wanted: Demand, memory: MemoryModel, address: int) -> None:
@@ -837,6 +864,8 @@ class _Machine:
         self._waited = [0] * len(Unit)
         self._starts, self._ends = [0] * self._count, [0] * self._count
         self._awake = 0  # mask of the units whose next instruction may pass its gate
+        self._until = NEVER  # when VECTOR's instruction that is put off would be through with acc; NEVER: none is
+        self._settled = -1  # the one that need not be put off any more
 
     def _works(self) -> list[deque[_Work]]:
         """The instructions of each unit."""
@@ -859,7 +888,19 @@ class _Machine:
         return self._timing(np.array(self._starts), np.array(self._ends), self._waited)
 
     def _stir(self) -> bool:
-        """Do what comes next on the read channel; False where nothing does."""
+        """Do what comes next on the read channel, or behind it what has been put off; False where nothing does."""
+        until, self._until = self._until, NEVER
+        if self._read_on(until):
+            self._awake |= (until < NEVER) << _VECTOR
+            return True
+        if until == NEVER:
+            return False
+        self._settled = self._queues[_VECTOR][0].number
+        self._awake = 1 << _VECTOR
+        return True
+
+    def _read_on(self, until: int) -> bool:
+        """Do what comes next on the read channel; False where nothing does before cycle `until`."""
         fetch, load = self._fetch, self._load
         self._awake = fetch.words()
         if self._awake:
@@ -876,17 +917,38 @@ class _Machine:
             if load.turns and fetch_asks < self._read.asked:
                 load.turns -= 1
                 fetch.burst(fetch_asks)
+            elif until < NEVER and (self._read.ends[-1] >= until or load.port & self._queues[_VECTOR][0].port):
+                return False
             else:
                 self._end(*load.close())
                 self._awake |= 1 << _LOAD
             return True
         load_asks = load.ask()
-        if fetch_asks == load_asks == NEVER:
+        if min(fetch_asks, load_asks) >= until:
             return False
         if fetch_asks < load_asks:
             fetch.burst(fetch_asks)
         else:
             load.open(load_asks)
+        return True
+
+    def _gemm_first(self, work: _Work, ready: int) -> bool:
+        """Whether GEMM may still come in the way of this instruction of VECTOR without a token from there. Then it is
+        to be asked again when more is known."""
+        self._until = NEVER
+        queue = self._queues[_GEMM]
+        if work.number == self._settled or not queue or not (work.reads | work.feeds) & IN_ACC:
+            return False
+        come = queue[0]
+        if come.number < len(self._fetch.put):
+            if come.wait >> _VECTOR & 1 and not self._semaphores[Unit.VECTOR, Unit.GEMM].posts:
+                return False
+            if come.post >> _VECTOR & 1 and not self._semaphores[Unit.GEMM, Unit.VECTOR].has_room():
+                return False
+        until = self._vector.through(ready, work)
+        if self._gemm.free >= until:
+            return False
+        self._until = until
         return True
 
     def _pass(self, unit: int) -> bool:
@@ -903,19 +965,24 @@ class _Machine:
         for semaphore in given:
             if not semaphore.has_room():
                 return False
-        queue.popleft()
         left = fetch.left[unit]
         head = max(fetch.put[work.number], left[-1] if left else 0) + 1
-        ready = head
+        allowed = head
         for semaphore in taken:
-            ready = max(ready, semaphore.posts.popleft())
+            allowed = max(allowed, semaphore.posts[0])
         for semaphore in given:
-            ready = max(ready, semaphore.reserve())
-        self._waited[unit] += ready - head
-        ready = max(ready, self._issued[unit][0] + 1)
+            allowed = max(allowed, semaphore.room)
+        ready = max(allowed, self._issued[unit][0] + 1)
+        if unit == _VECTOR and self._gemm_first(work, ready + 1):
+            return False
+        queue.popleft()
+        self._waited[unit] += allowed - head
+        for semaphore in given:
+            semaphore.reserve()
         for semaphore in taken:
             if not semaphore.has_room():
                 self._awake |= work.wait
+            semaphore.posts.popleft()
             semaphore.take(ready)
         left.append(ready)
         if unit == _LOAD:
