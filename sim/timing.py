@@ -371,6 +371,10 @@ class _Train(NamedTuple):
         """Without its first entries."""
         return _Train(self.first + entries * self.period, self.period, self.entries - entries)
 
+    def only(self, entries: int) -> _Train:
+        """Its first entries."""
+        return self._replace(entries=entries)
+
     def through(self, cycle: int) -> int:
         """How many come until `cycle`."""
         return max(0, min(self.entries, (cycle - self.first) // self.period + 1))
@@ -437,23 +441,26 @@ class _Acc:
         for port in (*self._reads, *self._writes):
             port.forget(cycle)
 
-    def vector_reads(self, work: _Work, train: _Train, stalls: Callable[[int], int]) -> int:
-        """When the last of VECTOR's reads has its turn; see `_Port.served`."""
+    def vector_reads(self, work: _Work, trains: list[_Train], stalls: Callable[[int], int]) -> int:
+        """By how much the last of VECTOR's reads is later than it wants to be; see `_Port.served`."""
         here = work.read_here * (work.steps // work.outputs)
-        return self._served(self._reads, work.read_bank, here, train, stalls)
+        return self._late(self._reads, work.read_bank, here, trains, stalls)
 
     def vector_writes(self, work: _Work, train: _Train) -> int:
-        return self._served(self._writes, work.write_bank, work.write_here, train, lambda entries: 0)
+        return self._late(self._writes, work.write_bank, work.write_here, [train], lambda entries: 0)
 
-    def _served(
-        self, ports: tuple[_Port, _Port], bank: int, here: int, train: _Train, stalls: Callable[[int], int]
+    def _late(
+        self, ports: tuple[_Port, _Port], bank: int, here: int, trains: list[_Train], stalls: Callable[[int], int]
     ) -> int:
-        if here >= train.entries:
-            return ports[bank].served(train, stalls)
-        first = train._replace(entries=here)
-        late = ports[bank].served(first, stalls) - first.last
-        rest = train.after(here)
-        return ports[1 - bank].served(rest._replace(first=rest.first + late), stalls)
+        late = 0
+        for train in trains:
+            before = max(0, min(here, train.entries))
+            for port, part in ((ports[bank], train.only(before)), (ports[1 - bank], train.after(before))):
+                if part.entries:
+                    wanted = part._replace(first=part.first + late)
+                    late += port.served(wanted, stalls) - wanted.last
+            here -= train.entries
+        return late
 
 
 class _Gemm:
@@ -517,10 +524,11 @@ class _Vector:
         each = work.steps // work.outputs
         stalls = self._stall * work.outputs * work.residual
         if work.reads & IN_ACC:
-            last = acc.vector_reads(work, _Train(start + self._to_acc, 1, work.steps), lambda entries: 0) + stalls
+            reads = _Train(start + self._to_acc, 1, work.steps)
+            last = reads.last + acc.vector_reads(work, [reads], lambda entries: 0) + stalls
         if work.feeds & IN_ACC:
             writes = _Train(start + each + self._to_add + ADD_STAGES, each, work.outputs)
-            last = max(last, acc.vector_writes(work, writes) + stalls)
+            last = max(last, writes.last + acc.vector_writes(work, writes) + stalls)
         return last
 
     def _late(self, work: _Work, now: int, first: int, writes: _Train) -> int:
@@ -535,22 +543,31 @@ class _Vector:
             def stalls(entries: int) -> int:
                 return stall * max(0, entries // each - ahead)
 
-            begin, end = (self._stalls.cycle(first + self._to_acc + step) for step in (0, work.steps - 1))
-            period = (end - begin) // (work.steps - 1) if work.steps > 1 else 1
-            reads = _Train(end - (work.steps - 1) * period, period, work.steps)
-            late = acc.vector_reads(work, reads, stalls) - reads.last
+            late = acc.vector_reads(work, self._reads(work, first, work.steps), stalls)
             if late and work.steps > self._to_acc:  # some are between the two reads
-                before = reads._replace(entries=work.steps - self._to_acc)
-                free = max(self._free, acc.vector_reads(work, before, stalls))
+                before = self._reads(work, first, work.steps - self._to_acc)
+                free = max(self._free, before[-1].last + acc.vector_reads(work, before, stalls))
                 self.held += free - self._free
                 self._free = free
         if work.feeds & IN_ACC:
             wanted = writes._replace(first=writes.first + late)
-            waits = acc.vector_writes(work, wanted) - wanted.last
+            waits = acc.vector_writes(work, wanted)
             late += waits
             self._free += waits
             self.held += waits
         return late
+
+    def _reads(self, work: _Work, first: int, steps: int) -> list[_Train]:
+        """When the first reads of acc are wanted: faster before the first residual holds up those behind it."""
+        begin, end = (self._stalls.cycle(first + self._to_acc + step) for step in (0, steps - 1))
+        each = work.steps // work.outputs
+        period = (each + self._stall) // each
+        if not work.residual or period == 1:
+            period = max(1, (end - begin) // max(1, steps - 1))
+            return [_Train(end - (steps - 1) * period, period, steps)]
+        fast = max(0, min(steps - 1, ((steps - 1) * period - (end - begin)) // (period - 1)))
+        slow = steps - fast
+        return [_Train(begin, 1, fast), _Train(end - (slow - 1) * period, period, slow)]
 
 
 class _Port:
@@ -882,6 +899,8 @@ class _Machine:
             lowest = self._awake & -self._awake
             if not self._pass(lowest.bit_length() - 1):
                 self._awake &= ~lowest
+                if lowest == 1 << _GEMM and self._until < NEVER:  # GEMM has come as far as it can
+                    self._awake |= 1 << _VECTOR
         left = sum(map(len, self._queues))
         if left:
             raise DeviceError(f"no unit can proceed after {self._count - left} of {self._count} instructions")
@@ -889,13 +908,11 @@ class _Machine:
 
     def _stir(self) -> bool:
         """Do what comes next on the read channel, or behind it what has been put off; False where nothing does."""
-        until, self._until = self._until, NEVER
-        if self._read_on(until):
-            self._awake |= (until < NEVER) << _VECTOR
+        if self._read_on(self._until):
             return True
-        if until == NEVER:
+        if self._until == NEVER:
             return False
-        self._settled = self._queues[_VECTOR][0].number
+        self._until, self._settled = NEVER, self._queues[_VECTOR][0].number
         self._awake = 1 << _VECTOR
         return True
 
@@ -933,17 +950,16 @@ class _Machine:
         return True
 
     def _gemm_first(self, work: _Work, ready: int) -> bool:
-        """Whether GEMM may still come in the way of this instruction of VECTOR without a token from there. Then it is
-        to be asked again when more is known."""
+        """Whether GEMM may still come in the way of this instruction of VECTOR without a token from there."""
         self._until = NEVER
         queue = self._queues[_GEMM]
         if work.number == self._settled or not queue or not (work.reads | work.feeds) & IN_ACC:
             return False
-        come = queue[0]
-        if come.number < len(self._fetch.put):
-            if come.wait >> _VECTOR & 1 and not self._semaphores[Unit.VECTOR, Unit.GEMM].posts:
+        coming = queue[0]
+        if coming.number < len(self._fetch.put):
+            if coming.wait >> _VECTOR & 1 and not self._semaphores[Unit.VECTOR, Unit.GEMM].posts:
                 return False
-            if come.post >> _VECTOR & 1 and not self._semaphores[Unit.GEMM, Unit.VECTOR].has_room():
+            if coming.post >> _VECTOR & 1 and not self._semaphores[Unit.GEMM, Unit.VECTOR].has_room():
                 return False
         until = self._vector.through(ready, work)
         if self._gemm.free >= until:

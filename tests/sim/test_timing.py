@@ -147,6 +147,21 @@ EXACT_VECTOR = {
     ],
     "gemm beside residuals": [gemm(1, 9, 30, acc_x=1, accumulate=1), vector(1, 1, 30, 1, 1, a_x=1, **RESIDUAL)],
     "gemm beside windows": [gemm(1, 9, 30, 2, acc_x=1, accumulate=1), vector(1, 1, 30, 3, 1, a_x=1)],
+    "gemm comes in the middle of residuals": [
+        gemm(1, 9, 30, acc_x=1, acc_base=HALF), gemm(1, 9, 30, acc_x=1, accumulate=1),
+        vector(1, 9, 30, 1, 1, a_x=1, **RESIDUAL), vector(1, 1, 9, 1, 1),
+    ],
+    "gemm comes behind a load that was late": [
+        load(60, post=1 << Unit.GEMM), gemm(1, 9, 30, acc_x=1, wait=1 << Unit.LOAD, post=1 << Unit.VECTOR),
+        load(150, post=1 << Unit.GEMM), vector(1, 1, 30, 1, 1, a_x=1, wait=1 << Unit.GEMM),
+        gemm(1, 1, 30, acc_x=1, acc_base=HALF, accumulate=1, wait=1 << Unit.LOAD),
+        gemm(1, 4, 30, acc_x=1, accumulate=1), vector(1, 3, 30, 1, 1, a_x=1),
+    ],
+    "gemm comes behind a load beside vector": [
+        load(20, post=1 << Unit.GEMM), gemm(1, 1, 30, acc_x=1, wait=1 << Unit.LOAD, post=1 << Unit.VECTOR),
+        load(60, post=1 << Unit.GEMM), vector(1, 9, 30, 1, 1, a_x=1, wait=1 << Unit.GEMM),
+        gemm(1, 4, 30, acc_x=1, accumulate=1, wait=1 << Unit.LOAD),
+    ],
     "a load of another": [load(120, buffer=Buffer.VIN), vector(1, 4, 40, 1, 1, destination=INP)],
 }  # fmt: skip
 """The same for a vector unit with all that a Config may have."""
