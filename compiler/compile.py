@@ -110,6 +110,7 @@ def _compile(
     apart: set[ir.Node] = set()
     while True:
         selection = select(model, cfg, refused)
+        say("blocks of layers")
         form_blocks(cfg, selection, planner, apart, () if given is None else given.layers)
         steps = schedule(cfg, model.graph, selection)
         say("tiling and instructions")
