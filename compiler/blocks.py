@@ -15,7 +15,18 @@ import onnx_ir as ir
 
 from celosia.compiler.graph.select import Choice, Selection
 from celosia.compiler.image import LayerErrors, build
-from celosia.compiler.layer import Activation, Block, Conv, Layer, Storage, Untileable, inputs, moved, padded_groups
+from celosia.compiler.layer import (
+    Activation,
+    Block,
+    Conv,
+    Layer,
+    Pool,
+    Storage,
+    Untileable,
+    inputs,
+    moved,
+    padded_groups,
+)
 from celosia.compiler.tensorize import block_space, pack
 from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.define import define, depthwise
@@ -88,9 +99,11 @@ def _only_reader(cfg: Config, before: Choice, choices: list[Choice]) -> Choice |
 
 
 def _fits(cfg: Config, layer: Layer) -> bool:
-    """Whether `layer` can be in a block: a convolution of images, of all channels or of each alone."""
-    if not isinstance(layer, Conv) or layer.x.height * layer.x.width == 1:
+    """Whether `layer` can be in a block: a pooling, or a convolution of all channels or of each alone, of images."""
+    if not isinstance(layer, Conv | Pool) or layer.x.height * layer.x.width == 1:
         return False
+    if isinstance(layer, Pool):
+        return layer.epilogue.residual is None
     return depthwise(cfg, layer) or (layer.groups == 1 and len(pack.runs(cfg, layer)) == 1)
 
 
@@ -169,7 +182,7 @@ def _again(layers: list[Layer]) -> list[Layer]:
 
 
 def _as_one(layers: Sequence[Layer]) -> Layer:
-    return layers[0] if len(layers) == 1 else Block(tuple(each for each in layers if isinstance(each, Conv)))
+    return layers[0] if len(layers) == 1 else Block(tuple(each for each in layers if isinstance(each, Conv | Pool)))
 
 
 def _estimated(cfg: Config, problem: Problem | BlockProblem) -> float:
@@ -184,7 +197,7 @@ def _join(selection: Selection, part: list[Choice]) -> Choice:
     for choice in part[:-1]:
         for known in (selection.forms, selection.written):
             del known[choice.value]
-    layers = tuple(choice.layer for choice in part if isinstance(choice.layer, Conv))
+    layers = tuple(choice.layer for choice in part if isinstance(choice.layer, Conv | Pool))
     notes = "; ".join(choice.note for choice in part if choice.note)
     reads = {storage: source for choice in part for storage, source in choice.reads.items()}
     nodes = [node for choice in part for node in choice.nodes]

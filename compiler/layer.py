@@ -207,7 +207,7 @@ class Block:
     last has a residual.
     """
 
-    layers: tuple[Conv, ...]
+    layers: tuple[Conv | Pool, ...]
 
     @property
     def name(self) -> str:
@@ -257,7 +257,7 @@ def moved(layer: Layer, placed: Callable[[Activation], Activation]) -> Layer:
     """`layer` on the activations that `placed` puts in the places of its own."""
     if isinstance(layer, Block):
         parts = [moved(each, placed) for each in layer.layers]
-        return Block(tuple(part for part in parts if isinstance(part, Conv)))
+        return Block(tuple(part for part in parts if isinstance(part, Conv | Pool)))
     epilogue = layer.epilogue
     if epilogue.residual is not None:
         residual = replace(epilogue.residual, operand=placed(epilogue.residual.operand))

@@ -73,7 +73,7 @@ class _Level:
 def _levels(cfg: Config, p: BlockProblem, d: Decisions) -> list[_Level]:
     """From the first layer to the last; a result is computed where the next layer's windows reach, within the image."""
     found: list[_Level] = []
-    rows, columns, blocks = d.y, d.x, p.last.out_blocks
+    rows, columns, blocks = d.y, d.x, p.last.out_blocks if p.last.in_blocks else d.n
     ratio = max(1, cfg.block_in // cfg.block_out)
     for number in reversed(range(len(p.layers))):
         layer = p.layers[number]

@@ -168,7 +168,7 @@ def window_of(layer: Layer) -> Window:
 
 
 def _chain(cfg: Config, block: Block) -> Definition:
-    """A block of convolutions: each pass but the last writes where the next layer reads."""
+    """A block: each pass but the last writes where the next layer reads."""
     definers: list[_Definer] = []
     for number, layer in enumerate(block.layers):
         blocks = pack.blocks(layer.y.channels, cfg.block_out)
@@ -184,10 +184,10 @@ def _chain(cfg: Config, block: Block) -> Definition:
         if number + 1 < len(definers):
             to = definers[number + 1]
             levels[-1] = replace(level, vector=replace(level.vector, to=to.scope, padded=to.pads))
-            near = definer.vector(levels[-1], layer.epilogue, {"zero_point": layer.requantise.zero_point}, to=to)
+            near = definer.vector(levels[-1], layer.epilogue, _zero_point(layer), to=to)
     residual = block.epilogue.residual
     b = None if residual is None else definer.other(residual.operand, False)
-    out = definer.vector(levels[-1], block.epilogue, {"zero_point": block.layers[-1].requantise.zero_point}, b)
+    out = definer.vector(levels[-1], block.epilogue, _zero_point(block.layers[-1]), b)
     y = definer.result(out)
     return Definition(
         BlockProblem(tuple(problems)), tuple(levels), out, y, tuple(definer.inputs), definer.places, b, definer.scalars
@@ -215,8 +215,8 @@ class _Definer:
 
     @property
     def scope(self) -> str:
-        """Where a convolution reads its input."""
-        return "vin" if depthwise(self.cfg, self.layer) else "inp"
+        """Where a convolution or a pooling reads its input."""
+        return "vin" if isinstance(self.layer, Pool) or depthwise(self.cfg, self.layer) else "inp"
 
     @property
     def input_blocks(self) -> int:
@@ -383,7 +383,7 @@ class _Definer:
                     n = minimum(n, self.blocks - 1)  # no weight looks at it
             y, x = row * to.skip - top, column - left
             value, inside = made(i, n, y, x, piece, image, g), to.inside(y, x)
-            assert isinstance(to.layer, Conv)
+            assert isinstance(to.layer, Conv | Pool)
             return select(reduce_and(inside), value, to.scalar("pad", "int8", to.layer.pad_value)) if inside else value
 
         shape = (self.y.images, to.input_blocks, *to.input_size, *tile_shape(cfg, to.scope))
@@ -410,8 +410,12 @@ class _Definer:
         b = None if epilogue.residual is None else self.other(epilogue.residual.operand, self.matrix)
         return self.definition(level, problem, epilogue, {"zero_point": layer.requantise.zero_point}, b)
 
-    def level(self, layer: Conv, near: Tensor) -> tuple[Level, Problem]:
-        """A convolution of one run, or a depthwise one, on the input `near`."""
+    def level(self, layer: Conv | Pool, near: Tensor) -> tuple[Level, Problem]:
+        """A convolution of one run, a depthwise one, or a pooling, on the input `near`."""
+        if isinstance(layer, Pool):
+            kernel = layer.window.kernel
+            level = replace(self.pooled(layer, near), table=self._table(layer.epilogue))
+            return level, self.problem("vin", False, kernel[0] * kernel[1])
         if self.scope == "vin":
             return self.sums(layer, near)
         return self.products(layer, near, pack.runs(self.cfg, layer)[0], pack.weights(self.cfg, layer))
@@ -474,12 +478,13 @@ class _Definer:
     def pool(self, layer: Pool) -> Definition:
         if layer.epilogue.residual is not None:
             raise Untileable("a pooling and its residual both need vin")
-        near = self.near("vin", self.blocks, layer.pad_value)
+        level = self.pooled(layer, self.near("vin", self.blocks, layer.pad_value))
+        return self._simple(level, layer.epilogue, _zero_point(layer), None)
+
+    def pooled(self, layer: Pool, near: Tensor) -> Level:
         kind = "max" if layer.requantise is None else "sum"
         p = Pass("vin", kind, False, layer.requantise is not None, layer.epilogue.table is not None)
-        par = None if layer.requantise is None else self._parameters(layer.requantise)
-        values: dict[str, float] = {} if layer.requantise is None else {"zero_point": layer.requantise.zero_point}
-        return self._simple(Level(p, near, "vin", par=par), layer.epilogue, values, None)
+        return Level(p, near, "vin", par=None if layer.requantise is None else self._parameters(layer.requantise))
 
     def map(self, layer: Map | Multiply) -> Definition:
         product, residual = isinstance(layer, Multiply), layer.epilogue.residual
@@ -503,6 +508,10 @@ class _Definer:
     def _simple(self, level: Level, epilogue: Epilogue, values: dict[str, float], b: Tensor | None) -> Definition:
         level = replace(level, table=self._table(epilogue))
         return self.definition(level, self.problem(level.scope, b is not None), epilogue, values, b)
+
+
+def _zero_point(layer: Conv | Pool) -> dict[str, float]:
+    return {} if layer.requantise is None else {"zero_point": layer.requantise.zero_point}
 
 
 def _within(index: Expr, size: int, count: int, step: int, before: int) -> list[Expr]:

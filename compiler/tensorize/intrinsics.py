@@ -288,6 +288,8 @@ def passes(cfg: Config) -> Iterator[Pass]:
             continue
         for to, padded in product(("inp", "vin"), (False, True)):
             yield Pass("acc", "", False, True, lookup, to=to, padded=padded)
+            yield Pass("vin", "max", False, False, lookup, to=to, padded=padded)
+            yield Pass("vin", "sum", False, True, lookup, to=to, padded=padded)
             if cfg.taps:
                 yield Pass("vin", "sum", False, True, lookup, taps=True, to=to, padded=padded)
 

@@ -79,6 +79,13 @@ CHAINS: dict[str, Callable[[Builder, Tensor], Tensor]] = {
     "3x3, 3x3": lambda b, x: b.conv(
         b.conv(x, 10, (3, 3), (1, 1), (1, 1, 1, 1), activation="Relu"), 7, (3, 3), (2, 2), (0, 1, 1, 0)
     ),
+    "max pooling at the end": lambda b, x: b.max_pool(
+        b.conv(x, 20, (3, 3), (1, 1), (1, 1, 1, 1)), (3, 3), (2, 2), (1, 1, 1, 1)
+    ),
+    "max pooling between": lambda b, x: b.conv(
+        b.max_pool(b.conv(x, 20, (1, 1)), (2, 3), (2, 1), (0, 1, 0, 1)), 9, (3, 3), (1, 1), (1, 1, 1, 1)
+    ),
+    "average at the end": lambda b, x: b.global_average(b.conv(x, 36, (1, 1), activation="Relu")),
     "table between": lambda b, x: b.conv(b.unary(b.conv(x, 20, (1, 1)), "Sigmoid"), 9, (1, 1)),
 }
 
