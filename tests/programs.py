@@ -24,6 +24,7 @@ from celosia.hw.isa import (
     Opcode,
     ReduceOp,
     Unit,
+    buffers,
     encode,
     formats,
     instruction_bytes,
@@ -41,6 +42,8 @@ CONFIGS = {
     "batch2": Config(batch=2, block_in=4, block_out=4, bus_bytes=8, **SMALL),
     "4x8": Config(block_in=4, block_out=8, bus_bytes=8, **SMALL),
     "8x4": Config(block_in=8, block_out=4, bus_bytes=8, **SMALL),
+    "4x4-ports2": Config(block_in=4, block_out=4, bus_bytes=8, ports=2, **SMALL),
+    "2x8x4-bus16-ports2": Config(batch=2, block_in=8, block_out=4, bus_bytes=16, ports=2, **SMALL),
 }
 
 
@@ -147,7 +150,7 @@ class Generator:
 
     def load(self) -> dict[str, int]:
         rng, cfg = self.rng, self.cfg
-        buffer = rng.choice(list(Buffer))
+        buffer = rng.choice(buffers(cfg))
         widen = int(buffer == Buffer.ACC and rng.random() < 0.5)
         size = element_bytes(cfg, buffer, bool(widen))
         depth = {
@@ -197,7 +200,7 @@ class Generator:
             extents = self.extents(5, 60)
             if rng.random() < 0.5:
                 extents[3:] = [1, 1]
-            destination = rng.choice(list(Destination))
+            destination = rng.choice((Destination.ACC, Destination.OUT))
             a_source = rng.choice(list(ASource))
             b_source = BSource.IMM if a_source == ASource.VIN else rng.choice(list(BSource))
             rescale_add = int(b_source == BSource.VIN and rng.random() < 0.4)

@@ -16,7 +16,7 @@ from axi_model import READ, Memory, check
 from copy_bench import BASE
 
 from celosia.hw.config import PRESETS, Config
-from celosia.hw.isa import Buffer, Opcode, formats
+from celosia.hw.isa import Buffer, Opcode, buffers, formats
 from celosia.hw.regs import Error
 
 pytestmark = pytest.mark.rtl
@@ -113,7 +113,7 @@ class Load(copy_bench.Machine):
     def __init__(self, dut: Any, cfg: Config, dram_bytes: int) -> None:
         super().__init__(dut, cfg, dram_bytes)
         self.words: dict[str, list[int]] = {}
-        for buffer in Buffer:
+        for buffer in buffers(cfg):
             array = getattr(self.state, buffer.name.lower())
             array.view(np.uint8)[...] = self.rng.integers(0, 256, array.view(np.uint8).shape, np.uint8)
             self.words[buffer.name.lower()] = bench.pack(array)
@@ -185,7 +185,7 @@ def element_bytes(cfg: Config, fields: dict[str, int]) -> int:
 def random_block(cfg: Config, dram_bytes: int) -> dict[str, int]:
     """Fields of a legal LOAD within `dram_bytes`: any alignment, gaps between rows or none, padding."""
     rnd = random.randint
-    buffer = random.choice(list(Buffer))
+    buffer = random.choice(buffers(cfg))
     f = {
         "buffer": buffer,
         "widen": int(buffer == Buffer.ACC and rnd(0, 1)),

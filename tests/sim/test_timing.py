@@ -15,7 +15,7 @@ from programs import CONFIGS, Instruction, TestProgram, random_program
 import celosia
 from celosia.compiler.program import Program
 from celosia.hw.config import PRESETS, Config
-from celosia.hw.isa import GEMM_LOOPS, VECTOR_LOOPS, Buffer, Opcode, Unit, instruction_bytes
+from celosia.hw.isa import GEMM_LOOPS, VECTOR_LOOPS, Buffer, Opcode, Unit, instruction_bytes, lanes
 from celosia.hw.regs import COUNTERS
 from celosia.models import demo_images, demo_model_path
 from celosia.sim import build, timing
@@ -175,7 +175,8 @@ def test_declared_constants() -> None:
     assert timing.IN_FLIGHT == load.IN_FLIGHT == store.IN_FLIGHT
     assert timing.VECTOR_STAGES == unit.WRITE
     cfg = CONFIGS["4x4"]
-    modules = [part.elaborate(None) for part in (load.Load(cfg), store.Store(cfg), top.Accelerator(cfg))]
+    lane = load.Lane(cfg, lanes(cfg)[0])
+    modules = [part.elaborate(None) for part in (lane, store.Store(cfg), top.Accelerator(cfg))]
     loads, stores, whole = (module.submodules for module in modules)
     assert timing.PLACES == loads.places._depth == stores.places._depth
     assert timing.AHEAD == loads.asked._depth + 1 == stores.asked._depth + 1
