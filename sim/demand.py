@@ -20,6 +20,7 @@ from celosia.hw.isa import (
     Opcode,
     formats,
     instruction_bytes,
+    lanes,
     rules,
 )
 
@@ -38,7 +39,8 @@ class Demand:
     steps: cycles for which the unit works if nothing holds it up: tile operations, entries, writes to a scratchpad
     (padding too), units read from `out`.
     lead, trail: those of a LOAD's steps that are padding before its first and after its last element.
-    rows, bursts, beats: of its copy in DRAM. to_acc: a VECTOR that writes accumulators.
+    rows, bursts, beats: of its copy in DRAM. lane: of LOAD, the number of its port to memory.
+    to_acc: a VECTOR that writes accumulators.
     """
 
     unit: NDArray[np.int64]
@@ -50,6 +52,7 @@ class Demand:
     rows: Ints
     bursts: Ints
     beats: Ints
+    lane: Ints
     to_acc: Ints
 
 
@@ -116,11 +119,13 @@ def _load(cfg: Config, f: _Fields) -> dict[str, Ints]:
     left, top = f["pad_left"], f["pad_top"]
     width = left + x + f["pad_right"]
     elements = x * y * z
+    lane = np.array([next((n for n, own in enumerate(lanes(cfg)) if b in own), 0) for b in range(8)], np.int64)
     padding = z * width * (top + y + f["pad_bottom"]) - elements
     return {
         "steps": padding + elements * np.maximum(1, size // cfg.bus_bytes),
         "lead": top * width + left,
         "trail": f["pad_bottom"] * width + f["pad_right"],
+        "lane": lane[f["buffer"]],
         **_rows(cfg, f, size),
     }
 

@@ -13,9 +13,9 @@ class MemoryModel:
     read_latency: from the acceptance of a read's address to its first beat. write_latency: from the last beat of a
     write to its response. outstanding: bursts accepted on a port, each way, before the first has ended. In
     `refresh_cycles` of every `refresh_period` no beat moves. bytes_per_cycle: of the DRAM, all ports and both ways
-    together (0: no limit); each port passes at most one beat a cycle each way, and where that is more than the DRAM has,
-    they take turns. stall: share of the cycles in which each channel pauses, at random from `seed`.
-    jitter: up to so many cycles are added to each latency. For tests: beats with a byte in [error_start, error_end),
+    together (0: no limit); each port passes at most one beat a cycle each way, and they take turns where the DRAM has
+    less. stall: share of the cycles in which each channel pauses, at random from `seed`. jitter: up to so many cycles
+    are added to each latency. For tests: beats with a byte in [error_start, error_end),
     offsets from the DMA base, are answered with SLVERR; after cycle `freeze_after` of a run memory does nothing more.
     """
 
