@@ -399,8 +399,9 @@ class _Listing:
         self._asked = deque([-1] * AHEAD, AHEAD)  # when the last bursts of the last rows were asked for
         self._jobs = deque([-1] * IN_FLIGHT, IN_FLIGHT)  # when the last instructions' data began
 
-    def start(self, ready: int) -> int:
-        return max(ready, self._begun, self._jobs[0] + 1)
+    def start(self, ready: int, waiting: int = 0) -> int:
+        """When the next instruction starts, of which as many wait before it that have not begun."""
+        return max(ready, self._begun, self._jobs[waiting] + 1)
 
     def begin(self, start: int) -> None:
         """The rows of the instruction that started in cycle `start` are next."""
@@ -448,7 +449,7 @@ class _Lane:
 
     def start(self, work: _Work, ready: int) -> int:
         """Start an instruction in cycle `ready` or later; returns when."""
-        start = self._listing.start(ready)
+        start = self._listing.start(ready, len(self._started))
         self._started.append((work, start))
         if len(self._started) == 1:
             self._listing.begin(start)
@@ -472,7 +473,7 @@ class _Lane:
         work, start = self._started.popleft()
         steps, lead, trail, beats, bursts = work.steps, work.lead, work.trail, work.beats, work.bursts
         first, last = self._first, self._engine.ends[-1]
-        job = max(start + 1, self._last - 2)
+        job = max(start + 1, self._last - 1)
         begin = max(start + START_TO_STEP, self._last + 1)
         end = max(begin + steps - 1, first + BEAT_TO_STEP + steps - lead - 1)
         end = max(end, last + BEAT_TO_STEP + trail + self._behind(steps - lead - trail, bursts, beats))
