@@ -43,7 +43,7 @@ IN_FLIGHT = 8
 """Instructions of a lane of LOAD, or of STORE, whose data is awaited (load.py, store.py)."""
 RESPONSES = 2 * IN_FLIGHT
 """Instructions of STORE whose responses are awaited (store.py)."""
-UNTOLD = 32
+UNTOLD = 16
 """Instructions of LOAD, where it has two lanes, whose end has not been told (load.py)."""
 ISSUE = 2
 """Instructions between a gate and its unit (top.py)."""

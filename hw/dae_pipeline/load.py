@@ -31,7 +31,7 @@ from celosia.hw.regs import Error
 
 IN_FLIGHT = 8
 """Instructions whose data a lane still awaits while it asks for the next one's."""
-UNTOLD = 4 * IN_FLIGHT
+UNTOLD = 2 * IN_FLIGHT
 """Instructions of all lanes, where there are several, whose end has not been told yet."""
 
 

@@ -84,6 +84,6 @@ def prove(
 
 def all_properties() -> dict[str, Property]:
     """Every property, in the order of the table."""
-    for module in ("semaphores", "fifos", "bursts", "handshakes", "writes", "ends", "decoder", "requantiser"):
+    for module in ("semaphores", "fifos", "order", "bursts", "handshakes", "writes", "ends", "decoder", "requantiser"):
         importlib.import_module(f"proofs.{module}")
     return PROPERTIES
