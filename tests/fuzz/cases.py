@@ -48,6 +48,7 @@ def random_config(seed: int) -> Config:
             acc_depth=rng.choice((32, 64, 128)), vin_depth=rng.choice((32, 64, 128)),
             out_depth=rng.choice((32, 64)), par_depth=rng.choice((4, 16)), lut_count=rng.choice((1, 2, 4)),
             queue_depth=rng.choice((2, 4, 8)), token_bits=rng.choice((2, 3, 8)), packed=rng.random() < 0.5,
+            ports=rng.choice((1, 2)),
         )  # fmt: skip
         try:
             cfg = Config(**fields, name=f"random-{seed}")
