@@ -1,6 +1,6 @@
 # Makes NAME.bit, NAME.hwh and NAME.json beside this file:   vivado -mode batch -source build.tcl
 #
-# The block design: processors, the accelerator as a module, one interconnect to its registers, one from its memory port.
+# The block design: processors, the accelerator as a module, an interconnect to its registers, one from each memory port.
 
 set here [file normalize [file dirname [info script]]]
 source [file join $here settings.tcl]
@@ -43,55 +43,67 @@ proc use_board {files} {
     return 1
 }
 
-# Each makes the processors and returns names: clock, reset, control port and its clock, memory port and its clock,
-# interrupt.
+# Each makes the processors and returns names: clock, reset, control port and its clock, interrupt, and a list for each
+# memory port: its name and its clock.
 #
-# The memory port of a Zynq-7000 keeps the 64 bits of its reset: other widths are set by the boot image, not by PYNQ.
+# The memory ports of a Zynq-7000 keep the 64 bits of their reset: other widths are set by the boot image, not by PYNQ.
 proc processors_zynq {preset} {
-    global clock_mhz
+    global clock_mhz ports
     cell processing_system7 ps
     apply_bd_automation -rule xilinx.com:bd_rule:processing_system7 \
         -config [list make_external "FIXED_IO, DDR" apply_board_preset $preset Master Disable Slave Disable] \
         [get_bd_cells ps]
     set_property -dict [list \
         CONFIG.PCW_EN_CLK0_PORT 1 CONFIG.PCW_EN_RST0_PORT 1 CONFIG.PCW_FPGA0_PERIPHERAL_FREQMHZ $clock_mhz \
-        CONFIG.PCW_USE_M_AXI_GP0 1 CONFIG.PCW_USE_S_AXI_HP0 1 CONFIG.PCW_S_AXI_HP0_DATA_WIDTH 64 \
-        CONFIG.PCW_USE_FABRIC_INTERRUPT 1 CONFIG.PCW_IRQ_F2P_INTR 1] [get_bd_cells ps]
-    return {ps/FCLK_CLK0 ps/FCLK_RESET0_N ps/M_AXI_GP0 ps/M_AXI_GP0_ACLK ps/S_AXI_HP0 ps/S_AXI_HP0_ACLK ps/IRQ_F2P}
+        CONFIG.PCW_USE_M_AXI_GP0 1 CONFIG.PCW_USE_FABRIC_INTERRUPT 1 CONFIG.PCW_IRQ_F2P_INTR 1] [get_bd_cells ps]
+    foreach n $ports {
+        set_property -dict [list CONFIG.PCW_USE_S_AXI_HP$n 1 CONFIG.PCW_S_AXI_HP${n}_DATA_WIDTH 64] [get_bd_cells ps]
+    }
+    return [list ps/FCLK_CLK0 ps/FCLK_RESET0_N ps/M_AXI_GP0 ps/M_AXI_GP0_ACLK ps/IRQ_F2P \
+        {*}[lmap n $ports {list ps/S_AXI_HP$n ps/S_AXI_HP${n}_ACLK}]]
 }
 
 proc processors_zynqmp {preset} {
-    global clock_mhz bus_bits
+    global clock_mhz bus_bits ports
     cell zynq_ultra_ps_e ps
     apply_bd_automation -rule xilinx.com:bd_rule:zynq_ultra_ps_e -config [list apply_board_preset $preset] \
         [get_bd_cells ps]
     set_property -dict [list \
         CONFIG.PSU__FPGA_PL0_ENABLE 1 CONFIG.PSU__CRL_APB__PL0_REF_CTRL__FREQMHZ $clock_mhz \
         CONFIG.PSU__USE__M_AXI_GP0 1 CONFIG.PSU__USE__M_AXI_GP1 0 CONFIG.PSU__USE__M_AXI_GP2 0 \
-        CONFIG.PSU__USE__S_AXI_GP2 1 CONFIG.PSU__SAXIGP2__DATA_WIDTH $bus_bits CONFIG.PSU__USE__IRQ0 1] \
-        [get_bd_cells ps]
-    return {ps/pl_clk0 ps/pl_resetn0 ps/M_AXI_HPM0_FPD ps/maxihpm0_fpd_aclk ps/S_AXI_HP0_FPD ps/saxihp0_fpd_aclk
-        ps/pl_ps_irq0}
+        CONFIG.PSU__USE__IRQ0 1] [get_bd_cells ps]
+    foreach n $ports {
+        set gp [expr {$n + 2}]
+        set_property -dict [list CONFIG.PSU__USE__S_AXI_GP$gp 1 CONFIG.PSU__SAXIGP${gp}__DATA_WIDTH $bus_bits] \
+            [get_bd_cells ps]
+    }
+    return [list ps/pl_clk0 ps/pl_resetn0 ps/M_AXI_HPM0_FPD ps/maxihpm0_fpd_aclk ps/pl_ps_irq0 \
+        {*}[lmap n $ports {list ps/S_AXI_HP${n}_FPD ps/saxihp${n}_fpd_aclk}]]
 }
 
 proc design {} {
-    global board_files processor address lights
+    global board_files processor address lights ports
     set preset [use_board $board_files]
     create_bd_design system
-    lassign [processors_$processor $preset] clock resetn control control_clock memory memory_clock interrupt
+    set memories [lassign [processors_$processor $preset] clock resetn control control_clock interrupt]
 
     create_bd_cell -type module -reference celosia celosia
     cell proc_sys_reset reset
     cell smartconnect to_registers CONFIG.NUM_SI 1 CONFIG.NUM_MI 1
-    cell smartconnect to_memory CONFIG.NUM_SI 1 CONFIG.NUM_MI 1
-
-    net $clock $control_clock $memory_clock celosia/clk reset/slowest_sync_clk to_registers/aclk to_memory/aclk
-    net $resetn reset/ext_reset_in
-    net reset/peripheral_aresetn celosia/resetn to_registers/aresetn to_memory/aresetn
     bus $control to_registers/S00_AXI
     bus to_registers/M00_AXI celosia/s_axil
-    bus celosia/m_axi to_memory/S00_AXI
-    bus to_memory/M00_AXI $memory
+    set clocked [list $control_clock celosia/clk reset/slowest_sync_clk to_registers/aclk]
+    set cleared [list celosia/resetn to_registers/aresetn]
+    foreach n $ports memory $memories {
+        cell smartconnect to_memory$n CONFIG.NUM_SI 1 CONFIG.NUM_MI 1
+        bus celosia/[lindex {m_axi m_axi1} $n] to_memory$n/S00_AXI
+        bus to_memory$n/M00_AXI [lindex $memory 0]
+        lappend clocked [lindex $memory 1] to_memory$n/aclk
+        lappend cleared to_memory$n/aresetn
+    }
+    net $clock {*}$clocked
+    net $resetn reset/ext_reset_in
+    net reset/peripheral_aresetn {*}$cleared
     net celosia/irq $interrupt
     foreach state $lights {
         create_bd_port -dir O led_$state

@@ -7,13 +7,16 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from celosia.bitstreams.boards import BOARDS, Board
 from celosia.bitstreams.manifest import Manifest, ManifestError
 from celosia.hw.config import Config
+
+if TYPE_CHECKING:
+    from amaranth.lib.wiring import Signature
 
 COMMAND = ("vivado", "-mode", "batch", "-nojournal", "-notrace", "-source", "build.tcl")
 FILES = ("build.tcl", "settings.tcl", "celosia.v", "celosia_top.v", "celosia.xdc", "manifest.in.json")
@@ -88,7 +91,7 @@ def _settings(board: Board, cfg: Config, clock: int) -> str:
     values = {
         "name": _name(board.name, cfg.name), "board_files": board.board_files, "processor": board.processor,
         "part": board.part, "clock_mhz": clock, "bus_bits": 8 * cfg.bus_bytes, "address": f"{board.address:#010x}",
-        "lights": f"{{{' '.join(board.lights())}}}",
+        "lights": f"{{{' '.join(board.lights())}}}", "ports": "{0 1}" if cfg.ports == 2 else "{0}",
     }  # fmt: skip
     return "".join(f"set {name} {value}\n" for name, value in values.items())
 
@@ -108,10 +111,11 @@ def constraints(board: Board) -> str:
 
 # The module of the block design ----------------------------------------------------------------------------------
 
-BUSES = {"m_axi": "PROTOCOL AXI4, MAX_BURST_LENGTH 16, SUPPORTS_NARROW_BURST 0", "s_axil": "PROTOCOL AXI4LITE"}
+MEMORY = "PROTOCOL AXI4, MAX_BURST_LENGTH 16, SUPPORTS_NARROW_BURST 0"
+BUSES = {"m_axi": MEMORY, "m_axi1": f"{MEMORY}, READ_WRITE_MODE READ_ONLY", "s_axil": "PROTOCOL AXI4LITE"}
 """Parameters of the bus interfaces that Vivado cannot see."""
 SIGNALS = {
-    "clk": ("clock", "CLK", "ASSOCIATED_BUSIF m_axi:s_axil, ASSOCIATED_RESET resetn"),
+    "clk": ("clock", "CLK", "ASSOCIATED_BUSIF @BUSES@, ASSOCIATED_RESET resetn"),
     "resetn": ("reset", "RST", "POLARITY ACTIVE_LOW"),
     "irq": ("interrupt", "INTERRUPT", "SENSITIVITY LEVEL_HIGH"),
 }  # fmt: skip
@@ -120,30 +124,35 @@ SIGNALS = {
 def wrapper(cfg: Config, address_bits: int) -> str:
     """Verilog of module `celosia`: the accelerator with a low reset and ports that Vivado takes for bus interfaces.
 
-    address_bits: of the memory port; the accelerator's own addresses have 40, of which the first are left out.
+    address_bits: of the memory ports; the accelerator's own addresses have 40, of which the first are left out.
     """
+    from amaranth.lib.wiring import Out
+
     ports, connections, wires = [], [".clk(clk)", ".rst(~resetn)"], ""
+    buses = _buses(cfg)
     for name, (kind, role, parameter) in SIGNALS.items():
         direction = "output" if name == "irq" else "input "
         ports.append(
             f'(* X_INTERFACE_INFO = "xilinx.com:signal:{kind}:1.0 {name} {role}", '
-            f'X_INTERFACE_PARAMETER = "{parameter}" *)\n    {direction} wire {name}'
+            f'X_INTERFACE_PARAMETER = "{parameter.replace("@BUSES@", ":".join(buses))}" *)\n    {direction} wire {name}'
         )
     ports += [f"output wire {state}" for state in ("idle", "busy", "error")]
     connections += [f".{name}({name})" for name in ("irq", "idle", "busy", "error")]
-    for bus, member, is_output, width in _members(cfg):
-        parameter = f', X_INTERFACE_PARAMETER = "{BUSES[bus]}"' if member == "awaddr" else ""
-        narrow = bus == "m_axi" and member.endswith("addr")
-        own = address_bits if narrow else width
-        ports.append(
-            f'(* X_INTERFACE_INFO = "xilinx.com:interface:aximm:1.0 {bus} {member.upper()}"{parameter} *)\n'
-            f"    {'output' if is_output else 'input '} wire [{own - 1}:0] {bus}_{member}"
-        )
-        connections.append(f".{bus}__{member}({member if narrow else f'{bus}_{member}'})")
-        if narrow:
-            wires += (
-                f"    wire [{width - 1}:0] {member};\n    assign {bus}_{member} = {member}[{address_bits - 1}:0];\n"
+    for bus, signature in buses.items():
+        parameter = f', X_INTERFACE_PARAMETER = "{BUSES[bus]}"'  # with the first signal of the bus
+        for name, member in signature.members.items():
+            width, direction = int(member.shape), "output" if member.flow is Out else "input "
+            narrow = bus != "s_axil" and name.endswith("addr")
+            own = address_bits if narrow else width
+            ports.append(
+                f'(* X_INTERFACE_INFO = "xilinx.com:interface:aximm:1.0 {bus} {name.upper()}"{parameter} *)\n'
+                f"    {direction} wire [{own - 1}:0] {bus}_{name}"
             )
+            parameter = ""
+            connections.append(f".{bus}__{name}({bus}_{'_' if narrow else ''}{name})")
+            if narrow:
+                wires += f"    wire [{width - 1}:0] {bus}__{name};\n"
+                wires += f"    assign {bus}_{name} = {bus}__{name}[{address_bits - 1}:0];\n"
     body = ",\n        ".join(connections)
     return (
         "// The accelerator as a module of a Vivado block design.\n"
@@ -152,16 +161,13 @@ def wrapper(cfg: Config, address_bits: int) -> str:
     )
 
 
-def _members(cfg: Config) -> Iterator[tuple[str, str, bool, int]]:
-    """(bus, signal, whether it is an output, width) of the two buses."""
-    from amaranth.lib.wiring import Out
-
-    from celosia.hw.axi import Axi4, AxiLite
+def _buses(cfg: Config) -> dict[str, Signature]:
+    """Those of the accelerator, by name."""
+    from celosia.hw.axi import Axi4, Axi4Read, AxiLite
     from celosia.hw.control import REGISTER_BITS
 
-    for bus, signature in zip(BUSES, (Axi4(cfg.bus_bytes), AxiLite(REGISTER_BITS).flip())):
-        for name, member in signature.members.items():
-            yield bus, name, member.flow is Out, int(member.shape)
+    second = {"m_axi1": Axi4Read(cfg.bus_bytes)} if cfg.ports == 2 else {}
+    return {"m_axi": Axi4(cfg.bus_bytes), **second, "s_axil": AxiLite(REGISTER_BITS).flip()}
 
 
 # Vivado ----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amaranth import Cat, Const, Module, Signal, Value
+from amaranth import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -42,10 +42,11 @@ class Control(wiring.Component):
     instr_addr, instr_count, dma_base, dma_size : Out     Values of the registers.
     finished : In(1)            Every instruction has left its queue.
     fetch_quiet : In(1)         Fetch has nothing in flight.
-    quiet, active, held, wait_token : In(4)     A bit for each unit.
+    quiet, wait_token : In(4)   A bit for each unit.
+    active, held : In           A bit for each unit; LOAD has one for each port to memory.
     error_<source> : In(Pulse)  Errors of fetch and of the units.
     oldest : In                 Number of the instruction that a watchdog error names.
-    read_beat, write_beat : In(1)   A beat is passed on AXI in this cycle.
+    read_beat, write_beat : In  A beat is passed on AXI in this cycle; a bit for each port.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -66,11 +67,11 @@ class Control(wiring.Component):
             "finished": In(1),
             "fetch_quiet": In(1),
             "quiet": In(units),
-            "active": In(units),
-            "held": In(units),
+            "active": In(units + cfg.ports - 1),
+            "held": In(units + cfg.ports - 1),
             "wait_token": In(units),
             "oldest": In(INDEX_BITS),
-            "read_beat": In(1),
+            "read_beat": In(cfg.ports),
             "write_beat": In(1),
             **{f"error_{source}": In(Pulse(error_layout)) for source in ERROR_SOURCES},
         })  # fmt: skip
@@ -92,7 +93,7 @@ class Control(wiring.Component):
             values["status"].eq(Cat(busy, done) | (code << STATUS_ERROR_SHIFT)),
             values["error_index"].eq(index),
         ]
-        expired = self._watchdog(m, values["watchdog"], self.active.any() | self.read_beat | self.write_beat)
+        expired = self._watchdog(m, values["watchdog"], self.active.any() | self.read_beat.any() | self.write_beat)
         self._counters(m, values, busy)
 
         all_quiet = self.fetch_quiet & self.quiet.all()
@@ -177,7 +178,8 @@ class Control(wiring.Component):
         return expired
 
     def _counters(self, m: Module, values: dict[str, Signal], busy: Value) -> None:
-        """The 64-bit counters; all count while `busy`."""
+        """The 64-bit counters; all count while `busy`. With two ports to memory, some count two in a cycle."""
+        ports = self._cfg.ports
         counts: dict[str, Value] = {
             "cycles": Const(1),
             "read_beats": self.read_beat,
@@ -185,15 +187,17 @@ class Control(wiring.Component):
         }
         for unit in Unit:
             name = unit.name.lower()
-            counts[f"{name}_busy"] = self.active[unit]
+            own = slice(0, ports) if unit == Unit.LOAD else slice(unit + ports - 1, unit + ports)
+            counts[f"{name}_busy"] = self.active[own]
             counts[f"{name}_wait_token"] = self.wait_token[unit]
-            counts[f"{name}_wait_memory"] = self.held[unit]
+            counts[f"{name}_wait_memory"] = self.held[own]
         for name in COUNTERS:
             counter = Signal(64, name=f"counter_{name}")
-            counting = Signal(name=f"counting_{name}")  # a register: the enable of 64 others, and its inputs come late
-            m.d.sync += counting.eq(busy & counts[name])
+            # A register: the enable of 64 others, and its inputs come late.
+            counting = Signal(len(counts[name]), name=f"counting_{name}")
+            m.d.sync += counting.eq(Mux(busy, counts[name], 0))
             with m.If(self.clear):
                 m.d.sync += counter.eq(0)
-            with m.Elif(counting):
-                m.d.sync += counter.eq(counter + 1)
+            with m.Elif(counting.any()):
+                m.d.sync += counter.eq(counter + Mux(counting.all(), len(counting), 1))
             m.d.comb += Cat(values[f"{name}_lo"], values[f"{name}_hi"]).eq(counter)

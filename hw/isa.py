@@ -313,6 +313,14 @@ def buffers(cfg: Config) -> tuple[Buffer, ...]:
     return tuple(buffer for buffer in Buffer if buffer != Buffer.TAP or cfg.taps)
 
 
+def lanes(cfg: Config) -> tuple[tuple[Buffer, ...], ...]:
+    """The buffers that LOAD fills through each port to memory; with two ports, weights and parameters by the second."""
+    if cfg.ports == 1:
+        return (buffers(cfg),)
+    second = (Buffer.WGT, Buffer.PAR, Buffer.LUT, Buffer.TAP)
+    return tuple(b for b in buffers(cfg) if b not in second), tuple(b for b in buffers(cfg) if b in second)
+
+
 @cache
 def instruction_bytes(cfg: Config) -> int:
     """Size of every instruction: the smallest power of two that holds the widest format."""

@@ -74,15 +74,15 @@ def _registers() -> dict[str, Register]:
     ]
     for name, doc in (
         ("cycles", "Cycles from start to done"),
-        ("read_beats", "Beats received on the AXI read channel"),
+        ("read_beats", "Beats received on the AXI read channels"),
         ("write_beats", "Beats sent on the AXI write channel"),
         *(
-            (f"{unit.name.lower()}_{what}", f"{unit.name}: {doc}")
+            (f"{unit.name.lower()}_{what}", f"{unit.name}: {doc}{lanes if unit == Unit.LOAD else ''}")
             for unit in Unit
-            for what, doc in (
-                ("busy", "cycles in which it moved a beat or did a tile operation"),
-                ("wait_token", "cycles in which its next instruction waited for a token"),
-                ("wait_memory", "cycles in which it was held up by memory"),
+            for what, doc, lanes in (
+                ("busy", "cycles in which it moved a beat or did a tile operation", ", those of each lane"),
+                ("wait_token", "cycles in which its next instruction waited for a token", ""),
+                ("wait_memory", "cycles in which it was held up by memory", ", those of each lane"),
             )
         ),
     ):

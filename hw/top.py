@@ -9,7 +9,7 @@ from amaranth import Cat, ClockDomain, ClockSignal, DomainRenamer, Module, Signa
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.axi import Axi4, AxiLite, connect_part
+from celosia.hw.axi import Axi4, Axi4Read, AxiLite, connect_part
 from celosia.hw.config import Config
 from celosia.hw.control import ERROR_SOURCES, REGISTER_BITS, Control
 from celosia.hw.dae_pipeline.fetch import Fetch
@@ -60,6 +60,7 @@ class Accelerator(wiring.Component):
     -------
     s_axil : In(AxiLite)    Control registers, `hw/regs.py`.
     m_axi : Out(Axi4)       Memory.
+    m_axi1 : Out(Axi4Read)  The second read port to memory, where the Config has two.
     irq : Out(1)            1 while a run is done, if enabled.
     idle, busy, error : Out(1)      One of them is 1, for the lights of a board: the last run, if any, ended well; a run
                             is under way; the last run ended in an error.
@@ -76,8 +77,9 @@ class Accelerator(wiring.Component):
             for event in ("start", "done")
             for suffix, bits in (("", 1), ("_index", INDEX_BITS))
         } | {f"trace_{unit}_state": Out(State) for unit in UNITS}
+        second = {"m_axi1": Out(Axi4Read(cfg.bus_bytes))} if cfg.ports == 2 else {}
         super().__init__({
-            "s_axil": In(AxiLite(REGISTER_BITS)), "m_axi": Out(Axi4(cfg.bus_bytes)), "irq": Out(1),
+            "s_axil": In(AxiLite(REGISTER_BITS)), "m_axi": Out(Axi4(cfg.bus_bytes)), **second, "irq": Out(1),
             "idle": Out(1), "busy": Out(1), "error": Out(1), **trace,
         })  # fmt: skip
 
@@ -130,6 +132,12 @@ class Accelerator(wiring.Component):
         # Data: memory -> load -> gemm -> vector -> store -> memory.
         connect(m, load.bus, readmux.load)
         connect_part(m, readmux.axi, self.m_axi)
+        read_beats = [readmux.read_beat]
+        if cfg.ports == 2:
+            m.submodules.readmux1 = readmux1 = DomainRenamer("pipeline")(ReadMux(cfg.bus_bytes))
+            connect(m, load.bus1, readmux1.load)
+            connect(m, readmux1.axi, wiring.flipped(self.m_axi1))
+            read_beats.append(readmux1.read_beat)
         acc = pads["acc"]
         for name in ("wgt", "par", "tap"):
             if name in pads:
@@ -169,7 +177,7 @@ class Accelerator(wiring.Component):
             control.held.eq(Cat(unit.held for unit in units)),
             control.wait_token.eq(tokens.wait_token),
             control.oldest.eq(tokens.oldest),
-            control.read_beat.eq(readmux.read_beat),
+            control.read_beat.eq(Cat(read_beats)),
             control.write_beat.eq(store.write_beat),
         ]
         for number, (name, unit) in enumerate(zip(UNITS, units)):

@@ -136,7 +136,8 @@ def _build(cfg: Config, path: Path, quiet: bool) -> None:
         _call([*command, str(work / "top.v")], work, environment)
 
         flags = [*CXX_FLAGS, _optimisation(cfg)]
-        include = [f"-I{folder}", f"-I{root}/include", f"-I{root}/include/vltstd", f"-DBUS_BYTES={cfg.bus_bytes}"]
+        defined = [f"-DBUS_BYTES={cfg.bus_bytes}", f"-DPORTS={cfg.ports}"]
+        include = [f"-I{folder}", f"-I{root}/include", f"-I{root}/include/vltstd", *defined]
         sources = [*work.glob("*.cpp"), *(root / "include" / name for name in RUNTIME), HARNESS]
         sources.sort(key=lambda source: -source.stat().st_size)  # the longest first: both cores end together
         progress.update(task, description=f"Building the simulator of {cfg.name} (once): C++", total=len(sources) + 1)

@@ -23,6 +23,7 @@ from celosia.hw.isa import (
     Opcode,
     formats,
     instruction_bytes,
+    lanes,
     rules,
 )
 
@@ -43,7 +44,7 @@ class Demand:
     steps: cycles for which the unit works if nothing holds it up: tile operations, entries, writes to a scratchpad
     (padding too), units read from `out`.
     lead, trail: those of a LOAD's steps that are padding before its first and after its last element.
-    rows, bursts, beats: of its copy in DRAM.
+    rows, bursts, beats: of its copy in DRAM. lane: of LOAD, the number of its port to memory.
     outputs: entries that a GEMM or VECTOR writes; residual: whether VECTOR adds one to each. reads, feeds: what it
     reads, and writes for a VECTOR to read, of IN_ACC and IN_VIN. port: INP_PORT or VIN_PORT, which LOAD and VECTOR
     share, where one of them writes there.
@@ -60,6 +61,7 @@ class Demand:
     rows: Ints
     bursts: Ints
     beats: Ints
+    lane: Ints
     outputs: Ints
     residual: Ints
     reads: Ints
@@ -179,11 +181,13 @@ def _load(cfg: Config, f: _Fields) -> dict[str, Ints]:
     left, top = f["pad_left"], f["pad_top"]
     width = left + x + f["pad_right"]
     elements = x * y * z
+    lane = np.array([next((n for n, own in enumerate(lanes(cfg)) if b in own), 0) for b in range(8)], np.int64)
     padding = z * width * (top + y + f["pad_bottom"]) - elements
     return {
         "steps": padding + elements * np.maximum(1, size // cfg.bus_bytes),
         "lead": top * width + left,
         "trail": f["pad_bottom"] * width + f["pad_right"],
+        "lane": lane[f["buffer"]],
         "port": _where(f["buffer"] == Buffer.INP, INP_PORT) | _where(f["buffer"] == Buffer.VIN, VIN_PORT),
         **_rows(cfg, f, size),
     }

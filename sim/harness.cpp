@@ -1,6 +1,6 @@
 // The Verilated accelerator between a host (AXI4-Lite) and a memory (AXI4), behind a C interface for ctypes.
 //
-// Compiled with -DBUS_BYTES=<width of the data bus>. One clock cycle: the memory model drives its side from its own
+// Compiled with -DBUS_BYTES=<width of the data bus> -DPORTS=<read ports, 1 or 2>. One clock cycle: the memory model drives its side from its own
 // registers, the design settles, handshakes are sampled, then the clock edge comes. So no signal of the design is
 // answered in the same cycle but by its own `ready` or `valid`.
 //
@@ -19,11 +19,13 @@
 
 // Verilator writes the two underscores of `m_axi__rdata` as `___05F`.
 #define M(name) m_axi___05F##name
+#define M1(name) m_axi1___05F##name
 #define S(name) s_axil___05F##name
 
 namespace {
 
 constexpr int UNITS = 4;
+constexpr int WRITES = PORTS;  // number of the channel of writes, behind those of reads
 constexpr uint64_t PAGE = 4096;
 constexpr uint64_t MAX_BURST = 16;
 constexpr unsigned OKAY = 0, SLVERR = 2;
@@ -43,10 +45,10 @@ extern "C" {
 struct Parameters {
     uint64_t read_latency;      // cycles from the acceptance of a read's address to its first beat
     uint64_t write_latency;     // cycles from the last beat of a write to its response
-    uint64_t outstanding;       // bursts that are accepted each way before the first one has ended
+    uint64_t outstanding;       // bursts that are accepted on each port, each way, before the first one has ended
     uint64_t refresh_period;    // every so many cycles ...
     uint64_t refresh_cycles;    // ... no beat moves for this long
-    uint64_t bytes_per_cycle;   // of the memory, both ways together; 0: no limit
+    uint64_t bytes_per_cycle;   // of the memory, all ports and both ways together; 0: no limit
     uint64_t stall;             // probability, in 65536ths, that a channel pauses in a cycle
     uint64_t jitter;            // up to this many cycles are added to each latency
     uint64_t seed;
@@ -70,6 +72,30 @@ struct Burst {
     uint8_t strobe[MAX_BURST * BUS_BYTES];
 };
 
+// What was offered on an address channel in the last cycle without being taken: AXI wants it held.
+struct Held {
+    bool held = false;
+    uint64_t addr = 0;
+    unsigned len = 0;
+};
+
+// A read port of the design: its signals, and what memory knows of it.
+struct Reads {
+    CData &arvalid, &arready, &arlen, &arsize, &arburst;
+    QData& araddr;
+    CData &rvalid, &rready, &rlast, &rresp;
+    void* rdata;
+    std::deque<Burst> bursts{};  // accepted
+    Held held{};
+    bool taken = false;  // a beat, in this cycle
+};
+
+#define READS(M)                                                                                            \
+    {                                                                                                       \
+        top.M(arvalid), top.M(arready), top.M(arlen), top.M(arsize), top.M(arburst), top.M(araddr),         \
+            top.M(rvalid), top.M(rready), top.M(rlast), top.M(rresp), &top.M(rdata)                         \
+    }
+
 }  // namespace
 
 struct Simulator {
@@ -82,8 +108,13 @@ struct Simulator {
     uint64_t cycle = 0;  // of the run
     uint64_t random = 1;
     uint64_t credit = 0;
-    bool write_first = false;
-    std::deque<Burst> reads, writes;   // accepted; writes stay until their response has been taken
+    int turn = 0;  // the channel whose turn it is where not all may move a beat
+#if PORTS == 2
+    Reads reads[PORTS] = {READS(M), READS(M1)};
+#else
+    Reads reads[PORTS] = {READS(M)};
+#endif
+    std::deque<Burst> writes;          // accepted; they stay until their response has been taken
     unsigned writes_filled = 0;        // writes that have all their data
     char error[256] = "";
 
@@ -94,10 +125,8 @@ struct Simulator {
     int64_t last_started[UNITS], last_ended[UNITS];
     uint64_t states[1 << 2 * UNITS] = {};  // cycles in which the units were in these states, two bits each
 
-    // What was offered in the last cycle without being taken: AXI wants it held.
-    bool ar_held = false, aw_held = false, w_held = false;
-    uint64_t ar_addr = 0, aw_addr = 0;
-    unsigned ar_len = 0, aw_len = 0;
+    Held aw_held;
+    bool w_held = false;
     uint8_t w_data[BUS_BYTES];
 
     Simulator() { reset(); }
@@ -111,15 +140,19 @@ struct Simulator {
     }
 
     void reset() {
-        reads.clear();
+        for (Reads& port : reads) {
+            port.bursts.clear();
+            port.held = {};
+            port.arready = port.rvalid = port.rlast = 0;
+            port.rresp = OKAY;
+        }
         writes.clear();
         writes_filled = 0;
-        ar_held = aw_held = w_held = false;
+        aw_held = {};
+        w_held = false;
         error[0] = 0;
-        top.M(arready) = top.M(awready) = top.M(wready) = 0;
-        top.M(rvalid) = top.M(bvalid) = 0;
-        top.M(rresp) = top.M(bresp) = OKAY;
-        top.M(rlast) = 0;
+        top.M(awready) = top.M(wready) = top.M(bvalid) = 0;
+        top.M(bresp) = OKAY;
         top.S(awvalid) = top.S(wvalid) = top.S(bready) = 0;
         top.S(arvalid) = top.S(rready) = 0;
         top.rst = 1;
@@ -137,7 +170,7 @@ struct Simulator {
     void begin(bool with_trace) {
         cycle = 0;
         credit = 0;
-        write_first = false;
+        turn = 0;
         random = p.seed * 2 + 1;
         trace = with_trace;
         events.clear();
@@ -178,19 +211,19 @@ struct Simulator {
         return result;
     }
 
-    void offer_read(uint64_t now, bool may_move) {
-        if (top.M(rvalid) || reads.empty() || !may_move) return;
-        const Burst& burst = reads.front();
+    void offer_read(Reads& port, uint64_t now) {
+        if (port.rvalid || port.bursts.empty()) return;
+        const Burst& burst = port.bursts.front();
         if (burst.due > now || pause()) return;
         const uint64_t addr = burst.addr + burst.done * BUS_BYTES;
         const bool bad = faulty(addr);
         if (bad)
-            std::memset(&top.M(rdata), 0, BUS_BYTES);
+            std::memset(port.rdata, 0, BUS_BYTES);
         else
-            std::memcpy(&top.M(rdata), memory + (addr - memory_base), BUS_BYTES);
-        top.M(rresp) = bad ? SLVERR : OKAY;
-        top.M(rlast) = burst.done + 1 == burst.beats;
-        top.M(rvalid) = 1;
+            std::memcpy(port.rdata, memory + (addr - memory_base), BUS_BYTES);
+        port.rresp = bad ? SLVERR : OKAY;
+        port.rlast = burst.done + 1 == burst.beats;
+        port.rvalid = 1;
         credit -= p.bytes_per_cycle ? BUS_BYTES : 0;
     }
 
@@ -204,36 +237,53 @@ struct Simulator {
         top.M(bvalid) = 1;
     }
 
+    // Whether a channel has a beat to move: of reads by the number of its port, of writes behind them.
+    bool wants(int channel) {
+        if (channel == WRITES) return top.M(wvalid);
+        const auto& bursts = reads[channel].bursts;
+        return !bursts.empty() && bursts.front().due <= cycle;
+    }
+
+    // The channels that may move a beat in this cycle, as a mask. Where the memory has not enough for all, they take
+    // turns.
+    unsigned allowed() {
+        constexpr unsigned all = (2u << WRITES) - 1;
+        if (!p.bytes_per_cycle) return all;
+        const uint64_t most = 2 * (p.bytes_per_cycle > BUS_BYTES ? p.bytes_per_cycle : BUS_BYTES);
+        credit = credit + p.bytes_per_cycle < most ? credit + p.bytes_per_cycle : most;
+        const uint64_t beats = credit / BUS_BYTES;
+        if (beats > WRITES) return all;
+        unsigned mask = 0, count = 0;
+        int last = 0;
+        for (int i = 0; i <= WRITES && count < (beats ? beats : 1); i++) {
+            const int channel = (turn + i) % (WRITES + 1);
+            if (!wants(channel)) continue;
+            mask |= 1u << channel;
+            count++;
+            last = channel;
+        }
+        turn = (last + 1) % (WRITES + 1);
+        return beats ? mask : 0;
+    }
+
     // The memory's side of this cycle.
     void drive() {
         const bool frozen = cycle >= p.freeze_after;
         const bool refresh = p.refresh_period && cycle % p.refresh_period < p.refresh_cycles;
-        bool read_may = !frozen && !refresh, write_may = read_may;
-        if (p.bytes_per_cycle) {
-            const uint64_t most = 2 * (p.bytes_per_cycle > BUS_BYTES ? p.bytes_per_cycle : BUS_BYTES);
-            credit = credit + p.bytes_per_cycle < most ? credit + p.bytes_per_cycle : most;
-            if (credit < 2 * BUS_BYTES) {  // one beat at most: they take turns
-                const bool enough = credit >= BUS_BYTES;
-                const bool want_read = !reads.empty() && reads.front().due <= cycle;
-                const bool want_write = top.M(wvalid);
-                const bool to_write = want_write && (write_first || !want_read);
-                read_may = read_may && enough && !to_write;
-                write_may = write_may && enough && to_write;
-                write_first = !to_write;
-            }
-        }
-        offer_read(cycle, read_may);
+        const unsigned mask = allowed(), may_move = frozen || refresh ? 0 : mask;
+        for (int i = 0; i < PORTS; i++)
+            if (may_move >> i & 1) offer_read(reads[i], cycle);
         if (!frozen) offer_response(cycle);
-        top.M(arready) = !frozen && reads.size() < p.outstanding && !pause();
+        for (Reads& port : reads) port.arready = !frozen && port.bursts.size() < p.outstanding && !pause();
         top.M(awready) = !frozen && writes.size() < p.outstanding && !pause();
-        top.M(wready) = write_may && writes_filled < writes.size() && !pause();
+        top.M(wready) = may_move >> WRITES && writes_filled < writes.size() && !pause();
     }
 
     // After the design has settled: what passes at the coming edge.
     void sample() {
-        if (top.M(rvalid) && top.M(rready)) {
-            top_r_taken = true;
-            if (++reads.front().done == reads.front().beats) reads.pop_front();
+        for (Reads& port : reads) {
+            port.taken = port.rvalid && port.rready;
+            if (port.taken && ++port.bursts.front().done == port.bursts.front().beats) port.bursts.pop_front();
         }
         if (top.M(bvalid) && top.M(bready)) {
             top_b_taken = true;
@@ -266,20 +316,19 @@ struct Simulator {
         w_held = top.M(wvalid) && !top.M(wready);
         if (w_held) std::memcpy(w_data, &top.M(wdata), BUS_BYTES);
 
-        address("read", top.M(arvalid), top.M(arready), top.M(araddr), top.M(arlen),
-                top.M(arsize), top.M(arburst), ar_held, ar_addr, ar_len, reads, p.read_latency);
-        address("write", top.M(awvalid), top.M(awready), top.M(awaddr), top.M(awlen),
-                top.M(awsize), top.M(awburst), aw_held, aw_addr, aw_len, writes, 0);
+        for (Reads& port : reads)
+            address("read", port.arvalid, port.arready, port.araddr, port.arlen, port.arsize, port.arburst, port.held,
+                    port.bursts, p.read_latency);
+        address("write", top.M(awvalid), top.M(awready), top.M(awaddr), top.M(awlen), top.M(awsize), top.M(awburst),
+                aw_held, writes, 0);
     }
 
     void address(const char* what, bool valid, bool ready, uint64_t addr, unsigned len, unsigned size, unsigned burst,
-                 bool& held, uint64_t& held_addr, unsigned& held_len, std::deque<Burst>& queue, uint64_t latency) {
-        if (held && (!valid || addr != held_addr || len != held_len)) fail("AXI %s: address changed while held", what);
-        held = valid && !ready;
-        if (held) {
-            held_addr = addr;
-            held_len = len;
-        } else if (valid) {
+                 Held& before, std::deque<Burst>& queue, uint64_t latency) {
+        if (before.held && (!valid || addr != before.addr || len != before.len))
+            fail("AXI %s: address changed while held", what);
+        before = {valid && !ready, addr, len};
+        if (valid && ready) {
             Burst accepted = accept(what, addr, len, size, burst);
             if (error[0]) return;
             accepted.due = cycle + latency + extra();
@@ -287,7 +336,7 @@ struct Simulator {
         }
     }
 
-    bool top_r_taken = false, top_b_taken = false;
+    bool top_b_taken = false;
 
     void note(unsigned unit, bool start, uint32_t start_index, bool done, uint32_t done_index) {
         if (start) {
@@ -330,9 +379,10 @@ struct Simulator {
                top.trace_store_state << 6]++;
         top.clk = 1;
         top.eval();
-        if (top_r_taken) top.M(rvalid) = 0;
+        for (Reads& port : reads)
+            if (port.taken) port.rvalid = 0;
         if (top_b_taken) top.M(bvalid) = 0;
-        top_r_taken = top_b_taken = false;
+        top_b_taken = false;
         cycle++;
     }
 };

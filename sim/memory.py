@@ -1,4 +1,4 @@
-"""How the memory behind the AXI port behaves, for the RTL simulator and for the timing model."""
+"""How the memory behind the AXI ports behaves, for the RTL simulator and for the timing model."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class MemoryModel:
-    """How the memory behind the AXI port behaves. Times are cycles; the defaults are a high-performance port of a Zynq.
+    """How the memory behind the AXI ports behaves. Times are cycles; the defaults are high-performance ports of a Zynq.
 
     clock_mhz: of the accelerator, whose cycles these are. read_latency: from the acceptance of a read's address to its
-    first beat. write_latency: from the last beat of a write to its response. outstanding: bursts accepted each way
-    before the first has ended. In `refresh_cycles` of every `refresh_period` no beat moves. bytes_per_cycle: of the
-    DRAM, both ways together (0: no limit); each way passes at most one beat a cycle. stall: share of the cycles in
-    which each channel pauses, at random from `seed`. jitter: up to so many cycles are added to each latency. For tests:
-    beats with a byte in [error_start, error_end), offsets from the DMA base, are answered with SLVERR; after cycle
-    `freeze_after` of a run memory does nothing more.
+    first beat. write_latency: from the last beat of a write to its response. outstanding: bursts accepted on a port,
+    each way, before the first has ended. In `refresh_cycles` of every `refresh_period` no beat moves. bytes_per_cycle:
+    of the DRAM, all ports and both ways together (0: no limit); each port passes at most one beat a cycle each way, and
+    they take turns where the DRAM has less. stall: share of the cycles in which each channel pauses, at random from
+    `seed`. jitter: up to so many cycles are added to each latency. For tests: beats with a byte in [error_start,
+    error_end), offsets from the DMA base, are answered with SLVERR; after cycle `freeze_after` of a run memory does
+    nothing more.
     """
 
     name: str = "zynq-hp"

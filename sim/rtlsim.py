@@ -1,4 +1,4 @@
-"""A Device that executes programs on the Verilated RTL, cycle by cycle, with a memory model at its AXI port."""
+"""A Device that executes programs on the Verilated RTL, cycle by cycle, with a memory model at its AXI ports."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _load(path: Path) -> ctypes.CDLL:
 class RtlDevice(Memory):
     """The accelerator's RTL of `config`, built at the first use (see build.py).
 
-    memory: behind its AXI port; a model or its name.
+    memory: behind its AXI ports; a model or its name.
     progress: called now and then during a run with the cycles passed.
     watchdog_cycles: cycles without progress of any unit after which the hardware itself ends a run.
     """

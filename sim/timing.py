@@ -40,9 +40,11 @@ PLACES = 2 * OUTSTANDING
 AHEAD = 3
 """Rows listed whose last burst has not been asked for: two in a queue, one being split (load.py, store.py)."""
 IN_FLIGHT = 8
-"""Instructions of LOAD or STORE whose data is awaited (load.py, store.py)."""
+"""Instructions of a lane of LOAD, or of STORE, whose data is awaited (load.py, store.py)."""
 RESPONSES = 2 * IN_FLIGHT
 """Instructions of STORE whose responses are awaited (store.py)."""
+UNTOLD = 16
+"""Instructions of LOAD, where it has two lanes, whose end has not been told (load.py)."""
 ISSUE = 2
 """Instructions between a gate and its unit (top.py)."""
 UNDER_WAY = 2
@@ -632,8 +634,9 @@ class _Listing:
         self._asked = deque([-1] * AHEAD, AHEAD)  # when the last bursts of the last rows were asked for
         self._jobs = deque([-1] * IN_FLIGHT, IN_FLIGHT)  # when the last instructions' data began
 
-    def start(self, ready: int) -> int:
-        return max(ready, self._begun, self._jobs[0] + 1)
+    def start(self, ready: int, waiting: int = 0) -> int:
+        """When the next instruction starts, of which as many wait before it that have not begun."""
+        return max(ready, self._begun, self._jobs[waiting] + 1)
 
     def begin(self, start: int) -> None:
         """The rows of the instruction that started in cycle `start` are next."""
@@ -657,11 +660,11 @@ class _Listing:
             self._asked.append(asked - left * each)
 
 
-class _Load:
+class _Lane:
     """Rows of DRAM through the engine to the writer, with ROOM beats between them.
 
-    An instruction passes its gate (`accept`), starts once there is a place for it, has its train sent (`open`), between
-    whose bursts those of fetch may come, and ends (`close`).
+    An instruction starts once there is a place for it, has its train sent (`open`), between whose bursts those of fetch
+    may come, and ends (`close`).
     """
 
     def __init__(self, engine: _Engine, ports: list[_Port]) -> None:
@@ -670,8 +673,7 @@ class _Load:
         self._beats = 0  # of all instructions so far
         # How the writer took the last instructions' beats out of the engine: (beats before, beats, from, to).
         self._taken: deque[tuple[int, int, int, int]] = deque([(0, 0, 0, 0)], 2 * IN_FLIGHT)
-        self._issued: deque[tuple[_Work, int]] = deque()  # instructions behind the gate, and when they may start
-        self._started: deque[tuple[_Work, int]] = deque()  # and those that have started, and when
+        self._started: deque[tuple[_Work, int]] = deque()  # instructions that have started, and when
         self._first = 0  # beat of the train that is open
         self.turns = -1  # bursts of fetch that may still come between those of the open train; -1: none is open
 
@@ -682,22 +684,16 @@ class _Load:
 
     @property
     def full(self) -> bool:
-        """Whether one more instruction would have to wait for the start of one that is not known."""
-        return len(self._issued) >= ISSUE
+        """Whether it is not known when one more instruction may start."""
+        return len(self._started) == 2
 
-    def accept(self, work: _Work, ready: int) -> None:
-        self._issued.append((work, ready))
-
-    def start(self) -> tuple[_Work, int] | None:
-        """The next instruction to start, and when; None where that is not known."""
-        if not self._issued or len(self._started) == 2:
-            return None
-        work, ready = self._issued.popleft()
-        start = self._listing.start(ready)
+    def start(self, work: _Work, ready: int) -> int:
+        """Start an instruction in cycle `ready` or later; returns when."""
+        start = self._listing.start(ready, len(self._started))
         self._started.append((work, start))
         if len(self._started) == 1:
             self._listing.begin(start)
-        return work, start
+        return start
 
     def ask(self) -> int:
         """When the first burst of the next train is asked for."""
@@ -717,7 +713,7 @@ class _Load:
         work, start = self._started.popleft()
         steps, lead, trail, beats, bursts = work.steps, work.lead, work.trail, work.beats, work.bursts
         first, last = self._first, self._engine.ends[-1]
-        job = max(start + 1, self._last - 2)
+        job = max(start + 1, self._last - 1)
         begin = max(start + START_TO_STEP, self._last + 1)
         end = self._written(work, begin, first + BEAT_TO_STEP, last + BEAT_TO_STEP)
         self._hold_back(end - trail, steps - lead - trail, work.rows, bursts, beats)
@@ -770,6 +766,50 @@ class _Load:
             if last > engine.ends[-1]:
                 engine.delay(last - engine.ends[-1])
                 engine.channel.next = max(engine.channel.next, last + 1)
+
+
+class _Load:
+    """Hands instructions in order to lanes that work side by side, and tells their ends in that order.
+
+    An instruction passes its gate (`accept`) and starts once its lane has a place for it.
+    """
+
+    def __init__(self, engines: Sequence[_Engine], ports: list[_Port]) -> None:
+        self.lanes = [_Lane(engine, ports) for engine in engines]
+        self._issued: deque[tuple[_Work, int]] = deque()  # instructions behind the gate, and when they may start
+        self._free = 0  # when the next one may start
+        self._untold: deque[_Work] = deque()  # those that have started, and whose end is not known
+        self._ended: list[deque[int]] = [deque() for _ in engines]  # of each lane, when the first of those ended
+        self._told = deque([-1] * UNTOLD, UNTOLD)  # the last ends
+
+    @property
+    def full(self) -> bool:
+        """Whether one more instruction would have to wait for the start of one that is not known."""
+        return len(self._issued) >= ISSUE
+
+    def accept(self, work: _Work, ready: int) -> None:
+        self._issued.append((work, ready))
+
+    def start(self) -> tuple[_Work, int] | None:
+        """The next instruction to start, and when; None where that is not known."""
+        waiting = len(self._untold)
+        if not self._issued or waiting == UNTOLD or self.lanes[self._issued[0][0].lane].full:
+            return None
+        work, ready = self._issued.popleft()
+        start = self.lanes[work.lane].start(work, max(ready, self._free, self._told[waiting]))
+        self._free = start + 1
+        self._untold.append(work)
+        return work, start
+
+    def end(self, lane: int, end: int) -> list[tuple[_Work, int]]:
+        """The oldest instruction of a lane is at its end: the instructions whose ends can now be told, and when."""
+        self._ended[lane].append(end)
+        told = []
+        while self._untold and self._ended[self._untold[0].lane]:
+            work = self._untold.popleft()
+            self._told.append(max(self._ended[work.lane].popleft(), self._told[-1] + 1))
+            told.append((work, self._told[-1]))
+        return told
 
 
 class _Store:
@@ -839,6 +879,7 @@ class _Work(NamedTuple):
     rows: int
     bursts: int
     beats: int
+    lane: int
     outputs: int
     residual: int
     reads: int
@@ -863,15 +904,16 @@ class _Machine:
 
     def __init__(self, cfg: Config, wanted: Demand, memory: MemoryModel, address: int) -> None:
         self._wanted, self._count = wanted, len(wanted.unit)
-        reads, writes = _Channel(cfg, memory), _Channel(cfg, memory)
+        reads, writes = [_Channel(cfg, memory) for _ in range(cfg.ports)], _Channel(cfg, memory)
         window = min(OUTSTANDING, memory.outstanding)
         lead = ASK_TO_ADDRESS + memory.read_latency
-        self._read = _Engine(reads, lead, END_TO_ASK + lead, window)
+        engines = [_Engine(channel, lead, END_TO_ASK + lead, window) for channel in reads]
+        self._read = engines[0]
         write = _Engine(writes, ASK_TO_ADDRESS + 1, memory.write_latency + END_TO_ASK + ASK_TO_ADDRESS + 1, window)
         self._fetch = _Fetch(cfg, memory, self._read, wanted.unit.tolist(), address)
         acc = _Acc()
         self._ports = [_Port() for _ in range(VIN_PORT + 1)]
-        self._load, self._gemm, self._vector = _Load(self._read, self._ports), _Gemm(cfg, acc), _Vector(cfg, acc)
+        self._load, self._gemm, self._vector = _Load(engines, self._ports), _Gemm(cfg, acc), _Vector(cfg, acc)
         self._held = cfg.residual_cycles - 1
         self._store = _Store(write, self._read, memory.write_latency)
         self._semaphores = {(a, b): _Semaphore(cfg.token_bits) for a in Unit for b in Unit if a != b}
@@ -880,6 +922,7 @@ class _Machine:
         self._issued = [deque([-1] * ISSUE, ISSUE) for _ in Unit]  # when the last instructions of each unit started
         self._waited = [0] * len(Unit)
         self._starts, self._ends = [0] * self._count, [0] * self._count
+        self._lane_ends = [0] * self._count  # of LOAD, before they were told
         self._awake = 0  # mask of the units whose next instruction may pass its gate
         self._until = NEVER  # when VECTOR's instruction that is put off would be through with acc; NEVER: none is
         self._settled = -1  # the one that need not be put off any more
@@ -907,7 +950,7 @@ class _Machine:
         return self._timing(np.array(self._starts), np.array(self._ends), self._waited)
 
     def _stir(self) -> bool:
-        """Do what comes next on the read channel, or behind it what has been put off; False where nothing does."""
+        """Do what comes next on the read channels, or behind it what has been put off; False where nothing does."""
         if self._read_on(self._until):
             return True
         if self._until == NEVER:
@@ -917,7 +960,7 @@ class _Machine:
         return True
 
     def _read_on(self, until: int) -> bool:
-        """Do what comes next on the read channel; False where nothing does before cycle `until`."""
+        """Do what comes next on the read channels; False where nothing does before cycle `until`."""
         fetch, load = self._fetch, self._load
         self._awake = fetch.words()
         if self._awake:
@@ -929,25 +972,39 @@ class _Machine:
             self._awake = 1 << _LOAD
         if self._awake:
             return True
+        first, *others = load.lanes  # fetch shares the port of the first alone
+        for lane in others:
+            asks = lane.ask()
+            if asks != NEVER:
+                lane.open(asks)
+                self._close(lane)
+                return True
         fetch_asks = fetch.next_ask()
-        if load.turns >= 0:
-            if load.turns and fetch_asks < self._read.asked:
-                load.turns -= 1
+        if first.turns >= 0:
+            if first.turns and fetch_asks < self._read.asked:
+                first.turns -= 1
                 fetch.burst(fetch_asks)
-            elif until < NEVER and (self._read.ends[-1] >= until or load.port & self._queues[_VECTOR][0].port):
+            elif until < NEVER and (self._read.ends[-1] >= until or first.port & self._queues[_VECTOR][0].port):
                 return False
             else:
-                self._end(*load.close())
-                self._awake |= 1 << _LOAD
+                self._close(first)
             return True
-        load_asks = load.ask()
+        load_asks = first.ask()
         if min(fetch_asks, load_asks) >= until:
             return False
         if fetch_asks < load_asks:
             fetch.burst(fetch_asks)
         else:
-            load.open(load_asks)
+            first.open(load_asks)
         return True
+
+    def _close(self, lane: _Lane) -> None:
+        """End the instruction whose train is open in a lane of LOAD."""
+        work, end = lane.close()
+        self._lane_ends[work.number] = end
+        for told in self._load.end(work.lane, end):
+            self._end(*told)
+        self._awake |= 1 << _LOAD
 
     def _gemm_first(self, work: _Work, ready: int) -> bool:
         """Whether GEMM may still come in the way of this instruction of VECTOR without a token from there."""
@@ -1033,6 +1090,7 @@ class _Machine:
     def _timing(self, start: NDArray[np.int64], end: NDArray[np.int64], waited: Sequence[int]) -> Timing:
         w = self._wanted
         cycles = int(end.max())
+        until = np.where(w.unit == Unit.LOAD, self._lane_ends, end)
         read = int(w.beats[w.unit == Unit.LOAD].sum()) + self._fetch.beats
         values = {"cycles": cycles, "read_beats": read, "write_beats": int(w.beats[w.unit == Unit.STORE].sum())}
         for unit in Unit:
@@ -1041,8 +1099,9 @@ class _Machine:
             values[f"{unit.name.lower()}_busy"] = busy
             values[f"{unit.name.lower()}_wait_token"] = waited[unit]
             held = self._vector.held if unit == Unit.VECTOR else 0
-            if unit in (Unit.LOAD, Unit.STORE):
-                held = max(0, _covered(start[own], end[own]) - busy)
+            for lane in range(len(self._load.lanes)) if unit in (Unit.LOAD, Unit.STORE) else ():
+                mine = own & (w.lane == lane)
+                held += max(0, _covered(start[mine], until[mine]) - int(w.steps[mine].sum()))
             values[f"{unit.name.lower()}_wait_memory"] = held
         return Timing(cycles, w.unit, start, end, {name: values[name] for name in COUNTERS})
 

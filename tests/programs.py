@@ -48,6 +48,11 @@ CONFIGS = {
         batch=2, block_in=8, block_out=4, taps=5, tap_depth=16, forward=True, residual_cycles=4, **SMALL
     ),
     "8x8-forward": Config(block_in=8, block_out=8, bus_bytes=16, forward=True, **SMALL),
+    "4x4-ports2": Config(block_in=4, block_out=4, bus_bytes=8, ports=2, **SMALL),
+    "2x8x4-bus16-ports2": Config(batch=2, block_in=8, block_out=4, bus_bytes=16, ports=2, **SMALL),
+    "taps3-ports2": Config(
+        block_in=4, block_out=4, ports=2, taps=3, tap_depth=32, forward=True, residual_cycles=2, **SMALL
+    ),
 }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from amaranth import Cat, Module, Mux, ResetInserter, Signal, Value
+from collections.abc import Sequence
+
+from amaranth import Cat, Const, Module, Mux, ResetInserter, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -10,8 +12,9 @@ from celosia.hw.axi import ADDR_BITS, ReadBus
 from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.dma import OFFSET_BITS, OUTSTANDING, ReadEngine, beat_layout
 from celosia.hw.dae_pipeline.fifo import StreamFifo
+from celosia.hw.dae_pipeline.inorder import InOrder
 from celosia.hw.dae_pipeline.walk import Rows, Walker
-from celosia.hw.isa import TABLE_SIZE, Buffer, Opcode, buffers, element_bytes, formats
+from celosia.hw.isa import TABLE_SIZE, Buffer, Opcode, element_bytes, formats, lanes
 from celosia.hw.layout import (
     ERROR_BITS,
     INDEX_BITS,
@@ -27,11 +30,18 @@ from celosia.hw.layout import (
 from celosia.hw.regs import Error
 
 IN_FLIGHT = 8
-"""Instructions whose data LOAD still awaits while it asks for the next one's."""
+"""Instructions whose data a lane still awaits while it asks for the next one's."""
+UNTOLD = 2 * IN_FLIGHT
+"""Instructions of all lanes, where there are several, whose end has not been told yet."""
 
 
 def _log2(value: int) -> int:
     return value.bit_length() - 1
+
+
+def _ports(cfg: Config, buffers: Sequence[Buffer]) -> dict[str, wiring.Member]:
+    """The members through which `buffers` are written."""
+    return {buffer.name.lower(): Out(load_port(cfg, buffer.name.lower())) for buffer in buffers}
 
 
 def element_shift(cfg: Config, buffer: Buffer, widen: bool = False) -> int:
@@ -39,8 +49,8 @@ def element_shift(cfg: Config, buffer: Buffer, widen: bool = False) -> int:
     return _log2(element_bytes(cfg, buffer, widen))
 
 
-def _max_shift(cfg: Config) -> int:
-    return max(element_shift(cfg, buffer) for buffer in buffers(cfg))
+def _max_shift(cfg: Config, buffers: Sequence[Buffer]) -> int:
+    return max(element_shift(cfg, buffer) for buffer in buffers)
 
 
 class Aligner(wiring.Component):
@@ -94,25 +104,25 @@ class Aligner(wiring.Component):
 
 
 class Writer(wiring.Component):
-    """Writes units to the scratchpads, and padding around them.
+    """Writes units to the scratchpads, those of `buffers`, and padding around them.
 
     job: where to (`job_of` makes it from an instruction). unit: the data of all jobs, in order.
     done, error: those of the unit LOAD. moves: 1 where a step is done.
     """
 
-    def __init__(self, cfg: Config) -> None:
-        self._cfg = cfg
+    def __init__(self, cfg: Config, buffers: Sequence[Buffer]) -> None:
+        self._cfg, self._buffers = cfg, buffers
         self._tag = data.StructLayout({
             "index": INDEX_BITS, "post": 4, "buffer": 3, "widen": 1, "pad_value": 8,
             "x_first": 8, "x_stop": 17, "y_first": 8, "y_stop": 13,
         })  # fmt: skip
         element_bits = next(f.width for f in formats(cfg)[Opcode.LOAD].fields if f.name == "sram_base")
-        self._step_bits = max(1, *(self._step_shift(buffer) for buffer in buffers(cfg)))
+        self._step_bits = max(1, *(self._step_shift(buffer) for buffer in buffers))
         self.walker = Walker(element_bits, self._step_bits, self._tag)
         super().__init__({
             "job": In(stream.Signature(self.walker.job_layout)),
             "unit": In(stream.Signature(data.StructLayout({"data": 8 * cfg.bus_bytes, "error": ERROR_BITS}))),
-            **{buffer.name.lower(): Out(load_port(cfg, buffer.name.lower())) for buffer in buffers(cfg)},
+            **_ports(cfg, buffers),
             "done": Out(Pulse(done_layout)),
             "error": Out(Pulse(error_layout)),
             "moves": Out(1),
@@ -126,10 +136,11 @@ class Writer(wiring.Component):
         """The fields of a job, from the payload of `instr`."""
         f = instr.fields
         x_stop, y_stop = f.pad_left + f.x_size, f.pad_top + f.y_size
-        step_end = (1 << self._step_shift(Buffer.INP)) - 1
-        for buffer in buffers(self._cfg):
+        step_end = (1 << self._step_shift(self._buffers[0])) - 1
+        for buffer in self._buffers:
             step_end = Mux(f.buffer == buffer, (1 << self._step_shift(buffer)) - 1, step_end)
-        step_end = Mux(f.widen, (1 << self._step_shift(Buffer.ACC, True)) - 1, step_end)
+        if Buffer.ACC in self._buffers:
+            step_end = Mux(f.widen, (1 << self._step_shift(Buffer.ACC, True)) - 1, step_end)
         return {
             "base": f.sram_base, "x_step": f.sram_x, "y_step": f.sram_y, "z_step": f.sram_z,
             "x_end": x_stop + f.pad_right - 1, "y_end": y_stop + f.pad_bottom - 1, "z_end": f.z_size - 1,
@@ -199,11 +210,11 @@ class Writer(wiring.Component):
             ]
         with m.Elif(empties):
             m.d.sync += full.eq(0)
-        ready = Cat(getattr(self, buffer.name.lower()).ready for buffer in buffers(cfg))
-        m.d.comb += empties.eq(full & (enable & ready).any())
+        taken = Cat(enable[buffer] & getattr(self, buffer.name.lower()).ready for buffer in self._buffers)
+        m.d.comb += empties.eq(full & taken.any())
         m.d.sync += [self.done.valid.eq(empties & last), self.done.payload.eq(done)]
 
-        for buffer in buffers(cfg):
+        for buffer in self._buffers:
             name = buffer.name.lower()
             port = getattr(self, name)
             bits = cfg.lut_bits if buffer == Buffer.LUT else address_bits(cfg)[name]
@@ -245,8 +256,8 @@ def _spread(mask: Value, times: int) -> Value:
     return Cat(bit.replicate(times) for bit in mask)
 
 
-class Load(wiring.Component):
-    """Copies blocks from DRAM to the scratchpads; `sim.reference.load` says exactly what.
+class Lane(wiring.Component):
+    """A way from a port to memory to the scratchpads of `buffers`; `halt` comes from an error on, in whichever lane.
 
     Asks for the rows of later instructions while data of earlier ones still arrives. Rows may begin at any byte.
 
@@ -254,17 +265,17 @@ class Load(wiring.Component):
     -----------------------------
     bus : Out(ReadBus)              the read channel.
     dma_base, dma_size : In         where DRAM begins, a multiple of 4096, and how many bytes may be read.
-    inp, wgt, acc, vin, par, lut    `load_port`s of the scratchpads; and tap where the Config has taps.
+    inp, wgt, ...                   `load_port`s of the scratchpads.
     """
 
-    def __init__(self, cfg: Config, outstanding: int = OUTSTANDING) -> None:
-        self._cfg, self._outstanding = cfg, outstanding
+    def __init__(self, cfg: Config, buffers: Sequence[Buffer], outstanding: int = OUTSTANDING) -> None:
+        self._cfg, self._buffers, self._outstanding = cfg, buffers, outstanding
         super().__init__({
             **unit_members(cfg, Opcode.LOAD),
             "bus": Out(ReadBus(cfg.bus_bytes)),
             "dma_base": In(ADDR_BITS),
             "dma_size": In(OFFSET_BITS),
-            **{buffer.name.lower(): Out(load_port(cfg, buffer.name.lower())) for buffer in buffers(cfg)},
+            **_ports(cfg, buffers),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
@@ -272,9 +283,9 @@ class Load(wiring.Component):
         cfg = self._cfg
         word_bits = _log2(cfg.bus_bytes)
 
-        # From an error on, all stand still; the parts that need not answer to the bus are reset.
-        failed, stop = Signal(), Signal()
-        rows, writer, aligner = Rows(_max_shift(cfg)), Writer(cfg), Aligner(cfg.bus_bytes)
+        # The parts that need not answer to the bus are reset on an error.
+        rows = Rows(_max_shift(cfg, self._buffers))
+        writer, aligner = Writer(cfg, self._buffers), Aligner(cfg.bus_bytes)
         jobs = StreamFifo(writer.walker.job_layout, IN_FLIGHT)
         places = StreamFifo(aligner.row_layout, 2 * self._outstanding)
         # Queues that part the paths of the engine from those of `rows`, and the aligner's from the writer's.
@@ -284,23 +295,20 @@ class Load(wiring.Component):
             "units": units,
         }  # fmt: skip
         for name, part in parts.items():
-            m.submodules[name] = ResetInserter(stop)(part)
+            m.submodules[name] = ResetInserter(self.halt)(part)
         m.submodules.engine = engine = ReadEngine(cfg.bus_bytes, rows.bytes_bits, self._outstanding)
-        m.d.comb += stop.eq(self.halt | self.error.valid | failed)
-        with m.If(self.halt):
-            m.d.sync += failed.eq(0)
-        with m.Elif(self.error.valid):
-            m.d.sync += failed.eq(1)
 
         # An instruction goes to both sides: to `rows` for its addresses, to `jobs` for what becomes of the data.
         f = self.instr.payload.fields
         accept = Signal()
-        shift = element_shift(cfg, Buffer.INP)
-        for buffer in buffers(cfg):
+        shift = element_shift(cfg, self._buffers[0])
+        for buffer in self._buffers:
             shift = Mux(f.buffer == buffer, element_shift(cfg, buffer), shift)
+        if Buffer.ACC in self._buffers:
+            shift = Mux(f.widen, element_shift(cfg, Buffer.ACC, True), shift)
         block = rows.block.payload
         m.d.comb += [
-            self.instr.ready.eq(rows.block.ready & jobs.i.ready & ~stop),
+            self.instr.ready.eq(rows.block.ready & jobs.i.ready & ~self.halt),
             accept.eq(self.instr.valid & self.instr.ready),
             rows.block.valid.eq(accept),
             jobs.i.valid.eq(accept),
@@ -310,7 +318,7 @@ class Load(wiring.Component):
             block.x_size.eq(f.x_size),
             block.y_size.eq(f.y_size),
             block.z_size.eq(f.z_size),
-            block.shift.eq(Mux(f.widen, element_shift(cfg, Buffer.ACC, True), shift)),
+            block.shift.eq(shift),
         ]
         for name, value in writer.job_of(self.instr.payload).items():
             m.d.comb += Value.cast(jobs.i.payload[name]).eq(value)
@@ -319,10 +327,10 @@ class Load(wiring.Component):
         # A row goes to the engine, and its place within its bus words to the aligner.
         row = rows.row.payload
         m.d.comb += [
-            asked.i.valid.eq(rows.row.valid & places.i.ready & ~stop),
+            asked.i.valid.eq(rows.row.valid & places.i.ready & ~self.halt),
             asked.i.payload.eq(row),
-            places.i.valid.eq(rows.row.valid & asked.i.ready & ~stop),
-            rows.row.ready.eq(places.i.ready & asked.i.ready & ~stop),
+            places.i.valid.eq(rows.row.valid & asked.i.ready & ~self.halt),
+            rows.row.ready.eq(places.i.ready & asked.i.ready & ~self.halt),
             places.i.payload.first.eq(row.offset),
             places.i.payload.last.eq(row.offset + row.bytes - 1),
             places.i.payload.shift.eq(Mux(rows.shift > word_bits, word_bits, rows.shift)),
@@ -336,24 +344,105 @@ class Load(wiring.Component):
         m.d.comb += [
             engine.dma_base.eq(self.dma_base),
             engine.dma_size.eq(self.dma_size),
-            engine.halt.eq(stop),
+            engine.halt.eq(self.halt),
         ]
-        for buffer in buffers(cfg):
-            name = buffer.name.lower()
+        for name in _ports(cfg, self._buffers):
             wiring.connect(m, getattr(writer, name), wiring.flipped(getattr(self, name)))
 
         in_flight = Signal(range(2 * IN_FLIGHT))
-        with m.If(stop):
+        with m.If(self.halt):
             m.d.sync += in_flight.eq(0)
         with m.Elif(accept != writer.done.valid):
             m.d.sync += in_flight.eq(Mux(accept, in_flight + 1, in_flight - 1))
         m.d.comb += [
-            self.done.valid.eq(writer.done.valid & ~self.halt),
+            self.done.valid.eq(writer.done.valid),
             self.done.payload.eq(writer.done.payload),
-            self.error.valid.eq(writer.error.valid & ~self.halt),
+            self.error.valid.eq(writer.error.valid),
             self.error.payload.eq(writer.error.payload),
-            self.active.eq(writer.moves & ~stop),
-            self.held.eq((in_flight != 0) & ~writer.moves & ~stop),
+            self.active.eq(writer.moves & ~self.halt),
+            self.held.eq((in_flight != 0) & ~writer.moves & ~self.halt),
             self.quiet.eq((in_flight == 0) & engine.quiet),
         ]
         return m
+
+
+class Load(wiring.Component):
+    """Copies blocks from DRAM to the scratchpads; `sim.reference.load` says exactly what.
+
+    Hands instructions in program order to a `Lane` for each port to memory; the lanes work at the same time.
+
+    Members beyond `unit_members`
+    -----------------------------
+    active, held : Out(ports)       a bit for each lane.
+    bus, bus1 : Out(ReadBus)        the read channels; `bus1` where there are two ports.
+    dma_base, dma_size : In         where DRAM begins, a multiple of 4096, and how many bytes may be read.
+    inp, wgt, ...                   `load_port`s of the scratchpads.
+    """
+
+    def __init__(self, cfg: Config, outstanding: int = OUTSTANDING) -> None:
+        self._cfg, self._outstanding = cfg, outstanding
+        super().__init__({
+            **unit_members(cfg, Opcode.LOAD),
+            "active": Out(cfg.ports),
+            "held": Out(cfg.ports),
+            **{name: Out(ReadBus(cfg.bus_bytes)) for name in ("bus", "bus1")[: cfg.ports]},
+            "dma_base": In(ADDR_BITS),
+            "dma_size": In(OFFSET_BITS),
+            **_ports(cfg, [buffer for own in lanes(cfg) for buffer in own]),
+        })  # fmt: skip
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        parts = [Lane(self._cfg, own, self._outstanding) for own in lanes(self._cfg)]
+        # From an error on, all stand still.
+        failed, stop = Signal(), Signal()
+        errors = Cat(lane.error.valid for lane in parts)
+        m.d.comb += stop.eq(self.halt | errors.any() | failed)
+        with m.If(self.halt):
+            m.d.sync += failed.eq(0)
+        with m.Elif(errors.any()):
+            m.d.sync += failed.eq(1)
+
+        for number, (lane, own) in enumerate(zip(parts, lanes(self._cfg))):
+            m.submodules[f"lane{number}"] = lane
+            wiring.connect(m, lane.bus, wiring.flipped(getattr(self, f"bus{number or ''}")))
+            for name in _ports(self._cfg, own):
+                wiring.connect(m, getattr(lane, name), wiring.flipped(getattr(self, name)))
+            m.d.comb += [lane.dma_base.eq(self.dma_base), lane.dma_size.eq(self.dma_size), lane.halt.eq(stop)]
+        done, told = self._hand_out(m, parts, stop)
+        m.d.comb += [
+            self.done.valid.eq(done.valid & ~self.halt),
+            self.done.payload.eq(done.payload),
+            self.error.valid.eq(errors.any() & ~self.halt),
+            self.error.payload.eq(Mux(errors[0], parts[0].error.payload, parts[-1].error.payload)),
+            self.active.eq(Cat(lane.active for lane in parts)),
+            self.held.eq(Cat(lane.held for lane in parts)),
+            self.quiet.eq(Cat(lane.quiet for lane in parts).all() & told),
+        ]
+        return m
+
+    def _hand_out(self, m: Module, parts: list[Lane], stop: Value) -> tuple[wiring.PureInterface, Value]:
+        """Instructions to their lanes. Returns `done`, in program order, and whether it has told of all of them."""
+        if len(parts) == 1:
+            wiring.connect(m, wiring.flipped(self.instr), parts[0].instr)
+            return parts[0].done, Const(1)
+        order = InOrder(len(parts), UNTOLD)
+        m.submodules.order = ResetInserter(stop)(order)
+        instr, handed = self.instr.payload, order.handed
+        free = Signal()  # of the lane that it goes to
+        m.d.comb += [
+            self.instr.ready.eq(free & handed.ready),
+            handed.valid.eq(self.instr.valid & free),
+            handed.payload.done.post.eq(instr.fields.post),
+            handed.payload.done.index.eq(instr.index),
+            order.ended.eq(Cat(lane.done.valid for lane in parts)),
+        ]
+        for number, (lane, own) in enumerate(zip(parts, lanes(self._cfg))):
+            m.d.comb += lane.instr.payload.eq(instr)
+            with m.If(Cat(instr.fields.buffer == buffer for buffer in own).any()):
+                m.d.comb += [
+                    handed.payload.lane.eq(number),
+                    free.eq(lane.instr.ready),
+                    lane.instr.valid.eq(self.instr.valid & handed.ready),
+                ]
+        return order.done, order.empty

@@ -34,6 +34,9 @@ from celosia.sim.memory import MEMORY_MODELS
 TINY = PRESETS["tiny"]
 
 
+TWO_PORTS = replace(TINY, ports=2)
+
+
 @pytest.fixture(scope="module", params=BOARDS)
 def project(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Board, Path]:
     board = BOARDS[request.param]
@@ -92,7 +95,8 @@ def test_tcl_makes_a_bitstream(project: tuple[Board, Path], with_board_files: bo
     assert {p.removeprefix("led_") for p in model.ports} == set(board.lights())
     assert set(re.findall(r"get_ports (\w+)", (folder / "celosia.xdc").read_text())) == set(model.ports)
     clock = next(net for net in model.nets if "celosia/clk" in net)
-    assert {"reset/slowest_sync_clk", "to_registers/aclk", "to_memory/aclk"} < clock
+    assert {"reset/slowest_sync_clk", "to_registers/aclk", "to_memory0/aclk"} < clock
+    assert not any("HP1" in pin for pair in model.buses for pin in pair)
     name = f"{board.name}-tiny"
     manifest = Manifest.load(folder / f"{name}.json")
     width = "64" if board.processor == "zynq" else str(8 * TINY.bus_bytes)  # of the Config's bus on UltraScale+ alone
@@ -103,6 +107,23 @@ def test_tcl_makes_a_bitstream(project: tuple[Board, Path], with_board_files: bo
     (folder / f"{name}.hwh").write_text("another")
     with pytest.raises(ManifestError, match=r"hwh is damaged or from another build"):
         manifest.check_files(folder / f"{name}.bit")
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_the_second_port_leads_to_memory(name: str, tmp_path: Path) -> None:
+    board = BOARDS[name]
+    model = vivado(board)
+    model.source(write_project(board, tmp_path / "project", TWO_PORTS) / "build.tcl")
+    ends = {frozenset(pair) for pair in model.buses}
+    slave = "S_AXI_HP{}" if board.processor == "zynq" else "S_AXI_HP{}_FPD"
+    for number, port in enumerate(("m_axi", "m_axi1")):
+        assert {f"celosia/{port}", f"to_memory{number}/S00_AXI"} in ends
+        assert {f"to_memory{number}/M00_AXI", f"ps/{slave.format(number)}"} in ends
+    clock = next(net for net in model.nets if "celosia/clk" in net)
+    assert {"to_memory0/aclk", "to_memory1/aclk"} < clock and sum("aclk" in pin.lower() for pin in clock) == 6
+    assert any({"celosia/resetn", "to_memory0/aresetn", "to_memory1/aresetn"} < net for net in model.nets)
+    widths = [value for key, value in model.parameters["ps"].items() if key.endswith("DATA_WIDTH")]
+    assert widths == ["64", "64"]
 
 
 @pytest.mark.parametrize(
@@ -130,9 +151,11 @@ def test_tcl_says_what_went_wrong(tmp_path: Path, how: dict[str, object], messag
 
 
 FAULTS = {
-    "net reset/peripheral_aresetn celosia/resetn": ("net reset/peripheral_aresetn", "celosia/resetn is not connected"),
-    "CONFIG.PCW_USE_S_AXI_HP0 1": ("CONFIG.PCW_USE_S_AXI_HP0 0", "switched off by PCW_USE_S_AXI_HP0"),
-    "bus celosia/m_axi to_memory/S00_AXI": ("bus celosia/m_axi to_memory/M00_AXI", "do not fit"),
+    "list celosia/resetn to_registers/aresetn": ("list to_registers/aresetn", "celosia/resetn is not connected"),
+    "CONFIG.PCW_USE_S_AXI_HP$n 1": ("CONFIG.PCW_USE_S_AXI_HP$n 0", "switched off by PCW_USE_S_AXI_HP0"),
+    "to_memory$n/S00_AXI": ("to_memory$n/M00_AXI", "do not fit"),
+    "lindex {m_axi m_axi1} $n": ("lindex {m_axi m_axi} $n", "celosia/m_axi or to_memory1/S00_AXI is connected twice"),
+    "bus to_memory$n/M00_AXI [lindex $memory 0]": ("", "to_memory0/M00_AXI is not connected"),
     "PCW_FPGA0_PERIPHERAL_FREQMHZ": ("PCW_FPGA0_FREQ", "has no parameter"),
     "-to_step write_bitstream": ("-to write_bitstream", "unknown option -to"),
     "/SEG_celosia_*": ("/SEG_accelerator_*", "0 address segments"),
@@ -148,7 +171,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_model_finds_faults(tmp_path: Path, fault: str) -> None:
     board = BOARDS["pynq-z1"]
-    script = write_project(board, tmp_path, TINY) / "build.tcl"
+    script = write_project(board, tmp_path, TWO_PORTS) / "build.tcl"
     text = script.read_text()
     assert fault in text
     script.write_text(text.replace(fault, FAULTS[fault][0]))
@@ -174,11 +197,11 @@ endmodule
 
 
 def _board_top(text: str) -> str:
-    """A top around module celosia with a stub of the processors, whose memory port is AXI3: lengths have four bits."""
-    ports = re.findall(r"(input|output) +wire \[(\d+):0\] ((?:m_axi|s_axil)_\w+)", text)
+    """A top around module celosia with a stub of the processors, whose memory ports are AXI3: lengths of four bits."""
+    ports = re.findall(r"(input|output) +wire \[(\d+):0\] ((?:m_axi1?|s_axil)_\w+)", text)
     stub, processors = [], []
     for direction, high, name in ports:
-        axi3 = name in ("m_axi_awlen", "m_axi_arlen")
+        axi3 = name in ("m_axi_awlen", "m_axi_arlen", "m_axi1_arlen")
         stub.append(f"{'output' if direction == 'input' else 'input'} wire [{3 if axi3 else high}:0] {name}")
         processors.append(f".{name}({name}{'[3:0]' if axi3 else ''})")
     return STUB.format(
@@ -189,13 +212,16 @@ def _board_top(text: str) -> str:
     )
 
 
-@pytest.mark.parametrize("config", [TINY, Config(batch=2, block_in=8, block_out=4, bus_bytes=16, inp_depth=64)])
+@pytest.mark.parametrize(
+    "config", [TINY, Config(batch=2, block_in=8, block_out=4, bus_bytes=16, inp_depth=64), TWO_PORTS]
+)
 @pytest.mark.parametrize("bits", [32, 40])
 def test_verilog_is_accepted(tmp_path: Path, config: Config, bits: int) -> None:
     from celosia.hw.verilog import verilog
 
     text = wrapper(config, bits)
-    assert f"output wire [{bits - 1}:0] m_axi_araddr" in text
+    for port in ("m_axi", "m_axi1")[: config.ports]:
+        assert f"output wire [{bits - 1}:0] {port}_araddr" in text
     (tmp_path / "celosia.v").write_text(text)
     (tmp_path / "celosia_top.v").write_text(verilog(config))
     (tmp_path / "board.v").write_text(_board_top(text))

@@ -16,16 +16,23 @@ from typing import Any
 IPS = {
     "processing_system7": {
         "version": "5.5",
-        "pins": {"FCLK_CLK0": "O", "FCLK_RESET0_N": "O", "M_AXI_GP0_ACLK": "I", "S_AXI_HP0_ACLK": "I", "IRQ_F2P": "I"},
-        "interfaces": {"M_AXI_GP0": "master", "S_AXI_HP0": "slave", "DDR": "master", "FIXED_IO": "master"},
+        "pins": {
+            "FCLK_CLK0": "O", "FCLK_RESET0_N": "O", "M_AXI_GP0_ACLK": "I", "S_AXI_HP0_ACLK": "I", "S_AXI_HP1_ACLK": "I",
+            "IRQ_F2P": "I",
+        },
+        "interfaces": {
+            "M_AXI_GP0": "master", "S_AXI_HP0": "slave", "S_AXI_HP1": "slave", "DDR": "master", "FIXED_IO": "master",
+        },
         "needs": {
             "M_AXI_GP0": "PCW_USE_M_AXI_GP0", "M_AXI_GP0_ACLK": "PCW_USE_M_AXI_GP0", "S_AXI_HP0": "PCW_USE_S_AXI_HP0",
-            "S_AXI_HP0_ACLK": "PCW_USE_S_AXI_HP0", "IRQ_F2P": "PCW_IRQ_F2P_INTR", "FCLK_CLK0": "PCW_EN_CLK0_PORT",
+            "S_AXI_HP0_ACLK": "PCW_USE_S_AXI_HP0", "S_AXI_HP1": "PCW_USE_S_AXI_HP1",
+            "S_AXI_HP1_ACLK": "PCW_USE_S_AXI_HP1", "IRQ_F2P": "PCW_IRQ_F2P_INTR", "FCLK_CLK0": "PCW_EN_CLK0_PORT",
             "FCLK_RESET0_N": "PCW_EN_RST0_PORT",
         },
         "parameters": {
             "PCW_EN_CLK0_PORT": r"[01]", "PCW_EN_RST0_PORT": r"[01]", "PCW_FPGA0_PERIPHERAL_FREQMHZ": r"\d+",
             "PCW_USE_M_AXI_GP0": r"[01]", "PCW_USE_S_AXI_HP0": r"[01]", "PCW_S_AXI_HP0_DATA_WIDTH": r"64",
+            "PCW_USE_S_AXI_HP1": r"[01]", "PCW_S_AXI_HP1_DATA_WIDTH": r"64",
             "PCW_USE_FABRIC_INTERRUPT": r"[01]", "PCW_IRQ_F2P_INTR": r"[01]",
         },
         "address_space": "Data",
@@ -33,18 +40,21 @@ IPS = {
     "zynq_ultra_ps_e": {
         "version": "3.5",
         "pins": {
-            "pl_clk0": "O", "pl_resetn0": "O", "maxihpm0_fpd_aclk": "I", "saxihp0_fpd_aclk": "I", "pl_ps_irq0": "I",
+            "pl_clk0": "O", "pl_resetn0": "O", "maxihpm0_fpd_aclk": "I", "saxihp0_fpd_aclk": "I",
+            "saxihp1_fpd_aclk": "I", "pl_ps_irq0": "I",
         },
-        "interfaces": {"M_AXI_HPM0_FPD": "master", "S_AXI_HP0_FPD": "slave"},
+        "interfaces": {"M_AXI_HPM0_FPD": "master", "S_AXI_HP0_FPD": "slave", "S_AXI_HP1_FPD": "slave"},
         "needs": {
             "M_AXI_HPM0_FPD": "PSU__USE__M_AXI_GP0", "maxihpm0_fpd_aclk": "PSU__USE__M_AXI_GP0",
             "S_AXI_HP0_FPD": "PSU__USE__S_AXI_GP2", "saxihp0_fpd_aclk": "PSU__USE__S_AXI_GP2",
+            "S_AXI_HP1_FPD": "PSU__USE__S_AXI_GP3", "saxihp1_fpd_aclk": "PSU__USE__S_AXI_GP3",
             "pl_ps_irq0": "PSU__USE__IRQ0", "pl_clk0": "PSU__FPGA_PL0_ENABLE",
         },
         "parameters": {
             "PSU__FPGA_PL0_ENABLE": r"[01]", "PSU__CRL_APB__PL0_REF_CTRL__FREQMHZ": r"\d+",
             "PSU__USE__M_AXI_GP0": r"[01]", "PSU__USE__M_AXI_GP1": r"[01]", "PSU__USE__M_AXI_GP2": r"[01]",
             "PSU__USE__S_AXI_GP2": r"[01]", "PSU__SAXIGP2__DATA_WIDTH": r"32|64|128", "PSU__USE__IRQ0": r"[01]",
+            "PSU__USE__S_AXI_GP3": r"[01]", "PSU__SAXIGP3__DATA_WIDTH": r"32|64|128",
         },
         "address_space": "Data",
     },
@@ -347,7 +357,7 @@ class Vivado:
                 on = switch is None or self.parameters[cell].get(switch) == "1"
                 if direction == "I" and on and f"{cell}/{pin}" not in joined:
                     raise VivadoError(f"{cell}/{pin} is not connected")
-            interfaces = module[1] if module else {}
+            interfaces = module[1] if module else IPS[what]["interfaces"] if what == "smartconnect" else {}
             for name in interfaces:
                 if not any(f"{cell}/{name}" in pair for pair in self.buses):
                     raise VivadoError(f"{cell}/{name} is not connected")
@@ -424,7 +434,7 @@ def _modules(text: str) -> dict[str, tuple[dict[str, str], dict[str, str]]]:
         for kind, what, bus, role, direction, port in PORT.findall(ports):
             if (kind, what) == ("interface", "aximm"):
                 taken[port] = bus
-                if role == "AWVALID":
+                if role == "ARVALID":
                     interfaces[bus] = "master" if direction == "output" else "slave"
         found = re.findall(r"(input|output) +wire (?:\[\d+:0\] )?(\w+)", ports)
         pins = {port: "I" if direction == "input" else "O" for direction, port in found if port not in taken}

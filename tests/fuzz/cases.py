@@ -49,7 +49,7 @@ def random_config(seed: int) -> Config:
             out_depth=rng.choice((32, 64)), par_depth=rng.choice((4, 16)), lut_count=rng.choice((1, 2, 4)),
             queue_depth=rng.choice((2, 4, 8)), token_bits=rng.choice((2, 3, 8)), packed=rng.random() < 0.5,
             taps=rng.choice((0, 1, 3, 4, 5)), tap_depth=rng.choice((4, 16)), forward=rng.random() < 0.7,
-            residual_cycles=rng.choice((1, 2, 4)),
+            residual_cycles=rng.choice((1, 2, 4)), ports=rng.choice((1, 2)),
         )  # fmt: skip
         try:
             cfg = Config(**fields, name=f"random-{seed}")

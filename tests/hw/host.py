@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import repeat
 from typing import Any
 
@@ -13,7 +14,7 @@ import bench
 import cocotb
 import numpy as np
 from cocotb.task import resume
-from cocotbext.axi import AxiBus, AxiLiteBus, AxiLiteMaster, AxiRam
+from cocotbext.axi import AxiBus, AxiLiteBus, AxiLiteMaster, AxiRam, AxiRamRead, AxiReadBus
 from numpy.typing import NDArray
 
 from celosia.hw.config import Config
@@ -36,33 +37,46 @@ NAMES = [unit.name.lower() for unit in Unit]
 
 class Host:
     """The accelerator's registers, and `size` bytes of memory with DMA base BASE: cocotbext-axi's AxiRam, or
-    `axi_model.Memory` with `model`'s parameters. Every access of the accelerator is checked."""
+    `axi_model.Memory` with `model`'s parameters. Every access of the accelerator is checked.
+
+    second: the memory behind the second read port, if there is one.
+    """
 
     def __init__(self, dut: bench.Dut, size: int = MEMORY, **model: Any) -> None:
         self.dut, self.cfg = dut, bench.config()
         logging.getLogger("cocotb").setLevel(logging.ERROR)
         self.bus = AxiLiteMaster(AxiLiteBus.from_prefix(dut, "s_axil_"), dut.clk, dut.rst)
         self.model: axi_model.Memory | None = None
+        self.second: Any = None
+        both = self.cfg.ports == 2
         if model:
             self.model = axi_model.Memory(dut, bytearray(size), self.cfg.bus_bytes, **model)
+            if both:
+                self.second = replace(self.model, prefix="m_axi1")
         else:
             self.ram = AxiRam(AxiBus.from_prefix(dut, "m_axi_"), dut.clk, dut.rst, size=size)
-        self.checkers = {
-            names: axi_model.Checker(self.cfg.bus_bytes, BASE, size) for names in (axi_model.READ, axi_model.WRITE)
-        }
+            if both:
+                self.second = AxiRamRead(AxiReadBus.from_prefix(dut, "m_axi1_"), dut.clk, dut.rst, mem=self.ram.mem)
+        channels = [("m_axi", axi_model.READ), ("m_axi", axi_model.WRITE), *[("m_axi1", axi_model.READ)] * both]
+        self.checkers = {channel: axi_model.Checker(self.cfg.bus_bytes, BASE, size) for channel in channels}
 
     async def begin(self) -> None:
         await bench.start(self.dut, timeout=1_000_000)
-        for names, checker in self.checkers.items():
-            cocotb.start_soon(axi_model.check(self.dut, "m_axi", names, checker))
+        for (prefix, names), checker in self.checkers.items():
+            cocotb.start_soon(axi_model.check(self.dut, prefix, names, checker))
         if self.model:
             cocotb.start_soon(self.model.reads())
             cocotb.start_soon(self.model.writes())
+            if self.second:
+                cocotb.start_soon(self.second.reads())
 
     def pause(self, probability: float) -> None:
         """Each channel of AxiRam stands still in this share of the cycles."""
         write, read = self.ram.write_if, self.ram.read_if
-        for channel in (write.aw_channel, write.w_channel, write.b_channel, read.ar_channel, read.r_channel):
+        channels = [write.aw_channel, write.w_channel, write.b_channel, read.ar_channel, read.r_channel]
+        if self.second:
+            channels += [self.second.ar_channel, self.second.r_channel]
+        for channel in channels:
             channel.set_pause_generator(random.random() < share for share in repeat(probability))
 
     async def read(self, name: str) -> int:
@@ -98,7 +112,7 @@ class Host:
             await bench.fall(self.dut)
         status = await self.read("status")
         assert status & (STATUS_BUSY | STATUS_DONE) == STATUS_DONE, f"status is {status:#x}"
-        assert self.checkers[axi_model.WRITE].written_out
+        assert self.checkers["m_axi", axi_model.WRITE].written_out
         return Error(status >> STATUS_ERROR_SHIFT), await self.read("error_index")
 
     async def run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from dataclasses import replace
 from functools import partial
 
 import bench
@@ -44,6 +45,13 @@ CONFIG = PRESETS["tiny"]
 )
 def test_control(test: str) -> None:
     bench.run(partial(Control, CONFIG), __file__, cfg=CONFIG, only=test)
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize("test", ["counters_count", "watchdog"])
+def test_two_ports(test: str) -> None:
+    cfg = replace(CONFIG, ports=2)
+    bench.run(partial(Control, cfg), __file__, cfg=cfg, only=test)
 
 
 class Host:
@@ -164,6 +172,8 @@ async def count_clears(dut: bench.Dut, into: list[int]) -> None:
 @cocotb.test()
 async def counters_count(dut: bench.Dut) -> None:
     bus = await host(dut)
+    ports = bench.config().ports
+    lanes = (1 << ports) - 1
     for _ in range(2):  # the second run starts from 0 again
         dut.finished.value = 0
         await bus.begin()
@@ -171,17 +181,20 @@ async def counters_count(dut: bench.Dut) -> None:
         before = await bus.read("cycles_lo")
         await bench.rise(dut)
         for _ in range(random.randrange(50, 100)):
-            values = {name: random.getrandbits(4) for name in ("active", "held", "wait_token")}
-            beats = {name: random.getrandbits(1) for name in ("read_beat", "write_beat")}
-            for name, value in (values | beats).items():
+            bits = {"active": 3 + ports, "held": 3 + ports, "wait_token": 4, "read_beat": ports, "write_beat": 1}
+            values = {name: random.getrandbits(count) for name, count in bits.items()}
+            for name, value in values.items():
                 getattr(dut, name).value = value
+            expected["load_busy"] += (values["active"] & lanes).bit_count()
+            expected["load_wait_memory"] += (values["held"] & lanes).bit_count()
             for unit in Unit:
                 name = unit.name.lower()
-                expected[f"{name}_busy"] += values["active"] >> unit & 1
-                expected[f"{name}_wait_memory"] += values["held"] >> unit & 1
+                if unit != Unit.LOAD:
+                    expected[f"{name}_busy"] += values["active"] >> ports - 1 + unit & 1
+                    expected[f"{name}_wait_memory"] += values["held"] >> ports - 1 + unit & 1
                 expected[f"{name}_wait_token"] += values["wait_token"] >> unit & 1
-            expected["read_beats"] += beats["read_beat"]
-            expected["write_beats"] += beats["write_beat"]
+            expected["read_beats"] += values["read_beat"].bit_count()
+            expected["write_beats"] += values["write_beat"]
             expected["cycles"] += 1
             await bench.rise(dut)
         for name in ("active", "held", "wait_token", "read_beat", "write_beat"):
@@ -222,11 +235,11 @@ async def the_first_error_is_kept(dut: bench.Dut) -> None:
 async def watchdog(dut: bench.Dut) -> None:
     bus = await host(dut)
     dut.oldest.value = 77
-    for signal in ("active", "read_beat", "write_beat"):
+    for signal, value in (("active", 1), ("active", 2), ("read_beat", bench.config().ports), ("write_beat", 1)):
         await bus.begin(watchdog=50)
         for _ in range(5):
             await bench.cycles(dut, 35)
-            getattr(dut, signal).value = 1
+            getattr(dut, signal).value = value
             await bench.rise(dut)
             getattr(dut, signal).value = 0
         assert await bus.read("status") == STATUS_BUSY

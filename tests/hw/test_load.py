@@ -12,7 +12,7 @@ import cocotb
 import copy_bench
 import numpy as np
 import pytest
-from axi_model import READ, Memory, check
+from axi_model import READ, Checker, Memory, check
 from copy_bench import BASE
 
 from celosia.hw.config import PRESETS, Config
@@ -31,11 +31,19 @@ CONFIGS = {
     "16 to 4": Config(block_in=16, block_out=4, bus_bytes=16, **SMALL),
     "taps 5": Config(batch=2, block_in=8, block_out=4, taps=5, tap_depth=8, forward=True, **SMALL),
     "taps 1 bus 16": Config(block_in=4, block_out=8, bus_bytes=16, taps=1, tap_depth=8, **SMALL),
+    "tiny, two ports": Config.from_dict({**PRESETS["tiny"].to_dict(), **SMALL, "ports": 2}),
+    "8x4 batch 2 bus 16, two ports": Config(
+        batch=2, block_in=8, block_out=4, bus_bytes=16, ports=2, taps=3, tap_depth=8, forward=True, **SMALL
+    ),
 }
+TWO_PORTS = [name for name, cfg in CONFIGS.items() if cfg.ports == 2]
+
+
+PORTS = ("m_axi", "m_axi1")
 
 
 def bench_of(cfg: Config) -> Any:
-    """Load with a ReadMux, so that it has an AXI port."""
+    """Load with a ReadMux for each port to memory, so that it has AXI ports."""
     from amaranth import Module
     from amaranth.lib import wiring
     from amaranth.lib.wiring import Out
@@ -47,19 +55,20 @@ def bench_of(cfg: Config) -> Any:
     class Bench(wiring.Component):
         def __init__(self) -> None:
             self.load = Load(cfg)
-            members = dict(self.load.signature.members)
-            del members["bus"]
-            super().__init__({**members, "m_axi": Out(Axi4Read(cfg.bus_bytes)), "read_beat": Out(1)})
+            members = {name: m for name, m in self.load.signature.members.items() if name not in ("bus", "bus1")}
+            ports = {name: Out(Axi4Read(cfg.bus_bytes)) for name in PORTS[: cfg.ports]}
+            super().__init__({**members, **ports, "read_beat": Out(cfg.ports)})
 
         def elaborate(self, platform: object) -> Module:
             m = Module()
             m.submodules.load = self.load
-            m.submodules.mux = mux = ReadMux(cfg.bus_bytes)
-            wiring.connect(m, self.load.bus, mux.load)
-            wiring.connect(m, mux.axi, wiring.flipped(self.m_axi))
-            m.d.comb += self.read_beat.eq(mux.read_beat)
+            for number, bus in enumerate(("bus", "bus1")[: cfg.ports]):
+                m.submodules[f"mux{number}"] = mux = ReadMux(cfg.bus_bytes)
+                wiring.connect(m, getattr(self.load, bus), mux.load)
+                wiring.connect(m, mux.axi, wiring.flipped(getattr(self, PORTS[number])))
+                m.d.comb += self.read_beat[number].eq(mux.read_beat)
             for name in self.signature.members:
-                if name not in ("m_axi", "read_beat"):
+                if name not in (*PORTS, "read_beat"):
                     inner, outer = getattr(self.load, name), getattr(self, name)
                     if isinstance(self.signature.members[name], wiring.Member) and self.signature.members[name].is_port:
                         m.d.comb += outer.eq(inner) if self.signature.members[name].flow is Out else inner.eq(outer)
@@ -80,23 +89,40 @@ def test_random_blocks(name: str, pause: float) -> None:
     bench.run(partial(bench_of, cfg), __file__, cfg=cfg, params={"pause": pause, "count": 30}, only="random_blocks")
 
 
-@pytest.mark.parametrize("name", ["tiny", "16x16"])
+@pytest.mark.parametrize("name", ["tiny", "16x16", *TWO_PORTS])
 def test_each_write_is_there_at_done(name: str) -> None:
     cfg = CONFIGS[name]
     bench.run(partial(bench_of, cfg), __file__, cfg=cfg, params={"pause": 0.3, "count": 25}, only="one_at_a_time")
 
 
-@pytest.mark.parametrize("name", ["tiny", "8x8 batch 2 bus 16"])
+@pytest.mark.parametrize("name", ["tiny", "8x8 batch 2 bus 16", "tiny, two ports"])
 def test_behind_cocotbext_axi(name: str) -> None:
     cfg = CONFIGS[name]
     params = {"pause": 0.3, "count": 25, "ram": True}
     bench.run(partial(bench_of, cfg), __file__, cfg=cfg, params=params, only="random_blocks")
 
 
-@pytest.mark.parametrize("name", ["tiny", "16x16"])
-def test_errors_end_quietly(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "second"), [("tiny", False), ("16x16", False), *((n, b) for n in TWO_PORTS for b in (0, 1))]
+)
+def test_errors_end_quietly(name: str, second: bool) -> None:
+    """second: the error comes through the second port, the good instructions through the first."""
     cfg = CONFIGS[name]
-    bench.run(partial(bench_of, cfg), __file__, cfg=cfg, only="errors_end_quietly")
+    bench.run(partial(bench_of, cfg), __file__, cfg=cfg, params={"second": bool(second)}, only="errors_end_quietly")
+
+
+@pytest.mark.parametrize("name", TWO_PORTS)
+@pytest.mark.parametrize("late", [0, 1])
+def test_ends_are_told_in_order(name: str, late: int) -> None:
+    """late: the port whose memory is slow."""
+    cfg = CONFIGS[name]
+    bench.run(partial(bench_of, cfg), __file__, cfg=cfg, params={"late": late}, only="ends_in_order")
+
+
+@pytest.mark.parametrize("name", TWO_PORTS)
+def test_both_lanes_at_full_rate(name: str) -> None:
+    cfg = CONFIGS[name]
+    bench.run(partial(bench_of, cfg), __file__, cfg=cfg, only="both_at_full_rate")
 
 
 def test_rate() -> None:
@@ -132,12 +158,16 @@ class Load(copy_bench.Machine):
     async def start(self, pause: float, ram: bool = False, **memory: Any) -> None:
         await super().start(pause)
         cocotb.start_soon(self._scratchpads(pause))
-        cocotb.start_soon(check(self.dut, "m_axi", READ, self.checker))
-        if ram:
-            self._cocotbext(pause)
-        else:
-            model = Memory(self.dut, bytearray(self.dram), self.cfg.bus_bytes, base=BASE, pause=pause, **memory)
-            cocotb.start_soon(model.reads())
+        self.models = []
+        data = bytearray(self.dram)
+        for port in PORTS[: self.cfg.ports]:
+            cocotb.start_soon(check(self.dut, port, READ, Checker(self.cfg.bus_bytes, BASE, len(self.dram))))
+            if ram:
+                self._cocotbext(port, pause)
+            else:
+                model = Memory(self.dut, data, self.cfg.bus_bytes, port, base=BASE, pause=pause, **memory)
+                cocotb.start_soon(model.reads())
+                self.models.append(model)
 
     async def _scratchpads(self, pause: float) -> None:
         """All write ports in one coroutine, for speed. Only those of what VECTOR or GEMM writes can hold LOAD back."""
@@ -158,11 +188,11 @@ class Load(copy_bench.Machine):
                     words[int(addr.value)] = words[int(addr.value)] & ~bits | int(data.value) & bits
             await bench.rise(self.dut)
 
-    def _cocotbext(self, pause: float) -> None:
+    def _cocotbext(self, port: str, pause: float) -> None:
         from cocotbext.axi import AxiRamRead, AxiReadBus
 
         logging.getLogger("cocotb").setLevel(logging.WARNING)
-        ram = AxiRamRead(AxiReadBus.from_prefix(self.dut, "m_axi_"), self.dut.clk, self.dut.rst, size=1 << 40)
+        ram = AxiRamRead(AxiReadBus.from_prefix(self.dut, f"{port}_"), self.dut.clk, self.dut.rst, size=1 << 40)
         ram.write(BASE, self.dram.tobytes())
         for channel in (ram.ar_channel, ram.r_channel):
             channel.set_pause_generator(copy_bench.pausing(pause))
@@ -182,7 +212,8 @@ class Load(copy_bench.Machine):
             array[...] = bench.unpack(words, array)
 
     def calm(self) -> bool:
-        return not self.dut.m_axi__arvalid.value and not self.dut.m_axi__rvalid.value
+        signals = [f"{port}__{name}" for port in PORTS[: self.cfg.ports] for name in ("arvalid", "rvalid")]
+        return not any(getattr(self.dut, name).value for name in signals)
 
     def random_block(self) -> dict[str, int]:
         return random_block(self.cfg, len(self.dram))
@@ -250,7 +281,55 @@ async def one_at_a_time(dut: Any) -> None:
 async def errors_end_quietly(dut: Any) -> None:
     machine = Load(dut, bench.config(), 8192)
     await machine.start(0.2, latency=30, fails=lambda addr: 4000 <= addr - BASE < 4400)
-    await copy_bench.errors_end_quietly(machine)
+    cfg = bench.config()
+    weights = {"buffer": Buffer.WGT, "x_size": 20 * cfg.piece_bytes // cfg.wgt_bytes}
+    await copy_bench.errors_end_quietly(machine, weights if bench.params()["second"] else None)
+
+
+@cocotb.test()
+async def ends_in_order(dut: Any) -> None:
+    """Short instructions of one lane behind long ones of the other, more than may wait to be told."""
+    machine = Load(dut, bench.config(), 10_000)
+    await machine.start(0.0, latency=5)
+    late = bench.params()["late"]
+    machine.models[late].latency = 500
+    buffers_of = (Buffer.INP, Buffer.WGT)
+    row = {"x_size": 1, "y_size": 1, "z_size": 1, "sram_x": 1}
+    blocks = []
+    for number in range(120):
+        blocks.append(row | {"buffer": buffers_of[(number % 40 == 0) == late], "post": 2 * random.randint(0, 7)})
+        blocks[-1] |= {"sram_base": random.randrange(8), "dram_addr": 64 * random.randrange(100)}
+        machine.execute(blocks[-1])
+    cocotb.start_soon(bench.stream_put(dut, "instr", machine.payloads(blocks)))
+    await bench.cycles(dut, 450)
+    assert not machine.done and dut.instr__valid.value and not dut.instr__ready.value
+    await machine.finished(len(blocks))
+    assert machine.done == copy_bench.expected_done(blocks) and dut.quiet.value and not machine.errors
+    machine.compare("after all")
+
+
+@cocotb.test()
+async def both_at_full_rate(dut: Any) -> None:
+    cfg = bench.config()
+    machine = Load(dut, cfg, 1 << 16)
+    await machine.start(0.0, latency=40)
+    beats = 1000
+    blocks = [
+        {"buffer": buffer, "x_size": beats * cfg.bus_bytes // size, "y_size": 1, "z_size": 1, "sram_x": 1}
+        for buffer, size in ((Buffer.ACC, 4 * cfg.piece_bytes), (Buffer.WGT, cfg.wgt_bytes))
+    ]
+    for block in blocks:
+        machine.execute(block)
+    cocotb.start_soon(bench.stream_put(dut, "instr", machine.payloads(blocks)))
+    passed, active = [0, 0], [0, 0]
+    for _ in range(beats + 60):
+        await bench.fall(dut)
+        for lane in range(2):
+            passed[lane] += int(dut.read_beat.value) >> lane & 1
+            active[lane] += int(dut.active.value) >> lane & 1
+    assert passed == [beats, beats] and machine.done == copy_bench.expected_done(blocks)
+    assert active == [beats, beats], active
+    machine.compare("after all")
 
 
 @cocotb.test()

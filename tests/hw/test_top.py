@@ -55,8 +55,16 @@ def test_4x4(test: str) -> None:
 
 
 @pytest.mark.rtl
-def test_all_units_at_full_rate_at_once() -> None:
-    simulate(Config(block_in=8, block_out=8, bus_bytes=8, **programs.SMALL), "full_rate")
+@pytest.mark.parametrize("test", ["every_error_ends_the_run", "watchdog_names_the_instruction"])
+@pytest.mark.parametrize("name", [name for name, cfg in CONFIGS.items() if cfg.ports == 2])
+def test_two_ports(name: str, test: str) -> None:
+    simulate(CONFIGS[name], test)
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize("ports", [1, 2])
+def test_all_units_at_full_rate_at_once(ports: int) -> None:
+    simulate(Config(block_in=8, block_out=8, bus_bytes=8, ports=ports, **programs.SMALL), "full_rate")
 
 
 @pytest.mark.rtl
@@ -67,7 +75,7 @@ def test_taps_at_full_rate_beside_gemm() -> None:
 
 
 def test_all_presets_have_the_same_ports() -> None:
-    """Only widths differ between Configs: a driver or a simulator finds the same names everywhere."""
+    """Only widths differ between them: a driver or a simulator finds the same names everywhere."""
     from celosia.hw.top import Accelerator
 
     names = [set(Accelerator(cfg).signature.members) for cfg in PRESETS.values()]
@@ -149,6 +157,7 @@ def harmless(cfg: Config, count: int) -> list[int]:
     rows = {"x_size": 30, "y_size": 4, "z_size": 1, "sram_x": 1, "dram_y": 200}
     choice = [
         encode(cfg, Opcode.LOAD, dram_addr=0x1000, pad_top=2, **rows),
+        encode(cfg, Opcode.LOAD, dram_addr=0x1000, buffer=1, **(rows | {"x_size": 6})),
         encode(cfg, Opcode.GEMM, **(GEMM_ONES | {"extent_x": 50})),
         encode(cfg, Opcode.VECTOR, **(VECTOR_ONES | {"extent_x": 50}), destination=1),
         encode(cfg, Opcode.STORE, dram_addr=RESULT, **rows),
@@ -172,6 +181,8 @@ async def every_error_ends_the_run(dut: bench.Dut) -> None:
         (Error.READ, encode(cfg, Opcode.LOAD, **block, dram_addr=0x100), range(0x140, 0x150)),
         (Error.WRITE, encode(cfg, Opcode.STORE, **block, dram_addr=0x5000), range(0x5040, 0x5050)),
         (Error.READ, 0, range(CODE + 20 * instruction_bytes(cfg), LIMIT)),
+        (Error.ADDRESS, encode(cfg, Opcode.LOAD, **block, buffer=1, dram_addr=LIMIT - 64), range(0)),
+        (Error.READ, encode(cfg, Opcode.LOAD, **block, buffer=1, dram_addr=0x100), range(0x140, 0x150)),
     ]
     expected = bench.generator().integers(0, 256, LIMIT, np.uint8)
     place(expected, cfg, CODE, whole_path(cfg))
@@ -182,6 +193,8 @@ async def every_error_ends_the_run(dut: bench.Dut) -> None:
     for pause in (0, 0.5):
         assert machine.model is not None
         machine.model.pause = pause
+        if machine.second:
+            machine.second.pause = pause
         for code, word, addresses in cases:
             bad = range(BASE + addresses.start, BASE + addresses.stop) if addresses else range(0)
             before = harmless(cfg, 20 if addresses.stop == LIMIT else random.randrange(20))
@@ -223,7 +236,11 @@ async def watchdog_names_the_instruction(dut: bench.Dut) -> None:
     dram = np.zeros(CODE + (room + 5) * instruction_bytes(cfg), np.uint8)
     words = [encode(cfg, Opcode.GEMM, post=1, **GEMM_ONES)] * (room + 5)
     assert await machine.run(dram, CODE, words, watchdog=300) == (Error.WATCHDOG, room)
-    # Memory that never answers.
+    # Memory that never answers: on the second port, where there is one, then on the first.
+    if machine.second:
+        machine.second.r_channel.set_pause_generator(repeat(True))
+        weights = encode(cfg, Opcode.LOAD, buffer=1, x_size=1, y_size=1, z_size=1)
+        assert await machine.run(dram, CODE, [*harmless(cfg, 3), weights, weights], watchdog=300) == (Error.WATCHDOG, 4)
     machine.ram.read_if.r_channel.set_pause_generator(repeat(True))
     assert await machine.run(dram, CODE, harmless(cfg, 3), watchdog=300) == (Error.WATCHDOG, 0)
 
@@ -271,7 +288,12 @@ async def all_at_once(cfg: Config, machine: Host, vector: dict[str, int]) -> Non
         encode(cfg, Opcode.LOAD, buffer=3, dram_addr=0, **rows),
         encode(cfg, Opcode.STORE, dram_addr=RESULT, **(rows | {"dram_y": 0})),
     ]  # fmt: skip
+    if cfg.ports == 2:
+        weights = rows | {"x_size": steps // 80, "y_size": 10}
+        words.append(encode(cfg, Opcode.LOAD, buffer=1, dram_addr=0, **weights))
     assert await machine.run(np.zeros(LIMIT, np.uint8), CODE, words) == (Error.NONE, 0)
     counters = await machine.counters()
-    assert all(counters[f"{name}_busy"] == steps for name in NAMES), counters
+    lanes = {"load": cfg.ports}
+    assert all(counters[f"{name}_busy"] == steps * lanes.get(name, 1) for name in NAMES), counters
+    assert counters["read_beats"] == steps * cfg.ports + len(words) * instruction_bytes(cfg) // cfg.bus_bytes
     assert steps >= 0.97 * counters["cycles"], counters

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from programs import CONFIGS, Instruction, TestProgram, random_program
 
+from celosia.hw.config import Config
 from celosia.hw.isa import Buffer, Opcode, Unit, encode
 from celosia.hw.regs import COUNTERS, Error
 from celosia.sim import build
@@ -21,25 +22,43 @@ from celosia.sim.memory import MEMORY_MODELS
 from celosia.sim.rtlsim import IDEAL, ZYNQ_HP, MemoryModel, RtlDevice
 
 CFG = CONFIGS["4x4"]
+TWO_PORTS = CONFIGS["4x4-ports2"]
 LOAD = Instruction(Opcode.LOAD, dict(x_size=4, y_size=1, z_size=1, sram_x=1, dram_addr=4096))
+WEIGHTS = Instruction(Opcode.LOAD, LOAD.fields | dict(x_size=2, buffer=Buffer.WGT))
 STORE = Instruction(Opcode.STORE, dict(x_size=4, y_size=1, z_size=1, sram_x=1, dram_addr=8192))
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[RtlDevice]:
+def opened(cfg: Config) -> Iterator[RtlDevice]:
     try:
         build.compiler(), build.verilator_root()
     except BuildError as error:
         pytest.skip(str(error))
-    device = RtlDevice(CFG, quiet=True, watchdog_cycles=2000)
+    device = RtlDevice(cfg, quiet=True, watchdog_cycles=2000)
     yield device
     device.close()
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[RtlDevice]:
+    yield from opened(CFG)
 
 
 @pytest.fixture
 def device(shared: RtlDevice) -> RtlDevice:
     shared.use(ZYNQ_HP)
     return shared
+
+
+@pytest.fixture(scope="module")
+def shared_two() -> Iterator[RtlDevice]:
+    yield from opened(TWO_PORTS)
+
+
+@pytest.fixture
+def two(shared_two: RtlDevice) -> RtlDevice:
+    """With two read ports; instructions are those of CFG."""
+    shared_two.use(ZYNQ_HP)
+    return shared_two
 
 
 def run(device: RtlDevice, *instructions: Instruction, timeout: int = 100_000) -> np.ndarray:  # type: ignore[type-arg]
@@ -203,6 +222,52 @@ def test_the_memory_moves_as_many_bytes_as_it_says(device: RtlDevice, bytes_per_
     (few, small), (many, large) = measured(3), measured(9)
     assert large <= (many + 2) * bytes_per_cycle  # two cycles' worth is saved up while nothing moves
     assert 0.95 * bytes_per_cycle <= (large - small) / (many - few) <= bytes_per_cycle
+
+
+@pytest.mark.rtl
+def test_two_ports_share_the_memory(two: RtlDevice) -> None:
+    """A long LOAD on each port: side by side, but for what the memory cannot give."""
+    beats, piece = 800, CFG.piece_bytes
+    activations = but(LOAD, x_size=beats * CFG.bus_bytes // (4 * piece), buffer=Buffer.ACC)
+    weights = but(WEIGHTS, x_size=beats * CFG.bus_bytes // CFG.wgt_bytes)
+
+    def cycles(model: MemoryModel, *instructions: Instruction) -> int:
+        two.use(model)
+        run(two, *instructions)
+        counters = two.run(0, len(instructions), 100_000)
+        assert counters.values["read_beats"] == (beats + 8) * len(instructions)
+        assert counters.values["load_busy"] == beats * len(instructions)
+        assert counters.cycles is not None
+        return counters.cycles
+
+    assert beats < cycles(ZYNQ_HP, weights) < beats + 150
+    assert cycles(ZYNQ_HP, activations, weights) < beats + 150
+    assert cycles(ZYNQ_HP, activations, activations) > 2 * beats
+    half = MemoryModel(bytes_per_cycle=CFG.bus_bytes)
+    assert 2 * beats < cycles(half, activations, weights) < 2 * beats + 150
+    slow = MemoryModel("slow", read_latency=400, outstanding=1, refresh_period=0)
+    assert cycles(slow, activations, weights) < 1.1 * cycles(slow, activations)  # bursts are counted on each port
+
+
+@pytest.mark.rtl
+def test_errors_on_the_second_port(two: RtlDevice) -> None:
+    far = but(WEIGHTS, dram_addr=16383)
+    with pytest.raises(DeviceError, match="instruction 2: a DRAM address outside the DMA limits"):
+        run(two, LOAD, STORE, far, LOAD)
+    works(two)
+    two.use(MemoryModel(error_start=4100, error_end=4101))
+    with pytest.raises(DeviceError, match="instruction 1: an error response to an AXI read"):
+        run(two, but(LOAD, dram_addr=4200), WEIGHTS, but(LOAD, dram_addr=4200))
+    works(two)
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize("after", [0, 60, 90, 130, 150, 170])
+def test_memory_that_stops_on_both_ports(two: RtlDevice, after: int) -> None:
+    two.use(MemoryModel(freeze_after=after))
+    with pytest.raises(DeviceError, match="no progress within the watchdog's time"):
+        run(two, *[but(LOAD, x_size=64), but(WEIGHTS, x_size=16)] * 3, but(STORE, x_size=64), WEIGHTS)
+    works(two)
 
 
 @pytest.mark.rtl

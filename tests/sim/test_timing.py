@@ -26,6 +26,7 @@ from celosia.hw.isa import (
     Opcode,
     Unit,
     instruction_bytes,
+    lanes,
 )
 from celosia.hw.regs import COUNTERS
 from celosia.models import demo_images, demo_model_path
@@ -166,7 +167,27 @@ EXACT_VECTOR = {
 }  # fmt: skip
 """The same for a vector unit with all that a Config may have."""
 EXACT_CONFIGS = ("4x4", "8x8-bus16", "8x4")
-VECTOR_CONFIGS = ("taps3", "8x4-batch2-taps5")
+VECTOR_CONFIGS = ("taps3", "8x4-batch2-taps5", "taps3-ports2")
+WEIGHTS = Buffer.WGT
+TWO_LANES = {
+    "both lanes": [load(400), load(30, buffer=WEIGHTS), load(8, buffer=Buffer.PAR), load(60), load(30, buffer=WEIGHTS)],
+    "short loads behind a long one of the other lane": [
+        load(500), load(1, buffer=WEIGHTS), load(1, buffer=Buffer.PAR), load(1),
+    ],
+    "and the other way round": [load(32, buffer=WEIGHTS), load(1), load(2), load(32, buffer=Buffer.PAR), load(1)],
+    "lanes that take turns": [load(2, buffer=(Buffer.INP, WEIGHTS)[i // 2 % 2]) for i in range(60)],
+    "a chain through both lanes": [
+        load(30),
+        load(4, buffer=WEIGHTS, post=1 << Unit.GEMM),
+        load(200),
+        load(2, buffer=Buffer.PAR, post=1 << Unit.VECTOR),
+        gemm(1, 3, 4, 5, 1, 2, wait=1 << Unit.LOAD, post=1 << Unit.VECTOR),
+        vector(1, 1, 30, 1, 1, wait=1 << Unit.LOAD | 1 << Unit.GEMM, post=1 << Unit.STORE),
+        store(30, wait=1 << Unit.VECTOR),
+    ],
+}  # fmt: skip
+"""Likewise, where LOAD has two lanes."""
+TWO_PORTS = ("4x4-ports2", "2x8x4-bus16-ports2", "taps3-ports2")
 
 
 def program_of(cfg: Config, instructions: list[Instruction]) -> TestProgram:
@@ -213,15 +234,30 @@ def ordered(counters: Counters) -> NDArray[np.int64]:
 @pytest.mark.rtl
 @pytest.mark.parametrize(
     ("name", "config"),
-    [*product(EXACT, EXACT_CONFIGS), *product((*EXACT, *EXACT_VECTOR), VECTOR_CONFIGS)],
+    [
+        *product(EXACT, dict.fromkeys((*EXACT_CONFIGS, *VECTOR_CONFIGS, *TWO_PORTS))),
+        *product(EXACT_VECTOR, VECTOR_CONFIGS),
+        *product(TWO_LANES, TWO_PORTS),
+    ],
 )
 def test_the_constants_are_those_of_the_hardware(name: str, config: str) -> None:
     """This fails where the hardware has a register more or less than the model knows of."""
-    program = program_of(CONFIGS[config], (EXACT | EXACT_VECTOR)[name])
+    program = program_of(CONFIGS[config], (EXACT | EXACT_VECTOR | TWO_LANES)[name])
     expected = measured(opened(config), program)
     found = timing_of(program)
     np.testing.assert_array_equal(np.stack([found.start, found.end], axis=1), ordered(expected))
     assert found.values == expected.values
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize("config", TWO_PORTS)
+def test_ends_that_cannot_be_told_hold_up_the_next(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More loads of weights than may wait for one of activations."""
+    program = program_of(CONFIGS[config], [load(500), *[load(4, buffer=WEIGHTS)] * 45])
+    expected = ordered(measured(opened(config), program))[:, 1]
+    np.testing.assert_array_equal(timing_of(program).end, expected)
+    monkeypatch.setattr(timing, "UNTOLD", timing.UNTOLD + 1)
+    assert not np.array_equal(timing_of(program).end, expected)
 
 
 MEASURED = (
@@ -254,12 +290,14 @@ def test_declared_constants() -> None:
     assert timing.OUTSTANDING == dma.OUTSTANDING
     assert dma.ReadEngine(8)._room == timing.ROOM
     assert timing.IN_FLIGHT == load.IN_FLIGHT == store.IN_FLIGHT
+    assert timing.UNTOLD == load.UNTOLD
     for name, taps in (("4x4", 0), ("taps3", timing.TAP_STAGES)):
         stages = unit.stages(CONFIGS[name])
         assert stages.write == timing.VECTOR_STAGES + taps
         assert stages.write - stages.add == timing.ADD_STAGES
     cfg = CONFIGS["4x4"]
-    modules = [part.elaborate(None) for part in (load.Load(cfg), store.Store(cfg), top.Accelerator(cfg))]
+    lane = load.Lane(cfg, lanes(cfg)[0])
+    modules = [part.elaborate(None) for part in (lane, store.Store(cfg), top.Accelerator(cfg))]
     loads, stores, whole = (module.submodules for module in modules)
     assert timing.PLACES == loads.places._depth == stores.places._depth
     assert timing.AHEAD == loads.asked._depth + 1 == stores.asked._depth + 1
@@ -274,6 +312,7 @@ def test_declared_constants() -> None:
 WITHIN = {
     "4x4": 0.03, "8x8-bus16": 0.02, "8x8-bus4-tokens2": 0.04, "batch2": 0.03, "4x8": 0.03, "8x4": 0.03,
     "taps3": 0.03, "8x4-batch2-taps5": 0.02, "8x8-forward": 0.02,
+    "4x4-ports2": 0.03, "2x8x4-bus16-ports2": 0.02, "taps3-ports2": 0.03,
 }  # fmt: skip
 """Largest error of a random program's cycles, by Config: programs of 10,000 to 20,000 cycles, mostly of short rows."""
 
@@ -305,11 +344,12 @@ MEMORIES = {
 
 
 @pytest.mark.rtl
+@pytest.mark.parametrize("config", ["8x8-bus16", "2x8x4-bus16-ports2"])
 @pytest.mark.parametrize("memory", MEMORIES, ids=str)
-def test_other_memories(memory: MemoryModel) -> None:
+def test_other_memories(memory: MemoryModel, config: str) -> None:
     for seed in range(4):
-        program = random_program(CONFIGS["8x8-bus16"], seed, count=300)
-        expected, found = measured(opened("8x8-bus16"), program, memory), timing_of(program, memory)
+        program = random_program(CONFIGS[config], seed, count=300)
+        expected, found = measured(opened(config), program, memory), timing_of(program, memory)
         assert found.cycles == pytest.approx(expected.cycles, rel=MEMORIES[memory])
 
 

@@ -1,0 +1,57 @@
+"""Instructions that are worked on side by side, told of in the order of the program."""
+
+from __future__ import annotations
+
+from amaranth import Cat, Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from celosia.hw.dae_pipeline.fifo import StreamFifo
+from celosia.hw.layout import Pulse, done_layout
+
+
+class InOrder(wiring.Component):
+    """Tells `done` of instructions in the order in which they were handed to lanes, whichever lane ends first.
+
+    Parameters: lanes, which work in their own order each; depth, instructions of which `done` has not been told.
+
+    Members
+    -------
+    handed : In(stream)     an instruction goes to `lane`; `done` is what to tell when it has ended.
+    ended : In(lanes)       pulses: the lane has ended the oldest of its instructions.
+    done : Out(Pulse(done_layout))  one for each instruction, in the cycle in which it and all before it have ended;
+                            of several at once, in the cycles that follow.
+    empty : Out(1)          of all that was handed out, `done` has been told.
+    """
+
+    def __init__(self, lanes: int, depth: int) -> None:
+        self._lanes, self._depth = lanes, depth
+        self._layout = data.StructLayout({"lane": range(lanes), "done": done_layout})
+        super().__init__({
+            "handed": In(stream.Signature(self._layout)),
+            "ended": In(lanes),
+            "done": Out(Pulse(done_layout)),
+            "empty": Out(1),
+        })  # fmt: skip
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.order = order = StreamFifo(self._layout, self._depth)
+        wiring.connect(m, wiring.flipped(self.handed), order.i)
+        oldest = order.o.payload
+        # Of each lane, how many instructions have ended that `done` has not told of.
+        counts = [Signal(range(self._depth + 1), name=f"ended{lane}") for lane in range(self._lanes)]
+        told = Signal()
+        has_ended = Cat(pulse | (count != 0) for pulse, count in zip(self.ended, counts))
+        m.d.comb += [
+            told.eq(order.o.valid & has_ended.bit_select(oldest.lane, 1)),
+            order.o.ready.eq(told),
+            self.done.valid.eq(told),
+            self.done.payload.eq(oldest.done),
+            self.empty.eq(~order.o.valid),
+        ]
+        for lane, (pulse, count) in enumerate(zip(self.ended, counts)):
+            down = told & (oldest.lane == lane)
+            with m.If(pulse != down):
+                m.d.sync += count.eq(Mux(pulse, count + 1, count - 1))
+        return m

@@ -1,0 +1,75 @@
+"""The lanes of LOAD: `done` comes once for each instruction, in program order, as soon as it may."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from amaranth import Mux, Signal, Value
+
+from celosia.hw.dae_pipeline.inorder import InOrder
+from proofs.declare import Mutant, prove
+from proofs.fifos import Tracked, place
+from proofs.harness import Harness, implies
+
+FILE = "dae_pipeline/inorder.py"
+LANES = 2
+
+
+def in_order(depth: int) -> Harness:
+    """Any instruction, followed from where it is handed to a lane: `done` tells of it once all before it have been told
+    of and its lane has ended it, in that cycle, with its own payload."""
+    h = Harness()
+    dut = InOrder(LANES, depth)
+    inside = h.add(dut)
+    h.trusts(dut.handed, "handed")
+    push, pop, lane = dut.handed.valid & dut.handed.ready, dut.done.valid, dut.handed.payload.lane
+    tracked = Tracked(h, push, pop, Value.cast(dut.handed.payload), depth)
+    of_lane, payload = tracked.value[0], tracked.value[1:]
+    # What each lane has to do, by counting: a lane ends only what it was handed.
+    given = [push & (lane == number) for number in range(LANES)]
+    work = [Signal(range(depth + 2), name=f"work{number}") for number in range(LANES)]
+    for number, count in enumerate(work):
+        h.m.d.sync += count.eq(count + given[number] - dut.ended[number])
+        h.assume(implies(dut.ended[number], count != 0))
+    # How many ends of its lane are to come, with its own.
+    own = Mux(of_lane, dut.ended[1], dut.ended[0])
+    to_come = Signal(range(depth + 2))
+    with h.m.If(push & ~tracked.inside):
+        h.m.d.sync += to_come.eq(Mux(lane, work[1] - dut.ended[1], work[0] - dut.ended[0]) + 1)
+    with h.m.Elif(own & (to_come != 0)):
+        h.m.d.sync += to_come.eq(to_come - 1)
+    ended = to_come <= own
+    oldest = tracked.inside & (tracked.ahead == 0)
+    h.ensure(implies(oldest, dut.done.valid == ended), "told_when_it_has_ended")
+    h.ensure(implies(oldest, Value.cast(dut.done.payload) == payload), "told_with_its_payload")
+    h.ensure(implies(dut.done.valid, tracked.count != 0), "told_once")
+    h.ensure(dut.empty == (tracked.count == 0), "empty")
+    h.ensure(dut.handed.ready == (tracked.count != depth), "takes_until_full")
+    # What makes it inductive: the queue is a list; of each lane it holds those that have not ended or were not told of.
+    produce, consume = inside["order.queue.produce"], inside["order.queue.consume"]
+    h.ensure(inside["order.queue.level"] == tracked.count, "level")
+    h.ensure((produce < depth) & (consume < depth), "pointers")
+    h.ensure(produce == place(consume, tracked.count, depth), "distance")
+    entries = [inside.memory("order.queue.storage", place(consume, i, depth)) for i in range(depth)]
+    for number, count in enumerate(inside["counts"]):
+        mine = [(tracked.count > i) & (entry[0] == number) for i, entry in enumerate(entries)]
+        h.ensure(work[number] + count == sum(mine[1:], mine[0]), f"counted{number}")
+    before = [(tracked.ahead > i) & (entry[0] == of_lane) for i, entry in enumerate(entries)]
+    told = Mux(of_lane, *(inside[f"counts.{number}"] for number in (1, 0)))
+    behind = sum(before[1:], before[0]) + 1  # of its lane, with itself
+    h.ensure(implies(tracked.inside, to_come == Mux(told >= behind, 0, behind - told)), "to_come")
+    for i, entry in enumerate(entries):
+        h.ensure(implies(tracked.inside & (tracked.ahead == i), entry == tracked.value), f"content{i}")
+    return h
+
+
+for depth, mutants in {
+    4: (
+        Mutant(FILE, "pulse | (count != 0)", "count != 0"),
+        Mutant(FILE, "down = told & (oldest.lane == lane)", "down = told"),
+        Mutant(FILE, "with m.If(pulse != down):", "with m.If(pulse | down):"),
+        Mutant(FILE, "has_ended.bit_select(oldest.lane, 1)", "has_ended.any()"),
+    ),
+    16: (Mutant(FILE, "down = told & (oldest.lane == lane)", "down = told"),),
+}.items():
+    prove(f"ends of two lanes are told in order, {depth} at most", *mutants, depth=1)(partial(in_order, depth))
