@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from celosia.hw.config import PRESETS, Config, ConfigError
+from celosia.hw.config import _COUNTS, PRESETS, Config, ConfigError
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,18 @@ from celosia.hw.config import PRESETS, Config, ConfigError
         (
             {"block_in": 64, "block_out": 4},
             "block_in and block_out may differ at most by a factor of 8, not 64 and 4",
+        ),
+        ({"taps": 17}, "taps must be between 0 and 16, not 17"),
+        ({"tap_depth": 3}, "tap_depth must be a power of two, not 3"),
+        ({"forward": 1}, "forward must be true or false, not 1"),
+        (
+            {"forward": True, "block_in": 4, "block_out": 8},
+            "forward needs entries of inp no smaller than those of out: block_in 4 is less than block_out 8",
+        ),
+        ({"residual_cycles": 3}, "residual_cycles must be a power of two, not 3"),
+        (
+            {"residual_cycles": 4, "block_in": 2, "block_out": 2},
+            "residual_cycles must be at most the 2 lanes, not 4",
         ),
     ],
 )
@@ -90,7 +102,7 @@ def test_digest_differs_with_each_parameter_and_not_with_the_name() -> None:
         if field.name == "name":
             continue
         value = getattr(base, field.name)
-        other = {"token_bits": base.token_bits + 1, "packed": not base.packed}.get(field.name, value * 2)
+        other = not value if isinstance(value, bool) else value + 1 if field.name in _COUNTS else 2 * value
         digests.add(dataclasses.replace(base, **{field.name: other}).digest)
     assert len(digests) == len(dataclasses.fields(Config))
     assert dataclasses.replace(base, name="other").digest == base.digest
@@ -102,5 +114,7 @@ def test_sizes_agree(cfg: Config) -> None:
     assert cfg.piece_bytes * cfg.inp_pieces == cfg.inp_bytes
     assert cfg.piece_bytes * cfg.out_pieces == cfg.lanes
     assert cfg.macs_per_cycle == cfg.batch * cfg.wgt_bytes
-    for name in ("inp", "wgt", "acc", "vin", "out", "par"):
+    assert cfg.tap_bytes == cfg.tap_slots * cfg.block_out and cfg.tap_slots >= cfg.taps
+    assert 1 << cfg.inp_part_bits == cfg.inp_depth * max(1, cfg.block_in // cfg.block_out)
+    for name in ("inp", "wgt", "acc", "vin", "out", "par", "tap"):
         assert 1 << getattr(cfg, f"{name}_bits") == getattr(cfg, f"{name}_depth")
