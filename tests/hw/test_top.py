@@ -16,7 +16,7 @@ import pytest
 from host import BASE, NAMES, Host, check_events, place, record
 
 from celosia.hw.config import PRESETS, Config
-from celosia.hw.isa import ASource, Destination, Opcode, Unit, encode, formats, instruction_bytes
+from celosia.hw.isa import ASource, Destination, Opcode, Unit, buffers, encode, formats, instruction_bytes
 from celosia.hw.regs import Error
 from celosia.sim.reference import State, execute
 
@@ -174,7 +174,7 @@ async def every_error_ends_the_run(dut: bench.Dut) -> None:
     block = {"x_size": 4, "y_size": 2, "z_size": 1, "dram_y": 64}
     cases: list[tuple[Error, int, range]] = [
         (Error.ILLEGAL_INSTRUCTION, 0, range(0)),
-        (Error.ILLEGAL_INSTRUCTION, encode(cfg, Opcode.LOAD, **block, buffer=6), range(0)),
+        (Error.ILLEGAL_INSTRUCTION, encode(cfg, Opcode.LOAD, **block, buffer=len(buffers(cfg))), range(0)),
         (Error.ADDRESS, encode(cfg, Opcode.LOAD, **block, dram_addr=LIMIT - 64), range(0)),
         (Error.ADDRESS, encode(cfg, Opcode.LOAD, **block, dram_addr=(1 << 32) - 8), range(0)),
         (Error.ADDRESS, encode(cfg, Opcode.STORE, **block, dram_addr=LIMIT - 79), range(0)),
@@ -289,7 +289,7 @@ async def all_at_once(cfg: Config, machine: Host, vector: dict[str, int]) -> Non
         encode(cfg, Opcode.STORE, dram_addr=RESULT, **(rows | {"dram_y": 0})),
     ]  # fmt: skip
     if cfg.ports == 2:
-        weights = rows | {"x_size": steps // 80, "y_size": 10}
+        weights = rows | {"x_size": steps // 24, "y_size": 3}  # 8 steps each
         words.append(encode(cfg, Opcode.LOAD, buffer=1, dram_addr=0, **weights))
     assert await machine.run(np.zeros(LIMIT, np.uint8), CODE, words) == (Error.NONE, 0)
     counters = await machine.counters()
