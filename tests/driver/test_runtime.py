@@ -22,7 +22,10 @@ REPORT = {
     "model", "device", "cycles", "memory_model", "config", "macs_total", "macs_accelerator", "utilization", "launches",
     "cpu_nodes", "arena", "saved_traffic", "layers", "units", "seconds",
 }  # fmt: skip
-LAYER = {"name", "op", "macs", "cycles", "utilization", "bytes_loaded", "bytes_stored", "note"}
+LAYER = {
+    "name", "op", "macs", "cycles", "utilization", "bytes_loaded", "bytes_stored", "note", "bytes_kept", "cycles_apart",
+    "cycles_together",
+}  # fmt: skip
 
 
 def values(shape: tuple[int, ...] = (1, 3, 8, 8)) -> np.ndarray:
