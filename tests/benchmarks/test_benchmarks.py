@@ -157,7 +157,7 @@ def test_a_network_over_its_bound(
     assert list(rows) == ["onchip/ds_cnn/zynq-hp", "onchip/ds_cnn/pynq-z2"]
     first, second = (row["details"] for row in rows.values())
     assert first["memory_model"] == "zynq-hp" and second["memory_model"].startswith("pynq-z2 (")
-    assert first["bound"]["cycles"] < first["cycles"] < second["cycles"]
+    assert first["bound"]["cycles"] < first["cycles"] <= second["cycles"]
     assert first["bytes"] == 48 and first["different"] == 0
     path = networks.cached("ds_cnn", tmp_path / "networks")
     before = path.stat().st_mtime_ns
