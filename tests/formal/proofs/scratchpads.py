@@ -96,7 +96,7 @@ def window(size: int, grain: int) -> Harness:
 def writer(cfg: Config) -> Harness:
     """What LOAD offers to a port is kept until it is taken, and each step that has been made is taken once."""
     h = Harness()
-    dut = Writer(cfg)
+    dut = Writer(cfg, buffers(cfg))
     inside = h.add(dut)
     h.assume(inside["out"].buffer <= buffers(cfg)[-1])  # proved of fetch
     taken = []
@@ -133,6 +133,6 @@ for size in (2, 3, 5):
 for name, cfg in CONFIGS.items():
     prove(
         f"LOAD writes each step once, Config {name}",
-        Mutant(LOAD, "empties.eq(full & (enable & ready).any())", "empties.eq(full)"),
+        Mutant(LOAD, "empties.eq(full & taken.any())", "empties.eq(full)"),
         Mutant(LOAD, "with m.Elif(empties):", "with m.Elif(empties & ~self.unit.valid):"),
     )(partial(writer, cfg))
