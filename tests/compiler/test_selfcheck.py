@@ -170,6 +170,11 @@ def swap_rows(data: NDArray[np.uint8]) -> None:
     rows[[0, -1]] = rows[[-1, 0]]
 
 
+def shift_entries(data: NDArray[np.uint8]) -> None:
+    """A table that begins one entry too late: single entries need not be reached by a small layer's results."""
+    data[:] = np.roll(data, 1)
+
+
 def flip(place: int, mask: int = 0x55) -> Callable[[NDArray[np.uint8]], None]:
     def change(data: NDArray[np.uint8]) -> None:
         data[place] ^= mask
@@ -185,6 +190,17 @@ def vectors(field: str) -> Callable[[Opcode, Fields], object]:
     return lambda opcode, f: opcode == Opcode.VECTOR and f[field]
 
 
+def pads_a_pooling(opcode: Opcode, f: Fields) -> object:
+    """A LOAD that pads, or a VECTOR that fills the padding of what a block keeps on chip."""
+    if opcode == Opcode.VECTOR:
+        return f["destination"] == Destination.VIN and f["clip_lo"] == f["clip_hi"]
+    return loads(Buffer.VIN, "pad_top")(opcode, f)
+
+
+def other_pad(f: Fields) -> Fields:
+    return {"pad_value": 100} if "pad_value" in f else {"clip_lo": 100, "clip_hi": 100}
+
+
 def stores(opcode: Opcode, f: Fields) -> bool:
     return opcode == Opcode.STORE and f["x_size"] > 1
 
@@ -198,7 +214,7 @@ INSTRUCTIONS: dict[str, Any] = {
     "no table": (vectors("lookup"), lambda f: {"lookup": 0}),
     "maximum": (vectors("reduce_op"), lambda f: {"reduce_op": 0}),
     "pad value": (loads(Buffer.INP, "pad_top"), lambda f: {"pad_value": f["pad_value"] ^ 64}),
-    "pad of a pooling": (loads(Buffer.VIN, "pad_top"), lambda f: {"pad_value": 100}),
+    "pad of a pooling": (pads_a_pooling, other_pad),
     "padding moved": (
         loads(Buffer.INP, "pad_top"), lambda f: {"pad_top": 0, "pad_bottom": f["pad_bottom"] + f["pad_top"]},
     ),
@@ -228,7 +244,7 @@ CONSTANTS: dict[str, tuple[Buffer, Callable[[NDArray[np.uint8]], None]]] = {
     "bias": (Buffer.PAR, flip(1)),
     "multiplier": (Buffer.PAR, flip(6)),
     "shift": (Buffer.PAR, flip(7, 2)),
-    "an entry of a table": (Buffer.LUT, flip(0)),
+    "entries of a table": (Buffer.LUT, shift_entries),
 }
 
 
