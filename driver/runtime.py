@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from threading import Lock
 from typing import Any
@@ -29,6 +29,7 @@ from celosia.compiler.program import (
     Unpack,
 )
 from celosia.compiler.tensorize.pack import activation, unpack_activation
+from celosia.driver.explain import layer_rows
 from celosia.hw.config import Config
 from celosia.sim.device import Counters, Device, DeviceError
 
@@ -43,11 +44,16 @@ class InputError(ValueError):
 
 @dataclass(frozen=True)
 class Result:
-    """outputs: arrays by name. counters: of each launch. report: what REPORT.json holds, see `Runtime.run`."""
+    """What a run gave.
+
+    outputs: arrays by name. counters: of each launch. step_seconds: what each step of the Program took on this
+    machine, the simulation of launches included. report: what REPORT.json holds, see `Runtime.run`.
+    """
 
     outputs: dict[str, Array]
     counters: list[Counters]
     _report: Callable[[], dict[str, Any]]
+    step_seconds: list[float] = field(default_factory=list)
 
     @cached_property
     def report(self) -> dict[str, Any]:
@@ -147,8 +153,7 @@ class Runtime:
         report knows the cycles of each layer. Raises InputError and DeviceError.
 
         The report is plain data: cycles, utilization (macs_accelerator / cycles / MACs per cycle) and all times of
-        units are None on devices without a clock; a layer's cycles are those after the end of the layers before it, so
-        that they add up, and its utilization may pass 1 where its work began while a layer before it still ran.
+        units are None on devices without a clock; what it says of layers is in driver/explain.py.
         """
         checked = self.check(inputs)
         with self._busy:
@@ -161,17 +166,16 @@ class Runtime:
         counters: list[Counters] = []
         given = {} if keep is None else {**self.program.constants, **checked}
         kept: dict[str, Array] = {name: value for name, value in given.items() if keep is not None and keep(name)}
-        cpu_seconds = 0.0
+        step_seconds: list[float] = []
         for step, call in zip(self.program.steps, self._calls):
+            before = time.perf_counter()
             if isinstance(step, LaunchStep):
                 counters.append(self._launch(step, values, trace))
+            elif call is not None:
+                call()
             else:
-                before = time.perf_counter()
-                if call is not None:
-                    call()
-                else:
-                    self._cpu(step, values)
-                cpu_seconds += time.perf_counter() - before
+                self._cpu(step, values)
+            step_seconds.append(time.perf_counter() - before)
             if keep is not None:  # now, before the memory is used again
                 kept |= {name: _own(values[name]) for name in _made(step) if keep(name)}
         outputs = {
@@ -180,8 +184,11 @@ class Runtime:
         }
         outputs |= {name: value for name, value in kept.items() if name not in outputs}
         seconds = {"compile": self.program.compile_seconds, "build": self.build_seconds}
-        seconds |= {"run": time.perf_counter() - started, "cpu": cpu_seconds}
-        return Result(outputs, counters, lambda: self._report(counters, seconds))
+        seconds |= {"run": time.perf_counter() - started, "cpu": self._cpu_seconds(step_seconds)}
+        return Result(outputs, counters, lambda: self._report(counters, seconds), step_seconds)
+
+    def _cpu_seconds(self, step_seconds: list[float]) -> float:
+        return sum(spent for step, spent in zip(self.program.steps, step_seconds) if not isinstance(step, LaunchStep))
 
     def check(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The inputs as the program takes them. InputError where a name, type or shape is wrong."""
@@ -307,16 +314,6 @@ class Runtime:
         program = self.program
         timed = [c for c in counters if c.cycles is not None]
         cycles = sum(c.cycles or 0 for c in timed) if timed else None
-        layers = []
-        for launch, count in zip(program.launches, counters):
-            spent = _layer_cycles(launch, count)
-            for layer, own in zip(launch.layers, spent):
-                layers.append({
-                    "name": layer.name, "op": layer.op, "macs": layer.macs, "cycles": own,
-                    "utilization": _ratio(layer.macs, own, program), "bytes_loaded": layer.bytes_loaded,
-                    "bytes_stored": layer.bytes_stored, "note": layer.note, "bytes_kept": layer.bytes_kept,
-                    "cycles_apart": layer.cycles_apart, "cycles_together": layer.cycles_together,
-                })  # fmt: skip
         units: dict[str, dict[str, int | None]] = {}
         for unit in ("load", "gemm", "vector", "store"):
             units[unit] = {
@@ -339,7 +336,7 @@ class Runtime:
             ],
             "saved_traffic": sum(step.saved_bytes for step in program.steps if isinstance(step, CpuStep)),
             "arena": {"bytes": program.arena.size, "lower_bound": program.arena.lower_bound},
-            "layers": layers,
+            "layers": layer_rows(program, counters),
             "units": units,
             "seconds": seconds,
         }  # fmt: skip
@@ -405,14 +402,3 @@ def _stored(array: Array) -> NDArray[np.int8]:
 
 def _ratio(macs: int, cycles: int | None, program: Program) -> float | None:
     return macs / cycles / program.config.macs_per_cycle if cycles else None
-
-
-def _layer_cycles(launch: LaunchStep, counters: Counters) -> list[int | None]:
-    """Cycles of each layer: from the end of the layers before it to its own end."""
-    if counters.cycles is None or not counters.events:
-        return [None] * len(launch.layers)
-    ends = np.zeros(len(launch.layers), np.int64)
-    layers = launch.layer_of[[event.index for event in counters.events]]
-    np.maximum.at(ends, layers, [event.end for event in counters.events])
-    ends = np.maximum.accumulate(ends)
-    return [int(own) for own in np.diff(ends, prepend=0)]

@@ -15,11 +15,14 @@ from rich.text import Text
 from celosia.compiler.program import CpuStep, LayerInfo, Program, ProgramError
 from celosia.compiler.vthread.disassemble import listing
 from celosia.compiler.vthread.verify import verify
+from celosia.driver import explain
+from celosia.driver.explain import UNITS
 from celosia.hw.isa import Opcode, instruction_bytes, opcode_of
 
 if TYPE_CHECKING:
     from celosia.bitstreams.devices import Device
     from celosia.bitstreams.synthesis import Usage
+    from celosia.sim.memory import MemoryModel
 
 TOP_LAYERS = 8
 
@@ -117,8 +120,35 @@ def summary(report: dict[str, Any]) -> RenderableType:
     return table
 
 
+def estimate(program: Program, **memory: MemoryModel) -> Iterator[RenderableType]:
+    """Tables of the cycles that a Program would take."""
+    report = explain.estimate(program, **memory)
+    if not report["layers"]:
+        yield Text("Nothing of this model runs on the accelerator; --operators says why.")
+        return
+    yield _estimated(report)
+    for table in (layers(report, every=True), advice_on_layers(report), blocks(report)):
+        if table is not None:
+            yield Text("")
+            yield table
+
+
+def _estimated(report: dict[str, Any]) -> RenderableType:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    milliseconds = report["cycles"] / report["clock_mhz"] / 1e3
+    rows = [
+        ("model", f"{report['model']}, Config {report['config']['name']}"),
+        ("cycles", f"{report['cycles']:,} by the timing model (memory {report['memory_model']}): "
+                   f"{milliseconds:,.2f} ms at {report['clock_mhz']} MHz, without the CPU's part"),
+        ("utilisation", f"{percent(report['utilization'])} of the multipliers"),
+    ]  # fmt: skip
+    for name, value in rows:
+        table.add_row(Text(name, style="bold"), Text(value))
+    return table
+
+
 def layers(report: dict[str, Any], every: bool = False) -> RenderableType:
-    """The layers of a run in their order; without `every`, those that took longest."""
+    """The layers of a run in their order, and what units did meanwhile; without `every`, those that took longest."""
     rows = report["layers"]
     weight = "cycles" if report["cycles"] is not None else "macs"
     shown = rows
@@ -126,14 +156,49 @@ def layers(report: dict[str, Any], every: bool = False) -> RenderableType:
         longest = sorted(range(len(rows)), key=lambda i: -(rows[i][weight] or 0))[:TOP_LAYERS]
         shown = [rows[i] for i in sorted(longest)]
     left = f", {len(shown)} of {len(rows)} (all: --layers)" if len(shown) < len(rows) else ""
-    memory = f", memory {report['memory_model']}" if report["cycles"] is not None else ""
-    table = _table(f"Layers{left}{memory}", "layer", "op", ">MACs", ">cycles", ">utilisation", ">loaded", ">stored")
+    if report["cycles"] is None:
+        table = _table(f"Layers{left}", "layer", "what", ">MACs", ">loaded", ">stored")
+        for row in shown:
+            traffic = megabytes(row["bytes_loaded"]), megabytes(row["bytes_stored"])
+            _row(table, row["name"], row["what"], row["macs"], *traffic)
+        return table
+    units = [f">{unit}" for unit in UNITS]
+    table = _table(
+        f"Layers{left}, memory {report['memory_model']}; units: at work + held up, of the layer's cycles",
+        "layer", "what", ">MACs", ">cycles", ">array", "bound by", *units, ">loaded", ">stored",
+    )  # fmt: skip
     for row in shown:
+        shares = [_share(row, unit) for unit in UNITS]
         cycles = "-" if row["cycles"] is None else row["cycles"]
         _row(
-            table, row["name"], row["op"], row["macs"], cycles, percent(row["utilization"]),
-            megabytes(row["bytes_loaded"]), megabytes(row["bytes_stored"]),
+            table, row["name"], row["what"], row["macs"], cycles, percent(row["utilization"]), row["bound"] or "-",
+            *shares, megabytes(row["bytes_loaded"]), megabytes(row["bytes_stored"]),
         )  # fmt: skip
+    return table
+
+
+def _share(row: dict[str, Any], unit: str) -> str:
+    if not row["cycles"] or row["units"] is None:
+        return "-"
+    busy, held = (100 * row["units"][unit][what] / row["cycles"] for what in ("busy", "held"))
+    return f"{busy:.0f}+{held:.0f}%"
+
+
+def advice_on_layers(report: dict[str, Any]) -> RenderableType | None:
+    """What would make layers faster, and for how many of the cycles; None where nothing is known."""
+    rows = [row for row in report["layers"] if row["advice"] and row["cycles"]]
+    if not rows:
+        return None
+    table = _table("What bounds them", "bound by", "layers", ">of the cycles", "what would help")
+    kinds: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        kinds.setdefault((row["bound"], row["advice"]), []).append(row)
+    total = sum(row["cycles"] for row in rows)
+    by_cycles = sorted(kinds.items(), key=lambda item: -sum(row["cycles"] for row in item[1]))
+    for (bound, advice), own in by_cycles[:TOP_LAYERS]:
+        longest = max(own, key=lambda row: row["cycles"])["name"]
+        names = longest if len(own) == 1 else f"{longest} and {len(own) - 1} more"
+        _row(table, bound, names, percent(sum(row["cycles"] for row in own) / total), advice)
     return table
 
 
@@ -195,7 +260,7 @@ def program_layers(program: Program) -> RenderableType:
     table = _table(
         "Layers",
         "layer",
-        "op",
+        "what",
         "operators",
         ">MACs",
         *(f">{op.name}" for op in Opcode),
@@ -209,7 +274,7 @@ def program_layers(program: Program) -> RenderableType:
         for number, layer in enumerate(launch.layers):
             count = Counter(opcode for opcode, owner in zip(opcodes, launch.layer_of) if owner == number)
             _row(
-                table, layer.name, layer.op, ", ".join(layer.nodes), layer.macs, *(count[op] for op in Opcode),
+                table, layer.name, layer.what, ", ".join(layer.nodes), layer.macs, *(count[op] for op in Opcode),
                 megabytes(layer.bytes_loaded), megabytes(layer.bytes_stored), megabytes(layer.bytes_kept), layer.note,
             )  # fmt: skip
     return table

@@ -134,8 +134,9 @@ class PartInfo:
 
 @dataclass(frozen=True)
 class LayerInfo:
-    """A layer, or a block of layers. bytes_kept: of a block's intermediates, which stay on chip; cycles_apart and
-    cycles_together: what its layers would take one by one, and as a block, by the estimates of the compiler."""
+    """A layer, or a block of layers. what: kind, kernel, channels and what is fused, for people. bytes_kept: of a
+    block's intermediates, which stay on chip; cycles_apart and cycles_together: what its layers would take one by one,
+    and as a block, by the estimates of the compiler."""
 
     name: str
     op: str
@@ -148,6 +149,7 @@ class LayerInfo:
     bytes_kept: int = 0
     cycles_apart: int = 0
     cycles_together: int = 0
+    what: str = ""
 
 
 @dataclass(frozen=True)
