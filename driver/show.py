@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from celosia.compiler.vthread.disassemble import listing
 from celosia.compiler.vthread.verify import verify
 from celosia.driver import explain
 from celosia.driver.explain import UNITS
+from celosia.hw.config import Config
+from celosia.hw.config_doc import scratchpads
 from celosia.hw.isa import Opcode, instruction_bytes, opcode_of
 
 if TYPE_CHECKING:
@@ -213,6 +215,44 @@ def blocks(report: dict[str, Any]) -> RenderableType | None:
     for row in rows:
         cycles = "-" if row["cycles"] is None else row["cycles"]
         _row(table, row["name"], megabytes(row["bytes_kept"]), row["cycles_apart"], row["cycles_together"], cycles)
+    return table
+
+
+# Configs ------------------------------------------------------------------------------------------------------
+
+
+def configs(presets: Iterable[Config]) -> RenderableType:
+    """What has a name."""
+    from celosia.bitstreams.synthesis import multipliers  # with Amaranth
+
+    table = _table(
+        "Configs (celosia configs NAME prints one; docs/configs.md says what each field costs)",
+        "name", ">batch", ">block_in", ">block_out", ">MACs a cycle", ">bus_bytes", ">scratchpads", ">taps", "forward",
+        ">residual_cycles", ">ports", ">DSP blocks",
+    )  # fmt: skip
+    for cfg in presets:
+        _row(
+            table, cfg.name, cfg.batch, cfg.block_in, cfg.block_out, cfg.macs_per_cycle, cfg.bus_bytes,
+            f"{sum(scratchpads(cfg).values()) / 1024:,.0f} kB", cfg.taps, str(cfg.forward).lower(), cfg.residual_cycles,
+            cfg.ports, multipliers(cfg),
+        )  # fmt: skip
+    return table
+
+
+def swept(title: str, rows: list[dict[str, Any]]) -> RenderableType:
+    """What `sweep` found. LUTs only where `celosia bitstream report` has counted them before."""
+    fields = list(rows[0]["set"])
+    table = _table(title, *(f">{name}" for name in fields), ">cycles", ">utilisation", ">DSP blocks", ">scratchpads",
+                   ">LUT (counted)", "")  # fmt: skip
+    best = min((row["cycles"] for row in rows if row["cycles"]), default=None)
+    for row in rows:
+        size = "-" if row["bytes"] is None else f"{row['bytes'] / 1024:,.0f} kB"
+        known = ("-" if row[name] is None else row[name] for name in ("dsp", "lut"))
+        dsp, lut = known
+        remark = row["error"] or ("fewest cycles" if row["cycles"] == best is not None else "")
+        cycles = "-" if row["cycles"] is None else row["cycles"]
+        values = (str(value).lower() for value in row["set"].values())
+        _row(table, *values, cycles, percent(row["utilization"]), dsp, size, lut, remark)
     return table
 
 

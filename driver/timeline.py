@@ -15,8 +15,9 @@ def timeline(
     program: Program, counters: Sequence[Counters], step_seconds: Sequence[float], memory_model: str | None,
     clock_mhz: float = 100.0,
 ) -> dict[str, Any]:  # fmt: skip
-    """Chrome's trace format of a run with `trace`: launches take their cycles on that memory model at `clock_mhz`, steps
-    on the CPU the seconds that this machine took for them.
+    """Chrome's trace format of a run with `trace`.
+
+    Launches take their cycles on that memory model at `clock_mhz`, steps on the CPU the seconds that they took here.
 
     step_seconds: of each step of the Program, and of all of them again for each part of a batch.
     """

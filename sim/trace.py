@@ -10,7 +10,6 @@ from typing import Any
 from celosia.hw.isa import Unit
 from celosia.sim.device import Event
 
-
 HOST = len(Unit)
 """The row of the host."""
 

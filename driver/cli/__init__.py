@@ -9,7 +9,7 @@ import typer
 from celosia.driver.cli import bitstream
 from celosia.driver.cli.boards import deploy, flash
 from celosia.driver.cli.errors import EXIT_CODES
-from celosia.driver.cli.hardware import verilog
+from celosia.driver.cli.hardware import configs, sweep, verilog
 from celosia.driver.cli.models import compile_, inspect, quantize
 from celosia.driver.cli.runs import demo, run
 
@@ -45,7 +45,7 @@ def celosia(
 
 
 app.command(name="compile")(compile_)
-for function in (run, deploy, flash, inspect, quantize, verilog, demo):
+for function in (run, deploy, flash, inspect, quantize, configs, sweep, verilog, demo):
     app.command()(function)
 
 
