@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from html import escape
 from threading import Lock
 from typing import Any
 
@@ -28,6 +29,7 @@ from celosia.compiler.program import (
     Step,
     Unpack,
 )
+from celosia.compiler.program.html import table
 from celosia.compiler.tensorize.pack import activation, unpack_activation
 from celosia.driver.explain import layer_rows
 from celosia.hw.config import Config
@@ -42,9 +44,15 @@ class InputError(ValueError):
     """An input that the Program does not take; the message names it and says what is expected."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """What a run gave.
+
+    >>> import celosia
+    >>> images, _, _ = celosia.models.demo_images()
+    >>> program = celosia.compile(celosia.models.demo_model_path(), "tiny")
+    >>> celosia.Runtime(program).run({"image": images[:1]})
+    <Result of 'resnet8_fashion_int8' on functional: logits float32[1, 10]>
 
     outputs: arrays by name. counters: of each launch. step_seconds: what each step of the Program took on this
     machine, the simulation of launches included. report: what REPORT.json holds, see `Runtime.run`.
@@ -58,6 +66,21 @@ class Result:
     @cached_property
     def report(self) -> dict[str, Any]:
         return self._report()
+
+    def __repr__(self) -> str:
+        outputs = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in self.outputs.items())
+        report = self.report
+        cycles = "" if report["cycles"] is None else (
+            f"; {report['cycles']:,} cycles, {report['utilization']:.1%} of the multipliers"
+        )  # fmt: skip
+        return f"<Result of {report['model']!r} on {report['device']}: {outputs}{cycles}>"
+
+    def _repr_html_(self) -> str:
+        """Layers, for notebooks."""
+        head = ["layer", "what", "MACs", "cycles", "array", "bound by", "advice"]
+        keys = ["name", "what", "macs", "cycles", "utilization", "bound", "advice"]
+        rows = [[row[key] for key in keys] for row in self.report["layers"]]
+        return f"<p>{escape(repr(self))}</p>" + (table(head, rows) if rows else "")
 
 
 DEVICES = ("functional", "timed", "rtl", "board")
@@ -87,6 +110,13 @@ def open_device(name: str, config: Config, **options: Any) -> Device:
 
 class Runtime:
     """Runs `program` on `device`: "functional", "timed", "rtl", "board", or any Device of the same Config.
+
+    >>> import celosia, numpy as np
+    >>> program = celosia.compile(celosia.models.demo_model_path(), "tiny")
+    >>> with celosia.Runtime(program, "timed") as runtime:
+    ...     result = runtime.run({"image": np.zeros((1, 1, 32, 32), np.float32)})
+    >>> result.outputs["logits"].shape, result.report["layers"][0]["bound"]
+    ((1, 10), 'gemm')
 
     A device by name is opened when the first launch needs it; a program without launches never opens one.
     threads: how many the CPU's part may use at once; left out, the environment variable CELOSIA_THREADS says so, else
@@ -142,8 +172,76 @@ class Runtime:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the device; `with Runtime(...) as runtime` does so at its end."""
         if self._device is not None:
             self._device.close()
+
+    def __call__(self, *arrays: Array) -> Array | tuple[Array, ...]:
+        """The output of a run, or all of them where there are several; arrays in the order of the program's inputs.
+
+        InputError where there are not as many, or one has another shape or type.
+
+        >>> import celosia, numpy as np
+        >>> with celosia.Runtime(celosia.compile(celosia.models.demo_model_path(), "tiny")) as runtime:
+        ...     runtime(np.zeros((1, 1, 32, 32), np.float32)).shape
+        (1, 10)
+        """
+        names = list(self._known)
+        if len(arrays) != len(names):
+            raise InputError(f"there are {len(names)} inputs, {', '.join(names) or 'none'}, and {len(arrays)} arrays")
+        outputs = self.run(dict(zip(names, arrays)), trace=False).outputs
+        made = tuple(outputs[tensor.name] for tensor in self.program.outputs)
+        return made[0] if len(made) == 1 else made
+
+    def run_each(self, samples: Iterable[Mapping[str, Array] | Array]) -> Iterator[Result]:
+        """Run once for each of `samples`, when the result is asked for: inputs by name, or the array of the only input.
+
+        >>> import celosia
+        >>> images, labels, classes = celosia.models.demo_images()
+        >>> runtime = celosia.Runtime(celosia.compile(celosia.models.demo_model_path(), "tiny"))
+        >>> [classes[result.outputs["logits"].argmax()] for result in runtime.run_each(images[:2, None])]
+        ['Ankle boot', 'Pullover']
+        """
+        names = list(self._known)
+        for sample in samples:
+            if not isinstance(sample, Mapping):
+                if len(names) != 1:
+                    raise InputError(f"there are {len(names)} inputs; give each sample as a dictionary by their names")
+                sample = {names[0]: sample}
+            yield self.run(sample)
+
+    def run_batch(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs of a batch of any size, joined along their first axis.
+
+        inputs: arrays whose first axis counts samples; each run takes as many as the Program's inputs have there.
+        InputError where that does not divide the batch, or inputs have batches of different sizes.
+
+        >>> import celosia
+        >>> images, labels, classes = celosia.models.demo_images()
+        >>> runtime = celosia.Runtime(celosia.compile(celosia.models.demo_model_path(), "tiny"))
+        >>> runtime.run_batch({"image": images[:5]})["logits"].shape
+        (5, 10)
+        """
+        runs = {name: self._runs(name, array) for name, array in inputs.items() if name in self._known}
+        if not runs or len(set(runs.values())) > 1:
+            told = " and ".join(f"{count} for {name!r}" for name, count in runs.items())
+            raise InputError(f"inputs need batches of one size, and have those of {told or 'no'} runs")
+        parts = {name: np.split(np.asarray(array), runs.get(name, 1)) for name, array in inputs.items()}
+        results = [
+            self.run({name: part[number] for name, part in parts.items()}, trace=False).outputs
+            for number in range(next(iter(runs.values())))
+        ]
+        return {name: np.concatenate([outputs[name] for outputs in results]) for name in results[0]}
+
+    def _runs(self, name: str, array: Array) -> int:
+        """Runs that a batch takes."""
+        shape, size = np.shape(array), (*self._known[name].shape, 0)[0]
+        if not shape or size < 1 or shape[0] % size or not shape[0]:
+            raise InputError(f"input {name!r} must be a batch of a multiple of {size}, not of shape {list(shape)}")
+        return int(shape[0]) // size
 
     def run(self, inputs: Mapping[str, Array], keep: Callable[[str], bool] | None = None, trace: bool = True) -> Result:
         """Run once.

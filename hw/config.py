@@ -66,7 +66,12 @@ def limits(field: str) -> str:
 
 @dataclass(frozen=True)
 class Config:
-    """Parameters of one accelerator.
+    """Parameters of one accelerator; docs/configs.md says what each costs.
+
+    >>> Config(block_in=8, block_out=8, bus_bytes=16).macs_per_cycle
+    64
+    >>> Config.load("pynq").inp_depth
+    4096
 
     batch, block_in, block_out: a gemm step multiplies [batch, block_in] by [block_out, block_in] transposed.
     bus_bytes: width of the AXI4 data bus.

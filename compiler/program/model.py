@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from celosia.compiler.cpu.runtime.kernel import Kernel
 from celosia.compiler.cpu.runtime.op import HostOp
 from celosia.compiler.memory import Plan
+from celosia.compiler.program.html import table
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
 
@@ -27,6 +29,10 @@ class TensorInfo:
     dtype: str
     shape: tuple[int, ...]
     kind: str = "tensor"
+
+    def __str__(self) -> str:
+        shape = ", ".join("?" if size == -1 else str(size) for size in self.shape)
+        return f"{self.name} {self.dtype}[{shape}]" + ("" if self.kind == "tensor" else f" ({self.kind})")
 
 
 @dataclass(frozen=True)
@@ -151,6 +157,10 @@ class LayerInfo:
     cycles_together: int = 0
     what: str = ""
 
+    def __repr__(self) -> str:
+        moved = f"{self.bytes_loaded:,} bytes loaded, {self.bytes_stored:,} stored"
+        return f"<Layer {self.name!r}: {self.what}; {self.macs:,} MACs, {moved}>"
+
 
 @dataclass(frozen=True)
 class LaunchStep:
@@ -167,7 +177,7 @@ class LaunchStep:
 Step = CpuStep | HostStep | LaunchStep
 
 
-@dataclass
+@dataclass(repr=False)
 class Contents:
     """What a Program holds; `file.Program` adds how it is saved."""
 
@@ -196,6 +206,27 @@ class Contents:
     """What layers run, each as what prints as loops and the trace of their schedule; text where read from a file."""
     library: bytes = field(default=b"", repr=False)
     """The kernels for another machine as one shared object; they then have no code of their own."""
+
+    def __repr__(self) -> str:
+        tensors = (", ".join(map(str, each)) for each in (self.inputs, self.outputs))
+        share = f", {self.macs_accelerator / self.macs_total:.1%} of the MACs" if self.macs_total else ""
+        layers = sum(len(launch.layers) for launch in self.launches)
+        return (
+            f"<Program {self.name!r} for {self.config.name}: {' -> '.join(tensors)}; {layers} layers in "
+            f"{len(self.launches)} launches{share}, {self._cpu_operators()} operators on the CPU>"
+        )
+
+    def _repr_html_(self) -> str:
+        """Layers, for notebooks."""
+        rows = [
+            (layer.name, layer.what, layer.macs, layer.bytes_loaded, layer.bytes_stored)
+            for launch in self.launches for layer in launch.layers
+        ]  # fmt: skip
+        head = ["layer", "what", "MACs", "bytes loaded", "bytes stored"]
+        return f"<p>{escape(repr(self))}</p>" + (table(head, rows) if rows else "")
+
+    def _cpu_operators(self) -> int:
+        return sum(len(step.nodes) for step in self.steps if not isinstance(step, LaunchStep))
 
     @property
     def launches(self) -> list[LaunchStep]:
