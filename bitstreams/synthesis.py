@@ -16,8 +16,9 @@ from importlib import metadata
 from pathlib import Path
 
 from celosia.bitstreams.devices import Device
+from celosia.hw.cache import cache_folder
 from celosia.hw.config import Config
-from celosia.hw.verilog import TOP, cache_folder, hardware_digest, verilog, write_atomically
+from celosia.hw.verilog import TOP, hardware_digest, verilog, write_atomically
 
 RESOURCES = ("lut", "ff", "dsp", "ram")
 LABELS = {"lut": "LUT", "ff": "flip-flop", "dsp": "DSP", "ram": "block RAM"}

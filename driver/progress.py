@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-LINE_SECONDS = 10.0
-"""Where there is no terminal: seconds between two lines about a simulation."""
+from celosia.sim.patience import every_minute
+
+LINE_SECONDS = 60.0
+"""Where there is no terminal: seconds between two lines about the same work."""
 
 
 class Stages:
@@ -25,6 +27,7 @@ class Stages:
         self._line = Progress(*columns, console=self._console, transient=True, disable=not self._moving)
         self._task = self._line.add_task("", total=None, visible=False)
         self._stage = ""
+        self._patience = ExitStack()
         self._reset()
 
     def _reset(self) -> None:
@@ -33,11 +36,19 @@ class Stages:
 
     def __enter__(self) -> Stages:
         self._line.start()
+        if not self._moving and not self.quiet:
+            self._patience.enter_context(every_minute(self._still, lambda: self._stage, LINE_SECONDS))
         return self
+
+    def _still(self, text: str) -> None:
+        """Off a terminal: work goes on, and has not said so itself for a minute."""
+        if self._stage and time.perf_counter() - self._shown >= LINE_SECONDS / 2:
+            self._console.print(text, markup=False)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._patience.close()
         self._line.stop()
 
     def __call__(self, stage: str, line: bool = True) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from celosia.compiler.vthread.disassemble import listing
 from celosia.compiler.vthread.verify import verify
 from celosia.driver import explain
 from celosia.driver.explain import UNITS
+from celosia.hw.cache import KINDS, Entry, cache_folder
 from celosia.hw.config import Config
 from celosia.hw.config_doc import scratchpads
 from celosia.hw.isa import Opcode, instruction_bytes, opcode_of
@@ -253,6 +255,20 @@ def swept(title: str, rows: list[dict[str, Any]]) -> RenderableType:
         cycles = "-" if row["cycles"] is None else row["cycles"]
         values = (str(value).lower() for value in row["set"].values())
         _row(table, *values, cycles, percent(row["utilization"]), dsp, size, lut, remark)
+    return table
+
+
+# The cache ----------------------------------------------------------------------------------------------------
+
+
+def kept(entries: Sequence[Entry]) -> RenderableType:
+    """What the cache holds."""
+    table = _table(f"{cache_folder()}", "what", ">kept", ">size", "last used, the oldest")
+    for kind, what in KINDS.items():
+        own = [entry for entry in entries if entry.kind == kind]
+        oldest = datetime.fromtimestamp(own[0].used).strftime("%Y-%m-%d %H:%M") if own else "-"
+        _row(table, what, len(own), megabytes(sum(entry.size for entry in own)), oldest)
+    _row(table, "all", len(entries), megabytes(sum(entry.size for entry in entries)), "")
     return table
 
 

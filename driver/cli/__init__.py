@@ -9,7 +9,7 @@ import typer
 from celosia.driver.cli import bitstream
 from celosia.driver.cli.boards import deploy, flash
 from celosia.driver.cli.errors import EXIT_CODES
-from celosia.driver.cli.hardware import configs, sweep, verilog
+from celosia.driver.cli.hardware import cache, configs, sweep, verilog
 from celosia.driver.cli.models import compile_, inspect, quantize
 from celosia.driver.cli.runs import demo, run
 
@@ -45,10 +45,13 @@ def celosia(
 
 
 app.command(name="compile")(compile_)
-for function in (run, deploy, flash, inspect, quantize, configs, sweep, verilog, demo):
+for function in (run, deploy, flash, inspect, quantize, configs, sweep, verilog, cache, demo):
     app.command()(function)
 
 
 def main() -> None:
     """Entry point of the command."""
+    from celosia.sim.patience import end_on_sigterm
+
+    end_on_sigterm()
     app()

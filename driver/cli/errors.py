@@ -23,6 +23,7 @@ Exit codes:
   5  a fault of celosia itself
   6  the accelerator does not fit the device
   130  interrupted
+  143  ended by SIGTERM
 """
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]

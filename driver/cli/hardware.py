@@ -111,3 +111,35 @@ def sweep(
         write_text(report, json.dumps(rows, indent=1) + "\n")
     if not quiet:
         show.console().print(show.swept(told, rows))
+
+
+@command
+def cache(
+    limit: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Remove what was used least recently until it fits, as 500MB.")
+    ] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all of it.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Show what is kept on disk between runs: simulators, Verilog, kernels.
+
+    After each new simulator what was used least recently goes, beyond 2 GB, or what CELOSIA_CACHE_LIMIT says.
+    CELOSIA_CACHE names another folder.
+
+    \b
+    Examples:
+      celosia cache
+      celosia cache --limit 500MB
+    """
+    from celosia.driver import show
+    from celosia.hw import cache as kept
+
+    if limit is not None and clear:
+        raise typer.BadParameter("--clear leaves nothing for --limit; give one of them")
+    if limit is not None or clear:
+        try:
+            gone = kept.shrink(0 if limit is None else kept.size_of(limit))
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+        typer.echo(f"{len(gone)} removed, {show.megabytes(sum(entry.size for entry in gone))}")
+    show.console().print(show.kept(kept.entries()))
