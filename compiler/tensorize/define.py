@@ -190,7 +190,7 @@ def _chain(cfg: Config, block: Block) -> Definition:
     out = definer.vector(levels[-1], block.epilogue, _zero_point(block.layers[-1]), b)
     y = definer.result(out)
     return Definition(
-        BlockProblem(tuple(problems)), tuple(levels), out, y, tuple(definer.inputs), definer.places, b, definer.scalars
+        BlockProblem(tuple(problems), block.cuts), tuple(levels), out, y, tuple(definer.inputs), definer.places, b, definer.scalars
     )
 
 
