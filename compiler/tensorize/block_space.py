@@ -195,7 +195,7 @@ def _needs(cfg: Config, p: Group, d: Decisions) -> Iterator[tuple[str, int, int]
         yield "out", d.n * pixels, cfg.out_depth // 2
     yield "wgt", 2 * sum(_weights(d, level, last) for level in levels), cfg.wgt_depth
     if cfg.taps:
-        yield "tap", 2 * sum(0 if v.problem.in_blocks else v.blocks * v.steps for v in levels), cfg.tap_depth
+        yield "tap", 2 * sum(v.blocks * v.steps for v in levels if v.problem.weighted), cfg.tap_depth
     yield "par", 2 * max(d.n, sum(level.blocks for level in levels[:-1])) + d.n, cfg.par_depth
 
 

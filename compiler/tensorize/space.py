@@ -56,8 +56,8 @@ class Problem:
 
     in_blocks: 0 where gemm has nothing to do. residual: an operand B of the size of the output comes through vin.
     step: input blocks from those of `share` output blocks to those of the next. near: the scratchpad of the input.
-    beyond: columns of it that are read beyond the windows. sums: steps in which the vector unit multiplies for an entry
-    of the output, where it does.
+    beyond: columns of it that are read beyond the windows. sums: steps in which the vector unit sums for an entry
+    of the output, where it does. weighted: whether it multiplies there.
     """
 
     window: Window
@@ -72,6 +72,7 @@ class Problem:
     near: str = "inp"
     beyond: int = 0
     sums: int = 0
+    weighted: bool = False
 
     @property
     def text(self) -> str:
