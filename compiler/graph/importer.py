@@ -26,13 +26,25 @@ class ModelError(ValueError):
 
 
 def load(source: str | Path | onnx.ModelProto) -> ir.Model:
-    """A checked model with the shapes of all values inferred. Raises ModelError."""
+    """A checked model with the shapes of all values inferred. Raises ModelError, also where a size is open."""
+    proto, name = sound(source)
+    model = imported(proto, name)
+    require_static(model)
+    return model
+
+
+def sound(source: str | Path | onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
+    """(A model that can be looked at, written as ONNX wants it; what to call it). ModelError where there is none."""
     proto, name = (source, "the model") if isinstance(source, onnx.ModelProto) else (read(Path(source)), str(source))
     if not proto.graph.node and not proto.graph.output:
         raise ModelError(f"{name} holds no graph; give an ONNX model")
     if why := complaint(proto):
         raise ModelError(f"{name} is not a valid ONNX model: {why}")
-    proto = conform(proto)
+    return conform(proto), name
+
+
+def imported(proto: onnx.ModelProto, name: str) -> ir.Model:
+    """The graph of a sound model, called `name`, with the shapes of all values inferred. ModelError."""
     try:
         with _bounded_memory(INFERENCE_BYTES + 16 * proto.ByteSize()):
             onnx.checker.check_model(for_checker(proto))
@@ -42,7 +54,6 @@ def load(source: str | Path | onnx.ModelProto) -> ir.Model:
         raise ModelError(f"{name} holds shapes that take too much memory to infer") from None
     except Exception as error:  # onnx raises several unrelated classes for a broken model
         raise ModelError(f"{name} is not a valid ONNX model: {_first_line(error)}") from None
-    require_static(model)
     for value in model.graph.outputs:
         if value.type is None:  # a pass finds out, from the operator that makes it
             value.type = ir.TensorType(ir.DataType.UNDEFINED)

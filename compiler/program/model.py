@@ -195,6 +195,22 @@ class Contents:
     library: bytes = field(default=b"", repr=False)
     """The kernels for another machine as one shared object; they then have no code of their own."""
 
+    batched: tuple[str, ...] = ()
+    """Inputs whose first axis counts samples, of which there may be any number: all outputs count them, too, and each
+    depends on its own samples alone. `batch` of them are computed at once."""
+
+    @property
+    def batch(self) -> int:
+        """Samples that are computed at once; 0 where the Program has shapes of its own only."""
+        return next((tensor.shape[0] for tensor in self.inputs if tensor.name in self.batched), 0)
+
+    def shape_text(self, tensor: TensorInfo) -> str:
+        """Element type and shape of an input or output, for people: `n` samples, `?` for a size of any number."""
+        counts = tensor.name in self.batched or (bool(self.batched) and tensor in self.outputs)
+        first = ["n"] if counts else []
+        sizes = [*first, *("?" if size == -1 else str(size) for size in tensor.shape[len(first) :])]
+        return f"{tensor.dtype}[{', '.join(sizes)}]"
+
     @property
     def launches(self) -> list[LaunchStep]:
         return [step for step in self.steps if isinstance(step, LaunchStep)]
