@@ -23,7 +23,35 @@ PROGRAMS_HELD = 16
 """Programs of a model that are kept; the one that was used longest ago goes first."""
 Array = NDArray[Any]
 Key = tuple[tuple[int, ...], ...]
-"""Sizes of the inputs that have open ones."""
+"""Shapes of the inputs that have open sizes, with -1 where a Program leaves one open."""
+
+
+class OpenModel:
+    """A model whose inputs may have open sizes. open: those inputs."""
+
+    def __init__(self, source: str | Path | onnx.ModelProto) -> None:
+        self.proto = source if isinstance(source, onnx.ModelProto) else read(Path(source))
+        self.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
+        self.inputs = list(inputs_of(self.proto))
+        self.open = open_inputs(self.proto)
+        self._free: set[tuple[str, int]] | None = None  # inputs and axes whose sizes need no Program of their own
+
+    def shapes(self, arrays: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
+        """For which shapes to compile, to run these inputs. InputError where one is missing; ModelError."""
+        for name in self.open:
+            if name not in arrays:
+                value = inputs_of(self.proto)[name]
+                kind = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type).name
+                raise InputError(f"input {name!r} is missing; it is {kind}{declared(value)}")
+        shapes = {name: np.shape(arrays[name]) for name in self.open}
+        if self._free is None:
+            given = without_free(self.proto, shapes)
+            self._free = {(name, axis) for name, dims in given.items() for axis, n in enumerate(dims) if n is None}
+        free = self._free
+        return {
+            name: tuple([-1 if (name, axis) in free else size for axis, size in enumerate(shape)])
+            for name, shape in shapes.items()
+        }
 
 
 class Runs(Protocol):
@@ -38,7 +66,7 @@ R = TypeVar("R", bound=Runs)
 
 
 class Specialised(Generic[R]):
-    """What runs each Program of `source`, an ONNX model.
+    """What runs each Program of a model.
 
     compiling: arguments of `compile` for all of them. make: what runs a Program. held: how many are kept.
     """
@@ -47,39 +75,23 @@ class Specialised(Generic[R]):
         self, source: str | Path | onnx.ModelProto, compiling: Mapping[str, Any], make: Callable[[Program], R],
         held: int = PROGRAMS_HELD,
     ) -> None:  # fmt: skip
-        self.source, self.compiling, self.make, self.held = source, dict(compiling), make, held
-        self.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
-        self.model = source if isinstance(source, onnx.ModelProto) else read(Path(source))
-        self._open = open_inputs(self.model)
-        self._free: set[tuple[str, int]] | None = None  # inputs and axes whose sizes need no Program of their own
+        self.model, self.compiling, self.make, self.held = OpenModel(source), dict(compiling), make, held
         self._runtimes: OrderedDict[Key, R] = OrderedDict()
         self._lock = Lock()
 
     def runtime(self, inputs: Mapping[str, Array]) -> R:
         """What runs inputs of these shapes. InputError where one is missing; ModelError where it cannot be compiled."""
-        for name in self._open:
-            if name not in inputs:
-                value = inputs_of(self.model)[name]
-                kind = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type).name
-                raise InputError(f"input {name!r} is missing; it is {kind}{declared(value)}")
-        shapes = {name: np.shape(inputs[name]) for name in self._open}
         with self._lock:
-            if self._free is None:
-                given = without_free(self.model, shapes)
-                self._free = {(name, axis) for name, dims in given.items() for axis, n in enumerate(dims) if n is None}
-            free = self._free
-            key = tuple(
-                tuple([-1 if (name, axis) in free else size for axis, size in enumerate(shape)])
-                for name, shape in shapes.items()
-            )
+            shapes = self.model.shapes(inputs)
+            key = tuple(shapes.values())
             if key not in self._runtimes:
-                self._runtimes[key] = self._made(dict(zip(shapes, key)))
+                self._runtimes[key] = self._made(shapes)
             self._runtimes.move_to_end(key)
             return self._runtimes[key]
 
     def _made(self, shapes: Shapes) -> R:
-        program = compile_model(self.model, shapes=shapes, **self.compiling)
-        program.name = self.name
+        program = compile_model(self.model.proto, shapes=shapes, **self.compiling)
+        program.name = self.model.name
         while len(self._runtimes) >= self.held:
             self._runtimes.popitem(last=False)[1].__exit__()
         return self.make(program)

@@ -165,6 +165,8 @@ def _form(form: FormInfo, shape: tuple[int, ...], name: str) -> None:
     _require(sound and -128 <= form.pad <= 127 and prod(form.dims) <= MOST_DRAM, message)
     if not form.fold:
         return _require(prod(form.dims) == prod(shape), message)
+    if len(shape) == 3:
+        shape = (*shape[:2], 1, shape[2])
     _require(len(shape) == 4, message)
     taps, places = 1, 1
     for axis in (0, 1):

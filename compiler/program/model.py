@@ -55,6 +55,8 @@ class FormInfo:
         """The tensor, of any shape with as many values, as [images, channels, height, width] with the fold applied."""
         if not self.fold:
             return array.reshape(self.dims)
+        if array.ndim == 3:  # a sequence is an image of one row
+            array = array[:, :, None]
         rows, columns = self.pads[0::2], self.pads[1::2]
         if self.fold == "x":
             rows = (0, 0)
