@@ -152,10 +152,8 @@ def detector() -> onnx.ModelProto:
     net, classes = Net("detector", 3), 3
     x = net.conv(net.input("image", [1, 3, "height", "width"]), 3, 16, stride=2)
     x = net.conv(x, 16, 32, stride=2)
-    flat = net.ints(1, 0, -1)
     sides = net.node("Sigmoid", net.node("Flatten", net.conv(x, 32, 4, relu=False), axis=2))
-    scores = net.node("Sigmoid", net.conv(x, 32, classes, relu=False))
-    scores = net.node("Reshape", scores, flat)
+    scores = net.node("Reshape", net.conv(x, 32, classes, relu=False), net.ints(1, classes, -1))
     area = net.node("Shape", x)
     rows, columns = (net.node("Gather", area, net.constant(axis, np.int64)) for axis in (2, 3))
     cells = net.node("Range", net.constant(0, np.int64), net.node("Mul", rows, columns), net.constant(1, np.int64))
@@ -169,14 +167,14 @@ def detector() -> onnx.ModelProto:
     low = net.node("Sub", centres, net.node("Squeeze", above, net.ints(0)))
     high = net.node("Add", centres, net.node("Squeeze", below, net.ints(0)))
     boxes = net.node("Transpose", net.node("Concat", low, high, axis=0), perm=[1, 0])
-    most, overlap, least = net.ints(20), net.constant(0.4), net.constant(0.6)
+    most, overlap, least = net.ints(20), net.constant(0.4), net.constant(1.2)
     chosen = net.node("NonMaxSuppression", net.node("Unsqueeze", boxes, net.ints(0)), scores, most, overlap, least)
     kind, place = (
         net.node("Gather", chosen, net.constant(column, np.int64), axis=1) for column in (1, 2)
     )  # fmt: skip
     pairs = net.node("Slice", chosen, net.ints(1), net.ints(3), net.ints(1))
     found = net.node("GatherND", net.node("Squeeze", scores, net.ints(0)), pairs)
-    size = net.node("Cast", net.node("Concat", rows_of(net, rows), rows_of(net, columns), axis=0), to=TensorProto.FLOAT)
+    size = net.node("Cast", net.node("Concat", as_list(net, rows), as_list(net, columns), axis=0), to=TensorProto.FLOAT)
     scaled = net.node("Div", net.node("Gather", boxes, place), net.node("Concat", size, size, axis=0))
     net.output(net.node("Clip", scaled, net.constant(0.0), net.constant(1.0)), "boxes", ["found", 4])
     net.output(found, "scores", ["found"])
@@ -184,7 +182,7 @@ def detector() -> onnx.ModelProto:
     return net.model()
 
 
-def rows_of(net: Net, scalar: str) -> str:
+def as_list(net: Net, scalar: str) -> str:
     return str(net.node("Unsqueeze", scalar, net.ints(0)))
 
 
