@@ -35,6 +35,8 @@ class Net:
         self.name, self.rng = name, np.random.default_rng(seed)
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
+        self.int8: set[str] = set()
+        """Values that int8 tensors stand for."""
         self.inputs: list[onnx.ValueInfoProto] = []
         self.outputs: list[onnx.ValueInfoProto] = []
 
@@ -71,10 +73,14 @@ class Net:
 
     # Layers ----------------------------------------------------------------------------------------------------
 
-    def rounded(self, x: str, step: float = STEP) -> str:
-        """`x` in int8 and back."""
-        meaning = [self.constant(step), self.constant(0, np.int8)]
-        return str(self.node("DequantizeLinear", self.node("QuantizeLinear", x, *meaning), *meaning))
+    def rounded(self, x: str, zero: int = 0) -> str:
+        """`x` in int8 and back; itself where it comes from there."""
+        if x in self.int8:
+            return x
+        meaning = [self.constant(STEP), self.constant(zero, np.int8)]
+        y = str(self.node("DequantizeLinear", self.node("QuantizeLinear", x, *meaning), *meaning))
+        self.int8.add(y)
+        return y
 
     def weights(self, *shape: int, terms: int) -> str:
         """int8 weights whose sums of so many products with activations of the order of 1 are of that order, too."""
@@ -91,7 +97,7 @@ class Net:
         """A convolution of 3 (x 3) in int8, then ReLU."""
         w = self.weights(outputs, inputs, *[3] * rank, terms=inputs * 3**rank)
         y = self.node("Conv", self.rounded(x), w, pads=[1] * 2 * rank, strides=[stride] * rank)
-        return self.rounded(self.node("Relu", y) if relu else y)
+        return self.rounded(self.node("Relu", y), -128) if relu else self.rounded(y)
 
     def norm(self, x: str, size: int) -> str:
         return str(self.node("LayerNormalization", x, self.normal(size), self.normal(size, deviation=0.1), axis=-1))
@@ -167,7 +173,7 @@ def detector() -> onnx.ModelProto:
     low = net.node("Sub", centres, net.node("Squeeze", above, net.ints(0)))
     high = net.node("Add", centres, net.node("Squeeze", below, net.ints(0)))
     boxes = net.node("Transpose", net.node("Concat", low, high, axis=0), perm=[1, 0])
-    most, overlap, least = net.ints(20), net.constant(0.4), net.constant(1.2)
+    most, overlap, least = net.ints(20), net.constant(0.4), net.constant(0.4)
     chosen = net.node("NonMaxSuppression", net.node("Unsqueeze", boxes, net.ints(0)), scores, most, overlap, least)
     kind, place = (
         net.node("Gather", chosen, net.constant(column, np.int64), axis=1) for column in (1, 2)
