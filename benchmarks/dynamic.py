@@ -1,4 +1,4 @@
-"""Models with open sizes, made here: known operators, random weights, products and convolutions in int8, the rest float.
+"""Models with open sizes, made here: known operators, random weights, products and convolutions in int8.
 
     python -m benchmarks.dynamic FOLDER [NAME ...]     # write NAME.onnx, or all, for `celosia run`
 
@@ -29,10 +29,10 @@ STEP = 1 / 32
 
 
 class Net:
-    """A graph in the making; methods take and return names of float tensors."""
+    """A graph in the making; methods take and return names of float tensors. quantised: False leaves all in float."""
 
-    def __init__(self, name: str, seed: int) -> None:
-        self.name, self.rng = name, np.random.default_rng(seed)
+    def __init__(self, name: str, seed: int, quantised: bool) -> None:
+        self.name, self.rng, self.quantised = name, np.random.default_rng(seed), quantised
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
         self.int8: set[str] = set()
@@ -75,7 +75,7 @@ class Net:
 
     def rounded(self, x: str, zero: int = 0) -> str:
         """`x` in int8 and back; itself where it comes from there."""
-        if x in self.int8:
+        if x in self.int8 or not self.quantised:
             return x
         meaning = [self.constant(STEP), self.constant(zero, np.int8)]
         y = str(self.node("DequantizeLinear", self.node("QuantizeLinear", x, *meaning), *meaning))
@@ -84,9 +84,11 @@ class Net:
 
     def weights(self, *shape: int, terms: int) -> str:
         """int8 weights whose sums of so many products with activations of the order of 1 are of that order, too."""
-        values = self.rng.integers(-127, 128, shape)
-        scale = self.constant(1 / (73 * np.sqrt(terms)))
-        return str(self.node("DequantizeLinear", self.constant(values, np.int8), scale, self.constant(0, np.int8)))
+        values, scale = self.rng.integers(-127, 128, shape), 1 / (73 * np.sqrt(terms))
+        if not self.quantised:
+            return self.constant(values * scale)
+        meaning = [self.constant(scale), self.constant(0, np.int8)]
+        return str(self.node("DequantizeLinear", self.constant(values, np.int8), *meaning))
 
     def linear(self, x: str, inputs: int, outputs: int) -> str:
         """[..., inputs] to [..., outputs], in int8."""
@@ -125,9 +127,9 @@ class Net:
         return str(self.node("Add", x, self.linear(self.gelu(inner), 2 * size, size)))
 
 
-def classifier() -> onnx.ModelProto:
+def classifier(quantised: bool = True) -> onnx.ModelProto:
     """image [n, 3, 16, 16] to chances [n, 10]."""
-    net = Net("classifier", 1)
+    net = Net("classifier", 1, quantised)
     x = net.conv(net.conv(net.input("image", ["n", 3, 16, 16]), 3, 16), 16, 32, stride=2)
     x = net.rounded(net.node("GlobalAveragePool", x))
     count = net.node("Gather", net.node("Shape", x), net.ints(0))
@@ -136,9 +138,9 @@ def classifier() -> onnx.ModelProto:
     return net.model()
 
 
-def encoder() -> onnx.ModelProto:
+def encoder(quantised: bool = True) -> onnx.ModelProto:
     """mel [1, 40, length] to states [1, length/2, 64]; positions are for 400 of them."""
-    net, size, heads = Net("encoder", 2), 64, 4
+    net, size, heads = Net("encoder", 2, quantised), 64, 4
     x = net.gelu(net.conv(net.input("mel", [1, 40, "length"]), 40, size, rank=1, relu=False))
     x = net.gelu(net.conv(x, size, size, stride=2, rank=1, relu=False))
     x = net.node("Transpose", x, perm=[0, 2, 1])
@@ -153,9 +155,9 @@ def encoder() -> onnx.ModelProto:
     return net.model()
 
 
-def detector() -> onnx.ModelProto:
+def detector(quantised: bool = True) -> onnx.ModelProto:
     """image [1, 3, height, width] to boxes [found, 4], scores [found] and classes [found], of three classes."""
-    net, classes = Net("detector", 3), 3
+    net, classes = Net("detector", 3, quantised), 3
     x = net.conv(net.input("image", [1, 3, "height", "width"]), 3, 16, stride=2)
     x = net.conv(x, 16, 32, stride=2)
     sides = net.node("Sigmoid", net.node("Flatten", net.conv(x, 32, 4, relu=False), axis=2))
@@ -192,9 +194,9 @@ def as_list(net: Net, scalar: str) -> str:
     return str(net.node("Unsqueeze", scalar, net.ints(0)))
 
 
-def decoder() -> onnx.ModelProto:
+def decoder(quantised: bool = True) -> onnx.ModelProto:
     """token [1, 1] and, for two blocks, keys and values [1, 4, past, 16] to logits [1, 1, 100] and longer caches."""
-    net, size, heads, layers = Net("decoder", 4), 64, 4, 2
+    net, size, heads, layers = Net("decoder", 4, quantised), 64, 4, 2
     token = net.input("token", [1, 1], TensorProto.INT64)
     caches = [net.input(f"{what}{layer}", [1, heads, "past", size // heads]) for layer in range(layers)
               for what in ("keys", "values")]  # fmt: skip
@@ -213,7 +215,7 @@ def decoder() -> onnx.ModelProto:
     return net.model()
 
 
-MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
+MODELS: dict[str, Callable[..., onnx.ModelProto]] = {
     "classifier": classifier, "encoder": encoder, "detector": detector, "decoder": decoder,
 }  # fmt: skip
 SHAPES: dict[str, list[tuple[int, ...]]] = {

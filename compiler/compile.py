@@ -73,9 +73,9 @@ def compile(
     after each of PASSES with the graph. target: a board or processor of cpu.target that the CPU's part is compiled for;
     by default this machine. check: run the accelerator's part on random inputs and compare it with the graph's
     operators on the CPU, layer by layer (compiler/selfcheck). decisions: how layers are scheduled, as a file or what
-    it holds (compiler/decisions.py); the compiler decides the others. shapes: of inputs, for sizes that the model leaves
-    open, by name, such as {"input": (1, 80, 400)}; None or -1 leaves one open. See graph/specialise.py for what may stay
-    open, and `Runtime`, which compiles a model for the shapes of its inputs.
+    it holds (compiler/decisions.py); the compiler decides the others. shapes: of inputs, by name, where the model
+    leaves sizes open, as {"input": (1, 80, 400)}; None or -1 leaves one open. graph/specialise.py says which may stay
+    so; `Runtime` compiles a model for the shapes of the inputs that it gets.
 
     Raises ModelError for a model, ConfigError for a Config, DecisionsError for decisions that do not fit, TargetError,
     LinkError where the linker for another processor is missing, and SelfCheckError where the check finds a fault of

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.files import reading, replacing
-from celosia.compiler.program import TensorInfo
-from celosia.driver.runtime import InputError
+from celosia.compiler.program import InputError, TensorInfo
 
 Array = NDArray[Any]
 

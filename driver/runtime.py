@@ -22,6 +22,7 @@ from celosia.compiler.dtypes import numpy_dtype
 from celosia.compiler.program import (
     CpuStep,
     HostStep,
+    InputError,
     LaunchStep,
     Pack,
     Program,
@@ -41,10 +42,6 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 CYCLES_PER_INSTRUCTION = 200_000
 """The bound on a launch's cycles, for each instruction: far above what any instruction takes."""
-
-
-class InputError(ValueError):
-    """An input that the Program does not take; the message names it and says what is expected."""
 
 
 @dataclass(frozen=True)

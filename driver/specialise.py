@@ -16,8 +16,7 @@ from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.dimensions import Shapes, declared, inputs_of, open_inputs
 from celosia.compiler.graph.importer import read
 from celosia.compiler.graph.specialise import without_free
-from celosia.compiler.program import Program
-from celosia.driver.runtime import InputError
+from celosia.compiler.program import InputError, Program
 
 PROGRAMS_HELD = 16
 """Programs of a model that are kept; the one that was used longest ago goes first."""

@@ -38,8 +38,8 @@ def operators_markdown() -> str:
     ]  # fmt: skip
     parts = [
         HEAD, "## Compiled to machine code\n", _list(compiled), "",
-        "Neighbours share a kernel. Where shapes are known only at run time, the kernel is made then, and kept; but for\n"
-        "these, which numpy computes for any number of boxes found or of steps in a cache:\n",
+        "Neighbours share a kernel. Where shapes are known only at run time, the kernel is made then, and kept.\n"
+        "These are computed by numpy then, for any number of boxes that are found, or of steps in a cache:\n",
         _list(sized_names()), "",
         "## In the host runtime\n",
         "Control flow, sequences, strings, and what is no loop over elements, in numpy.\n",

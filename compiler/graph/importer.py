@@ -170,19 +170,22 @@ def _is_sequence(value: ir.Value) -> bool:
     return isinstance(value.type, (ir.SequenceType, ir.OptionalType))
 
 
-def require_static(model: ir.Model) -> None:
-    """ModelError where an input's shape is unknown or not a constant, except in models of sequences."""
+def require_static(model: ir.Model, but_open: bool = False) -> None:
+    """ModelError where an input's shape is unknown or not a constant, except in models of sequences.
+
+    but_open: sizes may be open.
+    """
     if any(node.op_type in SEQUENCES for node in model.graph) or any(map(_is_sequence, model.graph.inputs)):
         return
     for value in model.graph.inputs:
         if value.shape is None:
-            raise ModelError(f"input {value.name!r} has no shape; export the model with fixed shapes")
+            raise ModelError(
+                f"input {value.name!r} has no shape; give it one with --shape (shapes= in Python), or export the model "
+                "with one"
+            )
         for axis, size in enumerate(value.shape):
             if not isinstance(size, int):
-                label = f" ({size.value})" if getattr(size, "value", None) else ""
-                raise ModelError(
-                    f"input {value.name!r} has a dynamic dimension {axis}{label}; fix its size when you export the "
-                    "model, or with onnx.tools.update_model_dims"
-                )
-            if size < 0:
+                if not but_open:
+                    raise ModelError(f"input {value.name!r} has a dynamic dimension {axis}; give its size")
+            elif size < 0:
                 raise ModelError(f"input {value.name!r} has a negative dimension {axis}: {size}")

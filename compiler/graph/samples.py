@@ -126,15 +126,15 @@ def mixes(model: ir.Model, inputs: Collection[str]) -> str:
     opset = graph.opset_imports.get("", 21)
     for node in graph:
         name = f"{node.op_type} ({node.name or node.outputs[0].name})"
-        for value in node.inputs:
-            if value is not None:
-                _note(value, sizes)
+        read = [value for value in node.inputs if value is not None]
+        for value in read:
+            _note(value, sizes)
         known = _list(node, samples, sizes)
         if known is not None:
             sizes[node.outputs[0]] = known
             continue
-        counted = any(COUNT in sizes.get(value, ()) for value in node.inputs if value is not None)
-        if not samples.intersection(node.inputs) and not counted and not _reads(node, samples):  # type: ignore[arg-type]
+        counted = any(COUNT in sizes.get(value, ()) for value in read)
+        if not counted and not samples.intersection([*read, *captured(node)]):
             continue
         op = parse(ir.to_proto(node), dict(graph.opset_imports))
         if any(bodies(op)):
@@ -152,11 +152,6 @@ def mixes(model: ir.Model, inputs: Collection[str]) -> str:
         if value not in samples:
             return f"output {value.name!r} does not count samples"
     return ""
-
-
-def _reads(node: ir.Node, samples: set[ir.Value]) -> bool:
-    """Whether a subgraph of `node` reads samples."""
-    return any(value in samples for value in captured(node))
 
 
 def _note(value: ir.Value, sizes: dict[ir.Value, Sizes]) -> None:
@@ -188,7 +183,7 @@ def _list(node: ir.Node, samples: set[ir.Value], sizes: dict[ir.Value, Sizes]) -
         return given[0]
     if node.op_type == "Concat":
         return [size for each in given for size in each]
-    if node.op_type == "Gather" and all(isinstance(i, int) for i in given[1]):
+    if node.op_type == "Gather" and all(isinstance(i, int) and -len(given[0]) <= i < len(given[0]) for i in given[1]):
         return [given[0][i] for i in given[1]]
     if node.op_type == "Slice" and len(given) > 2 and all(isinstance(i, int) for each in given[1:] for i in each):
         return given[0][slice(given[1][0], given[2][0], given[4][0] if len(given) > 4 else None)]
@@ -260,9 +255,8 @@ def product(node: Node, a: int, b: int) -> None:
     left, right = node.rank(a), node.rank(b)
     if node.holds(b) and (left != right or right < 3):
         raise Mixed("its right operand depends on samples")
-    if node.holds(a):
-        if left < 2 or right > left:
-            raise Mixed("its operands have different numbers of axes")
+    if node.holds(a) and (left < 2 or right > left):
+        raise Mixed("its operands have different numbers of axes")
     other = node.input(a if node.holds(b) else b)
     if other not in node.samples and other is not None and _rank(other) == max(left, right) > 2:
         dims = shape(other)
@@ -445,6 +439,8 @@ def tiled(node: Node) -> None:
 @rule("Resize", "Upsample")
 def resized(node: Node) -> None:
     node.only(0)
+    if not node.holds(0):
+        raise Mixed("it computes with the number of samples")
     if node.attrs.get("axes"):
         if any(COUNT in node.sizes.get(value, ()) for value in node.op.inputs if value is not None):
             raise Mixed("it computes with the number of samples")

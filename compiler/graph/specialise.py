@@ -57,14 +57,10 @@ def specialise(source: str | Path | onnx.ModelProto, shapes: Shapes | None = Non
         sizes = given if batched else sizes
     model = imported(with_shapes(proto, shapes, sizes), name)
     left = [each for each in open_axes(proto).values() if each not in sizes]
-    if not left or meets_weights(model):
-        try:
-            require_static(model)
-        except ModelError:
-            if not left:
-                raise
-            because = f"; samples cannot be computed one by one: {why}" if why and left[0] == samples else ""
-            raise ModelError(missing(proto, left[0]) + because) from None
+    require_static(model, but_open=bool(left))
+    if left and meets_weights(model):
+        because = f"; samples are not computed one by one: {why}" if why and left[0] == samples else ""
+        raise ModelError(missing(proto, left[0]) + because)
     return Model(model, batched)
 
 

@@ -19,6 +19,10 @@ class ProgramError(ValueError):
     """A file that is not an undamaged Program; the message names the part."""
 
 
+class InputError(ValueError):
+    """An input that the Program does not take; the message names it and says what is expected."""
+
+
 @dataclass(frozen=True)
 class TensorInfo:
     """A tensor; -1 in its shape is a size known only at run time. kind: "tensor", "sequence" or "optional"."""

@@ -39,7 +39,7 @@ Memory = Annotated[
 ShapeOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--shape", metavar="INPUT=1,80,400",
+        "--shape", "-s", metavar="INPUT=1,80,400",
         help="Sizes of an input that the model leaves open, -1 for one that stays so; once for each input.",
     ),
 ]  # fmt: skip

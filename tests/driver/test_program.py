@@ -20,10 +20,9 @@ import celosia
 from celosia.compiler.cpu.target import TARGETS, Target
 from celosia.compiler.files import OutputError
 from celosia.compiler.graph.importer import ModelError
-from celosia.compiler.program import Program, ProgramError
+from celosia.compiler.program import InputError, Program, ProgramError
 from celosia.driver.arrays import read_array
 from celosia.driver.calibration import open_samples
-from celosia.driver.runtime import InputError
 
 
 @pytest.fixture(scope="module")

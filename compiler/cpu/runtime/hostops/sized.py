@@ -14,7 +14,9 @@ import numpy as np
 from celosia.compiler.cpu.runtime.hostops.registry import HOST, Array, Function, Value, int_list, numpy_type
 from celosia.compiler.cpu.runtime.op import HostOp, check_size
 
-PLAIN = frozenset("float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split())
+PLAIN = frozenset(
+    ["float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"]
+)
 """Element types with which numpy computes as ONNX says."""
 _SIZED: dict[str, tuple[int, Function]] = {}
 """The first opset in which an operator means this, and what computes it."""
