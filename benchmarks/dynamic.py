@@ -5,7 +5,7 @@
 classifier  image [n, 3, 16, 16]: any number of samples
 encoder     mel [1, 40, length]: two convolutions and two transformer blocks, as Whisper's encoder
 detector    image [1, 3, height, width]: boxes and scores by convolutions, then NonMaxSuppression
-decoder     token [1, 1] and caches of keys and values [1, 4, past, 16]: one step of two transformer blocks, as GPT-2's
+decoder     tokens [1, steps] and caches of keys and values [1, 4, past, 16]: two transformer blocks, as in GPT-2
 
 `feed(NAME, number)` makes inputs, of five shapes each.
 """
@@ -115,10 +115,13 @@ class Net:
         cut = self.node("Reshape", x, self.ints(0, 0, heads, size))
         return str(self.node("Transpose", cut, perm=[0, 2, 1, 3]))
 
-    def attend(self, q: str, k: str, v: str, size: int) -> str:
-        """Softmax(q · kᵀ / √size) · v, and heads side by side again."""
+    def attend(self, q: str, k: str, v: str, size: int, seen: str = "") -> str:
+        """Softmax(q · kᵀ / √size) · v of the steps that are `seen`, and heads side by side again."""
         scores = self.node("MatMul", q, self.node("Transpose", k, perm=[0, 1, 3, 2]))
-        weights = self.node("Softmax", self.node("Mul", scores, self.constant(size**-0.5)), axis=-1)
+        scores = self.node("Mul", scores, self.constant(size**-0.5))
+        weights = self.node(
+            "Softmax", self.node("Where", seen, scores, self.constant(-1e9)) if seen else scores, axis=-1
+        )
         mixed = self.node("Transpose", self.node("MatMul", weights, v), perm=[0, 2, 1, 3])
         return str(self.node("Reshape", mixed, self.ints(0, 0, -1)))
 
@@ -195,23 +198,30 @@ def as_list(net: Net, scalar: str) -> str:
 
 
 def decoder(quantised: bool = True) -> onnx.ModelProto:
-    """token [1, 1] and, for two blocks, keys and values [1, 4, past, 16] to logits [1, 1, 100] and longer caches."""
+    """tokens [1, steps] and, for two blocks, keys and values [1, 4, past, 16] to logits [1, steps, 100] and caches of
+    past + steps. The first run has a cache of nothing, the others one token."""
     net, size, heads, layers = Net("decoder", 4, quantised), 64, 4, 2
-    token = net.input("token", [1, 1], TensorProto.INT64)
+    tokens = net.input("tokens", [1, "steps"], TensorProto.INT64)
     caches = [net.input(f"{what}{layer}", [1, heads, "past", size // heads]) for layer in range(layers)
               for what in ("keys", "values")]  # fmt: skip
-    position = net.node("Gather", net.node("Shape", caches[0]), net.ints(2))
-    x = net.node("Gather", net.normal(100, size), token)
-    x = net.node("Add", x, net.node("Gather", net.normal(256, size), position))
+    zero, one, two = (net.constant(axis, np.int64) for axis in range(3))
+    past = net.node("Gather", net.node("Shape", caches[0]), two)
+    total = net.node("Add", past, net.node("Gather", net.node("Shape", tokens), one))
+    positions = net.node("Range", past, total, one)
+    seen = net.node(
+        "GreaterOrEqual", net.node("Unsqueeze", positions, net.ints(1)), net.node("Range", zero, total, one)
+    )
+    x = net.node("Gather", net.normal(100, size), tokens)
+    x = net.node("Add", x, net.node("Gather", net.normal(256, size), positions))
     for layer in range(layers):
         y = net.norm(x, size)
         q, k, v = (net.heads(net.linear(y, size, size), heads, size // heads) for _ in range(3))
         k, v = (net.node("Concat", old, new, axis=2) for old, new in zip(caches[2 * layer : 2 * layer + 2], (k, v)))
         for name, value in (("keys", k), ("values", v)):
             net.output(value, f"new_{name}{layer}", [1, heads, "total", size // heads])
-        x = net.node("Add", x, net.linear(net.attend(q, k, v, size // heads), size, size))
+        x = net.node("Add", x, net.linear(net.attend(q, k, v, size // heads, seen), size, size))
         x = net.mlp(x, size)
-    net.output(net.linear(net.norm(x, size), size, 100), "logits", [1, 1, 100])
+    net.output(net.linear(net.norm(x, size), size, 100), "logits", [1, "steps", 100])
     return net.model()
 
 
@@ -222,18 +232,19 @@ SHAPES: dict[str, list[tuple[int, ...]]] = {
     "classifier": [(1,), (2,), (3,), (7,), (16,)],
     "encoder": [(20,), (64,), (65,), (200,), (400,)],
     "detector": [(32, 32), (32, 48), (40, 40), (64, 32), (96, 96)],
-    "decoder": [(0,), (1,), (2,), (9,), (100,)],
+    "decoder": [(5, 0), (1, 5), (1, 6), (1, 100), (3, 7)],
 }
-"""Of each model, five values of its open sizes: n; length; height and width; past."""
+"""Of each model, five values of its open sizes: n; length; height and width; steps and past."""
 
 
 def feed(name: str, sizes: tuple[int, ...], seed: int = 0) -> dict[str, Array]:
     """Random inputs of a model with these open sizes."""
     rng = np.random.default_rng(seed)
     if name == "decoder":
-        caches = {f"{what}{layer}": rng.standard_normal((1, 4, *sizes, 16)).astype(np.float32)
+        steps, past = sizes
+        caches = {f"{what}{layer}": rng.standard_normal((1, 4, past, 16)).astype(np.float32)
                   for layer in range(2) for what in ("keys", "values")}  # fmt: skip
-        return {"token": rng.integers(0, 100, (1, 1)), **caches}
+        return {"tokens": rng.integers(0, 100, (1, steps)), **caches}
     shapes = {"classifier": (*sizes, 3, 16, 16), "encoder": (1, 40, *sizes), "detector": (1, 3, *sizes)}
     return {"mel" if name == "encoder" else "image": rng.standard_normal(shapes[name]).astype(np.float32)}
 

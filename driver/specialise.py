@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import NDArray
 
 from celosia.compiler.compile import compile as compile_model
-from celosia.compiler.graph.dimensions import Shapes, declared, inputs_of, open_inputs
+from celosia.compiler.graph.dimensions import Shapes, declared, inputs_of, open_axes, open_inputs
 from celosia.compiler.graph.importer import read
 from celosia.compiler.graph.specialise import without_free
 from celosia.compiler.program import InputError, Program
@@ -33,7 +33,8 @@ class OpenModel:
         self.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
         self.inputs = list(inputs_of(self.proto))
         self.open = open_inputs(self.proto)
-        self._free: set[tuple[str, int]] | None = None  # inputs and axes whose sizes need no Program of their own
+        self._labels = open_axes(self.proto)
+        self._free: list[tuple[str, int]] | None = None  # inputs and axes whose sizes need no Program of their own
 
     def shapes(self, arrays: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
         """For which shapes to compile, to run these inputs. InputError where one is missing; ModelError."""
@@ -45,7 +46,16 @@ class OpenModel:
         shapes = {name: np.shape(arrays[name]) for name in self.open}
         if self._free is None:
             given = without_free(self.proto, shapes)
-            self._free = {(name, axis) for name, dims in given.items() for axis, n in enumerate(dims) if n is None}
+            self._free = [(name, axis) for name, dims in given.items() for axis, n in enumerate(dims) if n is None]
+        sizes: dict[str, tuple[int, str]] = {}
+        for name, axis in self._free:
+            label = self._labels[name, axis]
+            size, first = sizes.setdefault(label, (shapes[name][axis], name))
+            if size != shapes[name][axis]:
+                raise InputError(
+                    f"{label} is {size} in input {first!r} and {shapes[name][axis]} in {name!r}, dimension {axis}; "
+                    "give equal sizes"
+                )
         free = self._free
         return {
             name: tuple([-1 if (name, axis) in free else size for axis, size in enumerate(shape)])

@@ -14,6 +14,7 @@ import onnx_ir.passes.common as common
 from celosia.compiler.cpu.runtime.op import clipped
 from celosia.compiler.graph.functions import inline_functions
 from celosia.compiler.graph.gradient import expand_gradients
+from celosia.compiler.graph.lengths import lengths
 from celosia.compiler.graph.lenient import conform, for_checker
 from celosia.compiler.graph.sound import complaint
 
@@ -137,6 +138,7 @@ def _with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
         drawn.graph.output.extend(chosen.get(name, onnx.ValueInfoProto(name=name)) for name in outputs)
         inferred = onnx.shape_inference.infer_shapes(drawn, data_prop=True).graph
         found = {value.name: value for value in (*inferred.value_info, *inferred.output) if _is_whole(value.type)}
+        found = lengths(inferred) | found
     drawn.CopyFrom(proto)
     del drawn.graph.value_info[:], drawn.graph.output[:]
     drawn.graph.value_info.extend(inferred.value_info)

@@ -348,10 +348,11 @@ def reshaped(node: Node) -> None:
     known = None if value is None else shape(value)
     if not node.holds(0) or not dims or COUNT in dims[1:]:
         raise Mixed("it joins samples")
-    if dims[0] == COUNT or (dims[0] == 0 and not node.attrs.get("allowzero")):
-        return
-    if dims[0] != -1:
+    counts = dims[0] == COUNT or (dims[0] == 0 and not node.attrs.get("allowzero"))
+    if not counts and dims[0] != -1:
         raise Mixed(f"its first axis has the size {dims[0]} for any number of samples")
+    if counts and (-1 in dims or None in dims or known is None):
+        return  # the rest of a sample, whatever its size
     if known is None or None in dims:
         raise Mixed("the size of a sample is not known")
     rest = [known[axis] if size == 0 and axis < len(known) else size for axis, size in enumerate(dims)][1:]

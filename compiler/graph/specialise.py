@@ -23,7 +23,7 @@ from celosia.compiler.graph.fold import fold
 from celosia.compiler.graph.importer import ModelError, imported, require_static, sound
 from celosia.compiler.graph.samples import mixes
 from celosia.compiler.graph.shapes import infer_shapes
-from celosia.compiler.graph.values import constant, shape
+from celosia.compiler.graph.values import shape
 
 HEAVY = frozenset((
     "Conv", "ConvInteger", "ConvTranspose", "QLinearConv", "Gemm", "QGemm", "LSTM", "GRU", "RNN", "MaxPool",
@@ -59,8 +59,9 @@ def specialise(source: str | Path | onnx.ModelProto, shapes: Shapes | None = Non
     left = [each for each in open_axes(proto).values() if each not in sizes]
     require_static(model, but_open=bool(left))
     if left and meets_weights(model):
-        because = f"; samples are not computed one by one: {why}" if why and left[0] == samples else ""
-        raise ModelError(missing(proto, left[0]) + because)
+        wanted = next((each for each in left if not _is_count(proto, name, each)), left[0])
+        because = f"; samples are not computed one by one: {why}" if why and wanted == samples else ""
+        raise ModelError(missing(proto, wanted) + because)
     return Model(model, batched)
 
 
@@ -84,14 +85,27 @@ def meets_weights(model: ir.Model) -> bool:
     copy = model.clone()
     infer_shapes(copy)
     fold(copy)
+    fixed = set(copy.graph.initializers.values())  # and what depends on them alone, such as dequantised weights
     for node in copy.graph:
-        fixed = [value for value in node.inputs if value is not None and constant(value) is not None]
-        if node.op_type not in HEAVY and not (node.op_type in PRODUCTS and fixed):
+        inputs = [value for value in node.inputs if value is not None]
+        if inputs and fixed.issuperset(inputs):
+            fixed.update(node.outputs)
             continue
-        tensors = [value for value in (*node.inputs, *node.outputs) if value is not None and value not in fixed]
+        if node.op_type not in HEAVY and not (node.op_type in PRODUCTS and fixed.intersection(inputs)):
+            continue
+        tensors = [value for value in (*inputs, *node.outputs) if value not in fixed]
         if any(shape(value) is None for value in tensors):
             return True
     return False
+
+
+def _is_count(proto: onnx.ModelProto, name: str, size: str) -> bool:
+    """Whether an open size can stay open where others are given, whatever they are."""
+    others = {label: 1 for label in open_axes(proto).values() if label != size}
+    try:
+        return not meets_weights(imported(with_shapes(proto, {}, others), name))
+    except ModelError:  # 1 is too few
+        return False
 
 
 def without_free(source: str | Path | onnx.ModelProto, shapes: Shapes) -> dict[str, tuple[int | None, ...]]:

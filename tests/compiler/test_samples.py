@@ -81,8 +81,9 @@ MIXED = {
     "their number": ("1", "s = Shape<end=1>(x) y = Cast<to=1>(s)", "output 'y' does not count samples"),
     "nothing of them": ("4", "y = Identity(row)", "output 'y' does not count samples"),
 }  # fmt: skip
-CONSTANTS = """<int64[1] a0 = {0}, int64[1] a1 = {1}, int64[1] zero = {0}, int64 first = {0}, int64[2] one_rest = {1, -1},
-    int64[2] rest_two = {-1, 2}, int64[4] more = {0, 0, 1, 0}, float[2,4] two_rows = {1,2,3,4,5,6,7,8},
+CONSTANTS = """<int64[1] a0 = {0}, int64[1] a1 = {1}, int64[1] zero = {0}, int64 first = {0},
+    int64[2] one_rest = {1, -1}, int64[2] rest_two = {-1, 2}, int64[4] more = {0, 0, 1, 0},
+    float[2,4] two_rows = {1,2,3,4,5,6,7,8},
     float[4] row = {1,2,3,4}>"""
 
 
