@@ -93,9 +93,9 @@ def _require_device(name: str) -> None:
 class Runtime:
     """Runs `program` on `device`: "functional", "timed", "rtl", "board", or any Device of the same Config.
 
-    program: a Program, or an ONNX model (its path, or a ModelProto), which is compiled for `config` and for the shapes
-    of the inputs, when they come for the first time; the Programs of the last 16 shapes are kept. compiling:
-    other arguments of `celosia.compile`, such as {"check": False}.
+    program: a Program, or an ONNX model (a ModelProto), or the path of either. A model is compiled for `config` and for
+    the shapes of the inputs, when they come for the first time; the Programs of the last 16 shapes are kept.
+    compiling: other arguments of `celosia.compile`, such as {"check": False}.
 
     A device by name is opened when the first launch needs it; a program without launches never opens one.
     threads: how many the CPU's part may use at once; left out, the environment variable CELOSIA_THREADS says so, else
@@ -111,6 +111,9 @@ class Runtime:
         self.threads = default_threads() if threads is None else thread_count(threads)
         self._specialised: Specialised[Runtime] | None = None
         self._latest: Runtime | None = None
+        self._busy = Lock()  # the arena, and the device, hold the tensors of one run
+        if isinstance(program, (str, Path)) and Path(program).is_file() and Program.is_program(program):
+            program = Program.load(program)
         if not isinstance(program, Program):
             self._specialise(program, device, config, compiling or {}, options)
             return
@@ -126,7 +129,6 @@ class Runtime:
         self._fresh = {name for step in program.steps for name in _made(step) if _is_fresh(step, name, self._arena)}
         self._fixed = {name: _in_order(array) for name, array in program.constants.items()}
         self._calls = self._bound()
-        self._busy = Lock()  # the arena holds the tensors of one run
         self._device: Device | None = None
         self._name, self._options = "", options
         self.build_seconds = 0.0
@@ -200,7 +202,8 @@ class Runtime:
         that they add up, and its utilization may pass 1 where its work began while a layer before it still ran.
         """
         if self._specialised is not None:
-            return self._for(self._specialised.runtime(inputs)).run(inputs, keep, trace)
+            with self._busy:
+                return self._for(self._specialised.runtime(inputs)).run(inputs, keep, trace)
         checked = self.check(inputs)
         with self._busy:
             if self.program.batched and self._samples(checked) != self.program.batch:

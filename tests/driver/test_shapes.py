@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from benchmarks.dynamic import MODELS, SHAPES, feed
+from benchmarks.dynamic import MODELS, SHAPES, feed, main
 from driver_models import dynamic
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
@@ -25,6 +25,7 @@ from celosia.compiler.program import HostStep, InputError, Program, ProgramError
 from celosia.driver.cli import app
 from celosia.driver.runtime import Runtime
 from celosia.driver.specialise import OpenModel, Specialised
+from celosia.driver.timeline import timeline
 from celosia.hw.config import Config
 from celosia.sim.fsim import FunctionalDevice
 
@@ -135,6 +136,37 @@ def test_counts_compile_nothing(protos: dict[str, onnx.ModelProto], monkeypatch:
         detector.run(feed("detector", (32, 36)))
 
 
+def test_a_loop_that_gathers_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its list grows with every step, by as many steps as an input says."""
+    value = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [
+            helper.make_node("Mul", ["list", "half"], ["halved"]),
+            helper.make_node("Concat", ["halved", "x"], ["longer"], axis=0),
+            helper.make_node("Identity", ["go"], ["on"]),
+        ],
+        "body",
+        [value("i", TensorProto.INT64, []), value("go", TensorProto.BOOL, []),
+         value("list", TensorProto.FLOAT, ["m", 2])],
+            value("i", TensorProto.INT64, []),
+            value("go", TensorProto.BOOL, []),
+            value("list", TensorProto.FLOAT, ["m", 2]),
+        ],
+        [value("on", TensorProto.BOOL, []), value("longer", TensorProto.FLOAT, ["k", 2])],
+    )
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["steps", "", "x"], ["y"], body=body)], "g",
+        [value("steps", TensorProto.INT64, []), value("x", TensorProto.FLOAT, [1, 2])],
+        [value("y", TensorProto.FLOAT, ["k", 2])], [numpy_helper.from_array(np.array(0.5, np.float32), "half")],
+    )  # fmt: skip
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    runtime = Runtime(celosia.compile(proto, "tiny"))
+    monkeypatch.setattr("celosia.compiler.cpu.dynamic.compile_op", lambda *_, **__: pytest.fail("a kernel is compiled"))
+    for steps in (1, 5, 40):
+        inputs = {"steps": np.array(steps), "x": np.float32([[3, 5]])}
+        agree(proto, inputs, runtime.run(inputs).outputs)
+
+
 def test_a_cache_grows(protos: dict[str, onnx.ModelProto]) -> None:
     """Four steps of a decoder at once, and others one by one, each with what the one before it returned."""
     runtime, inputs = Runtime(protos["decoder"], config="tiny"), feed("decoder", (4, 0))
@@ -155,7 +187,7 @@ def test_a_cache_grows(protos: dict[str, onnx.ModelProto]) -> None:
 def test_a_saved_program_takes_any_number(protos: dict[str, onnx.ModelProto], name: str, tmp_path: Path) -> None:
     shapes = {"tokens": (1, 1)} if name == "decoder" else {}
     celosia.compile(protos[name], "tiny", shapes=shapes).save(tmp_path / "p")
-    runtime = Runtime(Program.load(tmp_path / "p"))
+    runtime = Runtime(tmp_path / "p")
     for sizes in [(1, past) for past in (0, 1, 50)] if name == "decoder" else SHAPES[name]:
         inputs = feed(name, sizes)
         agree(protos[name], inputs, runtime.run(inputs).outputs, FLIPS.get(name, 0))
@@ -245,6 +277,9 @@ def test_a_batch_in_parts(protos: dict[str, onnx.ModelProto], batch: int) -> Non
         assert len(result.counters) == parts * len(program.launches)
         assert result.report["cycles"] == parts * alone.report["cycles"]
         assert sum(layer["cycles"] for layer in result.report["layers"]) <= result.report["cycles"]
+        drawn = timeline(program, result.counters, result.report["memory_model"])["traceEvents"]
+        instructions = sum(launch.count for launch in program.launches)
+        assert sum(event["ph"] == "X" for event in drawn) == parts * instructions
     assert runtime.run(feed("classifier", (0,))).outputs["chances"].shape == (0, 10)
 
 
@@ -357,6 +392,20 @@ def test_a_shape_that_the_graph_refuses() -> None:
         celosia.compile(proto, "tiny", shapes={"image": (1, 3, 6, 8), "scale": (1, 2, 6, 7)})
     with pytest.raises(HostError, match=r"Mul \(mul\).*float32\[1, 2, 6, 8\], float32\[1, 2, 6, 7\]"):
         Runtime(proto, config="tiny").run({"image": images(6, 8)["image"], "scale": images(6, 7)["scale"]})
+
+
+def test_more_than_the_graph_has_positions_for(protos: dict[str, onnx.ModelProto]) -> None:
+    words = r"Add \(.*with the shapes given: mel \[1, 40, 900\]"
+    with pytest.raises(ModelError, match=words):
+        celosia.compile(protos["encoder"], "tiny", shapes={"mel": (1, 40, 900)})
+    with pytest.raises(ModelError, match=words):
+        Runtime(protos["encoder"], config="tiny").run(feed("encoder", (900,)))
+
+
+def test_the_models_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["dynamic", str(tmp_path)])
+    main()
+    assert {path.stem for path in tmp_path.iterdir()} == set(MODELS)
 
 
 def test_sizes_without_names_and_inputs_without_shapes() -> None:
