@@ -85,10 +85,10 @@ def _bounded_memory(more: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def read(path: Path) -> onnx.ModelProto:
-    """The model in a file, with its external data. ModelError."""
+def read(path: Path, data: bool = True) -> onnx.ModelProto:
+    """The model in a file, with its external data, or without. ModelError."""
     try:
-        model: onnx.ModelProto = onnx.load(path)
+        model: onnx.ModelProto = onnx.load(path, load_external_data=data)
         return model
     except FileNotFoundError:
         raise ModelError(f"there is no model at {path}") from None
@@ -172,12 +172,17 @@ def _is_sequence(value: ir.Value) -> bool:
     return isinstance(value.type, (ir.SequenceType, ir.OptionalType))
 
 
+def of_sequences(model: ir.Model) -> bool:
+    """Whether sizes are known only at run time, whatever those of the inputs are."""
+    return any(node.op_type in SEQUENCES for node in model.graph) or any(map(_is_sequence, model.graph.inputs))
+
+
 def require_static(model: ir.Model, but_open: bool = False) -> None:
     """ModelError where an input's shape is unknown or not a constant, except in models of sequences.
 
     but_open: sizes may be open.
     """
-    if any(node.op_type in SEQUENCES for node in model.graph) or any(map(_is_sequence, model.graph.inputs)):
+    if of_sequences(model):
         return
     for value in model.graph.inputs:
         if value.shape is None:

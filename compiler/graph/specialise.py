@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from celosia.compiler.graph.dimensions import Shapes, missing, open_axes, sizes_of, with_shapes
 from celosia.compiler.graph.fold import fold
-from celosia.compiler.graph.importer import ModelError, imported, require_static, sound
+from celosia.compiler.graph.importer import ModelError, imported, of_sequences, require_static, sound
 from celosia.compiler.graph.samples import mixes
 from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.values import shape
@@ -58,7 +58,7 @@ def specialise(source: str | Path | onnx.ModelProto, shapes: Shapes | None = Non
     model = imported(with_shapes(proto, shapes, sizes), name)
     left = [each for each in open_axes(proto).values() if each not in sizes]
     require_static(model, but_open=bool(left))
-    if left and meets_weights(model):
+    if left and not of_sequences(model) and meets_weights(model):
         wanted = next((each for each in left if not _is_count(proto, name, each)), left[0])
         because = f"; samples are not computed one by one: {why}" if why and wanted == samples else ""
         raise ModelError(missing(proto, wanted) + because)

@@ -127,11 +127,16 @@ def _shapes(source: Path, given: list[str]) -> dict[str, tuple[int, ...]]:
 
     if not source.is_file() or Program.is_program(source):
         return {}
+    from celosia.compiler.graph.dimensions import open_inputs
+    from celosia.compiler.graph.importer import read
+
+    if not open_inputs(read(source, data=False)):
+        return {}
     from celosia.driver import arrays
     from celosia.driver.specialise import OpenModel
 
     model = OpenModel(source)
-    return model.shapes(arrays.read_named(given, model.inputs)) if model.open else {}
+    return model.shapes(arrays.read_named(given, model.inputs))
 
 
 def _address(text: str | None) -> dict[str, Any]:

@@ -146,8 +146,7 @@ def test_a_loop_that_gathers_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -
             helper.make_node("Identity", ["go"], ["on"]),
         ],
         "body",
-        [value("i", TensorProto.INT64, []), value("go", TensorProto.BOOL, []),
-         value("list", TensorProto.FLOAT, ["m", 2])],
+        [
             value("i", TensorProto.INT64, []),
             value("go", TensorProto.BOOL, []),
             value("list", TensorProto.FLOAT, ["m", 2]),
@@ -400,6 +399,26 @@ def test_more_than_the_graph_has_positions_for(protos: dict[str, onnx.ModelProto
         celosia.compile(protos["encoder"], "tiny", shapes={"mel": (1, 40, 900)})
     with pytest.raises(ModelError, match=words):
         Runtime(protos["encoder"], config="tiny").run(feed("encoder", (900,)))
+
+
+def test_models_of_sequences_have_sizes_at_run_time_anyway() -> None:
+    """So nothing of them must be given."""
+    value = helper.make_tensor_value_info
+    nodes = [
+        helper.make_node("SplitToSequence", ["x"], ["s"], axis=0),
+        helper.make_node("ConcatFromSequence", ["s"], ["c"], axis=0),
+        helper.make_node("MatMul", ["c", "w"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "g", [value("x", TensorProto.FLOAT, ["m", 2])], [value("y", TensorProto.FLOAT, ["k", 2])],
+        [numpy_helper.from_array(np.eye(2, dtype=np.float32), "w")],
+    )  # fmt: skip
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    program = celosia.compile(proto, "tiny")
+    for count in (1, 4):
+        inputs = {"x": np.random.default_rng(0).standard_normal((count, 2)).astype(np.float32)}
+        for runtime in (Runtime(program), Runtime(proto, config="tiny")):
+            agree(proto, inputs, runtime.run(inputs).outputs)
 
 
 def test_the_models_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
