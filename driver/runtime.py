@@ -95,7 +95,8 @@ class Runtime:
 
     program: a Program, or an ONNX model (a ModelProto), or the path of either. A model is compiled for `config` and for
     the shapes of the inputs, when they come for the first time; the Programs of the last 16 shapes are kept.
-    compiling: other arguments of `celosia.compile`, such as {"check": False}.
+    compiling: other arguments of `celosia.compile`, as {"check": False}, or {"shapes": {"image": (8, 3, 224, 224)}} to
+    compute eight samples at once.
 
     A device by name is opened when the first launch needs it; a program without launches never opens one.
     threads: how many the CPU's part may use at once; left out, the environment variable CELOSIA_THREADS says so, else

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
@@ -63,6 +63,13 @@ class OpenModel:
         }
 
 
+def _with_given(shape: Sequence[int | None], given: Sequence[int | None] | None) -> tuple[int | None, ...]:
+    """`shape` with the sizes `given` where it leaves them open."""
+    if given is None or len(given) != len(shape):
+        return tuple(shape)
+    return tuple(more if size == -1 else size for size, more in zip(shape, given))
+
+
 class Runs(Protocol):
     """What runs a Program."""
 
@@ -77,7 +84,8 @@ R = TypeVar("R", bound=Runs)
 class Specialised(Generic[R]):
     """What runs each Program of a model.
 
-    compiling: arguments of `compile` for all of them. make: what runs a Program. held: how many are kept.
+    compiling: arguments of `compile` for all of them; `shapes` among these give sizes that could stay open. make: what
+    runs a Program. held: how many are kept.
     """
 
     def __init__(
@@ -85,6 +93,7 @@ class Specialised(Generic[R]):
         held: int = PROGRAMS_HELD,
     ) -> None:  # fmt: skip
         self.model, self.compiling, self.make, self.held = OpenModel(source), dict(compiling), make, held
+        self.given: Shapes = self.compiling.pop("shapes", None) or {}
         self._runtimes: OrderedDict[Key, R] = OrderedDict()
         self._lock = Lock()
 
@@ -99,6 +108,7 @@ class Specialised(Generic[R]):
             return self._runtimes[key]
 
     def _made(self, shapes: Shapes) -> R:
+        shapes = {name: _with_given(shape, self.given.get(name)) for name, shape in shapes.items()}
         program = compile_model(self.model.proto, shapes=shapes, **self.compiling)
         program.name = self.model.name
         while len(self._runtimes) >= self.held:

@@ -282,6 +282,16 @@ def test_a_batch_in_parts(protos: dict[str, onnx.ModelProto], batch: int) -> Non
     assert runtime.run(feed("classifier", (0,))).outputs["chances"].shape == (0, 10)
 
 
+def test_how_many_samples_a_runtime_computes_at_once(protos: dict[str, onnx.ModelProto]) -> None:
+    shapes = {"image": (4, 3, 16, 16)}
+    with Runtime(protos["classifier"], config="tiny", compiling={"shapes": shapes, "check": False}) as runtime:
+        for samples, runs in ((4, 1), (9, 3)):
+            inputs = feed("classifier", (samples,))
+            result = runtime.run(inputs)
+            agree(protos["classifier"], inputs, result.outputs)
+            assert len(result.counters) == runs * len(runtime.program_for(inputs).launches)
+
+
 def test_a_batch_on_an_accelerator_of_two_images(protos: dict[str, onnx.ModelProto]) -> None:
     cfg = Config(batch=2, block_in=8, block_out=4, inp_depth=256, wgt_depth=128, acc_depth=128, vin_depth=128,
                  out_depth=128, par_depth=16)  # fmt: skip
