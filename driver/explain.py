@@ -54,7 +54,7 @@ def layer_rows(program: Program, counters: Sequence[Counters]) -> list[dict[str,
         timed = bool(runs) and all(run.cycles is not None and run.events for run in runs)
         times = _times(program, launch, runs) if timed else [None] * len(launch.layers)
         for layer, time in zip(launch.layers, times):
-            rows.append(_row(program.config, layer, time, max(1, len(runs))))
+            rows.append(_row(program.config, layer, time, len(runs)))
     return rows
 
 
