@@ -20,6 +20,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler import numerics
+from celosia.compiler.cpu.runtime.op import DOMAINS
 from celosia.compiler.graph.dead import drop_unused
 from celosia.compiler.graph.values import attribute, attributes, constant, is_op, new_constant, only_use, shape
 
@@ -159,7 +160,7 @@ class Integerise:
     # One rule for each operator --------------------------------------------------------------------------------
 
     def _rewrite(self, node: ir.Node) -> bool:
-        if node.domain not in ("", "ai.onnx", "com.microsoft") or len(node.outputs) != 1:
+        if node.domain not in DOMAINS or len(node.outputs) != 1:
             return False
         rule = _RULES.get(node.op_type)
         if rule is None:

@@ -97,7 +97,7 @@ def test_what_bounds_a_layer_follows_the_hardware() -> None:
     assert product["bound"] == "load"  # each weight is used once
     assert "bus_bytes" in product["advice"]
     wide = explain.estimate(celosia.compile(convolution(64, 64, 16, 3), "pynq"))["layers"][-1]
-    assert wide["bound"] == "gemm" and wide["utilization"] > 0.9 and "near the speed" in wide["advice"]
+    assert wide["bound"] == "gemm" and wide["utilization"] > 0.85 and "near the speed" in wide["advice"]
     odd = explain.estimate(celosia.compile(convolution(24, 20, 16, 5), "pynq"))["layers"][-1]
     assert odd["bound"] == "gemm" and odd["utilization"] < 0.65 and "channels fill" in odd["advice"]
     narrow = replace(PRESETS["pynq"], bus_bytes=4, forward=False)

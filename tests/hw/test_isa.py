@@ -192,7 +192,9 @@ import celosia.{name}
 """
 
 
-@pytest.mark.parametrize("name", ["hw.isa", "hw.regs", "hw.isa_doc", "driver", "compiler", "sim.reference"])
+@pytest.mark.parametrize(
+    "name", ["hw.isa", "hw.regs", "hw.isa_doc", "hw.config_doc", "hw.cache", "driver", "compiler", "sim.reference"]
+)
 def test_imports_without_amaranth(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_AMARANTH.format(name=name)], capture_output=True, text=True, env=os.environ
