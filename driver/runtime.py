@@ -26,6 +26,7 @@ from celosia.compiler.program import (
     Program,
     ProgramError,
     Step,
+    TensorInfo,
     Unpack,
 )
 from celosia.compiler.tensorize.pack import activation, unpack_activation
@@ -41,13 +42,26 @@ class InputError(ValueError):
     """An input that the Program does not take; the message names it and says what is expected."""
 
 
+class Tensors(dict[str, Array]):
+    """Arrays by name. KeyError, with the way to a tensor that a Program computes and does not return."""
+
+    def __missing__(self, name: str) -> Array:
+        raise KeyError(
+            f"tensor {name!r} is not kept: it stays on chip, in a kernel, or in memory that is used again; "
+            f"celosia.compile(model, keep=[{name!r}]), or keep='all', makes a Program that returns it"
+        )
+
+
 @dataclass(frozen=True)
 class Result:
-    """outputs: arrays by name. counters: of each launch. report: what REPORT.json holds, see `Runtime.run`."""
+    """outputs: arrays by name. counters: of each launch. tensors: outputs and what the Program keeps, by name.
+    report: what REPORT.json holds, see `Runtime.run`.
+    """
 
     outputs: dict[str, Array]
     counters: list[Counters]
     _report: Callable[[], dict[str, Any]]
+    tensors: Tensors
 
     @cached_property
     def report(self) -> dict[str, Any]:
@@ -146,6 +160,8 @@ class Runtime:
         returned as outputs, too, where the host sees them. trace: note the time of each instruction, from which the
         report knows the cycles of each layer. Raises InputError and DeviceError.
 
+        `Result.tensors` has the outputs and, where the Program was compiled with `keep`, tensors inside it.
+
         The report is plain data: cycles, utilization (macs_accelerator / cycles / MACs per cycle) and all times of
         units are None on devices without a clock; a layer's cycles are those after the end of the layers before it, so
         that they add up, and its utilization may pass 1 where its work began while a layer before it still ran.
@@ -174,14 +190,15 @@ class Runtime:
                 cpu_seconds += time.perf_counter() - before
             if keep is not None:  # now, before the memory is used again
                 kept |= {name: _own(values[name]) for name in _made(step) if keep(name)}
-        outputs = {
+        returned = {
             tensor.name: values[tensor.name] if tensor.name in self._fresh else _own(values[tensor.name])
-            for tensor in self.program.outputs
+            for tensor in (*self.program.outputs, *self.program.kept)
         }
+        outputs = {tensor.name: returned[tensor.name] for tensor in self.program.outputs}
         outputs |= {name: value for name, value in kept.items() if name not in outputs}
         seconds = {"compile": self.program.compile_seconds, "build": self.build_seconds}
         seconds |= {"run": time.perf_counter() - started, "cpu": cpu_seconds}
-        return Result(outputs, counters, lambda: self._report(counters, seconds))
+        return Result(outputs, counters, lambda: self._report(counters, seconds), Tensors(returned))
 
     def check(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The inputs as the program takes them. InputError where a name, type or shape is wrong."""
@@ -204,13 +221,7 @@ class Runtime:
             if tensor.kind != "tensor":
                 checked[name] = given
                 continue
-            array = np.asarray(given)
-            same = array.ndim == len(tensor.shape) and all(w in (n, -1) for n, w in zip(array.shape, tensor.shape))
-            if array.dtype.name != tensor.dtype or not same:
-                raise InputError(
-                    f"input {name!r} must be {tensor.dtype}{list(tensor.shape)}, not {array.dtype}{list(array.shape)}"
-                )
-            checked[name] = np.asarray(array, array.dtype.newbyteorder("="), order="C")
+            checked[name] = fitted(tensor, given)
         return checked
 
     def _bound(self) -> list[Callable[[], None] | None]:
@@ -343,6 +354,17 @@ class Runtime:
             "units": units,
             "seconds": seconds,
         }  # fmt: skip
+
+
+def fitted(tensor: TensorInfo, given: Any) -> Array:
+    """`given` as an array in order, of this machine's byte order. InputError where it is not what `tensor` says."""
+    array = np.asarray(given)
+    same = array.ndim == len(tensor.shape) and all(w in (n, -1) for n, w in zip(array.shape, tensor.shape))
+    if array.dtype.name != tensor.dtype or not same:
+        raise InputError(
+            f"input {tensor.name!r} must be {tensor.dtype}{list(tensor.shape)}, not {array.dtype}{list(array.shape)}"
+        )
+    return np.asarray(array, array.dtype.newbyteorder("="), order="C")
 
 
 def _prepare_kernels(program: Program) -> None:

@@ -25,6 +25,8 @@ from celosia.compiler.graph.values import attribute, attributes, constant, is_op
 
 MOVING_OPS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Transpose")
 UNARY_OPS = tuple(numerics.UNARY)
+PER_CHANNEL_OPSET = 13
+"""The first opset whose QuantizeLinear has an axis."""
 
 
 @dataclass(frozen=True)
@@ -427,3 +429,5 @@ _RULES: dict[str, Callable[[Integerise, ir.Node, Quantised], bool]] = {
     "DequantizeLinear": Integerise._requantise,
     **{op: Integerise._unary for op in UNARY_OPS},
 }
+QUANTISABLE = frozenset((*_RULES, "Gemm", "MatMul", "BatchNormalization")) - {"DequantizeLinear", "Softmax"}
+"""Float operators that become layers, or parts of layers, where their operands and results are quantised."""

@@ -12,10 +12,15 @@ import typer
 from celosia.driver.cli.errors import Debug, Quiet, command
 from celosia.driver.cli.options import (
     ConfigOption,
+    Keep,
     MaybeConfig,
+    Mean,
     Model,
     NoCheck,
+    Std,
+    advise,
     check_destinations,
+    keep_of,
     program_of,
     progress_stages,
 )
@@ -65,6 +70,7 @@ def compile_(
         Path | None,
         typer.Option(metavar="FILE.json", help="Schedules of layers, as `inspect --decisions` writes them."),
     ] = None,
+    keep: Keep = None,
     no_check: NoCheck = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -83,10 +89,12 @@ def compile_(
         from celosia.compiler.compile import compile as compile_model
 
         program = compile_model(
-            model, config or _preset(target), progress=stages, target=target, check=not no_check, decisions=decisions
-        )
+            model, config or _preset(target), progress=stages, target=target, check=not no_check, decisions=decisions,
+            keep=keep_of(keep),
+        )  # fmt: skip
         stages("writing the Program")
         program.save(output)
+    advise(program, quiet)
     if not quiet:
         from celosia.driver import show
 
@@ -141,6 +149,7 @@ def inspect(
     with progress_stages(quiet) as stages:
         check_destinations([model], decisions)
         program = program_of(model, config, stages, no_check, keep if passes or one_pass is not None else None)
+    advise(program, quiet)
     from celosia.driver import show
 
     if decisions is not None:
@@ -199,12 +208,8 @@ def quantize(
     exclude: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="An operator that stays float; may be repeated.")
     ] = None,
-    mean: Annotated[
-        list[float] | None, typer.Option(help="Of images: what is subtracted from pixels in 0..1; once or per channel.")
-    ] = None,
-    std: Annotated[
-        list[float] | None, typer.Option(help="Of images: what they are divided by then; once or per channel.")
-    ] = None,
+    mean: Mean = None,
+    std: Std = None,
     config: ConfigOption = "pynq",
     report: Annotated[Path | None, typer.Option(metavar="REPORT.json", help="Write the report.")] = None,
     quiet: Quiet = False,

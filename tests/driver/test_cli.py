@@ -220,7 +220,7 @@ WRONG = {
     "not an array": (f"{RUN} -i text", 1, "text is not a .npy file of numbers"),
     "an empty array": (f"{RUN} -i empty", 1, "empty is not a .npy file of numbers"),
     "an object array": (f"{RUN} -i objects.npy", 1, "objects.npy is not a .npy file of numbers: it holds"),
-    "an archive": (f"{RUN} -i some.npz", 1, "some.npz is an .npz archive"),
+    "an archive": (f"{RUN} -i some.npz", 1, r"must be float32\[1, 3, 8, 8\], not float64\[3\]"),
     "another shape": (f"{RUN} -i @a.npy", 1, r"must be float32\[1, 3, 8, 8\], not float32\[2, 3\]"),
     "another type": (f"{RUN} -i doubles.npy", 1, r"must be float32\[1, 3, 8, 8\], not float64\[1, 3, 8, 8\]"),
     "no folder": ("compile @quantised.onnx -o no/p", 1, "cannot write .*no/p: there is no folder"),
@@ -396,7 +396,7 @@ def test_a_failed_self_check_is_a_fault_and_can_be_left_out(
         raise SelfCheckError("conv7", "never stores its output")
 
     monkeypatch.setattr("celosia.compiler.compile.self_check", fail)
-    for command in ("compile @quantised.onnx -o a.celosia", "inspect @quantised.onnx", "run @quantised.onnx"):
+    for command in ("compile @quantised.onnx -o a.celosia", "inspect @quantised.onnx", "run @quantised.onnx -i @x.npy"):
         code, _, err = celosia(f"{command} -q")
         assert (code, err.count("\n")) == (5, 1)
         assert "a fault of celosia: layer 'conv7' never stores its output; report it" in err
