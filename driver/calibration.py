@@ -71,14 +71,19 @@ def open_samples(
     if isinstance(source, Mapping):
         readers = _rows("the calibration arrays", source, inputs)
     elif Path(source).is_dir():
-        readers = _folder(Path(source), pixels)
+        readers = file_readers(sample_files(Path(source)), pixels)
     elif not Path(source).exists():
         raise CalibrationError(f"there is no calibration folder or file {source}")
     else:
         readers = _rows(str(source), _archive(Path(source)), inputs)
+    return of_readers(readers, inputs, limit)
+
+
+def of_readers(readers: list[Reader], inputs: Sequence[Input], limit: int | None) -> Samples:
+    """At most `limit` of the samples, spread evenly; the first decides the sizes that the model leaves open."""
     if limit is not None and limit < len(readers):
         readers = [readers[int(k)] for k in np.linspace(0, len(readers) - 1, limit).round()]
-    first = readers[0](inputs)  # which decides the sizes that the model leaves open
+    first = readers[0](inputs)
     fixed = tuple(Input(each.name, each.dtype, first[each.name].shape) for each in inputs)
     return Samples(fixed, tuple(readers))
 
@@ -98,10 +103,15 @@ def _rows(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> l
     return [partial(row, k) for k in range(count)]
 
 
-def _folder(folder: Path, pixels: Pixels) -> list[Reader]:
+def sample_files(folder: Path) -> list[Path]:
+    """The files of a folder that are samples, in the order of their names. CalibrationError where there are none."""
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() in {".npy", ".npz", *SUFFIXES})
     if not files:
         raise CalibrationError(f"the folder {folder} holds no samples; put .npy, .npz or image files there")
+    return files
+
+
+def file_readers(files: Sequence[Path], pixels: Pixels) -> list[Reader]:
     return [partial(_file, path, pixels) for path in files]
 
 

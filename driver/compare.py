@@ -130,6 +130,8 @@ class _Graph:
 
 def _row(graph: _Graph, name: str, found: Array, expected: Array) -> dict[str, Any]:
     node = graph.made[name]
+    if node.op_type == "QuantizeLinear":  # whose input the operator makes that the row is about
+        node = graph.made.get(node.input[0], node)
     row = {
         "name": name, "op": node.op_type, "node": node.name, "dtype": found.dtype.name, "shape": list(found.shape),
         "sqnr_db": None, "lost_db": None,
@@ -140,9 +142,7 @@ def _row(graph: _Graph, name: str, found: Array, expected: Array) -> dict[str, A
         return row | {"different": found.size, "largest": None, "first": [None, None, kind], "differs": True}
     unequal = (found != expected) & ~((found != found) & (expected != expected))  # NaN is NaN
     places = np.argwhere(unequal)
-    largest, differs = 0.0, False
-    if len(places):
-        largest, differs = _largest(found, expected)
+    largest, differs = largest_difference(found, expected) if len(places) else (0.0, False)
     first = None
     if len(places):
         index = tuple(int(k) for k in places[0])
@@ -150,7 +150,7 @@ def _row(graph: _Graph, name: str, found: Array, expected: Array) -> dict[str, A
     return row | {"different": len(places), "largest": largest, "first": first, "differs": differs}
 
 
-def _largest(found: Array, expected: Array) -> tuple[float | None, bool]:
+def largest_difference(found: Array, expected: Array) -> tuple[float | None, bool]:
     """(Largest difference, whether it counts); None where it is not finite, or no number."""
     if found.dtype.kind not in "iufb":
         return None, True
@@ -159,7 +159,7 @@ def _largest(found: Array, expected: Array) -> tuple[float | None, bool]:
     if found.dtype.kind != "f":
         return largest, True
     scale = float(np.max(np.abs(b), initial=0.0))
-    share = largest / scale if scale else np.inf
+    share = largest / scale if scale else float("inf")
     return (share, share > FLOAT_TOLERANCE) if np.isfinite(share) else (None, True)
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.files import OutputError, check_writable, replacing
 from celosia.compiler.graph.importer import ModelError, read
+from celosia.compiler.graph.interface import resized
 from celosia.compiler.graph.quantized import PER_CHANNEL_OPSET
 from celosia.driver.calibration import Input, Samples, open_samples
 from celosia.driver.images import Pixels
@@ -79,7 +80,7 @@ def quantize(
     say("reading the model")
     proto = _float_model(Path(model), exclude)
     chosen = open_samples(calibration, _inputs(proto), samples, Pixels(tuple(mean), tuple(std)))
-    _fix_sizes(proto, chosen.inputs)
+    proto = _of_sizes(proto, chosen.inputs)
     fitting, measured = _split(chosen)
     with tempfile.TemporaryDirectory() as scratch, _quiet():
         say("preparing the model")
@@ -174,18 +175,11 @@ def _inputs(proto: onnx.ModelProto) -> list[Input]:
     return found
 
 
-def _fix_sizes(proto: onnx.ModelProto, inputs: Sequence[Input]) -> None:
-    """Give `proto` the sizes of `inputs`; those inside and of its outputs are inferred again where some were open."""
-    sizes = {each.name: each.shape for each in inputs}
-    open_before = any(None in each.shape for each in _inputs(proto))
-    for value in proto.graph.input:
-        for dim, size in zip(value.type.tensor_type.shape.dim, sizes.get(value.name, ())):
-            dim.dim_value = size or 0
-    if open_before:
-        del proto.graph.value_info[:]
-        for value in proto.graph.output:
-            value.type.tensor_type.ClearField("shape")
-        proto.CopyFrom(onnx.shape_inference.infer_shapes(proto, data_prop=True))
+def _of_sizes(proto: onnx.ModelProto, inputs: Sequence[Input]) -> onnx.ModelProto:
+    """`proto` with the sizes of `inputs` for those that it leaves open."""
+    if all(None not in each.shape for each in _inputs(proto)):
+        return proto
+    return resized(proto, {each.name: [size or 0 for size in each.shape] for each in inputs})
 
 
 def _line(error: Exception) -> str:

@@ -188,6 +188,29 @@ def _difference(report: dict[str, Any]) -> str:
     return f"{who}{index} is {found}, onnxruntime's is {expected}"
 
 
+def evaluation(report: dict[str, Any]) -> Iterator[RenderableType]:
+    """What `evaluate` found: accuracy, speed, agreement with onnxruntime."""
+    others = report["against"]
+    table = _table(f"{report['samples']:,} samples", "", ">top-1", ">top-5", ">images a second", ">cycles an image")
+    cycles = "-" if report["cycles"] is None else f"{report['cycles']:,.0f}"
+    who = f"{report['config']['name'] or 'accelerator'}, {report['device']}"
+    rows = [(who, report, cycles)]
+    if others is not None:
+        rows.append((f"onnxruntime {others['onnxruntime']}", others, "-"))
+    for name, row, spent in rows:
+        _row(table, name, percent(row["top1"]), percent(row["top5"]), f"{row['images_per_second']:,.1f}", spent)
+    yield table
+    how = f"{report['batch']} images at a time" if report["batch"] > 1 else "one image at a time"
+    devices = f"{report['workers']} devices" if report["workers"] > 1 else "one device"
+    yield Text(f"{how} on {devices}, {report['seconds']:.2f} s; compiled in {report['compile_seconds']:.2f} s")
+    if others is not None:
+        same = "" if others["top1_agreement"] is None else f"; top-1 agrees in {percent(others['top1_agreement'])}"
+        yield Text(
+            f"Samples whose output differs from onnxruntime's (session.qdqisint8allowed=1): {others['differ']} of "
+            f"{report['samples']}; bytes: {others['bytes_different']:,} of {others['bytes']:,}{same}"
+        )
+
+
 # A program ----------------------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,8 @@
-"""What a model takes, known before it is compiled."""
+"""What a model takes, known before it is compiled, and the same model for other sizes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnx
@@ -30,3 +31,16 @@ def _info(value: onnx.ValueInfoProto) -> TensorInfo:
         raise ModelError(f"input {value.name!r} has no shape; export the model with fixed shapes")
     dims = (dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim)
     return TensorInfo(value.name, ONNX_TYPES[tensor.elem_type], tuple(max(size, -1) for size in dims), kind)
+
+
+def resized(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> onnx.ModelProto:
+    """`proto` for inputs of `shapes`, by name. What it declares of other shapes is inferred again, and not believed."""
+    sized = onnx.ModelProto()
+    sized.CopyFrom(proto)
+    for value in sized.graph.input:
+        for dim, size in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ())):
+            dim.dim_value = size
+    del sized.graph.value_info[:]
+    for value in sized.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    return onnx.shape_inference.infer_shapes(sized, data_prop=True)

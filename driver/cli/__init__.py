@@ -8,7 +8,7 @@ import typer
 
 from celosia.driver.cli import bitstream
 from celosia.driver.cli.boards import deploy, flash
-from celosia.driver.cli.checks import compare
+from celosia.driver.cli.checks import compare, eval_
 from celosia.driver.cli.errors import EXIT_CODES
 from celosia.driver.cli.hardware import verilog
 from celosia.driver.cli.models import compile_, inspect, quantize
@@ -46,6 +46,7 @@ def celosia(
 
 
 app.command(name="compile")(compile_)
+app.command(name="eval")(eval_)
 for function in (run, compare, deploy, flash, inspect, quantize, verilog, demo):
     app.command()(function)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,8 +14,10 @@ from celosia.driver.cli.options import (
     ConfigOption,
     DeviceName,
     Inputs,
+    MaybeConfig,
     Mean,
     Memory,
+    Model,
     NoCheck,
     Random,
     Simulator,
@@ -26,6 +29,13 @@ from celosia.driver.cli.options import (
     progress_stages,
     read_inputs,
 )
+
+
+class Oracle(StrEnum):
+    """What `--against` takes."""
+
+    onnxruntime = "onnxruntime"
+
 
 Report = Annotated[Path | None, typer.Option(metavar="REPORT.json", help="Write the report.")]
 
@@ -75,8 +85,8 @@ def compare(
 
         options |= _progress(device, stages)
         found = compare_tensors(
-            model, values, float_model=float_model, config=config, device=device.value, check=not no_check, progress=stages,
-            **options,
+            model, values, float_model=float_model, config=config, device=device.value, check=not no_check,
+            progress=stages, **options,
         )  # fmt: skip
     _finish(found, report)
     if not quiet:
@@ -86,6 +96,77 @@ def compare(
         for each in show.comparison(found, every):
             out.print(each)
     if found["different"]:
+        raise typer.Exit(DIFFERS)
+
+
+@command
+def eval_(
+    model: Model,
+    data: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR|NPZ",
+            help="A folder of .npy, .npz or image files, one for each sample, or of such folders, one for each class; "
+            "or an .npz of arrays by input name whose first axis counts samples, perhaps with an array labels.",
+        ),
+    ],
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Classes of the samples: .npy, .npz, or text, a line LABEL or FILE LABEL each."
+        ),
+    ] = None,
+    device: Simulator = DeviceName.functional,
+    config: MaybeConfig = None,
+    memory: Memory = None,
+    against: Annotated[
+        Oracle | None, typer.Option(help="Run the same samples there, too, and count outputs that differ.")
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Use no more, spread over all, by default all.")
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Devices at a time; by default one a processor on timed and rtl."),
+    ] = None,
+    mean: Mean = None,
+    std: Std = None,
+    report: Report = None,
+    no_check: NoCheck = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Measure accuracy and speed of a model on a data set.
+
+    Ends with exit code 7 where an output differs from onnxruntime's.
+
+    \b
+    Examples:
+      celosia eval model_int8.onnx --data photos/ --mean 0.5 --std 0.5 --against onnxruntime
+      celosia eval model_int8.onnx --data test.npz --labels labels.txt
+      celosia eval model.celosia --data test.npz --samples 20 --device rtl
+    """
+    options = memory_options(memory, device.value)
+    with progress_stages(quiet) as stages:
+        check_source(model)
+        check_destinations([model, data], report)
+        from celosia.driver.evaluate import evaluate
+
+        if device == DeviceName.rtl:
+            options |= {"quiet": quiet}
+        found = evaluate(
+            model, data, labels, config=config, device=device.value, against=against is not None, samples=samples,
+            pixels=pixels_of(mean, std), workers=workers, check=not no_check, progress=stages, count=stages.count,
+            **options,
+        )  # fmt: skip
+    _finish(found, report)
+    if not quiet:
+        from celosia.driver import show
+
+        out = show.console()
+        for each in show.evaluation(found):
+            out.print(each)
+    if found["against"] is not None and found["against"]["differ"]:
         raise typer.Exit(DIFFERS)
 
 
