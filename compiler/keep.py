@@ -26,14 +26,14 @@ class Kept:
     def __init__(self, model: ir.Model, wanted: str | Sequence[str]) -> None:
         self.all = wanted == ALL
         self.names = [wanted] if isinstance(wanted, str) else list(wanted)
-        self.known: dict[str | None, ir.Node] = {
-            out.name: node for node in model.graph for out in node.outputs if out.name
-        }
+        self.known = {out.name for node in model.graph for out in node.outputs if out.name}
+        self.means = {node.outputs[0].name: _first(node) for node in model.graph if is_op(node, "DequantizeLinear")}
+        """For each dequantised tensor, the integers that stand for it."""
         self.neighbours = _neighbours(model.graph)
         self.outputs = len(model.graph.outputs)
         for name in () if self.all else self.names:
             if name not in self.known:
-                close = get_close_matches(name, [each for each in self.known if each], 3)
+                close = get_close_matches(name, self.known, 3)
                 hint = f"; is it {' or '.join(map(repr, close))}" if close else ""
                 raise ModelError(f"no operator of the model makes a tensor {name!r} to keep{hint}")
 
@@ -55,15 +55,14 @@ class Kept:
         if not self.all:
             for each in self.names:
                 if each not in there:
-                    raise ModelError(f"tensor {each!r} is computed nowhere, {self._instead(each, set(there))}")
+                    raise ModelError(f"tensor {each!r} is computed nowhere, {self._instead(each, {*there})}")
             chosen = [there[each] for each in self.names if not there[each].is_graph_output()]
         graph.outputs.extend(dict.fromkeys(chosen))
 
-    def _instead(self, name: str, there: set[str | None]) -> str:
+    def _instead(self, name: str, there: set[str]) -> str:
         """The nearest tensor that exists."""
-        node = self.known[name]
-        if is_op(node, "DequantizeLinear") and node.inputs[0] is not None and node.inputs[0].name in there:
-            return f"for integers stand for it; keep {node.inputs[0].name!r}, of which it is the DequantizeLinear"
+        if (integers := self.means.get(name)) in there:
+            return f"for integers stand for it; keep {integers!r}, of which it is the DequantizeLinear"
         waiting, seen = [name], {name}
         while waiting:
             for following in self.neighbours.get(waiting.pop(0), ()):
@@ -83,6 +82,10 @@ def _neighbours(graph: ir.Graph) -> dict[str, list[str]]:
             if value is not None and value.name:
                 found.setdefault(value.name, []).extend(out.name for out in node.outputs if out.name)
     return found
+
+
+def _first(node: ir.Node) -> str | None:
+    return node.inputs[0].name if node.inputs and node.inputs[0] is not None else None
 
 
 def _can_be_kept(value: ir.Value) -> bool:

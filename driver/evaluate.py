@@ -48,8 +48,8 @@ def evaluate(
 
     data, labels: see `dataset.open_dataset`; samples: no more than these, spread over all. config: as of `compile`; of
     a Program its own. against: run the model under onnxruntime, too (with oracle.INT8). pixels: of images. workers:
-    devices that run at a time, by default one for each processor on `timed` and `rtl`. count: called with the samples
-    done and all of them. options: of the devices.
+    devices that run at a time, by default one for each processor on `rtl`, else one: numpy holds the interpreter.
+    count: called with the samples done and all of them. options: of the devices.
 
     Samples are read while devices run. On the functional device a model of batch 1 runs as one of a larger batch, on
     the accelerator of that batch; its first batch must give the bytes of the model as it is, or else it is not used.
@@ -77,7 +77,7 @@ def evaluate(
     session = oracle.session(Path(model)) if against else None
     engine = _batched(proto, program, dataset.samples, say) if proto is not None and device == WITHOUT_CYCLES else None
     engine = engine or _Engine(program, 1)
-    parallel = workers or (1 if device == WITHOUT_CYCLES else os.cpu_count() or 1)
+    parallel = workers or (os.cpu_count() or 1 if device == "rtl" else 1)
     parallel = min(parallel, -(-len(dataset.samples) // engine.batch))
     say(f"running {len(dataset.samples)} samples on the {device} device")
     run = _run(engine, dataset.samples, device, parallel, count or (lambda done, total: None), options)

@@ -41,6 +41,7 @@ def session(model: Path | onnx.ModelProto, level: str = "ALL", save: Path | None
     options.intra_op_num_threads = threads
     if save is not None:
         options.optimized_model_filepath = str(save)
+    model = _with_sound_names(model)
     source = str(model) if isinstance(model, Path) else model.SerializeToString()
     try:
         return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
@@ -49,6 +50,19 @@ def session(model: Path | onnx.ModelProto, level: str = "ALL", save: Path | None
 
 
 _LEVELS = {"ALL": "ENABLE_ALL", "EXTENDED": "ENABLE_EXTENDED"}
+
+
+def _with_sound_names(model: Path | onnx.ModelProto) -> Path | onnx.ModelProto:
+    """`model` without names of nodes where two have the same, which ONNX allows and onnxruntime does not."""
+    proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
+    names = [node.name for node in proto.graph.node if node.name]
+    if len(set(names)) == len(names):
+        return model
+    nameless = onnx.ModelProto()
+    nameless.CopyFrom(onnx.load(model) if isinstance(model, Path) else model)
+    for node in nameless.graph.node:
+        node.name = ""
+    return nameless
 
 
 def version() -> str:

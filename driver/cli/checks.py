@@ -127,7 +127,7 @@ def eval_(
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Devices at a time; by default one a processor on timed and rtl."),
+        typer.Option(min=1, metavar="N", help="Devices at a time; by default one a processor on rtl."),
     ] = None,
     mean: Mean = None,
     std: Std = None,
