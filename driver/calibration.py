@@ -69,13 +69,13 @@ def open_samples(
     CalibrationError.
     """
     if isinstance(source, Mapping):
-        readers = _rows("the calibration arrays", source, inputs)
+        readers = array_readers("the calibration arrays", source, inputs)
     elif Path(source).is_dir():
         readers = file_readers(sample_files(Path(source)), pixels)
     elif not Path(source).exists():
         raise CalibrationError(f"there is no calibration folder or file {source}")
     else:
-        readers = _rows(str(source), _archive(Path(source)), inputs)
+        readers = array_readers(str(source), _archive(Path(source)), inputs)
     return of_readers(readers, inputs, limit)
 
 
@@ -88,7 +88,7 @@ def of_readers(readers: list[Reader], inputs: Sequence[Input], limit: int | None
     return Samples(fixed, tuple(readers))
 
 
-def _rows(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> list[Reader]:
+def array_readers(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> list[Reader]:
     _check_names(where, arrays, inputs)
     counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(counts.values())) > 1:

@@ -17,9 +17,9 @@ from celosia.driver.calibration import (
     CalibrationError,
     Input,
     Samples,
+    array_readers,
     file_readers,
     of_readers,
-    open_samples,
     sample_files,
 )
 from celosia.driver.images import IN_UNITS, Pixels
@@ -61,8 +61,8 @@ def open_dataset(
         arrays = dict(source if isinstance(source, Mapping) else read_archive(Path(source), CalibrationError))
         if LABELS in arrays and LABELS not in {each.name for each in inputs}:
             given = arrays.pop(LABELS)
-        count = len(open_samples(arrays, inputs))
-        samples = open_samples(arrays, inputs, limit)
+        readers = array_readers("the arrays" if isinstance(source, Mapping) else str(source), arrays, inputs)
+        count, samples = len(readers), of_readers(readers, inputs, limit)
     if labels is not None:
         given = labels if isinstance(labels, np.ndarray) else _read_labels(Path(labels), names)
     if given is None:

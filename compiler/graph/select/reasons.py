@@ -11,6 +11,11 @@ FLOAT = "it is float"
 QUANTISE = "`celosia quantize` makes an int8 model"
 PAIR = "QuantizeLinear and DequantizeLinear"
 RESULT = f"its output is float; put {PAIR} after it"
+WEIGHTS = "its weights are float; quantise them to int8, too"
+OLD_WEIGHTS = (
+    f"its weights are float, or have a scale for each channel, which opsets before {PER_CHANNEL_OPSET} do not know; "
+    f"export the model with opset {PER_CHANNEL_OPSET} or later, and quantise them"
+)
 MISMATCH = (
     "its types, scales, bias or attributes are not those of an integer operator; quantise operands and result to one "
     "8-bit type, and a bias to int32 in steps of the operands' scales"
@@ -61,24 +66,13 @@ def _why_float(node: ir.Node, opset: int) -> str:
         if value not in pairs:
             return f"its input {value.name!r} is float; quantise what makes that, or put {PAIR} after it"
     if is_op(node, "Conv", "Gemm", "MatMul") and node.inputs[1] in operands and node.inputs[1] not in varying:
-        return "its weights are float; quantise them to int8, too"
+        return WEIGHTS if opset >= PER_CHANNEL_OPSET else OLD_WEIGHTS
     for value in pairs:
-        if (why := _why_not_8_bits(value, opset)) is not None:
-            return why
+        if dequantised(value) is None:
+            return f"{value.name!r} is not int8 or uint8, or its scale is no float32 constant; quantise it to 8 bits"
     y = node.outputs[0]
     if quantised(y) is None:
         several = len(y.uses()) > 1 and any(is_op(use.node, "QuantizeLinear") for use in y.uses())
         others = "its float output has other readers beside QuantizeLinear; let them read the DequantizeLinear after it"
         return others if several else RESULT
     return MISMATCH
-
-
-def _why_not_8_bits(value: ir.Value, opset: int) -> str | None:
-    """What is wrong with a dequantised operand, None where nothing is."""
-    if dequantised(value) is not None and (dequantised(value).scalar or opset >= PER_CHANNEL_OPSET):  # type: ignore[union-attr]
-        return None
-    scale = constant(value.producer().inputs[1])  # type: ignore[union-attr]
-    if scale is not None and scale.size > 1 and opset < PER_CHANNEL_OPSET:
-        what = f"{value.name!r} has a scale for each channel, which opset {opset} does not have"
-        return f"{what}; export the model with opset {PER_CHANNEL_OPSET} or later"
-    return f"{value.name!r} is not int8 or uint8, or its scale is no float32 constant; quantise it to 8 bits"
