@@ -27,12 +27,14 @@ from celosia.driver.compare import largest_difference
 from celosia.driver.dataset import Dataset, open_dataset
 from celosia.driver.images import IN_UNITS, Pixels
 from celosia.driver.runtime import InputError, Runtime
-from celosia.hw.config import MAX_BATCH, Config, ConfigError
+from celosia.hw.config import Config, ConfigError
 
 Array = NDArray[Any]
 TOP = 5
 WITHOUT_CYCLES = "functional"
 """The device on which any accelerator with the same arithmetic will do."""
+BATCH = 16
+"""Images at a time on that device: the largest batch that an accelerator has."""
 AHEAD = 2
 """Batches for each worker that are read before it asks for them."""
 Count = Callable[[int, int], None]
@@ -141,20 +143,20 @@ class _Run:
 
 
 def _batched(proto: onnx.ModelProto, single: Program, samples: Samples, say: Callable[[str], None]) -> _Engine | None:
-    """The model for MAX_BATCH samples at a time, where its first batch gives the bytes that `single` gives."""
+    """The model for BATCH samples at a time, where its first batch gives the bytes that `single` gives."""
     ends = (*single.inputs, *single.outputs)
-    if len(samples) < MAX_BATCH or any(each.kind != "tensor" or each.shape[:1] != (1,) for each in ends):
+    if len(samples) < BATCH or any(each.kind != "tensor" or each.shape[:1] != (1,) for each in ends):
         return None
-    say(f"compiling for batches of {MAX_BATCH}")
-    shapes = {each.name: (MAX_BATCH, *each.shape[1:]) for each in single.inputs}
+    say(f"compiling for batches of {BATCH}")
+    shapes = {each.name: (BATCH, *each.shape[1:]) for each in single.inputs}
     try:
-        many = compile_model(resized(proto, shapes), replace(single.config, batch=MAX_BATCH), check=False)
+        many = compile_model(resized(proto, shapes), replace(single.config, batch=BATCH), check=False)
     except (ModelError, ConfigError):
         return None
-    if any(each.shape != (MAX_BATCH, *own.shape[1:]) for each, own in zip(many.outputs, single.outputs)):
+    if any(each.shape != (BATCH, *own.shape[1:]) for each, own in zip(many.outputs, single.outputs)):
         return None
-    engine, first = _Engine(many, MAX_BATCH), list(samples.pick(range(MAX_BATCH)))
-    found = engine.apart(Runtime(many).run(engine.joined(first), trace=False).outputs, MAX_BATCH)
+    engine, first = _Engine(many, BATCH), list(samples.pick(range(BATCH)))
+    found = engine.apart(Runtime(many).run(engine.joined(first), trace=False).outputs, BATCH)
     runtime = Runtime(single)
     alone = (runtime.run(sample, trace=False).outputs for sample in first)
     equal = all(a[name].tobytes() == b[name].tobytes() for a, b in zip(alone, found) for name in a)

@@ -32,10 +32,9 @@ def _toml(text: str) -> dict[str, Any]:
     raise ConfigError("reading TOML needs Python 3.11; give a .json file")
 
 
-MAX_BATCH = 16
 # What a field may hold: (smallest, largest). All are powers of two but those of _COUNTS.
 _LIMITS = {
-    "batch": (1, MAX_BATCH),
+    "batch": (1, 16),
     "block_in": (2, 128),
     "block_out": (2, 128),
     "bus_bytes": (4, 128),

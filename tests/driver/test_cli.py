@@ -377,7 +377,7 @@ WRONG = {
     "no float model": ("compare @quantised.onnx --random --float no.onnx", 1, "there is no model at no.onnx"),
     "no data": ("eval @quantised.onnx --data no.npz", 1, "there is no folder or file no.npz with samples"),
     "data of another shape": ("eval @quantised.onnx --data some.npz", 1, "some.npz has no array 'input_1'"),
-    "nobody to compare with": ("eval @quantised.onnx --data some.npz --against tvm", 2, "'tvm' is not one of 'onnxruntime'"),
+    "nobody to ask": ("eval @quantised.onnx --data some.npz --against tvm", 2, "'tvm' is not one of 'onnxruntime'"),
     "nowhere to dump": (f"{RUN} -i @x.npy --dump all", 2, "--dump needs --output OUT.npz"),
     "no folder": ("compile @quantised.onnx -o no/p", 1, "cannot write .*no/p: there is no folder"),
     "output is a folder": (f"{RUN} -i @x.npy -o models", 1, "it is a folder; give the name of a file"),
