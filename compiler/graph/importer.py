@@ -73,10 +73,10 @@ def _bounded_memory(more: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def read(path: Path) -> onnx.ModelProto:
-    """The model in a file, with its external data. ModelError."""
+def read(path: Path, external_data: bool = True) -> onnx.ModelProto:
+    """The model in a file, with its external data if wanted. ModelError."""
     try:
-        model: onnx.ModelProto = onnx.load(path)
+        model: onnx.ModelProto = onnx.load(path, load_external_data=external_data)
         return model
     except FileNotFoundError:
         raise ModelError(f"there is no model at {path}") from None

@@ -15,18 +15,22 @@ if TYPE_CHECKING:
     from celosia import models
     from celosia.compiler.compile import compile
     from celosia.compiler.program import Program
+    from celosia.driver.compare import compare
+    from celosia.driver.evaluate import evaluate
     from celosia.driver.quantize import quantize
     from celosia.driver.runtime import Result, Runtime
     from celosia.hw.config import Config
 
-__all__ = ["Config", "Program", "Result", "Runtime", "compile", "models", "quantize"]
+__all__ = ["Config", "Program", "Result", "Runtime", "compare", "compile", "evaluate", "models", "quantize"]
 
 _PLACES = {
     "Config": "celosia.hw.config",
     "Program": "celosia.compiler.program",
     "Result": "celosia.driver.runtime",
     "Runtime": "celosia.driver.runtime",
+    "compare": "celosia.driver.compare",
     "compile": "celosia.compiler.compile",
+    "evaluate": "celosia.driver.evaluate",
     "quantize": "celosia.driver.quantize",
 }
 

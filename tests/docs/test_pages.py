@@ -52,9 +52,12 @@ STEP = re.compile(
 
 def like(text: str, printed: str) -> bool:
     """Whether `printed` is `text`, in which `...` stands for anything; as many spaces as there are are one."""
-    wanted, found = ("\n".join(" ".join(line.split()) for line in each.strip().splitlines()) for each in (text, printed))
-    pattern = ".*?".join(re.escape(part) for part in wanted.split("..."))
-    return re.fullmatch(pattern, found, re.DOTALL) is not None
+    pattern = ".*?".join(re.escape(part) for part in _single_spaced(text).split("..."))
+    return re.fullmatch(pattern, _single_spaced(printed), re.DOTALL) is not None
+
+
+def _single_spaced(text: str) -> str:
+    return "\n".join(" ".join(line.split()) for line in text.strip().splitlines())
 
 
 @pytest.mark.rtl
