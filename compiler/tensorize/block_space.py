@@ -1,6 +1,7 @@
 """The space of schedules of a block of layers, and an estimate that chooses among them.
 
-A tile is y rows and x columns of the block's output, with all its channels. The last layer's sum is cut in slices of k
+A block is one group of layers, or several with whole images on chip between them; each group has decisions of its own.
+A tile is y rows and x columns of what a group makes, with all its channels. The last layer's sum is cut in slices of k
 input blocks; for each slice, the layers before it compute what it reads, with the halo that their windows need. So gemm
 is at one slice of the first layer while the vector unit is at the slice before.
 """
