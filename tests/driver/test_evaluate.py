@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -24,6 +25,7 @@ from celosia.driver.dataset import open_dataset
 from celosia.driver.evaluate import evaluate
 from celosia.driver.runtime import InputError, Runtime
 from celosia.hw.config import Config
+from celosia.sim.rtlsim import RtlDevice
 
 Array = NDArray[Any]
 X = [Input("x", np.dtype(np.float32), (1, 3))]
@@ -93,7 +95,18 @@ def test_samples_stay_in_order_on_several_devices(
 
 
 @pytest.mark.rtl
-def test_rtl_simulators_run_beside_each_other(classifier: Path, samples: dict[str, Array]) -> None:
+def test_rtl_simulators_run_beside_each_other(
+    classifier: Path, samples: dict[str, Array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two are at work at the same time: each of the first two runs waits for the other."""
+    together, run, seen = threading.Barrier(2, timeout=60), RtlDevice.run, itertools.count()
+
+    def waiting(self: RtlDevice, *args: Any, **options: Any) -> Any:
+        if next(seen) < 2:
+            together.wait()
+        return run(self, *args, **options)
+
+    monkeypatch.setattr(RtlDevice, "run", waiting)
     few = {name: array[:5] for name, array in samples.items()}
     labels = by_hand(classifier, few).argmax(1)
     report = evaluate(classifier, few, labels, config="tiny", device="rtl", workers=2)
