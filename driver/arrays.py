@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from celosia.compiler.dtypes import numpy_dtype
 from celosia.compiler.files import reading, replacing
-from celosia.compiler.program import TensorInfo
+from celosia.compiler.program import InputError, TensorInfo
 from celosia.driver.images import IN_UNITS, Pixels, is_image, read_image
-from celosia.driver.runtime import InputError, fitted
+from celosia.driver.runtime import fitted
 
 Array = NDArray[Any]
 LARGEST_INDEX = 2
@@ -39,15 +39,19 @@ def read_inputs(
         if tensor.name in arrays:
             if tensor.kind != "tensor":
                 raise InputError(f"input {tensor.name!r} is a {tensor.kind} of tensors; give it from Python")
-            arrays[tensor.name] = fitted(tensor, arrays[tensor.name])
+            arrays[tensor.name] = fitted(tensor, arrays[tensor.name], shape_text(tensor))
         elif random:
             arrays[tensor.name] = random_array(tensor, len(arrays))
         else:
             raise InputError(
-                f"input {tensor.name!r} is missing; it is {tensor.dtype}{list(tensor.shape)}; give it with --input, or "
-                "--random"
+                f"input {tensor.name!r} is missing; it is {shape_text(tensor)}; give it with --input, or --random"
             )
     return arrays
+
+
+def shape_text(tensor: TensorInfo) -> str:
+    """Element type and shape for people: `?` for a size of any number."""
+    return f"{tensor.dtype}[{', '.join('?' if size == -1 else str(size) for size in tensor.shape)}]"
 
 
 def _read(text: str, inputs: Sequence[TensorInfo], pixels: Pixels) -> dict[str, Array]:
@@ -127,9 +131,7 @@ def random_array(tensor: TensorInfo, seed: int = 0) -> Array:
     array([[0.6369617 , 0.26978672]], dtype=float32)
     """
     if tensor.kind != "tensor" or min(tensor.shape, default=0) < 0 or tensor.dtype == "object":
-        raise InputError(
-            f"input {tensor.name!r} ({tensor.dtype}{list(tensor.shape)}) cannot be made up; give it with --input"
-        )
+        raise InputError(f"input {tensor.name!r}, {shape_text(tensor)}, cannot be made up; give it with --input")
     rng, kind = np.random.default_rng(seed), numpy_dtype(tensor.dtype)
     if kind.kind in "iu":
         limits = np.iinfo(kind)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from celosia.compiler.program import InputError
 from celosia.driver.arrays import read_archive, read_array
 from celosia.driver.images import IN_UNITS, SUFFIXES, Pixels, read_image
-from celosia.driver.runtime import InputError
 
 Array = NDArray[Any]
 Sample = dict[str, Array]

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.files import reading
+from celosia.compiler.program import InputError
 from celosia.driver.arrays import read_archive, read_array
 from celosia.driver.calibration import (
     CalibrationError,
@@ -23,7 +24,6 @@ from celosia.driver.calibration import (
     sample_files,
 )
 from celosia.driver.images import IN_UNITS, Pixels
-from celosia.driver.runtime import InputError
 
 Array = NDArray[Any]
 LABELS = "labels"

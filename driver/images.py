@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.driver.runtime import InputError
+from celosia.compiler.program import InputError
 
 SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp"))
 

@@ -20,10 +20,10 @@ from celosia.compiler.files import OutputError, check_writable, replacing
 from celosia.compiler.graph.importer import ModelError, read
 from celosia.compiler.graph.interface import resized
 from celosia.compiler.graph.quantized import PER_CHANNEL_OPSET
+from celosia.compiler.program import InputError
 from celosia.driver.calibration import Input, Samples, open_samples
 from celosia.driver.images import Pixels
 from celosia.driver.oracle import MissingLibrary, OracleError, session
-from celosia.driver.runtime import InputError
 from celosia.hw.config import Config
 
 Array = NDArray[Any]

@@ -14,7 +14,7 @@ from celosia.compiler.program import TensorInfo
 
 def inputs_of(source: str | Path | onnx.ModelProto) -> tuple[TensorInfo, ...]:
     """The inputs of an ONNX model; -1 stands for sizes that it leaves open. ModelError."""
-    graph = (source if isinstance(source, onnx.ModelProto) else read(Path(source), external_data=False)).graph
+    graph = (source if isinstance(source, onnx.ModelProto) else read(Path(source), data=False)).graph
     constants = {tensor.name for tensor in (*graph.initializer, *(each.values for each in graph.sparse_initializer))}
     return tuple(_info(value) for value in graph.input if value.name not in constants)
 

@@ -83,7 +83,7 @@ class Program(Contents):
             "macs_total": self.macs_total,
             "placements": self.placements, "compile_seconds": self.compile_seconds,
             "passes": [dataclasses.asdict(each) for each in self.passes], "arena": dataclasses.asdict(self.arena),
-            "machine": self.machine,
+            "machine": self.machine, "batched": list(self.batched),
         }  # fmt: skip
 
     @staticmethod
@@ -148,7 +148,7 @@ def _plain(value: Any) -> Any:
 
 _FIELDS = (
     "name", "inputs", "outputs", "kept", "image_address", "dram_size", "arena_lower_bound", "macs_total", "placements",
-    "compile_seconds", "passes", "arena", "machine",
+    "compile_seconds", "passes", "arena", "machine", "batched",
 )  # fmt: skip
 """Fields of a Program that the manifest holds as they are."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from celosia.compiler.graph.dimensions import Shapes
     from celosia.compiler.passes import Watch
-    from celosia.compiler.program import Program
+    from celosia.compiler.program import Program, TensorInfo
     from celosia.driver.deploy import Remote
     from celosia.driver.images import Pixels
     from celosia.driver.progress import Stages
@@ -66,6 +68,13 @@ Mean = Annotated[
     list[float] | None, typer.Option(help="Of images: what is subtracted from pixels in 0..1; once or per channel.")
 ]
 Std = Annotated[list[float] | None, typer.Option(help="Of images: what they are divided by then; once or per channel.")]
+ShapeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape", "-s", metavar="INPUT=1,80,400",
+        help="Sizes of an input that the model leaves open, -1 for one that stays so; once for each input.",
+    ),
+]  # fmt: skip
 Sudo = Annotated[bool, typer.Option("--sudo", help="Run as root there through sudo, which must not ask.")]
 
 
@@ -125,7 +134,15 @@ def read_inputs(source: Path, given: list[str] | None, random: bool, pixels: Pix
     from celosia.compiler.program import Program
     from celosia.driver import arrays
 
-    inputs = Program.load(source).inputs if is_program(source) else inputs_of(source)
+    inputs: tuple[TensorInfo, ...]
+    if is_program(source):
+        program = Program.load(source)
+        inputs = tuple(
+            replace(each, shape=(-1, *each.shape[1:])) if each.name in program.batched else each
+            for each in program.inputs
+        )
+    else:
+        inputs = inputs_of(source)
     return arrays.read_inputs(given or [], inputs, random, pixels)
 
 
@@ -148,13 +165,33 @@ def advise(program: Program, quiet: bool) -> None:
         typer.secho(f"celosia: {advice}", err=True)
 
 
+def shapes_of(given: list[str] | None) -> dict[str, tuple[int, ...]]:
+    """The shapes of `--shape` options. ModelError where one is none."""
+    from celosia.compiler.graph.importer import ModelError
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in given or []:
+        name, equals, sizes = text.rpartition("=")
+        try:
+            shape = tuple(int(size) for size in sizes.split(",")) if sizes else ()
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise ModelError(f"--shape {text} is no shape of an input; write it as --shape NAME=1,80,400")
+        if name in shapes:
+            raise ModelError(f"--shape is given twice for input {name!r}; give it once")
+        shapes[name] = shape
+    return shapes
+
+
 def program_of(
     source: Path, config: str | None, stages: Stages, no_check: bool, watch: Watch | None = None,
-    target: str | None = None, keep: str | Sequence[str] = (),
+    target: str | None = None, shapes: Shapes | None = None, keep: str | Sequence[str] = (),
 ) -> Program:  # fmt: skip
     """The Program in `source`, or the one that the ONNX model there compiles to, for `target`, watched by `watch`.
 
-    keep: tensors that it returns, too; ProgramError where a Program was compiled without them.
+    shapes: of inputs, for a model; see `compile`. keep: tensors that it returns, too; ProgramError where a Program was
+    compiled without them.
     """
     from celosia.compiler.program import Program, ProgramError
     from celosia.hw.config import Config
@@ -168,13 +205,19 @@ def program_of(
                 f"{source} was compiled for Config {program.config.name}, not for {cfg.name}; compile the model again "
                 f"with --config {config}, or leave --config out"
             )
+        if shapes:
+            inputs = ", ".join(f"{tensor.name} {program.shape_text(tensor)}" for tensor in program.inputs)
+            raise ProgramError(
+                f"{source} is compiled already, for {inputs}; leave --shape out, or compile the model with it"
+            )
         _require_kept(source, program, keep)
         return program
     from celosia.compiler.compile import compile as compile_model
 
     return compile_model(
-        source, cfg or "pynq", progress=stages, watch=watch, target=target, check=not no_check, keep=keep
-    )
+        source, cfg or "pynq", progress=stages, watch=watch, target=target, check=not no_check, shapes=shapes,
+        keep=keep,
+    )  # fmt: skip
 
 
 def _require_kept(source: Path, program: Program, keep: str | Sequence[str]) -> None:
@@ -191,10 +234,11 @@ def _require_kept(source: Path, program: Program, keep: str | Sequence[str]) -> 
 
 
 def program_there(
-    source: Path, config: str | None, stages: Stages, remote: Remote, no_check: bool, keep: str | Sequence[str] = (),
+    source: Path, config: str | None, stages: Stages, remote: Remote, no_check: bool, shapes: Shapes | None = None,
+    keep: str | Sequence[str] = (),
 ) -> Program:  # fmt: skip
     """As `program_of`, for the board's processor where a model is compiled."""
     from celosia.driver import deploy
 
     target = None if is_program(source) else deploy.target_of(remote.status())
-    return program_of(source, config, stages, no_check, target=target, keep=keep)
+    return program_of(source, config, stages, no_check, target=target, shapes=shapes, keep=keep)

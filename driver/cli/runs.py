@@ -117,7 +117,7 @@ def run(
         if device.startswith("ssh://"):
             program, result = _run_there(device, sudo, model, config, values, threads, options, stages, no_check, keep)
         else:
-            program = program_of(model, config, stages, no_check, keep=keep)
+            program = program_of(model, config, stages, no_check, shapes=_shapes(model, values), keep=keep)
             if device == "rtl":
                 simulated |= {"progress": stages.cycles, "quiet": quiet}
             options = options if device == "board" else simulated
@@ -130,6 +130,22 @@ def run(
     advise(program, quiet)
     if not quiet:
         _show(result, layers)
+
+
+def _shapes(source: Path, values: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shapes of the arrays given for inputs whose sizes the model in `source` leaves open; none for a Program."""
+    from celosia.compiler.program import Program
+
+    if not source.is_file() or Program.is_program(source):
+        return {}
+    from celosia.compiler.graph.dimensions import open_inputs
+    from celosia.compiler.graph.importer import read
+
+    if not open_inputs(read(source, data=False)):
+        return {}
+    from celosia.driver.specialise import OpenModel
+
+    return OpenModel(source).shapes(values)
 
 
 def _address(text: str | None) -> dict[str, Any]:
@@ -166,7 +182,7 @@ def _run_there(
     with stages.paused(), connected(place) as connection:
         remote = deploy.Remote(connection, sudo=sudo)
         stages(f"connected to {place}")
-        program = program_there(source, config, stages, remote, no_check, keep)
+        program = program_there(source, config, stages, remote, no_check, _shapes(source, values), keep)
         stages(f"running on {place}")
         return program, deploy.run(remote, program, values, device or "board", threads, **options)
 
