@@ -34,6 +34,7 @@ from celosia.compiler.graph.select import select
 from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.specialise import specialise
 from celosia.compiler.graph.tables import compose_tables
+from celosia.compiler.graph.transposed import convolve_transposed
 from celosia.compiler.image import LayerErrors, build
 from celosia.compiler.keep import Kept
 from celosia.compiler.layer import Block
@@ -50,11 +51,15 @@ Progress = Callable[[str], None]
 PASSES = Pipeline(
     Pass("shapes", "shapes that onnx leaves open come from the operators' expressions", infer_shapes),
     Pass("fold", "operators on constants are computed, and the shapes that depend on them", fold),
+    Pass(
+        "phases", "quantised transposed convolutions become convolutions", partial(convolve_transposed, quantised=True)
+    ),
     Pass("integer", "QDQ patterns become integer operators", lambda model: Integerise(model).run()),
     Pass("tables", "functions of one 8-bit tensor become tables", compose_tables),
     Pass("fold-quantised", "constants that QDQ patterns did not take are computed", partial(fold, keep=frozenset())),
     Pass("identities", "operators that change nothing go, two that make one become one", simplify),
     Pass("batch-norm", "scales and offsets of channels move into weights", fold_batchnorm),
+    Pass("phases-float", "transposed convolutions become convolutions", convolve_transposed),
     Pass("common", "operators that compute the same are computed once", merge_equal),
     Pass("layout", "float convolutions, and what is between them, work on blocks of channels", layout),
     Pass("fold-again", "what has become constant is computed", partial(fold, keep=frozenset())),
