@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -36,7 +37,7 @@ def celosia(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
     (tmp_path / "models").symlink_to(models)
 
     def call(line: str) -> tuple[int, str, str]:
-        result = CliRunner().invoke(cli.app, line.replace("@", "models/").split())
+        result = CliRunner().invoke(cli.app, shlex.split(line.replace("@", "models/")))
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return result.exit_code, result.stdout, result.stderr
@@ -135,13 +136,22 @@ def test_inspect_shows_places_layers_buffers_and_instructions(celosia: Callable[
     code, out, _ = celosia("inspect @quantised.onnx --config tiny --operators -q")
     assert code == 0 and "Operators" in out and "Buffers" not in out
     code, out, _ = celosia("inspect @quantised.onnx --config tiny --disassemble")
-    lines = [line for line in out.splitlines() if re.match(r" *\d+  [A-Z]", line)]
+
+    def instructions(text: str) -> list[str]:
+        return [line for line in text.splitlines() if re.match(r" *\d+  [A-Z]", line)]
+
+    lines = instructions(out)
     assert re.match(r" *0  LOAD +wait \S+ +post \S+ +buffer=", lines[0])
     program = Program.load(_compiled(celosia))
     assert len(lines) == sum(launch.count for launch in program.launches)
-    layer = program.launches[0].layers[1].name
-    code, part, _ = celosia(f"inspect p --layer {layer}")
-    assert code == 0 and 0 < len(part.splitlines()) < len(lines)
+    (block,) = program.launches[0].layers
+    code, part, _ = celosia(f"inspect p --layer '{block.name}'")
+    assert code == 0 and len(instructions(part)) == len(lines)
+    Path("apart.json").write_text(json.dumps({"block_in": 4, "block_out": 4}))  # which keeps nothing on chip
+    assert celosia("compile @quantised.onnx -o apart --config apart.json -q")[0] == 0
+    first, second = (layer.name for layer in Program.load("apart").launches[0].layers)
+    sizes = [len(instructions(celosia(f"inspect apart --layer {name}")[1])) for name in (first, second)]
+    assert min(sizes) > 0 and sum(sizes) == sum(launch.count for launch in Program.load("apart").launches)
 
 
 def _compiled(celosia: Callable[..., tuple[int, str, str]]) -> str:
