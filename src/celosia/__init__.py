@@ -17,16 +17,22 @@ if TYPE_CHECKING:
     from celosia.compiler.program import Program
     from celosia.driver.quantize import quantize
     from celosia.driver.runtime import Result, Runtime
+    from celosia.driver.torch.export import from_torch
+    from celosia.driver.torch.quantizer import CelosiaQuantizer
     from celosia.hw.config import Config
 
-__all__ = ["Config", "Program", "Result", "Runtime", "compile", "models", "quantize"]
+__all__ = [
+    "CelosiaQuantizer", "Config", "Program", "Result", "Runtime", "compile", "from_torch", "models", "quantize",
+]  # fmt: skip
 
 _PLACES = {
+    "CelosiaQuantizer": "celosia.driver.torch.quantizer",
     "Config": "celosia.hw.config",
     "Program": "celosia.compiler.program",
     "Result": "celosia.driver.runtime",
     "Runtime": "celosia.driver.runtime",
     "compile": "celosia.compiler.compile",
+    "from_torch": "celosia.driver.torch.export",
     "quantize": "celosia.driver.quantize",
 }
 
