@@ -48,8 +48,10 @@ def function_of(
     if not is_op(node, *BINARY):
         return None
     left, right = (function_of(each, arguments, longest - 1) for each in node.inputs)
-    if left is None or right is None or None not in (left[0], right[0]) and left[0] is not right[0]:
+    if left is None or right is None:
         return None
     (a, f), (b, g) = left, right
+    if a is not None and b is not None and a is not b:
+        return None
     combine = BINARY[node.op_type]
     return a or b, lambda x: np.asarray(combine(f(x), g(x)), np.float32)

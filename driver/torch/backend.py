@@ -1,14 +1,14 @@
 """torch.compile(model, backend="celosia"): Dynamo's graphs run as Programs.
 
-Dynamo cuts a function into graphs, and what it cannot trace between them runs in Python as ever. A graph is compiled when
-it is first called, once for each combination of shapes and types. Parameters and buffers are constants of the Program,
-which is made again when they have changed.
+Dynamo cuts a function into graphs, and what it cannot trace between them runs in Python as ever. A graph is compiled
+when it is first called, once for each combination of shapes and types. Parameters and buffers are constants of the
+Program, which is made again when they have changed.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -59,14 +59,28 @@ def celosia(graph: GraphModule, example_inputs: list[Any], options: Mapping[str,
 
 @dataclass(frozen=True)
 class Specialised:
-    """The Program for one combination of shapes. outputs: for each result of the graph, the name of an output, or the
-    value itself where it is none. fixed: which contents of the parameters the Program holds.
+    """The Program for one combination of shapes. inputs: which argument is which input. outputs: for each result of the
+    graph, the name of an output, or what it is where it is no tensor. fixed: the parameters, and their versions, whose
+    contents the Program holds.
     """
 
     runtime: Runtime
-    inputs: list[tuple[int, str]]
-    outputs: list[tuple[str | None, Any]]
-    fixed: tuple[Any, ...]
+    inputs: tuple[tuple[int, str], ...]
+    outputs: tuple[str | Plain, ...]
+    fixed: tuple[tuple[torch.Tensor, int], ...]
+
+    def holds(self, fixed: Sequence[torch.Tensor]) -> bool:
+        """Whether the parameters are what they were: the same memory, which `fixed` keeps from being used again, and
+        not written to as far as PyTorch counts it (not under inference_mode, nor through `.data`).
+        """
+        return all(x.data_ptr() == old.data_ptr() and _version(x) == v for x, (old, v) in zip(fixed, self.fixed))
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A result that is no tensor."""
+
+    value: Any
 
 
 class CompiledGraph:
@@ -75,20 +89,20 @@ class CompiledGraph:
     def __init__(self, graph: GraphModule, options: Options) -> None:
         self.graph, self.options = graph, options
         places = enumerate(graph.graph.find_nodes(op="placeholder"))
-        self.fixed = {i for i, node in places if "_dynamo_static_input_type" in node.meta.get("tensor_dict", {})}
+        self.fixed = [i for i, node in places if "_dynamo_static_input_type" in node.meta.get("tensor_dict", {})]
         self.owned = [*graph.parameters(), *graph.buffers()]
         self.cache: dict[tuple[Any, ...], Specialised] = {}
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
         self._require_inference(arguments)
         key = tuple(_kind(x) for x in arguments)
-        fixed = tuple(_content(x) for x in (*(arguments[i] for i in sorted(self.fixed)), *self.owned))
+        fixed = [*(arguments[i] for i in self.fixed), *self.owned]
         found = self.cache.get(key)
-        if found is None or found.fixed != fixed:
+        if found is None or not found.holds(fixed):
             found = self.cache[key] = self._specialise(arguments, fixed)
         feed = {name: to_numpy(arguments[i]) for i, name in found.inputs}
         made = found.runtime.run(feed, trace=False).outputs
-        return tuple(value if name is None else to_torch(made[name]) for name, value in found.outputs)
+        return tuple(x.value if isinstance(x, Plain) else to_torch(made[x]) for x in found.outputs)
 
     def _require_inference(self, arguments: tuple[Any, ...]) -> None:
         tensors = [x for x in (*arguments, *self.owned) if isinstance(x, torch.Tensor)]
@@ -101,7 +115,7 @@ class CompiledGraph:
             if x.device.type != "cpu":
                 raise TorchError(f"backend celosia takes tensors of the CPU, and one is on {x.device}; call .cpu()")
 
-    def _specialise(self, arguments: tuple[Any, ...], fixed: tuple[Any, ...]) -> Specialised:
+    def _specialise(self, arguments: tuple[Any, ...], fixed: Sequence[torch.Tensor]) -> Specialised:
         """Compile the graph for the shapes of `arguments`."""
         free = [i for i, x in enumerate(arguments) if isinstance(x, torch.Tensor) and i not in self.fixed]
         with torch.inference_mode(False), torch.no_grad():
@@ -112,20 +126,23 @@ class CompiledGraph:
             require_all_pairs(exported, proto)
         options = self.options
         program = compile_model(proto, options.config, accelerator=options.accelerator, check=options.check)
-        log.info("compiled a graph: %s of %s multiplications on the accelerator", program.macs_accelerator, program.macs_total)
+        macs = program.macs_accelerator, program.macs_total
+        log.info("compiled a graph: %s of %s multiplications on the accelerator", *macs)
         if options.programs is not None:
             options.programs.append(program)
         names = iter(tensor.name for tensor in program.outputs)
-        values = [spec.arg for spec in exported.graph_signature.output_specs]
-        outputs = [(None, x.value) if hasattr(x, "value") else (next(names), None) for x in values]
+        outputs = tuple(next(names) if isinstance(x, torch.Tensor) else Plain(x) for x in bound.results)
+        inputs = tuple(zip(free, (tensor.name for tensor in program.inputs), strict=True))
         runtime = Runtime(program, options.device, threads=options.threads)
-        inputs = [(i, spec.arg.name) for i, spec in zip(free, _user_inputs(exported))]
-        known = {tensor.name for tensor in program.inputs}
-        return Specialised(runtime, [(i, name) for i, name in inputs if name in known], outputs, fixed)
+        return Specialised(runtime, inputs, outputs, tuple((x.detach(), _version(x)) for x in fixed))
 
 
 class _Bound(torch.nn.Module):  # type: ignore[misc]
-    """`graph` as a module of its free inputs alone: parameters are its buffers, numbers are fixed."""
+    """`graph` as a module of its free inputs alone: parameters are its buffers, numbers are fixed. Returns tensors only;
+    `results` are all that the graph returned when it was traced.
+    """
+
+    results: tuple[Any, ...] = ()
 
     def __init__(self, graph: GraphModule, arguments: tuple[Any, ...], free: list[int]) -> None:
         super().__init__()
@@ -138,11 +155,9 @@ class _Bound(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         given = dict(zip(self.free, inputs)) | self.numbers
-        return self.graph(*(given[i] if i in given else getattr(self, f"fixed_{i}") for i in range(self.count)))
-
-
-def _user_inputs(program: torch.export.ExportedProgram) -> list[Any]:
-    return [spec for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
+        arguments = (given[i] if i in given else getattr(self, f"fixed_{i}") for i in range(self.count))
+        self.results = self.graph(*arguments)
+        return tuple(x for x in self.results if isinstance(x, torch.Tensor))
 
 
 def _kind(x: Any) -> Any:
@@ -150,18 +165,17 @@ def _kind(x: Any) -> Any:
     return (x.dtype, tuple(x.shape)) if isinstance(x, torch.Tensor) else x
 
 
-def _content(x: torch.Tensor) -> tuple[int, int]:
-    """Changes with what a parameter holds, as far as PyTorch counts it: not under inference_mode, nor through `.data`."""
-    return x.data_ptr(), 0 if x.is_inference() else x._version
+def _version(x: torch.Tensor) -> int:
+    return 0 if x.is_inference() else x._version
 
 
 def to_numpy(x: torch.Tensor) -> Array:
     """The same bytes, without a copy where they are in order."""
-    x = x.detach().contiguous()
-    if x.dtype == torch.bfloat16:
-        return x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    array: Array = x.resolve_conj().resolve_neg().numpy()
-    return array
+    x = x.detach().resolve_conj().resolve_neg().contiguous()
+    if x.dtype != torch.bfloat16:
+        array: Array = x.numpy()
+        return array
+    return np.asarray(x.view(torch.int16).numpy().view(ml_dtypes.bfloat16))
 
 
 def to_torch(array: Array) -> torch.Tensor:

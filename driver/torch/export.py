@@ -1,7 +1,7 @@
 """A PyTorch module as an ONNX model in memory, with every quantise and dequantise that it has.
 
-torch.export traces it, torch.onnx writes it down without its optimiser, which takes quantisations for arithmetic that it
-may move. What ONNX would drop in silence (writes to buffers, random numbers, narrower ranges) is an error.
+torch.export traces it, torch.onnx writes it down without its optimiser, which takes quantisations for arithmetic that
+it may move. What ONNX would drop in silence (writes to buffers, random numbers, narrower ranges) is an error.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import onnx
 import torch
 from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument
 from torch.fx import GraphModule, Node
 
 from celosia.compiler.compile import compile as compile_model
@@ -78,11 +79,14 @@ def trace(module: torch.nn.Module, example_inputs: Any, kwargs: Mapping[str, Any
 
 def require_pure(program: ExportedProgram) -> None:
     """TorchError where `program` does what an ONNX model cannot: keeps state, or draws random numbers."""
-    program = program.run_decompositions({})  # with writes as further outputs
+    with _quiet():
+        program = program.run_decompositions({})  # with writes as further outputs
     signature = program.graph_signature
     written = (*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values())
     if written:
-        raise TorchError(f"the module writes to {written[0]!r}, which a Program cannot; call eval(), or return the value")
+        raise TorchError(
+            f"the module writes to {written[0]!r}, which a Program cannot; call eval(), or return the value"
+        )
     for node in _calls(program):
         if _is_random(node):
             raise TorchError(f"{node.name} ({node.target}) draws random numbers; call eval(), or pass them as an input")
@@ -102,6 +106,9 @@ def written(
     program: ExportedProgram, input_names: Sequence[str] | None, output_names: Sequence[str] | None
 ) -> onnx.ModelProto:
     """`program` as ONNX. TorchError."""
+    for spec in program.graph_signature.output_specs:
+        if isinstance(spec.arg, ConstantArgument) and spec.arg.value is not None:
+            raise TorchError(f"the module returns {spec.arg.value!r}, which is no tensor; return tensors alone")
     try:
         with _quiet():
             made = torch.onnx.export(
@@ -128,8 +135,8 @@ def require_all_pairs(program: ExportedProgram, proto: onnx.ModelProto) -> None:
             lost = [name for name in before if name not in after] or [f"{len(after) - len(before)} too many"]
             shown = ", ".join(lost[:5]) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
             raise TorchError(
-                f"the module has {len(before)} operators that {kind}, its ONNX model {len(after)} {op}: {shown}; quantise "
-                "with torchao's PT2E, whose operators (quantized_decomposed) torch.onnx knows"
+                f"the module has {len(before)} operators that {kind}, its ONNX model {len(after)} {op}: {shown}; "
+                "quantise with torchao's PT2E, whose operators (quantized_decomposed) torch.onnx knows"
             )
 
 

@@ -7,6 +7,7 @@ computed between them. Biases stay float: the compiler takes them into the int32
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -89,7 +90,8 @@ class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
         return any(_inside(path, name) for path in _paths(node) for name in self.exclude)
 
     def _annotate(self, node: Node, known: set[Node]) -> None:
-        op, first = _name(node), node.args[0] if node.args else None
+        op = _name(node)
+        first: Any = node.args[0] if node.args else None
         if op in PRODUCTS:
             self._compute(node, {first: self.activation, node.args[1]: self.weight}, [NORMS, CLAMPS], known)
         elif op in SUMS and set(node.args[:2]) <= known and node.args[0] is not node.args[1]:

@@ -25,7 +25,8 @@ SCALES = st.integers(3, 300).map(lambda n: n / 3000)
 def source(operators: str, sx: float, zx: int, sy: float, zy: int, kind: str = "int8") -> str:
     """A graph of all bytes x8 to y8, with `operators` from x to y."""
     return f"""g ({kind}[1,1,16,16] x8) => ({kind}[1,1,16,16] y8)
-        <float sx = {{{sx!r}}}, {kind} zx = {{{zx}}}, float sy = {{{sy!r}}}, {kind} zy = {{{zy}}}, float c = {{1.5}}, float d = {{-0.75}}> {{
+        <float sx = {{{sx!r}}}, {kind} zx = {{{zx}}}, float sy = {{{sy!r}}}, {kind} zy = {{{zy}}},
+         float c = {{1.5}}, float d = {{-0.75}}> {{
         x = DequantizeLinear(x8, sx, zx)
         {operators}
         y8 = QuantizeLinear(y, sy, zy) }}"""
@@ -108,7 +109,8 @@ def test_weights_behind_a_transposition(perm: list[int] | None) -> None:
     rng = np.random.default_rng(0)
     weights, scales = rng.integers(-127, 128, (6, 8)).astype(np.int8), rng.uniform(0.001, 0.01, 6).astype(np.float32)
     made = proto(f"""g (int8[2,3,8] x8) => (int8[2,3,6] y8)
-        <float sx = {{0.02}}, int8 zx = {{-5}}, float sy = {{0.03}}, int8 zy = {{4}}, float[6] bias = {{0.3, -2, 1, 0.7, 0, 9}}> {{
+        <float sx = {{0.02}}, int8 zx = {{-5}}, float sy = {{0.03}}, int8 zy = {{4}},
+         float[6] bias = {{0.3, -2, 1, 0.7, 0, 9}}> {{
         x = DequantizeLinear(x8, sx, zx)
         w = DequantizeLinear<axis = 0>(w8, sw, zw)
         t = Transpose{"<perm = [1, 0]>" if perm else ""}(w)

@@ -207,6 +207,7 @@ def count(module: Of, x: Any) -> Any:
         (Of(lambda module, x: x + torch.rand(3)), r"rand \(aten.rand.default\) draws random numbers"),
         (Of(lambda module, x: nn.functional.dropout(x, 0.5, True)), "draws random numbers; call eval"),
         (Of(lambda module, x: x if x.sum() > 0 else -x), "torch.export cannot trace Of: .*data-dependent"),
+        (Of(lambda module, x: (x, x.shape[0])), "the module returns 3, which is no tensor"),
         (Of(lambda module, x: torch.linalg.qr(x)[0]), "torch.onnx cannot write the module: .*linalg_qr"),
     ],
 )
