@@ -138,8 +138,8 @@ class CompiledGraph:
 
 
 class _Bound(torch.nn.Module):  # type: ignore[misc]
-    """`graph` as a module of its free inputs alone: parameters are its buffers, numbers are fixed. Returns tensors only;
-    `results` are all that the graph returned when it was traced.
+    """`graph` as a module of its free inputs alone: parameters are its buffers, numbers are fixed. It returns tensors
+    only; `results` are all that the graph returned when it was traced.
     """
 
     results: tuple[Any, ...] = ()
