@@ -14,12 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument
 from torch.fx import GraphModule, Node
 
 from celosia.compiler.compile import compile as compile_model
+from celosia.compiler.graph.values import new_constant
 from celosia.compiler.program import Program
 from celosia.hw.config import Config
 
@@ -114,10 +116,27 @@ def written(
             made = torch.onnx.export(
                 program, dynamo=True, optimize=False, verbose=False, input_names=input_names, output_names=output_names
             )
+            _settle_types(made.model.graph)
             proto: onnx.ModelProto = made.model_proto
     except Exception as error:  # torch raises many classes
         raise TorchError(f"torch.onnx cannot write the module: {_line(_first(error))}") from error
     return proto
+
+
+def _settle_types(graph: ir.Graph) -> None:
+    """CastLike of a constant becomes a constant: onnxruntime does not see through it, and would leave the convolution
+    before a ReLU6 in float.
+    """
+    for node in list(graph):
+        if node.op_type != "CastLike" or node.inputs[0] is None or node.inputs[1] is None:
+            continue
+        fixed, kind = ir.convenience.get_const_tensor(node.inputs[0]), node.inputs[1].dtype
+        if fixed is None or kind is None or node.outputs[0].is_graph_output():
+            continue
+        array = fixed.numpy().astype(kind.numpy())
+        value = new_constant(graph, node.outputs[0].name or "constant", array)
+        ir.convenience.replace_all_uses_with(node.outputs[0], value)
+        graph.remove(node, safe=True)
 
 
 # Quantisations ---------------------------------------------------------------------------------------------------

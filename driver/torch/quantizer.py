@@ -35,7 +35,7 @@ SMALLEST_SCALE = 2.0**-16
 PRODUCTS = {"conv1d", "conv2d", "linear"}
 NORMS = {"batch_norm"}
 CLAMPS = {"relu", "relu6", "hardtanh"}
-"""What joins the operator before it, because rounding and saturation come after it in the hardware."""
+"""What joins the operator before it where it begins at 0: then the bytes end where it does, and nothing is computed."""
 SUMS = {"add", "mul"}
 FUNCTIONS = CLAMPS | {
     "hardswish", "hardsigmoid", "sigmoid", "silu", "tanh", "gelu", "leaky_relu", "elu", "avg_pool2d",
@@ -110,7 +110,9 @@ class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
         node.meta[KEY] = QuantizationAnnotation(input_qspec_map=inputs, _annotated=True)
         for ops in followers:
             (user, *more) = node.users or [None]
-            if user is not None and not more and _name(user) in ops and not self._stays_float(user):
+            if user is None or more or _name(user) not in ops or self._stays_float(user):
+                continue
+            if _name(user) != "hardtanh" or user.args[1:2] == (0.0,):
                 node = user
                 node.meta[KEY] = QuantizationAnnotation(_annotated=True)
         node.meta[KEY].output_qspec = self.activation

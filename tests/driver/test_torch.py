@@ -16,7 +16,7 @@ pytest.importorskip("torchao", reason=HOW)
 ort = pytest.importorskip("onnxruntime")
 
 from torch import nn  # noqa: E402
-from torch_models import NETWORKS, network  # noqa: E402
+from torch_models import NETWORKS, network, random_network  # noqa: E402
 from torchao.quantization.pt2e import move_exported_model_to_eval  # noqa: E402
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e  # noqa: E402
 
@@ -83,6 +83,28 @@ def test_quantised(name: str, seed: int, config: str) -> None:
             assert np.abs(found - real).max() < 0.1 * np.abs(real).max()
     apart = ATTENTION_MACS if name == "attention" else 0
     assert program.macs_accelerator == program.macs_total - apart > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_networks(seed: int) -> None:
+    module, x = random_network(seed)
+    quantised = pt2e(module, x)
+    proto, program = to_onnx(quantised, x), celosia.from_torch(quantised, x, ("tiny", "pynq", "zcu104")[seed % 3])
+    for sample in (x, torch.randn_like(x)):
+        np.testing.assert_array_equal(run(program, sample)[0], oracle(proto, sample)[0])
+    assert program.macs_accelerator == program.macs_total > 0
+
+
+def test_clamps_stay_in_integers() -> None:
+    """Of onnxruntime, too: it takes a ReLU6 into the convolution only where its bounds are constants."""
+    module, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU6(), nn.Conv2d(8, 8, 1), nn.Hardtanh(-0.5, 0.3)).eval(), None
+    x = 4 * torch.randn(1, 3, 16, 16)
+    quantised = pt2e(module, x)
+    proto, program = to_onnx(quantised, x), celosia.from_torch(quantised, x, "tiny")
+    assert not [node for node in proto.graph.node if node.op_type == "CastLike"]
+    for _ in range(20):
+        sample = 6 * torch.randn_like(x)
+        np.testing.assert_array_equal(run(program, sample)[0], oracle(proto, sample)[0])
 
 
 def operators(program: Any, place: str = "accelerator") -> list[str]:

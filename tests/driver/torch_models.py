@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 
 import torch
 import torch.nn.functional as F
@@ -112,6 +113,44 @@ class Detector(nn.Module):
         )
         near, far = (F.relu(boxes) * self.strides).split(2, 1)
         return torch.cat([self.places - near, self.places + far], 1), scores.sigmoid()
+
+
+class Joined(nn.Module):
+    """x + f(x), x * f(x), or both beside each other."""
+
+    def __init__(self, how: str, inner: nn.Module) -> None:
+        super().__init__()
+        self.how, self.inner = how, inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        return torch.cat([x, y], 1) if self.how == "cat" else x + y if self.how == "add" else x * y
+
+
+ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.Hardswish, nn.SiLU, nn.Sigmoid, nn.Hardsigmoid, nn.LeakyReLU, nn.Identity)
+
+
+def random_network(seed: int) -> tuple[nn.Module, Tensor]:
+    """Layers in any order, all of which the accelerator has, and an input."""
+    torch.manual_seed(seed)
+    choose = Random(seed)
+    layers: list[nn.Module] = []
+    channels, size = 3, choose.choice((8, 12))
+    for _ in range(choose.randint(2, 5)):
+        how, act = choose.choice(("conv", "depthwise", "pool", "up", "add", "mul", "cat")), choose.choice(ACTIVATIONS)
+        if how == "conv":
+            outputs = choose.choice((4, 8, 12))
+            layers.append(block(channels, outputs, choose.choice((1, 3, 5)), choose.choice((1, 2)), act=act()))
+            channels = outputs
+        elif how == "depthwise":
+            layers.append(block(channels, channels, 3, groups=channels, act=act()))
+        elif how in ("pool", "up"):
+            layers.append(nn.MaxPool2d(3, 1, 1) if how == "pool" else nn.Upsample(scale_factor=2))
+        else:
+            layers.append(Joined(how, block(channels, channels, 3, act=act())))
+            channels *= 2 if how == "cat" else 1
+    layers += [nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(channels, 5)]
+    return nn.Sequential(*layers).eval(), torch.randn(choose.choice((1, 2)), 3, size, size)
 
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
