@@ -46,6 +46,10 @@ def from_torch(
     options: those of `celosia.compile`.
 
     Raises TorchError, and what `celosia.compile` raises.
+
+    >>> program = from_torch(torch.nn.Linear(4, 3).eval(), torch.zeros(2, 4), "tiny")
+    >>> [tensor.shape for tensor in (*program.inputs, *program.outputs)]
+    [(2, 4), (2, 3)]
     """
     proto = to_onnx(module, example_inputs, kwargs=kwargs, input_names=input_names, output_names=output_names)
     program = compile_model(proto, config, **options)
