@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -32,7 +33,7 @@ def celosia(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
     (tmp_path / "models").symlink_to(models)
 
     def call(line: str) -> tuple[int, str, str]:
-        result = CliRunner().invoke(cli.app, line.replace("@", "models/").split())
+        result = CliRunner().invoke(cli.app, shlex.split(line.replace("@", "models/")))
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return result.exit_code, result.stdout, result.stderr
@@ -131,13 +132,22 @@ def test_inspect_shows_places_layers_buffers_and_instructions(celosia: Callable[
     code, out, _ = celosia("inspect @quantised.onnx --config tiny --operators -q")
     assert code == 0 and "Operators" in out and "Buffers" not in out
     code, out, _ = celosia("inspect @quantised.onnx --config tiny --disassemble")
-    lines = [line for line in out.splitlines() if re.match(r" *\d+  [A-Z]", line)]
+
+    def instructions(text: str) -> list[str]:
+        return [line for line in text.splitlines() if re.match(r" *\d+  [A-Z]", line)]
+
+    lines = instructions(out)
     assert re.match(r" *0  LOAD +wait \S+ +post \S+ +buffer=", lines[0])
     program = Program.load(_compiled(celosia))
     assert len(lines) == sum(launch.count for launch in program.launches)
-    layer = program.launches[0].layers[1].name
-    code, part, _ = celosia(f"inspect p --layer {layer}")
-    assert code == 0 and 0 < len(part.splitlines()) < len(lines)
+    (block,) = program.launches[0].layers
+    code, part, _ = celosia(f"inspect p --layer '{block.name}'")
+    assert code == 0 and len(instructions(part)) == len(lines)
+    Path("apart.json").write_text(json.dumps({"block_in": 4, "block_out": 4}))  # which keeps nothing on chip
+    assert celosia("compile @quantised.onnx -o apart --config apart.json -q")[0] == 0
+    first, second = (layer.name for layer in Program.load("apart").launches[0].layers)
+    sizes = [len(instructions(celosia(f"inspect apart --layer {name}")[1])) for name in (first, second)]
+    assert min(sizes) > 0 and sum(sizes) == sum(launch.count for launch in Program.load("apart").launches)
 
 
 def _compiled(celosia: Callable[..., tuple[int, str, str]]) -> str:
@@ -194,6 +204,7 @@ def test_demo_on_the_functional_device(celosia: Callable[..., tuple[int, str, st
 # What is wrong ------------------------------------------------------------------------------------------------
 
 RUN = "run @quantised.onnx --config tiny"
+OPEN = "compile @dynamic.onnx -o p"
 WRONG = {
     "no model": ("compile missing.onnx -o p", 1, "there is no model at missing.onnx"),
     "no model to run": ("run missing.onnx -i @x.npy", 1, "there is no model at missing.onnx"),
@@ -202,7 +213,24 @@ WRONG = {
     "nothing": ("compile empty -o p", 1, "holds no graph"),
     "half a model": ("compile half.onnx -o p", 1, "half.onnx"),
     "an unknown operator": ("compile unknown.onnx -o p", 1, "Nonsense"),
-    "a dynamic dimension": ("compile @dynamic.onnx -o p", 1, r"input 'a' has a dynamic dimension 0 \(batch\)"),
+    "a dynamic dimension": (
+        "compile @dynamic.onnx -o p", 1,
+        r"input 'image' has a dynamic dimension 2 \(height\).*--shape image=1,3,height,width"),
+    "no size": (f"{OPEN} -s image=1,3,8,-1", 1, r"'image' has a dynamic dimension 3 \(width\).*image \[1, 3, 8, -1\]"),
+    "two sizes": (
+        f"{OPEN} -s image=1,3,8,8 -s scale=1,2,8,9", 1, "width is 8 by the shape .* 'image' and 9 by .* 'scale'"),
+    "too many sizes": (f"{OPEN} -s image=1,3,8,8,8", 1, r"has 5 sizes, and the input has 4: \[1, 3, height, width\]"),
+    "another size": (f"{OPEN} -s image=1,4,8,8", 1, r"size 4 given for dimension 1 of .*'image', which .* at 3"),
+    "a size of 0": (f"{OPEN} -s image=1,3,0,8", 1, "size 0 given for dimension 2 of input 'image' is not positive"),
+    "a shape for nothing": (f"{OPEN} -s picture=1", 1, "given for 'picture', which is no input; .* 'image', 'scale'"),
+    "a shape twice": (f"{OPEN} -s image=1,3,8,8 -s image=1,3,8,8", 1, "--shape is given twice for input 'image'"),
+    "no shape": (f"{OPEN} -s image", 1, "--shape image is no shape of an input; write it as --shape NAME=1,80,400"),
+    "words for a shape": (f"{OPEN} -s image=1,3,h,w", 1, "--shape image=1,3,h,w is no shape of an input"),
+    "a shape for a Program": ("inspect good -s input_1=1", 1, r"compiled already, for input_1 float32\[1, 3, 8, 8\]"),
+    "an input whose size matters": (
+        "run @dynamic.onnx -i image=models/x.npy", 1, r"'scale' is missing; it is float32\[1, 2, height, width\]"),
+    "inputs that differ": (
+        "run @dynamic.onnx -i image=models/x.npy -i scale=doubles.npy", 1, "size 3 given for dimension 1 .*'scale'"),
     "an unknown preset": ("compile @quantised.onnx -o p --config pink", 1, "no preset is called 'pink'; take one of"),
     "no Config file": ("compile @quantised.onnx -o p --config no.toml", 1, "cannot read Config file no.toml"),
     "not TOML": ("compile @quantised.onnx -o p --config bad.toml", 1, "bad.toml is not valid TOML"),
