@@ -21,11 +21,14 @@ from numpy.typing import NDArray
 
 from celosia.compiler import numerics
 from celosia.compiler.cpu.runtime.op import DOMAINS
+from celosia.compiler.graph import chain
 from celosia.compiler.graph.dead import drop_unused
 from celosia.compiler.graph.values import attribute, attributes, constant, is_op, new_constant, only_use, shape
 
 MOVING_OPS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Transpose")
 UNARY_OPS = tuple(numerics.UNARY)
+PER_CHANNEL_OPSET = 13
+"""The first opset whose QuantizeLinear has an axis."""
 
 
 @dataclass(frozen=True)
@@ -126,14 +129,23 @@ class Integerise:
     def _hoist(self, node: ir.Node) -> bool:
         """DequantizeLinear -> shape_op(float)   becomes   shape_op(8 bit) -> DequantizeLinear."""
         q = dequantised(node.inputs[0])
-        if q is None or not q.scalar or node.inputs[0].is_graph_output():  # type: ignore[union-attr]
+        if q is None or node.inputs[0].is_graph_output():  # type: ignore[union-attr]
             return False
         old = node.inputs[0].producer()  # type: ignore[union-attr]
         assert old is not None
-        fresh = self._like(
-            node, [q.value, *node.inputs[1:]], q.value, node.outputs[0].shape, f"{q.value.name}_{node.name}"
-        )
-        self._replace(node, "DequantizeLinear", [fresh, *old.inputs[1:]], old.domain, dict(old.attributes))
+        attrs = dict(old.attributes)
+        if not q.scalar:
+            weights = constant(q.value)
+            if weights is None or node.op_type != "Transpose":
+                return False
+            perm = attribute(node, "perm", range(weights.ndim)[::-1])
+            fresh = new_constant(self.graph, f"{q.value.name}_{node.name}", weights.transpose(perm))
+            attrs |= {attr.name: attr for attr in attributes(axis=list(perm).index(q.axis % weights.ndim))}
+        else:
+            fresh = self._like(
+                node, [q.value, *node.inputs[1:]], q.value, node.outputs[0].shape, f"{q.value.name}_{node.name}"
+            )
+        self._replace(node, "DequantizeLinear", [fresh, *old.inputs[1:]], old.domain, attrs)
         return True
 
     def _like(self, node: ir.Node, inputs: list[Any], typed: ir.Value, dims: Any, name: str) -> ir.Value:
@@ -163,10 +175,8 @@ class Integerise:
         if node.domain not in DOMAINS or len(node.outputs) != 1:
             return False
         rule = _RULES.get(node.op_type)
-        if rule is None:
-            return False
-        y = quantised(node.outputs[0])
-        return y is not None and rule(self, node, y)
+        y = quantised(node.outputs[0]) if rule is not None or node.op_type in chain.OPS else None
+        return y is not None and ((rule is not None and rule(self, node, y)) or self._chain(node, y))
 
     def _emit(
         self, y: Quantised, domain: str, op: str, inputs: Sequence[ir.Value | None], source: ir.Node, **attrs: Any
@@ -339,6 +349,14 @@ class Integerise:
         table = numerics.unary_table(node.op_type, arguments, *_meaning(x), *_meaning(y), y.dtype)
         return self._table(node, x, y, table)
 
+    def _chain(self, node: ir.Node, y: Quantised) -> bool:
+        """Float operators that together are a function of one 8-bit tensor."""
+        found = chain.function_of(node.outputs[0], _scalar_arguments)
+        x = self._activation(found[0]) if found is not None else None
+        if found is None or x is None or x.dtype != y.dtype or shape(x.value) != shape(node.outputs[0]):
+            return False
+        return self._table(node, x, y, numerics.unary_table(found[1], {}, *_meaning(x), *_meaning(y), y.dtype))
+
     def _clamp(self, node: ir.Node, y: Quantised, arguments: dict[str, float]) -> bool:
         """float operator -> Relu -> QuantizeLinear   becomes   float operator -> QuantizeLinear -> Table.
 
@@ -428,3 +446,5 @@ _RULES: dict[str, Callable[[Integerise, ir.Node, Quantised], bool]] = {
     "DequantizeLinear": Integerise._requantise,
     **{op: Integerise._unary for op in UNARY_OPS},
 }
+QUANTISABLE = frozenset((*_RULES, "Gemm", "MatMul", "BatchNormalization")) - {"DequantizeLinear", "Softmax"}
+"""Float operators that become layers, or parts of layers, where their operands and results are quantised."""

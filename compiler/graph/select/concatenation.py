@@ -20,15 +20,15 @@ def concat(p: Placement, node: ir.Node) -> None:
     rank = len(y.shape or ())
     axis = attribute(node, "axis", 1) % max(rank, 1)
     if axis != 1 or rank not in (2, 4):
-        raise OnCpu(f"a concatenation along axis {axis}")
+        raise OnCpu(f"a concatenation along axis {axis}; the accelerator joins channels, axis 1")
     y_form = natural_form(y)
     sy, zy = scalar_of(node.inputs[0]), scalar_of(node.inputs[1])
     operands = [node.inputs[i : i + 3] for i in range(2, len(node.inputs), 3)]
     forms = [natural_form(operand[0]) for operand in operands]  # type: ignore[arg-type]
     if any(constant(operand[0]) is not None for operand in operands):
-        raise OnCpu("a part is a constant")
+        raise OnCpu("a part is a constant; add it where its readers do, or leave it out")
     if any(form.dims[1] % p.cfg.group for form in forms[:-1]):
-        raise OnCpu(f"a part does not end on a group of {p.cfg.group} channels")
+        raise OnCpu(f"a part does not end on a group of {p.cfg.group} channels; make its channels a multiple of that")
     tables = []
     for operand in operands:
         sx, zx = scalar_of(operand[1]), scalar_of(operand[2])

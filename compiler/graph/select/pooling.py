@@ -17,13 +17,13 @@ def average(p: Placement, node: ir.Node) -> None:
     assert value is not None
     form, y_form = natural_form(value), natural_form(y)
     if attribute(node, "channels_last", 0):
-        raise OnCpu("channels last")
+        raise OnCpu("channels last; export it as NCHW")
     scale_x, scale_y = scalar_of(node.inputs[1]), scalar_of(node.inputs[3])
     note = ""
     if node.op_type == "QLinearAveragePool":
         window = window_of(node, form, attribute(node, "kernel_shape"))
         if any(window.pads) or attribute(node, "ceil_mode", 0):
-            raise OnCpu("an average over a padded window")
+            raise OnCpu("an average over a padded window; leave out pads and ceil_mode")
         note = "onnxruntime averages in float; a tie can differ by one step"
     else:
         window = Window((form.dims[2], form.dims[3]))
