@@ -11,7 +11,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from celosia.sim.patience import every_minute
+from celosia.sim.patience import every_minute, so_far
 
 LINE_SECONDS = 60.0
 """Where there is no terminal: seconds between two lines about the same work."""
@@ -28,6 +28,7 @@ class Stages:
         self._line = Progress(*columns, console=self._console, transient=True, disable=not self._moving)
         self._task = self._line.add_task("", total=None, visible=False)
         self._stage = ""
+        self._paused = False
         self._patience = ExitStack()
         self._reset()
 
@@ -38,13 +39,13 @@ class Stages:
     def __enter__(self) -> Stages:
         self._line.start()
         if not self._moving and not self.quiet:
-            self._patience.enter_context(every_minute(self._still, lambda: self._stage, LINE_SECONDS))
+            self._patience.enter_context(every_minute(self._tell, LINE_SECONDS))
         return self
 
-    def _still(self, text: str) -> None:
-        """Off a terminal: work goes on, and has not said so itself for a minute."""
-        if self._stage and time.perf_counter() - self._shown >= LINE_SECONDS / 2:
-            self._console.print(text, markup=False)
+    def _tell(self) -> None:
+        """Off a terminal: the stage goes on, and has not said so for a while."""
+        if self._stage and not self._paused and time.perf_counter() - self._shown >= LINE_SECONDS / 2:
+            self._console.print(so_far(self._stage, self._started), markup=False)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -92,7 +93,9 @@ class Stages:
     def paused(self) -> Iterator[None]:
         """While something else shows its own progress."""
         self._line.stop()
+        self._paused = True
         try:
             yield
         finally:
+            self._paused = False
             self._line.start()

@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 from celosia.hw.cache import cache_folder, shrink, used
 from celosia.hw.config import Config
 from celosia.hw.verilog import TOP, VerilogError, hardware_digest, verilog
-from celosia.sim.patience import ending_on_sigterm, every_minute
+from celosia.sim.patience import ending_on_sigterm, every_minute, so_far
 
 VERILATOR_FLAGS = (
     "--cc", "-O3", "--x-assign", "fast", "--x-initial", "fast", "--noassert", "-Wno-fatal", "-Wno-lint", "-Wno-style",
@@ -130,12 +130,12 @@ def _build(cfg: Config, path: Path, quiet: bool) -> None:
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
     console = Console(stderr=True, quiet=quiet)
     what = f"Building the simulator of {cfg.name} (once)"
-    stage = "Verilog"
+    stage, started = "Verilog", time.perf_counter()
     say = partial(console.print, markup=False, highlight=False)
     with (
         tempfile.TemporaryDirectory(dir=path.parent, prefix="build.") as folder,
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
-        nullcontext() if console.is_terminal else every_minute(say, lambda: f"{what}: {stage}"),
+        nullcontext() if console.is_terminal else every_minute(lambda: say(so_far(f"{what}: {stage}", started))),
     ):
         if not console.is_terminal:
             say(f"{what} ...")

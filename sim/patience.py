@@ -13,15 +13,15 @@ MINUTE = 60.0
 
 
 @contextmanager
-def every_minute(say: Callable[[str], None], what: Callable[[], str], seconds: float = MINUTE) -> Iterator[None]:
-    """While the body runs, call `say` every so many seconds with what is being done and for how long."""
-    started, done = time.perf_counter(), threading.Event()
+def every_minute(tell: Callable[[], None], seconds: float = MINUTE) -> Iterator[None]:
+    """While the body runs, call `tell` every so many seconds, from another thread."""
+    done = threading.Event()
 
-    def tell() -> None:
+    def repeat() -> None:
         while not done.wait(seconds):
-            say(f"{what()}: {_spent(time.perf_counter() - started)} so far")
+            tell()
 
-    thread = threading.Thread(target=tell, daemon=True)
+    thread = threading.Thread(target=repeat, daemon=True)
     thread.start()
     try:
         yield
@@ -30,13 +30,15 @@ def every_minute(say: Callable[[str], None], what: Callable[[], str], seconds: f
         thread.join()
 
 
-def _spent(seconds: float) -> str:
+def so_far(what: str, started: float) -> str:
+    """A line on work that began at `time.perf_counter()` `started`.
+
+    >>> so_far("building", time.perf_counter() - 125)
+    'building: 2 min 5 s so far'
     """
-    >>> _spent(59.6), _spent(125)
-    ('1 min', '2 min 5 s')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    return " ".join([*([f"{minutes} min"] if minutes else []), *([f"{rest} s"] if rest or not minutes else [])])
+    minutes, seconds = divmod(round(time.perf_counter() - started), 60)
+    spent = [f"{minutes} min"] * (minutes > 0) + [f"{seconds} s"] * (seconds > 0 or minutes == 0)
+    return f"{what}: {' '.join(spent)} so far"
 
 
 TERMINATED = 128 + signal.SIGTERM

@@ -341,7 +341,7 @@ def test_eval_and_its_exit_code(celosia: Callable[..., tuple[int, str, str]], mo
 
 
 def test_progress_of_many_samples(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([0.0, 0.0, 10.0, 12.0, 30.0])
+    now = iter([0.0, 0.0, 60.0, 62.0, 180.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(now))
     stages = Stages()
     stages("running 100 samples")
@@ -350,8 +350,8 @@ def test_progress_of_many_samples(capsys: pytest.CaptureFixture[str], monkeypatc
     stages.count(90, 100)
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
-        "running 100 samples ...", "running 100 samples: 20 of 100, 2.0 a second, 0:00:40 left",
-        "running 100 samples: 90 of 100, 3.0 a second, 0:00:03 left",
+        "running 100 samples ...", "running 100 samples: 20 of 100, 0.3 a second, 0:04:00 left",
+        "running 100 samples: 90 of 100, 0.5 a second, 0:00:20 left",
     ]  # fmt: skip
 
 
