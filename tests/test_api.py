@@ -35,9 +35,9 @@ def test_the_package_lists_what_it_offers() -> None:
     assert names.split() == sorted(celosia.__all__) and {"compile", "Runtime", "models"} <= set(names.split())
     assert loaded == "False"  # listing loads nothing
     for name in celosia.__all__:
-        if name not in ("from_torch", "CelosiaQuantizer"):  # with PyTorch
-            assert inspect.getdoc(getattr(celosia, name)), name
-            assert name == "models" or ">>>" in (inspect.getdoc(getattr(celosia, name)) or ""), name
+        if name not in ("from_torch", "CelosiaQuantizer"):  # with PyTorch; docs/pytorch.md runs both
+            text = inspect.getdoc(getattr(celosia, name))
+            assert text and (name == "models" or ">>>" in text), name
 
 
 def test_what_objects_print(program: celosia.Program, images: np.ndarray) -> None:
