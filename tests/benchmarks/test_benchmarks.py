@@ -225,9 +225,17 @@ def test_a_wrong_kernel_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong.graph.initializer[0].CopyFrom(
         onnx.numpy_helper.from_array(np.float32(0.0201), wrong.graph.initializer[0].name)
     )
-    monkeypatch.setattr(cpu, "session", lambda model, optimise=True, real=cpu.session: real(wrong))
+    monkeypatch.setattr(cpu, "session", lambda model, real=cpu.session, **options: real(wrong, **options))
     (row, _) = cpu.kernel_rows(("quantize",), 0.01, lambda text: None)
     assert row.met is False and "WRONG" in row.measured
+
+
+def test_float_networks_on_one_thread_and_on_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = list(cpu.network_rows(tmp_path, ("detector",), 0.01, lambda text: None))
+    assert [row.key for row in rows] == ["cpu/network/detector/1", "cpu/network/detector/2"]
+    assert all(row.details["error"] < 1e-4 and row.details["ratio"] > 0 for row in rows)
+    monkeypatch.setattr(cpu, "TOLERANCE", 0.0)
+    assert not any(row.met for row in cpu.network_rows(tmp_path, ("detector",), 0.01, lambda text: None))
 
 
 def test_every_kernel_is_a_valid_model_with_a_name_of_its_own() -> None:
