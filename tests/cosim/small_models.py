@@ -328,24 +328,70 @@ class Builder:
         inputs = [*self.operand(x), *self.meaning(scale, zero)]
         return self.tensor(f"QLinear{op}", inputs, shape, scale, zero, inexact, **attrs)
 
-    def concat(self, parts: Sequence[Tensor], equal: bool) -> Tensor:
-        """Along the channels; `equal`: the result means what the first part means."""
+    def concat(self, parts: Sequence[Tensor], equal: bool, axis: int = 1) -> Tensor:
+        """`equal`: the result means what the first part means."""
         first = parts[0]
-        shape = (first.shape[0], sum(part.shape[1] for part in parts), *first.shape[2:])
+        shape = (*first.shape[:axis], sum(part.shape[axis] for part in parts), *first.shape[axis + 1 :])
         scale = first.scale if equal else max(part.scale for part in parts)
         zero = first.zero if equal else self.zero()
         inexact = any(part.float_inside for part in parts)
         if self.qdq:
-            y = self.node("Concat", [self.real(part) for part in parts], axis=1)
+            y = self.node("Concat", [self.real(part) for part in parts], axis=axis)
             return self.quantise(y, shape, scale, zero, inexact)
         inputs = [*self.meaning(scale, zero), *(name for part in parts for name in self.operand(part))]
-        return self.tensor("QLinearConcat", inputs, shape, scale, zero, inexact, axis=1)
+        return self.tensor("QLinearConcat", inputs, shape, scale, zero, inexact, axis=axis)
 
     def reshape(self, x: Tensor, shape: Sequence[int]) -> Tensor:
         target = self.constant("shape", list(shape), np.int64)
         if self.qdq:
             return self.quantise(self.node("Reshape", [self.real(x), target]), shape, x.scale, x.zero, x.float_inside)
         return Tensor(self.node("Reshape", [x.name, target]), tuple(shape), x.scale, x.zero, x.float_inside)
+
+    def move(
+        self, op: str, x: Tensor, shapes: Sequence[Sequence[int]], arguments: Sequence[Any] = (), **attrs: Any
+    ) -> list[Tensor]:
+        """The outputs, of `shapes`, of an operator that only moves elements of `x`. arguments: what it takes beside."""
+        names = ["" if value is None else self.constant("argument", value) for value in arguments]
+        outs = [self.name(op.lower()) for _ in shapes]
+        inputs = [self.real(x) if self.qdq else x.name, *names]
+        self.nodes.append(helper.make_node(op, inputs, outs, name=self.node_name(outs[0]), **attrs))
+        if self.qdq:
+            return [
+                self.quantise(out, shape, x.scale, x.zero, x.float_inside)
+                for out, shape in zip(outs, shapes, strict=True)
+            ]
+        return [replace(x, name=out, shape=tuple(shape)) for out, shape in zip(outs, shapes, strict=True)]
+
+    def split(self, x: Tensor, sizes: Sequence[int], axis: int = 1) -> list[Tensor]:
+        shapes = [(*x.shape[:axis], size, *x.shape[axis + 1 :]) for size in sizes]
+        return self.move("Split", x, shapes, [np.array(sizes, np.int64)], axis=axis)
+
+    def slice(self, x: Tensor, axis: int, start: int, end: int, step: int = 1) -> Tensor:
+        size = len(range(x.shape[axis])[start:end:step])
+        numbers = [np.array([number], np.int64) for number in (start, end, axis, step)]
+        return self.move("Slice", x, [(*x.shape[:axis], size, *x.shape[axis + 1 :])], numbers)[0]
+
+    def nearest(self, x: Tensor, scale: tuple[float, float], **attrs: Any) -> Tensor:
+        """Resize of rows and columns."""
+        shape = (*x.shape[:2], math.floor(x.shape[2] * scale[0]), math.floor(x.shape[3] * scale[1]))
+        scales = np.array([1, 1, *scale], np.float32)
+        return self.move("Resize", x, [shape], [None, scales], mode="nearest", **attrs)[0]
+
+    def pad(self, x: Tensor, before: Sequence[int], after: Sequence[int], mode: str = "constant") -> Tensor:
+        """Of all four axes; with zeros, where `mode` is "constant"."""
+        shape = [b + size + a for b, size, a in zip(before, x.shape, after, strict=True)]
+        arguments: list[Any] = [np.array([*before, *after], np.int64)]
+        if mode == "constant":
+            arguments.append(np.float32(0) if self.qdq else np.array(x.zero, self.dtype))
+        return self.move("Pad", x, [shape], arguments, mode=mode)[0]
+
+    def depth_to_space(self, x: Tensor, b: int, mode: str = "DCR") -> Tensor:
+        n, c, h, w = x.shape
+        return self.move("DepthToSpace", x, [(n, c // (b * b), h * b, w * b)], blocksize=b, mode=mode)[0]
+
+    def space_to_depth(self, x: Tensor, b: int) -> Tensor:
+        n, c, h, w = x.shape
+        return self.move("SpaceToDepth", x, [(n, c * b * b, h // b, w // b)], blocksize=b)[0]
 
     def flatten(self, x: Tensor) -> Tensor:
         shape = (x.shape[0], math.prod(x.shape[1:]))

@@ -45,8 +45,8 @@ KINDS: dict[Kind, tuple[str, ...]] = {
         "AveragePool", "BiasGelu", "Block", "BlockedAveragePool", "BlockedConv", "BlockedMaxPool", "Concat", "Conv",
         "ConvInteger", "ConvTranspose", "DepthToSpace", "FastGelu", "GatherElements", "GatherND", "Gemm", "LRN",
         "MatMul", "MatMulInteger", "MatMulIntegerToFloat", "MaxPool", "QGemm", "QLinearAveragePool", "QLinearConcat",
-        "QLinearConv", "QLinearMatMul", "Resize", "ReverseSequence", "SpaceToDepth", "Table", "Trilu", "Unblock",
-        "Upsample",
+        "QLinearConv", "QLinearConvTranspose", "QLinearMatMul", "Resize", "ReverseSequence", "SpaceToDepth", "Table",
+        "Trilu", "Unblock", "Upsample",
     ),
     Kind.OPAQUE: (
         "ConstantOfShape", "DynamicQuantizeLinear", "EyeLike", "OneHot", "Range", "Shape", "Size", "Split",
