@@ -292,20 +292,20 @@ def _average(node: ir.Node, x: Codes) -> Codes:
     window = _Window.of(node, taps, image.shape[1:3], out)
     view = window.views(window.padded(image, _zero(node, 2), out), out).transpose(1, 2, 0, 5, 3, 4)
     factor = numerics.mean_scale if node.op_type == "QLinearMean" else numerics.global_average_scale
-    taps, counts = prod(window.kernel), _counts(node, window, image.shape[1:3], out)
+    area, counts = prod(window.kernel), _counts(node, window, image.shape[1:3], out)
     y = np.empty(view.shape[:4], np.uint8)
     for count in np.unique(counts).tolist():
         scale = np.array([factor(float(_f32(node, 1)), float(_f32(node, 3)), count)], np.float32)
-        linear = _Linear(np.ones((1, taps), np.int8), _zero(node, 2), np.zeros(1, np.int32), scale, _zero(node, 4))
+        linear = _Linear(np.ones((1, area), np.int8), _zero(node, 2), np.zeros(1, np.int32), scale, _zero(node, 4))
         chosen = view[counts == count]
-        y[counts == count] = linear.rows(chosen.reshape(-1, taps)).reshape(chosen.shape[:3])
+        y[counts == count] = linear.rows(chosen.reshape(-1, area)).reshape(chosen.shape[:3])
     return y.transpose(2, 3, 0, 1).reshape(dims)
 
 
 def _counts(node: ir.Node, window: _Window, size: tuple[int, int], out: tuple[int, int]) -> NDArray[np.int64]:
     """How many pixels each average is of, [*out]."""
     include, pads = attribute(node, "count_include_pad", 0), attribute(node, "pads") or []
-    after = [0, 0, *pads[len(pads) // 2 :]][-2:] if include else [0, 0]
+    after: list[int] = [0, 0, *pads[len(pads) // 2 :]][-2:] if include else [0, 0]
     ends = [(out[a] - 1) * window.strides[a] + (window.kernel[a] - 1) * window.dilations[a] + 1 for a in (0, 1)]
     rows, columns = (max(ends[a], window.before[a] + size[a] + after[a]) for a in (0, 1))
     counted = np.zeros((1, rows, columns, 1), np.uint8)

@@ -56,6 +56,8 @@ class Placement:
         """What the host fills."""
         self.inside: dict[Storage, Activation] = {}
         """Storages that lie inside another, and which part of it they are."""
+        self.fixed: set[Storage] = set()
+        """Storages that are read as images of other rows and columns, and cannot be part of another."""
 
     def source(self, value: ir.Value) -> ir.Value:
         """The tensor that `value` is, or is a view of."""
@@ -79,7 +81,7 @@ class Placement:
     def owned(self, value: ir.Value | None) -> bool:
         """Whether layers write `value` into a storage that is its own, so that it can be moved."""
         act = None if value is None else self.selection.written.get(value)
-        return act is not None and self.whole(act) and act.storage not in self.inside
+        return act is not None and self.whole(act) and act.storage not in (*self.inside, *self.fixed)
 
     def whole(self, act: Activation) -> bool:
         """Whether `act` is all of its storage."""

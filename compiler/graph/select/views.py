@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import onnx_ir as ir
 
 from celosia.compiler.cpu.ops import VIEWS
-from celosia.compiler.graph.select.forms import OnCpu, natural_form
+from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
 from celosia.compiler.graph.select.parameters import flattens, has_fixed_matrix, image_axes
 from celosia.compiler.graph.select.placement import Placement
 from celosia.compiler.graph.values import attribute, constant, is_op, shape
@@ -29,13 +30,29 @@ def is_view(p: Placement, node: ir.Node) -> bool:
         form = natural_form(y)
     except OnCpu:
         form = natural_form(y, rows=True)
+    if held != form and folds_into_gemm(p, node):
+        p.selection.views[node] = "part of the matrix multiplications that read it"
+        return True
     if held != form:
-        if folds_into_gemm(p, node):
-            p.selection.views[node] = "part of the matrix multiplications that read it"
-            return True
-        return False
+        return _joins_pixels(p, node, held, form)
     p.alias[y] = p.source(x)
     p.selection.forms[y] = form
+    p.selection.views[node] = "free: the same bytes"
+    return True
+
+
+def _joins_pixels(p: Placement, node: ir.Node, held: Form, form: Form) -> bool:
+    """Whether the output has the rows of the input, one after the other: the same bytes, which must then stay so."""
+    x, y = node.inputs[0], node.outputs[0]
+    assert x is not None
+    source = p.selection.written.get(p.source(x))
+    if source is None or source.dims != held.dims or source.lattice is not None or source.storage in p.inside:
+        return False
+    if held.dims[:2] != form.dims[:2] or math.prod(held.dims) != math.prod(form.dims):
+        return False
+    act = replace(source, name=y.name or "", height=form.dims[2], width=form.dims[3])
+    p.fixed.add(source.storage)
+    p.selection.forms[y], p.selection.written[y] = form, act
     p.selection.views[node] = "free: the same bytes"
     return True
 
