@@ -23,7 +23,7 @@ from rich.table import Table
 from benchmarks import cpu, hardware, names
 from benchmarks.kernels import KERNELS
 from benchmarks.rows import ROOT, TIMED_CONFIGS, VERDICT, Bench, Row, describe
-from benchmarks.workloads import FOLDER_VARIABLE, WORKLOADS, models_folder
+from benchmarks.workloads import FOLDER_VARIABLE, MADE, WORKLOADS, models_folder
 from celosia.sim.memory import MEMORY_MODELS, ZYNQ_HP
 
 SECTIONS = (
@@ -31,7 +31,7 @@ SECTIONS = (
     "demo",
 )  # fmt: skip
 DEFAULT_SECTIONS = SECTIONS[:-4]
-KNOWN_MODELS = tuple(dict.fromkeys((*WORKLOADS, *cpu.MODELS)))
+KNOWN_MODELS = tuple(dict.fromkeys((*WORKLOADS, *cpu.MODELS, *cpu.NETWORKS)))
 
 
 def cpu_rows(options: argparse.Namespace, folder: Path | None, say: Callable[[str], None]) -> Iterator[Row]:
@@ -41,6 +41,7 @@ def cpu_rows(options: argparse.Namespace, folder: Path | None, say: Callable[[st
         yield from cpu.kernel_rows(kernels, options.seconds, say)
     if models or not kernels:
         yield from cpu.model_rows(folder, models, options.seconds, say)
+        yield from cpu.network_rows(MADE, models, options.seconds, say)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

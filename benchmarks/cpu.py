@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 import celosia
+from benchmarks import networks
 from benchmarks.kernels import cases
 from benchmarks.rows import VERDICT, Row
 from benchmarks.workloads import FOLDER_VARIABLE, WORKLOADS, Missing
@@ -38,6 +39,8 @@ MODELS = {
     "mnist_conv": "mnist_conv_fp32.onnx",
     "minilm_encoder": "minilm_encoder_qdq_s8_matmul.onnx",
 }
+NETWORKS = ("mobilenet_v2_224", "lite", "detector")
+"""In float, made by networks.py; each on one thread and on two."""
 TVM_VARIABLE = "CELOSIA_TVM_PYTHON"
 SAMPLE_SECONDS = 4e-4
 """Shorter runs are timed several at once, so that reading the clock does not matter."""
@@ -45,7 +48,7 @@ SAMPLE_SECONDS = 4e-4
 
 @dataclass(frozen=True)
 class Comparison:
-    """ours, theirs: processor seconds of one run. error: see `error`."""
+    """ours, theirs: seconds of one run, the processor's where there is one thread. error: see `error`."""
 
     ours: float
     theirs: float
@@ -61,11 +64,11 @@ class Comparison:
         return self.theirs / self.ours
 
 
-def session(model: onnx.ModelProto, optimise: bool = True) -> ort.InferenceSession:
-    """On one thread, with integer operators where the model has them between QDQ pairs."""
+def session(model: onnx.ModelProto, optimise: bool = True, threads: int = 1) -> ort.InferenceSession:
+    """With integer operators where the model has them between QDQ pairs."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     if not optimise:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.qdqisint8allowed", "1")
@@ -83,17 +86,18 @@ def error(found: Array, expected: Array) -> float:
     return float(gap / max(np.abs(np.nan_to_num(b)).max(initial=0), 1e-30)) if gap else 0.0
 
 
-def compare(model: onnx.ModelProto, feed: Feed, seconds: float) -> Comparison:
+def compare(model: onnx.ModelProto, feed: Feed, seconds: float, threads: int = 1) -> Comparison:
     """Run `model` here and in onnxruntime by turns for about `seconds`, wholly on the CPU."""
     program = celosia.compile(model, accelerator=False)
     assert not program.launches
-    runtime, theirs = Runtime(program, threads=1), session(model)
+    runtime, theirs = Runtime(program, threads=threads), session(model, threads=threads)
     names = [value.name for value in theirs.get_outputs()]
     expected = dict(zip(names, theirs.run(names, feed)))
     found = runtime.run(feed).outputs
     gap = max(error(found[name], expected[name]) for name in names)
     top = all(_top1(found[name], expected[name]) for name in names)
-    best = by_turns([lambda: runtime.run(feed), lambda: theirs.run(names, feed)], seconds)
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    best = by_turns([lambda: runtime.run(feed), lambda: theirs.run(names, feed)], seconds, clock)
     return Comparison(best[0], best[1], gap, top, [found[name] for name in names], list(expected.values()))
 
 
@@ -101,24 +105,26 @@ def _top1(found: Array, expected: Array) -> bool:
     return found.shape == expected.shape and bool(np.array_equal(found.argmax(-1), expected.argmax(-1)))
 
 
-def by_turns(runs: list[Callable[[], object]], seconds: float) -> list[float]:
-    """Processor seconds of the fastest run of each, in this thread."""
+def by_turns(
+    runs: list[Callable[[], object]], seconds: float, clock: Callable[[], float] = time.thread_time
+) -> list[float]:
+    """Seconds of the fastest run of each; by default those of the processor, in this thread."""
     for run in runs:
         run()
-    counts = [max(1, round(SAMPLE_SECONDS / max(_once(run, 3), 1e-7))) for run in runs]
+    counts = [max(1, round(SAMPLE_SECONDS / max(_once(run, 3, clock), 1e-7))) for run in runs]
     best = [float("inf")] * len(runs)
     end = time.perf_counter() + seconds
     while best[0] == float("inf") or time.perf_counter() < end:
         for number, (run, count) in enumerate(zip(runs, counts)):
-            best[number] = min(best[number], _once(run, count))
+            best[number] = min(best[number], _once(run, count, clock))
     return best
 
 
-def _once(run: Callable[[], object], count: int) -> float:
-    started = time.thread_time()
+def _once(run: Callable[[], object], count: int, clock: Callable[[], float]) -> float:
+    started = clock()
     for _ in range(count):
         run()
-    return (time.thread_time() - started) / count
+    return (clock() - started) / count
 
 
 def model_feed(name: str, model: onnx.ModelProto) -> Feed:
@@ -169,7 +175,7 @@ def cold_and_cached(path: Path) -> Iterator[float]:
 # Rows ------------------------------------------------------------------------------------------------------------
 
 COMMAND = "python -m benchmarks cpu"
-LEAST, GEOMEAN, LEAST_MODEL, LEAST_TVM, TOLERANCE = 0.5, 1.0, 0.8, 1.5, 1e-4
+LEAST, GEOMEAN, LEAST_MODEL, LEAST_NETWORK, LEAST_TVM, TOLERANCE = 0.5, 1.0, 0.8, 0.9, 1.5, 1e-4
 
 
 def kernel_rows(chosen: tuple[str, ...], seconds: float, say: Say) -> Iterator[Row]:
@@ -220,6 +226,25 @@ def model_rows(folder: Path | None, chosen: tuple[str, ...], seconds: float, say
         except Exception as reason:
             row.measured, row.met = f"failed: {type(reason).__name__}: {reason}", False
         yield row
+
+
+def network_rows(folder: Path, chosen: tuple[str, ...], seconds: float, say: Say) -> Iterator[Row]:
+    """Two rows for each of NETWORKS: on one thread, and on two."""
+    for name in NETWORKS:
+        if chosen and name not in chosen:
+            continue
+        model = onnx.load(networks.cached(name, folder, floats=True))
+        feed = model_feed(name, model)
+        for threads in (1, 2):
+            say(f"{name} on the CPU, {threads} thread(s)")
+            result = compare(model, feed, seconds, threads)
+            yield Row(
+                f"cpu/network/{name}/{threads}", f"{name} in float on the CPU, {threads} thread{'s' * (threads > 1)}",
+                f"{LEAST_NETWORK} of onnxruntime, error {TOLERANCE}",
+                f"{result.ratio:.2f} of onnxruntime, error {result.error:.1g}",
+                result.ratio >= LEAST_NETWORK and result.error <= TOLERANCE, f"{COMMAND} --models {name}",
+                {"ours": result.ours, "theirs": result.theirs, "ratio": result.ratio, "error": result.error},
+            )  # fmt: skip
 
 
 def _measure_model(row: Row, name: str, path: Path, seconds: float) -> None:

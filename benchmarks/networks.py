@@ -154,12 +154,25 @@ class Net:
         self._node("Reshape", ["expected", self._integers("sides_shape", [1, 4, total])], "sides")
         self._node("Sigmoid", ["labels"], "probabilities")
         self._node("Concat", ["sides", "probabilities"], "detections", axis=1)
-        return self.ending("detections", [1, 4 + classes, total])
+        return self.ending({"detections": [1, 4 + classes, total]})
 
     def add(self, a: str, b: str) -> str:
         y = f"add{len(self.nodes)}"
         self._node("Add", [a, b], y)
         self.channels[y], self.power[y] = self.channels[a], self.power[a] + self.power[b]
+        return y
+
+    def separable(self, x: str, channels: int, stride: int = 1) -> str:
+        """Depthwise 3x3, then 1x1."""
+        return self.conv(self.conv(x, self.channels[x], (3, 3), stride, depthwise=True), channels)
+
+    def doubled(self, x: str) -> str:
+        """Twice the rows and columns, by a transposed convolution of 2x2 with stride 2."""
+        y, channels = f"up{len(self.nodes)}", self.channels[x]
+        weights = self.rng.normal(0, SPREAD / math.sqrt(channels * self.power[x]), (channels, channels, 2, 2))
+        arguments = [x, self._constant(f"{y}_w", weights), self._constant(f"{y}_b", self.rng.normal(0, BIAS, channels))]
+        self._node("ConvTranspose", arguments, y, kernel_shape=(2, 2), strides=(2, 2))
+        self.channels[y], self.power[y] = channels, SPREAD**2 + BIAS**2
         return y
 
     def inverted_residual(self, x: str, channels: int, expand: int, kernel: int, stride: int) -> str:
@@ -178,14 +191,15 @@ class Net:
         weights = self.rng.normal(0, 1 / math.sqrt(self.channels[x]), (classes, self.channels[x]))
         arguments = ["features", self._constant("fc_w", weights), self._constant("fc_b", np.zeros(classes))]
         self._node("Gemm", arguments, "logits", transB=1)
-        return self.ending("logits", [1, classes])
+        return self.ending({"logits": [1, classes]})
 
-    def ending(self, output: str, shape: list[int]) -> onnx.ModelProto:
-        """The model whose output is `output`."""
+    def ending(self, outputs: dict[str, list[int]]) -> onnx.ModelProto:
+        """The model with these outputs, by name with their shapes."""
         graph = helper.make_graph(
             self.nodes, self.name,
             [helper.make_tensor_value_info("input", TensorProto.FLOAT, self.shape)],
-            [helper.make_tensor_value_info(output, TensorProto.FLOAT, shape)], self.constants,
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()],
+            self.constants,
         )  # fmt: skip
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
 
@@ -239,7 +253,26 @@ def ds_cnn() -> onnx.ModelProto:
 def depthwise() -> onnx.ModelProto:
     """A depthwise 3x3 convolution alone, of 112 x 112 pixels and 96 channels."""
     net = Net("depthwise", (1, 96, 112, 112))
-    return net.ending(net.conv("input", 96, (3, 3), depthwise=True), [1, 96, 112, 112])
+    return net.ending({net.conv("input", 96, (3, 3), depthwise=True): [1, 96, 112, 112]})
+
+
+def detector() -> onnx.ModelProto:
+    """A face detector of 320 x 320 pixels: separable convolutions down to 1/32, a feature pyramid whose upper levels
+    come down by transposed convolutions, and for each cell of three levels a score, a box and five points, as in
+    RetinaFace (Deng et al., CVPR 2020) and in lighter ones after it."""
+    net = Net("detector", (1, 3, 320, 320))
+    x = net.separable(net.conv("input", 16, (3, 3), 2), 32, 2)
+    levels: list[str] = []
+    for channels in (64, 64, 64):
+        x = net.separable(net.separable(x, channels, 2), channels)
+        levels.append(x)
+    outputs: dict[str, list[int]] = {}
+    above = ""
+    for x, size in zip(reversed(levels), (10, 20, 40)):
+        above = net.separable(net.add(x, net.doubled(above)) if above else x, 64)
+        for values in (1, 4, 10):
+            outputs[net.conv(net.separable(above, 64), values, top=None)] = [1, values, size, size]
+    return net.ending(outputs)
 
 
 def yolo(size: int, classes: int = 80) -> onnx.ModelProto:
@@ -265,13 +298,18 @@ NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
     "ds_cnn": ds_cnn,
     "lite": lite,
     "depthwise": depthwise,
+    "detector": detector,
     "yolo_256": lambda: yolo(256),
 }
 
 
-def write(name: str, path: Path) -> None:
-    """Write the network of that name to `path`."""
+def write(name: str, path: Path, floats: bool = False) -> None:
+    """Write the network of that name to `path`; floats: as it is before it is quantised."""
     model = NETWORKS[name]()
+    if floats:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        onnx.save(model, path)
+        return
     (value,) = model.graph.input
     shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
     inputs = np.random.default_rng(0).standard_normal((CALIBRATION, *shape[1:])).astype(np.float32)
@@ -282,12 +320,12 @@ def write(name: str, path: Path) -> None:
         quantize(source, {value.name: inputs}, path)
 
 
-def cached(name: str, folder: Path) -> Path:
+def cached(name: str, folder: Path, floats: bool = False) -> Path:
     """The network of that name in `folder`, made where it is not there as this module makes it now."""
     digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
-    path = folder / f"{name}-{digest}.onnx"
+    path = folder / f"{name}-{'float-' if floats else ''}{digest}.onnx"
     if not path.exists():
-        write(name, path)
+        write(name, path, floats)
     return path
 
 

@@ -293,7 +293,8 @@ class Assembler:
         layers = tuple(
             LayerInfo(
                 choice.layer.name, type(choice.layer).__name__, tuple(node.name or "" for node in choice.nodes),
-                choice.layer.macs, loaded, stored, choice.note, tuple(self._part(part) for part in parts),
+                choice.layer.macs, loaded, stored, choice.note,
+                tuple(info for part in parts for info in self._parts(part)),
                 choice.layer.kept(self.cfg) if isinstance(choice.layer, Block) else 0, round(choice.apart),
                 round(choice.together),
             )
@@ -303,11 +304,11 @@ class Assembler:
         )  # fmt: skip
         return LaunchStep(launch.address, launch.count, layers, launch.layer_of, tuple(packs), tuple(unpacks))
 
-    def _part(self, part: Part) -> PartInfo:
+    def _parts(self, part: Part) -> list[PartInfo]:
         number = self.loops.setdefault(id(part.loops), len(self.loops))
         if number == len(self.printed):
             self.printed.append(part.loops)
-        return PartInfo(part.definition.problem.text, part.decisions.to_json(), number)
+        return [PartInfo(problem.text, decisions.to_json(), number) for problem, decisions in part.decided]
 
     def _placements(self) -> list[dict[str, str]]:
         placed = {node: choice for choice in self.selection.choices for node in choice.nodes}

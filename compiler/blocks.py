@@ -6,8 +6,8 @@ the estimates of layers and blocks finds the best few ways, the timing model tak
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Hashable, Iterator
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 
@@ -31,7 +31,7 @@ from celosia.compiler.tensorize import block_space, pack
 from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.define import define, depthwise
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tensorize.space import Problem, choose, estimate
+from celosia.compiler.tensorize.space import Decisions, Problem, choose, estimate
 from celosia.hw.config import Config
 from celosia.sim.timing import predict
 
@@ -56,7 +56,7 @@ def form_blocks(
     cutter = _Cutter(cfg, planner, frozenset(decided))
     for chain in list(_chains(cfg, selection, frozenset(apart))):
         for part in cutter.cut(chain):
-            if len(part) > 1:
+            if len(part.choices) > 1:
                 cutter.note(_join(selection, part), part)
 
 
@@ -107,6 +107,26 @@ def _fits(cfg: Config, layer: Layer) -> bool:
     return depthwise(cfg, layer) or (layer.groups == 1 and len(pack.runs(cfg, layer)) == 1)
 
 
+@dataclass(frozen=True)
+class _Part:
+    """Choices that run as one layer; cuts: see Block."""
+
+    choices: tuple[Choice, ...]
+    cuts: tuple[int, ...] = ()
+
+    @property
+    def layer(self) -> Layer:
+        layers = [choice.layer for choice in self.choices]
+        if len(layers) == 1:
+            return layers[0]
+        return Block(tuple(each for each in layers if isinstance(each, Conv | Pool)), self.cuts)
+
+    def then(self, other: _Part) -> _Part:
+        """Both, with what lies between them whole in a scratchpad."""
+        here = len(self.choices)
+        return _Part(self.choices + other.choices, (*self.cuts, here, *(here + cut for cut in other.cuts)))
+
+
 class _Cutter:
     """Finds the parts of a chain that take the fewest cycles together.
 
@@ -115,27 +135,66 @@ class _Cutter:
 
     def __init__(self, cfg: Config, planner: Planner, decided: frozenset[str]) -> None:
         self.cfg, self.planner, self.decided = cfg, planner, decided
+        self.groups = {group for name in decided for group in Block.names(name)}
         self.estimated: dict[Hashable, float | None] = {}
         self.timed: dict[Hashable, float] = {}
 
-    def cut(self, chain: list[Choice]) -> list[list[Choice]]:
+    def cut(self, chain: list[Choice]) -> list[_Part]:
         ways: list[list[tuple[float, tuple[int, ...]]]] = [[(0.0, ())]]
         for end in range(1, len(chain) + 1):
             found = []
             for start in range(max(0, end - LONGEST), end):
-                layer = _as_one([choice.layer for choice in chain[start:end]])
-                cost = -1e12 if layer.name in self.decided else self._estimate(layer)
+                layer = _Part(tuple(chain[start:end])).layer
+                cost = -1e12 if layer.name in self.groups else self._estimate(layer)
                 if cost is not None:
                     found += [(before + cost, (*cuts, start)) for before, cuts in ways[start]]
             ways.append(sorted(found)[:KEPT])
         best = ways[-1][0][0]
         near = [cuts for cost, cuts in ways[-1] if cost <= max(best, WORTH_A_LOOK * best)]
-        parts = [[chain[a:b] for a, b in pairwise((*cuts, len(chain)))] for cuts in near]
-        return min(parts, key=self._cycles) if len(parts) > 1 else parts[0]
+        parts = [[_Part(tuple(chain[a:b])) for a, b in pairwise((*cuts, len(chain)))] for cuts in near]
+        return self._resident(min(parts, key=self._cycles) if len(parts) > 1 else parts[0])
 
-    def note(self, block: Choice, part: list[Choice]) -> None:
+    def _resident(self, parts: list[_Part]) -> list[_Part]:
+        """`parts`, or some of them in one where images that fit a scratchpad as a whole are between them."""
+        found = parts[:1]
+        for part in parts[1:]:
+            joined = found[-1].then(part)
+            if self._may_join(found[-1], joined) and self._estimate(joined.layer) is not None:
+                found[-1] = joined
+            else:
+                found.append(part)
+        if len(found) == len(parts):
+            return parts
+        if any(part.layer.name in self.decided for part in found):
+            return found
+        for part in found:
+            self._refine(part)
+        return min(found, parts, key=self._cycles)
+
+    def _refine(self, part: _Part) -> None:
+        """Choose tiles of groups by the timing model, which knows what adjacent groups wait for: one after the other.
+        Whole images that fit a scratchpad are small, so that this takes no time."""
+        problem = define(self.cfg, part.layer)[0].problem
+        if not part.cuts or not isinstance(problem, BlockProblem):
+            return
+        best, groups = self._cycles([part]), list(block_space.choose(self.cfg, problem).groups)
+        for number, group in enumerate(problem.groups):
+            for point in block_space.best_by_piece(self.cfg, group):
+                others = [*groups[:number], point, *groups[number + 1 :]]
+                self.planner.timed[problem] = Decisions.of_groups(others)
+                if (cycles := self._cycles([part])) < best:
+                    best, groups = cycles, others
+        self.planner.timed[problem] = Decisions.of_groups(groups)
+
+    def _may_join(self, part: _Part, joined: _Part) -> bool:
+        """Whether what a user has decided allows for it."""
+        name = joined.layer.name
+        wanted = any(Block.names(each)[: len(Block.names(name))] == Block.names(name) for each in self.decided)
+        return wanted or part.layer.name not in self.decided
+
+    def note(self, block: Choice, part: _Part) -> None:
         """Note in `block` what its layers would take one by one."""
-        block.apart = sum(self._estimate(choice.layer) or 0 for choice in part)
+        block.apart = sum(self._estimate(choice.layer) or 0 for choice in part.choices)
         block.together = self._estimate(block.layer) or 0
 
     def _estimate(self, layer: Layer) -> float | None:
@@ -149,11 +208,12 @@ class _Cutter:
         except Untileable:
             return None if isinstance(layer, Block) else 1e12  # a layer alone says so itself
 
-    def _cycles(self, parts: list[list[Choice]]) -> float:
+    def _cycles(self, parts: list[_Part]) -> float:
         """Cycles of a chain that is cut into `parts`, by the timing model: twice in a row, so that what the next layers
         overlap with counts."""
-        layers = [_as_one([choice.layer for choice in part]) for part in parts]
-        key = tuple(definition.signature for layer in layers for definition in define(self.cfg, layer))
+        layers = [part.layer for part in parts]
+        found = [definition for layer in layers for definition in define(self.cfg, layer)]
+        key = tuple((d.signature, self.planner.timed.get(d.problem)) for d in found)
         if key not in self.timed:
             twice = [*layers, *_again(layers)]
             read = {act.storage for layer in twice for act in inputs(layer)}
@@ -181,10 +241,6 @@ def _again(layers: list[Layer]) -> list[Layer]:
     return [moved(layer, placed) for layer in layers]
 
 
-def _as_one(layers: Sequence[Layer]) -> Layer:
-    return layers[0] if len(layers) == 1 else Block(tuple(each for each in layers if isinstance(each, Conv | Pool)))
-
-
 def _estimated(cfg: Config, problem: Problem | BlockProblem) -> float:
     if isinstance(problem, Problem) and problem.in_blocks:
         return estimate(cfg, problem, choose(cfg, problem))
@@ -192,17 +248,17 @@ def _estimated(cfg: Config, problem: Problem | BlockProblem) -> float:
     return block_space.estimate(cfg, block, block_space.choose(cfg, block))
 
 
-def _join(selection: Selection, part: list[Choice]) -> Choice:
+def _join(selection: Selection, part: _Part) -> Choice:
     """Put a part of a chain together as one choice, in the place of the last."""
-    for choice in part[:-1]:
+    *before, last = part.choices
+    for choice in before:
         for known in (selection.forms, selection.written):
             del known[choice.value]
-    layers = tuple(choice.layer for choice in part if isinstance(choice.layer, Conv | Pool))
-    notes = "; ".join(choice.note for choice in part if choice.note)
-    reads = {storage: source for choice in part for storage, source in choice.reads.items()}
-    nodes = [node for choice in part for node in choice.nodes]
-    block = Choice(Block(layers), nodes, reads, part[-1].value, notes)
-    selection.choices[selection.choices.index(part[-1])] = block
-    inside = {id(choice) for choice in part}
+    notes = "; ".join(choice.note for choice in part.choices if choice.note)
+    reads = {storage: source for choice in part.choices for storage, source in choice.reads.items()}
+    nodes = [node for choice in part.choices for node in choice.nodes]
+    block = Choice(part.layer, nodes, reads, last.value, notes)
+    selection.choices[selection.choices.index(last)] = block
+    inside = {id(choice) for choice in part.choices}
     selection.choices[:] = [choice for choice in selection.choices if id(choice) not in inside]
     return block

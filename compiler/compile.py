@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,15 +23,18 @@ from celosia.compiler.graph.batchnorm import fold_batchnorm
 from celosia.compiler.graph.cost import total_macs
 from celosia.compiler.graph.cse import merge_equal
 from celosia.compiler.graph.dead import remove_dead
+from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.fold import fold
 from celosia.compiler.graph.identities import simplify
-from celosia.compiler.graph.importer import ModelError, load
+from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.launches import LaunchPlan, layers_of, schedule
 from celosia.compiler.graph.layout import layout
 from celosia.compiler.graph.quantized import Integerise
 from celosia.compiler.graph.select import select
 from celosia.compiler.graph.shapes import infer_shapes
+from celosia.compiler.graph.specialise import specialise
 from celosia.compiler.graph.tables import compose_tables
+from celosia.compiler.graph.transposed import convolve_transposed
 from celosia.compiler.image import LayerErrors, build
 from celosia.compiler.layer import Block
 from celosia.compiler.limits import require_memory, require_numpy
@@ -51,6 +55,7 @@ PASSES = Pipeline(
     Pass("fold-quantised", "constants that QDQ patterns did not take are computed", partial(fold, keep=frozenset())),
     Pass("identities", "operators that change nothing go, two that make one become one", simplify),
     Pass("batch-norm", "scales and offsets of channels move into weights", fold_batchnorm),
+    Pass("phases", "transposed convolutions of floats become convolutions", convolve_transposed),
     Pass("common", "operators that compute the same are computed once", merge_equal),
     Pass("layout", "float convolutions, and what is between them, work on blocks of channels", layout),
     Pass("fold-again", "what has become constant is computed", partial(fold, keep=frozenset())),
@@ -62,7 +67,7 @@ PASSES = Pipeline(
 def compile(
     source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", progress: Progress | None = None,
     accelerator: bool = True, watch: Watch | None = None, target: str | None = None, check: bool = True,
-    decisions: str | Path | Mapping[str, Any] | None = None,
+    decisions: str | Path | Mapping[str, Any] | None = None, shapes: Shapes | None = None,
 ) -> Program:  # fmt: skip
     """Compile a model for the accelerator `config` (a preset's name, a TOML or JSON file, or a Config).
 
@@ -70,15 +75,17 @@ def compile(
     after each of PASSES with the graph. target: a board or processor of cpu.target that the CPU's part is compiled for;
     by default this machine. check: run the accelerator's part on random inputs and compare it with the graph's
     operators on the CPU, layer by layer (compiler/selfcheck). decisions: how layers are scheduled, as a file or what
-    it holds (compiler/decisions.py); the compiler decides the others.
+    it holds (compiler/decisions.py); the compiler decides the others. shapes: of inputs, by name, where the model
+    leaves sizes open, as {"input": (1, 80, 400)}; None or -1 leaves one open. graph/specialise.py says which may stay
+    so; `Runtime` compiles a model for the shapes of the inputs that it gets.
 
     Raises ModelError for a model, ConfigError for a Config, DecisionsError for decisions that do not fit, TargetError,
     LinkError where the linker for another processor is missing, and SelfCheckError where the check finds a fault of
     Celosia.
     """
     processor = None if target is None else find_target(target)
-    with compiling_for(processor):
-        program = _compile(source, config, progress, accelerator, watch, check, decisions)
+    with compiling_for(processor), _of_shapes(shapes):
+        program = _compile(source, config, progress, accelerator, watch, check, decisions, shapes)
     if processor is not None:
         if progress:
             progress("linking kernels")
@@ -89,9 +96,21 @@ def compile(
     return program
 
 
+@contextmanager
+def _of_shapes(shapes: Shapes | None) -> Iterator[None]:
+    """Say for which shapes a model was refused."""
+    try:
+        yield
+    except ModelError as error:
+        if not shapes:
+            raise
+        given = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+        raise ModelError(f"{error} (with the shapes given: {given})") from None
+
+
 def _compile(
     source: str | Path | onnx.ModelProto, config: str | Path | Config, progress: Progress | None, accelerator: bool,
-    watch: Watch | None, check: bool, decisions: str | Path | Mapping[str, Any] | None,
+    watch: Watch | None, check: bool, decisions: str | Path | Mapping[str, Any] | None, shapes: Shapes | None,
 ) -> Program:  # fmt: skip
     started = time.perf_counter()
     say = progress or (lambda stage: None)
@@ -99,7 +118,8 @@ def _compile(
     given = None if decisions is None else Given.load(decisions, cfg)
     planner = Planner(cfg, given)
     say("reading the model")
-    model = load(source)
+    found = specialise(source, shapes, cfg.batch)
+    model = found.graph
     require_memory(model)
     macs = total_macs(model.graph)  # before passes put other operators in their places
     say("graph passes")
@@ -144,6 +164,7 @@ def _compile(
         plans = [step for step in steps if isinstance(step, LaunchPlan)]
         self_check(program, plans, selection, image.addresses)
     program.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
+    program.batched = found.batched
     program.macs_total = macs
     program.passes = passes
     program.compile_seconds = time.perf_counter() - started

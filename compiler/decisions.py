@@ -19,7 +19,7 @@ from typing import Any
 from celosia.compiler.files import reading
 from celosia.compiler.program import Contents
 from celosia.compiler.tensorize import block_space
-from celosia.compiler.tensorize.block_space import BlockProblem
+from celosia.compiler.tensorize.block_space import Group
 from celosia.compiler.tensorize.space import Decisions, Problem, why_not
 from celosia.hw.config import Config
 
@@ -69,7 +69,7 @@ class Given:
             )
         return Given(cfg, _layers(source.get("layers")))
 
-    def of(self, layer: str, problems: Sequence[Problem | BlockProblem]) -> list[Decisions] | None:
+    def of(self, layer: str, problems: Sequence[Problem | Group]) -> list[Decisions] | None:
         """What was decided for the parts of a layer, if anything was. DecisionsError where it does not fit them."""
         if layer not in self.layers:
             return None
@@ -94,8 +94,8 @@ class Given:
             )
 
 
-def _why_not(cfg: Config, problem: Problem | BlockProblem, decisions: Decisions) -> str | None:
-    if isinstance(problem, BlockProblem):
+def _why_not(cfg: Config, problem: Problem | Group, decisions: Decisions) -> str | None:
+    if isinstance(problem, Group):
         return block_space.why_not(cfg, problem, decisions)
     return why_not(cfg, problem, decisions)
 

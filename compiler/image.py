@@ -17,6 +17,7 @@ from celosia.compiler.tensorize.render import Bound, Tile
 from celosia.compiler.tensorize.space import CUT
 from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.footprint import load_element_bytes
+from celosia.compiler.vthread.need import by_need
 from celosia.compiler.vthread.pipeline import Stream
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.hw.config import Config
@@ -282,6 +283,7 @@ def build(
     if refused:
         raise LayerErrors(refused)
     for stream in streams:
+        stream.instructions = by_need(cfg, stream.instructions)
         insert_tokens(cfg, stream.instructions, base)
     parts, address = [constants.data()], base + constants.size
     placed = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -254,19 +255,37 @@ class Multiply:
     macs: int = 0
 
 
+BETWEEN_GROUPS = " | "
+"""In the name of a block."""
+
+
 @dataclass(frozen=True)
 class Block:
     """Layers that run as one, each on what the one before it has left in a scratchpad.
 
     The y of each but the last is the x of the next and read by nobody else; its storage lies nowhere in DRAM. Only the
     last has a residual.
+
+    cuts: numbers of layers that begin only when all of what they read lies in a scratchpad, whole images. The layers
+    between two cuts run tile by tile together.
     """
 
     layers: tuple[Conv | Pool, ...]
+    cuts: tuple[int, ...] = ()
+
+    @property
+    def groups(self) -> list[tuple[Conv | Pool, ...]]:
+        """The layers between cuts."""
+        return [self.layers[a:b] for a, b in pairwise((0, *self.cuts, len(self.layers)))]
 
     @property
     def name(self) -> str:
-        return f"{self.layers[0].name} .. {self.layers[-1].name}"
+        return BETWEEN_GROUPS.join(f"{g[0].name} .. {g[-1].name}" if len(g) > 1 else g[0].name for g in self.groups)
+
+    @staticmethod
+    def names(name: str) -> list[str]:
+        """The names of the groups of the block of that name."""
+        return name.split(BETWEEN_GROUPS)
 
     @property
     def x(self) -> Activation:
@@ -312,7 +331,7 @@ def moved(layer: Layer, placed: Callable[[Activation], Activation]) -> Layer:
     """`layer` on the activations that `placed` puts in the places of its own."""
     if isinstance(layer, Block):
         parts = [moved(each, placed) for each in layer.layers]
-        return Block(tuple(part for part in parts if isinstance(part, Conv | Pool)))
+        return Block(tuple(part for part in parts if isinstance(part, Conv | Pool)), layer.cuts)
     epilogue = layer.epilogue
     if epilogue.residual is not None:
         residual = replace(epilogue.residual, operand=placed(epilogue.residual.operand))

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.files import reading, replacing
-from celosia.compiler.program import TensorInfo
-from celosia.driver.runtime import InputError
+from celosia.compiler.program import InputError, TensorInfo
 
 Array = NDArray[Any]
 
@@ -27,7 +26,11 @@ def check_files(given: Sequence[str]) -> None:
 
 def read_inputs(given: Sequence[str], inputs: Sequence[TensorInfo]) -> dict[str, Array]:
     """The arrays of `--input` options: NAME=FILE.npy, or FILE.npy where there is one input only. InputError."""
-    names = [tensor.name for tensor in inputs]
+    return read_named(given, [tensor.name for tensor in inputs])
+
+
+def read_named(given: Sequence[str], names: list[str]) -> dict[str, Array]:
+    """As `read_inputs`, for inputs of these names."""
     arrays: dict[str, Array] = {}
     for text in given:
         name, file = _split(text, names)

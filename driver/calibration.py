@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.files import reading
+from celosia.compiler.program import InputError
 from celosia.driver.arrays import read_array
-from celosia.driver.runtime import InputError
 
 Array = NDArray[Any]
 Sample = dict[str, Array]

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.files import OutputError, check_writable, replacing
 from celosia.compiler.graph.importer import ModelError, read
+from celosia.compiler.program import InputError
 from celosia.driver.calibration import Input, Pixels, Samples, open_samples
-from celosia.driver.runtime import InputError
 from celosia.hw.config import Config
 
 Array = NDArray[Any]

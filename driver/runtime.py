@@ -5,10 +5,11 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
+from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from celosia.compiler.dtypes import numpy_dtype
 from celosia.compiler.program import (
     CpuStep,
     HostStep,
+    InputError,
     LaunchStep,
     Pack,
     Program,
@@ -32,13 +34,14 @@ from celosia.compiler.tensorize.pack import activation, unpack_activation
 from celosia.hw.config import Config
 from celosia.sim.device import Counters, Device, DeviceError
 
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from celosia.driver.specialise import Specialised
+
 Array = NDArray[Any]
 CYCLES_PER_INSTRUCTION = 200_000
 """The bound on a launch's cycles, for each instruction: far above what any instruction takes."""
-
-
-class InputError(ValueError):
-    """An input that the Program does not take; the message names it and says what is expected."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,8 @@ class Result:
     outputs: dict[str, Array]
     counters: list[Counters]
     _report: Callable[[], dict[str, Any]]
+    seconds: dict[str, float] = field(default_factory=dict)
+    """What it took: "compile" and "build" before the run, "run", and "cpu", the host's part of that."""
 
     @cached_property
     def report(self) -> dict[str, Any]:
@@ -76,11 +81,22 @@ def open_device(name: str, config: Config, **options: Any) -> Device:
         from celosia.driver.board import pynq_device
 
         return pynq_device(config, **options)
-    raise ValueError(f"there is no device {name!r}; take {', '.join(DEVICES[:-1])} or {DEVICES[-1]}")
+    _require_device(name)
+    raise AssertionError(name)
+
+
+def _require_device(name: str) -> None:
+    if name not in DEVICES:
+        raise ValueError(f"there is no device {name!r}; take {', '.join(DEVICES[:-1])} or {DEVICES[-1]}")
 
 
 class Runtime:
     """Runs `program` on `device`: "functional", "timed", "rtl", "board", or any Device of the same Config.
+
+    program: a Program, or an ONNX model (a ModelProto), or the path of either. A model is compiled for `config` and for
+    the shapes of the inputs, when they come for the first time; the Programs of the last 16 shapes are kept.
+    compiling: other arguments of `celosia.compile`, as {"check": False}, or {"shapes": {"image": (8, 3, 224, 224)}} to
+    compute eight samples at once.
 
     A device by name is opened when the first launch needs it; a program without launches never opens one.
     threads: how many the CPU's part may use at once; left out, the environment variable CELOSIA_THREADS says so, else
@@ -89,9 +105,19 @@ class Runtime:
     """
 
     def __init__(
-        self, program: Program, device: str | Device = "functional", threads: int | None = None, **options: Any
-    ) -> None:
+        self, program: Program | str | Path | ModelProto, device: str | Device = "functional",
+        threads: int | None = None, *, config: str | Path | Config = "pynq",
+        compiling: Mapping[str, Any] | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         self.threads = default_threads() if threads is None else thread_count(threads)
+        self._specialised: Specialised[Runtime] | None = None
+        self._latest: Runtime | None = None
+        self._busy = Lock()  # the arena, and the device, hold the tensors of one run
+        if isinstance(program, (str, Path)) and Path(program).is_file() and Program.is_program(program):
+            program = Program.load(program)
+        if not isinstance(program, Program):
+            self._specialise(program, device, config, compiling or {}, options)
+            return
         _prepare_kernels(program)
         self.program = program
         self._launches = bool(program.launches)
@@ -104,16 +130,40 @@ class Runtime:
         self._fresh = {name for step in program.steps for name in _made(step) if _is_fresh(step, name, self._arena)}
         self._fixed = {name: _in_order(array) for name, array in program.constants.items()}
         self._calls = self._bound()
-        self._busy = Lock()  # the arena holds the tensors of one run
         self._device: Device | None = None
         self._name, self._options = "", options
         self.build_seconds = 0.0
         if isinstance(device, str):
-            if device not in DEVICES:
-                raise ValueError(f"there is no device {device!r}; take {', '.join(DEVICES[:-1])} or {DEVICES[-1]}")
+            _require_device(device)
             self._name = device
         else:
             self._attach(device)
+
+    def _specialise(
+        self, model: str | Path | ModelProto, device: str | Device, config: str | Path | Config,
+        compiling: Mapping[str, Any], options: dict[str, Any],
+    ) -> None:  # fmt: skip
+        """Become the Runtime of a model: one Runtime for each Program of it."""
+        from celosia.driver.specialise import Specialised  # with the compiler, which a board has not
+
+        if isinstance(device, str):
+            _require_device(device)
+        else:
+            config = device.config
+        self._specialised = Specialised(
+            model, {"config": config, **compiling}, lambda program: Runtime(program, device, self.threads, **options)
+        )
+
+    def _for(self, runtime: Runtime) -> Runtime:
+        """`runtime`, whose Program lies in the memory of the device, where all have the same one."""
+        if runtime is not self._latest and not runtime._name and runtime._device is not None:
+            runtime._attach(runtime._device)
+        self._latest = runtime
+        return runtime
+
+    def program_for(self, inputs: Mapping[str, Array]) -> Program:
+        """The Program that runs inputs of these shapes; of a model, it is compiled now where it was not yet."""
+        return self.program if self._specialised is None else self._specialised.runtime(inputs).program
 
     def _attach(self, device: Device) -> None:
         if device.config.digest != self.program.config.digest:
@@ -127,7 +177,7 @@ class Runtime:
 
     def open(self) -> None:
         """Open the device now, if the program has launches: the first time, the RTL simulator is built here."""
-        if self._device is None and self._launches:
+        if self._specialised is None and self._device is None and self._launches:
             started = time.perf_counter()
             self._attach(open_device(self._name, self.program.config, **self._options))
             self.build_seconds = time.perf_counter() - started
@@ -136,7 +186,9 @@ class Runtime:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._device is not None:
+        if self._specialised is not None:
+            self._specialised.close()
+        elif self._device is not None:
             self._device.close()
 
     def run(self, inputs: Mapping[str, Array], keep: Callable[[str], bool] | None = None, trace: bool = True) -> Result:
@@ -150,9 +202,43 @@ class Runtime:
         units are None on devices without a clock; a layer's cycles are those after the end of the layers before it, so
         that they add up, and its utilization may pass 1 where its work began while a layer before it still ran.
         """
+        if self._specialised is not None:
+            with self._busy:
+                return self._for(self._specialised.runtime(inputs)).run(inputs, keep, trace)
         checked = self.check(inputs)
         with self._busy:
+            if self.program.batched and self._samples(checked) != self.program.batch:
+                return self._in_parts(checked, keep, trace)
             return self._run(checked, keep, trace)
+
+    def _samples(self, checked: Mapping[str, Array]) -> int:
+        return len(checked[self.program.batched[0]])
+
+    def _in_parts(self, checked: dict[str, Array], keep: Callable[[str], bool] | None, trace: bool) -> Result:
+        """Run a batch of any size: as many samples as the Program takes at once, and again.
+
+        What the last part lacks is a sample of it again, of which nothing is returned.
+        """
+        batch, batched, samples = self.program.batch, self.program.batched, self._samples(checked)
+        if keep is not None:
+            raise InputError(
+                f"tensors inside the graph can be kept for {batch} samples at once, not for {samples}; give as many"
+            )
+        parts = []
+        for start in range(0, samples, batch):
+            places = np.minimum(np.arange(start, start + batch), samples - 1)
+            own = {name: array[places] if name in batched else array for name, array in checked.items()}
+            parts.append(self._run(own, None, trace))
+        outputs = {
+            tensor.name: np.concatenate([part.outputs[tensor.name] for part in parts])[:samples] if parts
+            else np.zeros((0, *(max(size, 0) for size in tensor.shape[1:])), numpy_dtype(tensor.dtype))
+            for tensor in self.program.outputs
+        }  # fmt: skip
+        counters = [each for part in parts for each in part.counters]
+        times = [part.seconds for part in parts]
+        seconds = {"compile": self.program.compile_seconds, "build": self.build_seconds}
+        seconds |= {what: sum(each[what] for each in times) for what in ("run", "cpu")}
+        return Result(outputs, counters, lambda: self._report(counters, seconds, len(parts)), seconds)
 
     def _run(self, checked: dict[str, Array], keep: Callable[[str], bool] | None, trace: bool) -> Result:
         self.open()
@@ -181,10 +267,12 @@ class Runtime:
         outputs |= {name: value for name, value in kept.items() if name not in outputs}
         seconds = {"compile": self.program.compile_seconds, "build": self.build_seconds}
         seconds |= {"run": time.perf_counter() - started, "cpu": cpu_seconds}
-        return Result(outputs, counters, lambda: self._report(counters, seconds))
+        return Result(outputs, counters, lambda: self._report(counters, seconds), seconds)
 
     def check(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The inputs as the program takes them. InputError where a name, type or shape is wrong."""
+        if self._specialised is not None:
+            return self._specialised.runtime(inputs).check(inputs)
         known = self._known
         for name in inputs:
             if name not in known:
@@ -192,7 +280,7 @@ class Runtime:
         checked = {}
         for name, tensor in known.items():
             if name not in inputs:
-                raise InputError(f"input {name!r} is missing; it is {tensor.dtype}{list(tensor.shape)}")
+                raise InputError(f"input {name!r} is missing; it is {self.program.shape_text(tensor)}")
             given = inputs[name]
             if (
                 type(given) is np.ndarray
@@ -205,12 +293,17 @@ class Runtime:
                 checked[name] = given
                 continue
             array = np.asarray(given)
-            same = array.ndim == len(tensor.shape) and all(w in (n, -1) for n, w in zip(array.shape, tensor.shape))
+            wanted = (-1, *tensor.shape[1:]) if name in self.program.batched else tensor.shape
+            same = array.ndim == len(wanted) and all(w in (n, -1) for n, w in zip(array.shape, wanted))
             if array.dtype.name != tensor.dtype or not same:
                 raise InputError(
-                    f"input {name!r} must be {tensor.dtype}{list(tensor.shape)}, not {array.dtype}{list(array.shape)}"
+                    f"input {name!r} must be {self.program.shape_text(tensor)}, not {array.dtype}{list(array.shape)}"
                 )
             checked[name] = np.asarray(array, array.dtype.newbyteorder("="), order="C")
+        samples = {name: len(checked[name]) for name in self.program.batched}
+        if len(set(samples.values())) > 1:
+            counted = " and ".join(f"{count} for {name!r}" for name, count in samples.items())
+            raise InputError(f"inputs have different numbers of samples: {counted}; give as many of each")
         return checked
 
     def _bound(self) -> list[Callable[[], None] | None]:
@@ -303,18 +396,19 @@ class Runtime:
 
     # Report ----------------------------------------------------------------------------------------------------
 
-    def _report(self, counters: list[Counters], seconds: dict[str, float]) -> dict[str, Any]:
+    def _report(self, counters: list[Counters], seconds: dict[str, float], parts: int = 1) -> dict[str, Any]:
+        """parts: how many times the Program ran, each time with counters for all its launches."""
         program = self.program
         timed = [c for c in counters if c.cycles is not None]
         cycles = sum(c.cycles or 0 for c in timed) if timed else None
         layers = []
-        for launch, count in zip(program.launches, counters):
-            spent = _layer_cycles(launch, count)
-            for layer, own in zip(launch.layers, spent):
+        for number, launch in enumerate(program.launches):
+            spent = [_layer_cycles(launch, count) for count in counters[number :: len(program.launches)]]
+            for layer, own in zip(launch.layers, map(_total, zip(*spent))):
                 layers.append({
-                    "name": layer.name, "op": layer.op, "macs": layer.macs, "cycles": own,
-                    "utilization": _ratio(layer.macs, own, program), "bytes_loaded": layer.bytes_loaded,
-                    "bytes_stored": layer.bytes_stored, "note": layer.note, "bytes_kept": layer.bytes_kept,
+                    "name": layer.name, "op": layer.op, "macs": parts * layer.macs, "cycles": own,
+                    "utilization": _ratio(parts * layer.macs, own, program), "bytes_loaded": parts * layer.bytes_loaded,
+                    "bytes_stored": parts * layer.bytes_stored, "note": layer.note, "bytes_kept": layer.bytes_kept,
                     "cycles_apart": layer.cycles_apart, "cycles_together": layer.cycles_together,
                 })  # fmt: skip
         units: dict[str, dict[str, int | None]] = {}
@@ -329,9 +423,9 @@ class Runtime:
             "cycles": cycles,
             "memory_model": self._device.memory_model if self._device is not None and timed else None,
             "config": program.config.to_dict(),
-            "macs_total": program.macs_total,
-            "macs_accelerator": program.macs_accelerator,
-            "utilization": _ratio(program.macs_accelerator, cycles, program),
+            "macs_total": parts * program.macs_total,
+            "macs_accelerator": parts * program.macs_accelerator,
+            "utilization": _ratio(parts * program.macs_accelerator, cycles, program),
             "launches": len(counters),
             "cpu_nodes": [
                 {"name": node.name, "op": node.op, "reason": node.reason}
@@ -405,6 +499,11 @@ def _stored(array: Array) -> NDArray[np.int8]:
 
 def _ratio(macs: int, cycles: int | None, program: Program) -> float | None:
     return macs / cycles / program.config.macs_per_cycle if cycles else None
+
+
+def _total(cycles: tuple[int | None, ...]) -> int | None:
+    known = [each for each in cycles if each is not None]
+    return sum(known) if known else None
 
 
 def _layer_cycles(launch: LaunchStep, counters: Counters) -> list[int | None]:

@@ -24,11 +24,11 @@ import numpy as np
 
 from celosia.bitstreams.manifest import Manifest
 from celosia.compiler.cpu.runtime.op import HostError
-from celosia.compiler.program import Program, ProgramError
+from celosia.compiler.program import InputError, Program, ProgramError
 from celosia.compiler.program.saved import array_bytes, load_array
 from celosia.driver import flash
 from celosia.driver.bootstrap import MARK
-from celosia.driver.runtime import InputError, Result, Runtime
+from celosia.driver.runtime import Result, Runtime
 from celosia.sim.device import Counters, DeviceError, Event
 
 ERRORS: dict[str, type[Exception]] = {

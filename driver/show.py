@@ -163,8 +163,9 @@ def overview(program: Program) -> RenderableType:
     rows = [
         ("model", program.name),
         ("Config", f"{cfg.name}: batch {cfg.batch}, {cfg.block_in} x {cfg.block_out} MACs, {cfg.bus_bytes}-byte bus"),
-        *(("input", f"{t.name}: {t.dtype}{list(t.shape)}") for t in program.inputs),
-        *(("output", f"{t.name}: {t.dtype}{list(t.shape)}") for t in program.outputs),
+        *(("input", f"{t.name}: {program.shape_text(t)}") for t in program.inputs),
+        *(("output", f"{t.name}: {program.shape_text(t)}") for t in program.outputs),
+        *([("n", f"any number of samples, {program.batch} at once")] if program.batched else []),
         ("operators", ", ".join(f"{places[place]} {how}" for place, how in _PLACES.items())),
         ("MACs", f"{program.macs_total:,}, {percent(share)} on the accelerator"),
         ("launches", f"{len(program.launches)}, {count:,} instructions of {instruction_bytes(cfg)} bytes"),

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import onnx
 
 from celosia.compiler.cpu.ops import OPS, blocked
-from celosia.compiler.cpu.runtime.hostops import FIRST, HOST
+from celosia.compiler.cpu.runtime.hostops import FIRST, HOST, sized_names
 
 HEAD = """\
 # Operators
@@ -38,7 +38,9 @@ def operators_markdown() -> str:
     ]  # fmt: skip
     parts = [
         HEAD, "## Compiled to machine code\n", _list(compiled), "",
-        "Neighbours share a kernel. Where shapes are known only at run time, the kernel is made then, and kept.\n",
+        "Neighbours share a kernel. Where shapes are known only at run time, the kernel is made then, and kept.\n"
+        "These are computed by numpy then, for any number of boxes that are found, or of steps in a cache:\n",
+        _list(sized_names()), "",
         "## In the host runtime\n",
         "Control flow, sequences, strings, and what is no loop over elements, in numpy.\n",
         _list(plain), "", "Of other domains:\n", _list(others), "",

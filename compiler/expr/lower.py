@@ -114,7 +114,7 @@ class _Lowering:
     def with_attached(self, stage: Stage, axis: Axis, inner: Stmt) -> Stmt:
         """`inner`, the body of loop `axis`, after what is computed there."""
         for tensor in reversed(self.bodies):
-            if self.schedule[tensor].attached == (stage, axis):
+            if self.schedule.stages[tensor].attached == (stage, axis):
                 inner = self._attach(tensor, f"{stage.tensor.name} at loop {axis.name}", inner)
         return inner
 

@@ -325,6 +325,8 @@ class Schedule:
         return found[0] if isinstance(tensor, str) else tensor
 
     def __getitem__(self, tensor: Tensor | str) -> Stage:
+        if isinstance(tensor, Tensor) and tensor in self.stages:
+            return self.stages[tensor]
         tensor = self.tensor(tensor)
         if tensor not in self.stages:
             raise ValueError(f"{tensor.name} is not computed by this schedule")

@@ -70,7 +70,7 @@ def _replace(graph: ir.Graph, node: ir.Node, opsets: dict[str, int]) -> None:
             values[value.name] = fixed
     op = parse(ir.to_proto(node), opsets)
     try:
-        results = execute(op, values)
+        results = execute(op, values, once=True)
     except HostError as error:
         raise ModelError(str(error)) from None
     for old, result in zip(node.outputs, results):

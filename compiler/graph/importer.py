@@ -14,6 +14,7 @@ import onnx_ir.passes.common as common
 from celosia.compiler.cpu.runtime.op import clipped
 from celosia.compiler.graph.functions import inline_functions
 from celosia.compiler.graph.gradient import expand_gradients
+from celosia.compiler.graph.lengths import lengths
 from celosia.compiler.graph.lenient import conform, for_checker
 from celosia.compiler.graph.sound import complaint
 
@@ -26,13 +27,25 @@ class ModelError(ValueError):
 
 
 def load(source: str | Path | onnx.ModelProto) -> ir.Model:
-    """A checked model with the shapes of all values inferred. Raises ModelError."""
+    """A checked model with the shapes of all values inferred. Raises ModelError, also where a size is open."""
+    proto, name = sound(source)
+    model = imported(proto, name)
+    require_static(model)
+    return model
+
+
+def sound(source: str | Path | onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
+    """(A model that can be looked at, written as ONNX wants it; what to call it). ModelError where there is none."""
     proto, name = (source, "the model") if isinstance(source, onnx.ModelProto) else (read(Path(source)), str(source))
     if not proto.graph.node and not proto.graph.output:
         raise ModelError(f"{name} holds no graph; give an ONNX model")
     if why := complaint(proto):
         raise ModelError(f"{name} is not a valid ONNX model: {why}")
-    proto = conform(proto)
+    return conform(proto), name
+
+
+def imported(proto: onnx.ModelProto, name: str) -> ir.Model:
+    """The graph of a sound model, called `name`, with the shapes of all values inferred. ModelError."""
     try:
         with _bounded_memory(INFERENCE_BYTES + 16 * proto.ByteSize()):
             onnx.checker.check_model(for_checker(proto))
@@ -42,7 +55,6 @@ def load(source: str | Path | onnx.ModelProto) -> ir.Model:
         raise ModelError(f"{name} holds shapes that take too much memory to infer") from None
     except Exception as error:  # onnx raises several unrelated classes for a broken model
         raise ModelError(f"{name} is not a valid ONNX model: {_first_line(error)}") from None
-    require_static(model)
     for value in model.graph.outputs:
         if value.type is None:  # a pass finds out, from the operator that makes it
             value.type = ir.TensorType(ir.DataType.UNDEFINED)
@@ -73,10 +85,10 @@ def _bounded_memory(more: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def read(path: Path) -> onnx.ModelProto:
-    """The model in a file, with its external data. ModelError."""
+def read(path: Path, data: bool = True) -> onnx.ModelProto:
+    """The model in a file, with its external data, or without. ModelError."""
     try:
-        model: onnx.ModelProto = onnx.load(path)
+        model: onnx.ModelProto = onnx.load(path, load_external_data=data)
         return model
     except FileNotFoundError:
         raise ModelError(f"there is no model at {path}") from None
@@ -126,6 +138,7 @@ def _with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
         drawn.graph.output.extend(chosen.get(name, onnx.ValueInfoProto(name=name)) for name in outputs)
         inferred = onnx.shape_inference.infer_shapes(drawn, data_prop=True).graph
         found = {value.name: value for value in (*inferred.value_info, *inferred.output) if _is_whole(value.type)}
+        found = lengths(inferred) | found
     drawn.CopyFrom(proto)
     del drawn.graph.value_info[:], drawn.graph.output[:]
     drawn.graph.value_info.extend(inferred.value_info)
@@ -159,19 +172,27 @@ def _is_sequence(value: ir.Value) -> bool:
     return isinstance(value.type, (ir.SequenceType, ir.OptionalType))
 
 
-def require_static(model: ir.Model) -> None:
-    """ModelError where an input's shape is unknown or not a constant, except in models of sequences."""
-    if any(node.op_type in SEQUENCES for node in model.graph) or any(map(_is_sequence, model.graph.inputs)):
+def of_sequences(model: ir.Model) -> bool:
+    """Whether sizes are known only at run time, whatever those of the inputs are."""
+    return any(node.op_type in SEQUENCES for node in model.graph) or any(map(_is_sequence, model.graph.inputs))
+
+
+def require_static(model: ir.Model, but_open: bool = False) -> None:
+    """ModelError where an input's shape is unknown or not a constant, except in models of sequences.
+
+    but_open: sizes may be open.
+    """
+    if of_sequences(model):
         return
     for value in model.graph.inputs:
         if value.shape is None:
-            raise ModelError(f"input {value.name!r} has no shape; export the model with fixed shapes")
+            raise ModelError(
+                f"input {value.name!r} has no shape; give it one with --shape (shapes= in Python), or export the model "
+                "with one"
+            )
         for axis, size in enumerate(value.shape):
             if not isinstance(size, int):
-                label = f" ({size.value})" if getattr(size, "value", None) else ""
-                raise ModelError(
-                    f"input {value.name!r} has a dynamic dimension {axis}{label}; fix its size when you export the "
-                    "model, or with onnx.tools.update_model_dims"
-                )
-            if size < 0:
+                if not but_open:
+                    raise ModelError(f"input {value.name!r} has a dynamic dimension {axis}; give its size")
+            elif size < 0:
                 raise ModelError(f"input {value.name!r} has a negative dimension {axis}: {size}")

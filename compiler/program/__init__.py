@@ -6,6 +6,7 @@ from celosia.compiler.program.model import (
     CpuStep,
     FormInfo,
     HostStep,
+    InputError,
     LaunchStep,
     LayerInfo,
     NodeInfo,
@@ -19,6 +20,6 @@ from celosia.compiler.program.model import (
 )
 
 __all__ = [
-    "FORMAT", "MAX_PART_BYTES", "VERSION", "Contents", "CpuStep", "FormInfo", "HostStep", "LaunchStep", "LayerInfo",
-    "NodeInfo", "Pack", "PartInfo", "PassInfo", "Program", "ProgramError", "Step", "TensorInfo", "Unpack",
+    "FORMAT", "MAX_PART_BYTES", "VERSION", "Contents", "CpuStep", "FormInfo", "HostStep", "InputError", "LaunchStep",
+    "LayerInfo", "NodeInfo", "Pack", "PartInfo", "PassInfo", "Program", "ProgramError", "Step", "TensorInfo", "Unpack",
 ]  # fmt: skip

@@ -33,6 +33,7 @@ def check(program: Contents) -> None:
     """ProgramError where a name, number, size or address in `program` cannot be right."""
     for tensor in (*program.inputs, *program.outputs, *program.tensors.values()):
         _tensor(tensor)
+    _batch(program)
     _memory(program)
     known: Types = {name: _of_array(array) for name, array in program.constants.items()}
     known |= {tensor.name: _of_info(tensor) for tensor in program.inputs}
@@ -60,6 +61,16 @@ def _tensor(tensor: TensorInfo) -> None:
     _require(tensor.dtype in ONNX_TYPES.values(), f"tensor {tensor.name!r} has elements {tensor.dtype!r}")
     sound = all(size >= -1 for size in tensor.shape) and prod(map(abs, tensor.shape)) <= MOST_ELEMENTS
     _require(sound, f"tensor {tensor.name!r} has shape {list(tensor.shape)}")
+
+
+def _batch(program: Contents) -> None:
+    """All that counts samples counts as many."""
+    if program.batched:
+        tensors = [tensor for tensor in program.inputs if tensor.name in program.batched]
+        _require(len(tensors) == len(set(program.batched)), "an input that counts samples is none")
+        sizes = {tensor.shape[:1] for tensor in (*tensors, *program.outputs) if tensor.kind == "tensor"} - {(-1,)}
+        sound = len(sizes) == 1 and min(sizes.pop() or (0,)) > 0
+        _require(sound, "inputs and outputs count different numbers of samples")
 
 
 def _of_info(tensor: TensorInfo) -> tuple[str, tuple[int, ...]] | None:
@@ -154,6 +165,8 @@ def _form(form: FormInfo, shape: tuple[int, ...], name: str) -> None:
     _require(sound and -128 <= form.pad <= 127 and prod(form.dims) <= MOST_DRAM, message)
     if not form.fold:
         return _require(prod(form.dims) == prod(shape), message)
+    if len(shape) == 3:
+        shape = (*shape[:2], 1, shape[2])
     _require(len(shape) == 4, message)
     taps, places = 1, 1
     for axis in (0, 1):

@@ -24,7 +24,7 @@ from celosia.compiler.program.saved import array_bytes, load_array, load_op, mak
 from celosia.hw.config import Config
 
 FORMAT = "celosia-program"
-VERSION = 7
+VERSION = 8
 
 
 class Program(Contents):
@@ -82,7 +82,7 @@ class Program(Contents):
             "macs_total": self.macs_total,
             "placements": self.placements, "compile_seconds": self.compile_seconds,
             "passes": [dataclasses.asdict(each) for each in self.passes], "arena": dataclasses.asdict(self.arena),
-            "machine": self.machine,
+            "machine": self.machine, "batched": list(self.batched),
         }  # fmt: skip
 
     @staticmethod
@@ -147,7 +147,7 @@ def _plain(value: Any) -> Any:
 
 _FIELDS = (
     "name", "inputs", "outputs", "image_address", "dram_size", "arena_lower_bound", "macs_total", "placements",
-    "compile_seconds", "passes", "arena", "machine",
+    "compile_seconds", "passes", "arena", "machine", "batched",
 )  # fmt: skip
 """Fields of a Program that the manifest holds as they are."""
 

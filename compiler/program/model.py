@@ -19,6 +19,10 @@ class ProgramError(ValueError):
     """A file that is not an undamaged Program; the message names the part."""
 
 
+class InputError(ValueError):
+    """An input that the Program does not take; the message names it and says what is expected."""
+
+
 @dataclass(frozen=True)
 class TensorInfo:
     """A tensor; -1 in its shape is a size known only at run time. kind: "tensor", "sequence" or "optional"."""
@@ -55,6 +59,8 @@ class FormInfo:
         """The tensor, of any shape with as many values, as [images, channels, height, width] with the fold applied."""
         if not self.fold:
             return array.reshape(self.dims)
+        if array.ndim == 3:  # a sequence is an image of one row
+            array = array[:, :, None]
         rows, columns = self.pads[0::2], self.pads[1::2]
         if self.fold == "x":
             rows = (0, 0)
@@ -194,6 +200,22 @@ class Contents:
     """What layers run, each as what prints as loops and the trace of their schedule; text where read from a file."""
     library: bytes = field(default=b"", repr=False)
     """The kernels for another machine as one shared object; they then have no code of their own."""
+
+    batched: tuple[str, ...] = ()
+    """Inputs whose first axis counts samples, of which there may be any number: all outputs count them, too, and each
+    depends on its own samples alone. `batch` of them are computed at once."""
+
+    @property
+    def batch(self) -> int:
+        """Samples that are computed at once; 0 where the Program has shapes of its own only."""
+        return next((tensor.shape[0] for tensor in self.inputs if tensor.name in self.batched), 0)
+
+    def shape_text(self, tensor: TensorInfo) -> str:
+        """Element type and shape of an input or output, for people: `n` samples, `?` for a size of any number."""
+        counts = tensor.name in self.batched or (bool(self.batched) and tensor in self.outputs)
+        first = ["n"] if counts else []
+        sizes = [*first, *("?" if size == -1 else str(size) for size in tensor.shape[len(first) :])]
+        return f"{tensor.dtype}[{', '.join(sizes)}]"
 
     @property
     def launches(self) -> list[LaunchStep]:

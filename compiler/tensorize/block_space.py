@@ -1,6 +1,7 @@
 """The space of schedules of a block of layers, and an estimate that chooses among them.
 
-A tile is y rows and x columns of the block's output, with all its channels. The last layer's sum is cut in slices of k
+A block is one group of layers, or several with whole images on chip between them; each group has decisions of its own.
+A tile is y rows and x columns of what a group makes, with all its channels. The last layer's sum is cut in slices of k
 input blocks; for each slice, the layers before it compute what it reads, with the halo that their windows need. So gemm
 is at one slice of the first layer while the vector unit is at the slice before.
 """
@@ -34,17 +35,69 @@ TURN = timing.VECTOR_STAGES + 4
 
 @dataclass(frozen=True)
 class BlockProblem:
-    """The problems of layers, each of which reads what the one before it makes. in_blocks of a depthwise one is 0."""
+    """The problems of layers, each of which reads what the one before it makes. in_blocks of a depthwise one is 0.
+
+    cuts: numbers of layers that read whole images which lie in a scratchpad.
+    """
 
     layers: tuple[Problem, ...]
+    cuts: tuple[int, ...] = ()
+
+    @property
+    def groups(self) -> list[Group]:
+        bounds = (0, *self.cuts, len(self.layers))
+        return [Group(self.layers[a:b], a > 0, (*self.layers, None)[b]) for a, b in itertools.pairwise(bounds)]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The layers of a block between two cuts, which run tile by tile together.
+
+    resident: whether what it reads lies in a scratchpad. following: the layer after it, for whose whole input it makes
+    tiles in a scratchpad; None where it makes tiles of the block's output.
+    """
+
+    layers: tuple[Problem, ...]
+    resident: bool = False
+    following: Problem | None = None
 
     @property
     def last(self) -> Problem:
         return self.layers[-1]
 
     @property
+    def rows(self) -> int:
+        """Of what it makes, with the padding that the following layer reads."""
+        return self.last.rows if self.following is None else self.following.input_rows(self.following.rows)
+
+    @property
+    def columns(self) -> int:
+        return self.last.columns if self.following is None else self.following.input_columns(self.following.columns)
+
+    @property
+    def blocks(self) -> int:
+        """Output blocks as the vector unit makes them."""
+        return self.last.out_blocks
+
+    @property
+    def padding(self) -> tuple[int, int]:
+        """Rows of padding at the top and at the bottom of what it makes."""
+        if self.following is None:
+            return 0, 0
+        top = self.following.window.pads[0]
+        return top, max(0, self.rows - top - self.last.rows)
+
+    @property
+    def residents(self) -> list[Problem]:
+        """Layers whose whole inputs lie in scratchpads beside the tiles."""
+        return [self.layers[0]] * self.resident + ([] if self.following is None else [self.following])
+
+    @property
     def text(self) -> str:
-        return "; then ".join(layer.text for layer in self.layers)
+        """All of it in a line, by which decisions are known to be for this group."""
+        chain = "; then ".join(layer.text for layer in self.layers)
+        given = "of what lies on chip, " if self.resident else ""
+        return given + chain + ("" if self.following is None else "; kept on chip")
 
 
 @dataclass(frozen=True)
@@ -70,10 +123,11 @@ class _Level:
         return max(1, self.problem.sums)
 
 
-def _levels(cfg: Config, p: BlockProblem, d: Decisions) -> list[_Level]:
+def _levels(cfg: Config, p: Group, d: Decisions) -> list[_Level]:
     """From the first layer to the last; a result is computed where the next layer's windows reach, within the image."""
     found: list[_Level] = []
-    rows, columns, blocks = d.y, d.x, p.last.out_blocks if p.last.in_blocks else d.n
+    rows, columns = min(d.y, p.last.rows), min(d.x, p.last.columns)
+    blocks = p.last.out_blocks if p.last.in_blocks else d.n
     ratio = max(1, cfg.block_in // cfg.block_out)
     for number in reversed(range(len(p.layers))):
         layer = p.layers[number]
@@ -89,16 +143,19 @@ def _levels(cfg: Config, p: BlockProblem, d: Decisions) -> list[_Level]:
     return found[::-1]
 
 
-def why_not(cfg: Config, p: BlockProblem, d: Decisions) -> str | None:
-    """Why `d` is not a point of the space, or None."""
+def why_not(cfg: Config, p: Group, d: Decisions) -> str | None:
+    """Why `d` is not a point of the space of a group, or None."""
     last = p.last
-    for name, size in (("n", last.out_blocks), ("y", last.rows), ("x", last.columns), ("k", max(last.in_blocks, 1))):
+    for name, size in (("n", p.blocks), ("y", p.rows), ("x", p.columns), ("k", max(last.in_blocks, 1))):
         if not 1 <= getattr(d, name) <= size:
             return f"{name} must be between 1 and {size}, not {getattr(d, name)}"
     if d.ahead < 1 or d.part < 1:
         return "ahead and part must be at least 1"
     if d.order != "block":
         return f"order must be block, not {d.order}"
+    top, bottom = p.padding
+    if p.following is not None and (d.x < p.columns or d.y <= top or (p.rows - 1) % d.y < bottom):
+        return "a tile of what stays on chip must have whole rows, and more than padding"
     for scope, entries, depth in _needs(cfg, p, d):
         if entries > depth:
             return f"a tile takes {entries} entries of {scope}, where {depth} are to be had"
@@ -107,10 +164,15 @@ def why_not(cfg: Config, p: BlockProblem, d: Decisions) -> str | None:
     return None
 
 
-def _needs(cfg: Config, p: BlockProblem, d: Decisions) -> Iterator[tuple[str, int, int]]:
+def _needs(cfg: Config, p: Group, d: Decisions) -> Iterator[tuple[str, int, int]]:
     """(scratchpad, entries that a tile takes, entries to be had)."""
     levels = _levels(cfg, p, d)
-    first, last, pixels = levels[0], levels[-1], d.y * d.x
+    first, last = levels[0], levels[-1]
+    pixels = last.out
+    whole = {"inp": 0, "vin": 0}
+    for layer in p.residents:
+        size = layer.input_rows(layer.rows) * layer.input_columns(layer.columns) * layer.images
+        whole[layer.near] += (layer.in_blocks or layer.out_blocks) * size
     ratio = max(1, cfg.block_in // cfg.block_out)
     inp = vin = acc = 0
     for before, level in itertools.pairwise(levels):
@@ -121,17 +183,20 @@ def _needs(cfg: Config, p: BlockProblem, d: Decisions) -> Iterator[tuple[str, in
         acc += 2 * before.blocks * before.out if before.problem.in_blocks else 0
     if last.problem.in_blocks:
         acc += last.blocks * pixels
-    if first.problem.in_blocks:
+    if p.resident:
+        pass
+    elif first.problem.in_blocks:
         inp += first.in_blocks * first.near
     else:
         vin += 2 * first.blocks * first.near
-    yield "inp", inp, cfg.inp_depth
+    yield "inp", inp, cfg.inp_depth - whole["inp"]
     yield "acc", acc, cfg.acc_depth
-    yield "vin", vin + (d.n * pixels if p.last.residual else 0), cfg.vin_depth
-    yield "out", d.n * pixels, cfg.out_depth // 2
+    yield "vin", vin + (d.n * pixels if p.last.residual else 0), cfg.vin_depth - whole["vin"]
+    if p.following is None:
+        yield "out", d.n * pixels, cfg.out_depth // 2
     yield "wgt", 2 * sum(_weights(d, level, last) for level in levels), cfg.wgt_depth
     if cfg.taps:
-        yield "tap", 2 * sum(0 if v.problem.in_blocks else v.blocks * v.steps for v in levels), cfg.tap_depth
+        yield "tap", 2 * sum(v.blocks * v.steps for v in levels if v.problem.weighted), cfg.tap_depth
     yield "par", 2 * max(d.n, sum(level.blocks for level in levels[:-1])) + d.n, cfg.par_depth
 
 
@@ -145,13 +210,13 @@ def _weights(d: Decisions, level: _Level, last: _Level) -> int:
     )
 
 
-def candidates(cfg: Config, p: BlockProblem) -> Iterator[Decisions]:
-    """The points of the space."""
+def candidates(cfg: Config, p: Group) -> Iterator[Decisions]:
+    """The points of the space of a group."""
     last = p.last
-    for x in parts(last.columns)[:3]:
-        for y in parts(last.rows):
+    for x in parts(p.columns)[:3]:
+        for y in parts(p.rows):
             for k in parts(max(last.in_blocks, 1)):
-                for n in parts(last.out_blocks):
+                for n in parts(p.blocks):
                     beats = p.layers[0].input_rows(y) * p.layers[0].input_columns(x) * cfg.piece_bytes // cfg.bus_bytes
                     d = Decisions(n, y, x, k, "block", part=max(1, 1024 // max(1, beats)))
                     if why_not(cfg, p, d) is None:
@@ -161,10 +226,15 @@ def candidates(cfg: Config, p: BlockProblem) -> Iterator[Decisions]:
 
 def estimate(cfg: Config, p: BlockProblem, d: Decisions) -> float:
     """Cycles of the whole block under the decisions `d`."""
+    return sum(_estimate(cfg, group, each) for group, each in zip(p.groups, d.groups, strict=True))
+
+
+def _estimate(cfg: Config, p: Group, d: Decisions) -> float:
+    """Cycles of a group."""
     levels = _levels(cfg, p, d)
     first, last = levels[0], levels[-1]
-    tiles = -(-p.last.rows // d.y) * -(-p.last.columns // d.x) * p.last.images
-    share = (p.last.rows * p.last.columns * p.last.images) / (tiles * d.y * d.x)
+    tiles = -(-p.rows // d.y) * -(-p.columns // d.x) * p.last.images
+    share = (p.rows * p.columns * p.last.images) / (tiles * d.y * d.x)
     slices = -(-p.last.in_blocks // d.k) if p.last.in_blocks else -(-p.last.out_blocks // d.n)
     whole = (p.last.in_blocks / d.k if p.last.in_blocks else p.last.out_blocks / d.n) / slices
     entry_beats = max(1, cfg.lanes // cfg.bus_bytes)
@@ -185,9 +255,9 @@ def estimate(cfg: Config, p: BlockProblem, d: Decisions) -> float:
     # The next layer's weights come into the other half of the rings.
     kept = 2 * wgt * slices <= cfg.wgt_depth
     kept = kept and 2 * sum(level.blocks for level in levels[:-1]) * slices <= cfg.par_depth
-    near = first.in_blocks * first.near * (inp_beats if first.problem.in_blocks else entry_beats)
+    near = 0 if p.resident else first.in_blocks * first.near * (inp_beats if first.problem.in_blocks else entry_beats)
     final = p.last.out_blocks * d.y * d.x if p.last.in_blocks else 0
-    store = p.last.out_blocks * d.y * d.x * entry_beats
+    store = p.last.out_blocks * d.y * d.x * entry_beats if p.following is None else 0
     instructions = (6 + 4 * len(levels)) * max(1, instruction_bytes(cfg) // cfg.bus_bytes)
     load = near / slices + constants / (tiles if kept else 1) + (store / slices if p.last.residual else 0)
     load = load * REFRESHED + instructions
@@ -195,8 +265,11 @@ def estimate(cfg: Config, p: BlockProblem, d: Decisions) -> float:
     acc = next(entries for scope, entries, _ in _needs(cfg, p, d) if scope == "acc")
     alone = 0.0 if acc + last.blocks * d.y * d.x <= cfg.acc_depth or tiles == 1 else final + TURN + gemm / 2
     alone += WAITING * min(gemm, vector)
-    start = near + constants + LOAD_LATENCY + gemm + vector
-    drain = final + store / 2 + STORE_LATENCY
+    if p.resident:  # its first tiles go beside the last ones of the group before, if they do not need those
+        start = gemm + vector if tiles < 3 else 0.0
+    else:
+        start = near + constants + LOAD_LATENCY + gemm + vector
+    drain = final + store / 2 + STORE_LATENCY if p.following is None else 0
     return tiles * share * (slices * slice_ + alone) + start / 2 + drain
 
 
@@ -212,10 +285,21 @@ def _bank_stalls(cfg: Config, levels: list[_Level], d: Decisions) -> float:
     return min(adds, reads) * (handed - half) / handed
 
 
-@cache
+def best_by_piece(cfg: Config, p: Group, count: int = 2) -> list[Decisions]:
+    """The best `count` points by the estimate for each k."""
+    ranked = sorted(candidates(cfg, p), key=lambda d: _estimate(cfg, p, d))
+    pieces = {d.k: [each for each in ranked if each.k == d.k][:count] for d in ranked}
+    return [d for found in pieces.values() for d in found]
+
+
 def choose(cfg: Config, p: BlockProblem) -> Decisions:
-    """The best point by the estimate. Untileable where there is none."""
-    found = min(candidates(cfg, p), key=lambda d: estimate(cfg, p, d), default=None)
+    """The best points of its groups by the estimate. Untileable where there is none."""
+    return Decisions.of_groups([_choose(cfg, group) for group in p.groups])
+
+
+@cache
+def _choose(cfg: Config, p: Group) -> Decisions:
+    found = min(candidates(cfg, p), key=lambda d: _estimate(cfg, p, d), default=None)
     if found is None:
         raise Untileable(f"no tile of the block fits the scratchpads: {p.text}")
     return found

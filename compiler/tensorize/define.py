@@ -191,7 +191,14 @@ def _chain(cfg: Config, block: Block) -> Definition:
     out = definer.vector(levels[-1], block.epilogue, _zero_point(block.layers[-1]), b)
     y = definer.result(out)
     return Definition(
-        BlockProblem(tuple(problems)), tuple(levels), out, y, tuple(definer.inputs), definer.places, b, definer.scalars
+        BlockProblem(tuple(problems), block.cuts),
+        tuple(levels),
+        out,
+        y,
+        tuple(definer.inputs),
+        definer.places,
+        b,
+        definer.scalars,
     )
 
 
@@ -461,8 +468,10 @@ class _Definer:
 
     def problem(self, scope: str, two: bool, sums: int = 0) -> Problem:
         """That of a layer which gemm has nothing to do with. two: it has an operand B."""
-        y = self.y
-        return Problem(self.window, y.images, y.rows, y.columns, self.blocks, 0, two, 1, 1, scope, self.beyond, sums)
+        y, weighted = self.y, isinstance(self.layer, Conv)
+        return Problem(
+            self.window, y.images, y.rows, y.columns, self.blocks, 0, two, 1, 1, scope, self.beyond, sums, weighted
+        )
 
     def depthwise(self, layer: Conv) -> Definition:
         level, problem = self.sums(layer, self.near("vin", self.blocks, layer.pad_value))

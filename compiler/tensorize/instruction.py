@@ -123,6 +123,22 @@ class Compute:
     def scratchpads(self) -> list[Tensor]:
         return [tensor for _, tensor, _, _ in self.bases]
 
+    def touched(self, env: Env, of: Tensor, constants: Fields, written: bool, taps: int) -> set[int]:
+        """Entries of `of`, counted from its first one, that it writes, or that it reads. taps: those of the Config."""
+        found: set[int] = set()
+        for name, tensor, _, places in self.bases:
+            if tensor is not of or written != (name == "dst_base"):
+                continue
+            operand = name.removesuffix("_base")
+            for fields in self.instructions(env, dict.fromkeys(self.scratchpads, 0), constants):
+                entries = {fields[name]}
+                for loop in (field.removeprefix("extent_") for field in fields if field.startswith("extent_")):
+                    step = fields.get(f"{operand}_{loop}", 0)
+                    entries = {entry + i * step for entry in entries for i in range(fields[f"extent_{loop}"])}
+                reach = taps if fields.get("taps") and operand == "a" else 1
+                found |= {entry // places + i for entry in entries for i in range(reach)}
+        return found
+
     def constants(self, scalars: Mapping[str, Any]) -> Fields:
         """The fields that no loop outside changes."""
         values = {name: _scalar(e, scalars) for name, e in self.parameters.items()}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 from celosia.compiler.expr import Function, lower
 from celosia.compiler.expr.trace import Trace
 from celosia.compiler.layer import Layer, Untileable
 from celosia.compiler.tensorize import block_space
-from celosia.compiler.tensorize.block_space import BlockProblem
+from celosia.compiler.tensorize.block_space import BlockProblem, Group
 from celosia.compiler.tensorize.define import Definition, define
 from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.render import Plan, compile_loops
@@ -39,11 +40,16 @@ class Part:
     decisions: Decisions
     loops: Loops
 
+    @property
+    def decided(self) -> list[tuple[Problem | Group, Decisions]]:
+        """What was decided for what; of a block, group by group."""
+        return list(zip(_problems(self.definition), self.decisions.groups))
+
 
 class Given(Protocol):
     """What a user has decided; see compiler/decisions.py."""
 
-    def of(self, layer: str, problems: Sequence[Problem | BlockProblem]) -> list[Decisions] | None: ...
+    def of(self, layer: str, problems: Sequence[Problem | Group]) -> list[Decisions] | None: ...
 
 
 class Planner:
@@ -53,6 +59,8 @@ class Planner:
         """given: what a user has decided, by the names of layers."""
         self.cfg, self.given = cfg, given
         self.known: dict[Hashable, Loops] = {}
+        self.timed: dict[Problem | BlockProblem, Decisions] = {}
+        """What others than the estimate have chosen."""
 
     def layer(self, layer: Layer, rows_first: bool = False) -> list[Part]:
         """The parts of `layer`. Untileable where it does not fit the scratchpads.
@@ -60,15 +68,18 @@ class Planner:
         rows_first: rather complete the output row by row than channel by channel, if it costs next to nothing.
         """
         definitions = define(self.cfg, layer)
-        problems = [definition.problem for definition in definitions]
-        chosen = None if self.given is None else self.given.of(layer.name, problems)
-        if chosen is None:
-            chosen = [self._choose(problem, rows_first) for problem in problems]
+        problems = [_problems(definition) for definition in definitions]
+        given = None if self.given is None else self.given.of(layer.name, [p for each in problems for p in each])
+        if given is None:
+            chosen = [self._choose(definition.problem, rows_first) for definition in definitions]
+        else:
+            rest = iter(given)
+            chosen = [Decisions.of_groups(list(islice(rest, len(each)))) for each in problems]
         return [Part(d, decisions, self.loops(d, decisions)) for d, decisions in zip(definitions, chosen)]
 
     def _choose(self, problem: Problem | BlockProblem, rows_first: bool) -> Decisions:
         if isinstance(problem, BlockProblem):
-            return block_space.choose(self.cfg, problem)
+            return self.timed.get(problem) or block_space.choose(self.cfg, problem)
         return choose(self.cfg, problem, rows_first)
 
     def loops(self, d: Definition, decisions: Decisions) -> Loops:
@@ -82,3 +93,7 @@ class Planner:
                 raise Untileable(str(error)) from None
             self.known[key] = Loops(function, s.trace, plan)
         return self.known[key]
+
+
+def _problems(d: Definition) -> Sequence[Problem | Group]:
+    return d.problem.groups if isinstance(d.problem, BlockProblem) else [d.problem]

@@ -15,8 +15,9 @@ vthread.verify.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import groupby
 from math import prod
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.interpret import evaluate
 from celosia.compiler.expr.loops import Alloc, Block, For, Function, If, Intrinsic, Let, Stmt
 from celosia.compiler.expr.nodes import Tensor, Var
@@ -35,7 +37,8 @@ from celosia.compiler.tensorize.intrinsics import tile_shape
 from celosia.compiler.vthread.disassemble import listing
 from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.interleave import interleave
-from celosia.compiler.vthread.pipeline import Load, Phase, Stream, depths
+from celosia.compiler.vthread.need import by_need
+from celosia.compiler.vthread.pipeline import Load, Phase, Ring, Stream, depths
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.compiler.vthread.verify import verify
 from celosia.hw.config import Config
@@ -106,6 +109,7 @@ def render(cfg: Config, function: Function) -> AcceleratorKernel:
                 stream.settle(node)
         stream.start(0, tile.node, tile.load)
     stream.finish()
+    stream.instructions = by_need(cfg, stream.instructions)
     insert_tokens(cfg, stream.instructions, writable)
     code = encode(cfg, stream.instructions)
     constants = {a: t.value for t, a in addresses.items() if t.value is not None}
@@ -240,9 +244,12 @@ class _Compiler:
             raise RenderError(f"{tensor.name} is in {scope} memory inside loops, which the accelerator has not")
         self.scopes[tensor] = scope
         entries = -(-tensor.size // prod(tile_shape(self.cfg, scope)))
-        before, depth = self.used.get(scope, 0), self.depths[scope]
+        resident = _resident(scope, s.body)
+        before, depth = 0 if resident else self.used.get(scope, 0), self.depths[scope]
         if before + entries > depth:
             raise RenderError(f"{tensor.name} needs {entries} entries of {scope}, which has {depth}, {before} in use")
+        if resident:  # its place comes and goes with the tiles that use it
+            return Region(tensor, scope, entries, s.kept, self.nodes(s.body, fixed))
         self.used[scope] = before + entries
         region = Region(tensor, scope, entries, s.kept, self.nodes(s.body, fixed))
         self.used[scope] = before
@@ -324,6 +331,11 @@ def compile_loops(cfg: Config, body: Stmt, places: Mapping[Tensor, tuple[int, ..
     return Plan(cfg, nodes, compiler.tensors)
 
 
+def _resident(scope: str, s: Stmt) -> bool:
+    """Whether a tensor of `scope` that lies around `s` is made by tiles and read by other tiles."""
+    return scope in ("inp", "vin") and any(isinstance(each, For) and each.kind == "pipelined" for each in statements(s))
+
+
 def _inner(s: Stmt) -> Stmt:
     return _nest(s)[2]
 
@@ -377,6 +389,47 @@ class _Held:
 
 
 @dataclass
+class _Resident:
+    """What some tiles make in inp or vin and later ones read: it has a place from the first tile's compute to the last.
+
+    making: what each tile that has not computed will write, by its number.
+    """
+
+    tensor: Tensor
+    ring: Ring
+    entries: int
+    place: tuple[int, int] | None = None
+    claimed: bool = False
+    closed: bool = False
+    """Whether all its tiles are known."""
+    users: int = 0
+    making: dict[int, set[int]] = field(default_factory=dict)
+
+    def claim(self, owner: object) -> None:
+        if not self.claimed and not self.ring.claim(owner):
+            raise RenderError(f"{self.tensor.name} needs a scratchpad that others do not give back")
+        self.claimed = True
+
+    def placed(self) -> bool:
+        """Whether it has a place, now or since before."""
+        self.place = self.place or self.ring.place(self.entries)
+        return self.place is not None
+
+    def made(self, entries: set[int]) -> bool:
+        return all(entries.isdisjoint(others) for others in self.making.values())
+
+    def end(self, users: int = 0) -> None:
+        """So many tiles less use it."""
+        self.users -= users
+        if self.closed and not self.users and self.place is not None:
+            self.ring.release(self.place)
+
+
+Slot = int | _Held | _Resident
+"""Where a tensor begins in its scratchpad, or will."""
+
+
+@dataclass
 class Bound:
     """A Plan with addresses; its tiles emit into `stream`."""
 
@@ -395,7 +448,10 @@ class Bound:
         """Phases of the tile with the most; after it comes what reads its results."""
         self.handed: dict[tuple[str, int], tuple[str, int, int]] = {}
         """Scratchpad, first entry and end of what tiles hand on, by its name and size, while tiles are on their way."""
-        self.under_way = self.begun = 0
+        self.begun = 0
+        self.under_way: Counter[str] = Counter()
+        """Tiles that hand on a tensor and have not ended, by its name."""
+        self.awaited = 0
         self.version = object()  # what is loaded of changing tensors is there for these tiles only
         self.constants: dict[int, dict[str, int]] = {}
 
@@ -404,7 +460,7 @@ class Bound:
         for node in self.plan.nodes:
             yield from self._run(node, {}, {})
 
-    def _run(self, node: Node, env: Env, slots: dict[Tensor, int | _Held]) -> Iterator[Tile]:
+    def _run(self, node: Node, env: Env, slots: dict[Tensor, Slot]) -> Iterator[Tile]:
         match node:
             case Loop(var, extent, body):
                 for i in range(extent):
@@ -418,23 +474,32 @@ class Bound:
             case Pipelined(var, extent):
                 for i in range(extent):
                     here = env | {var: i}
+                    for tensor in node.outer:
+                        slot = slots[tensor]
+                        if isinstance(slot, _Resident):
+                            slot.users += 1
                     yield Tile(here, lambda here=here: self._load(node, here, slots), node)  # type: ignore[misc]
             case Compute() | Move():
-                if any(isinstance(slot, _Held) for slot in slots.values()):
+                if any(not isinstance(slot, int) for slot in slots.values()):
                     raise RenderError("an instruction lies beside a pipelined loop that uses the same scratchpad")
                 first = {tensor: slot for tensor, slot in slots.items() if isinstance(slot, int)}
                 yield Tile(env, lambda: [lambda: self._emit(node, env, first)], None)
 
-    def _region(self, node: Region, env: Env, slots: dict[Tensor, int | _Held]) -> Iterator[Tile]:
+    def _region(self, node: Region, env: Env, slots: dict[Tensor, Slot]) -> Iterator[Tile]:
         first = self.used.get(node.scope, 0)
-        slot: int | _Held = first
+        slot: Slot = first
         if _has_tiles(node.body):
-            slot = _Held(node.scope, node.entries)
+            resident = node.scope in ("inp", "vin")
+            ring = self.stream.rings[node.scope]
+            slot = _Resident(node.tensor, ring, node.entries) if resident else _Held(node.scope, node.entries)
         else:
             self.used[node.scope] = first + node.entries
         for each in node.body:
             yield from self._run(each, env, slots | {node.tensor: slot})
         self.used[node.scope] = first
+        if isinstance(slot, _Resident):
+            slot.closed = True
+            slot.end()
 
     def _constants(self, node: Compute | Move) -> dict[str, int]:
         if id(node) not in self.constants:
@@ -453,13 +518,18 @@ class Bound:
         if fields is not None:
             self.stream.add(node.opcode, fields)
 
-    def _load(self, node: Pipelined, env: Env, around: Mapping[Tensor, int | _Held]) -> list[Phase | None]:
+    def _load(self, node: Pipelined, env: Env, around: Mapping[Tensor, Slot]) -> list[Phase | None]:
         """Take places in the scratchpads, load what is not there."""
         stream = self.stream
+        residents = [held for tensor in node.outer if isinstance(held := around[tensor], _Resident)]
+        for resident in residents:
+            resident.claim(self)
         slots = self._handed(node)
         late: list[Fill] = []
         for tensor in node.outer:
             held = around[tensor]
+            if isinstance(held, _Resident):
+                continue
             assert isinstance(held, _Held)
             ring = stream.rings[held.scope]
             if held.first is None:
@@ -472,6 +542,7 @@ class Bound:
                 late.append(fill)
             elif fill.tensor not in slots:
                 slots[fill.tensor] = self._fill(fill, env)
+        number = self._await(node, env, residents, slots) if residents else 0
 
         def last() -> None:
             entries = sum(fill.entries for fill in late)
@@ -481,6 +552,9 @@ class Bound:
                 first += fill.entries
             emit(node.phases[-1])
             self._ended(node)
+            for resident in residents:
+                resident.making.pop(number, None)
+                resident.end(1)
 
         def emit(nodes: list[Compute | Move]) -> None:
             for each in nodes:
@@ -491,11 +565,35 @@ class Bound:
         before = [None] * self.depth if not phases and self.depth > 1 else []
         return [*before, *phases, last]
 
+    def _await(self, node: Pipelined, env: Env, residents: list[_Resident], slots: dict[Tensor, int]) -> int:
+        """Let a tile compute only once what it reads of `residents` is made, and all have places: its number."""
+        number, self.awaited = self.awaited, self.awaited + 1
+        reads: list[tuple[_Resident, set[int]]] = []
+        for resident in residents:
+            tensor, found = resident.tensor, {True: set[int](), False: set[int]()}
+            for each in node.computes:
+                if isinstance(each, Compute) and tensor in each.scratchpads:
+                    for written, entries in found.items():
+                        entries |= each.touched(env, tensor, self._constants(each), written, self.plan.cfg.taps)
+            reads.append((resident, found[False]))
+            if found[True]:
+                resident.making[number] = found[True]
+
+        def ready() -> bool:
+            if not all(resident.made(entries) and resident.placed() for resident, entries in reads):
+                return False
+            slots.update((resident.tensor, resident.place[0]) for resident in residents if resident.place is not None)
+            return True
+
+        self.stream.when(ready)
+        return number
+
     def _handed(self, node: Pipelined) -> dict[Tensor, int]:
         """Places of what is handed on within a tile, in turns; taken with the first tile on its way."""
         if not node.handed:
             return {}
-        number, self.begun, self.under_way = self.begun, self.begun + 1, self.under_way + 1
+        number, self.begun = self.begun, self.begun + 1
+        self.under_way.update(tensor.name for tensor in node.handed)
         slots: dict[Tensor, int] = {}
         for fill in node.fills:
             if fill.tensor in node.handed:
@@ -518,13 +616,10 @@ class Bound:
 
     def _ended(self, node: Pipelined) -> None:
         """A tile of `node` has computed; with the last one on its way go the places of what was handed on."""
-        if not node.handed:
-            return
-        self.under_way -= 1
-        if not self.under_way:
-            for scope, first, end in self.handed.values():
-                self.stream.rings[scope].release((first, end))
-            self.handed.clear()
+        self.under_way.subtract(tensor.name for tensor in node.handed)
+        for key in [key for key in self.handed if not self.under_way[key[0]]]:
+            scope, first, end = self.handed.pop(key)
+            self.stream.rings[scope].release((first, end))
 
     def _fill(self, fill: Fill, env: Env) -> int:
         """First entry of what `fill` brings, loaded unless it is kept there."""

@@ -6,8 +6,8 @@ find no room before gemm has used what lies there, and part of the load of the f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from dataclasses import fields as dataclass_fields
 from functools import cache
 from typing import Any
@@ -56,8 +56,8 @@ class Problem:
 
     in_blocks: 0 where gemm has nothing to do. residual: an operand B of the size of the output comes through vin.
     step: input blocks from those of `share` output blocks to those of the next. near: the scratchpad of the input.
-    beyond: columns of it that are read beyond the windows. sums: steps in which the vector unit multiplies for an entry
-    of the output, where it does.
+    beyond: columns of it that are read beyond the windows. sums: steps in which the vector unit sums for an entry
+    of the output, where it does. weighted: whether it multiplies there.
     """
 
     window: Window
@@ -72,6 +72,7 @@ class Problem:
     near: str = "inp"
     beyond: int = 0
     sums: int = 0
+    weighted: bool = False
 
     @property
     def text(self) -> str:
@@ -136,16 +137,29 @@ class Decisions:
     order: str
     ahead: int = AHEAD
     part: int = 1 << 12
+    earlier: tuple[Decisions, ...] = ()
+    """Of a block of several groups: those of the groups before the last."""
+
+    @property
+    def groups(self) -> tuple[Decisions, ...]:
+        return *self.earlier, replace(self, earlier=())
+
+    @staticmethod
+    def of_groups(groups: Sequence[Decisions]) -> Decisions:
+        return replace(groups[-1], earlier=tuple(groups[:-1]))
 
     def to_json(self) -> dict[str, int | str]:
-        return asdict(self)
+        """Without those of other groups."""
+        fields = asdict(self)
+        del fields["earlier"]
+        return fields
 
     @staticmethod
     def from_json(fields: Any) -> Decisions:
         """ValueError for what are no decisions."""
         if not isinstance(fields, Mapping):
             raise ValueError(f"decisions are values by name, not {fields!r}")
-        known = {f.name: f.type for f in dataclass_fields(Decisions)}
+        known = [f.name for f in dataclass_fields(Decisions) if f.name != "earlier"]
         if unknown := sorted(set(fields) - set(known)):
             raise ValueError(f"there is no decision {unknown[0]!r}; there are {', '.join(known)}")
         for name in known:

@@ -7,9 +7,12 @@ loaded is kept for tiles that read the same.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from celosia.compiler.expr import Axis, Schedule, Select, Stage, Tensor, create_schedule
 from celosia.compiler.expr.loops import Declared
 from celosia.compiler.expr.nodes import Cast
+from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.define import Definition, Level
 from celosia.compiler.tensorize.intrinsics import declared
 from celosia.compiler.tensorize.space import CUT, Decisions, Problem
@@ -35,7 +38,7 @@ class _Template:
         d, c = self.d, self.c
         places, tile = self._tiles()
         self._pass(tile)
-        reader, loop = self._pieces(places) if c.order in CUT else (self.s[d.y], tile)
+        reader, loop = self._pieces(d.last, self.s[d.y], places) if c.order in CUT else (self.s[d.y], tile)
         if c.order not in CUT:
             self._sum(d.last, reader, loop)
         self._bring(d.last.near, reader, loop, "inp")
@@ -43,27 +46,58 @@ class _Template:
         return self.s
 
     def block(self) -> Schedule:
-        """Tiles of y; the last layer's sum in pieces, for each of which all before it is computed."""
-        s, d = self.s, self.d
-        places, tile = self._tiles()
-        self._pass(tile)
-        reader, loop = self._pieces(places) if d.last.acc is not None else (s[d.y], tile)
-        self._weights(d.last, reader, loop)
-        for level, following in reversed([*zip(d.levels, d.levels[1:])]):
-            near = s[following.near]
-            near.set_scope(following.scope)
-            near.compute_at(reader, loop)
-            image, block, row, column, piece, b, *rest = near.order
-            if piece.extent > self.cfg.out_pieces:  # entries of inp are larger than those of the vector unit
-                near.reorder(image, piece, block, row, column, b, *rest)
-                piece = b
-            near.tensorize(piece, self.hw[level.vector.name])
-            self._constants(level, following.near, reader, loop)
-            if level.acc is not None:
-                self._sum(level, reader, loop)
-            self._weights(level, reader, loop)
-        self._bring(d.levels[0].near, reader, loop, d.levels[0].scope)
-        return s
+        """Tiles of y, or of what the layers after a cut read; for each, all layers of the group."""
+        d, c = self.d, self.c
+        assert isinstance(d.problem, BlockProblem)
+        ends = [*d.problem.cuts, len(d.levels)]
+        for first, end, self.c in zip([0, *ends], ends, c.groups):
+            if end < len(d.levels):
+                reader, places, loop = self._resident(d.levels[end - 1], d.levels[end])
+            else:
+                places, loop = self._tiles()
+                self._pass(loop)
+                reader = self.s[d.y]
+            if d.levels[end - 1].acc is not None:
+                reader, loop = self._pieces(d.levels[end - 1], reader, places)
+            self._weights(d.levels[end - 1], reader, loop)
+            for number in reversed(range(first + 1, end)):
+                self._hand_on(d.levels[number - 1], d.levels[number], reader, loop)
+            if first == 0:
+                self._bring(d.levels[0].near, reader, loop, d.levels[0].scope)
+        return self.s
+
+    def _hand_on(self, level: Level, following: Level, reader: Stage, loop: Axis) -> None:
+        """What `level` makes for the next one, at `loop`, with all that it reads beside its own input."""
+        near = self.s[following.near]
+        near.compute_at(reader, loop)
+        self._makes(near, near.order[1:], level, following)
+        self._constants(level, following.near, reader, loop)
+        if level.acc is not None:
+            self._sum(level, reader, loop)
+        self._weights(level, reader, loop)
+
+    def _makes(self, near: Stage, tile: Sequence[Axis], level: Level, following: Level) -> None:
+        """The pass of `level`, which makes `near`. tile: its axes block, row, column, and those of an entry."""
+        near.set_scope(following.scope)
+        block, row, column, piece, b, *rest = tile
+        if piece.extent > self.cfg.out_pieces:  # entries of inp are larger than those of the vector unit
+            near.reorder(piece, block, row, column, b, *rest)
+            piece = b
+        near.tensorize(piece, self.hw[level.vector.name])
+
+    def _resident(self, level: Level, following: Level) -> tuple[Stage, Axis, Axis]:
+        """All of what `level` makes for the layers after a cut: (its stage, the loop over places, that over tiles)."""
+        near, c = self.s[following.near], self.c
+        image, block, row, column, *entry = near.order
+        blocks, block = near.split(block, c.n, "peel")
+        rows, row = near.split(row, c.y, "peel")
+        columns, column = near.split(column, c.x, "peel")
+        tile = (block, row, column, *entry)
+        near.reorder(image, rows, columns, blocks, *tile)
+        near.pipeline(blocks)
+        self._makes(near, tile, level, following)
+        self._constants(level, following.near, near, blocks)
+        return near, columns, blocks
 
     def simple(self) -> Schedule:
         d = self.d
@@ -73,13 +107,13 @@ class _Template:
         self._bring(d.last.near, self.s[d.y], tile, d.last.scope)
         return self.s
 
-    def _pieces(self, places: Axis) -> tuple[Stage, Axis]:
-        """The last sum at `places`, cut in pieces: (its stage, the loop over them)."""
-        s, d, c = self.s, self.d, self.c
-        assert d.last.acc is not None
-        acc = s[d.last.acc]
+    def _pieces(self, level: Level, reader: Stage, places: Axis) -> tuple[Stage, Axis]:
+        """The sum of `level` at `places`, cut in pieces: (its stage, the loop over them)."""
+        c = self.c
+        assert level.acc is not None
+        acc = self.s[level.acc]
         acc.set_scope("acc")
-        acc.compute_at(s[d.y], places)
+        acc.compute_at(reader, places)
         image, block, row, column, piece, b, m, k, r, t, e, lane = acc.order
         loop, k = acc.split(k, c.k, "peel")
         inside = [row, column, k, r, t, piece, b, m, e, lane]

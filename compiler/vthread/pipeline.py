@@ -21,9 +21,10 @@ What must not overtake what is found by `tokens.py`, from the addresses alone.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from celosia.compiler.layer import Untileable
 from celosia.hw.config import Config
 from celosia.hw.isa import Opcode
 
@@ -59,32 +60,52 @@ class Ring:
         self.pins: list[tuple[int, int]] = []
         self.reserved: list[tuple[int, int]] = []
         self.owner: object = None
+        self.claims = 0
 
     @property
     def end(self) -> int:
         """Entries that tiles can take."""
         return min((first for first, _ in self.reserved), default=self.depth)
 
-    def reserve(self, size: int, owner: object) -> tuple[int, int] | None:
-        """(first, end) of the last `size` entries of the ring, until `release`; None where it is too small.
+    def claim(self, owner: object) -> bool:
+        """Let nobody else reserve anything until `release`: it would part the ring. False where others never end."""
+        while self.claims and self.owner is not owner:
+            if not self.make_room():
+                return False
+        self.owner, self.claims = owner, self.claims + 1
+        return True
 
-        What another owner has reserved is waited for: it would part the ring.
-        """
-        while (
-            (self.reserved and self.owner is not owner)
-            or (first := self.end - size) < 0
-            or any(first < b for _, b in self.pins)
-        ):
+    def reserve(self, size: int, owner: object) -> tuple[int, int] | None:
+        """(first, end) of the last `size` entries that can be had, until `release`; None where it is too small."""
+        if not self.claim(owner):
+            return None
+        while (place := self.place(size)) is None:
             if not self.make_room():
                 return None
-        self.owner = owner
-        self.live = {key: place for key, place in self.live.items() if place[1] <= first}
-        self.head = self.head if self.head < first else 0
-        self.reserved.append((first, self.end))
-        return self.reserved[-1]
+        return place
+
+    def place(self, size: int) -> tuple[int, int] | None:
+        """(first, end) of `size` entries for who has claimed the ring; None where no tile has left so many."""
+        place = next((place for place in self._gaps(size) if not any(place[0] < b for _, b in self.pins)), None)
+        if place is not None:
+            self.reserved.append(place)
+            self.live = {key: (a, b) for key, (a, b) in self.live.items() if b <= self.end}
+            self.head = self.head if self.head < self.end else 0
+        return place
+
+    def _gaps(self, size: int) -> Iterator[tuple[int, int]]:
+        """Places of `size` entries between and below what is reserved, from the end of the scratchpad on."""
+        end = self.depth
+        for first, last in sorted(self.reserved, reverse=True):
+            if end - size >= last:
+                yield end - size, end
+            end = first
+        if end >= size:
+            yield end - size, end
 
     def release(self, place: tuple[int, int]) -> None:
         self.reserved.remove(place)
+        self.claims -= 1
 
     def find(self, key: Hashable) -> int | None:
         """First entry of the tile `key` if it is still there."""
@@ -132,10 +153,16 @@ def depths(cfg: Config) -> dict[str, int]:
     }  # fmt: skip
 
 
+def _always() -> bool:
+    return True
+
+
 @dataclass
 class _Tile:
     layer: int
     writes: object
+    ready: Callable[[], bool] = _always
+    """Whether its first phase may come, after all that has been emitted."""
     phases: deque[Phase | None] = field(default_factory=deque)
     pins: list[tuple[Ring, tuple[int, int]]] = field(default_factory=list)
 
@@ -173,6 +200,11 @@ class Stream:
         first = ring.find(key)
         return None if first is None else self.hold(ring, first, ring.size(key))
 
+    def when(self, ready: Callable[[], bool]) -> None:
+        """Let the tile that is loading compute only once `ready`."""
+        assert self.loading is not None
+        self.loading.ready = ready
+
     # Tiles ---------------------------------------------------------------------------------------------------
 
     def start(self, layer: int, writes: object, load: Load, ahead: int = AHEAD) -> None:
@@ -192,8 +224,10 @@ class Stream:
         if not self.waiting and not self.running:
             return False
         begun: list[_Tile] = []
-        while self.waiting and (not begun or self.waiting[0].phases[0] is None):
+        while self.waiting and (not begun or self.waiting[0].phases[0] is None) and self.waiting[0].ready():
             begun.append(self.waiting.popleft())
+        if not begun and not self.running:
+            raise Untileable("a block's results find no room beside what its tiles have loaded")
         if begun:
             self.running.appendleft(begun)
         for tiles in self.running:

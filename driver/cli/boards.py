@@ -12,10 +12,12 @@ from celosia.driver.cli.options import (
     MaybeConfig,
     Model,
     NoCheck,
+    ShapeOption,
     Sudo,
     check_source,
     program_there,
     progress_stages,
+    shapes_of,
 )
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ def deploy(
     host: Annotated[str, typer.Option("--host", metavar="USER@BOARD", help="The board, as ssh knows it.")],
     config: MaybeConfig = None,
     sudo: Sudo = False,
+    shape: ShapeOption = None,
     no_check: NoCheck = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -43,10 +46,11 @@ def deploy(
     from celosia.driver.ssh import connected
 
     check_source(model)
+    shapes = shapes_of(shape)
     with progress_stages(quiet) as stages, stages.paused(), connected(host) as connection:
         remote = deployment.Remote(connection, sudo=sudo)
         stages(f"connected to {host}")
-        program = program_there(model, config, stages, remote, no_check)
+        program = program_there(model, config, stages, remote, no_check, shapes)
         stages(f"copying to {host}")
         files = deployment.runner(), deployment.program_file(program)
         board = remote.status(*files)

@@ -41,10 +41,9 @@ def explained(error: Exception) -> tuple[int, str]:
     from celosia.compiler.decisions import DecisionsError
     from celosia.compiler.files import OutputError
     from celosia.compiler.graph.importer import ModelError
-    from celosia.compiler.program import ProgramError
+    from celosia.compiler.program import InputError, ProgramError
     from celosia.compiler.selfcheck.check import SelfCheckError
     from celosia.driver.quantize import MissingLibrary, QuantizeError
-    from celosia.driver.runtime import InputError
     from celosia.driver.ssh import SshError
     from celosia.hw.config import ConfigError
     from celosia.hw.verilog import VerilogError

@@ -15,9 +15,11 @@ from celosia.driver.cli.options import (
     MaybeConfig,
     Model,
     NoCheck,
+    ShapeOption,
     check_destinations,
     program_of,
     progress_stages,
+    shapes_of,
 )
 
 if TYPE_CHECKING:
@@ -65,6 +67,7 @@ def compile_(
         Path | None,
         typer.Option(metavar="FILE.json", help="Schedules of layers, as `inspect --decisions` writes them."),
     ] = None,
+    shape: ShapeOption = None,
     no_check: NoCheck = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -77,14 +80,17 @@ def compile_(
       celosia compile resnet18.onnx -o resnet18.celosia --config my_accelerator.toml
       celosia compile resnet18.onnx -o resnet18.celosia --target pynq-z1
       celosia compile resnet18.onnx -o resnet18.celosia --decisions decisions.json
+      celosia compile encoder.onnx -o encoder.celosia --shape mel=1,80,400
     """
     with progress_stages(quiet) as stages:
+        shapes = shapes_of(shape)
         check_destinations([model], output)
         from celosia.compiler.compile import compile as compile_model
 
         program = compile_model(
-            model, config or _preset(target), progress=stages, target=target, check=not no_check, decisions=decisions
-        )
+            model, config or _preset(target), progress=stages, target=target, check=not no_check, decisions=decisions,
+            shapes=shapes,
+        )  # fmt: skip
         stages("writing the Program")
         program.save(output)
     if not quiet:
@@ -116,6 +122,7 @@ def inspect(
     decisions: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Write what was decided for each layer, to change it.")
     ] = None,
+    shape: ShapeOption = None,
     no_check: NoCheck = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -140,7 +147,8 @@ def inspect(
 
     with progress_stages(quiet) as stages:
         check_destinations([model], decisions)
-        program = program_of(model, config, stages, no_check, keep if passes or one_pass is not None else None)
+        watch = keep if passes or one_pass is not None else None
+        program = program_of(model, config, stages, no_check, watch, shapes=shapes_of(shape))
     from celosia.driver import show
 
     if decisions is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from celosia.compiler.graph.dimensions import Shapes
     from celosia.compiler.passes import Watch
     from celosia.compiler.program import Program
     from celosia.driver.deploy import Remote
@@ -35,6 +36,13 @@ Memory = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="The memory of timed and rtl: zynq-hp, ideal, or a board's, as pynq-z2."),
 ]
+ShapeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape", "-s", metavar="INPUT=1,80,400",
+        help="Sizes of an input that the model leaves open, -1 for one that stays so; once for each input.",
+    ),
+]  # fmt: skip
 Sudo = Annotated[bool, typer.Option("--sudo", help="Run as root there through sudo, which must not ask.")]
 
 
@@ -82,11 +90,33 @@ def check_source(path: Path) -> None:
         raise ModelError(f"there is no model at {path}")
 
 
+def shapes_of(given: list[str] | None) -> dict[str, tuple[int, ...]]:
+    """The shapes of `--shape` options. ModelError where one is none."""
+    from celosia.compiler.graph.importer import ModelError
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in given or []:
+        name, equals, sizes = text.rpartition("=")
+        try:
+            shape = tuple(int(size) for size in sizes.split(",")) if sizes else ()
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise ModelError(f"--shape {text} is no shape of an input; write it as --shape NAME=1,80,400")
+        if name in shapes:
+            raise ModelError(f"--shape is given twice for input {name!r}; give it once")
+        shapes[name] = shape
+    return shapes
+
+
 def program_of(
     source: Path, config: str | None, stages: Stages, no_check: bool, watch: Watch | None = None,
-    target: str | None = None,
+    target: str | None = None, shapes: Shapes | None = None,
 ) -> Program:  # fmt: skip
-    """The Program in `source`, or the one that the ONNX model there compiles to, for `target`, watched by `watch`."""
+    """The Program in `source`, or the one that the ONNX model there compiles to, for `target`, watched by `watch`.
+
+    shapes: of inputs, for a model; see `compile`.
+    """
     from celosia.compiler.program import Program, ProgramError
     from celosia.hw.config import Config
 
@@ -99,17 +129,25 @@ def program_of(
                 f"{source} was compiled for Config {program.config.name}, not for {cfg.name}; compile the model again "
                 f"with --config {config}, or leave --config out"
             )
+        if shapes:
+            inputs = ", ".join(f"{tensor.name} {program.shape_text(tensor)}" for tensor in program.inputs)
+            raise ProgramError(
+                f"{source} is compiled already, for {inputs}; leave --shape out, or compile the model with it"
+            )
         return program
     from celosia.compiler.compile import compile as compile_model
 
-    return compile_model(source, cfg or "pynq", progress=stages, watch=watch, target=target, check=not no_check)
+    return compile_model(source, cfg or "pynq", progress=stages, watch=watch, target=target, check=not no_check,
+                         shapes=shapes)  # fmt: skip
 
 
-def program_there(source: Path, config: str | None, stages: Stages, remote: Remote, no_check: bool) -> Program:
+def program_there(
+    source: Path, config: str | None, stages: Stages, remote: Remote, no_check: bool, shapes: Shapes | None = None
+) -> Program:
     """As `program_of`, for the board's processor where a model is compiled."""
     from celosia.compiler.program import Program
     from celosia.driver import deploy
 
     compiled = source.is_file() and Program.is_program(source)
     target = None if compiled else deploy.target_of(remote.status())
-    return program_of(source, config, stages, no_check, target=target)
+    return program_of(source, config, stages, no_check, target=target, shapes=shapes)

@@ -106,7 +106,7 @@ def run(
         if device.startswith("ssh://"):
             program, result = _run_there(device, sudo, model, config, given, threads, options, stages, no_check)
         else:
-            program = program_of(model, config, stages, no_check)
+            program = program_of(model, config, stages, no_check, shapes=_shapes(model, given))
             if device == "rtl":
                 simulated |= {"progress": stages.cycles, "quiet": quiet}
             options = options if device == "board" else simulated
@@ -119,6 +119,24 @@ def run(
     _write(result, program, output, report, trace)
     if not quiet:
         _show(result, layers)
+
+
+def _shapes(source: Path, given: list[str]) -> dict[str, tuple[int, ...]]:
+    """The shapes of the arrays given for inputs whose sizes the model in `source` leaves open; none for a Program."""
+    from celosia.compiler.program import Program
+
+    if not source.is_file() or Program.is_program(source):
+        return {}
+    from celosia.compiler.graph.dimensions import open_inputs
+    from celosia.compiler.graph.importer import read
+
+    if not open_inputs(read(source, data=False)):
+        return {}
+    from celosia.driver import arrays
+    from celosia.driver.specialise import OpenModel
+
+    model = OpenModel(source)
+    return model.shapes(arrays.read_named(given, model.inputs))
 
 
 def _address(text: str | None) -> dict[str, Any]:
@@ -154,7 +172,7 @@ def _run_there(
     with stages.paused(), connected(place) as connection:
         remote = deploy.Remote(connection, sudo=sudo)
         stages(f"connected to {place}")
-        program = program_there(source, config, stages, remote, no_check)
+        program = program_there(source, config, stages, remote, no_check, _shapes(source, given))
         values = arrays.read_inputs(given, program.inputs)
         stages(f"running on {place}")
         return program, deploy.run(remote, program, values, device or "board", threads, **options)

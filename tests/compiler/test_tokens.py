@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from celosia.compiler.vthread.emit import encode
+from celosia.compiler.vthread.need import by_need
 from celosia.compiler.vthread.pipeline import Instruction, Ring
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.compiler.vthread.verify import Rule, VerifyError, verify
@@ -221,3 +222,39 @@ def test_a_ring_forgets_what_it_overwrites() -> None:
     assert [ring.find(key) for key in "cd"] == [0, 4]
     assert ring.take(8) == 0
     assert [ring.find(key) for key in "cd"] == [None, None]
+
+
+# LOADs by need ------------------------------------------------------------------------------------------------------
+
+
+def by_need_of(text: str) -> list[str]:
+    lines = [" ".join(line.split()) for line in text.strip().splitlines()]
+    stream = [parse(line) for line in lines]
+    numbers = {id(instruction): number for number, instruction in enumerate(stream)}
+    return [lines[numbers[id(instruction)]] for instruction in by_need(CFG, stream)]
+
+
+def test_first_loads_are_sorted_by_their_readers() -> None:
+    found = by_need_of("""
+        load wgt 4 2
+        load par 0 1
+        load wgt 0 1
+        load inp 0 4
+        gemm 0 0 0 4
+        load inp 8 4
+        load wgt 8 1
+        vector acc 0 0 4
+        gemm 4 4 8 4
+    """)
+    assert found[:4] == ["load wgt 0 1", "load inp 0 4", "load wgt 4 2", "load par 0 1"]
+    assert found[4:] == ["gemm 0 0 0 4", "load inp 8 4", "load wgt 8 1", "vector acc 0 0 4", "gemm 4 4 8 4"]
+
+
+def test_loads_to_the_same_place_stay_in_order() -> None:
+    text = """
+        load wgt 4 2
+        load wgt 5 1
+        load inp 0 4
+        gemm 0 0 0 4
+    """
+    assert by_need_of(text) == [" ".join(line.split()) for line in text.strip().splitlines()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -17,10 +18,11 @@ from celosia.compiler import blocks
 from celosia.compiler.decisions import DecisionsError, decisions_of
 from celosia.compiler.layer import Untileable
 from celosia.compiler.program import Program
-from celosia.compiler.tensorize import block_space, plan
+from celosia.compiler.tensorize import block_space, plan, render
 from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.space import Decisions
 from celosia.compiler.vthread.pipeline import Ring
+from celosia.compiler.vthread.verify import VerifyError
 from celosia.hw.config import PRESETS, Config
 from celosia.sim.build import BuildError, compiler, verilator_root
 from celosia.sim.fsim import FunctionalDevice
@@ -112,8 +114,9 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[int], t
     """Cut chains where a function of their length says."""
 
     def patch(where: Callable[[int], tuple[int, ...]]) -> None:
-        def parts(self: Any, chain: list[Any]) -> list[list[Any]]:
-            return [chain[a:b] for a, b in pairwise((0, *where(len(chain)), len(chain)))]
+        def parts(self: Any, chain: list[Any]) -> list[blocks._Part]:
+            bounds = pairwise((0, *where(len(chain)), len(chain)))
+            return [blocks._Part(tuple(chain[a:b])) for a, b in bounds]
 
         monkeypatch.setattr(blocks._Cutter, "cut", parts)
 
@@ -194,13 +197,16 @@ def test_random_points(chain: str, name: str, cut: Callable[..., None], monkeypa
 
     def choose(cfg: Config, p: BlockProblem) -> Decisions:
         nonlocal taken
-        points = list(block_space.candidates(cfg, p))
-        if not points:
-            raise Untileable("nothing fits")
+        found = []
+        for group in p.groups:
+            points = list(block_space.candidates(cfg, group))
+            if not points:
+                raise Untileable("nothing fits")
+            found.append(points[rng.integers(len(points))])
+            assert block_space.why_not(cfg, group, found[-1]) is None
         taken += 1
-        found = points[rng.integers(len(points))]
-        assert block_space.why_not(cfg, p, found) is None and block_space.estimate(cfg, p, found) > 0
-        return found
+        assert block_space.estimate(cfg, p, Decisions.of_groups(found)) > 0
+        return Decisions.of_groups(found)
 
     monkeypatch.setattr(plan.block_space, "choose", choose)
     for _ in range(4):
@@ -224,7 +230,7 @@ def test_what_is_no_point_says_why(name: str) -> None:
     finally:
         block_space.choose = kept
     assert found
-    for p in found:
+    for p in [group for each in found for group in each.groups]:
         for d in (
             Decisions(1, 1, 1, 1, "input"), Decisions(0, 1, 1, 1, "block"), Decisions(1, 1, 1, 1, "block", ahead=0),
             Decisions(p.last.out_blocks, 1 << 13, 1, 1, "block"), Decisions(1, 1, 1, 1 << 12, "block"),
@@ -241,20 +247,132 @@ def test_a_block_that_finds_no_room_is_cut(cut: Callable[..., None], monkeypatch
     assert not block_layers(program) and program.macs_accelerator == program.macs_total
 
 
+# Whole images on chip between groups ------------------------------------------------------------------------------
+
+
+def spotter(b: Builder, x: Tensor) -> Tensor:
+    """As keyword spotters are: a dense convolution, separable ones, an average."""
+    x = b.conv(x, 20, (3, 3), (2, 1), (1, 1, 1, 1), activation="Relu")
+    return b.global_average(separable(b, separable(b, x, 20), 9))
+
+
+LONG: dict[str, Callable[[Builder, Tensor], Tensor]] = {
+    "spotter": spotter,
+    "three separable": lambda b, x: separable(b, separable(b, separable(b, x, 20, (2, 2)), 16), 9),
+    "dense": lambda b, x: bottleneck(b, b.conv(x, 9, (3, 3), (1, 1), (0, 1, 1, 0)), 8),
+    "pooled": lambda b, x: b.conv(CHAINS["max pooling between"](b, x), 7, (1, 1), activation="Relu"),
+    "uneven": lambda b, x: inverted(b, inverted(b, x, 16, 5, (1, 3), (2, 1), (0, 1, 0, 1)), 16, 6, (4, 2),
+                                    (1, 2), (1, 0, 2, 1), (1, 2)),
+}  # fmt: skip
+
+
+ROOM = dict(inp_depth=2048, wgt_depth=512, acc_depth=2048, vin_depth=2048, out_depth=512, par_depth=128)
+ROOMY = {name: replace(cfg, **ROOM, tap_depth=256 if cfg.taps else cfg.tap_depth) for name, cfg in CONFIGS.items()}
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Chains as one block, cut in groups where `where` of their length says; tiles drawn by `rng`, where given."""
+
+    def patch(where: Callable[[int], tuple[int, ...]], rng: np.random.Generator | None = None) -> None:
+        def parts(self: Any, chain: list[Any]) -> list[blocks._Part]:
+            return [blocks._Part(tuple(chain), where(len(chain)))]
+
+        def choose(cfg: Config, p: BlockProblem) -> Decisions:
+            points = [list(block_space.candidates(cfg, group)) for group in p.groups]
+            if not all(points):
+                raise Untileable("nothing fits")
+            assert rng is not None
+            return Decisions.of_groups([each[rng.integers(len(each))] for each in points])
+
+        monkeypatch.setattr(blocks._Cutter, "cut", parts)
+        if rng is not None:
+            monkeypatch.setattr(plan.block_space, "choose", choose)
+
+    yield patch
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("chain", LONG)
+def test_every_cut(chain: str, name: str, groups: Callable[..., None]) -> None:
+    """Before each layer alone, and before all of them."""
+    found = 0
+    for number in range(1, 6):
+        groups(lambda length, n=number: (n,) if n < length else ())
+        found += len(block_layers(compiled(long_model(chain), ROOMY[name])))
+    groups(lambda length: tuple(range(1, length)))
+    found += len(block_layers(compiled(long_model(chain), ROOMY[name])))
+    assert found >= (2 if ROOMY[name].taps else 0)
+
+
+@pytest.mark.parametrize("name", ["tiny", "8x4", "8x8, 5 taps"])
+@pytest.mark.parametrize("chain", LONG)
+def test_random_points_of_groups(chain: str, name: str, groups: Callable[..., None]) -> None:
+    rng = np.random.default_rng(len(chain))
+    found = 0
+    for _ in range(5):
+        groups(lambda length: tuple(n for n in range(1, length) if rng.random() < 0.5), rng)
+        found += len(block_layers(compiled(long_model(chain, images=1 + int(rng.integers(2))), CONFIGS[name])))
+    assert found or chain == "spotter"  # whose two images do not fit
+
+
+@pytest.mark.rtl
+def test_groups_on_rtl(groups: Callable[..., None]) -> None:
+    groups(lambda length: tuple(range(2, length, 2)))
+    try:
+        compiler(), verilator_root()
+    except BuildError as error:
+        pytest.skip(str(error))
+    with closing(RtlDevice(CONFIGS["tiny"], quiet=True)) as device:
+        found = [chain for chain in LONG if block_layers(check(long_model(chain), device))]
+    assert len(found) >= 3
+
+
+def test_a_tile_that_does_not_wait_is_found(groups: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    groups(lambda length: tuple(range(2, length, 2)))
+    monkeypatch.setattr(render._Resident, "made", lambda self, entries: True)
+    with pytest.raises(VerifyError, match="reads vin entry"):
+        celosia.compile(long_model("spotter").model(), PRESETS["pynq"])
+
+
+def test_the_compiler_keeps_small_images_on_chip() -> None:
+    program = compiled(long_model("spotter"), PRESETS["pynq"])
+    [block] = block_layers(program)
+    assert len(block.parts) > 1 and block.name.count(" | ") == len(block.parts) - 1
+    decisions = json.loads(json.dumps(decisions_of(program)))
+    again = celosia.compile(long_model("spotter").model(), "pynq", decisions=decisions)
+    assert [b.name for b in block_layers(again)] == [block.name] and np.array_equal(again.image, program.image)
+
+
+def test_groups_that_find_no_room_are_cut(groups: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    groups(lambda length: tuple(range(2, length, 2)))
+    assert block_layers(compiled(long_model("spotter"), PRESETS["pynq"]))
+    monkeypatch.setattr(Ring, "place", lambda self, size: None)
+    program = compiled(long_model("spotter"), PRESETS["pynq"])
+    assert not block_layers(program) and program.macs_accelerator == program.macs_total
+
+
+def long_model(chain: str, images: int = 1) -> Builder:
+    b = Builder("qdq", np.int8, seed=3)
+    x = b.conv(b.input([images, 5, 9, 7]), 12, (1, 1))
+    b.output(LONG[chain](b, x))
+    return b
+
+
 # Decisions ------------------------------------------------------------------------------------------------------------
 
 
 def test_decisions_hold_blocks(cut: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     made = model("inverted residual").model()
     with monkeypatch.context() as patch:
-        patch.setattr(blocks._Cutter, "cut", lambda self, chain: [chain])
+        patch.setattr(blocks._Cutter, "cut", lambda self, chain: [blocks._Part(tuple(chain))])
         whole = celosia.compile(made, "tiny")
     [block] = block_layers(whole)
     decisions = json.loads(json.dumps(decisions_of(whole)))
     again = celosia.compile(made, "tiny", decisions=decisions)
     assert [b.name for b in block_layers(again)] == [block.name] and np.array_equal(again.image, whole.image)
     with monkeypatch.context() as patch:
-        patch.setattr(blocks._Cutter, "cut", lambda self, chain: [[choice] for choice in chain])
+        patch.setattr(blocks._Cutter, "cut", lambda self, chain: [blocks._Part((choice,)) for choice in chain])
         apart = celosia.compile(made, "tiny")
     assert not block_layers(apart)
     assert not block_layers(celosia.compile(made, "tiny", decisions=decisions_of(apart)))

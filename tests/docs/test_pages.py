@@ -18,7 +18,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text\n(?P<text>.*?)```\n)?", re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["expressions.md", "quantize.md"])
+@pytest.mark.parametrize("page", ["expressions.md", "quantize.md", "shapes.md"])
 def test_the_code_of_a_page_runs(page: str) -> None:
     path = DOCS / page
     source = path.read_text(encoding="utf-8")

@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import pytest
 
-sys.path += [str(Path(__file__).parent), str(Path(__file__).parent.parent / "cosim")]
+sys.path += [str(Path(__file__).parents[2] / folder) for folder in ("", "tests/driver", "tests/cosim")]
 
-from driver_models import floats, quantised
+from driver_models import dynamic, floats, quantised
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +21,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = np.random.default_rng(0)
     onnx.save(quantised(), folder / "quantised.onnx")
     onnx.save(floats(), folder / "floats.onnx")
-    onnx.save(floats(("batch", 3)), folder / "dynamic.onnx")
+    onnx.save(dynamic(), folder / "dynamic.onnx")
     np.save(folder / "x.npy", rng.normal(size=(1, 3, 8, 8)).astype(np.float32))
     np.save(folder / "a.npy", rng.normal(size=(2, 3)).astype(np.float32))
     np.save(folder / "b.npy", rng.normal(size=(2, 3)).astype(np.float32))

@@ -30,3 +30,21 @@ def floats(dims: tuple[int | str, ...] = (2, 3)) -> onnx.ModelProto:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     onnx.checker.check_model(model)
     return model
+
+
+def dynamic() -> onnx.ModelProto:
+    """A convolution of `image` [1, 3, height, width] and `scale` [1, 2, height, width] times its result."""
+    nodes = [
+        helper.make_node("Conv", ["image", "w"], ["c"], name="conv", pads=[1] * 4),
+        helper.make_node("Mul", ["c", "scale"], ["y"], name="mul"),
+    ]
+    sizes = {"image": 3, "scale": 2, "y": 2}
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, channels, "height", "width"])
+        for name, channels in sizes.items()
+    ]
+    weights = np.random.default_rng(0).standard_normal((2, 3, 3, 3)).astype(np.float32)
+    graph = helper.make_graph(nodes, "dynamic", values[:2], values[2:], [numpy_helper.from_array(weights, "w")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.checker.check_model(model)
+    return model

@@ -62,7 +62,7 @@ def celosia_run(content: bytes, inputs: dict[str, Any], folder: Path) -> dict[st
     import celosia
     from celosia.compiler.cpu.runtime.op import HostError
     from celosia.compiler.graph.importer import ModelError
-    from celosia.driver.runtime import InputError
+    from celosia.compiler.program import InputError
 
     path = folder / "model.onnx"
     path.write_bytes(content)

@@ -194,6 +194,7 @@ def test_demo_on_the_functional_device(celosia: Callable[..., tuple[int, str, st
 # What is wrong ------------------------------------------------------------------------------------------------
 
 RUN = "run @quantised.onnx --config tiny"
+OPEN = "compile @dynamic.onnx -o p"
 WRONG = {
     "no model": ("compile missing.onnx -o p", 1, "there is no model at missing.onnx"),
     "no model to run": ("run missing.onnx -i @x.npy", 1, "there is no model at missing.onnx"),
@@ -202,7 +203,24 @@ WRONG = {
     "nothing": ("compile empty -o p", 1, "holds no graph"),
     "half a model": ("compile half.onnx -o p", 1, "half.onnx"),
     "an unknown operator": ("compile unknown.onnx -o p", 1, "Nonsense"),
-    "a dynamic dimension": ("compile @dynamic.onnx -o p", 1, r"input 'a' has a dynamic dimension 0 \(batch\)"),
+    "a dynamic dimension": (
+        "compile @dynamic.onnx -o p", 1,
+        r"input 'image' has a dynamic dimension 2 \(height\).*--shape image=1,3,height,width"),
+    "no size": (f"{OPEN} -s image=1,3,8,-1", 1, r"'image' has a dynamic dimension 3 \(width\).*image \[1, 3, 8, -1\]"),
+    "two sizes": (
+        f"{OPEN} -s image=1,3,8,8 -s scale=1,2,8,9", 1, "width is 8 by the shape .* 'image' and 9 by .* 'scale'"),
+    "too many sizes": (f"{OPEN} -s image=1,3,8,8,8", 1, r"has 5 sizes, and the input has 4: \[1, 3, height, width\]"),
+    "another size": (f"{OPEN} -s image=1,4,8,8", 1, r"size 4 given for dimension 1 of .*'image', which .* at 3"),
+    "a size of 0": (f"{OPEN} -s image=1,3,0,8", 1, "size 0 given for dimension 2 of input 'image' is not positive"),
+    "a shape for nothing": (f"{OPEN} -s picture=1", 1, "given for 'picture', which is no input; .* 'image', 'scale'"),
+    "a shape twice": (f"{OPEN} -s image=1,3,8,8 -s image=1,3,8,8", 1, "--shape is given twice for input 'image'"),
+    "no shape": (f"{OPEN} -s image", 1, "--shape image is no shape of an input; write it as --shape NAME=1,80,400"),
+    "words for a shape": (f"{OPEN} -s image=1,3,h,w", 1, "--shape image=1,3,h,w is no shape of an input"),
+    "a shape for a Program": ("inspect good -s input_1=1", 1, r"compiled already, for input_1 float32\[1, 3, 8, 8\]"),
+    "an input whose size matters": (
+        "run @dynamic.onnx -i image=models/x.npy", 1, r"'scale' is missing; it is float32\[1, 2, height, width\]"),
+    "inputs that differ": (
+        "run @dynamic.onnx -i image=models/x.npy -i scale=doubles.npy", 1, "size 3 given for dimension 1 .*'scale'"),
     "an unknown preset": ("compile @quantised.onnx -o p --config pink", 1, "no preset is called 'pink'; take one of"),
     "no Config file": ("compile @quantised.onnx -o p --config no.toml", 1, "cannot read Config file no.toml"),
     "not TOML": ("compile @quantised.onnx -o p --config bad.toml", 1, "bad.toml is not valid TOML"),

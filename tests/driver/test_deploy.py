@@ -26,9 +26,9 @@ from typer.testing import CliRunner
 
 import celosia
 from celosia.compiler.cpu.target import TARGETS, Target
+from celosia.compiler.program import InputError
 from celosia.driver import deploy
 from celosia.driver.cli import app
-from celosia.driver.runtime import InputError
 from celosia.driver.serve import load_result, pack, unpack
 from celosia.driver.ssh import SshError, connected, destination
 from celosia.hw.config import PRESETS

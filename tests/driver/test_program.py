@@ -20,10 +20,9 @@ import celosia
 from celosia.compiler.cpu.target import TARGETS, Target
 from celosia.compiler.files import OutputError
 from celosia.compiler.graph.importer import ModelError
-from celosia.compiler.program import Program, ProgramError
+from celosia.compiler.program import InputError, Program, ProgramError
 from celosia.driver.arrays import read_array
 from celosia.driver.calibration import open_samples
-from celosia.driver.runtime import InputError
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +122,7 @@ def _with_manifest(saved: Path, path: Path, **changes: object) -> Path:
     ("changes", "words"),
     [
         ({"format": "other"}, "is not a Celosia Program"),
-        ({"version": 99}, "has format version 99; this Celosia reads 7"),
+        ({"version": 99}, "has format version 99; this Celosia reads 8"),
         ({"config": {"block_in": 12}}, "block_in must be a power of two"),
         ({"steps": [{"kind": "cpu"}]}, "is damaged"),
         ({"kernels": 99}, "is damaged"),
@@ -284,12 +283,14 @@ def test_a_program_with_a_shared_object(
 def test_what_a_board_cannot_run() -> None:
     """Shapes known at run time only need a compiler there."""
     value = onnx.helper.make_tensor_value_info
-    nodes = [onnx.helper.make_node("NonZero", ["x"], ["n"]), onnx.helper.make_node("Neg", ["n"], ["y"], "minus")]
+    nodes = [onnx.helper.make_node("NonZero", ["x"], ["n"]), onnx.helper.make_node("BitwiseNot", ["n"], ["y"], "minus")]
     graph = onnx.helper.make_graph(
         nodes, "g", [value("x", onnx.TensorProto.FLOAT, [3])], [value("y", onnx.TensorProto.INT64, [1, "n"])]
     )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
-    with pytest.raises(ModelError, match=r"Neg \(minus\): its shapes are known only at run time, when a board cannot"):
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
+    with pytest.raises(
+        ModelError, match=r"BitwiseNot \(minus\): its shapes are known only at run time, when a board cannot"
+    ):
         celosia.compile(model, "tiny", target="ultra96")
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node("Identity", ["x"], ["y"])], "g",

@@ -12,8 +12,7 @@ import pytest
 from driver_models import floats, quantised
 
 import celosia
-from celosia.compiler.program import Program, ProgramError
-from celosia.driver.runtime import InputError
+from celosia.compiler.program import InputError, Program, ProgramError
 from celosia.hw.config import Config
 from celosia.sim.device import DeviceError
 from celosia.sim.fsim import FunctionalDevice

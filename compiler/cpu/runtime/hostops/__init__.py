@@ -15,6 +15,7 @@ from celosia.compiler.cpu.runtime.hostops import (  # they fill the table
 )
 from celosia.compiler.cpu.runtime.hostops.registry import HOST, Array, host, numpy_type
 from celosia.compiler.cpu.runtime.hostops.shapes import FIRST
+from celosia.compiler.cpu.runtime.hostops.sized import sized_function, sized_names
 
 RANDOM = frozenset((
     "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout",
@@ -23,5 +24,5 @@ RANDOM = frozenset((
 
 __all__ = [
     "FIRST", "HOST", "RANDOM", "Array", "control", "host", "images", "learning", "numpy_type", "recurrent", "scatter",
-    "sequences", "shapes", "signal", "text", "types", "vision",
+    "sequences", "shapes", "signal", "sized_function", "sized_names", "text", "types", "vision",
 ]  # fmt: skip

@@ -1,0 +1,142 @@
+"""Sizes that a model leaves open, and what the shapes of its inputs make of them.
+
+x: float[N, 3, height, width]    shapes {"x": (8, 3, 32, None)}    ->    N = 8, height = 32, width stays open
+
+Equal names are equal sizes, as in ONNX; a size without a name is one of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx
+
+from celosia.compiler.graph.importer import ModelError
+
+Shapes = Mapping[str, Sequence[int | None]]
+"""By input; None or -1 for a size that stays open."""
+Sizes = dict[str, int]
+"""By name of an open size; see `open_axes`."""
+
+
+def inputs_of(proto: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
+    """The inputs that a user gives: those that are no constants."""
+    graph = proto.graph
+    fixed = {tensor.name for tensor in graph.initializer} | {each.values.name for each in graph.sparse_initializer}
+    return {value.name: value for value in graph.input if value.name not in fixed}
+
+
+def _dims(value: onnx.ValueInfoProto) -> list[onnx.TensorShapeProto.Dimension] | None:
+    """The sizes that an input declares; None where it declares no shape, or is no tensor."""
+    tensor = value.type.tensor_type
+    return list(tensor.shape.dim) if value.type.HasField("tensor_type") and tensor.HasField("shape") else None
+
+
+def _name(value: onnx.ValueInfoProto, axis: int, dim: onnx.TensorShapeProto.Dimension) -> str:
+    """What an open size is called; "" where it is given."""
+    return "" if dim.HasField("dim_value") else dim.dim_param or f"{value.name}[{axis}]"
+
+
+def open_axes(proto: onnx.ModelProto) -> dict[tuple[str, int], str]:
+    """The name of each size of an input that is open, by input and axis."""
+    return {
+        (value.name, axis): name
+        for value in inputs_of(proto).values() for axis, dim in enumerate(_dims(value) or ())
+        if (name := _name(value, axis, dim))
+    }  # fmt: skip
+
+
+def open_inputs(proto: onnx.ModelProto) -> list[str]:
+    """Inputs with an open size, or without a shape."""
+    named = {name for name, _ in open_axes(proto)}
+    tensors = {name: value for name, value in inputs_of(proto).items() if value.type.HasField("tensor_type")}
+    return [name for name, value in tensors.items() if name in named or _dims(value) is None]
+
+
+def declared(value: onnx.ValueInfoProto) -> str:
+    """The shape of an input as text: numbers and names."""
+    dims = _dims(value)
+    if dims is None:
+        return "[...]"
+    return f"[{', '.join(_name(value, axis, dim) or str(dim.dim_value) for axis, dim in enumerate(dims))}]"
+
+
+def sizes_of(proto: onnx.ModelProto, shapes: Shapes) -> Sizes:
+    """What `shapes` say of the open sizes. ModelError where they contradict the model or each other."""
+    inputs = inputs_of(proto)
+    sizes: Sizes = {}
+    where: dict[str, str] = {}
+    for name, shape in shapes.items():
+        if name not in inputs:
+            raise ModelError(
+                f"a shape is given for {name!r}, which is no input; the inputs are "
+                f"{', '.join(map(repr, inputs)) or 'none'}"
+            )
+        value, dims = inputs[name], _dims(inputs[name])
+        if not value.type.HasField("tensor_type"):
+            raise ModelError(f"a shape is given for input {name!r}, which is no tensor; leave it out")
+        if dims is None:
+            continue  # `with_shapes` declares it
+        if len(shape) != len(dims):
+            raise ModelError(
+                f"the shape {list(shape)} given for input {name!r} has {len(shape)} sizes, and the input has "
+                f"{len(dims)}: {declared(value)}"
+            )
+        for axis, (size, dim) in enumerate(zip(shape, dims)):
+            if size is None or size == -1:
+                continue
+            if size < 1:
+                raise ModelError(f"size {size} given for dimension {axis} of input {name!r} is not positive")
+            label = _name(value, axis, dim)
+            if not label and size != dim.dim_value:
+                raise ModelError(
+                    f"size {size} given for dimension {axis} of input {name!r}, which the model fixes at "
+                    f"{dim.dim_value}; its shape is {declared(value)}"
+                )
+            if not label:
+                continue
+            where.setdefault(label, name)
+            if sizes.setdefault(label, size) != size:
+                raise ModelError(
+                    f"{label} is {sizes[label]} by the shape given for input {where[label]!r} and {size} by that for "
+                    f"{name!r}, dimension {axis}; give one size"
+                )
+    return sizes
+
+
+def with_shapes(proto: onnx.ModelProto, shapes: Shapes, sizes: Sizes) -> onnx.ModelProto:
+    """`proto` with open sizes of inputs replaced by `sizes`, and shapes for inputs that have none.
+
+    What the model declares of other tensors under these names becomes numbers, too; what it declares under no name
+    says nothing.
+    """
+    if not sizes and not shapes:
+        return proto
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    for value in inputs_of(result).values():
+        if _dims(value) is None and value.name in shapes:
+            for size in shapes[value.name]:
+                dim = value.type.tensor_type.shape.dim.add()
+                if size is not None and size != -1:
+                    dim.dim_value = size
+        for axis, dim in enumerate(_dims(value) or ()):
+            if (label := _name(value, axis, dim)) in sizes:
+                dim.dim_value = sizes[label]
+    for value in (*result.graph.value_info, *result.graph.output):
+        for dim in _dims(value) or ():
+            if dim.dim_param in sizes:
+                dim.dim_value = sizes[dim.dim_param]
+    return result
+
+
+def missing(proto: onnx.ModelProto, size: str) -> str:
+    """The sentence on an open size that nobody has given."""
+    name, axis = next(place for place, label in open_axes(proto).items() if label == size)
+    value = inputs_of(proto)[name]
+    label = "" if size == f"{name}[{axis}]" else f" ({size})"
+    example = declared(value).strip("[]").replace(" ", "")
+    return (
+        f"input {name!r} has a dynamic dimension {axis}{label}, whose size is not given; give numbers for "
+        f"--shape {name}={example} (shapes= in Python), or run the model, which takes them from its inputs"
+    )

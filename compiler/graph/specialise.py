@@ -1,0 +1,131 @@
+"""A model for given sizes: which of its open sizes become numbers, and which a Program leaves open.
+
+Three kinds of open sizes:
+
+- Samples: the first axis of inputs, where every output's part number i depends on their samples number i alone
+  (graph/samples.py proves it). The Program takes some at once, and Runtime loops over any number of them.
+- Counts: sizes that no operator with weights meets, such as the length of a cache of keys and values. They stay open,
+  and what depends on them runs in the host runtime, for any number.
+- All others are numbers in a Program: another number is another Program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from celosia.compiler.graph.dimensions import Shapes, missing, open_axes, sizes_of, with_shapes
+from celosia.compiler.graph.fold import fold
+from celosia.compiler.graph.importer import ModelError, imported, of_sequences, require_static, sound
+from celosia.compiler.graph.samples import mixes
+from celosia.compiler.graph.shapes import infer_shapes
+from celosia.compiler.graph.values import shape
+
+HEAVY = frozenset((
+    "Conv", "ConvInteger", "ConvTranspose", "QLinearConv", "Gemm", "QGemm", "LSTM", "GRU", "RNN", "MaxPool",
+    "AveragePool", "QLinearAveragePool", "QLinearAdd", "QLinearMul", "Resize",
+))  # fmt: skip
+"""Operators that are never left to the host runtime for the sake of an open size."""
+PRODUCTS = frozenset(("MatMul", "MatMulInteger", "QLinearMatMul"))
+"""Those of which it depends on whether one side is constant."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A graph, and the inputs whose first axis counts samples, of which a Program takes any number."""
+
+    graph: ir.Model
+    batched: tuple[str, ...] = ()
+
+
+def specialise(source: str | Path | onnx.ModelProto, shapes: Shapes | None = None, images: int = 1) -> Model:
+    """The model for inputs of these shapes. images: how many samples are computed at once where nothing says.
+
+    ModelError where the shapes contradict the model, and where a size is open that must be a number.
+    """
+    proto, name = sound(source)
+    shapes = shapes or {}
+    sizes, samples, why = sizes_of(proto, shapes), sample_size(proto), ""
+    batched: tuple[str, ...] = ()
+    if samples is not None:
+        given = {samples: images} | sizes
+        batched, why = independent(imported(with_shapes(proto, shapes, given), name), proto, samples)
+        sizes = given if batched else sizes
+    model = imported(with_shapes(proto, shapes, sizes), name)
+    left = [each for each in open_axes(proto).values() if each not in sizes]
+    require_static(model, but_open=bool(left))
+    if left and not of_sequences(model) and meets_weights(model):
+        wanted = next((each for each in left if not _is_count(proto, name, each)), left[0])
+        because = f"; samples are not computed one by one: {why}" if why and wanted == samples else ""
+        raise ModelError(missing(proto, wanted) + because)
+    return Model(model, batched)
+
+
+def sample_size(proto: onnx.ModelProto) -> str | None:
+    """The open size that may count samples: the first axis of inputs, and no other axis of any."""
+    axes = open_axes(proto)
+    first = {name for (_, axis), name in axes.items() if axis == 0}
+    first -= {name for (_, axis), name in axes.items() if axis > 0}
+    return first.pop() if len(first) == 1 else None
+
+
+def independent(model: ir.Model, proto: onnx.ModelProto, samples: str) -> tuple[tuple[str, ...], str]:
+    """(Inputs whose first axis has the size called `samples`; nothing where they are not computed one by one, why)."""
+    found = tuple(name for (name, axis), label in open_axes(proto).items() if label == samples)
+    why = mixes(model, found)
+    return ((), why) if why else (found, "")
+
+
+def meets_weights(model: ir.Model) -> bool:
+    """Whether an operator with weights, or another that wants a kernel of its own, meets a size that is not known."""
+    copy = model.clone()
+    infer_shapes(copy)
+    fold(copy)
+    fixed = set(copy.graph.initializers.values())  # and what depends on them alone, such as dequantised weights
+    for node in copy.graph:
+        inputs = [value for value in node.inputs if value is not None]
+        if inputs and fixed.issuperset(inputs):
+            fixed.update(node.outputs)
+            continue
+        if node.op_type not in HEAVY and not (node.op_type in PRODUCTS and fixed.intersection(inputs)):
+            continue
+        tensors = [value for value in (*inputs, *node.outputs) if value not in fixed]
+        if any(shape(value) is None for value in tensors):
+            return True
+    return False
+
+
+def _is_count(proto: onnx.ModelProto, name: str, size: str) -> bool:
+    """Whether an open size can stay open where others are given, whatever they are."""
+    others = {label: 1 for label in open_axes(proto).values() if label != size}
+    try:
+        return not meets_weights(imported(with_shapes(proto, {}, others), name))
+    except ModelError:  # 1 is too few
+        return False
+
+
+def without_free(source: str | Path | onnx.ModelProto, shapes: Shapes) -> dict[str, tuple[int | None, ...]]:
+    """`shapes` of all inputs with open sizes, without those that a Program can leave open: samples and counts."""
+    proto, name = sound(source)
+    axes = open_axes(proto)
+    some = {each: [max(size or 0, 1) for size in shape] for each, shape in shapes.items()}  # there may be 0 of them
+    sizes, samples = sizes_of(proto, some), sample_size(proto)
+    free: set[str] = set()
+
+    def model(names: Collection[str]) -> ir.Model:
+        left = {label: size for label, size in sizes.items() if label not in names}
+        return imported(with_shapes(proto, {}, left), name)
+
+    if samples is not None and independent(model(()), proto, samples)[0]:
+        free.add(samples)
+    counts = {label for label in sizes if label != samples and not meets_weights(model((label,)))}
+    if counts and not meets_weights(model(counts)):
+        free |= counts
+    return {
+        each: tuple(None if axes.get((each, axis)) in free else size for axis, size in enumerate(shape))
+        for each, shape in shapes.items()
+    }
