@@ -245,6 +245,26 @@ class Builder:
         result = self.quantise(y, shape, scale, zero, x.float_inside or activation == "clamp")
         return self.unary(result, "Relu") if activation == "kept" else result
 
+    def conv_transpose(
+        self, x: Tensor, out: int, kernel: tuple[int, int], strides: tuple[int, int] = (1, 1),
+        pads: tuple[int, int, int, int] = (0, 0, 0, 0), more: tuple[int, int] = (0, 0),
+        dilations: tuple[int, int] = (1, 1), group: int = 1, per_channel: bool = True,
+    ) -> Tensor:  # fmt: skip
+        """more: output_padding. There is no integer operator: onnxruntime computes it in float."""
+        channels, per_channel = x.shape[1], per_channel and group == 1
+        w, w_scale, w_meaning = self.weights((channels, out // group, *kernel), out, per_channel, 1)
+        bias = self.constant("bias", self.rng.integers(-5000, 5000, out), np.int32)
+        reaches = [(kernel[a] - 1) * dilations[a] + 1 for a in (0, 1)]
+        size = [(x.shape[2 + a] - 1) * strides[a] + reaches[a] + more[a] - pads[a] - pads[a + 2] for a in (0, 1)]
+        weights = self.dequantised(w, w_meaning, **(dict(axis=1) if per_channel else {}))
+        real_bias = self._real_bias(bias, np.float32(x.scale) * w_scale, dict(axis=0) if per_channel else {})
+        y = self.node(
+            "ConvTranspose", [self.real(x), weights, real_bias], strides=list(strides), pads=list(pads),
+            output_padding=list(more), dilations=list(dilations), group=group,
+        )  # fmt: skip
+        terms = max(1, channels // group * math.prod(kernel) // math.prod(strides))
+        return self.quantise(y, (x.shape[0], out, *size), self._spread(x, w_scale, terms), float_inside=True)
+
     def _real_bias(self, bias: str, scale: NDArray[np.float32], axis: dict[str, int]) -> str:
         zero = self.constant("zero", np.zeros(scale.shape, np.int32))
         return self.node("DequantizeLinear", [bias, self.constant("scale", scale), zero], **axis)
@@ -499,7 +519,8 @@ def _separable_halved(b: Builder, x: Tensor, out: int) -> Tensor:
 
 UNARY = ("Sigmoid", "Tanh", "LeakyRelu", "HardSigmoid", "Relu")
 OPERATORS = ("conv", "conv", "depthwise", "grouped", "max_pool", "residual", "sum", "concat", "unary", "hard_swish",
-             "squeeze_excite", "reshape", "twins", "again", "fan", "transposed", "below_maximum", "if",
+             "squeeze_excite", "reshape", "twins", "again", "fan", "transposed", "below_maximum", "if", "split", "slice",
+             "nearest", "pad", "depth", "beside",
 )  # fmt: skip
 LAST = ("", "flatten_gemm", "global_gemm", "global_average", "average_pool", "matmul")
 
@@ -566,6 +587,8 @@ def _random(draw: st.DrawFn, b: Builder, op: str, x: Tensor) -> Tensor:
         return b.concat([b.max_pool(x, (1, 1), (1, 1), (0, 0, 0, 0)), *(b.conv(x, 4, (1, 1)) for _ in range(3))], False)
     if op == "transposed":
         return b.transposed(x)
+    if op in ("split", "slice", "nearest", "pad", "depth", "beside"):
+        return _random_move(draw, b, op, x)
     if op == "below_maximum":
         return b.below_maximum(x)
     if op == "if":
@@ -589,6 +612,33 @@ def _random(draw: st.DrawFn, b: Builder, op: str, x: Tensor) -> Tensor:
     return b.reshape(
         x, draw(st.sampled_from([(images, channels, 1, rows * columns), (images, channels * rows, 1, columns)]))
     )
+
+
+def _random_move(draw: st.DrawFn, b: Builder, op: str, x: Tensor) -> Tensor:
+    """Bytes that move, and what is made of them."""
+    number = lambda low, high: draw(st.integers(low, high))  # noqa: E731
+    axis = number(1, 3)
+    size = x.shape[axis]
+    if op == "split":
+        first = number(1, size)
+        parts = b.split(x, [first, size - first], axis) if first < size else [x]
+        return b.concat([*draw(st.permutations(parts)), b.conv(parts[0], parts[0].shape[1], (1, 1))], False, axis)
+    if op == "slice":
+        start = number(0, size - 1)
+        return b.slice(x, axis, start, number(start + 1, size), number(1, 3))
+    if op == "nearest":
+        scales = draw(st.sampled_from([(2.0, 2.0), (1.0, 3.0), (1.5, 2.0), (2.0, 1.0)]))
+        if any(size * scale % 1 for size, scale in zip(x.shape[2:], scales, strict=True)):
+            scales = (1.0, 2.0)
+        return b.nearest(x, scales, coordinate_transformation_mode="asymmetric", nearest_mode="floor")
+    if op == "pad":
+        mode = draw(st.sampled_from(["constant", "edge"]))
+        return b.pad(x, [0, 0, number(0, 2), number(0, 2)], [0, 0, number(0, 2), number(0, 2)], mode)
+    if op == "depth":
+        y = b.conv(x, 4 * number(1, 8), (1, 1))
+        return b.depth_to_space(y, 2, draw(st.sampled_from(["DCR", "CRD"])))
+    y = b.conv(x, x.shape[1], (1, 1))
+    return b.concat(draw(st.permutations([x, y])), draw(st.booleans()), axis)
 
 
 def _activation(draw: st.DrawFn) -> str:
