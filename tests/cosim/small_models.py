@@ -519,8 +519,8 @@ def _separable_halved(b: Builder, x: Tensor, out: int) -> Tensor:
 
 UNARY = ("Sigmoid", "Tanh", "LeakyRelu", "HardSigmoid", "Relu")
 OPERATORS = ("conv", "conv", "depthwise", "grouped", "max_pool", "residual", "sum", "concat", "unary", "hard_swish",
-             "squeeze_excite", "reshape", "twins", "again", "fan", "transposed", "below_maximum", "if", "split", "slice",
-             "nearest", "pad", "depth", "beside",
+             "squeeze_excite", "reshape", "twins", "again", "fan", "transposed", "below_maximum", "if", "split",
+             "slice", "nearest", "pad", "depth", "beside",
 )  # fmt: skip
 LAST = ("", "flatten_gemm", "global_gemm", "global_average", "average_pool", "matmul")
 

@@ -1,5 +1,6 @@
-"""Operators that move bytes stay integers and, where groups and lattices allow, on the accelerator: the bytes are those of
-onnxruntime (agreement.py), and all that is computed is computed in one launch."""
+"""Operators that move bytes stay integers and, where groups and lattices allow, on the accelerator.
+
+The bytes are those of onnxruntime (agreement.py), and all that is computed is computed in one launch."""
 
 from __future__ import annotations
 
