@@ -7,13 +7,15 @@ INSTALLED := $(VENV)/.installed
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help demo test check lint types unit bench bench-cpu bench-hw fuzz prove format clean
+.PHONY: help demo torch test check lint types unit bench bench-cpu bench-hw fuzz prove format clean
 
 help:  ## Print this.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 demo: $(INSTALLED)  ## Classify images on the RTL simulator.
 	@$(BIN)/celosia demo
+
+torch: $(VENV)/.torch  ## Install PyTorch beside the rest, some GB; `make test` tests it from then on.
 
 test: lint types unit  ## Everything that CI runs.
 
@@ -65,4 +67,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 		|| { rm -rf $(VENV); echo "cannot make $(VENV); Debian, Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	@echo "Installing into $(VENV) (once) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,prove]'
+	@touch $@
+
+$(VENV)/.torch: $(INSTALLED)
+	@echo "Installing PyTorch into $(VENV) (once) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,prove,torch]'
 	@touch $@

@@ -27,8 +27,8 @@ from benchmarks.workloads import FOLDER_VARIABLE, MADE, WORKLOADS, models_folder
 from celosia.sim.memory import MEMORY_MODELS, ZYNQ_HP
 
 SECTIONS = (
-    "exactness", "models", "cycles", "onchip", "walltime", "compile", "build", "cpu", "timed", "names", "hardware",
-    "demo",
+    "exactness", "models", "cycles", "onchip", "walltime", "eval", "compile", "build", "cpu", "timed", "names",
+    "hardware", "demo",
 )  # fmt: skip
 DEFAULT_SECTIONS = SECTIONS[:-4]
 KNOWN_MODELS = tuple(dict.fromkeys((*WORKLOADS, *cpu.MODELS, *cpu.NETWORKS)))

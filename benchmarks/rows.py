@@ -21,7 +21,9 @@ import celosia
 from benchmarks.bound import bound
 from benchmarks.oracle import FLOAT_INSIDE, Operator, Oracle, SideBySide, side_by_side
 from benchmarks.workloads import OF_THE_EXACTNESS_ROW, OF_THE_ONCHIP_ROW, WORKLOADS, Inputs, Missing, Workload
+from celosia import models
 from celosia.compiler.program import Program
+from celosia.driver.evaluate import evaluate
 from celosia.driver.runtime import Result, Runtime, open_device
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
@@ -39,6 +41,9 @@ DEFAULT_IMAGES = 4
 CYCLES = {"resnet18": 7_600_000, "resnet50": 17_500_000, "mobilenet_v2": 1_600_000}
 TIMED_CONFIGS = ("tiny", "pynq", "ultra96", "zcu104")
 TIMED_MODELS = ("demo", "ds_cnn", "resnet18", "mobilenet_v2", "lite", "resnet50")
+EVAL_TARGET = 3
+"""Times the images a second of a loop, for `eval`."""
+EVAL_ROUNDS = 5
 LARGE_LAYER = 5_000
 """Cycles above which the timing model answers for a layer's own time."""
 ONCHIP_TARGETS: dict[str, tuple[str, Callable[[int, float, float], bool]]] = {
@@ -420,6 +425,33 @@ class Bench:
         measured = f"{seconds[0]:.2f} s at first, then {min(seconds[1:]):.2f} s "
         measured += f"({runs[0].processor_seconds:.2f} s of processor time)"
         yield Row(*head[:3], measured, seconds[0] <= 2, head[3], {"seconds": seconds})
+
+    def eval(self) -> Iterator[Row]:
+        """The demo's images: `celosia eval`, and a loop of Runtime.run, interleaved in one process."""
+        what = "demo model, 100 images, functional: images a second of `celosia eval` over those of a Python loop"
+        head = "eval/demo", what, f"at least {EVAL_TARGET}", self._command("eval")
+        yield from self._rows(head, partial(self._eval, head))
+
+    def _eval(self, head: Head) -> Iterator[Row]:
+        images, labels, _ = models.demo_images()
+        program, runtime = self.program("demo"), Runtime(self.program("demo"))
+        name, output = program.inputs[0].name, program.outputs[0].name
+        loop: list[float] = []
+        batched: list[float] = []
+        for number in range(EVAL_ROUNDS):
+            self.say(f"evaluating the demo model, round {number + 1} of {EVAL_ROUNDS}")
+            started = time.perf_counter()
+            logits = [runtime.run({name: image[None]}).outputs[output] for image in images]
+            loop.append(len(images) / (time.perf_counter() - started))
+            report = evaluate(models.demo_model_path(), {name: images}, labels, config=self.config, check=False)
+            batched.append(report["images_per_second"])
+            right = float(np.mean(np.concatenate(logits).argmax(1) == labels))
+            if report["top1"] != right:
+                raise RuntimeError(f"eval says {report['top1']:.1%} are right, the loop {right:.1%}")
+        ours, theirs = float(np.median(batched)), float(np.median(loop))
+        measured = f"{ours / theirs:.1f} ({ours:.0f} / {theirs:.0f}; medians of {EVAL_ROUNDS})"
+        details = {"eval": batched, "loop": loop, "top1": right}
+        yield Row(*head[:3], measured, ours / theirs >= EVAL_TARGET, head[3], details)
 
     def compile(self) -> Iterator[Row]:
         """A fresh process and an empty cache of kernels."""

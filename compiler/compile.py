@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -36,6 +36,7 @@ from celosia.compiler.graph.specialise import specialise
 from celosia.compiler.graph.tables import compose_tables
 from celosia.compiler.graph.transposed import convolve_transposed
 from celosia.compiler.image import LayerErrors, build
+from celosia.compiler.keep import Kept
 from celosia.compiler.layer import Block
 from celosia.compiler.limits import require_memory, require_numpy
 from celosia.compiler.passes import Pass, Pipeline, Watch
@@ -68,6 +69,7 @@ def compile(
     source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", progress: Progress | None = None,
     accelerator: bool = True, watch: Watch | None = None, target: str | None = None, check: bool = True,
     decisions: str | Path | Mapping[str, Any] | None = None, shapes: Shapes | None = None,
+    keep: str | Sequence[str] = (),
 ) -> Program:  # fmt: skip
     """Compile a model for the accelerator `config` (a preset's name, a TOML or JSON file, or a Config).
 
@@ -77,7 +79,9 @@ def compile(
     operators on the CPU, layer by layer (compiler/selfcheck). decisions: how layers are scheduled, as a file or what
     it holds (compiler/decisions.py); the compiler decides the others. shapes: of inputs, by name, where the model
     leaves sizes open, as {"input": (1, 80, 400)}; None or -1 leaves one open. graph/specialise.py says which may stay
-    so; `Runtime` compiles a model for the shapes of the inputs that it gets.
+    so; `Runtime` compiles a model for the shapes of the inputs that it gets. keep: names of tensors inside the model,
+    or "all": a run returns them in `Result.tensors`. They are written to memory, so layers are not joined across them
+    and blocks do not keep them on chip; outputs stay what they are, cycles do not.
 
     Raises ModelError for a model, ConfigError for a Config, DecisionsError for decisions that do not fit, TargetError,
     LinkError where the linker for another processor is missing, and SelfCheckError where the check finds a fault of
@@ -85,7 +89,7 @@ def compile(
     """
     processor = None if target is None else find_target(target)
     with compiling_for(processor), _of_shapes(shapes):
-        program = _compile(source, config, progress, accelerator, watch, check, decisions, shapes)
+        program = _compile(source, config, progress, accelerator, watch, check, decisions, shapes, keep)
     if processor is not None:
         if progress:
             progress("linking kernels")
@@ -111,6 +115,7 @@ def _of_shapes(shapes: Shapes | None) -> Iterator[None]:
 def _compile(
     source: str | Path | onnx.ModelProto, config: str | Path | Config, progress: Progress | None, accelerator: bool,
     watch: Watch | None, check: bool, decisions: str | Path | Mapping[str, Any] | None, shapes: Shapes | None,
+    keep: str | Sequence[str],
 ) -> Program:  # fmt: skip
     started = time.perf_counter()
     say = progress or (lambda stage: None)
@@ -123,7 +128,8 @@ def _compile(
     require_memory(model)
     macs = total_macs(model.graph)  # before passes put other operators in their places
     say("graph passes")
-    passes = PASSES.run(model, watch)
+    kept = Kept(model, keep)
+    passes = PASSES.run(model, kept.watched(watch))
     require_memory(model)
     say("placing operators")
     refused = {} if accelerator else dict.fromkeys(model.graph, "compiled for the CPU alone")
@@ -163,6 +169,7 @@ def _compile(
         say("checking")
         plans = [step for step in steps if isinstance(step, LaunchPlan)]
         self_check(program, plans, selection, image.addresses)
+    program.outputs, program.kept = program.outputs[: kept.outputs], program.outputs[kept.outputs :]
     program.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
     program.batched = found.batched
     program.macs_total = macs

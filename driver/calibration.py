@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.files import reading
 from celosia.compiler.program import InputError
-from celosia.driver.arrays import read_array
+from celosia.driver.arrays import read_archive, read_array
+from celosia.driver.images import IN_UNITS, SUFFIXES, Pixels, read_image
 
 Array = NDArray[Any]
 Sample = dict[str, Array]
-IMAGES = frozenset((".png", ".jpg", ".jpeg", ".bmp"))
 
 
 class CalibrationError(InputError):
@@ -34,14 +33,6 @@ class Input:
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join('?' if n is None else str(n) for n in self.shape)}]"
-
-
-@dataclass(frozen=True)
-class Pixels:
-    """How an image becomes an input: (pixel / 255 - mean) / std, one number for all channels or one for each."""
-
-    mean: tuple[float, ...] = (0.0,)
-    std: tuple[float, ...] = (1.0,)
 
 
 Reader = Callable[[Sequence[Input]], Sample]
@@ -68,7 +59,7 @@ class Samples:
 
 def open_samples(
     source: str | Path | Mapping[str, Array], inputs: Sequence[Input], limit: int | None = None,
-    pixels: Pixels = Pixels(),
+    pixels: Pixels = IN_UNITS,
 ) -> Samples:  # fmt: skip
     """The samples in `source`: at most `limit`, spread evenly over all.
 
@@ -78,21 +69,26 @@ def open_samples(
     CalibrationError.
     """
     if isinstance(source, Mapping):
-        readers = _rows("the calibration arrays", source, inputs)
+        readers = array_readers("the calibration arrays", source, inputs)
     elif Path(source).is_dir():
-        readers = _folder(Path(source), pixels)
+        readers = file_readers(sample_files(Path(source)), pixels)
     elif not Path(source).exists():
         raise CalibrationError(f"there is no calibration folder or file {source}")
     else:
-        readers = _rows(str(source), _archive(Path(source)), inputs)
+        readers = array_readers(str(source), _archive(Path(source)), inputs)
+    return of_readers(readers, inputs, limit)
+
+
+def of_readers(readers: list[Reader], inputs: Sequence[Input], limit: int | None) -> Samples:
+    """At most `limit` of the samples, spread evenly; the first decides the sizes that the model leaves open."""
     if limit is not None and limit < len(readers):
         readers = [readers[int(k)] for k in np.linspace(0, len(readers) - 1, limit).round()]
-    first = readers[0](inputs)  # which decides the sizes that the model leaves open
+    first = readers[0](inputs)
     fixed = tuple(Input(each.name, each.dtype, first[each.name].shape) for each in inputs)
     return Samples(fixed, tuple(readers))
 
 
-def _rows(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> list[Reader]:
+def array_readers(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> list[Reader]:
     _check_names(where, arrays, inputs)
     counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(counts.values())) > 1:
@@ -107,10 +103,15 @@ def _rows(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> l
     return [partial(row, k) for k in range(count)]
 
 
-def _folder(folder: Path, pixels: Pixels) -> list[Reader]:
-    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in {".npy", ".npz", *IMAGES})
+def sample_files(folder: Path) -> list[Path]:
+    """The files of a folder that are samples, in the order of their names. CalibrationError where there are none."""
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in {".npy", ".npz", *SUFFIXES})
     if not files:
         raise CalibrationError(f"the folder {folder} holds no samples; put .npy, .npz or image files there")
+    return files
+
+
+def file_readers(files: Sequence[Path], pixels: Pixels) -> list[Reader]:
     return [partial(_file, path, pixels) for path in files]
 
 
@@ -132,11 +133,7 @@ def _file(path: Path, pixels: Pixels, inputs: Sequence[Input]) -> Sample:
 def _archive(path: Path) -> dict[str, Array]:
     if path.suffix.lower() == ".npy":
         raise CalibrationError(f"{path} is a single array; give an .npz of arrays by input name, or a folder")
-    with (
-        reading(path, CalibrationError, "is not an .npz file of numbers", "; write one with numpy.savez"),
-        np.load(path, allow_pickle=False) as archive,
-    ):
-        return {name: archive[name] for name in archive.files}
+    return read_archive(path, CalibrationError)
 
 
 def _check_names(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> None:
@@ -164,28 +161,7 @@ def _fitted(array: Array, wanted: Input, where: str) -> Array:
 
 
 def _image(path: Path, wanted: Input, pixels: Pixels) -> Array:
-    """float32 [1, channels, height, width] of an image of any size."""
     try:
-        from PIL import Image
-    except ImportError:
-        raise CalibrationError(
-            f"to read {path.name}, pillow is needed: pip install 'celosia[quantize]', or give .npy files"
-        ) from None
-    shape = wanted.shape
-    if len(shape) != 4 or wanted.dtype != np.float32 or shape[1] not in (1, 3) or None in shape[2:]:
-        raise CalibrationError(
-            f"{path.name} is an image, and the input {wanted.name!r} is {wanted}, not float32[1, 1 or 3, height, "
-            "width]; give .npy files"
-        )
-    for name, values in (("mean", pixels.mean), ("std", pixels.std)):
-        if len(values) not in (1, shape[1]):
-            raise CalibrationError(f"{len(values)} numbers as {name} for an image of {shape[1]} channels")
-    channels, height, width = (int(n or 0) for n in shape[1:])
-    try:
-        with Image.open(path) as image:
-            small = image.convert("RGB" if channels == 3 else "L").resize((width, height))
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
-        raise CalibrationError(f"cannot read the image {path}: {error}") from None
-    array = np.asarray(small, np.float32).reshape(height, width, channels) / np.float32(255)
-    scaled = (array - np.array(pixels.mean, np.float32)) / np.array(pixels.std, np.float32)
-    return np.asarray(scaled.transpose(2, 0, 1)[None], np.float32)
+        return read_image(path, wanted.name, wanted.dtype.name, wanted.shape, pixels)
+    except InputError as error:
+        raise CalibrationError(str(error)) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from celosia import models
 from celosia.compiler.compile import compile as compile_model
-from celosia.driver import show
+from celosia.driver import oracle, show
 from celosia.driver.progress import Stages
 from celosia.driver.runtime import Runtime
 
@@ -96,14 +97,10 @@ def _picture(image: NDArray[np.float32]) -> Text:
 def _comparison(path: str, images: NDArray[np.float32], logits: NDArray[np.float32]) -> str:
     """The sentence that compares the outputs with onnxruntime's."""
     try:
-        import onnxruntime
-    except ImportError:
+        session = oracle.session(Path(path))
+    except oracle.MissingLibrary:
         return "onnxruntime is not installed, so nothing is compared with it; pip install onnxruntime"
-    options = onnxruntime.SessionOptions()
-    options.add_session_config_entry("session.qdqisint8allowed", "1")
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
     expected = np.concatenate([session.run(None, {name: image[None]})[0] for image in images])
     different = int(np.count_nonzero(expected.view(np.uint8) != logits.view(np.uint8)))
-    return f"Output bytes that differ from onnxruntime {onnxruntime.__version__}: {different} of {expected.nbytes:,}."
+    return f"Output bytes that differ from onnxruntime {oracle.version()}: {different} of {expected.nbytes:,}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from types import TracebackType
 
 from rich.console import Console
@@ -58,6 +59,18 @@ class Stages:
         total = self._before + passed
         rate = total / max(now - self._started, 1e-3)
         text = f"{self._stage}: {total:,} cycles, {rate:,.0f} a second"
+        if self._moving:
+            self._line.update(self._task, description=text)
+        elif now - self._shown >= LINE_SECONDS:
+            self._shown = now
+            self._console.print(text, markup=False)
+
+    def count(self, done: int, total: int) -> None:
+        """`done` of `total` samples are done: their rate, and the time left."""
+        now = time.perf_counter()
+        rate = done / max(now - self._started, 1e-3)
+        left = timedelta(seconds=round((total - done) / rate)) if done else "?"
+        text = f"{self._stage}: {done:,} of {total:,}, {rate:,.1f} a second, {left} left"
         if self._moving:
             self._line.update(self._task, description=text)
         elif now - self._shown >= LINE_SECONDS:

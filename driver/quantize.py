@@ -18,15 +18,17 @@ from numpy.typing import NDArray
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.files import OutputError, check_writable, replacing
 from celosia.compiler.graph.importer import ModelError, read
+from celosia.compiler.graph.interface import resized
+from celosia.compiler.graph.quantized import PER_CHANNEL_OPSET
 from celosia.compiler.program import InputError
-from celosia.driver.calibration import Input, Pixels, Samples, open_samples
+from celosia.driver.calibration import Input, Samples, open_samples
+from celosia.driver.images import Pixels
+from celosia.driver.oracle import MissingLibrary, OracleError, session
 from celosia.hw.config import Config
 
 Array = NDArray[Any]
 ACTIVATIONS = ("int8", "uint8")
 METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
-PER_CHANNEL_OPSET = 13
-"""The first opset whose QuantizeLinear has an axis."""
 ENOUGH_TO_HOLD_OUT = 20
 HELD_OUT = 5
 """One sample of so many is kept from the calibration and measured, where there are enough."""
@@ -36,10 +38,6 @@ MAX_BYTES = 2**31 - 2**20
 
 class QuantizeError(ValueError):
     """A model that cannot be quantised; one sentence with the reason."""
-
-
-class MissingLibrary(RuntimeError):
-    """A library that is not installed; one sentence that says how to install it."""
 
 
 def quantize(
@@ -82,7 +80,7 @@ def quantize(
     say("reading the model")
     proto = _float_model(Path(model), exclude)
     chosen = open_samples(calibration, _inputs(proto), samples, Pixels(tuple(mean), tuple(std)))
-    _fix_sizes(proto, chosen.inputs)
+    proto = _of_sizes(proto, chosen.inputs)
     fitting, measured = _split(chosen)
     with tempfile.TemporaryDirectory() as scratch, _quiet():
         say("preparing the model")
@@ -177,18 +175,11 @@ def _inputs(proto: onnx.ModelProto) -> list[Input]:
     return found
 
 
-def _fix_sizes(proto: onnx.ModelProto, inputs: Sequence[Input]) -> None:
-    """Give `proto` the sizes of `inputs`; those inside and of its outputs are inferred again where some were open."""
-    sizes = {each.name: each.shape for each in inputs}
-    open_before = any(None in each.shape for each in _inputs(proto))
-    for value in proto.graph.input:
-        for dim, size in zip(value.type.tensor_type.shape.dim, sizes.get(value.name, ())):
-            dim.dim_value = size or 0
-    if open_before:
-        del proto.graph.value_info[:]
-        for value in proto.graph.output:
-            value.type.tensor_type.ClearField("shape")
-        proto.CopyFrom(onnx.shape_inference.infer_shapes(proto, data_prop=True))
+def _of_sizes(proto: onnx.ModelProto, inputs: Sequence[Input]) -> onnx.ModelProto:
+    """`proto` with the sizes of `inputs` for those that it leaves open."""
+    if all(None not in each.shape for each in _inputs(proto)):
+        return proto
+    return resized(proto, {each.name: [size or 0 for size in each.shape] for each in inputs})
 
 
 def _line(error: Exception) -> str:
@@ -261,28 +252,18 @@ def _measure(
 ) -> list[dict[str, Any]]:
     """Errors of each float output over `samples`, both models under onnxruntime."""
     say(f"measuring with {len(samples)} samples")
-    sessions = [_session(float_model), _session(quantised)]
+    try:
+        sessions = [session(float_model), session(quantised)]
+    except OracleError as error:
+        raise QuantizeError(str(error)) from None
     names = [value.name for value in float_model.graph.output]
     found: dict[str, list[tuple[Array, Array]]] = {name: [] for name in names}
     for sample in samples:
-        expected, got = (session.run(names, sample) for session in sessions)
+        expected, got = (each.run(names, sample) for each in sessions)
         for name, a, b in zip(names, expected, got):
             if isinstance(a, np.ndarray) and a.dtype.kind == "f":
                 found[name].append((a, b))
     return [_errors(name, pairs) for name, pairs in found.items() if pairs]
-
-
-def _session(model: onnx.ModelProto) -> Any:
-    """Where it can, onnxruntime computes int8 pairs in integers, as the accelerator does."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.add_session_config_entry("session.qdqisint8allowed", "1")
-    options.log_severity_level = 4
-    try:
-        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime raises many classes
-        raise QuantizeError(f"onnxruntime cannot run the model: {_line(error)}") from None
 
 
 def _errors(name: str, pairs: list[tuple[Array, Array]]) -> dict[str, Any]:

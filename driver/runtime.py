@@ -28,6 +28,7 @@ from celosia.compiler.program import (
     Program,
     ProgramError,
     Step,
+    TensorInfo,
     Unpack,
 )
 from celosia.compiler.tensorize.pack import activation, unpack_activation
@@ -44,13 +45,26 @@ CYCLES_PER_INSTRUCTION = 200_000
 """The bound on a launch's cycles, for each instruction: far above what any instruction takes."""
 
 
+class Tensors(dict[str, Array]):
+    """Arrays by name. KeyError, with the way to a tensor that a Program computes and does not return."""
+
+    def __missing__(self, name: str) -> Array:
+        raise KeyError(
+            f"tensor {name!r} is not kept: it stays on chip, in a kernel, or in memory that is used again; "
+            f"celosia.compile(model, keep=[{name!r}]), or keep='all', makes a Program that returns it"
+        )
+
+
 @dataclass(frozen=True)
 class Result:
-    """outputs: arrays by name. counters: of each launch. report: what REPORT.json holds, see `Runtime.run`."""
+    """outputs: arrays by name. counters: of each launch. tensors: outputs and what the Program keeps, by name.
+    report: what REPORT.json holds, see `Runtime.run`.
+    """
 
     outputs: dict[str, Array]
     counters: list[Counters]
     _report: Callable[[], dict[str, Any]]
+    tensors: Tensors
     seconds: dict[str, float] = field(default_factory=dict)
     """What it took: "compile" and "build" before the run, "run", and "cpu", the host's part of that."""
 
@@ -198,6 +212,8 @@ class Runtime:
         returned as outputs, too, where the host sees them. trace: note the time of each instruction, from which the
         report knows the cycles of each layer. Raises InputError and DeviceError.
 
+        `Result.tensors` has the outputs and, where the Program was compiled with `keep`, tensors inside it.
+
         The report is plain data: cycles, utilization (macs_accelerator / cycles / MACs per cycle) and all times of
         units are None on devices without a clock; a layer's cycles are those after the end of the layers before it, so
         that they add up, and its utilization may pass 1 where its work began while a layer before it still ran.
@@ -220,7 +236,7 @@ class Runtime:
         What the last part lacks is a sample of it again, of which nothing is returned.
         """
         batch, batched, samples = self.program.batch, self.program.batched, self._samples(checked)
-        if keep is not None:
+        if keep is not None or self.program.kept:
             raise InputError(
                 f"tensors inside the graph can be kept for {batch} samples at once, not for {samples}; give as many"
             )
@@ -238,7 +254,7 @@ class Runtime:
         times = [part.seconds for part in parts]
         seconds = {"compile": self.program.compile_seconds, "build": self.build_seconds}
         seconds |= {what: sum(each[what] for each in times) for what in ("run", "cpu")}
-        return Result(outputs, counters, lambda: self._report(counters, seconds, len(parts)), seconds)
+        return Result(outputs, counters, lambda: self._report(counters, seconds, len(parts)), Tensors(outputs), seconds)
 
     def _run(self, checked: dict[str, Array], keep: Callable[[str], bool] | None, trace: bool) -> Result:
         self.open()
@@ -260,14 +276,15 @@ class Runtime:
                 cpu_seconds += time.perf_counter() - before
             if keep is not None:  # now, before the memory is used again
                 kept |= {name: _own(values[name]) for name in _made(step) if keep(name)}
-        outputs = {
+        returned = {
             tensor.name: values[tensor.name] if tensor.name in self._fresh else _own(values[tensor.name])
-            for tensor in self.program.outputs
+            for tensor in (*self.program.outputs, *self.program.kept)
         }
+        outputs = {tensor.name: returned[tensor.name] for tensor in self.program.outputs}
         outputs |= {name: value for name, value in kept.items() if name not in outputs}
         seconds = {"compile": self.program.compile_seconds, "build": self.build_seconds}
         seconds |= {"run": time.perf_counter() - started, "cpu": cpu_seconds}
-        return Result(outputs, counters, lambda: self._report(counters, seconds), seconds)
+        return Result(outputs, counters, lambda: self._report(counters, seconds), Tensors(returned), seconds)
 
     def check(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The inputs as the program takes them. InputError where a name, type or shape is wrong."""
@@ -292,14 +309,8 @@ class Runtime:
             if tensor.kind != "tensor":
                 checked[name] = given
                 continue
-            array = np.asarray(given)
-            wanted = (-1, *tensor.shape[1:]) if name in self.program.batched else tensor.shape
-            same = array.ndim == len(wanted) and all(w in (n, -1) for n, w in zip(array.shape, wanted))
-            if array.dtype.name != tensor.dtype or not same:
-                raise InputError(
-                    f"input {name!r} must be {self.program.shape_text(tensor)}, not {array.dtype}{list(array.shape)}"
-                )
-            checked[name] = np.asarray(array, array.dtype.newbyteorder("="), order="C")
+            batched = name in self.program.batched
+            checked[name] = fitted(tensor, given, self.program.shape_text(tensor), batched)
         samples = {name: len(checked[name]) for name in self.program.batched}
         if len(set(samples.values())) > 1:
             counted = " and ".join(f"{count} for {name!r}" for name, count in samples.items())
@@ -437,6 +448,19 @@ class Runtime:
             "units": units,
             "seconds": seconds,
         }  # fmt: skip
+
+
+def fitted(tensor: TensorInfo, given: Any, what: str, batched: bool = False) -> Array:
+    """`given` as an array in order, of this machine's byte order. InputError where it is not what `tensor` says.
+
+    what: its type and shape, for people. batched: its first axis counts any number of samples.
+    """
+    array = np.asarray(given)
+    wanted = (-1, *tensor.shape[1:]) if batched else tensor.shape
+    same = array.ndim == len(wanted) and all(w in (n, -1) for n, w in zip(array.shape, wanted))
+    if array.dtype.name != tensor.dtype or not same:
+        raise InputError(f"input {tensor.name!r} must be {what}, not {array.dtype}{list(array.shape)}")
+    return np.asarray(array, array.dtype.newbyteorder("="), order="C")
 
 
 def _prepare_kernels(program: Program) -> None:

@@ -28,7 +28,7 @@ from celosia.compiler.program import InputError, Program, ProgramError
 from celosia.compiler.program.saved import array_bytes, load_array
 from celosia.driver import flash
 from celosia.driver.bootstrap import MARK
-from celosia.driver.runtime import Result, Runtime
+from celosia.driver.runtime import Result, Runtime, Tensors
 from celosia.sim.device import Counters, DeviceError, Event
 
 ERRORS: dict[str, type[Exception]] = {
@@ -76,12 +76,13 @@ def unpack(stream: IO[bytes]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def result_bytes(result: Result) -> bytes:
     counters = [dataclasses.asdict(each) for each in result.counters]
-    return pack({"report": result.report, "counters": counters}, result.outputs)
+    head = {"report": result.report, "counters": counters, "outputs": list(result.outputs)}
+    return pack(head, result.tensors | result.outputs)
 
 
 def load_result(stream: IO[bytes]) -> Result:
     """The Result that `result_bytes` made. Raises the board's error; EOFError."""
-    head, outputs = unpack(stream)
+    head, arrays = unpack(stream)
     if "error" in head:
         raise ERRORS.get(head["kind"], RuntimeError)(head["error"])
     report = head["report"]
@@ -89,7 +90,8 @@ def load_result(stream: IO[bytes]) -> Result:
         Counters(each["cycles"], each["values"], [Event(**event) for event in each["events"]])
         for each in head["counters"]
     ]
-    return Result(outputs, counters, lambda: report)
+    outputs = {name: arrays[name] for name in head["outputs"]}
+    return Result(outputs, counters, lambda: report, Tensors(arrays))
 
 
 def _end_with(stream: IO[bytes]) -> None:

@@ -10,9 +10,8 @@ from typing import TypeVar
 import pytest
 from hypothesis import settings
 
-OPTIONAL = ("torch", "iverilog")
-"""What may be missing in CI, too: torch trains the demo model, is large, and its result is committed; Icarus Verilog
-is a second simulator for what Verilator simulates anyway."""
+OPTIONAL = ("iverilog",)
+"""What may be missing in CI, too: Icarus Verilog is a second simulator for what Verilator simulates anyway."""
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore Ctrl-C, and so would what they start
 settings.register_profile("celosia", deadline=None)  # a busy machine is no fault

@@ -23,6 +23,8 @@ from celosia.compiler.graph.values import constant, new_constant, shape
 QUANTISED = frozenset(("QuantizeLinear", "DequantizeLinear"))
 MAX_BYTES = 1 << 26
 """Larger results are left to be computed when the Program runs."""
+UNREAD = {"Shape": 0, "Size": 0, "CastLike": 1}
+"""The input of which an operator reads the shape or the type, and no element."""
 
 
 def fold(model: ir.Model, keep: frozenset[str] = QUANTISED) -> None:
@@ -36,12 +38,10 @@ def fold(model: ir.Model, keep: frozenset[str] = QUANTISED) -> None:
 
 
 def _foldable(node: ir.Node) -> bool:
-    if any(value is not None and constant(value) is None for value in node.inputs) and node.op_type not in (
-        "Shape",
-        "Size",
-    ):
+    unread = UNREAD.get(node.op_type, -1)
+    if any(v is not None and constant(v) is None for number, v in enumerate(node.inputs) if number != unread):
         return False
-    if node.op_type in ("Shape", "Size") and (node.inputs[0] is None or shape(node.inputs[0]) is None):
+    if unread >= 0 and not _is_known(node.inputs[unread], of_type=node.op_type == "CastLike"):
         return False
     if node.op_type in RANDOM or any(attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
                                      for attr in node.attributes.values()):  # fmt: skip
@@ -59,14 +59,21 @@ def _foldable(node: ir.Node) -> bool:
     return True
 
 
+def _is_known(value: ir.Value | None, of_type: bool) -> bool:
+    """Whether the element type of `value`, or else its shape, is known."""
+    if value is None or not of_type:
+        return value is not None and shape(value) is not None
+    return value.dtype not in (None, *UNKNOWN, ir.DataType.STRING)
+
+
 def _replace(graph: ir.Graph, node: ir.Node, opsets: dict[str, int]) -> None:
     values = {}
     for value in node.inputs:
         if value is not None and value.name:
             fixed = constant(value)
-            known = shape(value)
-            if fixed is None:  # of Shape and Size, which read no elements
-                fixed = np.broadcast_to(np.int8(0), known or ())
+            if fixed is None:  # of UNREAD
+                kind = np.int8 if value.dtype in (None, *UNKNOWN, ir.DataType.STRING) else value.dtype.numpy()
+                fixed = np.broadcast_to(np.zeros((), kind), shape(value) or ())
             values[value.name] = fixed
     op = parse(ir.to_proto(node), opsets)
     try:

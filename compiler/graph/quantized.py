@@ -20,6 +20,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler import numerics
+from celosia.compiler.graph import chain
 from celosia.compiler.graph.dead import drop_unused
 from celosia.compiler.graph.values import (
     attribute,
@@ -41,6 +42,8 @@ CHOOSING_OPS = (
 """Those of which an element of the result is one of the operand's, or a constant: they change places with
 DequantizeLinear. `_moved` says which uses of them do."""
 UNARY_OPS = tuple(numerics.UNARY)
+PER_CHANNEL_OPSET = 13
+"""The first opset whose QuantizeLinear has an axis."""
 
 
 @dataclass(frozen=True)
@@ -152,12 +155,14 @@ class Integerise:
     def _hoist(self, node: ir.Node) -> bool:
         """DequantizeLinear -> moving(float)   becomes   moving(8 bit) -> DequantizeLinear."""
         q = dequantised(node.inputs[0])
-        if q is None or not q.scalar or node.inputs[0].is_graph_output():  # type: ignore[union-attr]
+        if q is None or node.inputs[0].is_graph_output():  # type: ignore[union-attr]
             return False
         old, operands = node.inputs[0].producer(), self._moved(node, q, exact=True)  # type: ignore[union-attr]
         if operands is None:
             return False
         assert old is not None
+        if not q.scalar:
+            return self._turn(node, q, old)
         kept, attrs = list(node.outputs), list(node.attributes.values())
         made = [ir.Value(name=f"{q.value.name}_{y.name}", shape=y.shape, type=q.value.type) for y in kept]
         moved = ir.Node(node.domain, node.op_type, [q.value, *operands], attrs, outputs=made, name=node.name)
@@ -170,13 +175,25 @@ class Integerise:
         self.graph.remove(node, safe=True)
         return True
 
+    def _turn(self, node: ir.Node, q: Quantised, old: ir.Node) -> bool:
+        """DequantizeLinear of weights by channel -> Transpose   becomes   DequantizeLinear of other weights."""
+        weights = constant(q.value)
+        if weights is None or node.op_type != "Transpose":
+            return False
+        perm = attribute(node, "perm", range(weights.ndim)[::-1])
+        fresh = new_constant(self.graph, f"{q.value.name}_{node.name}", weights.transpose(perm))
+        attrs = {attr.name: attr for attr in attributes(axis=list(perm).index(q.axis % weights.ndim))}
+        inputs = [fresh, *old.inputs[1:]]
+        self._replace(node, "DequantizeLinear", inputs, old.domain, dict(old.attributes) | attrs)
+        return True
+
     def _moved(self, node: ir.Node, q: Quantised, exact: bool = False) -> list[ir.Value | None] | None:
         """What `node` takes beside its operand where it moves the bytes of `q`; None where it cannot.
 
         exact: a constant that it puts between them must be one that bytes can be.
         """
         rest = list(node.inputs[1:])
-        if q.dtype not in (np.int8, np.uint8):
+        if q.dtype not in (np.int8, np.uint8) and not is_op(node, *MOVING_OPS):
             return None
         match node.op_type:
             case "MaxPool" if len(node.outputs) > 1 or not np.all(q.scale > 0):
@@ -261,10 +278,8 @@ class Integerise:
         if node.domain not in ("", "ai.onnx", "com.microsoft") or len(node.outputs) != 1:
             return False
         rule = _RULES.get(node.op_type)
-        if rule is None:
-            return False
-        y = quantised(node.outputs[0])
-        return y is not None and rule(self, node, y)
+        y = quantised(node.outputs[0]) if rule is not None or node.op_type in chain.OPS else None
+        return y is not None and ((rule is not None and rule(self, node, y)) or self._chain(node, y))
 
     def _emit(
         self, y: Quantised, domain: str, op: str, inputs: Sequence[ir.Value | None], source: ir.Node, **attrs: Any
@@ -442,6 +457,14 @@ class Integerise:
         table = numerics.unary_table(node.op_type, arguments, *_meaning(x), *_meaning(y), y.dtype)
         return self._table(node, x, y, table)
 
+    def _chain(self, node: ir.Node, y: Quantised) -> bool:
+        """Float operators that together are a function of one 8-bit tensor."""
+        found = chain.function_of(node.outputs[0], _scalar_arguments)
+        x = self._activation(found[0]) if found is not None else None
+        if found is None or x is None or x.dtype != y.dtype or shape(x.value) != shape(node.outputs[0]):
+            return False
+        return self._table(node, x, y, numerics.unary_table(found[1], {}, *_meaning(x), *_meaning(y), y.dtype))
+
     def _clamp(self, node: ir.Node, y: Quantised, arguments: dict[str, float]) -> bool:
         """float operator -> Relu -> QuantizeLinear   becomes   float operator -> QuantizeLinear -> Table.
 
@@ -531,3 +554,8 @@ _RULES: dict[str, Callable[[Integerise, ir.Node, Quantised], bool]] = {
     "DequantizeLinear": Integerise._requantise,
     **{op: Integerise._unary for op in UNARY_OPS},
 }
+QUANTISABLE = frozenset((*_RULES, *CHOOSING_OPS, "Gemm", "MatMul", "BatchNormalization")) - {
+    "DequantizeLinear",
+    "Softmax",
+}
+"""Float operators that become layers, or parts of layers, where their operands and results are quantised."""

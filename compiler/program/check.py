@@ -31,7 +31,7 @@ Types = dict[str, tuple[str, tuple[int, ...]] | None]
 
 def check(program: Contents) -> None:
     """ProgramError where a name, number, size or address in `program` cannot be right."""
-    for tensor in (*program.inputs, *program.outputs, *program.tensors.values()):
+    for tensor in (*program.inputs, *program.outputs, *program.kept, *program.tensors.values()):
         _tensor(tensor)
     _batch(program)
     _memory(program)
@@ -43,7 +43,7 @@ def check(program: Contents) -> None:
         except ProgramError as error:
             raise ProgramError(f"step {number}: {error}") from None
         known |= made
-    _names(known, (tensor.name for tensor in program.outputs), "output")
+    _names(known, (tensor.name for tensor in (*program.outputs, *program.kept)), "output")
 
 
 def _require(condition: bool, message: str) -> None:

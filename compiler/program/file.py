@@ -75,6 +75,7 @@ class Program(Contents):
             "format": FORMAT, "version": VERSION, "name": self.name, "config": self.config.to_dict(),
             "config_digest": self.config.digest, "inputs": [dataclasses.asdict(t) for t in self.inputs],
             "outputs": [dataclasses.asdict(t) for t in self.outputs],
+            "kept": [dataclasses.asdict(t) for t in self.kept],
             "tensors": [dataclasses.asdict(t) for t in self.tensors.values()], "steps": steps,
             "constants": list(self.constants), "kernels": len(self.kernels), "loops": len(self.loops),
             "image_address": self.image_address,
@@ -146,7 +147,7 @@ def _plain(value: Any) -> Any:
 
 
 _FIELDS = (
-    "name", "inputs", "outputs", "image_address", "dram_size", "arena_lower_bound", "macs_total", "placements",
+    "name", "inputs", "outputs", "kept", "image_address", "dram_size", "arena_lower_bound", "macs_total", "placements",
     "compile_seconds", "passes", "arena", "machine", "batched",
 )  # fmt: skip
 """Fields of a Program that the manifest holds as they are."""

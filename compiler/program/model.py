@@ -198,6 +198,8 @@ class Contents:
     """What `platform.machine()` says where the kernels run; "" for processors like the one that compiled them."""
     loops: list[Any] = field(default_factory=list, repr=False)
     """What layers run, each as what prints as loops and the trace of their schedule; text where read from a file."""
+    kept: tuple[TensorInfo, ...] = ()
+    """Tensors inside the model that a run returns, too."""
     library: bytes = field(default=b"", repr=False)
     """The kernels for another machine as one shared object; they then have no code of their own."""
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-OK, WRONG_INPUT, USAGE, RUN_FAILED, NO_TOOL, FAULT, DOES_NOT_FIT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
+OK, WRONG_INPUT, USAGE, RUN_FAILED, NO_TOOL, FAULT, DOES_NOT_FIT, DIFFERS, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 7, 130
 """Exit codes; `EXIT_CODES` is their text for the user."""
 EXIT_CODES = """\b
 Exit codes:
@@ -22,6 +22,7 @@ Exit codes:
   4  a tool is missing or failed (C++ compiler, Verilator, Yosys, ziglang, Vivado)
   5  a fault of celosia itself
   6  the accelerator does not fit the device
+  7  a tensor or output differs from onnxruntime's
   130  interrupted
 """
 
@@ -43,7 +44,8 @@ def explained(error: Exception) -> tuple[int, str]:
     from celosia.compiler.graph.importer import ModelError
     from celosia.compiler.program import InputError, ProgramError
     from celosia.compiler.selfcheck.check import SelfCheckError
-    from celosia.driver.quantize import MissingLibrary, QuantizeError
+    from celosia.driver.oracle import MissingLibrary, OracleError
+    from celosia.driver.quantize import QuantizeError
     from celosia.driver.ssh import SshError
     from celosia.hw.config import ConfigError
     from celosia.hw.verilog import VerilogError
@@ -51,7 +53,7 @@ def explained(error: Exception) -> tuple[int, str]:
     from celosia.sim.device import DeviceError
 
     wrong = ModelError, DecisionsError, ConfigError, HostError, ProgramError, InputError, OutputError, QuantizeError
-    if isinstance(error, (*wrong, ManifestError, ProjectError, TargetError, ThreadsError)):
+    if isinstance(error, (*wrong, OracleError, ManifestError, ProjectError, TargetError, ThreadsError)):
         return WRONG_INPUT, str(error)
     if isinstance(error, (DeviceError, SshError)):
         return RUN_FAILED, str(error)

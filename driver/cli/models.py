@@ -12,11 +12,16 @@ import typer
 from celosia.driver.cli.errors import Debug, Quiet, command
 from celosia.driver.cli.options import (
     ConfigOption,
+    Keep,
     MaybeConfig,
+    Mean,
     Model,
     NoCheck,
     ShapeOption,
+    Std,
+    advise,
     check_destinations,
+    keep_of,
     program_of,
     progress_stages,
     shapes_of,
@@ -67,6 +72,7 @@ def compile_(
         Path | None,
         typer.Option(metavar="FILE.json", help="Schedules of layers, as `inspect --decisions` writes them."),
     ] = None,
+    keep: Keep = None,
     shape: ShapeOption = None,
     no_check: NoCheck = False,
     quiet: Quiet = False,
@@ -89,10 +95,12 @@ def compile_(
 
         program = compile_model(
             model, config or _preset(target), progress=stages, target=target, check=not no_check, decisions=decisions,
+            keep=keep_of(keep),
             shapes=shapes,
         )  # fmt: skip
         stages("writing the Program")
         program.save(output)
+    advise(program, quiet)
     if not quiet:
         from celosia.driver import show
 
@@ -149,6 +157,7 @@ def inspect(
         check_destinations([model], decisions)
         watch = keep if passes or one_pass is not None else None
         program = program_of(model, config, stages, no_check, watch, shapes=shapes_of(shape))
+    advise(program, quiet)
     from celosia.driver import show
 
     if decisions is not None:
@@ -207,12 +216,8 @@ def quantize(
     exclude: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="An operator that stays float; may be repeated.")
     ] = None,
-    mean: Annotated[
-        list[float] | None, typer.Option(help="Of images: what is subtracted from pixels in 0..1; once or per channel.")
-    ] = None,
-    std: Annotated[
-        list[float] | None, typer.Option(help="Of images: what they are divided by then; once or per channel.")
-    ] = None,
+    mean: Mean = None,
+    std: Std = None,
     config: ConfigOption = "pynq",
     report: Annotated[Path | None, typer.Option(metavar="REPORT.json", help="Write the report.")] = None,
     quiet: Quiet = False,

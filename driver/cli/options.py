@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,13 +14,24 @@ import typer
 if TYPE_CHECKING:
     from celosia.compiler.graph.dimensions import Shapes
     from celosia.compiler.passes import Watch
-    from celosia.compiler.program import Program
+    from celosia.compiler.program import Program, TensorInfo
     from celosia.driver.deploy import Remote
+    from celosia.driver.images import Pixels
     from celosia.driver.progress import Stages
 
 WITH_CYCLES = ("timed", "rtl")
 """Devices that tell each instruction's time, on a memory that can be chosen."""
 
+
+class DeviceName(StrEnum):
+    """Simulators: what `--device` takes of them."""
+
+    functional = "functional"
+    timed = "timed"
+    rtl = "rtl"
+
+
+Simulator = Annotated[DeviceName, typer.Option("--device", help="Numpy, alone or with modelled cycles, or the RTL.")]
 Model = Annotated[Path, typer.Argument(metavar="MODEL.onnx|PROGRAM", help="An ONNX model, or what `compile` wrote.")]
 ConfigOption = Annotated[
     str,
@@ -36,6 +49,25 @@ Memory = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="The memory of timed and rtl: zynq-hp, ideal, or a board's, as pynq-z2."),
 ]
+Keep = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TENSOR|all", help="Return this tensor inside the model, too, or all; may be repeated."),
+]
+Inputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input", "-i", metavar="NAME=FILE",
+        help="An input's array (.npy, .npz) or image; once for each input, or an .npz of arrays by input name.",
+    ),
+]  # fmt: skip
+Random = Annotated[
+    bool,
+    typer.Option("--random", help="Make up inputs that are not given: floats in 0..1, any bytes, indices 0 and 1."),
+]
+Mean = Annotated[
+    list[float] | None, typer.Option(help="Of images: what is subtracted from pixels in 0..1; once or per channel.")
+]
+Std = Annotated[list[float] | None, typer.Option(help="Of images: what they are divided by then; once or per channel.")]
 ShapeOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -90,6 +122,49 @@ def check_source(path: Path) -> None:
         raise ModelError(f"there is no model at {path}")
 
 
+def is_program(source: Path) -> bool:
+    from celosia.compiler.program import Program
+
+    return source.is_file() and Program.is_program(source)
+
+
+def read_inputs(source: Path, given: list[str] | None, random: bool, pixels: Pixels) -> dict[str, Any]:
+    """The inputs of a model or Program, checked before anything is compiled. InputError, ModelError, ProgramError."""
+    from celosia.compiler.graph.interface import inputs_of
+    from celosia.compiler.program import Program
+    from celosia.driver import arrays
+
+    inputs: tuple[TensorInfo, ...]
+    if is_program(source):
+        program = Program.load(source)
+        inputs = tuple(
+            replace(each, shape=(-1, *each.shape[1:])) if each.name in program.batched else each
+            for each in program.inputs
+        )
+    else:
+        inputs = inputs_of(source)
+    return arrays.read_inputs(given or [], inputs, random, pixels)
+
+
+def pixels_of(mean: list[float] | None, std: list[float] | None) -> Pixels:
+    from celosia.driver.images import Pixels
+
+    return Pixels(tuple(mean or (0.0,)), tuple(std or (1.0,)))
+
+
+def keep_of(wanted: list[str] | None) -> str | list[str]:
+    """What `compile` keeps for a repeatable option of TENSOR|all."""
+    return "all" if "all" in (wanted or []) else wanted or []
+
+
+def advise(program: Program, quiet: bool) -> None:
+    """Say on standard error what to do with a model of which nothing runs on the accelerator."""
+    from celosia.driver import show
+
+    if not quiet and (advice := show.advice(program)) is not None:
+        typer.secho(f"celosia: {advice}", err=True)
+
+
 def shapes_of(given: list[str] | None) -> dict[str, tuple[int, ...]]:
     """The shapes of `--shape` options. ModelError where one is none."""
     from celosia.compiler.graph.importer import ModelError
@@ -111,17 +186,18 @@ def shapes_of(given: list[str] | None) -> dict[str, tuple[int, ...]]:
 
 def program_of(
     source: Path, config: str | None, stages: Stages, no_check: bool, watch: Watch | None = None,
-    target: str | None = None, shapes: Shapes | None = None,
+    target: str | None = None, shapes: Shapes | None = None, keep: str | Sequence[str] = (),
 ) -> Program:  # fmt: skip
     """The Program in `source`, or the one that the ONNX model there compiles to, for `target`, watched by `watch`.
 
-    shapes: of inputs, for a model; see `compile`.
+    shapes: of inputs, for a model; see `compile`. keep: tensors that it returns, too; ProgramError where a Program was
+    compiled without them.
     """
     from celosia.compiler.program import Program, ProgramError
     from celosia.hw.config import Config
 
     cfg = None if config is None else Config.load(config)
-    if source.is_file() and Program.is_program(source):
+    if is_program(source):
         stages("reading the Program")
         program = Program.load(source)
         if cfg is not None and cfg.digest != program.config.digest:
@@ -134,20 +210,35 @@ def program_of(
             raise ProgramError(
                 f"{source} is compiled already, for {inputs}; leave --shape out, or compile the model with it"
             )
+        _require_kept(source, program, keep)
         return program
     from celosia.compiler.compile import compile as compile_model
 
-    return compile_model(source, cfg or "pynq", progress=stages, watch=watch, target=target, check=not no_check,
-                         shapes=shapes)  # fmt: skip
+    return compile_model(
+        source, cfg or "pynq", progress=stages, watch=watch, target=target, check=not no_check, shapes=shapes,
+        keep=keep,
+    )  # fmt: skip
+
+
+def _require_kept(source: Path, program: Program, keep: str | Sequence[str]) -> None:
+    from celosia.compiler.program import ProgramError
+
+    there = {tensor.name for tensor in (*program.outputs, *program.kept)}
+    missing = [name for name in ([] if keep == "all" else keep) if name not in there]
+    if missing or (keep == "all" and not program.kept):
+        what = f"tensor {missing[0]!r}" if missing else "the tensors inside the model"
+        raise ProgramError(
+            f"{source} was compiled to return its outputs, not {what}; compile the model again with --keep "
+            f"{missing[0] if missing else 'all'}, or give the ONNX model here"
+        )
 
 
 def program_there(
-    source: Path, config: str | None, stages: Stages, remote: Remote, no_check: bool, shapes: Shapes | None = None
-) -> Program:
+    source: Path, config: str | None, stages: Stages, remote: Remote, no_check: bool, shapes: Shapes | None = None,
+    keep: str | Sequence[str] = (),
+) -> Program:  # fmt: skip
     """As `program_of`, for the board's processor where a model is compiled."""
-    from celosia.compiler.program import Program
     from celosia.driver import deploy
 
-    compiled = source.is_file() and Program.is_program(source)
-    target = None if compiled else deploy.target_of(remote.status())
-    return program_of(source, config, stages, no_check, target=target, shapes=shapes)
+    target = None if is_program(source) else deploy.target_of(remote.status())
+    return program_of(source, config, stages, no_check, target=target, shapes=shapes, keep=keep)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,31 +12,33 @@ from celosia.driver.cli.errors import Debug, Quiet, command
 from celosia.driver.cli.options import (
     WITH_CYCLES,
     ConfigOption,
+    DeviceName,
+    Inputs,
     MaybeConfig,
+    Mean,
     Memory,
     Model,
     NoCheck,
+    Random,
+    Simulator,
+    Std,
     Sudo,
+    advise,
     check_destinations,
     check_source,
+    keep_of,
     memory_options,
+    pixels_of,
     program_of,
     program_there,
     progress_stages,
+    read_inputs,
 )
 
 if TYPE_CHECKING:
     from celosia.compiler.program import Program
     from celosia.driver.progress import Stages
     from celosia.driver.runtime import Result
-
-
-class DeviceName(StrEnum):
-    """What `--device` takes."""
-
-    functional = "functional"
-    timed = "timed"
-    rtl = "rtl"
 
 
 DEVICES = ("functional", "timed", "rtl", "board")
@@ -47,10 +48,8 @@ DEVICES = ("functional", "timed", "rtl", "board")
 @command
 def run(
     model: Model,
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option("--input", "-i", metavar="NAME=FILE.npy", help="An input's array; once for each input."),
-    ] = None,
+    inputs: Inputs = None,
+    random: Random = False,
     device: Annotated[
         str,
         typer.Option(
@@ -76,6 +75,14 @@ def run(
     trace: Annotated[
         Path | None, typer.Option(metavar="TIMELINE.json", help="Write each instruction's time, for ui.perfetto.dev.")
     ] = None,
+    dump: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TENSOR|all", help="Write this tensor inside the model to --output, too, or all; may be repeated."
+        ),
+    ] = None,
+    mean: Mean = None,
+    std: Std = None,
     layers: Annotated[bool, typer.Option("--layers", help="Print every layer, not the longest only.")] = False,
     no_check: NoCheck = False,
     quiet: Quiet = False,
@@ -86,6 +93,8 @@ def run(
     \b
     Examples:
       celosia run model.onnx --input image=image.npy --output out.npz
+      celosia run model.onnx --input photo.jpg --mean 0.5 --std 0.5
+      celosia run model.onnx --random --dump all --output tensors.npz
       celosia run resnet18.celosia -i image.npy --device rtl --report report.json --trace timeline.json
       celosia run resnet18.celosia -i image.npy --device timed --memory pynq-z2
       celosia run resnet18.celosia -i image.npy --device ssh://root@pynq
@@ -94,34 +103,36 @@ def run(
         raise typer.BadParameter("--trace needs --device timed or rtl: the others do not tell each instruction's time")
     if device not in DEVICES and not device.startswith("ssh://"):
         raise typer.BadParameter(f"there is no device {device!r}; take {', '.join(DEVICES)} or ssh://USER@BOARD")
-    options, simulated = _address(address), memory_options(memory, device)
-    from celosia.driver import arrays
+    if dump and output is None:
+        raise typer.BadParameter("--dump needs --output OUT.npz, where the tensors go")
+    options, simulated, keep = _address(address), memory_options(memory, device), keep_of(dump)
+    from celosia.compiler.cpu.runtime.threads import default_threads, thread_count
     from celosia.driver.runtime import Runtime
 
-    given = inputs or []
     with progress_stages(quiet) as stages:
         check_source(model)
         check_destinations([model], output, report, trace)
-        arrays.check_files(given)
+        threads = default_threads() if threads is None else thread_count(threads)
+        values = read_inputs(model, inputs, random, pixels_of(mean, std))
         if device.startswith("ssh://"):
-            program, result = _run_there(device, sudo, model, config, given, threads, options, stages, no_check)
+            program, result = _run_there(device, sudo, model, config, values, threads, options, stages, no_check, keep)
         else:
-            program = program_of(model, config, stages, no_check, shapes=_shapes(model, given))
+            program = program_of(model, config, stages, no_check, shapes=_shapes(model, values), keep=keep)
             if device == "rtl":
                 simulated |= {"progress": stages.cycles, "quiet": quiet}
             options = options if device == "board" else simulated
             with Runtime(program, device, threads, **options) as runtime:
-                values = runtime.check(arrays.read_inputs(given, program.inputs))
                 with stages.paused():
                     runtime.open()
                 stages(f"running on the {device} device")
                 result = runtime.run(values)
-    _write(result, program, output, report, trace)
+    _write(result, program, output, dump, report, trace)
+    advise(program, quiet)
     if not quiet:
         _show(result, layers)
 
 
-def _shapes(source: Path, given: list[str]) -> dict[str, tuple[int, ...]]:
+def _shapes(source: Path, values: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """The shapes of the arrays given for inputs whose sizes the model in `source` leaves open; none for a Program."""
     from celosia.compiler.program import Program
 
@@ -132,11 +143,9 @@ def _shapes(source: Path, given: list[str]) -> dict[str, tuple[int, ...]]:
 
     if not open_inputs(read(source, data=False)):
         return {}
-    from celosia.driver import arrays
     from celosia.driver.specialise import OpenModel
 
-    model = OpenModel(source)
-    return model.shapes(arrays.read_named(given, model.inputs))
+    return OpenModel(source).shapes(values)
 
 
 def _address(text: str | None) -> dict[str, Any]:
@@ -154,14 +163,15 @@ def _run_there(
     sudo: bool,
     source: Path,
     config: str | None,
-    given: list[str],
+    values: dict[str, Any],
     threads: int | None,
     options: dict[str, Any],
     stages: Stages,
     no_check: bool,
+    keep: str | list[str],
 ) -> tuple[Program, Result]:
     """Run on a board over ssh: ssh://USER@BOARD for its accelerator, ssh://USER@BOARD/functional for numpy there."""
-    from celosia.driver import arrays, deploy
+    from celosia.driver import deploy
     from celosia.driver.ssh import connected
 
     place, _, device = url.removeprefix("ssh://").partition("/")
@@ -172,18 +182,21 @@ def _run_there(
     with stages.paused(), connected(place) as connection:
         remote = deploy.Remote(connection, sudo=sudo)
         stages(f"connected to {place}")
-        program = program_there(source, config, stages, remote, no_check, _shapes(source, given))
-        values = arrays.read_inputs(given, program.inputs)
+        program = program_there(source, config, stages, remote, no_check, _shapes(source, values), keep)
         stages(f"running on {place}")
         return program, deploy.run(remote, program, values, device or "board", threads, **options)
 
 
-def _write(result: Result, program: Program, output: Path | None, report: Path | None, trace: Path | None) -> None:
+def _write(
+    result: Result, program: Program, output: Path | None, dump: list[str] | None, report: Path | None,
+    trace: Path | None,
+) -> None:  # fmt: skip
     from celosia.compiler.files import write_text
     from celosia.driver import arrays
 
     if output is not None:
-        arrays.write_outputs(output, result.outputs)
+        names = result.tensors if "all" in (dump or []) else dump or []
+        arrays.write_outputs(output, result.outputs | {name: result.tensors[name] for name in names})
     if report is not None:
         write_text(report, json.dumps(result.report, indent=1) + "\n")
     if trace is not None:
@@ -211,9 +224,7 @@ def _show(result: Result, layers: bool) -> None:
 @command
 def demo(
     count: Annotated[int, typer.Option("--count", "-n", min=1, max=100, help="How many images.")] = 10,
-    device: Annotated[
-        DeviceName, typer.Option(help="Numpy, alone or with modelled cycles, or the RTL.")
-    ] = DeviceName.rtl,
+    device: Simulator = DeviceName.rtl,
     config: ConfigOption = "pynq",
     memory: Memory = None,
     quiet: Quiet = False,

@@ -9,17 +9,23 @@ import contextlib
 import io
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+NEEDS = {"pytorch.md": ("torch", "torchao")}
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text\n(?P<text>.*?)```\n)?", re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["expressions.md", "quantize.md", "shapes.md"])
+@pytest.mark.parametrize("page", ["expressions.md", "quantize.md", "shapes.md", "pytorch.md"])
 def test_the_code_of_a_page_runs(page: str) -> None:
+    for package in NEEDS.get(page, ()):
+        pytest.importorskip(package, reason="PyTorch is not installed: `make torch` installs it, then this runs")
     path = DOCS / page
     source = path.read_text(encoding="utf-8")
     names: dict[str, Any] = {}
@@ -36,3 +42,54 @@ def test_the_code_of_a_page_runs(page: str) -> None:
     if os.environ.get("CELOSIA_UPDATE_DOCS"):
         path.write_text(done, encoding="utf-8")
     assert done == path.read_text(encoding="utf-8")
+
+
+# A page of commands -----------------------------------------------------------------------------------------------
+
+STEP = re.compile(
+    r"```python\n# (?P<file>\S+\.py)\n(?P<script>.*?)```"
+    r"|```sh\n(?P<command>.*?)```\n(?:\n```text\n(?P<text>.*?)```\n)?",
+    re.DOTALL,
+)
+
+
+def like(text: str, printed: str) -> bool:
+    """Whether `printed` is `text`, in which `...` stands for anything; as many spaces as there are are one."""
+    pattern = ".*?".join(re.escape(part) for part in _single_spaced(text).split("..."))
+    return re.fullmatch(pattern, _single_spaced(printed), re.DOTALL) is not None
+
+
+def _single_spaced(text: str) -> str:
+    return "\n".join(" ".join(line.split()) for line in text.strip().splitlines())
+
+
+@pytest.mark.rtl
+def test_the_tutorial_runs(tmp_path: Path) -> None:
+    """Each command in the reader's folder, in order; what it prints is the text after it."""
+    pytest.importorskip("onnxruntime")
+    tools, folder = tmp_path / "bin", tmp_path / "stripes"
+    tools.mkdir()
+    folder.mkdir()
+    for name, call in (("celosia", "-m celosia.driver.cli "), ("python", "")):
+        (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} {call}"$@"\n')
+        (tools / name).chmod(0o755)
+    environment = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "COLUMNS": "160"}
+    source = (DOCS / "tutorial.md").read_text(encoding="utf-8")
+    steps = list(STEP.finditer(source))
+    assert len(steps) == 10
+    for step in steps:
+        if step["file"]:
+            (folder / step["file"]).write_text(step["script"], encoding="utf-8")
+            continue
+        done = subprocess.run(step["command"], shell=True, cwd=folder, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, f"{step['command']}{done.stderr}"
+        assert len(step["command"].splitlines()) == 1
+        if step["text"] is not None:
+            assert like(step["text"], done.stdout), f"{step['command']} prints\n{done.stdout}\nand not\n{step['text']}"
+    with np.load(folder / "tensors.npz") as tensors:
+        assert len(tensors.files) == 7
+
+
+def test_what_is_printed_must_be_the_text() -> None:
+    assert like("a ... c\n...", "a b  \nd c\nmore\n") and like("x", "x  \n")
+    assert not like("a ... c", "a b") and not like("a", "ab") and not like("a.c ...", "abc d")

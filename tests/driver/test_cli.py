@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +20,14 @@ from typer.testing import CliRunner
 
 from celosia.compiler.program import Program
 from celosia.driver import cli
+from celosia.driver.progress import Stages
+from celosia.driver.runtime import Runtime
 from celosia.hw.config import Config
 
-COMMANDS = ("compile", "run", "inspect", "verilog", "demo", "deploy", "flash", "quantize", "bitstream", *(
-    f"bitstream {name}" for name in ("project", "build", "report", "ecp5")
-))  # fmt: skip
+COMMANDS = (
+    "compile", "run", "inspect", "verilog", "demo", "deploy", "flash", "quantize", "compare", "eval", "bitstream",
+    *(f"bitstream {name}" for name in ("project", "build", "report", "ecp5")),
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -32,7 +37,7 @@ def celosia(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
     (tmp_path / "models").symlink_to(models)
 
     def call(line: str) -> tuple[int, str, str]:
-        result = CliRunner().invoke(cli.app, line.replace("@", "models/").split())
+        result = CliRunner().invoke(cli.app, shlex.split(line.replace("@", "models/")))
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return result.exit_code, result.stdout, result.stderr
@@ -131,13 +136,22 @@ def test_inspect_shows_places_layers_buffers_and_instructions(celosia: Callable[
     code, out, _ = celosia("inspect @quantised.onnx --config tiny --operators -q")
     assert code == 0 and "Operators" in out and "Buffers" not in out
     code, out, _ = celosia("inspect @quantised.onnx --config tiny --disassemble")
-    lines = [line for line in out.splitlines() if re.match(r" *\d+  [A-Z]", line)]
+
+    def instructions(text: str) -> list[str]:
+        return [line for line in text.splitlines() if re.match(r" *\d+  [A-Z]", line)]
+
+    lines = instructions(out)
     assert re.match(r" *0  LOAD +wait \S+ +post \S+ +buffer=", lines[0])
     program = Program.load(_compiled(celosia))
     assert len(lines) == sum(launch.count for launch in program.launches)
-    layer = program.launches[0].layers[1].name
-    code, part, _ = celosia(f"inspect p --layer {layer}")
-    assert code == 0 and 0 < len(part.splitlines()) < len(lines)
+    (block,) = program.launches[0].layers
+    code, part, _ = celosia(f"inspect p --layer '{block.name}'")
+    assert code == 0 and len(instructions(part)) == len(lines)
+    Path("apart.json").write_text(json.dumps({"block_in": 4, "block_out": 4}))  # which keeps nothing on chip
+    assert celosia("compile @quantised.onnx -o apart --config apart.json -q")[0] == 0
+    first, second = (layer.name for layer in Program.load("apart").launches[0].layers)
+    sizes = [len(instructions(celosia(f"inspect apart --layer {name}")[1])) for name in (first, second)]
+    assert min(sizes) > 0 and sum(sizes) == sum(launch.count for launch in Program.load("apart").launches)
 
 
 def _compiled(celosia: Callable[..., tuple[int, str, str]]) -> str:
@@ -191,6 +205,152 @@ def test_demo_on_the_functional_device(celosia: Callable[..., tuple[int, str, st
     assert re.search(r"differ from onnxruntime .*: 0 of 80\.", out) or "onnxruntime is not installed" in out
 
 
+# Right or wrong -----------------------------------------------------------------------------------------------
+
+
+def test_inputs_may_be_archives_and_made_up(celosia: Callable[..., tuple[int, str, str]]) -> None:
+    x, a, b = (np.load(f"models/{name}.npy") for name in "xab")
+    np.savez("x.npz", anything=x)
+    np.savez("both.npz", a=a, b=b)
+    np.savez("a_and_more.npz", a=a, more=b)
+    for given in ("-i @x.npy", "-i x.npz", "-i input_1=x.npz"):
+        assert celosia(f"{RUN} {given} -q -o o.npz")[0] == 0
+        (first,) = np.load("o.npz").values()
+        assert celosia(f"{RUN} -i @x.npy -q -o p.npz")[0] == 0
+        np.testing.assert_array_equal(first, *np.load("p.npz").values())
+    for given in ("-i both.npz", "-i a=both.npz -i b=models/b.npy", "-i a=a_and_more.npz -i b=both.npz"):
+        assert celosia(f"run @floats.onnx {given} -q -o o.npz")[0] == 0
+        np.testing.assert_allclose(np.load("o.npz")["a/sum"], (a + b) * 3, rtol=1e-6)
+    outputs = []
+    for _ in range(2):
+        assert celosia("run @floats.onnx -i a=models/a.npy --random -q -o o.npz")[0] == 0
+        outputs.append(np.load("o.npz")["a/sum"])
+    made_up = outputs[0] / 3 - a
+    assert (made_up > -1e-6).all() and (made_up < 1).all() and len(np.unique(made_up)) > 3
+    np.testing.assert_array_equal(*outputs)
+    code, _, err = celosia("run @floats.onnx -i a_and_more.npz --random")
+    assert code == 1 and "a_and_more.npz has an array 'more', and there is no such input" in err
+
+
+def test_an_image_is_an_input(celosia: Callable[..., tuple[int, str, str]]) -> None:
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
+    image.fromarray(pixels).save("photo.png")
+    np.save("photo.npy", ((pixels / np.float32(255) - np.float32(0.5)) / np.float32(0.25)).transpose(2, 0, 1)[None])
+    assert celosia(f"{RUN} -i photo.png --mean 0.5 --std 0.25 -q -o o.npz")[0] == 0
+    assert celosia(f"{RUN} -i input_1=photo.npy -q -o p.npz")[0] == 0
+    np.testing.assert_array_equal(*np.load("o.npz").values(), *np.load("p.npz").values())
+    code, _, err = celosia(f"{RUN} -i photo.png --mean 0.5 --mean 0.5")
+    assert code == 1 and "2 numbers as mean for an image of 3 channels" in err
+    code, _, err = celosia("run @floats.onnx -i a=photo.png -i b=models/b.npy")
+    assert code == 1 and "photo.png is an image, and the input 'a' is float32[2, 3]" in err
+
+
+@pytest.mark.parametrize("wrong", ["-i @a.npy", "", "-i @x.npy --threads 0", "-i @x.npy --dump x", "-i y=models/x.npy"])
+def test_inputs_and_options_are_checked_before_anything_is_compiled(
+    celosia: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    def fail(*given: object, **options: object) -> None:
+        raise AssertionError("something was compiled")
+
+    monkeypatch.setattr("celosia.compiler.compile._compile", fail)
+    code, _, err = celosia(f"{RUN} {wrong}")
+    assert code in (1, 2) and "something was compiled" not in err
+    code, _, err = celosia(f"{RUN} -i @x.npy")
+    assert code == 5 and "something was compiled" in err
+
+
+def test_tensors_inside_a_model_are_written(celosia: Callable[..., tuple[int, str, str]]) -> None:
+    assert celosia(f"{RUN} -i @x.npy --dump all -o all.npz -q") == (0, "", "")
+    assert celosia(f"{RUN} -i @x.npy -o plain.npz -q") == (0, "", "")
+    every, plain = dict(np.load("all.npz")), dict(np.load("plain.npz"))
+    assert len(every) > len(plain) == 1
+    inside = next(name for name in every if name not in plain)
+    assert celosia(f"{RUN} -i @x.npy --dump {inside} -o one.npz -q") == (0, "", "")
+    one = dict(np.load("one.npz"))
+    assert set(one) == {inside, *plain}
+    np.testing.assert_array_equal(one[inside], every[inside])
+    assert celosia(f"compile @quantised.onnx --config tiny --keep {inside} -o kept -q") == (0, "", "")
+    assert celosia(f"run kept -i @x.npy --dump {inside} -o two.npz -q") == (0, "", "")
+    np.testing.assert_array_equal(np.load("two.npz")[inside], every[inside])
+    code, _, err = celosia(f"run @program -i @x.npy --dump {inside} -o no.npz")
+    assert code == 1 and f"compile the model again with --keep {inside}, or give the ONNX model here" in err
+    code, _, err = celosia("run @program -i @x.npy --dump all -o no.npz")
+    assert code == 1 and "with --keep all" in err
+    code, _, err = celosia(f"{RUN} -i @x.npy --dump nonsense -o no.npz")
+    assert code == 1 and "no operator of the model makes a tensor 'nonsense' to keep" in err
+
+
+@pytest.mark.parametrize("command", ["compile @floats.onnx -o p", "inspect @floats.onnx", "run @floats.onnx --random"])
+def test_a_float_model_is_told_what_to_do(celosia: Callable[..., tuple[int, str, str]], command: str) -> None:
+    code, _, err = celosia(command)
+    assert code == 0 and "it is float; make an int8 model of it first: celosia quantize MODEL.onnx" in err
+    assert celosia(f"{command} -q")[2] == ""
+    assert "celosia quantize" not in celosia(command.replace("floats", "quantised"))[2]
+
+
+def test_compare_and_its_exit_code(
+    celosia: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime")
+    code, out, err = celosia("compare @quantised.onnx -i @x.npy --config tiny --all --report r.json")
+    assert code == 0, err
+    assert ", 0 differ" in out and "Conv" in out
+    report = json.loads(Path("r.json").read_text())
+    assert report["different"] == 0 and len(report["tensors"]) == 4
+    code, out, _ = celosia("compare @quantised.onnx --random --config tiny --float @quantised.onnx")
+    assert code == 0 and "lost dB" in out
+    run = Runtime.run
+
+    def broken(self: Runtime, *args: Any, **options: Any) -> Any:
+        result = run(self, *args, **options)
+        for array in result.tensors.values():
+            array.reshape(-1)[3] += 1
+        return result
+
+    monkeypatch.setattr(Runtime, "run", broken)
+    code, out, _ = celosia("compare @quantised.onnx -i @x.npy --config tiny")
+    assert code == 7 and ", 4 differ" in out and "[0, 0, 0, 3] is " in out
+
+
+def test_eval_and_its_exit_code(celosia: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    from celosia import models
+
+    images, labels, _ = models.demo_images()
+    np.savez("demo.npz", image=images[:20])
+    np.save("labels.npy", labels[:20])
+    line = f"eval {models.demo_model_path()} --data demo.npz --labels labels.npy"
+    code, out, err = celosia(f"{line} --report r.json")
+    assert code == 0, err
+    assert "20 samples" in out and "images a second" in out
+    report = json.loads(Path("r.json").read_text())
+    assert (report["top1"], report["samples"], report["against"]) == (1.0, 20, None)
+    code, out, _ = celosia(f"{line} --device timed --samples 3")
+    assert code == 0 and "3 samples" in out and "cycles an image" in out
+    code, _, err = celosia(f"{line} --samples 0")
+    assert code == 2
+    pytest.importorskip("onnxruntime")
+    code, out, _ = celosia(f"{line} --against onnxruntime --samples 5")
+    assert code == 0 and "0 of 5; bytes: 0 of 200" in out
+    monkeypatch.setattr("celosia.driver.evaluate._differs", lambda found, expected: True)
+    assert celosia(f"{line} --against onnxruntime --samples 5")[0] == 7
+
+
+def test_progress_of_many_samples(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 0.0, 10.0, 12.0, 30.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(now))
+    stages = Stages()
+    stages("running 100 samples")
+    stages.count(20, 100)
+    stages.count(24, 100)  # too soon for another line
+    stages.count(90, 100)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "running 100 samples ...", "running 100 samples: 20 of 100, 2.0 a second, 0:00:40 left",
+        "running 100 samples: 90 of 100, 3.0 a second, 0:00:03 left",
+    ]  # fmt: skip
+
+
 # What is wrong ------------------------------------------------------------------------------------------------
 
 RUN = "run @quantised.onnx --config tiny"
@@ -218,9 +378,9 @@ WRONG = {
     "words for a shape": (f"{OPEN} -s image=1,3,h,w", 1, "--shape image=1,3,h,w is no shape of an input"),
     "a shape for a Program": ("inspect good -s input_1=1", 1, r"compiled already, for input_1 float32\[1, 3, 8, 8\]"),
     "an input whose size matters": (
-        "run @dynamic.onnx -i image=models/x.npy", 1, r"'scale' is missing; it is float32\[1, 2, height, width\]"),
+        "run @dynamic.onnx -i image=models/x.npy", 1, r"'scale' is missing; it is float32\[1, 2, \?, \?\]"),
     "inputs that differ": (
-        "run @dynamic.onnx -i image=models/x.npy -i scale=doubles.npy", 1, "size 3 given for dimension 1 .*'scale'"),
+        "run @dynamic.onnx -i image=models/x.npy -i scale=doubles.npy", 1, r"'scale' must be float32\[1, 2, \?, \?\]"),
     "an unknown preset": ("compile @quantised.onnx -o p --config pink", 1, "no preset is called 'pink'; take one of"),
     "no Config file": ("compile @quantised.onnx -o p --config no.toml", 1, "cannot read Config file no.toml"),
     "not TOML": ("compile @quantised.onnx -o p --config bad.toml", 1, "bad.toml is not valid TOML"),
@@ -238,9 +398,15 @@ WRONG = {
     "not an array": (f"{RUN} -i text", 1, "text is not a .npy file of numbers"),
     "an empty array": (f"{RUN} -i empty", 1, "empty is not a .npy file of numbers"),
     "an object array": (f"{RUN} -i objects.npy", 1, "objects.npy is not a .npy file of numbers: it holds"),
-    "an archive": (f"{RUN} -i some.npz", 1, "some.npz is an .npz archive"),
+    "an archive": (f"{RUN} -i some.npz", 1, r"must be float32\[1, 3, 8, 8\], not float64\[3\]"),
     "another shape": (f"{RUN} -i @a.npy", 1, r"must be float32\[1, 3, 8, 8\], not float32\[2, 3\]"),
     "another type": (f"{RUN} -i doubles.npy", 1, r"must be float32\[1, 3, 8, 8\], not float64\[1, 3, 8, 8\]"),
+    "a Program to compare": ("compare @program --random", 1, "program cannot be read as ONNX"),
+    "no float model": ("compare @quantised.onnx --random --float no.onnx", 1, "there is no model at no.onnx"),
+    "no data": ("eval @quantised.onnx --data no.npz", 1, "there is no folder or file no.npz with samples"),
+    "data of another shape": ("eval @quantised.onnx --data some.npz", 1, "some.npz has no array 'input_1'"),
+    "nobody to ask": ("eval @quantised.onnx --data some.npz --against tvm", 2, "'tvm' is not one of 'onnxruntime'"),
+    "nowhere to dump": (f"{RUN} -i @x.npy --dump all", 2, "--dump needs --output OUT.npz"),
     "no folder": ("compile @quantised.onnx -o no/p", 1, "cannot write .*no/p: there is no folder"),
     "output is a folder": (f"{RUN} -i @x.npy -o models", 1, "it is a folder; give the name of a file"),
     "output not writable": (f"{RUN} -i @x.npy --report /proc/r.json", 1, "cannot write /proc/r.json"),
@@ -414,7 +580,7 @@ def test_a_failed_self_check_is_a_fault_and_can_be_left_out(
         raise SelfCheckError("conv7", "never stores its output")
 
     monkeypatch.setattr("celosia.compiler.compile.self_check", fail)
-    for command in ("compile @quantised.onnx -o a.celosia", "inspect @quantised.onnx", "run @quantised.onnx"):
+    for command in ("compile @quantised.onnx -o a.celosia", "inspect @quantised.onnx", "run @quantised.onnx -i @x.npy"):
         code, _, err = celosia(f"{command} -q")
         assert (code, err.count("\n")) == (5, 1)
         assert "a fault of celosia: layer 'conv7' never stores its output; report it" in err

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
+from celosia.compiler.graph.quantized import CHOOSING_OPS
 from celosia.compiler.graph.select.concatenation import concat, place_parts
 from celosia.compiler.graph.select.convolution import conv, conv_transpose, gemm
 from celosia.compiler.graph.select.elementwise import addition, product, table_lookup
@@ -18,6 +19,7 @@ from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
 from celosia.compiler.graph.select.movement import depth_to_space, pad, resize, space_to_depth
 from celosia.compiler.graph.select.placement import Choice, Placement, Selection
 from celosia.compiler.graph.select.pooling import average, max_pool
+from celosia.compiler.graph.select.reasons import is_float, why_on_cpu
 from celosia.compiler.graph.select.views import SAME_BYTES, is_view, take_parts
 from celosia.compiler.graph.values import is_op
 from celosia.hw.config import Config
@@ -51,28 +53,29 @@ BUILDERS: dict[str, Callable[[Placement, ir.Node], None]] = {
 
 def select(model: ir.Model, cfg: Config, refused: dict[ir.Node, str] | None = None) -> Selection:
     """Place every node of `model`. refused: nodes that must stay on the CPU, with the reason (no tiling fits)."""
-    placement = Placement(cfg)
+    placement, opset = Placement(cfg), model.graph.opset_imports.get("", 21)
+    in_floats = is_float(model.graph)
     for node in model.graph:
         try:
-            _place(placement, node, refused or {})
+            _place(placement, node, refused or {}, opset, in_floats)
         except OnCpu as reason:
             placement.selection.cpu[node] = str(reason)
     place_parts(placement)
     return placement.selection
 
 
-def _place(p: Placement, node: ir.Node, refused: dict[ir.Node, str]) -> None:
+def _place(p: Placement, node: ir.Node, refused: dict[ir.Node, str], opset: int, in_floats: bool) -> None:
     if is_op(node, *SAME_BYTES) and is_view(p, node):
         return
     if not is_op(node, *BUILDERS):
-        raise OnCpu(
-            "float, or not an operator of the accelerator" if node.op_type not in SAME_BYTES else "a view on the host"
-        )
+        raise OnCpu("a view on the host" if node.op_type in SAME_BYTES else why_on_cpu(node, opset, in_floats))
     if node in refused:
         raise OnCpu(refused[node])
     x = node.inputs[2] if node.op_type == "QLinearConcat" else node.inputs[0]
     if x is None or not {x.dtype, node.outputs[0].dtype} <= {ir.DataType.INT8, ir.DataType.UINT8}:
-        raise OnCpu("not an 8-bit operator")
+        moves = is_op(node, "Concat", *CHOOSING_OPS)
+        other = "not an 8-bit operator; quantise its operands and result to int8 or uint8"
+        raise OnCpu(why_on_cpu(node, opset, in_floats) if moves else other)
     if node.op_type != "Split" and any(list(out.uses()) or out.is_graph_output() for out in node.outputs[1:]):
         raise OnCpu("its indices output is used")
     BUILDERS[node.op_type](p, node)

@@ -35,13 +35,13 @@ def concat(p: Placement, node: ir.Node) -> None:
     axes = image_axes(len(y.shape or ()))
     axis = axes[attribute(node, "axis", 1) % len(axes)]
     if axis == 0:
-        raise OnCpu("a concatenation of images")
+        raise OnCpu("a concatenation of images; the accelerator joins channels, rows and columns")
     operands = _operands(node)
     if any(constant(value) is not None for value, _ in operands):
-        raise OnCpu("a part is a constant")
+        raise OnCpu("a part is a constant; add it where its readers do, or leave it out")
     forms = [natural_form(value) for value, _ in operands]
     if axis == 1 and any(form.dims[1] % p.cfg.group for form in forms[:-1]):
-        raise OnCpu(f"a part does not end on a group of {p.cfg.group} channels")
+        raise OnCpu(f"a part does not end on a group of {p.cfg.group} channels; make its channels a multiple of that")
     whole, offset, parts = p.activation(y, y_form), 0, []
     for number, ((value, table), form) in enumerate(zip(operands, forms)):
         place = _part_of(p, whole, form, axis, offset)

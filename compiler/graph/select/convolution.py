@@ -37,11 +37,11 @@ def conv(p: Placement, node: ir.Node) -> None:
     form = natural_form(value)
     weights = constant(weight_value)
     if weights is None:
-        raise OnCpu("its weights are not constant")
+        raise OnCpu("its weights are not constant; export them as initializers")
     if weights.ndim == 3 and len(value.shape or ()) == 3:
         weights = weights[:, :, None, :]
     if weights.ndim != 4:
-        raise OnCpu(f"a convolution of {weights.ndim - 2} dimensions")
+        raise OnCpu(f"a convolution of {weights.ndim - 2} dimensions; the accelerator has those of one and two")
     weights = symmetric(weights, constant(node.inputs[5]))
     groups = attribute(node, "group", 1)
     if groups < 1 or groups * weights.shape[1] != form.dims[1] or weights.shape[0] % groups:
@@ -190,11 +190,11 @@ def gemm(p: Placement, node: ir.Node) -> None:
     if not matmul and attribute(node, "transB", 0):
         matrix = matrix.T
     if not matmul and (attribute(node, "transA", 0) or attribute(node, "alpha", 1.0) != 1.0):
-        raise OnCpu("transA or alpha")
+        raise OnCpu("transA or alpha; fold them into its matrix")
     bias = constant(node.inputs[6]) if not matmul and node.inputs[6] is not None else None
     y_scale, y_zero = (6, 7) if matmul else (7, 8)
     if len(node.inputs) <= y_zero or node.inputs[y_scale] is None:
-        raise OnCpu("its output is float")
+        raise OnCpu("its output is float; put QuantizeLinear and DequantizeLinear after it")
     weights = np.ascontiguousarray(symmetric(matrix, zero_w).T)[:, :, None, None]
     scales = [array_of(node.inputs[i]) for i in (1, 4, y_scale)]
     zero_x = stored_zero(node.inputs[2])

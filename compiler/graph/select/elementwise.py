@@ -20,11 +20,13 @@ def addition(p: Placement, node: ir.Node) -> None:
     a, b, y = node.inputs[0], node.inputs[3], node.outputs[0]
     assert a is not None and b is not None
     if shape(a) != shape(b) or shape(a) != shape(y):
-        raise OnCpu(f"it broadcasts {shape(a)} with {shape(b)}")
+        raise OnCpu(f"it broadcasts {shape(a)} with {shape(b)}; give both the same shape")
     sa, za, sb, zb, sy, zy = (scalar_of(node.inputs[i]) for i in (1, 2, 4, 5, 6, 7))
     fit = numerics.fit_rescale_add(sa, za, sb, zb, sy, zy, y.dtype.numpy())  # type: ignore[union-attr]
     if fit is None:
-        raise OnCpu("no integers give onnxruntime's sum on all pairs of bytes")
+        raise OnCpu(
+            "no integers give onnxruntime's sum on all pairs of bytes; other scales may, from another calibration"
+        )
     form = p.common_form(a, b)
     reads: Reads = {}
     x, other = p.read(a, form, reads), p.read(b, form, reads)
@@ -54,12 +56,14 @@ def product(p: Placement, node: ir.Node) -> None:
     sa, za, sb, zb, sy, zy = (scalar_of(node.inputs[i]) for i in (1, 2, 4, 5, 6, 7))
     fit = numerics.mul_scale(sa, za, sb, zb, sy, zy, y.dtype.numpy())  # type: ignore[union-attr]
     if fit is None:
-        raise OnCpu("no integers give onnxruntime's product on all pairs of bytes")
+        raise OnCpu(
+            "no integers give onnxruntime's product on all pairs of bytes; other scales may, from another calibration"
+        )
     zeros = [stored_zero(node.inputs[2]), stored_zero(node.inputs[5])]
     if shape(a) != shape(y):
         a, b, zeros = b, a, zeros[::-1]
     if shape(a) != shape(y) or not (shape(b) == shape(y) or is_one_pixel(b, y)):
-        raise OnCpu(f"it broadcasts {shape(node.inputs[0])} with {shape(node.inputs[3])}")  # type: ignore[arg-type]
+        raise OnCpu(f"it broadcasts {shape(node.inputs[0])} with {shape(node.inputs[3])}; give both the same shape")  # type: ignore[arg-type]
     form = p.common_form(a)
     b_form = form if shape(b) == shape(y) else natural_form(b)
     reads: Reads = {}

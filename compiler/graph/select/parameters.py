@@ -19,21 +19,21 @@ from celosia.compiler.layer import Requantise, Window
 def array_of(value: ir.Value | None) -> NDArray[Any]:
     array = constant(value)
     if array is None:
-        raise OnCpu("a scale, zero point or weight is not constant")
+        raise OnCpu("a scale, zero point or weight is not constant; export it as an initializer")
     return array
 
 
 def scalar_of(value: ir.Value | None) -> Any:
     array = array_of(value)
     if array.size != 1:
-        raise OnCpu("a scale per channel where one is expected")
+        raise OnCpu("a scale per channel where one is expected; only weights may have one for each channel")
     return array.item()
 
 
 def stored_zero(value: ir.Value | None) -> int:
     """Zero point as the accelerator stores bytes: uint8 has its top bit flipped."""
     if value is None:
-        raise OnCpu("a zero point is missing")
+        raise OnCpu("a zero point is missing; write it as an input")
     array = array_of(value)
     return int(scalar_of(value)) - (128 if array.dtype == np.uint8 else 0)
 
@@ -42,9 +42,9 @@ def symmetric(weights: NDArray[Any], zero: NDArray[Any] | None) -> NDArray[np.in
     """Weights with a zero point of 0."""
     shift = 128 if weights.dtype == np.uint8 else 0
     if zero is not None and np.any(zero.astype(np.int32) != shift):
-        raise OnCpu("weights with a zero point")
+        raise OnCpu("weights with a zero point; quantise weights symmetrically")
     if zero is None and shift:
-        raise OnCpu("weights with a zero point")
+        raise OnCpu("weights with a zero point; quantise weights symmetrically")
     return (weights.astype(np.int16) - shift).astype(np.int8)
 
 
@@ -54,10 +54,10 @@ def requantisation(
     """Per-channel requantisation of a convolution; the input's zero point goes into the bias."""
     out = weights.shape[0]
     if any(array.size not in (1, out) for array in (*scales, *([] if bias is None else [bias]))):
-        raise OnCpu(f"scales or a bias that do not fit its {out} channels")
+        raise OnCpu(f"scales or a bias that do not fit its {out} channels; give one for all, or one for each")
     scale = np.broadcast_to(numerics.conv_scale(*scales).reshape(-1), (out,))
     if not np.all(np.isfinite(scale)) or np.any(scale < 0):
-        raise OnCpu("a scale that is negative or not finite")
+        raise OnCpu("a scale that is negative or not finite; calibrate again")
     multiplier, shift = numerics.fold_scale(scale)
     total = -zero_x * weights.reshape(out, -1).astype(np.int64).sum(axis=1)
     if bias is not None:
@@ -103,7 +103,7 @@ def window_of(node: ir.Node, form: Form, kernel: Any) -> Window:
     elif auto == "VALID":
         pads = [0, 0, 0, 0]
     if min(pads) < 0:
-        raise OnCpu("negative padding")
+        raise OnCpu("negative padding; cut its input with Slice")
     return replace(window, pads=(pads[0], pads[1], pads[2], pads[3]))
 
 

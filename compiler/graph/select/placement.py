@@ -70,7 +70,7 @@ class Placement:
     def read(self, value: ir.Value | None, form: Form, reads: Reads) -> Activation:
         """The activation of `value` in `form`: the accelerator's own, or one that the host fills."""
         if value is None or constant(value) is not None:
-            raise OnCpu("an operand is a constant")
+            raise OnCpu("an operand is a constant; the accelerator takes constants as weights only")
         if self.held(value) == form:
             return self.selection.written[self.source(value)]
         if (value, form) not in self.given:

@@ -24,7 +24,7 @@ def average(p: Placement, node: ir.Node) -> None:
     assert value is not None
     form, y_form = natural_form(value), natural_form(y)
     if attribute(node, "channels_last", 0):
-        raise OnCpu("channels last")
+        raise OnCpu("channels last; export it as NCHW")
     if node.op_type == "QLinearAveragePool":
         window, note = window_of(node, form, attribute(node, "kernel_shape")), IN_FLOAT
     else:

@@ -1,0 +1,78 @@
+"""Why an operator that is no integer operator stays on the CPU, and what would change that."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from celosia.compiler.graph.quantized import PER_CHANNEL_OPSET, QUANTISABLE, dequantised, quantised
+from celosia.compiler.graph.values import constant, is_op
+
+FLOAT = "it is float"
+QUANTISE = "`celosia quantize` makes an int8 model"
+PAIR = "QuantizeLinear and DequantizeLinear"
+RESULT = f"its output is float; put {PAIR} after it"
+WEIGHTS = "its weights are float; quantise them to int8, too"
+OLD_WEIGHTS = (
+    f"its weights are float, or have a scale for each channel, which opsets before {PER_CHANNEL_OPSET} do not know; "
+    f"export the model with opset {PER_CHANNEL_OPSET} or later, and quantise them"
+)
+MISMATCH = (
+    "its types, scales, bias or attributes are not those of an integer operator; quantise operands and result to one "
+    "8-bit type, and a bias to int32 in steps of the operands' scales"
+)
+BYTES = (ir.DataType.INT8, ir.DataType.UINT8)
+FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16)
+
+
+def is_float(graph: ir.Graph) -> bool:
+    """Whether nothing in `graph` is quantised."""
+    return not any("DequantizeLinear" in node.op_type or node.op_type.startswith("QLinear") for node in graph)
+
+
+def why_on_cpu(node: ir.Node, opset: int, in_floats: bool) -> str:
+    """The reason, and what to do where something can be done. in_floats: of a model without quantised tensors."""
+    if is_op(node, "QuantizeLinear", "DequantizeLinear"):
+        return _why_conversion(node)
+    kind = node.outputs[0].dtype
+    if kind is not None and kind not in (*FLOATS, *BYTES):
+        return f"it computes {kind.name.lower()}, which is for the CPU"
+    if node.op_type in ("Block", "Unblock"):
+        return "it arranges floats for the float operators beside it"
+    if node.op_type == "MatMulIntegerToFloat":
+        return RESULT
+    op = node.op_type.removeprefix("Blocked")
+    if op not in QUANTISABLE or node.domain not in ("", "ai.onnx", "celosia", "com.microsoft"):
+        return f"the accelerator has no {op}; the CPU computes it, unless other operators take its place"
+    return f"{FLOAT}; {QUANTISE}" if in_floats else _why_float(node, opset)
+
+
+def _why_conversion(node: ir.Node) -> str:
+    if constant(node.inputs[1]) is None:
+        return "its scale is not constant; quantise statically (`celosia quantize` does)"
+    x, y = node.inputs[0], node.outputs[0]
+    if y.is_graph_output() or (x is not None and x.is_graph_input()):
+        return "the model's border: the host turns floats into bytes and back"
+    return "it stands between a float operator and bytes; quantise that operator, too"
+
+
+def _why_float(node: ir.Node, opset: int) -> str:
+    """Of a float operator among quantised ones that has an integer form: what is missing for it."""
+    operands = [value for value in node.inputs if value is not None and value.dtype in FLOATS]
+    varying = [value for value in operands if constant(value) is None]
+    pairs = [value for value in varying if is_op(value.producer(), "DequantizeLinear")]
+    if not pairs:
+        return f"{FLOAT} among quantised operators; put {PAIR} around it, too"
+    for value in varying:
+        if value not in pairs:
+            return f"its input {value.name!r} is float; quantise what makes that, or put {PAIR} after it"
+    if is_op(node, "Conv", "Gemm", "MatMul") and node.inputs[1] in operands and node.inputs[1] not in varying:
+        return WEIGHTS if opset >= PER_CHANNEL_OPSET else OLD_WEIGHTS
+    for value in pairs:
+        if dequantised(value) is None:
+            return f"{value.name!r} is not int8 or uint8, or its scale is no float32 constant; quantise it to 8 bits"
+    y = node.outputs[0]
+    if quantised(y) is None:
+        several = len(y.uses()) > 1 and any(is_op(use.node, "QuantizeLinear") for use in y.uses())
+        others = "its float output has other readers beside QuantizeLinear; let them read the DequantizeLinear after it"
+        return others if several else RESULT
+    return MISMATCH

@@ -1,0 +1,197 @@
+"""Every tensor of a model against onnxruntime's, and against the float model's: what differs first, what loses most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from celosia.compiler.compile import compile as compile_model
+from celosia.compiler.graph.importer import read
+from celosia.driver import oracle
+from celosia.driver.runtime import Runtime
+from celosia.hw.config import Config
+
+Array = NDArray[Any]
+FLOAT_TOLERANCE = 1e-4
+"""Largest difference between floats, of the tensor's largest magnitude, that counts as none: sums in another order."""
+
+
+def compare(
+    model: str | Path, inputs: Mapping[str, Array], *, float_model: str | Path | None = None,
+    config: str | Path | Config = "pynq", device: str = "functional", check: bool = True,
+    progress: Callable[[str], None] | None = None, **options: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Run an ONNX model here and under onnxruntime (with oracle.INT8), and compare all tensors that both compute.
+
+    inputs: one array for each input. float_model: the model before it was quantised; its tensors are found by name.
+    The Program returns its intermediate tensors (`compile(keep="all")`), so no block keeps them on chip. options: of
+    the device.
+
+    Returns plain data. `tensors`, in the model's order: name, op and node that make it, dtype, shape, `different`
+    elements, `largest` difference (steps of integers, or a share of the largest float), `first` difference (index,
+    found, expected), `differs` (floats: beyond FLOAT_TOLERANCE), `sqnr_db` against the float model and `lost_db` of it
+    against the worst operand. `first`: the first tensor that differs though its operands do not. `inside`: tensors
+    that an integer operator or onnxruntime's fusion leaves out. Raises what `compile` and `Runtime` do, OracleError,
+    and MissingLibrary without onnxruntime.
+    """
+    say = progress or (lambda stage: None)
+    proto = read(Path(model))
+    program = compile_model(model, config, progress=progress, keep="all", check=check)
+    with Runtime(program, device, **options) as runtime:
+        runtime.open()
+        say(f"running on the {device} device")
+        found = runtime.run(inputs, trace=False).tensors
+    say("running under onnxruntime")
+    expected = oracle.tensors(Path(model), inputs)
+    graph = _Graph(proto)
+    rows = [
+        _row(graph, name, found[name], expected[name]) for name in graph.made
+        if name in found and name in expected and isinstance(found[name], np.ndarray)
+    ]  # fmt: skip
+    if float_model is not None:
+        say("running the float model")
+        _add_noise(graph, rows, found, oracle.tensors(Path(float_model), inputs, optimised=False), inputs)
+    compared = {row["name"]: row for row in rows}
+    firsts = (
+        row["name"] for row in rows
+        if row["differs"] and not any(compared[each]["differs"] for each in graph.operands(row["name"], compared))
+    )  # fmt: skip
+    return {
+        "model": str(model), "config": program.config.to_dict(), "device": device, "oracle": oracle.version(),
+        "float_model": None if float_model is None else str(float_model), "tensors": rows,
+        "different": sum(row["differs"] for row in rows), "first": next(firsts, None),
+        "inside": [name for name in graph.made if name not in graph.constants and not graph.is_known(name, compared)],
+    }  # fmt: skip
+
+
+class _Graph:
+    """Who makes each tensor of a model, from what, and what the integers of quantised ones mean."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        self.made = {name: node for node in proto.graph.node for name in node.output if name}
+        self.constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+        for name, node in self.made.items():
+            if node.op_type == "Constant" or all(each in self.constants for each in node.input if each):
+                self.constants.setdefault(name, onnx.TensorProto())
+        self.meanings: dict[str, tuple[str, float, float]] = {}
+        """Of a quantised tensor: the name of the float tensor that it stands for, scale and zero point."""
+        for node in proto.graph.node:
+            if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+                scale, zero = self._number(node, 1), self._number(node, 2)
+                real, integers = (node.input[0], node.output[0])[:: 1 if node.op_type == "QuantizeLinear" else -1]
+                if scale is not None and zero is not None and (
+                    node.op_type == "QuantizeLinear" or integers not in self.meanings
+                ):  # fmt: skip
+                    self.meanings[integers] = real, scale, zero
+
+    def _number(self, node: onnx.NodeProto, place: int) -> float | None:
+        """A scalar constant input; 0 where it is left out."""
+        if len(node.input) <= place or not node.input[place]:
+            return 0.0
+        tensor = self.constants.get(node.input[place])
+        if tensor is None or not tensor.ByteSize():
+            return None
+        array = numpy_helper.to_array(tensor)
+        return float(array.reshape(-1)[0]) if array.size == 1 else None
+
+    def operands(self, name: str, known: Mapping[str, Any]) -> Iterator[str]:
+        """The nearest tensors in `known` that `name` is computed from."""
+        waiting, seen = list(self.made[name].input) if name in self.made else [], {name}
+        while waiting:
+            each = waiting.pop()
+            if each in known:
+                yield each
+            elif each in self.made and each not in seen:
+                waiting += self.made[each].input
+            seen.add(each)
+
+    def is_known(self, name: str, compared: Mapping[str, Any]) -> bool:
+        """Whether `name` is one of `compared`, or what the integers of one mean."""
+        return name in compared or any(
+            integers in compared and (name == real or integers in self.made[name].input[:1])
+            for integers, (real, _, _) in self.meanings.items()
+        )
+
+    def real(self, name: str, array: Array) -> tuple[str, Array] | None:
+        """(The name of the float tensor that `array` stands for, its values); None for other integers."""
+        if array.dtype.kind == "f":
+            return name, array.astype(np.float64)
+        if name not in self.meanings:
+            return None
+        real, scale, zero = self.meanings[name]
+        return real, (array.astype(np.float64) - zero) * scale
+
+
+def _row(graph: _Graph, name: str, found: Array, expected: Array) -> dict[str, Any]:
+    node = graph.made[name]
+    if node.op_type == "QuantizeLinear":  # whose input the operator makes that the row is about
+        node = graph.made.get(node.input[0], node)
+    row = {
+        "name": name, "op": node.op_type, "node": node.name, "dtype": found.dtype.name, "shape": list(found.shape),
+        "sqnr_db": None, "lost_db": None,
+    }  # fmt: skip
+    expected = np.asarray(expected)
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        kind = f"{expected.dtype}{list(expected.shape)}"
+        return row | {"different": found.size, "largest": None, "first": [None, None, kind], "differs": True}
+    unequal = (found != expected) & ~((found != found) & (expected != expected))  # NaN is NaN
+    places = np.argwhere(unequal)
+    largest, differs = largest_difference(found, expected) if len(places) else (0.0, False)
+    first = None
+    if len(places):
+        index = tuple(int(k) for k in places[0])
+        first = [list(index), found[index].item(), expected[index].item()]
+    return row | {"different": len(places), "largest": largest, "first": first, "differs": differs}
+
+
+def largest_difference(found: Array, expected: Array) -> tuple[float | None, bool]:
+    """(Largest difference, whether it counts); None where it is not finite, or no number."""
+    if found.dtype.kind not in "iufb":
+        return None, True
+    a, b = (array.astype(np.float64) for array in (found, expected))
+    largest = float(np.max(np.abs(a - b), initial=0.0))
+    if found.dtype.kind != "f":
+        return largest, True
+    scale = float(np.max(np.abs(b), initial=0.0))
+    share = largest / scale if scale else float("inf")
+    return (share, share > FLOAT_TOLERANCE) if np.isfinite(share) else (None, True)
+
+
+def _add_noise(
+    graph: _Graph, rows: list[dict[str, Any]], found: Mapping[str, Array], floats: Mapping[str, Array],
+    inputs: Mapping[str, Array],
+) -> None:  # fmt: skip
+    """Add sqnr_db, the power of the float tensor over that of the error, and lost_db to `rows`."""
+    floats = {**floats, **inputs}
+    noise: dict[str, float] = dict.fromkeys(inputs, np.inf)
+    for row in rows:
+        known = graph.real(row["name"], found[row["name"]])
+        exact = floats.get(known[0]) if known is not None else None
+        if known is None or exact is None or exact.shape != known[1].shape or exact.dtype.kind != "f":
+            continue
+        noise[row["name"]] = sqnr(exact, known[1])
+    for row in rows:
+        if row["name"] in noise:
+            own = noise[row["name"]]
+            before = min((noise[each] for each in graph.operands(row["name"], noise)), default=np.inf)
+            row["sqnr_db"] = own if np.isfinite(own) else None
+            row["lost_db"] = before - own if np.isfinite(before) and np.isfinite(own) else None
+
+
+def sqnr(exact: Array, found: Array) -> float:
+    """Power of `exact` over that of the error, in decibels; infinite where there is no error.
+
+    >>> sqnr(np.array([3.0, 4.0]), np.array([3.0, 4.5]))
+    20.0
+    """
+    signal, error = exact.astype(np.float64), exact.astype(np.float64) - found.astype(np.float64)
+    power, lost = float((signal**2).sum()), float((error**2).sum())
+    if not lost:
+        return np.inf
+    return 10 * float(np.log10(power / lost)) if power else -np.inf

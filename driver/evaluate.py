@@ -1,0 +1,278 @@
+"""A model on a data set: accuracy, speed, and agreement with onnxruntime."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from celosia.compiler.compile import compile as compile_model
+from celosia.compiler.graph.importer import ModelError, read
+from celosia.compiler.graph.interface import inputs_of, resized
+from celosia.compiler.program import InputError, Program, TensorInfo
+from celosia.driver import oracle
+from celosia.driver.calibration import Input, Sample, Samples
+from celosia.driver.compare import largest_difference
+from celosia.driver.dataset import Dataset, open_dataset
+from celosia.driver.images import IN_UNITS, Pixels
+from celosia.driver.runtime import Runtime
+from celosia.hw.config import Config, ConfigError
+
+Array = NDArray[Any]
+TOP = 5
+WITHOUT_CYCLES = "functional"
+"""The device on which any accelerator with the same arithmetic will do."""
+BATCH = 16
+"""Images at a time on that device: the largest batch that an accelerator has."""
+AHEAD = 2
+"""Batches for each worker that are read before it asks for them."""
+Count = Callable[[int, int], None]
+
+
+def evaluate(
+    model: str | Path, data: str | Path | Mapping[str, Array], labels: str | Path | Array | None = None, *,
+    config: str | Path | Config | None = None, device: str = WITHOUT_CYCLES, against: bool = False,
+    samples: int | None = None, pixels: Pixels = IN_UNITS, workers: int | None = None, check: bool = True,
+    progress: Callable[[str], None] | None = None, count: Count | None = None, **options: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Run an ONNX model, or a Program, on every sample of `data`.
+
+    data, labels: see `dataset.open_dataset`; samples: no more than these, spread over all. config: as of `compile`; of
+    a Program its own. against: run the model under onnxruntime, too (with oracle.INT8). pixels: of images. workers:
+    devices that run at a time, by default one for each processor on `rtl`, else one: numpy holds the interpreter.
+    count: called with the samples done and all of them. options: of the devices.
+
+    Samples are read while devices run. On the functional device a model of batch 1 runs as one of a larger batch, on
+    the accelerator of that batch; its first batch must give the bytes of the model as it is, or else it is not used.
+
+    Returns plain data: samples, `batch` and `workers`, seconds, images_per_second (without compiling), cycles of an
+    image, `top1` and `top5` (shares; None without labels, or for an output that is not [batch, classes]), `against`
+    (onnxruntime's version, shares and images_per_second, `differ`: samples with an output that differs, as `compare`
+    counts it, `bytes_different`, `top1_agreement`). Raises what `compile` and `Runtime` do, and CalibrationError,
+    InputError, OracleError, and MissingLibrary without onnxruntime.
+    """
+    say = progress or (lambda stage: None)
+    is_program = Path(model).is_file() and Program.is_program(model)
+    if is_program and against:
+        raise ModelError(f"{model} is a Program; give the ONNX model to compare it with onnxruntime")
+    program = Program.load(model) if is_program else None
+    taken = program.inputs if program is not None else inputs_of(model)
+    dataset = open_dataset(data, _inputs(taken), labels, samples, pixels)
+    proto = None if is_program else _of_sizes(read(Path(model)), taken, dataset.samples)
+    if program is None:
+        assert proto is not None
+        program = compile_model(proto, config or "pynq", progress=progress, check=check)
+        program.name = Path(model).stem
+    elif config is not None and Config.load(config).digest != program.config.digest:
+        raise ConfigError(f"{model} was compiled for Config {program.config.name}; leave --config out")
+    session = oracle.session(Path(model)) if against else None
+    engine = _batched(proto, program, dataset.samples, say) if proto is not None and device == WITHOUT_CYCLES else None
+    engine = engine or _Engine(program, 1)
+    parallel = workers or (os.cpu_count() or 1 if device == "rtl" else 1)
+    parallel = min(parallel, -(-len(dataset.samples) // engine.batch))
+    say(f"running {len(dataset.samples)} samples on the {device} device")
+    run = _run(engine, dataset.samples, device, parallel, count or (lambda done, total: None), options)
+    report = {
+        "model": str(model), "config": program.config.to_dict(), "device": device, "samples": len(dataset.samples),
+        "batch": engine.batch, "workers": parallel, "seconds": run.seconds,
+        "images_per_second": len(dataset.samples) / run.seconds, "cycles": run.cycles,
+        "compile_seconds": program.compile_seconds, **_accuracy(run.outputs, dataset.labels), "against": None,
+    }  # fmt: skip
+    if session is not None:
+        say("running under onnxruntime")
+        report["against"] = _against(session, dataset, run.outputs)
+    return report
+
+
+def _inputs(tensors: Sequence[TensorInfo]) -> list[Input]:
+    for each in tensors:
+        if each.kind != "tensor":
+            raise InputError(f"input {each.name!r} is a {each.kind} of tensors, of which there are no samples")
+    return [
+        Input(each.name, np.dtype(each.dtype), tuple(None if size < 0 else size for size in each.shape))
+        for each in tensors
+    ]
+
+
+def _of_sizes(proto: onnx.ModelProto, inputs: Sequence[TensorInfo], samples: Samples) -> onnx.ModelProto:
+    """`proto` of the samples' sizes where it leaves some open."""
+    if all(min(each.shape, default=0) >= 0 for each in inputs):
+        return proto
+    return resized(proto, {each.name: [size or 0 for size in each.shape] for each in samples.inputs})
+
+
+# Running --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Engine:
+    """A Program that takes `batch` samples at a time."""
+
+    program: Program
+    batch: int
+
+    def joined(self, samples: Sequence[Sample]) -> Sample:
+        """Samples as one, the last repeated where there are too few."""
+        if self.batch == 1:
+            return dict(samples[0])
+        filled = [*samples, *[samples[-1]] * (self.batch - len(samples))]
+        return {name: np.concatenate([sample[name] for sample in filled]) for name in samples[0]}
+
+    def apart(self, outputs: Mapping[str, Array], count: int) -> list[dict[str, Array]]:
+        if self.batch == 1:
+            return [dict(outputs)]
+        return [{name: array[k : k + 1] for name, array in outputs.items()} for k in range(count)]
+
+
+@dataclass(frozen=True)
+class _Run:
+    outputs: list[dict[str, Array]]
+    seconds: float
+    cycles: float | None
+
+
+def _batched(proto: onnx.ModelProto, single: Program, samples: Samples, say: Callable[[str], None]) -> _Engine | None:
+    """The model for BATCH samples at a time, where its first batch gives the bytes that `single` gives."""
+    ends = (*single.inputs, *single.outputs)
+    if len(samples) < BATCH or any(each.kind != "tensor" or each.shape[:1] != (1,) for each in ends):
+        return None
+    say(f"compiling for batches of {BATCH}")
+    shapes = {each.name: (BATCH, *each.shape[1:]) for each in single.inputs}
+    try:
+        many = compile_model(resized(proto, shapes), replace(single.config, batch=BATCH), check=False)
+    except (ModelError, ConfigError):
+        return None
+    if any(each.shape != (BATCH, *own.shape[1:]) for each, own in zip(many.outputs, single.outputs)):
+        return None
+    engine, first = _Engine(many, BATCH), list(samples.pick(range(BATCH)))
+    found = engine.apart(Runtime(many).run(engine.joined(first), trace=False).outputs, BATCH)
+    runtime = Runtime(single)
+    alone = (runtime.run(sample, trace=False).outputs for sample in first)
+    equal = all(a[name].tobytes() == b[name].tobytes() for a, b in zip(alone, found) for name in a)
+    return engine if equal else None
+
+
+def _run(
+    engine: _Engine, samples: Samples, device: str, workers: int, count: Count, options: dict[str, Any]
+) -> _Run:  # fmt: skip
+    """Samples are read here, in order, while as many devices as `workers` run in threads of their own."""
+    free: SimpleQueue[Runtime] = SimpleQueue()
+    outputs: list[dict[str, Array]] = []
+    cycles: list[int] = []
+    with ExitStack() as stack:
+        for _ in range(workers):
+            runtime = stack.enter_context(
+                Runtime(engine.program, device, threads=1 if workers > 1 else None, **options)
+            )
+            runtime.open()
+            free.put(runtime)
+
+        def one(part: list[Sample]) -> tuple[list[dict[str, Array]], int | None]:
+            runtime = free.get()
+            try:
+                result = runtime.run(engine.joined(part), trace=False)
+            finally:
+                free.put(runtime)
+            spent = [each.cycles for each in result.counters if each.cycles is not None]
+            return engine.apart(result.outputs, len(part)), sum(spent) if spent else None
+
+        def finish(future: Future[tuple[list[dict[str, Array]], int | None]]) -> None:
+            made, spent = future.result()
+            outputs.extend(made)
+            cycles.extend([] if spent is None else [spent])
+            count(len(outputs), len(samples))
+
+        pool = stack.enter_context(ThreadPoolExecutor(workers))
+        waiting: deque[Future[tuple[list[dict[str, Array]], int | None]]] = deque()
+        started = time.perf_counter()
+        try:
+            for part in _parts(samples, engine.batch):
+                waiting.append(pool.submit(one, part))
+                if len(waiting) > AHEAD * workers:
+                    finish(waiting.popleft())
+            while waiting:
+                finish(waiting.popleft())
+        finally:
+            for future in waiting:
+                future.cancel()
+        seconds = time.perf_counter() - started
+    return _Run(outputs, seconds, sum(cycles) / len(outputs) if cycles else None)
+
+
+def _parts(samples: Samples, size: int) -> Iterator[list[Sample]]:
+    part: list[Sample] = []
+    for sample in samples:
+        part.append(sample)
+        if len(part) == size:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+# Scoring --------------------------------------------------------------------------------------------------------
+
+
+def _scores(outputs: Sequence[Mapping[str, Array]]) -> Array | None:
+    """The first output as [samples, classes]; None where it is not [1, classes] (further axes of 1)."""
+    first = [next(iter(each.values())) for each in outputs]
+    shape = first[0].shape
+    if len(shape) < 2 or shape[0] != 1 or shape[1] < 2 or any(n != 1 for n in shape[2:]):
+        return None
+    return np.stack([array.reshape(-1) for array in first])
+
+
+def _accuracy(outputs: Sequence[Mapping[str, Array]], labels: NDArray[np.int64] | None) -> dict[str, float | None]:
+    """Shares of samples whose label is the largest class, and among the five largest; of equal classes the first counts
+    as larger. InputError where a label is no class."""
+    scores = _scores(outputs)
+    if scores is None or labels is None:
+        return {"top1": None, "top5": None}
+    classes = scores.shape[1]
+    if labels.max() >= classes or labels.min() < 0:
+        wrong = int(np.flatnonzero((labels >= classes) | (labels < 0))[0])
+        raise InputError(f"sample {wrong} has the label {labels[wrong]}, and the model has {classes} classes")
+    right = np.argsort(-scores.astype(np.float64), axis=1, kind="stable") == labels[:, None]
+    top5 = float(right[:, :TOP].any(1).mean()) if classes > TOP else None
+    return {"top1": float(right[:, 0].mean()), "top5": top5}
+
+
+def _against(session: Any, dataset: Dataset, found: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
+    expected, seconds = [], 0.0
+    for sample in dataset.samples:
+        started = time.perf_counter()
+        expected.append(oracle.run(session, sample))
+        seconds += time.perf_counter() - started
+    pairs = [(a[name], b[name]) for a, b in zip(found, expected) for name in b]
+    ours, theirs = _scores(found), _scores(expected)
+    differ = [any(_differs(a[name], b[name]) for name in b) for a, b in zip(found, expected)]
+    agreement = None if ours is None or theirs is None else float(np.mean(ours.argmax(1) == theirs.argmax(1)))
+    return {
+        "onnxruntime": oracle.version(), **_accuracy(expected, dataset.labels), "differ": sum(differ),
+        "bytes": sum(b.nbytes for _, b in pairs), "bytes_different": sum(_bytes_different(a, b) for a, b in pairs),
+        "top1_agreement": agreement, "images_per_second": len(expected) / seconds,
+    }  # fmt: skip
+
+
+def _differs(found: Array, expected: Array) -> bool:
+    return found.shape != expected.shape or (
+        found.tobytes() != expected.tobytes() and largest_difference(found, expected)[1]
+    )
+
+
+def _bytes_different(found: Array, expected: Array) -> int:
+    if found.nbytes != expected.nbytes:
+        return max(found.nbytes, expected.nbytes)
+    raw = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (found, expected))
+    return int(np.count_nonzero(np.not_equal(*raw)))

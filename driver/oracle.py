@@ -1,0 +1,102 @@
+"""onnxruntime as the oracle: a session that computes int8 in integers, and every tensor inside a model."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+INT8 = "session.qdqisint8allowed"
+"""The session's entry with which onnxruntime computes pairs of int8 in integers. By default it makes them uint8, whose
+products with int8 weights saturate on processors without VNNI."""
+
+
+class MissingLibrary(RuntimeError):
+    """A library that is not installed; one sentence that says how to install it."""
+
+
+class OracleError(ValueError):
+    """A model that onnxruntime does not run; one sentence with its reason."""
+
+
+def session(model: Path | onnx.ModelProto, level: str = "ALL", save: Path | None = None, threads: int = 0) -> Any:
+    """An onnxruntime.InferenceSession of `model` on the CPU, with INT8.
+
+    level: of onnxruntime's optimisations: "ALL", "EXTENDED" (without its own layouts), "DISABLE_ALL". save: where its
+    optimised graph goes. threads: 0 for its own choice. Raises MissingLibrary, OracleError.
+    """
+    try:
+        import onnxruntime
+    except ImportError:
+        raise MissingLibrary("to compare, onnxruntime is needed: pip install onnxruntime") from None
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry(INT8, "1")
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{_LEVELS.get(level, level)}")
+    options.log_severity_level = 4
+    options.intra_op_num_threads = threads
+    if save is not None:
+        options.optimized_model_filepath = str(save)
+    model = _with_sound_names(model)
+    source = str(model) if isinstance(model, Path) else model.SerializeToString()
+    try:
+        return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises many classes
+        raise OracleError(f"onnxruntime cannot run the model: {_line(error)}") from None
+
+
+_LEVELS = {"ALL": "ENABLE_ALL", "EXTENDED": "ENABLE_EXTENDED"}
+
+
+def _with_sound_names(model: Path | onnx.ModelProto) -> Path | onnx.ModelProto:
+    """`model` without names of nodes where two have the same, which ONNX allows and onnxruntime does not."""
+    proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
+    names = [node.name for node in proto.graph.node if node.name]
+    if len(set(names)) == len(names):
+        return model
+    nameless = onnx.ModelProto()
+    nameless.CopyFrom(onnx.load(model) if isinstance(model, Path) else model)
+    for node in nameless.graph.node:
+        node.name = ""
+    return nameless
+
+
+def version() -> str:
+    import onnxruntime
+
+    return str(onnxruntime.__version__)
+
+
+def run(on: Any, feed: Mapping[str, Array]) -> dict[str, Array]:
+    """The outputs of a session by name. OracleError."""
+    try:
+        return dict(zip((value.name for value in on.get_outputs()), on.run(None, dict(feed))))
+    except Exception as error:  # onnxruntime raises many classes
+        raise OracleError(f"onnxruntime cannot run the model: {_line(error)}") from None
+
+
+def tensors(model: Path, feed: Mapping[str, Array], optimised: bool = True) -> dict[str, Array]:
+    """Every tensor of `model` that onnxruntime computes, by name; outputs are those of its usual session.
+
+    optimised: of the graph that onnxruntime's optimisations leave, where quantised operators are integer operators;
+    else of the model as it is. Raises MissingLibrary, OracleError.
+    """
+    usual = session(model)
+    graph = onnx.load(model)
+    if optimised:
+        with tempfile.TemporaryDirectory() as folder:
+            saved = Path(folder) / "optimised.onnx"
+            session(model, "EXTENDED", saved)
+            graph = onnx.load(saved)
+    known = {value.name for value in graph.graph.output}
+    made = (name for node in graph.graph.node for name in node.output if name and name not in known)
+    graph.graph.output.extend(onnx.ValueInfoProto(name=name) for name in made)
+    return run(session(graph, "DISABLE_ALL"), feed) | run(usual, feed)
+
+
+def _line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,216 @@
+"""A PyTorch module as an ONNX model in memory, with every quantise and dequantise that it has.
+
+torch.export traces it, torch.onnx writes it down without its optimiser, which takes quantisations for arithmetic that
+it may move. What ONNX would drop in silence (writes to buffers, random numbers, narrower ranges) is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from ast import literal_eval
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument
+from torch.fx import GraphModule, Node
+
+from celosia.compiler.compile import compile as compile_model
+from celosia.compiler.graph.values import new_constant
+from celosia.compiler.program import Program
+from celosia.hw.config import Config
+
+NAMES = "pkg.torch.onnx.name_scopes"
+"""Where torch.onnx notes the operators of PyTorch that an operator of ONNX comes from."""
+
+
+class TorchError(ValueError):
+    """A module that cannot be taken over from PyTorch; one sentence that names its part and the way out."""
+
+
+def from_torch(
+    module: torch.nn.Module | ExportedProgram, example_inputs: Any, config: str | Config = "pynq", *,
+    kwargs: Mapping[str, Any] | None = None, input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None, **options: Any,
+) -> Program:  # fmt: skip
+    """Compile a PyTorch module for the accelerator `config`.
+
+    module: in evaluation mode, or what PT2E's `convert_pt2e` or `torch.export.export` returns. example_inputs: a tensor
+    or a tuple of its arguments, of the shapes and types that the Program takes. kwargs: arguments by name.
+    input_names, output_names: of the Program, in order; by default those of the arguments and of PyTorch's operators.
+    options: those of `celosia.compile`.
+
+    Raises TorchError, and what `celosia.compile` raises.
+
+    >>> program = from_torch(torch.nn.Linear(4, 3).eval(), torch.zeros(2, 4), "tiny")
+    >>> [tensor.shape for tensor in (*program.inputs, *program.outputs)]
+    [(2, 4), (2, 3)]
+    """
+    proto = to_onnx(module, example_inputs, kwargs=kwargs, input_names=input_names, output_names=output_names)
+    program = compile_model(proto, config, **options)
+    program.name = "model" if isinstance(module, ExportedProgram) else type(module).__name__
+    return program
+
+
+def to_onnx(
+    module: torch.nn.Module | ExportedProgram, example_inputs: Any = (), *, kwargs: Mapping[str, Any] | None = None,
+    input_names: Sequence[str] | None = None, output_names: Sequence[str] | None = None,
+) -> onnx.ModelProto:  # fmt: skip
+    """The ONNX model of a module, see `from_torch`, which also `onnx.save` takes. TorchError."""
+    program = module if isinstance(module, ExportedProgram) else trace(module, example_inputs, kwargs)
+    require_pure(program)
+    proto = written(program, input_names, output_names)
+    require_all_pairs(program, proto)
+    return proto
+
+
+def trace(module: torch.nn.Module, example_inputs: Any, kwargs: Mapping[str, Any] | None = None) -> ExportedProgram:
+    """What torch.export makes of `module`. TorchError."""
+    if not isinstance(module, torch.nn.Module):
+        raise TorchError(f"a module of PyTorch is needed, not {type(module).__name__}")
+    if module.training and not isinstance(module, GraphModule):  # of which PT2E takes eval() away
+        raise TorchError(f"{type(module).__name__} is in training mode; call its eval() before")
+    arguments = tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
+    try:
+        with _quiet(), torch.no_grad():
+            return torch.export.export(module, arguments, dict(kwargs or {}))
+    except Exception as error:  # torch raises many classes
+        raise TorchError(f"torch.export cannot trace {type(module).__name__}: {_line(error)}") from error
+
+
+def require_pure(program: ExportedProgram) -> None:
+    """TorchError where `program` does what an ONNX model cannot: keeps state, or draws random numbers."""
+    with _quiet():
+        program = program.run_decompositions({})  # with writes as further outputs
+    signature = program.graph_signature
+    written = (*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values())
+    if written:
+        raise TorchError(
+            f"the module writes to {written[0]!r}, which a Program cannot; call eval(), or return the value"
+        )
+    for node in _calls(program):
+        if _is_random(node):
+            raise TorchError(f"{node.name} ({node.target}) draws random numbers; call eval(), or pass them as an input")
+
+
+def _is_random(node: Node) -> bool:
+    """Whether it draws numbers: dropout outside of training, on its own or in another operator, does not."""
+    if torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    schema = node.target._schema.arguments
+    given = {each.name: each.default_value for each in schema} | dict(zip((each.name for each in schema), node.args))
+    given |= node.kwargs
+    return given.get("train", given.get("training")) is not False and given.get("dropout_p") != 0.0
+
+
+def written(
+    program: ExportedProgram, input_names: Sequence[str] | None, output_names: Sequence[str] | None
+) -> onnx.ModelProto:
+    """`program` as ONNX. TorchError."""
+    for spec in program.graph_signature.output_specs:
+        if isinstance(spec.arg, ConstantArgument) and spec.arg.value is not None:
+            raise TorchError(f"the module returns {spec.arg.value!r}, which is no tensor; return tensors alone")
+    try:
+        with _quiet():
+            made = torch.onnx.export(
+                program, dynamo=True, optimize=False, verbose=False, input_names=input_names, output_names=output_names
+            )
+            _settle_types(made.model.graph)
+            proto: onnx.ModelProto = made.model_proto
+    except Exception as error:  # torch raises many classes
+        raise TorchError(f"torch.onnx cannot write the module: {_line(_first(error))}") from error
+    return proto
+
+
+def _settle_types(graph: ir.Graph) -> None:
+    """CastLike of a constant becomes a constant: onnxruntime does not see through it, and would leave the convolution
+    before a ReLU6 in float.
+    """
+    for node in list(graph):
+        if node.op_type != "CastLike" or node.inputs[0] is None or node.inputs[1] is None:
+            continue
+        fixed, kind = ir.convenience.get_const_tensor(node.inputs[0]), node.inputs[1].dtype
+        if fixed is None or kind is None or node.outputs[0].is_graph_output():
+            continue
+        array = fixed.numpy().astype(kind.numpy())
+        value = new_constant(graph, node.outputs[0].name or "constant", array)
+        ir.convenience.replace_all_uses_with(node.outputs[0], value)
+        graph.remove(node, safe=True)
+
+
+# Quantisations ---------------------------------------------------------------------------------------------------
+
+
+def require_all_pairs(program: ExportedProgram, proto: onnx.ModelProto) -> None:
+    """TorchError where the model has not as many quantisations and dequantisations as the module, or other ones."""
+    for node in _calls(program):
+        if node.target._schema.name == "quantized_decomposed::quantize_per_tensor":
+            _require_whole_range(node)
+    for kind, op in ("quantize", "QuantizeLinear"), ("dequantize", "DequantizeLinear"):
+        before = [node.name for node in _calls(program) if _is_quantisation(node, kind)]
+        after = [_source(node) for node in proto.graph.node if node.op_type == op]
+        if len(before) != len(after):
+            lost = [name for name in before if name not in after] or [f"{len(after) - len(before)} too many"]
+            shown = ", ".join(lost[:5]) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
+            raise TorchError(
+                f"the module has {len(before)} operators that {kind}, its ONNX model {len(after)} {op}: {shown}; "
+                "quantise with torchao's PT2E, whose operators (quantized_decomposed) torch.onnx knows"
+            )
+
+
+def _is_quantisation(node: Node, kind: str) -> bool:
+    namespace, name = node.target._schema.name.split("::")
+    return namespace in ("quantized_decomposed", "torchao") and name.startswith(f"{kind}_")
+
+
+def _require_whole_range(node: Node) -> None:
+    low, high, kind = node.args[3:6]
+    info = torch.iinfo(kind)
+    if (low, high) != (info.min, info.max):
+        raise TorchError(
+            f"{node.name} quantises to {low}..{high}, and ONNX's QuantizeLinear to {info.min}..{info.max}; let the "
+            f"quantizer take quant_min={info.min}, quant_max={info.max} for activations"
+        )
+
+
+def _source(node: onnx.NodeProto) -> str:
+    """The name of PyTorch's operator that `node` comes from."""
+    scopes = next((entry.value for entry in node.metadata_props if entry.key == NAMES), "['']")
+    return str(literal_eval(scopes)[-1])
+
+
+# Helpers ---------------------------------------------------------------------------------------------------------
+
+
+def _calls(program: ExportedProgram) -> Iterator[Node]:
+    """Every operator, those of subgraphs too."""
+    for module in program.graph_module.modules():
+        if isinstance(module, GraphModule):
+            yield from (node for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload))
+
+
+def _first(error: BaseException) -> BaseException:
+    """What began it: torch.onnx wraps its errors in pages of text."""
+    return error if error.__cause__ is None else _first(error.__cause__)
+
+
+def _line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporters log and warn of, which says nothing of the model."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

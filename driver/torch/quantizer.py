@@ -1,0 +1,150 @@
+"""A quantizer for PT2E (torchao.quantization.pt2e) that asks for what the accelerator computes.
+
+What only moves elements, the largest of a window, and the parts of a concatenation share one scale, so that nothing is
+computed between them. Biases stay float: the compiler takes them into the int32 sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torchao.quantization.pt2e import (
+    FusedMovingAvgObsFakeQuantize,
+    MinMaxObserver,
+    MovingAverageMinMaxObserver,
+    MovingAveragePerChannelMinMaxObserver,
+    PerChannelMinMaxObserver,
+)
+from torchao.quantization.pt2e.quantizer import (
+    QuantizationAnnotation,
+    QuantizationSpec,
+    QuantizationSpecBase,
+    Quantizer,
+    SharedQuantizationSpec,
+)
+
+KEY = "quantization_annotation"
+"""Where PT2E looks for what is asked of an operator."""
+SMALLEST_SCALE = 2.0**-16
+"""Of dead channels, whose weights are all zero: a bias in smaller steps would not fit int32."""
+
+# Operators as torch.export writes them; one name stands for its overloads and for the form that works in place.
+PRODUCTS = {"conv1d", "conv2d", "linear"}
+NORMS = {"batch_norm"}
+CLAMPS = {"relu", "relu6", "hardtanh"}
+"""What joins the operator before it where it begins at 0: then the bytes end where it does, and nothing is computed."""
+SUMS = {"add", "mul"}
+FUNCTIONS = CLAMPS | {
+    "hardswish", "hardsigmoid", "sigmoid", "silu", "tanh", "gelu", "leaky_relu", "elu", "avg_pool2d",
+    "adaptive_avg_pool2d", "mean", "softmax",
+}  # fmt: skip
+MOVES = {
+    "max_pool2d", "flatten", "view", "reshape", "permute", "transpose", "squeeze", "unsqueeze", "contiguous", "clone",
+    "dropout", "upsample_nearest2d", "slice", "select", "alias", "detach",
+}  # fmt: skip
+
+
+class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
+    """Weights become int8, symmetric, with a scale for each output channel; activations int8 with a scale and a zero
+    point for the tensor, from the least and the largest value seen.
+
+    qat: for `prepare_qat_pt2e`, which trains with fake quantisation, instead of `prepare_pt2e`. exclude: names of
+    submodules, as of `named_modules()`, that stay float with all that is inside them.
+
+    Products with weights are quantised wherever they stand; additions, functions, pooling, views and concatenations
+    where all that they read is quantised or an input of the module.
+    """
+
+    def __init__(self, *, qat: bool = False, exclude: Sequence[str] = ()) -> None:
+        eps = SMALLEST_SCALE
+        if qat:
+            fake = FusedMovingAvgObsFakeQuantize
+            activation = fake.with_args(observer=MovingAverageMinMaxObserver, eps=eps)
+            weight = fake.with_args(observer=MovingAveragePerChannelMinMaxObserver, eps=eps)
+        else:
+            activation, weight = MinMaxObserver.with_args(eps=eps), PerChannelMinMaxObserver.with_args(eps=eps)
+        self.activation = QuantizationSpec(torch.int8, activation, -128, 127, torch.per_tensor_affine)
+        self.weight = QuantizationSpec(torch.int8, weight, -127, 127, torch.per_channel_symmetric, 0)
+        self.exclude = tuple(exclude)
+
+    def annotate(self, model: GraphModule) -> GraphModule:
+        """Note in each operator of `model` how its inputs and its output are quantised. ValueError for a name in
+        `exclude` that no submodule has."""
+        found = {path for node in model.graph.nodes for path in _paths(node)}
+        for name in self.exclude:
+            if not any(_inside(path, name) for path in found):
+                raise ValueError(f"there is no submodule {name!r} to exclude; named_modules() lists them")
+        known = {node for node in model.graph.nodes if node.op == "placeholder" and _is_float(node)}
+        for node in model.graph.nodes:
+            if node.op == "call_function" and KEY not in node.meta and _is_float(node) and not self._stays_float(node):
+                self._annotate(node, known)
+        return model
+
+    def validate(self, model: GraphModule) -> None:
+        """Any annotation that `annotate` makes is valid."""
+
+    def _stays_float(self, node: Node) -> bool:
+        return any(_inside(path, name) for path in _paths(node) for name in self.exclude)
+
+    def _annotate(self, node: Node, known: set[Node]) -> None:
+        op = _name(node)
+        first: Any = node.args[0] if node.args else None
+        if op in PRODUCTS:
+            self._compute(node, {first: self.activation, node.args[1]: self.weight}, [NORMS, CLAMPS], known)
+        elif op in SUMS and set(node.args[:2]) <= known and node.args[0] is not node.args[1]:
+            self._compute(node, dict.fromkeys(node.args[:2], self.activation), [CLAMPS], known)
+        elif op in FUNCTIONS and first in known:
+            self._compute(node, {first: self.activation}, [], known)
+        elif op in MOVES and first in known:
+            self._share(node, [first], known)
+        elif op == "cat" and set(first) <= known:
+            self._share(node, list(first), known)
+
+    def _compute(
+        self, node: Node, inputs: dict[Node, QuantizationSpecBase], followers: list[set[str]], known: set[Node]
+    ) -> None:
+        """Quantise `inputs` of `node`, and the output of the last of `followers` that alone reads what is before it."""
+        node.meta[KEY] = QuantizationAnnotation(input_qspec_map=inputs, _annotated=True)
+        for ops in followers:
+            (user, *more) = node.users or [None]
+            if user is None or more or _name(user) not in ops or self._stays_float(user):
+                continue
+            if _name(user) != "hardtanh" or user.args[1:2] == (0.0,):
+                node = user
+                node.meta[KEY] = QuantizationAnnotation(_annotated=True)
+        node.meta[KEY].output_qspec = self.activation
+        known.add(node)
+
+    def _share(self, node: Node, parts: list[Node], known: set[Node]) -> None:
+        """One scale for `parts` and the output of `node`."""
+        shared = SharedQuantizationSpec((parts[0], node))
+        inputs = {**dict.fromkeys(parts, shared), parts[0]: self.activation}
+        node.meta[KEY] = QuantizationAnnotation(input_qspec_map=inputs, output_qspec=shared, _annotated=True)
+        known.add(node)
+
+
+def _name(node: Node) -> str:
+    """The operator of ATen, without overload; "" for anything else."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        return ""
+    return str(target._schema.name).removeprefix("aten::").removesuffix("_")
+
+
+def _is_float(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype == torch.float32
+
+
+def _paths(node: Node) -> list[str]:
+    """Names of the submodules that `node` is in, the innermost last."""
+    return [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
+
+
+def _inside(path: str, name: str) -> bool:
+    """torch.export writes a path as a name, or as L['self'].name."""
+    path = path.removeprefix("L['self']").removeprefix(".")
+    return path == name or path.startswith(f"{name}.")

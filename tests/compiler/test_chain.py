@@ -1,0 +1,135 @@
+"""Float functions between DequantizeLinear and QuantizeLinear as tables: all 256 bytes, against onnxruntime."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from graph_text import model, proto
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import celosia
+from celosia.compiler.graph import chain
+from celosia.compiler.graph.fold import fold
+from celosia.compiler.graph.quantized import Integerise
+from celosia.driver.runtime import Runtime
+
+ort = pytest.importorskip("onnxruntime")
+
+UNARY = ("Relu", "Sigmoid", "HardSwish", "HardSigmoid", "Abs", "Neg", "Floor", "LeakyRelu")
+"""Of those that the tables repeat bit by bit."""
+SCALES = st.integers(3, 300).map(lambda n: n / 3000)
+
+
+def source(operators: str, sx: float, zx: int, sy: float, zy: int, kind: str = "int8") -> str:
+    """A graph of all bytes x8 to y8, with `operators` from x to y."""
+    return f"""g ({kind}[1,1,16,16] x8) => ({kind}[1,1,16,16] y8)
+        <float sx = {{{sx!r}}}, {kind} zx = {{{zx}}}, float sy = {{{sy!r}}}, {kind} zy = {{{zy}}},
+         float c = {{1.5}}, float d = {{-0.75}}> {{
+        x = DequantizeLinear(x8, sx, zx)
+        {operators}
+        y8 = QuantizeLinear(y, sy, zy) }}"""
+
+
+def all_bytes(kind: str) -> np.ndarray:
+    return np.arange(256, dtype=np.uint8).view(kind).reshape(1, 1, 16, 16)
+
+
+def expected(made: onnx.ModelProto, feed: np.ndarray) -> np.ndarray:
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.qdqisint8allowed", "1")
+    options.log_severity_level = 3
+    session = ort.InferenceSession(made.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session.run(None, {"x8": feed})[0]
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> str:
+    """Operators, each of values before it, of which the last has not the form of one operator alone."""
+    lines, known = [], ["x"]
+    for number in range(draw(st.integers(1, 4))):
+        name = f"h{number}"
+        if draw(st.booleans()):
+            lines.append(f"{name} = {draw(st.sampled_from(UNARY))}({draw(st.sampled_from(known))})")
+        else:
+            op, a = draw(st.sampled_from(sorted(chain.BINARY))), draw(st.sampled_from(known))
+            b = draw(st.sampled_from(["c", "d"])) if op == "Div" else draw(st.sampled_from([*known, "c", "d"]))
+            lines.append(f"{name} = {op}({a}, {b})")
+        known.append(name)
+    return "\n".join([*lines, f"y = Mul({known[-1]}, x)"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    chains(), SCALES, st.integers(-128, 127), SCALES,
+    st.integers(-128, 127), st.sampled_from(("int8", "uint8")),
+)  # fmt: skip
+def test_a_chain_is_one_table(operators: str, sx: float, zx: int, sy: float, zy: int, kind: str) -> None:
+    shift = 128 if kind == "uint8" else 0
+    made = proto(source(operators, sx, zx + shift, sy, zy + shift, kind))
+    program = celosia.compile(made, "tiny")
+    assert [(row["op"], row["place"]) for row in program.placements] == [("Table", "accelerator")]
+    found = Runtime(program).run({"x8": all_bytes(kind)}).outputs["y8"]
+    np.testing.assert_array_equal(found, expected(made, all_bytes(kind)))
+
+
+@pytest.mark.parametrize("sx", [0.01, 0.02, 0.037, 0.05, 0.11])
+def test_silu(sx: float) -> None:
+    made = proto(source("s = Sigmoid(x)  y = Mul(x, s)", sx, -3, sx * 0.6, -120))
+    found = Runtime(celosia.compile(made, "tiny")).run({"x8": all_bytes("int8")}).outputs["y8"]
+    np.testing.assert_array_equal(found, expected(made, all_bytes("int8")))
+
+
+@pytest.mark.parametrize(
+    "operators",
+    [
+        "s = Sigmoid(x)  y = Mul(s, t)",  # of two tensors
+        "s = Erf(x)  y = Add(s, wide)",  # of a constant of several elements
+        "s = Sigmoid(x)  y = Pow(s, x)",  # an operator without a table
+    ],
+)
+def test_what_is_no_function_of_one_tensor_stays(operators: str) -> None:
+    text = source(operators, 0.1, 0, 0.1, 0).replace("int8[1,1,16,16] x8)", "int8[1,1,16,16] x8, float[1,1,16,16] t)")
+    graph = model(text.replace("float c =", "float[16] wide = {1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16}, float c ="))
+    Integerise(graph).run()
+    assert "Table" not in [node.op_type for node in graph.graph]
+
+
+def test_a_chain_ends_at_its_longest() -> None:
+    lines = ["h0 = Neg(x)", *(f"h{k + 1} = Mul(h{k}, h{k})" for k in range(chain.LONGEST)), "y = Neg(h1)"]
+    graph = model(source("\n".join(lines).replace("y = Neg(h1)", f"y = Neg(h{chain.LONGEST})"), 0.1, 0, 0.1, 0))
+    Integerise(graph).run()
+    assert "Table" not in [node.op_type for node in graph.graph]
+
+
+@pytest.mark.parametrize("perm", [[1, 0], None])
+def test_weights_behind_a_transposition(perm: list[int] | None) -> None:
+    """DequantizeLinear by rows -> Transpose, as PyTorch's Linear is written for more than two dimensions."""
+    rng = np.random.default_rng(0)
+    weights, scales = rng.integers(-127, 128, (6, 8)).astype(np.int8), rng.uniform(0.001, 0.01, 6).astype(np.float32)
+    made = proto(f"""g (int8[2,3,8] x8) => (int8[2,3,6] y8)
+        <float sx = {{0.02}}, int8 zx = {{-5}}, float sy = {{0.03}}, int8 zy = {{4}},
+         float[6] bias = {{0.3, -2, 1, 0.7, 0, 9}}> {{
+        x = DequantizeLinear(x8, sx, zx)
+        w = DequantizeLinear<axis = 0>(w8, sw, zw)
+        t = Transpose{"<perm = [1, 0]>" if perm else ""}(w)
+        p = MatMul(x, t)
+        y = Add(p, bias)
+        y8 = QuantizeLinear(y, sy, zy) }}""")
+    for name, array in ("w8", weights), ("sw", scales), ("zw", np.zeros(6, np.int8)):
+        made.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    x = rng.integers(-128, 128, (2, 3, 8)).astype(np.int8)
+    program = celosia.compile(made, "tiny")
+    assert program.macs_accelerator == program.macs_total > 0
+    np.testing.assert_array_equal(Runtime(program).run({"x8": x}).outputs["y8"], expected(made, x))
+
+
+def test_a_type_is_known_without_a_value() -> None:
+    """CastLike of a constant, as torch.onnx writes the bounds of a clamp."""
+    graph = model("g (float[4] x) => (float[4] y) <int64 six = {6}> { c = CastLike(six, x)  y = Min(x, c) }")
+    fold(graph)
+    assert [node.op_type for node in graph.graph] == ["Min"]
+    graph = model("g (float[4] x, int64 six) => (float[4] y) { c = CastLike(six, x)  y = Min(x, c) }")
+    fold(graph)
+    assert [node.op_type for node in graph.graph] == ["CastLike", "Min"]

@@ -1,0 +1,126 @@
+"""Why an operator stays on the CPU says what to do; and multiplications count wherever they run."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from small_models import Builder
+
+import celosia
+from celosia.compiler.graph.cost import total_macs
+from celosia.compiler.graph.importer import load
+
+PAIR = "q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)"
+WEIGHTS = "wd = DequantizeLinear(w8, s, z)"
+CASES: dict[str, tuple[str, str, str]] = {
+    "all in floats": ("Conv", "y = Conv(x, w)", "it is float; `celosia quantize` makes an int8 model"),
+    "no quantiser can help": ("Softmax", "y = Softmax(x)", "the accelerator has no Softmax; the CPU computes it"),
+    "not a number of 8 bits": ("Cast", "n = Cast<to = 7>(x) y = Cast<to = 1>(n)", "it computes int64"),
+    "weights left in float": ("Conv", f"{PAIR} c = Conv(d, w) e = QuantizeLinear(c, s, z) "
+                              "y = DequantizeLinear(e, s, z)", "its weights are float; quantise them to int8, too"),
+    "an input left in float": ("Conv", f"{PAIR} {WEIGHTS} r = Exp(d) c = Conv(r, wd) e = QuantizeLinear(c, s, z) "
+                               "y = DequantizeLinear(e, s, z)", "it is float among quantised operators|'r' is float"),
+    "one of two operands": ("Add", f"{PAIR} r = Exp(x) c = Add(d, r) e = QuantizeLinear(c, s, z) "
+                            "y = DequantizeLinear(e, s, z)", "its input 'r' is float; quantise what makes that"),
+    "an output left in float": ("Add", f"{PAIR} y = Add(d, d)", "its output is float; put QuantizeLinear and"),
+    "an output with other readers": ("Add", f"{PAIR} c = Add(d, d) e = QuantizeLinear(c, s, z) "
+                                     "f = DequantizeLinear(e, s, z) g = Exp(c) y = Mul(f, g)",
+                                     "its float output has other readers beside QuantizeLinear"),
+    "a scale that varies": ("DequantizeLinear", "q = QuantizeLinear(x, s, z) t = ReduceMax<keepdims = 0>(x) "
+                            "y = DequantizeLinear(q, t, z)", "its scale is not constant; quantise statically"),
+    "the border": ("QuantizeLinear", f"{PAIR} y = Add(d, d)", "the model's border"),
+}  # fmt: skip
+CONSTANTS: dict[str, Any] = {
+    "w": np.ones((4, 4, 1, 1), np.float32), "w8": np.ones((4, 4, 1, 1), np.int8), "s": np.float32(0.1), "z": np.int8(0),
+}  # fmt: skip
+
+
+def model(body: str, opset: int = 17) -> onnx.ModelProto:
+    graph = onnx.parser.parse_graph(f"g (float[1, 4, 4, 4] x) => (float[1, 4, 4, 4] y) {{ {body} }}")
+    graph.initializer.extend(numpy_helper.from_array(np.asarray(v), k) for k, v in CONSTANTS.items())
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_reason_says_what_to_do(case: str) -> None:
+    op, body, words = CASES[case]
+    rows = celosia.compile(model(body), "tiny").placements
+    reasons = [row["reason"] for row in rows if row["op"] == op and row["place"] == "cpu"]
+    assert any(re.search(words, reason) for reason in reasons), rows
+
+
+def test_a_scale_for_each_channel_needs_opset_13() -> None:
+    """Opset 12 has no axis: `Conv` cannot know that the scales are those of its output channels."""
+    body = f"{PAIR} wd = DequantizeLinear(w8, many, zeros) c = Conv(d, wd) e = QuantizeLinear(c, s, z) " \
+        "y = DequantizeLinear(e, s, z)"  # fmt: skip
+    made = model(body, opset=12)
+    made.graph.initializer.append(numpy_helper.from_array(np.full(4, 0.1, np.float32), "many"))
+    made.graph.initializer.append(numpy_helper.from_array(np.zeros(4, np.int8), "zeros"))
+    (row,) = [row for row in celosia.compile(made, "tiny").placements if row["op"] == "Conv"]
+    assert "which opsets before 13 do not know; export the model with opset 13 or later" in row["reason"]
+
+
+def test_no_reason_is_empty_or_the_old_one() -> None:
+    b = Builder("qdq", np.int8, seed=1)
+    x = b.conv(b.input([1, 6, 8, 8]), 8, (3, 3))
+    b.output(b.below_maximum(b.squeeze_excite(x, 4)), real=True)
+    for row in celosia.compile(b.model(), "tiny").placements:
+        assert row["reason"] and "float, or not an operator" not in row["reason"]
+
+
+# Multiplications ------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    channels=st.integers(1, 4), out=st.integers(1, 3), kernel=st.integers(1, 4), stride=st.integers(1, 3),
+    size=st.integers(1, 5), groups=st.integers(1, 3),
+)  # fmt: skip
+def test_transposed_convolutions_count(
+    channels: int, out: int, kernel: int, stride: int, size: int, groups: int
+) -> None:
+    """Every product of an element of the input with a kernel's, counted one by one; no padding cuts any off."""
+    c, side = channels * groups, (size - 1) * stride + kernel
+    graph = helper.make_graph(
+        [helper.make_node("ConvTranspose", ["x", "w"], ["y"], strides=[stride, stride], group=groups)], "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, c, size, size])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, out * groups, side, side])],
+        [numpy_helper.from_array(np.ones((c, out, kernel, kernel), np.float32), "w")],
+    )  # fmt: skip
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    count = sum(
+        1 for _ in range(2) for _ in range(c) for _ in range(size * size) for _ in range(out) for _ in range(kernel**2)
+    )
+    assert total_macs(load(made).graph) == count
+    program = celosia.compile(made, "tiny")
+    assert program.macs_total == count and program.macs_accelerator == 0
+
+
+@pytest.mark.parametrize("op, gates", [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+@pytest.mark.parametrize("direction, count", [("forward", 1), ("bidirectional", 2)])
+def test_recurrences_count(op: str, gates: int, direction: str, count: int) -> None:
+    length, batch, size, hidden = 5, 2, 3, 4
+    shapes = {"w": (count, gates * hidden, size), "r": (count, gates * hidden, hidden)}
+    graph = helper.make_graph(
+        [helper.make_node(op, ["x", "w", "r"], ["", "h"], hidden_size=hidden, direction=direction)], "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [length, batch, size])],
+        [helper.make_tensor_value_info("h", TensorProto.FLOAT, [count, batch, hidden])],
+        [numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in shapes.items()],
+    )  # fmt: skip
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert total_macs(load(made).graph) == count * length * batch * gates * hidden * (size + hidden)
+
+
+def test_a_transposed_left_operand_counts_its_depth() -> None:
+    graph = onnx.parser.parse_graph(
+        "g (float[5, 3] a, float[5, 7] b) => (float[3, 7] y) { y = Gemm<transA = 1>(a, b) }"
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert total_macs(load(made).graph) == 3 * 5 * 7

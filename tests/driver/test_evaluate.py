@@ -1,0 +1,293 @@
+"""Accuracy and speed on data sets: what is counted, by hand; what data sets are; how batches and devices share work."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from driver_models import quantised
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from small_models import Builder
+
+import celosia
+from celosia.compiler.graph.importer import ModelError
+from celosia.driver.calibration import CalibrationError, Input
+from celosia.driver.dataset import open_dataset
+from celosia.driver.evaluate import evaluate
+from celosia.driver.runtime import InputError, Runtime
+from celosia.hw.config import Config
+from celosia.sim.rtlsim import RtlDevice
+
+Array = NDArray[Any]
+X = [Input("x", np.dtype(np.float32), (1, 3))]
+COUNT = 37
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images [1, 3, 8, 8] to 10 classes."""
+    b = Builder("qdq", np.int8, seed=8)
+    x = b.conv(b.input([1, 3, 8, 8]), 8, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1))
+    b.output(b.matmul(b.flatten(b.global_average(x)), 10), real=True)
+    path = tmp_path_factory.mktemp("classifier") / "classifier.onnx"
+    onnx.save(b.model(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def samples() -> dict[str, Array]:
+    rng = np.random.default_rng(0)
+    return {"input_1": (rng.standard_normal((COUNT, 3, 8, 8)) * 4).astype(np.float32)}
+
+
+def by_hand(path: Path, samples: dict[str, Array], config: str | Config = "tiny") -> Array:
+    """Scores of a plain loop."""
+    runtime = Runtime(celosia.compile(path, config))
+    rows = [runtime.run({"input_1": image[None]}).outputs for image in samples["input_1"]]
+    return np.concatenate([next(iter(row.values())) for row in rows])
+
+
+@pytest.mark.parametrize("config", ["tiny", "pynq", Config(batch=2, block_in=8, block_out=4, inp_depth=256)])
+@pytest.mark.parametrize("device", ["functional", "timed"])
+def test_what_it_counts_is_what_a_loop_counts(
+    classifier: Path, samples: dict[str, Array], config: str | Config, device: str
+) -> None:
+    scores = by_hand(classifier, samples, config)
+    order = np.argsort(-scores, axis=1, kind="stable")
+    labels = order[np.arange(COUNT), np.arange(COUNT) % 7]  # each sample's best class, second best, and so on
+    ties = [len(np.unique(row)) < 10 for row in scores]
+    told: list[tuple[int, int]] = []
+    report = evaluate(
+        classifier, samples, labels, config=config, device=device, count=lambda *done: told.append(done), workers=1
+    )
+    assert report["samples"] == COUNT and report["batch"] == (16 if device == "functional" else 1)
+    assert report["top1"] == np.mean([order[k, 0] == label for k, label in enumerate(labels)])
+    assert report["top5"] == np.mean([label in order[k, :5] for k, label in enumerate(labels)])
+    assert 0 < report["top1"] < report["top5"] < 1 or any(ties)
+    assert told[-1] == (COUNT, COUNT) and [done for done, _ in told] == sorted(done for done, _ in told)
+    assert (report["cycles"] is None) == (device == "functional")
+    json.dumps(report)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_samples_stay_in_order_on_several_devices(
+    classifier: Path, samples: dict[str, Array], workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Runtime.run
+
+    def delayed(self: Runtime, *args: Any, **options: Any) -> Any:
+        time.sleep(0.01 * (threading.get_ident() % 3))
+        return run(self, *args, **options)
+
+    labels = by_hand(classifier, samples).argmax(1)
+    monkeypatch.setattr(Runtime, "run", delayed)
+    report = evaluate(classifier, samples, labels, config="tiny", device="timed", workers=workers)
+    assert report["top1"] == 1.0 and report["workers"] == workers
+
+
+@pytest.mark.rtl
+def test_rtl_simulators_run_beside_each_other(
+    classifier: Path, samples: dict[str, Array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two are at work at the same time: each of the first two runs waits for the other."""
+    together, run, seen = threading.Barrier(2, timeout=60), RtlDevice.run, itertools.count()
+
+    def waiting(self: RtlDevice, *args: Any, **options: Any) -> Any:
+        if next(seen) < 2:
+            together.wait()
+        return run(self, *args, **options)
+
+    monkeypatch.setattr(RtlDevice, "run", waiting)
+    few = {name: array[:5] for name, array in samples.items()}
+    labels = by_hand(classifier, few).argmax(1)
+    report = evaluate(classifier, few, labels, config="tiny", device="rtl", workers=2)
+    timed = evaluate(classifier, few, labels, config="tiny", device="timed")
+    assert report["top1"] == 1.0 and report["workers"] == 2
+    assert report["cycles"] == pytest.approx(timed["cycles"], rel=0.05)
+
+
+def test_a_program_is_run_as_it_is(classifier: Path, samples: dict[str, Array], tmp_path: Path) -> None:
+    celosia.compile(classifier, "tiny").save(tmp_path / "program")
+    labels = by_hand(classifier, samples).argmax(1)
+    report = evaluate(tmp_path / "program", samples, labels)
+    assert (report["top1"], report["batch"], report["config"]["block_in"]) == (1.0, 1, 4)
+    with pytest.raises(ModelError, match="give the ONNX model to compare"):
+        evaluate(tmp_path / "program", samples, against=True)
+
+
+def test_agreement_with_onnxruntime(
+    classifier: Path, samples: dict[str, Array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime")
+    labels = by_hand(classifier, samples).argmax(1)
+    found = evaluate(classifier, samples, labels, config="tiny", against=True)["against"]
+    assert (found["differ"], found["bytes_different"], found["top1"], found["top1_agreement"]) == (0, 0, 1.0, 1.0)
+    assert found["bytes"] == COUNT * 40 and found["images_per_second"] > 0
+    run = Runtime.run
+
+    def broken(self: Runtime, *args: Any, **options: Any) -> Any:
+        result = run(self, *args, **options)
+        for array in result.outputs.values():
+            array[0] = array[0][::-1]
+        return result
+
+    monkeypatch.setattr(Runtime, "run", broken)
+    wrong = evaluate(classifier, samples, labels, config="tiny", against=True)["against"]
+    assert wrong["differ"] > COUNT // 20 and wrong["bytes_different"] > 0 and wrong["top1_agreement"] < 1
+    assert wrong["top1"] == 1.0  # onnxruntime's own
+
+
+def _mixing(folder: Path) -> Path:
+    """A model whose images see each other once they share a batch: it subtracts the mean over the batch axis."""
+    model = quantised()
+    graph, given = model.graph, model.graph.input[0].name
+    mean = helper.make_node("ReduceMean", [given], ["mean"], axes=[0], keepdims=1)
+    graph.node.insert(0, helper.make_node("Sub", [given, "mean_scaled"], ["centred"]))
+    graph.node.insert(0, helper.make_node("Mul", ["mean", "half"], ["mean_scaled"]))
+    graph.node.insert(0, mean)
+    graph.initializer.append(numpy_helper.from_array(np.float32(0.5), "half"))
+    for node in graph.node[3:]:
+        node.input[:] = ["centred" if name == given else name for name in node.input]
+    onnx.save(model, folder / "mixing.onnx")
+    return folder / "mixing.onnx"
+
+
+def test_images_that_would_see_each_other_run_alone(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    images = {"input_1": (rng.standard_normal((20, 3, 8, 8)) * 4).astype(np.float32)}
+    path = _mixing(tmp_path)
+    assert evaluate(path, images, config="tiny")["batch"] == 1
+    onnx.save(quantised(), tmp_path / "usual.onnx")
+    assert evaluate(tmp_path / "usual.onnx", images, config="tiny")["batch"] == 16
+
+
+def test_a_dynamic_batch_becomes_the_samples(classifier: Path, samples: dict[str, Array], tmp_path: Path) -> None:
+    model = onnx.load(classifier)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    del model.graph.value_info[:]
+    onnx.save(model, tmp_path / "dynamic.onnx")
+    labels = by_hand(classifier, samples).argmax(1)
+    assert evaluate(tmp_path / "dynamic.onnx", samples, labels, config="tiny")["top1"] == 1.0
+
+
+def test_an_output_without_classes_has_no_accuracy(samples: dict[str, Array], tmp_path: Path) -> None:
+    b = Builder("qdq", np.int8, seed=8)
+    b.output(b.conv(b.input([1, 3, 8, 8]), 8, (3, 3)), real=True)
+    onnx.save(b.model(), tmp_path / "m.onnx")
+    report = evaluate(tmp_path / "m.onnx", samples, np.zeros(COUNT, np.int64), config="tiny")
+    assert (report["top1"], report["top5"]) == (None, None) and report["images_per_second"] > 0
+
+
+def test_a_label_that_is_no_class(classifier: Path, samples: dict[str, Array]) -> None:
+    labels = np.zeros(COUNT, np.int64)
+    labels[5] = 10
+    with pytest.raises(InputError, match="sample 5 has the label 10, and the model has 10 classes"):
+        evaluate(classifier, samples, labels, config="tiny")
+
+
+# Data sets ------------------------------------------------------------------------------------------------------
+
+
+def files(folder: Path, names: list[str]) -> Iterator[Path]:
+    for number, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        np.save(folder / name, np.full((1, 3), number, np.float32))
+        yield folder / name
+
+
+def test_classes_are_folders(tmp_path: Path) -> None:
+    assert len(list(files(tmp_path, ["cat/b.npy", "cat/a.npy", "dog/c.npy"]))) == 3
+    found = open_dataset(tmp_path, X)
+    assert [int(sample["x"][0, 0]) for sample in found.samples] == [1, 0, 2]
+    assert found.labels is not None and found.labels.tolist() == [0, 0, 1]
+
+
+def test_folders_may_be_numbers(tmp_path: Path) -> None:
+    assert len(list(files(tmp_path, ["10/b.npy", "9/a.npy"]))) == 2
+    found = open_dataset(tmp_path, X)
+    assert found.labels is not None and found.labels.tolist() == [9, 10]
+    assert [int(sample["x"][0, 0]) for sample in found.samples] == [1, 0]
+
+
+def test_labels_in_a_text(tmp_path: Path) -> None:
+    assert len(list(files(tmp_path / "data", ["b.npy", "a.npy"]))) == 2
+    (tmp_path / "in order.txt").write_text("7\n\n3\n")
+    (tmp_path / "named.csv").write_text("b.npy,7\na.npy, 3\n")
+    for name, labels in (("in order.txt", [7, 3]), ("named.csv", [3, 7])):
+        found = open_dataset(tmp_path / "data", X, tmp_path / name)
+        assert found.labels is not None and found.labels.tolist() == labels
+
+
+def test_labels_in_an_archive_and_fewer_samples(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", x=np.arange(30, dtype=np.float32).reshape(10, 3), labels=np.arange(10))
+    found = open_dataset(tmp_path / "d.npz", X, limit=4)
+    assert found.labels is not None and found.labels.tolist() == [0, 3, 6, 9]
+    assert [int(sample["x"][0, 0]) for sample in found.samples] == [0, 9, 18, 27]
+    assert open_dataset({"x": np.zeros((2, 3), np.float32)}, X).labels is None
+
+
+def _nothing(folder: Path) -> None:
+    pass
+
+
+def _few(folder: Path) -> None:
+    np.savez(folder / "d.npz", x=np.zeros((2, 3), np.float32), labels=np.zeros(3, np.int64))
+
+
+def _fractions(folder: Path) -> None:
+    np.savez(folder / "d.npz", x=np.zeros((2, 3), np.float32), labels=np.zeros(2, np.float32))
+
+
+def _words(folder: Path) -> None:
+    np.savez(folder / "d.npz", x=np.zeros((2, 3), np.float32))
+    (folder / "l.txt").write_text("cat\ndog\n")
+
+
+def _empty(folder: Path) -> None:
+    (folder / "d.npz").mkdir()
+
+
+WRONG: dict[str, tuple[Callable[[Path], None], bool, str]] = {
+    "no data": (_nothing, False, "there is no folder or file .* with samples"),
+    "too many labels": (_few, False, r"labels are int64\[3\]; 2 samples need as many whole numbers"),
+    "labels that are no numbers of classes": (_fractions, False, r"labels are float32\[2\]"),
+    "labels in words": (_words, True, "l.txt, line 1: 'cat' is not LABEL or FILE LABEL"),
+    "no file of labels": (lambda folder: _few(folder), True, "there is no file .*l.txt with labels"),
+    "an empty folder": (_empty, False, "holds no samples"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_data_that_is_wrong(tmp_path: Path, what: str) -> None:
+    prepare, labels, words = WRONG[what]
+    prepare(tmp_path)
+    with pytest.raises((InputError, CalibrationError), match=words):
+        open_dataset(tmp_path / "d.npz", X, tmp_path / "l.txt" if labels else None)
+
+
+def test_a_file_without_a_label(tmp_path: Path) -> None:
+    assert len(list(files(tmp_path / "data", ["b.npy", "a.npy"]))) == 2
+    (tmp_path / "l.txt").write_text("b.npy 7\n")
+    with pytest.raises(InputError, match=r"l.txt has no label of a.npy"):
+        open_dataset(tmp_path / "data", X, tmp_path / "l.txt")
+
+
+def test_sequences_are_no_samples(tmp_path: Path) -> None:
+    kind = helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, [2]))
+    graph = helper.make_graph(
+        [helper.make_node("SequenceLength", ["s"], ["n"])], "g", [helper.make_value_info("s", kind)],
+        [helper.make_tensor_value_info("n", TensorProto.INT64, [])],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "s.onnx")
+    with pytest.raises(InputError, match="input 's' is a sequence of tensors"):
+        evaluate(tmp_path / "s.onnx", {"s": np.zeros((1, 2), np.float32)})

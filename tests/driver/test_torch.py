@@ -1,0 +1,275 @@
+"""PyTorch modules as Programs: six networks, float and quantised by PT2E, against onnxruntime on the exported graph."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+HOW = "PyTorch is not installed: `make torch` installs it beside the rest, then these tests run"
+torch = pytest.importorskip("torch", reason=HOW)
+pytest.importorskip("torchao", reason=HOW)
+ort = pytest.importorskip("onnxruntime")
+
+from torch import nn  # noqa: E402
+from torch_models import NETWORKS, network, random_network  # noqa: E402
+from torchao.quantization.pt2e import move_exported_model_to_eval  # noqa: E402
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e  # noqa: E402
+
+import celosia  # noqa: E402
+from celosia.driver.runtime import Runtime  # noqa: E402
+from celosia.driver.torch.export import TorchError, require_all_pairs, to_onnx, trace  # noqa: E402
+from celosia.driver.torch.quantizer import CelosiaQuantizer  # noqa: E402
+
+ATTENTION_MACS = 2 * 4 * 16 * 16 * 8
+"""Of the two products of activations in the attention network, which stay float."""
+
+
+def pt2e(module: nn.Module, example: Any, quantizer: Any = None, samples: int = 4) -> nn.Module:
+    """`module` quantised with random samples, the first of them the example."""
+    prepared = prepare_pt2e(torch.export.export(module, (example,)).module(), quantizer or CelosiaQuantizer())
+    with torch.no_grad():
+        for sample in (example, *(torch.randn_like(example) for _ in range(samples - 1))):
+            prepared(sample)
+    return convert_pt2e(prepared)
+
+
+def oracle(proto: onnx.ModelProto, x: Any) -> list[np.ndarray]:
+    """What onnxruntime makes of the first input."""
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.qdqisint8allowed", "1")
+    options.log_severity_level = 3
+    session = ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session.run(None, {session.get_inputs()[0].name: x.numpy()})
+
+
+def flat(outputs: Any) -> list[np.ndarray]:
+    return [x.numpy() for x in (outputs if isinstance(outputs, (tuple, list)) else (outputs,))]
+
+
+def run(program: Any, x: Any) -> list[np.ndarray]:
+    return list(Runtime(program).run({program.inputs[0].name: x.numpy()}).outputs.values())
+
+
+# from_torch ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_float(name: str) -> None:
+    module, x = network(name)
+    program = celosia.from_torch(module, x, "tiny")
+    with torch.no_grad():
+        expected = flat(module(x))
+    for found, exported, want in zip(run(program, x), oracle(to_onnx(module, x), x), expected, strict=True):
+        np.testing.assert_allclose(found, exported, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "seed", "config"), [(name, 0, "tiny") for name in NETWORKS] + [
+    ("conv", 1, "pynq"), ("depthwise", 2, "pynq"), ("detector", 3, "ultra96")])  # fmt: skip
+def test_quantised(name: str, seed: int, config: str) -> None:
+    module, x = network(name, seed)
+    quantised = pt2e(module, x)
+    proto, program = to_onnx(quantised, x), celosia.from_torch(quantised, x, config)
+    for sample in (x, *(torch.randn_like(x) for _ in range(4))):
+        for found, expected in zip(run(program, sample), oracle(proto, sample), strict=True):
+            np.testing.assert_array_equal(found, expected)
+    with torch.no_grad():
+        for found, real in zip(run(program, x), flat(module(x)), strict=True):
+            assert np.abs(found - real).max() < 0.1 * np.abs(real).max()
+    apart = ATTENTION_MACS if name == "attention" else 0
+    assert program.macs_accelerator == program.macs_total - apart > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_networks(seed: int) -> None:
+    module, x = random_network(seed)
+    quantised = pt2e(module, x)
+    proto, program = to_onnx(quantised, x), celosia.from_torch(quantised, x, ("tiny", "pynq", "zcu104")[seed % 3])
+    for sample in (x, torch.randn_like(x)):
+        np.testing.assert_array_equal(run(program, sample)[0], oracle(proto, sample)[0])
+    assert program.macs_accelerator == program.macs_total > 0
+
+
+def test_clamps_stay_in_integers() -> None:
+    """Of onnxruntime, too: it takes a ReLU6 into the convolution only where its bounds are constants."""
+    module, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU6(), nn.Conv2d(8, 8, 1), nn.Hardtanh(-0.5, 0.3)).eval(), None
+    x = 4 * torch.randn(1, 3, 16, 16)
+    quantised = pt2e(module, x)
+    proto, program = to_onnx(quantised, x), celosia.from_torch(quantised, x, "tiny")
+    assert not [node for node in proto.graph.node if node.op_type == "CastLike"]
+    for _ in range(20):
+        sample = 6 * torch.randn_like(x)
+        np.testing.assert_array_equal(run(program, sample)[0], oracle(proto, sample)[0])
+
+
+def operators(program: Any, place: str = "accelerator") -> list[str]:
+    return [row["op"] for row in program.placements if row["place"] == place]
+
+
+def test_nothing_is_computed_where_scales_are_shared() -> None:
+    """MaxPool, and the parts of a concatenation, of which one is a part of two."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 1), nn.Conv2d(32, 8, 1)
+
+        def forward(self, x: Any) -> Any:
+            a = self.a(x)
+            pooled = nn.functional.max_pool2d(a, 3, 1, 1)
+            both = torch.cat([pooled, self.b(a)], 1)
+            return self.c(both), torch.cat([both, pooled], 1)
+
+    torch.manual_seed(0)
+    module, x = Net().eval(), torch.randn(1, 3, 8, 8)
+    quantised = pt2e(module, x)
+    program = celosia.from_torch(quantised, x, "tiny")
+    assert "Table" not in operators(program) + operators(program, "cpu")
+    assert operators(program).count("QLinearConv") == 3
+    for found, expected in zip(run(program, x), oracle(to_onnx(quantised, x), x), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_training_with_fake_quantisation() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 4))
+    x, labels = torch.randn(16, 3, 8, 8), torch.arange(16) % 4
+    trained = prepare_qat_pt2e(torch.export.export(module, (x,)).module(), CelosiaQuantizer(qat=True))
+    optimiser, losses = torch.optim.SGD(trained.parameters(), 0.05), []
+    for _ in range(8):
+        losses.append(nn.functional.cross_entropy(trained(x), labels))
+        optimiser.zero_grad()
+        losses[-1].backward()
+        optimiser.step()
+    assert losses[-1] < 0.5 * losses[0]
+    move_exported_model_to_eval(trained)
+    quantised = convert_pt2e(trained)
+    program = celosia.from_torch(quantised, x, "tiny")
+    assert program.macs_accelerator == program.macs_total > 0
+    (found,), (expected,) = run(program, x), oracle(to_onnx(quantised, x), x)
+    np.testing.assert_array_equal(found, expected)
+    assert (found.argmax(1) == labels.numpy()).mean() > 0.8
+
+
+def test_another_quantizer() -> None:
+    """Of those that PT2E knows, with a float bias and ranges as the accelerator takes them."""
+    from torchao.testing.pt2e._xnnpack_quantizer import XNNPACKQuantizer, get_symmetric_quantization_config
+
+    module, x = network("residual")
+    quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))
+    quantised = pt2e(module, x, quantizer)
+    program = celosia.from_torch(quantised, x, "tiny")
+    np.testing.assert_array_equal(run(program, x)[0], oracle(to_onnx(quantised, x), x)[0])
+    assert program.macs_accelerator == program.macs_total
+
+
+def test_what_is_excluded_stays_float() -> None:
+    module, x = network("conv")
+    program = celosia.from_torch(pt2e(module, x, CelosiaQuantizer(exclude=["3", "7"])), x, "tiny")
+    assert operators(program).count("QLinearConv") == 1 and operators(program).count("QGemm") == 1
+    with pytest.raises(ValueError, match="there is no submodule 'nothing' to exclude"):
+        pt2e(module, x, CelosiaQuantizer(exclude=["nothing"]))
+
+
+def test_names_and_keywords() -> None:
+    class Net(nn.Module):
+        def forward(self, a: Any, b: Any, *, scale: Any) -> Any:
+            return (a + b) * scale, {"difference": a - b}
+
+    a, b = torch.randn(2, 3), torch.randn(2, 3)
+    program = celosia.from_torch(Net().eval(), (a, b), "tiny", kwargs={"scale": torch.tensor(2.0)})
+    assert [each.name for each in program.inputs] == ["a", "b", "scale"] and program.name == "Net"
+    feed = {"a": a.numpy(), "b": b.numpy(), "scale": np.array(2, np.float32)}
+    outputs = list(Runtime(program).run(feed).outputs.values())
+    np.testing.assert_array_equal(outputs[0], ((a + b) * 2).numpy())
+    np.testing.assert_array_equal(outputs[1], (a - b).numpy())
+    names = celosia.from_torch(nn.ReLU().eval(), a, "tiny", input_names=["x"], output_names=["y"])
+    assert (names.inputs[0].name, names.outputs[0].name) == ("x", "y")
+
+
+def test_an_exported_program() -> None:
+    module, x = network("conv")
+    program = celosia.from_torch(torch.export.export(module, (x,)), (), "tiny")
+    np.testing.assert_allclose(run(program, x)[0], module(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+# Errors ----------------------------------------------------------------------------------------------------------
+
+
+class Of(nn.Module):
+    """A function as a module, in evaluation mode."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.register_buffer("seen", torch.zeros(1))
+        self.eval()
+
+    def forward(self, x: Any) -> Any:
+        return self.function(self, x)
+
+
+def count(module: Of, x: Any) -> Any:
+    module.seen.add_(1)
+    return x + module.seen
+
+
+@pytest.mark.parametrize(
+    ("module", "sentence"),
+    [
+        (nn.Sequential(nn.Conv2d(3, 4, 1)), "Sequential is in training mode; call its eval"),
+        (len, "a module of PyTorch is needed, not builtin_function_or_method"),
+        (Of(count), "the module writes to 'seen', which a Program cannot; call eval"),
+        (Of(lambda module, x: x.add_(1)), "the module writes to 'x'"),
+        (Of(lambda module, x: x + torch.rand(3)), r"rand \(aten.rand.default\) draws random numbers"),
+        (Of(lambda module, x: nn.functional.dropout(x, 0.5, True)), "draws random numbers; call eval"),
+        (Of(lambda module, x: x if x.sum() > 0 else -x), "torch.export cannot trace Of: .*data-dependent"),
+        (Of(lambda module, x: (x, x.shape[0])), "the module returns 3, which is no tensor"),
+        (Of(lambda module, x: torch.linalg.qr(x)[0]), "torch.onnx cannot write the module: .*linalg_qr"),
+    ],
+)
+def test_refusals(module: Any, sentence: str) -> None:
+    with pytest.raises(TorchError, match=sentence) as caught:
+        to_onnx(module, torch.randn(3, 3))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("op", ["QuantizeLinear", "DequantizeLinear"])
+def test_a_lost_pair_is_named(op: str) -> None:
+    module, x = network("conv")
+    quantised = pt2e(module, x)
+    program, proto = trace(quantised, x), to_onnx(quantised, x)
+    require_all_pairs(program, proto)
+    nodes = [node for node in proto.graph.node if node.op_type == op]
+    planted = copy.deepcopy(proto)
+    planted.graph.node.remove(nodes[2])
+    name = nodes[2].name.removeprefix("node_")
+    with pytest.raises(TorchError, match=rf"has {len(nodes)} operators that \w+, .* {len(nodes) - 1} {op}: {name};"):
+        require_all_pairs(program, planted)
+    planted.graph.node.extend(nodes[1:3])
+    with pytest.raises(TorchError, match="1 too many"):
+        require_all_pairs(program, planted)
+
+
+def test_torch_optimiser_is_left_out() -> None:
+    """It takes pairs away, which is why; if it no longer does, the reason has gone."""
+    module, x = network("residual")
+    exported = trace(pt2e(module, x), x)
+    proto = torch.onnx.export(exported, dynamo=True, optimize=True, verbose=False).model_proto
+    with pytest.raises(TorchError, match="operators that"):
+        require_all_pairs(exported, proto)
+
+
+def test_a_narrow_range_is_refused() -> None:
+    from dataclasses import replace
+
+    quantizer = CelosiaQuantizer()
+    quantizer.activation = replace(quantizer.activation, quant_min=-127)
+    module, x = network("conv")
+    with pytest.raises(TorchError, match=r"quantize_per_tensor quantises to -127..127, .* to -128..127; let"):
+        to_onnx(pt2e(module, x, quantizer), x)
