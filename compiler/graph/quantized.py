@@ -277,9 +277,16 @@ class Integerise:
     def _rewrite(self, node: ir.Node) -> bool:
         if node.domain not in ("", "ai.onnx", "com.microsoft") or len(node.outputs) != 1:
             return False
+        if self._reads_outside(node):
+            return False
         rule = _RULES.get(node.op_type)
         y = quantised(node.outputs[0]) if rule is not None or node.op_type in chain.OPS else None
         return y is not None and ((rule is not None and rule(self, node, y)) or self._chain(node, y))
+
+    def _reads_outside(self, node: ir.Node) -> bool:
+        """Whether `node`, in a body, reads a DequantizeLinear outside of it: onnxruntime computes floats there."""
+        makers = [value.producer() for value in node.inputs if value is not None]
+        return any(is_op(maker, "DequantizeLinear") and maker.graph is not self.graph for maker in makers)  # type: ignore[union-attr]
 
     def _emit(
         self, y: Quantised, domain: str, op: str, inputs: Sequence[ir.Value | None], source: ir.Node, **attrs: Any
@@ -340,7 +347,7 @@ class Integerise:
         is quantised.
         """
         x, w = self._activation(node.inputs[0]), dequantised(node.inputs[1])
-        if x is None or w is None or w.dtype not in (np.int8, np.uint8):
+        if x is None or w is None or w.dtype not in (np.int8, np.uint8) or self._reads_outside(node):
             return None
         rank, trans_b = len(w.value.shape or (0,)), attribute(node, "transB", 0)
         if not w.scalar and (constant(w.value) is None or w.axis % rank != rank - (2 if trans_b else 1)):
@@ -494,8 +501,8 @@ class Integerise:
         if x.dtype == y.dtype and _same_meaning(x, y):
             quantise = y.value.producer()
             assert quantise is not None
-            if y.value.is_graph_output() and x.value.is_graph_input():
-                return False
+            if y.value.is_graph_output() and (x.value.producer() is None or x.value.producer().graph is not self.graph):  # type: ignore[union-attr]
+                return False  # what comes from outside keeps its name
             name = y.value.name if y.value.is_graph_output() else None
             ir.convenience.replace_all_uses_with(y.value, x.value, replace_graph_outputs=True)
             self.graph.remove(quantise, safe=True)
