@@ -50,7 +50,10 @@ KINDS: dict[Kind, tuple[str, ...]] = {
     ),
     Kind.OPAQUE: (
         "ConstantOfShape", "DynamicQuantizeLinear", "EyeLike", "OneHot", "Range", "Shape", "Size", "Split",
-        "TopK",
+        "TopK", "CDist", "ConvTransposeWithDynamicPads", "DynamicQuantizeMatMul", "EmbedLayerNormalization",
+        "ExpandDims", "FusedConv", "FusedGemm", "FusedMatMul", "MatMulInteger16", "MatMulNBits", "MultiHeadAttention",
+        "NhwcMaxPool", "QAttention", "QEmbedLayerNormalization", "QLinearWhere", "SampleOp",
+        "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "TransposeMatMul", "UnfoldTensor",
     ),
 }  # fmt: skip
 KIND = {op: kind for kind, ops in KINDS.items() for op in ops}
