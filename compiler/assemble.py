@@ -16,12 +16,14 @@ from celosia.compiler.cpu.parse import parse
 from celosia.compiler.cpu.runtime.hostops import HOST
 from celosia.compiler.cpu.runtime.op import DOMAINS, HostOp, bodies, check_size
 from celosia.compiler.cpu.schedule.group import group, saved_traffic
+from celosia.compiler.describe import describe
 from celosia.compiler.dtypes import itemsize
 from celosia.compiler.expr import placeholder
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.names import value_names
 from celosia.compiler.graph.select import Form, Selection
+from celosia.compiler.graph.select.placement import Reads
 from celosia.compiler.graph.values import captured, constant, dtype_name, shape
 from celosia.compiler.image import Image
 from celosia.compiler.layer import Block, Window
@@ -296,7 +298,7 @@ class Assembler:
                 choice.layer.macs, loaded, stored, choice.note,
                 tuple(info for part in parts for info in self._parts(part)),
                 choice.layer.kept(self.cfg) if isinstance(choice.layer, Block) else 0, round(choice.apart),
-                round(choice.together),
+                round(choice.together), describe(choice.layer, _folded(choice.reads)),
             )
             for choice, loaded, stored, parts in zip(
                 plan.choices, launch.bytes_loaded, launch.bytes_stored, launch.parts, strict=True
@@ -351,6 +353,11 @@ def _is_view(node: ir.Node) -> bool:
         return False
     x, y = node.inputs[0], node.outputs[0]
     return _is_plain(x) and _is_plain(y) and prod(shape(x) or ()) == prod(shape(y) or ())
+
+
+def _folded(reads: Reads) -> Form | None:
+    """How the host arranges the input of a layer, where it folds a window into channels."""
+    return next((form for _, form in reads.values() if form.fold), None)
 
 
 def _form_info(form: Form) -> FormInfo:

@@ -73,6 +73,11 @@ def compile(
 ) -> Program:  # fmt: skip
     """Compile a model for the accelerator `config` (a preset's name, a TOML or JSON file, or a Config).
 
+    >>> import celosia
+    >>> program = celosia.compile(celosia.models.demo_model_path(), config="tiny")
+    >>> program.macs_accelerator == program.macs_total
+    True
+
     progress: called with the name of each stage. accelerator: False leaves every operator to the CPU. watch: called
     after each of PASSES with the graph. target: a board or processor of cpu.target that the CPU's part is compiled for;
     by default this machine. check: run the accelerator's part on random inputs and compare it with the graph's

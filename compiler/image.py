@@ -13,8 +13,8 @@ from celosia.compiler.memory import Lifetime, plan
 from celosia.compiler.tensorize.constants import Constants
 from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.plan import Part, Planner
-from celosia.compiler.tensorize.render import Bound, Tile
 from celosia.compiler.tensorize.space import CUT
+from celosia.compiler.tensorize.tiles import Bound, Tile
 from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.footprint import load_element_bytes
 from celosia.compiler.vthread.need import by_need

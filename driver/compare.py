@@ -29,6 +29,12 @@ def compare(
 ) -> dict[str, Any]:  # fmt: skip
     """Run an ONNX model here and under onnxruntime (with oracle.INT8), and compare all tensors that both compute.
 
+    >>> import celosia
+    >>> images, _, _ = celosia.models.demo_images()
+    >>> report = compare(celosia.models.demo_model_path(), {"image": images[:1]}, config="tiny")
+    >>> sum(row["different"] for row in report["tensors"]), report["first"]
+    (0, None)
+
     inputs: one array for each input. float_model: the model before it was quantised; its tensors are found by name.
     The Program returns its intermediate tensors (`compile(keep="all")`), so no block keeps them on chip. options: of
     the device.

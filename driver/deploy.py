@@ -33,9 +33,10 @@ RUNNER = (
     "compiler/cpu/__init__.py", "compiler/cpu/runtime/*.py", "compiler/cpu/runtime/hostops/*.py", "compiler/dtypes.py",
     "compiler/files.py", "compiler/layer.py", "compiler/memory.py", "compiler/program/*.py",
     "compiler/tensorize/__init__.py", "compiler/tensorize/pack.py", "driver/__init__.py", "driver/board.py",
-    "driver/bootstrap.py", "driver/flash.py", "driver/runtime.py", "driver/serve.py", "hw/__init__.py", "hw/config.py",
-    "hw/isa.py", "hw/regs.py", "sim/__init__.py", "sim/checking.py", "sim/decode.py", "sim/device.py", "sim/fsim.py",
-    "sim/reference.py", "sim/vectorised.py",
+    "driver/bootstrap.py", "driver/explain.py", "driver/flash.py", "driver/runtime.py", "driver/serve.py",
+    "hw/__init__.py", "hw/config.py", "hw/isa.py", "hw/regs.py", "sim/__init__.py", "sim/checking.py", "sim/decode.py",
+    "sim/demand.py", "sim/device.py", "sim/fsim.py", "sim/memory.py", "sim/reference.py", "sim/timing.py",
+    "sim/vectorised.py",
 )  # fmt: skip
 """The modules that a board needs; they import numpy and the standard library only, which a test holds."""
 MAIN = "from celosia.driver.serve import main\nmain()\n"

@@ -48,6 +48,12 @@ def evaluate(
 ) -> dict[str, Any]:  # fmt: skip
     """Run an ONNX model, or a Program, on every sample of `data`.
 
+    >>> import celosia
+    >>> images, labels, _ = celosia.models.demo_images()
+    >>> report = evaluate(celosia.models.demo_model_path(), {"image": images}, labels, samples=20, config="tiny")
+    >>> report["samples"], report["top1"] > 0.8
+    (20, True)
+
     data, labels: see `dataset.open_dataset`; samples: no more than these, spread over all. config: as of `compile`; of
     a Program its own. against: run the model under onnxruntime, too (with oracle.INT8). pixels: of images. workers:
     devices that run at a time, by default one for each processor on `rtl`, else one: numpy holds the interpreter.

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-LINE_SECONDS = 10.0
-"""Where there is no terminal: seconds between two lines about a simulation."""
+from celosia.sim.patience import every_minute, so_far
+
+LINE_SECONDS = 60.0
+"""Where there is no terminal: seconds between two lines about the same work."""
 
 
 class Stages:
@@ -26,6 +28,8 @@ class Stages:
         self._line = Progress(*columns, console=self._console, transient=True, disable=not self._moving)
         self._task = self._line.add_task("", total=None, visible=False)
         self._stage = ""
+        self._paused = False
+        self._patience = ExitStack()
         self._reset()
 
     def _reset(self) -> None:
@@ -34,11 +38,19 @@ class Stages:
 
     def __enter__(self) -> Stages:
         self._line.start()
+        if not self._moving and not self.quiet:
+            self._patience.enter_context(every_minute(self._tell, LINE_SECONDS))
         return self
+
+    def _tell(self) -> None:
+        """Off a terminal: the stage goes on, and has not said so for a while."""
+        if self._stage and not self._paused and time.perf_counter() - self._shown >= LINE_SECONDS / 2:
+            self._console.print(so_far(self._stage, self._started), markup=False)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._patience.close()
         self._line.stop()
 
     def __call__(self, stage: str, line: bool = True) -> None:
@@ -81,7 +93,9 @@ class Stages:
     def paused(self) -> Iterator[None]:
         """While something else shows its own progress."""
         self._line.stop()
+        self._paused = True
         try:
             yield
         finally:
+            self._paused = False
             self._line.start()

@@ -63,6 +63,15 @@ def quantize(
     no more than these. exclude: names of operators that stay float. mean, std: of images, for pixels in 0..1. config:
     the accelerator whose share of the work is reported. Dynamic sizes of the model become those of the samples.
 
+    >>> x = np.random.default_rng(0).normal(size=(8, 2, 4, 4)).astype(np.float32)
+    >>> text = "g (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y) <float[2, 2, 1, 1] w = {1, 2, 3, -4}> {y = Conv(x, w)}"
+    >>> model = onnx.parser.parse_model('<ir_version: 9, opset_import: ["" : 17]> ' + text)
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> onnx.save(model, folder / "float.onnx")
+    >>> report = quantize(folder / "float.onnx", {"x": x}, folder / "int8.onnx", config="tiny")
+    >>> report["accelerator"]["macs_accelerator"], report["outputs"][0]["sqnr_db"] > 30
+    (64, True)
+
     Returns a report of plain data: `outputs` (error of each output against the float model, both under onnxruntime),
     `operators` (quantised or why not), `accelerator` (its share of the multiplications). Raises ModelError,
     CalibrationError, QuantizeError, OutputError, ConfigError, and MissingLibrary without onnxruntime.

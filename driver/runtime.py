@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from html import escape
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,9 @@ from celosia.compiler.program import (
     TensorInfo,
     Unpack,
 )
+from celosia.compiler.program.html import table
 from celosia.compiler.tensorize.pack import activation, unpack_activation
+from celosia.driver.explain import layer_rows
 from celosia.hw.config import Config
 from celosia.sim.device import Counters, Device, DeviceError
 
@@ -55,10 +58,19 @@ class Tensors(dict[str, Array]):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
-    """outputs: arrays by name. counters: of each launch. tensors: outputs and what the Program keeps, by name.
-    report: what REPORT.json holds, see `Runtime.run`.
+    """What a run gave.
+
+    >>> import celosia
+    >>> images, _, _ = celosia.models.demo_images()
+    >>> program = celosia.compile(celosia.models.demo_model_path(), "tiny")
+    >>> celosia.Runtime(program).run({"image": images[:1]})
+    <Result of 'resnet8_fashion_int8' on functional: logits float32[1, 10]>
+
+    outputs: arrays by name. counters: of each launch. tensors: outputs and what the Program keeps, by name.
+    step_seconds: what each step of the Program took on this machine, the simulation of launches included. report: what
+    REPORT.json holds, see `Runtime.run`.
     """
 
     outputs: dict[str, Array]
@@ -67,10 +79,26 @@ class Result:
     tensors: Tensors
     seconds: dict[str, float] = field(default_factory=dict)
     """What it took: "compile" and "build" before the run, "run", and "cpu", the host's part of that."""
+    step_seconds: list[float] = field(default_factory=list)
 
     @cached_property
     def report(self) -> dict[str, Any]:
         return self._report()
+
+    def __repr__(self) -> str:
+        outputs = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in self.outputs.items())
+        report = self.report
+        cycles = "" if report["cycles"] is None else (
+            f"; {report['cycles']:,} cycles, {report['utilization']:.1%} of the multipliers"
+        )  # fmt: skip
+        return f"<Result of {report['model']!r} on {report['device']}: {outputs}{cycles}>"
+
+    def _repr_html_(self) -> str:
+        """Layers, for notebooks."""
+        head = ["layer", "what", "MACs", "cycles", "array", "bound by", "advice"]
+        keys = ["name", "what", "macs", "cycles", "utilization", "bound", "advice"]
+        rows = [[row[key] for key in keys] for row in self.report["layers"]]
+        return f"<p>{escape(repr(self))}</p>" + (table(head, rows) if rows else "")
 
 
 DEVICES = ("functional", "timed", "rtl", "board")
@@ -106,6 +134,13 @@ def _require_device(name: str) -> None:
 
 class Runtime:
     """Runs `program` on `device`: "functional", "timed", "rtl", "board", or any Device of the same Config.
+
+    >>> import celosia, numpy as np
+    >>> program = celosia.compile(celosia.models.demo_model_path(), "tiny")
+    >>> with celosia.Runtime(program, "timed") as runtime:
+    ...     result = runtime.run({"image": np.zeros((1, 1, 32, 32), np.float32)})
+    >>> result.outputs["logits"].shape, result.report["layers"][0]["bound"]
+    ((1, 10), 'gemm')
 
     program: a Program, or an ONNX model (a ModelProto), or the path of either. A model is compiled for `config` and for
     the shapes of the inputs, when they come for the first time; the Programs of the last 16 shapes are kept.
@@ -200,10 +235,85 @@ class Runtime:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the device; `with Runtime(...) as runtime` does so at its end."""
         if self._specialised is not None:
             self._specialised.close()
         elif self._device is not None:
             self._device.close()
+
+    def __call__(self, *arrays: Array) -> Array | tuple[Array, ...]:
+        """The output of a run, or all of them where there are several; arrays in the order of the program's inputs.
+
+        InputError where there are not as many, or one has another shape or type.
+
+        >>> import celosia, numpy as np
+        >>> with celosia.Runtime(celosia.compile(celosia.models.demo_model_path(), "tiny")) as runtime:
+        ...     runtime(np.zeros((1, 1, 32, 32), np.float32)).shape
+        (1, 10)
+        """
+        names = self._names
+        if len(arrays) != len(names):
+            raise InputError(f"there are {len(names)} inputs, {', '.join(names) or 'none'}, and {len(arrays)} arrays")
+        made = tuple(self.run(dict(zip(names, arrays)), trace=False).outputs.values())
+        return made[0] if len(made) == 1 else made
+
+    @property
+    def _names(self) -> list[str]:
+        """Of the inputs, in their order."""
+        return list(self._known) if self._specialised is None else self._specialised.model.inputs
+
+    def run_each(self, samples: Iterable[Mapping[str, Array] | Array]) -> Iterator[Result]:
+        """Run once for each of `samples`, when the result is asked for: inputs by name, or the array of the only input.
+
+        >>> import celosia
+        >>> images, labels, classes = celosia.models.demo_images()
+        >>> runtime = celosia.Runtime(celosia.compile(celosia.models.demo_model_path(), "tiny"))
+        >>> [classes[result.outputs["logits"].argmax()] for result in runtime.run_each(images[:2, None])]
+        ['Ankle boot', 'Pullover']
+        """
+        names = self._names
+        for sample in samples:
+            if not isinstance(sample, Mapping):
+                if len(names) != 1:
+                    raise InputError(f"there are {len(names)} inputs; give each sample as a dictionary by their names")
+                sample = {names[0]: sample}
+            yield self.run(sample)
+
+    def run_batch(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs of a batch of any size, joined along their first axis.
+
+        inputs: arrays whose first axis counts samples; each run takes as many as the Program's inputs have there. Where
+        that size is open, `run` does the same. InputError where it does not divide the batch, or inputs have batches of
+        different sizes.
+
+        >>> import celosia
+        >>> images, labels, classes = celosia.models.demo_images()
+        >>> runtime = celosia.Runtime(celosia.compile(celosia.models.demo_model_path(), "tiny"))
+        >>> runtime.run_batch({"image": images[:5]})["logits"].shape
+        (5, 10)
+        """
+        if self._specialised is not None or self.program.batched:
+            return self.run(inputs, trace=False).outputs
+        runs = {name: self._runs(name, array) for name, array in inputs.items() if name in self._known}
+        if not runs or len(set(runs.values())) > 1:
+            told = " and ".join(f"{count} for {name!r}" for name, count in runs.items())
+            raise InputError(f"inputs need batches of one size, and have those of {told or 'no'} runs")
+        parts = {name: np.split(np.asarray(array), runs.get(name, 1)) for name, array in inputs.items()}
+        results = [
+            self.run({name: part[number] for name, part in parts.items()}, trace=False).outputs
+            for number in range(next(iter(runs.values())))
+        ]
+        return {name: np.concatenate([outputs[name] for outputs in results]) for name in results[0]}
+
+    def _runs(self, name: str, array: Array) -> int:
+        """Runs that a batch takes."""
+        shape, size = np.shape(array), (*self._known[name].shape, 0)[0]
+        if not shape or size < 1 or shape[0] % size or not shape[0]:
+            raise InputError(f"input {name!r} must be a batch of a multiple of {size}, not of shape {list(shape)}")
+        return int(shape[0]) // size
 
     def run(self, inputs: Mapping[str, Array], keep: Callable[[str], bool] | None = None, trace: bool = True) -> Result:
         """Run once.
@@ -215,8 +325,7 @@ class Runtime:
         `Result.tensors` has the outputs and, where the Program was compiled with `keep`, tensors inside it.
 
         The report is plain data: cycles, utilization (macs_accelerator / cycles / MACs per cycle) and all times of
-        units are None on devices without a clock; a layer's cycles are those after the end of the layers before it, so
-        that they add up, and its utilization may pass 1 where its work began while a layer before it still ran.
+        units are None on devices without a clock; what it says of layers is in driver/explain.py.
         """
         if self._specialised is not None:
             with self._busy:
@@ -254,7 +363,10 @@ class Runtime:
         times = [part.seconds for part in parts]
         seconds = {"compile": self.program.compile_seconds, "build": self.build_seconds}
         seconds |= {what: sum(each[what] for each in times) for what in ("run", "cpu")}
-        return Result(outputs, counters, lambda: self._report(counters, seconds, len(parts)), Tensors(outputs), seconds)
+        steps = [each for part in parts for each in part.step_seconds]
+        return Result(
+            outputs, counters, lambda: self._report(counters, seconds, len(parts)), Tensors(outputs), seconds, steps
+        )
 
     def _run(self, checked: dict[str, Array], keep: Callable[[str], bool] | None, trace: bool) -> Result:
         self.open()
@@ -263,17 +375,16 @@ class Runtime:
         counters: list[Counters] = []
         given = {} if keep is None else {**self.program.constants, **checked}
         kept: dict[str, Array] = {name: value for name, value in given.items() if keep is not None and keep(name)}
-        cpu_seconds = 0.0
+        step_seconds: list[float] = []
         for step, call in zip(self.program.steps, self._calls):
+            before = time.perf_counter()
             if isinstance(step, LaunchStep):
                 counters.append(self._launch(step, values, trace))
+            elif call is not None:
+                call()
             else:
-                before = time.perf_counter()
-                if call is not None:
-                    call()
-                else:
-                    self._cpu(step, values)
-                cpu_seconds += time.perf_counter() - before
+                self._cpu(step, values)
+            step_seconds.append(time.perf_counter() - before)
             if keep is not None:  # now, before the memory is used again
                 kept |= {name: _own(values[name]) for name in _made(step) if keep(name)}
         returned = {
@@ -283,8 +394,12 @@ class Runtime:
         outputs = {tensor.name: returned[tensor.name] for tensor in self.program.outputs}
         outputs |= {name: value for name, value in kept.items() if name not in outputs}
         seconds = {"compile": self.program.compile_seconds, "build": self.build_seconds}
-        seconds |= {"run": time.perf_counter() - started, "cpu": cpu_seconds}
-        return Result(outputs, counters, lambda: self._report(counters, seconds), Tensors(returned), seconds)
+        seconds |= {"run": time.perf_counter() - started, "cpu": self._cpu_seconds(step_seconds)}
+        report = lambda: self._report(counters, seconds)  # noqa: E731
+        return Result(outputs, counters, report, Tensors(returned), seconds, step_seconds)
+
+    def _cpu_seconds(self, step_seconds: list[float]) -> float:
+        return sum(spent for step, spent in zip(self.program.steps, step_seconds) if not isinstance(step, LaunchStep))
 
     def check(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The inputs as the program takes them. InputError where a name, type or shape is wrong."""
@@ -412,16 +527,6 @@ class Runtime:
         program = self.program
         timed = [c for c in counters if c.cycles is not None]
         cycles = sum(c.cycles or 0 for c in timed) if timed else None
-        layers = []
-        for number, launch in enumerate(program.launches):
-            spent = [_layer_cycles(launch, count) for count in counters[number :: len(program.launches)]]
-            for layer, own in zip(launch.layers, map(_total, zip(*spent))):
-                layers.append({
-                    "name": layer.name, "op": layer.op, "macs": parts * layer.macs, "cycles": own,
-                    "utilization": _ratio(parts * layer.macs, own, program), "bytes_loaded": parts * layer.bytes_loaded,
-                    "bytes_stored": parts * layer.bytes_stored, "note": layer.note, "bytes_kept": layer.bytes_kept,
-                    "cycles_apart": layer.cycles_apart, "cycles_together": layer.cycles_together,
-                })  # fmt: skip
         units: dict[str, dict[str, int | None]] = {}
         for unit in ("load", "gemm", "vector", "store"):
             units[unit] = {
@@ -444,7 +549,7 @@ class Runtime:
             ],
             "saved_traffic": sum(step.saved_bytes for step in program.steps if isinstance(step, CpuStep)),
             "arena": {"bytes": program.arena.size, "lower_bound": program.arena.lower_bound},
-            "layers": layers,
+            "layers": layer_rows(program, counters),
             "units": units,
             "seconds": seconds,
         }  # fmt: skip
@@ -523,19 +628,3 @@ def _stored(array: Array) -> NDArray[np.int8]:
 
 def _ratio(macs: int, cycles: int | None, program: Program) -> float | None:
     return macs / cycles / program.config.macs_per_cycle if cycles else None
-
-
-def _total(cycles: tuple[int | None, ...]) -> int | None:
-    known = [each for each in cycles if each is not None]
-    return sum(known) if known else None
-
-
-def _layer_cycles(launch: LaunchStep, counters: Counters) -> list[int | None]:
-    """Cycles of each layer: from the end of the layers before it to its own end."""
-    if counters.cycles is None or not counters.events:
-        return [None] * len(launch.layers)
-    ends = np.zeros(len(launch.layers), np.int64)
-    layers = launch.layer_of[[event.index for event in counters.events]]
-    np.maximum.at(ends, layers, [event.end for event in counters.events])
-    ends = np.maximum.accumulate(ends)
-    return [int(own) for own in np.diff(ends, prepend=0)]

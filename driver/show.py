@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,11 +16,17 @@ from rich.text import Text
 from celosia.compiler.program import CpuStep, LayerInfo, Program, ProgramError
 from celosia.compiler.vthread.disassemble import listing
 from celosia.compiler.vthread.verify import verify
+from celosia.driver import explain
+from celosia.driver.explain import UNITS
+from celosia.hw.cache import KINDS, Entry, cache_folder
+from celosia.hw.config import Config
+from celosia.hw.config_doc import scratchpads
 from celosia.hw.isa import Opcode, instruction_bytes, opcode_of
 
 if TYPE_CHECKING:
     from celosia.bitstreams.devices import Device
     from celosia.bitstreams.synthesis import Usage
+    from celosia.sim.memory import MemoryModel
 
 TOP_LAYERS = 8
 
@@ -117,8 +124,35 @@ def summary(report: dict[str, Any]) -> RenderableType:
     return table
 
 
+def estimate(program: Program, **memory: MemoryModel) -> Iterator[RenderableType]:
+    """Tables of the cycles that a Program would take."""
+    report = explain.estimate(program, **memory)
+    if not report["layers"]:
+        yield Text("Nothing of this model runs on the accelerator; --operators says why.")
+        return
+    yield _estimated(report)
+    for table in (layers(report, every=True), advice_on_layers(report), blocks(report)):
+        if table is not None:
+            yield Text("")
+            yield table
+
+
+def _estimated(report: dict[str, Any]) -> RenderableType:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    milliseconds = report["cycles"] / report["clock_mhz"] / 1e3
+    rows = [
+        ("model", f"{report['model']}, Config {report['config']['name']}"),
+        ("cycles", f"{report['cycles']:,} by the timing model (memory {report['memory_model']}): "
+                   f"{milliseconds:,.2f} ms at {report['clock_mhz']} MHz, without the CPU's part"),
+        ("utilisation", f"{percent(report['utilization'])} of the multipliers"),
+    ]  # fmt: skip
+    for name, value in rows:
+        table.add_row(Text(name, style="bold"), Text(value))
+    return table
+
+
 def layers(report: dict[str, Any], every: bool = False) -> RenderableType:
-    """The layers of a run in their order; without `every`, those that took longest."""
+    """The layers of a run in their order, and what units did meanwhile; without `every`, those that took longest."""
     rows = report["layers"]
     weight = "cycles" if report["cycles"] is not None else "macs"
     shown = rows
@@ -126,14 +160,49 @@ def layers(report: dict[str, Any], every: bool = False) -> RenderableType:
         longest = sorted(range(len(rows)), key=lambda i: -(rows[i][weight] or 0))[:TOP_LAYERS]
         shown = [rows[i] for i in sorted(longest)]
     left = f", {len(shown)} of {len(rows)} (all: --layers)" if len(shown) < len(rows) else ""
-    memory = f", memory {report['memory_model']}" if report["cycles"] is not None else ""
-    table = _table(f"Layers{left}{memory}", "layer", "op", ">MACs", ">cycles", ">utilisation", ">loaded", ">stored")
+    if report["cycles"] is None:
+        table = _table(f"Layers{left}", "layer", "what", ">MACs", ">loaded", ">stored")
+        for row in shown:
+            traffic = megabytes(row["bytes_loaded"]), megabytes(row["bytes_stored"])
+            _row(table, row["name"], row["what"], row["macs"], *traffic)
+        return table
+    units = [f">{unit}" for unit in UNITS]
+    table = _table(
+        f"Layers{left}, memory {report['memory_model']}; units: at work + held up, of the layer's cycles",
+        "layer", "what", ">MACs", ">cycles", ">array", "bound by", *units, ">loaded", ">stored",
+    )  # fmt: skip
     for row in shown:
+        shares = [_share(row, unit) for unit in UNITS]
         cycles = "-" if row["cycles"] is None else row["cycles"]
         _row(
-            table, row["name"], row["op"], row["macs"], cycles, percent(row["utilization"]),
-            megabytes(row["bytes_loaded"]), megabytes(row["bytes_stored"]),
+            table, row["name"], row["what"], row["macs"], cycles, percent(row["utilization"]), row["bound"] or "-",
+            *shares, megabytes(row["bytes_loaded"]), megabytes(row["bytes_stored"]),
         )  # fmt: skip
+    return table
+
+
+def _share(row: dict[str, Any], unit: str) -> str:
+    if not row["cycles"] or row["units"] is None:
+        return "-"
+    busy, held = (100 * row["units"][unit][what] / row["cycles"] for what in ("busy", "held"))
+    return f"{busy:.0f}+{held:.0f}%"
+
+
+def advice_on_layers(report: dict[str, Any]) -> RenderableType | None:
+    """What would make layers faster, and for how many of the cycles; None where nothing is known."""
+    rows = [row for row in report["layers"] if row["advice"] and row["cycles"]]
+    if not rows:
+        return None
+    table = _table("What bounds them", "bound by", "layers", ">of the cycles", "what would help")
+    kinds: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        kinds.setdefault((row["bound"], row["advice"]), []).append(row)
+    total = sum(row["cycles"] for row in rows)
+    by_cycles = sorted(kinds.items(), key=lambda item: -sum(row["cycles"] for row in item[1]))
+    for (bound, advice), own in by_cycles[:TOP_LAYERS]:
+        longest = max(own, key=lambda row: row["cycles"])["name"]
+        names = longest if len(own) == 1 else f"{longest} and {len(own) - 1} more"
+        _row(table, bound, names, percent(sum(row["cycles"] for row in own) / total), advice)
     return table
 
 
@@ -211,6 +280,58 @@ def evaluation(report: dict[str, Any]) -> Iterator[RenderableType]:
         )
 
 
+# Configs ------------------------------------------------------------------------------------------------------
+
+
+def configs(presets: Iterable[Config]) -> RenderableType:
+    """What has a name."""
+    from celosia.bitstreams.synthesis import multipliers  # with Amaranth
+
+    table = _table(
+        "Configs (celosia configs NAME prints one; docs/configs.md says what each field costs)",
+        "name", ">batch", ">block_in", ">block_out", ">MACs a cycle", ">bus_bytes", ">scratchpads", ">taps", "forward",
+        ">residual_cycles", ">ports", ">DSP blocks",
+    )  # fmt: skip
+    for cfg in presets:
+        _row(
+            table, cfg.name, cfg.batch, cfg.block_in, cfg.block_out, cfg.macs_per_cycle, cfg.bus_bytes,
+            f"{sum(scratchpads(cfg).values()) / 1024:,.0f} kB", cfg.taps, str(cfg.forward).lower(), cfg.residual_cycles,
+            cfg.ports, multipliers(cfg),
+        )  # fmt: skip
+    return table
+
+
+def swept(title: str, rows: list[dict[str, Any]]) -> RenderableType:
+    """What `sweep` found. LUTs only where `celosia bitstream report` has counted them before."""
+    fields = list(rows[0]["set"])
+    table = _table(title, *(f">{name}" for name in fields), ">cycles", ">utilisation", ">DSP blocks", ">scratchpads",
+                   ">LUT (counted)", "")  # fmt: skip
+    best = min((row["cycles"] for row in rows if row["cycles"]), default=None)
+    for row in rows:
+        size = "-" if row["bytes"] is None else f"{row['bytes'] / 1024:,.0f} kB"
+        known = ("-" if row[name] is None else row[name] for name in ("dsp", "lut"))
+        dsp, lut = known
+        remark = row["error"] or ("fewest cycles" if row["cycles"] == best is not None else "")
+        cycles = "-" if row["cycles"] is None else row["cycles"]
+        values = (str(value).lower() for value in row["set"].values())
+        _row(table, *values, cycles, percent(row["utilization"]), dsp, size, lut, remark)
+    return table
+
+
+# The cache ----------------------------------------------------------------------------------------------------
+
+
+def kept(entries: Sequence[Entry]) -> RenderableType:
+    """What the cache holds."""
+    table = _table(f"{cache_folder()}", "what", ">kept", ">size", "last used, the oldest")
+    for kind, what in KINDS.items():
+        own = [entry for entry in entries if entry.kind == kind]
+        oldest = datetime.fromtimestamp(own[0].used).strftime("%Y-%m-%d %H:%M") if own else "-"
+        _row(table, what, len(own), megabytes(sum(entry.size for entry in own)), oldest)
+    _row(table, "all", len(entries), megabytes(sum(entry.size for entry in entries)), "")
+    return table
+
+
 # A program ----------------------------------------------------------------------------------------------------
 
 
@@ -269,7 +390,7 @@ def program_layers(program: Program) -> RenderableType:
     table = _table(
         "Layers",
         "layer",
-        "op",
+        "what",
         "operators",
         ">MACs",
         *(f">{op.name}" for op in Opcode),
@@ -283,7 +404,7 @@ def program_layers(program: Program) -> RenderableType:
         for number, layer in enumerate(launch.layers):
             count = Counter(opcode for opcode, owner in zip(opcodes, launch.layer_of) if owner == number)
             _row(
-                table, layer.name, layer.op, ", ".join(layer.nodes), layer.macs, *(count[op] for op in Opcode),
+                table, layer.name, layer.what, ", ".join(layer.nodes), layer.macs, *(count[op] for op in Opcode),
                 megabytes(layer.bytes_loaded), megabytes(layer.bytes_stored), megabytes(layer.bytes_kept), layer.note,
             )  # fmt: skip
     return table

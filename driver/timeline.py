@@ -1,24 +1,41 @@
-"""The timeline of a whole run: the launches one after the other, each instruction with its layer."""
+"""The timeline of a whole run: its steps one after the other, each instruction with its layer."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import cycle
 from typing import Any
 
-from celosia.compiler.program import Program
+from celosia.compiler.program import LaunchStep, Program
 from celosia.sim import trace
 from celosia.sim.device import Counters, Event
 
 
-def timeline(program: Program, counters: list[Counters], memory_model: str | None) -> dict[str, Any]:
-    """Chrome's trace format of a run with `trace` on that memory model; times of the host are left out."""
+def timeline(
+    program: Program, counters: Sequence[Counters], step_seconds: Sequence[float], memory_model: str | None,
+    clock_mhz: float = 100.0,
+) -> dict[str, Any]:  # fmt: skip
+    """Chrome's trace format of a run with `trace`.
+
+    Launches take their cycles on that memory model at `clock_mhz`, steps on the CPU the seconds that they took here.
+
+    step_seconds: of each step of the Program, and of all of them again for each part of a batch.
+    """
     events: list[Event] = []
     labels: list[str] = []
-    for launch, counter in zip(cycle(program.launches), counters):  # again for each part of a batch
-        last = max((event.end for event in events), default=0)
-        first = len(labels)
-        events += [Event(e.unit, e.index + first, e.start + last, e.end + last) for e in counter.events]
-        labels += [launch.layers[number].name for number in launch.layer_of]
-    result = trace.timeline(events, labels)
+    host: list[tuple[str, float, float]] = []
+    launches = iter(counters)
+    now = 0.0  # in cycles
+    for step, seconds in zip(cycle(program.steps), step_seconds):
+        if not isinstance(step, LaunchStep):
+            host.append((", ".join(node.op for node in step.nodes), now, seconds * clock_mhz * 1e6))
+            now += seconds * clock_mhz * 1e6
+            continue
+        counter, start, first = next(launches), round(now), len(labels)
+        events += [Event(e.unit, e.index + first, e.start + start, e.end + start) for e in counter.events]
+        labels += [step.layers[number].name for number in step.layer_of]
+        now += counter.cycles or 0
+    result = trace.timeline(events, labels, clock_mhz, host)
     result["otherData"]["memory_model"] = memory_model
+    result["otherData"]["CPU"] = "measured on the machine that simulated"
     return result

@@ -53,9 +53,25 @@ _LIMITS = {
 _COUNTS = {"token_bits": (2, 16), "taps": (0, 16)}
 
 
+def limits(field: str) -> str:
+    """What a field may hold, in words.
+
+    >>> limits("bus_bytes"), limits("taps"), limits("packed")
+    ('4 to 128, a power of two', '0 to 16', 'true or false')
+    """
+    if field in _LIMITS:
+        return "{:,} to {:,}, a power of two".format(*_LIMITS[field])
+    return "{:,} to {:,}".format(*_COUNTS[field]) if field in _COUNTS else "true or false"
+
+
 @dataclass(frozen=True)
 class Config:
-    """Parameters of one accelerator.
+    """Parameters of one accelerator; docs/configs.md says what each costs.
+
+    >>> Config(block_in=8, block_out=8, bus_bytes=16).macs_per_cycle
+    64
+    >>> Config.load("pynq").inp_depth
+    4096
 
     batch, block_in, block_out: a gemm step multiplies [batch, block_in] by [block_out, block_in] transposed.
     bus_bytes: width of the AXI4 data bus.
@@ -229,6 +245,11 @@ class Config:
     def identity(self) -> int:
         """The first 32 bits of `digest`, held in the identity register."""
         return int(self.digest[:8], 16)
+
+    def to_toml(self) -> str:
+        """The Config as a file that `load` reads, with all of its fields."""
+        fields = {name: str(value).lower() for name, value in self.to_dict().items() if name != "name"}
+        return "".join(f"{name} = {value}\n" for name, value in fields.items())
 
     @staticmethod
     def from_dict(fields: dict[str, Any]) -> Config:

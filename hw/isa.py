@@ -243,7 +243,9 @@ def _formats(cfg: Config, limit_bits: int | None) -> dict[Opcode, Format]:
             Field("taps", 1, "A is the sum of as many entries of VIN as the Config has taps, times an entry of TAP."),
             Field("reduce_op", 2, "How loops r and s combine A: ADD, MAX, MIN."),
             Field(
-                "binary_op", 3, "v = A op B: NONE, ADD, MAX, MIN, MUL (low 16 bits of each), SHR (by B's low 5 bits)."
+                "binary_op",
+                max(BinaryOp).bit_length(),
+                "v = A op B: NONE, ADD, MAX, MIN, MUL (low 16 bits of each), SHR (by B's low 5 bits).",
             ),
             Field("requantise", 1, "Scale v per channel with the entry of par, round, add zero_point."),
             Field("lookup", 1, "Replace v, clipped to clip_lo..clip_hi, by its table entry."),
@@ -406,8 +408,8 @@ _RULES: dict[Opcode, dict[str, Broken]] = {
     Opcode.VECTOR: {
         "waits for or posts to itself": _own_bit(Unit.VECTOR),
         "an extent is 0": _zero(*(f"extent_{loop}" for loop in VECTOR_LOOPS)),
-        "the reduction does not exist": lambda f: f["reduce_op"] > ReduceOp.MIN,
-        "the binary operation does not exist": lambda f: f["binary_op"] > BinaryOp.SHR,
+        "the reduction does not exist": lambda f: f["reduce_op"] > max(ReduceOp),
+        "the binary operation does not exist": lambda f: f["binary_op"] > max(BinaryOp),
         "taps are of VIN": lambda f: (f["taps"] == 1) & (f["a_source"] != ASource.VIN),
         "A and B are both VIN": lambda f: (f["a_source"] == ASource.VIN) & (f["b_source"] == BSource.VIN),
         "rescale_add needs B from VIN and no binary operation": lambda f: (

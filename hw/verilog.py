@@ -11,23 +11,22 @@ from functools import cache
 from pathlib import Path
 
 import amaranth
-import platformdirs
 from amaranth import Elaboratable
 from amaranth.back import rtlil
 
+from celosia.hw.cache import cache_folder, used
 from celosia.hw.config import Config
 
 TOP = "celosia_top"
 """Name of the top module."""
 
 
+NO_HARDWARE = ("cache.py", "config_doc.py", "isa_doc.py")
+"""Files that the Verilog does not depend on."""
+
+
 class VerilogError(RuntimeError):
     """Yosys, which writes the Verilog, is missing or failed; the message is its own, and what to do."""
-
-
-def cache_folder() -> Path:
-    """Where generated files are kept; `CELOSIA_CACHE` names another place."""
-    return Path(os.environ.get("CELOSIA_CACHE") or platformdirs.user_cache_dir("celosia"))
 
 
 @cache
@@ -35,7 +34,7 @@ def hardware_digest(cfg: Config) -> str:
     """32 hexadecimal digits that differ where the Config, a file of the hardware or Amaranth's version does."""
     digest = hashlib.sha256(f"{cfg.digest} {amaranth.__version__}".encode())
     folder = Path(__file__).parent
-    for path in sorted(folder.rglob("*.py")):
+    for path in sorted(path for path in folder.rglob("*.py") if path.name not in NO_HARDWARE):
         digest.update(f"\n{path.relative_to(folder).as_posix()}\n".encode() + path.read_bytes())
     return digest.hexdigest()[:32]
 
@@ -84,6 +83,7 @@ def verilog(cfg: Config) -> str:
     """Verilog of the accelerator of `cfg`; the top module is `celosia_top`. Seconds the first time, then from disk."""
     path = cache_folder() / "verilog" / f"{hardware_digest(cfg)}.v"
     if path.exists():
+        used(path)
         return path.read_text(encoding="utf-8")
     from celosia.hw.top import Accelerator
 

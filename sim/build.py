@@ -13,14 +13,20 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import nullcontext
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from celosia.hw.cache import cache_folder, shrink, used
 from celosia.hw.config import Config
-from celosia.hw.verilog import TOP, VerilogError, cache_folder, hardware_digest, verilog
+from celosia.hw.verilog import TOP, VerilogError, hardware_digest, verilog
+from celosia.sim.patience import ending_on_sigterm, every_minute, so_far
 
 VERILATOR_FLAGS = (
     "--cc", "-O3", "--x-assign", "fast", "--x-initial", "fast", "--noassert", "-Wno-fatal", "-Wno-lint", "-Wno-style",
@@ -94,6 +100,7 @@ def library(cfg: Config, quiet: bool = False) -> Path:
     """
     path = library_path(cfg)
     if path.exists():
+        used(path)
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path.parent / "lock")
@@ -107,7 +114,9 @@ def library(cfg: Config, quiet: bool = False) -> Path:
         if not path.exists():
             for left_over in path.parent.glob("build.*"):
                 shutil.rmtree(left_over, ignore_errors=True)
-            _build(cfg, path, quiet)
+            with ending_on_sigterm():
+                _build(cfg, path, quiet)
+            shrink(keep=path.parent)
     finally:
         lock.release()
     return path
@@ -120,17 +129,24 @@ def _build(cfg: Config, path: Path, quiet: bool) -> None:
     cxx, root = compiler(), verilator_root()
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
     console = Console(stderr=True, quiet=quiet)
+    what = f"Building the simulator of {cfg.name} (once)"
+    stage, started = "Verilog", time.perf_counter()
+    say = partial(console.print, markup=False, highlight=False)
     with (
         tempfile.TemporaryDirectory(dir=path.parent, prefix="build.") as folder,
-        Progress(*columns, console=console, transient=True) as progress,
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
+        nullcontext() if console.is_terminal else every_minute(lambda: say(so_far(f"{what}: {stage}", started))),
     ):
+        if not console.is_terminal:
+            say(f"{what} ...")
         work = Path(folder)
-        task = progress.add_task(f"Building the simulator of {cfg.name} (once): Verilog", total=None)
+        task = progress.add_task(f"{what}: {stage}", total=None)
         try:
             (work / "top.v").write_text(verilog(cfg), encoding="utf-8")
         except VerilogError as error:
             raise BuildError(str(error)) from None
-        progress.update(task, description=f"Building the simulator of {cfg.name} (once): Verilator")
+        stage = "Verilator"
+        progress.update(task, description=f"{what}: {stage}")
         environment = os.environ | {"VERILATOR_ROOT": str(root)}
         command = [str(root / "bin" / "verilator_bin"), *VERILATOR_FLAGS, "--top-module", TOP, "--Mdir", folder]
         _call([*command, str(work / "top.v")], work, environment)
@@ -140,30 +156,54 @@ def _build(cfg: Config, path: Path, quiet: bool) -> None:
         include = [f"-I{folder}", f"-I{root}/include", f"-I{root}/include/vltstd", *defined]
         sources = [*work.glob("*.cpp"), *(root / "include" / name for name in RUNTIME), HARNESS]
         sources.sort(key=lambda source: -source.stat().st_size)  # the longest first: both cores end together
-        progress.update(task, description=f"Building the simulator of {cfg.name} (once): C++", total=len(sources) + 1)
-        with ThreadPoolExecutor(JOBS) as pool:
-            jobs = [
-                pool.submit(_call, [cxx, *flags, *include, "-c", str(s), "-o", str(work / f"{s.stem}.o")], work)
-                for s in sources
-            ]
-            try:
-                for job in as_completed(jobs):
-                    job.result()
-                    progress.advance(task)
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        stage = "C++"
+        progress.update(task, description=f"{what}: {stage}", total=len(sources) + 1)
+        commands = [[cxx, *flags, *include, "-c", str(s), "-o", str(work / f"{s.stem}.o")] for s in sources]
+        _call_all(commands, work, lambda: progress.advance(task))
         objects = [str(work / f"{source.stem}.o") for source in sources]
         _call([cxx, "-shared", *objects, "-o", str(work / "simulator.so"), "-lpthread"], work)
         os.replace(work / "simulator.so", path)
 
 
-def _call(command: list[str], folder: Path, environment: dict[str, str] | None = None) -> None:
-    """Run a tool. BuildError with the end of its output where it fails."""
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        output = "\n".join((done.stderr + done.stdout).strip().splitlines()[:20])
-        raise BuildError(f"{Path(command[0]).name} failed ({done.returncode}) while building the simulator:\n{output}")
+def _call_all(commands: list[list[str]], folder: Path, done: Callable[[], None]) -> None:
+    """Run tools, JOBS of them at once; where one fails, or this process is to end, none of them goes on."""
+    running: set[subprocess.Popen[str]] = set()
+    with ThreadPoolExecutor(JOBS) as pool:
+        jobs = [pool.submit(_call, command, folder, None, running) for command in commands]
+        try:
+            for job in as_completed(jobs):
+                job.result()
+                done()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            while any(job.running() for job in jobs):  # one may be just about to start its process
+                for process in list(running):
+                    process.kill()
+                time.sleep(0.01)
+            raise
+
+
+def _call(
+    command: list[str], folder: Path, environment: dict[str, str] | None = None,
+    running: set[subprocess.Popen[str]] | None = None,
+) -> None:  # fmt: skip
+    """Run a tool, which is in `running` meanwhile. BuildError with the end of its output where it fails."""
+    with subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        running = set() if running is None else running
+        running.add(process)
+        try:
+            said, _ = process.communicate()
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            running.discard(process)
+    if process.returncode != 0:
+        output = "\n".join(said.strip().splitlines()[:20])
+        name = Path(command[0]).name
+        raise BuildError(f"{name} failed ({process.returncode}) while building the simulator:\n{output}")
 
 
 if __name__ == "__main__":

@@ -10,9 +10,17 @@ from typing import Any
 from celosia.hw.isa import Unit
 from celosia.sim.device import Event
 
+HOST = len(Unit)
+"""The row of the host."""
 
-def timeline(events: Sequence[Event], labels: Sequence[str] = (), clock_mhz: float = 100.0) -> dict[str, Any]:
-    """Chrome's trace format, one row for each unit.
+
+def timeline(
+    events: Sequence[Event], labels: Sequence[str] = (), clock_mhz: float = 100.0,
+    host: Sequence[tuple[str, float, float]] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """Chrome's trace format, one row for each unit, and one for the host where it has work.
+
+    host: (what, start, length) of that work, in cycles.
 
     labels: what each instruction is for, by its number; appended to unit and number. Units start an instruction while
     the one before is still in the pipeline: it is drawn from the end of that one, its true start is an argument.
@@ -33,6 +41,12 @@ def timeline(events: Sequence[Event], labels: Sequence[str] = (), clock_mhz: flo
             "ts": start / clock_mhz, "dur": (event.end - start) / clock_mhz,
             "args": {"instruction": event.index, "start_cycle": event.start, "end_cycle": event.end},
         })  # fmt: skip
+    if host:
+        rows.append({"name": "thread_name", "ph": "M", "pid": 0, "tid": HOST, "args": {"name": "CPU"}})
+    rows += [
+        {"name": what, "ph": "X", "pid": 0, "tid": HOST, "ts": start / clock_mhz, "dur": length / clock_mhz, "args": {}}
+        for what, start, length in host
+    ]
     return {"traceEvents": rows, "displayTimeUnit": "ns", "otherData": {"clock_mhz": clock_mhz}}
 
 

@@ -20,6 +20,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler import numerics
+from celosia.compiler.cpu.runtime.op import DOMAINS
 from celosia.compiler.graph import chain
 from celosia.compiler.graph.dead import drop_unused
 from celosia.compiler.graph.values import (
@@ -275,7 +276,7 @@ class Integerise:
     # One rule for each operator --------------------------------------------------------------------------------
 
     def _rewrite(self, node: ir.Node) -> bool:
-        if node.domain not in ("", "ai.onnx", "com.microsoft") or len(node.outputs) != 1:
+        if node.domain not in DOMAINS or len(node.outputs) != 1:
             return False
         if self._reads_outside(node):
             return False

@@ -28,7 +28,23 @@ VERSION = 8
 
 
 class Program(Contents):
-    """A compiled model; `celosia.Runtime` runs it on a Device with the same Config."""
+    """A compiled model, which `celosia.compile` makes; `celosia.Runtime` runs it on a Device with the same Config.
+
+    inputs, outputs: their names, element types and shapes. launches: what the accelerator runs, with their layers.
+    placements: where each operator runs, and why.
+
+    >>> import celosia, tempfile
+    >>> program = celosia.compile(celosia.models.demo_model_path(), "tiny")
+    >>> program
+    <Program 'resnet8_fashion_int8' for tiny: image float32[1, 1, 32, 32] -> logits float32[1, 10]; 11 layers in 1 \
+launches, 100.0% of the MACs, 2 operators on the CPU>
+    >>> program.launches[0].layers[1].what
+    'conv 3x3, 16→16'
+    >>> path = Path(tempfile.mkdtemp()) / "demo.celosia"
+    >>> program.save(path)
+    >>> celosia.Program.load(path).outputs[0].shape
+    (1, 10)
+    """
 
     def save(self, path: str | Path) -> None:
         """Write the Program to `path`, or nothing where that fails. OutputError."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from celosia.compiler.cpu.runtime.kernel import Kernel
 from celosia.compiler.cpu.runtime.op import HostOp
 from celosia.compiler.memory import Plan
+from celosia.compiler.program.html import table
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
 
@@ -140,8 +142,9 @@ class PartInfo:
 
 @dataclass(frozen=True)
 class LayerInfo:
-    """A layer, or a block of layers. bytes_kept: of a block's intermediates, which stay on chip; cycles_apart and
-    cycles_together: what its layers would take one by one, and as a block, by the estimates of the compiler."""
+    """A layer, or a block of layers. what: kind, kernel, channels and what is fused, for people. bytes_kept: of a
+    block's intermediates, which stay on chip; cycles_apart and cycles_together: what its layers would take one by one,
+    and as a block, by the estimates of the compiler."""
 
     name: str
     op: str
@@ -154,6 +157,11 @@ class LayerInfo:
     bytes_kept: int = 0
     cycles_apart: int = 0
     cycles_together: int = 0
+    what: str = ""
+
+    def __repr__(self) -> str:
+        moved = f"{self.bytes_loaded:,} bytes loaded, {self.bytes_stored:,} stored"
+        return f"<Layer {self.name!r}: {self.what}; {self.macs:,} MACs, {moved}>"
 
 
 @dataclass(frozen=True)
@@ -171,7 +179,7 @@ class LaunchStep:
 Step = CpuStep | HostStep | LaunchStep
 
 
-@dataclass
+@dataclass(repr=False)
 class Contents:
     """What a Program holds; `file.Program` adds how it is saved."""
 
@@ -218,6 +226,28 @@ class Contents:
         first = ["n"] if counts else []
         sizes = [*first, *("?" if size == -1 else str(size) for size in tensor.shape[len(first) :])]
         return f"{tensor.dtype}[{', '.join(sizes)}]"
+
+    def __repr__(self) -> str:
+        groups = self.inputs, self.outputs
+        tensors = (", ".join(f"{tensor.name} {self.shape_text(tensor)}" for tensor in group) for group in groups)
+        share = f", {self.macs_accelerator / self.macs_total:.1%} of the MACs" if self.macs_total else ""
+        layers = sum(len(launch.layers) for launch in self.launches)
+        return (
+            f"<Program {self.name!r} for {self.config.name}: {' -> '.join(tensors)}; {layers} layers in "
+            f"{len(self.launches)} launches{share}, {self._cpu_operators()} operators on the CPU>"
+        )
+
+    def _repr_html_(self) -> str:
+        """Layers, for notebooks."""
+        rows = [
+            (layer.name, layer.what, layer.macs, layer.bytes_loaded, layer.bytes_stored)
+            for launch in self.launches for layer in launch.layers
+        ]  # fmt: skip
+        head = ["layer", "what", "MACs", "bytes loaded", "bytes stored"]
+        return f"<p>{escape(repr(self))}</p>" + (table(head, rows) if rows else "")
+
+    def _cpu_operators(self) -> int:
+        return sum(len(step.nodes) for step in self.steps if not isinstance(step, LaunchStep))
 
     @property
     def launches(self) -> list[LaunchStep]:

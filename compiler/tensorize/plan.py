@@ -14,9 +14,10 @@ from celosia.compiler.tensorize import block_space
 from celosia.compiler.tensorize.block_space import BlockProblem, Group
 from celosia.compiler.tensorize.define import Definition, define
 from celosia.compiler.tensorize.instruction import RenderError
-from celosia.compiler.tensorize.render import Plan, compile_loops
+from celosia.compiler.tensorize.render import compile_loops
 from celosia.compiler.tensorize.space import Decisions, Problem, choose
 from celosia.compiler.tensorize.templates import schedule
+from celosia.compiler.tensorize.tiles import Plan
 from celosia.hw.config import Config
 
 

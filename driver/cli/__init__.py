@@ -10,7 +10,7 @@ from celosia.driver.cli import bitstream
 from celosia.driver.cli.boards import deploy, flash
 from celosia.driver.cli.checks import compare, eval_
 from celosia.driver.cli.errors import EXIT_CODES
-from celosia.driver.cli.hardware import verilog
+from celosia.driver.cli.hardware import cache, configs, sweep, verilog
 from celosia.driver.cli.models import compile_, inspect, quantize
 from celosia.driver.cli.runs import demo, run
 
@@ -47,10 +47,13 @@ def celosia(
 
 app.command(name="compile")(compile_)
 app.command(name="eval")(eval_)
-for function in (run, compare, deploy, flash, inspect, quantize, verilog, demo):
+for function in (run, compare, deploy, flash, inspect, quantize, configs, sweep, verilog, cache, demo):
     app.command()(function)
 
 
 def main() -> None:
     """Entry point of the command."""
+    from celosia.sim.patience import end_on_sigterm
+
+    end_on_sigterm()
     app()

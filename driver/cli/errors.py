@@ -24,6 +24,7 @@ Exit codes:
   6  the accelerator does not fit the device
   7  a tensor or output differs from onnxruntime's
   130  interrupted
+  143  ended by SIGTERM
 """
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]

@@ -1,21 +1,22 @@
-"""`celosia verilog`."""
+"""`celosia verilog`, `configs` and `sweep`."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from celosia.driver.cli.errors import Debug, Quiet, command
 from celosia.driver.cli.options import (
     ConfigOption,
+    Memory,
     check_destinations,
+    check_source,
+    memory_options,
     progress_stages,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 @command
@@ -46,3 +47,99 @@ def verilog(
         write_text(output, text)
     if not quiet:
         typer.echo(f"{output}: module {TOP}, {text.count(chr(10)):,} lines")
+
+
+@command
+def configs(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME|FILE]", help="Print this one as TOML, to change and to use.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """List the accelerators that have a name, or print one as a TOML file.
+
+    \b
+    Examples:
+      celosia configs
+      celosia configs pynq > mine.toml
+    """
+    from celosia.driver import show
+    from celosia.hw.config import PRESETS, Config
+
+    if name is not None:
+        typer.echo(Config.load(name).to_toml(), nl=False)
+        return
+    show.console().print(show.configs(PRESETS.values()))
+
+
+@command
+def sweep(
+    model: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="The model.")],
+    given: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=V1,V2", help="Values of a Config field to try; repeat it for others."),
+    ] = None,
+    config: ConfigOption = "pynq",
+    memory: Memory = None,
+    html: Annotated[Path | None, typer.Option(metavar="OUT.html", help="Write a plot and the table as a page.")] = None,
+    report: Annotated[Path | None, typer.Option(metavar="REPORT.json", help="Write the rows.")] = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Compile a model for many Configs, and compare their cycles, by the timing model, and their sizes.
+
+    \b
+    Examples:
+      celosia sweep model.onnx --set inp_depth=1024,4096 --set bus_bytes=8,16
+      celosia sweep model.onnx --config tiny --set block_in=4,8,16 --set taps=0,3 --html sweep.html
+    """
+    if not given:
+        raise typer.BadParameter("--set names what to try, as in --set bus_bytes=8,16")
+    behind = memory_options(memory, "timed")
+    with progress_stages(quiet) as stages:
+        check_source(model)
+        check_destinations([model], html, report)
+        from celosia.compiler.files import write_text
+        from celosia.driver import show
+        from celosia.driver import sweep as sweeping
+
+        rows = sweeping.sweep(model, sweeping.settings(given), config, progress=stages, **behind)
+    told = f"{model.name} on {config}; cycles by the timing model, memory {behind.get('memory', 'zynq-hp')}"
+    if html is not None:
+        write_text(html, sweeping.page(f"celosia sweep {model.name}", rows, told))
+    if report is not None:
+        write_text(report, json.dumps(rows, indent=1) + "\n")
+    if not quiet:
+        show.console().print(show.swept(told, rows))
+
+
+@command
+def cache(
+    limit: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Remove what was used least recently until it fits, as 500MB.")
+    ] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all of it.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Show what is kept on disk between runs: simulators, Verilog, kernels.
+
+    After each new simulator what was used least recently goes, beyond 2 GB, or what CELOSIA_CACHE_LIMIT says.
+    CELOSIA_CACHE names another folder.
+
+    \b
+    Examples:
+      celosia cache
+      celosia cache --limit 500MB
+    """
+    from celosia.driver import show
+    from celosia.hw import cache as kept
+
+    if limit is not None and clear:
+        raise typer.BadParameter("--clear leaves nothing for --limit; give one of them")
+    if limit is not None or clear:
+        try:
+            gone = kept.shrink(0 if limit is None else kept.size_of(limit))
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+        typer.echo(f"{len(gone)} removed, {show.megabytes(sum(entry.size for entry in gone))}")
+    show.console().print(show.kept(kept.entries()))

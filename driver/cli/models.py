@@ -15,6 +15,7 @@ from celosia.driver.cli.options import (
     Keep,
     MaybeConfig,
     Mean,
+    Memory,
     Model,
     NoCheck,
     ShapeOption,
@@ -22,6 +23,7 @@ from celosia.driver.cli.options import (
     advise,
     check_destinations,
     keep_of,
+    memory_options,
     program_of,
     progress_stages,
     shapes_of,
@@ -124,6 +126,10 @@ def inspect(
     one_pass: Annotated[
         str | None, typer.Option("--pass", metavar="NAME", help="Only the graph after this pass, or `import`.")
     ] = None,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Only the cycles of each layer, by the timing model, and what bounds it.")
+    ] = False,
+    memory: Memory = None,
     loops: Annotated[
         str | None, typer.Option(metavar="LAYER", help="Only the loops of this layer, and the schedule that made them.")
     ] = None,
@@ -143,9 +149,13 @@ def inspect(
       celosia inspect model.onnx --operators --config tiny
       celosia inspect model.onnx --passes | less
       celosia inspect model.celosia --disassemble --layer conv1 | less
+      celosia inspect model.onnx --estimate --memory pynq-z2
       celosia inspect model.onnx --loops conv1
       celosia inspect model.onnx --decisions decisions.json
     """
+    if memory is not None and not estimate:
+        raise typer.BadParameter("--memory needs --estimate: nothing else here depends on it")
+    behind = memory_options(memory, "timed")
     graphs: dict[str, str] = {}
 
     def keep(name: str, graph: ir.Model) -> None:
@@ -169,6 +179,10 @@ def inspect(
         for line in show.loops(program, loops):
             typer.echo(line)
     if loops is not None or decisions is not None:
+        return
+    if estimate:
+        for each in show.estimate(program, **behind):
+            show.console().print(each)
         return
     disassemble = disassemble or layer is not None
     passes = passes or one_pass is not None

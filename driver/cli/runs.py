@@ -201,8 +201,12 @@ def _write(
         write_text(report, json.dumps(result.report, indent=1) + "\n")
     if trace is not None:
         from celosia.driver.timeline import timeline
+        from celosia.sim.memory import memory_model
 
-        write_text(trace, json.dumps(timeline(program, result.counters, result.report["memory_model"])) + "\n")
+        memory = result.report["memory_model"]
+        clock = memory_model(memory.split()[0]).clock_mhz if memory else 100
+        made = timeline(program, result.counters, result.step_seconds, memory, clock)
+        write_text(trace, json.dumps(made) + "\n")
 
 
 def _show(result: Result, layers: bool) -> None:
@@ -213,9 +217,10 @@ def _show(result: Result, layers: bool) -> None:
     if result.report["layers"]:
         out.print()
         out.print(show.layers(result.report, layers))
-        if (table := show.blocks(result.report)) is not None:
-            out.print()
-            out.print(table)
+        for table in (show.advice_on_layers(result.report), show.blocks(result.report)):
+            if table is not None:
+                out.print()
+                out.print(table)
     out.print()
     for name, array in result.outputs.items():
         out.print(show.output(name, array), markup=False)

@@ -42,6 +42,11 @@ _PLACES = {
 }
 
 
+def __dir__() -> list[str]:
+    """What the package offers, loaded or not."""
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     """Load a part of the package when it is first used, so that a board never needs the compiler's libraries."""
     if name == "models":

@@ -18,7 +18,7 @@ from celosia.compiler import blocks
 from celosia.compiler.decisions import DecisionsError, decisions_of
 from celosia.compiler.layer import Untileable
 from celosia.compiler.program import Program
-from celosia.compiler.tensorize import block_space, plan, render
+from celosia.compiler.tensorize import block_space, plan, tiles
 from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.space import Decisions
 from celosia.compiler.vthread.pipeline import Ring
@@ -330,7 +330,7 @@ def test_groups_on_rtl(groups: Callable[..., None]) -> None:
 
 def test_a_tile_that_does_not_wait_is_found(groups: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     groups(lambda length: tuple(range(2, length, 2)))
-    monkeypatch.setattr(render._Resident, "made", lambda self, entries: True)
+    monkeypatch.setattr(tiles._Resident, "made", lambda self, entries: True)
     with pytest.raises(VerifyError, match="reads vin entry"):
         celosia.compile(long_model("spotter").model(), PRESETS["pynq"])
 

@@ -76,7 +76,7 @@ def test_the_tutorial_runs(tmp_path: Path) -> None:
     environment = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "COLUMNS": "160"}
     source = (DOCS / "tutorial.md").read_text(encoding="utf-8")
     steps = list(STEP.finditer(source))
-    assert len(steps) == 10
+    assert len(steps) == 11
     for step in steps:
         if step["file"]:
             (folder / step["file"]).write_text(step["script"], encoding="utf-8")

@@ -22,8 +22,8 @@ REPORT = {
     "cpu_nodes", "arena", "saved_traffic", "layers", "units", "seconds",
 }  # fmt: skip
 LAYER = {
-    "name", "op", "macs", "cycles", "utilization", "bytes_loaded", "bytes_stored", "note", "bytes_kept", "cycles_apart",
-    "cycles_together",
+    "name", "op", "what", "macs", "cycles", "utilization", "bound", "units", "advice", "bytes_loaded", "bytes_stored",
+    "note", "bytes_kept", "cycles_apart", "cycles_together",
 }  # fmt: skip
 
 

@@ -276,9 +276,11 @@ def test_a_batch_in_parts(protos: dict[str, onnx.ModelProto], batch: int) -> Non
         assert len(result.counters) == parts * len(program.launches)
         assert result.report["cycles"] == parts * alone.report["cycles"]
         assert sum(layer["cycles"] for layer in result.report["layers"]) <= result.report["cycles"]
-        drawn = timeline(program, result.counters, result.report["memory_model"])["traceEvents"]
+        drawn = timeline(program, result.counters, result.step_seconds, None)["traceEvents"]
         instructions = sum(launch.count for launch in program.launches)
-        assert sum(event["ph"] == "X" for event in drawn) == parts * instructions
+        assert sum("instruction" in event["args"] for event in drawn) == parts * instructions
+        steps = sum(event["ph"] == "X" for event in drawn) - parts * instructions
+        assert steps == parts * (len(program.steps) - len(program.launches))  # those of the CPU
     assert runtime.run(feed("classifier", (0,))).outputs["chances"].shape == (0, 10)
 
 

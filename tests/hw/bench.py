@@ -21,6 +21,7 @@ when everything combinational has settled. `random` and `generator()` are seeded
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import hashlib
 import json
@@ -54,6 +55,10 @@ ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "hw"
 
 Dut = Any
+TEST_SECONDS = 900
+"""The longest that a simulation may take, far above what any takes; CELOSIA_TEST_SECONDS changes it."""
+if cocotb.is_simulation:  # a loop that never ends cannot be told by counting cycles: none passes
+    faulthandler.dump_traceback_later(float(os.environ["CELOSIA_TEST_SECONDS"]), exit=True)
 
 # Building and starting -----------------------------------------------------------------------------------
 
@@ -103,6 +108,7 @@ def run(
         # Without this every imported module is compiled anew, numpy and all: longer than most tests take.
         "COCOTB_REWRITE_ASSERTION_FILES": "test_*.py bench.py copy_bench.py host.py axi_model.py",
     }
+    environment["CELOSIA_TEST_SECONDS"] = os.environ.get("CELOSIA_TEST_SECONDS", str(TEST_SECONDS))
     if cfg is not None:
         environment["CELOSIA_CONFIG"] = json.dumps(cfg.to_dict())
     path, log = Path(test_file), run_dir / "log.txt"
@@ -115,7 +121,7 @@ def run(
             test_filter=None if only is None else rf"\.{only}$",
             plusargs=[f"+dumpfile_path={wave}"] if sim == "icarus" else [],
         )  # fmt: skip
-    except SystemExit:
+    except (SystemExit, RuntimeError):  # of a simulation that ended early
         pass  # the results say what failed
     finally:
         sys.path = sys_path
@@ -127,7 +133,9 @@ def run(
 def _report(results: Path, log: Path) -> None:
     tail = "\n".join(log.read_text().splitlines()[-40:]) if log.exists() else ""
     if not results.exists():
-        pytest.fail(f"the simulation ended without results\n{tail}", pytrace=False)
+        limit = os.environ.get("CELOSIA_TEST_SECONDS", TEST_SECONDS)
+        why = f"it took more than {limit} s (CELOSIA_TEST_SECONDS)" if "Timeout (" in tail else "it broke off"
+        pytest.fail(f"the simulation ended without results: {why}\n{tail}", pytrace=False)
     cases = ElementTree.parse(results).getroot().findall(".//testcase")
     failed = {
         str(case.get("name")): str(problem.get("message"))

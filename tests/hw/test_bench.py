@@ -74,6 +74,12 @@ def test_a_hang_fails() -> None:
         bench.run(partial(Buffer), __file__, only="waits_for_ever")
 
 
+def test_a_loop_that_never_ends_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CELOSIA_TEST_SECONDS", "4")
+    with pytest.raises(pytest.fail.Exception, match=r"(?s)it took more than 4 s .*in never_waits"):
+        bench.run(partial(Buffer), __file__, only="never_waits")
+
+
 def test_an_unknown_test_fails() -> None:
     with pytest.raises(pytest.fail.Exception, match=r"no cocotb test ran|without results"):
         bench.run(partial(Buffer), __file__, only="does_not_exist")
@@ -99,6 +105,12 @@ async def passes_on(dut):
     await bench.start(dut, streams=["i", "o"])
     cocotb.start_soon(bench.stream_put(dut, "i", sent, pause=0.3))
     assert await bench.stream_get(dut, "o", len(sent), pause=0.7) == sent
+
+
+@cocotb.test()
+async def never_waits(dut):
+    while True:  # no cycle passes
+        pass
 
 
 @cocotb.test()

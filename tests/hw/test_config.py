@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from celosia.hw.config import _COUNTS, PRESETS, Config, ConfigError
+from celosia.hw.config import _COUNTS, PRESETS, Config, ConfigError, limits
+from celosia.hw.config_doc import FIELDS, config_markdown
 
 
 @pytest.mark.parametrize(
@@ -118,3 +120,28 @@ def test_sizes_agree(cfg: Config) -> None:
     assert 1 << cfg.inp_part_bits == cfg.inp_depth * max(1, cfg.block_in // cfg.block_out)
     for name in ("inp", "wgt", "acc", "vin", "out", "par", "tap"):
         assert 1 << getattr(cfg, f"{name}_bits") == getattr(cfg, f"{name}_depth")
+
+
+def test_the_page_of_configs_is_what_the_declarations_print() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "configs.md").read_text(encoding="utf-8")
+    assert text == config_markdown(), "print it again: python -m celosia.hw.config_doc > docs/configs.md"
+    names = {field.name for field in dataclasses.fields(Config)} - {"name"}
+    assert set(FIELDS) == names
+    for name in names:
+        assert f"| `{name}` |" in text
+
+
+@pytest.mark.parametrize("cfg", PRESETS.values(), ids=PRESETS)
+def test_a_config_is_written_as_toml(cfg: Config, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(cfg.to_toml(), encoding="utf-8")
+    assert Config.load(tmp_path / "mine.toml") == cfg
+
+
+def test_limits_in_words_are_those_that_are_held() -> None:
+    for field in dataclasses.fields(Config):
+        if field.name == "name" or isinstance(field.default, bool):
+            continue
+        low, high = (int(text.replace(",", "")) for text in re.findall(r"[\d,]*\d", limits(field.name))[:2])
+        for value in (low - 1, high + 1, 2 * high):
+            with pytest.raises(ConfigError, match=field.name):
+                Config(**{field.name: value})

@@ -102,10 +102,13 @@ def some_bits(rng: np.random.Generator, width: int) -> int:
     return int(rng.integers(-(1 << width - 1), 1 << width - 1)) >> int(rng.integers(0, width))
 
 
+ATTEMPTS = 2000
+
+
 def random_instruction(cfg: Config, rng: np.random.Generator, **chosen: int) -> int:
     """A legal VECTOR that does not read what it has written."""
     fmt = formats(cfg)[Opcode.VECTOR]
-    while True:
+    for _ in range(ATTEMPTS):
         values = {}
         for field in fmt.fields:
             low = -(1 << field.width - 1) if field.signed else 0
@@ -128,6 +131,14 @@ def random_instruction(cfg: Config, rng: np.random.Generator, **chosen: int) -> 
         word = fmt.encode(**values)
         if why_illegal(cfg, word) is None and not reads_own_result(cfg, values):
             return word
+    why = why_illegal(cfg, word) or "it reads what it has written"
+    raise AssertionError(f"none of {ATTEMPTS} random VECTORs with {chosen} is legal; the last one: {why}")
+
+
+def test_what_is_never_legal_is_told() -> None:
+    rng = np.random.default_rng(0)
+    with pytest.raises(AssertionError, match=r"none of 2000 random VECTORs .* the binary operation does not exist"):
+        random_instruction(CONFIGS["4x4"], rng, binary_op=max(BinaryOp) + 1, rescale_add=0)
 
 
 # Inside the simulation ------------------------------------------------------------------------------------

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import llvmlite
-from platformdirs import user_cache_dir
 
 from celosia.compiler.cpu.llvm.codegen import render
 from celosia.compiler.cpu.llvm.machine import host, optimise, other
@@ -20,11 +17,13 @@ from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import Alloc, Function, exprs
 from celosia.compiler.expr.nodes import Load, walk
 from celosia.compiler.expr.printer import ELIDED
+from celosia.compiler.files import replacing
+from celosia.hw.cache import cache_folder, used
 
 
 def cache_dir() -> Path:
-    """Where objects are kept; CELOSIA_CACHE overrides the user's cache directory."""
-    return Path(os.environ.get("CELOSIA_CACHE") or user_cache_dir("celosia")) / "kernels"
+    """Where objects are kept."""
+    return cache_folder() / "kernels"
 
 
 def _fills_registers(function: Function) -> bool:
@@ -50,15 +49,16 @@ def cached(loops: str, how: object, make: Callable[[], Kernel]) -> Kernel:
     name = hashlib.sha256(f"{_sources()}\n{other() or host()}\n{how}\n{loops}".encode()).hexdigest()
     path = cache_dir() / f"{name}.kernel"
     try:
-        return Kernel.from_bytes(path.read_bytes())
+        kernel = Kernel.from_bytes(path.read_bytes())
+        used(path)
+        return kernel
     except (OSError, ValueError):
         pass
     kernel = make()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(kernel.to_bytes())
-        os.replace(file.name, path)
+        with replacing(path) as temporary:
+            temporary.write_bytes(kernel.to_bytes())
     except OSError:
         pass  # without a cache everything still works
     return kernel

@@ -1,0 +1,423 @@
+"""Tiles: the iterations of pipelined loops, with their places in scratchpads, as instructions in a stream.
+
+What a function has been compiled to (`Plan`, by render.py) is run here: loops one iteration after the other, and what
+lies in scratchpads around and inside of tiles gets its entries from the rings of vthread.pipeline.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import groupby
+from typing import Any
+
+from celosia.compiler.expr.interpret import evaluate
+from celosia.compiler.expr.loops import If
+from celosia.compiler.expr.nodes import Tensor, Var
+from celosia.compiler.tensorize.instruction import Compute, Env, Move, RenderError
+from celosia.compiler.vthread.pipeline import Load, Phase, Ring, Stream
+from celosia.hw.config import Config
+from celosia.hw.isa import Opcode
+
+# Loops, compiled ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Loop:
+    """Run here, one iteration after the other."""
+
+    var: Var
+    extent: int
+    body: list[Node]
+
+
+@dataclass
+class Branch:
+    statement: If
+    body: list[Node]
+    orelse: list[Node]
+
+
+@dataclass
+class Region:
+    """Entries of a scratchpad for `tensor`, while `body` runs."""
+
+    tensor: Tensor
+    scope: str
+    entries: int
+    kept: bool
+    body: list[Node]
+
+
+@dataclass
+class Fill:
+    """Inside a tile: entries for `tensor`, and what loads them (nothing where they are computed)."""
+
+    tensor: Tensor
+    scope: str
+    entries: int
+    kept: bool
+    loads: list[Move]
+
+
+@dataclass
+class Pipelined:
+    """A loop whose iterations are tiles: first `fills`, later `computes`."""
+
+    var: Var
+    extent: int
+    fills: list[Fill]
+    computes: list[Compute | Move]
+    outer: list[Tensor]
+    """What lies in scratchpads from before the tile."""
+
+    @cached_property
+    def phases(self) -> list[list[Compute | Move]]:
+        """`computes`, cut wherever a unit waits for the other: gemm for the vector unit, or the other way round. What
+        follows the last gemm goes with it."""
+        found = [list(nodes) for _, nodes in groupby(self.computes, lambda node: node.opcode == Opcode.GEMM)]
+        last = [node for nodes in found[-2:] for node in nodes]
+        return [*found[:-2], last] if len(found) > 1 and found[-1][0].opcode != Opcode.GEMM else found
+
+    @cached_property
+    def handed(self) -> dict[Tensor, int]:
+        """What is computed for later instructions of the tile, where one of them is of another layer: how many places
+        it takes in turns. One is enough where its writer also reads it, since a unit works in order."""
+        made = {fill.tensor for fill in self.fills if not fill.loads and fill.scope != "out"}
+        if not any(fill.scope in ("inp", "vin") for fill in self.fills if fill.tensor in made):
+            return {}
+        units = {tensor: {n.opcode for n in self.computes if tensor in n.scratchpads} for tensor in made}
+        return {tensor: min(len(of), 2) for tensor, of in units.items()}
+
+    @property
+    def stored(self) -> set[Tensor]:
+        """What it writes in DRAM."""
+        return {node.tensor for node in self.computes if isinstance(node, Move)}
+
+
+Node = Loop | Branch | Region | Pipelined | Compute | Move
+
+
+@dataclass
+class Plan:
+    """A function, compiled. tensors: what of it lies in DRAM, and whether it is only read."""
+
+    cfg: Config
+    nodes: list[Node]
+    tensors: dict[Tensor, bool]
+
+    def bind(self, stream: Stream, addresses: Mapping[Any, int], scalars: Mapping[str, Any] | None = None) -> Bound:
+        """This function on arrays that begin at `addresses` (by tensor), for these values of its scalars."""
+        return Bound(self, stream, addresses, scalars or {})
+
+
+# Tiles, run ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Tile:
+    """One iteration of a pipelined loop; node: None for what lies outside of them. load: emits its loads, and returns
+    what emits the rest.
+    """
+
+    env: Env
+    load: Load
+    node: Pipelined | None
+
+    def check(self) -> None:
+        """Untileable where a LOAD or STORE of it cannot be said."""
+        for move in (*self.moves(True), *self.moves(False)):
+            move.check(self.env)
+
+    def moves(self, loads: bool) -> Iterator[Move]:
+        """Its LOADs, or its STOREs."""
+        if self.node is not None and loads:
+            yield from (load for fill in self.node.fills for load in fill.loads)
+        elif self.node is not None:
+            yield from (node for node in self.node.computes if isinstance(node, Move))
+
+
+@dataclass
+class _Held:
+    """A region around tiles: its first entry, once the first of them has loaded."""
+
+    scope: str
+    entries: int
+    first: int | None = None
+
+
+@dataclass
+class _Resident:
+    """What some tiles make in inp or vin and later ones read: it has a place from the first tile's compute to the last.
+
+    making: what each tile that has not computed will write, by its number.
+    """
+
+    tensor: Tensor
+    ring: Ring
+    entries: int
+    place: tuple[int, int] | None = None
+    claimed: bool = False
+    closed: bool = False
+    """Whether all its tiles are known."""
+    users: int = 0
+    making: dict[int, set[int]] = field(default_factory=dict)
+
+    def claim(self, owner: object) -> None:
+        if not self.claimed and not self.ring.claim(owner):
+            raise RenderError(f"{self.tensor.name} needs a scratchpad that others do not give back")
+        self.claimed = True
+
+    def placed(self) -> bool:
+        """Whether it has a place, now or since before."""
+        self.place = self.place or self.ring.place(self.entries)
+        return self.place is not None
+
+    def made(self, entries: set[int]) -> bool:
+        return all(entries.isdisjoint(others) for others in self.making.values())
+
+    def end(self, users: int = 0) -> None:
+        """So many tiles less use it."""
+        self.users -= users
+        if self.closed and not self.users and self.place is not None:
+            self.ring.release(self.place)
+
+
+Slot = int | _Held | _Resident
+"""Where a tensor begins in its scratchpad, or will."""
+
+
+@dataclass
+class Bound:
+    """A Plan with addresses; its tiles emit into `stream`."""
+
+    plan: Plan
+    stream: Stream
+    addresses: Mapping[Any, int]
+    scalars: Mapping[str, Any]
+    changing: frozenset[Tensor] = frozenset()
+    """Tensors that others write before or after, as layers write activations."""
+    before_load: Callable[[Tensor], None] = lambda tensor: None
+    """Called before each LOAD with the tensor that it reads."""
+
+    def __post_init__(self) -> None:
+        self.used: dict[str, int] = {}
+        self.depth = max(_depths(self.plan.nodes), default=1)
+        """Phases of the tile with the most; after it comes what reads its results."""
+        self.handed: dict[tuple[str, int], tuple[str, int, int]] = {}
+        """Scratchpad, first entry and end of what tiles hand on, by its name and size, while tiles are on their way."""
+        self.begun = 0
+        self.under_way: Counter[str] = Counter()
+        """Tiles that hand on a tensor and have not ended, by its name."""
+        self.awaited = 0
+        self.version = object()  # what is loaded of changing tensors is there for these tiles only
+        self.constants: dict[int, dict[str, int]] = {}
+
+    def tiles(self) -> Iterator[Tile]:
+        """All iterations of pipelined loops in order; what lies outside of them is a tile of its own."""
+        for node in self.plan.nodes:
+            yield from self._run(node, {}, {})
+
+    def _run(self, node: Node, env: Env, slots: dict[Tensor, Slot]) -> Iterator[Tile]:
+        match node:
+            case Loop(var, extent, body):
+                for i in range(extent):
+                    for each in body:
+                        yield from self._run(each, env | {var: i}, slots)
+            case Branch(If(cond=cond), body, orelse):
+                for each in body if evaluate(cond, env) else orelse:
+                    yield from self._run(each, env, slots)
+            case Region(body=body):
+                yield from self._region(node, env, slots)
+            case Pipelined(var, extent):
+                for i in range(extent):
+                    here = env | {var: i}
+                    for tensor in node.outer:
+                        slot = slots[tensor]
+                        if isinstance(slot, _Resident):
+                            slot.users += 1
+                    yield Tile(here, lambda here=here: self._load(node, here, slots), node)  # type: ignore[misc]
+            case Compute() | Move():
+                if any(not isinstance(slot, int) for slot in slots.values()):
+                    raise RenderError("an instruction lies beside a pipelined loop that uses the same scratchpad")
+                first = {tensor: slot for tensor, slot in slots.items() if isinstance(slot, int)}
+                yield Tile(env, lambda: [lambda: self._emit(node, env, first)], None)
+
+    def _region(self, node: Region, env: Env, slots: dict[Tensor, Slot]) -> Iterator[Tile]:
+        first = self.used.get(node.scope, 0)
+        slot: Slot = first
+        if _has_tiles(node.body):
+            resident = node.scope in ("inp", "vin")
+            ring = self.stream.rings[node.scope]
+            slot = _Resident(node.tensor, ring, node.entries) if resident else _Held(node.scope, node.entries)
+        else:
+            self.used[node.scope] = first + node.entries
+        for each in node.body:
+            yield from self._run(each, env, slots | {node.tensor: slot})
+        self.used[node.scope] = first
+        if isinstance(slot, _Resident):
+            slot.closed = True
+            slot.end()
+
+    def _constants(self, node: Compute | Move) -> dict[str, int]:
+        if id(node) not in self.constants:
+            self.constants[id(node)] = node.constants(self.scalars)
+        return self.constants[id(node)]
+
+    def _emit(self, node: Compute | Move, env: Env, slots: Mapping[Tensor, int]) -> None:
+        constants = self._constants(node)
+        if isinstance(node, Compute):
+            for each in node.instructions(env, slots, constants):
+                self.stream.add(node.opcode, each)
+            return
+        if node.loads:
+            self.before_load(node.tensor)
+        fields = node.fields(env, slots[node.near], self.addresses[node.tensor], constants)
+        if fields is not None:
+            self.stream.add(node.opcode, fields)
+
+    def _load(self, node: Pipelined, env: Env, around: Mapping[Tensor, Slot]) -> list[Phase | None]:
+        """Take places in the scratchpads, load what is not there."""
+        stream = self.stream
+        residents = [held for tensor in node.outer if isinstance(held := around[tensor], _Resident)]
+        for resident in residents:
+            resident.claim(self)
+        slots = self._handed(node)
+        late: list[Fill] = []
+        for tensor in node.outer:
+            held = around[tensor]
+            if isinstance(held, _Resident):
+                continue
+            assert isinstance(held, _Held)
+            ring = stream.rings[held.scope]
+            if held.first is None:
+                held.first = self._take(held.scope, held.entries, tensor)
+            else:
+                stream.hold(ring, held.first, held.entries)
+            slots[tensor] = held.first
+        for fill in node.fills:
+            if fill.scope == "out":
+                late.append(fill)
+            elif fill.tensor not in slots:
+                slots[fill.tensor] = self._fill(fill, env)
+        number = self._await(node, env, residents, slots) if residents else 0
+
+        def last() -> None:
+            entries = sum(fill.entries for fill in late)
+            first = stream.rings["out"].take(entries) if late else 0  # in a row, so that none lies over another
+            for fill in late:
+                slots[fill.tensor] = first
+                first += fill.entries
+            emit(node.phases[-1])
+            self._ended(node)
+            for resident in residents:
+                resident.making.pop(number, None)
+                resident.end(1)
+
+        def emit(nodes: list[Compute | Move]) -> None:
+            for each in nodes:
+                self._emit(each, env, slots)
+
+        phases: list[Phase | None] = [partial(emit, nodes) for nodes in node.phases[:-1]]
+        # What reads the results of several phases comes after them, and after the first ones of the next tile.
+        before = [None] * self.depth if not phases and self.depth > 1 else []
+        return [*before, *phases, last]
+
+    def _await(self, node: Pipelined, env: Env, residents: list[_Resident], slots: dict[Tensor, int]) -> int:
+        """Let a tile compute only once what it reads of `residents` is made, and all have places: its number."""
+        number, self.awaited = self.awaited, self.awaited + 1
+        reads: list[tuple[_Resident, set[int]]] = []
+        for resident in residents:
+            tensor, found = resident.tensor, {True: set[int](), False: set[int]()}
+            for each in node.computes:
+                if isinstance(each, Compute) and tensor in each.scratchpads:
+                    for written, entries in found.items():
+                        entries |= each.touched(env, tensor, self._constants(each), written, self.plan.cfg.taps)
+            reads.append((resident, found[False]))
+            if found[True]:
+                resident.making[number] = found[True]
+
+        def ready() -> bool:
+            if not all(resident.made(entries) and resident.placed() for resident, entries in reads):
+                return False
+            slots.update((resident.tensor, resident.place[0]) for resident in residents if resident.place is not None)
+            return True
+
+        self.stream.when(ready)
+        return number
+
+    def _handed(self, node: Pipelined) -> dict[Tensor, int]:
+        """Places of what is handed on within a tile, in turns; taken with the first tile on its way."""
+        if not node.handed:
+            return {}
+        number, self.begun = self.begun, self.begun + 1
+        self.under_way.update(tensor.name for tensor in node.handed)
+        slots: dict[Tensor, int] = {}
+        for fill in node.fills:
+            if fill.tensor in node.handed:
+                places = node.handed[fill.tensor]
+                _, first, end = self._held(fill, places)
+                slots[fill.tensor] = first + number % places * ((end - first) // places)
+        return slots
+
+    def _held(self, fill: Fill, places: int) -> tuple[str, int, int]:
+        """Places for what `fill` hands on; those of a larger tile of the same loops will do."""
+        name = fill.tensor.name
+        for (other, size), known in self.handed.items():
+            if other == name and size >= fill.entries:
+                return known
+        place = self.stream.rings[fill.scope].reserve(places * fill.entries, self)
+        if place is None:
+            raise RenderError(f"{name} needs {places * fill.entries} entries of {fill.scope} in a row")
+        self.handed[name, fill.entries] = fill.scope, place[0], place[1]
+        return self.handed[name, fill.entries]
+
+    def _ended(self, node: Pipelined) -> None:
+        """A tile of `node` has computed; with the last one on its way go the places of what was handed on."""
+        self.under_way.subtract(tensor.name for tensor in node.handed)
+        for key in [key for key in self.handed if not self.under_way[key[0]]]:
+            scope, first, end = self.handed.pop(key)
+            self.stream.rings[scope].release((first, end))
+
+    def _fill(self, fill: Fill, env: Env) -> int:
+        """First entry of what `fill` brings, loaded unless it is kept there."""
+        ring, stream = self.stream.rings[fill.scope], self.stream
+        fields = [load.fields(env, 0, self.addresses[load.tensor], self._constants(load)) or {} for load in fill.loads]
+        key = None
+        if fill.kept and fields:
+            constant = not any(load.tensor in self.changing for load in fill.loads)
+            key = (None if constant else self.version, fill.entries, *(tuple(f.values()) for f in fields))
+            slot = stream.find(ring, key)
+            if slot is not None:
+                return slot
+        first = self._take(fill.scope, fill.entries, fill.tensor, key)
+        for load, f in zip(fill.loads, fields):
+            self.before_load(load.tensor)
+            stream.add(load.opcode, load.moved(f, first))
+        return first
+
+    def _take(self, scope: str, entries: int, tensor: Tensor, key: Hashable = None) -> int:
+        """Fresh entries for `tensor`. RenderError where what the same tile holds already is in the way."""
+        ring = self.stream.rings[scope]
+        first = self.stream.take(ring, entries, key)
+        if first + entries > ring.end or any(a < first + entries and first < b for a, b in ring.pins[:-1]):
+            raise RenderError(f"{tensor.name} needs {entries} entries of {scope} in a row, beside what its tile holds")
+        return first
+
+
+def _depths(nodes: list[Node]) -> Iterator[int]:
+    """How many phases the tiles of each pipelined loop have."""
+    for node in nodes:
+        if isinstance(node, Pipelined):
+            yield len(node.phases)
+        elif isinstance(node, Loop | Region | Branch):
+            yield from _depths(node.body)
+
+
+def _has_tiles(nodes: list[Node]) -> bool:
+    return any(
+        isinstance(node, Pipelined) or (isinstance(node, Loop | Region | Branch) and _has_tiles(node.body))
+        for node in nodes
+    )

@@ -1,0 +1,243 @@
+"""Where a layer's cycles went: what each unit did in them, what bounds the layer, and what would make it faster.
+
+A layer's row is a stretch of time, from the end of the layers before it to its own end, so that cycles add up to those
+of the run. What a unit did in that stretch counts whichever layer it was for: loads for the next layer, too. An
+instruction's work is spread evenly over the time in which it had its unit to itself, so that no share passes 100%.
+A layer's utilization is that of the array; the vector unit multiplies beside it (taps), which its own share shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.program import LaunchStep, LayerInfo, Program
+from celosia.hw.config import Config
+from celosia.hw.isa import Opcode, Unit, formats, instruction_bytes, opcode_of
+from celosia.sim.demand import demand
+from celosia.sim.device import Counters
+from celosia.sim.memory import ZYNQ_HP, MemoryModel, memory_model
+from celosia.sim.timing import predict
+
+UNITS = tuple(unit.name.lower() for unit in Unit)
+BOUND = 0.75
+"""A unit bounds a layer that it works for at least this share of its cycles; where none does, it is latency."""
+FULL = 0.85
+"""Share of the multipliers' speed from which on there is little to gain but by more of them."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What instructions ask for. busy: cycles of work of each. products: of their layer's MACs, those that a GEMM does;
+    a layer's MACs are spread over its instructions by what each could multiply."""
+
+    unit: NDArray[np.int64]
+    busy: Floats
+    products: Floats
+
+
+def layer_rows(program: Program, counters: Sequence[Counters]) -> list[dict[str, Any]]:
+    """What the report says of each layer. counters: of each launch, again for each part of a batch.
+
+    cycles, utilization, bound, units and advice are None on a device that does not tell each instruction's time.
+    """
+    rows = []
+    count = len(program.launches)
+    for number, launch in enumerate(program.launches):
+        runs = counters[number::count]
+        timed = bool(runs) and all(run.cycles is not None and run.events for run in runs)
+        times = _times(program, launch, runs) if timed else [None] * len(launch.layers)
+        for layer, time in zip(launch.layers, times):
+            rows.append(_row(program.config, layer, time, len(runs)))
+    return rows
+
+
+def estimate(program: Program, memory: MemoryModel | str = ZYNQ_HP) -> dict[str, Any]:
+    """The report of a run that was not: cycles, utilization and layers as the timing model predicts them.
+
+    memory: behind the accelerator; ValueError for one that the model does not know.
+    """
+    memory = memory_model(memory)
+    counters = [predict(program.config, code_of(program, launch), memory, launch.address).counters(trace=True)
+                for launch in program.launches]  # fmt: skip
+    cycles = sum(each.cycles or 0 for each in counters)
+    peak = cycles * program.config.macs_per_cycle
+    return {
+        "model": program.name, "config": program.config.to_dict(), "memory_model": str(memory),
+        "clock_mhz": memory.clock_mhz,
+        "cycles": cycles, "utilization": program.macs_accelerator / peak if peak else None,
+        "macs_total": program.macs_total, "macs_accelerator": program.macs_accelerator,
+        "launches": len(counters), "layers": layer_rows(program, counters),
+    }  # fmt: skip
+
+
+def code_of(program: Program, launch: LaunchStep) -> bytes:
+    """The bytes of a launch's instructions."""
+    start = launch.address - program.image_address
+    return program.image[start : start + launch.count * instruction_bytes(program.config)].tobytes()
+
+
+# Time -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Time:
+    """Of a layer's cycles: for each unit those with work, and those under way without; the array's multiplications in
+    them. own, filled: cycles of work that the layer's own instructions ask of each unit, whenever they run, and the
+    share of the array's products in them that are the model's, and no padding."""
+
+    cycles: int
+    busy: Floats
+    held: Floats
+    products: float
+    own: Floats
+    filled: float
+
+    def __add__(self, other: _Time) -> _Time:
+        return _Time(
+            self.cycles + other.cycles, self.busy + other.busy, self.held + other.held,
+            self.products + other.products, self.own + other.own, self.filled,
+        )  # fmt: skip
+
+
+def _times(program: Program, launch: LaunchStep, runs: Sequence[Counters]) -> list[_Time]:
+    """The time of each layer, added up over runs of the launch."""
+    work = _work(program, launch)
+    times = [_of_run(program.config, launch, work, run) for run in runs]
+    return [sum(rest, first) for first, *rest in zip(*times)]
+
+
+def _work(program: Program, launch: LaunchStep) -> _Work:
+    cfg, wanted = program.config, demand(program.config, code_of(program, launch))
+    held = (cfg.residual_cycles - 1) * wanted.outputs * wanted.residual
+    gemm = wanted.unit == Unit.GEMM
+    possible = wanted.steps * np.where(gemm, cfg.macs_per_cycle, _uses_taps(program, launch) * cfg.taps * cfg.lanes)
+    total = np.bincount(launch.layer_of, possible, len(launch.layers))
+    share = np.array([layer.macs for layer in launch.layers]) / np.maximum(total, 1)
+    return _Work(wanted.unit, (wanted.steps + held).astype(float), gemm * possible * share[launch.layer_of])
+
+
+def _uses_taps(program: Program, launch: LaunchStep) -> NDArray[np.bool_]:
+    shift = formats(program.config)[Opcode.VECTOR].offsets["taps"]
+    words = program.instructions(launch)
+    return np.array([opcode_of(word) == Opcode.VECTOR and bool(word >> shift & 1) for word in words], bool)
+
+
+def _of_run(cfg: Config, launch: LaunchStep, work: _Work, run: Counters) -> list[_Time]:
+    count = len(launch.layers)
+    index = np.array([event.index for event in run.events])
+    start = np.array([event.start for event in run.events], float)
+    end = np.array([event.end for event in run.events], float)
+    ends = np.zeros(count)
+    np.maximum.at(ends, launch.layer_of[index], end)
+    edges = np.concatenate([[0], np.maximum.accumulate(ends)])
+    busy, held, own = (np.zeros((count, len(UNITS))) for _ in range(3))
+    products = np.zeros(count)
+    for unit in Unit:
+        rows = np.flatnonzero(work.unit[index] == unit)
+        rows = rows[np.argsort(end[rows], kind="stable")]
+        which = index[rows]
+        before = np.maximum.accumulate(np.concatenate([[0], end[rows]]))[:-1]
+        spread = _Spread(np.maximum(start[rows], before), end[rows], edges)
+        done = np.minimum(work.busy[which], spread.length)
+        busy[:, unit] = spread.of(done)
+        held[:, unit] = spread.of(spread.length - done)
+        products += spread.of(work.products[which] * done / np.maximum(work.busy[which], 1))
+        own[:, unit] = np.bincount(launch.layer_of, work.busy * (work.unit == unit), count)
+    model = np.bincount(launch.layer_of, work.products, count)
+    filled = model / np.maximum(own[:, Unit.GEMM] * cfg.macs_per_cycle, 1)
+    cycles = np.diff(edges).astype(int).tolist()
+    return [_Time(*each) for each in zip(cycles, busy, held, products.tolist(), own, filled.tolist())]
+
+
+class _Spread:
+    """Amounts of intervals that follow each other, spread evenly over each and summed up between `edges`."""
+
+    def __init__(self, since: Floats, until: Floats, edges: Floats) -> None:
+        self._since, self._until, self._edges = since, np.maximum(since, until), edges
+        self.length = self._until - since
+
+    def of(self, amounts: Floats) -> Floats:
+        """The part of all amounts between each two edges; an interval without length counts where it ends."""
+        total = np.zeros(len(self._edges) - 1)
+        first = np.searchsorted(self._edges, self._since, "right") - 1
+        last = np.minimum(np.searchsorted(self._edges, self._until, "left") - 1, len(total) - 1)
+        within = first >= last
+        np.add.at(total, last[within], amounts[within])
+        for i in np.flatnonzero(~within):
+            places = np.arange(first[i], last[i] + 1)
+            low = np.maximum(self._edges[places], self._since[i])
+            high = np.minimum(self._edges[places + 1], self._until[i])
+            total[places] += amounts[i] * (high - low) / (self._until[i] - self._since[i])
+        return total
+
+
+# Rows -------------------------------------------------------------------------------------------------------
+
+
+def _row(cfg: Config, layer: LayerInfo, time: _Time | None, parts: int) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "name": layer.name, "op": layer.op, "what": layer.what, "macs": parts * layer.macs, "cycles": None,
+        "utilization": None, "bound": None, "units": None, "advice": None,
+        "bytes_loaded": parts * layer.bytes_loaded, "bytes_stored": parts * layer.bytes_stored, "note": layer.note,
+        "bytes_kept": layer.bytes_kept, "cycles_apart": layer.cycles_apart, "cycles_together": layer.cycles_together,
+    }  # fmt: skip
+    if time is None:
+        return row
+    row["cycles"] = time.cycles
+    row["utilization"] = time.products / (time.cycles * cfg.macs_per_cycle) if time.cycles else None
+    row["units"] = {
+        name: {"busy": round(time.busy[unit]), "held": round(time.held[unit]),
+               "idle": max(0, time.cycles - round(time.busy[unit]) - round(time.held[unit]))}
+        for unit, name in enumerate(UNITS)
+    }  # fmt: skip
+    row["bound"] = _bound(time)
+    row["advice"] = _advice(cfg, layer, time, row["bound"])
+    return row
+
+
+def _bound(time: _Time) -> str | None:
+    """The unit that worked for most of the cycles; "latency" where none did."""
+    if not time.cycles:
+        return None
+    shares = time.busy / time.cycles
+    for unit in (Unit.LOAD, Unit.STORE):  # which move nothing while they wait for memory
+        shares[unit] += time.held[unit] / time.cycles
+    best = int(np.argmax(np.where(shares >= shares.max() - 0.02, time.busy + 1, 0)))
+    return UNITS[best] if shares[best] >= BOUND else "latency"
+
+
+def _advice(cfg: Config, layer: LayerInfo, time: _Time, bound: str | None) -> str | None:
+    """One line on what would make the layer faster."""
+    if bound == "gemm" and time.filled >= FULL:
+        return f"near the speed of the {cfg.macs_per_cycle} multipliers: a larger block_in or block_out"
+    if bound == "gemm":
+        array = f"{cfg.block_in} x {cfg.block_out}"
+        return (
+            f"its channels fill {time.filled:.0%} of the {array} array: other blocks, or channels in multiples of them"
+        )
+    if bound == "vector" and layer.macs and not time.own[Unit.GEMM]:
+        return f"multiplied in the vector unit, {cfg.taps * cfg.lanes} at once: more taps, or a larger block_out"
+    if bound == "vector":
+        faster = "residual_cycles = 1, or " if "+ add" in layer.what and cfg.residual_cycles > 1 else ""
+        return f"one entry of {cfg.lanes} values a cycle: {faster}a larger block_out or batch"
+    if bound == "load" and time.held[Unit.LOAD] > time.busy[Unit.LOAD]:
+        return "load waits for memory most of its time: longer rows, or a memory with less latency"
+    if bound == "load":
+        ports = "ports = 2, " if cfg.ports == 1 else ""
+        return (
+            f"{cfg.bus_bytes} bytes a cycle arrive: a wider bus_bytes, {ports}or deeper inp and wgt to load less often"
+        )
+    if bound == "store":
+        return f"{cfg.bus_bytes} bytes a cycle leave: a wider bus_bytes, or blocks of layers (forward = true)"
+    if bound == "latency":
+        return (
+            f"units wait for each other, {UNITS[int(np.argmax(time.busy))]} works most: a batch gives them more at once"
+        )
+    return None

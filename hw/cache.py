@@ -1,0 +1,100 @@
+"""The folder of what is generated once and kept: simulators, Verilog, kernels; the least recently used goes first."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+KINDS = {
+    "rtlsim": "simulators of the RTL (a minute or more each)",
+    "verilog": "Verilog of Configs (seconds each)",
+    "kernels": "machine code for the CPU (milliseconds each)",
+}
+"""What may go; counts of synthesis and proofs stay, which take hours and little room."""
+LIMIT = "2GB"
+"""Size that CELOSIA_CACHE_LIMIT changes."""
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def cache_folder() -> Path:
+    """Where generated files are kept; `CELOSIA_CACHE` names another place."""
+    from platformdirs import user_cache_dir
+
+    return Path(os.environ.get("CELOSIA_CACHE") or user_cache_dir("celosia"))
+
+
+def size_of(text: str) -> int:
+    """Bytes. ValueError for what is no size.
+
+    >>> size_of("500MB"), size_of("1.5 GB"), size_of("0")
+    (500000000, 1500000000, 0)
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?B?)\s*", text.upper())
+    unit = found[2] if found else None
+    if found is None or unit is None or unit not in _UNITS:
+        raise ValueError(f"{text!r} is no size; write it as 500MB or 2GB")
+    return int(float(found[1]) * _UNITS[unit])
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file that is kept, or a folder; used: when, in seconds since 1970."""
+
+    kind: str
+    path: Path
+    size: int
+    used: float
+
+
+def used(path: Path) -> None:
+    """Note that a kept file has been used."""
+    with suppress(OSError):  # it may be another user's, or gone already
+        os.utime(path)
+
+
+def entries() -> list[Entry]:
+    """All that is kept, the least recently used first."""
+    found = (entry for kind in KINDS for entry in _entries(kind))
+    return sorted(found, key=lambda entry: entry.used)
+
+
+def _entries(kind: str) -> Iterator[Entry]:
+    folder = cache_folder() / kind
+    for path in folder.iterdir() if folder.is_dir() else ():
+        try:
+            if kind == "rtlsim":
+                files = [file.stat() for file in path.iterdir()]
+                built = path / "simulator.so"
+                if built.exists():
+                    yield Entry(kind, path, sum(file.st_size for file in files), built.stat().st_mtime)
+            else:
+                yield Entry(kind, path, path.stat().st_size, path.stat().st_mtime)
+        except OSError:
+            continue  # another process has removed it
+
+
+def shrink(limit: int | None = None, keep: Path | None = None) -> list[Entry]:
+    """Remove the least recently used until all fit into `limit` bytes; returns what has gone.
+
+    limit: by default CELOSIA_CACHE_LIMIT, or LIMIT; ValueError where that is no size. keep: stays in any case.
+    """
+    most = size_of(os.environ.get("CELOSIA_CACHE_LIMIT") or LIMIT) if limit is None else limit
+    kept = entries()
+    total, gone = sum(entry.size for entry in kept), []
+    for entry in kept:
+        if total <= most:
+            break
+        if entry.path == keep:
+            continue
+        if entry.path.is_dir():
+            shutil.rmtree(entry.path, ignore_errors=True)
+        else:
+            entry.path.unlink(missing_ok=True)
+        total -= entry.size
+        gone.append(entry)
+    return gone

@@ -1,0 +1,125 @@
+"""Prints docs/configs.md from the Config: `python -m celosia.hw.config_doc > docs/configs.md`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from celosia.hw.config import PRESETS, Config, limits
+
+FIELDS = {
+    "batch": (
+        "images in a step of gemm",
+        "as many arrays, vector lanes and bytes of inp, acc, vin and out: it pays with as many images at once",
+    ),
+    "block_in": (
+        "input channels in a step of gemm",
+        "multipliers; entries of inp and wgt grow with it; layers of fewer channels leave rows of the array idle",
+    ),
+    "block_out": (
+        "output channels in a step of gemm",
+        "multipliers and vector lanes; entries of wgt, acc, vin, out and par grow with it",
+    ),
+    "bus_bytes": (
+        "width of the AXI4 data bus",
+        "aligners and queues of load, store and fetch; no board's port moves more than its memory: 8 on a Zynq-7000, "
+        "16 on an UltraScale+",
+    ),
+    "inp_depth": ("entries of inp: activations for gemm", "block RAM; too few, and activations are loaded again"),
+    "wgt_depth": ("entries of wgt: weights", "block RAM, the widest entries; too few, and weights are loaded again"),
+    "acc_depth": ("entries of acc: int32 sums, in two banks", "block RAM; bounds the tile of outputs"),
+    "vin_depth": ("entries of vin: the vector unit's operands", "block RAM; bounds residuals and depthwise tiles"),
+    "out_depth": ("entries of out: results to be stored", "block RAM; bounds the tile of outputs"),
+    "par_depth": ("entries of par: bias, multiplier and shift of channels", "LUTs or block RAM, 62 bits a channel"),
+    "lut_count": ("tables of 256 bytes", "LUTs or block RAM in each lane"),
+    "queue_depth": ("instructions waiting in front of each unit", "LUTs: the bits of an instruction each"),
+    "token_bits": ("width of each semaphore between two units", "a few LUTs"),
+    "packed": (
+        "two products share a multiplication of 25 x 8 bits",
+        "half of the array's DSP blocks on devices of Xilinx; false for others",
+    ),
+    "taps": (
+        "entries of vin that the vector unit multiplies and adds in a cycle; 0: none",
+        "multipliers in each lane, half of them in LUTs; depthwise convolutions run beside gemm, not in it",
+    ),
+    "tap_depth": ("entries of the scratchpad of their weights", "block RAM, only with taps"),
+    "forward": (
+        "the vector unit writes inp and vin, too",
+        "285 LUTs of `pynq`; layers of a block keep their intermediates on chip",
+    ),
+    "residual_cycles": (
+        "cycles that an entry with a residual takes",
+        "saves hardware: 2 is 3,366 LUTs and 16 DSP blocks less of `pynq`, and half the rate of residual additions",
+    ),
+    "ports": (
+        "read ports to memory; the second is for weights and parameters",
+        "a lane of LOAD, and a port of the board; pays where activations and weights are wanted at once",
+    ),
+}
+"""For each field what it is, and what it costs or brings."""
+
+HEAD = """\
+# Configs
+
+A Config is what a user picks of the accelerator. It comes from a preset's name, or from a TOML or JSON file:
+`celosia configs` lists the presets, `celosia configs pynq > mine.toml` writes one to change, and
+
+    celosia sweep model.onnx --set inp_depth=1024,4096 --set bus_bytes=8,16
+
+compiles a model for each of them and prints its cycles, DSP blocks and scratchpads. There is no model of LUTs: too few
+Configs were synthesised for one. `celosia bitstream report` counts them ([bitstreams.md](bitstreams.md)), `sweep` shows
+what it has counted. Printed from `hw/config.py` by `python -m celosia.hw.config_doc`; do not edit.
+"""
+
+RULES = """\
+Together: `block_in` and `block_out` differ by a factor of 8 at most; `forward` needs `block_in` ≥ `block_out`;
+`residual_cycles` is at most batch · block_out. A Config that breaks a rule is refused with the field, its value, and
+what is possible.
+"""
+
+
+def scratchpads(cfg: Config) -> dict[str, int]:
+    """Bytes of each scratchpad that `cfg` has."""
+    entry = {
+        "inp": cfg.inp_bytes, "wgt": cfg.wgt_bytes, "acc": 4 * cfg.lanes, "vin": cfg.lanes, "out": cfg.lanes,
+        "par": (62 * cfg.block_out + 7) // 8,
+    }  # fmt: skip
+    sizes = {name: getattr(cfg, f"{name}_depth") * size for name, size in entry.items()}
+    sizes["lut"] = 256 * cfg.lut_count
+    return sizes | ({"tap": cfg.tap_depth * cfg.tap_bytes} if cfg.taps else {})
+
+
+def config_markdown() -> str:
+    """The text of the page."""
+    return "\n".join([HEAD, *_fields(), RULES, "## Presets\n", *_presets()])
+
+
+def _fields() -> Iterator[str]:
+    yield "| field | what | default | limits | what it costs, and what it brings |"
+    yield "|---|---|---|---|---|"
+    for field in dataclasses.fields(Config):
+        if field.name in FIELDS:
+            what, cost = FIELDS[field.name]
+            yield f"| `{field.name}` | {what} | {_value(field.default)} | {limits(field.name)} | {cost} |"
+    yield ""
+
+
+def _presets() -> Iterator[str]:
+    names = [field.name for field in dataclasses.fields(Config) if field.name in FIELDS]
+    yield f"| | {' | '.join(f'`{name}`' for name in PRESETS)} |"
+    yield f"|---{'|---' * len(PRESETS)}|"
+    for name in names:
+        yield f"| `{name}` | {' | '.join(_value(getattr(cfg, name)) for cfg in PRESETS.values())} |"
+    yield f"| multiplications a cycle | {' | '.join(f'{cfg.macs_per_cycle:,}' for cfg in PRESETS.values())} |"
+    sizes = [{name: f"{size / 1024:,.3g}" for name, size in scratchpads(cfg).items()} for cfg in PRESETS.values()]
+    for name in sizes[0]:
+        yield f"| {name}, kB | {' | '.join(size.get(name, '-') for size in sizes)} |"
+    yield ""
+
+
+def _value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+if __name__ == "__main__":
+    print(config_markdown(), end="")

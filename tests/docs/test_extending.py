@@ -1,0 +1,90 @@
+"""docs/extending.md, step by step: its changes applied to a copy of the sources, its commands and its Python run there.
+
+CELOSIA_UPDATE_DOCS=1 writes what the Python prints into the page.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "extending.md"
+BLOCK = re.compile(r"```(?P<kind>diff|sh|python)\n(?P<code>.*?)```\n(?:\n```text\n(?P<text>.*?)```\n)?", re.DOTALL)
+FOLDERS = ("bitstreams", "compiler", "docs", "driver", "hw", "models", "sim", "src", "tests")
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("copy")
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+def call(folder: Path, *command: str) -> str:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    environment = kept | {"PYTHONPATH": str(folder / "src"), "PATH": path, "MAKEFLAGS": ""}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900, check=False
+    )
+    assert done.returncode == 0, f"{' '.join(command)[:300]}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+    return done.stdout
+
+
+def patch(folder: Path, text: str) -> None:
+    """Apply a change whose hunks are found by their lines alone, each of which must be there once."""
+    head, *hunks = re.split(r"^@@\n", text, flags=re.MULTILINE)
+    path = folder / head.split("+++ b/")[1].strip()
+    source = path.read_text(encoding="utf-8")
+    for hunk in hunks:
+        lines = hunk.splitlines(keepends=True)
+        before = "".join(line[1:] for line in lines if line[0] in " -")
+        after = "".join(line[1:] for line in lines if line[0] in " +")
+        assert source.count(before) == 1, f"{path.name}: these lines of the page are not there:\n{before}"
+        source = source.replace(before, after)
+    path.write_text(source, encoding="utf-8")
+
+
+@pytest.mark.rtl
+def test_the_steps_of_the_page(copy: Path) -> None:
+    source = PAGE.read_text(encoding="utf-8")
+    for tried in ("DIF", "SmoothStep"):  # by the copy alone
+        assert (
+            tried not in (ROOT / "hw" / "isa.py").read_text() + (ROOT / "compiler/cpu/ops/elementwise.py").read_text()
+        )
+
+    def step(m: re.Match[str]) -> str:
+        if m["kind"] == "diff":
+            patch(copy, m["code"])
+        elif m["kind"] == "sh":
+            for line in m["code"].splitlines():
+                call(copy, "bash", "-c", line)
+        else:
+            said = call(copy, sys.executable, "-c", m["code"])
+            return f"```python\n{m['code']}```\n\n```text\n{said}```\n"
+        return m[0]
+
+    done = BLOCK.sub(step, source)
+    if os.environ.get("CELOSIA_UPDATE_DOCS"):
+        PAGE.write_text(done, encoding="utf-8")
+    assert done == PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.rtl
+def test_a_wrong_meaning_of_the_new_operation_is_found(copy: Path, tmp_path: Path) -> None:
+    """The planted fault: |a - b| without its bars in the functional simulator."""
+    wrong = tmp_path / "wrong"
+    shutil.copytree(copy, wrong, symlinks=True)
+    fast = wrong / "sim" / "vectorised.py"
+    fast.write_text(fast.read_text().replace("return np.where(a < b, b - a, a - b)", "return a - b"))
+    with pytest.raises(AssertionError, match=r"FAILED tests/sim/test_fsim\.py::test_each_instruction"):
+        call(wrong, "bash", "-c", "pytest -q tests/sim/test_fsim.py -k each_instruction")

@@ -1,0 +1,166 @@
+"""Building simulators: what is told meanwhile, what SIGTERM leaves behind, and which of the kept ones go."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from celosia.driver import cli, progress
+from celosia.hw import cache
+from celosia.hw.config import Config
+from celosia.hw.verilog import verilog
+from celosia.sim.patience import TERMINATED, end_on_sigterm, every_minute
+
+CFG = Config(block_in=2, block_out=2, inp_depth=64, wgt_depth=64, acc_depth=64, vin_depth=64, out_depth=64)
+COMPILER = """#!/bin/sh
+[ "$1" = --version ] && echo slow 1.0 && exit
+echo $$ >> "$0.pids"
+exec sleep 600
+"""
+BUILD = """
+import sys
+from celosia.hw.config import Config
+from celosia.sim.build import library
+library(Config.load(sys.argv[1]))
+"""
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize("how", ["script", "command"])
+def test_sigterm_ends_the_compilers_and_leaves_nothing_half_built(how: str, tmp_path: Path) -> None:
+    verilog(CFG)
+    (tmp_path / "mine.toml").write_text(CFG.to_toml())
+    (tmp_path / "verilog").symlink_to(cache.cache_folder() / "verilog")
+    slow = tmp_path / "slow"
+    slow.write_text(COMPILER)
+    slow.chmod(0o755)
+    started = tmp_path / "slow.pids"
+    line = ["-c", BUILD, tmp_path / "mine.toml"]
+    if how == "command":
+        line = ["-m", "celosia.driver.cli", "demo", "-n", "1", "--config", tmp_path / "mine.toml"]
+    environment = os.environ | {"CELOSIA_CACHE": str(tmp_path), "CXX": str(slow)}
+    with subprocess.Popen(
+        [sys.executable, *map(str, line)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            until = time.monotonic() + 120
+            while not started.exists() and process.poll() is None and time.monotonic() < until:
+                time.sleep(0.1)
+            time.sleep(0.3)
+            assert any(tmp_path.glob("rtlsim/*/build.*"))
+            process.send_signal(signal.SIGTERM)
+            _, said = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == TERMINATED == 143, said
+    assert said.count("Building the simulator of") == 1 and "Traceback" not in said
+    pids = [int(pid) for pid in started.read_text().split()]
+    assert pids and not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert not any(tmp_path.glob("rtlsim/*/build.*")) and not any(tmp_path.glob("rtlsim/*/*.so"))
+
+
+def test_other_handlers_of_sigterm_stay() -> None:
+    def own(*_: object) -> None: ...
+
+    before = signal.signal(signal.SIGTERM, own)
+    try:
+        end_on_sigterm()
+        assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_long_work_says_that_it_goes_on() -> None:
+    told: list[float] = []
+    with every_minute(lambda: told.append(time.monotonic()), seconds=0.05):
+        time.sleep(0.28)
+    assert 2 <= len(told) <= 5
+    time.sleep(0.1)
+    assert len(told) <= 5  # and no longer
+    with every_minute(lambda: told.append(0), seconds=60):
+        pass
+    assert 0 not in told
+
+
+def test_a_stage_off_a_terminal_is_told_once_and_then_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert progress.LINE_SECONDS == 60
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.1)
+    with progress.Stages() as stages:
+        stages("thinking")
+        time.sleep(0.35)
+        with stages.paused():  # something else tells
+            time.sleep(0.15)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "thinking ..." and 1 <= len(said) - 1 <= 4
+    assert all(line.startswith("thinking: ") and line.endswith("so far") for line in said[1:])
+    with progress.Stages(quiet=True) as stages:
+        stages("silent")
+        time.sleep(0.15)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of 1,000 bytes in each of four entries, used in the order of their names."""
+    monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path))
+    files = ["kernels/a.kernel", "rtlsim/b/simulator.so", "verilog/c.v", "rtlsim/d/simulator.so", "synthesis/e.json"]
+    for number, name in enumerate(files):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(1000))
+        os.utime(path, (1e9 + number, 1e9 + number))
+    return tmp_path
+
+
+def names(entries: list[cache.Entry]) -> list[str]:
+    return [entry.path.name for entry in entries]
+
+
+def test_what_was_used_least_recently_goes_first(folder: Path) -> None:
+    assert names(cache.entries()) == ["a.kernel", "b", "c.v", "d"]
+    assert cache.shrink(4000) == []
+    cache.used(folder / "kernels/a.kernel")
+    assert names(cache.shrink(2500)) == ["b", "c.v"]
+    assert not (folder / "rtlsim/b").exists() and (folder / "kernels/a.kernel").exists()
+    assert names(cache.shrink(0, keep=folder / "rtlsim/d")) == ["a.kernel"]
+    assert names(cache.shrink(0)) == ["d"]
+    assert (folder / "synthesis/e.json").exists()  # hours of work and little room
+
+
+def test_the_limit_comes_from_the_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cache.shrink() == []
+    monkeypatch.setenv("CELOSIA_CACHE_LIMIT", "1.5KB")
+    assert len(cache.shrink()) == 3
+    monkeypatch.setenv("CELOSIA_CACHE_LIMIT", "much")
+    with pytest.raises(ValueError, match="'much' is no size; write it as 500MB or 2GB"):
+        cache.shrink()
+
+
+def test_the_command_shows_and_clears(folder: Path) -> None:
+    shown = CliRunner().invoke(cli.app, ["cache"])
+    assert shown.exit_code == 0 and "simulators of the RTL" in shown.stdout and "4.0 kB" in shown.stdout
+    assert "1 removed" in CliRunner().invoke(cli.app, ["cache", "--limit", "3KB"]).stdout
+    assert "3 removed" in CliRunner().invoke(cli.app, ["cache", "--clear"]).stdout
+    wrong = CliRunner().invoke(cli.app, ["cache", "--limit", "much"])
+    assert wrong.exit_code == 2 and "'much' is no size" in wrong.output
+
+
+@pytest.mark.rtl
+def test_a_new_simulator_takes_the_place_of_old_ones(tmp_path: Path) -> None:
+    """Another process, because a library that is loaded stays in memory."""
+    (tmp_path / "mine.toml").write_text(CFG.to_toml())
+    old = tmp_path / "rtlsim" / "old" / "simulator.so"
+    old.parent.mkdir(parents=True)
+    old.write_bytes(bytes(10_000_000))
+    environment = os.environ | {"CELOSIA_CACHE": str(tmp_path), "CELOSIA_CACHE_LIMIT": "8MB"}
+    subprocess.run([sys.executable, "-c", BUILD, tmp_path / "mine.toml"], env=environment, check=True, timeout=300)
+    assert not old.exists() and len(list(tmp_path.glob("rtlsim/*/simulator.so"))) == 1

@@ -1,0 +1,157 @@
+"""The package as a Python user meets it: what it lists, what objects print, types, and ways to run."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import celosia
+from celosia.compiler.program import LaunchStep
+from celosia.driver.runtime import InputError
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def program() -> celosia.Program:
+    return celosia.compile(celosia.models.demo_model_path(), "tiny")
+
+
+@pytest.fixture(scope="module")
+def images() -> np.ndarray:
+    return celosia.models.demo_images()[0]
+
+
+def test_the_package_lists_what_it_offers() -> None:
+    command = "import celosia, sys; print(*dir(celosia)); print('celosia.compiler.compile' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
+    names, loaded = done.stdout.splitlines()
+    assert names.split() == sorted(celosia.__all__) and {"compile", "Runtime", "models"} <= set(names.split())
+    assert loaded == "False"  # listing loads nothing
+    for name in celosia.__all__:
+        if name not in ("from_torch", "CelosiaQuantizer"):  # with PyTorch; docs/pytorch.md runs both
+            text = inspect.getdoc(getattr(celosia, name))
+            assert text and (name == "models" or ">>>" in text), name
+
+
+def test_what_objects_print(program: celosia.Program, images: np.ndarray) -> None:
+    result = celosia.Runtime(program, "timed").run({"image": images[:1]})
+    layer = program.launches[0].layers[1]
+    for thing, words in (
+        (program, ["resnet8_fashion_int8", "tiny", "image float32[1, 1, 32, 32]", "11 layers"]),
+        (result, ["timed", "logits float32[1, 10]", "cycles"]),
+        (layer, ["block1.first", "conv 3x3, 16→16", "2,359,296 MACs"]),
+    ):
+        text = repr(thing)
+        assert len(text) < 300 and "\n" not in text
+        assert all(word in text for word in words), text
+    functional = celosia.Runtime(program).run({"image": images[:1]})
+    assert "cycles" not in repr(functional)
+
+
+class _Cells(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
+
+
+def test_tables_for_notebooks(program: celosia.Program, images: np.ndarray) -> None:
+    result = celosia.Runtime(program, "timed").run({"image": images[:1]})
+    for thing in (program, result):
+        parser = _Cells()
+        parser.feed(thing._repr_html_())
+        assert parser.open == [] and len(parser.rows) == 1 + 11
+        assert {len(row) for row in parser.rows} == {len(parser.rows[0])}
+        assert parser.rows[2][:2] == ["block1.first", "conv 3x3, 16→16"]
+
+
+def test_a_runtime_is_called_with_arrays(program: celosia.Program, images: np.ndarray) -> None:
+    with celosia.Runtime(program) as runtime:
+        expected = runtime.run({"image": images[:1]}).outputs["logits"]
+        np.testing.assert_array_equal(runtime(images[:1]), expected)
+        with pytest.raises(InputError, match="there are 1 inputs, image, and 2 arrays"):
+            runtime(images[:1], images[:1])
+        with pytest.raises(InputError, match="must be float32"):
+            runtime(images[0])
+
+
+def test_samples_one_after_the_other_and_batches(program: celosia.Program, images: np.ndarray) -> None:
+    runtime = celosia.Runtime(program)
+    expected = [runtime.run({"image": image[None]}).outputs["logits"] for image in images[:4]]
+    taken = []
+
+    def samples() -> object:
+        for number, image in enumerate(images[:4]):
+            taken.append(number)
+            yield image[None] if number % 2 else {"image": image[None]}
+
+    results = runtime.run_each(samples())
+    np.testing.assert_array_equal(next(results).outputs["logits"], expected[0])
+    assert taken == [0]  # no sample before its result is asked for
+    rest = [result.outputs["logits"] for result in results]
+    np.testing.assert_array_equal(np.concatenate(rest), np.concatenate(expected[1:]))
+    np.testing.assert_array_equal(runtime.run_batch({"image": images[:4]})["logits"], np.concatenate(expected))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ({"image": np.zeros((0, 1, 32, 32), np.float32)}, "must be a batch of a multiple of 1, not of shape"),
+        ({"image": np.float32(1)}, "must be a batch"),
+        ({}, "inputs need batches of one size"),
+        ({"image": np.zeros((2, 1, 32, 32), np.float32), "b": np.zeros(2)}, "there is no input 'b'"),
+        ({"image": np.zeros((2, 1, 31, 32), np.float32)}, "must be float32"),
+    ],
+)
+def test_wrong_batches(program: celosia.Program, inputs: dict[str, np.ndarray], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        celosia.Runtime(program).run_batch(inputs)
+
+
+USER = """
+import numpy as np
+import celosia
+
+program: celosia.Program = celosia.compile("model.onnx", config=celosia.Config(block_in=8))
+with celosia.Runtime(program, device="timed") as runtime:
+    result: celosia.Result = runtime.run({"image": np.zeros(1)})
+    cycles: int = result.report["cycles"]
+    y = runtime(np.zeros(1))
+    for each in runtime.run_each([np.zeros(1)]):
+        print(each.outputs["logits"].shape, cycles)
+layer = program.launches[0].layers[0]
+reveal_type(layer.what)
+launch: celosia.Runtime = program.launches[0]
+"""
+
+
+def test_a_user_under_mypy_strict(tmp_path: Path) -> None:
+    assert (Path(celosia.__file__).parent / "py.typed").exists()
+    (tmp_path / "user.py").write_text(USER)
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", ROOT / "pyproject.toml", tmp_path / "user.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    said = [line.split(": ", 1)[1] for line in done.stdout.splitlines() if "user.py" in line]
+    assert len(said) == 2, done.stdout + done.stderr
+    assert said[0] == 'note: Revealed type is "str"' or "builtins.str" in said[0]
+    assert "Incompatible types" in said[1] and LaunchStep.__name__ in said[1]
