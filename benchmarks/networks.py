@@ -1,4 +1,4 @@
-"""Networks of depthwise convolutions, made here: known shapes, random weights, quantised by onnxruntime.
+"""Networks made here: known shapes, random weights, quantised by onnxruntime.
 
     python -m benchmarks.networks FOLDER [NAME ...]     # write NAME.onnx, or all, for `celosia run`
 
@@ -13,7 +13,7 @@ import hashlib
 import math
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,86 @@ class Net:
         self.channels[f"{y}_relu"], self.power[f"{y}_relu"] = channels, float((sample**2).mean())
         return f"{y}_relu"
 
+    def silu(self, x: str) -> str:
+        """x times its sigmoid, as exporters write it."""
+        y = f"silu{len(self.nodes)}"
+        self._node("Sigmoid", [x], f"{y}_gate")
+        self._node("Mul", [x, f"{y}_gate"], y)
+        sample = self.rng.normal(0, math.sqrt(self.power[x]), 4096)
+        self.channels[y], self.power[y] = self.channels[x], float(((sample / (1 + np.exp(-sample))) ** 2).mean())
+        return y
+
+    def conv_silu(self, x: str, channels: int, kernel: int = 1, stride: int = 1) -> str:
+        return self.silu(self.conv(x, channels, (kernel, kernel), stride, top=None))
+
+    def split(self, x: str, parts: int) -> list[str]:
+        """Equal parts of the channels."""
+        size, ys = self.channels[x] // parts, [f"split{len(self.nodes)}_{part}" for part in range(parts)]
+        sizes = self._integers(f"{ys[0]}_sizes", [size] * parts)
+        self.nodes.append(helper.make_node("Split", [x, sizes], ys, name=ys[0], axis=1))
+        for y in ys:
+            self.channels[y], self.power[y] = size, self.power[x]
+        return ys
+
+    def concat(self, *xs: str) -> str:
+        y = f"concat{len(self.nodes)}"
+        self._node("Concat", xs, y, axis=1)
+        self.channels[y] = sum(self.channels[x] for x in xs)
+        self.power[y] = sum(self.power[x] * self.channels[x] for x in xs) / self.channels[y]
+        return y
+
+    def c2f(self, x: str, channels: int, count: int, shortcut: bool) -> str:
+        """YOLOv8's block: half of the channels go on, and the results of `count` bottlenecks on the other half."""
+        parts = self.split(self.conv_silu(x, channels), 2)
+        for _ in range(count):
+            y = self.conv_silu(self.conv_silu(parts[-1], channels // 2, 3), channels // 2, 3)
+            parts.append(self.add(parts[-1], y) if shortcut else y)
+        return self.conv_silu(self.concat(*parts), channels)
+
+    def sppf(self, x: str, channels: int) -> str:
+        """Three max poolings of 5 x 5 one after the other, side by side with what they pool."""
+        parts = [self.conv_silu(x, channels // 2)]
+        for _ in range(3):
+            y = f"pool{len(self.nodes)}"
+            self._node("MaxPool", [parts[-1]], y, kernel_shape=[5, 5], strides=[1, 1], pads=[2, 2, 2, 2])
+            self.channels[y], self.power[y] = self.channels[parts[-1]], self.power[parts[-1]]
+            parts.append(y)
+        return self.conv_silu(self.concat(*parts), channels)
+
+    def upsample(self, x: str) -> str:
+        """Nearest neighbours, twice as many rows and columns."""
+        y = f"up{len(self.nodes)}"
+        scales = self._constant(f"{y}_scales", np.array([1, 1, 2, 2]))
+        attributes = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        self._node("Resize", [x, "", scales], y, **attributes)
+        self.channels[y], self.power[y] = self.channels[x], self.power[x]
+        return y
+
+    def detect(self, levels: list[tuple[str, int]], classes: int, bins: int, inner: int) -> onnx.ModelProto:
+        """Decoupled heads on levels (value, pixels): boxes as expectations over `bins`, and probabilities of classes.
+        The model, whose output is [1, 4 + classes, pixels of all levels]."""
+        rows = []
+        for x, pixels in levels:
+            box = self.conv_silu(self.conv_silu(x, inner, 3), inner, 3)
+            label = self.conv_silu(self.conv_silu(x, inner, 3), inner, 3)
+            both = self.concat(self.conv(box, 4 * bins, top=None), self.conv(label, classes, top=None))
+            shape = self._integers(f"{both}_shape", [1, 4 * bins + classes, pixels])
+            self._node("Reshape", [both, shape], f"{both}_rows")
+            rows.append(f"{both}_rows")
+        total = sum(pixels for _, pixels in levels)
+        self._node("Concat", rows, "heads", axis=2)
+        sizes = self._integers("head_sizes", [4 * bins, classes])
+        self.nodes.append(helper.make_node("Split", ["heads", sizes], ["boxes", "labels"], name="parts", axis=1))
+        self._node("Reshape", ["boxes", self._integers("bins_shape", [1, 4, bins, total])], "bins")
+        self._node("Transpose", ["bins"], "bins_last", perm=[0, 2, 1, 3])
+        self._node("Softmax", ["bins_last"], "likely", axis=1)
+        weights = self._constant("places", np.arange(bins, dtype=np.float32).reshape(1, bins, 1, 1))
+        self._node("Conv", ["likely", weights], "expected", kernel_shape=[1, 1])
+        self._node("Reshape", ["expected", self._integers("sides_shape", [1, 4, total])], "sides")
+        self._node("Sigmoid", ["labels"], "probabilities")
+        self._node("Concat", ["sides", "probabilities"], "detections", axis=1)
+        return self.ending({"detections": [1, 4 + classes, total]})
+
     def add(self, a: str, b: str) -> str:
         y = f"add{len(self.nodes)}"
         self._node("Add", [a, b], y)
@@ -123,8 +203,12 @@ class Net:
         )  # fmt: skip
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
 
-    def _node(self, op: str, inputs: list[str], output: str, **attributes: object) -> None:
-        self.nodes.append(helper.make_node(op, inputs, [output], name=output, **attributes))
+    def _integers(self, name: str, values: list[int]) -> str:
+        self.constants.append(numpy_helper.from_array(np.array(values, np.int64), name))
+        return name
+
+    def _node(self, op: str, inputs: Sequence[str], output: str, **attributes: object) -> None:
+        self.nodes.append(helper.make_node(op, list(inputs), [output], name=output, **attributes))
 
     def _constant(self, name: str, value: Any) -> str:
         self.constants.append(numpy_helper.from_array(np.asarray(value, np.float32), name))
@@ -191,6 +275,23 @@ def detector() -> onnx.ModelProto:
     return net.ending(outputs)
 
 
+def yolo(size: int, classes: int = 80) -> onnx.ModelProto:
+    """The smallest YOLOv8 detector (Jocher et al., 2023) on size x size pixels: C2f blocks, SPPF, a feature pyramid up
+    and down, decoupled heads with distributions over 16 places."""
+    net = Net(f"yolo_{size}", (1, 3, size, size))
+    x = net.conv_silu(net.conv_silu("input", 16, 3, 2), 32, 3, 2)
+    x = net.c2f(x, 32, 1, True)
+    level8 = net.c2f(net.conv_silu(x, 64, 3, 2), 64, 2, True)
+    level16 = net.c2f(net.conv_silu(level8, 128, 3, 2), 128, 2, True)
+    level32 = net.sppf(net.c2f(net.conv_silu(level16, 256, 3, 2), 256, 1, True), 256)
+    up16 = net.c2f(net.concat(net.upsample(level32), level16), 128, 1, False)
+    p8 = net.c2f(net.concat(net.upsample(up16), level8), 64, 1, False)
+    p16 = net.c2f(net.concat(net.conv_silu(p8, 64, 3, 2), up16), 128, 1, False)
+    p32 = net.c2f(net.concat(net.conv_silu(p16, 128, 3, 2), level32), 256, 1, False)
+    levels = [(p, (size // step) ** 2) for p, step in ((p8, 8), (p16, 16), (p32, 32))]
+    return net.detect(levels, classes, 16, max(64, min(classes, 100)))
+
+
 NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
     "mobilenet_v2_160": lambda: mobilenet_v2(160),
     "mobilenet_v2_224": lambda: mobilenet_v2(224),
@@ -198,6 +299,7 @@ NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
     "lite": lite,
     "depthwise": depthwise,
     "detector": detector,
+    "yolo_256": lambda: yolo(256),
 }
 
 

@@ -49,19 +49,16 @@ from celosia.hw.config import Config
 Progress = Callable[[str], None]
 
 PASSES = Pipeline(
-    Pass("shapes", "shapes that onnx leaves open come from the operators' expressions", infer_shapes),
+    Pass("shapes", "shapes that onnx leaves open come from the operators' expressions", infer_shapes, inside=False),
     Pass("fold", "operators on constants are computed, and the shapes that depend on them", fold),
-    Pass(
-        "phases", "quantised transposed convolutions become convolutions", partial(convolve_transposed, quantised=True)
-    ),
     Pass("integer", "QDQ patterns become integer operators", lambda model: Integerise(model).run()),
     Pass("tables", "functions of one 8-bit tensor become tables", compose_tables),
     Pass("fold-quantised", "constants that QDQ patterns did not take are computed", partial(fold, keep=frozenset())),
     Pass("identities", "operators that change nothing go, two that make one become one", simplify),
     Pass("batch-norm", "scales and offsets of channels move into weights", fold_batchnorm),
-    Pass("phases-float", "transposed convolutions become convolutions", convolve_transposed),
+    Pass("phases", "transposed convolutions of floats become convolutions", convolve_transposed),
     Pass("common", "operators that compute the same are computed once", merge_equal),
-    Pass("layout", "float convolutions, and what is between them, work on blocks of channels", layout),
+    Pass("layout", "float convolutions, and what is between them, work on blocks of channels", layout, inside=False),
     Pass("fold-again", "what has become constant is computed", partial(fold, keep=frozenset())),
     Pass("dead", "what nothing reads is removed", remove_dead),
 )

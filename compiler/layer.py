@@ -32,12 +32,37 @@ class Storage:
 
 
 @dataclass(frozen=True)
+class Lattice:
+    """Pixels of images of `rows` x `columns`: from (top, left) on, every `down`-th row and `across`-th column."""
+
+    rows: int
+    columns: int
+    top: int = 0
+    left: int = 0
+    down: int = 1
+    across: int = 1
+
+    def cut(self, height: int, width: int) -> tuple[slice, slice]:
+        """Rows and columns of the images that are its first `height` x `width` pixels."""
+        return (
+            slice(self.top, self.top + (height - 1) * self.down + 1, self.down),
+            slice(self.left, self.left + (width - 1) * self.across + 1, self.across),
+        )
+
+    def within(self, outer: Lattice) -> Lattice:
+        """The same pixels where the images that they are of are themselves pixels of `outer`."""
+        top, left = outer.top + self.top * outer.down, outer.left + self.left * outer.across
+        return Lattice(outer.rows, outer.columns, top, left, self.down * outer.down, self.across * outer.across)
+
+
+@dataclass(frozen=True)
 class Activation:
     """An int8 tensor in DRAM, [images/batch][channels/group][height][width][batch][group].
 
-    Several activations share a storage where a concatenation is free: this one begins `group_offset` channel groups
-    into it. Of a matrix [rows, columns] the rows are images and the columns channels. Two activations of the same place
-    and dimensions are equal: the name, for messages, does not count.
+    Several activations share a storage where a tensor is a part of another: this one begins `group_offset` channel
+    groups into it, and where it has not all of its pixels, `lattice` says which. Of a matrix [rows, columns] the rows
+    are images and the columns channels. Two activations of the same place and dimensions are equal: the name, for
+    messages, does not count.
     """
 
     name: str = field(compare=False)
@@ -47,6 +72,7 @@ class Activation:
     width: int
     storage: Storage
     group_offset: int = 0
+    lattice: Lattice | None = None
 
     @staticmethod
     def alone(cfg: Config, name: str, images: int, channels: int, height: int, width: int) -> Activation:
@@ -63,10 +89,32 @@ class Activation:
     def storage_groups(self) -> int:
         return self.storage.groups
 
+    @property
+    def pixels(self) -> Lattice:
+        """Which pixels of the storage's images it has."""
+        return self.lattice or Lattice(self.height, self.width)
+
+    def cut(self, cfg: Config) -> tuple[slice, slice, slice]:
+        """Channel groups, rows and columns of the storage that it has."""
+        groups = slice(self.group_offset, self.group_offset + self.groups(cfg))
+        return groups, *self.pixels.cut(self.height, self.width)
+
+    def region(self, dims: tuple[int, int, int, int], group: int, lattice: Lattice) -> Activation:
+        """The part of it with `dims`, from its channel group `group` on, of those of its pixels in `lattice`."""
+        images, channels, height, width = dims
+        pixels = lattice.within(self.pixels)
+        whole = pixels == Lattice(height, width)
+        offset = self.group_offset + group
+        return Activation(self.name, images, channels, height, width, self.storage, offset, None if whole else pixels)
+
     def overlaps(self, cfg: Config, other: Activation) -> bool:
-        """Whether the two share channel groups."""
-        first, second = sorted((self, other), key=lambda act: act.group_offset)
-        return self.storage is other.storage and second.group_offset < first.group_offset + first.groups(cfg)
+        """Whether the two share pieces."""
+        if self.storage is not other.storage:
+            return False
+        sides = list(zip(self.cut(cfg), other.cut(cfg), strict=True))
+        if (self.pixels.rows, self.pixels.columns) != (other.pixels.rows, other.pixels.columns):
+            sides = sides[:1]  # one has the rows of the other as other rows
+        return all(_meet(range(a.stop)[a], range(b.stop)[b]) for a, b in sides)
 
     def batches(self, cfg: Config) -> int:
         return -(-self.images // cfg.batch)
@@ -77,7 +125,14 @@ class Activation:
 
     def size(self, cfg: Config) -> int:
         """Bytes of the whole storage."""
-        return self.batches(cfg) * self.storage_groups * self.height * self.width * cfg.piece_bytes
+        pixels = self.pixels.rows * self.pixels.columns
+        return self.batches(cfg) * self.storage_groups * pixels * cfg.piece_bytes
+
+
+def _meet(a: range, b: range) -> bool:
+    """Whether the two have a number in common."""
+    few, many = sorted((a, b), key=len)
+    return any(number in many for number in few)
 
 
 def padded_groups(cfg: Config, channels: int) -> int:

@@ -16,12 +16,14 @@ from celosia.compiler.program import PassInfo
 class Pass:
     """A change of the graph, in place.
 
-    name: on the command line. doc: one line, what it does. run: the function; it may raise ModelError.
+    name: on the command line. doc: one line, what it does. run: the function; it may raise ModelError. inside: whether
+    it runs on the bodies of If, Loop and Scan, too, each as a model of its own.
     """
 
     name: str
     doc: str
     run: Callable[[ir.Model], None]
+    inside: bool = True
 
 
 Watch = Callable[[str, ir.Model], None]
@@ -53,13 +55,24 @@ class Pipeline:
         done = []
         for each in self.passes:
             before = _size(model)
-            each.run(model)
+            for part in [model, *bodies(model)] if each.inside else [model]:
+                each.run(part)
             name_nodes(model.graph)
             name_values(model.graph)
             check(model.graph, f"pass {each.name}")
             done.append(PassInfo(each.name, each.doc, before, _size(model)))
             watch(each.name, model)
         return done
+
+
+def bodies(model: ir.Model) -> list[ir.Model]:
+    """The graphs inside of `model`, innermost first, as models of its versions."""
+    found = []
+    for graph in reversed(list(model.graph.subgraphs())):
+        assert isinstance(graph, ir.Graph)
+        graph.opset_imports.update(model.graph.opset_imports)
+        found.append(ir.Model(graph, ir_version=model.ir_version))
+    return found
 
 
 def _size(model: ir.Model) -> int:

@@ -107,9 +107,11 @@ class Scheduler:
         return self._reachable(producer.inputs[0])
 
     def _is_complete(self, value: ir.Value) -> bool:
-        """Whether layers write `value`, and all of them are in launches."""
+        """Whether layers write `value` where the host takes it from, and all of them are in launches."""
         act = self.selection.written.get(value)
-        return act is not None and all(id(maker) in self.launched for maker in self._makers(act))
+        return (
+            act is not None and act.lattice is None and all(id(maker) in self.launched for maker in self._makers(act))
+        )
 
     def _bring(self, value: ir.Value) -> None:
         """Add what makes `value` available on the host."""
@@ -124,6 +126,7 @@ class Scheduler:
             assert producer is not None and producer.inputs[0] is not None
             self._bring(producer.inputs[0])
             self.steps.append(producer)
+            self.host.update(producer.outputs)
         self.host.add(value)
 
 

@@ -22,6 +22,10 @@ NEWEST = {"": onnx.defs.onnx_opset_version(), "ai.onnx.ml": 5, "com.microsoft": 
 """The opsets that onnxruntime takes for domains that a model uses and does not import."""
 
 
+OF_ONNXRUNTIME = {("", "SimplifiedLayerNormalization")}
+"""Operators that onnxruntime has in ONNX's own domain, and ONNX has not."""
+
+
 def conform(proto: ModelProto) -> ModelProto:
     """A copy of `proto`, which must be sound (graph/sound.py), in which what onnxruntime forgives is put right."""
     result = ModelProto()
@@ -68,10 +72,13 @@ def _clear_comments(proto: ModelProto) -> None:
 
 
 def _name_domains(proto: ModelProto) -> None:
-    """Without "ai.onnx", the other name of ONNX's own domain ""."""
+    """Without "ai.onnx", the other name of ONNX's own domain "". What onnxruntime has there of its own is its own."""
     for entry in (*nodes(proto.graph), *proto.opset_import):
         if entry.domain == "ai.onnx":
             entry.domain = ""
+    for node in nodes(proto.graph):
+        if (node.domain, node.op_type) in OF_ONNXRUNTIME:
+            node.domain = "com.microsoft"
 
 
 def _domains(proto: ModelProto) -> set[str]:

@@ -4,9 +4,9 @@
     yf = Conv(xf, DequantizeLinear(w8), DequantizeLinear(b32))      ->  y8 = QLinearConv(x8, ..., w8, ..., b32)
     y8 = QuantizeLinear(yf)
 
-The integer operators are ONNX's (QLinearConv, QLinearMatMul), onnxruntime's (QGemm, QLinearAdd, ...), and two of our
-own in domain "celosia": `Table` (y = table[x], any function of one 8-bit tensor) and `QLinearMean` (mean over rows and
-columns, which onnxruntime computes in float).
+The integer operators are ONNX's (QLinearConv, QLinearMatMul), onnxruntime's (QGemm, QLinearAdd, ...), and three of
+our own in domain "celosia": `Table` (y = table[x], any function of one 8-bit tensor), `QLinearMean` (mean over rows and
+columns) and `QLinearConvTranspose`, which onnxruntime computes in float.
 """
 
 from __future__ import annotations
@@ -23,9 +23,25 @@ from celosia.compiler import numerics
 from celosia.compiler.cpu.runtime.op import DOMAINS
 from celosia.compiler.graph import chain
 from celosia.compiler.graph.dead import drop_unused
-from celosia.compiler.graph.values import attribute, attributes, constant, is_op, new_constant, only_use, shape
+from celosia.compiler.graph.values import (
+    attribute,
+    attributes,
+    attributes_of,
+    constant,
+    is_op,
+    new_constant,
+    only_use,
+    shape,
+)
 
 MOVING_OPS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Transpose")
+"""Operators that only move elements, and that change places with QuantizeLinear before anything else happens."""
+CHOOSING_OPS = (
+    "Slice", "Split", "Gather", "GatherElements", "GatherND", "DepthToSpace", "SpaceToDepth", "Expand", "Tile",
+    "Resize", "Upsample", "Pad", "MaxPool",
+)  # fmt: skip
+"""Those of which an element of the result is one of the operand's, or a constant: they change places with
+DequantizeLinear. `_moved` says which uses of them do."""
 UNARY_OPS = tuple(numerics.UNARY)
 PER_CHANNEL_OPSET = 13
 """The first opset whose QuantizeLinear has an axis."""
@@ -104,6 +120,7 @@ class Integerise:
     def run(self) -> None:
         self._repeat(self._commute)
         self._repeat(lambda node: self._rewrite(node) or self._quantised_product(node))
+        self._repeat(lambda node: self._choose(node) or self._join(node) or self._rewrite(node))
         self._repeat(self._float_product)
 
     def _repeat(self, rule: Callable[[ir.Node], bool]) -> None:
@@ -113,39 +130,126 @@ class Integerise:
     # Quantise and dequantise commute with operators that only move elements ------------------------------------
 
     def _commute(self, node: ir.Node) -> bool:
-        return is_op(node, *MOVING_OPS) and bool(node.inputs) and (self._sink(node) or self._hoist(node))
+        if not node.inputs or not node.outputs:
+            return False
+        if is_op(node, *MOVING_OPS):
+            return self._sink(node) or self._hoist(node)
+        return is_op(node, *CHOOSING_OPS) and self._hoist(node)
+
+    def _choose(self, node: ir.Node) -> bool:
+        """The same for what stands behind operators on floats, once it is clear which these are."""
+        sinks = is_op(node, *CHOOSING_OPS) and not is_op(node, "MaxPool") and len(node.outputs) == 1
+        return (sinks and self._sink(node)) or self._commute(node)
 
     def _sink(self, node: ir.Node) -> bool:
-        """shape_op(float) -> QuantizeLinear   becomes   QuantizeLinear -> shape_op(8 bit)."""
+        """moving(float) -> QuantizeLinear   becomes   QuantizeLinear -> moving(8 bit)."""
         x, q = node.inputs[0], quantised(node.outputs[0])
-        if q is None or x is None:
+        operands = None if q is None else self._moved(node, q)
+        if q is None or x is None or operands is None or constant(x) is not None:
             return False
         old = q.value.producer()
         assert old is not None
         fresh = self._like(old, [x, *old.inputs[1:]], q.value, x.shape, f"{x.name}_quantised_{node.name}")
-        self._replace(old, node.op_type, [fresh, *node.inputs[1:]], node.domain, dict(node.attributes))
+        self._replace(old, node.op_type, [fresh, *operands], node.domain, dict(node.attributes))
         return True
 
     def _hoist(self, node: ir.Node) -> bool:
-        """DequantizeLinear -> shape_op(float)   becomes   shape_op(8 bit) -> DequantizeLinear."""
+        """DequantizeLinear -> moving(float)   becomes   moving(8 bit) -> DequantizeLinear."""
         q = dequantised(node.inputs[0])
         if q is None or node.inputs[0].is_graph_output():  # type: ignore[union-attr]
             return False
-        old = node.inputs[0].producer()  # type: ignore[union-attr]
+        old, operands = node.inputs[0].producer(), self._moved(node, q, exact=True)  # type: ignore[union-attr]
+        if operands is None:
+            return False
         assert old is not None
-        attrs = dict(old.attributes)
         if not q.scalar:
-            weights = constant(q.value)
-            if weights is None or node.op_type != "Transpose":
-                return False
-            perm = attribute(node, "perm", range(weights.ndim)[::-1])
-            fresh = new_constant(self.graph, f"{q.value.name}_{node.name}", weights.transpose(perm))
-            attrs |= {attr.name: attr for attr in attributes(axis=list(perm).index(q.axis % weights.ndim))}
-        else:
-            fresh = self._like(
-                node, [q.value, *node.inputs[1:]], q.value, node.outputs[0].shape, f"{q.value.name}_{node.name}"
-            )
-        self._replace(node, "DequantizeLinear", [fresh, *old.inputs[1:]], old.domain, attrs)
+            return self._turn(node, q, old)
+        kept, attrs = list(node.outputs), list(node.attributes.values())
+        made = [ir.Value(name=f"{q.value.name}_{y.name}", shape=y.shape, type=q.value.type) for y in kept]
+        moved = ir.Node(node.domain, node.op_type, [q.value, *operands], attrs, outputs=made, name=node.name)
+        self.graph.insert_before(node, moved)
+        for y, y8 in zip(kept, made):
+            out = ir.Value(name=None, shape=y.shape, type=y.type)
+            inputs, given = [y8, *old.inputs[1:]], list(old.attributes.values())
+            self.graph.insert_before(node, ir.Node(old.domain, old.op_type, inputs, given, outputs=[out]))
+            self._take_over(y, out)
+        self.graph.remove(node, safe=True)
+        return True
+
+    def _turn(self, node: ir.Node, q: Quantised, old: ir.Node) -> bool:
+        """DequantizeLinear of weights by channel -> Transpose   becomes   DequantizeLinear of other weights."""
+        weights = constant(q.value)
+        if weights is None or node.op_type != "Transpose":
+            return False
+        perm = attribute(node, "perm", range(weights.ndim)[::-1])
+        fresh = new_constant(self.graph, f"{q.value.name}_{node.name}", weights.transpose(perm))
+        attrs = {attr.name: attr for attr in attributes(axis=list(perm).index(q.axis % weights.ndim))}
+        inputs = [fresh, *old.inputs[1:]]
+        self._replace(node, "DequantizeLinear", inputs, old.domain, dict(old.attributes) | attrs)
+        return True
+
+    def _moved(self, node: ir.Node, q: Quantised, exact: bool = False) -> list[ir.Value | None] | None:
+        """What `node` takes beside its operand where it moves the bytes of `q`; None where it cannot.
+
+        exact: a constant that it puts between them must be one that bytes can be.
+        """
+        rest = list(node.inputs[1:])
+        if q.dtype not in (np.int8, np.uint8) and not is_op(node, *MOVING_OPS):
+            return None
+        match node.op_type:
+            case "MaxPool" if len(node.outputs) > 1 or not np.all(q.scale > 0):
+                return None
+            case "Resize" | "Upsample" if attribute(node, "mode", "nearest") not in ("nearest", b"nearest"):
+                return None
+            case "Resize" if attribute(node, "coordinate_transformation_mode") == "tf_crop_and_resize":
+                return None
+            case "Pad" if attribute(node, "mode", "constant") == "constant":
+                return self._padding(node, q, exact)
+        return rest
+
+    def _padding(self, node: ir.Node, q: Quantised, exact: bool) -> list[ir.Value | None] | None:
+        """The inputs of a Pad with a constant as a byte of `q`."""
+        if "pads" in node.attributes or len(node.inputs) < 2:  # before version 11
+            return None
+        given = node.inputs[2] if len(node.inputs) > 2 else None
+        value = np.zeros(1, np.float32) if given is None else constant(given)
+        if value is None or value.dtype != np.float32 or value.size != 1 or np.any(np.isnan(value)):
+            return None
+        real, scale, zero = value.reshape(-1)[0], q.scale.reshape(-1)[0], np.float32(q.zero.reshape(-1)[0])
+        info = np.iinfo(q.dtype)
+        byte = np.clip(np.rint(real / scale) + zero, info.min, info.max)
+        if exact and (byte - zero) * scale != real:
+            return None
+        fill = new_constant(self.graph, f"{node.name}_fill", np.array(byte, q.dtype))
+        return [node.inputs[1], fill, *node.inputs[3:]]
+
+    def _join(self, node: ir.Node) -> bool:
+        """Concat of parts of which some are quantised: the others are quantised, too, or all leave with one scale."""
+        if not is_op(node, "Concat"):
+            return False
+        parts, y = [self._activation(value) for value in node.inputs], quantised(node.outputs[0])
+        known = [part for part in parts if part is not None]
+        if not known:
+            return False
+        attrs = dict(node.attributes)
+        if y is not None:
+            old = y.value.producer()
+            assert old is not None
+            values = [
+                self._like(old, [x, *old.inputs[1:]], y.value, x.shape, f"{x.name}_quantised_{node.name}_{number}")
+                for number, x in enumerate(node.inputs) if x is not None
+            ]  # fmt: skip
+            self._replace(old, "Concat", values, "", attrs)
+            return True
+        first, same = known[0], len(known) == len(parts)
+        if not same or any(part.dtype != first.dtype or not _same_meaning(part, first) for part in known):
+            return False
+        last = node.inputs[0].producer()  # type: ignore[union-attr]
+        assert last is not None
+        dims = node.outputs[0].shape
+        name = f"{node.outputs[0].name}_{node.name}_bytes"
+        fresh = self._like(node, [part.value for part in known], first.value, dims, name)
+        self._replace(node, "DequantizeLinear", [fresh, *last.inputs[1:]], last.domain, dict(last.attributes))
         return True
 
     def _like(self, node: ir.Node, inputs: list[Any], typed: ir.Value, dims: Any, name: str) -> ir.Value:
@@ -174,9 +278,16 @@ class Integerise:
     def _rewrite(self, node: ir.Node) -> bool:
         if node.domain not in DOMAINS or len(node.outputs) != 1:
             return False
+        if self._reads_outside(node):
+            return False
         rule = _RULES.get(node.op_type)
         y = quantised(node.outputs[0]) if rule is not None or node.op_type in chain.OPS else None
         return y is not None and ((rule is not None and rule(self, node, y)) or self._chain(node, y))
+
+    def _reads_outside(self, node: ir.Node) -> bool:
+        """Whether `node`, in a body, reads a DequantizeLinear outside of it: onnxruntime computes floats there."""
+        makers = [value.producer() for value in node.inputs if value is not None]
+        return any(is_op(maker, "DequantizeLinear") and maker.graph is not self.graph for maker in makers)  # type: ignore[union-attr]
 
     def _emit(
         self, y: Quantised, domain: str, op: str, inputs: Sequence[ir.Value | None], source: ir.Node, **attrs: Any
@@ -216,15 +327,28 @@ class Integerise:
         if given is not None and bias is None:
             return False
         inputs = [*self._operand(x), *self._operand(w), *self._parameters(y), bias]
-        attrs = {name: attribute(node, name) for name in node.attributes}
-        return self._emit(y, "", "QLinearConv", inputs, node, **attrs)
+        return self._emit(y, "", "QLinearConv", inputs, node, **attributes_of(node))
+
+    def _conv_transpose(self, node: ir.Node, y: Quantised) -> bool:
+        """onnxruntime has no integer operator for it."""
+        x, w = self._activation(node.inputs[0]), dequantised(node.inputs[1])
+        if x is None or x.dtype != y.dtype or w is None or w.dtype != np.int8 or np.any(w.zero):
+            return False
+        if constant(w.value) is None or (not w.scalar and (w.axis != 1 or attribute(node, "group", 1) != 1)):
+            return False
+        given = node.inputs[2] if len(node.inputs) > 2 else None
+        bias = self._bias(given, x, w, to_bytes=True)
+        if given is not None and bias is None:
+            return False
+        inputs = [*self._operand(x), *self._operand(w), *self._parameters(y), bias]
+        return self._emit(y, "celosia", "QLinearConvTranspose", inputs, node, **attributes_of(node))
 
     def _product(self, node: ir.Node, to_bytes: bool) -> Product | None:
         """What the Gemm or MatMul `node` computes, where integer operators compute the same. to_bytes: if its result
         is quantised.
         """
         x, w = self._activation(node.inputs[0]), dequantised(node.inputs[1])
-        if x is None or w is None or w.dtype not in (np.int8, np.uint8):
+        if x is None or w is None or w.dtype not in (np.int8, np.uint8) or self._reads_outside(node):
             return None
         rank, trans_b = len(w.value.shape or (0,)), attribute(node, "transB", 0)
         if not w.scalar and (constant(w.value) is None or w.axis % rank != rank - (2 if trans_b else 1)):
@@ -300,15 +424,7 @@ class Integerise:
         if x is None or x.dtype != y.dtype:
             return False
         inputs = [*self._operand(x), *self._parameters(y)]
-        attrs = {name: attribute(node, name) for name in node.attributes}
-        return self._emit(y, "com.microsoft", f"QLinear{node.op_type}", inputs, node, **attrs)
-
-    def _pool_max(self, node: ir.Node, y: Quantised) -> bool:
-        x = self._activation(node.inputs[0])
-        if x is None or x.dtype != y.dtype or not _same_meaning(x, y):
-            return False
-        attrs = {name: attribute(node, name) for name in node.attributes}
-        return self._emit(y, "", "MaxPool", [x.value], node, **attrs)
+        return self._emit(y, "com.microsoft", f"QLinear{node.op_type}", inputs, node, **attributes_of(node))
 
     def _mean(self, node: ir.Node, y: Quantised) -> bool:
         x = self._activation(node.inputs[0])
@@ -386,8 +502,8 @@ class Integerise:
         if x.dtype == y.dtype and _same_meaning(x, y):
             quantise = y.value.producer()
             assert quantise is not None
-            if y.value.is_graph_output() and x.value.is_graph_input():
-                return False
+            if y.value.is_graph_output() and (x.value.producer() is None or x.value.producer().graph is not self.graph):  # type: ignore[union-attr]
+                return False  # what comes from outside keeps its name
             name = y.value.name if y.value.is_graph_output() else None
             ir.convenience.replace_all_uses_with(y.value, x.value, replace_graph_outputs=True)
             self.graph.remove(quantise, safe=True)
@@ -435,16 +551,19 @@ def _same_meaning(x: Quantised, y: Quantised) -> bool:
 
 _RULES: dict[str, Callable[[Integerise, ir.Node, Quantised], bool]] = {
     "Conv": Integerise._conv,
+    "ConvTranspose": Integerise._conv_transpose,
     "Add": Integerise._binary,
     "Mul": Integerise._binary,
     "GlobalAveragePool": Integerise._pool_average,
     "AveragePool": Integerise._pool_average,
-    "MaxPool": Integerise._pool_max,
     "ReduceMean": Integerise._mean,
     "Concat": Integerise._concat,
     "Softmax": Integerise._softmax,
     "DequantizeLinear": Integerise._requantise,
     **{op: Integerise._unary for op in UNARY_OPS},
 }
-QUANTISABLE = frozenset((*_RULES, "Gemm", "MatMul", "BatchNormalization")) - {"DequantizeLinear", "Softmax"}
+QUANTISABLE = frozenset((*_RULES, *CHOOSING_OPS, "Gemm", "MatMul", "BatchNormalization")) - {
+    "DequantizeLinear",
+    "Softmax",
+}
 """Float operators that become layers, or parts of layers, where their operands and results are quantised."""

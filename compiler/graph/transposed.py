@@ -26,13 +26,12 @@ Array = NDArray[Any]
 Change = Callable[[Array], Array]
 
 
-def convolve_transposed(model: ir.Model, quantised: bool = False) -> None:
-    """Rewrite those of images whose weights are constant; quantised: whose weights are dequantised constants."""
+def convolve_transposed(model: ir.Model) -> None:
+    """Rewrite those of images whose weights are constant."""
     nodes = [node for node in model.graph if is_op(node, "ConvTranspose")]
     taken = {value.name for value in values(model.graph) if value.name} if nodes else set()
     for node in nodes:
-        if _quantised(node) == quantised:
-            _Phases(model.graph, node, taken).rewrite()
+        _Phases(model.graph, node, taken).rewrite()
 
 
 @dataclass(frozen=True)
@@ -88,12 +87,9 @@ class _Phases:
             return
         s = axes[0].stride
 
-        def repeated(array: Array) -> Array:
-            return np.repeat(array, s * s) if array.size > 1 else array
-
-        inputs = [x, self._changed(w, lambda array: _by_phases(array, self.group, axes), repeated)]
+        inputs = [x, self._changed(w, lambda array: _by_phases(array, self.group, axes))]
         if bias is not None:
-            inputs.append(self._changed(bias, lambda array: np.repeat(array, s * s), repeated))
+            inputs.append(self._changed(bias, lambda array: np.repeat(array, s * s)))
         if None in inputs:
             return
         (top, bottom), (left, right) = (axis.pads for axis in axes)
@@ -110,23 +106,10 @@ class _Phases:
             found = self._emit("Slice", [found, *starts_ends_axes], list(dims))
         replace_by(node, found)
 
-    def _changed(self, value: ir.Value, change: Change, change_scales: Change) -> ir.Value | None:
-        """A constant, changed; or a DequantizeLinear of one, with its scales by channel. None where neither can be."""
-        array, name = constant(value), f"{value.name}.phases"
-        if array is not None:
-            return new_constant(self.graph, name, change(array))
-        scaled = value.producer()
-        if scaled is None or not is_op(scaled, "DequantizeLinear") or "block_size" in scaled.attributes:
-            return None
-        numbers, scale, zero = (None if each is None else constant(each) for each in (*scaled.inputs, None)[:3])
-        channels = min(1, numbers.ndim - 1) if numbers is not None else 0
-        if numbers is None or scale is None or (zero is not None and zero.any()):
-            return None  # a zero of the phases with fewer taps has to be one
-        if scale.size > 1 and (attribute(scaled, "axis", 1) % numbers.ndim != channels or self.group > 1):
-            return None
-        parts = [change(numbers), change_scales(scale)] + ([] if zero is None else [change_scales(zero)])
-        inputs = [new_constant(self.graph, name, part) for part in parts]
-        return self._emit("DequantizeLinear", inputs, list(parts[0].shape), axis=0)
+    def _changed(self, value: ir.Value, change: Change) -> ir.Value | None:
+        """A constant, changed; None where it is none."""
+        array = constant(value)
+        return None if array is None else new_constant(self.graph, f"{value.name}.phases", change(array))
 
     def _emit(self, op: str, inputs: Sequence[ir.Value | None], dims: Sequence[int], **attrs: Any) -> ir.Value:
         """The output of a new operator before the old one."""
@@ -137,10 +120,6 @@ class _Phases:
         label = self.node.name if op == "Conv" else name
         self.graph.insert_before(self.node, ir.Node("", op, inputs, attributes(**attrs), outputs=[out], name=label))
         return out
-
-
-def _quantised(node: ir.Node) -> bool:
-    return len(node.inputs) > 1 and node.inputs[1] is not None and is_op(node.inputs[1].producer(), "DequantizeLinear")
 
 
 def _axes(node: ir.Node) -> list[_Axis] | None:

@@ -35,6 +35,12 @@ def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
     return list(attr.value) if isinstance(attr.value, tuple) else attr.value
 
 
+def attributes_of(node: ir.Node) -> dict[str, Any]:
+    """Python values of all attributes that are given, graphs left out."""
+    graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+    return {name: attribute(node, name) for name, attr in node.attributes.items() if attr.type not in graphs}
+
+
 def only_use(value: ir.Value) -> ir.Node | None:
     """The node that alone uses `value`, once; None otherwise, where it is a graph's output or used in a subgraph."""
     uses, producer = list(value.uses()), value.producer()

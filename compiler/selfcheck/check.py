@@ -15,11 +15,11 @@ import onnx_ir as ir
 from celosia.compiler.cpu.target import compiling_for
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.select import Choice, Selection
-from celosia.compiler.graph.values import constant, shape
-from celosia.compiler.layer import Activation, Storage
+from celosia.compiler.graph.values import attribute, constant, shape
+from celosia.compiler.layer import Activation, Lattice, Storage
 from celosia.compiler.program import LaunchStep, Pack, Program
 from celosia.compiler.selfcheck.device import Place, TappedDevice, random_bytes, random_image
-from celosia.compiler.selfcheck.operators import Codes, compute
+from celosia.compiler.selfcheck.operators import Codes, compute, is_concat, read_by
 from celosia.compiler.tensorize.pack import activation, unpack_activation
 from celosia.sim.device import DeviceError
 
@@ -129,8 +129,9 @@ class _Check:
             stored, fresh = (random_bytes(self.rng, size) for _ in range(2))
             self.places[y.storage] = Place(self.addresses[y.storage], stored, fresh)
         place = self.places[y.storage]
-        tiles = place.fresh.view(np.int8).reshape(y.batches(self.cfg), y.storage_groups, y.height, y.width, -1)
-        part = tiles[:, y.group_offset : y.group_offset + y.groups(self.cfg)]
+        pixels = y.pixels.rows, y.pixels.columns
+        tiles = place.fresh.view(np.int8).reshape(y.batches(self.cfg), y.storage_groups, *pixels, -1)
+        part = tiles[:, *y.cut(self.cfg)]
         dims = part.shape[0], part.shape[1] * part.shape[4], y.height, y.width
         image = random_image(self.rng, dims, zero_point(choice.value))
         part[...] = image.reshape(*part.shape[:2], part.shape[4], *dims[2:]).transpose(0, 1, 3, 4, 2)
@@ -139,7 +140,9 @@ class _Check:
     def _at(self, memory: Codes, act: Activation) -> Codes:
         """The codes of `act`, [images, channels, rows, columns], from memory that begins with its storage."""
         data = memory[: act.size(self.cfg)]
-        array = unpack_activation(self.cfg, data, act.dims, act.storage_groups, act.group_offset)
+        images = act.images, act.channels, act.pixels.rows, act.pixels.columns
+        array = unpack_activation(self.cfg, data, images, act.storage_groups, act.group_offset)
+        array = np.ascontiguousarray(array[:, :, *act.cut(self.cfg)[1:]])
         return array.view(np.uint8) ^ np.uint8(0x80)
 
     # Tensors ---------------------------------------------------------------------------------------------------
@@ -149,7 +152,7 @@ class _Check:
             return True
         producer = value.producer()
         if producer in self.selection.views:
-            return producer.inputs[0] is not None and self._is_known(producer.inputs[0])
+            return all(self._is_known(x) for x in read_by(producer))
         return (producer, 0) in self.parts
 
     def _value(self, value: ir.Value) -> Codes:
@@ -158,32 +161,61 @@ class _Check:
             return self.values[value]
         producer, dims = value.producer(), shape(value)
         assert producer is not None and dims is not None
-        if producer in self.selection.views:
-            assert producer.inputs[0] is not None
-            return self._value(producer.inputs[0]).reshape(dims)
-        parts = [self.parts[producer, number] for number in range(_part_count(producer))]
-        self.values[value] = np.concatenate(parts, axis=1).reshape(dims)
+        if is_concat(producer):
+            parts = [self._part_of(producer, number) for number in range(len(read_by(producer)))]
+            self.values[value] = np.concatenate(parts, axis=attribute(producer, "axis", 1)).reshape(dims)
+        else:
+            read = [self._value(x) for x in read_by(producer)]
+            self.values[value] = compute(producer, read, output=producer.outputs.index(value)).reshape(dims)
         return self.values[value]
+
+    def _part_of(self, node: ir.Node, number: int) -> Codes:
+        """What the accelerator holds of an operand of the concatenation `node`, in its place there."""
+        value = read_by(node)[number]
+        dims = shape(value)
+        assert dims is not None
+        found = self.parts.get((node, number))
+        return self._value(value) if found is None else found.reshape(dims)
 
     def _keep(self, choice: Choice, data: Codes) -> None:
         """Note what the accelerator holds of the output of `choice`."""
         node, dims = choice.nodes[-1], shape(choice.value)
         assert dims is not None
-        if node.op_type == "QLinearConcat":
+        if is_concat(node):
             self.parts[node, self._part(choice, node)] = data
-        if node.op_type != "QLinearConcat" or choice.value is not node.outputs[0]:
+        if is_concat(node) and choice.value is node.outputs[0]:
+            return
+        whole = self.selection.written[choice.value]
+        if whole.dims == choice.layer.y.dims:
             self.values[choice.value] = data.reshape(dims)
+        else:
+            kept = self.values.setdefault(choice.value, np.zeros(dims, np.uint8)).reshape(whole.dims)
+            kept[self._region(choice)] = data
+
+    def _region(self, choice: Choice) -> tuple[slice, ...]:
+        """What of its tensor the layer of `choice` writes: images, channels, rows, columns."""
+        whole, part = self.selection.written[choice.value], choice.layer.y
+        a, b = whole.pixels, part.pixels
+        first = (part.group_offset - whole.group_offset) * self.cfg.group
+        top, left, down, across = (
+            (b.top - a.top) // a.down, (b.left - a.left) // a.across, b.down // a.down, b.across // a.across
+        )  # fmt: skip
+        rows, columns = Lattice(whole.height, whole.width, top, left, down, across).cut(part.height, part.width)
+        return slice(None), slice(first, first + part.channels), rows, columns
 
     def _part(self, choice: Choice, node: ir.Node) -> int:
         """The part of the concatenation `node` that `choice` writes."""
-        start = self.selection.written[node.outputs[0]].group_offset
-        for number in range(_part_count(node)):
-            if start == choice.layer.y.group_offset:
-                return number
-            value = node.inputs[2 + 3 * number]
-            dims = None if value is None else shape(value)
+        whole, y = self.selection.written[node.outputs[0]], choice.layer.y
+        axis, start = attribute(node, "axis", 1), 0
+        for number, value in enumerate(read_by(node)):
+            dims = shape(value)
             assert dims is not None
-            start += dims[1] // self.cfg.group
+            channels, pixel = (start, 0) if axis % len(dims) == 1 else (0, start)
+            row, column = (pixel, 0) if len(dims) == 4 and axis % 4 == 2 else (0, pixel)
+            lattice = Lattice(whole.height, whole.width, row, column)
+            if whole.region(y.dims, channels // self.cfg.group, lattice) == y:
+                return number
+            start += dims[axis]
         raise SelfCheckError(choice.layer.name, f"writes no part of {node.name!r}")
 
     # Comparison ------------------------------------------------------------------------------------------------
@@ -193,16 +225,15 @@ class _Check:
         made: dict[ir.Value, Codes] = {}
         result = None
         for node in choice.nodes:
-            if node.op_type == "QLinearConcat":
-                number = self._part(choice, node)
-                read = [node.inputs[2 + 3 * number]]
-                result = compute(node, [self._operand(value, made) for value in read], number)
-            else:
-                read = [value for value in node.inputs if value is not None and constant(value) is None]
-                result = compute(node, [self._operand(value, made) for value in read])
+            number = self._part(choice, node) if is_concat(node) else None
+            read = read_by(node) if number is None else read_by(node)[number : number + 1]
+            result = compute(node, [self._operand(value, made) for value in read], number)
             made[node.outputs[0]] = result
         assert result is not None
-        return result.reshape(choice.layer.y.dims)
+        y = choice.layer.y
+        if is_concat(node) or (whole := self.selection.written[choice.value].dims) == y.dims:
+            return result.reshape(y.dims)
+        return result.reshape(whole)[self._region(choice)]
 
     def _operand(self, value: ir.Value | None, made: dict[ir.Value, Codes]) -> Codes:
         assert value is not None
@@ -235,7 +266,3 @@ def zero_point(value: ir.Value) -> int:
         if zero is not None and zero.size == 1 and zero.dtype in (np.int8, np.uint8):
             return int(zero.item()) - (128 if zero.dtype == np.uint8 else 0)
     return 0
-
-
-def _part_count(node: ir.Node) -> int:
-    return (len(node.inputs) - 2) // 3

@@ -21,12 +21,15 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from celosia.compiler import cpu, numerics
-from celosia.compiler.graph.values import attribute, constant, shape
+from celosia.compiler.cpu.ops import VIEWS
+from celosia.compiler.graph.values import attribute, attributes_of, constant, is_op, shape
 from celosia.compiler.selfcheck import kernels
 
 Codes = NDArray[np.uint8]
 CHUNK_BYTES = 1 << 20
 """About as much of a convolution's windows is written out at a time: it stays in the cache."""
+MOVING = ("Slice", "Resize", "Upsample", "Pad", "DepthToSpace", "SpaceToDepth")
+"""Operators whose every output is an input, or a constant."""
 GROUPED_COLUMNS = 16
 """Channels of a grouped convolution that are computed together, with zeros where groups do not meet."""
 
@@ -36,12 +39,25 @@ def codes(array: NDArray[Any]) -> Codes:
     return array.view(np.uint8) ^ np.uint8(0x80) if array.dtype == np.int8 else array
 
 
-def compute(node: ir.Node, operands: list[Codes], part: int | None = None) -> Codes:
-    """The output of `node`, of its shape in the graph, for the `operands` that are not constant, in their order.
+def compute(node: ir.Node, operands: list[Codes], part: int | None = None, output: int = 0) -> Codes:
+    """An output of `node`, of its shape in the graph, for the `operands` that are not constant, in their order.
 
-    part: of a QLinearConcat, whose only operand here is this part and the result is what the output has of it.
+    part: of a concatenation, whose only operand here is this part and the result is what the output has of it.
     """
+    if is_op(node, *VIEWS):
+        return operands[0].reshape(_dims(node))
+    if is_op(node, "Split"):
+        return _split(node, operands[0], output)
     return OPERATORS[node.op_type](node, *operands, *(() if part is None else (part,)))
+
+
+def is_concat(node: ir.Node | None) -> bool:
+    return is_op(node, "QLinearConcat", "Concat")
+
+
+def read_by(node: ir.Node) -> list[ir.Value]:
+    """The operands of `node` that are not constant."""
+    return [value for value in node.inputs if value is not None and constant(value) is None]
 
 
 # Parameters ------------------------------------------------------------------------------------------------------
@@ -190,6 +206,30 @@ def _conv(node: ir.Node, x: Codes) -> Codes:
     return y.transpose(0, 3, 1, 2).reshape(dims)
 
 
+def _conv_transpose(node: ir.Node, x: Codes) -> Codes:
+    """The convolution by the kernels turned round of x with zero points between its pixels."""
+    weights, dims, groups = _array(node, 3), _dims(node), attribute(node, "group", 1)
+    channels, outputs, *taps = weights.shape
+    (down, across), (by_row, by_column) = (attribute(node, name) or [1, 1] for name in ("strides", "dilations"))
+    top, left, *_ = attribute(node, "pads") or [0] * 4
+    image = _image(x)
+    above, ahead = (taps[0] - 1) * by_row, (taps[1] - 1) * by_column
+    height = max((image.shape[1] - 1) * down + 1 + above, dims[2] + top) + above
+    width = max((image.shape[2] - 1) * across + 1 + ahead, dims[3] + left) + ahead
+    wide = np.full((len(image), height, width, channels), _zero(node, 2), np.uint8)
+    wide[:, above::down, ahead::across][:, : image.shape[1], : image.shape[2]] = image
+    turned = weights.reshape(groups, channels // groups, outputs, *taps)[..., ::-1, ::-1].transpose(0, 2, 3, 4, 1)
+    linear = _linear(node, turned.reshape(groups * outputs, *taps, -1), 8, 6)
+    window = _Window((taps[0], taps[1]), (1, 1), (by_row, by_column), (0, 0))
+    y: Codes = np.zeros((dims[0], dims[2], dims[3], dims[1]), np.uint8)
+    for group in range(groups):
+        own = slice(group * outputs, (group + 1) * outputs)
+        inner = slice(group * channels // groups, (group + 1) * channels // groups)
+        view = window.views(np.ascontiguousarray(wide[:, top:, left:, inner]), (dims[2], dims[3]))
+        _convolve(view, linear.columns(own, linear.matrix[own]), y[..., own])
+    return y.transpose(0, 3, 1, 2)
+
+
 def _group_ranges(groups: int, width: int) -> Iterator[tuple[int, int]]:
     """Groups to be computed together, [first, last)."""
     step = max(1, GROUPED_COLUMNS // width)
@@ -250,14 +290,30 @@ def _average(node: ir.Node, x: Codes) -> Codes:
     pool = node.op_type == "QLinearAveragePool"
     out, taps = (_size(dims), attribute(node, "kernel_shape")) if pool else ((1, 1), image.shape[1:3])
     window = _Window.of(node, taps, image.shape[1:3], out)
-    view = window.views(window.padded(image, 0, out), out).transpose(0, 1, 2, 5, 3, 4)
-    count = prod(window.kernel)
+    view = window.views(window.padded(image, _zero(node, 2), out), out).transpose(1, 2, 0, 5, 3, 4)
     factor = numerics.mean_scale if node.op_type == "QLinearMean" else numerics.global_average_scale
-    scale = np.array([factor(float(_f32(node, 1)), float(_f32(node, 3)), count)], np.float32)
-    ones = np.ones((1, count), np.int8)
-    linear = _Linear(ones, _zero(node, 2), np.zeros(1, np.int32), scale, _zero(node, 4))
-    y = linear.rows(view.reshape(-1, count)).reshape(view.shape[:4])
-    return y.transpose(0, 3, 1, 2).reshape(dims)
+    area, counts = prod(window.kernel), _counts(node, window, image.shape[1:3], out)
+    y = np.empty(view.shape[:4], np.uint8)
+    for count in np.unique(counts).tolist():
+        scale = np.array([factor(float(_f32(node, 1)), float(_f32(node, 3)), count)], np.float32)
+        linear = _Linear(np.ones((1, area), np.int8), _zero(node, 2), np.zeros(1, np.int32), scale, _zero(node, 4))
+        chosen = view[counts == count]
+        y[counts == count] = linear.rows(chosen.reshape(-1, area)).reshape(chosen.shape[:3])
+    return y.transpose(2, 3, 0, 1).reshape(dims)
+
+
+def _counts(node: ir.Node, window: _Window, size: tuple[int, int], out: tuple[int, int]) -> NDArray[np.int64]:
+    """How many pixels each average is of, [*out]."""
+    include, pads = attribute(node, "count_include_pad", 0), attribute(node, "pads") or []
+    after: list[int] = [0, 0, *pads[len(pads) // 2 :]][-2:] if include else [0, 0]
+    ends = [(out[a] - 1) * window.strides[a] + (window.kernel[a] - 1) * window.dilations[a] + 1 for a in (0, 1)]
+    rows, columns = (max(ends[a], window.before[a] + size[a] + after[a]) for a in (0, 1))
+    counted = np.zeros((1, rows, columns, 1), np.uint8)
+    first = (0, 0) if include else window.before
+    last = [window.before[a] + size[a] + after[a] for a in (0, 1)]
+    counted[:, first[0] : last[0], first[1] : last[1]] = 1
+    counts: NDArray[np.int64] = window.views(counted, out)[0].sum(axis=(2, 3, 4), dtype=np.int64)
+    return counts
 
 
 # Functions of bytes ----------------------------------------------------------------------------------------------
@@ -316,8 +372,30 @@ def _table(node: ir.Node, x: Codes) -> Codes:
     return codes(_array(node, 1).astype(np.int8).reshape(-1))[x]
 
 
+# Movement --------------------------------------------------------------------------------------------------------
+
+
+def _split(node: ir.Node, x: Codes, output: int) -> Codes:
+    axis, sizes = attribute(node, "axis", 0), [(shape(y) or ())[attribute(node, "axis", 0)] for y in node.outputs]
+    start = sum(sizes[:output])
+    return x.take(range(start, start + sizes[output]), axis)
+
+
+def _moved(node: ir.Node, x: Codes) -> Codes:
+    """By the CPU backend's kernel, which knows bytes of either sign."""
+    inputs: list[Any] = [(x.shape, "uint8"), *(None if value is None else constant(value) for value in node.inputs[1:])]
+    if is_op(node, "Pad"):
+        given = constant(node.inputs[2]) if len(node.inputs) > 2 else None
+        fill = np.zeros(1, node.inputs[0].dtype.numpy()) if given is None else given.reshape(1)  # type: ignore[union-attr]
+        inputs[2:3] = [codes(fill)]
+    kernel = cpu.compile_op(node.op_type, attributes_of(node), inputs)
+    (result,) = kernel(x, *(array for array in inputs[1:] if array is not None))
+    return result
+
+
 OPERATORS: dict[str, Callable[..., Codes]] = {
-    "QLinearConv": _conv, "QGemm": _matmul, "QLinearMatMul": _matmul, "MaxPool": _max_pool,
-    "QLinearGlobalAveragePool": _average, "QLinearAveragePool": _average, "QLinearMean": _average,
+    "QLinearConv": _conv, "QLinearConvTranspose": _conv_transpose, "QGemm": _matmul, "QLinearMatMul": _matmul,
+    "MaxPool": _max_pool, "QLinearGlobalAveragePool": _average, "QLinearAveragePool": _average, "QLinearMean": _average,
     "QLinearAdd": _pair, "QLinearMul": _pair, "QLinearConcat": _concat, "Table": _table,
+    "Concat": lambda node, part, number: part, **dict.fromkeys(MOVING, _moved),
 }  # fmt: skip

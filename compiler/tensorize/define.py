@@ -58,12 +58,13 @@ class Grid:
 
     @staticmethod
     def of(cfg: Config, act: Activation, matrix: bool) -> Grid:
-        piece = cfg.piece_bytes
-        plane = act.height * act.width * piece
-        image, offset = act.storage_groups * plane, act.group_offset * plane
+        pixels, piece = act.pixels, cfg.piece_bytes
+        row, plane = pixels.columns * piece, pixels.rows * pixels.columns * piece
+        image = act.storage_groups * plane
+        offset = act.group_offset * plane + pixels.top * row + pixels.left * piece
         if matrix:
             return Grid(act, 1, 1, act.batches(cfg), (0, plane, 0, image), offset)
-        strides = (image, plane, act.width * piece, piece)
+        strides = (image, plane, pixels.down * row, pixels.across * piece)
         return Grid(act, act.batches(cfg), act.height, act.width, strides, offset)
 
     def tensor(self, cfg: Config, name: str, groups: int, first: int = 0) -> tuple[Tensor, Place]:

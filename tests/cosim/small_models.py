@@ -245,6 +245,26 @@ class Builder:
         result = self.quantise(y, shape, scale, zero, x.float_inside or activation == "clamp")
         return self.unary(result, "Relu") if activation == "kept" else result
 
+    def conv_transpose(
+        self, x: Tensor, out: int, kernel: tuple[int, int], strides: tuple[int, int] = (1, 1),
+        pads: tuple[int, int, int, int] = (0, 0, 0, 0), more: tuple[int, int] = (0, 0),
+        dilations: tuple[int, int] = (1, 1), group: int = 1, per_channel: bool = True,
+    ) -> Tensor:  # fmt: skip
+        """more: output_padding. There is no integer operator: onnxruntime computes it in float."""
+        channels, per_channel = x.shape[1], per_channel and group == 1
+        w, w_scale, w_meaning = self.weights((channels, out // group, *kernel), out, per_channel, 1)
+        bias = self.constant("bias", self.rng.integers(-5000, 5000, out), np.int32)
+        reaches = [(kernel[a] - 1) * dilations[a] + 1 for a in (0, 1)]
+        size = [(x.shape[2 + a] - 1) * strides[a] + reaches[a] + more[a] - pads[a] - pads[a + 2] for a in (0, 1)]
+        weights = self.dequantised(w, w_meaning, **(dict(axis=1) if per_channel else {}))
+        real_bias = self._real_bias(bias, np.float32(x.scale) * w_scale, dict(axis=0) if per_channel else {})
+        y = self.node(
+            "ConvTranspose", [self.real(x), weights, real_bias], strides=list(strides), pads=list(pads),
+            output_padding=list(more), dilations=list(dilations), group=group,
+        )  # fmt: skip
+        terms = max(1, channels // group * math.prod(kernel) // math.prod(strides))
+        return self.quantise(y, (x.shape[0], out, *size), self._spread(x, w_scale, terms), float_inside=True)
+
     def _real_bias(self, bias: str, scale: NDArray[np.float32], axis: dict[str, int]) -> str:
         zero = self.constant("zero", np.zeros(scale.shape, np.int32))
         return self.node("DequantizeLinear", [bias, self.constant("scale", scale), zero], **axis)
@@ -328,24 +348,70 @@ class Builder:
         inputs = [*self.operand(x), *self.meaning(scale, zero)]
         return self.tensor(f"QLinear{op}", inputs, shape, scale, zero, inexact, **attrs)
 
-    def concat(self, parts: Sequence[Tensor], equal: bool) -> Tensor:
-        """Along the channels; `equal`: the result means what the first part means."""
+    def concat(self, parts: Sequence[Tensor], equal: bool, axis: int = 1) -> Tensor:
+        """`equal`: the result means what the first part means."""
         first = parts[0]
-        shape = (first.shape[0], sum(part.shape[1] for part in parts), *first.shape[2:])
+        shape = (*first.shape[:axis], sum(part.shape[axis] for part in parts), *first.shape[axis + 1 :])
         scale = first.scale if equal else max(part.scale for part in parts)
         zero = first.zero if equal else self.zero()
         inexact = any(part.float_inside for part in parts)
         if self.qdq:
-            y = self.node("Concat", [self.real(part) for part in parts], axis=1)
+            y = self.node("Concat", [self.real(part) for part in parts], axis=axis)
             return self.quantise(y, shape, scale, zero, inexact)
         inputs = [*self.meaning(scale, zero), *(name for part in parts for name in self.operand(part))]
-        return self.tensor("QLinearConcat", inputs, shape, scale, zero, inexact, axis=1)
+        return self.tensor("QLinearConcat", inputs, shape, scale, zero, inexact, axis=axis)
 
     def reshape(self, x: Tensor, shape: Sequence[int]) -> Tensor:
         target = self.constant("shape", list(shape), np.int64)
         if self.qdq:
             return self.quantise(self.node("Reshape", [self.real(x), target]), shape, x.scale, x.zero, x.float_inside)
         return Tensor(self.node("Reshape", [x.name, target]), tuple(shape), x.scale, x.zero, x.float_inside)
+
+    def move(
+        self, op: str, x: Tensor, shapes: Sequence[Sequence[int]], arguments: Sequence[Any] = (), **attrs: Any
+    ) -> list[Tensor]:
+        """The outputs, of `shapes`, of an operator that only moves elements of `x`. arguments: what it takes beside."""
+        names = ["" if value is None else self.constant("argument", value) for value in arguments]
+        outs = [self.name(op.lower()) for _ in shapes]
+        inputs = [self.real(x) if self.qdq else x.name, *names]
+        self.nodes.append(helper.make_node(op, inputs, outs, name=self.node_name(outs[0]), **attrs))
+        if self.qdq:
+            return [
+                self.quantise(out, shape, x.scale, x.zero, x.float_inside)
+                for out, shape in zip(outs, shapes, strict=True)
+            ]
+        return [replace(x, name=out, shape=tuple(shape)) for out, shape in zip(outs, shapes, strict=True)]
+
+    def split(self, x: Tensor, sizes: Sequence[int], axis: int = 1) -> list[Tensor]:
+        shapes = [(*x.shape[:axis], size, *x.shape[axis + 1 :]) for size in sizes]
+        return self.move("Split", x, shapes, [np.array(sizes, np.int64)], axis=axis)
+
+    def slice(self, x: Tensor, axis: int, start: int, end: int, step: int = 1) -> Tensor:
+        size = len(range(x.shape[axis])[start:end:step])
+        numbers = [np.array([number], np.int64) for number in (start, end, axis, step)]
+        return self.move("Slice", x, [(*x.shape[:axis], size, *x.shape[axis + 1 :])], numbers)[0]
+
+    def nearest(self, x: Tensor, scale: tuple[float, float], **attrs: Any) -> Tensor:
+        """Resize of rows and columns."""
+        shape = (*x.shape[:2], math.floor(x.shape[2] * scale[0]), math.floor(x.shape[3] * scale[1]))
+        scales = np.array([1, 1, *scale], np.float32)
+        return self.move("Resize", x, [shape], [None, scales], mode="nearest", **attrs)[0]
+
+    def pad(self, x: Tensor, before: Sequence[int], after: Sequence[int], mode: str = "constant") -> Tensor:
+        """Of all four axes; with zeros, where `mode` is "constant"."""
+        shape = [b + size + a for b, size, a in zip(before, x.shape, after, strict=True)]
+        arguments: list[Any] = [np.array([*before, *after], np.int64)]
+        if mode == "constant":
+            arguments.append(np.float32(0) if self.qdq else np.array(x.zero, self.dtype))
+        return self.move("Pad", x, [shape], arguments, mode=mode)[0]
+
+    def depth_to_space(self, x: Tensor, b: int, mode: str = "DCR") -> Tensor:
+        n, c, h, w = x.shape
+        return self.move("DepthToSpace", x, [(n, c // (b * b), h * b, w * b)], blocksize=b, mode=mode)[0]
+
+    def space_to_depth(self, x: Tensor, b: int) -> Tensor:
+        n, c, h, w = x.shape
+        return self.move("SpaceToDepth", x, [(n, c * b * b, h // b, w // b)], blocksize=b)[0]
 
     def flatten(self, x: Tensor) -> Tensor:
         shape = (x.shape[0], math.prod(x.shape[1:]))
@@ -453,7 +519,8 @@ def _separable_halved(b: Builder, x: Tensor, out: int) -> Tensor:
 
 UNARY = ("Sigmoid", "Tanh", "LeakyRelu", "HardSigmoid", "Relu")
 OPERATORS = ("conv", "conv", "depthwise", "grouped", "max_pool", "residual", "sum", "concat", "unary", "hard_swish",
-             "squeeze_excite", "reshape", "twins", "again", "fan", "transposed", "below_maximum", "if",
+             "squeeze_excite", "reshape", "twins", "again", "fan", "transposed", "below_maximum", "if", "split",
+             "slice", "nearest", "pad", "depth", "beside",
 )  # fmt: skip
 LAST = ("", "flatten_gemm", "global_gemm", "global_average", "average_pool", "matmul")
 
@@ -520,6 +587,8 @@ def _random(draw: st.DrawFn, b: Builder, op: str, x: Tensor) -> Tensor:
         return b.concat([b.max_pool(x, (1, 1), (1, 1), (0, 0, 0, 0)), *(b.conv(x, 4, (1, 1)) for _ in range(3))], False)
     if op == "transposed":
         return b.transposed(x)
+    if op in ("split", "slice", "nearest", "pad", "depth", "beside"):
+        return _random_move(draw, b, op, x)
     if op == "below_maximum":
         return b.below_maximum(x)
     if op == "if":
@@ -543,6 +612,33 @@ def _random(draw: st.DrawFn, b: Builder, op: str, x: Tensor) -> Tensor:
     return b.reshape(
         x, draw(st.sampled_from([(images, channels, 1, rows * columns), (images, channels * rows, 1, columns)]))
     )
+
+
+def _random_move(draw: st.DrawFn, b: Builder, op: str, x: Tensor) -> Tensor:
+    """Bytes that move, and what is made of them."""
+    number = lambda low, high: draw(st.integers(low, high))  # noqa: E731
+    axis = number(1, 3)
+    size = x.shape[axis]
+    if op == "split":
+        first = number(1, size)
+        parts = b.split(x, [first, size - first], axis) if first < size else [x]
+        return b.concat([*draw(st.permutations(parts)), b.conv(parts[0], parts[0].shape[1], (1, 1))], False, axis)
+    if op == "slice":
+        start = number(0, size - 1)
+        return b.slice(x, axis, start, number(start + 1, size), number(1, 3))
+    if op == "nearest":
+        scales = draw(st.sampled_from([(2.0, 2.0), (1.0, 3.0), (1.5, 2.0), (2.0, 1.0)]))
+        if any(size * scale % 1 for size, scale in zip(x.shape[2:], scales, strict=True)):
+            scales = (1.0, 2.0)
+        return b.nearest(x, scales, coordinate_transformation_mode="asymmetric", nearest_mode="floor")
+    if op == "pad":
+        mode = draw(st.sampled_from(["constant", "edge"]))
+        return b.pad(x, [0, 0, number(0, 2), number(0, 2)], [0, 0, number(0, 2), number(0, 2)], mode)
+    if op == "depth":
+        y = b.conv(x, 4 * number(1, 8), (1, 1))
+        return b.depth_to_space(y, 2, draw(st.sampled_from(["DCR", "CRD"])))
+    y = b.conv(x, x.shape[1], (1, 1))
+    return b.concat(draw(st.permutations([x, y])), draw(st.booleans()), axis)
 
 
 def _activation(draw: st.DrawFn) -> str:

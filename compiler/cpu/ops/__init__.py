@@ -7,6 +7,7 @@ from typing import Any
 
 from celosia.compiler.cpu.ops import (  # they fill the table
     blocked,
+    contrib,
     convolution,
     elementwise,
     normalisation,
@@ -25,8 +26,8 @@ from celosia.compiler.expr.affine import interval
 from celosia.compiler.expr.nodes import Load, Reduce, Select
 
 __all__ = [
-    "OPS", "VIEWS", "Node", "Unsupported", "blocked", "build", "convolution", "elementwise", "normalisation", "pooling",
-    "products", "quantized", "reductions", "resize", "shape", "view_shape",
+    "OPS", "VIEWS", "Node", "Unsupported", "blocked", "build", "contrib", "convolution", "elementwise", "normalisation",
+    "pooling", "products", "quantized", "reductions", "resize", "shape", "view_shape",
 ]  # fmt: skip
 
 

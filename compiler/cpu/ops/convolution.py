@@ -90,8 +90,18 @@ def conv(node: Node) -> Tensor:
 
 @op("ConvTranspose")
 def conv_transpose(node: Node) -> Tensor:
-    """Gathered: y[o] = sum over k of x[(o + before - k*dilation) / stride] where that is whole and inside."""
-    x, w = node.input(0), node.input(1)
+    bias = node.input(2) if node.has(2) else None
+    return transposed(
+        node, node.input(0), node.input(1), lambda x, w: x * w, lambda acc, m: acc if bias is None else acc + bias[m]
+    )
+
+
+def transposed(
+    node: Node, x: Tensor, w: Tensor, multiply: Callable[[Expr, Expr], Expr], finish: Callable[[Expr, Expr], Expr]
+) -> Tensor:
+    """Gathered: y[o] = finish(sum over k of multiply(x[(o + before - k*dilation) / stride], w[k]), channel), where that
+    is whole and inside. x: [N, C, ...], w: [C, M/group, ...].
+    """
     sp = len(x.shape) - 2
     group = int(node.attrs.get("group", 1))
     strides = [int(v) for v in node.attrs.get("strides", (1,) * sp)]
@@ -113,7 +123,6 @@ def conv_transpose(node: Node) -> Tensor:
     cg = c // group
     kc = T.reduce_axis(cg, "c")
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(kernel))
-    bias = node.input(2) if node.has(2) else None
 
     def body(ni: Expr, g: Expr, mi: Expr, *o: Expr) -> Expr:
         inside: Expr | None = None
@@ -126,8 +135,7 @@ def conv_transpose(node: Node) -> Tensor:
             place.append(at_)
         assert inside is not None
         channel = g * cg + kc
-        product = x[(ni, channel, *place)] * w[(channel, mi, *ks)]
-        acc = T.sum(select(inside, product, 0), (kc, *ks))
-        return acc if bias is None else acc + bias[g * mg + mi]
+        product = multiply(x[(ni, channel, *place)], w[(channel, mi, *ks)])
+        return finish(T.sum(select(inside, product, 0), (kc, *ks)), g * mg + mi)
 
     return replace(T.compute((n, group, mg, *out), body, "conv_transpose"), shape=(n, group * mg, *out))

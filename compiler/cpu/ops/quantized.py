@@ -10,6 +10,7 @@ import numpy as np
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops import integer
+from celosia.compiler.cpu.ops.convolution import transposed
 from celosia.compiler.cpu.ops.integer import left_zero, matrix_product, right_zero
 from celosia.compiler.cpu.ops.products import matmul_any
 from celosia.compiler.cpu.ops.reductions import reduced
@@ -115,6 +116,26 @@ def qlinear_conv(node: Node) -> Tensor:
         return requantize(acc, scale[m if sw.size > 1 else 0], zy, kind)
 
     return integer.convolution(node, x, w, left_zero(node, 2, x.dtype), right_zero(node, 5, w.dtype), bias, finish)
+
+
+@op("QLinearConvTranspose")
+def qlinear_conv_transpose(node: Node) -> Tensor:
+    """Ours: inputs as those of QLinearConv, weights [C, M/group, ...] and attributes as those of ConvTranspose."""
+    x, w = node.input(0), node.input(3)
+    sx, sw, zx = node.scalar(1, F32), node.input(4), node.scalar(2, "int32")
+    sy, kind = node.scalar(6, F32), _eight_bits(x, w, node.input(7))
+    zy = node.scalar(7, kind)
+    if not right_zero(node, 5, w.dtype).none:
+        raise node.fail("weights with a zero point")
+    bias = node.input(8) if node.has(8) else None
+    scale = T.compute((sw.size,), lambda m: (sx * sw.flat(m)) / sy, "scale")
+    move = 128 if w.dtype == "uint8" else 0
+
+    def finish(acc: Expr, m: Expr) -> Expr:
+        acc = acc if bias is None else acc + bias[m]
+        return requantize(acc, scale[m if sw.size > 1 else 0], zy, kind)
+
+    return transposed(node, x, w, lambda a, b: (a.astype("int32") - zx) * (b.astype("int32") - move), finish)
 
 
 @op("ConvInteger")

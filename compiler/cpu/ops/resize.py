@@ -111,8 +111,32 @@ def along(x: Tensor, axis: int, t: Taps) -> Tensor:
     return T.compute(shape, body, "resize")
 
 
+def nearest(node: Node) -> dict[int, NDArray[np.int64]]:
+    """The element of x that each of y is, along each axis that changes. Unsupported where one is made of several."""
+    x, found = node.input(0), dict[int, NDArray[np.int64]]()
+    for axis, t in all_taps(node):
+        if t.index.shape[1] > 1 or np.any(t.weight != 1) or t.offset.any():
+            raise node.fail("it makes an element of several")
+        found[axis] = t.index[:, 0]
+    return {axis: index for axis, index in found.items() if len(index) != x.shape[axis] or np.any(np.diff(index) != 1)}
+
+
 @op("Resize", "Upsample")
 def resize(node: Node) -> Tensor:
+    x = node.input(0)
+    y = x
+    for axis, t in all_taps(node):
+        y = along(y, axis, t)
+    if y is x:
+        return T.compute(x.shape, lambda *i: x[i], "resize")
+    if y.dtype != x.dtype:
+        wide = y
+        return T.compute(y.shape, lambda *i: saturate(round_even(wide[i]), x.dtype), "rounded")
+    return y
+
+
+def all_taps(node: Node) -> list[tuple[int, Taps]]:
+    """Of each axis along which there is something to do."""
     x = node.input(0)
     rank = len(x.shape)
     axes = [int(a) % rank for a in node.attrs.get("axes", range(rank))]
@@ -143,13 +167,8 @@ def resize(node: Node) -> Tensor:
     if node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize":
         roi = [float(v) for v in node.constant(1, "roi")]
     crops = node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
-    y = x
-    for k, (axis, size, ratio) in enumerate(zip(axes, sizes, ratios)):
-        if size != x.shape[axis] or ratio != 1 or crops:
-            y = along(y, axis, taps(node, x.shape[axis], size, ratio, (roi[k], roi[len(axes) + k])))
-    if y is x:
-        return T.compute(x.shape, lambda *i: x[i], "resize")
-    if y.dtype != x.dtype:
-        wide = y
-        return T.compute(y.shape, lambda *i: saturate(round_even(wide[i]), x.dtype), "rounded")
-    return y
+    return [
+        (axis, taps(node, x.shape[axis], size, ratio, (roi[k], roi[len(axes) + k])))
+        for k, (axis, size, ratio) in enumerate(zip(axes, sizes, ratios))
+        if size != x.shape[axis] or ratio != 1 or crops
+    ]

@@ -45,12 +45,15 @@ KINDS: dict[Kind, tuple[str, ...]] = {
         "AveragePool", "BiasGelu", "Block", "BlockedAveragePool", "BlockedConv", "BlockedMaxPool", "Concat", "Conv",
         "ConvInteger", "ConvTranspose", "DepthToSpace", "FastGelu", "GatherElements", "GatherND", "Gemm", "LRN",
         "MatMul", "MatMulInteger", "MatMulIntegerToFloat", "MaxPool", "QGemm", "QLinearAveragePool", "QLinearConcat",
-        "QLinearConv", "QLinearMatMul", "Resize", "ReverseSequence", "SpaceToDepth", "Table", "Trilu", "Unblock",
-        "Upsample",
+        "QLinearConv", "QLinearConvTranspose", "QLinearMatMul", "Resize", "ReverseSequence", "SpaceToDepth", "Table",
+        "Trilu", "Unblock", "Upsample",
     ),
     Kind.OPAQUE: (
         "ConstantOfShape", "DynamicQuantizeLinear", "EyeLike", "OneHot", "Range", "Shape", "Size", "Split",
-        "TopK",
+        "TopK", "CDist", "ConvTransposeWithDynamicPads", "DynamicQuantizeMatMul", "EmbedLayerNormalization",
+        "ExpandDims", "FusedConv", "FusedGemm", "FusedMatMul", "MatMulInteger16", "MatMulNBits", "MultiHeadAttention",
+        "NhwcMaxPool", "QAttention", "QEmbedLayerNormalization", "QLinearWhere", "SampleOp",
+        "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "TransposeMatMul", "UnfoldTensor",
     ),
 }  # fmt: skip
 KIND = {op: kind for kind, ops in KINDS.items() for op in ops}

@@ -11,14 +11,16 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
+from celosia.compiler.graph.quantized import CHOOSING_OPS
 from celosia.compiler.graph.select.concatenation import concat, place_parts
-from celosia.compiler.graph.select.convolution import conv, gemm
+from celosia.compiler.graph.select.convolution import conv, conv_transpose, gemm
 from celosia.compiler.graph.select.elementwise import addition, product, table_lookup
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
+from celosia.compiler.graph.select.movement import depth_to_space, pad, resize, space_to_depth
 from celosia.compiler.graph.select.placement import Choice, Placement, Selection
 from celosia.compiler.graph.select.pooling import average, max_pool
 from celosia.compiler.graph.select.reasons import is_float, why_on_cpu
-from celosia.compiler.graph.select.views import SAME_BYTES, is_view
+from celosia.compiler.graph.select.views import SAME_BYTES, is_view, take_parts
 from celosia.compiler.graph.values import is_op
 from celosia.hw.config import Config
 
@@ -26,6 +28,7 @@ __all__ = ["Choice", "Form", "OnCpu", "Selection", "natural_form", "select"]
 
 BUILDERS: dict[str, Callable[[Placement, ir.Node], None]] = {
     "QLinearConv": conv,
+    "QLinearConvTranspose": conv_transpose,
     "QGemm": gemm,
     "QLinearMatMul": gemm,
     "QLinearAdd": addition,
@@ -34,6 +37,14 @@ BUILDERS: dict[str, Callable[[Placement, ir.Node], None]] = {
     "QLinearAveragePool": average,
     "QLinearMean": average,
     "QLinearConcat": concat,
+    "Concat": concat,
+    "Split": take_parts,
+    "Slice": take_parts,
+    "Resize": resize,
+    "Upsample": resize,
+    "Pad": pad,
+    "DepthToSpace": depth_to_space,
+    "SpaceToDepth": space_to_depth,
     "MaxPool": max_pool,
     "Table": table_lookup,
 }
@@ -62,7 +73,9 @@ def _place(p: Placement, node: ir.Node, refused: dict[ir.Node, str], opset: int,
         raise OnCpu(refused[node])
     x = node.inputs[2] if node.op_type == "QLinearConcat" else node.inputs[0]
     if x is None or not {x.dtype, node.outputs[0].dtype} <= {ir.DataType.INT8, ir.DataType.UINT8}:
-        raise OnCpu("not an 8-bit operator; quantise its operands and result to int8 or uint8")
-    if len(node.outputs) > 1 and any(list(out.uses()) or out.is_graph_output() for out in node.outputs[1:]):
+        moves = is_op(node, "Concat", *CHOOSING_OPS)
+        other = "not an 8-bit operator; quantise its operands and result to int8 or uint8"
+        raise OnCpu(why_on_cpu(node, opset, in_floats) if moves else other)
+    if node.op_type != "Split" and any(list(out.uses()) or out.is_graph_output() for out in node.outputs[1:]):
         raise OnCpu("its indices output is used")
     BUILDERS[node.op_type](p, node)

@@ -2,58 +2,125 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from celosia.compiler import numerics
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
 from celosia.compiler.graph.select.joining import joins
-from celosia.compiler.graph.select.parameters import scalar_of
+from celosia.compiler.graph.select.parameters import image_axes, scalar_of
 from celosia.compiler.graph.select.placement import Choice, Placement, Reads
 from celosia.compiler.graph.values import attribute, constant
-from celosia.compiler.layer import Activation, Epilogue, Map, ending, moved
+from celosia.compiler.layer import Activation, Epilogue, Lattice, Map, Storage, ending, moved
+
+
+@dataclass(frozen=True)
+class _Part:
+    """An operand: its form, the table that changes its scale, and which part of the result it is."""
+
+    number: int
+    value: ir.Value
+    form: Form
+    table: NDArray[np.int8] | None
+    place: Activation
 
 
 def concat(p: Placement, node: ir.Node) -> None:
     y = node.outputs[0]
-    rank = len(y.shape or ())
-    axis = attribute(node, "axis", 1) % max(rank, 1)
-    if axis != 1 or rank not in (2, 4):
-        raise OnCpu(f"a concatenation along axis {axis}; the accelerator joins channels, axis 1")
     y_form = natural_form(y)
-    sy, zy = scalar_of(node.inputs[0]), scalar_of(node.inputs[1])
-    operands = [node.inputs[i : i + 3] for i in range(2, len(node.inputs), 3)]
-    forms = [natural_form(operand[0]) for operand in operands]  # type: ignore[arg-type]
-    if any(constant(operand[0]) is not None for operand in operands):
+    axes = image_axes(len(y.shape or ()))
+    axis = axes[attribute(node, "axis", 1) % len(axes)]
+    if axis == 0:
+        raise OnCpu("a concatenation of images; the accelerator joins channels, rows and columns")
+    operands = _operands(node)
+    if any(constant(value) is not None for value, _ in operands):
         raise OnCpu("a part is a constant; add it where its readers do, or leave it out")
-    if any(form.dims[1] % p.cfg.group for form in forms[:-1]):
+    forms = [natural_form(value) for value, _ in operands]
+    if axis == 1 and any(form.dims[1] % p.cfg.group for form in forms[:-1]):
         raise OnCpu(f"a part does not end on a group of {p.cfg.group} channels; make its channels a multiple of that")
-    tables = []
-    for operand in operands:
-        sx, zx = scalar_of(operand[1]), scalar_of(operand[2])
-        kind = y.dtype.numpy()  # type: ignore[union-attr]
-        same = (sx, zx) == (sy, zy)
-        tables.append(None if same else numerics.unary_table("Identity", {}, sx, zx, sy, zy, kind))
-    whole, offset = p.activation(y, y_form), 0
-    for number, (operand, form, table) in enumerate(zip(operands, forms, tables)):
-        value = operand[0]
-        assert value is not None
-        choice = p.made.get(value)
-        mine = choice is not None and choice.value is value and choice.layer.y.storage not in p.inside
-        if mine and choice is not None and table is None:
-            choice.nodes.append(node)
-        elif mine and choice is not None and joins(choice, value) and choice.layer.epilogue.table is None:
-            extend_part(p, choice, node, replace(choice.layer.epilogue, table=table))
-        else:
-            reads: Reads = {}
-            x = p.read(value, form, reads)
-            copy = Map(f"{node.name}.{number}", x, p.activation(y, form), Epilogue(table=table))
-            choice = Choice(copy, [node], reads, y)
-            p.selection.choices.append(choice)
-        p.inside[choice.layer.y.storage] = (whole.storage, offset)
-        offset += form.dims[1] // p.cfg.group
+    whole, offset, parts = p.activation(y, y_form), 0, []
+    for number, ((value, table), form) in enumerate(zip(operands, forms)):
+        place = _part_of(p, whole, form, axis, offset)
+        parts.append(_Part(number, value, form, table, place))
+        offset += form.dims[axis]
+    joined: set[int] = set()
+    for first, storage in _runs(p, parts) if axis == 1 else ():
+        p.inside[storage] = parts[first].place
+        joined.update(
+            n for n, part in enumerate(parts) if p.selection.written.get(part.value, whole).storage is storage
+        )
+    laid = [_lay(p, node, part) for part in parts if part.number not in joined]
+    if not any(laid):
+        p.selection.views[node] = "free: its parts are written where they belong"
     p.selection.forms[y], p.selection.written[y] = y_form, whole
+
+
+def _operands(node: ir.Node) -> list[tuple[ir.Value, NDArray[np.int8] | None]]:
+    """The parts, and the table of each that changes its scale."""
+    if node.op_type == "Concat":
+        return [(value, None) for value in node.inputs if value is not None]
+    sy, zy = scalar_of(node.inputs[0]), scalar_of(node.inputs[1])
+    kind = node.outputs[0].dtype.numpy()  # type: ignore[union-attr]
+    result: list[tuple[ir.Value, NDArray[np.int8] | None]] = []
+    for value, scale, zero in (node.inputs[i : i + 3] for i in range(2, len(node.inputs), 3)):
+        sx, zx = scalar_of(scale), scalar_of(zero)
+        same = (sx, zx) == (sy, zy)
+        table = None if same else numerics.unary_table("Identity", {}, sx, zx, sy, zy, kind)
+        result.append((value, table))  # type: ignore[arg-type]
+    return result
+
+
+def _part_of(p: Placement, whole: Activation, form: Form, axis: int, offset: int) -> Activation:
+    """What of `whole` is a part that begins at `offset` of its axis."""
+    if axis == 1:
+        return whole.region(form.dims, offset // p.cfg.group, whole.pixels)
+    top, left = (offset, 0) if axis == 2 else (0, offset)
+    return whole.region(form.dims, 0, Lattice(whole.height, whole.width, top, left))
+
+
+def _runs(p: Placement, parts: list[_Part]) -> Iterator[tuple[int, Storage]]:
+    """Parts that follow each other as they do in a tensor of which they are all: the first part, and its storage."""
+    wholes = {act.storage: act for value, act in p.selection.written.items() if p.owned(value)}
+    for first, part in enumerate(parts):
+        act = p.selection.written.get(part.value)
+        source = wholes.get(act.storage) if act is not None else None
+        if act is None or source is None or act.group_offset or act.channels == source.channels:
+            continue
+        channels = 0
+        for other in parts[first:]:
+            held = p.selection.written.get(other.value)
+            expected = source.region(other.form.dims, channels // p.cfg.group, source.pixels)
+            if other.table is not None or held != expected or channels % p.cfg.group:
+                break
+            channels += other.form.dims[1]
+            if channels == source.channels:
+                yield first, source.storage
+                break
+
+
+def _lay(p: Placement, node: ir.Node, part: _Part) -> bool:
+    """Have a part written where it belongs; whether a layer now counts as one of `node`."""
+    value, choice = part.value, p.made.get(part.value)
+    mine = choice is not None and choice.value is value and p.owned(value)
+    if part.table is None and p.owned(value):
+        p.inside[p.selection.written[value].storage] = part.place
+        if mine and choice is not None:
+            choice.nodes.append(node)
+        return mine
+    if mine and choice is not None and joins(choice, value) and choice.layer.epilogue.table is None:
+        extend_part(p, choice, node, replace(choice.layer.epilogue, table=part.table))
+        p.inside[choice.layer.y.storage] = part.place
+        return True
+    reads: Reads = {}
+    x = p.read(value, part.form, reads)
+    copy = Map(f"{node.name}.{part.number}", x, p.activation(node.outputs[0], part.form), Epilogue(table=part.table))
+    p.selection.choices.append(Choice(copy, [node], reads, node.outputs[0]))
+    p.inside[copy.y.storage] = part.place
+    return True
 
 
 def extend_part(p: Placement, choice: Choice, node: ir.Node, epilogue: Epilogue) -> None:
@@ -70,8 +137,8 @@ def place_parts(p: Placement) -> None:
 
     def placed(act: Activation) -> Activation:
         while act.storage in p.inside:
-            outer, start = p.inside[act.storage]
-            act = replace(act, storage=outer, group_offset=act.group_offset + start)
+            outer = p.inside[act.storage]
+            act = replace(outer.region(act.dims, act.group_offset, act.pixels), name=act.name)
         return act
 
     for choice in p.selection.choices:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from itertools import groupby, product
 
 import numpy as np
 import onnx_ir as ir
@@ -21,9 +23,12 @@ from celosia.compiler.graph.select.parameters import (
 )
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute, constant
-from celosia.compiler.layer import Conv, Untileable, Window
+from celosia.compiler.layer import Conv, Lattice, Layer, Untileable, Window
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.space import Problem, choose, estimate
+
+MOST_PHASES = 64
+"""Convolutions that a transposed one may take."""
 
 
 def conv(p: Placement, node: ir.Node) -> None:
@@ -85,6 +90,93 @@ def folded(
             return math.inf
 
     return min(options, key=cycles)
+
+
+def conv_transpose(p: Placement, node: ir.Node) -> None:
+    """As one convolution for each phase of the stride, which writes every stride-th pixel of y."""
+    value, y = node.inputs[0], node.outputs[0]
+    assert value is not None
+    form, y_form, weights = natural_form(value), natural_form(y), array_of(node.inputs[3])
+    if weights.ndim != 4:
+        raise OnCpu(f"a transposed convolution of {weights.ndim - 2} dimensions; the accelerator has those of two")
+    window, groups = window_of(node, form, weights.shape[2:]), attribute(node, "group", 1)
+    if attribute(node, "auto_pad", "NOTSET") != "NOTSET" or attribute(node, "output_shape"):
+        raise OnCpu("auto_pad or output_shape; export it with pads")
+    if groups < 1 or form.dims[1] % groups or weights.shape[0] != form.dims[1]:
+        raise OnCpu(f"{groups} groups do not divide its channels")
+    phases = [_phases(window, axis, form, y_form) for axis in (0, 1)]
+    if len(phases[0]) * len(phases[1]) > MOST_PHASES:
+        raise OnCpu(f"it makes {len(phases[0]) * len(phases[1])} convolutions, more than {MOST_PHASES}")
+    kernels = (
+        weights.reshape(groups, -1, *weights.shape[1:])
+        .swapaxes(1, 2)
+        .reshape(-1, len(weights) // groups, *window.kernel)
+    )
+    bias = constant(node.inputs[8]) if len(node.inputs) > 8 else None
+    scales = [array_of(node.inputs[i]) for i in (1, 4, 6)]
+    zero_x, zero_y = stored_zero(node.inputs[2]), stored_zero(node.inputs[7])
+    reads: Reads = {}
+    x, whole = p.read(value, form, reads), p.activation(y, y_form)
+    layers: list[Layer] = []
+    for rows, columns in product(*phases):
+        part = np.ascontiguousarray(kernels[:, :, rows.taps][..., columns.taps])
+        if not rows.exists or not columns.exists:
+            part = np.zeros_like(part)
+        requantise = requantisation(scales, zero_x, zero_y, part, bias)
+        size = Lattice(*form.dims[2:], rows.skipped, columns.skipped)
+        seen = x.region((*form.dims[:2], form.dims[2] - rows.skipped, form.dims[3] - columns.skipped), 0, size)
+        lattice = Lattice(*y_form.dims[2:], rows.first, columns.first, *window.strides)
+        made = whole.region((*y_form.dims[:2], rows.rows, columns.rows), 0, lattice)
+        shape = Window(
+            (len(rows.taps), len(columns.taps)), dilations=(rows.step, columns.step),
+            pads=(rows.before, columns.before, rows.after, columns.after),
+        )  # fmt: skip
+        name = f"{node.name}.{rows.first}.{columns.first}"
+        layers.append(Conv(name, seen, made, part, requantise, shape, groups, zero_x))
+    p.assemble(node, layers, reads, whole, y_form, "onnxruntime convolves in float; a tie can differ by one step")
+
+
+@dataclass(frozen=True)
+class _Phase:
+    """Of each stride-th row (or column) of y from `first` on, `rows` of them, and which of x they are made of.
+
+    taps: of the kernel, in the order of the rows of x that they meet, `step` apart. before, after: rows of padding.
+    skipped: rows of x before the first that is read. exists: whether any tap meets a row.
+    """
+
+    first: int
+    rows: int
+    taps: list[int]
+    step: int = 1
+    before: int = 0
+    after: int = 0
+    skipped: int = 0
+    exists: bool = True
+
+
+def _phases(window: Window, axis: int, x: Form, y: Form) -> list[_Phase]:
+    """y[o] is the sum over k of x[(o + pad - k * dilation) / stride] * w[k], where that is whole."""
+    stride, dilation, pad = window.strides[axis], window.dilations[axis], window.pads[axis]
+    size, out = x.dims[2 + axis], y.dims[2 + axis]
+    step, phases = dilation // math.gcd(stride, dilation), []
+    for first in range(min(stride, out)):
+        taps = [k for k in range(window.kernel[axis]) if (first + pad - k * dilation) % stride == 0][::-1]
+        met = [(first + pad - k * dilation) // stride for k in taps]
+        rows = range(-(-(out - first) // stride))
+        for exists, run in groupby(rows, lambda row: any(0 <= row + k < size for k in met)):  # noqa: B023
+            own = list(run)
+            if not exists:  # the bias alone, of any rows of x
+                phases += [
+                    _Phase(first + stride * own[k], len(own[k : k + size]), [0], exists=False)
+                    for k in range(0, len(own), size)
+                ]
+                continue
+            start = own[0] + met[0]
+            end = own[-1] + met[-1] + 1
+            phases.append(
+                _Phase(first + stride * own[0], len(own), taps, step, max(0, -start), max(0, end - size), max(0, start))
+            )
+    return phases
 
 
 def gemm(p: Placement, node: ir.Node) -> None:

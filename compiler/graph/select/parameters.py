@@ -107,6 +107,13 @@ def window_of(node: ir.Node, form: Form, kernel: Any) -> Window:
     return replace(window, pads=(pads[0], pads[1], pads[2], pads[3]))
 
 
+def image_axes(rank: int) -> tuple[int, ...]:
+    """Which of images, channels, rows and columns the axes of a tensor are in its natural form."""
+    if rank not in (2, 3, 4):
+        raise OnCpu(f"a tensor of {rank} dimensions")
+    return {2: (0, 1), 3: (0, 1, 3), 4: (0, 1, 2, 3)}[rank]
+
+
 def check_extent(x: Form, y: Form, window: Window) -> None:
     """The output must be as large as the window says; anything else is a broken model."""
     for axis in range(2):

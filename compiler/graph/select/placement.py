@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
 from celosia.compiler.graph.values import constant
-from celosia.compiler.layer import Activation, Layer, Storage
+from celosia.compiler.layer import Activation, Layer, Storage, padded_groups
 from celosia.hw.config import Config
 
 Reads = dict[Storage, tuple[ir.Value, Form]]
@@ -54,8 +54,10 @@ class Placement:
         """Views, and the tensor that each is a view of."""
         self.given: dict[tuple[ir.Value, Form], Activation] = {}
         """What the host fills."""
-        self.inside: dict[Storage, tuple[Storage, int]] = {}
-        """Storages that lie inside another, from a group of it on."""
+        self.inside: dict[Storage, Activation] = {}
+        """Storages that lie inside another, and which part of it they are."""
+        self.fixed: set[Storage] = set()
+        """Storages that are read as images of other rows and columns, and cannot be part of another."""
 
     def source(self, value: ir.Value) -> ir.Value:
         """The tensor that `value` is, or is a view of."""
@@ -75,6 +77,25 @@ class Placement:
             self.given[value, form] = self.activation(value, form)
         reads[self.given[value, form].storage] = (value, form)
         return self.given[value, form]
+
+    def owned(self, value: ir.Value | None) -> bool:
+        """Whether layers write `value` into a storage that is its own, so that it can be moved."""
+        act = None if value is None else self.selection.written.get(value)
+        return act is not None and self.whole(act) and act.storage not in (*self.inside, *self.fixed)
+
+    def whole(self, act: Activation) -> bool:
+        """Whether `act` is all of its storage."""
+        return act.group_offset == 0 and act.lattice is None and act.storage.groups == padded_groups(
+            self.cfg, act.channels
+        )  # fmt: skip
+
+    def assemble(
+        self, node: ir.Node, layers: list[Layer], reads: Reads, y: Activation, form: Form, note: str = ""
+    ) -> None:
+        """Layers that each write a part of `y`, the output of `node`."""
+        value = node.outputs[0]
+        self.selection.choices += [Choice(layer, [node], reads, value, note) for layer in layers]
+        self.selection.forms[value], self.selection.written[value] = form, y
 
     def add(self, node: ir.Node, layer: Layer, reads: Reads, form: Form, note: str = "") -> None:
         choice = Choice(layer, [node], reads, node.outputs[0], note)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from itertools import product
+
 import onnx_ir as ir
 
 from celosia.compiler import numerics
@@ -9,7 +12,11 @@ from celosia.compiler.graph.select.forms import OnCpu, natural_form
 from celosia.compiler.graph.select.parameters import scalar_of, stored_zero, uniform, window_of
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute
-from celosia.compiler.layer import Pool, Window
+from celosia.compiler.layer import Activation, Lattice, Pool, Window
+
+MOST_PARTS = 49
+"""Layers of one average: one for each number of pixels that its windows have along rows and along columns."""
+IN_FLOAT = "onnxruntime averages in float; a tie can differ by one step"
 
 
 def average(p: Placement, node: ir.Node) -> None:
@@ -18,25 +25,71 @@ def average(p: Placement, node: ir.Node) -> None:
     form, y_form = natural_form(value), natural_form(y)
     if attribute(node, "channels_last", 0):
         raise OnCpu("channels last; export it as NCHW")
-    scale_x, scale_y = scalar_of(node.inputs[1]), scalar_of(node.inputs[3])
-    note = ""
     if node.op_type == "QLinearAveragePool":
-        window = window_of(node, form, attribute(node, "kernel_shape"))
-        if any(window.pads) or attribute(node, "ceil_mode", 0):
-            raise OnCpu("an average over a padded window; leave out pads and ceil_mode")
-        note = "onnxruntime averages in float; a tie can differ by one step"
+        window, note = window_of(node, form, attribute(node, "kernel_shape")), IN_FLOAT
     else:
-        window = Window((form.dims[2], form.dims[3]))
-        if node.op_type == "QLinearMean":
-            note = "onnxruntime averages in float; a tie can differ by one step"
-    count = window.kernel[0] * window.kernel[1]
-    factor = numerics.mean_scale if node.op_type == "QLinearMean" else numerics.global_average_scale
-    multiplier, shift = numerics.fold_scale(factor(scale_x, scale_y, count))
-    zero_x, zero_y = stored_zero(node.inputs[2]), stored_zero(node.inputs[4])
-    requantise = uniform(form.dims[1], -zero_x * count, int(multiplier), int(shift), zero_y)
+        window, note = Window((form.dims[2], form.dims[3])), IN_FLOAT if node.op_type == "QLinearMean" else ""
+    include = bool(attribute(node, "count_include_pad", 0))
+    rows, columns = (_runs(window, axis, form.dims[2 + axis], y_form.dims[2 + axis], include) for axis in (0, 1))
+    if len(rows) * len(columns) > MOST_PARTS:
+        raise OnCpu(f"its windows have {len(rows) * len(columns)} sizes, more than {MOST_PARTS}")
     reads: Reads = {}
-    x = p.read(value, form, reads)
-    p.add(node, Pool(node.name or "", x, p.activation(y, y_form), window, requantise), reads, y_form, note)
+    x, whole = p.read(value, form, reads), p.activation(y, y_form)
+    layers = [_part(node, x, whole, window, row, column) for row, column in product(rows, columns)]
+    if len(layers) == 1:
+        p.add(node, replace(layers[0], name=node.name or ""), reads, y_form, note)
+    else:
+        p.assemble(node, list(layers), reads, whole, y_form, note)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Rows (or columns) of y, `first` to `last`, whose windows average over `count` of x."""
+
+    first: int
+    last: int
+    count: int
+
+
+def _runs(window: Window, axis: int, size: int, out: int, include: bool) -> list[_Run]:
+    """Neighbours of equal count. include: whether padding counts."""
+    low, high = (-window.pads[axis], size + window.pads[axis + 2]) if include else (0, size)
+    runs: list[_Run] = []
+    for o in range(out):
+        start = o * window.strides[axis] - window.pads[axis]
+        taps = range(start, start + window.reach(axis), window.dilations[axis])
+        count = sum(low <= tap < high for tap in taps)
+        if not count:
+            raise OnCpu("a window lies in the padding alone")
+        if runs and runs[-1].count == count:
+            runs[-1] = replace(runs[-1], last=o)
+        else:
+            runs.append(_Run(o, o, count))
+    return runs
+
+
+def _part(node: ir.Node, x: Activation, y: Activation, window: Window, rows: _Run, columns: _Run) -> Pool:
+    """The average of those rows and columns of `y`."""
+    sides = [_reach(window, axis, run, x.dims[2 + axis]) for axis, run in enumerate((rows, columns))]
+    (top, before, below), (left, ahead, behind) = sides
+    seen = x.region((*x.dims[:2], x.height - top, x.width - left), 0, Lattice(x.height, x.width, top, left))
+    dims = (*y.dims[:2], rows.last - rows.first + 1, columns.last - columns.first + 1)
+    made = y.region(dims, 0, Lattice(y.height, y.width, rows.first, columns.first))
+    factor = numerics.mean_scale if node.op_type == "QLinearMean" else numerics.global_average_scale
+    scales = scalar_of(node.inputs[1]), scalar_of(node.inputs[3])
+    multiplier, shift = numerics.fold_scale(factor(*scales, rows.count * columns.count))
+    zero_x, zero_y = stored_zero(node.inputs[2]), stored_zero(node.inputs[4])
+    bias = -zero_x * window.kernel[0] * window.kernel[1]  # padding is zero_x
+    requantise = uniform(x.channels, bias, int(multiplier), int(shift), zero_y)
+    name = f"{node.name}.{rows.first}.{columns.first}"
+    return Pool(name, seen, made, replace(window, pads=(before, ahead, below, behind)), requantise, zero_x)
+
+
+def _reach(window: Window, axis: int, run: _Run, size: int) -> tuple[int, int, int]:
+    """Rows of x before the first that `run` reads, and rows of padding before and after."""
+    start = run.first * window.strides[axis] - window.pads[axis]
+    end = run.last * window.strides[axis] - window.pads[axis] + window.reach(axis)
+    return max(0, start), max(0, -start), max(0, end - size)
 
 
 def max_pool(p: Placement, node: ir.Node) -> None:

@@ -1,14 +1,18 @@
-"""Operators that only change the shape."""
+"""Operators that only change the shape, or whose outputs are parts of their input: neither costs anything."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import replace
 
 import onnx_ir as ir
 
 from celosia.compiler.cpu.ops import VIEWS
-from celosia.compiler.graph.select.forms import OnCpu, natural_form
-from celosia.compiler.graph.select.parameters import flattens, has_fixed_matrix
+from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
+from celosia.compiler.graph.select.parameters import flattens, has_fixed_matrix, image_axes
 from celosia.compiler.graph.select.placement import Placement
-from celosia.compiler.graph.values import is_op
+from celosia.compiler.graph.values import attribute, constant, is_op, shape
+from celosia.compiler.layer import Activation, Lattice, Map
 
 SAME_BYTES = tuple(sorted(VIEWS - {"Dropout"}))
 """Those that are free where the accelerator's layout stays the same."""
@@ -26,13 +30,29 @@ def is_view(p: Placement, node: ir.Node) -> bool:
         form = natural_form(y)
     except OnCpu:
         form = natural_form(y, rows=True)
+    if held != form and folds_into_gemm(p, node):
+        p.selection.views[node] = "part of the matrix multiplications that read it"
+        return True
     if held != form:
-        if folds_into_gemm(p, node):
-            p.selection.views[node] = "part of the matrix multiplications that read it"
-            return True
-        return False
+        return _joins_pixels(p, node, held, form)
     p.alias[y] = p.source(x)
     p.selection.forms[y] = form
+    p.selection.views[node] = "free: the same bytes"
+    return True
+
+
+def _joins_pixels(p: Placement, node: ir.Node, held: Form, form: Form) -> bool:
+    """Whether the output has the rows of the input, one after the other: the same bytes, which must then stay so."""
+    x, y = node.inputs[0], node.outputs[0]
+    assert x is not None
+    source = p.selection.written.get(p.source(x))
+    if source is None or source.dims != held.dims or source.lattice is not None or source.storage in p.inside:
+        return False
+    if held.dims[:2] != form.dims[:2] or math.prod(held.dims) != math.prod(form.dims):
+        return False
+    act = replace(source, name=y.name or "", height=form.dims[2], width=form.dims[3])
+    p.fixed.add(source.storage)
+    p.selection.forms[y], p.selection.written[y] = form, act
     p.selection.views[node] = "free: the same bytes"
     return True
 
@@ -44,3 +64,76 @@ def folds_into_gemm(p: Placement, node: ir.Node) -> bool:
         is_op(user, "QGemm", "QLinearMatMul") and user.inputs[0] is node.outputs[0] and has_fixed_matrix(user)
         for user in users
     )  # fmt: skip
+
+
+def take_parts(p: Placement, node: ir.Node) -> None:
+    """Note the outputs of a Split or Slice as parts of its input. OnCpu where the accelerator has no such parts."""
+    x = node.inputs[0]
+    assert x is not None
+    form = natural_form(x)
+    if p.held(x) != form:
+        raise OnCpu("the host has its input")
+    source = p.selection.written[p.source(x)]
+    parts = [_part(p, source, ranges) for ranges in ranges_of(node)]
+    if parts[0].pixels.across > 1:  # a LOAD that skips columns cannot pad rows
+        y, (part,) = natural_form(node.outputs[0]), parts
+        p.add(node, Map(node.name or "", part, p.activation(node.outputs[0], y)), {}, y)
+        return
+    for value, part in zip(node.outputs, parts):
+        act = replace(part, name=value.name or "")
+        p.selection.forms[value], p.selection.written[value] = natural_form(value), act
+    p.selection.views[node] = "free: part of the same bytes"
+
+
+def _part(p: Placement, source: Activation, ranges: tuple[range, range, range, range]) -> Activation:
+    """Images, channels, rows and columns of `source`."""
+    images, channels, rows, columns = ranges
+    if len(images) != source.images or images.step != 1:
+        raise OnCpu("it takes some of the images")
+    if channels.step != 1 or channels.start % p.cfg.group:
+        raise OnCpu(f"its channels do not begin on a group of {p.cfg.group}")
+    if rows.step < 1 or columns.step < 1:
+        raise OnCpu("it turns rows or columns round")
+    lattice = Lattice(source.height, source.width, rows.start, columns.start, rows.step, columns.step)
+    dims = source.images, len(channels), len(rows), len(columns)
+    return source.region(dims, channels.start // p.cfg.group, lattice)
+
+
+def ranges_of(node: ir.Node) -> list[tuple[range, range, range, range]]:
+    """For each output of a Split or Slice: which images, channels, rows and columns of its input it has."""
+    form, axes = natural_form(node.inputs[0]), image_axes(len(node.inputs[0].shape or ()))  # type: ignore[union-attr,arg-type]
+    whole = [range(size) for size in form.dims]
+    if node.op_type == "Split":
+        axis, start, found = attribute(node, "axis", 0) % len(axes), 0, []
+        for y in node.outputs:
+            size = (shape(y) or ())[axis]
+            found.append([*whole[: axes[axis]], range(start, start + size), *whole[axes[axis] + 1 :]])
+            start += size
+    else:
+        found = [whole]
+        for axis, chosen in slices(node, len(axes)):
+            whole[axes[axis]] = whole[axes[axis]][chosen]
+    result = [(each[0], each[1], each[2], each[3]) for each in found]
+    if any(not len(side) for each in result for side in each):
+        raise OnCpu("an output is empty")
+    return result
+
+
+def slices(node: ir.Node, rank: int) -> list[tuple[int, slice]]:
+    """Axis and slice of each that a Slice cuts. OnCpu where they are not constant."""
+    lists: list[list[int] | None] = []
+    for number, name in enumerate(("starts", "ends", "axes", "steps"), 1):
+        given = attribute(node, name)
+        if given is None and len(node.inputs) > number and node.inputs[number] is not None:
+            array = constant(node.inputs[number])
+            if array is None:
+                raise OnCpu(f"its {name} are not constant")
+            given = array.reshape(-1).tolist()
+        lists.append(given)
+    starts, ends, axes, steps = lists
+    assert starts is not None and ends is not None
+    axes, steps = axes or list(range(len(starts))), steps or [1] * len(starts)
+    return [
+        (axis % rank, slice(start, end if end > -(1 << 62) else None, step))
+        for start, end, axis, step in zip(starts, ends, axes, steps, strict=True)
+    ]

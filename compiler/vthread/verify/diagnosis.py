@@ -140,9 +140,11 @@ class _Diagnosis:
     def _position(self, layer: int, piece: int) -> Position:
         """A piece of the storage of y, relative to y."""
         y = self.run.layers[layer].y
-        shape = y.batches(self.cfg), y.storage_groups, y.height, y.width
+        pixels = y.pixels
+        shape = y.batches(self.cfg), y.storage_groups, pixels.rows, pixels.columns
         batch, group, row, column = np.unravel_index(piece, shape)
-        return int(batch), int(group) - y.group_offset, int(row), int(column)
+        place = (int(row) - pixels.top) // pixels.down, (int(column) - pixels.left) // pixels.across
+        return int(batch), int(group) - y.group_offset, *place
 
     def _store(self, i: Decoded, layer: int) -> ProvenanceError:
         f = i.fields

@@ -154,14 +154,14 @@ Pieces = dict[Storage, Scalars]
 
 
 def blocked(cfg: Config, pieces: Scalars, act: Activation) -> Scalars:
-    """The pieces of the storage of `act` as [batches, groups of the storage, height, width]."""
-    shape = act.batches(cfg), act.storage_groups, act.height, act.width
+    """The pieces of the storage of `act` as [batches, groups of the storage, rows, columns]."""
+    shape = act.batches(cfg), act.storage_groups, act.pixels.rows, act.pixels.columns
     return pieces[: act.size(cfg) // cfg.piece_bytes].reshape(shape)
 
 
 def part(cfg: Config, pieces: Scalars, act: Activation) -> Scalars:
     """Those of `act` alone, [batches, groups, height, width]; a view."""
-    return blocked(cfg, pieces, act)[:, act.group_offset : act.group_offset + act.groups(cfg)]
+    return blocked(cfg, pieces, act)[:, *act.cut(cfg)]
 
 
 def layers_of(layer: Layer) -> tuple[Layer, ...]:

@@ -124,6 +124,11 @@ def det(op: HostOp, x: Array) -> Array:
     return np.asarray(np.linalg.det(x)).astype(x.dtype)
 
 
+@host("Inverse", domain="com.microsoft")
+def inverse(op: HostOp, x: Array) -> Array:
+    return np.asarray(np.linalg.inv(x)).astype(x.dtype)
+
+
 @host("ArrayFeatureExtractor", domain="ai.onnx.ml")
 def array_feature_extractor(op: HostOp, x: Array, indices: Array) -> Array:
     out = np.take(x, indices.reshape(-1), axis=-1)

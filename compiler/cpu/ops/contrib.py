@@ -1,0 +1,393 @@
+"""Operators of onnxruntime (com.microsoft) that its optimiser and exporters make of several of ONNX's.
+
+Each is written as those that it stands for; what they make lies in one kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from celosia.compiler import expr as T
+from celosia.compiler.cpu.ops.normalisation import layer_norm, softmax
+from celosia.compiler.cpu.ops.quantized import quantize
+from celosia.compiler.cpu.ops.registry import OPS, Array, Node, at, op, reshaped
+from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
+
+F32 = "float32"
+MASKED = -10000.0
+"""What onnxruntime adds to the scores of what a mask hides, unless an attribute says otherwise."""
+
+
+def apply(node: Node, name: str, *inputs: Tensor | None, values: Sequence[Array | None] = (), **attrs: Any) -> Tensor:
+    """The first output of another operator."""
+    known = tuple(values) or (None,) * len(inputs)
+    made = OPS[name](Node(name, attrs, inputs, known, 1, 21, node.name))
+    return made if isinstance(made, Tensor) else made[0]
+
+
+def transposed(node: Node, x: Tensor, perm: Sequence[int]) -> Tensor:
+    return apply(node, "Transpose", x, perm=list(perm))
+
+
+def scaled(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1 else T.compute(x.shape, lambda *i: x[i] * factor, "scaled")
+
+
+def optional(node: Node, i: int) -> Tensor | None:
+    return node.input(i) if node.has(i) else None
+
+
+def activated(node: Node, x: Tensor, names: Sequence[str]) -> Tensor:
+    """x through the attribute `activation`, whose parameters `names` are in a list or in attributes of their own."""
+    kind = node.attrs.get("activation", "")
+    if not kind:
+        return x
+    wanted = {"LeakyRelu": ("alpha",), "HardSigmoid": ("alpha", "beta"), "Clip": ("min", "max")}.get(kind, ())
+    listed = node.attrs.get("activation_params")
+    values = list(listed) if listed is not None else [node.attrs[f"activation_{name}"] for name in names[: len(wanted)]]
+    if kind == "Clip":
+        low, high = (float(v) for v in values)
+        return T.compute(x.shape, lambda *i: call("clamp", x[i], wrap(low, x.dtype), wrap(high, x.dtype)), "clip")
+    attrs: dict[str, Any] = {name: float(value) for name, value in zip(wanted, values)}
+    return apply(node, kind, x, **attrs)
+
+
+# Products ----------------------------------------------------------------------------------------------------------
+
+
+@op("FusedMatMul", "TransposeMatMul")
+def fused_matmul(node: Node) -> Tensor:
+    """alpha times the product of a and b, of which batches or matrices may be transposed."""
+    sides = []
+    for number, name in enumerate("AB"):
+        x = node.input(number)
+        axes = list(range(len(x.shape)))
+        if node.attrs.get(f"transBatch{name}", 0):
+            axes = [*axes[1:-1], axes[0], axes[-1]]
+        if node.attrs.get(f"trans{name}", 0) and len(axes) > 1:
+            axes = [*axes[:-2], axes[-1], axes[-2]]
+        sides.append(transposed(node, x, axes) if axes != sorted(axes) else x)
+    return scaled(apply(node, "MatMul", *sides), float(node.attrs.get("alpha", 1.0)))
+
+
+@op("FusedGemm")
+def fused_gemm(node: Node) -> Tensor:
+    attrs = {name: node.attrs[name] for name in ("alpha", "beta", "transA", "transB") if name in node.attrs}
+    return activated(node, apply(node, "Gemm", *node.inputs, **attrs), ("alpha", "beta"))
+
+
+@op("FusedConv")
+def fused_conv(node: Node) -> Tensor:
+    """x, w, bias, and what is added before the activation function."""
+    attrs = {name: value for name, value in node.attrs.items() if not name.startswith("activation")}
+    y = apply(node, "Conv", *node.inputs[:3], **attrs)
+    if node.has(3):
+        y = apply(node, "Add", y, node.input(3))
+    return activated(node, y, ())
+
+
+@op("DynamicQuantizeMatMul")
+def dynamic_quantize_matmul(node: Node) -> Tensor:
+    """x, w, scale and zero point of w, bias: x is quantised by its own range."""
+    made = OPS["DynamicQuantizeLinear"](Node("DynamicQuantizeLinear", {}, (node.input(0),), (None,), 3, 21, node.name))
+    assert not isinstance(made, Tensor)
+    x, scale, zero = made
+    known = (None, node.values[1], None, None, None, *node.values[3:4], None)
+    inputs = (x, node.input(1), scale, node.input(2), zero, optional(node, 3), optional(node, 4))
+    return apply(node, "MatMulIntegerToFloat", *inputs, values=(*known, *(None,) * (len(inputs) - len(known))))
+
+
+@op("MatMulInteger16")
+def matmul_integer16(node: Node) -> Tensor:
+    wide = [T.compute(x.shape, lambda *i, x=x: x[i].astype("int32"), "wide") for x in (node.input(0), node.input(1))]
+    return apply(node, "MatMul", *wide)
+
+
+@op("MatMulNBits")
+def matmul_nbits(node: Node) -> Tensor:
+    """x times w [N, K], of 4 or 8 bits in blocks along K with a scale and a zero point each, the low bits first."""
+    x, packed, scales = node.input(0), node.input(1), node.input(2)
+    bits, size = int(node.attrs.get("bits", 4)), int(node.attrs["block_size"])
+    inner, n = int(node.attrs["K"]), int(node.attrs["N"])
+    if bits not in (4, 8) or node.has(4):
+        raise node.fail(f"weights of {bits} bits" if bits not in (4, 8) else "an order of groups (g_idx)")
+    blocks, a_byte = -(-inner // size), 8 // bits
+    row, zero_row = packed.size // n, -(-blocks // a_byte)
+    zeros = optional(node, 3)
+
+    def number(source: Tensor, first: Expr, k: Expr) -> Expr:
+        byte = source.flat(first + k // a_byte).astype("int32")
+        return byte if bits == 8 else (byte >> (k % 2).astype("int32") * 4) & 15
+
+    def weight(k: Expr, j: Expr) -> Expr:
+        block = k // size
+        if zeros is None:
+            zero: Expr = wrap(float(1 << (bits - 1)), F32)
+        elif zeros.dtype == "uint8":
+            zero = number(zeros, j * zero_row, block).astype(F32)
+        else:
+            zero = zeros.flat(j * blocks + block).astype(F32)
+        return (number(packed, j * row, k).astype(F32) - zero) * scales.flat(j * blocks + block)
+
+    y = apply(node, "MatMul", x, T.compute((inner, n), weight, "weights"))
+    return apply(node, "Add", y, node.input(5)) if node.has(5) else y
+
+
+@op("ConvTransposeWithDynamicPads")
+def conv_transpose_with_pads(node: Node) -> Tensor:
+    """x, w, pads, bias."""
+    attrs = dict(node.attrs)
+    if node.has(2):
+        attrs["pads"] = [int(pad) for pad in node.constant(2, "pads").reshape(-1)]
+    return apply(node, "ConvTranspose", node.input(0), node.input(1), optional(node, 3), **attrs)
+
+
+# Normalisation -----------------------------------------------------------------------------------------------------
+
+
+@op("SimplifiedLayerNormalization")
+def simplified_layer_normalization(node: Node) -> list[Tensor]:
+    x = node.input(0)
+    return _by_root_mean_square(node, x, node.input(1), node.axis(-1, len(x.shape)))[: node.outputs]
+
+
+@op("SkipSimplifiedLayerNormalization")
+def skip_simplified_layer_normalization(node: Node) -> list[Tensor]:
+    """x, skip, gamma, bias; outputs 0, 2 (one over the root) and 3 (the sum)."""
+    tensors = [node.input(0), node.input(1), *([node.input(3)] if node.has(3) else [])]
+    total = node.elementwise(lambda *v: sum(v[1:], v[0]), *tensors)
+    y, inverse = _by_root_mean_square(node, total, node.input(2), len(total.shape) - 1)
+    return [y, inverse, inverse, total][: node.outputs]
+
+
+def _by_root_mean_square(node: Node, x: Tensor, scale: Tensor, axis: int) -> list[Tensor]:
+    y = apply(node, "RMSNormalization", x, scale, axis=axis, epsilon=node.attrs.get("epsilon", 1e-5))
+    eps, count = node.attrs.get("epsilon", 1e-5), prod(x.shape[axis:])
+    squares = apply(node, "Mul", x, x)
+    axes = np.arange(axis, len(x.shape))
+    total = apply(node, "ReduceSum", squares, T.constant(axes, "axes"), values=(None, axes), keepdims=1)
+    inverse = T.compute(
+        total.shape, lambda *i: wrap(1, x.dtype) / call("sqrt", total[i] / float(count) + eps), "inverse"
+    )
+    return [y, inverse]
+
+
+@op("EmbedLayerNormalization")
+def embed_layer_normalization(node: Node) -> list[Tensor]:
+    """Words, segments, their embeddings and those of places, gamma, beta, mask, places; also the sum of each mask, and
+    the sum of the embeddings."""
+    tables = [optional(node, number) for number in (2, 3, 4)]
+    return _embedded(node, tables, node.input(5), optional(node, 6), optional(node, 7), optional(node, 8))
+
+
+@op("QEmbedLayerNormalization")
+def quantised_embed_layer_normalization(node: Node) -> list[Tensor]:
+    """The same with embeddings, gamma and beta as bytes; inputs 8 to 17 are scales, then zero points."""
+
+    def real(number: int) -> Tensor | None:
+        if not node.has(number):
+            return None
+        x, scale, zero = node.input(number), node.scalar(number + 6, F32), node.scalar(number + 11, "int32")
+        return T.compute(x.shape, lambda *i: (x[i].astype("int32") - zero).astype(F32) * scale, "real")
+
+    words, places, segments, gamma, beta = (real(number) for number in range(2, 7))
+    if gamma is None:
+        raise node.fail("input 5 is missing")
+    return _embedded(node, [words, places, segments], gamma, beta, optional(node, 7), None)
+
+
+def _embedded(
+    node: Node, tables: list[Tensor | None], gamma: Tensor, beta: Tensor | None, mask: Tensor | None,
+    places: Tensor | None,
+) -> list[Tensor]:  # fmt: skip
+    ids, segments = node.input(0), optional(node, 1)
+    words, positions, kinds = tables
+    if words is None or positions is None:
+        raise node.fail("an embedding is missing")
+
+    def embedding(b: Expr, s: Expr, h: Expr) -> Expr:
+        place = s if places is None else places[(0 if places.shape[0] == 1 else b), s].astype(INDEX)
+        word = words[T.clip(ids[b, s].astype(INDEX), 0, words.shape[0] - 1), h]
+        total = word + positions[T.clip(place, 0, positions.shape[0] - 1), h]
+        if segments is None or kinds is None:
+            return total
+        return total + kinds[T.clip(segments[b, s].astype(INDEX), 0, kinds.shape[0] - 1), h]
+
+    total = T.compute((*ids.shape, words.shape[1]), embedding, "embedding")
+    y = layer_norm(node, total, 2, gamma, beta)[0]
+    k = T.reduce_axis(ids.shape[1], "k")
+    counts = T.compute(
+        (ids.shape[0],),
+        lambda b: wrap(0, "int32") if mask is None else T.sum(mask[b, k].astype("int32"), k),
+        "mask_sum",
+    )
+    return [y, counts, total][: node.outputs]
+
+
+# Attention ---------------------------------------------------------------------------------------------------------
+
+
+def heads(x: Tensor, count: int) -> Tensor:
+    """[B, S, H * D] as [B, H, S, D]."""
+    b, s, hidden = x.shape
+    return T.compute((b, count, s, hidden // count), lambda i, h, k, d: x[i, k, h * (hidden // count) + d], "heads")
+
+
+def attend(node: Node, q: Tensor, k: Tensor, v: Tensor, added: Callable[[tuple[Expr, ...]], Expr] | None) -> Tensor:
+    """softmax(q kᵀ * scale + added) v of [B, H, S, D], as [B, S, H * D]; `added` at (b, h, row, column)."""
+    scale = float(node.attrs.get("scale", 0.0)) or 1 / float(np.sqrt(q.shape[-1]))
+    hidden = float(node.attrs.get("mask_filter_value", MASKED))
+    scores = scaled(apply(node, "MatMul", q, transposed(node, k, (0, 1, 3, 2))), scale)
+    ahead = k.shape[2] - q.shape[2]
+
+    def score(*i: Expr) -> Expr:
+        value = scores[i] if added is None else scores[i] + added(i)
+        if not node.attrs.get("unidirectional", 0):
+            return value
+        return select(i[3] <= i[2] + ahead, value, wrap(float(np.finfo(np.float32).min), F32) + hidden * 0)
+
+    weights = softmax(Node("Softmax", {}, (T.compute(scores.shape, score, "scores"),), (None,), 1, 21, node.name))
+    assert isinstance(weights, Tensor)
+    y = transposed(node, apply(node, "MatMul", weights, v), (0, 2, 1, 3))
+    return reshaped(y, (*y.shape[:2], y.shape[2] * y.shape[3]))
+
+
+def appended(node: Node, past: Tensor | None, x: Tensor) -> Tensor:
+    """What came before and x, along the sequence."""
+    return x if past is None else apply(node, "Concat", past, x, axis=2)
+
+
+def masked(node: Node, mask: Tensor | None, columns: int) -> Callable[[tuple[Expr, ...]], Expr] | None:
+    """What is added to a score where `mask` [B, columns] is 0, or from the length [B] on that it gives."""
+    if mask is None:
+        return None
+    hidden = wrap(float(node.attrs.get("mask_filter_value", MASKED)), F32)
+    if len(mask.shape) == 2 and mask.shape[1] == columns:
+        return lambda i: select(T.equal(mask[i[0], i[3]].astype("int32"), 0), hidden, wrap(0, F32))
+    if len(mask.shape) == 1:
+        return lambda i: select(i[3] < mask[i[0]].astype(INDEX), wrap(0, F32), hidden)
+    raise node.fail(f"a mask of shape {list(mask.shape)}")
+
+
+@op("MultiHeadAttention")
+def multi_head_attention(node: Node) -> list[Tensor]:
+    """Query, key, value, bias, mask of keys, what is added to scores, past keys and values; also the present ones."""
+    count = int(node.attrs["num_heads"])
+    q = node.input(0)
+    if len(q.shape) != 3 or not node.has(1) or not node.has(2):
+        raise node.fail("query, key and value in one tensor")
+    hidden, bias = q.shape[2], optional(node, 3)
+    sides, start = [], 0
+    for number in range(3):
+        x = node.input(number)
+        if len(x.shape) == 4:  # keys and values as heads
+            sides.append(x)
+            continue
+        width, first = x.shape[2], start
+        if bias is not None:
+            x = T.compute(x.shape, lambda b, s, h, x=x, first=first: x[b, s, h] + bias[h + first], "biased")
+        start += width
+        sides.append(heads(x, count))
+    q, k, v = sides
+    k, v = appended(node, optional(node, 6), k), appended(node, optional(node, 7), v)
+    hide, extra = masked(node, optional(node, 4), k.shape[2]), optional(node, 5)
+
+    def added(i: tuple[Expr, ...]) -> Expr:
+        parts = ([hide(i)] if hide else []) + ([at(extra, i)] if extra is not None else [])
+        return sum(parts[1:], parts[0])
+
+    y = attend(node, q, k, v, added if hide or extra is not None else None)
+    if y.shape[2] != hidden and len(node.input(2).shape) == 3 and y.shape[2] != node.input(2).shape[2]:
+        raise node.fail(f"{count} heads of {y.shape[2]} values")
+    return [y, k, v][: node.outputs]
+
+
+@op("QAttention")
+def quantised_attention(node: Node) -> list[Tensor]:
+    """x, w [hidden, 3 * hidden], bias, scales of x and w, mask, zero points of x and w, past; also what is present."""
+    x, w = node.input(0), node.input(1)
+    known = (None, node.values[1], None, None, None, node.values[7] if node.has(7) else None, None)
+    inputs = (x, w, node.input(3), node.input(4), optional(node, 6), optional(node, 7), node.input(2))
+    return _attention(node, apply(node, "MatMulIntegerToFloat", *inputs, values=known), optional(node, 5), 8)
+
+
+def _attention(node: Node, both: Tensor, mask: Tensor | None, past_at: int) -> list[Tensor]:
+    """Attention of queries, keys and values side by side in `both` [B, S, 3 * hidden]."""
+    count, width = int(node.attrs["num_heads"]), both.shape[2] // 3
+    q, k, v = (
+        heads(T.compute((*both.shape[:2], width), lambda b, s, h, n=n: both[b, s, h + n * width], "side"), count)
+        for n in range(3)
+    )
+    past = optional(node, past_at)
+    if past is not None:
+        before = [T.compute(past.shape[1:], lambda *i, n=n: past[(n, *i)], "past") for n in (0, 1)]
+        k, v = appended(node, before[0], k), appended(node, before[1], v)
+    y = attend(node, q, k, v, masked(node, mask, k.shape[2]))
+    present = T.compute((2, *k.shape), lambda n, *i: select(T.equal(n, 0), k[i], v[i]), "present")
+    return [y, present][: node.outputs]
+
+
+# Others ------------------------------------------------------------------------------------------------------------
+
+
+@op("QLinearWhere")
+def qlinear_where(node: Node) -> Tensor:
+    """condition, x, sx, zx, y, sy, zy, s, z."""
+    kind = node.input(1).dtype
+    scale, zero = node.scalar(7, F32), node.scalar(8, kind)
+
+    def real(x: Expr, number: int) -> Expr:
+        return (x.astype("int32") - node.scalar(number + 2, "int32")).astype(F32) * node.scalar(number + 1, F32)
+
+    def chosen(c: Expr, x: Expr, y: Expr) -> Expr:
+        return quantize(select(c, real(x, 1), real(y, 4)), scale, zero, kind)
+
+    return node.elementwise(chosen, node.input(0), node.input(1), node.input(4))
+
+
+@op("NhwcMaxPool")
+def nhwc_max_pool(node: Node) -> Tensor:
+    """Of bytes whose channels are innermost."""
+    rank = len(node.input(0).shape)
+    x = transposed(node, node.input(0), (0, rank - 1, *range(1, rank - 1)))
+    return transposed(node, apply(node, "MaxPool", x, **node.attrs), (0, *range(2, rank), 1))
+
+
+@op("ExpandDims")
+def expand_dims(node: Node) -> Tensor:
+    x, axis = node.input(0), int(node.constant(1, "axis").reshape(()))
+    axis = axis if axis >= 0 else axis + len(x.shape) + 1
+    return reshaped(x, (*x.shape[:axis], 1, *x.shape[axis:]))
+
+
+@op("CDist")
+def pairwise_distances(node: Node) -> Tensor:
+    a, b = node.input(0), node.input(1)
+    k = T.reduce_axis(a.shape[1], "k")
+
+    def squares(i: Expr, j: Expr) -> Expr:
+        d = a[i, k] - b[j, k]
+        return T.sum(d * d, k)
+
+    total = T.compute((a.shape[0], b.shape[0]), squares, "squares")
+    if node.attrs.get("metric", "sqeuclidean") == "sqeuclidean":
+        return total
+    return T.compute(total.shape, lambda *i: call("sqrt", total[i]), "distances")
+
+
+@op("UnfoldTensor")
+def unfold(node: Node) -> Tensor:
+    """Windows of `size` along `dim`, `step` apart, as the last axis."""
+    x = node.input(0)
+    dim, size, step = node.attrs.get("dim", -1) % len(x.shape), int(node.attrs["size"]), int(node.attrs.get("step", 1))
+    shape = (*x.shape[:dim], (x.shape[dim] - size) // step + 1, *x.shape[dim + 1 :], size)
+    return T.compute(shape, lambda *i: x[(*i[:dim], i[dim] * step + i[-1], *i[dim + 1 : -1])], "unfold")
+
+
+@op("SampleOp")
+def sample(node: Node) -> Tensor:
+    return apply(node, "Identity", node.input(0))

@@ -1,0 +1,162 @@
+"""Operators that move bytes as layers that copy, each a lattice of pixels: LOAD and STORE stride over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from celosia.compiler.cpu.ops.registry import Node, Unsupported
+from celosia.compiler.cpu.ops.resize import nearest
+from celosia.compiler.expr import placeholder
+from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
+from celosia.compiler.graph.select.parameters import image_axes
+from celosia.compiler.graph.select.placement import Placement, Reads
+from celosia.compiler.graph.values import attribute, attributes_of, constant, shape
+from celosia.compiler.layer import Activation, Lattice, Map, Pool, Window
+
+MOST_LAYERS = 16
+"""Copies of one operator; each reads and writes anew."""
+Copy = tuple[tuple[int, Lattice], tuple[int, Lattice]]
+"""First channel group and lattice of what is read, and of where it is written."""
+
+
+def resize(p: Placement, node: ir.Node) -> None:
+    """Nearest neighbours: of each phase in which they repeat, rows and columns are as far from each other as in x."""
+    value = node.inputs[0]
+    assert value is not None
+    form, y_form = natural_form(value), natural_form(node.outputs[0])
+    indices = _nearest(node)
+    rows, columns = (_phases(indices.get(axis, np.arange(form.dims[axis]))) for axis in (2, 3))
+    if form.dims[:2] != y_form.dims[:2]:
+        raise OnCpu("it repeats images or channels")
+    copies = [
+        ((0, Lattice(*form.dims[2:], y.start, x.start, y.step, x.step)), (0, Lattice(*y_form.dims[2:], i, j, m, n)))
+        for (i, m, y), (j, n, x) in product(rows, columns)
+    ]
+    dims = [(len(y), len(x)) for (_, _, y), (_, _, x) in product(rows, columns)]
+    _copy(p, node, form, y_form, copies, lambda number: (*form.dims[:2], *dims[number]))
+
+
+def _nearest(node: ir.Node) -> dict[int, NDArray[np.int64]]:
+    """The element of x for each of y, along each of rows and columns that changes."""
+    tensors = [None if v is None else placeholder(shape(v) or (), "int8", "x") for v in node.inputs]
+    values = tuple(constant(v) for v in node.inputs)
+    opset = 11 if node.op_type == "Resize" else 9
+    built = Node(node.op_type, attributes_of(node), tuple(tensors), values, 1, opset, node.name or "")
+    try:
+        found = nearest(built)
+    except Unsupported as error:
+        raise OnCpu(str(error)) from None
+    axes = image_axes(len(node.inputs[0].shape or ()))  # type: ignore[union-attr]
+    return {axes[axis]: index for axis, index in found.items()}
+
+
+def _phases(index: NDArray[np.int64]) -> list[tuple[int, int, range]]:
+    """`index` as the fewest arithmetic progressions of equal steps: (first place, places between, what they hold)."""
+    for count in range(1, MOST_LAYERS + 1):
+        parts = [index[first::count] for first in range(min(count, len(index)))]
+        steps = {int(step) for part in parts for step in np.diff(part)}
+        if len(steps) <= 1 and min(steps, default=1) > 0:
+            step = min(steps, default=1)
+            return [(n, count, range(int(k[0]), int(k[-1]) + 1, step)) for n, k in enumerate(parts)]
+    raise OnCpu(f"its neighbours are no {MOST_LAYERS} even steps")
+
+
+def depth_to_space(p: Placement, node: ir.Node) -> None:
+    form, y_form, b, groups = _depth(p, node, node.inputs[0], node.outputs[0])
+    whole = Lattice(*form.dims[2:])
+    copies = [
+        (((i * b + j) * groups, whole), (0, Lattice(*y_form.dims[2:], i, j, b, b)))
+        for i, j in product(range(b), repeat=2)
+    ]  # fmt: skip
+    _copy(p, node, form, y_form, copies, lambda _: (*y_form.dims[:2], *form.dims[2:]))
+
+
+def space_to_depth(p: Placement, node: ir.Node) -> None:
+    y_form, form, b, groups = _depth(p, node, node.outputs[0], node.inputs[0])
+    whole = Lattice(*y_form.dims[2:])
+    copies = [
+        ((0, Lattice(*form.dims[2:], i, j, b, b)), ((i * b + j) * groups, whole))
+        for i, j in product(range(b), repeat=2)
+    ]  # fmt: skip
+    _copy(p, node, form, y_form, copies, lambda _: (*form.dims[:2], *y_form.dims[2:]))
+
+
+def _depth(p: Placement, node: ir.Node, deep: ir.Value | None, wide: ir.Value | None) -> tuple[Form, Form, int, int]:
+    """Forms of the side with more channels and of that with more pixels, block size, channel groups of the latter."""
+    assert deep is not None and wide is not None
+    forms, b = (natural_form(deep), natural_form(wide)), attribute(node, "blocksize")
+    if attribute(node, "mode", "DCR") != "DCR":
+        raise OnCpu("its blocks are the inner axis of its channels (mode CRD)")
+    channels = forms[1].dims[1]
+    if channels % p.cfg.group:
+        raise OnCpu(f"{channels} channels are not whole groups of {p.cfg.group}")
+    if b * b > MOST_LAYERS:
+        raise OnCpu(f"blocks of {b} x {b} take more than {MOST_LAYERS} layers")
+    return (*forms, b, channels // p.cfg.group)
+
+
+def _copy(
+    p: Placement, node: ir.Node, form: Form, y_form: Form, copies: list[Copy],
+    dims: Callable[[int], tuple[int, int, int, int]],
+) -> None:  # fmt: skip
+    """One layer for each of `copies`; dims: those of the layer with that number."""
+    value = node.inputs[0]
+    assert value is not None
+    if len(copies) > MOST_LAYERS:
+        raise OnCpu(f"it takes {len(copies)} layers, more than {MOST_LAYERS}")
+    if p.held(value) != form:
+        raise OnCpu("the host has its input")
+    reads: Reads = {}
+    x, y = p.read(value, form, reads), p.activation(node.outputs[0], y_form)
+    layers = [
+        Map(f"{node.name}.{number}", x.region(dims(number), *source), y.region(dims(number), *target))
+        for number, (source, target) in enumerate(copies)
+    ]  # fmt: skip
+    p.assemble(node, list(layers), reads, y, y_form)
+
+
+def pad(p: Placement, node: ir.Node) -> None:
+    """A constant around rows and columns: the largest of one pixel, which may lie beyond the border."""
+    value, y = node.inputs[0], node.outputs[0]
+    assert value is not None
+    form, y_form = natural_form(value), natural_form(y)
+    if attribute(node, "mode", "constant") != "constant":
+        raise OnCpu("it pads with other elements than a constant")
+    if p.held(value) != form:
+        raise OnCpu("the host has its input")
+    top, left, bottom, right = _pads(node)
+    reads: Reads = {}
+    x: Activation = p.read(value, form, reads)
+    window = Window((1, 1), pads=(top, left, bottom, right))
+    p.add(node, Pool(node.name or "", x, p.activation(y, y_form), window, pad_value=_fill(node)), reads, y_form)
+
+
+def _pads(node: ir.Node) -> tuple[int, int, int, int]:
+    axes = image_axes(len(node.inputs[0].shape or ()))  # type: ignore[union-attr]
+    pads = constant(node.inputs[1])
+    chosen = constant(node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] is not None else np.arange(len(axes))
+    if pads is None or chosen is None:
+        raise OnCpu("its pads are not constant")
+    around = np.zeros((2, 4), np.int64)
+    for number, axis in enumerate(chosen.tolist()):
+        around[:, axes[axis % len(axes)]] = pads.reshape(2, -1)[:, number]
+    if np.any(around[:, :2]):
+        raise OnCpu("it pads images or channels")
+    if np.any(around < 0):
+        raise OnCpu("it cuts what it pads")
+    (top, left), (bottom, right) = around[:, 2:].tolist()
+    return top, left, bottom, right
+
+
+def _fill(node: ir.Node) -> int:
+    """What it pads with, as the accelerator stores bytes."""
+    given = node.inputs[2] if len(node.inputs) > 2 else None
+    array = np.zeros(1, node.inputs[0].dtype.numpy()) if given is None else constant(given)  # type: ignore[union-attr]
+    if array is None or array.size != 1:
+        raise OnCpu("what it pads with is not constant")
+    return int(array.item()) - (128 if array.dtype == np.uint8 else 0)

@@ -1,0 +1,178 @@
+"""onnxruntime's own operators (com.microsoft), each against onnxruntime, compiled as a whole model."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+import celosia
+from celosia.compiler.graph.importer import ModelError
+from celosia.driver.runtime import Runtime
+
+ort = pytest.importorskip("onnxruntime")
+Array = NDArray[Any]
+RNG = np.random.default_rng(11)
+
+
+class Case(NamedTuple):
+    """One node. fixed: numbers of the inputs that are constants. exact: results must be equal; else within float32's
+    rounding of sums."""
+
+    op: str
+    inputs: list[Array | None]
+    attrs: dict[str, Any] = {}
+    fixed: tuple[int, ...] = ()
+    outputs: int = 1
+    exact: bool = False
+    domain: str = "com.microsoft"
+
+
+def f(*shape: int) -> Array:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def i8(*shape: int, dtype: Any = np.int8) -> Array:
+    info = np.iinfo(dtype)
+    return RNG.integers(info.min, info.max + 1, shape).astype(dtype)
+
+
+def s(value: float) -> Array:
+    return np.array(value, np.float32)
+
+
+def z(value: int, dtype: Any = np.int8) -> Array:
+    return np.array(value, dtype)
+
+
+def ids(high: int, *shape: int) -> Array:
+    return RNG.integers(0, high, shape).astype(np.int32)
+
+
+MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], np.int32)
+TABLES = [f(11, 8), f(7, 8), f(2, 8), f(8), f(8)]
+BYTES = [i8(11, 8, dtype=np.uint8), i8(7, 8, dtype=np.uint8), i8(2, 8, dtype=np.uint8)]
+POOL = dict(kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+CASES = [
+    Case("Gelu", [f(3, 5)]),
+    Case("FastGelu", [f(3, 5), f(5)]),
+    Case("BiasGelu", [f(3, 5), f(5)]),
+    Case("QuickGelu", [f(3, 5)], dict(alpha=1.3)),
+    Case("SkipLayerNormalization", [f(2, 3, 8), f(2, 3, 8), f(8), f(8), f(8)]),
+    Case("SimplifiedLayerNormalization", [f(2, 3, 8), f(8)], dict(axis=-1), domain=""),
+    Case("SkipSimplifiedLayerNormalization", [f(2, 3, 8), f(2, 3, 8), f(8), f(8)]),
+    Case("EmbedLayerNormalization", [ids(11, 2, 5), ids(2, 2, 5), *TABLES, MASK], outputs=2),
+    Case("EmbedLayerNormalization", [ids(11, 2, 5), None, TABLES[0], TABLES[1], None, *TABLES[3:]], outputs=2),
+    Case(
+        "QEmbedLayerNormalization",
+        [ids(11, 2, 5), ids(2, 2, 5), *BYTES, i8(8, dtype=np.uint8), i8(8, dtype=np.uint8), MASK,
+         *(s(v) for v in (0.01, 0.02, 0.03, 0.01, 0.02)), *(z(v, np.uint8) for v in (120, 130, 128, 90, 140))],
+        outputs=2,
+    ),
+    Case("FusedMatMul", [f(2, 4, 3), f(2, 4, 5)], dict(transA=1, alpha=0.3)),
+    Case("FusedMatMul", [f(3, 2, 4), f(2, 5, 4)], dict(transB=1, transBatchA=1)),
+    Case("TransposeMatMul", [f(2, 3, 4), f(2, 5, 4)], dict(transB=1)),
+    Case("FusedGemm", [f(3, 4), f(5, 4), f(5)],
+         dict(transB=1, alpha=0.7, activation="LeakyRelu", activation_alpha=0.2)),
+    Case("FusedGemm", [f(3, 4), f(4, 5)], dict(activation="Tanh")),
+    Case("FusedConv", [f(1, 3, 7, 6), f(4, 3, 3, 3), f(4)], dict(activation="Relu", pads=[1, 1, 1, 1])),
+    Case("FusedConv", [f(1, 3, 7, 6), f(4, 3, 1, 1), f(4), f(1, 4, 7, 6)],
+         dict(activation="Clip", activation_params=[-0.5, 0.9])),
+    Case("MatMulNBits", [f(2, 3, 40), i8(6, 3, 8, dtype=np.uint8), f(18)],
+         dict(K=40, N=6, bits=4, block_size=16), (1, 2)),
+    Case("MatMulNBits", [f(3, 64), i8(6, 2, 16, dtype=np.uint8), f(12), i8(6, dtype=np.uint8)],
+         dict(K=64, N=6, bits=4, block_size=32), (1, 2, 3)),
+    Case("MatMulIntegerToFloat", [i8(3, 8, dtype=np.uint8), i8(8, 5), s(0.1), f(5), z(9, np.uint8), None, f(5)]),
+    Case("DynamicQuantizeMatMul", [f(3, 8), RNG.integers(-64, 64, (8, 5)).astype(np.int8), s(0.1), None, f(5)]),
+    Case("MatMulInteger16", [i8(3, 4, dtype=np.int16), i8(4, 5, dtype=np.int16)], exact=True),
+    Case("QGemm", [i8(3, 8), s(0.1), z(2), i8(8, 5), s(0.02), z(0), ids(999, 5), s(0.3), z(-4)], exact=True),
+    Case("MultiHeadAttention", [f(2, 4, 12), f(2, 5, 12), f(2, 5, 12)], dict(num_heads=3)),
+    Case("MultiHeadAttention", [f(2, 5, 12), f(2, 5, 12), f(2, 5, 12), f(36), MASK, f(1, 3, 5, 5)], dict(num_heads=3)),
+    Case("MultiHeadAttention", [f(2, 1, 12), f(2, 1, 12), f(2, 1, 12), None, None, None, f(2, 3, 4, 4), f(2, 3, 4, 4)],
+         dict(num_heads=3, scale=0.4), outputs=3),
+    Case("QAttention", [i8(2, 5, 12, dtype=np.uint8), RNG.integers(-64, 64, (12, 36)).astype(np.int8), f(36), s(0.01),
+                        s(0.02), MASK, z(128, np.uint8), z(0)], dict(num_heads=3)),
+    Case("QAttention", [i8(2, 5, 12, dtype=np.uint8), RNG.integers(-64, 64, (12, 36)).astype(np.int8), f(36), s(0.01),
+                        s(0.02), None, z(128, np.uint8), z(0)], dict(num_heads=3, unidirectional=1)),
+    Case("QLinearAdd", [i8(3, 4), s(0.1), z(2), i8(3, 4), s(0.2), z(-3), s(0.25), z(1)], exact=True),
+    Case("QLinearMul", [i8(3, 4), s(0.1), z(2), i8(3, 4), s(0.2), z(-3), s(2.5), z(1)], exact=True),
+    Case("QLinearConcat", [s(0.1), z(1), i8(2, 3), s(0.2), z(2), i8(2, 4), s(0.1), z(1)], dict(axis=1), exact=True),
+    Case("QLinearSigmoid", [i8(3, 4), s(0.1), z(2), s(0.004), z(-128)], exact=True),
+    Case("QLinearLeakyRelu", [i8(3, 4), s(0.1), z(2), s(0.08), z(-8)], dict(alpha=0.1), exact=True),
+    Case("QLinearSoftmax", [i8(3, 9), s(0.1), z(2), s(1 / 256), z(-128)], dict(axis=1, opset=13), exact=True),
+    Case("QLinearAveragePool", [i8(1, 3, 7, 6), s(0.1), z(2), s(0.07), z(-8)], POOL, exact=True),
+    Case("QLinearGlobalAveragePool", [i8(1, 3, 7, 6), s(0.1), z(2), s(0.03), z(-8)], exact=True),
+    Case("QLinearWhere", [RNG.random((3, 4)) < 0.5, i8(3, 4), s(0.1), z(2), i8(3, 4), s(0.2), z(-3), s(0.15), z(1)],
+         exact=True),
+    Case("QuantizeLinear", [f(3, 4), s(0.02), z(3)], exact=True),
+    Case("DequantizeLinear", [i8(3, 4), s(0.02), z(3)], exact=True),
+    Case("NhwcMaxPool", [i8(1, 7, 6, 3)], POOL, exact=True),
+    Case("ConvTransposeWithDynamicPads", [f(1, 3, 4, 5), f(3, 2, 3, 3), np.array([1, 0, 1, 1]), f(2)],
+         dict(strides=[2, 2]), (2,)),
+    Case("ExpandDims", [f(3, 4), np.array(-1, np.int32)], fixed=(1,), exact=True),
+    Case("CDist", [f(4, 3), f(5, 3)], dict(metric="euclidean")),
+    Case("CDist", [f(4, 3), f(5, 3)], dict(metric="sqeuclidean")),
+    Case("UnfoldTensor", [f(2, 9, 3)], dict(dim=1, size=4, step=2), exact=True),
+    Case("SampleOp", [f(2, 3)], exact=True),
+    Case("Trilu", [f(4, 5), np.array(1)], dict(upper=1), (1,), exact=True),
+    Case("Range", [np.array(1, np.int32), np.array(9, np.int32), np.array(3, np.int32)], fixed=(0, 1, 2), exact=True),
+    Case("GatherND", [f(3, 4), np.array([[0, 1], [2, 3]])], exact=True),
+    Case("Pad", [f(3, 4), np.array([0, 1, 2, 0]), s(0.5)], dict(mode="constant"), (1,), exact=True),
+    Case("Inverse", [f(2, 4, 4) + 4 * np.eye(4, dtype=np.float32)]),
+]  # fmt: skip
+
+
+def model_of(case: Case) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """The model of the node, and what it is fed with."""
+    names = [f"i{k}" if array is not None else "" for k, array in enumerate(case.inputs)]
+    given = {n: a for k, (n, a) in enumerate(zip(names, case.inputs)) if a is not None and k not in case.fixed}
+    outs = [f"o{k}" for k in range(case.outputs)]
+    node = helper.make_node(case.op, names, outs, domain=case.domain, **case.attrs)
+    constants = [numpy_helper.from_array(np.asarray(case.inputs[k]), names[k]) for k in case.fixed]
+    inputs = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in given.items()
+    ]
+    values = [helper.make_tensor_value_info(out, TensorProto.UNDEFINED, None) for out in outs]
+    for value in values:
+        value.ClearField("type")
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph([node], "g", inputs, values, constants)
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9), given
+
+
+@pytest.mark.parametrize("case", CASES, ids=[f"{case.op}-{number}" for number, case in enumerate(CASES)])
+def test_against_onnxruntime(case: Case) -> None:
+    model, feed = model_of(case)
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    wanted = session.run(None, feed)
+    for value, array in zip(model.graph.output, wanted):
+        value.CopyFrom(
+            helper.make_tensor_value_info(value.name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        )
+    found = Runtime(celosia.compile(model, "tiny")).run(feed).outputs
+    for array, expected in zip(found.values(), wanted, strict=True):
+        assert (array.dtype, array.shape) == (expected.dtype, expected.shape)
+        if case.exact:
+            np.testing.assert_array_equal(array, expected)
+        else:
+            np.testing.assert_allclose(array, expected, rtol=2e-5, atol=2e-5 * max(1, np.abs(expected).max()))
+
+
+def test_at_least_forty() -> None:
+    assert len({case.op for case in CASES}) >= 40
+
+
+def test_weights_of_other_widths_are_refused() -> None:
+    case = Case("MatMulNBits", [f(3, 64), i8(6, 2, 8, dtype=np.uint8), f(12)], dict(K=64, N=6, bits=2, block_size=32),
+                (1, 2))  # fmt: skip
+    model, _ = model_of(case)
+    with pytest.raises(ModelError, match="weights of 2 bits"):
+        model.graph.output[0].CopyFrom(helper.make_tensor_value_info("o0", TensorProto.FLOAT, [3, 6]))
+        celosia.compile(model)

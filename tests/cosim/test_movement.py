@@ -1,0 +1,256 @@
+"""Operators that move bytes stay integers and, where groups and lattices allow, on the accelerator.
+
+The bytes are those of onnxruntime (agreement.py), and all that is computed is computed in one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from programs import CONFIGS as SMALL_CONFIGS
+from small_models import Builder, Tensor
+
+import celosia
+from celosia.compiler.layer import Lattice
+from celosia.compiler.program import Program
+from celosia.compiler.selfcheck.check import SelfCheckError
+from celosia.compiler.vthread.verify.decode import VerifyError
+from celosia.driver.runtime import Runtime
+from celosia.hw.config import PRESETS
+from celosia.sim.build import BuildError, compiler, verilator_root
+from celosia.sim.fsim import FunctionalDevice
+from celosia.sim.rtlsim import RtlDevice
+
+pytest.importorskip("onnxruntime")
+
+from agreement import CONFIGS, check, expected, feed_of
+
+Make = Callable[[Builder, Tensor], Tensor]
+
+
+def conv(b: Builder, x: Tensor, channels: int = 0) -> Tensor:
+    return b.conv(x, channels or x.shape[1], (3, 3), pads=(1, 1, 1, 1))
+
+
+def c2f(b: Builder, x: Tensor) -> Tensor:
+    first, second = b.split(b.conv(x, 64, (1, 1)), [32, 32])
+    more = b.binary("Add", second, conv(b, conv(b, second)))
+    return b.conv(b.concat([first, second, more], False), 48, (1, 1))
+
+
+def shifted(b: Builder, x: Tensor) -> Tensor:
+    """Parts of parts, one of them twice in a concatenation."""
+    upper, lower = b.split(x, [5, 4], 2)
+    left = b.slice(lower, 3, 1, 6)
+    return conv(b, b.concat([b.slice(upper, 3, 2, 7), left, left], False, 2))
+
+
+def even(b: Builder, x: Tensor, axis: int) -> Tensor:
+    """Without its last row or column, so that their number is even."""
+    return b.slice(x, axis, 0, x.shape[axis] // 2 * 2)
+
+
+FLOOR = dict(coordinate_transformation_mode="asymmetric", nearest_mode="floor")
+ACCELERATED: dict[str, Make] = {
+    "Split of channels": lambda b, x: b.concat([conv(b, part) for part in b.split(x, [32, 16])][::-1], False),
+    "Slice of channels": lambda b, x: conv(b, b.slice(x, 1, 16, 40)),
+    "Slice of rows": lambda b, x: conv(b, b.slice(x, 2, 1, 6)),
+    "Slice of every other row": lambda b, x: conv(b, b.slice(x, 2, 1, 100, 2)),
+    "Slice of every other column": lambda b, x: conv(b, b.slice(x, 3, 1, 100, 2)),
+    "Split of rows": lambda b, x: b.concat([conv(b, part) for part in b.split(x, [4, 5], 2)], False, 2),
+    "parts of parts": shifted,
+    "nearest, twice": lambda b, x: conv(b, b.nearest(x, (2, 2))),
+    "nearest, half as many more": lambda b, x: conv(b, b.nearest(even(b, x, 2), (1.5, 3), **FLOOR)),
+    "nearest, half": lambda b, x: conv(b, b.nearest(even(b, x, 2), (0.5, 1), **FLOOR)),
+    "Pad": lambda b, x: conv(b, b.pad(x, (0, 0, 1, 2), (0, 0, 3, 0))),
+    "DepthToSpace": lambda b, x: conv(b, b.depth_to_space(conv(b, x, 64), 2)),
+    "SpaceToDepth": lambda b, x: conv(b, b.space_to_depth(even(b, even(b, x, 2), 3), 2)),
+    "Concat of rows": lambda b, x: conv(b, b.concat([x, b.conv(x, 48, (1, 1)), b.slice(x, 2, 2, 5)], False, 2)),
+    "Concat of columns": lambda b, x: conv(b, b.concat([b.conv(x, 48, (1, 1)), b.nearest(x, (1, 2))], True, 3)),
+    "rows joined": lambda b, x: b.concat([b.reshape(conv(b, x), (2, 48, 63)) for _ in range(2)], False, 2),
+    "C2f": c2f,
+    "MaxPool, ceil_mode": lambda b, x: conv(b, b.max_pool(x, (3, 2), (2, 2), (0, 0, 0, 1), 1)),
+    "AveragePool, padded": lambda b, x: b.average_pool(x, (3, 3), (2, 1), (1, 1, 1, 1)),
+    "AveragePool, padding counted": lambda b, x: b.average_pool(x, (3, 3), (2, 1), (1, 1, 1, 1), 1),
+    "AveragePool, wide": lambda b, x: b.average_pool(x, (5, 4), (2, 1), (2, 1, 1, 2)),
+    "ConvTranspose 4, stride 2": lambda b, x: b.conv_transpose(x, 32, (4, 4), (2, 2), (1, 1, 1, 1)),
+    "ConvTranspose 2, stride 2": lambda b, x: b.conv_transpose(x, 32, (2, 2), (2, 2), per_channel=False),
+    "ConvTranspose, more": lambda b, x: b.conv_transpose(x, 20, (3, 3), (2, 2), (1, 1, 1, 1), (1, 1)),
+    "ConvTranspose, gaps": lambda b, x: b.conv_transpose(x, 20, (3, 2), (3, 3), more=(1, 0)),
+    "ConvTranspose of groups": lambda b, x: b.conv_transpose(x, 32, (3, 3), (2, 1), (0, 1, 1, 0), group=2),
+    "ConvTranspose, dilated": lambda b, x: b.conv_transpose(x, 20, (3, 3), (2, 3), (1, 1, 1, 1), dilations=(2, 2)),
+}  # fmt: skip
+HOST: dict[str, Make] = {
+    "Slice beside groups": lambda b, x: conv(b, b.slice(x, 1, 5, 40)),
+    "Split beside groups": lambda b, x: b.concat(b.split(x, [7, 41])[::-1], False),
+    "Slice backwards": lambda b, x: conv(b, b.slice(x, 2, -1, -100, -1)),
+    "Pad with the edge": lambda b, x: conv(b, b.pad(x, (0, 0, 1, 2), (0, 0, 3, 0), "edge")),
+    "Pad of channels": lambda b, x: conv(b, b.pad(x, (0, 2, 0, 0), (0, 1, 0, 0))),
+    "DepthToSpace by columns": lambda b, x: conv(b, b.depth_to_space(conv(b, x, 64), 2, "CRD")),
+    "Transpose": lambda b, x: conv(b, b.transposed(x)),
+    "Gather": lambda b, x: conv(b, b.move("Gather", x, [x.shape], [np.arange(48)[::-1].copy()], axis=1)[0]),
+}
+BORDERS = {"QuantizeLinear", "DequantizeLinear"}
+
+
+def made(make: Make, form: str = "qdq", dtype: type = np.int8, seed: int = 3) -> Builder:
+    """`make` of an image [2, 48, 9, 7] that a convolution has made."""
+    b = Builder(form, dtype, seed)
+    b.output(make(b, b.conv(b.input([2, 5, 9, 7]), 48, (1, 1))))
+    return b
+
+
+def on_cpu(program: Program) -> list[str]:
+    return [row["op"] for row in program.placements if row["place"] == "cpu" and row["op"] not in BORDERS]
+
+
+def floats_inside(program: Program) -> list[str]:
+    """Tensors of floats that are neither given nor returned nor constant."""
+    border = {info.name for info in (*program.inputs, *program.outputs)} | set(program.constants)
+    return [name for name, info in program.tensors.items() if info.dtype == "float32" and name not in border]
+
+
+@pytest.mark.parametrize("name", ACCELERATED)
+@pytest.mark.parametrize("config", ["pynq", "tiny", "batch2-8x4", "4x16"])
+def test_on_the_accelerator(name: str, config: str) -> None:
+    for form, dtype in (("qdq", np.int8), ("qoperator", np.uint8)):
+        if form == "qoperator" and "ConvTranspose" in name:
+            continue  # there is none
+        program = check(made(ACCELERATED[name], form, dtype), FunctionalDevice(CONFIGS[config]))
+        assert on_cpu(program) == [] and len(program.launches) == 1
+        assert floats_inside(program) == []
+
+
+@pytest.mark.parametrize("name", HOST)
+def test_in_bytes_on_the_cpu(name: str) -> None:
+    for form, dtype in (("qdq", np.int8), ("qoperator", np.uint8)):
+        program = check(made(HOST[name], form, dtype), FunctionalDevice(CONFIGS["pynq"]))
+        assert on_cpu(program) and floats_inside(program) == []
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize("config", ["tiny", "batch2"])
+def test_on_the_rtl(config: str) -> None:
+    try:
+        compiler(), verilator_root()
+    except BuildError as error:
+        pytest.skip(str(error))
+    device = RtlDevice({"tiny": PRESETS["tiny"], "batch2": SMALL_CONFIGS["batch2"]}[config], quiet=True)
+    for make in ACCELERATED.values():
+        check(made(make), device)
+
+
+@pytest.mark.parametrize("config", ["pynq", "8x8", "batch2-8x4"])
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_random_transposed_convolutions(config: str, data: st.DataObject) -> None:
+    number = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
+    group = data.draw(st.sampled_from([1, 1, 2]))
+    kernel, strides, dilations = (
+        (number(1, 4), number(1, 4)),
+        (number(1, 3), number(1, 3)),
+        (number(1, 2), number(1, 2)),
+    )
+    pads = tuple(number(0, (k - 1) * d) for k, d in zip(kernel * 2, dilations * 2, strict=True))
+    more = tuple(number(0, s - 1) for s in strides)
+    b = Builder("qdq", np.int8, number(0, 999))
+    x = b.conv(b.input([1, 3, number(1, 6), number(1, 6)]), 2 * number(1, 10), (1, 1))
+    y = b.conv_transpose(
+        x, 2 * number(1, 10), kernel, strides, (pads[0], pads[1], pads[2], pads[3]), (more[0], more[1]), dilations,
+        group,
+    )  # fmt: skip
+    assume(min(y.shape) > 0)
+    b.output(y)
+    check(b, FunctionalDevice(CONFIGS[config]))
+
+
+@pytest.mark.parametrize("config", ["pynq", "8x8", "batch2-8x4"])
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_random_averages(config: str, data: st.DataObject) -> None:
+    number = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
+    b = Builder(data.draw(st.sampled_from(["qdq", "qoperator"])), np.int8, number(0, 999))
+    x = b.conv(b.input([1, 3, number(2, 8), number(2, 8)]), number(1, 20), (1, 1))
+    kernel = (number(1, min(4, x.shape[2])), number(1, min(4, x.shape[3])))
+    pads = (*(number(0, k - 1) for k in kernel), *(number(0, k - 1) for k in kernel))
+    b.output(
+        b.average_pool(x, kernel, (number(1, 3), number(1, 3)), (pads[0], pads[1], pads[2], pads[3]), number(0, 1))
+    )
+    check(b, FunctionalDevice(CONFIGS[config]))
+
+
+# Where scales differ ---------------------------------------------------------------------------------------------
+
+
+def test_a_change_of_scale_behind_a_slice_is_a_table() -> None:
+    b = Builder("qdq", np.int8, 1)
+    x = b.conv(b.input([1, 5, 9, 7]), 48, (1, 1))
+    y = b.move("Slice", x, [(1, 16, 9, 7)], [np.array([v], np.int64) for v in (16, 32, 1)])[0]
+    dequantise = b.real(y)
+    b.output(b.quantise(dequantise, y.shape, y.scale * 0.7))
+    program = check(b, FunctionalDevice(CONFIGS["pynq"]))
+    assert on_cpu(program) == [] and "Table" in {row["op"] for row in program.placements}
+
+
+def test_padding_that_is_no_byte_stays_as_it_is() -> None:
+    """0.3 of a step cannot be a byte: the float is padded, where nothing is quantised after it."""
+    b = Builder("qdq", np.int8, 2)
+    x = b.conv(b.input([1, 5, 9, 7]), 16, (1, 1))
+    pads = b.constant("pads", [0, 0, 1, 1, 0, 0, 1, 1], np.int64)
+    y = b.node("Pad", [b.real(x), pads, b.constant("value", 0.3 * x.scale, np.float32)])
+    b.outputs.append(onnx.helper.make_tensor_value_info(y, onnx.TensorProto.FLOAT, [1, 16, 11, 9]))
+    model = b.model()
+    (wanted,) = expected(model, feed_of(model))
+    (found,) = Runtime(celosia.compile(model)).run(feed_of(model)).outputs.values()
+    assert np.array_equal(found, wanted) and found[0, 0, 0, 0] == np.float32(0.3 * x.scale)
+
+
+# Faults ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["Slice of rows", "DepthToSpace", "Concat of rows", "ConvTranspose 4, stride 2"])
+def test_a_lattice_in_the_wrong_place_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The self-check knows the graph, and not where the compiler has put things."""
+    within = Lattice.within
+
+    def shifted(inner: Lattice, outer: Lattice) -> Lattice:
+        found = within(inner, outer)
+        return replace(found, top=found.top - 1) if found.top % 2 else found
+
+    monkeypatch.setattr(Lattice, "within", shifted)
+    with pytest.raises((SelfCheckError, VerifyError)):
+        celosia.compile(made(ACCELERATED[name]).model(), "tiny")
+
+
+# A detector ------------------------------------------------------------------------------------------------------
+
+
+@cache
+def detector(folder: Path) -> onnx.ModelProto:
+    from benchmarks import networks
+
+    networks.NETWORKS["yolo_64"] = lambda: networks.yolo(64, classes=20)
+    networks.write("yolo_64", folder / "yolo.onnx")
+    return onnx.load(folder / "yolo.onnx")
+
+
+@pytest.mark.parametrize("config", ["pynq", "tiny"])
+def test_detector(config: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """C2f, SPPF, nearest upsampling and decoupled heads: bytes as onnxruntime's, the accelerator computes it all."""
+    model = detector(tmp_path_factory.getbasetemp())
+    program = celosia.compile(model, CONFIGS[config])
+    assert len(program.launches) <= 3
+    assert 0.99 <= program.macs_accelerator / program.macs_total <= 1
+    for seed in range(3):
+        feed = feed_of(model, seed)
+        (wanted,) = expected(model, feed)
+        (found,) = Runtime(program, FunctionalDevice(CONFIGS[config])).run(feed, trace=False).outputs.values()
+        np.testing.assert_array_equal(found, wanted)
+        assert len(np.unique(wanted)) > 50
