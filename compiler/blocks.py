@@ -39,6 +39,8 @@ LONGEST = 5
 """Layers of a block."""
 KEPT = 2
 """Ways to cut a chain that are kept."""
+REFINED = 0.2
+"""Share of a network's multiplications from which on a block's tiles are chosen by the timing model."""
 WORTH_A_LOOK = 1.1
 """How many times the cycles of the best way another one may take, by the estimates, to be timed."""
 
@@ -53,7 +55,7 @@ def form_blocks(
     """
     if not cfg.forward:
         return
-    cutter = _Cutter(cfg, planner, frozenset(decided))
+    cutter = _Cutter(cfg, planner, frozenset(decided), sum(choice.layer.macs for choice in selection.choices))
     for chain in list(_chains(cfg, selection, frozenset(apart))):
         for part in cutter.cut(chain):
             if len(part.choices) > 1:
@@ -133,8 +135,9 @@ class _Cutter:
     The estimates of layers and blocks say which ways to cut are worth a look; the timing model decides among those.
     """
 
-    def __init__(self, cfg: Config, planner: Planner, decided: frozenset[str]) -> None:
-        self.cfg, self.planner, self.decided = cfg, planner, decided
+    def __init__(self, cfg: Config, planner: Planner, decided: frozenset[str], macs: int) -> None:
+        """macs: of the network."""
+        self.cfg, self.planner, self.decided, self.macs = cfg, planner, decided, macs
         self.groups = {group for name in decided for group in Block.names(name)}
         self.estimated: dict[Hashable, float | None] = {}
         self.timed: dict[Hashable, float] = {}
@@ -168,7 +171,8 @@ class _Cutter:
         if any(part.layer.name in self.decided for part in found):
             return found
         for part in found:
-            self._refine(part)
+            if part.layer.macs > REFINED * self.macs:
+                self._refine(part)
         return min(found, parts, key=self._cycles)
 
     def _refine(self, part: _Part) -> None:
@@ -230,7 +234,7 @@ class _Cutter:
 def _again(layers: list[Layer]) -> list[Layer]:
     """The same layers once more, on what they have made where it has the shape of what they read."""
     x, y = layers[0].x, layers[-1].y
-    same = x.dims == y.dims and x.storage.groups == y.storage.groups and x.group_offset == y.group_offset
+    same = x.storage.groups == y.storage.groups and replace(x, storage=y.storage) == y
     others = {x.storage: y.storage} if same else {}
 
     def placed(act: Activation) -> Activation:

@@ -12,7 +12,8 @@ from .test_imports import sources
 
 ALLOWED = {
     "celosia.compiler.tensorize.intrinsics": "Opcode",  # which instruction a tile operation is
-    "celosia.compiler.tensorize.render": "add words",  # of loops around intrinsics; words of a user's function
+    "celosia.compiler.tensorize.render": "words",  # of a user's function
+    "celosia.compiler.tensorize.tiles": "add",  # of loops around intrinsics
     "celosia.compiler.vthread.pipeline": "Instruction",  # the stream, as what add() makes
     "celosia.compiler.image": "words",  # of layers
 }

@@ -9,7 +9,7 @@ from html import escape
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table; numbers are aligned to the right, and None is a dash.
 
-    >>> table(["name", "cycles"], [["a<b", 1200]])[-72:]
+    >>> table(["name", "cycles"], [["a<b", 1200]])[-71:]
     '<tr><td>a&lt;b</td><td style="text-align:right">1,200</td></tr></table>'
     """
     first = "".join(f"<th>{escape(name)}</th>" for name in head)
