@@ -297,7 +297,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 def test_every_cut(chain: str, name: str, groups: Callable[..., None]) -> None:
     """Before each layer alone, and before all of them."""
     found = 0
-    for number in range(1, 6):
+    for number in (1, 2, 4):
         groups(lambda length, n=number: (n,) if n < length else ())
         found += len(block_layers(compiled(long_model(chain), ROOMY[name])))
     groups(lambda length: tuple(range(1, length)))
@@ -310,7 +310,7 @@ def test_every_cut(chain: str, name: str, groups: Callable[..., None]) -> None:
 def test_random_points_of_groups(chain: str, name: str, groups: Callable[..., None]) -> None:
     rng = np.random.default_rng(len(chain))
     found = 0
-    for _ in range(5):
+    for _ in range(3):
         groups(lambda length: tuple(n for n in range(1, length) if rng.random() < 0.5), rng)
         found += len(block_layers(compiled(long_model(chain, images=1 + int(rng.integers(2))), CONFIGS[name])))
     assert found or chain == "spotter"  # whose two images do not fit
