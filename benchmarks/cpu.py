@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from numpy.typing import NDArray
 from rich.table import Table
 
@@ -27,6 +26,7 @@ from benchmarks import networks
 from benchmarks.kernels import cases
 from benchmarks.rows import VERDICT, Row
 from benchmarks.workloads import FOLDER_VARIABLE, WORKLOADS, Missing
+from celosia.driver.oracle import session
 from celosia.driver.runtime import Runtime
 
 Array = NDArray[Any]
@@ -64,17 +64,6 @@ class Comparison:
     @property
     def ratio(self) -> float:
         return self.theirs / self.ours
-
-
-def session(model: onnx.ModelProto, optimise: bool = True, threads: int = 1) -> ort.InferenceSession:
-    """With integer operators where the model has them between QDQ pairs."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    if not optimise:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.add_session_config_entry("session.qdqisint8allowed", "1")
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def error(found: Array, expected: Array) -> float:
@@ -280,7 +269,7 @@ def _between_quantisations(model: onnx.ModelProto, feed: Feed, result: Compariso
 
     onnxruntime's own results differ with its optimisations. The bound is by how much; the error is that to the nearer.
     """
-    plain = session(model, optimise=False).run(None, feed)
+    plain = session(model, "DISABLE_ALL", threads=1).run(None, feed)
     own = max(map(error, plain, result.expected))
     return min(result.error, max(map(error, result.outputs, plain))), max(own, TOLERANCE)
 

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
+
+from celosia.driver.oracle import exposed, session
 
 Array = NDArray[Any]
 
@@ -35,37 +36,16 @@ SAME_LAYOUT = {
 TO_NHWC, TO_NCHW = [0, 2, 3, 1], [0, 3, 1, 2]
 
 
-def session(
-    model: Path | bytes, int8: bool = True, optimise: bool = True, save: Path | None = None
-) -> ort.InferenceSession:
-    """int8: QDQ patterns become integer operators; False is onnxruntime's default. save: the optimised graph."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    if int8:
-        options.add_session_config_entry("session.qdqisint8allowed", "1")
-    if not optimise:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    if save is not None:
-        options.optimized_model_filepath = str(save)
-    source = str(model) if isinstance(model, Path) else model
-    return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-
-
 class Oracle:
-    """One model under onnxruntime, with int8 as in `session`."""
+    """One model under onnxruntime, int8: pairs of int8 become integer operators; False is onnxruntime's default."""
 
     def __init__(self, path: Path, int8: bool = True) -> None:
         with tempfile.TemporaryDirectory() as folder:
             saved = Path(folder) / "optimised.onnx"
-            self.session = session(path, int8, save=saved)
+            self.session = session(path, save=saved, int8=int8)
             self.graph = onnx.load(saved)
         self.outputs = [value.name for value in self.session.get_outputs()]
-        exposed = onnx.ModelProto()
-        exposed.CopyFrom(self.graph)
-        known = {value.name for value in exposed.graph.output}
-        names = [name for node in exposed.graph.node for name in node.output if name and name not in known]
-        exposed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-        self._exposed = session(exposed.SerializeToString(), int8, optimise=False)
+        self._exposed = session(exposed(self.graph), "DISABLE_ALL", int8=int8)
         self._names = [value.name for value in self._exposed.get_outputs()]
 
     def run(self, feed: Mapping[str, Array]) -> dict[str, Array]:

@@ -179,16 +179,16 @@ class _Cutter:
         """Choose tiles of groups by the timing model, which knows what adjacent groups wait for: one after the other.
         Whole images that fit a scratchpad are small, so that this takes no time."""
         problem = define(self.cfg, part.layer)[0].problem
-        if not part.cuts or not isinstance(problem, BlockProblem):
+        if not part.cuts or not isinstance(problem, BlockProblem) or problem in self.planner.preferred:
             return
         best, groups = self._cycles([part]), list(block_space.choose(self.cfg, problem).groups)
         for number, group in enumerate(problem.groups):
             for point in block_space.best_by_piece(self.cfg, group):
                 others = [*groups[:number], point, *groups[number + 1 :]]
-                self.planner.timed[problem] = Decisions.of_groups(others)
+                self.planner.preferred[problem] = Decisions.of_groups(others)
                 if (cycles := self._cycles([part])) < best:
                     best, groups = cycles, others
-        self.planner.timed[problem] = Decisions.of_groups(groups)
+        self.planner.preferred[problem] = Decisions.of_groups(groups)
 
     def _may_join(self, part: _Part, joined: _Part) -> bool:
         """Whether what a user has decided allows for it."""
@@ -217,7 +217,7 @@ class _Cutter:
         overlap with counts."""
         layers = [part.layer for part in parts]
         found = [definition for layer in layers for definition in define(self.cfg, layer)]
-        key = tuple((d.signature, self.planner.timed.get(d.problem)) for d in found)
+        key = tuple((d.signature, self.planner.preferred.get(d.problem)) for d in found)
         if key not in self.timed:
             twice = [*layers, *_again(layers)]
             read = {act.storage for layer in twice for act in inputs(layer)}

@@ -24,18 +24,22 @@ class OracleError(ValueError):
     """A model that onnxruntime does not run; one sentence with its reason."""
 
 
-def session(model: Path | onnx.ModelProto, level: str = "ALL", save: Path | None = None, threads: int = 0) -> Any:
-    """An onnxruntime.InferenceSession of `model` on the CPU, with INT8.
+def session(
+    model: Path | onnx.ModelProto, level: str = "ALL", save: Path | None = None, threads: int = 0, int8: bool = True
+) -> Any:
+    """An onnxruntime.InferenceSession of `model` on the CPU.
 
     level: of onnxruntime's optimisations: "ALL", "EXTENDED" (without its own layouts), "DISABLE_ALL". save: where its
-    optimised graph goes. threads: 0 for its own choice. Raises MissingLibrary, OracleError.
+    optimised graph goes. threads: 0 for its own choice. int8: with INT8; False is onnxruntime's default. Raises
+    MissingLibrary, OracleError.
     """
     try:
         import onnxruntime
     except ImportError:
         raise MissingLibrary("to compare, onnxruntime is needed: pip install onnxruntime") from None
     options = onnxruntime.SessionOptions()
-    options.add_session_config_entry(INT8, "1")
+    if int8:
+        options.add_session_config_entry(INT8, "1")
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{_LEVELS.get(level, level)}")
     options.log_severity_level = 4
     options.intra_op_num_threads = threads
@@ -92,10 +96,17 @@ def tensors(model: Path, feed: Mapping[str, Array], optimised: bool = True) -> d
             saved = Path(folder) / "optimised.onnx"
             session(model, "EXTENDED", saved)
             graph = onnx.load(saved)
-    known = {value.name for value in graph.graph.output}
-    made = (name for node in graph.graph.node for name in node.output if name and name not in known)
-    graph.graph.output.extend(onnx.ValueInfoProto(name=name) for name in made)
-    return run(session(graph, "DISABLE_ALL"), feed) | run(usual, feed)
+    return run(session(exposed(graph), "DISABLE_ALL"), feed) | run(usual, feed)
+
+
+def exposed(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of `model` that returns every tensor."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    known = {value.name for value in copy.graph.output}
+    made = [name for node in copy.graph.node for name in node.output if name and name not in known]
+    copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in made)
+    return copy
 
 
 def _line(error: Exception) -> str:

@@ -322,12 +322,7 @@ class Integerise:
         x, w = self._activation(node.inputs[0]), dequantised(node.inputs[1])
         if x is None or w is None or w.dtype not in (np.int8, np.uint8) or (not w.scalar and w.axis != 0):
             return False
-        given = node.inputs[2] if len(node.inputs) > 2 else None
-        bias = self._bias(given, x, w, to_bytes=True)
-        if given is not None and bias is None:
-            return False
-        inputs = [*self._operand(x), *self._operand(w), *self._parameters(y), bias]
-        return self._emit(y, "", "QLinearConv", inputs, node, **attributes_of(node))
+        return self._convolve(node, "", "QLinearConv", x, w, y)
 
     def _conv_transpose(self, node: ir.Node, y: Quantised) -> bool:
         """onnxruntime has no integer operator for it."""
@@ -336,12 +331,15 @@ class Integerise:
             return False
         if constant(w.value) is None or (not w.scalar and (w.axis != 1 or attribute(node, "group", 1) != 1)):
             return False
+        return self._convolve(node, "celosia", "QLinearConvTranspose", x, w, y)
+
+    def _convolve(self, node: ir.Node, domain: str, op: str, x: Quantised, w: Quantised, y: Quantised) -> bool:
         given = node.inputs[2] if len(node.inputs) > 2 else None
         bias = self._bias(given, x, w, to_bytes=True)
         if given is not None and bias is None:
             return False
         inputs = [*self._operand(x), *self._operand(w), *self._parameters(y), bias]
-        return self._emit(y, "celosia", "QLinearConvTranspose", inputs, node, **attributes_of(node))
+        return self._emit(y, domain, op, inputs, node, **attributes_of(node))
 
     def _product(self, node: ir.Node, to_bytes: bool) -> Product | None:
         """What the Gemm or MatMul `node` computes, where integer operators compute the same. to_bytes: if its result

@@ -75,11 +75,6 @@ class Group:
         return self.last.columns if self.following is None else self.following.input_columns(self.following.columns)
 
     @property
-    def blocks(self) -> int:
-        """Output blocks as the vector unit makes them."""
-        return self.last.out_blocks
-
-    @property
     def padding(self) -> tuple[int, int]:
         """Rows of padding at the top and at the bottom of what it makes."""
         if self.following is None:
@@ -146,7 +141,7 @@ def _levels(cfg: Config, p: Group, d: Decisions) -> list[_Level]:
 def why_not(cfg: Config, p: Group, d: Decisions) -> str | None:
     """Why `d` is not a point of the space of a group, or None."""
     last = p.last
-    for name, size in (("n", p.blocks), ("y", p.rows), ("x", p.columns), ("k", max(last.in_blocks, 1))):
+    for name, size in (("n", last.out_blocks), ("y", p.rows), ("x", p.columns), ("k", max(last.in_blocks, 1))):
         if not 1 <= getattr(d, name) <= size:
             return f"{name} must be between 1 and {size}, not {getattr(d, name)}"
     if d.ahead < 1 or d.part < 1:
@@ -216,7 +211,7 @@ def candidates(cfg: Config, p: Group) -> Iterator[Decisions]:
     for x in parts(p.columns)[:3]:
         for y in parts(p.rows):
             for k in parts(max(last.in_blocks, 1)):
-                for n in parts(p.blocks):
+                for n in parts(last.out_blocks):
                     beats = p.layers[0].input_rows(y) * p.layers[0].input_columns(x) * cfg.piece_bytes // cfg.bus_bytes
                     d = Decisions(n, y, x, k, "block", part=max(1, 1024 // max(1, beats)))
                     if why_not(cfg, p, d) is None:

@@ -60,7 +60,7 @@ class Planner:
         """given: what a user has decided, by the names of layers."""
         self.cfg, self.given = cfg, given
         self.known: dict[Hashable, Loops] = {}
-        self.timed: dict[Problem | BlockProblem, Decisions] = {}
+        self.preferred: dict[Problem | BlockProblem, Decisions] = {}
         """What others than the estimate have chosen."""
 
     def layer(self, layer: Layer, rows_first: bool = False) -> list[Part]:
@@ -80,7 +80,7 @@ class Planner:
 
     def _choose(self, problem: Problem | BlockProblem, rows_first: bool) -> Decisions:
         if isinstance(problem, BlockProblem):
-            return self.timed.get(problem) or block_space.choose(self.cfg, problem)
+            return self.preferred.get(problem) or block_space.choose(self.cfg, problem)
         return choose(self.cfg, problem, rows_first)
 
     def loops(self, d: Definition, decisions: Decisions) -> Loops:
