@@ -97,10 +97,10 @@ def run(
     waves = bool(os.environ.get("CELOSIA_WAVES"))
     verilog = _verilog(make, sim)
     build_dir = _build_icarus(verilog, waves) if sim == "icarus" else _build(verilog, waves).parent
-    test = os.environ.get("PYTEST_CURRENT_TEST", "run").partition(" ")[0]
-    run_dir = BUILD / "runs" / re.sub(r"[^\w.-]+", "-", test.removeprefix("tests/").strip("]"))
-    shutil.rmtree(run_dir, ignore_errors=True)
-    run_dir.mkdir(parents=True)
+    test = running_test()
+    folder = run_dir(test)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     environment = {
         "CELOSIA_PARAMS": json.dumps(dict(params or {})),
         "CELOSIA_INPUTS": " ".join(_ports(verilog, "input")),
@@ -111,13 +111,13 @@ def run(
     environment["CELOSIA_TEST_SECONDS"] = os.environ.get("CELOSIA_TEST_SECONDS", str(TEST_SECONDS))
     if cfg is not None:
         environment["CELOSIA_CONFIG"] = json.dumps(cfg.to_dict())
-    path, log = Path(test_file), run_dir / "log.txt"
+    path, log = Path(test_file), folder / "log.txt"
     sys_path, sys.path = sys.path, [str(Path(__file__).parent), str(path.parent), *sys.path]
-    results, wave = run_dir / "results.xml", run_dir / f"dump.{'fst' if sim == 'icarus' else 'vcd'}"
+    results, wave = folder / "results.xml", folder / f"dump.{'fst' if sim == 'icarus' else 'vcd'}"
     try:
         get_runner(sim).test(
             test_module=path.stem, hdl_toplevel="top", hdl_toplevel_lang="verilog", build_dir=build_dir,
-            test_dir=run_dir, seed=seed, waves=waves, extra_env=environment, log_file=log, results_xml=str(results),
+            test_dir=folder, seed=seed, waves=waves, extra_env=environment, log_file=log, results_xml=str(results),
             test_filter=None if only is None else rf"\.{only}$",
             plusargs=[f"+dumpfile_path={wave}"] if sim == "icarus" else [],
         )  # fmt: skip
@@ -128,6 +128,16 @@ def run(
     if waves:
         WAVES.append((test, wave))
     _report(results, log)
+
+
+def running_test() -> str:
+    """The id of the test that runs, spaces in its parameters and all; "run" outside of pytest."""
+    return os.environ.get("PYTEST_CURRENT_TEST", "run").rpartition(" (")[0] or "run"
+
+
+def run_dir(test: str) -> Path:
+    """A folder of its own for each test: two workers run two of them at the same time."""
+    return BUILD / "runs" / re.sub(r"[^\w.,-]+", "-", test.removeprefix("tests/").strip("]"))
 
 
 def _report(results: Path, log: Path) -> None:

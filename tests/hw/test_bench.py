@@ -50,6 +50,14 @@ def test_icarus() -> None:
         bench.run(partial(Buffer, "changes"), __file__, only="passes_on", sim="icarus")
 
 
+@pytest.mark.parametrize("name", ["2, 2 to 16", "2, 8 to 4"])
+def test_tests_do_not_share_a_folder(name: str) -> None:
+    """Names with the same first word: one worker would remove the folder in which the other's simulation writes."""
+    assert bench.running_test().endswith(f"test_tests_do_not_share_a_folder[{name}]")
+    others = {bench.run_dir(bench.running_test().replace(name, other)) for other in ("2", "2, 8 to 16", "2, 8")}
+    assert len(others | {bench.run_dir(bench.running_test())}) == 4
+
+
 def test_waves(monkeypatch: pytest.MonkeyPatch) -> None:
     """A waveform of a run holds the signals inside the component, and pytest's summary will name its file."""
     monkeypatch.setenv("CELOSIA_WAVES", "1")
