@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as LateError
 from contextlib import suppress
 from types import TracebackType
@@ -186,12 +186,11 @@ class Fleet:
         FleetError where no device is left: what was not kept then was not measured."""
         futures = [self._threads.submit(self._one, number, job, keep) for number, job in enumerate(jobs)]
         try:
-            wait(futures)
+            for future in futures:
+                future.result()
         finally:
             for future in futures:
                 future.cancel()
-        for future in futures:
-            future.result()
 
     def _one(self, number: int, job: Job, keep: Keep) -> None:
         tried: set[str] = set()

@@ -145,6 +145,8 @@ def _line(key: Key, result: Result) -> bytes:
 def _parsed(line: bytes) -> tuple[Key, Result]:
     """ValueError, KeyError, TypeError for a damaged line."""
     row = json.loads(line)
+    if not isinstance(row, dict):
+        raise TypeError("a record has names")
     if row.pop("crc") != zlib.crc32(_canonical(row).encode()):
         raise ValueError("it is not what was written")
     status, cycles = Status(row["status"]), row["cycles"]

@@ -92,11 +92,13 @@ class Exhaustive(Search):
 class Annealing(Search):
     """Chains that walk to a neighbour, always where it is cheaper and the less often the colder it is where not."""
 
-    chains, hot, cooling = 8, 0.1, 0.9
+    chains, hot, cooling = 4, 0.05, 0.9
 
     def __init__(self, space: Space[Any], rng: np.random.Generator) -> None:
         super().__init__(space, rng)
         self.at = space.sample(self.chains, rng)
+        self.chain_of = {place: chain for chain, place in enumerate(self.at)}
+        """Which chain wants to know what a point costs."""
         self.temperature = self.hot
 
     def proposals(self, count: int) -> Iterable[int]:
@@ -107,17 +109,17 @@ class Annealing(Search):
                 step = int(self.rng.choice(self.space.neighbours(place) or [place]))
                 if step in self.known:
                     self._walk(chain, step)
-                yield step
+                else:
+                    self.chain_of[step] = chain
+                    yield step
         yield from self.space.sample(len(self.space), self.rng)
 
     def tell(self, costs: Costs) -> None:
         super().tell(costs)
         self.temperature *= self.cooling
         for number, _ in costs:
-            for chain, place in enumerate(self.at):
-                if number in self.space.neighbours(place):
-                    self._walk(chain, number)
-                    break
+            if number in self.chain_of:
+                self._walk(self.chain_of.pop(number), number)
 
     def _walk(self, chain: int, to: int) -> None:
         here, there = self.known.get(self.at[chain], math.inf), self.known[to]

@@ -61,6 +61,11 @@ class Space(Generic[P]):
 
     def neighbours(self, number: int) -> list[int]:
         """The nearest points on each side of each knob, the other knobs as they are if the space has such a point."""
+        if number not in self._beside:
+            self._beside[number] = self._nearest(number)
+        return self._beside[number]
+
+    def _nearest(self, number: int) -> list[int]:
         found: dict[int, None] = {}
         away = self._places - self._places[number]
         far = np.abs(away).sum(axis=1)
@@ -74,6 +79,10 @@ class Space(Generic[P]):
                     there = np.flatnonzero(side)
                     found[int(there[np.argmin(far[there])])] = None
         return list(found)
+
+    @cached_property
+    def _beside(self) -> dict[int, list[int]]:
+        return {}
 
     @cached_property
     def _numbers(self) -> dict[P, int]:

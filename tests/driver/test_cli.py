@@ -25,7 +25,7 @@ from celosia.driver.runtime import Runtime
 from celosia.hw.config import Config
 
 COMMANDS = (
-    "compile", "run", "inspect", "verilog", "configs", "sweep", "cache", "demo", "deploy", "flash", "quantize",
+    "compile", "run", "inspect", "verilog", "configs", "sweep", "tune", "cache", "demo", "deploy", "flash", "quantize",
     "compare", "eval", "bitstream", *(f"bitstream {name}" for name in ("project", "build", "report", "ecp5")),
 )  # fmt: skip
 
