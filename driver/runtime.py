@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from html import escape
 from pathlib import Path
 from threading import Lock
@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.cpu.runtime.host import execute
-from celosia.compiler.cpu.runtime.kernel import host, load_library
+from celosia.compiler.cpu.runtime.kernel import address_of, host, load_library
 from celosia.compiler.cpu.runtime.op import HostOp
+from celosia.compiler.cpu.runtime.team import Calls, team
 from celosia.compiler.cpu.runtime.threads import default_threads, thread_count
 from celosia.compiler.dtypes import numpy_dtype
 from celosia.compiler.program import (
@@ -101,6 +102,49 @@ class Result:
         return f"<p>{escape(repr(self))}</p>" + (table(head, rows) if rows else "")
 
 
+class Segment:
+    """Kernels of a Program that run one after the other, without Python in between."""
+
+    def __init__(
+        self, program: Program, steps: Sequence[CpuStep], fixed: Mapping[str, Array], workspace: Array, threads: int
+    ) -> None:
+        """fixed: tensors that lie in the same place in every run. workspace: of all kernels."""
+        kernels = [program.kernels[step.kernel] for step in steps if step.kernel is not None]
+        tensors = [[*filter(None, step.inputs), *step.outputs] for step in steps]
+        address = -(-workspace.ctypes.data // 64) * 64
+        calls = [kernel.call([fixed.get(name) for name in names], address) for kernel, names in zip(kernels, tensors)]
+        self.held = fixed, workspace
+        self.calls = Calls(calls, team(kernels[0].library), threads)
+        kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+        places: dict[str, list[int]] = {}
+        for kernel, names, start in zip(kernels, tensors, self.calls.starts):
+            for place, (name, (dtype, shape)) in enumerate(zip(names, (*kernel.inputs, *kernel.outputs)), int(start)):
+                if name not in fixed:
+                    kinds[name] = numpy_dtype(dtype), tuple(shape)
+                    places.setdefault(name, []).append(place)
+        made = {name for step in steps for name in step.outputs}
+        self.given = [(name, *kinds[name], places[name]) for name in places if name not in made]
+        self.made = [(name, *kinds[name], places[name]) for name in places if name in made]
+
+    def run(self, values: dict[str, Array]) -> list[float]:
+        """Adds to `values` what no other run has. Returns seconds of each kernel."""
+        arguments = self.calls.arguments
+        held = []
+        for name, dtype, shape, places in self.given:
+            array = values[name]
+            if array.dtype != dtype or array.shape != shape:
+                raise ProgramError(
+                    f"the program is damaged: {name!r} is {array.dtype}{array.shape}, not {dtype}{shape}"
+                )
+            held.append(array if array.flags.c_contiguous else np.ascontiguousarray(array))
+            arguments[places] = address_of(held[-1])
+        for name, dtype, shape, places in self.made:
+            values[name] = made = np.empty(shape, dtype)
+            arguments[places] = address_of(made)
+        self.calls.run()
+        return self.calls.seconds()
+
+
 DEVICES = ("functional", "timed", "rtl", "board")
 """Devices that can be opened by name."""
 
@@ -178,7 +222,7 @@ class Runtime:
         self._arena = _views(program)
         self._fresh = {name for step in program.steps for name in _made(step) if _is_fresh(step, name, self._arena)}
         self._fixed = {name: _in_order(array) for name, array in program.constants.items()}
-        self._calls = self._bound()
+        self._steps = self._actions()
         self._device: Device | None = None
         self._name, self._options = "", options
         self.build_seconds = 0.0
@@ -376,12 +420,13 @@ class Runtime:
         given = {} if keep is None else {**self.program.constants, **checked}
         kept: dict[str, Array] = {name: value for name, value in given.items() if keep is not None and keep(name)}
         step_seconds: list[float] = []
-        for step, call in zip(self.program.steps, self._calls):
+        for step in self._steps if keep is None else self.program.steps:
+            if isinstance(step, Segment):
+                step_seconds += step.run(values)
+                continue
             before = time.perf_counter()
             if isinstance(step, LaunchStep):
                 counters.append(self._launch(step, values, trace))
-            elif call is not None:
-                call()
             else:
                 self._cpu(step, values)
             step_seconds.append(time.perf_counter() - before)
@@ -432,30 +477,38 @@ class Runtime:
             raise InputError(f"inputs have different numbers of samples: {counted}; give as many of each")
         return checked
 
-    def _bound(self) -> list[Callable[[], None] | None]:
-        """For each step, its kernel's call where all that it reads and writes lies in the same place in every run:
-        constants, and what kernels leave in the arena. Adds the latter to `_fixed`.
+    def _actions(self) -> list[Step | Segment]:
+        """The steps in order, kernels that follow each other being one action. Adds to `_fixed` what lies in the same
+        place in every run: constants, and what kernels leave in the arena.
         """
-        kernels, fixed = self.program.kernels, self._fixed
-        workspace = np.empty(max((kernel.workspace_bytes for kernel in kernels), default=0) + 64, np.uint8)
-        calls: list[Callable[[], None] | None] = []
+        size = max((kernel.workspace_for(self.threads) for kernel in self.program.kernels), default=0)
+        self._workspace = np.empty(size + 64, np.uint8)
+        actions: list[Step | Segment] = []
+        waiting: list[CpuStep] = []
         for step in self.program.steps:
-            calls.append(None)
-            if not isinstance(step, CpuStep):
-                continue
-            known = all(name in fixed for name in step.inputs if name)
-            if step.kernel is not None or known:
-                fixed.update((name, self._arena[name]) for name in step.outputs if name in self._arena)
-            if step.kernel is None or not known or any(name not in fixed for name in step.outputs):
-                continue
-            kernel = kernels[step.kernel]
-            inputs, outputs = [fixed[name] for name in step.inputs if name], [fixed[name] for name in step.outputs]
-            if self.threads > 1 and kernel.phases:
-                calls[-1] = partial(kernel.run, inputs, outputs, self.threads)
-            else:
-                calls[-1] = kernel.bound(inputs, outputs, workspace)
-        self._workspace = workspace  # lives as long as the calls
-        return calls
+            if isinstance(step, CpuStep):
+                known = all(name in self._fixed for name in step.inputs)
+                if step.kernel is not None or known:
+                    self._fixed.update((name, self._arena[name]) for name in step.outputs if name in self._arena)
+                if step.kernel is not None and self._in_place(step):
+                    waiting.append(step)
+                    continue
+            actions += [*self._segment(waiting), step]
+            waiting = []
+        return [*actions, *self._segment(waiting)]
+
+    def _in_place(self, step: CpuStep) -> bool:
+        """Whether each input that the kernel reads from the memory of an output lies there in every run."""
+        assert step.kernel is not None
+        inputs = [name for name in step.inputs if name]
+        pairs = [(inputs[number], step.outputs[out]) for out, number in self.program.kernels[step.kernel].in_place]
+        places = [[self._fixed.get(name) for name in pair] for pair in pairs]
+        return all(a is not None and b is not None and a.ctypes.data == b.ctypes.data for a, b in places)
+
+    def _segment(self, steps: list[CpuStep]) -> list[Segment]:
+        if not steps:
+            return []
+        return [Segment(self.program, steps, self._fixed, self._workspace, self.threads)]
 
     def _cpu(self, step: CpuStep | HostStep, values: dict[str, Array]) -> None:
         arena = self._arena

@@ -28,6 +28,7 @@ CALLER = r"""
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 static uint32_t number(FILE *f) { uint32_t n; if (fread(&n, 4, 1, f) != 1) exit(3); return n; }
 int main(int argc, char **argv) {
     void *library = dlopen(argv[1], RTLD_NOW);
@@ -43,10 +44,12 @@ int main(int argc, char **argv) {
             p[i] = aligned_alloc(64, (sizes[i] / 64 + 1) * 64);
             if (sizes[i] && fread(p[i], sizes[i], 1, in) != 1) return 3;
         }
-        void (*run)() = (void (*)())dlsym(library, name);
-        if (!run) { puts(dlerror()); return 2; }
-        ((void (*)(void*, void*, void*, void*, void*, void*, void*, void*, void*, void*, void*, void*))run)(
-            p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9], p[10], p[11]);
+        void (*run)(void **, int64_t, int64_t) = (void (*)(void **, int64_t, int64_t))dlsym(library, name);
+        void *stamp = dlsym(library, "celosia_stamp");
+        if (!run || !stamp) { puts(dlerror()); return 2; }
+        struct { uint64_t count; void *records[4]; struct timespec now; } list = {2, {run, p, stamp, &list.now}, {0}};
+        ((void (*)(void *, int64_t, int64_t))dlsym(library, "celosia_run"))(&list, 0, 1);
+        if (list.now.tv_sec == 0) { puts("the clock was not read"); return 2; }
         for (uint32_t i = 0; i < count; i++) fwrite(p[i], 1, sizes[i], out);
     }
     return fclose(out);
