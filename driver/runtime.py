@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from celosia.compiler.cpu.runtime.host import execute
 from celosia.compiler.cpu.runtime.kernel import address_of, host, load_library
-from celosia.compiler.cpu.runtime.op import HostOp
-from celosia.compiler.cpu.runtime.team import Calls, team
+from celosia.compiler.cpu.runtime.op import HostOp, bodies
+from celosia.compiler.cpu.runtime.team import Calls, Stamps, team
 from celosia.compiler.cpu.runtime.threads import default_threads, thread_count
 from celosia.compiler.dtypes import numpy_dtype
 from celosia.compiler.program import (
@@ -59,7 +59,7 @@ class Tensors(dict[str, Array]):
         )
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(repr=False)
 class Result:
     """What a run gave.
 
@@ -69,18 +69,25 @@ class Result:
     >>> celosia.Runtime(program).run({"image": images[:1]})
     <Result of 'resnet8_fashion_int8' on functional: logits float32[1, 10]>
 
-    outputs: arrays by name. counters: of each launch. tensors: outputs and what the Program keeps, by name.
-    step_seconds: what each step of the Program took on this machine, the simulation of launches included. report: what
-    REPORT.json holds, see `Runtime.run`.
+    outputs: arrays by name. counters: of each launch. tensors: outputs and what the Program keeps, by name. report:
+    what REPORT.json holds, see `Runtime.run`.
     """
 
     outputs: dict[str, Array]
     counters: list[Counters]
     _report: Callable[[], dict[str, Any]]
     tensors: Tensors
-    seconds: dict[str, float] = field(default_factory=dict)
-    """What it took: "compile" and "build" before the run, "run", and "cpu", the host's part of that."""
-    step_seconds: list[float] = field(default_factory=list)
+    _times: Callable[[], tuple[dict[str, float], list[float]]] = lambda: ({}, [])
+
+    @cached_property
+    def seconds(self) -> dict[str, float]:
+        """What it took: "compile" and "build" before the run, "run", and "cpu", the host's part of that."""
+        return self._times()[0]
+
+    @cached_property
+    def step_seconds(self) -> list[float]:
+        """What each step of the Program took on this machine, the simulation of launches included."""
+        return self._times()[1]
 
     @cached_property
     def report(self) -> dict[str, Any]:
@@ -125,24 +132,28 @@ class Segment:
         made = {name for step in steps for name in step.outputs}
         self.given = [(name, *kinds[name], places[name]) for name in places if name not in made]
         self.made = [(name, *kinds[name], places[name]) for name in places if name in made]
+        self.arguments = memoryview(self.calls.arguments)
 
-    def run(self, values: dict[str, Array]) -> list[float]:
-        """Adds to `values` what no other run has. Returns seconds of each kernel."""
-        arguments = self.calls.arguments
+    def run(self, values: dict[str, Array]) -> Stamps:
+        """Adds to `values` what no other run has."""
+        arguments = self.arguments
         held = []
         for name, dtype, shape, places in self.given:
             array = values[name]
             if array.dtype != dtype or array.shape != shape:
                 raise ProgramError(
-                    f"the program is damaged: {name!r} is {array.dtype}{array.shape}, not {dtype}{shape}"
+                    f"the program is damaged: {name!r} is {array.dtype}{list(array.shape)}, not {dtype}{list(shape)}"
                 )
-            held.append(array if array.flags.c_contiguous else np.ascontiguousarray(array))
-            arguments[places] = address_of(held[-1])
+            if not array.flags.c_contiguous:
+                array = np.ascontiguousarray(array)
+            held.append(array)
+            for place in places:
+                arguments[place] = address_of(array)
         for name, dtype, shape, places in self.made:
             values[name] = made = np.empty(shape, dtype)
-            arguments[places] = address_of(made)
-        self.calls.run()
-        return self.calls.seconds()
+            for place in places:
+                arguments[place] = address_of(made)
+        return self.calls.run()
 
 
 DEVICES = ("functional", "timed", "rtl", "board")
@@ -223,6 +234,10 @@ class Runtime:
         self._fresh = {name for step in program.steps for name in _made(step) if _is_fresh(step, name, self._arena)}
         self._fixed = {name: _in_order(array) for name, array in program.constants.items()}
         self._steps = self._actions()
+        self._returned = [(tensor.name, tensor.name in self._fresh) for tensor in (*program.outputs, *program.kept)]
+        wanted = {name for step in self._steps if not isinstance(step, Segment) for name in _read(step)}
+        wanted |= {name for name, _ in self._returned}
+        self._seen = {name: array for name, array in self._fixed.items() if name in wanted}
         self._device: Device | None = None
         self._name, self._options = "", options
         self.build_seconds = 0.0
@@ -404,47 +419,57 @@ class Runtime:
             for tensor in self.program.outputs
         }  # fmt: skip
         counters = [each for part in parts for each in part.counters]
-        times = [part.seconds for part in parts]
-        seconds = {"compile": self.program.compile_seconds, "build": self.build_seconds}
-        seconds |= {what: sum(each[what] for each in times) for what in ("run", "cpu")}
-        steps = [each for part in parts for each in part.step_seconds]
-        return Result(
-            outputs, counters, lambda: self._report(counters, seconds, len(parts)), Tensors(outputs), seconds, steps
-        )
+
+        def times() -> tuple[dict[str, float], list[float]]:
+            seconds = (
+                parts[0].seconds | {what: sum(part.seconds[what] for part in parts) for what in ("run", "cpu")}
+                if parts
+                else {"compile": self.program.compile_seconds, "build": self.build_seconds, "run": 0.0, "cpu": 0.0}
+            )
+            return seconds, [each for part in parts for each in part.step_seconds]
+
+        return Result(outputs, counters, self._reporting(counters, times, len(parts)), Tensors(outputs), times)
 
     def _run(self, checked: dict[str, Array], keep: Callable[[str], bool] | None, trace: bool) -> Result:
-        self.open()
+        if self._device is None and self._launches:
+            self.open()
         started = time.perf_counter()
-        values: dict[str, Array] = {**self._fixed, **checked}
+        values: dict[str, Array] = {**(self._seen if keep is None else self._fixed), **checked}
         counters: list[Counters] = []
         given = {} if keep is None else {**self.program.constants, **checked}
         kept: dict[str, Array] = {name: value for name, value in given.items() if keep is not None and keep(name)}
-        step_seconds: list[float] = []
+        stamps: list[Stamps | float] = []
         for step in self._steps if keep is None else self.program.steps:
             if isinstance(step, Segment):
-                step_seconds += step.run(values)
+                stamps.append(step.run(values))
                 continue
             before = time.perf_counter()
             if isinstance(step, LaunchStep):
                 counters.append(self._launch(step, values, trace))
             else:
                 self._cpu(step, values)
-            step_seconds.append(time.perf_counter() - before)
+            stamps.append(time.perf_counter() - before)
             if keep is not None:  # now, before the memory is used again
                 kept |= {name: _own(values[name]) for name in _made(step) if keep(name)}
-        returned = {
-            tensor.name: values[tensor.name] if tensor.name in self._fresh else _own(values[tensor.name])
-            for tensor in (*self.program.outputs, *self.program.kept)
-        }
+        returned = {name: values[name] if fresh else _own(values[name]) for name, fresh in self._returned}
         outputs = {tensor.name: returned[tensor.name] for tensor in self.program.outputs}
-        outputs |= {name: value for name, value in kept.items() if name not in outputs}
-        seconds = {"compile": self.program.compile_seconds, "build": self.build_seconds}
-        seconds |= {"run": time.perf_counter() - started, "cpu": self._cpu_seconds(step_seconds)}
-        report = lambda: self._report(counters, seconds)  # noqa: E731
-        return Result(outputs, counters, report, Tensors(returned), seconds, step_seconds)
+        if kept:
+            outputs |= {name: value for name, value in kept.items() if name not in outputs}
+        run_seconds = time.perf_counter() - started
 
-    def _cpu_seconds(self, step_seconds: list[float]) -> float:
-        return sum(spent for step, spent in zip(self.program.steps, step_seconds) if not isinstance(step, LaunchStep))
+        def times() -> tuple[dict[str, float], list[float]]:
+            spent = [each for some in stamps for each in (some.seconds() if isinstance(some, Stamps) else [some])]
+            seconds = {"compile": self.program.compile_seconds, "build": self.build_seconds, "run": run_seconds}
+            steps = zip(self.program.steps, spent)
+            seconds["cpu"] = sum(each for step, each in steps if not isinstance(step, LaunchStep))
+            return seconds, spent
+
+        return Result(outputs, counters, self._reporting(counters, times), Tensors(returned), times)
+
+    def _reporting(
+        self, counters: list[Counters], times: Callable[[], tuple[dict[str, float], list[float]]], parts: int = 1
+    ) -> Callable[[], dict[str, Any]]:
+        return lambda: self._report(counters, times()[0], parts)
 
     def check(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The inputs as the program takes them. InputError where a name, type or shape is wrong."""
@@ -652,6 +677,14 @@ def _views(program: Program) -> dict[str, Array]:
         info = program.tensors[name]
         found[name] = np.ndarray(info.shape, numpy_dtype(info.dtype), memory.data, start + offset)
     return found
+
+
+def _read(step: Step) -> tuple[str, ...]:
+    """Names of the tensors that the host reads for the step."""
+    if isinstance(step, LaunchStep):
+        return tuple(pack.value for pack in step.pack)
+    captured = (name for body in bodies(step.op) for name in body.captured) if isinstance(step, HostStep) else ()
+    return *step.inputs, *captured
 
 
 def _made(step: Step) -> tuple[str, ...]:

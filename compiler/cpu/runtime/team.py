@@ -187,13 +187,19 @@ class Calls:
             first.append(stamp)
         return first, other
 
-    def run(self) -> None:
+    def run(self) -> Stamps:
         if self._shared is None or not self.team.run(self._shared):
             self.team.alone(self._alone, 0, 1)
+        return Stamps(self._stamps.tobytes())
+
+
+class Stamps(bytes):
+    """The times at which the calls of a list began and ended, as the C library's `struct timespec`."""
 
     def seconds(self) -> list[float]:
-        """What each call of the last run took."""
-        return [float(each) for each in np.diff(self._stamps @ np.array([1, 1e-9]))]
+        """What each call took."""
+        times = np.frombuffer(self, ctypes.c_long).reshape(-1, 2)
+        return [float(each) for each in np.diff(times[:, 0] - times[0, 0] + 1e-9 * times[:, 1])]
 
 
 def list_of(records: Sequence[tuple[int, int]]) -> NDArray[Any]:
