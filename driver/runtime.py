@@ -132,7 +132,7 @@ class Segment:
         made = {name for step in steps for name in step.outputs}
         self.given = [(name, *kinds[name], places[name]) for name in places if name not in made]
         self.made = [(name, *kinds[name], places[name]) for name in places if name in made]
-        self.arguments = memoryview(self.calls.arguments)
+        self.arguments = memoryview(self.calls.arguments.data)
 
     def run(self, values: dict[str, Array]) -> Stamps:
         """Adds to `values` what no other run has."""
