@@ -79,9 +79,9 @@ def caller(target: str) -> Path:
 
 
 def call(
-    target: str, library: bytes, calls: Sequence[tuple[Kernel, Sequence[NDArray[Any]]]], folder: Path
+    target: str, library: bytes, calls: Sequence[tuple[Kernel, Sequence[NDArray[Any]]]], folder: Path, *flags: str
 ) -> list[list[NDArray[Any]]]:
-    """The outputs of each (kernel, inputs); the kernels are in `library`."""
+    """The outputs of each (kernel, inputs); the kernels are in `library`. flags: of the emulator."""
     (folder / "kernels.so").write_bytes(library)
     with (folder / "calls").open("wb") as file:
         file.write(struct.pack("<I", len(calls)))
@@ -91,7 +91,7 @@ def call(
             file.write(kernel.name.encode().ljust(64, b"\0") + struct.pack("<I", len(inputs) + len(made) + 1))
             for array in (*inputs, *made, workspace):
                 file.write(struct.pack("<I", array.nbytes) + array.tobytes())
-    qemu = [QEMU[target], "-L", LIBRARIES[target], str(caller(target)), "./kernels.so", "calls", "results"]
+    qemu = [QEMU[target], "-L", LIBRARIES[target], *flags, str(caller(target)), "./kernels.so", "calls", "results"]
     done = subprocess.run(qemu, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout}{done.stderr} ({done.returncode})"
     data, at, results = (folder / "results").read_bytes(), 0, []
@@ -106,3 +106,11 @@ def call(
         at += kernel.workspace_bytes
         results.append(outputs)
     return results
+
+
+def instructions(target: str, library: bytes, kernel: Kernel, inputs: Sequence[NDArray[Any]], folder: Path) -> int:
+    """How many a process runs that calls the kernel once."""
+    log = folder / "instructions"
+    call(target, library, [(kernel, inputs)], folder, "-singlestep", "-d", "exec,nochain", "-D", str(log))
+    with log.open("rb") as lines:
+        return sum(1 for _ in lines)
