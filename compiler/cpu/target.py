@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import platform
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -37,6 +40,24 @@ class Target:
         """Elements of a vector."""
         return self.vector_bytes // itemsize(dtype)
 
+    @property
+    def tiles(self) -> bool:
+        """Whether products of bytes have tiles (llvm/amx.py)."""
+        return self.features >= TILES
+
+
+TILES = frozenset(("amx-tile", "amx-int8"))
+"""Features of Intel's AMX."""
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
+
+
+@functools.cache
+def tiles_permitted() -> bool:
+    """Whether this process may use tiles: Linux wants to be asked, once for all threads."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return False
+    return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0)
+
 
 GLIBC = "2.28"
 """The oldest C library that linked kernels run with; that of PYNQ's images is newer."""
@@ -68,6 +89,8 @@ def find_target(name: str) -> Target:
 def this_processor() -> Target:
     names = llvm.get_host_cpu_features()
     features = frozenset(name for name, has in names.items() if has)
+    if features >= TILES and not tiles_permitted():
+        features -= TILES
     if "avx512f" in features:
         return Target(64, 32, features)
     if "avx2" in features:
