@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 
 import llvmlite.binding as llvm
 
@@ -22,7 +23,8 @@ class TargetError(ValueError):
 
 @dataclass(frozen=True)
 class Target:
-    """vector_bytes: size of a vector register. registers: how many there are. features: in LLVM's names.
+    """vector_bytes: size of a vector register. registers: how many there are. features: in LLVM's names. cache_bytes: of
+    the second-level cache, as far as one core may fill it.
 
     triple, cpu: LLVM's, and zig: the linker's, of a processor that is not this one, with `machine` what
     `platform.machine()` calls it; "" for this one.
@@ -35,6 +37,7 @@ class Target:
     triple: str = ""
     cpu: str = ""
     zig: tuple[str, ...] = ()
+    cache_bytes: int = 1 << 20
 
     def lanes(self, dtype: str) -> int:
         """Elements of a vector."""
@@ -92,10 +95,21 @@ def this_processor() -> Target:
     if features >= TILES and not tiles_permitted():
         features -= TILES
     if "avx512f" in features:
-        return Target(64, 32, features)
-    if "avx2" in features:
-        return Target(32, 16, features)
-    return Target(16, 16 if "x86" in llvm.get_default_triple() else 32, features)
+        width, registers = 64, 32
+    elif "avx2" in features:
+        width, registers = 32, 16
+    else:
+        width, registers = 16, 16 if "x86" in llvm.get_default_triple() else 32
+    return Target(width, registers, features, cache_bytes=_cache_bytes() or Target.cache_bytes)
+
+
+def _cache_bytes() -> int:
+    """Of this processor's second-level cache; 0 where Linux does not say."""
+    try:
+        text = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text(encoding="ascii").strip()
+        return int(text.removesuffix("K")) << 10
+    except (OSError, ValueError):
+        return 0
 
 
 _current: ContextVar[Target | None] = ContextVar("target", default=None)

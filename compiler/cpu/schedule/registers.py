@@ -23,8 +23,8 @@ STREAMS = 8
 """Columns of a tile that has but one row: each is a stream of memory of its own."""
 TILE_ROWS, TILE_STEPS, TILE_COLUMNS = range(8, 17), 16, 6
 """Of AMX (llvm/amx.py): rows that pay, steps of four bytes in a tile, and most tiles of accumulators."""
-L1_BYTES, L2_BYTES = 24 << 10, 512 << 10
-"""What may stay in the caches while other data pass."""
+L1_BYTES = 24 << 10
+"""What may stay in the first-level cache while other data pass; of the second one it is a half."""
 
 
 def step(read: Load, axis: Axis) -> int | None:
@@ -160,5 +160,5 @@ def _around(
 
 def _traffic(nbytes: int, times: int, between: float) -> float:
     """What it costs to read `nbytes` several times where each is read again after `between` bytes of the same."""
-    again = 0 if between <= L1_BYTES else 1 if between <= L2_BYTES else 3
+    again = 0 if between <= L1_BYTES else 1 if between <= target().cache_bytes // 2 else 3
     return nbytes * (1 + (times - 1) * again)
