@@ -176,7 +176,7 @@ class _Writer:
                     self.stmt(each, env)
             case For() if s is self.shared_loop:
                 self._part(s, env)
-            case For(var, extent, body, "serial" | "parallel"):
+            case For(var, extent, body, "serial" | "ordered" | "parallel"):
                 self._loop(var, extent, body, env)
             case For(var, extent, body, "unrolled"):
                 outer, self.rows = self.rows, _Rows(var, extent, body)

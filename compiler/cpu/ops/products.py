@@ -18,8 +18,12 @@ from celosia.compiler.expr import INDEX, Expr, Tensor, wrap
 def product(
     a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = False, change_a: Change = None,
     change_b: ChangeAt = None, finish: Callable[[Expr, tuple[Expr, ...]], Expr] = lambda acc, i: acc,
+    again: bool = False,
 ) -> Tensor:  # fmt: skip
-    """numpy.matmul(a, b) of tensors with at least two dimensions, elements through their changes first."""
+    """numpy.matmul(a, b) of tensors with at least two dimensions, elements through their changes first.
+
+    again: b is multiplied many times, so that a copy of it pays whatever the rows of a.
+    """
     inner = a.shape[-2 if transpose_a else -1]
     m, n = a.shape[-1 if transpose_a else -2], b.shape[-2 if transpose_b else -1]
     if inner != b.shape[-1 if transpose_b else -2]:
@@ -38,7 +42,7 @@ def product(
 
     fn = change_a
     a = prepared(a, transpose_a, None if fn is None else lambda v, i: fn(v), "a")
-    dot = transpose_b and m < 4  # then rows of b are read once, and best as they are
+    dot = transpose_b and m < 4 and not again  # then rows of b are read once, and best as they are
     b = prepared(b, transpose_b and not dot, change_b, "b")
     k = T.reduce_axis(inner, "k")
     try:
@@ -47,7 +51,7 @@ def product(
         raise ValueError(f"{list(a.shape)} and {list(b.shape)} do not multiply") from None
 
     width = next((w for w in (target().lanes(b.dtype), target().lanes(b.dtype) // 2) if w > 1 and n % w == 0), 0)
-    if not dot and width and m >= PACKED_ROWS and inner * n * itemsize(b.dtype) > PACKED_BYTES:
+    if not dot and width and (again or m >= PACKED_ROWS) and inner * n * itemsize(b.dtype) > PACKED_BYTES:
         packed = _panels(b, width)
 
         def by_panel(*i: Expr) -> Expr:
