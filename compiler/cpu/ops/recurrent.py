@@ -19,9 +19,7 @@ NAMES = {name.lower(): name for name in (*UNARY, *DIRECT)}
 
 
 def activated(node: Node, x: Expr, function: Activation) -> Expr:
-    """x, within the attribute `clip`, through an activation function."""
-    if limit := node.attrs.get("clip"):
-        x = T.clip(x, -limit, limit)
+    """x through an activation function."""
     name, numbers = function
     match name:
         case "affine":
@@ -33,6 +31,13 @@ def activated(node: Node, x: Expr, function: Activation) -> Expr:
         case "tanh":
             return call("tanh", x)
     raise node.fail(f"there is no activation {name!r}")
+
+
+def turned(x: Tensor, perm: Sequence[int]) -> Tensor:
+    """numpy.transpose(x, perm)."""
+    return T.compute(
+        tuple(x.shape[d] for d in perm), lambda *i: x[tuple(i[perm.index(d)] for d in range(len(i)))], "turned"
+    )
 
 
 class _Layer:
@@ -79,12 +84,8 @@ class _Layer:
         if not self.node.has(number):
             return T.compute(self.state, lambda *i: 0.0, "zeros", self.given.dtype)
         given = self.node.input(number)
-        if self.by_batch and len(given.shape) == 3:
-            given = T.compute(
-                (given.shape[1], given.shape[0], given.shape[2]),
-                lambda d, b, j: self.node.input(number)[b, d, j],
-                "initial",
-            )
+        if len(given.shape) == 3 and self.by_batch:
+            given = turned(given, (1, 0, 2))
         if given.shape != self.state:
             raise self.node.fail(f"a state of {list(given.shape)} is given where {list(self.state)} is meant")
         return given
@@ -110,8 +111,10 @@ class _Layer:
         row = b * self.steps + time if self.by_batch else time * self.batch + b
         return self.given[d, row, j + number * self.hidden]
 
-    def apply(self, number: int, d: Expr, x: Expr) -> Expr:
-        """Activation function `number` of direction d."""
+    def apply(self, number: int, d: Expr, x: Expr, within: bool = True) -> Expr:
+        """Activation function `number` of direction d, of x within the attribute `clip`."""
+        if within and (limit := self.node.attrs.get("clip")):
+            x = T.clip(x, -limit, limit)
         first, *others = (activated(self.node, x, functions[number]) for functions in self.functions)
         if not others or self.functions[0][number] == self.functions[1][number]:
             return first
@@ -131,21 +134,20 @@ class _Layer:
             value = states[0, self.time(t, d) + 1, d, b, j]
             return self.alive(self.time(t, d), d, b, value, wrap(0, value.dtype))
 
-        directions, batch, hidden = self.state
+        every = T.compute((self.steps, *self.state), after, "states_after")
+        last = [self._last(states, number) for number in range(len(initial))]
         if self.by_batch:
-            shape: tuple[int, ...] = (batch, self.steps, directions, hidden)
-            every = T.compute(shape, lambda b, t, d, j: after(t, d, b, j), "states_after")
-        else:
-            shape = (self.steps, directions, batch, hidden)
-            every = T.compute(shape, lambda t, d, b, j: after(t, d, b, j), "states_after")
-        return [every, *(self._last(states, n) for n in range(len(initial)))][: self.node.outputs]
+            every, last = turned(every, (2, 0, 1, 3)), [turned(each, (1, 0, 2)) for each in last]
+        return [every, *last][: self.node.outputs]
 
     def _last(self, states: Tensor, number: int) -> Tensor:
-        directions, batch, hidden = self.state
-        if self.by_batch:
-            shape = (batch, directions, hidden)
-            return T.compute(shape, lambda b, d, j: states[number, self.steps, d, b, j], "last")
-        return T.compute(self.state, lambda d, b, j: states[number, self.steps, d, b, j], "last")
+        """As onnxruntime has it, 0 where a sequence has no steps."""
+
+        def element(d: Expr, b: Expr, j: Expr) -> Expr:
+            value = states[number, self.steps, d, b, j]
+            return value if self.lengths is None else select(self.lengths[b] <= 0, wrap(0, value.dtype), value)
+
+        return T.compute(self.state, element, "last")
 
 
 @op("RNN")
@@ -194,7 +196,8 @@ def gru(node: Node) -> list[Tensor]:
 
 @op("LSTM")
 def lstm(node: Node) -> list[Tensor]:
-    """Gates: input, output, forget, and the new cell, in this order."""
+    """Gates: input, output, forget, and the new cell, in this order. `clip` bounds what goes into them, and, as in
+    onnxruntime, not the cell that comes out."""
     layer, coupled = _Layer(node, 4, ["Sigmoid", "Tanh", "Tanh"]), bool(node.attrs.get("input_forget", 0))
     hidden, peepholes = layer.hidden, node.input(7) if node.has(7) else None
     if peepholes is not None and peepholes.shape != (layer.directions, 3 * hidden):
@@ -219,7 +222,7 @@ def lstm(node: Node) -> list[Tensor]:
         new_cell = T.compute(layer.state, cell_after, "c")
 
         def new(d: Expr, b: Expr, j: Expr) -> Expr:
-            value = gate(1, new_cell, d, b, j) * layer.apply(2, d, new_cell[d, b, j])
+            value = gate(1, new_cell, d, b, j) * layer.apply(2, d, new_cell[d, b, j], within=False)
             return layer.alive(t, d, b, value, old[d, b, j])
 
         return [T.compute(layer.state, new, "h"), new_cell]

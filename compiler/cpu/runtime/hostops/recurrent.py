@@ -65,7 +65,7 @@ def _recur(
         wb, rb = bias[: gates * hidden], bias[gates * hidden :]
         states = [np.zeros((batch, hidden), x.dtype) if s is None else s[d] for s in initial]
         all_gates = x @ w[d].T + wb
-        limited = [lambda v, f=f: f(limit(v)) for f in functions]
+        limited = [lambda v, f=f: f(limit(v)) for f in functions[:2]] + functions[2:]  # but not the cell that comes out
         back = backward == "reverse" or d == 1
         for t in reversed(range(time)) if back else range(time):
             new = step(all_gates[t], states, r[d], rb, limited, *extra(d))
@@ -77,7 +77,7 @@ def _recur(
                 out[t, d] = new[0]
                 states = list(new)
         for kept, state in zip(last, states):
-            kept.append(state)
+            kept.append(state if lengths is None else np.where(lengths[:, None] > 0, state, 0))
     finals = [np.stack(kept).astype(x.dtype) for kept in last]
     if op.attr("layout", 0):
         return out.transpose(2, 0, 1, 3), *(final.swapaxes(0, 1) for final in finals)
