@@ -1,10 +1,9 @@
 """Loop IR to LLVM IR.
 
-A kernel is `void name(inputs..., outputs..., workspace)`, all of them pointers that do not overlap; an input that is
-computed in place is read through the pointer of its output. Where threads can share loops there are more functions, see
-`render`. Arithmetic is
-exactly as written: no contraction, no reordering. Only Update of kind "sum" may add in any order, and adds products
-with one rounding.
+A kernel is `void name(arguments, part, parts)`: a list of pointers to inputs, outputs and a workspace, which do not
+overlap, and two numbers; an input that is computed in place is read through the pointer of its output. Where threads
+can share loops there are more functions, see `render`. Arithmetic is exactly as written: no contraction, no reordering.
+Only Update of kind "sum" may add in any order, and adds products with one rounding.
 """
 
 from __future__ import annotations
@@ -68,47 +67,74 @@ class Rendered:
 
 
 def render(function: Function, features: frozenset[str] | None = None) -> Rendered:
-    """A function `name(tensors..., workspace)`, and where threads can share loops, one for each of its phases:
-    `name.0(tensors..., shared workspace, own workspace, part, parts)`, which does one of `parts` parts of the work.
+    """A function `name(arguments, part, parts)` that does all of the work, and where threads can share loops, one for
+    each of its phases: `name.0` does `part` of `parts` parts. All threads give the same arguments; beside what they
+    share of the workspace, each takes its own of the places that follow.
 
     features: of the processor, in LLVM's names; by default those of the target.
     """
     module = ir.Module(name=function.name)
     module.features = dot.features() if features is None else features
-    tensors = (*function.inputs, *function.outputs)
     shared, phases = parallel.phases(function)
-    (fn, *arguments) = _function(module, function.name, len(tensors) + 1)
-    if len(phases) == 1 and phases[0].loop is None:
-        writer = _Writer(fn, _places(function, arguments), arguments[-1])
-        writer.stmt(function.body, {})
-        writer.b.ret_void()
-        return Rendered(str(module), writer.workspace_bytes)
-    b = ir.IRBuilder(fn.append_basic_block("start"))
+    divided = len(phases) > 1 or phases[0].loop is not None
     places: dict[Tensor, int] = {}
-    shared_bytes = 0
+    shared_bytes = own_bytes = 0
     for tensor in shared:
         places[tensor] = shared_bytes
         shared_bytes += _aligned(tensor.nbytes)
-    own = b.gep(arguments[-1], [I64(shared_bytes)], inbounds=True, source_etype=ir.IntType(8))
-    own_bytes = 0
+    bodies = []
     for number, phase in enumerate(phases):
-        part, *given = _function(module, f"{function.name}.{number}", len(tensors) + 2, (I64, I64))
-        writer = _Writer(part, _places(function, given), given[-3], phase.loop, (given[-2], given[-1]))
-        for tensor, at in places.items():
-            writer.memory[tensor] = writer.entry.gep(
-                given[-4], [I64(at)], inbounds=True, source_etype=ir.IntType(8)
-            )  # fmt: skip
-        body = phase.body
-        for tensor in phase.private:
-            body = Alloc(tensor, body, "local")
-        writer.stmt(body, {})
-        writer.b.ret_void()
-        own_bytes = max(own_bytes, writer.workspace_bytes)
-        b.call(part, [*arguments, own, I64(0), I64(1)])
-    b.ret_void()
+        body, size = _body(module, function, f"{function.name}.body{number}", phase, places)
+        bodies.append(body)
+        own_bytes = max(own_bytes, size)
+    _entry(module, function, function.name, bodies, shared_bytes)
+    for number, body in enumerate(bodies if divided else []):
+        _entry(module, function, f"{function.name}.{number}", [body], shared_bytes, own_bytes)
     return Rendered(
-        str(module), shared_bytes + own_bytes, shared_bytes, tuple(phase.loop is not None for phase in phases)
-    )
+        str(module), shared_bytes + own_bytes, shared_bytes,
+        tuple(phase.loop is not None for phase in phases) if divided else (),
+    )  # fmt: skip
+
+
+def _body(
+    module: Any, function: Function, name: str, phase: parallel.Phase, places: dict[Tensor, int]
+) -> tuple[Any, int]:
+    """(`name(tensors..., shared workspace, own workspace, part, parts)`, bytes of its own workspace)."""
+    tensors = len(function.inputs) + len(function.outputs)
+    body, *given = _function(module, name, tensors + 2, (I64, I64))
+    body.linkage = "internal"
+    body.attributes.add("noinline")  # what is known of the pointers is that of arguments
+    writer = _Writer(body, _places(function, given), given[-3], phase.loop, (given[-2], given[-1]))
+    for tensor, at in places.items():
+        writer.memory[tensor] = writer.entry.gep(given[-4], [I64(at)], inbounds=True, source_etype=ir.IntType(8))
+    stmt = phase.body
+    for tensor in phase.private:
+        stmt = Alloc(tensor, stmt, "local")
+    writer.stmt(stmt, {})
+    writer.b.ret_void()
+    return body, writer.workspace_bytes
+
+
+def _entry(
+    module: Any, function: Function, name: str, bodies: list[Any], shared_bytes: int, own_bytes: int | None = None
+) -> None:
+    """`name(arguments, part, parts)`, which calls `bodies`: for all of the work, or where workspaces of `own_bytes`
+    follow each other, for a part of it."""
+    fn, arguments, *share = _function(module, name, 1, (I64, I64))
+    if own_bytes is None:
+        share, own_bytes = [I64(0), I64(1)], 0
+    b = ir.IRBuilder(fn.append_basic_block("start"))
+    pointer, byte = ir.PointerType(), ir.IntType(8)
+    places = [
+        b.gep(arguments, [I64(k)], inbounds=True, source_etype=pointer)
+        for k in range(len(function.inputs) + len(function.outputs) + 1)
+    ]
+    given = [b.load(place, typ=pointer) for place in places]
+    start = b.add(I64(shared_bytes), b.mul(share[0], I64(own_bytes)))
+    own = b.gep(given[-1], [start], inbounds=True, source_etype=byte)
+    for body in bodies:
+        b.call(body, [*given, own, *share])
+    b.ret_void()
 
 
 def _function(module: Any, name: str, pointers: int, more: tuple[Any, ...] = ()) -> list[V]:

@@ -93,12 +93,12 @@ class _Layer:
     def recurrent(self, state: Tensor, first: int, count: int) -> Tensor:
         """Products of `state` and the weights of `count` gates from `first` on, with their bias: [D, B, count * H]."""
         start, size = first * self.hidden, count * self.hidden
-        weights = T.compute((self.directions, size, self.hidden), lambda d, n, k: self.r[d, n + start, k], "weights")
+        weights = T.compute((self.directions, self.hidden, size), lambda d, k, n: self.r[d, n + start, k], "weights")
 
         def finish(acc: Expr, i: tuple[Expr, ...]) -> Expr:
             return self._biased(acc, i[0], i[2], self.r.shape[1] + start)
 
-        return product(state, weights, transpose_b=True, finish=finish, again=True)
+        return product(state, weights, finish=finish, fixed_b=True)
 
     def time(self, t: Expr, d: Expr) -> Expr:
         """The element of a sequence that step t of direction d takes, and the other way round."""
