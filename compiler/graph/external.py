@@ -1,4 +1,4 @@
-"""Constants in files beside the model's. Large ones are mapped: only what is read of them takes memory.
+"""Constants in files beside the model's. Those of large models are mapped: only what is read of them takes memory.
 
 The model keeps their names, types and shapes; `attach` gives the imported graph the way to their files.
 """
@@ -16,8 +16,10 @@ from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_m
 
 from celosia.compiler.dtypes import ONNX_TYPES, itemsize
 
+LARGE = 1 << 30
+"""Models with more bytes in constants of such a size are mapped. Others are read, and then need their files no more."""
 SMALL = 1 << 16
-"""Bytes of constants that are read into the model: shapes may depend on what they hold."""
+"""Bytes of constants that are read in any case: shapes may depend on what they hold."""
 
 
 @dataclass(frozen=True)
@@ -32,29 +34,38 @@ class Origin:
 
 
 def read_small(proto: ModelProto, folder: str) -> None:
-    """Read into `proto` what it has in other files, but for large constants of the graph. Raises onnx's errors."""
-    large = [tensor for tensor in proto.graph.initializer if _is_large(tensor)]
-    for tensor in large:  # so that onnx passes them by
+    """Read into `proto` what it has in other files, but for large constants of a large graph. Raises onnx's errors."""
+    sizes = [_size(tensor) for tensor in proto.graph.initializer]
+    left = [tensor for tensor, size in zip(proto.graph.initializer, sizes) if size > SMALL]
+    if sum(sizes) <= LARGE:
+        left = []
+    for tensor in left:  # so that onnx passes them by
         tensor.data_location = TensorProto.DEFAULT
     load_external_data_for_model(proto, folder)
-    for tensor in large:
+    for tensor in left:
         tensor.data_location = TensorProto.EXTERNAL
 
 
+def _size(tensor: TensorProto) -> int:
+    """Bytes of a constant in another file; 0 for what is none, or cannot be."""
+    kind = ONNX_TYPES.get(tensor.data_type, "object")
+    if not uses_external_data(tensor) or kind == "object" or any(size < 0 for size in tensor.dims):
+        return 0
+    return int(prod(tensor.dims)) * itemsize(kind)
+
+
 def has_files(proto: ModelProto) -> bool:
-    """Whether large constants of a model that `read_small` has seen lie in other files."""
+    """Whether constants of a model that `read_small` has seen lie in other files."""
     return any(map(uses_external_data, proto.graph.initializer))
 
 
-def _is_large(tensor: TensorProto) -> bool:
-    kind = ONNX_TYPES.get(tensor.data_type, "object")
-    if not uses_external_data(tensor) or kind == "object" or any(size < 0 for size in tensor.dims):
-        return False
-    return bool(prod(tensor.dims) * itemsize(kind) > SMALL)
+def is_mapped(value: ir.Value | None) -> bool:
+    """Whether `value` is a constant in another file, which is not copied."""
+    return value is not None and isinstance(value.const_value, ir.ExternalTensor)
 
 
 def check_file(tensor: TensorProto, folder: str) -> None:
-    """ValueError or OSError where the file of a large constant lies outside of `folder`, or has not all its bytes."""
+    """ValueError or OSError where the file of a constant lies outside of `folder`, or has not all its bytes."""
     info, home = ExternalDataInfo(tensor), os.path.realpath(folder)
     path = os.path.realpath(os.path.join(home, info.location))
     if os.path.commonpath([home, path]) != home:

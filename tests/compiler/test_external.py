@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 import celosia
+from celosia.compiler.cpu.node import is_mapped
+from celosia.compiler.graph import external
 from celosia.compiler.graph.external import SMALL
 from celosia.compiler.graph.importer import ModelError
 from celosia.driver.runtime import Runtime
@@ -43,9 +45,19 @@ def save(path: Path, text: str, *constants: onnx.TensorProto) -> Path:
     return path
 
 
+@pytest.fixture
+def mapping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of all sizes are mapped."""
+    monkeypatch.setattr(external, "LARGE", 0)
+
+
 @pytest.mark.parametrize("open_size", ["4", "n"])
-def test_as_if_it_were_one_file(tmp_path: Path, open_size: str) -> None:
+@pytest.mark.parametrize("limit", [0, external.LARGE])
+def test_as_if_it_were_one_file(
+    tmp_path: Path, open_size: str, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
     """Small and large constants, at an odd place too, and the one that says a shape; compiled again for other sizes."""
+    monkeypatch.setattr(external, "LARGE", limit)
     w, b, shape = RNG.standard_normal((300, 100), np.float32), RNG.standard_normal(100, np.float32), [-1, 50]
     data = {"w": w, "b": b, "s": np.array(shape, np.int64)}
     constants, parts, at = [], [b"odd"], 3
@@ -66,8 +78,24 @@ def test_as_if_it_were_one_file(tmp_path: Path, open_size: str) -> None:
         x = RNG.standard_normal((rows, 300), np.float32)
         expected = (x @ w + b + (w @ w.T).sum(dtype=np.float64)).reshape(shape)
         np.testing.assert_allclose(runtime.run({"x": x}).outputs["y"], expected, rtol=2e-5)
+        constants_held = runtime.program_for({"x": x}).constants.values()
+        large = [array for array in constants_held if array.nbytes > SMALL]
+        assert any(map(is_mapped, large)) == (limit == 0)
+        assert all(map(is_mapped, large)) or limit  # none is copied
 
 
+def test_a_model_that_is_read_needs_its_files_no_more(tmp_path: Path) -> None:
+    w = RNG.standard_normal((300, 100), np.float32)
+    (tmp_path / "w.bin").write_bytes(w.tobytes())
+    text = "g (float[n, 300] x) => (float[n, 100] y) { y = MatMul(x, w) }"
+    runtime = Runtime(save(tmp_path / "model.onnx", text, outside("w", w.shape, "w.bin")))
+    (tmp_path / "w.bin").unlink()
+    for rows in (2, 5):
+        x = RNG.standard_normal((rows, 300), np.float32)
+        np.testing.assert_allclose(runtime.run({"x": x}).outputs["y"], x @ w, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("mapping")
 def test_a_saved_program_needs_no_other_file(tmp_path: Path) -> None:
     w = RNG.integers(-9, 9, (300, 100)).astype(np.float32)
     (tmp_path / "w.bin").write_bytes(w.tobytes())
@@ -96,6 +124,7 @@ def refused(folder: Path, words: str, location: str, **where: object) -> None:
         celosia.compile(onnx.load(path, load_external_data=False), accelerator=False)
 
 
+@pytest.mark.usefixtures("mapping")
 @pytest.mark.parametrize(
     "location, words",
     [
@@ -119,6 +148,7 @@ def test_files_stay_in_the_models_folder(tmp_path: Path, location: str, words: s
     refused(folder, words, location)
 
 
+@pytest.mark.usefixtures("mapping")
 @pytest.mark.parametrize(
     "where",
     [

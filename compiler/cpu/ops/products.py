@@ -117,7 +117,7 @@ def matmul_any(
 
 @op("MatMul")
 def matmul(node: Node) -> Tensor:
-    return matmul_any(node, node.input(0), node.input(1), fixed_b=node.values[1] is not None)
+    return matmul_any(node, node.input(0), node.input(1), fixed_b=node.is_fixed(1))
 
 
 @op("Gemm")
@@ -135,6 +135,6 @@ def gemm(node: Node) -> Tensor:
 
     try:
         turn_a, turn_b = (bool(node.attrs.get(name, 0)) for name in ("transA", "transB"))
-        return product(a, b, turn_a, turn_b, finish=finish, fixed_b=node.values[1] is not None)
+        return product(a, b, turn_a, turn_b, finish=finish, fixed_b=node.is_fixed(1))
     except ValueError as e:
         raise node.fail(str(e)) from e
