@@ -38,6 +38,8 @@ class Target:
         return self.vector_bytes // itemsize(dtype)
 
 
+STREAMS = 8
+"""Columns of a tile that has but one row: each is a stream of memory of its own."""
 GLIBC = "2.28"
 """The oldest C library that linked kernels run with; that of PYNQ's images is newer."""
 TARGETS = {

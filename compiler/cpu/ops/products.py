@@ -10,8 +10,7 @@ import numpy as np
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import Change, ChangeAt, Node, at, op, reshaped
-from celosia.compiler.cpu.schedule.registers import STREAMS
-from celosia.compiler.cpu.target import target
+from celosia.compiler.cpu.target import STREAMS, target
 from celosia.compiler.dtypes import itemsize
 from celosia.compiler.expr import INDEX, Expr, Tensor, wrap
 

@@ -12,15 +12,13 @@ from __future__ import annotations
 import functools
 from math import prod
 
-from celosia.compiler.cpu.target import target
+from celosia.compiler.cpu.target import STREAMS, target
 from celosia.compiler.expr import Axis, Load, Reduce, Stage
 from celosia.compiler.expr.affine import coefficient, flatten, linear
 from celosia.compiler.expr.nodes import Expr, Var, substitute, walk
 
 UNROLLED = 64
 """Reads that the steps of a reduction may have if they are written out."""
-STREAMS = 8
-"""Columns of a tile that has but one row: each is a stream of memory of its own."""
 L1_BYTES, L2_BYTES = 24 << 10, 512 << 10
 """What may stay in the caches while other data pass."""
 
