@@ -186,6 +186,19 @@ def _dequantize(w: _Writer) -> str:
     return w.node("DequantizeLinear", x, w.constant(0.02, np.float32), w.constant(3, np.int8))
 
 
+def _recurrent(op: str, gates: int, hidden: int, batch: int = 1, directions: int = 1, **attributes: Any) -> Any:
+    """64 steps; weights as PyTorch begins with."""
+
+    def write(w: _Writer) -> str:
+        bound = hidden**-0.5
+        shapes = ((gates * hidden, hidden), (gates * hidden, hidden), (2 * gates * hidden,))
+        weights = [w.rng.uniform(-bound, bound, (directions, *shape)).astype(np.float32) for shape in shapes]
+        x = w.input(w.floats(64, batch, hidden))
+        return w.node(op, x, *map(w.constant, weights), hidden_size=hidden, more=("last",), **attributes)
+
+    return FLOAT, write
+
+
 IMAGE = (1, 64, 56, 56)
 """A feature map of 800 kB."""
 
@@ -250,6 +263,11 @@ KERNELS: dict[str, Any] = {
     "matmul_integer": (0.0, _matmul_integer),
     "quantize": _with("QuantizeLinear", IMAGE, np.float32(0.02), np.int8(3), tolerance=0.0),
     "dequantize": (FLOAT, _dequantize),
+    "lstm_128": _recurrent("LSTM", 4, 128),
+    "lstm_128_both_ways": _recurrent("LSTM", 4, 128, directions=2, direction="bidirectional"),
+    "lstm_256_batch_8": _recurrent("LSTM", 4, 256, batch=8),
+    "gru_128": _recurrent("GRU", 3, 128, linear_before_reset=1),
+    "gru_128_both_ways": _recurrent("GRU", 3, 128, directions=2, direction="bidirectional"),
     "half_add": _op("Add", IMAGE, IMAGE, dtype="float16", tolerance=1e-3),
     "half_mul": _op("Mul", IMAGE, IMAGE, dtype="float16", tolerance=1e-3),
 }  # fmt: skip

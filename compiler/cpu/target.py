@@ -23,8 +23,9 @@ class TargetError(ValueError):
 
 @dataclass(frozen=True)
 class Target:
-    """vector_bytes: size of a vector register. registers: how many there are. features: in LLVM's names. cache_bytes: of
-    the second-level cache, as far as one core may fill it.
+    """vector_bytes: size of a vector register. registers: how many there are. features: in LLVM's names.
+
+    cache_bytes: of the second-level cache, as far as one core may fill it.
 
     triple, cpu: LLVM's, and zig: the linker's, of a processor that is not this one, with `machine` what
     `platform.machine()` calls it; "" for this one.
@@ -62,6 +63,10 @@ def tiles_permitted() -> bool:
     return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0)
 
 
+TILE_ROWS, TILE_STEPS, TILE_COLUMNS = range(8, 17), 16, 6
+"""Of AMX: rows that pay, steps of four bytes in a tile, and most tiles of accumulators."""
+STREAMS = 8
+"""Columns of a tile that has but one row: each is a stream of memory of its own."""
 GLIBC = "2.28"
 """The oldest C library that linked kernels run with; that of PYNQ's images is newer."""
 TARGETS = {

@@ -15,8 +15,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from celosia.compiler.cpu.schedule.registers import TILE_COLUMNS, TILE_ROWS, TILE_STEPS
-from celosia.compiler.cpu.target import TILES
+from celosia.compiler.cpu.target import TILE_COLUMNS, TILE_ROWS, TILE_STEPS, TILES
 from celosia.compiler.expr.affine import coefficient, flatten, linear
 from celosia.compiler.expr.loops import For, Update
 from celosia.compiler.expr.nodes import Call, Expr, Load, Tensor, Var

@@ -17,7 +17,7 @@ from llvmlite import ir
 from celosia.compiler.cpu.llvm import amx, dot, operations
 from celosia.compiler.cpu.llvm.operations import is_vector, llvm_type, splat
 from celosia.compiler.cpu.schedule import parallel
-from celosia.compiler.cpu.schedule.registers import TILE_STEPS
+from celosia.compiler.cpu.target import TILE_STEPS
 from celosia.compiler.dtypes import itemsize
 from celosia.compiler.expr.affine import coefficient, flatten, in_range, linear, nonnegative
 from celosia.compiler.expr.bounds import statements
@@ -209,7 +209,7 @@ class _Writer:
                 self._part(s, env)
             case For() if (tiles := amx.match(s, self.features)) is not None and self.tile_rows in (0, tiles.rows):
                 self._tiles(s, tiles, env)
-            case For(var, extent, body, "serial" | "parallel"):
+            case For(var, extent, body, "serial" | "ordered" | "parallel"):
                 self._loop(var, extent, body, env)
             case For(var, extent, body, "unrolled"):
                 outer, self.rows = self.rows, _Rows(var, extent, body)

@@ -10,8 +10,7 @@ import numpy as np
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import Change, ChangeAt, Node, at, op, reshaped
-from celosia.compiler.cpu.schedule.registers import STREAMS
-from celosia.compiler.cpu.target import target
+from celosia.compiler.cpu.target import STREAMS, target
 from celosia.compiler.dtypes import itemsize
 from celosia.compiler.expr import INDEX, Expr, Tensor, wrap
 
@@ -23,7 +22,7 @@ def product(
 ) -> Tensor:  # fmt: skip
     """numpy.matmul(a, b) of tensors with at least two dimensions, elements through their changes first.
 
-    fixed_b: `b` is constant, so that a copy of it in another order costs nothing when the kernel runs.
+    fixed_b: `b` is constant, or the same for many products, so that a copy of it in another order costs nothing.
     """
     inner = a.shape[-2 if transpose_a else -1]
     m, n = a.shape[-1 if transpose_a else -2], b.shape[-2 if transpose_b else -1]
@@ -117,7 +116,7 @@ def matmul_any(
 
 @op("MatMul")
 def matmul(node: Node) -> Tensor:
-    return matmul_any(node, node.input(0), node.input(1), fixed_b=node.values[1] is not None)
+    return matmul_any(node, node.input(0), node.input(1), fixed_b=node.is_fixed(1))
 
 
 @op("Gemm")
@@ -135,6 +134,6 @@ def gemm(node: Node) -> Tensor:
 
     try:
         turn_a, turn_b = (bool(node.attrs.get(name, 0)) for name in ("transA", "transB"))
-        return product(a, b, turn_a, turn_b, finish=finish, fixed_b=node.values[1] is not None)
+        return product(a, b, turn_a, turn_b, finish=finish, fixed_b=node.is_fixed(1))
     except ValueError as e:
         raise node.fail(str(e)) from e

@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,17 @@ def load_library(data: bytes) -> ctypes.CDLL:
         file.write(data)
         file.flush()
         return ctypes.CDLL(file.name)
+
+
+def empty(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    """An array that begins with a line of the cache: vectors across two lines take twice as long to load.
+
+    >>> empty(np.dtype("float32"), (3, 5)).ctypes.data % 64
+    0
+    """
+    size = dtype.itemsize * prod(shape)
+    memory = np.empty(size + 64, np.uint8)
+    return np.ndarray(shape, dtype, memory.data, -address_of(memory) % 64)
 
 
 _local = threading.local()
@@ -82,7 +94,7 @@ class Kernel:
     phases: tuple[bool, ...] = ()
 
     def __call__(self, *inputs: Array, threads: int = 1) -> list[Array]:
-        outputs = [np.empty(shape, dtype) for dtype, shape in self._types[len(self.inputs) :]]
+        outputs = [empty(dtype, shape) for dtype, shape in self._types[len(self.inputs) :]]
         self.run(inputs, outputs, threads)
         return outputs
 

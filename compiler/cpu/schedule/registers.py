@@ -12,17 +12,13 @@ from __future__ import annotations
 import functools
 from math import prod
 
-from celosia.compiler.cpu.target import target
+from celosia.compiler.cpu.target import STREAMS, TILE_COLUMNS, TILE_ROWS, TILE_STEPS, target
 from celosia.compiler.expr import Axis, Load, Reduce, Stage
 from celosia.compiler.expr.affine import coefficient, flatten, linear
 from celosia.compiler.expr.nodes import Call, Expr, Var, substitute, walk
 
 UNROLLED = 64
 """Reads that the steps of a reduction may have if they are written out."""
-STREAMS = 8
-"""Columns of a tile that has but one row: each is a stream of memory of its own."""
-TILE_ROWS, TILE_STEPS, TILE_COLUMNS = range(8, 17), 16, 6
-"""Of AMX (llvm/amx.py): rows that pay, steps of four bytes in a tile, and most tiles of accumulators."""
 L1_BYTES = 24 << 10
 """What may stay in the first-level cache while other data pass; of the second one it is a half."""
 
