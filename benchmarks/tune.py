@@ -2,8 +2,9 @@
 
     python -m benchmarks tune [--full]
 
-The optimum of a layer is that of all its points on the timing model; points that cannot be better, by their lower
-bounds, need not run for it. Cycles of points are kept in bench/tune, so that an interrupted run goes on where it was.
+The optimum of a layer is that of all its points on the timing model, known to 0.3%; points that cannot be better, by
+their lower bounds, need not run for it, and regret is counted from what is proved. Cycles of points are kept in
+bench/tune, so that an interrupted run goes on where it was.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from celosia.driver.tune import tune
 from celosia.hw.config import Config
 
 ROOT = Path(__file__).parent.parent
+KNOWN = 0.003
+"""How well the optimum of a layer is known at least."""
 KEPT = ROOT / "bench" / "tune"
 """Cycles that were computed before."""
 
@@ -114,11 +117,13 @@ class Table:
         return self.costs[number]
 
     def optimum(self, say: Callable[[str], None]) -> float:
-        """The fewest cycles of all points. Those whose lower bound is not below it need not run."""
+        """The fewest cycles of all points, or up to KNOWN below, proved. Points whose lower bound is not below it need
+        not run."""
         best = self.cost(int(np.argmin(self.space.predicted)))
         order = np.argsort(self.space.bounds, kind="stable").tolist()
         for count, number in enumerate(order):
-            if self.space.bounds[number] >= best:
+            if self.space.bounds[number] >= best * (1 - KNOWN):
+                best = min(best, float(self.space.bounds[number]))
                 break
             say(f"{self.cfg.name}, {self.layer.name}: point {count:,} of {len(order):,} at most")
             best = min(best, self.cost(number))

@@ -18,7 +18,8 @@ def test_the_optimum_is_that_of_all_points(tmp_path: Path) -> None:
     table = tune.Table(cfg, LAYER.layer(cfg), tmp_path)
     best = table.optimum(lambda text: None)
     skipped = len(table.space) - len(table.costs)
-    assert skipped > 0 and best == min(table.cost(number) for number in range(len(table.space)))
+    true = min(table.cost(number) for number in range(len(table.space)))
+    assert skipped > 0 and (1 - tune.KNOWN) * true <= best <= true
     table.keep()
     again = tune.Table(cfg, LAYER.layer(cfg), tmp_path)
     assert again.costs == table.costs and again.fresh == 0
