@@ -254,6 +254,11 @@ class Sample:
     bounds: Floats
     costs: Floats
 
+    @property
+    def base(self) -> Floats:
+        """What a model corrects."""
+        return np.maximum(self.predicted, self.bounds)
+
 
 def _samples(size: Size, say: Callable[[str], None]) -> list[Sample]:
     found = []
@@ -310,11 +315,11 @@ def model_rows(size: Size, say: Callable[[str], None], command: str) -> Iterator
 
 def _scored(name: str, learner: Any, samples: list[Sample], left_out: str, one: Sample) -> tuple[float, float, float]:
     if learner is None:
-        return _scores(one.predicted if name == "estimate" else np.maximum(one.predicted, one.bounds), one.costs)
+        return _scores(one.predicted if name == "estimate" else one.base, one.costs)
     seen = [s for s in samples if getattr(s, left_out) != getattr(one, left_out)]
-    targets = np.concatenate([np.log(s.costs / s.predicted) for s in seen])
+    targets = np.concatenate([np.log(s.costs / s.base) for s in seen])
     predict = learner(np.concatenate([s.features for s in seen]), targets)
-    return _scores(one.predicted * np.exp(predict(one.features)), one.costs)
+    return _scores(np.maximum(one.base * np.exp(predict(one.features)), one.bounds), one.costs)
 
 
 # Whole networks, and the fleet --------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """What a point will cost: the estimate, times what measurements have shown of the estimate's errors.
 
-The logarithm of measured over estimated is learned from features of points: by ridge regression in numpy, or by
-gradient-boosted trees where xgboost is installed (`pip install "celosia[tune]"`).
+The logarithm of measured over estimated (or over the bound, where that is higher) is learned from features of points:
+by ridge regression in numpy, or by gradient-boosted trees where xgboost is installed (`pip install "celosia[tune]"`).
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ class Model:
 
     def learn(self, space: Space[P], number: int, cost: float) -> None:
         self.features.append(space.features[number])
-        self.targets.append(float(np.log(cost / space.predicted[number])))
+        self.targets.append(float(np.log(cost / space.base[number])))
         self._predict = None
 
     def expected(self, space: Space[P]) -> Floats:
         """The cost of each point of `space`."""
         if len(self.targets) < 2:
-            return space.predicted
+            return space.base
         if self._predict is None:
             self._predict = self.learner(np.array(self.features), np.array(self.targets))
-        return np.asarray(space.predicted * np.exp(self._predict(space.features)))
+        return np.asarray(space.base * np.exp(self._predict(space.features)))

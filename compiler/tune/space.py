@@ -51,6 +51,11 @@ class Space(Generic[P]):
     def __len__(self) -> int:
         return len(self.points)
 
+    @cached_property
+    def base(self) -> Floats:
+        """What each point is expected to cost, where its bound does not say that it is more."""
+        return np.maximum(self.predicted, self.bounds)
+
     def number(self, point: P) -> int:
         """Of `point`. KeyError where it is not in the space."""
         return self._numbers[point]

@@ -212,12 +212,16 @@ def test_a_certificate_is_given_only_where_the_rest_cannot_be_better() -> None:
 
 def test_a_model_learns_what_the_estimate_gets_wrong() -> None:
     space, costs = bowl((15, 15, 3))
-    wrong = replace(space, predicted=costs * np.exp(0.1 * space.features[:, 0] - 0.2 * space.features[:, 1]))
+    wrong = replace(
+        space,
+        bounds=np.ones(len(space)),
+        predicted=costs * np.exp(0.1 * space.features[:, 0] - 0.2 * space.features[:, 1]),
+    )
     for learner in (ridge, trees):
         if learner is trees:
             pytest.importorskip("xgboost", reason="no 'xgboost'")
         model = Model(learner)
-        assert (model.expected(wrong) == wrong.predicted).all()
+        assert (model.expected(wrong) == np.maximum(wrong.predicted, wrong.bounds)).all()
         for number in wrong.sample(150, np.random.default_rng(0)):
             model.learn(wrong, number, float(costs[number]))
         before, after = (np.abs(np.log(each / costs)).mean() for each in (wrong.predicted, model.expected(wrong)))
