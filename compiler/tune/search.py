@@ -151,7 +151,7 @@ class Coordinates(Search):
 
     def __init__(self, space: Space[Any], rng: np.random.Generator) -> None:
         super().__init__(space, rng)
-        self.starts = iter(np.argsort(space.predicted, kind="stable").tolist())
+        self.starts = iter(np.argsort(space.base, kind="stable").tolist())
         self.here: int | None = None
 
     def proposals(self, count: int) -> Iterable[int]:
@@ -177,12 +177,12 @@ class Beam(Search):
     width = 4
 
     def proposals(self, count: int) -> Iterable[int]:
-        order = np.argsort(self.space.predicted, kind="stable").tolist()
+        order = np.argsort(self.space.base, kind="stable").tolist()
         if not self.known:
             yield from order[: self.width]
         kept = sorted(self.known, key=self.known.__getitem__)[: self.width]
         around = {number for each in kept for number in self.space.neighbours(each)}
-        yield from sorted(around, key=self.space.predicted.__getitem__)
+        yield from sorted(around, key=self.space.base.__getitem__)
         yield from order
 
 
