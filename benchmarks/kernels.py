@@ -99,6 +99,15 @@ def _conv(channels: int, size: int, out: int, kernel: int, group: int = 1, **att
     return FLOAT, write
 
 
+def _transposed(channels: int, size: int, kernel: int, **attributes: Any) -> Any:
+    def write(w: _Writer) -> str:
+        weights, bias = w.floats(channels, channels, kernel, kernel), w.floats(channels)
+        x = w.input(w.floats(1, channels, size, size))
+        return w.node("ConvTranspose", x, w.constant(weights), w.constant(bias), **attributes)
+
+    return FLOAT, write
+
+
 def _op(op: str, *shapes: tuple[int, ...], tolerance: float = FLOAT, dtype: str = "float32", **attributes: Any) -> Any:
     """One operator on normal random arrays."""
 
@@ -203,7 +212,11 @@ KERNELS: dict[str, Any] = {
     "conv_3x3": _conv(64, 56, 64, 3),
     "conv_3x3_stride2": _conv(64, 56, 128, 3, strides=[2, 2]),
     "conv_7x7_first": _conv(3, 224, 64, 7, strides=[2, 2]),
+    "conv_3x3_small_image": _conv(512, 7, 512, 3),
     "conv_depthwise": _conv(144, 56, 144, 3, group=144),
+    "conv_depthwise_5x5": _conv(240, 28, 240, 5, group=240),
+    "conv_transpose_2x2": _transposed(64, 20, 2, strides=[2, 2]),
+    "conv_transpose_4x4": _transposed(64, 20, 4, strides=[2, 2], pads=[1, 1, 1, 1]),
     "max_pool": _op("MaxPool", (1, 64, 112, 112), kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
     "average_pool": _op("AveragePool", IMAGE, kernel_shape=[3, 3], strides=[1, 1], pads=[1, 1, 1, 1]),
     "global_average_pool": _op("GlobalAveragePool", (1, 512, 14, 14)),

@@ -8,14 +8,16 @@ Only Update of kind "sum" may add in any order, and adds products with one round
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
 
-from celosia.compiler.cpu.llvm import dot, operations
+from celosia.compiler.cpu.llvm import amx, dot, operations
 from celosia.compiler.cpu.llvm.operations import is_vector, llvm_type, splat
 from celosia.compiler.cpu.schedule import parallel
+from celosia.compiler.cpu.target import TILE_STEPS
 from celosia.compiler.dtypes import itemsize
 from celosia.compiler.expr.affine import coefficient, flatten, in_range, linear, nonnegative
 from celosia.compiler.expr.bounds import statements
@@ -111,6 +113,8 @@ def _body(
     for tensor in phase.private:
         stmt = Alloc(tensor, stmt, "local")
     writer.stmt(stmt, {})
+    if writer.tile_rows:
+        amx.release(writer.b, module)
     writer.b.ret_void()
     return body, writer.workspace_bytes
 
@@ -191,6 +195,7 @@ class _Writer:
         self.vector: tuple[Var, int] | None = None  # the loop whose iterations are lanes
         self.lane: int | None = None  # the lane for which scalars are written, inside an index
         self.rows: _Rows | None = None  # the innermost unrolled loop
+        self.tile_rows = 0  # of the tiles that this function uses, if it does
         self.mask: V = None  # the lanes that may read outside a tensor's range, inside the arm of a selection
 
     # Statements
@@ -202,6 +207,8 @@ class _Writer:
                     self.stmt(each, env)
             case For() if s is self.shared_loop:
                 self._part(s, env)
+            case For() if (tiles := amx.match(s, self.features)) is not None and self.tile_rows in (0, tiles.rows):
+                self._tiles(s, tiles, env)
             case For(var, extent, body, "serial" | "ordered" | "parallel"):
                 self._loop(var, extent, body, env)
             case For(var, extent, body, "unrolled"):
@@ -241,6 +248,32 @@ class _Writer:
             return self.stmt(body, env | {var: I64(0)})
         return self._range(var, I64(0), I64(extent), body, env)
 
+    def _tiles(self, loop: For, nest: amx.Nest, env: dict[Var, V]) -> None:
+        """16 steps at a time in tiles, the rest in vectors."""
+        if not self.tile_rows:
+            self.tile_rows = nest.rows
+            amx.configure(self.entry, self.fn.module, nest.rows)
+        env = env | dict.fromkeys(nest.zero, I64(0))
+        columns = [env if nest.columns is None else env | {nest.columns.var: I64(c)} for c in range(nest.width)]
+        places = [self._in_lane(None, *nest.acc, each) for each in columns]
+        for number, place in enumerate(places):
+            amx.load(self.b, number, place, 4 * nest.acc_row)
+
+        def steps(k: V) -> None:
+            place = self._in_lane(None, nest.x.tensor, nest.x.index, env | {nest.k: k})
+            amx.load(self.b, amx.TILE_A, place, 4 * nest.x_row)
+            for number, each in enumerate(columns):
+                place = self._in_lane(None, nest.w.tensor, nest.w.index, each | {nest.k: k})
+                amx.load(self.b, amx.TILE_B, place, 4 * nest.w_step)
+                amx.multiply(self.b, number)
+
+        whole = nest.steps // TILE_STEPS
+        self._count(I64(0), I64(whole), lambda i: steps(self.b.mul(i, I64(TILE_STEPS))))
+        for number, place in enumerate(places):
+            amx.store(self.b, number, place, 4 * nest.acc_row)
+        if nest.steps % TILE_STEPS:
+            self._range(loop.var, I64(whole * TILE_STEPS), I64(nest.steps), loop.body, env)
+
     def _part(self, loop: For, env: dict[Var, V]) -> None:
         """The iterations of this thread: as many as others have, or one more."""
         part, parts = self.share
@@ -251,6 +284,10 @@ class _Writer:
 
     def _range(self, var: Var, first: V, end: V, body: Stmt, env: dict[Var, V]) -> None:
         """At least one iteration."""
+        self._count(first, end, lambda i: self.stmt(body, env | {var: i}))
+
+    def _count(self, first: V, end: V, body: Callable[[V], None]) -> None:
+        """`body` of first, ..., end - 1, at least once."""
         before = self.b.block
         head = self.fn.append_basic_block("loop")
         done = self.fn.append_basic_block("done")
@@ -258,7 +295,7 @@ class _Writer:
         self.b.position_at_end(head)
         i = self.b.phi(I64)
         i.add_incoming(first, before)
-        self.stmt(body, env | {var: i})
+        body(i)
         after = self.b.add(i, I64(1), flags=("nuw", "nsw"))
         i.add_incoming(after, self.b.block)
         self.b.cbranch(self.b.icmp_unsigned("<", after, end), head, done)
