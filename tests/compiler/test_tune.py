@@ -113,7 +113,7 @@ def test_a_space_is_of_legal_points_and_neighbours_are_points_beside(net: Networ
                 assert any(knob in each for each in changed)
 
 
-@bounded(40)
+@bounded(20)
 @given(networks(14), st.data())
 def test_no_schedule_takes_less_than_its_bound(net: Network, data: st.DataObject) -> None:
     (layer,), cfg = net.layers, net.cfg
