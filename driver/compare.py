@@ -15,7 +15,7 @@ from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.importer import read
 from celosia.driver import oracle
 from celosia.driver.matching import Flow, feed_of, match
-from celosia.driver.runtime import Runtime
+from celosia.driver.runtime import Runtime, require_tools
 from celosia.hw.config import Config
 
 Array = NDArray[Any]
@@ -50,6 +50,8 @@ def compare(
     the other. Raises what `compile` and `Runtime` do, OracleError, and MissingLibrary without onnxruntime.
     """
     say = progress or (lambda stage: None)
+    oracle.require()
+    require_tools(device, model)
     proto = read(Path(model))
     program = compile_model(model, config, progress=progress, keep="all", check=check)
     with Runtime(program, device, **options) as runtime:

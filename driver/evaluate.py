@@ -26,7 +26,7 @@ from celosia.driver.calibration import Input, Sample, Samples
 from celosia.driver.compare import largest_difference
 from celosia.driver.dataset import Dataset, open_dataset
 from celosia.driver.images import IN_UNITS, Pixels
-from celosia.driver.runtime import Runtime
+from celosia.driver.runtime import Runtime, require_tools
 from celosia.hw.config import Config, ConfigError
 
 Array = NDArray[Any]
@@ -70,6 +70,9 @@ def evaluate(
     InputError, OracleError, and MissingLibrary without onnxruntime.
     """
     say = progress or (lambda stage: None)
+    require_tools(device, model)
+    if against:
+        oracle.require()
     is_program = Path(model).is_file() and Program.is_program(model)
     if is_program and against:
         raise ModelError(f"{model} is a Program; give the ONNX model to compare it with onnxruntime")
