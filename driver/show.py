@@ -316,19 +316,27 @@ def configs(presets: Iterable[Config]) -> RenderableType:
 
 
 def swept(title: str, rows: list[dict[str, Any]]) -> RenderableType:
-    """What `sweep` found. LUTs only where `celosia bitstream report` has counted them before."""
+    """What `sweep` found."""
+    from celosia.driver.sweep import RESOURCES, resource
+
     fields = list(rows[0]["set"])
-    table = _table(title, *(f">{name}" for name in fields), ">cycles", ">utilisation", ">DSP blocks", ">scratchpads",
-                   ">LUT (counted)", "")  # fmt: skip
+    table = _table(title, *(f">{name}" for name in fields), ">cycles", ">utilisation", ">LUT", ">flip-flops", ">DSP",
+                   ">block RAM", ">scratchpads", "")  # fmt: skip
     best = min((row["cycles"] for row in rows if row["cycles"]), default=None)
     for row in rows:
         size = "-" if row["bytes"] is None else f"{row['bytes'] / 1024:,.0f} kB"
-        known = ("-" if row[name] is None else row[name] for name in ("dsp", "lut"))
-        dsp, lut = known
         remark = row["error"] or ("fewest cycles" if row["cycles"] == best is not None else "")
         cycles = "-" if row["cycles"] is None else row["cycles"]
         values = (str(value).lower() for value in row["set"].values())
-        _row(table, *values, cycles, percent(row["utilization"]), dsp, size, lut, remark)
+        _row(
+            table,
+            *values,
+            cycles,
+            percent(row["utilization"]),
+            *(resource(row, each) for each in RESOURCES),
+            size,
+            remark,
+        )
     return table
 
 
