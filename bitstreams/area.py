@@ -21,6 +21,7 @@ PLANE_PRODUCTS = 2
 """DSP blocks for the sizes of planes in load and store."""
 LUT_RAM_DEPTH = 64
 """Entries up to which Yosys makes a memory of LUTs."""
+TABLE_BITS = 8 * 256
 READ_QUEUE, BEAT_EXTRA = 127, 5
 """Beats in the queue of a read port, and bits of each beside its data."""
 
@@ -77,36 +78,38 @@ def _inside(cfg: Config) -> bool:
 
 def block_rams(cfg: Config) -> float:
     """Blocks of 36 kbit, of which half ones count."""
-    return sum(_blocks(depth, width) for depth, width in memories(cfg))
+    return sum(_blocks(*each) for each in memories(cfg))
 
 
-def memories(cfg: Config) -> Iterator[tuple[int, int]]:
-    """Entries and bits of each memory that may be of block RAM: scratchpads bank by bank, tables lane by lane, and the
-    queues of the read ports."""
-    bus, banks = 8 * cfg.bus_bytes, 1 << (cfg.taps - 1).bit_length() if cfg.taps else 1
-    yield cfg.inp_depth, 8 * cfg.inp_bytes
-    yield cfg.wgt_depth, 8 * cfg.wgt_bytes
-    yield from [(cfg.acc_depth // 2, 32 * cfg.lanes)] * 2
-    yield from [(cfg.vin_depth // banks, 8 * cfg.lanes)] * banks
-    yield cfg.out_depth, 8 * cfg.lanes
-    yield cfg.par_depth, 64 * cfg.block_out
+def memories(cfg: Config) -> Iterator[tuple[int, int, int]]:
+    """Entries, bits, and bits that are written on their own, of each memory that may be of block RAM: scratchpads bank
+    by bank, tables lane by lane, and the queues of the read ports."""
+    bus, piece, lanes = 8 * cfg.bus_bytes, 8 * cfg.piece_bytes, 8 * cfg.lanes
+    banks = 1 << (cfg.taps - 1).bit_length() if cfg.taps else 1
+    yield cfg.inp_depth, 8 * cfg.inp_bytes, min(bus, piece)
+    yield cfg.wgt_depth, 8 * cfg.wgt_bytes, min(bus, 8 * cfg.wgt_bytes)
+    yield from [(cfg.acc_depth // 2, 4 * lanes, 32)] * 2
+    yield from [(cfg.vin_depth // banks, lanes, min(bus, piece))] * banks
+    yield cfg.out_depth, lanes, lanes
+    yield cfg.par_depth, 64 * cfg.block_out, min(bus, 64 * cfg.block_out)
     if cfg.taps:
         grain = min(bus, 8 * cfg.tap_bytes)
-        yield cfg.tap_depth, -(-8 * cfg.taps * cfg.block_out // grain) * grain
-    row = min(bus, 8 * 256)
-    yield from [(cfg.lut_count * 8 * 256 // row, row)] * cfg.lanes
-    yield from [(READ_QUEUE, bus + BEAT_EXTRA)] * cfg.ports
+        yield cfg.tap_depth, -(-8 * cfg.taps * cfg.block_out // grain) * grain, grain
+    row = min(bus, TABLE_BITS)
+    yield from [(cfg.lut_count * TABLE_BITS // row, row, row)] * cfg.lanes
+    yield from [(READ_QUEUE, bus + BEAT_EXTRA, bus + BEAT_EXTRA)] * cfg.ports
 
 
-def _blocks(depth: int, width: int) -> float:
-    """Half blocks of 512 x 36 to 16,384 x 1 bits, side by side; the ninth bit of a byte holds nothing.
+def _blocks(depth: int, width: int, grain: int) -> float:
+    """Blocks of 512 x 8 bytes to 4,096 x 1, or half of that across; a byte has nine bits and its own write enable.
+    Deeper ones are 4,096 x 8 bits and less, without the ninth.
 
-    >>> _blocks(1024, 32), _blocks(512, 32), _blocks(64, 256), _blocks(127, 69)
-    (1.0, 0.5, 0, 1.0)
+    >>> _blocks(1024, 32, 32), _blocks(512, 32, 32), _blocks(64, 256, 64), _blocks(127, 69, 69), _blocks(256, 2048, 128)
+    (1.0, 0.5, 0, 1.0, 30.0)
     """
     if depth <= LUT_RAM_DEPTH:
         return 0
-    across = max(1, 32 * 512 // max(512, depth))
-    if width % 8 and depth <= 512:
-        across = 36
-    return -(-width // across) * max(1, depth // 16_384) / 2
+    if depth > 4096:
+        return -(-width * depth // (4096 * 8))
+    nines, across = width // grain * -(-grain // 9), 4096 // max(512, depth)
+    return -(-2 * nines // across) / 2
