@@ -42,8 +42,8 @@ MODELS = {
 NETWORKS = ("mobilenet_v2_224", "lite", "detector")
 """In float, made by networks.py; each on one thread and on two."""
 TVM_VARIABLE = "CELOSIA_TVM_PYTHON"
-SPINNING_SECONDS = 0.02
-"""After which idle threads of a pool have gone to sleep."""
+SETTLING_SECONDS = 5e-3
+"""How long no thread may have worked, or waited actively, before a run on several threads is timed."""
 SAMPLE_SECONDS = 4e-4
 """Shorter runs are timed several at once, so that reading the clock does not matter."""
 
@@ -108,10 +108,19 @@ def by_turns(
     while best[0] == float("inf") or time.perf_counter() < end:
         for number, (run, count) in enumerate(zip(runs, counts)):
             if clock is not time.thread_time:  # the other side's threads wait actively for a while
-                time.sleep(SPINNING_SECONDS)
+                _settle()
                 run()
             best[number] = min(best[number], _once(run, count, clock))
     return best
+
+
+def _settle() -> None:
+    """Wait until all threads of this process sleep."""
+    worked = 1.0
+    while worked > 0.1 * SETTLING_SECONDS:
+        before = time.process_time()
+        time.sleep(SETTLING_SECONDS)
+        worked = time.process_time() - before
 
 
 def _once(run: Callable[[], object], count: int, clock: Callable[[], float]) -> float:

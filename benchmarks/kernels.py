@@ -99,6 +99,15 @@ def _conv(channels: int, size: int, out: int, kernel: int, group: int = 1, **att
     return FLOAT, write
 
 
+def _transposed(channels: int, size: int, kernel: int, **attributes: Any) -> Any:
+    def write(w: _Writer) -> str:
+        weights, bias = w.floats(channels, channels, kernel, kernel), w.floats(channels)
+        x = w.input(w.floats(1, channels, size, size))
+        return w.node("ConvTranspose", x, w.constant(weights), w.constant(bias), **attributes)
+
+    return FLOAT, write
+
+
 def _op(op: str, *shapes: tuple[int, ...], tolerance: float = FLOAT, dtype: str = "float32", **attributes: Any) -> Any:
     """One operator on normal random arrays."""
 
@@ -177,6 +186,19 @@ def _dequantize(w: _Writer) -> str:
     return w.node("DequantizeLinear", x, w.constant(0.02, np.float32), w.constant(3, np.int8))
 
 
+def _recurrent(op: str, gates: int, hidden: int, batch: int = 1, directions: int = 1, **attributes: Any) -> Any:
+    """64 steps; weights as PyTorch begins with."""
+
+    def write(w: _Writer) -> str:
+        bound = hidden**-0.5
+        shapes = ((gates * hidden, hidden), (gates * hidden, hidden), (2 * gates * hidden,))
+        weights = [w.rng.uniform(-bound, bound, (directions, *shape)).astype(np.float32) for shape in shapes]
+        x = w.input(w.floats(64, batch, hidden))
+        return w.node(op, x, *map(w.constant, weights), hidden_size=hidden, more=("last",), **attributes)
+
+    return FLOAT, write
+
+
 IMAGE = (1, 64, 56, 56)
 """A feature map of 800 kB."""
 
@@ -190,7 +212,11 @@ KERNELS: dict[str, Any] = {
     "conv_3x3": _conv(64, 56, 64, 3),
     "conv_3x3_stride2": _conv(64, 56, 128, 3, strides=[2, 2]),
     "conv_7x7_first": _conv(3, 224, 64, 7, strides=[2, 2]),
+    "conv_3x3_small_image": _conv(512, 7, 512, 3),
     "conv_depthwise": _conv(144, 56, 144, 3, group=144),
+    "conv_depthwise_5x5": _conv(240, 28, 240, 5, group=240),
+    "conv_transpose_2x2": _transposed(64, 20, 2, strides=[2, 2]),
+    "conv_transpose_4x4": _transposed(64, 20, 4, strides=[2, 2], pads=[1, 1, 1, 1]),
     "max_pool": _op("MaxPool", (1, 64, 112, 112), kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
     "average_pool": _op("AveragePool", IMAGE, kernel_shape=[3, 3], strides=[1, 1], pads=[1, 1, 1, 1]),
     "global_average_pool": _op("GlobalAveragePool", (1, 512, 14, 14)),
@@ -237,6 +263,11 @@ KERNELS: dict[str, Any] = {
     "matmul_integer": (0.0, _matmul_integer),
     "quantize": _with("QuantizeLinear", IMAGE, np.float32(0.02), np.int8(3), tolerance=0.0),
     "dequantize": (FLOAT, _dequantize),
+    "lstm_128": _recurrent("LSTM", 4, 128),
+    "lstm_128_both_ways": _recurrent("LSTM", 4, 128, directions=2, direction="bidirectional"),
+    "lstm_256_batch_8": _recurrent("LSTM", 4, 256, batch=8),
+    "gru_128": _recurrent("GRU", 3, 128, linear_before_reset=1),
+    "gru_128_both_ways": _recurrent("GRU", 3, 128, directions=2, direction="bidirectional"),
     "half_add": _op("Add", IMAGE, IMAGE, dtype="float16", tolerance=1e-3),
     "half_mul": _op("Mul", IMAGE, IMAGE, dtype="float16", tolerance=1e-3),
 }  # fmt: skip

@@ -5,9 +5,9 @@ from __future__ import annotations
 import platform
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from pathlib import Path
 from threading import Lock
@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.cpu.runtime.host import execute
-from celosia.compiler.cpu.runtime.kernel import host, load_library
-from celosia.compiler.cpu.runtime.op import HostOp
+from celosia.compiler.cpu.runtime.kernel import address_of, host, load_library
+from celosia.compiler.cpu.runtime.op import HostOp, bodies
+from celosia.compiler.cpu.runtime.team import Calls, Stamps, team
 from celosia.compiler.cpu.runtime.threads import default_threads, thread_count
 from celosia.compiler.dtypes import numpy_dtype
 from celosia.compiler.program import (
@@ -59,7 +60,7 @@ class Tensors(dict[str, Array]):
         )
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(repr=False)
 class Result:
     """What a run gave.
 
@@ -69,18 +70,25 @@ class Result:
     >>> celosia.Runtime(program).run({"image": images[:1]})
     <Result of 'resnet8_fashion_int8' on functional: logits float32[1, 10]>
 
-    outputs: arrays by name. counters: of each launch. tensors: outputs and what the Program keeps, by name.
-    step_seconds: what each step of the Program took on this machine, the simulation of launches included. report: what
-    REPORT.json holds, see `Runtime.run`.
+    outputs: arrays by name. counters: of each launch. tensors: outputs and what the Program keeps, by name. report:
+    what REPORT.json holds, see `Runtime.run`.
     """
 
     outputs: dict[str, Array]
     counters: list[Counters]
     _report: Callable[[], dict[str, Any]]
     tensors: Tensors
-    seconds: dict[str, float] = field(default_factory=dict)
-    """What it took: "compile" and "build" before the run, "run", and "cpu", the host's part of that."""
-    step_seconds: list[float] = field(default_factory=list)
+    _times: Callable[[], tuple[dict[str, float], list[float]]] = lambda: ({}, [])
+
+    @cached_property
+    def seconds(self) -> dict[str, float]:
+        """What it took: "compile" and "build" before the run, "run", and "cpu", the host's part of that."""
+        return self._times()[0]
+
+    @cached_property
+    def step_seconds(self) -> list[float]:
+        """What each step of the Program took on this machine, the simulation of launches included."""
+        return self._times()[1]
 
     @cached_property
     def report(self) -> dict[str, Any]:
@@ -100,6 +108,53 @@ class Result:
         keys = ["name", "what", "macs", "cycles", "utilization", "bound", "advice"]
         rows = [[row[key] for key in keys] for row in self.report["layers"]]
         return f"<p>{escape(repr(self))}</p>" + (table(head, rows) if rows else "")
+
+
+class Segment:
+    """Kernels of a Program that run one after the other, without Python in between."""
+
+    def __init__(
+        self, program: Program, steps: Sequence[CpuStep], fixed: Mapping[str, Array], workspace: Array, threads: int
+    ) -> None:
+        """fixed: tensors that lie in the same place in every run. workspace: of all kernels."""
+        kernels = [program.kernels[step.kernel] for step in steps if step.kernel is not None]
+        tensors = [[*filter(None, step.inputs), *step.outputs] for step in steps]
+        address = -(-workspace.ctypes.data // 64) * 64
+        calls = [kernel.call([fixed.get(name) for name in names], address) for kernel, names in zip(kernels, tensors)]
+        self.held = fixed, workspace
+        self.calls = Calls(calls, team(kernels[0].library), threads)
+        kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+        places: dict[str, list[int]] = {}
+        for kernel, names, start in zip(kernels, tensors, self.calls.starts):
+            for place, (name, (dtype, shape)) in enumerate(zip(names, (*kernel.inputs, *kernel.outputs)), int(start)):
+                if name not in fixed:
+                    kinds[name] = numpy_dtype(dtype), tuple(shape)
+                    places.setdefault(name, []).append(place)
+        made = {name for step in steps for name in step.outputs}
+        self.given = [(name, *kinds[name], places[name]) for name in places if name not in made]
+        self.made = [(name, *kinds[name], places[name]) for name in places if name in made]
+        self.arguments = memoryview(self.calls.arguments.data)
+
+    def run(self, values: dict[str, Array]) -> Stamps:
+        """Adds to `values` what no other run has."""
+        arguments = self.arguments
+        held = []
+        for name, dtype, shape, places in self.given:
+            array = values[name]
+            if array.dtype != dtype or array.shape != shape:
+                raise ProgramError(
+                    f"the program is damaged: {name!r} is {array.dtype}{list(array.shape)}, not {dtype}{list(shape)}"
+                )
+            if not array.flags.c_contiguous:
+                array = np.ascontiguousarray(array)
+            held.append(array)
+            for place in places:
+                arguments[place] = address_of(array)
+        for name, dtype, shape, places in self.made:
+            values[name] = made = np.empty(shape, dtype)
+            for place in places:
+                arguments[place] = address_of(made)
+        return self.calls.run()
 
 
 DEVICES = ("functional", "timed", "rtl", "board")
@@ -207,7 +262,11 @@ class Runtime:
         self._arena = _views(program)
         self._fresh = {name for step in program.steps for name in _made(step) if _is_fresh(step, name, self._arena)}
         self._fixed = {name: _in_order(array) for name, array in program.constants.items()}
-        self._calls = self._bound()
+        self._steps = self._actions()
+        self._returned = [(tensor.name, tensor.name in self._fresh) for tensor in (*program.outputs, *program.kept)]
+        wanted = {name for step in self._steps if not isinstance(step, Segment) for name in _read(step)}
+        wanted |= {name for name, _ in self._returned}
+        self._seen = {name: array for name, array in self._fixed.items() if name in wanted}
         self._device: Device | None = None
         self._name, self._options = "", options
         self.build_seconds = 0.0
@@ -389,46 +448,57 @@ class Runtime:
             for tensor in self.program.outputs
         }  # fmt: skip
         counters = [each for part in parts for each in part.counters]
-        times = [part.seconds for part in parts]
-        seconds = {"compile": self.program.compile_seconds, "build": self.build_seconds}
-        seconds |= {what: sum(each[what] for each in times) for what in ("run", "cpu")}
-        steps = [each for part in parts for each in part.step_seconds]
-        return Result(
-            outputs, counters, lambda: self._report(counters, seconds, len(parts)), Tensors(outputs), seconds, steps
-        )
+
+        def times() -> tuple[dict[str, float], list[float]]:
+            seconds = (
+                parts[0].seconds | {what: sum(part.seconds[what] for part in parts) for what in ("run", "cpu")}
+                if parts
+                else {"compile": self.program.compile_seconds, "build": self.build_seconds, "run": 0.0, "cpu": 0.0}
+            )
+            return seconds, [each for part in parts for each in part.step_seconds]
+
+        return Result(outputs, counters, self._reporting(counters, times, len(parts)), Tensors(outputs), times)
 
     def _run(self, checked: dict[str, Array], keep: Callable[[str], bool] | None, trace: bool) -> Result:
-        self.open()
+        if self._device is None and self._launches:
+            self.open()
         started = time.perf_counter()
-        values: dict[str, Array] = {**self._fixed, **checked}
+        values: dict[str, Array] = {**(self._seen if keep is None else self._fixed), **checked}
         counters: list[Counters] = []
         given = {} if keep is None else {**self.program.constants, **checked}
         kept: dict[str, Array] = {name: value for name, value in given.items() if keep is not None and keep(name)}
-        step_seconds: list[float] = []
-        for step, call in zip(self.program.steps, self._calls):
+        stamps: list[Stamps | float] = []
+        for step in self._steps if keep is None else self.program.steps:
+            if isinstance(step, Segment):
+                stamps.append(step.run(values))
+                continue
             before = time.perf_counter()
             if isinstance(step, LaunchStep):
                 counters.append(self._launch(step, values, trace))
-            elif call is not None:
-                call()
             else:
                 self._cpu(step, values)
-            step_seconds.append(time.perf_counter() - before)
+            stamps.append(time.perf_counter() - before)
             if keep is not None:  # now, before the memory is used again
                 kept |= {name: _own(values[name]) for name in _made(step) if keep(name)}
-        returned = {
-            tensor.name: values[tensor.name] if tensor.name in self._fresh else _own(values[tensor.name])
-            for tensor in (*self.program.outputs, *self.program.kept)
-        }
+        returned = {name: values[name] if fresh else _own(values[name]) for name, fresh in self._returned}
         outputs = {tensor.name: returned[tensor.name] for tensor in self.program.outputs}
-        outputs |= {name: value for name, value in kept.items() if name not in outputs}
-        seconds = {"compile": self.program.compile_seconds, "build": self.build_seconds}
-        seconds |= {"run": time.perf_counter() - started, "cpu": self._cpu_seconds(step_seconds)}
-        report = lambda: self._report(counters, seconds)  # noqa: E731
-        return Result(outputs, counters, report, Tensors(returned), seconds, step_seconds)
+        if kept:
+            outputs |= {name: value for name, value in kept.items() if name not in outputs}
+        run_seconds = time.perf_counter() - started
 
-    def _cpu_seconds(self, step_seconds: list[float]) -> float:
-        return sum(spent for step, spent in zip(self.program.steps, step_seconds) if not isinstance(step, LaunchStep))
+        def times() -> tuple[dict[str, float], list[float]]:
+            spent = [each for some in stamps for each in (some.seconds() if isinstance(some, Stamps) else [some])]
+            seconds = {"compile": self.program.compile_seconds, "build": self.build_seconds, "run": run_seconds}
+            steps = zip(self.program.steps, spent)
+            seconds["cpu"] = sum(each for step, each in steps if not isinstance(step, LaunchStep))
+            return seconds, spent
+
+        return Result(outputs, counters, self._reporting(counters, times), Tensors(returned), times)
+
+    def _reporting(
+        self, counters: list[Counters], times: Callable[[], tuple[dict[str, float], list[float]]], parts: int = 1
+    ) -> Callable[[], dict[str, Any]]:
+        return lambda: self._report(counters, times()[0], parts)
 
     def check(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The inputs as the program takes them. InputError where a name, type or shape is wrong."""
@@ -461,30 +531,38 @@ class Runtime:
             raise InputError(f"inputs have different numbers of samples: {counted}; give as many of each")
         return checked
 
-    def _bound(self) -> list[Callable[[], None] | None]:
-        """For each step, its kernel's call where all that it reads and writes lies in the same place in every run:
-        constants, and what kernels leave in the arena. Adds the latter to `_fixed`.
+    def _actions(self) -> list[Step | Segment]:
+        """The steps in order, kernels that follow each other being one action. Adds to `_fixed` what lies in the same
+        place in every run: constants, and what kernels leave in the arena.
         """
-        kernels, fixed = self.program.kernels, self._fixed
-        workspace = np.empty(max((kernel.workspace_bytes for kernel in kernels), default=0) + 64, np.uint8)
-        calls: list[Callable[[], None] | None] = []
+        size = max((kernel.workspace_for(self.threads) for kernel in self.program.kernels), default=0)
+        self._workspace = np.empty(size + 64, np.uint8)
+        actions: list[Step | Segment] = []
+        waiting: list[CpuStep] = []
         for step in self.program.steps:
-            calls.append(None)
-            if not isinstance(step, CpuStep):
-                continue
-            known = all(name in fixed for name in step.inputs if name)
-            if step.kernel is not None or known:
-                fixed.update((name, self._arena[name]) for name in step.outputs if name in self._arena)
-            if step.kernel is None or not known or any(name not in fixed for name in step.outputs):
-                continue
-            kernel = kernels[step.kernel]
-            inputs, outputs = [fixed[name] for name in step.inputs if name], [fixed[name] for name in step.outputs]
-            if self.threads > 1 and kernel.phases:
-                calls[-1] = partial(kernel.run, inputs, outputs, self.threads)
-            else:
-                calls[-1] = kernel.bound(inputs, outputs, workspace)
-        self._workspace = workspace  # lives as long as the calls
-        return calls
+            if isinstance(step, CpuStep):
+                known = all(name in self._fixed for name in step.inputs)
+                if step.kernel is not None or known:
+                    self._fixed.update((name, self._arena[name]) for name in step.outputs if name in self._arena)
+                if step.kernel is not None and self._in_place(step):
+                    waiting.append(step)
+                    continue
+            actions += [*self._segment(waiting), step]
+            waiting = []
+        return [*actions, *self._segment(waiting)]
+
+    def _in_place(self, step: CpuStep) -> bool:
+        """Whether each input that the kernel reads from the memory of an output lies there in every run."""
+        assert step.kernel is not None
+        inputs = [name for name in step.inputs if name]
+        pairs = [(inputs[number], step.outputs[out]) for out, number in self.program.kernels[step.kernel].in_place]
+        places = [[self._fixed.get(name) for name in pair] for pair in pairs]
+        return all(a is not None and b is not None and a.ctypes.data == b.ctypes.data for a, b in places)
+
+    def _segment(self, steps: list[CpuStep]) -> list[Segment]:
+        if not steps:
+            return []
+        return [Segment(self.program, steps, self._fixed, self._workspace, self.threads)]
 
     def _cpu(self, step: CpuStep | HostStep, values: dict[str, Array]) -> None:
         arena = self._arena
@@ -628,6 +706,14 @@ def _views(program: Program) -> dict[str, Array]:
         info = program.tensors[name]
         found[name] = np.ndarray(info.shape, numpy_dtype(info.dtype), memory.data, start + offset)
     return found
+
+
+def _read(step: Step) -> tuple[str, ...]:
+    """Names of the tensors that the host reads for the step."""
+    if isinstance(step, LaunchStep):
+        return tuple(pack.value for pack in step.pack)
+    captured = (name for body in bodies(step.op) for name in body.captured) if isinstance(step, HostStep) else ()
+    return *step.inputs, *captured
 
 
 def _made(step: Step) -> tuple[str, ...]:

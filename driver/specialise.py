@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.dimensions import Shapes, declared, inputs_of, open_axes, open_inputs
-from celosia.compiler.graph.importer import read
+from celosia.compiler.graph.external import has_files
+from celosia.compiler.graph.importer import opened
 from celosia.compiler.graph.specialise import without_free
 from celosia.compiler.program import InputError, Program
 
@@ -29,7 +30,9 @@ class OpenModel:
     """A model whose inputs may have open sizes. open: those inputs."""
 
     def __init__(self, source: str | Path | onnx.ModelProto) -> None:
-        self.proto = source if isinstance(source, onnx.ModelProto) else read(Path(source))
+        self.proto = source if isinstance(source, onnx.ModelProto) else opened(source)
+        self.source = source if has_files(self.proto) else self.proto
+        """What is compiled: the file again, where large constants lie beside it."""
         self.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
         self.inputs = list(inputs_of(self.proto))
         self.open = open_inputs(self.proto)
@@ -45,7 +48,7 @@ class OpenModel:
                 raise InputError(f"input {name!r} is missing; it is {kind}{declared(value)}")
         shapes = {name: np.shape(arrays[name]) for name in self.open}
         if self._free is None:
-            given = without_free(self.proto, shapes)
+            given = without_free(self.source, shapes)
             self._free = [(name, axis) for name, dims in given.items() for axis, n in enumerate(dims) if n is None]
         sizes: dict[str, tuple[int, str]] = {}
         for name, axis in self._free:
@@ -109,7 +112,7 @@ class Specialised(Generic[R]):
 
     def _made(self, shapes: Shapes) -> R:
         shapes = {name: _with_given(shape, self.given.get(name)) for name, shape in shapes.items()}
-        program = compile_model(self.model.proto, shapes=shapes, **self.compiling)
+        program = compile_model(self.model.source, shapes=shapes, **self.compiling)
         program.name = self.model.name
         while len(self._runtimes) >= self.held:
             self._runtimes.popitem(last=False)[1].__exit__()

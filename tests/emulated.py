@@ -28,6 +28,7 @@ CALLER = r"""
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 static uint32_t number(FILE *f) { uint32_t n; if (fread(&n, 4, 1, f) != 1) exit(3); return n; }
 int main(int argc, char **argv) {
     void *library = dlopen(argv[1], RTLD_NOW);
@@ -43,10 +44,12 @@ int main(int argc, char **argv) {
             p[i] = aligned_alloc(64, (sizes[i] / 64 + 1) * 64);
             if (sizes[i] && fread(p[i], sizes[i], 1, in) != 1) return 3;
         }
-        void (*run)() = (void (*)())dlsym(library, name);
-        if (!run) { puts(dlerror()); return 2; }
-        ((void (*)(void*, void*, void*, void*, void*, void*, void*, void*, void*, void*, void*, void*))run)(
-            p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9], p[10], p[11]);
+        void (*run)(void **, int64_t, int64_t) = (void (*)(void **, int64_t, int64_t))dlsym(library, name);
+        void *stamp = dlsym(library, "celosia_stamp");
+        if (!run || !stamp) { puts(dlerror()); return 2; }
+        struct { uint64_t count; void *records[4]; struct timespec now; } list = {2, {run, p, stamp, &list.now}, {0}};
+        ((void (*)(void *, int64_t, int64_t))dlsym(library, "celosia_run"))(&list, 0, 1);
+        if (list.now.tv_sec == 0) { puts("the clock was not read"); return 2; }
         for (uint32_t i = 0; i < count; i++) fwrite(p[i], 1, sizes[i], out);
     }
     return fclose(out);
@@ -76,9 +79,9 @@ def caller(target: str) -> Path:
 
 
 def call(
-    target: str, library: bytes, calls: Sequence[tuple[Kernel, Sequence[NDArray[Any]]]], folder: Path
+    target: str, library: bytes, calls: Sequence[tuple[Kernel, Sequence[NDArray[Any]]]], folder: Path, *flags: str
 ) -> list[list[NDArray[Any]]]:
-    """The outputs of each (kernel, inputs); the kernels are in `library`."""
+    """The outputs of each (kernel, inputs); the kernels are in `library`. flags: of the emulator."""
     (folder / "kernels.so").write_bytes(library)
     with (folder / "calls").open("wb") as file:
         file.write(struct.pack("<I", len(calls)))
@@ -88,7 +91,7 @@ def call(
             file.write(kernel.name.encode().ljust(64, b"\0") + struct.pack("<I", len(inputs) + len(made) + 1))
             for array in (*inputs, *made, workspace):
                 file.write(struct.pack("<I", array.nbytes) + array.tobytes())
-    qemu = [QEMU[target], "-L", LIBRARIES[target], str(caller(target)), "./kernels.so", "calls", "results"]
+    qemu = [QEMU[target], "-L", LIBRARIES[target], *flags, str(caller(target)), "./kernels.so", "calls", "results"]
     done = subprocess.run(qemu, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout}{done.stderr} ({done.returncode})"
     data, at, results = (folder / "results").read_bytes(), 0, []
@@ -103,3 +106,11 @@ def call(
         at += kernel.workspace_bytes
         results.append(outputs)
     return results
+
+
+def instructions(target: str, library: bytes, kernel: Kernel, inputs: Sequence[NDArray[Any]], folder: Path) -> int:
+    """How many a process runs that calls the kernel once."""
+    log = folder / "instructions"
+    call(target, library, [(kernel, inputs)], folder, "-singlestep", "-d", "exec,nochain", "-D", str(log))
+    with log.open("rb") as lines:
+        return sum(1 for _ in lines)

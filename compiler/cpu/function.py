@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from celosia.compiler.cpu.llvm import compile_function
-from celosia.compiler.cpu.node import CpuNode, InputType, input_type
+from celosia.compiler.cpu.node import CpuNode, InputType, input_type, is_mapped
 from celosia.compiler.cpu.ops import Unsupported, build
 from celosia.compiler.cpu.runtime.kernel import Kernel
 from celosia.compiler.cpu.schedule import schedule
@@ -57,7 +57,7 @@ class CpuFunction:
         taken = set() if taken is None else taken
         parameters, outputs = self._expressions()
         values = {tensor: self.inputs[name].value for tensor, name in parameters.items()}
-        constants = {tensor: value for tensor, value in values.items() if value is not None}
+        constants = {t: value for t, value in values.items() if value is not None and not is_mapped(value)}
         outputs, found = _computed(outputs, constants)
         made = {tensor: unused_name(f"{self.outputs[0]}.{tensor.name}", taken) for tensor in found}
         function, names = _lowered(outputs, {**parameters, **made})

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from mmap import mmap
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+
+
+def is_mapped(array: Array | None) -> bool:
+    """Whether the elements lie in a file that is mapped: they are not copied in another order to be kept."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return isinstance(getattr(base, "obj", base), mmap)
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,8 @@ def operators_markdown() -> str:
         "## In the host runtime\n",
         "Control flow, sequences, strings, and what is no loop over elements, in numpy.\n",
         _list(plain), "", "Of other domains:\n", _list(others), "",
-        "Also, where no kernel can (other element types, training), or where making one would take longer:\n",
+        "Also, where no kernel can (other element types, training, sequences of no steps, shapes that a board learns\n"
+        "when it runs), or where making one would take longer:\n",
         _list({op for _, op in HOST if op in OPS} | FIRST), "",
         "## Bytes that the accelerator does not move\n",
         "LOAD and STORE move groups of channels of whole pixels, with one stride for rows and one for columns.",

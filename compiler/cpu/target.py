@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import platform
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 
 import llvmlite.binding as llvm
 
@@ -21,6 +25,8 @@ class TargetError(ValueError):
 class Target:
     """vector_bytes: size of a vector register. registers: how many there are. features: in LLVM's names.
 
+    cache_bytes: of the second-level cache, as far as one core may fill it.
+
     triple, cpu: LLVM's, and zig: the linker's, of a processor that is not this one, with `machine` what
     `platform.machine()` calls it; "" for this one.
     """
@@ -32,12 +38,35 @@ class Target:
     triple: str = ""
     cpu: str = ""
     zig: tuple[str, ...] = ()
+    cache_bytes: int = 1 << 20
 
     def lanes(self, dtype: str) -> int:
         """Elements of a vector."""
         return self.vector_bytes // itemsize(dtype)
 
+    @property
+    def tiles(self) -> bool:
+        """Whether products of bytes have tiles (llvm/amx.py)."""
+        return self.features >= TILES
 
+
+TILES = frozenset(("amx-tile", "amx-int8"))
+"""Features of Intel's AMX."""
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
+
+
+@functools.cache
+def tiles_permitted() -> bool:
+    """Whether this process may use tiles: Linux wants to be asked, once for all threads."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return False
+    return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0)
+
+
+TILE_ROWS, TILE_STEPS, TILE_COLUMNS = range(8, 17), 16, 6
+"""Of AMX: rows that pay, steps of four bytes in a tile, and most tiles of accumulators."""
+STREAMS = 8
+"""Columns of a tile that has but one row: each is a stream of memory of its own."""
 GLIBC = "2.28"
 """The oldest C library that linked kernels run with; that of PYNQ's images is newer."""
 TARGETS = {
@@ -68,11 +97,24 @@ def find_target(name: str) -> Target:
 def this_processor() -> Target:
     names = llvm.get_host_cpu_features()
     features = frozenset(name for name, has in names.items() if has)
+    if features >= TILES and not tiles_permitted():
+        features -= TILES
     if "avx512f" in features:
-        return Target(64, 32, features)
-    if "avx2" in features:
-        return Target(32, 16, features)
-    return Target(16, 16 if "x86" in llvm.get_default_triple() else 32, features)
+        width, registers = 64, 32
+    elif "avx2" in features:
+        width, registers = 32, 16
+    else:
+        width, registers = 16, 16 if "x86" in llvm.get_default_triple() else 32
+    return Target(width, registers, features, cache_bytes=_cache_bytes() or Target.cache_bytes)
+
+
+def _cache_bytes() -> int:
+    """Of this processor's second-level cache; 0 where Linux does not say."""
+    try:
+        text = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text(encoding="ascii").strip()
+        return int(text.removesuffix("K")) << 10
+    except (OSError, ValueError):
+        return 0
 
 
 _current: ContextVar[Target | None] = ContextVar("target", default=None)

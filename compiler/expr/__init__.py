@@ -42,6 +42,7 @@ from celosia.compiler.expr.nodes import (
     wrap,
 )
 from celosia.compiler.expr.parser import ParseError, parse
+from celosia.compiler.expr.scan import scan
 from celosia.compiler.expr.schedule import Schedule, Stage, create_schedule
 from celosia.compiler.expr.tensor import compute, constant, max, min, ordered_sum, placeholder, prod, reduce_axis, sum
 from celosia.compiler.expr.transform import collapse, fuse_epilogues, fuse_injective
@@ -100,6 +101,7 @@ __all__ = [
     "printer",
     "prod",
     "reduce_axis",
+    "scan",
     "select",
     "sum",
     "verify",

@@ -9,6 +9,7 @@ from celosia.compiler.expr.nodes import (
     Const,
     Expr,
     Load,
+    Select,
     Var,
     strides,
     walk,
@@ -131,6 +132,8 @@ def interval(expr: Expr) -> tuple[int, int] | None:
                     return (x[0], x[1]) if x[0] >= 0 and x[1] < y[0] else (0, y[0] - 1)
         case Binary(op="mod", b=Const(value)) if value > 0:
             return 0, int(value) - 1
+        case Select(_, a, b) if (x := interval(a)) is not None and (y := interval(b)) is not None:
+            return min(x[0], y[0]), max(x[1], y[1])
     return None
 
 

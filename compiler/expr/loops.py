@@ -9,7 +9,8 @@ from typing import Protocol
 from celosia.compiler.expr.nodes import Expr, Tensor, Var, rewrite, text
 
 # How the iterations of a loop run. Renderers raise on a kind they do not know, so kinds can be added (vthread, ...).
-KINDS = ("serial", "unrolled", "vectorized", "parallel", "vthread", "pipelined")
+# Iterations of an ordered loop read what earlier ones wrote.
+KINDS = ("serial", "ordered", "unrolled", "vectorized", "parallel", "vthread", "pipelined")
 
 # Where tensors are kept: memory of the caller, registers or stack, and the scratchpads of the accelerator.
 SCRATCHPADS = ("inp", "wgt", "acc", "vin", "out", "par", "lut", "tap")

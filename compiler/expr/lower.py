@@ -32,6 +32,7 @@ from celosia.compiler.expr.nodes import (
     Expr,
     Load,
     Reduce,
+    Scan,
     Tensor,
     Var,
     equal,
@@ -109,6 +110,12 @@ class _Lowering:
 
     def nest(self, tensor: Tensor, part: Region | None = None, target: Tensor | None = None) -> Stmt:
         """The loops of `tensor`, or those that write only `part` of it, as the tensor `target`."""
+        if isinstance(body := self.bodies[tensor], Scan):
+            if part is not None:
+                raise ValueError(f"{tensor.name} is a scan, so it is not computed in parts")
+            step = self.schedule[tensor].step
+            assert step is not None
+            return _steps(body, step, tensor)
         return _Nest(self, self.schedule[tensor], part, target or tensor).code
 
     def with_attached(self, stage: Stage, axis: Axis, inner: Stmt) -> Stmt:
@@ -169,6 +176,35 @@ class _Lowering:
             case Block(body):
                 return Block(tuple(self.with_intrinsics(inner, scopes) for inner in body))
         return code
+
+
+def _steps(scan: Scan, schedule: Schedule, history: Tensor) -> Stmt:
+    """The states before the first step, then a loop over the steps."""
+    size, rows = scan.states[0].size, scan.axis.extent + 1
+    sources = {given: read.tensor for given, read in zip(scan.inputs, scan.reads)}
+    places: dict[Tensor, Expr] = {}  # states before and after a step -> where they begin
+    for number, (before, after) in enumerate(zip(scan.states, schedule.outputs)):
+        places[before] = (scan.axis + number * rows) * size
+        places[after] = (scan.axis + (number * rows + 1)) * size
+
+    def target(tensor: Tensor, index: tuple[Expr, ...]) -> tuple[Tensor, tuple[Expr, ...]]:
+        if tensor not in places:
+            return sources.get(tensor, tensor), index
+        return history, (places[tensor] + flatten(tensor.shape, index),)
+
+    def change(e: Expr) -> Expr | None:
+        return Load(*target(e.tensor, e.index)) if isinstance(e, Load) else None
+
+    if not size:
+        return block()
+    parts: list[Stmt] = []
+    for number, first in enumerate(scan.initial):
+        i = Axis("i", extent=size)
+        parts.append(For(i, size, Store(history, (i + number * rows * size,), Load(first.tensor, (i,)))))
+    if scan.axis.extent:
+        step = lower(schedule, (*scan.states, *scan.inputs), scalars=(scan.axis,))
+        parts.append(For(scan.axis, scan.axis.extent, map_accesses(step.body, change, target), "ordered"))
+    return block(*parts)
 
 
 def _with_whole_tiles(stage: Stage, part: Region) -> Region:

@@ -13,7 +13,7 @@ Element types are numpy names ("float32", "int8", "bool", ...). Index arithmetic
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import singledispatch
 from math import prod
 from typing import Any, ClassVar
@@ -279,6 +279,35 @@ class Reduce(Expr):
 
     def rebuild(self, children: tuple[Expr, ...]) -> Expr:
         return Reduce(self.kind, children[0], self.axes)
+
+
+@dataclass(frozen=True, eq=False)
+class Scan(Expr):
+    """Steps one after the other: element [s, t, ...] of the tensor that this defines is state s before step t.
+
+    axis: the number of the step. states: placeholders of what a step begins with. updates: the states after it, which
+    read `states` and `inputs`, placeholders of what `reads` names. initial, reads: first elements of the tensors that
+    are meant. See scan.scan, which makes it.
+    """
+
+    axis: Axis
+    states: tuple[Tensor, ...]
+    inputs: tuple[Tensor, ...]
+    updates: tuple[Tensor, ...]
+    initial: tuple[Load, ...]
+    reads: tuple[Load, ...]
+
+    @property
+    def dtype(self) -> str:  # type: ignore[override]
+        return self.states[0].dtype
+
+    def children(self) -> tuple[Expr, ...]:
+        return *self.initial, *self.reads
+
+    def rebuild(self, children: tuple[Expr, ...]) -> Expr:
+        count, reads = len(self.initial), [child for child in children if isinstance(child, Load)]
+        assert len(reads) == len(children), "a scan reads what lies in memory"
+        return replace(self, initial=tuple(reads[:count]), reads=tuple(reads[count:]))
 
 
 @dataclass(frozen=True, eq=False)

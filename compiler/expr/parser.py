@@ -63,7 +63,9 @@ _TOKEN = re.compile(
 _TENSOR = r"(?P<name>[\w.]+): (?P<dtype>\w+)\[(?P<shape>[\d, ]*)\]"
 _PLAIN = re.sub(r"\?P<\w+>", "?:", _TENSOR)
 _HEAD = re.compile(r"(?P<function>[\w.]+)\((?P<inputs>.*)\) -> \((?P<outputs>.*)\):")
-_LOOP = re.compile(r"(?P<kind>for|unrolled|vectorized|parallel|vthread|pipelined) (?P<name>[\w.]+) in (?P<extent>\d+):")
+_LOOP = re.compile(
+    r"(?P<kind>for|ordered|unrolled|vectorized|parallel|vthread|pipelined) (?P<name>[\w.]+) in (?P<extent>\d+):"
+)
 _ALLOC = re.compile(rf"(?P<kept>kept )?(?P<scope>{'|'.join(SCOPES)}) {_TENSOR}")
 _CONSTANT = re.compile(rf"constant {_TENSOR} = (?P<values>.*)")
 

@@ -29,6 +29,7 @@ from celosia.compiler.expr.nodes import (
     Expr,
     Load,
     Reduce,
+    Scan,
     Select,
     Tensor,
     Var,
@@ -81,6 +82,9 @@ def show(e: Expr, names: Names | None = None) -> str:
                 text = go(value)
                 which = ", ".join(named.get(axis, axis.name) for axis in axes)
                 return f"{kind}[{which}]{text if text.startswith('(') else f'({text})'}"
+            case Scan(axis, states, _, updates):
+                steps = ", ".join(f"{s.name} <- {show(u.body or Const(0, INDEX))}" for s, u in zip(states, updates))
+                return f"scan[{axis.name}]({steps})"
         raise TypeError(f"unknown expression {type(e).__name__}")
 
     return go(e)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from celosia.compiler.expr.loops import SCOPES, Declared
-from celosia.compiler.expr.nodes import Axis, Expr, Load, Reduce, Tensor, Var, minimum, rewrite, substitute, walk
+from celosia.compiler.expr.nodes import Axis, Expr, Load, Reduce, Scan, Tensor, Var, minimum, rewrite, substitute, walk
 from celosia.compiler.expr.trace import Trace, recorded
 from celosia.compiler.expr.transform import loads, topological
 
@@ -51,6 +51,7 @@ class Stage:
 
     body: what an element holds; that of the tensor, until cache_read or cache_write put another tensor in between.
     scope: the memory that holds the tensor. attached: the loop of another stage inside which this one is computed.
+    step: the schedule of what a scan does in one step.
     """
 
     def __init__(self, tensor: Tensor, scope: str = "workspace", trace: Trace | None = None):
@@ -66,6 +67,7 @@ class Stage:
         self.attached: tuple[Stage, Axis] | None = None
         self.intrinsic: tuple[Axis, Declared] | None = None
         self.lanes: dict[Axis, tuple[int, ...]] = {}
+        self.step = Schedule(self.body.updates) if isinstance(self.body, Scan) else None
         self.roots: list[Axis] = [*tensor.axes, *_reduce_axes(self.body)]
         """The loops from which all others were made."""
         self.order: list[Axis] = list(self.roots)

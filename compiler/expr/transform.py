@@ -15,6 +15,7 @@ from celosia.compiler.expr.nodes import (
     Expr,
     Load,
     Reduce,
+    Scan,
     Tensor,
     Var,
     rewrite,
@@ -64,8 +65,8 @@ def topological(outputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def is_injective(tensor: Tensor) -> bool:
-    """Whether each element is computed from single elements, without a reduction."""
-    return tensor.body is not None and not any(isinstance(node, Reduce) for node in walk(tensor.body))
+    """Whether each element is computed from single elements, without a reduction or a scan."""
+    return tensor.body is not None and not any(isinstance(node, Reduce | Scan) for node in walk(tensor.body))
 
 
 def inline(expr: Expr, producers: set[Tensor]) -> Expr:
@@ -96,7 +97,7 @@ def fuse_injective(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Inline element-wise producers into their consumers, so that chains become one loop.
 
     Kept in memory are outputs, what is `stored`, reductions, costly functions with several readers, and whatever a
-    reduction would compute again and again.
+    reduction or a scan would compute again and again.
     """
     order = topological(outputs)
     new: dict[Tensor, Tensor] = {}
@@ -111,6 +112,8 @@ def fuse_injective(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         assert tensor.body is not None
         costly = any(isinstance(node, Call) and node.name in COSTLY for node in walk(tensor.body))
         if costly and len(readers[tensor]) > 1:
+            return False
+        if any(isinstance(reader.body, Scan) for reader in readers[tensor]):
             return False
         return all(is_injective(reader) or _work(reader) <= max(tensor.size, 1) for reader in readers[tensor])
 
@@ -145,6 +148,8 @@ def fuse_epilogues(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
     def joins(source: Tensor, reader: Tensor) -> bool:
         if source.body is None or is_injective(source) or source in outputs or readers[source] != {reader}:
+            return False
+        if isinstance(source.body, Scan):
             return False
         assert reader.body is not None
         at = [load for load in loads(reader.body) if load.tensor is source]

@@ -16,6 +16,7 @@ from typing import Any
 import onnx_ir as ir
 
 from celosia.compiler.cpu.runtime.hostops import RANDOM
+from celosia.compiler.graph.external import is_mapped
 from celosia.compiler.graph.values import constant
 
 SUBGRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
@@ -48,6 +49,8 @@ def _key(node: ir.Node, names: dict[ir.Value, Any]) -> Any:
 
 
 def _name(value: ir.Value) -> Any:
+    if is_mapped(value):  # and not read for this
+        return id(value)
     array = constant(value)
     if array is None or array.dtype.kind == "O":
         return id(value)

@@ -16,6 +16,7 @@ from celosia.compiler.cpu.parse import parse
 from celosia.compiler.cpu.runtime.host import execute
 from celosia.compiler.cpu.runtime.hostops import HOST, RANDOM
 from celosia.compiler.cpu.runtime.op import DOMAINS, HostError
+from celosia.compiler.graph.external import is_mapped
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.shapes import UNKNOWN, infer
 from celosia.compiler.graph.values import constant, new_constant, shape
@@ -40,6 +41,8 @@ def fold(model: ir.Model, keep: frozenset[str] = QUANTISED) -> None:
 def _foldable(node: ir.Node) -> bool:
     unread = UNREAD.get(node.op_type, -1)
     if any(v is not None and constant(v) is None for number, v in enumerate(node.inputs) if number != unread):
+        return False
+    if any(is_mapped(v) for number, v in enumerate(node.inputs) if number != unread):
         return False
     if unread >= 0 and not _is_known(node.inputs[unread], of_type=node.op_type == "CastLike"):
         return False

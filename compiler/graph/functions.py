@@ -24,11 +24,22 @@ def inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     """`proto` without calls of functions. Raises onnx's errors for functions that are no ONNX."""
     if proto.functions:
         proto = onnx.inliner.inline_local_functions(_of_one_version(proto))
+    proto = _by_domain(proto)
     for _ in range(MAX_DEPTH):
         if not any(_schema(proto, node) for node in nodes(proto.graph)):
             break
         proto = onnx.inliner.inline_local_functions(_with_calls(proto))
     return proto
+
+
+def _by_domain(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """`proto` with onnxruntime's operators that share a name with one of ONNX named as OPS has them."""
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    for node in nodes(result.graph):
+        if (name := f"{node.domain}.{node.op_type}") in OPS:
+            node.op_type = name
+    return result
 
 
 def _of_one_version(proto: onnx.ModelProto) -> onnx.ModelProto:

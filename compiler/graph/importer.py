@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from celosia.compiler.cpu.runtime.op import clipped
+from celosia.compiler.graph.external import Origin, attach, read_small
 from celosia.compiler.graph.functions import inline_functions
 from celosia.compiler.graph.gradient import expand_gradients
 from celosia.compiler.graph.lengths import lengths
@@ -28,33 +30,39 @@ class ModelError(ValueError):
 
 def load(source: str | Path | onnx.ModelProto) -> ir.Model:
     """A checked model with the shapes of all values inferred. Raises ModelError, also where a size is open."""
-    proto, name = sound(source)
-    model = imported(proto, name)
+    model = imported(*sound(source))
     require_static(model)
     return model
 
 
-def sound(source: str | Path | onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
-    """(A model that can be looked at, written as ONNX wants it; what to call it). ModelError where there is none."""
-    proto, name = (source, "the model") if isinstance(source, onnx.ModelProto) else (read(Path(source)), str(source))
+def sound(source: str | Path | onnx.ModelProto) -> tuple[onnx.ModelProto, Origin]:
+    """(A model that can be looked at, written as ONNX wants it; where it is from). ModelError where there is none.
+
+    Large constants in other files stay there (graph/external.py).
+    """
+    if isinstance(source, onnx.ModelProto):
+        proto, origin = source, Origin("the model")
+    else:
+        proto, origin = opened(source), Origin(str(source), _folder(source))
     if not proto.graph.node and not proto.graph.output:
-        raise ModelError(f"{name} holds no graph; give an ONNX model")
-    if why := complaint(proto):
-        raise ModelError(f"{name} is not a valid ONNX model: {why}")
-    return conform(proto), name
+        raise ModelError(f"{origin} holds no graph; give an ONNX model")
+    if why := complaint(proto, origin.folder):
+        raise ModelError(f"{origin} is not a valid ONNX model: {why}")
+    return conform(proto), origin
 
 
-def imported(proto: onnx.ModelProto, name: str) -> ir.Model:
-    """The graph of a sound model, called `name`, with the shapes of all values inferred. ModelError."""
+def imported(proto: onnx.ModelProto, origin: Origin) -> ir.Model:
+    """The graph of a sound model, with the shapes of all values inferred. ModelError."""
     try:
         with _bounded_memory(INFERENCE_BYTES + 16 * proto.ByteSize()):
             onnx.checker.check_model(for_checker(proto))
             inferred = _with_shapes(inline_functions(expand_gradients(proto)))
         model: ir.Model = ir.from_proto(inferred)
+        attach(model, origin.folder)
     except MemoryError:
-        raise ModelError(f"{name} holds shapes that take too much memory to infer") from None
+        raise ModelError(f"{origin} holds shapes that take too much memory to infer") from None
     except Exception as error:  # onnx raises several unrelated classes for a broken model
-        raise ModelError(f"{name} is not a valid ONNX model: {_first_line(error)}") from None
+        raise ModelError(f"{origin} is not a valid ONNX model: {_first_line(error)}") from None
     for value in model.graph.outputs:
         if value.type is None:  # a pass finds out, from the operator that makes it
             value.type = ir.TensorType(ir.DataType.UNDEFINED)
@@ -85,11 +93,30 @@ def _bounded_memory(more: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
+def opened(path: str | Path) -> onnx.ModelProto:
+    """The model in a file, without the large constants that it has in others. ModelError."""
+    model = read(Path(path), data=False)
+    with _readable(Path(path)):
+        read_small(model, _folder(path))
+    return model
+
+
+def _folder(path: str | Path) -> str:
+    return os.path.abspath(Path(path).parent)
+
+
 def read(path: Path, data: bool = True) -> onnx.ModelProto:
     """The model in a file, with its external data, or without. ModelError."""
-    try:
+    with _readable(path):
         model: onnx.ModelProto = onnx.load(path, load_external_data=data)
-        return model
+    return model
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """ModelError where the file at `path`, or one that it names, cannot be read."""
+    try:
+        yield
     except FileNotFoundError:
         raise ModelError(f"there is no model at {path}") from None
     except IsADirectoryError:

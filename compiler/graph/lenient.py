@@ -15,6 +15,7 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from celosia.compiler.cpu.parse import dense
+from celosia.compiler.graph.external import without_files
 from celosia.compiler.graph.functions import OWN_CODE, nodes, subgraphs
 from celosia.compiler.graph.sound import bad_texts, is_comment
 
@@ -51,6 +52,7 @@ def for_checker(proto: ModelProto) -> ModelProto:
     del checked.opset_import[:], checked.metadata_props[:]
     checked.opset_import.extend(kept)
     checked.graph.name = checked.graph.name or "graph"
+    without_files(checked)
     for value in (*checked.graph.input, *checked.graph.output):
         _give_type(value)
     return checked

@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
 
 from celosia.compiler.cpu.parse import dense, to_array
+from celosia.compiler.graph.external import check_file
 
 MAX_DEPTH = 64
 """Graphs inside graphs. onnx recurses into them on the stack."""
@@ -23,25 +24,28 @@ COMMENTS = ("doc_string", "producer_name", "producer_version")
 """Texts for people."""
 
 
-def complaint(proto: ModelProto) -> str:
-    """What is wrong with `proto`, naming the part; "" where it is sound."""
-    return next(_complaints(proto), "")
+def complaint(proto: ModelProto, folder: str = "") -> str:
+    """What is wrong with `proto`, naming the part; "" where it is sound.
+
+    folder: where the files of its large constants lie; without one there must be none.
+    """
+    return next(_complaints(proto, folder), "")
 
 
-def _complaints(proto: ModelProto) -> Iterator[str]:
+def _complaints(proto: ModelProto, folder: str) -> Iterator[str]:
     yield from _texts(proto)
-    yield from _graph(proto.graph, 1)
+    yield from _graph(proto.graph, 1, folder)
     for function in proto.functions:
         for node in function.node:
             yield from _node(node, 1)
 
 
-def _graph(graph: GraphProto, depth: int) -> Iterator[str]:
+def _graph(graph: GraphProto, depth: int, folder: str = "") -> Iterator[str]:
     if depth > MAX_DEPTH:
         yield f"graph {graph.name!r} lies inside more than {MAX_DEPTH} others"
         return
     for tensor in graph.initializer:
-        yield from _tensor(tensor, f"the constant {tensor.name!r}")
+        yield from _tensor(tensor, f"the constant {tensor.name!r}", folder)
     for sparse in graph.sparse_initializer:
         yield from _sparse(sparse, f"the constant {sparse.values.name!r}")
     for node in graph.node:
@@ -79,16 +83,20 @@ def _node(node: NodeProto, depth: int) -> Iterator[str]:
             yield from _graph(graph, depth + 1)
 
 
-def _tensor(tensor: TensorProto, what: str) -> Iterator[str]:
+def _tensor(tensor: TensorProto, what: str, folder: str = "") -> Iterator[str]:
     """Whether its data is there and fits its shape; no memory is taken for data that is not there."""
     if any(n < 0 for n in tensor.dims) or prod(tensor.dims) > MAX_ELEMENTS or len(tensor.dims) > MAX_RANK:
         yield f"{what} has the impossible shape {list(tensor.dims)}"
         return
-    if onnx.external_data_helper.uses_external_data(tensor):
+    outside = onnx.external_data_helper.uses_external_data(tensor)
+    if outside and not folder:
         yield f"{what} is in another file; give the path of the model"
         return
     try:
-        to_array(tensor)
+        if outside:
+            check_file(tensor, folder)
+        else:
+            to_array(tensor)
     except Exception as error:  # the file's, numpy's and onnx's
         lines = str(error).splitlines()
         yield f"{what} cannot be read: {lines[0] if lines else type(error).__name__}"

@@ -19,6 +19,7 @@ import onnx
 import onnx_ir as ir
 
 from celosia.compiler.graph.dimensions import Shapes, missing, open_axes, sizes_of, with_shapes
+from celosia.compiler.graph.external import Origin
 from celosia.compiler.graph.fold import fold
 from celosia.compiler.graph.importer import ModelError, imported, of_sequences, require_static, sound
 from celosia.compiler.graph.samples import mixes
@@ -47,19 +48,19 @@ def specialise(source: str | Path | onnx.ModelProto, shapes: Shapes | None = Non
 
     ModelError where the shapes contradict the model, and where a size is open that must be a number.
     """
-    proto, name = sound(source)
+    proto, origin = sound(source)
     shapes = shapes or {}
     sizes, samples, why = sizes_of(proto, shapes), sample_size(proto), ""
     batched: tuple[str, ...] = ()
     if samples is not None:
         given = {samples: images} | sizes
-        batched, why = independent(imported(with_shapes(proto, shapes, given), name), proto, samples)
+        batched, why = independent(imported(with_shapes(proto, shapes, given), origin), proto, samples)
         sizes = given if batched else sizes
-    model = imported(with_shapes(proto, shapes, sizes), name)
+    model = imported(with_shapes(proto, shapes, sizes), origin)
     left = [each for each in open_axes(proto).values() if each not in sizes]
     require_static(model, but_open=bool(left))
     if left and not of_sequences(model) and meets_weights(model):
-        wanted = next((each for each in left if not _is_count(proto, name, each)), left[0])
+        wanted = next((each for each in left if not _is_count(proto, origin, each)), left[0])
         because = f"; samples are not computed one by one: {why}" if why and wanted == samples else ""
         raise ModelError(missing(proto, wanted) + because)
     return Model(model, batched)
@@ -99,18 +100,18 @@ def meets_weights(model: ir.Model) -> bool:
     return False
 
 
-def _is_count(proto: onnx.ModelProto, name: str, size: str) -> bool:
+def _is_count(proto: onnx.ModelProto, origin: Origin, size: str) -> bool:
     """Whether an open size can stay open where others are given, whatever they are."""
     others = {label: 1 for label in open_axes(proto).values() if label != size}
     try:
-        return not meets_weights(imported(with_shapes(proto, {}, others), name))
+        return not meets_weights(imported(with_shapes(proto, {}, others), origin))
     except ModelError:  # 1 is too few
         return False
 
 
 def without_free(source: str | Path | onnx.ModelProto, shapes: Shapes) -> dict[str, tuple[int | None, ...]]:
     """`shapes` of all inputs with open sizes, without those that a Program can leave open: samples and counts."""
-    proto, name = sound(source)
+    proto, origin = sound(source)
     axes = open_axes(proto)
     some = {each: [max(size or 0, 1) for size in shape] for each, shape in shapes.items()}  # there may be 0 of them
     sizes, samples = sizes_of(proto, some), sample_size(proto)
@@ -118,7 +119,7 @@ def without_free(source: str | Path | onnx.ModelProto, shapes: Shapes) -> dict[s
 
     def model(names: Collection[str]) -> ir.Model:
         left = {label: size for label, size in sizes.items() if label not in names}
-        return imported(with_shapes(proto, {}, left), name)
+        return imported(with_shapes(proto, {}, left), origin)
 
     if samples is not None and independent(model(()), proto, samples)[0]:
         free.add(samples)

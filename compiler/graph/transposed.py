@@ -4,8 +4,10 @@
                                                  y = DepthToSpace(z)
 
 Output position o = s * q + r reads x[q + d] * w[k] for the k with r + before - k = s * d, `before` being the padding at
-the begin. So phase r is a convolution of the positions q with the taps of w whose remainder fits; phases with fewer
-taps have zeros. With a kernel of s there is one tap for each, and nothing is multiplied by zero.
+the begin. So phase r is a convolution of the positions q with the taps of w whose remainder fits. Where all phases read
+the same distances d, as with a kernel of s, they are one convolution; else each is one of its own, and no tap is zero:
+
+    z = Concat(Conv(x, v0), Conv(x, v1), ...)
 """
 
 from __future__ import annotations
@@ -35,6 +37,25 @@ def convolve_transposed(model: ir.Model) -> None:
 
 
 @dataclass(frozen=True)
+class _Phase:
+    """One phase of an axis. taps: (index of the kernel, distance) of its products, from the `low`est distance on."""
+
+    taps: tuple[tuple[int, int], ...]
+
+    @property
+    def low(self) -> int:
+        return min(0, *(d for _, d in self.taps)) if self.taps else 0
+
+    @property
+    def width(self) -> int:
+        return max(0, *(d for _, d in self.taps)) - self.low + 1 if self.taps else 1
+
+    def pads(self, size: int, made: int) -> tuple[int, int]:
+        """Of `size` inputs for `made` outputs."""
+        return -self.low, made - size + self.low + self.width - 1
+
+
+@dataclass(frozen=True)
 class _Axis:
     """One axis: `size` inputs and `out` outputs, with `before` outputs cut at the begin."""
 
@@ -45,31 +66,15 @@ class _Axis:
     before: int
 
     @property
-    def taps(self) -> list[tuple[int, int, int]]:
-        """(phase r, index k of the kernel, distance d) of all products."""
-        pairs = ((r, k, r + self.before - k) for r in range(self.stride) for k in range(self.kernel))
-        return [(r, k, distance // self.stride) for r, k, distance in pairs if distance % self.stride == 0]
-
-    @property
-    def reach(self) -> tuple[int, int]:
-        """The smallest and the largest distance, 0 among them."""
-        distances = [0, *(d for _, _, d in self.taps)]
-        return min(distances), max(distances)
-
-    @property
-    def width(self) -> int:
-        low, high = self.reach
-        return high - low + 1
-
-    @property
-    def pads(self) -> tuple[int, int]:
-        before = -self.reach[0]
-        return before, max(0, -(-self.out // self.stride) - self.size - before + self.width - 1)
+    def phases(self) -> list[_Phase]:
+        pairs = [[(k, r + self.before - k) for k in range(self.kernel)] for r in range(self.stride)]
+        return [_Phase(tuple((k, d // self.stride) for k, d in row if d % self.stride == 0)) for row in pairs]
 
     @property
     def made(self) -> int:
-        """Outputs, of which the first `out` are wanted."""
-        return (self.size + sum(self.pads) - self.width + 1) * self.stride
+        """Outputs of each phase; more than are wanted where fewer would need a negative padding."""
+        least = max(self.size - each.low - each.width + 1 for each in self.phases)
+        return max(-(-self.out // self.stride), least)
 
 
 class _Phases:
@@ -81,35 +86,50 @@ class _Phases:
 
     def rewrite(self) -> None:
         node, axes = self.node, _axes(self.node)
-        x, w, bias = (*node.inputs, None)[:3]
+        _, w, bias = (*node.inputs, None)[:3]
         dims = shape(node.outputs[0])
-        if x is None or w is None or axes is None or dims is None:
+        if w is None or axes is None or dims is None:
+            return
+        if constant(w) is None or (bias is not None and constant(bias) is None):
             return
         s = axes[0].stride
-
-        inputs = [x, self._changed(w, lambda array: _by_phases(array, self.group, axes))]
-        if bias is not None:
-            inputs.append(self._changed(bias, lambda array: np.repeat(array, s * s)))
-        if None in inputs:
-            return
-        (top, bottom), (left, right) = (axis.pads for axis in axes)
+        rows, columns = axes
         made = [axis.made for axis in axes]
-        found = self._emit(
-            "Conv", inputs, [dims[0], dims[1] * s * s, *(size // s for size in made)],
-            pads=[top, left, bottom, right], kernel_shape=[axis.width for axis in axes], group=self.group,
-        )  # fmt: skip
+        if all(len({(phase.low, phase.width) for phase in axis.phases}) == 1 for axis in axes):
+            found, mode = self._convolution(rows.phases, columns.phases, axes), "CRD"
+        else:
+            parts = [self._convolution([y], [x], axes) for y in rows.phases for x in columns.phases]
+            found, mode = self._emit("Concat", parts, [dims[0], dims[1] * s * s, *made], axis=1), "DCR"
         if s > 1:
-            found = self._emit("DepthToSpace", [found], [*dims[:2], *made], blocksize=s, mode="CRD")
-        if made != list(dims[2:]):
+            wide = [size * s for size in made]
+            found = self._emit("DepthToSpace", [found], [*dims[:2], *wide], blocksize=s, mode=mode)
+        if [size * s for size in made] != list(dims[2:]):
             bounds = ([0, 0], list(dims[2:]), [2, 3])
             starts_ends_axes = [new_constant(self.graph, "bounds", np.array(each, np.int64)) for each in bounds]
             found = self._emit("Slice", [found, *starts_ends_axes], list(dims))
         replace_by(node, found)
 
-    def _changed(self, value: ir.Value, change: Change) -> ir.Value | None:
-        """A constant, changed; None where it is none."""
+    def _convolution(self, ys: Sequence[_Phase], xs: Sequence[_Phase], axes: list[_Axis]) -> ir.Value:
+        """Of these phases, which have the same window, side by side as channels."""
+        x, w, bias = (*self.node.inputs, None)[:3]
+        dims = shape(self.node.outputs[0])
+        assert w is not None and dims is not None
+        inputs = [x, self._changed(w, lambda array: _by_phases(array, self.group, ys, xs))]
+        count = len(ys) * len(xs)
+        if bias is not None:
+            inputs.append(self._changed(bias, lambda array: np.repeat(array, count)))
+        window = ys[0], xs[0]
+        (top, bottom), (left, right) = (phase.pads(axis.size, axis.made) for phase, axis in zip(window, axes))
+        return self._emit(
+            "Conv", inputs, [dims[0], dims[1] * count, *(axis.made for axis in axes)],
+            pads=[top, left, bottom, right], kernel_shape=[phase.width for phase in window], group=self.group,
+        )  # fmt: skip
+
+    def _changed(self, value: ir.Value, change: Change) -> ir.Value:
+        """A constant, changed."""
         array = constant(value)
-        return None if array is None else new_constant(self.graph, f"{value.name}.phases", change(array))
+        assert array is not None
+        return new_constant(self.graph, f"{value.name}.phases", change(array))
 
     def _emit(self, op: str, inputs: Sequence[ir.Value | None], dims: Sequence[int], **attrs: Any) -> ir.Value:
         """The output of a new operator before the old one."""
@@ -135,17 +155,17 @@ def _axes(node: ir.Node) -> list[_Axis] | None:
     if attribute(node, "auto_pad", "NOTSET") != "NOTSET" or "output_shape" in node.attributes:
         return None
     axes = [_Axis(dims[d], out[d], kernel[d], strides[d - 2], pads[d - 2]) for d in (2, 3)]
-    return axes if all(axis.made >= axis.out for axis in axes) else None
+    return axes
 
 
-def _by_phases(weights: Array, group: int, axes: list[_Axis]) -> Array:
-    """[C, M/group, kh, kw] of the transposed convolution as [M * s * s, C/group, h, w] of the convolution."""
+def _by_phases(weights: Array, group: int, ys: Sequence[_Phase], xs: Sequence[_Phase]) -> Array:
+    """[C, M/group, kh, kw] of the transposed convolution as [M * phases, C/group, h, w] of the convolution."""
     c, m = weights.shape[:2]
-    rows, columns = axes
-    s, (top, _), (left, _) = rows.stride, rows.reach, columns.reach
     split = weights.reshape(group, c // group, m, *weights.shape[2:]).swapaxes(1, 2)
-    found = np.zeros((group, m, s, s, c // group, rows.width, columns.width), weights.dtype)
-    for ry, ky, dy in rows.taps:
-        for rx, kx, dx in columns.taps:
-            found[:, :, ry, rx, :, dy - top, dx - left] = split[:, :, :, ky, kx]
-    return found.reshape(group * m * s * s, c // group, rows.width, columns.width)
+    found = np.zeros((group, m, len(ys), len(xs), c // group, ys[0].width, xs[0].width), weights.dtype)
+    for ry, y in enumerate(ys):
+        for rx, x in enumerate(xs):
+            for ky, dy in y.taps:
+                for kx, dx in x.taps:
+                    found[:, :, ry, rx, :, dy - y.low, dx - x.low] = split[:, :, :, ky, kx]
+    return found.reshape(group * m * len(ys) * len(xs), c // group, ys[0].width, xs[0].width)

@@ -24,7 +24,7 @@ from celosia.compiler.program.saved import array_bytes, load_array, load_op, mak
 from celosia.hw.config import Config
 
 FORMAT = "celosia-program"
-VERSION = 8
+VERSION = 9
 
 
 class Program(Contents):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from celosia.compiler.cpu.runtime.kernel import empty
 from celosia.compiler.cpu.runtime.op import Body, HostOp
 from celosia.compiler.dtypes import numpy_dtype
 
@@ -42,7 +43,10 @@ def array_bytes(array: Array) -> bytes:
 def load_array(data: bytes) -> Array:
     """The array that `array_bytes` made. ValueError where `data` is not one."""
     if data.startswith(b"\x93NUMPY"):
-        return np.load(io.BytesIO(data), allow_pickle=False)  # type: ignore[no-any-return]
+        found: Array = np.load(io.BytesIO(data), allow_pickle=False)
+        array = empty(found.dtype, found.shape)
+        array[...] = found
+        return array
     saved = json.loads(data)
     dtype, values = numpy_dtype(saved["dtype"]), saved["values"]
     flat = np.array(values, object) if dtype.kind == "O" else np.frombuffer(base64.b64decode(values), dtype)

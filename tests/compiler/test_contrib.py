@@ -98,6 +98,22 @@ CASES = [
                         s(0.02), MASK, z(128, np.uint8), z(0)], dict(num_heads=3)),
     Case("QAttention", [i8(2, 5, 12, dtype=np.uint8), RNG.integers(-64, 64, (12, 36)).astype(np.int8), f(36), s(0.01),
                         s(0.02), None, z(128, np.uint8), z(0)], dict(num_heads=3, unidirectional=1)),
+    Case("Attention", [f(2, 5, 6), f(6, 36), f(36)], dict(num_heads=3)),
+    Case("Attention", [f(2, 5, 6), f(6, 36), f(36), MASK], dict(num_heads=3, scale=0.7, mask_filter_value=-20.0)),
+    Case("Attention", [f(2, 5, 6), f(6, 36), f(36), np.array([5, 3], np.int32)], dict(num_heads=3)),
+    Case("Attention", [f(2, 5, 6), f(6, 36), f(36), np.array([5, 4, 0, 2], np.int32)], dict(num_heads=3)),
+    Case("Attention", [f(2, 3, 6), f(6, 36), f(36), ids(2, 2, 3, 5), f(2, 2, 3, 2, 4)], dict(num_heads=3), outputs=2),
+    Case("Attention", [f(2, 3, 6), f(6, 36), f(36), None, f(2, 2, 3, 2, 4)],
+         dict(num_heads=3, unidirectional=1), outputs=2),
+    Case("Attention", [f(2, 5, 6), f(6, 30), f(30), None, None, f(1, 3, 5, 5)],
+         dict(num_heads=3, qkv_hidden_sizes=[12, 12, 6])),
+    Case("RotaryEmbedding", [f(2, 5, 24), ids(9, 2, 5).astype(np.int64), f(9, 4), f(9, 4)]),
+    Case("RotaryEmbedding", [f(2, 5, 24), np.array([3]), f(9, 4), f(9, 4)], dict(interleaved=1)),
+    Case("RotaryEmbedding", [f(2, 3, 5, 8), ids(9, 2, 5).astype(np.int64), f(9, 4), f(9, 4)]),
+    Case("RotaryEmbedding", [f(2, 3, 5, 8), ids(9, 2, 5).astype(np.int64), f(9, 3), f(9, 3)],
+         dict(num_heads=3, rotary_embedding_dim=6)),
+    Case("RotaryEmbedding", [f(2, 5, 24), np.array([0]), f(9, 2), f(9, 2)],
+         dict(num_heads=3, rotary_embedding_dim=4, interleaved=1)),
     Case("QLinearAdd", [i8(3, 4), s(0.1), z(2), i8(3, 4), s(0.2), z(-3), s(0.25), z(1)], exact=True),
     Case("QLinearMul", [i8(3, 4), s(0.1), z(2), i8(3, 4), s(0.2), z(-3), s(2.5), z(1)], exact=True),
     Case("QLinearConcat", [s(0.1), z(1), i8(2, 3), s(0.2), z(2), i8(2, 4), s(0.1), z(1)], dict(axis=1), exact=True),
@@ -176,3 +192,44 @@ def test_weights_of_other_widths_are_refused() -> None:
     with pytest.raises(ModelError, match="weights of 2 bits"):
         model.graph.output[0].CopyFrom(helper.make_tensor_value_info("o0", TensorProto.FLOAT, [3, 6]))
         celosia.compile(model)
+
+
+@pytest.mark.parametrize(
+    "case, why",
+    [
+        (Case("Attention", [f(1, 2, 6), f(6, 18), f(18)], dict(num_heads=3, do_rotary=1)), "attribute do_rotary"),
+        (Case("Attention", [f(1, 2, 6), f(6, 18), f(18)], dict(num_heads=3, qkv_hidden_sizes=[6, 6, 9])), "6, 6, 9"),
+        (Case("Attention", [f(1, 2, 6), f(6, 18), f(18), ids(2, 1, 1, 2, 2)], dict(num_heads=3)), "mask of shape"),
+        (Case("RotaryEmbedding", [f(1, 2, 8), np.array([0]), f(4, 4), f(4, 4)], dict(is_packed_batching=1)), "packed"),
+        (Case("RotaryEmbedding", [f(1, 2, 9), np.array([0]), f(4, 4), f(4, 4)]), "heads of 8 elements"),
+    ],
+)
+def test_what_is_refused(case: Case, why: str) -> None:
+    model, _ = model_of(case)
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("o0", TensorProto.FLOAT, [1, 2, 6]))
+    with pytest.raises(ModelError, match=why):
+        celosia.compile(model)
+
+
+def test_onnx_and_onnxruntime_mean_different_operators_by_one_name() -> None:
+    """One graph with both, in a subgraph, too."""
+    text = """
+    <ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]>
+    g (float[1, 2, 3, 8] x, bool c) => (float[1, 2, 3, 8] y) {
+        a = RotaryEmbedding (x, cos, sin, here)
+        b = com.microsoft.RotaryEmbedding <interleaved = 1> (x, here, cos, sin)
+        d = If (c) <
+            then_branch = t () => (float[1, 2, 3, 8] e) { e = com.microsoft.RotaryEmbedding (b, here, cos, sin) },
+            else_branch = u () => (float[1, 2, 3, 8] e) { e = RotaryEmbedding <interleaved = 1> (a, cos, sin, here) }
+        >
+        y = Add (a, d)
+    }"""
+    model = onnx.parser.parse_model(text)
+    arrays = {"here": np.array([[1, 4, 2]]), "cos": f(6, 4), "sin": f(6, 4)}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    runtime = Runtime(celosia.compile(model, "tiny"))
+    for taken in (False, True):
+        feed = {"x": f(1, 2, 3, 8), "c": np.array(taken)}
+        (expected,) = session.run(None, feed)
+        np.testing.assert_allclose(runtime.run(feed).outputs["y"], expected, rtol=2e-5, atol=2e-5)

@@ -24,7 +24,7 @@ from celosia.compiler.cpu import (
 from celosia.compiler.cpu.llvm import compile as llvm
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.ops import OPS
-from celosia.compiler.cpu.runtime.kernel import _address
+from celosia.compiler.cpu.runtime.kernel import address_of
 from celosia.compiler.cpu.schedule import schedule
 from celosia.compiler.cpu.schedule.group import KINDS, group, saved_traffic
 
@@ -404,7 +404,7 @@ def test_a_kernel_checks_its_arrays() -> None:
 def test_addresses_are_those_of_numpy() -> None:
     base = np.arange(24, dtype=np.int16).reshape(4, 6)
     for array in (base, base[1:], base[:, 2:], base[3, 5:], np.empty((0, 3)), base.view(np.uint8)):
-        assert _address(array) == array.ctypes.data
+        assert address_of(array) == array.ctypes.data
 
 
 def test_a_saved_kernel_runs_and_a_damaged_one_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from celosia.compiler import expr as T
 from celosia.compiler.cpu import CpuFunction, CpuNode, InputType, compile_function, compile_op
 from celosia.compiler.cpu.llvm import dot
 from celosia.compiler.cpu.ops.integer import quad
+from celosia.compiler.cpu.target import TILES, compiling_for, this_processor
 
 BYTES = st.sampled_from(("int8", "uint8"))
 
@@ -117,6 +119,36 @@ def test_every_lowering_of_dot4_is_exact(features: str, n: int) -> None:
     want = np.einsum("kj,kjc->c", a.astype(np.int32), b.astype(np.int32))
     np.testing.assert_array_equal(T.interpret(function, a, b)[0], want)
     np.testing.assert_array_equal(compile_function(function, frozenset(features.split()))(a, b)[0], want)
+
+
+@pytest.mark.parametrize("m", [7, 8, 13, 16, 17, 40])
+@pytest.mark.parametrize("k, n", [(64, 16), (64, 80), (70, 48), (130, 16), (200, 96), (63, 32), (256, 33)])
+def test_products_of_all_sizes_of_tiles(m: int, k: int, n: int) -> None:
+    """Sizes around those of AMX's tiles: rows that fill none, steps that are left over, columns that share one."""
+    x, w = some(m, (m, k), "uint8"), some(k, (k, n), "int8")
+    x[0], w[:, 0] = 255, -128
+    zero = np.array(7, np.uint8)
+    kernel = compile_op("MatMulInteger", {}, [(x.shape, "uint8"), (w.shape, "int8"), zero])
+    want = less_zero(x, zero) @ w.astype(np.int32)
+    for threads in (1, 3):
+        np.testing.assert_array_equal(kernel(x, w, zero, threads=threads)[0], want)
+
+
+def test_large_products_are_computed_in_tiles_where_there_are_some() -> None:
+    """And in vectors where this process may not use them: both are the same."""
+    x, w = some(1, (40, 256), "uint8"), some(2, (256, 64), "int8")
+    types = [(v.shape, v.dtype.name) for v in (x, w)]
+    here = this_processor()
+    kernels = {}
+    for target in (here, replace(here, features=here.features - TILES)):
+        with compiling_for(target):
+            kernels[target.tiles] = compile_op("MatMulInteger", {}, types)
+    for kernel in kernels.values():
+        np.testing.assert_array_equal(kernel(x, w)[0], x.astype(np.int32) @ w.astype(np.int32))
+    if here.tiles:
+        assert kernels[True].code != kernels[False].code
+    else:
+        assert list(kernels) == [False]
 
 
 def test_what_depends_on_constants_alone_is_computed_at_compile_time() -> None:

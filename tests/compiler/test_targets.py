@@ -6,6 +6,7 @@ of products that are added, and numbers below 2^-126, which its vectors take as 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,6 +122,38 @@ def test_the_same_bytes_as_here(target: str, tmp_path: Path) -> None:
             assert got.tobytes() == want.tobytes(), f"{name}: {np.count_nonzero(got != want)} of {got.size} differ"
         else:
             np.testing.assert_allclose(got, want, rtol=2e-6, atol=2e-6 * np.abs(want).max(), err_msg=name)
+
+
+BYTES = np.array([0, 1, 127, 128, 255], np.uint8), np.array([-128, -127, -1, 0, 127], np.int8)
+
+
+@pytest.mark.parametrize("target, more", [("armv7", ""), ("aarch64", ""), ("aarch64", "dotprod"), ("aarch64", "i8mm")])
+def test_every_lowering_of_dot4_is_exact(target: str, more: str, tmp_path: Path) -> None:
+    """Bytes at their limits, in rows of every width; see tests/compiler/test_integer.py for the other processors."""
+    emulated.require(target)
+    processor = replace(TARGETS[target], features=TARGETS[target].features | set(more.split()))
+    pairs = [(RNG.choice(BYTES[0], (5, 21)), RNG.choice(BYTES[1], (21, n))) for n in (1, 3, 4, 16, 37)]
+    with compiling_for(processor):
+        kernels = [compile_op("MatMulInteger", {}, [(x.shape, x.dtype.name) for x in pair]) for pair in pairs]
+    library = link_library(kernels, processor)
+    found = emulated.call(target, library, list(zip(kernels, pairs)), tmp_path, *(("-cpu", "max") if more else ()))
+    for (a, b), (got,) in zip(pairs, found):
+        np.testing.assert_array_equal(got, a.astype(np.int32) @ b.astype(np.int32))
+
+
+@pytest.mark.parametrize("target, most", [("armv7", 0.75), ("aarch64", 0.45)])
+def test_instructions_of_integer_products(target: str, most: float, tmp_path: Path) -> None:
+    """Instructions for a product of two bytes, from the difference of two sizes; byte by byte it were 1.22 and 0.57."""
+    emulated.require(target)
+    rows, inner, columns = 16, 64, 64
+    a, b = u8(2 * rows, inner), i8(inner, columns)
+    counts = []
+    for x in (a[:rows], a):
+        with compiling_for(TARGETS[target]):
+            kernel = compile_op("MatMulInteger", {}, [(x.shape, "uint8"), (b.shape, "int8")])
+        library = link_library([kernel], TARGETS[target])
+        counts.append(emulated.instructions(target, library, kernel, (x, b), tmp_path))
+    assert 0.05 < (counts[1] - counts[0]) / (rows * inner * columns) < most
 
 
 def test_integer_kernels_need_no_c_library() -> None:

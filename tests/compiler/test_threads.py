@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 import celosia
@@ -17,7 +20,8 @@ from celosia.compiler import expr as T
 from celosia.compiler.cpu import Kernel, compile_op
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.runtime import threads
-from celosia.compiler.cpu.runtime.threads import ThreadsError, default_threads, pool
+from celosia.compiler.cpu.runtime.team import list_of, team
+from celosia.compiler.cpu.runtime.threads import ThreadsError, default_threads
 from celosia.compiler.cpu.schedule import parallel, schedule
 from celosia.compiler.expr.loops import For, Function, Store
 from celosia.driver.runtime import Runtime
@@ -75,7 +79,7 @@ def phases(*outputs: T.Tensor) -> list[bool]:
 
 
 def test_only_what_is_worth_it_is_shared() -> None:
-    small, large = T.placeholder((100, 100), "float32", "small"), T.placeholder((4000, 4000), "float32", "large")
+    small, large = T.placeholder((40, 100), "float32", "small"), T.placeholder((4000, 4000), "float32", "large")
     for x, shared in ((small, False), (large, True)):
         assert phases(T.compute(x.shape, lambda i, j, x=x: T.call("exp", x[j, i]), "y")) == [shared]
 
@@ -144,24 +148,75 @@ def test_runtimes_in_several_threads(every_loop: None) -> None:
     assert not wrong
 
 
-def test_errors_of_a_part_are_raised_and_the_pool_lives_on() -> None:
-    def work(part: int) -> None:
-        if part:
-            raise KeyError(part)
+def test_runtimes_of_different_threads_in_turn(every_loop: None) -> None:
+    """Workers that wait for the next list, sleep, or are started in between."""
+    kernel = compile_op("MatMul", {}, [((45, 30), "float32"), ((30, 70), "float32")])
+    a, b = f(45, 30), f(30, 70)
+    want = kernel(a, b)[0]
+    for number, count in enumerate((2, 3, 2, 7, 1, 4, 2) * 5):
+        np.testing.assert_array_equal(kernel(a, b, threads=count)[0], want)
+        if number % 3 == 0:
+            time.sleep(0.002)
 
-    for _ in range(3):
-        with pytest.raises(KeyError):
-            pool.run(work, 3)
-    seen: list[int] = []
-    pool.run(seen.append, 5)
-    assert sorted(seen) == [0, 1, 2, 3, 4]
+
+def test_all_threads_pass_a_barrier_together() -> None:
+    """Each notes, between barriers, what the others have written; one that does not wait is found."""
+    own = team()
+    count, rounds = 3, 200
+    seen = np.zeros((count, rounds, count), np.int64)
+    turn = np.zeros(count, np.int64)
+
+    def note(given: int | None, part: int, parts: int) -> None:
+        seen[part, turn[part]] = turn
+        turn[part] += 1
+
+    noting = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(note)
+    address = ctypes.cast(noting, ctypes.c_void_p).value or 0
+    wait = own.wait, own.barrier
+
+    def go(records: list[tuple[int, int]]) -> NDArray[Any]:
+        turn[:] = seen[:] = 0
+        made = list_of(records)
+        assert own.run(np.array([made.ctypes.data] * count, np.uintp))
+        return np.ptp(seen[:, :-1], axis=2)
+
+    assert go([(address, 0), wait] * rounds).max() <= 1 and (turn == rounds).all()
+    apart = max(go([(address, 0)] * (rounds - 1) + [(address, 0), wait]).max() for _ in range(20))
+    assert apart > 1
+
+
+def test_errors_in_python_leave_the_team_free() -> None:
+    own = team()
+    with pytest.raises(TypeError):
+        own.run(None)  # type: ignore[arg-type]
+    kernel = compile_op("MatMul", {}, [((45, 30), "float32"), ((30, 70), "float32")])
+    kernel(f(45, 30), f(30, 70), threads=2)
+    assert own.busy.acquire(blocking=False)
+    own.busy.release()
+
+
+USES_THREADS = """
+import os
+import numpy as np
+from celosia.compiler.cpu import compile_op
+from celosia.compiler.cpu.schedule import parallel
+parallel.WORTH = 0
+kernel = compile_op("Relu", {}, [((64, 64), "float32")])
+x = np.ones((64, 64), np.float32)
+use = lambda: kernel(x, threads=3)[0].sum() == 4096 or os._exit(1)
+use()
+"""
 
 
 def test_a_forked_process_has_threads_of_its_own() -> None:
-    code = "import os; from celosia.compiler.cpu.runtime.threads import pool; pool.run(lambda k: k, 3)\n"
-    code += "child = os.fork()\n"
-    code += "pool.run(lambda k: k, 3)\nif child == 0: os._exit(7)\nassert os.waitpid(child, 0)[1] == 7 << 8"
+    code = USES_THREADS + "child = os.fork()\nuse()\nif child == 0: os._exit(7)\n"
+    code += "assert os.waitpid(child, 0)[1] == 7 << 8"
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60)
+
+
+def test_a_process_ends_while_its_threads_wait() -> None:
+    for _ in range(5):
+        subprocess.run([sys.executable, "-c", USES_THREADS], check=True, timeout=60)
 
 
 def test_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:

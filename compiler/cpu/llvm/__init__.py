@@ -3,5 +3,6 @@
 from celosia.compiler.cpu.llvm.compile import compile_function
 from celosia.compiler.cpu.llvm.library import LinkError, link_library
 from celosia.compiler.cpu.llvm.machine import host, link
+from celosia.compiler.cpu.llvm.team import link_team
 
-__all__ = ["LinkError", "compile_function", "host", "link", "link_library"]
+__all__ = ["LinkError", "compile_function", "host", "link", "link_library", "link_team"]

@@ -1,22 +1,23 @@
 """Loop IR to LLVM IR.
 
-A kernel is `void name(inputs..., outputs..., workspace)`, all of them pointers that do not overlap; an input that is
-computed in place is read through the pointer of its output. Where threads can share loops there are more functions, see
-`render`. Arithmetic is
-exactly as written: no contraction, no reordering. Only Update of kind "sum" may add in any order, and adds products
-with one rounding.
+A kernel is `void name(arguments, part, parts)`: a list of pointers to inputs, outputs and a workspace, which do not
+overlap, and two numbers; an input that is computed in place is read through the pointer of its output. Where threads
+can share loops there are more functions, see `render`. Arithmetic is exactly as written: no contraction, no reordering.
+Only Update of kind "sum" may add in any order, and adds products with one rounding.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
 
-from celosia.compiler.cpu.llvm import dot, operations
+from celosia.compiler.cpu.llvm import amx, dot, operations
 from celosia.compiler.cpu.llvm.operations import is_vector, llvm_type, splat
 from celosia.compiler.cpu.schedule import parallel
+from celosia.compiler.cpu.target import TILE_STEPS
 from celosia.compiler.dtypes import itemsize
 from celosia.compiler.expr.affine import coefficient, flatten, in_range, linear, nonnegative
 from celosia.compiler.expr.bounds import statements
@@ -68,47 +69,76 @@ class Rendered:
 
 
 def render(function: Function, features: frozenset[str] | None = None) -> Rendered:
-    """A function `name(tensors..., workspace)`, and where threads can share loops, one for each of its phases:
-    `name.0(tensors..., shared workspace, own workspace, part, parts)`, which does one of `parts` parts of the work.
+    """A function `name(arguments, part, parts)` that does all of the work, and where threads can share loops, one for
+    each of its phases: `name.0` does `part` of `parts` parts. All threads give the same arguments; beside what they
+    share of the workspace, each takes its own of the places that follow.
 
     features: of the processor, in LLVM's names; by default those of the target.
     """
     module = ir.Module(name=function.name)
     module.features = dot.features() if features is None else features
-    tensors = (*function.inputs, *function.outputs)
     shared, phases = parallel.phases(function)
-    (fn, *arguments) = _function(module, function.name, len(tensors) + 1)
-    if len(phases) == 1 and phases[0].loop is None:
-        writer = _Writer(fn, _places(function, arguments), arguments[-1])
-        writer.stmt(function.body, {})
-        writer.b.ret_void()
-        return Rendered(str(module), writer.workspace_bytes)
-    b = ir.IRBuilder(fn.append_basic_block("start"))
+    divided = len(phases) > 1 or phases[0].loop is not None
     places: dict[Tensor, int] = {}
-    shared_bytes = 0
+    shared_bytes = own_bytes = 0
     for tensor in shared:
         places[tensor] = shared_bytes
         shared_bytes += _aligned(tensor.nbytes)
-    own = b.gep(arguments[-1], [I64(shared_bytes)], inbounds=True, source_etype=ir.IntType(8))
-    own_bytes = 0
+    bodies = []
     for number, phase in enumerate(phases):
-        part, *given = _function(module, f"{function.name}.{number}", len(tensors) + 2, (I64, I64))
-        writer = _Writer(part, _places(function, given), given[-3], phase.loop, (given[-2], given[-1]))
-        for tensor, at in places.items():
-            writer.memory[tensor] = writer.entry.gep(
-                given[-4], [I64(at)], inbounds=True, source_etype=ir.IntType(8)
-            )  # fmt: skip
-        body = phase.body
-        for tensor in phase.private:
-            body = Alloc(tensor, body, "local")
-        writer.stmt(body, {})
-        writer.b.ret_void()
-        own_bytes = max(own_bytes, writer.workspace_bytes)
-        b.call(part, [*arguments, own, I64(0), I64(1)])
-    b.ret_void()
+        body, size = _body(module, function, f"{function.name}.body{number}", phase, places)
+        bodies.append(body)
+        own_bytes = max(own_bytes, size)
+    _entry(module, function, function.name, bodies, shared_bytes)
+    for number, body in enumerate(bodies if divided else []):
+        _entry(module, function, f"{function.name}.{number}", [body], shared_bytes, own_bytes)
     return Rendered(
-        str(module), shared_bytes + own_bytes, shared_bytes, tuple(phase.loop is not None for phase in phases)
-    )
+        str(module), shared_bytes + own_bytes, shared_bytes,
+        tuple(phase.loop is not None for phase in phases) if divided else (),
+    )  # fmt: skip
+
+
+def _body(
+    module: Any, function: Function, name: str, phase: parallel.Phase, places: dict[Tensor, int]
+) -> tuple[Any, int]:
+    """(`name(tensors..., shared workspace, own workspace, part, parts)`, bytes of its own workspace)."""
+    tensors = len(function.inputs) + len(function.outputs)
+    body, *given = _function(module, name, tensors + 2, (I64, I64))
+    body.linkage = "internal"
+    body.attributes.add("noinline")  # what is known of the pointers is that of arguments
+    writer = _Writer(body, _places(function, given), given[-3], phase.loop, (given[-2], given[-1]))
+    for tensor, at in places.items():
+        writer.memory[tensor] = writer.entry.gep(given[-4], [I64(at)], inbounds=True, source_etype=ir.IntType(8))
+    stmt = phase.body
+    for tensor in phase.private:
+        stmt = Alloc(tensor, stmt, "local")
+    writer.stmt(stmt, {})
+    if writer.tile_rows:
+        amx.release(writer.b, module)
+    writer.b.ret_void()
+    return body, writer.workspace_bytes
+
+
+def _entry(
+    module: Any, function: Function, name: str, bodies: list[Any], shared_bytes: int, own_bytes: int | None = None
+) -> None:
+    """`name(arguments, part, parts)`, which calls `bodies`: for all of the work, or where workspaces of `own_bytes`
+    follow each other, for a part of it."""
+    fn, arguments, *share = _function(module, name, 1, (I64, I64))
+    if own_bytes is None:
+        share, own_bytes = [I64(0), I64(1)], 0
+    b = ir.IRBuilder(fn.append_basic_block("start"))
+    pointer, byte = ir.PointerType(), ir.IntType(8)
+    places = [
+        b.gep(arguments, [I64(k)], inbounds=True, source_etype=pointer)
+        for k in range(len(function.inputs) + len(function.outputs) + 1)
+    ]
+    given = [b.load(place, typ=pointer) for place in places]
+    start = b.add(I64(shared_bytes), b.mul(share[0], I64(own_bytes)))
+    own = b.gep(given[-1], [start], inbounds=True, source_etype=byte)
+    for body in bodies:
+        b.call(body, [*given, own, *share])
+    b.ret_void()
 
 
 def _function(module: Any, name: str, pointers: int, more: tuple[Any, ...] = ()) -> list[V]:
@@ -165,6 +195,7 @@ class _Writer:
         self.vector: tuple[Var, int] | None = None  # the loop whose iterations are lanes
         self.lane: int | None = None  # the lane for which scalars are written, inside an index
         self.rows: _Rows | None = None  # the innermost unrolled loop
+        self.tile_rows = 0  # of the tiles that this function uses, if it does
         self.mask: V = None  # the lanes that may read outside a tensor's range, inside the arm of a selection
 
     # Statements
@@ -176,7 +207,9 @@ class _Writer:
                     self.stmt(each, env)
             case For() if s is self.shared_loop:
                 self._part(s, env)
-            case For(var, extent, body, "serial" | "parallel"):
+            case For() if (tiles := amx.match(s, self.features)) is not None and self.tile_rows in (0, tiles.rows):
+                self._tiles(s, tiles, env)
+            case For(var, extent, body, "serial" | "ordered" | "parallel"):
                 self._loop(var, extent, body, env)
             case For(var, extent, body, "unrolled"):
                 outer, self.rows = self.rows, _Rows(var, extent, body)
@@ -215,6 +248,32 @@ class _Writer:
             return self.stmt(body, env | {var: I64(0)})
         return self._range(var, I64(0), I64(extent), body, env)
 
+    def _tiles(self, loop: For, nest: amx.Nest, env: dict[Var, V]) -> None:
+        """16 steps at a time in tiles, the rest in vectors."""
+        if not self.tile_rows:
+            self.tile_rows = nest.rows
+            amx.configure(self.entry, self.fn.module, nest.rows)
+        env = env | dict.fromkeys(nest.zero, I64(0))
+        columns = [env if nest.columns is None else env | {nest.columns.var: I64(c)} for c in range(nest.width)]
+        places = [self._in_lane(None, *nest.acc, each) for each in columns]
+        for number, place in enumerate(places):
+            amx.load(self.b, number, place, 4 * nest.acc_row)
+
+        def steps(k: V) -> None:
+            place = self._in_lane(None, nest.x.tensor, nest.x.index, env | {nest.k: k})
+            amx.load(self.b, amx.TILE_A, place, 4 * nest.x_row)
+            for number, each in enumerate(columns):
+                place = self._in_lane(None, nest.w.tensor, nest.w.index, each | {nest.k: k})
+                amx.load(self.b, amx.TILE_B, place, 4 * nest.w_step)
+                amx.multiply(self.b, number)
+
+        whole = nest.steps // TILE_STEPS
+        self._count(I64(0), I64(whole), lambda i: steps(self.b.mul(i, I64(TILE_STEPS))))
+        for number, place in enumerate(places):
+            amx.store(self.b, number, place, 4 * nest.acc_row)
+        if nest.steps % TILE_STEPS:
+            self._range(loop.var, I64(whole * TILE_STEPS), I64(nest.steps), loop.body, env)
+
     def _part(self, loop: For, env: dict[Var, V]) -> None:
         """The iterations of this thread: as many as others have, or one more."""
         part, parts = self.share
@@ -225,6 +284,10 @@ class _Writer:
 
     def _range(self, var: Var, first: V, end: V, body: Stmt, env: dict[Var, V]) -> None:
         """At least one iteration."""
+        self._count(first, end, lambda i: self.stmt(body, env | {var: i}))
+
+    def _count(self, first: V, end: V, body: Callable[[V], None]) -> None:
+        """`body` of first, ..., end - 1, at least once."""
         before = self.b.block
         head = self.fn.append_basic_block("loop")
         done = self.fn.append_basic_block("done")
@@ -232,7 +295,7 @@ class _Writer:
         self.b.position_at_end(head)
         i = self.b.phi(I64)
         i.add_incoming(first, before)
-        self.stmt(body, env | {var: i})
+        body(i)
         after = self.b.add(i, I64(1), flags=("nuw", "nsw"))
         i.add_incoming(after, self.b.block)
         self.b.cbranch(self.b.icmp_unsigned("<", after, end), head, done)

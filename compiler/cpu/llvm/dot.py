@@ -1,8 +1,10 @@
 """Dot products of four bytes, added to an int32: dot4(x, w) = x0*w0 + x1*w1 + x2*w2 + x3*w3, where x holds four uint8
 and w four int8, each in a uint32 with the first byte lowest.
 
-Processors with VNNI or AVX-VNNI have one instruction for it (vpdpbusd), which reads int32 lanes as here; those with
-AVX2 multiply pairs of int16 exactly (vpmaddwd; vpmaddubsw would saturate); others multiply byte by byte.
+Processors with VNNI or AVX-VNNI have one instruction for it (vpdpbusd), which reads int32 lanes as here, and so have
+those of ARM with i8mm (usdot); with dotprod alone, udot takes w + 128, and 128 * x is subtracted. AVX2 multiplies pairs
+of int16 exactly (vpmaddwd; vpmaddubsw would saturate). NEON multiplies int16, which hold a product of two bytes, and
+adds neighbours to int32 (sadalp, vpadal). Others multiply byte by byte.
 """
 
 from __future__ import annotations
@@ -24,13 +26,15 @@ def features() -> frozenset[str]:
 
 
 def instructions(has: frozenset[str]) -> tuple[str, tuple[int, ...]]:
-    """(how dot4 is done: "vnni", "pairs" or "bytes"; numbers of lanes that one instruction takes, widest first)."""
+    """(how dot4 is done; numbers of lanes that one instruction takes, widest first)."""
     if "avx512vnni" in has:
         return "vnni", (16, 8, 4) if "avx512vl" in has else (16,)
     if "avxvnni" in has:
         return "vnni", (8, 4)
     if "avx2" in has:
         return "pairs", (16, 8, 4) if "avx512bw" in has else (8, 4)
+    if "neon" in has:
+        return next((kind for kind in ("i8mm", "dotprod") if kind in has), "neon"), (4,)
     return "bytes", ()
 
 
@@ -40,7 +44,10 @@ def dot4(b: Any, acc: V, x: V, w: V, has: frozenset[str]) -> V:
     lanes = acc.type.count if isinstance(acc.type, ir.VectorType) else 1
     if kind == "bytes" or lanes < 4:
         return _by_bytes(b, acc, x, w)
-    one: Callable[[Any, V, V, V], V] = _vnni if kind == "vnni" else _by_pairs
+    one: Callable[[Any, V, V, V], V] = {
+        "vnni": _vnni, "pairs": _by_pairs, "i8mm": _i8mm, "dotprod": _dotprod,
+        "neon": _neon if "fp-armv8" in has else _neon_of_armv7,
+    }[kind]  # fmt: skip
     width = next((n for n in widths if n <= lanes), widths[-1])
     if width == lanes:
         return one(b, acc, x, w)
@@ -83,18 +90,50 @@ _PAIRS = {16: "llvm.x86.avx512.pmaddw.d.512", 8: "llvm.x86.avx2.pmadd.wd", 4: "l
 
 
 def _by_pairs(b: Any, acc: V, x: V, w: V) -> V:
-    """Bytes 0 and 2, then 1 and 3, as int16."""
     lanes = acc.type.count
     pairs = ir.VectorType(I16, 2 * lanes)
     fn = _declared(b, _PAIRS[lanes], acc.type, pairs, pairs)
-    x, w = b.bitcast(x, pairs), b.bitcast(w, pairs)
-
-    def fixed(number: int) -> V:
-        return ir.Constant(pairs, [number] * pairs.count)
-
-    even = b.call(fn, [b.and_(x, fixed(255)), b.ashr(b.shl(w, fixed(8)), fixed(8))])
-    odd = b.call(fn, [b.lshr(x, fixed(8)), b.ashr(w, fixed(8))])
+    even, odd = (b.call(fn, factors) for factors in _halves(b, x, w))
     return b.add(acc, b.add(even, odd))
+
+
+def _halves(b: Any, x: V, w: V) -> list[tuple[V, V]]:
+    """Bytes 0 and 2 of both as int16, then 1 and 3."""
+    pairs = ir.VectorType(I16, 2 * x.type.count)
+    eight, low = (ir.Constant(pairs, [number] * pairs.count) for number in (8, 255))
+    x, w = b.bitcast(x, pairs), b.bitcast(w, pairs)
+    return [(b.and_(x, low), b.ashr(b.shl(w, eight), eight)), (b.lshr(x, eight), b.ashr(w, eight))]
+
+
+def _neon(b: Any, acc: V, x: V, w: V) -> V:
+    """-32640 <= x * w <= 32385: an int16."""
+    pairs = ir.VectorType(I16, 8)
+    fn = _declared(b, "llvm.aarch64.neon.saddlp.v4i32.v8i16", acc.type, pairs)
+    for factors in _halves(b, x, w):
+        acc = b.add(acc, b.call(fn, [b.mul(*factors)]))
+    return acc
+
+
+def _neon_of_armv7(b: Any, acc: V, x: V, w: V) -> V:
+    fn = _declared(b, "llvm.arm.neon.vpadals.v4i32.v8i16", acc.type, acc.type, ir.VectorType(I16, 8))
+    for factors in _halves(b, x, w):
+        acc = b.call(fn, [acc, b.mul(*factors)])
+    return acc
+
+
+def _i8mm(b: Any, acc: V, x: V, w: V) -> V:
+    quads = ir.VectorType(I8, 16)
+    fn = _declared(b, "llvm.aarch64.neon.usdot.v4i32.v16i8", acc.type, acc.type, quads, quads)
+    return b.call(fn, [acc, b.bitcast(x, quads), b.bitcast(w, quads)])
+
+
+def _dotprod(b: Any, acc: V, x: V, w: V) -> V:
+    """dot4(x, w) = dot4(x, w + 128) - dot4(x, 128), with w + 128 as uint8."""
+    quads = ir.VectorType(I8, 16)
+    fn = _declared(b, "llvm.aarch64.neon.udot.v4i32.v16i8", acc.type, acc.type, quads, quads)
+    x, top = b.bitcast(x, quads), ir.Constant(quads, [-128] * 16)
+    much = b.call(fn, [ir.Constant(acc.type, None), x, top])
+    return b.sub(b.call(fn, [acc, x, b.xor(b.bitcast(w, quads), top)]), much)
 
 
 def _by_bytes(b: Any, acc: V, x: V, w: V) -> V:

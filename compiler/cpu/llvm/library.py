@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
+from celosia.compiler.cpu.llvm.team import team_object
 from celosia.compiler.cpu.runtime.kernel import Kernel
-from celosia.compiler.cpu.target import Target
+from celosia.compiler.cpu.target import Target, compiling_for
 
 
 class LinkError(RuntimeError):
@@ -18,7 +19,8 @@ class LinkError(RuntimeError):
 
 
 def link_library(kernels: Iterable[Kernel], target: Target) -> bytes:
-    """One shared object of the kernels' code for `target`, which another processor is. LinkError.
+    """One shared object of the kernels' code, and of what runs them on threads, for `target`, which is another
+    processor. LinkError.
 
     It needs the C library of a board only where a kernel calls a function of it (sin, pow, ...): what the compiler's
     own runtime holds is linked in.
@@ -30,6 +32,8 @@ def link_library(kernels: Iterable[Kernel], target: Target) -> bytes:
         )
     with tempfile.TemporaryDirectory(prefix="celosia") as folder:
         objects = {f"{kernel.name}.o": kernel.code for kernel in kernels}
+        with compiling_for(target):
+            objects["team.o"] = team_object()
         for name, code in objects.items():
             (Path(folder) / name).write_bytes(code)
         (Path(folder) / "objects").write_text("\n".join(objects))

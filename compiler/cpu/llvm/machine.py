@@ -9,7 +9,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from celosia.compiler.cpu.target import Target, target
+from celosia.compiler.cpu.target import Target, target, this_processor
 
 
 @functools.cache
@@ -40,7 +40,9 @@ def _jit() -> Any:
 @functools.cache
 def host() -> str:
     """What machine code made here needs: triple, processor and its features."""
-    return f"{machine().triple} {llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
+    features = llvm.get_host_cpu_features().flatten()
+    tiles = "" if this_processor().tiles else " without tiles"
+    return f"{machine().triple} {llvm.get_host_cpu_name()} {features}{tiles}"
 
 
 def other() -> Target | None:

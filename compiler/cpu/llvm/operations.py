@@ -383,14 +383,23 @@ class _F32:
     def float(self, x: V) -> V:
         return self.b.bitcast(x, widened(x, ir.FloatType()))
 
-    def scaled(self, x: V, k: V) -> V:
-        """x * 2^k for -252 <= k <= 254."""
-        if is_vector(x) and "avx512f" in getattr(self.b.module, "features", ()):
-            return intrinsic(self.b, "llvm.ldexp", x, extra=(k,), second=k.type)  # vscalefps
+    def scaled(self, x: V, k: V, n: V) -> V:
+        """x * 2^k for -252 <= k <= 254, which is n as a float."""
+        if is_vector(x) and "avx512f" in _features(self.b):
+            if x.type.count == 16:
+                return self._vscalefps(x, n)
+            return intrinsic(self.b, "llvm.ldexp", x, extra=(k,), second=k.type)
         half = self.b.ashr(k, self.i(1))  # two factors, so that the result may be subnormal or infinite
         for power in (half, self.b.sub(k, half)):
             x = self.b.fmul(x, self.float(self.b.shl(self.b.add(power, self.i(127)), self.i(23))))
         return x
+
+    def _vscalefps(self, x: V, n: V) -> V:
+        lanes, rounding = ir.IntType(16), ir.IntType(32)
+        kind = ir.FunctionType(x.type, [x.type, x.type, x.type, lanes, rounding])
+        name = "llvm.x86.avx512.mask.scalef.ps.512"
+        fn = self.b.module.globals.get(name) or ir.Function(self.b.module, kind, name)
+        return self.b.call(fn, [x, n, x, lanes(-1), rounding(4)])
 
     def where(self, test: V, yes: V, no: V) -> V:
         return self.b.select(test, yes, no)
@@ -407,7 +416,7 @@ def exp32(b: Any, x: V) -> V:
     r = f.fma(n, f.c(-0.693145752), x)
     r = f.fma(n, f.c(-1.42860677e-6), r)
     p = f.poly(r, 1.38824864e-3, 8.36669188e-3, 4.16672044e-2, 0.16666542, 0.49999997, 1.0, 1.0)
-    return f.scaled(p, k)
+    return f.scaled(p, k, n)
 
 
 def log32(b: Any, x: V) -> V:

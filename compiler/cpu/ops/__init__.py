@@ -14,6 +14,7 @@ from celosia.compiler.cpu.ops import (  # they fill the table
     pooling,
     products,
     quantized,
+    recurrent,
     reductions,
     resize,
     shape,
@@ -27,7 +28,7 @@ from celosia.compiler.expr.nodes import Load, Reduce, Select
 
 __all__ = [
     "OPS", "VIEWS", "Node", "Unsupported", "blocked", "build", "contrib", "convolution", "elementwise", "normalisation",
-    "pooling", "products", "quantized", "reductions", "resize", "shape", "view_shape",
+    "pooling", "products", "quantized", "recurrent", "reductions", "resize", "shape", "view_shape",
 ]  # fmt: skip
 
 
@@ -107,7 +108,7 @@ COMPUTE_WIDE = frozenset((
     "Celu", "HardSwish", "Pow", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceSum",
     "ReduceSumSquare", "ReduceProd", "LayerNormalization", "RMSNormalization", "InstanceNormalization",
     "GroupNormalization", "BatchNormalization", "MeanVarianceNormalization", "LpNormalization", "LRN", "Conv",
-    "ConvTranspose", "MatMul", "Gemm", "AveragePool", "GlobalAveragePool", "Resize",
+    "ConvTranspose", "MatMul", "Gemm", "AveragePool", "GlobalAveragePool", "Resize", "LSTM", "GRU", "RNN",
 ))  # fmt: skip
 """Operators that take several steps for a result: those of float16 are in float32, and the result is rounded once."""
 

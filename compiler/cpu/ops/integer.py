@@ -23,11 +23,13 @@ from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.products import at_lead
 from celosia.compiler.cpu.ops.registry import Node, Shape, reshaped
 from celosia.compiler.cpu.ops.window import SlidingWindow
+from celosia.compiler.cpu.target import TILE_ROWS, TILE_STEPS, target
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
 
 ONES = 0x01010101  # the four bytes of a uint32
 Index = tuple[Expr, ...]
-WIDTHS = (256, 128, 64, 32, 16)  # columns that lie together in packed matrices, best first; for many rows from 32 on
+WIDTHS = (256, 128, 64, 32, 16)  # columns that lie together in packed matrices, best first; for many rows from 32 on,
+# and for tiles 16: rows of theirs, which are 64 bytes, lie behind each other
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,10 @@ def matrix_product(
         batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except ValueError:
         raise node.fail(f"{list(a.shape)} and {list(b.shape)} do not multiply") from None
-    width = next((w for w in WIDTHS if n % w == 0 and (w <= 32 or m <= 4)), n)
     steps = -(-inner // 4)
+    tiled = target().tiles and m >= TILE_ROWS[0] and steps >= TILE_STEPS
+    most = TILE_STEPS if tiled else 32 if m > 4 else WIDTHS[0]
+    width = next((w for w in WIDTHS if n % w == 0 and w <= most), n)
     left = _rows(a, steps, turn_a)
     right = _columns(b, steps, width, turn_b)
 

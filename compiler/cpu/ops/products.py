@@ -10,7 +10,7 @@ import numpy as np
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import Change, ChangeAt, Node, at, op, reshaped
-from celosia.compiler.cpu.target import target
+from celosia.compiler.cpu.target import STREAMS, target
 from celosia.compiler.dtypes import itemsize
 from celosia.compiler.expr import INDEX, Expr, Tensor, wrap
 
@@ -18,8 +18,12 @@ from celosia.compiler.expr import INDEX, Expr, Tensor, wrap
 def product(
     a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = False, change_a: Change = None,
     change_b: ChangeAt = None, finish: Callable[[Expr, tuple[Expr, ...]], Expr] = lambda acc, i: acc,
+    fixed_b: bool = False,
 ) -> Tensor:  # fmt: skip
-    """numpy.matmul(a, b) of tensors with at least two dimensions, elements through their changes first."""
+    """numpy.matmul(a, b) of tensors with at least two dimensions, elements through their changes first.
+
+    fixed_b: `b` is constant, or the same for many products, so that a copy of it in another order costs nothing.
+    """
     inner = a.shape[-2 if transpose_a else -1]
     m, n = a.shape[-1 if transpose_a else -2], b.shape[-2 if transpose_b else -1]
     if inner != b.shape[-1 if transpose_b else -2]:
@@ -46,8 +50,13 @@ def product(
     except ValueError:
         raise ValueError(f"{list(a.shape)} and {list(b.shape)} do not multiply") from None
 
-    width = next((w for w in (target().lanes(b.dtype), target().lanes(b.dtype) // 2) if w > 1 and n % w == 0), 0)
-    if not dot and width and m >= PACKED_ROWS and inner * n * itemsize(b.dtype) > PACKED_BYTES:
+    lanes = target().lanes(b.dtype)
+    streamed = fixed_b and m < PACKED_ROWS  # each element is read for few rows, as fast as memory gives them
+    most = min(STREAMS, (target().registers - 1) // (m + 1)) if streamed else 1  # all rows in one tile
+    widths = [*(count * lanes for count in range(most, 0, -1)), lanes // 2]
+    width = next((w for w in widths if w > 1 and n % w == 0), 0)
+    large = inner * n * itemsize(b.dtype) > PACKED_BYTES
+    if not dot and width and large and (m >= PACKED_ROWS or streamed):
         packed = _panels(b, width)
 
         def by_panel(*i: Expr) -> Expr:
@@ -107,7 +116,7 @@ def matmul_any(
 
 @op("MatMul")
 def matmul(node: Node) -> Tensor:
-    return matmul_any(node, node.input(0), node.input(1))
+    return matmul_any(node, node.input(0), node.input(1), fixed_b=node.is_fixed(1))
 
 
 @op("Gemm")
@@ -124,6 +133,7 @@ def gemm(node: Node) -> Tensor:
         return acc + (bias if beta == 1 else bias * beta)
 
     try:
-        return product(a, b, bool(node.attrs.get("transA", 0)), bool(node.attrs.get("transB", 0)), finish=finish)
+        turn_a, turn_b = (bool(node.attrs.get(name, 0)) for name in ("transA", "transB"))
+        return product(a, b, turn_a, turn_b, finish=finish, fixed_b=node.is_fixed(1))
     except ValueError as e:
         raise node.fail(str(e)) from e

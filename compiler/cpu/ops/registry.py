@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler import expr as T
+from celosia.compiler.cpu.node import is_mapped
 from celosia.compiler.expr import Expr, Tensor
 
 Array = NDArray[Any]
@@ -57,6 +58,10 @@ class Node:
         value = self.values[i]
         assert value is not None
         return value
+
+    def is_fixed(self, i: int) -> bool:
+        """Whether input `i` is a constant of which a copy in another order may be kept."""
+        return self.values[i] is not None and not is_mapped(self.values[i])
 
     def ints(self, attr: str, i: int) -> list[int] | None:
         """A list that older versions of an operator have as an attribute and newer ones as an input."""

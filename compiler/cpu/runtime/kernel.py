@@ -9,19 +9,20 @@ import json
 import struct
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.cpu.runtime.compiler import links_kernels
-from celosia.compiler.cpu.runtime.threads import pool
+from celosia.compiler.cpu.runtime.team import Call, Calls, team
 from celosia.compiler.dtypes import numpy_dtype
 
 Array = NDArray[Any]
-MAGIC = b"celosiak"  # begins a saved kernel
+MAGIC = b"celosia2"  # begins a saved kernel; the digit counts conventions of calling it
 Signature = tuple[tuple[str, tuple[int, ...]], ...]  # (dtype, shape) of each array
 
 
@@ -39,11 +40,22 @@ def load_library(data: bytes) -> ctypes.CDLL:
         return ctypes.CDLL(file.name)
 
 
+def empty(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    """An array that begins with a line of the cache: vectors across two lines take twice as long to load.
+
+    >>> empty(np.dtype("float32"), (3, 5)).ctypes.data % 64
+    0
+    """
+    size = dtype.itemsize * prod(shape)
+    memory = np.empty(size + 64, np.uint8)
+    return np.ndarray(shape, dtype, memory.data, -address_of(memory) % 64)
+
+
 _local = threading.local()
 _HEAD = object.__basicsize__
 
 
-def _address(array: Array) -> int:
+def address_of(array: Array) -> int:
     """Where the elements of an ndarray are: in numpy's C API the first field after the object's head.
 
     `array.ctypes.data` is the same and takes ten times as long, which small kernels would notice.
@@ -82,7 +94,7 @@ class Kernel:
     phases: tuple[bool, ...] = ()
 
     def __call__(self, *inputs: Array, threads: int = 1) -> list[Array]:
-        outputs = [np.empty(shape, dtype) for dtype, shape in self._types[len(self.inputs) :]]
+        outputs = [empty(dtype, shape) for dtype, shape in self._types[len(self.inputs) :]]
         self.run(inputs, outputs, threads)
         return outputs
 
@@ -93,29 +105,41 @@ class Kernel:
         ValueError where number, type or shape of an array differ from the kernel's.
         """
         held = self._checked(inputs, outputs)
-        addresses = [*map(_address, held)]
+        addresses = [*map(address_of, held)]
         for out, number in self.in_place:
             target = len(self.inputs) + out
             if addresses[target] != addresses[number]:
                 ctypes.memmove(addresses[target], addresses[number], held[target].nbytes)
+        workspace = _workspace(self.workspace_for(threads))
         if threads == 1 or not self.phases:
-            self._entry(*addresses, _workspace(self.workspace_bytes))
+            self._entry((ctypes.c_void_p * (len(addresses) + 1))(*addresses, workspace), 0, 1)
         else:
-            self._run_parts(addresses, threads)
+            Calls([self._call(addresses, workspace)], team(self.library), threads).run()
 
-    def bound(self, inputs: Sequence[Array], outputs: Sequence[Array], workspace: Array) -> Callable[[], None]:
-        """`run` on one thread for these arrays only, which are checked now and never again, and whose memory stays.
+    def call(self, arrays: Sequence[Array | None], workspace: int) -> Call:
+        """What `run` calls for these inputs and outputs, which are checked now and never again, and whose memory stays.
 
-        workspace: `workspace_bytes` and 64 more, of bytes. ValueError as in `run`, and where an input that is computed
-        in place lies elsewhere.
+        arrays: None where the address comes later; it is 0 until then. workspace: address of `workspace_for` bytes.
+        ValueError as in `run`, and where an input that is computed in place lies elsewhere.
         """
-        held = self._checked(inputs, outputs)
-        addresses = [*map(_address, held)]
-        if any(addresses[number] != addresses[len(self.inputs) + out] for out, number in self.in_place):
+        for array, (dtype, shape) in zip(arrays, self._types):
+            if array is not None and (array.dtype, array.shape) != (dtype, shape):
+                raise ValueError(f"{self.name}: an array is {array.dtype}{array.shape}, not {dtype}{shape}")
+            if array is not None and not array.flags.c_contiguous:
+                raise ValueError(f"{self.name}: an array is not C-contiguous")
+        addresses = [0 if array is None else address_of(array) for array in arrays]
+        if not all(addresses[number] == addresses[len(self.inputs) + out] != 0 for out, number in self.in_place):
             raise ValueError(f"{self.name}: an input that is computed in place lies elsewhere")
-        if any(array is not given for array, given in zip(held, (*inputs, *outputs))):
-            raise ValueError(f"{self.name}: an input is not C-contiguous")
-        return functools.partial(self._entry, *addresses, -(-_address(workspace) // 64) * 64)
+        return self._call(addresses, workspace)
+
+    def _call(self, addresses: Sequence[int], workspace: int) -> Call:
+        linked = self._linked
+        phases = tuple((linked[name], divided) for name, divided in zip(self._part_names, self.phases))
+        return Call(linked[self.name], phases, (*addresses, workspace))
+
+    def workspace_for(self, threads: int) -> int:
+        """Bytes of workspace, which begins at a multiple of 64, for so many threads."""
+        return self.workspace_bytes + (self.workspace_bytes - self.shared_bytes) * (threads - 1)
 
     def _checked(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Array]:
         """The arrays as the code can take them."""
@@ -137,20 +161,6 @@ class Kernel:
             held.append(array)
         return held
 
-    def _run_parts(self, addresses: list[int], threads: int) -> None:
-        own_bytes = self.workspace_bytes - self.shared_bytes
-        shared = _workspace(self.shared_bytes + threads * own_bytes)
-        own = shared + self.shared_bytes
-
-        def part(function: Any, number: int) -> None:
-            function(*addresses, shared, own + number * own_bytes, number, threads)
-
-        for function, divided in zip(self._parts, self.phases):
-            if divided:
-                pool.run(functools.partial(part, function), threads)
-            else:
-                function(*addresses, shared, own, 0, 1)
-
     @functools.cached_property
     def _types(self) -> tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]:
         return tuple((numpy_dtype(dtype), shape) for dtype, shape in (*self.inputs, *self.outputs))
@@ -169,23 +179,20 @@ class Kernel:
         """Take the code from a shared object; AttributeError where it has no function of this name."""
         names = [self.name, *self._part_names]
         self.__dict__["_linked"] = {name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in names}
-        self.__dict__["_library"] = library  # the code lives as long as this
+        self.__dict__["library"] = library  # the code lives as long as this
+
+    @functools.cached_property
+    def library(self) -> ctypes.CDLL | None:
+        """The shared object that has the code; None for code made here."""
+        return None
 
     @functools.cached_property
     def _entry(self) -> Any:
-        kind = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * (len(self.inputs) + len(self.outputs) + 1))
-        return kind(self._linked[self.name])
+        return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(self._linked[self.name])
 
     @property
     def _part_names(self) -> list[str]:
         return [f"{self.name}.{number}" for number in range(len(self.phases))]
-
-    @functools.cached_property
-    def _parts(self) -> list[Any]:
-        """A function for each phase; see codegen.render."""
-        pointers = [ctypes.c_void_p] * (len(self.inputs) + len(self.outputs) + 2)
-        kind = ctypes.CFUNCTYPE(None, *pointers, ctypes.c_int64, ctypes.c_int64)
-        return [kind(self._linked[name]) for name in self._part_names]
 
     def to_bytes(self) -> bytes:
         head = {

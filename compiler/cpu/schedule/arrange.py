@@ -20,14 +20,17 @@ from celosia.compiler.expr import (
     fuse_injective,
 )
 from celosia.compiler.expr.affine import depends, in_range
-from celosia.compiler.expr.nodes import Expr, walk
+from celosia.compiler.expr.nodes import Expr, Scan, walk
 
 
 def schedule(outputs: Sequence[Tensor]) -> Schedule:
     """Chains of element-wise operators become one loop, neighbouring axes are merged, and reductions get a tile."""
     result = Schedule(collapse(fuse_epilogues(fuse_injective(outputs))))
     for stage in result.stages.values():
-        arrange(stage)
+        if isinstance(stage.body, Scan):
+            stage.step = schedule(stage.body.updates)
+        else:
+            arrange(stage)
     return result
 
 

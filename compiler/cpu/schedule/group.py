@@ -43,10 +43,10 @@ KINDS: dict[Kind, tuple[str, ...]] = {
     ),
     Kind.COMPLEX: (
         "AveragePool", "BiasGelu", "Block", "BlockedAveragePool", "BlockedConv", "BlockedMaxPool", "Concat", "Conv",
-        "ConvInteger", "ConvTranspose", "DepthToSpace", "FastGelu", "GatherElements", "GatherND", "Gemm", "LRN",
-        "MatMul", "MatMulInteger", "MatMulIntegerToFloat", "MaxPool", "QGemm", "QLinearAveragePool", "QLinearConcat",
-        "QLinearConv", "QLinearConvTranspose", "QLinearMatMul", "Resize", "ReverseSequence", "SpaceToDepth", "Table",
-        "Trilu", "Unblock", "Upsample",
+        "ConvInteger", "ConvTranspose", "DepthToSpace", "FastGelu", "GRU", "GatherElements", "GatherND", "Gemm", "LRN",
+        "LSTM", "MatMul", "MatMulInteger", "MatMulIntegerToFloat", "MaxPool", "QGemm", "QLinearAveragePool",
+        "QLinearConcat", "QLinearConv", "QLinearConvTranspose", "QLinearMatMul", "RNN", "Resize", "ReverseSequence",
+        "SpaceToDepth", "Table", "Trilu", "Unblock", "Upsample",
     ),
     Kind.OPAQUE: (
         "ConstantOfShape", "DynamicQuantizeLinear", "EyeLike", "OneHot", "Range", "Shape", "Size", "Split",

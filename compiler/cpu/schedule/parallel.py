@@ -11,8 +11,8 @@ from celosia.compiler.expr.loops import Alloc, Block, For, Function, Stmt, Store
 from celosia.compiler.expr.nodes import Axis, Call, Load, Reduce, Tensor, walk
 from celosia.compiler.expr.transform import COSTLY
 
-WORTH = 8 << 20
-"""Work of a loop nest that pays for waking threads, which takes some 20 us; see `_work`."""
+WORTH = 1 << 18
+"""Work of a loop nest that pays for a barrier, and for data that comes from another core: a few us; see `_work`."""
 ENOUGH = 8
 """Iterations that share well among a few threads."""
 

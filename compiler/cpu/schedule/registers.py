@@ -12,17 +12,15 @@ from __future__ import annotations
 import functools
 from math import prod
 
-from celosia.compiler.cpu.target import target
+from celosia.compiler.cpu.target import STREAMS, TILE_COLUMNS, TILE_ROWS, TILE_STEPS, target
 from celosia.compiler.expr import Axis, Load, Reduce, Stage
 from celosia.compiler.expr.affine import coefficient, flatten, linear
-from celosia.compiler.expr.nodes import Expr, Var, substitute, walk
+from celosia.compiler.expr.nodes import Call, Expr, Var, substitute, walk
 
 UNROLLED = 64
 """Reads that the steps of a reduction may have if they are written out."""
-STREAMS = 8
-"""Columns of a tile that has but one row: each is a stream of memory of its own."""
-L1_BYTES, L2_BYTES = 24 << 10, 512 << 10
-"""What may stay in the caches while other data pass."""
+L1_BYTES = 24 << 10
+"""What may stay in the first-level cache while other data pass; of the second one it is a half."""
 
 
 def step(read: Load, axis: Axis) -> int | None:
@@ -46,6 +44,8 @@ def register_tile(stage: Stage, reduce: Reduce, data: list[Axis], reads: list[Lo
     scalars = [read for read, s in zip(inside, steps) if not s]
     others = [*(axis for axis in data[:-1] if axis.extent > 1), *([outer] if outer.extent > 1 else [])]
     row, block, (height, width) = _shape(others, vectors, scalars, 2 in steps)
+    if row is not None and lane.extent == 16 and _fits_tiles(stage, reduce, vectors, scalars):
+        height, width = _tiles(row.extent, _extent(block))
     around = [axis for axis in (*data[:-1], outer) if axis not in (row, block)]
     rows, tile = None, []
     if row is not None:
@@ -91,6 +91,23 @@ def _shape(
             if (relative := work / prod(extents)) < best[0]:
                 best = relative, row, column, size
     return best[1:]
+
+
+def _fits_tiles(stage: Stage, reduce: Reduce, vectors: list[Load], scalars: list[Load]) -> bool:
+    """Whether the processor has tiles for the last loop of the reduction."""
+    product = isinstance(reduce.value, Call) and reduce.value.name == "dot4"
+    if not product or not target().tiles or len(vectors) != 1 or len(scalars) != 1:
+        return False
+    k = [axis for axis in stage.order if axis.reduce][-1]
+    return k.extent >= TILE_STEPS and step(scalars[0], k) == 1 and bool(step(vectors[0], k))
+
+
+def _tiles(rows: int, columns: int) -> tuple[int, int]:
+    """(rows, columns) of what tiles compute at once, where there are enough rows."""
+    if rows < TILE_ROWS[0]:
+        return _size(rows, columns, True, target().registers - 1)[1]
+    most = min(columns, TILE_COLUMNS - 2)
+    return min(rows, TILE_ROWS[-1]), -(-columns // -(-columns // most))
 
 
 def _extent(axis: Axis | None) -> int:
@@ -139,5 +156,5 @@ def _around(
 
 def _traffic(nbytes: int, times: int, between: float) -> float:
     """What it costs to read `nbytes` several times where each is read again after `between` bytes of the same."""
-    again = 0 if between <= L1_BYTES else 1 if between <= L2_BYTES else 3
+    again = 0 if between <= L1_BYTES else 1 if between <= target().cache_bytes // 2 else 3
     return nbytes * (1 + (times - 1) * again)

@@ -1,4 +1,4 @@
-"""Recurrent layers: one matrix product for all inputs, then a step for each time."""
+"""Recurrent layers where no kernel can compute them: one product for all inputs, then a step for each time."""
 
 from __future__ import annotations
 
@@ -6,57 +6,42 @@ from collections.abc import Callable
 
 import numpy as np
 
+from celosia.compiler.cpu.runtime.activations import Activation, activations
 from celosia.compiler.cpu.runtime.hostops.registry import Array, host
 from celosia.compiler.cpu.runtime.op import HostOp
 
-Activation = Callable[[Array], Array]
+Function = Callable[[Array], Array]
 
 
 def _sigmoid(x: Array) -> Array:
     return 1 / (1 + np.exp(-x))
 
 
-def _activation(op: HostOp, name: str, alpha: float | None, beta: float | None) -> Activation:
-    def number(value: float | None, default: float) -> float:
-        return default if value is None else value
-
-    match name.lower():
-        case "sigmoid":
+def _function(op: HostOp, activation: Activation) -> Function:
+    match activation:
+        case "sigmoid", _:
             return _sigmoid
-        case "tanh":
+        case "tanh", _:
             return np.tanh
-        case "relu":
+        case "relu", _:
             return lambda x: np.maximum(x, 0)
-        case "affine":
-            return lambda x: number(alpha, 1.0) * x + number(beta, 0.0)
-        case "leakyrelu":
-            return lambda x: np.where(x < 0, number(alpha, 0.01) * x, x)
-        case "thresholdedrelu":
-            return lambda x: np.where(x > number(alpha, 1.0), x, 0)
-        case "scaledtanh":
-            return lambda x: number(alpha, 1.0) * np.tanh(number(beta, 1.0) * x)
-        case "hardsigmoid":
-            return lambda x: np.clip(number(alpha, 0.2) * x + number(beta, 0.5), 0, 1)
-        case "elu":
-            return lambda x: np.where(x < 0, number(alpha, 1.0) * (np.exp(x) - 1), x)
-        case "softsign":
+        case "affine", (alpha, beta):
+            return lambda x: alpha * x + beta
+        case "leakyrelu", (alpha,):
+            return lambda x: np.where(x < 0, alpha * x, x)
+        case "thresholdedrelu", (alpha,):
+            return lambda x: np.where(x > alpha, x, 0)
+        case "scaledtanh", (alpha, beta):
+            return lambda x: alpha * np.tanh(beta * x)
+        case "hardsigmoid", (alpha, beta):
+            return lambda x: np.clip(alpha * x + beta, 0, 1)
+        case "elu", (alpha,):
+            return lambda x: np.where(x < 0, alpha * (np.exp(x) - 1), x)
+        case "softsign", _:
             return lambda x: x / (1 + np.abs(x))
-        case "softplus":
+        case "softplus", _:
             return lambda x: np.log1p(np.exp(x))
-    raise op.fail(f"there is no activation {name!r}")
-
-
-def _activations(op: HostOp, default: list[str], directions: int) -> list[list[Activation]]:
-    names = op.attr("activations") or default * directions
-    alphas, betas = (list(op.attr(f"activation_{which}") or []) for which in ("alpha", "beta"))
-    made = []
-    for name in names:
-        takes = name.lower() in ("affine", "leakyrelu", "thresholdedrelu", "scaledtanh", "hardsigmoid", "elu")
-        alpha = alphas.pop(0) if takes and alphas else None
-        beta = betas.pop(0) if name.lower() in ("affine", "scaledtanh", "hardsigmoid") and betas else None
-        made.append(_activation(op, name, alpha, beta))
-    n = len(default)
-    return [made[d * n : d * n + n] for d in range(directions)]
+    raise op.fail(f"there is no activation {activation[0]!r}")
 
 
 def _recur(
@@ -71,15 +56,16 @@ def _recur(
     directions, hidden = w.shape[0], r.shape[2]
     backward = op.attr("direction", "forward")
     clip = op.attr("clip")
-    limit: Activation = (lambda v: np.clip(v, -clip, clip)) if clip else (lambda v: v)
+    limit: Function = (lambda v: np.clip(v, -clip, clip)) if clip else (lambda v: v)
     out = np.zeros((time, directions, batch, hidden), x.dtype)
     last: list[list[Array]] = [[] for _ in initial]
-    for d, functions in enumerate(_activations(op, default, directions)):
+    for d, named in enumerate(activations(op.attrs, default, directions)):
+        functions = [_function(op, activation) for activation in named]
         bias = np.zeros(2 * gates * hidden, x.dtype) if b is None else b[d]
         wb, rb = bias[: gates * hidden], bias[gates * hidden :]
         states = [np.zeros((batch, hidden), x.dtype) if s is None else s[d] for s in initial]
         all_gates = x @ w[d].T + wb
-        limited = [lambda v, f=f: f(limit(v)) for f in functions]
+        limited = [lambda v, f=f: f(limit(v)) for f in functions[:2]] + functions[2:]  # but not the cell that comes out
         back = backward == "reverse" or d == 1
         for t in reversed(range(time)) if back else range(time):
             new = step(all_gates[t], states, r[d], rb, limited, *extra(d))
@@ -91,7 +77,7 @@ def _recur(
                 out[t, d] = new[0]
                 states = list(new)
         for kept, state in zip(last, states):
-            kept.append(state)
+            kept.append(state if lengths is None else np.where(lengths[:, None] > 0, state, 0))
     finals = [np.stack(kept).astype(x.dtype) for kept in last]
     if op.attr("layout", 0):
         return out.transpose(2, 0, 1, 3), *(final.swapaxes(0, 1) for final in finals)
@@ -103,7 +89,7 @@ def rnn(
     op: HostOp, x: Array, w: Array, r: Array, b: Array | None = None, lengths: Array | None = None,
     h: Array | None = None,
 ) -> tuple[Array, ...]:  # fmt: skip
-    def step(gates: Array, states: list[Array], r: Array, rb: Array, f: list[Activation]) -> tuple[Array, ...]:
+    def step(gates: Array, states: list[Array], r: Array, rb: Array, f: list[Function]) -> tuple[Array, ...]:
         return (f[0](gates + states[0] @ r.T + rb),)
 
     return _recur(op, 1, ["Tanh"], x, w, r, b, lengths, [h], step, lambda d: ())
@@ -116,7 +102,7 @@ def gru(
 ) -> tuple[Array, ...]:  # fmt: skip
     after = op.attr("linear_before_reset", 0)
 
-    def step(gates: Array, states: list[Array], r: Array, rb: Array, f: list[Activation]) -> tuple[Array, ...]:
+    def step(gates: Array, states: list[Array], r: Array, rb: Array, f: list[Function]) -> tuple[Array, ...]:
         old = states[0]
         zx, rx, hx = np.split(gates, 3, axis=-1)
         (rz, rr, rh), (bz, br, bh) = np.split(r, 3), np.split(rb, 3)
@@ -136,7 +122,7 @@ def lstm(
     coupled = op.attr("input_forget", 0)
 
     def step(
-        gates: Array, states: list[Array], r: Array, rb: Array, f: list[Activation], peep: Array
+        gates: Array, states: list[Array], r: Array, rb: Array, f: list[Function], peep: Array
     ) -> tuple[Array, ...]:
         old, cell = states
         i, o, forget, new = np.split(gates + old @ r.T + rb, 4, axis=-1)

@@ -1,0 +1,130 @@
+"""Tiles of Intel's AMX: 16 rows of 64 bytes, and an instruction that adds 16 x 16 dot products of 64 bytes each.
+
+    for k in steps:
+      unrolled rows (at most 16):  [unrolled columns (at most 6):]
+        vectorized 16:  acc[row, column, lane] sum= dot4(x[row, k], w[k, column, lane])
+
+is such a nest where 16 steps lie behind each other in x. Its rows are those of tile A and of the accumulators, its
+steps are the rows of tile B (Intel, "64 and IA-32 Architectures Software Developer's Manual", TDPBUSD).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+
+from celosia.compiler.cpu.target import TILE_COLUMNS, TILE_ROWS, TILE_STEPS, TILES
+from celosia.compiler.expr.affine import coefficient, flatten, linear
+from celosia.compiler.expr.loops import For, Update
+from celosia.compiler.expr.nodes import Call, Expr, Load, Tensor, Var
+
+V = Any
+I8, I64 = ir.IntType(8), ir.IntType(64)
+TILE_A, TILE_B = 6, 7
+
+
+@dataclass(frozen=True)
+class Nest:
+    """What a nest reads and writes: (tensor, index) of each operand, and elements from one row, or step, to the next.
+    columns: the loop over them, if there is one."""
+
+    k: Var
+    steps: int
+    rows: int
+    columns: For | None
+    x: Load
+    w: Load
+    acc: tuple[Tensor, tuple[Expr, ...]]
+    x_row: int
+    w_step: int
+    acc_row: int
+    zero: tuple[Var, ...]
+    """Loops that begin at 0: rows and lanes."""
+
+    @property
+    def width(self) -> int:
+        return 1 if self.columns is None else self.columns.extent
+
+
+def match(nest: For, features: frozenset[str]) -> Nest | None:
+    """`nest` as tiles, where the processor has them and it is one."""
+    if not features >= TILES or nest.kind != "serial" or nest.extent < TILE_STEPS:
+        return None
+    loops: list[For] = []
+    body: Any = nest.body
+    while isinstance(body, For):
+        loops.append(body)
+        body = body.body
+    match body:
+        case Update("sum", tensor, index, Call("dot4", (Load() as x, Load() as w))):
+            pass
+        case _:
+            return None
+    if [loop.kind for loop in loops] not in (["unrolled", "vectorized"], ["unrolled", "unrolled", "vectorized"]):
+        return None
+    rows, *between, lanes = loops
+    columns = between[0] if between else None
+    if rows.extent not in TILE_ROWS or lanes.extent != 16 or (columns and columns.extent > TILE_COLUMNS):
+        return None
+    xs, ws, accs = (linear(flatten(t.shape, i)) for t, i in ((x.tensor, x.index), (w.tensor, w.index), (tensor, index)))
+
+    def steps(loop: Var) -> tuple[int | None, int | None, int | None]:
+        return coefficient(xs, loop), coefficient(ws, loop), coefficient(accs, loop)
+
+    of_k, of_rows, of_lanes = steps(nest.var), steps(rows.var), steps(lanes.var)
+    if of_k[0] != 1 or not of_k[1] or of_k[2] != 0 or of_lanes != (0, 1, 1):
+        return None
+    if not of_rows[0] or of_rows[1] != 0 or not of_rows[2]:
+        return None
+    if columns is not None and (steps(columns.var)[0] != 0 or None in steps(columns.var)):
+        return None
+    return Nest(
+        nest.var, nest.extent, rows.extent, columns, x, w, (tensor, index), of_rows[0], of_k[1], of_rows[2],
+        (rows.var, lanes.var),
+    )  # fmt: skip
+
+
+def configure(b: Any, module: Any, rows: int) -> None:
+    """All tiles have `rows` rows of 64 bytes, but B, which has 16."""
+    name = f"tiles.{rows}"
+    if name not in module.globals:
+        sizes = [64, 0] * 8 + [0] * 16  # bytes of a row of tiles 0 to 15, as 16 bits each
+        counts = [rows] * TILE_B + [TILE_STEPS] + [0] * 8
+        values = [1, 0, *[0] * 14, *sizes, *counts]
+        table = ir.GlobalVariable(module, ir.ArrayType(I8, 64), name)
+        table.initializer = ir.Constant(table.value_type, values)
+        table.global_constant = True
+        table.linkage = "internal"
+        table.align = 64
+    b.call(_declared(module, "ldtilecfg", ir.PointerType()), [_as_pointer(module.globals[name])])
+
+
+def release(b: Any, module: Any) -> None:
+    b.call(_declared(module, "tilerelease"), [])
+
+
+def load(b: Any, tile: int, place: V, row_bytes: int) -> None:
+    fn = _declared(b.module, "tileloadd64", I8, ir.PointerType(), I64)
+    b.call(fn, [I8(tile), place, I64(row_bytes)])
+
+
+def store(b: Any, tile: int, place: V, row_bytes: int) -> None:
+    fn = _declared(b.module, "tilestored64", I8, ir.PointerType(), I64)
+    b.call(fn, [I8(tile), place, I64(row_bytes)])
+
+
+def multiply(b: Any, tile: int) -> None:
+    """tile += A * B."""
+    b.call(_declared(b.module, "tdpbusd", I8, I8, I8), [I8(tile), I8(TILE_A), I8(TILE_B)])
+
+
+def _declared(module: Any, name: str, *types: Any) -> V:
+    full = f"llvm.x86.{name}"
+    return module.globals.get(full) or ir.Function(module, ir.FunctionType(ir.VoidType(), types), full)
+
+
+def _as_pointer(variable: V) -> V:
+    variable.type = ir.PointerType()
+    return variable

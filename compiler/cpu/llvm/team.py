@@ -1,0 +1,183 @@
+"""Threads that work through the same list of calls, as machine code: no Python between two kernels.
+
+A list is the number of its records and the records: two pointers each, a function and what it is given. All functions
+are called with (what they are given, part, parts): kernels, `wait`, which is a barrier, and `stamp`, which
+notes the time. Each thread has a list of its own, with the same barriers.
+
+A worker has a slot: an int32 with its state, which `go` has found there before, then its list, and the number of parts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celosia.compiler.cpu.llvm.machine import link, machine, optimise, other
+from celosia.compiler.cpu.runtime.team import ASLEEP, FUNCTIONS, IDLE, LINE, STOP, WORK
+from celosia.compiler.cpu.target import compiling_for
+
+PAUSES = {"x86_64": "@llvm.x86.sse2.pause()", "aarch64": "@llvm.aarch64.hint(i32 1)", "armv7": "@llvm.arm.hint(i32 1)"}
+"""What tells a processor that a loop only waits, by the first part of a triple."""
+TURNS = 128
+"""Turns of waiting at a barrier, some 10 us, before other threads get the processor: it may be they who are waited for.
+"""
+AWAKE = 4096
+"""Turns that a worker without work waits for more, some 100 to 300 us, before it sleeps."""
+
+TEXT = f"""
+%record = type {{ ptr, ptr }}
+%slot = type {{ i32, i32, ptr, i64 }}
+declare i32 @sched_yield()
+declare i32 @clock_gettime(i32, ptr)
+PAUSE_DECLARED
+
+define void @celosia_run(ptr %list, i64 %part, i64 %parts) nounwind {{
+start:
+  %count = load i64, ptr %list  ; now: after the last barrier the list may be gone
+  %records = getelementptr inbounds i8, ptr %list, i64 8
+  br label %next
+next:
+  %number = phi i64 [ 0, %start ], [ %after, %call ]
+  %left = icmp ult i64 %number, %count
+  br i1 %left, label %call, label %done
+call:
+  %record = getelementptr inbounds %record, ptr %records, i64 %number
+  %place = getelementptr inbounds %record, ptr %record, i64 0, i32 1
+  %function = load ptr, ptr %record
+  %given = load ptr, ptr %place
+  call void %function(ptr %given, i64 %part, i64 %parts)
+  %after = add i64 %number, 1
+  br label %next
+done:
+  ret void
+}}
+
+; given: how many have arrived, and at byte 64 how often all had
+define void @celosia_wait(ptr %arrived, i64 %part, i64 %parts) nounwind {{
+start:
+  %times = getelementptr inbounds i8, ptr %arrived, i64 64
+  %before = load atomic i32, ptr %times monotonic, align 4
+  %others = atomicrmw add ptr %arrived, i32 1 acq_rel
+  %count = trunc i64 %parts to i32
+  %present = add i32 %others, 1
+  %last = icmp eq i32 %present, %count
+  br i1 %last, label %open, label %turn
+open:
+  store atomic i32 0, ptr %arrived monotonic, align 4
+  %now = add i32 %before, 1
+  store atomic i32 %now, ptr %times release, align 4
+  ret void
+turn:
+  %turns = phi i32 [ 0, %start ], [ %more, %pause ], [ %turns, %yield ]
+  %seen = load atomic i32, ptr %times acquire, align 4
+  %closed = icmp eq i32 %seen, %before
+  br i1 %closed, label %again, label %done
+again:
+  %patient = icmp ult i32 %turns, {TURNS}
+  br i1 %patient, label %pause, label %yield
+pause:
+  call void PAUSE
+  %more = add i32 %turns, 1
+  br label %turn
+yield:
+  %ignored = call i32 @sched_yield()
+  br label %turn
+done:
+  ret void
+}}
+
+; given: a struct timespec, for the monotonic clock
+define void @celosia_stamp(ptr %place, i64 %part, i64 %parts) nounwind {{
+  %ignored = call i32 @clock_gettime(i32 1, ptr %place)
+  ret void
+}}
+
+; Gives every worker its list, lists[part], and does part 0 itself unless workers have to be woken first: the result is
+; how many, and they are those in whose slots the state before is ASLEEP.
+define i64 @celosia_go(ptr %slots, ptr %lists, i64 %parts) nounwind {{
+start:
+  br label %next
+next:
+  %part = phi i64 [ 1, %start ], [ %after, %post ]
+  %asleep = phi i64 [ 0, %start ], [ %sleeping, %post ]
+  %left = icmp ult i64 %part, %parts
+  br i1 %left, label %post, label %posted
+post:
+  %offset = mul i64 %part, {LINE}
+  %slot = getelementptr inbounds i8, ptr %slots, i64 %offset
+  %source = getelementptr inbounds ptr, ptr %lists, i64 %part
+  %list = load ptr, ptr %source
+  %found = getelementptr inbounds %slot, ptr %slot, i64 0, i32 1
+  %list.at = getelementptr inbounds %slot, ptr %slot, i64 0, i32 2
+  %count = getelementptr inbounds %slot, ptr %slot, i64 0, i32 3
+  store ptr %list, ptr %list.at
+  store i64 %parts, ptr %count
+  %before = atomicrmw xchg ptr %slot, i32 {WORK} acq_rel
+  store i32 %before, ptr %found
+  %sleeps = icmp eq i32 %before, {ASLEEP}
+  %one = zext i1 %sleeps to i64
+  %sleeping = add i64 %asleep, %one
+  %after = add i64 %part, 1
+  br label %next
+posted:
+  %wake = icmp ne i64 %asleep, 0
+  br i1 %wake, label %done, label %run
+run:
+  %own = load ptr, ptr %lists
+  call void @celosia_run(ptr %own, i64 0, i64 %parts)
+  br label %done
+done:
+  ret i64 %asleep
+}}
+
+; A worker's work until there is none for a while: then it is ASLEEP. 1 where it is to stop.
+define i32 @celosia_serve(ptr %slot, i64 %part) nounwind {{
+start:
+  br label %turn
+turn:
+  %turns = phi i32 [ 0, %start ], [ %more, %pause ], [ 0, %work ], [ 0, %sleep ]
+  %state = load atomic i32, ptr %slot acquire, align 4
+  switch i32 %state, label %idle [ i32 {WORK}, label %work i32 {STOP}, label %stop ]
+work:
+  store atomic i32 {IDLE}, ptr %slot monotonic, align 4  ; now: once the list is done the next may come at any time
+  %list.at = getelementptr inbounds %slot, ptr %slot, i64 0, i32 2
+  %parts.at = getelementptr inbounds %slot, ptr %slot, i64 0, i32 3
+  %list = load ptr, ptr %list.at
+  %parts = load i64, ptr %parts.at
+  call void @celosia_run(ptr %list, i64 %part, i64 %parts)
+  br label %turn
+idle:
+  %patient = icmp ult i32 %turns, {AWAKE}
+  br i1 %patient, label %pause, label %sleep
+pause:
+  call void PAUSE
+  %more = add i32 %turns, 1
+  br label %turn
+sleep:
+  %tried = cmpxchg ptr %slot, i32 {IDLE}, i32 {ASLEEP} acq_rel monotonic
+  %asleep = extractvalue {{ i32, i1 }} %tried, 1
+  br i1 %asleep, label %done, label %turn
+done:
+  ret i32 0
+stop:
+  ret i32 1
+}}
+"""
+
+
+def team_object() -> bytes:
+    """An object file with `FUNCTIONS`, for the processor that is compiled for."""
+    triple = machine(other()).triple
+    pause = next((call for name, call in PAUSES.items() if triple.startswith(name)), None)
+    declared = f"declare void {pause.replace(' 1', '')}" if pause else ""
+    called = f"call void {pause}" if pause else ""
+    return optimise(TEXT.replace("PAUSE_DECLARED", declared).replace("call void PAUSE", called))[1]
+
+
+def link_team() -> tuple[dict[str, int], Any]:
+    """(addresses of `FUNCTIONS` in this process, what keeps their code)."""
+    with compiling_for(None):
+        linked = link(FUNCTIONS, team_object())
+    return {name: linked[name] for name in FUNCTIONS}, linked
+
+
+assert all(f"@{name}(" in TEXT for name in FUNCTIONS)

@@ -1,0 +1,230 @@
+"""Recurrent layers: products of the whole sequence at once, then a scan over its steps.
+
+All directions take a step together: their number is an axis of every state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from celosia.compiler import expr as T
+from celosia.compiler.cpu.ops.elementwise import DIRECT, UNARY
+from celosia.compiler.cpu.ops.products import product
+from celosia.compiler.cpu.ops.registry import Node, op, reshaped
+from celosia.compiler.cpu.runtime.activations import Activation, activations
+from celosia.compiler.expr import Expr, Tensor, call, select, wrap
+
+States = tuple[Tensor, ...]
+NAMES = {name.lower(): name for name in (*UNARY, *DIRECT)}
+
+
+def activated(node: Node, x: Expr, function: Activation) -> Expr:
+    """x through an activation function."""
+    name, numbers = function
+    match name:
+        case "affine":
+            return x * numbers[0] + numbers[1]
+        case "scaledtanh":
+            return call("tanh", x * numbers[1]) * numbers[0]
+        case "sigmoid" | "relu" | "leakyrelu" | "thresholdedrelu" | "hardsigmoid" | "elu" | "softsign" | "softplus":
+            return UNARY[NAMES[name]](x, dict(zip(("alpha", "beta"), numbers)))
+        case "tanh":
+            return call("tanh", x)
+    raise node.fail(f"there is no activation {name!r}")
+
+
+def turned(x: Tensor, perm: Sequence[int]) -> Tensor:
+    """numpy.transpose(x, perm)."""
+    return T.compute(
+        tuple(x.shape[d] for d in perm), lambda *i: x[tuple(i[perm.index(d)] for d in range(len(i)))], "turned"
+    )
+
+
+class _Layer:
+    """x, weights of it [D, G * H, I] and of the state [D, G * H, H], biases of both [D, 2 * G * H], lengths [B],
+    states [D, B, H]: D directions, G gates, I inputs, H elements of a state, B sequences.
+    """
+
+    def __init__(self, node: Node, gates: int, functions: Sequence[str]) -> None:
+        self.node = node
+        x, w, self.r = (node.input(i) for i in range(3))
+        self.by_batch = bool(node.attrs.get("layout", 0))
+        rows, columns, inputs = x.shape
+        self.steps, self.batch = (columns, rows) if self.by_batch else (rows, columns)
+        self.directions, self.hidden = w.shape[0], self.r.shape[2]
+        self.way = node.attrs.get("direction", "forward")
+        if self.directions != 1 + (self.way == "bidirectional") or self.way not in (
+            "forward",
+            "reverse",
+            "bidirectional",
+        ):
+            raise node.fail(f"weights of {self.directions} directions where the direction is {self.way}")
+        self.bias = node.input(3) if node.has(3) else None
+        self.lengths = node.input(4) if node.has(4) else None
+        size, state = gates * self.hidden, (self.directions, self.batch, self.hidden)
+        self.state = state
+        for tensor, shape in (
+            (w, (self.directions, size, inputs)), (self.r, (self.directions, size, self.hidden)),
+            (self.bias, (self.directions, 2 * size)), (self.lengths, (self.batch,)),
+        ):  # fmt: skip
+            if tensor is not None and (tensor.shape != shape or not tensor.size):
+                raise node.fail(f"{list(tensor.shape)} is given where {list(shape)} is meant, of one element at least")
+        if not x.size:
+            raise node.fail(f"an input of shape {list(x.shape)} has no elements")
+        self.functions = activations(node.attrs, functions, self.directions)
+        flat = reshaped(x, (rows * columns, inputs))
+        self.given = product(flat, w, transpose_b=True, finish=lambda acc, i: self._biased(acc, i[0], i[2], 0))
+        """[D, sequences and steps as in x, G * H]."""
+
+    def _biased(self, value: Expr, d: Expr, n: Expr, first: int) -> Expr:
+        return value if self.bias is None else value + self.bias[d, n + first]
+
+    def initial(self, number: int) -> Tensor:
+        """The state that input `number` gives, zeros where it is left out."""
+        if not self.node.has(number):
+            return T.compute(self.state, lambda *i: 0.0, "zeros", self.given.dtype)
+        given = self.node.input(number)
+        if len(given.shape) == 3 and self.by_batch:
+            given = turned(given, (1, 0, 2))
+        if given.shape != self.state:
+            raise self.node.fail(f"a state of {list(given.shape)} is given where {list(self.state)} is meant")
+        return given
+
+    def recurrent(self, state: Tensor, first: int, count: int) -> Tensor:
+        """Products of `state` and the weights of `count` gates from `first` on, with their bias: [D, B, count * H]."""
+        start, size = first * self.hidden, count * self.hidden
+        weights = T.compute((self.directions, self.hidden, size), lambda d, k, n: self.r[d, n + start, k], "weights")
+
+        def finish(acc: Expr, i: tuple[Expr, ...]) -> Expr:
+            return self._biased(acc, i[0], i[2], self.r.shape[1] + start)
+
+        return product(state, weights, finish=finish, fixed_b=True)
+
+    def time(self, t: Expr, d: Expr) -> Expr:
+        """The element of a sequence that step t of direction d takes, and the other way round."""
+        back = wrap(self.steps - 1, T.INDEX) - t
+        return t if self.way == "forward" else back if self.way == "reverse" else select(d < 1, t, back)
+
+    def gate(self, number: int, t: Expr, d: Expr, b: Expr, j: Expr) -> Expr:
+        """What the input brings to a gate."""
+        time = self.time(t, d)
+        row = b * self.steps + time if self.by_batch else time * self.batch + b
+        return self.given[d, row, j + number * self.hidden]
+
+    def apply(self, number: int, d: Expr, x: Expr, within: bool = True) -> Expr:
+        """Activation function `number` of direction d, of x within the attribute `clip`."""
+        if within and (limit := self.node.attrs.get("clip")):
+            x = T.clip(x, -limit, limit)
+        first, *others = (activated(self.node, x, functions[number]) for functions in self.functions)
+        if not others or self.functions[0][number] == self.functions[1][number]:
+            return first
+        return select(d < 1, first, others[0])
+
+    def alive(self, t: Expr, d: Expr, b: Expr, new: Expr, old: Expr) -> Expr:
+        """`new` where the sequence has step t, else `old`."""
+        if self.lengths is None:
+            return new
+        return select(self.time(t, d) < self.lengths[b].astype(T.INDEX), new, old)
+
+    def outputs(self, initial: Sequence[Tensor], step: Callable[[Expr, States], Sequence[Tensor]]) -> list[Tensor]:
+        """The first state after each step, 0 beyond a sequence's end, and the last of all states."""
+        states = T.scan(self.steps, initial, step, "states")
+
+        def after(t: Expr, d: Expr, b: Expr, j: Expr) -> Expr:
+            value = states[0, self.time(t, d) + 1, d, b, j]
+            return self.alive(self.time(t, d), d, b, value, wrap(0, value.dtype))
+
+        every = T.compute((self.steps, *self.state), after, "states_after")
+        last = [self._last(states, number) for number in range(len(initial))]
+        if self.by_batch:
+            every, last = turned(every, (2, 0, 1, 3)), [turned(each, (1, 0, 2)) for each in last]
+        return [every, *last][: self.node.outputs]
+
+    def _last(self, states: Tensor, number: int) -> Tensor:
+        """As onnxruntime has it, 0 where a sequence has no steps."""
+
+        def element(d: Expr, b: Expr, j: Expr) -> Expr:
+            value = states[number, self.steps, d, b, j]
+            return value if self.lengths is None else select(self.lengths[b] <= 0, wrap(0, value.dtype), value)
+
+        return T.compute(self.state, element, "last")
+
+
+@op("RNN")
+def rnn(node: Node) -> list[Tensor]:
+    layer = _Layer(node, 1, ["Tanh"])
+
+    def step(t: Expr, states: States) -> list[Tensor]:
+        old, given = states[0], layer.recurrent(states[0], 0, 1)
+
+        def new(d: Expr, b: Expr, j: Expr) -> Expr:
+            value = layer.apply(0, d, layer.gate(0, t, d, b, j) + given[d, b, j])
+            return layer.alive(t, d, b, value, old[d, b, j])
+
+        return [T.compute(layer.state, new, "h")]
+
+    return layer.outputs([layer.initial(5)], step)
+
+
+@op("GRU")
+def gru(node: Node) -> list[Tensor]:
+    """Gates: update, reset, and the new state, of which the reset state is a part before or after its product."""
+    layer, after = _Layer(node, 3, ["Sigmoid", "Tanh"]), bool(node.attrs.get("linear_before_reset", 0))
+    hidden = layer.hidden
+
+    def step(t: Expr, states: States) -> list[Tensor]:
+        old, own = states[0], layer.recurrent(states[0], 0, 3 if after else 2)
+
+        def gate(number: int, d: Expr, b: Expr, j: Expr) -> Expr:
+            value = layer.gate(number, t, d, b, j) + own[d, b, j + number * hidden]
+            return layer.apply(0, d, value)
+
+        if not after:
+            reset = T.compute(layer.state, lambda d, b, j: gate(1, d, b, j) * old[d, b, j], "reset")
+            product_of_reset = layer.recurrent(reset, 2, 1)
+
+        def new(d: Expr, b: Expr, j: Expr) -> Expr:
+            inner = gate(1, d, b, j) * own[d, b, j + 2 * hidden] if after else product_of_reset[d, b, j]
+            z = gate(0, d, b, j)
+            value = (wrap(1, z.dtype) - z) * layer.apply(1, d, layer.gate(2, t, d, b, j) + inner) + z * old[d, b, j]
+            return layer.alive(t, d, b, value, old[d, b, j])
+
+        return [T.compute(layer.state, new, "h")]
+
+    return layer.outputs([layer.initial(5)], step)
+
+
+@op("LSTM")
+def lstm(node: Node) -> list[Tensor]:
+    """Gates: input, output, forget, and the new cell, in this order. `clip` bounds what goes into them, and, as in
+    onnxruntime, not the cell that comes out."""
+    layer, coupled = _Layer(node, 4, ["Sigmoid", "Tanh", "Tanh"]), bool(node.attrs.get("input_forget", 0))
+    hidden, peepholes = layer.hidden, node.input(7) if node.has(7) else None
+    if peepholes is not None and peepholes.shape != (layer.directions, 3 * hidden):
+        raise node.fail(f"peepholes of {list(peepholes.shape)}")
+
+    def step(t: Expr, states: States) -> list[Tensor]:
+        old, cell = states
+        own = layer.recurrent(old, 0, 4)
+
+        def gate(number: int, cells: Tensor | None, d: Expr, b: Expr, j: Expr) -> Expr:
+            value = layer.gate(number, t, d, b, j) + own[d, b, j + number * hidden]
+            if peepholes is not None and cells is not None:
+                value = value + peepholes[d, j + number * hidden] * cells[d, b, j]
+            return layer.apply(0 if cells is not None else 1, d, value)
+
+        def cell_after(d: Expr, b: Expr, j: Expr) -> Expr:
+            enter = gate(0, cell, d, b, j)
+            forget = wrap(1, enter.dtype) - enter if coupled else gate(2, cell, d, b, j)
+            value = forget * cell[d, b, j] + enter * gate(3, None, d, b, j)
+            return layer.alive(t, d, b, value, cell[d, b, j])
+
+        new_cell = T.compute(layer.state, cell_after, "c")
+
+        def new(d: Expr, b: Expr, j: Expr) -> Expr:
+            value = gate(1, new_cell, d, b, j) * layer.apply(2, d, new_cell[d, b, j], within=False)
+            return layer.alive(t, d, b, value, old[d, b, j])
+
+        return [T.compute(layer.state, new, "h"), new_cell]
+
+    return layer.outputs([layer.initial(5), layer.initial(6)], step)
