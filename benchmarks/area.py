@@ -55,12 +55,16 @@ def _not_negative(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
         kept.pop(int(solved.argmin()))
 
 
-def errors(rows: list[Row], resource: str) -> list[float]:
-    """For each row, how far the model that is fitted to the others is off, as a share of what was counted."""
-    found = []
+def errors(rows: list[Row], resource: str) -> list[float | None]:
+    """For each row, how far the model that is fitted to the others is off, as a share of what was counted; None where
+    they do not cover it, so that the model would say nothing."""
+    found: list[float | None] = []
     for number, row in enumerate(rows):
-        model = fit(rows[:number] + rows[number + 1 :], resource)
-        cfg = Config.from_dict(row["set"])
+        others, cfg = rows[:number] + rows[number + 1 :], Config.from_dict(row["set"])
+        if not area.covers([Config.from_dict(each["set"]) for each in others], cfg):
+            found.append(None)
+            continue
+        model = fit(others, resource)
         made = sum(model[name] * value for name, value in area.features(cfg).items())
         found.append(made / row[resource] - 1)
     return found
@@ -68,7 +72,7 @@ def errors(rows: list[Row], resource: str) -> list[float]:
 
 def fitted(rows: list[Row]) -> dict[str, Any]:
     """What area.json holds."""
-    worst = {name: round(max(map(abs, errors(rows, name))), 3) for name in RESOURCES}
+    worst = {name: round(max(abs(off) for off in errors(rows, name) if off is not None), 3) for name in RESOURCES}
     return {"measured": rows, **{name: fit(rows, name) for name in RESOURCES}, "error": worst}
 
 
@@ -89,7 +93,8 @@ def main() -> None:
     for name in RESOURCES:
         print(f"{name}: {fit(rows, name)}")
         for row, off in zip(rows, errors(rows, name)):
-            print(f"  {row[name]:7,} {off:+7.1%} where it is left out: {row['set']}")
+            told = "outside" if off is None else f"{off:+7.1%}"
+            print(f"  {row[name]:7,} {told:>7} where it is left out: {row['set']}")
 
 
 if __name__ == "__main__":

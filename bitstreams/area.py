@@ -7,7 +7,7 @@ fits to Configs that were synthesised (area.json).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -65,12 +65,17 @@ def features(cfg: Config) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _inside(cfg: Config) -> bool:
-    """Whether each feature is among those of the measured Configs, and what is no feature as it was in them."""
-    measured = [Config.from_dict(dict(row["set"])) for row in _known()["measured"]]
+def covers(measured: Sequence[Config], cfg: Config) -> bool:
+    """Whether each feature of `cfg` is among those of `measured`, and what is no feature is as it is in one of them."""
     ranges = [(name, [features(each)[name] for each in measured]) for name in features(cfg)]
     fixed = all(getattr(cfg, name) in {getattr(each, name) for each in measured} for name in ("packed", "batch"))
     return fixed and all(min(values) <= features(cfg)[name] <= max(values) for name, values in ranges)
+
+
+def _inside(cfg: Config) -> bool:
+    """Whether the measured Configs cover `cfg`, also without any one of them: as far as `error` was measured."""
+    rows = [Config.from_dict(dict(row["set"])) for row in _known()["measured"]]
+    return all(covers([*rows[:number], *rows[number + 1 :]], cfg) for number in range(len(rows)))
 
 
 # Block RAM --------------------------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ def note() -> str:
     lut, ff, configs = error()
     return (
         f"DSP blocks and block RAM (36 kbit) as declared; ~ LUTs and flip-flops by a model of {configs} Configs, "
-        f"at most {lut:.0%} and {ff:.0%} off where it did not know one; without ~ counted by Yosys. For a xc7z020."
+        f"at most {lut:.1%} and {ff:.1%} off where it did not know one; without ~ counted by Yosys. For a xc7z020."
     )
 
 

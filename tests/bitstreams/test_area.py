@@ -24,12 +24,16 @@ def test_what_was_counted(row: dict[str, Any]) -> None:
     found = area.estimate(Config.from_dict(row["set"]))
     assert (found.dsp, found.ram) == (row["dsp"], row["ram"])
     lut, ff, _ = area.error()
+    if found.lut is found.ff is None:  # which one Config alone has something of, say the width of the bus
+        assert None in fitting.errors(ROWS, "lut")
+        return
     assert found.lut == pytest.approx(row["lut"], rel=lut) and found.ff == pytest.approx(row["ff"], rel=ff)
 
 
 def test_the_file_is_what_the_script_makes_of_its_rows() -> None:
     assert fitting.fitted(ROWS) == KNOWN
-    assert KNOWN["error"]["lut"] == pytest.approx(max(map(abs, fitting.errors(ROWS, "lut"))), abs=1e-3)
+    off = [abs(each) for each in fitting.errors(ROWS, "lut") if each is not None]
+    assert KNOWN["error"]["lut"] == pytest.approx(max(off), abs=1e-3) and len(off) >= 10
 
 
 def test_a_wrong_count_shows_in_the_error() -> None:
@@ -41,7 +45,7 @@ def test_a_wrong_count_shows_in_the_error() -> None:
 
 def test_more_of_anything_is_no_less() -> None:
     base = area.estimate(PRESETS["tiny"])
-    for name, value in (("residual_cycles", 1), ("ports", 2), ("bus_bytes", 16), ("block_in", 8), ("inp_depth", 8192)):
+    for name, value in (("residual_cycles", 1), ("ports", 2), ("taps", 4), ("block_in", 8), ("inp_depth", 8192)):
         more = area.estimate(replace(PRESETS["tiny"], **{name: value}))
         assert more.lut is not None and base.lut is not None and more.lut >= base.lut
         assert more.dsp >= base.dsp and more.ram >= base.ram

@@ -128,7 +128,7 @@ def test_resources_are_exact_estimated_or_counted(
     code, out, err = call(*line, "--report", tmp_path / "s.json")
     assert code == 0, err
     lut, ff, _ = area.error()
-    assert f"at most {lut:.0%} and {ff:.0%} off" in " ".join(out.split())
+    assert f"at most {lut:.1%} and {ff:.1%} off" in " ".join(out.split())
     rows = json.loads((tmp_path / "s.json").read_text())
     assert [row["ram"] for row in rows[::2]] == [9.0, 10.5] and [row["dsp"] for row in rows[::2]] == [22, 28]
     assert all(row["lut"] > row["ff"] > 5000 and not row["counted"] for row in rows[::2])
