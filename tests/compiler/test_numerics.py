@@ -319,6 +319,10 @@ def test_proved_averages_of_larger_windows(height: int, width: int) -> None:
     assert checked >= 10
 
 
+def test_means_of_more_than_can_be_tried_are_not_proved() -> None:
+    assert not numerics.average_is_exact(0.02, 0, 0.0137, 1 << 24)  # 8 billion sums
+
+
 def test_the_bound_of_averages_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A proof without room for roundings takes the counterexample's neighbours for exact."""
     monkeypatch.setattr("celosia.compiler.numerics.average.average_error", lambda *given: -1.0)
