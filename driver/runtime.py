@@ -126,18 +126,17 @@ class Segment:
         kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
         places: dict[str, list[int]] = {}
         for kernel, names, start in zip(kernels, tensors, self.calls.starts):
-            for place, (name, (dtype, shape)) in enumerate(zip(names, (*kernel.inputs, *kernel.outputs)), int(start)):
+            for place, (name, (dtype, shape)) in enumerate(zip(names, (*kernel.inputs, *kernel.outputs)), start):
                 if name not in fixed:
                     kinds[name] = numpy_dtype(dtype), tuple(shape)
                     places.setdefault(name, []).append(place)
         made = {name for step in steps for name in step.outputs}
         self.given = [(name, *kinds[name], places[name]) for name in places if name not in made]
         self.made = [(name, *kinds[name], places[name]) for name in places if name in made]
-        self.arguments = memoryview(self.calls.arguments.data)
 
     def run(self, values: dict[str, Array]) -> Stamps:
         """Adds to `values` what no other run has."""
-        arguments = self.arguments
+        arguments = self.calls.arguments
         held = []
         for name, dtype, shape, places in self.given:
             array = values[name]

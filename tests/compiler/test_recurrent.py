@@ -180,6 +180,15 @@ def test_half_precision_is_computed_in_single(op: str) -> None:
         np.testing.assert_array_equal(mine, theirs.astype(np.float16))
 
 
+def test_threads_change_nothing() -> None:
+    rng = np.random.default_rng(4)
+    x, w, r = (rng.standard_normal(s).astype(np.float32) / 16 for s in ((24, 16, 128), (2, 512, 128), (2, 512, 128)))
+    kernel = compile_op("LSTM", {"direction": "bidirectional"}, [x, w, r], outputs=3)
+    assert any(kernel.phases)
+    for one, two in zip(kernel(x, w, r), kernel(x, w, r, threads=2)):
+        np.testing.assert_array_equal(one, two)
+
+
 def test_what_follows_joins_the_kernel() -> None:
     """Exporters turn and reshape what comes out, for one direction and for two."""
     rng = np.random.default_rng(3)

@@ -177,7 +177,7 @@ def test_all_threads_pass_a_barrier_together() -> None:
     def go(records: list[tuple[int, int]]) -> NDArray[Any]:
         turn[:] = seen[:] = 0
         made = list_of(records)
-        assert own.run(np.array([made.ctypes.data] * count, np.uintp))
+        assert own.run((ctypes.c_void_p * count)(*[ctypes.addressof(made)] * count))
         return np.ptp(seen[:, :-1], axis=2)
 
     assert go([(address, 0), wait] * rounds).max() <= 1 and (turn == rounds).all()
@@ -193,6 +193,20 @@ def test_errors_in_python_leave_the_team_free() -> None:
     kernel(f(45, 30), f(30, 70), threads=2)
     assert own.busy.acquire(blocking=False)
     own.busy.release()
+
+
+def test_where_no_thread_can_be_started_one_does_all(monkeypatch: pytest.MonkeyPatch, every_loop: None) -> None:
+    def none(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    kernel = compile_op("MatMul", {}, [((45, 30), "float32"), ((30, 70), "float32")])
+    a, b = f(45, 30), f(30, 70)
+    own = team()
+    own.stop()
+    monkeypatch.setattr(threading.Thread, "start", none)
+    np.testing.assert_array_equal(kernel(a, b, threads=3)[0], kernel(a, b)[0])
+    monkeypatch.undo()
+    np.testing.assert_array_equal(kernel(a, b, threads=3)[0], kernel(a, b)[0])
 
 
 USES_THREADS = """
@@ -212,6 +226,36 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
     code = USES_THREADS + "child = os.fork()\nuse()\nif child == 0: os._exit(7)\n"
     code += "assert os.waitpid(child, 0)[1] == 7 << 8"
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60)
+
+
+def test_an_interrupt_stops_no_worker_in_the_middle() -> None:
+    """Signals come all the time while two threads work; each list is done, and the next one is."""
+    code = (
+        USES_THREADS
+        + """
+import signal
+caught, inside = 0, False
+def interrupt(*_):
+    global caught
+    if inside:
+        caught += 1
+        raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, interrupt)
+signal.setitimer(signal.ITIMER_REAL, 1e-3, 1.3e-3)
+while caught < 200:
+    try:
+        try:
+            inside = True
+            kernel(x, threads=3)
+        finally:
+            inside = False
+    except KeyboardInterrupt:
+        inside = False
+signal.setitimer(signal.ITIMER_REAL, 0)
+use()
+"""
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
 
 
 def test_a_process_ends_while_its_threads_wait() -> None:

@@ -4,7 +4,8 @@ A list is the number of its records and the records: two pointers each, a functi
 are called with (what they are given, part, parts): kernels, `wait`, which is a barrier, and `stamp`, which
 notes the time. Each thread has a list of its own, with the same barriers.
 
-A worker has a slot: an int32 with its state, which `go` has found there before, then its list, and the number of parts.
+A worker has a slot: an int32 with its state, its list at byte 8, the number of parts, and from byte 64 on the semaphore
+(sem_t) at which it sleeps.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ AWAKE = 4096
 
 TEXT = f"""
 %record = type {{ ptr, ptr }}
-%slot = type {{ i32, i32, ptr, i64 }}
+%slot = type {{ i32, i32, ptr, i64, [40 x i8], [64 x i8] }}
+declare i32 @sem_init(ptr, i32, i32)
+declare i32 @sem_wait(ptr)
+declare i32 @sem_post(ptr)
 declare i32 @sched_yield()
 declare i32 @clock_gettime(i32, ptr)
 PAUSE_DECLARED
@@ -91,50 +95,52 @@ define void @celosia_stamp(ptr %place, i64 %part, i64 %parts) nounwind {{
   ret void
 }}
 
-; Gives every worker its list, lists[part], and does part 0 itself unless workers have to be woken first: the result is
-; how many, and they are those in whose slots the state before is ASLEEP.
-define i64 @celosia_go(ptr %slots, ptr %lists, i64 %parts) nounwind {{
+define void @celosia_wake(ptr %slot, i32 %state) nounwind {{
+start:
+  %before = atomicrmw xchg ptr %slot, i32 %state acq_rel
+  %asleep = icmp eq i32 %before, {ASLEEP}
+  br i1 %asleep, label %wake, label %done
+wake:
+  %place = getelementptr inbounds %slot, ptr %slot, i64 0, i32 5
+  %ignored = call i32 @sem_post(ptr %place)
+  br label %done
+done:
+  ret void
+}}
+
+; Gives every worker its list, lists[part], and does part 0 itself.
+define void @celosia_go(ptr %slots, ptr %lists, i64 %parts) nounwind {{
 start:
   br label %next
 next:
   %part = phi i64 [ 1, %start ], [ %after, %post ]
-  %asleep = phi i64 [ 0, %start ], [ %sleeping, %post ]
   %left = icmp ult i64 %part, %parts
-  br i1 %left, label %post, label %posted
+  br i1 %left, label %post, label %run
 post:
   %offset = mul i64 %part, {LINE}
   %slot = getelementptr inbounds i8, ptr %slots, i64 %offset
   %source = getelementptr inbounds ptr, ptr %lists, i64 %part
   %list = load ptr, ptr %source
-  %found = getelementptr inbounds %slot, ptr %slot, i64 0, i32 1
   %list.at = getelementptr inbounds %slot, ptr %slot, i64 0, i32 2
   %count = getelementptr inbounds %slot, ptr %slot, i64 0, i32 3
   store ptr %list, ptr %list.at
   store i64 %parts, ptr %count
-  %before = atomicrmw xchg ptr %slot, i32 {WORK} acq_rel
-  store i32 %before, ptr %found
-  %sleeps = icmp eq i32 %before, {ASLEEP}
-  %one = zext i1 %sleeps to i64
-  %sleeping = add i64 %asleep, %one
+  call void @celosia_wake(ptr %slot, i32 {WORK})
   %after = add i64 %part, 1
   br label %next
-posted:
-  %wake = icmp ne i64 %asleep, 0
-  br i1 %wake, label %done, label %run
 run:
   %own = load ptr, ptr %lists
   call void @celosia_run(ptr %own, i64 0, i64 %parts)
-  br label %done
-done:
-  ret i64 %asleep
+  ret void
 }}
 
-; A worker's work until there is none for a while: then it is ASLEEP. 1 where it is to stop.
-define i32 @celosia_serve(ptr %slot, i64 %part) nounwind {{
+; A worker: does what comes until it is told to stop.
+define void @celosia_serve(ptr %slot, i64 %part) nounwind {{
 start:
+  %semaphore = getelementptr inbounds %slot, ptr %slot, i64 0, i32 5
   br label %turn
 turn:
-  %turns = phi i32 [ 0, %start ], [ %more, %pause ], [ 0, %work ], [ 0, %sleep ]
+  %turns = phi i32 [ 0, %start ], [ %more, %pause ], [ 0, %work ], [ 0, %sleep ], [ 0, %asleep ]
   %state = load atomic i32, ptr %slot acquire, align 4
   switch i32 %state, label %idle [ i32 {WORK}, label %work i32 {STOP}, label %stop ]
 work:
@@ -154,12 +160,21 @@ pause:
   br label %turn
 sleep:
   %tried = cmpxchg ptr %slot, i32 {IDLE}, i32 {ASLEEP} acq_rel monotonic
-  %asleep = extractvalue {{ i32, i1 }} %tried, 1
-  br i1 %asleep, label %done, label %turn
-done:
-  ret i32 0
+  %idle.still = extractvalue {{ i32, i1 }} %tried, 1
+  br i1 %idle.still, label %asleep, label %turn
+asleep:
+  %interrupted = call i32 @sem_wait(ptr %semaphore)
+  %again = icmp ne i32 %interrupted, 0
+  br i1 %again, label %asleep, label %turn
 stop:
-  ret i32 1
+  ret void
+}}
+
+define void @celosia_prepare(ptr %slot) nounwind {{
+  store i32 {IDLE}, ptr %slot
+  %semaphore = getelementptr inbounds %slot, ptr %slot, i64 0, i32 5
+  %ignored = call i32 @sem_init(ptr %semaphore, i32 0, i32 0)
+  ret void
 }}
 """
 

@@ -1,26 +1,24 @@
 """Threads that share the loops of kernels, and lists of calls that they work through.
 
-Workers wait for work in machine code (llvm/team.py), where Python's lock does not matter, and wait actively for a
-while: the next kernels begin within a microsecond. Then they sleep, until Python wakes them.
+Workers are in machine code (llvm/team.py) all the time, where Python's lock does not matter and no exception comes.
+They wait actively for a while, so that the next kernels begin within a microsecond, and then sleep.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import itertools
 import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from celosia.compiler.cpu.runtime.compiler import links_kernels
 from celosia.compiler.cpu.runtime.threads import LIMIT
 
-FUNCTIONS = ("celosia_run", "celosia_wait", "celosia_stamp", "celosia_go", "celosia_serve")
+FUNCTIONS = tuple(f"celosia_{name}" for name in ("run", "wait", "stamp", "go", "serve", "prepare", "wake"))
 ASLEEP, IDLE, WORK, STOP = range(4)
 """States of a worker."""
 LINE = 128
@@ -35,30 +33,37 @@ class Team:
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         self.held = held
         self.alone = ctypes.CFUNCTYPE(None, pointer, number, number)(addresses["celosia_run"])
-        self.go = ctypes.CFUNCTYPE(number, pointer, pointer, number)(addresses["celosia_go"])
-        self.serve = ctypes.CFUNCTYPE(ctypes.c_int32, pointer, number)(addresses["celosia_serve"])
+        self.go = ctypes.CFUNCTYPE(None, pointer, pointer, number)(addresses["celosia_go"])
+        self.serve = ctypes.CFUNCTYPE(None, pointer, number)(addresses["celosia_serve"])
+        self.prepare = ctypes.CFUNCTYPE(None, pointer)(addresses["celosia_prepare"])
+        self.wake = ctypes.CFUNCTYPE(None, pointer, ctypes.c_int32)(addresses["celosia_wake"])
         self.wait, self.stamp = addresses["celosia_wait"], addresses["celosia_stamp"]
         self.busy = threading.Lock()
         self.memory, self.barrier = _lines(1 + LIMIT)
         self.slots = self.barrier + LINE
         self.workers: list[_Worker] = []
 
-    def run(self, lists: NDArray[Any]) -> bool:
-        """Work through lists[k] in thread k, this one being the first; False, at once, where the team is at work."""
-        if not self.busy.acquire(blocking=False):
+    def run(self, lists: Any) -> bool:
+        """Work through the list at address lists[k] in thread k, this one being the first; False, at once, where the
+        team is at work or the system gives no threads."""
+        if self.busy.locked():
             return False
+        with self.busy:  # the one way to take a lock that an interrupt cannot come after
+            if self._ready(len(lists)):
+                self.go(self.slots, lists, len(lists))
+                return True
+        return False
+
+    def _ready(self, parts: int) -> bool:
+        """Whether there are workers for so many parts."""
+        while len(self.workers) < parts - 1:
+            self.workers.append(_Worker(self, len(self.workers) + 1))
         try:
-            parts = len(lists)
-            for part in range(len(self.workers) + 1, parts):
-                self.workers.append(_Worker(self, part))
-                self.workers[-1].start()
-            if self.go(self.slots, lists.ctypes.data, parts):
-                for worker in self.workers[: parts - 1]:
-                    if worker.found() == ASLEEP:
-                        worker.awake.release()
-                self.alone(int(lists[0]), 0, parts)
-        finally:
-            self.busy.release()
+            for worker in self.workers[: parts - 1]:
+                if worker.ident is None:
+                    worker.start()
+        except RuntimeError:  # the system gives no more threads
+            return False
         return True
 
     def stop(self) -> None:
@@ -74,28 +79,22 @@ class _Worker(threading.Thread):
 
     def __init__(self, team: Team, part: int) -> None:
         super().__init__(name=f"celosia-{part}", daemon=True)
-        self.serve, self.part, self.slot = team.serve, part, team.slots + part * LINE
-        self.awake = threading.Semaphore(0)
-
-    def found(self) -> int:
-        """The state in which `go` found it."""
-        return ctypes.c_int32.from_address(self.slot + 4).value
+        self.team, self.part, self.slot = team, part, team.slots + part * LINE
+        team.prepare(self.slot)
 
     def run(self) -> None:
-        self.awake.acquire()
-        while not self.serve(self.slot, self.part):
-            self.awake.acquire()
+        self.team.serve(self.slot, self.part)
 
     def stop(self) -> None:
-        ctypes.c_int32.from_address(self.slot).value = STOP
-        self.awake.release()
-        self.join()
+        if self.ident is not None:
+            self.team.wake(self.slot, STOP)
+            self.join()
 
 
-def _lines(count: int) -> tuple[NDArray[np.uint8], int]:
+def _lines(count: int) -> tuple[Any, int]:
     """(memory, the address in it) of so many lines, all zero."""
-    memory = np.zeros((count + 1) * LINE, np.uint8)
-    return memory, -(-memory.ctypes.data // LINE) * LINE
+    memory = (ctypes.c_char * ((count + 1) * LINE))()
+    return memory, -(-_place(memory) // LINE) * LINE
 
 
 _teams: dict[ctypes.CDLL | None, Team] = {}
@@ -150,22 +149,22 @@ class Calls:
 
     def __init__(self, calls: Sequence[Call], team: Team, threads: int = 1) -> None:
         self.team = team
-        self.starts = np.cumsum([0, *(len(call.arguments) for call in calls)])
-        self.arguments = np.array([address for call in calls for address in call.arguments], np.uintp)
-        self._stamps = np.zeros((len(calls) + 1, 2), np.dtype(ctypes.c_long))
-        given = [self.arguments.ctypes.data + int(start) * self.arguments.itemsize for start in self.starts]
-        stamps = [(team.stamp, row.ctypes.data) for row in self._stamps]
+        self.starts = [0, *itertools.accumulate(len(call.arguments) for call in calls)]
+        self.arguments = _words([address for call in calls for address in call.arguments])
+        self._stamps = (_Time * (len(calls) + 1))()
+        given = [_place(self.arguments) + start * _WORD for start in self.starts]
+        stamps = [(team.stamp, _place(self._stamps) + k * ctypes.sizeof(_Time)) for k in range(len(calls) + 1)]
         alone = [stamps[0]]
         for call, place, stamp in zip(calls, given, stamps[1:]):
             alone += [(call.whole, place), stamp]
         self._lists = [list_of(alone)]
-        self._alone = self._lists[0].ctypes.data
-        self._shared: NDArray[Any] | None = None
+        self._alone = _place(self._lists[0])
+        self._shared: Any = None
         if threads > 1 and any(call.phases for call in calls):
             first, other = self._divided(calls, given, stamps)
             self._lists += [list_of(first), list_of(other)]
-            addresses = [each.ctypes.data for each in self._lists[1:]]
-            self._shared = np.array([addresses[0], *addresses[1:] * (threads - 1)], np.uintp)
+            first_at, other_at = map(_place, self._lists[1:])
+            self._shared = _words([first_at] + [other_at] * (threads - 1))
 
     def _divided(
         self, calls: Sequence[Call], given: Sequence[int], stamps: Sequence[tuple[int, int]]
@@ -190,19 +189,40 @@ class Calls:
     def run(self) -> Stamps:
         if self._shared is None or not self.team.run(self._shared):
             self.team.alone(self._alone, 0, 1)
-        return Stamps(self._stamps.tobytes())
+        return Stamps(bytes(self._stamps))
 
 
 class Stamps(bytes):
-    """The times at which the calls of a list began and ended, as the C library's `struct timespec`."""
+    """The times at which the calls of a list began and ended."""
 
     def seconds(self) -> list[float]:
         """What each call took."""
-        times = np.frombuffer(self, ctypes.c_long).reshape(-1, 2)
-        return [float(each) for each in np.diff(times[:, 0] - times[0, 0] + 1e-9 * times[:, 1])]
+        times = (_Time * (len(self) // ctypes.sizeof(_Time))).from_buffer_copy(self)
+        pairs = itertools.pairwise(times)
+        return [b.seconds - a.seconds + 1e-9 * (b.nanoseconds - a.nanoseconds) for a, b in pairs]
 
 
-def list_of(records: Sequence[tuple[int, int]]) -> NDArray[Any]:
+def list_of(records: Sequence[tuple[int, int]]) -> Any:
     """A list as llvm/team.py reads it: an int64 with the number of records, then the records."""
-    head = np.array([len(records)], np.int64).view(np.uintp)
-    return np.concatenate([head, np.array(records, np.uintp).reshape(-1)])
+    head = [len(records)] + [0] * (8 // _WORD - 1)
+    return _words([*head, *itertools.chain.from_iterable(records)])
+
+
+# By ctypes: numpy 2 leaves a broken array behind where an interrupt comes while it makes one.
+
+
+class _Time(ctypes.Structure):
+    """The C library's `struct timespec`."""
+
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+_WORD = ctypes.sizeof(ctypes.c_void_p)
+
+
+def _words(values: Sequence[int]) -> Any:
+    return (ctypes.c_void_p * len(values))(*values)
+
+
+def _place(array: Any) -> int:
+    return ctypes.addressof(array)

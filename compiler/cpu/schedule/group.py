@@ -49,11 +49,12 @@ KINDS: dict[Kind, tuple[str, ...]] = {
         "SpaceToDepth", "Table", "Trilu", "Unblock", "Upsample",
     ),
     Kind.OPAQUE: (
-        "ConstantOfShape", "DynamicQuantizeLinear", "EyeLike", "OneHot", "Range", "Shape", "Size", "Split",
-        "TopK", "CDist", "ConvTransposeWithDynamicPads", "DynamicQuantizeMatMul", "EmbedLayerNormalization",
-        "ExpandDims", "FusedConv", "FusedGemm", "FusedMatMul", "MatMulInteger16", "MatMulNBits", "MultiHeadAttention",
-        "NhwcMaxPool", "QAttention", "QEmbedLayerNormalization", "QLinearWhere", "SampleOp",
-        "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "TransposeMatMul", "UnfoldTensor",
+        "ConstantOfShape", "DynamicQuantizeLinear", "EyeLike", "OneHot", "Range", "Shape", "Size", "Split", "TopK",
+        "CDist", "ConvTransposeWithDynamicPads", "DynamicQuantizeMatMul", "EmbedLayerNormalization", "ExpandDims",
+        "FusedConv", "FusedGemm", "FusedMatMul", "MatMulInteger16", "MatMulNBits", "MultiHeadAttention", "NhwcMaxPool",
+        "QAttention", "QEmbedLayerNormalization", "QLinearWhere", "SampleOp", "SimplifiedLayerNormalization",
+        "SkipSimplifiedLayerNormalization", "TransposeMatMul", "UnfoldTensor", "com.microsoft.Attention",
+        "com.microsoft.RotaryEmbedding",
     ),
 }  # fmt: skip
 KIND = {op: kind for kind, ops in KINDS.items() for op in ops}
