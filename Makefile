@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help demo torch test check lint types unit bench bench-cpu bench-hw fuzz prove format clean
+.PHONY: help demo torch test check lint types unit bench bench-cpu bench-tune bench-hw fuzz prove format clean
 
 help:  ## Print this.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -37,6 +37,9 @@ bench: $(INSTALLED)  ## Measure; prints a table and writes JSON.
 
 bench-cpu: $(INSTALLED)  ## Measure the CPU backend beside onnxruntime, on one thread.
 	$(BIN)/python -m benchmarks cpu
+
+bench-tune: $(INSTALLED)  ## Measure searches for schedules; FULL=1 takes hours.
+	$(BIN)/python -m benchmarks tune $(if $(FULL),--full)
 
 bench-hw: $(INSTALLED)  ## Proofs, fuzzing, resources of presets on boards, clock on an ECP5: an hour the first time.
 	$(BIN)/python -m benchmarks hardware

@@ -1,6 +1,6 @@
 """python -m benchmarks [SECTION ...] [--models NAME,...], a section being one of SECTIONS.
 
-Prints a table and updates bench/results.json. Without a name: everything but `timed`, `names` and `hardware`
+Prints a table and updates bench/results.json. Without a name: everything but `timed`, `names`, `tune` and `hardware`
 (long), and `demo`, which sets up a fresh clone.
 Exit code 1 where a promise was measured and not kept.
 """
@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cpu, hardware, names
+from benchmarks import cpu, hardware, names, tune
 from benchmarks.kernels import KERNELS
 from benchmarks.rows import ROOT, TIMED_CONFIGS, VERDICT, Bench, Row, describe
 from benchmarks.workloads import FOLDER_VARIABLE, MADE, WORKLOADS, models_folder
@@ -28,9 +28,9 @@ from celosia.sim.memory import MEMORY_MODELS, ZYNQ_HP
 
 SECTIONS = (
     "exactness", "models", "cycles", "onchip", "walltime", "eval", "compile", "build", "cpu", "timed", "names",
-    "hardware", "demo",
+    "tune", "hardware", "demo",
 )  # fmt: skip
-DEFAULT_SECTIONS = SECTIONS[:-4]
+DEFAULT_SECTIONS = SECTIONS[:-5]
 KNOWN_MODELS = tuple(dict.fromkeys((*WORKLOADS, *cpu.MODELS, *cpu.NETWORKS)))
 
 
@@ -59,6 +59,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=1.0, help="for each kernel or model of cpu (default: 1)")
     parser.add_argument("--images", type=int, help="inputs for each model of `models`")
     parser.add_argument("--count", type=int, default=names.MODELS, help="models of `names` (default: %(default)s)")
+    parser.add_argument(
+        "--full", action="store_true", help="of tune: all layers, networks and seeds, which takes hours"
+    )
     parser.add_argument(
         "--output", type=Path, default=ROOT / "bench" / "results.json", help="default: bench/results.json"
     )
@@ -116,6 +119,8 @@ def main(arguments: list[str]) -> int:
                 return bench.timed((options.config,) if options.config else TIMED_CONFIGS)
             if section == "names":
                 return names.rows(say, options.count)
+            if section == "tune":
+                return tune.rows(folder, options.full, say)
             return hardware.rows(say) if section == "hardware" else getattr(bench, section)()
 
         for section in options.sections or DEFAULT_SECTIONS:

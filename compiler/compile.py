@@ -36,7 +36,7 @@ from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.specialise import specialise
 from celosia.compiler.graph.tables import compose_tables
 from celosia.compiler.graph.transposed import convolve_transposed
-from celosia.compiler.image import LayerErrors, build
+from celosia.compiler.image import Image, LayerErrors, build
 from celosia.compiler.keep import Kept
 from celosia.compiler.layer import Block
 from celosia.compiler.limits import require_memory, require_numpy
@@ -44,10 +44,14 @@ from celosia.compiler.passes import Pass, Pipeline, Watch
 from celosia.compiler.program import Program
 from celosia.compiler.selfcheck.check import self_check
 from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tune.measure import TIMED
+from celosia.compiler.tune.network import Network, apply
+from celosia.compiler.tune.records import Records
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.hw.config import Config
 
 Progress = Callable[[str], None]
+Improve = Callable[[Network], Image]
 
 PASSES = Pipeline(
     Pass("shapes", "shapes that onnx leaves open come from the operators' expressions", infer_shapes, inside=False),
@@ -71,7 +75,7 @@ def compile(
     source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", progress: Progress | None = None,
     accelerator: bool = True, watch: Watch | None = None, target: str | None = None, check: bool = True,
     decisions: str | Path | Mapping[str, Any] | None = None, shapes: Shapes | None = None,
-    keep: str | Sequence[str] = (),
+    keep: str | Sequence[str] = (), records: str | Path | None = None, improve: Improve | None = None,
 ) -> Program:  # fmt: skip
     """Compile a model for the accelerator `config` (a preset's name, a TOML or JSON file, or a Config).
 
@@ -88,15 +92,20 @@ def compile(
     leaves sizes open, as {"input": (1, 80, 400)}; None or -1 leaves one open. graph/specialise.py says which may stay
     so; `Runtime` compiles a model for the shapes of the inputs that it gets. keep: names of tensors inside the model,
     or "all": a run returns them in `Result.tensors`. They are written to memory, so layers are not joined across them
-    and blocks do not keep them on chip; outputs stay what they are, cycles do not.
+    and blocks do not keep them on chip; outputs stay what they are, cycles do not. records: what `celosia tune` has
+    measured; it decides layers where the whole then takes fewer cycles, and `progress` is told of it. improve: makes
+    the image of all layers in the place of the compiler's own, which it is given; driver/tune.py searches so.
 
-    Raises ModelError for a model, ConfigError for a Config, DecisionsError for decisions that do not fit, TargetError,
+    Raises ModelError for a model, ConfigError for a Config, DecisionsError for decisions that do not fit, RecordsError
+    for records that cannot be read, TargetError,
     LinkError where the linker for another processor is missing, and SelfCheckError where the check finds a fault of
     Celosia.
     """
     processor = None if target is None else find_target(target)
     with compiling_for(processor), _of_shapes(shapes):
-        program = _compile(source, config, progress, accelerator, watch, check, decisions, shapes, keep)
+        if records is not None:
+            improve = _from_records(Records.load(records), progress or (lambda stage: None))
+        program = _compile(source, config, progress, accelerator, watch, check, decisions, shapes, keep, improve)
     if processor is not None:
         if progress:
             progress("linking kernels")
@@ -105,6 +114,17 @@ def compile(
         program.library = link_library(program.kernels, processor) if program.kernels else b""
         program.kernels = [replace(kernel, code=b"") for kernel in program.kernels]
     return program
+
+
+def _from_records(records: Records, say: Progress) -> Improve:
+    def improve(network: Network) -> Image:
+        image, applied = apply(network, records, TIMED)
+        say(str(applied))
+        if records.damaged:
+            say(f"records: {records.damaged} damaged lines of {records.path} left out")
+        return image
+
+    return improve
 
 
 @contextmanager
@@ -122,7 +142,7 @@ def _of_shapes(shapes: Shapes | None) -> Iterator[None]:
 def _compile(
     source: str | Path | onnx.ModelProto, config: str | Path | Config, progress: Progress | None, accelerator: bool,
     watch: Watch | None, check: bool, decisions: str | Path | Mapping[str, Any] | None, shapes: Shapes | None,
-    keep: str | Sequence[str],
+    keep: str | Sequence[str], improve: Improve | None,
 ) -> Program:  # fmt: skip
     started = time.perf_counter()
     say = progress or (lambda stage: None)
@@ -161,6 +181,8 @@ def _compile(
                     refused |= dict.fromkeys(choice.nodes, reason)
     if given is not None:
         given.check_all_taken()
+    if improve is not None:
+        image = improve(Network(cfg, *plan, planner, image))
     say("verifying instructions")
     runs = [
         Run(image.code(launch), layers, launch.layer_of, packed, taken)

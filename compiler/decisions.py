@@ -81,7 +81,7 @@ class Given:
             where = f"layer {layer!r}" + (f", part {number}" if len(problems) > 1 else "")
             if workload != problem.text:
                 raise DecisionsError(f"{where} is `{problem.text}`, its decisions are for `{workload}`; write new ones")
-            if reason := _why_not(self.cfg, problem, decisions):
+            if reason := why_not_any(self.cfg, problem, decisions):
                 raise DecisionsError(f"{where} cannot be tiled so: {reason}")
         return [decisions for _, decisions in given]
 
@@ -94,7 +94,8 @@ class Given:
             )
 
 
-def _why_not(cfg: Config, problem: Problem | Group, decisions: Decisions) -> str | None:
+def why_not_any(cfg: Config, problem: Problem | Group, decisions: Decisions) -> str | None:
+    """Why `decisions` are not a point of the space of a layer, or of a group of a block; None where they are."""
     if isinstance(problem, Group):
         return block_space.why_not(cfg, problem, decisions)
     return why_not(cfg, problem, decisions)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from types import TracebackType
 
-from rich.console import Console
+import rich.live
+from rich.console import Console, RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from celosia.sim.patience import every_minute, so_far
@@ -99,3 +100,33 @@ class Stages:
         finally:
             self._paused = False
             self._line.start()
+
+
+class Live:
+    """What `table` shows, drawn again while work goes on: on a terminal in place, elsewhere as a line a minute."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+        moving = self._console.is_terminal and not quiet
+        self._live = rich.live.Live(console=self._console, transient=True, refresh_per_second=4) if moving else None
+        self._shown = time.perf_counter()
+
+    def __enter__(self) -> Live:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def __call__(self, line: str, table: Callable[[], RenderableType]) -> None:
+        now = time.perf_counter()
+        if self._live is not None and now - self._shown >= 0.25:
+            self._shown = now
+            self._live.update(table())
+        elif self._live is None and now - self._shown >= LINE_SECONDS:
+            self._shown = now
+            self._console.print(line, markup=False)

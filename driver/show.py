@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -26,6 +27,7 @@ from celosia.hw.isa import Opcode, instruction_bytes, opcode_of
 if TYPE_CHECKING:
     from celosia.bitstreams.devices import Device
     from celosia.bitstreams.synthesis import Usage
+    from celosia.compiler.tune.tuner import State
     from celosia.sim.memory import MemoryModel
 
 TOP_LAYERS = 8
@@ -55,6 +57,57 @@ def percent(value: float | None) -> str:
 
 def megabytes(size: int) -> str:
     return f"{size / 1e6:.2f} MB" if size >= 100_000 else f"{size / 1e3:.1f} kB"
+
+
+# Tuning -------------------------------------------------------------------------------------------------------
+
+
+def tuning_line(state: State) -> str:
+    """How far a tuning is, in a line."""
+    left = timedelta(seconds=round((state.trials - state.spent) / state.rate)) if state.rate else "?"
+    text = f"{state.stage}: {state.spent:,} of {state.trials:,} trials, {state.known:,} of them known"
+    text += f", {state.rate:,.1f} a second, at most {left} left"
+    if math.isfinite(state.regret):
+        text += f"; layers at most {state.regret:.1%} from the best"
+    if state.untuned:
+        text += f"; whole network {state.tuned:,} cycles, {state.untuned:,} untuned"
+    return text + "".join(f"; {name} left out: {why}" for name, why in state.left_out.items())
+
+
+def tuning(state: State, most: int = 16) -> RenderableType:
+    """The same, and the layers that take the most cycles."""
+    table = _table("", "layer", ">times", ">points", ">trials", ">compiler's", ">best", ">saved", ">regret at most")
+    heavy = sorted(state.subjects, key=lambda s: -s.occurrence.count * min(s.best, 1e18))[:most]
+    for s in heavy:
+        saved = percent(1 - s.best / s.usual) if math.isfinite(s.best) and math.isfinite(s.usual) else "-"
+        cycles = [f"{value:,.0f}" if math.isfinite(value) else "-" for value in (s.usual, s.best)]
+        regret = percent(s.search.regret) if math.isfinite(s.search.regret) else "-"
+        _row(table, s.name, s.occurrence.count, len(s.space), s.trials, *cycles, saved, regret)
+    return Group(Text(tuning_line(state)), table)
+
+
+def tuned(report: dict[str, Any]) -> Iterator[RenderableType]:
+    """What a tuning has found."""
+    table = _table(
+        "Layers, cycles twice in a row", "layer", ">times", ">points", ">trials", ">compiler's", ">best", ">saved",
+        ">regret at most", "taken",
+    )  # fmt: skip
+    for row in report["layers"]:
+        saved = percent(1 - row["best"] / row["usual"]) if row["best"] and row["usual"] else "-"
+        cycles = ["-" if row[name] is None else f"{row[name]:,.0f}" for name in ("usual", "best")]
+        taken = "yes" if row["decided"] else ""
+        _row(table, row["layer"], row["count"], row["points"], row["trials"], *cycles, saved, percent(row["regret"]),
+             taken)  # fmt: skip
+    yield table
+    text = (
+        f"{report['cycles']:,} cycles, {report['untuned']:,} untuned: {report['untuned'] / report['cycles']:.3f} times"
+    )
+    text += f" as fast; {report['measured']:,} measured, {report['known']:,} known, in {report['seconds']:,.0f} s"
+    if report["failed"]:
+        text += f"; {report['failed']:,} trials failed"
+    if report["damaged"]:
+        text += f"; {report['damaged']:,} damaged lines of the records left out"
+    yield Text(text + "".join(f"; {name} was left out: {why}" for name, why in report["left_out"].items()))
 
 
 # A quantised model --------------------------------------------------------------------------------------------

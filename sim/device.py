@@ -15,6 +15,10 @@ class DeviceError(RuntimeError):
     """A run that ended in an error status, or did not end in time; the message says which instruction and why."""
 
 
+class TimeLimit(DeviceError):
+    """A run that took over `timeout_cycles`."""
+
+
 @dataclass(frozen=True)
 class Event:
     """One instruction's time on its unit: cycles of its start and of its end, counted from the start of the run."""

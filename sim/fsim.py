@@ -16,7 +16,7 @@ from celosia.hw.regs import ERROR_TEXT, Error
 from celosia.sim import vectorised
 from celosia.sim.checking import Checker
 from celosia.sim.decode import Instruction, decode
-from celosia.sim.device import Counters, DeviceError
+from celosia.sim.device import Counters, DeviceError, TimeLimit
 from celosia.sim.reference import State
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class FunctionalDevice(Memory):
             unit, opcode, _, _, waits, posts, steps = instruction
             queues[unit].popleft()
             if 0 < timeout_cycles < steps:
-                raise DeviceError(
+                raise TimeLimit(
                     f"no end within {timeout_cycles} cycles: instruction {ready} ({opcode.name}) has {int(steps)} steps"
                 )
             if checker is not None:

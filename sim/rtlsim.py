@@ -23,7 +23,7 @@ from celosia.hw.regs import (
     Error,
 )
 from celosia.sim.build import library
-from celosia.sim.device import Counters, DeviceError, Event
+from celosia.sim.device import Counters, DeviceError, Event, TimeLimit
 from celosia.sim.fsim import Memory
 from celosia.sim.memory import IDEAL, ZYNQ_HP, MemoryModel, memory_model, random_stalls
 
@@ -184,7 +184,7 @@ class RtlDevice(Memory):
         while True:
             passed = self._lib.celosia_cycle(self._handle)
             if passed >= timeout_cycles:
-                raise DeviceError(f"no end within {timeout_cycles} cycles: {self._state()}")
+                raise TimeLimit(f"no end within {timeout_cycles} cycles: {self._state()}")
             done = self._lib.celosia_run(self._handle, min(slice_cycles, timeout_cycles - passed))
             if done < 0:
                 raise DeviceError(f"{self._lib.celosia_error(self._handle).decode()}; {self._state()}")

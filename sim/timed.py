@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
-from celosia.sim.device import Counters, DeviceError
+from celosia.sim.device import Counters, TimeLimit
 from celosia.sim.fsim import FunctionalDevice
 from celosia.sim.memory import ZYNQ_HP, MemoryModel, memory_model
 from celosia.sim.timing import Timing, check_memory, predict
@@ -33,7 +33,7 @@ class TimedDevice(FunctionalDevice):
         super().run(instr_addr, count, timeout_cycles)
         timing = self._timing(instr_addr, code)
         if 0 < timeout_cycles < timing.cycles:
-            raise DeviceError(f"no end within {timeout_cycles} cycles: the program takes {timing.cycles}")
+            raise TimeLimit(f"no end within {timeout_cycles} cycles: the program takes {timing.cycles}")
         return timing.counters(trace)
 
     def _timing(self, address: int, code: bytes) -> Timing:

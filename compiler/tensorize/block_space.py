@@ -221,10 +221,10 @@ def candidates(cfg: Config, p: Group) -> Iterator[Decisions]:
 
 def estimate(cfg: Config, p: BlockProblem, d: Decisions) -> float:
     """Cycles of the whole block under the decisions `d`."""
-    return sum(_estimate(cfg, group, each) for group, each in zip(p.groups, d.groups, strict=True))
+    return sum(estimate_group(cfg, group, each) for group, each in zip(p.groups, d.groups, strict=True))
 
 
-def _estimate(cfg: Config, p: Group, d: Decisions) -> float:
+def estimate_group(cfg: Config, p: Group, d: Decisions) -> float:
     """Cycles of a group."""
     levels = _levels(cfg, p, d)
     first, last = levels[0], levels[-1]
@@ -282,7 +282,7 @@ def _bank_stalls(cfg: Config, levels: list[_Level], d: Decisions) -> float:
 
 def best_by_piece(cfg: Config, p: Group, count: int = 2) -> list[Decisions]:
     """The best `count` points by the estimate for each k."""
-    ranked = sorted(candidates(cfg, p), key=lambda d: _estimate(cfg, p, d))
+    ranked = sorted(candidates(cfg, p), key=lambda d: estimate_group(cfg, p, d))
     pieces = {d.k: [each for each in ranked if each.k == d.k][:count] for d in ranked}
     return [d for found in pieces.values() for d in found]
 
@@ -294,7 +294,7 @@ def choose(cfg: Config, p: BlockProblem) -> Decisions:
 
 @cache
 def _choose(cfg: Config, p: Group) -> Decisions:
-    found = min(candidates(cfg, p), key=lambda d: _estimate(cfg, p, d), default=None)
+    found = min(candidates(cfg, p), key=lambda d: estimate_group(cfg, p, d), default=None)
     if found is None:
         raise Untileable(f"no tile of the block fits the scratchpads: {p.text}")
     return found

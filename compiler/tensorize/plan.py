@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -44,7 +45,7 @@ class Part:
     @property
     def decided(self) -> list[tuple[Problem | Group, Decisions]]:
         """What was decided for what; of a block, group by group."""
-        return list(zip(_problems(self.definition), self.decisions.groups))
+        return list(zip(problems(self.definition), self.decisions.groups))
 
 
 class Given(Protocol):
@@ -62,6 +63,8 @@ class Planner:
         self.known: dict[Hashable, Loops] = {}
         self.preferred: dict[Problem | BlockProblem, Decisions] = {}
         """What others than the estimate have chosen."""
+        self.tuned: dict[str, list[Decisions]] = {}
+        """What a search has found: decisions for each problem of a layer, by its `workload`."""
 
     def layer(self, layer: Layer, rows_first: bool = False) -> list[Part]:
         """The parts of `layer`. Untileable where it does not fit the scratchpads.
@@ -69,13 +72,15 @@ class Planner:
         rows_first: rather complete the output row by row than channel by channel, if it costs next to nothing.
         """
         definitions = define(self.cfg, layer)
-        problems = [_problems(definition) for definition in definitions]
-        given = None if self.given is None else self.given.of(layer.name, [p for each in problems for p in each])
+        asked = [problems(definition) for definition in definitions]
+        given = None if self.given is None else self.given.of(layer.name, [p for each in asked for p in each])
+        if given is None and self.tuned:
+            given = self.tuned.get(workload(definitions))
         if given is None:
             chosen = [self._choose(definition.problem, rows_first) for definition in definitions]
         else:
             rest = iter(given)
-            chosen = [Decisions.of_groups(list(islice(rest, len(each)))) for each in problems]
+            chosen = [Decisions.of_groups(list(islice(rest, len(each)))) for each in asked]
         return [Part(d, decisions, self.loops(d, decisions)) for d, decisions in zip(definitions, chosen)]
 
     def _choose(self, problem: Problem | BlockProblem, rows_first: bool) -> Decisions:
@@ -96,5 +101,13 @@ class Planner:
         return self.known[key]
 
 
-def _problems(d: Definition) -> Sequence[Problem | Group]:
+def problems(d: Definition) -> Sequence[Problem | Group]:
+    """What is decided for a definition: one problem, or one for each group of a block."""
     return d.problem.groups if isinstance(d.problem, BlockProblem) else [d.problem]
+
+
+def workload(definitions: Sequence[Definition]) -> str:
+    """A layer in a line: its problems, and a digest of all on which its loops depend, weights and scalars not."""
+    text = " + ".join(problem.text for definition in definitions for problem in problems(definition))
+    signatures = repr(tuple(definition.signature for definition in definitions))
+    return f"{text} #{hashlib.sha256(signatures.encode()).hexdigest()[:12]}"

@@ -330,6 +330,11 @@ def estimate(cfg: Config, p: Problem, d: Decisions) -> float:
 
 def _estimates(cfg: Config, p: Problem, points: list[Sizes]) -> Cycles:
     """The same for many points."""
+    return terms(cfg, p, points)["cycles"]
+
+
+def terms(cfg: Config, p: Problem, points: Sequence[Sizes]) -> dict[str, Cycles]:
+    """What the estimate is made of, by name, for each of `points`: `cycles` is the estimate."""
     n, y, x, k, order = (np.array(each) for each in zip(*points))
     weights, cut = (order == "weights") | (order == "pieces"), (order == "split") | (order == "pieces")
     n_tiles, spatial = -(-p.out_blocks // n), -(-p.rows // y) * -(-p.columns // x) * p.images
@@ -371,8 +376,9 @@ def _estimates(cfg: Config, p: Problem, points: list[Sizes]) -> Cycles:
     pixels = np.where(cut, y * x, p.rows * p.columns * p.images)
     behind = tile_wgt * wgt_beats - (p.out_blocks - (n_tiles - 1) * n) * pixels * k * p.taps
     ends += np.where(late_wgt | (beats > gemm) | (order == "input"), 0, np.maximum(behind, 0))
-    result: Cycles = np.minimum(busy + exposed, one_by_one) + ends
-    return result
+    cycles = np.minimum(busy + exposed, one_by_one) + ends
+    found = dict(cycles=cycles, gemm=gemm, beats=beats, store=store, exposed=exposed, ends=ends, tiles=tiles)
+    return {name: np.broadcast_to(value, cycles.shape).astype(np.float64) for name, value in found.items()}
 
 
 ROWS_FIRST_COST = 1.02

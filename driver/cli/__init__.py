@@ -13,6 +13,7 @@ from celosia.driver.cli.errors import EXIT_CODES
 from celosia.driver.cli.hardware import cache, configs, sweep, verilog
 from celosia.driver.cli.models import compile_, inspect, quantize
 from celosia.driver.cli.runs import demo, run
+from celosia.driver.cli.tuning import tune
 
 app = typer.Typer(
     name="celosia", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
@@ -47,7 +48,7 @@ def celosia(
 
 app.command(name="compile")(compile_)
 app.command(name="eval")(eval_)
-for function in (run, compare, deploy, flash, inspect, quantize, configs, sweep, verilog, cache, demo):
+for function in (run, compare, deploy, flash, inspect, quantize, configs, sweep, tune, verilog, cache, demo):
     app.command()(function)
 
 

@@ -45,6 +45,9 @@ def explained(error: Exception) -> tuple[int, str]:
     from celosia.compiler.graph.importer import ModelError
     from celosia.compiler.program import InputError, ProgramError
     from celosia.compiler.selfcheck.check import SelfCheckError
+    from celosia.compiler.tune.model import MissingLearner
+    from celosia.compiler.tune.pool import FleetError
+    from celosia.compiler.tune.records import RecordsError
     from celosia.driver.oracle import MissingLibrary, OracleError
     from celosia.driver.quantize import QuantizeError
     from celosia.driver.ssh import SshError
@@ -54,11 +57,13 @@ def explained(error: Exception) -> tuple[int, str]:
     from celosia.sim.device import DeviceError
 
     wrong = ModelError, DecisionsError, ConfigError, HostError, ProgramError, InputError, OutputError, QuantizeError
-    if isinstance(error, (*wrong, OracleError, ManifestError, ProjectError, TargetError, ThreadsError)):
+    if isinstance(error, (*wrong, OracleError, ManifestError, ProjectError, RecordsError, TargetError, ThreadsError)):
         return WRONG_INPUT, str(error)
-    if isinstance(error, (DeviceError, SshError)):
+    if isinstance(error, (DeviceError, FleetError, SshError)):
         return RUN_FAILED, str(error)
-    if isinstance(error, (BuildError, LinkError, SynthesisError, VerilogError, MissingLibrary, ToolError)):
+    if isinstance(
+        error, (BuildError, LinkError, SynthesisError, VerilogError, MissingLearner, MissingLibrary, ToolError)
+    ):
         return NO_TOOL, str(error)
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""

@@ -74,6 +74,9 @@ def compile_(
         Path | None,
         typer.Option(metavar="FILE.json", help="Schedules of layers, as `inspect --decisions` writes them."),
     ] = None,
+    records: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What `tune` has measured, for layers that are faster so.")
+    ] = None,
     keep: Keep = None,
     shape: ShapeOption = None,
     no_check: NoCheck = False,
@@ -88,6 +91,7 @@ def compile_(
       celosia compile resnet18.onnx -o resnet18.celosia --config my_accelerator.toml
       celosia compile resnet18.onnx -o resnet18.celosia --target pynq-z1
       celosia compile resnet18.onnx -o resnet18.celosia --decisions decisions.json
+      celosia compile resnet18.onnx -o resnet18.celosia --records tuned.jsonl
       celosia compile encoder.onnx -o encoder.celosia --shape mel=1,80,400
     """
     with progress_stages(quiet) as stages:
@@ -98,7 +102,7 @@ def compile_(
         program = compile_model(
             model, config or _preset(target), progress=stages, target=target, check=not no_check, decisions=decisions,
             keep=keep_of(keep),
-            shapes=shapes,
+            shapes=shapes, records=records,
         )  # fmt: skip
         stages("writing the Program")
         program.save(output)

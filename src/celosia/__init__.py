@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from celosia.driver.runtime import Result, Runtime
     from celosia.driver.torch.export import from_torch
     from celosia.driver.torch.quantizer import CelosiaQuantizer
+    from celosia.driver.tune import tune
     from celosia.hw.config import Config
 
 __all__ = [
     "CelosiaQuantizer", "Config", "Program", "Result", "Runtime", "compare", "compile", "evaluate", "from_torch",
-    "models", "quantize",
+    "models", "quantize", "tune",
 ]  # fmt: skip
 
 _PLACES = {
@@ -39,6 +40,7 @@ _PLACES = {
     "evaluate": "celosia.driver.evaluate",
     "from_torch": "celosia.driver.torch.export",
     "quantize": "celosia.driver.quantize",
+    "tune": "celosia.driver.tune",
 }
 
 

@@ -1,0 +1,106 @@
+"""Cycles that no schedule of a layer can be below, whatever else it does: with them a search can say that it is done.
+
+Each unit does its part: gemm its steps, the vector unit its entries, each port of memory the beats of what must come
+or go. What must come is more than every byte once, where a loop walks over more than a scratchpad holds: it comes again
+each time, but for what the scratchpad can have kept. Nothing is computed before the first tile is there, and nothing
+ends before the last bytes are in memory. tests/tune compares this with the timing model on every point of many spaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.layer import Window
+from celosia.compiler.tensorize.block_space import Group
+from celosia.compiler.tensorize.space import CUT, LOAD_LATENCY, MEMORY, STORE_LATENCY, Decisions, Problem
+from celosia.hw.config import Config
+from celosia.hw.isa import instruction_bytes
+from celosia.sim.memory import MemoryModel, memory_model
+
+Floats = NDArray[np.float64]
+
+
+def lower_bounds(
+    cfg: Config, asked: Sequence[Problem | Group], points: Sequence[tuple[Decisions, ...]], copies: int,
+    memory: MemoryModel | str,
+) -> Floats:  # fmt: skip
+    """Of the layer of these problems, `copies` times in a row on `memory`, for each of `points`."""
+    behind = memory_model(memory)
+    first, *others = asked
+    if not others and isinstance(first, Problem) and first.in_blocks and not first.grouped:
+        return _of_products(cfg, first, [d for (d,) in points], copies, behind)
+    layers = [layer for each in asked for layer in (each.layers if isinstance(each, Group) else (each,))]
+    weights = sum(layer.out_blocks * layer.in_blocks * layer.taps for layer in layers if not layer.grouped)
+    gemm, vector = sum(layer.steps for layer in layers if not layer.grouped), sum(_entries(each) for each in asked)
+    written = sum(_entries(each, cfg) for each in asked if not (isinstance(each, Group) and each.following))
+    busiest = max(gemm, vector, _beats(cfg, behind, weights * cfg.wgt_bytes), written * cfg.lanes / cfg.bus_bytes)
+    return np.full(len(points), float(copies * busiest + _ends(behind)))
+
+
+def _of_products(cfg: Config, p: Problem, points: Sequence[Decisions], copies: int, memory: MemoryModel) -> Floats:
+    """For a convolution or a matrix product."""
+    n, y, x, k = (np.array([getattr(d, name) for d in points]) for name in ("n", "y", "x", "k"))
+    order = np.array([d.order for d in points])
+    cut, weights_outside = np.isin(order, CUT), np.isin(order, ["weights", "pieces"])
+    n_tiles, spatial = -(-p.out_blocks // n), -(-p.rows // y) * -(-p.columns // x) * p.images
+    blocks = p.in_blocks - 1 + 1 / cfg.inp_pieces  # the last one may have channels for one piece only
+
+    def again(size: Floats, times: Floats, depth: int) -> Floats:
+        """Entries that come when a loop walks `times` over `size` of them."""
+        return size + (times - 1) * np.maximum(0, size - depth)
+
+    seen = _touched(p.window, 0, p.rows, p.rows) * _touched(p.window, 1, p.columns, p.columns) * p.images
+    inp = again(np.full(len(points), seen * blocks), np.where(weights_outside, n_tiles, 1), cfg.inp_depth)
+    every = float(p.out_blocks * p.in_blocks * p.taps)
+    wgt = np.where(
+        order == "weights", every, again(np.full(len(points), every), spatial, cfg.wgt_depth)
+    )  # fmt: skip
+    tile = n * p.in_blocks * p.taps * 1.0
+    wgt = np.where(order == "pieces", p.out_blocks // n * again(tile, spatial, cfg.wgt_depth), wgt)
+    tiles = n_tiles * spatial
+    fetched = (tiles * -(-p.in_blocks // k) + 2 * tiles) * instruction_bytes(cfg)  # GEMM; VECTOR, STORE
+    near = inp * cfg.inp_bytes + fetched + (_entries(p, cfg) * cfg.lanes if p.residual else 0)
+    far = wgt * cfg.wgt_bytes
+    read = _beats(cfg, memory, near + far if cfg.ports == 1 else np.maximum(near, far))
+    write = _beats(cfg, memory, _entries(p, cfg) * cfg.lanes)
+
+    rows = np.array([_touched(p.window, 0, int(each), p.rows) for each in y])
+    columns = np.array([_touched(p.window, 1, int(each), p.columns) for each in x])
+    tile_near = np.minimum(k, blocks) * rows * columns * cfg.inp_bytes
+    tile_far = n * np.where(cut, k, p.in_blocks) * p.taps * cfg.wgt_bytes
+    first = (tile_near + tile_far if cfg.ports == 1 else np.maximum(tile_near, tile_far)) // cfg.bus_bytes
+    compute = first + copies * max(p.steps, _entries(p))
+    return np.asarray(np.maximum(np.maximum(compute, copies * read), copies * write) + _ends(memory), np.float64)
+
+
+def _touched(w: Window, axis: int, count: int, all_: int) -> int:
+    """Different rows or columns of the image, surely in it, that the first `count` of `all_` windows read."""
+    before, after = w.pads[axis], w.pads[axis + 2]
+    size = (all_ - 1) * w.strides[axis] + w.reach(axis) - before - after
+    steps = range(0, w.reach(axis), w.dilations[axis])
+    return len({at for i in range(count) for j in steps if 0 <= (at := i * w.strides[axis] + j - before) < size})
+
+
+def _entries(p: Problem | Group, cfg: Config | None = None) -> float:
+    """Entries that the vector unit makes of the output; with `cfg`, as many as go to memory at least."""
+    last = p.last if isinstance(p, Group) else p
+    blocks = last.out_blocks if cfg is None else last.out_blocks - 1 + 1 / cfg.out_pieces
+    return blocks * last.rows * last.columns * last.images
+
+
+def _beats(cfg: Config, memory: MemoryModel, size: Floats | float) -> Floats:
+    """Cycles that a port takes for so many bytes, with the refreshes between them."""
+    beats: Floats = np.floor_divide(size, cfg.bus_bytes, dtype=np.float64)
+    if not memory.refresh_period:
+        return beats
+    refreshes = np.maximum(0, beats // (memory.refresh_period - memory.refresh_cycles) - 1)
+    return np.asarray(beats + refreshes * memory.refresh_cycles)
+
+
+def _ends(memory: MemoryModel) -> int:
+    """Latency of the first LOAD and of the last STORE."""
+    usual = MEMORY.read_latency + MEMORY.write_latency
+    return LOAD_LATENCY + STORE_LATENCY - usual + memory.read_latency + memory.write_latency

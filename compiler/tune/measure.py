@@ -1,0 +1,287 @@
+"""One trial: a layer under given decisions, compiled, run and compared with what it means.
+
+    result = measure(Job(cfg, packed(layer), decisions, Judge("timed"), limit=0))
+
+The layer runs twice in a row, the second time with other constants and, where shapes allow it, on what it has made
+before: what it shares with its neighbours in a network, the end of one layer and the loads of the next, counts. Nothing
+that compiles to wrong bytes has cycles.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.image import Image, LayerErrors, build
+from celosia.compiler.layer import (
+    Activation,
+    Block,
+    Conv,
+    Int8,
+    Layer,
+    Multiply,
+    Pool,
+    Requantise,
+    Storage,
+    Untileable,
+    inputs,
+    moved,
+)
+from celosia.compiler.tensorize import pack
+from celosia.compiler.tensorize.block_space import Group
+from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tensorize.space import Decisions, Problem
+from celosia.compiler.tune.reference import meaning
+from celosia.hw.config import Config
+from celosia.sim.device import Device, DeviceError, TimeLimit
+from celosia.sim.fsim import FunctionalDevice
+from celosia.sim.memory import ZYNQ_HP
+from celosia.sim.timing import predict
+
+Bytes = NDArray[np.uint8]
+VERSION = 1
+"""Of what is measured: a change of the timing model, of the stream that decisions make or of this file raises it, and
+records of other versions are no longer exact."""
+COPIES = 2
+"""Times that the layer runs in a row."""
+REMEMBERED = 8
+"""Layers whose meaning a process remembers."""
+MOST_CYCLES = 1 << 32
+JUDGES = ("timed", "rtl")
+
+
+class Status(StrEnum):
+    """How a trial ended. Only OK has cycles, and CENSORED a number that they exceed."""
+
+    OK = "ok"
+    CENSORED = "censored"
+    WRONG = "wrong output"
+    REFUSED = "refused"
+    FAILED = "device failed"
+    HUNG = "no answer in time"
+    CRASHED = "process died"
+
+
+OF_THE_DEVICE = (Status.FAILED, Status.HUNG, Status.CRASHED)
+"""Failures that say something about who measures."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Who says how many cycles: the timing model or the RTL, with the memory of that name behind it."""
+
+    device: str = "timed"
+    memory: str = ZYNQ_HP.name
+
+    def __post_init__(self) -> None:
+        if self.device not in JUDGES:
+            raise ValueError(f"no trial can run on {self.device!r}; take {' or '.join(JUDGES)}")
+
+    @property
+    def version(self) -> str:
+        """What a record says of who measured it."""
+        return f"{self.device} {VERSION}, {self.memory}"
+
+
+TIMED = Judge()
+
+
+@dataclass(frozen=True)
+class Job:
+    """A trial. layer: as `packed`. decisions: for each problem of it. limit: cycles of a run at which it is given up
+    (0: none), and reported as CENSORED."""
+
+    cfg: Config
+    layer: bytes
+    decisions: tuple[Decisions, ...]
+    judge: Judge = TIMED
+    limit: int = 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a trial found. cycles: of the layer twice in a row where `status` is OK, the limit where it is CENSORED."""
+
+    status: Status
+    cycles: int = 0
+    detail: str = ""
+    seconds: float = 0.0
+
+    @property
+    def cost(self) -> float | None:
+        """Cycles of a trial that came to its end."""
+        return float(self.cycles) if self.status == Status.OK else None
+
+
+def packed(layer: Layer) -> bytes:
+    """`layer` for a Job."""
+    return pickle.dumps(layer)
+
+
+def measure(job: Job) -> Result:
+    """Compile, run and compare. Raises nothing that the layer, its decisions or the device are the reason of."""
+    started = time.perf_counter()
+    try:
+        found = _measured(job)
+    except (LayerErrors, Untileable) as error:
+        found = Result(Status.REFUSED, detail=str(error))
+    except TimeLimit:
+        found = Result(Status.CENSORED, job.limit)
+    except DeviceError as error:
+        found = Result(Status.FAILED, detail=str(error))
+    return replace(found, seconds=time.perf_counter() - started)
+
+
+def _measured(job: Job) -> Result:
+    case = _case(job.cfg, job.layer)
+    image = case.image(job.decisions)
+    (launch,) = image.launches
+    device: Device
+    if job.judge.device == "timed":
+        cycles = predict(job.cfg, image.code(launch).tobytes(), job.judge.memory, launch.address).cycles
+        if 0 < job.limit < cycles:
+            return Result(Status.CENSORED, job.limit)
+        device = FunctionalDevice(job.cfg)
+        case.fill(device, image)
+        device.run(launch.address, launch.count)
+    else:
+        device = _rtl(job.cfg, job.judge.memory)
+        case.fill(device, image)
+        cycles = device.run(launch.address, launch.count, job.limit or MOST_CYCLES).cycles or 0
+    wrong = case.difference(device, image)
+    return Result(Status.WRONG, detail=wrong) if wrong else Result(Status.OK, cycles)
+
+
+@lru_cache(maxsize=1)
+def _rtl(cfg: Config, memory: str) -> Device:
+    from celosia.sim.rtlsim import RtlDevice  # builds a simulator; the timing model needs none
+
+    return RtlDevice(cfg, memory, quiet=True)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _case(cfg: Config, layer: bytes) -> Case:
+    return Case(cfg, pickle.loads(layer))
+
+
+class Case:
+    """A layer several times in a row, random bytes for what it reads, and what it must make of them."""
+
+    def __init__(self, cfg: Config, layer: Layer) -> None:
+        self.cfg, self.layers = cfg, in_a_row(layer)
+        self.made = {each.y.storage for each in self.layers}
+        read = (act.storage for each in self.layers for act in inputs(each))
+        self.given = list(dict.fromkeys(storage for storage in read if storage not in self.made))
+
+    def cycles(self, decisions: Sequence[Decisions], memory: str = ZYNQ_HP.name) -> int:
+        """By the timing model, nothing compared. LayerErrors, Untileable."""
+        image = self.image(decisions)
+        (launch,) = image.launches
+        return predict(self.cfg, image.code(launch).tobytes(), memory, launch.address).cycles
+
+    @cached_property
+    def bytes(self) -> dict[Storage, Bytes]:
+        """Of each storage that is given."""
+        rng = np.random.default_rng(0)
+        sizes = {act.storage: act.size(self.cfg) for each in self.layers for act in inputs(each)}
+        return {storage: _random(rng, sizes[storage]) for storage in self.given}
+
+    @cached_property
+    def expected(self) -> dict[Activation, Int8]:
+        """Each output."""
+        values: dict[Activation, Int8] = {}
+        for layer in self.layers:
+            for act in inputs(layer):
+                if act not in values:
+                    values[act] = _values(self.cfg, self.bytes[act.storage], act)
+            values[layer.y] = meaning(layer, values)
+        return {layer.y: values[layer.y] for layer in self.layers}
+
+    def image(self, decisions: Sequence[Decisions]) -> Image:
+        planner = Planner(self.cfg, _Fixed(list(decisions)))
+        return build(self.cfg, [list(self.layers)], [set(self.given)], [self.made], planner)
+
+    def fill(self, device: Device, image: Image) -> None:
+        """Give `device` the program and its inputs."""
+        device.allocate(image.size)
+        device.write(0, np.zeros(image.constants_address, np.uint8))
+        device.write(image.constants_address, image.constants)
+        for storage, data in self.bytes.items():
+            device.write(image.addresses[storage], data)
+
+    def difference(self, device: Device, image: Image) -> str:
+        """What `device` holds of the outputs and should not; "" where all is right."""
+        for number, (act, expected) in enumerate(self.expected.items()):
+            found = _values(self.cfg, device.read(image.addresses[act.storage], act.size(self.cfg)), act)
+            wrong = np.argwhere(found != expected)
+            if len(wrong):
+                first = tuple(wrong[0])
+                return (
+                    f"{len(wrong)} of {found.size} bytes of run {number} are wrong, the first at image, channel, row, "
+                    f"column {', '.join(map(str, first))}: expected {expected[first]}, found {found[first]}"
+                )
+        return ""
+
+
+@dataclass(frozen=True)
+class _Fixed:
+    """The same decisions for every layer that is asked about."""
+
+    decisions: list[Decisions]
+
+    def of(self, layer: str, problems: Sequence[Problem | Group]) -> list[Decisions]:
+        if len(problems) != len(self.decisions):
+            raise Untileable(f"the layer has {len(problems)} problems, decisions are for {len(self.decisions)}")
+        return self.decisions
+
+
+def _random(rng: np.random.Generator, size: int) -> Bytes:
+    """Bytes of the whole range in one half, small ones in the other, whose sums do not leave the output's range."""
+    data = rng.integers(-128, 128, size).astype(np.int8)
+    data[size // 2 :] >>= 3
+    return data.view(np.uint8)
+
+
+def _values(cfg: Config, memory: Bytes, act: Activation) -> Int8:
+    """`act`, [images, channels, rows, columns], from memory that begins with its storage."""
+    whole = act.images, act.channels, act.pixels.rows, act.pixels.columns
+    array = pack.unpack_activation(cfg, memory, whole, act.storage_groups, act.group_offset)
+    return np.ascontiguousarray(array[:, :, *act.cut(cfg)[1:]])
+
+
+def in_a_row(layer: Layer) -> tuple[Layer, ...]:
+    """`layer`, on storages of its own, and once more with other constants, so that none stay on chip between the two,
+    on what it has made before where that has the shape of what it reads."""
+    first = _alone(layer, {})
+    x, y = first.x, first.y
+    same = x.storage.groups == y.storage.groups and replace(x, storage=y.storage) == y
+    return first, _alone(_turned(first), {x.storage: y.storage} if same else {})
+
+
+def _alone(layer: Layer, places: dict[Storage, Storage]) -> Layer:
+    def placed(act: Activation) -> Activation:
+        if act.storage not in places:
+            places[act.storage] = Storage(act.storage.name, act.storage.groups)
+        return replace(act, storage=places[act.storage])
+
+    return moved(layer, placed)
+
+
+def _turned(layer: Layer) -> Layer:
+    """`layer` with the constants of each output channel at the next one."""
+    if isinstance(layer, Block):
+        parts = [_turned(each) for each in layer.layers]
+        return replace(layer, layers=tuple(part for part in parts if isinstance(part, Conv | Pool)))
+    if isinstance(layer, Conv):
+        layer = replace(layer, weights=np.roll(layer.weights, 1, 0))
+    if isinstance(layer, Conv | Pool | Multiply) and (r := layer.requantise) is not None:
+        turned = Requantise(np.roll(r.bias, 1), np.roll(r.multiplier, 1), np.roll(r.shift, 1), r.zero_point)
+        layer = replace(layer, requantise=turned)
+    return layer

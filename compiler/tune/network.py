@@ -1,0 +1,185 @@
+"""All launches of a model as one stream: what it takes under the decisions for some of its layers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from celosia.compiler.decisions import why_not_any
+from celosia.compiler.image import Image, LayerErrors, build
+from celosia.compiler.layer import Layer, Storage, Untileable
+from celosia.compiler.tensorize.define import define
+from celosia.compiler.tensorize.plan import Planner, problems, workload
+from celosia.compiler.tune.measure import Judge, Result, Status
+from celosia.compiler.tune.records import Key, Records, schedule_of
+from celosia.compiler.tune.space import Point
+from celosia.hw.config import Config
+from celosia.sim.timing import predict
+
+Tuned = Mapping[str, Point]
+"""Decisions by workload; the compiler decides the others."""
+
+
+@dataclass(frozen=True)
+class Occurrence:
+    """Layers of one workload: one of them, what the compiler takes for it, and how many there are."""
+
+    workload: str
+    layer: Layer
+    usual: Point
+    count: int
+
+
+@dataclass
+class Network:
+    """Layers in launches, as `image.build` takes them. image: under the compiler's own decisions."""
+
+    cfg: Config
+    launches: list[list[Layer]]
+    written: list[set[Storage]]
+    read: list[set[Storage]]
+    planner: Planner
+    image: Image
+
+    def build(self, tuned: Tuned) -> Image:
+        """LayerErrors where one does not fit so."""
+        if not tuned:
+            return self.image
+        self.planner.tuned = {name: list(point) for name, point in tuned.items()}
+        try:
+            return build(self.cfg, self.launches, self.written, self.read, self.planner)
+        finally:
+            self.planner.tuned = {}
+
+    def cycles(self, image: Image, judge: Judge) -> int:
+        """Of all launches, by the timing model with the judge's memory."""
+        codes = [(image.code(launch).tobytes(), launch.address) for launch in image.launches]
+        return sum(predict(self.cfg, code, judge.memory, address).cycles for code, address in codes)
+
+    def occurrences(self) -> list[Occurrence]:
+        """The workloads of layers that the user has not decided, in order."""
+        found: dict[str, Occurrence] = {}
+        given = self.planner.given
+        for layers, launch in zip(self.launches, self.image.launches, strict=True):
+            for layer, parts in zip(layers, launch.parts, strict=True):
+                definitions = define(self.cfg, layer)
+                asked = [problem for definition in definitions for problem in problems(definition)]
+                if given is not None and given.of(layer.name, asked) is not None:
+                    continue
+                name, usual = workload(definitions), tuple(d for part in parts for d in part.decisions.groups)
+                before = found.get(name)
+                count = 1 if before is None else before.count + 1
+                found[name] = Occurrence(name, layer, usual if before is None else before.usual, count)
+        return list(found.values())
+
+    @property
+    def name(self) -> str:
+        """The layers in order, as a record's workload."""
+        text = "\n\n".join("\n".join(workload(define(self.cfg, layer)) for layer in layers) for layers in self.launches)
+        count = sum(map(len, self.launches))
+        return f"network of {count} layers #{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What records were good for. source: "network" where this network was tuned, "layers" where records of its layers
+    were put together. refused: why decisions of records could not be followed."""
+
+    source: str
+    layers: int
+    of: int
+    cycles: int
+    untuned: int
+    inexact: int = 0
+    refused: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.source == "none":
+            text = f"records: none for this network's {self.of} workloads on this Config; the compiler decides"
+        else:
+            told = "this network's own" if self.source == "network" else "its layers' own, put together"
+            text = f"records: {told}; {self.layers} of {self.of} workloads decided"
+            text += f"; {self.cycles:,} cycles, {self.untuned:,} without" if self.layers else ", no better than without"
+        if self.inexact:
+            text += f"; {self.inexact} measured by another version or device"
+        return text + "".join(f"; {each}" for each in self.refused[:3])
+
+
+def apply(network: Network, records: Records, judge: Judge) -> tuple[Image, Applied]:
+    """The image under the decisions that records know best, or the compiler's own where that takes fewer cycles."""
+    occurrences = network.occurrences()
+    own = {each.workload: each for each in occurrences}
+    refused: list[str] = []
+    inexact = 0
+    found = records.best(network.cfg, network.name, network_measurer(judge))
+    source, tuned = "none", {}
+    if found is not None and found[2]:
+        source = "network"
+        tuned = {name: point for name, point in network_schedule(found[0]).items() if name in own}
+    else:
+        for each in occurrences:
+            if (best := records.best(network.cfg, each.workload, judge.version)) is not None:
+                source = "layers"
+                inexact += not best[2]
+                tuned[each.workload] = _schedule(best[0])
+    for name, point in list(tuned.items()):
+        if why := _illegal(network.cfg, own[name].layer, point):
+            refused.append(f"a record of {own[name].layer.name!r} cannot be followed: {why}")
+            del tuned[name]
+    untuned = network.cycles(network.image, judge)
+    image, cycles = network.image, untuned
+    try:
+        other = network.build(tuned)
+        if (taken := network.cycles(other, judge)) < untuned:
+            image, cycles = other, taken
+    except (LayerErrors, Untileable) as error:
+        refused.append(f"records cannot be followed: {error}")
+    used = len(tuned) if image is not network.image else 0
+    return image, Applied(source, used, len(occurrences), cycles, untuned, inexact, tuple(refused))
+
+
+def _illegal(cfg: Config, layer: Layer, point: Point) -> str | None:
+    """Why `point` is not one of the space of `layer`."""
+    asked = [problem for definition in define(cfg, layer) for problem in problems(definition)]
+    if len(asked) != len(point):
+        return f"it has {len(asked)} problems, decisions are for {len(point)}"
+    return next(filter(None, (why_not_any(cfg, problem, d) for problem, d in zip(asked, point))), None)
+
+
+def network_measurer(judge: Judge) -> str:
+    """Whole networks are judged by the timing model, whoever judges layers."""
+    return f"whole {Judge('timed', judge.memory).version}"
+
+
+def network_key(network: Network, tuned: Tuned, judge: Judge) -> Key:
+    return Key.of(network.cfg, network.name, tuned, network_measurer(judge))
+
+
+def network_schedule(key: Key) -> dict[str, Point]:
+    """Decisions by workload, of a record of a network; {} for what is none."""
+    rows = json.loads(key.schedule)
+    if not isinstance(rows, dict):
+        return {}
+    return {name: point for name, row in rows.items() if (point := _schedule_of(json.dumps(row)))}
+
+
+def _schedule(key: Key) -> Point:
+    return _schedule_of(key.schedule)
+
+
+def _schedule_of(text: str) -> Point:
+    """() for what are no decisions, which is legal for no layer."""
+    try:
+        return schedule_of(text)
+    except ValueError:
+        return ()
+
+
+def whole(network: Network, tuned: Tuned, judge: Judge) -> Result:
+    """Cycles of the network under `tuned`."""
+    try:
+        return Result(Status.OK, network.cycles(network.build(tuned), judge))
+    except (LayerErrors, Untileable) as error:
+        return Result(Status.REFUSED, detail=str(error))

@@ -1,0 +1,78 @@
+"""What a layer means, in numpy on whole tensors: no tiles, no scratchpads, no instructions.
+
+What a measured schedule leaves in memory is compared with this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.layer import Activation, Block, Conv, Epilogue, Int8, Layer, Multiply, Pool, Requantise, Window
+from celosia.compiler.numerics import RescaleAdd, requantize, rescale_add
+
+Sums = NDArray[np.float64]
+"""Integers below 2^53: float64 adds them exactly, and BLAS does it fast."""
+
+
+def meaning(layer: Layer, values: Mapping[Activation, Int8]) -> Int8:
+    """The output of `layer`, [images, channels, height, width] int8, over those of the activations that it reads."""
+    if isinstance(layer, Block):
+        known = dict(values)
+        for each in layer.layers:
+            known[each.y] = meaning(each, known)
+        return known[layer.y]
+    x, epilogue = values[layer.x], layer.epilogue
+    if isinstance(layer, Conv):
+        result = _requantised(_convolution(x, layer), layer.requantise, epilogue)
+    elif isinstance(layer, Pool):
+        windows = _windows(x, layer.window, layer.pad_value)
+        if layer.requantise is None:
+            result = np.clip(windows.max(axis=(4, 5)), *epilogue.clip)
+        else:
+            result = _requantised(windows.sum(axis=(4, 5), dtype=np.float64), layer.requantise, epilogue)
+    elif isinstance(layer, Multiply):
+        product = (x.astype(np.int64) + layer.x_offset) * (values[layer.b].astype(np.int64) + layer.b_offset)
+        result = _requantised(product, layer.requantise, epilogue)
+    else:
+        result = np.clip(x, *epilogue.clip)
+    return _ended(result.astype(np.int8), epilogue, values)
+
+
+def _ended(result: Int8, epilogue: Epilogue, values: Mapping[Activation, Int8]) -> Int8:
+    """Table and residual after the clip."""
+    if epilogue.table is not None:
+        result = epilogue.table[result.astype(np.int64) + 128]
+    if (r := epilogue.residual) is not None:
+        parameters = RescaleAdd(r.scale_v, r.scale_b, r.scale_c, r.shift)
+        result = rescale_add(result.astype(np.int64), values[r.operand], parameters, r.lo, r.hi).astype(np.int8)
+    return result
+
+
+def _windows(x: Int8, w: Window, pad_value: int) -> Int8:
+    """[images, channels, rows, columns, kernel rows, kernel columns]."""
+    top, left, bottom, right = w.pads
+    x = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=pad_value)
+    view = np.lib.stride_tricks.sliding_window_view(x, (w.reach(0), w.reach(1)), axis=(2, 3))
+    return view[:, :, :: w.strides[0], :: w.strides[1], :: w.dilations[0], :: w.dilations[1]]
+
+
+def _convolution(x: Int8, layer: Conv) -> Sums:
+    """Sums of products: for each position of the kernel, one matrix product for each group of channels."""
+    windows = _windows(x, layer.window, layer.pad_value)
+    images, _, height, width = windows.shape[:4]
+    outputs, depth, *kernel = layer.weights.shape
+    total = np.zeros((layer.groups, outputs // layer.groups, images * height * width))
+    for position in np.ndindex(*kernel):
+        values = windows[..., *position].astype(np.float64).reshape(images, layer.groups, depth, height * width)
+        near = values.transpose(1, 2, 0, 3).reshape(layer.groups, depth, -1)
+        far = layer.weights[..., *position].astype(np.float64).reshape(layer.groups, -1, depth)
+        total += far @ near
+    return total.reshape(outputs, images, height, width).swapaxes(0, 1)
+
+
+def _requantised(total: NDArray[np.generic], r: Requantise, epilogue: Epilogue) -> Int8:
+    bias, multiplier, shift = (each[None, :, None, None] for each in (r.bias, r.multiplier, r.shift))
+    return requantize(total.astype(np.int64), bias, multiplier, shift, r.zero_point, *epilogue.clip)

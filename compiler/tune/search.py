@@ -1,0 +1,251 @@
+"""Ways to look for the cheapest point of a space: they are asked what to try, and told what it cost.
+
+    search = SEARCHES["guided"](space, np.random.default_rng(0))
+    while numbers := search.ask(8):
+        search.tell([(number, cost(space.points[number])) for number in numbers])
+
+`ask` gives different points that were not tried before, and none once a search has ended. A cost of None is a trial
+without one: it failed, or was given up. None of them knows what a point means.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from celosia.compiler.tune.model import Model
+from celosia.compiler.tune.space import Floats, Space
+
+Costs = Sequence[tuple[int, float | None]]
+
+
+class Search:
+    """What all have in common: what is known, and the best of it."""
+
+    def __init__(self, space: Space[Any], rng: np.random.Generator) -> None:
+        self.space, self.rng = space, rng
+        self.known: dict[int, float] = {}
+        self.asked: set[int] = set()
+
+    @property
+    def best(self) -> int | None:
+        """The number of the cheapest point that was tried."""
+        found = min(self.known, key=self.known.__getitem__, default=None)
+        return None if found is None or math.isinf(self.known[found]) else found
+
+    def ask(self, count: int) -> list[int]:
+        """Up to `count` points to try now."""
+        chosen: list[int] = []
+        for number in self.proposals(count):
+            if len(chosen) == count:
+                break
+            if number not in self.asked:
+                self.asked.add(number)
+                chosen.append(number)
+        return chosen
+
+    def tell(self, costs: Costs) -> None:
+        """What points cost that were asked for, or others."""
+        for number, cost in costs:
+            self.asked.add(number)
+            self.known[number] = math.inf if cost is None else cost
+
+    def proposals(self, count: int) -> Iterable[int]:
+        """Points in the order in which they should be tried; those that were asked for are left out."""
+        raise NotImplementedError
+
+    # How far from the best ---------------------------------------------------------------------------------------
+
+    @property
+    def bound(self) -> float:
+        """No point that has not been tried costs less."""
+        rest = np.ones(len(self.space), bool)
+        rest[list(self.known)] = False
+        return float(self.space.bounds[rest].min(initial=math.inf))
+
+    @property
+    def regret(self) -> float:
+        """The most by which the best of the space can be better, as a share of it; 0 is a certificate that the best
+        was found, inf where nothing is known."""
+        if self.best is None:
+            return math.inf
+        return max(0.0, self.known[self.best] / self.bound - 1)
+
+
+class Random(Search):
+    """Any order."""
+
+    def proposals(self, count: int) -> Iterable[int]:
+        return self.space.sample(len(self.space), self.rng)
+
+
+class Exhaustive(Search):
+    """All, in their order."""
+
+    def proposals(self, count: int) -> Iterable[int]:
+        return range(len(self.space))
+
+
+class Annealing(Search):
+    """Chains that walk to a neighbour, always where it is cheaper and the less often the colder it is where not."""
+
+    chains, hot, cooling = 4, 0.05, 0.9
+
+    def __init__(self, space: Space[Any], rng: np.random.Generator) -> None:
+        super().__init__(space, rng)
+        self.at = space.sample(self.chains, rng)
+        self.chain_of = {place: chain for chain, place in enumerate(self.at)}
+        """Which chain wants to know what a point costs."""
+        self.temperature = self.hot
+
+    def proposals(self, count: int) -> Iterable[int]:
+        if not self.asked:
+            yield from self.at
+        for _ in range(4 * count):
+            for chain, place in enumerate(self.at):
+                step = int(self.rng.choice(self.space.neighbours(place) or [place]))
+                if step in self.known:
+                    self._walk(chain, step)
+                else:
+                    self.chain_of[step] = chain
+                    yield step
+        yield from self.space.sample(len(self.space), self.rng)
+
+    def tell(self, costs: Costs) -> None:
+        super().tell(costs)
+        self.temperature *= self.cooling
+        for number, _ in costs:
+            if number in self.chain_of:
+                self._walk(self.chain_of.pop(number), number)
+
+    def _walk(self, chain: int, to: int) -> None:
+        here, there = self.known.get(self.at[chain], math.inf), self.known[to]
+        worse = math.log(there / here) if math.isfinite(there) and math.isfinite(here) else there - here
+        if not worse > 0 or self.rng.random() < math.exp(-worse / self.temperature):
+            self.at[chain] = to
+
+
+class Evolution(Search):
+    """Neighbours of the fitter of two of the best points; some of neighbours."""
+
+    population, mutation = 16, 0.85
+
+    def proposals(self, count: int) -> Iterable[int]:
+        if len(self.known) < self.population:
+            yield from self.space.sample(self.population, self.rng)
+        fit = sorted(self.known, key=self.known.__getitem__)[: self.population]
+        for _ in range(8 * count if fit else 0):
+            child = fit[min(self.rng.integers(0, len(fit), 2))]
+            child = int(self.rng.choice(self.space.neighbours(child) or [child]))
+            while self.rng.random() > self.mutation:
+                child = int(self.rng.choice(self.space.neighbours(child) or [child]))
+            yield child
+        yield from self.space.sample(len(self.space), self.rng)
+
+
+class Coordinates(Search):
+    """Descent: all neighbours of the best point, again while one is cheaper; then the same from another start."""
+
+    def __init__(self, space: Space[Any], rng: np.random.Generator) -> None:
+        super().__init__(space, rng)
+        self.starts = iter(np.argsort(space.base, kind="stable").tolist())
+        self.here: int | None = None
+
+    def proposals(self, count: int) -> Iterable[int]:
+        while True:
+            if self.here is not None:
+                around = self.space.neighbours(self.here)
+                yield from around
+                if any(number not in self.known for number in around):
+                    return  # what was asked for comes first
+                lower = min(around, key=self.known.__getitem__, default=self.here)
+                if self.known[lower] < self.known.get(self.here, math.inf):
+                    self.here = lower
+                    continue
+            self.here = next((number for number in self.starts if number not in self.asked), None)
+            if self.here is None:
+                return
+            yield self.here
+
+
+class Beam(Search):
+    """All neighbours of the best few points, those that should be cheapest first."""
+
+    width = 4
+
+    def proposals(self, count: int) -> Iterable[int]:
+        order = np.argsort(self.space.base, kind="stable").tolist()
+        if not self.known:
+            yield from order[: self.width]
+        kept = sorted(self.known, key=self.known.__getitem__)[: self.width]
+        around = {number for each in kept for number in self.space.neighbours(each)}
+        yield from sorted(around, key=self.space.base.__getitem__)
+        yield from order
+
+
+class Guided(Search):
+    """The best by a model that learns from what it is told; now and then any other."""
+
+    curious = 0.05
+
+    def __init__(self, space: Space[Any], rng: np.random.Generator, model: Model | None = None) -> None:
+        super().__init__(space, rng)
+        self.model = model or Model()
+
+    def proposals(self, count: int) -> Iterable[int]:
+        for number in np.argsort(self._expected(), kind="stable").tolist():
+            if self.known and self.rng.random() < self.curious / 2:
+                yield int(self.rng.integers(len(self.space)))
+            yield number
+
+    def tell(self, costs: Costs) -> None:
+        super().tell(costs)
+        for number, cost in costs:
+            if cost is not None:
+                self.model.learn(self.space, number, cost)
+
+    def _expected(self) -> Floats:
+        return np.maximum(self.model.expected(self.space), self.space.bounds)
+
+
+class Descent(Guided):
+    """The default: the best by the model, and what lies around the best that was found. Ends with a certificate, or
+    where `patience` tries in a row have found nothing better."""
+
+    patience, worth = 32, 0.001
+    close = 0.0
+    """A regret that is good enough."""
+
+    def __init__(self, space: Space[Any], rng: np.random.Generator, model: Model | None = None) -> None:
+        super().__init__(space, rng, model)
+        self.since = 0
+        """Tries since the last that was better by `worth`."""
+
+    def proposals(self, count: int) -> Iterable[int]:
+        if self.since >= self.patience or self.regret <= self.close:
+            return
+        expected = self._expected()
+        promising = np.ones(len(self.space), bool)
+        if self.best is not None:  # what a bound shows to be no better is not tried
+            promising = self.space.bounds < self.known[self.best]
+        order = [number for number in np.argsort(expected, kind="stable").tolist() if promising[number]]
+        around = [] if self.best is None else self.space.neighbours(self.best)
+        around = sorted((number for number in around if promising[number]), key=expected.__getitem__)
+        half = [number for number in order if number not in self.asked][: -(-count // 2)]
+        yield from (*half, *around, *order) if self.known else order
+
+    def tell(self, costs: Costs) -> None:
+        before = math.inf if self.best is None else self.known[self.best]
+        super().tell(costs)
+        better = self.best is not None and self.known[self.best] < before * (1 - self.worth)
+        self.since = 0 if better else self.since + len(costs)
+
+
+SEARCHES: dict[str, Callable[[Space[Any], np.random.Generator], Search]] = {
+    "descent": Descent, "guided": Guided, "coordinates": Coordinates, "beam": Beam, "evolution": Evolution,
+    "annealing": Annealing, "random": Random, "exhaustive": Exhaustive,
+}  # fmt: skip
+"""By name; the first is the default."""

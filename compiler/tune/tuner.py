@@ -1,0 +1,250 @@
+"""Tunes a network: its layers one by one, trials going where there is most to be won, then all of it together.
+
+First every workload alone: its search is asked for points, a fleet measures them, records keep what it finds. Then the
+best few of each are tried in the whole stream, on the timing model, and kept where the whole takes fewer cycles. What
+is in the records is not measured again, and a search asks the same again, so that a tuning that was interrupted goes on
+where it was, and one that was finished measures nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from celosia.compiler.image import Image
+from celosia.compiler.layer import Untileable
+from celosia.compiler.tune.measure import TIMED, Job, Judge, Result, Status, packed
+from celosia.compiler.tune.model import LEARNERS, Model
+from celosia.compiler.tune.network import Network, Occurrence, Tuned, network_key, whole
+from celosia.compiler.tune.pool import Fleet
+from celosia.compiler.tune.records import Key, Records
+from celosia.compiler.tune.search import SEARCHES, Guided, Search
+from celosia.compiler.tune.space import Point, Space, layer_space
+
+AT_ONCE = 8
+"""Points that a search is asked for."""
+TOGETHER = 4
+"""Searches that are asked in a round, but for the first, which asks all."""
+ABORT = 3
+"""Times the cycles of the best at which a run is given up."""
+FINALISTS = 3
+"""Points of a workload that are tried in the whole stream."""
+
+
+@dataclass
+class Subject:
+    """A workload that is tuned. usual, best: cycles of what the compiler takes, and the fewest, twice in a row."""
+
+    occurrence: Occurrence
+    space: Space[Point]
+    search: Search
+    layer: bytes
+    usual: float = math.inf
+    trials: int = 0
+    done: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.occurrence.layer.name
+
+    @property
+    def best(self) -> float:
+        number = self.search.best
+        return math.inf if number is None else self.search.known[number]
+
+    @property
+    def promise(self) -> float:
+        """Cycles that are still to be won at most, for each trial that it has had."""
+        rest = self.best - min(self.best, self.search.bound)
+        return rest * self.occurrence.count / (self.trials + AT_ONCE)
+
+
+@dataclass
+class State:
+    """How far a tuning is. measured: trials that were run now; known: those that were in the records. whole: cycles of
+    the network, untuned and as far as it is tuned. started: time.perf_counter()."""
+
+    trials: int
+    subjects: list[Subject] = field(default_factory=list)
+    measured: int = 0
+    known: int = 0
+    failed: int = 0
+    untuned: int = 0
+    tuned: int = 0
+    evaluations: int = 0
+    known_evaluations: int = 0
+    stage: str = ""
+    left_out: dict[str, str] = field(default_factory=dict)
+    started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def spent(self) -> int:
+        return self.measured + self.known
+
+    @property
+    def rate(self) -> float:
+        """Trials a second that were measured."""
+        return self.measured / max(1e-9, time.perf_counter() - self.started)
+
+    @property
+    def regret(self) -> float:
+        """The share by which all layers together could take fewer cycles at most, by their bounds."""
+        pairs = [(s.best, min(s.best, s.search.bound), s.occurrence.count) for s in self.subjects]
+        total = sum(best * count for best, _, count in pairs)
+        bound = sum(bound * count for _, bound, count in pairs)
+        return total / bound - 1 if bound and math.isfinite(total) else math.inf
+
+
+class Tuner:
+    """Tunes one network. trials: most points of layers that are tried, those in the records among them."""
+
+    def __init__(
+        self, records: Records, fleet: Fleet, trials: int, judge: Judge = TIMED, search: str = "descent",
+        learner: str = "ridge", seed: int = 0, told: Callable[[State], None] = lambda state: None,
+    ) -> None:  # fmt: skip
+        """told: called after each trial and each look at the whole. search: a name of SEARCHES; learner: of LEARNERS.
+        ValueError for others."""
+        for name, known in ((search, SEARCHES), (learner, LEARNERS)):
+            if name not in known:
+                raise ValueError(f"there is no {name!r}; take {', '.join(known)}")
+        self.records, self.fleet, self.judge = records, fleet, judge
+        self.search, self.model, self.seed, self.told = search, Model(LEARNERS[learner]), seed, told
+        self.state = State(trials)
+        self.chosen: Tuned = {}
+
+    def improve(self, network: Network) -> Image:
+        """The image of `network` under the best that was found. FleetError, OutputError."""
+        state = self.state
+        state.stage = "layers"
+        for each in network.occurrences():
+            if (subject := self._subject(network, each)) is not None:
+                state.subjects.append(subject)
+        self._round(network, [(s, [s.space.number(s.occurrence.usual)]) for s in state.subjects])
+        for subject in state.subjects:
+            subject.usual = subject.best
+        self._search(network)
+        state.stage = "the whole network"
+        self.chosen = self._together(network)
+        return network.build(self.chosen)
+
+    def _subject(self, network: Network, each: Occurrence) -> Subject | None:
+        try:
+            space = layer_space(network.cfg, each.layer, each.usual, self.judge.memory)
+        except Untileable:  # what is not laid out as the space knows it
+            return None
+        rng = np.random.default_rng(self.seed)
+        kind = SEARCHES[self.search]
+        search = kind(space, rng)
+        if isinstance(search, Guided):
+            search.model = self.model
+        return Subject(each, space, search, packed(each.layer))
+
+    # Layers ------------------------------------------------------------------------------------------------------
+
+    def _search(self, network: Network) -> None:
+        state, first = self.state, True
+        while state.spent < state.trials:
+            active = sorted((s for s in state.subjects if not s.done), key=lambda s: -s.promise)
+            asked: list[tuple[Subject, list[int]]] = []
+            left = state.trials - state.spent
+            for subject in active if first else active[:TOGETHER]:
+                numbers = subject.search.ask(min(AT_ONCE, left))
+                subject.done = not numbers
+                left -= len(numbers)
+                if numbers:
+                    asked.append((subject, numbers))
+                if not left:
+                    break
+            first = False
+            if not active:
+                return
+            self._round(network, asked)
+
+    def _round(self, network: Network, asked: list[tuple[Subject, list[int]]]) -> None:
+        """Measure what is not known, then tell the searches, in the order in which they asked."""
+        trials = [(subject, number) for subject, numbers in asked for number in numbers]
+        keys = [Key.of(network.cfg, s.space.name, s.space.points[n], self.judge.version) for s, n in trials]
+        results: dict[int, Result] = {}
+        for place, ((subject, number), key) in enumerate(zip(trials, keys)):
+            if (known := self.records.get(key)) is not None and self._credible(known, subject, number):
+                results[place] = known
+                self._count(subject, known, fresh=False)
+        missing = [place for place in range(len(trials)) if place not in results]
+
+        def keep(place: int, result: Result) -> None:
+            results[missing[place]] = result
+            self.records.add(keys[missing[place]], result)
+            self._count(trials[missing[place]][0], result, fresh=True)
+
+        jobs = [self._job(network, *trials[place]) for place in missing]
+        if jobs:
+            self.fleet.run(jobs, keep)
+        for subject, numbers in asked:
+            places = [place for place, trial in enumerate(trials) if trial[0] is subject and trial[1] in numbers]
+            subject.search.tell([(trials[place][1], results[place].cost) for place in places])
+        self.told(self.state)
+
+    def _job(self, network: Network, subject: Subject, number: int) -> Job:
+        limit = int(ABORT * subject.best) if math.isfinite(subject.best) else 0
+        return Job(network.cfg, subject.layer, subject.space.points[number], self.judge, limit)
+
+    def _credible(self, result: Result, subject: Subject, number: int) -> bool:
+        """Nothing takes fewer cycles than it can: who says so is not believed, and the trial runs again."""
+        return result.status != Status.OK or result.cycles >= subject.space.bounds[number]
+
+    def _count(self, subject: Subject, result: Result, fresh: bool) -> None:
+        subject.trials += 1
+        self.state.measured += fresh
+        self.state.known += not fresh
+        self.state.failed += result.status not in (Status.OK, Status.CENSORED)
+        self.state.left_out = self.fleet.left_out
+        if fresh:
+            self.told(self.state)
+
+    # The whole -----------------------------------------------------------------------------------------------------
+
+    def _together(self, network: Network) -> Tuned:
+        """Decisions under which the whole stream takes the fewest cycles: all that layers found best, or none of it;
+        then workload by workload."""
+        state = self.state
+        chosen: dict[str, Point] = {}
+        cycles = state.untuned = state.tuned = int(self._whole(network, chosen))
+        better = [s for s in state.subjects if s.search.best is not None and s.best < s.usual]
+        every = {s.occurrence.workload: s.space.points[s.search.best or 0] for s in better}
+        if every and (found := self._whole(network, every)) < cycles:
+            chosen, cycles = every, int(found)
+        state.tuned = cycles
+        for subject in sorted(state.subjects, key=lambda s: -s.occurrence.count * (s.usual - s.best)):
+            for option in self._finalists(subject):
+                other = {name: point for name, point in chosen.items() if name != subject.occurrence.workload}
+                if option != subject.occurrence.usual:
+                    other[subject.occurrence.workload] = option
+                if other == chosen:
+                    continue
+                if (found := self._whole(network, other)) < cycles:
+                    chosen, cycles = other, int(found)
+                    state.tuned = cycles
+        return chosen
+
+    def _finalists(self, subject: Subject) -> list[Point]:
+        """The best few that are better than what the compiler takes, and that itself; nothing where none are."""
+        known = subject.search.known
+        order = sorted((n for n in known if known[n] < subject.usual), key=lambda n: (known[n], n))[:FINALISTS]
+        return [subject.space.points[n] for n in order] + [subject.occurrence.usual] * bool(order)
+
+    def _whole(self, network: Network, tuned: Tuned) -> float:
+        key = network_key(network, tuned, self.judge)
+        result = self.records.get(key)
+        if result is None:
+            started = time.perf_counter()
+            result = replace(whole(network, tuned, self.judge), seconds=time.perf_counter() - started)
+            self.records.add(key, result)
+            self.state.evaluations += 1
+        else:
+            self.state.known_evaluations += 1
+        self.told(self.state)
+        return math.inf if result.cost is None else result.cost

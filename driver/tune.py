@@ -1,0 +1,104 @@
+"""Search for better schedules of a model's layers, and compile it with what was found."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from celosia.compiler.compile import compile as compile_model
+from celosia.compiler.graph.dimensions import Shapes
+from celosia.compiler.image import Image
+from celosia.compiler.program import Program
+from celosia.compiler.tune.measure import Judge
+from celosia.compiler.tune.network import Network
+from celosia.compiler.tune.pool import DEADLINE, Fleet
+from celosia.compiler.tune.records import Records
+from celosia.compiler.tune.tuner import State, Tuner
+from celosia.hw.config import Config
+
+TRIALS = 1000
+"""Points of layers that are tried at most, if nobody says otherwise."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What `tune` has found. program: compiled with it. report: plain data, see `tune`."""
+
+    program: Program
+    report: dict[str, Any]
+
+
+def tune(
+    source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", *, trials: int = TRIALS,
+    records: str | Path | Records | None = None, device: str = "timed", memory: str = "zynq-hp", jobs: int = 0,
+    search: str = "descent", learner: str = "ridge", seed: int = 0, deadline: float = DEADLINE,
+    fleet: Fleet | None = None, check: bool = True, shapes: Shapes | None = None,
+    progress: Callable[[str], None] | None = None, told: Callable[[State], None] = lambda state: None,
+) -> Tuning:  # fmt: skip
+    """Tune the layers of a model that run on the accelerator, and compile it.
+
+    >>> import celosia
+    >>> tuning = celosia.tune(celosia.models.demo_model_path(), "tiny", trials=12)
+    >>> tuning.report["cycles"] <= tuning.report["untuned"]
+    True
+
+    trials: most points of layers that are tried. records: a file that keeps them, and in which those that are known are
+    not run again; None: nowhere. device: "timed" or "rtl", which says how many cycles layers take, with that memory
+    behind it; the whole is judged by the timing model. jobs: processes that measure; 0: this one. search: one of
+    `tune.search.SEARCHES`. learner: "ridge", or "trees" (needs the extra `tune`). deadline: seconds for one trial.
+    fleet: other devices. progress: called with the name of each stage; told: with the State after each trial.
+
+    The report has cycles and untuned (of the whole network), `regret` (all layers together take at most that share
+    fewer cycles, proved), trials, measured, known, failed, seconds, left_out (devices by name), damaged (lines of the
+    records), and layers: name, workload, count, usual and best (cycles twice in a row), regret, trials, decided.
+
+    Raises what `compile` does, RecordsError, ValueError for a name that there is not, FleetError where no device is
+    left to measure.
+    """
+    judge = Judge(device, memory)
+    known = records if isinstance(records, Records) else _opened(records)
+    started = time.perf_counter()
+    with fleet or Fleet.local(jobs, deadline) as measuring:
+        tuner = Tuner(known, measuring, trials, judge, search, learner, seed, told)
+
+        def improve(network: Network) -> Image:
+            if progress is not None:
+                progress("tuning")
+            return tuner.improve(network)
+
+        program = compile_model(source, config, progress, check=check, shapes=shapes, improve=improve)
+    return Tuning(program, _report(tuner, known, time.perf_counter() - started))
+
+
+def _opened(records: str | Path | None) -> Records:
+    return Records() if records is None else Records.load(records, must_exist=False)
+
+
+def _report(tuner: Tuner, records: Records, seconds: float) -> dict[str, Any]:
+    state = tuner.state
+    layers = [
+        {
+            "layer": subject.name, "workload": subject.occurrence.workload, "count": subject.occurrence.count,
+            "points": len(subject.space), "usual": _whole(subject.usual), "best": _whole(subject.best),
+            "regret": _whole(subject.search.regret), "trials": subject.trials,
+            "decided": [d.to_json() for d in tuner.chosen.get(subject.occurrence.workload, ())],
+        }
+        for subject in state.subjects
+    ]  # fmt: skip
+    return {
+        "cycles": state.tuned, "untuned": state.untuned, "regret": _whole(state.regret), "trials": state.spent,
+        "measured": state.measured + state.evaluations, "known": state.known + state.known_evaluations,
+        "failed": state.failed, "seconds": seconds, "left_out": dict(state.left_out), "damaged": records.damaged,
+        "conflicts": records.conflicts, "layers": layers,
+    }  # fmt: skip
+
+
+def _whole(value: float) -> float | None:
+    """For JSON, which has no infinity."""
+    return value if math.isfinite(value) else None

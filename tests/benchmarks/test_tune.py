@@ -1,0 +1,45 @@
+"""What `python -m benchmarks tune` rests on: the optimum, ranks, and scores of models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from benchmarks import tune
+
+from celosia.compiler.tune.search import SEARCHES
+from celosia.hw.config import PRESETS
+
+LAYER = tune.Shape(12, 5, 8, 3)
+
+
+def test_the_optimum_is_that_of_all_points(tmp_path: Path) -> None:
+    cfg = PRESETS["tiny"]
+    table = tune.Table(cfg, LAYER.layer(cfg), tmp_path)
+    best = table.optimum(lambda text: None)
+    skipped = len(table.space) - len(table.costs)
+    true = min(table.cost(number) for number in range(len(table.space)))
+    assert skipped > 0 and (1 - tune.KNOWN) * true <= best <= true
+    table.keep()
+    again = tune.Table(cfg, LAYER.layer(cfg), tmp_path)
+    assert again.costs == table.costs and again.fresh == 0
+    for name in SEARCHES:
+        curve = tune.regrets(again, name, 0, 16, best)
+        assert len(curve) == 16 and (np.diff(curve) <= 0).all() and curve[-1] >= 0
+    assert tune.regrets(again, "exhaustive", 0, len(again.space), best)[-1] == 0
+
+
+def test_scores() -> None:
+    assert tune.ranks(np.array([3.0, 1.0, 3.0, 2.0])).tolist() == [2.5, 0.0, 2.5, 1.0]
+    costs = np.arange(20.0) + 100
+    assert tune._scores(costs * 2, costs) == (1.0, 0.0, 1.0)
+    rho, regret, recall = tune._scores(-costs, costs)
+    assert (round(rho, 9), round(regret, 9), recall) == (-1.0, 0.19, 0.0)
+
+
+def test_a_shape_is_a_convolution_of_its_sizes() -> None:
+    for shape in (*tune.RESNET18, *tune.SMALL):
+        layer = shape.layer(PRESETS["pynq"])
+        assert layer.y.height == -(-shape.size // shape.stride) and layer.weights.shape[:2] == (
+            shape.outputs, shape.channels,
+        )  # fmt: skip
