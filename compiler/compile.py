@@ -20,6 +20,7 @@ from celosia.compiler.cpu.runtime.op import HostError
 from celosia.compiler.cpu.target import compiling_for, find_target
 from celosia.compiler.decisions import Given
 from celosia.compiler.graph.batchnorm import fold_batchnorm
+from celosia.compiler.graph.channels import order_channels
 from celosia.compiler.graph.cost import total_macs
 from celosia.compiler.graph.cse import merge_equal
 from celosia.compiler.graph.dead import remove_dead
@@ -60,6 +61,7 @@ PASSES = Pipeline(
     Pass("fold-quantised", "constants that QDQ patterns did not take are computed", partial(fold, keep=frozenset())),
     Pass("identities", "operators that change nothing go, two that make one become one", simplify),
     Pass("batch-norm", "scales and offsets of channels move into weights", fold_batchnorm),
+    Pass("channels", "channels are chosen and ordered in the weights of the convolution before", order_channels),
     Pass("phases", "transposed convolutions of floats become convolutions", convolve_transposed),
     Pass("common", "operators that compute the same are computed once", merge_equal),
     Pass("layout", "float convolutions, and what is between them, work on blocks of channels", layout, inside=False),

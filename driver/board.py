@@ -272,11 +272,8 @@ class _PynqMemory:
             raise MemoryError(str(error)) from None
 
 
-def pynq_device(config: Config, base: int | None = None, **options: Any) -> BoardDevice:
-    """The accelerator on this board. DeviceError where pynq, the right to use it, or a bitstream is missing.
-
-    base: physical address of its registers, by default where the bitstream projects place them. options: BoardDevice's.
-    """
+def require_pynq() -> Any:
+    """The package pynq. DeviceError where it is missing, or does not start."""
     try:
         import pynq
     except Exception as error:  # pynq has many ways to fail
@@ -285,6 +282,15 @@ def pynq_device(config: Config, base: int | None = None, **options: Any) -> Boar
             "(http://www.pynq.io/boards.html), or run `sudo pip3 install pynq` there; from another machine take "
             "--device ssh://USER@BOARD"
         ) from None
+    return pynq
+
+
+def pynq_device(config: Config, base: int | None = None, **options: Any) -> BoardDevice:
+    """The accelerator on this board. DeviceError where pynq, the right to use it, or a bitstream is missing.
+
+    base: physical address of its registers, by default where the bitstream projects place them. options: BoardDevice's.
+    """
+    pynq = require_pynq()
     if base is None:
         if platform.machine() not in BASES:
             raise DeviceError(f"a {platform.machine()} is no Zynq; run this on the board, or take --device ssh://...")

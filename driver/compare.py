@@ -14,7 +14,8 @@ from onnx import numpy_helper
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.importer import read
 from celosia.driver import oracle
-from celosia.driver.runtime import Runtime
+from celosia.driver.matching import Flow, feed_of, match
+from celosia.driver.runtime import Runtime, require_tools
 from celosia.hw.config import Config
 
 Array = NDArray[Any]
@@ -35,18 +36,22 @@ def compare(
     >>> sum(row["different"] for row in report["tensors"]), report["first"]
     (0, None)
 
-    inputs: one array for each input. float_model: the model before it was quantised; its tensors are found by name.
+    inputs: one array for each input. float_model: the model before it was quantised; its tensors are found by name,
+    by structure or by order (see `matching.match`).
     The Program returns its intermediate tensors (`compile(keep="all")`), so no block keeps them on chip. options: of
     the device.
 
     Returns plain data. `tensors`, in the model's order: name, op and node that make it, dtype, shape, `different`
     elements, `largest` difference (steps of integers, or a share of the largest float), `first` difference (index,
-    found, expected), `differs` (floats: beyond FLOAT_TOLERANCE), `sqnr_db` against the float model and `lost_db` of it
-    against the worst operand. `first`: the first tensor that differs though its operands do not. `inside`: tensors
-    that an integer operator or onnxruntime's fusion leaves out. Raises what `compile` and `Runtime` do, OracleError,
-    and MissingLibrary without onnxruntime.
+    found, expected), `differs` (floats: beyond FLOAT_TOLERANCE), `float`, the float model's tensor, and how it was
+    `matched`, `sqnr_db` against it and `lost_db` of that against the worst operand. `first`: the first tensor that
+    differs though its operands do not. `inside`: tensors that an integer operator or onnxruntime's fusion leaves out.
+    `unmatched`: None without a float model, else the tensors of the "model" and of the "float" model that have none in
+    the other. Raises what `compile` and `Runtime` do, OracleError, and MissingLibrary without onnxruntime.
     """
     say = progress or (lambda stage: None)
+    oracle.require()
+    require_tools(device, model)
     proto = read(Path(model))
     program = compile_model(model, config, progress=progress, keep="all", check=check)
     with Runtime(program, device, **options) as runtime:
@@ -60,9 +65,10 @@ def compare(
         _row(graph, name, found[name], expected[name]) for name in graph.made
         if name in found and name in expected and isinstance(found[name], np.ndarray)
     ]  # fmt: skip
+    unmatched = None
     if float_model is not None:
         say("running the float model")
-        _add_noise(graph, rows, found, oracle.tensors(Path(float_model), inputs, optimised=False), inputs)
+        unmatched = _add_noise(proto, graph, rows, found, inputs, Path(float_model))
     compared = {row["name"]: row for row in rows}
     firsts = (
         row["name"] for row in rows
@@ -72,6 +78,7 @@ def compare(
         "model": str(model), "config": program.config.to_dict(), "device": device, "oracle": oracle.version(),
         "float_model": None if float_model is None else str(float_model), "tensors": rows,
         "different": sum(row["differs"] for row in rows), "first": next(firsts, None),
+        "unmatched": unmatched,
         "inside": [name for name in graph.made if name not in graph.constants and not graph.is_known(name, compared)],
     }  # fmt: skip
 
@@ -87,6 +94,8 @@ class _Graph:
                 self.constants.setdefault(name, onnx.TensorProto())
         self.meanings: dict[str, tuple[str, float, float]] = {}
         """Of a quantised tensor: the name of the float tensor that it stands for, scale and zero point."""
+        self._scaled: dict[str, tuple[float, float]] = {}
+        """Of what an integer operator makes: scale and zero point."""
         for node in proto.graph.node:
             if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
                 scale, zero = self._number(node, 1), self._number(node, 2)
@@ -95,6 +104,11 @@ class _Graph:
                     node.op_type == "QuantizeLinear" or integers not in self.meanings
                 ):  # fmt: skip
                     self.meanings[integers] = real, scale, zero
+
+            if (place := _output_scale(node.op_type)) is not None:
+                scale, zero = self._number(node, place), self._number(node, place + 1)
+                if scale is not None and zero is not None:
+                    self._scaled[node.output[0]] = scale, zero
 
     def _number(self, node: onnx.NodeProto, place: int) -> float | None:
         """A scalar constant input; 0 where it is left out."""
@@ -128,10 +142,19 @@ class _Graph:
         """(The name of the float tensor that `array` stands for, its values); None for other integers."""
         if array.dtype.kind == "f":
             return name, array.astype(np.float64)
-        if name not in self.meanings:
+        if name in self.meanings:
+            real, scale, zero = self.meanings[name]
+        elif name in self._scaled:
+            real, (scale, zero) = name, self._scaled[name]
+        else:
             return None
-        real, scale, zero = self.meanings[name]
         return real, (array.astype(np.float64) - zero) * scale
+
+
+def _output_scale(op: str) -> int | None:
+    """Which input is the scale of the output of an integer operator; the zero point is the next one."""
+    known = {"QLinearConv": 6, "QLinearMatMul": 6, "QLinearAdd": 6, "QLinearMul": 6, "QGemm": 7, "QLinearConcat": 0}
+    return known.get(op, 3 if op.startswith("QLinear") else None)
 
 
 def _row(graph: _Graph, name: str, found: Array, expected: Array) -> dict[str, Any]:
@@ -140,7 +163,7 @@ def _row(graph: _Graph, name: str, found: Array, expected: Array) -> dict[str, A
         node = graph.made.get(node.input[0], node)
     row = {
         "name": name, "op": node.op_type, "node": node.name, "dtype": found.dtype.name, "shape": list(found.shape),
-        "sqnr_db": None, "lost_db": None,
+        "float": None, "matched": None, "sqnr_db": None, "lost_db": None,
     }  # fmt: skip
     expected = np.asarray(expected)
     if found.shape != expected.shape or found.dtype != expected.dtype:
@@ -170,24 +193,31 @@ def largest_difference(found: Array, expected: Array) -> tuple[float | None, boo
 
 
 def _add_noise(
-    graph: _Graph, rows: list[dict[str, Any]], found: Mapping[str, Array], floats: Mapping[str, Array],
-    inputs: Mapping[str, Array],
-) -> None:  # fmt: skip
-    """Add sqnr_db, the power of the float tensor over that of the error, and lost_db to `rows`."""
-    floats = {**floats, **inputs}
+    proto: onnx.ModelProto, graph: _Graph, rows: list[dict[str, Any]], found: Mapping[str, Array],
+    inputs: Mapping[str, Array], float_model: Path,
+) -> dict[str, list[str]]:  # fmt: skip
+    """Add to `rows` the float tensor, how it was matched, its power over that of the error, and what was lost. Returns
+    the tensors of both models that have none in the other."""
+    quantised, exact = Flow(proto), Flow(read(float_model))
+    feed = feed_of(quantised, exact, inputs)
+    floats = {**oracle.tensors(float_model, feed, optimised=False), **feed}
+    real = {row["name"]: known for row in rows if (known := graph.real(row["name"], found[row["name"]])) is not None}
+    values = {quantised.source(name): array for name, array in real.values()}
+    matching = match(quantised, exact, values, {k: v for k, v in floats.items() if v.dtype.kind == "f"})
     noise: dict[str, float] = dict.fromkeys(inputs, np.inf)
     for row in rows:
-        known = graph.real(row["name"], found[row["name"]])
-        exact = floats.get(known[0]) if known is not None else None
-        if known is None or exact is None or exact.shape != known[1].shape or exact.dtype.kind != "f":
-            continue
-        noise[row["name"]] = sqnr(exact, known[1])
+        if row["name"] in real:
+            name, array = real[row["name"]]
+            row["float"], row["matched"] = matching.found.get(quantised.source(name), (None, None))
+            if row["float"] is not None:
+                noise[row["name"]] = sqnr(floats[row["float"]], array)
     for row in rows:
         if row["name"] in noise:
             own = noise[row["name"]]
             before = min((noise[each] for each in graph.operands(row["name"], noise)), default=np.inf)
             row["sqnr_db"] = own if np.isfinite(own) else None
             row["lost_db"] = before - own if np.isfinite(before) and np.isfinite(own) else None
+    return {"model": [name for name in real if name not in noise], "float": matching.left}
 
 
 def sqnr(exact: Array, found: Array) -> float:

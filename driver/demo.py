@@ -15,7 +15,7 @@ from celosia import models
 from celosia.compiler.compile import compile as compile_model
 from celosia.driver import oracle, show
 from celosia.driver.progress import Stages
-from celosia.driver.runtime import Runtime
+from celosia.driver.runtime import Runtime, require_tools
 
 ROWS = 12
 """Height of a picture in the terminal, in lines of two pixels each."""
@@ -27,6 +27,7 @@ def run(count: int, device: str, config: str, stages: Stages, **options: Any) ->
     options: of the device.
     """
     path = models.demo_model_path()
+    require_tools(device, path)
     program = compile_model(path, config, progress=stages)
     images, labels, classes = models.demo_images()
     if device == "rtl":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ import onnx
 from numpy.typing import NDArray
 
 from celosia.compiler.compile import compile as compile_model
+from celosia.compiler.cpu.runtime.threads import processors
 from celosia.compiler.graph.importer import ModelError, read
 from celosia.compiler.graph.interface import inputs_of, resized
 from celosia.compiler.program import InputError, Program, TensorInfo
@@ -26,7 +26,7 @@ from celosia.driver.calibration import Input, Sample, Samples
 from celosia.driver.compare import largest_difference
 from celosia.driver.dataset import Dataset, open_dataset
 from celosia.driver.images import IN_UNITS, Pixels
-from celosia.driver.runtime import Runtime
+from celosia.driver.runtime import Runtime, require_tools
 from celosia.hw.config import Config, ConfigError
 
 Array = NDArray[Any]
@@ -56,7 +56,8 @@ def evaluate(
 
     data, labels: see `dataset.open_dataset`; samples: no more than these, spread over all. config: as of `compile`; of
     a Program its own. against: run the model under onnxruntime, too (with oracle.INT8). pixels: of images. workers:
-    devices that run at a time, by default one for each processor on `rtl`, else one: numpy holds the interpreter.
+    devices that run at a time, by default one for each processor that may be used on `rtl`, else one: numpy holds the
+    interpreter.
     count: called with the samples done and all of them. options: of the devices.
 
     Samples are read while devices run. On the functional device a model of batch 1 runs as one of a larger batch, on
@@ -69,6 +70,9 @@ def evaluate(
     InputError, OracleError, and MissingLibrary without onnxruntime.
     """
     say = progress or (lambda stage: None)
+    require_tools(device, model)
+    if against:
+        oracle.require()
     is_program = Path(model).is_file() and Program.is_program(model)
     if is_program and against:
         raise ModelError(f"{model} is a Program; give the ONNX model to compare it with onnxruntime")
@@ -85,7 +89,7 @@ def evaluate(
     session = oracle.session(Path(model)) if against else None
     engine = _batched(proto, program, dataset.samples, say) if proto is not None and device == WITHOUT_CYCLES else None
     engine = engine or _Engine(program, 1)
-    parallel = workers or (os.cpu_count() or 1 if device == "rtl" else 1)
+    parallel = workers or (processors() if device == "rtl" else 1)
     parallel = min(parallel, -(-len(dataset.samples) // engine.batch))
     say(f"running {len(dataset.samples)} samples on the {device} device")
     run = _run(engine, dataset.samples, device, parallel, count or (lambda done, total: None), options)

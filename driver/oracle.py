@@ -24,6 +24,14 @@ class OracleError(ValueError):
     """A model that onnxruntime does not run; one sentence with its reason."""
 
 
+def require() -> None:
+    """MissingLibrary where onnxruntime is not installed."""
+    try:
+        import onnxruntime  # noqa: F401
+    except ImportError:
+        raise MissingLibrary("to compare, onnxruntime is needed: pip install onnxruntime") from None
+
+
 def session(
     model: Path | onnx.ModelProto, level: str = "ALL", save: Path | None = None, threads: int = 0, int8: bool = True
 ) -> Any:
@@ -33,10 +41,9 @@ def session(
     optimised graph goes. threads: 0 for its own choice. int8: with INT8; False is onnxruntime's default. Raises
     MissingLibrary, OracleError.
     """
-    try:
-        import onnxruntime
-    except ImportError:
-        raise MissingLibrary("to compare, onnxruntime is needed: pip install onnxruntime") from None
+    require()
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     if int8:
         options.add_session_config_entry(INT8, "1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -186,6 +187,34 @@ def _require_device(name: str) -> None:
         raise ValueError(f"there is no device {name!r}; take {', '.join(DEVICES[:-1])} or {DEVICES[-1]}")
 
 
+def require_tools(device: str, model: str | Path | ModelProto) -> None:
+    """Find what the device of this name needs, before `model` is compiled for it; a model without integer operators
+    needs nothing, and a Program is not compiled. ValueError where there is no device of that name, BuildError without a
+    C++ compiler or Verilator, DeviceError without pynq."""
+    _require_device(device)
+    if device not in ("rtl", "board") or not _has_integers(model):
+        return
+    if device == "rtl":
+        from celosia.sim import build
+
+        build.require_tools()
+    else:
+        from celosia.driver import board
+
+        board.require_pynq()
+
+
+def _has_integers(model: str | Path | ModelProto) -> bool:
+    """Whether some of an ONNX model could run on the accelerator; of a Program, which knows it, False."""
+    from celosia.compiler.graph.importer import read  # with the compiler, which a board has not
+
+    if isinstance(model, (str, Path)):
+        if not Path(model).is_file() or Program.is_program(model):
+            return False
+        model = read(Path(model), data=False)
+    return any(re.search("Quantize|^Q|Integer", node.op_type) for node in model.graph.node)
+
+
 class Runtime:
     """Runs `program` on `device`: "functional", "timed", "rtl", "board", or any Device of the same Config.
 
@@ -254,7 +283,7 @@ class Runtime:
         from celosia.driver.specialise import Specialised  # with the compiler, which a board has not
 
         if isinstance(device, str):
-            _require_device(device)
+            require_tools(device, model)
         else:
             config = device.config
         self._specialised = Specialised(

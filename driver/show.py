@@ -285,6 +285,8 @@ def comparison(report: dict[str, Any], every: bool = False) -> Iterator[Renderab
     )
     if report["first"] is not None:
         yield Text(f"The first that differs though its operands do not: {_difference(report)}")
+    if report["unmatched"] is not None:
+        yield from _matching(report)
     shown = rows if every else [row for row in rows if row["differs"]][:TOP_LAYERS]
     if not shown and report["float_model"] is not None:
         losing = sorted((row for row in rows if row["lost_db"] is not None), key=lambda row: -row["lost_db"])
@@ -299,6 +301,18 @@ def comparison(report: dict[str, Any], every: bool = False) -> Iterator[Renderab
         largest = "-" if row["largest"] is None else f"{row['largest']:.3g}"
         _row(table, row["name"], row["op"], f"{row['dtype']}{row['shape']}", row["different"], largest, *decibels)
     yield table
+
+
+def _matching(report: dict[str, Any]) -> Iterator[RenderableType]:
+    """How tensors of the float model were found, where not all of them were found by name."""
+    how = Counter(row["matched"] for row in report["tensors"] if row["matched"])
+    if how and set(how) != {"name"}:
+        told = ", ".join(f"{how[each]} by {each}" for each in ("name", "structure", "order") if how[each])
+        yield Text(f"Tensors of the float model: {told} (--report names each).")
+    for model, which in (("model", "the model"), ("float", "the float model")):
+        if names := report["unmatched"][model]:
+            more = f", and {len(names) - TOP_LAYERS} more" if len(names) > TOP_LAYERS else ""
+            yield Text(f"Tensors of {which} that match none: {', '.join(names[:TOP_LAYERS])}{more}")
 
 
 def _difference(report: dict[str, Any]) -> str:
@@ -355,19 +369,27 @@ def configs(presets: Iterable[Config]) -> RenderableType:
 
 
 def swept(title: str, rows: list[dict[str, Any]]) -> RenderableType:
-    """What `sweep` found. LUTs only where `celosia bitstream report` has counted them before."""
+    """What `sweep` found."""
+    from celosia.driver.sweep import RESOURCES, resource
+
     fields = list(rows[0]["set"])
-    table = _table(title, *(f">{name}" for name in fields), ">cycles", ">utilisation", ">DSP blocks", ">scratchpads",
-                   ">LUT (counted)", "")  # fmt: skip
+    table = _table(title, *(f">{name}" for name in fields), ">cycles", ">utilisation", ">LUT", ">flip-flops", ">DSP",
+                   ">block RAM", ">scratchpads", "")  # fmt: skip
     best = min((row["cycles"] for row in rows if row["cycles"]), default=None)
     for row in rows:
         size = "-" if row["bytes"] is None else f"{row['bytes'] / 1024:,.0f} kB"
-        known = ("-" if row[name] is None else row[name] for name in ("dsp", "lut"))
-        dsp, lut = known
         remark = row["error"] or ("fewest cycles" if row["cycles"] == best is not None else "")
         cycles = "-" if row["cycles"] is None else row["cycles"]
         values = (str(value).lower() for value in row["set"].values())
-        _row(table, *values, cycles, percent(row["utilization"]), dsp, size, lut, remark)
+        _row(
+            table,
+            *values,
+            cycles,
+            percent(row["utilization"]),
+            *(resource(row, each) for each in RESOURCES),
+            size,
+            remark,
+        )
     return table
 
 

@@ -18,6 +18,7 @@ from celosia.sim.memory import ZYNQ_HP, MemoryModel, memory_model
 
 MOST = 200
 """Configs that one sweep may try."""
+RESOURCES = ("lut", "ff", "dsp", "ram")
 Values = Mapping[str, Sequence[int | bool]]
 
 
@@ -56,9 +57,10 @@ def sweep(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """A row for each combination of `values` of Config fields, in order, on top of `base`.
 
-    cycles and utilization come from the timing model on that memory; dsp and bytes (of scratchpads) from the Config;
-    lut, ff and ram are what `celosia bitstream report` counted before for a xc7z020, or None. A Config that cannot be,
-    or that the model does not fit, has `error` and no cycles. ConfigError for more than MOST Configs.
+    cycles and utilization come from the timing model on that memory; bytes are those of scratchpads. dsp, ram (of
+    36 kbit), lut and ff are of a xc7z020: `counted` where `celosia bitstream report` has counted them, else dsp and ram
+    from the Config, and lut and ff by the model of `bitstreams/area.py`, None where it knows nothing of the kind. A
+    Config that cannot be, or that the model does not fit, has `error` and no cycles. ConfigError for more than MOST.
     """
     first, behind = Config.load(base), memory_model(memory)
     combinations = [dict(zip(values, each)) for each in itertools.product(*values.values())]
@@ -74,7 +76,7 @@ def sweep(
 
 def _row(model: str | Path, base: Config, fields: dict[str, int | bool], memory: MemoryModel) -> dict[str, Any]:
     row: dict[str, Any] = {"set": fields, "cycles": None, "utilization": None, "dsp": None, "bytes": None,
-                           "lut": None, "ff": None, "ram": None, "error": None}  # fmt: skip
+                           "lut": None, "ff": None, "ram": None, "counted": False, "error": None}  # fmt: skip
     try:
         cfg = dataclasses.replace(base, **fields, name="custom")  # type: ignore[arg-type]
     except ConfigError as error:
@@ -90,12 +92,41 @@ def _row(model: str | Path, base: Config, fields: dict[str, int | bool], memory:
 
 
 def _hardware(cfg: Config) -> dict[str, Any]:
+    from celosia.bitstreams.area import estimate
     from celosia.bitstreams.devices import DEVICES
-    from celosia.bitstreams.synthesis import known_usage, multipliers
+    from celosia.bitstreams.synthesis import known_usage
 
     known = known_usage(cfg, DEVICES["xc7z020"])
-    counted = {} if known is None else {"lut": known.lut, "ff": known.ff, "ram": known.ram}
-    return {"dsp": multipliers(cfg), "bytes": sum(scratchpads(cfg).values()), **counted}
+    used = estimate(cfg) if known is None else known
+    return {
+        "lut": used.lut, "ff": used.ff, "dsp": used.dsp, "ram": used.ram, "counted": known is not None,
+        "bytes": sum(scratchpads(cfg).values()),
+    }  # fmt: skip
+
+
+def note() -> str:
+    """What the resources of a sweep are, in a sentence."""
+    from celosia.bitstreams.area import error
+
+    lut, ff, configs = error()
+    return (
+        f"DSP blocks and block RAM (36 kbit) as declared; ~ LUTs and flip-flops by a model of {configs} Configs, "
+        f"at most {lut:.1%} and {ff:.1%} off where it did not know one; without ~ counted by Yosys. For a xc7z020."
+    )
+
+
+def resource(row: Mapping[str, Any], name: str) -> str:
+    """A resource of a row, ~ before what is estimated.
+
+    >>> resource({"lut": 40449, "counted": False}, "lut"), resource({"ram": 10.5, "counted": False}, "ram")
+    ('~40,400', '10.5')
+    """
+    value = row[name]
+    if value is None:
+        return "-"
+    if row["counted"] or name not in ("lut", "ff"):
+        return f"{value:,}".removesuffix(".0")
+    return f"~{round(value, -2):,}"
 
 
 # A page ---------------------------------------------------------------------------------------------------------
@@ -108,7 +139,9 @@ def page(title: str, rows: Sequence[dict[str, Any]], note: str = "") -> str:
     """The rows as one HTML file that needs no other: cycles over the first field, a line for each choice of the others,
     and all of them as a table."""
     fields = list(rows[0]["set"]) if rows else []
-    head = [*fields, "cycles", "utilisation", "DSP", "scratchpads, kB", "LUT", "error"]
+    head = [
+        *fields, "cycles", "utilisation", "LUT", "flip-flops", "DSP", "block RAM", "scratchpads, kB", "error",
+    ]  # fmt: skip
     body = "\n".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in _cells(row))}</tr>" for row in rows)
     return (
         f"<!doctype html>\n<html lang='en'><meta charset='utf-8'><title>{escape(title)}</title>\n"
@@ -123,9 +156,8 @@ def _cells(row: dict[str, Any]) -> Iterator[str]:
     yield from (str(value).lower() for value in row["set"].values())
     yield "-" if row["cycles"] is None else f"{row['cycles']:,}"
     yield "-" if row["utilization"] is None else f"{row['utilization']:.1%}"
-    yield "-" if row["dsp"] is None else f"{row['dsp']:,}"
+    yield from (resource(row, name) for name in RESOURCES)
     yield "-" if row["bytes"] is None else f"{row['bytes'] / 1024:,.0f}"
-    yield "-" if row["lut"] is None else f"{row['lut']:,}"
     yield row["error"] or ""
 
 

@@ -66,9 +66,10 @@ A Config is what a user picks of the accelerator. It comes from a preset's name,
 
     celosia sweep model.onnx --set inp_depth=1024,4096 --set bus_bytes=8,16
 
-compiles a model for each of them and prints its cycles, DSP blocks and scratchpads. There is no model of LUTs: too few
-Configs were synthesised for one. `celosia bitstream report` counts them ([bitstreams.md](bitstreams.md)), `sweep` shows
-what it has counted. Printed from `hw/config.py` by `python -m celosia.hw.config_doc`; do not edit.
+compiles a model for each of them and prints its cycles and what it takes of an FPGA: DSP blocks and block RAM as they
+follow from the Config, LUTs and flip-flops by a model ([bitstreams.md](bitstreams.md) says how good it is), or as
+`celosia bitstream report` has counted them. Printed from `hw/config.py` by `python -m celosia.hw.config_doc`; do not
+edit.
 """
 
 RULES = """\

@@ -68,6 +68,12 @@ def verilator_root() -> Path:
     return root
 
 
+def require_tools() -> None:
+    """BuildError where the compiler or Verilator is missing, without which no simulator is built or recognised."""
+    compiler()
+    verilator_root()
+
+
 def _processor() -> str:
     """What -march=native depends on."""
     try:

@@ -17,6 +17,18 @@ Every operator of ONNX's own domain runs. Integer operators run on the accelerat
 (`celosia inspect` says which, and why not); the others run on the CPU in one of three ways.
 """
 
+NOT_MOVED = {
+    "Gather, Slice and Split of channels that begin within a group, DepthToSpace with mode CRD, where something else "
+    "reads the input, or no convolution without groups made it": "channels of a group lie side by side in an entry; "
+    "only the weights before can put them elsewhere",
+    "Transpose that moves channels; Gather of images": "as above; and images of a batch lie in one piece",
+    "Gather in more than 16 even runs, Transpose of more than 16 columns, blocks larger than 4 × 4": "each is a "
+    "layer that reads and writes anew",
+    "Slice and Gather with indices that are not constant, GatherElements, GatherND": "addresses in instructions are "
+    "constants",
+}
+"""Operators on bytes that the accelerator leaves to kernels, and why."""
+
 
 def _list(names: Iterable[str]) -> str:
     return textwrap.fill(", ".join(sorted(names)) + ".", 116, break_on_hyphens=False)
@@ -47,6 +59,10 @@ def operators_markdown() -> str:
         "Also, where no kernel can (other element types, training, sequences of no steps, shapes that a board learns\n"
         "when it runs), or where making one would take longer:\n",
         _list({op for _, op in HOST if op in OPS} | FIRST), "",
+        "## Bytes that the accelerator does not move\n",
+        "LOAD and STORE move groups of channels of whole pixels, with one stride for rows and one for columns.",
+        "The CPU moves:\n",
+        "| | why |\n|---|---|", *(f"| {what} | {why} |" for what, why in NOT_MOVED.items()), "",
         "## As functions of other operators\n",
         "ONNX defines them so, and the importer puts the definition in place.\n",
         _list(functions), "",

@@ -179,7 +179,7 @@ def _list(node: ir.Node, samples: set[ir.Value], sizes: dict[ir.Value, Sizes]) -
     given: list[Sizes] = [each or [] for each in lists]
     if not any(COUNT in each or None in each for each in given):
         return None
-    if node.op_type in ("Identity", "Cast", "Squeeze", "Unsqueeze"):
+    if node.op_type in ("Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape"):  # of one axis, or none
         return given[0]
     if node.op_type == "Concat":
         return [size for each in given for size in each]

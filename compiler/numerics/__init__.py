@@ -13,7 +13,7 @@ that derive parameters take the ONNX values and return parameters for the stored
 """
 
 from celosia.compiler.numerics.addition import RescaleAdd, fit_rescale_add, qlinear_add, rescale_add
-from celosia.compiler.numerics.average import global_average_scale, mean_scale, qlinear_average
+from celosia.compiler.numerics.average import average_is_exact, global_average_scale, mean_scale, qlinear_average
 from celosia.compiler.numerics.linear import dequantize_linear, quantize_linear
 from celosia.compiler.numerics.multiplication import RescaleMul, mul_scale, qlinear_mul
 from celosia.compiler.numerics.requantiser import (
@@ -28,8 +28,8 @@ from celosia.compiler.numerics.softmax import qlinear_softmax
 from celosia.compiler.numerics.unary import UNARY, unary_table
 
 __all__ = [
-    "MULTIPLIER_BITS", "SHIFT_BITS", "UNARY", "RescaleAdd", "RescaleMul", "conv_scale", "dequantize_linear",
-    "fit_rescale_add", "fold_scale", "global_average_scale", "mean_scale", "mul_scale", "qlinear_add",
-    "qlinear_average", "qlinear_mul", "qlinear_softmax", "quantize_linear", "requantize", "requantize_f32",
-    "rescale_add", "unary_table",
+    "MULTIPLIER_BITS", "SHIFT_BITS", "UNARY", "RescaleAdd", "RescaleMul", "average_is_exact", "conv_scale",
+    "dequantize_linear", "fit_rescale_add", "fold_scale", "global_average_scale", "mean_scale", "mul_scale",
+    "qlinear_add", "qlinear_average", "qlinear_mul", "qlinear_softmax", "quantize_linear", "requantize",
+    "requantize_f32", "rescale_add", "unary_table",
 ]  # fmt: skip

@@ -23,6 +23,39 @@ def mean_scale(sx: float, sy: float, count: int) -> np.float32:
     return f32(float(f32(sx)) / (float(f32(sy)) * count))
 
 
+SUM_ROUNDINGS, SHIFT_ROUNDING = 8, 2.0**-16
+"""Roundings that a mean in float32 and the integer one differ by, beside one for each value; that of a zero point."""
+
+
+MOST_PROVED = 1 << 12
+"""Values of a mean up to which its sums are tried, 510 for each."""
+
+
+def average_is_exact(sx: float, zx: int, sy: float, count: int) -> bool:
+    """Whether means of `count` int8 with zero point zx, computed in float32 in any order, are proved to round to the
+    bytes of `requantize`: no sum of integers comes nearer to a tie than both may err. docs/numerics.md has the proof.
+
+    >>> average_is_exact(0.02, 0, 0.02, 4), average_is_exact(0.02, 0, 0.0137, 4)
+    (False, True)
+    """
+    if count > MOST_PROVED:
+        return False
+    low, high = -128 - zx, 127 - zx
+    ratio = float(f32(sx)) / float(f32(sy))
+    means = np.arange(count * low, count * high + 1) * (ratio / count)
+    error = average_error(ratio, max(-low, high), count)
+    seen = means[np.abs(means) < 257]  # others are clipped, whatever the zero point of the result
+    return bool(error < 0.5 and np.all(np.abs(seen - np.floor(seen) - 0.5) > error))
+
+
+def average_error(ratio: float, largest: int, count: int) -> float:
+    """By how much, in output steps, the two means of average_is_exact may be apart before they are rounded.
+
+    ratio: of the scales, sx / sy; largest: magnitude of a value without its zero point.
+    """
+    return (count + SUM_ROUNDINGS) * 2.0**-24 * largest * ratio + SHIFT_ROUNDING
+
+
 def qlinear_average(windows: Array, sx: float, zx: int, sy: float, zy: int) -> Array:
     """com.microsoft.QLinearAveragePool of windows [..., n], their values row by row; returns [...].
 

@@ -83,7 +83,8 @@ def compare(
         values = read_inputs(model, inputs, random, pixels_of(mean, std))
         from celosia.driver.compare import compare as compare_tensors
 
-        options |= _progress(device, stages)
+        if device == DeviceName.rtl:
+            options |= {"quiet": quiet}
         found = compare_tensors(
             model, values, float_model=float_model, config=config, device=device.value, check=not no_check,
             progress=stages, **options,
@@ -168,10 +169,6 @@ def eval_(
             out.print(each)
     if found["against"] is not None and found["against"]["differ"]:
         raise typer.Exit(DIFFERS)
-
-
-def _progress(device: str, stages: Any) -> dict[str, Any]:
-    return {"progress": stages.cycles, "quiet": stages.quiet} if device == "rtl" else {}
 
 
 def _finish(found: dict[str, Any], report: Path | None) -> None:

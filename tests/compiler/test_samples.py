@@ -31,14 +31,17 @@ def reason(proto: onnx.ModelProto, samples: int = 1) -> str:
 
 CHAIN = f"""g (float[n,3,8,8] x, float[n,4] z) => (float[n,10] y, float[n,2,4] s)
     <float[4,3,3,3] w = {{{",".join("1" * 108)}}}, float[8,10] v = {{{",".join("1" * 80)}}}, float[1,4] m = {{1,2,3,4}},
-     int64[1] one = {{1}}, int64[1] two = {{2}}, int64[1] four = {{4}}, float[1,2,4] token = {{1,2,3,4,5,6,7,8}}> {{
+     int64[1] one = {{1}}, int64[1] two = {{2}}, int64[1] four = {{4}}, int64[1] last = {{-1}},
+     float[1,2,4] token = {{1,2,3,4,5,6,7,8}}> {{
     c = Conv<pads=[1,1,1,1]>(x, w)
     p = GlobalAveragePool(c)
     f = Flatten(p)
     a = Add(f, m)
     b = Concat<axis=1>(a, z)
     y = MatMul(b, v)
-    count = Shape<end=1>(x)
+    counted = Shape<end=1>(x)
+    number = Squeeze(counted)
+    count = Reshape(number, last)
     both = Concat<axis=0>(count, two, four)
     e = Expand(token, both)
     row = Concat<axis=0>(count, one, four)

@@ -4,7 +4,7 @@ The bytes are those of onnxruntime (agreement.py), and all that is computed is c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -57,6 +57,22 @@ def even(b: Builder, x: Tensor, axis: int) -> Tensor:
     return b.slice(x, axis, 0, x.shape[axis] // 2 * 2)
 
 
+def gather(b: Builder, x: Tensor, axis: int, index: Iterable[int]) -> Tensor:
+    chosen = np.array([*index], np.int64)
+    shape = (*x.shape[:axis], len(chosen), *x.shape[axis + 1 :])
+    return b.move("Gather", x, [shape], [chosen], axis=axis)[0]
+
+
+def by_columns(b: Builder, x: Tensor) -> Tensor:
+    return b.depth_to_space(x, 2, "CRD")
+
+
+def twice(b: Builder, x: Tensor, make: Make) -> Tensor:
+    """`make` of what is read by something else, too, and so cannot be made in another order."""
+    b.output(conv(b, x))
+    return conv(b, make(b, x))
+
+
 FLOOR = dict(coordinate_transformation_mode="asymmetric", nearest_mode="floor")
 ACCELERATED: dict[str, Make] = {
     "Split of channels": lambda b, x: b.concat([conv(b, part) for part in b.split(x, [32, 16])][::-1], False),
@@ -80,6 +96,14 @@ ACCELERATED: dict[str, Make] = {
     "AveragePool, padded": lambda b, x: b.average_pool(x, (3, 3), (2, 1), (1, 1, 1, 1)),
     "AveragePool, padding counted": lambda b, x: b.average_pool(x, (3, 3), (2, 1), (1, 1, 1, 1), 1),
     "AveragePool, wide": lambda b, x: b.average_pool(x, (5, 4), (2, 1), (2, 1, 1, 2)),
+    "Gather of rows": lambda b, x: conv(b, gather(b, conv(b, x), 2, [0, 2, 4, 1, -2, -1, 3, 3])),
+    "Gather of columns": lambda b, x: conv(b, gather(b, conv(b, x), 3, [6, 0, 3, 6, 1])),
+    "Gather of groups": lambda b, x: twice(b, conv(b, x), lambda b, y: gather(b, y, 1, [*range(16, 48), *range(12)])),
+    "Gather of channels": lambda b, x: conv(b, gather(b, conv(b, x), 1, [*range(48)[::-1], 5, 5])),
+    "Gather of channels behind a table": lambda b, x: conv(b, gather(b, b.unary(conv(b, x), "Sigmoid"), 1, [7, -1, 2])),
+    "Slice of channels inside a group": lambda b, x: conv(b, b.slice(conv(b, x), 1, 5, 40, 3)),
+    "DepthToSpace by columns": lambda b, x: conv(b, by_columns(b, conv(b, x, 64))),
+    "Transpose": lambda b, x: conv(b, b.transposed(x)),
     "ConvTranspose 4, stride 2": lambda b, x: b.conv_transpose(x, 32, (4, 4), (2, 2), (1, 1, 1, 1)),
     "ConvTranspose 2, stride 2": lambda b, x: b.conv_transpose(x, 32, (2, 2), (2, 2), per_channel=False),
     "ConvTranspose, more": lambda b, x: b.conv_transpose(x, 20, (3, 3), (2, 2), (1, 1, 1, 1), (1, 1)),
@@ -88,14 +112,17 @@ ACCELERATED: dict[str, Make] = {
     "ConvTranspose, dilated": lambda b, x: b.conv_transpose(x, 20, (3, 3), (2, 3), (1, 1, 1, 1), dilations=(2, 2)),
 }  # fmt: skip
 HOST: dict[str, Make] = {
-    "Slice beside groups": lambda b, x: conv(b, b.slice(x, 1, 5, 40)),
+    "Slice beside groups, read twice": lambda b, x: twice(b, conv(b, x), lambda b, y: b.slice(y, 1, 5, 40)),
     "Split beside groups": lambda b, x: b.concat(b.split(x, [7, 41])[::-1], False),
     "Slice backwards": lambda b, x: conv(b, b.slice(x, 2, -1, -100, -1)),
     "Pad with the edge": lambda b, x: conv(b, b.pad(x, (0, 0, 1, 2), (0, 0, 3, 0), "edge")),
     "Pad of channels": lambda b, x: conv(b, b.pad(x, (0, 2, 0, 0), (0, 1, 0, 0))),
-    "DepthToSpace by columns": lambda b, x: conv(b, b.depth_to_space(conv(b, x, 64), 2, "CRD")),
-    "Transpose": lambda b, x: conv(b, b.transposed(x)),
-    "Gather": lambda b, x: conv(b, b.move("Gather", x, [x.shape], [np.arange(48)[::-1].copy()], axis=1)[0]),
+    "DepthToSpace by columns, read twice": lambda b, x: twice(b, conv(b, x, 64), by_columns),
+    "Transpose of channels": lambda b, x: conv(b, b.move("Transpose", x, [(2, 9, 7, 48)], perm=[0, 2, 3, 1])[0]),
+    "Transpose, wide": lambda b, x: conv(b, b.transposed(b.nearest(x, (1, 3)))),
+    "Gather of channels, read twice": lambda b, x: twice(b, conv(b, x), lambda b, y: gather(b, y, 1, range(48)[::-1])),
+    "Gather of images": lambda b, x: conv(b, gather(b, x, 0, [1, 0])),
+    "Gather of many rows": lambda b, x: conv(b, gather(b, x, 2, [*range(9)[::-1]] * 2)),
 }
 BORDERS = {"QuantizeLinear", "DequantizeLinear"}
 
@@ -186,6 +213,34 @@ def test_random_averages(config: str, data: st.DataObject) -> None:
     check(b, FunctionalDevice(CONFIGS[config]))
 
 
+@pytest.mark.parametrize("config", ["pynq", "8x8", "batch2-8x4"])
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_random_choices(config: str, data: st.DataObject) -> None:
+    """Rows, columns and channels by constant numbers, and blocks of channels, of what is read once or more often."""
+    number = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
+    b = Builder(data.draw(st.sampled_from(["qdq", "qoperator"])), data.draw(st.sampled_from([np.int8, np.uint8])))
+    x = b.conv(b.input([number(1, 2), 3, number(1, 6), number(1, 6)]), 4 * number(1, 10), (1, 1))
+    if number(0, 1):
+        x = b.unary(x, "Sigmoid")
+    if number(0, 2) == 0:
+        b.output(b.conv(x, 5, (1, 1)))
+    for _ in range(number(1, 2)):
+        kind, size = data.draw(st.sampled_from(["gather", "gather", "slice", "depth", "transpose"])), x.shape
+        if kind == "gather":
+            axis = number(1, 3)
+            x = gather(b, x, axis, [number(-size[axis], size[axis] - 1) for _ in range(number(1, 9))])
+        elif kind == "slice":
+            first = number(0, size[1] - 1)
+            x = b.slice(x, 1, first, number(first + 1, size[1]), number(1, 3))
+        elif kind == "transpose":
+            x = b.transposed(x)
+        elif size[1] % 4 == 0:
+            x = b.depth_to_space(x, 2, data.draw(st.sampled_from(["CRD", "DCR"])))
+    b.output(x)
+    check(b, FunctionalDevice(CONFIGS[config]))
+
+
 # Where scales differ ---------------------------------------------------------------------------------------------
 
 
@@ -215,7 +270,9 @@ def test_padding_that_is_no_byte_stays_as_it_is() -> None:
 # Faults ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["Slice of rows", "DepthToSpace", "Concat of rows", "ConvTranspose 4, stride 2"])
+@pytest.mark.parametrize(
+    "name", ["Slice of rows", "DepthToSpace", "Gather of rows", "Concat of rows", "ConvTranspose 4, stride 2"]
+)
 def test_a_lattice_in_the_wrong_place_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The self-check knows the graph, and not where the compiler has put things."""
     within = Lattice.within

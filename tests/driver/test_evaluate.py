@@ -115,6 +115,34 @@ def test_rtl_simulators_run_beside_each_other(
     assert report["cycles"] == pytest.approx(timed["cycles"], rel=0.05)
 
 
+@pytest.mark.rtl
+def test_as_many_simulators_as_processors_find_what_one_finds(
+    classifier: Path, samples: dict[str, Array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every byte (onnxruntime's), every class and the cycles, by one simulator, two and three, in any order."""
+    pytest.importorskip("onnxruntime")
+    few = {name: array[:11] for name, array in samples.items()}
+    labels = by_hand(classifier, few).argmax(1)
+    labels[::3] = (labels[::3] + 1) % 10  # a sample in another's place has another label
+    opened: set[Runtime] = set()
+    original = Runtime.open
+    monkeypatch.setattr(Runtime, "open", lambda self: (opened.add(self), original(self))[1])
+    reports = []
+    for count in (1, 2, 3):
+        monkeypatch.setattr("celosia.driver.evaluate.processors", lambda count=count: count)
+        opened.clear()
+        report = evaluate(classifier, few, labels, config="tiny", device="rtl", against=True, quiet=True)
+        assert (report["workers"], len(opened)) == (count, count)
+        assert report["against"]["bytes"] == 11 * 40
+        for told in (report, report["against"]):
+            for name in [name for name in told if "second" in name or name == "workers"]:
+                del told[name]
+        reports.append(report)
+    assert reports[0] == reports[1] == reports[2]
+    assert reports[0]["against"]["bytes_different"] == 0 and reports[0]["cycles"] > 0
+    assert reports[0]["top1"] == 7 / 11
+
+
 def test_a_program_is_run_as_it_is(classifier: Path, samples: dict[str, Array], tmp_path: Path) -> None:
     celosia.compile(classifier, "tiny").save(tmp_path / "program")
     labels = by_hand(classifier, samples).argmax(1)

@@ -85,6 +85,78 @@ def test_quantised(name: str, seed: int, config: str) -> None:
     assert program.macs_accelerator == program.macs_total - apart > 0
 
 
+BATCH = {0: torch.export.Dim("batch", min=1, max=64)}
+
+
+@pytest.mark.parametrize("name", ["conv", "residual", "depthwise"])
+def test_an_open_batch_is_one_program(name: str) -> None:
+    module, x = network(name)
+    program = celosia.from_torch(module, torch.cat([x, x]), "tiny", dynamic_shapes=(BATCH,), input_names=["x"])
+    assert program.shape_text(program.inputs[0]).startswith("float32[n, ")
+    for count in (1, 2, 5):
+        images = torch.randn(count, *x.shape[1:])
+        with torch.no_grad():
+            for found, want in zip(run(program, images), flat(module(images)), strict=True):
+                np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-5)
+
+
+def test_an_open_batch_of_a_quantised_module() -> None:
+    """Exported with the open size before it is quantised; bytes are onnxruntime's for each number of images."""
+    module, x = network("conv")
+    pair = torch.cat([x, torch.randn_like(x)])
+    exported = torch.export.export(module, (pair,), dynamic_shapes=(BATCH,)).module()
+    prepared = prepare_pt2e(exported, CelosiaQuantizer())
+    with torch.no_grad():
+        prepared(pair)
+    quantised = convert_pt2e(prepared)
+    proto = to_onnx(quantised, pair, dynamic_shapes=(BATCH,))
+    program = celosia.from_torch(quantised, pair, "tiny", dynamic_shapes=(BATCH,))
+    assert program.macs_accelerator == program.macs_total > 0
+    for count in (1, 3):
+        images = torch.randn(count, *x.shape[1:])
+        for found, expected in zip(run(program, images), oracle(proto, images), strict=True):
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_other_open_sizes_are_the_example_s_and_a_runtime_s() -> None:
+    """A Program knows height and width; Runtime makes one of the model for each."""
+    torch.manual_seed(1)
+    module = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 1)).eval()
+    x, size = torch.randn(1, 3, 8, 8), torch.export.Dim("size", min=4, max=64)
+    shapes = ({2: size, 3: torch.export.Dim("width", min=4, max=64)},)
+    program = celosia.from_torch(module, x, "tiny", dynamic_shapes=shapes)
+    assert program.inputs[0].shape == (1, 3, 8, 8)
+    with pytest.raises(celosia.driver.runtime.InputError, match=r"1, 3, 8, 8"):
+        Runtime(program).run({program.inputs[0].name: np.zeros((1, 3, 9, 8), np.float32)})
+    other = celosia.from_torch(module, x, "tiny", dynamic_shapes=shapes, shapes={"input": (1, 3, 12, 10)})
+    assert other.inputs[0].shape == (1, 3, 12, 10)
+    with Runtime(to_onnx(module, x, dynamic_shapes=shapes, input_names=["image"]), config="tiny") as runtime:
+        for height, width in ((8, 8), (12, 5), (8, 8), (4, 9)):
+            image = torch.randn(1, 3, height, width)
+            found = runtime.run({"image": image.numpy()}).outputs
+            with torch.no_grad():
+                np.testing.assert_allclose(next(iter(found.values())), module(image), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "sentence"),
+    [
+        (({1: torch.export.Dim("channels")},), r"trace Sequential: .*channels.* constant \(3\)"),
+        (({0: torch.export.Dim("batch", min=4)},), r"trace Sequential: .*not in range \[4"),
+        ({"image": BATCH}, r"must be the arg names \['input'\]"),
+        ((BATCH, BATCH), "has 1 elements, but `dynamic_shapes` has 2"),
+    ],
+)
+def test_open_sizes_that_cannot_be(shapes: Any, sentence: str) -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 1)).eval()
+    with pytest.raises(TorchError, match=sentence) as caught:
+        celosia.from_torch(module, torch.randn(2, 3, 4, 4), "tiny", dynamic_shapes=shapes)
+    assert "\n" not in str(caught.value)
+    exported = torch.export.export(module, (torch.randn(2, 3, 4, 4),))
+    with pytest.raises(TorchError, match=r"exported already; give dynamic_shapes to torch.export.export"):
+        to_onnx(exported, dynamic_shapes=shapes)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_random_networks(seed: int) -> None:
     module, x = random_network(seed)

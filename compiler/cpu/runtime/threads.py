@@ -14,11 +14,16 @@ class ThreadsError(ValueError):
     """An impossible number of threads; the message says where it comes from."""
 
 
+def processors() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def default_threads() -> int:
     """What the environment variable says, or the processors that this process may use, at most MOST."""
     text = os.environ.get(VARIABLE)
     if text is None:
-        return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, MOST)
+        return min(processors(), MOST)
     if not text.isascii() or not text.isdigit():
         raise ThreadsError(f"{VARIABLE} is {text!r}; set it to the number of threads, at least 1")
     return thread_count(int(text), VARIABLE)

@@ -16,7 +16,7 @@ from celosia.compiler.graph.select.concatenation import concat, place_parts
 from celosia.compiler.graph.select.convolution import conv, conv_transpose, gemm
 from celosia.compiler.graph.select.elementwise import addition, product, table_lookup
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
-from celosia.compiler.graph.select.movement import depth_to_space, pad, resize, space_to_depth
+from celosia.compiler.graph.select.movement import depth_to_space, gather, pad, resize, space_to_depth, transpose
 from celosia.compiler.graph.select.placement import Choice, Placement, Selection
 from celosia.compiler.graph.select.pooling import average, max_pool
 from celosia.compiler.graph.select.reasons import is_float, why_on_cpu
@@ -45,6 +45,8 @@ BUILDERS: dict[str, Callable[[Placement, ir.Node], None]] = {
     "Pad": pad,
     "DepthToSpace": depth_to_space,
     "SpaceToDepth": space_to_depth,
+    "Gather": gather,
+    "Transpose": transpose,
     "MaxPool": max_pool,
     "Table": table_lookup,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -64,6 +65,94 @@ def _phases(index: NDArray[np.int64]) -> list[tuple[int, int, range]]:
             step = min(steps, default=1)
             return [(n, count, range(int(k[0]), int(k[-1]) + 1, step)) for n, k in enumerate(parts)]
     raise OnCpu(f"its neighbours are no {MOST_LAYERS} even steps")
+
+
+def gather(p: Placement, node: ir.Node) -> None:
+    """Rows, columns or whole channel groups by constant numbers: a copy for each run of them in even steps."""
+    value = node.inputs[0]
+    assert value is not None
+    form, y_form, index = natural_form(value), natural_form(node.outputs[0]), constant(node.inputs[1])
+    if index is None or index.ndim != 1:
+        raise OnCpu("its indices are no constant list")
+    axis = image_axes(len(value.shape or ()))[attribute(node, "axis", 0)]
+    if axis == 0:
+        raise OnCpu("it takes some of the images")
+    index = np.where(index < 0, index + form.dims[axis], index)
+    whole, y_whole = Lattice(*form.dims[2:]), Lattice(*y_form.dims[2:])
+    if axis == 1:
+        runs = _runs(_group_numbers(index, p.cfg.group), steps=(1,))
+        copies: list[Copy] = [((run.start, whole), (place, y_whole)) for place, run in runs]
+        sizes = [min(len(run) * p.cfg.group, y_form.dims[1] - place * p.cfg.group) for place, run in runs]
+    else:
+        runs = _runs(index)
+        rows = axis == 2
+        copies = [
+            (
+                (0, replace(whole, **{"top" if rows else "left": run.start, "down" if rows else "across": run.step})),
+                (0, replace(y_whole, **{"top" if rows else "left": place})),
+            )
+            for place, run in runs
+        ]
+        sizes = [len(run) for _, run in runs]
+    dims = [tuple(size if each == axis else n for each, n in enumerate(y_form.dims)) for size in sizes]
+    _copy(p, node, form, y_form, copies, lambda number: dims[number])  # type: ignore[arg-type,return-value]
+
+
+def _runs(index: NDArray[np.int64], steps: tuple[int, ...] = ()) -> list[tuple[int, range]]:
+    """`index` as (first place, even steps forward, by `steps` if given), each as long as it can be.
+
+    >>> _runs(np.array([4, 6, 8, 2, 3, 0]))
+    [(0, range(4, 9, 2)), (3, range(2, 4)), (5, range(0, 1))]
+    """
+    runs, place = [], 0
+    while place < len(index):
+        end = place + 1
+        step = int(index[end] - index[place]) if end < len(index) else 0
+        if step > 0 and step in (steps or (step,)):
+            while end < len(index) and index[end] - index[end - 1] == step:
+                end += 1
+        step = step if end > place + 1 else 1
+        runs.append((place, range(int(index[place]), int(index[end - 1]) + 1, step)))
+        place = end
+    return runs
+
+
+def _group_numbers(index: NDArray[np.int64], group: int) -> NDArray[np.int64]:
+    """The channel groups that the channels `index` are, in order; the last may be the first channels of one."""
+    first = index[::group]
+    if np.any(first % group) or not np.array_equal(
+        index, (first[:, None] + np.arange(group)).reshape(-1)[: len(index)]
+    ):
+        raise OnCpu(f"the channels that it takes are not whole groups of {group}")
+    return first // group
+
+
+def transpose(p: Placement, node: ir.Node) -> None:
+    """Rows for columns: a copy for each column of x, which is a row of y."""
+    value = node.inputs[0]
+    assert value is not None
+    form, y_form, perm = natural_form(value), natural_form(node.outputs[0]), attribute(node, "perm")
+    if perm is None or list(perm) != [0, 1, 3, 2]:
+        raise OnCpu("it changes places of channels, which lie in groups")
+    _, _, height, width = form.dims
+    if width > MOST_LAYERS:
+        raise OnCpu(f"it takes {width} layers, more than {MOST_LAYERS}")
+    if p.held(value) != form:
+        raise OnCpu("the host has its input")
+    reads: Reads = {}
+    x, y = p.read(value, form, reads), p.activation(node.outputs[0], y_form)
+    if x.lattice is not None:
+        raise OnCpu("its input is some of the pixels of another tensor")
+    row = replace(x, height=1, width=height * width)  # all pixels, one after the other
+    dims = (*form.dims[:2], 1, height)
+    layers = [
+        Map(
+            f"{node.name}.{column}", row.region(dims, 0, Lattice(1, height * width, 0, column, 1, width)),
+            y.region(dims, 0, Lattice(width, height, column, 0)),
+        )
+        for column in range(width)
+    ]  # fmt: skip
+    p.assemble(node, list(layers), reads, y, y_form)
 
 
 def depth_to_space(p: Placement, node: ir.Node) -> None:

@@ -26,13 +26,14 @@ def average(p: Placement, node: ir.Node) -> None:
     if attribute(node, "channels_last", 0):
         raise OnCpu("channels last; export it as NCHW")
     if node.op_type == "QLinearAveragePool":
-        window, note = window_of(node, form, attribute(node, "kernel_shape")), IN_FLOAT
+        window = window_of(node, form, attribute(node, "kernel_shape"))
     else:
-        window, note = Window((form.dims[2], form.dims[3])), IN_FLOAT if node.op_type == "QLinearMean" else ""
+        window = Window((form.dims[2], form.dims[3]))
     include = bool(attribute(node, "count_include_pad", 0))
     rows, columns = (_runs(window, axis, form.dims[2 + axis], y_form.dims[2 + axis], include) for axis in (0, 1))
     if len(rows) * len(columns) > MOST_PARTS:
         raise OnCpu(f"its windows have {len(rows) * len(columns)} sizes, more than {MOST_PARTS}")
+    note = "" if _is_exact(node, {a.count * b.count for a, b in product(rows, columns)}) else IN_FLOAT
     reads: Reads = {}
     x, whole = p.read(value, form, reads), p.activation(y, y_form)
     layers = [_part(node, x, whole, window, row, column) for row, column in product(rows, columns)]
@@ -40,6 +41,14 @@ def average(p: Placement, node: ir.Node) -> None:
         p.add(node, replace(layers[0], name=node.name or ""), reads, y_form, note)
     else:
         p.assemble(node, list(layers), reads, whole, y_form, note)
+
+
+def _is_exact(node: ir.Node, counts: set[int]) -> bool:
+    """Whether averages of so many pixels have onnxruntime's bytes: it adds integers, or floats that cannot tell."""
+    if node.op_type == "QLinearGlobalAveragePool":
+        return True
+    sx, sy, zero = scalar_of(node.inputs[1]), scalar_of(node.inputs[3]), stored_zero(node.inputs[2])
+    return all(numerics.average_is_exact(sx, zero, sy, count) for count in counts)
 
 
 @dataclass(frozen=True)

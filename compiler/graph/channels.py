@@ -1,0 +1,116 @@
+"""Channels that are chosen or put in another order behind a convolution: its weights are, so that nothing moves.
+
+    y = QLinearConv(x, w)                      y = QLinearConv(x, w[order])
+    z = DepthToSpace(y) mode=CRD       ->      z = DepthToSpace(y) mode=DCR
+
+    y = QLinearConv(x, w)
+    z = Gather(y, order) axis=1        ->      z = QLinearConv(x, w[order])
+
+The same for a Slice of channels. Every output channel of a convolution without groups is computed alone, so each stays
+what it is. Tables may stand between. What something else reads as well is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from celosia.compiler.graph.values import attribute, constant, is_op, new_constant, replace_by, shape
+
+Order = NDArray[np.int64]
+WEIGHTS, BY_CHANNEL = 3, (4, 5, 8)
+"""Operands of QLinearConv: its weights, and what may hold a number for each channel: scales, zero points, biases."""
+
+
+def order_channels(model: ir.Model) -> None:
+    for node in list(model.graph):
+        order = _ORDERS[node.op_type](node) if is_op(node, *_ORDERS) else None
+        value = node.inputs[0] if node.inputs else None
+        if order is None or value is None or not (made := list(_chain(value, model.graph))):
+            continue
+        conv = made[-1]
+        for place in (WEIGHTS, *BY_CHANNEL):
+            _reorder(model.graph, conv, place, order)
+        for each in made:
+            dims = shape(each.outputs[0])
+            assert dims is not None
+            each.outputs[0].shape = ir.Shape((dims[0], len(order), *dims[2:]))
+        if is_op(node, "DepthToSpace"):
+            node.attributes["mode"] = ir.AttrString("mode", "DCR")
+        else:
+            replace_by(node, value)
+
+
+def _chain(value: ir.Value, graph: ir.Graph) -> Iterator[ir.Node]:
+    """Tables, and the convolution whose channels they pass on, from the last to the first; nothing where there is none,
+    or something else reads what lies between."""
+    nodes: list[ir.Node] = []
+    while True:
+        node = value.producer()
+        if node is None or node.graph is not graph or value.is_graph_output() or shape(value) is None:
+            return
+        if len(list(value.uses())) != 1:
+            return
+        nodes.append(node)
+        if is_op(node, "Table") and node.inputs[0] is not None:
+            value = node.inputs[0]
+        elif is_op(node, "QLinearConv") and attribute(node, "group", 1) == 1:
+            if all(constant(each) is not None for each in node.inputs[WEIGHTS:] if each is not None):
+                yield from nodes
+            return
+        else:
+            return
+
+
+def _reorder(graph: ir.Graph, conv: ir.Node, place: int, order: Order) -> None:
+    value = conv.inputs[place] if place < len(conv.inputs) else None
+    array = constant(value)
+    if value is not None and array is not None and (array.size > 1 or place == WEIGHTS):
+        conv.replace_input_with(place, new_constant(graph, f"{value.name}_ordered", array[order]))
+
+
+# What each operator makes of channels ----------------------------------------------------------------------------
+
+
+def _depth_to_space(node: ir.Node) -> Order | None:
+    """Mode CRD has the blocks as the inner axis of channels; DCR, which is a copy for each, as the outer."""
+    dims, block = _dims(node), attribute(node, "blocksize", 1)
+    if dims is None or attribute(node, "mode", "DCR") != "CRD":
+        return None
+    return np.arange(dims[1]).reshape(-1, block * block).T.reshape(-1)
+
+
+def _gather(node: ir.Node) -> Order | None:
+    dims, index = _dims(node), constant(node.inputs[1])
+    if dims is None or index is None or index.ndim != 1 or not index.size or attribute(node, "axis", 0) % 4 != 1:
+        return None
+    order: Order = np.where(index < 0, index + dims[1], index).astype(np.int64)
+    return order
+
+
+def _slice(node: ir.Node) -> Order | None:
+    dims, made = _dims(node), shape(node.outputs[0])
+    starts, _, axes, steps = (
+        constant(node.inputs[n]) if n < len(node.inputs) and node.inputs[n] is not None else None for n in (1, 2, 3, 4)
+    )
+    if dims is None or made is None or starts is None or axes is None or starts.size != 1 or axes[0] % 4 != 1:
+        return None
+    step = 1 if steps is None else int(steps[0])
+    first = int(starts[0]) + (dims[1] if starts[0] < 0 else 0)
+    first = min(max(first, 0), dims[1] - 1)
+    order = first + step * np.arange(made[1])
+    return order if made[1] and order.min() >= 0 and order.max() < dims[1] else None
+
+
+def _dims(node: ir.Node) -> tuple[int, ...] | None:
+    """The shape of the image that a node reads."""
+    dims = None if node.inputs[0] is None else shape(node.inputs[0])
+    return dims if dims is not None and len(dims) == 4 else None
+
+
+_ORDERS: dict[str, Callable[[ir.Node], Order | None]] = {
+    "DepthToSpace": _depth_to_space, "Gather": _gather, "Slice": _slice,
+}  # fmt: skip

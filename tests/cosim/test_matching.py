@@ -1,0 +1,182 @@
+"""Tensors of a float model are found for those of its quantised one where no name is the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from numpy.typing import NDArray
+from small_models import Builder, detector, models
+
+pytest.importorskip("onnxruntime")
+
+from agreement import feed_of
+
+from celosia.compiler.graph.importer import ModelError
+from celosia.driver import oracle
+from celosia.driver.compare import compare
+from celosia.driver.matching import Flow, Matching, match
+
+Array = NDArray[Any]
+
+
+def in_floats(model: onnx.ModelProto) -> onnx.ModelProto:
+    """`model` without its pairs of Q and DQ of activations."""
+    floats = onnx.ModelProto()
+    floats.CopyFrom(model)
+    constants = {c.name for c in floats.graph.initializer}
+    pairs = [n for n in floats.graph.node if n.op_type in ("QuantizeLinear", "DequantizeLinear")]
+    for node in (n for n in pairs if n.input[0] not in constants):
+        node.op_type = "Identity"
+        del node.input[1:], node.attribute[:]
+    for value in floats.graph.output:
+        value.ClearField("type")
+    del floats.graph.value_info[:]
+    return floats
+
+
+def renamed(model: onnx.ModelProto, prefix: str = "t") -> tuple[onnx.ModelProto, dict[str, str]]:
+    """`model` with other names of all its tensors, and which name has become which."""
+    copy, names = onnx.ModelProto(), {"": ""}
+    copy.CopyFrom(model)
+    for node in copy.graph.node:
+        for places in (node.input, node.output):
+            places[:] = [names.setdefault(name, f"{prefix}{len(names)}") for name in places]
+    for value in (*copy.graph.input, *copy.graph.output, *copy.graph.initializer):
+        value.name = names.setdefault(value.name, f"{prefix}{len(names)}")
+    del copy.graph.value_info[:]
+    return copy, names
+
+
+def matched(model: onnx.ModelProto, floats: onnx.ModelProto, feed: dict[str, Array], folder: Path) -> Matching:
+    quantised, exact = Flow(model), Flow(floats)
+    everything = dict(oracle.run(oracle.session(oracle.exposed(in_floats(model)), "DISABLE_ALL"), feed))
+    values = {quantised.source(name): array for name, array in everything.items() if array.dtype.kind == "f"}
+    theirs = dict(zip(exact.inputs, feed.values()))
+    return match(
+        quantised, exact, values, oracle.run(oracle.session(oracle.exposed(floats), "DISABLE_ALL"), theirs) | theirs
+    )
+
+
+@settings(
+    max_examples=25, deadline=None, derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
+)  # fmt: skip
+@given(b=models().filter(lambda b: b.qdq and not any(node.op_type == "If" for node in b.nodes)))
+def test_all_of_a_model_with_other_names(tmp_path: Path, b: Builder) -> None:
+    """Every tensor, by its place in the graph alone; the truth is who got which name."""
+    model = b.model()
+    floats, names = renamed(in_floats(model))
+    quantised, exact = Flow(model), Flow(floats)
+    found = matched(model, floats, feed_of(model), tmp_path)
+    assert set(found.found) == {*quantised.inputs, *quantised.maker} and not found.left
+    for own, (other, how) in found.found.items():
+        assert how != "name" and other == exact.source(names[own])
+
+
+def test_equal_branches_are_told_apart_by_their_values(tmp_path: Path) -> None:
+    """Four convolutions of one shape on one tensor, which the float model has in another order."""
+    b = Builder("qdq", np.int8, seed=3)
+    x = b.conv(b.input([1, 4, 9, 9]), 8, (1, 1))
+    for _ in range(4):
+        b.output(b.conv(x, 8, (3, 3)), real=True)
+    model = b.model()
+    shuffled = in_floats(model)
+    convs = [node for node in shuffled.graph.node if node.op_type == "Conv"]
+    weights = [list(node.input[1:]) + list(node.output) for node in convs[1:]]
+    for node, own in zip(convs[1:], reversed(weights)):
+        node.input[1:], node.output[:] = own[:-1], own[-1:]
+    floats, names = renamed(_sorted(shuffled))
+    found = matched(model, floats, feed_of(model), tmp_path)
+    assert all(other == Flow(floats).source(names[own]) for own, (other, _) in found.found.items())
+    assert sum(how == "structure" for _, how in found.found.values()) == 5
+
+
+def _sorted(model: onnx.ModelProto) -> onnx.ModelProto:
+    """`model` with each node behind those that it needs."""
+    waiting, known = list(model.graph.node), {v.name for v in (*model.graph.input, *model.graph.initializer)} | {""}
+    del model.graph.node[:]
+    while waiting:
+        node = next(node for node in waiting if set(node.input) <= known)
+        waiting.remove(node)
+        model.graph.node.append(node)
+        known |= {*node.output}
+    return model
+
+
+def test_what_quantisation_absorbs(tmp_path: Path) -> None:
+    """The float model has a Relu behind each convolution, of which the int8 model's clipping is left."""
+    b = Builder("qdq", np.int8, seed=4)
+    x = b.conv(b.input([1, 4, 8, 8]), 8, (3, 3))
+    b.output(b.conv(x, 8, (1, 1)), real=True)
+    model = b.model()
+    floats, _ = renamed(in_floats(model))
+    first, second = (node for node in floats.graph.node if node.op_type == "Conv")
+    relu = onnx.helper.make_node("Relu", ["before"], [first.output[0]])
+    floats.graph.node.insert(list(floats.graph.node).index(first) + 1, relu)
+    first.output[0] = "before"
+    found = matched(model, floats, feed_of(model), tmp_path)
+    convs = [node.output[0] for node in model.graph.node if node.op_type == "Conv"]
+    assert [found.found[name] for name in convs] == [
+        (relu.output[0], "structure"), (second.output[0], "structure")
+    ]  # fmt: skip
+    assert not found.left
+
+
+def test_what_has_no_counterpart_is_listed(tmp_path: Path) -> None:
+    b = Builder("qdq", np.int8, seed=4)
+    x = b.conv(b.input([1, 4, 8, 8]), 8, (3, 3))
+    b.output(b.conv(x, 8, (1, 1)), real=True)
+    model = b.model()
+    floats, _ = renamed(in_floats(model))
+    first = next(node for node in floats.graph.node if node.op_type == "Conv")
+    floats.graph.node.insert(0, onnx.helper.make_node("Neg", [first.input[0]], ["negative"]))
+    first.input[0] = "negative"  # all that follows is another function
+    onnx.save(model, tmp_path / "int8.onnx")
+    onnx.save(floats, tmp_path / "float.onnx")
+    report = compare(
+        tmp_path / "int8.onnx", feed_of(model), config="tiny", check=False, float_model=tmp_path / "float.onnx"
+    )
+    rows = [row for row in report["tensors"] if row["op"] == "Conv"]
+    assert {row["matched"] for row in rows} == {"order"} and all(row["sqnr_db"] < 6 for row in rows)
+    assert report["unmatched"]["float"] == ["negative"]
+
+
+@pytest.mark.parametrize("form", ["qdq", "qoperator"])
+def test_a_detector_against_a_float_model_with_other_names(tmp_path: Path, form: str) -> None:
+    """As `compare` reports it, also for integer operators: the same figures as with the names of the model."""
+    models_by_form = {}
+    for each in ("qdq", form):
+        b = Builder(each, np.int8, seed=6)
+        detector(b)
+        models_by_form[each] = b.model()
+    model, plain = models_by_form[form], in_floats(models_by_form["qdq"])
+    other, _ = renamed(plain)
+    onnx.save(model, tmp_path / "int8.onnx")
+    reports = []
+    for number, floats in enumerate((plain, other)):
+        onnx.save(floats, tmp_path / f"{number}.onnx")
+        reports.append(compare(
+            tmp_path / "int8.onnx", feed_of(model), config="tiny", check=False, float_model=tmp_path / f"{number}.onnx"
+        ))  # fmt: skip
+    named, unnamed = ([row["sqnr_db"] for row in report["tensors"]] for report in reports)
+    if form == "qdq":
+        assert named == unnamed
+    assert sum(each is not None for each in unnamed) > 60
+    assert all(row["matched"] in ("structure", "order", None) for row in reports[1]["tensors"])
+
+
+def test_a_float_model_with_other_inputs_is_refused(tmp_path: Path) -> None:
+    b = Builder("qdq", np.int8, seed=4)
+    b.output(b.conv(b.input([1, 4, 8, 8]), 8, (3, 3)), real=True)
+    model = b.model()
+    floats, _ = renamed(in_floats(model))
+    floats.graph.input.append(onnx.helper.make_tensor_value_info("mask", onnx.TensorProto.FLOAT, [1]))
+    for name, each in (("int8", model), ("float", floats)):
+        onnx.save(each, tmp_path / f"{name}.onnx")
+    with pytest.raises(ModelError, match=r"the float model takes .*, mask, the int8 model input_1; give one with"):
+        compare(tmp_path / "int8.onnx", feed_of(model), config="tiny", float_model=tmp_path / "float.onnx")
