@@ -14,8 +14,9 @@ from onnx import numpy_helper
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.importer import read
 from celosia.driver import oracle
+from celosia.driver.devices import require_tools
 from celosia.driver.matching import Flow, feed_of, match
-from celosia.driver.runtime import Runtime, require_tools
+from celosia.driver.runtime import Runtime
 from celosia.hw.config import Config
 
 Array = NDArray[Any]

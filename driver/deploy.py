@@ -20,7 +20,7 @@ from celosia.bitstreams.manifest import Manifest
 from celosia.compiler.program import Program, ProgramError
 from celosia.driver import bootstrap
 from celosia.driver.bootstrap import MARK
-from celosia.driver.runtime import Result
+from celosia.driver.result import Result
 from celosia.driver.serve import ERRORS, load_result, pack, unpack
 from celosia.driver.ssh import Connection, SshError
 
@@ -33,7 +33,8 @@ RUNNER = (
     "compiler/cpu/__init__.py", "compiler/cpu/runtime/*.py", "compiler/cpu/runtime/hostops/*.py", "compiler/dtypes.py",
     "compiler/files.py", "compiler/layer.py", "compiler/memory.py", "compiler/program/*.py",
     "compiler/tensorize/__init__.py", "compiler/tensorize/pack.py", "driver/__init__.py", "driver/board.py",
-    "driver/bootstrap.py", "driver/explain.py", "driver/flash.py", "driver/runtime.py", "driver/serve.py",
+    "driver/bootstrap.py", "driver/devices.py", "driver/explain.py", "driver/flash.py", "driver/result.py",
+    "driver/runtime.py", "driver/segment.py", "driver/serve.py",
     "hw/__init__.py", "hw/config.py", "hw/isa.py", "hw/regs.py", "sim/__init__.py", "sim/checking.py", "sim/decode.py",
     "sim/demand.py", "sim/device.py", "sim/fsim.py", "sim/memory.py", "sim/reference.py", "sim/timing.py",
     "sim/vectorised.py",

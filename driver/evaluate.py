@@ -25,8 +25,9 @@ from celosia.driver import oracle
 from celosia.driver.calibration import Input, Sample, Samples
 from celosia.driver.compare import largest_difference
 from celosia.driver.dataset import Dataset, open_dataset
+from celosia.driver.devices import require_tools
 from celosia.driver.images import IN_UNITS, Pixels
-from celosia.driver.runtime import Runtime, require_tools
+from celosia.driver.runtime import Runtime
 from celosia.hw.config import Config, ConfigError
 
 Array = NDArray[Any]

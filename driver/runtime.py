@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import platform
-import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from html import escape
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -17,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.cpu.runtime.host import execute
-from celosia.compiler.cpu.runtime.kernel import address_of, host, load_library
+from celosia.compiler.cpu.runtime.kernel import host, load_library
 from celosia.compiler.cpu.runtime.op import HostOp, bodies
-from celosia.compiler.cpu.runtime.team import Calls, Stamps, team
+from celosia.compiler.cpu.runtime.team import Stamps
 from celosia.compiler.cpu.runtime.threads import default_threads, thread_count
 from celosia.compiler.dtypes import numpy_dtype
 from celosia.compiler.program import (
@@ -34,9 +30,11 @@ from celosia.compiler.program import (
     TensorInfo,
     Unpack,
 )
-from celosia.compiler.program.html import table
 from celosia.compiler.tensorize.pack import activation, unpack_activation
+from celosia.driver.devices import open_device, require_device, require_tools
 from celosia.driver.explain import layer_rows
+from celosia.driver.result import Result, Tensors, Times
+from celosia.driver.segment import Segment
 from celosia.hw.config import Config
 from celosia.sim.device import Counters, Device, DeviceError
 
@@ -48,171 +46,6 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 CYCLES_PER_INSTRUCTION = 200_000
 """The bound on a launch's cycles, for each instruction: far above what any instruction takes."""
-
-
-class Tensors(dict[str, Array]):
-    """Arrays by name. KeyError, with the way to a tensor that a Program computes and does not return."""
-
-    def __missing__(self, name: str) -> Array:
-        raise KeyError(
-            f"tensor {name!r} is not kept: it stays on chip, in a kernel, or in memory that is used again; "
-            f"celosia.compile(model, keep=[{name!r}]), or keep='all', makes a Program that returns it"
-        )
-
-
-@dataclass(repr=False)
-class Result:
-    """What a run gave.
-
-    >>> import celosia
-    >>> images, _, _ = celosia.models.demo_images()
-    >>> program = celosia.compile(celosia.models.demo_model_path(), "tiny")
-    >>> celosia.Runtime(program).run({"image": images[:1]})
-    <Result of 'resnet8_fashion_int8' on functional: logits float32[1, 10]>
-
-    outputs: arrays by name. counters: of each launch. tensors: outputs and what the Program keeps, by name. report:
-    what REPORT.json holds, see `Runtime.run`.
-    """
-
-    outputs: dict[str, Array]
-    counters: list[Counters]
-    _report: Callable[[], dict[str, Any]]
-    tensors: Tensors
-    _times: Callable[[], tuple[dict[str, float], list[float]]] = lambda: ({}, [])
-
-    @cached_property
-    def seconds(self) -> dict[str, float]:
-        """What it took: "compile" and "build" before the run, "run", and "cpu", the host's part of that."""
-        return self._times()[0]
-
-    @cached_property
-    def step_seconds(self) -> list[float]:
-        """What each step of the Program took on this machine, the simulation of launches included."""
-        return self._times()[1]
-
-    @cached_property
-    def report(self) -> dict[str, Any]:
-        return self._report()
-
-    def __repr__(self) -> str:
-        outputs = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in self.outputs.items())
-        report = self.report
-        cycles = "" if report["cycles"] is None else (
-            f"; {report['cycles']:,} cycles, {report['utilization']:.1%} of the multipliers"
-        )  # fmt: skip
-        return f"<Result of {report['model']!r} on {report['device']}: {outputs}{cycles}>"
-
-    def _repr_html_(self) -> str:
-        """Layers, for notebooks."""
-        head = ["layer", "what", "MACs", "cycles", "array", "bound by", "advice"]
-        keys = ["name", "what", "macs", "cycles", "utilization", "bound", "advice"]
-        rows = [[row[key] for key in keys] for row in self.report["layers"]]
-        return f"<p>{escape(repr(self))}</p>" + (table(head, rows) if rows else "")
-
-
-class Segment:
-    """Kernels of a Program that run one after the other, without Python in between."""
-
-    def __init__(
-        self, program: Program, steps: Sequence[CpuStep], fixed: Mapping[str, Array], workspace: Array, threads: int
-    ) -> None:
-        """fixed: tensors that lie in the same place in every run. workspace: of all kernels."""
-        kernels = [program.kernels[step.kernel] for step in steps if step.kernel is not None]
-        tensors = [[*filter(None, step.inputs), *step.outputs] for step in steps]
-        address = -(-workspace.ctypes.data // 64) * 64
-        calls = [kernel.call([fixed.get(name) for name in names], address) for kernel, names in zip(kernels, tensors)]
-        self.held = fixed, workspace
-        self.calls = Calls(calls, team(kernels[0].library), threads)
-        kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
-        places: dict[str, list[int]] = {}
-        for kernel, names, start in zip(kernels, tensors, self.calls.starts):
-            for place, (name, (dtype, shape)) in enumerate(zip(names, (*kernel.inputs, *kernel.outputs)), start):
-                if name not in fixed:
-                    kinds[name] = numpy_dtype(dtype), tuple(shape)
-                    places.setdefault(name, []).append(place)
-        made = {name for step in steps for name in step.outputs}
-        self.given = [(name, *kinds[name], places[name]) for name in places if name not in made]
-        self.made = [(name, *kinds[name], places[name]) for name in places if name in made]
-
-    def run(self, values: dict[str, Array]) -> Stamps:
-        """Adds to `values` what no other run has."""
-        arguments = self.calls.arguments
-        held = []
-        for name, dtype, shape, places in self.given:
-            array = values[name]
-            if array.dtype != dtype or array.shape != shape:
-                raise ProgramError(
-                    f"the program is damaged: {name!r} is {array.dtype}{list(array.shape)}, not {dtype}{list(shape)}"
-                )
-            if not array.flags.c_contiguous:
-                array = np.ascontiguousarray(array)
-            held.append(array)
-            for place in places:
-                arguments[place] = address_of(array)
-        for name, dtype, shape, places in self.made:
-            values[name] = made = np.empty(shape, dtype)
-            for place in places:
-                arguments[place] = address_of(made)
-        return self.calls.run()
-
-
-DEVICES = ("functional", "timed", "rtl", "board")
-"""Devices that can be opened by name."""
-
-
-def open_device(name: str, config: Config, **options: Any) -> Device:
-    """The device called "functional", "timed", "rtl" or "board"; `options` are those of its class. ValueError."""
-    if name == "functional":
-        from celosia.sim.fsim import FunctionalDevice
-
-        return FunctionalDevice(config)
-    if name == "timed":
-        from celosia.sim.timed import TimedDevice
-
-        return TimedDevice(config, **options)
-    if name == "rtl":
-        from celosia.sim.rtlsim import RtlDevice
-
-        return RtlDevice(config, **options)
-    if name == "board":
-        from celosia.driver.board import pynq_device
-
-        return pynq_device(config, **options)
-    _require_device(name)
-    raise AssertionError(name)
-
-
-def _require_device(name: str) -> None:
-    if name not in DEVICES:
-        raise ValueError(f"there is no device {name!r}; take {', '.join(DEVICES[:-1])} or {DEVICES[-1]}")
-
-
-def require_tools(device: str, model: str | Path | ModelProto) -> None:
-    """Find what the device of this name needs, before `model` is compiled for it; a model without integer operators
-    needs nothing, and a Program is not compiled. ValueError where there is no device of that name, BuildError without a
-    C++ compiler or Verilator, DeviceError without pynq."""
-    _require_device(device)
-    if device not in ("rtl", "board") or not _has_integers(model):
-        return
-    if device == "rtl":
-        from celosia.sim import build
-
-        build.require_tools()
-    else:
-        from celosia.driver import board
-
-        board.require_pynq()
-
-
-def _has_integers(model: str | Path | ModelProto) -> bool:
-    """Whether some of an ONNX model could run on the accelerator; of a Program, which knows it, False."""
-    from celosia.compiler.graph.importer import read  # with the compiler, which a board has not
-
-    if isinstance(model, (str, Path)):
-        if not Path(model).is_file() or Program.is_program(model):
-            return False
-        model = read(Path(model), data=False)
-    return any(re.search("Quantize|^Q|Integer", node.op_type) for node in model.graph.node)
 
 
 class Runtime:
@@ -270,7 +103,7 @@ class Runtime:
         self._name, self._options = "", options
         self.build_seconds = 0.0
         if isinstance(device, str):
-            _require_device(device)
+            require_device(device)
             self._name = device
         else:
             self._attach(device)
@@ -448,7 +281,7 @@ class Runtime:
         }  # fmt: skip
         counters = [each for part in parts for each in part.counters]
 
-        def times() -> tuple[dict[str, float], list[float]]:
+        def times() -> Times:
             seconds = (
                 parts[0].seconds | {what: sum(part.seconds[what] for part in parts) for what in ("run", "cpu")}
                 if parts
@@ -485,7 +318,7 @@ class Runtime:
             outputs |= {name: value for name, value in kept.items() if name not in outputs}
         run_seconds = time.perf_counter() - started
 
-        def times() -> tuple[dict[str, float], list[float]]:
+        def times() -> Times:
             spent = [each for some in stamps for each in (some.seconds() if isinstance(some, Stamps) else [some])]
             seconds = {"compile": self.program.compile_seconds, "build": self.build_seconds, "run": run_seconds}
             steps = zip(self.program.steps, spent)
@@ -495,7 +328,7 @@ class Runtime:
         return Result(outputs, counters, self._reporting(counters, times), Tensors(returned), times)
 
     def _reporting(
-        self, counters: list[Counters], times: Callable[[], tuple[dict[str, float], list[float]]], parts: int = 1
+        self, counters: list[Counters], times: Callable[[], Times], parts: int = 1
     ) -> Callable[[], dict[str, Any]]:
         return lambda: self._report(counters, times()[0], parts)
 

@@ -28,7 +28,8 @@ from celosia.compiler.program import InputError, Program, ProgramError
 from celosia.compiler.program.saved import array_bytes, load_array
 from celosia.driver import flash
 from celosia.driver.bootstrap import MARK
-from celosia.driver.runtime import Result, Runtime, Tensors
+from celosia.driver.result import Result, Tensors
+from celosia.driver.runtime import Runtime
 from celosia.sim.device import Counters, DeviceError, Event
 
 ERRORS: dict[str, type[Exception]] = {

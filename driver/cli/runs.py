@@ -38,7 +38,7 @@ from celosia.driver.cli.options import (
 if TYPE_CHECKING:
     from celosia.compiler.program import Program
     from celosia.driver.progress import Stages
-    from celosia.driver.runtime import Result
+    from celosia.driver.result import Result
 
 
 DEVICES = ("functional", "timed", "rtl", "board")
@@ -107,7 +107,8 @@ def run(
         raise typer.BadParameter("--dump needs --output OUT.npz, where the tensors go")
     options, simulated, keep = _address(address), memory_options(memory, device), keep_of(dump)
     from celosia.compiler.cpu.runtime.threads import default_threads, thread_count
-    from celosia.driver.runtime import Runtime, require_tools
+    from celosia.driver.devices import require_tools
+    from celosia.driver.runtime import Runtime
 
     with progress_stages(quiet) as stages:
         check_source(model)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from celosia.driver.compare import compare
     from celosia.driver.evaluate import evaluate
     from celosia.driver.quantize import quantize
-    from celosia.driver.runtime import Result, Runtime
+    from celosia.driver.result import Result
+    from celosia.driver.runtime import Runtime
     from celosia.driver.torch.export import from_torch
     from celosia.driver.torch.quantizer import CelosiaQuantizer
     from celosia.driver.tune import tune
@@ -33,7 +34,7 @@ _PLACES = {
     "CelosiaQuantizer": "celosia.driver.torch.quantizer",
     "Config": "celosia.hw.config",
     "Program": "celosia.compiler.program",
-    "Result": "celosia.driver.runtime",
+    "Result": "celosia.driver.result",
     "Runtime": "celosia.driver.runtime",
     "compare": "celosia.driver.compare",
     "compile": "celosia.compiler.compile",

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from celosia.driver import board
-from celosia.driver.runtime import open_device
+from celosia.driver.devices import open_device
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.regs import MAGIC, REGISTERS
 from celosia.sim.device import Device, DeviceError

@@ -12,11 +12,14 @@ from typer.testing import CliRunner
 import celosia
 from celosia.compiler.image import Image
 from celosia.compiler.tune.measure import TIMED, Result, Status
+from celosia.compiler.tune.model import LEARNERS
 from celosia.compiler.tune.network import Network, apply
 from celosia.compiler.tune.pool import Fleet
 from celosia.compiler.tune.records import Key, Records, schedule_of
+from celosia.compiler.tune.search import SEARCHES
 from celosia.compiler.tune.tuner import State
 from celosia.driver import cli
+from celosia.driver.cli.tuning import LearnerName, SearchName
 from celosia.driver.tune import Tuning, tune
 from celosia.hw.isa import instruction_bytes
 from celosia.sim.timing import predict
@@ -185,3 +188,9 @@ def test_wrong_lines_are_one_sentence(line: str, message: str, models: Path, tmp
 def test_no_such_search(models: Path) -> None:
     with pytest.raises(ValueError, match="there is no 'luck'; take descent"):
         tune(models / "quantised.onnx", "tiny", search="luck")
+
+
+def test_the_command_knows_every_search_and_learner() -> None:
+    """Its own lists keep the start of the command line from importing the tuner."""
+    assert [each.value for each in SearchName] == [*SEARCHES]
+    assert [each.value for each in LearnerName] == [*LEARNERS]

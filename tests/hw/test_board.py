@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from celosia.compiler.program import Program
 from celosia.driver.board import BoardDevice
-from celosia.driver.runtime import Result, Runtime
+from celosia.driver.result import Result
+from celosia.driver.runtime import Runtime
 from celosia.hw.config import Config
 from celosia.hw.isa import Opcode, Unit, encode, instruction_bytes
 from celosia.hw.regs import REGISTERS, STATUS_DONE, STATUS_ERROR_SHIFT, Error

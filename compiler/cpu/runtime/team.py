@@ -97,35 +97,34 @@ def _lines(count: int) -> tuple[Any, int]:
     return memory, -(-_place(memory) // LINE) * LINE
 
 
-_teams: dict[ctypes.CDLL | None, Team] = {}
+_team: Team | None = None
 _lock = threading.Lock()
 
 
 def team(library: ctypes.CDLL | None = None) -> Team:
-    """The team of this process, its code from a library of kernels, or made here."""
+    """The team of this process: its code is made here, or that of the first `library` of kernels which asks."""
+    global _team
     with _lock:
-        if library not in _teams:
-            if library is None:
-                llvm = links_kernels()
-                assert llvm is not None  # or there would be no kernel that asks
-                _teams[library] = Team(*llvm.link_team())
-            else:
-                found = {name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in FUNCTIONS}
-                _teams[library] = Team(found, library)
-        return _teams[library]
+        if _team is None and library is not None:
+            found = {name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in FUNCTIONS}
+            _team = Team(found, library)
+        elif _team is None:
+            llvm = links_kernels()
+            assert llvm is not None  # or there would be no kernel that asks
+            _team = Team(*llvm.link_team())
+        return _team
 
 
 @atexit.register
 def _stop() -> None:
-    for each in _teams.values():
-        each.stop()
+    if _team is not None:
+        _team.stop()
 
 
 def _forget() -> None:
     """In a child process: the threads of its parent are not there, and may have held the lock."""
-    global _lock
-    _lock = threading.Lock()
-    _teams.clear()
+    global _lock, _team
+    _lock, _team = threading.Lock(), None
 
 
 if hasattr(os, "register_at_fork"):
