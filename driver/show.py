@@ -27,6 +27,7 @@ from celosia.hw.isa import Opcode, instruction_bytes, opcode_of
 if TYPE_CHECKING:
     from celosia.bitstreams.devices import Device
     from celosia.bitstreams.synthesis import Usage
+    from celosia.bitstreams.timing import Timing
     from celosia.compiler.tune.tuner import State
     from celosia.sim.memory import MemoryModel
 
@@ -549,6 +550,18 @@ def resources(used: Usage, device: Device, title: str) -> RenderableType:
     for name, label in LABELS.items():
         _row(table, label, f"{getattr(used, name):,g}", f"{getattr(device, name):,}", f"{left[name]:.1f}%")
     return table
+
+
+def timing(found: Timing, title: str) -> RenderableType:
+    """The longest paths of an accelerator, and how many paths end at each number of ns."""
+    from celosia.bitstreams.timing import CAVEAT
+
+    table = _table(title, ">ns", ">on nets", ">levels", ">fan-out", ">ends", "from", "to")
+    for path in found.paths:
+        nets = percent(path.nets_ns / path.ns)
+        _row(table, f"{path.ns:.2f}", nets, path.levels, path.fan_out, path.ends, path.start, path.end)
+    late = ", ".join(f"{ns}-{ns + 1} ns: {number:,}" for ns, number in reversed(list(found.ends.items())[-5:]))
+    return Group(table, Text(f"{found.mhz:.1f} MHz ({found.ns:.2f} ns). Ends of paths, {late}.\n{CAVEAT}"))
 
 
 def passes(program: Program) -> RenderableType:

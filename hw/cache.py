@@ -13,6 +13,7 @@ from pathlib import Path
 KINDS = {
     "rtlsim": "simulators of the RTL (a minute or more each)",
     "verilog": "Verilog of Configs (seconds each)",
+    "netlists": "netlists, for the estimate of the clock (minutes each)",
     "kernels": "machine code for the CPU (milliseconds each)",
 }
 """What may go; counts of synthesis and proofs stay, which take hours and little room."""

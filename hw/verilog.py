@@ -39,13 +39,13 @@ def hardware_digest(cfg: Config) -> str:
     return digest.hexdigest()[:32]
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` to `path` so that nobody ever sees a part of it. Creates the folder."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write `content` to `path` so that nobody ever sees a part of it. Creates the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
     try:
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)

@@ -28,6 +28,7 @@ def bitstream() -> None:
     \b
     Examples:
       celosia bitstream report --board pynq-z2
+      celosia bitstream timing --board pynq-z2
       celosia bitstream project --board pynq-z2 -o build/pynq-z2
       celosia bitstream build build/pynq-z2
     """
@@ -131,6 +132,48 @@ def report(
             f"celosia: {cfg.name} does not fit {device.name}: not enough of {short}; choose a smaller Config", err=True
         )
         raise typer.Exit(DOES_NOT_FIT)
+
+
+@app.command()
+@command
+def timing(
+    board: BoardOption,
+    config: MaybeConfig = None,
+    paths: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Paths to list, the longest first.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with each cell of the paths.")] = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Estimate the clock at which a Config runs on a board's device, and list its longest paths, without Vivado.
+
+    Static timing of Yosys' netlist with published delays, nothing placed: a figure to compare designs with, not one
+    to rely on. Takes minutes the first time. Devices: xc7z020 of speed grade -1.
+
+    \b
+    Example:
+      celosia bitstream timing --board pynq-z2
+      celosia bitstream timing --board pynq-z2 --config tiny --paths 5
+    """
+    from dataclasses import asdict
+
+    from celosia.bitstreams import timing as sta
+    from celosia.bitstreams.project import find_board
+    from celosia.driver import show
+    from celosia.driver.progress import Stages
+    from celosia.hw.config import Config
+
+    place = find_board(board)
+    cfg, device = place.config if config is None else Config.load(config), sta.known(place)
+    with Stages(quiet) as stages:
+        stages(f"timing of {cfg.name} on {device}, minutes the first time")
+        found = sta.estimate(cfg, paths, lambda step: stages(f"timing of {cfg.name}: {step}", line=False))
+    if as_json:
+        about = {"board": place.name, "device": device, "config": cfg.name, "digest": cfg.digest}
+        longest = [asdict(path) for path in found.paths]
+        clock = {"mhz": round(found.mhz, 1), "ns": round(found.ns, 3), "caveat": sta.CAVEAT}
+        typer.echo(json.dumps(about | clock | {"ends": found.ends, "paths": longest}, indent=1))
+    else:
+        show.console().print(show.timing(found, f"{cfg.name} on {place.name} ({device})"))
 
 
 class Ecp5Design(StrEnum):

@@ -1,0 +1,170 @@
+"""What a cell of a netlist does to signals in time; the figures and where they come from are in delays.toml."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FIGURES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("delays.toml").read_text(encoding="utf-8"))
+PART = str(FIGURES["part"])
+
+Bits = Sequence["int | str"]
+"""The nets at a port, by number; a constant is a string."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell. inputs, outputs: the nets at each port."""
+
+    kind: str
+    parameters: Mapping[str, Any]
+    inputs: Mapping[str, Bits]
+    outputs: Mapping[str, Bits]
+
+    def number(self, parameter: str, default: int = 1) -> int:
+        """A parameter that is a number, which Yosys writes in binary digits."""
+        value = self.parameters.get(parameter, default)
+        return int(value, 2) if isinstance(value, str) else int(value)
+
+
+class Arcs(NamedTuple):
+    """launch: output and ns from the clock. through: port and net of an input, output, ns. setup: port and net of an
+    input, ns to the clock."""
+
+    launch: list[tuple[int, float]]
+    through: list[tuple[str, int, int, float]]
+    setup: list[tuple[str, int, float]]
+
+
+def arcs(cell: Cell) -> Arcs:
+    """KeyError for a kind of cell whose delays are not known."""
+    if cell.kind == "CARRY4":
+        return Arcs([], list(_carry(cell)), [])
+    if cell.kind.startswith("RAMB"):
+        return _block_ram(cell)
+    if cell.kind == "DSP48E1":
+        return _dsp(cell)
+    row = _row(cell.kind)
+    launch = [(bit, ns) for port, ns in row.get("launch", {}).items() for _, bit in _nets(cell.outputs, port)]
+    setup = [(name, bit, ns) for port, ns in row.get("setup", {}).items() for name, bit in _nets(cell.inputs, port)]
+    through = [
+        (name, bit, out, ns)
+        for port, outputs in row.get("through", {}).items()
+        for name, bit in _nets(cell.inputs, port)
+        for pattern, ns in outputs.items()
+        for _, out in _nets(cell.outputs, _filled(pattern, port, name))
+    ]
+    return Arcs(launch, through, setup)
+
+
+@cache
+def _row(kind: str) -> dict[str, Any]:
+    for row in FIGURES["cell"]:
+        if re.fullmatch(row["type"], kind):
+            return dict(row)
+    raise KeyError(kind)
+
+
+def _nets(ports: Mapping[str, Bits], pattern: str = ".*") -> Iterator[tuple[str, int]]:
+    """Port and number of each net at the ports that match `pattern`."""
+    for name, bits in ports.items():
+        if re.fullmatch(pattern, name):
+            yield from ((name, bit) for bit in bits if isinstance(bit, int))
+
+
+def _filled(pattern: str, port: str, name: str) -> str:
+    found = re.fullmatch(port, name)
+    return pattern.replace("$1", found[1]) if found and found.groups() else pattern
+
+
+def _carry(cell: Cell) -> Iterator[tuple[str, int, int, float]]:
+    figures = FIGURES["carry"]
+    for name, bits in cell.inputs.items():
+        for i, bit in enumerate(bits):
+            if isinstance(bit, str):
+                continue
+            for port, outputs in cell.outputs.items():
+                for j, out in enumerate(outputs):
+                    if isinstance(out, str):
+                        continue
+                    if name in ("CI", "CYINIT"):
+                        inside = figures["in_sum" if port == "O" else "in_carry"][j]
+                        yield name, bit, out, inside + (figures["start"] if name == "CYINIT" else 0)
+                    elif port == "CO" and j >= i:
+                        yield name, bit, out, figures["carry"][i]
+                    elif port == "O" and j > i:
+                        yield name, bit, out, figures["next"] + figures["each"] * (j - i - 1)
+                    elif port == "O" and j == i and name == "S":
+                        yield name, bit, out, figures["same"]
+
+
+def _block_ram(cell: Cell) -> Arcs:
+    figures, simple = FIGURES["ram"], cell.parameters.get("RAM_MODE") == "SDP"
+    launch = []
+    for name, bit in _nets(cell.outputs):
+        port = "A" if simple or name.startswith(("DOA", "DOPA")) else "B"
+        launch.append((bit, figures["launch_registered" if cell.number(f"DO{port}_REG", 0) else "launch"]))
+    kinds = {"ADDR": "address", "DI": "data", "WE": "write"}
+    setup = [
+        (name, bit, figures[next((kind for start, kind in kinds.items() if name.startswith(start)), "other")])
+        for name, bit in _nets(cell.inputs)
+        if "CLK" not in name
+    ]
+    return Arcs(launch, [], setup)
+
+
+def _dsp(cell: Cell) -> Arcs:
+    figures = FIGURES["dsp"]
+    operand = {"A": cell.number("AREG"), "B": cell.number("BREG")}
+    with_c, product, result = (cell.number(f"{name}REG") for name in "CMP")
+    does = "add" if cell.parameters.get("USE_MULT", "MULTIPLY") == "NONE" else "multiply"
+    product = product if does == "multiply" else 0
+
+    launch, through, setup = [], [], []
+    for name, bit in _nets(cell.outputs):
+        more = figures["to_cascade_registered" if result else "to_cascade"] if name == "PCOUT" else 0
+        times = []
+        if result:
+            times.append(figures["launch"])
+        else:
+            if product:
+                times.append(figures["launch_product"])
+            elif any(operand.values()):
+                times.append(figures["launch_operand"][does])
+            if with_c:
+                times.append(figures["launch_c"])
+        launch += [(bit, ns + more) for ns in times]
+
+    def ends(name: str) -> tuple[float | None, float]:
+        """Setup of an input, if a register follows, or else what it takes to the output."""
+        side = name.removesuffix("CIN") if name in ("ACIN", "BCIN") else name
+        if side in operand:
+            if operand[side]:
+                return figures["setup"][side], 0
+            if product:
+                return figures["setup_product"], 0
+            return (figures["setup_result"][does] if result else None), figures["through"][does]
+        if name == "C":
+            ended = figures["setup"]["C"] if with_c else figures["setup_result_c"] if result else None
+            return ended, figures["through_c"]
+        if name == "PCIN":
+            return (figures["setup_result_cascade"] if result else None), figures["through_cascade"]
+        return figures["other"], 0
+
+    for name, bit in _nets(cell.inputs):
+        if "CLK" in name:
+            continue
+        needed, across = ends(name)
+        if needed is not None:
+            setup.append((name, bit, needed))
+        else:
+            through += [
+                (name, bit, out, across + (figures["to_cascade"] if port == "PCOUT" else 0))
+                for port, out in _nets(cell.outputs)
+            ]
+    return Arcs(launch, through, setup)

@@ -1,0 +1,262 @@
+"""An estimate of the clock at which an accelerator can run, from Yosys' netlist: how long its longest paths take.
+
+What it is: static timing with published delays of cells, and nets by how many pins they drive, for nothing is placed.
+What it is not: a sign-off. It knows of no congestion, no distance to columns of DSP blocks and block RAM, no skew, and
+no copy of a register that drives too much, as Vivado makes them. It was not calibrated against Vivado.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from celosia.bitstreams.boards import BOARDS, Board
+from celosia.bitstreams.cells import FIGURES, PART, Arcs, Cell, arcs
+from celosia.bitstreams.devices import DEVICES
+from celosia.bitstreams.project import ProjectError
+from celosia.bitstreams.synthesis import SynthesisError, netlist
+from celosia.hw.config import Config
+
+CAVEAT = (
+    "An estimate from Yosys' netlist and published delays, nothing placed: compare designs with it. Vivado decides."
+)
+TOP = "celosia_scanned"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A cell on a path: its kind, the signal that it drives, ns on the net to it and in it, and pins on its output."""
+
+    cell: str
+    signal: str
+    net_ns: float
+    cell_ns: float
+    fan_out: int
+
+
+@dataclass(frozen=True)
+class Path:
+    """The longest of the paths between registers of the same names but for numbers, `ends` of which there are.
+
+    nets_ns: what of `ns` is on nets. levels: cells in which something is computed. fan_out: the most pins on one net.
+    """
+
+    start: str
+    end: str
+    ns: float
+    nets_ns: float
+    levels: int
+    fan_out: int
+    ends: int
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """ns: the longest path. ends: how many end at each number of whole ns. paths: the longest ones first."""
+
+    ns: float
+    ends: dict[int, int]
+    paths: tuple[Path, ...]
+
+    @property
+    def mhz(self) -> float:
+        return 1000 / self.ns
+
+
+def known(board: Board) -> str:
+    """The device of `board`, with its speed grade. ProjectError where its delays are not known."""
+    if board.platform.device != PART:
+        others = " or ".join(name for name, other in BOARDS.items() if other.platform.device == PART)
+        raise ProjectError(
+            f"delays of {board.platform.device}, the device of {board.name}, are not known, only those of {PART}; "
+            f"to compare Configs, take --board {others} with --config {board.config.name}"
+        )
+    return f"{PART}{FIGURES['speed_grade']}"
+
+
+def estimate(cfg: Config, paths: int = 20, say: Callable[[str], None] = lambda text: None) -> Timing:
+    """Timing of the accelerator of `cfg` on an xc7z020 of speed grade -1: minutes, the netlist is kept on disk.
+
+    Raises SynthesisError.
+    """
+    from celosia.bitstreams.scan import Scanned
+    from celosia.hw.top import Accelerator
+    from celosia.hw.verilog import convert
+
+    found = netlist(lambda: convert(Scanned(Accelerator(cfg)), TOP), TOP, DEVICES[PART], say)
+    say("timing")
+    return analyse(found, paths)
+
+
+def analyse(module: Mapping[str, Any], paths: int = 20) -> Timing:
+    """Timing of a module of Yosys' JSON. SynthesisError for a cell of no known delay or a loop without a register."""
+    design = _Design(module)
+    ends = sorted(design.ends(), key=lambda end: -end.ns)
+    if not ends:
+        raise SynthesisError("the netlist has no path from a register to a register; report this")
+    return Timing(ends[0].ns, dict(sorted(Counter(int(end.ns) for end in ends).items())), design.longest(ends, paths))
+
+
+class _Arrival(NamedTuple):
+    """When a net has its value: on the path from net `start`, the last step of which is from net `before`."""
+
+    ns: float
+    levels: int
+    start: int
+    before: int | None
+    net_ns: float
+    cell_ns: float
+
+
+class _End(NamedTuple):
+    ns: float
+    bit: int
+    cell: str
+    port: str
+    net_ns: float
+
+
+_IGNORED = {"BUFG", "GND", "VCC", "$scopeinfo"}
+_COMPUTES = re.compile(r"LUT|INV|RAM|SRL|DSP|CARRY")
+
+
+class _Design:
+    """A netlist, and when each of its nets has its value."""
+
+    def __init__(self, module: Mapping[str, Any]) -> None:
+        self.names = _names(module)
+        self.cells: dict[str, Cell] = {}
+        self.driver: dict[int, tuple[str, str]] = {}
+        self.fan_out: Counter[int] = Counter()
+        self._arcs: dict[str, Arcs] = {}
+        unknown: Counter[str] = Counter()
+        for name, row in module["cells"].items():
+            if row["type"] in _IGNORED:
+                continue
+            self.cells[name] = cell = _cell(row)
+            for port, bits in cell.outputs.items():
+                self.driver |= {bit: (name, port) for bit in bits if isinstance(bit, int)}
+            self.fan_out.update(bit for bits in cell.inputs.values() for bit in bits if isinstance(bit, int))
+            try:
+                self._arcs[name] = arcs(cell)
+            except KeyError:
+                unknown[cell.kind] += 1
+        if unknown:
+            kind, number = unknown.most_common(1)[0]
+            raise SynthesisError(f"Yosys used {number} of cell {kind}, whose delay celosia does not know; report this")
+        self.arrivals = self._arrive()
+
+    def net(self, bit: int, to: str, port: str) -> float:
+        """ns from the driver of a net to a port of cell `to`."""
+        figures, (source, out) = FIGURES["net"], self.driver[bit]
+        kind, target = self.cells[source].kind, self.cells[to].kind
+        if out == "CO" and port == "CI":
+            return float(figures["carry"])
+        if out in ("PCOUT", "ACOUT", "BCOUT"):
+            return float(figures["cascade"])
+        if (target == "CARRY4" and port == "S" and kind.startswith("LUT")) or (
+            target in ("MUXF7", "MUXF8") and port != "S"
+        ):
+            return 0.0  # wires within a slice
+        if target.startswith("FD") and port == "D" and self.fan_out[bit] == 1 and re.match("LUT|CARRY|MUXF", kind):
+            return float(figures["to_own_flip_flop"])
+        return float(min(figures["most"], figures["base"] + figures["root"] * math.sqrt(self.fan_out[bit])))
+
+    def _arrive(self) -> dict[int, _Arrival]:
+        """In topological order: a net after all from which something comes to it."""
+        arrivals: dict[int, _Arrival] = {}
+        following: dict[int, list[tuple[str, str, int, float]]] = defaultdict(list)
+        missing: Counter[int] = Counter()
+        for name, each in self._arcs.items():
+            for bit, ns in each.launch:
+                if bit not in arrivals or ns > arrivals[bit].ns:
+                    arrivals[bit] = _Arrival(ns, 0, bit, None, 0.0, ns)
+            for port, bit, out, ns in each.through:
+                following[bit].append((name, port, out, ns))
+                missing[out] += 1
+        ready = [bit for bit in {*self.driver, *following} if not missing[bit]]
+        while ready:
+            bit = ready.pop()
+            here = arrivals.get(bit)
+            for name, port, out, ns in following.get(bit, ()):
+                if here is not None:
+                    net = self.net(bit, name, port)
+                    if out not in arrivals or here.ns + net + ns > arrivals[out].ns:
+                        counts = bool(_COMPUTES.match(self.cells[name].kind)) and port != "CI"
+                        arrivals[out] = _Arrival(here.ns + net + ns, here.levels + counts, here.start, bit, net, ns)
+                missing[out] -= 1
+                if not missing[out]:
+                    ready.append(out)
+        if looped := [bit for bit, number in missing.items() if number]:
+            name = self.names.get(looped[0], str(looped[0]))
+            raise SynthesisError(f"{len(looped)} nets are in loops without a register, {name} among them; report this")
+        return arrivals
+
+    def ends(self) -> Iterator[_End]:
+        for name, each in self._arcs.items():
+            for port, bit, setup in each.setup:
+                if (arrival := self.arrivals.get(bit)) is not None:
+                    net = self.net(bit, name, port)
+                    yield _End(arrival.ns + net + setup, bit, name, port, net)
+
+    def longest(self, ends: list[_End], number: int) -> tuple[Path, ...]:
+        """Of paths between registers of the same names but for numbers the longest one."""
+        first: dict[tuple[str, str], tuple[_End, str, str]] = {}
+        count: Counter[tuple[str, str]] = Counter()
+        for end in ends:
+            source, _ = self.driver[self.arrivals[end.bit].start]
+            names = self._register(source), self._register(end.cell, end.port)
+            key = re.sub(r"\d+", "#", names[0]), re.sub(r"\d+", "#", names[1])
+            count[key] += 1
+            if key not in first and len(first) < number:
+                first[key] = end, *names
+        return tuple(self._path(*each, count[key]) for key, each in first.items())
+
+    def _path(self, end: _End, start: str, target: str, ends: int) -> Path:
+        steps, bit = [], end.bit
+        while True:
+            at = self.arrivals[bit]
+            kind = self.cells[self.driver[bit][0]].kind
+            steps.append(Step(kind, self.names.get(bit, ""), at.net_ns, at.cell_ns, self.fan_out[bit]))
+            if at.before is None:
+                break
+            bit = at.before
+        nets = sum(step.net_ns for step in steps) + end.net_ns
+        most = max(step.fan_out for step in steps)
+        return Path(start, target, end.ns, nets, self.arrivals[end.bit].levels, most, ends, tuple(reversed(steps)))
+
+    def _register(self, name: str, port: str = "D") -> str:
+        """Unit and signal of the register, memory or DSP block that a cell is; the port, where it is not the data of a
+        register."""
+        cell = self.cells[name]
+        signal = next((self.names[bit] for bits in cell.outputs.values() for bit in bits if bit in self.names), None)
+        if not name.startswith("$"):
+            signal = re.sub(r"(\.\d+)+$", "", name.removeprefix("component."))
+        signal = re.sub(r"\[\d+\]$", "", signal or cell.kind)
+        return signal if cell.kind.startswith("FD") and port == "D" else f"{signal}.{port}" if port != "D" else signal
+
+
+def _cell(row: Mapping[str, Any]) -> Cell:
+    inputs, outputs = (
+        {port: bits for port, bits in row["connections"].items() if row["port_directions"][port] == direction}
+        for direction in ("input", "output")
+    )
+    return Cell(row["type"], row["parameters"], inputs, outputs)
+
+
+def _names(module: Mapping[str, Any]) -> dict[int, str]:
+    """The name of each net that has one of the design's; of several the shortest."""
+    names: dict[int, str] = {}
+    for name, row in module["netnames"].items():
+        if "$" in name and not re.fullmatch(r"[\w.]+\$signal[\w.$]*", name):
+            continue
+        short = name.removeprefix("component.")
+        for index, bit in enumerate(row["bits"]):
+            if isinstance(bit, int) and (bit not in names or len(short) < len(re.sub(r"\[\d+\]$", "", names[bit]))):
+                names[bit] = f"{short}[{index}]" if len(row["bits"]) > 1 else short
+    return names

@@ -1,0 +1,235 @@
+"""The estimate of the clock: sums of delays along paths, the longest of them, and what is said where there is none."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from amaranth import Module, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+from test_synthesis import needs_yosys
+from typer.testing import CliRunner
+
+from celosia.bitstreams import synthesis, timing
+from celosia.bitstreams.boards import BOARDS
+from celosia.bitstreams.devices import DEVICES
+from celosia.bitstreams.project import ProjectError
+from celosia.bitstreams.synthesis import SynthesisError, netlist
+from celosia.bitstreams.timing import Timing, analyse, known
+from celosia.driver import cli
+from celosia.hw.cache import KINDS
+from celosia.hw.verilog import convert
+
+CLOCK = 1
+
+
+class Netlist:
+    """A module as Yosys' JSON has it, cell by cell; bit 1 is the clock."""
+
+    def __init__(self) -> None:
+        self.cells: dict[str, Any] = {}
+        self.names: dict[str, Any] = {}
+        self._bits = CLOCK
+
+    def bit(self, name: str | None = None) -> int:
+        self._bits += 1
+        if name is not None:
+            self.names[name] = {"bits": [self._bits]}
+        return self._bits
+
+    def cell(self, kind: str, inputs: dict[str, list[Any]], outputs: dict[str, list[Any]], **parameters: Any) -> str:
+        name = f"$cell{len(self.cells)}"
+        directions = dict.fromkeys(inputs, "input") | dict.fromkeys(outputs, "output")
+        self.cells[name] = {
+            "type": kind, "parameters": parameters, "port_directions": directions, "connections": inputs | outputs,
+        }  # fmt: skip
+        return name
+
+    def register(self, d: int | str, name: str) -> int:
+        q = self.bit(name)
+        self.cell("FDRE", {"C": [CLOCK], "CE": ["1"], "D": [d], "R": ["0"]}, {"Q": [q]})
+        return q
+
+    def lut(self, *inputs: int) -> int:
+        out = self.bit()
+        self.cell(f"LUT{len(inputs)}", {f"I{i}": [bit] for i, bit in enumerate(inputs)}, {"O": [out]})
+        return out
+
+    def analyse(self, paths: int = 20) -> Timing:
+        return analyse({"cells": self.cells, "netnames": self.names}, paths)
+
+
+def wire(fan_out: int) -> float:
+    return min(2.5, 0.45 + 0.06 * math.sqrt(fan_out))
+
+
+def test_a_path_by_hand() -> None:
+    design = Netlist()
+    first, second = (design.register("x", f"component.load.{name}") for name in ("first", "second"))
+    inner = design.lut(first, second)
+    design.register(design.lut(inner, second), "component.store.last")
+    found = design.analyse()
+    # Of `first` the net drives one pin, of `second` two; the last LUT lies beside its flip-flop.
+    from_second = 0.478 + wire(2) + 0.124 + wire(1) + 0.124 + 0.02 + 0.06
+    assert found.ns == pytest.approx(from_second) and found.mhz == pytest.approx(1000 / from_second)
+    assert found.ends == {int(from_second): 1}
+    (path,) = found.paths
+    assert (path.start, path.end, path.levels, path.fan_out, path.ends) == ("load.second", "store.last", 2, 2, 1)
+    assert path.nets_ns == pytest.approx(wire(2) + wire(1) + 0.02)
+    assert [step.cell for step in path.steps] == ["FDRE", "LUT2", "LUT2"]
+
+
+def test_carry_chains_memories_and_products() -> None:
+    """A counter of 8 bits through two CARRY4, into the address of a block RAM; a DSP block without registers within."""
+    design = Netlist()
+    start, middle, top, chain = design.register("x", "count"), design.bit(), design.bit(), design.bit()
+    design.cell("CARRY4", {"S": [start, "0", "0", "0"], "CI": ["0"]}, {"CO": ["x", "x", "x", chain], "O": ["x"] * 4})
+    design.cell("CARRY4", {"CI": [chain], "S": ["0"] * 4}, {"O": ["x", "x", "x", top], "CO": ["x"] * 4})
+    design.cell("RAMB36E1", {"ADDRARDADDR": [top], "CLKARDCLK": [CLOCK]}, {"DOADO": [middle]}, DOA_REG="0")
+    assert design.analyse().ns == pytest.approx(0.478 + wire(1) + 0.54 + 0.01 + 0.313 + wire(1) + 0.566)
+    product = design.bit()
+    registers = dict.fromkeys(("AREG", "BREG", "CREG", "MREG", "PREG"), "0")
+    design.cell("DSP48E1", {"A": [middle], "CLK": [CLOCK]}, {"P": [product]}, **registers)
+    design.register(product, "product")
+    assert design.analyse().ns == pytest.approx(2.454 + wire(1) + 3.841 + wire(1) + 0.06)
+    design.cells["$cell4"]["parameters"]["PREG"] = "1"
+    assert design.analyse().ns == pytest.approx(2.454 + wire(1) + 3.722)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_longest_of_all_paths(seed: int) -> None:
+    """A random graph of LUTs: the longest path is found among all, one by one."""
+    rng, design = random.Random(seed), Netlist()
+    bits = [design.register("x", f"start{number}") for number in range(3)]
+    reads: dict[int, list[int]] = {}
+    for _ in range(rng.randint(1, 12)):
+        inputs = rng.sample(bits, k=min(len(bits), rng.randint(1, 3)))
+        bits.append(design.lut(*inputs))
+        reads[bits[-1]] = inputs
+    ends = rng.sample(bits, k=rng.randint(1, 4))
+    for number, bit in enumerate(ends):
+        design.register(bit, f"end{number}")
+    pins = [bit for inputs in reads.values() for bit in inputs] + ends
+
+    def all_paths(bit: int) -> list[float]:
+        if bit not in reads:
+            return [0.478]
+        return [ns + wire(pins.count(source)) + 0.124 for source in reads[bit] for ns in all_paths(source)]
+
+    def ending(bit: int) -> float:
+        beside = bit in reads and pins.count(bit) == 1
+        return max(all_paths(bit)) + (0.02 if beside else wire(pins.count(bit))) + 0.06
+
+    assert design.analyse().ns == pytest.approx(max(map(ending, ends)))
+
+
+def test_paths_of_the_same_registers_are_one_row() -> None:
+    design = Netlist()
+    start = design.register("x", "component.vector.go")
+    for lane in range(12):
+        design.register(design.lut(start), f"component.vector.combine{lane}.v")
+    other = design.register("x", "component.vector.other")
+    design.register(other, "component.store.place")
+    rows = design.analyse().paths
+    assert [(row.start, row.ends) for row in rows] == [("vector.go", 12), ("vector.other", 1)]
+    assert len(design.analyse(paths=1).paths) == 1
+
+
+def test_what_cannot_be_timed() -> None:
+    design = Netlist()
+    design.register("x", "alone")
+    with pytest.raises(SynthesisError, match="no path from a register"):
+        design.analyse()
+    design.cell("URAM288", {}, {})
+    with pytest.raises(SynthesisError, match="1 of cell URAM288, whose delay"):
+        design.analyse()
+    design = Netlist()
+    loop = design.bit("component.loop")
+    design.cell("LUT1", {"I0": [loop]}, {"O": [loop]})
+    with pytest.raises(SynthesisError, match="loops without a register, loop among them"):
+        design.analyse()
+
+
+def test_every_cell_of_the_device_has_delays() -> None:
+    """What `report` counts for a 7-series device can be timed, too."""
+    from celosia.bitstreams.cells import Cell, arcs
+    from celosia.bitstreams.synthesis import _CELLS
+
+    other = ("TRELLIS", "DP16KD", "PDPW16KD", "MULT", "CCU2C", "RAMB18E2", "RAMB36E2", "DSP48E2", "RAM32M16", "RAM64M8")
+    for kind in (name for name in _CELLS if not name.startswith(other)):
+        arcs(Cell(kind, {}, {}, {}))
+
+
+class Sum(wiring.Component):
+    """A sum of as many numbers as `terms`, in one cycle or with a register after each addition."""
+
+    def __init__(self, terms: int, cut: bool) -> None:
+        self._terms, self._cut = terms, cut
+        super().__init__({"x": In(8), "total": Out(16)})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        numbers = [Signal(8, name=f"number{i}") for i in range(self._terms)]
+        m.d.sync += [number.eq(before) for before, number in zip([self.x, *numbers], numbers, strict=False)]
+        total: Any = numbers[0]
+        for i, number in enumerate(numbers[1:]):
+            part = Signal(16, name=f"part{i}")
+            (m.d.sync if self._cut else m.d.comb).__iadd__(part.eq((total ^ (total << 3)) + number))
+            total = part
+        m.d.sync += self.total.eq(total)
+        return m
+
+
+@needs_yosys
+def test_a_cut_shortens_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path))
+    device, found = DEVICES["xc7z020"], {}
+    for cut in (False, True):
+        module = netlist(lambda cut=cut: convert(Sum(6, cut), "sums"), "sums", device)  # type: ignore[misc]
+        found[cut] = analyse(module)
+    assert found[False].ns > 2 * found[True].ns
+    assert found[False].paths[0].start.startswith("number")
+    assert found[False].paths[0].end == "total"
+    # It comes from disk now, which `celosia cache` knows.
+    assert "netlists" in KINDS and len(list((tmp_path / "netlists").iterdir())) == 2
+    monkeypatch.setattr(synthesis, "run_yosys", lambda *arguments: pytest.fail("synthesised again"))
+    assert analyse(netlist(lambda: convert(Sum(6, True), "sums"), "sums", device)) == found[True]
+
+
+def test_a_yosys_on_path_goes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    native = tmp_path / "yosys"
+    native.write_text(
+        '#!/bin/sh\nif [ "$1" = -V ]; then echo "Yosys 9.99 (git sha1 0)"; exit; fi\necho "$@" > ran.txt\n'
+        'echo \'{"modules": {"top": {"cells": {}, "netnames": {}}}}\' > top.json\n'
+    )
+    native.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path / "cache"))
+    assert synthesis._tool() == "Yosys 9.99"
+    assert netlist(lambda: "module top; endmodule", "top", DEVICES["xc7z020"]) == {"cells": {}, "netnames": {}}
+
+
+def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    design = Netlist()
+    design.register(design.lut(design.register("x", "component.load.first")), "component.store.last")
+    monkeypatch.setattr(timing, "estimate", lambda cfg, paths, say: design.analyse(paths))
+    result = CliRunner().invoke(cli.app, ["bitstream", "timing", "--board", "pynq-z2"])
+    assert result.exit_code == 0 and "load.first" in result.stdout and "store.last" in result.stdout
+    assert f"{design.analyse().mhz:.1f} MHz" in result.stdout and "Vivado decides" in result.stdout
+    result = CliRunner().invoke(cli.app, ["bitstream", "timing", "--board", "pynq-z1", "--config", "tiny", "--json"])
+    found = json.loads(result.stdout)
+    assert found["mhz"] == round(design.analyse().mhz, 1) and found["config"] == "tiny"
+    assert [step["cell"] for step in found["paths"][0]["steps"]] == ["FDRE", "LUT1"]
+
+
+def test_a_board_of_unknown_delays() -> None:
+    assert known(BOARDS["pynq-z1"]) == "xc7z020-1"
+    with pytest.raises(ProjectError, match="delays of xczu3eg, the device of ultra96, are not known"):
+        known(BOARDS["ultra96"])
+    result = CliRunner().invoke(cli.app, ["bitstream", "timing", "--board", "zcu104"])
+    assert result.exit_code == 1 and "--board pynq-z1 or pynq-z2 with --config zcu104" in result.stderr
