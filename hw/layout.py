@@ -68,6 +68,10 @@ def unit_members(cfg: Config, opcode: Opcode) -> dict[str, wiring.Member]:
     }
 
 
+claim_layout = data.StructLayout({"read": 2, "write": 2})
+"""The banks of acc whose ports GEMM takes in the next cycle, a bit for each."""
+
+
 class ReadPort(wiring.Signature):
     """The reader's side of a scratchpad: `data` comes in the cycle after `en & ready`, and stays until the next one."""
 

@@ -150,6 +150,7 @@ class Accelerator(wiring.Component):
         connect(m, gemm.wgt, pads["wgt"].read)
         connect(m, gemm.acc_read, acc.gemm_read)
         connect(m, gemm.acc_write, acc.gemm_write)
+        m.d.comb += vector.claims.eq(gemm.claims)
         connect(m, vector.acc_read, acc.vector_read)
         connect(m, vector.acc_write, acc.vector_write)
         for name in ("vin", "par", "tap"):

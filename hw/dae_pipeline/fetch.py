@@ -95,19 +95,11 @@ class Fetch(wiring.Component):
         length, which divides 4096 bytes."""
         bus_bytes, request, response = self._cfg.bus_bytes, self.bus.request, self.bus.response
         longest = depth // 4
-        total = Signal(32 + 7)  # beats of the run
-        asked = Signal.like(total)
-        first = Signal(32)  # number of the first beat's bus word
-        left = Signal.like(total)
-        position = Signal(range(longest))  # of the next beat between multiples of `longest`
+        left = Signal(32 + 7)  # beats that have not been asked for
+        next_ = Signal(32)  # number of the next beat's bus word
+        position = next_[: (longest - 1).bit_length()]  # of that between multiples of `longest`
         beats = Signal(range(longest + 1))
-        m.d.comb += [
-            total.eq((self.instr_count * word_bytes + bus_bytes - 1) // bus_bytes),
-            first.eq(self.instr_addr // bus_bytes),
-            left.eq(total - asked),
-            position.eq(first + asked),
-            beats.eq(Mux(left < longest - position, left, longest - position)),
-        ]
+        m.d.comb += beats.eq(Mux(left < longest - position, left, longest - position))
         asks = Signal()
         room = Signal(range(depth + 1), init=depth)  # of the buffer, not promised to a beat
         pending = Signal(range(depth + 1))  # beats to come
@@ -115,12 +107,18 @@ class Fetch(wiring.Component):
         with m.If(asks):
             m.d.sync += [
                 request.valid.eq(1),
-                request.payload.addr.eq(self.dma_base + (first + asked) * bus_bytes),
+                request.payload.addr.eq(self.dma_base + next_ * bus_bytes),
                 request.payload.len.eq(beats - 1),
-                asked.eq(asked + beats),
+                next_.eq(next_ + beats),
+                left.eq(left - beats),
             ]
         with m.Elif(request.ready):
             m.d.sync += request.valid.eq(0)
+        with m.If(~going & ~request.valid & (pending == 0)):
+            m.d.sync += [
+                next_.eq(self.instr_addr // bus_bytes),
+                left.eq((self.instr_count * word_bytes + bus_bytes - 1) // bus_bytes),
+            ]
         promised = Mux(asks, beats, 0)
         m.d.sync += [
             room.eq(room - promised + (buffer.o.valid & buffer.o.ready)),
@@ -163,35 +161,47 @@ class Fetch(wiring.Component):
             m.d.sync += part.eq(part + 1)
 
     def _dispatch(self, m: Module, going: Value, word: stream.Interface) -> None:
-        """Checks the word and puts it into the queue of its unit."""
-        index = Signal(32)  # of the word
-        legal, accepted = Signal(), Signal()
+        """Checks the word and, in the cycle after, puts it into the queue of its unit."""
+        index, last = Signal(32), Signal()  # of the word that waits for its queue; it is none of the program's any more
+        holds, instr, error, legal = Signal(), Signal.like(word.payload.data), Signal(), Signal()
+        goes, accepted, is_legal = Signal(), Signal(), Signal()
         queues = []
-        for opcode, fmt in formats(self._cfg).items():
-            queue = StreamFifo(instruction_layout(self._cfg, opcode), self._cfg.queue_depth)
+        for number, (opcode, fmt) in enumerate(formats(self._cfg).items()):
+            queue = StreamFifo(instruction_layout(self._cfg, opcode), self._cfg.queue_depth, block_ram=True)
             name = f"queue_{UNIT_OF[opcode].name.lower()}"
             m.submodules[name] = queue
             wiring.connect(m, queue.o, wiring.flipped(getattr(self, name)))
-            fields = data.View(layout(fmt), word.payload.data[: fmt.width])
-            m.d.comb += [queue.i.payload.index.eq(index), queue.i.payload.fields.eq(fields)]
-            with m.If(fields.opcode == opcode):
-                m.d.comb += [
-                    legal.eq(~reduce(or_, (broken(fields) for broken in rules(self._cfg)[opcode].values()))),
-                    accepted.eq(queue.i.ready),
-                    queue.i.valid.eq(word.valid & word.ready),
-                ]
+            coming = data.View(layout(fmt), word.payload.data[: fmt.width])
+            is_mine, mine = coming.opcode == opcode, Signal(name=f"to_{number}")
+            with m.If(is_mine):
+                m.d.comb += is_legal.eq(~reduce(or_, (broken(coming) for broken in rules(self._cfg)[opcode].values())))
+            with m.If(word.ready):
+                m.d.sync += mine.eq(is_mine)
+            m.d.comb += [
+                queue.i.payload.index.eq(index),
+                queue.i.payload.fields.eq(data.View(layout(fmt), instr[: fmt.width])),
+                queue.i.valid.eq(goes & mine),
+            ]
+            with m.If(mine):
+                m.d.comb += accepted.eq(queue.i.ready)
             queues.append(queue)
-        last = index == self.instr_count
-        check = going & word.valid & ~last
+        check = going & holds & ~last
         m.d.comb += [
-            word.ready.eq(check & legal & ~word.payload.error & accepted),
-            self.finished.eq(going & last & ~Cat(queue.o.valid for queue in queues).any()),
+            goes.eq(check & legal & ~error & accepted),
+            word.ready.eq(~holds | goes),
+            self.finished.eq(going & last & Cat(queue.empty for queue in queues).all()),
         ]
-        with m.If(word.valid & word.ready):
-            m.d.sync += index.eq(index + 1)
-        with m.If(check & (word.payload.error | ~legal)):
+        with m.If(word.ready):
+            m.d.sync += [
+                holds.eq(word.valid), instr.eq(word.payload.data), error.eq(word.payload.error), legal.eq(is_legal),
+            ]  # fmt: skip
+        with m.If(goes):
+            m.d.sync += [index.eq(index + 1), last.eq(index + 1 == self.instr_count)]
+        with m.If(~going):
+            m.d.sync += last.eq(self.instr_count == 0)
+        with m.If(check & (error | ~legal)):
             m.d.comb += [
                 self.error.valid.eq(1),
-                self.error.payload.code.eq(Mux(word.payload.error, Error.READ, Error.ILLEGAL_INSTRUCTION)),
+                self.error.payload.code.eq(Mux(error, Error.READ, Error.ILLEGAL_INSTRUCTION)),
                 self.error.payload.index.eq(index),
             ]

@@ -56,19 +56,29 @@ def _max_shift(cfg: Config, buffers: Sequence[Buffer]) -> int:
 class Aligner(wiring.Component):
     """Cuts the beats of rows into units: the first bytes of a unit may lie anywhere in a beat.
 
-    row: of each row the first byte's place in its bus word, the last byte's in its, and log2 of the bytes of a unit,
-    which divide the row. unit: `data` in the low bytes. A beat with an error gives a unit with that error.
+    row: of each row where its first unit lies (`facts`), the place of its last byte in its bus word, and log2 of the
+    bytes of a unit, which divide the row. unit: `data` in the low bytes. A beat with an error gives a unit with it.
     """
 
     def __init__(self, bus_bytes: int) -> None:
         self._bus_bytes = bus_bytes
         word_bits = _log2(bus_bytes)
-        self.row_layout = data.StructLayout({"first": word_bits, "last": word_bits, "shift": word_bits.bit_length()})
+        # Of a unit: its first byte in its bus word, where the next one begins, whether it reaches into the next word,
+        # and whether it ends where the row's last unit does in its word. Known a unit ahead.
+        self._facts = data.StructLayout({"first": word_bits, "stop": word_bits + 1, "crosses": 1, "final": 1})
+        self.row_layout = data.StructLayout({"unit": self._facts, "last": word_bits, "shift": word_bits.bit_length()})
         super().__init__({
             "row": In(stream.Signature(self.row_layout)),
             "beat": In(stream.Signature(beat_layout(bus_bytes))),
             "unit": Out(stream.Signature(data.StructLayout({"data": 8 * bus_bytes, "error": ERROR_BITS}))),
         })  # fmt: skip
+
+    def facts(self, first: Value, shift: Value, last: Value) -> Value:
+        """Of the unit that begins at place `first`, in a row that ends at place `last`."""
+        word_bits = _log2(self._bus_bytes)
+        first, last = first[:word_bits], last[:word_bits]
+        stop = (first + (1 << shift))[: word_bits + 1]
+        return Cat(first, stop, stop[word_bits] & stop[:word_bits].any(), (stop - 1)[:word_bits] == last)
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -76,26 +86,22 @@ class Aligner(wiring.Component):
         row, beat = self.row.payload, self.beat.payload
         # The oldest beat is held here, the one after it is `beat`.
         held, holds = Signal(beat_layout(self._bus_bytes)), Signal()
-        inside, place = Signal(), Signal(word_bits)  # within a row: where its next unit begins
-        first = Mux(inside, place, row.first)
-        stop = Signal(word_bits + 1)
-        final, next_beat, crosses = Signal(word_bits), Signal(), Signal()
-        row_end, take = Signal(), Signal()
+        inside, following, this = Signal(), Signal(self._facts), Signal(self._facts)
+        next_beat, crosses, row_end, take = Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
-            stop.eq(first + (1 << row.shift)),
-            final.eq(stop - 1),  # the unit's last byte, in its bus word
-            next_beat.eq(stop[word_bits]),  # the unit reaches the end of the held beat,
-            crosses.eq(next_beat & stop[:word_bits].any()),  # and beyond
-            row_end.eq((final == row.last) & Mux(crosses, beat.last, held.last)),
+            this.eq(Mux(inside, following, row.unit)),
+            next_beat.eq(this.stop[word_bits]),  # the unit reaches the end of the held beat,
+            crosses.eq(this.crosses),  # and beyond
+            row_end.eq(this.final & Mux(crosses, beat.last, held.last)),
             self.unit.valid.eq(self.row.valid & holds & (~crosses | self.beat.valid | (held.error != Error.NONE))),
-            self.unit.payload.data.eq(Cat(held.data, beat.data) >> (first << 3)),
+            self.unit.payload.data.eq(Cat(held.data, beat.data) >> (this.first << 3)),
             self.unit.payload.error.eq(Mux(crosses & (held.error == Error.NONE), beat.error, held.error)),
             take.eq(self.unit.valid & self.unit.ready),
             self.row.ready.eq(take & row_end),
             self.beat.ready.eq(~holds | (take & (row_end | next_beat))),
         ]
         with m.If(take):
-            m.d.sync += [inside.eq(~row_end), place.eq(stop)]
+            m.d.sync += [inside.eq(~row_end), following.eq(self.facts(this.stop, row.shift, row.last))]
         with m.If(self.beat.ready):
             m.d.sync += holds.eq(self.beat.valid & ~(take & row_end & crosses))
             with m.If(self.beat.valid):
@@ -114,11 +120,10 @@ class Writer(wiring.Component):
         self._cfg, self._buffers = cfg, buffers
         self._tag = data.StructLayout({
             "index": INDEX_BITS, "post": 4, "buffer": 3, "widen": 1, "pad_value": 8,
-            "x_first": 8, "x_stop": 17, "y_first": 8, "y_stop": 13,
         })  # fmt: skip
         element_bits = next(f.width for f in formats(cfg)[Opcode.LOAD].fields if f.name == "sram_base")
         self._step_bits = max(1, *(self._step_shift(buffer) for buffer in buffers))
-        self.walker = Walker(element_bits, self._step_bits, self._tag)
+        self.walker = Walker(element_bits, self._step_bits, self._tag, padded=True)
         super().__init__({
             "job": In(stream.Signature(self.walker.job_layout)),
             "unit": In(stream.Signature(data.StructLayout({"data": 8 * cfg.bus_bytes, "error": ERROR_BITS}))),
@@ -144,10 +149,8 @@ class Writer(wiring.Component):
         return {
             "base": f.sram_base, "x_step": f.sram_x, "y_step": f.sram_y, "z_step": f.sram_z,
             "x_end": x_stop + f.pad_right - 1, "y_end": y_stop + f.pad_bottom - 1, "z_end": f.z_size - 1,
-            "step_end": step_end,
-            "tag": Cat(
-                instr.index, f.post, f.buffer, f.widen, f.pad_value, f.pad_left, x_stop[:17], f.pad_top, y_stop[:13]
-            ),
+            "x_first": f.pad_left, "x_stop": x_stop, "y_first": f.pad_top, "y_stop": y_stop,
+            "step_end": step_end, "tag": Cat(instr.index, f.post, f.buffer, f.widen, f.pad_value),
         }  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
@@ -156,21 +159,18 @@ class Writer(wiring.Component):
         m.submodules.walker = walker = self.walker
         wiring.connect(m, wiring.flipped(self.job), walker.job)
 
-        # Steps, told apart; in a queue, so that the walk does not wait for units within a cycle.
+        # Steps, in a queue, so that the walk does not wait for units within a cycle.
         at, tag = walker.step.payload, walker.step.payload.tag
         m.submodules.plan = plan = StreamFifo(
             data.StructLayout({
-                "element": at.element.shape(), "step": at.step.shape(), "last": 1, "is_pad": 1,
+                "element": at.element.shape(), "step": at.step.shape(), "last": 1, "outside": 1,
                 **{name: tag[name].shape() for name in ("index", "post", "buffer", "widen", "pad_value")},
             }), 2,
         )  # fmt: skip
-        pad = (at.x < tag.x_first) | (at.x >= tag.x_stop) | (at.y < tag.y_first) | (at.y >= tag.y_stop)
         m.d.comb += [
-            walker.whole.eq(pad),
             plan.i.valid.eq(walker.step.valid),
             walker.step.ready.eq(plan.i.ready),
-            plan.i.payload.is_pad.eq(pad),
-            *(plan.i.payload[name].eq(at[name]) for name in ("element", "step", "last")),
+            *(plan.i.payload[name].eq(at[name]) for name in ("element", "step", "last", "outside")),
             *(plan.i.payload[name].eq(tag[name]) for name in ("index", "post", "buffer", "widen", "pad_value")),
         ]
 
@@ -184,10 +184,10 @@ class Writer(wiring.Component):
 
         out, fails = plan.o.payload, Signal()
         m.d.comb += [
-            moves.eq(plan.o.valid & (out.is_pad | self.unit.valid) & (~full | empties)),
+            moves.eq(plan.o.valid & (out.outside | self.unit.valid) & (~full | empties)),
             plan.o.ready.eq(moves),
-            self.unit.ready.eq(plan.o.valid & ~out.is_pad & (~full | empties)),
-            fails.eq(moves & ~out.is_pad & (self.unit.payload.error != Error.NONE)),
+            self.unit.ready.eq(plan.o.valid & ~out.outside & (~full | empties)),
+            fails.eq(moves & ~out.outside & (self.unit.payload.error != Error.NONE)),
             self.moves.eq(moves),
         ]
         m.d.sync += [
@@ -201,9 +201,9 @@ class Writer(wiring.Component):
                 element.eq(out.element),
                 step.eq(out.step),
                 enable.eq(1 << out.buffer),
-                widen.eq(out.widen | out.is_pad),
-                whole.eq(out.is_pad),
-                word.eq(Mux(out.is_pad, out.pad_value.replicate(cfg.bus_bytes), self.unit.payload.data)),
+                widen.eq(out.widen | out.outside),
+                whole.eq(out.outside),
+                word.eq(Mux(out.outside, out.pad_value.replicate(cfg.bus_bytes), self.unit.payload.data)),
                 last.eq(out.last),
                 done.index.eq(out.index),
                 done.post.eq(out.post),
@@ -325,15 +325,17 @@ class Lane(wiring.Component):
         wiring.connect(m, jobs.o, writer.job)
 
         # A row goes to the engine, and its place within its bus words to the aligner.
-        row = rows.row.payload
+        row, unit_shift, last = rows.row.payload, Signal.like(places.i.payload.shift), Signal(word_bits)
         m.d.comb += [
             asked.i.valid.eq(rows.row.valid & places.i.ready & ~self.halt),
             asked.i.payload.eq(row),
             places.i.valid.eq(rows.row.valid & asked.i.ready & ~self.halt),
             rows.row.ready.eq(places.i.ready & asked.i.ready & ~self.halt),
-            places.i.payload.first.eq(row.offset),
-            places.i.payload.last.eq(row.offset + row.bytes - 1),
-            places.i.payload.shift.eq(Mux(rows.shift > word_bits, word_bits, rows.shift)),
+            unit_shift.eq(Mux(rows.shift > word_bits, word_bits, rows.shift)),
+            last.eq(row.offset + row.bytes - 1),
+            places.i.payload.unit.eq(aligner.facts(row.offset, unit_shift, last)),
+            places.i.payload.last.eq(last),
+            places.i.payload.shift.eq(unit_shift),
         ]
         wiring.connect(m, asked.o, engine.row)
         wiring.connect(m, places.o, aligner.row)

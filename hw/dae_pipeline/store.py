@@ -26,12 +26,12 @@ def _log2(value: int) -> int:
 class Packer(wiring.Component):
     """Joins units into the beats of rows; the inverse of `load.Aligner`, for units of one size.
 
-    row: the place of its first byte in its bus word, and how many units it has, less one.
+    row: the place of its first byte in its bus word, how many units it has, less one, and whether it has only one.
     """
 
     def __init__(self, bus_bytes: int, unit_bytes: int, count_bits: int) -> None:
         self._bus_bytes, self._unit_bytes = bus_bytes, unit_bytes
-        self.row_layout = data.StructLayout({"first": _log2(bus_bytes), "units": count_bits})
+        self.row_layout = data.StructLayout({"first": _log2(bus_bytes), "units": count_bits, "single": 1})
         super().__init__({
             "row": In(stream.Signature(self.row_layout)),
             "unit": In(stream.Signature(8 * unit_bytes)),
@@ -43,7 +43,8 @@ class Packer(wiring.Component):
         bus, word_bits = self._bus_bytes, _log2(self._bus_bytes)
         row = self.row.payload
         count = Signal.like(row.units)
-        inside, place = Signal(), Signal(word_bits)  # within a row: where its next unit goes
+        # Within a row: where its next unit goes, and whether that is the last one.
+        inside, place, last = Signal(), Signal(word_bits), Signal()
         flush = Signal()  # the row has ended within the word that is held
         held = Signal(write_beat_layout(bus))  # the bytes of the word so far; zeros elsewhere
 
@@ -55,7 +56,7 @@ class Packer(wiring.Component):
             stop.eq(first + self._unit_bytes),
             fills.eq(stop[word_bits]),
             crosses.eq(fills & stop[:word_bits].any()),
-            row_end.eq(count == row.units),
+            row_end.eq(Mux(inside, last, row.single)),
             bytes_.eq(self.unit.payload << (first << 3)),
             strobe.eq(((1 << self._unit_bytes) - 1) << first),
             self.unit.ready.eq(self.row.valid & ~flush & (self.beat.ready | ~(fills | row_end))),
@@ -70,6 +71,7 @@ class Packer(wiring.Component):
                 inside.eq(~row_end),
                 place.eq(stop),
                 count.eq(Mux(row_end, 0, count + 1)),
+                last.eq(count + 1 == row.units),
                 flush.eq(row_end & crosses),
                 held.data.eq(Mux(fills, bytes_[8 * bus :], Mux(row_end, 0, self.beat.payload.data))),
                 held.strobe.eq(Mux(fills, strobe[bus:], Mux(row_end, 0, self.beat.payload.strobe))),
@@ -158,11 +160,12 @@ class Store(wiring.Component):
         packer = Packer(cfg.bus_bytes, reader.unit_bytes, rows.bytes_bits - unit_shift)
         jobs = StreamFifo(reader.walker.job_layout, IN_FLIGHT)
         places = StreamFifo(packer.row_layout, 2 * self._outstanding)
-        asked = StreamFifo(rows.row.payload.shape(), 2)  # parts the paths of the engine from those of `rows`
+        # Queues that part the paths of the engine from those of `rows`, and the packer's from the reader's.
+        asked, units = StreamFifo(rows.row.payload.shape(), 2), StreamFifo(reader.unit.payload.shape(), 2)
         waiting = StreamFifo(data.StructLayout({"index": INDEX_BITS, "post": 4}), 2 * IN_FLIGHT)
         parts = {
             "rows": rows, "jobs": jobs, "reader": reader, "places": places, "packer": packer, "waiting": waiting,
-            "asked": asked,
+            "asked": asked, "units": units,
         }  # fmt: skip
         for name, part in parts.items():
             m.submodules[name] = ResetInserter(stop)(part)
@@ -212,10 +215,12 @@ class Store(wiring.Component):
             rows.row.ready.eq(places.i.ready & asked.i.ready & ~stop),
             places.i.payload.first.eq(row.offset),
             places.i.payload.units.eq((row.bytes >> unit_shift) - 1),
+            places.i.payload.single.eq((row.bytes >> unit_shift) == 1),
         ]
         wiring.connect(m, asked.o, engine.row)
         wiring.connect(m, places.o, packer.row)
-        wiring.connect(m, reader.unit, packer.unit)
+        wiring.connect(m, reader.unit, units.i)
+        wiring.connect(m, units.o, packer.unit)
         wiring.connect(m, packer.beat, engine.beat)
         wiring.connect(m, engine.axi, wiring.flipped(self.axi))
         wiring.connect(m, reader.out, wiring.flipped(self.out))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amaranth import Module, Mux, Signal
+from amaranth import Const, Module, Mux, Signal, Value
 from amaranth.hdl import ShapeLike
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -50,6 +50,8 @@ class Rows(wiring.Component):
         bytes_ = Signal(self.bytes_bits)
         rows, rows_left = Signal(Y_BITS), Signal(Y_BITS)
         planes_left = Signal(Z_BITS)
+        # One row is left of the plane, one plane of the block, and planes have one row: known a step ahead.
+        last_row, last_plane, single = Signal(), Signal(), Signal()
 
         m.d.comb += [begin.eq(waiting & (~busy | ends)), self.block.ready.eq(~waiting | begin)]
         with m.If(self.block.valid & self.block.ready):
@@ -61,7 +63,6 @@ class Rows(wiring.Component):
         with m.Elif(begin):
             m.d.sync += waiting.eq(0)
 
-        last_row, last_plane = rows_left == 1, planes_left == 1
         m.d.comb += [
             self.row.valid.eq(busy),
             self.row.payload.offset.eq(offset),
@@ -74,13 +75,19 @@ class Rows(wiring.Component):
             with m.If(last_row):
                 m.d.sync += [
                     rows_left.eq(rows),
+                    last_row.eq(single),
                     planes_left.eq(planes_left - 1),
+                    last_plane.eq(planes_left == 2),
                     plane.eq(next_plane),
                     offset.eq(next_plane),
                     busy.eq(~last_plane),
                 ]
             with m.Else():
-                m.d.sync += [rows_left.eq(rows_left - 1), offset.eq(offset + y_step)]
+                m.d.sync += [
+                    rows_left.eq(rows_left - 1),
+                    last_row.eq(rows_left == 2),
+                    offset.eq(offset + y_step),
+                ]
         with m.If(begin):
             row_bytes = block.x_size << block.shift
             merged = row_bytes == block.y_step
@@ -94,54 +101,93 @@ class Rows(wiring.Component):
                 bytes_.eq(Mux(merged, plane_size, block.x_size) << block.shift),
                 rows.eq(count),
                 rows_left.eq(count),
+                last_row.eq(count == 1),
+                single.eq(count == 1),
                 planes_left.eq(block.z_size),
+                last_plane.eq(block.z_size == 1),
                 self.shift.eq(block.shift),
             ]
         return m
+
+
+class Index:
+    """One index of a Walker. Whether it is the last one, and whether it lies beyond the borders, is known a step ahead.
+
+    end: the last index. borders: the first index within them, and the one after the last; None: there are none.
+    """
+
+    def __init__(self, name: str, end: Value, borders: tuple[Value, Value] | None) -> None:
+        self._end, self._borders = end, borders
+        self._value, self._near = Signal(len(end), name=name), Signal(len(end), name=f"{name}_near")
+        self.last, self._single = Signal(name=f"{name}_last"), Signal(name=f"{name}_single")
+        self.outside, self._begins_outside = Signal(name=f"{name}_outside"), Signal(name=f"{name}_begins_outside")
+
+    def load(self, end: Value, borders: tuple[Value, Value] | None) -> list[object]:
+        """Of a new job."""
+        outside = (borders[0] != 0) | (borders[1] == 0) if borders else Const(0)
+        return [
+            self._value.eq(0), self._near.eq(end - 1), self.last.eq(end == 0), self._single.eq(end == 0),
+            self.outside.eq(outside), self._begins_outside.eq(outside),
+        ]  # fmt: skip
+
+    def advance(self) -> list[object]:
+        following, outside = (self._value + 1)[: len(self._value)], Const(0)
+        if self._borders is not None:
+            outside = (following < self._borders[0]) | (following >= self._borders[1])
+        return [self._value.eq(following), self.last.eq(self._value == self._near), self.outside.eq(outside)]
+
+    def restart(self) -> list[object]:
+        return [self._value.eq(0), self.last.eq(self._single), self.outside.eq(self._begins_outside)]
+
+
+BORDERS = {"x": X_BITS + 1, "y": Y_BITS + 1}
 
 
 class Walker(wiring.Component):
     """Walks over the elements of blocks in a scratchpad, x innermost, and over the steps of each element.
 
     job: a block: `base` and the steps between elements in x, y and z; the last index in x, y and z; the last step of
-    an element; and a `tag` that comes along. Accepted while the last step of the job before is taken.
-    step: `element`, an address modulo its width; `step` within it; `x` and `y` (indices); `last` of the job; its `tag`.
-    whole: the step that is offered is the only one of its element.
+    an element; and a `tag` that comes along. Accepted while the last step of the job before is taken. padded: with
+    `x_first`, `x_stop`, `y_first` and `y_stop`, the first index within the block's borders and the one after the last.
+    step: `element`, an address modulo its width; `step` within it; `outside` the borders, where an element has one step
+    only; `last` of the job; its `tag`.
     """
 
-    def __init__(self, element_bits: int, step_bits: int, tag: ShapeLike) -> None:
-        self._element_bits, self._step_bits = element_bits, step_bits
+    def __init__(self, element_bits: int, step_bits: int, tag: ShapeLike, padded: bool = False) -> None:
+        self._element_bits, self._step_bits, self._padded = element_bits, step_bits, padded
+        borders = {f"{axis}_{edge}": bits for axis, bits in BORDERS.items() for edge in ("first", "stop") if padded}
         self.job_layout = data.StructLayout({
             "base": element_bits, "x_step": element_bits, "y_step": element_bits, "z_step": element_bits,
-            "x_end": X_BITS + 1, "y_end": Y_BITS + 1, "z_end": Z_BITS, "step_end": step_bits, "tag": tag,
+            "x_end": X_BITS + 1, "y_end": Y_BITS + 1, "z_end": Z_BITS, "step_end": step_bits, **borders, "tag": tag,
         })  # fmt: skip
         self.step_layout = data.StructLayout({
-            "element": element_bits, "step": step_bits, "x": X_BITS + 1, "y": Y_BITS + 1, "last": 1, "tag": tag,
+            "element": element_bits, "step": step_bits, "outside": 1, "last": 1, "tag": tag,
         })  # fmt: skip
-        super().__init__({
-            "job": In(stream.Signature(self.job_layout)),
-            "step": Out(stream.Signature(self.step_layout)),
-            "whole": In(1),
-        })  # fmt: skip
+        super().__init__(
+            {"job": In(stream.Signature(self.job_layout)), "step": Out(stream.Signature(self.step_layout))}
+        )
+
+    def _index(self, axis: str, job: data.View[data.StructLayout]) -> tuple[Value, tuple[Value, Value] | None]:
+        padded = self._padded and axis in BORDERS
+        return job[f"{axis}_end"], (job[f"{axis}_first"], job[f"{axis}_stop"]) if padded else None
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
         job, busy = Signal(self.job_layout), Signal()
-        x, y, z = Signal(X_BITS + 1), Signal(Y_BITS + 1), Signal(Z_BITS)
-        step = Signal(self._step_bits)
+        x, y, z = (Index(axis, *self._index(axis, job)) for axis in "xyz")
+        step, step_last, single_step = Signal(self._step_bits), Signal(), Signal()
         element, row, plane = (Signal(self._element_bits, name=name) for name in ("element", "row", "plane"))
 
-        last_step = self.whole | (step == job.step_end)
-        last_x, last_y, last_z = x == job.x_end, y == job.y_end, z == job.z_end
-        last = Signal()
+        outside, last_step, last = Signal(), Signal(), Signal()
         out = self.step.payload
         m.d.comb += [
-            last.eq(last_step & last_x & last_y & last_z),
+            outside.eq(x.outside | y.outside),
+            last_step.eq(outside | step_last),
+            last.eq(last_step & x.last & y.last & z.last),
             self.step.valid.eq(busy),
             out.element.eq(element),
             out.step.eq(step),
-            out.x.eq(x),
-            out.y.eq(y),
+            out.outside.eq(outside),
             out.last.eq(last),
             out.tag.eq(job.tag),
             self.job.ready.eq(~busy | (self.step.ready & last)),
@@ -150,22 +196,25 @@ class Walker(wiring.Component):
             next_row, next_plane = (Signal(self._element_bits, name=name) for name in ("next_row", "next_plane"))
             m.d.comb += [next_row.eq(row + job.y_step), next_plane.eq(plane + job.z_step)]
             with m.If(~last_step):
-                m.d.sync += step.eq(step + 1)
+                m.d.sync += [step.eq(step + 1), step_last.eq(step + 1 == job.step_end)]
             with m.Else():
-                m.d.sync += step.eq(0)
-                with m.If(~last_x):
-                    m.d.sync += [x.eq(x + 1), element.eq(element + job.x_step)]
-                with m.Elif(~last_y):
-                    m.d.sync += [x.eq(0), y.eq(y + 1), row.eq(next_row), element.eq(next_row)]
-                with m.Elif(~last_z):
+                m.d.sync += [step.eq(0), step_last.eq(single_step)]
+                with m.If(~x.last):
+                    m.d.sync += [*x.advance(), element.eq(element + job.x_step)]
+                with m.Elif(~y.last):
+                    m.d.sync += [*x.restart(), *y.advance(), row.eq(next_row), element.eq(next_row)]
+                with m.Elif(~z.last):
                     m.d.sync += [
-                        x.eq(0), y.eq(0), z.eq(z + 1),
+                        *x.restart(), *y.restart(), *z.advance(),
                         plane.eq(next_plane), row.eq(next_plane), element.eq(next_plane),
                     ]  # fmt: skip
                 with m.Else():
                     m.d.sync += busy.eq(0)
         with m.If(self.job.valid & self.job.ready):
-            base = self.job.payload.base
-            m.d.sync += [busy.eq(1), job.eq(self.job.payload), x.eq(0), y.eq(0), z.eq(0), step.eq(0)]
-            m.d.sync += [plane.eq(base), row.eq(base), element.eq(base)]
+            new = self.job.payload
+            single = new.step_end == 0
+            m.d.sync += [busy.eq(1), job.eq(new), step.eq(0), step_last.eq(single), single_step.eq(single)]
+            m.d.sync += [plane.eq(new.base), row.eq(new.base), element.eq(new.base)]
+            for axis, index in zip("xyz", (x, y, z)):
+                m.d.sync += index.load(*self._index(axis, new))
         return m

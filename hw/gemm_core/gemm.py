@@ -12,7 +12,7 @@ from celosia.hw.config import Config
 from celosia.hw.gemm_core.array import Array
 from celosia.hw.gemm_core.loops import Loops
 from celosia.hw.isa import GEMM_LOOPS, OUTER_LOOPS, Opcode
-from celosia.hw.layout import INDEX_BITS, ReadPort, WritePort, unit_members, widths
+from celosia.hw.layout import INDEX_BITS, ReadPort, WritePort, claim_layout, unit_members, widths
 
 
 class Gemm(wiring.Component):
@@ -32,6 +32,7 @@ class Gemm(wiring.Component):
     acc_read : Out(ReadPort)    Old values, for instructions that accumulate. Must be ready; data is used in the cycle
                                 after the read alone.
     acc_write : Out(WritePort)  Whole entries. Must be ready.
+    claims : Out(claim_layout)  The ports of acc that these two take in the next cycle.
     The others are those of every unit, `layout.unit_members`. A GEMM never raises `error`. On `halt`, what has been
     read already is still finished.
     """
@@ -45,6 +46,7 @@ class Gemm(wiring.Component):
             "wgt": Out(ReadPort(cfg.wgt_bits, widths(cfg)["wgt"])),
             "acc_read": Out(ReadPort(cfg.acc_bits, acc)),
             "acc_write": Out(WritePort(cfg.acc_bits, acc, 32)),
+            "claims": Out(claim_layout),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
@@ -103,6 +105,12 @@ class Gemm(wiring.Component):
         # Three cycles before the sum is there: read the accumulator. Then keep what comes, since memories answer late
         # in a cycle. Then take what has been written meanwhile. Then add, and in the cycle after that write.
         reading, answer, ahead, now, write = stages = pipe[-5:]
+        before_reading = pipe[-6]
+        reads = before_reading.valid & before_reading.last & before_reading.accumulate
+        m.d.comb += [
+            self.claims.read.eq(Mux(reads, 1 << before_reading.acc[-1], 0)),
+            self.claims.write.eq(Mux(now.valid & now.last, 1 << now.acc[-1], 0)),
+        ]
         width = self.acc_write.data.shape()
         kept, old, written, committed = (
             Signal(width, name=name, reset_less=True) for name in ("kept", "old", "written", "committed")

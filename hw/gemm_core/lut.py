@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amaranth import Cat, Module, Signal
+from amaranth import Cat, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -21,7 +21,8 @@ class Tables(wiring.Component):
 
     Members
     -------
-    load : In(WritePort)      Writes tables; an entry is one table. One grain a cycle: `ready` comes with the last one.
+    load : In(WritePort)      Writes tables; an entry is one table. One grain a cycle, from the next cycle on:
+                              `ready` while no more than one is left to write.
     enable : In(1)            Reads; `value` holds what was read until the next read.
     table : In(lut_bits)      Which table, the same for all lanes.
     index : In(8 * lanes)     Place in the table, a byte for each lane.
@@ -42,27 +43,27 @@ class Tables(wiring.Component):
         rows = 8 * TABLE_SIZE // grain
         row_bits, byte_bits = (rows - 1).bit_length(), (grain // 8 - 1).bit_length()
 
-        # What is left of an entry's mask is written from its lowest grain on.
-        written, left, lowest, row = Signal(rows), Signal(rows), Signal(rows), Signal(row_bits)
+        # What is left of the last write's mask is written from its lowest grain on.
+        left, rest, single = Signal(rows), Signal(rows), Signal(init=1)
+        entry, data, row = Signal.like(load.addr), Signal.like(load.data, reset_less=True), Signal(row_bits)
+        lowest = left & -left
         m.d.comb += [
-            left.eq(load.mask & ~written),
-            lowest.eq(left & -left),
-            load.ready.eq(left == lowest),
+            rest.eq(Mux(single, Mux(load.en, load.mask, 0), left & ~lowest)),
+            load.ready.eq(single),
             *(
                 row[bit].eq((lowest & sum(1 << i for i in range(rows) if i >> bit & 1)).any())
                 for bit in range(row_bits)
             ),
         ]
-        with m.If(load.en):
-            m.d.sync += written.eq(0)
-            with m.If(~load.ready):
-                m.d.sync += written.eq(written | lowest)
+        m.d.sync += [left.eq(rest), single.eq((rest & (rest - 1)) == 0)]
+        with m.If(single):
+            m.d.sync += [entry.eq(load.addr), data.eq(load.data)]
 
         def address(table_row: Signal, table: Signal) -> Cat:
             return Cat(table_row, table) if cfg.lut_count > 1 else Cat(table_row)
 
         write = Signal(grain)
-        m.d.comb += write.eq(load.data.word_select(row, grain))
+        m.d.comb += write.eq(data.word_select(row, grain))
         for lane in range(cfg.lanes):
             index = self.index.word_select(lane, 8)
             memory = Memory(shape=grain, depth=cfg.lut_count * rows, init=[])
@@ -70,8 +71,8 @@ class Tables(wiring.Component):
             to, of = memory.write_port(), memory.read_port()
             place = Signal(byte_bits, reset_less=True, name=f"place{lane}")
             m.d.comb += [
-                to.en.eq(load.en & left.any()),
-                to.addr.eq(address(row, load.addr)),
+                to.en.eq(left.any()),
+                to.addr.eq(address(row, entry)),
                 to.data.eq(write),
                 of.en.eq(self.enable),
                 of.addr.eq(address(index[byte_bits:], self.table)),

@@ -1,33 +1,32 @@
 """The vector unit: window reductions, element-wise operations, requantisation, tables and residual additions.
 
-    stage  0   read A; with the last step of a reduction also B
-           1   A + a_offset
-           2   reduce, in a register over the loops r and s
-           3   binary operation; read par
-           4-11  requantise (without: only saturate)
-           12  + zero_point, clip; read the table
-           13  select
-           14-18  rescale_add
-           19  write
+    read          a step of the loops. With taps: read vin and tap
+    tap, product  only with taps: registers behind the memories; products
+    acc           with taps: their sum. Read A and, with the last step of a reduction, B
+    offset        A + a_offset
+    reduce        reduce, in a register over the loops r and s
+    binary        binary operation; read par
+    requantise    eight stages (without: only saturate)
+    clip          + zero_point, clip; read the table
+    select        the table's value, or without
+    add           five stages of rescale_add
+    write
 
-With taps there are three stages more, between the reads of vin and of acc; all others come that much later:
-
-           0   read vin and tap
-           1   registers behind the memories
-           2   products
-           3   their sum; read acc
-
-An item is an output entry on its way; `valid` says where there are items. All of them move on together or none, but for
+An item is an output entry on its way; a Stage knows whether it holds one. All of them move on together or none, but for
 two cases: what comes before the read of acc waits for its port alone, and an item with a residual stays in front of
 rescale_add for `residual_cycles`, while those behind it stand still and those before it go on.
+
+Whether they move is known a cycle ahead, and so is what an item needs of its instruction: both are registers, for they
+lead to every register of a stage. So GEMM says a cycle ahead which bank of acc it is going to use.
 """
 
 from __future__ import annotations
 
 import operator
-from functools import cache, partial
+from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from amaranth import Cat, Const, Module, Mux, Shape, Signal, Value, signed, unsigned
 from amaranth.hdl import ShapeLike
@@ -52,30 +51,20 @@ from celosia.hw.isa import (
     ReduceOp,
     formats,
 )
-from celosia.hw.layout import INDEX_BITS, ReadPort, WritePort, load_port, unit_members, widths
+from celosia.hw.layout import INDEX_BITS, ReadPort, WritePort, claim_layout, load_port, unit_members, widths
 
 TAP_STAGES, ADD_STAGES = 3, 5
 _REGISTER = partial(Signal, reset_less=True)
 
 
-class Stages(NamedTuple):
-    """Numbers of the stages in which something begins."""
-
-    acc: int
-    offset: int
-    reduce: int
-    binary: int
-    requantise: int
-    clip: int
-    select: int
-    add: int
-    write: int
-
-
-def stages(cfg: Config) -> Stages:
-    acc = TAP_STAGES if cfg.taps else 0
-    clip = acc + 4 + STAGES
-    return Stages(acc, acc + 1, acc + 2, acc + 3, acc + 4, clip, clip + 1, clip + 2, clip + 2 + ADD_STAGES)
+def stages(cfg: Config) -> dict[str, int]:
+    """The stages in their order, by name; of those of one operation the first one has its name."""
+    counts = {
+        "read": 1, **({"tap": 1, "product": 1} if cfg.taps else {}), "acc": 1, "offset": 1, "reduce": 1, "binary": 1,
+        "requantise": STAGES, "clip": 1, "select": 1, "add": ADD_STAGES, "write": 1,
+    }  # fmt: skip
+    names = [f"{name}{i or ''}" for name, count in counts.items() for i in range(count)]
+    return {name: number for number, name in enumerate(names)}
 
 
 class Taps(wiring.Component):
@@ -283,87 +272,149 @@ class Bypass(wiring.Component):
         return m
 
 
+class Stage:
+    """A stage of the pipeline.
+
+    valid: an item is here. which: the set of constants that belongs to it. whole: of an item in several parts it is the
+    last one. move: what is here goes on. leaves: an item goes to the next stage; of some stages not all do.
+    """
+
+    def __init__(self, number: int, move: Signal, constants: Sequence[Any], before: Stage | None) -> None:
+        self._number, self._constants, self.before = number, constants, before
+        self.move = move
+        self.valid, self.which = Signal(name=f"valid{number}"), _REGISTER(name=f"which{number}")
+        self.whole: Value = Const(1)
+        self.leaves: Value = self.valid & move
+        self.registered: dict[str, Signal] = {}
+
+    def at(self, name: str) -> Signal:
+        """A constant of the instruction to which the item belongs: a register that comes with it."""
+        if name not in self.registered:
+            self.registered[name] = _REGISTER(self._constants[0][name].shape(), name=f"{name}_{self._number}")
+        return self.registered[name]
+
+    def take(self, m: Module) -> None:
+        """Items come from the stage before, and what `at` was asked for with them."""
+        before, (even, odd) = self.before, self._constants
+        assert before is not None
+        with m.If(before.move):
+            m.d.sync += self.valid.eq(before.leaves)
+        with m.If(before.enable):
+            m.d.sync += self.which.eq(before.which)
+            m.d.sync += [value.eq(Mux(before.which, odd[name], even[name])) for name, value in self.registered.items()]
+
+    @property
+    def enable(self) -> Value:
+        """What the item leaves behind is kept for the next stage."""
+        return self.valid & self.move
+
+    @property
+    def int8(self) -> Value:
+        """The result of the item has 8 bits."""
+        return self.valid & ~self.at("raw")
+
+    @property
+    def adds(self) -> Value:
+        """The item has a residual."""
+        return self.int8 & self.at("rescale_add")
+
+
 class Items:
     """What is under way in the stages of the vector unit.
 
-    valid[i]: an item is in stage i. which[i]: the set of constants that belongs to it.
-    move[i]: what is in stage i goes on. It is one of back, middle and front, from the last stage to the first.
-    write_blocks, par_blocks: an item waits for the port to which it writes, or for par.
-    hold: an item with a residual is not through with rescale_add yet. From there on its parts follow each other;
-    whole[i]: the one in stage i is the last of them. complete: the last one is in the last stage.
+    back, middle, front: the stages from rescale_add on move, those from the read of acc on, and those in front of it.
+    They come from registers: write_blocks, the port of acc to which an item writes is GEMM's; hold, an item with a
+    residual is not through with rescale_add yet; read_blocks, the port from which an item reads is GEMM's.
+    From rescale_add on the parts of an item follow each other. complete: the last one is in the last stage.
     """
 
-    def __init__(self, m: Module, cfg: Config, constants: list[Any], current: Signal) -> None:
-        self._m, self._stage, self._constants = m, stages(cfg), constants
-        stage = self._stage
-        numbers = range(stage.write + 1)
+    def __init__(self, m: Module, cfg: Config, constants: Sequence[Any], now: Any, current: Signal) -> None:
+        self._m, self._cfg = m, cfg
         self.back, self.middle, self.front = (Signal(name=name) for name in ("back", "middle", "front"))
-        self.write_blocks, self.par_blocks, self.hold = (
-            Signal(name=name) for name in ("write_blocks", "par_blocks", "hold")
+        self.write_blocks, self.read_blocks, self.hold = (
+            Signal(name=name) for name in ("write_blocks", "read_blocks", "hold")
         )
         m.d.comb += [
-            self.back.eq(~self.write_blocks & ~self.par_blocks),
-            self.middle.eq(self.back & ~self.hold),
+            self.back.eq(~self.write_blocks),
+            self.middle.eq(~self.write_blocks & ~self.hold),
+            self.front.eq(~self.write_blocks & ~self.hold & ~self.read_blocks),
         ]
-        self.valid = [Signal(name=f"valid{i}") for i in numbers]
-        self.which = [current, *(_REGISTER(name=f"which{i}") for i in numbers[1:])]
-        parts = cfg.residual_cycles > 1
-        self.whole = [_REGISTER(name=f"whole{i}") if parts and i > stage.add else Const(1) for i in numbers]
-        self.complete = self.valid[-1] & self.whole[-1]
-        self.move = [self.front if i < stage.acc else self.middle if i < stage.add else self.back for i in numbers]
-        self.at = cache(self._at)
-        self.int8 = cache(self._int8)
-        self.add = cache(self._add)
+        names = stages(cfg)
+        self.all: list[Stage] = []
+        for number in names.values():
+            move = self.front if number < names["acc"] else self.middle if number < names["add"] else self.back
+            stage = Stage(number, move, constants, self.all[-1] if self.all else None)
+            if cfg.residual_cycles > 1 and number > names["add"]:
+                stage.whole = Signal(name=f"whole{number}")
+            self.all.append(stage)
+        self._named = {name: self.all[number] for name, number in names.items()}
+        first = self["read"]
+        m.d.comb += first.which.eq(current)
+        first.registered = {name: now[name] for name, _ in now.shape()}
+        self["acc"].leaves = self["acc"].valid & self.front
+        self.complete = self["write"].valid & self["write"].whole
 
-    def _at(self, stage: int, name: str) -> Signal:
-        """A constant of the instruction to which the item in `stage` belongs."""
-        value = Signal.like(self._constants[0][name], name=f"{name}_{stage}")
-        self._m.d.comb += value.eq(Mux(self.which[stage], self._constants[1][name], self._constants[0][name]))
-        return value
+    def __getitem__(self, name: str) -> Stage:
+        return self._named[name]
 
-    def _int8(self, stage: int) -> Signal:
-        """An item whose result has 8 bits is in `stage`."""
-        value = Signal(name=f"int8_{stage}")
-        self._m.d.comb += value.eq(self.valid[stage] & ~self.at(stage, "raw"))
-        return value
+    def between(self, first: str, end: str) -> list[Stage]:
+        """The stages from `first` to the one in front of `end`."""
+        return self.all[self.all.index(self[first]) : self.all.index(self[end])]
 
-    def _add(self, stage: int) -> Signal:
-        """An item with a residual is in `stage`."""
-        value = Signal(name=f"add{stage}")
-        self._m.d.comb += value.eq(self.int8(stage) & self.at(stage, "rescale_add"))
-        return value
-
-    def enable(self, first: int, end: int) -> Value:
-        """A bit for each of these stages: an item leaves it."""
-        return Cat(self.valid[i] & self.move[i] for i in range(first, end))
-
-    def enable_int8(self, first: int, end: int) -> Value:
-        return Cat(self.int8(i) & self.move[i] for i in range(first, end))
-
-    def carry(self, source: Any, name: str, to: int) -> list[Any]:
-        """`source`, which belongs to the item in stage 0, in each stage up to `to`."""
-        values = [source]
-        for i in range(to):
-            values.append(_REGISTER(source.shape(), name=f"{name}{i + 1}"))
-            with self._m.If(self.valid[i] & self.move[i]):
+    def carry(self, source: Any, name: str, to: str, since: str = "read") -> dict[str, Any]:
+        """`source`, which belongs to the item in stage `since`, in each stage from there up to `to`, by name."""
+        values, way = [source], self.between(since, to)
+        for stage in way:
+            values.append(_REGISTER(source.shape(), name=f"{name}{len(values)}"))
+            with self._m.If(stage.enable):
                 self._m.d.sync += values[-1].eq(values[-2])
-        return values
+        names = {id(stage): name for name, stage in self._named.items()}
+        return {names[id(stage)]: value for stage, value in zip([*way, self[to]], values)}
 
-    def advance(self, leaving: dict[int, Value]) -> None:
-        """What moves. leaving: whether the item of a stage leaves it, where more than `valid` and `move` are needed."""
+    def advance(self, halt: Value) -> None:
+        """Items go from stage to stage; nothing is left after `halt`. To be called last."""
         m = self._m
-        for i in range(self._stage.write):
-            with m.If(self.move[i]):
-                m.d.sync += self.valid[i + 1].eq(leaving.get(i, self.valid[i]))
-                if isinstance(self.whole[i + 1], Signal):
-                    m.d.sync += self.whole[i + 1].eq(
-                        self.whole[i] & ~self.hold if i == self._stage.add else self.whole[i]
-                    )
-                with m.If(self.valid[i]):
-                    m.d.sync += self.which[i + 1].eq(self.which[i])
+        for before, after in pairwise(self.all):
+            after.take(m)
+            if isinstance(after.whole, Signal):
+                with m.If(before.move):
+                    m.d.sync += after.whole.eq(before.whole & ~self.hold if before is self["add"] else before.whole)
+        with m.If(halt):
+            m.d.sync += [stage.valid.eq(0) for stage in self.all[1:]]
 
-    def drop(self) -> None:
-        self._m.d.sync += [valid.eq(0) for valid in self.valid[1:]]
+    def stall(self, claims: Any, halt: Value, read_bank: Mapping[str, Value], write_bank: Mapping[str, Value]) -> Value:
+        """Finds a cycle ahead what holds up whom. claims: which ports GEMM takes in the next cycle. read_bank,
+        write_bank: of the items in the stages acc and write ("here"), and in those before them ("before"). Returns the
+        number of the part of the item in front of rescale_add."""
+        m, acc, write, add = self._m, self["acc"], self["write"], self["add"]
+        assert acc.before is not None and write.before is not None and add.before is not None
+
+        def reads(stage: Stage, bank: Value) -> Value:
+            return stage.valid & ~stage.at("a_vin") & claims.read.bit_select(bank, 1)
+
+        def writes(stage: Stage, bank: Value) -> Value:
+            to_acc = stage.at("to")[Destination.ACC]
+            return stage.valid & stage.whole & to_acc & claims.write.bit_select(bank, 1)
+
+        m.d.sync += [
+            self.read_blocks.eq(
+                Mux(self.front, reads(acc.before, read_bank["before"]), reads(acc, read_bank["here"])) & ~halt
+            ),
+            self.write_blocks.eq(
+                Mux(self.back, writes(write.before, write_bank["before"]), writes(write, write_bank["here"])) & ~halt
+            ),
+        ]
+        parts = self._cfg.residual_cycles
+        part = Signal(range(parts))
+        if parts == 1:
+            return part
+        with m.If(halt):
+            m.d.sync += [part.eq(0), self.hold.eq(0)]
+        with m.Elif(self.middle):
+            m.d.sync += [part.eq(0), self.hold.eq(add.before.adds)]
+        with m.Elif(self.back):
+            m.d.sync += [part.eq(part + 1), self.hold.eq(part != parts - 2)]
+        return part
 
 
 # Fields that hold during an instruction and are used as they are.
@@ -386,15 +437,17 @@ class Vector(wiring.Component):
     Members
     -------
     instr, done, error, active, held, quiet, halt    see `unit_members`; there are no errors.
-    acc_read, acc_write, vin, par, out               scratchpad ports. With taps a read of vin gives as many entries.
+    acc_read, acc_write, vin, par, out               scratchpad ports, which must be ready, those of acc unless claimed.
+                                                     With taps a read of vin gives as many entries.
+    claims : In(claim_layout)                        the ports of acc that GEMM takes in the next cycle.
     lut : In(WritePort)                              through which LOAD writes the tables.
     tap                                              where the Config has taps.
-    inp_write, vin_write                             where it has `forward`. Addresses of inp count parts of the size of
-                                                     an entry of vin.
+    inp_write, vin_write                             where it has `forward`; must be ready. Addresses of inp count parts
+                                                     of the size of an entry of vin.
     """
 
     def __init__(self, cfg: Config) -> None:
-        self._cfg, self._stage = cfg, stages(cfg)
+        self._cfg = cfg
         width = widths(cfg)
         members = {
             **unit_members(cfg, Opcode.VECTOR),
@@ -404,6 +457,7 @@ class Vector(wiring.Component):
             "par": Out(ReadPort(cfg.par_bits, width["par"])),
             "out": Out(WritePort(cfg.out_bits, width["out"], width["out"])),
             "lut": In(load_port(cfg, "lut")),
+            "claims": In(claim_layout),
         }
         if cfg.taps:
             members["tap"] = Out(ReadPort(cfg.tap_bits, width["tap"]))
@@ -429,46 +483,50 @@ class Vector(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        cfg, stage = self._cfg, self._stage
+        cfg = self._cfg
         current, finish = Signal(), Signal()
         constants = [_REGISTER(self._constants, name=f"constants{i}") for i in range(2)]
-        items = Items(m, cfg, constants, current)
-        step = self._instructions(m, constants, current, finish)
+        now = _REGISTER(self._constants, name="constants_now")
+        items = Items(m, cfg, constants, now, current)
+        step = self._instructions(m, constants, now, current, finish)
 
-        read, issue = self._read(m, items, step)
-        first = items.carry(step.payload.first, "first", stage.reduce)
-        last = items.carry(step.payload.last, "last", stage.reduce)
-        reduced = items.valid[stage.reduce] & last[stage.reduce]
-        items.advance({0: read, stage.acc: issue, stage.reduce: reduced})
+        read, add, write = items["read"], items["add"], items["write"]
+        m.d.comb += [read.valid.eq(step.valid), step.ready.eq(items.front)]
+        first, last = (items.carry(step.payload[name], name, "reduce") for name in ("first", "last"))
+        items["reduce"].leaves = items["reduce"].enable & last["reduce"]
+        part = self._read(m, items, step, last)
 
         combined = self._combine(m, items, first, last)
-        self._read_par(m, items, items.carry(step.payload.par, "par_addr", stage.binary)[-1])
+        self._read_par(m, items, items.carry(step.payload.par, "par_addr", "binary")["binary"])
         selected = self._look_up(m, items, self._requantise(m, items, combined))
 
         # What skips stages: the residual, v where it is written as it is, and the place to which it is written.
         residual = self._ring(
-            m, "residuals", stage.add - stage.reduce, Cat(unit.residual for unit in combined),
-            reduced & items.at(stage.reduce, "rescale_add") & items.middle, items.add(stage.add) & items.middle,
+            m, items, "residuals", "reduce", "add", Cat(unit.residual for unit in combined),
+            items["reduce"].leaves & items["reduce"].at("rescale_add"), add.adds & items.middle,
         )  # fmt: skip
+        requantise = items["requantise"]
         raw = self._ring(
-            m, "raw", stage.write - stage.requantise, Cat(unit.v for unit in combined),
-            items.valid[stage.requantise] & items.at(stage.requantise, "raw") & items.middle,
-            items.valid[stage.write] & items.at(stage.write, "raw") & items.back,
+            m, items, "raw", "requantise", "write", Cat(unit.v for unit in combined),
+            requantise.enable & requantise.at("raw"), write.enable & write.at("raw"),
         )  # fmt: skip
         place = self._ring(
-            m, "places", stage.write, Cat(step.payload.end, step.payload.dst), read & step.payload.last,
-            items.complete & items.back,
+            m, items, "places", "read", "write", Cat(step.payload.end, step.payload.dst),
+            read.leaves & step.payload.last, items.complete & items.back,
         )  # fmt: skip
-        self._write(m, items, raw, self._add(m, items, selected, residual), place[1:])
+        self._write(m, items, raw, self._add(m, items, selected, residual, part), place[1:])
         m.d.comb += [
             finish.eq(items.complete & items.back & place[0]),
-            self.active.eq(read | (items.hold & items.back)),
-            self.held.eq((items.valid[0] & ~read & ~items.hold) | ~items.back),
+            self.active.eq(read.leaves | (items.hold & items.back)),
+            self.held.eq((read.valid & ~items.front & ~items.hold) | ~items.back),
         ]
-        self._finish(m, items, finish)
+        m.d.sync += self.done.valid.eq(finish & ~self.halt)
+        with m.If(finish):
+            m.d.sync += [self.done.payload.post.eq(write.at("post")), self.done.payload.index.eq(write.at("index"))]
+        items.advance(self.halt)
         return m
 
-    def _instructions(self, m: Module, constants: list[Any], current: Signal, finish: Signal) -> Any:
+    def _instructions(self, m: Module, constants: list[Any], now: Any, current: Signal, finish: Signal) -> Any:
         """Accepts instructions, at most two of them under way; returns the steps of their loops."""
         cfg, fields = self._cfg, self.instr.payload.fields
         operands = {
@@ -495,33 +553,24 @@ class Vector(wiring.Component):
         ]
         with m.If(accept):
             m.d.sync += [current.eq(~current), feeds.eq(Cat(to_acc, to_vin))]
-            for i, held in enumerate(constants):
-                with m.If(current != i):
-                    m.d.sync += [held[name].eq(fields[name]) for name in _COPIED]
-                    m.d.sync += self._derive(held)
+        # What nobody uses takes what `instr` offers, valid or not: these enables need not wait for the handshake.
+        for i, held in enumerate(constants):
+            with m.If(~under_way[1] & (current != i)):
+                m.d.sync += self._facts(held)
+        with m.If(loops.instr.ready):
+            m.d.sync += self._facts(now)
         with m.If(accept != finish):
             m.d.sync += under_way.eq(under_way + accept - finish)
         with m.If(self.halt):
             m.d.sync += under_way.eq(0)
         return loops.step
 
-    def _finish(self, m: Module, items: Items, finish: Value) -> None:
-        last = self._stage.write
-        m.d.sync += self.done.valid.eq(finish)
-        with m.If(finish):
-            m.d.sync += [
-                self.done.payload.post.eq(items.at(last, "post")),
-                self.done.payload.index.eq(items.at(last, "index")),
-            ]
-        with m.If(self.halt):
-            m.d.sync += self.done.valid.eq(0)
-            items.drop()
-
-    def _derive(self, held: data.View[data.StructLayout]) -> list[object]:
-        """The constants that are not copies of a field."""
+    def _facts(self, held: data.View[data.StructLayout]) -> list[object]:
+        """What is kept of an instruction: copies of fields, and what follows from them."""
         fields = self.instr.payload.fields
         narrow = fields.requantise | fields.lookup | fields.rescale_add | (fields.destination != Destination.ACC)
         return [
+            *(held[name].eq(fields[name]) for name in _COPIED),
             held.index.eq(self.instr.payload.index),
             held.a_vin.eq(fields.a_source == ASource.VIN),
             held.b_vin.eq(fields.b_source == BSource.VIN),
@@ -536,46 +585,30 @@ class Vector(wiring.Component):
             held.add_lo.eq(Mux(fields.add_lo > fields.add_hi, fields.add_hi, fields.add_lo)),
         ]
 
-    def _read(self, m: Module, items: Items, step: Any) -> tuple[Signal, Signal]:
-        """Asks for A, B and taps. Returns whether an item leaves stage 0, and the one that reads acc.
-
-        Without taps they are the same, and each port asks where the other one is ready; only one of them is used for A.
-        """
-        stage, at, valid, payload = self._stage, items.at, items.valid, step.payload
-        read, issue, reads_vin, reads_acc, vin_ok, acc_ok = (
-            Signal(name=name) for name in ("read", "issue", "reads_vin", "reads_acc", "vin_ok", "acc_ok")
-        )
+    def _read(self, m: Module, items: Items, step: Any, last: dict[str, Any]) -> Signal:
+        """Asks for A, B and taps. Returns what `Items.stall` does."""
+        cfg, payload, acc = self._cfg, step.payload, items["acc"]
+        # With taps, entries of vin are on their way while they become a sum.
+        source = "read" if cfg.taps else "acc"
+        reads = items[source]
+        of_vin = Mux(items["read"].at("a_vin"), payload.a, payload.b)
+        in_vin = items.carry(of_vin[: cfg.vin_bits], "vin_addr", source)
+        in_acc = items.carry(payload.a[: cfg.acc_bits], "acc_addr", "acc")
         m.d.comb += [
-            valid[0].eq(step.valid),
-            step.ready.eq(read),
-            reads_vin.eq(at(0, "a_vin") | (at(0, "b_vin") & payload.last)),
-            reads_acc.eq(~at(stage.acc, "a_vin")),
-            vin_ok.eq(~reads_vin | self.vin.ready),
-            acc_ok.eq(~reads_acc | self.acc_read.ready),
-            self.vin.addr.eq(Mux(at(0, "a_vin"), payload.a, payload.b)),
-            self.acc_read.addr.eq(items.carry(payload.a, "acc_addr", stage.acc)[-1]),
+            self.vin.en.eq(reads.leaves & (reads.at("a_vin") | (reads.at("b_vin") & last[source]))),
+            self.vin.addr.eq(in_vin[source]),
+            self.acc_read.en.eq(acc.leaves & ~acc.at("a_vin")),
+            self.acc_read.addr.eq(in_acc["acc"]),
         ]
-        asks_vin, asks_acc = valid[0] & items.move[0], valid[stage.acc] & items.middle
-        if not self._cfg.taps:
-            m.d.comb += [
-                self.vin.en.eq(asks_vin & reads_vin & acc_ok),
-                self.acc_read.en.eq(asks_acc & reads_acc & vin_ok),
-                read.eq(asks_vin & vin_ok & acc_ok),
-                issue.eq(read),
-            ]
-            return read, issue
-        weighs, tap_ok = at(0, "weigh"), Signal()
-        m.d.comb += [
-            tap_ok.eq(~weighs | self.tap.ready),
-            self.vin.en.eq(asks_vin & reads_vin & tap_ok),
-            self.tap.en.eq(asks_vin & weighs & vin_ok),
-            self.tap.addr.eq(payload.tap),
-            read.eq(asks_vin & vin_ok & tap_ok),
-            items.front.eq(items.middle & (acc_ok | ~valid[stage.acc])),
-            self.acc_read.en.eq(asks_acc & reads_acc),
-            issue.eq(asks_acc & acc_ok),
-        ]
-        return read, issue
+        if cfg.taps:
+            m.d.comb += [self.tap.en.eq(reads.leaves & reads.at("weigh")), self.tap.addr.eq(payload.tap)]
+        banks = items.carry(payload.dst[cfg.acc_bits - 1], "bank", "write")
+        before = {"acc": "product" if cfg.taps else "read", "write": f"add{ADD_STAGES - 1}"}
+        return items.stall(
+            self.claims, self.halt,
+            {"before": in_acc[before["acc"]][-1], "here": in_acc["acc"][-1]},
+            {"before": banks[before["write"]], "here": banks["write"]},
+        )  # fmt: skip
 
     def _channel(self, lane: int) -> int:
         piece, place = divmod(lane, self._cfg.piece_bytes)
@@ -595,52 +628,46 @@ class Vector(wiring.Component):
                 taps.taps.eq(
                     Cat(self.tap.data.word_select(i * cfg.block_out + self._channel(lane), 8) for i in bytes_)
                 ),
-                taps.weigh.eq(items.at(1, "weigh")),
-                taps.enable.eq(items.enable(1, 1 + TAP_STAGES)),
+                taps.weigh.eq(items["tap"].at("weigh")),
+                taps.enable.eq(Cat(stage.enable for stage in items.between("tap", "offset"))),
             ]
             sums.append(taps.sum)
         return sums
 
-    def _combine(self, m: Module, items: Items, first: list[Any], last: list[Any]) -> list[Combine]:
-        stage, at = self._stage, items.at
+    def _combine(self, m: Module, items: Items, first: dict[str, Any], last: dict[str, Any]) -> list[Combine]:
+        offset, reduce, binary = (items[name] for name in ("offset", "reduce", "binary"))
         combined = []
         for lane, vin in enumerate(self._from_vin(m, items)):
             m.submodules[f"combine{lane}"] = unit = Combine(tap_sum(self._cfg.taps))
             m.d.comb += [
                 unit.acc.eq(self.acc_read.data.word_select(lane, 32)),
                 unit.vin.eq(vin),
-                unit.enable.eq(items.enable(stage.offset, stage.requantise)),
-                unit.last.eq(Cat(last[stage.offset : stage.binary])),
-                unit.a_vin.eq(at(stage.offset, "a_vin")),
-                unit.a_offset.eq(at(stage.offset, "a_offset")),
-                unit.first.eq(first[stage.reduce]),
-                unit.reduce_op.eq(at(stage.reduce, "reduce_op")),
-                unit.b_offset.eq(at(stage.reduce, "b_offset")),
-                unit.b_vin.eq(at(stage.reduce, "b_vin")),
-                unit.b_constant.eq(at(stage.reduce, "b_constant")),
-                unit.binary_op.eq(at(stage.binary, "binary_op")),
+                unit.enable.eq(Cat(stage.enable for stage in (offset, reduce, binary))),
+                unit.last.eq(Cat(last["offset"], last["reduce"])),
+                unit.a_vin.eq(offset.at("a_vin")),
+                unit.a_offset.eq(offset.at("a_offset")),
+                unit.first.eq(first["reduce"]),
+                unit.reduce_op.eq(reduce.at("reduce_op")),
+                unit.b_offset.eq(reduce.at("b_offset")),
+                unit.b_vin.eq(reduce.at("b_vin")),
+                unit.b_constant.eq(reduce.at("b_constant")),
+                unit.binary_op.eq(binary.at("binary_op")),
             ]
             combined.append(unit)
         return combined
 
     def _read_par(self, m: Module, items: Items, address: Value) -> None:
-        reads = Signal(name="reads_par")
-        m.d.comb += [
-            reads.eq(items.valid[self._stage.binary] & items.at(self._stage.binary, "requantise")),
-            items.par_blocks.eq(reads & ~self.par.ready),
-            self.par.en.eq(reads & ~items.write_blocks & ~items.hold),
-            self.par.addr.eq(address),
-        ]
+        binary = items["binary"]
+        m.d.comb += [self.par.en.eq(binary.enable & binary.at("requantise")), self.par.addr.eq(address)]
 
     def _requantise(self, m: Module, items: Items, combined: list[Combine]) -> list[Value]:
         """The results of the lanes in the stage that clips."""
-        first, end = self._stage.requantise, self._stage.clip
         results = []
         for lane, unit in enumerate(combined):
             m.submodules[f"requantise{lane}"] = requantise = Requantise()
             m.d.comb += [
-                requantise.enable.eq(items.enable_int8(first, end)),
-                requantise.bypass.eq(~items.at(first, "requantise")),
+                requantise.enable.eq(Cat(stage.int8 & stage.move for stage in items.between("requantise", "clip"))),
+                requantise.bypass.eq(~items["requantise"].at("requantise")),
                 requantise.v.eq(unit.v),
                 requantise.param.eq(self.par.data.word_select(self._channel(lane), param_layout.size)),
             ]
@@ -649,46 +676,40 @@ class Vector(wiring.Component):
 
     def _look_up(self, m: Module, items: Items, results: list[Value]) -> Value:
         """Adds the zero point, clips, and looks up. The lanes, 8 bits each, in front of rescale_add."""
-        clip, select = self._stage.clip, self._stage.select
-        low, high = items.at(clip, "clip_lo"), items.at(clip, "clip_hi")
+        clip, select = items["clip"], items["select"]
+        low, high = clip.at("clip_lo"), clip.at("clip_hi")
         m.submodules.tables = tables = Tables(self._cfg)
         wiring.connect(m, wiring.flipped(self.lut), tables.load)
         m.d.comb += [
-            tables.enable.eq(items.int8(clip) & items.at(clip, "lookup") & items.middle),
-            tables.table.eq(items.at(clip, "table")),
+            tables.enable.eq(clip.int8 & clip.at("lookup") & clip.move),
+            tables.table.eq(clip.at("table")),
         ]
         selected = [_REGISTER(8, name=f"selected{lane}") for lane in range(len(results))]
         for lane, result in enumerate(results):
             moved, kept = Signal(signed(RESULT_BITS + 1), name=f"moved{lane}"), _REGISTER(8, name=f"kept{lane}")
             clipped = Signal(signed(8), name=f"clipped{lane}")
             m.d.comb += [
-                moved.eq(result + items.at(clip, "zero_point")),
+                moved.eq(result + clip.at("zero_point")),
                 clipped.eq(Mux(moved > high, high, Mux(moved < low, low, moved))),
                 tables.index.word_select(lane, 8).eq(Cat(clipped[:7], ~clipped[7])),
             ]
-            with m.If(items.int8(clip) & items.middle):
+            with m.If(clip.int8 & clip.move):
                 m.d.sync += kept.eq(clipped)
-            with m.If(items.int8(select) & items.middle):
-                m.d.sync += selected[lane].eq(Mux(items.at(select, "lookup"), tables.value.word_select(lane, 8), kept))
+            with m.If(select.int8 & select.move):
+                m.d.sync += selected[lane].eq(Mux(select.at("lookup"), tables.value.word_select(lane, 8), kept))
         return Cat(selected)
 
-    def _add(self, m: Module, items: Items, v: Value, residual: Value) -> Value:
+    def _add(self, m: Module, items: Items, v: Value, residual: Value, part: Signal) -> Value:
         """rescale_add in as many cycles as the Config says, the lowest lanes first. The lanes in the last stage."""
-        cfg, stage, at = self._cfg, self._stage, items.at
+        cfg, steps, write = self._cfg, items.between("add", "write"), items["write"]
         units = cfg.lanes // cfg.residual_cycles
-        part = Signal(range(cfg.residual_cycles))
-        adds = items.add(stage.add)
-        m.d.comb += items.hold.eq(adds & (part != cfg.residual_cycles - 1))
-        with m.If(self.halt):
-            m.d.sync += part.eq(0)
-        with m.Elif(adds & items.back):
-            m.d.sync += part.eq(part + 1)
 
         passed = [v, *(_REGISTER(8 * cfg.lanes, name=f"passed{i}") for i in range(ADD_STAGES - 1))]
-        for i, (before, after) in enumerate(pairwise(passed), stage.add):
-            with m.If(items.int8(i) & ~items.add(i) & items.back):
+        for stage, (before, after) in zip(steps, pairwise(passed), strict=False):
+            with m.If(stage.int8 & ~stage.at("rescale_add") & stage.move):
                 m.d.sync += after.eq(before)
 
+        multiply, _, total, shift, clip = steps
         results = []
         for number in range(units):
             m.submodules[f"add{number}"] = unit = RescaleAdd()
@@ -696,44 +717,43 @@ class Vector(wiring.Component):
                 unit.v.eq(v.word_select(part, 8 * units).word_select(number, 8)),
                 unit.residual.eq(residual.word_select(part, 8 * units).word_select(number, 8)),
                 unit.passed.eq(passed[-1].word_select(cfg.lanes - units + number, 8)),
-                unit.enable.eq(items.enable_int8(stage.add, stage.write)),
-                unit.add.eq(Cat(items.add(i) for i in range(stage.add, stage.write))),
-                unit.scale_v.eq(at(stage.add, "scale_v")),
-                unit.scale_b.eq(at(stage.add, "scale_b")),
-                unit.scale_c.eq(at(stage.add + 2, "scale_c")),
-                unit.shift.eq(at(stage.add + 3, "scale_shift")),
-                unit.ones.eq(at(stage.add + 3, "scale_ones")),
-                unit.low.eq(at(stage.add + 4, "add_lo")),
-                unit.high.eq(at(stage.add + 4, "add_hi")),
+                unit.enable.eq(Cat(stage.int8 & stage.move for stage in steps)),
+                unit.add.eq(Cat(stage.at("rescale_add") for stage in steps)),
+                unit.scale_v.eq(multiply.at("scale_v")),
+                unit.scale_b.eq(multiply.at("scale_b")),
+                unit.scale_c.eq(total.at("scale_c")),
+                unit.shift.eq(shift.at("scale_shift")),
+                unit.ones.eq(shift.at("scale_ones")),
+                unit.low.eq(clip.at("add_lo")),
+                unit.high.eq(clip.at("add_hi")),
             ]
             results.append(unit.result)
 
         # The lanes of the parts before the last one wait here for it.
         waiting = _REGISTER(8 * (cfg.lanes - units))
-        last = stage.write
-        with m.If(items.back & items.valid[last] & ~items.whole[last]):
+        with m.If(write.enable & ~write.whole):
             m.d.sync += waiting.eq(Cat(waiting, *results)[8 * units :])
-        with m.Elif(items.back & items.int8(last - 1) & ~items.add(last - 1)):
+        with m.Elif(clip.int8 & ~clip.at("rescale_add") & clip.move):
             m.d.sync += waiting.eq(passed[-1])
         return Cat(waiting, *results)
 
     def _write(self, m: Module, items: Items, raw: Value, written: Value, address: Value) -> None:
-        to = items.at(self._stage.write, "to")
-        ready = Cat(port.ready for port in self._targets.values())
-        m.d.comb += items.write_blocks.eq(items.complete & ~(to & ready).any())
+        to = items["write"].at("to")
         for destination, port in self._targets.items():
             m.d.comb += [
-                port.en.eq(items.complete & to[destination] & ~items.par_blocks),
+                port.en.eq(items.complete & to[destination] & items.back),
                 port.addr.eq(address),
                 port.mask.eq(-1),
                 port.data.eq(written),
             ]
         lanes = [written.word_select(lane, 8) for lane in range(self._cfg.lanes)]
         wide = Cat(Cat(lane, lane[7].replicate(24)) for lane in lanes)
-        m.d.comb += self.acc_write.data.eq(Mux(items.at(self._stage.write, "raw"), raw, wide))
+        m.d.comb += self.acc_write.data.eq(Mux(items["write"].at("raw"), raw, wide))
 
-    def _ring(self, m: Module, name: str, stages: int, value: Value, push: Value, pop: Value) -> Value:
-        """`value` for what leaves and returns `stages` later."""
-        m.submodules[name] = ring = Bypass(len(value), stages)
+    def _ring(
+        self, m: Module, items: Items, name: str, leaves: str, returns: str, value: Value, push: Value, pop: Value
+    ) -> Value:
+        """`value` for what leaves in one stage and returns in another."""
+        m.submodules[name] = ring = Bypass(len(value), len(items.between(leaves, returns)))
         m.d.comb += [ring.clear.eq(self.halt), ring.push.eq(push), ring.i.eq(value), ring.pop.eq(pop)]
         return ring.o
