@@ -13,7 +13,7 @@ from celosia.hw.axi import Axi4, Axi4Read, AxiLite, connect_part
 from celosia.hw.config import Config
 from celosia.hw.control import ERROR_SOURCES, REGISTER_BITS, Control
 from celosia.hw.dae_pipeline.fetch import Fetch
-from celosia.hw.dae_pipeline.fifo import StreamFifo
+from celosia.hw.dae_pipeline.fifo import HeadFifo
 from celosia.hw.dae_pipeline.load import Load
 from celosia.hw.dae_pipeline.readmux import ReadMux
 from celosia.hw.dae_pipeline.scratchpad import AccScratchpad, Scratchpad, WindowScratchpad, WriteArbiter
@@ -122,7 +122,7 @@ class Accelerator(wiring.Component):
         connect(m, fetch.bus, readmux.fetch)
         for name, unit in zip(UNITS, units):
             passed = getattr(tokens, f"instr_{name}")
-            issue = StreamFifo(passed.payload.shape(), 2)
+            issue = HeadFifo(passed.payload.shape(), 2)
             m.submodules[f"issue_{name}"] = DomainRenamer("pipeline")(issue)
             connect(m, getattr(fetch, f"queue_{name}"), getattr(tokens, f"queue_{name}"))
             connect(m, passed, issue.i)

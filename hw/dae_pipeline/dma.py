@@ -63,16 +63,19 @@ class Splitter(wiring.Component):
         word = Signal(OFFSET_BITS - word_bits)  # number of the next beat's bus word
         left = Signal(OFFSET_BITS - word_bits)  # beats of the row after the next one
 
-        def up_to_burst(count: Value) -> Value:
-            return Mux(count[burst_bits:].any(), MAX_BURST - 1, count[:burst_bits])
+        # Of the burst: beats less one, and whether it is the last one of its row. Known a burst ahead.
+        length, ends = Signal(burst_bits), Signal()
 
-        left_len, page_len, length = Signal(burst_bits), Signal(burst_bits), Signal(burst_bits)
+        def burst(word: Value, left: Value) -> list[object]:
+            """Of the burst that begins at `word`, up to the end of its page, of its row, or its greatest length."""
+            page = ~word[:page_bits]
+            most = Mux(page[burst_bits:].any(), MAX_BURST - 1, page[:burst_bits])
+            is_last = ~left[burst_bits:].any() & (left[:burst_bits] <= most)
+            return [length.eq(Mux(is_last, left[:burst_bits], most)), ends.eq(is_last)]
+
         last = Signal()
         m.d.comb += [
-            left_len.eq(up_to_burst(left)),
-            page_len.eq(up_to_burst(~word[:page_bits])),
-            length.eq(Mux(left_len < page_len, left_len, page_len)),
-            last.eq((left == length) | refused | self.halt),
+            last.eq(ends | refused | self.halt),
             self.split.valid.eq(valid),
             self.split.payload.burst.addr.eq(self.dma_base + (word << word_bits)),
             self.split.payload.burst.len.eq(length),
@@ -81,10 +84,13 @@ class Splitter(wiring.Component):
             self.split.payload.refused.eq(refused),
             self.row.ready.eq((~valid | (self.split.ready & last)) & ~self.halt & ~stuck & ~(valid & refused)),
         ]
+        next_word, next_left = Signal.like(word), Signal.like(left)
+        m.d.comb += [next_word.eq(word + length + 1), next_left.eq(left - length - 1)]
         with m.If(self.split.ready & valid):
             m.d.sync += [
-                word.eq(word + length + 1),
-                left.eq(left - length - 1),
+                word.eq(next_word),
+                left.eq(next_left),
+                *burst(next_word, next_left),
                 valid.eq(~last),
                 stuck.eq(refused),
             ]
@@ -92,10 +98,16 @@ class Splitter(wiring.Component):
             m.d.sync += stuck.eq(0)
         with m.If(self.row.valid & self.row.ready):
             row = self.row.payload
+            row_word, row_left = Signal.like(word), Signal.like(left)
+            m.d.comb += [
+                row_word.eq(row.offset >> word_bits),
+                row_left.eq((row.offset[:word_bits] + row.bytes - 1) >> word_bits),
+            ]
             m.d.sync += [
                 valid.eq(1),
-                word.eq(row.offset >> word_bits),
-                left.eq((row.offset[:word_bits] + row.bytes - 1) >> word_bits),
+                word.eq(row_word),
+                left.eq(row_left),
+                *burst(row_word, row_left),
                 refused.eq(row.offset + row.bytes > self.dma_size),
                 final.eq(row.final),
             ]

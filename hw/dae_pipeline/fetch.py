@@ -98,12 +98,13 @@ class Fetch(wiring.Component):
         left = Signal(32 + 7)  # beats that have not been asked for
         next_ = Signal(32)  # number of the next beat's bus word
         position = next_[: (longest - 1).bit_length()]  # of that between multiples of `longest`
-        beats = Signal(range(longest + 1))
-        m.d.comb += beats.eq(Mux(left < longest - position, left, longest - position))
+        # Of the next burst, and whether there is one; a cycle late, but it is asked for in every other one at most.
+        beats, more = Signal(range(longest + 1)), Signal()
+        m.d.sync += [beats.eq(Mux(left < longest - position, left, longest - position)), more.eq(left != 0)]
         asks = Signal()
         room = Signal(range(depth + 1), init=depth)  # of the buffer, not promised to a beat
         pending = Signal(range(depth + 1))  # beats to come
-        m.d.comb += asks.eq(going & ~request.valid & (left != 0) & (room >= longest))
+        m.d.comb += asks.eq(going & ~request.valid & more & (room >= longest))
         with m.If(asks):
             m.d.sync += [
                 request.valid.eq(1),
@@ -165,14 +166,14 @@ class Fetch(wiring.Component):
         index, last = Signal(32), Signal()  # of the word that waits for its queue; it is none of the program's any more
         holds, instr, error, legal = Signal(), Signal.like(word.payload.data), Signal(), Signal()
         goes, accepted, is_legal = Signal(), Signal(), Signal()
-        queues = []
+        queues, belongs = [], []
         for number, (opcode, fmt) in enumerate(formats(self._cfg).items()):
             queue = StreamFifo(instruction_layout(self._cfg, opcode), self._cfg.queue_depth, block_ram=True)
             name = f"queue_{UNIT_OF[opcode].name.lower()}"
             m.submodules[name] = queue
             wiring.connect(m, queue.o, wiring.flipped(getattr(self, name)))
             coming = data.View(layout(fmt), word.payload.data[: fmt.width])
-            is_mine, mine = coming.opcode == opcode, Signal(name=f"to_{number}")
+            is_mine, mine = coming.opcode == opcode, Signal(name=f"belongs_{number}")
             with m.If(is_mine):
                 m.d.comb += is_legal.eq(~reduce(or_, (broken(coming) for broken in rules(self._cfg)[opcode].values())))
             with m.If(word.ready):
@@ -185,6 +186,7 @@ class Fetch(wiring.Component):
             with m.If(mine):
                 m.d.comb += accepted.eq(queue.i.ready)
             queues.append(queue)
+            belongs.append(mine)
         check = going & holds & ~last
         m.d.comb += [
             goes.eq(check & legal & ~error & accepted),
@@ -198,7 +200,7 @@ class Fetch(wiring.Component):
         with m.If(goes):
             m.d.sync += [index.eq(index + 1), last.eq(index + 1 == self.instr_count)]
         with m.If(~going):
-            m.d.sync += last.eq(self.instr_count == 0)
+            m.d.sync += last.eq(index == self.instr_count)
         with m.If(check & (error | ~legal)):
             m.d.comb += [
                 self.error.valid.eq(1),

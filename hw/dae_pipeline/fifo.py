@@ -1,19 +1,19 @@
-"""A first-in-first-out buffer between two streams."""
+"""First-in-first-out buffers between two streams."""
 
 from __future__ import annotations
 
 from amaranth import Module, Mux, Signal, Value
 from amaranth.hdl import ShapeLike
 from amaranth.lib import fifo, stream, wiring
+from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 
 class StreamFifo(wiring.Component):
-    """Holds up to `depth` payloads, at least two. What it offers comes from registers, not from a memory's output.
+    """Holds up to `depth` payloads. block_ram: the memory is read a cycle ahead, as block RAM asks for, and what is
+    offered comes from a register; a payload takes two cycles through it, not one.
 
-    block_ram: the memory is read a cycle ahead, as block RAM asks for; a payload takes two cycles through it, not one.
-
-    Members: i, o : stream; empty : Out(1), there is nothing inside.
+    empty : Out(1)      there is nothing inside.
     """
 
     def __init__(self, shape: ShapeLike, depth: int, block_ram: bool = False) -> None:
@@ -23,32 +23,57 @@ class StreamFifo(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        width = len(Value.cast(self.i.payload))
-        if self._block_ram:
-            m.submodules.fifo = queue = fifo.SyncFIFOBuffered(width=width, depth=self._depth)
-            m.d.comb += [
-                queue.w_en.eq(self.i.valid),
-                queue.r_en.eq(self.o.ready),
-                Value.cast(self.o.payload).eq(queue.r_data),
-                self.o.valid.eq(queue.r_rdy),
-                self.empty.eq(queue.level == 0),
-            ]
-        else:
-            # The oldest payload is in a register, those after it wait behind.
-            m.submodules.fifo = queue = fifo.SyncFIFO(width=width, depth=self._depth - 1)
-            oldest, holds, free = Signal(width, reset_less=True), Signal(), Signal()
-            m.d.comb += [
-                free.eq(~holds | self.o.ready),
-                queue.w_en.eq(self.i.valid & (queue.r_rdy | ~free)),
-                queue.r_en.eq(free),
-                Value.cast(self.o.payload).eq(oldest),
-                self.o.valid.eq(holds),
-                self.empty.eq(~holds),
-            ]
-            with m.If(free):
-                m.d.sync += [
-                    holds.eq(queue.r_rdy | self.i.valid),
-                    oldest.eq(Mux(queue.r_rdy, queue.r_data, self.i.payload)),
-                ]
-        m.d.comb += [queue.w_data.eq(self.i.payload), self.i.ready.eq(queue.w_rdy)]
+        kind = fifo.SyncFIFOBuffered if self._block_ram else fifo.SyncFIFO
+        m.submodules.fifo = queue = kind(width=len(Value.cast(self.i.payload)), depth=self._depth)
+        m.d.comb += [
+            queue.w_data.eq(self.i.payload),
+            queue.w_en.eq(self.i.valid),
+            self.i.ready.eq(queue.w_rdy),
+            Value.cast(self.o.payload).eq(queue.r_data),
+            self.o.valid.eq(queue.r_rdy),
+            queue.r_en.eq(self.o.ready),
+            self.empty.eq(queue.level == 0),
+        ]
+        return m
+
+
+class HeadFifo(wiring.Component):
+    """A StreamFifo of at least two whose oldest payload stands in a register, so that no path of its reader begins in a
+    memory; a payload takes one cycle through it.
+    """
+
+    def __init__(self, shape: ShapeLike, depth: int) -> None:
+        self._places = depth - 1  # of the ring, in which those behind the oldest one lie
+        super().__init__({"i": In(stream.Signature(shape)), "o": Out(stream.Signature(shape))})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        head, holds, free = Signal(len(Value.cast(self.i.payload)), reset_less=True), Signal(), Signal()
+        level, produce, consume = (
+            Signal(range(self._places + 1)),
+            Signal(range(self._places)),
+            Signal(range(self._places)),
+        )
+        push, pop = Signal(), Signal()
+        m.submodules.ring = ring = Memory(shape=len(head), depth=self._places, init=[])
+        to, of = ring.write_port(), ring.read_port(domain="comb")
+        m.d.comb += [
+            self.i.ready.eq(level != self._places),
+            free.eq(~holds | self.o.ready),
+            pop.eq(free & (level != 0)),
+            push.eq(self.i.valid & self.i.ready & ~(free & (level == 0))),
+            # What is not pushed is written, too, and again: the enables of the ring need not wait for `free`.
+            to.en.eq(self.i.ready),
+            to.addr.eq(produce),
+            to.data.eq(self.i.payload),
+            of.addr.eq(consume),
+            self.o.valid.eq(holds),
+            Value.cast(self.o.payload).eq(head),
+        ]
+        m.d.sync += level.eq(level + push - pop)
+        for pointer, moves in ((produce, push), (consume, pop)):
+            with m.If(moves):
+                m.d.sync += pointer.eq(Mux(pointer == self._places - 1, 0, pointer + 1))
+        with m.If(free):
+            m.d.sync += [holds.eq((level != 0) | self.i.valid), head.eq(Mux(level != 0, of.data, self.i.payload))]
         return m

@@ -11,7 +11,7 @@ from amaranth.lib.wiring import In, Out
 from celosia.hw.axi import ADDR_BITS, ReadBus
 from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.dma import OFFSET_BITS, OUTSTANDING, ReadEngine, beat_layout
-from celosia.hw.dae_pipeline.fifo import StreamFifo
+from celosia.hw.dae_pipeline.fifo import HeadFifo
 from celosia.hw.dae_pipeline.inorder import InOrder
 from celosia.hw.dae_pipeline.walk import Rows, Walker
 from celosia.hw.isa import TABLE_SIZE, Buffer, Opcode, element_bytes, formats, lanes
@@ -161,7 +161,7 @@ class Writer(wiring.Component):
 
         # Steps, in a queue, so that the walk does not wait for units within a cycle.
         at, tag = walker.step.payload, walker.step.payload.tag
-        m.submodules.plan = plan = StreamFifo(
+        m.submodules.plan = plan = HeadFifo(
             data.StructLayout({
                 "element": at.element.shape(), "step": at.step.shape(), "last": 1, "outside": 1,
                 **{name: tag[name].shape() for name in ("index", "post", "buffer", "widen", "pad_value")},
@@ -286,10 +286,10 @@ class Lane(wiring.Component):
         # The parts that need not answer to the bus are reset on an error.
         rows = Rows(_max_shift(cfg, self._buffers))
         writer, aligner = Writer(cfg, self._buffers), Aligner(cfg.bus_bytes)
-        jobs = StreamFifo(writer.walker.job_layout, IN_FLIGHT)
-        places = StreamFifo(aligner.row_layout, 2 * self._outstanding)
+        jobs = HeadFifo(writer.walker.job_layout, IN_FLIGHT)
+        places = HeadFifo(aligner.row_layout, 2 * self._outstanding)
         # Queues that part the paths of the engine from those of `rows`, and the aligner's from the writer's.
-        asked, units = StreamFifo(rows.row.payload.shape(), 2), StreamFifo(aligner.unit.payload.shape(), 2)
+        asked, units = HeadFifo(rows.row.payload.shape(), 2), HeadFifo(aligner.unit.payload.shape(), 2)
         parts = {
             "rows": rows, "jobs": jobs, "writer": writer, "places": places, "aligner": aligner, "asked": asked,
             "units": units,

@@ -9,7 +9,7 @@ from amaranth.lib.wiring import In, Out
 from celosia.hw.axi import ADDR_BITS, Axi4Write
 from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.dma import OFFSET_BITS, OUTSTANDING, WriteEngine, write_beat_layout
-from celosia.hw.dae_pipeline.fifo import StreamFifo
+from celosia.hw.dae_pipeline.fifo import HeadFifo
 from celosia.hw.dae_pipeline.walk import Rows, Walker
 from celosia.hw.isa import Opcode
 from celosia.hw.layout import INDEX_BITS, ReadPort, unit_members
@@ -158,11 +158,11 @@ class Store(wiring.Component):
         rows, reader = Rows(shift), Reader(cfg)
         unit_shift = _log2(reader.unit_bytes)
         packer = Packer(cfg.bus_bytes, reader.unit_bytes, rows.bytes_bits - unit_shift)
-        jobs = StreamFifo(reader.walker.job_layout, IN_FLIGHT)
-        places = StreamFifo(packer.row_layout, 2 * self._outstanding)
+        jobs = HeadFifo(reader.walker.job_layout, IN_FLIGHT)
+        places = HeadFifo(packer.row_layout, 2 * self._outstanding)
         # Queues that part the paths of the engine from those of `rows`, and the packer's from the reader's.
-        asked, units = StreamFifo(rows.row.payload.shape(), 2), StreamFifo(reader.unit.payload.shape(), 2)
-        waiting = StreamFifo(data.StructLayout({"index": INDEX_BITS, "post": 4}), 2 * IN_FLIGHT)
+        asked, units = HeadFifo(rows.row.payload.shape(), 2), HeadFifo(reader.unit.payload.shape(), 2)
+        waiting = HeadFifo(data.StructLayout({"index": INDEX_BITS, "post": 4}), 2 * IN_FLIGHT)
         parts = {
             "rows": rows, "jobs": jobs, "reader": reader, "places": places, "packer": packer, "waiting": waiting,
             "asked": asked, "units": units,

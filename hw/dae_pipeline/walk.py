@@ -41,7 +41,7 @@ class Rows(wiring.Component):
         m = Module()
         # A block waits here while the product of its sizes is formed ...
         block = Signal.like(self.block.payload)
-        waiting = Signal()
+        waiting, merged = Signal(), Signal()
         plane_size = Signal(X_BITS + Y_BITS)
         # ... and is listed from here.
         busy, begin, ends = Signal(), Signal(), Signal()
@@ -59,6 +59,7 @@ class Rows(wiring.Component):
                 waiting.eq(1),
                 block.eq(self.block.payload),
                 plane_size.eq(self.block.payload.x_size * self.block.payload.y_size),
+                merged.eq((self.block.payload.x_size << self.block.payload.shift) == self.block.payload.y_step),
             ]
         with m.Elif(begin):
             m.d.sync += waiting.eq(0)
@@ -89,8 +90,6 @@ class Rows(wiring.Component):
                     offset.eq(offset + y_step),
                 ]
         with m.If(begin):
-            row_bytes = block.x_size << block.shift
-            merged = row_bytes == block.y_step
             count = Mux(merged, 1, block.y_size)
             m.d.sync += [
                 busy.eq(1),

@@ -21,8 +21,8 @@ class Tables(wiring.Component):
 
     Members
     -------
-    load : In(WritePort)      Writes tables; an entry is one table. One grain a cycle, from the next cycle on:
-                              `ready` while no more than one is left to write.
+    load : In(WritePort)      Writes tables; an entry is one table. One grain a cycle, from the next cycle on;
+                              `ready` comes back when all of several are written.
     enable : In(1)            Reads; `value` holds what was read until the next read.
     table : In(lut_bits)      Which table, the same for all lanes.
     index : In(8 * lanes)     Place in the table, a byte for each lane.
@@ -43,20 +43,22 @@ class Tables(wiring.Component):
         rows = 8 * TABLE_SIZE // grain
         row_bits, byte_bits = (rows - 1).bit_length(), (grain // 8 - 1).bit_length()
 
-        # What is left of the last write's mask is written from its lowest grain on.
-        left, rest, single = Signal(rows), Signal(rows), Signal(init=1)
+        # What is left of the last write's mask is written from its lowest grain on; `many`: it had several.
+        left, many = Signal(rows), Signal()
         entry, data, row = Signal.like(load.addr), Signal.like(load.data, reset_less=True), Signal(row_bits)
         lowest = left & -left
         m.d.comb += [
-            rest.eq(Mux(single, Mux(load.en, load.mask, 0), left & ~lowest)),
-            load.ready.eq(single),
+            load.ready.eq(~many),
             *(
                 row[bit].eq((lowest & sum(1 << i for i in range(rows) if i >> bit & 1)).any())
                 for bit in range(row_bits)
             ),
         ]
-        m.d.sync += [left.eq(rest), single.eq((rest & (rest - 1)) == 0)]
-        with m.If(single):
+        m.d.sync += [
+            left.eq(Mux(many, left & (left - 1), Mux(load.en, load.mask, 0))),
+            many.eq(Mux(many, left.any(), load.en & (load.mask & (load.mask - 1)).any())),
+        ]
+        with m.If(~many):
             m.d.sync += [entry.eq(load.addr), data.eq(load.data)]
 
         def address(table_row: Signal, table: Signal) -> Cat:

@@ -9,7 +9,7 @@
     requantise    eight stages (without: only saturate)
     clip          + zero_point, clip; read the table
     select        the table's value, or without
-    add           five stages of rescale_add
+    add           six stages of rescale_add
     write
 
 An item is an output entry on its way; a Stage knows whether it holds one. All of them move on together or none, but for
@@ -53,7 +53,7 @@ from celosia.hw.isa import (
 )
 from celosia.hw.layout import INDEX_BITS, ReadPort, WritePort, claim_layout, load_port, unit_members, widths
 
-TAP_STAGES, ADD_STAGES = 3, 5
+TAP_STAGES, ADD_STAGES = 3, 6
 _REGISTER = partial(Signal, reset_less=True)
 
 
@@ -181,24 +181,24 @@ class Combine(wiring.Component):
 
 
 class RescaleAdd(wiring.Component):
-    """One lane of stages 14 to 18: (v * scale_v + residual * scale_b + scale_c) / 2^shift, ties to even, clipped; or v.
+    """One lane of rescale_add: (v * scale_v + residual * scale_b + scale_c) / 2^shift, ties to even, clipped; or v.
 
     Members
     -------
-    v, residual : In      Stage 14.
-    enable : In(5)        Bit i lets stage 14 + i take an item.
-    add : In(5)           Whether the item there is to be computed.
-    passed : In           Stage 18: the result for an item that is not.
-    scale_v, scale_b      Stage 14; scale_c: stage 16; shift and ones, which is 2^shift - 1: stage 17.
-    low, high             Stage 18.
-    result : Out          The item in stage 19.
+    v, residual : In      Stage 0, which is `add`.
+    enable : In           Bit i lets stage i take an item.
+    add : In              Whether the item there is to be computed.
+    passed : In           Stage 5: the result for an item that is not.
+    scale_v, scale_b      Stage 0; scale_c: stage 2; bytes and bits, by which to shift: stages 3 and 4.
+    low, high             Stage 5.
+    result : Out          The item behind it.
     """
 
     def __init__(self) -> None:
         super().__init__({
             "v": In(signed(8)), "residual": In(signed(8)), "enable": In(ADD_STAGES), "add": In(ADD_STAGES),
             "scale_v": In(signed(32)), "scale_b": In(signed(32)), "scale_c": In(signed(48)),
-            "shift": In(6), "ones": In(63), "low": In(signed(8)), "high": In(signed(8)), "passed": In(signed(8)),
+            "bytes": In(3), "bits": In(3), "low": In(signed(8)), "high": In(signed(8)), "passed": In(signed(8)),
             "result": Out(signed(8)),
         })  # fmt: skip
 
@@ -212,7 +212,8 @@ class RescaleAdd(wiring.Component):
             Signal(signed(LOW_BITS + 9)),
         )
         scaled = _REGISTER(signed(LOW_BITS + 34))
-        total, shifted, floor = _REGISTER(signed(50)), Signal(signed(50)), Signal(signed(49))
+        total, moved, lost = _REGISTER(signed(50)), _REGISTER(signed(50)), _REGISTER()
+        shifted, floor = Signal(signed(50)), Signal(signed(49))
         near, up, nearest = _REGISTER(signed(9)), _REGISTER(), Signal(signed(10))
 
         # A DSP block takes 25 bits of a scale, and the sum.
@@ -229,17 +230,25 @@ class RescaleAdd(wiring.Component):
         with m.If(self.enable[2] & self.add[2]):
             m.d.sync += total.eq((scaled + self.scale_c) << 1)
 
-        m.d.comb += [shifted.eq(total >> self.shift), floor.eq(shifted >> 1)]
         with m.If(self.enable[3] & self.add[3]):
-            m.d.sync += up.eq(shifted[0] & (shifted[1] | (total & self.ones).any()))
+            m.d.sync += moved.eq(total >> (self.bytes << 3))
+            with m.Switch(self.bytes):
+                for number in range(8):
+                    with m.Case(number):
+                        m.d.sync += lost.eq(total[: 8 * number].any())
+
+        below = (1 << self.bits) - 1
+        m.d.comb += [shifted.eq(moved >> self.bits), floor.eq(shifted >> 1)]
+        with m.If(self.enable[4] & self.add[4]):
+            m.d.sync += up.eq(shifted[0] & (shifted[1] | lost | (moved[:7] & below).any()))
             with m.If(floor[8:].all() | ~floor[8:].any()):
                 m.d.sync += near.eq(floor)
             with m.Else():
                 m.d.sync += near.eq(Mux(floor < 0, -256, 255))
 
         m.d.comb += nearest.eq(near + up)
-        with m.If(self.enable[4]):
-            with m.If(~self.add[4]):
+        with m.If(self.enable[5]):
+            with m.If(~self.add[5]):
                 m.d.sync += self.result.eq(self.passed)
             with m.Elif(nearest > self.high):
                 m.d.sync += self.result.eq(self.high)
@@ -323,22 +332,16 @@ class Items:
     """What is under way in the stages of the vector unit.
 
     back, middle, front: the stages from rescale_add on move, those from the read of acc on, and those in front of it.
-    They come from registers: write_blocks, the port of acc to which an item writes is GEMM's; hold, an item with a
-    residual is not through with rescale_add yet; read_blocks, the port from which an item reads is GEMM's.
+    They are registers: back is 0 where the port of acc to which an item writes is GEMM's, middle also while an item with a
+    residual is not through with rescale_add (hold), front also where the port from which an item reads is GEMM's.
     From rescale_add on the parts of an item follow each other. complete: the last one is in the last stage.
+    writes: the destination to which it goes in this cycle, by the bits of `to`; registers, too.
     """
 
     def __init__(self, m: Module, cfg: Config, constants: Sequence[Any], now: Any, current: Signal) -> None:
         self._m, self._cfg = m, cfg
-        self.back, self.middle, self.front = (Signal(name=name) for name in ("back", "middle", "front"))
-        self.write_blocks, self.read_blocks, self.hold = (
-            Signal(name=name) for name in ("write_blocks", "read_blocks", "hold")
-        )
-        m.d.comb += [
-            self.back.eq(~self.write_blocks),
-            self.middle.eq(~self.write_blocks & ~self.hold),
-            self.front.eq(~self.write_blocks & ~self.hold & ~self.read_blocks),
-        ]
+        self.back, self.middle, self.front = (Signal(name=name, init=1) for name in ("back", "middle", "front"))
+        self.hold = Signal(name="hold")
         names = stages(cfg)
         self.all: list[Stage] = []
         for number in names.values():
@@ -353,6 +356,7 @@ class Items:
         first.registered = {name: now[name] for name, _ in now.shape()}
         self["acc"].leaves = self["acc"].valid & self.front
         self.complete = self["write"].valid & self["write"].whole
+        self.writes = Signal(len(now.to), name="writes")
 
     def __getitem__(self, name: str) -> Stage:
         return self._named[name]
@@ -392,28 +396,42 @@ class Items:
         def reads(stage: Stage, bank: Value) -> Value:
             return stage.valid & ~stage.at("a_vin") & claims.read.bit_select(bank, 1)
 
-        def writes(stage: Stage, bank: Value) -> Value:
-            to_acc = stage.at("to")[Destination.ACC]
-            return stage.valid & stage.whole & to_acc & claims.write.bit_select(bank, 1)
+        def writes(stage: Stage) -> Value:
+            return stage.valid & stage.whole & stage.at("to")[Destination.ACC]
 
-        m.d.sync += [
-            self.read_blocks.eq(
-                Mux(self.front, reads(acc.before, read_bank["before"]), reads(acc, read_bank["here"])) & ~halt
-            ),
-            self.write_blocks.eq(
-                Mux(self.back, writes(write.before, write_bank["before"]), writes(write, write_bank["here"])) & ~halt
-            ),
+        claimed = [claims.write.bit_select(write_bank[where], 1) for where in ("before", "here")]
+        read_blocks, write_blocks, holds = Signal(), Signal(), Signal()
+        m.d.comb += [
+            read_blocks.eq(Mux(self.front, reads(acc.before, read_bank["before"]), reads(acc, read_bank["here"]))),
+            write_blocks.eq(Mux(self.back, writes(write.before) & claimed[0], writes(write) & claimed[1])),
         ]
+        m.d.sync += [
+            self.back.eq(halt | ~write_blocks),
+            self.middle.eq(halt | ~(write_blocks | holds)),
+            self.front.eq(halt | ~(write_blocks | holds | read_blocks)),
+            self.hold.eq(holds & ~halt),
+        ]
+        # An item that could not be written to acc is still there; all others are new in the last stage.
+        comes = write.before.valid & write.before.whole
+        for to in range(len(self.writes)):
+            goes = self.back & comes & write.before.at("to")[to]
+            if to == Destination.ACC:
+                goes = Mux(self.back, writes(write.before) & ~claimed[0], writes(write) & ~claimed[1])
+            m.d.sync += self.writes[to].eq(goes & ~halt)
+
         parts = self._cfg.residual_cycles
         part = Signal(range(parts))
-        if parts == 1:
-            return part
-        with m.If(halt):
-            m.d.sync += [part.eq(0), self.hold.eq(0)]
-        with m.Elif(self.middle):
-            m.d.sync += [part.eq(0), self.hold.eq(add.before.adds)]
-        with m.Elif(self.back):
-            m.d.sync += [part.eq(part + 1), self.hold.eq(part != parts - 2)]
+        if parts > 1:
+            with m.If(self.middle):
+                m.d.comb += holds.eq(add.before.adds)
+                m.d.sync += part.eq(0)
+            with m.Elif(self.back):
+                m.d.comb += holds.eq(self.hold & (part != parts - 2))
+                m.d.sync += part.eq(part + self.hold)
+            with m.Else():
+                m.d.comb += holds.eq(self.hold)
+            with m.If(halt):
+                m.d.sync += part.eq(0)
         return part
 
 
@@ -473,7 +491,6 @@ class Vector(wiring.Component):
             {name: (signed if shapes[name].signed else unsigned)(shapes[name].width) for name in _COPIED}
             | {"index": INDEX_BITS, "a_vin": 1, "b_vin": 1, "weigh": 1, "raw": 1, "to": len(self._targets)}
             | {
-                "scale_ones": 63,
                 "b_constant": signed(32),
                 "zero_point": signed(8),
                 "clip_lo": signed(8),
@@ -577,7 +594,6 @@ class Vector(wiring.Component):
             held.weigh.eq(fields.taps),
             held.to.eq(1 << fields.destination),
             held.raw.eq(~narrow),
-            held.scale_ones.eq((1 << fields.scale_shift) - 1),
             held.b_constant.eq(fields.imm + fields.b_offset),
             held.zero_point.eq(Mux(fields.requantise, fields.zero_point, 0)),
             # Where the limits cross, the upper one holds.
@@ -709,7 +725,7 @@ class Vector(wiring.Component):
             with m.If(stage.int8 & ~stage.at("rescale_add") & stage.move):
                 m.d.sync += after.eq(before)
 
-        multiply, _, total, shift, clip = steps
+        multiply, _, total, by_bytes, by_bits, clip = steps
         results = []
         for number in range(units):
             m.submodules[f"add{number}"] = unit = RescaleAdd()
@@ -722,8 +738,8 @@ class Vector(wiring.Component):
                 unit.scale_v.eq(multiply.at("scale_v")),
                 unit.scale_b.eq(multiply.at("scale_b")),
                 unit.scale_c.eq(total.at("scale_c")),
-                unit.shift.eq(shift.at("scale_shift")),
-                unit.ones.eq(shift.at("scale_ones")),
+                unit.bytes.eq(by_bytes.at("scale_shift")[3:]),
+                unit.bits.eq(by_bits.at("scale_shift")[:3]),
                 unit.low.eq(clip.at("add_lo")),
                 unit.high.eq(clip.at("add_hi")),
             ]
@@ -738,10 +754,9 @@ class Vector(wiring.Component):
         return Cat(waiting, *results)
 
     def _write(self, m: Module, items: Items, raw: Value, written: Value, address: Value) -> None:
-        to = items["write"].at("to")
         for destination, port in self._targets.items():
             m.d.comb += [
-                port.en.eq(items.complete & to[destination] & items.back),
+                port.en.eq(items.writes[destination]),
                 port.addr.eq(address),
                 port.mask.eq(-1),
                 port.data.eq(written),

@@ -37,8 +37,8 @@ def decoder(cfg: Config) -> Harness:
     h = Harness()
     dut = Fetch(cfg)
     inside = h.add(dut, STABLE)
-    word, index = inside["word"], inside["index"]
-    bits: Value = word.payload.data
+    holds, error, index = inside["holds"], inside["error"], inside["index"]
+    bits: Value = inside["instr"]
     # The rules on fields that are cut out of the word by their declared places.
     illegal = Signal()
     by_opcode: Value = Const(1)
@@ -50,9 +50,14 @@ def decoder(cfg: Config) -> Harness:
     h.m.d.comb += illegal.eq(by_opcode)
 
     going = inside["going"]
-    seen = going & word.valid & (index != dut.instr_count)
-    taken = word.valid & word.ready
-    bad = illegal | word.payload.error
+    seen = going & holds & (index != dut.instr_count)
+    taken = inside["goes"]
+    bad = illegal | error
+    # What was found out of the word a cycle before.
+    h.ensure(implies(holds, inside["legal"] == ~illegal), "legal")
+    for mine, opcode in zip(inside["belongs"], formats(cfg)):
+        h.ensure(implies(holds, mine == (bits[:3] == opcode)), f"belongs_{opcode.name}")
+    h.ensure(implies(going, inside["last"] == (index == dut.instr_count)), "last")
     pushes, stands = [], Const(0)
     for (opcode, fmt), queue in zip(formats(cfg).items(), inside["queues"]):
         unit = UNIT_OF[opcode]
@@ -68,7 +73,7 @@ def decoder(cfg: Config) -> Harness:
     h.ensure(implies(seen, dut.error.valid == bad), "error_or_instruction")
     h.ensure(implies(seen, dut.error.valid + taken + stands == 1), "total")
     h.ensure(implies(taken, ~bad & seen), "no_bad_one_taken")
-    code = Error.READ * word.payload.error + Error.ILLEGAL_INSTRUCTION * ~word.payload.error
+    code = Error.READ * error + Error.ILLEGAL_INSTRUCTION * ~error
     names = (dut.error.payload.code == code) & (dut.error.payload.index == index[:INDEX_BITS])
     h.ensure(implies(seen & bad, names), "error_names_it")
     return h
@@ -92,15 +97,19 @@ def requests(cfg: Config) -> Harness:
     # What makes it inductive: where the next burst begins, and that nothing is asked for unless all of it fits.
     depth = inside["depth"]
     h.ensure(room + inside["buffer.queue.level"] + pending == depth, "every_beat_counted")
-    asked, first, total = inside["asked"], inside["first"], inside["total"]
+    first, total = dut.instr_addr // bus_bytes, (dut.instr_count * word_bytes + bus_bytes - 1) // bus_bytes
+    following, left = inside["next_"], inside["left"]
+    asked = (following - first)[:32]
     aligned = dut.instr_addr % max(word_bytes, bus_bytes) == 0
     fits = (dut.instr_count == 0) | (aligned & (dut.instr_addr + dut.instr_count * word_bytes <= dut.dma_size))
     started = h.register(1, "started")
     h.ensure(implies(started, inside["bad"] == ~fits), "checked")
     h.ensure(implies(inside["checked"], started), "checked_after_start")
-    h.ensure(implies(request.valid | (asked != 0), fits), "asks_only_what_fits")
-    h.ensure((asked <= total) & implies(request.valid, asked > burst.len), "not_too_many")
-    end = dut.dma_base + (first + asked) * bus_bytes
+    h.ensure(implies(~started, (left == 0) & ~request.valid), "nothing_yet")
+    h.ensure(implies(request.valid | (started & (asked != 0)), fits), "asks_only_what_fits")
+    h.ensure(implies(started, (left <= total) & (asked + left == total)), "adds_up")
+    h.ensure(implies(request.valid, asked > burst.len), "not_too_many")
+    end = dut.dma_base + following * bus_bytes
     h.ensure(implies(request.valid, burst.addr + (burst.len + 1) * bus_bytes == end), "next")
     longest = depth // 4
     page = (burst.addr[:12] // bus_bytes) % longest
@@ -113,8 +122,8 @@ FETCH = "dae_pipeline/fetch.py"
 for name, cfg in CONFIGS.items():
     prove(
         f"every word of {8 * instruction_bytes(cfg)} bits is an instruction or an error, Config {name}",
-        Mutant(FETCH, "(word.payload.error | ~legal)", "(word.payload.error | (~legal & word.payload.data[2]))"),
-        Mutant(FETCH, "with m.If(fields.opcode == opcode):", "with m.If(fields.opcode[:2] == int(opcode) & 3):"),
+        Mutant(FETCH, "(error | ~legal)", "(error | (~legal & instr[2]))"),
+        Mutant(FETCH, "= coming.opcode == opcode, Signal", "= coming.opcode[:2] == int(opcode) & 3, Signal"),
         depth=1,
     )(partial(decoder, cfg))
 for name in ("small", "wide"):

@@ -7,7 +7,7 @@ from functools import partial
 from amaranth import Module, Mux, Signal, Value
 from amaranth.hdl import ShapeLike
 
-from celosia.hw.dae_pipeline.fifo import StreamFifo
+from celosia.hw.dae_pipeline.fifo import HeadFifo, StreamFifo
 from celosia.hw.gemm_core.vector import Bypass
 from proofs.declare import Mutant, prove
 from proofs.harness import Harness, implies
@@ -59,7 +59,7 @@ def place(start: Value, steps: Value, depth: int) -> Value:
 
 
 def fifo(depth: int) -> Harness:
-    """A StreamFifo whose memory is read at once: the oldest element stands in a register."""
+    """A StreamFifo whose memory is read at once."""
     h = Harness()
     dut = StreamFifo(WIDTH, depth)
     inside = h.add(dut)
@@ -69,13 +69,32 @@ def fifo(depth: int) -> Harness:
     h.ensure(dut.o.valid == (tracked.count != 0), "offers_what_it_has")
     h.ensure(dut.i.ready == (tracked.count != depth), "takes_until_full")
     h.ensure(implies(tracked.inside & (tracked.ahead == 0), dut.o.payload == tracked.value), "gives_what_it_got")
-    # What makes this inductive: where the elements lie, all but the one in the register.
-    produce, consume, inner = inside["queue.produce"], inside["queue.consume"], depth - 1
-    stored = tracked.count - dut.o.valid
-    h.ensure(inside["queue.level"] == stored, "level")
-    h.ensure((produce < inner) & (consume < inner), "pointers")
-    h.ensure(produce == place(consume, stored, inner), "distance")
-    content = inside.memory("queue.storage", place(consume, tracked.ahead - 1, inner))
+    # What makes this inductive: where the elements lie.
+    produce, consume = inside["queue.produce"], inside["queue.consume"]
+    h.ensure(inside["queue.level"] == tracked.count, "level")
+    h.ensure((produce < depth) & (consume < depth), "pointers")
+    h.ensure(produce == place(consume, tracked.count, depth), "distance")
+    content = inside.memory("queue.storage", place(consume, tracked.ahead, depth))
+    h.ensure(implies(tracked.inside, content == tracked.value), "content")
+    return h
+
+
+def head_fifo(depth: int) -> Harness:
+    """A HeadFifo: the oldest element stands in a register, those after it lie in the memory."""
+    h = Harness()
+    dut = HeadFifo(WIDTH, depth)
+    inside = h.add(dut)
+    h.streams(dut)
+    push, pop = dut.i.valid & dut.i.ready, dut.o.valid & dut.o.ready
+    tracked = Tracked(h, push, pop, dut.i.payload, depth)
+    h.ensure(dut.o.valid == (tracked.count != 0), "offers_what_it_has")
+    h.ensure(dut.i.ready == (tracked.count != depth), "takes_until_full")
+    h.ensure(implies(tracked.inside & (tracked.ahead == 0), dut.o.payload == tracked.value), "gives_what_it_got")
+    produce, consume, stored = inside["produce"], inside["consume"], tracked.count - dut.o.valid
+    h.ensure(inside["level"] == stored, "level")
+    h.ensure((produce < depth - 1) & (consume < depth - 1), "pointers")
+    h.ensure(produce == place(consume, stored, depth - 1), "distance")
+    content = inside.memory("ring", place(consume, tracked.ahead - 1, depth - 1))
     h.ensure(implies(tracked.inside & (tracked.ahead != 0), content == tracked.value), "content")
     return h
 
@@ -125,12 +144,17 @@ def bypass() -> Harness:
 
 FILE = "dae_pipeline/fifo.py"
 LOSES = Mutant(FILE, "queue.r_en.eq(self.o.ready)", "queue.r_en.eq(self.o.ready | self.i.valid)")
-OVERTAKES = Mutant(FILE, "self.i.valid & (queue.r_rdy | ~free)", "self.i.valid & ~free")
-TWICE = Mutant(FILE, "self.i.valid & (queue.r_rdy | ~free)", "self.i.valid")
-LATE = Mutant(FILE, "free.eq(~holds | self.o.ready)", "free.eq(~holds)")
+LATE = Mutant(FILE, "queue.w_en.eq(self.i.valid)", "queue.w_en.eq(self.i.valid & ~self.o.ready)")
 for depth in (2, 8, 16):
-    prove(f"queue of {depth} equals a list", *((OVERTAKES, TWICE, LATE) if depth == 2 else (TWICE,)), depth=1)(
+    prove(f"queue of {depth} equals a list", *((LOSES, LATE) if depth == 2 else (LOSES,)), depth=1)(
         partial(fifo, depth)
+    )
+OVERTAKES = Mutant(FILE, "self.i.ready & ~(free & (level == 0))", "self.i.ready & ~free")
+TWICE = Mutant(FILE, "self.i.ready & ~(free & (level == 0))", "self.i.ready")
+STUCK = Mutant(FILE, "free.eq(~holds | self.o.ready)", "free.eq(~holds)")
+for depth in (2, 8, 16):
+    prove(f"queue of {depth} with a head equals a list", TWICE, *((STUCK,) if depth == 2 else (OVERTAKES,)), depth=1)(
+        partial(head_fifo, depth)
     )
 for depth in (4, 128):
     prove(f"block RAM queue of {depth} equals a list", LOSES, depth=1)(partial(block_fifo, depth))

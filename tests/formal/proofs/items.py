@@ -24,33 +24,39 @@ def rings(cfg: Config) -> Harness:
     h = Harness()
     dut = Vector(cfg)
     inside = h.add(dut)
-    stage, items, last = stages(cfg), inside["items"], inside["last"]
+    stage, items, last = stages(cfg), inside["items"], list(inside["last"].values())
     constants = inside["constants"]
 
     def of(number: int, name: str) -> Value:
-        return Mux(items.which[number], constants[1][name], constants[0][name])
+        return Mux(items.all[number].which, constants[1][name], constants[0][name])
 
     def waiting(first: int, end: int, counts: Callable[[int], Value]) -> Value:
         """Items that have left stage `first` and not stage `end`; of one in parts the last part counts."""
         there = Const(0)
         for i in range(first + 1, end + 1):
-            is_item = last[i] if i <= stage.reduce else items.whole[i]
-            there = there + (items.valid[i] & is_item & counts(i))
+            is_item = last[i] if i <= stage["reduce"] else items.all[i].whole
+            there = there + (items.all[i].valid & is_item & counts(i))
         return there
 
     # The constants of an item stay until it has left: at most two instructions are under way, each with its own.
     for i, held in enumerate(constants):
         uses = Value.cast(0)
-        for number in range(1, stage.write + 1):
-            uses = uses | (items.valid[number] & (items.which[number] == i))
+        for each in items.all[1:]:
+            uses = uses | (each.valid & (each.which == i))
         facts = data.View.as_value(held)
         h.assume(implies(h.register(uses, f"uses{i}"), facts == h.register(facts, f"constants{i}_before")))
         h.assume(implies(held.rescale_add, ~held.raw))
 
+    # What a stage knows of its item's instruction came with the item.
+    for number, each in enumerate(items.all[1:], 1):
+        for name, value in each.registered.items():
+            h.ensure(implies(each.valid, value == of(number, name)), f"{name}_of_{number}")
+    h.ensure(implies(items.hold, items["add"].adds), "holds_what_adds")
+
     kinds: dict[str, tuple[int, int, Callable[[int], Value]]] = {
-        "places": (0, stage.write, lambda i: Const(1)),
-        "residuals": (stage.reduce, stage.add, lambda i: of(i, "rescale_add")),
-        "raw": (stage.requantise, stage.write, lambda i: of(i, "raw")),
+        "places": (0, stage["write"], lambda i: Const(1)),
+        "residuals": (stage["reduce"], stage["add"], lambda i: of(i, "rescale_add")),
+        "raw": (stage["requantise"], stage["write"], lambda i: of(i, "raw")),
     }
     for name, (first, end, counts) in kinds.items():
         ring: Any = getattr(inside["m"].submodules, name)
@@ -58,18 +64,16 @@ def rings(cfg: Config) -> Harness:
         there = waiting(first, end, counts)
         h.ensure((head - tail)[: len(head)] == there[: len(head)], f"{name}_in_step")
         h.ensure(there <= end - first, f"{name}_room")
-    for i in range(stage.add + 1, stage.write + 1):
-        h.ensure(implies(items.valid[i] & ~of(i, "rescale_add"), items.whole[i]), f"whole{i}")
+    for i in range(stage["add"] + 1, stage["write"] + 1):
+        h.ensure(implies(items.all[i].valid & ~of(i, "rescale_add"), items.all[i].whole), f"whole{i}")
     return h
 
 
 FILE = "gemm_core/vector.py"
-POPS = Mutant(FILE, "items.add(stage.add) & items.middle,", "items.add(stage.add) & items.back,")
-LOST = Mutant(FILE, "stage.acc: issue, stage.reduce: reduced", "stage.acc: issue")
-LATE = Mutant(
-    FILE, 'items.at(stage.requantise, "raw") & items.middle', 'items.at(stage.requantise, "raw") & items.back'
-)
-FRONT = Mutant(FILE, "items.front.eq(items.middle & (acc_ok | ~valid[stage.acc]))", "items.front.eq(items.middle)")
+POPS = Mutant(FILE, "add.adds & items.middle,", "add.adds & items.back,")
+LOST = Mutant(FILE, 'items["reduce"].leaves = items["reduce"].enable & last["reduce"]', "pass")
+LATE = Mutant(FILE, 'requantise.enable & requantise.at("raw")', 'requantise.valid & items.back & requantise.at("raw")')
+FRONT = Mutant(FILE, 'self["acc"].leaves = self["acc"].valid & self.front', "pass")
 BASE = replace(SMALL, block_in=8, block_out=4)
 for name, cfg, mutants, reach in (
     ("with taps", replace(BASE, taps=3, forward=True), (LOST, FRONT), 12),
