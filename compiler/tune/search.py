@@ -244,8 +244,41 @@ class Descent(Guided):
         self.since = 0 if better else self.since + len(costs)
 
 
+class Climb(Guided):
+    """For spaces that grow: around the best few points, first what the model expects to be cheapest, and sometimes any.
+    Ends where `patience` tries in a row have found nothing better."""
+
+    width, patience, worth = 3, 32, 0.005
+    curious = 0.1
+
+    def __init__(self, space: Space[Any], rng: np.random.Generator, model: Model | None = None) -> None:
+        super().__init__(space, rng, model)
+        self.since = 0
+        """Tries since the last that was better by `worth`."""
+
+    def proposals(self, count: int) -> Iterable[int]:
+        if not self.known:
+            yield 0
+        if self.since >= self.patience:
+            return
+        kept = sorted(self.known, key=self.known.__getitem__)[: self.width]
+        around = {number for each in kept for number in self.space.neighbours(each)}
+        expected = self._expected()
+        for number in sorted({*around, *range(min(len(self.space), count))} - self.asked, key=expected.__getitem__):
+            if self.rng.random() < self.curious:
+                yield int(self.rng.integers(len(self.space)))
+            yield number
+        yield from np.argsort(expected, kind="stable").tolist()
+
+    def tell(self, costs: Costs) -> None:
+        before = math.inf if self.best is None else self.known[self.best]
+        super().tell(costs)
+        better = self.best is not None and self.known[self.best] < before * (1 - self.worth)
+        self.since = 0 if better else self.since + len(costs)
+
+
 SEARCHES: dict[str, Callable[[Space[Any], np.random.Generator], Search]] = {
     "descent": Descent, "guided": Guided, "coordinates": Coordinates, "beam": Beam, "evolution": Evolution,
-    "annealing": Annealing, "random": Random, "exhaustive": Exhaustive,
+    "annealing": Annealing, "random": Random, "exhaustive": Exhaustive, "climb": Climb,
 }  # fmt: skip
 """By name; the first is the default."""
