@@ -11,7 +11,6 @@ import sys
 from typing import BinaryIO
 
 
-
 def serve(jobs: BinaryIO, results: BinaryIO) -> None:
     """Answer each Job of `jobs` until there are no more."""
     while True:

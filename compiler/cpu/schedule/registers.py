@@ -44,7 +44,11 @@ class Tile:
 
 
 def register_tile(
-    stage: Stage, reduce: Reduce, data: list[Axis], reads: list[Load], choose: Callable[[list[Tile]], Tile] | None = None
+    stage: Stage,
+    reduce: Reduce,
+    data: list[Axis],
+    reads: list[Load],
+    choose: Callable[[list[Tile]], Tile] | None = None,
 ) -> bool:
     """Compute tiles of vectors along the last of the `data` axes; False where the `reads` do not allow it.
 
@@ -110,7 +114,7 @@ def _kinds(axes: list[Axis], vectors: list[Load], scalars: list[Load], narrow: b
         rows = [axis for axis in axes if any(_still([read], axis) for read in vectors)]
     if narrow or (rows and not shared):
         columns = []
-    return rows[::-1] or [None], columns[::-1] or [None], shared
+    return [*rows[::-1]] or [None], [*columns[::-1]] or [None], shared
 
 
 def _shape(
@@ -180,7 +184,7 @@ def _sizes(rows: int, columns: int, shared: bool, registers: int) -> Iterator[tu
 
 @functools.cache
 def _size(rows: int, columns: int, shared: bool, registers: int) -> tuple[float, tuple[int, int]]:
-    """(work, rows and columns of a tile) with the least work for all rows and columns, edges computed twice included."""
+    """(work, height and width of a tile) with the least work for all of it, edges computed twice included."""
     best = float("inf"), 0, (1, 1)
     for height, width in _sizes(rows, columns, shared, registers):
         tiles = -(-rows // height) * -(-columns // width)

@@ -221,7 +221,9 @@ def copies(view: View) -> Iterator[Plan]:
     for tensor in {read.tensor: None for reduce in view.reduces for read in loads(reduce.value)}:
         if (tensor.name, view.name) in plan.copies or not tensor.shape:
             continue
-        if any(pair[0] == tensor.name for pair in plan.copies) or tensor.name not in {t.name for t in view.made.tensors}:
+        if any(pair[0] == tensor.name for pair in plan.copies) or tensor.name not in {
+            t.name for t in view.made.tensors
+        }:
             continue
         name = f"{tensor.name}.workspace"
         axes = tuple(f"i{d}" for d in range(len(tensor.shape)))
@@ -229,7 +231,9 @@ def copies(view: View) -> Iterator[Plan]:
         for loop in view.loops.order[:-1]:
             if view.loops.kind(loop) == "serial":
                 placed = replace(loops, at=(view.name, loop))
-                yield replace(plan, stages=(*plan.stages, (name, placed)), copies=(*plan.copies, (tensor.name, view.name)))
+                yield replace(
+                    plan, stages=(*plan.stages, (name, placed)), copies=(*plan.copies, (tensor.name, view.name))
+                )
 
 
 def uncopied(view: View) -> Iterator[Plan]:
@@ -249,7 +253,20 @@ def parallel(view: View) -> Iterator[Plan]:
             yield view.new(view.loops.with_kind(outer, "serial" if kind == "parallel" else "parallel"))
 
 
-RULES: tuple[Rule, ...] = (factors, orders, tiles, blocks, joins, fused, unrolled, vectors, lanes, places, copies, uncopied)
+RULES: tuple[Rule, ...] = (
+    factors,
+    orders,
+    tiles,
+    blocks,
+    joins,
+    fused,
+    unrolled,
+    vectors,
+    lanes,
+    places,
+    copies,
+    uncopied,
+)
 """Those of a kernel on one thread."""
 
 

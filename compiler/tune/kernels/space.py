@@ -121,7 +121,15 @@ def template(workload: Workload) -> Space[Plan]:
 def _instances(workload: Workload) -> Iterator[tuple[Mapping[str, int | str], Schedule]]:
     """The compiler's own is the first."""
     own = schedule(workload.outputs)
-    none: dict[str, int | str] = {"stage": "", "rows": "", "columns": "", "height": 0, "width": 0, "outside": "", "vectors": 1}
+    none: dict[str, int | str] = {
+        "stage": "",
+        "rows": "",
+        "columns": "",
+        "height": 0,
+        "width": 0,
+        "outside": "",
+        "vectors": 1,
+    }
     yield none, own
     for name in (tensor.name for tensor in own.stages):
         tiles: list[Tile] = []
