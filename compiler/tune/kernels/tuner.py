@@ -127,7 +127,7 @@ class KernelTuner:
         self.state = State(trials)
 
     def tune(
-        self, workloads: Iterable[tuple[Workload, int]], begin: Callable[[Workload], Sequence[Plan]] = beginning
+        self, workloads: Iterable[tuple[Workload, int]], begin: Callable[[Workload], Iterable[Plan]] = beginning
     ) -> dict[str, Trace]:
         """Traces of kernels that are better than the compiler's own, by workload. FleetError, OutputError.
 
@@ -141,6 +141,7 @@ class KernelTuner:
             subject.done = not subject.usual  # a kernel that cannot be timed alone keeps its schedule
         while state.spent < state.trials and (active := [s for s in state.subjects if not s.done]):
             subject = max(active, key=lambda s: s.promise)
+            subject.space.fill()
             numbers = subject.search.ask(min(AT_ONCE, state.trials - state.spent))
             subject.done = not numbers
             self._round([(subject, numbers)])
@@ -148,7 +149,7 @@ class KernelTuner:
             self._final(subject)
         return {s.workload.name: s.taken.trace for s in state.subjects if s.taken is not None}
 
-    def _subject(self, workload: Workload, count: int, begin: Callable[[Workload], Sequence[Plan]]) -> Subject:
+    def _subject(self, workload: Workload, count: int, begin: Callable[[Workload], Iterable[Plan]]) -> Subject:
         space = Plans(workload, begin(workload), seed=self.seed)
         search = SEARCHES[self.search](space, np.random.default_rng(self.seed))
         if isinstance(search, Guided):
