@@ -104,6 +104,9 @@ class Job:
     judge: Judge = TIMED
     limit: int = 0
 
+    def run(self) -> Result:
+        return measure(self)
+
 
 @dataclass(frozen=True)
 class Result:

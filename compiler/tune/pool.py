@@ -23,7 +23,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Protocol
 
-from celosia.compiler.tune.measure import OF_THE_DEVICE, Job, Result, Status, measure
+from celosia.compiler.tune.measure import OF_THE_DEVICE, Result, Status
 
 DEADLINE = 600.0
 """Seconds that a trial may take."""
@@ -37,6 +37,12 @@ Keep = Callable[[int, Result], None]
 
 class FleetError(RuntimeError):
     """No device is left; the message names them and what was wrong."""
+
+
+class Job(Protocol):
+    """A trial: of a layer, or of a kernel."""
+
+    def run(self) -> Result: ...
 
 
 class Measurer(Protocol):
@@ -57,7 +63,7 @@ class Here:
     name = "this process"
 
     def measure(self, job: Job, deadline: float) -> Result:
-        return measure(job)
+        return job.run()
 
     def close(self) -> None:
         pass
@@ -133,7 +139,7 @@ class Executed:
         self.name, self.executor = name, executor
 
     def measure(self, job: Job, deadline: float) -> Result:
-        future = self.executor.submit(measure, job)
+        future = self.executor.submit(job.run)
         try:
             return future.result(deadline)
         except LateError:

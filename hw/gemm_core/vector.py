@@ -332,8 +332,8 @@ class Items:
     """What is under way in the stages of the vector unit.
 
     back, middle, front: the stages from rescale_add on move, those from the read of acc on, and those in front of it.
-    They are registers: back is 0 where the port of acc to which an item writes is GEMM's, middle also while an item with a
-    residual is not through with rescale_add (hold), front also where the port from which an item reads is GEMM's.
+    They are registers: back is 0 where the port of acc to which an item writes is GEMM's, middle also while an item
+    with a residual is not through with rescale_add (hold), front also where the port from which one reads is GEMM's.
     From rescale_add on the parts of an item follow each other. complete: the last one is in the last stage.
     writes: the destination to which it goes in this cycle, by the bits of `to`; registers, too.
     """

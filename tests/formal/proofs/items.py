@@ -52,6 +52,7 @@ def rings(cfg: Config) -> Harness:
         for name, value in each.registered.items():
             h.ensure(implies(each.valid, value == of(number, name)), f"{name}_of_{number}")
     h.ensure(implies(items.hold, items["add"].adds), "holds_what_adds")
+    h.ensure((items.middle == (items.back & ~items.hold)) & implies(items.front, items.middle), "stalls")
 
     kinds: dict[str, tuple[int, int, Callable[[int], Value]]] = {
         "places": (0, stage["write"], lambda i: Const(1)),
