@@ -49,13 +49,15 @@ ISSUE = 2
 """Instructions between a gate and its unit (top.py)."""
 UNDER_WAY = 2
 """Instructions in the vector unit (vector.py)."""
-VECTOR_STAGES, TAP_STAGES, ADD_STAGES = 19, 3, 5
-"""From the read of an entry to its write; how many more where the Config has taps; and how many of them come after what
-a residual waits for (vector.py, `stages`)."""
+VECTOR_STAGES, ADD_STAGES = 20, 6
+"""From the read of an accumulator to the entry's write, and how many of them come after what a residual waits for
+(vector.py, `stages`)."""
+READ_STAGES, TAP_STAGES = 1, 3
+"""From an entry's step to the read of its accumulator, where the Config has no taps, and where it has."""
 
 # Cycles from one event to another, by the registers between them.
-FIRST_ASK = 3
-"""Write of `control` -> first burst of fetch asked for: start, clear, run, limits checked."""
+FIRST_ASK = 4
+"""Write of `control` -> first burst of fetch asked for: start, clear, run, limits checked, length of the burst."""
 ASK_TO_ADDRESS_FETCH = 2
 """Fetch asks -> memory has the address: registers of fetch and of the read channel's arbiter."""
 ASK_TO_ADDRESS = 1
@@ -63,7 +65,11 @@ ASK_TO_ADDRESS = 1
 ASK_TO_ASK_FETCH = 2
 """Fetch asks -> asks again: the register of its request."""
 BEAT_TO_WORD = 2
-"""Last beat of an instruction -> it may go to its queue: fetch's buffer, the word put together."""
+"""Last beat of an instruction -> its word is there: fetch's buffer, the word put together."""
+WORD_TO_QUEUE = 1
+"""A word is there -> it may go to its queue: checked."""
+QUEUE_TO_GATE = 2
+"""An instruction goes to its queue, an empty one -> it is at its gate: memory, the register behind it."""
 END_TO_ASK = 1
 """Last beat of a burst (response, of STORE) -> the engine may ask for another in its place."""
 START_TO_ASK = 4
@@ -81,8 +87,8 @@ WRITE_TO_END = 2
 """The write of GEMM's or VECTOR's last entry -> end: `done`."""
 READ_TO_WRITE = 4
 """GEMM reads an accumulator -> it writes the sum (gemm.py)."""
-UNIT_TO_BEAT = 1
-"""STORE's reader has a unit -> its beat is offered to memory."""
+UNIT_TO_BEAT = 2
+"""STORE's reader has a unit -> its beat is offered to memory: the queue in front of the packer, the packer."""
 RESPONSE_TO_END = 2
 """The response to STORE's last burst -> end: the engine's answer, `done`."""
 
@@ -288,7 +294,8 @@ class _Fetch:
         self._promised = 0  # beats asked for
         self._ask = FIRST_ASK - ASK_TO_ASK_FETCH
         self._arrived: deque[tuple[int, int]] = deque()  # bursts not used up: beats through each, cycle of its last one
-        self._valid: list[int] = []  # when each word was there
+        self._joined: list[int] = []  # when each word was there
+        self._valid: list[int] = []  # and when it had been checked
         self.put: list[int] = []  # and when it went to its queue
         self._units, self._depth, self._queued = units, cfg.queue_depth, [0] * len(Unit)
         self.left: list[list[int]] = [[] for _ in Unit]
@@ -315,8 +322,10 @@ class _Fetch:
             while self._arrived[0][0] < through:
                 self._arrived.popleft()
             beats, last = self._arrived[0]
-            before = self.put[-1] + self._parts if number else 0
-            self._valid.append(max(before, last - (beats - through) + BEAT_TO_WORD))
+            # A word is checked after the one before has gone to its queue, and put together once that one is checked.
+            before = self._valid[-1] - WORD_TO_QUEUE + self._parts if number else 0
+            self._joined.append(max(before, last - (beats - through) + BEAT_TO_WORD))
+            self._valid.append(max(self._joined[-1], self.put[-1] + 1 if number else 0) + WORD_TO_QUEUE)
         unit = self._units[number]
         full = self._queued[unit] - self._depth
         if full >= len(self.left[unit]):
@@ -334,7 +343,7 @@ class _Fetch:
         if gone <= 0:
             return ask
         word = -(-gone // self._parts) * self._words - 1
-        return max(ask, self._valid[word]) if word < len(self._valid) else NEVER
+        return max(ask, self._joined[word]) if word < len(self._joined) else NEVER
 
     def burst(self, ask: int) -> None:
         """Read a burst. Where LOAD is still asking for a train, the bursts that it has outstanding come first, and
@@ -491,7 +500,7 @@ class _Vector:
         self._written = deque([-1] * UNDER_WAY, UNDER_WAY)
         self._feeds = 0  # what the last instruction writes
         self.held = 0  # cycles lost to GEMM
-        self._to_acc = TAP_STAGES if cfg.taps else 0  # from an entry's read to that of its accumulator
+        self._to_acc = TAP_STAGES if cfg.taps else READ_STAGES  # from an entry's read to that of its accumulator
         self._to_add = VECTOR_STAGES - ADD_STAGES + self._to_acc
         self._stall = cfg.residual_cycles - 1
         self._stalls = _Stalls(self._stall)
@@ -1039,7 +1048,7 @@ class _Machine:
             if not semaphore.has_room():
                 return False
         left = fetch.left[unit]
-        head = max(fetch.put[work.number], left[-1] if left else 0) + 1
+        head = max(fetch.put[work.number] + QUEUE_TO_GATE, left[-1] + 1 if left else 0)
         allowed = head
         for semaphore in taken:
             allowed = max(allowed, semaphore.posts[0])

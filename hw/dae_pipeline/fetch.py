@@ -62,7 +62,7 @@ class Fetch(wiring.Component):
         m.submodules.buffer = buffer = StreamFifo(data.StructLayout({"data": 8 * bus_bytes, "error": 1}), depth)
         word = stream.Signature(data.StructLayout({"data": 8 * word_bytes, "error": 1})).create(path=("word",))
         going = Signal()
-        m.d.comb += going.eq(self.run & ~self.halt & ~self._check_limits(m, word_bytes))
+        m.d.comb += going.eq(self._check_limits(m, word_bytes) & ~self.halt)
         self._request(m, going, buffer, depth, word_bytes)
         if bus_bytes <= word_bytes:
             self._join(m, buffer.o, word)
@@ -72,23 +72,24 @@ class Fetch(wiring.Component):
         return m
 
     def _check_limits(self, m: Module, word_bytes: int) -> Value:
-        """Reports ADDRESS once for instructions outside the DMA limits. Returns 1 where that is so or not yet known."""
-        bad, checked = Signal(), Signal()
+        """Reports ADDRESS once for instructions outside the DMA limits. Returns 1 where that is known not to be so,
+        from the second cycle of `run` to the first one after it, in which nothing is left to do."""
+        bad, checked, allowed = Signal(), Signal(), Signal()
         unaligned = self.instr_addr % max(word_bytes, self._cfg.bus_bytes) != 0
-        fitting = Signal(32)  # instructions between the first one and the limit
+        fitting, outside = Signal(32), Signal()  # instructions between the first one and the limit
         space = Mux(self.instr_addr < self.dma_size, (self.dma_size - self.instr_addr)[:32], 0)
-        m.d.comb += fitting.eq(Mux(unaligned, 0, space // word_bytes))
-        m.d.sync += [
-            bad.eq((self.instr_count != 0) & (self.instr_count > fitting)),
-            checked.eq(self.run),
+        m.d.comb += [
+            fitting.eq(Mux(unaligned, 0, space // word_bytes)),
+            outside.eq((self.instr_count != 0) & (self.instr_count > fitting)),
         ]
+        m.d.sync += [bad.eq(outside), checked.eq(self.run), allowed.eq(self.run & ~outside)]
         with m.If(self.run & ~self.halt & checked & bad):
             m.d.comb += [
                 self.error.valid.eq(1),
                 self.error.payload.code.eq(Error.ADDRESS),
                 self.error.payload.index.eq(fitting),
             ]
-        return ~checked | bad
+        return allowed
 
     def _request(self, m: Module, going: Value, buffer: StreamFifo, depth: int, word_bytes: int) -> None:
         """Requests bursts while the buffer has room for all that is under way. Bursts end at multiples of their longest
@@ -190,7 +191,7 @@ class Fetch(wiring.Component):
         check = going & holds & ~last
         m.d.comb += [
             goes.eq(check & legal & ~error & accepted),
-            word.ready.eq(~holds | goes),
+            word.ready.eq(~holds),
             self.finished.eq(going & last & Cat(queue.empty for queue in queues).all()),
         ]
         with m.If(word.ready):
@@ -198,7 +199,7 @@ class Fetch(wiring.Component):
                 holds.eq(word.valid), instr.eq(word.payload.data), error.eq(word.payload.error), legal.eq(is_legal),
             ]  # fmt: skip
         with m.If(goes):
-            m.d.sync += [index.eq(index + 1), last.eq(index + 1 == self.instr_count)]
+            m.d.sync += [holds.eq(0), index.eq(index + 1), last.eq(index + 1 == self.instr_count)]
         with m.If(~going):
             m.d.sync += last.eq(index == self.instr_count)
         with m.If(check & (error | ~legal)):

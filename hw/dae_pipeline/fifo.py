@@ -43,6 +43,7 @@ class HeadFifo(wiring.Component):
     """
 
     def __init__(self, shape: ShapeLike, depth: int) -> None:
+        self._depth = depth
         self._places = depth - 1  # of the ring, in which those behind the oldest one lie
         super().__init__({"i": In(stream.Signature(shape)), "o": Out(stream.Signature(shape))})
 

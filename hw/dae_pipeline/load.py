@@ -86,22 +86,22 @@ class Aligner(wiring.Component):
         row, beat = self.row.payload, self.beat.payload
         # The oldest beat is held here, the one after it is `beat`.
         held, holds = Signal(beat_layout(self._bus_bytes)), Signal()
-        inside, following, this = Signal(), Signal(self._facts), Signal(self._facts)
+        inside, following, present = Signal(), Signal(self._facts), Signal(self._facts)
         next_beat, crosses, row_end, take = Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
-            this.eq(Mux(inside, following, row.unit)),
-            next_beat.eq(this.stop[word_bits]),  # the unit reaches the end of the held beat,
-            crosses.eq(this.crosses),  # and beyond
-            row_end.eq(this.final & Mux(crosses, beat.last, held.last)),
+            present.eq(Mux(inside, following, row.unit)),
+            next_beat.eq(present.stop[word_bits]),  # the unit reaches the end of the held beat,
+            crosses.eq(present.crosses),  # and beyond
+            row_end.eq(present.final & Mux(crosses, beat.last, held.last)),
             self.unit.valid.eq(self.row.valid & holds & (~crosses | self.beat.valid | (held.error != Error.NONE))),
-            self.unit.payload.data.eq(Cat(held.data, beat.data) >> (this.first << 3)),
+            self.unit.payload.data.eq(Cat(held.data, beat.data) >> (present.first << 3)),
             self.unit.payload.error.eq(Mux(crosses & (held.error == Error.NONE), beat.error, held.error)),
             take.eq(self.unit.valid & self.unit.ready),
             self.row.ready.eq(take & row_end),
             self.beat.ready.eq(~holds | (take & (row_end | next_beat))),
         ]
         with m.If(take):
-            m.d.sync += [inside.eq(~row_end), following.eq(self.facts(this.stop, row.shift, row.last))]
+            m.d.sync += [inside.eq(~row_end), following.eq(self.facts(present.stop, row.shift, row.last))]
         with m.If(self.beat.ready):
             m.d.sync += holds.eq(self.beat.valid & ~(take & row_end & crosses))
             with m.If(self.beat.valid):

@@ -64,22 +64,22 @@ class Tables(wiring.Component):
         def address(table_row: Signal, table: Signal) -> Cat:
             return Cat(table_row, table) if cfg.lut_count > 1 else Cat(table_row)
 
-        write = Signal(grain)
-        m.d.comb += write.eq(data.word_select(row, grain))
+        enable, place, write = Signal(), Signal.like(Cat(address(row, entry))), Signal(grain, reset_less=True)
+        m.d.sync += [enable.eq(left.any()), place.eq(address(row, entry)), write.eq(data.word_select(row, grain))]
         for lane in range(cfg.lanes):
             index = self.index.word_select(lane, 8)
             memory = Memory(shape=grain, depth=cfg.lut_count * rows, init=[])
             m.submodules[f"lane{lane}"] = memory
             to, of = memory.write_port(), memory.read_port()
-            place = Signal(byte_bits, reset_less=True, name=f"place{lane}")
+            byte = Signal(byte_bits, reset_less=True, name=f"byte{lane}")
             m.d.comb += [
-                to.en.eq(left.any()),
-                to.addr.eq(address(row, entry)),
+                to.en.eq(enable),
+                to.addr.eq(place),
                 to.data.eq(write),
                 of.en.eq(self.enable),
                 of.addr.eq(address(index[byte_bits:], self.table)),
-                self.value.word_select(lane, 8).eq(of.data.word_select(place, 8)),
+                self.value.word_select(lane, 8).eq(of.data.word_select(byte, 8)),
             ]
             with m.If(self.enable):
-                m.d.sync += place.eq(index)
+                m.d.sync += byte.eq(index)
         return m

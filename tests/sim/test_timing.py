@@ -261,9 +261,9 @@ def test_ends_that_cannot_be_told_hold_up_the_next(config: str, monkeypatch: pyt
 
 
 MEASURED = (
-    "FIRST_ASK", "ASK_TO_ADDRESS_FETCH", "ASK_TO_ADDRESS", "BEAT_TO_WORD", "END_TO_ASK",
-    "BEGIN_TO_ASK", "START_TO_STEP", "BEAT_TO_STEP", "STEP_TO_END", "GEMM_STAGES", "WRITE_TO_END", "RESPONSE_TO_END",
-    "VECTOR_STAGES", "TAP_STAGES", "ADD_STAGES", "UNDER_WAY",
+    "FIRST_ASK", "ASK_TO_ADDRESS_FETCH", "ASK_TO_ADDRESS", "BEAT_TO_WORD", "WORD_TO_QUEUE", "QUEUE_TO_GATE",
+    "END_TO_ASK", "BEGIN_TO_ASK", "START_TO_STEP", "BEAT_TO_STEP", "STEP_TO_END", "GEMM_STAGES", "WRITE_TO_END",
+    "RESPONSE_TO_END", "VECTOR_STAGES", "TAP_STAGES", "ADD_STAGES", "UNDER_WAY",
 )  # fmt: skip
 
 
@@ -291,10 +291,11 @@ def test_declared_constants() -> None:
     assert dma.ReadEngine(8)._room == timing.ROOM
     assert timing.IN_FLIGHT == load.IN_FLIGHT == store.IN_FLIGHT
     assert timing.UNTOLD == load.UNTOLD
-    for name, taps in (("4x4", 0), ("taps3", timing.TAP_STAGES)):
+    for name, to_acc in (("4x4", timing.READ_STAGES), ("taps3", timing.TAP_STAGES)):
         stages = unit.stages(CONFIGS[name])
-        assert stages.write == timing.VECTOR_STAGES + taps
-        assert stages.write - stages.add == timing.ADD_STAGES
+        assert stages["acc"] == to_acc
+        assert stages["write"] - stages["acc"] == timing.VECTOR_STAGES
+        assert stages["write"] - stages["add"] == timing.ADD_STAGES
     cfg = CONFIGS["4x4"]
     lane = load.Lane(cfg, lanes(cfg)[0])
     modules = [part.elaborate(None) for part in (lane, store.Store(cfg), top.Accelerator(cfg))]

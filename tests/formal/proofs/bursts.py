@@ -41,10 +41,15 @@ def legal(burst: Value, dma_base: Value, dma_size: Value, bus_bytes: int) -> Val
 
 
 def rows_inside(h: Harness, inside: Inside, part: str, bus_bytes: int, dma_size: Value) -> None:
-    """Invariant of a `Splitter`: what is left of its row lies inside the limits."""
+    """Invariants of a `Splitter`: what is left of its row lies inside the limits; the burst is as long as it may be."""
     word, left = inside[f"{part}word"], inside[f"{part}left"]
     active = inside[f"{part}valid"] & ~inside[f"{part}refused"]
     h.ensure(implies(active, word + left < words(dma_size, bus_bytes)), "row_inside")
+    length, ends = inside[f"{part}length"], inside[f"{part}ends"]
+    page = ~word[: (BOUNDARY // bus_bytes - 1).bit_length()]
+    most = Mux(page < MAX_BURST, page, MAX_BURST - 1)
+    h.ensure(implies(active, length == Mux(left < most, left, most)), "burst_length")
+    h.ensure(implies(active, ends == (left == length)), "burst_ends")
 
 
 def splitter(bus_bytes: int, bytes_bits: int) -> Harness:
@@ -303,7 +308,7 @@ def read_mux(bus_bytes: int, outstanding: int) -> Harness:
 
 
 DMA, MUX = "dae_pipeline/dma.py", "dae_pipeline/readmux.py"
-CROSSES = Mutant(DMA, "page_len.eq(up_to_burst(~word[:page_bits]))", "page_len.eq(MAX_BURST - 1)")
+CROSSES = Mutant(DMA, "page = ~word[:page_bits]", "page = ~word[:page_bits] | ((1 << page_bits) - 1)")
 OUTSIDE = Mutant(DMA, "row.offset + row.bytes > self.dma_size", "row.offset > self.dma_size")
 for bus_bytes, bytes_bits in ((8, 33), (16, 38)):
     prove(f"bursts of a row, {8 * bus_bytes} bits", CROSSES, OUTSIDE)(partial(splitter, bus_bytes, bytes_bits))

@@ -210,7 +210,7 @@ prove(
 )(partial(write_burst, 8))
 prove(
     "the write engine is quiet after halt",
-    Mutant(DMA, "last.eq((left == length) | refused | self.halt)", "last.eq((left == length) | refused)"),
+    Mutant(DMA, "last.eq(ends | refused | self.halt)", "last.eq(ends | refused)"),
     FILLS,
     depth=1,
 )(partial(write_halt, 8))
