@@ -365,9 +365,9 @@ class Items:
         """The stages from `first` to the one in front of `end`."""
         return self.all[self.all.index(self[first]) : self.all.index(self[end])]
 
-    def carry(self, source: Any, name: str, to: str, since: str = "read") -> dict[str, Any]:
-        """`source`, which belongs to the item in stage `since`, in each stage from there up to `to`, by name."""
-        values, way = [source], self.between(since, to)
+    def carry(self, source: Any, name: str, to: str) -> dict[str, Any]:
+        """`source`, which belongs to the item in the first stage, in each stage up to `to`, by the stage's name."""
+        values, way = [source], self.between("read", to)
         for stage in way:
             values.append(_REGISTER(source.shape(), name=f"{name}{len(values)}"))
             with self._m.If(stage.enable):
