@@ -1,4 +1,5 @@
-"""The vector unit: what skips stages is in step with the items that it belongs to, however they are held up."""
+"""The vector unit: what skips stages is in step with the items that it belongs to, however they are held up; and gemm,
+which holds it up."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from amaranth import Const, Mux, Value
 from amaranth.lib import data
 
 from celosia.hw.config import Config
+from celosia.hw.gemm_core.gemm import Gemm
 from celosia.hw.gemm_core.vector import Vector, stages
 from proofs.declare import Mutant, prove
 from proofs.handshakes import SMALL
@@ -70,11 +72,25 @@ def rings(cfg: Config) -> Harness:
     return h
 
 
+def claims(cfg: Config) -> Harness:
+    """GEMM takes the ports of acc that it has claimed a cycle before, and no others."""
+    h = Harness()
+    dut = Gemm(cfg)
+    h.add(dut)
+    for kind, port in (("read", dut.acc_read), ("write", dut.acc_write)):
+        for bank in range(2):
+            claimed = h.register(dut.claims[kind][bank], f"claimed_{kind}{bank}")
+            h.ensure((port.en & (port.addr[-1] == bank)) == claimed, f"{kind}{bank}")
+    return h
+
+
 FILE = "gemm_core/vector.py"
 POPS = Mutant(FILE, "add.adds & items.middle,", "add.adds & items.back,")
 LOST = Mutant(FILE, 'items["reduce"].leaves = items["reduce"].enable & last["reduce"]', "pass")
 LATE = Mutant(FILE, 'requantise.enable & requantise.at("raw")', 'requantise.valid & items.back & requantise.at("raw")')
 FRONT = Mutant(FILE, 'self["acc"].leaves = self["acc"].valid & self.front', "pass")
+EARLY = Mutant("gemm_core/gemm.py", "before_reading = pipe[-6]", "before_reading = pipe[-5]")
+prove("GEMM takes the ports of acc that it has claimed", EARLY, depth=1)(partial(claims, SMALL))
 BASE = replace(SMALL, block_in=8, block_out=4)
 for name, cfg, mutants, reach in (
     ("with taps", replace(BASE, taps=3, forward=True), (LOST, FRONT), 12),
