@@ -105,6 +105,8 @@ class Gemm(wiring.Component):
         # Three cycles before the sum is there: read the accumulator. Then keep what comes, since memories answer late
         # in a cycle. Then take what has been written meanwhile. Then add, and in the cycle after that write.
         reading, answer, ahead, now, write = stages = pipe[-5:]
+        writes = Signal()  # a register, for LOAD waits for it within the cycle
+        m.d.sync += writes.eq(now.valid & now.last)
         before_reading = pipe[-6]
         reads = before_reading.valid & before_reading.last & before_reading.accumulate
         m.d.comb += [
@@ -123,7 +125,7 @@ class Gemm(wiring.Component):
         m.d.comb += [
             self.acc_read.en.eq(reading.valid & reading.last & reading.accumulate),
             self.acc_read.addr.eq(reading.acc),
-            self.acc_write.en.eq(write.valid & write.last),
+            self.acc_write.en.eq(writes),
             self.acc_write.addr.eq(write.acc),
             self.acc_write.data.eq(written),
             self.acc_write.mask.eq(-1),
@@ -137,7 +139,7 @@ class Gemm(wiring.Component):
                 word = written.word_select(lane, 32)
                 before = Mux(missed[1], word, old.word_select(lane, 32))
                 m.d.sync += word.eq(array.total.word_select(lane, 32) + Mux(now.accumulate, before, 0))
-        with m.If(self.acc_write.en):
+        with m.If(write.valid & write.last):
             m.d.sync += committed.eq(written)
 
         # The cycle after: the write is committed.
