@@ -5,6 +5,7 @@ Rows and data come from anywhere: the parts of STORE that list rows and read the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -150,17 +151,32 @@ class Model:
             self._always(implies(bursts.count == i + 1, burst.row_end | within), f"burst{i}_newest", LISTS)
         rest = (word == following) & (left == end - word) & (word <= end)
         self._always(implies(within, rest), "rest")
+        length, ends = inside["engine.splitter.length"], inside["engine.splitter.ends"]
+        self._always(implies(within, (length <= left) & (ends == (length == left))), "length")
 
     def _rows_wait(self, number: Value) -> None:
         """The rows from that `number` on wait for the splitter."""
-        queue, depth = "asked.queue", 2
-        level, consume, produce = (self.inside[f"{queue}.{name}"] for name in ("level", "consume", "produce"))
-        self._always((level <= depth) & (produce == place(consume, level, depth)), "asked", QUEUES)
-        self._always(self.rows.count == number + level, "no_other_row", LISTS)
+        depth = 2
+        count, whole, content = self._queue("asked", depth)
+        self._always(whole, "asked", QUEUES)
+        self._always(self.rows.count == number + count, "no_other_row", LISTS)
         for i in range(depth):
-            row, content = self.row(number + i), self.inside.memory(f"{queue}.storage", place(consume, i, depth))
+            row = self.row(number + i)
             wanted = Cat(row.offset, Const(0, self.unit), row.units + 1)
-            self._always(implies(level > i, (content ^ wanted)[:-1] == 0), f"asked{i}", QUEUES)
+            self._always(implies(count > i, (content(i) ^ wanted)[:-1] == 0), f"asked{i}", QUEUES)
+
+    def _queue(self, name: str, depth: int) -> tuple[Value, Value, Callable[[int], Value]]:
+        """Of a HeadFifo: how many there are, that it is as it should be, and the i-th oldest of them."""
+        level, consume, produce, holds, head = (
+            self.inside[f"{name}.{part}"] for part in ("level", "consume", "produce", "holds", "head")
+        )
+        inner = depth - 1
+        whole = (level <= inner) & (holds | (level == 0)) & (produce == place(consume, level, inner))
+
+        def content(i: int) -> Value:
+            return self.inside.memory(f"{name}.ring", place(consume, i - 1, inner)) if i else Value.cast(head)
+
+        return level + holds, whole & (consume < inner) & (produce < inner), content
 
     def queues_hold(self) -> None:
         """The queues hold the lengths of the bursts and the places of the rows."""
@@ -175,26 +191,24 @@ class Model:
         sent = (count <= burst.len) & (self.word == burst.word + count)
         self._always(Mux(bursts.count == 0, count == 0, sent), "count", QUEUES)
 
-        level, consume, produce = (inside[f"places.queue.{name}"] for name in ("level", "consume", "produce"))
+        count, whole, content = self._queue("places", PLACES)
         flush = inside["packer.flush"]
-        ring = (level <= PLACES) & (produce == place(consume, level, PLACES))
-        self._always((level + flush == self.rows.count) & ring, "places", QUEUES)
+        self._always((count + flush == self.rows.count) & whole, "places", QUEUES)
         for i, (now, following) in enumerate(zip(self.rows.items, self.rows.items[1:])):
             row = data.View(self.row_layout, Mux(flush, following, now))
-            content = inside.memory("places.queue.storage", place(consume, i, PLACES))
-            self._always(
-                implies(level > i, content == Cat(row.offset[: self.word_bits], row.units)), f"place{i}", QUEUES
-            )
+            wanted = Cat(row.offset[: self.word_bits], row.units, row.units == 0)
+            self._always(implies(count > i, content(i) == wanted), f"place{i}", QUEUES)
 
     def packer_is_right(self) -> None:
         """The packer has taken the bytes of the oldest row before `at` in the next word, and holds that word's."""
-        begun, flush, at, units, held = (
-            self.inside[f"packer.{name}"] for name in ("inside", "flush", "place", "count", "held")
+        begun, flush, at, units, held, is_last = (
+            self.inside[f"packer.{name}"] for name in ("inside", "flush", "place", "count", "held", "last")
         )
         oldest, covered, exists = self.oldest, self.covers(self.oldest), self.rows.count != 0
         before = Cat(i < at for i in range(self.bus))
         taken = oldest.offset[: self.word_bits] + (units << self.unit)
         self._always(implies(begun, exists & ~flush & (units != 0) & (units <= oldest.units)), "begun")
+        self._always(implies(begun, is_last == (units == oldest.units)), "last_unit")
         self._always(implies(begun, (self.given << self.word_bits) + at == taken), "taken")
         self._always(implies(begun, held.strobe == covered & before), "held")
         self._always(implies(~begun, units == 0), "units")
