@@ -198,8 +198,9 @@ class Fetch(wiring.Component):
             m.d.sync += [
                 holds.eq(word.valid), instr.eq(word.payload.data), error.eq(word.payload.error), legal.eq(is_legal),
             ]  # fmt: skip
+        following = (index + 1)[: len(index)]
         with m.If(goes):
-            m.d.sync += [holds.eq(0), index.eq(index + 1), last.eq(index + 1 == self.instr_count)]
+            m.d.sync += [holds.eq(0), index.eq(following), last.eq(following == self.instr_count)]
         with m.If(~going):
             m.d.sync += last.eq(index == self.instr_count)
         with m.If(check & (error | ~legal)):

@@ -124,10 +124,14 @@ def aligner(bus_bytes: int) -> Harness:
     """A unit keeps its own bytes; those above it mean nothing."""
     h = Harness()
     dut = Aligner(bus_bytes)
-    h.add(dut)
+    inside = h.add(dut)
     h.trusts(dut.row, "row")
     h.trusts(dut.beat, "beat")
-    h.assume(dut.row.payload.shift <= bus_bytes.bit_length() - 1)
+    row, following = dut.row.payload, inside["following"]
+    h.assume(row.shift <= bus_bytes.bit_length() - 1)
+    h.assume(Value.cast(row.unit) == dut.facts(row.unit.first, row.shift, row.last))
+    known = Value.cast(following) == dut.facts(following.first, row.shift, row.last)
+    h.ensure(implies(inside["inside"], known & dut.row.valid), "following")
     unit = dut.unit.payload
     # An error stands for its unit: the bytes of such a unit mean nothing.
     bits = Signal(range(8 * bus_bytes + 1))
