@@ -28,7 +28,7 @@ from celosia.hw.regs import (
     Access,
     Error,
 )
-from celosia.sim.device import Counters, DeviceError
+from celosia.sim.device import Counters, DeviceError, TimeLimit
 
 PAGE = 4096
 REGISTER_BYTES = PAGE
@@ -200,7 +200,7 @@ class BoardDevice:
             if status & STATUS_DONE and not status & STATUS_BUSY:
                 return status
             if late:
-                raise DeviceError(f"no end within {timeout_cycles} cycles ({limit:.3g} s): {self._state(status)}")
+                raise TimeLimit(f"no end within {timeout_cycles} cycles ({limit:.3g} s): {self._state(status)}")
             if self._interrupt is not None:
                 self._interrupt(max(end - self._now(), 0))
             else:
