@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from celosia.compiler.assemble import Assembler
 from celosia.compiler.blocks import form_blocks
 from celosia.compiler.cpu.llvm import link_library
 from celosia.compiler.cpu.runtime.op import HostError
+from celosia.compiler.cpu.schedule.chosen import Choices, choosing
 from celosia.compiler.cpu.target import compiling_for, find_target
 from celosia.compiler.decisions import Given
 from celosia.compiler.graph.batchnorm import fold_batchnorm
@@ -44,6 +45,7 @@ from celosia.compiler.passes import Pass, Pipeline, Watch
 from celosia.compiler.program import Program
 from celosia.compiler.selfcheck.check import self_check
 from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tune.kernels.tuner import recorded
 from celosia.compiler.tune.measure import TIMED
 from celosia.compiler.tune.network import Network, apply
 from celosia.compiler.tune.records import Records
@@ -106,9 +108,12 @@ def compile(
     """
     processor = None if target is None else find_target(target)
     with compiling_for(processor), _of_shapes(shapes):
-        if improve is None and (given := asked_for(records)) is not None:
-            improve = _from_records(given, progress or (lambda stage: None))
-        program = _compile(source, config, progress, accelerator, watch, check, decisions, shapes, keep, improve)
+        say = progress or (lambda stage: None)
+        known = asked_for(records)
+        if improve is None and known is not None:
+            improve = _from_records(known, say)
+        with _kernels_from(known, say) if known and known.trials and processor is None else nullcontext():
+            program = _compile(source, config, progress, accelerator, watch, check, decisions, shapes, keep, improve)
     if processor is not None:
         if progress:
             progress("linking kernels")
@@ -129,6 +134,18 @@ def _from_records(given: Records, say: Progress) -> Improve:
         return image, f"{applied}{damaged}"
 
     return improve
+
+
+@contextmanager
+def _kernels_from(records: Records, say: Progress) -> Iterator[None]:
+    """Schedule kernels as `records` of this processor say."""
+    choices = Choices(recorded(records))
+    with choosing(choices):
+        yield
+    if taken := choices.traces.keys() & choices.met.keys() - choices.refused.keys():
+        say(f"records: {len(taken)} of {len(choices.met)} kernels for this CPU are scheduled by them")
+    for name, why in choices.refused.items():
+        say(f"records: that of {name} cannot be followed: {why}")
 
 
 @contextmanager

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,25 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.hw.config import Config
-from celosia.hw.regs import (
-    CONTROL_START,
-    COUNTERS,
-    ERROR_TEXT,
-    MAGIC,
-    REGISTERS,
-    STATUS_BUSY,
-    STATUS_DONE,
-    STATUS_ERROR_SHIFT,
-    Access,
-    Error,
-)
+from celosia.hw.regs import COUNTERS, Error
+from celosia.sim.control import Control
 from celosia.sim.device import Counters, DeviceError, TimeLimit
 
 PAGE = 4096
 REGISTER_BYTES = PAGE
 POLL_SECONDS = 1e-4
-STOP_SECONDS = 1.0
-"""For a run to end that is stopped; the watchdog needs a fifth of it."""
+SETTLE_SECONDS = 1.0
+"""For a run to end that is stopped, and for memory to answer what it owes; the watchdog needs a fifth of it."""
 CLOCK_HZ = 100e6
 """Clock that time limits are reckoned with: the slowest of the boards', so that none comes too early."""
 WATCHDOG_CYCLES = 10_000_000
@@ -94,24 +85,19 @@ class BoardDevice:
     ) -> None:  # fmt: skip
         self.config = config
         self.clock_hz, self.watchdog_cycles = clock_hz, watchdog_cycles
-        self.last_error: tuple[Error, int] | None = None
-        """Code and instruction number of the last run's error."""
-        self._registers, self._memory, self._buffer = registers, memory, None
+        self._memory, self._buffer = memory, None
         self._interrupt, self._now, self._sleep = interrupt, now, sleep
         self._size = 0
-        magic, identity = self._read("magic"), self._read("identity")
-        if magic != MAGIC:
-            raise DeviceError(
-                f"there is no Celosia accelerator: its first register reads {magic:#010x}, not {MAGIC:#010x}; load its "
-                "bitstream, and check the base address of the registers"
-            )
-        if identity != config.identity:
-            raise DeviceError(
-                f"the accelerator on the board has Config {identity:08x}, not {config.name} ({config.identity:08x}); "
-                "load that Config's bitstream, or compile the model for this one"
-            )
+        self.control = Control(registers.read, registers.write)
+        """The registers of the hardware."""
+        self.control.check(config)
 
     _buffer: Buffer | None
+
+    @property
+    def last_error(self) -> tuple[Error, int] | None:
+        """Code and instruction number of the last run's error."""
+        return self.control.last_error
 
     # Memory ----------------------------------------------------------------------------------------------------
 
@@ -150,21 +136,24 @@ class BoardDevice:
         return self._buffer
 
     def close(self) -> None:
-        """Give the memory back, and end a run that is still under way; `allocate` makes the device usable again."""
+        """Give the memory back, and end a run that is still under way; `allocate` makes the device usable again.
+
+        Memory that the hardware may still write to stays allocated: it must not become that of others.
+        """
         if self._buffer is not None:
-            self._stop()
-            self._buffer.free()
+            with suppress(DeviceError):
+                self._stop()
+                self._buffer.free()
         self._buffer, self._size = None, 0
 
     def _stop(self) -> None:
-        """End a run that nobody waits for any more: it must not write to what will be the memory of others.
+        """End a run that nobody waits for any more. DeviceError where memory does not answer."""
+        self.control.settle(self._moments())
 
-        Where no byte is within its limits, the hardware begins nothing more, and ends what it has begun.
-        """
-        end = self._now() + STOP_SECONDS
-        while self._read("status") & STATUS_BUSY and self._now() < end:
-            self._write("dma_size", 0)
-            self._sleep(POLL_SECONDS)
+    def _moments(self) -> Iterator[object]:
+        end = self._now() + SETTLE_SECONDS
+        while self._now() < end:
+            yield self._sleep(POLL_SECONDS)
 
     # Runs ------------------------------------------------------------------------------------------------------
 
@@ -173,69 +162,45 @@ class BoardDevice:
 
         DeviceError where an instruction fails, or the run takes over `timeout_cycles`.
         """
-        self.last_error = None
+        self.control.last_error = None
         if count == 0:
             return Counters(0, dict.fromkeys(COUNTERS, 0))
         if self._buffer is None:
             raise ValueError("no memory is allocated")
-        if self._read("status") & STATUS_BUSY:
-            raise DeviceError("the accelerator is still busy with an earlier run; load its bitstream again")
-        base = self._buffer.physical_address
-        values = {
-            "instr_addr": instr_addr, "instr_count": count, "dma_base_lo": base & 0xFFFFFFFF, "dma_base_hi": base >> 32,
-            "dma_size": self._size, "watchdog": self.watchdog_cycles, "irq_enable": int(self._interrupt is not None),
-        }  # fmt: skip
-        for name, value in values.items():
-            self._write(name, value)
-        self._write("control", CONTROL_START)
-        return self._result(self._until_done(timeout_cycles))
+        self._stop()
+        self.control.prepare(
+            self._buffer.physical_address, instr_addr=instr_addr, instr_count=count, dma_size=self._size,
+            watchdog=self.watchdog_cycles, irq_enable=int(self._interrupt is not None),
+        )  # fmt: skip
+        self.control.start()
+        self._until_done(timeout_cycles)
+        values = self.control.counters(self._state)
+        return Counters(values["cycles"], values)
 
-    def _until_done(self, timeout_cycles: int) -> int:
-        """The status at the end of the run."""
+    def _until_done(self, timeout_cycles: int) -> None:
         limit = timeout_cycles / self.clock_hz
         end = self._now() + limit
         while True:
             late = self._now() >= end  # before the look at the status: a host that slept is not the device's fault
-            status = self._read("status")
-            if status & STATUS_DONE and not status & STATUS_BUSY:
-                return status
+            if self.control.done():
+                return
             if late:
-                raise TimeLimit(f"no end within {timeout_cycles} cycles ({limit:.3g} s): {self._state(status)}")
+                raise TimeLimit(f"no end within {timeout_cycles} cycles ({limit:.3g} s): {self._state()}")
             if self._interrupt is not None:
                 self._interrupt(max(end - self._now(), 0))
             else:
                 self._sleep(POLL_SECONDS)
 
-    def _result(self, status: int) -> Counters:
-        code = status >> STATUS_ERROR_SHIFT & 0xFF
-        if code:
-            known = code in ERROR_TEXT
-            self.last_error = (Error(code), self._read("error_index")) if known else None
-            text = ERROR_TEXT[Error(code)] if known else f"error code {code}"
-            raise DeviceError(f"instruction {self._read('error_index')}: {text}; {self._state(status)}")
-        values = self._counters()
-        return Counters(values["cycles"], values)
-
-    def _counters(self) -> dict[str, int]:
-        return {name: self._read(f"{name}_lo") | self._read(f"{name}_hi") << 32 for name in COUNTERS}
-
-    def _state(self, status: int) -> str:
+    def _state(self) -> str:
         """What the counters say of each unit."""
-        values = self._counters()
+        values = self.control.values()
         units = [name.removesuffix("_busy") for name in COUNTERS if name.endswith("_busy")]
         parts = [
             f"{unit.upper()} worked {values[f'{unit}_busy']}, waited {values[f'{unit}_wait_token']} for tokens and "
             f"{values[f'{unit}_wait_memory']} for memory"
             for unit in units
         ]
-        return f"status {status:#x} after {values['cycles']} cycles, of which {'; '.join(parts)}"
-
-    def _write(self, name: str, value: int) -> None:
-        assert REGISTERS[name].access == Access.WRITE
-        self._registers.write(REGISTERS[name].offset, value)
-
-    def _read(self, name: str) -> int:
-        return self._registers.read(REGISTERS[name].offset) & 0xFFFFFFFF
+        return f"status {self.control.read('status'):#x} after {values['cycles']} cycles, of which {'; '.join(parts)}"
 
 
 # PYNQ ----------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from celosia.compiler.tune.measure import BOARD, Job, Judge, Result, Status, measure
 from celosia.compiler.tune.pool import DEADLINE, MODULE, Executed, Fleet, Measurer, Station
+from celosia.compiler.tune.pool import Job as AnyJob
 from celosia.compiler.tune.station import main as serve
 from celosia.driver.deploy import Remote
 from celosia.driver.oracle import MissingLibrary
@@ -78,7 +79,8 @@ class BoardMeasurer:
         self._devices: dict[Config, RemoteDevice] = {}
         self._session = ExitStack()
 
-    def __call__(self, job: Job) -> Result:
+    def __call__(self, job: AnyJob) -> Result:
+        assert isinstance(job, Job)
         try:
             return measure(job, self._opened)
         except SshError as error:

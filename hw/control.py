@@ -11,6 +11,7 @@ from celosia.hw.config import Config
 from celosia.hw.isa import Unit
 from celosia.hw.layout import ERROR_BITS, INDEX_BITS, Pulse, error_layout
 from celosia.hw.regs import (
+    CONTROL_ABORT,
     CONTROL_START,
     COUNTERS,
     MAGIC,
@@ -30,8 +31,9 @@ ERROR_SOURCES = ("fetch", *(unit.name.lower() for unit in Unit))
 class Control(wiring.Component):
     """Register file and run control.
 
-    A run: `clear` for one cycle, then `run` until `finished` and everything is quiet. The first error raises `halt`,
-    which stays until the next run; the run ends when everything is quiet, or after the watchdog's time once more.
+    A run: `clear` for one cycle, then `run` until `finished` and everything is quiet. The first error, or the host,
+    raises `halt`, which stays until the next run; the run ends when everything is quiet, or after the watchdog's time
+    once more. What memory then owes would be taken for answers to the next run, which does not start before.
 
     Members
     -------
@@ -47,6 +49,7 @@ class Control(wiring.Component):
     error_<source> : In(Pulse)  Errors of fetch and of the units.
     oldest : In                 Number of the instruction that a watchdog error names.
     read_beat, write_beat : In  A beat is passed on AXI in this cycle; a bit for each port.
+    write_answer : In(1)        A response to a burst of writes is passed.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -73,14 +76,15 @@ class Control(wiring.Component):
             "oldest": In(INDEX_BITS),
             "read_beat": In(cfg.ports),
             "write_beat": In(1),
+            "write_answer": In(1),
             **{f"error_{source}": In(Pulse(error_layout)) for source in ERROR_SOURCES},
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
         values = {name: Signal(32, name=f"value_{name}") for name in REGISTERS}
-        start = self._registers(m, values)
-        busy, done = Signal(), Signal()
+        busy, done, stuck = Signal(), Signal(), Signal()
+        start, abort = self._registers(m, values, locked=busy | stuck)
         code, index = Signal(ERROR_BITS), Signal(INDEX_BITS)
         m.d.comb += [
             self.instr_addr.eq(values["instr_addr"]),
@@ -90,10 +94,11 @@ class Control(wiring.Component):
             self.irq.eq(done & values["irq_enable"][0]),
             values["magic"].eq(MAGIC),
             values["identity"].eq(self._cfg.identity),
-            values["status"].eq(Cat(busy, done) | (code << STATUS_ERROR_SHIFT)),
+            values["status"].eq(Cat(busy, done, stuck) | (code << STATUS_ERROR_SHIFT)),
             values["error_index"].eq(index),
         ]
-        expired = self._watchdog(m, values["watchdog"], self.active.any() | self.read_beat.any() | self.write_beat)
+        moves = self.active.any() | self.read_beat.any() | self.write_beat | self.write_answer
+        expired = self._watchdog(m, values["watchdog"], moves)
         self._counters(m, values, busy)
 
         all_quiet = self.fetch_quiet & self.quiet.all()
@@ -104,14 +109,18 @@ class Control(wiring.Component):
             with m.State("CLEAR"):
                 m.d.comb += [busy.eq(1), self.clear.eq(1)]
                 m.next = "RUN"
+                with m.If(abort):
+                    m.d.sync += code.eq(Error.ABORTED)
+                    m.next = "DRAIN"
             with m.State("RUN"):
                 m.d.comb += [busy.eq(1), self.run.eq(1)]
                 with m.If(self.finished & all_quiet):
                     m.d.sync += done.eq(1)
                     m.next = "IDLE"
-                with m.If(expired):
-                    m.d.sync += [code.eq(Error.WATCHDOG), index.eq(self.oldest)]
-                    m.next = "DRAIN"
+                for reason, ends in ((Error.WATCHDOG, expired), (Error.ABORTED, abort)):
+                    with m.Elif(ends):
+                        m.d.sync += [code.eq(reason), index.eq(self.oldest)]
+                        m.next = "DRAIN"
                 for source in reversed(ERROR_SOURCES):  # the last assignment counts
                     error = getattr(self, f"error_{source}")
                     with m.If(error.valid):
@@ -119,14 +128,22 @@ class Control(wiring.Component):
                         m.next = "DRAIN"
             with m.State("DRAIN"):
                 m.d.comb += busy.eq(1)
-                with m.If(all_quiet | expired):
+                with m.If(expired):
                     m.d.sync += done.eq(1)
+                    m.next = "STUCK"
+                with m.If(all_quiet):
+                    m.d.sync += done.eq(1)
+                    m.next = "IDLE"
+            with m.State("STUCK"):
+                m.d.comb += stuck.eq(1)
+                with m.If(all_quiet):
                     m.next = "IDLE"
         m.d.comb += [self.busy.eq(busy), self.error.eq(code != Error.NONE), self.halt.eq(self.error)]
         return m
 
-    def _registers(self, m: Module, values: dict[str, Signal]) -> Value:
-        """The AXI4-Lite slave. Returns the pulse that starts a run."""
+    def _registers(self, m: Module, values: dict[str, Signal], locked: Value) -> tuple[Value, Value]:
+        """The AXI4-Lite slave. locked: registers of Access.SETUP keep their values. Returns the pulses that start a run
+        and end one."""
         bus = self.axil
         write, read = Signal(), Signal()
         awake = Signal()  # 0 during reset
@@ -147,13 +164,14 @@ class Control(wiring.Component):
         with m.If(read):
             m.d.sync += [bus.rvalid.eq(1), bus.rdata.eq(0)]
 
-        start = Signal()
+        start, abort = Signal(), Signal()
         with m.Switch(bus.awaddr[2:]):
             for register in REGISTERS.values():
-                if register.access == Access.WRITE:
-                    with m.Case(register.offset // 4), m.If(write):
+                if register.access != Access.READ:
+                    with m.Case(register.offset // 4), m.If(write & ~(locked & (register.access == Access.SETUP))):
                         if register.name == "control":
-                            m.d.comb += start.eq((bus.wdata & CONTROL_START).any() & bus.wstrb[0])
+                            m.d.comb += abort.eq((bus.wdata & CONTROL_ABORT).any() & bus.wstrb[0])
+                            m.d.comb += start.eq((bus.wdata & CONTROL_START).any() & bus.wstrb[0] & ~abort)
                         else:
                             for byte in range(4):
                                 with m.If(bus.wstrb[byte]):
@@ -164,17 +182,18 @@ class Control(wiring.Component):
             for register in REGISTERS.values():
                 with m.Case(register.offset // 4):
                     m.d.sync += bus.rdata.eq(values[register.name])
-        return start
+        return start, abort
 
     def _watchdog(self, m: Module, limit: Value, progress: Value) -> Value:
         """1 in each cycle in which nothing has moved for `limit` cycles of a run; never where `limit` is 0."""
         idle = Signal(32)
-        expired = Signal()
-        m.d.comb += expired.eq((limit != 0) & (idle == limit))
-        with m.If(progress | expired | self.clear):
-            m.d.sync += idle.eq(0)
-        with m.Else():
-            m.d.sync += idle.eq(idle + 1)
+        expired, moved = Signal(), Signal()
+        restart = moved | expired | self.clear
+        m.d.sync += [
+            moved.eq(progress),  # registers: `progress` comes late, and resets 32 others
+            expired.eq((limit != 0) & (idle >= limit) & ~restart),
+            idle.eq(Mux(restart, 0, idle + 1)),
+        ]
         return expired
 
     def _counters(self, m: Module, values: dict[str, Signal], busy: Value) -> None:

@@ -9,8 +9,8 @@ from amaranth.lib.wiring import In, Out
 from celosia.hw.config import Config
 from celosia.hw.isa import TABLE_SIZE, Format, Opcode, formats, instruction_bytes
 
-INDEX_BITS = 24
-"""Width of an instruction's number within a run."""
+INDEX_BITS = 32
+"""Width of an instruction's number within a run: that of register `instr_count`."""
 
 ERROR_BITS = 4
 

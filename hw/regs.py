@@ -15,6 +15,8 @@ class Access(IntEnum):
     READ = 0
     WRITE = 1
     """Written by the host; reads give the value back."""
+    SETUP = 2
+    """As WRITE, but writes change nothing during a run, or while memory owes answers of one."""
 
 
 class Error(IntEnum):
@@ -26,6 +28,7 @@ class Error(IntEnum):
     READ = 3
     WRITE = 4
     WATCHDOG = 5
+    ABORTED = 6
 
 
 ERROR_TEXT = {
@@ -34,6 +37,7 @@ ERROR_TEXT = {
     Error.READ: "an error response to an AXI read",
     Error.WRITE: "an error response to an AXI write",
     Error.WATCHDOG: "no progress within the watchdog's time",
+    Error.ABORTED: "the host has ended the run",
 }
 
 
@@ -47,8 +51,12 @@ class Register:
 
 CONTROL_START = 1 << 0
 """Starts the instructions; also clears the units, the semaphores and the counters."""
+CONTROL_ABORT = 1 << 1
+"""Ends a run: units begin nothing more, and it is done when memory has answered what it was asked."""
 STATUS_BUSY = 1 << 0
 STATUS_DONE = 1 << 1
+STATUS_STUCK = 1 << 2
+"""Memory has not answered all that the last run asked of it within the watchdog's time; no run starts before it has."""
 STATUS_ERROR_SHIFT = 8
 
 
@@ -56,20 +64,30 @@ def _registers() -> dict[str, Register]:
     rows: list[tuple[str, Access, str]] = [
         ("magic", Access.READ, 'Always 0x43454C4F ("CELO").'),
         ("identity", Access.READ, "First 32 bits of the Config's digest."),
-        ("control", Access.WRITE, "Bit 0 starts; reads as 0."),
-        ("status", Access.READ, "Bit 0 busy, bit 1 done, bits 8 to 15 the error code."),
+        ("control", Access.WRITE, "Bit 0 starts a run, bit 1 ends one, which counts where both are set; reads as 0."),
+        (
+            "status",
+            Access.READ,
+            "Bit 0 busy, bit 1 done, bits 8 to 15 the error code. Bit 2 stuck: done, but memory has not answered all "
+            "that it was asked; no run starts before it has.",
+        ),
         (
             "error_index",
             Access.READ,
-            "Number of the instruction that the error belongs to, from 0; for the watchdog the oldest that waits for a "
-            "token or, where none does, the last one that started.",
+            "Number of the instruction that the error belongs to, from 0; for the watchdog and an abort the oldest "
+            "that waits for a token or, where none does, the last one that started.",
         ),
-        ("instr_addr", Access.WRITE, "First instruction: byte offset from the DMA base, a multiple of its own bytes."),
-        ("instr_count", Access.WRITE, "How many instructions."),
-        ("dma_base_lo", Access.WRITE, "Physical address of DRAM offset 0, low half; a multiple of 4096."),
-        ("dma_base_hi", Access.WRITE, "High half."),
-        ("dma_size", Access.WRITE, "Bytes that may be read and written from the base."),
-        ("watchdog", Access.WRITE, "Cycles without progress of any unit before the run ends in an error; 0 for never."),
+        ("instr_addr", Access.SETUP, "First instruction: byte offset from the DMA base, a multiple of its own bytes."),
+        ("instr_count", Access.SETUP, "How many instructions."),
+        ("dma_base_lo", Access.SETUP, "Physical address of DRAM offset 0, low half; a multiple of 4096."),
+        ("dma_base_hi", Access.SETUP, "High half."),
+        ("dma_size", Access.SETUP, "Bytes that may be read and written from the base."),
+        (
+            "watchdog",
+            Access.WRITE,
+            "Cycles without progress of any unit, and without an answer of memory, before the run ends in an error; 0 "
+            "for never.",
+        ),
         ("irq_enable", Access.WRITE, "Bit 0: raise the interrupt while done."),
     ]
     for name, doc in (

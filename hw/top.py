@@ -64,7 +64,7 @@ class Accelerator(wiring.Component):
     irq : Out(1)            1 while a run is done, if enabled.
     idle, busy, error : Out(1)      One of them is 1, for the lights of a board: the last run, if any, ended well; a run
                             is under way; the last run ended in an error.
-    trace_<unit>_start, trace_<unit>_done : Out(1), with trace_<unit>_..._index : Out(24)
+    trace_<unit>_start, trace_<unit>_done : Out(1), with trace_<unit>_..._index : Out(32)
                             An instruction starts, or is done, in this cycle; for simulation.
     trace_<unit>_state : Out(2)     What the unit does in this cycle, a `State`; for simulation.
     """
@@ -179,6 +179,7 @@ class Accelerator(wiring.Component):
             control.oldest.eq(tokens.oldest),
             control.read_beat.eq(Cat(read_beats)),
             control.write_beat.eq(store.write_beat),
+            control.write_answer.eq(store.write_answer),
         ]
         for number, (name, unit) in enumerate(zip(UNITS, units)):
             m.d.comb += [

@@ -54,7 +54,8 @@ struct Parameters {
     uint64_t seed;
     uint64_t error_start;       // beats in [error_start, error_end) are answered with SLVERR
     uint64_t error_end;
-    uint64_t freeze_after;      // after this cycle of a run memory does nothing any more
+    uint64_t freeze_after;      // from this cycle of a run on memory does nothing ...
+    uint64_t freeze_cycles;     // ... for so many cycles
 };
 
 struct Simulator;
@@ -166,8 +167,11 @@ struct Simulator {
         begin(false);
     }
 
-    // Before a run: cycles, events and the random numbers start again.
+    // Before a run: cycles, events and the random numbers start again. What memory owes of an earlier run is due.
     void begin(bool with_trace) {
+        for (Reads& port : reads)
+            for (Burst& burst : port.bursts) burst.due = 0;
+        for (Burst& burst : writes) burst.due = 0;
         cycle = 0;
         credit = 0;
         turn = 0;
@@ -268,7 +272,7 @@ struct Simulator {
 
     // The memory's side of this cycle.
     void drive() {
-        const bool frozen = cycle >= p.freeze_after;
+        const bool frozen = cycle >= p.freeze_after && cycle - p.freeze_after < p.freeze_cycles;
         const bool refresh = p.refresh_period && cycle % p.refresh_period < p.refresh_cycles;
         const unsigned mask = allowed(), may_move = frozen || refresh ? 0 : mask;
         for (int i = 0; i < PORTS; i++)

@@ -16,8 +16,8 @@ class MemoryModel:
     of the DRAM, all ports and both ways together (0: no limit); each port passes at most one beat a cycle each way, and
     they take turns where the DRAM has less. stall: share of the cycles in which each channel pauses, at random from
     `seed`. jitter: up to so many cycles are added to each latency. For tests: beats with a byte in [error_start,
-    error_end), offsets from the DMA base, are answered with SLVERR; after cycle `freeze_after` of a run memory does
-    nothing more.
+    error_end), offsets from the DMA base, are answered with SLVERR; from cycle `freeze_after` of a run on memory does
+    nothing, for `freeze_cycles` or for ever.
     """
 
     name: str = "zynq-hp"
@@ -34,6 +34,7 @@ class MemoryModel:
     error_start: int = 0
     error_end: int = 0
     freeze_after: int | None = None
+    freeze_cycles: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.stall < 1:

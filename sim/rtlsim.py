@@ -12,17 +12,9 @@ from numpy.typing import NDArray
 
 from celosia.hw.config import Config
 from celosia.hw.isa import Unit
-from celosia.hw.regs import (
-    CONTROL_START,
-    COUNTERS,
-    ERROR_TEXT,
-    MAGIC,
-    REGISTERS,
-    STATUS_DONE,
-    STATUS_ERROR_SHIFT,
-    Error,
-)
+from celosia.hw.regs import COUNTERS, Error
 from celosia.sim.build import library
+from celosia.sim.control import Control
 from celosia.sim.device import Counters, DeviceError, Event, TimeLimit
 from celosia.sim.fsim import Memory
 from celosia.sim.memory import IDEAL, ZYNQ_HP, MemoryModel, memory_model, random_stalls
@@ -36,6 +28,8 @@ SLICE = 100_000
 """Most cycles between two looks at the outside: a KeyboardInterrupt waits no longer than these take."""
 SLICE_PRODUCTS = 25_600_000
 """Most products of the array in that time: large arrays are simulated slowly."""
+MOMENT, PATIENCE = 500, 200
+"""Cycles, and how often as many, that memory has for what it owes before the next run."""
 
 
 class _Parameters(ctypes.Structure):
@@ -45,7 +39,7 @@ class _Parameters(ctypes.Structure):
         (name, ctypes.c_uint64)
         for name in (
             "read_latency", "write_latency", "outstanding", "refresh_period", "refresh_cycles", "bytes_per_cycle",
-            "stall", "jitter", "seed", "error_start", "error_end", "freeze_after",
+            "stall", "jitter", "seed", "error_start", "error_end", "freeze_after", "freeze_cycles",
         )
     ]  # fmt: skip
 
@@ -99,22 +93,28 @@ class RtlDevice(Memory):
         self.memory = memory_model(memory)
         self.progress = progress
         self.watchdog_cycles = watchdog_cycles
-        self.last_error: tuple[Error, int] | None = None
-        """Code and instruction number of the last run's error."""
         self._lib = _load(library(config, quiet))
         self._handle = ctypes.c_void_p(self._lib.celosia_create())
-        self.allocate(0)
-        magic, identity = self._read("magic"), self._read("identity")
-        if (magic, identity) != (MAGIC, config.identity):
-            raise DeviceError(
-                f"the simulator answers as {magic:#x}, {identity:#x}, which is not this Config's hardware"
-            )
+        self.control = Control(self._read, self._write)
+        """The registers of the hardware."""
+        self._place(0)
+        self.control.check(config)
 
     @property
     def memory_model(self) -> str | None:
         return str(self.memory)
 
+    @property
+    def last_error(self) -> tuple[Error, int] | None:
+        """Code and instruction number of the last run's error."""
+        return self.control.last_error
+
     def allocate(self, size: int) -> None:
+        """As `Device.allocate`. DeviceError where memory owes answers of an earlier run."""
+        self.settle()  # late writes would arrive in what is not their memory any more
+        self._place(size)
+
+    def _place(self, size: int) -> None:
         super().allocate(size)
         whole = -(-size // PAGE) * PAGE + PAGE
         self._pages = np.zeros(whole, np.uint8)
@@ -131,7 +131,8 @@ class RtlDevice(Memory):
         self.memory = memory
         values = {name: getattr(memory, name) for name, _ in _Parameters._fields_}  # type: ignore[misc]
         values["stall"] = int(memory.stall * 65536)
-        values["freeze_after"] = 2**64 - 1 if memory.freeze_after is None else memory.freeze_after
+        for name in ("freeze_after", "freeze_cycles"):
+            values[name] = 2**64 - 1 if values[name] is None else values[name]
         self._parameters = _Parameters(**values)
         pointer = self._pages.ctypes.data
         self._lib.celosia_memory(self._handle, pointer, DMA_BASE, len(self._pages), ctypes.byref(self._parameters))
@@ -147,31 +148,33 @@ class RtlDevice(Memory):
 
         DeviceError where an instruction fails, or the run takes over `timeout_cycles`; the device can be used again.
         """
-        self.last_error = None
+        self.control.last_error = None
         if count == 0:
             return Counters(0, dict.fromkeys(COUNTERS, 0))
-        for name, value in (
-            ("instr_addr", instr_addr),
-            ("instr_count", count),
-            ("dma_base_lo", DMA_BASE & 0xFFFFFFFF),
-            ("dma_base_hi", DMA_BASE >> 32),
-            ("dma_size", len(self.dram)),
-            ("watchdog", self.watchdog_cycles),
-            ("irq_enable", 1),
-        ):
-            self._write(name, value)
+        self.settle()
+        self.control.prepare(
+            DMA_BASE, instr_addr=instr_addr, instr_count=count, dma_size=len(self.dram), watchdog=self.watchdog_cycles,
+            irq_enable=1,
+        )  # fmt: skip
         self._lib.celosia_begin(self._handle, trace)  # cycles of events begin here, as those of the counters
-        self._write("control", CONTROL_START)
-        try:
-            self._until_done(timeout_cycles)
-        except BaseException:
-            self._lib.celosia_reset(self._handle)  # whatever is under way
-            raise
-        try:
-            return self._result()
-        finally:
-            if self.memory.freeze_after is not None:  # bursts that it never answers end with a reset only
-                self._lib.celosia_reset(self._handle)
+        self.control.start()
+        self._until_done(timeout_cycles)
+        events = [
+            Event(Unit(int(row["unit"])).name.lower(), int(row["index"]), int(row["start"]), int(row["end"]))
+            for row in self._events()
+        ]
+        values = self.control.counters(self._state)
+        return Counters(values["cycles"], values, events)
+
+    def settle(self) -> None:
+        """End a run that nobody waits for any more, and wait until memory has answered. DeviceError where it does not;
+        `reset` helps then."""
+        self.control.write("irq_enable", 0)  # which would end each moment at once
+        self.control.settle(self._lib.celosia_run(self._handle, MOMENT) for _ in range(PATIENCE))
+
+    def reset(self) -> None:
+        """Reset the hardware and its memory, whose contents stay: what loading a bitstream is to a board."""
+        self._lib.celosia_reset(self._handle)
 
     def states(self) -> NDArray[np.uint64]:
         """Cycles that the units have spent in each combination of states since this device was opened: an axis of four
@@ -187,26 +190,13 @@ class RtlDevice(Memory):
                 raise TimeLimit(f"no end within {timeout_cycles} cycles: {self._state()}")
             done = self._lib.celosia_run(self._handle, min(slice_cycles, timeout_cycles - passed))
             if done < 0:
-                raise DeviceError(f"{self._lib.celosia_error(self._handle).decode()}; {self._state()}")
+                error = f"{self._lib.celosia_error(self._handle).decode()}; {self._state()}"
+                self.reset()  # nothing is known of hardware that breaks the rules of its bus
+                raise DeviceError(error)
             if self.progress is not None:
                 self.progress(self._lib.celosia_cycle(self._handle))
             if done:
                 return
-
-    def _result(self) -> Counters:
-        events = [
-            Event(Unit(int(row["unit"])).name.lower(), int(row["index"]), int(row["start"]), int(row["end"]))
-            for row in self._events()
-        ]
-        status = self._read("status")
-        code = status >> STATUS_ERROR_SHIFT & 0xFF
-        if code:
-            self.last_error = Error(code), self._read("error_index")
-            raise DeviceError(f"instruction {self.last_error[1]}: {ERROR_TEXT[Error(code)]}; {self._state()}")
-        if not status & STATUS_DONE:
-            raise DeviceError(f"the interrupt came, but the status is {status:#x}")
-        values = {name: self._read(f"{name}_lo") | self._read(f"{name}_hi") << 32 for name in COUNTERS}
-        return Counters(values["cycles"], values, events)
 
     def _events(self) -> NDArray[np.void]:
         count = self._lib.celosia_event_count(self._handle)
@@ -231,12 +221,12 @@ class RtlDevice(Memory):
                 )
         return "; ".join(parts)
 
-    def _write(self, name: str, value: int) -> None:
-        if not self._lib.celosia_write_register(self._handle, REGISTERS[name].offset, value):
-            raise DeviceError(f"no answer to a write of register {name}")
+    def _write(self, offset: int, value: int) -> None:
+        if not self._lib.celosia_write_register(self._handle, offset, value):
+            raise DeviceError(f"no answer to a write of the register at {offset:#x}")
 
-    def _read(self, name: str) -> int:
+    def _read(self, offset: int) -> int:
         value = ctypes.c_uint32()
-        if not self._lib.celosia_read_register(self._handle, REGISTERS[name].offset, ctypes.byref(value)):
-            raise DeviceError(f"no answer to a read of register {name}")
+        if not self._lib.celosia_read_register(self._handle, offset, ctypes.byref(value)):
+            raise DeviceError(f"no answer to a read of the register at {offset:#x}")
         return value.value

@@ -12,12 +12,11 @@ from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.node import CpuNode, InputType, input_type, is_mapped
 from celosia.compiler.cpu.ops import Unsupported, build
 from celosia.compiler.cpu.runtime.kernel import Kernel
-from celosia.compiler.cpu.schedule import schedule
+from celosia.compiler.cpu.schedule import arranged, choosing
 from celosia.compiler.cpu.schedule.inplace import overwritable
 from celosia.compiler.cpu.target import compiling_for
-from celosia.compiler.expr import Expr, Function, Load, Tensor, compute, fuse_loops, lower, placeholder
+from celosia.compiler.expr import Expr, Function, Load, Tensor, compute, placeholder
 from celosia.compiler.expr.nodes import rewrite
-from celosia.compiler.expr.partition import partition
 from celosia.compiler.expr.transform import loads, topological
 from celosia.compiler.names import unused_name
 
@@ -86,9 +85,8 @@ class CpuFunction:
 
 
 def _lowered(outputs: Sequence[Tensor], parameters: Mapping[Tensor, str]) -> tuple[Function, tuple[str, ...]]:
-    plan = schedule(outputs)
-    used = [t for t in parameters if t in plan.tensors]
-    return partition(fuse_loops(lower(plan, used, "kernel"))), tuple(parameters[t] for t in used)
+    function = arranged(outputs, list(parameters))
+    return function, tuple(parameters[t] for t in function.inputs)
 
 
 def _computed(
@@ -123,8 +121,8 @@ def _computed(
     if not wanted:
         return list(outputs), {}
     kernel_outputs = _distinct(list(wanted))
-    function, _ = _lowered(kernel_outputs, dict.fromkeys(constants, ""))
-    with compiling_for(None):  # it runs here and now
+    with compiling_for(None), choosing(None):  # it runs here, now and once
+        function, _ = _lowered(kernel_outputs, dict.fromkeys(constants, ""))
         values = _compiled(function, "constants")(*(constants[t] for t in function.inputs))
     return [new.get(t, t) for t in outputs], dict(zip(wanted.values(), values))
 

@@ -119,6 +119,14 @@ class Job:
     version: int = VERSION
     """Of who asks."""
 
+    @property
+    def alike(self) -> str:
+        """The Config, whose simulator is loaded."""
+        return self.cfg.digest
+
+    def run(self) -> Result:
+        return measure(self)
+
 
 @dataclass(frozen=True)
 class Result:

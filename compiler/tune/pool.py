@@ -5,7 +5,7 @@
 
 Each trial is answered once: what a process takes with it when it dies is tried again by another, what does not end by
 its deadline is killed with all that it has started, and answered with HUNG. A device that fails three times in a row is
-left out and named. A device keeps to the Config that it had, as long as there are trials of it.
+left out and named. A device keeps to trials of one kind, as of one Config, as long as there are some.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Protocol
 
-from celosia.compiler.tune.measure import OF_THE_DEVICE, Job, Result, Status, measure
+from celosia.compiler.tune.measure import OF_THE_DEVICE, Result, Status
 
 DEADLINE = 600.0
 """Seconds that a trial may take."""
@@ -45,6 +45,17 @@ class FleetError(RuntimeError):
     """No device is left; the message names them and what was wrong."""
 
 
+class Job(Protocol):
+    """A trial: of a layer, or of a kernel."""
+
+    @property
+    def alike(self) -> str:
+        """A device that has run such a one has what others like it need."""
+        ...
+
+    def run(self) -> Result: ...
+
+
 class Measurer(Protocol):
     """A device, known by its name."""
 
@@ -63,7 +74,7 @@ class Here:
     name = "this process"
 
     def measure(self, job: Job, deadline: float) -> Result:
-        return measure(job)
+        return job.run()
 
     def close(self) -> None:
         pass
@@ -186,8 +197,8 @@ class Fleet:
         self.left_out: dict[str, str] = {}
         """What was wrong with devices that get no more trials, by name."""
         self._failures = dict.fromkeys((device.name for device in devices), 0)
-        self._config: dict[str, str] = {}
-        """The digest of the Config that each device had last."""
+        self._before: dict[str, str] = {}
+        """What each device's last job was alike to."""
         self._changed = threading.Condition()
         self._closed = False
         self._keeping = threading.Lock()
@@ -257,9 +268,9 @@ class Fleet:
         with self._changed:
             while not (self._closed or queue.given_up or device.name in self.left_out):
                 others = {each.name for each in self._alive()} - {device.name}
-                number = queue.take(device.name, others, self._config.get(device.name))
+                number = queue.take(device.name, others, self._before.get(device.name))
                 if number is not None:
-                    self._config[device.name] = queue.jobs[number].cfg.digest
+                    self._before[device.name] = queue.jobs[number].alike
                     return number
                 if not queue.open:
                     break
@@ -289,13 +300,13 @@ class _Queue:
         self.tried: dict[int, list[str]] = {}
         self.given_up = False
 
-    def take(self, name: str, others: set[str], config: str | None) -> int | None:
-        """The first job that `name` may take, of the Config that it had before if there is one: its simulator is built
-        and loaded. What it has tried goes to `others`, if there are some that have not."""
+    def take(self, name: str, others: set[str], before: str | None) -> int | None:
+        """The first job that `name` may take, alike to what it had `before` if there is one. What it has tried goes to
+        `others`, if there are some that have not."""
         free = [n for n in self.waiting if name not in (tried := self.tried.get(n, ())) or not others.difference(tried)]
         if not free:
             return None
-        number = next((n for n in free if self.jobs[n].cfg.digest == config), free[0])
+        number = next((n for n in free if self.jobs[n].alike == before), free[0])
         self.waiting.remove(number)
         return number
 

@@ -133,6 +133,7 @@ class Store(wiring.Component):
     axi : Out(Axi4Write)            the write channels.
     dma_base, dma_size : In         where DRAM begins, a multiple of 4096, and how many bytes may be written.
     write_beat : Out(1)             pulses for each beat sent (counter).
+    write_answer : Out(1)           pulses for each response to a burst.
     """
 
     def __init__(self, cfg: Config, outstanding: int = OUTSTANDING) -> None:
@@ -144,6 +145,7 @@ class Store(wiring.Component):
             "dma_base": In(ADDR_BITS),
             "dma_size": In(OFFSET_BITS),
             "write_beat": Out(1),
+            "write_answer": Out(1),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
@@ -236,6 +238,7 @@ class Store(wiring.Component):
             self.error.payload.index.eq(waiting.o.payload.index),
             waiting.o.ready.eq(self.done.valid),
             self.write_beat.eq(self.axi.wvalid & self.axi.wready),
+            self.write_answer.eq(self.axi.bvalid & self.axi.bready),
             self.active.eq(reader.moves & ~stop),
             self.held.eq(waiting.o.valid & ~reader.moves & ~stop),
             self.quiet.eq(~waiting.o.valid & engine.quiet),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import celosia
 from celosia.compiler.tune import shipped
 from celosia.compiler.tune.measure import TIMED, Result, Status
 from celosia.compiler.tune.network import network_schedule
@@ -38,6 +39,13 @@ def test_every_line_is_a_winner_of_a_network(path: Path) -> None:
     layers = {(key.workload, schedule_of(key.schedule)) for key in records.trials if not is_network(key)}
     decided = {pair for key in records.trials if is_network(key) for pair in network_schedule(key).items()}
     assert layers == decided
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_demo_model_takes_the_cycles_of_its_record(path: Path) -> None:
+    program = celosia.compile(celosia.models.demo_model_path(), path.stem, check=False)
+    known = {result.cycles for key, result in Records.load(path).trials.items() if is_network(key)}
+    assert any(f"; {cycles:,} cycles, " in program.schedules for cycles in known), program.schedules
 
 
 def test_presets_have_them_and_no_other_config_has() -> None:

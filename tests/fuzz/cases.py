@@ -230,7 +230,8 @@ def garbage(machine: Machine, seed: int) -> str:
     damage = rng.choice(DAMAGE)
     count = damage(program, image, rng)
     memory = _faulty_memory(rng, len(image), always=damage is untouched)
-    ending = _run(machine, image, memory, _address(rng, cfg, len(image)), count)
+    limit = rng.choice((TIME_LIMIT,) * 4 + (rng.randrange(1, 2000),))  # the host's, who then ends the run
+    ending = _run(machine, image, memory, _address(rng, cfg, len(image)), count, limit)
     _recovers(machine, rng)
     return f"{damage.__name__}: {ending}"
 
@@ -249,11 +250,14 @@ def _faulty_memory(rng: random.Random, size: int, always: bool) -> MemoryModel:
         start = rng.randrange(size)
         values |= dict(error_start=start, error_end=start + rng.choice((1, 64, 4096, size)))
     elif kind == "freeze":
-        values |= dict(freeze_after=rng.choice((rng.randrange(2000), rng.randrange(100))))
+        values |= dict(
+            freeze_after=rng.choice((rng.randrange(2000), rng.randrange(100))),
+            freeze_cycles=rng.choice((None, rng.randrange(4 * WATCHDOG))),
+        )
     return MemoryModel(**values)
 
 
-def _run(machine: Machine, image: NDArray[np.uint8], memory: MemoryModel, address: int, count: int) -> str:
+def _run(machine: Machine, image: NDArray[np.uint8], memory: MemoryModel, address: int, count: int, limit: int) -> str:
     """How the run ended. Failure where it did not end by itself, or wrote behind the limit."""
     device = machine.device
     device.allocate(len(image))
@@ -263,7 +267,7 @@ def _run(machine: Machine, image: NDArray[np.uint8], memory: MemoryModel, addres
     if rtl:
         device.behind[:] = GUARD
     try:
-        device.run(address, count, TIME_LIMIT)
+        device.run(address, count, limit)
         ending = "done"
     except DeviceError as error:
         ending = _allowed(str(error))

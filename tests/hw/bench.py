@@ -49,7 +49,7 @@ from numpy.typing import NDArray
 from celosia.hw.config import Config
 from celosia.hw.isa import Opcode, encode
 
-INDEX_BITS = 24  # of layout.py, which this file does not import: the simulation starts quicker without Amaranth
+INDEX_BITS = 32  # of layout.py, which this file does not import: the simulation starts quicker without Amaranth
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "hw"

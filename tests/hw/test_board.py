@@ -242,7 +242,12 @@ async def notices_faults(dut: bench.Dut) -> None:
     def hang() -> None:
         """Memory stops for ever and no watchdog runs: the host's limit ends it, by polling and by interrupt."""
         refused(r"no end within \d+ cycles .*LOAD worked", watchdog_cycles=0)
-        refused("still busy with an earlier run", interrupt=resume(board.irq))
+        refused("memory has not answered all that the accelerator asked", interrupt=resume(board.irq))
+
+    def late() -> None:
+        """It goes on while the next run is to begin, which is right."""
+        host.pause(0)
+        assert equal(run(), wanted)
 
     def stops() -> None:
         """A run that nobody waits for any more ends before its memory is given back, and the next one is right."""
@@ -250,9 +255,10 @@ async def notices_faults(dut: bench.Dut) -> None:
         device = board.device(memory=memory)
         with pytest.raises(DeviceError, match=r"no end within \d+ cycles"), Runtime(program, device) as runtime:
             runtime.run(inputs)
-        assert device._read("status") == STATUS_DONE | Error.ADDRESS << STATUS_ERROR_SHIFT
+        assert device.control.read("status") == STATUS_DONE | Error.ABORTED << STATUS_ERROR_SHIFT
         assert [buffer.freed for buffer in memory.buffers] == [True]
 
+    import celosia.driver.board
     import celosia.driver.runtime
 
     enough, celosia.driver.runtime.CYCLES_PER_INSTRUCTION = celosia.driver.runtime.CYCLES_PER_INSTRUCTION, 10
@@ -261,4 +267,7 @@ async def notices_faults(dut: bench.Dut) -> None:
     assert equal(await bridge(run)(), wanted)
     celosia.driver.runtime.CYCLES_PER_INSTRUCTION = 10
     host.pause(1)
+    settle, celosia.driver.board.SETTLE_SECONDS = celosia.driver.board.SETTLE_SECONDS, 1e-5
     await bridge(hang)()
+    celosia.driver.board.SETTLE_SECONDS, celosia.driver.runtime.CYCLES_PER_INSTRUCTION = settle, enough
+    await bridge(late)()

@@ -16,6 +16,7 @@ from celosia.hw.config import PRESETS
 from celosia.hw.control import ERROR_SOURCES, Control
 from celosia.hw.isa import Unit
 from celosia.hw.regs import (
+    CONTROL_ABORT,
     CONTROL_START,
     COUNTERS,
     MAGIC,
@@ -23,6 +24,7 @@ from celosia.hw.regs import (
     STATUS_BUSY,
     STATUS_DONE,
     STATUS_ERROR_SHIFT,
+    STATUS_STUCK,
     Access,
     Error,
 )
@@ -41,6 +43,8 @@ CONFIG = PRESETS["tiny"]
         "the_first_error_is_kept",
         "watchdog",
         "watchdog_ends_a_halt_that_never_becomes_quiet",
+        "an_abort_ends_a_run",
+        "registers_of_a_run_are_locked",
     ],
 )
 def test_control(test: str) -> None:
@@ -99,7 +103,7 @@ async def registers_hold_what_is_written(dut: bench.Dut) -> None:
     written = {
         name: random.getrandbits(32) | 1
         for name, register in REGISTERS.items()
-        if register.access == Access.WRITE and name != "control"
+        if register.access != Access.READ and name != "control"
     }
     for name in random.sample(list(REGISTERS), len(REGISTERS)):  # writes to the others change nothing
         if name != "control":
@@ -235,7 +239,9 @@ async def the_first_error_is_kept(dut: bench.Dut) -> None:
 async def watchdog(dut: bench.Dut) -> None:
     bus = await host(dut)
     dut.oldest.value = 77
-    for signal, value in (("active", 1), ("active", 2), ("read_beat", bench.config().ports), ("write_beat", 1)):
+    for signal, value in (
+        ("active", 1), ("active", 2), ("read_beat", bench.config().ports), ("write_beat", 1), ("write_answer", 1),
+    ):  # fmt: skip
         await bus.begin(watchdog=50)
         for _ in range(5):
             await bench.cycles(dut, 35)
@@ -260,5 +266,81 @@ async def watchdog_ends_a_halt_that_never_becomes_quiet(dut: bench.Dut) -> None:
     await bench.cycles(dut, 25)
     assert await bus.read("status") == STATUS_BUSY | Error.WRITE << STATUS_ERROR_SHIFT
     await bench.cycles(dut, 60)
-    assert await bus.read("status") == STATUS_DONE | Error.WRITE << STATUS_ERROR_SHIFT
-    assert await bus.read("error_index") == 3
+    # What has not become quiet is not reset: no run starts before it has.
+    stuck = STATUS_DONE | STATUS_STUCK | Error.WRITE << STATUS_ERROR_SHIFT
+    clears: list[int] = []
+    cocotb.start_soon(count_clears(dut, clears))
+    for _ in range(5):
+        assert await bus.read("status") == stuck
+        assert await bus.read("error_index") == 3
+        await bus.write("control", CONTROL_START)
+        await bus.write("control", CONTROL_ABORT)
+        assert dut.halt.value and not dut.run.value and not clears
+    dut.quiet.value = 15
+    await bench.cycles(dut, 3)
+    assert await bus.read("status") == stuck & ~STATUS_STUCK
+    await bus.begin()
+    assert len(clears) == 1 and not dut.halt.value
+
+
+@cocotb.test()
+async def an_abort_ends_a_run(dut: bench.Dut) -> None:
+    bus = await host(dut)
+    dut.oldest.value = 0xFEDCBA98
+    for busy in (7, 15):
+        dut.finished.value = 0
+        await bus.begin()
+        await bench.cycles(dut, random.randrange(20))
+        dut.quiet.value = busy
+        await bus.write("control", CONTROL_ABORT | CONTROL_START)
+        assert dut.halt.value and not dut.run.value
+        dut.quiet.value = 15
+        await bench.cycles(dut, 3)
+        assert await bus.read("status") == STATUS_DONE | Error.ABORTED << STATUS_ERROR_SHIFT
+        assert await bus.read("error_index") == 0xFEDCBA98
+    dut.finished.value = 0
+    await bus.begin()
+    dut.finished.value = 1
+    await bench.cycles(dut, 5)
+    await bus.write("control", CONTROL_ABORT)  # too late: it has ended well
+    await bench.cycles(dut, 3)
+    assert await bus.read("status") == STATUS_DONE
+    # One right behind the other: the abort comes while the pipeline is reset.
+    dut.finished.value = 0
+    await bench.rise(dut)
+    dut.axil__bready.value, dut.axil__wstrb.value = 1, 15
+    dut.axil__awvalid.value = dut.axil__wvalid.value = 1
+    dut.axil__awaddr.value = REGISTERS["control"].offset
+    for value in (CONTROL_START, CONTROL_ABORT):
+        dut.axil__wdata.value = value
+        await bench.fall(dut)
+        assert dut.axil__awready.value and dut.axil__wready.value
+        await bench.rise(dut)
+    dut.axil__awvalid.value = dut.axil__wvalid.value = 0
+    await bench.cycles(dut, 3)
+    assert await bus.read("status") == STATUS_DONE | Error.ABORTED << STATUS_ERROR_SHIFT
+
+
+@cocotb.test()
+async def registers_of_a_run_are_locked(dut: bench.Dut) -> None:
+    bus = await host(dut)
+
+    async def writes(locked: bool) -> None:
+        for name, register in REGISTERS.items():
+            before = await bus.read(name)
+            if register.access == Access.SETUP:
+                await bus.write(name, before ^ 0xFFFFFFFF)
+                assert await bus.read(name) == before ^ (0 if locked else 0xFFFFFFFF), name
+
+    await writes(locked=False)
+    await bus.begin()
+    await writes(locked=True)
+    dut.quiet.value = 0
+    await bus.write("watchdog", 50)  # which is not locked
+    await bus.write("control", CONTROL_ABORT)
+    await bench.cycles(dut, 60)
+    assert await bus.read("status") & STATUS_STUCK
+    await writes(locked=True)
+    dut.quiet.value = 15
+    await bench.cycles(dut, 3)
+    await writes(locked=False)

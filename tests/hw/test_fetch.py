@@ -45,7 +45,9 @@ def test_illegal(name: str) -> None:
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize("test", ["stops_at_limit", "stops_at_bus_error", "halts", "full_rate"])
+@pytest.mark.parametrize(
+    "test", ["stops_at_limit", "numbers_are_as_wide_as_the_count", "stops_at_bus_error", "halts", "full_rate"]
+)
 def test_tiny(test: str) -> None:
     cfg = CONFIGS["tiny"]
     bench.run(partial(Fetch, cfg), __file__, cfg=cfg, only=test)
@@ -214,6 +216,14 @@ async def stops_at_limit(dut: bench.Dut) -> None:
     for _ in range(100):
         await bench.fall(dut)
         assert not dut.bus__request__valid.value and not dut.error__valid.value
+
+
+@cocotb.test()
+async def numbers_are_as_wide_as_the_count(dut: bench.Dut) -> None:
+    await begin(dut, 0)
+    dut.dma_size.value = dut.instr_count.value = (1 << 32) - 1
+    number = ((1 << 32) - 1 - START) // instruction_bytes(bench.config())
+    assert await first_error(dut) == (Error.ADDRESS, number)
 
 
 @cocotb.test()

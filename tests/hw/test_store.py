@@ -225,9 +225,11 @@ async def rate(dut: Any) -> None:
         machine.done.clear()
         put = cocotb.start_soon(bench.stream_put(dut, "instr", machine.payloads(blocks)))
         beats: list[int] = []
-        active = held = 0
+        active = held = bursts = answers = 0
         for cycle in range(20_000):
             await bench.fall(dut)
+            bursts += int(dut.axi__awvalid.value and dut.axi__awready.value)
+            answers += int(dut.write_answer.value)
             if dut.write_beat.value:
                 beats.append(cycle)
             active += int(dut.active.value)
@@ -236,6 +238,7 @@ async def rate(dut: Any) -> None:
                 break
         span = beats[-1] - beats[0] + 1
         cocotb.log.info("%s: %d beats in %d cycles; active %d, held %d", case, len(beats), span, active, held)
+        assert answers == bursts > 0
         assert len(beats) / span >= 0.95, f"{case}: {len(beats)} beats in {span} cycles"
         await put
         await bench.rise(dut)

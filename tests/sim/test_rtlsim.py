@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 
 import numpy as np
 import pytest
 from programs import CONFIGS, Instruction, TestProgram, random_program
 
 from celosia.hw.config import Config
-from celosia.hw.isa import Buffer, Opcode, Unit, encode
-from celosia.hw.regs import COUNTERS, Error
+from celosia.hw.isa import EXTENT_BITS, GEMM_LOOPS, Buffer, Opcode, Unit, encode
+from celosia.hw.regs import (
+    CONTROL_ABORT,
+    CONTROL_START,
+    COUNTERS,
+    REGISTERS,
+    STATUS_BUSY,
+    STATUS_DONE,
+    STATUS_ERROR_SHIFT,
+    STATUS_STUCK,
+    Access,
+    Error,
+)
 from celosia.sim import build
 from celosia.sim.build import BuildError
 from celosia.sim.device import Device, DeviceError
+from celosia.sim.fsim import FunctionalDevice
 from celosia.sim.memory import MEMORY_MODELS
-from celosia.sim.rtlsim import IDEAL, ZYNQ_HP, MemoryModel, RtlDevice
+from celosia.sim.rtlsim import IDEAL, ZYNQ_HP, MemoryModel, RtlDevice, random_stalls
 
 CFG = CONFIGS["4x4"]
 TWO_PORTS = CONFIGS["4x4-ports2"]
@@ -73,8 +87,6 @@ def works(device: RtlDevice) -> None:
     """The device is as good as new."""
     device.use(ZYNQ_HP)
     program = random_program(CFG, 5, count=10)
-    from celosia.sim.fsim import FunctionalDevice
-
     assert np.array_equal(program.run(device), program.run(FunctionalDevice(CFG)))
 
 
@@ -170,6 +182,136 @@ def test_memory_that_stops_ends_in_the_watchdog(device: RtlDevice, after: int) -
     device.use(MemoryModel(freeze_after=after))
     with pytest.raises(DeviceError, match="no progress within the watchdog's time"):
         run(device, *[but(LOAD, x_size=64, sram_x=1)] * 3, but(STORE, x_size=64), LOAD)
+    works(device)
+
+
+BURSTS = [but(LOAD, x_size=64, sram_x=1), but(STORE, x_size=64)] * 3
+PAUSE = 4500
+"""Cycles, more than twice the watchdog of `opened`."""
+
+
+def stuck(device: RtlDevice, after: int, instructions: list[Instruction], pause: int | None = PAUSE) -> None:
+    """Memory pauses for so long that the watchdog expires, and expires again while bursts are outstanding."""
+    device.use(MemoryModel(freeze_after=after, freeze_cycles=pause))
+    with pytest.raises(DeviceError, match="no progress within the watchdog's time"):
+        run(device, *instructions)
+    assert device.control.read("status") & (STATUS_STUCK | STATUS_BUSY | STATUS_DONE) == STATUS_STUCK | STATUS_DONE
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize("after", [50, 90, 130, 170, 210])
+def test_late_answers_are_not_taken_for_new_ones(device: RtlDevice, after: int) -> None:
+    """Memory pauses for more than twice the watchdog's time, and goes on while the next run begins."""
+    stuck(device, after, BURSTS)
+    program = random_program(CFG, after, count=30)
+    device.settle()  # waits for what memory owes
+    device.use(ZYNQ_HP)  # or would pause again
+    found = program.run(device)
+    assert np.array_equal(found, program.run(FunctionalDevice(CFG)))
+    assert device.last_error is None
+    works(device)
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize("after", [60, 130, 170])
+def test_late_answers_on_both_ports(two: RtlDevice, after: int) -> None:
+    stuck(two, after, [*BURSTS[:2], but(WEIGHTS, x_size=16)] * 3)
+    program = random_program(TWO_PORTS, after, count=30)
+    two.settle()
+    two.use(ZYNQ_HP)
+    assert np.array_equal(program.run(two), program.run(FunctionalDevice(TWO_PORTS)))
+
+
+@pytest.mark.rtl
+def test_no_run_starts_while_memory_owes_answers(device: RtlDevice) -> None:
+    """Without the recovery of the driver: the hardware itself refuses, until the last late answer has come."""
+    stuck(device, 130, BURSTS)
+    control = device.control
+    program = random_program(CFG, 3, count=5)
+    device.dram[:] = 0
+    for _ in range(3):
+        control.prepare(0x1000, instr_count=77, watchdog=0, irq_enable=0)
+        control.start()
+        assert control.read("status") == STATUS_STUCK | STATUS_DONE | Error.WATCHDOG << STATUS_ERROR_SHIFT
+        assert control.read("instr_count") != 77 and control.read("dma_base_lo") != 0x1000  # late writes still go there
+    assert control.read("watchdog") == 0
+    control.settle(device._lib.celosia_run(device._handle, 500) for _ in range(20))
+    assert control.read("status") == STATUS_DONE | Error.WATCHDOG << STATUS_ERROR_SHIFT
+    device.use(ZYNQ_HP)
+    assert np.array_equal(program.run(device), program.run(FunctionalDevice(CFG)))
+
+
+@pytest.mark.rtl
+def test_memory_that_never_answers_is_refused(device: RtlDevice) -> None:
+    stuck(device, 90, BURSTS, pause=None)
+    with pytest.raises(DeviceError, match=r"memory has not answered all .* load its bitstream again"):
+        device.run(0, 1, 1000)
+    with pytest.raises(DeviceError, match="memory has not answered"):
+        device.allocate(100)
+    works(device)  # memory has come back
+    stuck(device, 90, BURSTS, pause=None)
+    device.reset()
+    works(device)
+
+
+LONG = Instruction(
+    Opcode.GEMM, {f"extent_{loop}": (1 << EXTENT_BITS) - 1 for loop in GEMM_LOOPS} | {"inp_k": 1, "wgt_k": 1}
+)
+
+
+@pytest.mark.rtl
+def test_an_abort_ends_a_long_gemm_at_once(device: RtlDevice) -> None:
+    with pytest.raises(DeviceError, match=r"no end within 3000 cycles: .*GEMM has ended 0 of 1"):
+        run(device, LOAD, LONG, timeout=3000)
+    control = device.control
+    assert control.read("status") == STATUS_BUSY
+    before = device._lib.celosia_cycle(device._handle)
+    control.write("control", CONTROL_ABORT)
+    while control.read("status") & STATUS_BUSY:
+        pass
+    assert device._lib.celosia_cycle(device._handle) - before < 40
+    assert control.read("status") == STATUS_DONE | Error.ABORTED << STATUS_ERROR_SHIFT
+    assert control.read("error_index") == 1
+    with pytest.raises(DeviceError, match="instruction 1: the host has ended the run"):
+        control.counters(str)
+    control.write("control", CONTROL_ABORT)  # of nothing
+    assert control.read("status") == STATUS_DONE | Error.ABORTED << STATUS_ERROR_SHIFT
+    works(device)
+
+
+@pytest.mark.rtl
+def test_an_abort_leaves_memory_quiet(device: RtlDevice) -> None:
+    """Wherever it comes: nothing is written afterwards, and the next run is right."""
+    rng = random.Random(1)
+    for seed in range(40):
+        program = random_program(CFG, seed, count=30)
+        device.use(random_stalls(seed, 0.2))
+        with suppress(DeviceError):
+            program.run(device, timeout_cycles=rng.randrange(20, 2500))
+        device.settle()
+        left = device.dram.copy()
+        device._lib.celosia_run(device._handle, 1000)
+        assert np.array_equal(device.dram, left)
+        works(device)
+
+
+@pytest.mark.rtl
+def test_registers_are_locked_during_a_run(device: RtlDevice) -> None:
+    with pytest.raises(DeviceError, match="no end within"):
+        run(device, LONG, timeout=500)
+    control = device.control
+    for name, register in REGISTERS.items():
+        before = control.read(name)
+        if register.access == Access.SETUP:
+            control.write(name, before ^ 0xFFFFFFFF)
+            assert control.read(name) == before, name
+    assert {name for name, register in REGISTERS.items() if register.access == Access.SETUP} == {
+        "instr_addr", "instr_count", "dma_base_lo", "dma_base_hi", "dma_size"
+    }  # fmt: skip
+    control.write("control", CONTROL_START | CONTROL_ABORT)
+    device.settle()
+    control.write("dma_size", 5)
+    assert control.read("dma_size") == 5
     works(device)
 
 

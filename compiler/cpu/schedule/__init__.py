@@ -1,5 +1,6 @@
 """How loops are arranged for a processor, and which operators share them."""
 
 from celosia.compiler.cpu.schedule.arrange import schedule
+from celosia.compiler.cpu.schedule.chosen import arranged, choosing
 
-__all__ = ["schedule"]
+__all__ = ["arranged", "choosing", "schedule"]

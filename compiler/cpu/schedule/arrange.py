@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from celosia.compiler.cpu.schedule.registers import register_tile, step
+from celosia.compiler.cpu.schedule.registers import Tile, register_tile, step
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import (
     INDEX,
@@ -20,21 +21,64 @@ from celosia.compiler.expr import (
     fuse_injective,
 )
 from celosia.compiler.expr.affine import depends, in_range
-from celosia.compiler.expr.nodes import Expr, Scan, walk
+from celosia.compiler.expr.nodes import Expr, Scan, rewrite, walk
+from celosia.compiler.expr.transform import topological
+from celosia.compiler.names import unused_name
 
 
-def schedule(outputs: Sequence[Tensor]) -> Schedule:
-    """Chains of element-wise operators become one loop, neighbouring axes are merged, and reductions get a tile."""
-    result = Schedule(collapse(fuse_epilogues(fuse_injective(outputs))))
-    for stage in result.stages.values():
-        if isinstance(stage.body, Scan):
-            stage.step = schedule(stage.body.updates)
-        else:
-            arrange(stage)
+@dataclass(frozen=True)
+class Knobs:
+    """What can be chosen of the schedule of one tensor, in the place of what the compiler takes.
+
+    tile: takes one of the tiles of registers that there are. vectors: so many side by side, where there is no tile.
+    """
+
+    tile: Callable[[list[Tile]], Tile] | None = None
+    vectors: int = 1
+
+
+def schedule(outputs: Sequence[Tensor], knobs: Mapping[str, Knobs] | None = None) -> Schedule:
+    """The compiler's own choice: vectors, and tiles for reductions. knobs: by the name of a tensor."""
+    result = plain(outputs)
+    for tensor, stage in result.stages.items():
+        if not isinstance(stage.body, Scan):
+            arrange(stage, (knobs or {}).get(tensor.name, Knobs()))
     return result
 
 
-def arrange(stage: Stage) -> None:
+def plain(outputs: Sequence[Tensor]) -> Schedule:
+    """What every schedule begins with: chains of element-wise operators are one loop, neighbouring axes are merged.
+
+    Each tensor that is computed has a name of its own. Steps of scans are arranged: a trace does not reach into them.
+    """
+    result = Schedule(_named_apart(collapse(fuse_epilogues(fuse_injective(outputs)))))
+    for stage in result.stages.values():
+        if isinstance(stage.body, Scan):
+            stage.step = schedule(stage.body.updates)
+    return result
+
+
+def _named_apart(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The same, with a number behind names that others have."""
+    order = topological(outputs)
+    taken = {tensor.name for tensor in order if tensor.body is None}
+    names = {tensor: unused_name(tensor.name, taken) for tensor in order if tensor.body is not None}
+    if all(name == tensor.name for tensor, name in names.items()):
+        return tuple(outputs)
+    new: dict[Tensor, Tensor] = {}
+
+    def change(node: Expr) -> Expr | None:
+        return Load(new[node.tensor], node.index) if isinstance(node, Load) else None
+
+    for tensor in order:
+        if tensor.body is None:
+            new[tensor] = tensor
+        else:
+            new[tensor] = replace(tensor, name=names[tensor], body=rewrite(tensor.body, change))
+    return tuple(new[tensor] for tensor in outputs)
+
+
+def arrange(stage: Stage, knobs: Knobs = Knobs()) -> None:
     """Compute vectors along the innermost axis where it is read in steps of 0 or 1, in registers for reductions.
 
     Reductions along contiguous elements are accumulated in lanes. What fits neither is left to LLVM.
@@ -47,12 +91,12 @@ def arrange(stage: Stage) -> None:
         return
     reads = [node for node in walk(tensor.body) if isinstance(node, Load)]
     if not reduces:
-        _elementwise(stage, data, reads)
-    elif not register_tile(stage, reduces[0], data, reads):
-        _lanes(stage, reduces[0], reads)
+        _elementwise(stage, data, reads, knobs.vectors)
+    elif not register_tile(stage, reduces[0], data, reads, knobs.tile):
+        _lanes(stage, reduces[0], reads, knobs.vectors)
 
 
-def _elementwise(stage: Stage, data: list[Axis], reads: list[Load]) -> None:
+def _elementwise(stage: Stage, data: list[Axis], reads: list[Load], vectors: int) -> None:
     assert stage.tensor.body is not None
     if not data or data[-1].extent < 4:
         return
@@ -61,7 +105,7 @@ def _elementwise(stage: Stage, data: list[Axis], reads: list[Load]) -> None:
     if any(step(read, data[-1]) != 1 for read in _guarded(stage.tensor.body, data[-1:])):
         return
     values = [node.dtype for node in walk(stage.tensor.body) if node.dtype != INDEX]  # positions take no vectors
-    lanes = min(target().lanes(dtype) for dtype in (stage.tensor.dtype, *values))
+    lanes = vectors * min(target().lanes(dtype) for dtype in (stage.tensor.dtype, *values))
     _, inner = stage.split(data[-1], min(lanes, data[-1].extent))
     stage.vectorize(inner)
 
@@ -85,7 +129,7 @@ def _turned(stage: Stage, data: list[Axis], reads: list[Load]) -> None:
     stage.vectorize(inner)
 
 
-def _lanes(stage: Stage, reduce: Reduce, reads: list[Load]) -> None:
+def _lanes(stage: Stage, reduce: Reduce, reads: list[Load], vectors: int) -> None:
     axis = stage.order[-1]
     if not axis.reduce or reduce.kind == "ordered_sum" or axis.extent < 4:
         return
@@ -93,7 +137,7 @@ def _lanes(stage: Stage, reduce: Reduce, reads: list[Load]) -> None:
     if any(step(read, axis) not in (0, 1) for read in inside):
         return
     lanes = target().lanes(reduce.dtype)
-    stage.accumulate_lanes(axis, tuple(w for w in (4 * lanes, lanes, 4) if w <= axis.extent))
+    stage.accumulate_lanes(axis, tuple(w for w in (4 * vectors * lanes, lanes, 4) if w <= axis.extent))
 
 
 def _guarded(body: Expr, along: list[Axis]) -> list[Load]:

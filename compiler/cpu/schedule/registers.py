@@ -10,6 +10,9 @@ convolution.
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from math import prod
 
 from celosia.compiler.cpu.target import STREAMS, TILE_COLUMNS, TILE_ROWS, TILE_STEPS, target
@@ -28,8 +31,29 @@ def step(read: Load, axis: Axis) -> int | None:
     return coefficient(linear(flatten(read.tensor.shape, read.index)), axis)
 
 
-def register_tile(stage: Stage, reduce: Reduce, data: list[Axis], reads: list[Load]) -> bool:
-    """Compute tiles of vectors along the last of the `data` axes; False where the `reads` do not allow it."""
+@dataclass(frozen=True)
+class Tile:
+    """rows and columns: names of loops that a tile spans, "" for none, columns in vectors; height and width: how much
+    of them. rows_outside: the loop over rows around that over columns; None for the order that brings less traffic."""
+
+    rows: str
+    columns: str
+    height: int
+    width: int
+    rows_outside: bool | None = None
+
+
+def register_tile(
+    stage: Stage,
+    reduce: Reduce,
+    data: list[Axis],
+    reads: list[Load],
+    choose: Callable[[list[Tile]], Tile] | None = None,
+) -> bool:
+    """Compute tiles of vectors along the last of the `data` axes; False where the `reads` do not allow it.
+
+    choose: takes one of all that fit into registers, in the place of the one with the least work.
+    """
     if not data or data[-1].extent < 4:
         return False
     column = data[-1]
@@ -43,9 +67,17 @@ def register_tile(stage: Stage, reduce: Reduce, data: list[Axis], reads: list[Lo
     vectors = [read for read, s in zip(inside, steps) if s]
     scalars = [read for read, s in zip(inside, steps) if not s]
     others = [*(axis for axis in data[:-1] if axis.extent > 1), *([outer] if outer.extent > 1 else [])]
-    row, block, (height, width) = _shape(others, vectors, scalars, 2 in steps)
-    if row is not None and lane.extent == 16 and _fits_tiles(stage, reduce, vectors, scalars):
-        height, width = _tiles(row.extent, _extent(block))
+    kinds = _kinds(others, vectors, scalars, 2 in steps)
+    rows_outside = None
+    if choose is not None:
+        tile_ = choose(_tiles_of(*kinds))
+        named = {axis.name: axis for axis in others}
+        row, block, (height, width) = named.get(tile_.rows), named.get(tile_.columns), (tile_.height, tile_.width)
+        rows_outside = tile_.rows_outside
+    else:
+        row, block, (height, width) = _shape(*kinds)
+        if row is not None and lane.extent == 16 and _fits_tiles(stage, reduce, vectors, scalars):
+            height, width = _tiles(row.extent, _extent(block))
     around = [axis for axis in (*data[:-1], outer) if axis not in (row, block)]
     rows, tile = None, []
     if row is not None:
@@ -58,7 +90,7 @@ def register_tile(stage: Stage, reduce: Reduce, data: list[Axis], reads: list[Lo
     for axis in tile:
         stage.unroll(axis)
     sums = [axis for axis in stage.order if axis.reduce]
-    stage.reorder(*_around(around, rows, columns, vectors, scalars), *sums, *tile, lane)
+    stage.reorder(*_around(around, rows, columns, vectors, scalars, rows_outside), *sums, *tile, lane)
     if prod(axis.extent for axis in (*sums, *tile)) * len(inside) <= UNROLLED:
         for axis in sums:
             stage.unroll(axis)
@@ -66,12 +98,13 @@ def register_tile(stage: Stage, reduce: Reduce, data: list[Axis], reads: list[Lo
     return True
 
 
-def _shape(
-    axes: list[Axis], vectors: list[Load], scalars: list[Load], narrow: bool
-) -> tuple[Axis | None, Axis | None, tuple[int, int]]:
-    """(axis of the rows of a tile, axis of its columns, how many of each); of equals the innermost axes.
+Kinds = tuple[list[Axis | None], list[Axis | None], bool]
+"""Axes that rows and columns of a tile can be along, None for a tile without, and whether all rows share the vectors of
+columns."""
 
-    Along rows the vectors stay the same, along columns the numbers. Where no axis is of the first kind, as in a
+
+def _kinds(axes: list[Axis], vectors: list[Load], scalars: list[Load], narrow: bool) -> Kinds:
+    """Along rows the vectors stay the same, along columns the numbers. Where no axis is of the first kind, as in a
     convolution by channel, rows share at least some vectors.
     """
     rows = [axis for axis in axes if _still(vectors, axis) and not _still(scalars, axis)]
@@ -81,16 +114,37 @@ def _shape(
         rows = [axis for axis in axes if any(_still([read], axis) for read in vectors)]
     if narrow or (rows and not shared):
         columns = []
+    return [*rows[::-1]] or [None], [*columns[::-1]] or [None], shared
+
+
+def _shape(
+    rows: list[Axis | None], columns: list[Axis | None], shared: bool
+) -> tuple[Axis | None, Axis | None, tuple[int, int]]:
+    """(axis of the rows of a tile, axis of its columns, how many of each); of equals the innermost axes."""
     best: tuple[float, Axis | None, Axis | None, tuple[int, int]] = float("inf"), None, None, (1, 1)
-    for row in rows[::-1] or (None,):
-        for column in columns[::-1] or (None,):
-            if row is not None and row is column:
-                continue
-            extents = _extent(row), _extent(column)
-            work, size = _size(*extents, shared, target().registers - 1)
-            if (relative := work / prod(extents)) < best[0]:
-                best = relative, row, column, size
+    for row, column in itertools.product(rows, columns):
+        if row is not None and row is column:
+            continue
+        extents = _extent(row), _extent(column)
+        work, size = _size(*extents, shared, target().registers - 1)
+        if (relative := work / prod(extents)) < best[0]:
+            best = relative, row, column, size
     return best[1:]
+
+
+def _tiles_of(rows: list[Axis | None], columns: list[Axis | None], shared: bool) -> list[Tile]:
+    """All tiles that fit into registers, those with the least work first."""
+    found: dict[Tile, float] = {}
+    for row, column in itertools.product(rows, columns):
+        if row is not None and row is column:
+            continue
+        extents = _extent(row), _extent(column)
+        names = ("" if row is None else row.name), ("" if column is None else column.name)
+        for height, width in _sizes(*extents, shared, target().registers - 1):
+            for outside in (True, False):
+                tile = Tile(*names, height, width, outside)
+                found[tile] = _work(*extents, height, width, shared) / prod(extents)
+    return sorted(found, key=found.__getitem__)
 
 
 def _fits_tiles(stage: Stage, reduce: Reduce, vectors: list[Load], scalars: list[Load]) -> bool:
@@ -119,37 +173,55 @@ def _still(reads: list[Load], axis: Axis) -> bool:
     return all(step(read, axis) == 0 for read in reads)
 
 
-@functools.cache
-def _size(rows: int, columns: int, shared: bool, registers: int) -> tuple[float, tuple[int, int]]:
-    """(work, rows and columns of a tile) with the least work for all rows and columns, edges computed twice included.
+def _sizes(rows: int, columns: int, shared: bool, registers: int) -> Iterator[tuple[int, int]]:
+    """(height, width) of tiles that fit into so many registers.
 
     shared: rows share the vectors of columns, which are then held in registers beside the accumulators.
     """
-    best = float("inf"), 0, (1, 1)
     for height in range(1, min(rows, registers) + 1):
         for width in range(1, min(columns, registers if rows > 1 else STREAMS) + 1):
             if height * width + (width if shared else 1) > registers:
                 break
-            tiles = -(-rows // height) * -(-columns // width)
-            work = tiles * (max(height * width, height + width if shared else 0) + 1)
-            best = min(best, (work, tiles * (height + width), (height, width)))
+            yield height, width
+
+
+@functools.cache
+def _size(rows: int, columns: int, shared: bool, registers: int) -> tuple[float, tuple[int, int]]:
+    """(work, height and width of a tile) with the least work for all of it, edges computed twice included."""
+    best = float("inf"), 0, (1, 1)
+    for height, width in _sizes(rows, columns, shared, registers):
+        reads = _tiles_in(rows, columns, height, width) * (height + width)
+        best = min(best, (_work(rows, columns, height, width, shared), reads, (height, width)))
     return best[0], best[2]
 
 
+def _tiles_in(rows: int, columns: int, height: int, width: int) -> int:
+    return -(-rows // height) * -(-columns // width)
+
+
+def _work(rows: int, columns: int, height: int, width: int, shared: bool) -> float:
+    """Of all tiles in a step of the reduction: products, or reads where there are more of them."""
+    return _tiles_in(rows, columns, height, width) * (max(height * width, height + width if shared else 0) + 1)
+
+
 def _around(
-    others: list[Axis], rows: Axis | None, columns: Axis | None, vectors: list[Load], scalars: list[Load]
-) -> list[Axis]:
-    """The loops around a tile: those over rows outside or inside those over columns, by which brings less traffic."""
+    others: list[Axis], rows: Axis | None, columns: Axis | None, vectors: list[Load], scalars: list[Load],
+    rows_outside: bool | None,
+) -> list[Axis]:  # fmt: skip
+    """The loops around a tile: those over rows outside or inside those over columns, by default by which brings less
+    traffic."""
     along_rows = [axis for axis in others if _still(vectors, axis) and not _still(scalars, axis)]
     along_columns = [axis for axis in others if _still(scalars, axis) and not _still(vectors, axis)]
     first = [axis for axis in others if axis not in (*along_rows, *along_columns)]
     along_rows += [axis for axis in (rows,) if axis is not None]
     along_columns += [axis for axis in (columns,) if axis is not None]
-    high, wide = (max(1, prod(axis.extent for axis in axes)) for axes in (along_rows, along_columns))
-    vector_bytes, scalar_bytes = (sum(read.tensor.nbytes for read in reads) for reads in (vectors, scalars))
-    rows_outside = _traffic(vector_bytes, high, vector_bytes) + _traffic(scalar_bytes, wide, scalar_bytes / high)
-    columns_outside = _traffic(scalar_bytes, wide, scalar_bytes) + _traffic(vector_bytes, high, vector_bytes / wide)
-    if rows_outside < columns_outside:
+    if rows_outside is None:
+        high, wide = (max(1, prod(axis.extent for axis in axes)) for axes in (along_rows, along_columns))
+        vector_bytes, scalar_bytes = (sum(read.tensor.nbytes for read in reads) for reads in (vectors, scalars))
+        by_rows = _traffic(vector_bytes, high, vector_bytes) + _traffic(scalar_bytes, wide, scalar_bytes / high)
+        by_columns = _traffic(scalar_bytes, wide, scalar_bytes) + _traffic(vector_bytes, high, vector_bytes / wide)
+        rows_outside = by_rows < by_columns
+    if rows_outside:
         return [*first, *along_rows, *along_columns]
     return [*first, *along_columns, *along_rows]
 

@@ -1,0 +1,1 @@
+"""Search for schedules of the kernels that run on the CPU."""

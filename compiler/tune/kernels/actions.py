@@ -1,0 +1,295 @@
+"""Changes of one decision of a schedule: each rule is a small function from a plan to others beside it.
+
+A rule knows nothing of operators. What it proposes may be impossible: the schedule's own checks, `lower` and `verify`
+are the filter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from celosia.compiler.cpu.target import target
+from celosia.compiler.expr import Load, Reduce, Schedule, Tensor
+from celosia.compiler.expr.nodes import Axis, walk
+from celosia.compiler.expr.transform import loads
+from celosia.compiler.tune.kernels.plan import Cut, Loops, Plan, can_change
+
+TILES = (2, 3, 4, 6, 8)
+"""Iterations of a loop that are written out."""
+BLOCKS = (4, 8, 16, 32, 64, 128, 256)
+MOST_UNROLLED = 16
+UNLISTED = 64
+"""Factors beyond this one are powers of two only."""
+
+
+@dataclass(frozen=True)
+class View:
+    """One tensor of a plan and its schedule. axes: its loops by name."""
+
+    plan: Plan
+    made: Schedule
+    name: str
+
+    @property
+    def loops(self) -> Loops:
+        return self.plan[self.name]
+
+    @property
+    def axes(self) -> dict[str, Axis]:
+        return {axis.name: axis for axis in self.made[self.name].order}
+
+    @property
+    def reduces(self) -> list[Reduce]:
+        return [node for node in walk(self.made[self.name].body) if isinstance(node, Reduce)]
+
+    @property
+    def ordered(self) -> bool:
+        """Whether its sums have an order that counts."""
+        return any(reduce.kind == "ordered_sum" for reduce in self.reduces)
+
+    def extent(self, loop: str) -> int:
+        """Of a loop that is there now or was cut."""
+        stage = self.made[self.name]
+        every = [*stage.roots, *stage.order]
+        every += [axis for r in stage.relations for axis in vars(r).values() if isinstance(axis, Axis)]
+        return next(axis.extent for axis in every if axis.name == loop)
+
+    def new(self, loops: Loops) -> Plan:
+        return self.plan.with_stage(self.name, loops)
+
+
+Rule = Callable[[View], Iterator[Plan]]
+
+
+def factors(view: View) -> Iterator[Plan]:
+    """Tiles of another size."""
+    for number, cut in enumerate(view.loops.cuts):
+        for factor in _sizes(view.extent(cut.loop), cut.factor) if cut.factor else ():
+            cuts = list(view.loops.cuts)
+            cuts[number] = replace(cut, factor=factor)
+            yield view.new(replace(view.loops, cuts=tuple(cuts)))
+
+
+def _sizes(extent: int, now: int) -> list[int]:
+    divisors = {size for size in range(1, min(extent, UNLISTED) + 1) if extent % size == 0}
+    near = {now - 1, now + 1, now - 2, now + 2, now * 2, now // 2, now * 4, now // 4}
+    return sorted(size for size in divisors | near if 1 <= size <= extent and size != now)
+
+
+def orders(view: View) -> Iterator[Plan]:
+    """A loop at another place. The last one stays where it is if it runs in vectors or lanes."""
+    order = view.loops.order
+    free = len(order) - (bool(view.loops.lanes) or (bool(order) and view.loops.kind(order[-1]) == "vectorized"))
+    for source in range(free):
+        for place in range(free):
+            if place in (source, source - 1):  # the latter is what the former makes from the other side
+                continue
+            moved = list(order[:free])
+            moved.insert(place, moved.pop(source))
+            yield view.new(replace(view.loops, order=(*moved, *order[free:])))
+
+
+def tiles(view: View) -> Iterator[Plan]:
+    """A few iterations of a loop written out inside all others, in registers where there is a reduction."""
+    for axis in _uncut(view):
+        for factor in TILES:
+            if axis.extent <= factor:
+                continue
+            loops, inner = _cut(view.loops, axis, factor)
+            order = [loop for loop in loops.order if loop != inner]
+            last = len(order) - (loops.kind(order[-1]) == "vectorized" or bool(loops.lanes))
+            order.insert(last, inner)
+            yield view.new(replace(loops, order=tuple(order)).with_kind(inner, "unrolled"))
+
+
+def blocks(view: View) -> Iterator[Plan]:
+    """A loop in two: tiles outside all other loops, or where it was, their elements where it was."""
+    for axis in _uncut(view):
+        for factor in BLOCKS:
+            if axis.extent <= factor:
+                continue
+            loops, _ = _cut(view.loops, axis, factor)
+            yield view.new(loops)
+            outer = f"{axis.name}.o"
+            yield view.new(replace(loops, order=(outer, *(loop for loop in loops.order if loop != outer))))
+
+
+def _uncut(view: View) -> list[Axis]:
+    """Loops that can be cut: those that run in no special way."""
+    last = view.loops.order[-1:] if view.loops.lanes else ()
+    return [axis for name, axis in view.axes.items() if view.loops.kind(name) == "serial" and name not in last]
+
+
+def _cut(loops: Loops, axis: Axis, factor: int) -> tuple[Loops, str]:
+    """(with `axis` in two, in its place; the name of the inner one)."""
+    tail = "guard" if axis.reduce else "shift"
+    cut = Cut(axis.name, factor, tail)
+    at = loops.order.index(axis.name)
+    order = (*loops.order[:at], *cut.makes, *loops.order[at + 1 :])
+    return replace(loops, cuts=(*loops.cuts, cut), order=order), cut.makes[1]
+
+
+def joins(view: View) -> Iterator[Plan]:
+    """A loop in one that was in two."""
+    loops = view.loops
+    for number, cut in enumerate(loops.cuts):
+        if not cut.factor or not set(cut.makes) <= set(loops.order):
+            continue
+        outer, inner = cut.makes
+        for gone, stays in ((inner, outer), (outer, inner)):
+            order = tuple(cut.loop if loop == stays else loop for loop in loops.order if loop != gone)
+            cuts = (*loops.cuts[:number], *loops.cuts[number + 1 :])
+            kept = loops.without(cut.makes)
+            yield view.new(replace(kept, cuts=cuts, order=order))
+
+
+def fused(view: View) -> Iterator[Plan]:
+    """Two neighbouring loops over elements as one."""
+    loops = view.loops
+    for outer, inner in zip(loops.order, loops.order[1:]):
+        if view.axes[outer].reduce or view.axes[inner].reduce or {loops.kind(outer), loops.kind(inner)} != {"serial"}:
+            continue
+        cut = Cut(outer, 0, inner)
+        uncut = loops.uncut()
+        if outer in uncut and uncut.index(outer) + 1 < len(uncut) and uncut[uncut.index(outer) + 1] == inner:
+            at = loops.order.index(outer)
+            order = (*loops.order[:at], *cut.makes, *loops.order[at + 2 :])
+            yield view.new(replace(loops, cuts=(*loops.cuts, cut), order=order))
+
+
+def unrolled(view: View) -> Iterator[Plan]:
+    """A short loop written out, or no longer."""
+    for name, axis in view.axes.items():
+        kind = view.loops.kind(name)
+        if kind == "unrolled":
+            yield view.new(view.loops.with_kind(name, "serial"))
+        elif kind == "serial" and 1 < axis.extent <= MOST_UNROLLED and not view.loops.lanes:
+            yield view.new(view.loops.with_kind(name, "unrolled"))
+
+
+def vectors(view: View) -> Iterator[Plan]:
+    """Another loop in vectors, or none."""
+    now = next((name for name, kind in view.loops.kinds if kind == "vectorized"), None)
+    plain = view.loops if now is None else view.loops.with_kind(now, "serial")
+    if now is not None:
+        yield view.new(plain)
+    if view.loops.lanes:
+        return
+    lanes = target().lanes(view.made[view.name].tensor.dtype)
+    for axis in _uncut(view):
+        if axis.reduce or axis.extent < 4:
+            continue
+        for width in (lanes, 2 * lanes, 4 * lanes):
+            loops, inner = _cut(plain, axis, min(width, axis.extent))
+            order = (*(loop for loop in loops.order if loop != inner), inner)
+            yield view.new(replace(loops, order=order).with_kind(inner, "vectorized"))
+
+
+def lanes(view: View) -> Iterator[Plan]:
+    """A sum along its innermost loop in so many lanes, or in none."""
+    if len(view.reduces) != 1 or any(kind == "vectorized" for _, kind in view.loops.kinds):
+        return
+    width = target().lanes(view.reduces[0].dtype)
+    axis = view.axes[view.loops.order[-1]]
+    if not axis.reduce:
+        return
+    for widths in ((), (width,), (2 * width, width), (4 * width, width), (8 * width, width), (4 * width, width, 4)):
+        if widths != view.loops.lanes and all(each <= axis.extent for each in widths):
+            yield view.new(replace(view.loops, lanes=widths))
+
+
+def places(view: View) -> Iterator[Plan]:
+    """A tensor computed inside a loop of the one that reads it, or before it."""
+    if view.loops.at is not None:
+        yield view.new(replace(view.loops, at=None))
+    tensor = view.made.tensor(view.name)
+    readers = _readers(view.made, tensor)
+    if tensor in view.made.outputs or len(readers) != 1:
+        return
+    reader = readers[0].name
+    for loop in dict(view.plan.stages)[reader].order if can_change(view.made[reader]) else ():
+        if (reader, loop) != view.loops.at and view.plan[reader].kind(loop) == "serial":
+            yield view.new(replace(view.loops, at=(reader, loop)))
+
+
+def copies(view: View) -> Iterator[Plan]:
+    """What a reduction reads copied first, in the order in which it is read, for some of its loops."""
+    if not view.reduces:
+        return
+    plan = view.plan
+    for tensor in {read.tensor: None for reduce in view.reduces for read in loads(reduce.value)}:
+        if (tensor.name, view.name) in plan.copies or not tensor.shape:
+            continue
+        if any(pair[0] == tensor.name for pair in plan.copies) or tensor.name not in {
+            t.name for t in view.made.tensors
+        }:
+            continue
+        name = f"{tensor.name}.workspace"
+        axes = tuple(f"i{d}" for d in range(len(tensor.shape)))
+        loops = Loops(axes, (), axes)
+        for loop in view.loops.order[:-1]:
+            if view.loops.kind(loop) == "serial":
+                placed = replace(loops, at=(view.name, loop))
+                yield replace(
+                    plan, stages=(*plan.stages, (name, placed)), copies=(*plan.copies, (tensor.name, view.name))
+                )
+
+
+def uncopied(view: View) -> Iterator[Plan]:
+    """Without a copy."""
+    for tensor, reader in view.plan.copies:
+        if view.name == f"{tensor}.workspace":
+            left = tuple(each for each in view.plan.stages if each[0] != view.name)
+            yield replace(view.plan, stages=left, copies=tuple(c for c in view.plan.copies if c != (tensor, reader)))
+
+
+def parallel(view: View) -> Iterator[Plan]:
+    """The outermost loop divided among threads, or not."""
+    if view.loops.order and not view.axes[view.loops.order[0]].reduce and view.loops.at is None:
+        outer = view.loops.order[0]
+        kind = view.loops.kind(outer)
+        if kind in ("serial", "parallel"):
+            yield view.new(view.loops.with_kind(outer, "serial" if kind == "parallel" else "parallel"))
+
+
+RULES: tuple[Rule, ...] = (
+    factors,
+    orders,
+    tiles,
+    blocks,
+    joins,
+    fused,
+    unrolled,
+    vectors,
+    lanes,
+    places,
+    copies,
+    uncopied,
+)
+"""Those of a kernel on one thread."""
+
+
+def neighbours(plan: Plan, made: Schedule, rules: tuple[Rule, ...] = RULES) -> Iterator[Plan]:
+    """Plans that differ from `plan`, whose schedule is `made`, in one decision."""
+    for name, _ in plan.stages:
+        view = View(plan, made, name)
+        for rule in rules:
+            for other in rule(view):
+                if other != plan and not (view.ordered and _sums(view.plan, view) != _sums(other, view)):
+                    yield other
+
+
+def _sums(plan: Plan, view: View) -> object:
+    """The order in which a tensor adds up."""
+    loops = plan[view.name]
+    roots = [axis.name for axis in view.made[view.name].roots if axis.reduce]
+    return [loop for loop in loops.order if loop.split(".")[0] in roots], loops.lanes
+
+
+def _readers(made: Schedule, tensor: Tensor) -> list[Tensor]:
+    return [t for t, stage in made.stages.items() if any(read.tensor is tensor for read in _reads(stage.body))]
+
+
+def _reads(body: object) -> list[Load]:
+    return [node for node in walk(body) if isinstance(node, Load)]  # type: ignore[arg-type]

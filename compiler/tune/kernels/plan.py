@@ -1,0 +1,138 @@
+"""A schedule in normal form, so that one decision of it can be changed: for each tensor how its loops are cut, their
+order, how they run, and where it is computed. Two schedules that make the same loops are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from celosia.compiler.expr import Schedule, Stage, Tensor
+from celosia.compiler.expr.nodes import Axis, Scan
+from celosia.compiler.expr.schedule import Split
+from celosia.compiler.expr.trace import Step, Trace
+
+
+@dataclass(frozen=True)
+class Cut:
+    """`loop` becomes loop.o of tiles and loop.i within them; with `factor` 0, it and `tail` become one loop."""
+
+    loop: str
+    factor: int
+    tail: str
+
+    @property
+    def step(self) -> tuple[str, tuple[str | int, ...]]:
+        return ("split", (self.loop, self.factor, self.tail)) if self.factor else ("fuse", (self.loop, self.tail))
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        return (f"{self.loop}.o", f"{self.loop}.i") if self.factor else (f"{self.loop}.{self.tail}",)
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        return (self.loop,) if self.factor else (self.loop, self.tail)
+
+
+@dataclass(frozen=True)
+class Loops:
+    """Of one tensor. roots: the loops before any cut. kinds: of those that are not serial. lanes: widths of
+    accumulate_lanes of the innermost one. at: the tensor and the loop inside which it is computed."""
+
+    roots: tuple[str, ...]
+    cuts: tuple[Cut, ...] = ()
+    order: tuple[str, ...] = ()
+    kinds: frozenset[tuple[str, str]] = frozenset()
+    lanes: tuple[int, ...] = ()
+    at: tuple[str, str] | None = None
+
+    def kind(self, loop: str) -> str:
+        return dict(self.kinds).get(loop, "serial")
+
+    def with_kind(self, loop: str, kind: str) -> Loops:
+        others = {each for each in self.kinds if each[0] != loop}
+        return replace(self, kinds=frozenset(others | ({(loop, kind)} if kind != "serial" else set())))
+
+    def without(self, loops: tuple[str, ...]) -> Loops:
+        """With nothing said of `loops`, which are no more."""
+        return replace(self, kinds=frozenset(each for each in self.kinds if each[0] not in loops))
+
+    def uncut(self) -> tuple[str, ...]:
+        """The order in which the cuts leave the loops."""
+        order = list(self.roots)
+        for cut in self.cuts:
+            at = order.index(cut.loop)
+            order[at : at + len(cut.takes)] = cut.makes
+        return tuple(order)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """stages: by tensor. copies: (tensor, its reader) of each that is copied into the workspace before it is read."""
+
+    stages: tuple[tuple[str, Loops], ...]
+    copies: tuple[tuple[str, str], ...] = ()
+
+    def __getitem__(self, stage: str) -> Loops:
+        return dict(self.stages)[stage]
+
+    def with_stage(self, stage: str, loops: Loops) -> Plan:
+        return replace(self, stages=tuple((name, loops if name == stage else old) for name, old in self.stages))
+
+    @property
+    def trace(self) -> Trace:
+        return Trace([*self._copies(), *self._loops(), *self._places()])
+
+    def _copies(self) -> Iterator[Step]:
+        for tensor, reader in self.copies:
+            yield Step("", "cache_read", (tensor, "workspace", reader))
+
+    def _loops(self) -> Iterator[Step]:
+        for stage, loops in self.stages:
+            for cut in loops.cuts:
+                yield Step(stage, *cut.step)
+            if loops.order != loops.uncut():
+                yield Step(stage, "reorder", loops.order)
+            for loop, kind in sorted(loops.kinds):
+                yield Step(stage, PRIMITIVE[kind], (loop,))
+            if loops.lanes:
+                yield Step(stage, "accumulate_lanes", (loops.order[-1], list(loops.lanes)))
+
+    def _places(self) -> Iterator[Step]:
+        for stage, loops in self.stages:
+            if loops.at is not None:
+                yield Step(stage, "compute_at", ({"stage": loops.at[0]}, loops.at[1]))
+
+    @staticmethod
+    def of(schedule: Schedule, copies: tuple[tuple[str, str], ...] = ()) -> Plan:
+        """The plan of a schedule that was made by splits and fuses, orders, kinds, lanes, and places."""
+        stages = [(t.name, _loops_of(stage)) for t, stage in schedule.stages.items() if can_change(stage)]
+        return Plan(tuple(stages), copies)
+
+
+PRIMITIVE = {"unrolled": "unroll", "vectorized": "vectorize", "parallel": "parallel"}
+
+
+def can_change(stage: Stage) -> bool:
+    return not isinstance(stage.body, Scan)
+
+
+def _loops_of(stage: Stage) -> Loops:
+    cuts = tuple(
+        Cut(r.parent.name, r.inner.extent, r.tail) if isinstance(r, Split) else Cut(r.outer.name, 0, r.inner.name)
+        for r in stage.relations
+    )
+    return Loops(
+        tuple(axis.name for axis in stage.roots), cuts, tuple(axis.name for axis in stage.order),
+        frozenset((axis.name, kind) for axis, kind in stage.kinds.items() if axis in stage.order),
+        next(iter(stage.lanes.values()), ()),
+        None if stage.attached is None else (stage.attached[0].tensor.name, stage.attached[1].name),
+    )  # fmt: skip
+
+
+def axes_of(schedule: Schedule, stage: str) -> list[Axis]:
+    return schedule[stage].order
+
+
+def computed(schedule: Schedule) -> list[Tensor]:
+    return [tensor for tensor, stage in schedule.stages.items() if can_change(stage)]

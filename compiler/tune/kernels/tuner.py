@@ -1,0 +1,220 @@
+"""Tunes kernels of the CPU: each has a search, trials go where there is most time, winners are timed again for long.
+
+What is in the records is not measured again. A search asks the same again when it is told the same, so that a tuning
+that was interrupted goes on where it was, and one that was finished measures nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from celosia.compiler.cpu.schedule.chosen import Workload
+from celosia.compiler.expr.trace import ReplayError, Trace
+from celosia.compiler.tune.kernels.plan import Plan
+from celosia.compiler.tune.kernels.space import Plans, beginning
+from celosia.compiler.tune.kernels.trial import ABORT, VERSION, KernelJob, packed, processor
+from celosia.compiler.tune.measure import Result, Status
+from celosia.compiler.tune.model import LEARNERS, Model
+from celosia.compiler.tune.pool import Fleet
+from celosia.compiler.tune.records import Key, Records
+from celosia.compiler.tune.search import SEARCHES, Guided, Search
+
+AT_ONCE = 4
+"""Points that a search is asked for."""
+FINALISTS = 2
+FINAL_SECONDS = 0.3
+"""For how long each of the best few is timed again, beside the compiler's own."""
+WORTH = 0.02
+"""A schedule that saves less of the time is not worth taking."""
+SHORT = f"cpu {VERSION}"
+LONG = f"cpu {VERSION}, long"
+"""Who measured: trials, and finalists."""
+OWN = "the compiler's own"
+"""What a record says of the schedule that others are compared with."""
+
+
+@dataclass(eq=False)
+class Subject:
+    """A kernel that is tuned. usual: picoseconds under the compiler's own schedule. taken: what is better, for sure."""
+
+    workload: Workload
+    count: int
+    space: Plans
+    search: Search
+    packed: bytes
+    usual: int = 0
+    trials: int = 0
+    done: bool = False
+    taken: Plan | None = None
+    final: int = 0
+
+    @property
+    def best(self) -> float:
+        """Picoseconds, by short trials."""
+        number = self.search.best
+        return math.inf if number is None else self.search.known[number]
+
+    @property
+    def promise(self) -> float:
+        """Time, for each trial that it has had."""
+        return self.usual * self.count / (self.trials + AT_ONCE)
+
+    def key(self, number: int, measurer: str) -> Key:
+        return Key(self.workload.name, processor(), text(self.space.points[number]), measurer)
+
+    def job(self, number: int, final: bool = False) -> KernelJob:
+        limit = int(ABORT * self.best) if math.isfinite(self.best) and not final else 0
+        seconds = FINAL_SECONDS if final else KernelJob.seconds
+        return KernelJob(self.packed, text(self.space.points[number]), self.usual, limit, seconds)
+
+
+def text(plan: Plan) -> str:
+    """As it stands in a record."""
+    return json.dumps(plan.trace.to_json(), sort_keys=True, separators=(",", ":"))
+
+
+@dataclass
+class State:
+    """How far a tuning is. measured: trials that were run now; known: those that were in the records."""
+
+    trials: int
+    subjects: list[Subject] = field(default_factory=list)
+    measured: int = 0
+    known: int = 0
+    refused: int = 0
+    left_out: dict[str, str] = field(default_factory=dict)
+    started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def spent(self) -> int:
+        return self.measured + self.known
+
+    @property
+    def rate(self) -> float:
+        """Trials a second that were measured."""
+        return self.measured / max(1e-9, time.perf_counter() - self.started)
+
+    @property
+    def untuned(self) -> float:
+        """Seconds of all kernels under the compiler's own schedules."""
+        return sum(s.usual * s.count for s in self.subjects) * 1e-12
+
+    @property
+    def tuned(self) -> float:
+        """Seconds of all kernels as far as they are tuned."""
+        return sum((s.final or min(s.usual, s.best)) * s.count for s in self.subjects) * 1e-12
+
+
+class KernelTuner:
+    """trials: the most points that are tried, those in the records among them; finalists are not counted."""
+
+    def __init__(
+        self, records: Records, fleet: Fleet, trials: int, search: str = "climb", learner: str = "ridge", seed: int = 0,
+        told: Callable[[State], None] = lambda state: None,
+    ) -> None:  # fmt: skip
+        """told: called after each trial. ValueError for a search or a learner that there is not."""
+        for name, known in ((search, SEARCHES), (learner, LEARNERS)):
+            if name not in known:
+                raise ValueError(f"there is no {name!r}; take {', '.join(known)}")
+        self.records, self.fleet, self.seed, self.told = records, fleet, seed, told
+        self.search, self.learner = search, LEARNERS[learner]
+        self.state = State(trials)
+
+    def tune(
+        self, workloads: Iterable[tuple[Workload, int]], begin: Callable[[Workload], Iterable[Plan]] = beginning
+    ) -> dict[str, Trace]:
+        """Traces of kernels that are better than the compiler's own, by workload. FleetError, OutputError.
+
+        workloads: with how often each occurs. begin: the points that a search begins with; the compiler's own is first.
+        """
+        state = self.state
+        state.subjects += [self._subject(workload, count, begin) for workload, count in workloads]
+        self._round([(subject, [0]) for subject in state.subjects])
+        for subject in state.subjects:
+            subject.usual = 0 if math.isinf(subject.best) else int(subject.best)
+            subject.done = not subject.usual  # a kernel that cannot be timed alone keeps its schedule
+        while state.spent < state.trials and (active := [s for s in state.subjects if not s.done]):
+            subject = max(active, key=lambda s: s.promise)
+            subject.space.fill()
+            numbers = subject.search.ask(min(AT_ONCE, state.trials - state.spent))
+            subject.done = not numbers
+            self._round([(subject, numbers)])
+        for subject in state.subjects:
+            self._final(subject)
+        return {s.workload.name: s.taken.trace for s in state.subjects if s.taken is not None}
+
+    def _subject(self, workload: Workload, count: int, begin: Callable[[Workload], Iterable[Plan]]) -> Subject:
+        space = Plans(workload, begin(workload), seed=self.seed)
+        search = SEARCHES[self.search](space, np.random.default_rng(self.seed))
+        if isinstance(search, Guided):
+            search.model = Model(self.learner)
+        return Subject(workload, count, space, search, packed(workload))
+
+    def _round(self, asked: Sequence[tuple[Subject, Sequence[int]]]) -> None:
+        """Measure what is not known, then tell the searches, in the order in which they asked."""
+        trials = [(subject, number) for subject, numbers in asked for number in numbers]
+        results = self._measured(trials, SHORT)
+        for subject, numbers in asked:
+            subject.trials += len(numbers)
+            subject.search.tell([(number, results[subject, number].cost) for number in numbers])
+
+    def _measured(
+        self, trials: Sequence[tuple[Subject, int]], measurer: str
+    ) -> Mapping[tuple[Subject, int], Result]:  # fmt: skip
+        results: dict[tuple[Subject, int], Result] = {}
+        for subject, number in trials:
+            if (known := self.records.get(subject.key(number, measurer))) is not None:
+                results[subject, number] = known
+                self.state.known += measurer == SHORT
+        missing = [trial for trial in trials if trial not in results]
+
+        def keep(place: int, result: Result) -> None:
+            subject, number = missing[place]
+            results[subject, number] = result
+            self.records.add(subject.key(number, measurer), result)
+            self.state.measured += measurer == SHORT
+            self.state.refused += result.status not in (Status.OK, Status.CENSORED)
+            self.state.left_out = self.fleet.left_out
+            self.told(self.state)
+
+        if missing:
+            self.fleet.run([subject.job(number, measurer == LONG) for subject, number in missing], keep)
+        return results
+
+    def _final(self, subject: Subject) -> None:
+        """Time the best few for long, and take the first if it is worth it."""
+        subject.final = subject.usual
+        if not subject.usual:
+            return
+        known = subject.search.known
+        better = sorted((n for n in known if known[n] < subject.usual * (1 - WORTH)), key=lambda n: (known[n], n))
+        trials = [(subject, number) for number in better[:FINALISTS] if number != 0]
+        own = subject.key(0, LONG)
+        if trials and self.records.get(own) is None:
+            self.records.add(own, Result(Status.OK, subject.usual, OWN))
+        for (_, number), result in self._measured(trials, LONG).items():
+            if result.cost is not None and result.cost < min(subject.final, subject.usual * (1 - WORTH)):
+                subject.final, subject.taken = int(result.cost), subject.space.points[number]
+
+
+def recorded(records: Records) -> dict[str, Trace]:
+    """Of all workloads that were tuned on this processor: the best trace, where it is worth it."""
+    found: dict[str, Trace] = {}
+    for (workload, where), trials in records.by_workload.items():
+        known = {key: result for key, result in trials.items() if key.measurer == LONG and result.cost is not None}
+        own = [result.cycles for result in known.values() if result.detail == OWN]
+        if where != processor() or not own:
+            continue
+        best = min(known, key=lambda key: (known[key].cycles, key.schedule))
+        if known[best].cycles < (1 - WORTH) * own[0]:
+            try:
+                found[workload] = Trace.from_json(json.loads(best.schedule))
+            except ReplayError:
+                continue
+    return found

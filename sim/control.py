@@ -1,0 +1,99 @@
+"""The host's side of the control registers: how runs begin and end, on simulators and boards alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import chain
+
+from celosia.hw.config import Config
+from celosia.hw.regs import (
+    CONTROL_ABORT,
+    CONTROL_START,
+    COUNTERS,
+    ERROR_TEXT,
+    MAGIC,
+    REGISTERS,
+    STATUS_BUSY,
+    STATUS_DONE,
+    STATUS_ERROR_SHIFT,
+    STATUS_STUCK,
+    Access,
+    Error,
+)
+from celosia.sim.device import DeviceError
+
+
+class Control:
+    """The registers of an accelerator, by name.
+
+    read, write: a register of 32 bits, by its offset in bytes.
+    """
+
+    def __init__(self, read: Callable[[int], int], write: Callable[[int, int], object]) -> None:
+        self._read, self._write = read, write
+        self.last_error: tuple[Error, int] | None = None
+        """Code and instruction number of the last run's error."""
+
+    def read(self, name: str) -> int:
+        return self._read(REGISTERS[name].offset) & 0xFFFFFFFF
+
+    def write(self, name: str, value: int) -> None:
+        assert REGISTERS[name].access != Access.READ
+        self._write(REGISTERS[name].offset, value)
+
+    def check(self, config: Config) -> None:
+        """DeviceError where there is no accelerator, or one of another Config."""
+        magic, identity = self.read("magic"), self.read("identity")
+        if magic != MAGIC:
+            raise DeviceError(
+                f"there is no Celosia accelerator: its first register reads {magic:#010x}, not {MAGIC:#010x}; load its "
+                "bitstream, and check the base address of the registers"
+            )
+        if identity != config.identity:
+            raise DeviceError(
+                f"the accelerator on the board has Config {identity:08x}, not {config.name} ({config.identity:08x}); "
+                "load that Config's bitstream, or compile the model for this one"
+            )
+
+    def prepare(self, base: int, **values: int) -> None:
+        """Set the registers of a run. base: physical address of DRAM offset 0; `values` by the names of registers."""
+        for name, value in {"dma_base_lo": base & 0xFFFFFFFF, "dma_base_hi": base >> 32, **values}.items():
+            self.write(name, value)
+
+    def start(self) -> None:
+        self.write("control", CONTROL_START)
+
+    def done(self) -> bool:
+        return self.read("status") & (STATUS_BUSY | STATUS_DONE) == STATUS_DONE
+
+    def settle(self, moments: Iterable[object]) -> None:
+        """Make ready for a run: end one that is under way, and wait until memory has answered what it was asked.
+
+        moments: iterating waits a while, as often as the host has patience. DeviceError where that was not enough.
+        """
+        status = self.read("status")
+        if status & STATUS_BUSY:
+            self.write("control", CONTROL_ABORT)
+        for _ in chain((None,), moments):
+            status = self.read("status")
+            if not status & (STATUS_BUSY | STATUS_STUCK):
+                return
+        raise DeviceError(
+            "memory has not answered all that the accelerator asked of it in an earlier run, so that no run can start; "
+            "load its bitstream again, and where that does not help restart the board"
+        )
+
+    def counters(self, describe: Callable[[], str]) -> dict[str, int]:
+        """What a run that is done has measured. DeviceError with the error of the run, and what `describe` says."""
+        status = self.read("status")
+        code = status >> STATUS_ERROR_SHIFT & 0xFF
+        if code:
+            index, known = self.read("error_index"), code in ERROR_TEXT
+            self.last_error = (Error(code), index) if known else None
+            text = ERROR_TEXT[Error(code)] if known else f"error code {code}"
+            raise DeviceError(f"instruction {index}: {text}; {describe()}")
+        return self.values()
+
+    def values(self) -> dict[str, int]:
+        """The counters as they stand."""
+        return {name: self.read(f"{name}_lo") | self.read(f"{name}_hi") << 32 for name in COUNTERS}
