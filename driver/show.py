@@ -425,6 +425,7 @@ def overview(program: Program) -> RenderableType:
         ("operators", ", ".join(f"{places[place]} {how}" for place, how in _PLACES.items())),
         ("MACs", f"{program.macs_total:,}, {percent(share)} on the accelerator"),
         ("launches", f"{len(program.launches)}, {count:,} instructions of {instruction_bytes(cfg)} bytes"),
+        *([("schedules", program.schedules)] if program.schedules else []),
         (
             "CPU",
             f"{len(program.kernels)} kernels, arena of {megabytes(program.arena.size)}, fusion saves "

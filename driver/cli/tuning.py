@@ -12,23 +12,20 @@ import typer
 
 from celosia.driver.cli.errors import Debug, Quiet, command
 from celosia.driver.cli.options import (
+    WITH_CYCLES,
+    Address,
     ConfigOption,
     Memory,
     NoCheck,
     ShapeOption,
+    Sudo,
+    address_options,
     check_destinations,
     check_source,
     memory_options,
     progress_stages,
     shapes_of,
 )
-
-
-class TuneDevice(StrEnum):
-    """What `--device` takes here."""
-
-    timed = "timed"
-    rtl = "rtl"
 
 
 class SearchName(StrEnum):
@@ -59,13 +56,23 @@ def tune(
     ],
     config: ConfigOption = "pynq",
     device: Annotated[
-        TuneDevice, typer.Option(help="Who says how many cycles a layer takes: the timing model, or the RTL.")
-    ] = TuneDevice.timed,
+        str,
+        typer.Option(
+            metavar="timed|rtl|ssh://USER@BOARD",
+            help="Who says how many cycles a layer takes: the timing model, the RTL, or a board over ssh.",
+        ),
+    ] = "timed",
     memory: Memory = None,
     trials: Annotated[int, typer.Option(min=1, metavar="N", help="The most schedules of layers to try.")] = 1000,
     jobs: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Processes that measure, by default one a processor.")
     ] = None,
+    pool: Annotated[
+        str | None,
+        typer.Option(metavar="dask://HOST:PORT", help="Workers of Dask measure; needs the extra fleet."),
+    ] = None,
+    sudo: Sudo = False,
+    address: Address = None,
     deadline: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="For one trial.")] = 600.0,
     search: Annotated[SearchName, typer.Option(help="How layers are searched; see docs/tuning.md.")] = (
         SearchName.descent
@@ -92,8 +99,14 @@ def tune(
       celosia tune model.onnx --config zcu104 --records tuned.jsonl
       celosia compile model.onnx --config zcu104 --records tuned.jsonl -o model.celosia
       celosia tune model.onnx --device rtl --trials 100 --records tuned.jsonl
+      celosia tune model.onnx --device ssh://root@pynq --records tuned.jsonl
+      celosia tune model.onnx --pool dask://big:8786 --records tuned.jsonl
     """
-    behind = memory_options(memory, device.value)
+    board = device.startswith("ssh://")
+    if device not in WITH_CYCLES and not board:
+        raise typer.BadParameter(f"there is no device {device!r}; take {', '.join(WITH_CYCLES)} or ssh://USER@BOARD")
+    behind = memory_options(memory, "timed" if board else device)
+    base = address_options(address).get("base")
     with progress_stages(quiet) as stages:
         shapes = shapes_of(shape)
         check_source(model)
@@ -106,7 +119,7 @@ def tune(
         jobs = jobs or os.cpu_count() or 1
         with stages.paused(), Live(quiet) as live:
             found = tuning.tune(
-                model, config, trials=trials, records=records, device=device.value,
+                model, config, trials=trials, records=records, device=device, pool=pool, sudo=sudo, base=base,
                 memory=behind["memory"].name if behind else "zynq-hp", jobs=jobs, search=search.value,
                 learner=learner.value, seed=seed, deadline=deadline, check=not no_check, shapes=shapes,
                 told=lambda state: live(show.tuning_line(state), lambda: show.tuning(state)),

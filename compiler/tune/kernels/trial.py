@@ -77,6 +77,11 @@ class KernelJob:
     limit: int = 0
     seconds: float = 0.03
 
+    @property
+    def alike(self) -> str:
+        """Any other."""
+        return ""
+
     def run(self) -> Result:
         """Result.cycles are picoseconds of the processor."""
         started = time.perf_counter()
