@@ -20,7 +20,8 @@ from celosia.compiler.layer import Untileable
 from celosia.compiler.tune.measure import TIMED, Job, Judge, Result, Status, packed
 from celosia.compiler.tune.model import LEARNERS, Model
 from celosia.compiler.tune.network import Network, Occurrence, Tuned, network_key, whole
-from celosia.compiler.tune.pool import Fleet
+from celosia.compiler.tune.pool import GONE, Fleet
+from celosia.compiler.tune.progress import Progress
 from celosia.compiler.tune.records import Key, Records
 from celosia.compiler.tune.search import SEARCHES, Guided, Search
 from celosia.compiler.tune.space import Point, Space, layer_space
@@ -64,31 +65,16 @@ class Subject:
 
 
 @dataclass
-class State:
-    """How far a tuning is. measured: trials that were run now; known: those that were in the records. whole: cycles of
-    the network, untuned and as far as it is tuned. started: time.perf_counter()."""
+class State(Progress):
+    """untuned, tuned: cycles of the network, without and as far as it is tuned. evaluations, known_evaluations: looks
+    at the whole, now and from the records."""
 
-    trials: int
     subjects: list[Subject] = field(default_factory=list)
-    measured: int = 0
-    known: int = 0
-    failed: int = 0
     untuned: int = 0
     tuned: int = 0
     evaluations: int = 0
     known_evaluations: int = 0
     stage: str = ""
-    left_out: dict[str, str] = field(default_factory=dict)
-    started: float = field(default_factory=time.perf_counter)
-
-    @property
-    def spent(self) -> int:
-        return self.measured + self.known
-
-    @property
-    def rate(self) -> float:
-        """Trials a second that were measured."""
-        return self.measured / max(1e-9, time.perf_counter() - self.started)
 
     @property
     def regret(self) -> float:
@@ -133,7 +119,7 @@ class Tuner:
 
     def _subject(self, network: Network, each: Occurrence) -> Subject | None:
         try:
-            space = layer_space(network.cfg, each.layer, each.usual, self.judge.memory)
+            space = layer_space(network.cfg, each.layer, each.usual, self.judge.bounds)
         except Untileable:  # what is not laid out as the space knows it
             return None
         rng = np.random.default_rng(self.seed)
@@ -193,7 +179,10 @@ class Tuner:
         return Job(network.cfg, subject.layer, subject.space.points[number], self.judge, limit)
 
     def _credible(self, result: Result, subject: Subject, number: int) -> bool:
-        """Nothing takes fewer cycles than it can: who says so is not believed, and the trial runs again."""
+        """Nothing takes fewer cycles than it can: who says so is not believed, and the trial runs again, as does one
+        that was lost with its device."""
+        if result.status in GONE:
+            return False
         return result.status != Status.OK or result.cycles >= subject.space.bounds[number]
 
     def _count(self, subject: Subject, result: Result, fresh: bool) -> None:
