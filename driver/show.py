@@ -27,11 +27,8 @@ from celosia.hw.isa import Opcode, instruction_bytes, opcode_of
 if TYPE_CHECKING:
     from celosia.bitstreams.devices import Device
     from celosia.bitstreams.synthesis import Usage
-<<<<<<< HEAD
     from celosia.bitstreams.timing import Timing
-=======
     from celosia.compiler.tune.progress import Progress
->>>>>>> main
     from celosia.compiler.tune.tuner import State
     from celosia.sim.memory import MemoryModel
 
