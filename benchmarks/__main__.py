@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cpu, hardware, names, tune
+from benchmarks import cpu, hardware, names, tune, tune_cpu
 from benchmarks.kernels import KERNELS
 from benchmarks.rows import ROOT, TIMED_CONFIGS, VERDICT, Bench, Row, describe
 from benchmarks.workloads import FOLDER_VARIABLE, MADE, WORKLOADS, models_folder
@@ -28,9 +28,9 @@ from celosia.sim.memory import MEMORY_MODELS, ZYNQ_HP
 
 SECTIONS = (
     "exactness", "models", "cycles", "onchip", "walltime", "eval", "compile", "build", "cpu", "timed", "names",
-    "tune", "hardware", "demo",
+    "tune", "tune_cpu", "hardware", "demo",
 )  # fmt: skip
-DEFAULT_SECTIONS = SECTIONS[:-5]
+DEFAULT_SECTIONS = SECTIONS[:-6]
 KNOWN_MODELS = tuple(dict.fromkeys((*WORKLOADS, *cpu.MODELS, *cpu.NETWORKS)))
 
 
@@ -48,7 +48,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").split("\n\n")[1])
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}")
     parser.add_argument("--models", default="", help=f"only these, with commas between: {', '.join(KNOWN_MODELS)}")
-    parser.add_argument("--kernels", default="", help=f"of cpu, only these: {', '.join(KERNELS)}")
+    parser.add_argument("--kernels", default="", help=f"of cpu and tune_cpu, only these: {', '.join(KERNELS)}")
     parser.add_argument("--models-dir", type=Path, help=f"folder with the models (default: ${FOLDER_VARIABLE})")
     parser.add_argument("--config", help="preset or file (default: pynq; of timed: each of four)")
     parser.add_argument(
@@ -59,9 +59,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=1.0, help="for each kernel or model of cpu (default: 1)")
     parser.add_argument("--images", type=int, help="inputs for each model of `models`")
     parser.add_argument("--count", type=int, default=names.MODELS, help="models of `names` (default: %(default)s)")
-    parser.add_argument(
-        "--full", action="store_true", help="of tune: all layers, networks and seeds, which takes hours"
-    )
+    parser.add_argument("--full", action="store_true", help="of tune and tune_cpu: all of it, which takes hours")
     parser.add_argument(
         "--output", type=Path, default=ROOT / "bench" / "results.json", help="default: bench/results.json"
     )
@@ -121,6 +119,8 @@ def main(arguments: list[str]) -> int:
                 return names.rows(say, options.count)
             if section == "tune":
                 return tune.rows(folder, options.full, say)
+            if section == "tune_cpu":
+                return tune_cpu.rows(_split(options.kernels), _split(options.models), options.full, folder, say)
             return hardware.rows(say) if section == "hardware" else getattr(bench, section)()
 
         for section in options.sections or DEFAULT_SECTIONS:

@@ -77,9 +77,12 @@ def error(found: Array, expected: Array) -> float:
     return float(gap / max(np.abs(np.nan_to_num(b)).max(initial=0), 1e-30)) if gap else 0.0
 
 
-def compare(model: onnx.ModelProto, feed: Feed, seconds: float, threads: int = 1) -> Comparison:
-    """Run `model` here and in onnxruntime by turns for about `seconds`, wholly on the CPU."""
-    program = celosia.compile(model, accelerator=False)
+def compare(
+    model: onnx.ModelProto, feed: Feed, seconds: float, threads: int = 1, records: Path | None = None
+) -> Comparison:  # fmt: skip
+    """Run `model` here and in onnxruntime by turns for about `seconds`, wholly on the CPU. records: schedules of its
+    kernels."""
+    program = celosia.compile(model, accelerator=False, records=records)
     assert not program.launches
     runtime, theirs = Runtime(program, threads=threads), session(model, threads=threads)
     names = [value.name for value in theirs.get_outputs()]

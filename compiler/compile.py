@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from celosia.compiler.assemble import Assembler
 from celosia.compiler.blocks import form_blocks
 from celosia.compiler.cpu.llvm import link_library
 from celosia.compiler.cpu.runtime.op import HostError
+from celosia.compiler.cpu.schedule.chosen import Choices, choosing
 from celosia.compiler.cpu.target import compiling_for, find_target
 from celosia.compiler.decisions import Given
 from celosia.compiler.graph.batchnorm import fold_batchnorm
@@ -44,14 +45,17 @@ from celosia.compiler.passes import Pass, Pipeline, Watch
 from celosia.compiler.program import Program
 from celosia.compiler.selfcheck.check import self_check
 from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tune.kernels.tuner import recorded
 from celosia.compiler.tune.measure import TIMED
 from celosia.compiler.tune.network import Network, apply
 from celosia.compiler.tune.records import Records
+from celosia.compiler.tune.shipped import SHIPPED, asked_for, shipped
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.hw.config import Config
 
 Progress = Callable[[str], None]
-Improve = Callable[[Network], Image]
+Improve = Callable[[Network], tuple[Image, str]]
+"""Gives the image of a network, and says in a sentence what was decided."""
 
 PASSES = Pipeline(
     Pass("shapes", "shapes that onnx leaves open come from the operators' expressions", infer_shapes, inside=False),
@@ -75,7 +79,7 @@ def compile(
     source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", progress: Progress | None = None,
     accelerator: bool = True, watch: Watch | None = None, target: str | None = None, check: bool = True,
     decisions: str | Path | Mapping[str, Any] | None = None, shapes: Shapes | None = None,
-    keep: str | Sequence[str] = (), records: str | Path | None = None, improve: Improve | None = None,
+    keep: str | Sequence[str] = (), records: str | Path | None = SHIPPED, improve: Improve | None = None,
 ) -> Program:  # fmt: skip
     """Compile a model for the accelerator `config` (a preset's name, a TOML or JSON file, or a Config).
 
@@ -93,8 +97,9 @@ def compile(
     so; `Runtime` compiles a model for the shapes of the inputs that it gets. keep: names of tensors inside the model,
     or "all": a run returns them in `Result.tensors`. They are written to memory, so layers are not joined across them
     and blocks do not keep them on chip; outputs stay what they are, cycles do not. records: what `celosia tune` has
-    measured; it decides layers where the whole then takes fewer cycles, and `progress` is told of it. improve: makes
-    the image of all layers in the place of the compiler's own, which it is given; driver/tune.py searches so.
+    measured, beside what comes with Celosia for the presets; it decides layers where the whole then takes fewer cycles,
+    and the Program's `schedules` says what it did. "none": the compiler decides. improve: makes the image of all layers
+    in the place of the compiler's own, which it is given, and says how; driver/tune.py searches so.
 
     Raises ModelError for a model, ConfigError for a Config, DecisionsError for decisions that do not fit, RecordsError
     for records that cannot be read, TargetError,
@@ -103,9 +108,16 @@ def compile(
     """
     processor = None if target is None else find_target(target)
     with compiling_for(processor), _of_shapes(shapes):
-        if records is not None:
-            improve = _from_records(Records.load(records), progress or (lambda stage: None))
-        program = _compile(source, config, progress, accelerator, watch, check, decisions, shapes, keep, improve)
+        say = progress or (lambda stage: None)
+        known = asked_for(records)
+        if improve is None and known is not None:
+            improve = _from_records(known, say)
+        choices = Choices(recorded(known)) if known and known.trials and processor is None else None
+        with choosing(choices) if choices else nullcontext():
+            program = _compile(source, config, progress, accelerator, watch, check, decisions, shapes, keep, improve)
+        if choices and (told := str(choices)):
+            say(told)
+            program.schedules = "; ".join(filter(None, (program.schedules, told)))
     if processor is not None:
         if progress:
             progress("linking kernels")
@@ -116,13 +128,14 @@ def compile(
     return program
 
 
-def _from_records(records: Records, say: Progress) -> Improve:
-    def improve(network: Network) -> Image:
-        image, applied = apply(network, records, TIMED)
-        say(str(applied))
-        if records.damaged:
-            say(f"records: {records.damaged} damaged lines of {records.path} left out")
-        return image
+def _from_records(given: Records, say: Progress) -> Improve:
+    def improve(network: Network) -> tuple[Image, str]:
+        if not network.image.launches:
+            return network.image, ""
+        image, applied = apply(network, given.joined(shipped(network.cfg)), TIMED)
+        damaged = f"; {given.damaged} damaged lines of {given.path} left out" if given.damaged else ""
+        say(f"{applied}{damaged}")
+        return image, f"{applied}{damaged}"
 
     return improve
 
@@ -181,8 +194,9 @@ def _compile(
                     refused |= dict.fromkeys(choice.nodes, reason)
     if given is not None:
         given.check_all_taken()
+    schedules = ""
     if improve is not None:
-        image = improve(Network(cfg, *plan, planner, image))
+        image, schedules = improve(Network(cfg, *plan, planner, image))
     say("verifying instructions")
     runs = [
         Run(image.code(launch), layers, launch.layer_of, packed, taken)
@@ -203,6 +217,7 @@ def _compile(
     program.batched = found.batched
     program.macs_total = macs
     program.passes = passes
+    program.schedules = schedules
     program.compile_seconds = time.perf_counter() - started
     return program
 

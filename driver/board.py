@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from celosia.hw.config import Config
 from celosia.hw.regs import COUNTERS, Error
 from celosia.sim.control import Control
-from celosia.sim.device import Counters, DeviceError
+from celosia.sim.device import Counters, DeviceError, TimeLimit
 
 PAGE = 4096
 REGISTER_BYTES = PAGE
@@ -190,7 +190,7 @@ class BoardDevice:
             if self.control.done():
                 return
             if late:
-                raise DeviceError(f"no end within {timeout_cycles} cycles ({limit:.3g} s): {self._state()}")
+                raise TimeLimit(f"no end within {timeout_cycles} cycles ({limit:.3g} s): {self._state()}")
             if self._interrupt is not None:
                 self._interrupt(min(max(end - self._now(), 0), INTERRUPT_SECONDS))
             else:

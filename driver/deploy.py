@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import shlex
+import subprocess
 import time
 import zipfile
 from collections.abc import Callable, Mapping
@@ -122,17 +123,22 @@ class Remote:
         options: Mapping[str, Any],
     ) -> Result:  # fmt: skip
         """Run an installed Program on the board. Raises the board's errors; SshError."""
-        path = f"{self.folder}/{runner.name}"
         head = {"program": f"{self.folder}/{program.name}", "device": device, "threads": threads,
                 "options": dict(options)}  # fmt: skip
-        result: Result = self._call(f"python3 {_quoted(path)}", [pack(head, inputs)], load_result)
+        result: Result = self._call(self._runner(runner), [pack(head, inputs)], load_result)
         return result
 
     def flash(self, runner: File, bit: File, manifest: Manifest) -> float:
         """Load an installed bitstream; the accelerator's clock in MHz. Raises DeviceError, SshError."""
         head = {"bitstream": f"{self.folder}/{bit.name}", "manifest": dataclasses.asdict(manifest)}
-        command = f"python3 {_quoted(f'{self.folder}/{runner.name}')}"
-        return float(self._call(command, [pack(head, {})], _answered)["clock_mhz"])
+        return float(self._call(self._runner(runner), [pack(head, {})], answered)["clock_mhz"])
+
+    def start(self, runner: File) -> subprocess.Popen[bytes]:
+        """The installed runner, which waits for its request."""
+        return self._started(self._runner(runner))
+
+    def _runner(self, runner: File) -> str:
+        return f"python3 {_quoted(f'{self.folder}/{runner.name}')}"
 
     def _bootstrap(self, what: str, files: tuple[File, ...], data: list[bytes] | None = None) -> dict[str, Any]:
         text = Path(bootstrap.__file__).read_bytes()
@@ -146,20 +152,21 @@ class Remote:
             raise SshError(f"{self.connection.name}: {self.folder} cannot be written: {answer['error']}")
         return answer
 
-    def _call(self, command: str, parts: list[bytes], read: Callable[[IO[bytes]], Any]) -> Any:
-        """What `read` makes of the answer of `command`, which gets `parts` and then nothing until it has answered.
-
-        It runs in bash as a login shell, where PYNQ's images set their Python up (with `source`, which Ubuntu's sh does
-        not know); what that prints before MARK is dropped. That shell stays, to say which signal ended the command.
-        """
+    def _started(self, command: str) -> subprocess.Popen[bytes]:
+        """`command` in bash as a login shell, where PYNQ's images set their Python up (with `source`, which Ubuntu's sh
+        does not know); what that prints before MARK is dropped. That shell stays, to say which signal ended it."""
         shell = f"{'sudo -n ' if self.sudo else ''}bash -lc {shlex.quote(f'{command}; exit $?')}"
-        process = self.connection.start(shell)
+        return self.connection.start(shell)
+
+    def _call(self, command: str, parts: list[bytes], read: Callable[[IO[bytes]], Any]) -> Any:
+        """What `read` makes of the answer of `command`, which gets `parts` and then nothing until it has answered."""
+        process = self._started(command)
         assert process.stdin is not None and process.stdout is not None
         try:
             for part in parts:
                 process.stdin.write(part)
             process.stdin.flush()
-            _skip_to_mark(process.stdout)
+            skip_to_mark(process.stdout)
             return read(process.stdout)
         except tuple(ERRORS.values()):  # of the run itself
             raise
@@ -173,7 +180,7 @@ class Remote:
             process.wait()
 
 
-def _answered(stream: IO[bytes]) -> dict[str, Any]:
+def answered(stream: IO[bytes]) -> dict[str, Any]:
     """The board's answer without arrays. Raises the board's error."""
     head, _ = unpack(stream)
     if "error" in head:
@@ -186,7 +193,7 @@ def _quoted(path: str) -> str:
     return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
 
 
-def _skip_to_mark(stream: IO[bytes]) -> None:
+def skip_to_mark(stream: IO[bytes]) -> None:
     """EOFError where there is no mark."""
     seen = b""
     while not seen.endswith(MARK):

@@ -4,7 +4,7 @@ output. Needs nothing but numpy, and pynq for the device "board".
 The request is a line of JSON ({program, device, threads, options, sizes of the inputs' bytes by name}) and those bytes.
 The answer, after MARK, is a line of JSON ({report, counters, sizes of the outputs' bytes by name}, or {kind, error})
 and those bytes. Arrays are as `compiler.saved` writes them. A request {bitstream, manifest} loads a bitstream instead,
-and is answered with {clock_mhz}.
+and is answered with {clock_mhz}. A request {config, device, options} opens a device, whose calls follow; see remote.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import IO, Any
 
 import numpy as np
@@ -28,12 +28,14 @@ from celosia.compiler.program import InputError, Program, ProgramError
 from celosia.compiler.program.saved import array_bytes, load_array
 from celosia.driver import flash
 from celosia.driver.bootstrap import MARK
+from celosia.driver.devices import open_device
 from celosia.driver.result import Result, Tensors
 from celosia.driver.runtime import Runtime
-from celosia.sim.device import Counters, DeviceError, Event
+from celosia.hw.config import Config
+from celosia.sim.device import Counters, Device, DeviceError, Event, TimeLimit
 
 ERRORS: dict[str, type[Exception]] = {
-    kind.__name__: kind for kind in (DeviceError, HostError, InputError, ProgramError)
+    kind.__name__: kind for kind in (DeviceError, HostError, InputError, ProgramError, TimeLimit)
 }
 """Errors that mean the same on both sides."""
 END_SECONDS = 5
@@ -115,6 +117,9 @@ def serve(request: IO[bytes], answer: IO[bytes]) -> None:
     """Answer one request."""
     try:
         head, inputs = unpack(request)
+        if "config" in head:
+            serve_device(head, request, answer)
+            return
         _end_with(request)
         if "bitstream" in head:
             data = pack({"clock_mhz": flash.load(head["bitstream"], Manifest(**head["manifest"]))}, {})
@@ -123,10 +128,45 @@ def serve(request: IO[bytes], answer: IO[bytes]) -> None:
             with Runtime(program, head["device"], head["threads"], **head["options"]) as runtime:
                 data = result_bytes(runtime.run(inputs))
     except Exception as error:
-        text = str(error) if type(error).__name__ in ERRORS else f"{type(error).__name__}: {error}"
-        data = json.dumps({"kind": type(error).__name__, "error": text}).encode() + b"\n"
+        data = _error(error)
     answer.write(MARK + data)
     answer.flush()
+
+
+def _error(error: Exception) -> bytes:
+    text = str(error) if type(error).__name__ in ERRORS else f"{type(error).__name__}: {error}"
+    return json.dumps({"kind": type(error).__name__, "error": text}).encode() + b"\n"
+
+
+def serve_device(head: dict[str, Any], request: IO[bytes], answer: IO[bytes]) -> None:
+    """Open the device that `head` names, then answer calls of it until there are no more."""
+    device = open_device(head["device"], Config.from_dict(head["config"]), **head["options"])
+    answer.write(MARK + pack({"memory_model": device.memory_model}, {}))
+    answer.flush()
+    with closing(device), suppress(EOFError):
+        while True:
+            call, arrays = unpack(request)
+            try:
+                data = pack(*_called(device, call, arrays))
+            except Exception as error:
+                data = _error(error)
+            answer.write(data)
+            answer.flush()
+
+
+def _called(device: Device, call: dict[str, Any], arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The answer to a call of `device`: a line, and arrays."""
+    what = call.pop("call")
+    if what == "run":
+        counters = device.run(**call)
+        return {"cycles": counters.cycles, "values": counters.values}, {}
+    if what == "read":
+        return {}, {"data": device.read(**call)}
+    if what == "write":
+        device.write(call["addr"], arrays["data"])
+    else:
+        device.allocate(**call)
+    return {}, {}
 
 
 def main() -> None:

@@ -42,23 +42,25 @@ def destination(text: str) -> list[str]:
 
 
 class Connection:
-    """An authenticated connection. `start` runs a command there."""
+    """An authenticated connection. `start` runs a command there.
 
-    def __init__(self, name: str, control: Path, where: list[str]) -> None:
-        self.name, self._control, self._where = name, control, where
+    options: of ssh, which has the rest from its settings. folder: for what commands write to standard error.
+    """
+
+    def __init__(self, name: str, folder: Path, where: list[str], options: tuple[str, ...]) -> None:
+        self.name, self._errors, self._where, self._options = name, folder / "errors", where, options
 
     def start(self, command: str) -> subprocess.Popen[bytes]:
         """`command`, a line for the shell there, with pipes for input and output; errors go to a file of their own."""
-        errors = (self._control.parent / "errors").open("wb")
-        with errors:
+        with self._errors.open("wb") as errors:
             return subprocess.Popen(
-                ["ssh", "-S", str(self._control), "-T", *self._where, command],
+                ["ssh", *self._options, "-T", *self._where, command],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
             )  # fmt: skip
 
     def errors(self) -> str:
         """What the last command has written to its standard error."""
-        return _text(self._control.parent / "errors")
+        return _text(self._errors)
 
     def ended(self, process: subprocess.Popen[bytes]) -> SshError:
         """Why `process` ended without an answer."""
@@ -116,9 +118,21 @@ def connected(name: str, seconds: int = CONNECT_SECONDS) -> Iterator[Connection]
         if code:
             raise SshError(_refusal(name, _text(said)))
         try:
-            yield Connection(name, control, where)
+            yield Connection(name, control.parent, where, ("-S", str(control)))
         finally:
             subprocess.run(["ssh", "-S", str(control), "-O", "exit", *where], capture_output=True)
+
+
+@contextmanager
+def unasked(name: str, seconds: int = CONNECT_SECONDS) -> Iterator[Connection]:
+    """A connection for a process that nobody sits at: each command logs in by itself, with keys, and ssh runs in the
+    group of this process, so that who ends the group ends it, too. SshError for a name that is none."""
+    options = (
+        "-o", "BatchMode=yes", "-o", f"ConnectTimeout={seconds}", "-o", "ServerAliveInterval=5",
+        "-o", "ServerAliveCountMax=3", "-o", "ControlMaster=no", "-o", "ControlPath=none",
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="celosia") as folder:
+        yield Connection(name, Path(folder), destination(name), options)
 
 
 def _refusal(name: str, said: str) -> str:

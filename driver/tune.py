@@ -20,6 +20,7 @@ from celosia.compiler.tune.network import Network
 from celosia.compiler.tune.pool import DEADLINE, Fleet
 from celosia.compiler.tune.records import Records
 from celosia.compiler.tune.tuner import State, Tuner
+from celosia.driver.fleet import fleet_for
 from celosia.hw.config import Config
 
 TRIALS = 1000
@@ -38,7 +39,8 @@ def tune(
     source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", *, trials: int = TRIALS,
     records: str | Path | Records | None = None, device: str = "timed", memory: str = "zynq-hp", jobs: int = 0,
     search: str = "descent", learner: str = "ridge", seed: int = 0, deadline: float = DEADLINE,
-    fleet: Fleet | None = None, check: bool = True, shapes: Shapes | None = None,
+    fleet: Fleet | None = None, pool: str | None = None, sudo: bool = False, base: int | None = None,
+    check: bool = True, shapes: Shapes | None = None,
     progress: Callable[[str], None] | None = None, told: Callable[[State], None] = lambda state: None,
 ) -> Tuning:  # fmt: skip
     """Tune the layers of a model that run on the accelerator, and compile it.
@@ -50,27 +52,30 @@ def tune(
 
     trials: most points of layers that are tried. records: a file that keeps them, and in which those that are known are
     not run again; None: nowhere. device: "timed" or "rtl", which says how many cycles layers take, with that memory
-    behind it; the whole is judged by the timing model. jobs: processes that measure; 0: this one. search: one of
-    `tune.search.SEARCHES`. learner: "ridge", or "trees" (needs the extra `tune`). deadline: seconds for one trial.
-    fleet: other devices. progress: called with the name of each stage; told: with the State after each trial.
+    behind it, or a board, as "ssh://USER@BOARD" (sudo, base: as `celosia run` takes them); the whole is judged by the
+    timing model. jobs: processes that measure; 0: this one. search: one of `tune.search.SEARCHES`. learner: "ridge", or
+    "trees" (needs the extra `tune`). deadline: seconds for one trial. pool: "dask://HOST:PORT", whose workers measure
+    (needs the extra `fleet`). fleet: other devices. progress: called with the name of each stage; told: with the State
+    after each trial.
 
     The report has cycles and untuned (of the whole network), `regret` (all layers together take at most that share
     fewer cycles, proved), trials, measured, known, failed, seconds, left_out (devices by name), damaged (lines of the
     records), and layers: name, workload, count, usual and best (cycles twice in a row), regret, trials, decided.
 
-    Raises what `compile` does, RecordsError, ValueError for a name that there is not, FleetError where no device is
-    left to measure.
+    Raises what `compile` does, RecordsError, ValueError for a name that there is not, PoolError for a pool that is
+    none or has no worker for this, SshError for a board's name that is none, FleetError where no device is left.
     """
     judge = Judge(device, memory)
     known = records if isinstance(records, Records) else _opened(records)
     started = time.perf_counter()
-    with fleet or Fleet.local(jobs, deadline) as measuring:
+    with fleet or fleet_for(judge, jobs, pool, deadline, sudo, base) as measuring:
         tuner = Tuner(known, measuring, trials, judge, search, learner, seed, told)
 
-        def improve(network: Network) -> Image:
+        def improve(network: Network) -> tuple[Image, str]:
             if progress is not None:
                 progress("tuning")
-            return tuner.improve(network)
+            image, state = tuner.improve(network), tuner.state
+            return image, f"tuned: {state.tuned:,} cycles, {state.untuned:,} untuned"
 
         program = compile_model(source, config, progress, check=check, shapes=shapes, improve=improve)
     return Tuning(program, _report(tuner, known, time.perf_counter() - started))

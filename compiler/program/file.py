@@ -24,7 +24,7 @@ from celosia.compiler.program.saved import array_bytes, load_array, load_op, mak
 from celosia.hw.config import Config
 
 FORMAT = "celosia-program"
-VERSION = 9
+VERSION = 10
 
 
 class Program(Contents):
@@ -99,7 +99,7 @@ launches, 100.0% of the MACs, 2 operators on the CPU>
             "macs_total": self.macs_total,
             "placements": self.placements, "compile_seconds": self.compile_seconds,
             "passes": [dataclasses.asdict(each) for each in self.passes], "arena": dataclasses.asdict(self.arena),
-            "machine": self.machine, "batched": list(self.batched),
+            "schedules": self.schedules, "machine": self.machine, "batched": list(self.batched),
         }  # fmt: skip
 
     @staticmethod
@@ -164,7 +164,7 @@ def _plain(value: Any) -> Any:
 
 _FIELDS = (
     "name", "inputs", "outputs", "kept", "image_address", "dram_size", "arena_lower_bound", "macs_total", "placements",
-    "compile_seconds", "passes", "arena", "machine", "batched",
+    "compile_seconds", "passes", "schedules", "arena", "machine", "batched",
 )  # fmt: skip
 """Fields of a Program that the manifest holds as they are."""
 

@@ -200,6 +200,8 @@ class Contents:
     """For each operator: name, op, place ("accelerator", "cpu", "free"), reason."""
     compile_seconds: float = 0.0
     passes: list[PassInfo] = field(default_factory=list)
+    schedules: str = ""
+    """What records or a search have decided of the layers' schedules, in a sentence."""
     arena: Plan = field(default_factory=Plan)
     """Where the tensors that steps hand to each other lie in the memory of the CPU."""
     machine: str = ""

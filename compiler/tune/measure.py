@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
@@ -42,19 +42,21 @@ from celosia.compiler.tune.reference import meaning
 from celosia.hw.config import Config
 from celosia.sim.device import Device, DeviceError, TimeLimit
 from celosia.sim.fsim import FunctionalDevice
-from celosia.sim.memory import ZYNQ_HP
+from celosia.sim.memory import IDEAL, ZYNQ_HP
 from celosia.sim.timing import predict
 
 Bytes = NDArray[np.uint8]
 VERSION = 1
 """Of what is measured: a change of the timing model, of the stream that decisions make or of this file raises it, and
 records of other versions are no longer exact."""
+Opened = Callable[[Config, "Judge"], Device]
 COPIES = 2
 """Times that the layer runs in a row."""
 REMEMBERED = 8
 """Layers whose meaning a process remembers."""
 MOST_CYCLES = 1 << 32
 JUDGES = ("timed", "rtl")
+BOARD = "ssh://"
 
 
 class Status(StrEnum):
@@ -66,28 +68,39 @@ class Status(StrEnum):
     REFUSED = "refused"
     FAILED = "device failed"
     HUNG = "no answer in time"
+    LOST = "connection lost"
     CRASHED = "process died"
 
 
-OF_THE_DEVICE = (Status.FAILED, Status.HUNG, Status.CRASHED)
+OF_THE_DEVICE = (Status.FAILED, Status.HUNG, Status.CRASHED, Status.LOST)
 """Failures that say something about who measures."""
 
 
 @dataclass(frozen=True)
 class Judge:
-    """Who says how many cycles: the timing model or the RTL, with the memory of that name behind it."""
+    """Who says how many cycles: the timing model or the RTL, with the memory of that name behind it, or a board, as
+    ssh://USER@BOARD; whole networks are judged by the timing model with that memory then, too."""
 
     device: str = "timed"
     memory: str = ZYNQ_HP.name
 
     def __post_init__(self) -> None:
-        if self.device not in JUDGES:
-            raise ValueError(f"no trial can run on {self.device!r}; take {' or '.join(JUDGES)}")
+        if self.device not in JUDGES and not self.board:
+            raise ValueError(f"no trial can run on {self.device!r}; take {', '.join(JUDGES)} or ssh://USER@BOARD")
+
+    @property
+    def board(self) -> bool:
+        return self.device.startswith(BOARD)
+
+    @property
+    def bounds(self) -> str:
+        """The memory that no trial's is faster than."""
+        return IDEAL.name if self.board else self.memory
 
     @property
     def version(self) -> str:
         """What a record says of who measured it."""
-        return f"{self.device} {VERSION}, {self.memory}"
+        return f"{self.device} {VERSION}" if self.board else f"{self.device} {VERSION}, {self.memory}"
 
 
 TIMED = Judge()
@@ -103,6 +116,13 @@ class Job:
     decisions: tuple[Decisions, ...]
     judge: Judge = TIMED
     limit: int = 0
+    version: int = VERSION
+    """Of who asks."""
+
+    @property
+    def alike(self) -> str:
+        """The Config, whose simulator is loaded."""
+        return self.cfg.digest
 
     def run(self) -> Result:
         return measure(self)
@@ -128,11 +148,14 @@ def packed(layer: Layer) -> bytes:
     return pickle.dumps(layer)
 
 
-def measure(job: Job) -> Result:
-    """Compile, run and compare. Raises nothing that the layer, its decisions or the device are the reason of."""
+def measure(job: Job, board: Opened | None = None) -> Result:
+    """Compile, run and compare. Raises nothing that the layer, its decisions or the device are the reason of.
+
+    board: gives the Device of a board, whose errors are the caller's affair but for DeviceError.
+    """
     started = time.perf_counter()
     try:
-        found = _measured(job)
+        found = _measured(job, board)
     except (LayerErrors, Untileable) as error:
         found = Result(Status.REFUSED, detail=str(error))
     except TimeLimit:
@@ -142,7 +165,12 @@ def measure(job: Job) -> Result:
     return replace(found, seconds=time.perf_counter() - started)
 
 
-def _measured(job: Job) -> Result:
+def _measured(job: Job, board: Opened | None) -> Result:
+    if job.version != VERSION:
+        what = f"version {VERSION} of what is measured is here, {job.version} was asked for; install the same Celosia"
+        return Result(Status.FAILED, detail=what)
+    if job.judge.board and board is None:
+        return Result(Status.FAILED, detail=f"this process has no connection to {job.judge.device}")
     case = _case(job.cfg, job.layer)
     image = case.image(job.decisions)
     (launch,) = image.launches
@@ -155,9 +183,11 @@ def _measured(job: Job) -> Result:
         case.fill(device, image)
         device.run(launch.address, launch.count)
     else:
-        device = _rtl(job.cfg, job.judge.memory)
+        device = _rtl(job.cfg, job.judge.memory) if board is None else board(job.cfg, job.judge)
         case.fill(device, image)
         cycles = device.run(launch.address, launch.count, job.limit or MOST_CYCLES).cycles or 0
+        if 0 < job.limit < cycles:  # a board's limit is one of seconds
+            return Result(Status.CENSORED, job.limit)
     wrong = case.difference(device, image)
     return Result(Status.WRONG, detail=wrong) if wrong else Result(Status.OK, cycles)
 

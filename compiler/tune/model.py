@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from celosia.compiler.tune.space import Floats, Space
+from celosia.compiler.tune.space import Floats, Searched
 
-P = TypeVar("P")
 Learner = Callable[[Floats, Floats], Callable[[Floats], Floats]]
 """Features [samples, features] and targets [samples] to what predicts targets."""
 SHRINK = 3.0
@@ -69,12 +68,12 @@ class Model:
         self.targets: list[float] = []
         self._predict: Callable[[Floats], Floats] | None = None
 
-    def learn(self, space: Space[P], number: int, cost: float) -> None:
+    def learn(self, space: Searched, number: int, cost: float) -> None:
         self.features.append(space.features[number])
         self.targets.append(float(np.log(cost / space.base[number])))
         self._predict = None
 
-    def expected(self, space: Space[P]) -> Floats:
+    def expected(self, space: Searched) -> Floats:
         """The cost of each point of `space`."""
         if len(self.targets) < 2:
             return space.base

@@ -85,23 +85,25 @@ class Network:
 @dataclass(frozen=True)
 class Applied:
     """What records were good for. source: "network" where this network was tuned, "layers" where records of its layers
-    were put together. refused: why decisions of records could not be followed."""
+    were put together, "none" where there are none. layers: workloads that they decide, `of` all. cycles, untuned: of
+    the whole, with and without them. inexact: records of another version or device that were tried. refused: why
+    decisions of records could not be followed."""
 
     source: str
-    layers: int
-    of: int
-    cycles: int
-    untuned: int
+    config: str
+    layers: int = 0
+    of: int = 0
+    cycles: int = 0
+    untuned: int = 0
     inexact: int = 0
     refused: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         if self.source == "none":
-            text = f"records: none for this network's {self.of} workloads on this Config; the compiler decides"
-        else:
-            told = "this network's own" if self.source == "network" else "its layers' own, put together"
-            text = f"records: {told}; {self.layers} of {self.of} workloads decided"
-            text += f"; {self.cycles:,} cycles, {self.untuned:,} without" if self.layers else ", no better than without"
+            return f"records: none for this network on {self.config}; the compiler decides"
+        told = "this network's own" if self.source == "network" else "its layers' own, put together"
+        text = f"records: {told}; {self.layers} of {self.of} workloads decided"
+        text += f"; {self.cycles:,} cycles, {self.untuned:,} without" if self.layers else ", no better than without"
         if self.inexact:
             text += f"; {self.inexact} measured by another version or device"
         return text + "".join(f"; {each}" for each in self.refused[:3])
@@ -109,35 +111,38 @@ class Applied:
 
 def apply(network: Network, records: Records, judge: Judge) -> tuple[Image, Applied]:
     """The image under the decisions that records know best, or the compiler's own where that takes fewer cycles."""
+    nothing = Applied("none", network.cfg.name)
+    if not records.knows(network.cfg):
+        return network.image, nothing
     occurrences = network.occurrences()
     own = {each.workload: each for each in occurrences}
-    refused: list[str] = []
-    inexact = 0
     found = records.best(network.cfg, network.name, network_measurer(judge))
-    source, tuned = "none", {}
+    source, inexact, tuned = "network", 0, {}
     if found is not None and found[2]:
-        source = "network"
         tuned = {name: point for name, point in network_schedule(found[0]).items() if name in own}
     else:
-        for each in occurrences:
-            if (best := records.best(network.cfg, each.workload, judge.version)) is not None:
-                source = "layers"
+        source = "layers"
+        for name in own:
+            if (best := records.best(network.cfg, name, judge.version)) is not None:
                 inexact += not best[2]
-                tuned[each.workload] = _schedule(best[0])
+                tuned[name] = _schedule(best[0])
+    if not tuned and source == "layers":
+        return network.image, nothing
+    refused: list[str] = []
     for name, point in list(tuned.items()):
         if why := _illegal(network.cfg, own[name].layer, point):
             refused.append(f"a record of {own[name].layer.name!r} cannot be followed: {why}")
             del tuned[name]
-    untuned = network.cycles(network.image, judge)
-    image, cycles = network.image, untuned
+    image, cycles, untuned = network.image, 0, 0
     try:
-        other = network.build(tuned)
-        if (taken := network.cycles(other, judge)) < untuned:
-            image, cycles = other, taken
+        if any(point != own[name].usual for name, point in tuned.items()):
+            other = network.build(tuned)
+            cycles, untuned = network.cycles(other, judge), network.cycles(network.image, judge)
+            image = other if cycles < untuned else image
     except (LayerErrors, Untileable) as error:
         refused.append(f"records cannot be followed: {error}")
     used = len(tuned) if image is not network.image else 0
-    return image, Applied(source, used, len(occurrences), cycles, untuned, inexact, tuple(refused))
+    return image, Applied(source, network.cfg.name, used, len(own), cycles, untuned, inexact, tuple(refused))
 
 
 def _illegal(cfg: Config, layer: Layer, point: Point) -> str | None:

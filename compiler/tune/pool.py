@@ -5,7 +5,7 @@
 
 Each trial is answered once: what a process takes with it when it dies is tried again by another, what does not end by
 its deadline is killed with all that it has started, and answered with HUNG. A device that fails three times in a row is
-left out and named.
+left out and named. A device keeps to trials of one kind, as of one Config, as long as there are some.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Executor, ThreadPoolExecutor, as_completed
 from concurrent.futures import TimeoutError as LateError
 from contextlib import suppress
 from types import TracebackType
@@ -28,10 +29,15 @@ from celosia.compiler.tune.measure import OF_THE_DEVICE, Result, Status
 DEADLINE = 600.0
 """Seconds that a trial may take."""
 ATTEMPTS = 2
-"""Times that a trial is tried whose process dies."""
+"""Times that a trial is tried whose process dies, or whose connection is lost."""
+GONE = (Status.CRASHED, Status.LOST)
+"""Failures that say nothing about the trial."""
 IN_A_ROW = 3
 """Failures after which a device is left out."""
-COMMAND = (sys.executable, "-m", "celosia.compiler.tune.station")
+LOOK, LONGER = 1.0, 60.0
+"""Seconds between two looks at whether an executor's place is still there, and that it may take longer than a trial."""
+MODULE = ("-m", "celosia.compiler.tune.station")
+"""What Python runs to measure."""
 Keep = Callable[[int, Result], None]
 
 
@@ -41,6 +47,11 @@ class FleetError(RuntimeError):
 
 class Job(Protocol):
     """A trial: of a layer, or of a kernel."""
+
+    @property
+    def alike(self) -> str:
+        """A device that has run such a one has what others like it need."""
+        ...
 
     def run(self) -> Result: ...
 
@@ -72,7 +83,7 @@ class Here:
 class Station:
     """A process in a group of its own, started when it is needed. command: what runs; see station.py."""
 
-    def __init__(self, name: str, command: Sequence[str] = COMMAND) -> None:
+    def __init__(self, name: str, command: Sequence[str] = (sys.executable, *MODULE)) -> None:
         self.name, self.command = name, list(command)
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
@@ -132,35 +143,62 @@ class Station:
 
 
 class Executed:
-    """One place of an Executor, such as Dask's: where it runs, and with which of its resources, is the executor's
-    affair, so is what becomes of a trial that is late."""
+    """One place of an Executor, such as Dask's. There a Station measures, so that it is the worker that ends what is
+    late, with all that it has started. module: what Python runs for it; alive: whether the place is still there."""
 
-    def __init__(self, name: str, executor: Executor) -> None:
-        self.name, self.executor = name, executor
+    def __init__(
+        self, name: str, executor: Executor, module: Sequence[str] = MODULE, alive: Callable[[], bool] = lambda: True
+    ) -> None:
+        self.name, self.executor, self.module, self.alive = name, executor, tuple(module), alive
+        self._closed = False
 
     def measure(self, job: Job, deadline: float) -> Result:
-        future = self.executor.submit(job.run)
+        end = time.monotonic() + deadline + LONGER
+        future = None
         try:
-            return future.result(deadline)
-        except LateError:
-            future.cancel()
-            return Result(Status.HUNG, detail=f"no answer within {deadline:g} s")
+            future = self.executor.submit(measure_apart, self.module, job, deadline)
+            while True:
+                try:
+                    return future.result(max(0.0, min(LOOK, end - time.monotonic())))
+                except LateError:
+                    if self._closed or not self.alive():
+                        return Result(Status.CRASHED, detail="its worker is gone")
+                    if time.monotonic() >= end:
+                        return Result(Status.HUNG, detail=f"no answer within {deadline:g} s")
         except Exception as error:  # the executor's own: a worker or its machine is gone
             return Result(Status.CRASHED, detail=f"{type(error).__name__}: {error}")
+        finally:
+            if future is not None:
+                future.cancel()
 
     def close(self) -> None:
-        pass
+        self._closed = True
+
+
+_own = threading.local()
+"""Of each thread of a worker: its Stations."""
+
+
+def measure_apart(module: Sequence[str], job: Job, deadline: float) -> Result:
+    """Measure `job` in a process beside this one, which stays for the next job of this thread."""
+    stations: dict[Sequence[str], Station] = _own.__dict__.setdefault("stations", {})
+    if module not in stations:
+        stations[module] = Station(f"beside {os.getpid()}", (sys.executable, *module))
+    return stations[module].measure(job, deadline)
 
 
 class Fleet:
-    """Devices that take trials from one queue. deadline: seconds for each trial."""
+    """Devices that take trials from one queue. deadline: seconds for each trial. ended: called after all."""
 
-    def __init__(self, devices: Sequence[Measurer], deadline: float = DEADLINE) -> None:
-        self.devices, self.deadline = list(devices), deadline
+    def __init__(
+        self, devices: Sequence[Measurer], deadline: float = DEADLINE, ended: Callable[[], object] = lambda: None
+    ) -> None:
+        self.devices, self.deadline, self.ended = list(devices), deadline, ended
         self.left_out: dict[str, str] = {}
         """What was wrong with devices that get no more trials, by name."""
         self._failures = dict.fromkeys((device.name for device in devices), 0)
-        self._free = list(devices)
+        self._before: dict[str, str] = {}
+        """What each device's last job was alike to."""
         self._changed = threading.Condition()
         self._closed = False
         self._keeping = threading.Lock()
@@ -181,59 +219,101 @@ class Fleet:
 
     def close(self) -> None:
         """Give up what is under way and end all devices. Trials that this cuts off have no Result."""
-        self._closed = True
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
         self._threads.shutdown(wait=False, cancel_futures=True)
         for device in self.devices:
             device.close()
         self._threads.shutdown()
+        self.ended()
 
     def run(self, jobs: Sequence[Job], keep: Keep) -> None:
         """Measure all `jobs`; `keep` gets the number and the Result of each as soon as it is there, one at a time.
         FleetError where no device is left: what was not kept then was not measured."""
-        futures = [self._threads.submit(self._one, number, job, keep) for number, job in enumerate(jobs)]
+        queue = _Queue(jobs)
+        futures = [self._threads.submit(self._work, device, queue, keep) for device in self._alive()]
         try:
-            for future in futures:
+            for future in as_completed(futures):
                 future.result()
         finally:
-            for future in futures:
-                future.cancel()
+            with self._changed:
+                queue.given_up = True
+                self._changed.notify_all()
+        if queue.open:
+            if self._closed:
+                raise CancelledError
+            named = "; ".join(f"{name} ({what})" for name, what in self.left_out.items())
+            raise FleetError(f"no device is left to measure on: {named}")
 
-    def _one(self, number: int, job: Job, keep: Keep) -> None:
-        tried: set[str] = set()
-        for _ in range(ATTEMPTS):
-            device, result = self._take(tried), Result(Status.CRASHED)
-            tried.add(device.name)
+    def _alive(self) -> list[Measurer]:
+        return [device for device in self.devices if device.name not in self.left_out]
+
+    def _work(self, device: Measurer, queue: _Queue, keep: Keep) -> None:
+        """Measure on `device` until nothing is left for it."""
+        while (number := self._next(device, queue)) is not None:
+            result = Result(Status.CRASHED)
             try:
-                result = device.measure(job, self.deadline)
+                result = device.measure(queue.jobs[number], self.deadline)
             finally:
-                self._give_back(device, result)
+                again = self._judge(device, queue, number, result)
             if self._closed and result.status in OF_THE_DEVICE:
                 return
-            if result.status != Status.CRASHED:
-                break
-        with self._keeping:
-            keep(number, result)
+            if not again:
+                with self._keeping:
+                    keep(number, result)
 
-    def _take(self, tried: set[str]) -> Measurer:
-        """A free device, when there is one, that is not among `tried` if there are others."""
+    def _next(self, device: Measurer, queue: _Queue) -> int | None:
+        """The next job for `device`, when there is one."""
         with self._changed:
-            while alive := [device for device in self.devices if device.name not in self.left_out]:
-                wanted = [device for device in alive if device.name not in tried] or alive
-                for device in wanted:
-                    if device in self._free:
-                        self._free.remove(device)
-                        return device
+            while not (self._closed or queue.given_up or device.name in self.left_out):
+                others = {each.name for each in self._alive()} - {device.name}
+                number = queue.take(device.name, others, self._before.get(device.name))
+                if number is not None:
+                    self._before[device.name] = queue.jobs[number].alike
+                    return number
+                if not queue.open:
+                    break
                 self._changed.wait()
-        named = "; ".join(f"{name} ({what})" for name, what in self.left_out.items())
-        raise FleetError(f"no device is left to measure on: {named}")
+        return None
 
-    def _give_back(self, device: Measurer, result: Result) -> None:
-        """To the others, or leave it out."""
+    def _judge(self, device: Measurer, queue: _Queue, number: int, result: Result) -> bool:
+        """What a Result says of its device; whether another is to try the job again."""
         with self._changed:
             failed = result.status in OF_THE_DEVICE
             self._failures[device.name] = self._failures[device.name] + 1 if failed else 0
-            if self._failures[device.name] < IN_A_ROW:
-                self._free.append(device)
-            else:
+            if self._failures[device.name] >= IN_A_ROW:
                 self.left_out[device.name] = f"{result.status}: {result.detail}"
+            again = result.status in GONE and queue.put_back(number, device.name)
+            if not again:
+                queue.open.discard(number)
             self._changed.notify_all()
+            return again
+
+
+class _Queue:
+    """Jobs that wait. open: numbers of those without an answer."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self.jobs = jobs
+        self.waiting, self.open = list(range(len(jobs))), set(range(len(jobs)))
+        self.tried: dict[int, list[str]] = {}
+        self.given_up = False
+
+    def take(self, name: str, others: set[str], before: str | None) -> int | None:
+        """The first job that `name` may take, alike to what it had `before` if there is one. What it has tried goes to
+        `others`, if there are some that have not."""
+        free = [n for n in self.waiting if name not in (tried := self.tried.get(n, ())) or not others.difference(tried)]
+        if not free:
+            return None
+        number = next((n for n in free if self.jobs[n].alike == before), free[0])
+        self.waiting.remove(number)
+        return number
+
+    def put_back(self, number: int, name: str) -> bool:
+        """For another try; whether it has one."""
+        tried = self.tried.setdefault(number, [])
+        tried.append(name)
+        if len(tried) < ATTEMPTS:
+            self.waiting.insert(0, number)
+        return len(tried) < ATTEMPTS

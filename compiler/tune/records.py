@@ -101,6 +101,21 @@ class Records:
     def get(self, key: Key) -> Result | None:
         return self.trials.get(key)
 
+    def knows(self, cfg: Config) -> bool:
+        """Whether something was measured on `cfg`."""
+        return any(config == cfg.digest for _, config in self.by_workload)
+
+    def joined(self, others: Records) -> Records:
+        """These and `others`, in memory; `path` and what is damaged are those of these."""
+        if not self.trials and self.path is None:
+            return others
+        found = Records(self.path)
+        found.damaged, found.conflicts = self.damaged, self.conflicts
+        for known in (self, others):
+            for key, result in known.trials.items():
+                found._keep(key, result)
+        return found
+
     def add(self, key: Key, result: Result) -> None:
         """Keep a trial, and write it. OutputError."""
         self._keep(key, result)

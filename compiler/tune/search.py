@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
 from celosia.compiler.tune.model import Model
-from celosia.compiler.tune.space import Floats, Space
+from celosia.compiler.tune.space import Floats, Searched
 
 Costs = Sequence[tuple[int, float | None]]
 
@@ -25,7 +24,7 @@ Costs = Sequence[tuple[int, float | None]]
 class Search:
     """What all have in common: what is known, and the best of it."""
 
-    def __init__(self, space: Space[Any], rng: np.random.Generator) -> None:
+    def __init__(self, space: Searched, rng: np.random.Generator) -> None:
         self.space, self.rng = space, rng
         self.known: dict[int, float] = {}
         self.asked: set[int] = set()
@@ -94,7 +93,7 @@ class Annealing(Search):
 
     chains, hot, cooling = 4, 0.05, 0.9
 
-    def __init__(self, space: Space[Any], rng: np.random.Generator) -> None:
+    def __init__(self, space: Searched, rng: np.random.Generator) -> None:
         super().__init__(space, rng)
         self.at = space.sample(self.chains, rng)
         self.chain_of = {place: chain for chain, place in enumerate(self.at)}
@@ -149,7 +148,7 @@ class Evolution(Search):
 class Coordinates(Search):
     """Descent: all neighbours of the best point, again while one is cheaper; then the same from another start."""
 
-    def __init__(self, space: Space[Any], rng: np.random.Generator) -> None:
+    def __init__(self, space: Searched, rng: np.random.Generator) -> None:
         super().__init__(space, rng)
         self.starts = iter(np.argsort(space.base, kind="stable").tolist())
         self.here: int | None = None
@@ -191,7 +190,7 @@ class Guided(Search):
 
     curious = 0.05
 
-    def __init__(self, space: Space[Any], rng: np.random.Generator, model: Model | None = None) -> None:
+    def __init__(self, space: Searched, rng: np.random.Generator, model: Model | None = None) -> None:
         super().__init__(space, rng)
         self.model = model or Model()
 
@@ -219,7 +218,7 @@ class Descent(Guided):
     close = 0.0
     """A regret that is good enough."""
 
-    def __init__(self, space: Space[Any], rng: np.random.Generator, model: Model | None = None) -> None:
+    def __init__(self, space: Searched, rng: np.random.Generator, model: Model | None = None) -> None:
         super().__init__(space, rng, model)
         self.since = 0
         """Tries since the last that was better by `worth`."""
@@ -245,13 +244,12 @@ class Descent(Guided):
 
 
 class Climb(Guided):
-    """For spaces that grow: around the best few points, first what the model expects to be cheapest, and sometimes any.
-    Ends where `patience` tries in a row have found nothing better."""
+    """For spaces that grow: what lies around the best few points, by turns what the model expects to be cheapest and
+    any. Ends where `patience` tries in a row have found nothing better."""
 
     width, patience, worth = 3, 32, 0.005
-    curious = 0.1
 
-    def __init__(self, space: Space[Any], rng: np.random.Generator, model: Model | None = None) -> None:
+    def __init__(self, space: Searched, rng: np.random.Generator, model: Model | None = None) -> None:
         super().__init__(space, rng, model)
         self.since = 0
         """Tries since the last that was better by `worth`."""
@@ -262,12 +260,12 @@ class Climb(Guided):
         if self.since >= self.patience:
             return
         kept = sorted(self.known, key=self.known.__getitem__)[: self.width]
-        around = {number for each in kept for number in self.space.neighbours(each)}
+        around = list({number: None for each in kept for number in self.space.neighbours(each)})
         expected = self._expected()
-        for number in sorted({*around, *range(min(len(self.space), count))} - self.asked, key=expected.__getitem__):
-            if self.rng.random() < self.curious:
-                yield int(self.rng.integers(len(self.space)))
-            yield number
+        promising = sorted({*around, *np.argsort(expected, kind="stable")[:count].tolist()}, key=expected.__getitem__)
+        promising = [number for number in promising if number not in self.asked]
+        for likely, any_ in zip(promising, self.rng.permutation(around).tolist()):
+            yield from (likely, any_)
         yield from np.argsort(expected, kind="stable").tolist()
 
     def tell(self, costs: Costs) -> None:
@@ -277,7 +275,7 @@ class Climb(Guided):
         self.since = 0 if better else self.since + len(costs)
 
 
-SEARCHES: dict[str, Callable[[Space[Any], np.random.Generator], Search]] = {
+SEARCHES: dict[str, Callable[[Searched, np.random.Generator], Search]] = {
     "descent": Descent, "guided": Guided, "coordinates": Coordinates, "beam": Beam, "evolution": Evolution,
     "annealing": Annealing, "random": Random, "exhaustive": Exhaustive, "climb": Climb,
 }  # fmt: skip

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,20 @@ P = TypeVar("P")
 Floats = NDArray[np.float64]
 LARGEST = 20_000
 """Points of a layer that are listed."""
+
+
+class Searched(Protocol):
+    """What a search sees of a space: points are numbers. Arrays are by these numbers."""
+
+    @property
+    def base(self) -> Floats: ...
+    @property
+    def bounds(self) -> Floats: ...
+    @property
+    def features(self) -> Floats: ...
+    def __len__(self) -> int: ...
+    def sample(self, count: int, rng: np.random.Generator) -> list[int]: ...
+    def neighbours(self, number: int) -> list[int]: ...
 
 
 @dataclass(frozen=True, eq=False)

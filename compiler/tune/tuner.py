@@ -20,7 +20,7 @@ from celosia.compiler.layer import Untileable
 from celosia.compiler.tune.measure import TIMED, Job, Judge, Result, Status, packed
 from celosia.compiler.tune.model import LEARNERS, Model
 from celosia.compiler.tune.network import Network, Occurrence, Tuned, network_key, whole
-from celosia.compiler.tune.pool import Fleet
+from celosia.compiler.tune.pool import GONE, Fleet
 from celosia.compiler.tune.records import Key, Records
 from celosia.compiler.tune.search import SEARCHES, Guided, Search
 from celosia.compiler.tune.space import Point, Space, layer_space
@@ -133,7 +133,7 @@ class Tuner:
 
     def _subject(self, network: Network, each: Occurrence) -> Subject | None:
         try:
-            space = layer_space(network.cfg, each.layer, each.usual, self.judge.memory)
+            space = layer_space(network.cfg, each.layer, each.usual, self.judge.bounds)
         except Untileable:  # what is not laid out as the space knows it
             return None
         rng = np.random.default_rng(self.seed)
@@ -193,7 +193,10 @@ class Tuner:
         return Job(network.cfg, subject.layer, subject.space.points[number], self.judge, limit)
 
     def _credible(self, result: Result, subject: Subject, number: int) -> bool:
-        """Nothing takes fewer cycles than it can: who says so is not believed, and the trial runs again."""
+        """Nothing takes fewer cycles than it can: who says so is not believed, and the trial runs again, as does one
+        that was lost with its device."""
+        if result.status in GONE:
+            return False
         return result.status != Status.OK or result.cycles >= subject.space.bounds[number]
 
     def _count(self, subject: Subject, result: Result, fresh: bool) -> None:

@@ -48,6 +48,7 @@ def explained(error: Exception) -> tuple[int, str]:
     from celosia.compiler.tune.model import MissingLearner
     from celosia.compiler.tune.pool import FleetError
     from celosia.compiler.tune.records import RecordsError
+    from celosia.driver.fleet import PoolError
     from celosia.driver.oracle import MissingLibrary, OracleError
     from celosia.driver.quantize import QuantizeError
     from celosia.driver.ssh import SshError
@@ -59,7 +60,7 @@ def explained(error: Exception) -> tuple[int, str]:
     wrong = ModelError, DecisionsError, ConfigError, HostError, ProgramError, InputError, OutputError, QuantizeError
     if isinstance(error, (*wrong, OracleError, ManifestError, ProjectError, RecordsError, TargetError, ThreadsError)):
         return WRONG_INPUT, str(error)
-    if isinstance(error, (DeviceError, FleetError, SshError)):
+    if isinstance(error, (DeviceError, FleetError, PoolError, SshError)):
         return RUN_FAILED, str(error)
     if isinstance(
         error, (BuildError, LinkError, SynthesisError, VerilogError, MissingLearner, MissingLibrary, ToolError)

@@ -75,8 +75,12 @@ def compile_(
         typer.Option(metavar="FILE.json", help="Schedules of layers, as `inspect --decisions` writes them."),
     ] = None,
     records: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What `tune` has measured, for layers that are faster so.")
-    ] = None,
+        str,
+        typer.Option(
+            metavar="FILE|none",
+            help="What `tune` has measured, beside what comes with Celosia; none: the compiler decides alone.",
+        ),
+    ] = "shipped",
     keep: Keep = None,
     shape: ShapeOption = None,
     no_check: NoCheck = False,

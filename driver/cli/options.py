@@ -77,6 +77,11 @@ ShapeOption = Annotated[
 ]  # fmt: skip
 Sudo = Annotated[bool, typer.Option("--sudo", help="Run as root there through sudo, which must not ask.")]
 
+Address = Annotated[
+    str | None,
+    typer.Option(metavar="HEX", help="Address of the registers on a board, if its bitstream has its own."),
+]
+
 
 @contextmanager
 def progress_stages(quiet: bool) -> Iterator[Stages]:
@@ -112,6 +117,16 @@ def memory_options(memory: str | None, device: str) -> dict[str, Any]:
         return {"memory": memory_model(memory)}
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def address_options(text: str | None) -> dict[str, Any]:
+    """Options of a board's device for `--address`."""
+    if text is None:
+        return {}
+    try:
+        return {"base": int(text, 0)}
+    except ValueError:
+        raise typer.BadParameter(f"--address {text} is no number; write it as 0x43c00000") from None
 
 
 def check_source(path: Path) -> None:

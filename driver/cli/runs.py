@@ -11,6 +11,7 @@ import typer
 from celosia.driver.cli.errors import Debug, Quiet, command
 from celosia.driver.cli.options import (
     WITH_CYCLES,
+    Address,
     ConfigOption,
     DeviceName,
     Inputs,
@@ -23,6 +24,7 @@ from celosia.driver.cli.options import (
     Simulator,
     Std,
     Sudo,
+    address_options,
     advise,
     check_destinations,
     check_source,
@@ -64,10 +66,7 @@ def run(
         int | None, typer.Option(help="Of the CPU's part; else $CELOSIA_THREADS, else one a processor, at most 8.")
     ] = None,
     sudo: Sudo = False,
-    address: Annotated[
-        str | None,
-        typer.Option(metavar="HEX", help="Address of the registers on a board, if its bitstream has its own."),
-    ] = None,
+    address: Address = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="OUT.npz", help="Write the outputs.")] = None,
     report: Annotated[
         Path | None, typer.Option(metavar="REPORT.json", help="Write cycles, layers and what each unit did.")
@@ -105,7 +104,7 @@ def run(
         raise typer.BadParameter(f"there is no device {device!r}; take {', '.join(DEVICES)} or ssh://USER@BOARD")
     if dump and output is None:
         raise typer.BadParameter("--dump needs --output OUT.npz, where the tensors go")
-    options, simulated, keep = _address(address), memory_options(memory, device), keep_of(dump)
+    options, simulated, keep = address_options(address), memory_options(memory, device), keep_of(dump)
     from celosia.compiler.cpu.runtime.threads import default_threads, thread_count
     from celosia.driver.devices import require_tools
     from celosia.driver.runtime import Runtime
@@ -149,16 +148,6 @@ def _shapes(source: Path, values: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     from celosia.driver.specialise import OpenModel
 
     return OpenModel(source).shapes(values)
-
-
-def _address(text: str | None) -> dict[str, Any]:
-    """Options of a board's device."""
-    if text is None:
-        return {}
-    try:
-        return {"base": int(text, 0)}
-    except ValueError:
-        raise typer.BadParameter(f"--address {text} is no number; write it as 0x43c00000") from None
 
 
 def _run_there(

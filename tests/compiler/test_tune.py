@@ -292,7 +292,7 @@ def test_the_rtl_judges_as_the_timing_model_does() -> None:
 
 
 def test_no_such_judge() -> None:
-    with pytest.raises(ValueError, match="no trial can run on 'abacus'; take timed or rtl"):
+    with pytest.raises(ValueError, match="no trial can run on 'abacus'; take timed, rtl or ssh://USER@BOARD"):
         Judge("abacus")
 
 

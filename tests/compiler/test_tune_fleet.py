@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import textwrap
 import threading
 import time
 from collections import Counter
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Executor, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from celosia.compiler.tune.measure import Job, Judge, Result, Status
+from celosia.compiler.tune import pool
+from celosia.compiler.tune.measure import Job, Judge, Result, Status, measure
 from celosia.compiler.tune.pool import Executed, Fleet, FleetError, Measurer, Station
 from celosia.hw.config import PRESETS
 
@@ -149,16 +152,91 @@ def test_no_device_left_is_an_error_that_names_them() -> None:
     assert len(kept) < 12
 
 
-def test_an_executor_is_a_device() -> None:
-    """As Dask's is; what it cannot do is a Result, too."""
+def executed(executor: Executor, folder: Path, does: str = "pass", name: str = "place") -> Executed:
+    return Executed(name, executor, tuple(station(folder, does).command[1:]))
+
+
+def test_an_executor_is_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Dask's is: a process beside its worker measures, and is ended there where it is late."""
     with ThreadPoolExecutor(1) as executor:
-        device = Executed("executor", executor)
+        with Fleet([executed(executor, tmp_path, HANGS)], deadline=3) as fleet:
+            found = answers(fleet, 4)
+        assert found[2].status == Status.HUNG and found[2].detail == "no answer within 3 s"
+        assert [found[n].cycles for n in (0, 1, 3)] == [1000, 1001, 1003]
         (job,) = jobs(1)
-        assert device.measure(job, 60).status == Status.CRASHED  # b"" is no layer
+        assert Executed("as it is", executor).measure(job, 60).status == Status.CRASHED  # b"" is no layer
         stuck = threading.Event()
         executor.submit(stuck.wait)
-        assert device.measure(job, 0.05).status == Status.HUNG
+        monkeypatch.setattr(pool, "LONGER", 0.1)
+        assert executed(executor, tmp_path).measure(job, 0.05).status == Status.HUNG
         stuck.set()
+    gone = executed(executor, tmp_path)  # which takes nothing any more
+    assert gone.measure(job, 60).status == Status.CRASHED
+
+
+def test_a_place_that_is_gone_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "LOOK", 0.05)
+    with ThreadPoolExecutor(1) as executor:
+        stuck = threading.Event()
+        executor.submit(stuck.wait)
+        place = executed(executor, tmp_path)
+        place.alive = lambda: False
+        assert place.measure(jobs(1)[0], 60) == Result(Status.CRASHED, detail="its worker is gone")
+        stuck.set()
+
+
+class Noting:
+    """Notes the Configs of what it measures."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.configs = name, list[str]()
+
+    def measure(self, job: Job, deadline: float) -> Result:
+        self.configs.append(job.cfg.name)
+        time.sleep(0.01)
+        return Result(Status.OK, 1)
+
+    def close(self) -> None:
+        pass
+
+
+def test_devices_keep_to_their_config() -> None:
+    """A simulator is loaded anew for another one: two devices and two Configs make that once for each."""
+    mixed = [Job(PRESETS[("tiny", "pynq")[n % 2]], b"", (), Judge(), n) for n in range(40)]
+    devices = [Noting("a"), Noting("b")]
+    with Fleet(devices) as fleet:
+        for _ in range(2):
+            fleet.run(mixed, lambda number, result: None)
+    for device in devices:
+        changes = sum(a != b for a, b in itertools.pairwise(device.configs))
+        assert len(device.configs) > 4 and changes <= 3  # at the end of each round it helps the other one
+
+
+def test_a_lost_connection_is_no_answer(tmp_path: Path) -> None:
+    """It is tried again; a trial that another version is asked for is not run at all."""
+    (job,) = jobs(1)
+    results = iter([Result(Status.LOST, detail="the cable"), Result(Status.OK, 7)])
+    device = Broken("board:pynq")
+    device.measure = lambda job, deadline: next(results)  # type: ignore[method-assign]
+    found: list[Result] = []
+    with Fleet([device]) as fleet:
+        fleet.run([job], lambda number, result: found.append(result))
+    assert found == [Result(Status.OK, 7)] and fleet.left_out == {}
+    other = measure(replace(job, version=99))
+    assert other.status == Status.FAILED and "99 was asked for; install the same Celosia" in other.detail
+    nowhere = measure(replace(job, judge=Judge("ssh://root@pynq")))
+    assert nowhere.status == Status.FAILED and "no connection to ssh://root@pynq" in nowhere.detail
+
+
+def test_what_keeps_answers_may_fail(tmp_path: Path) -> None:
+    """As where the disk is full: the error comes out, and soon."""
+
+    def full(number: int, result: Result) -> None:
+        raise OSError("no space")
+
+    with Fleet([station(tmp_path, name=f"process {n}") for n in range(2)]) as fleet, pytest.raises(OSError):
+        fleet.run(jobs(50), full)
+    assert len((tmp_path / "log").read_text().split()) < 50
 
 
 def test_what_a_fleet_gives_up_has_no_result(tmp_path: Path) -> None:

@@ -99,12 +99,15 @@ class FakeBoard:
         self.threads = ThreadPoolExecutor(32)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.port = 0
+        self.connection: Any = None
+        """The last client's."""
 
     # The server ------------------------------------------------------------------------------------------------
 
     async def handle(self, process: asyncssh.SSHServerProcess[bytes]) -> None:
         command = process.command or ""
         self.commands.append(command)
+        self.connection = process.channel.get_connection()
         child = subprocess.Popen(
             ["sh", "-c", self.wrap(command)], env=self.environment, cwd=self.home, preexec_fn=self.limits,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

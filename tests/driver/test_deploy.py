@@ -313,7 +313,7 @@ def test_the_runner_is_complete_and_always_the_same(program: Path, tmp_path: Pat
     assert child.stdin and child.stdout
     child.stdin.write(request)
     child.stdin.flush()
-    deploy._skip_to_mark(child.stdout)
+    deploy.skip_to_mark(child.stdout)
     result = load_result(child.stdout)
     child.communicate()
     expected = celosia.Runtime(celosia.compile(quantised(), "tiny")).run({"input_1": x})

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +15,10 @@ from typer.testing import CliRunner
 
 import celosia
 from celosia.compiler.image import Image
+from celosia.compiler.tune import shipped
 from celosia.compiler.tune.measure import TIMED, Result, Status
 from celosia.compiler.tune.model import LEARNERS
-from celosia.compiler.tune.network import Network, apply
+from celosia.compiler.tune.network import Network, apply, network_schedule
 from celosia.compiler.tune.pool import Fleet
 from celosia.compiler.tune.records import Key, Records, schedule_of
 from celosia.compiler.tune.search import SEARCHES
@@ -23,6 +28,9 @@ from celosia.driver.cli.tuning import LearnerName, SearchName
 from celosia.driver.tune import Tuning, tune
 from celosia.hw.isa import instruction_bytes
 from celosia.sim.timing import predict
+
+sys.path.append(str(Path(__file__).parents[2]))
+from benchmarks.shipped import winners
 
 TRIALS = 20
 
@@ -125,10 +133,10 @@ def test_records_that_lie_make_nothing_worse(models: Path, tuned: tuple[Path, Tu
     lies = lying(path, 1)
     applied: list[str] = []
 
-    def improve(network: Network) -> Image:
+    def improve(network: Network) -> tuple[Image, str]:
         image, told = apply(network, lies, TIMED)
         applied.append(str(told))
-        return image
+        return image, str(told)
 
     program = celosia.compile(models / "quantised.onnx", "tiny", improve=improve)
     assert cycles(program) == found.report["untuned"] and "no better than without" in applied[0]
@@ -146,10 +154,10 @@ def test_schedules_that_do_not_fit_are_refused_with_the_reason(models: Path, tun
             wrong.add(bad, Result(Status.OK, 10_000))
     told = []
 
-    def improve(network: Network) -> Image:
+    def improve(network: Network) -> tuple[Image, str]:
         image, applied = apply(network, wrong, TIMED)
         told.append(str(applied))
-        return image
+        return image, str(applied)
 
     program = celosia.compile(models / "quantised.onnx", "tiny", improve=improve)
     assert cycles(program) == found.report["untuned"] and "n must be between 1 and" in told[0]
@@ -168,6 +176,110 @@ def test_the_command(models: Path, tmp_path: Path) -> None:
     assert code == 0 and "records: this network's own" in err
     programs = [celosia.Program.load(tmp_path / name) for name in ("a.celosia", "b.celosia")]
     assert programs[0].image.tobytes() == programs[1].image.tobytes()
+
+
+# Records that come with Celosia -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def presets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file of those for `tiny`, which is not there yet."""
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path / "presets")
+    (tmp_path / "presets").mkdir()
+    shipped.shipped.cache_clear()
+    yield tmp_path / "presets" / "tiny.jsonl"
+    shipped.shipped.cache_clear()
+
+
+def test_compile_takes_what_comes_with_celosia(models: Path, tuned: tuple[Path, Tuning], presets: Path) -> None:
+    model, (path, found) = models / "quantised.onnx", tuned
+    without = celosia.compile(model, "tiny")
+    assert without.schedules == "records: none for this network on tiny; the compiler decides"
+    shutil.copy(path, presets)
+    shipped.shipped.cache_clear()
+    program = celosia.compile(model, "tiny")
+    assert cycles(program) == found.report["cycles"] < cycles(without) == found.report["untuned"]
+    assert "this network's own" in program.schedules and f"{cycles(without):,} without" in program.schedules
+    for off in ("none", None):
+        plain = celosia.compile(model, "tiny", records=off)
+        assert plain.image.tobytes() == without.image.tobytes() and plain.schedules == ""
+    other = celosia.compile(model, "pynq")  # nothing for that preset in this folder
+    assert other.schedules == "records: none for this network on pynq; the compiler decides"
+
+
+def test_a_file_of_records_counts_beside_what_comes_with_celosia(
+    models: Path, tuned: tuple[Path, Tuning], presets: Path, tmp_path: Path
+) -> None:
+    shutil.copy(tuned[0], presets)
+    key = Key("another network's", celosia.Config.load("tiny").digest, "[]", TIMED.version)
+    Records(tmp_path / "r.jsonl").add(key, Result(Status.OK, 5))
+    program = celosia.compile(models / "quantised.onnx", "tiny", records=tmp_path / "r.jsonl")
+    assert cycles(program) == tuned[1].report["cycles"]
+
+
+def test_what_comes_with_celosia_makes_nothing_worse(models: Path, tuned: tuple[Path, Tuning], presets: Path) -> None:
+    """Neither records that lie nor those of another version, and both are told."""
+    usual = tuned[1].report["untuned"]
+    for key, result in lying(tuned[0], 1).trials.items():
+        Records(presets).add(key, result)
+    shipped.shipped.cache_clear()
+    program = celosia.compile(models / "quantised.onnx", "tiny")
+    assert cycles(program) == usual and "no better than without" in program.schedules
+    presets.unlink()
+    for key, result in Records.load(tuned[0]).trials.items():
+        Records(presets).add(replace(key, measurer=f"older {key.measurer}"), result)
+    shipped.shipped.cache_clear()
+    program = celosia.compile(models / "quantised.onnx", "tiny")
+    assert cycles(program) <= usual and "measured by another version or device" in program.schedules
+
+
+def test_the_winners_of_a_tuning_are_what_decides(models: Path, tuned: tuple[Path, Tuning], presets: Path) -> None:
+    """As `python -m benchmarks.shipped` picks them: none can be left out."""
+    path, found = tuned
+    lines: dict[Key, Result] = {}
+
+    def improve(network: Network) -> tuple[Image, str]:
+        lines.update(winners(network, Records.load(path)))
+        return network.image, ""
+
+    celosia.compile(models / "quantised.onnx", "tiny", improve=improve)
+    for key, result in lines.items():
+        Records(presets).add(key, result)
+    shipped.shipped.cache_clear()
+    assert cycles(celosia.compile(models / "quantised.onnx", "tiny")) == found.report["cycles"]
+    (whole,) = (key for key in lines if key.workload.startswith("network"))
+    decided = network_schedule(whole)
+    assert len(lines) == len(decided) + 1
+    for name in decided if len(decided) > 1 else ():
+        fewer = Records()
+        rest = {other: point for other, point in decided.items() if other != name}
+        fewer.add(Key.of(celosia.Config.load("tiny"), whole.workload, rest, whole.measurer), Result(Status.OK, 1))
+
+        def without(network: Network, fewer: Records = fewer) -> tuple[Image, str]:
+            image, told = apply(network, fewer, TIMED)
+            return image, str(told)
+
+        assert cycles(celosia.compile(models / "quantised.onnx", "tiny", improve=without)) > found.report["cycles"]
+
+
+def test_the_demo_model_is_faster_by_default() -> None:
+    """Records as they are shipped, on a preset."""
+    model = celosia.models.demo_model_path()
+    usual, program = (celosia.compile(model, "pynq", records=records) for records in ("none", "shipped"))
+    assert cycles(program) < cycles(usual) and "this network's own" in program.schedules
+    images = celosia.models.demo_images()[0][:2]
+    outputs = [celosia.Runtime(each).run({"image": images[:1]}).outputs["logits"] for each in (usual, program)]
+    np.testing.assert_array_equal(*outputs)
+
+
+def test_the_command_without_records(models: Path, tuned: tuple[Path, Tuning], presets: Path, tmp_path: Path) -> None:
+    shutil.copy(tuned[0], presets)
+    line = "compile", models / "quantised.onnx", "--config", "tiny", "-o", tmp_path / "p.celosia"
+    code, out, err = call(*line)
+    assert code == 0 and "schedules" in out and "this network's own" in " ".join(out.split())
+    assert celosia.Program.load(tmp_path / "p.celosia").schedules.startswith("records: this network's own")
+    code, out, err = call(*line, "--records", "none")
+    assert code == 0 and "schedules" not in out and "records" not in err
 
 
 @pytest.mark.parametrize(

@@ -72,8 +72,8 @@ _kernels: dict[tuple[object, ...], Kernel] = {}
 def compile_function(function: Function, features: frozenset[str] | None = None, keep: bool = True) -> Kernel:
     """Machine code for a loop nest, for the target; the same Kernel for the same loops.
 
-    features: those to choose instructions by, see render. keep: False for code that is wanted once, which goes nowhere. The code for another processor is an object file to be linked
-    with others (`link_library`); its symbol is unique.
+    features: those to choose instructions by, see render. keep: False for code that is wanted once. The code for
+    another processor is an object file to be linked with others (`link_library`); its symbol is unique.
     """
     loops = str(function)
     tables = _tables(function) if ELIDED in loops else ""  # else the text says all

@@ -47,8 +47,10 @@ def schedule(outputs: Sequence[Tensor], knobs: Mapping[str, Knobs] | None = None
 
 
 def plain(outputs: Sequence[Tensor]) -> Schedule:
-    """What every schedule begins with: chains of element-wise operators are one loop, neighbouring axes are merged. Each
-    tensor that is computed has a name of its own. Steps of scans are arranged: a trace does not reach into them."""
+    """What every schedule begins with: chains of element-wise operators are one loop, neighbouring axes are merged.
+
+    Each tensor that is computed has a name of its own. Steps of scans are arranged: a trace does not reach into them.
+    """
     result = Schedule(_named_apart(collapse(fuse_epilogues(fuse_injective(outputs)))))
     for stage in result.stages.values():
         if isinstance(stage.body, Scan):

@@ -44,7 +44,11 @@ class Tile:
 
 
 def register_tile(
-    stage: Stage, reduce: Reduce, data: list[Axis], reads: list[Load], choose: Callable[[list[Tile]], Tile] | None = None
+    stage: Stage,
+    reduce: Reduce,
+    data: list[Axis],
+    reads: list[Load],
+    choose: Callable[[list[Tile]], Tile] | None = None,
 ) -> bool:
     """Compute tiles of vectors along the last of the `data` axes; False where the `reads` do not allow it.
 
@@ -110,7 +114,7 @@ def _kinds(axes: list[Axis], vectors: list[Load], scalars: list[Load], narrow: b
         rows = [axis for axis in axes if any(_still([read], axis) for read in vectors)]
     if narrow or (rows and not shared):
         columns = []
-    return rows[::-1] or [None], columns[::-1] or [None], shared
+    return [*rows[::-1]] or [None], [*columns[::-1]] or [None], shared
 
 
 def _shape(
@@ -129,15 +133,18 @@ def _shape(
 
 
 def _tiles_of(rows: list[Axis | None], columns: list[Axis | None], shared: bool) -> list[Tile]:
-    """All tiles that fit into registers."""
-    found = []
+    """All tiles that fit into registers, those with the least work first."""
+    found: dict[Tile, float] = {}
     for row, column in itertools.product(rows, columns):
         if row is not None and row is column:
             continue
-        for height, width in _sizes(_extent(row), _extent(column), shared, target().registers - 1):
-            names = ("" if row is None else row.name), ("" if column is None else column.name)
-            found += [Tile(*names, height, width, outside) for outside in (True, False)]
-    return found
+        extents = _extent(row), _extent(column)
+        names = ("" if row is None else row.name), ("" if column is None else column.name)
+        for height, width in _sizes(*extents, shared, target().registers - 1):
+            for outside in (True, False):
+                tile = Tile(*names, height, width, outside)
+                found[tile] = _work(*extents, height, width, shared) / prod(extents)
+    return sorted(found, key=found.__getitem__)
 
 
 def _fits_tiles(stage: Stage, reduce: Reduce, vectors: list[Load], scalars: list[Load]) -> bool:
@@ -180,13 +187,21 @@ def _sizes(rows: int, columns: int, shared: bool, registers: int) -> Iterator[tu
 
 @functools.cache
 def _size(rows: int, columns: int, shared: bool, registers: int) -> tuple[float, tuple[int, int]]:
-    """(work, rows and columns of a tile) with the least work for all rows and columns, edges computed twice included."""
+    """(work, height and width of a tile) with the least work for all of it, edges computed twice included."""
     best = float("inf"), 0, (1, 1)
     for height, width in _sizes(rows, columns, shared, registers):
-        tiles = -(-rows // height) * -(-columns // width)
-        work = tiles * (max(height * width, height + width if shared else 0) + 1)
-        best = min(best, (work, tiles * (height + width), (height, width)))
+        reads = _tiles_in(rows, columns, height, width) * (height + width)
+        best = min(best, (_work(rows, columns, height, width, shared), reads, (height, width)))
     return best[0], best[2]
+
+
+def _tiles_in(rows: int, columns: int, height: int, width: int) -> int:
+    return -(-rows // height) * -(-columns // width)
+
+
+def _work(rows: int, columns: int, height: int, width: int, shared: bool) -> float:
+    """Of all tiles in a step of the reduction: products, or reads where there are more of them."""
+    return _tiles_in(rows, columns, height, width) * (max(height * width, height + width if shared else 0) + 1)
 
 
 def _around(

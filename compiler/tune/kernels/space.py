@@ -6,7 +6,7 @@ breaks no rule of the loop IR and is short enough to compile; what it costs, onl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -37,11 +37,11 @@ def examined(workload: Workload, plan: Plan, most_code: float = MOST_CODE) -> Co
 class Plans:
     """A space that grows: from the points that it begins with, by the rules. Nothing is known of what is the least.
 
-    begin: the first of them is the compiler's own, and stays though it be too long. seed: of which neighbours are
-    looked at.
+    begin: the first of them is the compiler's own, and stays though it be too long; the others come with `fill`. seed:
+    of which neighbours are looked at.
     """
 
-    def __init__(self, workload: Workload, begin: Sequence[Plan], rules: Sequence[Rule] = RULES, seed: int = 0) -> None:
+    def __init__(self, workload: Workload, begin: Iterable[Plan], rules: Sequence[Rule] = RULES, seed: int = 0) -> None:
         self.workload, self.rules, self.name = workload, tuple(rules), workload.name
         self.points: list[Plan] = []
         self._counts: list[Counts] = []
@@ -50,9 +50,14 @@ class Plans:
         self._around: dict[int, dict[int, None]] = {}
         self._rng = np.random.default_rng(seed)
         self._most_code = float("inf")
-        for plan in begin:
+        self._rest = iter(begin)
+        self.number(next(self._rest))
+        self._most_code = max(MOST_CODE, 2 * self._counts[0].code)
+
+    def fill(self) -> None:
+        """Add what the space begins with, which takes a while."""
+        for plan in self._rest:
             self.number(plan)
-            self._most_code = max(MOST_CODE, 2 * self._counts[0].code)
 
     def __len__(self) -> int:
         return len(self.points)
@@ -118,10 +123,14 @@ def template(workload: Workload) -> Space[Plan]:
     )  # fmt: skip
 
 
-def _instances(workload: Workload) -> Iterator[tuple[Mapping[str, int | str], Schedule]]:
-    """The compiler's own is the first."""
+def _instances(
+    workload: Workload, most: int | None = None
+) -> Iterator[tuple[Mapping[str, int | str], Schedule]]:  # fmt: skip
+    """The compiler's own is the first. most: tiles for each tensor, those with the least work; None: all."""
     own = schedule(workload.outputs)
-    none: dict[str, int | str] = {"stage": "", "rows": "", "columns": "", "height": 0, "width": 0, "outside": "", "vectors": 1}
+    none: dict[str, int | str] = {
+        "stage": "", "rows": "", "columns": "", "height": 0, "width": 0, "outside": "", "vectors": 1
+    }  # fmt: skip
     yield none, own
     for name in (tensor.name for tensor in own.stages):
         tiles: list[Tile] = []
@@ -131,7 +140,7 @@ def _instances(workload: Workload) -> Iterator[tuple[Mapping[str, int | str], Sc
             return offered[0]
 
         schedule(workload.outputs, {name: Knobs(first)})
-        for tile in tiles:
+        for tile in tiles[:most]:
             knobs = {
                 "stage": name, "rows": tile.rows, "columns": tile.columns, "height": tile.height, "width": tile.width,
                 "outside": "rows" if tile.rows_outside else "columns",
@@ -141,8 +150,7 @@ def _instances(workload: Workload) -> Iterator[tuple[Mapping[str, int | str], Sc
             yield none | {"stage": name, "vectors": vectors}, schedule(workload.outputs, {name: Knobs(None, vectors)})
 
 
-def beginning(workload: Workload, most: int = 16) -> list[Plan]:
-    """The compiler's own schedule, then those of the template that should cost the least."""
-    space = template(workload)
-    order = sorted(range(1, len(space)), key=lambda number: space.predicted[number])
-    return [space.points[0], *(space.points[number] for number in order[:most])]
+def beginning(workload: Workload, most: int = 16) -> Iterator[Plan]:
+    """The compiler's own schedule, then those of the template with the least work."""
+    for _, made in _instances(workload, most):
+        yield Plan.of(made)

@@ -1,0 +1,125 @@
+"""Makes the records that come with Celosia: tunes networks for presets, and keeps what decides something.
+
+    python -m benchmarks.shipped [--networks NAME,...] [--configs NAME,...] [--trials N]
+
+Trials are kept in bench/tune, so that an interrupted run goes on where it was, and one with other networks tries again
+only what is new. What is written was measured now: whole networks on the timing model, and each winner's bytes. With
+`--trials 0` it measures again what was written before, as after a change of the timing model's version.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.tune import KEPT
+from benchmarks.workloads import FOLDER_VARIABLE, WORKLOADS, Missing, models_folder
+from celosia.compiler.compile import compile as compile_model
+from celosia.compiler.image import Image
+from celosia.compiler.tune.measure import TIMED, Job, Result, Status, measure, packed
+from celosia.compiler.tune.network import Network, Tuned, network_key, network_measurer, network_schedule, whole
+from celosia.compiler.tune.records import Key, Records
+from celosia.compiler.tune.shipped import FOLDER
+from celosia.driver.tune import tune
+
+CONFIGS = ("pynq", "ultra96", "zcu104")
+NETWORKS = ("demo", "ds_cnn", "mobilenet_v2", "mobilenet_v2_160", "resnet18")
+Lines = dict[Key, Result]
+
+
+def winners(network: Network, records: Records) -> Lines:
+    """What decides something in `network`: a line for it, and one for each workload; none where nothing does."""
+    found = records.best(network.cfg, network.name, network_measurer(TIMED))
+    if found is None:
+        return {}
+    tuned = _needed(network, network_schedule(found[0]))
+    lines: Lines = {}
+    for each in network.occurrences():
+        if each.workload in tuned:
+            point = tuned[each.workload]
+            result = measure(Job(network.cfg, packed(each.layer), point))
+            if result.status != Status.OK:
+                raise RuntimeError(f"{each.layer.name} on {network.cfg.name} is {result.status}: {result.detail}")
+            lines[Key.of(network.cfg, each.workload, point, TIMED.version)] = result
+    if tuned:
+        lines[network_key(network, tuned, TIMED)] = whole(network, tuned, TIMED)
+    return lines
+
+
+def _needed(network: Network, tuned: Tuned) -> Tuned:
+    """Those of `tuned` without which the whole takes more cycles; none where it takes fewer without them all."""
+    best = whole(network, tuned, TIMED)
+    if best.status != Status.OK or best.cycles >= network.cycles(network.image, TIMED):
+        return {}
+    for name in list(tuned):
+        others = {other: point for other, point in tuned.items() if other != name}
+        if others and (result := whole(network, others, TIMED)).status == Status.OK and result.cycles <= best.cycles:
+            tuned, best = others, result
+    return tuned
+
+
+def lines_of(path: Path, config: str, records: Path, trials: int) -> Lines:
+    """The winners of the network at `path`, after a search of so many trials where there are any."""
+    if trials:
+        tune(path, config, trials=trials, records=records, jobs=os.cpu_count() or 1)
+    found: Lines = {}
+
+    def improve(network: Network) -> tuple[Image, str]:
+        found.update(winners(network, Records.load(records)))
+        return network.image, ""
+
+    compile_model(path, config, check=False, improve=improve)
+    return found
+
+
+def made(config: str, networks: list[str], folder: Path | None, trials: int) -> Iterator[tuple[str, Lines]]:
+    """Of each network: its name, and its lines."""
+    for name in networks:
+        records = KEPT / f"{name}-{config}.jsonl" if trials else FOLDER / f"{config}.jsonl"
+        records.parent.mkdir(parents=True, exist_ok=True)
+        yield name, lines_of(WORKLOADS[name].path(folder), config, records, trials)
+
+
+def write(config: str, lines: Lines) -> Path:
+    """The file of a preset, whole or not at all."""
+    path = FOLDER / f"{config}.jsonl"
+    fresh = path.with_suffix(".new")
+    fresh.unlink(missing_ok=True)
+    records = Records(fresh)
+    for key in sorted(lines, key=lambda key: (key.workload, key.schedule)):
+        records.add(key, Result(Status.OK, lines[key].cycles))
+    if lines:
+        os.replace(fresh, path)
+    else:
+        path.unlink(missing_ok=True)
+    return path
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.shipped", description=(__doc__ or "").split("\n\n")[0])
+    known = ", ".join(WORKLOADS)
+    parser.add_argument("--networks", default=",".join(NETWORKS), help=f"of {known}; default: %(default)s")
+    parser.add_argument("--configs", default=",".join(CONFIGS), help="default: %(default)s")
+    parser.add_argument("--trials", type=int, default=400, help="for each network and preset (default: %(default)s)")
+    parser.add_argument("--models-dir", type=Path, help=f"folder with the models (default: ${FOLDER_VARIABLE})")
+    options = parser.parse_args(arguments)
+    networks, folder = options.networks.split(","), models_folder(options.models_dir)
+    FOLDER.mkdir(exist_ok=True)
+    for config in options.configs.split(","):
+        lines: Lines = {}
+        try:
+            for name, found in made(config, networks, folder, options.trials):
+                print(f"{config}: {name}: {len(found)} lines", flush=True)
+                lines |= found
+        except Missing as reason:
+            print(reason, file=sys.stderr)
+            return 2
+        print(f"{write(config, lines)}: {len(lines)} lines")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
