@@ -42,6 +42,7 @@ class Control(wiring.Component):
     irq : Out(1)                While done, if enabled.
     busy, error : Out(1)        A run is under way; the last one ended in an error, or this one will.
     clear, run, halt : Out(1)   To the pipeline.
+    clears : Out(1)             `clear` comes in the next cycle.
     instr_addr, instr_count, dma_base, dma_size : Out     Values of the registers.
     finished : In(1)            Every instruction has left its queue.
     fetch_quiet : In(1)         Fetch has nothing in flight.
@@ -61,7 +62,8 @@ class Control(wiring.Component):
             "irq": Out(1),
             "busy": Out(1),
             "error": Out(1),
-            "clear": Out(1, init=1),
+            "clears": Out(1),
+            "clear": Out(1),
             "run": Out(1),
             "halt": Out(1),
             "instr_addr": Out(32),
@@ -106,10 +108,11 @@ class Control(wiring.Component):
         self._counters(m, values, busy)
 
         all_quiet = self.fetch_quiet & self.quiet.all()
-        m.d.sync += self.clear.eq(0)  # it and `halt` are registers: they lead to every other one
+        m.d.sync += self.clear.eq(self.clears)  # it and `halt` are registers: they lead to many others
         with m.FSM():
             with m.State("IDLE"), m.If(start):
-                m.d.sync += [done.eq(0), code.eq(0), index.eq(0), self.halt.eq(0), self.clear.eq(1)]
+                m.d.sync += [done.eq(0), code.eq(0), index.eq(0), self.halt.eq(0)]
+                m.d.comb += self.clears.eq(1)
                 m.next = "CLEAR"
             with m.State("CLEAR"):
                 m.d.comb += busy.eq(1)

@@ -91,11 +91,13 @@ class Accelerator(wiring.Component):
         # Reset comes from a register, so that no logic hangs on a pin: better timing, and Verilator need not look at
         # every next state again whenever an input changes (1.5 times the cycles a second).
         reset = Signal(init=1)
+        pipeline_reset = Signal(init=1)  # with `control.clear`: a register of its own, for it leads to every other one
         m.d.sync += reset.eq(0)
         m.domains.core, m.domains.pipeline = core, pipeline = ClockDomain("core"), ClockDomain("pipeline")
 
         # Registers, and the life of a run. A run begins with a reset of everything else.
         m.submodules.control = control = DomainRenamer("core")(Control(cfg))
+        m.d.sync += pipeline_reset.eq(control.clears)
         connect(m, wiring.flipped(self.s_axil), control.axil)
         m.d.comb += [
             self.irq.eq(control.irq),
@@ -105,7 +107,7 @@ class Accelerator(wiring.Component):
             core.clk.eq(ClockSignal()),
             core.rst.eq(reset),
             pipeline.clk.eq(ClockSignal()),
-            pipeline.rst.eq(control.clear),
+            pipeline.rst.eq(pipeline_reset),
         ]
 
         fetch, tokens, readmux = Fetch(cfg), Tokens(cfg), ReadMux(cfg.bus_bytes)

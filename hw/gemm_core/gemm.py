@@ -148,6 +148,7 @@ class Gemm(wiring.Component):
             self.done.payload.post.eq(write.post),
             self.done.payload.index.eq(write.index),
         ]
-        in_flight = Cat(stage.valid for stage in pipe).any()
+        in_flight = Signal()  # in one of the cycles from 1 on
+        m.d.sync += in_flight.eq(Cat(stage.valid for stage in pipe[:-1]).any())
         m.d.comb += self.quiet.eq(~(loops.step.valid | in_flight | self.done.valid))
         return m

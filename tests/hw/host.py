@@ -48,20 +48,21 @@ class Host:
         self.bus = AxiLiteMaster(AxiLiteBus.from_prefix(dut, "s_axil_"), dut.clk, dut.rst)
         self.model: axi_model.Memory | None = None
         self.second: Any = None
-        both = self.cfg.ports == 2
+        both, self._size = self.cfg.ports == 2, size
         if model:
             self.model = axi_model.Memory(dut, bytearray(size), self.cfg.bus_bytes, **model)
             if both:
                 self.second = replace(self.model, prefix="m_axi1")
-        else:
-            self.ram = AxiRam(AxiBus.from_prefix(dut, "m_axi_"), dut.clk, dut.rst, size=size)
-            if both:
-                self.second = AxiRamRead(AxiReadBus.from_prefix(dut, "m_axi1_"), dut.clk, dut.rst, mem=self.ram.mem)
         channels = [("m_axi", axi_model.READ), ("m_axi", axi_model.WRITE), *[("m_axi1", axi_model.READ)] * both]
         self.checkers = {channel: axi_model.Checker(self.cfg.bus_bytes, BASE, size) for channel in channels}
 
     async def begin(self) -> None:
         await bench.start(self.dut, timeout=1_000_000)
+        if not self.model:  # it would take what the pins hold before the reset
+            dut = self.dut
+            self.ram = AxiRam(AxiBus.from_prefix(dut, "m_axi_"), dut.clk, dut.rst, size=self._size)
+            if self.cfg.ports == 2:
+                self.second = AxiRamRead(AxiReadBus.from_prefix(dut, "m_axi1_"), dut.clk, dut.rst, mem=self.ram.mem)
         for (prefix, names), checker in self.checkers.items():
             cocotb.start_soon(axi_model.check(self.dut, prefix, names, checker))
         if self.model:
