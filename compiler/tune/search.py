@@ -244,11 +244,10 @@ class Descent(Guided):
 
 
 class Climb(Guided):
-    """For spaces that grow: around the best few points, first what the model expects to be cheapest, and sometimes any.
-    Ends where `patience` tries in a row have found nothing better."""
+    """For spaces that grow: what lies around the best few points, by turns what the model expects to be cheapest and
+    any. Ends where `patience` tries in a row have found nothing better."""
 
     width, patience, worth = 3, 32, 0.005
-    curious = 0.1
 
     def __init__(self, space: Searched, rng: np.random.Generator, model: Model | None = None) -> None:
         super().__init__(space, rng, model)
@@ -261,12 +260,12 @@ class Climb(Guided):
         if self.since >= self.patience:
             return
         kept = sorted(self.known, key=self.known.__getitem__)[: self.width]
-        around = {number for each in kept for number in self.space.neighbours(each)}
+        around = list({number: None for each in kept for number in self.space.neighbours(each)})
         expected = self._expected()
-        for number in sorted({*around, *range(min(len(self.space), count))} - self.asked, key=expected.__getitem__):
-            if self.rng.random() < self.curious:
-                yield int(self.rng.integers(len(self.space)))
-            yield number
+        promising = sorted({*around, *np.argsort(expected, kind="stable")[:count].tolist()}, key=expected.__getitem__)
+        promising = [number for number in promising if number not in self.asked]
+        for likely, any_ in zip(promising, self.rng.permutation(around).tolist()):
+            yield from (likely, any_)
         yield from np.argsort(expected, kind="stable").tolist()
 
     def tell(self, costs: Costs) -> None:

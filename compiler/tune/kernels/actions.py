@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import Load, Reduce, Schedule, Tensor
 from celosia.compiler.expr.nodes import Axis, walk
-from celosia.compiler.expr.transform import loads
 from celosia.compiler.tune.kernels.plan import Cut, Loops, Plan, can_change
 
 TILES = (2, 3, 4, 6, 8)
@@ -213,60 +212,7 @@ def places(view: View) -> Iterator[Plan]:
             yield view.new(replace(view.loops, at=(reader, loop)))
 
 
-def copies(view: View) -> Iterator[Plan]:
-    """What a reduction reads copied first, in the order in which it is read, for some of its loops."""
-    if not view.reduces:
-        return
-    plan = view.plan
-    for tensor in {read.tensor: None for reduce in view.reduces for read in loads(reduce.value)}:
-        if (tensor.name, view.name) in plan.copies or not tensor.shape:
-            continue
-        if any(pair[0] == tensor.name for pair in plan.copies) or tensor.name not in {
-            t.name for t in view.made.tensors
-        }:
-            continue
-        name = f"{tensor.name}.workspace"
-        axes = tuple(f"i{d}" for d in range(len(tensor.shape)))
-        loops = Loops(axes, (), axes)
-        for loop in view.loops.order[:-1]:
-            if view.loops.kind(loop) == "serial":
-                placed = replace(loops, at=(view.name, loop))
-                yield replace(
-                    plan, stages=(*plan.stages, (name, placed)), copies=(*plan.copies, (tensor.name, view.name))
-                )
-
-
-def uncopied(view: View) -> Iterator[Plan]:
-    """Without a copy."""
-    for tensor, reader in view.plan.copies:
-        if view.name == f"{tensor}.workspace":
-            left = tuple(each for each in view.plan.stages if each[0] != view.name)
-            yield replace(view.plan, stages=left, copies=tuple(c for c in view.plan.copies if c != (tensor, reader)))
-
-
-def parallel(view: View) -> Iterator[Plan]:
-    """The outermost loop divided among threads, or not."""
-    if view.loops.order and not view.axes[view.loops.order[0]].reduce and view.loops.at is None:
-        outer = view.loops.order[0]
-        kind = view.loops.kind(outer)
-        if kind in ("serial", "parallel"):
-            yield view.new(view.loops.with_kind(outer, "serial" if kind == "parallel" else "parallel"))
-
-
-RULES: tuple[Rule, ...] = (
-    factors,
-    orders,
-    tiles,
-    blocks,
-    joins,
-    fused,
-    unrolled,
-    vectors,
-    lanes,
-    places,
-    copies,
-    uncopied,
-)
+RULES: tuple[Rule, ...] = (factors, orders, tiles, blocks, joins, fused, unrolled, vectors, lanes, places)
 """Those of a kernel on one thread."""
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from celosia.compiler.expr import Schedule, Stage, Tensor
-from celosia.compiler.expr.nodes import Axis, Scan
+from celosia.compiler.expr import Schedule, Stage
+from celosia.compiler.expr.nodes import Scan
 from celosia.compiler.expr.schedule import Split
 from celosia.compiler.expr.trace import Step, Trace
 
@@ -68,24 +68,19 @@ class Loops:
 
 @dataclass(frozen=True)
 class Plan:
-    """stages: by tensor. copies: (tensor, its reader) of each that is copied into the workspace before it is read."""
+    """stages: by tensor."""
 
     stages: tuple[tuple[str, Loops], ...]
-    copies: tuple[tuple[str, str], ...] = ()
 
     def __getitem__(self, stage: str) -> Loops:
         return dict(self.stages)[stage]
 
     def with_stage(self, stage: str, loops: Loops) -> Plan:
-        return replace(self, stages=tuple((name, loops if name == stage else old) for name, old in self.stages))
+        return Plan(tuple((name, loops if name == stage else old) for name, old in self.stages))
 
     @property
     def trace(self) -> Trace:
-        return Trace([*self._copies(), *self._loops(), *self._places()])
-
-    def _copies(self) -> Iterator[Step]:
-        for tensor, reader in self.copies:
-            yield Step("", "cache_read", (tensor, "workspace", reader))
+        return Trace([*self._loops(), *self._places()])
 
     def _loops(self) -> Iterator[Step]:
         for stage, loops in self.stages:
@@ -104,13 +99,13 @@ class Plan:
                 yield Step(stage, "compute_at", ({"stage": loops.at[0]}, loops.at[1]))
 
     @staticmethod
-    def of(schedule: Schedule, copies: tuple[tuple[str, str], ...] = ()) -> Plan:
+    def of(schedule: Schedule) -> Plan:
         """The plan of a schedule that was made by splits and fuses, orders, kinds, lanes, and places."""
         stages = [(t.name, _loops_of(stage)) for t, stage in schedule.stages.items() if can_change(stage)]
-        return Plan(tuple(stages), copies)
+        return Plan(tuple(stages))
 
 
-PRIMITIVE = {"unrolled": "unroll", "vectorized": "vectorize", "parallel": "parallel"}
+PRIMITIVE = {"unrolled": "unroll", "vectorized": "vectorize"}
 
 
 def can_change(stage: Stage) -> bool:
@@ -128,11 +123,3 @@ def _loops_of(stage: Stage) -> Loops:
         next(iter(stage.lanes.values()), ()),
         None if stage.attached is None else (stage.attached[0].tensor.name, stage.attached[1].name),
     )  # fmt: skip
-
-
-def axes_of(schedule: Schedule, stage: str) -> list[Axis]:
-    return schedule[stage].order
-
-
-def computed(schedule: Schedule) -> list[Tensor]:
-    return [tensor for tensor, stage in schedule.stages.items() if can_change(stage)]

@@ -1,0 +1,484 @@
+"""Tuning of CPU kernels: what rules make means the same, what is wrong is never taken, nothing is measured twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from celosia.compiler import expr as T
+from celosia.compiler.compile import compile as compile_model
+from celosia.compiler.cpu.llvm import compile_function
+from celosia.compiler.cpu.runtime.kernel import Kernel
+from celosia.compiler.cpu.schedule import schedule
+from celosia.compiler.cpu.schedule.chosen import Choices, Workload, choosing
+from celosia.compiler.expr.trace import Trace
+from celosia.compiler.tune.kernels import trial as trials
+from celosia.compiler.tune.kernels.actions import RULES, View, neighbours
+from celosia.compiler.tune.kernels.estimate import count
+from celosia.compiler.tune.kernels.plan import Cut, Plan
+from celosia.compiler.tune.kernels.space import MOST_CODE, Plans, beginning, examined, template
+from celosia.compiler.tune.kernels.trial import KernelJob, packed, processor
+from celosia.compiler.tune.kernels.tuner import LONG, OWN, SHORT, KernelTuner, State, recorded, text
+from celosia.compiler.tune.measure import Result, Status
+from celosia.compiler.tune.pool import Fleet, FleetError
+from celosia.compiler.tune.records import Key, Records
+from celosia.compiler.tune.search import Climb
+from celosia.driver.runtime import Runtime
+from celosia.driver.tune_cpu import tune_cpu, tune_kernel
+
+Array = np.ndarray[Any, Any]
+
+
+def product(m: int = 9, n: int = 21, k: int = 10, dtype: str = "float32") -> Workload:
+    """x w, and what a layer does with it."""
+    x, w = T.placeholder((m, k), dtype, "x"), T.placeholder((k, n), dtype, "w")
+    r = T.reduce_axis(k, "r")
+    wide = "int32" if dtype == "int8" else dtype
+    acc = T.compute((m, n), lambda i, j: T.sum(x[i, r].astype(wide) * w[r, j].astype(wide), r), "acc")
+    return Workload.of([T.compute((m, n), lambda i, j: T.maximum(acc[i, j], 0) + 1, "y")], [x, w])
+
+
+def window(size: int = 11, channels: int = 18) -> Workload:
+    """The largest of 3 x 3 by channel, with borders."""
+    x = T.placeholder((size, size, channels), "float32", "x")
+    padded = T.compute(
+        (size + 2, size + 2, channels),
+        lambda i, j, c: T.select(
+            (i >= 1) & (i < size + 1) & (j >= 1) & (j < size + 1), x[i - 1, j - 1, c], T.Const(-1.0, "float32")
+        ),
+        "padded",
+    )
+    a, b = T.reduce_axis(3, "a"), T.reduce_axis(3, "b")
+    return Workload.of([T.compute(x.shape, lambda i, j, c: T.max(padded[i + a, j + b, c], (a, b)), "y")], [x])
+
+
+def softmax(rows: int = 7, columns: int = 37) -> Workload:
+    x = T.placeholder((rows, columns), "float32", "x")
+    k, m = T.reduce_axis(columns, "k"), T.reduce_axis(columns, "m")
+    top = T.compute((rows,), lambda i: T.max(x[i, k], k), "top")
+    e = T.compute((rows, columns), lambda i, j: T.call("exp", x[i, j] - top[i]), "e")
+    total = T.compute((rows,), lambda i: T.sum(e[i, m], m), "total")
+    return Workload.of([T.compute((rows, columns), lambda i, j: e[i, j] / total[i], "y")], [x])
+
+
+def in_order(rows: int = 6, columns: int = 40) -> Workload:
+    """Sums whose order counts, in numbers for which it shows."""
+    x = T.placeholder((rows, columns), "float32", "x")
+    k = T.reduce_axis(columns, "k")
+    return Workload.of([T.compute((rows,), lambda i: T.ordered_sum(x[i, k] * 1e4, k), "y")], [x])
+
+
+def turned(rows: int = 20, columns: int = 33) -> Workload:
+    x = T.placeholder((rows, columns), "int8", "x")
+    return Workload.of([T.compute((columns, rows), lambda i, j: x[j, i] + 1, "y")], [x])
+
+
+def equally_named() -> Workload:
+    """Two tensors of one name, neither of which can be inlined."""
+    x = T.placeholder((8, 12), "float32", "x")
+    k, m = T.reduce_axis(12, "k"), T.reduce_axis(8, "m")
+    rows = T.compute((8,), lambda i: T.sum(x[i, k], k), "sum")
+    columns = T.compute((12,), lambda j: T.sum(x[m, j], m), "sum")
+    return Workload.of([T.compute((8, 12), lambda i, j: rows[i] * columns[j], "sum")], [x])
+
+
+WORKLOADS: dict[str, Callable[[], Workload]] = {
+    "product": product, "product of bytes": lambda: product(dtype="int8"), "window": window, "softmax": softmax,
+    "in order": in_order, "turned": turned, "equally named": equally_named,
+}  # fmt: skip
+
+
+def given(workload: Workload) -> list[Array]:
+    rng = np.random.default_rng(0)
+    return [
+        rng.integers(-128, 128, t.shape).astype(np.int8) if t.dtype == "int8"
+        else rng.standard_normal(t.shape, np.float32)
+        for t in workload.inputs
+    ]  # fmt: skip
+
+
+def meaning(workload: Workload, arrays: Sequence[Array]) -> list[Array]:
+    """By the interpreter, of loops under no schedule."""
+    return list(T.interpret(T.lower(workload.outputs, workload.inputs, "plain"), *arrays))
+
+
+def own(workload: Workload) -> Plan:
+    return Plan.of(schedule(workload.outputs))
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_plan_is_its_schedule(name: str) -> None:
+    workload = WORKLOADS[name]()
+    plan = own(workload)
+    again = workload.scheduled(Trace.from_json(json.loads(text(plan))))
+    assert str(workload.loops(again)) == str(workload.loops(schedule(workload.outputs)))
+    assert Plan.of(again) == plan
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_what_rules_lead_to_means_the_same(name: str) -> None:
+    """Walks of some steps; each plan is compiled and compared with the interpreter's numbers."""
+    workload = WORKLOADS[name]()
+    arrays = given(workload)
+    expected = meaning(workload, arrays)
+    rng = np.random.default_rng(len(name))
+    compared = 0
+    for _ in range(3):
+        plan = own(workload)
+        for _ in range(4):
+            others = list(neighbours(plan, workload.scheduled(plan.trace)))
+            order = (others[place] for place in rng.permutation(len(others)))
+            plan = next((other for other in order if examined(workload, other, 100) is not None), plan)
+        try:
+            kernel = compile_function(workload.loops(workload.scheduled(plan.trace)), keep=False)
+        except ValueError:  # vectors that the processor has no instructions for
+            continue
+        for found, wanted in zip(kernel(*arrays), expected, strict=True):
+            compared += 1
+            if wanted.dtype.kind == "f" and name != "in order":
+                np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5, err_msg=str(plan.trace))
+            else:
+                np.testing.assert_array_equal(found, wanted, err_msg=str(plan.trace))
+    assert compared
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_every_rule_finds_something_that_can_be_compiled(rule: Any) -> None:
+    """From schedules that other rules have made, where it needs what the compiler's own has not."""
+    for name in WORKLOADS:
+        workload = WORKLOADS[name]()
+        begin = own(workload)
+        for plan in (begin, *list(neighbours(begin, workload.scheduled(begin.trace)))[::5]):
+            if examined(workload, plan) is None:
+                continue
+            made = workload.scheduled(plan.trace)
+            views = (View(plan, made, stage) for stage, _ in plan.stages)
+            for other in (each for view in views for each in rule(view)):
+                if other != plan and examined(workload, other) is not None:
+                    return
+    raise AssertionError(f"{rule.__name__} leads nowhere")
+
+
+def test_sums_keep_their_order() -> None:
+    """No neighbour adds up in another order, where the order counts."""
+    workload = in_order()
+    plan = own(workload)
+    for other in neighbours(plan, workload.scheduled(plan.trace)):
+        loops = other["y"]
+        assert not loops.lanes
+        assert [loop for loop in loops.order if loop.startswith("k")] == ["k"]
+
+
+def test_two_plans_that_make_the_same_loops_are_equal() -> None:
+    workload = product()
+    a, b = (T.Schedule(workload.outputs) for _ in range(2))
+    (stage,) = [t.name for t in a.stages if t.name == "y"]
+    a[stage].split("i0", 4)
+    a[stage].unroll("i0.i")
+    a[stage].reorder("i1", "i0.o", "i0.i")
+    b[stage].split("i0", 4)
+    b[stage].reorder("i1", "i0.o", "i0.i")
+    b[stage].unroll("i0.i")
+    assert Plan.of(a) == Plan.of(b)
+
+
+def test_counts_know_tiles_of_registers() -> None:
+    """A tile of 4 rows reads a vector of the right side once for them all."""
+    workload = product(32, 64, 32)
+    plain = T.Schedule(workload.outputs)
+    acc = next(t.name for t in plain.stages if t.name == "acc")
+    costs = []
+    for rows in (1, 4):
+        made = T.Schedule(workload.outputs)
+        made[acc].split("i1", 16)
+        made[acc].split("i0", rows)
+        made[acc].reorder("i0.o", "i1.o", "r", "i0.i", "i1.i")
+        made[acc].unroll("i0.i")
+        made[acc].vectorize("i1.i")
+        costs.append(count(workload.loops(made)))
+    assert costs[1].loads < costs[0].loads
+    assert costs[1].cost < costs[0].cost
+
+
+def test_what_takes_long_to_compile_is_no_point() -> None:
+    workload = turned(256, 256)
+    plan = Plan.of(T.Schedule(workload.outputs))
+    loops = plan["y"]
+    wide = replace(loops, kinds=frozenset((loop, "unrolled") for loop in loops.order))
+    assert examined(workload, plan.with_stage("y", wide)) is None
+    assert examined(workload, plan.with_stage("y", wide), float("inf")) is not None
+    assert MOST_CODE < 256 * 256
+
+
+def test_the_template_is_all_tiles_that_fit() -> None:
+    workload = product(32, 64, 32)
+    space = template(workload)
+    knobs = [space.knobs(plan) for plan in space.points]
+    sizes = {(row["height"], row["width"]) for row in knobs if row["stage"] == "y"} | {
+        (row["height"], row["width"]) for row in knobs
+    }
+    assert len(sizes) > 10
+    assert space.points[0] == own(workload)
+    assert {space.number(plan) for plan in space.points} == set(range(len(space)))
+    around = space.neighbours(0)
+    assert around
+    assert 0 not in around
+
+
+# Trials --------------------------------------------------------------------------------------------------------------
+
+
+def job(workload: Workload, plan: Plan, **more: Any) -> KernelJob:
+    return KernelJob(packed(workload), text(plan), seconds=0.001, **more)
+
+
+def test_a_trial_has_picoseconds() -> None:
+    workload = product(64, 64, 64)
+    result = job(workload, own(workload)).run()
+    assert result.status == Status.OK
+    assert 1e5 < result.cycles < 1e11
+    scaled = job(workload, own(workload), usual=1000).run()
+    assert 300 < scaled.cycles < 3000  # the same schedule: about once
+
+
+def test_a_slow_schedule_is_given_up() -> None:
+    workload = product(256, 256, 256)
+    plain = Plan.of(T.Schedule(workload.outputs))
+    result = job(workload, plain, usual=1000, limit=1500).run()
+    assert result == replace(result, status=Status.CENSORED, cycles=1500)
+
+
+def test_a_trace_that_cannot_be_followed_is_refused() -> None:
+    workload = product()
+    for trace in ("[]x", '[["nobody", "split", "i0", 4]]', '[["y", "split", "i9", 4]]', "{}", "[[]]"):
+        result = KernelJob(packed(workload), trace).run()
+        assert result.status == Status.REFUSED
+        assert result.detail
+
+
+@pytest.mark.parametrize("fault", ["other numbers", "nothing written", "crash", "hang", "error"])
+def test_faults_of_the_compiler_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault planted in what the trial compiles: never a time."""
+    workload = product()
+    right = trials.compile_function
+
+    def planted(function: Any, **options: Any) -> Kernel:
+        kernel = right(function, **options)
+        if not options:  # the compiler's own, and what it is compared with
+            return kernel
+        if fault == "other numbers":
+            other = product()
+            x = T.compute((9, 21), lambda i, j: T.Const(1.0, "float32"), "y")
+            return right(T.lower(x, other.inputs, "kernel"))
+        if fault == "error":
+            raise TypeError("no such operation")
+        if fault == "hang":
+            time.sleep(60)
+        if fault == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        monkeypatch.setattr(Kernel, "run", lambda *args: None)
+        return kernel
+
+    monkeypatch.setattr(trials, "compile_function", planted)
+    monkeypatch.setattr(trials, "MOST_SECONDS", 1.0)
+    trials._case.cache_clear()
+    result = job(workload, own(workload)).run()
+    trials._case.cache_clear()
+    expected = {"hang": Status.REFUSED, "error": Status.REFUSED}.get(fault, Status.WRONG)
+    assert result.status == expected, result
+    assert result.cost is None
+    assert result.detail
+
+
+# The tuner -----------------------------------------------------------------------------------------------------------
+
+
+class Pretended:
+    """A device whose times follow from the schedule alone, as of a processor that likes small tiles."""
+
+    name = "pretended"
+
+    def __init__(self, most: int = 10**9, failing: bool = False) -> None:
+        self.asked: list[KernelJob] = []
+        self.most, self.failing = most, failing
+
+    def measure(self, job: Any, deadline: float) -> Result:
+        if len(self.asked) >= self.most:
+            raise KeyboardInterrupt
+        self.asked.append(job)
+        if self.failing:
+            return Result(Status.CRASHED, detail="planted")
+        sizes = [args[1] for _, primitive, *args in json.loads(job.trace) if primitive == "split"]
+        return Result(Status.OK, 1_000_000 + 10_000 * sum(sizes))
+
+    def close(self) -> None:
+        pass
+
+
+def tuned(records: Records, device: Pretended, trials: int = 30, seed: int = 0) -> tuple[State, dict[str, Trace]]:
+    with Fleet([device]) as fleet:
+        tuner = KernelTuner(records, fleet, trials, seed=seed)
+        return tuner.state, tuner.tune([(product(), 3), (softmax(), 1)])
+
+
+def test_a_second_tuning_measures_nothing_and_finds_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    device = Pretended()
+    state, traces = tuned(Records(path), device)
+    assert state.measured == 30
+    assert traces
+    again = Pretended()
+    second, same = tuned(Records.load(path), again)
+    assert (second.measured, second.known, again.asked) == (0, 30, [])
+    assert {name: str(trace) for name, trace in traces.items()} == {name: str(t) for name, t in same.items()}
+    assert second.tuned == state.tuned < state.untuned
+    assert {name: str(t) for name, t in recorded(Records.load(path)).items()} == {n: str(t) for n, t in traces.items()}
+
+
+def test_an_interrupted_tuning_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    first = Pretended(most=12)
+    with pytest.raises(KeyboardInterrupt):
+        tuned(Records(path), first)
+    second = Pretended()
+    state, traces = tuned(Records.load(path), second)
+    whole, other = Pretended(), Records()
+    _, expected = tuned(other, whole)
+    assert len(first.asked) + len(second.asked) == len(whole.asked)
+    assert state.known == 12
+    assert {name: str(t) for name, t in traces.items()} == {name: str(t) for name, t in expected.items()}
+
+
+def test_no_device_left_is_said(tmp_path: Path) -> None:
+    with pytest.raises(FleetError, match="pretended"):
+        tuned(Records(), Pretended(failing=True))
+
+
+def test_names_that_there_are_not() -> None:
+    with Fleet([Pretended()]) as fleet, pytest.raises(ValueError, match="climb"):
+        KernelTuner(Records(), fleet, 1, search="luck")
+
+
+def test_climb_reaches_what_is_best() -> None:
+    """Plans of a growing space whose cost is known: tiles of 5 rows, and nothing else split."""
+    space = Plans(product(40, 40, 40), beginning(product(40, 40, 40)))
+    space.fill()
+    search = Climb(space, np.random.default_rng(0))
+
+    def cost(plan: Plan) -> float:
+        return 100.0 + sum(abs(cut.factor - 5) for _, loops in plan.stages for cut in loops.cuts)
+
+    while numbers := search.ask(4):
+        search.tell([(number, cost(space.points[number])) for number in numbers])
+    assert search.best is not None
+    assert search.known[search.best] < 0.9 * cost(space.points[0])
+    assert len(search.known) < 400
+
+
+def records_of(path: Path, workload: Workload, plan: Plan, where: str, own_time: int, time_: int) -> Records:
+    records = Records(path)
+    records.add(Key(workload.name, where, text(own(workload)), LONG), Result(Status.OK, own_time, OWN))
+    records.add(Key(workload.name, where, text(plan), LONG), Result(Status.OK, time_))
+    return records
+
+
+def other_plan(workload: Workload) -> Plan:
+    plan = own(workload)
+    name, loops = next((name, loops) for name, loops in plan.stages if loops.cuts)
+    cut = loops.cuts[0]
+    return plan.with_stage(
+        name, replace(loops, cuts=(Cut(cut.loop, max(1, cut.factor // 2), cut.tail), *loops.cuts[1:]))
+    )
+
+
+def test_records_of_another_processor_are_left_alone(tmp_path: Path) -> None:
+    workload = product()
+    other = other_plan(workload)
+    assert recorded(records_of(tmp_path / "a", workload, other, "z80 #1", 100, 50)) == {}
+    assert recorded(records_of(tmp_path / "b", workload, other, processor(), 100, 99)) == {}
+    assert str(recorded(records_of(tmp_path / "c", workload, other, processor(), 100, 50))[workload.name]) == str(
+        other.trace
+    )
+    short = Records()
+    short.add(Key(workload.name, processor(), text(other), SHORT), Result(Status.OK, 1))
+    assert recorded(short) == {}
+
+
+def gelu_model() -> onnx.ModelProto:
+    """A product and what follows it; nodes without names."""
+    shape = onnx.TensorProto.FLOAT
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["t"]),
+        helper.make_node("Relu", ["t"], ["r"]),
+        helper.make_node("Softmax", ["r"], ["y"], axis=-1),
+    ]
+    weights = onnx.numpy_helper.from_array(np.random.default_rng(0).standard_normal((24, 40)).astype(np.float32), "w")
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", shape, [12, 24])],
+        [helper.make_tensor_value_info("y", shape, [12, 40])], [weights],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_a_model_is_compiled_with_its_records(tmp_path: Path) -> None:
+    model, path = gelu_model(), tmp_path / "records.jsonl"
+    with choosing(Choices()) as met:
+        compile_model(model, accelerator=False)
+    assert met is not None
+    assert met.met
+    for workload, _ in met.met.values():
+        plan = own(workload)
+        if any(loops.cuts for _, loops in plan.stages):
+            records_of(path, workload, other_plan(workload), processor(), 100, 50)
+    said: list[str] = []
+    program = compile_model(model, accelerator=False, records=path, progress=said.append)
+    assert any("kernels for this CPU are scheduled by them" in line for line in said), said
+    plain = compile_model(model, accelerator=False)
+    assert [kernel.code for kernel in program.kernels] != [kernel.code for kernel in plain.kernels]
+    feed = {"x": np.random.default_rng(1).standard_normal((12, 24)).astype(np.float32)}
+    np.testing.assert_allclose(
+        Runtime(program).run(feed).outputs["y"], Runtime(plain).run(feed).outputs["y"], rtol=1e-5, atol=1e-6
+    )
+
+
+def test_a_record_that_cannot_be_followed_is_said(tmp_path: Path) -> None:
+    model, path = gelu_model(), tmp_path / "records.jsonl"
+    with choosing(Choices()) as met:
+        compile_model(model, accelerator=False)
+    assert met is not None
+    records = Records(path)
+    for workload, _ in met.met.values():
+        records.add(Key(workload.name, processor(), text(own(workload)), LONG), Result(Status.OK, 100, OWN))
+        records.add(Key(workload.name, processor(), '[["nobody","split","i0",4]]', LONG), Result(Status.OK, 1))
+    said: list[str] = []
+    compile_model(model, accelerator=False, records=path, progress=said.append)
+    assert any("cannot be followed" in line and "nobody" in line for line in said), said
+
+
+def test_tuning_a_model_for_real(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    first = tune_cpu(gelu_model(), trials=8, records=path, accelerator=False)
+    assert first.report["measured"] == 8
+    assert first.report["seconds_tuned"] <= first.report["seconds_own"]
+    again = tune_cpu(gelu_model(), trials=8, records=path, accelerator=False)
+    assert again.report["measured"] == 0
+    assert [k["trace"] for k in again.report["kernels"]] == [k["trace"] for k in first.report["kernels"]]
+
+
+def test_tuning_ones_own_expression() -> None:
+    workload = product(48, 48, 48)
+    kernel, trace = tune_kernel(workload.outputs, workload.inputs, trials=6)
+    arrays = given(workload)
+    np.testing.assert_allclose(kernel(*arrays)[0], meaning(workload, arrays)[0], rtol=1e-4, atol=1e-4)
+    assert trace.steps
