@@ -112,8 +112,12 @@ def compile(
         known = asked_for(records)
         if improve is None and known is not None:
             improve = _from_records(known, say)
-        with _kernels_from(known, say) if known and known.trials and processor is None else nullcontext():
+        choices = Choices(recorded(known)) if known and known.trials and processor is None else None
+        with choosing(choices) if choices else nullcontext():
             program = _compile(source, config, progress, accelerator, watch, check, decisions, shapes, keep, improve)
+        if choices and (told := str(choices)):
+            say(told)
+            program.schedules = "; ".join(filter(None, (program.schedules, told)))
     if processor is not None:
         if progress:
             progress("linking kernels")
@@ -134,18 +138,6 @@ def _from_records(given: Records, say: Progress) -> Improve:
         return image, f"{applied}{damaged}"
 
     return improve
-
-
-@contextmanager
-def _kernels_from(records: Records, say: Progress) -> Iterator[None]:
-    """Schedule kernels as `records` of this processor say."""
-    choices = Choices(recorded(records))
-    with choosing(choices):
-        yield
-    if taken := choices.traces.keys() & choices.met.keys() - choices.refused.keys():
-        say(f"records: {len(taken)} of {len(choices.met)} kernels for this CPU are scheduled by them")
-    for name, why in choices.refused.items():
-        say(f"records: that of {name} cannot be followed: {why}")
 
 
 @contextmanager

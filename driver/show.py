@@ -39,7 +39,7 @@ def console() -> Console:
     return out if out.is_terminal else Console(highlight=False, width=160)
 
 
-def _table(title: str, *columns: str) -> Table:
+def new_table(title: str, *columns: str) -> Table:
     """A column whose name begins with ">" is aligned to the right."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", title_style="bold")
     for column in columns:
@@ -47,7 +47,7 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _row(table: Table, *cells: object) -> None:
+def add_row(table: Table, *cells: object) -> None:
     table.add_row(*(Text(f"{cell:,}" if isinstance(cell, int) else str(cell)) for cell in cells))
 
 
@@ -76,19 +76,19 @@ def tuning_line(state: State) -> str:
 
 def tuning(state: State, most: int = 16) -> RenderableType:
     """The same, and the layers that take the most cycles."""
-    table = _table("", "layer", ">times", ">points", ">trials", ">compiler's", ">best", ">saved", ">regret at most")
+    table = new_table("", "layer", ">times", ">points", ">trials", ">compiler's", ">best", ">saved", ">regret at most")
     heavy = sorted(state.subjects, key=lambda s: -s.occurrence.count * min(s.best, 1e18))[:most]
     for s in heavy:
         saved = percent(1 - s.best / s.usual) if math.isfinite(s.best) and math.isfinite(s.usual) else "-"
         cycles = [f"{value:,.0f}" if math.isfinite(value) else "-" for value in (s.usual, s.best)]
         regret = percent(s.search.regret) if math.isfinite(s.search.regret) else "-"
-        _row(table, s.name, s.occurrence.count, len(s.space), s.trials, *cycles, saved, regret)
+        add_row(table, s.name, s.occurrence.count, len(s.space), s.trials, *cycles, saved, regret)
     return Group(Text(tuning_line(state)), table)
 
 
 def tuned(report: dict[str, Any]) -> Iterator[RenderableType]:
     """What a tuning has found."""
-    table = _table(
+    table = new_table(
         "Layers, cycles twice in a row", "layer", ">times", ">points", ">trials", ">compiler's", ">best", ">saved",
         ">regret at most", "taken",
     )  # fmt: skip
@@ -96,7 +96,7 @@ def tuned(report: dict[str, Any]) -> Iterator[RenderableType]:
         saved = percent(1 - row["best"] / row["usual"]) if row["best"] and row["usual"] else "-"
         cycles = ["-" if row[name] is None else f"{row[name]:,.0f}" for name in ("usual", "best")]
         taken = "yes" if row["decided"] else ""
-        _row(table, row["layer"], row["count"], row["points"], row["trials"], *cycles, saved, percent(row["regret"]),
+        add_row(table, row["layer"], row["count"], row["points"], row["trials"], *cycles, saved, percent(row["regret"]),
              taken)  # fmt: skip
     yield table
     text = (
@@ -117,20 +117,20 @@ def quantised(report: dict[str, Any]) -> Iterator[RenderableType]:
     """Tables of what `quantize` reports: errors, operators, the accelerator's share."""
     how = "held out of the calibration" if report["held_out"] else "the calibration's own"
     title = f"Against the float model, {report['samples_measured']} samples ({how})"
-    errors = _table(title, "output", ">largest", ">max error", ">mean error", ">SQNR dB", ">top-1 agreement")
+    errors = new_table(title, "output", ">largest", ">max error", ">mean error", ">SQNR dB", ">top-1 agreement")
     for row in report["outputs"]:
         numbers = [f"{row[key]:.4g}" for key in ("largest", "max_abs", "mean_abs")]
         sqnr = "-" if row["sqnr_db"] is None else f"{row['sqnr_db']:.1f}"
-        _row(errors, row["name"], *numbers, sqnr, percent(row["top1_agreement"]))
+        add_row(errors, row["name"], *numbers, sqnr, percent(row["top1_agreement"]))
     yield errors
     operators = report["operators"]
     done = sum(row["quantised"] for row in operators)
-    table = _table(f"{done} of {len(operators)} operators quantised", "operator", ">quantised", ">not", "why not")
+    table = new_table(f"{done} of {len(operators)} operators quantised", "operator", ">quantised", ">not", "why not")
     for op in sorted({row["op"] for row in operators}):
         rows = [row for row in operators if row["op"] == op]
         left = [row for row in rows if not row["quantised"]]
         why = "; ".join(sorted({row["reason"] for row in left}))
-        _row(table, op, len(rows) - len(left), len(left), why)
+        add_row(table, op, len(rows) - len(left), len(left), why)
     yield table
     yield from _placed(report["accelerator"])
 
@@ -143,9 +143,9 @@ def _placed(accelerator: dict[str, Any]) -> Iterator[RenderableType]:
     share = percent(own / total) if total else "-"
     yield Text(f"Config {accelerator['config']} takes {share} of {total:,} multiply-accumulates.")
     if accelerator["cpu"]:
-        table = _table("Left on the CPU", "operator", ">count", "reason")
+        table = new_table("Left on the CPU", "operator", ">count", "reason")
         for row in accelerator["cpu"]:
-            _row(table, row["op"], row["count"], row["reason"])
+            add_row(table, row["op"], row["count"], row["reason"])
         yield table
 
 
@@ -214,20 +214,20 @@ def layers(report: dict[str, Any], every: bool = False) -> RenderableType:
         shown = [rows[i] for i in sorted(longest)]
     left = f", {len(shown)} of {len(rows)} (all: --layers)" if len(shown) < len(rows) else ""
     if report["cycles"] is None:
-        table = _table(f"Layers{left}", "layer", "what", ">MACs", ">loaded", ">stored")
+        table = new_table(f"Layers{left}", "layer", "what", ">MACs", ">loaded", ">stored")
         for row in shown:
             traffic = megabytes(row["bytes_loaded"]), megabytes(row["bytes_stored"])
-            _row(table, row["name"], row["what"], row["macs"], *traffic)
+            add_row(table, row["name"], row["what"], row["macs"], *traffic)
         return table
     units = [f">{unit}" for unit in UNITS]
-    table = _table(
+    table = new_table(
         f"Layers{left}, memory {report['memory_model']}; units: at work + held up, of the layer's cycles",
         "layer", "what", ">MACs", ">cycles", ">array", "bound by", *units, ">loaded", ">stored",
     )  # fmt: skip
     for row in shown:
         shares = [_share(row, unit) for unit in UNITS]
         cycles = "-" if row["cycles"] is None else row["cycles"]
-        _row(
+        add_row(
             table, row["name"], row["what"], row["macs"], cycles, percent(row["utilization"]), row["bound"] or "-",
             *shares, megabytes(row["bytes_loaded"]), megabytes(row["bytes_stored"]),
         )  # fmt: skip
@@ -246,7 +246,7 @@ def advice_on_layers(report: dict[str, Any]) -> RenderableType | None:
     rows = [row for row in report["layers"] if row["advice"] and row["cycles"]]
     if not rows:
         return None
-    table = _table("What bounds them", "bound by", "layers", ">of the cycles", "what would help")
+    table = new_table("What bounds them", "bound by", "layers", ">of the cycles", "what would help")
     kinds: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
         kinds.setdefault((row["bound"], row["advice"]), []).append(row)
@@ -255,7 +255,7 @@ def advice_on_layers(report: dict[str, Any]) -> RenderableType | None:
     for (bound, advice), own in by_cycles[:TOP_LAYERS]:
         longest = max(own, key=lambda row: row["cycles"])["name"]
         names = longest if len(own) == 1 else f"{longest} and {len(own) - 1} more"
-        _row(table, bound, names, percent(sum(row["cycles"] for row in own) / total), advice)
+        add_row(table, bound, names, percent(sum(row["cycles"] for row in own) / total), advice)
     return table
 
 
@@ -264,12 +264,12 @@ def blocks(report: dict[str, Any]) -> RenderableType | None:
     rows = [row for row in report["layers"] if row["bytes_kept"]]
     if not rows:
         return None
-    table = _table(
+    table = new_table(
         "Blocks", "block", ">kept on chip", ">cycles apart (estimated)", ">as a block (estimated)", ">cycles"
     )
     for row in rows:
         cycles = "-" if row["cycles"] is None else row["cycles"]
-        _row(table, row["name"], megabytes(row["bytes_kept"]), row["cycles_apart"], row["cycles_together"], cycles)
+        add_row(table, row["name"], megabytes(row["bytes_kept"]), row["cycles_apart"], row["cycles_together"], cycles)
     return table
 
 
@@ -295,11 +295,11 @@ def comparison(report: dict[str, Any], every: bool = False) -> Iterator[Renderab
         return
     what = "Tensors" if every else "Tensors that differ" if report["different"] else "Tensors that lose most"
     left = f", {len(shown)} of {len(rows)} (all: --all)" if len(shown) < len(rows) else ""
-    table = _table(what + left, "tensor", "made by", "type", ">different", ">largest", ">SQNR dB", ">lost dB")
+    table = new_table(what + left, "tensor", "made by", "type", ">different", ">largest", ">SQNR dB", ">lost dB")
     for row in shown:
         decibels = ("-" if row[key] is None else f"{row[key]:.1f}" for key in ("sqnr_db", "lost_db"))
         largest = "-" if row["largest"] is None else f"{row['largest']:.3g}"
-        _row(table, row["name"], row["op"], f"{row['dtype']}{row['shape']}", row["different"], largest, *decibels)
+        add_row(table, row["name"], row["op"], f"{row['dtype']}{row['shape']}", row["different"], largest, *decibels)
     yield table
 
 
@@ -327,14 +327,14 @@ def _difference(report: dict[str, Any]) -> str:
 def evaluation(report: dict[str, Any]) -> Iterator[RenderableType]:
     """What `evaluate` found: accuracy, speed, agreement with onnxruntime."""
     others = report["against"]
-    table = _table(f"{report['samples']:,} samples", "", ">top-1", ">top-5", ">images a second", ">cycles an image")
+    table = new_table(f"{report['samples']:,} samples", "", ">top-1", ">top-5", ">images a second", ">cycles an image")
     cycles = "-" if report["cycles"] is None else f"{report['cycles']:,.0f}"
     who = f"{report['config']['name'] or 'accelerator'}, {report['device']}"
     rows = [(who, report, cycles)]
     if others is not None:
         rows.append((f"onnxruntime {others['onnxruntime']}", others, "-"))
     for name, row, spent in rows:
-        _row(table, name, percent(row["top1"]), percent(row["top5"]), f"{row['images_per_second']:,.1f}", spent)
+        add_row(table, name, percent(row["top1"]), percent(row["top5"]), f"{row['images_per_second']:,.1f}", spent)
     yield table
     how = f"{report['batch']} images at a time" if report["batch"] > 1 else "one image at a time"
     devices = f"{report['workers']} devices" if report["workers"] > 1 else "one device"
@@ -354,13 +354,13 @@ def configs(presets: Iterable[Config]) -> RenderableType:
     """What has a name."""
     from celosia.bitstreams.synthesis import multipliers  # with Amaranth
 
-    table = _table(
+    table = new_table(
         "Configs (celosia configs NAME prints one; docs/configs.md says what each field costs)",
         "name", ">batch", ">block_in", ">block_out", ">MACs a cycle", ">bus_bytes", ">scratchpads", ">taps", "forward",
         ">residual_cycles", ">ports", ">DSP blocks",
     )  # fmt: skip
     for cfg in presets:
-        _row(
+        add_row(
             table, cfg.name, cfg.batch, cfg.block_in, cfg.block_out, cfg.macs_per_cycle, cfg.bus_bytes,
             f"{sum(scratchpads(cfg).values()) / 1024:,.0f} kB", cfg.taps, str(cfg.forward).lower(), cfg.residual_cycles,
             cfg.ports, multipliers(cfg),
@@ -373,7 +373,7 @@ def swept(title: str, rows: list[dict[str, Any]]) -> RenderableType:
     from celosia.driver.sweep import RESOURCES, resource
 
     fields = list(rows[0]["set"])
-    table = _table(title, *(f">{name}" for name in fields), ">cycles", ">utilisation", ">LUT", ">flip-flops", ">DSP",
+    table = new_table(title, *(f">{name}" for name in fields), ">cycles", ">utilisation", ">LUT", ">flip-flops", ">DSP",
                    ">block RAM", ">scratchpads", "")  # fmt: skip
     best = min((row["cycles"] for row in rows if row["cycles"]), default=None)
     for row in rows:
@@ -381,7 +381,7 @@ def swept(title: str, rows: list[dict[str, Any]]) -> RenderableType:
         remark = row["error"] or ("fewest cycles" if row["cycles"] == best is not None else "")
         cycles = "-" if row["cycles"] is None else row["cycles"]
         values = (str(value).lower() for value in row["set"].values())
-        _row(
+        add_row(
             table,
             *values,
             cycles,
@@ -398,12 +398,12 @@ def swept(title: str, rows: list[dict[str, Any]]) -> RenderableType:
 
 def kept(entries: Sequence[Entry]) -> RenderableType:
     """What the cache holds."""
-    table = _table(f"{cache_folder()}", "what", ">kept", ">size", "last used, the oldest")
+    table = new_table(f"{cache_folder()}", "what", ">kept", ">size", "last used, the oldest")
     for kind, what in KINDS.items():
         own = [entry for entry in entries if entry.kind == kind]
         oldest = datetime.fromtimestamp(own[0].used).strftime("%Y-%m-%d %H:%M") if own else "-"
-        _row(table, what, len(own), megabytes(sum(entry.size for entry in own)), oldest)
-    _row(table, "all", len(entries), megabytes(sum(entry.size for entry in entries)), "")
+        add_row(table, what, len(own), megabytes(sum(entry.size for entry in own)), oldest)
+    add_row(table, "all", len(entries), megabytes(sum(entry.size for entry in entries)), "")
     return table
 
 
@@ -455,15 +455,15 @@ _PLACES = {"accelerator": "on the accelerator", "free": "free", "cpu": "on the C
 
 def operators(program: Program) -> RenderableType:
     """Where each operator of the graph runs, and why."""
-    table = _table("Operators", "operator", "name", "place", "reason")
+    table = new_table("Operators", "operator", "name", "place", "reason")
     for row in program.placements:
-        _row(table, row["op"], row["name"], row["place"], row["reason"])
+        add_row(table, row["op"], row["name"], row["place"], row["reason"])
     return table
 
 
 def program_layers(program: Program) -> RenderableType:
     """Each layer with its instructions; a GEMM or VECTOR instruction is one tile's work."""
-    table = _table(
+    table = new_table(
         "Layers",
         "layer",
         "what",
@@ -479,7 +479,7 @@ def program_layers(program: Program) -> RenderableType:
         opcodes = [opcode_of(word) for word in program.instructions(launch)]
         for number, layer in enumerate(launch.layers):
             count = Counter(opcode for opcode, owner in zip(opcodes, launch.layer_of) if owner == number)
-            _row(
+            add_row(
                 table, layer.name, layer.what, ", ".join(layer.nodes), layer.macs, *(count[op] for op in Opcode),
                 megabytes(layer.bytes_loaded), megabytes(layer.bytes_stored), megabytes(layer.bytes_kept), layer.note,
             )  # fmt: skip
@@ -490,22 +490,22 @@ def buffers(program: Program) -> RenderableType:
     """DRAM, the CPU's arena and the scratchpads: what each holds and how much of it is used."""
     cfg = program.config
     code = sum(launch.count for launch in program.launches) * instruction_bytes(cfg)
-    table = _table("Buffers", "buffer", ">size", ">used", "what")
+    table = new_table("Buffers", "buffer", ">size", ">used", "what")
     constants = len(program.image) - code
     arena = program.image_address
-    _row(table, "DRAM", megabytes(program.dram_size), "", "the whole")
-    _row(
+    add_row(table, "DRAM", megabytes(program.dram_size), "", "the whole")
+    add_row(
         table,
         "  activations",
         megabytes(arena),
         megabytes(program.arena_lower_bound),
         "used: the least that any plan needs",
     )
-    _row(table, "  constants", megabytes(constants), megabytes(constants), "weights, parameters, tables")
-    _row(table, "  instructions", megabytes(code), megabytes(code), "")
+    add_row(table, "  constants", megabytes(constants), megabytes(constants), "weights, parameters, tables")
+    add_row(table, "  instructions", megabytes(code), megabytes(code), "")
     least = program.arena.lower_bound
     over = f", {program.arena.size / least:.3f} of that here" if least else ""
-    _row(
+    add_row(
         table, "CPU arena", megabytes(program.arena.size), megabytes(least),
         f"{len(program.arena.offsets)} tensors between steps; used: the most that live at once{over}",
     )  # fmt: skip
@@ -518,14 +518,14 @@ def buffers(program: Program) -> RenderableType:
         used |= Counter(entries)
     depths = {name: getattr(cfg, f"{name}_depth", cfg.lut_count) for name in used}
     for name, depth in depths.items():
-        _row(table, name, f"{depth:,} entries", f"{used[name]:,}", _SCRATCHPADS.get(name, ""))
+        add_row(table, name, f"{depth:,} entries", f"{used[name]:,}", _SCRATCHPADS.get(name, ""))
     for number, launch in enumerate(program.launches):
         for pack in launch.pack:
             dims = "x".join(map(str, pack.form.dims))
-            _row(table, f"launch {number} in", hex(pack.address), "", f"{pack.value} as {dims}")
+            add_row(table, f"launch {number} in", hex(pack.address), "", f"{pack.value} as {dims}")
         for unpack in launch.unpack:
             dims = "x".join(map(str, unpack.dims))
-            _row(table, f"launch {number} out", hex(unpack.address), "", f"{unpack.value} as {dims}")
+            add_row(table, f"launch {number} out", hex(unpack.address), "", f"{unpack.value} as {dims}")
     return table
 
 
@@ -545,27 +545,27 @@ def resources(used: Usage, device: Device, title: str) -> RenderableType:
     """What an accelerator takes of a device."""
     from celosia.bitstreams.synthesis import LABELS
 
-    table = _table(title, "resource", ">used", ">available", ">left")
+    table = new_table(title, "resource", ">used", ">available", ">left")
     left = used.left(device)
     for name, label in LABELS.items():
-        _row(table, label, f"{getattr(used, name):,g}", f"{getattr(device, name):,}", f"{left[name]:.1f}%")
+        add_row(table, label, f"{getattr(used, name):,g}", f"{getattr(device, name):,}", f"{left[name]:.1f}%")
     return table
 
 
 def passes(program: Program) -> RenderableType:
     """The passes over the graph in order, and how many operators each left."""
-    table = _table("Passes", "pass", ">operators before", ">after", "what it does")
+    table = new_table("Passes", "pass", ">operators before", ">after", "what it does")
     for each in program.passes:
-        _row(table, each.name, each.before, each.after, each.doc)
+        add_row(table, each.name, each.before, each.after, each.doc)
     return table
 
 
 def kernels(program: Program) -> RenderableType:
     """The operators that share each kernel of the CPU, and the reads and writes that they save by it."""
-    table = _table("Kernels", ">kernel", "operators", ">saved traffic")
+    table = new_table("Kernels", ">kernel", "operators", ">saved traffic")
     for step in _kernel_steps(program):
-        _row(table, str(step.kernel), " ".join(node.op for node in step.nodes), megabytes(step.saved_bytes))
-    _row(table, "all", "", megabytes(sum(step.saved_bytes for step in _kernel_steps(program))))
+        add_row(table, str(step.kernel), " ".join(node.op for node in step.nodes), megabytes(step.saved_bytes))
+    add_row(table, "all", "", megabytes(sum(step.saved_bytes for step in _kernel_steps(program))))
     return table
 
 

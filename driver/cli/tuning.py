@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import RenderableType
 
 from celosia.driver.cli.errors import Debug, Quiet, command
 from celosia.driver.cli.options import (
@@ -27,6 +29,13 @@ from celosia.driver.cli.options import (
     shapes_of,
 )
 
+if TYPE_CHECKING:
+    from celosia.driver.tune import Tuning
+    from celosia.driver.tune_cpu import CpuTuning
+
+CPU = "cpu"
+"""The device that is no accelerator."""
+
 
 class SearchName(StrEnum):
     """What `--search` takes."""
@@ -39,6 +48,7 @@ class SearchName(StrEnum):
     annealing = "annealing"
     random = "random"
     exhaustive = "exhaustive"
+    climb = "climb"
 
 
 class LearnerName(StrEnum):
@@ -58,12 +68,15 @@ def tune(
     device: Annotated[
         str,
         typer.Option(
-            metavar="timed|rtl|ssh://USER@BOARD",
-            help="Who says how many cycles a layer takes: the timing model, the RTL, or a board over ssh.",
+            metavar="timed|rtl|ssh://USER@BOARD|cpu",
+            help="Who says how many cycles a layer takes: the timing model, the RTL, or a board over ssh. With cpu, "
+            "kernels that run on this processor are tuned instead.",
         ),
     ] = "timed",
     memory: Memory = None,
-    trials: Annotated[int, typer.Option(min=1, metavar="N", help="The most schedules of layers to try.")] = 1000,
+    trials: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="The most schedules to try, by default 1000; of cpu 300.")
+    ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Processes that measure, by default one a processor.")
     ] = None,
@@ -74,9 +87,10 @@ def tune(
     sudo: Sudo = False,
     address: Address = None,
     deadline: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="For one trial.")] = 600.0,
-    search: Annotated[SearchName, typer.Option(help="How layers are searched; see docs/tuning.md.")] = (
-        SearchName.descent
-    ),
+    search: Annotated[
+        SearchName | None,
+        typer.Option(help="How layers are searched, by default descent, kernels climb; see docs/tuning.md."),
+    ] = None,
     learner: Annotated[
         LearnerName, typer.Option(help="What learns from trials; trees need the extra `tune`.")
     ] = LearnerName.ridge,
@@ -101,29 +115,35 @@ def tune(
       celosia tune model.onnx --device rtl --trials 100 --records tuned.jsonl
       celosia tune model.onnx --device ssh://root@pynq --records tuned.jsonl
       celosia tune model.onnx --pool dask://big:8786 --records tuned.jsonl
+      celosia tune model.onnx --device cpu --records tuned.jsonl
     """
     board = device.startswith("ssh://")
-    if device not in WITH_CYCLES and not board:
-        raise typer.BadParameter(f"there is no device {device!r}; take {', '.join(WITH_CYCLES)} or ssh://USER@BOARD")
-    behind = memory_options(memory, "timed" if board else device)
+    if device not in (*WITH_CYCLES, CPU) and not board:
+        raise typer.BadParameter(
+            f"there is no device {device!r}; take {', '.join((*WITH_CYCLES, CPU))} or ssh://USER@BOARD"
+        )
+    if device == CPU and (unused := [name for name, given in (("--memory", memory), ("--pool", pool)) if given]):
+        raise typer.BadParameter(f"{unused[0]} is of the accelerator; leave it out, or take another device than {CPU}")
+    behind = memory_options(memory, "timed" if board or device == CPU else device)
     base = address_options(address).get("base")
     with progress_stages(quiet) as stages:
         shapes = shapes_of(shape)
         check_source(model)
         check_destinations([model], output, report)
         check_destinations([model], records)
-        from celosia.driver import show
-        from celosia.driver import tune as tuning
-        from celosia.driver.progress import Live
-
         jobs = jobs or os.cpu_count() or 1
-        with stages.paused(), Live(quiet) as live:
-            found = tuning.tune(
-                model, config, trials=trials, records=records, device=device, pool=pool, sudo=sudo, base=base,
-                memory=behind["memory"].name if behind else "zynq-hp", jobs=jobs, search=search.value,
-                learner=learner.value, seed=seed, deadline=deadline, check=not no_check, shapes=shapes,
-                told=lambda state: live(show.tuning_line(state), lambda: show.tuning(state)),
-            )  # fmt: skip
+        common = {
+            "records": records, "jobs": jobs, "learner": learner.value, "seed": seed, "deadline": deadline,
+            "check": not no_check, "shapes": shapes,
+        } | ({"trials": trials} if trials else {}) | ({"search": search.value} if search else {})  # fmt: skip
+        found: Tuning | CpuTuning
+        with stages.paused():
+            if device == CPU:
+                found, lines = _of_cpu(model, config, quiet, common)
+            else:
+                device_options = {"device": device, "pool": pool, "sudo": sudo, "base": base}
+                device_options["memory"] = behind["memory"].name if behind else "zynq-hp"
+                found, lines = _of_layers(model, config, quiet, common | device_options)
         if output is not None:
             stages("writing the Program")
             found.program.save(output)
@@ -132,5 +152,34 @@ def tune(
 
         write_text(report, json.dumps(found.report, indent=1) + "\n")
     if not quiet:
-        for each in show.tuned(found.report):
+        from celosia.driver import show
+
+        for each in lines:
             show.console().print(each)
+
+
+def _of_layers(
+    model: Path, config: str, quiet: bool, options: dict[str, Any]
+) -> tuple[Tuning, Iterable[RenderableType]]:  # fmt: skip
+    """What was found, and how it is told."""
+    from celosia.driver import show
+    from celosia.driver.progress import Live
+    from celosia.driver.tune import tune as search
+
+    with Live(quiet) as live:
+        told = lambda state: live(show.tuning_line(state), lambda: show.tuning(state))  # noqa: E731
+        found = search(model, config, **options, told=told)
+    return found, show.tuned(found.report)
+
+
+def _of_cpu(
+    model: Path, config: str, quiet: bool, options: dict[str, Any]
+) -> tuple[CpuTuning, Iterable[RenderableType]]:  # fmt: skip
+    from celosia.driver import show_kernels
+    from celosia.driver.progress import Live
+    from celosia.driver.tune_cpu import tune_cpu
+
+    with Live(quiet) as live:
+        told = lambda state: live(show_kernels.tuning_line(state), lambda: show_kernels.tuning(state))  # noqa: E731
+        found = tune_cpu(model, config, **options, told=told)
+    return found, show_kernels.tuned(found.report)

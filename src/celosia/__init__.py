@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from celosia.driver.torch.export import from_torch
     from celosia.driver.torch.quantizer import CelosiaQuantizer
     from celosia.driver.tune import tune
+    from celosia.driver.tune_cpu import tune_cpu, tune_kernel
     from celosia.hw.config import Config
 
 __all__ = [
     "CelosiaQuantizer", "Config", "Program", "Result", "Runtime", "compare", "compile", "evaluate", "from_torch",
-    "models", "quantize", "tune",
+    "models", "quantize", "tune", "tune_cpu", "tune_kernel",
 ]  # fmt: skip
 
 _PLACES = {
@@ -42,6 +43,8 @@ _PLACES = {
     "from_torch": "celosia.driver.torch.export",
     "quantize": "celosia.driver.quantize",
     "tune": "celosia.driver.tune",
+    "tune_cpu": "celosia.driver.tune_cpu",
+    "tune_kernel": "celosia.driver.tune_cpu",
 }
 
 

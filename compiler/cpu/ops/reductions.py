@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -106,7 +107,7 @@ def top_k(node: Node) -> list[Tensor]:
         value = value if node.attrs.get("largest", 1) else wrap(-1, "int64") - value
         return value * 2**32 + (n - 1 - i[axis])
 
-    keys = T.compute(x.shape, key, "keys")
+    keys = replace(T.compute(x.shape, key, "keys"), stored=k > 1)
     best: list[Tensor] = []
     for rank in range(k):
 

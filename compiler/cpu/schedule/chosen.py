@@ -68,6 +68,13 @@ class Choices:
     met: dict[str, tuple[Workload, int]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        """What they did; "" for nothing."""
+        taken = self.traces.keys() & self.met.keys() - self.refused.keys()
+        told = [f"records: {len(taken)} of {len(self.met)} kernels for this CPU are scheduled by them"] if taken else []
+        told += [f"records: that of {name} cannot be followed: {why}" for name, why in self.refused.items()]
+        return "; ".join(told)
+
     def loops(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Function:
         """The loops of a kernel, under its trace if there is one."""
         workload = Workload.of(outputs, inputs)
