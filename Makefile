@@ -38,8 +38,8 @@ bench: $(INSTALLED)  ## Measure; prints a table and writes JSON.
 bench-cpu: $(INSTALLED)  ## Measure the CPU backend beside onnxruntime, on one thread.
 	$(BIN)/python -m benchmarks cpu
 
-bench-tune: $(INSTALLED)  ## Measure searches for schedules; FULL=1 takes hours.
-	$(BIN)/python -m benchmarks tune $(if $(FULL),--full)
+bench-tune: $(INSTALLED)  ## Measure searches for schedules of layers and of CPU kernels; FULL=1 takes hours.
+	$(BIN)/python -m benchmarks tune tune_cpu $(if $(FULL),--full)
 
 bench-hw: $(INSTALLED)  ## Proofs, fuzzing, resources of presets on boards, clock on an ECP5: an hour the first time.
 	$(BIN)/python -m benchmarks hardware

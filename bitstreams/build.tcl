@@ -1,6 +1,7 @@
 # Makes NAME.bit, NAME.hwh and NAME.json beside this file:   vivado -mode batch -source build.tcl
 #
-# The block design: processors, the accelerator as a module, an interconnect to its registers, one from each memory port.
+# The block design: processors, the accelerator as a module, a controller for its interrupt, an interconnect to the registers
+# of both, one from each memory port.
 
 set here [file normalize [file dirname [info script]]]
 source [file join $here settings.tcl]
@@ -89,11 +90,13 @@ proc design {} {
 
     create_bd_cell -type module -reference celosia celosia
     cell proc_sys_reset reset
-    cell smartconnect to_registers CONFIG.NUM_SI 1 CONFIG.NUM_MI 1
+    cell axi_intc interrupts CONFIG.C_IRQ_CONNECTION 1
+    cell smartconnect to_registers CONFIG.NUM_SI 1 CONFIG.NUM_MI 2
     bus $control to_registers/S00_AXI
     bus to_registers/M00_AXI celosia/s_axil
-    set clocked [list $control_clock celosia/clk reset/slowest_sync_clk to_registers/aclk]
-    set cleared [list celosia/resetn to_registers/aresetn]
+    bus to_registers/M01_AXI interrupts/s_axi
+    set clocked [list $control_clock celosia/clk reset/slowest_sync_clk to_registers/aclk interrupts/s_axi_aclk]
+    set cleared [list celosia/resetn to_registers/aresetn interrupts/s_axi_aresetn]
     foreach n $ports memory $memories {
         cell smartconnect to_memory$n CONFIG.NUM_SI 1 CONFIG.NUM_MI 1
         bus celosia/[lindex {m_axi m_axi1} $n] to_memory$n/S00_AXI
@@ -104,16 +107,19 @@ proc design {} {
     net $clock {*}$clocked
     net $resetn reset/ext_reset_in
     net reset/peripheral_aresetn {*}$cleared
-    net celosia/irq $interrupt
+    net celosia/irq interrupts/intr
+    net interrupts/irq $interrupt
     foreach state $lights {
         create_bd_port -dir O led_$state
         connect_bd_net [get_bd_pins celosia/$state] [get_bd_ports led_$state]
     }
 
     assign_bd_address
-    set registers [get_bd_addr_segs ps/*/SEG_celosia_*]
-    set_property offset $address $registers
-    set_property range 4K $registers
+    foreach {block offset range} [list celosia $address 4K interrupts [format 0x%08x [expr {$address + 0x10000}]] 64K] {
+        set registers [get_bd_addr_segs ps/*/SEG_${block}_*]
+        set_property offset $offset $registers
+        set_property range $range $registers
+    }
     validate_bd_design
     save_bd_design
     add_files -norecurse [make_wrapper -files [get_files system.bd] -top]

@@ -6,6 +6,7 @@ of PYNQ's MMIO and buffers; the tests of the hardware make it of an AXI4-Lite ma
 
 from __future__ import annotations
 
+import asyncio
 import platform
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +25,10 @@ from celosia.sim.device import Counters, DeviceError, TimeLimit
 PAGE = 4096
 REGISTER_BYTES = PAGE
 POLL_SECONDS = 1e-4
+INTERRUPT_SECONDS = 0.1
+"""Between two looks at the status while the interrupt is waited for: what one that is lost may cost."""
+INTERRUPT_PIN = "celosia/irq"
+"""In the block design of the bitstream projects."""
 SETTLE_SECONDS = 1.0
 """For a run to end that is stopped, and for memory to answer what it owes; the watchdog needs a fifth of it."""
 CLOCK_HZ = 100e6
@@ -187,7 +192,7 @@ class BoardDevice:
             if late:
                 raise TimeLimit(f"no end within {timeout_cycles} cycles ({limit:.3g} s): {self._state()}")
             if self._interrupt is not None:
-                self._interrupt(max(end - self._now(), 0))
+                self._interrupt(min(max(end - self._now(), 0), INTERRUPT_SECONDS))
             else:
                 self._sleep(POLL_SECONDS)
 
@@ -250,10 +255,29 @@ def require_pynq() -> Any:
     return pynq
 
 
+def _pynq_interrupt(pynq: Any) -> Callable[[float], object] | None:
+    """What waits for the accelerator's interrupt; None where the loaded design has no controller for it."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)  # PYNQ's is the present one
+    try:
+        interrupt = pynq.Interrupt(INTERRUPT_PIN)
+    except Exception:  # a bitstream without the controller, a kernel without UIO, a PYNQ that has not loaded it
+        loop.close()
+        asyncio.set_event_loop(None)
+        return None
+
+    def wait(seconds: float) -> None:
+        with suppress(asyncio.TimeoutError):
+            loop.run_until_complete(asyncio.wait_for(interrupt.wait(), seconds))
+
+    return wait
+
+
 def pynq_device(config: Config, base: int | None = None, **options: Any) -> BoardDevice:
     """The accelerator on this board. DeviceError where pynq, the right to use it, or a bitstream is missing.
 
-    base: physical address of its registers, by default where the bitstream projects place them. options: BoardDevice's.
+    base: physical address of its registers, by default where the bitstream projects place them. options: BoardDevice's;
+    without one it waits for the interrupt where the design has a controller, and polls elsewhere.
     """
     pynq = require_pynq()
     if base is None:
@@ -273,4 +297,5 @@ def pynq_device(config: Config, base: int | None = None, **options: Any) -> Boar
             f"PYNQ cannot reach the accelerator ({error}); it needs the rights of root, and the environment of a login "
             "shell: log in as root, or take --sudo"
         ) from None
+    options.setdefault("interrupt", _pynq_interrupt(pynq))
     return BoardDevice(config, registers, _PynqMemory(pynq), **options)

@@ -24,6 +24,7 @@ from celosia.driver.bootstrap import MARK
 from celosia.driver.result import Result
 from celosia.driver.serve import ERRORS, load_result, pack, unpack
 from celosia.driver.ssh import Connection, SshError
+from celosia.hw.sources import KEPT, sources_digest
 
 FOLDER = "~/celosia"
 """Where files go on the board."""
@@ -36,9 +37,9 @@ RUNNER = (
     "compiler/tensorize/__init__.py", "compiler/tensorize/pack.py", "driver/__init__.py", "driver/board.py",
     "driver/bootstrap.py", "driver/devices.py", "driver/explain.py", "driver/flash.py", "driver/result.py",
     "driver/runtime.py", "driver/segment.py", "driver/serve.py",
-    "hw/__init__.py", "hw/config.py", "hw/isa.py", "hw/regs.py", "sim/__init__.py", "sim/checking.py", "sim/control.py",
-    "sim/decode.py", "sim/demand.py", "sim/device.py", "sim/fsim.py", "sim/memory.py", "sim/reference.py",
-    "sim/timing.py", "sim/vectorised.py",
+    "hw/__init__.py", "hw/config.py", "hw/isa.py", "hw/regs.py", "hw/sources.py", "sim/__init__.py", "sim/checking.py",
+    "sim/control.py", "sim/decode.py", "sim/demand.py", "sim/device.py", "sim/fsim.py", "sim/memory.py",
+    "sim/reference.py", "sim/timing.py", "sim/vectorised.py",
 )  # fmt: skip
 """The modules that a board needs; they import numpy and the standard library only, which a test holds."""
 MAIN = "from celosia.driver.serve import main\nmain()\n"
@@ -74,6 +75,7 @@ def runner() -> File:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(zipfile.ZipInfo("__main__.py"), MAIN)
+        archive.writestr(zipfile.ZipInfo(f"celosia/hw/{KEPT}"), sources_digest())
         for pattern in RUNNER:
             for path in sorted(package.glob(pattern)):
                 entry = zipfile.ZipInfo(f"celosia/{path.relative_to(package).as_posix()}")  # of 1980: equal every time

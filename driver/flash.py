@@ -8,6 +8,7 @@ from typing import Any
 
 from celosia.bitstreams.manifest import BitHeader, Manifest, ManifestError
 from celosia.hw.regs import MAGIC, REGISTERS
+from celosia.hw.sources import sources_identity
 from celosia.sim.device import DeviceError
 
 
@@ -44,6 +45,7 @@ def load(bit: str, manifest: Manifest) -> float:
         clock_mhz = _set_clock(pynq.Clocks, manifest.clock_mhz)
         registers = pynq.MMIO(manifest.address, 4096)
         magic, found = (registers.read(REGISTERS[name].offset) for name in ("magic", "identity"))
+        sources = registers.read(REGISTERS["sources"].offset)
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         raise DeviceError(f"PYNQ cannot load {bit} ({why}); it needs the rights of root, and the .hwh file") from None
@@ -54,6 +56,11 @@ def load(bit: str, manifest: Manifest) -> float:
     if found != manifest.identity:
         raise DeviceError(
             f"{bit} was loaded, but the accelerator there has Config {found:08x}, not {manifest.identity:08x}"
+        )
+    if sources != sources_identity():
+        raise DeviceError(
+            f"{bit} was loaded, but it was made of other hardware sources ({sources:08x}) than those of this Celosia "
+            f"({sources_identity():08x}), which will not use it; make it again with `celosia bitstream`"
         )
     return clock_mhz
 

@@ -20,6 +20,7 @@ from celosia.hw.regs import (
     Access,
     Error,
 )
+from celosia.hw.sources import sources_identity
 
 REGISTER_BITS = 12
 """Width of a register's byte address; registers fill a page of 4 KB."""
@@ -94,6 +95,7 @@ class Control(wiring.Component):
             self.irq.eq(done & values["irq_enable"][0]),
             values["magic"].eq(MAGIC),
             values["identity"].eq(self._cfg.identity),
+            values["sources"].eq(sources_identity()),
             values["status"].eq(Cat(busy, done, stuck) | (code << STATUS_ERROR_SHIFT)),
             values["error_index"].eq(index),
         ]

@@ -64,6 +64,7 @@ def _registers() -> dict[str, Register]:
     rows: list[tuple[str, Access, str]] = [
         ("magic", Access.READ, 'Always 0x43454C4F ("CELO").'),
         ("identity", Access.READ, "First 32 bits of the Config's digest."),
+        ("sources", Access.READ, "First 32 bits of the digest of the hardware's sources."),
         ("control", Access.WRITE, "Bit 0 starts a run, bit 1 ends one, which counts where both are set; reads as 0."),
         (
             "status",

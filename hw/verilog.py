@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,13 +17,14 @@ from amaranth.back import rtlil
 
 from celosia.hw.cache import cache_folder, used
 from celosia.hw.config import Config
+from celosia.hw.sources import sources_digest
 
 TOP = "celosia_top"
 """Name of the top module."""
 
 
-NO_HARDWARE = ("cache.py", "config_doc.py", "isa_doc.py")
-"""Files that the Verilog does not depend on."""
+_CLOCKED_READ = re.compile(r"(COLLISION_X_MASK (\d+)')0+(\n(?: +parameter [^\n]*\n)*? +parameter \\CLK_ENABLE 1\n)")
+"""Parameters of a clocked read port, with a bit for each write port: undefined where both have one address."""
 
 
 class VerilogError(RuntimeError):
@@ -32,11 +34,8 @@ class VerilogError(RuntimeError):
 @cache
 def hardware_digest(cfg: Config) -> str:
     """32 hexadecimal digits that differ where the Config, a file of the hardware or Amaranth's version does."""
-    digest = hashlib.sha256(f"{cfg.digest} {amaranth.__version__}".encode())
-    folder = Path(__file__).parent
-    for path in sorted(path for path in folder.rglob("*.py") if path.name not in NO_HARDWARE):
-        digest.update(f"\n{path.relative_to(folder).as_posix()}\n".encode() + path.read_bytes())
-    return digest.hexdigest()[:32]
+    text = f"{cfg.digest} {amaranth.__version__} {sources_digest()}"
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -52,8 +51,12 @@ def write_atomically(path: Path, text: str) -> None:
         raise
 
 
-def convert(component: Elaboratable, name: str) -> str:
+def convert(component: Elaboratable, name: str, simulation: bool = False) -> str:
     """Verilog of `component`, its module called `name`.
+
+    simulation: it promises no more than silicon does. Memories and registers have no value before they are written or
+    reset, and a memory that is read where it is written gives an undefined value; what is undefined is the simulator's
+    choice.
 
     Unlike `amaranth.back.verilog` it lets Yosys optimise within modules: a register with an enable becomes
     `if (enable)`, an expression is written once. So Verilator runs the accelerator 1.4 times as fast.
@@ -61,8 +64,12 @@ def convert(component: Elaboratable, name: str) -> str:
     attributes = (
         "-remove generator -remove top -remove amaranth.hierarchy -remove amaranth.decoding -remove unused_bits"
     )
+    text = rtlil.convert(component, name=name, emit_src=False)
+    if simulation:
+        text = _CLOCKED_READ.sub(lambda port: f"{port[1]}{'1' * int(port[2])}{port[3]}", text)
     script = f"""
-        read_rtlil <<rtlil\n{rtlil.convert(component, name=name, emit_src=False)}\nrtlil
+        read_rtlil <<rtlil\n{text}\nrtlil
+        {"attrmap -remove init; delete t:$meminit*" if simulation else ""}
         proc -norom
         opt
         memory_collect
@@ -79,14 +86,17 @@ def convert(component: Elaboratable, name: str) -> str:
     return done.stdout
 
 
-def verilog(cfg: Config) -> str:
-    """Verilog of the accelerator of `cfg`; the top module is `celosia_top`. Seconds the first time, then from disk."""
-    path = cache_folder() / "verilog" / f"{hardware_digest(cfg)}.v"
+def verilog(cfg: Config, simulation: bool = False) -> str:
+    """Verilog of the accelerator of `cfg`; the top module is `celosia_top`. Seconds the first time, then from disk.
+
+    simulation: see `convert`.
+    """
+    path = cache_folder() / "verilog" / f"{hardware_digest(cfg)}{'-simulation' if simulation else ''}.v"
     if path.exists():
         used(path)
         return path.read_text(encoding="utf-8")
     from celosia.hw.top import Accelerator
 
-    text = convert(Accelerator(cfg), TOP)
+    text = convert(Accelerator(cfg), TOP, simulation)
     write_atomically(path, text)
     return text

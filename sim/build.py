@@ -29,8 +29,8 @@ from celosia.hw.verilog import TOP, VerilogError, hardware_digest, verilog
 from celosia.sim.patience import ending_on_sigterm, every_minute, so_far
 
 VERILATOR_FLAGS = (
-    "--cc", "-O3", "--x-assign", "fast", "--x-initial", "fast", "--noassert", "-Wno-fatal", "-Wno-lint", "-Wno-style",
-    "--output-split", "30000", "--output-split-cfuncs", "5000",
+    "--cc", "-O3", "--x-assign", "unique", "--x-initial", "unique", "--noassert", "-Wno-fatal", "-Wno-lint",
+    "-Wno-style", "--output-split", "30000", "--output-split-cfuncs", "5000",
 )  # fmt: skip
 CXX_FLAGS = ("-std=c++17", "-march=native", "-fPIC", "-fvisibility=hidden", "-w")
 SMALL_ARRAY = 64
@@ -148,7 +148,7 @@ def _build(cfg: Config, path: Path, quiet: bool) -> None:
         work = Path(folder)
         task = progress.add_task(f"{what}: {stage}", total=None)
         try:
-            (work / "top.v").write_text(verilog(cfg), encoding="utf-8")
+            (work / "top.v").write_text(verilog(cfg, simulation=True), encoding="utf-8")
         except VerilogError as error:
             raise BuildError(str(error)) from None
         stage = "Verilator"

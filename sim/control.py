@@ -20,6 +20,7 @@ from celosia.hw.regs import (
     Access,
     Error,
 )
+from celosia.hw.sources import sources_identity
 from celosia.sim.device import DeviceError
 
 
@@ -42,7 +43,7 @@ class Control:
         self._write(REGISTERS[name].offset, value)
 
     def check(self, config: Config) -> None:
-        """DeviceError where there is no accelerator, or one of another Config."""
+        """DeviceError where there is no accelerator, or one of another Config or of other sources."""
         magic, identity = self.read("magic"), self.read("identity")
         if magic != MAGIC:
             raise DeviceError(
@@ -53,6 +54,14 @@ class Control:
             raise DeviceError(
                 f"the accelerator on the board has Config {identity:08x}, not {config.name} ({config.identity:08x}); "
                 "load that Config's bitstream, or compile the model for this one"
+            )
+
+        sources = self.read("sources")
+        if sources != sources_identity():
+            raise DeviceError(
+                f"the bitstream on the board was made of other hardware sources ({sources:08x}) than those of this "
+                f"Celosia ({sources_identity():08x}); make it again with `celosia bitstream`, and load it with "
+                "`celosia flash`"
             )
 
     def prepare(self, base: int, **values: int) -> None:

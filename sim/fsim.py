@@ -70,16 +70,19 @@ class FunctionalDevice(Memory):
     first. So a program that cannot proceed ends in a DeviceError, as it would hang on the machine.
 
     checking: also raise CheckError where the program reads scratchpad entries that it did not write in this run, leaves
-    a buffer, or touches what another unit writes without a token between them. About ten times slower.
+    a buffer, or touches what another unit writes without a token between them. About ten times slower. Scratchpads
+        begin with random bytes from `seed`.
     """
 
     memory_model: str | None = None
 
-    def __init__(self, config: Config, checking: bool = False) -> None:
+    def __init__(self, config: Config, checking: bool = False, seed: int = 0) -> None:
         super().__init__()
         self.config = config
         self.checking = checking
         self.state = State(config)
+        if checking:
+            self.state.randomise(np.random.default_rng(seed))
         self._decoded: dict[bytes, list[Instruction | None]] = {}
 
     def close(self) -> None:

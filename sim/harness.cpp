@@ -101,7 +101,7 @@ struct Reads {
 
 struct Simulator {
     VerilatedContext context;
-    Vcelosia_top top{&context};
+    Vcelosia_top top;
     Parameters p{};
     uint8_t* memory = nullptr;
     uint64_t memory_base = 0, memory_size = 0;
@@ -130,7 +130,15 @@ struct Simulator {
     bool w_held = false;
     uint8_t w_data[BUS_BYTES];
 
-    Simulator() { reset(); }
+    // What is undefined is random: at the start all memories and registers without a reset, later what is read where it
+    // is written.
+    explicit Simulator(uint64_t seed) : top{seeded(context, seed)} { reset(); }
+
+    static VerilatedContext* seeded(VerilatedContext& context, uint64_t seed) {
+        context.randReset(2);
+        context.randSeed(static_cast<int>(seed % 0x7fffffff) + 1);  // 0 would be another one each time
+        return &context;
+    }
 
     void fail(const char* format, ...) {
         if (error[0]) return;
@@ -394,7 +402,7 @@ struct Simulator {
 #pragma GCC visibility push(default)
 extern "C" {
 
-Simulator* celosia_create() { return new Simulator; }
+Simulator* celosia_create(uint64_t seed) { return new Simulator(seed); }
 
 void celosia_destroy(Simulator* simulator) {
     simulator->top.final();

@@ -76,6 +76,12 @@ class State:
         self.lut = np.zeros((cfg.lut_count, 256), np.int8)
         self.tap = np.zeros((cfg.tap_depth if cfg.taps else 0, cfg.tap_slots, cfg.block_out), np.int8)
 
+    def randomise(self, rng: np.random.Generator) -> None:
+        """Fill all scratchpads with random bytes, as silicon may hold before anything is written."""
+        for buffer in vars(self).values():
+            if isinstance(buffer, np.ndarray):
+                buffer.reshape(-1).view(np.uint8)[...] = rng.integers(0, 256, buffer.nbytes, np.uint8)
+
     def elements(self, buffer: Buffer) -> NDArray[np.generic]:
         """A view of `buffer` as [elements, values]: an element is what one step of LOAD writes."""
         array: Any = getattr(self, buffer.name.lower())

@@ -52,7 +52,7 @@ def _load(path: Path) -> ctypes.CDLL:
     lib = ctypes.CDLL(str(path))
     handle, u64, u32 = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32
     for name, result, arguments in (
-        ("create", handle, ()),
+        ("create", handle, (u64,)),
         ("destroy", None, (handle,)),
         ("memory", None, (handle, ctypes.c_void_p, u64, u64, ctypes.POINTER(_Parameters))),
         ("reset", None, (handle,)),
@@ -78,6 +78,8 @@ class RtlDevice(Memory):
     memory: behind its AXI ports; a model or its name.
     progress: called now and then during a run with the cycles passed.
     watchdog_cycles: cycles without progress of any unit after which the hardware itself ends a run.
+    seed: of what memories and registers hold before they are written or reset, and of what is read from a memory where
+        it is written.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class RtlDevice(Memory):
         progress: Callable[[int], None] | None = None,
         watchdog_cycles: int = 100_000,
         quiet: bool = False,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         self.config = config
@@ -94,7 +97,7 @@ class RtlDevice(Memory):
         self.progress = progress
         self.watchdog_cycles = watchdog_cycles
         self._lib = _load(library(config, quiet))
-        self._handle = ctypes.c_void_p(self._lib.celosia_create())
+        self._handle = ctypes.c_void_p(self._lib.celosia_create(seed))
         self.control = Control(self._read, self._write)
         """The registers of the hardware."""
         self._place(0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,7 +59,7 @@ class CpuFunction:
         constants = {t: value for t, value in values.items() if value is not None and not is_mapped(value)}
         outputs, found = _computed(outputs, constants)
         made = {tensor: unused_name(f"{self.outputs[0]}.{tensor.name}", taken) for tensor in found}
-        function, names = _lowered(outputs, {**parameters, **made})
+        function, names = _lowered(outputs, {**parameters, **made}, {*constants, *made})
         over = overwritable(function, frozenset(t for t, name in zip(function.inputs, names) if name in dead))
         kernel = _compiled(replace(function, in_place=over), "/".join(node.op for node in self.nodes))
         return kernel, names, {made[t]: value for t, value in found.items()}
@@ -84,8 +84,10 @@ class CpuFunction:
         return parameters, _distinct([tensors[name] for name in self.outputs])
 
 
-def _lowered(outputs: Sequence[Tensor], parameters: Mapping[Tensor, str]) -> tuple[Function, tuple[str, ...]]:
-    function = arranged(outputs, list(parameters))
+def _lowered(
+    outputs: Sequence[Tensor], parameters: Mapping[Tensor, str], constants: Iterable[Tensor] = ()
+) -> tuple[Function, tuple[str, ...]]:  # fmt: skip
+    function = arranged(outputs, list(parameters), constants)
     return function, tuple(parameters[t] for t in function.inputs)
 
 

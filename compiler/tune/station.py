@@ -9,6 +9,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import BinaryIO
 
 from celosia.compiler.tune.measure import Result
@@ -30,7 +31,8 @@ def main(measured: Callable[[Job], Result] = lambda job: job.run()) -> None:
     """measured: who answers."""
     results = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not come between answers
-    serve(sys.stdin.buffer, results, measured)
+    with suppress(BrokenPipeError):  # nobody waits for the answer any more
+        serve(sys.stdin.buffer, results, measured)
 
 
 if __name__ == "__main__":

@@ -90,8 +90,11 @@ def test_tcl_makes_a_bitstream(project: tuple[Board, Path], with_board_files: bo
     model.source(folder / "build.tcl")
     assert model.automated["apply_board_preset"] == str(int(with_board_files))
     assert model.properties.get(("project", "board_part")) == (files[-1] if files else None)
-    (offset,) = model.segments.values()
-    assert offset == f" offset={board.address:#010x} range=4K"
+    segments = {name.split("SEG_")[1]: where for name, where in model.segments.items()}
+    assert segments == {
+        "celosia_reg0": f" offset={board.address:#010x} range=4K",
+        "interrupts_reg0": f" offset={board.address + 0x10000:#010x} range=64K",
+    }
     assert {p.removeprefix("led_") for p in model.ports} == set(board.lights())
     assert set(re.findall(r"get_ports (\w+)", (folder / "celosia.xdc").read_text())) == set(model.ports)
     clock = next(net for net in model.nets if "celosia/clk" in net)
@@ -155,10 +158,13 @@ FAULTS = {
     "CONFIG.PCW_USE_S_AXI_HP$n 1": ("CONFIG.PCW_USE_S_AXI_HP$n 0", "switched off by PCW_USE_S_AXI_HP0"),
     "to_memory$n/S00_AXI": ("to_memory$n/M00_AXI", "do not fit"),
     "lindex {m_axi m_axi1} $n": ("lindex {m_axi m_axi} $n", "celosia/m_axi or to_memory1/S00_AXI is connected twice"),
+    "bus to_registers/M01_AXI interrupts/s_axi": ("", "to_registers/M01_AXI"),
+    "net celosia/irq interrupts/intr": ("", "interrupts/intr is not connected"),
+    "net interrupts/irq $interrupt": ("", "is not connected"),
     "bus to_memory$n/M00_AXI [lindex $memory 0]": ("", "to_memory0/M00_AXI is not connected"),
     "PCW_FPGA0_PERIPHERAL_FREQMHZ": ("PCW_FPGA0_FREQ", "has no parameter"),
     "-to_step write_bitstream": ("-to write_bitstream", "unknown option -to"),
-    "/SEG_celosia_*": ("/SEG_accelerator_*", "0 address segments"),
+    "/SEG_${block}_*": ("/SEG_accelerator_*", "0 address segments"),
     "set preset [use_board $board_files]\n": (
         "create_bd_design early\nset preset [use_board $board_files]\n",
         "design early is locked",

@@ -66,8 +66,13 @@ IPS = {
     "smartconnect": {
         "version": "1.0",
         "pins": {"aclk": "I", "aresetn": "I"},
-        "interfaces": {"S00_AXI": "slave", "M00_AXI": "master"}, "needs": {},
+        "interfaces": {"S00_AXI": "slave", "M00_AXI": "master", "M01_AXI": "master"}, "needs": {},
         "parameters": {"NUM_SI": r"\d+", "NUM_MI": r"\d+"},
+    },
+    "axi_intc": {
+        "version": "4.1",
+        "pins": {"s_axi_aclk": "I", "s_axi_aresetn": "I", "intr": "I", "irq": "O"},
+        "interfaces": {"s_axi": "slave"}, "needs": {}, "parameters": {"C_IRQ_CONNECTION": r"[01]"},
     },
 }  # fmt: skip
 RULES = {
@@ -285,11 +290,18 @@ class Vivado:
             switch = IPS[what]["needs"].get(pin)
             if switch and self.parameters[cell].get(switch) != "1":
                 raise VivadoError(f"{path} is switched off by {switch}")
+            if pin not in self._interfaces(cell) and which:
+                found = None
         else:
             found = None
         if found is None:
             raise VivadoError(f"no {('pin', 'interface')[which]} {path}")
         return str(found)
+
+    def _interfaces(self, cell: str) -> set[str]:
+        """Those that an IP has with its parameters."""
+        masters = int(self.parameters[cell].get("NUM_MI", "1"))
+        return {name for name in IPS[self.cells[cell]]["interfaces"] if name != f"M{masters:02}_AXI"}
 
     def tcl_get_bd_pins(self, path: str) -> str:
         self._look(path, 0)
@@ -337,8 +349,9 @@ class Vivado:
             for name, direction in IPS[what]["interfaces"].items():
                 if direction == "master" and f"{cell}/{name}" in reach:
                     bridge = reach[f"{cell}/{name}"].split("/")[0]
-                    end = reach[f"{bridge}/M00_AXI"].split("/")[0]
-                    self.segments[f"{cell}/{IPS[what]['address_space']}/SEG_{end}_reg0"] = ""
+                    for master in self._interfaces(bridge) - {"S00_AXI"}:
+                        end = reach[f"{bridge}/{master}"].split("/")[0]
+                        self.segments[f"{cell}/{IPS[what]['address_space']}/SEG_{end}_reg0"] = ""
 
     def tcl_get_bd_addr_segs(self, pattern: str) -> str:
         found = [name for name in self.segments if fnmatchcase(name, pattern)]
@@ -357,7 +370,7 @@ class Vivado:
                 on = switch is None or self.parameters[cell].get(switch) == "1"
                 if direction == "I" and on and f"{cell}/{pin}" not in joined:
                     raise VivadoError(f"{cell}/{pin} is not connected")
-            interfaces = module[1] if module else IPS[what]["interfaces"] if what == "smartconnect" else {}
+            interfaces = module[1] if module else self._interfaces(cell) if what in ("smartconnect", "axi_intc") else {}
             for name in interfaces:
                 if not any(f"{cell}/{name}" in pair for pair in self.buses):
                     raise VivadoError(f"{cell}/{name} is not connected")

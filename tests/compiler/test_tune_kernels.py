@@ -29,7 +29,7 @@ from celosia.compiler.tune.kernels.estimate import count
 from celosia.compiler.tune.kernels.plan import Cut, Plan
 from celosia.compiler.tune.kernels.space import MOST_CODE, Plans, beginning, examined, template
 from celosia.compiler.tune.kernels.trial import KernelJob, packed, processor
-from celosia.compiler.tune.kernels.tuner import LONG, OWN, SHORT, KernelTuner, State, recorded, text
+from celosia.compiler.tune.kernels.tuner import OWN, KernelTuner, State, measured_by, recorded, text
 from celosia.compiler.tune.measure import Result, Status
 from celosia.compiler.tune.pool import Fleet, FleetError
 from celosia.compiler.tune.records import Key, Records
@@ -388,8 +388,10 @@ def test_climb_reaches_what_is_best() -> None:
 
 def records_of(path: Path, workload: Workload, plan: Plan, where: str, own_time: int, time_: int) -> Records:
     records = Records(path)
-    records.add(Key(workload.name, where, text(own(workload)), LONG), Result(Status.OK, own_time, OWN))
-    records.add(Key(workload.name, where, text(plan), LONG), Result(Status.OK, time_))
+    records.add(
+        Key(workload.name, where, text(own(workload)), measured_by(True, False)), Result(Status.OK, own_time, OWN)
+    )
+    records.add(Key(workload.name, where, text(plan), measured_by(True, False)), Result(Status.OK, time_))
     return records
 
 
@@ -411,7 +413,7 @@ def test_records_of_another_processor_are_left_alone(tmp_path: Path) -> None:
         other.trace
     )
     short = Records()
-    short.add(Key(workload.name, processor(), text(other), SHORT), Result(Status.OK, 1))
+    short.add(Key(workload.name, processor(), text(other), measured_by(False, False)), Result(Status.OK, 1))
     assert recorded(short) == {}
 
 
@@ -459,8 +461,13 @@ def test_a_record_that_cannot_be_followed_is_said(tmp_path: Path) -> None:
     assert met is not None
     records = Records(path)
     for workload, _ in met.met.values():
-        records.add(Key(workload.name, processor(), text(own(workload)), LONG), Result(Status.OK, 100, OWN))
-        records.add(Key(workload.name, processor(), '[["nobody","split","i0",4]]', LONG), Result(Status.OK, 1))
+        records.add(
+            Key(workload.name, processor(), text(own(workload)), measured_by(True, False)), Result(Status.OK, 100, OWN)
+        )
+        records.add(
+            Key(workload.name, processor(), '[["nobody","split","i0",4]]', measured_by(True, False)),
+            Result(Status.OK, 1),
+        )
     said: list[str] = []
     compile_model(model, accelerator=False, records=path, progress=said.append)
     assert any("cannot be followed" in line and "nobody" in line for line in said), said
@@ -482,3 +489,24 @@ def test_tuning_ones_own_expression() -> None:
     arrays = given(workload)
     np.testing.assert_allclose(kernel(*arrays)[0], meaning(workload, arrays)[0], rtol=1e-4, atol=1e-4)
     assert trace.steps
+
+
+def test_constants_of_a_large_model_come_from_beyond_the_cache() -> None:
+    """A model whose weights do not fit is measured so, and its records are not those of a small one."""
+    small = product(4, 64, 64)
+    _, w = small.inputs
+    weights = Workload.of(small.outputs, small.inputs, [w])
+    assert weights.constant_bytes == 64 * 64 * 4
+    assert Workload.of(small.outputs, small.inputs).constant_bytes == 0
+    device = Pretended()
+    for times, cold in ((1, False), (10_000, True)):
+        records = Records()
+        with Fleet([device]) as fleet:
+            KernelTuner(records, fleet, 2).tune([(weights, times)])
+        assert {key.measurer.endswith("cold") for key in records.trials} == {cold}
+        assert device.asked[-1].cold is cold
+    case = trials.Case(weights)
+    copies = case._copies
+    assert len(copies) > 1
+    assert all(row[0] is case.arrays[0] and row[1] is not case.arrays[1] for row in copies)
+    assert KernelJob(packed(weights), text(own(weights)), seconds=0.001, cold=True).run().status == Status.OK

@@ -25,7 +25,7 @@ __version__ = "0 (simulated)"
 ADDRESS, BASE, SIZE = 0x43C00000, 0x10000000, 1 << 22
 lib = ctypes.CDLL(os.environ["CELOSIA_RTL"])
 lib.celosia_create.restype = ctypes.c_void_p
-handle = ctypes.c_void_p(lib.celosia_create())
+handle = ctypes.c_void_p(lib.celosia_create(ctypes.c_uint64(1)))
 memory = np.zeros(SIZE + 4096, np.uint8)
 model = (ctypes.c_uint64 * 13)(40, 40, 8, 780, 16, 32, 0, 0, 0, 0, 0, 2**64 - 1, 2**64 - 1)
 lib.celosia_memory(handle, ctypes.c_void_p(memory.ctypes.data), ctypes.c_uint64(BASE), ctypes.c_uint64(SIZE), model)

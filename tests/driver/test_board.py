@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import platform
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,8 @@ import pytest
 from celosia.driver import board
 from celosia.driver.devices import open_device
 from celosia.hw.config import PRESETS, Config
-from celosia.hw.regs import MAGIC, REGISTERS
+from celosia.hw.regs import CONTROL_START, MAGIC, REGISTERS, STATUS_BUSY, STATUS_DONE
+from celosia.hw.sources import sources_identity
 from celosia.sim.device import Device, DeviceError
 
 TINY = PRESETS["tiny"]
@@ -48,7 +51,8 @@ class FakeBuffer(np.ndarray):  # type: ignore[type-arg]
 @pytest.fixture
 def pynq(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     """A board with a `tiny` accelerator, whose registers are a dictionary."""
-    values = {REGISTERS["magic"].offset: MAGIC, REGISTERS["identity"].offset: TINY.identity}
+    answers = {"magic": MAGIC, "identity": TINY.identity, "sources": sources_identity()}
+    values = {REGISTERS[name].offset: value for name, value in answers.items()}
     calls: list[tuple[str, int, int]] = []
     mapped: list[tuple[int, int]] = []
 
@@ -112,6 +116,60 @@ def test_another_bitstream(pynq: SimpleNamespace) -> None:
     pynq.values[0] = 0
     with pytest.raises(DeviceError, match="its first register reads 0x00000000, not 0x43454c4f"):
         open_device("board", Config())
+
+
+def test_the_interrupt_is_waited_for(pynq: SimpleNamespace) -> None:
+    """As PYNQ gives it: a coroutine of an asyncio loop, which may come at once, late or never."""
+    waits: list[float] = []
+    status, control = REGISTERS["status"].offset, REGISTERS["control"].offset
+
+    class Interrupt:
+        def __init__(self, name: str) -> None:
+            assert name == "celosia/irq"
+
+        async def wait(self) -> None:
+            waits.append(time.monotonic())
+            if len(waits) == 1:
+                return  # of an earlier run: nothing is done yet
+            await asyncio.sleep(0.01 if len(waits) == 2 else 60)
+            pynq.values[status] = STATUS_DONE
+
+    def write(offset: int, value: int) -> None:
+        pynq.values[offset] = value
+        if offset == control and value & CONTROL_START:
+            pynq.values[status] = STATUS_BUSY
+
+    pynq.Interrupt = Interrupt
+    pynq.MMIO = lambda base, length: SimpleNamespace(read=lambda offset: pynq.values.get(offset, 0), write=write)
+    device = open_device("board", TINY)
+    device.allocate(100)
+    device.run(0, 1, 10**9)
+    assert len(waits) == 2 and pynq.values[REGISTERS["irq_enable"].offset] == 1
+    with pytest.raises(DeviceError, match="no end within"):  # never: the host's limit ends it
+        device.run(0, 1, 10**7)
+    assert len(waits) == 3
+
+
+@pytest.mark.parametrize("missing", [ValueError("No Pin of name celosia/irq found"), AttributeError("Interrupt")])
+def test_without_an_interrupt_it_polls(pynq: SimpleNamespace, missing: Exception) -> None:
+    def refuse(name: str) -> None:
+        raise missing
+
+    pynq.Interrupt = refuse
+    device = open_device("board", TINY)
+    device.allocate(100)
+    pynq.values[REGISTERS["status"].offset] = STATUS_DONE
+    device.run(0, 1, 1000)
+    assert pynq.values[REGISTERS["irq_enable"].offset] == 0
+
+
+@pytest.mark.parametrize("sources", [0, sources_identity() ^ 1])
+def test_an_old_bitstream(pynq: SimpleNamespace, sources: int) -> None:
+    """Of this Config, but of other sources; bitstreams that are older than the register read 0."""
+    pynq.values[REGISTERS["sources"].offset] = sources
+    words = f"was made of other hardware sources .{sources:08x}. than .*celosia bitstream.*celosia flash"
+    with pytest.raises(DeviceError, match=words):
+        open_device("board", TINY)
 
 
 @pytest.mark.parametrize("error", [OSError("Root permissions required."), RuntimeError("No Devices Found")])

@@ -323,10 +323,12 @@ def test_the_runner_is_complete_and_always_the_same(program: Path, tmp_path: Pat
 SLOW = """
 # A run that goes on until its limit is taken away.
 from celosia.hw.config import PRESETS
-from celosia.hw.regs import CONTROL_START, MAGIC, REGISTERS, STATUS_BUSY
+from celosia.hw.regs import CONTROL_ABORT, CONTROL_START, MAGIC, REGISTERS, STATUS_BUSY
+from celosia.hw.sources import sources_identity
 import numpy as np
 values = {REGISTERS["magic"].offset: MAGIC, REGISTERS["identity"].offset: PRESETS["tiny"].identity}
-CONTROL, STATUS, SIZE = (REGISTERS[name].offset for name in ("control", "status", "dma_size"))
+values[REGISTERS["sources"].offset] = sources_identity()
+CONTROL, STATUS = (REGISTERS[name].offset for name in ("control", "status"))
 
 def say(what):
     with open(LOG, "a") as log:
@@ -337,10 +339,10 @@ class MMIO:
     def read(self, offset):
         return values.get(offset, 0)
     def write(self, offset, value):
-        if offset == CONTROL:
+        if offset == CONTROL and value & CONTROL_START:
             values[STATUS] = STATUS_BUSY
             say("started")
-        elif offset == SIZE and value == 0:
+        elif offset == CONTROL and value & CONTROL_ABORT:
             values[STATUS] = 0
             say("stopped")
 

@@ -20,6 +20,7 @@ from celosia.driver import flash
 from celosia.driver.cli import app
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.regs import MAGIC, REGISTERS
+from celosia.hw.sources import sources_identity
 from celosia.sim.device import DeviceError
 
 BOARD = BOARDS["pynq-z1"]
@@ -149,7 +150,8 @@ def test_a_manifest_of_another_config(tmp_path: Path, change: dict[str, object])
 
 
 def test_on_the_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    values = {REGISTERS["magic"].offset: MAGIC, REGISTERS["identity"].offset: TINY.identity}
+    answers = {"magic": MAGIC, "identity": TINY.identity, "sources": sources_identity()}
+    values = {REGISTERS[name].offset: value for name, value in answers.items()}
     loaded: list[str] = []
     package = SimpleNamespace(
         Overlay=loaded.append, Clocks=Clocks(1200),
@@ -161,6 +163,9 @@ def test_on_the_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = CliRunner().invoke(app, ["flash", str(path), "--board", "pynq-z1"])
     assert done.exit_code == 0 and "accelerator tiny" in done.output and "at 100 MHz" in done.output
     assert loaded == [str(path)]
+    values[REGISTERS["sources"].offset] ^= 1
+    with pytest.raises(DeviceError, match=r"was made of other hardware sources \(\w{8}\) .* make it again"):
+        flash.load(str(path), manifest)
     values[REGISTERS["identity"].offset] = 1
     with pytest.raises(DeviceError, match="has Config 00000001, not"):
         flash.load(str(path), manifest)

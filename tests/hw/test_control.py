@@ -28,6 +28,7 @@ from celosia.hw.regs import (
     Access,
     Error,
 )
+from celosia.hw.sources import sources_identity
 
 CONFIG = PRESETS["tiny"]
 
@@ -100,6 +101,7 @@ async def registers_hold_what_is_written(dut: bench.Dut) -> None:
     bus = await host(dut)
     assert await bus.read("magic") == MAGIC
     assert await bus.read("identity") == CONFIG.identity
+    assert await bus.read("sources") == sources_identity()
     written = {
         name: random.getrandbits(32) | 1
         for name, register in REGISTERS.items()
@@ -109,7 +111,7 @@ async def registers_hold_what_is_written(dut: bench.Dut) -> None:
         if name != "control":
             await bus.write(name, written.get(name, 0xFFFFFFFF))
     for name in REGISTERS:
-        if name not in ("magic", "identity"):
+        if name not in ("magic", "identity", "sources"):
             assert await bus.read(name) == written.get(name, 0), name
     assert int(dut.instr_addr.value) == written["instr_addr"]
     assert int(dut.dma_base.value) == (written["dma_base_lo"] | written["dma_base_hi"] << 32) & (1 << 40) - 1

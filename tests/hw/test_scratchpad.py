@@ -1,4 +1,4 @@
-"""Scratchpads against a list of words."""
+"""Scratchpads against a list of words. What is read where it is written is undefined, bit by bit."""
 
 from __future__ import annotations
 
@@ -88,12 +88,29 @@ def written(words, write, grain):
     words[write["addr"]] = old & ~mask | write["data"] & mask
 
 
+class Shown:
+    """What a reader shows: `data` in the bits of `known`."""
+
+    def __init__(self, data, unknown):
+        self.data, self.unknown = data, unknown
+
+    def check(self, found):
+        """True where undefined bits are not what was there before."""
+        assert found & ~self.unknown == self.data & ~self.unknown
+        return found != self.data
+
+
+def overwrites(addr, write, grain):
+    """Bits of the entry at `addr` that this write changes, if there is one."""
+    return bench.spread(write["mask"], grain) if write and write["addr"] == addr else 0
+
+
 @cocotb.test()
 async def one_writer_one_reader(dut):
     depth, width, grain = (bench.params()[key] for key in ("depth", "width", "grain"))
     window = bench.params().get("window", 1)
     await bench.start(dut)
-    words, shown = [0] * depth, None
+    words, shown, garbage = [0] * depth, None, 0
     for index in range(2 * depth + 1000):
         fill = {"addr": index % depth, "mask": (1 << width // grain) - 1, "data": random.getrandbits(width)}
         write = fill if index < depth else random_write(depth, width, grain)
@@ -103,13 +120,18 @@ async def one_writer_one_reader(dut):
         put(dut, "read", reads, addr=addr)
         await bench.fall(dut)
         assert get(dut, "write", "ready") == get(dut, "read", "ready") == 1
-        assert shown is None or get(dut, "read", "data") == shown
+        garbage += shown is not None and shown.check(get(dut, "read", "data"))
         if reads:
-            # As it was before this cycle's write.
-            shown = sum(words[(addr + i) % depth] << (i * width) for i in range(window))
+            entries = [(addr + i) % depth for i in range(window)]
+            lost = [overwrites(entry, write if writes else None, grain) for entry in entries]
+            shown = Shown(
+                sum(words[entry] << i * width for i, entry in enumerate(entries)),
+                sum(bits << i * width for i, bits in enumerate(lost)),
+            )
         if writes:
             written(words, write, grain)
         await bench.rise(dut)
+    assert garbage, "the simulation is kinder than silicon: all collisions gave the old value"
 
 
 @cocotb.test()
@@ -123,7 +145,7 @@ async def three_writers_two_readers(dut):
         words[addr] = random.getrandbits(width)
         put(dut, "gemm_write", 1, addr=addr, mask=(1 << cfg.lanes) - 1, data=words[addr])
         await bench.rise(dut)
-    shown: dict[str, int] = {}
+    shown: dict[str, Shown] = {}
     refused = dict.fromkeys(readers + writers, 0)
     for _ in range(2000):
         read = {port: random.randrange(depth) for port in readers if random.random() < 0.6}
@@ -134,7 +156,7 @@ async def three_writers_two_readers(dut):
             put(dut, port, port in write, **write.get(port, random_write(depth, width, 32)))
         await bench.fall(dut)
         for port, data in shown.items():
-            assert get(dut, port, "data") == data, port
+            data.check(get(dut, port, "data"))
         shown.pop("gemm_read", None)
         for wants in (read, {port: fields["addr"] for port, fields in write.items()}):
             banks = set()
@@ -144,9 +166,10 @@ async def three_writers_two_readers(dut):
                 assert ready == (bank not in banks), port
                 refused[port] += not ready
                 banks.add(bank)
+        wins = [fields for port, fields in write.items() if get(dut, port, "ready")]
         for port, addr in read.items():
             if get(dut, port, "ready"):
-                shown[port] = words[addr]
+                shown[port] = Shown(words[addr], sum(overwrites(addr, fields, 32) for fields in wins))
         for port, fields in write.items():
             if get(dut, port, "ready"):
                 written(words, fields, 32)
@@ -171,15 +194,15 @@ async def vector_goes_first(dut):
         put(dut, "load", load_writes, **load)
         put(dut, "read", reads, addr=addr)
         await bench.fall(dut)
-        assert shown is None or get(dut, "read", "data") == shown
-        shown = words[addr] if reads else None
+        if shown is not None:
+            shown.check(get(dut, "read", "data"))
         assert get(dut, "vector", "ready") == 1 and get(dut, "load", "ready") == (not vector_writes)
         refused += vector_writes and load_writes
-        if vector_writes:
-            entry, number = divmod(whole["addr"], parts)
-            at = number * part
-            written(words, {"addr": entry, "mask": whole["mask"] << number, "data": whole["data"] << at}, part)
-        elif load_writes:
-            written(words, load, grain)
+        entry, number = divmod(whole["addr"], parts)
+        placed = {"addr": entry, "mask": whole["mask"] << number, "data": whole["data"] << number * part}
+        wins, size = (placed, part) if vector_writes else (load if load_writes else None, grain)
+        shown = Shown(words[addr], overwrites(addr, wins, size)) if reads else None
+        if wins:
+            written(words, wins, size)
         await bench.rise(dut)
     assert refused > 400

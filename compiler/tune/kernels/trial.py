@@ -8,6 +8,7 @@ compiler's own schedule: both meet the same clock, caches and neighbours, so tha
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import multiprocessing
 import pickle
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 from celosia.compiler.cpu.llvm import compile_function, host
 from celosia.compiler.cpu.runtime.kernel import Kernel, empty
 from celosia.compiler.cpu.schedule.chosen import Workload, finished
+from celosia.compiler.cpu.target import target
 from celosia.compiler.dtypes import numpy_dtype
 from celosia.compiler.expr import Schedule, is_float, verify
 from celosia.compiler.expr.trace import ReplayError, Trace
@@ -46,6 +48,8 @@ TOLERANCE = {"float16": 1e-2, "bfloat16": 5e-2, "float32": 1e-4, "float64": 1e-9
 DEPTH = 20_000
 """Of expressions, which are pickled recursively."""
 REMEMBERED = 4
+MOST_COPIES = 64
+"""Of constants; small ones stay in the cache, as they would in a model."""
 
 
 def processor() -> str:
@@ -68,7 +72,8 @@ class KernelJob:
     """A trial. workload: as `packed`. trace: JSON. seconds: for how long it is timed.
 
     usual: picoseconds that the compiler's own schedule takes, by which the ratio is multiplied; 0 where that is not
-    known, and its time here counts. limit: picoseconds at which the trial is given up (0: none).
+    known, and its time here counts. limit: picoseconds at which the trial is given up (0: none). cold: constants come
+    from beyond the second cache, as in a model whose weights do not fit into it.
     """
 
     workload: bytes
@@ -76,6 +81,7 @@ class KernelJob:
     usual: int = 0
     limit: int = 0
     seconds: float = 0.03
+    cold: bool = False
 
     @property
     def alike(self) -> str:
@@ -147,6 +153,16 @@ class Case:
         return [_random(rng, t.dtype, t.shape) for t in self.workload.inputs]
 
     @cached_property
+    def _copies(self) -> list[list[Array]]:
+        """The inputs several times, each with constants of its own, together twice what the second cache holds."""
+        constants = [tensor in self.workload.constants for tensor in self.workload.inputs]
+        count = min(MOST_COPIES, 1 + 2 * target().cache_bytes // max(1, self.workload.constant_bytes))
+        return [
+            [array.copy() if constant else array for array, constant in zip(self.arrays, constants)]
+            for _ in range(count)
+        ]
+
+    @cached_property
     def expected(self) -> list[Array]:
         """By loops under no schedule: nothing is tiled, merged, in vectors or inlined."""
         plain = compile_function(finished(Schedule(self.workload.outputs), self.workload.inputs))
@@ -159,7 +175,8 @@ class Case:
         kernel.run(self.arrays, outputs)
         if wrong := self._wrong(outputs):
             return Result(Status.WRONG, detail=wrong)
-        runs = [lambda: self.own.run(self.arrays, outputs), lambda: kernel.run(self.arrays, outputs)]
+        given = itertools.cycle(self._copies if job.cold else [self.arrays])
+        runs = [lambda: self.own.run(next(given), outputs), lambda: kernel.run(next(given), outputs)]
         own, found = by_turns(runs, 0, LEAST_SAMPLES)
         usual = job.usual or round(own * 1e12)
         if job.limit and usual * found / own > job.limit:

@@ -10,11 +10,13 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from celosia.compiler.cpu.schedule.chosen import Workload
+from celosia.compiler.cpu.target import target
 from celosia.compiler.expr.trace import ReplayError, Trace
 from celosia.compiler.tune.kernels.plan import Plan
 from celosia.compiler.tune.kernels.space import Plans, beginning
@@ -32,9 +34,8 @@ FINAL_SECONDS = 0.3
 """For how long each of the best few is timed again, beside the compiler's own."""
 WORTH = 0.02
 """A schedule that saves less of the time is not worth taking."""
-SHORT = f"cpu {VERSION}"
-LONG = f"cpu {VERSION}, long"
-"""Who measured: trials, and finalists."""
+SHORT, LONG, COLD = f"cpu {VERSION}", "long", "cold"
+"""Who measured: trials; finalists; with constants that come from beyond the second cache."""
 OWN = "the compiler's own"
 """What a record says of the schedule that others are compared with."""
 
@@ -48,6 +49,7 @@ class Subject:
     space: Plans
     search: Search
     packed: bytes
+    cold: bool
     usual: int = 0
     trials: int = 0
     done: bool = False
@@ -65,13 +67,19 @@ class Subject:
         """Time, for each trial that it has had."""
         return self.usual * self.count / (self.trials + AT_ONCE)
 
-    def key(self, number: int, measurer: str) -> Key:
+    def key(self, number: int, final: bool = False) -> Key:
+        measurer = measured_by(final, self.cold)
         return Key(self.workload.name, processor(), text(self.space.points[number]), measurer)
 
     def job(self, number: int, final: bool = False) -> KernelJob:
         limit = int(ABORT * self.best) if math.isfinite(self.best) and not final else 0
         seconds = FINAL_SECONDS if final else KernelJob.seconds
-        return KernelJob(self.packed, text(self.space.points[number]), self.usual, limit, seconds)
+        return KernelJob(self.packed, text(self.space.points[number]), self.usual, limit, seconds, self.cold)
+
+
+def measured_by(final: bool, cold: bool) -> str:
+    """Who measured, as it stands in a record."""
+    return ", ".join((SHORT, *([LONG] if final else []), *([COLD] if cold else [])))
 
 
 def text(plan: Plan) -> str:
@@ -133,8 +141,9 @@ class KernelTuner:
 
         workloads: with how often each occurs. begin: the points that a search begins with; the compiler's own is first.
         """
-        state = self.state
-        state.subjects += [self._subject(workload, count, begin) for workload, count in workloads]
+        state, workloads = self.state, list(workloads)
+        cold = sum(workload.constant_bytes * count for workload, count in workloads) > target().cache_bytes
+        state.subjects += [self._subject(workload, count, begin, cold) for workload, count in workloads]
         self._round([(subject, [0]) for subject in state.subjects])
         for subject in state.subjects:
             subject.usual = 0 if math.isinf(subject.best) else int(subject.best)
@@ -149,42 +158,44 @@ class KernelTuner:
             self._final(subject)
         return {s.workload.name: s.taken.trace for s in state.subjects if s.taken is not None}
 
-    def _subject(self, workload: Workload, count: int, begin: Callable[[Workload], Iterable[Plan]]) -> Subject:
+    def _subject(
+        self, workload: Workload, count: int, begin: Callable[[Workload], Iterable[Plan]], cold: bool
+    ) -> Subject:  # fmt: skip
         space = Plans(workload, begin(workload), seed=self.seed)
         search = SEARCHES[self.search](space, np.random.default_rng(self.seed))
         if isinstance(search, Guided):
             search.model = Model(self.learner)
-        return Subject(workload, count, space, search, packed(workload))
+        return Subject(workload, count, space, search, packed(workload), cold and bool(workload.constants))
 
     def _round(self, asked: Sequence[tuple[Subject, Sequence[int]]]) -> None:
         """Measure what is not known, then tell the searches, in the order in which they asked."""
         trials = [(subject, number) for subject, numbers in asked for number in numbers]
-        results = self._measured(trials, SHORT)
+        results = self._measured(trials)
         for subject, numbers in asked:
             subject.trials += len(numbers)
             subject.search.tell([(number, results[subject, number].cost) for number in numbers])
 
     def _measured(
-        self, trials: Sequence[tuple[Subject, int]], measurer: str
+        self, trials: Sequence[tuple[Subject, int]], final: bool = False
     ) -> Mapping[tuple[Subject, int], Result]:  # fmt: skip
         results: dict[tuple[Subject, int], Result] = {}
         for subject, number in trials:
-            if (known := self.records.get(subject.key(number, measurer))) is not None:
+            if (known := self.records.get(subject.key(number, final))) is not None:
                 results[subject, number] = known
-                self.state.known += measurer == SHORT
+                self.state.known += not final
         missing = [trial for trial in trials if trial not in results]
 
         def keep(place: int, result: Result) -> None:
             subject, number = missing[place]
             results[subject, number] = result
-            self.records.add(subject.key(number, measurer), result)
-            self.state.measured += measurer == SHORT
+            self.records.add(subject.key(number, final), result)
+            self.state.measured += not final
             self.state.refused += result.status not in (Status.OK, Status.CENSORED)
             self.state.left_out = self.fleet.left_out
             self.told(self.state)
 
         if missing:
-            self.fleet.run([subject.job(number, measurer == LONG) for subject, number in missing], keep)
+            self.fleet.run([subject.job(number, final) for subject, number in missing], keep)
         return results
 
     def _final(self, subject: Subject) -> None:
@@ -195,26 +206,26 @@ class KernelTuner:
         known = subject.search.known
         better = sorted((n for n in known if known[n] < subject.usual * (1 - WORTH)), key=lambda n: (known[n], n))
         trials = [(subject, number) for number in better[:FINALISTS] if number != 0]
-        own = subject.key(0, LONG)
+        own = subject.key(0, final=True)
         if trials and self.records.get(own) is None:
             self.records.add(own, Result(Status.OK, subject.usual, OWN))
-        for (_, number), result in self._measured(trials, LONG).items():
+        for (_, number), result in self._measured(trials, final=True).items():
             if result.cost is not None and result.cost < min(subject.final, subject.usual * (1 - WORTH)):
                 subject.final, subject.taken = int(result.cost), subject.space.points[number]
 
 
 def recorded(records: Records) -> dict[str, Trace]:
-    """Of all workloads that were tuned on this processor: the best trace, where it is worth it."""
+    """Of all workloads that were tuned on this processor: the best trace, where it is worth it; where that differs,
+    with cold constants, as in a model."""
     found: dict[str, Trace] = {}
     for (workload, where), trials in records.by_workload.items():
-        known = {key: result for key, result in trials.items() if key.measurer == LONG and result.cost is not None}
-        own = [result.cycles for result in known.values() if result.detail == OWN]
-        if where != processor() or not own:
-            continue
-        best = min(known, key=lambda key: (known[key].cycles, key.schedule))
-        if known[best].cycles < (1 - WORTH) * own[0]:
-            try:
-                found[workload] = Trace.from_json(json.loads(best.schedule))
-            except ReplayError:
+        for cold in (False, True) if where == processor() else ():
+            measurer = measured_by(True, cold)
+            known = {key: r for key, r in trials.items() if key.measurer == measurer and r.cost is not None}
+            own = [result.cycles for result in known.values() if result.detail == OWN]
+            best = min(known, key=lambda key: (known[key].cycles, key.schedule), default=None)
+            if best is None or not own or known[best].cycles >= (1 - WORTH) * own[0]:
                 continue
+            with suppress(ReplayError):
+                found[workload] = Trace.from_json(json.loads(best.schedule))
     return found

@@ -1,0 +1,35 @@
+"""What the hardware is made of, as a number: the same in a bitstream and in the driver that is to use it."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from importlib import resources
+
+NO_HARDWARE = ("cache.py", "config_doc.py", "isa_doc.py", "sources.py")
+"""Files that the Verilog does not depend on."""
+KEPT = "sources.txt"
+"""Holds the digest where the sources are not, as on a board."""
+
+
+@cache
+def sources_digest() -> str:
+    """32 hexadecimal digits that differ where a file of the hardware does."""
+    folder = resources.files("celosia.hw")
+    if (folder / KEPT).is_file():
+        return (folder / KEPT).read_text(encoding="ascii")
+    files = {
+        f"{part}{path.name}": path.read_bytes()
+        for part, where in (("", folder), *((f"{name}/", folder / name) for name in ("dae_pipeline", "gemm_core")))
+        for path in where.iterdir()
+        if path.name.endswith(".py") and path.name not in NO_HARDWARE
+    }
+    digest = hashlib.sha256()
+    for name, data in sorted(files.items()):
+        digest.update(f"\n{name}\n".encode() + data)
+    return digest.hexdigest()[:32]
+
+
+def sources_identity() -> int:
+    """The first 32 bits of the digest, held in register `sources`."""
+    return int(sources_digest()[:8], 16)
