@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from celosia.hw.isa import Opcode, instruction_bytes, opcode_of
 if TYPE_CHECKING:
     from celosia.bitstreams.devices import Device
     from celosia.bitstreams.synthesis import Usage
+    from celosia.compiler.tune.progress import Progress
     from celosia.compiler.tune.tuner import State
     from celosia.sim.memory import MemoryModel
 
@@ -62,16 +63,26 @@ def megabytes(size: int) -> str:
 # Tuning -------------------------------------------------------------------------------------------------------
 
 
+def trials_line(state: Progress, what: str) -> str:
+    """How far a tuning is with its trials."""
+    left = timedelta(seconds=round((state.trials - state.spent) / state.rate)) if state.rate else "?"
+    text = f"{what}: {state.spent:,} of {state.trials:,} trials, {state.known:,} of them known"
+    return text + f", {state.rate:,.1f} a second, at most {left} left"
+
+
 def tuning_line(state: State) -> str:
     """How far a tuning is, in a line."""
-    left = timedelta(seconds=round((state.trials - state.spent) / state.rate)) if state.rate else "?"
-    text = f"{state.stage}: {state.spent:,} of {state.trials:,} trials, {state.known:,} of them known"
-    text += f", {state.rate:,.1f} a second, at most {left} left"
+    text = trials_line(state, state.stage)
     if math.isfinite(state.regret):
         text += f"; layers at most {state.regret:.1%} from the best"
     if state.untuned:
         text += f"; whole network {state.tuned:,} cycles, {state.untuned:,} untuned"
-    return text + "".join(f"; {name} left out: {why}" for name, why in state.left_out.items())
+    return text + left_out_text(state.left_out)
+
+
+def left_out_text(left_out: Mapping[str, str]) -> str:
+    """Devices that get no more trials."""
+    return "".join(f"; {name} left out: {why}" for name, why in left_out.items())
 
 
 def tuning(state: State, most: int = 16) -> RenderableType:
@@ -102,12 +113,17 @@ def tuned(report: dict[str, Any]) -> Iterator[RenderableType]:
     text = (
         f"{report['cycles']:,} cycles, {report['untuned']:,} untuned: {report['untuned'] / report['cycles']:.3f} times"
     )
-    text += f" as fast; {report['measured']:,} measured, {report['known']:,} known, in {report['seconds']:,.0f} s"
+    yield Text(f"{text} as fast{trials_text(report)}")
+
+
+def trials_text(report: dict[str, Any]) -> str:
+    """What a tuning's trials came to."""
+    text = f"; {report['measured']:,} measured, {report['known']:,} known, in {report['seconds']:,.0f} s"
     if report["failed"]:
         text += f"; {report['failed']:,} trials failed"
     if report["damaged"]:
         text += f"; {report['damaged']:,} damaged lines of the records left out"
-    yield Text(text + "".join(f"; {name} was left out: {why}" for name, why in report["left_out"].items()))
+    return text + left_out_text(report["left_out"])
 
 
 # A quantised model --------------------------------------------------------------------------------------------

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from celosia.compiler.tune.kernels.tuner import State
-from celosia.driver.show import add_row, new_table, percent
+from celosia.driver.show import add_row, left_out_text, new_table, percent, trials_line, trials_text
 
 SHOWN = 16
 """Kernels in the live table: those that take the most time."""
@@ -18,12 +17,10 @@ SHOWN = 16
 
 def tuning_line(state: State) -> str:
     """How far a tuning is, in a line."""
-    left = timedelta(seconds=round((state.trials - state.spent) / state.rate)) if state.rate else "?"
-    text = f"kernels: {state.spent:,} of {state.trials:,} trials, {state.known:,} of them known"
-    text += f", {state.rate:,.1f} a second, at most {left} left"
+    text = trials_line(state, "kernels")
     if state.untuned:
         text += f"; {state.tuned * 1e3:,.3f} ms, {state.untuned * 1e3:,.3f} ms untuned"
-    return text + "".join(f"; {name} left out: {why}" for name, why in state.left_out.items())
+    return text + left_out_text(state.left_out)
 
 
 def tuning(state: State) -> RenderableType:
@@ -46,12 +43,7 @@ def tuned(report: dict[str, Any]) -> Iterator[RenderableType]:
     yield shown
     own, best = report["seconds_own"] * 1e3, report["seconds_tuned"] * 1e3
     text = f"{best:,.3f} ms, {own:,.3f} ms untuned: {own / best:.3f} times as fast" if best else "no kernel to tune"
-    text += f"; {report['measured']:,} measured, {report['known']:,} known, in {report['seconds']:,.0f} s"
-    if report["refused"]:
-        text += f"; {report['refused']:,} could not be compiled, or were wrong"
-    if report["damaged"]:
-        text += f"; {report['damaged']:,} damaged lines of the records left out"
-    yield Text(text + "".join(f"; {name} was left out: {why}" for name, why in report["left_out"].items()))
+    yield Text(text + trials_text(report))
 
 
 def _microseconds(own: float, best: float) -> tuple[str, str, str]:

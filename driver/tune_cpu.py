@@ -52,7 +52,7 @@ def tune_cpu(
     (needs the extra `tune`). deadline: seconds for one trial. accelerator: False tunes a model that is wholly compiled
     for the CPU. progress: called with the name of each stage; told: with the State after each trial.
 
-    The report has seconds_own and seconds_tuned (of all kernels, by short trials), measured, known, refused, seconds,
+    The report has seconds_own and seconds_tuned (of all kernels, by short trials), measured, known, failed, seconds,
     left_out (devices by name), damaged (lines of the records), and kernels: name, count, trials, own and tuned
     (picoseconds), trace (as Python; "" where the compiler's own stays).
 
@@ -114,6 +114,6 @@ def _report(state: State, records: Records, seconds: float) -> dict[str, Any]:
     ]  # fmt: skip
     return {
         "seconds_own": state.untuned, "seconds_tuned": state.tuned, "measured": state.measured, "known": state.known,
-        "refused": state.refused, "seconds": seconds, "left_out": dict(state.left_out), "damaged": records.damaged,
+        "failed": state.failed, "seconds": seconds, "left_out": dict(state.left_out), "damaged": records.damaged,
         "kernels": kernels,
     }  # fmt: skip

@@ -21,6 +21,7 @@ from celosia.compiler.tune.measure import TIMED, Job, Judge, Result, Status, pac
 from celosia.compiler.tune.model import LEARNERS, Model
 from celosia.compiler.tune.network import Network, Occurrence, Tuned, network_key, whole
 from celosia.compiler.tune.pool import GONE, Fleet
+from celosia.compiler.tune.progress import Progress
 from celosia.compiler.tune.records import Key, Records
 from celosia.compiler.tune.search import SEARCHES, Guided, Search
 from celosia.compiler.tune.space import Point, Space, layer_space
@@ -64,31 +65,16 @@ class Subject:
 
 
 @dataclass
-class State:
-    """How far a tuning is. measured: trials that were run now; known: those that were in the records. whole: cycles of
-    the network, untuned and as far as it is tuned. started: time.perf_counter()."""
+class State(Progress):
+    """untuned, tuned: cycles of the network, without and as far as it is tuned. evaluations, known_evaluations: looks
+    at the whole, now and from the records."""
 
-    trials: int
     subjects: list[Subject] = field(default_factory=list)
-    measured: int = 0
-    known: int = 0
-    failed: int = 0
     untuned: int = 0
     tuned: int = 0
     evaluations: int = 0
     known_evaluations: int = 0
     stage: str = ""
-    left_out: dict[str, str] = field(default_factory=dict)
-    started: float = field(default_factory=time.perf_counter)
-
-    @property
-    def spent(self) -> int:
-        return self.measured + self.known
-
-    @property
-    def rate(self) -> float:
-        """Trials a second that were measured."""
-        return self.measured / max(1e-9, time.perf_counter() - self.started)
 
     @property
     def regret(self) -> float:

@@ -123,7 +123,7 @@ def test_the_second_port_leads_to_memory(name: str, tmp_path: Path) -> None:
         assert {f"celosia/{port}", f"to_memory{number}/S00_AXI"} in ends
         assert {f"to_memory{number}/M00_AXI", f"ps/{slave.format(number)}"} in ends
     clock = next(net for net in model.nets if "celosia/clk" in net)
-    assert {"to_memory0/aclk", "to_memory1/aclk"} < clock and sum("aclk" in pin.lower() for pin in clock) == 6
+    assert {"to_memory0/aclk", "to_memory1/aclk"} < clock and sum("aclk" in pin.lower() for pin in clock) == 7
     assert any({"celosia/resetn", "to_memory0/aresetn", "to_memory1/aresetn"} < net for net in model.nets)
     widths = [value for key, value in model.parameters["ps"].items() if key.endswith("DATA_WIDTH")]
     assert widths == ["64", "64"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from celosia.compiler.tune.kernels.trial import ABORT, VERSION, KernelJob, packe
 from celosia.compiler.tune.measure import Result, Status
 from celosia.compiler.tune.model import LEARNERS, Model
 from celosia.compiler.tune.pool import Fleet
+from celosia.compiler.tune.progress import Progress
 from celosia.compiler.tune.records import Key, Records
 from celosia.compiler.tune.search import SEARCHES, Guided, Search
 
@@ -88,25 +88,10 @@ def text(plan: Plan) -> str:
 
 
 @dataclass
-class State:
-    """How far a tuning is. measured: trials that were run now; known: those that were in the records."""
+class State(Progress):
+    """subjects: the kernels."""
 
-    trials: int
     subjects: list[Subject] = field(default_factory=list)
-    measured: int = 0
-    known: int = 0
-    refused: int = 0
-    left_out: dict[str, str] = field(default_factory=dict)
-    started: float = field(default_factory=time.perf_counter)
-
-    @property
-    def spent(self) -> int:
-        return self.measured + self.known
-
-    @property
-    def rate(self) -> float:
-        """Trials a second that were measured."""
-        return self.measured / max(1e-9, time.perf_counter() - self.started)
 
     @property
     def untuned(self) -> float:
@@ -190,7 +175,7 @@ class KernelTuner:
             results[subject, number] = result
             self.records.add(subject.key(number, final), result)
             self.state.measured += not final
-            self.state.refused += result.status not in (Status.OK, Status.CENSORED)
+            self.state.failed += result.status not in (Status.OK, Status.CENSORED)
             self.state.left_out = self.fleet.left_out
             self.told(self.state)
 
