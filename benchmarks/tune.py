@@ -92,8 +92,8 @@ SMALL = RESNET18[1:4]
 
 
 JUDGED_SHAPES = (
-    Shape(16, 14, 16, 3), Shape(16, 14, 32, 3, 2), Shape(32, 7, 32, 3), Shape(32, 7, 64, 1), Shape(32, 14, 16, 1),
-    Shape(32, 7, 32, 3, residual=True), Shape(24, 10, 24, 3),
+    Shape(12, 7, 16, 3), Shape(16, 8, 16, 3, 2), Shape(16, 7, 32, 1), Shape(16, 4, 16, 3), Shape(8, 8, 16, 1, 2),
+    Shape(8, 8, 8, 3, residual=True), Shape(24, 5, 12, 1),
 )  # fmt: skip
 """Convolutions like ResNet's, small enough for many runs of the RTL."""
 
@@ -114,15 +114,18 @@ class Table:
         who = "" if judge == TIMED else f"{judge.device}-"
         self.path = folder / f"{who}{cfg.name}-{cfg.digest[:8]}-{digest}-v{VERSION}.json"
         self.costs: dict[int, float] = {}
+        self.longer: set[int] = set()
+        """Points that were given up, at what was the best then; -1 in the file."""
         if self.path.exists():
             known = json.loads(self.path.read_text(encoding="utf-8"))
-            self.costs = {n: float(known[str(p)]) for n, p in enumerate(self.space.points) if str(p) in known}
-        self.longer: set[int] = set()
-        """Points that were given up, at what was the best then."""
+            found = {n: float(known[str(p)]) for n, p in enumerate(self.space.points) if str(p) in known}
+            self.costs = {n: cost for n, cost in found.items() if cost >= 0}
+            self.longer = {n for n, cost in found.items() if cost < 0}
         self.case, self.fresh = Case(cfg, layer), 0
 
     def cost(self, number: int) -> float:
         if number not in self.costs:
+            self.longer.discard(number)
             self.costs[number] = self._timed(number) if self.judge == TIMED else self._judged(number, 0)
             self._count()
         return self.costs[number]
@@ -184,6 +187,7 @@ class Table:
     def keep(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         known = {str(self.space.points[n]): cost for n, cost in self.costs.items()}
+        known |= {str(self.space.points[n]): -1.0 for n in self.longer}
         fresh = self.path.with_suffix(".new")
         fresh.write_text(json.dumps(known), encoding="utf-8")
         os.replace(fresh, self.path)
