@@ -50,7 +50,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--models", default="", help=f"only these, with commas between: {', '.join(KNOWN_MODELS)}")
     parser.add_argument("--kernels", default="", help=f"of cpu and tune_cpu, only these: {', '.join(KERNELS)}")
     parser.add_argument("--models-dir", type=Path, help=f"folder with the models (default: ${FOLDER_VARIABLE})")
-    parser.add_argument("--config", help="preset or file (default: pynq; of timed: each of four)")
+    parser.add_argument("--config", help="preset or file (default: pynq; of timed: each of four, of tune: all)")
     parser.add_argument(
         "--device", choices=("rtl", "timed", "functional"),
         help="of exactness and models (default: rtl), and of onchip (default: timed)",
@@ -60,6 +60,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--images", type=int, help="inputs for each model of `models`")
     parser.add_argument("--count", type=int, default=names.MODELS, help="models of `names` (default: %(default)s)")
     parser.add_argument("--full", action="store_true", help="of tune and tune_cpu: all of it, which takes hours")
+    parser.add_argument("--only", choices=tune.PARTS, help="of tune: this part alone")
     parser.add_argument(
         "--output", type=Path, default=ROOT / "bench" / "results.json", help="default: bench/results.json"
     )
@@ -118,7 +119,7 @@ def main(arguments: list[str]) -> int:
             if section == "names":
                 return names.rows(say, options.count)
             if section == "tune":
-                return tune.rows(folder, options.full, say)
+                return tune.rows(folder, options.full, say, options.only, options.config)
             if section == "tune_cpu":
                 return tune_cpu.rows(_split(options.kernels), _split(options.models), options.full, folder, say)
             return hardware.rows(say) if section == "hardware" else getattr(bench, section)()

@@ -1,6 +1,6 @@
 """Searches for schedules: regret against trials, a model's ranking, whole networks, and what a second worker brings.
 
-    python -m benchmarks tune [--full]
+    python -m benchmarks tune [--full] [--only regret|judged|model|network|fleet] [--config NAME]
 
 The optimum of a layer is that of all its points on the timing model, known to 0.3%; points that cannot be better, by
 their lower bounds, need not run for it, and regret is counted from what is proved. Cycles of points are kept in
@@ -14,7 +14,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from celosia.compiler import numerics
 from celosia.compiler.image import LayerErrors
 from celosia.compiler.layer import Activation, Conv, Epilogue, Requantise, Residual, Untileable, Window
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tune.measure import VERSION, Case, Job, packed
+from celosia.compiler.tune.measure import TIMED, VERSION, Case, Job, Judge, Status, measure, packed
 from celosia.compiler.tune.model import MissingLearner, ridge, trees
 from celosia.compiler.tune.pool import Fleet
 from celosia.compiler.tune.search import SEARCHES
@@ -40,6 +40,11 @@ KNOWN = 0.003
 """How well the optimum of a layer is known at least."""
 KEPT = ROOT / "bench" / "tune"
 """Cycles that were computed before."""
+PLOT = ROOT / "bench" / "regret.png"
+
+
+MARGIN = 1.01
+"""What bounds, which are proved of the timing model, may be above the RTL's cycles."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,13 @@ SMALL = RESNET18[1:4]
 """For a run of minutes: bounds leave few points that must run."""
 
 
+JUDGED_SHAPES = (
+    Shape(12, 7, 16, 3), Shape(16, 8, 16, 3, 2), Shape(16, 7, 32, 1), Shape(16, 4, 16, 3), Shape(8, 8, 16, 1, 2),
+    Shape(8, 8, 8, 3, residual=True), Shape(24, 5, 12, 1),
+)  # fmt: skip
+"""Convolutions like ResNet's, small enough for many runs of the RTL."""
+
+
 def space_of(cfg: Config, layer: Conv) -> Space[Point]:
     planner = Planner(cfg)
     usual = tuple(d for part in planner.layer(layer) for d in part.decisions.groups)
@@ -93,28 +105,48 @@ def space_of(cfg: Config, layer: Conv) -> Space[Point]:
 
 
 class Table:
-    """Cycles of points of a layer on the timing model, inf where one does not compile; kept in a file."""
+    """Cycles of points of a layer on the timing model, inf where one does not compile; kept in a file. judge: who else
+    says how many there are; its bytes are compared, too."""
 
-    def __init__(self, cfg: Config, layer: Conv, folder: Path = KEPT) -> None:
-        self.cfg, self.layer, self.space = cfg, layer, space_of(cfg, layer)
+    def __init__(self, cfg: Config, layer: Conv, folder: Path = KEPT, judge: Judge = TIMED) -> None:
+        self.cfg, self.layer, self.space, self.judge = cfg, layer, space_of(cfg, layer), judge
         digest = self.space.name.rsplit("#")[-1]
-        self.path = folder / f"{cfg.name}-{cfg.digest[:8]}-{digest}-v{VERSION}.json"
+        who = "" if judge == TIMED else f"{judge.device}-"
+        self.path = folder / f"{who}{cfg.name}-{cfg.digest[:8]}-{digest}-v{VERSION}.json"
         self.costs: dict[int, float] = {}
+        self.longer: set[int] = set()
+        """Points that were given up, at what was the best then; -1 in the file."""
         if self.path.exists():
             known = json.loads(self.path.read_text(encoding="utf-8"))
-            self.costs = {n: float(known[str(p)]) for n, p in enumerate(self.space.points) if str(p) in known}
+            found = {n: float(known[str(p)]) for n, p in enumerate(self.space.points) if str(p) in known}
+            self.costs = {n: cost for n, cost in found.items() if cost >= 0}
+            self.longer = {n for n, cost in found.items() if cost < 0}
         self.case, self.fresh = Case(cfg, layer), 0
 
     def cost(self, number: int) -> float:
         if number not in self.costs:
-            try:
-                self.costs[number] = self.case.cycles(self.space.points[number])
-            except (LayerErrors, Untileable):
-                self.costs[number] = float("inf")
-            self.fresh += 1
-            if self.fresh % 100 == 0:
-                self.keep()
+            self.longer.discard(number)
+            self.costs[number] = self._timed(number) if self.judge == TIMED else self._judged(number, 0)
+            self._count()
         return self.costs[number]
+
+    def _timed(self, number: int) -> float:
+        try:
+            return self.case.cycles(self.space.points[number])
+        except (LayerErrors, Untileable):
+            return float("inf")
+
+    def _judged(self, number: int, limit: int) -> float:
+        """inf where it is given up at `limit` cycles, or refused. Wrong bytes are an error."""
+        result = measure(Job(self.cfg, packed(self.layer), self.space.points[number], self.judge, limit))
+        if result.status not in (Status.OK, Status.CENSORED, Status.REFUSED):
+            raise RuntimeError(f"{self.layer.name} on {self.cfg.name}: {result.status}: {result.detail}")
+        return float("inf") if result.cost is None else result.cost
+
+    def _count(self) -> None:
+        self.fresh += 1
+        if self.fresh % 100 == 0:
+            self.keep()
 
     def optimum(self, say: Callable[[str], None]) -> float:
         """The fewest cycles of all points, or up to KNOWN below, proved. Points whose lower bound is not below it need
@@ -130,9 +162,32 @@ class Table:
         self.keep()
         return best
 
+    def judged_optimum(self, say: Callable[[str], None]) -> tuple[float, int]:
+        """The fewest cycles of all points as `judge` counts them, and how many points it has run: those that the bounds
+        leave, the most promising first, each given up where it takes longer than the best so far."""
+        order = np.argsort(self.space.base, kind="stable").tolist()
+        best, ran = self.cost(order[0]), 1
+        for count, number in enumerate(order[1:], 1):
+            if self.space.bounds[number] >= best * MARGIN:
+                continue
+            say(f"{self.judge.device}, {self.cfg.name}, {self.layer.name}: point {count:,} of {len(order):,}")
+            ran += 1
+            if number in self.costs:
+                best = min(best, self.costs[number])
+            elif number not in self.longer:
+                found = self._judged(number, int(best))
+                if np.isfinite(found):
+                    best = self.costs[number] = found
+                else:
+                    self.longer.add(number)
+                self._count()
+        self.keep()
+        return best, ran
+
     def keep(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         known = {str(self.space.points[n]): cost for n, cost in self.costs.items()}
+        known |= {str(self.space.points[n]): -1.0 for n in self.longer}
         fresh = self.path.with_suffix(".new")
         fresh.write_text(json.dumps(known), encoding="utf-8")
         os.replace(fresh, self.path)
@@ -157,12 +212,13 @@ class Size:
     networks: Sequence[str]
     configs: Sequence[str]
     jobs: int
+    judged: Sequence[Shape]
 
 
-CI = Size(SMALL, 2, 16, 24, ("demo",), ("pynq",), 24)
+CI = Size(SMALL, 2, 16, 24, ("demo",), ("pynq",), 24, JUDGED_SHAPES[:1])
 FULL = Size(
     RESNET18, 20, 64, 150, ("resnet18", "mobilenet_v2", "mobilenet_v2_160", "ds_cnn", "demo"),
-    ("pynq", "ultra96", "zcu104"), 100,
+    ("pynq", "ultra96", "zcu104"), 100, JUDGED_SHAPES,
 )  # fmt: skip
 JUDGED = ("pynq", "zcu104")
 """Configs of the regret."""
@@ -182,9 +238,9 @@ def regrets(table: Table, name: str, seed: int, trials: int, best: float) -> Flo
     return np.concatenate([curve, np.full(trials - len(curve), curve[-1])])
 
 
-def regret_rows(size: Size, say: Callable[[str], None], command: str) -> Iterator[Row]:
+def regret_rows(size: Size, configs: Sequence[str], say: Callable[[str], None], command: str) -> Iterator[Row]:
     curves: dict[str, dict[str, Floats]] = {}
-    for config in JUDGED:
+    for config in configs:
         cfg = Config.load(config)
         tables = [Table(cfg, shape.layer(cfg)) for shape in size.shapes]
         best = [table.optimum(say) for table in tables]
@@ -201,7 +257,7 @@ def regret_rows(size: Size, say: Callable[[str], None], command: str) -> Iterato
             for table in tables:
                 table.keep()
             yield _regret_row(config, name, found, [shape.name for shape in size.shapes], command)
-    draw(curves, KEPT / "regret.png")
+    draw(curves, PLOT.with_stem("-".join(("regret", *curves))))
 
 
 def _regret_row(config: str, name: str, found: Floats, layers: list[str], command: str) -> Row:
@@ -240,6 +296,25 @@ def draw(curves: dict[str, dict[str, Floats]], path: Path) -> None:
     figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
+# The RTL as the judge -----------------------------------------------------------------------------------------------
+
+
+def judged_rows(size: Size, say: Callable[[str], None], command: str) -> Iterator[Row]:
+    """On `tiny`: what the default search finds on the RTL, and the best that there is on it."""
+    cfg, rtl = Config.load("tiny"), Judge("rtl")
+    for shape in size.judged:
+        table = Table(cfg, shape.layer(cfg), judge=rtl)
+        best, ran = table.judged_optimum(say)
+        curve = regrets(table, next(iter(SEARCHES)), 0, size.trials, best)
+        table.keep()
+        tried = int(np.argmin(curve)) + 1
+        text = f"{curve[-1]:.2%} in {size.trials} trials, the last better one number {tried}; best {best:,.0f} cycles"
+        text += f", of {len(table.space):,} points {ran:,} ran"
+        what = f"{shape.name} on tiny, judged by the RTL: regret of the default search"
+        met = bool(curve[-1] <= CLOSE)
+        yield Row(f"tune/judged/{shape.name}", what, "<= 1%", text, met, command, {"config": "tiny"})
+
+
 # Models -----------------------------------------------------------------------------------------------------------
 
 
@@ -260,9 +335,9 @@ class Sample:
         return np.maximum(self.predicted, self.bounds)
 
 
-def _samples(size: Size, say: Callable[[str], None]) -> list[Sample]:
+def _samples(size: Size, configs: Sequence[str], say: Callable[[str], None]) -> list[Sample]:
     found = []
-    for config in JUDGED:
+    for config in configs:
         cfg = Config.load(config)
         for shape in size.shapes:
             table = Table(cfg, shape.layer(cfg))
@@ -295,8 +370,8 @@ def _scores(expected: Floats, costs: Floats) -> tuple[float, float, float]:
     return rho, float(costs[order[0]] / costs.min() - 1), float((costs[order[:8]] <= eighth).mean())
 
 
-def model_rows(size: Size, say: Callable[[str], None], command: str) -> Iterator[Row]:
-    samples = _samples(size, say)
+def model_rows(size: Size, configs: Sequence[str], say: Callable[[str], None], command: str) -> Iterator[Row]:
+    samples = _samples(size, configs, say)
     learners: dict[str, Any] = {"estimate": None, "estimate and bound": None, "ridge": ridge, "trees": trees,
                                 "trees, by rank": partial(trees, rank=True)}  # fmt: skip
     for left_out in ("layer", "config"):
@@ -369,10 +444,25 @@ def fleet_rows(size: Size, say: Callable[[str], None], command: str) -> Iterator
     yield Row("tune/fleet", what, ">= 1.8 on two idle cores", text, rates[1] >= 1.8 * rates[0], command)
 
 
-def rows(folder: Path | None, full: bool, say: Callable[[str], None]) -> Iterator[Row]:
-    """All of it; full: hours the first time, for cycles of points are kept."""
+PARTS = ("regret", "judged", "model", "network", "fleet")
+
+
+def rows(
+    folder: Path | None, full: bool, say: Callable[[str], None], only: str | None = None, config: str | None = None
+) -> Iterator[Row]:
+    """All of it, or the part `only`, on one Config where there are several; full: hours the first time, for cycles of
+    points are kept."""
     size, command = (FULL, "python -m benchmarks tune --full") if full else (CI, "python -m benchmarks tune")
-    yield from regret_rows(size, say, command)
-    yield from model_rows(size, say, command)
-    yield from network_rows(size, folder, say, command)
-    yield from fleet_rows(size, say, command)
+    configs = JUDGED if config is None else (config,)
+    if config is not None:
+        size = replace(size, configs=(config,))
+    if only in (None, "regret"):
+        yield from regret_rows(size, configs, say, f"{command} --only regret")
+    if only in (None, "judged"):
+        yield from judged_rows(size, say, f"{command} --only judged")
+    if only in (None, "model"):
+        yield from model_rows(size, configs, say, f"{command} --only model")
+    if only in (None, "network"):
+        yield from network_rows(size, folder, say, f"{command} --only network")
+    if only in (None, "fleet"):
+        yield from fleet_rows(size, say, f"{command} --only fleet")

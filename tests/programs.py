@@ -100,17 +100,22 @@ class Generator:
     """Draws instructions for `cfg` over a DRAM image that it lays out.
 
     align: multiple of which every DRAM address of LOAD and STORE is (None: the smallest power of two allowed, a piece).
-    wrap: how often an address pattern runs past the end of its buffer.
+    wrap: how often an address pattern runs past the end of its buffer. rich: more of what fields can hold, as long
+    loops, wide padding and small scales.
     """
 
-    def __init__(self, cfg: Config, rng: random.Random, count: int = 30, align: int | None = None, wrap: float = 0.05):
-        self.cfg, self.rng, self.wrap = cfg, rng, wrap
+    def __init__(
+        self, cfg: Config, rng: random.Random, count: int = 30, align: int | None = None, wrap: float = 0.05,
+        rich: bool = False,
+    ) -> None:  # fmt: skip
+        self.cfg, self.rng, self.wrap, self.rich = cfg, rng, wrap, rich
         self.align = cfg.piece_bytes if align is None else align
         self.instr_bytes = instruction_bytes(cfg)
         page = 4096
         code = -(-(count + 20) * self.instr_bytes // page) * page
         data = 2 * page
         tables = -(-2 * cfg.par_depth * 8 * cfg.block_out // page) * page
+        self.code = range(code)
         self.data = range(code, code + data)
         self.tables = range(self.data.stop, self.data.stop + tables)
         self.output = range(self.tables.stop, self.tables.stop + page + 512)
@@ -171,11 +176,17 @@ class Generator:
             Buffer.PAR: cfg.par_depth, Buffer.LUT: cfg.lut_count, Buffer.TAP: cfg.tap_depth,
         }[buffer]  # fmt: skip
         area = self.tables if buffer == Buffer.PAR else rng.choice((self.data, self.data, self.output))
+        if self.rich and buffer != Buffer.PAR and rng.random() < 0.1:
+            area = self.code  # instructions are bytes, too
         # A row of parameters starts at an entry of the table: only those have normalised multipliers.
         align = max(self.align, 8 * cfg.block_out) if buffer == Buffer.PAR else self.align
         pads = [rng.choice((0, 0, 0, 1, 2, 3)) for _ in range(4)]
+        if self.rich and rng.random() < 0.2:
+            pads[rng.randrange(4)] = rng.choice((6, 12, 20))
         while True:
             z, y, x = rng.choice((1, 1, 2, 3)), rng.randint(1, 4), rng.choice((1, 2, 3, 5, 8, 20))
+            if self.rich and rng.random() < 0.2:
+                z, y = rng.choice(((5, 1), (10, 1), (18, 1), (1, 10), (1, 18)))
             block = (z, pads[0] + y + pads[1], pads[2] + x + pads[3])
             if z * y * x * size <= 2048 and prod(block) <= 3 * depth:
                 break
@@ -193,6 +204,8 @@ class Generator:
         rng, cfg = self.rng, self.cfg
         size = cfg.piece_bytes
         z, y, x = rng.choice((1, 1, 2)), rng.randint(1, 4), rng.choice((1, 2, 3, 7, 20, 40))
+        if self.rich and rng.random() < 0.3:
+            z, y, x = rng.choice(((5, 1, 2), (10, 1, 1), (18, 1, 1), (1, 10, 2), (1, 18, 1), (1, 1, 12)))
         fields = self.dram(self.output, (z, y), x * size, self.align) | dict(x_size=x, y_size=y, z_size=z)
         return fields | self.address("sram", ("z", "y", "x"), (z, y, x), cfg.out_depth * cfg.out_pieces)
 
@@ -229,6 +242,7 @@ class Generator:
                 fields |= self.address("tap", TAP_LOOPS, [extents[0], *extents[3:]], cfg.tap_depth)
             if not reads_own_result(cfg, fields):
                 break
+        scale = (rng.randint(-15, 15),) if self.rich else ()
         low, high = sorted((rng.randint(-128, 127), rng.randint(-128, 127)))
         add_low, add_high = sorted((rng.randint(-128, 127), rng.randint(-128, 127)))
         return fields | dict(
@@ -237,15 +251,15 @@ class Generator:
             requantise=rng.randint(0, 1),
             lookup=rng.randint(0, 1),
             table=rng.randrange(cfg.lut_count),
-            a_offset=rng.choice((0, rng.randint(-256, 255))),
-            b_offset=rng.choice((0, rng.randint(-256, 255))),
+            a_offset=rng.choice((0, rng.randint(-256, 255), *scale)),
+            b_offset=rng.choice((0, rng.randint(-256, 255), *scale)),
             imm=rng.choice((0, rng.randint(-40, 40), rng.randint(-(1 << 31), (1 << 31) - 1))),
             zero_point=rng.randint(-128, 127),
             clip_lo=rng.choice((-128, low)),
             clip_hi=rng.choice((127, high)),
-            scale_v=rng.choice((1, rng.randint(-(1 << 20), 1 << 20), rng.randint(-(1 << 31), (1 << 31) - 1))),
-            scale_b=rng.choice((1, rng.randint(-(1 << 20), 1 << 20), rng.randint(-(1 << 31), (1 << 31) - 1))),
-            scale_c=rng.choice((0, rng.randint(-(1 << 24), 1 << 24), rng.randint(-(1 << 47), (1 << 47) - 1))),
+            scale_v=rng.choice((1, rng.randint(-(1 << 20), 1 << 20), rng.randint(-(1 << 31), (1 << 31) - 1), *scale)),
+            scale_b=rng.choice((1, rng.randint(-(1 << 20), 1 << 20), rng.randint(-(1 << 31), (1 << 31) - 1), *scale)),
+            scale_c=rng.choice((0, rng.randint(-(1 << 24), 1 << 24), rng.randint(-(1 << 47), (1 << 47) - 1), *scale)),
             scale_shift=rng.choice((0, 1, rng.randint(8, 24), rng.randint(0, 63))),
             add_lo=rng.choice((-128, add_low)),
             add_hi=rng.choice((127, add_high)),
@@ -256,6 +270,9 @@ class Generator:
     def extents(self, loops: int, most: int) -> list[int]:
         while True:
             extents = [self.rng.choice((1, 1, 2, 3, 4, 7)) for _ in range(loops)]
+            if self.rich and self.rng.random() < 0.5:
+                extents = [1] * loops
+                extents[self.rng.randrange(loops)] = self.rng.choice((9, 14, 20, 33))
             if prod(extents) <= most:
                 return extents
 
@@ -391,11 +408,12 @@ def touches(cfg: Config, instruction: Instruction) -> tuple[dict[str, int], dict
     return reads, writes
 
 
-def synchronise(cfg: Config, instructions: list[Instruction]) -> None:
+def synchronise(cfg: Config, instructions: list[Instruction], more: random.Random | None = None) -> None:
     """Set `wait` and `post` so that whatever conflicts happens in the order of the list.
 
     The n-th wait of a unit for another one takes that one's n-th token, so the pairs (post, wait) of two units are
-    kept increasing in both. No more tokens are under way than a semaphore can hold.
+    kept increasing in both. No more tokens are under way than a semaphore can hold. more: draws tokens that nothing
+    needs.
     """
     limit = (1 << cfg.token_bits) - 1
     sets = [touches(cfg, instruction) for instruction in instructions]
@@ -405,7 +423,13 @@ def synchronise(cfg: Config, instructions: list[Instruction]) -> None:
             if other == instruction.unit:
                 continue
             found = next(
-                (j for j in reversed(range(i)) if instructions[j].unit == other and _conflict(sets[j], sets[i])), None
+                (
+                    j
+                    for j in reversed(range(i))
+                    if instructions[j].unit == other
+                    and (_conflict(sets[j], sets[i]) or (more is not None and more.random() < 0.05))
+                ),
+                None,
             )
             pairs = edges[other, instruction.unit]
             if found is None or (pairs and pairs[-1][0] >= found):
@@ -434,11 +458,12 @@ def _conflict(first: Sets, second: Sets) -> bool:
 
 
 def random_program(
-    cfg: Config, seed: int, count: int = 30, align: int | None = None, wrap: float = 0.05, tokens: bool = True
-) -> TestProgram:
+    cfg: Config, seed: int, count: int = 30, align: int | None = None, wrap: float = 0.05, tokens: bool = True,
+    rich: bool = False,
+) -> TestProgram:  # fmt: skip
     """`count` random instructions after a prologue that fills the scratchpads; the same for the same arguments."""
     rng = random.Random(seed)
-    generator = Generator(cfg, rng, count, align, wrap)
+    generator = Generator(cfg, rng, count, align, wrap, rich)
     instructions = generator.prologue()
     instructions += [generator.draw() for _ in range(count)]
     # What the last instructions left in out becomes visible.
@@ -446,5 +471,5 @@ def random_program(
     if cfg.out_depth * cfg.out_pieces * cfg.piece_bytes <= len(generator.output):
         instructions.append(Instruction(Opcode.STORE, flush))
     if tokens:
-        synchronise(cfg, instructions)
+        synchronise(cfg, instructions, rng if rich else None)
     return TestProgram(cfg, instructions, generator.image, 0, generator.output)

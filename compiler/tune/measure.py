@@ -219,6 +219,14 @@ class Case:
         (launch,) = image.launches
         return predict(self.cfg, image.code(launch).tobytes(), memory, launch.address).cycles
 
+    def fits(self, decisions: Sequence[Decisions]) -> bool:
+        """Whether the layer can be compiled so."""
+        try:
+            self.image(decisions)
+        except (LayerErrors, Untileable):
+            return False
+        return True
+
     @cached_property
     def bytes(self) -> dict[Storage, Bytes]:
         """Of each storage that is given."""

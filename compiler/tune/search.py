@@ -43,7 +43,10 @@ class Search:
                 break
             if number not in self.asked:
                 self.asked.add(number)
-                chosen.append(number)
+                if self.space.legal(number):
+                    chosen.append(number)
+                else:
+                    self.known[number] = math.inf
         return chosen
 
     def tell(self, costs: Costs) -> None:

@@ -23,7 +23,7 @@ from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.plan import problems, workload
 from celosia.compiler.tensorize.space import ORDERS, Decisions, Problem, candidates, terms
 from celosia.compiler.tune.bound import lower_bounds
-from celosia.compiler.tune.measure import COPIES
+from celosia.compiler.tune.measure import COPIES, Case
 from celosia.hw.config import Config
 from celosia.sim.memory import ZYNQ_HP, MemoryModel
 
@@ -43,6 +43,7 @@ class Searched(Protocol):
     @property
     def features(self) -> Floats: ...
     def __len__(self) -> int: ...
+    def legal(self, number: int) -> bool: ...
     def sample(self, count: int, rng: np.random.Generator) -> list[int]: ...
     def neighbours(self, number: int) -> list[int]: ...
 
@@ -52,7 +53,8 @@ class Space(Generic[P]):
     """`points`, each of which can be tried. knobs: the values of a point by name; a text is a choice without order.
 
     predicted: what each is expected to cost. bounds: what it costs at least, proved. features: of each, for a model.
-    name: for records and people.
+    name: for records and people. allowed: a constraint that takes so long that it is asked only of points that a search
+    comes to; those that it refuses are listed, and never tried.
     """
 
     name: str
@@ -61,9 +63,18 @@ class Space(Generic[P]):
     predicted: Floats
     bounds: Floats
     features: Floats
+    allowed: Callable[[P], bool] | None = None
 
     def __len__(self) -> int:
         return len(self.points)
+
+    def legal(self, number: int) -> bool:
+        """Whether the point can be tried."""
+        if self.allowed is None:
+            return True
+        if number not in self._allowed:
+            self._allowed[number] = self.allowed(self.points[number])
+        return self._allowed[number]
 
     @cached_property
     def base(self) -> Floats:
@@ -98,6 +109,10 @@ class Space(Generic[P]):
                     there = np.flatnonzero(side)
                     found[int(there[np.argmin(far[there])])] = None
         return list(found)
+
+    @cached_property
+    def _allowed(self) -> dict[int, bool]:
+        return {}
 
     @cached_property
     def _beside(self) -> dict[int, list[int]]:
@@ -151,6 +166,7 @@ def layer_space(cfg: Config, layer: Layer, usual: Point, memory: MemoryModel | s
         np.array([COPIES * sum(row.cycles for row in each) for each in chosen]),
         lower_bounds(cfg, asked, [tuple(row.decisions for row in each) for each in chosen], COPIES, memory),
         np.array([np.sum([row.features for row in each], axis=0) for each in chosen]),
+        Case(cfg, layer).fits if len(asked) > 1 else None,  # whether the tiles of groups have room beside each other
     )
 
 

@@ -194,6 +194,25 @@ def test_what_looks_beside_finds_the_valley_sooner_than_any_order(name: str) -> 
     assert median(name) < median("random")
 
 
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_search_tries_nothing_that_is_not_legal(name: str) -> None:
+    """And all that is, though a constraint refuses most; the certificate is one for what is legal."""
+    space, costs = bowl((6, 6, 2), predicted=0.1)
+    legal = [n for n in range(len(space)) if n % 3 == 1]
+    asked: list[tuple[int, int, str]] = []
+
+    def allowed(point: tuple[int, int, str]) -> bool:
+        asked.append(point)
+        return space.number(point) in legal
+
+    search = SEARCHES[name](replace(space, allowed=allowed), np.random.default_rng(0))
+    tried = run(search, costs, 10 * len(space))
+    assert set(tried) <= set(legal) and len(asked) == len(set(asked))
+    assert search.best in legal
+    if not isinstance(search, Descent):
+        assert sorted(tried) == legal and search.regret == 0
+
+
 def test_a_certificate_is_given_only_where_the_rest_cannot_be_better() -> None:
     space, costs = bowl()
     search = SEARCHES["random"](space, np.random.default_rng(0))

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from celosia.hw.config import PRESETS
 from celosia.hw.isa import Unit
 from celosia.hw.regs import ERROR_TEXT
 from celosia.sim.build import BuildError, library
@@ -28,6 +29,7 @@ def main(
     seed: Annotated[int, typer.Option(help="Another seed, other cases and other Configs.")] = 1,
     kind: Annotated[list[str] | None, typer.Option(help=f"Only these of {', '.join(KINDS)}.")] = None,
     hardware: Annotated[int, typer.Option("--configs", min=1, help="Random Configs, each a simulator.")] = 6,
+    preset: Annotated[list[str] | None, typer.Option(help="These presets, too, as ultra96.")] = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1)] = os.cpu_count() or 1,
     output: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
 ) -> None:
@@ -35,10 +37,13 @@ def main(
     for name in kind or ():
         if name not in KINDS:
             raise typer.BadParameter(f"no kind of case is called {name!r}; there are {', '.join(KINDS)}")
-    machines = configs(hardware, seed)
+    for name in preset or ():
+        if name not in PRESETS:
+            raise typer.BadParameter(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
+    machines = [*configs(hardware, seed), *(PRESETS[name] for name in preset or ())]
     try:
         for number, cfg in enumerate(machines, 1):
-            console.print(f"Simulator {number} of {hardware}: {_describe(cfg)}", highlight=False)
+            console.print(f"Simulator {number} of {len(machines)}: {_describe(cfg)}", highlight=False)
             library(cfg)
     except BuildError as error:
         console.print(f"[red]{error}")

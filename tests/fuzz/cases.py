@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from programs import TestProgram, random_program
 
 from celosia.hw.config import Config, ConfigError
-from celosia.hw.isa import Opcode, formats, instruction_bytes, opcode_of
+from celosia.hw.isa import UNIT_OF, Opcode, formats, instruction_bytes, opcode_of
 from celosia.hw.regs import ERROR_TEXT
 from celosia.sim.compare import first_difference
 from celosia.sim.device import Device, DeviceError
@@ -42,8 +42,9 @@ def random_config(seed: int) -> Config:
     rng = random.Random(f"config {seed}")
     while True:
         fields: dict[str, Any] = dict(
-            batch=(1, 2, 1, 4)[seed % 4], block_in=rng.choice((2, 4, 8, 16)), block_out=(2, 4, 8)[seed % 3],
-            bus_bytes=rng.choice((4, 8, 16, 32)),
+            batch=(1, 2, 1, 4, 8, 16)[seed % 6], block_in=rng.choice((2, 4, 8, 16)), 
+            block_out=2 if seed % 6 > 3 else (2, 4, 8)[seed % 3],
+            bus_bytes=(4, 128, 8, 16, 32, 64)[seed // 2 % 6],
             inp_depth=rng.choice((32, 64, 128)), wgt_depth=rng.choice((16, 32, 64)),
             acc_depth=rng.choice((32, 64, 128)), vin_depth=rng.choice((32, 64, 128)),
             out_depth=rng.choice((32, 64)), par_depth=rng.choice((4, 16)), lut_count=rng.choice((1, 2, 4)),
@@ -85,13 +86,14 @@ class Coverage:
         self.states = self.states + other.states
 
     def reached(self) -> dict[str, tuple[int, int]]:
-        """By instruction: (value classes that were used, value classes that its fields have) over all fields."""
+        """By instruction: (value classes that were used, value classes that legal programs can use) of all fields."""
         result = {}
-        for opcode, fmt in formats(Config(taps=3, forward=True)).items():
-            possible = {(each.name, c) for each in fmt.fields for c in value_classes(each.width, each.signed)}
-            used = {(name, c) for op, name, c in self.fields if op == opcode.name}
-            possible -= {("opcode", c) for _, c in possible if c != value_class(opcode)}
-            result[opcode.name] = len(used & possible), len(possible)
+        for opcode in formats(EVERYTHING):
+            possible = reachable(opcode)
+            result[opcode.name] = (
+                len({(name, c) for op, name, c in self.fields if op == opcode.name} & possible),
+                len(possible),
+            )
         return result
 
     def pairs(self) -> NDArray[np.uint64]:
@@ -114,6 +116,28 @@ def value_class(value: int) -> int:
 def value_classes(width: int, signed: bool) -> set[int]:
     low, high = (-(1 << width - 1), (1 << width - 1) - 1) if signed else (0, (1 << width) - 1)
     return {value_class(v) for v in (low, high, *(s << k for k in range(6) for s in (1, -1)), 0) if low <= v <= high}
+
+
+EVERYTHING = Config(taps=3, forward=True)
+"""Has all fields."""
+
+
+def reachable(opcode: Opcode) -> set[tuple[str, int]]:
+    """Fields of an instruction with the classes of their values. Out of reach are other opcodes, loops and sizes of
+    nothing, a unit's tokens for itself, and STOREs to where instructions lie."""
+    possible = set()
+    for each in formats(EVERYTHING)[opcode].fields:
+        classes = value_classes(each.width, each.signed)
+        if each.name == "opcode":
+            classes = {value_class(opcode)}
+        elif each.name in ("wait", "post"):
+            classes = {value_class(mask) for mask in range(16) if not mask >> UNIT_OF[opcode] & 1}
+        elif each.name.startswith("extent_") or each.name.endswith("_size"):
+            classes -= {0}
+        elif each.name == "dram_addr" and opcode == Opcode.STORE:
+            classes = {value_class(4096)}
+        possible |= {(each.name, c) for c in classes}
+    return possible
 
 
 class Machine:
@@ -145,7 +169,7 @@ class Machine:
 def legal(machine: Machine, seed: int) -> str:
     """A random legal program leaves the same bytes in all of memory on both devices."""
     rng = random.Random(f"legal {seed}")
-    program = _program(machine.cfg, rng)
+    program = case_program(machine.cfg, rng)
     machine.coverage.note(machine.cfg, program.words())
     machine.use(random_memory(rng))
     expected = program.run(FunctionalDevice(machine.cfg))
@@ -158,10 +182,10 @@ def legal(machine: Machine, seed: int) -> str:
     return "same bytes"
 
 
-def _program(cfg: Config, rng: random.Random) -> TestProgram:
+def case_program(cfg: Config, rng: random.Random) -> TestProgram:
     return random_program(
         cfg, rng.getrandbits(48), count=rng.choice((5, 20, 30, 30, 60)), align=rng.choice((None, 1)),
-        wrap=rng.choice((0.0, 0.05, 0.3)),
+        wrap=rng.choice((0.0, 0.05, 0.3)), rich=rng.random() < 0.5,
     )  # fmt: skip
 
 
@@ -225,7 +249,7 @@ def garbage(machine: Machine, seed: int) -> str:
     """
     rng = random.Random(f"garbage {seed}")
     cfg = machine.cfg
-    program = _program(cfg, rng)
+    program = case_program(cfg, rng)
     image = program.loaded()
     damage = rng.choice(DAMAGE)
     count = damage(program, image, rng)

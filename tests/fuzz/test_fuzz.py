@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from functools import cache
 
@@ -10,12 +11,13 @@ import pytest
 from programs import CONFIGS
 
 from celosia.compiler.program import Program, ProgramError
+from celosia.hw.isa import instruction_bytes
 from celosia.sim.build import BuildError, compiler, verilator_root
 from celosia.sim.device import Counters, DeviceError
 from celosia.sim.fsim import FunctionalDevice
 from celosia.sim.rtlsim import RtlDevice
 from fuzz import files
-from fuzz.cases import Failure, Machine, garbage, legal, random_config
+from fuzz.cases import Coverage, Failure, Machine, case_program, garbage, legal, random_config
 from fuzz.run import chunk, chunks
 
 
@@ -49,6 +51,23 @@ def test_forged_files() -> None:
     results = chunk("forged", CONFIGS["4x4"], range(300))
     assert not results.failures
     assert results.endings["forged: refused"] and results.endings["forged: runs"]
+
+
+def test_programs_use_what_fields_can_hold() -> None:
+    """Nine in ten of the ranges of values that legal programs can use, without any simulation."""
+    covered = Coverage()
+    for number in range(12):
+        machine = Machine(random_config(1000 + number))
+        for seed in range(25):
+            covered.note(machine.cfg, case_program(machine.cfg, random.Random(seed)).words())
+    for opcode, (used, possible) in covered.reached().items():
+        assert used >= 0.9 * possible, opcode
+
+
+def test_configs_of_a_run_are_wide_and_narrow() -> None:
+    drawn = [random_config(number) for number in range(12)]
+    assert {cfg.batch for cfg in drawn} == {1, 2, 4, 8, 16}
+    assert any(cfg.bus_bytes > instruction_bytes(cfg) for cfg in drawn) and any(cfg.bus_bytes == 4 for cfg in drawn)
 
 
 def test_cases_repeat() -> None:

@@ -95,6 +95,10 @@ class Plans:
                 found[other] = None
         return list(found)
 
+    def legal(self, number: int) -> bool:
+        """All of them are."""
+        return True
+
     def sample(self, count: int, rng: np.random.Generator) -> list[int]:
         """Up to `count` different points, most of them a few steps from another one."""
         for _ in range(count):

@@ -30,12 +30,12 @@ from celosia.compiler.tune.search import SEARCHES, Guided, Search
 AT_ONCE = 4
 """Points that a search is asked for."""
 FINALISTS = 2
-FINAL_SECONDS = 0.3
-"""For how long each of the best few is timed again, beside the compiler's own."""
+FINAL_SECONDS, ROUNDS = 0.45, 3
+"""For how long each of the best few is timed again, beside the compiler's own, and how often it has to be better."""
+SHORT, LONG, COLD = f"cpu {VERSION}", f"long x{ROUNDS}", "cold"
+"""Who measured: trials; finalists; with constants that come from beyond the second cache."""
 WORTH = 0.02
 """A schedule that saves less of the time is not worth taking."""
-SHORT, LONG, COLD = f"cpu {VERSION}", "long", "cold"
-"""Who measured: trials; finalists; with constants that come from beyond the second cache."""
 OWN = "the compiler's own"
 """What a record says of the schedule that others are compared with."""
 
@@ -73,8 +73,8 @@ class Subject:
 
     def job(self, number: int, final: bool = False) -> KernelJob:
         limit = int(ABORT * self.best) if math.isfinite(self.best) and not final else 0
-        seconds = FINAL_SECONDS if final else KernelJob.seconds
-        return KernelJob(self.packed, text(self.space.points[number]), self.usual, limit, seconds, self.cold)
+        seconds, rounds = (FINAL_SECONDS, ROUNDS) if final else (KernelJob.seconds, 1)
+        return KernelJob(self.packed, text(self.space.points[number]), self.usual, limit, seconds, self.cold, rounds)
 
 
 def measured_by(final: bool, cold: bool) -> str:
