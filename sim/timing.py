@@ -518,8 +518,9 @@ class _Vector:
         self._free = stalls.cycle(first + work.steps - 1)
         period = each + (self._stall if work.residual else 0)
         writes = _Train(stalls.cycle(adds.first) + ADD_STAGES, period, work.outputs)
-        late = self._late(work, start + 1, first, writes)
-        if late:
+        # Behind the last entry of the instruction before, in any case.
+        late = max(self._late(work, start + 1, first, writes), self._written[-1] + 1 - writes.last)
+        if late > 0:
             stalls.lose(late)
             writes = writes._replace(first=writes.first + late)
         self._written.append(writes.last)
