@@ -270,6 +270,9 @@ RESIZE = [
       for where in ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")),
     case("Resize", {"nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}, f(1, 2, 4, 5), None,
          np.float32([1, 1, 2, 2]), consts=(2,)),
+    # 100 * 2.3 is 230 in float32; channels that share the places of what they gather.
+    case("Resize", {"mode": "linear"}, f(1, 1, 100, 5), None, np.float32([1, 1, 2.3, 1]), consts=(2,)),
+    case("Resize", {"mode": "linear"}, f(1, 20, 6, 7), None, np.float32([1, 1, 2, 2]), consts=(2,)),
     case("Resize", {"mode": "linear", "antialias": 1}, f(1, 2, 14, 15), None, np.float32([1, 1, 0.6, 0.4]), consts=(2,),
          tol=1e-4),
 ]  # fmt: skip

@@ -17,7 +17,7 @@ from host import BASE, NAMES, Host, check_events, place, record
 
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.isa import ASource, Destination, Opcode, Unit, buffers, encode, formats, instruction_bytes
-from celosia.hw.regs import Error
+from celosia.hw.regs import STATUS_STUCK, Error
 from celosia.sim.reference import State, execute
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -241,6 +241,10 @@ async def watchdog_names_the_instruction(dut: bench.Dut) -> None:
         machine.second.r_channel.set_pause_generator(repeat(True))
         weights = encode(cfg, Opcode.LOAD, buffer=1, x_size=1, y_size=1, z_size=1)
         assert await machine.run(dram, CODE, [*harmless(cfg, 3), weights, weights], watchdog=300) == (Error.WATCHDOG, 4)
+        assert await machine.read("status") & STATUS_STUCK
+        machine.second.r_channel.set_pause_generator(repeat(False))
+        while await machine.read("status") & STATUS_STUCK:  # no run starts before the last one has all its answers
+            pass
     machine.ram.read_if.r_channel.set_pause_generator(repeat(True))
     assert await machine.run(dram, CODE, harmless(cfg, 3), watchdog=300) == (Error.WATCHDOG, 0)
 
