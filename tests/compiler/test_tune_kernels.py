@@ -286,7 +286,7 @@ def test_faults_of_the_compiler_are_found(fault: str, monkeypatch: pytest.Monkey
         if fault == "hang":
             time.sleep(60)
         if fault == "crash":
-            os.kill(os.getpid(), signal.SIGSEGV)
+            os.kill(os.getpid(), signal.SIGKILL)
         monkeypatch.setattr(Kernel, "run", lambda *args: None)
         return kernel
 
