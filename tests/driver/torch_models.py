@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: `make torch` installs it")
+
+import torch.nn.functional as F  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
 
 
 def block(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, act: nn.Module | None = None):
