@@ -98,8 +98,9 @@ def compile(
     or "all": a run returns them in `Result.tensors`. They are written to memory, so layers are not joined across them
     and blocks do not keep them on chip; outputs stay what they are, cycles do not. records: what `celosia tune` has
     measured, beside what comes with Celosia for the presets; it decides layers where the whole then takes fewer cycles,
-    and the Program's `schedules` says what it did. "none": the compiler decides. improve: makes the image of all layers
-    in the place of the compiler's own, which it is given, and says how; driver/tune.py searches so.
+    and the Program's `schedules` says what it did; kernels of this CPU are scheduled by it, too. "none": the compiler
+    decides. improve: makes the image of all layers in the place of the compiler's own, which it is given, and says how;
+    driver/tune.py searches so.
 
     Raises ModelError for a model, ConfigError for a Config, DecisionsError for decisions that do not fit, RecordsError
     for records that cannot be read, TargetError,

@@ -131,7 +131,7 @@ class Remote:
     def flash(self, runner: File, bit: File, manifest: Manifest) -> float:
         """Load an installed bitstream; the accelerator's clock in MHz. Raises DeviceError, SshError."""
         head = {"bitstream": f"{self.folder}/{bit.name}", "manifest": dataclasses.asdict(manifest)}
-        return float(self._call(self._runner(runner), [pack(head, {})], answered)["clock_mhz"])
+        return float(self._call(self._runner(runner), [pack(head, {})], _answered)["clock_mhz"])
 
     def start(self, runner: File) -> subprocess.Popen[bytes]:
         """The installed runner, which waits for its request."""
@@ -180,7 +180,7 @@ class Remote:
             process.wait()
 
 
-def answered(stream: IO[bytes]) -> dict[str, Any]:
+def _answered(stream: IO[bytes]) -> dict[str, Any]:
     """The board's answer without arrays. Raises the board's error."""
     head, _ = unpack(stream)
     if "error" in head:

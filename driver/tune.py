@@ -66,7 +66,7 @@ def tune(
     none or has no worker for this, SshError for a board's name that is none, FleetError where no device is left.
     """
     judge = Judge(device, memory)
-    known = records if isinstance(records, Records) else _opened(records)
+    known = opened(records)
     started = time.perf_counter()
     with fleet or fleet_for(judge, jobs, pool, deadline, sudo, base) as measuring:
         tuner = Tuner(known, measuring, trials, judge, search, learner, seed, told)
@@ -81,7 +81,10 @@ def tune(
     return Tuning(program, _report(tuner, known, time.perf_counter() - started))
 
 
-def _opened(records: str | Path | None) -> Records:
+def opened(records: str | Path | Records | None) -> Records:
+    """What `tune` was given, as Records; a file need not be there yet. RecordsError."""
+    if isinstance(records, Records):
+        return records
     return Records() if records is None else Records.load(records, must_exist=False)
 
 

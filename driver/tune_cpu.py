@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from celosia.compiler.program import Program
 from celosia.compiler.tune.kernels.tuner import KernelTuner, State
 from celosia.compiler.tune.pool import Fleet
 from celosia.compiler.tune.records import Records
+from celosia.driver.tune import Tuning, opened
 from celosia.hw.config import Config
 
 TRIALS = 300
@@ -30,21 +30,13 @@ DEADLINE = 120.0
 Told = Callable[[State], None]
 
 
-@dataclass(frozen=True)
-class CpuTuning:
-    """What `tune_cpu` has found. program: compiled with it. report: plain data, see `tune_cpu`."""
-
-    program: Program
-    report: dict[str, Any]
-
-
 def tune_cpu(
     source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", *, trials: int = TRIALS,
     records: str | Path | Records | None = None, jobs: int = 1, search: str = "climb", learner: str = "ridge",
     seed: int = 0, deadline: float = DEADLINE, fleet: Fleet | None = None, accelerator: bool = True,
     check: bool = True, shapes: Shapes | None = None, progress: Callable[[str], None] | None = None,
     told: Told = lambda state: None,
-) -> CpuTuning:  # fmt: skip
+) -> Tuning:  # fmt: skip
     """Tune the kernels of a model that run on this CPU, on one thread, and compile it.
 
     trials: the most schedules that are tried. records: a file that keeps them, and in which those that are known are
@@ -59,7 +51,7 @@ def tune_cpu(
     Raises what `compile` does, RecordsError, ValueError for a name that there is not, FleetError where no process is
     left to measure.
     """
-    known, started = _opened(records), time.perf_counter()
+    known, started = opened(records), time.perf_counter()
 
     def compiled(choices: Choices) -> Program:
         with choosing(choices):
@@ -72,7 +64,7 @@ def tune_cpu(
     if progress is not None:
         progress("tuning")
     state, traces = _tuned(known, met.met.values(), trials, jobs, search, learner, seed, deadline, fleet, told)
-    return CpuTuning(compiled(Choices(traces)), _report(state, known, time.perf_counter() - started))
+    return Tuning(compiled(Choices(traces)), _report(state, known, time.perf_counter() - started))
 
 
 def tune_kernel(
@@ -83,7 +75,7 @@ def tune_kernel(
     """(a kernel that computes `outputs` from `inputs`, the schedule that was found for it): see `tune_cpu`."""
     computed = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
     workload = Workload.of(computed, inputs)
-    _, traces = _tuned(_opened(records), [(workload, 1)], trials, jobs, search, learner, seed, deadline, fleet, told)
+    _, traces = _tuned(opened(records), [(workload, 1)], trials, jobs, search, learner, seed, deadline, fleet, told)
     trace = traces.get(workload.name, workload.own())
     return compile_function(workload.loops(workload.scheduled(trace))), trace
 
@@ -96,12 +88,6 @@ def _tuned(
         tuner = KernelTuner(records, measuring, trials, search, learner, seed, told)
         traces = tuner.tune(workloads)
     return tuner.state, traces
-
-
-def _opened(records: str | Path | Records | None) -> Records:
-    if isinstance(records, Records):
-        return records
-    return Records() if records is None else Records.load(records, must_exist=False)
 
 
 def _report(state: State, records: Records, seconds: float) -> dict[str, Any]:

@@ -3,6 +3,8 @@
     {"workload": "1x14x14 of 8 blocks ... #0c2f", "config": "9a31...", "schedule": [{"n": 2, "y": 2, ...}],
      "measurer": "timed 1, zynq-hp", "status": "ok", "cycles": 235916, "detail": "", "crc": 305419896}
 
+Of a kernel of the CPU, "config" is the processor, "schedule" a trace, and "cycles" are picoseconds.
+
 A line is written at once, behind whatever others have written. Two files joined are one. What is damaged is left out
 and counted. A trial is known by workload, Config, schedule and measurer; where two lines disagree about one, the worse
 counts, for nothing here can tell which is right.

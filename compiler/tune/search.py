@@ -35,6 +35,11 @@ class Search:
         found = min(self.known, key=self.known.__getitem__, default=None)
         return None if found is None or math.isinf(self.known[found]) else found
 
+    @property
+    def lowest(self) -> float:
+        """What it cost; inf where nothing is known."""
+        return math.inf if self.best is None else self.known[self.best]
+
     def ask(self, count: int) -> list[int]:
         """Up to `count` points to try now."""
         chosen: list[int] = []
@@ -240,9 +245,9 @@ class Descent(Guided):
         yield from (*half, *around, *order) if self.known else order
 
     def tell(self, costs: Costs) -> None:
-        before = math.inf if self.best is None else self.known[self.best]
+        before = self.lowest
         super().tell(costs)
-        better = self.best is not None and self.known[self.best] < before * (1 - self.worth)
+        better = self.lowest < before * (1 - self.worth)
         self.since = 0 if better else self.since + len(costs)
 
 
@@ -272,9 +277,9 @@ class Climb(Guided):
         yield from np.argsort(expected, kind="stable").tolist()
 
     def tell(self, costs: Costs) -> None:
-        before = math.inf if self.best is None else self.known[self.best]
+        before = self.lowest
         super().tell(costs)
-        better = self.best is not None and self.known[self.best] < before * (1 - self.worth)
+        better = self.lowest < before * (1 - self.worth)
         self.since = 0 if better else self.since + len(costs)
 
 

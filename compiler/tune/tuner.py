@@ -54,8 +54,7 @@ class Subject:
 
     @property
     def best(self) -> float:
-        number = self.search.best
-        return math.inf if number is None else self.search.known[number]
+        return self.search.lowest
 
     @property
     def promise(self) -> float:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -31,7 +32,6 @@ from celosia.driver.cli.options import (
 
 if TYPE_CHECKING:
     from celosia.driver.tune import Tuning
-    from celosia.driver.tune_cpu import CpuTuning
 
 CPU = "cpu"
 """The device that is no accelerator."""
@@ -136,14 +136,16 @@ def tune(
             "records": records, "jobs": jobs, "learner": learner.value, "seed": seed, "deadline": deadline,
             "check": not no_check, "shapes": shapes,
         } | ({"trials": trials} if trials else {}) | ({"search": search.value} if search else {})  # fmt: skip
-        found: Tuning | CpuTuning
+        from celosia.driver import show, show_kernels, tune_cpu
+        from celosia.driver import tune as tuning
+
         with stages.paused():
             if device == CPU:
-                found, lines = _of_cpu(model, config, quiet, common)
+                found, lines = _found(tune_cpu.tune_cpu, show_kernels, model, config, quiet, common)
             else:
-                device_options = {"device": device, "pool": pool, "sudo": sudo, "base": base}
-                device_options["memory"] = behind["memory"].name if behind else "zynq-hp"
-                found, lines = _of_layers(model, config, quiet, common | device_options)
+                common |= {"device": device, "pool": pool, "sudo": sudo, "base": base}
+                common["memory"] = behind["memory"].name if behind else "zynq-hp"
+                found, lines = _found(tuning.tune, show, model, config, quiet, common)
         if output is not None:
             stages("writing the Program")
             found.program.save(output)
@@ -158,28 +160,13 @@ def tune(
             show.console().print(each)
 
 
-def _of_layers(
-    model: Path, config: str, quiet: bool, options: dict[str, Any]
+def _found(
+    search: Callable[..., Tuning], shown: ModuleType, model: Path, config: str, quiet: bool, options: dict[str, Any]
 ) -> tuple[Tuning, Iterable[RenderableType]]:  # fmt: skip
-    """What was found, and how it is told."""
-    from celosia.driver import show
+    """What `search` has found, and how `shown` tells it."""
     from celosia.driver.progress import Live
-    from celosia.driver.tune import tune as search
 
     with Live(quiet) as live:
-        told = lambda state: live(show.tuning_line(state), lambda: show.tuning(state))  # noqa: E731
+        told = lambda state: live(shown.tuning_line(state), lambda: shown.tuning(state))  # noqa: E731
         found = search(model, config, **options, told=told)
-    return found, show.tuned(found.report)
-
-
-def _of_cpu(
-    model: Path, config: str, quiet: bool, options: dict[str, Any]
-) -> tuple[CpuTuning, Iterable[RenderableType]]:  # fmt: skip
-    from celosia.driver import show_kernels
-    from celosia.driver.progress import Live
-    from celosia.driver.tune_cpu import tune_cpu
-
-    with Live(quiet) as live:
-        told = lambda state: live(show_kernels.tuning_line(state), lambda: show_kernels.tuning(state))  # noqa: E731
-        found = tune_cpu(model, config, **options, told=told)
-    return found, show_kernels.tuned(found.report)
+    return found, shown.tuned(found.report)

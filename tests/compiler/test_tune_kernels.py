@@ -510,3 +510,20 @@ def test_constants_of_a_large_model_come_from_beyond_the_cache() -> None:
     assert len(copies) > 1
     assert all(row[0] is case.arrays[0] and row[1] is not case.arrays[1] for row in copies)
     assert KernelJob(packed(weights), text(own(weights)), seconds=0.001, cold=True).run().status == Status.OK
+
+
+def test_a_kernel_without_inputs_is_timed() -> None:
+    workload = Workload.of([T.compute((32, 32), lambda i, j: (i * j).astype("float32"), "table")], [])
+    assert job(workload, own(workload)).run().status == Status.OK
+
+
+def test_what_cannot_be_compared_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain loops that do not compile end the trial, not who measures."""
+
+    def fails(*args: Any, **options: Any) -> Kernel:
+        raise ValueError("planted")
+
+    monkeypatch.setattr(trials, "compile_function", fails)
+    trials._case.cache_clear()
+    assert job(product(), own(product())).run() == Result(Status.REFUSED, detail="planted")
+    trials._case.cache_clear()

@@ -6,12 +6,13 @@ are the filter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from celosia.compiler.cpu.target import target
-from celosia.compiler.expr import Load, Reduce, Schedule, Tensor
+from celosia.compiler.expr import Reduce, Schedule, Tensor
 from celosia.compiler.expr.nodes import Axis, walk
+from celosia.compiler.expr.transform import loads
 from celosia.compiler.tune.kernels.plan import Cut, Loops, Plan, can_change
 
 TILES = (2, 3, 4, 6, 8)
@@ -91,27 +92,27 @@ def orders(view: View) -> Iterator[Plan]:
 
 def tiles(view: View) -> Iterator[Plan]:
     """A few iterations of a loop written out inside all others, in registers where there is a reduction."""
-    for axis in _uncut(view):
-        for factor in TILES:
-            if axis.extent <= factor:
-                continue
-            loops, inner = _cut(view.loops, axis, factor)
-            order = [loop for loop in loops.order if loop != inner]
-            last = len(order) - (loops.kind(order[-1]) == "vectorized" or bool(loops.lanes))
-            order.insert(last, inner)
-            yield view.new(replace(loops, order=tuple(order)).with_kind(inner, "unrolled"))
+    for loops, (_, inner) in _cuts(view, TILES):
+        order = [loop for loop in loops.order if loop != inner]
+        last = len(order) - (loops.kind(order[-1]) == "vectorized" or bool(loops.lanes))
+        order.insert(last, inner)
+        yield view.new(replace(loops, order=tuple(order)).with_kind(inner, "unrolled"))
 
 
 def blocks(view: View) -> Iterator[Plan]:
     """A loop in two: tiles outside all other loops, or where it was, their elements where it was."""
+    for loops, (outer, _) in _cuts(view, BLOCKS):
+        yield view.new(loops)
+        yield view.new(replace(loops, order=(outer, *(loop for loop in loops.order if loop != outer))))
+
+
+def _cuts(view: View, factors: Sequence[int]) -> Iterator[tuple[Loops, tuple[str, str]]]:
+    """(with a loop in two, in its place; the two) for each loop that is longer than a factor."""
     for axis in _uncut(view):
-        for factor in BLOCKS:
-            if axis.extent <= factor:
-                continue
-            loops, _ = _cut(view.loops, axis, factor)
-            yield view.new(loops)
-            outer = f"{axis.name}.o"
-            yield view.new(replace(loops, order=(outer, *(loop for loop in loops.order if loop != outer))))
+        for factor in factors:
+            if axis.extent > factor:
+                loops, inner = _cut(view.loops, axis, factor)
+                yield loops, (f"{axis.name}.o", inner)
 
 
 def _uncut(view: View) -> list[Axis]:
@@ -234,8 +235,4 @@ def _sums(plan: Plan, view: View) -> object:
 
 
 def _readers(made: Schedule, tensor: Tensor) -> list[Tensor]:
-    return [t for t, stage in made.stages.items() if any(read.tensor is tensor for read in _reads(stage.body))]
-
-
-def _reads(body: object) -> list[Load]:
-    return [node for node in walk(body) if isinstance(node, Load)]  # type: ignore[arg-type]
+    return [t for t, stage in made.stages.items() if any(read.tensor is tensor for read in loads(stage.body))]

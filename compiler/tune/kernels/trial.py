@@ -29,7 +29,7 @@ from celosia.compiler.cpu.schedule.chosen import Workload, finished
 from celosia.compiler.cpu.target import target
 from celosia.compiler.dtypes import numpy_dtype
 from celosia.compiler.expr import Schedule, is_float, verify
-from celosia.compiler.expr.trace import ReplayError, Trace
+from celosia.compiler.expr.trace import Trace
 from celosia.compiler.expr.verify import IRError
 from celosia.compiler.tune.measure import Result, Status
 
@@ -87,8 +87,8 @@ class KernelJob:
 
     @property
     def alike(self) -> str:
-        """Any other."""
-        return ""
+        """Trials of one workload share what they are compared with."""
+        return hashlib.sha256(self.workload).hexdigest()
 
     def run(self) -> Result:
         """Result.cycles are picoseconds of the processor."""
@@ -96,9 +96,9 @@ class KernelJob:
         case = _case(self.workload)
         try:
             function = verify(case.workload.loops(case.workload.scheduled(Trace.from_json(json.loads(self.trace)))))
-        except (ReplayError, ValueError, IRError) as error:
+            case.prepare(self.cold)
+        except (TypeError, ValueError, IRError) as error:
             return Result(Status.REFUSED, detail=str(error))
-        assert case.own and case.expected and case.arrays  # for all trials of the case, before they fork
         result = _apart(lambda: case.timed(compile_function(function, keep=False), self))
         return Result(result.status, result.cycles, result.detail, time.perf_counter() - started)
 
@@ -143,6 +143,11 @@ class Case:
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
+
+    def prepare(self, cold: bool) -> None:
+        """Make what all trials share, before they fork. TypeError, ValueError where it cannot be compiled."""
+        for name in ("own", "expected", *(["_copies"] if cold else [])):
+            getattr(self, name)
 
     @cached_property
     def own(self) -> Kernel:

@@ -58,17 +58,23 @@ def place(start: Value, steps: Value, depth: int) -> Value:
     return Mux(start + steps >= depth, start + steps - depth, start + steps)
 
 
-def fifo(depth: int) -> Harness:
-    """A StreamFifo whose memory is read at once."""
-    h = Harness()
-    dut = StreamFifo(WIDTH, depth)
-    inside = h.add(dut)
+def queue(h: Harness, dut: StreamFifo | HeadFifo, depth: int) -> Tracked:
+    """What a queue promises, whatever it is made of."""
     h.streams(dut)
     push, pop = dut.i.valid & dut.i.ready, dut.o.valid & dut.o.ready
     tracked = Tracked(h, push, pop, dut.i.payload, depth)
     h.ensure(dut.o.valid == (tracked.count != 0), "offers_what_it_has")
     h.ensure(dut.i.ready == (tracked.count != depth), "takes_until_full")
     h.ensure(implies(tracked.inside & (tracked.ahead == 0), dut.o.payload == tracked.value), "gives_what_it_got")
+    return tracked
+
+
+def fifo(depth: int) -> Harness:
+    """A StreamFifo whose memory is read at once."""
+    h = Harness()
+    dut = StreamFifo(WIDTH, depth)
+    inside = h.add(dut)
+    tracked = queue(h, dut, depth)
     # What makes this inductive: where the elements lie.
     produce, consume = inside["queue.produce"], inside["queue.consume"]
     h.ensure(inside["queue.level"] == tracked.count, "level")
@@ -84,12 +90,7 @@ def head_fifo(depth: int) -> Harness:
     h = Harness()
     dut = HeadFifo(WIDTH, depth)
     inside = h.add(dut)
-    h.streams(dut)
-    push, pop = dut.i.valid & dut.i.ready, dut.o.valid & dut.o.ready
-    tracked = Tracked(h, push, pop, dut.i.payload, depth)
-    h.ensure(dut.o.valid == (tracked.count != 0), "offers_what_it_has")
-    h.ensure(dut.i.ready == (tracked.count != depth), "takes_until_full")
-    h.ensure(implies(tracked.inside & (tracked.ahead == 0), dut.o.payload == tracked.value), "gives_what_it_got")
+    tracked = queue(h, dut, depth)
     produce, consume, stored = inside["produce"], inside["consume"], tracked.count - dut.o.valid
     h.ensure(inside["level"] == stored, "level")
     h.ensure((produce < depth - 1) & (consume < depth - 1), "pointers")
