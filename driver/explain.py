@@ -58,14 +58,26 @@ def layer_rows(program: Program, counters: Sequence[Counters]) -> list[dict[str,
     return rows
 
 
-def estimate(program: Program, memory: MemoryModel | str = ZYNQ_HP) -> dict[str, Any]:
-    """The report of a run that was not: cycles, utilization and layers as the timing model predicts them.
+def predicted(program: Program, memory: MemoryModel | str = ZYNQ_HP) -> list[Counters]:
+    """The counters of each launch, with the time of each instruction, as the timing model predicts them.
 
     memory: behind the accelerator; ValueError for one that the model does not know.
     """
+    return [
+        predict(program.config, code_of(program, launch), memory, launch.address).counters(trace=True)
+        for launch in program.launches
+    ]
+
+
+def estimate(
+    program: Program, memory: MemoryModel | str = ZYNQ_HP, counters: Sequence[Counters] | None = None
+) -> dict[str, Any]:
+    """The report of a run that was not: cycles, utilization and layers as the timing model predicts them.
+
+    memory, and ValueError: as of `predicted`, whose `counters` they are.
+    """
     memory = memory_model(memory)
-    counters = [predict(program.config, code_of(program, launch), memory, launch.address).counters(trace=True)
-                for launch in program.launches]  # fmt: skip
+    counters = predicted(program, memory) if counters is None else counters
     cycles = sum(each.cycles or 0 for each in counters)
     peak = cycles * program.config.macs_per_cycle
     return {
@@ -75,6 +87,32 @@ def estimate(program: Program, memory: MemoryModel | str = ZYNQ_HP) -> dict[str,
         "macs_total": program.macs_total, "macs_accelerator": program.macs_accelerator,
         "launches": len(counters), "layers": layer_rows(program, counters),
     }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What would make layers faster that one thing bounds. share: of the cycles of all layers. longest: its name."""
+
+    bound: str
+    advice: str
+    layers: int
+    longest: str
+    share: float
+
+
+def advised(report: dict[str, Any]) -> list[Advice]:
+    """The advice on the layers of a report, that for most cycles first; none where there are no cycles."""
+    rows = [row for row in report["layers"] if row["advice"] and row["cycles"]]
+    kinds: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        kinds.setdefault((row["bound"], row["advice"]), []).append(row)
+    total = sum(row["cycles"] for row in rows)
+    found = [
+        Advice(bound, advice, len(own), max(own, key=lambda row: row["cycles"])["name"],
+               sum(row["cycles"] for row in own) / total)
+        for (bound, advice), own in kinds.items()
+    ]  # fmt: skip
+    return sorted(found, key=lambda each: -each.share)
 
 
 def code_of(program: Program, launch: LaunchStep) -> bytes:

@@ -193,11 +193,10 @@ def _write(
         write_text(report, json.dumps(result.report, indent=1) + "\n")
     if trace is not None:
         from celosia.driver.timeline import timeline
-        from celosia.sim.memory import memory_model
+        from celosia.sim.memory import clock_mhz
 
         memory = result.report["memory_model"]
-        clock = memory_model(memory.split()[0]).clock_mhz if memory else 100
-        made = timeline(program, result.counters, result.step_seconds, memory, clock)
+        made = timeline(program, result.counters, result.step_seconds, memory, clock_mhz(memory))
         write_text(trace, json.dumps(made) + "\n")
 
 
