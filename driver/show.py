@@ -23,6 +23,7 @@ from celosia.hw.cache import KINDS, Entry, cache_folder
 from celosia.hw.config import Config
 from celosia.hw.config_doc import scratchpads
 from celosia.hw.isa import Opcode, instruction_bytes, opcode_of
+from celosia.sim.memory import ZYNQ_HP
 
 if TYPE_CHECKING:
     from celosia.bitstreams.devices import Device
@@ -194,9 +195,9 @@ def summary(report: dict[str, Any]) -> RenderableType:
     return table
 
 
-def estimate(program: Program, **memory: MemoryModel) -> Iterator[RenderableType]:
+def estimate(program: Program, memory: MemoryModel = ZYNQ_HP) -> Iterator[RenderableType]:
     """Tables of the cycles that a Program would take."""
-    report = explain.estimate(program, **memory)
+    report = explain.estimate(program, memory)
     if not report["layers"]:
         yield Text("Nothing of this model runs on the accelerator; --operators says why.")
         return

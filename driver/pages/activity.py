@@ -1,4 +1,4 @@
-"""What the accelerator did in each cycle of a run: its instructions, the tokens they waited for, and its scratchpads."""
+"""What the accelerator did in each cycle of a run: instructions, the tokens they waited for, scratchpads."""
 
 from __future__ import annotations
 
@@ -213,9 +213,7 @@ def _occupancy(cfg: Config, traces: Sequence[_Trace]) -> dict[str, Occupancy]:
                 places[memory].run(each, memory, start, end)
         for name, own in places.items():
             held[name] += own.held()
-    return {
-        name: _steps(held[name], entries, entries * pieces) for name, (entries, pieces) in sizes(cfg).items()
-    }
+    return {name: _steps(held[name], entries, entries * pieces) for name, (entries, pieces) in sizes(cfg).items()}
 
 
 def _steps(held: Sequence[tuple[Ints, Ints, Ints]], entries: int, places: int) -> Occupancy:

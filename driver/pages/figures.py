@@ -14,15 +14,18 @@ from bokeh.models import (
     CustomJSTickFormatter,
     FixedTicker,
     HoverTool,
-    LayoutDOM,
     NumeralTickFormatter,
     Range1d,
-    Span,
+    VSpan,
 )
 from bokeh.plotting import figure
 
 from celosia.driver.explain import UNITS
 from celosia.driver.pages.activity import Activity, Occupancy
+from celosia.driver.pages.names import LABEL, NAME, short
+
+Figure = Any
+"""A Bokeh LayoutDOM, whose types say less than its documentation."""
 
 COLOURS = {
     "gemm": "#0072b2", "vector": "#009e73", "load": "#e69f00", "store": "#cc79a7", "latency": "#8c8c8c",
@@ -33,21 +36,16 @@ LAYER_COLOURS = (
     "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#b07aa1", "#edc948", "#ff9da7", "#9c755f",
 )  # fmt: skip
 """Layers take them in turn."""
-NAME, LABEL = 60, 20
-"""Characters of a name in a tooltip, and beside an axis."""
+ROOFS = ("loads and stores", "loads alone")
+"""What the sloping roofs are of."""
 POINTS = 8_000
 """Steps of each scratchpad's curve that are drawn."""
+FEW = 4
+"""Numbers along an axis, so that they do not touch on a phone."""
+BESIDE = 72
+"""Pixels left of figures that lie one below the other, along one axis."""
 ROWS = 40
 """Labels beside the layers of a figure."""
-
-
-def short(name: str, length: int) -> str:
-    """A name of at most `length` characters, never empty.
-
-    >>> short("a" * 30, 5), short("", 5)
-    ('aaaa…', '(no name)')
-    """
-    return name if 0 < len(name) <= length else f"{name[: length - 1]}…" if name else "(no name)"
 
 
 def _figure(height: int, tools: str = "", **options: Any) -> Any:
@@ -82,30 +80,44 @@ def _height(count: int) -> int:
 # Layers -----------------------------------------------------------------------------------------------------
 
 
-def roofline(rows: Sequence[Mapping[str, Any]], peak: int, roofs: Mapping[str, float]) -> LayoutDOM:
+def roofline(rows: Sequence[Mapping[str, Any]], flat: Mapping[str, int], roofs: Mapping[str, float]) -> Figure:
     """Each layer a point: MACs for each byte moved, and MACs a cycle.
 
-    rows: of a report, with MACs, bytes and cycles. peak: MACs a cycle. roofs: bytes a cycle, by what moves them.
+    rows: of a report, with MACs, bytes and cycles. flat: MACs a cycle, by what multiplies, the most last.
+    roofs: bytes a cycle of each of ROOFS.
     """
     moved = [row["bytes_loaded"] + row["bytes_stored"] for row in rows]
     intensity = [row["macs"] / size for row, size in zip(rows, moved)]
     speed = [row["macs"] / row["cycles"] for row in rows]
     most = max(row["cycles"] for row in rows)
-    low_x, high_x = min(intensity) / 3, max([*intensity, *(peak / each for each in roofs.values())]) * 3
-    low_y, high_y = min(speed) / 2.5, peak * 2.2
+    note = {"text_font_size": "11px", "text_color": COLOURS["latency"], "name": "note"}
+    peak = max(flat.values())
+    low_x = min(min(intensity) / 3, peak / max(roofs.values()) / 8)
+    high_x = max(*intensity, peak / min(roofs.values())) * 3
+    low_y, high_y = min(min(speed) / 2.5, peak / 10), peak * 2.2
     made = _figure(
         420, "pan,box_zoom,", x_axis_type="log", y_axis_type="log", x_range=(low_x, high_x), y_range=(low_y, high_y),
         x_axis_label="MACs for each byte of DRAM", y_axis_label="MACs a cycle",
     )  # fmt: skip
-    for number, (what, rate) in enumerate(roofs.items()):
+    for what, rate in roofs.items():
+        together = what == ROOFS[0]
         ends = np.array([low_x, peak / rate, high_x])
-        dash = "solid" if number == 0 else "dashed"
-        made.line(ends, np.minimum(ends * rate, peak), line_width=2, line_dash=dash, color=COLOURS["latency"])
-        start = max(low_x * 1.3, low_y * 1.3 / rate)
-        made.text([start], [start * rate * 1.15], text=[f"{what}: {rate:g} bytes a cycle"], text_font_size="11px",
-                  text_color=COLOURS["latency"], angle=0)  # fmt: skip
-    made.text([high_x / 1.1], [peak * 1.1], text=[f"{peak:,} multipliers"], text_align="right",
-              text_font_size="11px", text_color=COLOURS["latency"])  # fmt: skip
+        made.line(ends, np.minimum(ends * rate, peak), line_width=2, line_dash="solid" if together else "dashed",
+                  color=COLOURS["latency"])  # fmt: skip
+        y = sqrt(max(low_y, low_x * rate) * peak) * (1 if together else 0.7)
+        made.text([y / rate], [y], text=[f"{what}: {rate:g} bytes a cycle"], text_align="right" if together else "left", text_baseline="bottom" if together else "top",
+                  x_offset=-10 if together else 10, **note)  # fmt: skip
+    for number, (what, height) in enumerate(flat.items()):
+        highest = number == len(flat) - 1  # which ends the sloping ones
+        if not highest:
+            made.line(
+                [height / max(roofs.values()), high_x], [height] * 2, line_dash="dashed", color=COLOURS["latency"]
+            )
+        made.text([high_x / 1.1], [height], text=[what], text_align="right", y_offset=-4 if highest else 16, **note)
+    for axis in (made.xaxis, made.yaxis):
+        axis.formatter = CustomJSTickFormatter(
+            code="return tick >= 1 ? tick.toLocaleString('en') : tick.toPrecision(1)"
+        )
     source = ColumnDataSource({
         **_of_layers(rows), "x": intensity, "y": speed, "moved": [_bytes(size) for size in moved],
         "size": [7 + 20 * sqrt(row["cycles"] / most) for row in rows],
@@ -115,7 +127,9 @@ def roofline(rows: Sequence[Mapping[str, Any]], peak: int, roofs: Mapping[str, f
     return made
 
 
-_ABOUT = [("layer", "@name"), ("what", "@what"), ("cycles", "@cycles{0,0}"), ("array", "@array"), ("bound by", "@bound")]  # fmt: skip
+_ABOUT = [
+    ("layer", "@name"), ("what", "@what"), ("cycles", "@cycles{0,0}"), ("array", "@array"), ("bound by", "@bound"),
+]  # fmt: skip
 
 
 def _of_layers(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -134,11 +148,11 @@ def _hover(renderers: Sequence[Any], tooltips: Sequence[tuple[str, str]], **opti
     return HoverTool(renderers=list(renderers), tooltips=list(tooltips), limit=3, **options)
 
 
-def cycles(rows: Sequence[Mapping[str, Any]], roof: Sequence[float]) -> LayoutDOM:
+def cycles(rows: Sequence[Mapping[str, Any]], roof: Sequence[float]) -> Figure:
     """A bar for each layer, and a mark at `roof`, the cycles that it takes at least."""
     made = _figure(
-        _height(len(rows)), "ypan,", y_range=Range1d(len(rows) - 0.4, -0.6), x_range=_from_zero(_most(rows, roof)),
-        x_axis_label="cycles",
+        _height(len(rows)), "ypan,", y_range=Range1d(start=len(rows) - 0.4, end=-0.6),
+        x_range=_from_zero(_most(rows, roof)), x_axis_label="cycles",
     )  # fmt: skip
     source = ColumnDataSource(_of_layers(rows) | {
         "y": list(range(len(rows))), "roof": roof,
@@ -154,24 +168,25 @@ def cycles(rows: Sequence[Mapping[str, Any]], roof: Sequence[float]) -> LayoutDO
     ))  # fmt: skip
     _layer_axis(made, [row["name"] for row in rows])
     made.xaxis.formatter = NumeralTickFormatter(format="0.[0]a")
+    made.xaxis.ticker.desired_num_ticks = FEW
     return made
 
 
 def _most(rows: Sequence[Mapping[str, Any]], roof: Sequence[float]) -> float:
-    return max([1.0, *(row["cycles"] for row in rows), *roof])
+    return float(max([1, *(row["cycles"] for row in rows), *roof]))
 
 
 def _from_zero(most: float) -> Range1d:
-    return Range1d(0, most * 1.04)
+    return Range1d(start=0, end=most * 1.04)
 
 
-def traffic(rows: Sequence[Mapping[str, Any]]) -> LayoutDOM:
+def traffic(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Bytes of each layer: loaded and stored, and those that a block keeps on chip instead."""
     kinds = {"load": "bytes_loaded", "store": "bytes_stored", "kept": "bytes_kept"}
     columns = {kind: [row[key] for row in rows] for kind, key in kinds.items()}
     most = max(1, *(sum(each) for each in zip(*columns.values())))
     made = _figure(
-        _height(len(rows)), "ypan,", y_range=Range1d(len(rows) - 0.4, -0.6), x_range=_from_zero(most),
+        _height(len(rows)), "ypan,", y_range=Range1d(start=len(rows) - 0.4, end=-0.6), x_range=_from_zero(most),
         x_axis_label="bytes",
     )  # fmt: skip
     source = ColumnDataSource({
@@ -187,7 +202,10 @@ def traffic(rows: Sequence[Mapping[str, Any]]) -> LayoutDOM:
         mode="hline" if len(rows) <= ROWS else "mouse",
     ))  # fmt: skip
     _layer_axis(made, [row["name"] for row in rows])
-    made.xaxis.formatter = NumeralTickFormatter(format="0.[0] b")
+    made.xaxis.formatter = CustomJSTickFormatter(
+        code="return tick >= 1e6 ? tick / 1e6 + ' MB' : tick >= 1e3 ? tick / 1e3 + ' kB' : tick"
+    )
+    made.xaxis.ticker.desired_num_ticks = FEW
     return made
 
 
@@ -198,10 +216,10 @@ def _bytes(size: int) -> str:
 # Time -------------------------------------------------------------------------------------------------------
 
 
-def timeline(found: Activity, names: Sequence[str], clock_mhz: float) -> LayoutDOM:
+def timeline(found: Activity, names: Sequence[str], clock_mhz: float) -> Figure:
     """What each unit did, what it waited for, and below it how full each scratchpad was; all of one axis of cycles."""
     total = found.launches[-1]
-    time = Range1d(0, total, bounds=(0, total), min_interval=20, name="time")
+    time = Range1d(start=0, end=total, bounds=(0, total), min_interval=20, name="time")
     return column([_units(found, names, clock_mhz, time), _scratchpads(found, time)], sizing_mode="stretch_width")
 
 
@@ -210,7 +228,7 @@ TIME_TOOLS = "xpan,xbox_zoom,xzoom_in,xzoom_out,"
 
 def _units(found: Activity, names: Sequence[str], clock_mhz: float, time: Range1d) -> Any:
     made = _figure(
-        230, TIME_TOOLS, x_range=time, y_range=Range1d(len(UNITS) - 0.45, -0.5), output_backend="canvas",
+        230, TIME_TOOLS, x_range=time, y_range=Range1d(start=len(UNITS) - 0.45, end=-0.5), min_border_left=BESIDE,
     )  # fmt: skip
     bars, waits = found.bars, found.waits
     shown = ColumnDataSource({
@@ -224,6 +242,7 @@ def _units(found: Activity, names: Sequence[str], clock_mhz: float, time: Range1
         "bottom": _edge(waits.unit, 0.4), "unit": _ints(waits.unit), "of": _ints(waits.of),
         "color": [COLOURS[UNITS[of]] for of in waits.of.tolist()],
     })  # fmt: skip
+    starts = ColumnDataSource({"x": list(found.launches[1:-1])})
     quads = made.quad("left", "right", "top", "bottom", fill_color="color", line_color=None, source=shown)
     gaps = made.quad("left", "right", "top", "bottom", fill_color="color", line_color=None, source=waited)
     named = CustomJSHover(args={"names": [short(name, NAME) for name in names]}, code="return names[value]")
@@ -244,10 +263,8 @@ def _units(found: Activity, names: Sequence[str], clock_mhz: float, time: Range1
             formatters={"@unit": units, "@of": units, "@right": micro},
         ),
     )  # fmt: skip
-    for cycle in found.launches[1:-1]:
-        made.add_layout(Span(location=cycle, dimension="height", line_dash="dotted", line_color=COLOURS["cpu"]))
+    made.add_glyph(starts, VSpan(x="x", line_dash="dotted", line_color=COLOURS["cpu"]))
     made.yaxis.ticker = FixedTicker(ticks=list(range(len(UNITS))))
-    made.yaxis.major_label_overrides = dict(enumerate(UNITS))
     made.yaxis.formatter = CustomJSTickFormatter(args={"names": list(UNITS)}, code="return names[tick]")
     made.ygrid.visible = False
     made.xaxis.visible = False
@@ -264,8 +281,8 @@ return cycles.toLocaleString('en') + ' cycles, ' + (cycles / mhz).toPrecision(3)
 def _scratchpads(found: Activity, time: Range1d) -> Any:
     used = {name: each for name, each in found.scratchpads.items() if len(each.time)}
     made = _figure(
-        60 + 42 * len(used), TIME_TOOLS, x_range=time, y_range=Range1d(len(used) - 0.05, -0.15),
-        x_axis_label="cycles",
+        60 + 42 * len(used), TIME_TOOLS, x_range=time, y_range=Range1d(start=len(used) - 0.05, end=-0.15),
+        x_axis_label="cycles", min_border_left=BESIDE,
     )  # fmt: skip
     for number, (name, each) in enumerate(used.items()):
         times, share = thinned(each, POINTS)
@@ -281,6 +298,7 @@ def _scratchpads(found: Activity, time: Range1d) -> Any:
     made.yaxis.formatter = CustomJSTickFormatter(args={"names": labels}, code="return names[Math.floor(tick)]")
     made.ygrid.visible = False
     made.xaxis.formatter = NumeralTickFormatter(format="0.[000]a")
+    made.xaxis.ticker.desired_num_ticks = FEW
     return made
 
 

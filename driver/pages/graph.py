@@ -14,10 +14,13 @@ from numpy.typing import NDArray
 from celosia.compiler.program import CpuStep, HostStep, LaunchStep, Pack, Program, Unpack
 from celosia.compiler.vthread.verify.decode import decode, pattern
 from celosia.driver.explain import code_of
+from celosia.driver.pages.names import NAME, short
 from celosia.hw.config import Config
 from celosia.hw.isa import Opcode, instruction_bytes
 
 NOBODY = -1
+TEXT = 240
+"""Characters of what a node is, and of why it is there."""
 ROW, MIDDLE, EDGE = 26, 96, 6
 """Sizes of the drawing: of a row, from the left border to the nodes, and of a node; pixels."""
 
@@ -139,9 +142,8 @@ def drawing(nodes: list[Node]) -> str:
 
 
 def _row(node: Node) -> str:
-    told = " · ".join(escape(part) for part in (node.what, node.why) if part)
-    whole = escape(" · ".join(part for part in (node.name, node.what, node.why) if part))
-    return f'<li class="{node.place}" title="{whole}"><b>{escape(node.name) or "(no name)"}</b> {told}</li>'
+    told = " · ".join(escape(short(part, TEXT)) for part in (node.what, node.why) if part)
+    return f"<li><b>{escape(short(node.name, NAME))}</b> {told}</li>"
 
 
 def _y(number: int) -> float:

@@ -16,6 +16,7 @@
       for (const name of FAINT) if (name in model.properties) colours[name] = faint;
       if ("grid_line_color" in model.properties && model.visible) colours.grid_line_color = line;
       if (model.name === "ink") model.glyph.line_color = ink;
+      if (model.name === "note") model.glyph.text_color = faint;
       model.setv(colours);
     }
   }

@@ -11,6 +11,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
 
+from celosia.compiler.files import write_text
 from celosia.driver.oracle import MissingLibrary
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Section:
     """As `html`, below the figure."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Page:
     """title, subtitle: plain text. facts: (number, what it is), shown large. data: what the page's script reads."""
 
@@ -40,6 +41,18 @@ class Page:
     facts: Sequence[tuple[str, str]]
     sections: Sequence[Section]
     data: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<Page {self.title!r} of {len(self.sections)} sections>"
+
+    def save(self, path: str | Path) -> None:
+        """Write the page to a file. OutputError where that cannot be, MissingLibrary where Bokeh is not installed."""
+        write_text(Path(path), self.html())
+
+    def _repr_html_(self) -> str:
+        """The page in a frame of its own, for notebooks."""
+        style = "width:100%;height:820px;border:0"
+        return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{escape(self.html())}"></iframe>'
 
     def html(self) -> str:
         """The page. MissingLibrary where Bokeh is not installed."""

@@ -14,6 +14,7 @@ from celosia.compiler.program import LayerInfo, Program
 from celosia.driver import explain
 from celosia.driver.pages.activity import Activity, activity
 from celosia.driver.pages.graph import Node, drawing, nodes, nodes_of_report
+from celosia.driver.pages.names import NAME, ReportError, short
 from celosia.driver.pages.page import Page, Section, require
 from celosia.hw.config import Config, ConfigError
 from celosia.sim.device import Counters
@@ -22,10 +23,6 @@ from celosia.sim.memory import ZYNQ_HP, MemoryModel, clock_mhz, memory_model
 LOOPS = 2_000_000
 """Characters of all loops that a page holds."""
 TIPS = 5
-
-
-class ReportError(ValueError):
-    """A file that is no report of a run; one sentence."""
 
 
 def of_program(program: Program, memory: MemoryModel | str = ZYNQ_HP) -> Page:
@@ -48,7 +45,7 @@ def of_run(program: Program, report: Mapping[str, Any], counters: Sequence[Count
 def of_report(path: Path) -> Page:
     """The page of what `celosia run --report` wrote, which has no timeline. ReportError where it did not."""
     require()
-    with reading(path, ReportError, "is no report of `celosia run --report`"):
+    with reading(path, ReportError, "is no report of a run", "; write it again with `celosia run --report`"):
         report = json.loads(path.read_text(encoding="utf-8"))
         _check(report)
     return _page(report, report["layers"], nodes_of_report(report), None, None, "")
@@ -59,8 +56,9 @@ _KEYS: dict[str, tuple[type, ...]] = {
     "memory_model": (str, type(None)), "macs_total": (int,), "macs_accelerator": (int,), "launches": (int,),
 }  # fmt: skip
 _ROW_KEYS: dict[str, tuple[type, ...]] = {
-    "name": (str,), "what": (str,), "macs": (int,), "cycles": (int, type(None)), "bytes_loaded": (int,),
-    "bytes_stored": (int,), "bytes_kept": (int,), "utilization": (float, int, type(None)), "bound": (str, type(None)),
+    "name": (str,), "what": (str,), "macs": (int,), "peak": (int, type(None)), "cycles": (int, type(None)),
+    "bytes_loaded": (int,), "bytes_stored": (int,), "bytes_kept": (int,),
+    "utilization": (float, int, type(None)), "bound": (str, type(None)),
     "advice": (str, type(None)),
 }  # fmt: skip
 
@@ -102,7 +100,7 @@ def _page(
     timed = [row for row in rows if row["cycles"]]
     sections = []
     if timed:
-        sections += [_limits(report), _by_layer(cfg, timed, roofs), *_roofline(cfg, timed, roofs)]
+        sections += [_limits(report), _by_layer(timed, roofs), *_roofline(cfg, timed, roofs)]
     if found is not None:
         sections.append(_time(found, rows, clock_mhz(report["memory_model"])))
     if rows:
@@ -178,8 +176,6 @@ def _limits(report: Mapping[str, Any]) -> Section:
 
 
 def _names(each: explain.Advice) -> str:
-    from celosia.driver.pages.figures import NAME, short
-
     rest = "" if each.layers == 1 else f" and {each.layers - 1} more"
     return short(each.longest, NAME) + rest
 
@@ -190,14 +186,14 @@ def _colour(bound: str) -> str:
     return COLOURS.get(bound, COLOURS["latency"])
 
 
-def _by_layer(cfg: Config, rows: Sequence[Mapping[str, Any]], roofs: Mapping[str, float]) -> Section:
+def _by_layer(rows: Sequence[Mapping[str, Any]], roofs: Mapping[str, float]) -> Section:
     from celosia.driver.pages import figures
 
     return Section(
         "Cycles by layer",
         "In the colour of what limits them. The mark is what the layer takes at least, with all multipliers at work "
         "and all of memory's bytes; a bar ends before it where much was loaded while the layer before ran.",
-        figure=figures.cycles(rows, [_least(cfg, row, roofs) for row in rows]),
+        figure=figures.cycles(rows, [_least(row, roofs) for row in rows]),
     )
 
 
@@ -205,15 +201,20 @@ def _roofline(cfg: Config, rows: Sequence[Mapping[str, Any]], roofs: Mapping[str
     from celosia.driver.pages import figures
 
     shown = [row for row in rows if row["macs"] and row["bytes_loaded"] + row["bytes_stored"]]
-    left = f" {len(rows) - len(shown)} layers without MACs are not here." if len(shown) < len(rows) else ""
+    left = f" Not here: {len(rows) - len(shown)} without MACs." if len(shown) < len(rows) else ""
     if not shown:
         return []
+    sloping = dict(zip(figures.ROOFS, (roofs["both"], roofs["load"])))
+    flat = {f"{cfg.macs_per_cycle:,} multipliers of the array": cfg.macs_per_cycle}
+    most = max(row["peak"] for row in shown)
+    if most > cfg.macs_per_cycle:
+        flat[f"{most:,} with the vector unit's taps"] = most
     return [
         Section(
             "Roofline",
             "Each layer a point, as large as its cycles, in the colour of what limits it: the closer to the roof, the "
             f"better it uses the machine.{left}",
-            figure=figures.roofline(shown, _peak(cfg), {what: rate for what, rate in roofs.items() if what != "store"}),
+            figure=figures.roofline(shown, flat, sloping),
         )
     ]
 
@@ -235,8 +236,7 @@ def _time(found: Activity, rows: Sequence[Mapping[str, Any]], mhz: float) -> Sec
     if len(found.launches) > 2:
         told += f" {len(found.launches) - 1} launches, without the time of the CPU between them (dotted)."
     options = "".join(
-        f'<option value="{number}">{escape(figures.short(name, figures.NAME))}</option>'
-        for number, name in enumerate(names)
+        f'<option value="{number}">{escape(short(name, NAME))}</option>' for number, name in enumerate(names)
     )
     chooser = f'<label>Show <select id="layer"><option value="">all layers</option>{options}</select></label>'
     key = "".join(
@@ -270,17 +270,12 @@ def _graph(graph: list[Node], program: Program | None) -> Section:
     text = "Layers of the accelerator, and kernels of the CPU with the reason why they are there"
     text += ", in the order in which they run; lines go to what reads their result." if program is not None else "."
     if free:
-        text += f" {free} operators cost nothing and are not here."
+        text += f" Not here, since they cost nothing: {free}."
     key = '<span><i style="background:#0072b2"></i>accelerator</span><span><i style="background:#d55e00"></i>CPU</span>'
     return Section("What runs where", text, f'<div class="key">{key}</div>{drawing(graph)}')
 
 
 # Numbers ----------------------------------------------------------------------------------------------------
-
-
-def _peak(cfg: Config) -> int:
-    """MACs a cycle of what multiplies most: the array, or the vector unit's taps."""
-    return max(cfg.macs_per_cycle, cfg.taps * cfg.lanes)
 
 
 def _roofs(cfg: Config, memory: str | None) -> dict[str, float]:
@@ -293,16 +288,17 @@ def _roofs(cfg: Config, memory: str | None) -> dict[str, float]:
         dram = 0
     if dram:
         load, store, both = min(load, dram), min(store, dram), min(both, dram)
-    return {"loads and stores": both, "load": load, "store": store}
+    return {"load": load, "store": store, "both": both}
 
 
-def _least(cfg: Config, row: Mapping[str, Any], roofs: Mapping[str, float]) -> float:
+def _least(row: Mapping[str, Any], roofs: Mapping[str, float]) -> float:
     """Cycles that a layer takes at least, alone on the machine."""
     loaded, stored = row["bytes_loaded"], row["bytes_stored"]
-    return max(
-        row["macs"] / _peak(cfg), loaded / roofs["load"], stored / roofs["store"],
-        (loaded + stored) / roofs["loads and stores"],
+    least: float = max(
+        row["macs"] / max(row["peak"], 1), loaded / roofs["load"], stored / roofs["store"],
+        (loaded + stored) / roofs["both"],
     )  # fmt: skip
+    return least
 
 
 def _decided(layer: LayerInfo) -> str:

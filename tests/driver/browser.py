@@ -66,9 +66,7 @@ class Browser:
         """Open a page, wait until its figures are drawn, and return the seconds of the page's own clock until then."""
         phone = width < 600
         self.said.clear()
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone
-        )
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
         self.call("Emulation.setTouchEmulationEnabled", enabled=phone)
         self.call(
             "Emulation.setEmulatedMedia",
