@@ -95,8 +95,9 @@ def activity(program: Program, counters: Sequence[Counters], limit: int = 20_000
 
 @dataclass(frozen=True)
 class _Trace:
-    """A launch: its instructions in the order of the program, with the cycles of their start and end."""
+    """A launch that starts in cycle `begin`: its instructions in the order of the program, with their times."""
 
+    begin: int
     stream: list[Decoded]
     unit: Ints
     layer: Ints
@@ -119,7 +120,7 @@ class _Trace:
             before = np.maximum.accumulate(np.concatenate([[now], end[rows]]))[:-1]
             drawn[rows] = np.minimum(np.maximum(start[rows], before), end[rows])
         owner = launch.layer_of.astype(np.int64) + layer
-        return cls(stream, unit, owner, index + np.arange(len(stream)), start, drawn, end)
+        return cls(now, stream, unit, owner, index + np.arange(len(stream)), start, drawn, end)
 
     def bars(self) -> tuple[Ints, ...]:
         return self.unit, self.layer, self.index, np.ones_like(self.index), self.drawn, self.end
@@ -138,7 +139,7 @@ class _Trace:
         since = np.zeros_like(arrival)
         for unit in Unit:
             rows = np.flatnonzero(self.unit == unit)
-            since[rows] = np.maximum.accumulate(np.concatenate([[int(self.start.min())], self.end[rows]]))[:-1]
+            since[rows] = np.maximum.accumulate(np.concatenate([[self.begin], self.end[rows]]))[:-1]
         until = np.minimum(arrival, self.drawn)
         rows = np.flatnonzero(until > since)
         return self.unit[rows], giver[rows], since[rows], until[rows]

@@ -102,11 +102,10 @@ def roofline(rows: Sequence[Mapping[str, Any]], flat: Mapping[str, int], roofs: 
     for what, rate in roofs.items():
         together = what == ROOFS[0]
         ends = np.array([low_x, peak / rate, high_x])
-        made.line(ends, np.minimum(ends * rate, peak), line_width=2, line_dash="solid" if together else "dashed",
-                  color=COLOURS["latency"])  # fmt: skip
-        y = sqrt(max(low_y, low_x * rate) * peak) * (1 if together else 0.7)
-        made.text([y / rate], [y], text=[f"{what}: {rate:g} bytes a cycle"], text_align="right" if together else "left", text_baseline="bottom" if together else "top",
-                  x_offset=-10 if together else 10, **note)  # fmt: skip
+        dash, place = ("solid", _ABOVE) if together else ("dashed", _BELOW)
+        made.line(ends, np.minimum(ends * rate, peak), line_width=2, line_dash=dash, color=COLOURS["latency"])
+        y = sqrt(max(low_y, low_x * rate) * peak)
+        made.text([y / rate], [y], text=[f"{what}: {rate:g} bytes a cycle"], **place, **note)
     for number, (what, height) in enumerate(flat.items()):
         highest = number == len(flat) - 1  # which ends the sloping ones
         if not highest:
@@ -127,6 +126,9 @@ def roofline(rows: Sequence[Mapping[str, Any]], flat: Mapping[str, int], roofs: 
     return made
 
 
+_ABOVE = {"text_align": "right", "text_baseline": "bottom", "x_offset": -8}
+_BELOW = {"text_align": "left", "text_baseline": "top", "x_offset": 8, "y_offset": 4}
+"""Where the text of a sloping roof is."""
 _ABOUT = [
     ("layer", "@name"), ("what", "@what"), ("cycles", "@cycles{0,0}"), ("array", "@array"), ("bound by", "@bound"),
 ]  # fmt: skip

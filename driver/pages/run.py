@@ -107,7 +107,7 @@ def _page(
         sections.append(_traffic(rows))
     sections.append(_graph(graph, program))
     return Page(
-        report["model"], _subtitle(report, cfg, how, bool(timed), found is not None), _facts(report, rows, graph),
+        short(report["model"], 3 * NAME), _subtitle(report, cfg, how, bool(timed), found is not None), _facts(report, rows, graph),
         sections, _data(rows, program, found),
     )  # fmt: skip
 
