@@ -83,7 +83,7 @@ def _height(count: int) -> int:
 def roofline(rows: Sequence[Mapping[str, Any]], flat: Mapping[str, int], roofs: Mapping[str, float]) -> Figure:
     """Each layer a point: MACs for each byte moved, and MACs a cycle.
 
-    rows: of a report, with MACs, bytes and cycles. flat: MACs a cycle, by what multiplies, the most last.
+    rows: of a report, with MACs, bytes and cycles. flat: MACs a cycle, by what multiplies.
     roofs: bytes a cycle of each of ROOFS.
     """
     moved = [row["bytes_loaded"] + row["bytes_stored"] for row in rows]
@@ -106,13 +106,12 @@ def roofline(rows: Sequence[Mapping[str, Any]], flat: Mapping[str, int], roofs: 
         made.line(ends, np.minimum(ends * rate, peak), line_width=2, line_dash=dash, color=COLOURS["latency"])
         y = sqrt(max(low_y, low_x * rate) * peak)
         made.text([y / rate], [y], text=[f"{what}: {rate:g} bytes a cycle"], **place, **note)
-    for number, (what, height) in enumerate(flat.items()):
-        highest = number == len(flat) - 1  # which ends the sloping ones
-        if not highest:
+    for height in flat.values():
+        if height < peak:
             made.line(
                 [height / max(roofs.values()), high_x], [height] * 2, line_dash="dashed", color=COLOURS["latency"]
             )
-        made.text([high_x / 1.1], [height], text=[what], text_align="right", y_offset=-4 if highest else 16, **note)
+    made.text([high_x / 1.1], [peak], text=["; ".join(flat)], text_align="right", y_offset=-4, **note)
     for axis in (made.xaxis, made.yaxis):
         axis.formatter = CustomJSTickFormatter(
             code="return tick >= 1 ? tick.toLocaleString('en') : tick.toPrecision(1)"

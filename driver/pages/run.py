@@ -106,10 +106,9 @@ def _page(
     if rows:
         sections.append(_traffic(rows))
     sections.append(_graph(graph, program))
-    return Page(
-        short(report["model"], 3 * NAME), _subtitle(report, cfg, how, bool(timed), found is not None), _facts(report, rows, graph),
-        sections, _data(rows, program, found),
-    )  # fmt: skip
+    subtitle = _subtitle(report, cfg, how, bool(timed), found is not None)
+    facts = _facts(report, rows, graph)
+    return Page(short(report["model"], 3 * NAME), subtitle, facts, sections, _data(rows, program, found))
 
 
 def _subtitle(report: Mapping[str, Any], cfg: Config, how: str, timed: bool, traced: bool) -> str:
@@ -208,7 +207,7 @@ def _roofline(cfg: Config, rows: Sequence[Mapping[str, Any]], roofs: Mapping[str
     flat = {f"{cfg.macs_per_cycle:,} multipliers of the array": cfg.macs_per_cycle}
     most = max(row["peak"] for row in shown)
     if most > cfg.macs_per_cycle:
-        flat[f"{most:,} with the vector unit's taps"] = most
+        flat[f"{most:,} with the vector unit"] = most
     return [
         Section(
             "Roofline",

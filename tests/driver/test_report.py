@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_models import Builder
+from report_models import compiled, hostile
 from typer.testing import CliRunner
 
 import celosia
@@ -34,17 +34,6 @@ from celosia.sim.device import Counters
 SMALL = Config(block_in=8, block_out=4, inp_depth=256, wgt_depth=64, acc_depth=128, vin_depth=128, out_depth=64)
 CONFIGS = [PRESETS["tiny"], SMALL, dataclasses.replace(PRESETS["tiny"], ports=2, taps=3, forward=True)]
 MAIN = "What limits it", "Cycles by layer", "Roofline", "Timeline", "Where the bytes go", "What runs where"
-
-
-def compiled(cfg: Config, names: str = "own") -> Program:
-    """A residual around a depthwise convolution, a pooling, a product, and a Softmax, which stays on the CPU."""
-    b = Builder("qdq", np.int8, seed=2)
-    b.node_names = names
-    x = b.conv(b.input([1, 3, 12, 12]), 16, (3, 3), pads=(1, 1, 1, 1))
-    y = b.conv(x, 16, (3, 3), pads=(1, 1, 1, 1), group=16)
-    x = b.binary("Add", b.conv(y, 16, (1, 1)), x)
-    b.output(b.matmul(b.flatten(b.global_average(x)), 10))
-    return celosia.compile(b.model(), cfg, check=False)
 
 
 @pytest.fixture(scope="module", params=CONFIGS, ids=lambda cfg: f"{cfg.block_in}x{cfg.block_out}-{cfg.ports}")
@@ -281,31 +270,6 @@ def test_many_instructions_are_drawn_as_runs_and_the_page_says_so(
     monkeypatch.setattr(run, "activity", lambda program, counters: activity(program, counters, limit=20))
     words = Reader(celosia.report(program).html()).texts["p"]
     assert re.search(r"They are drawn as \d+ runs of instructions of one layer: pauses and waits of up to \d+", words)
-
-
-HOSTILE = (
-    "</script><script>window.hacked=1</script>", "", "<img src=x onerror=window.hacked=1>", "\"'`${window.hacked=1}",
-    "x" * 5000, "same", "same", "$$\\frac{1}{0}$$", "@name{safe} @what",
-    "\\u003c &lt; &amp; \u202e \U0001f600 \n tab\t",
-)  # fmt: skip
-
-
-def hostile(program: Program) -> Program:
-    """The Program with such names of layers, operators, inputs, outputs, and of itself."""
-    number = iter(range(1 << 20))
-
-    def name() -> str:
-        return HOSTILE[next(number) % len(HOSTILE)]
-
-    def renamed(step: Any) -> Any:
-        if isinstance(step, LaunchStep):
-            layers = tuple(dataclasses.replace(each, name=name(), what=name()) for each in step.layers)
-            return dataclasses.replace(step, layers=layers)
-        own = tuple(dataclasses.replace(each, name=name(), op=name(), reason=name()) for each in step.nodes)
-        return dataclasses.replace(step, nodes=own)
-
-    tensors = {"outputs": tuple(dataclasses.replace(each, name=name()) for each in program.outputs)}
-    return dataclasses.replace(program, name=HOSTILE[0], steps=[renamed(step) for step in program.steps], **tensors)
 
 
 def test_names_are_text(program: Program) -> None:
