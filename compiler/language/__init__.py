@@ -4,8 +4,6 @@ from celosia.compiler.language.jit import Kernel, jit, quantised
 from celosia.compiler.language.loops import range
 from celosia.compiler.language.ops import *  # noqa: F403
 from celosia.compiler.language.ops import __all__ as _ops
-from celosia.compiler.language.tile import DTYPES, LanguageError, Tile
+from celosia.compiler.language.tile import LanguageError, Tile
 
-globals().update({name: name for name in DTYPES if name != "bool"} | {"int1": "bool"})
-
-__all__ = ["Kernel", "LanguageError", "Tile", "jit", "quantised", "range", *_ops, *DTYPES[1:], "int1"]  # noqa: PLE0604
+__all__ = ["Kernel", "LanguageError", "Tile", "jit", "quantised", "range", *_ops]  # noqa: PLE0604

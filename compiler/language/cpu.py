@@ -17,7 +17,7 @@ from celosia.compiler.cpu.target import target
 from celosia.compiler.dtypes import itemsize
 from celosia.compiler.expr import Alloc, Axis, Expr, For, Function, If, Let, Load, Stmt, Tensor, Update, Var, wrap
 from celosia.compiler.expr import Store as Put
-from celosia.compiler.expr.affine import unravel, flatten, from_linear, interval, linear
+from celosia.compiler.expr.affine import flatten, from_linear, interval, linear, unravel
 from celosia.compiler.expr.loops import block
 from celosia.compiler.expr.nodes import INDEX, Const, binary, call, cast, clip, select, walk
 from celosia.compiler.expr.partition import partition
@@ -49,14 +49,20 @@ class Lowered:
         self.known: dict[tuple[Any, ...], Expr] = {}
         self.lets: list[tuple[Axis, Expr]] = []
         self.let_of: dict[Tile, Expr] = {}
-        self.axes = {loop: Axis(f"t{n}", extent=loop.steps) for n, loop in enumerate(scopes(program.top)) if isinstance(loop, Loop)}  # noqa: E501
+        self.axes = {
+            loop: Axis(f"t{n}", extent=loop.steps)
+            for n, loop in enumerate(scopes(program.top))
+            if isinstance(loop, Loop)
+        }
         self.ids = [Axis(f"p{axis}", extent=size) for axis, size in enumerate(program.grid)]
         body = self._scope(program.top)
         for var, value in reversed(self.lets):
             body = Let(var, value, body)
         for axis in reversed(self.ids):
             body = For(axis, axis.extent, body)
-        inputs, outputs = ([self.tensors[a] for a in self.arrays if (a in self.written) == side] for side in (False, True))
+        inputs, outputs = (
+            [self.tensors[a] for a in self.arrays if (a in self.written) == side] for side in (False, True)
+        )
         function = partition(Function(name, tuple(inputs), tuple(outputs), body))
         self.function = Function(name, function.inputs, function.outputs, _parallel(vectorised(function.body)))
 
@@ -164,7 +170,7 @@ class Lowered:
             zero = wrap(0, tile.dtype)
             done.append(nest(tile.shape, lambda *i: Put(into, i, zero if first is None else self.at(first, i))))
         self.buffers[tile] = into
-        return block(*done, *_product(into, *near, m, n, k))
+        return block(*done, *_product(into, near[0], near[1], m, n, k))
 
     def _loop(self, loop: Loop, memory: list[Tensor]) -> Stmt:
         axis = self.axes[loop]
@@ -216,10 +222,9 @@ class Lowered:
                 index = tuple(Axis(f"i{d}", extent=size) for d, size in enumerate(place.shape))
                 exprs[place] = (index, self.at(last, index))
             free = [p for p, _ in rows if not any(self._reads(e, p, None) for q, (_, e) in exprs.items() if q is not p)]
-            place = next((p for p in free if not self._reads(exprs[p][1], p, exprs[p][0])), None)
-            if place is None:  # keep a copy of one that the others read, or that moves within itself
-                place = rows[0][0]
-                last = dict(rows)[place]
+            place = next((p for p in free if not self._reads(exprs[p][1], p, exprs[p][0])), rows[0][0])
+            if place not in free or self._reads(exprs[place][1], place, exprs[place][0]):
+                last = dict(rows)[place]  # what others read, or what moves within itself, is copied
                 copy = self._local(place, memory)
                 done.append(self._fill(copy, last))
                 self.buffers[last] = copy
@@ -259,9 +264,10 @@ class Lowered:
             case "const":
                 return wrap(more["number"], tile.dtype)
             case "program_id":
-                return self.ids[more["axis"]]
+                return self.ids[int(more["axis"])]
             case "index":
-                return self.axes[more["loop"]]
+                loop: Loop = more["loop"]
+                return self.axes[loop]
             case "arange":
                 return index[0] + more["start"]
             case "phi" | "result":
@@ -281,6 +287,8 @@ class Lowered:
                 return self.at(args[1], (cast(self.at(args[0], index), INDEX) + 128,))
         values = [self.at(arg, index) for arg in args]
         match tile.op:
+            case "binary" if more["name"] == "div" and args[1].op == "broadcast":
+                return values[0] * (1 / values[1])  # of one divisor for many, the reciprocal is computed once
             case "binary":
                 found = self.at_binary(more["name"], *values)
                 return self._bound(tile, found) if not tile.shape and tile.dtype == INDEX else found
@@ -294,8 +302,8 @@ class Lowered:
                 low, high = (float(each) for each in more["clip"])
                 return requantised(values[0], values[1], float(more["zero_point"]), low, high)
             case "residual":
-                scales = (float(more[name]) for name in ("scale_v", "scale_b", "scale_c"))
-                total = rescaled(values[0], values[1], *scales, 2.0 ** -more["shift"])
+                v, b, c = (float(more[name]) for name in ("scale_v", "scale_b", "scale_c"))
+                total = rescaled(values[0], values[1], v, b, c, 2.0 ** -more["shift"])
                 return clip(total, *(float(each) for each in more["clip"])).astype("int8")
         raise TypeError(f"the CPU knows no {tile.op}")
 
@@ -327,7 +335,7 @@ class Lowered:
             found = values(self.program, tile)
         except Unknown:
             return value
-        if found.ndim > 3 and found.size != np.prod(found.shape[:3]) or found.min() < 0:
+        if (found.ndim > 3 and found.size != np.prod(found.shape[:3])) or found.min() < 0:
             return value
         if found.min() == found.max():
             return Const(int(found.min()), INDEX)
@@ -360,7 +368,10 @@ class Lowered:
             if reach is not None and all(a is None or isinstance(a, Axis) for a in linear(offset)):
                 if reach[0] < 0 or reach[1] >= tensor.size:
                     place = reach[0] if reach[0] < 0 else reach[1]
-                    fail(f"{tensor.name} has {tensor.size} elements, and this reads number {place}; give it a mask", tile.at)
+                    fail(
+                        f"{tensor.name} has {tensor.size} elements, and this reads number {place}; give it a mask",
+                        tile.at,
+                    )
             return Load(tensor, (offset,))
         return select(self.at(tile.args[1], index), Load(tensor, (offset,)), self.at(tile.args[2], index))
 
@@ -383,11 +394,11 @@ def _around(memory: list[Tensor], body: Stmt) -> Stmt:
 def _product(acc: Tensor, a: Tensor, b: Tensor, m: int, n: int, k: int) -> Iterator[Stmt]:
     """acc [m, n] += a [m, k] · b [k, n], cut in tiles of accumulators that stay in registers."""
     lanes = max(1, target().vector_bytes // itemsize(acc.dtype))
-    for row, rows, height in _cut(m, ROWS):
-        for column, columns, width in _cut(n, VECTORS * lanes):
+    for column, columns, width in _cut(n, VECTORS * lanes):
+        for row, rows, height in _cut(m, ROWS):
             i, j = (Axis(name, extent=count) for name, count in (("i", rows), ("j", columns)))
             top, left = i * height + row, j * width + column
-            yield For(i, rows, For(j, columns, _registers(acc, a, b, k, lanes, top, left, height, width)))
+            yield For(j, columns, For(i, rows, _registers(acc, a, b, k, lanes, top, left, height, width)))
 
 
 def _cut(size: int, step: int) -> Iterator[tuple[int, int, int]]:
@@ -418,7 +429,11 @@ def _registers(
         tile,
         block(
             each(lambda u, v: Put(tile, (u, v), Load(acc, (top + u, left + v)))),
-            For(step, k, each(lambda u, v: Update("sum", tile, (u, v), Load(a, (top + u, step)) * Load(b, (step, left + v))))),
+            For(
+                step,
+                k,
+                each(lambda u, v: Update("sum", tile, (u, v), Load(a, (top + u, step)) * Load(b, (step, left + v)))),
+            ),
             each(lambda u, v: Put(acc, (top + u, left + v), Load(tile, (u, v)))),
         ),
         "local",
@@ -433,7 +448,7 @@ def _regrouped(shape: tuple[int, ...], index: Index, other: tuple[int, ...]) -> 
         return tuple(next(rest) if size > 1 else Const(0, INDEX) for size in other)
     if not other:
         return ()
-    return tuple(unravel(flatten(shape, index), other)) if len(shape) > 1 else tuple(unravel(index[0], other))
+    return unravel(other, flatten(shape, index))
 
 
 def _parallel(stmt: Stmt) -> Stmt:

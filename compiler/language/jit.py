@@ -22,14 +22,14 @@ from celosia.compiler.language.tile import Array, LanguageError, Program, as_til
 
 TARGETS = ("accelerator", "cpu")
 INTERPRET = "CELOSIA_INTERPRET"
-BUILTINS = {
-    "range": loops.range, "min": ops.min, "max": ops.max, "abs": ops.abs, "sum": ops.sum,
-}  # fmt: skip
+BUILTINS = {"range": loops.range, "abs": ops.abs, **ops.IN_KERNELS}
 """What these names mean in a kernel, where they are not its own."""
 MOST_VARIANTS = 1024
 """Compiled variants that a kernel remembers."""
 
 Grid = Any
+Variant = Callable[[list[Any], Any], dict[str, Any]]
+"""Arguments and device to the report of a run."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,11 @@ class Kernel:
         self.constants = frozenset(n for n, p in self.parameters.items() if _is_constexpr(p.annotation))
         code = function.__code__
         self.at = f"{code.co_filename}:{code.co_firstlineno}"
-        self.outside = tuple(n for n in code.co_names if isinstance(function.__globals__.get(n), (bool, int, float, str)))
+        self.outside = tuple(
+            n for n in code.co_names if isinstance(function.__globals__.get(n), (bool, int, float, str))
+        )
         self.variants: dict[Any, Any] = {}
+        self.devices: dict[str, Any] = {}
         self.__doc__ = function.__doc__
 
     def __getitem__(self, grid: Grid) -> Callable[..., Launched]:
@@ -111,10 +114,12 @@ class Kernel:
             grid = grid(dict(zip(self.names, values)))
         grid = grid if isinstance(grid, tuple) else (grid,)
         if not 1 <= len(grid) <= 3 or not all(isinstance(n, (int, np.integer)) and n >= 1 for n in grid):
-            raise LanguageError(f"{self.at}: a grid is one to three positive numbers, and that of {self.name} is {grid}")
+            raise LanguageError(
+                f"{self.at}: a grid is one to three positive numbers, and that of {self.name} is {grid}"
+            )
         return tuple(map(int, grid))
 
-    def _variant(self, grid: tuple[int, ...], values: tuple[Any, ...]) -> Callable[[list[Any], Any], dict[str, Any]]:
+    def _variant(self, grid: tuple[int, ...], values: tuple[Any, ...]) -> Variant:
         if os.environ.get(INTERPRET, "0") not in ("", "0"):
             return lambda arrays, device: self._interpret(grid, values, arrays)
         traced, given = self.trace(grid, values)
@@ -122,7 +127,8 @@ class Kernel:
             return _CpuVariant(self, Lowered(self.name, traced), given)
         from celosia.compiler.language.accelerator import AcceleratorVariant
 
-        return AcceleratorVariant(self, traced, given)
+        variant: Variant = AcceleratorVariant(self, traced, given)
+        return variant
 
     def traced(self) -> FunctionType:
         """The function, with the language's meaning of the names that Python has for numbers."""
@@ -210,7 +216,10 @@ class _CpuVariant:
 
     def _overlap(self, n: int, m: int, arrays: list[Any]) -> None:
         a, b = arrays[n], arrays[m]
-        if (a.ctypes.data, a.shape, a.dtype) == (b.ctypes.data, b.shape, b.dtype) and not {n, m} <= {*self.reads, *self.writes}:
+        if (a.ctypes.data, a.shape, a.dtype) == (b.ctypes.data, b.shape, b.dtype) and not {n, m} <= {
+            *self.reads,
+            *self.writes,
+        }:
             return  # one array, given twice
         names = self.where.names
         raise LanguageError(
@@ -238,9 +247,7 @@ def _is_constexpr(annotation: Any) -> bool:
     return annotation is ops.constexpr or (isinstance(annotation, str) and annotation.endswith("constexpr"))
 
 
-def jit(
-    function: Any = None, *, target: str = "accelerator", config: Any = "pynq", threads: int | None = None
-) -> Any:
+def jit(function: Any = None, *, target: str = "accelerator", config: Any = "pynq", threads: int | None = None) -> Any:
     """A kernel of a function over tiles, for the "accelerator" of a Config or the "cpu", on so many threads."""
     if function is None:
         return lambda f: Kernel(f, target, config, threads)
@@ -254,5 +261,3 @@ def source_hash(kernel: Kernel) -> str:
     except OSError:
         text = kernel.function.__code__.co_code.hex()
     return hashlib.sha256(text.encode()).hexdigest()
-
-

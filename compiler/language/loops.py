@@ -96,7 +96,9 @@ def _carry(loop: Loop, name: str, before: Any, inside: Any, now: Any) -> Any:
     fits = isinstance(now, (Tile, Pointer)) and isinstance(now, Pointer) == isinstance(before, Pointer)
     last = _tile(now) if fits else None
     if isinstance(now, Pointer) and isinstance(before, Pointer) and now.array is not before.array:
-        fail(f"{name} points into {before.array.name} before the loop and into {now.array.name} after its body", loop.at)
+        fail(
+            f"{name} points into {before.array.name} before the loop and into {now.array.name} after its body", loop.at
+        )
     if last is None or last.shape != place.shape or last.dtype != place.dtype:
         if not any(arg is place for each in loop.body if isinstance(each, Tile) for arg in each.args):
             place.more["same"] = first
@@ -107,7 +109,10 @@ def _carry(loop: Loop, name: str, before: Any, inside: Any, now: Any) -> Any:
     if step is not None:
         place.more["induction"] = (first, step, loop)
     if "fixed" in place.more:
-        fail(f"{name} says how often a loop runs inside of this one, and cannot change from iteration to iteration", loop.at)
+        fail(
+            f"{name} says how often a loop runs inside of this one, and cannot change from iteration to iteration",
+            loop.at,
+        )
     result = Tile("result", (), place.shape, place.dtype, {}, loop.at, loop.parent)
     loop.carried.append((first, place, last, result))
     return Pointer(before.array, result) if isinstance(before, Pointer) else result

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.language.tile import Array, Pointer, Program, Store, Tile, fail
+from celosia.compiler.language.tile import Array, Program, Store, Tile, fail
 from celosia.sim import reference
 
 Values = NDArray[Any]
@@ -79,7 +79,7 @@ def _value(tile: Tile, args: list[Values], program: Program) -> Any:
 
 
 def binary(name: str, a: Values, b: Values) -> Values:
-    if name in ("shl", "shr"):
+    if name in ("shl", "shr"):  # by the width or more gives 0, or the sign
         width = a.dtype.itemsize * 8
         inside = (b >= 0) & (b < width)
         by = np.where(inside, b, 0).astype(a.dtype)
@@ -98,11 +98,8 @@ def cast(value: Values, dtype: str) -> Values:
     inside = np.clip(whole, float(limits.min), float(limits.max))
     over, under = whole >= float(limits.max), whole <= float(limits.min)
     safe = np.where(over | under, 0, inside).astype(dtype)
-    return np.where(over, dtype_number(limits.max, dtype), np.where(under, dtype_number(limits.min, dtype), safe))
-
-
-def dtype_number(value: int, dtype: str) -> Any:
-    return np.dtype(dtype).type(value)
+    highest, lowest = (np.dtype(dtype).type(limit) for limit in (limits.max, limits.min))
+    return np.asarray(np.where(over, highest, np.where(under, lowest, safe)))
 
 
 def requantise(acc: Values, par: Values, zero_point: int, low: int, high: int) -> Values:
@@ -129,7 +126,7 @@ def load(tile: Tile, array: Array, offsets: Values, mask: Values | None = None, 
     places = _places(array, offsets, mask, tile.at, "reads")
     assert array.data is not None
     values = array.data.reshape(-1)[places] if array.size else np.zeros(offsets.shape, tile.dtype)
-    return values if mask is None else np.where(mask, values, other)
+    return values if mask is None or other is None else np.where(mask, values, other)
 
 
 def store(each: Store) -> None:
@@ -152,6 +149,3 @@ def _places(array: Array, offsets: Values, mask: Values | None, at: str, verb: s
         place = int(used.min() if used.min() < 0 else used.max())
         fail(f"{array.name} has {array.size} elements, and this {verb} number {place}; give it a mask", at)
     return wanted
-
-
-__all__ = ["Array", "Pointer", "store", "value_of"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterator
+from functools import reduce
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from celosia.compiler.language.meaning import store as store_now
 from celosia.compiler.language.tile import (
@@ -25,13 +27,19 @@ from celosia.compiler.language.tile import (
     make,
     program,
     shape_of,
+)
+from celosia.compiler.language.tile import (
     where as here,
 )
+from celosia.compiler.numerics.requantiser import fold_scale
 
+int1, int8, int16, int32, int64 = "bool", "int8", "int16", "int32", "int64"
+uint8, uint16, uint32, uint64 = "uint8", "uint16", "uint32", "uint64"
+float16, float32, float64 = "float16", "float32", "float64"
 Block = tuple[tuple[Tile, ...], tuple[int, ...]]
 
 
-class constexpr:  # noqa: N801  (Triton's name)
+class constexpr:
     """As an annotation, marks parameters that are part of the kernel: shapes, and numbers that choose between codes."""
 
     def __new__(cls, value: Any) -> Any:
@@ -99,6 +107,7 @@ def load(
     if offsets is not None and shape is None:
         mask, offsets = offsets, None  # load(pointer, mask)
     pointer, block, inside = _places("cl.load", source, offsets, shape)
+    block = block if mask is None else None
     mask = inside if mask is None else as_tile(mask) if inside is None else inside & mask
     args = [pointer.offsets]
     if mask is not None:
@@ -123,6 +132,7 @@ def store(target: Array | Pointer, *args: Any, mask: Any = None, **hints: Any) -
     value = as_tile(args[-1], target.dtype if not isinstance(args[-1], Tile) else None)
     if len(args) == 2:
         pointer, block, inside = _places("cl.store", target, args[0], value.shape)
+        block = block if mask is None else None
         mask = inside if mask is None else as_tile(mask) if inside is None else inside & mask
     else:
         pointer, block, _ = _places("cl.store", target, None, None)
@@ -184,7 +194,9 @@ def _places(what: str, source: Any, offsets: Any, shape: Any) -> tuple[Pointer, 
     for d, (start, size) in enumerate(zip(tiles, dims)):
         if not start.dtype.startswith(("int", "uint")) or start.shape:
             fail(f"the offsets of a block are integers, and number {d} is {start}")
-        index = (start.to("int64") + arange(0, size)).reshape(*(size if e == d else 1 for e in builtins.range(len(dims))))
+        index = (start.to("int64") + arange(0, size)).reshape(
+            *(size if e == d else 1 for e in builtins.range(len(dims)))
+        )
         total = total + index * source.strides[d]
         test = (index >= 0) & (index < source.shape[d])
         inside = test if inside is None else inside & test
@@ -218,40 +230,40 @@ def sigmoid(x: Any) -> Tile:
     return binary("div", 1.0, 1.0 + exp(-as_tile(x)))
 
 
-def abs(x: Any) -> Tile:
-    x = as_tile(x)
+def abs(x: Any) -> Any:
+    if not isinstance(x, Tile):
+        return builtins.abs(x)
     return make("unary", (x,), x.shape, x.dtype, name="abs")
 
 
-def _pair(name: str, op: str) -> Callable[..., Any]:
-    """maximum and minimum; also `max` and `min` of two numbers or more, as Python has them."""
+def maximum(a: Any, b: Any) -> Tile:
+    """The larger of each two elements; NaN where one is."""
+    return binary("max", a, b)
 
-    def call(a: Any, b: Any) -> Any:
-        if not isinstance(a, Tile) and not isinstance(b, Tile):
-            return getattr(builtins, op)(a, b)
-        return binary(op, a, b)
 
-    call.__name__, call.__doc__ = name, f"The {name} of each two elements; NaN where one is."
+def minimum(a: Any, b: Any) -> Tile:
+    """The smaller of each two elements; NaN where one is."""
+    return binary("min", a, b)
+
+
+def _of_python(name: str) -> Callable[..., Any]:
+    """What Python's `min` or `max` is in a kernel: of tiles, too."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        if any(isinstance(arg, Tile) for arg in args):
+            return reduce(lambda a, b: binary(name, a, b), args)
+        return getattr(builtins, name)(*args, **options)
+
     return call
 
 
-maximum, minimum = _pair("maximum", "max"), _pair("minimum", "min")
+IN_KERNELS = {"min": _of_python("min"), "max": _of_python("max")}
+"""Python's own functions that kernels call on tiles."""
 
 
-def _reduction(name: str) -> Callable[..., Any]:
-    def call(x: Any, *others: Any, axis: int | None = None, **hints: Any) -> Any:
-        if not isinstance(x, (Tile, Pointer)) and (others == () or not isinstance(others[0], Tile)):
-            return getattr(builtins, name)(x, *others, **hints)  # Python's own, of numbers
-        if others and (name == "sum" or isinstance(others[0], Tile) or axis is not None or len(others) > 1):
-            if name == "sum":
-                others, axis = others[1:], others[0]
-            else:
-                return binary(name, x, others[0])
-        elif others:
-            # max(x, 3) of a scalar is the larger; of a tile, `3` is the axis
-            if not x.shape:
-                return binary(name, x, others[0])
-            axis = others[0]
+def _reduction(name: str) -> Callable[..., Tile]:
+    def call(x: Tile, axis: int | None = None, **hints: Any) -> Tile:
+        x = as_tile(x)
         if axis is None:
             x, axis = x.reshape(x.size), 0
         if not isinstance(axis, int) or not -len(x.shape) <= axis < len(x.shape):
@@ -282,6 +294,13 @@ def where(condition: Any, a: Any, b: Any) -> Tile:
 
 def cast(x: Tile, dtype: Any) -> Tile:
     return as_tile(x).to(dtype)
+
+
+def parameters(bias: Any, scale: Any) -> NDArray[np.uint64]:
+    """What `requantise` takes for each column, [columns]: bias int32, and a scale (float32, not negative)."""
+    multiplier, shift = fold_scale(scale)
+    packed = np.asarray(bias, np.int32).view(np.uint32).astype(np.uint64)
+    return np.asarray(packed | multiplier.astype(np.uint64) << np.uint64(32) | shift.astype(np.uint64) << np.uint64(56))
 
 
 def dot(a: Tile, b: Tile, acc: Tile | None = None, **hints: Any) -> Tile:
@@ -395,8 +414,9 @@ def static_range(*bounds: int, **hints: Any) -> Iterator[int]:
 
 __all__ = [
     "abs", "arange", "assume", "broadcast_to", "cast", "cdiv", "ceil", "constexpr", "cos", "dot", "exp", "expand_dims",
-    "floor", "full", "load", "log", "lookup", "max", "maximum", "min", "minimum", "num_programs", "program_id",
-    "requantise", "reshape", "residual_add", "rsqrt", "sigmoid", "sin", "sqrt", "static_assert", "static_range", "store",
-    "sum", "tanh", "trans", "where", "zeros", "zeros_like",
+    "floor", "full", "load", "log", "lookup", "max", "maximum", "min", "minimum", "num_programs",
+    "parameters", "program_id",
+    "requantise", "reshape", "residual_add", "rsqrt", "sigmoid", "sin", "sqrt", "static_assert", "static_range",
+    "store", "float16", "float32", "float64", "int1", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
+    "uint64", "sum", "tanh", "trans", "where", "zeros", "zeros_like",
 ]  # fmt: skip
-

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -102,7 +102,7 @@ class Pointer:
     __radd__ = __add__
 
     def __sub__(self, offsets: Tile | int) -> Pointer:
-        return self + -as_tile(offsets, "int64")
+        return self + binary("sub", 0, as_tile(offsets, "int64"))
 
     def __getitem__(self, index: Any) -> Pointer:
         return Pointer(self.array, self.offsets[index])
@@ -173,9 +173,6 @@ def program() -> Program:
     return found
 
 
-Value = "Tile | int | float | bool"
-
-
 @dataclass(eq=False)
 class Tile:
     """Values of type `dtype` and of a shape that is known; `op` of `args` made them. A scalar has the shape ()."""
@@ -234,6 +231,84 @@ class Tile:
     def __radd__(self, other: Any) -> Any:
         return binary("add", other, self)
 
+    def __sub__(self, other: Any) -> Tile:
+        return binary("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Tile:
+        return binary("sub", other, self)
+
+    def __mul__(self, other: Any) -> Tile:
+        return binary("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Tile:
+        return binary("mul", other, self)
+
+    def __truediv__(self, other: Any) -> Tile:
+        return binary("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> Tile:
+        return binary("div", other, self)
+
+    def __floordiv__(self, other: Any) -> Tile:
+        return binary("floordiv", self, other)
+
+    def __rfloordiv__(self, other: Any) -> Tile:
+        return binary("floordiv", other, self)
+
+    def __mod__(self, other: Any) -> Tile:
+        return binary("mod", self, other)
+
+    def __rmod__(self, other: Any) -> Tile:
+        return binary("mod", other, self)
+
+    def __and__(self, other: Any) -> Tile:
+        return binary("and", self, other)
+
+    def __rand__(self, other: Any) -> Tile:
+        return binary("and", other, self)
+
+    def __or__(self, other: Any) -> Tile:
+        return binary("or", self, other)
+
+    def __ror__(self, other: Any) -> Tile:
+        return binary("or", other, self)
+
+    def __xor__(self, other: Any) -> Tile:
+        return binary("xor", self, other)
+
+    def __rxor__(self, other: Any) -> Tile:
+        return binary("xor", other, self)
+
+    def __lshift__(self, other: Any) -> Tile:
+        return binary("shl", self, other)
+
+    def __rshift__(self, other: Any) -> Tile:
+        return binary("shr", self, other)
+
+    def __lt__(self, other: Any) -> Tile:
+        return binary("lt", self, other)
+
+    def __le__(self, other: Any) -> Tile:
+        return binary("le", self, other)
+
+    def __gt__(self, other: Any) -> Tile:
+        return binary("lt", other, self)
+
+    def __ge__(self, other: Any) -> Tile:
+        return binary("le", other, self)
+
+    def __eq__(self, other: Any) -> Tile:  # type: ignore[override]
+        return binary("eq", self, other)
+
+    def __ne__(self, other: Any) -> Tile:  # type: ignore[override]
+        return binary("ne", self, other)
+
+    def __neg__(self) -> Tile:
+        return self * -1 if self.dtype.startswith("float") else binary("sub", 0, self)
+
+    def __invert__(self) -> Tile:
+        return binary("xor", self, True if self.dtype == "bool" else -1)
+
     def __bool__(self) -> bool:
         fail(
             "a tile has no truth value while a kernel is traced; write cl.where(condition, a, b) in the place of "
@@ -248,25 +323,6 @@ class Tile:
 
     __int__ = __float__ = __index__
     __hash__ = object.__hash__
-
-
-def _operator(op: str, swapped: bool = False) -> Callable[[Tile, Any], Tile]:
-    return lambda self, other: binary(op, other, self) if swapped else binary(op, self, other)
-
-
-for _name, _op in (
-    ("sub", "sub"), ("mul", "mul"), ("truediv", "div"), ("floordiv", "floordiv"), ("mod", "mod"), ("and", "and"),
-    ("or", "or"), ("xor", "xor"), ("lshift", "shl"), ("rshift", "shr"),
-):  # fmt: skip
-    setattr(Tile, f"__{_name}__", _operator(_op))
-    setattr(Tile, f"__r{_name}__", _operator(_op, swapped=True))
-for _name, _op, _swap in (
-    ("lt", "lt", False), ("le", "le", False), ("gt", "lt", True), ("ge", "le", True), ("eq", "eq", False),
-    ("ne", "ne", False),
-):  # fmt: skip
-    setattr(Tile, f"__{_name}__", _operator(_op, _swap))
-setattr(Tile, "__neg__", lambda self: self * -1 if self.dtype.startswith("float") else binary("sub", 0, self))  # noqa: B010
-setattr(Tile, "__invert__", lambda self: binary("xor", self, True if self.dtype == "bool" else -1))  # noqa: B010
 
 
 def dtype_name(dtype: Any) -> str:

@@ -9,6 +9,7 @@ memory, stay as they are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 
@@ -57,11 +58,11 @@ def _vectors(var: Axis, body: Store | Update) -> Stmt:
     lanes = max(1, target().vector_bytes // max(itemsize(t) for t in _types(body)))
     done: list[Stmt] = []
     at = 0
-    for wide in (REGISTERS * lanes, lanes):
-        count = (var.extent - at) // wide
-        if count and wide > 1:
-            done.append(_lanes(var, body, at, count, wide, step == 0))
-            at += count * wide
+    for registers in (REGISTERS, 1):
+        count = (var.extent - at) // (registers * lanes)
+        if count and lanes > 1:
+            done.append(_lanes(var, body, at, count, registers, lanes, step == 0))
+            at += count * registers * lanes
     if at < var.extent:
         rest = Axis(var.name, extent=var.extent - at)
         done.append(For(rest, rest.extent, _at(body, var, rest + at)))
@@ -72,33 +73,38 @@ def _types(body: Store | Update) -> set[str]:
     return {body.tensor.dtype} | {node.tensor.dtype for node in walk(body.value) if isinstance(node, Load)}
 
 
-def _lanes(var: Axis, body: Store | Update, first: int, count: int, wide: int, sums: bool) -> Stmt:
-    """`count` vectors of the loop from `first` on."""
-    outer, lane = Axis(f"{var.name}.o", extent=count), Axis(f"{var.name}.i", extent=wide)
-    each = _at(body, var, outer * wide + lane + first)
+def _lanes(var: Axis, body: Store | Update, at: int, count: int, registers: int, lanes: int, sums: bool) -> Stmt:
+    """`count` times so many vectors of the loop, from `at` on."""
+    outer = Axis(f"{var.name}.o", extent=count)
+
+    def each(make: Callable[[Expr], Stmt]) -> Stmt:
+        vector, lane = Axis("v", extent=registers), Axis("l", extent=lanes)
+        return For(vector, registers, For(lane, lanes, make(vector * lanes + lane), "vectorized"), "unrolled")
+
+    def moved(place: Expr) -> Stmt:
+        return _at(body, var, outer * (registers * lanes) + place + at)
+
     if not sums:
-        return For(outer, count, For(lane, wide, each, "vectorized"))
-    assert isinstance(body, Update) and isinstance(each, Update)
-    part = Tensor("part", (wide,), body.tensor.dtype)
+        return For(outer, count, each(moved))
+    assert isinstance(body, Update)
+    kind, total, index = body.kind, body.tensor, body.index
+    part = Tensor("part", (registers * lanes,), total.dtype)
+    zero = wrap(first_of(kind, part.dtype), part.dtype)
 
-    def along(make: object) -> Stmt:
-        l = Axis("l", extent=wide)
-        return For(l, wide, make(l), "vectorized")  # type: ignore[operator]
+    def added(place: Expr) -> Stmt:
+        one = moved(place)
+        assert isinstance(one, Update)
+        return Update(kind, part, (place,), one.value)
 
-    zero = wrap(first_of(body.kind, part.dtype), part.dtype)
-    return Alloc(
-        part,
-        block(
-            along(lambda l: Store(part, (l,), zero)),
-            For(outer, count, For(lane, wide, Update(body.kind, part, (lane,), each.value), "vectorized")),
-            along(lambda l: Update(body.kind, body.tensor, body.index, Load(part, (l,)))),
-        ),
-        "local",
-    )
+    start = each(lambda l: Store(part, (l,), zero))
+    end = each(lambda l: Update(kind, total, index, Load(part, (l,))))
+    return Alloc(part, block(start, For(outer, count, each(added)), end), "local")
 
 
 def _at(body: Store | Update, var: Axis, place: Expr) -> Stmt:
-    return map_accesses(body, lambda e: place if e is var else None, lambda t, i: (t, tuple(substitute(x, {var: place}) for x in i)))
+    return map_accesses(
+        body, lambda e: place if e is var else None, lambda t, i: (t, tuple(substitute(x, {var: place}) for x in i))
+    )
 
 
 def _apart(var: Axis, tensor: Tensor, index: tuple[Expr, ...]) -> int | None:
