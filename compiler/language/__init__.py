@@ -6,4 +6,4 @@ from celosia.compiler.language.ops import *  # noqa: F403
 from celosia.compiler.language.ops import __all__ as _ops
 from celosia.compiler.language.tile import LanguageError, Tile
 
-__all__ = ["Kernel", "LanguageError", "Tile", "jit", "quantised", "range", *_ops]  # noqa: PLE0604
+__all__ = ["Kernel", "LanguageError", "Tile", "jit", "quantised", "range", *_ops]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, NoReturn
 
 import numpy as np
@@ -82,14 +82,26 @@ class _Reader:
         if not found:
             raise LanguageError("the kernel stores nothing; cl.store writes what it computes")
         if len(found) > 1:
-            fail(f"the accelerator writes one array in a kernel, and this is one store of {len(found)}{ON_CPU}", found[1].at)
+            fail(
+                f"the accelerator writes one array in a kernel, and this is one store of {len(found)}{ON_CPU}",
+                found[1].at,
+            )
         (self.store,) = found
         if all(each is not self.store for each in program.top.body):
-            fail(f"the accelerator stores a block when its sum is complete, and this store is inside a loop{ON_CPU}", self.store.at)
+            fail(
+                f"the accelerator stores a block when its sum is complete, and this store is inside a loop{ON_CPU}",
+                self.store.at,
+            )
         if self.store.block is None:
-            fail("the accelerator stores blocks: write cl.store(y, offsets, value), without pointers and masks", self.store.at)
+            fail(
+                "the accelerator stores blocks: write cl.store(y, offsets, value), without pointers and masks",
+                self.store.at,
+            )
         if self.store.value.dtype != "int8":
-            fail(f"the accelerator stores int8, and this is {self.store.value}; cl.requantise makes int8 of int32", self.store.at)
+            fail(
+                f"the accelerator stores int8, and this is {self.store.value}; cl.requantise makes int8 of int32",
+                self.store.at,
+            )
 
     def read(self) -> Recognised:
         self.target = self._block(self.store.block, self.store.at)
@@ -116,7 +128,7 @@ class _Reader:
                 f"{what}{ON_CPU}", value.at
             )  # fmt: skip
         read = [each for each in (found.x, found.w, found.residual, found.table, found.par) if each is not None]
-        if value.op != "load" and found.y in read or found.y in read:
+        if (value.op != "load" and found.y in read) or found.y in read:
             fail(f"{y.name} is read and written; the accelerator needs another array for its output", self.store.at)
         return found
 
@@ -131,7 +143,10 @@ class _Reader:
     def _load(self, tile: Tile, what: str) -> Tile:
         load = _viewed(tile)
         if load.op != "load" or load.more["block"] is None:
-            fail(f"{what} is a block, cl.load(array, offsets, shape), on the accelerator, and this is no such load", load.at)
+            fail(
+                f"{what} is a block, cl.load(array, offsets, shape), on the accelerator, and this is no such load",
+                load.at,
+            )
         return load
 
     def _once(self) -> None:
@@ -139,12 +154,14 @@ class _Reader:
         starts, dims = self.target
         shape, y = np.broadcast_shapes(*(start.shape for start in starts)), self.store.array
         wanted = [range(0, size, step) for size, step in zip(y.shape, dims)]
-        found = {tuple(map(int, p)) for p in zip(*(np.broadcast_to(s, _all(shape, self.program)).ravel() for s in starts))}
+        found = {
+            tuple(map(int, p)) for p in zip(*(np.broadcast_to(s, _all(shape, self.program)).ravel() for s in starts))
+        }
         programs = int(np.prod(self.program.grid))
         if found != set(product(*wanted)) or programs != len(found):
             fail(
                 f"the {programs} programs write blocks of {list(dims)}, and {y.name} {list(y.shape)} has "
-                f"{int(np.prod([len(each) for each in wanted]))}; on the accelerator each block is written by one program",
+                f"{int(np.prod([len(each) for each in wanted]))}; each block is to be written by one program",
                 self.store.at,
             )
 
@@ -153,7 +170,7 @@ class _Reader:
         load = self._load(tile, what)
         starts, dims = self._block(load.more["block"], load.at)
         array: Array = load.more["array"]
-        same = all(np.array_equal(*np.broadcast_arrays(a, b)) for a, b in zip(starts, self.target[0]))
+        same = all(_equal(a, b) for a, b in zip(starts, self.target[0]))
         if array.shape != self.store.array.shape or dims != self.target[1] or not same or array.dtype != "int8":
             fail(f"{what} is int8, read where {self.store.array.name} is written, on the accelerator", load.at)
         return array
@@ -171,7 +188,7 @@ class _Reader:
         starts, dims = self._block(load.more["block"], load.at)
         array: Array = load.more["array"]
         (start, own), columns = (starts[-1], self.target[0][-1]), self.store.array.shape[-1]
-        if array.shape != (columns,) or dims != self.target[1][-1:] or not np.array_equal(*np.broadcast_arrays(start, own)):
+        if array.shape != (columns,) or dims != self.target[1][-1:] or not _equal(start, own):
             fail(
                 f"the parameters of requantise are one for each column of {self.store.array.name}, and {array.name} "
                 f"{list(array.shape)} is read elsewhere", load.at
@@ -209,13 +226,16 @@ class _Reader:
             fail(f"the accelerator adds up cl.dot from zero, and no {tile.more.get('name', tile.op)}{ON_CPU}", tile.at)
 
     def _term(self, dot: Tile, found: Recognised) -> list[tuple[tuple[int, ...], int, int, tuple[int, ...], int]]:
-        """For each iteration: (rows of x from those of y, channel, channels, place in the window of w, channel of w)."""
+        """For each iteration: (rows of x from those of y, channel, how many, place in the window of w, its channel)."""
         a, b = (self._load(side, "a side of cl.dot") for side in dot.args[:2])
         if a.dtype != "int8":
             fail(f"gemm multiplies int8, and this is {a}{ON_CPU}", dot.at)
         x, w = a.more["array"], b.more["array"]
         if found.w is not None and (x is not found.x or w is not found.w):
-            fail(f"the accelerator sums products of one array by one of weights, here {x.name} and {w.name} join{ON_CPU}", dot.at)
+            fail(
+                f"the accelerator sums products of one array by one of weights, not {x.name} by {w.name}{ON_CPU}",
+                dot.at,
+            )
         found.x, found.w = x, w
         (xs, xdims), (ws, wdims) = self._block(a.more["block"], a.at), self._block(b.more["block"], b.at)
         depth, columns = dot.args[1].shape
@@ -223,8 +243,8 @@ class _Reader:
         order = _order(dot.args[0], a)
         if len(xdims) != rank or xdims[:-1] != self.target[1][:-1] or order != list(range(int(np.prod(xdims)))):
             fail(
-                f"the rows of a product are those of its output, channels last; {x.name} is read as {list(xdims)} for a "
-                f"block {list(self.target[1])} of {self.store.array.name}", dot.at
+                f"the rows of a product are those of its output, channels last; {x.name} is read as {list(xdims)} for "
+                f"{list(self.target[1])} of {self.store.array.name}", dot.at
             )  # fmt: skip
         numbers = np.array(_order(dot.args[1], b)).reshape(depth, columns)
         sizes = [int(np.prod(wdims[d + 1 :])) for d in range(len(wdims))]
@@ -233,7 +253,14 @@ class _Reader:
             (int(numbers[-1, 0] - numbers[0, 0]) // max(depth - 1, 1), depth),
         )]  # fmt: skip
         out, into = along
-        if out is None or into is None or out == into or int(np.prod(wdims)) != depth * columns or columns == 1 or depth == 1:
+        if (
+            out is None
+            or into is None
+            or out == into
+            or int(np.prod(wdims)) != depth * columns
+            or columns == 1
+            or depth == 1
+        ):
             fail(f"weights are a block of outputs by inputs, and {w.name} is read as {list(wdims)}", dot.at)
         found.axes = (out, into)
         found.pad = self._pad(a, found)
@@ -246,7 +273,9 @@ class _Reader:
     ) -> list[tuple[tuple[int, ...], int, int, tuple[int, ...], int]]:
         ys = self.target[0]
         rank = max(each.ndim for each in (*xs, *ws, *ys))
-        xs, ws, ys = ([s.reshape(*s.shape, *(1,) * (rank - s.ndim)) for s in each] for each in (xs, ws, ys))
+        wide = [[s.reshape(*s.shape, *(1,) * (rank - s.ndim)) for s in each] for each in (xs, ws, ys)]
+        xs, ws = wide[0], wide[1]
+        ys = tuple(wide[2])
         moved = [x - y for x, y in zip(xs[:-1], ys[:-1])]
         rest = [w for d, w in enumerate(ws) if d not in (out, into)]
         same = (*moved, xs[-1], ws[into], *rest, ws[out] - ys[-1])
@@ -284,7 +313,9 @@ class _Reader:
         seen: dict[tuple[int, ...], list[int]] = {}
         for moved, channel, _, tap, other in rows:
             if channel != other or places.setdefault(moved, tap) != tap:
-                fail(f"channel {channel} of {x.name} meets channel {other} of {w.name}; they go together one for one", at)
+                fail(
+                    f"channel {channel} of {x.name} meets channel {other} of {w.name}; they go together one for one", at
+                )
             seen.setdefault(moved, []).append(channel)
         wanted = list(range(0, channels, depth))
         if any(sorted(each) != wanted for each in seen.values()) or w.shape[found.axes[1]] != channels:
@@ -316,9 +347,14 @@ class _Reader:
         found.taps = [[by_move[r, c] for c in sides[1]] for r in sides[0]]
 
 
+def _equal(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    x, y = np.broadcast_arrays(a, b)
+    return np.array_equal(x, y)
+
+
 def _even(side: list[int]) -> int:
     """The step from each to the next; 0 where it changes."""
-    steps = {b - a for a, b in zip(side, side[1:])} or {1}
+    steps = {b - a for a, b in pairwise(side)} or {1}
     return steps.pop() if len(steps) == 1 else 0
 
 
@@ -365,10 +401,8 @@ def _ends_at(tile: Tile, place: Tile) -> bool:
             tile = _viewed(tile.args[2])
         elif tile.op == "binary" and tile.more["name"] == "add":
             return any(_ends_at(arg, place) for arg in tile.args)
-        elif tile.op == "result":
-            return True
         else:
-            return False
+            return tile.op == "result"
     return True
 
 
@@ -421,7 +455,8 @@ class Lowered:
         out, into = f.axes
         others = [d for d in range(len(f.w.shape)) if d not in f.axes]
         moved = arrays[f.w].transpose(out, into, *others)
-        weights = np.stack([np.stack([moved[:, :, *tap] for tap in row], -1) for row in f.taps], -2)
+        whole = slice(None), slice(None)
+        weights: Any = np.stack([np.stack([moved[whole + tap] for tap in row], -1) for row in f.taps], -2)
         word = arrays[f.par]
         requantise = Requantise(
             (word & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.int32),
@@ -519,7 +554,9 @@ class AcceleratorVariant:
         for array, act in self.lowered.acts.items():
             if array is not self.lowered.found.y:
                 values_ = np.asarray(arrays[self.given[array]]).reshape(_images(array.shape))
-                packed = pack.activation(cfg, values_ if len(array.shape) == 2 else values_.transpose(0, 3, 1, 2), act.storage_groups)
+                packed = pack.activation(
+                    cfg, values_ if len(array.shape) == 2 else values_.transpose(0, 3, 1, 2), act.storage_groups
+                )
                 machine.write(image.addresses[act.storage], packed)
         counters = machine.run(launch.address, launch.count, TIMEOUT)
         y = self.lowered.found.y
@@ -540,7 +577,7 @@ def _images(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def open_device(device: Any, cfg: Config, known: dict[str, Device]) -> Device:
-    """"functional", "timed" or "rtl", which is kept open, or a Device."""
+    """ "functional", "timed" or "rtl", which is kept open, or a Device."""
     if isinstance(device, Device):
         if device.config.digest != cfg.digest:
             raise LanguageError(f"the kernel is for the Config {cfg.name}, and the device is a {device.config.name}")

@@ -179,7 +179,7 @@ class Lowered:
             (first, place, last, result) for first, place, last, result in loop.carried
             if result in self.live or place in self.live
         ]  # fmt: skip
-        for first, place, last, result in carried:
+        for first, place, _, result in carried:
             if self._induction(place) is not None:
                 self.let_of.pop(place, None)
                 continue
@@ -213,33 +213,29 @@ class Lowered:
         return block(*before, For(axis, axis.extent, body, "ordered" if updated else "serial"))
 
     def _handed_on(self, rows: list[tuple[Tile, Tile]], memory: list[Tensor]) -> Stmt:
-        """What the next iteration begins with. A tile is written where it was once nothing else reads it."""
+        """What the next iteration begins with. A tile is written where it was once no other needs it; those that need
+        each other by way of copies."""
         done: list[Stmt] = []
-        rows = [(p, last) for p, last in rows if self.buffers.get(last) is not self.buffers[p]]
-        while rows:
-            exprs = {}
-            for place, last in rows:
+        left: dict[Tile, tuple[tuple[Axis, ...], Expr]] = {}
+        for place, last in rows:
+            if self.buffers.get(last) is not self.buffers[place]:
                 index = tuple(Axis(f"i{d}", extent=size) for d, size in enumerate(place.shape))
-                exprs[place] = (index, self.at(last, index))
-            free = [p for p, _ in rows if not any(self._reads(e, p, None) for q, (_, e) in exprs.items() if q is not p)]
-            place = next((p for p in free if not self._reads(exprs[p][1], p, exprs[p][0])), rows[0][0])
-            if place not in free or self._reads(exprs[place][1], place, exprs[place][0]):
-                last = dict(rows)[place]  # what others read, or what moves within itself, is copied
-                copy = self._local(place, memory)
-                done.append(self._fill(copy, last))
-                self.buffers[last] = copy
-                if all(last in self.buffers for _, last in rows):
-                    for p, last in rows:
-                        done.append(nest(p.shape, lambda *i, p=p, t=last: Put(self.buffers[p], i, self.at(t, i))))
-                    return block(*done)
+                left[place] = index, self.at(last, index)
+        while left:
+            free = next((place for place in left if self._is_free(place, left)), None)
+            if free is not None:
+                index, value = left.pop(free)
+                done.append(_over(index, Put(self.buffers[free], index, value)))
                 continue
-            index, value = exprs[place]
-            stmt: Stmt = Put(self.buffers[place], index, value)
-            for axis in reversed(index):
-                stmt = For(axis, axis.extent, stmt)
-            done.append(stmt)
-            rows = [(p, last) for p, last in rows if p is not place]
+            copies = {place: self._local(place, memory) for place in left}
+            done += [_over(index, Put(copies[place], index, value)) for place, (index, value) in left.items()]
+            for place, (index, _) in left.items():
+                done.append(_over(index, Put(self.buffers[place], index, Load(copies[place], index))))
+            break
         return block(*done)
+
+    def _is_free(self, place: Tile, left: dict[Tile, tuple[tuple[Axis, ...], Expr]]) -> bool:
+        return not any(self._reads(e, place, index if p is place else None) for p, (index, e) in left.items())
 
     def _reads(self, e: Expr, place: Tile, index: Index | None) -> bool:
         """Whether `e` reads what `place` holds elsewhere than at `index`."""
@@ -269,7 +265,7 @@ class Lowered:
                 loop: Loop = more["loop"]
                 return self.axes[loop]
             case "arange":
-                return index[0] + more["start"]
+                return index[0] + int(more["start"])
             case "phi" | "result":
                 return self._carried(tile, index)
             case "broadcast":
@@ -365,13 +361,12 @@ class Lowered:
         offset = self.at(tile.args[0], index)
         if len(tile.args) == 1:
             reach = interval(from_linear(linear(offset)))
-            if reach is not None and all(a is None or isinstance(a, Axis) for a in linear(offset)):
-                if reach[0] < 0 or reach[1] >= tensor.size:
-                    place = reach[0] if reach[0] < 0 else reach[1]
-                    fail(
-                        f"{tensor.name} has {tensor.size} elements, and this reads number {place}; give it a mask",
-                        tile.at,
-                    )
+            exact = all(atom is None or isinstance(atom, Axis) for atom in linear(offset))
+            if reach is not None and exact and (reach[0] < 0 or reach[1] >= tensor.size):
+                place = reach[0] if reach[0] < 0 else reach[1]
+                fail(
+                    f"{tensor.name} has {tensor.size} elements, and this reads number {place}; give it a mask", tile.at
+                )
             return Load(tensor, (offset,))
         return select(self.at(tile.args[1], index), Load(tensor, (offset,)), self.at(tile.args[2], index))
 
@@ -379,7 +374,11 @@ class Lowered:
 def nest(shape: Sequence[int], body: Callable[..., Stmt]) -> Stmt:
     """Loops over all of `shape` around body(*index)."""
     axes = [Axis(f"i{d}", extent=size) for d, size in enumerate(shape)]
-    stmt = body(*axes)
+    return _over(axes, body(*axes))
+
+
+def _over(axes: Sequence[Axis], stmt: Stmt) -> Stmt:
+    """Loops over `axes` around `stmt`."""
     for axis in reversed(axes):
         stmt = For(axis, axis.extent, stmt)
     return stmt

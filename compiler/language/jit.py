@@ -15,9 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.cpu.llvm import compile_function
+from celosia.compiler.cpu.runtime.kernel import address_of
 from celosia.compiler.cpu.runtime.threads import default_threads
 from celosia.compiler.language import loops, ops
 from celosia.compiler.language.cpu import Lowered
+from celosia.compiler.language.meaning import value_of
 from celosia.compiler.language.tile import Array, LanguageError, Program, as_tile, dtype_name, program
 
 TARGETS = ("accelerator", "cpu")
@@ -84,7 +86,15 @@ class Kernel:
         """One call. LanguageError for what the language or the target cannot do."""
         device = named.pop("device", "functional") if named else "functional"
         values = args if not named and len(args) == len(self.names) else self._bind(args, named)
-        key = (grid if type(grid) is tuple else None, *map(_key, values), os.environ.get(INTERPRET), *self._globals())
+        places = [address_of(v) for v in values if type(v) is np.ndarray]
+        alias = tuple(map(places.index, places)) if len(set(places)) < len(places) else None
+        key = (
+            grid if type(grid) is tuple else None,
+            alias,
+            *map(_key, values),
+            os.environ.get(INTERPRET),
+            *self._globals(),
+        )
         variant = self.variants.get(key)
         if variant is None or key[0] is None:
             variant = self._variant(self._grid(grid, values), values)
@@ -182,7 +192,7 @@ class Kernel:
             for value, array in zip(values, arrays)
         )
         for ids in np.ndindex(*grid):
-            with Program(grid, ids):
+            with Program(grid, ids, value_of):
                 self.traced()(*self._arguments(values, {}))
         return {"target": "interpreter", "seconds": time.perf_counter() - started}
 
@@ -223,7 +233,7 @@ class _CpuVariant:
             return  # one array, given twice
         names = self.where.names
         raise LanguageError(
-            f"{self.where.at}: {names[n]}, which {self.where.name} writes, shares memory with {names[m]}; give it a copy"
+            f"{self.where.at}: {names[n]}, which the kernel writes, shares memory with {names[m]}; give it a copy"
         )
 
 

@@ -107,7 +107,8 @@ def requantise(acc: Values, par: Values, zero_point: int, low: int, high: int) -
     bias = (par & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.int32)
     multiplier = (par >> np.uint64(32) & np.uint64(0xFFFFFF)).astype(np.int64)
     shift = (par >> np.uint64(56) & np.uint64(63)).astype(np.int64)
-    return np.clip(reference.requantise(acc, bias, multiplier, shift) + zero_point, low, high).astype(np.int8)
+    total = reference.requantise(acc, bias, multiplier, shift) + zero_point
+    return np.asarray(np.clip(total, low, high), np.int8)
 
 
 def residual(v: Values, b: Values, more: dict[str, Any]) -> Values:
@@ -116,7 +117,7 @@ def residual(v: Values, b: Values, more: dict[str, Any]) -> Values:
     low = total >> more["shift"]
     rest, half = total - (low << more["shift"]), (1 << more["shift"]) >> 1
     up = (rest > half) | ((rest == half) & (low & 1 == 1)) if more["shift"] else np.zeros_like(low, bool)
-    return np.clip(low + up, *more["clip"]).astype(np.int8)
+    return np.asarray(np.clip(low + up, *more["clip"]), np.int8)
 
 
 # Memory -----------------------------------------------------------------------------------------------------------

@@ -120,13 +120,14 @@ def load(
     return make("load", args, pointer.shape, pointer.dtype, array=pointer.array, block=block)
 
 
-def store(target: Array | Pointer, *args: Any, mask: Any = None, **hints: Any) -> None:
+def store(target: Array | Pointer, *given: Any, mask: Any = None, **hints: Any) -> None:
     """Values to memory: store(pointer, value, mask=), as in Triton, or store(array, offsets, value), a block.
 
     What lies outside of the array, or where the mask does not hold, is not written.
     """
+    args = list(given)
     if len(args) == 2 and not isinstance(args[0], (tuple, list)):
-        args, mask = args[:1], args[1]
+        mask = args.pop()  # store(pointer, value, mask)
     if not args:
         fail("cl.store(pointer, value) or cl.store(array, offsets, value)")
     value = as_tile(args[-1], target.dtype if not isinstance(args[-1], Tile) else None)
@@ -413,10 +414,56 @@ def static_range(*bounds: int, **hints: Any) -> Iterator[int]:
 
 
 __all__ = [
-    "abs", "arange", "assume", "broadcast_to", "cast", "cdiv", "ceil", "constexpr", "cos", "dot", "exp", "expand_dims",
-    "floor", "full", "load", "log", "lookup", "max", "maximum", "min", "minimum", "num_programs",
-    "parameters", "program_id",
-    "requantise", "reshape", "residual_add", "rsqrt", "sigmoid", "sin", "sqrt", "static_assert", "static_range",
-    "store", "float16", "float32", "float64", "int1", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
-    "uint64", "sum", "tanh", "trans", "where", "zeros", "zeros_like",
+    "abs",
+    "arange",
+    "assume",
+    "broadcast_to",
+    "cast",
+    "cdiv",
+    "ceil",
+    "constexpr",
+    "cos",
+    "dot",
+    "exp",
+    "expand_dims",
+    "float16",
+    "float32",
+    "float64",
+    "floor",
+    "full",
+    "int1",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "load",
+    "log",
+    "lookup",
+    "max",
+    "maximum",
+    "min",
+    "minimum",
+    "num_programs",
+    "parameters",
+    "program_id",
+    "requantise",
+    "reshape",
+    "residual_add",
+    "rsqrt",
+    "sigmoid",
+    "sin",
+    "sqrt",
+    "static_assert",
+    "static_range",
+    "store",
+    "sum",
+    "tanh",
+    "trans",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "where",
+    "zeros",
+    "zeros_like",
 ]  # fmt: skip

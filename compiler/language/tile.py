@@ -144,10 +144,12 @@ class Store:
 
 
 class Program:
-    """One run through a kernel: traced, or interpreted for the program with the numbers `ids`."""
+    """One run through a kernel: traced, or interpreted, for the program with the numbers `ids`, by `value_of`."""
 
-    def __init__(self, grid: tuple[int, ...], ids: tuple[int, ...] | None = None) -> None:
-        self.grid, self.ids = grid, ids
+    def __init__(
+        self, grid: tuple[int, ...], ids: tuple[int, ...] | None = None, value_of: Callable[..., Any] | None = None
+    ) -> None:  # fmt: skip
+        self.grid, self.ids, self.value_of = grid, ids, value_of
         self.scope = self.top = Scope()
 
     @property
@@ -188,11 +190,15 @@ class Tile:
     weak: bool = False
     """Whether it is a Python number, which takes the type of the other side."""
 
-    def __str__(self) -> str:
+    def __format__(self, spec: str) -> str:
+        """Type and shape, for messages."""
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
-    def __repr__(self) -> str:
-        return str(self) if self.value is None else f"{self}\n{self.value}"
+    def __str__(self) -> str:
+        """The value while a kernel is interpreted, else type and shape."""
+        return f"{self}" if self.value is None else str(self.value)
+
+    __repr__ = __str__
 
     @property
     def size(self) -> int:
@@ -355,10 +361,8 @@ def make(op: str, args: Sequence[Tile], shape: tuple[int, ...], dtype: str, **mo
     for arg in args:
         check_alive(arg)
     tile = Tile(op, tuple(args), shape, dtype, more, where(), running.scope)
-    if running.interpreting:
-        from celosia.compiler.language.meaning import value_of  # which knows tiles
-
-        tile.value = value_of(tile, running)
+    if running.value_of is not None:
+        tile.value = running.value_of(tile, running)
     else:
         running.scope.body.append(tile)
     return tile
