@@ -30,8 +30,8 @@ MOST_VARIANTS = 1024
 """Compiled variants that a kernel remembers."""
 
 Grid = Any
-Variant = Callable[[list[Any], Any], dict[str, Any]]
-"""Arguments and device to the report of a run."""
+Variant = Any
+"""A function of arguments and device to the report of a run."""
 
 
 @dataclass(frozen=True)
@@ -85,26 +85,22 @@ class Kernel:
     def launch(self, grid: Grid, args: tuple[Any, ...], named: dict[str, Any]) -> Launched:
         """One call. LanguageError for what the language or the target cannot do."""
         device = named.pop("device", "functional") if named else "functional"
+        variant, arrays = self.variant(grid, args, named)
+        return Launched(variant(arrays, device))
+
+    def variant(self, grid: Grid, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Variant, list[Any]]:
+        """(what runs the kernel on such arguments, the arguments): compiled when it is first asked for."""
         values = args if not named and len(args) == len(self.names) else self._bind(args, named)
         places = [address_of(v) for v in values if type(v) is np.ndarray]
         alias = tuple(map(places.index, places)) if len(set(places)) < len(places) else None
-        key = (
-            grid if type(grid) is tuple else None,
-            alias,
-            *map(_key, values),
-            os.environ.get(INTERPRET),
-            *self._globals(),
-        )
-        variant = self.variants.get(key)
-        if variant is None or key[0] is None:
-            variant = self._variant(self._grid(grid, values), values)
-            if key[0] is not None:
-                if len(self.variants) >= MOST_VARIANTS:
-                    self.variants.clear()
-                self.variants[key] = variant
-        arrays = [v.array if type(v) is Quantised else v for v in values]
-        report: dict[str, Any] = variant(arrays, device)
-        return Launched(report)
+        grid = grid if type(grid) is tuple else self._grid(grid, values)
+        key = (grid, alias, os.environ.get(INTERPRET), *map(_key, values), *self._globals())
+        found = self.variants.get(key)
+        if found is None:
+            if len(self.variants) >= MOST_VARIANTS:
+                self.variants.clear()
+            found = self.variants[key] = self._variant(self._grid(grid, values), values)
+        return found, [v.array if type(v) is Quantised else v for v in values]
 
     def _globals(self) -> tuple[Any, ...]:
         known = self.function.__globals__
@@ -137,8 +133,7 @@ class Kernel:
             return _CpuVariant(self, Lowered(self.name, traced), given)
         from celosia.compiler.language.accelerator import AcceleratorVariant
 
-        variant: Variant = AcceleratorVariant(self, traced, given)
-        return variant
+        return AcceleratorVariant(self, traced, given)
 
     def traced(self) -> FunctionType:
         """The function, with the language's meaning of the names that Python has for numbers."""
