@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
@@ -73,6 +75,7 @@ class Kernel:
         )
         self.variants: dict[Any, Any] = {}
         self.devices: dict[str, Any] = {}
+        self.on_cpu: Kernel | None = None
         self.__doc__ = function.__doc__
 
     def __getitem__(self, grid: Grid) -> Callable[..., Launched]:
@@ -85,8 +88,24 @@ class Kernel:
     def launch(self, grid: Grid, args: tuple[Any, ...], named: dict[str, Any]) -> Launched:
         """One call. LanguageError for what the language or the target cannot do."""
         device = named.pop("device", "functional") if named else "functional"
+        if (mode := getattr(_local, "mode", None)) is not None:
+            return self._inside(mode, grid, args, named)
         variant, arrays = self.variant(grid, args, named)
         return Launched(variant(arrays, device))
+
+    def _inside(self, mode: str, grid: Grid, args: tuple[Any, ...], named: dict[str, Any]) -> Launched:
+        """A call in an operator of a model, see `launching`."""
+        values = self._bind(args, named)
+        grid, arrays = self._grid(grid, values), [v.array if type(v) is Quantised else v for v in values]
+        if mode == "capture":
+            _local.launches.append(Launch(self, grid, values, arrays))
+        elif mode == "interpret":
+            self._interpret(grid, values, arrays)
+        else:
+            self.on_cpu = self.on_cpu or Kernel(self.function, "cpu", None, self.threads)
+            with launching(None):
+                return self.on_cpu.launch(grid, values, {})
+        return Launched()
 
     def variant(self, grid: Grid, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Variant, list[Any]]:
         """(what runs the kernel on such arguments, the arguments): compiled when it is first asked for."""
@@ -190,6 +209,30 @@ class Kernel:
             with Program(grid, ids, value_of):
                 self.traced()(*self._arguments(values, {}))
         return {"target": "interpreter", "seconds": time.perf_counter() - started}
+
+
+_local = threading.local()
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A call that was noted and not run."""
+
+    kernel: Kernel
+    grid: tuple[int, ...]
+    values: tuple[Any, ...]
+    arrays: list[Any]
+
+
+@contextmanager
+def launching(mode: str | None) -> Iterator[list[Launch]]:
+    """Kernels that are called inside are noted ("capture"), interpreted ("interpret"), or run on the CPU ("cpu")."""
+    before = getattr(_local, "mode", None)
+    _local.mode, _local.launches = mode, []
+    try:
+        yield _local.launches
+    finally:
+        _local.mode = before
 
 
 IGNORED = ("num_warps", "num_stages", "num_ctas")
