@@ -112,4 +112,3 @@ def _reasons() -> Iterator[None]:
         yield
     except LanguageError as error:
         raise OnCpu(str(error)) from None
-
