@@ -42,7 +42,7 @@ def infer_custom(node: ir.Node, op: CustomOp) -> None:
         if value is None or dims is None or value.dtype in (None, ir.DataType.UNDEFINED):
             return
         fixed = constant(value)
-        inputs.append(np.empty(dims, value.dtype.numpy()) if fixed is None else fixed)  # type: ignore[union-attr]
+        inputs.append(np.empty(dims, value.dtype.numpy()) if fixed is None else fixed)
     for value, (dims, dtype) in zip(node.outputs, op.shapes(inputs, attributes_of(node))):
         value.shape = ir.Shape(dims)
         value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(dtype)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import os
 import threading
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -295,17 +294,16 @@ def _is_constexpr(annotation: Any) -> bool:
     return annotation is ops.constexpr or (isinstance(annotation, str) and annotation.endswith("constexpr"))
 
 
+@overload
+def jit(*, target: str = ..., config: Any = ..., threads: int | None = ...) -> Callable[[Any], Kernel]: ...
+
+
+@overload
+def jit(function: Any, *, target: str = ..., config: Any = ..., threads: int | None = ...) -> Kernel: ...
+
+
 def jit(function: Any = None, *, target: str = "accelerator", config: Any = "pynq", threads: int | None = None) -> Any:
     """A kernel of a function over tiles, for the "accelerator" of a Config or the "cpu", on so many threads."""
     if function is None:
         return lambda f: Kernel(f, target, config, threads)
     return Kernel(function, target, config, threads)
-
-
-def source_hash(kernel: Kernel) -> str:
-    """Of what a kernel is."""
-    try:
-        text = inspect.getsource(kernel.function)
-    except OSError:
-        text = kernel.function.__code__.co_code.hex()
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -81,17 +81,17 @@ class _Operator:
             number = next((n for n, each in enumerate(inputs) if each is arrays[array]), None)
             if len(array.shape) != 2:
                 raise OnCpu("its images have their channels last; the accelerator's have them first")
-            form = Form((*array.shape, 1, 1))  # type: ignore[arg-type]
+            form = Form((*array.shape, 1, 1))
             if number is not None:
                 lowered.acts[array] = p.read(node.inputs[number], form, reads)
             elif array is lowered.found.y and arrays[array] is outputs[0]:
                 lowered.acts[array] = p.activation(node.outputs[0], form)
             else:
                 raise OnCpu(f"{array.name} of its kernel is no input or output of the operator")
-        for array in (lowered.found.w, lowered.found.par, lowered.found.table):
-            number = next((n for n, each in enumerate(inputs) if array and each is arrays[array]), None)
-            if array is not None and number is not None and constant(node.inputs[number]) is None:
-                raise OnCpu(f"{array.name} of its kernel varies; the accelerator takes constants as weights")
+        fixed = [arrays[a] for a in (lowered.found.w, lowered.found.par, lowered.found.table) if a is not None]
+        for value, each in zip(node.inputs, inputs):
+            if any(each is other for other in fixed) and constant(value) is None:
+                raise OnCpu(f"{value.name!r} varies; the accelerator takes constants as weights")  # type: ignore[union-attr]
         y = Form((*lowered.found.y.shape, 1, 1))  # type: ignore[arg-type]
         p.add(node, lowered.layer(arrays), reads, y)
 
