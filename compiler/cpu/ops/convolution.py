@@ -64,7 +64,7 @@ def _convolution_by_plane(
     of a group.
     """
     n, group, mg = lead
-    lines = p.shape[2 + len(ks) :]
+    lines = p.shape[-len(ks) :]
     moves = [prod(lines[d + 1 :]) for d in range(len(lines))]
     length = sum((o - 1) * move for o, move in zip(window.out, moves)) + 1
     plane_size = prod(p.shape[2:])

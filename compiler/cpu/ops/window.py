@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import Change, Node, Shape
@@ -68,16 +68,16 @@ class SlidingWindow:
 
     def phases(self, x: Tensor, value: Expr, change: Change = None) -> Tensor:
         """x with all that windows reach, an image for each remainder of the strides, in which windows move by one
-        element: [N, C, remainders..., lines...]."""
+        element: [N, C, remainders..., lines...], without remainders where all strides are 1."""
         before, after = self.margins()
         lead = (0,) * (len(x.shape) - len(self.size))
         reached = [b + n + a for b, n, a in zip(before, self.size, after)]
         lines = tuple(-(-n // s) for n, s in zip(reached, self.stride))
         after = tuple(a + m * s - n for a, m, s, n in zip(after, lines, self.stride, reached))
         image = padded(x, (*lead, *before), (*lead, *after), value, change)
-        shape = (*x.shape[: len(lead)], *self.stride, *lines)
         if set(self.stride) == {1}:
-            return replace(image, shape=shape)
+            return image
+        shape = (*x.shape[: len(lead)], *self.stride, *lines)
 
         def body(*i: Expr) -> Expr:
             rest, own = i[: len(lead)], i[len(lead) :]
