@@ -27,8 +27,9 @@ from celosia.compiler.language.vectors import first_of, vectorised
 from celosia.compiler.tensorize.intrinsics import requantised, rescaled
 
 Index = tuple[Expr, ...]
+Element = Callable[[Expr, Expr], Expr]
 COSTLY = ("exp", "log", "tanh", "sin", "cos", "sqrt")
-ROWS, VECTORS = 6, 4
+ROWS, VECTORS = 4, 4
 """Rows, and vectors of columns, of the accumulators of a product that are in registers."""
 
 
@@ -45,6 +46,8 @@ class Lowered:
         self.tensors = {a: Tensor(a.name, (max(a.size, 1),), a.dtype) for a in self.arrays}
         self.uses = Counter(arg for tile in self.live for arg in tile.args)
         self.uses.update(arg for each in stores for arg in (each.offsets, each.value, each.mask) if arg is not None)
+        factors = [(dot, _origin(side)) for dot in self.live if dot.op == "dot" for side in dot.args[:2]]
+        self.ahead = {side for dot, side in factors if side.scope is not dot.scope}  # of all iterations of a loop
         self.buffers: dict[Tile, Tensor] = {}
         self.known: dict[tuple[Any, ...], Expr] = {}
         self.lets: list[tuple[Axis, Expr]] = []
@@ -87,7 +90,7 @@ class Lowered:
         return {s for s in self.axes if any(isinstance(e, Store) or e in self.live for i in scopes(s) for e in i.body)}
 
     def _needs_memory(self, tile: Tile) -> bool:
-        if tile.op in ("reduce", "dot"):
+        if tile.op in ("reduce", "dot") or tile in self.ahead:
             return True
         if tile.op == "load" and tile.more["array"] in self.written:
             return True  # a store that follows must not change it
@@ -152,25 +155,26 @@ class Lowered:
 
     def _dot(self, tile: Tile, memory: list[Tensor], into: Tensor | None = None) -> Stmt:
         """acc + a · b, into memory of its own, or of the accumulator that a loop carries."""
-        a, b = tile.args[:2]
+        a, b = map(_origin, tile.args[:2])
         (m, k), n = a.shape, b.shape[1]
         done: list[Stmt] = []
-        near = []
+        read: list[Element] = []
         for side in (a, b):
-            if side not in self.buffers or self.buffers[side].dtype != tile.dtype:
-                buffer = Tensor(f"{'ab'[side is b]}{len(self.known)}", side.shape, tile.dtype)
-                memory.append(buffer)
-                done.append(nest(side.shape, lambda *i, t=side, u=buffer: Put(u, i, cast(self.at(t, i), tile.dtype))))
-            else:
-                buffer = self.buffers[side]
-            near.append(buffer)
+            direct = self.at(side, tuple(Axis("x", extent=size) for size in side.shape))
+            if side.dtype == tile.dtype and isinstance(direct, Load) and (side is a or side in self.buffers):
+                read.append(lambda *i, t=side: self.at(t, i))  # type: ignore[misc]
+                continue
+            buffer = Tensor(f"{'ab'[side is b]}{len(self.known)}", side.shape, tile.dtype)
+            memory.append(buffer)
+            done.append(nest(side.shape, lambda *i, t=side, u=buffer: Put(u, i, cast(self.at(t, i), tile.dtype))))
+            read.append(lambda *i, u=buffer: Load(u, i))  # type: ignore[misc]
+        fresh = into is None and len(tile.args) == 2
         if into is None:
             into = self._local(tile, memory)
-            first = tile.args[2] if len(tile.args) > 2 else None
-            zero = wrap(0, tile.dtype)
-            done.append(nest(tile.shape, lambda *i: Put(into, i, zero if first is None else self.at(first, i))))
+            if not fresh:
+                done.append(self._fill(into, tile.args[2]))
         self.buffers[tile] = into
-        return block(*done, *_product(into, near[0], near[1], m, n, k))
+        return block(*done, *_product(into, fresh, read[0], read[1], m, n, k))
 
     def _loop(self, loop: Loop, memory: list[Tensor]) -> Stmt:
         axis = self.axes[loop]
@@ -371,6 +375,13 @@ class Lowered:
         return select(self.at(tile.args[1], index), Load(tensor, (offset,)), self.at(tile.args[2], index))
 
 
+def _origin(tile: Tile) -> Tile:
+    """What `tile` is where no loop changes it."""
+    while tile.op == "phi" and "same" in tile.more:
+        tile = tile.more["same"]
+    return tile
+
+
 def nest(shape: Sequence[int], body: Callable[..., Stmt]) -> Stmt:
     """Loops over all of `shape` around body(*index)."""
     axes = [Axis(f"i{d}", extent=size) for d, size in enumerate(shape)]
@@ -390,14 +401,14 @@ def _around(memory: list[Tensor], body: Stmt) -> Stmt:
     return body
 
 
-def _product(acc: Tensor, a: Tensor, b: Tensor, m: int, n: int, k: int) -> Iterator[Stmt]:
-    """acc [m, n] += a [m, k] · b [k, n], cut in tiles of accumulators that stay in registers."""
+def _product(acc: Tensor, fresh: bool, a: Element, b: Element, m: int, n: int, k: int) -> Iterator[Stmt]:
+    """acc [m, n] += a [m, k] · b [k, n], or = where it is fresh, cut in tiles of accumulators that stay in registers."""
     lanes = max(1, target().vector_bytes // itemsize(acc.dtype))
     for column, columns, width in _cut(n, VECTORS * lanes):
         for row, rows, height in _cut(m, ROWS):
             i, j = (Axis(name, extent=count) for name, count in (("i", rows), ("j", columns)))
             top, left = i * height + row, j * width + column
-            yield For(j, columns, For(i, rows, _registers(acc, a, b, k, lanes, top, left, height, width)))
+            yield For(j, columns, For(i, rows, _registers(acc, fresh, a, b, k, lanes, top, left, height, width)))
 
 
 def _cut(size: int, step: int) -> Iterator[tuple[int, int, int]]:
@@ -409,10 +420,10 @@ def _cut(size: int, step: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _registers(
-    acc: Tensor, a: Tensor, b: Tensor, k: int, lanes: int, top: Expr, left: Expr, height: int, width: int
+    acc: Tensor, fresh: bool, a: Element, b: Element, k: int, lanes: int, top: Expr, left: Expr, height: int, width: int
 ) -> Stmt:  # fmt: skip
     tile = Tensor("r", (height, width), acc.dtype)
-    step = Axis("k", extent=k)
+    step, zero = Axis("k", extent=k), wrap(0, acc.dtype)
 
     def each(body: Callable[[Expr, Expr], Stmt]) -> Stmt:
         """All of the tile, written out."""
@@ -427,11 +438,11 @@ def _registers(
     return Alloc(
         tile,
         block(
-            each(lambda u, v: Put(tile, (u, v), Load(acc, (top + u, left + v)))),
+            each(lambda u, v: Put(tile, (u, v), zero if fresh else Load(acc, (top + u, left + v)))),
             For(
                 step,
                 k,
-                each(lambda u, v: Update("sum", tile, (u, v), Load(a, (top + u, step)) * Load(b, (step, left + v)))),
+                each(lambda u, v: Update("sum", tile, (u, v), a(top + u, step) * b(step, left + v))),
             ),
             each(lambda u, v: Put(acc, (top + u, left + v), Load(tile, (u, v)))),
         ),

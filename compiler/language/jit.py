@@ -245,39 +245,30 @@ class _CpuVariant:
         if not lowered.written:
             raise LanguageError(f"{kernel.at}: {kernel.name} stores nothing; cl.store writes what it computes")
         self.kernel = compile_function(lowered.function)
-        self.reads = [given[a] for a in lowered.arrays if a not in lowered.written]
+        self.order = [given[a] for read in (True, False) for a in lowered.arrays if (a not in lowered.written) == read]
         self.writes = [given[a] for a in lowered.arrays if a in lowered.written]
         self.threads = kernel.threads or default_threads()
         self.where = kernel
 
     def __call__(self, arrays: list[Any], device: Any) -> dict[str, Any]:
-        inputs = [_flat(arrays[n]) for n in self.reads]
-        outputs = [_flat(arrays[n]) for n in self.writes]
+        held = {n: _stored(arrays[n]) for n in self.order}
+        places = {n: address_of(array) for n, array in held.items()}
         for n in self.writes:
-            for m, other in enumerate(arrays):
-                if m != n and isinstance(other, np.ndarray) and np.may_share_memory(arrays[n], other):
-                    self._overlap(n, m, arrays)
+            first, end = places[n], places[n] + held[n].nbytes
+            for m, array in held.items():
+                if m != n and places[m] < end and first < places[m] + array.nbytes:
+                    names = self.where.names
+                    raise LanguageError(
+                        f"{self.where.at}: {names[n]}, which the kernel writes, shares memory with {names[m]}; give it a copy"
+                    )
         started = time.perf_counter()
-        self.kernel.run(inputs, outputs, self.threads)
+        self.kernel.run_at([places[n] for n in self.order], self.threads)
         return {"target": "cpu", "seconds": time.perf_counter() - started}
 
-    def _overlap(self, n: int, m: int, arrays: list[Any]) -> None:
-        a, b = arrays[n], arrays[m]
-        if (a.ctypes.data, a.shape, a.dtype) == (b.ctypes.data, b.shape, b.dtype) and not {n, m} <= {
-            *self.reads,
-            *self.writes,
-        }:
-            return  # one array, given twice
-        names = self.where.names
-        raise LanguageError(
-            f"{self.where.at}: {names[n]}, which the kernel writes, shares memory with {names[m]}; give it a copy"
-        )
 
-
-def _flat(value: Any) -> NDArray[Any]:
-    if isinstance(value, np.ndarray):
-        return value.reshape(-1) if value.size else np.zeros(1, value.dtype)
-    return np.array([value], np.float32)
+def _stored(value: Any) -> NDArray[Any]:
+    """An argument as machine code finds it: an array, or a float in one."""
+    return value if isinstance(value, np.ndarray) else np.array([value], np.float32)
 
 
 def _key(value: Any) -> Any:
