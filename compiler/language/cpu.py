@@ -22,7 +22,7 @@ from celosia.compiler.expr.loops import block
 from celosia.compiler.expr.nodes import INDEX, Const, binary, call, cast, clip, select, walk
 from celosia.compiler.expr.partition import partition
 from celosia.compiler.language.bounds import Unknown, values
-from celosia.compiler.language.tile import COMPARISONS, Array, Loop, Program, Scope, Store, Tile, fail
+from celosia.compiler.language.tile import COMPARISONS, Loop, Program, Scope, Store, Tile, fail
 from celosia.compiler.language.vectors import first_of, vectorised
 from celosia.compiler.tensorize.intrinsics import requantised, rescaled
 
@@ -49,6 +49,7 @@ class Lowered:
         factors = [(dot, _origin(side)) for dot in self.live if dot.op == "dot" for side in dot.args[:2]]
         self.ahead = {side for dot, side in factors if side.scope is not dot.scope}  # of all iterations of a loop
         self.buffers: dict[Tile, Tensor] = {}
+        self.into: dict[Tile, Tensor] = {}
         self.known: dict[tuple[Any, ...], Expr] = {}
         self.lets: list[tuple[Axis, Expr]] = []
         self.let_of: dict[Tile, Expr] = {}
@@ -71,23 +72,21 @@ class Lowered:
 
     # Statements ---------------------------------------------------------------------------------------------------
 
-    def _scope(self, scope: Scope) -> Stmt:
+    def _scope(self, scope: Scope, handed_on: Sequence[tuple[Tile, Tile]] = ()) -> Stmt:
         """The statements of a scope, with memory for its tiles around them."""
-        done: list[Stmt] = []
         memory: list[Tensor] = []
+        done: list[Stmt] = []
         for each in scope.body:
             if isinstance(each, Store):
                 done.append(self._store(each))
             elif isinstance(each, Loop):
-                if each in self.live_loops:
-                    done.append(self._loop(each, memory))
+                done.append(self._loop(each, memory))
             elif each in self.live and self._needs_memory(each):
                 done.append(self._computed(each, memory))
-        return _around(memory, block(*done))
-
-    @property
-    def live_loops(self) -> set[Loop]:
-        return {s for s in self.axes if any(isinstance(e, Store) or e in self.live for i in scopes(s) for e in i.body)}
+        body = block(*done, self._handed_on(handed_on, memory))
+        for tensor in memory:
+            body = Alloc(tensor, body, "local")
+        return body
 
     def _needs_memory(self, tile: Tile) -> bool:
         if tile.op in ("reduce", "dot") or tile in self.ahead:
@@ -106,8 +105,8 @@ class Lowered:
             return True
         return any(self._costly(arg) for arg in tile.args)
 
-    def _local(self, tile: Tile, memory: list[Tensor], shape: tuple[int, ...] | None = None) -> Tensor:
-        tensor = Tensor(f"{tile.op}{len(self.known)}_{len(memory)}", tile.shape if shape is None else shape, tile.dtype)
+    def _local(self, tile: Tile, memory: list[Tensor]) -> Tensor:
+        tensor = Tensor(f"{tile.op}{len(self.known)}_{len(memory)}", tile.shape, tile.dtype)
         memory.append(tensor)
         return tensor
 
@@ -153,7 +152,7 @@ class Lowered:
         self.buffers[tile] = buffer
         return block(start, stmt)
 
-    def _dot(self, tile: Tile, memory: list[Tensor], into: Tensor | None = None) -> Stmt:
+    def _dot(self, tile: Tile, memory: list[Tensor]) -> Stmt:
         """acc + a · b, into memory of its own, or of the accumulator that a loop carries."""
         a, b = map(_origin, tile.args[:2])
         (m, k), n = a.shape, b.shape[1]
@@ -162,13 +161,13 @@ class Lowered:
         for side in (a, b):
             direct = self.at(side, tuple(Axis("x", extent=size) for size in side.shape))
             if side.dtype == tile.dtype and isinstance(direct, Load) and (side is a or side in self.buffers):
-                read.append(lambda *i, t=side: self.at(t, i))  # type: ignore[misc]
+                read.append(lambda *i, t=side: self.at(t, i))
                 continue
             buffer = Tensor(f"{'ab'[side is b]}{len(self.known)}", side.shape, tile.dtype)
             memory.append(buffer)
             done.append(nest(side.shape, lambda *i, t=side, u=buffer: Put(u, i, cast(self.at(t, i), tile.dtype))))
-            read.append(lambda *i, u=buffer: Load(u, i))  # type: ignore[misc]
-        fresh = into is None and len(tile.args) == 2
+            read.append(lambda *i, u=buffer: Load(u, i))
+        into, fresh = self.into.get(tile), len(tile.args) == 2
         if into is None:
             into = self._local(tile, memory)
             if not fresh:
@@ -177,46 +176,27 @@ class Lowered:
         return block(*done, *_product(into, fresh, read[0], read[1], m, n, k))
 
     def _loop(self, loop: Loop, memory: list[Tensor]) -> Stmt:
-        axis = self.axes[loop]
-        before: list[Stmt] = []
-        carried = [
-            (first, place, last, result) for first, place, last, result in loop.carried
-            if result in self.live or place in self.live
-        ]  # fmt: skip
-        for first, place, _, result in carried:
-            if self._induction(place) is not None:
-                self.let_of.pop(place, None)
+        inside = [each for scope in scopes(loop) for each in scope.body]
+        if not any(isinstance(each, Store) or each in self.live for each in inside):
+            return block()
+        axis, before = self.axes[loop], []
+        updated: list[tuple[Tile, Tile]] = []
+        for first, place, last, result in loop.carried:
+            if not {place, result} & self.live.keys() or self._induction(place) is not None:
                 continue
             buffer = self._local(place, memory)
             before.append(self._fill(buffer, first))
             self.buffers[place] = self.buffers[result] = buffer
-        inside: list[Tensor] = []
-        updated = [row for row in carried if row[1] in self.buffers]
-        for _, place, last, _ in updated:  # acc = dot(a, b, acc): added where it is
+            updated.append((place, last))
             if last.op == "dot" and len(last.args) == 3 and last.args[2] is place and self.uses[place] == 1:
-                last.more["into"] = self.buffers[place]
-        done: list[Stmt] = []
-        for each in loop.body:
-            if isinstance(each, Store):
-                done.append(self._store(each))
-            elif isinstance(each, Loop) and each in self.live_loops:
-                done.append(self._loop(each, inside))
-            elif isinstance(each, Tile) and each in self.live and "into" in each.more:
-                done.append(self._dot(each, inside, each.more.pop("into")))
-            elif isinstance(each, Tile) and each in self.live and self._needs_memory(each):
-                done.append(self._computed(each, inside))
-        done.append(self._handed_on([(p, last) for _, p, last, _ in updated], inside))
-        body = _around(inside, block(*done))
+                self.into[last] = buffer  # acc = dot(a, b, acc): added where it is
+        body = self._scope(loop, updated)
         if loop.bound is not None:
             now = self.at(loop.start, ()) + axis * loop.step
-            test = self.at_binary("lt", now, self.at(loop.bound, ()))
-            if isinstance(test, Const):
-                body = body if test.value else block()
-            else:
-                body = If(test, body)
+            body = If(self.at_binary("lt", now, self.at(loop.bound, ())), body)
         return block(*before, For(axis, axis.extent, body, "ordered" if updated else "serial"))
 
-    def _handed_on(self, rows: list[tuple[Tile, Tile]], memory: list[Tensor]) -> Stmt:
+    def _handed_on(self, rows: Sequence[tuple[Tile, Tile]], memory: list[Tensor]) -> Stmt:
         """What the next iteration begins with. A tile is written where it was once no other needs it; those that need
         each other by way of copies."""
         done: list[Stmt] = []
@@ -395,14 +375,8 @@ def _over(axes: Sequence[Axis], stmt: Stmt) -> Stmt:
     return stmt
 
 
-def _around(memory: list[Tensor], body: Stmt) -> Stmt:
-    for tensor in memory:
-        body = Alloc(tensor, body, "local")
-    return body
-
-
 def _product(acc: Tensor, fresh: bool, a: Element, b: Element, m: int, n: int, k: int) -> Iterator[Stmt]:
-    """acc [m, n] += a [m, k] · b [k, n], or = where it is fresh, cut in tiles of accumulators that stay in registers."""
+    """acc [m, n] += a [m, k] · b [k, n], or = where it is fresh, in tiles of accumulators that stay in registers."""
     lanes = max(1, target().vector_bytes // itemsize(acc.dtype))
     for column, columns, width in _cut(n, VECTORS * lanes):
         for row, rows, height in _cut(m, ROWS):
@@ -498,6 +472,3 @@ def live_tiles(top: Scope) -> dict[Tile, None]:
         if "same" in tile.more:
             stack.append(tile.more["same"])
     return found
-
-
-__all__ = ["Array", "Lowered"]

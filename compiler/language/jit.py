@@ -259,7 +259,7 @@ class _CpuVariant:
                 if m != n and places[m] < end and first < places[m] + array.nbytes:
                     names = self.where.names
                     raise LanguageError(
-                        f"{self.where.at}: {names[n]}, which the kernel writes, shares memory with {names[m]}; give it a copy"
+                        f"{self.where.at}: {names[n]}, which the kernel writes, shares memory with {names[m]}; copy one"
                     )
         started = time.perf_counter()
         self.kernel.run_at([places[n] for n in self.order], self.threads)

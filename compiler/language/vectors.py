@@ -158,6 +158,3 @@ def _together(var: Axis, value: Expr) -> bool:
                     if isinstance(load, Load) and not in_range(load) and _apart(var, load.tensor, load.index) != 1:
                         return False
     return True
-
-
-__all__ = ["first_of", "vectorised"]
