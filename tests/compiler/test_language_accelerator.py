@@ -56,7 +56,7 @@ def test_linear_on_the_rtl(m: int, n: int, k: int) -> None:
     assert run_linear("tiny", m, n, k, 16, 16, "rtl")["cycles"] > 0
 
 
-@settings(max_examples=8)
+@settings(max_examples=25)
 @given(
     st.sampled_from(CONFIGS), st.integers(1, 40), st.integers(1, 60), st.integers(1, 70), st.sampled_from([1, 8, 16]),
     st.sampled_from([16, 32]), st.sampled_from([2, 16, 24]), st.sampled_from([(-128, 127), (-3, 100)]),
