@@ -227,11 +227,9 @@ def _time(found: Activity, rows: Sequence[Mapping[str, Any]], mhz: float) -> Sec
         "that it stood still for a token of that unit. Then how much of each scratchpad holds what is still to be "
         "read, with its most."
     )
-    if found.gap or len(found.bars.unit) < found.instructions:
-        told += (
-            f" They are drawn as {len(found.bars.unit):,} runs of instructions of one layer: pauses and waits of up to "
-            f"{found.gap:,} cycles are left out."
-        )
+    if len(found.bars.unit) < found.instructions:
+        left = f"pauses and waits of up to {found.gap:,} cycles are left out" if found.gap else "none has a pause in it"
+        told += f" They are drawn as {len(found.bars.unit):,} runs of instructions of one layer: {left}."
     if len(found.launches) > 2:
         told += f" {len(found.launches) - 1} launches, without the time of the CPU between them (dotted)."
     options = "".join(
