@@ -37,7 +37,7 @@ LAYER_COLOURS = (
 )  # fmt: skip
 """Layers take them in turn."""
 ROOFS = ("loads and stores", "loads alone")
-"""What the sloping roofs are of."""
+"""What the sloping roofs are of; the text above the figure says it, too."""
 POINTS = 8_000
 """Steps of each scratchpad's curve that are drawn."""
 FEW = 4
@@ -105,7 +105,7 @@ def roofline(rows: Sequence[Mapping[str, Any]], flat: Mapping[str, int], roofs: 
         dash, place = ("solid", _ABOVE) if together else ("dashed", _BELOW)
         made.line(ends, np.minimum(ends * rate, peak), line_width=2, line_dash=dash, color=COLOURS["latency"])
         y = sqrt(max(low_y, low_x * rate) * peak)
-        made.text([y / rate], [y], text=[f"{what}: {rate:g} bytes a cycle"], **place, **note)
+        made.text([y / rate], [y], text=[f"{rate:g} B a cycle"], **place, **note)
     for height in flat.values():
         if height < peak:
             made.line(
