@@ -300,6 +300,7 @@ def test_a_tile_that_does_not_fit_says_what_it_needs() -> None:
         (lambda k: k[(1,)](np.zeros(3, np.complex64)), "there is no element type"),
         (lambda k: k(X), "inside a function with @cl.jit"),
         (lambda k: k[(1,)](X[:2, :2].copy()), "kernel stores nothing"),
+        (lambda k: k[(1,)](X.astype(">i2")), "x has bytes in another order"),
         (lambda k: cl.jit(k.function, target="gpu"), "there is no target 'gpu' for kernel; take accelerator or cpu"),
         (lambda k: cl.autotune([])(k), "has no Config"),
         (lambda k: cl.autotune([cl.Config(B=3)])(k), "kernel has no parameter 'B'"),
@@ -311,6 +312,18 @@ def test_a_wrong_call(call: Any, says: str) -> None:
 
     with pytest.raises(cl.LanguageError, match=says):
         call(cl.jit(kernel, target="cpu"))
+
+
+def test_an_array_that_cannot_be_written() -> None:
+    @cl.jit(target="cpu")
+    def fill(x):
+        cl.store(x + 0, 1.0)
+
+    fill[(1,)](F.copy())
+    fixed = F.copy()
+    fixed.flags.writeable = False
+    with pytest.raises(cl.LanguageError, match="x, which fill writes, is read-only; give it a copy"):
+        fill[(1,)](fixed)
 
 
 def test_memory_that_is_shared_in_part() -> None:
