@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.runtime.kernel import address_of
 from celosia.compiler.cpu.runtime.threads import default_threads
+from celosia.compiler.dtypes import itemsize
 from celosia.compiler.language import loops, ops
 from celosia.compiler.language.cpu import Lowered, scopes
 from celosia.compiler.language.meaning import value_of
@@ -48,7 +49,7 @@ def quantised(array: NDArray[Any], zero_point: int = 0) -> Quantised:
     return Quantised(array, zero_point)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Launched:
     """What a call gives. report: "target", "seconds", and of the accelerator "device", "cycles", "instructions"."""
 
@@ -114,7 +115,8 @@ class Kernel:
         places = [address_of(v) for v in arrays if type(v) is np.ndarray]
         alias = tuple(map(places.index, places)) if len(set(places)) < len(places) else None
         grid = grid if type(grid) is tuple else self._grid(grid, values)
-        key = (grid, alias, os.environ.get(INTERPRET), *map(_key, values, self.is_constant), *self._globals())
+        outside = self._globals() if self.outside else ()
+        key = (grid, alias, os.environ.get(INTERPRET), *map(_key, values, self.is_constant), *outside)
         found = self.variants.get(key)
         if found is None:
             if len(self.variants) >= MOST_VARIANTS:
@@ -252,24 +254,26 @@ class _CpuVariant:
         if not lowered.written:
             raise LanguageError(f"{kernel.at}: {kernel.name} stores nothing; cl.store writes what it computes")
         self.kernel = compile_function(lowered.function)
-        self.order = [given[a] for read in (True, False) for a in lowered.arrays if (a not in lowered.written) == read]
-        self.writes = [given[a] for a in lowered.arrays if a in lowered.written]
+        ordered = sorted(lowered.arrays, key=lambda array: array in lowered.written)
+        self.order = [given[array] for array in ordered]
+        self.sizes = [array.size * itemsize(array.dtype) for array in ordered]
+        self.written = [i for i, array in enumerate(ordered) if array in lowered.written]
         self.threads = kernel.threads or default_threads()
         self.where = kernel
 
     def __call__(self, arrays: list[Any], device: Any) -> dict[str, Any]:
-        held = {n: _stored(arrays[n]) for n in self.order}
-        places = {n: address_of(array) for n, array in held.items()}
-        for n in self.writes:
-            first, end = places[n], places[n] + held[n].nbytes
-            for m, array in held.items():
-                if m != n and places[m] < end and first < places[m] + array.nbytes:
-                    names = self.where.names
+        held = [_stored(arrays[n]) for n in self.order]
+        places = [address_of(array) for array in held]
+        for i in self.written:
+            first, end = places[i], places[i] + self.sizes[i]
+            for j, place in enumerate(places):
+                if place < end and first < place + self.sizes[j] and j != i:
+                    names = [self.where.names[self.order[k]] for k in (i, j)]
                     raise LanguageError(
-                        f"{self.where.at}: {names[n]}, which the kernel writes, shares memory with {names[m]}; copy one"
+                        f"{self.where.at}: {names[0]}, which the kernel writes, shares memory with {names[1]}; copy one"
                     )
         started = time.perf_counter()
-        self.kernel.run_at([places[n] for n in self.order], self.threads)
+        self.kernel.run_at(places, self.threads)
         return {"target": "cpu", "seconds": time.perf_counter() - started}
 
 
