@@ -39,9 +39,9 @@ class Lowered:
     def __init__(self, name: str, program: Program) -> None:
         self.program = program
         self.live = live_tiles(program.top)
-        stores = [each for scope in scopes(program.top) for each in scope.body if isinstance(each, Store)]
+        self.stores = stores = [each for scope in scopes(program.top) for each in scope.body if isinstance(each, Store)]
         self.written = {each.array for each in stores}
-        read = [tile.more["array"] for tile in self.live if tile.op == "load"]
+        self.read = read = [tile.more["array"] for tile in self.live if tile.op == "load"]
         self.arrays = list(dict.fromkeys([*(a for a in read if a not in self.written), *self.written]))
         self.tensors = {a: Tensor(a.name, (max(a.size, 1),), a.dtype) for a in self.arrays}
         self.uses = Counter(arg for tile in self.live for arg in tile.args)
@@ -49,6 +49,7 @@ class Lowered:
         factors = [(dot, _origin(side)) for dot in self.live if dot.op == "dot" for side in dot.args[:2]]
         self.ahead = {side for dot, side in factors if side.scope is not dot.scope}  # of all iterations of a loop
         self.buffers: dict[Tile, Tensor] = {}
+        self.homes: dict[Tile, Store] = {}
         self.into: dict[Tile, Tensor] = {}
         self.known: dict[tuple[Any, ...], Expr] = {}
         self.lets: list[tuple[Axis, Expr]] = []
@@ -116,19 +117,49 @@ class Lowered:
             return self._dot(tile, memory)
         if tile.op == "reduce":
             return self._reduce(tile, memory)
+        if self._is_under_way(tile):
+            stmt = self._put(self.stores[0], tile)
+            self.homes[tile] = self.stores[0]
+            return stmt
         buffer = self._local(tile, memory)
         stmt = self._fill(buffer, tile)
         self.buffers[tile] = buffer
         return stmt
 
+    def _is_under_way(self, tile: Tile) -> bool:
+        """Whether `tile` can lie where the kernel's only store, element by element, puts what it makes of it: memory
+        that is written anyway is fetched while the processor computes."""
+        each = self.stores[0]
+        if (
+            len(self.stores) > 1
+            or each.array in self.read
+            or (tile.shape, tile.dtype) != (each.value.shape, each.array.dtype)
+        ):
+            return False
+        if each.mask is not None:
+            inside = self.at(each.mask, tuple(Axis("x", extent=size) for size in tile.shape))
+            if not isinstance(inside, Const) or not inside.value:
+                return False
+        stack = [each.value]
+        while stack:
+            part = stack.pop()
+            if part is tile:
+                return any(other is each for other in tile.scope.body)  # type: ignore[union-attr]
+            if part.op in ("binary", "unary", "where") and part.shape == tile.shape:
+                stack += part.args
+        return False
+
     def _fill(self, buffer: Tensor, tile: Tile) -> Stmt:
         return nest(tile.shape, lambda *i: Put(buffer, i, self.at(tile, i)))
 
     def _store(self, each: Store) -> Stmt:
-        tensor = self.tensors[each.array]
+        return self._put(each, each.value)
+
+    def _put(self, each: Store, value: Tile) -> Stmt:
+        """`value` where `each` stores."""
 
         def put(*index: Expr) -> Stmt:
-            stmt: Stmt = Put(tensor, (self.at(each.offsets, index),), self.at(each.value, index))
+            stmt: Stmt = Put(self.tensors[each.array], (self.at(each.offsets, index),), self.at(value, index))
             if each.mask is None:
                 return stmt
             cond = self.at(each.mask, index)
@@ -231,7 +262,7 @@ class Lowered:
 
     def at(self, tile: Tile, index: Index) -> Expr:
         """The element of `tile` at `index`."""
-        key = (tile, *index, self.buffers.get(tile))
+        key = (tile, *index, self.buffers.get(tile), tile in self.homes)
         if key not in self.known:
             self.known[key] = self._at(tile, index)
         return self.known[key]
@@ -239,6 +270,9 @@ class Lowered:
     def _at(self, tile: Tile, index: Index) -> Expr:
         if tile in self.buffers:
             return Load(self.buffers[tile], index)
+        if tile in self.homes:
+            home = self.homes[tile]
+            return Load(self.tensors[home.array], (self.at(home.offsets, index),))
         more, args = tile.more, tile.args
         match tile.op:
             case "const":
