@@ -85,7 +85,9 @@ def activity(program: Program, counters: Sequence[Counters], limit: int = 20_000
     every = Bars(*(np.concatenate(parts) for parts in zip(*(trace.bars() for trace in traces))))
     waits = Waits(*(np.concatenate(parts) for parts in zip(*(trace.waits() for trace in traces))))
     bars, gap = _joined(every, limit)
-    long = waits.until - waits.since > gap
+    length = waits.until - waits.since
+    gap = max(gap, int(np.sort(length)[-limit - 1])) if np.count_nonzero(length > gap) > limit else gap
+    long = length > gap
     waits = Waits(waits.unit[long], waits.of[long], waits.since[long], waits.until[long])
     return Activity(
         bars, waits, len(every.unit), gap, _occupancy(program.config, traces), tuple(starts),

@@ -154,7 +154,7 @@ def test_bars_hold_every_instruction_once(traced: tuple[Program, list[Counters],
         covered = sum((bars.end - bars.drawn)[rows].tolist())
         own = whole.bars.unit == unit
         assert covered >= (whole.bars.end - whole.bars.drawn)[own].sum()
-    assert (found.waits.until - found.waits.since > found.gap).all()
+    assert (found.waits.until - found.waits.since > found.gap).all() and len(found.waits.unit) <= limit
 
 
 def test_a_curve_of_fewer_steps_keeps_its_peaks() -> None:
