@@ -68,7 +68,9 @@ def features(cfg: Config) -> dict[str, float]:
 def covers(measured: Sequence[Config], cfg: Config) -> bool:
     """Whether each feature of `cfg` is among those of `measured`, and what is no feature is as it is in one of them."""
     ranges = [(name, [features(each)[name] for each in measured]) for name in features(cfg)]
-    fixed = all(getattr(cfg, name) in {getattr(each, name) for each in measured} for name in ("packed", "batch"))
+    fixed = all(
+        getattr(cfg, name) in {getattr(each, name) for each in measured} for name in ("packed", "batch", "trace_depth")
+    )
     return fixed and all(min(values) <= features(cfg)[name] <= max(values) for name, values in ranges)
 
 
@@ -96,6 +98,7 @@ def memories(cfg: Config) -> Iterator[tuple[int, int, int]]:
     yield from [(cfg.acc_depth // 2, 4 * lanes, 32)] * 2
     yield from [(cfg.vin_depth // banks, lanes, min(bus, piece))] * banks
     yield cfg.out_depth, lanes, lanes
+    yield from [(cfg.trace_depth, 32, 32)] * 2
     yield cfg.par_depth, 64 * cfg.block_out, min(bus, 64 * cfg.block_out)
     if cfg.taps:
         grain = min(bus, 8 * cfg.tap_bytes)

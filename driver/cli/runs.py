@@ -98,8 +98,12 @@ def run(
       celosia run resnet18.celosia -i image.npy --device timed --memory pynq-z2
       celosia run resnet18.celosia -i image.npy --device ssh://root@pynq
     """
-    if trace is not None and device not in WITH_CYCLES:
-        raise typer.BadParameter("--trace needs --device timed or rtl: the others do not tell each instruction's time")
+    on_board = device == "board" or device.startswith("ssh://")
+    if trace is not None and device not in WITH_CYCLES and not on_board:
+        raise typer.BadParameter(
+            "--trace needs --device timed or rtl, or a board whose Config has a trace_depth: the others do not tell each "
+            "instruction's time"
+        )
     if device not in DEVICES and not device.startswith("ssh://"):
         raise typer.BadParameter(f"there is no device {device!r}; take {', '.join(DEVICES)} or ssh://USER@BOARD")
     if dump and output is None:
@@ -192,11 +196,17 @@ def _write(
     if report is not None:
         write_text(report, json.dumps(result.report, indent=1) + "\n")
     if trace is not None:
+        from celosia.driver.board import BoardDevice
         from celosia.driver.timeline import timeline
         from celosia.sim.memory import memory_model
 
+        if result.counters and not any(each.events for each in result.counters):
+            raise typer.BadParameter(
+                "--trace: the accelerator has kept no instruction's time; take a Config with a trace_depth, and a "
+                "bitstream of it"
+            )
         memory = result.report["memory_model"]
-        clock = memory_model(memory.split()[0]).clock_mhz if memory else 100
+        clock = memory_model(memory.split()[0]).clock_mhz if memory not in (None, BoardDevice.memory_model) else 100
         made = timeline(program, result.counters, result.step_seconds, memory, clock)
         write_text(trace, json.dumps(made) + "\n")
 

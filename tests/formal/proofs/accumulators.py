@@ -11,6 +11,7 @@ from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.scratchpad import AccScratchpad
 from celosia.hw.gemm_core.gemm import Gemm
 from celosia.hw.gemm_core.vector import Vector
+from celosia.hw.isa import Destination
 from proofs.declare import Mutant, prove
 from proofs.handshakes import SMALL
 from proofs.harness import Harness, implies
@@ -92,7 +93,7 @@ def arbitration(cfg: Config) -> Harness:
             wants = [port.en & (port.addr[-1] == bank) for port in ports]
             h.ensure(sum(served[1:], served[0]) <= 1, f"{side}{bank}_serves_one")
             h.ensure(sum(served[1:], served[0]).any() == sum(wants[1:], wants[0]).any(), f"{side}{bank}_serves")
-    for number, port in enumerate(sides["write"]):
+    for port in sides["write"]:
         size = len(port.data) // len(port.mask)
         for lane, bit in enumerate(port.mask):
             with h.m.If(port.en & port.ready & (port.addr == entry) & bit):
@@ -103,7 +104,9 @@ def arbitration(cfg: Config) -> Harness:
 
     # A read gives the word of the cycle in which it was taken: gemm's for a cycle, vector's until its next one.
     gemm, vector = sides["read"]
-    h.ensure(implies(h.register(gemm.en & (gemm.addr == entry), "gemm_asked"), gemm.data == h.register(word, "was")), "gemm")
+    h.ensure(
+        implies(h.register(gemm.en & (gemm.addr == entry), "gemm_asked"), gemm.data == h.register(word, "was")), "gemm"
+    )
     asked, seen = Signal(name="vector_asked"), Signal.like(word, name="vector_saw")
     with h.m.If(vector.en & vector.ready):
         h.m.d.sync += [asked.eq(vector.addr == entry), seen.eq(word)]
@@ -117,15 +120,26 @@ def arbitration(cfg: Config) -> Harness:
 
 
 def turns(cfg: Config) -> Harness:
-    """Vector takes a port of acc only where gemm does not, which says so a cycle ahead, so that it need not look."""
+    """Vector takes a port of acc only where gemm does not, which says so a cycle ahead, so that it need not look.
+
+    Two facts are proved elsewhere: what a stage knows of its item's instruction is right (hazards), and the place of an
+    item returns from its ring when the item is written (rings), so that its bank does.
+    """
     h = Harness()
     dut = Vector(cfg)
     inside = h.add(dut)
-    items = inside["items"]
+    items, banks = inside["items"], inside["banks"]
+    h.assume(implies(items.complete, dut.acc_write.addr[-1] == banks["write"]))
+    for each in items.all:
+        for name, value in each.registered.items():
+            came = Mux(each.which, *(Value.cast(constants[name]) for constants in reversed(inside["constants"])))
+            h.assume(implies(each.valid, value == came))
     for kind, port in (("read", dut.acc_read), ("write", dut.acc_write)):
         for bank in range(2):
             claimed = h.register(dut.claims[kind][bank], f"claimed_{kind}{bank}")
             h.ensure(implies(port.en & (port.addr[-1] == bank), ~claimed), f"{kind}{bank}")
+    # What makes it inductive.
+    h.ensure(implies(items.writes[Destination.ACC], items.complete), "writes_what_is_there")
     return h
 
 
@@ -133,7 +147,11 @@ GEMM, PADS, VECTOR = "gemm_core/gemm.py", "dae_pipeline/scratchpad.py", "gemm_co
 prove(
     "GEMM adds to the newest value",
     Mutant(GEMM, "Mux(missed[4], committed, self.acc_read.data)", "self.acc_read.data"),
-    Mutant(GEMM, "Mux(missed[2], written, Mux(missed[3], committed, kept))", "Mux(missed[3], committed, Mux(missed[2], written, kept))"),
+    Mutant(
+        GEMM,
+        "Mux(missed[2], written, Mux(missed[3], committed, kept))",
+        "Mux(missed[3], committed, Mux(missed[2], written, kept))",
+    ),
     Mutant(GEMM, "((4, 0), (3, 1), (2, 1), (1, 2))", "((4, 0), (3, 0), (2, 1), (1, 2))"),
     Mutant(GEMM, "before.valid & before.last & (before.acc == this.acc)", "before.valid & (before.acc == this.acc)"),
     depth=FLIGHT,
@@ -143,7 +161,26 @@ prove(
 prove(
     "accumulators serve gemm, vector and load",
     Mutant(PADS, "port.ready.eq(~wants[:i].any() if i else 1)", "port.ready.eq(~wants[:1].any() if i else 1)"),
-    Mutant(PADS, "with m.If(wants[i] & ~wants[:i].any()) if i else nullcontext():", "with m.If(wants[i]) if i else nullcontext():"),
+    Mutant(
+        PADS,
+        "with m.If(wants[i] & ~wants[:i].any()) if i else nullcontext():",
+        "with m.If(wants[i]) if i else nullcontext():",
+    ),
     Mutant(PADS, "Mux(vector_new, Mux(vector_bank, data[1], data[0]), held)", "Mux(vector_bank, data[1], data[0])"),
     depth=1,
 )(partial(arbitration, TINY))
+for name, cfg in {"plain": TINY, "with all features": replace(SMALL, taps=3, forward=True, residual_cycles=2)}.items():
+    prove(
+        f"VECTOR takes the ports of acc that GEMM leaves, {name}",
+        Mutant(
+            VECTOR,
+            'Mux(self.front, reads(acc.before, read_bank["before"]), reads(acc, read_bank["here"]))',
+            'reads(acc.before, read_bank["before"])',
+        ),
+        Mutant(
+            VECTOR,
+            "writes(write.before) & ~claimed[0], writes(write) & ~claimed[1]",
+            "writes(write.before) & ~claimed[0], writes(write)",
+        ),
+        depth=1,
+    )(partial(turns, cfg))

@@ -125,7 +125,7 @@ def loops(names: Sequence[str], operands: Mapping[str, Sequence[str]], reduction
 
 
 def walker(padded: bool) -> Harness:
-    """Of Walker: every step of every element, in order, and whether the element lies in the padding, which is but one."""
+    """Of Walker: every step of every element, in order; an element in the padding has one step, and says that it is."""
     h = Harness()
     dut = Walker(BITS, 2, data.StructLayout({"tag": 2}), padded=padded)
     inside = h.add(dut)
@@ -186,7 +186,7 @@ def walker(padded: bool) -> Harness:
 
 
 def rows(max_shift: int) -> Harness:
-    """Of Rows: every row, in order; all of a plane in one where no byte lies between them. DRAM is of 256 bytes here."""
+    """Of Rows: every row, in order; a plane is one where no byte lies between its rows. DRAM is of 256 bytes here."""
     h = Harness()
     with patch.object(walk, "OFFSET_BITS", 2 * BITS):
         dut = Rows(max_shift)

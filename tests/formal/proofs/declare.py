@@ -84,7 +84,10 @@ def prove(
 
 def all_properties() -> dict[str, Property]:
     """Every property, in the order of the table."""
-    modules = "semaphores addresses fifos order items scratchpads accumulators bursts handshakes writes ends decoder requantiser"
+    modules = (
+        "semaphores addresses fifos order items hazards scratchpads accumulators bytes bursts handshakes writes ends "
+        "decoder requantiser"
+    )
     for module in modules.split():
         importlib.import_module(f"proofs.{module}")
     return PROPERTIES
