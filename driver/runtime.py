@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.cpu.runtime.host import execute
-from celosia.compiler.cpu.runtime.kernel import host, load_library
+from celosia.compiler.cpu.runtime.kernel import fresh, host, load_library
 from celosia.compiler.cpu.runtime.op import HostOp, bodies
 from celosia.compiler.cpu.runtime.team import Stamps
 from celosia.compiler.cpu.runtime.threads import default_threads, thread_count
@@ -411,7 +411,7 @@ class Runtime:
             return
         kernel = self.program.kernels[step.kernel]
         outputs = [
-            arena[name] if name in arena else np.empty(shape, numpy_dtype(dtype))
+            arena[name] if name in arena else fresh(numpy_dtype(dtype), shape)
             for name, (dtype, shape) in zip(step.outputs, kernel.outputs)
         ]
         kernel.run([values[name] for name in step.inputs if name], outputs, self.threads)

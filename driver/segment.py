@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.runtime.kernel import address_of
+from celosia.compiler.cpu.runtime.kernel import address_of, fresh
 from celosia.compiler.cpu.runtime.team import Calls, Stamps, team
 from celosia.compiler.dtypes import numpy_dtype
 from celosia.compiler.program import CpuStep, Program, ProgramError
@@ -56,7 +56,7 @@ class Segment:
             for place in places:
                 arguments[place] = address_of(array)
         for name, dtype, shape, places in self.made:
-            values[name] = made = np.empty(shape, dtype)
+            values[name] = made = fresh(dtype, shape)
             for place in places:
                 arguments[place] = address_of(made)
         return self.calls.run()

@@ -39,6 +39,11 @@ def tune_cpu(
 ) -> Tuning:  # fmt: skip
     """Tune the kernels of a model that run on this CPU, on one thread, and compile it.
 
+    >>> import celosia
+    >>> tuning = celosia.tune_cpu(celosia.models.demo_model_path(), "tiny", trials=4)
+    >>> tuning.report["seconds_tuned"] <= tuning.report["seconds_own"]
+    True
+
     trials: the most schedules that are tried. records: a file that keeps them, and in which those that are known are
     not run again. jobs: processes that measure. search: one of `tune.search.SEARCHES`. learner: "ridge", or "trees"
     (needs the extra `tune`). deadline: seconds for one trial. accelerator: False tunes a model that is wholly compiled
@@ -72,7 +77,17 @@ def tune_kernel(
     records: str | Path | Records | None = None, jobs: int = 1, search: str = "climb", learner: str = "ridge",
     seed: int = 0, deadline: float = DEADLINE, fleet: Fleet | None = None, told: Told = lambda state: None,
 ) -> tuple[Kernel, Trace]:  # fmt: skip
-    """(a kernel that computes `outputs` from `inputs`, the schedule that was found for it): see `tune_cpu`."""
+    """(a kernel that computes `outputs` from `inputs`, the schedule that was found for it): see `tune_cpu`.
+
+    >>> import numpy as np
+    >>> import celosia
+    >>> from celosia.compiler import expr as T
+    >>> x = T.placeholder((4, 64), "float32", "x")
+    >>> twice = T.compute((4, 64), lambda i, j: x[i, j] + x[i, j], "twice")
+    >>> kernel, trace = celosia.tune_kernel(twice, [x], trials=2)
+    >>> float(kernel(np.ones((4, 64), np.float32))[0].sum())
+    512.0
+    """
     computed = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
     workload = Workload.of(computed, inputs)
     _, traces = _tuned(opened(records), [(workload, 1)], trials, jobs, search, learner, seed, deadline, fleet, told)

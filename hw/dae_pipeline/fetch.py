@@ -99,9 +99,10 @@ class Fetch(wiring.Component):
         left = Signal(32 + 7)  # beats that have not been asked for
         next_ = Signal(32)  # number of the next beat's bus word
         position = next_[: (longest - 1).bit_length()]  # of that between multiples of `longest`
-        # Of the next burst, and whether there is one; a cycle late, but it is asked for in every other one at most.
-        beats, more = Signal(range(longest + 1)), Signal()
-        m.d.sync += [beats.eq(Mux(left < longest - position, left, longest - position)), more.eq(left != 0)]
+        # Of the next burst, and whether there is one; a cycle late, but it is asked for in every other one at most, and
+        # `left` is set anew only where nothing is going.
+        length, more = Signal(range(longest + 1)), Signal()
+        m.d.sync += [length.eq(Mux(left < longest - position, left, longest - position)), more.eq(going & (left != 0))]
         asks = Signal()
         room = Signal(range(depth + 1), init=depth)  # of the buffer, not promised to a beat
         pending = Signal(range(depth + 1))  # beats to come
@@ -110,9 +111,9 @@ class Fetch(wiring.Component):
             m.d.sync += [
                 request.valid.eq(1),
                 request.payload.addr.eq(self.dma_base + next_ * bus_bytes),
-                request.payload.len.eq(beats - 1),
-                next_.eq(next_ + beats),
-                left.eq(left - beats),
+                request.payload.len.eq(length - 1),
+                next_.eq(next_ + length),
+                left.eq(left - length),
             ]
         with m.Elif(request.ready):
             m.d.sync += request.valid.eq(0)
@@ -121,7 +122,7 @@ class Fetch(wiring.Component):
                 next_.eq(self.instr_addr // bus_bytes),
                 left.eq((self.instr_count * word_bytes + bus_bytes - 1) // bus_bytes),
             ]
-        promised = Mux(asks, beats, 0)
+        promised = Mux(asks, length, 0)
         m.d.sync += [
             room.eq(room - promised + (buffer.o.valid & buffer.o.ready)),
             pending.eq(pending + promised - response.valid),

@@ -73,12 +73,16 @@ class Aligner(wiring.Component):
             "unit": Out(stream.Signature(data.StructLayout({"data": 8 * bus_bytes, "error": ERROR_BITS}))),
         })  # fmt: skip
 
-    def facts(self, first: Value, shift: Value, last: Value) -> Value:
-        """Of the unit that begins at place `first`, in a row that ends at place `last`."""
+    def stop(self, first: Value, shift: Value) -> Value:
+        """Where the unit that begins at place `first` ends."""
         word_bits = _log2(self._bus_bytes)
-        first, last = first[:word_bits], last[:word_bits]
-        stop = (first + (1 << shift))[: word_bits + 1]
-        return Cat(first, stop, stop[word_bits] & stop[:word_bits].any(), (stop - 1)[:word_bits] == last)
+        return first[:word_bits] + (1 << shift)[: word_bits + 1]
+
+    def facts(self, first: Value, stop: Value, last: Value) -> Value:
+        """Of the unit from place `first` to `stop`, in a row that ends at place `last`."""
+        word_bits = _log2(self._bus_bytes)
+        final = (stop - 1)[:word_bits] == last[:word_bits]
+        return Cat(first[:word_bits], stop[: word_bits + 1], stop[word_bits] & stop[:word_bits].any(), final)
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -101,7 +105,8 @@ class Aligner(wiring.Component):
             self.beat.ready.eq(~holds | (take & (row_end | next_beat))),
         ]
         with m.If(take):
-            m.d.sync += [inside.eq(~row_end), following.eq(self.facts(present.stop, row.shift, row.last))]
+            stop = self.stop(present.stop, row.shift)
+            m.d.sync += [inside.eq(~row_end), following.eq(self.facts(present.stop, stop, row.last))]
         with m.If(self.beat.ready):
             m.d.sync += holds.eq(self.beat.valid & ~(take & row_end & crosses))
             with m.If(self.beat.valid):
@@ -325,15 +330,20 @@ class Lane(wiring.Component):
         wiring.connect(m, jobs.o, writer.job)
 
         # A row goes to the engine, and its place within its bus words to the aligner.
-        row, unit_shift, last = rows.row.payload, Signal.like(places.i.payload.shift), Signal(word_bits)
+        row, shift_bits = rows.row.payload, len(places.i.payload.shift)
+        # As wide as what computes them: cut to bits of the payload, on which other bits of it depend, they would look
+        # like a combinational loop.
+        unit_shift, last = Signal(shift_bits), Signal.like(row.offset[:word_bits] + row.bytes[:word_bits] - 1)
+        stop = Signal.like(aligner.stop(row.offset, unit_shift))
         m.d.comb += [
             asked.i.valid.eq(rows.row.valid & places.i.ready & ~self.halt),
             asked.i.payload.eq(row),
             places.i.valid.eq(rows.row.valid & asked.i.ready & ~self.halt),
             rows.row.ready.eq(places.i.ready & asked.i.ready & ~self.halt),
-            unit_shift.eq(Mux(rows.shift > word_bits, word_bits, rows.shift)),
-            last.eq(row.offset + row.bytes - 1),
-            places.i.payload.unit.eq(aligner.facts(row.offset, unit_shift, last)),
+            unit_shift.eq(Mux(rows.shift > word_bits, Const(word_bits, shift_bits), rows.shift[:shift_bits])),
+            last.eq(row.offset[:word_bits] + row.bytes[:word_bits] - 1),
+            stop.eq(aligner.stop(row.offset, unit_shift)),
+            places.i.payload.unit.eq(aligner.facts(row.offset, stop, last)),
             places.i.payload.last.eq(last),
             places.i.payload.shift.eq(unit_shift),
         ]

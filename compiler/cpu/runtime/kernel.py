@@ -51,6 +51,15 @@ def empty(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     return np.ndarray(shape, dtype, memory.data, -address_of(memory) % 64)
 
 
+ALIGNED_FROM = 1 << 15
+"""Bytes: what is smaller stays in the first cache, and aligning it takes longer than it saves."""
+
+
+def fresh(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    """An array for a kernel to write: of `empty` if it is large."""
+    return empty(dtype, shape) if dtype.itemsize * prod(shape) >= ALIGNED_FROM else np.empty(shape, dtype)
+
+
 _local = threading.local()
 _HEAD = object.__basicsize__
 
@@ -94,7 +103,7 @@ class Kernel:
     phases: tuple[bool, ...] = ()
 
     def __call__(self, *inputs: Array, threads: int = 1) -> list[Array]:
-        outputs = [empty(dtype, shape) for dtype, shape in self._types[len(self.inputs) :]]
+        outputs = [fresh(dtype, shape) for dtype, shape in self._types[len(self.inputs) :]]
         self.run(inputs, outputs, threads)
         return outputs
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial, reduce
 from operator import or_
 
-from amaranth import Cat, Const, Signal, Value
+from amaranth import Cat, Const, Mux, Signal, Value
 
 from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.fetch import Fetch
@@ -104,14 +104,18 @@ def requests(cfg: Config) -> Harness:
     fits = (dut.instr_count == 0) | (aligned & (dut.instr_addr + dut.instr_count * word_bytes <= dut.dma_size))
     started = h.register(1, "started")
     h.ensure(implies(started, inside["bad"] == ~fits), "checked")
-    h.ensure(implies(inside["checked"], started), "checked_after_start")
-    h.ensure(implies(~started, (left == 0) & ~request.valid), "nothing_yet")
+    h.ensure(implies(inside["allowed"], fits), "allowed_where_it_fits")
+    h.ensure(implies(inside["checked"] | inside["allowed"], started), "checked_after_start")
+    h.ensure(implies(~started, (left == 0) & ~request.valid & (pending == 0)), "nothing_yet")
     h.ensure(implies(request.valid | (started & (asked != 0)), fits), "asks_only_what_fits")
     h.ensure(implies(started, (left <= total) & (asked + left == total)), "adds_up")
     h.ensure(implies(request.valid, asked > burst.len), "not_too_many")
     end = dut.dma_base + following * bus_bytes
     h.ensure(implies(request.valid, burst.addr + (burst.len + 1) * bus_bytes == end), "next")
     longest = depth // 4
+    to_end = longest - following % longest
+    length = Mux(left < to_end, left, to_end)
+    h.ensure(implies(inside["more"] & ~request.valid, (left != 0) & (inside["length"] == length)), "knows_the_next")
     page = (burst.addr[:12] // bus_bytes) % longest
     h.ensure(implies(request.valid, page + burst.len < longest), "ends_at_a_multiple")
     h.ensure(implies(request.valid, pending > burst.len), "pending")
@@ -129,7 +133,7 @@ for name, cfg in CONFIGS.items():
 for name in ("small", "wide"):
     prove(
         f"requests of fetch, Config {name}",
-        Mutant(FETCH, "promised = Mux(asks, beats, 0)", "promised = Mux(asks, beats - 1, 0)"),
+        Mutant(FETCH, "promised = Mux(asks, length, 0)", "promised = Mux(asks, length - 1, 0)"),
         Mutant(FETCH, "Mux(unaligned, 0, space // word_bytes)", "space // word_bytes"),
         depth=1,
     )(partial(requests, CONFIGS[name]))

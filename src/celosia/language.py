@@ -1,0 +1,4 @@
+"""The tile language, as `import celosia.language as cl`: kernels in Python (docs/language.md)."""
+
+from celosia.compiler.language import *  # noqa: F403
+from celosia.compiler.language import __all__ as __all__
