@@ -101,8 +101,8 @@ def run(
     on_board = device == "board" or device.startswith("ssh://")
     if trace is not None and device not in WITH_CYCLES and not on_board:
         raise typer.BadParameter(
-            "--trace needs --device timed or rtl, or a board whose Config has a trace_depth: the others do not tell each "
-            "instruction's time"
+            "--trace needs --device timed or rtl, or a board whose Config has a trace_depth: the others do not tell "
+            "each instruction's time"
         )
     if device not in DEVICES and not device.startswith("ssh://"):
         raise typer.BadParameter(f"there is no device {device!r}; take {', '.join(DEVICES)} or ssh://USER@BOARD")
