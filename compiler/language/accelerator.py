@@ -544,6 +544,10 @@ class AcceleratorVariant:
             self.constants = [each.copy() for each in fixed]
         return self.image
 
+    def cycles(self, arrays: list[Any]) -> int:
+        """By the timing model."""
+        return cycles(self.cfg, self.prepare(arrays))
+
     def __call__(self, arrays: list[Any], device: Any) -> dict[str, Any]:
         image, cfg = self.prepare(arrays), self.cfg
         (launch,) = image.launches

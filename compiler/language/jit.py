@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import os
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +31,8 @@ MOST_VARIANTS = 1024
 """Compiled variants that a kernel remembers."""
 
 Grid = Any
-Variant = Callable[[list[Any], Any], dict[str, Any]]
-"""Arguments and device to the report of a run."""
+Variant = Any
+"""A function of arguments and device to the report of a run."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Kernel:
         )
         self.variants: dict[Any, Any] = {}
         self.devices: dict[str, Any] = {}
+        self.on_cpu: Kernel | None = None
         self.__doc__ = function.__doc__
 
     def __getitem__(self, grid: Grid) -> Callable[..., Launched]:
@@ -85,26 +87,38 @@ class Kernel:
     def launch(self, grid: Grid, args: tuple[Any, ...], named: dict[str, Any]) -> Launched:
         """One call. LanguageError for what the language or the target cannot do."""
         device = named.pop("device", "functional") if named else "functional"
+        if (mode := getattr(_local, "mode", None)) is not None:
+            return self._inside(mode, grid, args, named)
+        variant, arrays = self.variant(grid, args, named)
+        return Launched(variant(arrays, device))
+
+    def _inside(self, mode: str, grid: Grid, args: tuple[Any, ...], named: dict[str, Any]) -> Launched:
+        """A call in an operator of a model, see `launching`."""
+        values = self._bind(args, named)
+        grid, arrays = self._grid(grid, values), [v.array if type(v) is Quantised else v for v in values]
+        if mode == "capture":
+            _local.launches.append(Launch(self, grid, values, arrays))
+        elif mode == "interpret":
+            self._interpret(grid, values, arrays)
+        else:
+            self.on_cpu = self.on_cpu or Kernel(self.function, "cpu", None, self.threads)
+            with launching(None):
+                return self.on_cpu.launch(grid, values, {})
+        return Launched()
+
+    def variant(self, grid: Grid, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Variant, list[Any]]:
+        """(what runs the kernel on such arguments, the arguments): compiled when it is first asked for."""
         values = args if not named and len(args) == len(self.names) else self._bind(args, named)
         places = [address_of(v) for v in values if type(v) is np.ndarray]
         alias = tuple(map(places.index, places)) if len(set(places)) < len(places) else None
-        key = (
-            grid if type(grid) is tuple else None,
-            alias,
-            *map(_key, values),
-            os.environ.get(INTERPRET),
-            *self._globals(),
-        )
-        variant = self.variants.get(key)
-        if variant is None or key[0] is None:
-            variant = self._variant(self._grid(grid, values), values)
-            if key[0] is not None:
-                if len(self.variants) >= MOST_VARIANTS:
-                    self.variants.clear()
-                self.variants[key] = variant
-        arrays = [v.array if type(v) is Quantised else v for v in values]
-        report: dict[str, Any] = variant(arrays, device)
-        return Launched(report)
+        grid = grid if type(grid) is tuple else self._grid(grid, values)
+        key = (grid, alias, os.environ.get(INTERPRET), *map(_key, values), *self._globals())
+        found = self.variants.get(key)
+        if found is None:
+            if len(self.variants) >= MOST_VARIANTS:
+                self.variants.clear()
+            found = self.variants[key] = self._variant(self._grid(grid, values), values)
+        return found, [v.array if type(v) is Quantised else v for v in values]
 
     def _globals(self) -> tuple[Any, ...]:
         known = self.function.__globals__
@@ -137,8 +151,7 @@ class Kernel:
             return _CpuVariant(self, Lowered(self.name, traced), given)
         from celosia.compiler.language.accelerator import AcceleratorVariant
 
-        variant: Variant = AcceleratorVariant(self, traced, given)
-        return variant
+        return AcceleratorVariant(self, traced, given)
 
     def traced(self) -> FunctionType:
         """The function, with the language's meaning of the names that Python has for numbers."""
@@ -195,6 +208,30 @@ class Kernel:
             with Program(grid, ids, value_of):
                 self.traced()(*self._arguments(values, {}))
         return {"target": "interpreter", "seconds": time.perf_counter() - started}
+
+
+_local = threading.local()
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A call that was noted and not run."""
+
+    kernel: Kernel
+    grid: tuple[int, ...]
+    values: tuple[Any, ...]
+    arrays: list[Any]
+
+
+@contextmanager
+def launching(mode: str | None) -> Iterator[list[Launch]]:
+    """Kernels that are called inside are noted ("capture"), interpreted ("interpret"), or run on the CPU ("cpu")."""
+    before = getattr(_local, "mode", None)
+    _local.mode, _local.launches = mode, []
+    try:
+        yield _local.launches
+    finally:
+        _local.mode = before
 
 
 IGNORED = ("num_warps", "num_stages", "num_ctas")
@@ -257,17 +294,16 @@ def _is_constexpr(annotation: Any) -> bool:
     return annotation is ops.constexpr or (isinstance(annotation, str) and annotation.endswith("constexpr"))
 
 
+@overload
+def jit(*, target: str = ..., config: Any = ..., threads: int | None = ...) -> Callable[[Any], Kernel]: ...
+
+
+@overload
+def jit(function: Any, *, target: str = ..., config: Any = ..., threads: int | None = ...) -> Kernel: ...
+
+
 def jit(function: Any = None, *, target: str = "accelerator", config: Any = "pynq", threads: int | None = None) -> Any:
     """A kernel of a function over tiles, for the "accelerator" of a Config or the "cpu", on so many threads."""
     if function is None:
         return lambda f: Kernel(f, target, config, threads)
     return Kernel(function, target, config, threads)
-
-
-def source_hash(kernel: Kernel) -> str:
-    """Of what a kernel is."""
-    try:
-        text = inspect.getsource(kernel.function)
-    except OSError:
-        text = kernel.function.__code__.co_code.hex()
-    return hashlib.sha256(text.encode()).hexdigest()

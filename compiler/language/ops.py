@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Iterator
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,11 +39,15 @@ float16, float32, float64 = "float16", "float32", "float64"
 Block = tuple[tuple[Tile, ...], tuple[int, ...]]
 
 
-class constexpr:
-    """As an annotation, marks parameters that are part of the kernel: shapes, and numbers that choose between codes."""
+if TYPE_CHECKING:
+    constexpr = Any
+else:
 
-    def __new__(cls, value: Any) -> Any:
-        return value
+    class constexpr:
+        """As an annotation, marks parameters that are part of the kernel: shapes, and what chooses between codes."""
+
+        def __new__(cls, value: Any) -> Any:
+            return value
 
 
 def cdiv(a: Any, b: Any) -> Any:

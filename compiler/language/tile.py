@@ -334,7 +334,7 @@ class Tile:
 def dtype_name(dtype: Any) -> str:
     try:
         name = numpy_dtype(dtype).name if isinstance(dtype, str) else np.dtype(dtype).name
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, AttributeError):
         name = str(dtype)
     if name not in DTYPES:
         fail(f"there is no element type {dtype!r} in the language; take one of {', '.join(DTYPES)}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from amaranth import Array, Mux, Signal, Value
+from amaranth import Cat, Mux, Signal, Value
 
 from celosia.hw.dae_pipeline.load import Aligner
 from celosia.hw.dae_pipeline.store import Packer
@@ -23,20 +23,31 @@ class Rows:
 
     def __init__(self, h: Harness, bus_bytes: int, shift: int | None) -> None:
         self._h, self._bus, self.word_bits = h, bus_bytes, bus_bytes.bit_length() - 1
-        self.first, self.units = self._constants(bus_bytes, "first"), self._constants(1 << LENGTH_BITS, "units")
-        self.shift = self._constants(self.word_bits + 1, "shift")
-        for units, size in zip(self.units, self.shift):
+        self._first, self._units = self._constants(bus_bytes, "first"), self._constants(1 << LENGTH_BITS, "units")
+        self._shift = self._constants(self.word_bits + 1, "shift")
+        for units, size in zip(self._units, self._shift):
             h.assume(units != 0)
             h.assume(size == shift if shift is not None else size <= self.word_bits)
-        self.kind, self.value = h.constant(KINDS, "kind"), h.constant(8, "value")
-        self.position = h.constant(bus_bytes << LENGTH_BITS + 1, "position")
+        self.kind, self.value = h.constant(range(KINDS), "kind"), h.constant(8, "value")
+        self.position = h.constant(range(bus_bytes << LENGTH_BITS + 1), "position")
 
-    def _constants(self, end: int, name: str) -> Array:
-        return Array(self._h.constant(range(end), f"{name}{i}") for i in range(KINDS))
+    def _constants(self, end: int, name: str) -> list[Signal]:
+        return [self._h.constant(range(end), f"{name}{i}") for i in range(KINDS)]
+
+    def first(self, kind: Value) -> Value:
+        """Position of a row's first byte."""
+        return Cat(self._first).word_select(kind, len(self._first[0]))
+
+    def units(self, kind: Value) -> Value:
+        return Cat(self._units).word_select(kind, len(self._units[0]))
+
+    def shift(self, kind: Value) -> Value:
+        """log2 of the bytes of a unit."""
+        return Cat(self._shift).word_select(kind, len(self._shift[0]))
 
     def end(self, kind: Value) -> Value:
         """Position of a row's last byte."""
-        return self.first[kind] + (self.units[kind] << self.shift[kind]) - 1
+        return (self.first(kind) + (self.units(kind) << self.shift(kind)) - 1)[: len(self.position)]
 
     def last_word(self, kind: Value) -> Value:
         return self.end(kind) >> self.word_bits
@@ -50,7 +61,7 @@ class Rows:
     def in_unit(self, kind: Value, at: Value, data: Value) -> Value:
         """The same of the unit that begins at position `at`."""
         place = (self.position - at)[: self.word_bits]
-        here = (kind == self.kind) & (self.position >= at) & (self.position < at + (1 << self.shift[kind]))
+        here = (kind == self.kind) & (self.position >= at) & (self.position < at + (1 << self.shift(kind)))
         return implies(here, data.word_select(place, 8) == self.value)
 
 
@@ -77,19 +88,22 @@ def aligner(bus_bytes: int) -> Harness:
     h.trusts(dut.beat, "beat")
     row, beat = dut.row.payload, dut.beat.payload
 
+    def facts(first: Value) -> Value:
+        return dut.facts(first, dut.stop(first, row.shift), row.last)
+
     # What comes.
     kind, end = units.kind, rows.end(units.kind)
-    offered = (row.shift == rows.shift[kind]) & (row.last == end[: rows.word_bits])
-    h.assume(offered & (Value.cast(row.unit) == dut.facts(rows.first[kind], row.shift, row.last)))
+    offered = (row.shift == rows.shift(kind)) & (row.last == end[: rows.word_bits])
+    h.assume(offered & (Value.cast(row.unit) == facts(rows.first(kind))))
     h.assume((beat.error == 0) & (beat.last == (beats.at == rows.last_word(beats.kind))))
     h.assume(implies(dut.beat.valid, rows.in_word(beats.kind, beats.at, beat.data, bus_bytes)))
 
     # What goes: `at` counts units' bytes from the row's first one.
     takes, enters = dut.unit.valid & dut.unit.ready, dut.beat.valid & dut.beat.ready
     position = Signal(LENGTH_BITS + 5, name="unit_position")
-    h.m.d.comb += position.eq(rows.first[kind] + units.at)
+    h.m.d.comb += position.eq(rows.first(kind) + units.at)
     after = units.at + (1 << row.shift)
-    ends = after == rows.units[kind] << row.shift
+    ends = after == rows.units(kind) << row.shift
     held_kind, held_number = Signal(range(KINDS), name="held_kind"), Signal.like(beats.at, name="held_number")
     with h.m.If(enters):
         h.m.d.sync += [held_kind.eq(beats.kind), held_number.eq(beats.at)]
@@ -100,10 +114,10 @@ def aligner(bus_bytes: int) -> Harness:
 
     # What makes it inductive.
     holds, held = inside["holds"], inside["held"]
-    following = Value.cast(inside["following"]) == dut.facts(position[: rows.word_bits], row.shift, row.last)
+    following = Value.cast(inside["following"]) == facts(position[: rows.word_bits])
     h.ensure(inside["inside"] == (units.at != 0), "inside")
     h.ensure(implies(units.at != 0, following & dut.row.valid), "following")
-    within = (units.at < rows.units[kind] << rows.shift[kind]) & (units.at & ((1 << rows.shift[kind]) - 1) == 0)
+    within = (units.at < rows.units(kind) << rows.shift(kind)) & (units.at & ((1 << rows.shift(kind)) - 1) == 0)
     h.ensure(within, "within")
     h.ensure(beats.at <= rows.last_word(beats.kind), "beats_within")
     oldest_kind, oldest = Mux(holds, held_kind, beats.kind), Mux(holds, held_number, beats.at)
@@ -125,10 +139,10 @@ def packer(bus_bytes: int, unit_bytes: int) -> Harness:
     h.trusts(dut.row, "row")
     h.trusts(dut.unit, "unit")
     row, beat, kind = dut.row.payload, dut.beat.payload, units.kind
-    count = rows.units[kind]
-    h.assume((row.first == rows.first[kind]) & (row.units == count - 1) & (row.single == (count == 1)))
+    count = rows.units(kind)
+    h.assume((row.first == rows.first(kind)) & (row.units == count - 1) & (row.single == (count == 1)))
     position = Signal(LENGTH_BITS + 5, name="unit_position")
-    h.m.d.comb += position.eq(rows.first[kind] + units.at * unit_bytes)
+    h.m.d.comb += position.eq(rows.first(kind) + units.at * unit_bytes)
     h.assume(implies(dut.unit.valid, rows.in_unit(kind, position, dut.unit.payload)))
 
     takes, sends = dut.unit.valid & dut.unit.ready, dut.beat.valid & dut.beat.ready
@@ -138,7 +152,7 @@ def packer(bus_bytes: int, unit_bytes: int) -> Harness:
     end = rows.end(beats.kind)
     place = rows.position[: rows.word_bits]
     mine = (beats.kind == rows.kind) & (beats.at == rows.position >> rows.word_bits)
-    of_row = mine & (rows.position >= rows.first[beats.kind]) & (rows.position <= end)
+    of_row = mine & (rows.position >= rows.first(beats.kind)) & (rows.position <= end)
     right = (beat.data.word_select(place, 8) == rows.value) & beat.strobe.bit_select(place, 1)
     h.ensure(implies(dut.beat.valid & of_row, right), "byte_in_its_beat")
     h.ensure(implies(takes, dut.row.ready == ends), "row_ends_with_its_last_unit")
@@ -156,7 +170,7 @@ def packer(bus_bytes: int, unit_bytes: int) -> Harness:
     h.ensure(implies(flush, (beats.at == rows.last_word(beats.kind)) & (low != 0)), "flush_is_the_last")
     word = Mux(units.at == 0, 0, position >> rows.word_bits)
     h.ensure(implies(~flush, (beats.kind == kind) & (beats.at == word)), "beat")
-    began = Mux(beats.at == 0, rows.first[beats.kind], 0)
+    began = Mux(beats.at == 0, rows.first(beats.kind), 0)
     for i in range(bus_bytes):
         taken = (i >= began) & (i < low)
         h.ensure(held.strobe[i] == taken, f"strobe{i}")
