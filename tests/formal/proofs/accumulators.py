@@ -183,4 +183,5 @@ for name, cfg in {"plain": TINY, "with all features": replace(SMALL, taps=3, for
             "writes(write.before) & ~claimed[0], writes(write)",
         ),
         depth=1,
+        reach=26,
     )(partial(turns, cfg))
