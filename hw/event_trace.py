@@ -16,6 +16,8 @@ from celosia.hw.regs import TRACE_INDEX_SHIFT
 WAITING = 8
 """Events of each kind and unit that wait for their turn at the ring, which takes one a cycle; what comes on top is
 dropped."""
+FIRST = 2
+"""Cycle that follows `clear`, counted from the one in which the host starts the run."""
 SOURCES = tuple(f"{unit.name.lower()}_{kind}" for unit in Unit for kind in ("start", "done"))
 """In the order of the lowest bits of an entry: `TRACE_DONE`, and the unit from `TRACE_UNIT_SHIFT` on."""
 
@@ -25,7 +27,7 @@ class EventTrace(wiring.Component):
 
     Members
     -------
-    clear : In(1)                   Begins a run: nothing is kept, and cycles count from 0.
+    clear : In(1)                   Begins a run: nothing is kept, and cycles count from FIRST.
     <unit>_start, <unit>_done : In(Pulse)   The number of an instruction that starts, or is done, in this cycle.
     at : In(32)                     Number of an entry of the ring; the number of an event modulo `trace_depth`.
     event, cycle : Out(32)          That entry, as the registers say, two cycles later.
@@ -61,7 +63,7 @@ class EventTrace(wiring.Component):
         with m.If(waiting.any()):
             m.d.sync += [self.count.eq(self.count + 1), place.eq(Mux(place == self._depth - 1, 0, place + 1))]
         with m.If(self.clear):
-            m.d.sync += [now.eq(0), place.eq(0), self.count.eq(0)]
+            m.d.sync += [now.eq(FIRST), place.eq(0), self.count.eq(0)]
         for name in ("event", "cycle"):
             m.submodules[f"{name}_ring"] = ring = Memory(shape=32, depth=self._depth, init=[])
             write, read = ring.write_port(), ring.read_port()

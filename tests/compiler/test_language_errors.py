@@ -281,9 +281,7 @@ def test_there_are_enough() -> None:
 
 def test_a_tile_that_does_not_fit_says_what_it_needs() -> None:
     x, w, y = np.zeros((512, 32), np.int8), np.zeros((32, 32), np.int8), np.zeros((512, 32), np.int8)
-    with pytest.raises(
-        cl.LanguageError, match=r"linear on tiny: .* takes 1024 entries of out, where 128 are"
-    ):
+    with pytest.raises(cl.LanguageError, match=r"linear on tiny: .* takes 1024 entries of out, where 128 are"):
         cl.jit(linear, config="tiny")[(2, 2)](x, w, P, y, 512, 32, 32, 256, 16)
     kernel = cl.jit(conv3x3, config="pynq")
     with pytest.raises(cl.LanguageError, match="multiples of block_out, 16, and not 24"):

@@ -9,7 +9,7 @@ import pytest
 from amaranth.sim import Simulator
 
 from celosia.hw.config import Config
-from celosia.hw.event_trace import SOURCES, WAITING, EventTrace
+from celosia.hw.event_trace import FIRST, SOURCES, WAITING, EventTrace
 from celosia.hw.isa import Unit
 from celosia.sim.control import Control
 from celosia.sim.device import Event
@@ -68,7 +68,7 @@ def random_run(seed: int, length: int) -> tuple[list[dict[str, int]], list[Event
         while now < length:
             ends = max(ends + 1, now + rng.randrange(1, 40))
             pulses[now][f"{name}_start"] = pulses[ends][f"{name}_done"] = number
-            events.append(Event(name, number, now, ends + 1))
+            events.append(Event(name, number, now + FIRST, ends + FIRST + 1))
             number, now = number + 1, now + rng.randrange(4, 30)
     events.sort(key=lambda event: (event.end, Unit[event.unit.upper()]))
     return pulses, events
@@ -99,7 +99,7 @@ def test_what_comes_too_fast_is_dropped() -> None:
     count, rows = recorded(512, pulses)
     assert len(SOURCES) * WAITING < count < len(SOURCES) * len(pulses)
     found = Host(count, rows).events(512, len(pulses))
-    assert all((event.start, event.end) == (event.index, event.index + 1) for event in found)
+    assert all((event.start, event.end) == (event.index + FIRST, event.index + FIRST + 1) for event in found)
     assert {event.unit for event in found} == {unit.name.lower() for unit in Unit}
 
 

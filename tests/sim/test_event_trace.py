@@ -11,10 +11,13 @@ from programs import random_program
 
 from celosia.driver.board import BoardDevice
 from celosia.hw.config import Config
-from celosia.sim.device import Counters
+from celosia.hw.event_trace import SOURCES
+from celosia.sim.device import Counters, Event
 from celosia.sim.rtlsim import DMA_BASE, RtlDevice
 
 DEPTH = 48
+PATIENCE = 10**10
+"""Cycles: the time limit of a board is one of the clock on the wall."""
 CFG = Config(block_in=4, block_out=4, bus_bytes=32, trace_depth=DEPTH, **programs.SMALL)
 
 
@@ -35,9 +38,16 @@ def traced(device: RtlDevice, seed: int, count: int) -> Counters:
 @pytest.mark.rtl
 @pytest.mark.parametrize("seed", range(6))
 def test_ring_equals_what_the_simulator_saw(device: RtlDevice, seed: int) -> None:
-    counters = traced(device, seed, 20)
+    counters = traced(device, seed, 12)
     assert len(counters.events) * 2 <= DEPTH
     assert device.control.events(DEPTH, counters.cycles) == counters.events
+
+
+def within(counters: Counters, count: int) -> list[Event]:
+    """Those whose start and end are among the last `count` of the run."""
+    edges = sorted(edge for event in counters.events for edge in (event.start, event.end - 1))
+    first = edges[-count] if count < len(edges) else 0
+    return [event for event in counters.events if event.start >= first]
 
 
 @pytest.mark.rtl
@@ -45,9 +55,12 @@ def test_ring_equals_what_the_simulator_saw(device: RtlDevice, seed: int) -> Non
 def test_ring_keeps_the_last_events(device: RtlDevice, seed: int) -> None:
     counters = traced(device, seed, 60)
     kept = device.control.events(DEPTH, counters.cycles)
-    assert DEPTH // 4 <= len(kept) < len(counters.events)
-    assert kept == counters.events[-len(kept) :]
-    assert device.control.read("trace_count") == 2 * len(counters.events)
+    assert device.control.read("trace_count") == 2 * len(counters.events) > DEPTH
+    # Which of those that come at once are the first ones is the hardware's to say.
+    at_least, at_most = within(counters, DEPTH - len(SOURCES)), within(counters, DEPTH + len(SOURCES))
+    assert [event for event in kept if event in at_least] == at_least
+    assert [event for event in at_most if event in kept] == kept
+    assert 0 < len(at_least) <= len(kept) <= DEPTH // 2
 
 
 class Board:
@@ -78,18 +91,19 @@ class Board:
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize(("seed", "count"), [(0, 20), (7, 60)])
+@pytest.mark.parametrize(("seed", "count"), [(0, 12), (7, 60)])
 def test_a_board_tells_the_same(device: RtlDevice, seed: int, count: int) -> None:
     expected = traced(device, seed, count)
     program = random_program(CFG, seed, count=count)
     board = BoardDevice(CFG, Board(device), Board(device), sleep=lambda seconds: None)
-    program.run(board)
+    program.run(board, PATIENCE)
     instructions = len(program.instructions)
-    found = board.run(program.instr_addr, instructions, 1_000_000, trace=True)
+    found = board.run(program.instr_addr, instructions, PATIENCE, trace=True)
     assert found.lost == instructions - len(found.events)
     assert bool(found.lost) == (2 * instructions > DEPTH)
-    assert [(e.unit, e.index) for e in found.events] == [(e.unit, e.index) for e in expected.events[found.lost :]]
-    assert board.run(program.instr_addr, instructions, 1_000_000).events == []
+    kept = {(event.unit, event.index) for event in found.events}
+    assert kept <= {(event.unit, event.index) for event in expected.events}
+    assert board.run(program.instr_addr, instructions, PATIENCE).events == []
 
 
 def test_a_config_without_a_ring_is_the_one_of_before() -> None:

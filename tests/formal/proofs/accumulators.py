@@ -184,4 +184,5 @@ for name, cfg in {"plain": TINY, "with all features": replace(SMALL, taps=3, for
         ),
         depth=1,
         reach=26,
+        tested=False,
     )(partial(turns, cfg))

@@ -196,4 +196,5 @@ for unit_bytes in (4, 8):
         Mutant(STORE, "Mux(fills, bytes_[8 * bus :], ", "Mux(fills, 0, "),
         Mutant(STORE, "flush.eq(row_end & crosses)", "flush.eq(row_end & fills)"),
         depth=1,
+        tested=unit_bytes == 8,
     )(partial(packer, 8, unit_bytes))

@@ -83,7 +83,7 @@ def hazards(cfg: Config) -> Harness:
         h.ensure(implies(each.valid, ~Mux(each.which, ended[1], ended[0])), f"none_after_the_last{number}")
         passed = [before | (each.valid & (each.which == i)) for i, before in enumerate(passed)]
         ended = [before | (last[number] & (each.which == i)) for i, before in enumerate(ended)]
-        for name in sorted({"a_vin", "b_vin", "to"} & set(each.registered)):
+        for name in sorted({"a_vin", "b_vin", "to", "raw", "rescale_add"} & set(each.registered)):
             came = of(each.which, lambda facts, name=name: Value.cast(facts[name]))
             h.ensure(implies(each.valid, each.registered[name] == came), f"{name}_of_{number}")
     own, older = (
@@ -129,4 +129,5 @@ for name, cfg, mutants in (
         Mutant(FILE, "feeds.eq(Cat(to_acc, to_vin))", "feeds.eq(Cat(0, to_vin))"),
         depth=1,
         reach=14,
+        tested=name == "plain",
     )(partial(hazards, cfg))
