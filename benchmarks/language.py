@@ -81,7 +81,7 @@ def layernorm(x, w, b, y, N, eps, BLOCK: cl.constexpr):  # type: ignore[no-untyp
 
 
 @cl.autotune(
-    [cl.Config(BM=m, BN=n, BK=k) for m in (48, 96) for n in (64, 128) for k in (64, 128, 256)], ("M", "N", "K")
+    [cl.Config(BM=m, BN=n, BK=k) for m in (64, 128, 512) for n in (64, 128) for k in (64, 128)], ("M", "N", "K")
 )
 @cl.jit(target="cpu", threads=1)
 def matmul(a, b, c, M, N, K, BM: cl.constexpr, BN: cl.constexpr, BK: cl.constexpr):  # type: ignore[no-untyped-def]
@@ -92,7 +92,7 @@ def matmul(a, b, c, M, N, K, BM: cl.constexpr, BN: cl.constexpr, BK: cl.constexp
     cl.store(c, (m, n), acc)
 
 
-@cl.autotune([cl.Config(BM=m, BN=n) for m in (24, 48, 64, 96) for n in (64, 128, 256)], ("L",))
+@cl.autotune([cl.Config(BM=m, BN=n) for m in (64, 128, 256) for n in (64, 128, 256)], ("L",))
 @cl.jit(target="cpu", threads=1)
 def attention(q, k, v, o, L, scale, BM: cl.constexpr, BN: cl.constexpr, D: cl.constexpr):  # type: ignore[no-untyped-def]
     rows = cl.program_id(0) * BM

@@ -35,11 +35,12 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True)
 class _Work:
     """What instructions ask for. busy: cycles of work of each. products: of their layer's MACs, those that a GEMM does;
-    a layer's MACs are spread over its instructions by what each could multiply."""
+    a layer's MACs are spread over its instructions by what each could multiply. peak: of each layer, see `_Time`."""
 
     unit: NDArray[np.int64]
     busy: Floats
     products: Floats
+    peak: NDArray[np.int64]
 
 
 def layer_rows(program: Program, counters: Sequence[Counters]) -> list[dict[str, Any]]:
@@ -58,14 +59,26 @@ def layer_rows(program: Program, counters: Sequence[Counters]) -> list[dict[str,
     return rows
 
 
-def estimate(program: Program, memory: MemoryModel | str = ZYNQ_HP) -> dict[str, Any]:
-    """The report of a run that was not: cycles, utilization and layers as the timing model predicts them.
+def predicted(program: Program, memory: MemoryModel | str = ZYNQ_HP) -> list[Counters]:
+    """The counters of each launch, with the time of each instruction, as the timing model predicts them.
 
     memory: behind the accelerator; ValueError for one that the model does not know.
     """
+    return [
+        predict(program.config, code_of(program, launch), memory, launch.address).counters(trace=True)
+        for launch in program.launches
+    ]
+
+
+def estimate(
+    program: Program, memory: MemoryModel | str = ZYNQ_HP, counters: Sequence[Counters] | None = None
+) -> dict[str, Any]:
+    """The report of a run that was not: cycles, utilization and layers as the timing model predicts them.
+
+    memory, and ValueError: as of `predicted`, whose `counters` they are.
+    """
     memory = memory_model(memory)
-    counters = [predict(program.config, code_of(program, launch), memory, launch.address).counters(trace=True)
-                for launch in program.launches]  # fmt: skip
+    counters = predicted(program, memory) if counters is None else counters
     cycles = sum(each.cycles or 0 for each in counters)
     peak = cycles * program.config.macs_per_cycle
     return {
@@ -75,6 +88,32 @@ def estimate(program: Program, memory: MemoryModel | str = ZYNQ_HP) -> dict[str,
         "macs_total": program.macs_total, "macs_accelerator": program.macs_accelerator,
         "launches": len(counters), "layers": layer_rows(program, counters),
     }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What would make layers faster that one thing bounds. share: of the cycles of all layers. longest: its name."""
+
+    bound: str
+    advice: str
+    layers: int
+    longest: str
+    share: float
+
+
+def advised(report: dict[str, Any]) -> list[Advice]:
+    """The advice on the layers of a report, that for most cycles first; none where there are no cycles."""
+    rows = [row for row in report["layers"] if row["advice"] and row["cycles"]]
+    kinds: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        kinds.setdefault((row["bound"], row["advice"]), []).append(row)
+    total = sum(row["cycles"] for row in rows)
+    found = [
+        Advice(bound, advice, len(own), max(own, key=lambda row: row["cycles"])["name"],
+               sum(row["cycles"] for row in own) / total)
+        for (bound, advice), own in kinds.items()
+    ]  # fmt: skip
+    return sorted(found, key=lambda each: -each.share)
 
 
 def code_of(program: Program, launch: LaunchStep) -> bytes:
@@ -90,7 +129,8 @@ def code_of(program: Program, launch: LaunchStep) -> bytes:
 class _Time:
     """Of a layer's cycles: for each unit those with work, and those under way without; the array's multiplications in
     them. own, filled: cycles of work that the layer's own instructions ask of each unit, whenever they run, and the
-    share of the array's products in them that are the model's, and no padding."""
+    share of the array's products in them that are the model's, and no padding. peak: multiplications a cycle of what
+    it multiplies with, the array or the vector unit's taps, or both."""
 
     cycles: int
     busy: Floats
@@ -98,11 +138,13 @@ class _Time:
     products: float
     own: Floats
     filled: float
+    peak: int
 
     def __add__(self, other: _Time) -> _Time:
         return _Time(
             self.cycles + other.cycles, self.busy + other.busy, self.held + other.held,
             self.products + other.products, self.own + other.own, self.filled,
+            self.peak,
         )  # fmt: skip
 
 
@@ -116,11 +158,16 @@ def _times(program: Program, launch: LaunchStep, runs: Sequence[Counters]) -> li
 def _work(program: Program, launch: LaunchStep) -> _Work:
     cfg, wanted = program.config, demand(program.config, code_of(program, launch))
     held = (cfg.residual_cycles - 1) * wanted.outputs * wanted.residual
-    gemm = wanted.unit == Unit.GEMM
-    possible = wanted.steps * np.where(gemm, cfg.macs_per_cycle, _uses_taps(program, launch) * cfg.taps * cfg.lanes)
+    gemm, taps = wanted.unit == Unit.GEMM, _uses_taps(program, launch)
+    speed = np.where(gemm, cfg.macs_per_cycle, taps * cfg.taps * cfg.lanes)
+    possible = wanted.steps * speed
+    peak = np.zeros((2, len(launch.layers)), np.int64)
+    np.maximum.at(peak, (gemm.astype(int), launch.layer_of), speed)
     total = np.bincount(launch.layer_of, possible, len(launch.layers))
     share = np.array([layer.macs for layer in launch.layers]) / np.maximum(total, 1)
-    return _Work(wanted.unit, (wanted.steps + held).astype(float), gemm * possible * share[launch.layer_of])
+    return _Work(
+        wanted.unit, (wanted.steps + held).astype(float), gemm * possible * share[launch.layer_of], peak.sum(0)
+    )
 
 
 def _uses_taps(program: Program, launch: LaunchStep) -> NDArray[np.bool_]:
@@ -153,7 +200,8 @@ def _of_run(cfg: Config, launch: LaunchStep, work: _Work, run: Counters) -> list
     model = np.bincount(launch.layer_of, work.products, count)
     filled = model / np.maximum(own[:, Unit.GEMM] * cfg.macs_per_cycle, 1)
     cycles = np.diff(edges).astype(int).tolist()
-    return [_Time(*each) for each in zip(cycles, busy, held, products.tolist(), own, filled.tolist())]
+    columns = cycles, busy, held, products.tolist(), own, filled.tolist(), work.peak.tolist()
+    return [_Time(*each) for each in zip(*columns)]
 
 
 class _Spread:
@@ -184,13 +232,14 @@ class _Spread:
 def _row(cfg: Config, layer: LayerInfo, time: _Time | None, parts: int) -> dict[str, Any]:
     row: dict[str, Any] = {
         "name": layer.name, "op": layer.op, "what": layer.what, "macs": parts * layer.macs, "cycles": None,
-        "utilization": None, "bound": None, "units": None, "advice": None,
+        "peak": None, "utilization": None, "bound": None, "units": None, "advice": None,
         "bytes_loaded": parts * layer.bytes_loaded, "bytes_stored": parts * layer.bytes_stored, "note": layer.note,
         "bytes_kept": layer.bytes_kept, "cycles_apart": layer.cycles_apart, "cycles_together": layer.cycles_together,
     }  # fmt: skip
     if time is None:
         return row
     row["cycles"] = time.cycles
+    row["peak"] = time.peak
     row["utilization"] = time.products / (time.cycles * cfg.macs_per_cycle) if time.cycles else None
     row["units"] = {
         name: {"busy": round(time.busy[unit]), "held": round(time.held[unit]),

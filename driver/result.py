@@ -10,6 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from celosia.compiler.program import Program
 from celosia.compiler.program.html import table
 from celosia.sim.device import Counters
 
@@ -39,7 +40,7 @@ class Result:
     <Result of 'resnet8_fashion_int8' on functional: logits float32[1, 10]>
 
     outputs: arrays by name. counters: of each launch. tensors: outputs and what the Program keeps, by name. report:
-    what REPORT.json holds, see `Runtime.run`.
+    what REPORT.json holds, see `Runtime.run`. program: that ran; None where a board ran it.
     """
 
     outputs: dict[str, Array]
@@ -47,6 +48,7 @@ class Result:
     _report: Callable[[], dict[str, Any]]
     tensors: Tensors
     _times: Callable[[], Times] = lambda: ({}, [])
+    program: Program | None = None
 
     @cached_property
     def seconds(self) -> dict[str, float]:
@@ -71,8 +73,21 @@ class Result:
         return f"<Result of {report['model']!r} on {report['device']}: {outputs}{cycles}>"
 
     def _repr_html_(self) -> str:
-        """Layers, for notebooks."""
+        """Figures, where Bokeh is installed, and layers, for notebooks."""
         head = ["layer", "what", "MACs", "cycles", "array", "bound by", "advice"]
         keys = ["name", "what", "macs", "cycles", "utilization", "bound", "advice"]
         rows = [[row[key] for key in keys] for row in self.report["layers"]]
-        return f"<p>{escape(repr(self))}</p>" + (table(head, rows) if rows else "")
+        return f"<p>{escape(repr(self))}</p>{self._figures()}" + (table(head, rows) if rows else "")
+
+    def _figures(self) -> str:
+        """The page of `celosia.report`; "" where there are no cycles to draw, or nothing to draw with."""
+        if self.program is None or not self.report["cycles"]:
+            return ""
+        try:
+            from celosia.driver.pages.page import require
+            from celosia.driver.pages.report import report
+
+            require()
+        except (ImportError, RuntimeError):  # on a board; without Bokeh
+            return ""
+        return report(self)._repr_html_()

@@ -289,7 +289,8 @@ class Runtime:
             )
             return seconds, [each for part in parts for each in part.step_seconds]
 
-        return Result(outputs, counters, self._reporting(counters, times, len(parts)), Tensors(outputs), times)
+        return Result(outputs, counters, self._reporting(counters, times, len(parts)), Tensors(outputs), times,
+                      self.program)  # fmt: skip
 
     def _run(self, checked: dict[str, Array], keep: Callable[[str], bool] | None, trace: bool) -> Result:
         if self._device is None and self._launches:
@@ -325,7 +326,7 @@ class Runtime:
             seconds["cpu"] = sum(each for step, each in steps if not isinstance(step, LaunchStep))
             return seconds, spent
 
-        return Result(outputs, counters, self._reporting(counters, times), Tensors(returned), times)
+        return Result(outputs, counters, self._reporting(counters, times), Tensors(returned), times, self.program)
 
     def _reporting(
         self, counters: list[Counters], times: Callable[[], Times], parts: int = 1

@@ -23,6 +23,7 @@ from celosia.hw.cache import KINDS, Entry, cache_folder
 from celosia.hw.config import Config
 from celosia.hw.config_doc import scratchpads
 from celosia.hw.isa import Opcode, instruction_bytes, opcode_of
+from celosia.sim.memory import ZYNQ_HP
 
 if TYPE_CHECKING:
     from celosia.bitstreams.devices import Device
@@ -194,9 +195,9 @@ def summary(report: dict[str, Any]) -> RenderableType:
     return table
 
 
-def estimate(program: Program, **memory: MemoryModel) -> Iterator[RenderableType]:
+def estimate(program: Program, memory: MemoryModel = ZYNQ_HP) -> Iterator[RenderableType]:
     """Tables of the cycles that a Program would take."""
-    report = explain.estimate(program, **memory)
+    report = explain.estimate(program, memory)
     if not report["layers"]:
         yield Text("Nothing of this model runs on the accelerator; --operators says why.")
         return
@@ -260,19 +261,13 @@ def _share(row: dict[str, Any], unit: str) -> str:
 
 def advice_on_layers(report: dict[str, Any]) -> RenderableType | None:
     """What would make layers faster, and for how many of the cycles; None where nothing is known."""
-    rows = [row for row in report["layers"] if row["advice"] and row["cycles"]]
-    if not rows:
+    found = explain.advised(report)
+    if not found:
         return None
     table = new_table("What bounds them", "bound by", "layers", ">of the cycles", "what would help")
-    kinds: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        kinds.setdefault((row["bound"], row["advice"]), []).append(row)
-    total = sum(row["cycles"] for row in rows)
-    by_cycles = sorted(kinds.items(), key=lambda item: -sum(row["cycles"] for row in item[1]))
-    for (bound, advice), own in by_cycles[:TOP_LAYERS]:
-        longest = max(own, key=lambda row: row["cycles"])["name"]
-        names = longest if len(own) == 1 else f"{longest} and {len(own) - 1} more"
-        add_row(table, bound, names, percent(sum(row["cycles"] for row in own) / total), advice)
+    for each in found[:TOP_LAYERS]:
+        names = each.longest if each.layers == 1 else f"{each.longest} and {each.layers - 1} more"
+        add_row(table, each.bound, names, percent(each.share), each.advice)
     return table
 
 

@@ -97,6 +97,12 @@ def memory_model(memory: MemoryModel | str) -> MemoryModel:
     return MEMORY_MODELS[memory]
 
 
+def clock_mhz(described: str | None) -> int:
+    """The clock of the memory model that a report describes; 100 where it has none."""
+    name = (described or ZYNQ_HP.name).split(" ")[0]
+    return MEMORY_MODELS[name].clock_mhz if name in MEMORY_MODELS else ZYNQ_HP.clock_mhz
+
+
 def random_stalls(seed: int, stall: float = 0.3, jitter: int = 60) -> MemoryModel:
     """A memory that pauses at random, for tests."""
     return MemoryModel("random", read_latency=3, write_latency=3, stall=stall, jitter=jitter, seed=seed)

@@ -242,6 +242,25 @@ def conv3x3(x, w, par, y, H, W, C, N, BH: cl.constexpr, BN: cl.constexpr):
     cl.store(y, (row, 0, n), v.reshape(BH, W, BN))
 
 
+def window(x, w, par, y, SIZE: cl.constexpr, TAPS: cl.constexpr, STEP: cl.constexpr, PAD: cl.constexpr,
+           BH: cl.constexpr, BN: cl.constexpr, BC: cl.constexpr, OUT_LAST: cl.constexpr):  # fmt: skip
+    """Images x [1, H, W, C], any window, whose places are a traced loop; w [KH, KW, N, C], or [C, KW, KH, N]."""
+    (W, C), (KH, KW) = SIZE, TAPS
+    row, n = cl.program_id(1) * BH, cl.program_id(0) * BN
+    acc = cl.zeros((BH * W, BN), cl.int32)
+    for place in cl.range(KH * KW):
+        dy, dx = place // KW, place % KW
+        for c in cl.range(0, C, BC):
+            a = cl.load(x, (0, row + dy * STEP - PAD, dx * STEP - PAD, c), (1, BH, W, BC), other=x.zero_point)
+            if OUT_LAST:
+                b = cl.load(w, (c, dx, dy, n), (BC, 1, 1, BN)).reshape(BC, BN)
+            else:
+                b = cl.load(w, (dy, dx, n, c), (1, 1, BN, BC)).reshape(BN, BC).T
+            acc += cl.dot(a.reshape(BH * W, BC), b)
+    v = cl.requantise(acc, cl.load(par, (n,), (BN,)), y.zero_point)
+    cl.store(y, (0, row, 0, n), v.reshape(1, BH, W, BN))
+
+
 def table_and_residual(x, table, r, y, BM: cl.constexpr, BN: cl.constexpr):
     m, n = cl.program_id(0) * BM, cl.program_id(1) * BN
     v = cl.lookup(cl.load(x, (m, n), (BM, BN)), cl.load(table, (0,), (256,)))

@@ -86,9 +86,16 @@ class _Layout:
         x, w = node.inputs[0], constant(node.inputs[1])
         assert x is not None
         out = _dims(node.outputs[0])
-        if w is None or w.ndim < 3 or not (m := self._block(out[1])):
+        if w is None or w.ndim < 3:
             return None
         group, channels = attribute(node, "group", 1), _dims(x)[1]
+        m, bias = self._block(out[1]), node.inputs[2:]
+        if m < self.lanes < out[1] and group == 1 and self._leads_to_global_pool(node):
+            m, more = self.lanes, -out[1] % self.lanes  # channels of zeros, which the pool leaves out
+            out, w = (out[0], out[1] + more, *out[2:]), _longer(w, more)
+            bias = [self._longer_bias(b, more) for b in bias if b is not None]
+        if not m:
+            return None
         by_channel = group == channels == out[1]
         if x not in self.blocked and (by_channel or prod(w.shape[2:]) == 1) and not self._leads_to_conv(node):
             return None  # as fast as it is, without conversions
@@ -104,13 +111,32 @@ class _Layout:
             if channels // group % c or out[1] // group % m:
                 return None
         weights = new_constant(self.graph, f"{_name(node.inputs[1])}.blocked", _arranged(w, c, m))
-        return self._emit(node, "BlockedConv", [x, weights, *node.inputs[2:]], _blocked_dims(out, m))
+        return self._emit(node, "BlockedConv", [x, weights, *bias], _blocked_dims(out, m))
 
     def _leads_to_conv(self, node: ir.Node) -> bool:
         """Whether operators that keep blocks lead from `node` to another convolution."""
         users = [use.node for use in node.outputs[0].uses()]
         through = (*ELEMENTWISE, *POOLS, "BatchNormalization", "Concat")
         return any(u.op_type == "Conv" or (u.op_type in through and self._leads_to_conv(u)) for u in users)
+
+    def _leads_to_global_pool(self, node: ir.Node) -> bool:
+        """Whether all that reads what `node` makes is a global pool, with but functions of one element between."""
+        y = node.outputs[0]
+        users = [use.node for use in y.uses()]
+        if len(users) != 1 or y.is_graph_output() or any(constant(b) is None for b in node.inputs[2:] if b is not None):
+            return False
+        if users[0].domain not in ("", "ai.onnx") or not _in_floats(users[0]):
+            return False
+        if users[0].op_type in GLOBAL_POOLS:
+            return True
+        limits = users[0].inputs[1:] if users[0].op_type == "Clip" else []
+        alone = users[0].op_type in (*UNARY, "Clip") and all(x is None or prod(_dims(x)) == 1 for x in limits)
+        return alone and self._leads_to_global_pool(users[0])
+
+    def _longer_bias(self, bias: ir.Value, more: int) -> ir.Value:
+        array = constant(bias)
+        assert array is not None
+        return new_constant(self.graph, f"{_name(bias)}.longer", _longer(array, more))
 
     def _pool(self, node: ir.Node) -> ir.Value | None:
         x = self.blocked.get(_first(node))
@@ -120,8 +146,15 @@ class _Layout:
         return self._emit(node, f"Blocked{node.op_type}", [x], dims)
 
     def _global_pool(self, node: ir.Node) -> ir.Value | None:
-        x = self.blocked.get(_first(node))
-        return None if x is None else self._emit(node, f"Blocked{node.op_type}", [x], _dims(node.outputs[0]))
+        x, out = self.blocked.get(_first(node)), _dims(node.outputs[0])
+        if x is None:
+            return None
+        channels = _dims(x)[1] * _dims(x)[-1]
+        y = self._emit(node, f"Blocked{node.op_type}", [x], (out[0], channels, *out[2:]))
+        if channels == out[1]:
+            return y
+        first, last, axis = (new_constant(self.graph, "slice", np.array([n], np.int64)) for n in (0, out[1], 1))
+        return self._emit(node, "Slice", [y, first, last, axis], out)
 
     def _concat(self, node: ir.Node) -> ir.Value | None:
         found = [self.blocked.get(x) for x in node.inputs if x is not None]
@@ -157,7 +190,8 @@ class _Layout:
         operands = [None if x is None else self._operand(x, out, c, node) for x in node.inputs]
         if any(new is None for new, x in zip(operands, node.inputs) if x is not None):
             return None
-        return self._emit(node, node.op_type, operands, _blocked_dims(out, c))
+        blocks = max(_dims(self.blocked[x])[1] for x in node.inputs if x in self.blocked)
+        return self._emit(node, node.op_type, operands, (out[0], blocks, *out[2:], c))
 
     def _operand(self, x: ir.Value, out: Shape, c: int, node: ir.Node) -> ir.Value | None:
         """x as it is broadcast to `out` in blocks of c channels; None where that takes work."""
@@ -212,6 +246,11 @@ class _Layout:
         )
         self.graph.insert_before(node, fresh)
         return out
+
+
+def _longer(array: NDArray[Any], more: int) -> NDArray[Any]:
+    """With so many more zeros along the first axis."""
+    return np.concatenate([array, np.zeros((more, *array.shape[1:]), array.dtype)])
 
 
 def _arranged(w: NDArray[Any], c: int, m: int) -> NDArray[Any]:

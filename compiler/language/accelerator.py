@@ -86,6 +86,9 @@ class _Reader:
                 f"the accelerator writes one array in a kernel, and this is one store of {len(found)}{ON_CPU}",
                 found[1].at,
             )
+        for loop in self.loops:
+            if loop.bound is not None:
+                fail(f"a loop of the accelerator runs as often in all programs{ON_CPU}", loop.at)
         (self.store,) = found
         if all(each is not self.store for each in program.top.body):
             fail(
@@ -108,17 +111,17 @@ class _Reader:
         self._once()
         y = self.store.array
         found = Recognised(y, self.target[1], y)
-        value = _viewed(self.store.value)
+        value = _regrouped(self.store.value)
         if value.op == "residual":
             other = self._activation(value.args[1], "what a residual_add adds")
             found.residual, found.rescale = other, value.more
-            value = _viewed(value.args[0])
+            value = _regrouped(value.args[0])
         if value.op == "lookup":
             found.table = self._whole(value.args[1], "a table")
-            value = _viewed(value.args[0])
+            value = _regrouped(value.args[0])
         if value.op == "requantise":
             found.par, found.more = self._parameters(value.args[1]), value.more
-            self._sum(_viewed(value.args[0]), found)
+            self._sum(value.args[0], found)
         elif value.op == "load":
             found.x = self._activation(value, "an elementwise kernel")
         else:
@@ -171,6 +174,7 @@ class _Reader:
         starts, dims = self._block(load.more["block"], load.at)
         array: Array = load.more["array"]
         same = all(_equal(a, b) for a, b in zip(starts, self.target[0]))
+        same = same and _order(tile, load) == list(range(load.size))
         if array.shape != self.store.array.shape or dims != self.target[1] or not same or array.dtype != "int8":
             fail(f"{what} is int8, read where {self.store.array.name} is written, on the accelerator", load.at)
         return array
@@ -188,12 +192,16 @@ class _Reader:
         starts, dims = self._block(load.more["block"], load.at)
         array: Array = load.more["array"]
         (start, own), columns = (starts[-1], self.target[0][-1]), self.store.array.shape[-1]
-        if array.shape != (columns,) or dims != self.target[1][-1:] or not _equal(start, own):
+        if array.shape != (columns,) or dims != self.target[1][-1:] or not self._of_columns(tile, load, start, own):
             fail(
                 f"the parameters of requantise are one for each column of {self.store.array.name}, and {array.name} "
                 f"{list(array.shape)} is read elsewhere", load.at
             )  # fmt: skip
         return array
+
+    def _of_columns(self, tile: Tile, load: Tile, start: NDArray[Any], own: NDArray[Any]) -> bool:
+        """Whether `tile` has the same row of `load`, which begins where the columns of y do, in all of its rows."""
+        return _equal(start, own) and _order(tile, load) == list(range(load.size)) * (tile.size // load.size)
 
     # Sums ---------------------------------------------------------------------------------------------------------
 
@@ -206,7 +214,7 @@ class _Reader:
 
     def _terms(self, tile: Tile, end: Tile | None = None) -> Iterator[Tile]:
         """The dots that `tile` is the sum of, beside `end`."""
-        tile = _viewed(tile)
+        tile = _regrouped(tile)
         if tile is end:
             return
         if tile.op == "dot":
@@ -222,7 +230,7 @@ class _Reader:
         elif tile.op == "binary" and tile.more["name"] == "add":
             yield from self._terms(tile.args[0], end)
             yield from self._terms(tile.args[1], end)
-        elif not (tile.op == "const" and tile.more["number"] == 0):
+        elif (zero := _viewed(tile)).op != "const" or zero.more["number"] != 0:
             fail(f"the accelerator adds up cl.dot from zero, and no {tile.more.get('name', tile.op)}{ON_CPU}", tile.at)
 
     def _term(self, dot: Tile, found: Recognised) -> list[tuple[tuple[int, ...], int, int, tuple[int, ...], int]]:
@@ -263,8 +271,10 @@ class _Reader:
         ):
             fail(f"weights are a block of outputs by inputs, and {w.name} is read as {list(wdims)}", dot.at)
         found.axes = (out, into)
-        found.pad = self._pad(a, found)
-        if self._pad(b, None) != 0:
+        if self._pad(a) != found.pad and found.taps:
+            fail(f"`other` of {x.name} is one number on the accelerator", a.at)
+        found.pad, found.taps = self._pad(a), [[()]]
+        if self._pad(b) != 0:
             fail(f"weights beyond the last are 0, and `other` of {w.name} is not", b.at)
         return self._iterations(xs, ws, depth, out, into, dot.at)
 
@@ -297,7 +307,7 @@ class _Reader:
             for row in zip(*fixed)
         ]
 
-    def _pad(self, load: Tile, found: Recognised | None) -> int:
+    def _pad(self, load: Tile) -> int:
         other = _viewed(load.args[2]) if len(load.args) > 2 else None
         if other is not None and other.op != "const":
             fail("`other` is a number on the accelerator", load.at)
@@ -369,6 +379,13 @@ def _loops(scope: Scope) -> Iterator[Loop]:
             yield from _loops(each)
 
 
+def _regrouped(tile: Tile) -> Tile:
+    """What `tile` is with the same elements in the same order."""
+    while tile.op == "reshape" or (tile.op == "phi" and "same" in tile.more):
+        tile = tile.more["same"] if tile.op == "phi" else tile.args[0]
+    return tile
+
+
 def _viewed(tile: Tile) -> Tile:
     """What `tile` is a view of."""
     while tile.op in ("reshape", "broadcast", "trans") or (tile.op == "phi" and "same" in tile.more):
@@ -395,10 +412,10 @@ def _order(tile: Tile, load: Tile) -> list[int]:
 
 def _ends_at(tile: Tile, place: Tile) -> bool:
     """Whether a sum begins with `place`."""
-    tile = _viewed(tile)
+    tile = _regrouped(tile)
     while tile is not place:
         if tile.op == "dot" and len(tile.args) == 3:
-            tile = _viewed(tile.args[2])
+            tile = _regrouped(tile.args[2])
         elif tile.op == "binary" and tile.more["name"] == "add":
             return any(_ends_at(arg, place) for arg in tile.args)
         else:

@@ -22,13 +22,14 @@ from celosia.compiler.expr.loops import block
 from celosia.compiler.expr.nodes import INDEX, Const, binary, call, cast, clip, select, walk
 from celosia.compiler.expr.partition import partition
 from celosia.compiler.language.bounds import Unknown, values
-from celosia.compiler.language.tile import COMPARISONS, Array, Loop, Program, Scope, Store, Tile, fail
+from celosia.compiler.language.tile import COMPARISONS, Loop, Program, Scope, Store, Tile, fail
 from celosia.compiler.language.vectors import first_of, vectorised
 from celosia.compiler.tensorize.intrinsics import requantised, rescaled
 
 Index = tuple[Expr, ...]
+Element = Callable[[Expr, Expr], Expr]
 COSTLY = ("exp", "log", "tanh", "sin", "cos", "sqrt")
-ROWS, VECTORS = 6, 4
+ROWS, VECTORS = 4, 4
 """Rows, and vectors of columns, of the accumulators of a product that are in registers."""
 
 
@@ -38,14 +39,18 @@ class Lowered:
     def __init__(self, name: str, program: Program) -> None:
         self.program = program
         self.live = live_tiles(program.top)
-        stores = [each for scope in scopes(program.top) for each in scope.body if isinstance(each, Store)]
+        self.stores = stores = [each for scope in scopes(program.top) for each in scope.body if isinstance(each, Store)]
         self.written = {each.array for each in stores}
-        read = [tile.more["array"] for tile in self.live if tile.op == "load"]
+        self.read = read = [tile.more["array"] for tile in self.live if tile.op == "load"]
         self.arrays = list(dict.fromkeys([*(a for a in read if a not in self.written), *self.written]))
         self.tensors = {a: Tensor(a.name, (max(a.size, 1),), a.dtype) for a in self.arrays}
         self.uses = Counter(arg for tile in self.live for arg in tile.args)
         self.uses.update(arg for each in stores for arg in (each.offsets, each.value, each.mask) if arg is not None)
+        factors = [(dot, _origin(side)) for dot in self.live if dot.op == "dot" for side in dot.args[:2]]
+        self.ahead = {side for dot, side in factors if side.scope is not dot.scope}  # of all iterations of a loop
         self.buffers: dict[Tile, Tensor] = {}
+        self.homes: dict[Tile, Store] = {}
+        self.into: dict[Tile, Tensor] = {}
         self.known: dict[tuple[Any, ...], Expr] = {}
         self.lets: list[tuple[Axis, Expr]] = []
         self.let_of: dict[Tile, Expr] = {}
@@ -68,26 +73,24 @@ class Lowered:
 
     # Statements ---------------------------------------------------------------------------------------------------
 
-    def _scope(self, scope: Scope) -> Stmt:
+    def _scope(self, scope: Scope, handed_on: Sequence[tuple[Tile, Tile]] = ()) -> Stmt:
         """The statements of a scope, with memory for its tiles around them."""
-        done: list[Stmt] = []
         memory: list[Tensor] = []
+        done: list[Stmt] = []
         for each in scope.body:
             if isinstance(each, Store):
                 done.append(self._store(each))
             elif isinstance(each, Loop):
-                if each in self.live_loops:
-                    done.append(self._loop(each, memory))
+                done.append(self._loop(each, memory))
             elif each in self.live and self._needs_memory(each):
                 done.append(self._computed(each, memory))
-        return _around(memory, block(*done))
-
-    @property
-    def live_loops(self) -> set[Loop]:
-        return {s for s in self.axes if any(isinstance(e, Store) or e in self.live for i in scopes(s) for e in i.body)}
+        body = block(*done, self._handed_on(handed_on, memory))
+        for tensor in memory:
+            body = Alloc(tensor, body, "local")
+        return body
 
     def _needs_memory(self, tile: Tile) -> bool:
-        if tile.op in ("reduce", "dot"):
+        if tile.op in ("reduce", "dot") or tile in self.ahead:
             return True
         if tile.op == "load" and tile.more["array"] in self.written:
             return True  # a store that follows must not change it
@@ -103,8 +106,8 @@ class Lowered:
             return True
         return any(self._costly(arg) for arg in tile.args)
 
-    def _local(self, tile: Tile, memory: list[Tensor], shape: tuple[int, ...] | None = None) -> Tensor:
-        tensor = Tensor(f"{tile.op}{len(self.known)}_{len(memory)}", tile.shape if shape is None else shape, tile.dtype)
+    def _local(self, tile: Tile, memory: list[Tensor]) -> Tensor:
+        tensor = Tensor(f"{tile.op}{len(self.known)}_{len(memory)}", tile.shape, tile.dtype)
         memory.append(tensor)
         return tensor
 
@@ -114,19 +117,49 @@ class Lowered:
             return self._dot(tile, memory)
         if tile.op == "reduce":
             return self._reduce(tile, memory)
+        if self._is_under_way(tile):
+            stmt = self._put(self.stores[0], tile)
+            self.homes[tile] = self.stores[0]
+            return stmt
         buffer = self._local(tile, memory)
         stmt = self._fill(buffer, tile)
         self.buffers[tile] = buffer
         return stmt
 
+    def _is_under_way(self, tile: Tile) -> bool:
+        """Whether `tile` can lie where the kernel's only store, element by element, puts what it makes of it: memory
+        that is written anyway is fetched while the processor computes."""
+        each = self.stores[0]
+        if (
+            len(self.stores) > 1
+            or each.array in self.read
+            or (tile.shape, tile.dtype) != (each.value.shape, each.array.dtype)
+        ):
+            return False
+        if each.mask is not None:
+            inside = self.at(each.mask, tuple(Axis("x", extent=size) for size in tile.shape))
+            if not isinstance(inside, Const) or not inside.value:
+                return False
+        stack = [each.value]
+        while stack:
+            part = stack.pop()
+            if part is tile:
+                return any(other is each for other in tile.scope.body)  # type: ignore[union-attr]
+            if part.op in ("binary", "unary", "where") and part.shape == tile.shape:
+                stack += part.args
+        return False
+
     def _fill(self, buffer: Tensor, tile: Tile) -> Stmt:
         return nest(tile.shape, lambda *i: Put(buffer, i, self.at(tile, i)))
 
     def _store(self, each: Store) -> Stmt:
-        tensor = self.tensors[each.array]
+        return self._put(each, each.value)
+
+    def _put(self, each: Store, value: Tile) -> Stmt:
+        """`value` where `each` stores."""
 
         def put(*index: Expr) -> Stmt:
-            stmt: Stmt = Put(tensor, (self.at(each.offsets, index),), self.at(each.value, index))
+            stmt: Stmt = Put(self.tensors[each.array], (self.at(each.offsets, index),), self.at(value, index))
             if each.mask is None:
                 return stmt
             cond = self.at(each.mask, index)
@@ -150,69 +183,51 @@ class Lowered:
         self.buffers[tile] = buffer
         return block(start, stmt)
 
-    def _dot(self, tile: Tile, memory: list[Tensor], into: Tensor | None = None) -> Stmt:
+    def _dot(self, tile: Tile, memory: list[Tensor]) -> Stmt:
         """acc + a · b, into memory of its own, or of the accumulator that a loop carries."""
-        a, b = tile.args[:2]
+        a, b = map(_origin, tile.args[:2])
         (m, k), n = a.shape, b.shape[1]
         done: list[Stmt] = []
-        near = []
+        read: list[Element] = []
         for side in (a, b):
-            if side not in self.buffers or self.buffers[side].dtype != tile.dtype:
-                buffer = Tensor(f"{'ab'[side is b]}{len(self.known)}", side.shape, tile.dtype)
-                memory.append(buffer)
-                done.append(nest(side.shape, lambda *i, t=side, u=buffer: Put(u, i, cast(self.at(t, i), tile.dtype))))
-            else:
-                buffer = self.buffers[side]
-            near.append(buffer)
+            direct = self.at(side, tuple(Axis("x", extent=size) for size in side.shape))
+            if side.dtype == tile.dtype and isinstance(direct, Load) and (side is a or side in self.buffers):
+                read.append(lambda *i, t=side: self.at(t, i))
+                continue
+            buffer = Tensor(f"{'ab'[side is b]}{len(self.known)}", side.shape, tile.dtype)
+            memory.append(buffer)
+            done.append(nest(side.shape, lambda *i, t=side, u=buffer: Put(u, i, cast(self.at(t, i), tile.dtype))))
+            read.append(lambda *i, u=buffer: Load(u, i))
+        into, fresh = self.into.get(tile), len(tile.args) == 2
         if into is None:
             into = self._local(tile, memory)
-            first = tile.args[2] if len(tile.args) > 2 else None
-            zero = wrap(0, tile.dtype)
-            done.append(nest(tile.shape, lambda *i: Put(into, i, zero if first is None else self.at(first, i))))
+            if not fresh:
+                done.append(self._fill(into, tile.args[2]))
         self.buffers[tile] = into
-        return block(*done, *_product(into, near[0], near[1], m, n, k))
+        return block(*done, *_product(into, fresh, read[0], read[1], m, n, k))
 
     def _loop(self, loop: Loop, memory: list[Tensor]) -> Stmt:
-        axis = self.axes[loop]
-        before: list[Stmt] = []
-        carried = [
-            (first, place, last, result) for first, place, last, result in loop.carried
-            if result in self.live or place in self.live
-        ]  # fmt: skip
-        for first, place, _, result in carried:
-            if self._induction(place) is not None:
-                self.let_of.pop(place, None)
+        inside = [each for scope in scopes(loop) for each in scope.body]
+        if not any(isinstance(each, Store) or each in self.live for each in inside):
+            return block()
+        axis, before = self.axes[loop], []
+        updated: list[tuple[Tile, Tile]] = []
+        for first, place, last, result in loop.carried:
+            if not {place, result} & self.live.keys() or self._induction(place) is not None:
                 continue
             buffer = self._local(place, memory)
             before.append(self._fill(buffer, first))
             self.buffers[place] = self.buffers[result] = buffer
-        inside: list[Tensor] = []
-        updated = [row for row in carried if row[1] in self.buffers]
-        for _, place, last, _ in updated:  # acc = dot(a, b, acc): added where it is
+            updated.append((place, last))
             if last.op == "dot" and len(last.args) == 3 and last.args[2] is place and self.uses[place] == 1:
-                last.more["into"] = self.buffers[place]
-        done: list[Stmt] = []
-        for each in loop.body:
-            if isinstance(each, Store):
-                done.append(self._store(each))
-            elif isinstance(each, Loop) and each in self.live_loops:
-                done.append(self._loop(each, inside))
-            elif isinstance(each, Tile) and each in self.live and "into" in each.more:
-                done.append(self._dot(each, inside, each.more.pop("into")))
-            elif isinstance(each, Tile) and each in self.live and self._needs_memory(each):
-                done.append(self._computed(each, inside))
-        done.append(self._handed_on([(p, last) for _, p, last, _ in updated], inside))
-        body = _around(inside, block(*done))
+                self.into[last] = buffer  # acc = dot(a, b, acc): added where it is
+        body = self._scope(loop, updated)
         if loop.bound is not None:
             now = self.at(loop.start, ()) + axis * loop.step
-            test = self.at_binary("lt", now, self.at(loop.bound, ()))
-            if isinstance(test, Const):
-                body = body if test.value else block()
-            else:
-                body = If(test, body)
+            body = If(self.at_binary("lt", now, self.at(loop.bound, ())), body)
         return block(*before, For(axis, axis.extent, body, "ordered" if updated else "serial"))
 
-    def _handed_on(self, rows: list[tuple[Tile, Tile]], memory: list[Tensor]) -> Stmt:
+    def _handed_on(self, rows: Sequence[tuple[Tile, Tile]], memory: list[Tensor]) -> Stmt:
         """What the next iteration begins with. A tile is written where it was once no other needs it; those that need
         each other by way of copies."""
         done: list[Stmt] = []
@@ -247,7 +262,7 @@ class Lowered:
 
     def at(self, tile: Tile, index: Index) -> Expr:
         """The element of `tile` at `index`."""
-        key = (tile, *index, self.buffers.get(tile))
+        key = (tile, *index, self.buffers.get(tile), tile in self.homes)
         if key not in self.known:
             self.known[key] = self._at(tile, index)
         return self.known[key]
@@ -255,6 +270,9 @@ class Lowered:
     def _at(self, tile: Tile, index: Index) -> Expr:
         if tile in self.buffers:
             return Load(self.buffers[tile], index)
+        if tile in self.homes:
+            home = self.homes[tile]
+            return Load(self.tensors[home.array], (self.at(home.offsets, index),))
         more, args = tile.more, tile.args
         match tile.op:
             case "const":
@@ -371,6 +389,13 @@ class Lowered:
         return select(self.at(tile.args[1], index), Load(tensor, (offset,)), self.at(tile.args[2], index))
 
 
+def _origin(tile: Tile) -> Tile:
+    """What `tile` is where no loop changes it."""
+    while tile.op == "phi" and "same" in tile.more:
+        tile = tile.more["same"]
+    return tile
+
+
 def nest(shape: Sequence[int], body: Callable[..., Stmt]) -> Stmt:
     """Loops over all of `shape` around body(*index)."""
     axes = [Axis(f"i{d}", extent=size) for d, size in enumerate(shape)]
@@ -384,20 +409,14 @@ def _over(axes: Sequence[Axis], stmt: Stmt) -> Stmt:
     return stmt
 
 
-def _around(memory: list[Tensor], body: Stmt) -> Stmt:
-    for tensor in memory:
-        body = Alloc(tensor, body, "local")
-    return body
-
-
-def _product(acc: Tensor, a: Tensor, b: Tensor, m: int, n: int, k: int) -> Iterator[Stmt]:
-    """acc [m, n] += a [m, k] · b [k, n], cut in tiles of accumulators that stay in registers."""
+def _product(acc: Tensor, fresh: bool, a: Element, b: Element, m: int, n: int, k: int) -> Iterator[Stmt]:
+    """acc [m, n] += a [m, k] · b [k, n], or = where it is fresh, in tiles of accumulators that stay in registers."""
     lanes = max(1, target().vector_bytes // itemsize(acc.dtype))
     for column, columns, width in _cut(n, VECTORS * lanes):
         for row, rows, height in _cut(m, ROWS):
             i, j = (Axis(name, extent=count) for name, count in (("i", rows), ("j", columns)))
             top, left = i * height + row, j * width + column
-            yield For(j, columns, For(i, rows, _registers(acc, a, b, k, lanes, top, left, height, width)))
+            yield For(j, columns, For(i, rows, _registers(acc, fresh, a, b, k, lanes, top, left, height, width)))
 
 
 def _cut(size: int, step: int) -> Iterator[tuple[int, int, int]]:
@@ -409,10 +428,10 @@ def _cut(size: int, step: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _registers(
-    acc: Tensor, a: Tensor, b: Tensor, k: int, lanes: int, top: Expr, left: Expr, height: int, width: int
+    acc: Tensor, fresh: bool, a: Element, b: Element, k: int, lanes: int, top: Expr, left: Expr, height: int, width: int
 ) -> Stmt:  # fmt: skip
     tile = Tensor("r", (height, width), acc.dtype)
-    step = Axis("k", extent=k)
+    step, zero = Axis("k", extent=k), wrap(0, acc.dtype)
 
     def each(body: Callable[[Expr, Expr], Stmt]) -> Stmt:
         """All of the tile, written out."""
@@ -427,11 +446,11 @@ def _registers(
     return Alloc(
         tile,
         block(
-            each(lambda u, v: Put(tile, (u, v), Load(acc, (top + u, left + v)))),
+            each(lambda u, v: Put(tile, (u, v), zero if fresh else Load(acc, (top + u, left + v)))),
             For(
                 step,
                 k,
-                each(lambda u, v: Update("sum", tile, (u, v), Load(a, (top + u, step)) * Load(b, (step, left + v)))),
+                each(lambda u, v: Update("sum", tile, (u, v), a(top + u, step) * b(step, left + v))),
             ),
             each(lambda u, v: Put(acc, (top + u, left + v), Load(tile, (u, v)))),
         ),
@@ -487,6 +506,3 @@ def live_tiles(top: Scope) -> dict[Tile, None]:
         if "same" in tile.more:
             stack.append(tile.more["same"])
     return found
-
-
-__all__ = ["Array", "Lowered"]

@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.runtime.kernel import address_of
 from celosia.compiler.cpu.runtime.threads import default_threads
+from celosia.compiler.dtypes import itemsize
 from celosia.compiler.language import loops, ops
-from celosia.compiler.language.cpu import Lowered
+from celosia.compiler.language.cpu import Lowered, scopes
 from celosia.compiler.language.meaning import value_of
-from celosia.compiler.language.tile import Array, LanguageError, Program, as_tile, dtype_name, program
+from celosia.compiler.language.tile import Array, LanguageError, Program, Store, dtype_name, program
 
 TARGETS = ("accelerator", "cpu")
 INTERPRET = "CELOSIA_INTERPRET"
@@ -48,7 +49,7 @@ def quantised(array: NDArray[Any], zero_point: int = 0) -> Quantised:
     return Quantised(array, zero_point)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Launched:
     """What a call gives. report: "target", "seconds", and of the accelerator "device", "cycles", "instructions"."""
 
@@ -67,6 +68,7 @@ class Kernel:
         self.parameters = inspect.signature(function).parameters
         self.names = tuple(self.parameters)
         self.constants = frozenset(n for n, p in self.parameters.items() if _is_constexpr(p.annotation))
+        self.is_constant = tuple(name in self.constants for name in self.names)
         code = function.__code__
         self.at = f"{code.co_filename}:{code.co_firstlineno}"
         self.outside = tuple(
@@ -109,16 +111,18 @@ class Kernel:
     def variant(self, grid: Grid, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Variant, list[Any]]:
         """(what runs the kernel on such arguments, the arguments): compiled when it is first asked for."""
         values = args if not named and len(args) == len(self.names) else self._bind(args, named)
-        places = [address_of(v) for v in values if type(v) is np.ndarray]
+        arrays = [v.array if type(v) is Quantised else v for v in values]
+        places = [address_of(v) for v in arrays if type(v) is np.ndarray]
         alias = tuple(map(places.index, places)) if len(set(places)) < len(places) else None
         grid = grid if type(grid) is tuple else self._grid(grid, values)
-        key = (grid, alias, os.environ.get(INTERPRET), *map(_key, values), *self._globals())
+        outside = self._globals() if self.outside else ()
+        key = (grid, alias, os.environ.get(INTERPRET), *map(_key, values, self.is_constant), *outside)
         found = self.variants.get(key)
         if found is None:
             if len(self.variants) >= MOST_VARIANTS:
                 self.variants.clear()
             found = self.variants[key] = self._variant(self._grid(grid, values), values)
-        return found, [v.array if type(v) is Quantised else v for v in values]
+        return found, arrays
 
     def _globals(self) -> tuple[Any, ...]:
         known = self.function.__globals__
@@ -147,6 +151,9 @@ class Kernel:
         if os.environ.get(INTERPRET, "0") not in ("", "0"):
             return lambda arrays, device: self._interpret(grid, values, arrays)
         traced, given = self.trace(grid, values)
+        for array in {each.array for scope in scopes(traced.top) for each in scope.body if isinstance(each, Store)}:
+            if array.data is not None and not array.data.flags.writeable:
+                raise LanguageError(f"{self.at}: {array.name}, which {self.name} writes, is read-only; give it a copy")
         if self.target == "cpu":
             return _CpuVariant(self, Lowered(self.name, traced), given)
         from celosia.compiler.language.accelerator import AcceleratorVariant
@@ -172,29 +179,31 @@ class Kernel:
     def _arguments(self, values: tuple[Any, ...], given: dict[Array, int]) -> list[Any]:
         """What the function is called with."""
         found: list[Any] = []
-        same: dict[tuple[int, Any, Any], Array] = {}
+        same: dict[tuple[Any, ...], Array] = {}
         for number, (name, value) in enumerate(zip(self.names, values)):
             zero = value.zero_point if isinstance(value, Quantised) else 0
             data = value.array if isinstance(value, Quantised) else value
             if name not in self.constants and isinstance(data, np.ndarray):
                 self._check(name, data)
-                key = data.ctypes.data, data.shape, data.dtype
+                key = data.ctypes.data, data.shape, data.dtype, zero
                 array = same.get(key) or Array(name, data.shape, dtype_name(data.dtype), zero, data)
                 if data.size:
                     same[key] = array
                 given.setdefault(array, number)
                 found.append(array)
             elif name not in self.constants and isinstance(value, (float, np.floating)):
-                array = Array(name, (1,), "float32")
+                array = Array(name, (1,), "float32", data=np.array([value], np.float32))
                 given[array] = number
-                found.append(ops.load(array) if not program().interpreting else as_tile(float(value), "float32"))
-                if not program().interpreting:
-                    found[-1] = found[-1].reshape(()) if found[-1].shape else found[-1]
+                found.append(ops.load(array))
             else:
                 found.append(value.item() if isinstance(value, np.generic) else value)
         return found
 
     def _check(self, name: str, data: NDArray[Any]) -> None:
+        if not data.dtype.isnative or not data.flags.aligned:
+            raise LanguageError(
+                f"{self.at}: {name} has bytes in another order, or between addresses; give a copy of it"
+            )
         if not data.flags.c_contiguous:
             raise LanguageError(f"{self.at}: {name} is not C-contiguous; give {self.name} np.ascontiguousarray({name})")
 
@@ -245,49 +254,43 @@ class _CpuVariant:
         if not lowered.written:
             raise LanguageError(f"{kernel.at}: {kernel.name} stores nothing; cl.store writes what it computes")
         self.kernel = compile_function(lowered.function)
-        self.reads = [given[a] for a in lowered.arrays if a not in lowered.written]
-        self.writes = [given[a] for a in lowered.arrays if a in lowered.written]
+        ordered = sorted(lowered.arrays, key=lambda array: array in lowered.written)
+        self.order = [given[array] for array in ordered]
+        self.sizes = [array.size * itemsize(array.dtype) for array in ordered]
+        self.written = [i for i, array in enumerate(ordered) if array in lowered.written]
         self.threads = kernel.threads or default_threads()
         self.where = kernel
 
     def __call__(self, arrays: list[Any], device: Any) -> dict[str, Any]:
-        inputs = [_flat(arrays[n]) for n in self.reads]
-        outputs = [_flat(arrays[n]) for n in self.writes]
-        for n in self.writes:
-            for m, other in enumerate(arrays):
-                if m != n and isinstance(other, np.ndarray) and np.may_share_memory(arrays[n], other):
-                    self._overlap(n, m, arrays)
+        held = [_stored(arrays[n]) for n in self.order]
+        places = [address_of(array) for array in held]
+        for i in self.written:
+            first, end = places[i], places[i] + self.sizes[i]
+            for j, place in enumerate(places):
+                if place < end and first < place + self.sizes[j] and j != i:
+                    names = [self.where.names[self.order[k]] for k in (i, j)]
+                    raise LanguageError(
+                        f"{self.where.at}: {names[0]}, which the kernel writes, shares memory with {names[1]}; copy one"
+                    )
         started = time.perf_counter()
-        self.kernel.run(inputs, outputs, self.threads)
+        self.kernel.run_at(places, self.threads)
         return {"target": "cpu", "seconds": time.perf_counter() - started}
 
-    def _overlap(self, n: int, m: int, arrays: list[Any]) -> None:
-        a, b = arrays[n], arrays[m]
-        if (a.ctypes.data, a.shape, a.dtype) == (b.ctypes.data, b.shape, b.dtype) and not {n, m} <= {
-            *self.reads,
-            *self.writes,
-        }:
-            return  # one array, given twice
-        names = self.where.names
-        raise LanguageError(
-            f"{self.where.at}: {names[n]}, which the kernel writes, shares memory with {names[m]}; give it a copy"
-        )
+
+def _stored(value: Any) -> NDArray[Any]:
+    """An argument as machine code finds it: an array, or a float in one."""
+    return value if isinstance(value, np.ndarray) else np.array([value], np.float32)
 
 
-def _flat(value: Any) -> NDArray[Any]:
-    if isinstance(value, np.ndarray):
-        return value.reshape(-1) if value.size else np.zeros(1, value.dtype)
-    return np.array([value], np.float32)
-
-
-def _key(value: Any) -> Any:
+def _key(value: Any, constant: bool) -> Any:
+    """What of an argument a compiled kernel depends on."""
     if type(value) is np.ndarray:
-        return value.dtype, value.shape, value.flags.c_contiguous
-    if type(value) is float:
+        return value.dtype, value.shape, value.flags.num
+    if type(value) is float and not constant:
         return float
     if type(value) is Quantised:
-        return value.array.dtype, value.array.shape, value.zero_point
-    return value
+        return *_key(value.array, constant), value.zero_point
+    return type(value), value
 
 
 def _is_constexpr(annotation: Any) -> bool:

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from celosia.compiler.language.bounds import Unknown, span
-from celosia.compiler.language.tile import Loop, Pointer, Program, Scope, Tile, as_tile, fail, make, program
+from celosia.compiler.language.tile import Loop, Pointer, Program, Tile, as_tile, fail, make, program
 from celosia.compiler.language.tile import where as here
 
 
@@ -146,6 +146,3 @@ def _steps(running: Program, first: Tile, stop: Tile, step: int) -> tuple[int, b
         fail("the bounds of cl.range depend on data; take the largest that they can be, and a mask")
     steps = builtins.max(-(-(most - low) // step), 0)
     return steps, low == high and least == most
-
-
-__all__ = ["Scope", "range"]

@@ -187,8 +187,6 @@ class Tile:
     at: str = ""
     scope: Scope | None = None
     value: Any = None
-    weak: bool = False
-    """Whether it is a Python number, which takes the type of the other side."""
 
     def __format__(self, spec: str) -> str:
         """Type and shape, for messages."""

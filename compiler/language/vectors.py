@@ -28,6 +28,10 @@ REGISTERS = 4
 
 def vectorised(stmt: Stmt) -> Stmt:
     match stmt:
+        case For(Axis() as rows, body=For(Axis() as var, body=Store(value=Load()) as body), kind="serial") if _turns(
+            rows, var, body
+        ):
+            return _turned(rows, var, body)
         case For(Axis() as var, extent, Store() | Update() as body, "serial") if extent > 1:
             return _vectors(var, body)
         case For(var, extent, body, kind) if kind not in ("vectorized", "unrolled"):
@@ -39,6 +43,31 @@ def vectorised(stmt: Stmt) -> Stmt:
         case If(cond, body, orelse):
             return If(cond, vectorised(body), None if orelse is None else vectorised(orelse))
     return stmt
+
+
+def _turns(rows: Axis, var: Axis, body: Store) -> bool:
+    """Whether what is written in lines is read in columns."""
+    assert isinstance(body.value, Load)
+    read = body.value.tensor, body.value.index
+    lanes = target().vector_bytes // itemsize(body.tensor.dtype)
+    steps = _apart(var, *read), _apart(rows, *read), _apart(var, body.tensor, body.index)
+    return min(rows.extent, var.extent) >= lanes > 1 and steps[0] not in (None, 0, 1) and steps[1:] == (1, 1)
+
+
+def _turned(rows: Axis, var: Axis, body: Store) -> Stmt:
+    """Squares that are turned round in registers, and the rest."""
+    lanes = target().vector_bytes // itemsize(body.tensor.dtype)
+    down, across = rows.extent // lanes, var.extent // lanes
+    i, j = Axis(f"{rows.name}.o", extent=down), Axis(f"{var.name}.o", extent=across)
+    u, l = Axis("u", extent=lanes), Axis("l", extent=lanes)
+    square = _at(_at(body, rows, i * lanes + u), var, j * lanes + l)
+    inner = For(u, lanes, For(l, lanes, square, "vectorized"), "unrolled")
+    done: list[Stmt] = [For(i, down, For(j, across, inner))]
+    for first, count, width in ((down * lanes, rows.extent, 0), (0, down * lanes, across * lanes)):
+        y, x = Axis(rows.name, extent=count - first), Axis(var.name, extent=var.extent - width)
+        if y.extent and x.extent:
+            done.append(For(y, y.extent, For(x, x.extent, _at(_at(body, rows, y + first), var, x + width))))
+    return block(*done)
 
 
 def first_of(kind: str, dtype: str) -> float:
@@ -97,11 +126,17 @@ def _lanes(var: Axis, body: Store | Update, at: int, count: int, registers: int,
         return Update(kind, part, (place,), one.value)
 
     start = each(lambda l: Store(part, (l,), zero))
-    end = each(lambda l: Update(kind, total, index, Load(part, (l,))))
-    return Alloc(part, block(start, For(outer, count, each(added)), end), "local")
+    joined: list[Stmt] = []
+    for register in range(1, registers):
+        lane = Axis("l", extent=lanes)
+        one = Update(kind, part, (lane,), Load(part, (lane + register * lanes,)))
+        joined.append(For(lane, lanes, one, "vectorized"))
+    lane = Axis("l", extent=lanes)
+    end = For(lane, lanes, Update(kind, total, index, Load(part, (lane,))), "vectorized")
+    return Alloc(part, block(start, For(outer, count, each(added)), *joined, end), "local")
 
 
-def _at(body: Store | Update, var: Axis, place: Expr) -> Stmt:
+def _at(body: Stmt, var: Axis, place: Expr) -> Stmt:
     return map_accesses(
         body, lambda e: place if e is var else None, lambda t, i: (t, tuple(substitute(x, {var: place}) for x in i))
     )
@@ -123,6 +158,3 @@ def _together(var: Axis, value: Expr) -> bool:
                     if isinstance(load, Load) and not in_range(load) and _apart(var, load.tensor, load.index) != 1:
                         return False
     return True
-
-
-__all__ = ["first_of", "vectorised"]

@@ -11,7 +11,7 @@ from celosia.driver.cli.boards import deploy, flash
 from celosia.driver.cli.checks import compare, eval_
 from celosia.driver.cli.errors import EXIT_CODES
 from celosia.driver.cli.hardware import cache, configs, sweep, verilog
-from celosia.driver.cli.models import compile_, inspect, quantize
+from celosia.driver.cli.models import compile_, inspect, quantize, report
 from celosia.driver.cli.runs import demo, run
 from celosia.driver.cli.tuning import tune
 
@@ -48,7 +48,7 @@ def celosia(
 
 app.command(name="compile")(compile_)
 app.command(name="eval")(eval_)
-for function in (run, compare, deploy, flash, inspect, quantize, configs, sweep, tune, verilog, cache, demo):
+for function in (run, compare, deploy, flash, inspect, report, quantize, configs, sweep, tune, verilog, cache, demo):
     app.command()(function)
 
 

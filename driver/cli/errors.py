@@ -50,6 +50,7 @@ def explained(error: Exception) -> tuple[int, str]:
     from celosia.compiler.tune.records import RecordsError
     from celosia.driver.fleet import PoolError
     from celosia.driver.oracle import MissingLibrary, OracleError
+    from celosia.driver.pages.names import ReportError
     from celosia.driver.quantize import QuantizeError
     from celosia.driver.ssh import SshError
     from celosia.hw.config import ConfigError
@@ -58,7 +59,9 @@ def explained(error: Exception) -> tuple[int, str]:
     from celosia.sim.device import DeviceError
 
     wrong = ModelError, DecisionsError, ConfigError, HostError, ProgramError, InputError, OutputError, QuantizeError
-    if isinstance(error, (*wrong, OracleError, ManifestError, ProjectError, RecordsError, TargetError, ThreadsError)):
+    if isinstance(
+        error, (*wrong, OracleError, ManifestError, ProjectError, RecordsError, ReportError, TargetError, ThreadsError)
+    ):
         return WRONG_INPUT, str(error)
     if isinstance(error, (DeviceError, FleetError, PoolError, SshError)):
         return RUN_FAILED, str(error)

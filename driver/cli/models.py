@@ -1,4 +1,4 @@
-"""`celosia compile`, `inspect` and `quantize`."""
+"""`celosia compile`, `inspect`, `report` and `quantize`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from celosia.driver.cli.options import (
     Std,
     advise,
     check_destinations,
+    check_source,
     keep_of,
     memory_options,
     program_of,
@@ -213,6 +214,54 @@ def inspect(
     if disassemble:
         for line in show.disassembly(program, layer):
             typer.echo(line)
+
+
+@command
+def report(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PROGRAM|REPORT.json|MODEL.onnx", help="What `compile` or `run --report` wrote, or a model."
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="PAGE.html", help="The file to write.")],
+    config: MaybeConfig = None,
+    memory: Memory = None,
+    shape: ShapeOption = None,
+    no_check: NoCheck = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Write a page for a browser: what limits each layer, roofline, timeline, where bytes go, what runs where.
+
+    Of a Program or a model, cycles are those of the timing model; of a report, those of its run. The page is one file
+    that needs no network.
+
+    \b
+    Examples:
+      celosia report model.celosia -o page.html
+      celosia report model.onnx --config pynq --memory pynq-z2 -o page.html
+      celosia report report.json -o page.html
+    """
+    behind = memory_options(memory, "timed")
+    from celosia.driver.pages import page, run
+
+    page.require()
+    with progress_stages(quiet) as stages:
+        check_source(source)
+        check_destinations([source], output)
+        if source.suffix == ".json":
+            for option, given in (("--config", config), ("--memory", memory), ("--shape", shape)):
+                if given:
+                    raise typer.BadParameter(f"{option} is for a model or Program: {source} says what its run had")
+            made = run.of_report(source)
+        else:
+            program = program_of(source, config, stages, no_check, shapes=shapes_of(shape))
+            stages("drawing")
+            made = run.of_program(program, **behind)
+        made.save(output)
+    if not quiet:
+        typer.echo(f"{output}: {output.stat().st_size / 1e6:.1f} MB, for a browser; it needs no network")
 
 
 @command

@@ -71,6 +71,9 @@ def run(
     report: Annotated[
         Path | None, typer.Option(metavar="REPORT.json", help="Write cycles, layers and what each unit did.")
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="PAGE.html", help="Write figures of the run, for a browser.")
+    ] = None,
     trace: Annotated[
         Path | None, typer.Option(metavar="TIMELINE.json", help="Write each instruction's time, for ui.perfetto.dev.")
     ] = None,
@@ -95,7 +98,7 @@ def run(
       celosia run model.onnx --input photo.jpg --mean 0.5 --std 0.5
       celosia run model.onnx --random --dump all --output tensors.npz
       celosia run resnet18.celosia -i image.npy --device rtl --report report.json --trace timeline.json
-      celosia run resnet18.celosia -i image.npy --device timed --memory pynq-z2
+      celosia run resnet18.celosia -i image.npy --device timed --memory pynq-z2 --html page.html
       celosia run resnet18.celosia -i image.npy --device ssh://root@pynq
     """
     on_board = device == "board" or device.startswith("ssh://")
@@ -115,7 +118,11 @@ def run(
 
     with progress_stages(quiet) as stages:
         check_source(model)
-        check_destinations([model], output, report, trace)
+        check_destinations([model], output, report, trace, html)
+        if html is not None:
+            from celosia.driver.pages.page import require
+
+            require()
         if not device.startswith("ssh://"):
             require_tools(device, model)
         threads = default_threads() if threads is None else thread_count(threads)
@@ -133,6 +140,10 @@ def run(
                 stages(f"running on the {device} device")
                 result = runtime.run(values)
     _write(result, program, output, dump, report, trace)
+    if html is not None:
+        from celosia.driver.pages.run import of_run
+
+        of_run(program, result.report, result.counters).save(html)
     advise(program, quiet)
     if not quiet:
         _show(result, layers)
@@ -196,9 +207,8 @@ def _write(
     if report is not None:
         write_text(report, json.dumps(result.report, indent=1) + "\n")
     if trace is not None:
-        from celosia.driver.board import BoardDevice
         from celosia.driver.timeline import timeline
-        from celosia.sim.memory import memory_model
+        from celosia.sim.memory import clock_mhz
 
         if result.counters and not any(each.events for each in result.counters):
             raise typer.BadParameter(
@@ -206,8 +216,7 @@ def _write(
                 "bitstream of it"
             )
         memory = result.report["memory_model"]
-        clock = memory_model(memory.split()[0]).clock_mhz if memory not in (None, BoardDevice.memory_model) else 100
-        made = timeline(program, result.counters, result.step_seconds, memory, clock)
+        made = timeline(program, result.counters, result.step_seconds, memory, clock_mhz(memory))
         write_text(trace, json.dumps(made) + "\n")
 
 

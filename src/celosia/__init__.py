@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from celosia.compiler.program import Program
     from celosia.driver.compare import compare
     from celosia.driver.evaluate import evaluate
+    from celosia.driver.pages.report import report
     from celosia.driver.quantize import quantize
     from celosia.driver.result import Result
     from celosia.driver.runtime import Runtime
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CelosiaQuantizer", "Config", "Program", "Result", "Runtime", "compare", "compile", "evaluate", "from_torch",
-    "models", "quantize", "tune", "tune_cpu", "tune_kernel",
+    "models", "quantize", "report", "tune", "tune_cpu", "tune_kernel",
 ]  # fmt: skip
 
 _PLACES = {
@@ -42,6 +43,7 @@ _PLACES = {
     "evaluate": "celosia.driver.evaluate",
     "from_torch": "celosia.driver.torch.export",
     "quantize": "celosia.driver.quantize",
+    "report": "celosia.driver.pages.report",
     "tune": "celosia.driver.tune",
     "tune_cpu": "celosia.driver.tune_cpu",
     "tune_kernel": "celosia.driver.tune_cpu",

@@ -128,6 +128,35 @@ def test_offsets_from_memory() -> None:
     assert np.array_equal(compiled, 3 * index) and np.array_equal(meant, 3 * index)
 
 
+@cl.jit(target="cpu")
+def scaled(x, y, factor: cl.constexpr, more):
+    cl.store(y + cl.arange(0, 4), cl.load(x + cl.arange(0, 4)) * factor + more)
+
+
+def test_every_value_of_a_constexpr_is_a_kernel_of_its_own() -> None:
+    x, y = np.arange(4, dtype=np.float32), np.zeros(4, np.float32)
+    for factor in (1, True, 0.5, 2.0, 0.5):
+        for more in (1.0, 2.5):
+            scaled[(1,)](x, y, factor, more)
+            assert np.array_equal(y, x * np.float32(factor) + np.float32(more))
+    assert len(scaled.variants) == 4
+
+
+def test_quantised_arrays_that_are_one() -> None:
+    @cl.jit(target="cpu")
+    def shift(x, y):
+        at = cl.arange(0, 4)
+        cl.store(y + at, cl.load(x + at) + (x.zero_point - y.zero_point))
+
+    a, b = np.arange(4, dtype=np.int8), np.zeros(4, np.int8)
+    shift[(1,)](cl.quantised(a, 3), cl.quantised(b, 1))
+    assert b.tolist() == [2, 3, 4, 5]
+    with pytest.raises(cl.LanguageError, match="y, which the kernel writes, shares memory with x"):
+        shift[(1,)](cl.quantised(a, 3), cl.quantised(a, 1))
+    shift[(1,)](cl.quantised(a, 3), cl.quantised(a, 3))
+    assert a.tolist() == [0, 1, 2, 3]
+
+
 # Loops ------------------------------------------------------------------------------------------------------------
 
 
@@ -198,7 +227,7 @@ def random_kernel(x, y, o, M, N, BM: cl.constexpr, BN: cl.constexpr, STEPS: cl.c
     cl.store(o, (m, n), a ^ b)
 
 
-@settings(max_examples=12)
+@settings(max_examples=20)
 @given(
     st.lists(st.sampled_from([*BINARY, *UNARY]), min_size=1, max_size=6), st.integers(0, 3), st.integers(1, 40),
     st.integers(1, 70), st.sampled_from([1, 4, 16]), st.sampled_from([8, 24, 64]), st.integers(0, 1 << 30),

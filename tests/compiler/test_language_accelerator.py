@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from language_kernels import both, conv3x3, fused, linear, table_and_residual
+from language_kernels import both, conv3x3, fused, linear, table_and_residual, window
 
 import celosia.language as cl
 
 CONFIGS = ("tiny", "pynq")
-KERNELS = {(f.__name__, c): cl.jit(f, config=c) for f in (linear, fused, conv3x3, table_and_residual) for c in CONFIGS}
+FUNCTIONS = (linear, fused, conv3x3, table_and_residual, window)
+KERNELS = {(f.__name__, c): cl.jit(f, config=c) for f in FUNCTIONS for c in CONFIGS}
 
 
 def bytes_of(rng: np.random.Generator, *shape: int) -> np.ndarray:
@@ -56,7 +57,7 @@ def test_linear_on_the_rtl(m: int, n: int, k: int) -> None:
     assert run_linear("tiny", m, n, k, 16, 16, "rtl")["cycles"] > 0
 
 
-@settings(max_examples=8)
+@settings(max_examples=25)
 @given(
     st.sampled_from(CONFIGS), st.integers(1, 40), st.integers(1, 60), st.integers(1, 70), st.sampled_from([1, 8, 16]),
     st.sampled_from([16, 32]), st.sampled_from([2, 16, 24]), st.sampled_from([(-128, 127), (-3, 100)]),
@@ -108,6 +109,30 @@ def test_a_convolution(config: str, h: int, w: int, c: int, n: int) -> None:
     exact = (sums + bias) * scale
     inside = np.abs(exact - np.floor(exact) - 0.5) > 1e-4  # no ties
     assert np.array_equal(compiled[inside], np.clip(np.rint(exact) + 1, -128, 127)[inside])
+
+
+@settings(max_examples=15)
+@given(
+    st.sampled_from(CONFIGS), st.integers(3, 9), st.integers(3, 8), st.integers(2, 40), st.integers(2, 40),
+    st.sampled_from([(1, 1), (1, 3), (3, 1), (2, 2), (3, 3)]), st.integers(1, 2), st.sampled_from([2, 3, 16]),
+    st.booleans(),
+)  # fmt: skip
+def test_random_windows(
+    config: str, h: int, w: int, c: int, n: int, taps: tuple[int, int], step: int, depth: int, out_last: bool
+) -> None:  # fmt: skip
+    rng = np.random.default_rng(h * w * c * n)
+    pad = min((taps[0] - 1) * step, (taps[1] - 1) * step, 1)
+    x, y = bytes_of(rng, 1, h, w, c), np.zeros((1, h, w, n), np.int8)
+    weights = bytes_of(rng, *((c, taps[1], taps[0], n) if out_last else (*taps, n, c)))
+    par = parameters(rng, n, c * taps[0] * taps[1])
+
+    def run() -> None:
+        kernel = KERNELS["window", config][(cl.cdiv(n, 16), cl.cdiv(h, 2))]
+        given, out = cl.quantised(x, -9), cl.quantised(y, 1)
+        kernel(given, weights, par, out, (w, c), taps, step, pad, 2, 16, depth, out_last)
+
+    compiled, meant = both(run, y)
+    assert np.array_equal(compiled, meant)
 
 
 @pytest.mark.parametrize("config", CONFIGS)

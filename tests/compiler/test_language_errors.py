@@ -263,6 +263,66 @@ def output_as_input(x, par, y):
     cl.store(y, (0, 0), cl.requantise(acc, cl.load(par, (0,), (32,))))  # here
 
 
+@wrong("and no trans; target=", X, X, P, Y, target="accelerator")
+def a_result_that_is_turned(x, w, par, y):
+    acc = cl.dot(cl.load(x, (0, 0), (32, 32)), cl.load(w, (0, 0), (32, 32)).T)
+    v = cl.requantise(acc, cl.load(par, (0,), (32,)))
+    cl.store(y, (0, 0), v.T)  # here
+
+
+@wrong("adds up cl.dot from zero, and no trans", X, X, P, Y, target="accelerator")
+def a_sum_that_is_turned(x, w, par, y):
+    acc = cl.dot(cl.load(x, (0, 0), (32, 32)), cl.load(w, (0, 0), (32, 32)).T).T  # here
+    cl.store(y, (0, 0), cl.requantise(acc, cl.load(par, (0,), (32,))))
+
+
+@wrong("the parameters of requantise are one for each column", X, X, P, Y, target="accelerator")
+def parameters_of_rows(x, w, par, y):
+    acc = cl.dot(cl.load(x, (0, 0), (32, 32)), cl.load(w, (0, 0), (32, 32)).T)
+    rows = cl.load(par, (0,), (32,))  # here
+    cl.store(y, (0, 0), cl.requantise(acc, rows[:, None]))
+
+
+@wrong("what a residual_add adds is int8, read where y is written", X, X, P, X.copy(), Y, target="accelerator")
+def a_residual_that_is_turned(x, w, par, r, y):
+    acc = cl.dot(cl.load(x, (0, 0), (32, 32)), cl.load(w, (0, 0), (32, 32)).T)
+    v = cl.requantise(acc, cl.load(par, (0,), (32,)))
+    other = cl.load(r, (0, 0), (32, 32))  # here
+    cl.store(y, (0, 0), cl.residual_add(v, other.T, 1, 1, 0, 1))
+
+
+@wrong("`other` of x is one number", X, X, P, Y, target="accelerator")
+def padding_of_two_kinds(x, w, par, y):
+    acc = cl.zeros((32, 32), cl.int32)
+    for k in cl.static_range(0, 32, 16):
+        a = cl.load(x, (0, k), (32, 16), other=k)  # here
+        acc = cl.dot(a, cl.load(w, (0, k), (32, 16)).T, acc)
+    cl.store(y, (0, 0), cl.requantise(acc, cl.load(par, (0,), (32,))))
+
+
+@wrong("weights beyond the last are 0, and `other` of x is not", X, X, P, Y, target="accelerator")
+def weights_beyond_the_last(x, w, par, y):
+    a, b = cl.load(x, (0, 0), (32, 32)), cl.load(w, (0, 0), (32, 32), other=1)  # here
+    cl.store(y, (0, 0), cl.requantise(cl.dot(a, b.T), cl.load(par, (0,), (32,))))
+
+
+@wrong("a loop of the accelerator runs as often in all programs", X, X, P, Y, grid=(2,), target="accelerator")
+def a_sum_of_which_programs_know_the_end(x, w, par, y):
+    m = cl.program_id(0) * 16
+    acc = cl.zeros((16, 32), cl.int32)
+    for k in cl.range(0, m + 16, 16):  # here
+        acc = cl.dot(cl.load(x, (m, k), (16, 16)), cl.load(w, (0, k), (32, 16)).T, acc)
+    cl.store(y, (m, 0), cl.requantise(acc, cl.load(par, (0,), (32,))))
+
+
+@wrong("adds up cl.dot", X, X, P, Y, target="accelerator")
+def a_sum_that_is_scaled(x, w, par, y):
+    acc = cl.zeros((32, 32), cl.int32)
+    for k in cl.range(0, 32, 16):
+        acc = acc * 2 + cl.dot(cl.load(x, (0, k), (32, 16)), cl.load(w, (0, k), (32, 16)).T)  # here
+    cl.store(y, (0, 0), cl.requantise(acc, cl.load(par, (0,), (32,))))
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_wrong_kernel(name: str) -> None:
     kernel, args, says, grid = CASES[name]
@@ -298,6 +358,7 @@ def test_a_tile_that_does_not_fit_says_what_it_needs() -> None:
         (lambda k: k[(1,)](np.zeros(3, np.complex64)), "there is no element type"),
         (lambda k: k(X), "inside a function with @cl.jit"),
         (lambda k: k[(1,)](X[:2, :2].copy()), "kernel stores nothing"),
+        (lambda k: k[(1,)](X.astype(">i2")), "x has bytes in another order"),
         (lambda k: cl.jit(k.function, target="gpu"), "there is no target 'gpu' for kernel; take accelerator or cpu"),
         (lambda k: cl.autotune([])(k), "has no Config"),
         (lambda k: cl.autotune([cl.Config(B=3)])(k), "kernel has no parameter 'B'"),
@@ -311,12 +372,24 @@ def test_a_wrong_call(call: Any, says: str) -> None:
         call(cl.jit(kernel, target="cpu"))
 
 
+def test_an_array_that_cannot_be_written() -> None:
+    @cl.jit(target="cpu")
+    def fill(x):
+        cl.store(x + 0, 1.0)
+
+    fill[(1,)](F.copy())
+    fixed = F.copy()
+    fixed.flags.writeable = False
+    with pytest.raises(cl.LanguageError, match="x, which fill writes, is read-only; give it a copy"):
+        fill[(1,)](fixed)
+
+
 def test_memory_that_is_shared_in_part() -> None:
     @cl.jit(target="cpu")
     def copy(x, y):
         cl.store(y + cl.arange(0, 32), cl.load(x + cl.arange(0, 32)))
 
-    with pytest.raises(cl.LanguageError, match="y, which the kernel writes, shares memory with x; give it a copy"):
+    with pytest.raises(cl.LanguageError, match="y, which the kernel writes, shares memory with x; copy one"):
         copy[(1,)](F[:32], F[16:48])
 
 

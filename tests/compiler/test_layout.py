@@ -47,6 +47,26 @@ def test_a_chain_is_converted_once_at_each_end() -> None:
     """)  # noqa: E501
 
 
+def test_a_block_is_filled_with_zeros_up_to_a_global_pool() -> None:
+    source = """
+    g (float[1,4,8,8] x) => (float[1,6,1,1] y) <float[6,4,1,1] w = {WEIGHTS}, float[6] b = {1, 2, 3, 4, 5, 6}> {
+      u = Conv(x, w, b)
+      v = Relu(u)
+      y = GlobalMaxPool(v)
+    }
+    """.replace("WEIGHTS", ", ".join(["1"] * 24))
+    found = after(blocks_of_four, source)
+    assert "Conv" in found and "Block" not in found  # alone it is as fast as it is
+    source = source.replace("u = Conv(x", "p = Conv<pads = [1, 1, 1, 1]>(x, q)\n u = Conv(p").replace(
+        "float[6] b", f"float[4,4,3,3] q = {{{', '.join(['1'] * 144)}}}, float[6] b"
+    )
+    found = after(blocks_of_four, source)
+    assert "u.blockedconv float32[1,2,8,8,4] = celosia.BlockedConv(" in found and "%b.longer float32[8]" in found
+    assert "y.blockedglobalmaxpool float32[1,8,1,1] = " in found and "y float32[1,6,1,1] = Slice(" in found
+    shown = source.replace("(float[1,6,1,1] y)", "(float[1,6,1,1] y, float[1,6,8,8] v)")
+    assert "longer" not in after(blocks_of_four, shown)  # somebody else reads what the zeros would be part of
+
+
 def test_what_does_not_fit_stays() -> None:
     source = """
     g (float[1,3,4,4] x, float[4,3,1,1] w) => (float[1,3,4,4] y, float[1,4,4,4] z) <float[3,3,1,1] odd = {1, 2, 3, 4, 5,
@@ -85,6 +105,13 @@ CASES: dict[str, tuple[tuple[int, ...], Nodes]] = {
     ]),
     "one dimension": ((2, 8, 40), [
         ("Conv", ["16,8,5", "16"], {"pads": [2, 2]}), ("Relu", [], {}), ("MaxPool", [], {"kernel_shape": [2]}),
+    ]),
+    "blocks that zeros fill, up to a global pool": ((2, 16, 9, 8), [
+        ("Conv", ["16,16,3,3"], {}), ("Conv", ["37,16,1,1", "37"], {}), ("HardSwish", [], {}), ("Clip", [], {}),
+        ("GlobalAveragePool", [], {}),
+    ]),
+    "blocks that zeros fill, the largest of each": ((1, 32, 6, 6), [
+        ("Conv", ["40,32,3,3"], {}), ("GlobalMaxPool", [], {}), ("Sigmoid", [], {}),
     ]),
     "many channels": ((1, 160, 7, 7), [("Conv", ["96,160,3,3", "96"], {"pads": [1, 1, 1, 1]})]),
 }  # fmt: skip

@@ -119,6 +119,10 @@ class Kernel:
             target = len(self.inputs) + out
             if addresses[target] != addresses[number]:
                 ctypes.memmove(addresses[target], addresses[number], held[target].nbytes)
+        self.run_at(addresses, threads)
+
+    def run_at(self, addresses: Sequence[int], threads: int = 1) -> None:
+        """`run`, given where inputs and outputs are: nothing is checked."""
         workspace = _workspace(self.workspace_for(threads))
         if threads == 1 or not self.phases:
             self._entry((ctypes.c_void_p * (len(addresses) + 1))(*addresses, workspace), 0, 1)

@@ -1,0 +1,63 @@
+"""python -m benchmarks.pictures [MODEL.onnx] [--config NAME] [--output FOLDER]
+
+Writes the README's pictures of `celosia report` as PNGs, by headless Chromium, and prints how large the page is and how
+long it takes to open. Without a model: MobileNetV2 of $CELOSIA_MODELS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+import tempfile
+from pathlib import Path
+
+import celosia
+from benchmarks.browser import CHROMIUM, Browser, browser
+from benchmarks.rows import ROOT
+from benchmarks.workloads import FOLDER_VARIABLE, models_folder
+
+PICTURES = {"Roofline": "roofline.png", "Timeline": "timeline.png"}
+"""Title of a section, and the name of its picture."""
+WIDTH = 1000
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pictures", description=(__doc__ or "").split("\n\n")[1])
+    parser.add_argument("model", nargs="?", type=Path)
+    parser.add_argument("--config", default="pynq")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs")
+    options = parser.parse_args(arguments)
+    folder = models_folder(None)
+    model = options.model or (folder / "mobilenet_v2_qdq_s8.onnx" if folder is not None else None)
+    if model is None:
+        parser.error(f"give a model, or set {FOLDER_VARIABLE}")
+    if CHROMIUM is None:
+        parser.error("Chromium is needed: apt-get install chromium")
+    with tempfile.TemporaryDirectory() as place, browser() as tab:
+        page = Path(place) / "page.html"
+        celosia.report(celosia.compile(model, options.config, check=False)).save(page)
+        seconds = min(tab.open(page, WIDTH, 800) for _ in range(3))
+        print(f"{model.name}: {page.stat().st_size / 1e6:.1f} MB, open after {seconds:.1f} s (best of 3)")
+        for title, name in PICTURES.items():
+            size = write(tab, title, options.output / name)
+            print(f"{options.output / name}: {size / 1e3:.0f} kB")
+    return 0
+
+
+def write(tab: Browser, title: str, path: Path) -> int:
+    """Write a section of the page that is open as a PNG of 256 colours; its bytes."""
+    from PIL import Image
+
+    clip = tab.run(
+        f"""(() => {{ const found = [...document.querySelectorAll('section')]
+            .find(each => each.querySelector('h2').textContent === {title!r}).getBoundingClientRect();
+            return {{x: found.x, y: found.y + scrollY, width: found.width, height: found.height}} }})()"""
+    )
+    whole = tab.picture(path, clip=clip).read_bytes()
+    Image.open(io.BytesIO(whole)).convert("RGB").quantize(256).save(path, optimize=True)
+    return path.stat().st_size
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

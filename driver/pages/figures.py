@@ -1,0 +1,326 @@
+"""The figures of a run, by Bokeh. Colours of text and lines are the page's (page.js); colours of data are here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import sqrt
+from typing import Any
+
+import numpy as np
+from bokeh.layouts import column
+from bokeh.models import (
+    ColumnDataSource,
+    CustomJSHover,
+    CustomJSTickFormatter,
+    FixedTicker,
+    HoverTool,
+    NumeralTickFormatter,
+    Range1d,
+    VSpan,
+)
+from bokeh.plotting import figure
+
+from celosia.driver.explain import UNITS
+from celosia.driver.pages.activity import Activity, Occupancy
+from celosia.driver.pages.names import LABEL, NAME, short
+
+Figure = Any
+"""A Bokeh LayoutDOM, whose types say less than its documentation."""
+
+COLOURS = {
+    "gemm": "#0072b2", "vector": "#009e73", "load": "#e69f00", "store": "#cc79a7", "latency": "#8c8c8c",
+    "kept": "#56b4e9", "cpu": "#d55e00",
+}  # fmt: skip
+"""Okabe and Ito's, which differ for the colour-blind, too."""
+LAYER_COLOURS = (
+    "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#b07aa1", "#edc948", "#ff9da7", "#9c755f",
+)  # fmt: skip
+"""Layers take them in turn."""
+ROOFS = ("loads and stores", "loads alone")
+"""What the sloping roofs are of."""
+POINTS = 8_000
+"""Steps of each scratchpad's curve that are drawn."""
+FEW = 4
+"""Numbers along an axis, so that they do not touch on a phone."""
+BESIDE = 72
+"""Pixels left of figures that lie one below the other, along one axis."""
+ROWS = 40
+"""Labels beside the layers of a figure."""
+
+
+def _figure(height: int, tools: str = "", **options: Any) -> Any:
+    made = figure(
+        height=height, sizing_mode="stretch_width", tools=f"{tools}reset", toolbar_location="above",
+        background_fill_alpha=0, border_fill_alpha=0, outline_line_color=None, **options,
+    )  # fmt: skip
+    made.toolbar.logo = None
+    made.toolbar.autohide = False
+    return made
+
+
+def _layer_axis(made: Any, names: Sequence[str]) -> None:
+    """Rows of layers from the top, with their names, or where there are many, some of them."""
+    step = -(-len(names) // ROWS)
+    made.yaxis.ticker = FixedTicker(ticks=list(range(0, len(names), step)))
+    made.yaxis.formatter = CustomJSTickFormatter(
+        args={"names": [_untexed(short(name, LABEL)) for name in names]}, code="return names[tick] ?? ''"
+    )
+    made.ygrid.visible = False
+
+
+def _untexed(name: str) -> str:
+    """Not what Bokeh takes for a formula, which it would need another library for."""
+    return name.replace("$", "\N{FULLWIDTH DOLLAR SIGN}").replace("\\", "\N{FULLWIDTH REVERSE SOLIDUS}")
+
+
+def _height(count: int) -> int:
+    return min(1200, max(150, 22 * count + 70))
+
+
+# Layers -----------------------------------------------------------------------------------------------------
+
+
+def roofline(rows: Sequence[Mapping[str, Any]], flat: Mapping[str, int], roofs: Mapping[str, float]) -> Figure:
+    """Each layer a point: MACs for each byte moved, and MACs a cycle.
+
+    rows: of a report, with MACs, bytes and cycles. flat: MACs a cycle, by what multiplies.
+    roofs: bytes a cycle of each of ROOFS.
+    """
+    moved = [row["bytes_loaded"] + row["bytes_stored"] for row in rows]
+    intensity = [row["macs"] / size for row, size in zip(rows, moved)]
+    speed = [row["macs"] / row["cycles"] for row in rows]
+    most = max(row["cycles"] for row in rows)
+    note = {"text_font_size": "11px", "text_color": COLOURS["latency"], "name": "note"}
+    peak = max(flat.values())
+    low_x = min(min(intensity) / 3, peak / max(roofs.values()) / 8)
+    high_x = max(*intensity, peak / min(roofs.values())) * 3
+    low_y, high_y = min(min(speed) / 2.5, peak / 10), peak * 2.2
+    made = _figure(
+        420, "pan,box_zoom,", x_axis_type="log", y_axis_type="log", x_range=(low_x, high_x), y_range=(low_y, high_y),
+        x_axis_label="MACs for each byte of DRAM", y_axis_label="MACs a cycle",
+    )  # fmt: skip
+    for what, rate in roofs.items():
+        together = what == ROOFS[0]
+        ends = np.array([low_x, peak / rate, high_x])
+        dash, place = ("solid", _ABOVE) if together else ("dashed", _BELOW)
+        made.line(ends, np.minimum(ends * rate, peak), line_width=2, line_dash=dash, color=COLOURS["latency"])
+        y = sqrt(max(low_y, low_x * rate) * peak)
+        made.text([y / rate], [y], text=[f"{what}: {rate:g} bytes a cycle"], **place, **note)
+    for height in flat.values():
+        if height < peak:
+            made.line(
+                [height / max(roofs.values()), high_x], [height] * 2, line_dash="dashed", color=COLOURS["latency"]
+            )
+    made.text([high_x / 1.1], [peak], text=["; ".join(flat)], text_align="right", y_offset=-4, **note)
+    for axis in (made.xaxis, made.yaxis):
+        axis.formatter = CustomJSTickFormatter(
+            code="return tick >= 1 ? tick.toLocaleString('en') : tick.toPrecision(1)"
+        )
+    source = ColumnDataSource({
+        **_of_layers(rows), "x": intensity, "y": speed, "moved": [_bytes(size) for size in moved],
+        "size": [7 + 20 * sqrt(row["cycles"] / most) for row in rows],
+    })  # fmt: skip
+    points = made.scatter("x", "y", size="size", fill_color="color", fill_alpha=0.75, line_color="color", source=source)
+    made.add_tools(_hover([points], [*_ABOUT, ("moved", "@moved"), ("MACs a byte", "@x{0.0}"), ("loops", "@loops")]))
+    return made
+
+
+_ABOVE = {"text_align": "right", "text_baseline": "bottom", "x_offset": -8}
+_BELOW = {"text_align": "left", "text_baseline": "top", "x_offset": 8, "y_offset": 4}
+"""Where the text of a sloping roof is."""
+_ABOUT = [
+    ("layer", "@name"), ("what", "@what"), ("cycles", "@cycles{0,0}"), ("array", "@array"), ("bound by", "@bound"),
+]  # fmt: skip
+
+
+def _of_layers(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "name": [short(row["name"], NAME) for row in rows],
+        "what": [short(row["what"], 2 * NAME) for row in rows],
+        "cycles": [row["cycles"] for row in rows],
+        "array": ["-" if row["utilization"] is None else f"{row['utilization']:.1%}" for row in rows],
+        "bound": [row["bound"] or "-" for row in rows],
+        "color": [COLOURS.get(row["bound"], COLOURS["latency"]) for row in rows],
+        "loops": [short(row.get("loops") or "-", 3 * NAME) for row in rows],
+    }
+
+
+def _hover(renderers: Sequence[Any], tooltips: Sequence[tuple[str, str]], **options: Any) -> HoverTool:
+    return HoverTool(renderers=list(renderers), tooltips=list(tooltips), limit=3, **options)
+
+
+def cycles(rows: Sequence[Mapping[str, Any]], roof: Sequence[float]) -> Figure:
+    """A bar for each layer, and a mark at `roof`, the cycles that it takes at least."""
+    made = _figure(
+        _height(len(rows)), "ypan,", y_range=Range1d(start=len(rows) - 0.4, end=-0.6),
+        x_range=_from_zero(_most(rows, roof)), x_axis_label="cycles",
+    )  # fmt: skip
+    source = ColumnDataSource(_of_layers(rows) | {
+        "y": list(range(len(rows))), "roof": roof,
+        "top": [number - 0.42 for number in range(len(rows))],
+        "bottom": [number + 0.42 for number in range(len(rows))],
+        "times": [f"{row['cycles'] / least:.2f} x" if least else "-" for row, least in zip(rows, roof)],
+    })  # fmt: skip
+    bars = made.hbar("y", right="cycles", height=0.68, color="color", source=source)
+    made.segment("roof", "top", "roof", "bottom", line_width=3, color="#000000", source=source, name="ink")
+    made.add_tools(_hover(
+        [bars], [*_ABOUT, ("at least", "@roof{0,0} cycles"), ("of that", "@times"), ("loops", "@loops")],
+        mode="hline" if len(rows) <= ROWS else "mouse",
+    ))  # fmt: skip
+    _layer_axis(made, [row["name"] for row in rows])
+    made.xaxis.formatter = NumeralTickFormatter(format="0.[0]a")
+    made.xaxis.ticker.desired_num_ticks = FEW
+    return made
+
+
+def _most(rows: Sequence[Mapping[str, Any]], roof: Sequence[float]) -> float:
+    return float(max([1, *(row["cycles"] for row in rows), *roof]))
+
+
+def _from_zero(most: float) -> Range1d:
+    return Range1d(start=0, end=most * 1.04)
+
+
+def traffic(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Bytes of each layer: loaded and stored, and those that a block keeps on chip instead."""
+    kinds = {"load": "bytes_loaded", "store": "bytes_stored", "kept": "bytes_kept"}
+    columns = {kind: [row[key] for row in rows] for kind, key in kinds.items()}
+    most = max(1, *(sum(each) for each in zip(*columns.values())))
+    made = _figure(
+        _height(len(rows)), "ypan,", y_range=Range1d(start=len(rows) - 0.4, end=-0.6), x_range=_from_zero(most),
+        x_axis_label="bytes",
+    )  # fmt: skip
+    source = ColumnDataSource({
+        "name": [short(row["name"], NAME) for row in rows], "what": [short(row["what"], 2 * NAME) for row in rows],
+        "y": list(range(len(rows))), **columns,
+        **{f"{kind}_text": [_bytes(size) for size in sizes] for kind, sizes in columns.items()},
+    })  # fmt: skip
+    bars = made.hbar_stack(list(kinds), y="y", height=0.68, color=[COLOURS[kind] for kind in kinds], source=source)
+    made.add_tools(_hover(
+        bars[:1] if len(rows) <= ROWS else bars,
+        [("layer", "@name"), ("what", "@what"), ("loaded", "@load_text"), ("stored", "@store_text"),
+         ("kept on chip", "@kept_text")],
+        mode="hline" if len(rows) <= ROWS else "mouse",
+    ))  # fmt: skip
+    _layer_axis(made, [row["name"] for row in rows])
+    made.xaxis.formatter = CustomJSTickFormatter(
+        code="return tick >= 1e6 ? tick / 1e6 + ' MB' : tick >= 1e3 ? tick / 1e3 + ' kB' : tick"
+    )
+    made.xaxis.ticker.desired_num_ticks = FEW
+    return made
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 1e6:.2f} MB" if size >= 100_000 else f"{size / 1e3:.1f} kB"
+
+
+# Time -------------------------------------------------------------------------------------------------------
+
+
+def timeline(found: Activity, names: Sequence[str], clock_mhz: float) -> Figure:
+    """What each unit did, what it waited for, and below it how full each scratchpad was; all of one axis of cycles."""
+    total = found.launches[-1]
+    time = Range1d(start=0, end=total, bounds=(0, total), min_interval=20, name="time")
+    return column([_units(found, names, clock_mhz, time), _scratchpads(found, time)], sizing_mode="stretch_width")
+
+
+TIME_TOOLS = "xpan,xbox_zoom,xzoom_in,xzoom_out,"
+
+
+def _units(found: Activity, names: Sequence[str], clock_mhz: float, time: Range1d) -> Any:
+    made = _figure(
+        230, TIME_TOOLS, x_range=time, y_range=Range1d(start=len(UNITS) - 0.45, end=-0.5), min_border_left=BESIDE,
+    )  # fmt: skip
+    bars, waits = found.bars, found.waits
+    shown = ColumnDataSource({
+        "left": _ints(bars.drawn), "right": _ints(bars.end), "top": _edge(bars.unit, -0.4),
+        "bottom": _edge(bars.unit, 0.16), "layer": _ints(bars.layer), "index": _ints(bars.index),
+        "count": _ints(bars.count), "unit": _ints(bars.unit),
+        "color": [LAYER_COLOURS[layer % len(LAYER_COLOURS)] for layer in bars.layer.tolist()],
+    })  # fmt: skip
+    waited = ColumnDataSource({
+        "left": _ints(waits.since), "right": _ints(waits.until), "top": _edge(waits.unit, 0.22),
+        "bottom": _edge(waits.unit, 0.4), "unit": _ints(waits.unit), "of": _ints(waits.of),
+        "color": [COLOURS[UNITS[of]] for of in waits.of.tolist()],
+    })  # fmt: skip
+    starts = ColumnDataSource({"x": list(found.launches[1:-1])})
+    quads = made.quad("left", "right", "top", "bottom", fill_color="color", line_color=None, source=shown)
+    gaps = made.quad("left", "right", "top", "bottom", fill_color="color", line_color=None, source=waited)
+    named = CustomJSHover(args={"names": [short(name, NAME) for name in names]}, code="return names[value]")
+    units = CustomJSHover(args={"names": list(UNITS)}, code="return names[value]")
+    micro = CustomJSHover(args={"mhz": clock_mhz}, code=_DURATION)
+    many = CustomJSHover(code="return value == 1 ? '' : 'and ' + (value - 1).toLocaleString('en') + ' more'")
+    made.add_tools(
+        HoverTool(
+            renderers=[quads], limit=1,
+            tooltips=[("unit", "@unit{custom}"), ("instruction", "@index @count{custom}"), ("layer", "@layer{custom}"),
+                      ("from cycle", "@left{0,0}"), ("for", "@right{custom}")],
+            formatters={"@unit": units, "@layer": named, "@right": micro, "@count": many},
+        ),
+        HoverTool(
+            renderers=[gaps], limit=1,
+            tooltips=[("unit", "@unit{custom}"), ("waits for", "@of{custom}"), ("from cycle", "@left{0,0}"),
+                      ("for", "@right{custom}")],
+            formatters={"@unit": units, "@of": units, "@right": micro},
+        ),
+    )  # fmt: skip
+    made.add_glyph(starts, VSpan(x="x", line_dash="dotted", line_color=COLOURS["cpu"]))
+    made.yaxis.ticker = FixedTicker(ticks=list(range(len(UNITS))))
+    made.yaxis.formatter = CustomJSTickFormatter(args={"names": list(UNITS)}, code="return names[tick]")
+    made.ygrid.visible = False
+    made.xaxis.visible = False
+    return made
+
+
+_DURATION = """
+const left = special_vars.data_source?.data.left[special_vars.index] ?? 0
+const cycles = value - left
+return cycles.toLocaleString('en') + ' cycles, ' + (cycles / mhz).toPrecision(3) + ' us'
+"""
+
+
+def _scratchpads(found: Activity, time: Range1d) -> Any:
+    used = {name: each for name, each in found.scratchpads.items() if len(each.time)}
+    made = _figure(
+        60 + 42 * len(used), TIME_TOOLS, x_range=time, y_range=Range1d(start=len(used) - 0.05, end=-0.15),
+        x_axis_label="cycles", min_border_left=BESIDE,
+    )  # fmt: skip
+    for number, (name, each) in enumerate(used.items()):
+        times, share = thinned(each, POINTS)
+        source = ColumnDataSource({
+            "x": _ints(times), "low": np.full(len(times), number + 0.9, np.float32),
+            "high": (number + 0.9 - 0.85 * share).astype(np.float32),
+        })  # fmt: skip
+        color = _SCRATCHPAD[name]
+        made.varea_step("x", "low", "high", step_mode="after", color=color, alpha=0.8, source=source)
+        made.line([0, found.launches[-1]], [number + 0.05] * 2, color=color, alpha=0.4, line_dash="dotted")
+    labels = [f"{name} {each.share.max():.0%}" for name, each in used.items()]
+    made.yaxis.ticker = FixedTicker(ticks=[number + 0.5 for number in range(len(used))])
+    made.yaxis.formatter = CustomJSTickFormatter(args={"names": labels}, code="return names[Math.floor(tick)]")
+    made.ygrid.visible = False
+    made.xaxis.formatter = NumeralTickFormatter(format="0.[000]a")
+    made.xaxis.ticker.desired_num_ticks = FEW
+    return made
+
+
+_SCRATCHPAD = {
+    "inp": COLOURS["load"], "wgt": COLOURS["gemm"], "acc": COLOURS["gemm"], "vin": COLOURS["vector"],
+    "out": COLOURS["store"], "par": COLOURS["vector"], "lut": COLOURS["vector"], "tap": COLOURS["vector"],
+}  # fmt: skip
+"""The colour of the unit that works with it most."""
+
+
+def thinned(each: Occupancy, points: int) -> tuple[np.ndarray, np.ndarray]:
+    """The curve in at most `points` steps, each as high as the highest of those that it stands for."""
+    if len(each.time) <= points:
+        return each.time, each.share
+    first = np.linspace(0, len(each.time), points, endpoint=False).astype(np.int64)
+    return each.time[first], np.maximum.reduceat(each.share, first)
+
+
+def _ints(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.int32)
+
+
+def _edge(rows: np.ndarray, offset: float) -> np.ndarray:
+    return (rows + offset).astype(np.float32)

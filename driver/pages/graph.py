@@ -1,0 +1,164 @@
+"""What runs where, and which of it reads what: a row for each layer and each kernel of the CPU, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from html import escape
+from math import sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.program import CpuStep, HostStep, LaunchStep, Pack, Program, Unpack
+from celosia.compiler.vthread.verify.decode import decode, pattern
+from celosia.driver.explain import code_of
+from celosia.driver.pages.names import NAME, short
+from celosia.hw.config import Config
+from celosia.hw.isa import Opcode, instruction_bytes
+
+NOBODY = -1
+TEXT = 240
+"""Characters of what a node is, and of why it is there."""
+ROW, MIDDLE, EDGE = 26, 96, 6
+"""Sizes of the drawing: of a row, from the left border to the nodes, and of a node; pixels."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """place: "accelerator", "cpu" or "border", an input or output of the model. reads: numbers of nodes before it."""
+
+    name: str
+    what: str
+    place: str
+    why: str
+    reads: tuple[int, ...] = ()
+
+
+def nodes_of_report(report: Mapping[str, Any]) -> list[Node]:
+    """Of a report, which does not say what reads what: layers, then the CPU's operators."""
+    layers = [Node(row["name"], row["what"], "accelerator", _limit(row)) for row in report["layers"]]
+    return layers + [Node(each["name"], each["op"], "cpu", each["reason"]) for each in report["cpu_nodes"]]
+
+
+def nodes(program: Program, report: Mapping[str, Any]) -> list[Node]:
+    """Of a Program, with the edges; layers read what other layers left in the bytes of DRAM that they load."""
+    return _Walk(program, report).nodes
+
+
+class _Walk:
+    """Follows the steps of a Program, and who made each tensor of the host and each byte of activations in DRAM."""
+
+    def __init__(self, program: Program, report: Mapping[str, Any]) -> None:
+        self._program = program
+        self._made: dict[str, set[int]] = {}
+        self._bytes = np.full(program.image_address, NOBODY, np.int32)
+        self._rows = iter(report["layers"])
+        self.nodes = [Node(each.name, program.shape_text(each), "border", "input") for each in program.inputs]
+        self._made.update({each.name: {number} for number, each in enumerate(program.inputs)})
+        for step in program.steps:
+            if isinstance(step, LaunchStep):
+                self._launch(step)
+            else:
+                self._cpu(step)
+        for each in program.outputs:
+            self._add(each.name, program.shape_text(each), "border", "output", self._made.get(each.name, set()))
+
+    def _add(self, name: str, what: str, place: str, why: str, reads: Iterable[int]) -> int:
+        self.nodes.append(Node(name, what, place, why, tuple(sorted(reads))))
+        return len(self.nodes) - 1
+
+    def _cpu(self, step: CpuStep | HostStep) -> None:
+        reads = set().union(*(self._made.get(name, set()) for name in step.inputs))
+        first, count = step.nodes[0], len(step.nodes)
+        operators = ", ".join(dict.fromkeys(node.op for node in step.nodes))
+        what = operators if count == 1 else f"{operators}: {count} operators in one kernel"
+        why = "; ".join(dict.fromkeys(node.reason for node in step.nodes))
+        number = self._add(first.name, what, "cpu", why, reads)
+        self._made.update({name: {number} for name in step.outputs})
+
+    def _launch(self, step: LaunchStep) -> None:
+        first, reads = len(self.nodes), [set[int]() for _ in step.layers]
+        makers = {number: self._made.get(pack.value, set()) for number, pack in enumerate(step.pack)}
+        for number, pack in enumerate(step.pack):
+            self._at(pack.address, self._packed_bytes(pack))[...] = -2 - number  # who made it is looked up below
+        code = np.frombuffer(code_of(self._program, step), np.uint8)
+        code = code.reshape(-1, instruction_bytes(self._program.config))
+        for each, layer in zip(decode(self._program.config, code), step.layer_of.tolist()):
+            if each.opcode not in (Opcode.LOAD, Opcode.STORE) or each.fields["dram_addr"] >= len(self._bytes):
+                continue
+            places = pattern(each.fields["dram_addr"], ((extent, stride) for extent, stride in each.dram))
+            owners = places.of(self._bytes)
+            if each.opcode == Opcode.STORE:
+                owners[...] = first + layer
+                continue
+            for owner in np.unique(owners).tolist():
+                reads[layer] |= {owner} if owner >= 0 else makers.get(-2 - owner, set())
+        for number, layer_info in enumerate(step.layers):
+            row = next(self._rows)
+            self._add(layer_info.name, layer_info.what, "accelerator", _limit(row), reads[number] - {first + number})
+        for unpack in step.unpack:
+            owners = self._at(unpack.address, self._unpacked_bytes(unpack))
+            self._made[unpack.value] = {owner for owner in np.unique(owners).tolist() if owner >= 0}
+        for number, makers_of in makers.items():  # no number of a pack outlives its launch
+            own = self._bytes == -2 - number
+            self._bytes[own] = next(iter(makers_of), NOBODY)
+
+    def _at(self, address: int, size: int) -> NDArray[np.int32]:
+        return self._bytes[address : address + size]
+
+    def _packed_bytes(self, pack: Pack) -> int:
+        shape = self._program.tensors[pack.value].shape
+        images, _, height, width = pack.form.arrange(np.zeros(shape, np.int8)).shape
+        return _storage_bytes(self._program.config, images, pack.groups, height, width)
+
+    def _unpacked_bytes(self, unpack: Unpack) -> int:
+        images, _, height, width = unpack.dims
+        return _storage_bytes(self._program.config, images, unpack.groups, height, width)
+
+
+def _storage_bytes(cfg: Config, images: int, groups: int, height: int, width: int) -> int:
+    return -(-images // cfg.batch) * groups * height * width * cfg.piece_bytes
+
+
+def _limit(row: Mapping[str, Any]) -> str:
+    return "" if row["bound"] is None else f"{row['cycles']:,} cycles, bound by {row['bound']}"
+
+
+# Drawing ----------------------------------------------------------------------------------------------------
+
+
+def drawing(nodes: list[Node]) -> str:
+    """The rows as HTML, and beside them a line from each node to those that read it."""
+    lines = "".join(_line(start, end) for end, node in enumerate(nodes) for start in node.reads)
+    marks = "".join(
+        f'<rect class="{node.place}" x="{MIDDLE - EDGE}" y="{_y(number) - EDGE}" width="{2 * EDGE}" '
+        f'height="{2 * EDGE}" rx="3"/>' for number, node in enumerate(nodes)
+    )  # fmt: skip
+    height = ROW * len(nodes)
+    svg = f'<svg width="{MIDDLE + 10}" height="{height}" role="img" aria-label="what reads what">{lines}{marks}</svg>'
+    return f'<div class="graph">{svg}<ol>{"".join(map(_row, nodes))}</ol></div>'
+
+
+def _row(node: Node) -> str:
+    told = " · ".join(escape(short(part, TEXT)) for part in (node.what, node.why) if part)
+    return f"<li><b>{escape(short(node.name, NAME))}</b> {told}</li>"
+
+
+def _y(number: int) -> float:
+    return ROW * (number + 0.5)
+
+
+def _line(start: int, end: int) -> str:
+    """Straight down to the next node, around those between to a later one, the further the wider."""
+    top, bottom = _y(start) + EDGE, _y(end) - EDGE
+    if end == start + 1:
+        return f'<path d="M{MIDDLE} {top}V{bottom}"/>'
+    left = MIDDLE - EDGE - min(MIDDLE - 12, 10 + 9 * sqrt(end - start))
+    edge = MIDDLE - EDGE
+    top, bottom, bend = _y(start), _y(end), min(12.0, (edge - left) / 2)
+    return (
+        f'<path d="M{edge} {top}H{left + bend}Q{left} {top} {left} {top + bend}V{bottom - bend}'
+        f'Q{left} {bottom} {left + bend} {bottom}H{edge}"/>'
+    )

@@ -1,0 +1,115 @@
+"""A page of figures in one file that needs no network: head, sections, Bokeh and what it draws."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING, Any
+
+from celosia.compiler.files import write_text
+from celosia.driver.oracle import MissingLibrary
+
+if TYPE_CHECKING:
+    from bokeh.models import LayoutDOM
+
+HERE = Path(__file__).parent
+
+
+@dataclass
+class Section:
+    """title, text: plain text. html: of the page's own making, names in it escaped. figure: drawn below both."""
+
+    title: str
+    text: str = ""
+    html: str = ""
+    figure: LayoutDOM | None = None
+    after: str = ""
+    """As `html`, below the figure."""
+
+
+@dataclass(repr=False)
+class Page:
+    """title, subtitle: plain text. facts: (number, what it is), shown large. data: what the page's script reads."""
+
+    title: str
+    subtitle: str
+    facts: Sequence[tuple[str, str]]
+    sections: Sequence[Section]
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<Page {self.title!r} of {len(self.sections)} sections>"
+
+    def save(self, path: str | Path) -> None:
+        """Write the page to a file. OutputError where that cannot be, MissingLibrary where Bokeh is not installed."""
+        write_text(Path(path), self.html())
+
+    def _repr_html_(self) -> str:
+        """The page in a frame of its own, for notebooks."""
+        style = "width:100%;height:820px;border:0"
+        return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{escape(self.html())}"></iframe>'
+
+    def html(self) -> str:
+        """The page. MissingLibrary where Bokeh is not installed."""
+        figures = [
+            _item(section.figure, f"figure{number}")
+            for number, section in enumerate(self.sections)
+            if section.figure is not None
+        ]
+        return Template(_text("page.html")).substitute(
+            title=escape(self.title or "(no name)"), subtitle=escape(self.subtitle),
+            facts="".join(f"<div><b>{escape(n)}</b><span>{escape(what)}</span></div>" for n, what in self.facts),
+            sections="".join(_section(number, section) for number, section in enumerate(self.sections)),
+            style=_text("page.css"), script=_text("page.js"), bokeh=_bokeh() if figures else "",
+            figures=_as_json(figures), data=_as_json(self.data),
+        )  # fmt: skip
+
+
+def require() -> None:
+    """MissingLibrary where Bokeh is not installed."""
+    try:
+        import bokeh  # noqa: F401
+    except ImportError:
+        raise MissingLibrary("to draw a report, Bokeh is needed: pip install celosia[report]") from None
+
+
+def _section(number: int, section: Section) -> str:
+    text = f"<p>{escape(section.text)}</p>" if section.text else ""
+    place = f'<div class="figure" id="figure{number}"></div>' if section.figure is not None else ""
+    return f"<section><h2>{escape(section.title)}</h2>{text}{section.html}{place}{section.after}</section>"
+
+
+def _item(figure: LayoutDOM, place: str) -> Any:
+    from bokeh.embed import json_item
+    from bokeh.themes import Theme
+
+    return json_item(figure, place, theme=Theme(json={}))  # type: ignore[arg-type]
+
+
+def _as_json(value: Any) -> str:
+    """JSON that ends no script element, whatever names are in it.
+
+    >>> _as_json({"name": "</script>"})
+    '{"name":"\\\\u003c/script>"}'
+    """
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+
+
+@cache
+def _text(name: str) -> str:
+    return (HERE / name).read_text(encoding="utf-8")
+
+
+@cache
+def _bokeh() -> str:
+    """Bokeh's own script, which draws the figures."""
+    require()
+    import bokeh
+
+    path = Path(bokeh.__file__).parent / "server" / "static" / "js" / "bokeh.min.js"
+    return path.read_text(encoding="utf-8").replace("</script", "<\\/script")

@@ -1,0 +1,39 @@
+"""The page of what a Python user has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from celosia.compiler.program import Program
+from celosia.driver.pages.names import ReportError
+from celosia.driver.pages.page import Page
+from celosia.driver.pages.run import of_program, of_report, of_run
+from celosia.sim.memory import ZYNQ_HP, MemoryModel
+
+if TYPE_CHECKING:
+    from celosia.driver.result import Result
+
+
+def report(what: Program | Result | str | Path, memory: MemoryModel | str = ZYNQ_HP) -> Page:
+    """The figures of a run as a page, which a notebook shows and `Page.save` writes.
+
+    >>> import celosia
+    >>> program = celosia.compile(celosia.models.demo_model_path(), "tiny")
+    >>> celosia.report(program)
+    <Page 'resnet8_fashion_int8' of 6 sections>
+
+    what: a Result, of its own cycles; a Program, or the path of a saved one, of those that the timing model predicts
+    for `memory`; or the path of what `celosia run --report` wrote. ReportError for what is none of these, ProgramError,
+    MissingLibrary where Bokeh is not installed, and ValueError for a memory that the model does not know.
+    """
+    if isinstance(what, (str, Path)):
+        path = Path(what)
+        what = Program.load(path) if path.is_file() and Program.is_program(path) else path
+    if isinstance(what, Path):
+        return of_report(what)
+    if isinstance(what, Program):
+        return of_program(what, memory)
+    if what.program is None:
+        raise ReportError("this Result does not know its Program; write the page of the Program, or of the report")
+    return of_run(what.program, what.report, what.counters)

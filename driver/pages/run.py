@@ -1,0 +1,329 @@
+"""The page of a run: what limits each layer, when units worked, where bytes went, and what runs where."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from celosia.compiler.files import reading
+from celosia.compiler.program import LayerInfo, Program
+from celosia.driver import explain
+from celosia.driver.pages.activity import Activity, activity
+from celosia.driver.pages.graph import Node, drawing, nodes, nodes_of_report
+from celosia.driver.pages.names import NAME, ReportError, short
+from celosia.driver.pages.page import Page, Section, require
+from celosia.hw.config import Config, ConfigError
+from celosia.sim.device import Counters
+from celosia.sim.memory import ZYNQ_HP, MemoryModel, clock_mhz, memory_model
+
+LOOPS = 2_000_000
+"""Characters of all loops that a page holds."""
+TIPS = 5
+
+
+def of_program(program: Program, memory: MemoryModel | str = ZYNQ_HP) -> Page:
+    """The page of a run that was not, with the cycles of the timing model."""
+    counters = explain.predicted(program, memory)
+    report = explain.estimate(program, memory, counters)
+    return of_run(program, report, counters, "by the timing model")
+
+
+def of_run(program: Program, report: Mapping[str, Any], counters: Sequence[Counters], how: str = "") -> Page:
+    """The page of a run of `program`, from its report and the counters of its launches."""
+    require()
+    rows = [
+        {**row, "loops": _decided(layer)}
+        for row, layer in zip(report["layers"], (layer for launch in program.launches for layer in launch.layers))
+    ]
+    return _page(report, rows, nodes(program, report), program, activity(program, counters), how)
+
+
+def of_report(path: Path) -> Page:
+    """The page of what `celosia run --report` wrote, which has no timeline. ReportError where it did not."""
+    require()
+    with reading(path, ReportError, "is no report of a run", "; write it again with `celosia run --report`"):
+        report = json.loads(path.read_text(encoding="utf-8"))
+        _check(report)
+    return _page(report, report["layers"], nodes_of_report(report), None, None, "")
+
+
+_KEYS: dict[str, tuple[type, ...]] = {
+    "model": (str,), "config": (dict,), "layers": (list,), "cpu_nodes": (list,), "cycles": (int, type(None)),
+    "memory_model": (str, type(None)), "macs_total": (int,), "macs_accelerator": (int,), "launches": (int,),
+}  # fmt: skip
+_ROW_KEYS: dict[str, tuple[type, ...]] = {
+    "name": (str,), "what": (str,), "macs": (int,), "peak": (int, type(None)), "cycles": (int, type(None)),
+    "bytes_loaded": (int,), "bytes_stored": (int,), "bytes_kept": (int,),
+    "utilization": (float, int, type(None)), "bound": (str, type(None)),
+    "advice": (str, type(None)),
+}  # fmt: skip
+
+
+def _check(report: Any) -> None:
+    """ValueError for what a page needs and the report has not."""
+    _has(report, _KEYS, "it")
+    for row in report["layers"]:
+        _has(row, _ROW_KEYS, "a layer")
+    for each in report["cpu_nodes"]:
+        _has(each, {"name": (str,), "op": (str,), "reason": (str,)}, "an operator")
+    try:
+        Config.from_dict(report["config"])
+    except (ConfigError, TypeError) as error:
+        raise ValueError(f"its config is none: {error}") from None
+
+
+def _has(thing: Any, keys: Mapping[str, tuple[type, ...]], what: str) -> None:
+    if not isinstance(thing, dict):
+        raise ValueError(f"{what} is no object")
+    for key, types in keys.items():
+        if key not in thing:
+            raise ValueError(f"{what} has no {key!r}")
+        if not isinstance(thing[key], types) or isinstance(thing[key], bool):
+            raise ValueError(f"{what} has a wrong {key!r}: {str(thing[key])[:40]!r}")
+        if isinstance(thing[key], int | float) and not 0 <= thing[key] < 2**63:
+            raise ValueError(f"{what} has an impossible {key!r}: {thing[key]}")
+
+
+# Sections ---------------------------------------------------------------------------------------------------
+
+
+def _page(
+    report: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], graph: list[Node], program: Program | None,
+    found: Activity | None, how: str,
+) -> Page:  # fmt: skip
+    cfg = Config.from_dict(report["config"])
+    roofs = _roofs(cfg, report["memory_model"])
+    timed = [row for row in rows if row["cycles"]]
+    sections = []
+    if timed:
+        sections += [_limits(report), _by_layer(timed, roofs), *_roofline(cfg, timed, roofs)]
+    if found is not None:
+        sections.append(_time(found, rows, clock_mhz(report["memory_model"])))
+    if rows:
+        sections.append(_traffic(rows))
+    sections.append(_graph(graph, program))
+    subtitle = _subtitle(report, cfg, how, bool(timed), found is not None)
+    facts = _facts(report, rows, graph)
+    return Page(short(report["model"], 3 * NAME), subtitle, facts, sections, _data(rows, program, found))
+
+
+def _subtitle(report: Mapping[str, Any], cfg: Config, how: str, timed: bool, traced: bool) -> str:
+    told = [f"Config {cfg.name}: {cfg.macs_per_cycle:,} multipliers"]
+    if report["cycles"]:
+        where = how or f"on the device {report['device']}" if "device" in report else how
+        told.append(f"cycles {where}, memory {report['memory_model']} at {clock_mhz(report['memory_model']):g} MHz")
+    elif report["layers"]:
+        told.append("without cycles, which the devices timed and rtl tell")
+    else:
+        told.append("nothing of this model runs on the accelerator; below is why")
+    if timed and not traced:
+        told.append("a report holds no time of instructions: the page of the Program, or of a run, has a timeline, too")
+    return "; ".join(told)
+
+
+def _facts(
+    report: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], graph: Sequence[Node]
+) -> list[tuple[str, str]]:
+    facts = []
+    if report["cycles"]:
+        mhz = clock_mhz(report["memory_model"])
+        facts += [
+            (f"{report['cycles']:,}", "cycles on the accelerator"),
+            (f"{report['cycles'] / mhz / 1e3:,.2f} ms", f"of them at {mhz:g} MHz"),
+            (f"{report['utilization']:.1%}" if report["utilization"] else "-", "of the multipliers at work"),
+        ]
+    if report["macs_total"]:
+        facts.append((f"{report['macs_accelerator'] / report['macs_total']:.1%}", "of the MACs on the accelerator"))
+    if rows:
+        moved = sum(row["bytes_loaded"] + row["bytes_stored"] for row in rows)
+        facts.append((f"{moved / 1e6:,.2f} MB", "moved between DRAM and chip"))
+    cpu = sum(node.place == "cpu" for node in graph)
+    facts.append((f"{len(rows)} + {cpu}", "layers here, and steps of the CPU"))
+    return facts
+
+
+def _limits(report: Mapping[str, Any]) -> Section:
+    from celosia.driver.pages.figures import COLOURS
+
+    cycles: Counter[str] = Counter()
+    for row in report["layers"]:
+        cycles[row["bound"] or "latency"] += row["cycles"] or 0
+    total = cycles.total()
+    bar = "".join(
+        f'<i style="width:{100 * own / total:.2f}%;background:{_colour(bound)}"></i>'
+        for bound, own in cycles.most_common()
+    )
+    key = "".join(
+        f'<span><i style="background:{COLOURS[bound]}"></i>{bound} {cycles[bound] / total:.0%}</span>'
+        for bound in COLOURS if bound in (*explain.UNITS, "latency")
+    )  # fmt: skip
+    tips = "".join(
+        f'<li style="border-color:{_colour(each.bound)}"><b>{each.share:.0%}</b> '
+        f"{escape(_names(each))}: {escape(each.advice)}</li>"
+        for each in explain.advised(dict(report))[:TIPS]
+    )
+    return Section(
+        "What limits it",
+        "Share of the cycles in layers that each unit bounds, by working for most of their time; latency where none "
+        "does. Below, what would make them faster.",
+        f'<div class="share">{bar}</div><div class="key">{key}</div><ul class="advice">{tips}</ul>',
+    )
+
+
+def _names(each: explain.Advice) -> str:
+    rest = "" if each.layers == 1 else f" and {each.layers - 1} more"
+    return short(each.longest, NAME) + rest
+
+
+def _colour(bound: str) -> str:
+    from celosia.driver.pages.figures import COLOURS
+
+    return COLOURS.get(bound, COLOURS["latency"])
+
+
+def _by_layer(rows: Sequence[Mapping[str, Any]], roofs: Mapping[str, float]) -> Section:
+    from celosia.driver.pages import figures
+
+    return Section(
+        "Cycles by layer",
+        "In the colour of what limits them. The mark is what the layer takes at least, with all multipliers at work "
+        "and all of memory's bytes; a bar ends before it where much was loaded while the layer before ran.",
+        figure=figures.cycles(rows, [_least(row, roofs) for row in rows]),
+    )
+
+
+def _roofline(cfg: Config, rows: Sequence[Mapping[str, Any]], roofs: Mapping[str, float]) -> list[Section]:
+    from celosia.driver.pages import figures
+
+    shown = [row for row in rows if row["macs"] and row["bytes_loaded"] + row["bytes_stored"]]
+    left = f" Not here: {len(rows) - len(shown)} without MACs." if len(shown) < len(rows) else ""
+    if not shown:
+        return []
+    sloping = dict(zip(figures.ROOFS, (roofs["both"], roofs["load"])))
+    flat = {f"{cfg.macs_per_cycle:,} multipliers of the array": cfg.macs_per_cycle}
+    most = max(row["peak"] for row in shown)
+    if most > cfg.macs_per_cycle:
+        flat[f"{most:,} with the vector unit"] = most
+    return [
+        Section(
+            "Roofline",
+            "Each layer a point, as large as its cycles, in the colour of what limits it: the closer to the roof, the "
+            f"better it uses the machine.{left}",
+            figure=figures.roofline(shown, flat, sloping),
+        )
+    ]
+
+
+def _time(found: Activity, rows: Sequence[Mapping[str, Any]], mhz: float) -> Section:
+    from celosia.driver.pages import figures
+
+    names = [row["name"] for row in rows]
+    told = (
+        f"{found.instructions:,} instructions, a colour for each layer; below each, in the colour of a unit, the time "
+        "that it stood still for a token of that unit. Then how much of each scratchpad holds what is still to be "
+        "read, with its most."
+    )
+    if found.gap or len(found.bars.unit) < found.instructions:
+        told += (
+            f" They are drawn as {len(found.bars.unit):,} runs of instructions of one layer: pauses and waits of up to "
+            f"{found.gap:,} cycles are left out."
+        )
+    if len(found.launches) > 2:
+        told += f" {len(found.launches) - 1} launches, without the time of the CPU between them (dotted)."
+    options = "".join(
+        f'<option value="{number}">{escape(short(name, NAME))}</option>' for number, name in enumerate(names)
+    )
+    chooser = f'<label>Show <select id="layer"><option value="">all layers</option>{options}</select></label>'
+    key = "".join(
+        f'<span><i style="background:{figures.COLOURS[unit]}"></i>waits for {unit}</span>' for unit in explain.UNITS
+    )
+    return Section(
+        "Timeline", told, f'{chooser}<div class="key">{key}</div>', figures.timeline(found, names, mhz),
+        '<pre id="loops"></pre>',
+    )  # fmt: skip
+
+
+def _traffic(rows: Sequence[Mapping[str, Any]]) -> Section:
+    from celosia.driver.pages import figures
+
+    total = {key: sum(row[f"bytes_{key}"] for row in rows) for key in ("loaded", "stored", "kept")}
+    words = {"loaded": "load", "stored": "store", "kept": "kept"}
+    key = "".join(
+        f'<span><i style="background:{figures.COLOURS[words[what]]}"></i>{what}{" on chip" * (what == "kept")} '
+        f"{size / 1e6:,.2f} MB</span>" for what, size in total.items()
+    )  # fmt: skip
+    return Section(
+        "Where the bytes go",
+        "Between DRAM and scratchpads, weights and activations; what a block of layers keeps on chip is neither stored "
+        "nor loaded.",
+        f'<div class="key">{key}</div>', figures.traffic(rows),
+    )  # fmt: skip
+
+
+def _graph(graph: list[Node], program: Program | None) -> Section:
+    free = sum(each["place"] == "free" for each in program.placements) if program is not None else 0
+    text = "Layers of the accelerator, and kernels of the CPU with the reason why they are there"
+    text += ", in the order in which they run; lines go to what reads their result." if program is not None else "."
+    if free:
+        text += f" Not here, since they cost nothing: {free}."
+    key = '<span><i style="background:#0072b2"></i>accelerator</span><span><i style="background:#d55e00"></i>CPU</span>'
+    return Section("What runs where", text, f'<div class="key">{key}</div>{drawing(graph)}')
+
+
+# Numbers ----------------------------------------------------------------------------------------------------
+
+
+def _roofs(cfg: Config, memory: str | None) -> dict[str, float]:
+    """Bytes a cycle at most, of loads, of stores, and of both together."""
+    load, store = cfg.bus_bytes * cfg.ports, cfg.bus_bytes
+    both: float = load + store
+    try:
+        dram = memory_model((memory or "").split(" ")[0]).bytes_per_cycle
+    except ValueError:
+        dram = 0
+    if dram:
+        load, store, both = min(load, dram), min(store, dram), min(both, dram)
+    return {"load": load, "store": store, "both": both}
+
+
+def _least(row: Mapping[str, Any], roofs: Mapping[str, float]) -> float:
+    """Cycles that a layer takes at least, alone on the machine."""
+    loaded, stored = row["bytes_loaded"], row["bytes_stored"]
+    least: float = max(
+        row["macs"] / max(row["peak"], 1), loaded / roofs["load"], stored / roofs["store"],
+        (loaded + stored) / roofs["both"],
+    )  # fmt: skip
+    return least
+
+
+def _decided(layer: LayerInfo) -> str:
+    """What was decided of a layer's loops, in a line."""
+    parts = [", ".join(f"{name} {value}" for name, value in part.decisions.items()) for part in layer.parts]
+    return "; ".join(parts)
+
+
+def _data(rows: Sequence[Mapping[str, Any]], program: Program | None, found: Activity | None) -> dict[str, Any]:
+    """What the page's script shows of a layer that is chosen."""
+    if program is None or found is None:
+        return {}
+    layers, left = [], LOOPS
+    infos = (layer for launch in program.launches for layer in launch.layers)
+    for row, layer, span in zip(rows, infos, found.spans):
+        text = _loops(program, row, layer)
+        text = text if len(text) <= left else "Its loops: celosia inspect PROGRAM --loops LAYER"
+        left -= len(text)
+        layers.append({"span": span, "text": text})
+    return {"cycles": found.launches[-1], "layers": layers}
+
+
+def _loops(program: Program, row: Mapping[str, Any], layer: LayerInfo) -> str:
+    cycles = "" if row["cycles"] is None else f", {row['cycles']:,} cycles, bound by {row['bound']}"
+    lines = [f"{layer.name}: {layer.what}, {layer.macs:,} MACs{cycles}"]
+    for part in layer.parts:
+        decided = ", ".join(f"{name} {value}" for name, value in part.decisions.items())
+        lines += ["", f"# {part.workload}", f"# {decided}", str(program.loops[part.loops])]
+    return "\n".join(lines)

@@ -1,0 +1,176 @@
+"""Pages in a real browser: nothing on the console, figures there on a screen and on a phone, in light and in dark."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from benchmarks.browser import CHROMIUM, Browser, browser
+from driver_models import floats
+from report_models import HOSTILE, compiled, hostile
+from small_models import Builder
+
+import celosia
+from celosia.compiler.program import Program
+from celosia.driver.pages.figures import COLOURS
+from celosia.hw.config import PRESETS
+
+Image = pytest.importorskip("PIL.Image")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+
+LATENCY = COLOURS["latency"]
+PHONE = {"width": 390, "height": 800}
+SCREEN = {"width": 1280, "height": 800}
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Browser]:
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return compiled(PRESETS["tiny"])
+
+
+@pytest.fixture(scope="module")
+def report(program: Program) -> dict[str, Any]:
+    inputs = {each.name: np.zeros(each.shape, each.dtype) for each in program.inputs}
+    return celosia.Runtime(program, "timed").run(inputs).report
+
+
+def colours(tab: Browser, folder: Path, figure: str) -> dict[tuple[int, ...], float]:
+    """The share of each colour in what a figure looks like."""
+    script = f"""(() => {{ const box = document.getElementById({figure!r}).getBoundingClientRect();
+        return {{x: box.x + scrollX, y: box.y + scrollY, width: box.width, height: box.height}} }})()"""
+    path = tab.picture(folder / f"{figure}.png", clip=tab.run(script))
+    pixels = np.asarray(Image.open(io.BytesIO(path.read_bytes())).convert("RGB")).reshape(-1, 3)
+    values, counts = np.unique(pixels, axis=0, return_counts=True)
+    return {tuple(value): count / len(pixels) for value, count in zip(values.tolist(), counts.tolist())}
+
+
+def rgb(colour: str) -> tuple[int, ...]:
+    return tuple(bytes.fromhex(colour.removeprefix("#")))
+
+
+def check(tab: Browser, folder: Path, figures: int) -> None:
+    """The page that is open: quiet, no wider than the window, each figure drawn, and written in ink on paper."""
+    assert tab.said == []
+    assert (
+        tab.run("window.hacked") is None and tab.run("document.querySelectorAll('main img, main script').length") == 0
+    )
+    assert tab.run("document.documentElement.scrollWidth <= innerWidth")
+    ids = tab.run("[...document.querySelectorAll('.figure')].map(each => each.id)")
+    assert len(ids) == figures
+    paper, ink = (rgb(tab.run(f"getComputedStyle(document.documentElement).getPropertyValue('{name}').trim()"))
+                  for name in ("--card", "--ink"))  # fmt: skip
+    assert abs(np.mean(paper) - np.mean(ink)) > 150
+    for figure in ids:
+        seen = colours(tab, folder, figure)
+        assert 0.2 < seen.get(paper, 0) < 0.995, (figure, seen.get(paper, 0))
+        data = {name: share for name, share in seen.items() if max(name) - min(name) > 60 or name == rgb(LATENCY)}
+        assert 0.001 < sum(data.values()) < 0.75, figure
+
+
+@pytest.mark.parametrize("screen", [SCREEN, SCREEN | {"dark": True}, PHONE | {"dark": True}], ids=str)
+def test_figures_are_drawn(tab: Browser, program: Program, tmp_path: Path, screen: dict[str, Any]) -> None:
+    celosia.report(program).save(tmp_path / "page.html")
+    tab.open(tmp_path / "page.html", **screen)
+    check(tab, tmp_path, figures=4)
+    shown = colours(tab, tmp_path, "figure1")
+    assert shown.get(rgb(COLOURS["gemm"]), 0) > 0.01  # bars in the colour of what bounds layers
+
+
+def test_what_a_page_does(tab: Browser, program: Program, tmp_path: Path) -> None:
+    """Colours follow the system, and the timeline the layer that is chosen, of which the loops are shown."""
+    celosia.report(program).save(tmp_path / "page.html")
+    tab.open(tmp_path / "page.html", **PHONE)
+    time = "Bokeh.documents.map(doc => doc.get_model_by_name('time')).find(Boolean)"
+    whole = tab.run(f"[{time}.start, {time}.end]")
+    choose(tab, "1")
+    first, last = tab.run(f"[{time}.start, {time}.end]")
+    assert whole[0] <= first < last <= whole[1] and last - first < whole[1] - whole[0]
+    assert "# " in tab.run("document.getElementById('loops').textContent")
+    choose(tab, "")
+    assert tab.run(f"[{time}.start, {time}.end]") == whole
+    assert tab.run("document.getElementById('loops').textContent") == ""
+    tab.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    tab.run("new Promise(done => setTimeout(done, 300))")
+    check(tab, tmp_path, figures=4)
+
+
+def choose(tab: Browser, layer: str) -> None:
+    tab.run(f"document.getElementById('layer').value = {layer!r}")
+    tab.run("document.getElementById('layer').dispatchEvent(new Event('change'))")
+
+
+def hovered(tab: Browser, figure: str) -> str:
+    """What tooltips say while the pointer passes over a figure."""
+    tab.run(f"document.getElementById({figure!r}).scrollIntoView()")
+    box = tab.run(f"document.getElementById({figure!r}).getBoundingClientRect().toJSON()")
+    words = """(() => { const found = []; const walk = root => { for (const each of root.querySelectorAll('*')) {
+        if (each.localName.includes('tooltip') || each.className?.includes?.('bk-Tooltip'))
+            found.push(each.shadowRoot?.textContent ?? each.textContent);
+        if (each.shadowRoot) walk(each.shadowRoot) } }; walk(document); return found.join('\\n') })()"""
+    said = ""
+    for y in np.linspace(box["y"] + 40, min(box["y"] + box["height"], 790) - 50, 12):
+        for x in (box["x"] + 120, box["x"] + 200, box["x"] + 400):
+            tab.move(x, float(y))
+        tab.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        said += tab.run(words)
+    return said
+
+
+def test_hostile_names_are_words(tab: Browser, program: Program, tmp_path: Path) -> None:
+    celosia.report(hostile(program)).save(tmp_path / "page.html")
+    tab.open(tmp_path / "page.html")
+    check(tab, tmp_path, figures=4)
+    for figure in "figure1", "figure3", "figure4":
+        said = hovered(tab, figure)
+        assert any(name[:20] in said for name in HOSTILE if name), (figure, said)
+    choose(tab, "0")
+    assert tab.run("window.hacked") is None and tab.said == []
+
+
+def test_hundreds_of_layers(tab: Browser, report: dict[str, Any], tmp_path: Path) -> None:
+    rows = [{**row, "name": f"{row['name']}/{number}"} for number in range(75) for row in report["layers"]]
+    (tmp_path / "report.json").write_text(json.dumps({**report, "layers": rows}))
+    assert len(rows) >= 300
+    celosia.report(tmp_path / "report.json").save(tmp_path / "page.html")
+    tab.open(tmp_path / "page.html", **PHONE)
+    check(tab, tmp_path, figures=3)
+
+
+def few(layers: int) -> Program:
+    b = Builder("qdq", np.int8, seed=2)
+    b.output(b.conv(b.input([1, 4, 6, 6]), 8, (3, 3)))
+    program = celosia.compile(b.model() if layers else floats(), "tiny", check=False)
+    assert sum(len(launch.layers) for launch in program.launches) == layers
+    return program
+
+
+@pytest.mark.parametrize("layers", [0, 1])
+def test_few_layers(tab: Browser, tmp_path: Path, layers: int) -> None:
+    celosia.report(few(layers)).save(tmp_path / "page.html")
+    tab.open(tmp_path / "page.html", **SCREEN)
+    check(tab, tmp_path, figures=4 * layers)
+
+
+def test_faults_are_found(tab: Browser, program: Program, tmp_path: Path) -> None:
+    """The check finds an error on the console, code that runs, the network, a wide page, and a figure without data."""
+    plain, drawn = celosia.report(few(0)).html(), celosia.report(program).html()
+    for page, fault in (
+        (plain, "<script>console.error('wrong')</script>"), (plain, "<script>missing()</script>"),
+        (plain, "<script>window.hacked=1</script>"), (plain, "<script>fetch('http://127.0.0.1:9/')</script>"),
+        (plain, "<div style='width:3000px'>wide</div>"), (drawn, "<style>.figure > * { visibility: hidden }</style>"),
+    ):  # fmt: skip
+        (tmp_path / "page.html").write_text(page.replace("</header>", f"{fault}</header>"))
+        tab.open(tmp_path / "page.html")
+        with pytest.raises(AssertionError):
+            check(tab, tmp_path, figures=4 * (page is drawn))
