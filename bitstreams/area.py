@@ -98,11 +98,12 @@ def memories(cfg: Config) -> Iterator[tuple[int, int, int]]:
     yield from [(cfg.acc_depth // 2, 4 * lanes, 32)] * 2
     yield from [(cfg.vin_depth // banks, lanes, min(bus, piece))] * banks
     yield cfg.out_depth, lanes, lanes
-    yield from [(cfg.trace_depth, 32, 32)] * 2
     yield cfg.par_depth, 64 * cfg.block_out, min(bus, 64 * cfg.block_out)
     if cfg.taps:
         grain = min(bus, 8 * cfg.tap_bytes)
         yield cfg.tap_depth, -(-8 * cfg.taps * cfg.block_out // grain) * grain, grain
+    if cfg.trace_depth:
+        yield from [(cfg.trace_depth, 32, 32)] * 2
     row = min(bus, TABLE_BITS)
     yield from [(cfg.lut_count * TABLE_BITS // row, row, row)] * cfg.lanes
     yield from [(READ_QUEUE, bus + BEAT_EXTRA, bus + BEAT_EXTRA)] * cfg.ports
