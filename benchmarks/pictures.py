@@ -19,7 +19,7 @@ from benchmarks.workloads import FOLDER_VARIABLE, models_folder
 
 PICTURES = {"Roofline": "roofline.png", "Timeline": "timeline.png"}
 """Title of a section, and the name of its picture."""
-WIDTH = 1000
+WIDTH, HEIGHT = 1000, 800
 
 
 def main(arguments: list[str]) -> int:
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as place, browser() as tab:
         page = Path(place) / "page.html"
         celosia.report(celosia.compile(model, options.config, check=False)).save(page)
-        seconds = min(tab.open(page, WIDTH, 800) for _ in range(3))
+        seconds = min(tab.open(page, WIDTH, HEIGHT) for _ in range(3))
         print(f"{model.name}: {page.stat().st_size / 1e6:.1f} MB, open after {seconds:.1f} s (best of 3)")
         for title, name in PICTURES.items():
             size = write(tab, title, options.output / name)
@@ -49,13 +49,14 @@ def write(tab: Browser, title: str, path: Path) -> int:
     """Write a section of the page that is open as a PNG of 256 colours; its bytes."""
     from PIL import Image
 
-    clip = tab.run(
-        f"""(() => {{ const found = [...document.querySelectorAll('section')]
-            .find(each => each.querySelector('h2').textContent === {title!r}).getBoundingClientRect();
-            return {{x: found.x, y: found.y + scrollY, width: found.width, height: found.height}} }})()"""
+    find = f"[...document.querySelectorAll('section')].find(each => each.querySelector('h2').textContent === {title!r})"
+    tab.run(f"{find}.scrollIntoView()")  # what is out of sight is drawn less exactly
+    box = tab.run(
+        f"""(() => {{ const found = {find}.getBoundingClientRect();
+            return [found.left, found.top + scrollY, found.right, found.bottom + scrollY].map(Math.round) }})()"""
     )
-    whole = tab.picture(path, clip=clip).read_bytes()
-    Image.open(io.BytesIO(whole)).convert("RGB").quantize(256).save(path, optimize=True)
+    whole = Image.open(io.BytesIO(tab.picture(path, whole=True).read_bytes())).convert("RGB")
+    whole.crop(box).quantize(256).save(path, optimize=True)
     return path.stat().st_size
 
 

@@ -37,7 +37,7 @@ LAYER_COLOURS = (
 )  # fmt: skip
 """Layers take them in turn."""
 ROOFS = ("loads and stores", "loads alone")
-"""What the sloping roofs are of."""
+"""What the sloping roofs are of; the text above the figure says it, too."""
 POINTS = 8_000
 """Steps of each scratchpad's curve that are drawn."""
 FEW = 4
@@ -105,7 +105,7 @@ def roofline(rows: Sequence[Mapping[str, Any]], flat: Mapping[str, int], roofs: 
         dash, place = ("solid", _ABOVE) if together else ("dashed", _BELOW)
         made.line(ends, np.minimum(ends * rate, peak), line_width=2, line_dash=dash, color=COLOURS["latency"])
         y = sqrt(max(low_y, low_x * rate) * peak)
-        made.text([y / rate], [y], text=[f"{what}: {rate:g} bytes a cycle"], **place, **note)
+        made.text([y / rate], [y], text=[f"{rate:g} B a cycle"], **place, **note)
     for height in flat.values():
         if height < peak:
             made.line(
@@ -161,7 +161,7 @@ def cycles(rows: Sequence[Mapping[str, Any]], roof: Sequence[float]) -> Figure:
         "bottom": [number + 0.42 for number in range(len(rows))],
         "times": [f"{row['cycles'] / least:.2f} x" if least else "-" for row, least in zip(rows, roof)],
     })  # fmt: skip
-    bars = made.hbar("y", right="cycles", height=0.68, color="color", source=source)
+    bars = made.hbar("y", right="cycles", height=0.8, color="color", source=source)
     made.segment("roof", "top", "roof", "bottom", line_width=3, color="#000000", source=source, name="ink")
     made.add_tools(_hover(
         [bars], [*_ABOUT, ("at least", "@roof{0,0} cycles"), ("of that", "@times"), ("loops", "@loops")],
@@ -195,7 +195,7 @@ def traffic(rows: Sequence[Mapping[str, Any]]) -> Figure:
         "y": list(range(len(rows))), **columns,
         **{f"{kind}_text": [_bytes(size) for size in sizes] for kind, sizes in columns.items()},
     })  # fmt: skip
-    bars = made.hbar_stack(list(kinds), y="y", height=0.68, color=[COLOURS[kind] for kind in kinds], source=source)
+    bars = made.hbar_stack(list(kinds), y="y", height=0.8, color=[COLOURS[kind] for kind in kinds], source=source)
     made.add_tools(_hover(
         bars[:1] if len(rows) <= ROWS else bars,
         [("layer", "@name"), ("what", "@what"), ("loaded", "@load_text"), ("stored", "@store_text"),
@@ -235,12 +235,13 @@ def _units(found: Activity, names: Sequence[str], clock_mhz: float, time: Range1
     shown = ColumnDataSource({
         "left": _ints(bars.drawn), "right": _ints(bars.end), "top": _edge(bars.unit, -0.4),
         "bottom": _edge(bars.unit, 0.16), "layer": _ints(bars.layer), "index": _ints(bars.index),
-        "count": _ints(bars.count), "unit": _ints(bars.unit),
+        "count": _ints(bars.count), "unit": _ints(bars.unit), "cycles": _ints(bars.end - bars.drawn),
         "color": [LAYER_COLOURS[layer % len(LAYER_COLOURS)] for layer in bars.layer.tolist()],
     })  # fmt: skip
     waited = ColumnDataSource({
         "left": _ints(waits.since), "right": _ints(waits.until), "top": _edge(waits.unit, 0.22),
         "bottom": _edge(waits.unit, 0.4), "unit": _ints(waits.unit), "of": _ints(waits.of),
+        "cycles": _ints(waits.until - waits.since),
         "color": [COLOURS[UNITS[of]] for of in waits.of.tolist()],
     })  # fmt: skip
     starts = ColumnDataSource({"x": list(found.launches[1:-1])})
@@ -254,14 +255,14 @@ def _units(found: Activity, names: Sequence[str], clock_mhz: float, time: Range1
         HoverTool(
             renderers=[quads], limit=1,
             tooltips=[("unit", "@unit{custom}"), ("instruction", "@index @count{custom}"), ("layer", "@layer{custom}"),
-                      ("from cycle", "@left{0,0}"), ("for", "@right{custom}")],
-            formatters={"@unit": units, "@layer": named, "@right": micro, "@count": many},
+                      ("from cycle", "@left{0,0}"), ("for", "@cycles{custom}")],
+            formatters={"@unit": units, "@layer": named, "@cycles": micro, "@count": many},
         ),
         HoverTool(
             renderers=[gaps], limit=1,
             tooltips=[("unit", "@unit{custom}"), ("waits for", "@of{custom}"), ("from cycle", "@left{0,0}"),
-                      ("for", "@right{custom}")],
-            formatters={"@unit": units, "@of": units, "@right": micro},
+                      ("for", "@cycles{custom}")],
+            formatters={"@unit": units, "@of": units, "@cycles": micro},
         ),
     )  # fmt: skip
     made.add_glyph(starts, VSpan(x="x", line_dash="dotted", line_color=COLOURS["cpu"]))
@@ -273,9 +274,8 @@ def _units(found: Activity, names: Sequence[str], clock_mhz: float, time: Range1
 
 
 _DURATION = """
-const left = special_vars.data_source?.data.left[special_vars.index] ?? 0
-const cycles = value - left
-return cycles.toLocaleString('en') + ' cycles, ' + (cycles / mhz).toPrecision(3) + ' us'
+const us = value / mhz
+return value.toLocaleString('en') + ' cycles, ' + (us < 1000 ? us.toFixed(2) + ' us' : (us / 1000).toFixed(2) + ' ms')
 """
 
 

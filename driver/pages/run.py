@@ -204,15 +204,16 @@ def _roofline(cfg: Config, rows: Sequence[Mapping[str, Any]], roofs: Mapping[str
     if not shown:
         return []
     sloping = dict(zip(figures.ROOFS, (roofs["both"], roofs["load"])))
-    flat = {f"{cfg.macs_per_cycle:,} multipliers of the array": cfg.macs_per_cycle}
+    flat = {f"{cfg.macs_per_cycle:,} multipliers": cfg.macs_per_cycle}
     most = max(row["peak"] for row in shown)
     if most > cfg.macs_per_cycle:
-        flat[f"{most:,} with the vector unit"] = most
+        flat[f"{most:,} with taps"] = most
     return [
         Section(
             "Roofline",
             "Each layer a point, as large as its cycles, in the colour of what limits it: the closer to the roof, the "
-            f"better it uses the machine.{left}",
+            "better it uses the machine. Roofs: multipliers, of the array and with the vector unit's taps; bytes "
+            f"of loads and stores together (solid), of loads alone (dashed).{left}",
             figure=figures.roofline(shown, flat, sloping),
         )
     ]
@@ -227,11 +228,9 @@ def _time(found: Activity, rows: Sequence[Mapping[str, Any]], mhz: float) -> Sec
         "that it stood still for a token of that unit. Then how much of each scratchpad holds what is still to be "
         "read, with its most."
     )
-    if found.gap or len(found.bars.unit) < found.instructions:
-        told += (
-            f" They are drawn as {len(found.bars.unit):,} runs of instructions of one layer: pauses and waits of up to "
-            f"{found.gap:,} cycles are left out."
-        )
+    if len(found.bars.unit) < found.instructions:
+        left = f"pauses and waits of up to {found.gap:,} cycles are left out" if found.gap else "none has a pause in it"
+        told += f" They are drawn as {len(found.bars.unit):,} runs of instructions of one layer: {left}."
     if len(found.launches) > 2:
         told += f" {len(found.launches) - 1} launches, without the time of the CPU between them (dotted)."
     options = "".join(

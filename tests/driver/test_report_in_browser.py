@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from small_models import Builder
 
 import celosia
 from celosia.compiler.program import Program
+from celosia.driver import explain
 from celosia.driver.pages.figures import COLOURS
 from celosia.hw.config import PRESETS
 
@@ -90,19 +92,35 @@ def test_figures_are_drawn(tab: Browser, program: Program, tmp_path: Path, scree
 def test_what_a_page_does(tab: Browser, program: Program, tmp_path: Path) -> None:
     """Colours follow the system, and the timeline the layer that is chosen, of which the loops are shown."""
     celosia.report(program).save(tmp_path / "page.html")
-    tab.open(tmp_path / "page.html", **PHONE)
+    tab.open(tmp_path / "page.html", **SCREEN)
     time = "Bokeh.documents.map(doc => doc.get_model_by_name('time')).find(Boolean)"
     whole = tab.run(f"[{time}.start, {time}.end]")
     choose(tab, "1")
     first, last = tab.run(f"[{time}.start, {time}.end]")
     assert whole[0] <= first < last <= whole[1] and last - first < whole[1] - whole[0]
     assert "# " in tab.run("document.getElementById('loops').textContent")
+    bars = [bar for bar in drawn_bars(program) if first <= bar[2] and bar[2] + bar[3] <= last]
+    told = re.findall(
+        r"unit: (\w+) instruction: (\d+) .*?from cycle: ([\d,]+) for: ([\d,]+) cycles", hovered(tab, "figure3")
+    )
+    assert told and all((unit, *(int(n.replace(",", "")) for n in rest)) in bars for unit, *rest in told), told
     choose(tab, "")
     assert tab.run(f"[{time}.start, {time}.end]") == whole
     assert tab.run("document.getElementById('loops').textContent") == ""
     tab.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
     tab.run("new Promise(done => setTimeout(done, 300))")
     check(tab, tmp_path, figures=4)
+
+
+def drawn_bars(program: Program) -> list[tuple[str, int, int, int]]:
+    """Unit, number, first cycle, and cycles of each instruction, beside those before it on its unit."""
+    (run,) = explain.predicted(program)
+    end, found = dict[str, int](), []
+    for event in sorted(run.events, key=lambda event: event.index):
+        first = max(event.start, end.get(event.unit, 0))
+        end[event.unit] = event.end
+        found.append((event.unit, event.index, first, event.end - first))
+    return found
 
 
 def choose(tab: Browser, layer: str) -> None:

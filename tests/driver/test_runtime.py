@@ -23,7 +23,7 @@ REPORT = {
 }  # fmt: skip
 LAYER = {
     "name", "op", "what", "macs", "cycles", "utilization", "bound", "units", "advice", "bytes_loaded", "bytes_stored",
-    "note", "bytes_kept", "cycles_apart", "cycles_together",
+    "note", "peak", "bytes_kept", "cycles_apart", "cycles_together",
 }  # fmt: skip
 
 
