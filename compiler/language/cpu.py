@@ -53,7 +53,7 @@ class Lowered:
         self.buffers: dict[Tile, Tensor] = {}
         self.homes: dict[Tile, Store] = {}
         self.into: dict[Tile, Tensor] = {}
-        self.costs: dict[Tile, bool] = {}
+        self.costs: dict[Tile, int] = {}
         self.known: dict[tuple[Any, ...], Expr] = {}
         self.lets: list[tuple[Axis, Expr]] = []
         self.let_of: dict[Tile, Expr] = {}
