@@ -68,7 +68,9 @@ def features(cfg: Config) -> dict[str, float]:
 def covers(measured: Sequence[Config], cfg: Config) -> bool:
     """Whether each feature of `cfg` is among those of `measured`, and what is no feature is as it is in one of them."""
     ranges = [(name, [features(each)[name] for each in measured]) for name in features(cfg)]
-    fixed = all(getattr(cfg, name) in {getattr(each, name) for each in measured} for name in ("packed", "batch"))
+    fixed = all(
+        getattr(cfg, name) in {getattr(each, name) for each in measured} for name in ("packed", "batch", "trace_depth")
+    )
     return fixed and all(min(values) <= features(cfg)[name] <= max(values) for name, values in ranges)
 
 
@@ -100,6 +102,8 @@ def memories(cfg: Config) -> Iterator[tuple[int, int, int]]:
     if cfg.taps:
         grain = min(bus, 8 * cfg.tap_bytes)
         yield cfg.tap_depth, -(-8 * cfg.taps * cfg.block_out // grain) * grain, grain
+    if cfg.trace_depth:
+        yield from [(cfg.trace_depth, 32, 32)] * 2
     row = min(bus, TABLE_BITS)
     yield from [(cfg.lut_count * TABLE_BITS // row, row, row)] * cfg.lanes
     yield from [(READ_QUEUE, bus + BEAT_EXTRA, bus + BEAT_EXTRA)] * cfg.ports

@@ -163,7 +163,8 @@ class BoardDevice:
     # Runs ------------------------------------------------------------------------------------------------------
 
     def run(self, instr_addr: int, count: int, timeout_cycles: int, trace: bool = False) -> Counters:
-        """Execute `count` instructions; returns the hardware's counters. There are no events, whatever `trace`.
+        """Execute `count` instructions; returns the hardware's counters, and with `trace` the events that it has kept,
+        where its Config has a `trace_depth`.
 
         DeviceError where an instruction fails, or the run takes over `timeout_cycles`.
         """
@@ -180,7 +181,10 @@ class BoardDevice:
         self.control.start()
         self._until_done(timeout_cycles)
         values = self.control.counters(self._state)
-        return Counters(values["cycles"], values)
+        if not (trace and self.config.trace_depth):
+            return Counters(values["cycles"], values)
+        events = self.control.events(self.config.trace_depth, values["cycles"])
+        return Counters(values["cycles"], values, events, count - len(events))
 
     def _until_done(self, timeout_cycles: int) -> None:
         limit = timeout_cycles / self.clock_hz

@@ -52,7 +52,7 @@ def layer_rows(program: Program, counters: Sequence[Counters]) -> list[dict[str,
     count = len(program.launches)
     for number, launch in enumerate(program.launches):
         runs = counters[number::count]
-        timed = bool(runs) and all(run.cycles is not None and run.events for run in runs)
+        timed = bool(runs) and all(run.cycles is not None and run.events and not run.lost for run in runs)
         times = _times(program, launch, runs) if timed else [None] * len(launch.layers)
         for layer, time in zip(launch.layers, times):
             rows.append(_row(program.config, layer, time, len(runs)))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.driver.deploy import Remote, runner, skip_to_mark
-from celosia.driver.serve import ERRORS, pack, unpack
+from celosia.driver.serve import ERRORS, load_counters, pack, unpack
 from celosia.hw.config import Config
 from celosia.sim.device import Counters, DeviceError
 
@@ -44,10 +44,9 @@ class RemoteDevice:
         return data
 
     def run(self, instr_addr: int, count: int, timeout_cycles: int, trace: bool = False) -> Counters:
-        """See Device; there are no events, whatever `trace`."""
-        values = {"instr_addr": instr_addr, "count": count, "timeout_cycles": timeout_cycles}
-        head = self._call("run", values)[0]
-        return Counters(head["cycles"], head["values"])
+        """See Device."""
+        values = {"instr_addr": instr_addr, "count": count, "timeout_cycles": timeout_cycles, "trace": trace}
+        return load_counters(self._call("run", values)[0])
 
     def close(self) -> None:
         """End the process there: the end of its input ends it."""

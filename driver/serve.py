@@ -83,16 +83,18 @@ def result_bytes(result: Result) -> bytes:
     return pack(head, result.tensors | result.outputs)
 
 
+def load_counters(head: dict[str, Any]) -> Counters:
+    """Counters of what `dataclasses.asdict` made of them."""
+    return Counters(**head | {"events": [Event(**event) for event in head["events"]]})
+
+
 def load_result(stream: IO[bytes]) -> Result:
     """The Result that `result_bytes` made. Raises the board's error; EOFError."""
     head, arrays = unpack(stream)
     if "error" in head:
         raise ERRORS.get(head["kind"], RuntimeError)(head["error"])
     report = head["report"]
-    counters = [
-        Counters(each["cycles"], each["values"], [Event(**event) for event in each["events"]])
-        for each in head["counters"]
-    ]
+    counters = [load_counters(each) for each in head["counters"]]
     outputs = {name: arrays[name] for name in head["outputs"]}
     return Result(outputs, counters, lambda: report, Tensors(arrays))
 
@@ -158,8 +160,7 @@ def _called(device: Device, call: dict[str, Any], arrays: dict[str, Any]) -> tup
     """The answer to a call of `device`: a line, and arrays."""
     what = call.pop("call")
     if what == "run":
-        counters = device.run(**call)
-        return {"cycles": counters.cycles, "values": counters.values}, {}
+        return dataclasses.asdict(device.run(**call)), {}
     if what == "read":
         return {}, {"data": device.read(**call)}
     if what == "write":

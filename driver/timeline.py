@@ -18,6 +18,7 @@ def timeline(
     """Chrome's trace format of a run with `trace`.
 
     Launches take their cycles on that memory model at `clock_mhz`, steps on the CPU the seconds that they took here.
+    otherData tells how many instructions are missing because a board has not kept their times ("lost").
 
     step_seconds: of each step of the Program, and of all of them again for each part of a batch.
     """
@@ -37,5 +38,6 @@ def timeline(
         now += counter.cycles or 0
     result = trace.timeline(events, labels, clock_mhz, host)
     result["otherData"]["memory_model"] = memory_model
+    result["otherData"]["lost"] = sum(counter.lost for counter in counters)
     result["otherData"]["CPU"] = "measured on the machine that simulated"
     return result

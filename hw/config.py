@@ -50,7 +50,7 @@ _LIMITS = {
     "residual_cycles": (1, 4),
     "ports": (1, 2),
 }
-_COUNTS = {"token_bits": (2, 16), "taps": (0, 16)}
+_COUNTS = {"token_bits": (2, 16), "taps": (0, 16), "trace_depth": (0, 1 << 16)}
 
 
 def limits(field: str) -> str:
@@ -84,6 +84,7 @@ class Config:
     forward: the vector unit writes inp and vin as well, so that the next layer of a block finds its input there.
     residual_cycles: cycles that an entry with a residual takes, on as much less hardware.
     ports: read ports to memory. With two, weights and parameters do not wait behind activations.
+    trace_depth: starts and ends of instructions that the hardware keeps of a run, for the timeline of a board; 0: none.
     """
 
     batch: int = 1
@@ -105,6 +106,7 @@ class Config:
     forward: bool = False
     residual_cycles: int = 1
     ports: int = 1
+    trace_depth: int = 0
     name: str = dataclasses.field(default="custom", compare=False)
 
     def __post_init__(self) -> None:
@@ -239,6 +241,8 @@ class Config:
     def digest(self) -> str:
         """32 hexadecimal digits that differ where any parameter differs; the name does not count."""
         fields = {key: value for key, value in self.to_dict().items() if key != "name"}
+        if not self.trace_depth:  # Programs and records are older than this field
+            del fields["trace_depth"]
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:32]
 
     @property

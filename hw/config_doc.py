@@ -55,6 +55,10 @@ FIELDS = {
         "read ports to memory; the second is for weights and parameters",
         "a lane of LOAD, and a port of the board; pays where activations and weights are wanted at once",
     ),
+    "trace_depth": (
+        "starts and ends of instructions that are kept of a run; 0: none",
+        "block RAM, two blocks for 1,024 events; `celosia run --trace` writes the timeline of a board",
+    ),
 }
 """For each field what it is, and what it costs or brings."""
 

@@ -17,6 +17,7 @@ from celosia.hw.regs import (
     MAGIC,
     REGISTERS,
     STATUS_ERROR_SHIFT,
+    TRACE_PREFIX,
     Access,
     Error,
 )
@@ -52,11 +53,18 @@ class Control(wiring.Component):
     oldest : In                 Number of the instruction that a watchdog error names.
     read_beat, write_beat : In  A beat is passed on AXI in this cycle; a bit for each port.
     write_answer : In(1)        A response to a burst of writes is passed.
+    trace_<register>            Values of the registers, and `at`, where the Config has a `trace_depth`.
     """
 
     def __init__(self, cfg: Config) -> None:
         self._cfg = cfg
         units = len(Unit)
+        self._present = {
+            name: register
+            for name, register in REGISTERS.items()
+            if cfg.trace_depth or not name.startswith(TRACE_PREFIX)
+        }
+        trace = {name: each for name, each in self._present.items() if name.startswith(TRACE_PREFIX)}
         super().__init__({
             "axil": In(AxiLite(REGISTER_BITS)),
             "irq": Out(1),
@@ -81,11 +89,12 @@ class Control(wiring.Component):
             "write_beat": In(1),
             "write_answer": In(1),
             **{f"error_{source}": In(Pulse(error_layout)) for source in ERROR_SOURCES},
+            **{name: In(32) if each.access == Access.READ else Out(32) for name, each in trace.items()},
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        values = {name: Signal(32, name=f"value_{name}") for name in REGISTERS}
+        values = {name: Signal(32, name=f"value_{name}") for name in self._present}
         busy, done, stuck = Signal(), Signal(), Signal()
         start, abort = self._registers(m, values, locked=busy | stuck)
         code, index = Signal(ERROR_BITS), Signal(INDEX_BITS)
@@ -101,6 +110,10 @@ class Control(wiring.Component):
             values["status"].eq(Cat(busy, done, stuck) | (code << STATUS_ERROR_SHIFT)),
             values["error_index"].eq(index),
         ]
+        for name, register in self._present.items():
+            if name.startswith(TRACE_PREFIX):
+                value, port = values[name], getattr(self, name)
+                m.d.comb += value.eq(port) if register.access == Access.READ else port.eq(value)
         moves = self.active.any() | self.read_beat.any() | self.write_beat | self.write_answer
         moved = Signal()  # a register, for what moves is known late in a cycle, and resets a counter
         m.d.sync += moved.eq(moves)
@@ -174,7 +187,7 @@ class Control(wiring.Component):
 
         start, abort = Signal(), Signal()
         with m.Switch(bus.awaddr[2:]):
-            for register in REGISTERS.values():
+            for register in self._present.values():
                 if register.access != Access.READ:
                     with m.Case(register.offset // 4), m.If(write & ~(locked & (register.access == Access.SETUP))):
                         if register.name == "control":
@@ -187,7 +200,7 @@ class Control(wiring.Component):
                                         values[register.name].word_select(byte, 8).eq(bus.wdata.word_select(byte, 8))
                                     )
         with m.If(read), m.Switch(bus.araddr[2:]):
-            for register in REGISTERS.values():
+            for register in self._present.values():
                 with m.Case(register.offset // 4):
                     m.d.sync += bus.rdata.eq(values[register.name])
         return start, abort

@@ -58,6 +58,12 @@ STATUS_DONE = 1 << 1
 STATUS_STUCK = 1 << 2
 """Memory has not answered all that the last run asked of it within the watchdog's time; no run starts before it has."""
 STATUS_ERROR_SHIFT = 8
+TRACE_DONE = 1 << 0
+"""Of an event of the trace: the instruction is done; else it starts."""
+TRACE_UNIT_SHIFT, TRACE_INDEX_SHIFT = 1, 3
+"""Of an event: where its unit, and the instruction's number begin."""
+TRACE_PREFIX = "trace_"
+"""Of registers that are there only where the Config has a `trace_depth`; others read as 0."""
 
 
 def _registers() -> dict[str, Register]:
@@ -107,6 +113,21 @@ def _registers() -> dict[str, Register]:
     ):
         rows.append((f"{name}_lo", Access.READ, f"{doc}, low half."))
         rows.append((f"{name}_hi", Access.READ, f"{doc}, high half."))
+    rows += [
+        (
+            "trace_count",
+            Access.READ,
+            "Events of the run that the ring has taken; it holds the last `trace_depth` of them.",
+        ),
+        ("trace_at", Access.WRITE, "An entry of the ring: the number of an event, from 0, modulo `trace_depth`."),
+        (
+            "trace_event",
+            Access.READ,
+            "What that event is. Bit 0: the instruction is done, else it starts; bits 1 to 2 its unit, the others its "
+            "number.",
+        ),
+        ("trace_cycle", Access.READ, "When it was: cycles from the start, modulo 2^32."),
+    ]
     return {name: Register(name, 4 * i, access, doc) for i, (name, access, doc) in enumerate(rows)}
 
 

@@ -19,6 +19,7 @@ from celosia.hw.dae_pipeline.readmux import ReadMux
 from celosia.hw.dae_pipeline.scratchpad import AccScratchpad, Scratchpad, WindowScratchpad, WriteArbiter
 from celosia.hw.dae_pipeline.store import Store
 from celosia.hw.dae_pipeline.tokens import Tokens
+from celosia.hw.event_trace import EventTrace
 from celosia.hw.gemm_core.gemm import Gemm
 from celosia.hw.gemm_core.vector import Vector
 from celosia.hw.isa import Unit
@@ -197,7 +198,27 @@ class Accelerator(wiring.Component):
                 m.d.comb += getattr(self, f"trace_{name}_state").eq(State.MEMORY)
             with m.Elif(tokens.wait_token[number]):
                 m.d.comb += getattr(self, f"trace_{name}_state").eq(State.TOKEN)
+        if cfg.trace_depth:
+            self._connect_trace(m, control)
         return m
+
+    def _connect_trace(self, m: Module, control: Control) -> None:
+        """What simulation sees of instructions, to the ring of the host."""
+        m.submodules.event_trace = trace = DomainRenamer("core")(EventTrace(self._cfg))
+        for name in UNITS:
+            for event in ("start", "done"):
+                pulse = getattr(trace, f"{name}_{event}")
+                m.d.comb += [
+                    pulse.valid.eq(getattr(self, f"trace_{name}_{event}")),
+                    pulse.payload.index.eq(getattr(self, f"trace_{name}_{event}_index")),
+                ]
+        m.d.comb += [
+            trace.clear.eq(control.clear),
+            trace.at.eq(control.trace_at),
+            control.trace_event.eq(trace.event),
+            control.trace_cycle.eq(trace.cycle),
+            control.trace_count.eq(trace.count),
+        ]
 
     def _connect_writers(self, m: Module, name: str, pad: wiring.Component, load: Load, vector: Vector) -> None:
         """LOAD, and where the Config says so VECTOR, to a scratchpad that holds activations."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 
 from celosia.hw.config import Config
+from celosia.hw.isa import Unit
 from celosia.hw.regs import (
     CONTROL_ABORT,
     CONTROL_START,
@@ -17,11 +18,17 @@ from celosia.hw.regs import (
     STATUS_DONE,
     STATUS_ERROR_SHIFT,
     STATUS_STUCK,
+    TRACE_DONE,
+    TRACE_INDEX_SHIFT,
+    TRACE_UNIT_SHIFT,
     Access,
     Error,
 )
 from celosia.hw.sources import sources_identity
-from celosia.sim.device import DeviceError
+from celosia.sim.device import DeviceError, Event
+
+RING_DELAY = 1000
+"""Cycles; more than from a run's last counted one to its last event."""
 
 
 class Control:
@@ -106,3 +113,26 @@ class Control:
     def values(self) -> dict[str, int]:
         """The counters as they stand."""
         return {name: self.read(f"{name}_lo") | self.read(f"{name}_hi") << 32 for name in COUNTERS}
+
+    def events(self, depth: int, cycles: int) -> list[Event]:
+        """Of the last run, those instructions of which the ring has kept start and end, in the order of their ends.
+
+        depth: of the ring. cycles: of the run.
+        """
+        count = self.read("trace_count")
+        while count != (count := self.read("trace_count")):
+            pass  # the last events are on their way
+        starts: dict[tuple[int, int], int] = {}
+        events = []
+        for number in range(max(0, count - depth), count):
+            self.write("trace_at", number % depth)
+            what, cycle = self.read("trace_event"), self.read("trace_cycle")
+            latest = cycles + RING_DELAY
+            cycle = latest - (latest - cycle) % (1 << 32)
+            unit, index = what >> TRACE_UNIT_SHIFT & 3, what >> TRACE_INDEX_SHIFT
+            if not what & TRACE_DONE:
+                starts[unit, index] = cycle
+            elif (unit, index) in starts:
+                events.append((unit, index, starts.pop((unit, index)), cycle + 1))
+        events.sort(key=lambda event: (event[3], event[0]))
+        return [Event(Unit(unit).name.lower(), *times) for unit, *times in events]

@@ -31,11 +31,15 @@ class Event:
 
 @dataclass(frozen=True)
 class Counters:
-    """What a run measured. `values` has the names of `hw.regs.COUNTERS`; it is empty where there are no cycles."""
+    """What a run measured. `values` has the names of `hw.regs.COUNTERS`; it is empty where there are no cycles.
+
+    lost: instructions of whose time a board, which keeps a limited number of them, knows nothing any more.
+    """
 
     cycles: int | None = None
     values: dict[str, int] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
+    lost: int = 0
 
 
 @runtime_checkable

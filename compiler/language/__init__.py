@@ -5,5 +5,6 @@ from celosia.compiler.language.jit import Kernel, jit, quantised
 from celosia.compiler.language.loops import range
 from celosia.compiler.language.operators import op
 from celosia.compiler.language.ops import *
+from celosia.compiler.language.ops import broadcast_to as broadcast
 from celosia.compiler.language.tile import LanguageError, Tile
 from celosia.compiler.language.tuning import Config, autotune

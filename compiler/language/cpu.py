@@ -29,6 +29,8 @@ from celosia.compiler.tensorize.intrinsics import requantised, rescaled
 Index = tuple[Expr, ...]
 Element = Callable[[Expr, Expr], Expr]
 COSTLY = ("exp", "log", "tanh", "sin", "cos", "sqrt")
+MUCH = 24
+"""Operations from which on what is read twice lies in memory; each of `COSTLY` counts as so many."""
 ROWS, VECTORS = 4, 4
 """Rows, and vectors of columns, of the accumulators of a product that are in registers."""
 
@@ -51,6 +53,7 @@ class Lowered:
         self.buffers: dict[Tile, Tensor] = {}
         self.homes: dict[Tile, Store] = {}
         self.into: dict[Tile, Tensor] = {}
+        self.costs: dict[Tile, int] = {}
         self.known: dict[tuple[Any, ...], Expr] = {}
         self.lets: list[tuple[Axis, Expr]] = []
         self.let_of: dict[Tile, Expr] = {}
@@ -96,15 +99,16 @@ class Lowered:
             return True  # a store that follows must not change it
         if tile.op == "lookup" or self.uses[tile] < 2:
             return False
-        return tile.op == "requantise" or tile.op == "residual" or (tile.size > 1 and self._costly(tile))
+        return tile.op == "requantise" or tile.op == "residual" or (tile.dtype != INDEX and self._cost(tile) >= MUCH)
 
-    def _costly(self, tile: Tile) -> bool:
-        """Whether it costs much to compute it again."""
-        if tile in self.buffers or tile.op not in ("unary", "binary", "where", "cast", "broadcast", "reshape", "trans"):
-            return False
-        if tile.more.get("name") in (*COSTLY, "div") and tile.dtype != INDEX:
-            return True
-        return any(self._costly(arg) for arg in tile.args)
+    def _cost(self, tile: Tile) -> int:
+        """Operations that it takes to compute it again."""
+        if tile not in self.costs:
+            views = ("unary", "binary", "where", "cast", "broadcast", "reshape", "trans")
+            here = MUCH if tile.more.get("name") in (*COSTLY, "div") and tile.dtype != INDEX else 1
+            again = tile not in self.buffers and tile not in self.homes and tile.op in views
+            self.costs[tile] = min(here + sum(map(self._cost, tile.args)), MUCH) if again else 0
+        return self.costs[tile]
 
     def _local(self, tile: Tile, memory: list[Tensor]) -> Tensor:
         tensor = Tensor(f"{tile.op}{len(self.known)}_{len(memory)}", tile.shape, tile.dtype)
@@ -113,6 +117,7 @@ class Lowered:
 
     def _computed(self, tile: Tile, memory: list[Tensor]) -> Stmt:
         """`tile` in memory of its own."""
+        self.costs[tile] = 0
         if tile.op == "dot":
             return self._dot(tile, memory)
         if tile.op == "reduce":
@@ -140,14 +145,8 @@ class Lowered:
             inside = self.at(each.mask, tuple(Axis("x", extent=size) for size in tile.shape))
             if not isinstance(inside, Const) or not inside.value:
                 return False
-        stack = [each.value]
-        while stack:
-            part = stack.pop()
-            if part is tile:
-                return any(other is each for other in tile.scope.body)  # type: ignore[union-attr]
-            if part.op in ("binary", "unary", "where") and part.shape == tile.shape:
-                stack += part.args
-        return False
+        assert tile.scope is not None
+        return any(other is each for other in tile.scope.body) and _pointwise(each.value, tile)
 
     def _fill(self, buffer: Tensor, tile: Tile) -> Stmt:
         return nest(tile.shape, lambda *i: Put(buffer, i, self.at(tile, i)))
@@ -201,8 +200,8 @@ class Lowered:
         into, fresh = self.into.get(tile), len(tile.args) == 2
         if into is None:
             into = self._local(tile, memory)
-            if not fresh:
-                done.append(self._fill(into, tile.args[2]))
+        if not fresh and self.buffers.get(tile.args[2]) is not into:
+            done.append(self._fill(into, tile.args[2]))
         self.buffers[tile] = into
         return block(*done, *_product(into, fresh, read[0], read[1], m, n, k))
 
@@ -219,8 +218,8 @@ class Lowered:
             before.append(self._fill(buffer, first))
             self.buffers[place] = self.buffers[result] = buffer
             updated.append((place, last))
-            if last.op == "dot" and len(last.args) == 3 and last.args[2] is place and self.uses[place] == 1:
-                self.into[last] = buffer  # acc = dot(a, b, acc): added where it is
+            if last.op == "dot" and len(last.args) == 3 and self.uses[place] == 1 and _pointwise(last.args[2], place):
+                self.into[last] = buffer  # acc = dot(a, b, acc), or acc * c: added where it is
         body = self._scope(loop, updated)
         if loop.bound is not None:
             now = self.at(loop.start, ()) + axis * loop.step
@@ -387,6 +386,34 @@ class Lowered:
                 )
             return Load(tensor, (offset,))
         return select(self.at(tile.args[1], index), Load(tensor, (offset,)), self.at(tile.args[2], index))
+
+
+def _pointwise(value: Tile, tile: Tile) -> bool:
+    """Whether each element of `value`, where it is computed, reads `tile` at its own place and nowhere else."""
+    stack, seen = [value], {tile}
+    while stack:
+        part = stack.pop()
+        if part in seen:
+            continue
+        seen.add(part)
+        if part.op in ("binary", "unary", "where") and part.shape == tile.shape:
+            stack += part.args
+        elif _reaches(part, tile):
+            return False
+    return True
+
+
+def _reaches(value: Tile, tile: Tile) -> bool:
+    """Whether `tile` is read where `value` is computed; sums and products lie in memory by then."""
+    stack, seen = [value], set()
+    while stack:
+        part = stack.pop()
+        if part is tile:
+            return True
+        if part not in seen and part.op not in ("reduce", "dot"):
+            seen.add(part)
+            stack += part.args
+    return False
 
 
 def _origin(tile: Tile) -> Tile:

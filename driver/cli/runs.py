@@ -101,8 +101,12 @@ def run(
       celosia run resnet18.celosia -i image.npy --device timed --memory pynq-z2 --html page.html
       celosia run resnet18.celosia -i image.npy --device ssh://root@pynq
     """
-    if trace is not None and device not in WITH_CYCLES:
-        raise typer.BadParameter("--trace needs --device timed or rtl: the others do not tell each instruction's time")
+    on_board = device == "board" or device.startswith("ssh://")
+    if trace is not None and device not in WITH_CYCLES and not on_board:
+        raise typer.BadParameter(
+            "--trace needs --device timed or rtl, or a board whose Config has a trace_depth: the others do not tell "
+            "each instruction's time"
+        )
     if device not in DEVICES and not device.startswith("ssh://"):
         raise typer.BadParameter(f"there is no device {device!r}; take {', '.join(DEVICES)} or ssh://USER@BOARD")
     if dump and output is None:
@@ -206,6 +210,11 @@ def _write(
         from celosia.driver.timeline import timeline
         from celosia.sim.memory import clock_mhz
 
+        if result.counters and not any(each.events for each in result.counters):
+            raise typer.BadParameter(
+                "--trace: the accelerator has kept no instruction's time; take a Config with a trace_depth, and a "
+                "bitstream of it"
+            )
         memory = result.report["memory_model"]
         made = timeline(program, result.counters, result.step_seconds, memory, clock_mhz(memory))
         write_text(trace, json.dumps(made) + "\n")

@@ -138,20 +138,26 @@ class Loops(wiring.Component):
                 all_done.eq(coming.all()),
             ]
 
+        # begin[operand, loop] is the address at which the present index of the loop began; a rise goes on from there. A
+        # loop that does not move the operand begins where the one around it does.
+        begin = {
+            (operand, loop): Signal(bits, name=f"{operand}_begin_{loop}")
+            for operand, (bits, loops) in self.operands.items()
+            for loop in loops
+        }
         for operand, (bits, loops) in self.operands.items():
-            # begin[loop] is the address at which the present index of the loop began; a rise goes on from there. A loop
-            # that does not move the operand begins where the one around it does.
-            begin = {loop: Signal(bits, name=f"{operand}_begin_{loop}") for loop in loops}
             origin, stride, following = (Signal(bits, name=f"{operand}_{n}") for n in ("origin", "stride", "following"))
             m.d.comb += following.eq(origin + stride)
-            m.d.comb += step[operand].eq(begin[loops[-1]])
+            m.d.comb += step[operand].eq(begin[operand, loops[-1]])
             moving = self.names[: self.names.index(loops[-1]) + 1]
-            around = [begin[[outer for outer in loops if outer in moving[: i + 1]][-1]] for i in range(len(moving))]
+            around = [
+                begin[operand, [outer for outer in loops if outer in moving[: i + 1]][-1]] for i in range(len(moving))
+            ]
             strides = [held[f"{operand}_{loop}"] if loop in loops else Const(0) for loop in moving]
             m.d.comb += [origin.eq(_selected(goes_on, around)), stride.eq(_selected(goes_on, strides))]
             for loop in loops:
                 with m.If(renew):
-                    m.d.sync += begin[loop].eq(new[f"{operand}_base"])
+                    m.d.sync += begin[operand, loop].eq(new[f"{operand}_base"])
                 with m.Elif(advance[self.names.index(loop)]):
-                    m.d.sync += begin[loop].eq(following)
+                    m.d.sync += begin[operand, loop].eq(following)
         return m

@@ -157,6 +157,23 @@ def test_quantised_arrays_that_are_one() -> None:
     assert a.tolist() == [0, 1, 2, 3]
 
 
+@cl.jit(target="cpu")
+def with_its_transpose(x, y, LOOP: cl.constexpr):
+    a = cl.load(x, (0, 0), (8, 8))
+    e = cl.exp(a - cl.max(a))
+    for _ in cl.range(LOOP):
+        e = cl.dot(a, a, e * 0.5 + (e * 0.25).T)
+    e = cl.exp(e * 0.001)
+    cl.store(y, (0, 0), e / cl.sum(e, axis=1)[:, None] + e.T)
+
+
+@pytest.mark.parametrize("loop", [0, 1, 3])
+def test_what_is_read_elsewhere_is_not_written_over(loop: int) -> None:
+    x, y = RNG.standard_normal((8, 8)).astype(np.float32), np.zeros((8, 8), np.float32)
+    compiled, meant = both(lambda: with_its_transpose[(1,)](x, y, loop), y)
+    np.testing.assert_allclose(compiled, meant, rtol=1e-5)
+
+
 # Loops ------------------------------------------------------------------------------------------------------------
 
 
@@ -178,6 +195,20 @@ def turned(y, N: cl.constexpr):
             a = a + j.to(cl.int32)
     cl.store(y, (0, 0), a)
     cl.store(y, (2, 0), b.reshape(2, 3))
+
+
+@cl.jit(target="cpu")
+def doubled(x, N: cl.constexpr):
+    a = cl.load(x + cl.arange(0, 4))
+    for _ in cl.static_range(N):
+        a = (a + a) ^ a
+    cl.store(x + cl.arange(0, 4), a)
+
+
+def test_a_chain_of_what_is_read_twice() -> None:
+    x = np.arange(4, dtype=np.int32)
+    compiled, meant = both(lambda: doubled[(1,)](x, 40), x)
+    assert np.array_equal(compiled, meant)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5])

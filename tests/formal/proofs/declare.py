@@ -39,6 +39,7 @@ class Property:
     cases: where one question is too hard, several easier ones that together are the same: `build` is given one of them.
     sample: the cases that the tests try, which leave out a property of which there are none; `make prove` tries all.
     planted: the case with which mutants are tried.
+    tested: the tests try it, too; else `make prove` alone does.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Property:
     cases: tuple[int, ...] = ()
     sample: tuple[int, ...] = ()
     planted: int | None = None
+    tested: bool = True
 
 
 PROPERTIES: dict[str, Property] = {}
@@ -66,6 +68,7 @@ def prove(
     cases: Sequence[int] = (),
     sample: Sequence[int] = (),
     planted: int | None = None,
+    tested: bool = True,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declares the decorated function as a property. `reach` 0: as deep as `depth`, but at least 12."""
 
@@ -75,8 +78,9 @@ def prove(
         if not mutants:
             raise ValueError(f"property {name!r} has no mutant")
         PROPERTIES[name] = Property(
-            name, build, method, depth, reach or max(depth, 12), mutants, script, tuple(cases), tuple(sample), planted
-        )
+            name, build, method, depth, reach or max(depth, 12), mutants, script, tuple(cases), tuple(sample), planted,
+            tested,
+        )  # fmt: skip
         return build
 
     return declare
@@ -84,7 +88,10 @@ def prove(
 
 def all_properties() -> dict[str, Property]:
     """Every property, in the order of the table."""
-    modules = "semaphores fifos order items scratchpads bursts handshakes writes ends decoder requantiser"
+    modules = (
+        "semaphores addresses fifos order items hazards scratchpads accumulators bytes bursts handshakes writes ends "
+        "decoder requantiser"
+    )
     for module in modules.split():
         importlib.import_module(f"proofs.{module}")
     return PROPERTIES

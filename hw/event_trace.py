@@ -1,0 +1,77 @@
+"""When instructions start and end, kept in a ring for the host, in hardware whose Config has a `trace_depth`."""
+
+from __future__ import annotations
+
+from amaranth import Cat, Const, Module, Mux, ResetInserter, Signal
+from amaranth.lib import data, wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+
+from celosia.hw.config import Config
+from celosia.hw.dae_pipeline.fifo import HeadFifo
+from celosia.hw.isa import Unit
+from celosia.hw.layout import INDEX_BITS, Pulse
+from celosia.hw.regs import TRACE_INDEX_SHIFT
+
+WAITING = 8
+"""Events of each kind and unit that wait for their turn at the ring, which takes one a cycle; what comes on top is
+dropped."""
+FIRST = 2
+"""Cycle that follows `clear`, counted from the one in which the host starts the run."""
+SOURCES = tuple(f"{unit.name.lower()}_{kind}" for unit in Unit for kind in ("start", "done"))
+"""In the order of the lowest bits of an entry: `TRACE_DONE`, and the unit from `TRACE_UNIT_SHIFT` on."""
+
+
+class EventTrace(wiring.Component):
+    """The last `trace_depth` events of a run.
+
+    Members
+    -------
+    clear : In(1)                   Begins a run: nothing is kept, and cycles count from FIRST.
+    <unit>_start, <unit>_done : In(Pulse)   The number of an instruction that starts, or is done, in this cycle.
+    at : In(32)                     Number of an entry of the ring; the number of an event modulo `trace_depth`.
+    event, cycle : Out(32)          That entry, as the registers say, two cycles later.
+    count : Out(32)                 Events that have been written, over older ones where there were more than entries.
+    """
+
+    def __init__(self, cfg: Config) -> None:
+        self._depth = cfg.trace_depth
+        number = data.StructLayout({"index": INDEX_BITS})
+        super().__init__({
+            "clear": In(1), "at": In(32), "event": Out(32), "cycle": Out(32), "count": Out(32),
+            **{source: In(Pulse(number)) for source in SOURCES},
+        })  # fmt: skip
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        now, place = Signal(32), Signal(range(self._depth))
+        entry, waiting = Signal(data.StructLayout({"event": 32, "cycle": 32})), Signal(len(SOURCES))
+        for number, source in enumerate(SOURCES):
+            pulse, queue = getattr(self, source), HeadFifo(entry.shape(), WAITING)
+            m.submodules[source] = ResetInserter(self.clear)(queue)
+            turn = waiting[number] & ~waiting[:number].any()
+            m.d.comb += [
+                queue.i.valid.eq(pulse.valid),
+                queue.i.payload.event.eq(Cat(Const(number, TRACE_INDEX_SHIFT), pulse.payload.index)),
+                queue.i.payload.cycle.eq(now),
+                waiting[number].eq(queue.o.valid),
+                queue.o.ready.eq(turn),
+            ]
+            with m.If(turn):
+                m.d.comb += entry.eq(queue.o.payload)
+        m.d.sync += now.eq(now + 1)
+        with m.If(waiting.any()):
+            m.d.sync += [self.count.eq(self.count + 1), place.eq(Mux(place == self._depth - 1, 0, place + 1))]
+        with m.If(self.clear):
+            m.d.sync += [now.eq(FIRST), place.eq(0), self.count.eq(0)]
+        for name in ("event", "cycle"):
+            m.submodules[f"{name}_ring"] = ring = Memory(shape=32, depth=self._depth, init=[])
+            write, read = ring.write_port(), ring.read_port()
+            m.d.comb += [
+                write.en.eq(waiting.any()),
+                write.addr.eq(place),
+                write.data.eq(entry[name]),
+                read.addr.eq(self.at),
+                getattr(self, name).eq(read.data),
+            ]
+        return m

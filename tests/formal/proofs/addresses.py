@@ -1,0 +1,282 @@
+"""Addresses: iteration by iteration those of a closed form, base + sum of index * stride, of indices that count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from unittest.mock import patch
+
+from amaranth import Const, Mux, Signal, Value
+from amaranth.lib import data
+
+from celosia.hw.dae_pipeline import walk
+from celosia.hw.dae_pipeline.walk import Rows, Walker
+from celosia.hw.gemm_core.loops import Loops
+from celosia.hw.isa import GEMM_LOOPS, OUTER_LOOPS, TAP_LOOPS, VECTOR_LOOPS
+from proofs.declare import Mutant, prove
+from proofs.harness import Harness, implies
+
+BITS = 4
+"""Of an address; a sum modulo a power of two does not look beyond."""
+
+
+class Odometer:
+    """Indices of nested loops, the last one innermost, each from 0 to its end.
+
+    ends: the last index of each. at_end: of those of `names` (none: of all) each is at its last.
+    """
+
+    def __init__(self, h: Harness, ends: Mapping[str, Value], name: str = "index") -> None:
+        self._h, self.ends = h, dict(ends)
+        self.index = {loop: Signal(len(end), name=f"{name}_{loop}") for loop, end in self.ends.items()}
+
+    def at_end(self, names: Sequence[str] | None = None) -> Value:
+        result: Value = Const(1)
+        for loop in self.ends if names is None else names:
+            result = result & (self.index[loop] == self.ends[loop])
+        return result
+
+    def begins(self, starts: Value) -> None:
+        with self._h.m.If(starts):
+            self._h.m.d.sync += [index.eq(0) for index in self.index.values()]
+
+    def counts(self, steps: Value) -> None:
+        """One further, as the figures of a number whose digits have ends of their own."""
+        names = list(self.ends)
+        for i, loop in enumerate(names):
+            with self._h.m.If(steps & self.at_end(names[i + 1 :])):
+                after = Mux(self.at_end([loop]), 0, self.index[loop] + 1)
+                self._h.m.d.sync += self.index[loop].eq(after)
+
+    def affine(self, base: Value, strides: Mapping[str, Value]) -> Value:
+        """base + sum of index * stride, in as many bits as `base` has."""
+        bits, total = len(base), base
+        for loop, stride in strides.items():
+            total = (total + self.index[loop][:bits] * stride[:bits])[:bits]
+        return total
+
+
+class Job:
+    """What a component has accepted last, and whether it is at it."""
+
+    def __init__(self, h: Harness, accepts: Value, offered: Value, ends: Value, drops: Value | int = 0) -> None:
+        shape = offered.shape()
+        self.held, self.runs = Signal(shape, name="job"), Signal(name="runs")
+        with h.m.If(accepts):
+            h.m.d.sync += [self.held.eq(offered), self.runs.eq(1)]
+        with h.m.Elif(ends):
+            h.m.d.sync += self.runs.eq(0)
+        with h.m.If(drops):
+            h.m.d.sync += self.runs.eq(0)
+
+
+def loops(names: Sequence[str], operands: Mapping[str, Sequence[str]], reduction: Sequence[str]) -> Harness:
+    """Of Loops: every iteration, in order, with its addresses and what it says of the reduction, none but these."""
+    h = Harness()
+    dut = Loops(names, {operand: (BITS, of) for operand, of in operands.items()}, reduction)
+    inside = h.add(dut)
+    new, step = dut.instr.payload, dut.step.payload
+    for loop in names:
+        h.assume(new[f"extent_{loop}"] != 0)  # proved of fetch
+    accepts, steps = dut.instr.valid & dut.instr.ready, dut.step.valid & dut.step.ready
+    held = Signal(dut.fields, name="instruction")
+    count = Odometer(h, {loop: held[f"extent_{loop}"] - 1 for loop in names})
+    job = Job(h, accepts, Value.cast(new), steps & count.at_end(), dut.halt)
+    h.m.d.comb += Value.cast(held).eq(job.held)
+    count.counts(steps)
+    count.begins(accepts)
+    runs = job.runs
+
+    h.ensure(dut.step.valid == (runs & ~dut.halt), "iterations_until_the_last")
+    for operand, of in operands.items():
+        address = count.affine(held[f"{operand}_base"], {loop: held[f"{operand}_{loop}"] for loop in of})
+        h.ensure(implies(runs, step[operand] == address), f"address_of_{operand}")
+    begun: Value = Const(1)
+    for loop in reduction:
+        begun = begun & (count.index[loop] == 0)
+    h.ensure(implies(runs, step.first == begun), "first")
+    h.ensure(implies(runs, step.last == count.at_end(reduction)), "last")
+    h.ensure(implies(runs, step.end == count.at_end()), "end")
+
+    # What makes it inductive: each register is a function of the indices.
+    h.ensure(inside["busy"] == runs, "busy")
+    h.ensure(implies(runs, Value.cast(inside["held"]) == job.held), "held")
+    for i, loop in enumerate(names):
+        extent, at_last = held[f"extent_{loop}"], count.at_end([loop])
+        after = count.at_end(names[i + 1 :])
+        facts = {
+            "within": count.index[loop] < extent,
+            "left": inside[f"left.{i}"] == extent - count.index[loop],
+            "at_last": inside["at_last"][i] == at_last,
+            "single": inside[f"single.{i}"] == (extent == 1),
+            "near": inside[f"near.{i}"] == (extent == count.index[loop] + 2),
+            "rise": inside["rise"][i] == after,
+            "goes_on": inside["goes_on"][i] == (after & ~at_last),
+        }
+        for name, fact in facts.items():
+            h.ensure(implies(runs, fact), f"{name}_of_{loop}")
+    begin = inside["begin"]
+    for operand, of in operands.items():
+        for i, loop in enumerate(of):
+            strides = {outer: held[f"{operand}_{outer}"] for outer in of[: i + 1]}
+            began = begin[operand, loop] == count.affine(held[f"{operand}_base"], strides)
+            h.ensure(implies(runs, began), f"{operand}_in_{loop}")
+    return h
+
+
+def walker(padded: bool) -> Harness:
+    """Of Walker: every step of every element, in order; an element in the padding has one step, and says that it is."""
+    h = Harness()
+    dut = Walker(BITS, 2, data.StructLayout({"tag": 2}), padded=padded)
+    inside = h.add(dut)
+    new, step = dut.job.payload, dut.step.payload
+    accepts, steps = dut.job.valid & dut.job.ready, dut.step.valid & dut.step.ready
+    held = Signal(dut.job_layout, name="block")
+    count = Odometer(h, {axis: held[f"{axis}_end"] for axis in "zyx"})
+    part = Signal(2, name="part")
+
+    def is_outside(axis: str) -> Value:
+        index = count.index[axis]
+        return (index < held[f"{axis}_first"]) | (index >= held[f"{axis}_stop"]) if padded else Const(0)
+
+    outside = is_outside("x") | is_outside("y")
+    element_ends = outside | (part == held.step_end)
+    ends = element_ends & count.at_end()
+    job = Job(h, accepts, Value.cast(new), steps & ends)
+    h.m.d.comb += Value.cast(held).eq(job.held)
+    count.counts(steps & element_ends)
+    count.begins(accepts)
+    with h.m.If(accepts | (steps & element_ends)):
+        h.m.d.sync += part.eq(0)
+    with h.m.Elif(steps):
+        h.m.d.sync += part.eq(part + 1)
+    runs = job.runs
+
+    h.ensure(dut.step.valid == runs, "steps_until_the_last")
+    element = count.affine(held.base, {axis: held[f"{axis}_step"] for axis in "xyz"})
+    wanted = {"element": element, "step": part, "outside": outside, "last": ends, "tag": Value.cast(held.tag)}
+    for name, value in wanted.items():
+        h.ensure(implies(runs, Value.cast(step[name]) == value), f"gives_{name}")
+
+    # What makes it inductive.
+    h.ensure(implies(runs, Value.cast(inside["job"]) == job.held), "job")
+    h.ensure(implies(runs & ~outside, part <= held.step_end), "part")
+    h.ensure(implies(runs, inside["step_last"] == (part == held.step_end)), "step_last")
+    h.ensure(implies(runs, inside["single_step"] == (held.step_end == 0)), "single_step")
+    h.ensure(implies(runs & outside, part == 0), "one_step")
+    for axis in "xyz":
+        index, end = count.index[axis], held[f"{axis}_end"]
+        facts = {
+            "within": index <= end,
+            "value": inside[f"{axis}._value"] == index,
+            "near": inside[f"{axis}._near"] == (end - 1)[: len(end)],
+            "last": inside[f"{axis}.last"] == (index == end),
+            "single": inside[f"{axis}._single"] == (end == 0),
+        }
+        has_borders = padded and axis != "z"
+        begins: Value = (held[f"{axis}_first"] != 0) | (held[f"{axis}_stop"] == 0) if has_borders else Const(0)
+        facts["outside"] = inside[f"{axis}.outside"] == (is_outside(axis) if has_borders else 0)
+        facts["begins"] = inside[f"{axis}._begins_outside"] == begins
+        for name, fact in facts.items():
+            h.ensure(implies(runs, fact), f"{name}_of_{axis}")
+    for name, axes in (("plane", "z"), ("row", "zy")):
+        began = count.affine(held.base, {axis: held[f"{axis}_step"] for axis in axes})
+        h.ensure(implies(runs, inside[name] == began), f"{name}_began")
+    return h
+
+
+def rows(max_shift: int) -> Harness:
+    """Of Rows: every row, in order; a plane is one where no byte lies between its rows. DRAM is of 256 bytes here."""
+    h = Harness()
+    with patch.object(walk, "OFFSET_BITS", 2 * BITS):
+        dut = Rows(max_shift)
+        inside = h.add(dut)
+    new, row = dut.block.payload, dut.row.payload
+    h.assume((new.x_size != 0) & (new.y_size != 0) & (new.z_size != 0) & (new.shift <= max_shift))  # proved of fetch
+    shape = new.shape()
+    # Two blocks: one that waits, one that is listed.
+    waiting, listed = Signal(shape, name="waiting_block"), Signal(shape, name="listed_block")
+    waits, runs, planes = Signal(name="waits"), Signal(name="runs"), Signal(name="whole_planes")
+    bytes_ = {name: Signal(dut.bytes_bits, name=f"{name}_bytes") for name in ("row", "plane")}
+    sizes = Signal(28, name="sizes")
+    accepts, steps = dut.block.valid & dut.block.ready, dut.row.valid & dut.row.ready
+    count = Odometer(h, {"z": listed.z_size - 1, "y": Mux(planes, 0, listed.y_size - 1)})
+    ends = steps & count.at_end()
+    begins = waits & (~runs | ends)
+    count.counts(steps)
+    count.begins(begins)
+    with h.m.If(accepts):
+        h.m.d.sync += [waits.eq(1), waiting.eq(new), sizes.eq(new.x_size * new.y_size)]
+    with h.m.Elif(begins):
+        h.m.d.sync += waits.eq(0)
+    with h.m.If(begins):
+        h.m.d.sync += [
+            runs.eq(1),
+            listed.eq(waiting),
+            planes.eq((waiting.x_size << waiting.shift) == waiting.y_step),
+            bytes_["row"].eq(waiting.x_size << waiting.shift),
+            bytes_["plane"].eq(sizes << waiting.shift),
+        ]
+    with h.m.Elif(ends):
+        h.m.d.sync += runs.eq(0)
+
+    h.ensure(dut.row.valid == runs, "rows_until_the_last")
+    h.ensure(dut.block.ready == (~waits | begins), "takes_the_next")
+    offset = count.affine(listed.addr, {"z": listed.z_step, "y": listed.y_step})
+    wanted = {"offset": offset, "bytes": Mux(planes, bytes_["plane"], bytes_["row"]), "final": count.at_end()}
+    for name, value in wanted.items():
+        h.ensure(implies(runs, row[name] == value), f"gives_{name}")
+    h.ensure(implies(runs, dut.shift == listed.shift), "gives_shift")
+
+    # What makes it inductive.
+    h.ensure(inside["waiting"] == waits, "waits")
+    merged = (waiting.x_size << waiting.shift) == waiting.y_step
+    h.ensure(implies(waits, Value.cast(inside["block"]) == Value.cast(waiting)), "block")
+    h.ensure(implies(waits, (inside["plane_size"] == sizes) & (inside["merged"] == merged)), "block_facts")
+    h.ensure(implies(waits, (waiting.y_size != 0) & (waiting.z_size != 0)), "block_sizes")
+    number = Mux(planes, 1, listed.y_size)
+    facts = {
+        "steps": (inside["y_step"] == listed.y_step) & (inside["z_step"] == listed.z_step),
+        "rows": (inside["rows"] == number) & (number != 0) & (listed.z_size != 0),
+        "rows_left": inside["rows_left"] == number - count.index["y"],
+        "planes_left": inside["planes_left"] == listed.z_size - count.index["z"],
+        "last_row": inside["last_row"] == count.at_end(["y"]),
+        "last_plane": inside["last_plane"] == count.at_end(["z"]),
+        "single": inside["single"] == (number == 1),
+        "within": (count.index["y"] < number) & (count.index["z"] < listed.z_size),
+        "plane": inside["plane"] == count.affine(listed.addr, {"z": listed.z_step}),
+    }
+    for name, fact in facts.items():
+        h.ensure(implies(runs, fact), name)
+    return h
+
+
+LOOPS, WALK = "gemm_core/loops.py", "dae_pipeline/walk.py"
+STRIDE = Mutant(LOOPS, "begin[operand, loop].eq(following)", "begin[operand, loop].eq(origin)")
+GOES = Mutant(LOOPS, "coming[i + 1 :].all() & ~coming[i]", "coming[i + 1 :].all()")
+RESTART = Mutant(LOOPS, "Mux(at_last[i], extent == 2, left[i] == 3)", "left[i] == 3")
+for name, case in {
+    "GEMM": (GEMM_LOOPS, {"acc": OUTER_LOOPS, "inp": GEMM_LOOPS}, ("k", "r", "s")),
+    "VECTOR": (VECTOR_LOOPS, {"a": VECTOR_LOOPS, "dst": OUTER_LOOPS, "tap": TAP_LOOPS}, ("r", "s")),
+}.items():
+    prove(f"addresses of the loops of {name}", STRIDE, GOES, RESTART, depth=1, tested=name == "GEMM")(
+        partial(loops, *case)
+    )
+NEXT = Mutant(WALK, "plane.eq(next_plane), row.eq(next_plane), element", "plane.eq(next_plane), element")
+BORDER = Mutant(WALK, "(following >= self._borders[1])", "(following > self._borders[1])")
+PARTS = Mutant(WALK, "last_step.eq(outside | step_last)", "last_step.eq(step_last)")
+for padded in (True, False):
+    prove(
+        f"elements of blocks in a scratchpad{', with padding' if padded else ''}",
+        NEXT,
+        *((BORDER, PARTS) if padded else ()),
+        depth=1,
+        tested=padded,
+    )(partial(walker, padded))
+prove(
+    "rows of blocks in DRAM",
+    Mutant(WALK, "offset.eq(next_plane)", "offset.eq(plane)"),
+    Mutant(WALK, "count = Mux(merged, 1, block.y_size)", "count = block.y_size"),
+    depth=1,
+    tested=False,
+)(partial(rows, 4))

@@ -1,0 +1,133 @@
+"""The vector unit: an instruction reads what earlier ones have written, and is done after its last write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from amaranth import Const, Mux, Signal, Value
+from amaranth.lib import data
+
+from celosia.hw.config import Config
+from celosia.hw.gemm_core.vector import Vector, stages
+from celosia.hw.isa import Destination
+from proofs.declare import Mutant, prove
+from proofs.handshakes import SMALL
+from proofs.harness import Harness, implies
+
+
+def _any(conditions: list[Value]) -> Value:
+    return sum(conditions[1:], conditions[0]).any()
+
+
+def hazards(cfg: Config) -> Harness:
+    """At most two instructions are under way, `current` and the one before it. `ends` follows the last item of each.
+
+    Two facts are proved elsewhere: the last iteration ends a reduction (addresses of the loops), and what an item has
+    put into a ring, here whether it is its instruction's last one, is what returns with it (rings).
+    """
+    h = Harness()
+    dut = Vector(cfg)
+    inside = h.add(dut)
+    stage, items, constants, current = stages(cfg), inside["items"], inside["constants"], inside["current"]
+    step, under_way, busy = inside["step"], inside["under_way"], inside["loops.busy"]
+    h.assume(implies(step.payload.end, step.payload.last))
+    h.assume(dut.instr.payload.fields.destination < len(inside["now"].to))  # proved of fetch
+
+    all_ = items.all
+    ends: list[Value] = [step.payload.end]
+    for number, each in enumerate(all_[1:], 1):
+        ends.append(Signal(name=f"ends{number}"))
+        with h.m.If(each.before.move):
+            h.m.d.sync += ends[number].eq(ends[number - 1])
+    h.assume(implies(items.complete, inside["place"][0] == ends[-1]))
+
+    def of(which: Value, fact: Callable[[data.View[data.StructLayout]], Value]) -> Value:
+        return Mux(which, fact(constants[1]), fact(constants[0]))
+
+    def writes(facts: data.View[data.StructLayout], to: Destination) -> Value:
+        return facts.to[to] if to < len(facts.to) else Const(0)
+
+    kinds: dict[str, tuple[Destination, Callable[[data.View[data.StructLayout]], Value]]] = {
+        "acc": (Destination.ACC, lambda facts: ~facts.a_vin),
+        "vin": (Destination.VIN, lambda facts: facts.a_vin | facts.b_vin),
+    }
+    reads = {"acc": (stage["acc"], dut.acc_read.en), "vin": (stage["read" if cfg.taps else "acc"], dut.vin.en)}
+    for name, (to, wants) in kinds.items():
+        number, asks = reads[name]
+        unwritten = [
+            each.valid & (each.which != all_[number].which) & of(each.which, partial(writes, to=to))
+            for each in all_[number + 1 :]
+        ]
+        h.ensure(implies(asks, ~_any(unwritten)), f"reads_{name}_when_it_is_written")
+        conflict = of(~current, partial(writes, to=to)) & of(current, wants)
+        h.ensure(implies(under_way == 2, ~conflict), f"no_conflict_in_{name}")
+        h.ensure(
+            implies(under_way != 0, inside["feeds"][name == "vin"] == of(current, partial(writes, to=to))),
+            f"feeds_{name}",
+        )
+
+    # Instructions: items of the one before `current` are in front of its own, and each has one last item.
+    h.ensure(under_way <= 2, "two")
+    h.ensure(implies(busy, under_way != 0), "busy")
+    inner = list(enumerate(all_))[1:]
+    last = {number: each.valid & ends[number] & each.whole for number, each in inner}
+    # From the oldest stage on: which of the two have an item further on, and which their last one.
+    passed: list[Value] = [Const(0), Const(0)]
+    ended: list[Value] = [Const(0), Const(0)]
+    for number, each in reversed(inner):
+        present = (under_way == 2) | ((under_way == 1) & (each.which == current))
+        h.ensure(implies(each.valid, present), f"of_one_under_way{number}")
+        h.ensure(implies(each.valid & (each.which != current), ~Mux(current, passed[1], passed[0])), f"order{number}")
+        h.ensure(implies(each.valid, ~Mux(each.which, ended[1], ended[0])), f"none_after_the_last{number}")
+        passed = [before | (each.valid & (each.which == i)) for i, before in enumerate(passed)]
+        ended = [before | (last[number] & (each.which == i)) for i, before in enumerate(ended)]
+        for name in sorted({"a_vin", "b_vin", "to", "raw", "rescale_add"} & set(each.registered)):
+            came = of(each.which, lambda facts, name=name: Value.cast(facts[name]))
+            h.ensure(implies(each.valid, each.registered[name] == came), f"{name}_of_{number}")
+    own, older = (
+        [bit & (all_[number].which == which) for number, bit in last.items()] for which in (current, ~current)
+    )
+    h.ensure(implies(under_way != 0, busy + sum(own[1:], own[0]) == 1), "one_last_of_current")
+    h.ensure(implies(under_way == 2, sum(older[1:], older[0]) == 1), "one_last_of_the_one_before")
+    h.ensure(implies(busy, Value.cast(inside["now"]) == of(current, data.View.as_value)), "now")
+    for number, is_last in list(enumerate(inside["last"].values()))[1:]:
+        h.ensure(implies(all_[number].valid & ends[number], is_last), f"ends_its_reduction{number}")
+    left = [each.valid & (each.which == all_[-1].which) for each in all_[1:-1]]
+    finish = inside["finish"]
+    h.ensure(implies(finish, ~_any(left) & ~(busy & (current == all_[-1].which))), "done_after_its_last_write")
+    h.ensure(implies(finish, under_way != 0), "finishes_what_is_under_way")
+
+    # What the proof of the rings takes for granted.
+    for i, held in enumerate(constants):
+        uses = h.register(_any([each.valid & (each.which == i) for each in all_[1:]]), f"uses{i}")
+        facts = data.View.as_value(held)
+        h.ensure(implies(uses, facts == h.register(facts, f"constants{i}_before")), f"constants{i}_stay")
+    h.ensure((items.middle == (items.back & ~items.hold)) & implies(items.front, items.middle), "stalls")
+    h.ensure(implies(items.hold, items["add"].adds), "holds_what_adds")
+    return h
+
+
+FILE = "gemm_core/vector.py"
+NOT_VIN = Mutant(
+    FILE, "reads.eq(Cat(~of_vin, of_vin | (fields.b_source == BSource.VIN)))", "reads.eq(Cat(~of_vin, of_vin))"
+)
+for name, cfg, mutants in (
+    ("plain", replace(SMALL, block_in=2, block_out=2), ()),
+    ("with taps", replace(SMALL, block_in=2, block_out=2, taps=2, forward=True), (NOT_VIN,)),
+    (
+        "with residuals in two parts",
+        replace(SMALL, block_in=2, block_out=2, forward=True, residual_cycles=2),
+        (NOT_VIN,),
+    ),
+):
+    prove(
+        f"hazards of the vector unit, {name}",
+        Mutant(FILE, "((under_way == 0) | ~(feeds & reads).any())", "1"),
+        *mutants,
+        Mutant(FILE, "feeds.eq(Cat(to_acc, to_vin))", "feeds.eq(Cat(0, to_vin))"),
+        depth=1,
+        reach=14,
+        tested=name == "plain",
+    )(partial(hazards, cfg))

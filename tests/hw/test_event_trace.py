@@ -1,0 +1,111 @@
+"""The ring of events alone: order, the end of the ring, and what comes too fast."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from amaranth.sim import Simulator
+
+from celosia.hw.config import Config
+from celosia.hw.event_trace import FIRST, SOURCES, WAITING, EventTrace
+from celosia.hw.isa import Unit
+from celosia.sim.control import Control
+from celosia.sim.device import Event
+
+
+def recorded(depth: int, pulses: list[dict[str, int]]) -> tuple[int, Any]:
+    """How many events there were, and a reader of registers, after these cycles. pulses: numbers by their sources."""
+    dut, rows = EventTrace(Config(trace_depth=depth)), []
+    count = 0
+
+    async def host(ctx: Any) -> None:
+        nonlocal count
+        ctx.set(dut.clear, 1)
+        await ctx.tick()
+        ctx.set(dut.clear, 0)
+        for cycle in [*pulses, *[{}] * (len(SOURCES) * WAITING)]:
+            for source in SOURCES:
+                ctx.set(getattr(dut, source).valid, source in cycle)
+                ctx.set(getattr(dut, source).payload.index, cycle.get(source, 0))
+            await ctx.tick()
+        count = ctx.get(dut.count)
+        for at in range(depth):
+            ctx.set(dut.at, at)
+            await ctx.tick().repeat(2)
+            rows.append((ctx.get(dut.event), ctx.get(dut.cycle)))
+
+    simulator = Simulator(dut)
+    simulator.add_clock(1e-6)
+    simulator.add_testbench(host)
+    simulator.run()
+    return count, rows
+
+
+class Host(Control):
+    """The registers of a ring."""
+
+    def __init__(self, count: int, rows: list[tuple[int, int]]) -> None:
+        self._ring, self._at = (count, rows), 0
+
+    def read(self, name: str) -> int:
+        count, rows = self._ring
+        return {"trace_count": count, "trace_event": rows[self._at][0], "trace_cycle": rows[self._at][1]}[name]
+
+    def write(self, name: str, value: int) -> None:
+        assert name == "trace_at"
+        self._at = value
+
+
+def random_run(seed: int, length: int) -> tuple[list[dict[str, int]], list[Event]]:
+    """Instructions of random lengths, up to four of a unit at once; their pulses, and what is to be told of them."""
+    rng = random.Random(seed)
+    pulses: list[dict[str, int]] = [{} for _ in range(length + 200)]
+    events, number = [], 0
+    for unit in Unit:
+        name, now, ends = unit.name.lower(), rng.randrange(20), 0
+        while now < length:
+            ends = max(ends + 1, now + rng.randrange(1, 40))
+            pulses[now][f"{name}_start"] = pulses[ends][f"{name}_done"] = number
+            events.append(Event(name, number, now + FIRST, ends + FIRST + 1))
+            number, now = number + 1, now + rng.randrange(4, 30)
+    events.sort(key=lambda event: (event.end, Unit[event.unit.upper()]))
+    return pulses, events
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_all_events(seed: int) -> None:
+    pulses, events = random_run(seed, 300)
+    count, rows = recorded(300, pulses)
+    assert count == 2 * len(events) <= 300
+    assert Host(count, rows).events(300, len(pulses)) == events
+
+
+@pytest.mark.parametrize("depth", [1, 5, 32])
+def test_the_last_events(depth: int) -> None:
+    pulses, events = random_run(9, 300)
+    count, rows = recorded(depth, pulses)
+    assert count == 2 * len(events) > depth
+    found = Host(count, rows).events(depth, len(pulses))
+    assert len(found) <= depth // 2
+    assert all(event in events for event in found)
+    if depth == 32:
+        assert events[-1] in found
+
+
+def test_what_comes_too_fast_is_dropped() -> None:
+    pulses = [{source: cycle for source in SOURCES} for cycle in range(4 * WAITING)]
+    count, rows = recorded(512, pulses)
+    assert len(SOURCES) * WAITING < count < len(SOURCES) * len(pulses)
+    found = Host(count, rows).events(512, len(pulses))
+    assert all((event.start, event.end) == (event.index + FIRST, event.index + FIRST + 1) for event in found)
+    assert {event.unit for event in found} == {unit.name.lower() for unit in Unit}
+
+
+@pytest.mark.parametrize("laps", [0, 1, 3])
+def test_cycles_beyond_32_bits(laps: int) -> None:
+    cycles = (laps << 32) + 100
+    rows = [(0 << 3 | 1 << 1, 0xFFFFFFF0 if laps else 3), (0 << 3 | 1 << 1 | 1, 40)]
+    start = ((laps - 1) << 32) + 0xFFFFFFF0 if laps else 3
+    assert Host(2, rows).events(8, cycles) == [Event("gemm", 0, start, (laps << 32) + 41)]
