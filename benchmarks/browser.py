@@ -110,7 +110,7 @@ def browser() -> Iterator[Browser]:
                 tab = next(each for each in json.load(answer) if each["type"] == "page")
             socket = loop.run_until_complete(_connected(tab["webSocketDebuggerUrl"]))
             yield Browser(socket, loop)
-            socket.close()
+            loop.run_until_complete(_closed(socket))
         finally:
             process.terminate()
             process.wait(SECONDS)
@@ -121,6 +121,10 @@ async def _connected(url: str) -> Any:
     from tornado.websocket import websocket_connect
 
     return await websocket_connect(url, max_message_size=1 << 28)
+
+
+async def _closed(socket: Any) -> None:
+    socket.close()
 
 
 def _port(path: Path, process: subprocess.Popen[bytes]) -> int:

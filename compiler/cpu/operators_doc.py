@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import onnx
 
 from celosia.compiler.cpu.ops import OPS, blocked
+from celosia.compiler.cpu.runtime import hostops
 from celosia.compiler.cpu.runtime.hostops import FIRST, HOST, sized_names
 
 HEAD = """\
@@ -36,16 +37,17 @@ def _list(names: Iterable[str]) -> str:
 
 def operators_markdown() -> str:
     """The text of the page."""
-    own = {*OPS, *(op for _, op in HOST)}
+    hosted = [key for key, function in HOST.items() if function.__module__.startswith(hostops.__name__)]  # no user's
+    own = {*OPS, *(op for _, op in hosted)}
     compiled = [name for name in OPS if OPS[name].__module__ != blocked.__name__]  # those only the compiler makes
     newest = {(s.domain, s.name): s for s in onnx.defs.get_all_schemas() if not s.deprecated}
     defined = {key for key, s in newest.items() if s.has_function or s.has_context_dependent_function}
     functions = {name for domain, name in defined if domain in ("", "ai.onnx.preview") and name not in own}
-    plain = [op for domain, op in HOST if not domain and op not in OPS]
-    others = [f"{domain}.{op}" for domain, op in HOST if domain]
+    plain = [op for domain, op in hosted if not domain and op not in OPS]
+    others = [f"{domain}.{op}" for domain, op in hosted if domain]
     missing = [
         f"{domain}.{name}".lstrip(".") for (domain, name) in newest
-        if (domain, name) not in HOST and name not in functions and (domain or name not in OPS)
+        if (domain, name) not in hosted and name not in functions and (domain or name not in OPS)
         and name != "Gradient"  # becomes nodes, see graph/gradient.py
     ]  # fmt: skip
     parts = [
@@ -58,7 +60,7 @@ def operators_markdown() -> str:
         _list(plain), "", "Of other domains:\n", _list(others), "",
         "Also, where no kernel can (other element types, training, sequences of no steps, shapes that a board learns\n"
         "when it runs), or where making one would take longer:\n",
-        _list({op for _, op in HOST if op in OPS} | FIRST), "",
+        _list({op for _, op in hosted if op in OPS} | FIRST), "",
         "## Bytes that the accelerator does not move\n",
         "LOAD and STORE move groups of channels of whole pixels, with one stride for rows and one for columns.",
         "The CPU moves:\n",
