@@ -94,7 +94,7 @@ prove("GEMM takes the ports of acc that it has claimed", EARLY, depth=1)(partial
 BASE = replace(SMALL, block_in=8, block_out=4)
 for name, cfg, mutants, reach in (
     ("with taps", replace(BASE, taps=3, forward=True), (LOST, FRONT), 12),
-    ("with residuals in two parts", replace(BASE, residual_cycles=2), (LOST, POPS, LATE), 17),
+    ("with residuals in two parts", replace(BASE, residual_cycles=2), (LOST, POPS, LATE), 22),
     ("with taps, and residuals in four parts", replace(BASE, taps=3, residual_cycles=4), (LOST, FRONT), 12),
 ):
     prove(f"rings of the vector unit are in step with its items, {name}", *mutants, depth=1, reach=reach)(
