@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.image import Image, LayerErrors, build
 from celosia.compiler.language.bounds import Unknown, values
+from celosia.compiler.language.meaning import parameters
 from celosia.compiler.language.tile import Array, LanguageError, Loop, Program, Scope, Store, Tile, fail
 from celosia.compiler.layer import (
     Activation,
@@ -34,7 +35,7 @@ from celosia.compiler.layer import (
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tensorize.space import CUT, Decisions, Problem, estimate, parts, why_not
+from celosia.compiler.tensorize.space import CUT, Decisions, Problem, estimate, parts, point, why_not
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.hw.config import Config
 from celosia.sim.device import Device
@@ -131,7 +132,7 @@ class _Reader:
                 f"{what}{ON_CPU}", value.at
             )  # fmt: skip
         read = [each for each in (found.x, found.w, found.residual, found.table, found.par) if each is not None]
-        if (value.op != "load" and found.y in read) or found.y in read:
+        if found.y in read:
             fail(f"{y.name} is read and written; the accelerator needs another array for its output", self.store.at)
         return found
 
@@ -474,12 +475,9 @@ class Lowered:
         moved = arrays[f.w].transpose(out, into, *others)
         whole = slice(None), slice(None)
         weights: Any = np.stack([np.stack([moved[whole + tap] for tap in row], -1) for row in f.taps], -2)
-        word = arrays[f.par]
-        requantise = Requantise(
-            (word & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.int32),
-            (word >> np.uint64(32) & np.uint64(0xFFFFFF)).astype(np.uint32),
-            (word >> np.uint64(56) & np.uint64(63)).astype(np.uint8), int(f.more["zero_point"]),
-        )  # fmt: skip
+        bias, multiplier, shift = parameters(arrays[f.par])
+        zero_point = int(f.more["zero_point"])
+        requantise = Requantise(bias, multiplier.astype(np.uint32), shift.astype(np.uint8), zero_point)
         epilogue = Epilogue(clip, table, residual)
         return Conv(self.name, x, y, np.ascontiguousarray(weights), requantise, f.window, 1, f.pad, epilogue)
 
@@ -500,10 +498,9 @@ class Lowered:
             y, x = min(tile[-3], p.rows), min(tile[-2], p.columns)
         reasons: list[str] = []
         points: list[tuple[float, int, Decisions]] = []
-        beats = max(1, p.input_rows(y) * p.input_columns(x) * cfg.piece_bytes // cfg.bus_bytes)
         for order in ("weights", "input", "split", "pieces") if p.in_blocks else ("rows",):
             for k in parts(p.in_blocks)[1:] if order in CUT else [max(p.in_blocks, 1)]:
-                d = Decisions(n, y, x, k, order, part=max(1, 1024 // beats))
+                d = point(cfg, p, n, y, x, k, order)
                 reason = why_not(cfg, p, d)
                 if reason is None:
                     points.append((estimate(cfg, p, d) if p.in_blocks else 0.0, len(points), d))

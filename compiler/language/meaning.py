@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from celosia.compiler import numerics
 from celosia.compiler.language.tile import Array, Program, Store, Tile, fail
-from celosia.sim import reference
 
 Values = NDArray[Any]
 
@@ -70,11 +70,13 @@ def _value(tile: Tile, args: list[Values], program: Program) -> Any:
         case "load":
             return load(tile, more["array"], *args)
         case "requantise":
-            return requantise(args[0], args[1], more["zero_point"], *more["clip"])
+            words = np.broadcast_to(args[1], args[0].shape)
+            return numerics.requantize(args[0], *parameters(words), more["zero_point"], *more["clip"])
         case "lookup":
             return args[1][args[0].astype(np.int64) + 128]
         case "residual":
-            return residual(args[0], args[1], more)
+            how = numerics.RescaleAdd(more["scale_v"], more["scale_b"], more["scale_c"], more["shift"])
+            return numerics.rescale_add(args[0], args[1], how, *more["clip"])
     raise TypeError(f"the interpreter knows no {tile.op}")
 
 
@@ -102,22 +104,11 @@ def cast(value: Values, dtype: str) -> Values:
     return np.asarray(np.where(over, highest, np.where(under, lowest, safe)))
 
 
-def requantise(acc: Values, par: Values, zero_point: int, low: int, high: int) -> Values:
-    par = np.broadcast_to(par, acc.shape)
-    bias = (par & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.int32)
-    multiplier = (par >> np.uint64(32) & np.uint64(0xFFFFFF)).astype(np.int64)
-    shift = (par >> np.uint64(56) & np.uint64(63)).astype(np.int64)
-    total = reference.requantise(acc, bias, multiplier, shift) + zero_point
-    return np.asarray(np.clip(total, low, high), np.int8)
-
-
-def residual(v: Values, b: Values, more: dict[str, Any]) -> Values:
-    """clip(round((v * scale_v + b * scale_b + scale_c) / 2^shift)), ties to even, in integers."""
-    total = v.astype(np.int64) * more["scale_v"] + b.astype(np.int64) * more["scale_b"] + more["scale_c"]
-    low = total >> more["shift"]
-    rest, half = total - (low << more["shift"]), (1 << more["shift"]) >> 1
-    up = (rest > half) | ((rest == half) & (low & 1 == 1)) if more["shift"] else np.zeros_like(low, bool)
-    return np.asarray(np.clip(low + up, *more["clip"]), np.int8)
+def parameters(word: Values) -> tuple[Values, Values, Values]:
+    """Bias, multiplier and shift of words of `par`."""
+    bias = (word & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.int32)
+    multiplier = (word >> np.uint64(32) & np.uint64(0xFFFFFF)).astype(np.int64)
+    return bias, multiplier, (word >> np.uint64(56) & np.uint64(63)).astype(np.int64)
 
 
 # Memory -----------------------------------------------------------------------------------------------------------

@@ -184,7 +184,7 @@ def parts(size: int) -> list[int]:
 def candidates(cfg: Config, p: Problem) -> Iterator[Decisions]:
     """The points of the space: what fits the scratchpads. The first is a good one where gemm has nothing to do."""
     found = _simple(cfg, p) if not p.in_blocks else _products(cfg, p)
-    return (_point(cfg, p, *sizes) for sizes in found)
+    return (point(cfg, p, *sizes) for sizes in found)
 
 
 def sample(cfg: Config, p: Problem, count: int, rng: np.random.Generator) -> list[Decisions]:
@@ -192,14 +192,15 @@ def sample(cfg: Config, p: Problem, count: int, rng: np.random.Generator) -> lis
     found = list(_simple(cfg, p) if not p.in_blocks else _products(cfg, p))
     if not found:
         raise ValueError(f"nothing of {p.text} fits the scratchpads")
-    return [_point(cfg, p, *found[i]) for i in rng.integers(0, len(found), count)]
+    return [point(cfg, p, *found[i]) for i in rng.integers(0, len(found), count)]
 
 
 Sizes = tuple[int, int, int, int, str]
 """n, y, x, k and order of a point."""
 
 
-def _point(cfg: Config, p: Problem, n: int, y: int, x: int, k: int, order: str) -> Decisions:
+def point(cfg: Config, p: Problem, n: int, y: int, x: int, k: int, order: str) -> Decisions:
+    """The point of these sizes, which loads activations in parts of about LOAD_PART_BEATS."""
     beats = p.input_rows(y) * p.input_columns(x) * cfg.piece_bytes // cfg.bus_bytes
     return Decisions(n, y, x, k, order, part=max(1, LOAD_PART_BEATS // max(1, beats)))
 
@@ -282,7 +283,7 @@ def _depthwise(cfg: Config, p: Problem) -> Iterator[Decisions]:
         return tiles * whole * tile + load + out * beats
 
     sizes = [(n, y, x) for x in parts(p.columns) for y in range(1, p.rows + 1) for n in parts(p.out_blocks)]
-    points = (_point(cfg, p, *size, 1, "rows") for size in sizes)
+    points = (point(cfg, p, *size, 1, "rows") for size in sizes)
     yield from sorted((d for d in points if _too_large(cfg, p, d) is None), key=cycles)
 
 
@@ -412,7 +413,7 @@ def ranked(cfg: Config, p: Problem, rows_first: bool = False, count: int = 1) ->
         by_rows = np.array([order == "input" and y < p.rows for _, y, _, _, order in points])
         good = order[by_rows[order] & (costs[order] <= ROWS_FIRST_COST * costs[order[0]])]
         order = np.concatenate([good, order[~np.isin(order, good)]])
-    return tuple(_point(cfg, p, *points[i]) for i in order[:count])
+    return tuple(point(cfg, p, *points[i]) for i in order[:count])
 
 
 def choose(cfg: Config, p: Problem, rows_first: bool = False) -> Decisions:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from celosia.compiler.files import reading
-from celosia.compiler.program import LayerInfo, Program
+from celosia.compiler.program import LayerInfo, PartInfo, Program
 from celosia.driver import explain
 from celosia.driver.pages.activity import Activity, activity
 from celosia.driver.pages.graph import Node, drawing, nodes, nodes_of_report
@@ -36,7 +36,7 @@ def of_run(program: Program, report: Mapping[str, Any], counters: Sequence[Count
     """The page of a run of `program`, from its report and the counters of its launches."""
     require()
     rows = [
-        {**row, "loops": _decided(layer)}
+        {**row, "loops": "; ".join(map(_decided, layer.parts))}
         for row, layer in zip(report["layers"], (layer for launch in program.launches for layer in launch.layers))
     ]
     return _page(report, rows, nodes(program, report), program, activity(program, counters), how)
@@ -269,7 +269,8 @@ def _graph(graph: list[Node], program: Program | None) -> Section:
     text += ", in the order in which they run; lines go to what reads their result." if program is not None else "."
     if free:
         text += f" Not here, since they cost nothing: {free}."
-    key = '<span><i style="background:#0072b2"></i>accelerator</span><span><i style="background:#d55e00"></i>CPU</span>'
+    places = (("accelerator", _colour("gemm")), ("CPU", _colour("cpu")))
+    key = "".join(f'<span><i style="background:{colour}"></i>{name}</span>' for name, colour in places)
     return Section("What runs where", text, f'<div class="key">{key}</div>{drawing(graph)}')
 
 
@@ -299,10 +300,9 @@ def _least(row: Mapping[str, Any], roofs: Mapping[str, float]) -> float:
     return least
 
 
-def _decided(layer: LayerInfo) -> str:
-    """What was decided of a layer's loops, in a line."""
-    parts = [", ".join(f"{name} {value}" for name, value in part.decisions.items()) for part in layer.parts]
-    return "; ".join(parts)
+def _decided(part: PartInfo) -> str:
+    """What was decided of the loops of a part of a layer, in a line."""
+    return ", ".join(f"{name} {value}" for name, value in part.decisions.items())
 
 
 def _data(rows: Sequence[Mapping[str, Any]], program: Program | None, found: Activity | None) -> dict[str, Any]:
@@ -323,6 +323,5 @@ def _loops(program: Program, row: Mapping[str, Any], layer: LayerInfo) -> str:
     cycles = "" if row["cycles"] is None else f", {row['cycles']:,} cycles, bound by {row['bound']}"
     lines = [f"{layer.name}: {layer.what}, {layer.macs:,} MACs{cycles}"]
     for part in layer.parts:
-        decided = ", ".join(f"{name} {value}" for name, value in part.decisions.items())
-        lines += ["", f"# {part.workload}", f"# {decided}", str(program.loops[part.loops])]
+        lines += ["", f"# {part.workload}", f"# {_decided(part)}", str(program.loops[part.loops])]
     return "\n".join(lines)

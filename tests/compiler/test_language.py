@@ -6,28 +6,30 @@ import time
 
 import numpy as np
 import pytest
+from benchmarks import language
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from language_kernels import add_kernel, attention, both, interpreted, layernorm, matmul, matmul_kernel, softmax_kernel
+from language_kernels import add_kernel, both, interpreted, matmul_kernel, softmax_kernel
 
 import celosia.language as cl
 
 RNG = np.random.default_rng(0)
+layernorm, matmul, attention = language.layernorm, language.matmul.kernel, language.attention.kernel
 
 
 @pytest.mark.parametrize("n", [1, 1000, 4096])
-def test_tritons_first_tutorial(n: int) -> None:
+def test_add(n: int) -> None:
     x, y, out = RNG.random(n, np.float32), RNG.random(n, np.float32), np.zeros(n, np.float32)
-    grid = lambda meta: (cl.cdiv(n, meta["BLOCK_SIZE"]),)  # noqa: E731
-    compiled, meant = both(lambda: add_kernel[grid](x, y, out, n, BLOCK_SIZE=1024), out)
+    grid = lambda meta: (cl.cdiv(n, meta["BLOCK"]),)  # noqa: E731
+    compiled, meant = both(lambda: add_kernel[grid](x, y, out, n, BLOCK=1024), out)
     assert np.array_equal(compiled, x + y) and np.array_equal(meant, x + y)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(57, 781), (8, 64), (3, 1)])
-def test_tritons_softmax(rows: int, columns: int) -> None:
+def test_softmax_of_every_so_many_rows(rows: int, columns: int) -> None:
     x, out = RNG.standard_normal((rows, columns)).astype(np.float32), np.zeros((rows, columns), np.float32)
     block = 1 << (columns - 1).bit_length()
-    run = lambda: softmax_kernel[(8,)](out, x, columns, columns, rows, columns, BLOCK_SIZE=block, num_stages=4)  # noqa: E731
+    run = lambda: softmax_kernel[(8,)](out, x, columns, columns, rows, columns, BLOCK=block, num_stages=4)  # noqa: E731
     compiled, meant = both(run, out)
     e = np.exp(x - x.max(1, keepdims=True))
     for found in (compiled, meant):
@@ -36,15 +38,15 @@ def test_tritons_softmax(rows: int, columns: int) -> None:
 
 @pytest.mark.parametrize(("m", "n", "k"), [(64, 128, 64), (50, 70, 45)])
 @pytest.mark.parametrize("activation", ["", "leaky_relu"])
-def test_tritons_matmul(m: int, n: int, k: int, activation: str) -> None:
+def test_matmul_in_groups_of_programs(m: int, n: int, k: int, activation: str) -> None:
     a, b = RNG.standard_normal((m, k)).astype(np.float32), RNG.standard_normal((k, n)).astype(np.float32)
     c = np.zeros((m, n), np.float16)
-    grid = lambda meta: (cl.cdiv(m, meta["BLOCK_SIZE_M"]) * cl.cdiv(n, meta["BLOCK_SIZE_N"]),)  # noqa: E731
+    grid = lambda meta: (cl.cdiv(m, meta["BM"]) * cl.cdiv(n, meta["BN"]),)  # noqa: E731
 
     def run() -> None:
         matmul_kernel[grid](
-            a, b, c, m, n, k, a.strides[0] // 4, a.strides[1] // 4, n, 1, n, 1, BLOCK_SIZE_M=32, BLOCK_SIZE_N=64,
-            BLOCK_SIZE_K=32, GROUP_SIZE_M=8, ACTIVATION=activation, num_warps=4,
+            a, b, c, m, n, k, a.strides[0] // 4, a.strides[1] // 4, n, 1, n, 1, BM=32, BN=64, BK=32, GROUP=8,
+            ACTIVATION=activation, num_warps=4,
         )  # fmt: skip
 
     compiled, meant = both(run, c)

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.language import conv3x3, linear
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from language_kernels import both, conv3x3, fused, linear, table_and_residual, window
+from language_kernels import both, fused, table_and_residual, window
 
 import celosia.language as cl
 

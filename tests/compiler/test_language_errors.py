@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from language_kernels import conv3x3, interpreted, linear
+from benchmarks.language import conv3x3, linear
+from language_kernels import interpreted
 
 import celosia.language as cl
 

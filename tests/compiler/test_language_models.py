@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from language_kernels import interpreted, linear
+from benchmarks.language import linear
+from language_kernels import interpreted
 from onnx import TensorProto, helper, numpy_helper
 
 import celosia
