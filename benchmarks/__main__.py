@@ -1,7 +1,7 @@
 """python -m benchmarks [SECTION ...] [--models NAME,...], a section being one of SECTIONS.
 
-Prints a table and updates bench/results.json. Without a name: everything but `timed`, `names`, `tune`, `hardware` and
-`simspeed` (long), and `demo`, which sets up a fresh clone.
+Prints a table and updates bench/results.json. Without a name: everything but `language`, `timed`, `names`, `tune`,
+`hardware` and `simspeed` (long), and `demo`, which sets up a fresh clone.
 Exit code 1 where a promise was measured and not kept.
 """
 
@@ -21,17 +21,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cpu, hardware, names, simspeed, tune, tune_cpu
+from benchmarks import cpu, hardware, language, names, simspeed, tune, tune_cpu
 from benchmarks.kernels import KERNELS
 from benchmarks.rows import ROOT, TIMED_CONFIGS, VERDICT, Bench, Row, describe
 from benchmarks.workloads import FOLDER_VARIABLE, MADE, WORKLOADS, models_folder
 from celosia.sim.memory import MEMORY_MODELS, ZYNQ_HP
 
 SECTIONS = (
-    "exactness", "models", "cycles", "onchip", "walltime", "eval", "compile", "build", "cpu", "timed", "names",
-    "tune", "tune_cpu", "hardware", "simspeed", "demo",
+    "exactness", "models", "cycles", "onchip", "walltime", "eval", "compile", "build", "cpu", "language", "timed",
+    "names", "tune", "tune_cpu", "hardware", "simspeed", "demo",
 )  # fmt: skip
-DEFAULT_SECTIONS = SECTIONS[:-7]
+DEFAULT_SECTIONS = SECTIONS[: SECTIONS.index("cpu") + 1]
 KNOWN_MODELS = tuple(dict.fromkeys((*WORKLOADS, *cpu.MODELS, *cpu.NETWORKS)))
 
 
@@ -116,6 +116,8 @@ def main(arguments: list[str]) -> int:
         def section_rows(section: str) -> Iterator[Row]:
             if section == "cpu":
                 return cpu_rows(options, folder, say)
+            if section == "language":
+                return language.rows(options.device, config, options.seconds, say)
             if section == "timed":
                 return bench.timed((options.config,) if options.config else TIMED_CONFIGS)
             if section == "names":

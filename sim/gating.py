@@ -405,9 +405,8 @@ def gated(text: str) -> str:
         yield f"if ({_condition(path[-1])}) begin"
         names = dict.fromkeys(name for assign in assigns[path] for name in sorted(assign.writes))
         yield from (f"  automatic reg {module.wires[name]}{_written(name)};" for name in names)
-        yield from (
-            f"  automatic reg {each.local[1]}{_written(each.local[0])};" for each in registers[path] if each.local
-        )
+        entries = (register.local for register in registers[path] if register.local)
+        yield from (f"  automatic reg {width}{_word(memory)};" for memory, width in entries)
         for assign in assigns[path]:
             yield f"  {assign.left} = {assign.right}"
         for register in registers[path]:

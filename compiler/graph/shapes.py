@@ -16,6 +16,7 @@ from celosia.compiler.cpu.parse import parse
 from celosia.compiler.cpu.runtime.op import DOMAINS, bodies
 from celosia.compiler.cpu.types import TYPES
 from celosia.compiler.expr import placeholder
+from celosia.compiler.graph.custom import custom, infer_custom
 from celosia.compiler.graph.values import constant, shape
 
 UNKNOWN = (None, ir.DataType.UNDEFINED)
@@ -31,6 +32,8 @@ def infer(node: ir.Node, opset: int) -> None:
     """Set the shapes of outputs that are still open, from the operator's tensor expression."""
     if all(shape(value) is not None and value.dtype not in UNKNOWN for value in node.outputs):
         return
+    if (op := custom(node)) is not None:
+        return infer_custom(node, op)
     if node.domain not in DOMAINS or node.op_type not in OPS:
         return
     inputs, values = [], []
@@ -40,11 +43,13 @@ def infer(node: ir.Node, opset: int) -> None:
             return
         inputs.append(None if value is None else placeholder(dims, value.dtype.numpy().name, "x"))  # type: ignore[union-attr,arg-type]
         values.append(constant(value))
-    op = parse(ir.to_proto(node), {"": opset})
-    if any(bodies(op)):
+    parsed = parse(ir.to_proto(node), {"": opset})
+    if any(bodies(parsed)):
         return
     try:
-        built = build(op.op, op.attrs, inputs, values, outputs=op.wanted, opset=opset, name=op.name)
+        built = build(
+            parsed.op, parsed.attrs, inputs, values, outputs=parsed.wanted, opset=opset, name=parsed.name
+        )  # fmt: skip
     except Unsupported:
         return
     for value, tensor in zip(node.outputs, built):

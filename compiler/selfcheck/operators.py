@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler import cpu, numerics
 from celosia.compiler.cpu.ops import VIEWS
+from celosia.compiler.graph.custom import custom
 from celosia.compiler.graph.values import attribute, attributes_of, constant, is_op, shape
 from celosia.compiler.selfcheck import kernels
 
@@ -48,6 +49,11 @@ def compute(node: ir.Node, operands: list[Codes], part: int | None = None, outpu
         return operands[0].reshape(_dims(node))
     if is_op(node, "Split"):
         return _split(node, operands[0], output)
+    if (own := custom(node)) is not None:
+        rest = iter(operands)
+        fixed = [constant(value) for value in node.inputs]
+        arrays = [(next(rest) ^ np.uint8(0x80)).view(np.int8) if each is None else each for each in fixed]
+        return codes(own.compute(arrays, attributes_of(node))[output])
     return OPERATORS[node.op_type](node, *operands, *(() if part is None else (part,)))
 
 

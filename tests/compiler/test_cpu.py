@@ -164,6 +164,11 @@ WINDOWS = [
     case("Conv", {"group": 16, "dilations": [2, 1]}, f(2, 16, 14, 14), f(16, 1, 3, 3), tol=1e-4),
     case("Conv", {"group": 2}, f(2, 16, 9, 9), f(6, 8, 1, 1), tol=1e-4),
     case("Conv", {"strides": [3, 2], "auto_pad": "SAME_LOWER"}, f(1, 4, 11, 13), f(6, 4, 3, 4), tol=1e-4),
+    # Windows that move by more than one element, over lines that fill less than half a vector.
+    case("Conv", {"pads": [1, 1, 1, 1], "strides": [2, 2], "group": 8}, f(1, 8, 14, 14), f(8, 1, 3, 3), f(8), tol=1e-4),
+    case("Conv", {"pads": [0, 2, 1, 0], "strides": [3, 2], "dilations": [2, 3], "group": 2}, f(2, 6, 16, 14),
+         f(4, 3, 3, 2), tol=1e-4),
+    case("Conv", {"strides": [2, 1, 3]}, f(1, 2, 7, 5, 11), f(3, 2, 3, 2, 4), f(3), tol=1e-4),
     case("Conv", {"pads": [2, 2]}, f(1, 4, 40), f(6, 4, 5), tol=1e-4),
     case("Conv", {}, f(1, 2, 6, 7, 8), f(3, 2, 2, 3, 3), tol=1e-4),
     case("ConvTranspose", {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]},

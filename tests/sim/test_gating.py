@@ -136,7 +136,8 @@ def test_a_memory_is_written_once() -> None:
         end
     """)
     (block,) = blocks(gated(text))
-    assert block.startswith("gated0 if (move) begin") and block.count("<=") == 1 and block.count("mem[b[1:0]]") == 2
+    assert block.startswith("gated0 if (move) begin") and "automatic reg [7:0] \\mem.word ;" in block
+    assert block.count("<=") == 1 and block.count("mem[b[1:0]]") == 2
 
 
 def devices() -> tuple[RtlDevice, RtlDevice]:

@@ -10,7 +10,11 @@ from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import Change, ChangeAt, Node, op
 from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.cpu.runtime.windows import halves
+from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import INDEX, Axis, Expr, Tensor, select, wrap
+
+SMALL = 48
+"""Elements of a line of outputs, from which on lines fill vectors well enough."""
 
 
 def convolution(
@@ -28,13 +32,17 @@ def convolution(
         raise node.fail(f"x {list(x.shape)}, w {list(w.shape)}, group {group}")
     cg, mg = c // group, m // group
     window = SlidingWindow.of(node, x.shape[2:], w.shape[2:])
-    p = window.padded(x, pad_value, change_x)
+    few = (
+        SMALL if set(window.stride) == {1} else target().lanes(x.dtype) // 2
+    )  # parting phases costs more than it saves
+    small = len(window.out) > 1 and 1 < window.out[-1] < few and prod(window.kernel) > 1
+    p = window.padded(x, pad_value, change_x) if not small else window.phases(x, pad_value, change_x)
     if change_w is not None:
         raw, fn = w, change_w
         w = T.compute(raw.shape, lambda *i: fn(raw[i], i), "weights")
     kc = T.reduce_axis(cg, "c")
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
-    if set(window.stride) == {1} and len(window.out) > 1 and 1 < window.out[-1] < 48 and prod(window.kernel) > 1:
+    if small:
         return _convolution_by_plane(window, p, w, kc, ks, (n, group, mg), finish)
 
     def body(ni: Expr, g: Expr, mi: Expr, *o: Expr) -> Expr:
@@ -50,29 +58,32 @@ def _convolution_by_plane(
     window: SlidingWindow, p: Tensor, w: Tensor, kc: Axis, ks: tuple[Axis, ...], lead: tuple[int, int, int],
     finish: Callable[[Expr, Expr], Expr],
 ) -> Tensor:  # fmt: skip
-    """Stride 1 on small images: the padded planes as one row each, so that vectors go over the ends of lines.
+    """Small images: each phase of a padded plane as one row, so that vectors go over the ends of lines.
 
-    What is computed between the lines is not used. lead: batch, groups, output channels of a group.
+    What is computed between the lines is not used. p: see `SlidingWindow.phases`. lead: batch, groups, output channels
+    of a group.
     """
     n, group, mg = lead
-    size = p.shape[2:]
-    steps = [prod(size[d + 1 :]) for d in range(len(size))]
-    length = sum((o - 1) * s for o, s in zip(window.out, steps)) + 1
+    lines = p.shape[-len(ks) :]
+    moves = [prod(lines[d + 1 :]) for d in range(len(lines))]
+    length = sum((o - 1) * move for o, move in zip(window.out, moves)) + 1
+    plane_size = prod(p.shape[2:])
     reach: Expr = wrap(0, INDEX)
-    for k, d, s in zip(ks, window.dilation, steps):
-        reach = reach + k * (d * s)
+    for d, (k, stride, dilation) in enumerate(zip(ks, window.stride, window.dilation)):
+        phase = (k * dilation) % stride * prod((*window.stride[d + 1 :], *lines))
+        reach = reach + phase + (k * dilation) // stride * moves[d] if stride > 1 else reach + k * (dilation * moves[d])
     cg = kc.extent
 
     def plane(ni: Expr, g: Expr, mi: Expr, at_: Expr) -> Expr:
-        start = ni * (p.shape[1] * prod(size)) + (g * cg + kc) * prod(size)
+        start = ni * (p.shape[1] * plane_size) + (g * cg + kc) * plane_size
         return T.sum(p.flat(start + at_ + reach).astype(w.dtype) * w[(g * mg + mi, kc, *ks)], (kc, *ks))
 
     sums = T.compute((n, group, mg, length), plane, "planes")
 
     def body(ni: Expr, g: Expr, mi: Expr, *o: Expr) -> Expr:
         at_: Expr = wrap(0, INDEX)
-        for i, s in zip(o, steps):
-            at_ = at_ + i * s
+        for i, move in zip(o, moves):
+            at_ = at_ + i * move
         return finish(sums[ni, g, mi, at_], g * mg + mi)
 
     return replace(T.compute((n, group, mg, *window.out), body, "conv"), shape=(n, group * mg, *window.out))

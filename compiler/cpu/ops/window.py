@@ -66,6 +66,26 @@ class SlidingWindow:
         lead = (0,) * (len(x.shape) - len(self.size))
         return padded(x, (*lead, *before), (*lead, *after), value, change)
 
+    def phases(self, x: Tensor, value: Expr, change: Change = None) -> Tensor:
+        """x with all that windows reach, an image for each remainder of the strides, in which windows move by one
+        element: [N, C, remainders..., lines...], without remainders where all strides are 1."""
+        before, after = self.margins()
+        lead = (0,) * (len(x.shape) - len(self.size))
+        reached = [b + n + a for b, n, a in zip(before, self.size, after)]
+        lines = tuple(-(-n // s) for n, s in zip(reached, self.stride))
+        after = tuple(a + m * s - n for a, m, s, n in zip(after, lines, self.stride, reached))
+        image = padded(x, (*lead, *before), (*lead, *after), value, change)
+        if set(self.stride) == {1}:
+            return image
+        shape = (*x.shape[: len(lead)], *self.stride, *lines)
+
+        def body(*i: Expr) -> Expr:
+            rest, own = i[: len(lead)], i[len(lead) :]
+            place = (line * s + phase for phase, line, s in zip(own, own[len(self.stride) :], self.stride))
+            return image[(*rest, *place)]
+
+        return T.compute(shape, body, "phases")
+
     def at(self, out: Sequence[Expr], k: Sequence[Expr]) -> tuple[Expr, ...]:
         """Index into the padded input."""
         return tuple(o * s + i * d for o, s, i, d in zip(out, self.stride, k, self.dilation))

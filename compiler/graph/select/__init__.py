@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
+from celosia.compiler.graph.custom import custom
 from celosia.compiler.graph.quantized import CHOOSING_OPS
 from celosia.compiler.graph.select.concatenation import concat, place_parts
 from celosia.compiler.graph.select.convolution import conv, conv_transpose, gemm
@@ -68,6 +69,11 @@ def select(model: ir.Model, cfg: Config, refused: dict[ir.Node, str] | None = No
 
 def _place(p: Placement, node: ir.Node, refused: dict[ir.Node, str], opset: int, in_floats: bool) -> None:
     if is_op(node, *SAME_BYTES) and is_view(p, node):
+        return
+    if (own := custom(node)) is not None:
+        if node in refused:
+            raise OnCpu(refused[node])
+        own.place(p, node)
         return
     if not is_op(node, *BUILDERS):
         raise OnCpu("a view on the host" if node.op_type in SAME_BYTES else why_on_cpu(node, opset, in_floats))

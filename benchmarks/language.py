@@ -1,0 +1,275 @@
+"""Kernels of the tile language, beside the compiler's own layers and beside onnxruntime.
+
+python -m benchmarks language
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import celosia.language as cl
+from benchmarks.cpu import Say, by_turns, error
+from benchmarks.kernels import _Writer
+from benchmarks.rows import ROOT, Row
+from celosia.compiler.language.accelerator import image_of
+from celosia.compiler.tensorize.plan import Planner
+from celosia.driver.oracle import session
+
+Array = NDArray[Any]
+COMMAND = "python -m benchmarks language"
+LINEAR = ((64, 64, 64), (128, 128, 512), (64, 256, 4096), (100, 72, 200), (33, 500, 1000))
+"""Rows, columns and depth; the last two are ragged."""
+CONVOLUTIONS = ((28, 64, 64), (14, 128, 256))
+"""Rows and columns, channels, output channels."""
+MOST_LINES = 1500
+FLOAT = 1e-4
+
+
+def linear(x, w, par, y, M, N, K, BM: cl.constexpr, BN: cl.constexpr):  # type: ignore[no-untyped-def]
+    m, n = cl.program_id(0) * BM, cl.program_id(1) * BN
+    acc = cl.zeros((BM, BN), cl.int32)
+    for k in cl.range(0, K, 16):
+        a = cl.load(x, (m, k), (BM, 16), other=x.zero_point)
+        b = cl.load(w, (n, k), (BN, 16))
+        acc = cl.dot(a, b.T, acc)
+    cl.store(y, (m, n), cl.requantise(acc, cl.load(par, (n,), (BN,)), zero_point=y.zero_point))
+
+
+def conv3x3(x, w, par, y, H, W, C, N, BH: cl.constexpr, BN: cl.constexpr):  # type: ignore[no-untyped-def]
+    row, n = cl.program_id(0) * BH, cl.program_id(1) * BN
+    acc = cl.zeros((BH * W, BN), cl.int32)
+    for c in cl.range(0, C, 16):
+        for dy in cl.static_range(3):
+            for dx in cl.static_range(3):
+                a = cl.load(x, (row + dy - 1, dx - 1, c), (BH, W, 16), other=x.zero_point)
+                b = cl.load(w, (n, dy, dx, c), (BN, 1, 1, 16))
+                acc = cl.dot(a.reshape(BH * W, 16), b.reshape(BN, 16).T, acc)
+    v = cl.requantise(acc, cl.load(par, (n,), (BN,)), zero_point=y.zero_point)
+    cl.store(y, (row, 0, n), v.reshape(BH, W, BN))
+
+
+@cl.jit(target="cpu", threads=1)
+def add(x, y, out, n, BLOCK: cl.constexpr):  # type: ignore[no-untyped-def]
+    at = cl.program_id(0) * BLOCK + cl.arange(0, BLOCK)
+    cl.store(out + at, cl.load(x + at, mask=at < n) + cl.load(y + at, mask=at < n), mask=at < n)
+
+
+@cl.jit(target="cpu", threads=1)
+def softmax(x, y, N, BLOCK: cl.constexpr):  # type: ignore[no-untyped-def]
+    row, columns = cl.program_id(0), cl.arange(0, BLOCK)
+    mask = columns < N
+    v = cl.load(x + row * N + columns, mask=mask, other=-float("inf"))
+    e = cl.exp(v - cl.max(v, axis=0))
+    cl.store(y + row * N + columns, e / cl.sum(e, axis=0), mask=mask)
+
+
+@cl.jit(target="cpu", threads=1)
+def layernorm(x, w, b, y, N, eps, BLOCK: cl.constexpr):  # type: ignore[no-untyped-def]
+    row, columns = cl.program_id(0), cl.arange(0, BLOCK)
+    mask = columns < N
+    v = cl.load(x + row * N + columns, mask=mask, other=0.0)
+    d = cl.where(mask, v - cl.sum(v, axis=0) / N, 0.0)
+    scale = 1.0 / cl.sqrt(cl.sum(d * d, axis=0) / N + eps)
+    v = d * scale * cl.load(w + columns, mask=mask) + cl.load(b + columns, mask=mask)
+    cl.store(y + row * N + columns, v, mask=mask)
+
+
+@cl.autotune(
+    [cl.Config(BM=m, BN=n, BK=k) for m in (48, 96) for n in (64, 128) for k in (64, 128, 256)], ("M", "N", "K")
+)
+@cl.jit(target="cpu", threads=1)
+def matmul(a, b, c, M, N, K, BM: cl.constexpr, BN: cl.constexpr, BK: cl.constexpr):  # type: ignore[no-untyped-def]
+    m, n = cl.program_id(0) * BM, cl.program_id(1) * BN
+    acc = cl.zeros((BM, BN), cl.float32)
+    for k in cl.range(0, K, BK):
+        acc = cl.dot(cl.load(a, (m, k), (BM, BK)), cl.load(b, (k, n), (BK, BN)), acc)
+    cl.store(c, (m, n), acc)
+
+
+@cl.autotune([cl.Config(BM=m, BN=n) for m in (24, 48, 64, 96) for n in (64, 128, 256)], ("L",))
+@cl.jit(target="cpu", threads=1)
+def attention(q, k, v, o, L, scale, BM: cl.constexpr, BN: cl.constexpr, D: cl.constexpr):  # type: ignore[no-untyped-def]
+    rows = cl.program_id(0) * BM
+    queries = cl.load(q, (rows, 0), (BM, D)) * scale
+    most, total = cl.full((BM,), -float("inf"), cl.float32), cl.zeros((BM,), cl.float32)
+    acc = cl.zeros((BM, D), cl.float32)
+    for n in cl.range(0, L, BN):
+        s = cl.dot(queries, cl.load(k, (n, 0), (BN, D)).T)
+        if L % BN:
+            s = cl.where((n + cl.arange(0, BN) < L)[None, :], s, -float("inf"))
+        new = cl.maximum(most, cl.max(s, axis=1))
+        alpha, p = cl.exp(most - new), cl.exp(s - new[:, None])
+        total = total * alpha + cl.sum(p, axis=1)
+        acc = cl.dot(p, cl.load(v, (n, 0), (BN, D)), acc * alpha[:, None])
+        most = new
+    cl.store(o, (rows, 0), acc / total[:, None])
+
+
+def rows(device: str | None, config: str, seconds: float, say: Say) -> Iterator[Row]:
+    os.environ.pop("CELOSIA_INTERPRET", None)
+    yield lines()
+    yield call()
+    yield from cpu_rows(seconds, say)
+    yield from layer_rows(device or "rtl", config, say)
+
+
+def lines() -> Row:
+    """Of the language's own code, comments and blank lines among them."""
+    files = sorted((ROOT / "compiler" / "language").glob("*.py"))
+    count = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
+    what = "lines of compiler/language, all of them"
+    return Row("language/lines", what, f"at most {MOST_LINES}", f"{count}", count <= MOST_LINES, COMMAND)
+
+
+def call() -> Row:
+    """What a call costs beside the kernel."""
+    x = np.zeros(1, np.float32)
+    add[(1,)](x, x.copy(), x.copy(), 1, 16)
+    y, out = x.copy(), x.copy()
+    (micros,) = by_turns([lambda: add[(1,)](x, y, out, 1, 16)], 0.5)
+    what = "a call of a kernel that is compiled, of one element"
+    return Row("language/call", what, "at most 50 µs", f"{micros * 1e6:.1f} µs", micros <= 50e-6, COMMAND)
+
+
+# The accelerator ---------------------------------------------------------------------------------------------------
+
+
+def layer_rows(device: str, config: str, say: Say) -> Iterator[Row]:
+    """Cycles over those of the compiler's own layer; bytes compared with the interpreter's."""
+    sizes = [cl.Config(BM=m, BN=n) for m in (16, 32, 64, 96, 128) for n in (16, 32, 64)]
+    kernel = cl.jit(linear, config=config)
+    for m, n, k in LINEAR:
+        aligned = not m % 16 and not n % 16 and not k % 16
+        yield _layer(f"linear {m}x{n}x{k}", kernel, sizes, ((m, k), (n, k), (m, n)), (m, n, k), ("BM", "BN"), device,
+                     1.02 if aligned else 1.10, say)  # fmt: skip
+    sizes = [cl.Config(BH=m, BN=n) for m in (2, 4, 7, 8, 14) for n in (16, 32, 64)]
+    kernel = cl.jit(conv3x3, config=config)
+    for h, c, n in CONVOLUTIONS:
+        yield _layer(f"convolution 3x3 of {h}x{h}x{c} to {n}", kernel, sizes, ((h, h, c), (n, 3, 3, c), (h, h, n)),
+                     (h, h, c, n), ("BH", "BN"), device, 1.05, say)  # fmt: skip
+
+
+def _layer(
+    name: str, kernel: Any, sizes: list[Any], shapes: tuple[tuple[int, ...], ...], numbers: tuple[int, ...],
+    blocks: tuple[str, str], device: str, limit: float, say: Say,
+) -> Row:  # fmt: skip
+    say(name)
+    rng = np.random.default_rng(0)
+    x, w, y = (rng.integers(-128, 128, shape).astype(np.int8) for shape in shapes)
+    depth = prod(shapes[1][1:])
+    par = cl.parameters(rng.integers(-1000, 1000, len(w)), rng.random(len(w)) / (30 * depth**0.5))
+    args = (cl.quantised(x, 3), w, par, cl.quantised(y, -5), *numbers)
+    grid = lambda meta: (cl.cdiv(len(y), meta[blocks[0]]), cl.cdiv(len(w), meta[blocks[1]]))  # noqa: E731
+    chosen = cl.autotune(sizes)(kernel).config(grid, args, {}).values
+    variant, arrays = kernel.variant(grid, args, chosen)
+    ours = variant(arrays, device)
+    found = y.copy()
+    os.environ["CELOSIA_INTERPRET"] = "1"
+    kernel[grid](*args, **chosen)
+    del os.environ["CELOSIA_INTERPRET"]
+    different = int(np.count_nonzero(found != y))
+    variant.image = image_of(variant.cfg, variant.layer, Planner(variant.cfg), say)
+    own = variant(arrays, device)
+    ratio = ours["cycles"] / own["cycles"]
+    measured = (
+        f"{ratio:.3f} ({ours['cycles']:,} of {own['cycles']:,} cycles, {device}), {different} bytes differ; {chosen}"
+    )
+    what = f"{name} in the language: cycles over the compiler's own layer"
+    met = ratio <= limit and different == 0 and device == "rtl"
+    details = {"config": variant.cfg.name, "cycles": ours["cycles"], "own": own["cycles"]}
+    return Row(f"language/{name.replace(' ', '_')}", what, f"at most {limit}", measured, met, COMMAND, details)
+
+
+# The CPU -----------------------------------------------------------------------------------------------------------
+
+
+def cpu_rows(seconds: float, say: Say) -> Iterator[Row]:
+    for name, (least, make) in CPU.items():
+        say(name)
+        writer = _Writer()
+        run, out, numpys = make(writer)
+        model = writer.model()
+        theirs = session(model, threads=1)
+        names = [value.name for value in theirs.get_outputs()]
+        run()
+        (expected,) = theirs.run(names, writer.feed)
+        gap = error(out, expected)
+        ours, numpy_seconds, other = by_turns([run, numpys, lambda: theirs.run(names, writer.feed)], seconds)  # noqa: B023
+        ratio = other / ours
+        measured = (
+            f"{ratio:.2f} × onnxruntime, {numpy_seconds / ours:.1f} × numpy ({ours * 1e6:.0f} µs), error {gap:.0e}"
+        )
+        what = f"{name} in the language on the CPU, one thread"
+        met = ratio >= least and gap <= FLOAT
+        yield Row(f"language/cpu/{name}", what, f"at least {least} × onnxruntime", measured, met, COMMAND)
+
+
+Made = tuple[Callable[[], object], Array, Callable[[], object]]
+"""What runs the kernel, where its result is, and the same in numpy."""
+
+
+def _add(w: _Writer) -> Made:
+    x, y = w.floats(1 << 18), w.floats(1 << 18)
+    out = np.empty_like(x)
+    w.node("Add", w.input(x), w.input(y))
+    return lambda: add[(len(x) // 4096,)](x, y, out, len(x), 4096), out, lambda: x + y
+
+
+def _softmax(w: _Writer) -> Made:
+    x = w.floats(512, 1024)
+    out = np.empty_like(x)
+    w.node("Softmax", w.input(x))
+
+    def numpys() -> Array:
+        e: Array = np.exp(x - x.max(1, keepdims=True))
+        return np.asarray(e / e.sum(1, keepdims=True))
+
+    return lambda: softmax[(512,)](x, out, 1024, 1024), out, numpys
+
+
+def _layernorm(w: _Writer) -> Made:
+    x, scale, bias = w.floats(512, 1024), w.floats(1024), w.floats(1024)
+    out = np.empty_like(x)
+    w.node("LayerNormalization", w.input(x), w.input(scale), w.input(bias), epsilon=1e-5)
+
+    def numpys() -> Array:
+        d: Array = x - x.mean(1, keepdims=True)
+        return np.asarray(d / np.sqrt((d * d).mean(1, keepdims=True) + 1e-5) * scale + bias)
+
+    return lambda: layernorm[(512,)](x, scale, bias, out, 1024, 1e-5, 1024), out, numpys
+
+
+def _matmul(w: _Writer) -> Made:
+    a, b = w.floats(512, 512), w.floats(512, 512)
+    out = np.empty_like(a)
+    w.node("MatMul", w.input(a), w.input(b))
+    grid = lambda meta: (cl.cdiv(512, meta["BM"]), cl.cdiv(512, meta["BN"]))  # noqa: E731
+    return lambda: matmul[grid](a, b, out, 512, 512, 512), out, lambda: a @ b
+
+
+def _attention(w: _Writer) -> Made:
+    q, k, v = (w.floats(1024, 64) for _ in range(3))
+    out = np.empty_like(q)
+    scores = w.node("MatMul", w.node("Mul", w.input(q), w.constant(0.125, np.float32)),
+                    w.node("Transpose", w.input(k), perm=[1, 0]))  # fmt: skip
+    w.node("MatMul", w.node("Softmax", scores), w.input(v))
+
+    def numpys() -> Array:
+        s = q @ k.T * np.float32(0.125)
+        e: Array = np.exp(s - s.max(1, keepdims=True))
+        return np.asarray(e / e.sum(1, keepdims=True) @ v)
+
+    grid = lambda meta: (cl.cdiv(1024, meta["BM"]),)  # noqa: E731
+    return lambda: attention[grid](q, k, v, out, 1024, 0.125, D=64), out, numpys
+
+
+CPU: dict[str, tuple[float, Callable[[_Writer], Made]]] = {
+    "add": (1.0, _add), "softmax": (1.0, _softmax), "layernorm": (1.0, _layernorm), "matmul": (0.7, _matmul),
+    "attention": (1.0, _attention),
+}  # fmt: skip

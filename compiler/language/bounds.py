@@ -1,0 +1,65 @@
+"""What a scalar can be: its values for all programs and all iterations of the loops around it, computed in numpy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.language import meaning
+from celosia.compiler.language.tile import Loop, Program, Scope, Tile
+
+MOST = 1 << 22
+"""Combinations of programs and iterations that are looked at."""
+
+
+class Unknown(ValueError):
+    """A scalar that depends on data, or on too much."""
+
+
+def span(program: Program, tile: Tile) -> tuple[int, int]:
+    """The least and the greatest value. Unknown."""
+    found = values(program, tile)
+    return int(found.min()), int(found.max())
+
+
+def values(program: Program, tile: Tile) -> NDArray[Any]:
+    """All values, with an axis for each of three axes of the grid, and one for each loop around, from the outermost on;
+    of size 1 where nothing depends on it. Unknown."""
+    more = tile.more
+    match tile.op:
+        case "const":
+            return np.full((1, 1, 1), more["number"], tile.dtype)
+        case "program_id":
+            return _along(program.grid[more["axis"]], more["axis"])
+        case "index":
+            return _along(more["loop"].steps, 3 + _depth(more["loop"]))
+        case "phi" if "same" in more:
+            return values(program, more["same"])
+        case "phi" if "first" in more:
+            more["fixed"] = True  # until the end of the loop shows it, see loops.range
+            return values(program, more["first"])
+        case "cast" | "broadcast" | "reshape" if not tile.shape:
+            return values(program, tile.args[0]).astype(tile.dtype)
+        case "binary" | "where" if not tile.shape:
+            args = [values(program, arg) for arg in tile.args]
+            rank = max(arg.ndim for arg in args)
+            args = [arg.reshape(*arg.shape, *(1,) * (rank - arg.ndim)) for arg in args]
+            if np.prod(np.broadcast_shapes(*(arg.shape for arg in args))) > MOST:
+                raise Unknown(tile.at)
+            with np.errstate(all="ignore"):
+                return meaning.binary(more["name"], *args) if tile.op == "binary" else np.where(*args)
+    raise Unknown(tile.at)
+
+
+def _along(size: int, axis: int) -> NDArray[Any]:
+    return np.arange(size).reshape((1,) * axis + (size,) + (1,) * max(0, 2 - axis))
+
+
+def _depth(loop: Scope) -> int:
+    """How many loops are around `loop`."""
+    depth, scope = 0, loop.parent
+    while isinstance(scope, Loop):
+        depth, scope = depth + 1, scope.parent
+    return depth

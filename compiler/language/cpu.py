@@ -1,0 +1,492 @@
+"""A traced kernel as loops for the CPU.
+
+Programs are loops around everything. Elementwise tiles are computed where they are read; what is reduced, multiplied,
+carried by a loop or costs much and is read twice lies in a local tensor. LLVM makes vectors of the loops; products have
+a tile of accumulators in registers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from celosia.compiler.cpu.target import target
+from celosia.compiler.dtypes import itemsize
+from celosia.compiler.expr import Alloc, Axis, Expr, For, Function, If, Let, Load, Stmt, Tensor, Update, Var, wrap
+from celosia.compiler.expr import Store as Put
+from celosia.compiler.expr.affine import flatten, from_linear, interval, linear, unravel
+from celosia.compiler.expr.loops import block
+from celosia.compiler.expr.nodes import INDEX, Const, binary, call, cast, clip, select, walk
+from celosia.compiler.expr.partition import partition
+from celosia.compiler.language.bounds import Unknown, values
+from celosia.compiler.language.tile import COMPARISONS, Array, Loop, Program, Scope, Store, Tile, fail
+from celosia.compiler.language.vectors import first_of, vectorised
+from celosia.compiler.tensorize.intrinsics import requantised, rescaled
+
+Index = tuple[Expr, ...]
+COSTLY = ("exp", "log", "tanh", "sin", "cos", "sqrt")
+ROWS, VECTORS = 6, 4
+"""Rows, and vectors of columns, of the accumulators of a product that are in registers."""
+
+
+class Lowered:
+    """function: its inputs are the arrays that are only read, its outputs those that are written."""
+
+    def __init__(self, name: str, program: Program) -> None:
+        self.program = program
+        self.live = live_tiles(program.top)
+        stores = [each for scope in scopes(program.top) for each in scope.body if isinstance(each, Store)]
+        self.written = {each.array for each in stores}
+        read = [tile.more["array"] for tile in self.live if tile.op == "load"]
+        self.arrays = list(dict.fromkeys([*(a for a in read if a not in self.written), *self.written]))
+        self.tensors = {a: Tensor(a.name, (max(a.size, 1),), a.dtype) for a in self.arrays}
+        self.uses = Counter(arg for tile in self.live for arg in tile.args)
+        self.uses.update(arg for each in stores for arg in (each.offsets, each.value, each.mask) if arg is not None)
+        self.buffers: dict[Tile, Tensor] = {}
+        self.known: dict[tuple[Any, ...], Expr] = {}
+        self.lets: list[tuple[Axis, Expr]] = []
+        self.let_of: dict[Tile, Expr] = {}
+        self.axes = {
+            loop: Axis(f"t{n}", extent=loop.steps)
+            for n, loop in enumerate(scopes(program.top))
+            if isinstance(loop, Loop)
+        }
+        self.ids = [Axis(f"p{axis}", extent=size) for axis, size in enumerate(program.grid)]
+        body = self._scope(program.top)
+        for var, value in reversed(self.lets):
+            body = Let(var, value, body)
+        for axis in reversed(self.ids):
+            body = For(axis, axis.extent, body)
+        inputs, outputs = (
+            [self.tensors[a] for a in self.arrays if (a in self.written) == side] for side in (False, True)
+        )
+        function = partition(Function(name, tuple(inputs), tuple(outputs), body))
+        self.function = Function(name, function.inputs, function.outputs, _parallel(vectorised(function.body)))
+
+    # Statements ---------------------------------------------------------------------------------------------------
+
+    def _scope(self, scope: Scope) -> Stmt:
+        """The statements of a scope, with memory for its tiles around them."""
+        done: list[Stmt] = []
+        memory: list[Tensor] = []
+        for each in scope.body:
+            if isinstance(each, Store):
+                done.append(self._store(each))
+            elif isinstance(each, Loop):
+                if each in self.live_loops:
+                    done.append(self._loop(each, memory))
+            elif each in self.live and self._needs_memory(each):
+                done.append(self._computed(each, memory))
+        return _around(memory, block(*done))
+
+    @property
+    def live_loops(self) -> set[Loop]:
+        return {s for s in self.axes if any(isinstance(e, Store) or e in self.live for i in scopes(s) for e in i.body)}
+
+    def _needs_memory(self, tile: Tile) -> bool:
+        if tile.op in ("reduce", "dot"):
+            return True
+        if tile.op == "load" and tile.more["array"] in self.written:
+            return True  # a store that follows must not change it
+        if tile.op == "lookup" or self.uses[tile] < 2:
+            return False
+        return tile.op == "requantise" or tile.op == "residual" or (tile.size > 1 and self._costly(tile))
+
+    def _costly(self, tile: Tile) -> bool:
+        """Whether it costs much to compute it again."""
+        if tile in self.buffers or tile.op not in ("unary", "binary", "where", "cast", "broadcast", "reshape", "trans"):
+            return False
+        if tile.more.get("name") in (*COSTLY, "div") and tile.dtype != INDEX:
+            return True
+        return any(self._costly(arg) for arg in tile.args)
+
+    def _local(self, tile: Tile, memory: list[Tensor], shape: tuple[int, ...] | None = None) -> Tensor:
+        tensor = Tensor(f"{tile.op}{len(self.known)}_{len(memory)}", tile.shape if shape is None else shape, tile.dtype)
+        memory.append(tensor)
+        return tensor
+
+    def _computed(self, tile: Tile, memory: list[Tensor]) -> Stmt:
+        """`tile` in memory of its own."""
+        if tile.op == "dot":
+            return self._dot(tile, memory)
+        if tile.op == "reduce":
+            return self._reduce(tile, memory)
+        buffer = self._local(tile, memory)
+        stmt = self._fill(buffer, tile)
+        self.buffers[tile] = buffer
+        return stmt
+
+    def _fill(self, buffer: Tensor, tile: Tile) -> Stmt:
+        return nest(tile.shape, lambda *i: Put(buffer, i, self.at(tile, i)))
+
+    def _store(self, each: Store) -> Stmt:
+        tensor = self.tensors[each.array]
+
+        def put(*index: Expr) -> Stmt:
+            stmt: Stmt = Put(tensor, (self.at(each.offsets, index),), self.at(each.value, index))
+            if each.mask is None:
+                return stmt
+            cond = self.at(each.mask, index)
+            if isinstance(cond, Const):
+                return stmt if cond.value else block()
+            return If(cond, stmt)
+
+        return nest(each.offsets.shape, put)
+
+    def _reduce(self, tile: Tile, memory: list[Tensor]) -> Stmt:
+        (x,), axis, kind = tile.args, tile.more["axis"], tile.more["name"]
+        buffer = self._local(tile, memory)
+        start = nest(tile.shape, lambda *i: Put(buffer, i, wrap(first_of(kind, tile.dtype), tile.dtype)))
+        axes = [Axis(f"r{d}", extent=size) for d, size in enumerate(x.shape)]
+        stmt: Stmt = Update(
+            kind, buffer, tuple(a for d, a in enumerate(axes) if d != axis), cast(self.at(x, tuple(axes)), tile.dtype)
+        )
+        order = [d for d in range(len(axes)) if d != axis] + [axis] if axis == len(axes) - 1 else range(len(axes))
+        for d in reversed(order):
+            stmt = For(axes[d], axes[d].extent, stmt)
+        self.buffers[tile] = buffer
+        return block(start, stmt)
+
+    def _dot(self, tile: Tile, memory: list[Tensor], into: Tensor | None = None) -> Stmt:
+        """acc + a · b, into memory of its own, or of the accumulator that a loop carries."""
+        a, b = tile.args[:2]
+        (m, k), n = a.shape, b.shape[1]
+        done: list[Stmt] = []
+        near = []
+        for side in (a, b):
+            if side not in self.buffers or self.buffers[side].dtype != tile.dtype:
+                buffer = Tensor(f"{'ab'[side is b]}{len(self.known)}", side.shape, tile.dtype)
+                memory.append(buffer)
+                done.append(nest(side.shape, lambda *i, t=side, u=buffer: Put(u, i, cast(self.at(t, i), tile.dtype))))
+            else:
+                buffer = self.buffers[side]
+            near.append(buffer)
+        if into is None:
+            into = self._local(tile, memory)
+            first = tile.args[2] if len(tile.args) > 2 else None
+            zero = wrap(0, tile.dtype)
+            done.append(nest(tile.shape, lambda *i: Put(into, i, zero if first is None else self.at(first, i))))
+        self.buffers[tile] = into
+        return block(*done, *_product(into, near[0], near[1], m, n, k))
+
+    def _loop(self, loop: Loop, memory: list[Tensor]) -> Stmt:
+        axis = self.axes[loop]
+        before: list[Stmt] = []
+        carried = [
+            (first, place, last, result) for first, place, last, result in loop.carried
+            if result in self.live or place in self.live
+        ]  # fmt: skip
+        for first, place, _, result in carried:
+            if self._induction(place) is not None:
+                self.let_of.pop(place, None)
+                continue
+            buffer = self._local(place, memory)
+            before.append(self._fill(buffer, first))
+            self.buffers[place] = self.buffers[result] = buffer
+        inside: list[Tensor] = []
+        updated = [row for row in carried if row[1] in self.buffers]
+        for _, place, last, _ in updated:  # acc = dot(a, b, acc): added where it is
+            if last.op == "dot" and len(last.args) == 3 and last.args[2] is place and self.uses[place] == 1:
+                last.more["into"] = self.buffers[place]
+        done: list[Stmt] = []
+        for each in loop.body:
+            if isinstance(each, Store):
+                done.append(self._store(each))
+            elif isinstance(each, Loop) and each in self.live_loops:
+                done.append(self._loop(each, inside))
+            elif isinstance(each, Tile) and each in self.live and "into" in each.more:
+                done.append(self._dot(each, inside, each.more.pop("into")))
+            elif isinstance(each, Tile) and each in self.live and self._needs_memory(each):
+                done.append(self._computed(each, inside))
+        done.append(self._handed_on([(p, last) for _, p, last, _ in updated], inside))
+        body = _around(inside, block(*done))
+        if loop.bound is not None:
+            now = self.at(loop.start, ()) + axis * loop.step
+            test = self.at_binary("lt", now, self.at(loop.bound, ()))
+            if isinstance(test, Const):
+                body = body if test.value else block()
+            else:
+                body = If(test, body)
+        return block(*before, For(axis, axis.extent, body, "ordered" if updated else "serial"))
+
+    def _handed_on(self, rows: list[tuple[Tile, Tile]], memory: list[Tensor]) -> Stmt:
+        """What the next iteration begins with. A tile is written where it was once no other needs it; those that need
+        each other by way of copies."""
+        done: list[Stmt] = []
+        left: dict[Tile, tuple[tuple[Axis, ...], Expr]] = {}
+        for place, last in rows:
+            if self.buffers.get(last) is not self.buffers[place]:
+                index = tuple(Axis(f"i{d}", extent=size) for d, size in enumerate(place.shape))
+                left[place] = index, self.at(last, index)
+        while left:
+            free = next((place for place in left if self._is_free(place, left)), None)
+            if free is not None:
+                index, value = left.pop(free)
+                done.append(_over(index, Put(self.buffers[free], index, value)))
+                continue
+            copies = {place: self._local(place, memory) for place in left}
+            done += [_over(index, Put(copies[place], index, value)) for place, (index, value) in left.items()]
+            for place, (index, _) in left.items():
+                done.append(_over(index, Put(self.buffers[place], index, Load(copies[place], index))))
+            break
+        return block(*done)
+
+    def _is_free(self, place: Tile, left: dict[Tile, tuple[tuple[Axis, ...], Expr]]) -> bool:
+        return not any(self._reads(e, place, index if p is place else None) for p, (index, e) in left.items())
+
+    def _reads(self, e: Expr, place: Tile, index: Index | None) -> bool:
+        """Whether `e` reads what `place` holds elsewhere than at `index`."""
+        tensor = self.buffers[place]
+        loads = (node for node in walk(e) if isinstance(node, Load) and node.tensor is tensor)
+        return any(index is None or any(a is not b for a, b in zip(node.index, index)) for node in loads)
+
+    # Expressions --------------------------------------------------------------------------------------------------
+
+    def at(self, tile: Tile, index: Index) -> Expr:
+        """The element of `tile` at `index`."""
+        key = (tile, *index, self.buffers.get(tile))
+        if key not in self.known:
+            self.known[key] = self._at(tile, index)
+        return self.known[key]
+
+    def _at(self, tile: Tile, index: Index) -> Expr:
+        if tile in self.buffers:
+            return Load(self.buffers[tile], index)
+        more, args = tile.more, tile.args
+        match tile.op:
+            case "const":
+                return wrap(more["number"], tile.dtype)
+            case "program_id":
+                return self.ids[int(more["axis"])]
+            case "index":
+                loop: Loop = more["loop"]
+                return self.axes[loop]
+            case "arange":
+                return index[0] + int(more["start"])
+            case "phi" | "result":
+                return self._carried(tile, index)
+            case "broadcast":
+                inner = index[len(index) - len(args[0].shape) :]
+                zero = Const(0, INDEX)
+                return self.at(args[0], tuple(zero if size == 1 else i for size, i in zip(args[0].shape, inner)))
+            case "reshape":
+                return self.at(args[0], _regrouped(tile.shape, index, args[0].shape))
+            case "trans":
+                back = {axis: i for axis, i in zip(more["axes"], index)}
+                return self.at(args[0], tuple(back[d] for d in range(len(index))))
+            case "load":
+                return self._load(tile, index)
+            case "lookup":
+                return self.at(args[1], (cast(self.at(args[0], index), INDEX) + 128,))
+        values = [self.at(arg, index) for arg in args]
+        match tile.op:
+            case "binary" if more["name"] == "div" and args[1].op == "broadcast":
+                return values[0] * (1 / values[1])  # of one divisor for many, the reciprocal is computed once
+            case "binary":
+                found = self.at_binary(more["name"], *values)
+                return self._bound(tile, found) if not tile.shape and tile.dtype == INDEX else found
+            case "unary":
+                return call(more["name"], *values)
+            case "where":
+                return select(values[0], values[1], values[2])
+            case "cast":
+                return cast(values[0], tile.dtype)
+            case "requantise":
+                low, high = (float(each) for each in more["clip"])
+                return requantised(values[0], values[1], float(more["zero_point"]), low, high)
+            case "residual":
+                v, b, c = (float(more[name]) for name in ("scale_v", "scale_b", "scale_c"))
+                total = rescaled(values[0], values[1], v, b, c, 2.0 ** -more["shift"])
+                return clip(total, *(float(each) for each in more["clip"])).astype("int8")
+        raise TypeError(f"the CPU knows no {tile.op}")
+
+    def at_binary(self, op: str, a: Expr, b: Expr) -> Expr:
+        """a op b; decided where the ranges of loops decide it."""
+        if a.dtype == INDEX and op in COMPARISONS:
+            span = interval(from_linear(linear(a - b)))
+            if span is not None and op in ("lt", "le"):
+                limit = 0 if op == "lt" else 1
+                if span[1] < limit or span[0] >= limit:
+                    return Const(span[1] < limit, "bool")
+        if op == "mod" and a.dtype == INDEX and isinstance(b, Const):
+            span = interval(from_linear(linear(a)))
+            if span is not None and span[0] >= 0 and span[1] < b.value:
+                return a
+        if a.dtype == "bool" and op in ("and", "or"):
+            for this, other in ((a, b), (b, a)):
+                if isinstance(this, Const):
+                    return other if bool(this.value) == (op == "and") else this
+        return binary(op, a, b)
+
+    def _bound(self, tile: Tile, value: Expr) -> Expr:
+        """A scalar of program numbers that is no sum: a variable whose range is known."""
+        if tile in self.let_of:
+            return self.let_of[tile]
+        if tile.more["name"] in ("add", "sub", "mul") or isinstance(value, (Const, Var)):
+            return value
+        try:
+            found = values(self.program, tile)
+        except Unknown:
+            return value
+        if (found.ndim > 3 and found.size != np.prod(found.shape[:3])) or found.min() < 0:
+            return value
+        if found.min() == found.max():
+            return Const(int(found.min()), INDEX)
+        var = Axis(f"v{len(self.lets)}", extent=int(found.max()) + 1)
+        self.lets.append((var, value))
+        self.let_of[tile] = var
+        return var
+
+    def _induction(self, place: Tile) -> tuple[Tile, Tile, Loop] | None:
+        found: tuple[Tile, Tile, Loop] | None = place.more.get("induction")
+        return None if found is None or found[2].bound is not None else found
+
+    def _carried(self, tile: Tile, index: Index) -> Expr:
+        if tile.op == "phi" and "same" in tile.more:
+            return self.at(tile.more["same"], index)
+        place = tile
+        if tile.op == "result":
+            place = next(p for loop in self.axes for _, p, _, result in loop.carried if result is tile)
+        found = self._induction(place)
+        assert found is not None, "what a loop carries has memory"
+        first, step, loop = found
+        count: Expr = self.axes[loop] if tile is place else Const(loop.steps, INDEX)
+        return self.at(first, index) + self.at(step, index) * count
+
+    def _load(self, tile: Tile, index: Index) -> Expr:
+        tensor = self.tensors[tile.more["array"]]
+        offset = self.at(tile.args[0], index)
+        if len(tile.args) == 1:
+            reach = interval(from_linear(linear(offset)))
+            exact = all(atom is None or isinstance(atom, Axis) for atom in linear(offset))
+            if reach is not None and exact and (reach[0] < 0 or reach[1] >= tensor.size):
+                place = reach[0] if reach[0] < 0 else reach[1]
+                fail(
+                    f"{tensor.name} has {tensor.size} elements, and this reads number {place}; give it a mask", tile.at
+                )
+            return Load(tensor, (offset,))
+        return select(self.at(tile.args[1], index), Load(tensor, (offset,)), self.at(tile.args[2], index))
+
+
+def nest(shape: Sequence[int], body: Callable[..., Stmt]) -> Stmt:
+    """Loops over all of `shape` around body(*index)."""
+    axes = [Axis(f"i{d}", extent=size) for d, size in enumerate(shape)]
+    return _over(axes, body(*axes))
+
+
+def _over(axes: Sequence[Axis], stmt: Stmt) -> Stmt:
+    """Loops over `axes` around `stmt`."""
+    for axis in reversed(axes):
+        stmt = For(axis, axis.extent, stmt)
+    return stmt
+
+
+def _around(memory: list[Tensor], body: Stmt) -> Stmt:
+    for tensor in memory:
+        body = Alloc(tensor, body, "local")
+    return body
+
+
+def _product(acc: Tensor, a: Tensor, b: Tensor, m: int, n: int, k: int) -> Iterator[Stmt]:
+    """acc [m, n] += a [m, k] · b [k, n], cut in tiles of accumulators that stay in registers."""
+    lanes = max(1, target().vector_bytes // itemsize(acc.dtype))
+    for column, columns, width in _cut(n, VECTORS * lanes):
+        for row, rows, height in _cut(m, ROWS):
+            i, j = (Axis(name, extent=count) for name, count in (("i", rows), ("j", columns)))
+            top, left = i * height + row, j * width + column
+            yield For(j, columns, For(i, rows, _registers(acc, a, b, k, lanes, top, left, height, width)))
+
+
+def _cut(size: int, step: int) -> Iterator[tuple[int, int, int]]:
+    """(first, count, size) of the equal tiles, and of the rest."""
+    if size >= step:
+        yield 0, size // step, step
+    if size % step:
+        yield size - size % step, 1, size % step
+
+
+def _registers(
+    acc: Tensor, a: Tensor, b: Tensor, k: int, lanes: int, top: Expr, left: Expr, height: int, width: int
+) -> Stmt:  # fmt: skip
+    tile = Tensor("r", (height, width), acc.dtype)
+    step = Axis("k", extent=k)
+
+    def each(body: Callable[[Expr, Expr], Stmt]) -> Stmt:
+        """All of the tile, written out."""
+        rows = Axis("u", extent=height)
+        parts = []
+        for first, count, size in _cut(width, lanes):
+            vector, lane = Axis("v", extent=count), Axis("l", extent=size)
+            inner = For(lane, size, body(rows, vector * size + lane + first), "vectorized")
+            parts.append(For(rows, height, For(vector, count, inner, "unrolled"), "unrolled"))
+        return block(*parts)
+
+    return Alloc(
+        tile,
+        block(
+            each(lambda u, v: Put(tile, (u, v), Load(acc, (top + u, left + v)))),
+            For(
+                step,
+                k,
+                each(lambda u, v: Update("sum", tile, (u, v), Load(a, (top + u, step)) * Load(b, (step, left + v)))),
+            ),
+            each(lambda u, v: Put(acc, (top + u, left + v), Load(tile, (u, v)))),
+        ),
+        "local",
+    )
+
+
+def _regrouped(shape: tuple[int, ...], index: Index, other: tuple[int, ...]) -> Index:
+    """The same element in an array of the shape `other`; sizes of 1 come and go for free."""
+    real = [(size, i) for size, i in zip(shape, index) if size > 1]
+    if [size for size, _ in real] == [size for size in other if size > 1]:
+        rest = iter(i for _, i in real)
+        return tuple(next(rest) if size > 1 else Const(0, INDEX) for size in other)
+    if not other:
+        return ()
+    return unravel(other, flatten(shape, index))
+
+
+def _parallel(stmt: Stmt) -> Stmt:
+    """Loops over programs, outermost, shared by threads."""
+    if isinstance(stmt, For) and stmt.var.name.startswith("p"):
+        if stmt.extent == 1:
+            return For(stmt.var, 1, _parallel(stmt.body), stmt.kind)
+        return For(stmt.var, stmt.extent, stmt.body, "parallel")
+    inner = getattr(stmt, "body", None)
+    return block(*map(_parallel, inner)) if isinstance(inner, tuple) else stmt
+
+
+def scopes(scope: Scope) -> Iterator[Scope]:
+    """`scope` and the loops inside it."""
+    yield scope
+    for each in scope.body:
+        if isinstance(each, Loop):
+            yield from scopes(each)
+
+
+def live_tiles(top: Scope) -> dict[Tile, None]:
+    """The tiles of which stores depend."""
+    found: dict[Tile, None] = {}
+    stores = [each for scope in scopes(top) for each in scope.body if isinstance(each, Store)]
+    stack = [arg for each in stores for arg in (each.offsets, each.value, each.mask) if arg is not None]
+    loops = [scope for scope in scopes(top) if isinstance(scope, Loop)]
+    stack += [bound for loop in loops for bound in (loop.start, loop.bound) if bound is not None]
+    carried = {each: row for loop in loops for row in loop.carried for each in row[1:2] + row[3:]}
+    while stack:
+        tile = stack.pop()
+        if tile in found:
+            continue
+        found[tile] = None
+        stack += tile.args
+        if tile in carried:
+            stack += carried[tile]
+        if "same" in tile.more:
+            stack.append(tile.more["same"])
+    return found
+
+
+__all__ = ["Array", "Lowered"]

@@ -1,0 +1,309 @@
+"""@cl.jit: a kernel that is compiled when it is called with types and shapes for the first time."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.cpu.llvm import compile_function
+from celosia.compiler.cpu.runtime.kernel import address_of
+from celosia.compiler.cpu.runtime.threads import default_threads
+from celosia.compiler.language import loops, ops
+from celosia.compiler.language.cpu import Lowered
+from celosia.compiler.language.meaning import value_of
+from celosia.compiler.language.tile import Array, LanguageError, Program, as_tile, dtype_name, program
+
+TARGETS = ("accelerator", "cpu")
+INTERPRET = "CELOSIA_INTERPRET"
+BUILTINS = {"range": loops.range, "abs": ops.abs, **ops.IN_KERNELS}
+"""What these names mean in a kernel, where they are not its own."""
+MOST_VARIANTS = 1024
+"""Compiled variants that a kernel remembers."""
+
+Grid = Any
+Variant = Any
+"""A function of arguments and device to the report of a run."""
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """An int8 array with its zero point, which kernels read as x.zero_point."""
+
+    array: NDArray[Any]
+    zero_point: int = 0
+
+
+def quantised(array: NDArray[Any], zero_point: int = 0) -> Quantised:
+    """An argument of a kernel: `array`, whose values mean (value - zero_point) times a scale."""
+    return Quantised(array, zero_point)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What a call gives. report: "target", "seconds", and of the accelerator "device", "cycles", "instructions"."""
+
+    report: dict[str, Any] = field(default_factory=dict)
+
+
+class Kernel:
+    """A function over tiles. `kernel[grid](*arguments)` runs it for every program of the grid; arrays are written in
+    place. Inside another kernel it is a function like others."""
+
+    def __init__(self, function: FunctionType, target: str, config: Any, threads: int | None) -> None:
+        if target not in TARGETS:
+            raise LanguageError(f"there is no target {target!r} for {function.__name__}; take {' or '.join(TARGETS)}")
+        self.function, self.target, self.config, self.threads = function, target, config, threads
+        self.name = function.__name__
+        self.parameters = inspect.signature(function).parameters
+        self.names = tuple(self.parameters)
+        self.constants = frozenset(n for n, p in self.parameters.items() if _is_constexpr(p.annotation))
+        code = function.__code__
+        self.at = f"{code.co_filename}:{code.co_firstlineno}"
+        self.outside = tuple(
+            n for n in code.co_names if isinstance(function.__globals__.get(n), (bool, int, float, str))
+        )
+        self.variants: dict[Any, Any] = {}
+        self.devices: dict[str, Any] = {}
+        self.on_cpu: Kernel | None = None
+        self.__doc__ = function.__doc__
+
+    def __getitem__(self, grid: Grid) -> Callable[..., Launched]:
+        return lambda *args, **named: self.launch(grid, args, named)
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        program()  # or it has no grid
+        return self.traced()(*args, **named)
+
+    def launch(self, grid: Grid, args: tuple[Any, ...], named: dict[str, Any]) -> Launched:
+        """One call. LanguageError for what the language or the target cannot do."""
+        device = named.pop("device", "functional") if named else "functional"
+        if (mode := getattr(_local, "mode", None)) is not None:
+            return self._inside(mode, grid, args, named)
+        variant, arrays = self.variant(grid, args, named)
+        return Launched(variant(arrays, device))
+
+    def _inside(self, mode: str, grid: Grid, args: tuple[Any, ...], named: dict[str, Any]) -> Launched:
+        """A call in an operator of a model, see `launching`."""
+        values = self._bind(args, named)
+        grid, arrays = self._grid(grid, values), [v.array if type(v) is Quantised else v for v in values]
+        if mode == "capture":
+            _local.launches.append(Launch(self, grid, values, arrays))
+        elif mode == "interpret":
+            self._interpret(grid, values, arrays)
+        else:
+            self.on_cpu = self.on_cpu or Kernel(self.function, "cpu", None, self.threads)
+            with launching(None):
+                return self.on_cpu.launch(grid, values, {})
+        return Launched()
+
+    def variant(self, grid: Grid, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Variant, list[Any]]:
+        """(what runs the kernel on such arguments, the arguments): compiled when it is first asked for."""
+        values = args if not named and len(args) == len(self.names) else self._bind(args, named)
+        places = [address_of(v) for v in values if type(v) is np.ndarray]
+        alias = tuple(map(places.index, places)) if len(set(places)) < len(places) else None
+        grid = grid if type(grid) is tuple else self._grid(grid, values)
+        key = (grid, alias, os.environ.get(INTERPRET), *map(_key, values), *self._globals())
+        found = self.variants.get(key)
+        if found is None:
+            if len(self.variants) >= MOST_VARIANTS:
+                self.variants.clear()
+            found = self.variants[key] = self._variant(self._grid(grid, values), values)
+        return found, [v.array if type(v) is Quantised else v for v in values]
+
+    def _globals(self) -> tuple[Any, ...]:
+        known = self.function.__globals__
+        return tuple(known.get(name) for name in self.outside)
+
+    def _bind(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        named = {name: value for name, value in named.items() if name in self.names or name not in IGNORED}
+        try:
+            bound = inspect.signature(self.function).bind(*args, **named)
+        except TypeError as error:
+            raise LanguageError(f"{self.at}: {self.name}: {error}") from None
+        bound.apply_defaults()
+        return tuple(bound.arguments.values())
+
+    def _grid(self, grid: Grid, values: tuple[Any, ...]) -> tuple[int, ...]:
+        if callable(grid):
+            grid = grid(dict(zip(self.names, values)))
+        grid = grid if isinstance(grid, tuple) else (grid,)
+        if not 1 <= len(grid) <= 3 or not all(isinstance(n, (int, np.integer)) and n >= 1 for n in grid):
+            raise LanguageError(
+                f"{self.at}: a grid is one to three positive numbers, and that of {self.name} is {grid}"
+            )
+        return tuple(map(int, grid))
+
+    def _variant(self, grid: tuple[int, ...], values: tuple[Any, ...]) -> Variant:
+        if os.environ.get(INTERPRET, "0") not in ("", "0"):
+            return lambda arrays, device: self._interpret(grid, values, arrays)
+        traced, given = self.trace(grid, values)
+        if self.target == "cpu":
+            return _CpuVariant(self, Lowered(self.name, traced), given)
+        from celosia.compiler.language.accelerator import AcceleratorVariant
+
+        return AcceleratorVariant(self, traced, given)
+
+    def traced(self) -> FunctionType:
+        """The function, with the language's meaning of the names that Python has for numbers."""
+        f = self.function
+        copy = FunctionType(f.__code__, {**BUILTINS, **f.__globals__}, f.__name__, f.__defaults__, f.__closure__)
+        copy.__kwdefaults__ = f.__kwdefaults__
+        return copy
+
+    def trace(self, grid: tuple[int, ...], values: tuple[Any, ...]) -> tuple[Program, dict[Array, int]]:
+        """(the kernel's program, the number of the argument that each array is)."""
+        given: dict[Array, int] = {}
+        with Program(grid) as traced:
+            self.traced()(*self._arguments(values, given))
+            if traced.scope is not traced.top:
+                raise LanguageError(f"{traced.scope.at}: a cl.range is left with `break` or `return`; mask instead")
+        return traced, given
+
+    def _arguments(self, values: tuple[Any, ...], given: dict[Array, int]) -> list[Any]:
+        """What the function is called with."""
+        found: list[Any] = []
+        same: dict[tuple[int, Any, Any], Array] = {}
+        for number, (name, value) in enumerate(zip(self.names, values)):
+            zero = value.zero_point if isinstance(value, Quantised) else 0
+            data = value.array if isinstance(value, Quantised) else value
+            if name not in self.constants and isinstance(data, np.ndarray):
+                self._check(name, data)
+                key = data.ctypes.data, data.shape, data.dtype
+                array = same.get(key) or Array(name, data.shape, dtype_name(data.dtype), zero, data)
+                if data.size:
+                    same[key] = array
+                given.setdefault(array, number)
+                found.append(array)
+            elif name not in self.constants and isinstance(value, (float, np.floating)):
+                array = Array(name, (1,), "float32")
+                given[array] = number
+                found.append(ops.load(array) if not program().interpreting else as_tile(float(value), "float32"))
+                if not program().interpreting:
+                    found[-1] = found[-1].reshape(()) if found[-1].shape else found[-1]
+            else:
+                found.append(value.item() if isinstance(value, np.generic) else value)
+        return found
+
+    def _check(self, name: str, data: NDArray[Any]) -> None:
+        if not data.flags.c_contiguous:
+            raise LanguageError(f"{self.at}: {name} is not C-contiguous; give {self.name} np.ascontiguousarray({name})")
+
+    def _interpret(self, grid: tuple[int, ...], values: tuple[Any, ...], arrays: list[Any]) -> dict[str, Any]:
+        started = time.perf_counter()
+        values = tuple(
+            Quantised(array, value.zero_point) if isinstance(value, Quantised) else array
+            for value, array in zip(values, arrays)
+        )
+        for ids in np.ndindex(*grid):
+            with Program(grid, ids, value_of):
+                self.traced()(*self._arguments(values, {}))
+        return {"target": "interpreter", "seconds": time.perf_counter() - started}
+
+
+_local = threading.local()
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A call that was noted and not run."""
+
+    kernel: Kernel
+    grid: tuple[int, ...]
+    values: tuple[Any, ...]
+    arrays: list[Any]
+
+
+@contextmanager
+def launching(mode: str | None) -> Iterator[list[Launch]]:
+    """Kernels that are called inside are noted ("capture"), interpreted ("interpret"), or run on the CPU ("cpu")."""
+    before = getattr(_local, "mode", None)
+    _local.mode, _local.launches = mode, []
+    try:
+        yield _local.launches
+    finally:
+        _local.mode = before
+
+
+IGNORED = ("num_warps", "num_stages", "num_ctas")
+"""Hints of Triton's, which mean nothing here."""
+
+
+class _CpuVariant:
+    """Machine code for one set of types and shapes."""
+
+    def __init__(self, kernel: Kernel, lowered: Lowered, given: dict[Array, int]) -> None:
+        if not lowered.written:
+            raise LanguageError(f"{kernel.at}: {kernel.name} stores nothing; cl.store writes what it computes")
+        self.kernel = compile_function(lowered.function)
+        self.reads = [given[a] for a in lowered.arrays if a not in lowered.written]
+        self.writes = [given[a] for a in lowered.arrays if a in lowered.written]
+        self.threads = kernel.threads or default_threads()
+        self.where = kernel
+
+    def __call__(self, arrays: list[Any], device: Any) -> dict[str, Any]:
+        inputs = [_flat(arrays[n]) for n in self.reads]
+        outputs = [_flat(arrays[n]) for n in self.writes]
+        for n in self.writes:
+            for m, other in enumerate(arrays):
+                if m != n and isinstance(other, np.ndarray) and np.may_share_memory(arrays[n], other):
+                    self._overlap(n, m, arrays)
+        started = time.perf_counter()
+        self.kernel.run(inputs, outputs, self.threads)
+        return {"target": "cpu", "seconds": time.perf_counter() - started}
+
+    def _overlap(self, n: int, m: int, arrays: list[Any]) -> None:
+        a, b = arrays[n], arrays[m]
+        if (a.ctypes.data, a.shape, a.dtype) == (b.ctypes.data, b.shape, b.dtype) and not {n, m} <= {
+            *self.reads,
+            *self.writes,
+        }:
+            return  # one array, given twice
+        names = self.where.names
+        raise LanguageError(
+            f"{self.where.at}: {names[n]}, which the kernel writes, shares memory with {names[m]}; give it a copy"
+        )
+
+
+def _flat(value: Any) -> NDArray[Any]:
+    if isinstance(value, np.ndarray):
+        return value.reshape(-1) if value.size else np.zeros(1, value.dtype)
+    return np.array([value], np.float32)
+
+
+def _key(value: Any) -> Any:
+    if type(value) is np.ndarray:
+        return value.dtype, value.shape, value.flags.c_contiguous
+    if type(value) is float:
+        return float
+    if type(value) is Quantised:
+        return value.array.dtype, value.array.shape, value.zero_point
+    return value
+
+
+def _is_constexpr(annotation: Any) -> bool:
+    return annotation is ops.constexpr or (isinstance(annotation, str) and annotation.endswith("constexpr"))
+
+
+@overload
+def jit(*, target: str = ..., config: Any = ..., threads: int | None = ...) -> Callable[[Any], Kernel]: ...
+
+
+@overload
+def jit(function: Any, *, target: str = ..., config: Any = ..., threads: int | None = ...) -> Kernel: ...
+
+
+def jit(function: Any = None, *, target: str = "accelerator", config: Any = "pynq", threads: int | None = None) -> Any:
+    """A kernel of a function over tiles, for the "accelerator" of a Config or the "cpu", on so many threads."""
+    if function is None:
+        return lambda f: Kernel(f, target, config, threads)
+    return Kernel(function, target, config, threads)

@@ -1,0 +1,114 @@
+"""@cl.op: a kernel as the implementation of an operator in ONNX models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from celosia.compiler.cpu.runtime.hostops.registry import host
+from celosia.compiler.cpu.runtime.op import HostOp
+from celosia.compiler.graph.custom import CUSTOM, CustomOp
+from celosia.compiler.graph.select.forms import Form, OnCpu
+from celosia.compiler.graph.select.placement import Placement, Reads
+from celosia.compiler.graph.values import attributes_of, constant, shape
+from celosia.compiler.language.accelerator import Lowered
+from celosia.compiler.language.jit import launching
+from celosia.compiler.language.tile import Array, LanguageError
+
+Values = NDArray[Any]
+
+
+def op(domain: str, name: str, shape: Callable[..., Any]) -> Callable[[Any], Any]:
+    """A function of an operator's inputs, then its outputs, and attributes by name, that launches kernels.
+
+    shape: of the same inputs (arrays whose values may be undefined) and attributes, (shape, dtype) of each output; one
+    alone needs no list. `celosia.compile` takes models that hold the operator, once the function is defined. It is a
+    layer of the accelerator where it launches one kernel for that target, on matrices; else the CPU runs it.
+    """
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        known = _Operator(function, shape)
+        CUSTOM[domain, name] = CustomOp(known.shapes, known.compute, known.place)
+        host(name, domain=domain)(known.on_host)
+        return function
+
+    return add
+
+
+class _Operator:
+    def __init__(self, function: Callable[..., Any], shape: Callable[..., Any]) -> None:
+        self.function, self.shape = function, shape
+
+    def shapes(self, inputs: Sequence[Values], attributes: Mapping[str, Any]) -> list[tuple[tuple[int, ...], str]]:
+        found = self.shape(*inputs, **attributes)
+        return [found] if isinstance(found, tuple) else list(found)
+
+    def _run(self, inputs: Sequence[Values], attributes: Mapping[str, Any]) -> list[Values]:
+        outputs = [np.zeros(dims, dtype) for dims, dtype in self.shapes(inputs, attributes)]
+        self.function(*inputs, *outputs, **attributes)
+        return outputs
+
+    def compute(self, inputs: Sequence[Values], attributes: Mapping[str, Any]) -> list[Values]:
+        """What it means."""
+        with launching("interpret"):
+            return self._run([np.ascontiguousarray(each) for each in inputs], attributes)
+
+    def on_host(self, node: HostOp, *inputs: Values) -> tuple[Values, ...]:
+        with launching("cpu"):
+            return tuple(self._run([np.ascontiguousarray(each) for each in inputs], node.attrs))
+
+    def place(self, p: Placement, node: ir.Node) -> None:
+        """OnCpu where the accelerator cannot compute it."""
+        inputs = [self._input(value) for value in node.inputs]
+        with launching("capture") as launches, _reasons():
+            outputs = self._run(inputs, attributes_of(node))
+        if len(launches) != 1:
+            raise OnCpu(f"it launches {len(launches)} kernels; the accelerator takes an operator of one")
+        (launch,) = launches
+        if launch.kernel.target != "accelerator":
+            raise OnCpu(f"its kernel {launch.kernel.name} has the target {launch.kernel.target!r}")
+        with _reasons():
+            traced, given = launch.kernel.trace(launch.grid, launch.values)
+            lowered = Lowered(p.cfg, node.name or launch.kernel.name, traced, launch.kernel.at)
+        arrays: dict[Array, Values] = {array: launch.arrays[number] for array, number in given.items()}
+        reads: Reads = {}
+        for array in lowered.acts:
+            number = next((n for n, each in enumerate(inputs) if each is arrays[array]), None)
+            if len(array.shape) != 2:
+                raise OnCpu("its images have their channels last; the accelerator's have them first")
+            form = Form((*array.shape, 1, 1))
+            if number is not None:
+                lowered.acts[array] = p.read(node.inputs[number], form, reads)
+            elif array is lowered.found.y and arrays[array] is outputs[0]:
+                lowered.acts[array] = p.activation(node.outputs[0], form)
+            else:
+                raise OnCpu(f"{array.name} of its kernel is no input or output of the operator")
+        fixed = [arrays[a] for a in (lowered.found.w, lowered.found.par, lowered.found.table) if a is not None]
+        for value, each in zip(node.inputs, inputs):
+            if any(each is other for other in fixed) and constant(value) is None:
+                raise OnCpu(f"{value.name!r} varies; the accelerator takes constants as weights")  # type: ignore[union-attr]
+        y = Form((*lowered.found.y.shape, 1, 1))  # type: ignore[arg-type]
+        p.add(node, lowered.layer(arrays), reads, y)
+
+    def _input(self, value: ir.Value | None) -> Values:
+        fixed = constant(value)
+        if fixed is not None:
+            return np.ascontiguousarray(fixed)
+        dims = None if value is None else shape(value)
+        if dims is None or value is None or value.dtype is None:
+            raise OnCpu("an input is left out, or its shape is not known")
+        return np.zeros(dims, value.dtype.numpy())
+
+
+@contextmanager
+def _reasons() -> Iterator[None]:
+    """What the accelerator cannot do leaves an operator to the CPU."""
+    try:
+        yield
+    except LanguageError as error:
+        raise OnCpu(str(error)) from None

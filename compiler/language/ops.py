@@ -1,0 +1,473 @@
+"""The functions of the language: each checks types and shapes and makes a tile, see tile.py."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterator
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.language.meaning import store as store_now
+from celosia.compiler.language.tile import (
+    Array,
+    Pointer,
+    Store,
+    Tile,
+    as_tile,
+    binary,
+    broadcast,
+    broadcast_all,
+    check_alive,
+    dtype_name,
+    fail,
+    join,
+    make,
+    program,
+    shape_of,
+)
+from celosia.compiler.language.tile import (
+    where as here,
+)
+from celosia.compiler.numerics.requantiser import fold_scale
+
+int1, int8, int16, int32, int64 = "bool", "int8", "int16", "int32", "int64"
+uint8, uint16, uint32, uint64 = "uint8", "uint16", "uint32", "uint64"
+float16, float32, float64 = "float16", "float32", "float64"
+Block = tuple[tuple[Tile, ...], tuple[int, ...]]
+
+
+if TYPE_CHECKING:
+    constexpr = Any
+else:
+
+    class constexpr:
+        """As an annotation, marks parameters that are part of the kernel: shapes, and what chooses between codes."""
+
+        def __new__(cls, value: Any) -> Any:
+            return value
+
+
+def cdiv(a: Any, b: Any) -> Any:
+    """a / b rounded up.
+
+    >>> cdiv(10, 4)
+    3
+    """
+    return (a + b - 1) // b
+
+
+def program_id(axis: int) -> Tile:
+    """The number of this program along `axis` (0, 1 or 2) of the grid, int64."""
+    if axis not in (0, 1, 2):
+        fail(f"a grid has the axes 0, 1 and 2, and no {axis!r}")
+    if axis >= len(program().grid):
+        return as_tile(0, "int64")
+    return make("program_id", (), (), "int64", axis=axis)
+
+
+def num_programs(axis: int) -> int:
+    """How many programs there are along `axis`."""
+    grid = program().grid
+    return grid[axis] if axis < len(grid) else 1
+
+
+def arange(start: int, stop: int) -> Tile:
+    """start, start + 1, ..., stop - 1 as int64."""
+    if isinstance(start, Tile) or isinstance(stop, Tile) or not start < stop:
+        fail("cl.arange(start, stop) takes two constexprs, start below stop; add what is computed: start + cl.arange")
+    return make("arange", (), shape_of(stop - start), "int64", start=int(start))
+
+
+def full(shape: Any, value: Any, dtype: Any) -> Tile:
+    """A tile of equal values."""
+    name = dtype_name(dtype)
+    scalar = value.to(name) if isinstance(value, Tile) else as_tile(value, name)
+    return broadcast(scalar, shape_of(shape) if shape != () else ())
+
+
+def zeros(shape: Any, dtype: Any) -> Tile:
+    return full(shape, 0, dtype)
+
+
+def zeros_like(tile: Tile) -> Tile:
+    return full(tile.shape, 0, tile.dtype)
+
+
+# Memory -----------------------------------------------------------------------------------------------------------
+
+
+def load(
+    source: Array | Pointer, offsets: Any = None, shape: Any = None, *, mask: Any = None, other: Any = None,
+    **hints: Any,
+) -> Tile:  # fmt: skip
+    """Values from memory: load(pointer, mask=, other=), as in Triton, or load(array, offsets, shape, other=), a block.
+
+    A block begins at `offsets`, an index for each dimension; what lies outside of the array is `other`, by default 0.
+    Where a mask does not hold, nothing is read, and the value is `other`, by default 0.
+    """
+    if offsets is not None and shape is None:
+        mask, offsets = offsets, None  # load(pointer, mask)
+    pointer, block, inside = _places("cl.load", source, offsets, shape)
+    block = block if mask is None else None
+    mask = inside if mask is None else as_tile(mask) if inside is None else inside & mask
+    args = [pointer.offsets]
+    if mask is not None:
+        fill = as_tile(0 if other is None else other, None if isinstance(other, Tile) else pointer.dtype)
+        if fill.dtype != pointer.dtype:
+            fail(f"`other` is {fill.dtype}, and {pointer.array.name} holds {pointer.dtype}; cast it")
+        args += [_mask("cl.load", mask, pointer), broadcast(fill, pointer.shape)]
+    elif other is not None:
+        fail("`other` is for loads with a mask, and this one has none")
+    return make("load", args, pointer.shape, pointer.dtype, array=pointer.array, block=block)
+
+
+def store(target: Array | Pointer, *given: Any, mask: Any = None, **hints: Any) -> None:
+    """Values to memory: store(pointer, value, mask=), as in Triton, or store(array, offsets, value), a block.
+
+    What lies outside of the array, or where the mask does not hold, is not written.
+    """
+    args = list(given)
+    if len(args) == 2 and not isinstance(args[0], (tuple, list)):
+        mask = args.pop()  # store(pointer, value, mask)
+    if not args:
+        fail("cl.store(pointer, value) or cl.store(array, offsets, value)")
+    value = as_tile(args[-1], target.dtype if not isinstance(args[-1], Tile) else None)
+    if len(args) == 2:
+        pointer, block, inside = _places("cl.store", target, args[0], value.shape)
+        block = block if mask is None else None
+        mask = inside if mask is None else as_tile(mask) if inside is None else inside & mask
+    else:
+        pointer, block, _ = _places("cl.store", target, None, None)
+    if value.dtype != pointer.dtype:
+        fail(f"{pointer.array.name} holds {pointer.dtype} and the value is {value}; cast it with .to(...)")
+    value = _fitted("cl.store", value, pointer)
+    check_alive(value)
+    each = Store(
+        pointer.array, pointer.offsets, value, None if mask is None else _mask("cl.store", mask, pointer), here(), block
+    )
+    running = program()
+    if running.interpreting:
+        store_now(each)
+    else:
+        running.scope.body.append(each)
+
+
+def _mask(what: str, mask: Any, pointer: Pointer) -> Tile:
+    mask = as_tile(mask)
+    if mask.dtype != "bool":
+        fail(f"the mask of {what} is {mask}, not bool; compare, as in offsets < n")
+    return _fitted(f"the mask of {what}", mask, pointer)
+
+
+def _fitted(what: str, tile: Tile, pointer: Pointer) -> Tile:
+    try:
+        fits = np.broadcast_shapes(tile.shape, pointer.shape) == pointer.shape
+    except ValueError:
+        fits = False
+    if not fits:
+        fail(f"{what} has the shape {list(tile.shape)}, its pointers {list(pointer.shape)}; they must fit")
+    return broadcast(tile, pointer.shape)
+
+
+def _places(what: str, source: Any, offsets: Any, shape: Any) -> tuple[Pointer, Block | None, Tile | None]:
+    """(pointers, the block that they are, where it is inside the array)."""
+    if offsets is None:
+        if isinstance(source, Array):
+            if len(source.shape) > 1 and source.size > 1:
+                fail(
+                    f"{source.name} is a whole array of {list(source.shape)}; give {what} offsets and a shape, or add "
+                    "offsets to make pointers"
+                )
+            source = source + 0
+        if not isinstance(source, Pointer):
+            fail(f"{what} takes a pointer, as x + offsets, and not {source}")
+        return source, None, None
+    if not isinstance(source, Array):
+        fail(f"a block is a part of an array, and {what} was given {type(source).__name__.lower()}s; leave offsets out")
+    starts, dims = tuple(offsets), shape_of(shape) if shape != () else ()
+    if not len(starts) == len(dims) == len(source.shape):
+        fail(
+            f"{source.name} has {len(source.shape)} dimensions; a block of it has as many offsets and sizes, and not "
+            f"{len(starts)} and {len(dims)}"
+        )
+    total: Any = as_tile(0, "int64")
+    inside: Any = None
+    tiles = tuple(as_tile(start, "int64") for start in starts)
+    for d, (start, size) in enumerate(zip(tiles, dims)):
+        if not start.dtype.startswith(("int", "uint")) or start.shape:
+            fail(f"the offsets of a block are integers, and number {d} is {start}")
+        index = (start.to("int64") + arange(0, size)).reshape(
+            *(size if e == d else 1 for e in builtins.range(len(dims)))
+        )
+        total = total + index * source.strides[d]
+        test = (index >= 0) & (index < source.shape[d])
+        inside = test if inside is None else inside & test
+    return Pointer(source, broadcast(total, dims)), (tiles, dims), inside
+
+
+# Arithmetic -------------------------------------------------------------------------------------------------------
+
+
+def _function(name: str) -> Callable[[Any], Tile]:
+    def call(x: Any) -> Tile:
+        x = as_tile(x)
+        if not x.dtype.startswith("float"):
+            fail(f"cl.{name} is for floats, and this is {x}; cast it, as in x.to(cl.float32)")
+        return make("unary", (x,), x.shape, x.dtype, name=name)
+
+    call.__name__, call.__doc__ = name, f"{name} of each element of a tile of floats."
+    return call
+
+
+exp, log, sqrt, tanh, sin, cos, floor, ceil = map(
+    _function, ("exp", "log", "sqrt", "tanh", "sin", "cos", "floor", "ceil")
+)
+
+
+def rsqrt(x: Any) -> Tile:
+    return binary("div", 1.0, sqrt(x))
+
+
+def sigmoid(x: Any) -> Tile:
+    return binary("div", 1.0, 1.0 + exp(-as_tile(x)))
+
+
+def abs(x: Any) -> Any:
+    if not isinstance(x, Tile):
+        return builtins.abs(x)
+    return make("unary", (x,), x.shape, x.dtype, name="abs")
+
+
+def maximum(a: Any, b: Any) -> Tile:
+    """The larger of each two elements; NaN where one is."""
+    return binary("max", a, b)
+
+
+def minimum(a: Any, b: Any) -> Tile:
+    """The smaller of each two elements; NaN where one is."""
+    return binary("min", a, b)
+
+
+def _of_python(name: str) -> Callable[..., Any]:
+    """What Python's `min` or `max` is in a kernel: of tiles, too."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        if any(isinstance(arg, Tile) for arg in args):
+            return reduce(lambda a, b: binary(name, a, b), args)
+        return getattr(builtins, name)(*args, **options)
+
+    return call
+
+
+IN_KERNELS = {"min": _of_python("min"), "max": _of_python("max")}
+"""Python's own functions that kernels call on tiles."""
+
+
+def _reduction(name: str) -> Callable[..., Tile]:
+    def call(x: Tile, axis: int | None = None, **hints: Any) -> Tile:
+        x = as_tile(x)
+        if axis is None:
+            x, axis = x.reshape(x.size), 0
+        if not isinstance(axis, int) or not -len(x.shape) <= axis < len(x.shape):
+            fail(f"{x} has no axis {axis!r} to take the {name} over")
+        axis %= len(x.shape)
+        dtype = x.dtype
+        if name == "sum" and dtype in ("bool", "int8", "int16", "uint8", "uint16"):
+            dtype = "uint32" if dtype[0] == "u" else "int32"
+        return make("reduce", (x,), x.shape[:axis] + x.shape[axis + 1 :], dtype, name=name, axis=axis)
+
+    call.__name__ = name
+    call.__doc__ = f"The {name} over an axis (None: over all). Small integers are summed as int32."
+    return call
+
+
+sum, max, min = _reduction("sum"), _reduction("max"), _reduction("min")
+
+
+def where(condition: Any, a: Any, b: Any) -> Tile:
+    """a where the condition holds, else b."""
+    condition = as_tile(condition)
+    if condition.dtype != "bool":
+        fail(f"the condition of cl.where is {condition}, not bool; compare, as in x > 0")
+    x, y = join("cl.where", a, b)
+    condition, x, y = broadcast_all("cl.where", condition, x, y)
+    return make("where", (condition, x, y), x.shape, x.dtype)
+
+
+def cast(x: Tile, dtype: Any) -> Tile:
+    return as_tile(x).to(dtype)
+
+
+def parameters(bias: Any, scale: Any) -> NDArray[np.uint64]:
+    """What `requantise` takes for each column, [columns]: bias int32, and a scale (float32, not negative)."""
+    multiplier, shift = fold_scale(scale)
+    packed = np.asarray(bias, np.int32).view(np.uint32).astype(np.uint64)
+    return np.asarray(packed | multiplier.astype(np.uint64) << np.uint64(32) | shift.astype(np.uint64) << np.uint64(56))
+
+
+def dot(a: Tile, b: Tile, acc: Tile | None = None, **hints: Any) -> Tile:
+    """a [M, K] times b [K, N], added to acc [M, N]: int8 in int32, float16 in float32, others in their own type."""
+    if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
+        fail(f"cl.dot multiplies [M, K] by [K, N], not {list(a.shape)} by {list(b.shape)}; b.T turns a tile")
+    if a.dtype != b.dtype:
+        fail(f"cl.dot of {a} and {b}: cast one, so that both have one type")
+    if a.dtype not in ("int8", "int32", "float16", "float32", "float64"):
+        fail(f"cl.dot has no products of {a.dtype}; take int8, int32, float16, float32 or float64")
+    dtype = {"int8": "int32", "float16": "float32"}.get(a.dtype, a.dtype)
+    shape = (a.shape[0], b.shape[1])
+    if acc is None:
+        return make("dot", (a, b), shape, dtype)
+    if acc.shape != shape or acc.dtype != dtype:
+        fail(f"cl.dot of {a} and {b} is {dtype}{list(shape)}, and it is to be added to {acc}")
+    return make("dot", (a, b, acc), shape, dtype)
+
+
+def requantise(acc: Tile, parameters: Tile, zero_point: int = 0, clip: tuple[int, int] = (-128, 127)) -> Tile:
+    """int8 of int32: clip(round((acc + bias) * scale) + zero_point), with the product in float32, ties to even.
+
+    parameters: uint64, bias, multiplier and shift of each column, as `parameters` packs them.
+    """
+    if acc.dtype != "int32":
+        fail(f"cl.requantise takes int32, and this is {acc}")
+    if parameters.dtype != "uint64":
+        fail(f"the parameters of cl.requantise are uint64, as cl.parameters packs them, and these are {parameters}")
+    low, high = _byte_range(clip)
+    if not isinstance(zero_point, int) or not -128 <= zero_point <= 127:
+        fail(f"a zero point of int8 is between -128 and 127, and not {zero_point!r}")
+    acc, parameters = broadcast_all("cl.requantise", acc, parameters)
+    return make("requantise", (acc, parameters), acc.shape, "int8", zero_point=zero_point, clip=(low, high))
+
+
+def _byte_range(clip: tuple[int, int]) -> tuple[int, int]:
+    low, high = clip
+    if not -128 <= low <= high <= 127:
+        fail(f"a range of int8 is between -128 and 127, and not {clip}")
+    return low, high
+
+
+def lookup(x: Tile, table: Tile) -> Tile:
+    """table[x + 128] of int8 x, for a table [256] of int8."""
+    if x.dtype != "int8":
+        fail(f"cl.lookup takes int8, and this is {x}")
+    if table.shape != (256,) or table.dtype != "int8":
+        fail(f"a table of cl.lookup is int8[256], and this is {table}")
+    return make("lookup", (x, table), x.shape, "int8")
+
+
+def residual_add(
+    v: Tile, b: Tile, scale_v: int, scale_b: int, scale_c: int, shift: int, clip: tuple[int, int] = (-128, 127)
+) -> Tile:
+    """clip(round((v * scale_v + b * scale_b + scale_c) / 2^shift)) of two int8, ties to even: a quantised addition."""
+    if v.dtype != "int8" or b.dtype != "int8":
+        fail(f"cl.residual_add takes two int8, and these are {v} and {b}")
+    v, b = broadcast_all("cl.residual_add", v, b)
+    for name, number, bits in (("scale_v", scale_v, 32), ("scale_b", scale_b, 32), ("scale_c", scale_c, 48)):
+        if not isinstance(number, int) or not -(1 << bits - 1) <= number < 1 << bits - 1:
+            fail(f"{name} of cl.residual_add is an integer of {bits} bits, and not {number!r}")
+    if not isinstance(shift, int) or not 0 <= shift < 48:
+        fail(f"the shift of cl.residual_add is between 0 and 47, and not {shift!r}")
+    more = {"scale_v": scale_v, "scale_b": scale_b, "scale_c": scale_c, "shift": shift, "clip": _byte_range(clip)}
+    return make("residual", (v, b), v.shape, "int8", **more)
+
+
+def reshape(x: Tile, *shape: Any) -> Tile:
+    return x.reshape(*shape)
+
+
+def broadcast_to(x: Tile, *shape: Any) -> Tile:
+    dims = shape_of(shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)
+    try:
+        fits = np.broadcast_shapes(x.shape, dims) == dims
+    except ValueError:
+        fits = False
+    if not fits:
+        fail(f"{x} cannot be broadcast to {list(dims)}; sizes must be equal or 1")
+    return broadcast(x, dims)
+
+
+def expand_dims(x: Tile, axis: int) -> Tile:
+    axis %= len(x.shape) + 1
+    return x.reshape(*x.shape[:axis], 1, *x.shape[axis:])
+
+
+def trans(x: Tile, *axes: int) -> Tile:
+    """The axes of x in another order, by default turned round."""
+    order = tuple(axes) or tuple(builtins.range(len(x.shape)))[::-1]
+    if sorted(order) != list(builtins.range(len(x.shape))):
+        fail(f"{list(order)} is no order of the {len(x.shape)} axes of {x}")
+    return make("trans", (x,), tuple(x.shape[a] for a in order), x.dtype, axes=order)
+
+
+def static_assert(condition: bool, message: str = "") -> None:
+    if not condition:
+        fail(message or "a cl.static_assert does not hold")
+
+
+def assume(condition: Any) -> None:
+    """For kernels written for Triton; the compiler finds out by itself."""
+
+
+def static_range(*bounds: int, **hints: Any) -> Iterator[int]:
+    """Python's range: the body is written out for each number."""
+    if any(isinstance(bound, Tile) for bound in bounds):
+        fail("cl.static_range takes constexprs; cl.range takes what is computed")
+    return iter(builtins.range(*bounds))
+
+
+__all__ = [
+    "abs",
+    "arange",
+    "assume",
+    "broadcast_to",
+    "cast",
+    "cdiv",
+    "ceil",
+    "constexpr",
+    "cos",
+    "dot",
+    "exp",
+    "expand_dims",
+    "float16",
+    "float32",
+    "float64",
+    "floor",
+    "full",
+    "int1",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "load",
+    "log",
+    "lookup",
+    "max",
+    "maximum",
+    "min",
+    "minimum",
+    "num_programs",
+    "parameters",
+    "program_id",
+    "requantise",
+    "reshape",
+    "residual_add",
+    "rsqrt",
+    "sigmoid",
+    "sin",
+    "sqrt",
+    "static_assert",
+    "static_range",
+    "store",
+    "sum",
+    "tanh",
+    "trans",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "where",
+    "zeros",
+    "zeros_like",
+]  # fmt: skip

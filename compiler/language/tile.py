@@ -1,0 +1,457 @@
+"""Tiles, and the program that is being traced or interpreted: what every function of the language makes.
+
+A kernel is an ordinary Python function. When it is traced its tiles are nodes of a graph, in scopes (the kernel itself
+and its loops) that keep the order of their creation; when it is interpreted each node has its value at once, from
+`meaning.py`. Types, shapes and errors are the same in both, for both make nodes here.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.dtypes import numpy_dtype
+
+FOLDER = str(Path(__file__).parent)
+MOST_ELEMENTS = 1 << 20
+"""Elements of a tile."""
+DTYPES = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+)  # fmt: skip
+COMPARISONS = ("lt", "le", "eq", "ne")
+BITS = ("and", "or", "xor", "shl", "shr")
+
+
+class LanguageError(ValueError):
+    """A kernel that the language, or the target, cannot take; the message begins with file and line of the kernel."""
+
+
+def where() -> str:
+    """File and line of the kernel's own code that is running."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(FOLDER):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def fail(sentence: str, at: str | None = None) -> NoReturn:
+    raise LanguageError(f"{at or where()}: {sentence}")
+
+
+@dataclass(eq=False)
+class Array:
+    """An array that a kernel was called with; as a pointer, that to its first element.
+
+    zero_point: of a quantised array, see `quantised`. data: its elements while the kernel is interpreted.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    zero_point: int = 0
+    data: NDArray[Any] | None = None
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Elements from one index to the next, for each dimension."""
+        return tuple(int(np.prod(self.shape[d + 1 :], dtype=np.int64)) for d in range(len(self.shape)))
+
+    def stride(self, dimension: int) -> int:
+        return self.strides[dimension]
+
+    def __add__(self, offsets: Tile | int) -> Pointer:
+        return Pointer(self, as_tile(0, "int64")) + offsets
+
+    __radd__ = __add__
+
+
+@dataclass(frozen=True, eq=False)
+class Pointer:
+    """Places in an array: a tile of element numbers."""
+
+    array: Array
+    offsets: Tile
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.offsets.shape
+
+    @property
+    def dtype(self) -> str:
+        return self.array.dtype
+
+    def __add__(self, offsets: Tile | int) -> Pointer:
+        if isinstance(offsets, (Pointer, Array)):
+            fail("two pointers cannot be added; add offsets, which are integers")
+        tile = as_tile(offsets, "int64")
+        if not tile.dtype.startswith(("int", "uint")):
+            fail(f"offsets are integers, not {tile}")
+        return Pointer(self.array, self.offsets + tile.to("int64"))
+
+    __radd__ = __add__
+
+    def __sub__(self, offsets: Tile | int) -> Pointer:
+        return self + binary("sub", 0, as_tile(offsets, "int64"))
+
+    def __getitem__(self, index: Any) -> Pointer:
+        return Pointer(self.array, self.offsets[index])
+
+    def __bool__(self) -> bool:
+        fail("a pointer has no truth value")
+
+
+class Scope:
+    """The kernel, or a loop in it: tiles and stores in the order in which they were made."""
+
+    def __init__(self, parent: Scope | None = None, at: str = "") -> None:
+        self.parent, self.at = parent, at
+        self.body: list[Tile | Store | Loop] = []
+        self.closed = False
+
+
+class Loop(Scope):
+    """A loop whose body was traced once. carried: (what it begins with, its place in the body, what the body makes of
+    it, what it is after the loop). steps: how often it runs at most; bound: it ends earlier where `var` reaches this.
+    """
+
+    def __init__(self, parent: Scope, at: str, steps: int, start: Tile, step: int, bound: Tile | None) -> None:
+        super().__init__(parent, at)
+        self.steps, self.start, self.step, self.bound = steps, start, step, bound
+        self.carried: list[tuple[Tile, Tile, Tile, Tile]] = []
+
+
+@dataclass(eq=False)
+class Store:
+    """array[offsets] = value where mask holds. block: see `load` in ops.py."""
+
+    array: Array
+    offsets: Tile
+    value: Tile
+    mask: Tile | None
+    at: str
+    block: tuple[tuple[Tile, ...], tuple[int, ...]] | None = None
+
+
+class Program:
+    """One run through a kernel: traced, or interpreted, for the program with the numbers `ids`, by `value_of`."""
+
+    def __init__(
+        self, grid: tuple[int, ...], ids: tuple[int, ...] | None = None, value_of: Callable[..., Any] | None = None
+    ) -> None:  # fmt: skip
+        self.grid, self.ids, self.value_of = grid, ids, value_of
+        self.scope = self.top = Scope()
+
+    @property
+    def interpreting(self) -> bool:
+        return self.ids is not None
+
+    def __enter__(self) -> Program:
+        _local.program = self
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _local.program = None
+
+
+_local = threading.local()
+
+
+def program() -> Program:
+    """The one that is running. LanguageError outside of kernels."""
+    found: Program | None = getattr(_local, "program", None)
+    if found is None:
+        fail("this is for kernels; call it inside a function with @cl.jit")
+    return found
+
+
+@dataclass(eq=False)
+class Tile:
+    """Values of type `dtype` and of a shape that is known; `op` of `args` made them. A scalar has the shape ()."""
+
+    op: str
+    args: tuple[Tile, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    more: dict[str, Any] = field(default_factory=dict)
+    at: str = ""
+    scope: Scope | None = None
+    value: Any = None
+    weak: bool = False
+    """Whether it is a Python number, which takes the type of the other side."""
+
+    def __format__(self, spec: str) -> str:
+        """Type and shape, for messages."""
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+    def __str__(self) -> str:
+        """The value while a kernel is interpreted, else type and shape."""
+        return f"{self}" if self.value is None else str(self.value)
+
+    __repr__ = __str__
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def T(self) -> Tile:
+        return make("trans", (self,), self.shape[::-1], self.dtype, axes=tuple(range(len(self.shape)))[::-1])
+
+    def to(self, dtype: Any) -> Tile:
+        """The same values as `dtype`: floats to integers towards zero, the nearest that there is."""
+        name = dtype_name(dtype)
+        if name == self.dtype:
+            return self
+        return make("cast", (self,), self.shape, name)
+
+    def reshape(self, *shape: Any) -> Tile:
+        """The same elements in row-major order."""
+        dims = shape_of(shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)
+        if int(np.prod(dims, dtype=np.int64)) != self.size:
+            fail(f"{self} has {self.size} elements and cannot be reshaped to {list(dims)}")
+        return make("reshape", (self,), dims, self.dtype)
+
+    def __getitem__(self, index: Any) -> Tile:
+        """[:, None] and the like: new dimensions of size 1."""
+        index = index if isinstance(index, tuple) else (index,)
+        if any(not (i is None or i == slice(None)) for i in index) or index.count(slice(None)) > len(self.shape):
+            fail("a tile is indexed with `:` and None alone; load what you need as a tile of its own")
+        rest = iter(self.shape)
+        dims = tuple(1 if i is None else next(rest) for i in index)
+        return self.reshape(dims + tuple(rest))
+
+    def __add__(self, other: Any) -> Any:
+        return other + self if isinstance(other, (Pointer, Array)) else binary("add", self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return binary("add", other, self)
+
+    def __sub__(self, other: Any) -> Tile:
+        return binary("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Tile:
+        return binary("sub", other, self)
+
+    def __mul__(self, other: Any) -> Tile:
+        return binary("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Tile:
+        return binary("mul", other, self)
+
+    def __truediv__(self, other: Any) -> Tile:
+        return binary("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> Tile:
+        return binary("div", other, self)
+
+    def __floordiv__(self, other: Any) -> Tile:
+        return binary("floordiv", self, other)
+
+    def __rfloordiv__(self, other: Any) -> Tile:
+        return binary("floordiv", other, self)
+
+    def __mod__(self, other: Any) -> Tile:
+        return binary("mod", self, other)
+
+    def __rmod__(self, other: Any) -> Tile:
+        return binary("mod", other, self)
+
+    def __and__(self, other: Any) -> Tile:
+        return binary("and", self, other)
+
+    def __rand__(self, other: Any) -> Tile:
+        return binary("and", other, self)
+
+    def __or__(self, other: Any) -> Tile:
+        return binary("or", self, other)
+
+    def __ror__(self, other: Any) -> Tile:
+        return binary("or", other, self)
+
+    def __xor__(self, other: Any) -> Tile:
+        return binary("xor", self, other)
+
+    def __rxor__(self, other: Any) -> Tile:
+        return binary("xor", other, self)
+
+    def __lshift__(self, other: Any) -> Tile:
+        return binary("shl", self, other)
+
+    def __rshift__(self, other: Any) -> Tile:
+        return binary("shr", self, other)
+
+    def __lt__(self, other: Any) -> Tile:
+        return binary("lt", self, other)
+
+    def __le__(self, other: Any) -> Tile:
+        return binary("le", self, other)
+
+    def __gt__(self, other: Any) -> Tile:
+        return binary("lt", other, self)
+
+    def __ge__(self, other: Any) -> Tile:
+        return binary("le", other, self)
+
+    def __eq__(self, other: Any) -> Tile:  # type: ignore[override]
+        return binary("eq", self, other)
+
+    def __ne__(self, other: Any) -> Tile:  # type: ignore[override]
+        return binary("ne", self, other)
+
+    def __neg__(self) -> Tile:
+        return self * -1 if self.dtype.startswith("float") else binary("sub", 0, self)
+
+    def __invert__(self) -> Tile:
+        return binary("xor", self, True if self.dtype == "bool" else -1)
+
+    def __bool__(self) -> bool:
+        fail(
+            "a tile has no truth value while a kernel is traced; write cl.where(condition, a, b) in the place of "
+            "`if`, `and` and `or`, a mask for loads and stores, and cl.range in the place of `while`"
+        )
+
+    def __iter__(self) -> Any:
+        fail("a tile cannot be iterated over; cl.range and cl.static_range make loops")
+
+    def __index__(self) -> int:
+        fail("a tile is no Python number while a kernel is traced; shapes and cl.static_range take constexprs")
+
+    __int__ = __float__ = __index__
+    __hash__ = object.__hash__
+
+
+def dtype_name(dtype: Any) -> str:
+    try:
+        name = numpy_dtype(dtype).name if isinstance(dtype, str) else np.dtype(dtype).name
+    except (TypeError, ValueError, AttributeError):
+        name = str(dtype)
+    if name not in DTYPES:
+        fail(f"there is no element type {dtype!r} in the language; take one of {', '.join(DTYPES)}")
+    return name
+
+
+def shape_of(dims: Any) -> tuple[int, ...]:
+    """A shape, of numbers that are known."""
+    dims = tuple(dims) if isinstance(dims, (tuple, list)) else (dims,)
+    for size in dims:
+        if isinstance(size, Tile):
+            fail("a shape is made of constexprs, and this size is computed in the kernel")
+        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+            fail(f"a size of a shape is a positive integer, not {size!r}")
+    total = int(np.prod(dims, dtype=np.int64))
+    if total > MOST_ELEMENTS:
+        fail(f"a tile of {list(map(int, dims))} has {total} elements, more than {MOST_ELEMENTS}; take smaller blocks")
+    return tuple(map(int, dims))
+
+
+def make(op: str, args: Sequence[Tile], shape: tuple[int, ...], dtype: str, **more: Any) -> Tile:
+    """The tile that `op` makes of `args`: a node of the trace, or one with its value."""
+    running = program()
+    for arg in args:
+        check_alive(arg)
+    tile = Tile(op, tuple(args), shape, dtype, more, where(), running.scope)
+    if running.value_of is not None:
+        tile.value = running.value_of(tile, running)
+    else:
+        running.scope.body.append(tile)
+    return tile
+
+
+def check_alive(tile: Tile) -> None:
+    if tile.scope is not None and tile.scope.closed:
+        fail(
+            f"a tile of line {tile.at.rsplit(':', 1)[1]} was made inside a loop and is used after it; give its name a "
+            "tile of the same shape and type before the loop, which then carries it"
+        )
+
+
+def as_tile(value: Any, dtype: str | None = None) -> Tile:
+    """A tile as it is; a Python number as a scalar of `dtype`, by default int32, float32 or bool."""
+    if isinstance(value, Tile):
+        return value
+    if isinstance(value, (Array, Pointer)):
+        fail(f"{'an array' if isinstance(value, Array) else 'a pointer'} is no tile; cl.load reads one from it")
+    if isinstance(value, np.generic):
+        value = value.item()
+    if not isinstance(value, (bool, int, float)):
+        fail(f"{value!r} is no tile and no number")
+    natural = "bool" if isinstance(value, bool) else "float32" if isinstance(value, float) else "int32"
+    name = dtype or natural
+    if name[0] in "iu" and not isinstance(value, bool):
+        limits = np.iinfo(name)
+        if isinstance(value, float) or not limits.min <= value <= limits.max:
+            if dtype is None:
+                name = "int64"
+            else:
+                fail(f"{value} is no {name}; cast the tile beside it, or write another number")
+    return make("const", (), (), name, number=value)
+
+
+def join(op: str, a: Any, b: Any) -> tuple[Tile, Tile]:
+    """Both sides of an operation as tiles of one type and shape. Nothing becomes narrower."""
+    dtype = _common(op, a, b)
+    x, y = (side.to(dtype) if isinstance(side, Tile) else as_tile(side, dtype) for side in (a, b))
+    return broadcast_all(op, x, y)  # type: ignore[return-value]
+
+
+def broadcast_all(op: str, *tiles: Tile) -> tuple[Tile, ...]:
+    try:
+        shape = np.broadcast_shapes(*(tile.shape for tile in tiles))
+    except ValueError:
+        shapes = " and ".join(str(list(tile.shape)) for tile in tiles)
+        fail(f"the shapes {shapes} of {op} do not fit; sizes must be equal or 1, x[:, None] adds a dimension")
+    return tuple(broadcast(tile, shape) for tile in tiles)
+
+
+def broadcast(tile: Tile, shape: tuple[int, ...]) -> Tile:
+    return tile if tile.shape == shape else make("broadcast", (tile,), shape, tile.dtype)
+
+
+def _common(op: str, a: Any, b: Any) -> str:
+    """The type in which an operation takes place."""
+    for side in (a, b):
+        if isinstance(side, (Array, Pointer)):
+            as_tile(side)
+    if not (isinstance(a, Tile) and isinstance(b, Tile)):
+        tile, number = (a, b) if isinstance(a, Tile) else (b, a)
+        if not isinstance(tile, Tile):
+            return as_tile(number).dtype
+        if isinstance(number, float) and not tile.dtype.startswith("float"):
+            return "float32"
+        if tile.dtype == "bool" and not isinstance(number, bool):
+            return "int32"
+        return tile.dtype
+    if a.dtype == b.dtype:
+        return a.dtype
+    kinds = a.dtype.rstrip("0123456789"), b.dtype.rstrip("0123456789")
+    if "float" in kinds:
+        floats = [each for each in (a.dtype, b.dtype) if each.startswith("float")]
+        return max(floats, key=lambda name: int(name[5:]))
+    if set(kinds) == {"int", "uint"}:
+        fail(f"{op} of {a} and {b}: one is signed, the other is not; cast one with .to(...)")
+    if "bool" in kinds:
+        return b.dtype if kinds[0] == "bool" else a.dtype
+    return max(a.dtype, b.dtype, key=lambda name: np.dtype(name).itemsize)
+
+
+def binary(op: str, a: Any, b: Any) -> Tile:
+    """An operation on two tiles, or a tile and a number; both get one type and one shape."""
+    x, y = join(op, a, b)
+    if op == "div" and not x.dtype.startswith("float"):
+        x, y = x.to("float32"), y.to("float32")
+    if op in BITS and x.dtype.startswith("float"):
+        fail(f"{op} is for integers and bools, not {x}")
+    if x.dtype == "bool" and op not in (*BITS[:3], *COMPARISONS):
+        x, y = x.to("int32"), y.to("int32")
+    return make("binary", (x, y), x.shape, "bool" if op in COMPARISONS else x.dtype, name=op)

@@ -1,0 +1,132 @@
+"""Kernels on the accelerator: what its devices compute is what the interpreter says, byte for byte."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from language_kernels import both, conv3x3, fused, linear, table_and_residual
+
+import celosia.language as cl
+
+CONFIGS = ("tiny", "pynq")
+KERNELS = {(f.__name__, c): cl.jit(f, config=c) for f in (linear, fused, conv3x3, table_and_residual) for c in CONFIGS}
+
+
+def bytes_of(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.integers(-128, 128, shape).astype(np.int8)
+
+
+def parameters(rng: np.random.Generator, columns: int, depth: int) -> np.ndarray:
+    return cl.parameters(rng.integers(-1000, 1000, columns), rng.random(columns) / (30 * depth**0.5))
+
+
+def run_linear(config: str, m: int, n: int, k: int, bm: int, bn: int, device: Any) -> Any:
+    rng = np.random.default_rng(m * n + k)
+    x, w, par = bytes_of(rng, m, k), bytes_of(rng, n, k), parameters(rng, n, k)
+    y = np.zeros((m, n), np.int8)
+    grid = lambda meta: (cl.cdiv(m, meta["BM"]), cl.cdiv(n, meta["BN"]))  # noqa: E731
+    reports = []
+
+    def run() -> None:
+        given, out = cl.quantised(x, 3), cl.quantised(y, -5)
+        reports.append(KERNELS["linear", config][grid](given, w, par, out, m, n, k, BM=bm, BN=bn, device=device).report)
+
+    compiled, meant = both(run, y)
+    assert np.array_equal(compiled, meant)
+    assert len(np.unique(compiled)) > 10
+    return reports[0]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 64, 64), (50, 40, 72), (1, 100, 256), (33, 16, 16)])
+def test_linear_in_cycles(config: str, m: int, n: int, k: int) -> None:
+    functional = run_linear(config, m, n, k, 16, 16, "functional")
+    timed = run_linear(config, m, n, k, 16, 16, "timed")
+    assert functional["cycles"] is None and timed["cycles"] > 0
+    assert timed["instructions"] == functional["instructions"]
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize(("m", "n", "k"), [(32, 32, 32), (13, 20, 24)])
+def test_linear_on_the_rtl(m: int, n: int, k: int) -> None:
+    assert run_linear("tiny", m, n, k, 16, 16, "rtl")["cycles"] > 0
+
+
+@settings(max_examples=8)
+@given(
+    st.sampled_from(CONFIGS), st.integers(1, 40), st.integers(1, 60), st.integers(1, 70), st.sampled_from([1, 8, 16]),
+    st.sampled_from([16, 32]), st.sampled_from([2, 16, 24]), st.sampled_from([(-128, 127), (-3, 100)]),
+    st.booleans(), st.booleans(), st.integers(-128, 127),
+)  # fmt: skip
+def test_random_products_with_what_follows(
+    config: str, m: int, n: int, k: int, bm: int, bn: int, step: int, clip: tuple[int, int], lookup: bool,
+    residual: bool, zero: int,
+) -> None:  # fmt: skip
+    rng = np.random.default_rng(m * n * k)
+    x, w, par, table, r = (
+        bytes_of(rng, m, k),
+        bytes_of(rng, k, n),
+        parameters(rng, n, k),
+        bytes_of(rng, 256),
+        bytes_of(rng, m, n),
+    )
+    y = np.zeros((m, n), np.int8)
+
+    def run() -> None:
+        kernel = KERNELS["fused", config][(cl.cdiv(m, bm), cl.cdiv(n, bn))]
+        given, out = cl.quantised(x, zero), cl.quantised(y, zero)
+        kernel(given, w, par, table, r, out, m, n, k, bm, bn, clip, lookup, residual, step)
+
+    compiled, meant = both(run, y)
+    assert np.array_equal(compiled, meant)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize(("h", "w", "c", "n"), [(6, 7, 16, 16), (5, 4, 20, 40)])
+def test_a_convolution(config: str, h: int, w: int, c: int, n: int) -> None:
+    rng = np.random.default_rng(h * w)
+    x, weights, par = bytes_of(rng, h, w, c), bytes_of(rng, n, 3, 3, c), parameters(rng, n, 9 * c)
+    y = np.zeros((h, w, n), np.int8)
+
+    def run() -> None:
+        kernel = KERNELS["conv3x3", config][(cl.cdiv(h, 4), cl.cdiv(n, 16))]
+        kernel(cl.quantised(x, 7), weights, par, cl.quantised(y, 1), h, w, c, n, 4, 16)
+
+    compiled, meant = both(run, y)
+    assert np.array_equal(compiled, meant)
+    padded = np.pad(x, ((1, 1), (1, 1), (0, 0)), constant_values=7).astype(np.int64)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(0, 1))
+    sums = np.einsum("hwcyx,nyxc->hwn", windows, weights.astype(np.int64))
+    bias = (par & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.int32)
+    scale = np.ldexp(
+        ((par >> np.uint64(32)) & np.uint64(0xFFFFFF)).astype(np.float64), -(par >> np.uint64(56)).astype(int)
+    )
+    exact = (sums + bias) * scale
+    inside = np.abs(exact - np.floor(exact) - 0.5) > 1e-4  # no ties
+    assert np.array_equal(compiled[inside], np.clip(np.rint(exact) + 1, -128, 127)[inside])
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_table_and_a_residual_alone(config: str) -> None:
+    rng = np.random.default_rng(0)
+    x, table, r, y = bytes_of(rng, 20, 40), bytes_of(rng, 256), bytes_of(rng, 20, 40), np.zeros((20, 40), np.int8)
+    compiled, meant = both(lambda: KERNELS["table_and_residual", config][(3, 3)](x, table, r, y, 8, 16), y)
+    assert np.array_equal(compiled, meant)
+
+
+def test_other_weights_are_seen() -> None:
+    rng = np.random.default_rng(1)
+    kernel = KERNELS["linear", "tiny"]
+    x, par, y = bytes_of(rng, 8, 16), parameters(rng, 16, 16), np.zeros((8, 16), np.int8)
+    for w in (bytes_of(rng, 16, 16), bytes_of(rng, 16, 16)):
+        for weights in (w, -w // 2):
+            compiled, meant = both(lambda: kernel[(1, 1)](x, weights, par, y, 8, 16, 16, 16, 16), y)  # noqa: B023
+            assert np.array_equal(compiled, meant)
+    before = y.copy()
+    w[...] = 0  # in place
+    kernel[(1, 1)](x, w, par, y, 8, 16, 16, 16, 16)
+    assert not np.array_equal(before, y)

@@ -1,0 +1,331 @@
+"""Wrong kernels: each an error of one sentence, with the file and the line of the kernel that is at fault."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from language_kernels import conv3x3, interpreted, linear
+
+import celosia.language as cl
+
+F = np.zeros(64, np.float32)
+I = np.zeros(64, np.int32)
+X, Y = np.zeros((32, 32), np.int8), np.zeros((32, 32), np.int8)
+P = np.zeros(32, np.uint64)
+CASES: dict[str, tuple[Any, tuple[Any, ...], str, Any]] = {}
+
+
+def wrong(says: str, *args: Any, grid: Any = (1,), target: str = "cpu") -> Callable[[Any], Any]:
+    """The kernel below fails where its line ends with `# here`, and says so."""
+
+    def add(function: Any) -> Any:
+        CASES[function.__name__] = (cl.jit(function, target=target, config="tiny"), args, says, grid)
+        return function
+
+    return add
+
+
+# Values that are not known -----------------------------------------------------------------------------------------
+
+
+@wrong("write cl.where", F)
+def if_on_a_tile(x):
+    v = cl.load(x + 0)
+    if v > 0:  # here
+        cl.store(x + 0, v)
+
+
+@wrong("cl.range in the place of `while`", F)
+def while_on_a_tile(x):
+    v = cl.load(x + 0)
+    while v > 0:  # here
+        v = v - 1
+
+
+@wrong("`and` and `or`", F)
+def and_of_masks(x):
+    i = cl.arange(0, 8)
+    cl.store(x + i, 0.0, mask=(i > 2) and (i < 5))  # here
+
+
+@wrong("no Python number", F)
+def a_tile_as_a_number(x):
+    n = cl.program_id(0)
+    cl.store(x + 0, [1.0, 2.0][n])  # here
+
+
+@wrong("a shape is made of constexprs", F)
+def a_shape_that_is_computed(x):
+    n = cl.program_id(0) + 4
+    cl.store(x + 0, cl.sum(cl.zeros((n,), cl.float32)))  # here
+
+
+@wrong("the bounds of cl.range depend on data", I)
+def bounds_from_memory(x):
+    for _ in cl.range(0, cl.load(x + 0)):  # here
+        cl.store(x + 0, 1)
+
+
+@wrong("cl.static_range takes constexprs", I)
+def static_range_of_a_tile(x):
+    for _ in cl.static_range(cl.program_id(0)):  # here
+        cl.store(x + 0, 1)
+
+
+@wrong("cannot be iterated over", I)
+def iteration_over_a_tile(x):
+    for _ in cl.load(x + cl.arange(0, 4)):  # here
+        cl.store(x + 0, 1)
+
+
+# Types and shapes --------------------------------------------------------------------------------------------------
+
+
+@wrong(r"the shapes \[8\] and \[7\] of add do not fit", F)
+def shapes_that_do_not_fit(x):
+    cl.store(x + 0, cl.sum(cl.load(x + cl.arange(0, 8)) + cl.load(x + cl.arange(0, 7))))  # here
+
+
+@wrong(r"x holds int32 and the value is float32\[8\]; cast it", I)
+def narrowing_at_a_store(x):
+    v = cl.load(x + cl.arange(0, 8)) * 0.5
+    cl.store(x + cl.arange(0, 8), v)  # here
+
+
+@wrong("one is signed, the other is not", I)
+def signed_with_unsigned(x):
+    v = cl.load(x + cl.arange(0, 8))
+    cl.store(x + cl.arange(0, 8), v + v.to(cl.uint32))  # here
+
+
+@wrong("300 is no int8", X)
+def a_number_that_does_not_fit(x):
+    cl.store(x, (0, 0), cl.load(x, (0, 0), (4, 4)) + 300)  # here
+
+
+@wrong(r"cl.exp is for floats, and this is int32\[8\]", I)
+def exp_of_integers(x):
+    i = cl.arange(0, 8)
+    cl.store(x + i, cl.exp(cl.load(x + i)))  # here
+
+
+@wrong(r"not \[8, 4\] by \[8, 4\]; b.T turns a tile", F)
+def dot_of_shapes(x):
+    a = cl.load(x + cl.arange(0, 32)).reshape(8, 4)
+    cl.store(x + 0, cl.sum(cl.dot(a, a)))  # here
+
+
+@wrong(r"is int32\[4, 4\], and it is to be added to float32\[4, 4\]", X)
+def dot_of_types(x):
+    a = cl.load(x, (0, 0), (4, 4))
+    cl.dot(a, a, cl.zeros((4, 4), cl.float32))  # here
+
+
+@wrong(r"has 8 elements and cannot be reshaped to \[3, 3\]", F)
+def reshape_to_another_size(x):
+    cl.load(x + cl.arange(0, 8)).reshape(3, 3)  # here
+
+
+@wrong("no axis 2 to take the sum over", F)
+def sum_over_no_axis(x):
+    cl.sum(cl.load(x + cl.arange(0, 8)), axis=2)  # here
+
+
+@wrong("there is no element type 'int7'", F)
+def no_such_type(x):
+    cl.zeros((4,), "int7")  # here
+
+
+@wrong("is indexed with `:` and None alone", F)
+def an_element_of_a_tile(x):
+    cl.load(x + cl.arange(0, 8))[3]  # here
+
+
+@wrong(r"\[2048, 2048\] has 4194304 elements, more than 1048576", F)
+def a_tile_that_is_too_large(x):
+    cl.zeros((2048, 2048), cl.float32)  # here
+
+
+# Memory ------------------------------------------------------------------------------------------------------------
+
+
+@wrong("x has 64 elements, and this reads number 99; give it a mask", F)
+def a_load_beyond_the_end(x):
+    v = cl.load(x + cl.arange(0, 100))  # here
+    cl.store(x + 0, cl.sum(v))
+
+
+@wrong(r"a block of it has as many offsets and sizes, and not 1 and 1", X)
+def a_block_of_other_rank(x):
+    cl.load(x, (0,), (4,))  # here
+
+
+@wrong("the mask of cl.load is float32", F)
+def a_mask_that_is_no_bool(x):
+    v = cl.load(x + cl.arange(0, 8))
+    cl.load(x + cl.arange(0, 8), mask=v)  # here
+
+
+@wrong("two pointers cannot be added", F, F + 0)
+def two_pointers(x, y):
+    cl.load((x + cl.arange(0, 8)) + (y + 0))  # here
+
+
+# Loops -------------------------------------------------------------------------------------------------------------
+
+
+@wrong(r"acc is int32\[4\] before the loop and float32\[4\] after its body", F)
+def another_type_after_the_loop(x):
+    acc = cl.zeros((4,), cl.int32)
+    for _ in cl.range(3):  # here
+        acc = acc + cl.load(x + cl.arange(0, 4))
+    cl.store(x + cl.arange(0, 4), acc.to(cl.float32))
+
+
+@wrong("count is 0 before the loop and 1 after its body", F)
+def a_number_that_counts(x):
+    count = 0
+    for _ in cl.range(3):  # here
+        count += 1
+    cl.store(x + 0, float(count))
+
+
+@wrong("was made inside a loop and is used after it", F)
+def a_tile_of_the_loop_after_it(x):
+    for k in cl.range(3):
+        v = cl.load(x + k)
+    cl.store(x + 0, v)  # here
+
+
+@wrong("left with `break` or `return`", F)
+def a_break(x):
+    for k in cl.range(3):  # here
+        cl.store(x + k, 1.0)
+        break
+
+
+# What the accelerator cannot do -----------------------------------------------------------------------------------
+
+
+@wrong("the accelerator stores int8, and this is int32", X, X, P, I.reshape(2, 32), target="accelerator")
+def sums_as_they_are(x, w, par, y):
+    acc = cl.dot(cl.load(x, (0, 0), (2, 32)), cl.load(w, (0, 0), (32, 32)).T)
+    cl.store(y, (0, 0), acc)  # here
+
+
+@wrong('requantises a sum of cl.dot.* and no max; target="cpu" runs it', X, X, P, Y, target="accelerator")
+def another_step_after_the_sum(x, w, par, y):
+    acc = cl.dot(cl.load(x, (0, 0), (32, 32)), cl.load(w, (0, 0), (32, 32)).T)
+    v = cl.requantise(acc, cl.load(par, (0,), (32,)))
+    cl.store(y, (0, 0), cl.maximum(v, 3))  # here
+
+
+@wrong("the 1 programs write blocks of .16, 32., and y .32, 32. has 2", X, X, P, Y, target="accelerator")
+def half_of_the_output(x, w, par, y):
+    acc = cl.dot(cl.load(x, (0, 0), (16, 32)), cl.load(w, (0, 0), (32, 32)).T)
+    cl.store(y, (0, 0), cl.requantise(acc, cl.load(par, (0,), (32,))))  # here
+
+
+@wrong("the sum over channels is from 0 to 32 in steps of 16, each once", X, X, P, Y, target="accelerator")
+def half_of_the_sum(x, w, par, y):
+    acc = cl.dot(cl.load(x, (0, 0), (32, 16)), cl.load(w, (0, 0), (32, 16)).T)  # here
+    cl.store(y, (0, 0), cl.requantise(acc, cl.load(par, (0,), (32,))))
+
+
+@wrong("write cl.store.y, offsets, value., without pointers and masks", X, Y, target="accelerator")
+def pointers_on_the_accelerator(x, y):
+    cl.store(y + cl.arange(0, 8), cl.load(x + cl.arange(0, 8)))  # here
+
+
+@wrong("gemm multiplies int8, and this is int32", I.reshape(8, 8), I.reshape(8, 8), P[:8], Y[:8, :8].copy(),
+       target="accelerator")  # fmt: skip
+def products_of_int32(x, w, par, y):
+    acc = cl.dot(cl.load(x, (0, 0), (8, 8)), cl.load(w, (0, 0), (8, 8)).T)  # here
+    cl.store(y, (0, 0), cl.requantise(acc, cl.load(par, (0,), (8,))))
+
+
+@wrong("programs read different blocks than those that belong to what they write", X, X, P, Y, grid=(2,),
+       target="accelerator")  # fmt: skip
+def rows_the_other_way_round(x, w, par, y):
+    m = cl.program_id(0) * 16
+    acc = cl.dot(cl.load(x, (16 - m, 0), (16, 32)), cl.load(w, (0, 0), (32, 32)).T)  # here
+    cl.store(y, (m, 0), cl.requantise(acc, cl.load(par, (0,), (32,))))
+
+
+@wrong("y is read and written", X, P, X, target="accelerator")
+def output_as_input(x, par, y):
+    acc = cl.dot(cl.load(x, (0, 0), (32, 32)), cl.load(x, (0, 0), (32, 32)).T)
+    cl.store(y, (0, 0), cl.requantise(acc, cl.load(par, (0,), (32,))))  # here
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_wrong_kernel(name: str) -> None:
+    kernel, args, says, grid = CASES[name]
+    with pytest.raises(cl.LanguageError, match=says if name != "output_as_input" else "is read and written") as error:
+        kernel[grid](*args)
+    source, first = inspect.getsourcelines(kernel.function)
+    line = first + next(n for n, text in enumerate(source) if "# here" in text)
+    file, number, sentence = re.fullmatch(r"(.*?):(\d+): (.*)", str(error.value)).groups()  # type: ignore[union-attr]
+    assert (file, int(number)) == (__file__, line)
+    assert "\n" not in sentence and not sentence.endswith(".") and len(sentence) < 300
+
+
+def test_there_are_enough() -> None:
+    assert len(CASES) >= 30
+
+
+def test_a_tile_that_does_not_fit_says_what_it_needs() -> None:
+    x, w, y = np.zeros((512, 32), np.int8), np.zeros((32, 32), np.int8), np.zeros((512, 32), np.int8)
+    with pytest.raises(
+        cl.LanguageError, match=r"linear on tiny: .* takes 1024 entries of out, where 128 are"
+    ):
+        cl.jit(linear, config="tiny")[(2, 2)](x, w, P, y, 512, 32, 32, 256, 16)
+    kernel = cl.jit(conv3x3, config="pynq")
+    with pytest.raises(cl.LanguageError, match="multiples of block_out, 16, and not 24"):
+        kernel[(1, 2)](np.zeros((4, 4, 16), np.int8), np.zeros((40, 3, 3, 16), np.int8), np.zeros(40, np.uint64),
+                       np.zeros((4, 4, 40), np.int8), 4, 4, 16, 40, 4, 24)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda k: k[(0,)](X), "a grid is one to three positive numbers, and that of kernel is .0,."),
+        (lambda k: k[(1,)](), "kernel: missing a required argument: 'x'"),
+        (lambda k: k[(1,)](X.T), "x is not C-contiguous; give kernel np.ascontiguousarray.x."),
+        (lambda k: k[(1,)](np.zeros(3, np.complex64)), "there is no element type"),
+        (lambda k: k(X), "inside a function with @cl.jit"),
+        (lambda k: k[(1,)](X[:2, :2].copy()), "kernel stores nothing"),
+        (lambda k: cl.jit(k.function, target="gpu"), "there is no target 'gpu' for kernel; take accelerator or cpu"),
+        (lambda k: cl.autotune([])(k), "has no Config"),
+        (lambda k: cl.autotune([cl.Config(B=3)])(k), "kernel has no parameter 'B'"),
+    ],
+)
+def test_a_wrong_call(call: Any, says: str) -> None:
+    def kernel(x):
+        cl.load(x, (0, 0), (2, 2))
+
+    with pytest.raises(cl.LanguageError, match=says):
+        call(cl.jit(kernel, target="cpu"))
+
+
+def test_memory_that_is_shared_in_part() -> None:
+    @cl.jit(target="cpu")
+    def copy(x, y):
+        cl.store(y + cl.arange(0, 32), cl.load(x + cl.arange(0, 32)))
+
+    with pytest.raises(cl.LanguageError, match="y, which the kernel writes, shares memory with x; give it a copy"):
+        copy[(1,)](F[:32], F[16:48])
+
+
+def test_the_interpreter_finds_what_only_data_shows() -> None:
+    @cl.jit(target="cpu")
+    def gather(x, at):
+        cl.store(x + 0, cl.load(x + cl.load(at + 0)))
+
+    with interpreted(), pytest.raises(cl.LanguageError, match=r"x has 64 elements, and this reads number 70"):
+        gather[(1,)](F, np.array([70], np.int32))
