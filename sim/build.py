@@ -26,6 +26,7 @@ from filelock import FileLock, Timeout
 from celosia.hw.cache import cache_folder, shrink, used
 from celosia.hw.config import Config
 from celosia.hw.verilog import TOP, VerilogError, hardware_digest, verilog
+from celosia.sim.gating import gated
 from celosia.sim.patience import ending_on_sigterm, every_minute, so_far
 
 VERILATOR_FLAGS = (
@@ -37,6 +38,7 @@ SMALL_ARRAY = 64
 """Products a cycle up to which a simulator is built for short runs: -O1 compiles in half the time of -O3."""
 JOBS = max(1, min(4, os.cpu_count() or 1))
 HARNESS = Path(__file__).with_name("harness.cpp")
+GATING = Path(__file__).with_name("gating.py")
 RUNTIME = ("verilated.cpp", "verilated_threads.cpp")
 """Files of Verilator's runtime that every simulator needs."""
 
@@ -87,24 +89,25 @@ def _optimisation(cfg: Config) -> str:
     return "-O1" if cfg.macs_per_cycle <= SMALL_ARRAY else "-O3"
 
 
-def library_path(cfg: Config) -> Path:
+def library_path(cfg: Config, plain: bool = False) -> Path:
     """Where the library of `cfg` is or will be; differs with everything that it is made from."""
     version = subprocess.run([compiler(), "--version"], capture_output=True, text=True, check=False).stdout
     digest = hashlib.sha256()
     for part in (
         hardware_digest(cfg), HARNESS.read_text(encoding="utf-8"), metadata.version("verilator"), version, _processor(),
-        *VERILATOR_FLAGS, *CXX_FLAGS, _optimisation(cfg),
+        *VERILATOR_FLAGS, *CXX_FLAGS, _optimisation(cfg), *([] if plain else [GATING.read_text(encoding="utf-8")]),
     ):  # fmt: skip
         digest.update(part.encode() + b"\0")
     return cache_folder() / "rtlsim" / digest.hexdigest()[:32] / "simulator.so"
 
 
-def library(cfg: Config, quiet: bool = False) -> Path:
+def library(cfg: Config, quiet: bool = False, plain: bool = False) -> Path:
     """The simulator of `cfg`, built where it is not there yet (minutes for large arrays). Raises BuildError.
 
-    quiet: without the progress line on standard error.
+    quiet: without the progress line on standard error. plain: of the Verilog as Yosys writes it, which takes longer to
+    run (gating.py).
     """
-    path = library_path(cfg)
+    path = library_path(cfg, plain)
     if path.exists():
         used(path)
         return path
@@ -121,14 +124,14 @@ def library(cfg: Config, quiet: bool = False) -> Path:
             for left_over in path.parent.glob("build.*"):
                 shutil.rmtree(left_over, ignore_errors=True)
             with ending_on_sigterm():
-                _build(cfg, path, quiet)
+                _build(cfg, path, quiet, plain)
             shrink(keep=path.parent)
     finally:
         lock.release()
     return path
 
 
-def _build(cfg: Config, path: Path, quiet: bool) -> None:
+def _build(cfg: Config, path: Path, quiet: bool, plain: bool) -> None:
     from rich.console import Console  # slow to import, and rarely needed
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -148,7 +151,8 @@ def _build(cfg: Config, path: Path, quiet: bool) -> None:
         work = Path(folder)
         task = progress.add_task(f"{what}: {stage}", total=None)
         try:
-            (work / "top.v").write_text(verilog(cfg, simulation=True), encoding="utf-8")
+            text = verilog(cfg, simulation=True) if plain else gated(verilog(cfg, simulation=True, flat=True))
+            (work / "top.v").write_text(text, encoding="utf-8")
         except VerilogError as error:
             raise BuildError(str(error)) from None
         stage = "Verilator"
