@@ -31,7 +31,7 @@ from celosia.hw.config import Config
 from celosia.sim.rtlsim import RtlDevice
 what, model, config, plain, feed = sys.argv[1:]
 started = os.times()
-device = RtlDevice(Config.load(config), quiet=True, **({"plain": True} if plain == "plain" else {}))
+device = RtlDevice(Config.load(config), quiet=True, **({"gated": False} if plain == "plain" else {}))
 built = os.times()
 found = {"seconds": built.elapsed - started.elapsed, "processor_seconds": sum(built[:4]) - sum(started[:4])}
 if what == "run":

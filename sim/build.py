@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 from celosia.hw.cache import cache_folder, shrink, used
 from celosia.hw.config import Config
 from celosia.hw.verilog import TOP, VerilogError, hardware_digest, verilog
-from celosia.sim.gating import gated
+from celosia.sim import gating
 from celosia.sim.patience import ending_on_sigterm, every_minute, so_far
 
 VERILATOR_FLAGS = (
@@ -35,10 +35,10 @@ VERILATOR_FLAGS = (
 )  # fmt: skip
 CXX_FLAGS = ("-std=c++17", "-march=native", "-fPIC", "-fvisibility=hidden", "-w")
 SMALL_ARRAY = 64
-"""Products a cycle up to which a simulator is built for short runs: -O1 compiles in half the time of -O3."""
+"""Products a cycle up to which a simulator is built for short runs: -O1 compiles in half the time of -O3, and nothing is
+gated, for Verilog that is flat takes Yosys longer."""
 JOBS = max(1, min(4, os.cpu_count() or 1))
 HARNESS = Path(__file__).with_name("harness.cpp")
-GATING = Path(__file__).with_name("gating.py")
 RUNTIME = ("verilated.cpp", "verilated_threads.cpp")
 """Files of Verilator's runtime that every simulator needs."""
 
@@ -85,29 +85,35 @@ def _processor() -> str:
     return "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}))
 
 
+def _is_large(cfg: Config) -> bool:
+    return cfg.macs_per_cycle > SMALL_ARRAY
+
+
 def _optimisation(cfg: Config) -> str:
-    return "-O1" if cfg.macs_per_cycle <= SMALL_ARRAY else "-O3"
+    return "-O3" if _is_large(cfg) else "-O1"
 
 
-def library_path(cfg: Config, plain: bool = False) -> Path:
-    """Where the library of `cfg` is or will be; differs with everything that it is made from."""
+def library_path(cfg: Config, gated: bool | None = None) -> Path:
+    """Where the library of `cfg` is or will be; differs with everything that it is made from. gated: see `library`."""
+    gated = _is_large(cfg) if gated is None else gated
     version = subprocess.run([compiler(), "--version"], capture_output=True, text=True, check=False).stdout
     digest = hashlib.sha256()
     for part in (
         hardware_digest(cfg), HARNESS.read_text(encoding="utf-8"), metadata.version("verilator"), version, _processor(),
-        *VERILATOR_FLAGS, *CXX_FLAGS, _optimisation(cfg), *([] if plain else [GATING.read_text(encoding="utf-8")]),
+        *VERILATOR_FLAGS, *CXX_FLAGS, _optimisation(cfg), Path(gating.__file__).read_text(encoding="utf-8") if gated else "",
     ):  # fmt: skip
         digest.update(part.encode() + b"\0")
     return cache_folder() / "rtlsim" / digest.hexdigest()[:32] / "simulator.so"
 
 
-def library(cfg: Config, quiet: bool = False, plain: bool = False) -> Path:
+def library(cfg: Config, quiet: bool = False, gated: bool | None = None) -> Path:
     """The simulator of `cfg`, built where it is not there yet (minutes for large arrays). Raises BuildError.
 
-    quiet: without the progress line on standard error. plain: of the Verilog as Yosys writes it, which takes longer to
-    run (gating.py).
+    quiet: without the progress line on standard error. gated: of Verilog that takes longer to make and less to run
+    (gating.py); None: where the array is large.
     """
-    path = library_path(cfg, plain)
+    gated = _is_large(cfg) if gated is None else gated
+    path = library_path(cfg, gated)
     if path.exists():
         used(path)
         return path
@@ -124,14 +130,14 @@ def library(cfg: Config, quiet: bool = False, plain: bool = False) -> Path:
             for left_over in path.parent.glob("build.*"):
                 shutil.rmtree(left_over, ignore_errors=True)
             with ending_on_sigterm():
-                _build(cfg, path, quiet, plain)
+                _build(cfg, path, quiet, gated)
             shrink(keep=path.parent)
     finally:
         lock.release()
     return path
 
 
-def _build(cfg: Config, path: Path, quiet: bool, plain: bool) -> None:
+def _build(cfg: Config, path: Path, quiet: bool, gated: bool) -> None:
     from rich.console import Console  # slow to import, and rarely needed
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -151,8 +157,10 @@ def _build(cfg: Config, path: Path, quiet: bool, plain: bool) -> None:
         work = Path(folder)
         task = progress.add_task(f"{what}: {stage}", total=None)
         try:
-            text = verilog(cfg, simulation=True) if plain else gated(verilog(cfg, simulation=True, flat=True))
-            (work / "top.v").write_text(text, encoding="utf-8")
+            text = verilog(cfg, simulation=True, flat=gated)
+            text = gating.gated(text) if gated else text
+            # Each evaluation that changes the clock is a cycle of the harness.
+            (work / "top.v").write_text(text.replace("@(posedge ", "@(edge "), encoding="utf-8")
         except VerilogError as error:
             raise BuildError(str(error)) from None
         stage = "Verilator"

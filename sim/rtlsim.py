@@ -80,7 +80,8 @@ class RtlDevice(Memory):
     watchdog_cycles: cycles without progress of any unit after which the hardware itself ends a run.
     seed: of what memories and registers hold before they are written or reset, and of what is read from a memory where
         it is written.
-    plain: the simulator of the Verilog as Yosys writes it, the judge of the faster one (gating.py).
+    gated: of Verilog that is rewritten to run faster (gating.py), or as Yosys writes it, which judges the
+        other; None: where the array is large.
     """
 
     def __init__(
@@ -91,14 +92,14 @@ class RtlDevice(Memory):
         watchdog_cycles: int = 100_000,
         quiet: bool = False,
         seed: int = 0,
-        plain: bool = False,
+        gated: bool | None = None,
     ) -> None:
         super().__init__()
         self.config = config
         self.memory = memory_model(memory)
         self.progress = progress
         self.watchdog_cycles = watchdog_cycles
-        self._lib = _load(library(config, quiet, plain))
+        self._lib = _load(library(config, quiet, gated))
         self._handle = ctypes.c_void_p(self._lib.celosia_create(seed))
         self.control = Control(self._read, self._write)
         """The registers of the hardware."""

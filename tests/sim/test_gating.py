@@ -145,7 +145,7 @@ def devices() -> tuple[RtlDevice, RtlDevice]:
         build.compiler(), build.verilator_root()
     except BuildError as error:
         pytest.skip(str(error))
-    return RtlDevice(CFG, quiet=True), RtlDevice(CFG, quiet=True, plain=True)
+    return RtlDevice(CFG, quiet=True, gated=True), RtlDevice(CFG, quiet=True, gated=False)
 
 
 @pytest.fixture(scope="module")
