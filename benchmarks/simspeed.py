@@ -31,7 +31,11 @@ from celosia.hw.config import Config
 from celosia.sim.rtlsim import RtlDevice
 what, model, config, plain, feed = sys.argv[1:]
 started = os.times()
-device = RtlDevice(Config.load(config), quiet=True, **({"gated": False} if plain == "plain" else {}))
+cfg, options = Config.load(config), {}
+if plain == "plain":
+    from celosia.hw.verilog import verilog
+    options["source"] = verilog(cfg, simulation=True)
+device = RtlDevice(cfg, quiet=True, **options)
 built = os.times()
 found = {"seconds": built.elapsed - started.elapsed, "processor_seconds": sum(built[:4]) - sum(started[:4])}
 if what == "run":

@@ -223,24 +223,13 @@ class _Module:
 
     def _alive(self, assigns: list[_Assign]) -> list[_Assign]:
         """Those that somebody reads in the end."""
-        read = self.fixed.union(*(_names("\n".join(register.text) + " ") for register in self.registers))
-        readers = Counter(name for assign in assigns for name in assign.reads)
-        alive = dict.fromkeys(assigns)
-        dead = [each for each in assigns if not any(name in read or readers[name] for name in each.writes)]
-        drivers: defaultdict[str, list[_Assign]] = defaultdict(list)
-        for assign in assigns:
-            for name in assign.writes:
-                drivers[name].append(assign)
-        while dead:
-            assign = dead.pop()
-            del alive[assign]
-            readers.subtract(assign.reads)
-            dead += [
-                each for name in assign.reads if not readers[name] for each in drivers[name]
-                if each in alive and not any(other in read or readers[other] for other in each.writes)
-            ]  # fmt: skip
-            dead = list(dict.fromkeys(dead))
-        return list(alive)
+        outside = self.fixed.union(*(_names("\n".join(register.text) + " ") for register in self.registers))
+        while True:
+            read = outside.union(*(assign.reads for assign in assigns))
+            alive = [assign for assign in assigns if assign.writes & read]
+            if len(alive) == len(assigns):
+                return alive
+            assigns = alive
 
 
 class _Gating:
@@ -404,7 +393,9 @@ def gated(text: str) -> str:
     def within(path: Path) -> Iterator[str]:
         yield f"if ({_condition(path[-1])}) begin"
         names = dict.fromkeys(name for assign in assigns[path] for name in sorted(assign.writes))
-        yield from (f"  automatic reg {module.wires[name]}{_written(name)};" for name in names)
+        parts = {name for assign in assigns[path] if "[" in assign.left for name in assign.writes}
+        for name in names:  # without a value, what is written part by part would be random first, which takes long
+            yield f"  automatic reg {module.wires[name]}{_written(name)}{' = 0' if name in parts else ''};"
         entries = (register.local for register in registers[path] if register.local)
         yield from (f"  automatic reg {width}{_word(memory)};" for memory, width in entries)
         for assign in assigns[path]:

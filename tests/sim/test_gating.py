@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from programs import CONFIGS, random_program
 
+from celosia.hw.verilog import verilog
 from celosia.sim import build
 from celosia.sim.build import BuildError
 from celosia.sim.device import Counters
@@ -145,7 +146,8 @@ def devices() -> tuple[RtlDevice, RtlDevice]:
         build.compiler(), build.verilator_root()
     except BuildError as error:
         pytest.skip(str(error))
-    return RtlDevice(CFG, quiet=True, gated=True), RtlDevice(CFG, quiet=True, gated=False)
+    fast = gated(verilog(CFG, simulation=True, flat=True))
+    return RtlDevice(CFG, quiet=True, source=fast), RtlDevice(CFG, quiet=True)
 
 
 @pytest.fixture(scope="module")
