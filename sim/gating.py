@@ -394,10 +394,11 @@ def gated(text: str) -> str:
         yield f"if ({_condition(path[-1])}) begin"
         names = dict.fromkeys(name for assign in assigns[path] for name in sorted(assign.writes))
         parts = {name for assign in assigns[path] if "[" in assign.left for name in assign.writes}
-        for name in names:  # without a value, what is written part by part would be random first, which takes long
-            yield f"  automatic reg {module.wires[name]}{_written(name)}{' = 0' if name in parts else ''};"
+        yield from (f"  automatic reg {module.wires[name]}{_written(name)};" for name in names)
         entries = (register.local for register in registers[path] if register.local)
         yield from (f"  automatic reg {width}{_word(memory)};" for memory, width in entries)
+        # What is written part by part would be random first, which takes long.
+        yield from (f"  {_written(name)} = 0;" for name in names if name in parts)
         for assign in assigns[path]:
             yield f"  {assign.left} = {assign.right}"
         for register in registers[path]:

