@@ -90,10 +90,6 @@ def _is_large(cfg: Config) -> bool:
     return cfg.macs_per_cycle > SMALL_ARRAY
 
 
-def _is_large(cfg: Config) -> bool:
-    return cfg.macs_per_cycle > SMALL_ARRAY
-
-
 def _optimisation(cfg: Config) -> str:
     return "-O3" if _is_large(cfg) else "-O1"
 
