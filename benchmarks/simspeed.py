@@ -84,8 +84,7 @@ def _worker(files: Path, cache: Path, *arguments: str) -> dict[str, Any]:
 def rows(folder: Path | None, name: str, config: str, base: str | None, say: Callable[[str], None]) -> Iterator[Row]:
     """name: of a workload. base: a commit; without one, the simulator of this one's plain Verilog."""
     model = WORKLOADS[name].path(folder)
-    arrays: dict[str, Any]
-    (arrays,) = WORKLOADS[name].inputs(model, 1).feeds
+    arrays: dict[str, Any] = dict(WORKLOADS[name].inputs(model, 1).feeds[0])
     command = f"python -m benchmarks simspeed --models {name}" + (f" --base {base}" if base else "")
     against = base or "plain Verilog"
     with tree(base) as files, tempfile.TemporaryDirectory() as cache:
