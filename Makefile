@@ -7,10 +7,10 @@ INSTALLED := $(VENV)/.installed
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help demo torch test check lint types unit bench bench-cpu bench-tune bench-hw fuzz prove format clean
+.PHONY: help demo torch test check lint types unit bench bench-cpu bench-tune bench-hw fuzz prove post-synthesis format clean
 
 help:  ## Print this.
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 demo: $(INSTALLED)  ## Classify images on the RTL simulator.
 	@$(BIN)/celosia demo
@@ -51,6 +51,9 @@ fuzz: $(INSTALLED)  ## Random programs, garbage and damaged files on random Conf
 
 prove: $(INSTALLED)  ## Prove the hardware's properties, each with faults that it must find.
 	PYTHONPATH=tests/formal $(BIN)/python -m proofs --jobs $(JOBS)
+
+post-synthesis: $(INSTALLED)  ## Simulate the netlist of `tiny`, cell by cell, beside the RTL: half an hour the first time.
+	$(PYTEST) -q tests/bitstreams/post_synthesis.py
 
 format: $(INSTALLED)  ## Format the sources.
 	$(BIN)/ruff check --fix .

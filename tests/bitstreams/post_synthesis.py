@@ -1,0 +1,90 @@
+"""`make post-synthesis`: the netlist of `tiny` for a xc7z020, simulated cell by cell, leaves the bytes that the
+functional simulator does, in the RTL's cycles; with one wrong bit in one table it does not.
+
+Yosys, Verilator and the compiler take minutes each, the latter two twice.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from programs import TestProgram, random_program
+
+import celosia
+from celosia.bitstreams.postsynthesis import mapped, simulated
+from celosia.hw.config import PRESETS
+from celosia.models import demo_images, demo_model_path
+from celosia.sim.device import Device, DeviceError
+from celosia.sim.fsim import FunctionalDevice
+from celosia.sim.rtlsim import ZYNQ_HP, MemoryModel, RtlDevice, random_stalls
+
+TINY = PRESETS["tiny"]
+
+
+@cache
+def netlist() -> dict[str, Any]:
+    return mapped(TINY)
+
+
+@cache
+def device() -> RtlDevice:
+    return RtlDevice(TINY, source=simulated(netlist()))
+
+
+def same(program: TestProgram, found: RtlDevice, memory: MemoryModel) -> bool:
+    found.use(memory)
+    return np.array_equal(program.run(FunctionalDevice(TINY)), program.run(found))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_programs(seed: int) -> None:
+    program = random_program(TINY, seed, count=30, align=1 if seed % 2 else None)
+    assert same(program, device(), random_stalls(seed) if seed % 4 < 2 else ZYNQ_HP)
+
+
+def test_the_demo() -> None:
+    """A whole image: its scores, and the cycles and beats of all units, are those of the RTL."""
+    image = demo_images()[0][:1]
+    program = celosia.compile(demo_model_path(), TINY)
+    (name,) = (tensor.name for tensor in program.inputs)
+
+    def run(on: Device) -> tuple[list[bytes], dict[str, Any]]:
+        result = celosia.Runtime(program, on).run({name: image})
+        return [array.tobytes() for array in result.outputs.values()], result.report
+
+    device().use(ZYNQ_HP)
+    (found, report), (expected, of_rtl) = run(device()), run(RtlDevice(TINY))
+    assert found == expected == run(FunctionalDevice(TINY))[0]
+    assert report["cycles"] == of_rtl["cycles"] and report["counters"] == of_rtl["counters"]
+
+
+def table_in_front_of(module: dict[str, Any], register: str) -> str:
+    """A cell: a table whose output is what a register takes, of those in a part of the design one at random."""
+    bits = {bit for name, row in module["netnames"].items() if name.startswith(register) for bit in row["bits"]}
+    cells = module["cells"].values()
+    taken = {
+        cell["connections"]["D"][0] for cell in cells if cell["type"] == "FDRE" and cell["connections"]["Q"][0] in bits
+    }
+    tables = (name for name, cell in module["cells"].items() if cell["type"].startswith("LUT"))
+    return random.Random(1).choice([name for name in tables if module["cells"][name]["connections"]["O"][0] in taken])
+
+
+def test_a_wrong_table_is_found() -> None:
+    wrong = copy.deepcopy(netlist())
+    name = table_in_front_of(wrong, "vector.requantise")
+    parameters = wrong["cells"][name]["parameters"]
+    parameters["INIT"] = parameters["INIT"][:-1] + "10"[int(parameters["INIT"][-1])]  # where all inputs are 0
+    found = RtlDevice(TINY, source=simulated(wrong))
+    for seed in range(40):
+        program = random_program(TINY, seed, count=30, align=1 if seed % 2 else None)
+        try:
+            if not same(program, found, ZYNQ_HP):
+                return
+        except DeviceError:
+            return
+    pytest.fail(f"40 programs do not find that the table {name} is wrong")
