@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -140,7 +140,19 @@ class Store:
     value: Tile
     mask: Tile | None
     at: str
-    block: tuple[tuple[Tile, ...], tuple[int, ...]] | None = None
+    block: tuple[tuple[Tile, ...], tuple[int, ...], tuple[int, ...]] | None = None
+
+
+def scopes(scope: Scope) -> Iterator[Scope]:
+    """`scope` and the loops inside it."""
+    yield scope
+    for each in scope.body:
+        if isinstance(each, Loop):
+            yield from scopes(each)
+
+
+def stores(top: Scope) -> list[Store]:
+    return [each for scope in scopes(top) for each in scope.body if isinstance(each, Store)]
 
 
 class Program:
