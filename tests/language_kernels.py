@@ -114,9 +114,12 @@ def fused(x, w, par, table, r, y, M, N, K, BM: cl.constexpr, BN: cl.constexpr, C
     cl.store(y, (m, n), v)
 
 
-def window(x, w, par, y, SIZE: cl.constexpr, TAPS: cl.constexpr, STEP: cl.constexpr, STRIDES: cl.constexpr,
-           PAD: cl.constexpr, BH: cl.constexpr, BN: cl.constexpr, BC: cl.constexpr, OUT_LAST: cl.constexpr):  # fmt: skip
-    """Images x [1, H, W, C], any window, whose places are a traced loop; w [KH, KW, N, C], or [C, KW, KH, N]. W of y."""
+def window(
+    x, w, par, y, SIZE: cl.constexpr, TAPS: cl.constexpr, STEP: cl.constexpr, STRIDES: cl.constexpr, PAD: cl.constexpr,
+    BH: cl.constexpr, BN: cl.constexpr, BC: cl.constexpr, OUT_LAST: cl.constexpr,
+):  # fmt: skip
+    """Images x [1, H, any, C] and y [1, H, W, N], any window, whose places are a traced loop; w [KH, KW, N, C], or
+    [C, KW, KH, N]."""
     (W, C), (KH, KW) = SIZE, TAPS
     row, n = cl.program_id(1) * BH, cl.program_id(0) * BN
     acc = cl.zeros((BH * W, BN), cl.int32)

@@ -23,7 +23,7 @@ from celosia.compiler.expr.loops import block, sequence
 from celosia.compiler.expr.nodes import INDEX, Const, binary, call, cast, clip, select, walk
 from celosia.compiler.expr.partition import partition
 from celosia.compiler.language.bounds import Unknown, values
-from celosia.compiler.language.tile import COMPARISONS, Loop, Program, Scope, Store, Tile, fail, scopes, stores
+from celosia.compiler.language.tile import COMPARISONS, Loop, Program, Scope, Store, Tile, fail, origin, scopes, stores
 from celosia.compiler.language.vectors import first_of, vectorised
 from celosia.compiler.tensorize.intrinsics import requantised, rescaled
 
@@ -51,7 +51,7 @@ class Lowered:
         self.uses.update(
             arg for each in self.stores for arg in (each.offsets, each.value, each.mask) if arg is not None
         )
-        factors = [(dot, _origin(side)) for dot in self.live if dot.op == "dot" for side in dot.args[:2]]
+        factors = [(dot, origin(side)) for dot in self.live if dot.op == "dot" for side in dot.args[:2]]
         self.ahead = {side for dot, side in factors if side.scope is not dot.scope}  # of all iterations of a loop
         self.buffers: dict[Tile, Tensor] = {}
         self.homes: dict[Tile, Store] = {}
@@ -188,7 +188,7 @@ class Lowered:
 
     def _dot(self, tile: Tile, memory: list[Tensor]) -> Stmt:
         """acc + a · b, into memory of its own, or of the accumulator that a loop carries."""
-        a, b = map(_origin, tile.args[:2])
+        a, b = map(origin, tile.args[:2])
         (m, k), n = a.shape, b.shape[1]
         done: list[Stmt] = []
         read: list[Element] = []
@@ -366,7 +366,7 @@ class Lowered:
         return None if found is None or found[2].bound is not None else found
 
     def _carried(self, tile: Tile, index: Index) -> Expr:
-        if tile.op == "phi" and "same" in tile.more:
+        if "same" in tile.more:
             return self.at(tile.more["same"], index)
         place = tile
         if tile.op == "result":
@@ -418,13 +418,6 @@ def _reaches(value: Tile, tile: Tile) -> bool:
             seen.add(part)
             stack += part.args
     return False
-
-
-def _origin(tile: Tile) -> Tile:
-    """What `tile` is where no loop changes it."""
-    while tile.op == "phi" and "same" in tile.more:
-        tile = tile.more["same"]
-    return tile
 
 
 def nest(shape: Sequence[int], body: Callable[..., Stmt]) -> Stmt:

@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.language.bounds import Unknown, values
-from celosia.compiler.language.tile import Array, LanguageError, Loop, Program, Tile, fail, scopes, stores
+from celosia.compiler.language.tile import Array, LanguageError, Loop, Program, Tile, fail, origin, scopes, stores
 from celosia.compiler.layer import Window
 
 Values = tuple[NDArray[Any], ...]
 """Of each offset: an axis for each of three of the grid, and one for each loop."""
 Move = tuple[int, ...]
 """How far what is read is from what is written, for each dimension but the channels."""
+EPILOGUE = ("requantise", "lookup", "residual")
 ON_CPU = '; target="cpu" runs it'
 
 
@@ -117,7 +118,9 @@ class _Reader:
             self._sum(value.args[0], found)
         elif value.op == "load":
             found.x = self._activation(value, "an elementwise kernel")
-        elif value.op == "result" or value.more.get("name") == "max":
+        elif value.op == "result" or (
+            value.more.get("name") == "max" and all(_regrouped(arg).op not in EPILOGUE for arg in value.args)
+        ):
             self._maximum(value, found)
         else:
             what = value.more.get("name", value.op)
@@ -243,8 +246,8 @@ class _Reader:
             yield from self._terms(tile.args[0], kind, end)
             yield from self._terms(tile.args[1], kind, end)
         elif (zero := _viewed(tile)).op != "const" or zero.more["number"] != kind.zero:
-            what = tile.more.get("name", tile.op)
-            fail(f"the accelerator {kind.says} from {kind.first}, and no {what}{ON_CPU}", tile.at)
+            what = f"not from {zero.more['number']}" if zero.op == "const" else f"no {tile.more.get('name', tile.op)}"
+            fail(f"the accelerator {kind.says} from {kind.first}, and {what}{ON_CPU}", tile.at)
 
     def _product(self, dot: Tile, found: Recognised) -> list[tuple[Move, int, int, tuple[int, ...], int]]:
         """For each iteration: (rows of x from those of y, channel, how many, place in the window of w, its channel)."""
@@ -391,16 +394,12 @@ def _even(side: list[int]) -> int:
 
 def _regrouped(tile: Tile) -> Tile:
     """What `tile` is with the same elements in the same order."""
-    while tile.op == "reshape" or (tile.op == "phi" and "same" in tile.more):
-        tile = tile.more["same"] if tile.op == "phi" else tile.args[0]
-    return tile
+    return origin(tile, "reshape")
 
 
 def _viewed(tile: Tile) -> Tile:
     """What `tile` is a view of."""
-    while tile.op in ("reshape", "broadcast", "trans") or (tile.op == "phi" and "same" in tile.more):
-        tile = tile.more["same"] if tile.op == "phi" else tile.args[0]
-    return tile
+    return origin(tile, "reshape", "broadcast", "trans")
 
 
 def _order(tile: Tile, load: Tile) -> list[int]:
