@@ -94,7 +94,9 @@ def explore(
         progress(f"{place.preset}, to compare with")
         preset = _preset(ladder, place.config)
         rng = np.random.default_rng(seed)
-        start = [cfg for cfg in (around.nearest(place.config), *spread(around, rng, FIRST)) if cfg is not None]
+        start = [
+            cfg for cfg in (around.nearest(place.config), *spread(around, rng, FIRST, ladder.holds)) if cfg is not None
+        ]
         explorer = Explorer(ladder, around, SEARCHES[search](around, rng, start), objective, preset, told)
         explorer.state.budget, explorer.state.spent = budget, before
         explorer.resume(list(known.known.values()))

@@ -15,8 +15,8 @@ from celosia.driver.explore.records import Point
 from celosia.driver.explore.search import Outcome, Search
 from celosia.driver.explore.space import Space
 
-WIDE = 6
-"""Configs in closed form for each that is measured."""
+WIDE, STEPS = 4, 4
+"""Configs in closed form for each that is measured, and how often a search is asked for so many before."""
 KEPT = 200
 """Configs in closed form that wait for their turn."""
 UNFILTERED = 8
@@ -64,6 +64,8 @@ class Explorer:
         self.ladder, self.space, self.search, self.names, self.told = ladder, space, search, list(names), told
         assert all(name in OBJECTIVES for name in names)
         self.preset = preset
+        self.filtering = True
+        """Whether the closed form decides what is measured; else all that the search asks for is."""
         self.state = State()
         self.waiting: dict[str, Point] = {}
         self.measured: dict[str, Point] = {}
@@ -84,18 +86,23 @@ class Explorer:
     def run(self, until: Callable[[State], bool], at_once: int) -> None:
         """Search until there is nothing left, or `until` says so. FleetError, OutputError."""
         while not until(self.state):
-            asked = self.search.ask(WIDE * at_once)
-            looked = self.ladder.closed(asked)
-            self.state.looked += len(looked)
-            self._note(looked)
-            chosen = self._chosen(at_once, [cfg.digest for cfg, _ in asked])
-            if not chosen and not asked:
+            order = [digest for _ in range(STEPS if self.filtering else 1) for digest in self._look(at_once)]
+            chosen = self._chosen(at_once, order)
+            if not chosen and not order:
                 return
             found = self.ladder.timed(chosen)
             self._learned(found)
             self._count()
 
     # Steps ----------------------------------------------------------------------------------------------------------
+
+    def _look(self, at_once: int) -> list[str]:
+        """At what the search asks for, in closed form."""
+        asked = self.search.ask((WIDE if self.filtering else 1) * at_once)
+        looked = self.ladder.closed(asked)
+        self.state.looked += len(looked)
+        self._note(looked)
+        return [cfg.digest for cfg, _ in asked]
 
     def _note(self, looked: Sequence[Point]) -> None:
         """Failures are told to the search, others wait."""
@@ -108,11 +115,16 @@ class Explorer:
                 self.waiting[point.cfg.digest] = point
                 self.closed[point.cfg.digest] = self.ladder.figures(point)
         self.search.tell([self._outcome(point) for point in looked if point.failure is not None or point.measured])
+        fresh = [point for point in looked if point.cfg.digest in self.waiting]
+        if fresh and self.filtering:  # the search walks on in closed form
+            expected = self.correction.corrected([(point.cfg, self.closed[point.cfg.digest]) for point in fresh])
+            limits = [self.ladder.limits(point) for point in fresh]
+            self.search.tell([Outcome(p.cfg, tuple(row), own) for p, row, own in zip(fresh, expected, limits)])
 
     def _chosen(self, count: int, order: Sequence[str]) -> list[Point]:
         """Those that are to be measured now: by what they promise, one of UNFILTERED as the search proposes."""
         known = self.values(self.measured.values())
-        if len(known):
+        if len(known) and self.filtering:
             front = known[on_front(known)]
             self.waiting = {
                 digest: point for digest, point in self.waiting.items()
@@ -121,8 +133,8 @@ class Explorer:
         if not self.waiting:
             return []
         digests = list(self.waiting)
-        if len(self.measured) < count:
-            picked = [digest for digest in order if digest in self.waiting][:count] or digests[:count]
+        if len(self.measured) < count or not self.filtering:
+            picked = ([digest for digest in order if digest in self.waiting] or digests)[:count]
         else:
             expected = self.correction.corrected([(self.waiting[d].cfg, self.closed[d]) for d in digests])
             worst = reference(np.vstack([known[on_front(known)], expected[on_front(expected)]]))

@@ -123,6 +123,10 @@ class Ladder:
         kind = "area" if resources.shares(device) is None else "device"
         return replace(point, failure=None if why is None else Failure(kind, why))
 
+    def holds(self, cfg: Config) -> bool:
+        """Whether the device has room for it, as far as it is known."""
+        return self._of_device(Point(cfg, "closed", {}, self._area(cfg))).failure is None
+
     def fits(self, point: Point) -> bool:
         return self._of_device(point).failure is None
 

@@ -10,14 +10,14 @@ there are no more. Nothing here knows what a model is, or how Configs are judged
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, zip_longest
 
 import numpy as np
 
 from celosia.driver.explore.front import Floats, on_front, ranks
-from celosia.driver.explore.space import Space
+from celosia.driver.explore.space import TRIES, Space
 from celosia.hw.config import Config
 
 LARGER = {
@@ -34,8 +34,8 @@ Proposal = tuple[Config, str]
 
 @dataclass(frozen=True)
 class Outcome:
-    """objectives: None where the Config is none that can be taken. limits: which unit bounds it, for which share of the
-    models."""
+    """objectives: None where the Config is none that can be taken; expected ones, until it is measured. limits: which
+    unit bounds it, for which share of the models."""
 
     cfg: Config
     objectives: tuple[float, ...] | None
@@ -195,15 +195,17 @@ def _matrix(outcomes: Sequence[Outcome]) -> Floats:
 SEARCHES: dict[str, type[Search]] = {"bottleneck": Bottleneck, "nsga2": Nsga2, "random": Random}
 
 
-def spread(space: Space, rng: np.random.Generator, count: int) -> list[Config]:
-    """`count` Configs at random, each far from those before it."""
-    drawn = [cfg for _ in range(20 * count) if (cfg := space.sample(rng)) is not None]
-    chosen: list[Config] = []
-    for cfg in islice(drawn, 1):
-        chosen.append(cfg)
-    while drawn and len(chosen) < count:
-        chosen.append(max(drawn, key=lambda cfg: min(_apart(space, cfg, each) for each in chosen)))
-    return list(dict.fromkeys(chosen))
+def spread(
+    space: Space, rng: np.random.Generator, count: int, fits: Callable[[Config], bool] = lambda cfg: True
+) -> list[Config]:  # fmt: skip
+    """`count` Configs at random that fit, each far from those before it."""
+    drawn = (cfg for _ in range(TRIES) if (cfg := space.sample(rng)) is not None and fits(cfg))
+    rest = list(dict.fromkeys(islice(drawn, 8 * count)))
+    chosen, rest = rest[:1], rest[1:]
+    while rest and len(chosen) < count:
+        chosen.append(max(rest, key=lambda cfg: min(_apart(space, cfg, each) for each in chosen)))
+        rest.remove(chosen[-1])
+    return chosen
 
 
 def _apart(space: Space, one: Config, other: Config) -> float:
