@@ -98,8 +98,8 @@ def explore(
       celosia run model.onnx --random --config front/03-1x16x16-8a83ab.toml
     """
     from celosia.driver import explore as exploring  # noqa: F401 - says at once where a part is missing
+    from celosia.driver import show_explore
     from celosia.driver.explore import explore as explorer
-    from celosia.driver.explore import shown
     from celosia.driver.progress import Live
 
     with progress_stages(quiet) as stages:
@@ -115,12 +115,12 @@ def explore(
                 budget=given, points=points, space=space, folder=output, memory=memory, left=left / 100,
                 search=search.value, jobs=jobs or os.cpu_count() or 1, pool=pool, deadline=deadline,
                 confirmed=[each.value for each in confirm or ()], seed=seed,
-                told=lambda state: live(shown.line(state), lambda: shown.moving(state)),
+                told=lambda state: live(show_explore.line(state), lambda: show_explore.moving(state)),
             )  # fmt: skip
     if as_json:
         typer.echo(json.dumps(found.report, indent=1))
     elif not quiet:
         from celosia.driver import show
 
-        for each in shown.front(found.report, output):
+        for each in show_explore.front(found.report, output):
             show.console().print(each, highlight=False)

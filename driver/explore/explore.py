@@ -69,15 +69,18 @@ def explore(
     Cycles are of the timing model, the compiler's own decisions for each Config; area is by the resource model, or as
     Yosys has counted it; the clock is the board's, as declared, but where Yosys' estimate is there.
 
-    Raises ModelError, ExploreError, SpaceError, ValueError for a memory that there is not, OutputError, PoolError,
-    FleetError, SynthesisError where the front is confirmed, and MissingLibrary without moocore.
+    Raises ModelError, ExploreError, SpaceError, OutputError, PoolError, FleetError,
+    SynthesisError where the front is confirmed, and MissingLibrary without moocore.
     """
     from celosia.driver.explore.front import on_front
 
     on_front(np.ones((1, 1)))  # says at once that moocore is missing
     _check(objective, confirmed, search)
     place = board_of(board)
-    behind = memory_model(memory or place.memory.name).name
+    try:
+        behind = memory_model(memory or place.memory.name).name
+    except ValueError as error:
+        raise ExploreError(str(error)) from None
     around = space if isinstance(space, Space) else Space.of(place, space)
     subjects = subjects_of([models] if isinstance(models, (str, Path)) else list(models))
     context = context_of(subjects, board, behind)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from celosia.bitstreams import synthesis
 from celosia.bitstreams.area import estimate
 from celosia.bitstreams.devices import Device
-from celosia.bitstreams.synthesis import RESOURCES, known_usage
+from celosia.bitstreams.synthesis import RESOURCES
 from celosia.hw.config import Config
 
 
@@ -22,7 +23,7 @@ class Resources:
 
     @staticmethod
     def of(cfg: Config, device: Device) -> Resources:
-        known = known_usage(cfg, device)
+        known = synthesis.known_usage(cfg, device)
         used = estimate(cfg) if known is None else known
         return Resources(used.lut, used.ff, used.dsp, used.ram, known is not None)
 

@@ -152,7 +152,7 @@ class Nsga2(Search):
         rank = ranks(values)
         crowded = crowding(values, rank)
         order = sorted(range(len(good)), key=lambda n: (rank[n], -crowded[n]))[: self.population]
-        for _ in range(50 * count):
+        for _ in range(min(50 * count, 2000)):
             parents = [good[order[min(self.rng.choice(len(order), 2))]] for _ in range(2)]
             if (child := self._child(*(each.cfg for each in parents))) is not None:
                 yield child, "crossed"

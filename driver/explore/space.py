@@ -90,7 +90,7 @@ class Space:
         widest = most_bus_bytes(board)
         usual = DEFAULT | {"bus_bytes": tuple(each for each in DEFAULT["bus_bytes"] if each <= widest)}
         given = _read(source) if isinstance(source, (str, Path)) else dict(source or {})
-        narrowed = {name: tuple(dict.fromkeys(_several(value))) for name, value in given.items()}
+        narrowed = {name: tuple(dict.fromkeys(_several(name, value))) for name, value in given.items()}
         if wide := [value for value in narrowed.get("bus_bytes", ()) if isinstance(value, int) and value > widest]:
             raise SpaceError(f"bus_bytes {wide[0]} is wider than a port of {board.name}; take at most {widest}")
         return Space(usual | narrowed, board.config)
@@ -163,8 +163,13 @@ class Space:
         return self.config(fields)
 
 
-def _several(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, (list, tuple)) else (value,)
+def _several(name: str, value: Any) -> Sequence[int | bool]:
+    """One value, or a list of them. SpaceError."""
+    found = value if isinstance(value, (list, tuple)) else (value,)
+    for each in found:
+        if not isinstance(each, int):
+            raise SpaceError(f"{name} cannot be {each!r}: it takes whole numbers, or true and false")
+    return found
 
 
 def _read(path: str | Path) -> dict[str, Any]:

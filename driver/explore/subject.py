@@ -30,7 +30,7 @@ from celosia.compiler.tune.bound import network_bound
 from celosia.compiler.tune.measure import Result, Status
 from celosia.hw.config import Config
 from celosia.hw.isa import Unit
-from celosia.sim.memory import memory_model
+from celosia.sim.memory import MemoryModel, memory_model
 from celosia.sim.timing import predict
 
 UNITS = tuple(unit.name.lower() for unit in Unit)
@@ -92,7 +92,7 @@ def placed(subject: Subject, cfg: Config, products: bool = False) -> int:
     return sum(choice.layer.macs for choice in selection.choices) if products else len(selection.cpu)
 
 
-def closed(subject: Subject, cfg: Config, memory: str) -> Cost:
+def closed(subject: Subject, cfg: Config, memory: MemoryModel | str) -> Cost:
     """Layer by layer, by the compiler's estimate of the schedules that it takes: milliseconds. Blocks are not formed.
 
     Untileable where a layer does not fit the scratchpads; ModelError.
@@ -119,7 +119,7 @@ def closed(subject: Subject, cfg: Config, memory: str) -> Cost:
     return Cost(images, max(bound, round(total)), bound, busy, moved, macs, len(selection.cpu))
 
 
-def timed(subject: Subject, cfg: Config, memory: str) -> Cost:
+def timed(subject: Subject, cfg: Config, memory: MemoryModel | str) -> Cost:
     """Compiled, and its instructions on the timing model. ModelError."""
     graph, images = _graph(subject, cfg.batch)
     lowered = lower(cfg, graph, Planner(cfg))
@@ -145,7 +145,7 @@ class Ask:
     subject: Subject
     cfg: Config
     rung: str
-    memory: str
+    memory: MemoryModel | str
 
     @property
     def alike(self) -> str:
