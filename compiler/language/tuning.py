@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from celosia.compiler.language.jit import INTERPRET, Kernel, Launched, Quantised
+from celosia.compiler.language.jit import Kernel, Launched, Quantised, interpreting
 from celosia.compiler.language.tile import LanguageError
 
 REPEATS = 5
@@ -41,16 +41,16 @@ class Tuned:
         self.kernel, self.configs, self.key, self.best = kernel, list(configs), tuple(key), {}  # type: ignore[var-annotated]
 
     def __getitem__(self, grid: Any) -> Callable[..., Launched]:
-        return lambda *args, **named: self.launch(grid, args, named)
+        return partial(self.launch, grid)
 
-    def launch(self, grid: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Launched:
+    def launch(self, grid: Any, /, *args: Any, **named: Any) -> Launched:
         config = self.config(grid, args, {name: value for name, value in named.items() if name != "device"})
-        launched = self.kernel.launch(grid, args, {**named, **config.values})
+        launched = self.kernel.launch(grid, *args, **{**named, **config.values})
         return Launched({**launched.report, "config": config.values})
 
     def config(self, grid: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Config:
         """The best for these arguments. LanguageError where none can run, with the reason of the last."""
-        if os.environ.get(INTERPRET, "0") not in ("", "0"):
+        if interpreting():
             return self.configs[0]
         given = {**dict(zip(self.kernel.names, args)), **named}
         shapes = tuple((_array(v).shape, _array(v).dtype) for v in given.values() if _array(v) is not None)
