@@ -136,7 +136,7 @@ def known_space(
         if all(result.status == Status.OK for result in results):
             costs = [cost_of(result) for result in results]
             shares = Resources.of(cfg, device).shares(device)
-            if shares and all(cost.on_cpu <= on_cpu[each.name] for cost, each in zip(costs, subjects)):
+            if all(cost.on_cpu <= on_cpu[each.name] for cost, each in zip(costs, subjects)):
                 figures = objectives(cfg, costs, shares, board.clock_mhz)
                 rows.append([figures[name] for name in NAMES])
     values_ = np.array(rows)

@@ -46,11 +46,11 @@ def front(report: dict[str, Any], folder: Path) -> Iterator[RenderableType]:
                       ">LUT", ">flip-flops", ">DSP", ">block RAM", "known by", "clock")  # fmt: skip
     for row in report["front"]:
         area = row["area"]
-        sign = "" if area["counted"] else "~"
+        sign, doubt = "" if area["counted"] else "~", "?" if area["extrapolated"] else ""
         add_row(
             table, row["name"], *(FORMATS.get(name, "{:,.3g}").format(row["objectives"][name]) for name in names),
             *(row["models"][name]["rtl"] or row["models"][name]["cycles"] for name in models),
-            f"{sign}{area['lut']:,}", f"{sign}{area['ff']:,}", area["dsp"], area["ram"], row["rung"],
+            f"{sign}{area['lut']:,}{doubt}", f"{sign}{area['ff']:,}{doubt}", area["dsp"], area["ram"], row["rung"],
             f"{row['clock_mhz']:.0f} MHz, {row['clock'].split(' ')[0]}",
         )  # fmt: skip
     yield table
@@ -60,4 +60,6 @@ def front(report: dict[str, Any], folder: Path) -> Iterator[RenderableType]:
     if state["damaged"]:
         text += f"; {state['damaged']:,} damaged lines of {folder / 'points.jsonl'} left out"
     yield Text(text + left_out_text(state["left_out"]))
+    if any(row["area"]["extrapolated"] for row in report["front"]):
+        yield Text("? nothing like it was synthesised, the model of LUTs and flip-flops may be off: --confirm yosys.")
     yield Text(f"{report['take']} All in {folder}.")

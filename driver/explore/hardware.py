@@ -13,34 +13,29 @@ from celosia.hw.config import Config
 
 @dataclass(frozen=True)
 class Resources:
-    """lut, ff: None where the model does not know such a Config. ram: blocks of 36 kbit. counted: by Yosys."""
+    """ram: blocks of 36 kbit. counted: by Yosys. extrapolated: the model was measured on nothing like it."""
 
-    lut: int | None
-    ff: int | None
+    lut: int
+    ff: int
     dsp: int
     ram: float
     counted: bool
+    extrapolated: bool
 
     @staticmethod
     def of(cfg: Config, device: Device) -> Resources:
-        known = synthesis.known_usage(cfg, device)
-        used = estimate(cfg) if known is None else known
-        return Resources(used.lut, used.ff, used.dsp, used.ram, known is not None)
+        if (known := synthesis.known_usage(cfg, device)) is not None:
+            return Resources(known.lut, known.ff, known.dsp, known.ram, True, False)
+        used = estimate(cfg)
+        return Resources(used.lut, used.ff, used.dsp, used.ram, False, used.extrapolated)
 
-    def shares(self, device: Device) -> dict[str, float] | None:
-        """What each is of the device's; None where one is not known."""
-        found: dict[str, float] = {}
-        for name in RESOURCES:
-            if (value := getattr(self, name)) is None:
-                return None
-            found[name] = value / getattr(device, name)
-        return found
+    def shares(self, device: Device) -> dict[str, float]:
+        """What each is of the device's."""
+        return {name: getattr(self, name) / getattr(device, name) for name in RESOURCES}
 
     def why_not(self, device: Device, left: float) -> str | None:
         """Why it is not on `device` with the share `left` of everything to spare, or None."""
         shares = self.shares(device)
-        if shares is None:
-            return "the resource model knows no Config like it"
         name = max(shares, key=shares.__getitem__)
         if shares[name] > 1 - left:
             return f"it takes {shares[name]:.0%} of the {name} of {device.name}, where {1 - left:.0%} are to be had"

@@ -117,11 +117,10 @@ class Ladder:
         """The point, failed where it does not fit as much of the device as there is to be had now."""
         device = DEVICES[self.board.platform.device]
         resources = Resources(**point.area)
-        if point.failure is not None and point.failure.kind not in ("device", "area"):
+        if point.failure is not None and point.failure.kind != "device":
             return point
         why = resources.why_not(device, self.left)
-        kind = "area" if resources.shares(device) is None else "device"
-        return replace(point, failure=None if why is None else Failure(kind, why))
+        return replace(point, failure=None if why is None else Failure("device", why))
 
     def holds(self, cfg: Config) -> bool:
         """Whether the device has room for it, as far as it is known."""
@@ -135,7 +134,6 @@ class Ladder:
     def figures(self, point: Point, costs: Sequence[Cost] | None = None) -> dict[str, float]:
         """All objectives of a point with costs, or with those given."""
         shares = Resources(**point.area).shares(DEVICES[self.board.platform.device])
-        assert shares is not None
         own = [point.costs[each.name] for each in self.subjects] if costs is None else costs
         return objectives(point.cfg, own, shares, point.clock_mhz or self.board.clock_mhz)
 

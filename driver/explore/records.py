@@ -28,7 +28,6 @@ RUNGS = ("closed", "timed", "yosys", "rtl")
 """How far a Config was looked at, the cheapest way first."""
 FAILURES = {
     "device": "it does not fit the device",
-    "area": "the resource model does not know it",
     "layers": "a layer does not fit its scratchpads",
     "cpu": "it leaves more operators to the CPU than another Config does",
     "lost": "whoever measured gave no answer",
@@ -51,7 +50,7 @@ class Failure:
 @dataclass(frozen=True)
 class Point:
     """A Config and what is known of it. rung: the highest at which it was looked at. costs: by model, of that rung or
-    timed. area: lut, ff, dsp, ram, counted. clock_mhz: Yosys' estimate, None where nobody asked. how: why it was tried.
+    timed. area: as hardware.Resources. clock_mhz: Yosys' estimate, None where nobody asked. how: why it was tried.
     at: seconds of exploring before it was known."""
 
     cfg: Config
