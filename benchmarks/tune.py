@@ -415,6 +415,8 @@ def model_rows(
     learners: dict[str, Any] = {"estimate": None, "estimate and bound": None, "ridge": ridge, "trees": trees,
                                 "trees, by rank": partial(trees, rank=True)}  # fmt: skip
     for left_out in ("layer", "network", "config"):
+        if len({getattr(sample, left_out) for sample in samples}) == 1:
+            continue  # nothing to learn from
         for name, learner in learners.items():
             say(f"model: {name}, {left_out} left out")
             what = f"model: {name}, on {left_out}s that it has not seen"
