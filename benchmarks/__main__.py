@@ -1,7 +1,7 @@
 """python -m benchmarks [SECTION ...] [--models NAME,...], a section being one of SECTIONS.
 
-Prints a table and updates bench/results.json. Without a name: everything but `language`, `timed`, `names`, `tune` and
-`hardware` (long), and `demo`, which sets up a fresh clone.
+Prints a table and updates bench/results.json. Without a name: everything but `language`, `timed`, `names`, `tune`,
+`hardware` and `simspeed` (long), and `demo`, which sets up a fresh clone.
 Exit code 1 where a promise was measured and not kept.
 """
 
@@ -14,13 +14,14 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cpu, hardware, language, names, tune, tune_cpu
+from benchmarks import cpu, hardware, language, names, simspeed, tune, tune_cpu
 from benchmarks.kernels import KERNELS
 from benchmarks.rows import ROOT, TIMED_CONFIGS, VERDICT, Bench, Row, describe
 from benchmarks.workloads import FOLDER_VARIABLE, MADE, WORKLOADS, models_folder
@@ -28,9 +29,9 @@ from celosia.sim.memory import MEMORY_MODELS, ZYNQ_HP
 
 SECTIONS = (
     "exactness", "models", "cycles", "onchip", "walltime", "eval", "compile", "build", "cpu", "language", "timed",
-    "names", "tune", "tune_cpu", "hardware", "demo",
+    "names", "tune", "tune_cpu", "hardware", "simspeed", "demo",
 )  # fmt: skip
-DEFAULT_SECTIONS = SECTIONS[:-7]
+DEFAULT_SECTIONS = SECTIONS[: SECTIONS.index("cpu") + 1]
 KNOWN_MODELS = tuple(dict.fromkeys((*WORKLOADS, *cpu.MODELS, *cpu.NETWORKS)))
 
 
@@ -59,6 +60,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=1.0, help="for each kernel or model of cpu (default: 1)")
     parser.add_argument("--images", type=int, help="inputs for each model of `models`")
     parser.add_argument("--count", type=int, default=names.MODELS, help="models of `names` (default: %(default)s)")
+    parser.add_argument("--base", metavar="COMMIT", help="of simspeed: what to compare with (default: plain Verilog)")
     parser.add_argument("--full", action="store_true", help="of tune and tune_cpu: all of it, which takes hours")
     parser.add_argument("--only", choices=tune.PARTS, help="of tune: this part alone")
     parser.add_argument(
@@ -124,6 +126,9 @@ def main(arguments: list[str]) -> int:
                 return tune.rows(folder, options.full, say, options.only, options.config)
             if section == "tune_cpu":
                 return tune_cpu.rows(_split(options.kernels), _split(options.models), options.full, folder, say)
+            if section == "simspeed":
+                models_ = _split(options.models) or ("resnet18",)
+                return chain.from_iterable(simspeed.rows(folder, n, config, options.base, say) for n in models_)
             return hardware.rows(say) if section == "hardware" else getattr(bench, section)()
 
         for section in options.sections or DEFAULT_SECTIONS:

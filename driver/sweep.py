@@ -59,8 +59,9 @@ def sweep(
 
     cycles and utilization come from the timing model on that memory; bytes are those of scratchpads. dsp, ram (of
     36 kbit), lut and ff are of a xc7z020: `counted` where `celosia bitstream report` has counted them, else dsp and ram
-    from the Config, and lut and ff by the model of `bitstreams/area.py`, None where it knows nothing of the kind. A
-    Config that cannot be, or that the model does not fit, has `error` and no cycles. ConfigError for more than MOST.
+    from the Config, and lut and ff by the model of `bitstreams/area.py`; `extrapolated` where it knows nothing of the
+    kind. A Config that cannot be, or that the model does not fit, has `error` and no cycles. ConfigError for more than
+    MOST.
     """
     first, behind = Config.load(base), memory_model(memory)
     combinations = [dict(zip(values, each)) for each in itertools.product(*values.values())]
@@ -75,8 +76,10 @@ def sweep(
 
 
 def _row(model: str | Path, base: Config, fields: dict[str, int | bool], memory: MemoryModel) -> dict[str, Any]:
-    row: dict[str, Any] = {"set": fields, "cycles": None, "utilization": None, "dsp": None, "bytes": None,
-                           "lut": None, "ff": None, "ram": None, "counted": False, "error": None}  # fmt: skip
+    row: dict[str, Any] = {
+        "set": fields, "cycles": None, "utilization": None, "dsp": None, "bytes": None, "lut": None, "ff": None,
+        "ram": None, "counted": False, "extrapolated": False, "error": None,
+    }  # fmt: skip
     try:
         cfg = dataclasses.replace(base, **fields, name="custom")  # type: ignore[arg-type]
     except ConfigError as error:
@@ -100,7 +103,7 @@ def _hardware(cfg: Config) -> dict[str, Any]:
     used = estimate(cfg) if known is None else known
     return {
         "lut": used.lut, "ff": used.ff, "dsp": used.dsp, "ram": used.ram, "counted": known is not None,
-        "bytes": sum(scratchpads(cfg).values()),
+        "extrapolated": known is None and estimate(cfg).extrapolated, "bytes": sum(scratchpads(cfg).values()),
     }  # fmt: skip
 
 
@@ -111,22 +114,24 @@ def note() -> str:
     lut, ff, configs = error()
     return (
         f"DSP blocks and block RAM (36 kbit) as declared; ~ LUTs and flip-flops by a model of {configs} Configs, "
-        f"at most {lut:.1%} and {ff:.1%} off where it did not know one; without ~ counted by Yosys. For a xc7z020."
+        f"at most {lut:.1%} and {ff:.1%} off where it did not know one, with ? beyond all of them; without ~ counted "
+        "by Yosys. For a xc7z020."
     )
 
 
 def resource(row: Mapping[str, Any], name: str) -> str:
-    """A resource of a row, ~ before what is estimated.
+    """A resource of a row, ~ before what is estimated, ? behind what is extrapolated.
 
-    >>> resource({"lut": 40449, "counted": False}, "lut"), resource({"ram": 10.5, "counted": False}, "ram")
-    ('~40,400', '10.5')
+    >>> row = {"lut": 40449, "ff": 24020, "ram": 10.5, "counted": False, "extrapolated": False}
+    >>> resource(row, "lut"), resource(row | {"extrapolated": True}, "ff"), resource(row, "ram")
+    ('~40,400', '~24,000?', '10.5')
     """
     value = row[name]
     if value is None:
         return "-"
     if row["counted"] or name not in ("lut", "ff"):
         return f"{value:,}".removesuffix(".0")
-    return f"~{round(value, -2):,}"
+    return f"~{round(value, -2):,}{'?' if row['extrapolated'] else ''}"
 
 
 # A page ---------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from filelock import FileLock, Timeout
 from celosia.hw.cache import cache_folder, shrink, used
 from celosia.hw.config import Config
 from celosia.hw.verilog import TOP, VerilogError, hardware_digest, verilog
+from celosia.sim.gating import gated
 from celosia.sim.patience import ending_on_sigterm, every_minute, so_far
 
 VERILATOR_FLAGS = (
@@ -34,9 +35,11 @@ VERILATOR_FLAGS = (
 )  # fmt: skip
 CXX_FLAGS = ("-std=c++17", "-march=native", "-fPIC", "-fvisibility=hidden", "-w")
 SMALL_ARRAY = 64
-"""Products a cycle up to which a simulator is built for short runs: -O1 compiles in half the time of -O3."""
+"""Products a cycle up to which a simulator is built for short runs: ungated, and with -O1, which compiles in half the
+time of -O3."""
 JOBS = max(1, min(4, os.cpu_count() or 1))
 HARNESS = Path(__file__).with_name("harness.cpp")
+GATING = Path(__file__).with_name("gating.py")
 RUNTIME = ("verilated.cpp", "verilated_threads.cpp")
 """Files of Verilator's runtime that every simulator needs."""
 
@@ -83,28 +86,42 @@ def _processor() -> str:
     return "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}))
 
 
+def _is_large(cfg: Config) -> bool:
+    return cfg.macs_per_cycle > SMALL_ARRAY
+
+
 def _optimisation(cfg: Config) -> str:
-    return "-O1" if cfg.macs_per_cycle <= SMALL_ARRAY else "-O3"
+    return "-O3" if _is_large(cfg) else "-O1"
 
 
-def library_path(cfg: Config) -> Path:
-    """Where the library of `cfg` is or will be; differs with everything that it is made from."""
+def _source(cfg: Config) -> str:
+    """What is simulated of `cfg`. Raises BuildError."""
+    try:
+        return gated(verilog(cfg, simulation=True, flat=True)) if _is_large(cfg) else verilog(cfg, simulation=True)
+    except VerilogError as error:
+        raise BuildError(str(error)) from None
+
+
+def library_path(cfg: Config, source: str | None = None) -> Path:
+    """Where the library of `cfg` is or will be; differs with everything that it is made from. source: see `library`."""
     version = subprocess.run([compiler(), "--version"], capture_output=True, text=True, check=False).stdout
     digest = hashlib.sha256()
     for part in (
-        hardware_digest(cfg), HARNESS.read_text(encoding="utf-8"), metadata.version("verilator"), version, _processor(),
-        *VERILATOR_FLAGS, *CXX_FLAGS, _optimisation(cfg),
+        hardware_digest(cfg) if source is None else source, HARNESS.read_text(encoding="utf-8"),
+        GATING.read_text(encoding="utf-8") if source is None and _is_large(cfg) else "",
+        metadata.version("verilator"), version, _processor(), *VERILATOR_FLAGS, *CXX_FLAGS, _optimisation(cfg),
     ):  # fmt: skip
         digest.update(part.encode() + b"\0")
     return cache_folder() / "rtlsim" / digest.hexdigest()[:32] / "simulator.so"
 
 
-def library(cfg: Config, quiet: bool = False) -> Path:
+def library(cfg: Config, quiet: bool = False, source: str | None = None) -> Path:
     """The simulator of `cfg`, built where it is not there yet (minutes for large arrays). Raises BuildError.
 
-    quiet: without the progress line on standard error.
+    quiet: without the progress line on standard error. source: Verilog of its top module, in place of what `hw.verilog`
+    writes of it, which is gated where the array is large (gating.py).
     """
-    path = library_path(cfg)
+    path = library_path(cfg, source)
     if path.exists():
         used(path)
         return path
@@ -121,14 +138,14 @@ def library(cfg: Config, quiet: bool = False) -> Path:
             for left_over in path.parent.glob("build.*"):
                 shutil.rmtree(left_over, ignore_errors=True)
             with ending_on_sigterm():
-                _build(cfg, path, quiet)
+                _build(cfg, path, quiet, source)
             shrink(keep=path.parent)
     finally:
         lock.release()
     return path
 
 
-def _build(cfg: Config, path: Path, quiet: bool) -> None:
+def _build(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
     from rich.console import Console  # slow to import, and rarely needed
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -147,10 +164,9 @@ def _build(cfg: Config, path: Path, quiet: bool) -> None:
             say(f"{what} ...")
         work = Path(folder)
         task = progress.add_task(f"{what}: {stage}", total=None)
-        try:
-            (work / "top.v").write_text(verilog(cfg, simulation=True), encoding="utf-8")
-        except VerilogError as error:
-            raise BuildError(str(error)) from None
+        text = _source(cfg) if source is None else source
+        # Each evaluation in which the clock has changed is a cycle of the harness.
+        (work / "top.v").write_text(text.replace("@(posedge ", "@(edge "), encoding="utf-8")
         stage = "Verilator"
         progress.update(task, description=f"{what}: {stage}")
         environment = os.environ | {"VERILATOR_ROOT": str(root)}

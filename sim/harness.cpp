@@ -1,8 +1,8 @@
 // The Verilated accelerator between a host (AXI4-Lite) and a memory (AXI4), behind a C interface for ctypes.
 //
 // Compiled with -DBUS_BYTES=<width of the data bus> -DPORTS=<read ports, 1 or 2>. One clock cycle: the memory model drives its side from its own
-// registers, the design settles, handshakes are sampled, then the clock edge comes. So no signal of the design is
-// answered in the same cycle but by its own `ready` or `valid`.
+// registers, handshakes are sampled, then the clock edge comes. So no signal of the design is answered in the same cycle
+// but by its own `ready` or `valid`, and the design has none that depends on memory's in the same cycle.
 //
 // Read data is taken from memory in the cycle in which its beat is offered, written data arrives in memory when its
 // response is offered: the latest that AXI allows, so that a design that does not wait for them is found out.
@@ -165,12 +165,7 @@ struct Simulator {
         top.S(awvalid) = top.S(wvalid) = top.S(bready) = 0;
         top.S(arvalid) = top.S(rready) = 0;
         top.rst = 1;
-        for (int i = 0; i < 4; i++) {
-            top.clk = 0;
-            top.eval();
-            top.clk = 1;
-            top.eval();
-        }
+        for (int i = 0; i < 4; i++) clock();
         top.rst = 0;
         begin(false);
     }
@@ -372,11 +367,23 @@ struct Simulator {
         }
     }
 
-    // First half of a cycle: everything but the clock edge. Outputs of the design may be looked at after it.
+    // Registers are clocked by each change of `clk` (build.py).
+    void clock() {
+        top.clk ^= 1;
+        top.eval();
+    }
+
+    // First half of a cycle where inputs of the AXI4-Lite port have changed, on which outputs of it depend in the same
+    // cycle.
     void settle() {
         drive();
-        top.clk = 0;
         top.eval();
+    }
+
+    // A cycle in which they have not: outputs are what the registers said at the last edge (tests/formal).
+    void step() {
+        drive();
+        edge();
     }
 
     // Second half: handshakes and the clock edge.
@@ -389,8 +396,7 @@ struct Simulator {
         note(3, top.trace_store_start, top.trace_store_start_index, top.trace_store_done, top.trace_store_done_index);
         states[top.trace_load_state | top.trace_gemm_state << 2 | top.trace_vector_state << 4 |
                top.trace_store_state << 6]++;
-        top.clk = 1;
-        top.eval();
+        clock();
         for (Reads& port : reads)
             if (port.taken) port.rvalid = 0;
         if (top_b_taken) top.M(bvalid) = 0;
@@ -464,8 +470,7 @@ int celosia_read_register(Simulator* simulator, uint32_t offset, uint32_t* value
 int celosia_run(Simulator* simulator, uint64_t cycles) {
     for (uint64_t i = 0; i < cycles; i++) {
         if (simulator->top.irq) return 1;
-        simulator->settle();
-        simulator->edge();
+        simulator->step();
         if (simulator->error[0]) return -1;
     }
     return simulator->top.irq;

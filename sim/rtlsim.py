@@ -80,6 +80,7 @@ class RtlDevice(Memory):
     watchdog_cycles: cycles without progress of any unit after which the hardware itself ends a run.
     seed: of what memories and registers hold before they are written or reset, and of what is read from a memory where
         it is written.
+    source: Verilog of its top module in place of what `hw.verilog` writes, as a netlist (see build.py).
     """
 
     def __init__(
@@ -90,13 +91,14 @@ class RtlDevice(Memory):
         watchdog_cycles: int = 100_000,
         quiet: bool = False,
         seed: int = 0,
+        source: str | None = None,
     ) -> None:
         super().__init__()
         self.config = config
         self.memory = memory_model(memory)
         self.progress = progress
         self.watchdog_cycles = watchdog_cycles
-        self._lib = _load(library(config, quiet))
+        self._lib = _load(library(config, quiet, source))
         self._handle = ctypes.c_void_p(self._lib.celosia_create(seed))
         self.control = Control(self._read, self._write)
         """The registers of the hardware."""

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from celosia.compiler.expr.affine import Linear, flatten, from_linear, interval, linear
+from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import (
     Alloc,
-    Block,
     For,
     Function,
+    Let,
     Stmt,
     Store,
     Update,
@@ -18,6 +19,7 @@ from celosia.compiler.expr.loops import (
     children,
     exprs,
     map_accesses,
+    sequence,
 )
 from celosia.compiler.expr.nodes import Expr, Load, Tensor, Var, walk
 
@@ -38,7 +40,7 @@ def fuse_loops(function: Function) -> Function:
     while isinstance(body, Alloc) and body.scope == "workspace":
         temporaries.append(body.tensor)
         body = body.body
-    nests = _merge(list(body.body) if isinstance(body, Block) else [body])
+    nests = merge(sequence(body))
     kept = []
     for tensor in temporaries:
         users = [k for k, nest in enumerate(nests) if _touches(nest, tensor)]
@@ -88,21 +90,25 @@ def _stride(accesses: Sequence[Linear], var: Var) -> int | None:
     return stride
 
 
-def _merge(stmts: list[Stmt]) -> list[Stmt]:
+def merge(stmts: Sequence[Stmt]) -> list[Stmt]:
+    """Neighbouring loops as one where the second reads, in each iteration, only what the same one of the first wrote.
+    A loop may pass statements that have nothing to do with it."""
     done: list[Stmt] = []
     for stmt in stmts:
         for at in reversed(range(len(done))):
             merged = _merged(done[at], stmt)
-            if merged is not None and not any(_depends(later, done[at]) for later in done[at + 1 :]):
+            if merged is not None and not any(_conflict(later, done[at]) for later in done[at + 1 :]):
                 del done[at]
                 stmt = merged
         done.append(stmt)
     return done
 
 
-def _depends(later: Stmt, earlier: Stmt) -> bool:
-    written = {t for t, _ in _accesses(earlier)[1]}
-    return any(t in written for t, _ in _accesses(later)[0])
+def _conflict(a: Stmt, b: Stmt) -> bool:
+    """Whether one writes what the other touches."""
+    (reads, writes), (others, written) = _accesses(a), _accesses(b)
+    touched = {t for t, _ in (*reads, *writes)} & {t for t, _ in written}
+    return bool(touched or {t for t, _ in others} & {t for t, _ in writes})
 
 
 def _merged(first: Stmt, second: Stmt) -> Stmt | None:
@@ -116,18 +122,26 @@ def _merged(first: Stmt, second: Stmt) -> Stmt | None:
     more_reads, more_writes = _accesses(renamed)
     written = {t for t, _ in writes}
     shared = {t for t, _ in more_reads if t in written}
-    if not shared or any(t in written for t, _ in more_writes):
+    touched = written | {t for t, _ in reads}
+    if not shared or any(t in touched for t, _ in more_writes):
         return None
+    inside = {s.var for part in (first.body, renamed) for s in statements(part) if isinstance(s, For | Let)}
     for tensor in shared:
         at = [terms for t, terms in (*reads, *writes, *more_reads) if t is tensor]
-        if _stride(at, first.var) is None:
+        if _stride(_beside_common(at, inside | {first.var}), first.var) is None:
             return None
-    inner = [*_parts(first.body), *_parts(renamed)]
-    return For(first.var, first.extent, block(*_merge(inner)))
+    inner = [*sequence(first.body), *sequence(renamed)]
+    return For(first.var, first.extent, block(*merge(inner)))
 
 
-def _parts(stmt: Stmt) -> tuple[Stmt, ...]:
-    return stmt.body if isinstance(stmt, Block) else (stmt,)
+def _beside_common(accesses: list[Linear], inside: set[Var]) -> list[Linear]:
+    """The accesses without the terms of what is outside of the loop, where all have them."""
+    common = {
+        atom for atom, k in accesses[0].items()
+        if all(terms.get(atom) == k for terms in accesses)
+        and not (atom is not None and any(n in inside or isinstance(n, Load) for n in walk(atom)))
+    }  # fmt: skip
+    return [{atom: k for atom, k in terms.items() if atom not in common} for terms in accesses]
 
 
 def _shrink(nest: Stmt, tensor: Tensor) -> tuple[Stmt, Tensor]:
@@ -150,7 +164,7 @@ def _shrink(nest: Stmt, tensor: Tensor) -> tuple[Stmt, Tensor]:
     def target(t: Tensor, index: tuple[Expr, ...]) -> tuple[Tensor, tuple[Expr, ...]]:
         return (small, moved(index)) if t is tensor else (t, index)
 
-    parts = [map_accesses(part, change, target) for part in _parts(nest.body)]
+    parts = [map_accesses(part, change, target) for part in sequence(nest.body)]
     inside = [k for k, part in enumerate(parts) if _touches(part, small)]
     if len(inside) == 1:
         parts[inside[0]], small = _shrink(parts[inside[0]], small)

@@ -225,5 +225,10 @@ def map_accesses(stmt: Stmt, change: Callable[[Expr], Expr | None], target: Targ
 
 def block(*stmts: Stmt) -> Stmt:
     """The statements one after the other, without needless nesting."""
-    flat = [s for stmt in stmts for s in (stmt.body if isinstance(stmt, Block) else (stmt,))]
+    flat = [s for stmt in stmts for s in sequence(stmt)]
     return flat[0] if len(flat) == 1 else Block(tuple(flat))
+
+
+def sequence(stmt: Stmt) -> tuple[Stmt, ...]:
+    """The statements that `stmt` does one after the other."""
+    return stmt.body if isinstance(stmt, Block) else (stmt,)

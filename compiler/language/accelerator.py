@@ -38,7 +38,6 @@ from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import CUT, Decisions, Problem, estimate, parts, point, why_not
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.hw.config import Config
-from celosia.sim.device import Device
 from celosia.sim.timing import predict
 
 Block = tuple[tuple[NDArray[Any], ...], tuple[int, ...]]
@@ -541,9 +540,9 @@ class AcceleratorVariant:
     """A kernel for one set of types and shapes, with the image for the last weights that it was given."""
 
     def __init__(self, kernel: Any, program: Program, given: dict[Array, int]) -> None:
-        self.cfg = Config.load(kernel.config)
+        self.kernel, self.cfg = kernel, kernel.machine
         self.lowered = Lowered(self.cfg, kernel.name, program, kernel.at)
-        self.given, self.devices = given, kernel.devices
+        self.given = given
         self.constants: list[NDArray[Any]] = []
         self.image: Image | None = None
         self.layer: Layer | None = None
@@ -565,7 +564,7 @@ class AcceleratorVariant:
     def __call__(self, arrays: list[Any], device: Any) -> dict[str, Any]:
         image, cfg = self.prepare(arrays), self.cfg
         (launch,) = image.launches
-        machine = open_device(device, cfg, self.devices)
+        machine = self.kernel.device(device)
         started = time.perf_counter()
         machine.allocate(image.size)
         machine.write(image.constants_address, image.constants)
@@ -592,27 +591,3 @@ class AcceleratorVariant:
 
 def _images(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*shape, 1, 1) if len(shape) == 2 else shape if len(shape) == 4 else (1, *shape)
-
-
-def open_device(device: Any, cfg: Config, known: dict[str, Device]) -> Device:
-    """ "functional", "timed" or "rtl", which is kept open, or a Device."""
-    if isinstance(device, Device):
-        if device.config.digest != cfg.digest:
-            raise LanguageError(f"the kernel is for the Config {cfg.name}, and the device is a {device.config.name}")
-        return device
-    if device not in known:
-        if device == "functional":
-            from celosia.sim.fsim import FunctionalDevice
-
-            known[device] = FunctionalDevice(cfg)
-        elif device == "timed":
-            from celosia.sim.timed import TimedDevice
-
-            known[device] = TimedDevice(cfg)
-        elif device == "rtl":
-            from celosia.sim.rtlsim import RtlDevice
-
-            known[device] = RtlDevice(cfg)
-        else:
-            raise LanguageError(f"there is no device {device!r}; take functional, timed, rtl, or a Device")
-    return known[device]

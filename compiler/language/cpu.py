@@ -18,7 +18,8 @@ from celosia.compiler.dtypes import itemsize
 from celosia.compiler.expr import Alloc, Axis, Expr, For, Function, If, Let, Load, Stmt, Tensor, Update, Var, wrap
 from celosia.compiler.expr import Store as Put
 from celosia.compiler.expr.affine import flatten, from_linear, interval, linear, unravel
-from celosia.compiler.expr.loops import block
+from celosia.compiler.expr.fuse import merge
+from celosia.compiler.expr.loops import block, sequence
 from celosia.compiler.expr.nodes import INDEX, Const, binary, call, cast, clip, select, walk
 from celosia.compiler.expr.partition import partition
 from celosia.compiler.language.bounds import Unknown, values
@@ -87,6 +88,7 @@ class Lowered:
                 done.append(self._loop(each, memory))
             elif each in self.live and self._needs_memory(each):
                 done.append(self._computed(each, memory))
+        done = merge([part for stmt in done for part in sequence(stmt)])
         body = block(*done, self._handed_on(handed_on, memory))
         for tensor in memory:
             body = Alloc(tensor, body, "local")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import inspect
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from types import FunctionType
 from typing import Any, overload
 
@@ -23,17 +24,28 @@ from celosia.compiler.language import loops, ops
 from celosia.compiler.language.cpu import Lowered, scopes
 from celosia.compiler.language.meaning import value_of
 from celosia.compiler.language.tile import Array, LanguageError, Program, Store, dtype_name, program
+from celosia.hw.config import Config
+from celosia.sim.device import Device
+from celosia.sim.devices import SIMULATORS, open_simulator
 
 TARGETS = ("accelerator", "cpu")
-INTERPRET = "CELOSIA_INTERPRET"
+INTERPRET = b"CELOSIA_INTERPRET"
 BUILTINS = {"range": loops.range, "abs": ops.abs, **ops.IN_KERNELS}
 """What these names mean in a kernel, where they are not its own."""
 MOST_VARIANTS = 1024
 """Compiled variants that a kernel remembers."""
 
+_getenv = ctypes.pythonapi["getenv"]  # os.environ.get takes as long as the rest of a call
+_getenv.argtypes, _getenv.restype = [ctypes.c_char_p], ctypes.c_char_p
+
 Grid = Any
 Variant = Any
 """A function of arguments and device to the report of a run."""
+
+
+def interpreting() -> bool:
+    """Whether kernels run in numpy, as CELOSIA_INTERPRET says."""
+    return _getenv(INTERPRET) not in (None, b"", b"0")
 
 
 @dataclass(frozen=True)
@@ -75,18 +87,36 @@ class Kernel:
             n for n in code.co_names if isinstance(function.__globals__.get(n), (bool, int, float, str))
         )
         self.variants: dict[Any, Any] = {}
-        self.devices: dict[str, Any] = {}
+        self.devices: dict[str, Device] = {}
         self.on_cpu: Kernel | None = None
         self.__doc__ = function.__doc__
 
     def __getitem__(self, grid: Grid) -> Callable[..., Launched]:
-        return lambda *args, **named: self.launch(grid, args, named)
+        return partial(self.launch, grid)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         program()  # or it has no grid
         return self.traced()(*args, **named)
 
-    def launch(self, grid: Grid, args: tuple[Any, ...], named: dict[str, Any]) -> Launched:
+    @cached_property
+    def machine(self) -> Config:
+        """The Config of the accelerator."""
+        return Config.load(self.config)
+
+    def device(self, device: Any) -> Device:
+        """ "functional", "timed" or "rtl", which is kept open, or a Device. LanguageError."""
+        if isinstance(device, Device):
+            if device.config.digest != self.machine.digest:
+                here, there = self.machine.name, device.config.name
+                raise LanguageError(f"the kernel is for the Config {here}, and the device is a {there}")
+            return device
+        if device not in self.devices:
+            if device not in SIMULATORS:
+                raise LanguageError(f"there is no device {device!r}; take {', '.join(SIMULATORS)}, or a Device")
+            self.devices[device] = open_simulator(device, self.machine)
+        return self.devices[device]
+
+    def launch(self, grid: Grid, /, *args: Any, **named: Any) -> Launched:
         """One call. LanguageError for what the language or the target cannot do."""
         device = named.pop("device", "functional") if named else "functional"
         if (mode := getattr(_local, "mode", None)) is not None:
@@ -105,23 +135,39 @@ class Kernel:
         else:
             self.on_cpu = self.on_cpu or Kernel(self.function, "cpu", None, self.threads)
             with launching(None):
-                return self.on_cpu.launch(grid, values, {})
+                return self.on_cpu.launch(grid, *values)
         return Launched()
 
     def variant(self, grid: Grid, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Variant, list[Any]]:
         """(what runs the kernel on such arguments, the arguments): compiled when it is first asked for."""
         values = args if not named and len(args) == len(self.names) else self._bind(args, named)
-        arrays = [v.array if type(v) is Quantised else v for v in values]
-        places = [address_of(v) for v in arrays if type(v) is np.ndarray]
-        alias = tuple(map(places.index, places)) if len(set(places)) < len(places) else None
         grid = grid if type(grid) is tuple else self._grid(grid, values)
-        outside = self._globals() if self.outside else ()
-        key = (grid, alias, os.environ.get(INTERPRET), *map(_key, values, self.is_constant), *outside)
-        found = self.variants.get(key)
+        key: list[Any] = [grid, _getenv(INTERPRET)]
+        arrays, places = [], []
+        for value, constant in zip(values, self.is_constant):
+            kind = type(value)
+            if kind is Quantised:
+                key.append(value.zero_point)
+                value = value.array
+                kind = type(value)
+            if kind is np.ndarray:
+                key += value.dtype, value.shape, value.flags.num
+                places.append(address_of(value))
+            elif constant or kind is int or not isinstance(value, (float, np.floating)):
+                key += kind, value
+            else:
+                value = np.array([value], np.float32)
+            arrays.append(value)
+        if len(set(places)) < len(places):
+            key.append(tuple(map(places.index, places)))
+        if self.outside:
+            key += self._globals()
+        known = tuple(key)
+        found = self.variants.get(known)
         if found is None:
             if len(self.variants) >= MOST_VARIANTS:
                 self.variants.clear()
-            found = self.variants[key] = self._variant(self._grid(grid, values), values)
+            found = self.variants[known] = self._variant(self._grid(grid, values), values)
         return found, arrays
 
     def _globals(self) -> tuple[Any, ...]:
@@ -148,7 +194,7 @@ class Kernel:
         return tuple(map(int, grid))
 
     def _variant(self, grid: tuple[int, ...], values: tuple[Any, ...]) -> Variant:
-        if os.environ.get(INTERPRET, "0") not in ("", "0"):
+        if interpreting():
             return lambda arrays, device: self._interpret(grid, values, arrays)
         traced, given = self.trace(grid, values)
         for array in {each.array for scope in scopes(traced.top) for each in scope.body if isinstance(each, Store)}:
@@ -210,9 +256,10 @@ class Kernel:
     def _interpret(self, grid: tuple[int, ...], values: tuple[Any, ...], arrays: list[Any]) -> dict[str, Any]:
         started = time.perf_counter()
         values = tuple(
-            Quantised(array, value.zero_point) if isinstance(value, Quantised) else array
-            for value, array in zip(values, arrays)
-        )
+            Quantised(now, then.zero_point) if isinstance(then, Quantised)
+            else now[0] if isinstance(now, np.ndarray) and not isinstance(then, np.ndarray) else now
+            for then, now in zip(values, arrays)
+        )  # fmt: skip
         for ids in np.ndindex(*grid):
             with Program(grid, ids, value_of):
                 self.traced()(*self._arguments(values, {}))
@@ -260,10 +307,19 @@ class _CpuVariant:
         self.written = [i for i, array in enumerate(ordered) if array in lowered.written]
         self.threads = kernel.threads or default_threads()
         self.where = kernel
+        self.checked: list[int] = []
 
     def __call__(self, arrays: list[Any], device: Any) -> dict[str, Any]:
-        held = [_stored(arrays[n]) for n in self.order]
-        places = [address_of(array) for array in held]
+        places = [address_of(arrays[n]) for n in self.order]
+        if places != self.checked:
+            self._check(places)
+            self.checked = places
+        started = time.perf_counter()
+        self.kernel.run_at(places, self.threads)
+        return {"target": "cpu", "seconds": time.perf_counter() - started}
+
+    def _check(self, places: list[int]) -> None:
+        """LanguageError where what is written shares memory with another array."""
         for i in self.written:
             first, end = places[i], places[i] + self.sizes[i]
             for j, place in enumerate(places):
@@ -272,25 +328,6 @@ class _CpuVariant:
                     raise LanguageError(
                         f"{self.where.at}: {names[0]}, which the kernel writes, shares memory with {names[1]}; copy one"
                     )
-        started = time.perf_counter()
-        self.kernel.run_at(places, self.threads)
-        return {"target": "cpu", "seconds": time.perf_counter() - started}
-
-
-def _stored(value: Any) -> NDArray[Any]:
-    """An argument as machine code finds it: an array, or a float in one."""
-    return value if isinstance(value, np.ndarray) else np.array([value], np.float32)
-
-
-def _key(value: Any, constant: bool) -> Any:
-    """What of an argument a compiled kernel depends on."""
-    if type(value) is np.ndarray:
-        return value.dtype, value.shape, value.flags.num
-    if type(value) is float and not constant:
-        return float
-    if type(value) is Quantised:
-        return *_key(value.array, constant), value.zero_point
-    return type(value), value
 
 
 def _is_constexpr(annotation: Any) -> bool:

@@ -18,12 +18,15 @@ import numpy as np
 from celosia.compiler.cpu.target import target
 from celosia.compiler.dtypes import itemsize
 from celosia.compiler.expr import Alloc, Axis, Expr, For, If, Let, Load, Select, Stmt, Store, Tensor, Update, wrap
-from celosia.compiler.expr.affine import coefficient, flatten, in_range, linear
-from celosia.compiler.expr.loops import Block, block, map_accesses
+from celosia.compiler.expr.affine import Linear, coefficient, flatten, in_range, linear
+from celosia.compiler.expr.loops import Block, block, map_accesses, sequence
 from celosia.compiler.expr.nodes import substitute, walk
 
 REGISTERS = 4
 """Vectors that are under way at once: as many additions as it takes until the first of them is done."""
+
+
+Flat = Store | Update
 
 
 def vectorised(stmt: Stmt) -> Stmt:
@@ -32,8 +35,8 @@ def vectorised(stmt: Stmt) -> Stmt:
             rows, var, body
         ):
             return _turned(rows, var, body)
-        case For(Axis() as var, extent, Store() | Update() as body, "serial") if extent > 1:
-            return _vectors(var, body)
+        case For(Axis() as var, extent, body, "serial") if extent > 1 and _flat(body):
+            return _vectors(var, _flat(body))
         case For(var, extent, body, kind) if kind not in ("vectorized", "unrolled"):
             return For(var, extent, vectorised(body), kind)
         case Block(body):
@@ -43,6 +46,12 @@ def vectorised(stmt: Stmt) -> Stmt:
         case If(cond, body, orelse):
             return If(cond, vectorised(body), None if orelse is None else vectorised(orelse))
     return stmt
+
+
+def _flat(body: Stmt) -> tuple[Flat, ...]:
+    """The statements of a loop in which there is nothing but what writes memory; else none."""
+    found = tuple(part for part in sequence(body) if isinstance(part, Store | Update))
+    return found if len(found) == len(sequence(body)) else ()
 
 
 def _turns(rows: Axis, var: Axis, body: Store) -> bool:
@@ -80,60 +89,88 @@ def first_of(kind: str, dtype: str) -> float:
     return int(limits.min if kind == "max" else limits.max)
 
 
-def _vectors(var: Axis, body: Store | Update) -> Stmt:
-    step = _apart(var, body.tensor, body.index)
-    if not _together(var, body.value) or step not in (0, 1) or (step == 0 and isinstance(body, Store)):
-        return For(var, var.extent, body)
-    lanes = max(1, target().vector_bytes // max(itemsize(t) for t in _types(body)))
+def _vectors(var: Axis, body: tuple[Flat, ...]) -> Stmt:
+    if not all(_in_lanes(var, part) for part in body) or not _apart_from_each_other(body):
+        return For(var, var.extent, block(*body))
+    lanes = max(1, target().vector_bytes // max(itemsize(t) for part in body for t in _types(part)))
     done: list[Stmt] = []
     at = 0
     for registers in (REGISTERS, 1):
         count = (var.extent - at) // (registers * lanes)
         if count and lanes > 1:
-            done.append(_lanes(var, body, at, count, registers, lanes, step == 0))
+            done.append(_lanes(var, body, at, count, registers, lanes))
             at += count * registers * lanes
     if at < var.extent:
         rest = Axis(var.name, extent=var.extent - at)
-        done.append(For(rest, rest.extent, _at(body, var, rest + at)))
+        done.append(For(rest, rest.extent, block(*(_at(part, var, rest + at) for part in body))))
     return block(*done)
 
 
-def _types(body: Store | Update) -> set[str]:
+def _in_lanes(var: Axis, part: Flat) -> bool:
+    """Whether iterations can be lanes: each has an element of its own, beside its neighbours', or all add to one."""
+    step = _apart(var, part.tensor, part.index)
+    return _together(var, part.value) and (step == 1 or (step == 0 and isinstance(part, Update)))
+
+
+def _apart_from_each_other(body: tuple[Flat, ...]) -> bool:
+    """Whether iterations share no element of what several statements touch, so that each can be done for all lanes."""
+    if len(body) == 1:
+        return True
+    touched: dict[Tensor, list[Linear]] = {}
+    for part in body:
+        touched.setdefault(part.tensor, []).append(linear(flatten(part.tensor.shape, part.index)))
+    reads = (node for part in body for node in walk(part.value) if isinstance(node, Load))
+    for node in reads:
+        if node.tensor in touched:
+            touched[node.tensor].append(linear(flatten(node.tensor.shape, node.index)))
+    return all(each == places[0] for places in touched.values() for each in places)
+
+
+def _types(body: Flat) -> set[str]:
     return {body.tensor.dtype} | {node.tensor.dtype for node in walk(body.value) if isinstance(node, Load)}
 
 
-def _lanes(var: Axis, body: Store | Update, at: int, count: int, registers: int, lanes: int, sums: bool) -> Stmt:
+def _lanes(var: Axis, body: tuple[Flat, ...], at: int, count: int, registers: int, lanes: int) -> Stmt:
     """`count` times so many vectors of the loop, from `at` on."""
     outer = Axis(f"{var.name}.o", extent=count)
+    sums = {
+        n: Tensor("part", (registers * lanes,), part.tensor.dtype) for n, part in enumerate(body)
+        if isinstance(part, Update) and _apart(var, part.tensor, part.index) == 0
+    }  # fmt: skip
 
     def each(make: Callable[[Expr], Stmt]) -> Stmt:
         vector, lane = Axis("v", extent=registers), Axis("l", extent=lanes)
         return For(vector, registers, For(lane, lanes, make(vector * lanes + lane), "vectorized"), "unrolled")
 
     def moved(place: Expr) -> Stmt:
-        return _at(body, var, outer * (registers * lanes) + place + at)
+        done = [_at(part, var, outer * (registers * lanes) + place + at) for part in body]
+        for n, partial in sums.items():
+            one = done[n]
+            assert isinstance(one, Update)
+            done[n] = Update(one.kind, partial, (place,), one.value)
+        return block(*done)
 
-    if not sums:
-        return For(outer, count, each(moved))
-    assert isinstance(body, Update)
-    kind, total, index = body.kind, body.tensor, body.index
-    part = Tensor("part", (registers * lanes,), total.dtype)
-    zero = wrap(first_of(kind, part.dtype), part.dtype)
+    code: Stmt = For(outer, count, each(moved))
+    for n, partial in sums.items():
+        code = _summed(body[n], partial, code, each, registers, lanes)
+    return code
 
-    def added(place: Expr) -> Stmt:
-        one = moved(place)
-        assert isinstance(one, Update)
-        return Update(kind, part, (place,), one.value)
 
-    start = each(lambda l: Store(part, (l,), zero))
+def _summed(
+    whole: Flat, partial: Tensor, code: Stmt, each: Callable[[Callable[[Expr], Stmt]], Stmt], registers: int, lanes: int
+) -> Stmt:
+    """`code`, which adds to the sums of lanes `partial`, and what adds these to the whole."""
+    assert isinstance(whole, Update)
+    kind, zero = whole.kind, wrap(first_of(whole.kind, partial.dtype), partial.dtype)
     joined: list[Stmt] = []
     for register in range(1, registers):
         lane = Axis("l", extent=lanes)
-        one = Update(kind, part, (lane,), Load(part, (lane + register * lanes,)))
+        one = Update(kind, partial, (lane,), Load(partial, (lane + register * lanes,)))
         joined.append(For(lane, lanes, one, "vectorized"))
     lane = Axis("l", extent=lanes)
-    end = For(lane, lanes, Update(kind, total, index, Load(part, (lane,))), "vectorized")
-    return Alloc(part, block(start, For(outer, count, each(added)), *joined, end), "local")
+    end = For(lane, lanes, Update(kind, whole.tensor, whole.index, Load(partial, (lane,))), "vectorized")
+    start = each(lambda place: Store(partial, (place,), zero))
+    return Alloc(partial, block(start, code, *joined, end), "local")
 
 
 def _at(body: Stmt, var: Axis, place: Expr) -> Stmt:

@@ -11,6 +11,7 @@ from celosia.compiler import expr as T
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.expr import loops
 from celosia.compiler.expr.affine import interval, linear, unravel
+from celosia.compiler.expr.fuse import merge
 
 RNG = np.random.default_rng(0)
 
@@ -254,6 +255,43 @@ def test_loops_that_read_other_iterations_stay_apart() -> None:
         c = T.compute((8, 4), shifted, "c")
         function = T.lower([c])
         assert str(T.fuse_loops(function)) == str(function)
+
+
+PLACES = {
+    "here": lambda i: i,
+    "there": lambda i: 7 - i,
+    "beside": lambda i: T.minimum(i + 1, 7),
+    "first": lambda i: i * 0,
+}
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.tuples(
+    st.integers(0, 3), st.sampled_from(["here", "here", "there", "first"]), st.integers(0, 3),
+    st.sampled_from(["here", "here", "there", "beside", "first"]), st.booleans(),
+), min_size=2, max_size=5))  # fmt: skip
+def test_merged_loops_of_any_order_do_the_same(rows: list[tuple[int, str, int, str, bool]]) -> None:
+    tensors = [T.Tensor(f"t{n}", (8,), "int32") for n in range(4)]
+    nests: list[loops.Stmt] = []
+    for number, (to, at, source, read, added) in enumerate(rows):
+        i = T.Axis("i", extent=8)
+        value = T.Load(tensors[source], (PLACES[read](i),)) * 2 + number + i.astype("int32")
+        index = (PLACES[at](i),)
+        body = T.Update("sum", tensors[to], index, value) if added else T.Store(tensors[to], index, value)
+        nests.append(T.For(i, 8, body))
+    runs = [T.Function("f", (), tuple(tensors), loops.block(*each)) for each in (nests, merge(nests))]
+    for got, want in zip(*map(T.interpret, runs), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_what_is_computed_is_summed_in_the_same_loop() -> None:
+    x, e, s = (T.Tensor(name, shape, "int32") for name, shape in (("x", (4, 8)), ("e", (4, 8)), ("s", ())))
+    row, i, j = (T.Axis(name, extent=n) for name, n in (("row", 4), ("i", 8), ("j", 8)))
+    first = T.For(i, 8, T.Store(e, (row, i), T.Load(x, (row, i)) + 1))
+    start = T.Store(s, (), T.wrap(0, "int32"))
+    second = T.For(j, 8, T.Update("sum", s, (), T.Load(e, (row, j))))
+    assert len(merge([first, start, second])) == 2
+    assert len(merge([first, T.Store(e, (row, i * 0), T.wrap(0, "int32")), second])) == 3  # it changes what is summed
 
 
 def test_padding_joins_the_window_that_reads_it() -> None:

@@ -65,7 +65,7 @@ def test_layernorm_and_a_float_that_changes() -> None:
         d = x - x.mean(1, keepdims=True)
         np.testing.assert_allclose(compiled, d / np.sqrt((d * d).mean(1, keepdims=True) + eps) * w + b, atol=2e-5)
         np.testing.assert_allclose(compiled, meant, atol=2e-5)
-    assert len({key for key in layernorm.variants if "1" not in key}) == 1
+    assert len({key for key in layernorm.variants if b"1" not in key}) == 1
 
 
 @pytest.mark.parametrize(("length", "columns"), [(96, 32), (70, 32), (40, 64)])
@@ -239,7 +239,14 @@ UNARY = {
     "uint16": lambda a: a.to(cl.uint16).to(cl.int32), "trans": lambda a: a.T.reshape(*a.shape),
     "float": lambda a: (a.to(cl.float32) * 0.5).to(cl.int32), "rows": lambda a: a + cl.max(a, axis=1)[:, None],
     "columns": lambda a: a - cl.sum(a, axis=0)[None, :], "least": lambda a: a ^ cl.min(a),
+    "shares": lambda a: shares(a),
 }  # fmt: skip
+
+
+def shares(a):
+    """What lies in memory and is summed where it is computed."""
+    root = cl.sqrt(cl.abs(a).to(cl.float32)).to(cl.int32)
+    return root - cl.max(root, axis=1)[:, None] + (root * 3 + a) // (cl.sum(root, axis=1)[:, None] + 1)
 
 
 @cl.jit(target="cpu")

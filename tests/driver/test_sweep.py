@@ -95,7 +95,8 @@ class _Points(HTMLParser):
 def test_the_plot_shows_cycles_in_proportion_and_escapes_names() -> None:
     def row(depth: int, cycles: int | None, error: str | None = None) -> dict[str, Any]:
         return {"set": {"inp_depth": depth}, "cycles": cycles, "utilization": None, "dsp": None, "bytes": None,
-                "lut": None, "ff": 1234, "ram": 2.5, "counted": False, "error": error}  # fmt: skip
+                "lut": None, "ff": 1234, "ram": 2.5, "counted": False, "extrapolated": False,
+                "error": error}  # fmt: skip
 
     text = page("<model>", [row(16, 400), row(32, 200), row(64, 100), row(128, None, "a < b")])
     assert "<td>~1,200</td><td>-</td><td>2.5</td>" in text
@@ -124,16 +125,16 @@ def test_resources_are_exact_estimated_or_counted(
     models: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path / "empty"))
-    line = "sweep", models / "quantised.onnx", "--config", "tiny", "--set", "taps=0,3", "--set", "batch=1,4"
+    line = "sweep", models / "quantised.onnx", "--config", "tiny", "--set", "taps=0,3", "--set", "batch=1,16"
     code, out, err = call(*line, "--report", tmp_path / "s.json")
     assert code == 0, err
     lut, ff, _ = area.error()
     assert f"at most {lut:.1%} and {ff:.1%} off" in " ".join(out.split())
     rows = json.loads((tmp_path / "s.json").read_text())
     assert [row["ram"] for row in rows[::2]] == [9.0, 10.5] and [row["dsp"] for row in rows[::2]] == [22, 28]
-    assert all(row["lut"] > row["ff"] > 5000 and not row["counted"] for row in rows[::2])
-    assert all(row["lut"] is None and row["dsp"] for row in rows[1::2])  # no Config of such a batch was synthesised
-    assert f"~{round(rows[0]['lut'], -2):,}" in out
+    assert all(row["lut"] > row["ff"] > 5000 and not row["counted"] for row in rows)
+    assert [row["extrapolated"] for row in rows] == [False, True] * 2  # no Config of such a batch was synthesised
+    assert f"~{round(rows[0]['lut'], -2):,} " in out and f"~{round(rows[1]['lut'], -2):,}?" in out
     known = Usage(lut=16_001, ff=9_002, dsp=28, ram=10.5, seconds=1.0, tool="Yosys")
     monkeypatch.setattr(synthesis, "known_usage", lambda cfg, device: known if cfg.taps else None)
     found = sweep(models / "quantised.onnx", {"taps": [0, 3]}, "tiny")

