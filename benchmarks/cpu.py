@@ -26,6 +26,7 @@ from benchmarks import networks
 from benchmarks.kernels import cases
 from benchmarks.rows import VERDICT, Row
 from benchmarks.workloads import FOLDER_VARIABLE, WORKLOADS, Missing
+from celosia.compiler.tune.kernels.trial import by_turns
 from celosia.driver.oracle import session
 from celosia.driver.runtime import Runtime
 
@@ -44,8 +45,6 @@ NETWORKS = ("mobilenet_v2_224", "lite", "detector")
 TVM_VARIABLE = "CELOSIA_TVM_PYTHON"
 SETTLING_SECONDS = 5e-3
 """How long no thread may have worked, or waited actively, before a run on several threads is timed."""
-SAMPLE_SECONDS = 4e-4
-"""Shorter runs are timed several at once, so that reading the clock does not matter."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +89,11 @@ def compare(
     found = runtime.run(feed).outputs
     gap = max(error(found[name], expected[name]) for name in names)
     top = all(_top1(found[name], expected[name]) for name in names)
-    clock = time.thread_time if threads == 1 else time.perf_counter
-    best = by_turns([lambda: runtime.run(feed), lambda: theirs.run(names, feed)], seconds, clock)
+    runs = [lambda: runtime.run(feed), lambda: theirs.run(names, feed)]
+    if threads == 1:
+        best = by_turns(runs, seconds)
+    else:  # the other side's threads wait actively for a while
+        best = by_turns(runs, seconds, clock=time.perf_counter, before=_settled)
     return Comparison(best[0], best[1], gap, top, [found[name] for name in names], list(expected.values()))
 
 
@@ -99,38 +101,14 @@ def _top1(found: Array, expected: Array) -> bool:
     return found.shape == expected.shape and bool(np.array_equal(found.argmax(-1), expected.argmax(-1)))
 
 
-def by_turns(
-    runs: list[Callable[[], object]], seconds: float, clock: Callable[[], float] = time.thread_time
-) -> list[float]:
-    """Seconds of the fastest run of each; by default those of the processor, in this thread."""
-    for run in runs:
-        run()
-    counts = [max(1, round(SAMPLE_SECONDS / max(_once(run, 3, clock), 1e-7))) for run in runs]
-    best = [float("inf")] * len(runs)
-    end = time.perf_counter() + seconds
-    while best[0] == float("inf") or time.perf_counter() < end:
-        for number, (run, count) in enumerate(zip(runs, counts)):
-            if clock is not time.thread_time:  # the other side's threads wait actively for a while
-                _settle()
-                run()
-            best[number] = min(best[number], _once(run, count, clock))
-    return best
-
-
-def _settle() -> None:
-    """Wait until all threads of this process sleep."""
+def _settled(run: Callable[[], object]) -> None:
+    """Wait until all threads of this process sleep, then wake those of `run`."""
     worked = 1.0
     while worked > 0.1 * SETTLING_SECONDS:
         before = time.process_time()
         time.sleep(SETTLING_SECONDS)
         worked = time.process_time() - before
-
-
-def _once(run: Callable[[], object], count: int, clock: Callable[[], float]) -> float:
-    started = clock()
-    for _ in range(count):
-        run()
-    return (clock() - started) / count
+    run()
 
 
 def model_feed(name: str, model: onnx.ModelProto) -> Feed:

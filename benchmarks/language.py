@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 import celosia.language as cl
-from benchmarks.cpu import Say, by_turns, error
+from benchmarks.cpu import Say, error
 from benchmarks.kernels import _Writer
 from benchmarks.rows import ROOT, Row
 from celosia.compiler.language.accelerator import image_of
 from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tune.kernels.trial import by_turns
 from celosia.driver.oracle import session
 
 Array = NDArray[Any]

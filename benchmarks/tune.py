@@ -14,6 +14,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,11 +25,13 @@ import numpy as np
 from benchmarks.rows import Row
 from benchmarks.workloads import WORKLOADS, Missing
 from celosia.compiler import numerics
-from celosia.compiler.image import LayerErrors
-from celosia.compiler.layer import Activation, Conv, Epilogue, Requantise, Residual, Untileable, Window
+from celosia.compiler.compile import compile as compile_model
+from celosia.compiler.image import Image, LayerErrors
+from celosia.compiler.layer import Activation, Conv, Epilogue, Layer, Requantise, Residual, Untileable, Window
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.measure import TIMED, VERSION, Case, Job, Judge, Status, measure, packed
 from celosia.compiler.tune.model import MissingLearner, ridge, trees
+from celosia.compiler.tune.network import Network, Occurrence
 from celosia.compiler.tune.pool import Fleet
 from celosia.compiler.tune.search import SEARCHES
 from celosia.compiler.tune.space import Floats, Point, Space, layer_space
@@ -98,7 +101,7 @@ JUDGED_SHAPES = (
 """Convolutions like ResNet's, small enough for many runs of the RTL."""
 
 
-def space_of(cfg: Config, layer: Conv) -> Space[Point]:
+def space_of(cfg: Config, layer: Layer) -> Space[Point]:
     planner = Planner(cfg)
     usual = tuple(d for part in planner.layer(layer) for d in part.decisions.groups)
     return layer_space(cfg, layer, usual)
@@ -108,8 +111,11 @@ class Table:
     """Cycles of points of a layer on the timing model, inf where one does not compile; kept in a file. judge: who else
     says how many there are; its bytes are compared, too."""
 
-    def __init__(self, cfg: Config, layer: Conv, folder: Path = KEPT, judge: Judge = TIMED) -> None:
-        self.cfg, self.layer, self.space, self.judge = cfg, layer, space_of(cfg, layer), judge
+    def __init__(
+        self, cfg: Config, layer: Layer, folder: Path = KEPT, judge: Judge = TIMED, space: Space[Point] | None = None
+    ) -> None:
+        self.cfg, self.layer, self.judge = cfg, layer, judge
+        self.space = space_of(cfg, layer) if space is None else space
         digest = self.space.name.rsplit("#")[-1]
         who = "" if judge == TIMED else f"{judge.device}-"
         self.path = folder / f"{who}{cfg.name}-{cfg.digest[:8]}-{digest}-v{VERSION}.json"
@@ -213,13 +219,17 @@ class Size:
     configs: Sequence[str]
     jobs: int
     judged: Sequence[Shape]
+    modelled: Sequence[str]
+    """Networks whose layers a model is asked about, beside the shapes."""
 
 
-CI = Size(SMALL, 2, 16, 24, ("demo",), ("pynq",), 24, JUDGED_SHAPES[:1])
+CI = Size(SMALL, 2, 16, 24, ("demo",), ("pynq",), 24, JUDGED_SHAPES[:1], ("demo",))
 FULL = Size(
     RESNET18, 20, 64, 150, ("resnet18", "mobilenet_v2", "mobilenet_v2_160", "ds_cnn", "demo"),
-    ("pynq", "ultra96", "zcu104"), 100, JUDGED_SHAPES,
+    ("pynq", "ultra96", "zcu104"), 100, JUDGED_SHAPES, ("mobilenet_v2", "ds_cnn", "demo"),
 )  # fmt: skip
+LEAST = 8
+"""Points of a layer of which a ranking says something."""
 JUDGED = ("pynq", "zcu104")
 """Configs of the regret."""
 WITHOUT_SEED = ("descent", "coordinates", "beam")
@@ -329,9 +339,10 @@ def judged_rows(size: Size, say: Callable[[str], None], command: str) -> Iterato
 
 @dataclass(frozen=True)
 class Sample:
-    """Points of a layer with their cycles."""
+    """Points of a layer of a network with their cycles."""
 
     config: str
+    network: str
     layer: str
     features: Floats
     predicted: Floats
@@ -344,25 +355,43 @@ class Sample:
         return np.maximum(self.predicted, self.bounds)
 
 
-def _samples(size: Size, configs: Sequence[str], say: Callable[[str], None]) -> list[Sample]:
-    found = []
+def _tables(size: Size, config: str, folder: Path | None) -> Iterator[tuple[str, str, Table]]:
+    """Network, layer, and its points: the shapes of ResNet-18, and the layers of the networks that are there."""
+    cfg = Config.load(config)
+    for shape in size.shapes:
+        yield "resnet18", shape.name, Table(cfg, shape.layer(cfg))
+    for name in size.modelled:
+        with suppress(Missing):
+            for each in occurrences(WORKLOADS[name].path(folder), cfg):
+                space = layer_space(cfg, each.layer, each.usual)
+                if len(space) >= LEAST:
+                    yield name, each.layer.name, Table(cfg, each.layer, space=space)
+
+
+def occurrences(path: Path, cfg: Config) -> list[Occurrence]:
+    """The layers of the network at `path` that differ, under the compiler's own decisions."""
+    found: list[Occurrence] = []
+
+    def improve(network: Network) -> tuple[Image, str]:
+        found.extend(network.occurrences())
+        return network.image, ""
+
+    compile_model(path, cfg, check=False, improve=improve)
+    return found
+
+
+def _samples(size: Size, configs: Sequence[str], folder: Path | None, say: Callable[[str], None]) -> Iterator[Sample]:
     for config in configs:
-        cfg = Config.load(config)
-        for shape in size.shapes:
-            table = Table(cfg, shape.layer(cfg))
-            say(f"{config}, {shape.name}: points for the models")
+        for network, layer, table in _tables(size, config, folder):
+            say(f"{config}, {network}, {layer}: points for the models")
             # Half at random, half of those that a search would look at.
-            near = np.argsort(np.maximum(table.space.predicted, table.space.bounds))[: size.sampled // 2].tolist()
+            near = np.argsort(table.space.base)[: size.sampled // 2].tolist()
             drawn = table.space.sample(size.sampled // 2, np.random.default_rng(0))
             numbers = [n for n in dict.fromkeys((*near, *drawn)) if np.isfinite(table.cost(n))]
             table.keep()
             space, costs = table.space, np.array([table.cost(n) for n in numbers])
-            found.append(
-                Sample(
-                    config, shape.name, space.features[numbers], space.predicted[numbers], space.bounds[numbers], costs
-                )
-            )
-    return found
+            features = space.features[numbers]
+            yield Sample(config, network, layer, features, space.predicted[numbers], space.bounds[numbers], costs)
 
 
 def ranks(values: Floats) -> Floats:
@@ -379,11 +408,15 @@ def _scores(expected: Floats, costs: Floats) -> tuple[float, float, float]:
     return rho, float(costs[order[0]] / costs.min() - 1), float((costs[order[:8]] <= eighth).mean())
 
 
-def model_rows(size: Size, configs: Sequence[str], say: Callable[[str], None], command: str) -> Iterator[Row]:
-    samples = _samples(size, configs, say)
+def model_rows(
+    size: Size, configs: Sequence[str], folder: Path | None, say: Callable[[str], None], command: str
+) -> Iterator[Row]:
+    samples = list(_samples(size, configs, folder, say))
     learners: dict[str, Any] = {"estimate": None, "estimate and bound": None, "ridge": ridge, "trees": trees,
                                 "trees, by rank": partial(trees, rank=True)}  # fmt: skip
-    for left_out in ("layer", "config"):
+    for left_out in ("layer", "network", "config"):
+        if len({getattr(sample, left_out) for sample in samples}) == 1:
+            continue  # nothing to learn from
         for name, learner in learners.items():
             say(f"model: {name}, {left_out} left out")
             what = f"model: {name}, on {left_out}s that it has not seen"
@@ -470,7 +503,7 @@ def rows(
     if only in (None, "judged"):
         yield from judged_rows(size, say, f"{command} --only judged")
     if only in (None, "model"):
-        yield from model_rows(size, configs, say, f"{command} --only model")
+        yield from model_rows(size, configs, folder, say, f"{command} --only model")
     if only in (None, "network"):
         yield from network_rows(size, folder, say, f"{command} --only network")
     if only in (None, "fleet"):

@@ -207,7 +207,7 @@ class _Cutter:
             definitions = define(self.cfg, layer)
             key = tuple(definition.signature for definition in definitions)
             if key not in self.estimated:
-                self.estimated[key] = sum(_estimated(self.cfg, definition.problem) for definition in definitions)
+                self.estimated[key] = sum(estimated(self.cfg, definition.problem) for definition in definitions)
             return self.estimated[key]
         except Untileable:
             return None if isinstance(layer, Block) else 1e12  # a layer alone says so itself
@@ -245,7 +245,8 @@ def _again(layers: list[Layer]) -> list[Layer]:
     return [moved(layer, placed) for layer in layers]
 
 
-def _estimated(cfg: Config, problem: Problem | BlockProblem) -> float:
+def estimated(cfg: Config, problem: Problem | BlockProblem) -> float:
+    """Cycles under the decisions that the estimate takes. Untileable where there are none."""
     if isinstance(problem, Problem) and problem.in_blocks:
         return estimate(cfg, problem, choose(cfg, problem))
     block = problem if isinstance(problem, BlockProblem) else BlockProblem((problem,))

@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-import onnx_ir as ir
 
 from celosia.compiler.assemble import Assembler
-from celosia.compiler.blocks import form_blocks
 from celosia.compiler.cpu.llvm import link_library
 from celosia.compiler.cpu.runtime.op import HostError
 from celosia.compiler.cpu.schedule.chosen import Choices, choosing
@@ -29,18 +27,17 @@ from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.fold import fold
 from celosia.compiler.graph.identities import simplify
 from celosia.compiler.graph.importer import ModelError
-from celosia.compiler.graph.launches import LaunchPlan, layers_of, schedule
+from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.layout import layout
 from celosia.compiler.graph.quantized import Integerise
-from celosia.compiler.graph.select import select
 from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.specialise import specialise
 from celosia.compiler.graph.tables import compose_tables
 from celosia.compiler.graph.transposed import convolve_transposed
-from celosia.compiler.image import Image, LayerErrors, build
+from celosia.compiler.image import Image
 from celosia.compiler.keep import Kept
-from celosia.compiler.layer import Block
 from celosia.compiler.limits import require_memory, require_numpy
+from celosia.compiler.lowering import lower
 from celosia.compiler.passes import Pass, Pipeline, Watch
 from celosia.compiler.program import Program
 from celosia.compiler.selfcheck.check import self_check
@@ -174,25 +171,8 @@ def _compile(
     require_memory(model)
     say("placing operators")
     refused = {} if accelerator else dict.fromkeys(model.graph, "compiled for the CPU alone")
-    apart: set[ir.Node] = set()
-    while True:
-        selection = select(model, cfg, refused)
-        say("blocks of layers")
-        form_blocks(cfg, selection, planner, apart, () if given is None else given.layers)
-        steps = schedule(cfg, model.graph, selection)
-        say("tiling and instructions")
-        try:
-            plan = layers_of(steps, selection)
-            image = build(cfg, *plan, planner)
-            break
-        except LayerErrors as errors:
-            plans = [step for step in steps if isinstance(step, LaunchPlan)]
-            for (number, layer), reason in errors.reasons.items():
-                choice = plans[number].choices[layer]
-                if isinstance(choice.layer, Block):
-                    apart.update(choice.nodes)
-                else:
-                    refused |= dict.fromkeys(choice.nodes, reason)
+    lowered = lower(cfg, model, planner, refused, () if given is None else given.layers, say)
+    selection, steps, plan, image = lowered.selection, lowered.steps, lowered.plan, lowered.image
     if given is not None:
         given.check_all_taken()
     schedules = ""

@@ -18,7 +18,7 @@ from celosia.compiler.tensorize.tiles import Bound, Tile
 from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.footprint import load_element_bytes
 from celosia.compiler.vthread.need import by_need
-from celosia.compiler.vthread.pipeline import Stream
+from celosia.compiler.vthread.pipeline import Stream, Stuck
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.hw.config import Config
 from celosia.hw.isa import Opcode
@@ -144,14 +144,15 @@ class _Emitter:
     def run(self) -> Stream:
         planned = [self._planned(number, layer) for number, layer in enumerate(self.layers)]
         if not self.refused:
-            for each in planned:
-                assert each is not None
-                try:
+            number = 0
+            try:
+                for each in planned:
+                    assert each is not None
+                    number = each.number
                     self._emit(each, planned)
-                except (RenderError, Untileable) as error:
-                    self.refused[each.number] = str(error)
-                    return self.stream
-            self.stream.finish()
+                self.stream.finish()
+            except (RenderError, Untileable) as error:
+                self.refused[error.layer if isinstance(error, Stuck) else number] = str(error)
         return self.stream
 
     def _follows(self, number: int) -> bool:

@@ -9,34 +9,23 @@ from typing import TYPE_CHECKING, Any
 from celosia.compiler.program import Program
 from celosia.hw.config import Config
 from celosia.sim.device import Device
+from celosia.sim.devices import SIMULATORS, open_simulator
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-DEVICES = ("functional", "timed", "rtl", "board")
+DEVICES = (*SIMULATORS, "board")
 """Devices that can be opened by name."""
 
 
 def open_device(name: str, config: Config, **options: Any) -> Device:
     """The device called "functional", "timed", "rtl" or "board"; `options` are those of its class. ValueError."""
-    if name == "functional":
-        from celosia.sim.fsim import FunctionalDevice
-
-        return FunctionalDevice(config)
-    if name == "timed":
-        from celosia.sim.timed import TimedDevice
-
-        return TimedDevice(config, **options)
-    if name == "rtl":
-        from celosia.sim.rtlsim import RtlDevice
-
-        return RtlDevice(config, **options)
+    require_device(name)
     if name == "board":
         from celosia.driver.board import pynq_device
 
         return pynq_device(config, **options)
-    require_device(name)
-    raise AssertionError(name)
+    return open_simulator(name, config, **options)
 
 
 def require_device(name: str) -> None:

@@ -9,9 +9,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from celosia.compiler.compile import compile
+from celosia.bitstreams.devices import DEVICES
 from celosia.compiler.graph.importer import ModelError
-from celosia.driver import explain
+from celosia.driver.explore.hardware import Resources
+from celosia.driver.explore.subject import Subject, timed
 from celosia.hw.config import Config, ConfigError
 from celosia.hw.config_doc import scratchpads
 from celosia.sim.memory import ZYNQ_HP, MemoryModel, memory_model
@@ -57,25 +58,25 @@ def sweep(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """A row for each combination of `values` of Config fields, in order, on top of `base`.
 
-    cycles and utilization come from the timing model on that memory; bytes are those of scratchpads. dsp, ram (of
-    36 kbit), lut and ff are of a xc7z020: `counted` where `celosia bitstream report` has counted them, else dsp and ram
-    from the Config, and lut and ff by the model of `bitstreams/area.py`; `extrapolated` where it knows nothing of the
-    kind. A Config that cannot be, or that the model does not fit, has `error` and no cycles. ConfigError for more than
-    MOST.
+    cycles and utilization come from the timing model on that memory, under the compiler's own decisions, whatever
+    records there are; bytes are those of scratchpads. dsp, ram (of 36 kbit), lut and ff are of a xc7z020: `counted`
+    where `celosia bitstream report` has counted them, else dsp and ram from the Config, and lut and ff by the model of
+    `bitstreams/area.py`; `extrapolated` where it knows nothing of the kind. A Config that cannot be, or that the model
+    does not fit, has `error` and no cycles. ConfigError for more than MOST.
     """
     first, behind = Config.load(base), memory_model(memory)
     combinations = [dict(zip(values, each)) for each in itertools.product(*values.values())]
     if len(combinations) > MOST:
         raise ConfigError(f"these are {len(combinations)} Configs, and a sweep takes at most {MOST}; give fewer values")
-    rows = []
+    rows, subject = [], Subject.of(model)
     for number, fields in enumerate(combinations):
         named = ", ".join(f"{name} {value}" for name, value in fields.items())
         progress(f"Config {number + 1} of {len(combinations)}: {named}")
-        rows.append(_row(model, first, fields, behind))
+        rows.append(_row(subject, first, fields, behind))
     return rows
 
 
-def _row(model: str | Path, base: Config, fields: dict[str, int | bool], memory: MemoryModel) -> dict[str, Any]:
+def _row(model: Subject, base: Config, fields: dict[str, int | bool], memory: MemoryModel) -> dict[str, Any]:
     row: dict[str, Any] = {
         "set": fields, "cycles": None, "utilization": None, "dsp": None, "bytes": None, "lut": None, "ff": None,
         "ram": None, "counted": False, "extrapolated": False, "error": None,
@@ -86,24 +87,20 @@ def _row(model: str | Path, base: Config, fields: dict[str, int | bool], memory:
         return row | {"error": str(error)}
     row |= _hardware(cfg)
     try:
-        report = explain.estimate(compile(model, cfg, check=False), memory)
+        cost = timed(model, cfg, memory)
     except ModelError:
         raise
     except ValueError as error:  # what this Config cannot run
         return row | {"error": str(error)}
-    return row | {name: report[name] for name in ("cycles", "utilization")}
+    peak = cost.cycles * cfg.macs_per_cycle
+    return row | {"cycles": cost.cycles, "utilization": cost.macs / peak if peak else None}
 
 
 def _hardware(cfg: Config) -> dict[str, Any]:
-    from celosia.bitstreams.area import estimate
-    from celosia.bitstreams.devices import DEVICES
-    from celosia.bitstreams.synthesis import known_usage
-
-    known = known_usage(cfg, DEVICES["xc7z020"])
-    used = estimate(cfg) if known is None else known
+    used = Resources.of(cfg, DEVICES["xc7z020"])
     return {
-        "lut": used.lut, "ff": used.ff, "dsp": used.dsp, "ram": used.ram, "counted": known is not None,
-        "extrapolated": known is None and estimate(cfg).extrapolated, "bytes": sum(scratchpads(cfg).values()),
+        "lut": used.lut, "ff": used.ff, "dsp": used.dsp, "ram": used.ram, "counted": used.counted,
+        "extrapolated": used.extrapolated, "bytes": sum(scratchpads(cfg).values()),
     }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,8 @@ def tune(
     behind it, or a board, as "ssh://USER@BOARD" (sudo, base: as `celosia run` takes them); the whole is judged by the
     timing model. jobs: processes that measure; 0: this one. search: one of `tune.search.SEARCHES`. learner: "ridge", or
     "trees" (needs the extra `tune`). deadline: seconds for one trial. pool: "dask://HOST:PORT", whose workers measure
-    (needs the extra `fleet`). fleet: other devices. progress: called with the name of each stage; told: with the State
-    after each trial.
+    (needs the extra `fleet`). fleet: other devices, which stay open. progress: called with the name of each stage;
+    told: with the State after each trial.
 
     The report has cycles and untuned (of the whole network), `regret` (all layers together take at most that share
     fewer cycles, proved), trials, measured, known, failed, seconds, left_out (devices by name), damaged (lines of the
@@ -68,7 +69,7 @@ def tune(
     judge = Judge(device, memory)
     known = opened(records)
     started = time.perf_counter()
-    with fleet or fleet_for(judge, jobs, pool, deadline, sudo, base) as measuring:
+    with nullcontext(fleet) if fleet else fleet_for(judge, jobs, pool, deadline, sudo, base) as measuring:
         tuner = Tuner(known, measuring, trials, judge, search, learner, seed, told)
 
         def improve(network: Network) -> tuple[Image, str]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from types import FunctionType
 from typing import Any, overload
 
@@ -21,9 +21,12 @@ from celosia.compiler.cpu.runtime.kernel import address_of
 from celosia.compiler.cpu.runtime.threads import default_threads
 from celosia.compiler.dtypes import itemsize
 from celosia.compiler.language import loops, ops
-from celosia.compiler.language.cpu import Lowered, scopes
+from celosia.compiler.language.cpu import Lowered
 from celosia.compiler.language.meaning import value_of
-from celosia.compiler.language.tile import Array, LanguageError, Program, Store, dtype_name, program
+from celosia.compiler.language.tile import Array, LanguageError, Program, dtype_name, program, stores
+from celosia.hw.config import Config
+from celosia.sim.device import Device
+from celosia.sim.devices import SIMULATORS, open_simulator
 
 TARGETS = ("accelerator", "cpu")
 INTERPRET = b"CELOSIA_INTERPRET"
@@ -84,7 +87,7 @@ class Kernel:
             n for n in code.co_names if isinstance(function.__globals__.get(n), (bool, int, float, str))
         )
         self.variants: dict[Any, Any] = {}
-        self.devices: dict[str, Any] = {}
+        self.devices: dict[str, Device] = {}
         self.on_cpu: Kernel | None = None
         self.__doc__ = function.__doc__
 
@@ -94,6 +97,24 @@ class Kernel:
     def __call__(self, *args: Any, **named: Any) -> Any:
         program()  # or it has no grid
         return self.traced()(*args, **named)
+
+    @cached_property
+    def machine(self) -> Config:
+        """The Config of the accelerator."""
+        return Config.load(self.config)
+
+    def device(self, device: Any) -> Device:
+        """ "functional", "timed" or "rtl", which is kept open, or a Device. LanguageError."""
+        if isinstance(device, Device):
+            if device.config.digest != self.machine.digest:
+                here, there = self.machine.name, device.config.name
+                raise LanguageError(f"the kernel is for the Config {here}, and the device is a {there}")
+            return device
+        if device not in self.devices:
+            if device not in SIMULATORS:
+                raise LanguageError(f"there is no device {device!r}; take {', '.join(SIMULATORS)}, or a Device")
+            self.devices[device] = open_simulator(device, self.machine)
+        return self.devices[device]
 
     def launch(self, grid: Grid, /, *args: Any, **named: Any) -> Launched:
         """One call. LanguageError for what the language or the target cannot do."""
@@ -176,7 +197,7 @@ class Kernel:
         if interpreting():
             return lambda arrays, device: self._interpret(grid, values, arrays)
         traced, given = self.trace(grid, values)
-        for array in {each.array for scope in scopes(traced.top) for each in scope.body if isinstance(each, Store)}:
+        for array in {each.array for each in stores(traced.top)}:
             if array.data is not None and not array.data.flags.writeable:
                 raise LanguageError(f"{self.at}: {array.name}, which {self.name} writes, is read-only; give it a copy")
         if self.target == "cpu":

@@ -348,7 +348,8 @@ def terms(cfg: Config, p: Problem, points: Sequence[Sizes]) -> dict[str, Cycles]
     tile_wgt, all_wgt = n * k * p.taps, p.out_blocks * p.in_blocks * p.taps
     stays = np.bool_(p.grouped) | (all_inp <= cfg.inp_depth)
     inp_loads = all_inp * np.where(weights & ~stays, n_tiles, 1)
-    wgt_loads = all_wgt * np.where(~cut & (weights | (all_wgt <= cfg.wgt_depth)), 1, spatial)
+    wgt_stays = all_wgt <= cfg.wgt_depth
+    wgt_loads = all_wgt * np.where((order == "weights") | wgt_stays, 1, spatial)
     out = p.out_blocks * p.rows * p.columns * p.images
     entry_beats = max(1, cfg.lanes // cfg.bus_bytes)
     inp_beats = max(cfg.inp_pieces, cfg.inp_bytes // cfg.bus_bytes)
@@ -358,9 +359,18 @@ def terms(cfg: Config, p: Problem, points: Sequence[Sizes]) -> dict[str, Cycles]
     out_cost = np.where(whole, 1.0, _row_cost(x * entry_beats))
     store = out * entry_beats * out_cost
     load = inp_loads * inp_beats * inp_cost + wgt_loads * wgt_beats + (store if p.residual else 0)
-    tiles = n_tiles * spatial * -(-p.in_blocks // k)
-    fetched = tiles * INSTRUCTIONS_PER_TILE * max(1, instruction_bytes(cfg) // cfg.bus_bytes)
+    pieces = -(-p.in_blocks // k)
+    tiles = n_tiles * spatial * pieces
+    # GEMM; VECTOR and STORE; LOADs of weights, of the input, of the residual's other operand.
+    instructions = tiles + (2 + p.residual) * n_tiles * spatial
+    instructions = instructions + np.where((order == "weights") | wgt_stays, n_tiles * pieces, tiles)
+    instructions = instructions + spatial * pieces * np.where(weights & ~stays, n_tiles, 1)
+    fetched = instructions * max(1, instruction_bytes(cfg) // cfg.bus_bytes)
     beats = load * REFRESHED + fetched  # instructions come through the same port
+    by_blocks = (order != "split") & ((weights & (n_tiles > 1)) | (spatial == 1))
+    kept_inp = np.where(stays, all_inp * inp_beats * inp_cost, 0)
+    kept_wgt = np.where(wgt_stays & (spatial > 1), all_wgt * wgt_beats, 0)
+    kept = np.where(by_blocks, kept_inp, kept_wgt) * REFRESHED
     # What takes more than half a ring cannot be loaded while what was there before, perhaps of another layer, is used.
     late_inp = (tile_inp > cfg.inp_depth // 2) & (spatial > 1)
     late_wgt = np.where(weights | cut | (all_wgt > cfg.wgt_depth), tile_wgt, all_wgt) > cfg.wgt_depth // 2
@@ -368,11 +378,19 @@ def terms(cfg: Config, p: Problem, points: Sequence[Sizes]) -> dict[str, Cycles]
     exposed = exposed + np.where(late_wgt, wgt_loads * wgt_beats, 0)
     first = tile_inp * inp_beats + LOAD_LATENCY
     drain = n * y * x * (1 + entry_beats) + STORE_LATENCY
+    # Where the sum of a place is cut in pieces, all of its output is stored during the last of them.
+    last = y * x * (p.out_blocks * entry_beats - (p.out_blocks - n) * k * p.taps)
+    drain = drain + np.where(order == "split", np.maximum(0, last - n * y * x * entry_beats), 0)
     gemm = p.steps + tiles * GEMM_CYCLES
-    busy = np.maximum(np.maximum(gemm, beats), store)
+    busy = _in_rounds(np.maximum(gemm, store), beats, kept, np.where(by_blocks, n_tiles, spatial))
     one_by_one = np.maximum(gemm + beats, store)
-    # Where gemm waits for loads, nothing is loaded between the last load of a layer and the store that ends it.
-    ends = np.where(beats > gemm, first + drain + n * y * x * k * p.taps, ENDS * (first + drain))
+    # Where gemm waits for loads, what it computes after the last of them is exposed: a tile, or all that reads it.
+    tail = np.where(by_blocks & stays & (order != "pieces"), spatial, np.where(~by_blocks & wgt_stays, n_tiles, 1))
+    ends = np.where(
+        beats > gemm,
+        LOAD_LATENCY + ENDS * (first - LOAD_LATENCY) + drain + tail * n * y * x * k * p.taps,
+        ENDS * (first + drain),
+    )
     # The next weights are loaded while gemm is at the last blocks, which may be fewer.
     pixels = np.where(cut, y * x, p.rows * p.columns * p.images)
     behind = tile_wgt * wgt_beats - (p.out_blocks - (n_tiles - 1) * n) * pixels * k * p.taps
@@ -380,6 +398,15 @@ def terms(cfg: Config, p: Problem, points: Sequence[Sizes]) -> dict[str, Cycles]
     cycles = np.minimum(busy + exposed, one_by_one) + ends
     found = dict(cycles=cycles, gemm=gemm, beats=beats, store=store, exposed=exposed, ends=ends, tiles=tiles)
     return {name: np.broadcast_to(value, cycles.shape).astype(np.float64) for name, value in found.items()}
+
+
+def _in_rounds(work: Cycles, beats: Cycles, kept: Cycles, rounds: NDArray[np.int64]) -> Cycles:
+    """Cycles of `rounds` of an outer loop, the first of which loads what stays on chip, `kept` of all beats, and may
+    wait for it while the others do not; the layer before hides part of that."""
+    later = (beats - kept) * (1 - 1 / rounds)
+    first = np.maximum(work / rounds, beats - later)
+    busy = np.maximum(work, beats)
+    return np.asarray(busy + ENDS * np.maximum(0, first + np.maximum(work - work / rounds, later) - busy))
 
 
 ROWS_FIRST_COST = 1.02

@@ -8,12 +8,12 @@ ends before the last bytes are in memory. tests/tune compares this with the timi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.layer import Window
+from celosia.compiler.layer import Activation, Conv, Layer, Pool, Window, inputs
 from celosia.compiler.tensorize.block_space import Group
 from celosia.compiler.tensorize.space import CUT, LOAD_LATENCY, MEMORY, STORE_LATENCY, Decisions, Problem
 from celosia.hw.config import Config
@@ -38,6 +38,39 @@ def lower_bounds(
     written = sum(_entries(each, cfg) for each in asked if not (isinstance(each, Group) and each.following))
     busiest = max(gemm, vector, _beats(cfg, behind, weights * cfg.wgt_bytes), written * cfg.lanes / cfg.bus_bytes)
     return np.full(len(points), float(copies * busiest + _ends(behind)))
+
+
+def network_bound(cfg: Config, layers: Sequence[tuple[Layer, Sequence[Problem]]], memory: MemoryModel) -> float:
+    """Cycles that these layers, in order, are not below together, in whatever blocks and tiles: each unit does its
+    part of what must be computed. A block leaves out what no window of its last layer reads."""
+    asked = [problem for _, problems in layers for problem in problems]
+    shares = _read([layer for layer, _ in layers]) if cfg.forward else [1.0] * len(layers)
+    gemm = sum(s * p.steps for s, (_, own) in zip(shares, layers) for p in own if not p.grouped)
+    vector = sum(s * _entries(p) for s, (_, own) in zip(shares, layers) for p in own)
+    weights: dict[Hashable, int] = {}
+    for layer, own in layers:
+        if isinstance(layer, Conv):  # what two layers share may stay; few bytes tell weights apart well enough
+            size = sum(p.out_blocks * p.in_blocks * p.taps for p in own if not p.grouped)
+            key = layer.weights.shape, layer.weights.reshape(-1)[:64].tobytes()
+            weights[key] = max(size, weights.get(key, 0))
+    stored = 0.0 if cfg.forward else sum(_entries(each, cfg) for each in asked)
+    moved = [_beats(cfg, memory, size) for size in (sum(weights.values()) * cfg.wgt_bytes, stored * cfg.lanes)]
+    return float(max(gemm, vector, *moved) + _ends(memory))
+
+
+def _read(layers: Sequence[Layer]) -> list[float]:
+    """The share of each layer's pixels that windows of the layers behind it read; 1 where something else reads it."""
+    sizes: dict[Activation, tuple[int, int]] = {}
+    for layer in reversed(layers):
+        y = layer.y
+        readers = [each for each in layers if any(act.storage is y.storage for act in inputs(each))]
+        windows = [(each.window, each.y) for each in readers if isinstance(each, Conv | Pool) and each.x == y]
+        sizes[y] = y.height, y.width
+        if readers and len(windows) == len(readers):
+            rows = max(_touched(window, 0, sizes[to][0], to.height) for window, to in windows)
+            columns = max(_touched(window, 1, sizes[to][1], to.width) for window, to in windows)
+            sizes[y] = rows, columns
+    return [sizes[each.y][0] * sizes[each.y][1] / (each.y.height * each.y.width) for each in layers]
 
 
 def _of_products(cfg: Config, p: Problem, points: Sequence[Decisions], copies: int, memory: MemoryModel) -> Floats:

@@ -122,7 +122,7 @@ class Records:
         """Keep a trial, and write it. OutputError."""
         self._keep(key, result)
         if self.path is not None:
-            _append(self.path, _line(key, result))
+            append(self.path, _line(key, result))
 
     def best(self, cfg: Config, workload: str, measurer: str) -> tuple[Key, Result, bool] | None:
         """The fewest cycles of a workload by that measurer; where it has measured none, by another one of them all.
@@ -156,16 +156,27 @@ def _line(key: Key, result: Result) -> bytes:
         "status": result.status.value, "cycles": result.cycles, "detail": result.detail[:200],
         "seconds": round(result.seconds, 3),
     }  # fmt: skip
-    return _canonical(row | {"crc": zlib.crc32(_canonical(row).encode())}).encode() + b"\n"
+    return sealed(row)
 
 
-def _parsed(line: bytes) -> tuple[Key, Result]:
-    """ValueError, KeyError, TypeError for a damaged line."""
+def sealed(row: Mapping[str, Any]) -> bytes:
+    """`row` as a line with a checksum."""
+    return _canonical({**row, "crc": zlib.crc32(_canonical(row).encode())}).encode() + b"\n"
+
+
+def unsealed(line: bytes) -> dict[str, Any]:
+    """The row of a line. ValueError, KeyError, TypeError for a damaged one."""
     row = json.loads(line)
     if not isinstance(row, dict):
         raise TypeError("a record has names")
     if row.pop("crc") != zlib.crc32(_canonical(row).encode()):
         raise ValueError("it is not what was written")
+    return row
+
+
+def _parsed(line: bytes) -> tuple[Key, Result]:
+    """ValueError, KeyError, TypeError for a damaged line."""
+    row = unsealed(line)
     status, cycles = Status(row["status"]), row["cycles"]
     if not isinstance(cycles, int) or isinstance(cycles, bool) or cycles < (status == Status.OK):
         raise ValueError(f"{cycles!r} are no cycles")
@@ -176,7 +187,7 @@ def _parsed(line: bytes) -> tuple[Key, Result]:
     return key, replace(Result(status, cycles), detail=str(row["detail"]), seconds=float(row["seconds"]))
 
 
-def _append(path: Path, line: bytes) -> None:
+def append(path: Path, line: bytes) -> None:
     """One write, so that lines of several processes never mix; on a line of its own though the last one was cut off."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)

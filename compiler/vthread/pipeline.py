@@ -167,6 +167,14 @@ class _Tile:
     pins: list[tuple[Ring, tuple[int, int]]] = field(default_factory=list)
 
 
+class Stuck(Untileable):
+    """A tile that has loaded waits for what can never be there. layer: whose tile it is."""
+
+    def __init__(self, layer: int) -> None:
+        super().__init__("a block's results find no room beside what its tiles have loaded")
+        self.layer = layer
+
+
 class Stream:
     """Instructions in program order, the rings of the scratchpads, and the tiles that have loaded, not computed."""
 
@@ -227,7 +235,7 @@ class Stream:
         while self.waiting and (not begun or self.waiting[0].phases[0] is None) and self.waiting[0].ready():
             begun.append(self.waiting.popleft())
         if not begun and not self.running:
-            raise Untileable("a block's results find no room beside what its tiles have loaded")
+            raise Stuck(self.waiting[0].layer)
         if begun:
             self.running.appendleft(begun)
         for tiles in self.running:

@@ -10,6 +10,7 @@ from celosia.driver.cli import bitstream
 from celosia.driver.cli.boards import deploy, flash
 from celosia.driver.cli.checks import compare, eval_
 from celosia.driver.cli.errors import EXIT_CODES
+from celosia.driver.cli.exploring import explore
 from celosia.driver.cli.hardware import cache, configs, sweep, verilog
 from celosia.driver.cli.models import compile_, inspect, quantize, report
 from celosia.driver.cli.runs import demo, run
@@ -48,7 +49,8 @@ def celosia(
 
 app.command(name="compile")(compile_)
 app.command(name="eval")(eval_)
-for function in (run, compare, deploy, flash, inspect, report, quantize, configs, sweep, tune, verilog, cache, demo):
+made, used = (configs, sweep, explore, tune, verilog, cache), (run, compare, deploy, flash, inspect, report, quantize)
+for function in (*used, *made, demo):
     app.command()(function)
 
 

@@ -48,6 +48,8 @@ def explained(error: Exception) -> tuple[int, str]:
     from celosia.compiler.tune.model import MissingLearner
     from celosia.compiler.tune.pool import FleetError
     from celosia.compiler.tune.records import RecordsError
+    from celosia.driver.explore.records import ExploreError
+    from celosia.driver.explore.space import SpaceError
     from celosia.driver.fleet import PoolError
     from celosia.driver.oracle import MissingLibrary, OracleError
     from celosia.driver.pages.names import ReportError
@@ -59,6 +61,8 @@ def explained(error: Exception) -> tuple[int, str]:
     from celosia.sim.device import DeviceError
 
     wrong = ModelError, DecisionsError, ConfigError, HostError, ProgramError, InputError, OutputError, QuantizeError
+    if isinstance(error, (ExploreError, SpaceError)):
+        return WRONG_INPUT, str(error)
     if isinstance(
         error, (*wrong, OracleError, ManifestError, ProjectError, RecordsError, ReportError, TargetError, ThreadsError)
     ):

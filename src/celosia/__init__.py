@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from celosia.compiler.program import Program
     from celosia.driver.compare import compare
     from celosia.driver.evaluate import evaluate
+    from celosia.driver.explore.explore import explore
     from celosia.driver.pages.report import report
     from celosia.driver.quantize import quantize
     from celosia.driver.result import Result
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from celosia.hw.config import Config
 
 __all__ = [
-    "CelosiaQuantizer", "Config", "Program", "Result", "Runtime", "compare", "compile", "evaluate", "from_torch",
-    "models", "quantize", "report", "tune", "tune_cpu", "tune_kernel",
+    "CelosiaQuantizer", "Config", "Program", "Result", "Runtime", "compare", "compile", "evaluate", "explore",
+    "from_torch", "models", "quantize", "report", "tune", "tune_cpu", "tune_kernel",
 ]  # fmt: skip
 
 _PLACES = {
@@ -41,6 +42,7 @@ _PLACES = {
     "compare": "celosia.driver.compare",
     "compile": "celosia.compiler.compile",
     "evaluate": "celosia.driver.evaluate",
+    "explore": "celosia.driver.explore.explore",
     "from_torch": "celosia.driver.torch.export",
     "quantize": "celosia.driver.quantize",
     "report": "celosia.driver.pages.report",

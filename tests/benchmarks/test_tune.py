@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from benchmarks import tune
 
 from celosia.compiler.tune.search import SEARCHES
@@ -44,3 +45,18 @@ def test_a_shape_is_a_convolution_of_its_sizes() -> None:
         assert layer.y.height == -(-shape.size // shape.stride) and layer.weights.shape[:2] == (
             shape.outputs, shape.channels,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "shape"), [
+    ("pynq", tune.Shape(128, 28, 256, 1, 2)), ("zcu104", tune.Shape(256, 14, 512, 1, 2)),
+])  # fmt: skip
+def test_the_estimate_puts_good_points_first(config: str, shape: tune.Shape, tmp_path: Path) -> None:
+    """Of layers that load what stays in a first round, and cut sums in pieces; the first one once took 14% more."""
+    cfg = PRESETS[config]
+    table = tune.Table(cfg, shape.layer(cfg), tmp_path)
+    order = np.argsort(table.space.base, kind="stable").tolist()
+    drawn = table.space.sample(24, np.random.default_rng(0))
+    best = min(table.cost(number) for number in (*order[:8], *drawn))
+    assert table.cost(order[0]) <= 1.02 * best
+    ratios = [table.cost(number) / table.space.base[number] for number in drawn if table.cost(number) < 1.15 * best]
+    assert np.abs(np.log([1.0, *ratios])).max() < 0.25

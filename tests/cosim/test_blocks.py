@@ -390,3 +390,13 @@ def test_loops_of_a_block_are_one_nest(cut: Callable[..., None]) -> None:
     for name in ("gemm(", "vector_acc_requantise_to_vin_padded(", "vector_vin_sum_taps_requantise_to_inp("):
         assert name in text
     assert "store(" in text and "padded_load_vin(" not in text and "workspace" not in text
+
+
+def test_tiles_that_wait_for_each_other_at_the_end_of_a_stream() -> None:
+    """The last tiles of a block had loaded, and none could compute: nobody was told, and the model was refused."""
+    b = Builder("qdq", np.int8, seed=3)
+    x = b.conv(b.input([1, 1, 28, 28]), 8, (5, 5), pads=(2, 2, 2, 2))
+    x = b.conv(b.max_pool(x, (2, 2), (2, 2), (0, 0, 0, 0)), 16, (5, 5), pads=(2, 2, 2, 2))
+    b.output(b.max_pool(x, (3, 3), (3, 3), (0, 0, 0, 0)), real=True)
+    program = celosia.compile(b.model(), "ultra96")
+    assert program.macs_accelerator == program.macs_total

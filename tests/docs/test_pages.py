@@ -22,7 +22,9 @@ DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text\n(?P<text>.*?)```\n)?", re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["expressions.md", "language.md", "quantize.md", "shapes.md", "pytorch.md"])
+@pytest.mark.parametrize(
+    "page", ["expressions.md", "language.md", "quantize.md", "shapes.md", "pytorch.md", "explore.md"]
+)
 def test_the_code_of_a_page_runs(page: str) -> None:
     for package in NEEDS.get(page, ()):
         pytest.importorskip(package, reason="PyTorch is not installed: `make torch` installs it, then this runs")

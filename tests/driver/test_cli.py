@@ -29,8 +29,9 @@ from celosia.sim import build
 from celosia.sim.device import DeviceError
 
 COMMANDS = (
-    "compile", "run", "inspect", "verilog", "configs", "sweep", "tune", "cache", "demo", "deploy", "flash", "quantize",
-    "compare", "eval", "bitstream", *(f"bitstream {name}" for name in ("project", "build", "report", "timing", "ecp5")),
+    "compile", "run", "inspect", "verilog", "configs", "sweep", "explore", "tune", "cache", "demo", "deploy", "flash",
+    "quantize", "compare", "eval", "bitstream",
+    *(f"bitstream {name}" for name in ("project", "build", "report", "timing", "ecp5")),
 )  # fmt: skip
 
 

@@ -201,14 +201,12 @@ def _saturated(b: Any, value: V, source: str, target: str) -> V:
     bits, signed = LLVM_TYPES[target].width, target.startswith("int")
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
     wide = ir.IntType(max(bits, 32))
-    over = b.fcmp_ordered(">=", value, like(value, source, high + 1))
-    under = b.fcmp_ordered("<", value, like(value, source, low))
-    inside = b.select(b.fcmp_unordered("<", value, like(value, source, low)), like(value, source, 0), value)  # NaN, too
-    inside = b.select(over, like(value, source, 0), inside)
+    least = like(value, source, low)
+    inside = b.select(b.fcmp_ordered("<", value, like(value, source, high + 1)), value, like(value, source, 0))
+    inside = b.select(b.fcmp_ordered(">", inside, least), inside, least)
     whole = (b.fptosi if signed else b.fptoui)(inside, widened(value, wide))
     whole = whole if wide.width == bits else b.trunc(whole, widened(value, LLVM_TYPES[target]))
-    whole = b.select(over, like(value, target, high), whole)
-    return b.select(under, like(value, target, low), whole)
+    return b.select(b.fcmp_ordered(">=", value, like(value, source, high + 1)), like(value, target, high), whole)
 
 
 def _round_to_odd(b: Any, value: V) -> V:

@@ -214,23 +214,29 @@ def difference(found: Array, expected: Array) -> float:
     return float(gap / max(np.abs(b[finite]).max(initial=0.0), 1e-30)) if gap else 0.0
 
 
-def by_turns(runs: Sequence[Callable[[], None]], seconds: float, samples: int = 0) -> list[float]:
-    """Processor seconds of the fastest run of each, for so many seconds or samples."""
-    counts = [max(1, round(SAMPLE_SECONDS / max(_once(run, 1), 1e-7))) for run in runs]
+def by_turns(
+    runs: Sequence[Callable[[], object]], seconds: float, samples: int = 1,
+    clock: Callable[[], float] = time.thread_time,
+    before: Callable[[Callable[[], object]], object] = lambda run: None,
+) -> list[float]:  # fmt: skip
+    """Seconds of the fastest run of each, for so many seconds and samples; by default those of the processor, in this
+    thread. before: what is done with each before its samples."""
+    counts = [max(1, round(SAMPLE_SECONDS / max(_once(run, 1, clock), 1e-7))) for run in runs]
     best = [float("inf")] * len(runs)
     end, taken = time.perf_counter() + seconds, 0
     while taken < samples or time.perf_counter() < end:
         for number, (run, count) in enumerate(zip(runs, counts)):
-            best[number] = min(best[number], _once(run, count))
+            before(run)
+            best[number] = min(best[number], _once(run, count, clock))
         taken += 1
     return best
 
 
-def _once(run: Callable[[], None], count: int) -> float:
-    start = time.thread_time()
+def _once(run: Callable[[], object], count: int, clock: Callable[[], float]) -> float:
+    start = clock()
     for _ in range(count):
         run()
-    return (time.thread_time() - start) / count
+    return (clock() - start) / count
 
 
 def _random(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:

@@ -1,0 +1,72 @@
+"""The front looked at more closely, in the end: counted by Yosys, run on the RTL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+
+from celosia.bitstreams import timing
+from celosia.bitstreams.cells import PART
+from celosia.bitstreams.devices import DEVICES
+from celosia.bitstreams.synthesis import usage
+from celosia.compiler.compile import compile
+from celosia.driver.arrays import read_inputs
+from celosia.driver.explore.explorer import Explorer
+from celosia.driver.explore.hardware import Resources
+from celosia.driver.explore.ladder import Ladder
+from celosia.driver.explore.records import RUNGS, Point
+from celosia.driver.explore.subject import Subject
+from celosia.driver.runtime import Runtime
+from celosia.hw.config import Config
+
+Say = Callable[[str], None]
+
+
+def front(explorer: Explorer, ways: Sequence[str], say: Say, over: Callable[[], bool]) -> None:
+    """Confirm the points of the front, again where what is found changes it, until all are or time is `over`."""
+    for way in (name for name in WAYS if name in ways):
+        while not over():
+            rest = [point for point in explorer.front if not _done(point, way)]
+            if not rest:
+                break
+            point = rest[0]
+            say(f"{way} of {point.cfg.digest[:6]}, {len(rest)} of the front to do")
+            found = WAYS[way](explorer.ladder, point, say)
+            explorer.ladder.points.add(found)
+            explorer.resume([found])
+            if not found.measured or not explorer.ladder.fits(found):
+                del explorer.measured[point.cfg.digest]
+
+
+def _done(point: Point, way: str) -> bool:
+    return point.rtl is not None if way == "rtl" else bool(point.area["counted"]) and point.rung != "timed"
+
+
+def _yosys(ladder: Ladder, point: Point, say: Say) -> Point:
+    """Counted, and its clock estimated where the device's delays are known. SynthesisError."""
+    device = DEVICES[ladder.board.platform.device]
+    usage(point.cfg, device, say)
+    mhz = timing.estimate(point.cfg, say=say).mhz if device.name == PART else None
+    area = asdict(Resources.of(point.cfg, device))
+    return replace(point, rung=_higher(point, "yosys"), area=area, clock_mhz=mhz, at=ladder.clock())
+
+
+def _rtl(ladder: Ladder, point: Point, say: Say) -> Point:
+    """Cycles of each model on the RTL."""
+    found = {each.name: rtl_cycles(each, point.cfg, ladder.memory) for each in ladder.subjects}
+    return replace(point, rung=_higher(point, "rtl"), rtl=found, at=ladder.clock())
+
+
+def rtl_cycles(subject: Subject, cfg: Config, memory: str) -> int:
+    """Cycles of a run with inputs that are made up, compiled as `subject.timed` does."""
+    program = compile(subject.path, cfg, check=False, records="none")
+    inputs = read_inputs([], program.inputs, random=True)
+    with Runtime(program, "rtl", memory=memory) as runtime:
+        return int(runtime.run(inputs).report["cycles"])
+
+
+def _higher(point: Point, rung: str) -> str:
+    return max(point.rung, rung, key=RUNGS.index)
+
+
+WAYS: dict[str, Callable[[Ladder, Point, Say], Point]] = {"yosys": _yosys, "rtl": _rtl}

@@ -1,0 +1,188 @@
+"""Which accelerator to build for some models on a board: a search, and the front that it finds."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.tune.measure import Judge
+from celosia.compiler.tune.pool import DEADLINE, Fleet
+from celosia.driver.explore import confirm, result
+from celosia.driver.explore.explorer import Explorer, State
+from celosia.driver.explore.ladder import Ladder
+from celosia.driver.explore.objectives import OBJECTIVES
+from celosia.driver.explore.records import ExploreError, Point, Points, context_of
+from celosia.driver.explore.search import SEARCHES, spread
+from celosia.driver.explore.space import Space, Values, board_of
+from celosia.driver.explore.subject import Subject, placed
+from celosia.driver.fleet import fleet_for
+from celosia.hw.config import Config
+from celosia.sim.memory import memory_model
+
+FIRST = 12
+"""Configs at random, far from each other, that a search begins with beside the preset."""
+BATCH = 4
+"""Configs that each device measures between two looks at the front."""
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """What `explore` has found. report: what front.json holds, plain data. front: its Configs. points: all."""
+
+    report: dict[str, Any]
+    front: tuple[Config, ...]
+    points: tuple[Point, ...]
+
+
+def explore(
+    models: str | Path | Sequence[str | Path], board: str = "pynq-z2", *, objective: Sequence[str] = ("cycles", "area"),
+    budget: float | None = None, points: int | None = None, space: str | Path | Values | Space | None = None,
+    folder: str | Path | None = None, memory: str | None = None, left: float = 0.05, search: str = "bottleneck",
+    jobs: int = 0, pool: str | None = None, deadline: float = DEADLINE, confirmed: Sequence[str] = (), seed: int = 0,
+    fleet: Fleet | None = None, progress: Callable[[str], None] = lambda stage: None,
+    told: Callable[[State], None] = lambda state: None,
+) -> Exploration:  # fmt: skip
+    """Search for the Configs that no other is better than, for these models on `board`.
+
+    >>> import celosia
+    >>> small = {"block_in": [4, 8], "block_out": [4, 8], "bus_bytes": 8, "taps": 0, "forward": False, "batch": 1}
+    >>> found = celosia.explore(celosia.models.demo_model_path(), space=small, points=6)
+    >>> len(found.front) == len(found.report["front"]) >= 1
+    True
+
+    models: ONNX files. objective: of OBJECTIVES. budget: seconds, those of earlier runs in `folder` among them; points:
+    Configs that are measured, likewise; without either, until nothing is left. space: fields with their values, or a
+    TOML file; the others have those of `space.DEFAULT`. folder: where points and the front are kept; the same again
+    goes on. memory: a memory model, by default the board's. left: share of each resource that stays free. search: of
+    SEARCHES. jobs: processes that measure; 0: this one. pool: "dask://HOST:PORT", whose workers have the models under
+    the same paths. deadline: seconds for a model on a Config. confirmed: "yosys", "rtl" or both: how the front is
+    looked at in the end, minutes a point. progress: called with the name of each stage; told: with the State.
+
+    Cycles are of the timing model, the compiler's own decisions for each Config; area is by the resource model, or as
+    Yosys has counted it; the clock is the board's, as declared, but where Yosys' estimate is there.
+
+    Raises ModelError, ExploreError, SpaceError, OutputError, PoolError, FleetError,
+    SynthesisError where the front is confirmed, and MissingLibrary without moocore.
+    """
+    from celosia.driver.explore.front import on_front
+
+    on_front(np.ones((1, 1)))  # says at once that moocore is missing
+    _check(objective, confirmed, search)
+    place = board_of(board)
+    try:
+        behind = memory_model(memory or place.memory.name).name
+    except ValueError as error:
+        raise ExploreError(str(error)) from None
+    around = space if isinstance(space, Space) else Space.of(place, space)
+    subjects = subjects_of([models] if isinstance(models, (str, Path)) else list(models))
+    context = context_of(subjects, board, behind)
+    known = Points(None if folder is None else Path(folder), context)
+    progress("placing operators")
+    on_cpu = {each.name: placed(each, place.config) for each in subjects}
+    before, started = known.seconds, time.perf_counter()
+
+    def clock() -> float:
+        return before + time.perf_counter() - started
+
+    with fleet or fleet_for(Judge("timed", behind), jobs, pool, deadline) as measuring:
+        ladder = Ladder(subjects, place, behind, left, measuring, known, clock, on_cpu)
+        progress(f"{place.preset}, to compare with")
+        preset = _preset(ladder, place.config)
+        rng = np.random.default_rng(seed)
+        start = [
+            cfg for cfg in (around.nearest(place.config), *spread(around, rng, FIRST, ladder.holds)) if cfg is not None
+        ]
+        explorer = Explorer(ladder, around, SEARCHES[search](around, rng, start), objective, preset, told)
+        explorer.state.budget, explorer.state.spent = budget, before
+        explorer.resume(list(known.known.values()))
+        progress("exploring")
+        at_once = BATCH * max(1, len(measuring.devices))
+        explorer.run(lambda state: _over(state, clock(), budget, points), at_once)
+        if confirmed:
+            confirm.front(explorer, confirmed, progress, lambda: budget is not None and clock() >= budget)
+    return _found(explorer, known, objective, context, folder, clock())
+
+
+def _check(objective: Sequence[str], confirmed: Sequence[str], search: str) -> None:
+    for what, given, there in (
+        ("objective", objective, OBJECTIVES), ("way to confirm", confirmed, confirm.WAYS),
+        ("search", [search], SEARCHES),
+    ):  # fmt: skip
+        for name in given:
+            if name not in there:
+                raise ExploreError(f"there is no {what} {name!r}; take {', '.join(there)}")
+    if not objective or len(set(objective)) != len(objective):
+        raise ExploreError(f"give each objective once, at least one of {', '.join(OBJECTIVES)}")
+
+
+def subjects_of(models: Sequence[str | Path]) -> list[Subject]:
+    """ExploreError where there are none, or two of one name; ModelError."""
+    if not models:
+        raise ExploreError("give at least one model")
+    found = [Subject.of(each) for each in models]
+    names = [each.name for each in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise ExploreError(f"two models are called {name!r}; give one of them another name")
+    for each in found:
+        if not placed(each, Config(), products=True):
+            raise ModelError(f"nothing of {each.name} runs on the accelerator; quantise it with `celosia quantize`")
+    return found
+
+
+def seconds(text: str) -> float:
+    """Of "90", "90s", "30m" or "1.5h". ExploreError.
+
+    >>> seconds("30m"), seconds("90"), seconds("1.5h")
+    (1800.0, 90.0, 5400.0)
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+    if found is None:
+        raise ExploreError(f"{text!r} is no time; write it as 90s, 30m or 2h")
+    return float(found[1]) * UNITS[found[2] or "s"]
+
+
+def _over(state: State, now: float, budget: float | None, points: int | None) -> bool:
+    late = budget is not None and now >= budget
+    return late or (points is not None and state.points + state.known >= points)
+
+
+def _preset(ladder: Ladder, cfg: Config) -> Point | None:
+    """The board's own Config, measured whether it fits or not; None where a model does not run on it."""
+    cfg = replace(cfg, name="custom")
+    known = ladder.points.get(cfg)
+    if known is None or not known.costs:
+        (known,) = ladder.closed([(cfg, "the board's preset")])
+    if known.failure is None and not known.measured:
+        (known,) = ladder.timed([known])
+    return known if known.measured else None
+
+
+def _found(
+    explorer: Explorer, known: Points, names: Sequence[str], context: dict[str, Any], folder: str | Path | None,
+    spent: float,
+) -> Exploration:  # fmt: skip
+    front, ladder = explorer.front, explorer.ladder
+    rows = [
+        result.row_of(number, point, ladder.figures(point), ladder.board.clock_mhz)
+        for number, point in enumerate(front, 1)
+    ]
+    state = explorer.state
+    about = {
+        "seconds": round(spent, 1), "points": state.points, "known": state.known, "looked": state.looked,
+        "failed": state.failed, "damaged": known.damaged, "hypervolume": state.volume, "space": len(explorer.space),
+        "left": ladder.left, "left_out": ladder.fleet.left_out,
+        "preset": None if explorer.preset is None else ladder.figures(explorer.preset),
+    }  # fmt: skip
+    report = result.report_of(rows, names, context, about)
+    if folder is not None:
+        result.write(Path(folder), report, front)
+    return Exploration(report, tuple(point.cfg for point in front), tuple(known.known.values()))

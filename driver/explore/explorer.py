@@ -1,0 +1,202 @@
+"""The search itself: Configs are proposed, looked at rung by rung, and the best of them measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from celosia.driver.explore.front import Floats, hypervolume, on_front, promising, reference
+from celosia.driver.explore.ladder import Correction, Ladder
+from celosia.driver.explore.objectives import OBJECTIVES
+from celosia.driver.explore.records import Point
+from celosia.driver.explore.search import Outcome, Search
+from celosia.driver.explore.space import Space
+
+WIDE, STEPS = 4, 4
+"""Configs in closed form for each that is measured, and how often a search is asked for so many before."""
+KEPT = 200
+"""Configs in closed form that wait for their turn."""
+UNFILTERED = 8
+"""Of so many measured Configs one is the search's own first choice, whatever the closed form says of it."""
+FAR = float(np.log(64))
+"""The hypervolume that is told is a share of the box from a 64th of the preset's objectives to 64 times them."""
+
+
+@dataclass
+class State:
+    """How far an exploration is. points: those measured now; known: before; looked: Configs in closed form. front:
+    Configs on it. volume: of the front, a share of a box that does not change. budget: seconds, None without."""
+
+    budget: float | None = None
+    spent: float = 0.0
+    points: int = 0
+    known: int = 0
+    looked: int = 0
+    failed: dict[str, int] = field(default_factory=dict)
+    front: int = 0
+    volume: float = 0.0
+    started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def rate(self) -> float:
+        """Points a second that were measured."""
+        return self.points / max(1e-9, time.perf_counter() - self.started)
+
+    @property
+    def left(self) -> float | None:
+        """Seconds of the budget."""
+        if self.budget is None:
+            return None
+        return max(0.0, self.budget - self.spent - (time.perf_counter() - self.started))
+
+
+class Explorer:
+    """Looks for the front of `names` of OBJECTIVES with one search over one space."""
+
+    def __init__(
+        self, ladder: Ladder, space: Space, search: Search, names: Sequence[str], preset: Point | None = None,
+        told: Callable[[State], None] = lambda state: None,
+    ) -> None:  # fmt: skip
+        """preset: what the hypervolume that is told is measured by."""
+        self.ladder, self.space, self.search, self.names, self.told = ladder, space, search, list(names), told
+        assert all(name in OBJECTIVES for name in names)
+        self.preset = preset
+        self.filtering = True
+        """Whether the closed form decides what is measured; else all that the search asks for is."""
+        self.state = State()
+        self.waiting: dict[str, Point] = {}
+        self.measured: dict[str, Point] = {}
+        self.correction = Correction(space, self.names)
+        self.closed: dict[str, dict[str, float]] = {}
+        """Objectives in closed form."""
+
+    def resume(self, points: Iterable[Point]) -> None:
+        """Go on with what is known."""
+        known = [point for point in points if point.cfg in self.space]
+        for point in known:
+            if point.measured and self.ladder.fits(point):
+                self.measured[point.cfg.digest] = point
+                self.state.known += 1
+        self.search.tell([self._outcome(point) for point in known if point.measured or point.failure is not None])
+        self._count()
+
+    def run(self, until: Callable[[State], bool], at_once: int) -> None:
+        """Search until there is nothing left, or `until` says so. FleetError, OutputError."""
+        while not until(self.state):
+            order = [digest for _ in range(STEPS if self.filtering else 1) for digest in self._look(at_once)]
+            chosen = self._chosen(at_once, order)
+            if not chosen and not order:
+                return
+            found = self.ladder.timed(chosen)
+            self._learned(found)
+            self._count()
+
+    # Steps ----------------------------------------------------------------------------------------------------------
+
+    def _look(self, at_once: int) -> list[str]:
+        """At what the search asks for, in closed form."""
+        asked = self.search.ask((WIDE if self.filtering else 1) * at_once)
+        looked = self.ladder.closed(asked)
+        self.state.looked += len(looked)
+        self._note(looked)
+        return [cfg.digest for cfg, _ in asked]
+
+    def _note(self, looked: Sequence[Point]) -> None:
+        """Failures are told to the search, others wait."""
+        for point in looked:
+            if point.failure is not None:
+                self._fail(point)
+            elif point.measured:
+                self.measured[point.cfg.digest] = point
+            else:
+                self.waiting[point.cfg.digest] = point
+                self.closed[point.cfg.digest] = self.ladder.figures(point)
+        self.search.tell([self._outcome(point) for point in looked if point.failure is not None or point.measured])
+        fresh = [point for point in looked if point.cfg.digest in self.waiting]
+        if fresh and self.filtering:  # the search walks on in closed form
+            expected = self.correction.corrected([(point.cfg, self.closed[point.cfg.digest]) for point in fresh])
+            limits = [self.ladder.limits(point) for point in fresh]
+            self.search.tell([Outcome(p.cfg, tuple(row), own) for p, row, own in zip(fresh, expected, limits)])
+
+    def _chosen(self, count: int, order: Sequence[str]) -> list[Point]:
+        """Those that are to be measured now: by what they promise, one of UNFILTERED as the search proposes."""
+        known = self.values(self.measured.values())
+        if len(known) and self.filtering:
+            front = known[on_front(known)]
+            self.waiting = {
+                digest: point for digest, point in self.waiting.items()
+                if not dominated(front, [self.ladder.least(point)[name] for name in self.names])
+            }  # fmt: skip
+        if not self.waiting:
+            return []
+        digests = list(self.waiting)
+        if len(self.measured) < count or not self.filtering:
+            picked = ([digest for digest in order if digest in self.waiting] or digests)[:count]
+        else:
+            expected = self.correction.corrected([(self.waiting[d].cfg, self.closed[d]) for d in digests])
+            worst = reference(np.vstack([known[on_front(known)], expected[on_front(expected)]]))
+            picked = [digests[n] for n in promising(known, expected, worst, count)]
+            own = [digest for digest in order if digest in self.waiting and digest not in picked]
+            if own and (self.state.points // count) % (max(1, UNFILTERED // count)) == 0:
+                picked[-1] = own[0]
+        chosen = [self.waiting.pop(digest) for digest in picked]
+        for digest in list(self.waiting)[:-KEPT]:
+            del self.waiting[digest]
+        return chosen
+
+    def _learned(self, found: Sequence[Point]) -> None:
+        for point in found:
+            digest = point.cfg.digest
+            if point.failure is not None:
+                self._fail(point)
+                continue
+            self.measured[digest] = point
+            self.state.points += 1
+            if digest in self.closed:
+                self.correction.learn(point.cfg, self.closed[digest], self.ladder.figures(point))
+        self.search.tell([self._outcome(point) for point in found])
+
+    def _fail(self, point: Point) -> None:
+        assert point.failure is not None
+        self.state.failed[point.failure.kind] = self.state.failed.get(point.failure.kind, 0) + 1
+
+    def _outcome(self, point: Point) -> Outcome:
+        if not point.measured or not self.ladder.fits(point):
+            return Outcome(point.cfg, None, {})
+        figures = self.ladder.figures(point)
+        return Outcome(point.cfg, tuple(figures[name] for name in self.names), self.ladder.limits(point))
+
+    def _count(self) -> None:
+        values = self.values(self.measured.values())
+        self.state.front = int(on_front(values).sum())
+        if self.preset is not None and len(values):
+            (middle,) = self.values([self.preset])
+            near = np.clip(values / middle, np.exp(-FAR), None)
+            self.state.volume = hypervolume(near, np.full(len(self.names), FAR)) / (2 * FAR) ** len(self.names)
+        self.told(self.state)
+
+    # Results --------------------------------------------------------------------------------------------------------
+
+    def values(self, points: Iterable[Point]) -> Floats:
+        """[points, objectives]"""
+        rows = [[self.ladder.figures(point)[name] for name in self.names] for point in points]
+        return np.array(rows, np.float64).reshape(len(rows), len(self.names))
+
+    @property
+    def front(self) -> list[Point]:
+        """The measured Configs that no other is better than, by the first objective."""
+        points = list(self.measured.values())
+        values = self.values(points)
+        chosen = [(tuple(values[n]), n) for n in np.flatnonzero(on_front(values))]
+        return [points[n] for _, n in sorted(chosen)]
+
+
+def dominated(front: Floats, least: Sequence[float]) -> bool:
+    """Whether something on `front` is no worse in anything than what a point can be at best, and better in one."""
+    if not len(front):
+        return False
+    at_best = np.asarray(least)
+    return bool(((front <= at_best).all(axis=1) & (front < at_best).any(axis=1)).any())

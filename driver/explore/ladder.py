@@ -1,0 +1,180 @@
+"""Ways to judge a Config, the cheapest first; a Config goes up only as long as it can still be on the front.
+
+area      the resource model: whether it fits the device               milliseconds
+closed    the compiler's estimate of each layer, and a lower bound     tens of milliseconds
+timed     compiled, its instructions on the timing model               seconds
+yosys     what Yosys counts, and its estimate of the clock             minutes
+rtl       the models on the simulated RTL                              minutes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+
+from celosia.bitstreams.boards import Board
+from celosia.bitstreams.devices import DEVICES
+from celosia.compiler.tune.measure import Result, Status
+from celosia.compiler.tune.model import ridge
+from celosia.compiler.tune.pool import Fleet
+from celosia.driver.explore.front import Floats
+from celosia.driver.explore.hardware import Resources
+from celosia.driver.explore.objectives import objectives
+from celosia.driver.explore.records import Failure, Point, Points
+from celosia.driver.explore.space import Space
+from celosia.driver.explore.subject import Ask, Cost, Subject, cost_of
+from celosia.hw.config import Config
+
+Told = Callable[[Point], None]
+AFTER_ALL = (Status.CRASHED, Status.HUNG, Status.LOST)
+"""Answers that say nothing about the Config."""
+
+
+@dataclass
+class Ladder:
+    """Judges Configs for models on a board; what it finds out goes to `points`.
+
+    left: share of every resource that must be free. memory: the name of the model behind the ports. clock: seconds of
+    exploring until now. on_cpu: operators of each model, by name, that may stay on the CPU.
+    """
+
+    subjects: list[Subject]
+    board: Board
+    memory: str
+    left: float
+    fleet: Fleet
+    points: Points
+    clock: Callable[[], float]
+    on_cpu: dict[str, int]
+    told: Told = lambda point: None
+
+    # Rungs ----------------------------------------------------------------------------------------------------------
+
+    def closed(self, asked: Sequence[tuple[Config, str]]) -> list[Point]:
+        """Area and closed form of Configs, each with why it is tried; what is known is not computed again."""
+        found: list[Point] = []
+        fitting: list[Point] = []
+        for cfg, how in asked:
+            if (known := self.points.get(cfg)) is not None:
+                found.append(self._of_device(known))
+                continue
+            point = self._of_device(Point(cfg, "closed", {}, self._area(cfg), how=how, at=self.clock()))
+            if point.failure is None:
+                fitting.append(point)
+            else:
+                found.append(self._kept(point))
+        return found + self._measured(fitting, "closed")
+
+    def timed(self, points: Sequence[Point]) -> list[Point]:
+        """The same Configs by the timing model."""
+        done = [point for point in points if point.measured]
+        return done + self._measured([replace(p, rung="timed") for p in points if not p.measured], "timed")
+
+    def _measured(self, points: Sequence[Point], rung: str) -> list[Point]:
+        """Each with the Cost of every model. Nothing takes fewer products, so that `packed` is no question here."""
+        jobs = [(number, subject) for number in range(len(points)) for subject in self.subjects]
+        asks = [Ask(subject, replace(points[n].cfg, packed=True), rung, self.memory) for n, subject in jobs]
+        results: dict[int, dict[str, Result]] = {number: {} for number in range(len(points))}
+        found: list[Point] = []
+
+        def keep(place: int, result: Result) -> None:
+            number, subject = jobs[place]
+            results[number][subject.name] = result
+            if len(results[number]) == len(self.subjects):
+                found.append(self._kept(self._judged(points[number], results[number])))
+
+        if asks:
+            self.fleet.run(asks, keep)
+        return found
+
+    def _judged(self, point: Point, results: dict[str, Result]) -> Point:
+        for name, result in results.items():
+            if result.status != Status.OK:
+                kind = "lost" if result.status in AFTER_ALL else "layers"
+                return replace(point, failure=Failure(kind, f"{name}: {result.detail}"), at=self.clock())
+        costs = {name: cost_of(results[name]) for name in (each.name for each in self.subjects)}
+        for name, cost in costs.items():
+            if (more := cost.on_cpu - self.on_cpu[name]) > 0:
+                why = f"{name}: {more} operators more stay on the CPU than on {self.board.preset}"
+                return replace(point, failure=Failure("cpu", why), at=self.clock())
+        if point.rung == "timed" and (before := self.points.get(point.cfg)) is not None:
+            costs = {n: replace(cost, bound=before.costs[n].bound) for n, cost in costs.items() if n in before.costs}
+        return replace(point, costs=costs, at=self.clock())
+
+    def _kept(self, point: Point) -> Point:
+        self.points.add(point)
+        self.told(point)
+        return point
+
+    # Area -----------------------------------------------------------------------------------------------------------
+
+    def _area(self, cfg: Config) -> dict[str, object]:
+        return asdict(Resources.of(cfg, DEVICES[self.board.platform.device]))
+
+    def _of_device(self, point: Point) -> Point:
+        """The point, failed where it does not fit as much of the device as there is to be had now."""
+        device = DEVICES[self.board.platform.device]
+        resources = Resources(**point.area)
+        if point.failure is not None and point.failure.kind != "device":
+            return point
+        why = resources.why_not(device, self.left)
+        return replace(point, failure=None if why is None else Failure("device", why))
+
+    def holds(self, cfg: Config) -> bool:
+        """Whether the device has room for it, as far as it is known."""
+        return self._of_device(Point(cfg, "closed", {}, self._area(cfg))).failure is None
+
+    def fits(self, point: Point) -> bool:
+        return self._of_device(point).failure is None
+
+    # Objectives -----------------------------------------------------------------------------------------------------
+
+    def figures(self, point: Point, costs: Sequence[Cost] | None = None) -> dict[str, float]:
+        """All objectives of a point with costs, or with those given."""
+        shares = Resources(**point.area).shares(DEVICES[self.board.platform.device])
+        own = [point.costs[each.name] for each in self.subjects] if costs is None else costs
+        return objectives(point.cfg, own, shares, point.clock_mhz or self.board.clock_mhz)
+
+    def least(self, point: Point) -> dict[str, float]:
+        """Objectives that the point is not below, whatever a higher rung says."""
+        idle = {name: 0 for name in ("load", "gemm", "vector", "store")}
+        costs = [replace(point.costs[each.name], busy=idle, moved=0) for each in self.subjects]
+        return self.figures(point, [replace(cost, cycles=max(1, cost.bound)) for cost in costs])
+
+    def limits(self, point: Point) -> dict[str, float]:
+        """By unit, the share of the models that it limits."""
+        found: dict[str, float] = {}
+        for cost in point.costs.values():
+            found[cost.limit] = found.get(cost.limit, 0.0) + 1 / len(point.costs)
+        return found
+
+
+class Correction:
+    """What the closed form gets wrong, learned from points that went up: a factor for each objective."""
+
+    def __init__(self, space: Space, names: Sequence[str]) -> None:
+        self.space, self.names = space, names
+        self.rows: list[Floats] = []
+        self.targets: list[list[float]] = []
+
+    def learn(self, cfg: Config, expected: dict[str, float], found: dict[str, float]) -> None:
+        self.rows.append(self._features(cfg))
+        self.targets.append([float(np.log(found[name] / expected[name])) for name in self.names])
+
+    def corrected(self, asked: Sequence[tuple[Config, dict[str, float]]]) -> Floats:
+        """[Configs, objectives]"""
+        plain = np.array([[figures[name] for name in self.names] for _, figures in asked])
+        if len(self.rows) < 8:
+            return plain
+        features, targets = np.array(self.rows), np.array(self.targets)
+        asked_features = np.array([self._features(cfg) for cfg, _ in asked])
+        for column in range(len(self.names)):
+            if np.ptp(targets[:, column]) > 1e-9:
+                plain[:, column] *= np.exp(ridge(features, targets[:, column])(asked_features))
+        return plain
+
+    def _features(self, cfg: Config) -> Floats:
+        """Logarithms of the fields."""
+        return np.log2(1.0 + np.array([float(getattr(cfg, name)) for name in self.space.searched] or [0.0]))

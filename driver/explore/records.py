@@ -1,0 +1,161 @@
+"""Points that were looked at, as a file of JSON lines in the folder of an exploration: one look a line.
+
+    {"digest": "9a31...", "set": {"block_in": 16, ...}, "rung": "timed", "costs": {"resnet18": {"cycles": 72061, ...}},
+     "area": {"lut": 40449, ...}, "failure": null, "how": "wider bus_bytes", "at": 12.3, "crc": 305419896}
+
+A line is written at once, so that a run that is ended keeps all of them. What is damaged is left out and counted. Of
+several lines about a Config the one of the highest rung counts. What a look says depends on models, board, memory and
+this code alone; explore.json beside the points says which those were, and no other exploration may go on with them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from celosia.compiler.files import OutputError, write_text
+from celosia.compiler.tune.measure import VERSION
+from celosia.compiler.tune.records import append, sealed, unsealed
+from celosia.driver.explore.subject import Cost, Subject
+from celosia.hw.config import Config, ConfigError
+
+FORMAT = 1
+"""Of what is kept; a change of what rungs say raises it."""
+RUNGS = ("closed", "timed", "yosys", "rtl")
+"""How far a Config was looked at, the cheapest way first."""
+FAILURES = {
+    "device": "it does not fit the device",
+    "layers": "a layer does not fit its scratchpads",
+    "cpu": "it leaves more operators to the CPU than another Config does",
+    "lost": "whoever measured gave no answer",
+}
+"""Kinds of failures."""
+
+
+class ExploreError(ValueError):
+    """An exploration that cannot be as asked; one sentence that says what to do."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """kind: one of FAILURES. why: in a sentence."""
+
+    kind: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Point:
+    """A Config and what is known of it. rung: the highest at which it was looked at. costs: by model, of that rung or
+    timed. area: as hardware.Resources. clock_mhz: Yosys' estimate, None where nobody asked. how: why it was tried.
+    at: seconds of exploring before it was known."""
+
+    cfg: Config
+    rung: str
+    costs: dict[str, Cost]
+    area: dict[str, Any]
+    failure: Failure | None = None
+    clock_mhz: float | None = None
+    rtl: dict[str, int] | None = None
+    how: str = ""
+    at: float = 0.0
+
+    @property
+    def measured(self) -> bool:
+        """Whether its cycles are those of the timing model, at least."""
+        return self.failure is None and RUNGS.index(self.rung) >= RUNGS.index("timed")
+
+    def to_json(self) -> dict[str, Any]:
+        fields = {name: value for name, value in self.cfg.to_dict().items() if name != "name"}
+        return {
+            "digest": self.cfg.digest, "set": fields, "rung": self.rung,
+            "costs": {name: dataclasses.asdict(cost) for name, cost in self.costs.items()}, "area": self.area,
+            "failure": None if self.failure is None else dataclasses.asdict(self.failure),
+            "clock_mhz": self.clock_mhz, "rtl": self.rtl, "how": self.how, "at": round(self.at, 2),
+        }  # fmt: skip
+
+    @staticmethod
+    def from_json(row: dict[str, Any]) -> Point:
+        """ValueError, KeyError, TypeError for what is no point."""
+        cfg = Config.from_dict(row["set"])
+        if cfg.digest != row["digest"] or row["rung"] not in RUNGS:
+            raise ValueError("it is of another version")
+        costs = {str(name): Cost(**cost) for name, cost in row["costs"].items()}
+        failure = None if row["failure"] is None else Failure(**row["failure"])
+        return Point(
+            cfg, row["rung"], costs, dict(row["area"]), failure, row["clock_mhz"], row["rtl"], row["how"], row["at"]
+        )
+
+
+class Points:
+    """What is known of Configs, in the folder of an exploration; `folder` None: in memory only."""
+
+    def __init__(self, folder: Path | None, context: dict[str, Any]) -> None:
+        """context: what the looks depend on. ExploreError where the folder holds another exploration, OutputError."""
+        self.path = None if folder is None else folder / "points.jsonl"
+        self.known: dict[str, Point] = {}
+        self.damaged = 0
+        if folder is None:
+            return
+        _prepare(folder, context)
+        if self.path is not None and self.path.exists():
+            for line in filter(bytes.strip, self.path.read_bytes().split(b"\n")):
+                try:
+                    self._keep(Point.from_json(unsealed(line)))
+                except (ValueError, KeyError, TypeError, ConfigError):
+                    self.damaged += 1
+
+    def add(self, point: Point) -> None:
+        """Keep it, and write it. OutputError."""
+        self._keep(point)
+        if self.path is not None:
+            append(self.path, sealed(point.to_json()))
+
+    def get(self, cfg: Config) -> Point | None:
+        return self.known.get(cfg.digest)
+
+    @property
+    def seconds(self) -> float:
+        """How long all runs have explored."""
+        return max((point.at for point in self.known.values()), default=0.0)
+
+    def _keep(self, point: Point) -> None:
+        before = self.known.get(point.cfg.digest)
+        if before is None or RUNGS.index(point.rung) >= RUNGS.index(before.rung):
+            self.known[point.cfg.digest] = point
+
+
+def context_of(subjects: list[Subject], board: str, memory: str) -> dict[str, Any]:
+    """What looks depend on."""
+    models = {each.name: each.digest for each in subjects}
+    return {"models": models, "board": board, "memory": memory, "format": FORMAT, "timing": VERSION}
+
+
+def _prepare(folder: Path, context: dict[str, Any]) -> None:
+    """Make the folder, or see that it is of the same exploration."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot make the folder {folder}: {error.strerror}") from None
+    about = folder / "explore.json"
+    if not about.exists():
+        if (folder / "points.jsonl").exists():
+            raise ExploreError(f"{folder} has points of an exploration that nothing is known of; give another folder")
+        write_text(about, json.dumps(context, indent=1) + "\n")
+        return
+    try:
+        known = json.loads(about.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise ExploreError(f"{about} cannot be read as JSON; give another folder, or remove this one") from None
+    for name, value in context.items():
+        if not isinstance(known, dict) or known.get(name) != value:
+            raise ExploreError(f"{folder} holds an exploration of {_told(name)}; give another folder")
+
+
+def _told(name: str) -> str:
+    return {"models": "other models", "board": "another board", "memory": "another memory"}.get(
+        name, "another version of Celosia"
+    )

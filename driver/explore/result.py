@@ -1,0 +1,85 @@
+"""What an exploration leaves: front.json, a TOML file for each Config on the front, and a sentence on which to take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from celosia.compiler.files import write_text
+from celosia.driver.explore.front import knee
+from celosia.driver.explore.objectives import OBJECTIVES
+from celosia.driver.explore.records import Point
+
+FIGURES = {
+    "cycles": "{:,.0f} cycles", "latency": "{:,.3g} ms", "fps": "{:,.3g} ms an image", "area": "{:.1f}% of the device",
+    "energy": "{:,.3g} uJ (a proxy)",
+}  # fmt: skip
+BEST = {
+    "cycles": "the fewest cycles", "latency": "the shortest run", "fps": "the most images a second",
+    "area": "the smallest", "energy": "the least energy, by the proxy",
+}  # fmt: skip
+
+
+def name_of(number: int, point: Point) -> str:
+    """Of a front's point: its place, its array and its digest."""
+    cfg = point.cfg
+    return f"{number:02d}-{cfg.batch}x{cfg.block_in}x{cfg.block_out}-{cfg.digest[:6]}"
+
+
+def row_of(number: int, point: Point, figures: dict[str, float], clock_mhz: float) -> dict[str, Any]:
+    """A point of front.json."""
+    name = name_of(number, point)
+    return {
+        "name": name, "file": f"{name}.toml", "digest": point.cfg.digest, "set": point.to_json()["set"],
+        "rung": point.rung, "objectives": figures,
+        "models": {model: {"cycles": cost.cycles, "images": cost.images, "limit": cost.limit,
+                           "rtl": (point.rtl or {}).get(model)} for model, cost in point.costs.items()},
+        "area": point.area, "clock_mhz": point.clock_mhz or clock_mhz,
+        "clock": "declared" if point.clock_mhz is None else "estimated from Yosys' netlist", "how": point.how,
+    }  # fmt: skip
+
+
+def take(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
+    """Which Config is for whom, in a sentence."""
+    if not rows:
+        return "No Config of the space can be taken: see the failures."
+
+    def told(row: dict[str, Any]) -> str:
+        return ", ".join(FIGURES[name].format(row["objectives"][name]) for name in names)
+
+    middle = rows[knee([[row["objectives"][name] for name in names] for row in rows])]
+    text = f"Take {middle['file']} if all count alike ({told(middle)})"
+    for name in names:
+        best = min(rows, key=lambda row: row["objectives"][name])
+        if best is not middle:
+            text += f"; {best['file']} if you want {BEST[name]} ({told(best)})"
+    return text + "."
+
+
+def report_of(
+    rows: list[dict[str, Any]], names: Sequence[str], context: dict[str, Any], state: dict[str, Any]
+) -> dict[str, Any]:  # fmt: skip
+    """All of front.json."""
+    return {
+        **context, "objectives": {name: OBJECTIVES[name] for name in names}, "take": take(rows, names),
+        "front": rows, "state": state,
+    }  # fmt: skip
+
+
+def write(folder: Path, report: dict[str, Any], points: Sequence[Point]) -> None:
+    """Put the front in the place of one that was there. OutputError."""
+    for row, point in zip(report["front"], points, strict=True):
+        write_text(folder / row["file"], f"# {told_of(row, report)}\n{point.cfg.to_toml()}")
+    files = {row["file"] for row in report["front"]}
+    for path in folder.glob("[0-9][0-9]-*.toml"):
+        if path.name not in files:
+            path.unlink()
+    write_text(folder / "front.json", json.dumps(report, indent=1) + "\n")
+
+
+def told_of(row: dict[str, Any], report: dict[str, Any]) -> str:
+    """A point in a line."""
+    figures = ", ".join(FIGURES[name].format(row["objectives"][name]) for name in report["objectives"])
+    return f"{figures}; {', '.join(report['models'])} on {report['board']}"

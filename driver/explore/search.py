@@ -1,0 +1,217 @@
+"""Ways to look for a front: they are asked for Configs, and told what came of them.
+
+    search = SEARCHES["bottleneck"](space, np.random.default_rng(0))
+    while found := search.ask(8):
+        search.tell([Outcome(cfg, objectives(cfg), {"gemm": 1.0}) for cfg, how in found])
+
+`ask` gives Configs of the space that were never asked for or told of before, with a few words on why, and none once
+there are no more. Nothing here knows what a model is, or how Configs are judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice, zip_longest
+
+import numpy as np
+
+from celosia.driver.explore.front import Floats, on_front, ranks
+from celosia.driver.explore.space import TRIES, Space
+from celosia.hw.config import Config
+
+LARGER = {
+    "gemm": {"block_in": 1, "block_out": 1, "batch": 1, "taps": 1},
+    "vector": {"block_out": 1, "taps": 1, "residual_cycles": -1, "batch": 1},
+    "load": {"bus_bytes": 1, "ports": 1, "inp_depth": 1, "wgt_depth": 1, "vin_depth": 1, "forward": 1, "acc_depth": 1},
+    "store": {"bus_bytes": 1, "forward": 1, "out_depth": 1},
+    "latency": {"queue_depth": 1, "inp_depth": 1, "wgt_depth": 1, "acc_depth": 1, "out_depth": 1, "par_depth": 1,
+                "lut_count": 1, "forward": 1, "bus_bytes": 1},
+}  # fmt: skip
+"""By what limits a Config, the fields that make it faster, and in which direction."""
+Proposal = tuple[Config, str]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """objectives: None where the Config is none that can be taken; expected ones, until it is measured. limits: which
+    unit bounds it, for which share of the models."""
+
+    cfg: Config
+    objectives: tuple[float, ...] | None
+    limits: Mapping[str, float]
+
+
+class Search:
+    """What all have in common: what was asked for, and what is known."""
+
+    def __init__(self, space: Space, rng: np.random.Generator, start: Sequence[Config] = ()) -> None:
+        """start: Configs that are asked for first."""
+        self.space, self.rng = space, rng
+        self.start = [each for each in start if each in space]
+        self.asked: set[str] = set()
+        self.known: dict[str, Outcome] = {}
+
+    def ask(self, count: int) -> list[Proposal]:
+        """Up to `count` new Configs."""
+        found: list[Proposal] = []
+        first = ((cfg, "to begin with") for cfg in self.start)
+        for cfg, how in chain(first, self.proposals(count), self._any(), self._rest()):
+            if len(found) == count:
+                break
+            if cfg.digest not in self.asked:
+                self.asked.add(cfg.digest)
+                found.append((cfg, how))
+        return found
+
+    def tell(self, outcomes: Sequence[Outcome]) -> None:
+        """What came of Configs that were asked for, or of others."""
+        for each in outcomes:
+            self.asked.add(each.cfg.digest)
+            self.known[each.cfg.digest] = each
+
+    def proposals(self, count: int) -> Iterator[Proposal]:
+        """Configs worth a look, the best first, known ones among them."""
+        return iter(())
+
+    @property
+    def good(self) -> list[Outcome]:
+        return [each for each in self.known.values() if each.objectives is not None]
+
+    def _any(self) -> Iterator[Proposal]:
+        """Random ones, until most are known."""
+        for _ in range(200):
+            if (cfg := self.space.sample(self.rng)) is not None:
+                yield cfg, "at random"
+
+    def _rest(self) -> Iterator[Proposal]:
+        """All of a space that is small enough to be walked through."""
+        if len(self.space) <= 100_000:
+            yield from ((cfg, "the rest") for cfg in self.space)
+
+
+class Random(Search):
+    """Any Config."""
+
+
+class Bottleneck(Search):
+    """From each Config on the front: more of what limits it, less of what does not, and both at once.
+
+    A tenth are random ones, so that no part of the space is cut off.
+    """
+
+    def proposals(self, count: int) -> Iterator[Proposal]:
+        good = self.good
+        if not good:
+            return
+        front = np.flatnonzero(on_front(_matrix(good)))
+        moves = [self._moves(good[n]) for n in self.rng.permutation(front)]
+        number = 0
+        for each in chain.from_iterable(zip_longest(*moves)):
+            if each is None:
+                continue
+            number += 1
+            if number % 10 == 0 and (cfg := self.space.sample(self.rng)) is not None:
+                yield cfg, "at random"
+            yield each
+
+    def _moves(self, outcome: Outcome) -> Iterator[Proposal]:
+        """From one Config, what is likely to help first."""
+        cfg = outcome.cfg
+        searched = set(self.space.searched)
+        limits = sorted(outcome.limits, key=lambda name: -outcome.limits[name])
+        faster = {
+            name: (step, limit) for limit in reversed(limits) for name, step in LARGER[limit].items()
+            if name in searched
+        }  # fmt: skip
+        up = [(name, *faster[name]) for name in self.rng.permutation(sorted(faster))]
+        down = [name for name in self.rng.permutation(sorted(searched)) if name not in faster]
+        single = ((self.space.moved(cfg, {name: step}), f"{limit}: {name}") for name, step, limit in up)
+        less = ((self.space.moved(cfg, {name: step}), f"slack: {name}") for name in down for step in (-1, 1))
+        both = (
+            (self.space.moved(cfg, {name: step, other: -1}), f"{limit}: {name}, slack: {other}")
+            for name, step, limit in up for other in down
+        )  # fmt: skip
+        back = ((self.space.moved(cfg, {name: -step}), f"less {name}") for name, step, _ in up)
+        far = ((self.space.moved(cfg, {name: 2 * step}), f"{limit}: {name} twice") for name, step, limit in up)
+        for moved, how in chain(chain.from_iterable(zip_longest(single, less, fillvalue=(None, ""))), back, both, far):
+            if moved is not None:
+                yield moved, how
+
+
+class Nsga2(Search):
+    """NSGA-II (Deb and others, 2002): parents by tournaments of rank and crowding, fields crossed and mutated."""
+
+    population = 32
+
+    def proposals(self, count: int) -> Iterator[Proposal]:
+        good = self.good
+        if len(good) < 4:
+            return
+        values = _matrix(good)
+        rank = ranks(values)
+        crowded = crowding(values, rank)
+        order = sorted(range(len(good)), key=lambda n: (rank[n], -crowded[n]))[: self.population]
+        for _ in range(min(50 * count, 2000)):
+            parents = [good[order[min(self.rng.choice(len(order), 2))]] for _ in range(2)]
+            if (child := self._child(*(each.cfg for each in parents))) is not None:
+                yield child, "crossed"
+
+    def _child(self, one: Config, other: Config) -> Config | None:
+        """Each field of either parent, and now and then a value beside it."""
+        fields: dict[str, int | bool] = {}
+        for name, values in self.space.values.items():
+            value = getattr((one, other)[self.rng.integers(2)], name)
+            if self.rng.random() < 1.5 / max(1, len(self.space.searched)):
+                ordered = sorted(values)
+                at = ordered.index(value) + int(self.rng.choice((-1, 1)))
+                value = ordered[min(max(at, 0), len(ordered) - 1)]
+            fields[name] = value
+        return self.space.config(fields)
+
+
+def crowding(values: Floats, rank: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Floats:
+    """How far the neighbours of each point are within its rank, in every objective; inf for those at the ends.
+
+    >>> crowding(np.array([[1.0, 4], [2, 2], [4, 1]]), np.zeros(3, np.int64))
+    array([inf,  2., inf])
+    """
+    found = np.zeros(len(values))
+    for each in np.unique(rank):
+        own = np.flatnonzero(rank == each)
+        for column in values[own].T:
+            order = own[np.argsort(column, kind="stable")]
+            ordered = np.sort(column)
+            found[order[[0, -1]]] = np.inf
+            if (span := ordered[-1] - ordered[0]) > 0:
+                found[order[1:-1]] += (ordered[2:] - ordered[:-2]) / span
+    return found
+
+
+def _matrix(outcomes: Sequence[Outcome]) -> Floats:
+    return np.array([each.objectives for each in outcomes], np.float64)
+
+
+SEARCHES: dict[str, type[Search]] = {"bottleneck": Bottleneck, "nsga2": Nsga2, "random": Random}
+
+
+def spread(
+    space: Space, rng: np.random.Generator, count: int, fits: Callable[[Config], bool] = lambda cfg: True
+) -> list[Config]:  # fmt: skip
+    """`count` Configs at random that fit, each far from those before it."""
+    drawn = (cfg for _ in range(TRIES) if (cfg := space.sample(rng)) is not None and fits(cfg))
+    rest = list(dict.fromkeys(islice(drawn, 8 * count)))
+    chosen, rest = rest[:1], rest[1:]
+    while rest and len(chosen) < count:
+        chosen.append(max(rest, key=lambda cfg: min(_apart(space, cfg, each) for each in chosen)))
+        rest.remove(chosen[-1])
+    return chosen
+
+
+def _apart(space: Space, one: Config, other: Config) -> float:
+    """In how many fields two Configs differ, by steps."""
+    total = 0.0
+    for name in space.searched:
+        values = sorted(space.values[name])
+        total += abs(values.index(getattr(one, name)) - values.index(getattr(other, name))) / (len(values) - 1)
+    return total

@@ -1,0 +1,181 @@
+"""The Configs among which a search looks: some values for each field, and rules that leave some of them out."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from celosia.bitstreams.boards import BOARDS, Board
+from celosia.hw.config import Config, ConfigError
+
+Values = Mapping[str, Sequence[int | bool]]
+TRIES = 1000
+"""Draws after which a space is taken to hold nothing more."""
+
+
+class SpaceError(ValueError):
+    """A space that cannot be; one sentence that names the field, the value and what is possible."""
+
+
+def _powers(low: int, high: int) -> tuple[int, ...]:
+    return tuple(1 << n for n in range(low.bit_length() - 1, high.bit_length()))
+
+
+DEFAULT: dict[str, tuple[int | bool, ...]] = {
+    "block_in": _powers(4, 64), "block_out": _powers(4, 64), "batch": _powers(1, 4), "bus_bytes": _powers(4, 16),
+    "ports": (1, 2), "inp_depth": _powers(256, 16384), "wgt_depth": _powers(64, 8192), "acc_depth": _powers(128, 8192),
+    "vin_depth": _powers(128, 8192), "out_depth": _powers(128, 4096), "par_depth": _powers(16, 256),
+    "lut_count": (1, 2, 4), "queue_depth": _powers(4, 32), "packed": (True, False), "taps": (0, 1, 2, 3, 5, 7),
+    "tap_depth": _powers(32, 1024), "forward": (False, True), "residual_cycles": (1, 2, 4),
+}  # fmt: skip
+"""What is searched where nobody says otherwise."""
+
+
+def most_bus_bytes(board: Board) -> int:
+    """Width of the widest port of the board's processor to its memory (UG585: 64 bits; UG1085: 128 bits)."""
+    return {"zynq": 8, "zynqmp": 16}[board.processor]
+
+
+def board_of(name: str) -> Board:
+    """SpaceError where there is no such board."""
+    if name not in BOARDS:
+        raise SpaceError(f"there is no board {name!r}; take {', '.join(BOARDS)}")
+    return BOARDS[name]
+
+
+@dataclass(frozen=True)
+class Space:
+    """All Configs whose fields have one of these values; fields that are not there have those of `base`.
+
+    >>> space = Space({"block_in": (8, 16), "block_out": (8, 16), "forward": (False, True)}, Config())
+    >>> len(space), sum(1 for _ in space)    # forward needs block_in >= block_out
+    (8, 7)
+    """
+
+    values: dict[str, tuple[int | bool, ...]]
+    base: Config = field(default_factory=lambda: Config(packed=True))
+
+    def __post_init__(self) -> None:
+        known = {each.name for each in dataclasses.fields(Config)} - {"name"}
+        for name, values in self.values.items():
+            if name not in known:
+                raise SpaceError(f"unknown Config field {name!r}; known are {', '.join(sorted(known))}")
+            if not values:
+                raise SpaceError(f"{name} has no values; give at least one, or leave it out")
+            for value in values:
+                self._check(name, value)
+
+    def _check(self, name: str, value: Any) -> None:
+        """Whether some Config can have it: one that is large in every other way."""
+        large = Config(block_in=128, block_out=128, batch=16)
+        small = {"block_in": "block_out", "block_out": "block_in"}
+        try:
+            dataclasses.replace(large, **{name: value} | ({small[name]: value} if name in small else {}))
+        except ConfigError as error:
+            raise SpaceError(f"the space has a value that no Config can have: {error}") from None
+
+    @staticmethod
+    def of(board: Board, source: str | Path | Values | None = None) -> Space:
+        """The default space on `board`, or that of a TOML file or mapping, each field one value or a list of them.
+        SpaceError."""
+        widest = most_bus_bytes(board)
+        usual = DEFAULT | {"bus_bytes": tuple(each for each in DEFAULT["bus_bytes"] if each <= widest)}
+        given = _read(source) if isinstance(source, (str, Path)) else dict(source or {})
+        narrowed = {name: tuple(dict.fromkeys(_several(name, value))) for name, value in given.items()}
+        if wide := [value for value in narrowed.get("bus_bytes", ()) if isinstance(value, int) and value > widest]:
+            raise SpaceError(f"bus_bytes {wide[0]} is wider than a port of {board.name}; take at most {widest}")
+        return Space(usual | narrowed, board.config)
+
+    def __len__(self) -> int:
+        """How many there are before rules leave some out."""
+        return prod(len(values) for values in self.values.values())
+
+    def __iter__(self) -> Iterator[Config]:
+        """Each Config once, in order."""
+        seen = set()
+        for values in product(*self.values.values()):
+            cfg = self.config(dict(zip(self.values, values)))
+            if cfg is not None and cfg not in seen:
+                seen.add(cfg)
+                yield cfg
+
+    def config(self, fields: Mapping[str, int | bool]) -> Config | None:
+        """The Config of these fields; None where it cannot be. What it does not look at has its first value."""
+        fields = dict(fields)
+        if fields.get("taps", self.base.taps) == 0 and "tap_depth" in self.values:
+            fields["tap_depth"] = self.values["tap_depth"][0]
+        try:
+            return dataclasses.replace(self.base, **fields, name="custom")  # type: ignore[arg-type]
+        except ConfigError:
+            return None
+
+    def __contains__(self, cfg: Config) -> bool:
+        return self.config({name: getattr(cfg, name) for name in self.values}) == cfg and all(
+            getattr(cfg, name) in values for name, values in self.values.items()
+        )
+
+    @cached_property
+    def searched(self) -> tuple[str, ...]:
+        """Fields of more than one value."""
+        return tuple(name for name, values in self.values.items() if len(values) > 1)
+
+    def sample(self, rng: np.random.Generator) -> Config | None:
+        """Any Config; None where none was found."""
+        for _ in range(TRIES):
+            drawn = {name: values[rng.integers(len(values))] for name, values in self.values.items()}
+            if (cfg := self.config(drawn)) is not None:
+                return cfg
+        return None
+
+    def moved(self, cfg: Config, steps: Mapping[str, int]) -> Config | None:
+        """`cfg` with fields so many values up or down; None beyond the last one, or where it cannot be."""
+        fields = {name: getattr(cfg, name) for name in self.values}
+        for name, step in steps.items():
+            values = sorted(self.values[name])
+            at = values.index(fields[name]) + step
+            if not 0 <= at < len(values):
+                return None
+            fields[name] = values[at]
+        found = self.config(fields)
+        return None if found == cfg else found
+
+    def neighbours(self, cfg: Config) -> Iterator[tuple[str, int, Config]]:
+        """Each Config one step away: the field, the step and the Config."""
+        for name in self.searched:
+            for step in (1, -1):
+                if (found := self.moved(cfg, {name: step})) is not None:
+                    yield name, step, found
+
+    def nearest(self, cfg: Config) -> Config | None:
+        """The Config of the space with the values nearest to those of `cfg`."""
+        fields = {
+            name: min(values, key=lambda value: abs(value - getattr(cfg, name))) for name, values in self.values.items()
+        }
+        return self.config(fields)
+
+
+def _several(name: str, value: Any) -> Sequence[int | bool]:
+    """One value, or a list of them. SpaceError."""
+    found = value if isinstance(value, (list, tuple)) else (value,)
+    for each in found:
+        if not isinstance(each, int):
+            raise SpaceError(f"{name} cannot be {each!r}: it takes whole numbers, or true and false")
+    return found
+
+
+def _read(path: str | Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpaceError(f"cannot read the space {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise SpaceError(f"the space {path} is not valid TOML: {error}") from None

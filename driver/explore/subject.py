@@ -1,0 +1,170 @@
+"""A model on a Config without a Program: in closed form, or with its instructions on the timing model.
+
+What every Config shares, the graph after its passes, is made once in a process. Neither kernels of the CPU nor the
+verifier run, for only cycles and bytes are asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from celosia.compiler.blocks import estimated
+from celosia.compiler.compile import PASSES
+from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.select import select
+from celosia.compiler.graph.specialise import specialise
+from celosia.compiler.layer import Conv, Untileable
+from celosia.compiler.lowering import lower
+from celosia.compiler.tensorize.define import define
+from celosia.compiler.tensorize.plan import Planner, problems
+from celosia.compiler.tensorize.space import Problem
+from celosia.compiler.tune.bound import network_bound
+from celosia.compiler.tune.measure import Result, Status
+from celosia.hw.config import Config
+from celosia.hw.isa import Unit
+from celosia.sim.memory import MemoryModel, memory_model
+from celosia.sim.timing import predict
+
+UNITS = tuple(unit.name.lower() for unit in Unit)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model that is explored. digest: of its file."""
+
+    name: str
+    path: str
+    digest: str
+
+    @staticmethod
+    def of(path: str | Path) -> Subject:
+        """ModelError where there is no such file."""
+        try:
+            data = Path(path).read_bytes()
+        except OSError as error:
+            raise ModelError(f"cannot read {path}: {error.strerror}") from None
+        return Subject(Path(path).stem, str(Path(path).resolve()), hashlib.sha256(data).hexdigest()[:32])
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A model on a Config, for `images` at once.
+
+    cycles: of all launches; in closed form an estimate. bound: cycles that it is not below, 0 where nobody looked.
+    busy: cycles of work of each of UNITS. moved: bytes from and to DRAM. macs: multiplications of the model. on_cpu:
+    operators that the accelerator does not take.
+    """
+
+    images: int
+    cycles: int
+    bound: int
+    busy: dict[str, int]
+    moved: int
+    macs: int
+    on_cpu: int
+
+    @property
+    def limit(self) -> str:
+        """The unit that works for most of the cycles, at least three quarters of them; else latency."""
+        unit = max(self.busy, key=self.busy.__getitem__)
+        return unit if self.busy[unit] >= 0.75 * self.cycles else "latency"
+
+
+@lru_cache(maxsize=8)
+def _graph(subject: Subject, batch: int) -> tuple[ir.Model, int]:
+    """The graph after its passes, and images in a run. ModelError."""
+    found = specialise(subject.path, None, batch)
+    PASSES.run(found.graph)
+    return found.graph, batch if found.batched else 1
+
+
+def placed(subject: Subject, cfg: Config, products: bool = False) -> int:
+    """Operators that stay on the CPU, tiles not looked at; or the products of those that do not. ModelError."""
+    selection = select(_graph(subject, cfg.batch)[0], cfg)
+    return sum(choice.layer.macs for choice in selection.choices) if products else len(selection.cpu)
+
+
+def closed(subject: Subject, cfg: Config, memory: MemoryModel | str) -> Cost:
+    """Layer by layer, by the compiler's estimate of the schedules that it takes: milliseconds. Blocks are not formed.
+
+    Untileable where a layer does not fit the scratchpads; ModelError.
+    """
+    graph, images = _graph(subject, cfg.batch)
+    selection = select(graph, cfg)
+    known: dict[Problem, float] = {}
+    asked, total, moved, vector = [], 0.0, 0, 0
+    for choice in selection.choices:
+        found = [problem for each in define(cfg, choice.layer) for problem in problems(each)]
+        own = [each for each in found if isinstance(each, Problem)]
+        for each in own:
+            if each not in known:
+                known[each] = estimated(cfg, each)
+            total += known[each]
+            vector += each.out_blocks * each.rows * each.columns * each.images * max(1, each.sums)
+        asked.append((choice.layer, own))
+        moved += choice.layer.x.size(cfg) + choice.layer.y.size(cfg)
+        moved += choice.layer.weights.size if isinstance(choice.layer, Conv) else 0
+    gemm = sum(each.steps for _, own in asked for each in own)
+    busy = {"gemm": gemm, "vector": vector, "load": moved // cfg.bus_bytes, "store": 0}
+    bound = int(network_bound(cfg, asked, memory_model(memory)))
+    macs = sum(choice.layer.macs for choice in selection.choices)
+    return Cost(images, max(bound, round(total)), bound, busy, moved, macs, len(selection.cpu))
+
+
+def timed(subject: Subject, cfg: Config, memory: MemoryModel | str) -> Cost:
+    """Compiled, and its instructions on the timing model. ModelError."""
+    graph, images = _graph(subject, cfg.batch)
+    lowered = lower(cfg, graph, Planner(cfg))
+    image, values, moved = lowered.image, Counter[str](), 0
+    for launch in image.launches:
+        code = image.code(launch)
+        values.update(predict(cfg, code.tobytes(), memory, launch.address).values)
+        moved += sum(launch.bytes_loaded) + sum(launch.bytes_stored) + code.size
+    busy = {unit: values[f"{unit}_busy"] for unit in UNITS}
+    # What moves nothing while it waits for memory is at work
+    busy |= {unit: busy[unit] + values[f"{unit}_wait_memory"] for unit in ("load", "store")}
+    macs = sum(choice.layer.macs for choice in lowered.selection.choices)
+    return Cost(images, values["cycles"], 0, busy, moved, macs, len(lowered.selection.cpu))
+
+
+RUNGS = {"closed": closed, "timed": timed}
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A Job of a Fleet: a model on a Config at a rung of RUNGS. Its Result says the Cost as JSON."""
+
+    subject: Subject
+    cfg: Config
+    rung: str
+    memory: MemoryModel | str
+
+    @property
+    def alike(self) -> str:
+        """The model, whose graph is loaded."""
+        return self.subject.digest
+
+    def run(self) -> Result:
+        try:
+            if Subject.of(self.subject.path).digest != self.subject.digest:
+                return Result(Status.FAILED, detail=f"{self.subject.path} is another file here; give all the same")
+            cost = RUNGS[self.rung](self.subject, self.cfg, self.memory)
+        except Untileable as error:
+            return Result(Status.REFUSED, detail=str(error))
+        except ModelError as error:
+            return Result(Status.FAILED, detail=str(error))
+        return Result(Status.OK, max(1, cost.cycles), json.dumps(asdict(cost)))
+
+
+def cost_of(result: Result) -> Cost:
+    """What an Ask has found out; of a Result that is OK."""
+    fields: dict[str, Any] = json.loads(result.detail)
+    return Cost(**fields)

@@ -1,0 +1,31 @@
+"""Simulators by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celosia.hw.config import Config
+from celosia.sim.device import Device
+
+SIMULATORS = ("functional", "timed", "rtl")
+
+
+def open_simulator(name: str, config: Config, **options: Any) -> Device:
+    """The Device called "functional", "timed" or "rtl"; `options` are those of its class. ValueError for another name.
+
+    >>> open_simulator("timed", Config.load("tiny")).memory_model.split()[0]
+    'zynq-hp'
+    """
+    if name == "functional":
+        from celosia.sim.fsim import FunctionalDevice
+
+        return FunctionalDevice(config)
+    if name == "timed":
+        from celosia.sim.timed import TimedDevice
+
+        return TimedDevice(config, **options)
+    if name == "rtl":
+        from celosia.sim.rtlsim import RtlDevice
+
+        return RtlDevice(config, **options)
+    raise ValueError(f"there is no simulator {name!r}; take {', '.join(SIMULATORS[:-1])} or {SIMULATORS[-1]}")

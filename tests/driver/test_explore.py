@@ -1,0 +1,363 @@
+"""`celosia explore`: cycles as a run has them, fronts against all Configs, nothing measured twice, errors in words."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from driver_models import quantised
+from small_models import Builder
+from typer.testing import CliRunner
+
+pytest.importorskip("moocore")
+
+import celosia
+from celosia.bitstreams import synthesis
+from celosia.bitstreams.devices import DEVICES
+from celosia.bitstreams.synthesis import Usage
+from celosia.compiler.layer import Untileable
+from celosia.compiler.tune.measure import Result, Status
+from celosia.compiler.tune.pool import Fleet, Job
+from celosia.driver import cli
+from celosia.driver.explore import confirm, explorer, subject
+from celosia.driver.explore.explore import explore, seconds
+from celosia.driver.explore.explorer import dominated
+from celosia.driver.explore.hardware import Resources
+from celosia.driver.explore.objectives import energy_uj, objectives
+from celosia.driver.explore.records import ExploreError, Points, context_of
+from celosia.driver.explore.space import Space, board_of
+from celosia.driver.explore.subject import Ask, Subject, closed, timed
+from celosia.hw.config import PRESETS, Config
+
+MEMORY = "pynq-z2"
+BOARD = board_of("pynq-z2")
+SPACE = {
+    "block_in": (4, 8), "block_out": (4, 8), "bus_bytes": (4, 8), "inp_depth": (256, 1024), "wgt_depth": (64, 256),
+    "taps": (0, 3), "forward": (False,), "batch": (1,), "packed": (True,), "ports": (1,), "acc_depth": (512,),
+    "vin_depth": (512,), "out_depth": (256,), "par_depth": (32,), "lut_count": (2,), "queue_depth": (16,),
+    "tap_depth": (64,), "residual_cycles": (1,),
+}  # fmt: skip
+"""64 Configs."""
+FRONT = ("cycles", "area")
+
+
+@pytest.fixture
+def model(models: Path) -> Path:
+    return models / "quantised.onnx"
+
+
+def pooled() -> onnx.ModelProto:
+    """A block whose last layer does not read all that is before it, a depthwise convolution, and a residual."""
+    b = Builder("qdq", np.int8, seed=5)
+    x = b.conv(b.input([1, 3, 15, 15]), 8, (3, 3), pads=(1, 1, 1, 1), activation="Relu")
+    y = b.conv(b.max_pool(x, (2, 2), (3, 3), (0, 0, 0, 0)), 8, (3, 3), pads=(1, 1, 1, 1), group=8, activation="Relu")
+    b.output(b.binary("Add", b.conv(y, 8, (1, 1)), y), real=True)
+    return b.model()
+
+
+def random_config(rng: np.random.Generator) -> Config:
+    space = Space.of(BOARD, {"block_in": [2, 4, 8], "block_out": [2, 4, 8], "wgt_depth": [64, 256]})
+    found = space.sample(rng)
+    assert found is not None
+    return found
+
+
+# What a Config is judged by ---------------------------------------------------------------------------------------
+
+
+def test_cycles_are_those_of_a_run_and_never_below_the_bound(tmp_path: Path) -> None:
+    rng, tight = np.random.default_rng(0), 0.0
+    for name, proto in (("quantised", quantised()), ("pooled", pooled())):
+        onnx.save(proto, tmp_path / f"{name}.onnx")
+        one = Subject.of(tmp_path / f"{name}.onnx")
+        for _ in range(6):
+            cfg = random_config(rng)
+            try:
+                at_least, found = closed(one, cfg, MEMORY), timed(one, cfg, MEMORY)
+            except Untileable:
+                continue
+            program = celosia.compile(one.path, cfg, check=False, records="none")
+            report = celosia.driver.explain.estimate(program, MEMORY)
+            assert found.cycles == report["cycles"] and found.macs == at_least.macs == report["macs_accelerator"]
+            assert at_least.bound <= found.cycles and at_least.on_cpu == found.on_cpu
+            assert 0.2 < at_least.cycles / found.cycles < 5
+            tight = max(tight, at_least.bound / found.cycles)
+    assert tight > 0.6  # a bound of nothing would be below everything
+
+
+def test_what_shares_products_takes_as_many_cycles(model: Path) -> None:
+    """Only `packed` is left out of what is asked for."""
+    one = Subject.of(model)
+    cfg = PRESETS["tiny"]
+    assert timed(one, cfg, MEMORY) == timed(one, replace(cfg, packed=False), MEMORY)
+
+
+def test_a_wider_bus_is_no_slower_and_objectives_follow(model: Path) -> None:
+    one, tiny = Subject.of(model), replace(PRESETS["tiny"], forward=False)
+
+    def figures(cfg: Config, clock: float = 100.0) -> dict[str, float]:
+        shares = {"lut": 0.1, "ff": 0.2, "dsp": 0.3, "ram": 0.4}
+        return objectives(cfg, [timed(one, cfg, MEMORY)], shares, clock)
+
+    narrow, wide = figures(replace(tiny, bus_bytes=4)), figures(tiny)
+    assert narrow["cycles"] > wide["cycles"] and narrow["energy"] > 0 and narrow["area"] == pytest.approx(25)
+    assert wide["latency"] == pytest.approx(wide["cycles"] / 100_000) and wide["fps"] == wide["latency"]
+    assert figures(tiny, 200.0)["latency"] == pytest.approx(wide["latency"] / 2)
+    cost = timed(one, tiny, MEMORY)
+    assert energy_uj(tiny, replace(cost, moved=cost.moved + 1000)) - energy_uj(tiny, cost) == pytest.approx(0.1625)
+    assert energy_uj(replace(tiny, inp_depth=1 << 15), cost) > energy_uj(tiny, cost)
+
+
+# The front --------------------------------------------------------------------------------------------------------
+
+
+def brute(path: Path, left: float = 0.05) -> set[str]:
+    """Digests of the front of SPACE, each Config compiled and timed on its own, all pairs compared."""
+    device, found = DEVICES[BOARD.platform.device], {}
+    for cfg in Space.of(BOARD, SPACE):
+        used = Resources.of(cfg, device)
+        shares = used.shares(device)
+        if max(shares.values()) > 1 - left:
+            continue
+        program = celosia.compile(path, cfg, check=False, records="none")
+        cycles = celosia.driver.explain.estimate(program, MEMORY)["cycles"]
+        found[cfg.digest] = cycles, sum(shares.values())
+    values = {tuple(map(float, each)) for each in found.values()}
+    front = {v for v in values if not any(w != v and w[0] <= v[0] and w[1] <= v[1] for w in values)}
+    return {tuple(map(float, each)) for digest, each in found.items() if tuple(map(float, each)) in front}  # type: ignore[return-value]
+
+
+def found_values(exploration: Any) -> set[tuple[float, float]]:
+    return {(round(r["objectives"]["cycles"]), round(r["objectives"]["area"], 6)) for r in exploration.report["front"]}
+
+
+@pytest.fixture(scope="module")
+def expected(models: Path) -> set[tuple[float, float]]:
+    return {(round(c), round(25 * a, 6)) for c, a in brute(models / "quantised.onnx")}  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("search", ["bottleneck", "nsga2", "random"])
+def test_the_front_of_a_space_that_ends_is_the_true_one(
+    search: str, model: Path, expected: set[tuple[float, float]], tmp_path: Path
+) -> None:
+    found = explore(model, space=SPACE, search=search, folder=tmp_path / "out")
+    assert found_values(found) == expected and len(expected) > 3
+    rows = [json.loads(line) for line in (tmp_path / "out" / "points.jsonl").read_text().splitlines()]
+    timed_rows = [row["digest"] for row in rows if row["rung"] == "timed" and row["how"] != "the board's preset"]
+    assert len(timed_rows) == len(set(timed_rows)) == found.report["state"]["points"] < 64  # bounds left some out
+
+
+def test_a_bound_that_is_too_high_loses_points(
+    model: Path, expected: set[tuple[float, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault that the test above must find."""
+    right = subject.network_bound
+    monkeypatch.setattr(subject, "network_bound", lambda *given: 3 * right(*given))
+    assert found_values(explore(model, space=SPACE)) != expected
+
+
+def test_a_front_that_keeps_what_is_dominated_is_found(
+    model: Path, expected: set[tuple[float, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explorer, "on_front", lambda points: np.ones(len(points), bool))
+    assert found_values(explore(model, space=SPACE)) != expected
+
+
+def test_less_room_leaves_out_what_is_too_large(model: Path) -> None:
+    found = explore(model, space=SPACE, left=0.75)
+    assert found.report["state"]["failed"]["device"] > 0
+    device = DEVICES[BOARD.platform.device]
+    for cfg in found.front:
+        shares = Resources.of(cfg, device).shares(device)
+        assert max(shares.values()) <= 0.25
+    assert not dominated(np.array([[1.0, 2.0]]), [1.0, 2.0])
+
+
+def test_failures_say_what_kind_they_are(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A depth for which no tile fits; a Config that leaves operators to the CPU; a measurer that dies."""
+    shallow = {name: values[-1:] for name, values in SPACE.items()} | {"wgt_depth": (8,)}
+    found = explore(model, space=shallow)
+    (point,) = [point for point in found.points if point.how != "the board's preset"]
+    assert point.failure is not None and point.failure.kind == "layers" and "wgt_depth 8" in point.failure.why
+    assert found.front == () and found.report["take"].startswith("No Config")
+
+    right = subject.timed
+    lazy = lambda *given: replace(right(*given), on_cpu=9)  # noqa: E731
+    monkeypatch.setitem(subject.RUNGS, "timed", lazy)
+    found = explore(model, space={**SPACE, "taps": (0,)}, points=3)
+    kinds = {point.failure.kind for point in found.points if point.rung == "timed" and point.failure is not None}
+    assert kinds == {"cpu"} and found.front == ()
+
+    class Dying:
+        name = "a board that dies"
+
+        def measure(self, job: Job, deadline: float) -> Result:
+            assert isinstance(job, Ask)
+            return job.run() if job.rung == "closed" else Result(Status.HUNG, detail="no answer")
+
+        def close(self) -> None:
+            pass
+
+    fleet = Fleet([Dying(), Dying()])
+    with pytest.raises(RuntimeError, match="no device is left to measure on"):
+        explore(model, space=SPACE, fleet=fleet)
+
+
+# Records ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_again_measures_nothing_and_damage_is_counted(
+    model: Path, expected: set[tuple[float, float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = explore(model, space=SPACE, points=8, folder=tmp_path)
+    assert first.report["state"]["points"] <= 8
+    explore(model, space=SPACE, folder=tmp_path)
+    lines = (tmp_path / "points.jsonl").read_bytes().splitlines(keepends=True)
+    monkeypatch.setitem(subject.RUNGS, "timed", None)  # nothing is measured any more
+    again = explore(model, space=SPACE, folder=tmp_path)
+    assert found_values(again) == expected and again.report["state"]["points"] == 0
+    monkeypatch.undo()
+    broken = [lines[0][:40] + b"\n", lines[1].replace(b'"cycles":', b'"cycles":1', 1), b"\xff\x00\n", b"[1]\n"]
+    (tmp_path / "points.jsonl").write_bytes(b"".join(broken + lines[2:-1]) + lines[-1][:-10])
+    again = explore(model, space=SPACE, folder=tmp_path)
+    assert again.report["state"]["damaged"] == 5 and found_values(again) == expected
+
+
+def test_a_run_that_is_killed_goes_on(model: Path, expected: set[tuple[float, float]], tmp_path: Path) -> None:
+    (tmp_path / "space.toml").write_text(
+        "\n".join(f"{name} = {json.dumps(list(values))}" for name, values in SPACE.items())
+    )
+    line = [
+        sys.executable, "-m", "celosia.driver.cli", "explore", str(model), "--space", str(tmp_path / "space.toml"),
+        "--jobs", "1", "--budget", "1h", "-o", str(tmp_path / "out"),
+    ]  # fmt: skip
+    points = tmp_path / "out" / "points.jsonl"
+    with subprocess.Popen(line, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
+        until = time.monotonic() + 120
+        while time.monotonic() < until and not (points.exists() and b'"timed"' in points.read_bytes()):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+    known = Points(tmp_path / "out", context_of([Subject.of(model)], "pynq-z2", MEMORY)).known
+    measured = {digest for digest, point in known.items() if point.measured}
+    assert measured
+    found = explore(model, space=SPACE, folder=tmp_path / "out")
+    assert found_values(found) == expected
+    rows = [json.loads(row) for row in points.read_bytes().splitlines() if row.endswith(b"}")]
+    timed_rows = [row["digest"] for row in rows if row["rung"] == "timed"]
+    assert len(timed_rows) == len(set(timed_rows)) and measured <= set(timed_rows)
+
+
+def test_a_folder_is_of_one_exploration(model: Path, tmp_path: Path) -> None:
+    explore(model, space=SPACE, points=1, folder=tmp_path / "out")
+    onnx.save(pooled(), tmp_path / "other.onnx")
+    with pytest.raises(ExploreError, match="holds an exploration of other models; give another folder"):
+        explore(tmp_path / "other.onnx", space=SPACE, folder=tmp_path / "out")
+    with pytest.raises(ExploreError, match="holds an exploration of another board"):
+        explore(model, "pynq-z1", space=SPACE, folder=tmp_path / "out")
+    (tmp_path / "out" / "explore.json").write_text("{")
+    with pytest.raises(ExploreError, match="cannot be read as JSON"):
+        explore(model, space=SPACE, folder=tmp_path / "out")
+
+
+# Confirmed --------------------------------------------------------------------------------------------------------
+
+
+def test_the_front_is_counted_again_until_all_of_it_is(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Yosys finds more than the model said of the first, too much of the second."""
+    counted: dict[str, Usage] = {}
+
+    def usage(cfg: Config, device: Any, say: Callable[[str], None]) -> Usage:
+        used = Resources.of(cfg, device)
+        lut = 60_000 if len(counted) == 1 else used.lut + 7
+        counted[cfg.digest] = Usage(lut, used.ff, used.dsp, used.ram, 1.0, "Yosys")
+        return counted[cfg.digest]
+
+    monkeypatch.setattr(confirm, "usage", usage)
+    monkeypatch.setattr(synthesis, "known_usage", lambda cfg, device: counted.get(cfg.digest))
+    monkeypatch.setattr(confirm.timing, "estimate", lambda cfg, say: type("Timing", (), {"mhz": 125.0}))
+    monkeypatch.setattr(confirm, "rtl_cycles", lambda one, cfg, memory: 12345)
+    found = explore(model, space=SPACE, confirmed=["yosys", "rtl"])
+    for row in found.report["front"]:
+        assert row["area"]["counted"] and row["clock_mhz"] == 125.0 and row["clock"].startswith("estimated")
+        assert row["rung"] == "rtl" and row["models"]["quantised"]["rtl"] == 12345
+    refused = [digest for digest, used in counted.items() if used.lut == 60_000]
+    assert refused and refused[0] not in {row["digest"] for row in found.report["front"]}
+
+
+# The command ------------------------------------------------------------------------------------------------------
+
+
+def call(*line: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(cli.app, [str(word) for word in line])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_command_leaves_a_folder_whose_configs_can_be_used(model: Path, tmp_path: Path) -> None:
+    onnx.save(pooled(), tmp_path / "pooled.onnx")
+    (tmp_path / "space.toml").write_text("block_in = [4, 8]\nblock_out = [4, 8]\nbatch = 1\npacked = true\ntaps = 0\n")
+    out = tmp_path / "out"
+    line = "explore", model, tmp_path / "pooled.onnx", "--space", tmp_path / "space.toml", "--points", 10, "--jobs", 1
+    code, text, err = call(*line, "--objective", "latency", "--objective", "energy", "-o", out)
+    assert code == 0, err
+    report = json.loads((out / "front.json").read_text())
+    assert report["take"] in " ".join(text.split()) and list(report["objectives"]) == ["latency", "energy"]
+    assert "proxy" in report["objectives"]["energy"] and "declared" in text
+    for row in report["front"]:
+        cfg = Config.load(out / row["file"])
+        assert cfg.digest == row["digest"] and row["file"] in {path.name for path in out.glob("*.toml")}
+        program = celosia.compile(model, cfg, check=False, records="none")
+        assert row["models"]["quantised"]["cycles"] == celosia.driver.explain.estimate(program, MEMORY)["cycles"]
+    assert len(list(out.glob("*.toml"))) == len(report["front"])
+    first = out / report["front"][0]["file"]
+    code, text, err = call("run", model, "--random", "--config", first, "--device", "timed", "--memory", MEMORY)
+    assert code == 0, err
+    code, text, _ = call(*line, "-o", out, "--json")
+    assert code == 0 and json.loads(text)["state"]["known"] >= 10
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gone.onnx", "-o", "out"], "there is no model at gone.onnx"),
+        (
+            ["@floats.onnx", "-o", "out"],
+            "nothing of floats runs on the accelerator; quantise it with `celosia quantize`",
+        ),
+        (["@quantised.onnx", "@quantised.onnx", "-o", "out"], "two models are called 'quantised'; give one of them"),
+        (["@quantised.onnx", "-o", "out", "--board", "nexys"], "there is no board 'nexys'; take pynq-z1, pynq-z2"),
+        (["@quantised.onnx", "-o", "out", "--budget", "soon"], "'soon' is no time; write it as 90s, 30m or 2h"),
+        (["@quantised.onnx", "-o", "out", "--space", "gone.toml"], "cannot read the space gone.toml"),
+        (["@quantised.onnx", "-o", "out", "--memory", "gone"], "there is no memory model 'gone'"),
+        (["@x.npy", "-o", "out"], "x.npy"),
+        (["@quantised.onnx", "-o", "@quantised.onnx"], "cannot make the folder"),
+        (["@quantised.onnx", "-o", "out", "--objective", "area", "--objective", "area"], "give each objective once"),
+        (["@quantised.onnx", "-o", "out", "--pool", "ftp://x"], "'ftp://x' is no pool"),
+    ],
+)
+def test_errors_are_a_sentence(
+    words: list[str], message: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call("explore", *(word.replace("@", f"{models}/") for word in words))
+    told = " ".join(err.split())
+    assert code in (1, 2, 3) and message in told and "Traceback" not in err and "fault of celosia" not in told
+
+
+def test_without_moocore_it_says_what_to_install(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "moocore", None)
+    code, _, err = call("explore", model, "-o", tmp_path / "out")
+    assert code == 4 and 'pip install "celosia[explore]"' in " ".join(err.split())
+
+
+def test_times() -> None:
+    assert (seconds("30m"), seconds("2h"), seconds("45"), seconds("0.5s")) == (1800, 7200, 45, 0.5)

@@ -1,0 +1,227 @@
+"""The space of Configs, the searches over it, and fronts, against what can be counted out by hand."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("moocore")
+
+from celosia.driver.explore.explorer import dominated
+from celosia.driver.explore.front import contributions, hypervolume, knee, on_front, promising, ranks, reference
+from celosia.driver.explore.objectives import sram_pj
+from celosia.driver.explore.search import LARGER, SEARCHES, Outcome, Search, spread
+from celosia.driver.explore.space import DEFAULT, Space, SpaceError, board_of
+from celosia.hw.config import Config, ConfigError
+
+BOARD = board_of("pynq-z2")
+VALUES = {
+    "block_in": (4, 8, 16), "block_out": (4, 8, 16), "bus_bytes": (4, 8), "taps": (0, 3), "tap_depth": (64, 128),
+    "forward": (False, True),
+}  # fmt: skip
+
+
+def possible(values: dict[str, tuple[int | bool, ...]]) -> set[Config]:
+    """All Configs of these values that can be built, without tap_depth where there are no taps."""
+    found = set()
+    for each in itertools.product(*values.values()):
+        given = dict(zip(values, each))
+        if not given["taps"]:
+            given["tap_depth"] = 64
+        try:
+            found.add(replace(BOARD.config, **given, name="custom"))
+        except ConfigError:
+            continue
+    return found
+
+
+# The space --------------------------------------------------------------------------------------------------------
+
+
+def test_a_space_holds_each_config_that_can_be_once() -> None:
+    space = Space(VALUES, BOARD.config)
+    found = list(space)
+    assert len(space) == math.prod(len(each) for each in VALUES.values()) == 144
+    assert len(found) == len({cfg.digest for cfg in found}) and set(found) == possible(VALUES)
+    assert all(cfg in space for cfg in found) and replace(found[0], bus_bytes=16) not in space
+    without = replace(found[0], taps=0, tap_depth=128)  # the same hardware as with 64
+    assert without not in space
+
+
+def test_the_default_space_is_as_large_as_promised_and_knows_every_field() -> None:
+    space = Space.of(BOARD)
+    assert len(space) > 10**10 and set(DEFAULT) <= {each.name for each in fields(Config)}
+    assert max(space.values["bus_bytes"]) == 8 and max(Space.of(board_of("ultra96")).values["bus_bytes"]) == 16
+    assert {name for each in LARGER.values() for name in each} <= set(DEFAULT)
+    assert space.nearest(BOARD.config) == BOARD.config
+
+
+def test_neighbours_are_one_value_away_both_ways() -> None:
+    space, rng = Space.of(BOARD), np.random.default_rng(0)
+    for _ in range(20):
+        cfg = space.sample(rng)
+        assert cfg is not None and cfg in space
+        for name, step, other in space.neighbours(cfg):
+            values = sorted(space.values[name])
+            assert other in space and values.index(getattr(other, name)) == values.index(getattr(cfg, name)) + step
+            rest = {each.name for each in fields(Config)} - {name, "tap_depth", "name"}
+            assert all(getattr(cfg, each) == getattr(other, each) for each in rest)
+            if name != "taps":
+                assert space.moved(other, {name: -step}) == cfg
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("depth = [1]", "unknown Config field 'depth'; known are acc_depth"),
+        ("name = 1", "unknown Config field 'name'"),
+        ("block_in = []", "block_in has no values; give at least one, or leave it out"),
+        (
+            "block_in = [8, 12]",
+            "the space has a value that no Config can have: block_in must be a power of two, not 12",
+        ),
+        ("taps = 17", "taps must be between 0 and 16, not 17"),
+        ("forward = 1", "forward must be true or false, not 1"),
+        ("bus_bytes = [8, 16]", "bus_bytes 16 is wider than a port of pynq-z2; take at most 8"),
+        ("block_in = [", "is not valid TOML"),
+        ("[block_in]\na = 1", "block_in cannot be {'a': 1}: it takes whole numbers"),
+    ],
+)
+def test_wrong_spaces(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "space.toml").write_text(text)
+    with pytest.raises(SpaceError) as error:
+        Space.of(BOARD, tmp_path / "space.toml")
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_space_that_is_not_there_and_a_board_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(SpaceError, match=r"cannot read the space .*gone.toml: No such file"):
+        Space.of(BOARD, tmp_path / "gone.toml")
+    with pytest.raises(SpaceError, match="there is no board 'nexys'; take pynq-z1, pynq-z2, ultra96, zcu104"):
+        board_of("nexys")
+
+
+# Searches ---------------------------------------------------------------------------------------------------------
+
+
+def judged(cfg: Config) -> Outcome:
+    """Objectives that pull in two directions, and a Config that cannot be taken now and then."""
+    cycles = 1e6 / (cfg.block_in * cfg.block_out) ** 0.9 + 1e4 / cfg.bus_bytes - 50 * cfg.taps - 20 * cfg.forward
+    area = cfg.block_in * cfg.block_out + 30 * cfg.taps + cfg.tap_depth / 64 + 10 * cfg.forward + cfg.bus_bytes
+    good = int(cfg.digest[:2], 16) % 7 != 0
+    return Outcome(cfg, (cycles, area) if good else None, {"gemm": 0.5, "load": 0.5} if good else {})
+
+
+@pytest.mark.parametrize("kind", SEARCHES)
+def test_a_search_asks_for_each_config_once_and_ends(kind: str) -> None:
+    space = Space(VALUES, BOARD.config)
+    search = SEARCHES[kind](space, np.random.default_rng(1), spread(space, np.random.default_rng(2), 5))
+    asked: list[Config] = []
+    while found := search.ask(5):
+        assert len(found) <= 5 and all(how for _, how in found)
+        asked += [cfg for cfg, _ in found]
+        search.tell([judged(cfg) for cfg, _ in found])
+    assert len(asked) == len({cfg.digest for cfg in asked}) and set(asked) == possible(VALUES)
+
+
+@pytest.mark.parametrize("kind", SEARCHES)
+def test_a_search_does_not_ask_for_what_it_was_told(kind: str) -> None:
+    space = Space(VALUES, BOARD.config)
+    known = list(space)[::2]
+    search = SEARCHES[kind](space, np.random.default_rng(1))
+    search.tell([judged(cfg) for cfg in known])
+    found = [cfg for cfg, _ in search.ask(1000)]
+    assert not set(found) & set(known) and len(found) == len(list(space)) - len(known)
+
+
+WIDE = {
+    "block_in": (4, 8, 16, 32, 64), "block_out": (4, 8, 16, 32, 64), "bus_bytes": (4, 8), "taps": (0,),
+    "inp_depth": tuple(1 << n for n in range(8, 15)), "wgt_depth": tuple(1 << n for n in range(6, 14)),
+    "tap_depth": (64,), "forward": (False,),
+}  # fmt: skip
+
+
+def limited(cfg: Config) -> Outcome:
+    """Products or loads take the time, and deeper scratchpads save loads; area counts what is there."""
+    gemm = 4e6 / (cfg.block_in * cfg.block_out)
+    load = 1e5 / cfg.bus_bytes * (1 + (4096 / cfg.inp_depth) ** 0.7 + (2048 / cfg.wgt_depth) ** 0.7)
+    area = cfg.macs_per_cycle + 10 * cfg.bus_bytes + cfg.inp_depth * cfg.block_in / 500 + cfg.wgt_depth / 5
+    return Outcome(cfg, (max(gemm, load) + 0.1 * min(gemm, load), area), {"gemm" if gemm > load else "load": 1.0})
+
+
+def test_searches_are_better_than_chance() -> None:
+    """What each has found of the hypervolume after 96 of 2,800 Configs, over ten seeds."""
+    space = Space(WIDE, BOARD.config)
+    every = np.array([each.objectives for each in map(limited, space)])
+    worst, found = reference(every), {}
+    for kind in SEARCHES:
+        shares = []
+        for seed in range(10):
+            rng = np.random.default_rng(seed)
+            search: Search = SEARCHES[kind](space, rng, spread(space, rng, 12))
+            for _ in range(24):
+                search.tell([limited(cfg) for cfg, _ in search.ask(4)])
+            values = np.array([each.objectives for each in search.good])
+            shares.append(hypervolume(values, worst) / hypervolume(every, worst))
+        found[kind] = float(np.mean(shares))
+    assert found["bottleneck"] > found["nsga2"] > found["random"] + 0.02, found
+
+
+def test_configs_to_begin_with_are_far_apart_and_fit() -> None:
+    space, rng = Space.of(BOARD), np.random.default_rng(0)
+    found = spread(space, rng, 12, lambda cfg: cfg.block_in <= 16)
+    assert len(set(found)) == 12 and all(cfg.block_in <= 16 for cfg in found)
+    assert spread(space, rng, 12, lambda cfg: False) == []
+
+
+# Fronts -----------------------------------------------------------------------------------------------------------
+
+
+def better(a: np.ndarray, b: np.ndarray) -> bool:
+    return bool((a <= b).all() and (a < b).any())
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 5])
+def test_fronts_are_those_of_all_pairs(columns: int) -> None:
+    rng = np.random.default_rng(columns)
+    points = rng.integers(1, 9, (60, columns)).astype(float)
+    found = points[on_front(points)]
+    expected = {tuple(p) for p in points if not any(better(q, p) for q in points)}
+    assert {tuple(p) for p in found} == expected and len(found) == len(expected)
+    rank = ranks(points)
+    assert all(rank[a] < rank[b] for a in range(60) for b in range(60) if better(points[a], points[b]))
+    for point in points:
+        assert dominated(found, list(point)) == any(better(q, point) for q in found)
+    assert not dominated(np.zeros((0, columns)), [1.0] * columns)
+
+
+def test_hypervolume_is_the_area_that_is_dominated() -> None:
+    points = np.array([[2.0, 8], [4, 4], [8, 2], [8, 8]])
+    worst = np.log([16.0, 16])
+    corners = sorted((np.log2(x), np.log2(y)) for x, y in points[:3])
+    area = sum((4 - x) * (high - y) for (x, y), high in zip(corners, [4, *(y for _, y in corners)]))
+    assert hypervolume(points, worst) == pytest.approx(area * math.log(2) ** 2)
+    lost = contributions(points, worst)
+    assert lost[3] == 0 and (lost[:3] > 0).all()
+    assert hypervolume(np.zeros((0, 2)), worst) == 0
+
+
+def test_promising_points_add_most() -> None:
+    known = np.array([[10.0, 1], [1, 10]])
+    expected = np.array([[11.0, 2], [2, 2], [5, 5], [9, 0.9]])
+    assert promising(known, expected, np.log([20.0, 20]), 2) == [1, 3]
+    assert promising(known, expected, np.log([20.0, 20]), 9)[0] == 1
+    assert promising(np.zeros((0, 2)), expected, np.log([20.0, 20]), 1) == [1]
+    assert knee([[1, 100], [2, 3], [100, 1]]) == 1
+
+
+def test_energy_of_a_byte_grows_with_the_memory() -> None:
+    sizes = [1 << n for n in range(8, 24)]
+    energies = [sram_pj(size) for size in sizes]
+    assert energies == sorted(energies) and sram_pj(8 << 10) == pytest.approx(1.25)
+    assert sram_pj(1 << 20) == pytest.approx(12.5)
