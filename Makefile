@@ -53,7 +53,7 @@ prove: $(INSTALLED)  ## Prove the hardware's properties, each with faults that i
 	PYTHONPATH=tests/formal $(BIN)/python -m proofs --jobs $(JOBS)
 
 post-synthesis: $(INSTALLED)  ## Simulate the netlist of `tiny`, cell by cell, beside the RTL: half an hour the first time.
-	$(PYTEST) -q tests/bitstreams/post_synthesis.py
+	PYTHONPATH=tests $(PYTEST) -q tests/bitstreams/post_synthesis.py
 
 format: $(INSTALLED)  ## Format the sources.
 	$(BIN)/ruff check --fix .
