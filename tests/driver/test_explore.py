@@ -361,3 +361,32 @@ def test_without_moocore_it_says_what_to_install(model: Path, tmp_path: Path, mo
 
 def test_times() -> None:
     assert (seconds("30m"), seconds("2h"), seconds("45"), seconds("0.5s")) == (1800, 7200, 45, 0.5)
+
+
+# The page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_has_the_front_and_hostile_names_do_nothing(model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("bokeh")
+    hostile = tmp_path / "<script>window.hacked=1<!--.onnx"
+    hostile.write_bytes(model.read_bytes())
+    found = explore(hostile, space=SPACE, points=12, folder=tmp_path / "out")
+    text = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert found.report["take"] in text.replace("&lt;", "<").replace("&gt;", ">")
+    assert all(row["file"] in text for row in found.report["front"]) and "<script>window.hacked" not in text
+    assert found.report["path"][-1][0] == len(found.report["points"])
+    volumes = [volume for _, volume in found.report["path"]]
+    assert volumes == sorted(volumes) and volumes[-1] == pytest.approx(found.report["state"]["hypervolume"])
+    code, _, err = call("report", tmp_path / "out" / "front.json", "-o", tmp_path / "again.html")
+    assert code == 0, err
+    again = (tmp_path / "again.html").read_text(encoding="utf-8")
+    assert again.split("<script")[0] == text.split("<script")[0]
+    (tmp_path / "front.json").write_text('{"searched": []}')
+    code, _, err = call("report", tmp_path / "front.json", "-o", tmp_path / "none.html")
+    assert code == 1 and "is no front: it has no models; write it again with `celosia explore`" in " ".join(err.split())
+
+
+def test_a_page_without_a_front(model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("bokeh")
+    explore(model, space=SPACE, left=0.99, folder=tmp_path)
+    assert "No Config of the space can be taken" in (tmp_path / "report.html").read_text(encoding="utf-8")
