@@ -114,16 +114,20 @@ def fused(x, w, par, table, r, y, M, N, K, BM: cl.constexpr, BN: cl.constexpr, C
     cl.store(y, (m, n), v)
 
 
-def window(x, w, par, y, SIZE: cl.constexpr, TAPS: cl.constexpr, STEP: cl.constexpr, PAD: cl.constexpr,
-           BH: cl.constexpr, BN: cl.constexpr, BC: cl.constexpr, OUT_LAST: cl.constexpr):  # fmt: skip
-    """Images x [1, H, W, C], any window, whose places are a traced loop; w [KH, KW, N, C], or [C, KW, KH, N]."""
+def window(
+    x, w, par, y, SIZE: cl.constexpr, TAPS: cl.constexpr, STEP: cl.constexpr, STRIDES: cl.constexpr, PAD: cl.constexpr,
+    BH: cl.constexpr, BN: cl.constexpr, BC: cl.constexpr, OUT_LAST: cl.constexpr,
+):  # fmt: skip
+    """Images x [1, H, any, C] and y [1, H, W, N], any window, whose places are a traced loop; w [KH, KW, N, C], or
+    [C, KW, KH, N]."""
     (W, C), (KH, KW) = SIZE, TAPS
     row, n = cl.program_id(1) * BH, cl.program_id(0) * BN
     acc = cl.zeros((BH * W, BN), cl.int32)
     for place in cl.range(KH * KW):
         dy, dx = place // KW, place % KW
         for c in cl.range(0, C, BC):
-            a = cl.load(x, (0, row + dy * STEP - PAD, dx * STEP - PAD, c), (1, BH, W, BC), other=x.zero_point)
+            at = 0, row * STRIDES[0] + dy * STEP - PAD, dx * STEP - PAD, c
+            a = cl.load(x, at, (1, BH, W, BC), other=x.zero_point, steps=(1, *STRIDES, 1))
             if OUT_LAST:
                 b = cl.load(w, (c, dx, dy, n), (BC, 1, 1, BN)).reshape(BC, BN)
             else:
@@ -131,6 +135,18 @@ def window(x, w, par, y, SIZE: cl.constexpr, TAPS: cl.constexpr, STEP: cl.conste
             acc += cl.dot(a.reshape(BH * W, BC), b)
     v = cl.requantise(acc, cl.load(par, (n,), (BN,)), y.zero_point)
     cl.store(y, (0, row, 0, n), v.reshape(1, BH, W, BN))
+
+
+def maxpool(x, y, W, TAPS: cl.constexpr, STEP: cl.constexpr, STRIDES: cl.constexpr, PAD: cl.constexpr,
+            BH: cl.constexpr, BN: cl.constexpr, TRACED: cl.constexpr):  # fmt: skip
+    """The maximum of any window of images [H, W, C]; W of y."""
+    row, n = cl.program_id(0) * BH, cl.program_id(1) * BN
+    most = cl.full((BH, W, BN), -128, cl.int8)
+    for dy in cl.range(TAPS[0]) if TRACED else cl.static_range(TAPS[0]):
+        for dx in cl.static_range(TAPS[1]):
+            at = row * STRIDES[0] + dy * STEP - PAD, dx * STEP - PAD, n
+            most = cl.maximum(most, cl.load(x, at, (BH, W, BN), other=-128, steps=(*STRIDES, 1)))
+    cl.store(y, (row, 0, n), most)
 
 
 def table_and_residual(x, table, r, y, BM: cl.constexpr, BN: cl.constexpr):

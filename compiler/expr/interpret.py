@@ -35,7 +35,7 @@ def trunc_div(a: Any, b: Any) -> Any:
     return quotient if (a < 0) == (b < 0) else -quotient
 
 
-_BINARY: dict[str, Any] = {
+BINARY: dict[str, Any] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "floordiv": np.floor_divide, "mod": np.mod,
     "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
     "shl": np.left_shift, "shr": np.right_shift, "pow": np.power,
@@ -125,7 +125,7 @@ def _value(e: Expr, memory: dict[Tensor, Array], env: dict[Var, Any]) -> Any:
                     return numpy_dtype(a.dtype).type(0)
                 if op == "div":
                     return np.array(trunc_div(x, y)).astype(a.dtype)[()]
-            return _BINARY[op](x, y)
+            return BINARY[op](x, y)
         case Call(name, args, dtype):
             return _call(name, dtype, [_value(a, memory, env) for a in args])
         case Cast(value, dtype):

@@ -23,7 +23,7 @@ from celosia.compiler.expr.loops import block, sequence
 from celosia.compiler.expr.nodes import INDEX, Const, binary, call, cast, clip, select, walk
 from celosia.compiler.expr.partition import partition
 from celosia.compiler.language.bounds import Unknown, values
-from celosia.compiler.language.tile import COMPARISONS, Loop, Program, Scope, Store, Tile, fail
+from celosia.compiler.language.tile import COMPARISONS, Loop, Program, Scope, Store, Tile, fail, origin, scopes, stores
 from celosia.compiler.language.vectors import first_of, vectorised
 from celosia.compiler.tensorize.intrinsics import requantised, rescaled
 
@@ -42,14 +42,16 @@ class Lowered:
     def __init__(self, name: str, program: Program) -> None:
         self.program = program
         self.live = live_tiles(program.top)
-        self.stores = stores = [each for scope in scopes(program.top) for each in scope.body if isinstance(each, Store)]
-        self.written = {each.array for each in stores}
+        self.stores = stores(program.top)
+        self.written = {each.array for each in self.stores}
         self.read = read = [tile.more["array"] for tile in self.live if tile.op == "load"]
         self.arrays = list(dict.fromkeys([*(a for a in read if a not in self.written), *self.written]))
         self.tensors = {a: Tensor(a.name, (max(a.size, 1),), a.dtype) for a in self.arrays}
         self.uses = Counter(arg for tile in self.live for arg in tile.args)
-        self.uses.update(arg for each in stores for arg in (each.offsets, each.value, each.mask) if arg is not None)
-        factors = [(dot, _origin(side)) for dot in self.live if dot.op == "dot" for side in dot.args[:2]]
+        self.uses.update(
+            arg for each in self.stores for arg in (each.offsets, each.value, each.mask) if arg is not None
+        )
+        factors = [(dot, origin(side)) for dot in self.live if dot.op == "dot" for side in dot.args[:2]]
         self.ahead = {side for dot, side in factors if side.scope is not dot.scope}  # of all iterations of a loop
         self.buffers: dict[Tile, Tensor] = {}
         self.homes: dict[Tile, Store] = {}
@@ -186,7 +188,7 @@ class Lowered:
 
     def _dot(self, tile: Tile, memory: list[Tensor]) -> Stmt:
         """acc + a · b, into memory of its own, or of the accumulator that a loop carries."""
-        a, b = map(_origin, tile.args[:2])
+        a, b = map(origin, tile.args[:2])
         (m, k), n = a.shape, b.shape[1]
         done: list[Stmt] = []
         read: list[Element] = []
@@ -364,7 +366,7 @@ class Lowered:
         return None if found is None or found[2].bound is not None else found
 
     def _carried(self, tile: Tile, index: Index) -> Expr:
-        if tile.op == "phi" and "same" in tile.more:
+        if "same" in tile.more:
             return self.at(tile.more["same"], index)
         place = tile
         if tile.op == "result":
@@ -416,13 +418,6 @@ def _reaches(value: Tile, tile: Tile) -> bool:
             seen.add(part)
             stack += part.args
     return False
-
-
-def _origin(tile: Tile) -> Tile:
-    """What `tile` is where no loop changes it."""
-    while tile.op == "phi" and "same" in tile.more:
-        tile = tile.more["same"]
-    return tile
 
 
 def nest(shape: Sequence[int], body: Callable[..., Stmt]) -> Stmt:
@@ -508,19 +503,10 @@ def _parallel(stmt: Stmt) -> Stmt:
     return block(*map(_parallel, inner)) if isinstance(inner, tuple) else stmt
 
 
-def scopes(scope: Scope) -> Iterator[Scope]:
-    """`scope` and the loops inside it."""
-    yield scope
-    for each in scope.body:
-        if isinstance(each, Loop):
-            yield from scopes(each)
-
-
 def live_tiles(top: Scope) -> dict[Tile, None]:
     """The tiles of which stores depend."""
     found: dict[Tile, None] = {}
-    stores = [each for scope in scopes(top) for each in scope.body if isinstance(each, Store)]
-    stack = [arg for each in stores for arg in (each.offsets, each.value, each.mask) if arg is not None]
+    stack = [arg for each in stores(top) for arg in (each.offsets, each.value, each.mask) if arg is not None]
     loops = [scope for scope in scopes(top) if isinstance(scope, Loop)]
     stack += [bound for loop in loops for bound in (loop.start, loop.bound) if bound is not None]
     carried = {each: row for loop in loops for row in loop.carried for each in row[1:2] + row[3:]}

@@ -21,9 +21,9 @@ from celosia.compiler.cpu.runtime.kernel import address_of
 from celosia.compiler.cpu.runtime.threads import default_threads
 from celosia.compiler.dtypes import itemsize
 from celosia.compiler.language import loops, ops
-from celosia.compiler.language.cpu import Lowered, scopes
+from celosia.compiler.language.cpu import Lowered
 from celosia.compiler.language.meaning import value_of
-from celosia.compiler.language.tile import Array, LanguageError, Program, Store, dtype_name, program
+from celosia.compiler.language.tile import Array, LanguageError, Program, dtype_name, program, stores
 from celosia.hw.config import Config
 from celosia.sim.device import Device
 from celosia.sim.devices import SIMULATORS, open_simulator
@@ -197,7 +197,7 @@ class Kernel:
         if interpreting():
             return lambda arrays, device: self._interpret(grid, values, arrays)
         traced, given = self.trace(grid, values)
-        for array in {each.array for scope in scopes(traced.top) for each in scope.body if isinstance(each, Store)}:
+        for array in {each.array for each in stores(traced.top)}:
             if array.data is not None and not array.data.flags.writeable:
                 raise LanguageError(f"{self.at}: {array.name}, which {self.name} writes, is read-only; give it a copy")
         if self.target == "cpu":

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler import numerics
+from celosia.compiler.expr.interpret import BINARY
+from celosia.compiler.expr.nodes import INTRINSICS
 from celosia.compiler.language.tile import Array, Program, Store, Tile, fail
 
 Values = NDArray[Any]
 
-UNARY: dict[str, Callable[[Any], Any]] = {
-    "exp": np.exp, "log": np.log, "sqrt": np.sqrt, "tanh": np.tanh, "sin": np.sin, "cos": np.cos, "floor": np.floor,
-    "ceil": np.ceil, "round_even": np.rint, "abs": np.abs,
-}  # fmt: skip
-BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "floordiv": np.floor_divide,
-    "mod": np.mod, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
-    "xor": np.bitwise_xor, "lt": np.less, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal,
-    "pow": np.power,
-}  # fmt: skip
 REDUCE: dict[str, Any] = {"sum": np.sum, "max": np.max, "min": np.min}
 
 
@@ -49,7 +40,7 @@ def _value(tile: Tile, args: list[Values], program: Program) -> Any:
         case "arange":
             return np.arange(more["start"], more["start"] + tile.shape[0])
         case "unary":
-            return UNARY[more["name"]](args[0])
+            return INTRINSICS[more["name"]](args[0])
         case "binary":
             return binary(more["name"], *args)
         case "where":

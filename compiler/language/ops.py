@@ -36,7 +36,8 @@ from celosia.compiler.numerics.requantiser import fold_scale
 int1, int8, int16, int32, int64 = "bool", "int8", "int16", "int32", "int64"
 uint8, uint16, uint32, uint64 = "uint8", "uint16", "uint32", "uint64"
 float16, float32, float64 = "float16", "float32", "float64"
-Block = tuple[tuple[Tile, ...], tuple[int, ...]]
+Block = tuple[tuple[Tile, ...], tuple[int, ...], tuple[int, ...]]
+"""Offsets, sizes and steps, for each dimension."""
 
 
 if TYPE_CHECKING:
@@ -101,16 +102,17 @@ def zeros_like(tile: Tile) -> Tile:
 
 def load(
     source: Array | Pointer, offsets: Any = None, shape: Any = None, *, mask: Any = None, other: Any = None,
-    **hints: Any,
+    steps: Any = None, **hints: Any,
 ) -> Tile:  # fmt: skip
     """Values from memory: load(pointer, mask=, other=), as in Triton, or load(array, offsets, shape, other=), a block.
 
     A block begins at `offsets`, an index for each dimension; what lies outside of the array is `other`, by default 0.
+    Of every dimension it takes each element, or one in as many as `steps` says.
     Where a mask does not hold, nothing is read, and the value is `other`, by default 0.
     """
     if offsets is not None and shape is None:
         mask, offsets = offsets, None  # load(pointer, mask)
-    pointer, block, inside = _places("cl.load", source, offsets, shape)
+    pointer, block, inside = _places("cl.load", source, offsets, shape, steps)
     block = block if mask is None else None
     mask = inside if mask is None else as_tile(mask) if inside is None else inside & mask
     args = [pointer.offsets]
@@ -124,8 +126,9 @@ def load(
     return make("load", args, pointer.shape, pointer.dtype, array=pointer.array, block=block)
 
 
-def store(target: Array | Pointer, *given: Any, mask: Any = None, **hints: Any) -> None:
-    """Values to memory: store(pointer, value, mask=), as in Triton, or store(array, offsets, value), a block.
+def store(target: Array | Pointer, *given: Any, mask: Any = None, steps: Any = None, **hints: Any) -> None:
+    """Values to memory: store(pointer, value, mask=), as in Triton, or store(array, offsets, value), a block of `steps`
+    as in `load`.
 
     What lies outside of the array, or where the mask does not hold, is not written.
     """
@@ -136,11 +139,11 @@ def store(target: Array | Pointer, *given: Any, mask: Any = None, **hints: Any) 
         fail("cl.store(pointer, value) or cl.store(array, offsets, value)")
     value = as_tile(args[-1], target.dtype if not isinstance(args[-1], Tile) else None)
     if len(args) == 2:
-        pointer, block, inside = _places("cl.store", target, args[0], value.shape)
+        pointer, block, inside = _places("cl.store", target, args[0], value.shape, steps)
         block = block if mask is None else None
         mask = inside if mask is None else as_tile(mask) if inside is None else inside & mask
     else:
-        pointer, block, _ = _places("cl.store", target, None, None)
+        pointer, block, _ = _places("cl.store", target, None, None, steps)
     if value.dtype != pointer.dtype:
         fail(f"{pointer.array.name} holds {pointer.dtype} and the value is {value}; cast it with .to(...)")
     value = _fitted("cl.store", value, pointer)
@@ -172,9 +175,11 @@ def _fitted(what: str, tile: Tile, pointer: Pointer) -> Tile:
     return broadcast(tile, pointer.shape)
 
 
-def _places(what: str, source: Any, offsets: Any, shape: Any) -> tuple[Pointer, Block | None, Tile | None]:
+def _places(what: str, source: Any, offsets: Any, shape: Any, steps: Any) -> tuple[Pointer, Block | None, Tile | None]:
     """(pointers, the block that they are, where it is inside the array)."""
     if offsets is None:
+        if steps is not None:
+            fail(f"`steps` are those of a block, and {what} was given pointers; add offsets that move as you like")
         if isinstance(source, Array):
             if len(source.shape) > 1 and source.size > 1:
                 fail(
@@ -193,19 +198,22 @@ def _places(what: str, source: Any, offsets: Any, shape: Any) -> tuple[Pointer, 
             f"{source.name} has {len(source.shape)} dimensions; a block of it has as many offsets and sizes, and not "
             f"{len(starts)} and {len(dims)}"
         )
+    by = (1,) * len(dims) if steps is None else shape_of(steps)
+    if len(by) != len(dims):
+        fail(f"a block of {source.name} has {len(dims)} steps, and these are {len(by)}")
     total: Any = as_tile(0, "int64")
     inside: Any = None
     tiles = tuple(as_tile(start, "int64") for start in starts)
-    for d, (start, size) in enumerate(zip(tiles, dims)):
+    for d, (start, size, step) in enumerate(zip(tiles, dims, by)):
         if not start.dtype.startswith(("int", "uint")) or start.shape:
             fail(f"the offsets of a block are integers, and number {d} is {start}")
-        index = (start.to("int64") + arange(0, size)).reshape(
+        index = (start.to("int64") + (arange(0, size) * step if step > 1 else arange(0, size))).reshape(
             *(size if e == d else 1 for e in builtins.range(len(dims)))
         )
         total = total + index * source.strides[d]
         test = (index >= 0) & (index < source.shape[d])
         inside = test if inside is None else inside & test
-    return Pointer(source, broadcast(total, dims)), (tiles, dims), inside
+    return Pointer(source, broadcast(total, dims)), (tiles, dims, by), inside
 
 
 # Arithmetic -------------------------------------------------------------------------------------------------------
@@ -418,56 +426,9 @@ def static_range(*bounds: int, **hints: Any) -> Iterator[int]:
 
 
 __all__ = [
-    "abs",
-    "arange",
-    "assume",
-    "broadcast_to",
-    "cast",
-    "cdiv",
-    "ceil",
-    "constexpr",
-    "cos",
-    "dot",
-    "exp",
-    "expand_dims",
-    "float16",
-    "float32",
-    "float64",
-    "floor",
-    "full",
-    "int1",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "load",
-    "log",
-    "lookup",
-    "max",
-    "maximum",
-    "min",
-    "minimum",
-    "num_programs",
-    "parameters",
-    "program_id",
-    "requantise",
-    "reshape",
-    "residual_add",
-    "rsqrt",
-    "sigmoid",
-    "sin",
-    "sqrt",
-    "static_assert",
-    "static_range",
-    "store",
-    "sum",
-    "tanh",
-    "trans",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "where",
-    "zeros",
-    "zeros_like",
+    "abs", "arange", "assume", "broadcast_to", "cast", "cdiv", "ceil", "constexpr", "cos", "dot", "exp", "expand_dims",
+    "float16", "float32", "float64", "floor", "full", "int1", "int8", "int16", "int32", "int64", "load", "log",
+    "lookup", "max", "maximum", "min", "minimum", "num_programs", "parameters", "program_id", "requantise", "reshape",
+    "residual_add", "rsqrt", "sigmoid", "sin", "sqrt", "static_assert", "static_range", "store", "sum", "tanh", "trans",
+    "uint8", "uint16", "uint32", "uint64", "where", "zeros", "zeros_like",
 ]  # fmt: skip

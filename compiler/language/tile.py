@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -140,7 +140,19 @@ class Store:
     value: Tile
     mask: Tile | None
     at: str
-    block: tuple[tuple[Tile, ...], tuple[int, ...]] | None = None
+    block: tuple[tuple[Tile, ...], tuple[int, ...], tuple[int, ...]] | None = None
+
+
+def scopes(scope: Scope) -> Iterator[Scope]:
+    """`scope` and the loops inside it."""
+    yield scope
+    for each in scope.body:
+        if isinstance(each, Loop):
+            yield from scopes(each)
+
+
+def stores(top: Scope) -> list[Store]:
+    return [each for scope in scopes(top) for each in scope.body if isinstance(each, Store)]
 
 
 class Program:
@@ -173,6 +185,15 @@ def program() -> Program:
     if found is None:
         fail("this is for kernels; call it inside a function with @cl.jit")
     return found
+
+
+def _operator(name: str) -> Callable[[Any, Any], Tile]:
+    return lambda a, b: binary(name, a, b)
+
+
+def _turned(name: str) -> Callable[[Any, Any], Tile]:
+    """With the operand that has the method on the right."""
+    return lambda a, b: binary(name, b, a)
 
 
 @dataclass(eq=False)
@@ -232,80 +253,18 @@ class Tile:
     def __add__(self, other: Any) -> Any:
         return other + self if isinstance(other, (Pointer, Array)) else binary("add", self, other)
 
-    def __radd__(self, other: Any) -> Any:
-        return binary("add", other, self)
-
-    def __sub__(self, other: Any) -> Tile:
-        return binary("sub", self, other)
-
-    def __rsub__(self, other: Any) -> Tile:
-        return binary("sub", other, self)
-
-    def __mul__(self, other: Any) -> Tile:
-        return binary("mul", self, other)
-
-    def __rmul__(self, other: Any) -> Tile:
-        return binary("mul", other, self)
-
-    def __truediv__(self, other: Any) -> Tile:
-        return binary("div", self, other)
-
-    def __rtruediv__(self, other: Any) -> Tile:
-        return binary("div", other, self)
-
-    def __floordiv__(self, other: Any) -> Tile:
-        return binary("floordiv", self, other)
-
-    def __rfloordiv__(self, other: Any) -> Tile:
-        return binary("floordiv", other, self)
-
-    def __mod__(self, other: Any) -> Tile:
-        return binary("mod", self, other)
-
-    def __rmod__(self, other: Any) -> Tile:
-        return binary("mod", other, self)
-
-    def __and__(self, other: Any) -> Tile:
-        return binary("and", self, other)
-
-    def __rand__(self, other: Any) -> Tile:
-        return binary("and", other, self)
-
-    def __or__(self, other: Any) -> Tile:
-        return binary("or", self, other)
-
-    def __ror__(self, other: Any) -> Tile:
-        return binary("or", other, self)
-
-    def __xor__(self, other: Any) -> Tile:
-        return binary("xor", self, other)
-
-    def __rxor__(self, other: Any) -> Tile:
-        return binary("xor", other, self)
-
-    def __lshift__(self, other: Any) -> Tile:
-        return binary("shl", self, other)
-
-    def __rshift__(self, other: Any) -> Tile:
-        return binary("shr", self, other)
-
-    def __lt__(self, other: Any) -> Tile:
-        return binary("lt", self, other)
-
-    def __le__(self, other: Any) -> Tile:
-        return binary("le", self, other)
-
-    def __gt__(self, other: Any) -> Tile:
-        return binary("lt", other, self)
-
-    def __ge__(self, other: Any) -> Tile:
-        return binary("le", other, self)
-
-    def __eq__(self, other: Any) -> Tile:  # type: ignore[override]
-        return binary("eq", self, other)
-
-    def __ne__(self, other: Any) -> Tile:  # type: ignore[override]
-        return binary("ne", self, other)
+    __radd__ = _turned("add")
+    __sub__, __rsub__ = _operator("sub"), _turned("sub")
+    __mul__, __rmul__ = _operator("mul"), _turned("mul")
+    __truediv__, __rtruediv__ = _operator("div"), _turned("div")
+    __floordiv__, __rfloordiv__ = _operator("floordiv"), _turned("floordiv")
+    __mod__, __rmod__ = _operator("mod"), _turned("mod")
+    __and__, __rand__ = _operator("and"), _turned("and")
+    __or__, __ror__ = _operator("or"), _turned("or")
+    __xor__, __lshift__, __rshift__ = _operator("xor"), _operator("shl"), _operator("shr")
+    __lt__, __gt__ = _operator("lt"), _turned("lt")
+    __le__, __ge__ = _operator("le"), _turned("le")
+    __eq__, __ne__ = _operator("eq"), _operator("ne")  # type: ignore[assignment]
 
     def __neg__(self) -> Tile:
         return self * -1 if self.dtype.startswith("float") else binary("sub", 0, self)
@@ -327,6 +286,13 @@ class Tile:
 
     __int__ = __float__ = __index__
     __hash__ = object.__hash__
+
+
+def origin(tile: Tile, *views: str) -> Tile:
+    """What `tile` is where no loop changes it, and before these views of it."""
+    while tile.op in views or "same" in tile.more:
+        tile = tile.more["same"] if "same" in tile.more else tile.args[0]
+    return tile
 
 
 def dtype_name(dtype: Any) -> str:

@@ -9,12 +9,12 @@ import pytest
 from benchmarks.language import conv3x3, linear
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from language_kernels import both, fused, table_and_residual, window
+from language_kernels import both, fused, maxpool, table_and_residual, window
 
 import celosia.language as cl
 
 CONFIGS = ("tiny", "pynq")
-FUNCTIONS = (linear, fused, conv3x3, table_and_residual, window)
+FUNCTIONS = (linear, fused, conv3x3, table_and_residual, window, maxpool)
 KERNELS = {(f.__name__, c): cl.jit(f, config=c) for f in FUNCTIONS for c in CONFIGS}
 
 
@@ -112,28 +112,57 @@ def test_a_convolution(config: str, h: int, w: int, c: int, n: int) -> None:
     assert np.array_equal(compiled[inside], np.clip(np.rint(exact) + 1, -128, 127)[inside])
 
 
+STRIDES = st.sampled_from([(1, 1), (2, 2), (1, 2), (3, 2)])
+WINDOWS = st.sampled_from([(1, 1), (1, 3), (3, 1), (2, 2), (3, 3)])
+
+
 @settings(max_examples=15)
 @given(
     st.sampled_from(CONFIGS), st.integers(3, 9), st.integers(3, 8), st.integers(2, 40), st.integers(2, 40),
-    st.sampled_from([(1, 1), (1, 3), (3, 1), (2, 2), (3, 3)]), st.integers(1, 2), st.sampled_from([2, 3, 16]),
-    st.booleans(),
+    WINDOWS, st.integers(1, 2), STRIDES, st.sampled_from([2, 3, 16]), st.booleans(),
 )  # fmt: skip
 def test_random_windows(
-    config: str, h: int, w: int, c: int, n: int, taps: tuple[int, int], step: int, depth: int, out_last: bool
+    config: str, h: int, w: int, c: int, n: int, taps: tuple[int, int], step: int, strides: tuple[int, int], depth: int,
+    out_last: bool,
 ) -> None:  # fmt: skip
     rng = np.random.default_rng(h * w * c * n)
     pad = min((taps[0] - 1) * step, (taps[1] - 1) * step, 1)
-    x, y = bytes_of(rng, 1, h, w, c), np.zeros((1, h, w, n), np.int8)
+    x, y = bytes_of(rng, 1, h, w, c), np.zeros((1, -(-h // strides[0]), -(-w // strides[1]), n), np.int8)
     weights = bytes_of(rng, *((c, taps[1], taps[0], n) if out_last else (*taps, n, c)))
     par = parameters(rng, n, c * taps[0] * taps[1])
 
     def run() -> None:
-        kernel = KERNELS["window", config][(cl.cdiv(n, 16), cl.cdiv(h, 2))]
+        kernel = KERNELS["window", config][(cl.cdiv(n, 16), cl.cdiv(y.shape[1], 2))]
         given, out = cl.quantised(x, -9), cl.quantised(y, 1)
-        kernel(given, weights, par, out, (w, c), taps, step, pad, 2, 16, depth, out_last)
+        kernel(given, weights, par, out, (y.shape[2], c), taps, step, strides, pad, 2, 16, depth, out_last)
 
     compiled, meant = both(run, y)
     assert np.array_equal(compiled, meant)
+
+
+@settings(max_examples=15)
+@given(
+    st.sampled_from(CONFIGS), st.integers(3, 9), st.integers(3, 8), st.integers(2, 40), WINDOWS, st.integers(1, 2),
+    STRIDES, st.booleans(),
+)  # fmt: skip
+def test_random_maxima(
+    config: str, h: int, w: int, c: int, taps: tuple[int, int], step: int, strides: tuple[int, int], traced: bool
+) -> None:
+    pad = min((taps[0] - 1) * step, (taps[1] - 1) * step, 1)
+    x = bytes_of(np.random.default_rng(h * w * c), h, w, c)
+    y = np.zeros((-(-h // strides[0]), -(-w // strides[1]), c), np.int8)
+
+    def run() -> None:
+        kernel = KERNELS["maxpool", config][(cl.cdiv(len(y), 2), cl.cdiv(c, 16))]
+        kernel(x, y, y.shape[1], taps, step, strides, pad, 2, 16, traced)
+
+    compiled, meant = both(run, y)
+    assert np.array_equal(compiled, meant)
+    places = [(dy * step, dx * step) for dy in range(taps[0]) for dx in range(taps[1])]
+    beyond = [(pad, size + 3 * step) for size in x.shape[:2]]
+    padded = np.pad(x, (*beyond, (0, 0)), constant_values=-128)
+    rows, columns = ((slice(0, (n - 1) * s + 1, s)) for n, s in zip(y.shape, strides))
+    assert np.array_equal(compiled, np.max([padded[r:, t:][rows, columns] for r, t in places], axis=0))
 
 
 @pytest.mark.parametrize("config", CONFIGS)

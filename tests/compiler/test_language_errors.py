@@ -292,7 +292,7 @@ def a_residual_that_is_turned(x, w, par, r, y):
     cl.store(y, (0, 0), cl.residual_add(v, other.T, 1, 1, 0, 1))
 
 
-@wrong("`other` of x is one number", X, X, P, Y, target="accelerator")
+@wrong("`other` and `steps` of x are the same", X, X, P, Y, target="accelerator")
 def padding_of_two_kinds(x, w, par, y):
     acc = cl.zeros((32, 32), cl.int32)
     for k in cl.static_range(0, 32, 16):
@@ -322,6 +322,56 @@ def a_sum_that_is_scaled(x, w, par, y):
     for k in cl.range(0, 32, 16):
         acc = acc * 2 + cl.dot(cl.load(x, (0, k), (32, 16)), cl.load(w, (0, k), (32, 16)).T)  # here
     cl.store(y, (0, 0), cl.requantise(acc, cl.load(par, (0,), (32,))))
+
+
+IMAGE, OTHER = np.zeros((8, 8, 16), np.int8), np.zeros((4, 4, 16), np.int8)
+
+
+@wrong("`steps` are those of a block, and cl.load was given pointers", F)
+def steps_of_pointers(x):
+    cl.store(x + 0, cl.load(x + 0, steps=(2,)))  # here
+
+
+@wrong("a block of x has 2 steps, and these are 1", X)
+def too_few_steps(x):
+    cl.store(x, (0, 0), cl.load(x, (0, 0), (2, 2), steps=(2,)))  # here
+
+
+@wrong("rows and columns of images alone have steps on the accelerator", IMAGE, OTHER, target="accelerator")
+def channels_in_steps(x, y):
+    a = cl.load(x, (0, 0, 0), (4, 4, 16), steps=(2, 2, 2))  # here
+    cl.store(y, (0, 0, 0), cl.maximum(a, a))
+
+
+@wrong("every element of its block on the accelerator, and not the steps .2, 2, 1.", IMAGE, OTHER, target="accelerator")
+def an_elementwise_kernel_in_steps(x, y):
+    cl.store(y, (0, 0, 0), cl.load(x, (0, 0, 0), (4, 4, 16), steps=(2, 2, 1)))  # here
+
+
+@wrong("`other` and `steps` of x are the same in a whole window", IMAGE, OTHER, target="accelerator")
+def a_window_in_two_steps(x, y):
+    a = cl.load(x, (0, 0, 0), (4, 4, 16), steps=(2, 2, 1))
+    b = cl.load(x, (0, 0, 0), (4, 4, 16))  # here
+    cl.store(y, (0, 0, 0), cl.maximum(a, b))
+
+
+@wrong("a window is of images, and has as many channels as y", X, Y, target="accelerator")
+def the_maximum_of_a_matrix(x, y):
+    a = cl.load(x, (0, 0), (32, 32))  # here
+    cl.store(y, (0, 0), cl.maximum(a, a))
+
+
+@wrong("takes the maximum of loads from -128, and not from 0", IMAGE, OTHER, target="accelerator")
+def a_maximum_from_zero(x, y):
+    most = cl.zeros((4, 4, 16), cl.int8)  # here
+    cl.store(y, (0, 0, 0), cl.maximum(most, cl.load(x, (0, 0, 0), (4, 4, 16), steps=(2, 2, 1))))
+
+
+@wrong("a window begins at the first row and column of what it reads, and ends at the last", IMAGE, OTHER,
+       target="accelerator")  # fmt: skip
+def a_part_of_an_image(x, y):
+    a = cl.load(x, (0, 0, 0), (4, 4, 16))
+    cl.store(y, (0, 0, 0), cl.maximum(a, a))  # here
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -126,3 +126,12 @@ def test_what_cannot_run_is_known_too(tmp_path: Path, asked: list[str]) -> None:
     path.write_text("{}\n")
     with pytest.raises(RecordsError, match="holds no records"):
         cl.autotune(SIZES, records=path)(cl.jit(linear, config="tiny"))[grid](*arguments())
+
+
+@pytest.mark.rtl
+def test_the_rtl_chooses(tmp_path: Path) -> None:
+    kernel, args = cl.jit(linear, config="tiny"), arguments()
+    cycles = [kernel[grid](*args, **each.values, device="rtl").report["cycles"] for each in SIZES[: tuning.FEW]]
+    tuned = cl.autotune(SIZES[: tuning.FEW], records=tmp_path / "records.jsonl")(kernel)
+    report = tuned[grid](*args, device="rtl").report
+    assert report["cycles"] == min(cycles) and report["config"] == SIZES[cycles.index(min(cycles))].values
