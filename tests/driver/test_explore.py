@@ -42,12 +42,12 @@ from celosia.hw.config import PRESETS, Config
 MEMORY = "pynq-z2"
 BOARD = board_of("pynq-z2")
 SPACE = {
-    "block_in": (4, 8), "block_out": (4, 8), "bus_bytes": (4, 8), "inp_depth": (256, 1024), "wgt_depth": (64, 256),
+    "block_in": (4, 8), "block_out": (4, 8), "bus_bytes": (4, 8), "inp_depth": (512,), "wgt_depth": (64, 256),
     "taps": (0, 3), "forward": (False,), "batch": (1,), "packed": (True,), "ports": (1,), "acc_depth": (512,),
     "vin_depth": (512,), "out_depth": (256,), "par_depth": (32,), "lut_count": (2,), "queue_depth": (16,),
     "tap_depth": (64,), "residual_cycles": (1,),
 }  # fmt: skip
-"""64 Configs."""
+"""32 Configs."""
 FRONT = ("cycles", "area")
 
 
@@ -154,7 +154,7 @@ def test_the_front_of_a_space_that_ends_is_the_true_one(
     assert found_values(found) == expected and len(expected) > 3
     rows = [json.loads(line) for line in (tmp_path / "out" / "points.jsonl").read_text().splitlines()]
     timed_rows = [row["digest"] for row in rows if row["rung"] == "timed" and row["how"] != "the board's preset"]
-    assert len(timed_rows) == len(set(timed_rows)) == found.report["state"]["points"] < 64  # bounds left some out
+    assert len(timed_rows) == len(set(timed_rows)) == found.report["state"]["points"] < 32  # bounds left some out
 
 
 def test_a_bound_that_is_too_high_loses_points(
