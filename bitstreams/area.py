@@ -7,7 +7,7 @@ a model that `python -m benchmarks.area` fits to Configs that were synthesised (
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -38,8 +38,8 @@ RANGED = (
 
 @dataclass(frozen=True)
 class Area:
-    """What an accelerator takes. ram: blocks of 36 kbit. extrapolated: lut and ff are of a Config beyond all those that
-    were synthesised, so that nobody knows how far they are off."""
+    """What an accelerator takes. ram: blocks of 36 kbit. extrapolated: lut and ff are of a Config beyond those that
+    were synthesised, or all but one of them, so that nobody knows how far they are off."""
 
     lut: int
     ff: int
@@ -61,7 +61,7 @@ def estimate(cfg: Config) -> Area:
         round(declared + sum(known[name][part] * amount for part, amount in parts.items()))
         for name, declared in counted(cfg).items()
     )
-    return Area(lut, ff, multipliers(cfg) + PLANE_PRODUCTS, block_rams(cfg), not covers(_rows(), cfg))
+    return Area(lut, ff, multipliers(cfg) + PLANE_PRODUCTS, block_rams(cfg), not covers(_rows(), cfg, spare=1))
 
 
 def error() -> tuple[float, float, int]:
@@ -120,10 +120,16 @@ def _tree(terms: int) -> int:
     return sum((terms >> (level + 1)) * (PAIR_BITS + level) for level in levels)
 
 
-def covers(measured: Sequence[Config], cfg: Config) -> bool:
-    """Whether each field of `cfg` is within those of `measured`."""
-    ranges: Mapping[str, list[Any]] = {name: [getattr(each, name) for each in measured] for name in RANGED}
-    return all(min(values) <= getattr(cfg, name) <= max(values) for name, values in ranges.items())
+def covers(measured: Sequence[Config], cfg: Config, spare: int = 0) -> bool:
+    """Whether each field of `cfg` is within those of `measured`, also without any `spare` of them."""
+    ranges = _ranges(tuple(measured), spare)
+    return all(low <= getattr(cfg, name) <= high for name, (low, high) in ranges.items())
+
+
+@cache
+def _ranges(measured: tuple[Config, ...], spare: int) -> dict[str, tuple[int, int]]:
+    values = {name: sorted(getattr(each, name) for each in measured) for name in RANGED}
+    return {name: (found[spare], found[-1 - spare]) for name, found in values.items()}
 
 
 # Memories ---------------------------------------------------------------------------------------------------------
