@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help demo torch test check lint types unit bench bench-cpu bench-tune bench-hw fuzz prove format clean
+.PHONY: help demo torch test check lint types unit bench bench-cpu bench-tune bench-explore bench-hw fuzz prove format clean
 
 help:  ## Print this.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -40,6 +40,9 @@ bench-cpu: $(INSTALLED)  ## Measure the CPU backend beside onnxruntime, on one t
 
 bench-tune: $(INSTALLED)  ## Measure searches for schedules of layers and of CPU kernels; FULL=1 takes hours.
 	$(BIN)/python -m benchmarks tune tune_cpu $(if $(FULL),--full)
+
+bench-explore: $(INSTALLED)  ## Measure the search for Configs; FULL=1 takes hours, CELOSIA_MODELS names networks.
+	$(BIN)/python -m benchmarks explore $(if $(FULL),--full)
 
 bench-hw: $(INSTALLED)  ## Proofs, fuzzing, resources of presets on boards, clock on an ECP5: an hour the first time.
 	$(BIN)/python -m benchmarks hardware

@@ -1,7 +1,7 @@
 """python -m benchmarks [SECTION ...] [--models NAME,...], a section being one of SECTIONS.
 
-Prints a table and updates bench/results.json. Without a name: everything but `language`, `timed`, `names`, `tune`,
-`hardware` and `simspeed` (long), and `demo`, which sets up a fresh clone.
+Prints a table and updates bench/results.json. Without a name: everything but `language`, `timed`, `names`, `explore`,
+`tune`, `hardware` and `simspeed` (long), and `demo`, which sets up a fresh clone.
 Exit code 1 where a promise was measured and not kept.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cpu, hardware, language, names, simspeed, tune, tune_cpu
+from benchmarks import cpu, explore, hardware, language, names, simspeed, tune, tune_cpu
 from benchmarks.kernels import KERNELS
 from benchmarks.rows import ROOT, TIMED_CONFIGS, VERDICT, Bench, Row, describe
 from benchmarks.workloads import FOLDER_VARIABLE, MADE, WORKLOADS, models_folder
@@ -29,7 +29,7 @@ from celosia.sim.memory import MEMORY_MODELS, ZYNQ_HP
 
 SECTIONS = (
     "exactness", "models", "cycles", "onchip", "walltime", "eval", "compile", "build", "cpu", "language", "timed",
-    "names", "tune", "tune_cpu", "hardware", "simspeed", "demo",
+    "names", "explore", "tune", "tune_cpu", "hardware", "simspeed", "demo",
 )  # fmt: skip
 DEFAULT_SECTIONS = SECTIONS[: SECTIONS.index("cpu") + 1]
 KNOWN_MODELS = tuple(dict.fromkeys((*WORKLOADS, *cpu.MODELS, *cpu.NETWORKS)))
@@ -61,8 +61,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--images", type=int, help="inputs for each model of `models`")
     parser.add_argument("--count", type=int, default=names.MODELS, help="models of `names` (default: %(default)s)")
     parser.add_argument("--base", metavar="COMMIT", help="of simspeed: what to compare with (default: plain Verilog)")
-    parser.add_argument("--full", action="store_true", help="of tune and tune_cpu: all of it, which takes hours")
-    parser.add_argument("--only", choices=tune.PARTS, help="of tune: this part alone")
+    parser.add_argument("--full", action="store_true", help="of tune, tune_cpu, explore: all of it, hours")
+    parser.add_argument(
+        "--only",
+        choices=tuple(dict.fromkeys((*tune.PARTS, *explore.PARTS))),
+        help="of tune or explore: this part alone",
+    )
     parser.add_argument(
         "--output", type=Path, default=ROOT / "bench" / "results.json", help="default: bench/results.json"
     )
@@ -122,6 +126,8 @@ def main(arguments: list[str]) -> int:
                 return bench.timed((options.config,) if options.config else TIMED_CONFIGS)
             if section == "names":
                 return names.rows(say, options.count)
+            if section == "explore":
+                return explore.rows(folder, options.full, say, options.only)
             if section == "tune":
                 return tune.rows(folder, options.full, say, options.only, options.config)
             if section == "tune_cpu":

@@ -8,20 +8,24 @@ kept in bench/explore, so that an interrupted run goes on where it was.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from benchmarks.rows import Row
-from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads import WORKLOADS, Missing
 from celosia.bitstreams.devices import DEVICES
+from celosia.compiler.layer import Untileable
 from celosia.compiler.tune.measure import VERSION, Result, Status
 from celosia.compiler.tune.pool import Fleet, Job
 from celosia.compiler.tune.records import append, sealed, unsealed
-from celosia.driver.explore.explore import FIRST
+from celosia.driver.explore.confirm import rtl_cycles
+from celosia.driver.explore.explore import FIRST, explore
 from celosia.driver.explore.explorer import Explorer
 from celosia.driver.explore.front import Floats, hypervolume, on_front, reference
 from celosia.driver.explore.hardware import Resources
@@ -30,8 +34,8 @@ from celosia.driver.explore.objectives import objectives
 from celosia.driver.explore.records import Points, context_of
 from celosia.driver.explore.search import SEARCHES, spread
 from celosia.driver.explore.space import Space, board_of
-from celosia.driver.explore.subject import Ask, Subject, cost_of, placed
-from celosia.hw.config import PRESETS
+from celosia.driver.explore.subject import Ask, Subject, cost_of, placed, timed
+from celosia.hw.config import PRESETS, Config
 
 ROOT = Path(__file__).parent.parent
 KEPT = ROOT / "bench" / "explore"
@@ -182,3 +186,131 @@ def front_rows(full: bool, say: Callable[[str], None], command: str) -> Iterator
         target = ">= 99%" if first and full else ""
         yield Row(f"explore/front/{'full' if full else 'small'}/{kind}", what, target, text,
                   middle >= 0.99 if target else None, command, {"found": found, "front": len(known.front)})  # fmt: skip
+
+
+# A board ------------------------------------------------------------------------------------------------------------
+
+MODELS = ("resnet18", "mobilenet_v2")
+LEFT = 0.05
+
+
+def _explored(
+    names: Sequence[str], folder: Path | None, seconds: float, say: Callable[[str], None]
+) -> tuple[dict[str, Any], list[Subject]]:  # fmt: skip
+    """The front of these networks on BOARD, kept under their names, and more of it each time. Missing."""
+    paths = [WORKLOADS[name].path(folder) for name in names]
+    say(f"exploring for {' and '.join(names)}")
+    place = KEPT / "-".join((*names, BOARD))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    found = explore(paths, BOARD, budget=seconds, folder=place, left=LEFT, jobs=os.cpu_count() or 1)
+    return found.report, [Subject.of(path) for path in paths]
+
+
+def best_rows(full: bool, folder: Path | None, say: Callable[[str], None], command: str) -> Iterator[Row]:
+    """The Config of the front with the fewest cycles on the worse of both networks, over the preset's."""
+    key, target = "explore/best", "< 1 on both, with >= 5% left"
+    what = f"cycles of the best Config found over {board_of(BOARD).preset}, {' and '.join(MODELS)}, timed"
+    try:
+        report, subjects = _explored(MODELS, folder, 7200 if full else 600, say)
+    except Missing as reason:
+        yield Row(key, what, target, f"skipped: {reason}", None, command)
+        return
+    board = board_of(BOARD)
+    usual = {each.name: timed(each, board.config, board.memory.name).cycles for each in subjects}
+
+    def ratios(row: dict[str, Any]) -> list[float]:
+        return [row["models"][name]["cycles"] / cycles for name, cycles in usual.items()]
+
+    row = min(report["front"], key=lambda row: max(ratios(row)))
+    cfg = Config.from_dict(row["set"])
+    found = ratios(row)
+    shares = Resources.of(cfg, DEVICES[board.platform.device]).shares(DEVICES[board.platform.device])
+    told = ", ".join(f"{share:.0%} {name}" for name, share in shares.items())
+    doubt = ", LUT and flip-flops extrapolated" if row["area"]["extrapolated"] else ""
+    text = f"{' and '.join(f'{ratio:.3f}' for ratio in found)} ({row['name']}: {told}{doubt}), not tuned"
+    if full:
+        exact = [rtl_cycles(each, cfg, board.memory.name) for each in subjects]
+        preset = [rtl_cycles(each, board.config, board.memory.name) for each in subjects]
+        found = [a / b for a, b in zip(exact, preset)]
+        text += f"; RTL {' and '.join(f'{ratio:.3f}' for ratio in found)}"
+    yield Row(
+        key, what, target, text, max(found) < 1 and max(shares.values()) <= 1 - LEFT, command, {"set": row["set"]}
+    )
+
+
+VTA_TIMES, VTA_AREA = 11.5, 12.0
+"""ResNet-18: so many times fewer cycles for so many times the area of the smallest (VTA++, its published front)."""
+
+
+def vta_rows(folder: Path | None, say: Callable[[str], None], command: str) -> Iterator[Row]:
+    """How many times fewer cycles the front has at no more than 12 times the area of its smallest point."""
+    key = "explore/vta"
+    what = "ResNet-18: times fewer cycles than the smallest point of the front, for at most 12 x its LUTs"
+    try:
+        report, _ = _explored(("resnet18",), folder, 600, say)
+    except Missing as reason:
+        yield Row(key, what, f">= {VTA_TIMES}", f"skipped: {reason}", None, command)
+        return
+    points = [(row["objectives"]["cycles"], row["area"]["lut"], row["name"]) for row in report["front"]]
+    cycles, lut, name = min(points, key=lambda point: point[1])
+    best = min(point for point in points if point[1] <= VTA_AREA * lut)
+    times, area = cycles / best[0], best[1] / lut
+    text = f"{times:.1f} x fewer for {area:.1f} x the LUTs ({name} to {best[2]})"
+    yield Row(key, what, f">= {VTA_TIMES}", text, times >= VTA_TIMES, command)
+
+
+# The RTL ------------------------------------------------------------------------------------------------------------
+
+
+def judged_rows(full: bool, say: Callable[[str], None], command: str) -> Iterator[Row]:
+    """The timing model on Configs at random, small ones, which nobody has looked at before."""
+    board, rng, count = board_of(BOARD), np.random.default_rng(11), 10 if full else 3
+    small = {"block_in": [2, 4, 8], "block_out": [2, 4, 8], "batch": [1, 2], "inp_depth": [256, 1024, 4096]}
+    space = Space.of(board, small)
+    one = Subject.of(WORKLOADS["ds_cnn"].path(None))
+    errors: list[float] = []
+    while len(errors) < count:
+        cfg = space.sample(rng)
+        assert cfg is not None
+        try:
+            found = timed(one, cfg, board.memory.name).cycles
+        except Untileable:
+            continue
+        say(f"judged: RTL of {cfg.digest[:6]}, {len(errors) + 1} of {count}")
+        errors.append(found / rtl_cycles(one, cfg, board.memory.name) - 1)
+    worst = max(errors, key=abs)
+    text = f"worst {worst:+.2%}, mean {np.mean(np.abs(errors)):.2%} of {count}"
+    yield Row("explore/judged", "timed over RTL on unseen Configs, ds_cnn", "<= 2%", text, abs(worst) <= 0.02, command)
+
+
+def budget_rows(folder: Path | None, say: Callable[[str], None], command: str) -> Iterator[Row]:
+    """A front of ResNet-18 within ten minutes, and the same again, which measures nothing."""
+    key, what = "explore/budget", "ResNet-18, --budget 10m: points of the front; the same again: points measured"
+    target = ">= 10; 0, the same front"
+    try:
+        first, _ = _explored(("resnet18",), folder, 600, say)
+        again, _ = _explored(("resnet18",), folder, 600, say)
+    except Missing as reason:
+        yield Row(key, what, target, f"skipped: {reason}", None, command)
+        return
+    same = [row["digest"] for row in first["front"]] == [row["digest"] for row in again["front"]]
+    count, measured = len(first["front"]), again["state"]["points"]
+    text = f"{count} after {first['state']['seconds']:,.0f} s and {len(first['points'])} Configs; again {measured}"
+    text += ", the same front" if same else ", another front"
+    met = count >= 10 and measured == 0 and same and first["state"]["seconds"] <= 660
+    yield Row(key, what, target, text, met, command)
+
+
+PARTS = ("front", "best", "vta", "judged", "budget")
+
+
+def rows(folder: Path | None, full: bool, say: Callable[[str], None], only: str | None = None) -> Iterator[Row]:
+    """All of it, or the part `only`. full: hours the first time."""
+    command = "python -m benchmarks explore" + (" --full" if full else "")
+    parts: dict[str, Callable[[str], Iterator[Row]]] = {
+        "front": lambda told: front_rows(full, say, told), "best": lambda told: best_rows(full, folder, say, told),
+        "vta": lambda told: vta_rows(folder, say, told), "judged": lambda told: judged_rows(full, say, told),
+        "budget": lambda told: budget_rows(folder, say, told),
+    }  # fmt: skip
+    for name in PARTS if only is None else (only,):
+        yield from parts[name](f"{command} --only {name}")

@@ -221,7 +221,8 @@ def report(
     source: Annotated[
         Path,
         typer.Argument(
-            metavar="PROGRAM|REPORT.json|MODEL.onnx", help="What `compile` or `run --report` wrote, or a model."
+            metavar="PROGRAM|REPORT.json|front.json|MODEL.onnx",
+            help="What `compile`, `run --report` or `explore` wrote, or a model.",
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="PAGE.html", help="The file to write.")],
@@ -242,9 +243,10 @@ def report(
       celosia report model.celosia -o page.html
       celosia report model.onnx --config pynq --memory pynq-z2 -o page.html
       celosia report report.json -o page.html
+      celosia report front/front.json -o front.html
     """
     behind = memory_options(memory, "timed")
-    from celosia.driver.pages import page, run
+    from celosia.driver.pages import front, page, run
 
     page.require()
     with progress_stages(quiet) as stages:
@@ -254,7 +256,7 @@ def report(
             for option, given in (("--config", config), ("--memory", memory), ("--shape", shape)):
                 if given:
                     raise typer.BadParameter(f"{option} is for a model or Program: {source} says what its run had")
-            made = run.of_report(source)
+            made = front.of_front(source) if front.is_front(source) else run.of_report(source)
         else:
             program = program_of(source, config, stages, no_check, shapes=shapes_of(shape))
             stages("drawing")

@@ -182,7 +182,10 @@ def _found(
         "left": ladder.left, "left_out": ladder.fleet.left_out,
         "preset": None if explorer.preset is None else ladder.figures(explorer.preset),
     }  # fmt: skip
-    report = result.report_of(rows, names, context, about)
+    measured = sorted(explorer.measured.values(), key=lambda point: point.at)
+    figures = [(point, ladder.figures(point)) for point in measured]
+    report = result.report_of(rows, names, context, about, figures, explorer.space.searched)
+    report["path"] = explorer.path(measured)
     if folder is not None:
         result.write(Path(folder), report, front)
     return Exploration(report, tuple(point.cfg for point in front), tuple(known.known.values()))

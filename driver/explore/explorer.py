@@ -172,11 +172,16 @@ class Explorer:
     def _count(self) -> None:
         values = self.values(self.measured.values())
         self.state.front = int(on_front(values).sum())
-        if self.preset is not None and len(values):
-            (middle,) = self.values([self.preset])
-            near = np.clip(values / middle, np.exp(-FAR), None)
-            self.state.volume = hypervolume(near, np.full(len(self.names), FAR)) / (2 * FAR) ** len(self.names)
+        self.state.volume = self._volume(values)
         self.told(self.state)
+
+    def _volume(self, values: Floats) -> float:
+        """The share of the box around the preset that `values` dominate; 0 without a preset."""
+        if self.preset is None or not len(values):
+            return 0.0
+        (middle,) = self.values([self.preset])
+        near = np.clip(values / middle, np.exp(-FAR), None)
+        return hypervolume(near, np.full(len(self.names), FAR)) / (2 * FAR) ** len(self.names)
 
     # Results --------------------------------------------------------------------------------------------------------
 
@@ -184,6 +189,17 @@ class Explorer:
         """[points, objectives]"""
         rows = [[self.ladder.figures(point)[name] for name in self.names] for point in points]
         return np.array(rows, np.float64).reshape(len(rows), len(self.names))
+
+    def path(self, points: Sequence[Point]) -> list[tuple[int, float]]:
+        """The hypervolume after each of `points`, where it changes."""
+        values, steps = self.values(points), [(0, 0.0)]
+        best = values[:0]
+        for number in range(len(values)):
+            best = np.vstack([best, values[number]])
+            best = best[on_front(best)]
+            if (volume := self._volume(best)) != steps[-1][1]:
+                steps.append((number + 1, volume))
+        return [*steps, (len(values), steps[-1][1])]
 
     @property
     def front(self) -> list[Point]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from celosia.compiler.files import write_text
 from celosia.driver.explore.front import knee
 from celosia.driver.explore.objectives import OBJECTIVES
 from celosia.driver.explore.records import Point
+from celosia.driver.oracle import MissingLibrary
+from celosia.driver.pages.front import of_front
 
 FIGURES = {
     "cycles": "{:,.0f} cycles", "latency": "{:,.3g} ms", "fps": "{:,.3g} ms an image", "area": "{:.1f}% of the device",
@@ -59,12 +62,19 @@ def take(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
 
 
 def report_of(
-    rows: list[dict[str, Any]], names: Sequence[str], context: dict[str, Any], state: dict[str, Any]
+    rows: list[dict[str, Any]], names: Sequence[str], context: dict[str, Any], state: dict[str, Any],
+    measured: Sequence[tuple[Point, dict[str, float]]], searched: Sequence[str],
 ) -> dict[str, Any]:  # fmt: skip
-    """All of front.json."""
+    """All of front.json. measured: every Config with its objectives, in order; searched: fields of several values."""
+    kept = {row["digest"] for row in rows}
+    points = [
+        {"digest": point.cfg.digest, "set": {name: getattr(point.cfg, name) for name in searched},
+         "objectives": {name: figures[name] for name in names}, "front": point.cfg.digest in kept, "how": point.how,
+         "at": point.at} for point, figures in measured
+    ]  # fmt: skip
     return {
         **context, "objectives": {name: OBJECTIVES[name] for name in names}, "take": take(rows, names),
-        "front": rows, "state": state,
+        "front": rows, "state": state, "searched": list(searched), "points": points,
     }  # fmt: skip
 
 
@@ -77,6 +87,8 @@ def write(folder: Path, report: dict[str, Any], points: Sequence[Point]) -> None
         if path.name not in files:
             path.unlink()
     write_text(folder / "front.json", json.dumps(report, indent=1) + "\n")
+    with suppress(MissingLibrary):  # front.json has all of it: `celosia report` draws it where Bokeh is
+        of_front(report).save(folder / "report.html")
 
 
 def told_of(row: dict[str, Any], report: dict[str, Any]) -> str:

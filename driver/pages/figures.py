@@ -48,7 +48,7 @@ ROWS = 40
 """Labels beside the layers of a figure."""
 
 
-def _figure(height: int, tools: str = "", **options: Any) -> Any:
+def made_figure(height: int, tools: str = "", **options: Any) -> Any:
     made = figure(
         height=height, sizing_mode="stretch_width", tools=f"{tools}reset", toolbar_location="above",
         background_fill_alpha=0, border_fill_alpha=0, outline_line_color=None, **options,
@@ -95,7 +95,7 @@ def roofline(rows: Sequence[Mapping[str, Any]], flat: Mapping[str, int], roofs: 
     low_x = min(min(intensity) / 3, peak / max(roofs.values()) / 8)
     high_x = max(*intensity, peak / min(roofs.values())) * 3
     low_y, high_y = min(min(speed) / 2.5, peak / 10), peak * 2.2
-    made = _figure(
+    made = made_figure(
         420, "pan,box_zoom,", x_axis_type="log", y_axis_type="log", x_range=(low_x, high_x), y_range=(low_y, high_y),
         x_axis_label="MACs for each byte of DRAM", y_axis_label="MACs a cycle",
     )  # fmt: skip
@@ -121,7 +121,7 @@ def roofline(rows: Sequence[Mapping[str, Any]], flat: Mapping[str, int], roofs: 
         "size": [7 + 20 * sqrt(row["cycles"] / most) for row in rows],
     })  # fmt: skip
     points = made.scatter("x", "y", size="size", fill_color="color", fill_alpha=0.75, line_color="color", source=source)
-    made.add_tools(_hover([points], [*_ABOUT, ("moved", "@moved"), ("MACs a byte", "@x{0.0}"), ("loops", "@loops")]))
+    made.add_tools(hover([points], [*_ABOUT, ("moved", "@moved"), ("MACs a byte", "@x{0.0}"), ("loops", "@loops")]))
     return made
 
 
@@ -145,13 +145,13 @@ def _of_layers(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _hover(renderers: Sequence[Any], tooltips: Sequence[tuple[str, str]], **options: Any) -> HoverTool:
+def hover(renderers: Sequence[Any], tooltips: Sequence[tuple[str, str]], **options: Any) -> HoverTool:
     return HoverTool(renderers=list(renderers), tooltips=list(tooltips), limit=3, **options)
 
 
 def cycles(rows: Sequence[Mapping[str, Any]], roof: Sequence[float]) -> Figure:
     """A bar for each layer, and a mark at `roof`, the cycles that it takes at least."""
-    made = _figure(
+    made = made_figure(
         _height(len(rows)), "ypan,", y_range=Range1d(start=len(rows) - 0.4, end=-0.6),
         x_range=_from_zero(_most(rows, roof)), x_axis_label="cycles",
     )  # fmt: skip
@@ -163,7 +163,7 @@ def cycles(rows: Sequence[Mapping[str, Any]], roof: Sequence[float]) -> Figure:
     })  # fmt: skip
     bars = made.hbar("y", right="cycles", height=0.8, color="color", source=source)
     made.segment("roof", "top", "roof", "bottom", line_width=3, color="#000000", source=source, name="ink")
-    made.add_tools(_hover(
+    made.add_tools(hover(
         [bars], [*_ABOUT, ("at least", "@roof{0,0} cycles"), ("of that", "@times"), ("loops", "@loops")],
         mode="hline" if len(rows) <= ROWS else "mouse",
     ))  # fmt: skip
@@ -186,7 +186,7 @@ def traffic(rows: Sequence[Mapping[str, Any]]) -> Figure:
     kinds = {"load": "bytes_loaded", "store": "bytes_stored", "kept": "bytes_kept"}
     columns = {kind: [row[key] for row in rows] for kind, key in kinds.items()}
     most = max(1, *(sum(each) for each in zip(*columns.values())))
-    made = _figure(
+    made = made_figure(
         _height(len(rows)), "ypan,", y_range=Range1d(start=len(rows) - 0.4, end=-0.6), x_range=_from_zero(most),
         x_axis_label="bytes",
     )  # fmt: skip
@@ -196,7 +196,7 @@ def traffic(rows: Sequence[Mapping[str, Any]]) -> Figure:
         **{f"{kind}_text": [_bytes(size) for size in sizes] for kind, sizes in columns.items()},
     })  # fmt: skip
     bars = made.hbar_stack(list(kinds), y="y", height=0.8, color=[COLOURS[kind] for kind in kinds], source=source)
-    made.add_tools(_hover(
+    made.add_tools(hover(
         bars[:1] if len(rows) <= ROWS else bars,
         [("layer", "@name"), ("what", "@what"), ("loaded", "@load_text"), ("stored", "@store_text"),
          ("kept on chip", "@kept_text")],
@@ -228,7 +228,7 @@ TIME_TOOLS = "xpan,xbox_zoom,xzoom_in,xzoom_out,"
 
 
 def _units(found: Activity, names: Sequence[str], clock_mhz: float, time: Range1d) -> Any:
-    made = _figure(
+    made = made_figure(
         230, TIME_TOOLS, x_range=time, y_range=Range1d(start=len(UNITS) - 0.45, end=-0.5), min_border_left=BESIDE,
     )  # fmt: skip
     bars, waits = found.bars, found.waits
@@ -281,7 +281,7 @@ return value.toLocaleString('en') + ' cycles, ' + (us < 1000 ? us.toFixed(2) + '
 
 def _scratchpads(found: Activity, time: Range1d) -> Any:
     used = {name: each for name, each in found.scratchpads.items() if len(each.time)}
-    made = _figure(
+    made = made_figure(
         60 + 42 * len(used), TIME_TOOLS, x_range=time, y_range=Range1d(start=len(used) - 0.05, end=-0.15),
         x_axis_label="cycles", min_border_left=BESIDE,
     )  # fmt: skip

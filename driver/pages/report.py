@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from celosia.compiler.program import Program
+from celosia.driver.pages.front import is_front, of_front
 from celosia.driver.pages.names import ReportError
 from celosia.driver.pages.page import Page
 from celosia.driver.pages.run import of_program, of_report, of_run
@@ -24,14 +25,15 @@ def report(what: Program | Result | str | Path, memory: MemoryModel | str = ZYNQ
     <Page 'resnet8_fashion_int8' of 6 sections>
 
     what: a Result, of its own cycles; a Program, or the path of a saved one, of those that the timing model predicts
-    for `memory`; or the path of what `celosia run --report` wrote. ReportError for what is none of these, ProgramError,
-    MissingLibrary where Bokeh is not installed, and ValueError for a memory that the model does not know.
+    for `memory`; or the path of what `celosia run --report` wrote, or `celosia explore` as front.json. ReportError for
+    what is none of these, ProgramError, MissingLibrary where Bokeh is not installed, and ValueError for a memory that
+    the model does not know.
     """
     if isinstance(what, (str, Path)):
         path = Path(what)
         what = Program.load(path) if path.is_file() and Program.is_program(path) else path
     if isinstance(what, Path):
-        return of_report(what)
+        return of_front(what) if is_front(what) else of_report(what)
     if isinstance(what, Program):
         return of_program(what, memory)
     if what.program is None:

@@ -42,12 +42,12 @@ from celosia.hw.config import PRESETS, Config
 MEMORY = "pynq-z2"
 BOARD = board_of("pynq-z2")
 SPACE = {
-    "block_in": (4, 8), "block_out": (4, 8), "bus_bytes": (4, 8), "inp_depth": (256, 1024), "wgt_depth": (64, 256),
+    "block_in": (4, 8), "block_out": (4, 8), "bus_bytes": (4, 8), "inp_depth": (512,), "wgt_depth": (64, 256),
     "taps": (0, 3), "forward": (False,), "batch": (1,), "packed": (True,), "ports": (1,), "acc_depth": (512,),
     "vin_depth": (512,), "out_depth": (256,), "par_depth": (32,), "lut_count": (2,), "queue_depth": (16,),
     "tap_depth": (64,), "residual_cycles": (1,),
 }  # fmt: skip
-"""64 Configs."""
+"""32 Configs."""
 FRONT = ("cycles", "area")
 
 
@@ -154,7 +154,7 @@ def test_the_front_of_a_space_that_ends_is_the_true_one(
     assert found_values(found) == expected and len(expected) > 3
     rows = [json.loads(line) for line in (tmp_path / "out" / "points.jsonl").read_text().splitlines()]
     timed_rows = [row["digest"] for row in rows if row["rung"] == "timed" and row["how"] != "the board's preset"]
-    assert len(timed_rows) == len(set(timed_rows)) == found.report["state"]["points"] < 64  # bounds left some out
+    assert len(timed_rows) == len(set(timed_rows)) == found.report["state"]["points"] < 32  # bounds left some out
 
 
 def test_a_bound_that_is_too_high_loses_points(
@@ -361,3 +361,32 @@ def test_without_moocore_it_says_what_to_install(model: Path, tmp_path: Path, mo
 
 def test_times() -> None:
     assert (seconds("30m"), seconds("2h"), seconds("45"), seconds("0.5s")) == (1800, 7200, 45, 0.5)
+
+
+# The page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_has_the_front_and_hostile_names_do_nothing(model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("bokeh")
+    hostile = tmp_path / "<script>window.hacked=1<!--.onnx"
+    hostile.write_bytes(model.read_bytes())
+    found = explore(hostile, space=SPACE, points=12, folder=tmp_path / "out")
+    text = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert found.report["take"] in text.replace("&lt;", "<").replace("&gt;", ">")
+    assert all(row["file"] in text for row in found.report["front"]) and "<script>window.hacked" not in text
+    assert found.report["path"][-1][0] == len(found.report["points"])
+    volumes = [volume for _, volume in found.report["path"]]
+    assert volumes == sorted(volumes) and volumes[-1] == pytest.approx(found.report["state"]["hypervolume"])
+    code, _, err = call("report", tmp_path / "out" / "front.json", "-o", tmp_path / "again.html")
+    assert code == 0, err
+    again = (tmp_path / "again.html").read_text(encoding="utf-8")
+    assert again.split("<script")[0] == text.split("<script")[0]
+    (tmp_path / "front.json").write_text('{"searched": []}')
+    code, _, err = call("report", tmp_path / "front.json", "-o", tmp_path / "none.html")
+    assert code == 1 and "is no front: it has no models; write it again with `celosia explore`" in " ".join(err.split())
+
+
+def test_a_page_without_a_front(model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("bokeh")
+    explore(model, space=SPACE, left=0.99, folder=tmp_path)
+    assert "No Config of the space can be taken" in (tmp_path / "report.html").read_text(encoding="utf-8")

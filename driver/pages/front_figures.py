@@ -1,0 +1,123 @@
+"""The figures of an exploration, by Bokeh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bokeh.models import ColumnDataSource, CustomJSTickFormatter, FixedTicker, Range1d
+from bokeh.palettes import Cividis256
+
+from celosia.driver.pages.figures import COLOURS, Figure, hover, made_figure
+
+SHADES = Cividis256[70:230]
+"""Those that are seen on light and on dark ground."""
+MOST_LINES = 400
+"""Configs that are drawn side by side, beside those on the front."""
+NUMBER = "return tick >= 1 ? tick.toLocaleString('en', {maximumSignificantDigits: 3}) : tick.toPrecision(2)"
+
+
+def front(points: Sequence[Mapping[str, Any]], first: str, second: str, joined: bool) -> Figure:
+    """Two objectives of all measured Configs. joined: a line through those on the front."""
+    made = made_figure(
+        420, "pan,box_zoom,", x_axis_type="log", y_axis_type="log", x_axis_label=first, y_axis_label=second
+    )
+    best = sorted((p["objectives"][first], p["objectives"][second]) for p in points if p["front"])
+    if joined:
+        made.line([x for x, _ in best], [y for _, y in best], line_width=2, color=COLOURS["store"])
+    order = sorted(range(len(points)), key=lambda n: (points[n]["front"], points[n]["at"]))
+    rank = {n: place for place, n in enumerate(sorted(range(len(points)), key=lambda n: points[n]["at"]))}
+    shades = [SHADES[-1 - rank[n] * (len(SHADES) - 1) // max(1, len(points) - 1)] for n in order]
+    rows = [points[n] for n in order]
+    source = ColumnDataSource({
+        "x": [row["objectives"][first] for row in rows], "y": [row["objectives"][second] for row in rows],
+        "color": [COLOURS["store"] if row["front"] else shade for row, shade in zip(rows, shades)],
+        "size": [11 if row["front"] else 6 for row in rows], "digest": [row["digest"][:6] for row in rows],
+        "fields": [_told(row["set"]) for row in rows], "how": [row["how"] for row in rows],
+        "at": [round(row["at"]) for row in rows],
+    })  # fmt: skip
+    dots = made.scatter("x", "y", size="size", color="color", fill_alpha=0.8, source=source)
+    made.add_tools(hover([dots], [
+        ("Config", "@digest: @fields"), (first, "@x{0,0.[000]}"), (second, "@y{0,0.[000]}"), ("tried for", "@how"),
+        ("after", "@at s"),
+    ]))  # fmt: skip
+    for axis in (made.xaxis, made.yaxis):
+        axis.formatter = CustomJSTickFormatter(code=NUMBER)
+    return made
+
+
+def _told(fields: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {str(value).lower()}" for name, value in fields.items())
+
+
+def path(steps: Sequence[tuple[int, float]]) -> Figure:
+    """Hypervolume after so many measured Configs."""
+    made = made_figure(240, "", x_axis_label="Configs measured", y_axis_label="share dominated")
+    made.step([n for n, _ in steps], [v for _, v in steps], mode="after", line_width=3, color=COLOURS["gemm"])
+    return made
+
+
+def parallel(points: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> Figure:
+    """A line for each Config through the values of its fields."""
+    values = {name: sorted({point["set"][name] for point in points}) for name in fields}
+    others = [point for point in points if not point["front"]]
+    shown = [*others[:: max(1, len(others) // MOST_LINES)], *(point for point in points if point["front"])]
+
+    def height(name: str, value: Any) -> float:
+        return values[name].index(value) / max(1, len(values[name]) - 1)
+
+    made = made_figure(
+        380, "", y_range=Range1d(start=-0.12, end=1.12), x_range=Range1d(start=-0.4, end=len(fields) - 0.6)
+    )
+    for kept, colour, alpha, width in ((False, COLOURS["latency"], 0.25, 1), (True, COLOURS["gemm"], 0.85, 2)):
+        rows = [point for point in shown if point["front"] == kept]
+        source = ColumnDataSource({
+            "xs": [list(range(len(fields)))] * len(rows), "digest": [row["digest"][:6] for row in rows],
+            "ys": [[height(name, row["set"][name]) for name in fields] for row in rows],
+            "fields": [_told(row["set"]) for row in rows],
+        })  # fmt: skip
+        lines = made.multi_line("xs", "ys", color=colour, line_alpha=alpha, line_width=width, source=source)
+        if kept:
+            made.add_tools(hover([lines], [("Config", "@digest: @fields")]))
+    ends = [(number, name, end) for number, name in enumerate(fields) for end in (0, -1)]
+    made.text(
+        [number for number, _, _ in ends], [-0.05 if end == 0 else 1.05 for _, _, end in ends],
+        text=[str(values[name][end]).lower() for _, name, end in ends], text_align="center", text_baseline="middle",
+        text_font_size="10px", text_color=COLOURS["latency"], name="note",
+    )  # fmt: skip
+    made.xaxis.ticker = FixedTicker(ticks=list(range(len(fields))))
+    made.xaxis.formatter = CustomJSTickFormatter(args={"names": list(fields)}, code="return names[tick] ?? ''")
+    made.xaxis.major_label_orientation = 0.9
+    made.yaxis.visible = False
+    made.ygrid.visible = False
+    return made
+
+
+EFFECTS = (COLOURS["gemm"], COLOURS["load"])
+"""Of the two objectives."""
+
+
+def effects(found: Mapping[str, Mapping[str, float]]) -> Figure:
+    """For each field a bar an objective: by what it is multiplied at the field's next value."""
+    names = list(found)
+    fields = sorted(found[names[0]], key=lambda each: max(abs(_percent(found[name][each])) for name in names))
+    made = made_figure(
+        max(180, 30 * len(fields) + 90), "", x_axis_label="percent more at the field's next value",
+        y_range=Range1d(start=-0.7, end=len(fields) - 0.3),
+    )  # fmt: skip
+    for number, name in enumerate(names):
+        source = ColumnDataSource({
+            "y": [place + 0.2 - 0.4 * number for place in range(len(fields))], "field": fields,
+            "right": [_percent(found[name][each]) for each in fields],
+        })  # fmt: skip
+        colour = EFFECTS[number]
+        bars = made.hbar("y", right="right", height=0.36, color=colour, source=source)
+        made.add_tools(hover([bars], [("field", "@field"), (name, "@right{+0.0} %")]))
+    made.yaxis.ticker = FixedTicker(ticks=list(range(len(fields))))
+    made.yaxis.formatter = CustomJSTickFormatter(args={"names": fields}, code="return names[tick] ?? ''")
+    made.ygrid.visible = False
+    return made
+
+
+def _percent(times: float) -> float:
+    return 100 * (times - 1)
