@@ -25,7 +25,8 @@ from celosia.compiler.expr.nodes import substitute, walk
 REGISTERS = 4
 """Vectors that are under way at once: as many additions as it takes until the first of them is done."""
 
-
+NARROWER = (2, 4)
+"""Parts of a vector in which what is left of a loop is done; the last few elements are done one by one."""
 Flat = Store | Update
 
 
@@ -95,11 +96,11 @@ def _vectors(var: Axis, body: tuple[Flat, ...]) -> Stmt:
     lanes = max(1, target().vector_bytes // max(itemsize(t) for part in body for t in _types(part)))
     done: list[Stmt] = []
     at = 0
-    for registers in (REGISTERS, 1):
-        count = (var.extent - at) // (registers * lanes)
-        if count and lanes > 1:
-            done.append(_lanes(var, body, at, count, registers, lanes))
-            at += count * registers * lanes
+    for registers, width in ((REGISTERS, lanes), (1, lanes), *((1, lanes // part) for part in NARROWER)):
+        count = (var.extent - at) // max(registers * width, 1)
+        if count and width > 1:
+            done.append(_lanes(var, body, at, count, registers, width))
+            at += count * registers * width
     if at < var.extent:
         rest = Axis(var.name, extent=var.extent - at)
         done.append(For(rest, rest.extent, block(*(_at(part, var, rest + at) for part in body))))
