@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ def explore(
     def clock() -> float:
         return before + time.perf_counter() - started
 
-    with fleet or fleet_for(Judge("timed", behind), jobs, pool, deadline) as measuring:
+    with nullcontext(fleet) if fleet else fleet_for(Judge("timed", behind), jobs, pool, deadline) as measuring:
         ladder = Ladder(subjects, place, behind, left, measuring, known, clock, on_cpu)
         progress(f"{place.preset}, to compare with")
         preset = _preset(ladder, place.config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,10 @@ BEST = {
     "cycles": "the fewest cycles", "latency": "the shortest run", "fps": "the most images a second",
     "area": "the smallest", "energy": "the least energy, by the proxy",
 }  # fmt: skip
+
+
+OWN = re.compile(r"\d{2,}-\d+x\d+x\d+-[0-9a-f]{6}\.toml")
+"""Files of points, which go when their point leaves the front."""
 
 
 def name_of(number: int, point: Point) -> str:
@@ -83,8 +88,8 @@ def write(folder: Path, report: dict[str, Any], points: Sequence[Point]) -> None
     for row, point in zip(report["front"], points, strict=True):
         write_text(folder / row["file"], f"# {told_of(row, report)}\n{point.cfg.to_toml()}")
     files = {row["file"] for row in report["front"]}
-    for path in folder.glob("[0-9][0-9]-*.toml"):
-        if path.name not in files:
+    for path in folder.glob("*.toml"):
+        if OWN.fullmatch(path.name) and path.name not in files:
             path.unlink()
     write_text(folder / "front.json", json.dumps(report, indent=1) + "\n")
     with suppress(MissingLibrary):  # front.json has all of it: `celosia report` draws it where Bokeh is
