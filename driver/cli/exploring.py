@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from celosia.driver.cli.errors import Debug, Quiet, command
-from celosia.driver.cli.options import check_source, progress_stages
+from celosia.driver.cli.options import Jobs, Pool, check_source, progress_stages
 
 
 class Objective(StrEnum):
@@ -72,13 +72,8 @@ def explore(
             help="In the end count the front by yosys, or run it on rtl; minutes a point. Repeat it for both."
         ),
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Processes that measure, by default one a processor.")
-    ] = None,
-    pool: Annotated[
-        str | None,
-        typer.Option(metavar="dask://HOST:PORT", help="Workers of Dask measure; needs the extra fleet."),
-    ] = None,
+    jobs: Jobs = None,
+    pool: Pool = None,
     deadline: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="For a model on a Config.")] = 600.0,
     seed: Annotated[int, typer.Option(min=0, help="Of what is random in a search.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print front.json instead of a table.")] = False,

@@ -75,6 +75,12 @@ ShapeOption = Annotated[
         help="Sizes of an input that the model leaves open, -1 for one that stays so; once for each input.",
     ),
 ]  # fmt: skip
+Jobs = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Processes that measure, by default one a processor.")
+]
+Pool = Annotated[
+    str | None, typer.Option(metavar="dask://HOST:PORT", help="Workers of Dask measure; needs the extra fleet.")
+]
 Sudo = Annotated[bool, typer.Option("--sudo", help="Run as root there through sudo, which must not ask.")]
 
 Address = Annotated[

@@ -18,8 +18,10 @@ from celosia.driver.cli.options import (
     WITH_CYCLES,
     Address,
     ConfigOption,
+    Jobs,
     Memory,
     NoCheck,
+    Pool,
     ShapeOption,
     Sudo,
     address_options,
@@ -77,13 +79,8 @@ def tune(
     trials: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="The most schedules to try, by default 1000; of cpu 300.")
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Processes that measure, by default one a processor.")
-    ] = None,
-    pool: Annotated[
-        str | None,
-        typer.Option(metavar="dask://HOST:PORT", help="Workers of Dask measure; needs the extra fleet."),
-    ] = None,
+    jobs: Jobs = None,
+    pool: Pool = None,
     sudo: Sudo = False,
     address: Address = None,
     deadline: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="For one trial.")] = 600.0,
