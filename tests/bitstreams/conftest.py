@@ -1,6 +1,6 @@
-"""Lets these tests `import vivado`."""
+"""Lets these tests `import vivado` and `import programs`."""
 
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parent))
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parent.parent)]

@@ -13,7 +13,7 @@ pytest.importorskip("onnxruntime")
 
 from agreement import CONFIGS, check
 
-from celosia.compiler import compile as compiler
+from celosia.compiler import lowering
 from celosia.compiler.image import Image
 from celosia.compiler.layer import Layer
 from celosia.hw.config import Config
@@ -27,7 +27,7 @@ FITS_NOT = ("no tile of", "do not fit")
 @pytest.fixture
 def builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of layers of each build."""
-    original = compiler.build
+    original = lowering.build
     counts: list[int] = []
 
     def build(cfg: Config, launches: list[list[Layer]], *rest: Any) -> Image:
@@ -35,7 +35,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         made: Image = original(cfg, launches, *rest)
         return made
 
-    monkeypatch.setattr(compiler, "build", build)
+    monkeypatch.setattr(lowering, "build", build)
     return counts
 
 
