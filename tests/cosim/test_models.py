@@ -42,7 +42,7 @@ def rtl(name: str) -> RtlDevice:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@settings(max_examples=18, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(b=models())
 def test_random_models(name: str, b: Builder) -> None:
     check(b, FunctionalDevice(CONFIGS[name]))
@@ -50,7 +50,7 @@ def test_random_models(name: str, b: Builder) -> None:
 
 @pytest.mark.rtl
 @pytest.mark.parametrize("name", RTL_CONFIGS)
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(b=models())
 def test_random_models_rtl(name: str, b: Builder) -> None:
     check(b, rtl(name))

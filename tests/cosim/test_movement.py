@@ -214,7 +214,7 @@ def test_random_averages(config: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("config", ["pynq", "8x8", "batch2-8x4"])
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_choices(config: str, data: st.DataObject) -> None:
     """Rows, columns and channels by constant numbers, and blocks of channels, of what is read once or more often."""
