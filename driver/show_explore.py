@@ -10,7 +10,9 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from celosia.bitstreams.synthesis import RESOURCES
 from celosia.driver.explore.explorer import State
+from celosia.driver.explore.hardware import resource
 from celosia.driver.explore.records import FAILURES
 from celosia.driver.show import add_row, left_out_text, new_table
 
@@ -46,11 +48,10 @@ def front(report: dict[str, Any], folder: Path) -> Iterator[RenderableType]:
                       ">LUT", ">flip-flops", ">DSP", ">block RAM", "known by", "clock")  # fmt: skip
     for row in report["front"]:
         area = row["area"]
-        sign, doubt = "" if area["counted"] else "~", "?" if area["extrapolated"] else ""
         add_row(
             table, row["name"], *(FORMATS.get(name, "{:,.3g}").format(row["objectives"][name]) for name in names),
             *(row["models"][name]["rtl"] or row["models"][name]["cycles"] for name in models),
-            f"{sign}{area['lut']:,}{doubt}", f"{sign}{area['ff']:,}{doubt}", area["dsp"], area["ram"], row["rung"],
+            *(resource(area, name) for name in RESOURCES), row["rung"],
             f"{row['clock_mhz']:.0f} MHz, {row['clock'].split(' ')[0]}",
         )  # fmt: skip
     yield table

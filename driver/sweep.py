@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from celosia.bitstreams.devices import DEVICES
+from celosia.bitstreams.synthesis import RESOURCES
 from celosia.compiler.graph.importer import ModelError
-from celosia.driver.explore.hardware import Resources
+from celosia.driver.explore.hardware import Resources, resource
 from celosia.driver.explore.subject import Subject, timed
 from celosia.hw.config import Config, ConfigError
 from celosia.hw.config_doc import scratchpads
@@ -19,7 +20,6 @@ from celosia.sim.memory import ZYNQ_HP, MemoryModel, memory_model
 
 MOST = 200
 """Configs that one sweep may try."""
-RESOURCES = ("lut", "ff", "dsp", "ram")
 Values = Mapping[str, Sequence[int | bool]]
 
 
@@ -114,21 +114,6 @@ def note() -> str:
         f"at most {lut:.1%} and {ff:.1%} off where it did not know one, with ? beyond all of them; without ~ counted "
         "by Yosys. For a xc7z020."
     )
-
-
-def resource(row: Mapping[str, Any], name: str) -> str:
-    """A resource of a row, ~ before what is estimated, ? behind what is extrapolated.
-
-    >>> row = {"lut": 40449, "ff": 24020, "ram": 10.5, "counted": False, "extrapolated": False}
-    >>> resource(row, "lut"), resource(row | {"extrapolated": True}, "ff"), resource(row, "ram")
-    ('~40,400', '~24,000?', '10.5')
-    """
-    value = row[name]
-    if value is None:
-        return "-"
-    if row["counted"] or name not in ("lut", "ff"):
-        return f"{value:,}".removesuffix(".0")
-    return f"~{round(value, -2):,}{'?' if row['extrapolated'] else ''}"
 
 
 # A page ---------------------------------------------------------------------------------------------------------

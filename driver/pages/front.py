@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from celosia.bitstreams.synthesis import RESOURCES
 from celosia.compiler.files import reading
+from celosia.driver.explore.hardware import resource
 from celosia.driver.pages.names import NAME, ReportError, short
 from celosia.driver.pages.page import Page, Section, require
 
@@ -98,11 +100,10 @@ def _table(report: Mapping[str, Any]) -> str:
     rows = []
     for row in report["front"]:
         area = row["area"]
-        sign, doubt = "" if area["counted"] else "~", "?" if area["extrapolated"] else ""
         cells = [
             row["file"], *(f"{row['objectives'][name]:,.4g}" for name in names),
-            *(f"{row['models'][name]['cycles']:,}" for name in models), f"{sign}{area['lut']:,}{doubt}",
-            f"{sign}{area['ff']:,}{doubt}", area["dsp"], area["ram"], row["rung"],
+            *(f"{row['models'][name]['cycles']:,}" for name in models), *(resource(area, name) for name in RESOURCES),
+            row["rung"],
         ]  # fmt: skip
         rows.append("".join(f"<td>{escape(str(cell))}</td>" for cell in cells))
     lines = "".join(f"<tr>{row}</tr>" for row in rows)

@@ -12,9 +12,11 @@ import pytest
 
 pytest.importorskip("moocore")
 
+from celosia.driver.cli import exploring
+from celosia.driver.explore.confirm import WAYS
 from celosia.driver.explore.explorer import dominated
 from celosia.driver.explore.front import contributions, hypervolume, knee, on_front, promising, ranks, reference
-from celosia.driver.explore.objectives import sram_pj
+from celosia.driver.explore.objectives import OBJECTIVES, sram_pj
 from celosia.driver.explore.search import LARGER, SEARCHES, Outcome, Search, spread
 from celosia.driver.explore.space import DEFAULT, Space, SpaceError, board_of
 from celosia.hw.config import Config, ConfigError
@@ -225,3 +227,8 @@ def test_energy_of_a_byte_grows_with_the_memory() -> None:
     energies = [sram_pj(size) for size in sizes]
     assert energies == sorted(energies) and sram_pj(8 << 10) == pytest.approx(1.25)
     assert sram_pj(1 << 20) == pytest.approx(12.5)
+
+
+def test_the_command_offers_what_there_is() -> None:
+    for offered, there in ((exploring.SearchName, SEARCHES), (exploring.Objective, OBJECTIVES), (exploring.Way, WAYS)):
+        assert [each.value for each in offered] == [*there]
