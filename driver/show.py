@@ -383,7 +383,7 @@ def configs(presets: Iterable[Config]) -> RenderableType:
 def swept(title: str, rows: list[dict[str, Any]]) -> RenderableType:
     """What `sweep` found."""
     from celosia.bitstreams.synthesis import RESOURCES
-    from celosia.driver.explore.hardware import resource
+    from celosia.driver.pages.names import resource
 
     fields = list(rows[0]["set"])
     table = new_table(title, *(f">{name}" for name in fields), ">cycles", ">utilisation", ">LUT", ">flip-flops", ">DSP",

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from celosia.bitstreams.synthesis import RESOURCES
 from celosia.driver.explore.explorer import State
-from celosia.driver.explore.hardware import resource
 from celosia.driver.explore.records import FAILURES
+from celosia.driver.pages.names import resource
 from celosia.driver.show import add_row, left_out_text, new_table
 
 UNITS = {"cycles": "cycles", "latency": "ms", "fps": "ms an image", "area": "% of the device", "energy": "uJ, a proxy"}

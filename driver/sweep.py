@@ -12,8 +12,9 @@ from typing import Any
 from celosia.bitstreams.devices import DEVICES
 from celosia.bitstreams.synthesis import RESOURCES
 from celosia.compiler.graph.importer import ModelError
-from celosia.driver.explore.hardware import Resources, resource
+from celosia.driver.explore.hardware import Resources
 from celosia.driver.explore.subject import Subject, timed
+from celosia.driver.pages.names import resource
 from celosia.hw.config import Config, ConfigError
 from celosia.hw.config_doc import scratchpads
 from celosia.sim.memory import ZYNQ_HP, MemoryModel, memory_model

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from celosia.bitstreams import synthesis
 from celosia.bitstreams.area import estimate
@@ -42,18 +40,3 @@ class Resources:
         if shares[name] > 1 - left:
             return f"it takes {shares[name]:.0%} of the {name} of {device.name}, where {1 - left:.0%} are to be had"
         return None
-
-
-def resource(row: Mapping[str, Any], name: str) -> str:
-    """A resource of a row, or of a point's area, ~ before what is estimated, ? behind what is extrapolated.
-
-    >>> row = {"lut": 40449, "ff": 24020, "ram": 10.5, "counted": False, "extrapolated": False}
-    >>> resource(row, "lut"), resource(row | {"extrapolated": True}, "ff"), resource(row, "ram")
-    ('~40,400', '~24,000?', '10.5')
-    """
-    value = row[name]
-    if value is None:
-        return "-"
-    if row["counted"] or name not in ("lut", "ff"):
-        return f"{value:,}".removesuffix(".0")
-    return f"~{round(value, -2):,}{'?' if row['extrapolated'] else ''}"

@@ -12,8 +12,7 @@ import numpy as np
 
 from celosia.bitstreams.synthesis import RESOURCES
 from celosia.compiler.files import reading
-from celosia.driver.explore.hardware import resource
-from celosia.driver.pages.names import NAME, ReportError, short
+from celosia.driver.pages.names import NAME, ReportError, resource, short
 from celosia.driver.pages.page import Page, Section, require
 
 KEYS = ("models", "board", "memory", "objectives", "take", "front", "points", "searched", "path", "state")

@@ -1,6 +1,10 @@
-"""Names of layers and operators, which may be anything, beside figures; and the error of files that are no reports."""
+"""Names of layers and operators, which may be anything, and resources, beside figures; the error of files that are no
+reports."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 NAME, LABEL = 60, 20
 """Characters of a name in a text, and beside an axis."""
@@ -18,3 +22,17 @@ def short(name: str, length: int) -> str:
     """
     name = " ".join(name.split())
     return name if 0 < len(name) <= length else f"{name[: length - 1]}…" if name else "(no name)"
+
+def resource(row: Mapping[str, Any], name: str) -> str:
+    """A resource of a row, or of a point's area, ~ before what is estimated, ? behind what is extrapolated.
+
+    >>> row = {"lut": 40449, "ff": 24020, "ram": 10.5, "counted": False, "extrapolated": False}
+    >>> resource(row, "lut"), resource(row | {"extrapolated": True}, "ff"), resource(row, "ram")
+    ('~40,400', '~24,000?', '10.5')
+    """
+    value = row[name]
+    if value is None:
+        return "-"
+    if row["counted"] or name not in ("lut", "ff"):
+        return f"{value:,}".removesuffix(".0")
+    return f"~{round(value, -2):,}{'?' if row['extrapolated'] else ''}"
