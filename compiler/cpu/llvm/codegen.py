@@ -17,6 +17,7 @@ from llvmlite import ir
 from celosia.compiler.cpu.llvm import amx, dot, operations
 from celosia.compiler.cpu.llvm.operations import is_vector, llvm_type, splat
 from celosia.compiler.cpu.schedule import parallel
+from celosia.compiler.cpu.schedule.ahead import ahead
 from celosia.compiler.cpu.target import TILE_STEPS
 from celosia.compiler.dtypes import itemsize
 from celosia.compiler.expr.affine import coefficient, flatten, in_range, linear, nonnegative
@@ -112,6 +113,7 @@ def _body(
     stmt = phase.body
     for tensor in phase.private:
         stmt = Alloc(tensor, stmt, "local")
+    writer.ahead = ahead(phase.body)
     writer.stmt(stmt, {})
     if writer.tile_rows:
         amx.release(writer.b, module)
@@ -196,6 +198,7 @@ class _Writer:
         self.lane: int | None = None  # the lane for which scalars are written, inside an index
         self.rows: _Rows | None = None  # the innermost unrolled loop
         self.tile_rows = 0  # of the tiles that this function uses, if it does
+        self.ahead: dict[int, int] = {}  # loads, by id, and how far ahead of them memory is fetched
         self.mask: V = None  # the lanes that may read outside a tensor's range, inside the arm of a selection
 
     # Statements
@@ -491,6 +494,9 @@ class _Writer:
                     return ir.Constant(ir.VectorType(I64, n), list(range(n)))
                 return env[e]
             case Load(tensor, index):
+                if id(e) in self.ahead and self.lane is None:
+                    at = self._in_lane(0, tensor, index, env)
+                    operations.fetch(self.b, at, self.ahead[id(e)], memory_type(tensor.dtype))
                 return self._load(tensor, index, env)
             case Binary(op, a, b):
                 x, y = self._same_width(self.expr(a, env, memo), self.expr(b, env, memo))

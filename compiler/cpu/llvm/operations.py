@@ -100,6 +100,15 @@ def masked_load(b: Any, at: V, mask: V, element: Any, align: int) -> V:
     return b.call(fn, [at, I32(align), mask, ir.Constant(wide, None)])
 
 
+def fetch(b: Any, at: V, ahead: int, element: Any) -> None:
+    """Bring what lies `ahead` elements behind the pointer `at` into the first cache, wherever that is."""
+    place = b.gep(at, [ir.IntType(64)(ahead)], source_etype=element)
+    name = "llvm.prefetch.p0"
+    kind = ir.FunctionType(ir.VoidType(), [at.type, I32, I32, I32])
+    fn = b.module.globals.get(name) or ir.Function(b.module, kind, name)
+    b.call(fn, [place, I32(0), I32(3), I32(1)])  # to be read, near, data
+
+
 def library(b: Any, name: str, dtype: str, *args: V) -> V:
     """A function of the C library, lane by lane. float16 goes through float32."""
     if dtype == "float16":
