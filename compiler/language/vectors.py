@@ -9,9 +9,11 @@ memory, stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from math import inf
+from typing import TypeGuard
 
 import numpy as np
 
@@ -19,8 +21,9 @@ from celosia.compiler.cpu.target import target
 from celosia.compiler.dtypes import itemsize
 from celosia.compiler.expr import Alloc, Axis, Expr, For, If, Let, Load, Select, Stmt, Store, Tensor, Update, wrap
 from celosia.compiler.expr.affine import Linear, coefficient, flatten, in_range, linear
+from celosia.compiler.expr.bounds import structure
 from celosia.compiler.expr.loops import Block, block, map_accesses, sequence
-from celosia.compiler.expr.nodes import substitute, walk
+from celosia.compiler.expr.nodes import Const, Var, substitute, walk
 
 REGISTERS = 4
 """Vectors that are under way at once: as many additions as it takes until the first of them is done."""
@@ -36,17 +39,39 @@ def vectorised(stmt: Stmt) -> Stmt:
             rows, var, body
         ):
             return _turned(rows, var, body)
-        case For(Axis() as var, extent, body, "serial") if extent > 1 and _flat(body):
-            return _vectors(var, _flat(body))
+        case For() if _fits(stmt):
+            return _vectors([stmt])
         case For(var, extent, body, kind) if kind not in ("vectorized", "unrolled"):
-            return For(var, extent, vectorised(body), kind)
+            inner = vectorised(body)
+            return For(var, extent, inner, kind) if sequence(inner) else inner
         case Block(body):
-            return block(*map(vectorised, body))
+            runs = groupby(body, key=lambda each: _sums(each) or each)
+            return block(*(_vectors(list(run)) if isinstance(key, tuple) else vectorised(key) for key, run in runs))
         case Alloc() | Let():
             return replace(stmt, body=vectorised(stmt.body))
         case If(cond, body, orelse):
             return If(cond, vectorised(body), None if orelse is None else vectorised(orelse))
     return stmt
+
+
+def _fits(stmt: Stmt) -> TypeGuard[For]:
+    """Whether iterations of the loop can be lanes: there is nothing in it but what writes memory, side by side."""
+    if not isinstance(stmt, For) or not isinstance(stmt.var, Axis) or stmt.kind != "serial" or stmt.extent == 1:
+        return False
+    body = _flat(stmt.body)
+    return bool(body) and all(_in_lanes(stmt.var, part) for part in body) and _apart_from_each_other(body)
+
+
+def _sums(stmt: Stmt) -> tuple[Hashable, ...]:
+    """The sums of a loop that can be lanes, alike for loops that add to the same."""
+    return tuple(filter(None, (_sum(stmt.var, part) for part in _flat(stmt.body)))) if _fits(stmt) else ()
+
+
+def _sum(var: Var, part: Flat) -> Hashable:
+    """What `part` adds to in all iterations; None where each has an element of its own."""
+    if isinstance(part, Store) or _apart(var, part.tensor, part.index) != 0:
+        return None
+    return part.kind, part.tensor, *map(structure, part.index)
 
 
 def _flat(body: Stmt) -> tuple[Flat, ...]:
@@ -90,21 +115,103 @@ def first_of(kind: str, dtype: str) -> float:
     return int(limits.min if kind == "max" else limits.max)
 
 
-def _vectors(var: Axis, body: tuple[Flat, ...]) -> Stmt:
-    if not all(_in_lanes(var, part) for part in body) or not _apart_from_each_other(body):
-        return For(var, var.extent, block(*body))
-    lanes = max(1, target().vector_bytes // max(itemsize(t) for part in body for t in _types(part)))
+@dataclass(frozen=True)
+class _Sum:
+    """What lanes add up, each for itself: to `part`, and at the end this to where `whole` does."""
+
+    whole: Update
+    part: Tensor
+    lanes: int
+
+    @property
+    def zero(self) -> Expr:
+        return wrap(first_of(self.whole.kind, self.part.dtype), self.part.dtype)
+
+    def around(self, code: Stmt) -> Stmt:
+        kind, (size,) = self.whole.kind, self.part.shape
+        start = self._each(size, lambda at: Store(self.part, (at,), self.zero))
+        while size > self.lanes:
+            size //= 2
+            half = self._each(size, lambda at, by=size: Update(kind, self.part, (at,), Load(self.part, (at + by,))))  # type: ignore[misc]
+            code = block(code, half)
+        lane = Axis("l", extent=size)
+        end = For(lane, size, Update(kind, self.whole.tensor, self.whole.index, Load(self.part, (lane,))), "vectorized")
+        return Alloc(self.part, block(start, code, end), "local")
+
+    def _each(self, size: int, make: Callable[[Expr], Stmt]) -> Stmt:
+        return _written_out(size // self.lanes, self.lanes, make)
+
+
+def _written_out(registers: int, lanes: int, make: Callable[[Expr], Stmt]) -> Stmt:
+    vector, lane = Axis("v", extent=registers), Axis("l", extent=lanes)
+    return For(vector, registers, For(lane, lanes, make(vector * lanes + lane), "vectorized"), "unrolled")
+
+
+def _vectors(loops: Sequence[For]) -> Stmt:
+    """Loops that follow each other and have the same sums, if any."""
+    cuts = [(loop, list(_cuts(loop))) for loop in loops]
+    wide = max((lanes for _, parts in cuts for _, _, _, lanes in parts), default=0)
+    most = max((registers for _, parts in cuts for _, _, registers, _ in parts), default=0)
+    sums: dict[Hashable, _Sum] = {}
     done: list[Stmt] = []
+    for loop, parts in cuts:
+        assert isinstance(loop.var, Axis)
+        body = [part for part in _flat(loop.body) if not _idle(part)]
+        for part in body:
+            if (key := _sum(loop.var, part)) is not None and key not in sums and wide:
+                assert isinstance(part, Update)
+                sums[key] = _Sum(part, Tensor("part", (most * wide,), part.tensor.dtype), wide)
+        end = 0
+        for at, count, registers, lanes in parts if body else ():
+            outer = Axis(f"{loop.var.name}.o", extent=count)
+
+            def moved(
+                place: Expr,
+                loop: For = loop,
+                body: list[Flat] = body,
+                first: Expr = outer * (registers * lanes),
+                at: int = at,
+            ) -> Stmt:
+                return block(*(_lane(loop.var, part, sums, place, first + place + at) for part in body))
+
+            done.append(For(outer, count, _written_out(registers, lanes, moved)))
+            end = at + count * registers * lanes
+        if end < loop.extent and body:
+            rest = Axis(loop.var.name, extent=loop.extent - end)
+            done.append(For(rest, rest.extent, block(*(_at(part, loop.var, rest + end) for part in body))))
+    code = block(*done)
+    for each in sums.values():
+        code = each.around(code)
+    return code
+
+
+def _lane(var: Var, part: Flat, sums: dict[Hashable, _Sum], place: Expr, at: Expr) -> Stmt:
+    """One iteration, at `at`, which is lane `place` of those that are computed together."""
+    moved = _at(part, var, at)
+    total = sums.get(_sum(var, part))
+    if total is None:
+        return moved
+    assert isinstance(moved, Update)
+    return Update(moved.kind, total.part, (place,), moved.value)
+
+
+def _cuts(loop: For) -> Iterator[tuple[int, int, int, int]]:
+    """(first, count, registers, lanes) of the vectors of a loop; the last few elements are not in any."""
+    lanes = max(1, target().vector_bytes // max(itemsize(t) for part in _flat(loop.body) for t in _types(part)))
     at = 0
     for registers, width in ((REGISTERS, lanes), (1, lanes), *((1, lanes // part) for part in NARROWER)):
-        count = (var.extent - at) // max(registers * width, 1)
+        count = (loop.extent - at) // max(registers * width, 1)
         if count and width > 1:
-            done.append(_lanes(var, body, at, count, registers, width))
+            yield at, count, registers, width
             at += count * registers * width
-    if at < var.extent:
-        rest = Axis(var.name, extent=var.extent - at)
-        done.append(For(rest, rest.extent, block(*(_at(part, var, rest + at) for part in body))))
-    return block(*done)
+
+
+def _idle(part: Flat) -> bool:
+    """Whether it adds nothing: what a mask leaves of a sum."""
+    return (
+        isinstance(part, Update) and isinstance(part.value, Const)
+        and part.value.value == first_of(part.kind, part.tensor.dtype)
+    )  # fmt: skip
 
 
 def _in_lanes(var: Axis, part: Flat) -> bool:
@@ -129,49 +236,6 @@ def _apart_from_each_other(body: tuple[Flat, ...]) -> bool:
 
 def _types(body: Flat) -> set[str]:
     return {body.tensor.dtype} | {node.tensor.dtype for node in walk(body.value) if isinstance(node, Load)}
-
-
-def _lanes(var: Axis, body: tuple[Flat, ...], at: int, count: int, registers: int, lanes: int) -> Stmt:
-    """`count` times so many vectors of the loop, from `at` on."""
-    outer = Axis(f"{var.name}.o", extent=count)
-    sums = {
-        n: Tensor("part", (registers * lanes,), part.tensor.dtype) for n, part in enumerate(body)
-        if isinstance(part, Update) and _apart(var, part.tensor, part.index) == 0
-    }  # fmt: skip
-
-    def each(make: Callable[[Expr], Stmt]) -> Stmt:
-        vector, lane = Axis("v", extent=registers), Axis("l", extent=lanes)
-        return For(vector, registers, For(lane, lanes, make(vector * lanes + lane), "vectorized"), "unrolled")
-
-    def moved(place: Expr) -> Stmt:
-        done = [_at(part, var, outer * (registers * lanes) + place + at) for part in body]
-        for n, partial in sums.items():
-            one = done[n]
-            assert isinstance(one, Update)
-            done[n] = Update(one.kind, partial, (place,), one.value)
-        return block(*done)
-
-    code: Stmt = For(outer, count, each(moved))
-    for n, partial in sums.items():
-        code = _summed(body[n], partial, code, each, registers, lanes)
-    return code
-
-
-def _summed(
-    whole: Flat, partial: Tensor, code: Stmt, each: Callable[[Callable[[Expr], Stmt]], Stmt], registers: int, lanes: int
-) -> Stmt:
-    """`code`, which adds to the sums of lanes `partial`, and what adds these to the whole."""
-    assert isinstance(whole, Update)
-    kind, zero = whole.kind, wrap(first_of(whole.kind, partial.dtype), partial.dtype)
-    joined: list[Stmt] = []
-    for register in range(1, registers):
-        lane = Axis("l", extent=lanes)
-        one = Update(kind, partial, (lane,), Load(partial, (lane + register * lanes,)))
-        joined.append(For(lane, lanes, one, "vectorized"))
-    lane = Axis("l", extent=lanes)
-    end = For(lane, lanes, Update(kind, whole.tensor, whole.index, Load(partial, (lane,))), "vectorized")
-    start = each(lambda place: Store(partial, (place,), zero))
-    return Alloc(partial, block(start, code, *joined, end), "local")
 
 
 def _at(body: Stmt, var: Axis, place: Expr) -> Stmt:

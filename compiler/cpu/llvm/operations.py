@@ -390,23 +390,25 @@ class _F32:
     def float(self, x: V) -> V:
         return self.b.bitcast(x, widened(x, ir.FloatType()))
 
-    def scaled(self, x: V, k: V, n: V) -> V:
-        """x * 2^k for -252 <= k <= 254, which is n as a float."""
+    def scaled(self, x: V, k: V, n: V, where: V) -> V:
+        """x * 2^k for -252 <= k <= 254, which is n as a float; 0, and not computed, where that does not hold."""
+        zero = self.c(0.0)
         if is_vector(x) and "avx512f" in _features(self.b):
             if x.type.count == 16:
-                return self._vscalefps(x, n)
-            return intrinsic(self.b, "llvm.ldexp", x, extra=(k,), second=k.type)
+                return self._vscalefps(x, n, zero, self.b.bitcast(where, ir.IntType(16)))
+            return self.where(where, intrinsic(self.b, "llvm.ldexp", x, extra=(k,), second=k.type), zero)
+        x = self.where(where, x, zero)
         half = self.b.ashr(k, self.i(1))  # two factors, so that the result may be subnormal or infinite
         for power in (half, self.b.sub(k, half)):
             x = self.b.fmul(x, self.float(self.b.shl(self.b.add(power, self.i(127)), self.i(23))))
-        return x
+        return self.where(where, x, zero)
 
-    def _vscalefps(self, x: V, n: V) -> V:
-        lanes, rounding = ir.IntType(16), ir.IntType(32)
-        kind = ir.FunctionType(x.type, [x.type, x.type, x.type, lanes, rounding])
+    def _vscalefps(self, x: V, n: V, otherwise: V, where: V) -> V:
+        rounding = ir.IntType(32)
+        kind = ir.FunctionType(x.type, [x.type, x.type, x.type, where.type, rounding])
         name = "llvm.x86.avx512.mask.scalef.ps.512"
         fn = self.b.module.globals.get(name) or ir.Function(self.b.module, kind, name)
-        return self.b.call(fn, [x, n, x, lanes(-1), rounding(4)])
+        return self.b.call(fn, [x, n, otherwise, where, rounding(4)])
 
     def where(self, test: V, yes: V, no: V) -> V:
         return self.b.select(test, yes, no)
@@ -416,14 +418,14 @@ def exp32(b: Any, x: V) -> V:
     f = _F32(b, x)
     magic = f.c(12582912.0)  # 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits
     x = f.where(b.fcmp_ordered(">", x, f.c(90.0)), f.c(90.0), x)
-    x = f.where(b.fcmp_ordered("<", x, f.c(-105.0)), f.c(-105.0), x)
+    there = b.fcmp_unordered(">=", x, f.c(-104.0))  # what is too small for a float would be slow to compute
     shifted = f.fma(x, f.c(1.44269504088896341), magic)
     n = b.fsub(shifted, magic)
     k = b.sub(f.bits(shifted), f.bits(magic))
     r = f.fma(n, f.c(-0.693145752), x)
     r = f.fma(n, f.c(-1.42860677e-6), r)
     p = f.poly(r, 1.38824864e-3, 8.36669188e-3, 4.16672044e-2, 0.16666542, 0.49999997, 1.0, 1.0)
-    return f.scaled(p, k, n)
+    return f.scaled(p, k, n, there)
 
 
 def log32(b: Any, x: V) -> V:
