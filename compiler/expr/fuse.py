@@ -90,13 +90,13 @@ def _stride(accesses: Sequence[Linear], var: Var) -> int | None:
     return stride
 
 
-def merge(stmts: Sequence[Stmt]) -> list[Stmt]:
+def merge(stmts: Sequence[Stmt], alike: bool = False) -> list[Stmt]:
     """Neighbouring loops as one where the second reads, in each iteration, only what the same one of the first wrote.
-    A loop may pass statements that have nothing to do with it."""
+    A loop may pass statements that have nothing to do with it. alike: only loops around loops, or around none."""
     done: list[Stmt] = []
     for stmt in stmts:
         for at in reversed(range(len(done))):
-            merged = _merged(done[at], stmt)
+            merged = _merged(done[at], stmt, alike)
             if merged is not None and not any(_conflict(later, done[at]) for later in done[at + 1 :]):
                 del done[at]
                 stmt = merged
@@ -111,7 +111,7 @@ def _conflict(a: Stmt, b: Stmt) -> bool:
     return bool(touched or {t for t, _ in others} & {t for t, _ in writes})
 
 
-def _merged(first: Stmt, second: Stmt) -> Stmt | None:
+def _merged(first: Stmt, second: Stmt, alike: bool) -> Stmt | None:
     """Both loops as one, or None where that is not allowed or brings nothing."""
     if not (isinstance(first, For) and isinstance(second, For)):
         return None
@@ -130,8 +130,10 @@ def _merged(first: Stmt, second: Stmt) -> Stmt | None:
         at = [terms for t, terms in (*reads, *writes, *more_reads) if t is tensor]
         if _stride(_beside_common(at, inside | {first.var}), first.var) is None:
             return None
-    inner = [*sequence(first.body), *sequence(renamed)]
-    return For(first.var, first.extent, block(*merge(inner)))
+    parts = sequence(first.body), sequence(renamed)
+    if alike and len({any(isinstance(stmt, For) for stmt in part) for part in parts}) > 1:
+        return None
+    return For(first.var, first.extent, block(*merge([*parts[0], *parts[1]], alike)))
 
 
 def _beside_common(accesses: list[Linear], inside: set[Var]) -> list[Linear]:

@@ -90,7 +90,7 @@ class Lowered:
                 done.append(self._loop(each, memory))
             elif each in self.live and self._needs_memory(each):
                 done.append(self._computed(each, memory))
-        done = merge([part for stmt in done for part in sequence(stmt)])
+        done = merge([part for stmt in done for part in sequence(stmt)], alike=True)  # or they are no vectors
         body = block(*done, self._handed_on(handed_on, memory))
         for tensor in memory:
             body = Alloc(tensor, body, "local")

@@ -7,7 +7,7 @@ import inspect
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -16,18 +16,18 @@ import numpy as np
 
 from celosia.compiler.language.jit import Kernel, Launched, Quantised, interpreting
 from celosia.compiler.language.tile import LanguageError
-from celosia.compiler.tune.kernels.trial import processor
+from celosia.compiler.tune.kernels.trial import by_turns, processor
 from celosia.compiler.tune.measure import TIMED, Result, Status
 from celosia.compiler.tune.records import Key, Records
 
 VERSION = 1
 """Of what is measured here: a change raises it, and records of other versions do not count."""
-REPEATS = 5
-"""Times that a candidate runs on the CPU; the fastest counts."""
+REPEATS, TURNS = 3, 12
+"""Times that a candidate runs on the CPU, and that each of the best few runs, by turns; the fastest counts."""
 ABORT = 3.0
 """Times the best so far at which a candidate of the CPU is given up."""
 FEW = 4
-"""Candidates, the best by the timing model, that run on a device which has cycles of its own."""
+"""Candidates, the best by the timing model, that run on a device which has cycles of its own; the best of the CPU."""
 
 
 class Config:
@@ -43,9 +43,9 @@ class Config:
 class Tuned:
     """A kernel that takes the best of `configs` for each value of the arguments `key`, and for types and shapes.
 
-    Every one is tried: on the CPU by running on copies, on the accelerator by the cycles of the timing model, and the
-    best few of these on the device, where that has cycles of its own. records: a file of what was measured, in which
-    what is found there is not measured again.
+    Every one is tried: on the CPU by running on copies, the best few again, by turns; on the accelerator by the cycles
+    of the timing model, and the best few of these on the device, where that has cycles of its own. records: a file of
+    what was measured, in which what is found there is not measured again.
     """
 
     def __init__(
@@ -108,15 +108,17 @@ class _Search:
         """The number of the best candidate."""
         everyone = range(len(self.tuned.configs))
         if self.kernel.target == "cpu":
-            costs = self._costs(everyone, f"cpu {VERSION}, threads={self.kernel.threads or 'all'}", self._seconds)
+            measurer = f"cpu {VERSION}, threads={self.kernel.threads or 'all'}"
+            costs = self._costs(everyone, measurer, self._seconds)
+            if len(costs) > 1:
+                costs = self._costs(first := _few(costs), f"{measurer}, by turns", self._by_turns(first))
         else:
             costs = self._costs(everyone, f"kernel {VERSION}, {TIMED.version}", self._predicted)
             if device not in ("functional", "timed") and costs:
                 machine = self.kernel.device(device)
                 measurer = f"kernel {VERSION}, {type(machine).__name__}, {machine.memory_model}"
-                first = sorted(costs, key=lambda number: costs[number])[:FEW]
                 if machine.memory_model is not None:
-                    costs = self._costs(first, measurer, partial(self._measured, machine))
+                    costs = self._costs(_few(costs), measurer, partial(self._measured, machine))
         if not costs:
             raise LanguageError(self.reason)
         return min(costs, key=lambda number: (costs[number], number))
@@ -159,15 +161,32 @@ class _Search:
     def _seconds(self, values: dict[str, Any], limit: float) -> int:
         """Picoseconds."""
         variant, arrays = self._variant(values)
-        clock = time.thread_time_ns if variant.threads == 1 else time.perf_counter_ns
-        best = float("inf")
+        clock, best = self._clock(), float("inf")
         for number in range(REPEATS):
             start = clock()
             variant(arrays, "")
-            best = min(best, (clock() - start) * 1000)
+            best = min(best, (clock() - start) * 1e12)
             if number and best > ABORT * limit:  # the first run links the code
                 break
         return int(best)
+
+    def _clock(self) -> Callable[[], float]:
+        return time.thread_time if self.kernel.threads == 1 else time.perf_counter
+
+    def _by_turns(self, numbers: Sequence[int]) -> Callable[[dict[str, Any], float], int]:
+        """Picoseconds of these candidates, which share the clock and the neighbours of each other; once asked for."""
+        configs = [self.tuned.configs[number].values for number in numbers]
+
+        @cache
+        def measured() -> list[float]:
+            runs = [partial(variant, arrays, "") for variant, arrays in map(self._variant, configs)]
+            return by_turns(runs, 0, TURNS, self._clock())
+
+        return lambda values, limit: int(measured()[configs.index(values)] * 1e12)
+
+
+def _few(costs: dict[int, float]) -> list[int]:
+    return sorted(costs, key=lambda number: costs[number])[:FEW]
 
 
 def _texts(function: FunctionType, seen: set[FunctionType]) -> Iterable[str]:

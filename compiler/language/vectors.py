@@ -10,10 +10,10 @@ memory, stay as they are.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from math import inf
-from typing import TypeGuard
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,39 +45,40 @@ def vectorised(stmt: Stmt) -> Stmt:
             inner = vectorised(body)
             return For(var, extent, inner, kind) if sequence(inner) else inner
         case Block(body):
-            runs = groupby(body, key=lambda each: _sums(each) or each)
-            return block(*(_vectors(list(run)) if isinstance(key, tuple) else vectorised(key) for key, run in runs))
+            done: list[Stmt] = []
+            for _, run in groupby(body, key=lambda each: tuple(_sums(each)) or each):
+                first, *more = run
+                done.append(_vectors([first, *more]) if more else vectorised(first))
+            return block(*done)
         case Alloc() | Let():
             return replace(stmt, body=vectorised(stmt.body))
         case If(cond, body, orelse):
             return If(cond, vectorised(body), None if orelse is None else vectorised(orelse))
+        case Update() if _idle(stmt):
+            return block()
     return stmt
 
 
-def _fits(stmt: Stmt) -> TypeGuard[For]:
-    """Whether iterations of the loop can be lanes: there is nothing in it but what writes memory, side by side."""
+def _fits(stmt: Stmt) -> bool:
+    """Whether iterations of the loop can be lanes."""
     if not isinstance(stmt, For) or not isinstance(stmt.var, Axis) or stmt.kind != "serial" or stmt.extent == 1:
         return False
-    body = _flat(stmt.body)
+    body = _flat(stmt)
     return bool(body) and all(_in_lanes(stmt.var, part) for part in body) and _apart_from_each_other(body)
 
 
-def _sums(stmt: Stmt) -> tuple[Hashable, ...]:
-    """The sums of a loop that can be lanes, alike for loops that add to the same."""
-    return tuple(filter(None, (_sum(stmt.var, part) for part in _flat(stmt.body)))) if _fits(stmt) else ()
-
-
-def _sum(var: Var, part: Flat) -> Hashable:
-    """What `part` adds to in all iterations; None where each has an element of its own."""
-    if isinstance(part, Store) or _apart(var, part.tensor, part.index) != 0:
-        return None
-    return part.kind, part.tensor, *map(structure, part.index)
-
-
-def _flat(body: Stmt) -> tuple[Flat, ...]:
+def _flat(loop: Stmt) -> tuple[Flat, ...]:
     """The statements of a loop in which there is nothing but what writes memory; else none."""
-    found = tuple(part for part in sequence(body) if isinstance(part, Store | Update))
-    return found if len(found) == len(sequence(body)) else ()
+    parts = sequence(loop.body) if isinstance(loop, For) else ()
+    found = tuple(part for part in parts if isinstance(part, Store | Update))
+    return tuple(part for part in found if not _idle(part)) if len(found) == len(parts) else ()
+
+
+def _idle(part: Flat) -> bool:
+    """Whether it adds nothing: what a mask leaves of a sum."""
+    if isinstance(part, Store) or not isinstance(part.value, Const):
+        return False
+    return part.value.value == first_of(part.kind, part.tensor.dtype)
 
 
 def _turns(rows: Axis, var: Axis, body: Store) -> bool:
@@ -115,103 +116,84 @@ def first_of(kind: str, dtype: str) -> float:
     return int(limits.min if kind == "max" else limits.max)
 
 
-@dataclass(frozen=True)
-class _Sum:
-    """What lanes add up, each for itself: to `part`, and at the end this to where `whole` does."""
+def _sums(stmt: Stmt) -> dict[Hashable, Update]:
+    """What all iterations of a loop that can be lanes add to; equal keys where others add to the same."""
+    found = [part for part in _flat(stmt) if isinstance(part, Update)] if _fits(stmt) else []
+    return {_place(part): part for part in found if _apart(stmt.var, part.tensor, part.index) == 0}  # type: ignore[attr-defined]
 
-    whole: Update
-    part: Tensor
+
+def _place(part: Flat) -> Hashable:
+    return part.tensor, *map(structure, part.index)
+
+
+class Cut(NamedTuple):
+    """`times` times so many vectors of a loop, from `first` on; of one lane, what is left."""
+
+    first: int
+    times: int
+    registers: int
     lanes: int
 
-    @property
-    def zero(self) -> Expr:
-        return wrap(first_of(self.whole.kind, self.part.dtype), self.part.dtype)
 
-    def around(self, code: Stmt) -> Stmt:
-        kind, (size,) = self.whole.kind, self.part.shape
-        start = self._each(size, lambda at: Store(self.part, (at,), self.zero))
-        while size > self.lanes:
-            size //= 2
-            half = self._each(size, lambda at, by=size: Update(kind, self.part, (at,), Load(self.part, (at + by,))))  # type: ignore[misc]
-            code = block(code, half)
-        lane = Axis("l", extent=size)
-        end = For(lane, size, Update(kind, self.whole.tensor, self.whole.index, Load(self.part, (lane,))), "vectorized")
-        return Alloc(self.part, block(start, code, end), "local")
-
-    def _each(self, size: int, make: Callable[[Expr], Stmt]) -> Stmt:
-        return _written_out(size // self.lanes, self.lanes, make)
-
-
-def _written_out(registers: int, lanes: int, make: Callable[[Expr], Stmt]) -> Stmt:
-    vector, lane = Axis("v", extent=registers), Axis("l", extent=lanes)
-    return For(vector, registers, For(lane, lanes, make(vector * lanes + lane), "vectorized"), "unrolled")
-
-
-def _vectors(loops: Sequence[For]) -> Stmt:
-    """Loops that follow each other and have the same sums, if any."""
-    cuts = [(loop, list(_cuts(loop))) for loop in loops]
-    wide = max((lanes for _, parts in cuts for _, _, _, lanes in parts), default=0)
-    most = max((registers for _, parts in cuts for _, _, registers, _ in parts), default=0)
-    sums: dict[Hashable, _Sum] = {}
-    done: list[Stmt] = []
-    for loop, parts in cuts:
-        assert isinstance(loop.var, Axis)
-        body = [part for part in _flat(loop.body) if not _idle(part)]
-        for part in body:
-            if (key := _sum(loop.var, part)) is not None and key not in sums and wide:
-                assert isinstance(part, Update)
-                sums[key] = _Sum(part, Tensor("part", (most * wide,), part.tensor.dtype), wide)
-        end = 0
-        for at, count, registers, lanes in parts if body else ():
-            outer = Axis(f"{loop.var.name}.o", extent=count)
-
-            def moved(
-                place: Expr,
-                loop: For = loop,
-                body: list[Flat] = body,
-                first: Expr = outer * (registers * lanes),
-                at: int = at,
-            ) -> Stmt:
-                return block(*(_lane(loop.var, part, sums, place, first + place + at) for part in body))
-
-            done.append(For(outer, count, _written_out(registers, lanes, moved)))
-            end = at + count * registers * lanes
-        if end < loop.extent and body:
-            rest = Axis(loop.var.name, extent=loop.extent - end)
-            done.append(For(rest, rest.extent, block(*(_at(part, loop.var, rest + end) for part in body))))
-    code = block(*done)
-    for each in sums.values():
-        code = each.around(code)
-    return code
-
-
-def _lane(var: Var, part: Flat, sums: dict[Hashable, _Sum], place: Expr, at: Expr) -> Stmt:
-    """One iteration, at `at`, which is lane `place` of those that are computed together."""
-    moved = _at(part, var, at)
-    total = sums.get(_sum(var, part))
-    if total is None:
-        return moved
-    assert isinstance(moved, Update)
-    return Update(moved.kind, total.part, (place,), moved.value)
-
-
-def _cuts(loop: For) -> Iterator[tuple[int, int, int, int]]:
-    """(first, count, registers, lanes) of the vectors of a loop; the last few elements are not in any."""
-    lanes = max(1, target().vector_bytes // max(itemsize(t) for part in _flat(loop.body) for t in _types(part)))
+def _cuts(loop: For) -> Iterator[Cut]:
+    lanes = target().vector_bytes // max(itemsize(dtype) for part in _flat(loop) for dtype in _types(part))
+    widths = (REGISTERS, lanes), (1, lanes), *((1, lanes // part) for part in NARROWER)
     at = 0
-    for registers, width in ((REGISTERS, lanes), (1, lanes), *((1, lanes // part) for part in NARROWER)):
-        count = (loop.extent - at) // max(registers * width, 1)
-        if count and width > 1:
-            yield at, count, registers, width
+    for registers, width in (*((r, w) for r, w in widths if w > 1), (1, 1)):
+        count = (loop.extent - at) // (registers * width)
+        if count:
+            yield Cut(at, count, registers, width)
             at += count * registers * width
 
 
-def _idle(part: Flat) -> bool:
-    """Whether it adds nothing: what a mask leaves of a sum."""
-    return (
-        isinstance(part, Update) and isinstance(part.value, Const)
-        and part.value.value == first_of(part.kind, part.tensor.dtype)
-    )  # fmt: skip
+def _vectors(loops: Sequence[Stmt]) -> Stmt:
+    """Loops that follow each other and have the same sums, if any."""
+    cuts = [(loop, cut) for loop in loops if isinstance(loop, For) for cut in _cuts(loop)]
+    lanes = max(cut.lanes for _, cut in cuts)
+    size = lanes * max(cut.registers for _, cut in cuts)
+    sums = _sums(loops[0]) if lanes > 1 else {}
+    parts = {place: Tensor("part", (size,), whole.tensor.dtype) for place, whole in sums.items()}
+    code = block(*(_lanes(loop, cut, parts) for loop, cut in cuts))
+    for place, whole in sums.items():
+        code = _summed(whole, parts[place], code, lanes)
+    return code
+
+
+def _lanes(loop: For, cut: Cut, parts: dict[Hashable, Tensor]) -> Stmt:
+    """The iterations `cut` of the loop, whose lanes add to `parts`, each for itself."""
+    body, step = _flat(loop), cut.registers * cut.lanes
+    assert isinstance(loop.var, Axis)
+    if step == 1:
+        rest = Axis(loop.var.name, extent=cut.times)
+        return For(rest, cut.times, block(*(_at(part, loop.var, rest + cut.first) for part in body)))
+    outer = Axis(f"{loop.var.name}.o", extent=cut.times)
+
+    def one(place: Expr, part: Flat) -> Stmt:
+        moved, whole = _at(part, loop.var, outer * step + place + cut.first), parts.get(_place(part))
+        if whole is None:
+            return moved
+        assert isinstance(moved, Update)
+        return Update(moved.kind, whole, (place,), moved.value)
+
+    return For(outer, cut.times, _each(step, cut.lanes, lambda place: block(*(one(place, part) for part in body))))
+
+
+def _each(size: int, lanes: int, make: Callable[[Expr], Stmt]) -> Stmt:
+    """`make` of each of `size` places, in vectors that are written out."""
+    vector, lane = Axis("v", extent=size // lanes), Axis("l", extent=lanes)
+    return For(vector, size // lanes, For(lane, lanes, make(vector * lanes + lane), "vectorized"), "unrolled")
+
+
+def _summed(whole: Update, part: Tensor, code: Stmt, lanes: int) -> Stmt:
+    """`code`, which adds to the sums of lanes `part`, and what adds these to the whole."""
+    kind, zero = whole.kind, wrap(first_of(whole.kind, part.dtype), part.dtype)
+    (size,) = part.shape
+    done = [_each(size, lanes, lambda at: Store(part, (at,), zero)), code]
+    for half in (size >> n for n in range(1, (size // lanes).bit_length())):
+        done.append(_each(half, lanes, lambda at, half=half: Update(kind, part, (at,), Load(part, (at + half,)))))  # type: ignore[misc]
+    lane = Axis("l", extent=lanes)
+    done.append(For(lane, lanes, Update(kind, whole.tensor, whole.index, Load(part, (lane,))), "vectorized"))
+    return Alloc(part, block(*done), "local")
 
 
 def _in_lanes(var: Axis, part: Flat) -> bool:
@@ -238,13 +220,13 @@ def _types(body: Flat) -> set[str]:
     return {body.tensor.dtype} | {node.tensor.dtype for node in walk(body.value) if isinstance(node, Load)}
 
 
-def _at(body: Stmt, var: Axis, place: Expr) -> Stmt:
+def _at(body: Stmt, var: Var, place: Expr) -> Stmt:
     return map_accesses(
         body, lambda e: place if e is var else None, lambda t, i: (t, tuple(substitute(x, {var: place}) for x in i))
     )
 
 
-def _apart(var: Axis, tensor: Tensor, index: tuple[Expr, ...]) -> int | None:
+def _apart(var: Var, tensor: Tensor, index: tuple[Expr, ...]) -> int | None:
     """How far iterations lie apart in memory; None where that changes."""
     return coefficient(linear(flatten(tensor.shape, index)), var)
 

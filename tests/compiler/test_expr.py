@@ -294,6 +294,15 @@ def test_what_is_computed_is_summed_in_the_same_loop() -> None:
     assert len(merge([first, T.Store(e, (row, i * 0), T.wrap(0, "int32")), second])) == 3  # it changes what is summed
 
 
+def test_alike_loops_alone() -> None:
+    x, y, z = (T.Tensor(name, shape, "int32") for name, shape in (("x", (4,)), ("y", (4,)), ("z", (4, 8))))
+    i, k, j = (T.Axis(name, extent=n) for name, n in (("i", 4), ("k", 4), ("j", 8)))
+    flat = T.For(i, 4, T.Store(y, (i,), T.Load(x, (i,)) + 1))
+    nest = T.For(k, 4, T.For(j, 8, T.Store(z, (k, j), T.Load(y, (k,)))))
+    assert len(merge([flat, nest])) == 1
+    assert merge([flat, nest], alike=True) == [flat, nest]
+
+
 def test_padding_joins_the_window_that_reads_it() -> None:
     a = T.placeholder((5, 9), "float32", "a")
     p = T.compute((5, 11), lambda c, x: T.select((x >= 1) & (x < 10), a[c, x - 1], 0.0), "p")

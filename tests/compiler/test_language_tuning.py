@@ -113,6 +113,7 @@ def test_the_clock_is_asked_again_for_other_sizes_and_another_text(tmp_path: Pat
         x, y = np.arange(100, dtype=np.float32), np.zeros(100, np.float32)
         kernel[lambda meta: (cl.cdiv(100, meta["B"]),)](x, y, n)
         assert asked == ["_seconds"] * expected
+        assert len(Records.load(path).trials) == 2 * expected  # alone, and by turns
         assert np.array_equal(y[:n], x[:n] * (2 if function is twice else 3)) and not y[n:].any()
 
 

@@ -1,4 +1,4 @@
-"""What is fetched for the next program: the rows that programs read several times, in the last pass."""
+"""Loops over rows: what is fetched for the next program, in the last of several passes; sums of ragged rows."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import celosia.language as cl
 from celosia.compiler.cpu.llvm.codegen import render
 from celosia.compiler.cpu.schedule.ahead import ahead
 from celosia.compiler.expr.bounds import statements
-from celosia.compiler.expr.loops import Function, Store, exprs
-from celosia.compiler.expr.nodes import Load, walk
+from celosia.compiler.expr.loops import For, Function, Store, Update, exprs
+from celosia.compiler.expr.nodes import Const, Load, walk
 from celosia.compiler.language.cpu import Lowered
 
 
@@ -34,6 +34,16 @@ def test_of_several_passes_the_last(n: int) -> None:
     read = {id(node) for e in written for node in walk(e) if isinstance(node, Load)}
     assert found.keys() <= read  # and none of the pass that finds the maximum, an Update
     assert f"i64 {n}" in render(function).text and "llvm.prefetch" in render(function).text
+
+
+@pytest.mark.parametrize("n", [77, 300, 1000, 1024])
+def test_a_sum_that_masks_cut_is_one(n: int) -> None:
+    """Lanes come together once for the maximum and once for the sum, and a mask's -inf is in neither loop."""
+    function = lowered(language.softmax, (8,), floats(8, n), floats(8, n), n, 1024)
+    loops = [s for s in statements(function.body) if isinstance(s, For) and isinstance(s.body, Update)]
+    assert [s.body.kind for s in loops if not s.body.tensor.shape and s.kind == "vectorized"] == ["max", "sum"]  # type: ignore[attr-defined]
+    added = [s for s in statements(function.body) if isinstance(s, Update) and s.kind == "max"]
+    assert not any(isinstance(s.value, Const) for s in added)
 
 
 @cl.jit(target="cpu")
