@@ -129,7 +129,7 @@ def _value(e: Expr, memory: dict[Tensor, Array], env: dict[Var, Any]) -> Any:
         case Call(name, args, dtype):
             return _call(name, dtype, [_value(a, memory, env) for a in args])
         case Cast(value, dtype):
-            return _cast(_value(value, memory, env), value.dtype, dtype)
+            return cast(_value(value, memory, env), value.dtype, dtype)
         case Select(cond, a, b):
             return _value(a if _value(cond, memory, env) else b, memory, env)
         case Reduce():
@@ -151,11 +151,14 @@ def _call(name: str, dtype: str, args: list[Any]) -> Any:
     return target(INTRINSICS[name](*args))
 
 
-def _cast(value: Any, source: str, dtype: str) -> Any:
-    if is_float(source) and dtype.startswith(("int", "uint")):
-        info = np.iinfo(dtype)
-        if math.isnan(value):
-            return np.dtype(dtype).type(0)
-        exact = math.trunc(float(value)) if math.isfinite(value) else (info.max if value > 0 else info.min)
-        return np.dtype(dtype).type(max(info.min, min(info.max, exact)))
-    return np.array(value).astype(numpy_dtype(dtype))[()]
+def cast(value: Any, source: str, dtype: str) -> Any:
+    """`value` (a number, or an array) of the type `source` as `dtype`: floats become integers towards zero, the nearest
+    that there is, NaN becomes 0."""
+    found = np.asarray(value)
+    if not is_float(source) or not dtype.startswith(("int", "uint")):
+        return found.astype(numpy_dtype(dtype))[()]
+    limits, kind = np.iinfo(dtype), np.dtype(dtype).type
+    low, high = float(limits.min), float(limits.max)  # of 64 bits, the nearest floats: none lies between
+    whole = np.trunc(np.nan_to_num(found.astype(np.float64), posinf=np.inf, neginf=-np.inf))
+    inside = np.where((low < whole) & (whole < high), whole, 0).astype(dtype)
+    return np.where(whole >= high, kind(limits.max), np.where(whole <= low, kind(limits.min), inside))[()]

@@ -7,15 +7,12 @@ tokens and loads ahead are the compiler's.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.image import Image, LayerErrors, build
-from celosia.compiler.language.meaning import parameters
 from celosia.compiler.language.recognise import recognise
 from celosia.compiler.language.tile import Array, Program, fail
 from celosia.compiler.layer import (
@@ -32,21 +29,13 @@ from celosia.compiler.layer import (
 )
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.define import define
-from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tensorize.plan import Fixed, Planner
 from celosia.compiler.tensorize.space import CUT, Decisions, Problem, estimate, parts, point, why_not
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.hw.config import Config
 from celosia.sim.timing import predict
 
 TIMEOUT = 1 << 40
-
-
-@dataclass(frozen=True)
-class _Fixed:
-    decisions: list[Decisions]
-
-    def of(self, layer: str, problems: Sequence[Any]) -> list[Decisions]:
-        return self.decisions
 
 
 def dims_of(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
@@ -91,7 +80,7 @@ class Lowered:
         moved = arrays[f.w].transpose(out, into, *others)
         whole = slice(None), slice(None)
         weights: Any = np.stack([np.stack([moved[whole + tap] for tap in row], -1) for row in f.taps], -2)
-        bias, multiplier, shift = parameters(arrays[f.par])
+        bias, multiplier, shift = pack.unpack_parameters(arrays[f.par])
         zero_point = int(f.more["zero_point"])
         requantise = Requantise(bias, multiplier.astype(np.uint32), shift.astype(np.uint8), zero_point)
         epilogue = Epilogue(clip, table, residual)
@@ -112,26 +101,22 @@ class Lowered:
             y, x = 1, min(-(-tile[0] // cfg.batch), p.columns)
         else:
             y, x = min(tile[-3], p.rows), min(tile[-2], p.columns)
-        reasons: list[str] = []
-        points: list[tuple[float, int, Decisions]] = []
-        for order in ("weights", "input", "split", "pieces") if p.in_blocks else ("rows",):
-            for k in parts(p.in_blocks)[1:] if order in CUT else [max(p.in_blocks, 1)]:
-                d = point(cfg, p, n, y, x, k, order)
-                reason = why_not(cfg, p, d)
-                if reason is None:
-                    points.append((estimate(cfg, p, d) if p.in_blocks else 0.0, len(points), d))
-                else:
-                    reasons.append(reason)
-        if not points:
-            self._refuse(f"a block of {list(tile)} does not fit: {reasons[-1]}; take smaller blocks")
-        return min(points)[2]
+        reasons = {
+            (d := point(cfg, p, n, y, x, k, order)): why_not(cfg, p, d)
+            for order in (("weights", "input", "split", "pieces") if p.in_blocks else ("rows",))
+            for k in (parts(p.in_blocks)[1:] if order in CUT else [max(p.in_blocks, 1)])
+        }
+        fitting = [d for d, reason in reasons.items() if reason is None]
+        if not fitting:
+            self._refuse(f"a block of {list(tile)} does not fit: {[*reasons.values()][-1]}; take smaller blocks")
+        return min(fitting, key=lambda d: estimate(cfg, p, d)) if p.in_blocks else fitting[0]
 
     def _refuse(self, sentence: str) -> NoReturn:
         fail(f"{self.name} on {self.cfg.name}: {sentence}", self.at)
 
     def image(self, layer: Layer) -> Image:
         if self.planner is None:
-            self.planner = Planner(self.cfg, _Fixed(self.decide(layer)))
+            self.planner = Planner(self.cfg, Fixed(self.decide(layer)))
         return image_of(self.cfg, layer, self.planner, self._refuse)
 
 

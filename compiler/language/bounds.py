@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.language import meaning
+from celosia.compiler.expr.interpret import BINARY
 from celosia.compiler.language.tile import Loop, Program, Scope, Tile
 
 MOST = 1 << 22
@@ -49,7 +49,7 @@ def values(program: Program, tile: Tile) -> NDArray[Any]:
             if np.prod(np.broadcast_shapes(*(arg.shape for arg in args))) > MOST:
                 raise Unknown(tile.at)
             with np.errstate(all="ignore"):
-                return meaning.binary(more["name"], *args) if tile.op == "binary" else np.where(*args)
+                return BINARY[more["name"]](*args) if tile.op == "binary" else np.where(*args)
     raise Unknown(tile.at)
 
 

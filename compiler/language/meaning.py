@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler import numerics
-from celosia.compiler.expr.interpret import BINARY
+from celosia.compiler.expr.interpret import BINARY, cast
 from celosia.compiler.expr.nodes import INTRINSICS
 from celosia.compiler.language.tile import Array, Program, Store, Tile, fail
+from celosia.compiler.tensorize.pack import unpack_parameters
 
 Values = NDArray[Any]
 
@@ -42,11 +43,11 @@ def _value(tile: Tile, args: list[Values], program: Program) -> Any:
         case "unary":
             return INTRINSICS[more["name"]](args[0])
         case "binary":
-            return binary(more["name"], *args)
+            return BINARY[more["name"]](*args)
         case "where":
             return np.where(*args)
         case "cast":
-            return cast(args[0], tile.dtype)
+            return cast(args[0], tile.args[0].dtype, tile.dtype)
         case "reduce":
             return REDUCE[more["name"]](args[0].astype(tile.dtype), axis=more["axis"])
         case "dot":
@@ -62,44 +63,13 @@ def _value(tile: Tile, args: list[Values], program: Program) -> Any:
             return load(tile, more["array"], *args)
         case "requantise":
             words = np.broadcast_to(args[1], args[0].shape)
-            return numerics.requantize(args[0], *parameters(words), more["zero_point"], *more["clip"])
+            return numerics.requantize(args[0], *unpack_parameters(words), more["zero_point"], *more["clip"])
         case "lookup":
             return args[1][args[0].astype(np.int64) + 128]
         case "residual":
             how = numerics.RescaleAdd(more["scale_v"], more["scale_b"], more["scale_c"], more["shift"])
             return numerics.rescale_add(args[0], args[1], how, *more["clip"])
     raise TypeError(f"the interpreter knows no {tile.op}")
-
-
-def binary(name: str, a: Values, b: Values) -> Values:
-    if name in ("shl", "shr"):  # by the width or more gives 0, or the sign
-        width = a.dtype.itemsize * 8
-        inside = (b >= 0) & (b < width)
-        by = np.where(inside, b, 0).astype(a.dtype)
-        moved = np.left_shift(a, by) if name == "shl" else np.right_shift(a, by)
-        beyond = np.where(a < 0, -1, 0).astype(a.dtype) if name == "shr" else np.zeros_like(a)
-        return np.where(inside, moved, beyond).astype(a.dtype)
-    return np.asarray(BINARY[name](a, b))
-
-
-def cast(value: Values, dtype: str) -> Values:
-    """Floats to integers: towards zero, to the nearest that there is, NaN to 0."""
-    if value.dtype.kind != "f" or dtype[0] not in "iu":
-        return value.astype(dtype)
-    limits = np.iinfo(dtype)
-    whole = np.trunc(np.nan_to_num(value.astype(np.float64), posinf=np.inf, neginf=-np.inf))
-    inside = np.clip(whole, float(limits.min), float(limits.max))
-    over, under = whole >= float(limits.max), whole <= float(limits.min)
-    safe = np.where(over | under, 0, inside).astype(dtype)
-    highest, lowest = (np.dtype(dtype).type(limit) for limit in (limits.max, limits.min))
-    return np.asarray(np.where(over, highest, np.where(under, lowest, safe)))
-
-
-def parameters(word: Values) -> tuple[Values, Values, Values]:
-    """Bias, multiplier and shift of words of `par`."""
-    bias = (word & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.int32)
-    multiplier = (word >> np.uint64(32) & np.uint64(0xFFFFFF)).astype(np.int64)
-    return bias, multiplier, (word >> np.uint64(56) & np.uint64(63)).astype(np.int64)
 
 
 # Memory -----------------------------------------------------------------------------------------------------------

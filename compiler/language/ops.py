@@ -23,6 +23,7 @@ from celosia.compiler.language.tile import (
     check_alive,
     dtype_name,
     fail,
+    fits,
     join,
     make,
     program,
@@ -32,6 +33,7 @@ from celosia.compiler.language.tile import (
     where as here,
 )
 from celosia.compiler.numerics.requantiser import fold_scale
+from celosia.compiler.tensorize.pack import pack_parameters
 
 int1, int8, int16, int32, int64 = "bool", "int8", "int16", "int32", "int64"
 uint8, uint16, uint32, uint64 = "uint8", "uint16", "uint32", "uint64"
@@ -112,15 +114,13 @@ def load(
     """
     if offsets is not None and shape is None:
         mask, offsets = offsets, None  # load(pointer, mask)
-    pointer, block, inside = _places("cl.load", source, offsets, shape, steps)
-    block = block if mask is None else None
-    mask = inside if mask is None else as_tile(mask) if inside is None else inside & mask
+    pointer, block, mask = _places("cl.load", source, offsets, shape, steps, mask)
     args = [pointer.offsets]
     if mask is not None:
         fill = as_tile(0 if other is None else other, None if isinstance(other, Tile) else pointer.dtype)
         if fill.dtype != pointer.dtype:
             fail(f"`other` is {fill.dtype}, and {pointer.array.name} holds {pointer.dtype}; cast it")
-        args += [_mask("cl.load", mask, pointer), broadcast(fill, pointer.shape)]
+        args += [mask, broadcast(fill, pointer.shape)]
     elif other is not None:
         fail("`other` is for loads with a mask, and this one has none")
     return make("load", args, pointer.shape, pointer.dtype, array=pointer.array, block=block)
@@ -138,19 +138,13 @@ def store(target: Array | Pointer, *given: Any, mask: Any = None, steps: Any = N
     if not args:
         fail("cl.store(pointer, value) or cl.store(array, offsets, value)")
     value = as_tile(args[-1], target.dtype if not isinstance(args[-1], Tile) else None)
-    if len(args) == 2:
-        pointer, block, inside = _places("cl.store", target, args[0], value.shape, steps)
-        block = block if mask is None else None
-        mask = inside if mask is None else as_tile(mask) if inside is None else inside & mask
-    else:
-        pointer, block, _ = _places("cl.store", target, None, None, steps)
+    offsets = args[0] if len(args) == 2 else None
+    pointer, block, mask = _places("cl.store", target, offsets, value.shape, steps, mask)
     if value.dtype != pointer.dtype:
         fail(f"{pointer.array.name} holds {pointer.dtype} and the value is {value}; cast it with .to(...)")
     value = _fitted("cl.store", value, pointer)
     check_alive(value)
-    each = Store(
-        pointer.array, pointer.offsets, value, None if mask is None else _mask("cl.store", mask, pointer), here(), block
-    )
+    each = Store(pointer.array, pointer.offsets, value, mask, here(), block)
     running = program()
     if running.interpreting:
         store_now(each)
@@ -166,17 +160,15 @@ def _mask(what: str, mask: Any, pointer: Pointer) -> Tile:
 
 
 def _fitted(what: str, tile: Tile, pointer: Pointer) -> Tile:
-    try:
-        fits = np.broadcast_shapes(tile.shape, pointer.shape) == pointer.shape
-    except ValueError:
-        fits = False
-    if not fits:
+    if not fits(tile.shape, pointer.shape):
         fail(f"{what} has the shape {list(tile.shape)}, its pointers {list(pointer.shape)}; they must fit")
     return broadcast(tile, pointer.shape)
 
 
-def _places(what: str, source: Any, offsets: Any, shape: Any, steps: Any) -> tuple[Pointer, Block | None, Tile | None]:
-    """(pointers, the block that they are, where it is inside the array)."""
+def _places(
+    what: str, source: Any, offsets: Any, shape: Any, steps: Any, mask: Any
+) -> tuple[Pointer, Block | None, Tile | None]:
+    """(pointers, the block that they are where there is no mask, the mask, which is true inside the array alone)."""
     if offsets is None:
         if steps is not None:
             fail(f"`steps` are those of a block, and {what} was given pointers; add offsets that move as you like")
@@ -189,7 +181,7 @@ def _places(what: str, source: Any, offsets: Any, shape: Any, steps: Any) -> tup
             source = source + 0
         if not isinstance(source, Pointer):
             fail(f"{what} takes a pointer, as x + offsets, and not {source}")
-        return source, None, None
+        return source, None, None if mask is None else _mask(what, mask, source)
     if not isinstance(source, Array):
         fail(f"a block is a part of an array, and {what} was given {type(source).__name__.lower()}s; leave offsets out")
     starts, dims = tuple(offsets), shape_of(shape) if shape != () else ()
@@ -201,8 +193,7 @@ def _places(what: str, source: Any, offsets: Any, shape: Any, steps: Any) -> tup
     by = (1,) * len(dims) if steps is None else shape_of(steps)
     if len(by) != len(dims):
         fail(f"a block of {source.name} has {len(dims)} steps, and these are {len(by)}")
-    total: Any = as_tile(0, "int64")
-    inside: Any = None
+    total, inside = as_tile(0, "int64"), None
     tiles = tuple(as_tile(start, "int64") for start in starts)
     for d, (start, size, step) in enumerate(zip(tiles, dims, by)):
         if not start.dtype.startswith(("int", "uint")) or start.shape:
@@ -213,7 +204,10 @@ def _places(what: str, source: Any, offsets: Any, shape: Any, steps: Any) -> tup
         total = total + index * source.strides[d]
         test = (index >= 0) & (index < source.shape[d])
         inside = test if inside is None else inside & test
-    return Pointer(source, broadcast(total, dims)), (tiles, dims, by), inside
+    pointer = Pointer(source, broadcast(total, dims))
+    if mask is None:
+        return pointer, (tiles, dims, by), None if inside is None else _mask(what, inside, pointer)
+    return pointer, None, _mask(what, mask if inside is None else inside & mask, pointer)
 
 
 # Arithmetic -------------------------------------------------------------------------------------------------------
@@ -311,9 +305,7 @@ def cast(x: Tile, dtype: Any) -> Tile:
 
 def parameters(bias: Any, scale: Any) -> NDArray[np.uint64]:
     """What `requantise` takes for each column, [columns]: bias int32, and a scale (float32, not negative)."""
-    multiplier, shift = fold_scale(scale)
-    packed = np.asarray(bias, np.int32).view(np.uint32).astype(np.uint64)
-    return np.asarray(packed | multiplier.astype(np.uint64) << np.uint64(32) | shift.astype(np.uint64) << np.uint64(56))
+    return pack_parameters(bias, *fold_scale(scale))
 
 
 def dot(a: Tile, b: Tile, acc: Tile | None = None, **hints: Any) -> Tile:
@@ -387,11 +379,7 @@ def reshape(x: Tile, *shape: Any) -> Tile:
 
 def broadcast_to(x: Tile, *shape: Any) -> Tile:
     dims = shape_of(shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)
-    try:
-        fits = np.broadcast_shapes(x.shape, dims) == dims
-    except ValueError:
-        fits = False
-    if not fits:
+    if not fits(x.shape, dims):
         fail(f"{x} cannot be broadcast to {list(dims)}; sizes must be equal or 1")
     return broadcast(x, dims)
 

@@ -378,6 +378,11 @@ def broadcast_all(op: str, *tiles: Tile) -> tuple[Tile, ...]:
     return tuple(broadcast(tile, shape) for tile in tiles)
 
 
+def fits(shape: tuple[int, ...], into: tuple[int, ...]) -> bool:
+    """Whether `shape` can be broadcast to `into`."""
+    return len(shape) <= len(into) and all(a in (1, b) for a, b in zip(shape[::-1], into[::-1]))
+
+
 def broadcast(tile: Tile, shape: tuple[int, ...]) -> Tile:
     return tile if tile.shape == shape else make("broadcast", (tile,), shape, tile.dtype)
 

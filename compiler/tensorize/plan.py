@@ -54,6 +54,18 @@ class Given(Protocol):
     def of(self, layer: str, problems: Sequence[Problem | Group]) -> list[Decisions] | None: ...
 
 
+@dataclass(frozen=True)
+class Fixed:
+    """The same decisions for every layer that is asked about."""
+
+    decisions: list[Decisions]
+
+    def of(self, layer: str, problems: Sequence[Problem | Group]) -> list[Decisions]:
+        if len(problems) != len(self.decisions):
+            raise Untileable(f"the layer has {len(problems)} problems, decisions are for {len(self.decisions)}")
+        return self.decisions
+
+
 class Planner:
     """Makes the loops of layers; those of one geometry once."""
 

@@ -35,9 +35,8 @@ from celosia.compiler.layer import (
     moved,
 )
 from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.block_space import Group
-from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tensorize.space import Decisions, Problem
+from celosia.compiler.tensorize.plan import Fixed, Planner
+from celosia.compiler.tensorize.space import Decisions
 from celosia.compiler.tune.reference import meaning
 from celosia.hw.config import Config
 from celosia.sim.device import Device, DeviceError, TimeLimit
@@ -246,7 +245,7 @@ class Case:
         return {layer.y: values[layer.y] for layer in self.layers}
 
     def image(self, decisions: Sequence[Decisions]) -> Image:
-        planner = Planner(self.cfg, _Fixed(list(decisions)))
+        planner = Planner(self.cfg, Fixed(list(decisions)))
         return build(self.cfg, [list(self.layers)], [set(self.given)], [self.made], planner)
 
     def fill(self, device: Device, image: Image) -> None:
@@ -269,18 +268,6 @@ class Case:
                     f"column {', '.join(map(str, first))}: expected {expected[first]}, found {found[first]}"
                 )
         return ""
-
-
-@dataclass(frozen=True)
-class _Fixed:
-    """The same decisions for every layer that is asked about."""
-
-    decisions: list[Decisions]
-
-    def of(self, layer: str, problems: Sequence[Problem | Group]) -> list[Decisions]:
-        if len(problems) != len(self.decisions):
-            raise Untileable(f"the layer has {len(problems)} problems, decisions are for {len(self.decisions)}")
-        return self.decisions
 
 
 def _random(rng: np.random.Generator, size: int) -> Bytes:
