@@ -1,31 +1,35 @@
 """What an accelerator takes of a Zynq-7000, without running Yosys.
 
 Block RAM, DSP blocks, distributed RAM and adders follow from what is declared; what is left of LUTs and flip-flops from
-a model that `python -m benchmarks.area` fits to Configs that were synthesised (area.json).
+a model that is fitted to Configs which Yosys has counted: those of area.json, and more where somebody has them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.bitstreams.memories import block_rams, memories
 from celosia.bitstreams.synthesis import multipliers
-from celosia.hw.axi import MAX_BURST
 from celosia.hw.config import Config
 from celosia.hw.isa import TABLE_SIZE, formats, instruction_bytes
-from celosia.hw.layout import INDEX_BITS, grains, widths
 
 MEASURED = Path(__file__).with_name("area.json")
+FAMILY = "xc7"
+"""Devices whose counts the model is made of."""
+FITTED = ("lut", "ff")
+SINCE = {"one": "one since", "lanes": "lanes since"}
+"""What the hardware has come to take since rows `before`, for every Config and for each lane, by the feature to which
+it is added."""
 PLANE_PRODUCTS = 2
 """DSP blocks for the sizes of planes in load and store."""
-READ_QUEUE, BEAT_EXTRA = 127, 5
-"""Beats in the queue of a read port, and bits of each beside its data."""
-RING = 16
-"""Places of the rings for what skips stages of the vector unit."""
 PAIR_BITS = 17
 """Bits of the sum of two products, from which the array's adders go on."""
 RANGED = (
@@ -48,36 +52,107 @@ class Area:
     extrapolated: bool
 
 
-def estimate(cfg: Config) -> Area:
-    """What Yosys would count for a xc7z020: dsp and ram as declared, lut and ff by the model, within `error` of it
-    unless `extrapolated`.
+@dataclass(frozen=True)
+class Counted:
+    """A Config as Yosys counted it for a xc7z020. before: on hardware whose paths were longer, which tells what fields
+    cost, but not what registers have come in since."""
+
+    cfg: Config
+    lut: int
+    ff: int
+    dsp: int
+    ram: float
+    before: bool = False
+
+    @staticmethod
+    def from_json(row: dict[str, Any]) -> Counted:
+        return Counted(
+            Config.from_dict(dict(row["set"])), row["lut"], row["ff"], row["dsp"], row["ram"], "before" in row
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        fields = {name: value for name, value in self.cfg.to_dict().items() if name != "name"}
+        found = {"set": fields, "lut": self.lut, "ff": self.ff, "dsp": self.dsp, "ram": self.ram}
+        return found | ({"before": True} if self.before else {})
+
+
+class Model:
+    """LUTs and flip-flops by the Configs that were counted."""
+
+    def __init__(self, rows: Iterable[Counted]) -> None:
+        self.rows = tuple(rows)
+
+    def estimate(self, cfg: Config) -> Area:
+        """What Yosys would count for a xc7z020: dsp and ram as declared, lut and ff within `error` of it unless
+        `extrapolated`."""
+        lut, ff = (round(self.said(cfg, resource)) for resource in FITTED)
+        outside = not covers([row.cfg for row in self.rows], cfg, spare=1)
+        return Area(lut, ff, multipliers(cfg) + PLANE_PRODUCTS, block_rams(cfg), outside)
+
+    def said(self, cfg: Config, resource: str, before: bool = False) -> float:
+        """LUTs or flip-flops of a Config on the hardware of today, or `before`."""
+        costs = self.costs[resource]
+        return counted(cfg)[resource] + sum(costs[name] * value for name, value in _parts(cfg, before).items())
+
+    @cached_property
+    def costs(self) -> dict[str, dict[str, float]]:
+        """By resource, what one of each feature takes, and what of it has come in since."""
+        return {resource: self._fit(resource) for resource in FITTED}
+
+    def _fit(self, resource: str) -> dict[str, float]:
+        """What has the smallest sum of squared relative errors beside what is `counted`, nothing below 0."""
+        found = [_parts(row.cfg, row.before) for row in self.rows]
+        counts = np.array([getattr(row, resource) for row in self.rows], float)
+        matrix = np.array([list(each.values()) for each in found]) / counts[:, None]
+        left = 1 - np.array([counted(row.cfg)[resource] for row in self.rows]) / counts
+        return dict(zip(found[0], map(float, _not_negative(matrix, left))))
+
+    def errors(self, resource: str) -> list[float | None]:
+        """For each row, how far the model that is fitted to the others is off, as a share of what was counted; None
+        where it is beyond the others, so that the model would extrapolate, or what has come in since is not known."""
+        return [self._error(number, resource) for number in range(len(self.rows))]
+
+    def _error(self, number: int, resource: str) -> float | None:
+        row, others = self.rows[number], self.rows[:number] + self.rows[number + 1 :]
+        told = sum(not each.before for each in others) >= len(SINCE)
+        if not told or not covers([each.cfg for each in others], row.cfg):
+            return None
+        return Model(others).said(row.cfg, resource, row.before) / float(getattr(row, resource)) - 1
+
+    @property
+    def error(self) -> dict[str, float]:
+        """The largest of `errors`, by resource."""
+        found = {resource: self.errors(resource) for resource in FITTED}
+        return {resource: max(abs(off) for off in each if off is not None) for resource, each in found.items()}
+
+
+def _parts(cfg: Config, before: bool) -> dict[str, float]:
+    """The features of a Config, and those of SINCE."""
+    found = features(cfg)
+    return found | {since: found[name] * (not before) for name, since in SINCE.items()}
+
+
+def _not_negative(matrix: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Least squares of matrix @ x = wanted without negative x: the most negative one becomes 0 until there is none."""
+    kept = list(range(matrix.shape[1]))
+    while True:
+        solved, *_ = np.linalg.lstsq(matrix[:, kept], wanted, rcond=None)
+        if solved.min() >= 0:
+            x = np.zeros(matrix.shape[1])
+            x[kept] = solved
+            return x
+        kept.pop(int(solved.argmin()))
+
+
+@cache
+def model() -> Model:
+    """Fitted to the Configs that are shipped.
 
     >>> from celosia.hw.config import PRESETS
-    >>> estimate(PRESETS["tiny"]).ram, estimate(PRESETS["tiny"]).extrapolated
+    >>> model().estimate(PRESETS["tiny"]).ram, model().estimate(PRESETS["tiny"]).extrapolated
     (10.5, False)
     """
-    known, parts = _known(), features(cfg)
-    lut, ff = (
-        round(declared + sum(known[name][part] * amount for part, amount in parts.items()))
-        for name, declared in counted(cfg).items()
-    )
-    return Area(lut, ff, multipliers(cfg) + PLANE_PRODUCTS, block_rams(cfg), not covers(_rows(), cfg, spare=1))
-
-
-def error() -> tuple[float, float, int]:
-    """The largest error of lut and of ff, of Configs that the model did not know, and of how many."""
-    known = _known()
-    return known["error"]["lut"], known["error"]["ff"], len(known["measured"])
-
-
-@cache
-def _known() -> dict[str, Any]:
-    return dict(json.loads(MEASURED.read_text(encoding="utf-8")))
-
-
-@cache
-def _rows() -> tuple[Config, ...]:
-    return tuple(Config.from_dict(dict(row["set"])) for row in _known()["measured"])
+    return Model(Counted.from_json(row) for row in json.loads(MEASURED.read_text(encoding="utf-8"))["measured"])
 
 
 def features(cfg: Config) -> dict[str, float]:
@@ -130,79 +205,3 @@ def covers(measured: Sequence[Config], cfg: Config, spare: int = 0) -> bool:
 def _ranges(measured: tuple[Config, ...], spare: int) -> dict[str, tuple[int, int]]:
     values = {name: sorted(getattr(each, name) for each in measured) for name in RANGED}
     return {name: (found[spare], found[-1 - spare]) for name, found in values.items()}
-
-
-# Memories ---------------------------------------------------------------------------------------------------------
-
-
-class Memory(NamedTuple):
-    """A memory as it is declared. grain: bits that are written on their own. clocked: its reads are registers, those of
-    block RAM or flip-flops."""
-
-    depth: int
-    bits: int
-    grain: int
-    clocked: bool = True
-
-    @property
-    def blocks(self) -> float:
-        """Blocks of 36 kbit, of which half ones count; 0 where Yosys takes LUTs, by the costs of its libraries (LUTs of
-        RAM64M and RAM32M 8 for four, half a block 129).
-
-        >>> Memory(1024, 32, 32).blocks, Memory(512, 32, 32).blocks, Memory(127, 69, 69).blocks
-        (1.0, 0.5, 1.0)
-        >>> Memory(64, 256, 64).blocks, Memory(256, 8, 8).blocks, Memory(256, 2048, 128).blocks
-        (0, 0, 30.0)
-        """
-        blocks = _blocks(self.depth, self.bits, self.grain)
-        return 0 if self.depth <= 64 or 2 * self.luts < 257 * blocks else blocks
-
-    @property
-    def luts(self) -> int:
-        """LUTs of distributed RAM: four hold 6 bits of 32 entries, or 3 bits of 64; one entry is a register.
-
-        >>> Memory(15, 263, 263).luts, Memory(64, 64, 64).luts, Memory(128, 16, 8).luts, Memory(1, 69, 69).luts
-        (176, 88, 48, 0)
-        """
-        wide, deep = (6, 32) if self.depth <= 32 else (3, 64)
-        return 4 * (self.bits // self.grain) * -(-self.grain // wide) * -(-self.depth // deep) if self.depth > 1 else 0
-
-
-def block_rams(cfg: Config) -> float:
-    """Blocks of 36 kbit, of which half ones count."""
-    return sum(memory.blocks for memory in memories(cfg))
-
-
-def memories(cfg: Config) -> Iterator[Memory]:
-    """Those whose size depends on the Config: scratchpads bank by bank, tables lane by lane, the vector unit's rings,
-    and the queues of instructions and of the read ports."""
-    width, grain, lanes = widths(cfg), grains(cfg), 8 * cfg.lanes
-    banks = 1 << (cfg.taps - 1).bit_length() if cfg.taps else 1
-    yield Memory(cfg.inp_depth, width["inp"], grain["inp"])
-    yield Memory(cfg.wgt_depth, width["wgt"], grain["wgt"])
-    yield from [Memory(cfg.acc_depth // 2, width["acc"], grain["acc"])] * 2
-    yield from [Memory(cfg.vin_depth // banks, width["vin"], grain["vin"])] * banks
-    yield Memory(cfg.out_depth, width["out"], width["out"])
-    yield Memory(cfg.par_depth, width["par"], grain["par"])
-    if cfg.taps:
-        yield Memory(cfg.tap_depth, width["tap"], grain["tap"])
-    if cfg.trace_depth:
-        yield from [Memory(cfg.trace_depth, 32, 32)] * 2
-    row = grain["lut"]
-    yield from [Memory(cfg.lut_count * 8 * TABLE_SIZE // row, row, row)] * cfg.lanes
-    yield from (Memory(RING, bits, bits, clocked=False) for bits in (lanes, 4 * lanes))
-    beat = 8 * cfg.bus_bytes
-    yield from [Memory(READ_QUEUE, beat + BEAT_EXTRA, beat + BEAT_EXTRA)] * cfg.ports
-    fetched = 4 * min(MAX_BURST, 2 * max(1, instruction_bytes(cfg) // cfg.bus_bytes))
-    yield Memory(fetched, beat + 1, beat + 1, clocked=False)
-    for fmt in formats(cfg).values():
-        yield Memory(cfg.queue_depth - 1, INDEX_BITS + fmt.width, INDEX_BITS + fmt.width)
-
-
-def _blocks(depth: int, width: int, grain: int) -> float:
-    """Blocks of 512 x 8 bytes to 4,096 x 1, or half of that across; a byte has nine bits and its own write enable.
-    Deeper ones are 4,096 x 8 bits and less, without the ninth."""
-    if depth > 4096:
-        return -(-width * depth // (4096 * 8))
-    nines, across = width // grain * -(-grain // 9), 4096 // max(512, depth)
-    return -(-2 * nines // across) / 2

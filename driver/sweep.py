@@ -107,13 +107,13 @@ def _hardware(cfg: Config) -> dict[str, Any]:
 
 def note() -> str:
     """What the resources of a sweep are, in a sentence."""
-    from celosia.bitstreams.area import error
+    from celosia.bitstreams.area import model
 
-    lut, ff, configs = error()
+    off = model().error
     return (
-        f"DSP blocks and block RAM (36 kbit) as declared; ~ LUTs and flip-flops by a model of {configs} Configs, "
-        f"at most {lut:.1%} and {ff:.1%} off where it did not know one, with ? beyond all of them; without ~ counted "
-        "by Yosys. For a xc7z020."
+        f"DSP blocks and block RAM (36 kbit) as declared; ~ LUTs and flip-flops by a model of {len(model().rows)} "
+        f"Configs, at most {off['lut']:.1%} and {off['ff']:.1%} off where it did not know one, with ? beyond all of "
+        "them; without ~ counted by Yosys. For a xc7z020."
     )
 
 

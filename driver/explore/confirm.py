@@ -33,9 +33,8 @@ def front(explorer: Explorer, ways: Sequence[str], say: Say, over: Callable[[], 
             say(f"{way} of {point.cfg.digest[:6]}, {len(rest)} of the front to do")
             found = WAYS[way](explorer.ladder, point, say)
             explorer.ladder.points.add(found)
-            explorer.resume([found])
-            if not found.measured or not explorer.ladder.fits(found):
-                del explorer.measured[point.cfg.digest]
+            explorer.ladder.refit()
+            explorer.reconsider()
 
 
 def _done(point: Point, way: str) -> bool:

@@ -98,9 +98,7 @@ def explore(
         progress(f"{place.preset}, to compare with")
         preset = _preset(ladder, place.config)
         rng = np.random.default_rng(seed)
-        start = [
-            cfg for cfg in (around.nearest(place.config), *spread(around, rng, FIRST, ladder.holds)) if cfg is not None
-        ]
+        start = beginning(ladder, around, rng)
         explorer = Explorer(ladder, around, SEARCHES[search](around, rng, start), objective, preset, told)
         explorer.state.budget, explorer.state.spent = budget, before
         explorer.resume(list(known.known.values()))
@@ -110,6 +108,14 @@ def explore(
         if confirmed:
             confirm.front(explorer, confirmed, progress, lambda: budget is not None and clock() >= budget)
     return _found(explorer, known, objective, context, folder, clock())
+
+
+def beginning(ladder: Ladder, space: Space, rng: np.random.Generator) -> list[Config]:
+    """What a search looks at first: the Config nearest to the board's, and FIRST others. The largest arrays come first,
+    for models have the fewest instructions on them, so that something is known soon."""
+    first = space.nearest(ladder.board.config)
+    others = sorted(spread(space, rng, FIRST, ladder.holds), key=lambda cfg: -cfg.macs_per_cycle)
+    return others if first is None else [first, *others]
 
 
 def _check(objective: Sequence[str], confirmed: Sequence[str], search: str) -> None:

@@ -83,6 +83,12 @@ class Explorer:
         self.search.tell([self._outcome(point) for point in known if point.measured or point.failure is not None])
         self._count()
 
+    def reconsider(self) -> None:
+        """Take what is known of the measured Configs as it is now; those that no longer fit are gone."""
+        now = [self.ladder.points.known[digest] for digest in self.measured]
+        self.measured = {point.cfg.digest: point for point in now if point.measured and self.ladder.fits(point)}
+        self._count()
+
     def run(self, until: Callable[[State], bool], at_once: int) -> None:
         """Search until there is nothing left, or `until` says so. FleetError, OutputError."""
         while not until(self.state):

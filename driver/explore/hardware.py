@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from celosia.bitstreams import synthesis
-from celosia.bitstreams.area import estimate
+from celosia.bitstreams import area, synthesis
 from celosia.bitstreams.devices import Device
 from celosia.bitstreams.synthesis import RESOURCES
 from celosia.hw.config import Config
@@ -23,10 +22,11 @@ class Resources:
     extrapolated: bool
 
     @staticmethod
-    def of(cfg: Config, device: Device) -> Resources:
+    def of(cfg: Config, device: Device, model: area.Model | None = None) -> Resources:
+        """model: by default that of the Configs which are shipped."""
         if (known := synthesis.known_usage(cfg, device)) is not None:
             return Resources(known.lut, known.ff, known.dsp, known.ram, True, False)
-        used = estimate(cfg)
+        used = (model or area.model()).estimate(cfg)
         return Resources(used.lut, used.ff, used.dsp, used.ram, False, used.extrapolated)
 
     def shares(self, device: Device) -> dict[str, float]:

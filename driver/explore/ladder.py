@@ -14,8 +14,10 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
+from celosia.bitstreams import area
 from celosia.bitstreams.boards import Board
 from celosia.bitstreams.devices import DEVICES
+from celosia.bitstreams.synthesis import RESOURCES
 from celosia.compiler.tune.measure import Result, Status
 from celosia.compiler.tune.model import ridge
 from celosia.compiler.tune.pool import Fleet
@@ -49,6 +51,10 @@ class Ladder:
     clock: Callable[[], float]
     on_cpu: dict[str, int]
     told: Told = lambda point: None
+
+    def __post_init__(self) -> None:
+        self.model = area.model()
+        self.refit()
 
     # Rungs ----------------------------------------------------------------------------------------------------------
 
@@ -111,7 +117,18 @@ class Ladder:
     # Area -----------------------------------------------------------------------------------------------------------
 
     def _area(self, cfg: Config) -> dict[str, object]:
-        return asdict(Resources.of(cfg, DEVICES[self.board.platform.device]))
+        return asdict(Resources.of(cfg, DEVICES[self.board.platform.device], self.model))
+
+    def refit(self) -> None:
+        """The resource model with what Yosys has counted of these points, and what it says of all others."""
+        known, shipped = self.points.known, area.model().rows
+        if not self.board.platform.device.startswith(area.FAMILY):
+            return
+        found = [_counted(point) for point in known.values() if point.area["counted"]]
+        self.model = area.Model((*shipped, *(row for row in found if row.cfg not in [each.cfg for each in shipped])))
+        for digest, point in known.items():
+            if not point.area["counted"]:
+                known[digest] = replace(point, area=self._area(point.cfg))
 
     def _of_device(self, point: Point) -> Point:
         """The point, failed where it does not fit as much of the device as there is to be had now."""
@@ -149,6 +166,10 @@ class Ladder:
         for cost in point.costs.values():
             found[cost.limit] = found.get(cost.limit, 0.0) + 1 / len(point.costs)
         return found
+
+
+def _counted(point: Point) -> area.Counted:
+    return area.Counted(point.cfg, *(point.area[name] for name in RESOURCES))
 
 
 class Correction:

@@ -23,6 +23,7 @@ def short(name: str, length: int) -> str:
     name = " ".join(name.split())
     return name if 0 < len(name) <= length else f"{name[: length - 1]}…" if name else "(no name)"
 
+
 def resource(row: Mapping[str, Any], name: str) -> str:
     """A resource of a row, or of a point's area, ~ before what is estimated, ? behind what is extrapolated.
 

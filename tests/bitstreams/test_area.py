@@ -11,75 +11,73 @@ from typing import Any
 import pytest
 from benchmarks import area as fitting
 
-from celosia.bitstreams import area
-from celosia.hw.config import PRESETS, Config
+from celosia.bitstreams import area, memories
+from celosia.bitstreams.area import Counted, Model
+from celosia.hw.config import PRESETS
 
-KNOWN: dict[str, Any] = json.loads(area.MEASURED.read_text())
-ROWS: list[dict[str, Any]] = KNOWN["measured"]
-OFF = fitting.errors(ROWS, "lut")
+ROWS = area.model().rows
+OFF = area.model().errors("lut")
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: Config.from_dict(row["set"]).digest[:8])
-def test_what_was_counted(row: dict[str, Any]) -> None:
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.cfg.digest[:8])
+def test_what_was_counted(row: Counted) -> None:
     """DSP blocks and block RAM as Yosys counted them; LUTs and flip-flops no further off than a model that did not know
     this one was."""
-    found = area.estimate(Config.from_dict(row["set"]))
-    assert abs(found.dsp - row["dsp"]) <= 0.03 * row["dsp"] and abs(found.ram - row["ram"]) <= 0.03 * row["ram"]
-    assert found.extrapolated == (OFF[ROWS.index(row)] is None)
-    if "before" not in row and not found.extrapolated:
-        lut, ff, _ = area.error()
-        assert found.lut == pytest.approx(row["lut"], rel=lut) and found.ff == pytest.approx(row["ff"], rel=ff)
-
-
-def test_the_file_is_what_the_script_makes_of_its_rows() -> None:
-    assert fitting.fitted(ROWS) == KNOWN
-    off = [abs(each) for each in OFF if each is not None]
-    assert KNOWN["error"]["lut"] == pytest.approx(max(off), abs=1e-3) and len(off) >= 10
+    found, off = area.model().estimate(row.cfg), area.model().error
+    assert abs(found.dsp - row.dsp) <= 0.03 * row.dsp and abs(found.ram - row.ram) <= 0.03 * row.ram
+    if OFF[ROWS.index(row)] is not None:
+        for name in area.FITTED:
+            assert area.model().said(row.cfg, name, row.before) == pytest.approx(getattr(row, name), rel=off[name])
 
 
 def test_a_wrong_count_shows_in_the_error() -> None:
     """What the error is made of: each Config by the model of the others."""
-    wrong = [dict(row) for row in ROWS]
-    wrong[0]["lut"] *= 3
-    assert fitting.fitted(wrong)["error"]["lut"] > KNOWN["error"]["lut"] + 0.1
+    number = next(n for n, off in enumerate(OFF) if off is not None)
+    wrong = [replace(row, lut=3 * row.lut) if n == number else row for n, row in enumerate(ROWS)]
+    assert Model(wrong).error["lut"] > area.model().error["lut"] + 0.1
+    assert len([off for off in OFF if off is not None]) >= 10
+
+
+def test_rows_are_written_as_they_are_read() -> None:
+    assert [Counted.from_json(json.loads(json.dumps(row.to_json()))) for row in ROWS] == list(ROWS)
 
 
 def test_what_has_come_in_since_is_found() -> None:
     """Rows made by a rule, with more for every Config and for each lane since: the fit gives the later hardware's."""
     generator = random.Random(1)
-    known = {name: generator.uniform(10, 100) for name in KNOWN["lut"]}
+    known = {name: generator.uniform(10, 100) for name in area.features(PRESETS["tiny"])}
     rows = []
     for number in range(40):
-        fields = fitting.drawn(generator)
-        parts, declared = area.features(Config(**fields)), area.counted(Config(**fields))["lut"]
-        row = {"set": fields, "lut": declared + sum(known[name] * value for name, value in parts.items())}
-        if number % 2:
-            row |= {"before": True, "lut": row["lut"] - 5 - 7 * parts["lanes"]}
-        rows.append(row)
-    found = fitting.fit(rows, "lut")
+        cfg = fitting.drawn(generator)
+        parts, declared = area.features(cfg), area.counted(cfg)["lut"]
+        lut = declared + sum(known[name] * value for name, value in parts.items())
+        before = number % 2 == 1
+        lut -= before * (5 + 7 * parts["lanes"])
+        rows.append(Counted(cfg, lut, lut, 0, 0, before))  # type: ignore[arg-type]
+    found = Model(rows).costs["lut"]
     for name, value in known.items():
         since = {"one": 5, "lanes": 7}.get(name, 0)
         assert found[name] == pytest.approx(value - since, abs=0.2)
-        assert found.get(fitting.SINCE.get(name, ""), 0) == pytest.approx(since, abs=0.2)
-    assert all(abs(off) < 1e-3 for off in fitting.errors(rows, "lut") if off is not None)
+        assert found.get(area.SINCE.get(name, ""), 0) == pytest.approx(since, abs=0.2)
+    assert all(abs(off) < 1e-3 for off in Model(rows).errors("lut") if off is not None)
 
 
 def test_more_of_anything_is_no_less() -> None:
-    base = area.estimate(PRESETS["tiny"])
+    base = area.model().estimate(PRESETS["tiny"])
     for name, value in (
         ("residual_cycles", 1), ("ports", 2), ("taps", 4), ("block_in", 8), ("inp_depth", 8192), ("bus_bytes", 16),
         ("batch", 2), ("queue_depth", 32), ("acc_depth", 1024),
     ):  # fmt: skip
-        more = area.estimate(replace(PRESETS["tiny"], **{name: value}))
+        more = area.model().estimate(replace(PRESETS["tiny"], **{name: value}))
         assert more.lut >= base.lut and more.ff >= base.ff and more.dsp >= base.dsp and more.ram >= base.ram
-    assert min(value for name in ("lut", "ff") for value in KNOWN[name].values()) >= 0
+    assert min(value for name in ("lut", "ff") for value in area.model().costs[name].values()) >= 0
 
 
 @pytest.mark.parametrize("change", [{"trace_depth": 64}, {"block_out": 32}, {"bus_bytes": 64}, {"taps": 9}])
 def test_what_is_beyond_all_that_was_synthesised_is_marked(change: dict[str, Any]) -> None:
-    found = area.estimate(replace(PRESETS["pynq"], forward=False, **change))
+    found = area.model().estimate(replace(PRESETS["pynq"], forward=False, **change))
     assert found.extrapolated and found.lut > 0 and found.ff > 0
-    assert not area.estimate(replace(PRESETS["pynq"], forward=False)).extrapolated
+    assert not area.model().estimate(replace(PRESETS["pynq"], forward=False)).extrapolated
 
 
 @pytest.mark.parametrize(
@@ -95,7 +93,7 @@ def test_what_is_beyond_all_that_was_synthesised_is_marked(change: dict[str, Any
 )  # fmt: skip
 def test_memories_as_yosys_maps_them(memory: tuple[int, int, int], blocks: float, luts: int) -> None:
     """Depth, bits, grain; counted in what `synth_xilinx -family xc7 -run prepare:map_ffram` (0.70) makes of each."""
-    found = area.Memory(*memory)
+    found = memories.Memory(*memory)
     assert found.blocks == blocks and (blocks or found.luts == luts)
 
 
@@ -110,7 +108,7 @@ def test_memories_are_those_of_the_hardware() -> None:
     )
     for cfg in (PRESETS["tiny"], more):
         declared = re.findall(r"^ *(?:\(\*.*\*\) *)?reg \[(\d+):0\] \w+ *\[(\d+):0\];", verilog(cfg), re.M)
-        found, said = [(int(depth) + 1, int(bits) + 1) for bits, depth in declared], [*area.memories(cfg)]
+        found, said = [(int(depth) + 1, int(bits) + 1) for bits, depth in declared], [*memories.memories(cfg)]
         for depth, bits in (each[:2] for each in said):
             assert (depth, bits) in found
             found.remove((depth, bits))
@@ -121,7 +119,7 @@ def test_memories_are_those_of_the_hardware() -> None:
 
 def test_block_ram_of_another_family() -> None:
     """`ultra96` on its xczu3eg, as docs/bitstreams.md has it."""
-    assert area.block_rams(PRESETS["ultra96"]) == 109
+    assert memories.block_rams(PRESETS["ultra96"]) == 109
 
 
 def test_the_file_is_installed() -> None:

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 pytest.importorskip("moocore")
 
 import celosia
-from celosia.bitstreams import synthesis
+from celosia.bitstreams import area, synthesis
 from celosia.bitstreams.devices import DEVICES
 from celosia.bitstreams.synthesis import Usage
 from celosia.compiler.layer import Untileable
@@ -292,6 +292,32 @@ def test_the_front_is_counted_again_until_all_of_it_is(model: Path, monkeypatch:
         assert row["rung"] == "rtl" and row["models"]["quantised"]["rtl"] == 12345
     refused = [digest for digest, used in counted.items() if used.lut == 60_000]
     assert refused and refused[0] not in {row["digest"] for row in found.report["front"]}
+
+
+@pytest.mark.parametrize("more", [1.0, 1.5])
+def test_what_yosys_counts_goes_into_the_model_of_the_others(
+    more: float, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Yosys finds half as many LUTs again as the model says: what it says of Configs that nobody counts rises, in a run
+    that goes on too. Where it was right nothing changes."""
+    counted: dict[str, Usage] = {}
+
+    def usage(cfg: Config, device: Any, say: Callable[[str], None]) -> Usage:
+        used = area.model().estimate(cfg)
+        counted[cfg.digest] = Usage(round(more * used.lut), used.ff, used.dsp, used.ram, 1.0, "Yosys")
+        return counted[cfg.digest]
+
+    monkeypatch.setattr(confirm, "usage", usage)
+    monkeypatch.setattr(synthesis, "known_usage", lambda cfg, device: counted.get(cfg.digest))
+    monkeypatch.setattr(confirm.timing, "estimate", lambda cfg, say: type("Timing", (), {"mhz": 125.0}))
+    explore(model, space=SPACE, points=12, folder=tmp_path)
+    for confirmed in (["yosys"], []):
+        found = explore(model, space=SPACE, points=12, folder=tmp_path, confirmed=confirmed)
+        rest = [point for point in found.points if not point.area["counted"]]
+        ratios = [point.area["lut"] / area.model().estimate(point.cfg).lut for point in rest]
+        assert rest and counted and all(ratio == pytest.approx(1, abs=1e-3) for ratio in ratios) == (more == 1)
+        assert more == 1 or np.mean(ratios) > 1.1
+    assert {row["digest"] for row in found.report["front"]} <= counted.keys()
 
 
 # The command ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,89 @@
+"""Memories of an accelerator as Yosys maps them to a Zynq-7000: to block RAM, to LUTs, to registers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from celosia.hw.axi import MAX_BURST
+from celosia.hw.config import Config
+from celosia.hw.isa import TABLE_SIZE, formats, instruction_bytes
+from celosia.hw.layout import INDEX_BITS, grains, widths
+
+READ_QUEUE, BEAT_EXTRA = 127, 5
+"""Beats in the queue of a read port, and bits of each beside its data."""
+RING = 16
+"""Places of the rings for what skips stages of the vector unit."""
+
+
+class Memory(NamedTuple):
+    """A memory as it is declared. grain: bits that are written on their own. clocked: its reads are registers, those of
+    block RAM or flip-flops."""
+
+    depth: int
+    bits: int
+    grain: int
+    clocked: bool = True
+
+    @property
+    def blocks(self) -> float:
+        """Blocks of 36 kbit, of which half ones count; 0 where Yosys takes LUTs, by the costs of its libraries (LUTs of
+        RAM64M and RAM32M 8 for four, half a block 129).
+
+        >>> Memory(1024, 32, 32).blocks, Memory(512, 32, 32).blocks, Memory(127, 69, 69).blocks
+        (1.0, 0.5, 1.0)
+        >>> Memory(64, 256, 64).blocks, Memory(256, 8, 8).blocks, Memory(256, 2048, 128).blocks
+        (0, 0, 30.0)
+        """
+        blocks = _blocks(self.depth, self.bits, self.grain)
+        return 0 if self.depth <= 64 or 2 * self.luts < 257 * blocks else blocks
+
+    @property
+    def luts(self) -> int:
+        """LUTs of distributed RAM: four hold 6 bits of 32 entries, or 3 bits of 64; one entry is a register.
+
+        >>> Memory(15, 263, 263).luts, Memory(64, 64, 64).luts, Memory(128, 16, 8).luts, Memory(1, 69, 69).luts
+        (176, 88, 48, 0)
+        """
+        wide, deep = (6, 32) if self.depth <= 32 else (3, 64)
+        return 4 * (self.bits // self.grain) * -(-self.grain // wide) * -(-self.depth // deep) if self.depth > 1 else 0
+
+
+def block_rams(cfg: Config) -> float:
+    """Blocks of 36 kbit, of which half ones count."""
+    return sum(memory.blocks for memory in memories(cfg))
+
+
+def memories(cfg: Config) -> Iterator[Memory]:
+    """Those whose size depends on the Config: scratchpads bank by bank, tables lane by lane, the vector unit's rings,
+    and the queues of instructions and of the read ports."""
+    width, grain, lanes = widths(cfg), grains(cfg), 8 * cfg.lanes
+    banks = 1 << (cfg.taps - 1).bit_length() if cfg.taps else 1
+    yield Memory(cfg.inp_depth, width["inp"], grain["inp"])
+    yield Memory(cfg.wgt_depth, width["wgt"], grain["wgt"])
+    yield from [Memory(cfg.acc_depth // 2, width["acc"], grain["acc"])] * 2
+    yield from [Memory(cfg.vin_depth // banks, width["vin"], grain["vin"])] * banks
+    yield Memory(cfg.out_depth, width["out"], width["out"])
+    yield Memory(cfg.par_depth, width["par"], grain["par"])
+    if cfg.taps:
+        yield Memory(cfg.tap_depth, width["tap"], grain["tap"])
+    if cfg.trace_depth:
+        yield from [Memory(cfg.trace_depth, 32, 32)] * 2
+    row = grain["lut"]
+    yield from [Memory(cfg.lut_count * 8 * TABLE_SIZE // row, row, row)] * cfg.lanes
+    yield from (Memory(RING, bits, bits, clocked=False) for bits in (lanes, 4 * lanes))
+    beat = 8 * cfg.bus_bytes
+    yield from [Memory(READ_QUEUE, beat + BEAT_EXTRA, beat + BEAT_EXTRA)] * cfg.ports
+    fetched = 4 * min(MAX_BURST, 2 * max(1, instruction_bytes(cfg) // cfg.bus_bytes))
+    yield Memory(fetched, beat + 1, beat + 1, clocked=False)
+    for fmt in formats(cfg).values():
+        yield Memory(cfg.queue_depth - 1, INDEX_BITS + fmt.width, INDEX_BITS + fmt.width)
+
+
+def _blocks(depth: int, width: int, grain: int) -> float:
+    """Blocks of 512 x 8 bytes to 4,096 x 1, or half of that across; a byte has nine bits and its own write enable.
+    Deeper ones are 4,096 x 8 bits and less, without the ninth."""
+    if depth > 4096:
+        return -(-width * depth // (4096 * 8))
+    nines, across = width // grain * -(-grain // 9), 4096 // max(512, depth)
+    return -(-2 * nines // across) / 2
