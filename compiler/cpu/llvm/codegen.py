@@ -18,6 +18,7 @@ from celosia.compiler.cpu.llvm import amx, dot, operations
 from celosia.compiler.cpu.llvm.operations import is_vector, llvm_type, splat
 from celosia.compiler.cpu.schedule import parallel
 from celosia.compiler.cpu.schedule.ahead import ahead
+from celosia.compiler.cpu.schedule.streamed import LINE, streamed
 from celosia.compiler.cpu.target import TILE_STEPS
 from celosia.compiler.dtypes import itemsize
 from celosia.compiler.expr.affine import coefficient, flatten, in_range, linear, nonnegative
@@ -113,8 +114,10 @@ def _body(
     stmt = phase.body
     for tensor in phase.private:
         stmt = Alloc(tensor, stmt, "local")
-    writer.ahead = ahead(phase.body)
+    writer.ahead, writer.streamed = ahead(phase.body), streamed(function)
     writer.stmt(stmt, {})
+    if writer.streamed:
+        operations.fence(writer.b)
     if writer.tile_rows:
         amx.release(writer.b, module)
     writer.b.ret_void()
@@ -199,6 +202,7 @@ class _Writer:
         self.rows: _Rows | None = None  # the innermost unrolled loop
         self.tile_rows = 0  # of the tiles that this function uses, if it does
         self.ahead: dict[int, int] = {}  # loads, by id, and how far ahead of them memory is fetched
+        self.streamed: frozenset[Tensor] = frozenset()  # outputs whose lines pass by the caches
         self.mask: V = None  # the lanes that may read outside a tensor's range, inside the arm of a selection
 
     # Statements
@@ -434,7 +438,9 @@ class _Writer:
             return
         n = self.vector[1]
         if step == 1:
-            self.b.store(splat(self.b, value, n), self._in_lane(0, tensor, index, env), align=align)
+            done = self.b.store(splat(self.b, value, n), self._in_lane(0, tensor, index, env), align=align)
+            if tensor in self.streamed and n * align == LINE:
+                done.set_metadata("nontemporal", self.fn.module.add_metadata([ir.IntType(32)(1)]))
             return
         for lane in range(n):
             one = self.b.extract_element(value, ir.IntType(32)(lane)) if is_vector(value) else value

@@ -109,6 +109,14 @@ def fetch(b: Any, at: V, ahead: int, element: Any) -> None:
     b.call(fn, [place, I32(0), I32(3), I32(1)])  # to be read, near, data
 
 
+def fence(b: Any) -> None:
+    """Stores that passed by the caches are seen by whoever sees what is stored after this."""
+    if "sse2" in _features(b):
+        name = "llvm.x86.sse.sfence"
+        fn = b.module.globals.get(name) or ir.Function(b.module, ir.FunctionType(ir.VoidType(), []), name)
+        b.call(fn, [])
+
+
 def library(b: Any, name: str, dtype: str, *args: V) -> V:
     """A function of the C library, lane by lane. float16 goes through float32."""
     if dtype == "float16":

@@ -1,7 +1,8 @@
-"""Loops over rows: what is fetched for the next program, in the last of several passes; sums of ragged rows."""
+"""Memory: what is fetched for the next program, sums of ragged rows, and outputs that pass by the caches."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,11 @@ import pytest
 from benchmarks import language
 
 import celosia.language as cl
+from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.llvm.codegen import render
+from celosia.compiler.cpu.schedule import streamed as streaming
 from celosia.compiler.cpu.schedule.ahead import ahead
+from celosia.compiler.cpu.target import target
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import For, Function, Store, Update, exprs
 from celosia.compiler.expr.nodes import Const, Load, walk
@@ -73,3 +77,36 @@ def ranked(x, y, z, N, BLOCK: cl.constexpr):  # type: ignore[no-untyped-def]
 )
 def test_nothing_else(function: Function) -> None:
     assert ahead(function.body) == {}
+
+
+def added(n: int, block: int = 1024) -> Function:
+    grid = (-(-n // block),)
+    return lowered(language.add, grid, floats(n), floats(n), floats(n), n, block)
+
+
+@pytest.mark.skipif(target().vector_bytes != streaming.LINE, reason="vectors are shorter than a line of the cache")
+@pytest.mark.parametrize("skipped", [0, 1, 4, 16])
+def test_large_outputs_pass_by_the_caches_wherever_they_lie(monkeypatch: pytest.MonkeyPatch, skipped: int) -> None:
+    monkeypatch.setattr(streaming, "LARGE", 1 << 16)
+    n, rng = (1 << 16) + 5, np.random.default_rng(0)
+    function = added(n)
+    assert streaming.streamed(function) == set(function.outputs)
+    text = render(function).text
+    assert "!nontemporal" in text and ("sfence" in text) == ("sse2" in target().features)
+    whole = rng.random(n + 2 * skipped, np.float32)
+    x, y, out = rng.random(n, np.float32), rng.random(n, np.float32), whole[skipped : skipped + n]
+    before = whole.copy()
+    compile_function(function, keep=False).run([x, y], [out], threads=2)
+    assert np.array_equal(out, x + y)
+    assert np.array_equal(whole[:skipped], before[:skipped])
+    assert np.array_equal(whole[skipped + n :], before[skipped + n :])
+
+
+def test_other_outputs_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small ones, those that are read again, those of short rows, and those that lie in the place of an input."""
+    assert not streaming.streamed(added(1 << 16)) and "nontemporal" not in render(added(1 << 16)).text
+    monkeypatch.setattr(streaming, "LARGE", 1 << 16)
+    assert not streaming.streamed(lowered(language.softmax, (64,), floats(64, 1024), floats(64, 1024), 1024, 1024))
+    assert not streaming.streamed(lowered(language.layernorm, (999,), floats(999, 100), floats(100), floats(100),
+                                          floats(999, 100), 100, 1e-5, 128))  # fmt: skip
+    assert not streaming.streamed(replace(added(1 << 16), in_place=((0, 0),)))
