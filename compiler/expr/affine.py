@@ -10,6 +10,7 @@ from celosia.compiler.expr.nodes import (
     Expr,
     Load,
     Select,
+    Tensor,
     Var,
     strides,
     walk,
@@ -79,6 +80,11 @@ def coefficient(terms: Linear, var: Var) -> int | None:
     if any(atom is not None and atom is not var and depends(atom, var) for atom in terms):
         return None
     return terms.get(var, 0)
+
+
+def apart(tensor: Tensor, index: tuple[Expr, ...], var: Var) -> int | None:
+    """How far apart in memory are the elements for neighbours along `var`; None where that varies."""
+    return coefficient(linear(flatten(tensor.shape, index)), var)
 
 
 def nonnegative(expr: Expr) -> bool:

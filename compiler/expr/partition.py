@@ -70,16 +70,20 @@ def _renamed(stmt: Stmt, values: dict[Var, Expr]) -> Stmt:
 
 def _decided(stmt: Stmt) -> Stmt:
     """`stmt` without the conditions whose outcome follows from the extents of loops."""
-    return _rebuilt(map_accesses(stmt, _outcome), _taken)
+    return _rebuilt(map_accesses(stmt, outcome), _taken)
 
 
-def _outcome(e: Expr) -> Expr | None:
+def outcome(e: Expr) -> Expr | None:
+    """What `e` itself comes to, where that follows from the extents of loops; else None."""
     match e:
         case Binary("lt" | "le" as op, a, b) if a.dtype == INDEX:
             span = interval(from_linear(linear(a - b)))
             limit = 0 if op == "lt" else 1
             if span is not None and (span[1] < limit or span[0] >= limit):
                 return Const(span[1] < limit, "bool")
+        case Binary("mod", a, Const(size)) if e.dtype == INDEX:
+            span = interval(from_linear(linear(a)))
+            return a if span is not None and span[0] >= 0 and span[1] < size else None
         case Binary("and", Const(value), other) | Binary("and", other, Const(value)) if e.dtype == "bool":
             return other if value else Const(False, "bool")
         case Binary("or", Const(value), other) | Binary("or", other, Const(value)) if e.dtype == "bool":

@@ -172,24 +172,17 @@ class AcceleratorVariant:
         machine.write(image.constants_address, image.constants)
         for array, act in self.lowered.acts.items():
             if array is not self.lowered.found.y:
-                values_ = np.asarray(arrays[self.given[array]]).reshape(_images(array.shape))
-                packed = pack.activation(
-                    cfg, values_ if len(array.shape) == 2 else values_.transpose(0, 3, 1, 2), act.storage_groups
-                )
-                machine.write(image.addresses[act.storage], packed)
+                images, channels, rows, columns = act.dims
+                values = arrays[self.given[array]].reshape(images, rows, columns, channels).transpose(0, 3, 1, 2)
+                machine.write(image.addresses[act.storage], pack.activation(cfg, values, act.storage_groups))
         counters = machine.run(launch.address, launch.count, TIMEOUT)
         y = self.lowered.found.y
-        act = self.lowered.acts[y]
+        act, out = self.lowered.acts[y], arrays[self.given[y]]
         data = machine.read(image.addresses[act.storage], act.size(cfg))
         result = pack.unpack_activation(cfg, data, act.dims, act.storage_groups)
-        out = arrays[self.given[y]]
-        out[...] = (result if len(y.shape) == 2 else result.transpose(0, 2, 3, 1)).reshape(out.shape)
+        out[...] = result.transpose(0, 2, 3, 1).reshape(out.shape)
         return {
             "target": "accelerator", "device": device if isinstance(device, str) else type(device).__name__,
             "config": cfg.name, "cycles": counters.cycles, "instructions": launch.count,
             "seconds": time.perf_counter() - started, "counters": counters.values,
         }  # fmt: skip
-
-
-def _images(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return (*shape, 1, 1) if len(shape) == 2 else shape if len(shape) == 4 else (1, *shape)

@@ -14,17 +14,28 @@ from typing import Any
 import numpy as np
 
 from celosia.compiler.cpu.target import target
-from celosia.compiler.dtypes import itemsize
 from celosia.compiler.expr import Alloc, Axis, Expr, For, Function, If, Let, Load, Stmt, Tensor, Update, Var, wrap
 from celosia.compiler.expr import Store as Put
 from celosia.compiler.expr.affine import flatten, from_linear, interval, linear, unravel
 from celosia.compiler.expr.fuse import merge
 from celosia.compiler.expr.loops import block, sequence
+from celosia.compiler.expr.lower import start_value
 from celosia.compiler.expr.nodes import INDEX, Const, binary, call, cast, clip, select, walk
-from celosia.compiler.expr.partition import partition
+from celosia.compiler.expr.partition import outcome, partition
 from celosia.compiler.language.bounds import Unknown, values
-from celosia.compiler.language.tile import COMPARISONS, Loop, Program, Scope, Store, Tile, fail, origin, scopes, stores
-from celosia.compiler.language.vectors import first_of, vectorised
+from celosia.compiler.language.tile import (
+    Loop,
+    Program,
+    Scope,
+    Store,
+    Tile,
+    fail,
+    origin,
+    scopes,
+    stores,
+    upstream,
+)
+from celosia.compiler.language.vectors import vectorised
 from celosia.compiler.tensorize.intrinsics import requantised, rescaled
 
 Index = tuple[Expr, ...]
@@ -48,9 +59,7 @@ class Lowered:
         self.arrays = list(dict.fromkeys([*(a for a in read if a not in self.written), *self.written]))
         self.tensors = {a: Tensor(a.name, (max(a.size, 1),), a.dtype) for a in self.arrays}
         self.uses = Counter(arg for tile in self.live for arg in tile.args)
-        self.uses.update(
-            arg for each in self.stores for arg in (each.offsets, each.value, each.mask) if arg is not None
-        )
+        self.uses.update(arg for each in self.stores for arg in each.args)
         factors = [(dot, origin(side)) for dot in self.live if dot.op == "dot" for side in dot.args[:2]]
         self.ahead = {side for dot, side in factors if side.scope is not dot.scope}  # of all iterations of a loop
         self.buffers: dict[Tile, Tensor] = {}
@@ -58,8 +67,7 @@ class Lowered:
         self.into: dict[Tile, Tensor] = {}
         self.costs: dict[Tile, int] = {}
         self.known: dict[tuple[Any, ...], Expr] = {}
-        self.lets: list[tuple[Axis, Expr]] = []
-        self.let_of: dict[Tile, Expr] = {}
+        self.lets: dict[Tile, tuple[Axis, Expr]] = {}
         self.axes = {
             loop: Axis(f"t{n}", extent=loop.steps)
             for n, loop in enumerate(scopes(program.top))
@@ -67,7 +75,7 @@ class Lowered:
         }
         self.ids = [Axis(f"p{axis}", extent=size) for axis, size in enumerate(program.grid)]
         body = self._scope(program.top)
-        for var, value in reversed(self.lets):
+        for var, value in reversed(self.lets.values()):
             body = Let(var, value, body)
         for axis in reversed(self.ids):
             body = For(axis, axis.extent, body)
@@ -175,7 +183,7 @@ class Lowered:
     def _reduce(self, tile: Tile, memory: list[Tensor]) -> Stmt:
         (x,), axis, kind = tile.args, tile.more["axis"], tile.more["name"]
         buffer = self._local(tile, memory)
-        start = nest(tile.shape, lambda *i: Put(buffer, i, wrap(first_of(kind, tile.dtype), tile.dtype)))
+        start = nest(tile.shape, lambda *i: Put(buffer, i, start_value(kind, tile.dtype)))
         axes = [Axis(f"r{d}", extent=size) for d, size in enumerate(x.shape)]
         stmt: Stmt = Update(
             kind, buffer, tuple(a for d, a in enumerate(axes) if d != axis), cast(self.at(x, tuple(axes)), tile.dtype)
@@ -326,26 +334,14 @@ class Lowered:
 
     def at_binary(self, op: str, a: Expr, b: Expr) -> Expr:
         """a op b; decided where the ranges of loops decide it."""
-        if a.dtype == INDEX and op in COMPARISONS:
-            span = interval(from_linear(linear(a - b)))
-            if span is not None and op in ("lt", "le"):
-                limit = 0 if op == "lt" else 1
-                if span[1] < limit or span[0] >= limit:
-                    return Const(span[1] < limit, "bool")
-        if op == "mod" and a.dtype == INDEX and isinstance(b, Const):
-            span = interval(from_linear(linear(a)))
-            if span is not None and span[0] >= 0 and span[1] < b.value:
-                return a
-        if a.dtype == "bool" and op in ("and", "or"):
-            for this, other in ((a, b), (b, a)):
-                if isinstance(this, Const):
-                    return other if bool(this.value) == (op == "and") else this
-        return binary(op, a, b)
+        found = binary(op, a, b)
+        decided = outcome(found)
+        return found if decided is None else decided
 
     def _bound(self, tile: Tile, value: Expr) -> Expr:
         """A scalar of program numbers that is no sum: a variable whose range is known."""
-        if tile in self.let_of:
-            return self.let_of[tile]
+        if tile in self.lets:
+            return self.lets[tile][0]
         if tile.more["name"] in ("add", "sub", "mul") or isinstance(value, (Const, Var)):
             return value
         try:
@@ -357,8 +353,7 @@ class Lowered:
         if found.min() == found.max():
             return Const(int(found.min()), INDEX)
         var = Axis(f"v{len(self.lets)}", extent=int(found.max()) + 1)
-        self.lets.append((var, value))
-        self.let_of[tile] = var
+        self.lets[tile] = var, value
         return var
 
     def _induction(self, place: Tile) -> tuple[Tile, Tile, Loop] | None:
@@ -394,30 +389,17 @@ class Lowered:
 
 def _pointwise(value: Tile, tile: Tile) -> bool:
     """Whether each element of `value`, where it is computed, reads `tile` at its own place and nowhere else."""
-    stack, seen = [value], {tile}
-    while stack:
-        part = stack.pop()
-        if part in seen:
-            continue
-        seen.add(part)
-        if part.op in ("binary", "unary", "where") and part.shape == tile.shape:
-            stack += part.args
-        elif _reaches(part, tile):
-            return False
-    return True
+
+    def alike(part: Tile) -> bool:
+        return part.op in ("binary", "unary", "where") and part.shape == tile.shape
+
+    parts = upstream([value], lambda part: part.args if part is not tile and alike(part) else ())
+    return not any(_reaches(part, tile) for part in parts if part is not tile and not alike(part))
 
 
 def _reaches(value: Tile, tile: Tile) -> bool:
     """Whether `tile` is read where `value` is computed; sums and products lie in memory by then."""
-    stack, seen = [value], set()
-    while stack:
-        part = stack.pop()
-        if part is tile:
-            return True
-        if part not in seen and part.op not in ("reduce", "dot"):
-            seen.add(part)
-            stack += part.args
-    return False
+    return tile in upstream([value], lambda part: () if part.op in ("reduce", "dot") else part.args)
 
 
 def nest(shape: Sequence[int], body: Callable[..., Stmt]) -> Stmt:
@@ -435,7 +417,7 @@ def _over(axes: Sequence[Axis], stmt: Stmt) -> Stmt:
 
 def _product(acc: Tensor, fresh: bool, a: Element, b: Element, m: int, n: int, k: int) -> Iterator[Stmt]:
     """acc [m, n] += a [m, k] · b [k, n], or = where it is fresh, in tiles of accumulators that stay in registers."""
-    lanes = max(1, target().vector_bytes // itemsize(acc.dtype))
+    lanes = target().lanes(acc.dtype)
     for column, columns, width in _cut(n, VECTORS * lanes):
         for row, rows, height in _cut(m, ROWS):
             i, j = (Axis(name, extent=count) for name, count in (("i", rows), ("j", columns)))
@@ -505,19 +487,12 @@ def _parallel(stmt: Stmt) -> Stmt:
 
 def live_tiles(top: Scope) -> dict[Tile, None]:
     """The tiles of which stores depend."""
-    found: dict[Tile, None] = {}
-    stack = [arg for each in stores(top) for arg in (each.offsets, each.value, each.mask) if arg is not None]
     loops = [scope for scope in scopes(top) if isinstance(scope, Loop)]
-    stack += [bound for loop in loops for bound in (loop.start, loop.bound) if bound is not None]
+    bounds = [bound for loop in loops for bound in (loop.start, loop.bound) if bound is not None]
     carried = {each: row for loop in loops for row in loop.carried for each in row[1:2] + row[3:]}
-    while stack:
-        tile = stack.pop()
-        if tile in found:
-            continue
-        found[tile] = None
-        stack += tile.args
-        if tile in carried:
-            stack += carried[tile]
-        if "same" in tile.more:
-            stack.append(tile.more["same"])
-    return found
+
+    def before(tile: Tile) -> tuple[Tile, ...]:
+        same = (tile.more["same"],) if "same" in tile.more else ()
+        return *tile.args, *carried.get(tile, ()), *same
+
+    return dict.fromkeys(upstream([*(arg for each in stores(top) for arg in each.args), *bounds], before))

@@ -15,8 +15,6 @@ from celosia.compiler.tensorize.pack import unpack_parameters
 
 Values = NDArray[Any]
 
-REDUCE: dict[str, Any] = {"sum": np.sum, "max": np.max, "min": np.min}
-
 
 def value_of(tile: Tile, program: Program) -> Values:
     """The value of a tile whose arguments have theirs."""
@@ -49,7 +47,7 @@ def _value(tile: Tile, args: list[Values], program: Program) -> Any:
         case "cast":
             return cast(args[0], tile.args[0].dtype, tile.dtype)
         case "reduce":
-            return REDUCE[more["name"]](args[0].astype(tile.dtype), axis=more["axis"])
+            return getattr(np, more["name"])(args[0].astype(tile.dtype), axis=more["axis"])
         case "dot":
             product = args[0].astype(tile.dtype) @ args[1].astype(tile.dtype)
             return product if len(args) == 2 else product + args[2]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.dtypes import numpy_dtype
+from celosia.compiler.expr.nodes import COMPARISONS
 
 FOLDER = str(Path(__file__).parent)
 MOST_ELEMENTS = 1 << 20
@@ -25,7 +26,6 @@ MOST_ELEMENTS = 1 << 20
 DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
 )  # fmt: skip
-COMPARISONS = ("lt", "le", "eq", "ne")
 BITS = ("and", "or", "xor", "shl", "shr")
 
 
@@ -141,6 +141,10 @@ class Store:
     mask: Tile | None
     at: str
     block: tuple[tuple[Tile, ...], tuple[int, ...], tuple[int, ...]] | None = None
+
+    @property
+    def args(self) -> tuple[Tile, ...]:
+        return (self.offsets, self.value) if self.mask is None else (self.offsets, self.value, self.mask)
 
 
 def scopes(scope: Scope) -> Iterator[Scope]:
@@ -293,6 +297,19 @@ def origin(tile: Tile, *views: str) -> Tile:
     while tile.op in views or "same" in tile.more:
         tile = tile.more["same"] if "same" in tile.more else tile.args[0]
     return tile
+
+
+def upstream(
+    roots: Iterable[Tile], before: Callable[[Tile], Iterable[Tile]] = lambda tile: tile.args
+) -> Iterator[Tile]:
+    """Each of `roots`, and each tile that comes `before` one that was found, once."""
+    stack, seen = list(roots), set()
+    while stack:
+        tile = stack.pop()
+        if tile not in seen:
+            seen.add(tile)
+            yield tile
+            stack += before(tile)
 
 
 def dtype_name(dtype: Any) -> str:

@@ -12,17 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from math import inf
 from typing import NamedTuple
-
-import numpy as np
 
 from celosia.compiler.cpu.target import target
 from celosia.compiler.dtypes import itemsize
-from celosia.compiler.expr import Alloc, Axis, Expr, For, If, Let, Load, Select, Stmt, Store, Tensor, Update, wrap
-from celosia.compiler.expr.affine import Linear, coefficient, flatten, in_range, linear
+from celosia.compiler.expr import Alloc, Axis, Expr, For, If, Let, Load, Select, Stmt, Store, Tensor, Update
+from celosia.compiler.expr.affine import Linear, apart, flatten, in_range, linear
 from celosia.compiler.expr.bounds import structure
 from celosia.compiler.expr.loops import Block, block, map_accesses, sequence
+from celosia.compiler.expr.lower import start_value
 from celosia.compiler.expr.nodes import Const, Var, substitute, walk
 
 REGISTERS = 4
@@ -78,7 +76,7 @@ def _idle(part: Flat) -> bool:
     """Whether it adds nothing: what a mask leaves of a sum."""
     if isinstance(part, Store) or not isinstance(part.value, Const):
         return False
-    return part.value.value == first_of(part.kind, part.tensor.dtype)
+    return part.value.value == start_value(part.kind, part.tensor.dtype).value
 
 
 def _turns(rows: Axis, var: Axis, body: Store) -> bool:
@@ -86,7 +84,7 @@ def _turns(rows: Axis, var: Axis, body: Store) -> bool:
     assert isinstance(body.value, Load)
     read = body.value.tensor, body.value.index
     lanes = target().vector_bytes // itemsize(body.tensor.dtype)
-    steps = _apart(var, *read), _apart(rows, *read), _apart(var, body.tensor, body.index)
+    steps = apart(*read, var), apart(*read, rows), apart(body.tensor, body.index, var)
     return min(rows.extent, var.extent) >= lanes > 1 and steps[0] not in (None, 0, 1) and steps[1:] == (1, 1)
 
 
@@ -106,20 +104,10 @@ def _turned(rows: Axis, var: Axis, body: Store) -> Stmt:
     return block(*done)
 
 
-def first_of(kind: str, dtype: str) -> float:
-    """What a reduction begins with."""
-    if kind == "sum":
-        return 0
-    if dtype.startswith("float"):
-        return -inf if kind == "max" else inf
-    limits = np.iinfo("int8" if dtype == "bool" else dtype)
-    return int(limits.min if kind == "max" else limits.max)
-
-
 def _sums(stmt: Stmt) -> dict[Hashable, Update]:
     """What all iterations of a loop that can be lanes add to; equal keys where others add to the same."""
     found = [part for part in _flat(stmt) if isinstance(part, Update)] if _fits(stmt) else []
-    return {_place(part): part for part in found if _apart(stmt.var, part.tensor, part.index) == 0}  # type: ignore[attr-defined]
+    return {_place(part): part for part in found if apart(part.tensor, part.index, stmt.var) == 0}  # type: ignore[attr-defined]
 
 
 def _place(part: Flat) -> Hashable:
@@ -186,7 +174,7 @@ def _each(size: int, lanes: int, make: Callable[[Expr], Stmt]) -> Stmt:
 
 def _summed(whole: Update, part: Tensor, code: Stmt, lanes: int) -> Stmt:
     """`code`, which adds to the sums of lanes `part`, and what adds these to the whole."""
-    kind, zero = whole.kind, wrap(first_of(whole.kind, part.dtype), part.dtype)
+    kind, zero = whole.kind, start_value(whole.kind, part.dtype)
     (size,) = part.shape
     done = [_each(size, lanes, lambda at: Store(part, (at,), zero)), code]
     for half in (size >> n for n in range(1, (size // lanes).bit_length())):
@@ -198,7 +186,7 @@ def _summed(whole: Update, part: Tensor, code: Stmt, lanes: int) -> Stmt:
 
 def _in_lanes(var: Axis, part: Flat) -> bool:
     """Whether iterations can be lanes: each has an element of its own, beside its neighbours', or all add to one."""
-    step = _apart(var, part.tensor, part.index)
+    step = apart(part.tensor, part.index, var)
     return _together(var, part.value) and (step == 1 or (step == 0 and isinstance(part, Update)))
 
 
@@ -226,19 +214,14 @@ def _at(body: Stmt, var: Var, place: Expr) -> Stmt:
     )
 
 
-def _apart(var: Var, tensor: Tensor, index: tuple[Expr, ...]) -> int | None:
-    """How far iterations lie apart in memory; None where that changes."""
-    return coefficient(linear(flatten(tensor.shape, index)), var)
-
-
 def _together(var: Axis, value: Expr) -> bool:
     """Whether all that is read in vectors lies together."""
     for node in walk(value):
-        if isinstance(node, Load) and _apart(var, node.tensor, node.index) not in (0, 1):
+        if isinstance(node, Load) and apart(node.tensor, node.index, var) not in (0, 1):
             return False
         if isinstance(node, Select):
             for arm in (node.a, node.b):
                 for load in walk(arm):
-                    if isinstance(load, Load) and not in_range(load) and _apart(var, load.tensor, load.index) != 1:
+                    if isinstance(load, Load) and not in_range(load) and apart(load.tensor, load.index, var) != 1:
                         return False
     return True

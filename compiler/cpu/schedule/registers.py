@@ -17,7 +17,7 @@ from math import prod
 
 from celosia.compiler.cpu.target import STREAMS, TILE_COLUMNS, TILE_ROWS, TILE_STEPS, target
 from celosia.compiler.expr import Axis, Load, Reduce, Stage
-from celosia.compiler.expr.affine import coefficient, flatten, linear
+from celosia.compiler.expr.affine import apart
 from celosia.compiler.expr.nodes import Call, Expr, Var, substitute, walk
 
 UNROLLED = 64
@@ -28,7 +28,7 @@ L1_BYTES = 24 << 10
 
 def step(read: Load, axis: Axis) -> int | None:
     """How far apart in memory lie what `read` takes for neighbours along `axis`; None where that varies."""
-    return coefficient(linear(flatten(read.tensor.shape, read.index)), axis)
+    return apart(read.tensor, read.index, axis)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections import Counter
 
 from celosia.compiler.cpu.target import target
 from celosia.compiler.dtypes import itemsize
-from celosia.compiler.expr.affine import coefficient, flatten, linear
+from celosia.compiler.expr.affine import apart
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import For, Function, Stmt, Store, Update, children, exprs
 from celosia.compiler.expr.nodes import Load, Tensor, walk
@@ -47,5 +47,4 @@ def _count(stmt: Stmt, times: int, lanes: For | None, lines: Counter[Tensor], ot
 
 
 def _is_line(store: Store, lanes: For) -> bool:
-    step = coefficient(linear(flatten(store.tensor.shape, store.index)), lanes.var)
-    return step == 1 and lanes.extent * itemsize(store.tensor.dtype) == LINE
+    return apart(store.tensor, store.index, lanes.var) == 1 and lanes.extent * itemsize(store.tensor.dtype) == LINE

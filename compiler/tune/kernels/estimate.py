@@ -14,7 +14,7 @@ import numpy as np
 from celosia.compiler.cpu.target import target
 from celosia.compiler.dtypes import itemsize
 from celosia.compiler.expr import INDEX, Alloc, Function, Load, Reduce, Stmt, Tensor, Var
-from celosia.compiler.expr.affine import coefficient, flatten, linear
+from celosia.compiler.expr.affine import apart
 from celosia.compiler.expr.loops import For, Let, Store, Update, children, exprs
 from celosia.compiler.expr.nodes import Binary, Call, Cast, Expr, Select, walk
 from celosia.compiler.expr.transform import COSTLY
@@ -141,7 +141,7 @@ def _statement(stmt: Store | Update, place: _Place, counts: Counts) -> None:
 
 
 def _contiguous(read: Load, var: Var) -> bool:
-    return coefficient(linear(flatten(read.tensor.shape, read.index)), var) in (0, 1)
+    return apart(read.tensor, read.index, var) in (0, 1)
 
 
 def _traffic(reads: list[Load], used: dict[Load, frozenset[Var]], place: _Place, counts: Counts) -> None:
