@@ -399,7 +399,8 @@ def _pointwise(value: Tile, tile: Tile) -> bool:
 
 def _reaches(value: Tile, tile: Tile) -> bool:
     """Whether `tile` is read where `value` is computed; sums and products lie in memory by then."""
-    return tile in upstream([value], lambda part: () if part.op in ("reduce", "dot") else part.args)
+    parts = upstream([value], lambda part: () if part.op in ("reduce", "dot") else part.args)
+    return any(part is tile for part in parts)
 
 
 def nest(shape: Sequence[int], body: Callable[..., Stmt]) -> Stmt:
