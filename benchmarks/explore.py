@@ -264,7 +264,7 @@ def best_rows(full: bool, folder: Path | None, say: Callable[[str], None], comma
     for board in map(board_of, PRESET_BOARDS):
         key, target = f"explore/best/{board.preset}", "< 1 on both, with >= 5% left" if board.name == BOARD else ""
         what = f"cycles of the best Config found over {board.preset}, {' and '.join(MODELS)}, timed"
-        seconds = (1800 if board.name == BOARD else 900) if full else 300
+        seconds = (1200 if board.name == BOARD else 600) if full else 240
         try:
             _explored(MODELS, folder, seconds / 2, say, board.name, ("cycles",))
             found, subjects = _explored(MODELS, folder, seconds, say, board.name)
