@@ -1,7 +1,8 @@
-"""python -m benchmarks.pictures [MODEL.onnx] [--config NAME] [--output FOLDER]
+"""python -m benchmarks.pictures [MODEL.onnx|front.json] [--config NAME] [--output FOLDER]
 
-Writes the README's pictures of `celosia report` as PNGs, by headless Chromium, and prints how large the page is and how
-long it takes to open. Without a model: MobileNetV2 of $CELOSIA_MODELS.
+Writes the pictures of README and docs as PNGs, of `celosia report` by headless Chromium, and prints how large the page
+is and how long it takes to open. Of a model, by default MobileNetV2 of $CELOSIA_MODELS, or of a front that
+`celosia explore` has found.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from benchmarks.workloads import FOLDER_VARIABLE, models_folder
 
 PICTURES = {"Roofline": "roofline.png", "Timeline": "timeline.png"}
 """Title of a section, and the name of its picture."""
+FRONT = {"The front": "front.png"}
 WIDTH, HEIGHT = 1000, 800
 
 
@@ -34,12 +36,13 @@ def main(arguments: list[str]) -> int:
         parser.error(f"give a model, or set {FOLDER_VARIABLE}")
     if CHROMIUM is None:
         parser.error("Chromium is needed: apt-get install chromium")
+    options.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place, browser() as tab:
-        page = Path(place) / "page.html"
-        celosia.report(celosia.compile(model, options.config, check=False)).save(page)
+        page, found = Path(place) / "page.html", model.suffix == ".json"
+        celosia.report(model if found else celosia.compile(model, options.config, check=False)).save(page)
         seconds = min(tab.open(page, WIDTH, HEIGHT) for _ in range(3))
         print(f"{model.name}: {page.stat().st_size / 1e6:.1f} MB, open after {seconds:.1f} s (best of 3)")
-        for title, name in PICTURES.items():
+        for title, name in (FRONT if found else PICTURES).items():
             size = write(tab, title, options.output / name)
             print(f"{options.output / name}: {size / 1e3:.0f} kB")
     return 0
