@@ -168,7 +168,7 @@ def _layer(
     args = (cl.quantised(x, 3), w, par, cl.quantised(y, -5), *numbers)
     grid = lambda meta: (cl.cdiv(len(y), meta[blocks[0]]), cl.cdiv(len(w), meta[blocks[1]]))  # noqa: E731
     chosen = cl.autotune(sizes)(kernel).config(grid, args, {}).values
-    variant, arrays = kernel.variant(grid, args, chosen)
+    variant, arrays, _ = kernel.variant(grid, args, chosen)
     ours = variant(arrays, device)
     found = y.copy()
     os.environ["CELOSIA_INTERPRET"] = "1"

@@ -163,7 +163,7 @@ class AcceleratorVariant:
         """By the timing model."""
         return cycles(self.cfg, self.prepare(arrays))
 
-    def __call__(self, arrays: list[Any], device: Any) -> dict[str, Any]:
+    def __call__(self, arrays: list[Any], device: Any, places: object = None) -> dict[str, Any]:
         image, cfg = self.prepare(arrays), self.cfg
         (launch,) = image.launches
         machine = self.kernel.device(device)

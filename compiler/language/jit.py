@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from operator import attrgetter
 from types import FunctionType
 from typing import Any, overload
 
@@ -40,7 +41,8 @@ _getenv.argtypes, _getenv.restype = [ctypes.c_char_p], ctypes.c_char_p
 
 Grid = Any
 Variant = Any
-"""A function of arguments and device to the report of a run."""
+"""A function of arguments, device and places of arrays to the report of a run."""
+_layout = attrgetter("dtype", "shape", "flags.num")
 
 
 def interpreting() -> bool:
@@ -121,8 +123,8 @@ class Kernel:
         device = named.pop("device", "functional") if named else "functional"
         if (mode := getattr(_local, "mode", None)) is not None:
             return self._inside(mode, grid, args, named)
-        variant, arrays = self.variant(grid, args, named)
-        return Launched(variant(arrays, device))
+        variant, arrays, places = self.variant(grid, args, named)
+        return Launched(variant(arrays, device, places))
 
     def _inside(self, mode: str, grid: Grid, args: tuple[Any, ...], named: dict[str, Any]) -> Launched:
         """A call in an operator of a model, see `launching`."""
@@ -138,12 +140,15 @@ class Kernel:
                 return self.on_cpu.launch(grid, *values)
         return Launched()
 
-    def variant(self, grid: Grid, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Variant, list[Any]]:
-        """(what runs the kernel on such arguments, the arguments): compiled when it is first asked for."""
+    def variant(
+        self, grid: Grid, args: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> tuple[Variant, list[Any], list[int]]:
+        """(what runs the kernel on such arguments, the arguments, where arrays lie): compiled when first asked for."""
         values = args if not named and len(args) == len(self.names) else self._bind(args, named)
         grid = grid if type(grid) is tuple else self._grid(grid, values)
         key: list[Any] = [grid, _getenv(INTERPRET)]
-        arrays, places = [], []
+        arrays: list[Any] = []
+        places: list[int] = []
         for value, constant in zip(values, self.is_constant):
             kind = type(value)
             if kind is Quantised:
@@ -151,12 +156,14 @@ class Kernel:
                 value = value.array
                 kind = type(value)
             if kind is np.ndarray:
-                key += value.dtype, value.shape, value.flags.num
+                key += _layout(value)
                 places.append(address_of(value))
             elif constant or kind is int or not isinstance(value, (float, np.floating)):
                 key += kind, value
+                places.append(-1 - len(places))  # nowhere, and not where another is
             else:
                 value = np.array([value], np.float32)
+                places.append(address_of(value))
             arrays.append(value)
         if len(set(places)) < len(places):
             key.append(tuple(map(places.index, places)))
@@ -168,7 +175,7 @@ class Kernel:
             if len(self.variants) >= MOST_VARIANTS:
                 self.variants.clear()
             found = self.variants[known] = self._variant(self._grid(grid, values), values)
-        return found, arrays
+        return found, arrays, places
 
     def _globals(self) -> tuple[Any, ...]:
         known = self.function.__globals__
@@ -195,7 +202,7 @@ class Kernel:
 
     def _variant(self, grid: tuple[int, ...], values: tuple[Any, ...]) -> Variant:
         if interpreting():
-            return lambda arrays, device: self._interpret(grid, values, arrays)
+            return lambda arrays, device, places: self._interpret(grid, values, arrays)
         traced, given = self.trace(grid, values)
         for array in {each.array for each in stores(traced.top)}:
             if array.data is not None and not array.data.flags.writeable:
@@ -309,8 +316,8 @@ class _CpuVariant:
         self.where = kernel
         self.checked: list[int] = []
 
-    def __call__(self, arrays: list[Any], device: Any) -> dict[str, Any]:
-        places = [address_of(arrays[n]) for n in self.order]
+    def __call__(self, arrays: list[Any], device: Any, places: list[int]) -> dict[str, Any]:
+        places = [places[n] for n in self.order]
         if places != self.checked:
             self._check(places)
             self.checked = places

@@ -144,27 +144,27 @@ class _Search:
                 found[number] = result.cost
         return found
 
-    def _variant(self, values: dict[str, Any]) -> tuple[Any, list[Any]]:
+    def _variant(self, values: dict[str, Any]) -> tuple[Any, list[Any], list[int]]:
         """The kernel with these constexprs, on copies of the arguments."""
         grid, args, named = self.call
         copies = {name: _copied(value) for name, value in named.items()}
         return self.kernel.variant(grid, tuple(map(_copied, args)), {**copies, **values})
 
     def _predicted(self, values: dict[str, Any], limit: float) -> int:
-        variant, arrays = self._variant(values)
+        variant, arrays, _ = self._variant(values)
         return int(variant.cycles(arrays))
 
     def _measured(self, machine: Any, values: dict[str, Any], limit: float) -> int:
-        variant, arrays = self._variant(values)
+        variant, arrays, _ = self._variant(values)
         return int(variant(arrays, machine)["cycles"])
 
     def _seconds(self, values: dict[str, Any], limit: float) -> int:
         """Picoseconds."""
-        variant, arrays = self._variant(values)
+        variant, arrays, places = self._variant(values)
         clock, best = self._clock(), float("inf")
         for number in range(REPEATS):
             start = clock()
-            variant(arrays, "")
+            variant(arrays, "", places)
             best = min(best, (clock() - start) * 1e12)
             if number and best > ABORT * limit:  # the first run links the code
                 break
@@ -179,7 +179,7 @@ class _Search:
 
         @cache
         def measured() -> list[float]:
-            runs = [partial(variant, arrays, "") for variant, arrays in map(self._variant, configs)]
+            runs = [partial(variant, arrays, "", places) for variant, arrays, places in map(self._variant, configs)]
             return by_turns(runs, 0, TURNS, self._clock())
 
         return lambda values, limit: int(measured()[configs.index(values)] * 1e12)
