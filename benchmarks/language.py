@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 import celosia.language as cl
 from benchmarks.cpu import Say, error
@@ -201,7 +202,8 @@ def cpu_rows(seconds: float, say: Say) -> Iterator[Row]:
         run()
         (expected,) = theirs.run(names, writer.feed)
         gap = error(out, expected)
-        ours, numpy_seconds, other = by_turns([run, numpys, lambda: theirs.run(names, writer.feed)], seconds)  # noqa: B023
+        with threadpool_limits(1):  # numpy, too
+            ours, numpy_seconds, other = by_turns([run, numpys, lambda: theirs.run(names, writer.feed)], seconds)  # noqa: B023
         ratio = other / ours
         measured = (
             f"{ratio:.2f} × onnxruntime, {numpy_seconds / ours:.1f} × numpy ({ours * 1e6:.0f} µs), error {gap:.0e}"
