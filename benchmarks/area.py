@@ -1,8 +1,8 @@
-"""python -m benchmarks.area [--synthesise N --seed S]: how far the model of LUTs and flip-flops is off.
+"""python -m benchmarks.area [--synthesise N --seed S] [--config NAME|FILE ...]: how far the model of LUTs and flip-flops is off.
 
 Prints for the Configs of bitstreams/area.json, which Yosys counted, how far a model is off that does not know them.
-`--synthesise` first counts N more, drawn at random: a minute or more each on a free core. It prints what the model said
-of each before it knew it, and adds them to the file.
+`--synthesise` first counts N more, drawn at random: a minute or more each on a free core; `--config` counts this one. It
+prints what the model said of each before it knew it, and adds them to the file.
 """
 
 from __future__ import annotations
@@ -71,11 +71,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--synthesise", type=int, default=0, metavar="N", help="count N Configs more")
     parser.add_argument("--seed", type=int, default=0, help="of those that are drawn")
+    parser.add_argument("--config", action="append", default=[], metavar="NAME|FILE", help="count this one")
     options = parser.parse_args()
     model, generator = area.model(), random.Random(options.seed)
     rows = list(model.rows)
-    for _ in range(options.synthesise):
-        row = synthesised(drawn(generator))
+    more = [Config.load(each) for each in options.config]
+    more += [drawn(generator) for _ in range(options.synthesise)]
+    for cfg in more:
+        row = synthesised(cfg)
         print(compared(row, model), flush=True)
         if row not in rows:
             rows.append(row)
@@ -85,8 +88,7 @@ def main() -> None:
         print(f"{name}: { {part: round(cost, 2) for part, cost in model.costs[name].items()} }")
         for row, off in zip(rows, model.errors(name)):
             told = "outside" if off is None else f"{off:+7.1%}"
-            before = " before" if row.before else ""
-            print(f"  {getattr(row, name):7,} {told:>7} where it is left out: {row.to_json()['set']}{before}")
+            print(f"  {getattr(row, name):7,} {told:>7} where it is left out: {row.to_json()['set']}")
 
 
 if __name__ == "__main__":

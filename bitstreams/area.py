@@ -25,9 +25,6 @@ MEASURED = Path(__file__).with_name("area.json")
 FAMILY = "xc7"
 """Devices whose counts the model is made of."""
 FITTED = ("lut", "ff")
-SINCE = {"one": "one since", "lanes": "lanes since"}
-"""What the hardware has come to take since rows `before`, for every Config and for each lane, by the feature to which
-it is added."""
 PLANE_PRODUCTS = 2
 """DSP blocks for the sizes of planes in load and store."""
 PAIR_BITS = 17
@@ -54,26 +51,21 @@ class Area:
 
 @dataclass(frozen=True)
 class Counted:
-    """A Config as Yosys counted it for a xc7z020. before: on hardware whose paths were longer, which tells what fields
-    cost, but not what registers have come in since."""
+    """A Config as Yosys counted it for a xc7z020."""
 
     cfg: Config
     lut: int
     ff: int
     dsp: int
     ram: float
-    before: bool = False
 
     @staticmethod
     def from_json(row: dict[str, Any]) -> Counted:
-        return Counted(
-            Config.from_dict(dict(row["set"])), row["lut"], row["ff"], row["dsp"], row["ram"], "before" in row
-        )
+        return Counted(Config.from_dict(dict(row["set"])), row["lut"], row["ff"], row["dsp"], row["ram"])
 
     def to_json(self) -> dict[str, Any]:
         fields = {name: value for name, value in self.cfg.to_dict().items() if name != "name"}
-        found = {"set": fields, "lut": self.lut, "ff": self.ff, "dsp": self.dsp, "ram": self.ram}
-        return found | ({"before": True} if self.before else {})
+        return {"set": fields, "lut": self.lut, "ff": self.ff, "dsp": self.dsp, "ram": self.ram}
 
 
 class Model:
@@ -89,19 +81,19 @@ class Model:
         outside = not covers([row.cfg for row in self.rows], cfg, spare=1)
         return Area(lut, ff, multipliers(cfg) + PLANE_PRODUCTS, block_rams(cfg), outside)
 
-    def said(self, cfg: Config, resource: str, before: bool = False) -> float:
-        """LUTs or flip-flops of a Config on the hardware of today, or `before`."""
+    def said(self, cfg: Config, resource: str) -> float:
+        """LUTs or flip-flops of a Config."""
         costs = self.costs[resource]
-        return counted(cfg)[resource] + sum(costs[name] * value for name, value in _parts(cfg, before).items())
+        return counted(cfg)[resource] + sum(costs[name] * value for name, value in features(cfg).items())
 
     @cached_property
     def costs(self) -> dict[str, dict[str, float]]:
-        """By resource, what one of each feature takes, and what of it has come in since."""
+        """By resource, what one of each feature takes."""
         return {resource: self._fit(resource) for resource in FITTED}
 
     def _fit(self, resource: str) -> dict[str, float]:
         """What has the smallest sum of squared relative errors beside what is `counted`, nothing below 0."""
-        found = [_parts(row.cfg, row.before) for row in self.rows]
+        found = [features(row.cfg) for row in self.rows]
         counts = np.array([getattr(row, resource) for row in self.rows], float)
         matrix = np.array([list(each.values()) for each in found]) / counts[:, None]
         left = 1 - np.array([counted(row.cfg)[resource] for row in self.rows]) / counts
@@ -109,27 +101,20 @@ class Model:
 
     def errors(self, resource: str) -> list[float | None]:
         """For each row, how far the model that is fitted to the others is off, as a share of what was counted; None
-        where it is beyond the others, so that the model would extrapolate, or what has come in since is not known."""
+        where it is beyond the others, so that the model would extrapolate."""
         return [self._error(number, resource) for number in range(len(self.rows))]
 
     def _error(self, number: int, resource: str) -> float | None:
         row, others = self.rows[number], self.rows[:number] + self.rows[number + 1 :]
-        told = sum(not each.before for each in others) >= len(SINCE)
-        if not told or not covers([each.cfg for each in others], row.cfg):
+        if not covers([each.cfg for each in others], row.cfg):
             return None
-        return Model(others).said(row.cfg, resource, row.before) / float(getattr(row, resource)) - 1
+        return Model(others).said(row.cfg, resource) / float(getattr(row, resource)) - 1
 
     @property
     def error(self) -> dict[str, float]:
         """The largest of `errors`, by resource."""
         found = {resource: self.errors(resource) for resource in FITTED}
         return {resource: max(abs(off) for off in each if off is not None) for resource, each in found.items()}
-
-
-def _parts(cfg: Config, before: bool) -> dict[str, float]:
-    """The features of a Config, and those of SINCE."""
-    found = features(cfg)
-    return found | {since: found[name] * (not before) for name, since in SINCE.items()}
 
 
 def _not_negative(matrix: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
