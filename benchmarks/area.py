@@ -1,8 +1,8 @@
-"""python -m benchmarks.area [--synthesise N --seed S] [--config NAME|FILE ...]: how far the model of LUTs and flip-flops is off.
+"""python -m benchmarks.area [--synthesise N --seed S] [--config NAME|FILE ...]
 
-Prints for the Configs of bitstreams/area.json, which Yosys counted, how far a model is off that does not know them.
-`--synthesise` first counts N more, drawn at random: a minute or more each on a free core; `--config` counts this one. It
-prints what the model said of each before it knew it, and adds them to the file.
+Prints how far the model of LUTs and flip-flops is off for the Configs of bitstreams/area.json, which Yosys counted,
+where it does not know them. `--synthesise` first counts N more, drawn at random, `--config` this one: a minute or more
+each on a free core. It prints what the model said of each before it knew it, and adds them to the file.
 """
 
 from __future__ import annotations
