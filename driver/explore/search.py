@@ -19,6 +19,7 @@ import numpy as np
 from celosia.driver.explore.front import Floats, on_front, ranks
 from celosia.driver.explore.space import TRIES, Space
 from celosia.hw.config import Config
+from celosia.hw.layout import widths
 
 LARGER = {
     "gemm": {"block_in": 1, "block_out": 1, "batch": 1, "taps": 1},
@@ -95,7 +96,7 @@ class Random(Search):
 
 
 class Bottleneck(Search):
-    """From each Config on the front: more of what limits it, less of what does not, and both at once.
+    """From each Config on the front: more of what limits it, also for as many bytes, less of what does not, and both.
 
     A tenth are random ones, so that no part of the space is cut off.
     """
@@ -127,6 +128,7 @@ class Bottleneck(Search):
         up = [(name, *faster[name]) for name in self.rng.permutation(sorted(faster))]
         down = [name for name in self.rng.permutation(sorted(searched)) if name not in faster]
         single = ((self.space.moved(cfg, {name: step}), f"{limit}: {name}") for name, step, limit in up)
+        same = ((self._same_bytes(cfg, name, step), f"{limit}: {name}, the same bytes") for name, step, limit in up)
         less = ((self.space.moved(cfg, {name: step}), f"slack: {name}") for name in down for step in (-1, 1))
         both = (
             (self.space.moved(cfg, {name: step, other: -1}), f"{limit}: {name}, slack: {other}")
@@ -134,9 +136,20 @@ class Bottleneck(Search):
         )  # fmt: skip
         back = ((self.space.moved(cfg, {name: -step}), f"less {name}") for name, step, _ in up)
         far = ((self.space.moved(cfg, {name: 2 * step}), f"{limit}: {name} twice") for name, step, limit in up)
-        for moved, how in chain(chain.from_iterable(zip_longest(single, less, fillvalue=(None, ""))), back, both, far):
+        first = chain.from_iterable(zip_longest(single, same, less, fillvalue=(None, "")))
+        for moved, how in chain(first, back, both, far):
             if moved is not None:
                 yield moved, how
+
+    def _same_bytes(self, cfg: Config, name: str, step: int) -> Config | None:
+        """A step after which scratchpads whose entries are wider have fewer of them, so that they need no more room;
+        None where none is, or there is no such Config."""
+        wider = self.space.moved(cfg, {name: step})
+        if wider is None:
+            return None
+        before, after = widths(cfg), widths(wider)
+        depths = {f"{pad}_depth" for pad in before if after[pad] > before[pad]} & set(self.space.searched)
+        return self.space.moved(cfg, {name: step} | dict.fromkeys(sorted(depths), -1)) if depths else None
 
 
 class Nsga2(Search):

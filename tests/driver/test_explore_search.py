@@ -20,6 +20,7 @@ from celosia.driver.explore.objectives import OBJECTIVES, sram_pj
 from celosia.driver.explore.search import LARGER, SEARCHES, Outcome, Search, spread
 from celosia.driver.explore.space import DEFAULT, Space, SpaceError, board_of
 from celosia.hw.config import Config, ConfigError
+from celosia.hw.config_doc import scratchpads
 
 BOARD = board_of("pynq-z2")
 VALUES = {
@@ -232,3 +233,14 @@ def test_energy_of_a_byte_grows_with_the_memory() -> None:
 def test_the_command_offers_what_there_is() -> None:
     for offered, there in ((exploring.SearchName, SEARCHES), (exploring.Objective, OBJECTIVES), (exploring.Way, WAYS)):
         assert [each.value for each in offered] == [*there]
+
+
+@pytest.mark.parametrize(("name", "limit"), [("block_in", "gemm"), ("block_out", "vector")])
+def test_a_larger_array_may_have_scratchpads_of_as_many_bytes(name: str, limit: str) -> None:
+    space, cfg = Space.of(BOARD), replace(BOARD.config, block_in=32, forward=False)
+    search = SEARCHES["bottleneck"](space, np.random.default_rng(0))
+    search.tell([Outcome(cfg, (1.0, 1.0), {limit: 1.0})])
+    found = [each for each, how in search.ask(60) if how == f"{limit}: {name}, the same bytes"]
+    assert [getattr(each, name) for each in found] == [2 * getattr(cfg, name)]
+    now, before = scratchpads(found[0]), scratchpads(cfg)
+    assert all(now[pad] == pytest.approx(size, rel=0.05) for pad, size in before.items()), (now, before)
