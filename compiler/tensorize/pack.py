@@ -117,7 +117,7 @@ def parameters(cfg: Config, requantise: Requantise) -> Bytes:
 def pack_parameters(bias: ArrayLike, multiplier: ArrayLike, shift: ArrayLike) -> NDArray[np.uint64]:
     """Entries of par: see `parameters`.
 
-    >>> [int(each) for each in unpack_parameters(pack_parameters([-5], [1 << 23], [30]))]
+    >>> [int(part) for (part,) in unpack_parameters(pack_parameters([-5], [1 << 23], [30]))]
     [-5, 8388608, 30]
     """
     parts = np.asarray(bias, np.int32).view(np.uint32), multiplier, shift

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -303,13 +304,21 @@ def _alone(layer: Layer, places: dict[Storage, Storage]) -> Layer:
 
 
 def _turned(layer: Layer) -> Layer:
-    """`layer` with the constants of each output channel at the next one."""
+    """`layer` with other constants: those of each output channel at the next one."""
     if isinstance(layer, Block):
         parts = [_turned(each) for each in layer.layers]
         return replace(layer, layers=tuple(part for part in parts if isinstance(part, Conv | Pool)))
     if isinstance(layer, Conv):
-        layer = replace(layer, weights=np.roll(layer.weights, 1, 0))
+        layer = replace(layer, weights=_rolled(layer.weights))
     if isinstance(layer, Conv | Pool | Multiply) and (r := layer.requantise) is not None:
-        turned = Requantise(np.roll(r.bias, 1), np.roll(r.multiplier, 1), np.roll(r.shift, 1), r.zero_point)
+        turned = Requantise(_rolled(r.bias), np.roll(r.multiplier, 1), np.roll(r.shift, 1), r.zero_point)
         layer = replace(layer, requantise=turned)
     return layer
+
+
+def _rolled(values: NDArray[Any]) -> NDArray[Any]:
+    """`values` by one channel further; where channels are all alike, or there is one, with another first value."""
+    found = np.roll(values, 1, 0)
+    if found.size and np.array_equal(found, values):
+        found.flat[0] = 0 if found.flat[0] else 1
+    return found

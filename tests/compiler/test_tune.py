@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from celosia.compiler.decisions import why_not_any
-from celosia.compiler.layer import Epilogue, Layer, Untileable, Window, inputs
+from celosia.compiler.layer import Conv, Epilogue, Layer, Untileable, Window, inputs
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.plan import Planner, problems, workload
 from celosia.compiler.tensorize.space import Decisions
@@ -124,6 +124,20 @@ def test_no_schedule_takes_less_than_its_bound(net: Network, data: st.DataObject
     for number in {*space.sample(3, np.random.default_rng(1)), *low, space.number(point)}:
         cycles = case.cycles(space.points[number], memory)
         assert cycles >= space.bounds[number], (space.points[number], layer)
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_no_layer_of_channels_that_are_alike_takes_less_than_its_bound(outputs: int) -> None:
+    """Its weights in the same order again are the same, and would stay on chip for the second time."""
+    cfg = CONFIGS["pynq"]
+    layer = conv(cfg, 1, 3, outputs)
+    assert isinstance(layer, Conv) and layer.requantise is not None
+    alike = replace(layer, weights=np.ones_like(layer.weights), requantise=replace(
+        layer.requantise, bias=np.zeros_like(layer.requantise.bias)
+    ))  # fmt: skip
+    space, case = layer_space(cfg, alike, usual(cfg, alike)), Case(cfg, alike)
+    for point, bound in zip(space.points, space.bounds):
+        assert case.cycles(point) >= bound
 
 
 def test_bounds_are_near_what_schedules_take() -> None:
