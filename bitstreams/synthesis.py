@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -154,12 +156,18 @@ def known_usage(cfg: Config, device: Device) -> Usage | None:
 def _tool() -> str:
     """Which Yosys is run, with its version."""
     if (native := shutil.which("yosys")) is not None:
-        done = subprocess.run([native, "-V"], capture_output=True, text=True, check=False)
-        return " ".join(done.stdout.split()[:2]) or "Yosys"
+        return _version(native, os.stat(native).st_mtime_ns)
     try:
         return f"Yosys {metadata.version(YOSYS)}"
     except metadata.PackageNotFoundError:
         return "Yosys"
+
+
+@lru_cache
+def _version(program: str, changed: int) -> str:
+    """Of a Yosys that was last `changed` then. Asked once: a search looks for the records of thousands of Configs."""
+    done = subprocess.run([program, "-V"], capture_output=True, text=True, check=False)
+    return " ".join(done.stdout.split()[:2]) or "Yosys"
 
 
 def _record(cfg: Config, device: Device) -> Path:

@@ -204,13 +204,15 @@ def test_a_cut_shortens_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def test_a_yosys_on_path_goes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     native = tmp_path / "yosys"
     native.write_text(
-        '#!/bin/sh\nif [ "$1" = -V ]; then echo "Yosys 9.99 (git sha1 0)"; exit; fi\necho "$@" > ran.txt\n'
+        '#!/bin/sh\nif [ "$1" = -V ]; then echo >> "$0.asked"; echo "Yosys 9.99 (git sha1 0)"; exit; fi\n'
+        'echo "$@" > ran.txt\n'
         'echo \'{"modules": {"top": {"cells": {}, "netnames": {}}}}\' > top.json\n'
     )
     native.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path / "cache"))
-    assert synthesis._tool() == "Yosys 9.99"
+    assert [synthesis._tool() for _ in range(3)] == ["Yosys 9.99"] * 3
+    assert len((tmp_path / "yosys.asked").read_text().splitlines()) == 1
     assert netlist(lambda: "module top; endmodule", "top", DEVICES["xc7z020"]) == {"cells": {}, "netnames": {}}
 
 
