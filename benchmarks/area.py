@@ -86,8 +86,8 @@ def main() -> None:
     model = Model(rows)
     for name in FITTED:
         print(f"{name}: { {part: round(cost, 2) for part, cost in model.costs[name].items()} }")
-        for row, off in zip(rows, model.errors(name)):
-            told = "outside" if off is None else f"{off:+7.1%}"
+        for row, off in zip(rows, model.errors):
+            told = "outside" if off is None else f"{off[name]:+7.1%}"
             print(f"  {getattr(row, name):7,} {told:>7} where it is left out: {row.to_json()['set']}")
 
 

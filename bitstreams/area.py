@@ -99,22 +99,23 @@ class Model:
         left = 1 - np.array([counted(row.cfg)[resource] for row in self.rows]) / counts
         return dict(zip(found[0], map(float, _not_negative(matrix, left))))
 
-    def errors(self, resource: str) -> list[float | None]:
-        """For each row, how far the model that is fitted to the others is off, as a share of what was counted; None
-        where it is beyond the others, so that the model would extrapolate."""
-        return [self._error(number, resource) for number in range(len(self.rows))]
+    @cached_property
+    def errors(self) -> list[dict[str, float] | None]:
+        """For each row, how far the model that is fitted to the others is off in each resource, as a share of what was
+        counted; None where it is beyond the others, so that the model would extrapolate."""
+        return [self._error(number) for number in range(len(self.rows))]
 
-    def _error(self, number: int, resource: str) -> float | None:
+    def _error(self, number: int) -> dict[str, float] | None:
         row, others = self.rows[number], self.rows[:number] + self.rows[number + 1 :]
         if not covers([each.cfg for each in others], row.cfg):
             return None
-        return Model(others).said(row.cfg, resource) / float(getattr(row, resource)) - 1
+        model = Model(others)
+        return {resource: model.said(row.cfg, resource) / getattr(row, resource) - 1 for resource in FITTED}
 
     @property
     def error(self) -> dict[str, float]:
         """The largest of `errors`, by resource."""
-        found = {resource: self.errors(resource) for resource in FITTED}
-        return {resource: max(abs(off) for off in each if off is not None) for resource, each in found.items()}
+        return {resource: max(abs(off[resource]) for off in self.errors if off) for resource in FITTED}
 
 
 def _not_negative(matrix: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -16,7 +16,7 @@ from celosia.bitstreams.area import Counted, Model
 from celosia.hw.config import PRESETS
 
 ROWS = area.model().rows
-OFF = area.model().errors("lut")
+OFF = area.model().errors
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.cfg.digest[:8])
@@ -52,7 +52,7 @@ def test_costs_are_found() -> None:
         lut = area.counted(cfg)["lut"] + sum(known[name] * value for name, value in area.features(cfg).items())
         rows.append(Counted(cfg, lut, lut, 0, 0))  # type: ignore[arg-type]
     assert Model(rows).costs["lut"] == pytest.approx(known, abs=0.2)
-    assert all(abs(off) < 1e-3 for off in Model(rows).errors("lut") if off is not None)
+    assert all(abs(off["lut"]) < 1e-3 for off in Model(rows).errors if off is not None)
 
 
 def test_more_of_anything_is_no_less() -> None:
