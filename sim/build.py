@@ -26,6 +26,7 @@ from filelock import FileLock, Timeout
 from celosia.hw.cache import cache_folder, shrink, used
 from celosia.hw.config import Config
 from celosia.hw.verilog import TOP, VerilogError, hardware_digest, verilog
+from celosia.sim.array_model import PRODUCTS, array_model, defines
 from celosia.sim.gating import gated
 from celosia.sim.patience import ending_on_sigterm, every_minute, so_far
 
@@ -35,11 +36,12 @@ VERILATOR_FLAGS = (
 )  # fmt: skip
 CXX_FLAGS = ("-std=c++17", "-march=native", "-fPIC", "-fvisibility=hidden", "-w")
 SMALL_ARRAY = 64
-"""Products a cycle up to which a simulator is built for short runs: ungated, and with -O1, which compiles in half the
-time of -O3."""
+"""Products a cycle up to which a simulator is built for short runs: of the hardware as it is, and with -O1, which
+compiles in half the time of -O3."""
 JOBS = max(1, min(4, os.cpu_count() or 1))
 HARNESS = Path(__file__).with_name("harness.cpp")
-GATING = Path(__file__).with_name("gating.py")
+FASTER = tuple(Path(__file__).with_name(name) for name in ("gating.py", "array_model.py"))
+"""What makes another text of the Verilog of a large array."""
 RUNTIME = ("verilated.cpp", "verilated_threads.cpp")
 """Files of Verilator's runtime that every simulator needs."""
 
@@ -97,18 +99,23 @@ def _optimisation(cfg: Config) -> str:
 def _source(cfg: Config) -> str:
     """What is simulated of `cfg`. Raises BuildError."""
     try:
-        return gated(verilog(cfg, simulation=True, flat=True)) if _is_large(cfg) else verilog(cfg, simulation=True)
+        return faster(cfg) if _is_large(cfg) else verilog(cfg, simulation=True)
     except VerilogError as error:
         raise BuildError(str(error)) from None
+
+
+def faster(cfg: Config) -> str:
+    """Verilog that does in every cycle what that of `cfg` does, for less work of a simulator. Raises VerilogError."""
+    return gated(verilog(cfg, simulation=True, flat=True, modelled=True)) + array_model(cfg)
 
 
 def library_path(cfg: Config, source: str | None = None) -> Path:
     """Where the library of `cfg` is or will be; differs with everything that it is made from. source: see `library`."""
     version = subprocess.run([compiler(), "--version"], capture_output=True, text=True, check=False).stdout
+    files = (HARNESS, PRODUCTS, *(FASTER if source is None and _is_large(cfg) else ()))
     digest = hashlib.sha256()
     for part in (
-        hardware_digest(cfg) if source is None else source, HARNESS.read_text(encoding="utf-8"),
-        GATING.read_text(encoding="utf-8") if source is None and _is_large(cfg) else "",
+        hardware_digest(cfg) if source is None else source, *(file.read_text(encoding="utf-8") for file in files),
         metadata.version("verilator"), version, _processor(), *VERILATOR_FLAGS, *CXX_FLAGS, _optimisation(cfg),
     ):  # fmt: skip
         digest.update(part.encode() + b"\0")
@@ -119,7 +126,7 @@ def library(cfg: Config, quiet: bool = False, source: str | None = None) -> Path
     """The simulator of `cfg`, built where it is not there yet (minutes for large arrays). Raises BuildError.
 
     quiet: without the progress line on standard error. source: Verilog of its top module, in place of what `hw.verilog`
-    writes of it, which is gated where the array is large (gating.py).
+    writes of it, which where the array is large is gated (gating.py) and has a model of the array (array_model.py).
     """
     path = library_path(cfg, source)
     if path.exists():
@@ -174,9 +181,10 @@ def _build(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
         _call([*command, str(work / "top.v")], work, environment)
 
         flags = [*CXX_FLAGS, _optimisation(cfg)]
-        defined = [f"-DBUS_BYTES={cfg.bus_bytes}", f"-DPORTS={cfg.ports}"]
+        macros = {"BUS_BYTES": cfg.bus_bytes, "PORTS": cfg.ports, **defines(cfg)}
+        defined = [f"-D{name}={value}" for name, value in macros.items()]
         include = [f"-I{folder}", f"-I{root}/include", f"-I{root}/include/vltstd", *defined]
-        sources = [*work.glob("*.cpp"), *(root / "include" / name for name in RUNTIME), HARNESS]
+        sources = [*work.glob("*.cpp"), *(root / "include" / name for name in RUNTIME), HARNESS, PRODUCTS]
         sources.sort(key=lambda source: -source.stat().st_size)  # the longest first: both cores end together
         stage = "C++"
         progress.update(task, description=f"{what}: {stage}", total=len(sources) + 1)

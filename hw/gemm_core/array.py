@@ -12,7 +12,7 @@ negative and below 2^17, and the bits above them a0*c0 + a1*c1. The pairs' 2^16 
 
 from __future__ import annotations
 
-from amaranth import Cat, Const, Module, Mux, Signal, Value, signed
+from amaranth import Cat, ClockSignal, Const, Instance, Module, Mux, Signal, Value, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -21,6 +21,15 @@ from celosia.hw.layout import widths
 
 SPACING = 17
 """Bits between two products in one multiplication: a sum of two products of int8 takes them all."""
+
+MODEL = "celosia_array_model"
+"""Name of the module that computes on the platform `Modelled`."""
+
+
+class Modelled:
+    """A platform that has a module for what the array computes, from the operands to the sums: a simulator that runs
+    long (sim/array_model.py).
+    """
 
 
 class Array(wiring.Component):
@@ -65,6 +74,13 @@ class Array(wiring.Component):
         # Bit i: of stage i. The stages are inputs, products, tree (several); then come the sums.
         valid, first = Signal(self.latency - 1), Signal(self.latency - 1)
         m.d.sync += [valid.eq((valid << 1) | self.valid), first.eq((first << 1) | self.first)]
+
+        if isinstance(platform, Modelled):
+            m.submodules.model = Instance(
+                MODEL, p_STAGES=len(valid), i_clk=ClockSignal(), i_enter=self.valid, i_inp=self.inp, i_wgt=self.wgt,
+                i_leave=valid[-1], i_first=first[-1], o_total=self.total,
+            )  # fmt: skip
+            return m
 
         inp, wgt = Signal(self.inp.shape(), reset_less=True), Signal(self.wgt.shape(), reset_less=True)
         with m.If(self.valid):

@@ -13,7 +13,7 @@ from programs import CONFIGS, random_program
 from celosia.bitstreams.synthesis import SynthesisError, run_yosys
 from celosia.hw.dae_pipeline.fifo import StreamFifo
 from celosia.hw.dae_pipeline.tokens import Tokens
-from celosia.hw.verilog import convert, verilog
+from celosia.hw.verilog import convert
 from celosia.sim import build, gating
 from celosia.sim.build import BuildError
 from celosia.sim.device import Counters
@@ -199,8 +199,7 @@ def devices() -> tuple[RtlDevice, RtlDevice]:
         build.compiler(), build.verilator_root()
     except BuildError as error:
         pytest.skip(str(error))
-    fast = gated(verilog(CFG, simulation=True, flat=True))
-    return RtlDevice(CFG, quiet=True, source=fast), RtlDevice(CFG, quiet=True)
+    return RtlDevice(CFG, quiet=True, source=build.faster(CFG)), RtlDevice(CFG, quiet=True)
 
 
 @pytest.fixture(scope="module")

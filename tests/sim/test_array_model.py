@@ -1,0 +1,127 @@
+"""The model of the array beside the RTL: the same sums in every cycle."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from celosia.hw.config import Config
+from celosia.hw.gemm_core.array import Array, Modelled
+from celosia.hw.layout import widths
+from celosia.hw.verilog import convert
+from celosia.sim import build
+from celosia.sim.array_model import PRODUCTS, array_model, defines
+from celosia.sim.build import BuildError
+
+pytestmark = pytest.mark.rtl
+
+CONFIGS = {
+    "16x16": Config(),
+    "batch 2, 16 to 8": Config(batch=2, block_in=16, block_out=8),
+    "batch 4, 4 to 8, not packed": Config(batch=4, block_in=4, block_out=8, packed=False),
+    "2 to 4": Config(block_in=2, block_out=4),
+}
+
+# Prints the first cycle in which sums differ, or "the same". Nothing is compared before the first sum begins: what the
+# array holds then is random. Operands are random, then the ends of int8, then all -128, in a sum that goes on until it
+# wraps.
+COMPARE = """
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include "Vboth.h"
+
+enum { RANDOM, ENDS, LOWEST };
+
+int main() {
+    VerilatedContext context;
+    context.randReset(2);
+    context.randSeed(1);
+    Vboth top{&context};
+    std::mt19937 random{1};
+    const auto chance = [&](unsigned of) { return random() % of == 0; };
+    const auto edge = [&] { for (int clk : {0, 1}) { top.clk = clk; top.eval(); } };
+    const auto fill = [&](auto& port, unsigned size, int kind) {
+        int8_t bytes[size];
+        for (int8_t& byte : bytes) byte = kind == RANDOM ? random() : kind == ENDS ? (chance(2) ? -128 : 127) : -128;
+        std::memcpy(&port, bytes, size);
+    };
+    top.rst = 1;
+    edge();
+    top.rst = 0;
+    top.valid = top.first = 1;
+    edge();
+    top.valid = 0;
+    for (int i = 0; i < 32; i++) edge();
+    for (int cycle = 0; cycle < CYCLES; cycle++) {
+        const int kind = cycle < 2000 ? RANDOM : cycle < 4000 ? ENDS : LOWEST;
+        top.valid = kind == LOWEST || !chance(4);
+        top.first = kind != LOWEST && chance(8);
+        top.rst = kind != LOWEST && chance(100);
+        fill(top.inp, INP_BYTES, kind);
+        fill(top.wgt, WGT_BYTES, kind);
+        edge();
+        if (std::memcmp(&top.rtl, &top.model, ACC_BYTES)) {
+            std::printf("cycle %d", cycle);
+            return 0;
+        }
+    }
+    std::printf("the same");
+}
+"""
+CYCLES = 14_000
+"""Of these 10,000 of -128 x -128, and 16 such products make 2^18: a sum wraps after 8,192 of them."""
+
+
+def compared(cfg: Config, folder: Path, model: str, products: str = PRODUCTS.read_text()) -> str:
+    """What the program `COMPARE` says of the RTL and `model`."""
+    try:
+        cxx, root = build.compiler(), build.verilator_root()
+    except BuildError as error:
+        pytest.skip(str(error))
+    width = widths(cfg)
+    ports = f"input clk, input rst, input valid, input first, input [{width['inp'] - 1}:0] inp, "
+    ports += f"input [{width['wgt'] - 1}:0] wgt"
+    outputs = "".join(f", output [{width['acc'] - 1}:0] {name}" for name in ("rtl", "model"))
+    inputs = ", ".join(f".{name}({name})" for name in ("clk", "rst", "valid", "first", "inp", "wgt"))
+    arrays = [f"  {name}_array {name}_array({inputs}, .total({name}));" for name in ("rtl", "model")]
+    texts = [convert(Array(cfg), "rtl_array", simulation=True)]
+    texts += [convert(Array(cfg), "model_array", simulation=True, platform=Modelled()), model]
+    (folder / "both.v").write_text("\n".join([*texts, f"module both({ports}{outputs});", *arrays, "endmodule"]))
+    (folder / "compare.cpp").write_text(COMPARE)
+    (folder / "products.cpp").write_text(products)
+    command = [str(root / "bin" / "verilator_bin"), *build.VERILATOR_FLAGS, "--top-module", "both", "--prefix", "Vboth"]
+    environment = os.environ | {"VERILATOR_ROOT": str(root)}
+    subprocess.run([*command, "both.v", "--Mdir", "."], cwd=folder, env=environment, check=True)
+    macros = {"CYCLES": CYCLES, **{f"{name.upper()}_BYTES": width[name] // 8 for name in ("inp", "wgt", "acc")}}
+    flags = [*build.CXX_FLAGS, "-O1", f"-I{root}/include", f"-I{root}/include/vltstd"]
+    flags += [f"-D{name}={value}" for name, value in {**macros, **defines(cfg)}.items()]
+    sources = [*folder.glob("*.cpp"), *(root / "include" / name for name in build.RUNTIME)]
+    subprocess.run([cxx, *flags, *map(str, sources), "-o", "compare", "-lpthread"], cwd=folder, check=True)
+    done = subprocess.run([str(folder / "compare")], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_same_sums_in_every_cycle(name: str, tmp_path: Path) -> None:
+    assert compared(CONFIGS[name], tmp_path, array_model(CONFIGS[name])) == "the same"
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("PLACE_BITS'(place - STAGES)", "PLACE_BITS'(place - STAGES + 1)"),  # a cycle too early
+        ("first ? 32'd0 : total", "total"),
+        ("int32_t sum = 0", "int16_t sum = 0"),
+        ("const int8_t*>(wgt)", "const uint8_t*>(wgt)"),
+        ("(o / GROUP * BATCH + b) * GROUP + o % GROUP", "b * BLOCK_OUT + o"),
+    ],
+)
+def test_a_fault_of_the_model_is_noticed(right: str, wrong: str, tmp_path: Path) -> None:
+    cfg = Config(batch=2, block_in=4, block_out=8)
+    model, products = array_model(cfg), PRODUCTS.read_text()
+    assert (right in model) != (right in products)
+    assert compared(cfg, tmp_path, model.replace(right, wrong), products.replace(right, wrong)).startswith("cycle")
