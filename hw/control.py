@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from amaranth import Cat, Const, Module, Mux, Signal, Value
-from amaranth.lib import wiring
+from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.axi import ADDR_BITS, AxiLite
@@ -120,7 +120,16 @@ class Control(wiring.Component):
         expired = self._watchdog(m, values["watchdog"], moved)
         self._counters(m, values, busy)
 
-        all_quiet = self.fetch_quiet & self.quiet.all()
+        # Registers, for what ends a run comes late from all parts, and leads to many others.
+        finished, all_quiet, errors = Signal(), Signal(), []
+        m.d.sync += [finished.eq(self.finished), all_quiet.eq(self.fetch_quiet & self.quiet.all())]
+        for source in ERROR_SOURCES:
+            pulse, error = (
+                getattr(self, f"error_{source}"),
+                Signal(data.StructLayout({"valid": 1, **error_layout.members})),
+            )
+            m.d.sync += error.eq(Cat(pulse.valid, pulse.payload))
+            errors.append(error)
         m.d.sync += self.clear.eq(self.clears)  # it and `halt` are registers: they lead to many others
         with m.FSM():
             with m.State("IDLE"), m.If(start):
@@ -132,21 +141,23 @@ class Control(wiring.Component):
                 m.next = "RUN"
                 with m.If(abort):
                     m.d.sync += [code.eq(Error.ABORTED), self.halt.eq(1)]
-                    m.next = "DRAIN"
+                    m.next = "HALT"
             with m.State("RUN"):
                 m.d.comb += [busy.eq(1), self.run.eq(1)]
-                with m.If(self.finished & all_quiet):
+                with m.If(finished & all_quiet):
                     m.d.sync += done.eq(1)
                     m.next = "IDLE"
                 for reason, ends in ((Error.WATCHDOG, expired), (Error.ABORTED, abort)):
                     with m.Elif(ends):
                         m.d.sync += [code.eq(reason), index.eq(self.oldest), self.halt.eq(1)]
-                        m.next = "DRAIN"
-                for source in reversed(ERROR_SOURCES):  # the last assignment counts
-                    error = getattr(self, f"error_{source}")
+                        m.next = "HALT"
+                for error in reversed(errors):  # the last assignment counts
                     with m.If(error.valid):
-                        m.d.sync += [code.eq(error.payload.code), index.eq(error.payload.index), self.halt.eq(1)]
-                        m.next = "DRAIN"
+                        m.d.sync += [code.eq(error.code), index.eq(error.index), self.halt.eq(1)]
+                        m.next = "HALT"
+            with m.State("HALT"):  # `all_quiet` does not know of `halt` yet
+                m.d.comb += busy.eq(1)
+                m.next = "DRAIN"
             with m.State("DRAIN"):
                 m.d.comb += busy.eq(1)
                 with m.If(expired):

@@ -77,8 +77,8 @@ START_TO_ASK = 4
 BEGIN_TO_ASK = START_TO_ASK - 1
 START_TO_STEP = 3
 """LOAD or STORE starts -> its first step: job queue, walker, and LOAD's plan or STORE's read."""
-BEAT_TO_STEP = 4
-"""A beat arrives -> LOAD writes its first unit: buffer of two stages, aligner, queue of units."""
+BEAT_TO_STEP = 5
+"""A beat arrives -> LOAD writes its first unit: buffer of two stages, queues in front of the aligner and behind it."""
 STEP_TO_END = 3
 """LOAD's last step -> end: register in front of the port, `done`."""
 GEMM_STAGES = 7
@@ -91,6 +91,8 @@ UNIT_TO_BEAT = 2
 """STORE's reader has a unit -> its beat is offered to memory: the queue in front of the packer, the packer."""
 RESPONSE_TO_END = 2
 """The response to STORE's last burst -> end: the engine's answer, `done`."""
+END_TO_DONE = 1
+"""The last end of an instruction -> the run is done: control's register of what is quiet."""
 
 NEVER = 1 << 62
 
@@ -1099,7 +1101,7 @@ class _Machine:
 
     def _timing(self, start: NDArray[np.int64], end: NDArray[np.int64], waited: Sequence[int]) -> Timing:
         w = self._wanted
-        cycles = int(end.max())
+        cycles = int(end.max()) + END_TO_DONE
         until = np.where(w.unit == Unit.LOAD, self._lane_ends, end)
         read = int(w.beats[w.unit == Unit.LOAD].sum()) + self._fetch.beats
         values = {"cycles": cycles, "read_beats": read, "write_beats": int(w.beats[w.unit == Unit.STORE].sum())}

@@ -71,7 +71,8 @@ class HeadFifo(wiring.Component):
             self.o.valid.eq(holds),
             Value.cast(self.o.payload).eq(head),
         ]
-        m.d.sync += level.eq(level + push - pop)
+        more, less = (level + 1)[: len(level)], (level - 1)[: len(level)]  # `pop` comes late: it only selects
+        m.d.sync += level.eq(Mux(push == pop, level, Mux(push, more, less)))
         for pointer, moves in ((produce, push), (consume, pop)):
             with m.If(moves):
                 m.d.sync += pointer.eq(Mux(pointer == self._places - 1, 0, pointer + 1))

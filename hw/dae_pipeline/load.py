@@ -179,45 +179,43 @@ class Writer(wiring.Component):
             *(plan.i.payload[name].eq(tag[name]) for name in ("index", "post", "buffer", "widen", "pad_value")),
         ]
 
-        # What is to be written, waiting for its port.
-        full, empties, moves = Signal(), Signal(), Signal()
-        element, step = Signal(at.element.shape()), Signal(at.step.shape())
-        enable = Signal(len(Buffer))
-        widen, whole, last = Signal(), Signal(), Signal()
-        word = Signal(8 * cfg.bus_bytes)
-        done = Signal(done_layout)
-
-        out, fails = plan.o.payload, Signal()
+        # What is to be written, in a queue, too: whether its port is free is known late in a cycle.
+        m.submodules.leaving = leaving = HeadFifo(
+            data.StructLayout({
+                "element": at.element.shape(), "step": at.step.shape(), "enable": len(Buffer), "widen": 1, "whole": 1,
+                "last": 1, "word": 8 * cfg.bus_bytes, "done": done_layout,
+            }), 2,
+        )  # fmt: skip
+        out, to, moves, fails = plan.o.payload, leaving.i.payload, Signal(), Signal()
         m.d.comb += [
-            moves.eq(plan.o.valid & (out.outside | self.unit.valid) & (~full | empties)),
+            moves.eq(plan.o.valid & (out.outside | self.unit.valid) & leaving.i.ready),
             plan.o.ready.eq(moves),
-            self.unit.ready.eq(plan.o.valid & ~out.outside & (~full | empties)),
+            self.unit.ready.eq(plan.o.valid & ~out.outside & leaving.i.ready),
             fails.eq(moves & ~out.outside & (self.unit.payload.error != Error.NONE)),
             self.moves.eq(moves),
+            leaving.i.valid.eq(moves & ~fails),
+            to.element.eq(out.element),
+            to.step.eq(out.step),
+            to.enable.eq(1 << out.buffer),
+            to.widen.eq(out.widen | out.outside),
+            to.whole.eq(out.outside),
+            to.word.eq(Mux(out.outside, out.pad_value.replicate(cfg.bus_bytes), self.unit.payload.data)),
+            to.last.eq(out.last),
+            to.done.index.eq(out.index),
+            to.done.post.eq(out.post),
         ]
         m.d.sync += [
             self.error.valid.eq(fails),
             self.error.payload.code.eq(self.unit.payload.error),
             self.error.payload.index.eq(out.index),
         ]
-        with m.If(moves):
-            m.d.sync += [
-                full.eq(~fails),
-                element.eq(out.element),
-                step.eq(out.step),
-                enable.eq(1 << out.buffer),
-                widen.eq(out.widen | out.outside),
-                whole.eq(out.outside),
-                word.eq(Mux(out.outside, out.pad_value.replicate(cfg.bus_bytes), self.unit.payload.data)),
-                last.eq(out.last),
-                done.index.eq(out.index),
-                done.post.eq(out.post),
-            ]
-        with m.Elif(empties):
-            m.d.sync += full.eq(0)
-        taken = Cat(enable[buffer] & getattr(self, buffer.name.lower()).ready for buffer in self._buffers)
-        m.d.comb += empties.eq(full & taken.any())
-        m.d.sync += [self.done.valid.eq(empties & last), self.done.payload.eq(done)]
+        write = leaving.o.payload
+        taken = Cat(write.enable[buffer] & getattr(self, buffer.name.lower()).ready for buffer in self._buffers)
+        m.d.comb += leaving.o.ready.eq(taken.any())
+        m.d.sync += [
+            self.done.valid.eq(leaving.o.valid & leaving.o.ready & write.last),
+            self.done.payload.eq(write.done),
+        ]
 
         for buffer in self._buffers:
             name = buffer.name.lower()
@@ -226,15 +224,15 @@ class Writer(wiring.Component):
             width = 8 * TABLE_SIZE if buffer == Buffer.LUT else widths(cfg)[name]
             pieces = {Buffer.INP: cfg.inp_pieces, Buffer.VIN: cfg.out_pieces, Buffer.ACC: cfg.out_pieces}.get(buffer, 1)
             if buffer == Buffer.ACC:
-                value, mask = self._acc(word, step, widen, whole)
+                value, mask = self._acc(write.word, write.step, write.widen, write.whole)
             else:
                 steps = 1 << self._step_shift(buffer)
-                value = word[: grains(cfg)[name]]
-                mask = _one_of(step, steps) | whole.replicate(steps)
+                value = write.word[: grains(cfg)[name]]
+                mask = _one_of(write.step, steps) | write.whole.replicate(steps)
             m.d.comb += [
-                port.en.eq(full & enable[buffer]),
-                port.addr.eq(element[_log2(pieces) :][:bits] if buffer != Buffer.LUT or cfg.lut_count > 1 else 0),
-                port.mask.eq(mask << (element[: _log2(pieces)] * len(mask)) if pieces > 1 else mask),
+                port.en.eq(leaving.o.valid & write.enable[buffer]),
+                port.addr.eq(write.element[_log2(pieces) :][:bits] if buffer != Buffer.LUT or cfg.lut_count > 1 else 0),
+                port.mask.eq(mask << (write.element[: _log2(pieces)] * len(mask)) if pieces > 1 else mask),
                 port.data.eq(value.replicate(width // len(value))),
             ]
         return m
@@ -293,11 +291,13 @@ class Lane(wiring.Component):
         writer, aligner = Writer(cfg, self._buffers), Aligner(cfg.bus_bytes)
         jobs = HeadFifo(writer.walker.job_layout, IN_FLIGHT)
         places = HeadFifo(aligner.row_layout, 2 * self._outstanding)
-        # Queues that part the paths of the engine from those of `rows`, and the aligner's from the writer's.
+        # Queues that part the paths of the engine from those of `rows`, the aligner's from the engine's memory of beats
+        # and from the writer's.
         asked, units = HeadFifo(rows.row.payload.shape(), 2), HeadFifo(aligner.unit.payload.shape(), 2)
+        beats = HeadFifo(beat_layout(cfg.bus_bytes), 2)
         parts = {
             "rows": rows, "jobs": jobs, "writer": writer, "places": places, "aligner": aligner, "asked": asked,
-            "units": units,
+            "beats": beats, "units": units,
         }  # fmt: skip
         for name, part in parts.items():
             m.submodules[name] = ResetInserter(self.halt)(part)
@@ -349,7 +349,8 @@ class Lane(wiring.Component):
         ]
         wiring.connect(m, asked.o, engine.row)
         wiring.connect(m, places.o, aligner.row)
-        wiring.connect(m, engine.beat, aligner.beat)
+        wiring.connect(m, engine.beat, beats.i)
+        wiring.connect(m, beats.o, aligner.beat)
         wiring.connect(m, aligner.unit, units.i)
         wiring.connect(m, units.o, writer.unit)
         wiring.connect(m, engine.bus, wiring.flipped(self.bus))

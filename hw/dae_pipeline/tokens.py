@@ -26,10 +26,17 @@ class Semaphore(wiring.Component):
         m = Module()
         room = Signal(self._bits, init=(1 << self._bits) - 1)
         tokens = Signal(self._bits)
-        m.d.comb += [self.has_room.eq(room != 0), self.has_token.eq(tokens != 0)]
-        for count, up, down in ((room, self.take, self.reserve), (tokens, self.put, self.take)):
+        # Whether a count is not 0: registers, for an instruction's way through its gate begins here.
+        some_room, some_token = Signal(init=1), Signal()
+        m.d.comb += [self.has_room.eq(some_room), self.has_token.eq(some_token)]
+        for count, some, up, down in (
+            (room, some_room, self.take, self.reserve), (tokens, some_token, self.put, self.take),
+        ):  # fmt: skip
             more, less = (count + 1)[: self._bits], (count - 1)[: self._bits]  # `take` comes late: it only selects
-            m.d.sync += count.eq(Mux(up == down, count, Mux(up, more, less)))
+            m.d.sync += [
+                count.eq(Mux(up == down, count, Mux(up, more, less))),
+                some.eq(Mux(up == down, some, up | (count != 1))),
+            ]
         return m
 
 

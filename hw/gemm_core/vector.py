@@ -511,7 +511,8 @@ class Vector(wiring.Component):
         m.d.comb += [read.valid.eq(step.valid), step.ready.eq(items.front)]
         first, last = (items.carry(step.payload[name], name, "reduce") for name in ("first", "last"))
         items["reduce"].leaves = items["reduce"].enable & last["reduce"]
-        part = self._read(m, items, step, last)
+        banks = items.carry(step.payload.dst[cfg.acc_bits - 1], "bank", "write")
+        part = self._read(m, items, step, last, banks)
 
         combined = self._combine(m, items, first, last)
         self._read_par(m, items, items.carry(step.payload.par, "par_addr", "binary")["binary"])
@@ -531,7 +532,7 @@ class Vector(wiring.Component):
             m, items, "places", "read", "write", Cat(step.payload.end, step.payload.dst),
             read.leaves & step.payload.last, items.complete & items.back,
         )  # fmt: skip
-        self._write(m, items, raw, self._add(m, items, selected, residual, part), place[1:])
+        self._write(m, items, raw, self._add(m, items, selected, residual, part), place[1:], banks["write"])
         m.d.comb += [
             finish.eq(items.complete & items.back & place[0]),
             self.active.eq(read.leaves | (items.hold & items.back)),
@@ -601,7 +602,7 @@ class Vector(wiring.Component):
             held.add_lo.eq(Mux(fields.add_lo > fields.add_hi, fields.add_hi, fields.add_lo)),
         ]
 
-    def _read(self, m: Module, items: Items, step: Any, last: dict[str, Any]) -> Signal:
+    def _read(self, m: Module, items: Items, step: Any, last: dict[str, Any], banks: dict[str, Any]) -> Signal:
         """Asks for A, B and taps. Returns what `Items.stall` does."""
         cfg, payload, acc = self._cfg, step.payload, items["acc"]
         # With taps, entries of vin are on their way while they become a sum.
@@ -618,7 +619,6 @@ class Vector(wiring.Component):
         ]
         if cfg.taps:
             m.d.comb += [self.tap.en.eq(reads.leaves & reads.at("weigh")), self.tap.addr.eq(payload.tap)]
-        banks = items.carry(payload.dst[cfg.acc_bits - 1], "bank", "write")
         before = {"acc": "product" if cfg.taps else "read", "write": f"add{ADD_STAGES - 1}"}
         return items.stall(
             self.claims, self.halt,
@@ -753,11 +753,13 @@ class Vector(wiring.Component):
             m.d.sync += waiting.eq(passed[-1])
         return Cat(waiting, *results)
 
-    def _write(self, m: Module, items: Items, raw: Value, written: Value, address: Value) -> None:
+    def _write(self, m: Module, items: Items, raw: Value, written: Value, address: Value, bank: Value) -> None:
+        # LOAD waits for a bank of acc within the cycle: a register says which one it is.
+        in_acc = Cat(address[: self._cfg.acc_bits - 1], bank)
         for destination, port in self._targets.items():
             m.d.comb += [
                 port.en.eq(items.writes[destination]),
-                port.addr.eq(address),
+                port.addr.eq(in_acc if destination == Destination.ACC else address),
                 port.mask.eq(-1),
                 port.data.eq(written),
             ]

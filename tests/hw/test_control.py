@@ -226,6 +226,7 @@ async def the_first_error_is_kept(dut: bench.Dut) -> None:
         sources = random.sample(ERROR_SOURCES, random.randrange(1, 4))
         errors = {name: (random.choice(list(Error)[1:5]), random.getrandbits(24)) for name in sources}
         await pulse_error(dut, **errors)
+        await bench.cycles(dut, 1)
         await bench.fall(dut)
         assert dut.halt.value
         await pulse_error(dut, load=(Error.READ, attempt))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from amaranth import Cat, Module, Signal, Value
-from amaranth.lib import wiring
+from amaranth.lib import data, wiring
 
 from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.load import Writer
@@ -108,9 +108,11 @@ def writer(cfg: Config) -> Harness:
     waiting = Signal(2)
     made = inside["moves"] & ~inside["fails"]
     h.m.d.sync += waiting.eq(waiting + made - sum(taken[1:], taken[0]))
-    h.ensure(inside["full"] == waiting, "each_once")
-    enable = inside["enable"]
-    h.ensure(implies(inside["full"], enable.any() & ((enable & (enable - 1)) == 0)), "one_port")
+    queue = inside["leaving"]
+    h.ensure(inside["leaving.holds"] + inside["leaving.level"] == waiting, "each_once")
+    for name, word in (("holds", inside["leaving.head"]), ("level", inside["leaving.of"].data)):
+        enable = data.View(queue.o.payload.shape(), word).enable
+        h.ensure(implies(inside[f"leaving.{name}"], enable.any() & ((enable & (enable - 1)) == 0)), f"one_port_{name}")
     return h
 
 
@@ -133,6 +135,6 @@ for size in (2, 3, 5):
 for name, cfg in CONFIGS.items():
     prove(
         f"LOAD writes each step once, Config {name}",
-        Mutant(LOAD, "empties.eq(full & taken.any())", "empties.eq(full)"),
-        Mutant(LOAD, "with m.Elif(empties):", "with m.Elif(empties & ~self.unit.valid):"),
+        Mutant(LOAD, "leaving.o.ready.eq(taken.any())", "leaving.o.ready.eq(1)"),
+        Mutant(LOAD, "(out.outside | self.unit.valid) & leaving.i.ready)", "(out.outside | self.unit.valid))"),
     )(partial(writer, cfg))

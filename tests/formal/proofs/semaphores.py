@@ -33,6 +33,8 @@ def semaphore(bits: int) -> Harness:
 
 
 LOSES = Mutant(FILE, "Mux(up == down, count, Mux(up, more, less))", "Mux(up, more, Mux(down, less, count))")
-FULL = Mutant(FILE, "self.has_room.eq(room != 0)", "self.has_room.eq(1)")
+FULL = Mutant(
+    FILE, "some.eq(Mux(up == down, some, up | (count != 1)))", "some.eq(Mux(up == down, some, up | (count != 0)))"
+)
 for bits, mutants in {2: (LOSES, FULL), 8: (LOSES,), 16: (LOSES,)}.items():
     prove(f"semaphore of {bits} bits is a counter", *mutants, depth=1)(partial(semaphore, bits))
