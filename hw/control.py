@@ -122,12 +122,10 @@ class Control(wiring.Component):
 
         # Registers, for what ends a run comes late from all parts, and leads to many others.
         finished, all_quiet, errors = Signal(), Signal(), []
+        error_pulse = data.StructLayout({"valid": 1, **error_layout.members})
         m.d.sync += [finished.eq(self.finished), all_quiet.eq(self.fetch_quiet & self.quiet.all())]
         for source in ERROR_SOURCES:
-            pulse, error = (
-                getattr(self, f"error_{source}"),
-                Signal(data.StructLayout({"valid": 1, **error_layout.members})),
-            )
+            pulse, error = getattr(self, f"error_{source}"), Signal(error_pulse, name=f"failed_{source}")
             m.d.sync += error.eq(Cat(pulse.valid, pulse.payload))
             errors.append(error)
         m.d.sync += self.clear.eq(self.clears)  # it and `halt` are registers: they lead to many others
