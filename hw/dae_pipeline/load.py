@@ -339,7 +339,7 @@ class Lane(wiring.Component):
             asked.i.valid.eq(rows.row.valid & places.i.ready & ~self.halt),
             asked.i.payload.eq(row),
             places.i.valid.eq(rows.row.valid & asked.i.ready & ~self.halt),
-            rows.row.ready.eq(places.i.ready & asked.i.ready & ~self.halt),
+            rows.row.ready.eq(places.i.ready & asked.i.ready),  # whatever `halt` says, for it resets `rows`
             unit_shift.eq(Mux(rows.shift > word_bits, Const(word_bits, shift_bits), rows.shift[:shift_bits])),
             last.eq(row.offset[:word_bits] + row.bytes[:word_bits] - 1),
             stop.eq(aligner.stop(row.offset, unit_shift)),

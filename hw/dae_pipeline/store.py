@@ -214,7 +214,7 @@ class Store(wiring.Component):
             asked.i.valid.eq(rows.row.valid & places.i.ready & ~stop),
             asked.i.payload.eq(row),
             places.i.valid.eq(rows.row.valid & asked.i.ready & ~stop),
-            rows.row.ready.eq(places.i.ready & asked.i.ready & ~stop),
+            rows.row.ready.eq(places.i.ready & asked.i.ready),  # whatever `stop` says, for it resets `rows`
             places.i.payload.first.eq(row.offset),
             places.i.payload.units.eq((row.bytes >> unit_shift) - 1),
             places.i.payload.single.eq((row.bytes >> unit_shift) == 1),

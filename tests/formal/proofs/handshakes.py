@@ -69,6 +69,7 @@ def gates(cfg: Config) -> Harness:
         h.ensure(promised + given <= most, f"never_too_many_{name}")
         room, tokens = inside.of(semaphore, "room"), inside.of(semaphore, "tokens")
         h.ensure((tokens == given) & (room + given + promised == most), f"counts_{name}")
+        h.ensure((semaphore.has_token == (tokens != 0)) & (semaphore.has_room == (room != 0)), f"knows_{name}")
     for unit, (queue, instr, _) in ports.items():
         h.ensure(instr.valid == may_pass[unit], f"{unit.name}_passes")
         h.ensure((queue.valid & queue.ready) == (instr.valid & instr.ready), f"{unit.name}_passes_once")
