@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from celosia.hw.config import Config
-from celosia.hw.isa import UNIT_OF, Field, Opcode, Unit, formats, rules
+from celosia.hw.isa import UNIT_OF, Opcode, Unit, formats, rules
 from celosia.sim.reference import Fields
 
 
@@ -33,13 +33,14 @@ def decode(cfg: Config, code: NDArray[np.uint8]) -> list[Instruction | None]:
     """The instructions of code [count, instruction_bytes]; None for each illegal word."""
     program: list[Instruction | None] = [None] * len(code)
     opcodes = code[:, 0] & 0b111
-    for opcode, fmt in formats(cfg).items():
+    for opcode in formats(cfg):
         numbers = np.flatnonzero(opcodes == opcode)
         if len(numbers):
-            words = _words(code[numbers])
-            values = {field.name: _field(words, fmt.offsets[field.name], field) for field in fmt.fields}
-            illegal = np.any([broken(values) for broken in rules(cfg)[opcode].values()], axis=0)
-            for number, bad, instruction in zip(numbers.tolist(), illegal.tolist(), _instructions(opcode, values)):
+            fields = _fields(cfg, opcode)
+            values = _values(_words(code[numbers]), fields)
+            columns = dict(zip(fields.names, values.T))
+            illegal = np.any([broken(columns) for broken in rules(cfg)[opcode].values()], axis=0)
+            for number, bad, instruction in zip(numbers.tolist(), illegal.tolist(), _instructions(fields, values)):
                 program[number] = None if bad else instruction
     return program
 
@@ -52,25 +53,53 @@ def _words(code: NDArray[np.uint8]) -> NDArray[np.uint64]:
     return padded.view("<u8")
 
 
-def _field(words: NDArray[np.uint64], offset: int, field: Field) -> NDArray[np.int64]:
-    word, bit = divmod(offset, 64)
-    bits = words[:, word] >> np.uint64(bit)
-    if bit + field.width > 64:
-        bits = bits | words[:, word + 1] << np.uint64(64 - bit)
-    value = (bits & np.uint64((1 << field.width) - 1)).astype(np.int64)
-    return value - ((value >> (field.width - 1)) << field.width) if field.signed else value
+class _Fields(NamedTuple):
+    """Of all fields of an opcode, in their order: where they lie (word of 64 bits and bit), masks of their width, and
+    the value of their sign bit (0 where unsigned)."""
+
+    opcode: Opcode
+    names: tuple[str, ...]
+    words: NDArray[np.intp]
+    bits: NDArray[np.uint64]
+    masks: NDArray[np.uint64]
+    signs: NDArray[np.int64]
+    wait: int
+    post: int
+    steps: list[int]
+    """Which fields are numbers of iterations."""
 
 
-def _instructions(opcode: Opcode, values: dict[str, NDArray[np.int64]]) -> list[Instruction]:
-    steps: Any = np.float64(1)
-    for name, value in values.items():
-        if name.startswith("extent_") or name in ("y_size", "z_size"):
-            steps = steps * value
-    names, unit = tuple(values), UNIT_OF[opcode]
-    waits = [_units(mask) for mask in values["wait"].tolist()]
-    posts = [_units(mask) for mask in values["post"].tolist()]
-    rows = zip(*(value.tolist() for value in values.values()))
-    return [Instruction(unit, opcode, names, *others) for others in zip(rows, waits, posts, steps.tolist())]
+@cache
+def _fields(cfg: Config, opcode: Opcode) -> _Fields:
+    form = formats(cfg)[opcode]
+    names = tuple(form.offsets)
+    offsets, widths = np.array(list(form.offsets.values())), [field.width for field in form.fields]
+    return _Fields(
+        opcode, names, offsets // 64, (offsets % 64).astype(np.uint64),
+        np.array([(1 << width) - 1 for width in widths], np.uint64),
+        np.array([1 << field.width - 1 if field.signed else 0 for field in form.fields]),
+        names.index("wait"), names.index("post"),
+        [i for i, name in enumerate(names) if name.startswith("extent_") or name in ("y_size", "z_size")],
+    )  # fmt: skip
+
+
+def _values(words: NDArray[np.uint64], fields: _Fields) -> NDArray[np.int64]:
+    """[count, fields]"""
+    low = words[:, fields.words] >> fields.bits
+    # Two shifts, as one by 64 is undefined.
+    high = words[:, fields.words + 1] << np.uint64(1) << (np.uint64(63) - fields.bits)
+    values = ((low | high) & fields.masks).view(np.int64)
+    return (values ^ fields.signs) - fields.signs
+
+
+def _instructions(fields: _Fields, values: NDArray[np.int64]) -> list[Instruction]:
+    opcode, names = fields.opcode, fields.names
+    unit = UNIT_OF[opcode]
+    waits = map(_units, values[:, fields.wait].tolist())
+    posts = map(_units, values[:, fields.post].tolist())
+    steps = values[:, fields.steps].prod(axis=1, dtype=np.float64).tolist()
+    rows = map(tuple, values.tolist())
+    return [Instruction(unit, opcode, names, *others) for others in zip(rows, waits, posts, steps)]
 
 
 @cache

@@ -1,12 +1,11 @@
 """The meaning of each instruction once more, at the speed of numpy and BLAS: one call an instruction, not one a tile.
 
 Each function does to the state and to DRAM exactly what its namesake in `reference.py` does. What has no quick form
-(an instruction that writes the same entry twice) is handed to the reference.
+(rows whose addresses wrap around at 2^32, operands that take too much memory) is handed to the reference.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from functools import cache, lru_cache
 from math import prod
@@ -60,37 +59,51 @@ def spans(pattern: Steps, depth: int) -> tuple[tuple[tuple[int, ...], int, int],
 
     A stride of `depth - 1` is a step of -1; with two iterations it may as well be a step of `depth - 1`.
     """
-    choices = []
+    found: list[tuple[tuple[int, ...], int, int]] = [((), 0, 0)]
     for extent, stride in pattern:
-        signed = {stride % depth, stride % depth - depth if stride % depth else 0}
-        choices.append([s for s in signed if abs(s) * (extent - 1) < depth])
-    found = []
-    for strides in itertools.product(*choices):
-        ends = [stride * (extent - 1) for stride, (extent, _) in zip(strides, pattern, strict=True)]
-        low, high = sum(e for e in ends if e < 0), sum(e for e in ends if e > 0)
-        if high - low < depth:
-            found.append((strides, low, high))
-    return tuple(found)
+        last, stride = extent - 1, stride % depth
+        signed = (stride, stride - depth) if last and stride else (0,)
+        found = [
+            ((*strides, step), low + min(step * last, 0), high + max(step * last, 0))
+            for strides, low, high in found
+            for step in signed
+            if abs(step) * last < depth
+        ]
+    return tuple(way for way in found if way[2] - way[1] < depth)
 
 
 @lru_cache(maxsize=8192)
 def offsets(pattern: Steps, depth: int) -> NDArray[np.int64]:
     """Entry numbers of `pattern` from base 0, modulo `depth`; shape is the extents. Not to be written to."""
-    total = np.zeros((1,) * len(pattern), np.int64)
-    for axis, (extent, stride) in enumerate(pattern):
-        shape = [1] * len(pattern)
-        shape[axis] = extent
-        total = total + (np.arange(extent) * stride).reshape(shape)
+    total = np.zeros(1, np.int64)
+    for extent, stride in pattern:
+        if extent > 1:
+            total = (total[:, None] + np.arange(extent) * stride).ravel()
     total %= depth
     total.flags.writeable = False
-    return total
+    return total.reshape([extent for extent, _ in pattern])
 
 
 @lru_cache(maxsize=8192)
 def distinct(pattern: Steps, depth: int) -> bool:
     """True where no two iterations of `pattern` have the same address."""
+    reach = 1
+    for step, extent in sorted((min(s % depth, -s % depth), e) for e, s in pattern if e > 1):
+        if step < reach:
+            break
+        reach += step * (extent - 1)
+    else:
+        if reach <= depth:
+            return True
     count = prod(extent for extent, _ in pattern)
-    return count <= depth and len(np.unique(offsets(pattern, depth))) == count
+    return count <= depth and len(set(offsets(pattern, depth).ravel().tolist())) == count
+
+
+@lru_cache(maxsize=8192)
+def _last_visits(pattern: Steps, depth: int) -> tuple[list[int], list[int]]:
+    """Entries from base 0 that `pattern` visits, each once, and the number of the iteration that does so last."""
+    last = {entry: number for number, entry in enumerate(offsets(pattern, depth).ravel().tolist())}
+    return list(last), list(last.values())
 
 
 def view(array: Array, base: int, pattern: Steps) -> Array | None:
@@ -121,8 +134,12 @@ def gather(array: Array, base: int, pattern: Steps) -> Array:
 
 
 def scatter(array: Array, base: int, pattern: Steps, values: Array, add: bool = False) -> None:
-    """Write `values` (or add them) to entries of `array` that `pattern` visits once each."""
-    found = view(array, base % len(array), pattern)
+    """Write `values` (or add them) to entries of `array` in the order of `pattern`: where it visits an entry again, the
+    last value stays (or all are added)."""
+    base %= len(array)
+    if not distinct(pattern, len(array)):
+        return _scatter_again(array, base, pattern, values, add)
+    found = view(array, base, pattern)
     if found is not None:
         if add:
             np.add(found, values, out=found, casting="unsafe")
@@ -131,6 +148,17 @@ def scatter(array: Array, base: int, pattern: Steps, values: Array, add: bool = 
     else:
         index = (offsets(pattern, len(array)) + base) % len(array)
         array[index] = array[index] + values if add else values
+
+
+def _scatter_again(array: Array, base: int, pattern: Steps, values: Array, add: bool) -> None:
+    """`scatter` of a pattern that visits entries several times."""
+    extents, entry = [extent for extent, _ in pattern], array.shape[1:]
+    values = np.broadcast_to(values, (*extents, *entry)).reshape(-1, *entry)
+    if add:
+        np.add.at(array, (offsets(pattern, len(array)).ravel() + base) % len(array), values)
+    else:
+        entries, numbers = _last_visits(pattern, len(array))
+        array[(np.array(entries) + base) % len(array)] = values[numbers]
 
 
 class _Gemm(NamedTuple):
@@ -169,7 +197,7 @@ def _gemm(cfg: Config, key: tuple[int, ...]) -> _Gemm | None:
     wgt = wgt if many == 3 else (wgt[0], *wgt[3:])
     rows = prod(extent for extent, _ in inp) * cfg.inp_bytes
     columns = prod(extent for extent, _ in wgt) * cfg.wgt_bytes
-    if not distinct(acc, cfg.acc_depth) or max(rows, columns) > LARGEST_GATHER:
+    if max(rows, columns) > LARGEST_GATHER:
         return None
     (n, y, x), length = extents[:3], prod(extents[3:]) * cfg.block_in
     # Entries [..., block_in/group, batch, group] become rows [..., batch][k, r, s, block_in].
@@ -237,7 +265,7 @@ def _vector(cfg: Config, key: tuple[int, ...], depth: int) -> _Vector | None:
         tuple((e, stride if e > 1 else 0) for e, stride in zip(key[:5], strides))
         for strides in (key[5:8], key[8:13], key[13:16], key[16:])
     )
-    if not distinct(dst, depth) or prod(key[:5]) * cfg.lanes > LARGEST_GATHER:
+    if prod(key[:5]) * cfg.lanes > LARGEST_GATHER:
         return None
     return _Vector(dst, a, b, _once(par, cfg.par_depth))
 
@@ -397,8 +425,6 @@ def load(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
         start, rows = _dram_steps(state, dram, f, size, "LOAD reads")
     except NotImplementedError:
         return reference.load(state, dram, f)
-    if not distinct(block, len(target)):
-        return reference.load(state, dram, f)
     values = _dram_view(dram, start, rows, f["x_size"], size, np.int8 if widen else target.dtype)
     if (height, width) != (f["y_size"], f["x_size"]):
         whole = f["pad_value"] if buffer == Buffer.ACC else _repeated(f["pad_value"], target.dtype)
@@ -421,10 +447,13 @@ def store(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
         start, rows = _dram_steps(state, dram, f, size, "STORE writes")
     except NotImplementedError:
         return reference.store(state, dram, f)
-    if _rows_overlap(rows, f["x_size"] * size):
-        return reference.store(state, dram, f)
     block = _pattern(f["z_size"], f["sram_z"], f["y_size"], f["sram_y"], f["x_size"], f["sram_x"])
-    _dram_view(dram, start, rows, f["x_size"], size, np.int8)[...] = gather(pieces, f["sram_base"], block)
+    target, values = _dram_view(dram, start, rows, f["x_size"], size, np.int8), gather(pieces, f["sram_base"], block)
+    if _rows_overlap(rows, f["x_size"] * size):
+        for row in np.ndindex(target.shape[:2]):  # in their order: the last one stays
+            target[row] = values[row]
+    else:
+        target[...] = values
 
 
 @lru_cache(maxsize=8192)

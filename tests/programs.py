@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +34,7 @@ from celosia.hw.isa import (
     instruction_bytes,
 )
 from celosia.sim.device import Device
-from celosia.sim.reference import addresses, element_bytes
+from celosia.sim.reference import element_bytes
 
 SMALL: dict[str, Any] = dict(
     inp_depth=64, wgt_depth=32, acc_depth=64, vin_depth=64, out_depth=64, par_depth=16, queue_depth=4
@@ -65,6 +68,36 @@ class Instruction:
     def unit(self) -> Unit:
         return UNIT_OF[self.opcode]
 
+    def word(self, cfg: Config) -> int:
+        """As `isa.encode`, in a third of its time. ValueError where a value does not fit its field."""
+        fields, word = _fields(cfg, self.opcode), int(self.opcode)
+        for name, value in self.fields.items():
+            if name not in fields or not fields[name].low <= value <= fields[name].high:
+                return encode(cfg, self.opcode, **self.fields)  # says what is wrong
+            word |= (value & fields[name].mask) << fields[name].offset
+        return word
+
+
+class _Place(NamedTuple):
+    """Of a field: its first bit, a mask of its width, and the values that it can hold."""
+
+    offset: int
+    mask: int
+    low: int
+    high: int
+
+
+@cache
+def _fields(cfg: Config, opcode: Opcode) -> dict[str, _Place]:
+    """All fields of an instruction but its opcode."""
+    form = formats(cfg)[opcode]
+    found = {}
+    for each in form.fields[1:]:
+        mask = (1 << each.width) - 1
+        low = -(1 << each.width - 1) if each.signed else 0
+        found[each.name] = _Place(form.offsets[each.name], mask, low, low + mask)
+    return found
+
 
 @dataclass
 class TestProgram:
@@ -78,7 +111,7 @@ class TestProgram:
     output: range = field(default_factory=lambda: range(0))
 
     def words(self) -> list[int]:
-        return [encode(self.cfg, i.opcode, **i.fields) for i in self.instructions]
+        return [instruction.word(self.cfg) for instruction in self.instructions]
 
     def loaded(self) -> NDArray[np.uint8]:
         """The image with the instructions in it."""
@@ -88,12 +121,33 @@ class TestProgram:
         image[self.instr_addr : self.instr_addr + len(code)] = code
         return image
 
-    def run(self, device: Device, timeout_cycles: int = 1_000_000) -> NDArray[np.uint8]:
-        """Load and run on `device`; what memory holds afterwards."""
+    def run(
+        self, device: Device, timeout_cycles: int = 1_000_000, loaded: NDArray[np.uint8] | None = None
+    ) -> NDArray[np.uint8]:
+        """Load and run on `device`; what memory holds afterwards. loaded: `loaded()`, where it is known already."""
         device.allocate(len(self.image))
-        device.write(0, self.loaded())
+        device.write(0, self.loaded() if loaded is None else loaded)
         device.run(self.instr_addr, len(self.instructions), timeout_cycles)
         return device.read(0, len(self.image))
+
+
+T = TypeVar("T")
+_MIX = (Opcode.LOAD,) * 3 + (Opcode.GEMM,) * 3 + (Opcode.VECTOR,) * 4 + (Opcode.STORE,) * 3
+_A_SOURCES, _B_SOURCES, _REDUCTIONS, _BINARY = tuple(ASource), tuple(BSource), tuple(ReduceOp), tuple(BinaryOp)
+
+
+class Draws(random.Random):
+    """Small numbers in a fifth of the time that random.Random takes. What it draws differs from that one's."""
+
+    def randrange(self, start: int, stop: int | None = None, step: int = 1) -> int:
+        assert step == 1
+        return int(self.random() * start) if stop is None else start + int(self.random() * (stop - start))
+
+    def randint(self, a: int, b: int) -> int:
+        return a + int(self.random() * (b - a + 1))
+
+    def choice(self, seq: Sequence[T]) -> T:  # type: ignore[override]
+        return seq[int(self.random() * len(seq))]
 
 
 class Generator:
@@ -161,7 +215,7 @@ class Generator:
         return fill
 
     def draw(self) -> Instruction:
-        opcode = self.rng.choices(list(Opcode), (3, 3, 4, 3))[0]
+        opcode = self.rng.choice(_MIX)
         draw = {Opcode.LOAD: self.load, Opcode.GEMM: self.gemm, Opcode.VECTOR: self.vector, Opcode.STORE: self.store}
         return Instruction(opcode, draw[opcode]())
 
@@ -227,8 +281,8 @@ class Generator:
                 extents[3:] = [1, 1]
             destination = rng.choice(destinations(cfg))
             taps = int(cfg.taps > 0 and rng.random() < 0.4)
-            a_source = ASource.VIN if taps else rng.choice(list(ASource))
-            b_source = BSource.IMM if a_source == ASource.VIN else rng.choice(list(BSource))
+            a_source = ASource.VIN if taps else rng.choice(_A_SOURCES)
+            b_source = BSource.IMM if a_source == ASource.VIN else rng.choice(_B_SOURCES)
             rescale_add = int(b_source == BSource.VIN and rng.random() < 0.4)
             fields = {f"extent_{loop}": e for loop, e in zip(VECTOR_LOOPS, extents)}
             fields |= dict(a_source=a_source, b_source=b_source, destination=destination, rescale_add=rescale_add)
@@ -246,8 +300,8 @@ class Generator:
         low, high = sorted((rng.randint(-128, 127), rng.randint(-128, 127)))
         add_low, add_high = sorted((rng.randint(-128, 127), rng.randint(-128, 127)))
         return fields | dict(
-            reduce_op=rng.choice(list(ReduceOp)),
-            binary_op=BinaryOp.NONE if rescale_add else rng.choice(list(BinaryOp)),
+            reduce_op=rng.choice(_REDUCTIONS),
+            binary_op=BinaryOp.NONE if rescale_add else rng.choice(_BINARY),
             requantise=rng.randint(0, 1),
             lookup=rng.randint(0, 1),
             table=rng.randrange(cfg.lut_count),
@@ -333,79 +387,120 @@ def places(cfg: Config, destination: int) -> int:
     return parts * depth
 
 
-def _a_reads(cfg: Config, f: dict[str, int]) -> NDArray[np.int64]:
-    """Entries that a VECTOR reads as A in each iteration [n, y, x, r, s, taps]."""
-    depth = cfg.acc_depth if f["a_source"] == ASource.ACC else cfg.vin_depth
-    first = addresses(f, "a", VECTOR_LOOPS, depth)[..., None]
-    return (first + np.arange(cfg.taps if f.get("taps") else 1)) % depth
-
-
 def reads_own_result(cfg: Config, f: dict[str, int]) -> bool:
     """True where an iteration of a VECTOR reads an entry that an earlier one wrote."""
     source = Destination.ACC if f["a_source"] == ASource.ACC else Destination.VIN
-    reads = [_a_reads(cfg, f)] if source == f["destination"] else []
+    depth = cfg.acc_depth if source == Destination.ACC else cfg.vin_depth
+    # What the first iteration of the outer loops reads as A, and as B; the others read as much further on.
+    a = _visited(f["a_base"], [*_steps(f, "a", ("r", "s")), (cfg.taps if f.get("taps") else 1, 1)], depth)
+    reads = [("a", a)] if source == f["destination"] else []
     if f["destination"] == Destination.VIN and f["b_source"] == BSource.VIN:
-        reads.append(addresses(f, "b", OUTER_LOOPS, cfg.vin_depth))
-    written: set[int] = set()
-    for outer, dst in np.ndenumerate(addresses(f, "dst", OUTER_LOOPS, places(cfg, f["destination"]))):
-        if any(written & set(np.ravel(read[outer]).tolist()) for read in reads):
-            return True
-        written.add(int(dst))
+        reads.append(("b", _visited(f["b_base"], (), cfg.vin_depth)))
+    if not reads:
+        return False
+    written = 0
+    for index in np.ndindex(*(f[f"extent_{loop}"] for loop in OUTER_LOOPS)):
+        for operand, first in reads:
+            if written & _rotated(first, _offset(f, operand, index), depth):
+                return True
+        written |= 1 << (f["dst_base"] + _offset(f, "dst", index)) % depth
     return False
+
+
+def _offset(f: dict[str, int], operand: str, index: tuple[int, ...]) -> int:
+    """How far `operand` has moved in iteration `index` of the outer loops."""
+    return sum(i * f[f"{operand}_{loop}"] for i, loop in zip(index, OUTER_LOOPS))
 
 
 # Tokens ---------------------------------------------------------------------------------------------------
 
 
-def _mask(index: NDArray[np.int64]) -> int:
-    """A set of small numbers as one integer, so that two sets meet where `a & b`."""
-    bits = np.zeros(int(index.max()) + 1, np.uint8)
-    bits[index.ravel()] = 1
-    return int.from_bytes(np.packbits(bits, bitorder="little").tobytes(), "little")
+def _rotated(bits: int, step: int, depth: int) -> int:
+    """Each entry of the set `bits` moved by `step`, modulo `depth`."""
+    step %= depth
+    return (bits << step | bits >> (depth - step)) & ((1 << depth) - 1)
 
 
-def touches(cfg: Config, instruction: Instruction) -> tuple[dict[str, int], dict[str, int]]:
-    """What an instruction reads and what it writes: for each memory a set of entries (of bytes for DRAM)."""
-    f = formats(cfg)[instruction.opcode].decode(encode(cfg, instruction.opcode, **instruction.fields))
-    reads: dict[str, int] = {}
-    writes: dict[str, int] = {}
+def _visited(base: int, loops: Iterable[tuple[int, int]], depth: int, first: int = 1) -> int:
+    """The entries base + sum of index * stride, modulo `depth`, as the bits of a number; loops: (extent, stride).
+    first: what is visited at each of them, seen from base 0."""
+    bits = _rotated(first, base, depth)
+    for extent, stride in loops:
+        done = 1
+        while done < extent:
+            more = min(done, extent - done)
+            bits |= _rotated(bits, more * stride, depth)
+            done += more
+    return bits
 
-    def note(to: dict[str, int], name: str, index: NDArray[np.int64]) -> None:
-        to[name] = to.get(name, 0) | _mask(index)
+
+def _steps(f: dict[str, int], operand: str, loops: tuple[str, ...]) -> list[tuple[int, int]]:
+    """(extent, stride) of each loop."""
+    return [(f[f"extent_{loop}"], f[f"{operand}_{loop}"]) for loop in loops]
+
+
+class _Space(NamedTuple):
+    """Of a memory: the number of its first piece among those of all memories, how many it has, and an entry of it."""
+
+    start: int
+    size: int
+    pieces: int
+
+
+@cache
+def _spaces(cfg: Config) -> dict[str, _Space]:
+    """By name; bytes of DRAM are numbered from `dram` on, behind all the others."""
+    found, start = {}, 0
+    for name, depth, pieces in (
+        ("inp", cfg.inp_depth, cfg.inp_pieces), ("wgt", cfg.wgt_depth, 1), ("acc", cfg.acc_depth, cfg.out_pieces),
+        ("vin", cfg.vin_depth, cfg.out_pieces), ("out", cfg.out_depth, cfg.out_pieces), ("par", cfg.par_depth, 1),
+        ("lut", cfg.lut_count, 1), ("tap", cfg.tap_depth, 1),
+    ):  # fmt: skip
+        found[name] = _Space(start, depth * pieces, pieces)
+        start += depth * pieces
+    return found | {"dram": _Space(start, 1 << 32, 1)}
+
+
+def touches(cfg: Config, instruction: Instruction) -> tuple[int, int]:
+    """What an instruction reads and what it writes: sets of the pieces of all memories (see `_spaces`), as bits."""
+    f = defaultdict(int, instruction.fields)
+    spaces = _spaces(cfg)
+
+    def entries(name: str, operand: str, loops: tuple[str, ...], after: int = 0, pieces: int = 0) -> int:
+        """Those that `operand` visits, and of the entries that follow each so many; of `pieces` each."""
+        space = spaces[name]
+        pieces = pieces or space.pieces
+        steps = [(extent, stride * pieces) for extent, stride in _steps(f, operand, loops)]
+        if after:
+            steps.append((after + 1, pieces))
+        return _visited(f[f"{operand}_base"] * pieces, steps, space.size, (1 << pieces) - 1) << space.start
 
     if instruction.opcode in (Opcode.LOAD, Opcode.STORE):
         load = instruction.opcode == Opcode.LOAD
         buffer = Buffer(f["buffer"]) if load else None
         size = element_bytes(cfg, buffer, bool(f["widen"])) if buffer is not None else cfg.piece_bytes
-        rows = f["dram_addr"] + np.arange(f["z_size"])[:, None] * f["dram_z"] + np.arange(f["y_size"]) * f["dram_y"]
-        note(reads if load else writes, "dram", rows[..., None] % (1 << 32) + np.arange(f["x_size"] * size))
-        height, width = f["y_size"], f["x_size"]
-        if load:
-            height, width = height + f["pad_top"] + f["pad_bottom"], width + f["pad_left"] + f["pad_right"]
-        f |= dict(extent_z=f["z_size"], extent_y=height, extent_x=width)
-        name = buffer.name.lower() if buffer is not None else "out"
-        pieces = {"inp": cfg.inp_pieces, "acc": cfg.out_pieces, "vin": cfg.out_pieces, "out": cfg.out_pieces}.get(
-            name, 1
-        )
-        depth = {"lut": cfg.lut_count}.get(name) or getattr(cfg, f"{name}_depth")
-        note(writes if load else reads, name, addresses(f, "sram", ("z", "y", "x"), depth * pieces) // pieces)
-    elif instruction.opcode == Opcode.GEMM:
-        note(reads, "inp", addresses(f, "inp", GEMM_LOOPS, cfg.inp_depth))
-        note(reads, "wgt", addresses(f, "wgt", GEMM_LOOPS, cfg.wgt_depth))
-        note(reads, "acc", addresses(f, "acc", OUTER_LOOPS, cfg.acc_depth))
-        note(writes, "acc", addresses(f, "acc", OUTER_LOOPS, cfg.acc_depth))
-    else:
-        note(reads, "acc" if f["a_source"] == ASource.ACC else "vin", _a_reads(cfg, f))
-        note(reads, "vin", addresses(f, "b", OUTER_LOOPS, cfg.vin_depth))
-        note(reads, "par", addresses(f, "par", OUTER_LOOPS, cfg.par_depth))
-        note(reads, "lut", np.array([f["table"]]))
-        if cfg.taps:
-            note(reads, "tap", addresses(f | {"tap_y": 0, "tap_x": 0}, "tap", VECTOR_LOOPS, cfg.tap_depth))
-        depth = places(cfg, f["destination"])
-        name = Destination(f["destination"]).name.lower()
-        parts = depth // getattr(cfg, f"{name}_depth")
-        note(writes, name, addresses(f, "dst", OUTER_LOOPS, depth) // parts)
-    return reads, writes
+        dram, row = 0, (1 << f["x_size"] * size) - 1
+        for z in range(f["z_size"]):
+            for y in range(f["y_size"]):
+                dram |= row << (f["dram_addr"] + z * f["dram_z"] + y * f["dram_y"]) % (1 << 32)
+        dram <<= spaces["dram"].start
+        f["extent_z"] = f["z_size"]
+        f["extent_y"] = f["pad_top"] + f["y_size"] + f["pad_bottom"]
+        f["extent_x"] = f["pad_left"] + f["x_size"] + f["pad_right"]
+        block = entries(buffer.name.lower() if buffer is not None else "out", "sram", ("z", "y", "x"), pieces=1)
+        return (dram, block) if load else (block, dram)
+    if instruction.opcode == Opcode.GEMM:
+        acc = entries("acc", "acc", OUTER_LOOPS)
+        return entries("inp", "inp", GEMM_LOOPS) | entries("wgt", "wgt", GEMM_LOOPS) | acc, acc
+    reads = entries(
+        "acc" if f["a_source"] == ASource.ACC else "vin", "a", VECTOR_LOOPS, cfg.taps - 1 if f["taps"] else 0
+    )
+    reads |= entries("vin", "b", OUTER_LOOPS) | entries("par", "par", OUTER_LOOPS)
+    reads |= 1 << spaces["lut"].start + f["table"] % cfg.lut_count
+    if cfg.taps:
+        reads |= entries("tap", "tap", TAP_LOOPS)
+    name = Destination(f["destination"]).name.lower()
+    return reads, entries(name, "dst", OUTER_LOOPS, pieces=cfg.out_pieces)
 
 
 def synchronise(cfg: Config, instructions: list[Instruction], more: random.Random | None = None) -> None:
@@ -417,27 +512,25 @@ def synchronise(cfg: Config, instructions: list[Instruction], more: random.Rando
     """
     limit = (1 << cfg.token_bits) - 1
     sets = [touches(cfg, instruction) for instruction in instructions]
+    earlier: dict[Unit, list[int]] = {unit: [] for unit in Unit}
     edges: dict[tuple[Unit, Unit], list[list[int]]] = {(a, b): [] for a in Unit for b in Unit}
     for i, instruction in enumerate(instructions):
+        reads, writes = sets[i]
         for other in Unit:
             if other == instruction.unit:
                 continue
-            found = next(
-                (
-                    j
-                    for j in reversed(range(i))
-                    if instructions[j].unit == other
-                    and (_conflict(sets[j], sets[i]) or (more is not None and more.random() < 0.05))
-                ),
-                None,
-            )
             pairs = edges[other, instruction.unit]
-            if found is None or (pairs and pairs[-1][0] >= found):
-                continue
-            if sum(wait > found for _, wait in pairs) >= limit:
-                pairs[-1][0] = found
-            else:
-                pairs.append([found, i])
+            known = pairs[-1][0] if pairs else -1
+            for j in reversed(earlier[other]):
+                if j <= known:
+                    break  # it is in order already
+                if sets[j][1] & (reads | writes) or sets[j][0] & writes or (more is not None and more.random() < 0.05):
+                    if sum(wait > j for _, wait in pairs) >= limit:
+                        pairs[-1][0] = j
+                    else:
+                        pairs.append([j, i])
+                    break
+        earlier[instruction.unit].append(i)
     for instruction in instructions:
         instruction.fields |= dict(wait=0, post=0)
     for (source, target), pairs in edges.items():
@@ -446,23 +539,12 @@ def synchronise(cfg: Config, instructions: list[Instruction], more: random.Rando
             instructions[wait].fields["wait"] |= 1 << source
 
 
-Sets = tuple[dict[str, int], dict[str, int]]
-
-
-def _conflict(first: Sets, second: Sets) -> bool:
-    reads, writes = first
-    later_reads, later_writes = second
-    return any(writes.get(name, 0) & mask for name, mask in (*later_reads.items(), *later_writes.items())) or any(
-        reads.get(name, 0) & mask for name, mask in later_writes.items()
-    )
-
-
 def random_program(
     cfg: Config, seed: int, count: int = 30, align: int | None = None, wrap: float = 0.05, tokens: bool = True,
     rich: bool = False,
 ) -> TestProgram:  # fmt: skip
     """`count` random instructions after a prologue that fills the scratchpads; the same for the same arguments."""
-    rng = random.Random(seed)
+    rng = Draws(seed)
     generator = Generator(cfg, rng, count, align, wrap, rich)
     instructions = generator.prologue()
     instructions += [generator.draw() for _ in range(count)]

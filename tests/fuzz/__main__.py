@@ -18,7 +18,7 @@ from celosia.hw.config import PRESETS
 from celosia.hw.isa import Unit
 from celosia.hw.regs import ERROR_TEXT
 from celosia.sim.build import BuildError, library
-from fuzz.run import KINDS, Results, chunks, configs, run
+from fuzz.run import KINDS, Journal, Results, chunks, configs, run
 
 STATES = ("idle", "busy", "memory", "token")
 console = Console()
@@ -28,10 +28,14 @@ def main(
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="Cases of each kind.")] = 2000,
     seed: Annotated[int, typer.Option(help="Another seed, other cases and other Configs.")] = 1,
     kind: Annotated[list[str] | None, typer.Option(help=f"Only these of {', '.join(KINDS)}.")] = None,
-    hardware: Annotated[int, typer.Option("--configs", min=1, help="Random Configs, each a simulator.")] = 6,
+    hardware: Annotated[int, typer.Option("--configs", min=0, help="Random Configs, each a simulator.")] = 6,
     preset: Annotated[list[str] | None, typer.Option(help="These presets, too, as ultra96.")] = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1)] = os.cpu_count() or 1,
     output: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Keep results in this file, and do not run again what it has of the same sources."),
+    ] = None,
 ) -> None:
     """Random cases until COUNT of each kind have passed; exit code 1 where one failed."""
     for name in kind or ():
@@ -41,6 +45,9 @@ def main(
         if name not in PRESETS:
             raise typer.BadParameter(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
     machines = [*configs(hardware, seed), *(PRESETS[name] for name in preset or ())]
+    if not machines:
+        raise typer.BadParameter("without random Configs there must be a preset")
+    journal = Journal(resume) if resume is not None else None
     try:
         for number, cfg in enumerate(machines, 1):
             console.print(f"Simulator {number} of {len(machines)}: {_describe(cfg)}", highlight=False)
@@ -56,6 +63,7 @@ def main(
                 chunks(name, count, seed, machines),
                 jobs,
                 partial(_advance, progress, progress.add_task(name, total=count)),
+                journal,
             )
         _report(name, results)
         figures[name] = summary(results)
@@ -75,6 +83,7 @@ def summary(results: Results) -> dict[str, object]:
     pairs = results.coverage.pairs()
     return {
         "cases": results.cases, "failures": len(results.failures), "seconds": round(results.seconds, 1),
+        "cpu_seconds": round(results.cpu, 1),
         "endings": dict(sorted(results.endings.items())),
         "field_values": {opcode: f"{used} of {possible}" for opcode, (used, possible) in reached.items()},
         "state_pairs": int((pairs > 0).sum()),
@@ -87,7 +96,7 @@ def _describe(cfg: object) -> str:
 
 
 def _report(name: str, results: Results) -> None:
-    table = Table(title=f"{name}: {results.cases} cases in {results.seconds:.0f} s, {len(results.failures)} failed")
+    table = Table(title=f"{name}: {results.cases} cases, {len(results.failures)} failed; {results.cpu:.0f} s of CPU")
     table.add_column("ending")
     table.add_column("cases", justify="right")
     for ending, number in sorted(results.endings.items(), key=lambda item: -item[1]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,8 +18,9 @@ from celosia.sim.device import Counters, DeviceError
 from celosia.sim.fsim import FunctionalDevice
 from celosia.sim.rtlsim import RtlDevice
 from fuzz import files
+from fuzz import run as fuzz_run
 from fuzz.cases import Coverage, Failure, Machine, case_program, garbage, legal, random_config
-from fuzz.run import chunk, chunks
+from fuzz.run import Chunk, Journal, Results, chunk, chunks
 
 
 @cache
@@ -81,6 +83,64 @@ def test_cases_repeat() -> None:
 def test_cases_depend_on_their_seed_only() -> None:
     machine = Machine(CONFIGS["4x4"], rtl())
     assert [garbage(machine, seed) for seed in range(20)] == [garbage(machine, seed) for seed in range(20)]
+
+
+# Going on after an end
+
+CASES = Chunk("forged", CONFIGS["4x4"], range(40))
+
+
+def _none_may_run(*cases: object) -> Results:
+    raise AssertionError("a chunk that was done has run again")
+
+
+def test_a_run_goes_on_where_another_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "runs.jsonl"
+    results = chunk(*CASES)
+    results.coverage.note(CASES.cfg, case_program(CASES.cfg, random.Random(1)).words())
+    results.coverage.states[1, 2, 3, 0] = 2**40
+    Journal(path).note(CASES, results)
+    with path.open("a") as file:
+        file.write('{"chunk": "forged')  # the process ended here
+    Journal(path).note(Chunk("forged", CONFIGS["4x4"], range(40, 41)), Results(cases=1))
+    journal = Journal(path)
+    assert len(journal.done) == 2
+    monkeypatch.setattr(fuzz_run, "chunk", _none_may_run)
+    again = fuzz_run.run([CASES], 1, journal=journal)
+    assert (again.cases, again.endings, again.failures) == (40, results.endings, [])
+    assert again.coverage.fields == results.coverage.fields
+    assert np.array_equal(again.coverage.states, results.coverage.states)
+
+
+def test_results_of_other_sources_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "runs.jsonl"
+    Journal(path).note(CASES, Results(cases=40))
+    assert str(CASES) in Journal(path).done
+    monkeypatch.setattr(fuzz_run, "hardware_digest", lambda cfg: "other hardware")
+    fuzz_run.sources.cache_clear()
+    assert str(CASES) not in Journal(path).done
+    fuzz_run.sources.cache_clear()
+
+
+def test_other_cases_do_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    Journal(path).note(CASES, Results(cases=40))
+    others = (
+        CASES._replace(kind="damaged"), CASES._replace(cfg=CONFIGS["8x8-bus16"]), CASES._replace(seeds=range(50)),
+        CASES._replace(seeds=range(40, 80)),
+    )  # fmt: skip
+    assert not any(str(other) in Journal(path).done for other in others)
+
+
+def test_chunks_that_failed_are_tried_again(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    Journal(path).note(CASES, Results(cases=40, failures=["forged case 3 on 4x4: it differs"]))
+    assert not Journal(path).done
+
+
+def test_a_long_run_has_large_chunks() -> None:
+    work = list(chunks("legal", 1_000_000, 1, [random_config(0), random_config(1)]))
+    assert len(work) == fuzz_run.MOST_CHUNKS and sum(len(each.seeds) for each in work) == 1_000_000
 
 
 # Planted faults
