@@ -32,7 +32,7 @@ from celosia.sim.patience import ending_on_sigterm, every_minute, so_far
 
 VERILATOR_FLAGS = (
     "--cc", "-O3", "--x-assign", "unique", "--x-initial", "unique", "--noassert", "-Wno-fatal", "-Wno-lint",
-    "-Wno-style", "--output-split", "30000", "--output-split-cfuncs", "5000",
+    "-Wno-style", "--output-split", "30000", "--output-split-cfuncs", "20000",
 )  # fmt: skip
 CXX_FLAGS = ("-std=c++17", "-march=native", "-fPIC", "-fvisibility=hidden", "-w")
 SMALL_ARRAY = 64

@@ -4,17 +4,21 @@ Yosys writes a flat module as continuous assignments and registers with enables.
 in every cycle, though most of their values end in registers that stay as they are: the vector unit's lanes are idle in
 nine cycles of ten. Here assignments move into the conditions of the registers that alone use them:
 
-    assign sum = a + b;                            always @(posedge clk) begin : gated0
-    always @(posedge clk)                 ->         reg [8:0] sum;
-      if (enable) total <= sum;                      if (enable) begin
+    assign sum = a + b;                            task automatic gated0;
+    always @(posedge clk)                 ->         if (enable) begin
+      if (enable) total <= sum;                        automatic reg [8:0] sum;
                                                        sum = a + b;
                                                        total <= sum;
                                                      end
+                                                   endtask
+                                                   always @(posedge clk) begin
+                                                     gated0;
                                                    end
 
 Nothing else changes: registers get the same values in the same cycles. Statements that are not of the forms known here
 stay where they are. A condition holds others: where `enable` is `valid & move`, logic that several such enables share
-stands in `if (valid)`. What up to COPIES groups of registers use is written once in each of them.
+stands in `if (valid)`. What up to COPIES groups of registers use is written once in each of them. Variables of a task
+become those of a C++ function, which need no place in memory; those of an always block would be stored each time.
 """
 
 from __future__ import annotations
@@ -27,6 +31,8 @@ from functools import cached_property
 
 COPIES = 4
 """Groups of registers that may each have their own copy of what they share."""
+WIDE = 64
+"""Bits up to which a number is one to C++. Wider ones would be set to 0 before the condition is known, if automatic."""
 
 Path = tuple[str, ...]
 """Conditions, the outermost first, within which something stands; () is outside of all."""
@@ -64,6 +70,12 @@ def _written(name: str) -> str:
 def _word(memory: str) -> str:
     """The variable for an entry of a memory that is being put together."""
     return f"\\{memory}.word "
+
+
+def _variable(width: str, name: str) -> str:
+    """The declaration of a variable; width: as Verilog has it, [high:0] or nothing."""
+    high = int(width[1:].partition(":")[0]) if width else 0
+    return f"{'automatic' if high < WIDE else 'static'} reg {width}{name};"
 
 
 def _condition(atom: str) -> str:
@@ -394,9 +406,9 @@ def gated(text: str) -> str:
         yield f"if ({_condition(path[-1])}) begin"
         names = dict.fromkeys(name for assign in assigns[path] for name in sorted(assign.writes))
         parts = {name for assign in assigns[path] if "[" in assign.left for name in assign.writes}
-        yield from (f"  automatic reg {module.wires[name]}{_written(name)};" for name in names)
+        yield from (f"  {_variable(module.wires[name], _written(name))}" for name in names)
         entries = (register.local for register in registers[path] if register.local)
-        yield from (f"  automatic reg {width}{_word(memory)};" for memory, width in entries)
+        yield from (f"  {_variable(width, _word(memory))}" for memory, width in entries)
         # What is written part by part would be random first, which takes long.
         yield from (f"  {_written(name)} = 0;" for name in names if name in parts)
         for assign in assigns[path]:
@@ -415,8 +427,11 @@ def gated(text: str) -> str:
     def group(number: int, path: Path) -> Iterator[str]:
         places = list(below(path))
         blocks = [register for place in places for register in registers[place]]
-        yield f"{blocks[0].text[0].removesuffix(' begin')} begin : gated{number}"
+        yield f"  task automatic gated{number};"
         yield from (f"    {line}" for line in within(path))
+        yield "  endtask"
+        yield f"{blocks[0].text[0].removesuffix(' begin')} begin"
+        yield f"    gated{number};"
         yield from (f"    {register.reset}" for register in blocks if register.reset)
         yield "  end"
 

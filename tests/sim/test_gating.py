@@ -48,7 +48,7 @@ def module(body: str) -> str:
 
 def blocks(text: str) -> list[str]:
     """The groups of registers, each on one line."""
-    return [" ".join(part.split("endmodule")[0].split()) for part in text.split("always @(posedge clk) begin : ")[1:]]
+    return [" ".join(part.split("endmodule")[0].split()) for part in text.split("task automatic ")[1:]]
 
 
 def test_what_one_register_uses_moves_with_it() -> None:
@@ -61,8 +61,8 @@ def test_what_one_register_uses_moves_with_it() -> None:
     found = gated(text)
     (block,) = blocks(found)
     assert block == (
-        "gated0 if (move) begin automatic reg [7:0] \\$1 ; automatic reg [7:0] \\$2 ; "
-        "\\$1 = a + b; \\$2 = \\$1 ^ 8'h0f; q <= \\$2 ; end end"
+        "gated0; if (move) begin automatic reg [7:0] \\$1 ; automatic reg [7:0] \\$2 ; "
+        "\\$1 = a + b; \\$2 = \\$1 ^ 8'h0f; q <= \\$2 ; end endtask always @(posedge clk) begin gated0; end"
     )
     assert "assign" not in found and "wire [7:0] \\$1" not in found and "wire [7:0] a" in found
 
@@ -84,7 +84,7 @@ def test_a_condition_is_no_secret_of_its_own_block() -> None:
           if (go) q <= a;
     """)
     (block,) = blocks(gated(text))
-    assert block.startswith("gated0 if (valid) begin automatic reg go; go = valid & move; if (go) begin q <= a; end")
+    assert block.startswith("gated0; if (valid) begin automatic reg go; go = valid & move; if (go) begin q <= a; end")
 
 
 def test_a_reset_counts_whatever_the_condition() -> None:
@@ -95,7 +95,7 @@ def test_a_reset_counts_whatever_the_condition() -> None:
           else if (move) q <= \\$1 ;
     """)
     (block,) = blocks(gated(text))
-    assert block.endswith("q <= \\$1 ; end if (valid) q <= 8'h00; end")
+    assert block.endswith("q <= \\$1 ; end endtask always @(posedge clk) begin gated0; if (valid) q <= 8'h00; end")
 
 
 def test_registers_that_share_logic_have_copies_or_one_condition() -> None:
@@ -113,9 +113,21 @@ def test_registers_that_share_logic_have_copies_or_one_condition() -> None:
           if (move) y <= a;
     """)
     shared = blocks(gated(text.replace("{other}", "valid")))
-    assert len(shared) == 2 and shared[0].startswith("gated0 if (valid) begin") and shared[0].count("a + b") == 1
+    assert len(shared) == 2 and shared[0].startswith("gated0; if (valid) begin") and shared[0].count("a + b") == 1
     apart = blocks(gated(text.replace("{other}", "move")))
     assert len(apart) == 2 and all(block.count("a + b") == 1 for block in apart)
+
+
+def test_only_narrow_variables_are_automatic() -> None:
+    """What is set to 0 each time costs more than to keep what nobody reads."""
+    text = module("""
+        wire [{high}:0] both;
+        assign both = { 4{ a, b } };
+        always @(posedge clk)
+          if (move) q <= both[7:0];
+    """)
+    assert "automatic reg [63:0] both;" in gated(text.replace("{high}", "63"))
+    assert "static reg [64:0] both;" in gated(text.replace("{high}", "64"))
 
 
 def test_loops_of_names_stay() -> None:
@@ -141,7 +153,7 @@ def test_a_memory_is_written_once() -> None:
         end
     """)
     (block,) = blocks(gated(text))
-    assert block.startswith("gated0 if (move) begin") and "automatic reg [7:0] \\mem.word ;" in block
+    assert block.startswith("gated0; if (move) begin") and "automatic reg [7:0] \\mem.word ;" in block
     assert block.count("<=") == 1 and block.count("mem[b[1:0]]") == 2
 
 
@@ -178,7 +190,7 @@ def is_same(before: str, after: str, folder: Path) -> bool:
 def test_token_gates_stay_what_they_are(tmp_path: Path) -> None:
     before = convert(Tokens(CFG), "m", simulation=True, flat=True)
     after = gated(before)
-    assert after.count("begin : gated") > 10 and is_same(before, after, tmp_path)
+    assert after.count("task automatic gated") > 10 and is_same(before, after, tmp_path)
 
 
 def test_a_condition_that_is_too_narrow_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
