@@ -92,10 +92,20 @@ def _is_large(cfg: Config) -> bool:
     return cfg.macs_per_cycle > SMALL_ARRAY
 
 
-def _optimisation(cfg: Config, source: Path) -> str:
-    """The compiler's flag for a C++ file. Verilator's runtime, and what starts a simulation, take little time of it."""
-    seldom = source.name in RUNTIME or source.stem.endswith("Slow")
-    return "-O3" if _is_large(cfg) and not seldom else "-O1"
+def _optimisation(cfg: Config) -> str:
+    return "-O3" if _is_large(cfg) else "-O1"
+
+
+def _cxx_sources(folder: Path, root: Path) -> tuple[list[Path], Path]:
+    """The C++ files of a simulator that Verilator has written to `folder`, and one more for -O1: what takes little time
+    of a run, in one file, since it reads the same headers.
+    """
+    generated = sorted(folder.glob("*.cpp"))
+    starting = [path for path in generated if path.stem.endswith("Slow")]
+    seldom = folder / "seldom.cpp"
+    together = (*(root / "include" / name for name in RUNTIME), *starting)
+    seldom.write_text("".join(f'#include "{path}"\n' for path in together), encoding="utf-8")
+    return [*(path for path in generated if path not in starting), HARNESS, PRODUCTS], seldom
 
 
 def _source(cfg: Config) -> str:
@@ -118,7 +128,7 @@ def library_path(cfg: Config, source: str | None = None) -> Path:
     digest = hashlib.sha256()
     for part in (
         hardware_digest(cfg) if source is None else source, *(file.read_text(encoding="utf-8") for file in files),
-        metadata.version("verilator"), version, _processor(), *VERILATOR_FLAGS, *CXX_FLAGS, _optimisation(cfg, HARNESS),
+        metadata.version("verilator"), version, _processor(), *VERILATOR_FLAGS, *CXX_FLAGS, _optimisation(cfg),
     ):  # fmt: skip
         digest.update(part.encode() + b"\0")
     return cache_folder() / "rtlsim" / digest.hexdigest()[:32] / "simulator.so"
@@ -185,16 +195,17 @@ def _build(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
         macros = {"BUS_BYTES": cfg.bus_bytes, "PORTS": cfg.ports, **defines(cfg)}
         defined = [f"-D{name}={value}" for name, value in macros.items()]
         include = [f"-I{folder}", f"-I{root}/include", f"-I{root}/include/vltstd", *defined]
-        sources = [*work.glob("*.cpp"), *(root / "include" / name for name in RUNTIME), HARNESS, PRODUCTS]
+        sources, seldom = _cxx_sources(work, root)
         sources.sort(key=lambda source: -source.stat().st_size)  # the longest first: both cores end together
+        flags = {seldom: "-O1", **dict.fromkeys(sources, _optimisation(cfg))}
         stage = "C++"
-        progress.update(task, description=f"{what}: {stage}", total=len(sources) + 1)
+        progress.update(task, description=f"{what}: {stage}", total=len(flags) + 1)
         commands = [
-            [cxx, *CXX_FLAGS, _optimisation(cfg, s), *include, "-c", str(s), "-o", str(work / f"{s.stem}.o")]
-            for s in sources
+            [cxx, *CXX_FLAGS, flag, *include, "-c", str(path), "-o", str(work / f"{path.stem}.o")]
+            for path, flag in flags.items()
         ]
         _call_all(commands, work, lambda: progress.advance(task))
-        objects = [str(work / f"{source.stem}.o") for source in sources]
+        objects = [str(work / f"{path.stem}.o") for path in flags]
         _call([cxx, "-shared", *objects, "-o", str(work / "simulator.so"), "-lpthread"], work)
         os.replace(work / "simulator.so", path)
 
