@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from unittest.mock import patch
 
@@ -126,7 +127,29 @@ def loops(names: Sequence[str], operands: Mapping[str, Sequence[str]], reduction
 
 def walker(padded: bool) -> Harness:
     """Of Walker: every step of every element, in order; an element in the padding has one step, and says that it is."""
-    h = Harness()
+    return walk_of(Harness(), padded).h
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A Walker beside what its steps should be.
+
+    held: its job, while it `runs`. count: indices of the element, those `outside` the borders. steps: one is taken,
+    which `ends` the element. accepts: it takes a job.
+    """
+
+    h: Harness
+    dut: Walker
+    held: data.View[data.StructLayout]
+    runs: Value
+    count: Odometer
+    outside: Value
+    accepts: Value
+    steps: Value
+    ends: Value
+
+
+def walk_of(h: Harness, padded: bool) -> Walk:
     dut = Walker(BITS, 2, data.StructLayout({"tag": 2}), padded=padded)
     inside = h.add(dut)
     new, step = dut.job.payload, dut.step.payload
@@ -182,12 +205,37 @@ def walker(padded: bool) -> Harness:
     for name, axes in (("plane", "z"), ("row", "zy")):
         began = count.affine(held.base, {axis: held[f"{axis}_step"] for axis in axes})
         h.ensure(implies(runs, inside[name] == began), f"{name}_began")
-    return h
+    return Walk(h, dut, held, runs, count, outside, accepts, steps, element_ends)
 
 
 def rows(max_shift: int) -> Harness:
     """Of Rows: every row, in order; a plane is one where no byte lies between its rows. DRAM is of 256 bytes here."""
-    h = Harness()
+    return list_of(Harness(), max_shift).h
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Rows beside what it should list.
+
+    listed: the block, while it `runs`, after it `begins`; `waiting`: the next one, if it `waits`. sizes: x * y of that.
+    planes: rows are whole planes, of `plane_bytes`. count: indices of the row. steps: it is taken.
+    """
+
+    h: Harness
+    dut: Rows
+    listed: data.View[data.StructLayout]
+    waiting: data.View[data.StructLayout]
+    runs: Value
+    waits: Value
+    begins: Value
+    steps: Value
+    planes: Value
+    plane_bytes: Value
+    sizes: Value
+    count: Odometer
+
+
+def list_of(h: Harness, max_shift: int) -> Listing:
     with patch.object(walk, "OFFSET_BITS", 2 * BITS):
         dut = Rows(max_shift)
         inside = h.add(dut)
@@ -248,7 +296,9 @@ def rows(max_shift: int) -> Harness:
     }
     for name, fact in facts.items():
         h.ensure(implies(runs, fact), name)
-    return h
+    return Listing(
+        h, dut, listed, waiting, runs, waits, begins, steps, planes, bytes_["plane"], sizes, count,
+    )  # fmt: skip
 
 
 LOOPS, WALK = "gemm_core/loops.py", "dae_pipeline/walk.py"

@@ -89,8 +89,8 @@ def prove(
 def all_properties() -> dict[str, Property]:
     """Every property, in the order of the table."""
     modules = (
-        "semaphores addresses fifos order items hazards scratchpads accumulators bytes bursts handshakes writes ends "
-        "decoder requantiser"
+        "semaphores addresses fifos order items hazards scratchpads accumulators bytes bursts handshakes writes copies "
+        "ends decoder requantiser"
     )
     for module in modules.split():
         importlib.import_module(f"proofs.{module}")

@@ -1,0 +1,691 @@
+"""Data through STORE and LOAD: one byte of one copy, any, from its place to its place.
+
+Both are chains of queues and parts that keep an order, so that what is proved of the n-th item of one link is of the
+n-th item of the next, however long items wait between them:
+
+    instruction -> Rows, Walker     both get the same copy, and the links are joined     instruction_of_store, .._load
+    Rows, Walker                    the n-th element of a copy is the n-th of its rows   elements_of_rows, .._of_steps
+    STORE: step -> unit             the bytes of its place in the scratchpad             units_of_steps
+           unit -> W                each byte to its address                             units_to_memory
+    LOAD:  row -> beats             its words in memory, in order                        beats_of_rows
+           beat -> unit             its bytes, in order                                  bytes.py
+           step -> scratchpad       the bytes of its unit, or padding                    steps_to_scratchpads
+
+That queues are lists is proved in fifos.py, that steps and rows are those of the closed form in addresses.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+from amaranth import Array, Cat, Const, Mux, Signal, Value
+from amaranth.lib import data
+
+from celosia.hw.axi import ADDR_BITS
+from celosia.hw.config import Config
+from celosia.hw.dae_pipeline import dma, walk
+from celosia.hw.dae_pipeline.dma import ReadEngine
+from celosia.hw.dae_pipeline.load import Lane, Writer
+from celosia.hw.dae_pipeline.store import Reader, Store
+from celosia.hw.isa import Buffer, buffers, element_bytes
+from celosia.hw.regs import Error
+from proofs.addresses import list_of, walk_of
+from proofs.bursts import LIMITS, limits
+from proofs.declare import Mutant, prove
+from proofs.fifos import List, place
+from proofs.handshakes import CONFIGS, OTHER, SMALL
+from proofs.harness import Harness, Inside, implies
+from proofs.writes import CUT, Model
+
+SIZE_BITS, NUMBER_BITS, MAX_SHIFT = 2, 9, 1
+"""Of sizes of blocks whose elements are numbered, and of the numbers; log2 of the greatest element's bytes there."""
+BYTE = 3
+"""Part of what is proved of STORE from its rows on: the others are those of writes.py."""
+
+
+def log2(value: int) -> int:
+    return value.bit_length() - 1
+
+
+# Both -------------------------------------------------------------------------------------------------------
+
+
+def small_blocks() -> Any:
+    """Blocks of up to 3 elements, rows and planes: their numbers are products."""
+    values: dict[str, Any] = {f"{axis}_BITS": SIZE_BITS for axis in "XYZ"}
+    return patch.multiple(walk, BORDERS={axis: SIZE_BITS + 1 for axis in "xy"}, **values)
+
+
+def product(*factors: Value) -> Value:
+    """Of sizes or indices, in as many bits as the number of an element has."""
+    result = factors[0]
+    for factor in factors[1:]:
+        result = (result * factor)[:NUMBER_BITS]
+    return result
+
+
+def elements_of_rows() -> Harness:
+    """The rows of a copy hold its elements in the order z, y, x, the last of them at its end: each element, any, lies
+    in one row, by its number, and there at addr + z * z_step + y * y_step + x * its size."""
+    with small_blocks():
+        listing = list_of(Harness(), MAX_SHIFT)
+    h, row, block, count = listing.h, listing.dut.row.payload, listing.listed, listing.count
+    x, y, z = (h.constant(SIZE_BITS, axis) for axis in "xyz")
+    exists = listing.runs & (x < block.x_size) & (y < block.y_size) & (z < block.z_size)
+    number, before, size = (Signal(NUMBER_BITS, name=name) for name in ("number", "before", "size"))
+    h.m.d.comb += [
+        number.eq(product(product(z, block.y_size) + y, block.x_size) + x),
+        size.eq(row.bytes >> block.shift),
+    ]
+    with h.m.If(listing.begins):
+        h.m.d.sync += before.eq(0)
+    with h.m.Elif(listing.steps):
+        h.m.d.sync += before.eq(before + size)
+    in_row = (before <= number) & (number < before + size)
+    its_row = (count.index["z"] == z) & (listing.planes | (count.index["y"] == y))
+    h.ensure(implies(exists, in_row == its_row), "in_its_row")
+    offset = row.offset + ((number - before) << block.shift)
+    wanted = block.addr + z * block.z_step + y * block.y_step + (x << block.shift)
+    bits = len(block.addr)
+    h.ensure(implies(exists & in_row, offset[:bits] == wanted[:bits]), "at_its_address")
+    total = product(block.x_size, block.y_size, block.z_size)
+    h.ensure(implies(listing.runs & row.final, before + size == total), "as_many_as_there_are")
+    # What makes it inductive.
+    rows = product(count.index["z"], block.y_size) + count.index["y"]
+    h.ensure(implies(listing.runs, before == product(rows[:NUMBER_BITS], block.x_size)), "before")
+    merged = (block.x_size << block.shift) == block.y_step
+    h.ensure(implies(listing.runs, listing.planes == merged), "merged")
+    waits, waiting = listing.waits, listing.waiting
+    h.ensure(implies(waits, listing.sizes == waiting.x_size * waiting.y_size), "sizes")
+    h.ensure(implies(waits, waiting.shift <= MAX_SHIFT) & implies(listing.runs, block.shift <= MAX_SHIFT), "shifts")
+    plane = (block.x_size * block.y_size) << block.shift
+    h.ensure(implies(listing.runs, listing.plane_bytes == plane), "plane_bytes")
+    size_of_row = Mux(merged, plane, block.x_size << block.shift)
+    h.ensure(implies(listing.runs, row.bytes == size_of_row), "row_bytes")
+    return h
+
+
+def elements_of_steps(padded: bool) -> Harness:
+    """The steps within the borders of a copy are of its elements in the order z, y, x, by their number."""
+    with small_blocks():
+        walk_ = walk_of(Harness(), padded)
+    h, job, new, index = walk_.h, walk_.held, walk_.dut.job.payload, walk_.count.index
+    number = Signal(NUMBER_BITS, name="number")
+    with h.m.If(walk_.accepts):
+        h.m.d.sync += number.eq(0)
+    with h.m.Elif(walk_.steps & walk_.ends & ~walk_.outside):
+        h.m.d.sync += number.eq(number + 1)
+
+    def first(axis: str) -> Value:
+        return job[f"{axis}_first"] if padded else Const(0)
+
+    def stop(axis: str) -> Value:
+        return job[f"{axis}_stop"] if padded else job[f"{axis}_end"] + 1
+
+    def passed(axis: str) -> Value:
+        """Indices within the borders before this one."""
+        beyond = Mux(index[axis] >= stop(axis), stop(axis), index[axis])
+        return Mux(index[axis] < first(axis), 0, beyond - first(axis))[: SIZE_BITS + 1]
+
+    if padded:
+        for axis in "xy":
+            some = new[f"{axis}_first"] < new[f"{axis}_stop"]
+            h.assume(some & (new[f"{axis}_stop"] <= new[f"{axis}_end"] + 1))  # see instruction_of_load
+    width, height = (Signal(SIZE_BITS + 2, name=name) for name in ("width", "height"))
+    h.m.d.comb += [width.eq(stop("x") - first("x")), height.eq(stop("y") - first("y"))]
+    plane = index["z"]
+
+    def numbered(y: Value, x: Value) -> Value:
+        row = (product(plane, height) + y)[:NUMBER_BITS]
+        return (product(row, width) + x)[:NUMBER_BITS]
+
+    inside = walk_.runs & ~walk_.outside
+    own = numbered(index["y"] - first("y"), index["x"] - first("x"))
+    h.ensure(implies(inside, number == own), "numbers")
+    ends = walk_.ends & walk_.count.at_end()
+    total = product(job.z_end + 1, height, width)
+    h.ensure(implies(walk_.runs & ends, number + Mux(walk_.outside, 0, 1) == total), "as_many_as_there_are")
+    # What makes it inductive.
+    in_row = (index["y"] >= first("y")) & (index["y"] < stop("y"))
+    h.ensure(implies(walk_.runs, number == numbered(passed("y"), Mux(in_row, passed("x"), 0))), "counts")
+    for axis in "xy":
+        good = (first(axis) < stop(axis)) & (stop(axis) <= job[f"{axis}_end"] + 1)
+        h.ensure(implies(walk_.runs, good), f"borders_of_{axis}")
+    return h
+
+
+def goes_to(h: Harness, stream: Any, goes: Value, fields: Mapping[str, tuple[Value, Value]], name: str) -> None:
+    """`stream` takes its item when, and only when, it `goes`, with `fields`: what they are and what they should be."""
+    h.ensure((stream.valid & stream.ready) == goes, f"{name}_with_it")
+    for field, (value, wanted) in fields.items():
+        h.ensure(implies(goes, Value.cast(value) == wanted), f"{name}_{field}")
+
+
+def joined(h: Harness, inside: Inside, *pairs: str) -> None:
+    """Streams that are one: "from to", whatever goes through the first goes through the second."""
+    for pair in pairs:
+        source, sink = (getattr(inside[part], port) for part, port in (path.split(".") for path in pair.split()))
+        name = pair.replace(" ", "_to_").replace(".", "_")
+        h.ensure((source.valid == sink.valid) & (source.ready == sink.ready), name)
+        h.ensure(Value.cast(source.payload) == Value.cast(sink.payload), f"{name}_as_it_is")
+
+
+def instruction_of_store(cfg: Config) -> Harness:
+    """An instruction goes to Rows and to the Reader's walker at once, a row to the engine and to the packer."""
+    h = Harness()
+    dut = Store(cfg, 2)
+    inside = h.add(dut)
+    f, unit = dut.instr.payload.fields, inside["reader"].unit_bytes
+    h.assume((f.x_size != 0) & (f.y_size != 0) & (f.z_size != 0))  # proved of fetch
+    goes = dut.instr.valid & dut.instr.ready
+    blocks, jobs, rows = inside["rows"].block, inside["jobs"].i, inside["rows"].row
+    block, job, row = blocks.payload, jobs.payload, rows.payload
+    goes_to(h, blocks, goes, dram_side(block, f) | {"size": (1 << block.shift, Const(cfg.piece_bytes))}, "block")
+    ends = {axis: (job[f"{axis}_end"] + 1, f[f"{axis}_size"]) for axis in "xyz"}
+    steps = {"steps": ((job.step_end + 1) * unit, Const(cfg.piece_bytes))}
+    goes_to(h, jobs, goes, scratchpad_side(job, f) | ends | steps, "job")
+
+    listed, places = rows.valid & rows.ready & ~inside["stop"], inside["places"].i  # `stop` resets all of them
+    asked, bits = inside["asked"].i, log2(cfg.bus_bytes)
+    h.assume((row.bytes != 0) & (row.bytes & (cfg.piece_bytes - 1) == 0))  # proved of Rows
+    goes_to(h, asked, listed, {"row": (asked.payload, Value.cast(row))}, "asked")
+    place_ = places.payload
+    units = {
+        "first": (place_.first, row.offset[:bits]),
+        "units": ((place_.units + 1) * unit, row.bytes),
+        "single": (place_.single, row.bytes == unit),
+    }
+    goes_to(h, places, listed, units, "place")
+    joined(h, inside, "jobs.o reader.job", "asked.o engine.row", "places.o packer.row")
+    joined(h, inside, "reader.unit units.i", "units.o packer.unit", "packer.beat engine.beat")
+    return h
+
+
+def dram_side(block: Any, f: Any) -> dict[str, tuple[Value, Value]]:
+    fields = {"addr": "dram_addr", "y_step": "dram_y", "z_step": "dram_z"}
+    fields |= {name: name for name in ("x_size", "y_size", "z_size")}
+    return {name: (block[name], Value.cast(f[field])) for name, field in fields.items()}
+
+
+def scratchpad_side(job: Any, f: Any) -> dict[str, tuple[Value, Value]]:
+    fields = {"base": "sram_base", "x_step": "sram_x", "y_step": "sram_y", "z_step": "sram_z"}
+    return {name: (job[name], Value.cast(f[field])) for name, field in fields.items()}
+
+
+def instruction_of_load(cfg: Config) -> Harness:
+    """An instruction goes to Rows and to the Writer's walker at once, a row to the engine and to the aligner."""
+    h = Harness()
+    own = buffers(cfg)
+    dut = Lane(cfg, own, 2)
+    inside = h.add(dut)
+    f, bus, bits = dut.instr.payload.fields, cfg.bus_bytes, log2(cfg.bus_bytes)
+    h.assume((f.x_size != 0) & (f.y_size != 0) & (f.z_size != 0))  # these three are proved of fetch
+    h.assume(f.buffer <= own[-1])
+    h.assume(implies(f.widen, f.buffer == Buffer.ACC))
+    goes = dut.instr.valid & dut.instr.ready
+    blocks, jobs, rows = inside["rows"].block, inside["jobs"].i, inside["rows"].row
+    block, job, row = blocks.payload, jobs.payload, rows.payload
+    size = Signal(range(1 << 17), name="element_bytes")
+    for buffer in own:
+        with h.m.If(f.buffer == buffer):
+            h.m.d.comb += size.eq(element_bytes(cfg, buffer))
+    with h.m.If(f.widen):
+        h.m.d.comb += size.eq(element_bytes(cfg, Buffer.ACC, True))
+    unit = Mux(size < bus, size, bus)
+    goes_to(h, blocks, goes, dram_side(block, f) | {"size": (1 << block.shift, size)}, "block")
+    fields = {"z": (job.z_end + 1, f.z_size), "steps": ((job.step_end + 1) * unit, size)}
+    for axis, before, after in (("x", f.pad_left, f.pad_right), ("y", f.pad_top, f.pad_bottom)):
+        first, stop, end = job[f"{axis}_first"], job[f"{axis}_stop"], job[f"{axis}_end"]
+        fields |= {
+            f"{axis}_first": (first, before),
+            f"{axis}_size": (stop - first, f[f"{axis}_size"]),
+            f"{axis}_end": (end + 1 - stop, after),
+        }
+    tag = {name: (job.tag[name], Value.cast(f[name])) for name in ("post", "buffer", "widen")}
+    tag |= {"index": (job.tag.index, dut.instr.payload.index)}
+    tag |= {"pad_value": (job.tag.pad_value, Value.cast(f.pad_value).as_unsigned())}
+    goes_to(h, jobs, goes, scratchpad_side(job, f) | fields | tag, "job")
+
+    listed = rows.valid & rows.ready & ~dut.halt  # which resets all of them
+    places, asked = inside["places"].i, inside["asked"].i
+    goes_to(h, asked, listed, {"row": (asked.payload, Value.cast(row))}, "asked")
+    element, place_ = Signal(range(1 << 17), name="row_element"), places.payload
+    shift = inside["rows"].shift
+    h.m.d.comb += element.eq(1 << shift)
+    unit = Mux(element < bus, element, bus)
+    first, end = row.offset[:bits], row.offset[:bits] + row.bytes - 1
+    facts = {
+        "shift": (1 << place_.shift, unit),
+        "last": (place_.last, end[:bits]),
+        "first": (place_.unit.first, first),
+        "stop": (place_.unit.stop, first + unit),
+        "crosses": (place_.unit.crosses, first + unit > bus),
+        "final": (place_.unit.final, (first + unit - 1)[:bits] == end[:bits]),
+    }
+    h.assume(shift <= max(log2(element_bytes(cfg, buffer)) for buffer in own))
+    goes_to(h, places, listed, facts, "place")
+    joined(h, inside, "jobs.o writer.job", "asked.o engine.row", "places.o aligner.row")
+    joined(h, inside, "engine.beat beats.i", "beats.o aligner.beat", "aligner.unit units.i", "units.o writer.unit")
+    return h
+
+
+# STORE ------------------------------------------------------------------------------------------------------
+
+
+def units_of_steps(cfg: Config) -> Harness:
+    """Each step gives one unit, in order: the bytes of its part of its piece. One byte of out, any, is followed."""
+    h = Harness()
+    dut = Reader(cfg)
+    inside = h.add(dut)
+    entry, at, value = h.constant(cfg.out_bits, "entry"), h.constant(range(cfg.lanes), "at"), h.constant(8, "value")
+    reads, was_read, of = dut.out.en & dut.out.ready, Signal(name="was_read"), Signal(cfg.out_bits, name="read_entry")
+    with h.m.If(reads):
+        h.m.d.sync += [was_read.eq(1), of.eq(dut.out.addr)]
+    h.assume(implies(was_read & (of == entry), dut.out.data.word_select(at, 8) == value))
+
+    walked, step = inside["walker"].step, Signal(inside["walker"].step_layout, name="step")
+    goes, leaves, waiting = walked.valid & walked.ready, dut.unit.valid & dut.unit.ready, Signal(2, name="waiting")
+    h.m.d.sync += waiting.eq(waiting + goes - leaves)
+    with h.m.If(goes):
+        h.m.d.sync += step.eq(walked.payload)
+    h.ensure(dut.unit.valid == waiting, "a_unit_for_each_step")
+    # Elements are pieces, several to an entry, and have several steps.
+    pieces, size = log2(cfg.out_pieces), dut.unit_bytes
+    first = (step.element[:pieces] << log2(cfg.piece_bytes)) + step.step * size
+    here = dut.unit.valid & (step.element >> pieces == entry) & (at >= first) & (at < first + size)
+    in_unit = Signal(range(max(2, size)), name="in_unit")
+    h.m.d.comb += in_unit.eq(at - first)
+    h.assume(step.step * size < cfg.piece_bytes)  # proved of Walker, whose last step that is
+    h.ensure(implies(here, dut.unit.payload.word_select(in_unit, 8) == value), "its_byte")
+    # What makes it inductive.
+    first_step = (step.element[:pieces] << log2(cfg.piece_bytes // size)) + step.step
+    h.ensure(implies(waiting != 0, was_read & (of == step.element >> pieces)), "was_read_for_it")
+    h.ensure(implies(waiting != 0, inside["selected"] == first_step), "selected")
+    return h
+
+
+def units_to_memory(cfg: Config) -> Harness:
+    """A byte of a unit of a row is written, and to its address: base + offset of the row + place within the row.
+
+    With what writes.py proves of the same design, which is assumed of the cycle before.
+    """
+    model = Model(cfg, BYTE)
+    model.writes_its_own()
+    model.bursts_follow()
+    model.queues_hold()
+    model.packer_is_right()
+    h, inside, rows, row, axi = model.h, model.inside, model.rows, model.oldest, model.dut.axi
+    enters, ends = inside["places"].i, model.takes & (model.word == model.last_word(row))
+    unit, number = inside["packer.unit"].payload, h.constant(len(row.units), "unit_number")
+    at, value = h.constant(range(len(unit) // 8), "at"), h.constant(8, "value")
+    tracks, ahead = Signal(name="tracks"), Signal(range(len(rows.items) + 2), name="ahead")
+    with h.m.If(~tracks & enters.valid & enters.ready & h.any(1, "choose")):
+        h.m.d.sync += [tracks.eq(1), ahead.eq(rows.count - ends)]
+    with h.m.Elif(tracks & ends):
+        h.m.d.sync += [tracks.eq(ahead != 0), ahead.eq(ahead - 1)]
+    mine = tracks & (ahead == 0) & (number <= row.units)
+    count = inside["packer.count"]
+    h.assume(implies(mine & inside["packer.take"] & (count == number), unit.word_select(at, 8) == value))
+
+    position, byte = Signal(len(row.end), name="position"), Signal(model.word_bits, name="byte")
+    h.m.d.comb += [position.eq(row.offset + (number << model.unit) + at), byte.eq(position)]
+    in_word = mine & (position >> model.word_bits == model.word)
+    goes = h.register(model.takes & in_word, "goes")
+    address = model.bursts.items[0].addr + (inside["engine.count"] << model.word_bits)
+    wanted = model.dut.dma_base + (position >> model.word_bits << model.word_bits)
+    went_to, went_as = h.register((address == wanted)[:1], "went_to_its_address"), h.register(byte, "went_as")
+    written = axi.wstrb.bit_select(went_as, 1) & (axi.wdata.word_select(went_as, 8) == value)
+    h.ensure(implies(goes, axi.wvalid & went_to & written), "written_to_its_address", BYTE)
+
+    # What makes it inductive: where the byte is held.
+    begun, flush, held = (inside[f"packer.{name}"] for name in ("inside", "flush", "held"))
+    h.ensure(model.off | implies(tracks, ahead < rows.count), "tracked_is_inside", BYTE)
+    taken = in_word & (flush | (begun & (count > number)))
+    h.ensure(model.off | implies(taken, held.data.word_select(byte, 8) == value), "held_byte", BYTE)
+    rest = Cat(held.strobe[i] | ~held.data.word_select(i, 8).any() for i in range(model.bus))
+    h.ensure(model.off | rest.all(), "rest_is_zero", BYTE)
+    return h
+
+
+# LOAD -------------------------------------------------------------------------------------------------------
+
+
+class Reading:
+    """A ReadEngine beside lists of its rows, and of its bursts from AR to their last beats; memory answers in order.
+
+    word: the place of the next beat in DRAM, in words of the bus. off: there was a halt. DRAM is of 64 KB here.
+    """
+
+    BUS, OUTSTANDING, OFFSET = 8, 2, 16
+
+    def __init__(self) -> None:
+        self.h = h = Harness()
+        with patch.object(dma, "OFFSET_BITS", self.OFFSET):
+            self.dut = dut = ReadEngine(self.BUS, self.OFFSET, self.OUTSTANDING, 32)
+            self.inside = inside = h.add(dut, LIMITS)
+        self.bits = bits = log2(self.BUS)
+        limits(h, dut.dma_base, dut.dma_size)
+        row, split = dut.row.payload, inside["split"].payload
+        h.assume(row.bytes != 0)
+        self.off = Signal()
+        h.m.d.sync += self.off.eq(self.off | dut.halt)
+
+        word_bits = self.OFFSET - bits
+        self.row_layout = data.StructLayout({"offset": self.OFFSET, "end": self.OFFSET + 1})
+        burst = data.StructLayout({"addr": ADDR_BITS, "len": 4, "word": word_bits, "row_end": 1, "refused": 1})
+        self.rows = rows = List(h.m, "row", self.row_layout, self.OUTSTANDING + 1)
+        self.bursts = bursts = List(h.m, "burst", burst, self.OUTSTANDING)
+        self.oldest, self.burst = rows.items[0], bursts.items[0]
+        self.given, self.sent, self.word = Signal(word_bits, name="given"), Signal(4, name="sent"), Signal(word_bits)
+        order, response, beats = inside["order"], dut.bus.response, inside["beats"].i
+        self.asks, self.answered = order.i.valid & order.i.ready, order.o.valid & order.o.ready
+        arrives, self.gives = response.valid & response.ready, beats.valid
+        h.assume(implies(beats.valid, beats.ready))  # proved of read requests
+        ends = self.gives & (self.refused(self.oldest) | (self.word == self.last_word(self.oldest)))
+        self.ends = ends
+        rows.moves(dut.row.valid & dut.row.ready, Cat(row.offset, row.offset + row.bytes - 1), ends)
+        of_burst = (split.burst.addr, split.burst.len, inside["splitter.word"], split.row_end, split.refused)
+        bursts.moves(self.asks, Cat(of_burst), self.answered)
+        h.m.d.comb += self.word.eq((self.oldest.offset >> bits) + self.given)
+        h.m.d.sync += [
+            self.given.eq(Mux(self.gives, Mux(ends, 0, self.given + 1), self.given)),
+            self.sent.eq(Mux(arrives, Mux(response.payload.last, 0, self.sent + 1), self.sent)),
+        ]
+        # Memory: what is in the word of DRAM that is followed, at its address.
+        self.followed, self.value = h.constant(ADDR_BITS, "address"), h.constant(8 * self.BUS, "value")
+        there, address = bursts.count != 0, self.burst.addr + (self.sent << bits)
+        h.assume(implies(response.valid, there & (response.payload.last == (self.sent == self.burst.len))))
+        h.assume(implies(response.valid & (address == self.followed), response.payload.data == self.value))
+
+    def last_word(self, row: Value) -> Value:
+        return row.end >> self.bits
+
+    def refused(self, row: Value) -> Value:
+        return row.end >= self.dut.dma_size
+
+    def row(self, number: Value) -> data.View:
+        return data.View(self.row_layout, Array([Value.cast(row) for row in self.rows.items])[number])
+
+    def always(self, condition: Value, name: str) -> None:
+        self.h.ensure(self.off | condition, name)
+
+    def bursts_follow(self) -> None:
+        """What makes it inductive: bursts follow each other through the rows, and the queue holds what they are."""
+        rows, bursts, inside, always = self.rows, self.bursts, self.inside, self.always
+        always((bursts.count <= self.OUTSTANDING) & (rows.count <= self.OUTSTANDING + 1), "counts")
+        number: Value = Const(0)
+        following: Value = (self.word - self.sent)[: len(self.word)]
+        for i, burst in enumerate(bursts.items):
+            there, row = bursts.count > i, self.row(number)
+            last, end = burst.word + burst.len, self.last_word(row)
+            always(implies(there, (rows.count > number) & (burst.refused == self.refused(row))), f"burst{i}_of_row")
+            reads = there & ~burst.refused
+            always(implies(reads, burst.word == following), f"burst{i}_follows")
+            placed = burst.addr == self.dut.dma_base + (burst.word << self.bits)
+            always(implies(reads, placed), f"burst{i}_address")
+            always(implies(reads, Mux(burst.row_end, last == end, last < end)), f"burst{i}_end")
+            always(implies(there & burst.refused, burst.row_end & (bursts.count == i + 1)), f"burst{i}_refused")
+            new_number, new_following = Signal(4, name=f"number{i}"), Signal.like(self.word, name=f"following{i}")
+            after = Mux(burst.row_end, self.row(number + 1).offset >> self.bits, last + 1)
+            self.h.m.d.comb += [
+                new_number.eq(number + (there & burst.row_end)),
+                new_following.eq(Mux(there, after, following)),
+            ]
+            number, following = new_number, new_following
+        word, valid, stuck, refused, left = (
+            inside[f"splitter.{name}"] for name in ("word", "valid", "stuck", "refused", "left")
+        )
+        length, ends = inside["splitter.length"], inside["splitter.ends"]
+        row = self.row(number)
+        end = self.last_word(row)
+        always(~(valid & stuck), "one_row")
+        always(rows.count == number + valid, "no_other_row")
+        always(implies(valid, refused == self.refused(row)), "refused")
+        newest = [bursts.count == i + 1 for i in range(self.OUTSTANDING)]
+        for i, burst in enumerate(bursts.items):
+            always(implies(newest[i], burst.row_end | (valid & ~refused)), f"burst{i}_newest")
+            always(implies((bursts.count > i) & burst.refused, stuck), f"burst{i}_stuck")
+        within = valid & ~refused
+        rest = (word == following) & (left == end - word) & (word <= end)
+        always(implies(within, rest & (length <= left) & (ends == (length == left))), "rest")
+        always(implies(within, self.dut.dma_base + (word << self.bits) == inside["split"].payload.burst.addr), "asked")
+        # Of the oldest burst.
+        idle = (self.sent == 0) & (within | (self.given == 0))
+        always(Mux(bursts.count == 0, idle, self.sent <= self.burst.len), "sent")
+        always(implies(self.refused(self.oldest) & (rows.count != 0), self.given == 0), "refused_gives_nothing_else")
+        always(implies((rows.count == 0), self.given == 0), "nothing_given")
+        always(implies((bursts.count != 0) & self.burst.refused, self.sent == 0), "refused_sends_nothing")
+        queue = "order.queue"
+        level, consume, produce = (inside[f"{queue}.{name}"] for name in ("level", "consume", "produce"))
+        ring = place(consume, level, self.OUTSTANDING)
+        always((level == bursts.count) & (produce == ring), "order")
+        for i, item in enumerate(bursts.items):
+            content = inside.memory(f"{queue}.storage", place(consume, i, self.OUTSTANDING))
+            always(implies(level > i, content == Cat(item.row_end, item.refused)), f"order{i}")
+
+
+def beats_of_rows() -> Harness:
+    """Of each row come the words in which it lies, in order, each with what memory holds at its address, the last one
+    marked; of a row that is refused one beat with an error. None of a row before all of those before it."""
+    reading = Reading()
+    h, dut = reading.h, reading.dut
+    beat, row, gives = reading.inside["beats"].i.payload, reading.oldest, reading.gives
+    refused = reading.refused(row)
+    address = dut.dma_base + (reading.word << reading.bits)
+    reading.always(implies(gives, reading.rows.count != 0), "of_a_row")
+    in_memory = gives & ~refused & (address == reading.followed)
+    reading.always(implies(in_memory, beat.data == reading.value), "from_its_address")
+    reading.always(implies(gives, beat.last == (refused | (reading.word == reading.last_word(row)))), "last")
+    error = Mux(refused, Error.ADDRESS, Mux(dut.bus.response.payload.error, Error.READ, Error.NONE))
+    reading.always(implies(gives, beat.error == error), "error")
+    reading.bursts_follow()
+    return h
+
+
+class Entry:
+    """A byte of an entry of a scratchpad, any, while LOAD writes steps: which of them write it, and with what.
+
+    at: its place in the entry, of which an element takes `size` bytes, in steps of `unit`, from byte `first` on.
+    """
+
+    def __init__(self, at: Value, element: Value, pieces: int, size: int, unit: int, step: Value) -> None:
+        low = log2(pieces)
+        first = (element[:low] * size) if low else Const(0)
+        self.in_element = (at >= first) & (at < first + size)
+        self.place = at - first - step * unit
+        self.in_unit = self.in_element & (self.place >= 0) & (self.place < unit)
+
+
+def steps_of(cfg: Config, buffer: Buffer, widen: bool) -> int:
+    """In how many steps LOAD writes an element."""
+    return max(1, element_bytes(cfg, buffer, widen) // cfg.bus_bytes)
+
+
+def steps_to_scratchpads(cfg: Config) -> Harness:
+    """Each step writes the bytes of its unit to its part of its element, or, in the padding, all of it with padding."""
+    h = Harness()
+    dut = Writer(cfg, buffers(cfg))
+    inside = h.add(dut)
+    out, unit = inside["out"], dut.unit.payload
+    h.assume(out.buffer <= buffers(cfg)[-1])  # proved of fetch
+    h.assume(implies(out.widen, out.buffer == Buffer.ACC))
+    elements = [*((buffer, False) for buffer in buffers(cfg)), (Buffer.ACC, True)]
+    for buffer, widen in elements:
+        of = (out.buffer == buffer) & (out.widen == widen)
+        h.assume(implies(of, out.step < steps_of(cfg, buffer, widen)))  # proved of Walker
+    takes = dut.unit.valid & dut.unit.ready
+    h.ensure(takes == (inside["moves"] & ~out.outside), "takes_a_unit_for_each_step_within_borders")
+    # What waits for its port: steps with the units that they took.
+    write = data.StructLayout({"step": out.shape(), "word": 8 * cfg.bus_bytes})
+    queue, waiting = inside["leaving"], List(h.m, "write", write, 2)
+    goes = queue.o.valid & queue.o.ready
+    waiting.moves(inside["moves"] & ~inside["fails"], Cat(Value.cast(out), unit.data), goes)
+    step, word = waiting.items[0].step, waiting.items[0].word
+    pad = step.pad_value.as_signed()
+    for buffer in buffers(cfg):
+        name = buffer.name.lower()
+        port = getattr(dut, name)
+        grain = len(port.data) // len(port.mask)
+        at = h.constant(range(len(port.data) // 8), f"{name}_at")
+        enabled, byte = port.mask.bit_select(at * 8 // grain, 1), port.data.word_select(at, 8)
+        here = port.en & (step.buffer == buffer)
+        h.ensure(implies(port.en, step.buffer == buffer), f"{name}_is_meant")
+        pieces = {Buffer.INP: cfg.inp_pieces, Buffer.VIN: cfg.out_pieces, Buffer.ACC: cfg.out_pieces}.get(buffer, 1)
+        h.ensure(
+            implies(
+                here & (cfg.lut_count > 1 or buffer != Buffer.LUT),
+                port.addr == (step.element >> log2(pieces))[: len(port.addr)],
+            ),
+            f"{name}_entry",
+        )
+        wide = element_bytes(cfg, buffer)
+        exact = Entry(at, step.element, pieces, wide, min(cfg.bus_bytes, wide), step.step)
+        writes, value = exact.in_unit, word.word_select(exact.place[: log2(cfg.bus_bytes)], 8)
+        padding = pad[:8]
+        if buffer == Buffer.ACC:
+            size = element_bytes(cfg, buffer, True)
+            lane = Entry(at >> 2, step.element, pieces, size, min(cfg.bus_bytes, size), step.step)
+            int8 = word.word_select(lane.place[: log2(cfg.bus_bytes)], 8)
+            writes = Mux(step.widen, lane.in_unit, writes)
+            value = Mux(step.widen, Mux(at[:2] == 0, int8, int8[7].replicate(8)), value)
+            padding = Mux(at[:2] == 0, pad, pad[7].replicate(8))
+        writes, value = Mux(step.outside, exact.in_element, writes), Mux(step.outside, padding, value)
+        h.ensure(implies(here, enabled == writes), f"{name}_writes_its_own")
+        h.ensure(implies(here & enabled, byte == value[:8]), f"{name}_writes_its_byte")
+    # What makes it inductive: the queue holds those steps, the oldest one as its head.
+    h.ensure(inside["leaving.holds"] + inside["leaving.level"] == waiting.count, "as_many_as_wait")
+    h.ensure(inside["leaving.holds"] | (inside["leaving.level"] == 0), "head_first")
+    contents = (inside["leaving.head"], inside["leaving.of"].data)
+    for i, (item, content) in enumerate(zip(waiting.items, contents)):
+        step, held = item.step, data.View(queue.o.payload.shape(), content)
+        padding = step.pad_value.as_unsigned().replicate(cfg.bus_bytes)
+        wanted = {
+            "element": step.element,
+            "step": step.step,
+            "enable": 1 << step.buffer,
+            "widen": step.widen | step.outside,
+            "whole": step.outside,
+            "word": Mux(step.outside, padding, item.word),
+        }
+        for name, value in wanted.items():
+            h.ensure(implies(waiting.count > i, held[name] == value), f"waits{i}_with_{name}")
+        h.ensure(implies((waiting.count > i) & step.widen, step.buffer == Buffer.ACC), f"waits{i}_for_acc")
+        for buffer, widen in elements:
+            of = (step.buffer == buffer) & (step.widen == widen)
+            within = step.step < steps_of(cfg, buffer, widen)
+            h.ensure(implies((waiting.count > i) & of, within), f"waits{i}_step_of_{buffer.name}_{widen}")
+    return h
+
+
+STORE, LOAD, DMA, WALK = (f"dae_pipeline/{name}.py" for name in ("store", "load", "dma", "walk"))
+prove(
+    "rows hold the elements of a block in order",
+    Mutant(WALK, "offset.eq(next_plane)", "offset.eq(plane)"),
+    Mutant(WALK, "rows_left.eq(rows)", "rows_left.eq(1)"),
+    depth=1,
+)(elements_of_rows)
+for padded in (True, False):
+    prove(
+        f"steps are of the elements of a block in order{', with padding' if padded else ''}",
+        Mutant(WALK, "self._value.eq(0), self.last.eq(self._single)", "self._value.eq(0), self.last.eq(0)"),
+        *((Mutant(WALK, "(following >= self._borders[1])", "(following > self._borders[1])"),) if padded else ()),
+        depth=1,
+        tested=padded,
+    )(partial(elements_of_steps, padded))
+ALL = [
+    "rows",
+    "reader",
+    "writer",
+    "engine",
+    "packer",
+    "aligner",
+    "jobs",
+    "places",
+    "asked",
+    "beats",
+    "units",
+    "waiting",
+]
+PARTS = ("cutpoint " + " ".join(f"t:top.dut.{part}" for part in ALL),)
+for name, cfg in CONFIGS.items():
+    prove(
+        f"both sides of STORE get each instruction and each row, Config {name}",
+        Mutant(STORE, "job.y_step.eq(f.sram_y)", "job.y_step.eq(f.sram_z)"),
+        Mutant(
+            STORE,
+            "places.i.valid.eq(rows.row.valid & asked.i.ready & ~stop)",
+            "places.i.valid.eq(rows.row.valid & ~stop)",
+        ),
+        Mutant(STORE, "block.z_step.eq(f.dram_z)", "block.z_step.eq(f.dram_y)"),
+        Mutant(STORE, "wiring.connect(m, asked.o, engine.row)", "wiring.connect(m, rows.row, engine.row)"),
+        depth=1,
+        script=PARTS,
+        tested=name == "small",
+    )(partial(instruction_of_store, cfg))
+    prove(
+        f"both sides of LOAD get each instruction and each row, Config {name}",
+        Mutant(LOAD, '"x_end": x_stop + f.pad_right - 1', '"x_end": x_stop - 1'),
+        Mutant(
+            LOAD,
+            "places.i.valid.eq(rows.row.valid & asked.i.ready & ~self.halt)",
+            "places.i.valid.eq(rows.row.valid & ~self.halt)",
+        ),
+        Mutant(LOAD, "shift = Mux(f.widen, element_shift(cfg, Buffer.ACC, True), shift)", "pass"),
+        depth=1,
+        script=PARTS,
+        tested=name == "small",
+    )(partial(instruction_of_load, cfg))
+    prove(
+        f"each byte of STORE is written to its address, Config {name}",
+        Mutant(STORE, "Mux(fills, bytes_[8 * bus :], ", "Mux(fills, 0, "),
+        Mutant(STORE, "bytes_.eq(self.unit.payload << (first << 3))", "bytes_.eq(self.unit.payload << (place << 3))"),
+        Mutant(STORE, "held.data | Mux(flush, 0, bytes_[: 8 * bus])", "Mux(flush, 0, bytes_[: 8 * bus])"),
+        Mutant(DMA, "axi.wdata.eq(self.beat.payload.data)", "axi.wdata.eq(Mux(count[0], 0, self.beat.payload.data))"),
+        depth=1,
+        script=CUT,
+        tested=False,
+    )(partial(units_to_memory, cfg))
+PIECES = replace(SMALL, batch=4, block_out=8)
+"""Entries of out, vin and acc have two pieces, and pieces two steps."""
+WRITES = (
+    Mutant(LOAD, "byte[7].replicate(24)", "byte[7].replicate(23)"),
+    Mutant(LOAD, "to.whole.eq(out.outside)", "to.whole.eq(0)"),
+    Mutant(LOAD, "to.widen.eq(out.widen | out.outside)", "to.widen.eq(out.widen)"),
+    Mutant(LOAD, "out.pad_value.replicate(cfg.bus_bytes)", "out.pad_value"),
+    Mutant(
+        LOAD, "mask = _one_of(write.step, steps) | write.whole.replicate(steps)", "mask = _one_of(write.step, steps)"
+    ),
+)
+READS = (Mutant(STORE, "full.eq(walker.step.valid & self.out.ready)", "full.eq(walker.step.valid)"),)
+SHIFTS = Mutant(LOAD, "mask << (write.element[: _log2(pieces)] * len(mask)) if pieces > 1 else mask", "mask")
+SELECTS = Mutant(
+    STORE, "selected.eq((step.element[:piece_shift] << self._step_shift) | step.step)", "selected.eq(step.step)"
+)
+for name, cfg, writes, reads in (
+    ("small", SMALL, WRITES, READS),
+    ("other", OTHER, WRITES, READS),
+    ("pieces", PIECES, (SHIFTS,), (SELECTS, *READS)),
+):
+    prove(f"each step of LOAD writes its bytes or padding, Config {name}", *writes, depth=1, tested=False)(
+        partial(steps_to_scratchpads, cfg)
+    )
+    prove(f"each step of STORE gives the bytes of its piece, Config {name}", *reads, depth=1, tested=name == "pieces")(
+        partial(units_of_steps, cfg)
+    )
+prove(
+    "beats of LOAD come in the order of its rows, from their addresses",
+    Mutant(DMA, "response.payload.last & oldest.row_end", "response.payload.last"),
+    Mutant(
+        DMA,
+        "row_left.eq((row.offset[:word_bits] + row.bytes - 1) >> word_bits)",
+        "row_left.eq((row.bytes - 1) >> word_bits)",
+    ),
+    Mutant(DMA, "self.dma_base + (word << word_bits)", "self.dma_base + (left << word_bits)"),
+    Mutant(DMA, "order.i.payload.refused.eq(split.payload.refused)", "order.i.payload.refused.eq(0)"),
+    depth=1,
+    tested=False,
+)(beats_of_rows)
