@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amaranth import Cat, Module, Mux, Signal
+from amaranth import Cat, Const, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -21,8 +21,8 @@ class Tables(wiring.Component):
 
     Members
     -------
-    load : In(WritePort)      Writes tables; an entry is one table. One grain a cycle, from the next cycle on;
-                              `ready` comes back when all of several are written.
+    load : In(WritePort)      Writes tables; an entry is one table. `mask` has one grain, or all, which are written one
+                              a cycle; `ready` comes with the last one.
     enable : In(1)            Reads; `value` holds what was read until the next read.
     table : In(lut_bits)      Which table, the same for all lanes.
     index : In(8 * lanes)     Place in the table, a byte for each lane.
@@ -43,12 +43,14 @@ class Tables(wiring.Component):
         rows = 8 * TABLE_SIZE // grain
         row_bits, byte_bits = (rows - 1).bit_length(), (grain // 8 - 1).bit_length()
 
-        # What is left of the last write's mask is written from its lowest grain on; `many`: it had several.
-        left, many = Signal(rows), Signal()
+        # What is left of the last write's mask is written from its lowest grain on; `many`: it had all, and is taken
+        # when it is `over`, if it has been `held` until then (an error resets the writer, but not what has begun).
+        left, many, over, held = Signal(rows), Signal(), Signal(), Signal()
+        whole = load.mask[0] & load.mask[-1] if rows > 1 else Const(0)
         entry, data, row = Signal.like(load.addr), Signal.like(load.data, reset_less=True), Signal(row_bits)
         lowest = left & -left
         m.d.comb += [
-            load.ready.eq(~many),
+            load.ready.eq(Mux(many, over & held, ~whole)),
             *(
                 row[bit].eq((lowest & sum(1 << i for i in range(rows) if i >> bit & 1)).any())
                 for bit in range(row_bits)
@@ -56,7 +58,9 @@ class Tables(wiring.Component):
         ]
         m.d.sync += [
             left.eq(Mux(many, left & (left - 1), Mux(load.en, load.mask, 0))),
-            many.eq(Mux(many, left.any(), load.en & (load.mask & (load.mask - 1)).any())),
+            many.eq(Mux(many, ~over, load.en & whole)),
+            over.eq(many & ~over & ~(left & (left - 1)).any()),
+            held.eq(load.en & (held | ~many)),
         ]
         with m.If(~many):
             m.d.sync += [entry.eq(load.addr), data.eq(load.data)]

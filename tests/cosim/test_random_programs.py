@@ -6,9 +6,9 @@ from functools import cache
 
 import numpy as np
 import pytest
-from programs import CONFIGS, TestProgram, random_program
+from programs import CONFIGS, Draws, Generator, Instruction, TestProgram, random_program, synchronise
 
-from celosia.hw.isa import Opcode
+from celosia.hw.isa import VECTOR_LOOPS, ASource, Buffer, Destination, Opcode
 from celosia.sim.build import BuildError, compiler, verilator_root
 from celosia.sim.compare import first_difference
 from celosia.sim.device import DeviceError
@@ -101,3 +101,27 @@ def test_cycles_depend_on_the_memory_model_only() -> None:
     slower = device.run(program.instr_addr, len(program.instructions), 1_000_000).cycles
     assert first is not None and slower is not None
     assert first == again < slower
+
+
+@pytest.mark.parametrize("pads", range(4))
+def test_a_padded_table_is_whole_before_it_is_read(pads: int) -> None:
+    """Padding writes all of a table at once, which takes the hardware many cycles, before VECTOR gets its token.
+
+    pads: rows of padding after the last row, all in the same table.
+    """
+    cfg = CONFIGS["4x4"]
+    generator = Generator(cfg, Draws(pads))
+    table = dict(buffer=Buffer.LUT, sram_base=1, dram_addr=generator.data.start, x_size=1, y_size=1, z_size=1)
+    look_up = dict(
+        a_source=ASource.VIN, destination=Destination.OUT, lookup=1, table=1, clip_lo=-128, clip_hi=127,
+        **{f"extent_{loop}": 1 for loop in VECTOR_LOOPS}, a_x=1, dst_x=1,
+    )  # fmt: skip
+    store = dict(dram_addr=generator.output.start, x_size=cfg.out_depth, y_size=1, z_size=1, sram_x=1)
+    instructions = [
+        *generator.prologue(),
+        Instruction(Opcode.LOAD, table | dict(pad_top=3, pad_bottom=pads)),
+        Instruction(Opcode.VECTOR, look_up | dict(extent_x=cfg.out_depth)),
+        Instruction(Opcode.STORE, store),
+    ]
+    synchronise(cfg, instructions)
+    check(TestProgram(cfg, instructions, generator.image, 0), rtl("4x4"), ZYNQ_HP)
