@@ -390,7 +390,7 @@ def places(cfg: Config, destination: int) -> int:
 def reads_own_result(cfg: Config, f: dict[str, int]) -> bool:
     """True where an iteration of a VECTOR reads an entry that an earlier one wrote."""
     source = Destination.ACC if f["a_source"] == ASource.ACC else Destination.VIN
-    depth = cfg.acc_depth if source == Destination.ACC else cfg.vin_depth
+    depth = cfg.acc_depth if f["destination"] == Destination.ACC else cfg.vin_depth  # of where it reads what it writes
     # What the first iteration of the outer loops reads as A, and as B; the others read as much further on.
     a = _visited(f["a_base"], [*_steps(f, "a", ("r", "s")), (cfg.taps if f.get("taps") else 1, 1)], depth)
     reads = [("a", a)] if source == f["destination"] else []
