@@ -341,14 +341,14 @@ def qlinear_average_pool(node: Node) -> Tensor:
     x = node.input(0)
     if node.attrs.get("channels_last", 0):
         raise node.fail("channels_last")
-    window = SlidingWindow.of(node, x.shape[2:], tuple(int(k) for k in node.attrs["kernel_shape"]))
+    window = SlidingWindow.of(node, x.shape[2:])
     p = window.padded(x, wrap(0, F32), lambda v: dequantized(node, v))
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
     sy, zy = node.scalar(3, F32), node.scalar(4, F32)
 
     def body(n: Expr, c: Expr, *o: Expr) -> Expr:
         total = T.ordered_sum(p[(n, c, *window.at(o, ks))], ks)
-        mean = total / window.count(node, o).astype(F32)
+        mean = total / window.count(o).astype(F32)
         return saturate(round_even(mean / sy + zy), x.dtype)
 
     return T.compute((*x.shape[:2], *window.out), body, "average")
