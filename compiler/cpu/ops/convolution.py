@@ -9,7 +9,7 @@ from math import prod
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import Change, ChangeAt, Node, op
 from celosia.compiler.cpu.ops.window import SlidingWindow
-from celosia.compiler.cpu.runtime.windows import WindowError, spread
+from celosia.compiler.cpu.runtime.windows import spread
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import INDEX, Axis, Expr, Tensor, select, wrap
 
@@ -112,10 +112,7 @@ def transposed(
     """Gathered: y[o] = finish(sum over k of multiply(x[(o + before - k*dilation) / stride], w[k]), channel), where that
     is whole and inside. x: [N, C, ...], w: [C, M/group, ...].
     """
-    try:
-        to = spread(node.attrs, x.shape[2:], w.shape[2:])
-    except WindowError as error:
-        raise node.fail(str(error)) from None
+    to = spread(node.attrs, x.shape[2:], w.shape[2:])
     group, sp = int(node.attrs.get("group", 1)), len(x.shape) - 2
     n, c, mg = x.shape[0], x.shape[1], w.shape[1]
     cg = c // group

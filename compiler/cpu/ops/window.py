@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import Change, Node, Shape
 from celosia.compiler.cpu.ops.shape import padded
-from celosia.compiler.cpu.runtime.windows import WindowError, Windows, windows
+from celosia.compiler.cpu.runtime.windows import Windows, windows
 from celosia.compiler.expr import INDEX, Expr, Tensor, wrap
 
 
@@ -19,10 +19,7 @@ class SlidingWindow(Windows):
     @classmethod
     def of(cls, node: Node, size: Shape, kernel: Shape | None = None) -> SlidingWindow:
         """Those of `node` over inputs of `size`. kernel: of its weights, where it has any."""
-        try:
-            found = windows(node.op, node.attrs, size, kernel)
-        except WindowError as error:
-            raise node.fail(str(error)) from None
+        found = windows(node.op, node.attrs, size, kernel)
         return cls(*(getattr(found, field.name) for field in fields(found)))
 
     def padded(self, x: Tensor, value: Expr, change: Change = None) -> Tensor:

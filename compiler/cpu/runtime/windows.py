@@ -58,9 +58,7 @@ class Windows:
         return Windows(size, kernel, stride, dilation, before, after, out, ((0, 1), *self.counted))
 
 
-def windows(
-    op: str, attrs: Mapping[str, Any], size: Sequence[int], kernel: Sequence[int] | None = None
-) -> Windows:
+def windows(op: str, attrs: Mapping[str, Any], size: Sequence[int], kernel: Sequence[int] | None = None) -> Windows:
     """Those of operator `op` with `attrs` over inputs of `size`.
 
     kernel: of the weights, for operators that have them; others have it as an attribute. Raises WindowError.
