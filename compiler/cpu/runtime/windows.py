@@ -35,6 +35,11 @@ class Windows:
     out: tuple[int, ...]
     counted: tuple[tuple[int, int] | None, ...]
 
+    @property
+    def whole(self) -> bool:
+        """Whether the one window is the input: onnxruntime then takes QLinearAveragePool for a global average."""
+        return self.kernel == self.size and not any(self.before + self.after)
+
     def taps(self, axis: int, o: int) -> range:
         """Elements of the input, or of what is around it, that window `o` has along `axis`."""
         start = o * self.stride[axis] - self.before[axis]
@@ -79,13 +84,15 @@ def windows(op: str, attrs: Mapping[str, Any], size: Sequence[int], kernel: Sequ
             # Pooling leaves dilations out here, and counts outputs with them.
             reach = kernel[d] if pooling else (kernel[d] - 1) * dilation[d] + 1
             total = _same(size[d], stride[d], reach, not pooling)
+            if total < 0 and op.endswith("AveragePool") and "QLinear" not in op:
+                raise WindowError(f"auto_pad {auto} with strides {list(stride)} beyond a kernel of {list(kernel)}")
             before[d], after[d] = halves(total, auto)
         elif auto == "VALID":
             before[d] = after[d] = 0
         elif auto != "NOTSET":
             raise WindowError(f"auto_pad {auto!r}; ONNX has NOTSET, SAME_UPPER, SAME_LOWER and VALID")
     include, ceil = bool(attrs.get("count_include_pad")), bool(attrs.get("ceil_mode"))
-    whole = "QLinear" in op  # which divides by what windows have beyond the padding, too
+    beyond = "QLinear" in op  # which divides by what windows have beyond the padding, too
     out = []
     for d in range(n):
         reach = (kernel[d] - 1) * dilation[d] + 1
@@ -95,10 +102,10 @@ def windows(op: str, attrs: Mapping[str, Any], size: Sequence[int], kernel: Sequ
             steps = -(-room // stride[d]) if ceil or room < 0 else steps  # towards zero, as C++ does
             if ceil and steps * stride[d] >= size[d] + before[d]:
                 steps -= 1  # a window must begin inside the input or the padding before it
-        if steps < 0 or (room < 0 and include and not (whole or ceil)):  # of which versions have different averages
+        if steps < 0 or (room < 0 and include and not (beyond or ceil)):  # of which versions have different averages
             raise WindowError(f"a window of {reach} on {size[d]} elements with padding of {before[d]} and {after[d]}")
         out.append(steps + 1)
-    counted = tuple((0, n) if not include else None if whole else (-b, n + a) for n, b, a in zip(size, before, after))
+    counted = tuple((0, n) if not include else None if beyond else (-b, n + a) for n, b, a in zip(size, before, after))
     return Windows(tuple(size), kernel, stride, dilation, tuple(before), tuple(after), tuple(out), counted)
 
 

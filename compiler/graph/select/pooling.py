@@ -32,7 +32,7 @@ def average(p: Placement, node: ir.Node) -> None:
     rows, columns = (_runs(windows.counts(axis)) for axis in (0, 1))
     if len(rows) * len(columns) > MOST_PARTS:
         raise OnCpu(f"its windows have {len(rows) * len(columns)} sizes, more than {MOST_PARTS}")
-    note = "" if _is_exact(node, {a.count * b.count for a, b in product(rows, columns)}) else IN_FLOAT
+    note = "" if windows.whole or _is_exact(node, {a.count * b.count for a, b in product(rows, columns)}) else IN_FLOAT
     reads: Reads = {}
     x, whole = p.read(value, form, reads), p.activation(y, y_form)
     layers = [_part(node, x, whole, window, row, column) for row, column in product(rows, columns)]

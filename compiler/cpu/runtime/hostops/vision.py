@@ -200,7 +200,8 @@ def max_pool(op: HostOp, x: Array) -> tuple[Array, Array]:
     places = np.arange(int(np.prod(x.shape[2:]))).reshape(x.shape[2:][::-1] if by_columns else x.shape[2:])
     places = places.T if by_columns else places
     values = _elements(x, w, low)
-    spots = np.broadcast_to(_elements(places, w, -1), values.shape)
+    nowhere = -sum(places.strides) // places.itemsize  # where onnxruntime has the largest of nothing
+    spots = np.broadcast_to(_elements(places, w, nowhere), values.shape)
     best = values.argmax(axis=-1)[..., None]
     beyond = np.take_along_axis(spots, best, -1) < 0  # then none in x is larger, if there is any
     best = np.where(beyond, (spots >= 0).argmax(axis=-1)[..., None], best)
