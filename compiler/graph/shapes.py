@@ -18,11 +18,13 @@ from celosia.compiler.cpu import Unsupported, build
 from celosia.compiler.cpu.ops import OPS
 from celosia.compiler.cpu.parse import parse
 from celosia.compiler.cpu.runtime.op import DOMAINS
+from celosia.compiler.cpu.runtime.windows import WindowError
 from celosia.compiler.cpu.types import TYPES
 from celosia.compiler.expr import placeholder
 from celosia.compiler.graph.custom import custom, infer_custom
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.values import constant, shape
+from celosia.compiler.graph.windows import dims_on_host
 
 UNKNOWN = (None, ir.DataType.UNDEFINED)
 FEW = 64
@@ -62,7 +64,9 @@ def contradictions(graph: ir.Graph) -> Iterator[str]:
 
 def made_by(node: ir.Node, opset: int) -> Made:
     """What `node` makes of its inputs. The graph keeps what was found for equal operators on equal inputs."""
-    attrs = _key(node) if node.domain in DOMAINS and node.op_type in OPS else None
+    if node.domain not in DOMAINS or node.op_type not in OPS:
+        return _made_on_host(node)
+    attrs = _key(node)
     if attrs is None:
         return None
     inputs, key = [], [node.op_type, opset, len(node.outputs), *attrs]
@@ -106,5 +110,16 @@ def _built(node: ir.Node, opset: int, inputs: list[Any]) -> Made:
     try:
         made = build(parsed.op, parsed.attrs, tensors, values, outputs=parsed.wanted, opset=opset, name=parsed.name)
     except Unsupported:
-        return None
+        return _made_on_host(node)
     return [(tensor.shape, ir.DataType.from_numpy(np.dtype(tensor.dtype))) for tensor in made]
+
+
+def _made_on_host(node: ir.Node) -> Made:
+    """By those whose shapes follow from windows: values of the input's type, and their places."""
+    try:
+        dims = dims_on_host(node)
+    except WindowError:
+        return None
+    if dims is None or node.inputs[0] is None or node.inputs[0].dtype in UNKNOWN:
+        return None
+    return [(dims, node.inputs[0].dtype), (dims, ir.DataType.INT64)][: len(node.outputs)]

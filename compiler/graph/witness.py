@@ -23,7 +23,8 @@ Dims = tuple[int, ...]
 
 def wrong_windows(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> dict[str, onnx.ValueInfoProto]:
     """Outputs of operators of `graph` whose shapes in `inferred` are not those that onnxruntime gives them, as they
-    are to be. What is made of such a one is not looked at. ValueError where onnx should have been right.
+    are to be. What is made of such a one is not looked at. ValueError for attributes without a meaning, and where onnx
+    should have been right.
     """
     known = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     types = {value.name: value.type.tensor_type for value in (*graph.input, *inferred.value_info, *inferred.output)}
@@ -41,16 +42,15 @@ def wrong_windows(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> dict[str
             continue
         attrs = {attr.name: onnx.helper.get_attribute_value(attr) for attr in node.attribute}
         attrs["auto_pad"] = attrs.get("auto_pad", b"NOTSET").decode()
+        label = f"{node.op_type} ({node.name or node.output[0]})"
         try:
             out = _out(node.op_type, attrs, x[2:], None if place is None else w[2:])
-        except WindowError:
-            continue  # who compiles the operator says so
+        except WindowError as error:
+            raise ValueError(f"{label}: {error}") from None
         if out == y[2:]:
             continue
         if not _onnx_may_differ(node.op_type, attrs):
-            raise ValueError(
-                f"{node.op_type} ({node.name}) has windows with {list(out)} outputs, and onnx says {list(y[2:])}"
-            )
+            raise ValueError(f"{label} has windows with {list(out)} outputs, of which onnx infers {list(y[2:])}")
         for name in filter(None, node.output):
             wrong[name] = onnx.helper.make_tensor_value_info(name, types[name].elem_type, [*y[:2], *out])
         tainted.update(node.output)
