@@ -142,7 +142,7 @@ _STAND_INS: dict[str, tuple[str, slice | tuple[int, ...]]] = {
     "QLinearGlobalAveragePool": ("GlobalAveragePool", (0,)), "QLinearSigmoid": ("Identity", (0,)),
     "QLinearLeakyRelu": ("Identity", (0,)), "QLinearSoftmax": ("Identity", (0,)),
 }  # fmt: skip
-"""For onnxruntime's integer operators, of whose shapes ONNX knows nothing: its operator of the same shape."""
+"""For onnxruntime's integer operators, of whose shapes ONNX knows nothing: its operator of the same shape and type."""
 
 
 def _with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -153,7 +153,7 @@ def _with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     drawn = onnx.ModelProto()
     drawn.CopyFrom(proto)
     for node in drawn.graph.node:
-        if node.domain == "com.microsoft" and node.op_type in _STAND_INS:
+        if node.domain == "com.microsoft" and node.op_type in _STAND_INS and not _has_no_like(node):
             _stand_in(node)
     overruled: dict[str, onnx.ValueInfoProto] = {}
     inferred = _inferred(drawn, proto)
@@ -195,6 +195,12 @@ def _is_whole(kind: onnx.TypeProto) -> bool:
     tensor = kind.tensor_type
     known = tensor.elem_type != onnx.TensorProto.UNDEFINED and tensor.HasField("shape")
     return known and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
+
+
+def _has_no_like(node: onnx.NodeProto) -> bool:
+    """Whether it makes floats of bytes, or has the channels last: its shape and type come from its expression."""
+    floats = node.op_type == "QGemm" and not any(node.input[7:8])
+    return floats or any(attr.name == "channels_last" and attr.i for attr in node.attribute)
 
 
 def _stand_in(node: onnx.NodeProto) -> None:

@@ -190,7 +190,7 @@ def gemm(p: Placement, node: ir.Node) -> None:
         matrix = matrix.T
     if not matmul and (attribute(node, "transA", 0) or attribute(node, "alpha", 1.0) != 1.0):
         raise OnCpu("transA or alpha; fold them into its matrix")
-    bias = constant(node.inputs[6]) if not matmul and node.inputs[6] is not None else None
+    bias = constant(node.inputs[6]) if not matmul and len(node.inputs) > 6 else None
     y_scale, y_zero = (6, 7) if matmul else (7, 8)
     if len(node.inputs) <= y_zero or node.inputs[y_scale] is None:
         raise OnCpu("its output is float; put QuantizeLinear and DequantizeLinear after it")
