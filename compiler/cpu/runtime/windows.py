@@ -47,9 +47,12 @@ class Windows:
 
     def counts(self, axis: int) -> list[int]:
         """What averages divide by along `axis`, for each window; the product over all axes is the divisor."""
-        bounds = self.counted[axis]
-        windows = (self.taps(axis, o) for o in range(self.out[axis]))
-        return [self.kernel[axis] if bounds is None else sum(t in range(*bounds) for t in taps) for taps in windows]
+        bounds, kernel, dilation = self.counted[axis], self.kernel[axis], self.dilation[axis]
+        if bounds is None:
+            return [kernel] * self.out[axis]
+        starts = (o * self.stride[axis] - self.before[axis] for o in range(self.out[axis]))
+        ends = [(max(0, -(-(bounds[0] - s) // dilation)), min(kernel, -(-(bounds[1] - s) // dilation))) for s in starts]
+        return [max(0, end - first) for first, end in ends]
 
     def margins(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """What windows reach before and after each dimension of the input, and no more; negative before is cut off."""

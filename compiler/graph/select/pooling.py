@@ -32,7 +32,8 @@ def average(p: Placement, node: ir.Node) -> None:
     rows, columns = (_runs(windows.counts(axis)) for axis in (0, 1))
     if len(rows) * len(columns) > MOST_PARTS:
         raise OnCpu(f"its windows have {len(rows) * len(columns)} sizes, more than {MOST_PARTS}")
-    note = "" if windows.whole or _is_exact(node, {a.count * b.count for a, b in product(rows, columns)}) else IN_FLOAT
+    exact = _is_exact(node, windows.whole, {a.count * b.count for a, b in product(rows, columns)})
+    note = "" if exact else IN_FLOAT
     reads: Reads = {}
     x, whole = p.read(value, form, reads), p.activation(y, y_form)
     layers = [_part(node, x, whole, window, row, column) for row, column in product(rows, columns)]
@@ -42,9 +43,9 @@ def average(p: Placement, node: ir.Node) -> None:
         p.assemble(node, list(layers), reads, whole, y_form, note)
 
 
-def _is_exact(node: ir.Node, counts: set[int]) -> bool:
+def _is_exact(node: ir.Node, whole: bool, counts: set[int]) -> bool:
     """Whether averages of so many pixels have onnxruntime's bytes: it adds integers, or floats that cannot tell."""
-    if node.op_type == "QLinearGlobalAveragePool":
+    if node.op_type != "QLinearMean" and whole:
         return True
     sx, sy, zero = scalar_of(node.inputs[1]), scalar_of(node.inputs[3]), stored_zero(node.inputs[2])
     return all(numerics.average_is_exact(sx, zero, sy, count) for count in counts)

@@ -256,18 +256,18 @@ def deform_conv(
     """A convolution whose taps each read at an offset of their own, bilinearly."""
     groups, shared = op.attr("group", 1), op.attr("offset_group", 1)
     kernel = list(w.shape[2:])
-    strides, dilations, pads = op.attr("strides", [1, 1]), op.attr("dilations", [1, 1]), op.attr("pads", [0] * 4)
+    at = _windows(op, x.shape[2:], kernel)
     batch, channels = x.shape[:2]
     rows, columns = offset.shape[2:]
     taps = kernel[0] * kernel[1]
     moves = offset.reshape(batch, shared, taps, 2, rows, columns)
     weights = None if mask is None else mask.reshape(batch, shared, taps, rows, columns)
     values = np.zeros((batch, channels, taps, rows, columns), np.float64)
-    ys, xs = np.arange(rows)[:, None] * strides[0] - pads[0], np.arange(columns)[None] * strides[1] - pads[1]
+    ys, xs = (np.arange(count) * s - b for count, s, b in zip((rows, columns), at.stride, at.before))
     per = channels // shared
     for n, g, k in itertools.product(range(batch), range(shared), range(taps)):
-        y = ys + k // kernel[1] * dilations[0] + moves[n, g, k, 0]
-        z = xs + k % kernel[1] * dilations[1] + moves[n, g, k, 1]
+        y = ys[:, None] + k // kernel[1] * at.dilation[0] + moves[n, g, k, 0]
+        z = xs + k % kernel[1] * at.dilation[1] + moves[n, g, k, 1]
         part = _bilinear(x[n, g * per : (g + 1) * per], y, z)
         values[n, g * per : (g + 1) * per, k] = part if weights is None else part * weights[n, g, k]
     inner, outer = channels // groups, w.shape[0] // groups
