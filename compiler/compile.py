@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 
 from celosia.compiler.assemble import Assembler
 from celosia.compiler.cpu.llvm import link_library
@@ -31,7 +32,7 @@ from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.layout import layout
 from celosia.compiler.graph.quantized import Integerise
 from celosia.compiler.graph.shapes import infer_shapes
-from celosia.compiler.graph.specialise import specialise
+from celosia.compiler.graph.specialise import Model, specialise
 from celosia.compiler.graph.tables import compose_tables
 from celosia.compiler.graph.transposed import convolve_transposed
 from celosia.compiler.image import Image
@@ -41,6 +42,8 @@ from celosia.compiler.lowering import lower
 from celosia.compiler.passes import Pass, Pipeline, Watch
 from celosia.compiler.program import Program
 from celosia.compiler.selfcheck.check import self_check
+from celosia.compiler.selfcheck.original import Original, Unknown
+from celosia.compiler.selfcheck.rewriting import Comparison, check_rewriting, constants_of, operator, units_of
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.kernels.tuner import recorded
 from celosia.compiler.tune.measure import TIMED
@@ -167,6 +170,9 @@ def _compile(
     macs = total_macs(model.graph)  # before passes put other operators in their places
     say("graph passes")
     kept = Kept(model, keep)
+    originals: list[Original] = []
+    if check:
+        watch = _first(lambda imported: originals.append(Original(imported)), watch)
     passes = PASSES.run(model, kept.watched(watch))
     require_memory(model)
     say("placing operators")
@@ -189,10 +195,13 @@ def _compile(
         program = Assembler(model, cfg, selection, steps, image).run()
     except HostError as error:
         raise ModelError(str(error)) from None
-    if check and image.launches:
+    if check:
         say("checking")
         plans = [step for step in steps if isinstance(step, LaunchPlan)]
-        self_check(program, plans, selection, image.addresses)
+        checked = self_check(program, plans, selection, image.addresses)
+        units = units_of(program, model.graph, selection)
+        found_by = partial(_changed_by, originals[0], partial(specialise, source, shapes, cfg.batch))
+        check_rewriting(originals[0], units, program.constants, checked.held, found_by)
     program.outputs, program.kept = program.outputs[: kept.outputs], program.outputs[kept.outputs :]
     program.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
     program.batched = found.batched
@@ -201,6 +210,35 @@ def _compile(
     program.schedules = schedules
     program.compile_seconds = time.perf_counter() - started
     return program
+
+
+def _first(take: Callable[[ir.Model], None], watch: Watch | None) -> Watch:
+    """`watch`, after `take` of the graph as it is imported."""
+
+    def both(name: str, model: ir.Model) -> None:
+        if name == "import":
+            take(model)
+        if watch is not None:
+            watch(name, model)
+
+    return both
+
+
+def _changed_by(original: Original, again: Callable[[], Model], tensor: str) -> str:
+    """The first pass after which `tensor` is not what `original` says; "" where it is after all of them."""
+    found: list[str] = []
+
+    def look(name: str, model: ir.Model) -> None:
+        if found or name == "import":
+            return
+        units = [operator(node, model.graph.opset_imports) for node in model.graph]
+        comparison = Comparison(original, units, constants_of(model.graph), {})
+        if tensor in comparison.makers:
+            with suppress(Unknown):
+                found.extend([name] if comparison.difference(tensor) else [])
+
+    PASSES.run(again().graph, look)
+    return found[0] if found else ""
 
 
 __all__ = ["ModelError", "compile"]
