@@ -36,7 +36,7 @@ class SelfCheckError(RuntimeError):
 
 @dataclass(frozen=True)
 class Checked:
-    """How many layers and bytes were compared. held: the codes that the accelerator held of each tensor, random ones."""
+    """How many layers and bytes were compared. held: the random codes that the accelerator held of each tensor."""
 
     layers: int = 0
     bytes: int = 0

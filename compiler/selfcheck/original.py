@@ -171,7 +171,8 @@ def run(op: HostOp, values: Mapping[str, Any]) -> list[Any]:
 def spread(low: Array, high: Array) -> float:
     """How far a tensor may lie from both of its results."""
     with np.errstate(all="ignore"):
-        return 2 * float(np.nanmax(np.abs(high.astype(np.float64) - low), initial=0.0, where=np.isfinite(high) & np.isfinite(low)))
+        apart = np.abs(high.astype(np.float64) - low)
+    return 2 * float(np.max(apart, initial=0.0, where=np.isfinite(apart)))
 
 
 # Quantising ------------------------------------------------------------------------------------------------------
@@ -179,12 +180,17 @@ def spread(low: Array, high: Array) -> float:
 
 def _step(op: HostOp, values: Mapping[str, Any]) -> Array | None:
     """The scale of a QuantizeLinear to 8 bits, as its input is broadcast; None for others."""
-    x, scale, zero = ([values[name] if name else None for name in op.inputs] + [None])[:3]
-    if zero is not None and zero.dtype.name not in ("int8", "uint8") or x.dtype != np.float32 or scale.ndim > 1:
+    x, scale = (values[name] for name in op.inputs[:2])
+    zero = _zero(op, values)
+    if x.dtype != np.float32 or scale.dtype != np.float32 or scale.ndim > 1:
         return None
-    if (zero is None and op.attr("output_dtype")) or scale.dtype != np.float32:
+    if op.attr("output_dtype") if zero is None else zero.dtype.name not in ("int8", "uint8"):
         return None
     return _along(op, scale, x.ndim)
+
+
+def _zero(op: HostOp, values: Mapping[str, Any]) -> Array | None:
+    return values[op.inputs[2]] if len(op.inputs) > 2 and op.inputs[2] else None
 
 
 def _along(op: HostOp, array: Array, rank: int) -> Array:
@@ -197,7 +203,7 @@ def _along(op: HostOp, array: Array, rank: int) -> Array:
 
 def _quantised(op: HostOp, values: Mapping[str, Any], scale: Array, side: int, slack: float) -> Array:
     """The least (side -1) or the largest (1) that rounding may give."""
-    x, zero = values[op.inputs[0]], values[op.inputs[2]] if len(op.inputs) > 2 and op.inputs[2] else None
+    x, zero = values[op.inputs[0]], _zero(op, values)
     kind = np.dtype(np.uint8) if zero is None else zero.dtype
     with np.errstate(all="ignore"):
         lost = ROUNDING * float(np.nanmax(np.abs(x), initial=0.0)) / float(np.min(scale))
@@ -207,7 +213,8 @@ def _quantised(op: HostOp, values: Mapping[str, Any], scale: Array, side: int, s
         if zero is not None:
             moved += _along(op, zero, x.ndim).astype(np.float32)
         limits = np.iinfo(kind)
-        return np.clip(np.nan_to_num(moved, copy=False), limits.min, limits.max).astype(kind)
+        result: Array = np.clip(np.nan_to_num(moved, copy=False), limits.min, limits.max).astype(kind)
+    return result
 
 
 # What large models consist of ------------------------------------------------------------------------------------
@@ -226,9 +233,8 @@ def _padded(window: SlidingWindow, x: Array, fill: float) -> Array:
 
 def _tap(window: SlidingWindow, x: Array, place: tuple[int, ...]) -> Array:
     """What lies at `place` of each window of a padded image: [images, channels, *out]."""
-    parts = [
-        slice(k * d, k * d + (o - 1) * s + 1, s) for k, d, s, o in zip(place, window.dilation, window.stride, window.out)
-    ]  # fmt: skip
+    first = [k * d for k, d in zip(place, window.dilation)]
+    parts = [slice(at, at + (o - 1) * s + 1, s) for at, s, o in zip(first, window.stride, window.out)]
     return x[(slice(None), slice(None), *parts)]
 
 
