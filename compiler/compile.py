@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.layout import layout
 from celosia.compiler.graph.quantized import Integerise
 from celosia.compiler.graph.shapes import infer_shapes
-from celosia.compiler.graph.specialise import Model, specialise
+from celosia.compiler.graph.specialise import specialise
 from celosia.compiler.graph.tables import compose_tables
 from celosia.compiler.graph.transposed import convolve_transposed
 from celosia.compiler.image import Image
@@ -42,8 +42,8 @@ from celosia.compiler.lowering import lower
 from celosia.compiler.passes import Pass, Pipeline, Watch
 from celosia.compiler.program import Program
 from celosia.compiler.selfcheck.check import self_check
-from celosia.compiler.selfcheck.original import Original, Unknown
-from celosia.compiler.selfcheck.rewriting import Comparison, check_rewriting, constants_of, operator, units_of
+from celosia.compiler.selfcheck.original import Original
+from celosia.compiler.selfcheck.rewriting import RewriteError, check_pass, check_rewriting, units_of
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.kernels.tuner import recorded
 from celosia.compiler.tune.measure import TIMED
@@ -200,8 +200,12 @@ def _compile(
         plans = [step for step in steps if isinstance(step, LaunchPlan)]
         checked = self_check(program, plans, selection, image.addresses)
         units = units_of(program, model.graph, selection)
-        found_by = partial(_changed_by, originals[0], partial(specialise, source, shapes, cfg.batch))
-        check_rewriting(originals[0], units, program.constants, checked.held, found_by)
+        try:
+            check_rewriting(originals[0], units, program.constants, checked.held)
+        except RewriteError:  # and which pass was it?
+            again = specialise(source, shapes, cfg.batch).graph
+            PASSES.run(again, lambda name, model: check_pass(originals[0], name, model))
+            raise
     program.outputs, program.kept = program.outputs[: kept.outputs], program.outputs[kept.outputs :]
     program.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
     program.batched = found.batched
@@ -222,23 +226,6 @@ def _first(take: Callable[[ir.Model], None], watch: Watch | None) -> Watch:
             watch(name, model)
 
     return both
-
-
-def _changed_by(original: Original, again: Callable[[], Model], tensor: str) -> str:
-    """The first pass after which `tensor` is not what `original` says; "" where it is after all of them."""
-    found: list[str] = []
-
-    def look(name: str, model: ir.Model) -> None:
-        if found or name == "import":
-            return
-        units = [operator(node, model.graph.opset_imports) for node in model.graph]
-        comparison = Comparison(original, units, constants_of(model.graph), {})
-        if tensor in comparison.makers:
-            with suppress(Unknown):
-                found.extend([name] if comparison.difference(tensor) else [])
-
-    PASSES.run(again().graph, look)
-    return found[0] if found else ""
 
 
 __all__ = ["ModelError", "compile"]

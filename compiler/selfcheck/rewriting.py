@@ -95,7 +95,9 @@ class Comparison:
     def _is_untouched(self, name: str) -> bool:
         """Whether the unit that makes `name` is the operator of the imported model."""
         nodes, original = self.makers[name].nodes, self.original.makers[self.original.number[name]]
-        return len(nodes) == 1 and _described(nodes[0]) == _described(original) and not captured(original)
+        if len(nodes) != 1 or _described(nodes[0]) != _described(original) or captured(original):
+            return False
+        return all(map(_is_same, nodes[0].inputs, original.inputs))
 
     def difference(self, name: str) -> str:
         """How `name` differs; "" where it does not. Raises Unknown."""
@@ -111,20 +113,20 @@ class Comparison:
         return _difference(found, low, high)
 
     def _between(self, name: str) -> tuple[set[int], list[Unit]]:
-        """(The nearest tensors from which both sides make `name`, the units that do). Raises Unknown."""
-        number = self.original.number[name]
-        begin = self.original.stops(number, self._before(number))
-        order, ends = self._order(name, begin)
-        if not ends:
-            return begin, order
-        # A kernel may compute again what another unit has made, from what was before it.
-        everything, _ = self._order(name, set())
-        read = {self.original.number.get(each) for unit in everything for each in unit.inputs}
-        begin = self.original.stops(number, {each: None for each in self._before(number) if each in read})
-        order, ends = self._order(name, begin)
-        if ends:  # an input of the model, which the other side reads behind quantised tensors that are random
-            raise Unknown
-        return begin, order
+        """(The nearest tensors that decide on both sides what `name` is, the units between). Raises Unknown.
+
+        Tensors that one side passes by are taken back, the last one first: a kernel may compute again what another unit
+        has made, and a wrong program reads what it should not. At the latest it is the model's inputs that decide.
+        """
+        number, inputs = self.original.number[name], self.original.inputs
+        before = dict(self._before(number))
+        while True:
+            begin = self.original.stops(number, before)
+            order, ends = self._order(name, begin)
+            inside = [each for each in begin if each not in inputs]
+            if not ends or not inside:
+                return begin | {self.original.number[each] for each in ends}, order
+            del before[max(inside)]
 
     def _before(self, number: int) -> Mapping[int, str]:
         return {each: name for each, name in self.shared.items() if each != number}
@@ -182,8 +184,10 @@ class Comparison:
                     continue
                 if each in self.makers:
                     waiting.append((self.makers[each], False))
-                else:
+                elif self.original.number.get(each) in self.original.inputs:
                     ends.add(each)
+                else:
+                    raise Unknown
         return order, ends
 
     def _made(self, name: str, order: Sequence[Unit], given: Mapping[int, Any]) -> Any:
@@ -200,10 +204,9 @@ class Comparison:
 
 
 def check_rewriting(
-    original: Original, units: Sequence[Unit], constants: Values, held: Values,
-    locate: Callable[[str], str] = lambda tensor: "",
-) -> Compared:  # fmt: skip
-    """Compare what `units` make with `original`; Comparison says of what. locate: names the pass that changed a tensor.
+    original: Original, units: Sequence[Unit], constants: Values, held: Values = {}, after: str = ""
+) -> Compared:
+    """Compare what `units` make with `original`; Comparison says of what. after: the last pass, where more are to come.
 
     RewriteError for the first tensor that differs on TRIES random inputs.
     """
@@ -214,10 +217,17 @@ def check_rewriting(
             try:
                 what = tries[0].difference(name)
                 if what and all(each.difference(name) for each in tries[1:]):
-                    raise RewriteError(name, what, locate(name))
+                    raise RewriteError(name, what, after)
             except Unknown:
                 left_out += 1
     return Compared(len(targets) - left_out, left_out)
+
+
+def check_pass(original: Original, after: str, model: ir.Model) -> None:
+    """`check_rewriting` of a graph between passes, operator by operator."""
+    units = [operator(node, model.graph.opset_imports) for node in model.graph]
+    constants = {name: constant(value) for name, value in model.graph.initializers.items()}
+    check_rewriting(original, units, constants, after=after)
 
 
 # Units -----------------------------------------------------------------------------------------------------------
@@ -272,16 +282,19 @@ def _placed(node: ir.Node) -> Unit:
     return Unit((node,), inputs, outputs, run)
 
 
-def constants_of(graph: ir.Graph) -> dict[str, Any]:
-    """The arrays of a graph's constants by name."""
-    return {name: constant(value) for name, value in graph.initializers.items()}
-
-
 def _described(node: ir.Node) -> Any:
     """Equal for operators that are the same, of the same tensors."""
     told = sorted((name, repr(attr.value)) for name, attr in node.attributes.items())
     domain = "" if node.domain == "ai.onnx" else node.domain
     return domain, node.op_type, told, [value and value.name for value in node.inputs], [o.name for o in node.outputs]
+
+
+def _is_same(value: ir.Value | None, original: ir.Value | None) -> bool:
+    """Whether what has the same name has the same elements, where it is constant."""
+    if value is None or original is None or value.const_value is original.const_value:
+        return True
+    a, b = constant(value), constant(original)
+    return a is not None and b is not None and a.dtype == b.dtype and np.array_equal(a, b)
 
 
 # Random tensors --------------------------------------------------------------------------------------------------
