@@ -73,7 +73,7 @@ def replace_by(node: ir.Node, value: ir.Value) -> bool:
 
 
 def become(node: ir.Node, value: ir.Value) -> bool:
-    """`replace_by`, where what makes `value` has been changed to compute what `node` did: the tensor has its name, too."""
+    """`replace_by` where what makes `value` computes what `node` did, after a change: it takes its name, too."""
     name = node.outputs[0].name
     if not replace_by(node, value):
         return False

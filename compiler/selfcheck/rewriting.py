@@ -204,7 +204,7 @@ class Comparison:
 
 
 def check_rewriting(
-    original: Original, units: Sequence[Unit], constants: Values, held: Values = {}, after: str = ""
+    original: Original, units: Sequence[Unit], constants: Values, held: Values, after: str = ""
 ) -> Compared:
     """Compare what `units` make with `original`; Comparison says of what. after: the last pass, where more are to come.
 
@@ -227,7 +227,7 @@ def check_pass(original: Original, after: str, model: ir.Model) -> None:
     """`check_rewriting` of a graph between passes, operator by operator."""
     units = [operator(node, model.graph.opset_imports) for node in model.graph]
     constants = {name: constant(value) for name, value in model.graph.initializers.items()}
-    check_rewriting(original, units, constants, after=after)
+    check_rewriting(original, units, constants, {}, after)
 
 
 # Units -----------------------------------------------------------------------------------------------------------
