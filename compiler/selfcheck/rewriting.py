@@ -305,7 +305,7 @@ def _is_byte(value: ir.Value) -> bool:
 
 
 def _of_codes(data: Array, value: ir.Value) -> Array:
-    array = np.ascontiguousarray(data)
+    array = np.asarray(data, order="C")  # which leaves scalars scalars
     return (array ^ np.uint8(0x80)).view(np.int8) if value.dtype == ir.DataType.INT8 else array
 
 
