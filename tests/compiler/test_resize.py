@@ -140,3 +140,24 @@ def sweep(mode: str, dtype: str, count: int, seed: int = 0) -> tuple[int, list[s
 def test_random_uses(mode: str, dtype: str) -> None:
     compared, wrong = sweep(mode, dtype, 40)
     assert compared >= 30 and wrong == []
+
+
+def test_what_lies_nearly_half_way() -> None:
+    """The coordinate of element 16, 16 / f32(32 / 15), is the float32 below 7.5."""
+    x, sizes = np.arange(15, dtype=np.int8), np.array([32])
+    for nearest, element in (("round_prefer_ceil", 8), ("round_prefer_floor", 7)):
+        attrs = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": nearest}
+        wanted = onnxruntime_op("Resize", attrs, [x, None, None, sizes], 1, 13, (3,))[0]
+        assert wanted[16] == element
+        kernel = compile_op("Resize", attrs, [((15,), "int8"), None, None, sizes], opset=13)
+        np.testing.assert_array_equal(run(kernel, x, sizes)[0], wanted)
+
+
+def test_coordinates_are_float32() -> None:
+    """A third is a little more than that in float32, and (o + 0.5) / scale still the float32 that stands for 1.5."""
+    x, scales = np.arange(9, dtype=np.int8), np.float32([1 / 3])
+    attrs = {"coordinate_transformation_mode": "half_pixel", "nearest_mode": "floor"}
+    wanted = onnxruntime_op("Resize", attrs, [x, None, scales], 1, 13, (2,))[0]
+    assert wanted.tolist() == [1, 4, 7]
+    kernel = compile_op("Resize", attrs, [((9,), "int8"), None, scales], opset=13)
+    np.testing.assert_array_equal(run(kernel, x, scales)[0], wanted)

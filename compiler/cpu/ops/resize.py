@@ -23,6 +23,8 @@ from celosia.compiler.expr import Expr, Tensor, is_float, select, wrap
 F32 = np.float32
 Float32 = NDArray[np.float32]
 Indices = NDArray[np.int64]
+HALF_WAY = 1e-6
+"""What lies as near to the middle between two elements counts as the middle."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,9 @@ def nearest_element(node: Node, a: Axis) -> Indices:
     below = np.floor(x)
     match node.attrs.get("nearest_mode", "round_prefer_floor"):
         case "round_prefer_floor":
-            index = below + (x - below > 0.5)
+            index = below + (x - below > 0.5 + HALF_WAY)
         case "round_prefer_ceil":
-            index = below + (x - below >= 0.5)
+            index = below + (x - below >= 0.5 - HALF_WAY)
         case "floor":
             index = below
         case "ceil":
