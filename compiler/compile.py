@@ -35,7 +35,6 @@ from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.specialise import specialise
 from celosia.compiler.graph.tables import compose_tables
 from celosia.compiler.graph.transposed import convolve_transposed
-from celosia.compiler.graph.weights import round_activations
 from celosia.compiler.image import Image
 from celosia.compiler.keep import Kept
 from celosia.compiler.limits import require_memory, require_numpy
@@ -62,7 +61,6 @@ PASSES = Pipeline(
     Pass("shapes", "shapes that onnx leaves open come from the operators' expressions", infer_shapes, inside=False),
     Pass("fold", "operators on constants are computed, and the shapes that depend on them", fold),
     Pass("integer", "QDQ patterns become integer operators", lambda model: Integerise(model).run()),
-    Pass("weights", "what is multiplied by quantised weights alone becomes bytes by blocks", round_activations),
     Pass("tables", "functions of one 8-bit tensor become tables", compose_tables),
     Pass("fold-quantised", "constants that QDQ patterns did not take are computed", partial(fold, keep=frozenset())),
     Pass("identities", "operators that change nothing go, two that make one become one", simplify),

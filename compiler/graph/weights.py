@@ -4,7 +4,8 @@
     y = MatMul(x, wf)                                               ->    y = MatMul(xr, wf)
 
 onnxruntime makes a MatMulNBits of these, at accuracy_level 4. `RoundBlocks` is our own: x as the bytes times their
-scales, so that the product of floats is that of the bytes. Which products it takes is onnxruntime's choice.
+scales, so that the product of floats is that of the bytes. Which products it takes is onnxruntime's choice. This is no
+rewriting that keeps a model's meaning but part of it, so the importer does it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from celosia.compiler.cpu.ops.contrib import BYTES_OF_BLOCKS
-from celosia.compiler.graph.values import attribute, attributes, constant, is_op, only_use, shape
+from celosia.compiler.graph.quantized import MOVING_OPS
+from celosia.compiler.graph.values import attribute, attributes, constant, dtype_name, is_op, only_use, shape
 
 BITS = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
 BLOCK_OF_COLUMNS = 32
@@ -41,19 +43,36 @@ def _block(node: ir.Node) -> int:
     dequantise = weights.producer() if weights is not None else None
     if x is None or weights is None or dequantise is None or not is_op(dequantise, "DequantizeLinear"):
         return 0
-    if constant(x) is not None or is_op(x.producer(), "DequantizeLinear") or only_use(weights) is not node:
+    if constant(x) is not None or only_use(weights) is not node or is_op(_before_moves(x), "DequantizeLinear"):
         return 0
-    w, scale, *zeros = (constant(value) for value in dequantise.inputs if value is not None)
-    if w is None or w.ndim != 2 or scale is None or scale.dtype.name != "float32" or any(z is None for z in zeros):
+    given = [value for value in dequantise.inputs if value is not None]
+    dims, of_scales = shape(given[0]), shape(given[1])
+    if any(value.const_value is None for value in given) or dims is None or of_scales is None or len(dims) != 2:
         return 0
-    if node.op_type == "Gemm" and not _adds_a_row(node, w.shape[1]):
+    if dtype_name(given[1]) != "float32" or (node.op_type == "Gemm" and not _adds_a_row(node, dims[1])):
         return 0
     axis, size = attribute(dequantise, "axis", 1), attribute(dequantise, "block_size", 0)
-    by_column = scale.ndim == 0 or (axis == 1 and scale.shape == w.shape[1:])
+    by_column = of_scales == () or (axis == 1 and of_scales == dims[1:])
     if axis != 0 if size else not by_column:
         return 0
     size = size or BLOCK_OF_COLUMNS
-    return size if size in BYTES_OF_BLOCKS.get(BITS.get(w.dtype.name, 0), ()) else 0
+    return size if size in BYTES_OF_BLOCKS.get(BITS.get(dtype_name(given[0]), 0), ()) else 0
+
+
+def _before_moves(value: ir.Value) -> ir.Node | None:
+    """What computes the elements of `value`; onnxruntime moves DequantizeLinear towards the product."""
+    node = value.producer()
+    while is_op(node, *MOVING_OPS) and node is not None and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return node
+
+
+def _after_moves(value: ir.Value) -> ir.Node | None:
+    """What alone reads the elements of `value`; onnxruntime moves QuantizeLinear towards the product."""
+    node = only_use(value)
+    while is_op(node, *MOVING_OPS) and node is not None:
+        node = only_use(node.outputs[0])
+    return node
 
 
 def _adds_a_row(node: ir.Node, columns: int) -> bool:
@@ -78,7 +97,7 @@ def _stays_float(node: ir.Node) -> bool:
         if bias == (y.shape[-1],):
             y = add.outputs[0]  # type: ignore[union-attr]
     readers = [use.node for use in y.uses()]
-    if any(is_op(reader, "QuantizeLinear") for reader in readers):
+    if any(is_op(reader, "QuantizeLinear") for reader in [*readers, _after_moves(y)]):
         return True
     reshaped = not flat and y is not node.outputs[0]
     if reshaped or len(readers) != 1 or not is_op(readers[0], "Relu", "Clip"):
