@@ -89,8 +89,8 @@ def tune(
 def _nothing(source: str | Path | onnx.ModelProto, cfg: Config) -> str:
     name = source.graph.name or "this model" if isinstance(source, onnx.ModelProto) else Path(source).stem
     return (
-        f"nothing of {name} runs on the accelerator of {cfg.name}, so that there is nothing to tune: make an int8 model "
-        "of it first with `celosia quantize`, or tune its kernels for this processor with `--device cpu` "
+        f"nothing of {name} runs on the accelerator of {cfg.name}, so that there is nothing to tune: make an int8 "
+        "model of it first with `celosia quantize`, or tune its kernels for this processor with `--device cpu` "
         "(`celosia.tune_cpu`)"
     )
 

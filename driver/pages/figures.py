@@ -149,6 +149,17 @@ def hover(renderers: Sequence[Any], tooltips: Sequence[tuple[str, str]], **optio
     return HoverTool(renderers=list(renderers), tooltips=list(tooltips), limit=3, **options)
 
 
+def wide_hover(renderers: Sequence[Any], tooltips: Sequence[tuple[str, str]]) -> HoverTool:
+    """As `hover`, of values that may be long: they are wrapped, not as wide as the screen. What replaces a field's
+    name is text, as there."""
+    rows = "".join(
+        f"<div style='color:#26aae1;text-align:right'>{name}:</div><div style='white-space:normal'>{value}</div>"
+        for name, value in tooltips
+    )
+    grid = "display:grid;grid-template-columns:auto 1fr;gap:0 6px;max-width:min(360px,80vw);overflow-wrap:anywhere"
+    return HoverTool(renderers=list(renderers), tooltips=f"<div style='{grid}'>{rows}</div>", limit=2)
+
+
 def cycles(rows: Sequence[Mapping[str, Any]], roof: Sequence[float]) -> Figure:
     """A bar for each layer, and a mark at `roof`, the cycles that it takes at least."""
     made = made_figure(

@@ -10,6 +10,15 @@ NAME, LABEL = 60, 20
 """Characters of a name in a text, and beside an axis."""
 
 
+NAMES = {"lut": "LUT", "ff": "flip-flops", "dsp": "DSP", "ram": "block RAM"}
+"""Resources of a device, as they are shown."""
+MARKS = (
+    "~ LUTs and flip-flops by a model of Configs that Yosys has counted; ~ and ? where none of those is like it, so "
+    "that the model may be off: `--confirm yosys` counts. No mark: counted. DSP blocks and block RAM as declared."
+)
+"""What the signs of `resource` mean."""
+
+
 class ReportError(ValueError):
     """A file that is no report of a run; one sentence."""
 

@@ -317,7 +317,7 @@ def test_a_model_that_stays_on_the_cpu_has_nothing_to_tune(models: Path, tmp_pat
     code, _, err = call(*line)
     assert code == 1 and "nothing of floats runs on the accelerator of pynq" in err
     assert "celosia quantize" in err and "--device cpu" in err
-    code, out, err = call(*line, "--device", "cpu", "--trials", 2)
+    code, _, err = call(*line, "--device", "cpu", "--trials", 2)
     assert code == 0, err
 
 
