@@ -23,7 +23,7 @@ from celosia.driver.explore.objectives import ALSO, OBJECTIVES
 from celosia.driver.explore.records import PRESET, ExploreError, Point, Points, context_of
 from celosia.driver.explore.search import SEARCHES, spread
 from celosia.driver.explore.space import Space, Values, board_of
-from celosia.driver.explore.subject import Subject, placed, with_records
+from celosia.driver.explore.subject import Subject, nothing_on_accelerator, placed, with_records
 from celosia.driver.fleet import fleet_for
 from celosia.hw.config import Config
 from celosia.sim.memory import memory_model
@@ -166,7 +166,7 @@ def subjects_of(models: Sequence[str | Path]) -> list[Subject]:
             raise ExploreError(f"two models are called {name!r}; give one of them another name")
     for each in found:
         if not placed(each, Config(), products=True):
-            raise ModelError(f"nothing of {each.name} runs on the accelerator; quantise it with `celosia quantize`")
+            raise ModelError(nothing_on_accelerator(each))
     return found
 
 

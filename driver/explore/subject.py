@@ -94,6 +94,11 @@ def placed(subject: Subject, cfg: Config, products: bool = False) -> int:
     return sum(choice.layer.macs for choice in selection.choices) if products else len(selection.cpu)
 
 
+def nothing_on_accelerator(subject: Subject) -> str:
+    """What is wrong with a model of which no Config can be judged."""
+    return f"nothing of {subject.name} runs on the accelerator; make an int8 model of it with `celosia quantize`"
+
+
 def closed(subject: Subject, cfg: Config, memory: MemoryModel | str) -> Cost:
     """Layer by layer, by the compiler's estimate of the schedules that it takes: milliseconds. Blocks are not formed.
 

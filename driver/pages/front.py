@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from celosia.compiler.files import reading
-from celosia.driver.pages.names import MARKS, NAME, NAMES, ReportError, resource, short
+from celosia.driver.pages.names import MARKS, NAME, NAMES, ReportError, key_of, resource_cell, short
 from celosia.driver.pages.page import Page, Section, require
 
 KEYS = ("models", "board", "memory", "objectives", "take", "front", "points", "searched", "path", "state")
@@ -20,8 +20,6 @@ UNITS = {
     "energy": "uJ (a proxy)",
 }  # fmt: skip
 """Objectives at the head of a column or beside an axis."""
-NEARLY = 0.95
-"""The share of a resource above which little is left to route with."""
 LARGE = ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"))
 SHRINK = 1.0
 """Of the regression that says what fields do."""
@@ -73,7 +71,8 @@ def _page(given: Mapping[str, Any]) -> Page:
         (f"{len(report['front'])}", "Configs on the front"), (f"{len(points):,}", "measured"),
         (many(state["space"]), "in the space"), (f"{state['seconds']:,.0f} s", "of exploring"),
     ]  # fmt: skip
-    sections = [Section("Which to take", report["take"], _table(report), after=_notes(report))]
+    table = _table(report) + _notes(report)
+    sections = [Section("Which to take", report["take"], table, brief=table)]
     if points:
         first, second = names[0], names[1 if len(names) > 1 else 0]
         sections += [
@@ -98,7 +97,7 @@ def _page(given: Mapping[str, Any]) -> Page:
             Section(
                 "What each field does", "How an objective changes where a field takes its next larger value and the "
                 "others stay: by a regression over all measured Configs, in which what was never tried says nothing.",
-                html=_key([(colour, name) for colour, name in zip(figures.EFFECTS, effects)]),
+                html=key_of([(colour, name) for colour, name in zip(figures.EFFECTS, effects)]),
                 figure=figures.effects(effects),
             ),
         ]  # fmt: skip
@@ -106,17 +105,11 @@ def _page(given: Mapping[str, Any]) -> Page:
     return Page("Which accelerator to build", subtitle, facts, sections)
 
 
-def _key(pairs: Sequence[tuple[str, str]]) -> str:
-    """Which colour is whose."""
-    rows = "".join(f'<span><i style="background:{colour}"></i>{escape(name)}</span>' for colour, name in pairs)
-    return f'<div class="key">{rows}</div>'
-
-
 def _marks(preset: Mapping[str, Any] | None, figures: Any) -> str:
     """What the dots of the front are."""
     pairs = [(figures.FRONT, "on the front"), (figures.SHADES[0], "other, measured late"),
              (figures.SHADES[-1], "measured early")]  # fmt: skip
-    return _key([*pairs, (figures.PRESET, f"the preset {short(preset['name'], NAME)}")] if preset else pairs)
+    return key_of([*pairs, (figures.PRESET, f"the preset {short(preset['name'], NAME)}")] if preset else pairs)
 
 
 # Configs as a table -------------------------------------------------------------------------------------------
@@ -134,7 +127,11 @@ def _table(report: Mapping[str, Any]) -> str:
             *(f"{row['models'][name]['cycles']:,}" for name in models),
         ]  # fmt: skip
         text = "".join(f"<td>{escape(str(cell))}</td>" for cell in cells)
-        text += "".join(_resource(row, name) for name in NAMES) + f"<td>{escape(row['rung'])}</td>"
+        text += "".join(
+            resource_cell(row["area"], name, row.get("shares", {}).get(name))
+            for name in NAMES  # older ones have none
+        )
+        text += f"<td>{escape(row['rung'])}</td>"
         lines.append(f"<tr{' class=preset' * row['preset']}>{text}</tr>")
     heads = "".join(f"<th>{escape(name)}</th>" for name in head)
     return f'<div class="table"><table><tr>{heads}</tr>{"".join(lines)}</table></div>'
@@ -157,17 +154,6 @@ def columns_of(report: Mapping[str, Any]) -> list[str]:
     """Models whose cycles are a column: none where an objective says the same."""
     models = list(report["models"])
     return [] if "cycles" in report["objectives"] and len(models) == 1 else models
-
-
-def _resource(row: Mapping[str, Any], name: str) -> str:
-    """A cell: how much it is, and a bar of its share of the device."""
-    text = escape(resource(row["area"], name))
-    if "shares" not in row:  # of an older version
-        return f"<td>{text}</td>"
-    share = row["shares"][name]
-    full = " class=full" if share > NEARLY else ""
-    bar = f'<s><i{full} style="width:{100 * min(1, share):.1f}%"></i></s>'
-    return f'<td class="bar">{text} <b>{share:.0%}</b>{bar}</td>'
 
 
 def _notes(report: Mapping[str, Any]) -> str:
