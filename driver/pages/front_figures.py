@@ -45,7 +45,7 @@ def front(
     dots = made.scatter("x", "y", size="size", color="color", fill_alpha=0.8, source=source)
     made.add_tools(wide_hover([dots], [
         ("Config", "@digest"), (UNITS.get(first, first), "@x{0,0.[000]}"), (UNITS.get(second, second), "@y{0,0.[000]}"),
-        ("device", "@shares"), ("beside the preset" if preset else "fields", "@fields"), ("tried for", "@how"),
+        ("device", "@shares"), ("unlike the preset" if preset else "fields", "@fields"), ("tried for", "@how"),
         ("after", "@at s"),
     ]))  # fmt: skip
     if preset is not None:
