@@ -25,7 +25,7 @@ from celosia.driver.calibration import Input, Samples, open_samples
 from celosia.driver.compare import Graph, add_noise
 from celosia.driver.images import Pixels
 from celosia.driver.oracle import MissingLibrary, OracleError, session, tensors
-from celosia.hw.config import Config
+from celosia.hw.config import Config, did_you_mean
 
 Array = NDArray[Any]
 ACTIVATIONS = ("int8", "uint8")
@@ -160,7 +160,7 @@ def _float_model(path: Path, exclude: Sequence[str]) -> onnx.ModelProto:
     names = {node.name for node in proto.graph.node}
     for name in exclude:
         if name not in names:
-            raise QuantizeError(f"{path} has no operator {name!r} to exclude")
+            raise QuantizeError(f"{path} has no operator {name!r} to exclude{did_you_mean(name, names)}")
     return _of_opset(proto, path)
 
 

@@ -16,7 +16,7 @@ from celosia.driver.explore.hardware import Resources
 from celosia.driver.explore.subject import Subject, nothing_on_accelerator, timed
 from celosia.driver.pages.names import NAMES, key_of, resource_cell
 from celosia.driver.pages.page import Page, Section
-from celosia.hw.config import Config, ConfigError
+from celosia.hw.config import Config, ConfigError, did_you_mean
 from celosia.hw.config_doc import scratchpads
 from celosia.sim.memory import ZYNQ_HP, MemoryModel, memory_model
 
@@ -40,7 +40,8 @@ def settings(given: Sequence[str]) -> dict[str, list[int | bool]]:
         if not equals or not values:
             raise ConfigError(f"{text!r} sets no field; write it as inp_depth=1024,4096")
         if name not in fields:
-            raise ConfigError(f"unknown Config field {name!r}; known are {', '.join(sorted(fields))}")
+            near = did_you_mean(name, fields)
+            raise ConfigError(f"unknown Config field {name!r}{near}; known are {', '.join(sorted(fields))}")
         if name in found:
             raise ConfigError(f"{name} is set twice; give all of its values at once, as {name}=...,...")
         found[name] = list(dict.fromkeys(_value(name, value) for value in values.split(",")))
