@@ -187,10 +187,10 @@ def test_at_least_forty() -> None:
 
 
 def test_weights_of_other_widths_are_refused() -> None:
-    case = Case("MatMulNBits", [f(3, 64), i8(6, 2, 8, dtype=np.uint8), f(12)], dict(K=64, N=6, bits=2, block_size=32),
+    case = Case("MatMulNBits", [f(3, 64), i8(6, 2, 12, dtype=np.uint8), f(12)], dict(K=64, N=6, bits=3, block_size=32),
                 (1, 2))  # fmt: skip
     model, _ = model_of(case)
-    with pytest.raises(ModelError, match="weights of 2 bits"):
+    with pytest.raises(ModelError, match="weights of 3 bits"):
         model.graph.output[0].CopyFrom(helper.make_tensor_value_info("o0", TensorProto.FLOAT, [3, 6]))
         celosia.compile(model)
 

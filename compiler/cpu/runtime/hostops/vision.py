@@ -51,17 +51,21 @@ def roi_align(op: HostOp, x: Array, rois: Array, images: Array) -> Array:
     half_pixel = op.attr("coordinate_transformation_mode", "half_pixel" if op.opset >= 16 else "") == "half_pixel"
     offset = 0.5 if half_pixel else 0.0
     out = np.zeros((len(rois), x.shape[1], height, width), x.dtype)
-    for number, (roi, image) in enumerate(zip(rois.astype(np.float64), images)):
-        x1, y1, x2, y2 = roi * scale - offset
+    kind = np.float64 if x.dtype == np.float64 else np.float32  # what is outside, and how many points, is decided in it
+    for number, (roi, image) in enumerate(zip(rois.astype(kind), images)):
+        x1, y1, x2, y2 = roi * kind(scale) - kind(offset)
         tall, wide = y2 - y1, x2 - x1
         if not half_pixel:
-            tall, wide = max(tall, 1.0), max(wide, 1.0)
+            tall, wide = max(tall, kind(1)), max(wide, kind(1))
         places, cells = [], []
         for start, extent, size in ((y1, tall, height), (x1, wide, width)):
-            cell = extent / size
-            points = sampling if sampling > 0 else max(1, int(np.ceil(extent / size)))
-            places.append(start + (np.arange(size * points) + 0.5) * (cell / points))
+            cell = extent / kind(size)
+            points = sampling if sampling > 0 else max(0, int(np.ceil(cell)))
+            inside = (np.arange(points, dtype=kind) + kind(0.5)) * cell / kind(max(points, 1))
+            places.append((start + np.arange(size, dtype=kind)[:, None] * cell + inside).reshape(-1))
             cells.append(points)
+        if 0 in cells:
+            continue  # a box without extent is 0
         corners = _corners(x[int(image)], places[0], places[1], op.attr("mode", "avg"))
         blocks = corners.reshape(-1, height, cells[0], width, cells[1])
         out[number] = blocks.max(axis=(2, 4)) if op.attr("mode", "avg") == "max" else blocks.mean(axis=(2, 4))
@@ -92,26 +96,21 @@ def grid_sample(op: HostOp, x: Array, grid: Array) -> Array:
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(op.attr("mode", "linear"), op.attr("mode", "linear"))
     padding, corners = op.attr("padding_mode", "zeros"), op.attr("align_corners", 0)
     sizes = x.shape[2:]
-    ranges: list[tuple[float, float]] = []
-    at = []
-    for d, size in enumerate(sizes):
-        g = grid[..., len(sizes) - 1 - d].astype(np.float64)
-        at.append((g + 1) / 2 * (size - 1) if corners else ((g + 1) * size - 1) / 2)
-        ranges.append((0.0, size - 1.0) if corners else (-0.5, size - 0.5))
-    if padding == "reflection" and mode != "cubic":
-        at = [_reflect(p, *r) for p, r in zip(at, ranges)]
-    if padding == "border" and mode != "cubic":
-        at = [np.clip(p, 0, size - 1) for p, size in zip(at, sizes)]
+    grid = grid.astype(np.promote_types(grid.dtype, np.float32))  # a tie of float32 may be none in float64
+    ranges = [(0.0, size - 1.0) if corners else (-0.5, size - 0.5) for size in sizes]
     taps = []
-    for p in at:
+    for d, size in enumerate(sizes):
+        g = grid[..., len(sizes) - 1 - d]
+        p = (g + 1) / 2 * (size - 1) if corners else ((g + 1) * size - 1) / 2
         if mode == "nearest":
             taps.append([(np.rint(p).astype(np.int64), np.ones_like(p))])
-        elif mode == "linear":
-            low = np.floor(p)
-            taps.append([(low.astype(np.int64), 1 - (p - low)), (low.astype(np.int64) + 1, p - low)])
+            continue
+        low = np.floor(p)
+        first, part = low.astype(np.int64), (p - low).astype(np.float64)
+        if mode == "linear":
+            taps.append([(first, 1 - part), (first + 1, part)])
         else:
-            low = np.floor(p)
-            taps.append([(low.astype(np.int64) + k, w) for k, w in zip((-1, 0, 1, 2), _cubic(p - low))])
+            taps.append([(first + k, w) for k, w in zip((-1, 0, 1, 2), _cubic(part))])
     batch = np.arange(x.shape[0]).reshape(-1, *[1] * len(sizes))
     columns = np.moveaxis(x, 1, -1)
     out = np.zeros((*grid.shape[:-1], x.shape[1]), np.float64)
