@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -116,6 +117,61 @@ def test_an_open_batch_of_a_quantised_module() -> None:
         images = torch.randn(count, *x.shape[1:])
         for found, expected in zip(run(program, images), oracle(proto, images), strict=True):
             np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    "normalise", [lambda: nn.GroupNorm(2, 8), lambda: nn.InstanceNorm2d(8), lambda: nn.GroupNorm(8, 8, affine=False)]
+)
+def test_an_open_batch_of_normalised_groups(normalise: Callable[[], nn.Module]) -> None:
+    """torch.onnx writes it as a reshape to sizes that are joined of constants."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(3, 8, 3), normalise(), nn.ReLU(), nn.Conv2d(8, 4, 1)).eval()
+    program = celosia.from_torch(module, torch.randn(2, 3, 8, 8), "tiny", dynamic_shapes=(BATCH,))
+    assert program.shape_text(program.inputs[0]) == "float32[n, 3, 8, 8]"
+    for count in (1, 3):
+        images = torch.randn(count, 3, 8, 8)
+        with torch.no_grad():
+            np.testing.assert_allclose(run(program, images)[0], module(images), rtol=1e-4, atol=1e-5)
+
+
+class Rows(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x.reshape(2, -1) + 1
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "open_size", "sentence"),
+    [
+        (lambda: nn.LSTM(8, 4, batch_first=True), (2, 5, 8), BATCH,
+         r"dimension 0 of input 'input' is 2, and .*: samples are not computed one by one: Expand .*; for any size"),
+        (lambda: nn.Conv2d(3, 4, 1), (1, 3, 8, 8), {2: torch.export.Dim("height", min=2, max=64)},
+         r"dimension 2 of input 'input' is 8, and .*: operators with weights meet it; .* what .*to_onnx returns"),
+        (Rows, (2, 3), {0: torch.export.Dim.AUTO},
+         r"dimension 0 of input 'x' is 2, and .*: torch.export found that the module takes no other"),
+    ],
+)  # fmt: skip
+def test_a_size_that_becomes_fixed_is_said_with_its_reason(
+    make: Callable[[], nn.Module], shape: tuple[int, ...], open_size: Any, sentence: str
+) -> None:
+    torch.manual_seed(0)
+    module, x = make().eval(), torch.randn(shape)
+    with pytest.warns(UserWarning, match=sentence) as caught:
+        program = celosia.from_torch(module, x, "tiny", dynamic_shapes=(open_size,))
+    assert len([each for each in caught if "dynamic_shapes" in str(each.message)]) == 1
+    assert program.inputs[0].shape == shape
+    with torch.no_grad():
+        np.testing.assert_allclose(run(program, x)[0], flat(module(x))[0], rtol=1e-4, atol=1e-5)
+    with warnings.catch_warnings():  # what the caller decides is no surprise
+        warnings.filterwarnings("error", "dimension")
+        celosia.from_torch(module, x, "tiny")
+
+
+def test_an_exported_program_with_an_open_size_has_its_own_example() -> None:
+    module, x = nn.Sequential(nn.Linear(4, 3), nn.ReLU()).eval(), torch.randn(2, 4)
+    program = celosia.from_torch(torch.export.export(module, (x,), dynamic_shapes=(BATCH,)), (), "tiny")
+    assert program.shape_text(program.inputs[0]) == "float32[n, 4]" and program.name == "Sequential"
+    exported = torch.export.export(module.bfloat16(), (x.bfloat16(),), dynamic_shapes=(BATCH,))
+    assert celosia.from_torch(exported, (), "tiny").shape_text(program.inputs[0]).endswith("[n, 4]")
 
 
 def test_other_open_sizes_are_the_example_s_and_a_runtime_s() -> None:
