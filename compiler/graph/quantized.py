@@ -329,7 +329,9 @@ class Integerise:
         x, w = self._activation(node.inputs[0]), dequantised(node.inputs[1])
         if x is None or x.dtype != y.dtype or w is None or w.dtype != np.int8 or np.any(w.zero):
             return False
-        if constant(w.value) is None or (not w.scalar and (w.axis != 1 or attribute(node, "group", 1) != 1)):
+        group, dims = attribute(node, "group", 1), w.value.shape or (0, 0)
+        of_outputs = 1 if group == 1 else 0 if group == dims[0] and dims[1] == 1 else None  # the axis of w
+        if constant(w.value) is None or not (w.scalar or w.axis == of_outputs):
             return False
         return self._convolve(node, "celosia", "QLinearConvTranspose", x, w, y)
 

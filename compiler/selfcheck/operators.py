@@ -215,25 +215,25 @@ def _conv(node: ir.Node, x: Codes) -> Codes:
 def _conv_transpose(node: ir.Node, x: Codes) -> Codes:
     """The convolution by the kernels turned round of x with zero points between its pixels."""
     weights, dims, groups = _array(node, 3), _dims(node), attribute(node, "group", 1)
-    channels, outputs, *taps = weights.shape
-    (down, across), (by_row, by_column) = (attribute(node, name) or [1, 1] for name in ("strides", "dilations"))
-    top, left, *_ = attribute(node, "pads") or [0] * 4
-    image = _image(x)
-    above, ahead = (taps[0] - 1) * by_row, (taps[1] - 1) * by_column
-    height = max((image.shape[1] - 1) * down + 1 + above, dims[2] + top) + above
-    width = max((image.shape[2] - 1) * across + 1 + ahead, dims[3] + left) + ahead
+    image, out = _image(x), _size(dims)
+    given = _Window.of(node, weights.shape[2:], image.shape[1:3], out)
+    channels, outputs = weights.shape[:2]
+    taps, (down, across), (top, left) = given.kernel, given.strides, given.before
+    above, ahead = ((taps[a] - 1) * given.dilations[a] for a in (0, 1))
+    height = max((image.shape[1] - 1) * down + 1 + above, out[0] + top) + above
+    width = max((image.shape[2] - 1) * across + 1 + ahead, out[1] + left) + ahead
     wide = np.full((len(image), height, width, channels), _zero(node, 2), np.uint8)
     wide[:, above::down, ahead::across][:, : image.shape[1], : image.shape[2]] = image
     turned = weights.reshape(groups, channels // groups, outputs, *taps)[..., ::-1, ::-1].transpose(0, 2, 3, 4, 1)
     linear = _linear(node, turned.reshape(groups * outputs, *taps, -1), 8, 6)
-    window = _Window((taps[0], taps[1]), (1, 1), (by_row, by_column), (0, 0))
-    y: Codes = np.zeros((dims[0], dims[2], dims[3], dims[1]), np.uint8)
+    window = _Window(taps, (1, 1), given.dilations, (0, 0))
+    y: Codes = np.zeros((dims[0], *out, dims[1]), np.uint8)
     for group in range(groups):
         own = slice(group * outputs, (group + 1) * outputs)
         inner = slice(group * channels // groups, (group + 1) * channels // groups)
-        view = window.views(np.ascontiguousarray(wide[:, top:, left:, inner]), (dims[2], dims[3]))
+        view = window.views(np.ascontiguousarray(wide[:, top:, left:, inner]), out)
         _convolve(view, linear.columns(own, linear.matrix[own]), y[..., own])
-    return y.transpose(0, 3, 1, 2)
+    return y.transpose(0, 3, 1, 2).reshape(dims)
 
 
 def _group_ranges(groups: int, width: int) -> Iterator[tuple[int, int]]:

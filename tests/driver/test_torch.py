@@ -17,6 +17,7 @@ pytest.importorskip("torchao", reason=HOW)
 ort = pytest.importorskip("onnxruntime")
 
 from torch import nn  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
 from torch_models import NETWORKS, network, random_network  # noqa: E402
 from torchao.quantization.pt2e import move_exported_model_to_eval  # noqa: E402
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e  # noqa: E402
@@ -160,7 +161,7 @@ def test_a_size_that_becomes_fixed_is_said_with_its_reason(
     assert len([each for each in caught if "dynamic_shapes" in str(each.message)]) == 1
     assert program.inputs[0].shape == shape
     with torch.no_grad():
-        np.testing.assert_allclose(run(program, x)[0], flat(module(x))[0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(run(program, x)[0], tree_leaves(module(x))[0], rtol=1e-4, atol=1e-5)
     with warnings.catch_warnings():  # what the caller decides is no surprise
         warnings.filterwarnings("error", "dimension")
         celosia.from_torch(module, x, "tiny")
@@ -261,6 +262,47 @@ def test_nothing_is_computed_where_scales_are_shared() -> None:
     assert operators(program).count("QLinearConv") == 3
     for found, expected in zip(run(program, x), oracle(to_onnx(quantised, x), x), strict=True):
         np.testing.assert_array_equal(found, expected)
+
+
+UP = {
+    "2 x 2, of a U-Net": (lambda: nn.ConvTranspose2d(8, 6, 2, 2), (1, 8, 5, 7)),
+    "normalised, clamped": (lambda: nn.Sequential(
+        nn.ConvTranspose2d(8, 6, 4, 2, 1, bias=False), nn.BatchNorm2d(6), nn.ReLU()), (2, 8, 4, 4)),
+    "dilated, more outside": (lambda: nn.ConvTranspose2d(8, 5, 3, 2, 1, output_padding=1, dilation=2), (1, 8, 4, 5)),
+    "depthwise": (lambda: nn.ConvTranspose2d(8, 8, 3, 2, 1, groups=8), (1, 8, 5, 5)),
+    "two groups": (lambda: nn.ConvTranspose2d(8, 6, 3, 2, groups=2), (1, 8, 4, 4)),
+    "signals": (lambda: nn.ConvTranspose1d(8, 6, 4, 2, 1), (2, 8, 9)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UP)
+def test_transposed_convolutions(name: str) -> None:
+    """onnxruntime computes them in float: a byte may differ by one next to a tie (docs/numerics.md)."""
+    make, shape = UP[name]
+    torch.manual_seed(0)
+    up, x = make(), torch.randn(shape)
+    for parameter in up.parameters():
+        nn.init.normal_(parameter, 0, 0.3)
+    channels = up(x).shape[1]
+    up.eval()
+    with torch.no_grad():
+        (up[0] if isinstance(up, nn.Sequential) else up).weight[:, 0] *= 20  # one scale for all would lose the others
+    quantised = pt2e(up, x)
+    proto, program = to_onnx(quantised, x), celosia.from_torch(quantised, x, "tiny")
+    assert "QLinearConvTranspose" in operators(program)
+    scaled = [node for node in quantised.graph.nodes if "dequantize_per_channel" in str(node.target)]
+    assert [quantised.get_buffer(node.args[1].target).numel() for node in scaled] == [channels] * (name != "two groups")
+    last = next(node for node in proto.graph.node if proto.graph.output[0].name in node.output)
+    (step,) = [
+        onnx.numpy_helper.to_array(node.attribute[0].t) for node in proto.graph.node if last.input[1] in node.output
+    ]
+    steps = 0
+    for sample in (x, *(torch.randn_like(x) for _ in range(4))):
+        (found,), (expected,) = run(program, sample), oracle(proto, sample)
+        apart = np.rint(np.abs(found - expected) / step)
+        assert apart.max() <= 1
+        steps += apart.sum() / apart.size
+    assert steps < 0.01
 
 
 def test_training_with_fake_quantisation() -> None:

@@ -97,8 +97,12 @@ def conv_transpose(p: Placement, node: ir.Node) -> None:
     value, y = node.inputs[0], node.outputs[0]
     assert value is not None
     form, y_form, weights = natural_form(value), natural_form(y), array_of(node.inputs[3])
+    if weights.ndim == 3 and len(value.shape or ()) == 3:
+        weights = weights[:, :, None, :]
     if weights.ndim != 4:
-        raise OnCpu(f"a transposed convolution of {weights.ndim - 2} dimensions; the accelerator has those of two")
+        raise OnCpu(
+            f"a transposed convolution of {weights.ndim - 2} dimensions; the accelerator has those of one and two"
+        )
     window, groups = window_of(node, form, weights.shape[2:]), attribute(node, "group", 1)
     if attribute(node, "auto_pad", "NOTSET") != "NOTSET" or attribute(node, "output_shape"):
         raise OnCpu("auto_pad or output_shape; export it with pads")
