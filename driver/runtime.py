@@ -75,6 +75,7 @@ class Runtime:
         compiling: Mapping[str, Any] | None = None, **options: Any,
     ) -> None:  # fmt: skip
         self.threads = default_threads() if threads is None else thread_count(threads)
+        self._where = device if isinstance(device, str) else type(device).__name__
         self._specialised: Specialised[Runtime] | None = None
         self._latest: Runtime | None = None
         self._busy = Lock()  # the arena, and the device, hold the tensors of one run
@@ -150,6 +151,20 @@ class Runtime:
             started = time.perf_counter()
             self._attach(open_device(self._name, self.program.config, **self._options))
             self.build_seconds = time.perf_counter() - started
+
+    def __repr__(self) -> str:
+        threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
+        if self._specialised is not None:
+            name, config = self._specialised.model.name, self._specialised.compiling["config"]
+            known = f"compiled for {self._specialised.ready} shapes so far, {threads}"
+            return (
+                f"<Runtime of the model {name!r} on {self._where}, Config {getattr(config, 'name', config)}: {known}>"
+            )
+        program = self.program
+        groups = program.inputs, program.outputs
+        tensors = (", ".join(f"{tensor.name} {program.shape_text(tensor)}" for tensor in group) for group in groups)
+        where = f"on {self._where}, Config {program.config.name}"
+        return f"<Runtime of {program.name!r} {where}: {' -> '.join(tensors)}; {threads}>"
 
     def __enter__(self) -> Runtime:
         return self
