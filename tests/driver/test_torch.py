@@ -362,6 +362,37 @@ def test_names_and_keywords() -> None:
     assert (names.inputs[0].name, names.outputs[0].name) == ("x", "y")
 
 
+def test_layers_keep_the_paths_of_their_modules() -> None:
+    """And the model the name of its class, also of what PT2E and torch.export make of it."""
+    module, x = network("detector")
+    quantised = pt2e(module, x)
+    program = celosia.from_torch(quantised, x, "tiny")
+    assert program.name == "Detector" and to_onnx(quantised, x).graph.name == "Detector"
+    layers = {layer.name for launch in program.launches for layer in launch.layers}
+    assert {"stem.0", "fine.0", "coarse.0", "lateral", "merge.0", "boxes.0", "boxes.1", "classes.1"} <= layers
+    assert celosia.from_torch(torch.export.export(module, (x,)), (), "tiny").name == "Detector"
+    module, x = network("attention")
+    program = celosia.from_torch(module, x, "tiny")
+    rows = {row["name"]: row["op"] for row in program.placements}
+    assert {"norm", "qkv", "project", "mlp.0", "mlp.1", "mlp.2", "mlp.3", "head"} <= rows.keys()
+    assert rows["qkv"] == "MatMul" and rows["qkv/Add"] == "Add" and program.name == "Attention"
+    names = [node.name for node in to_onnx(module, x).graph.node]
+    assert len(set(names)) == len(names)
+
+
+def test_modules_that_are_called_twice_keep_their_path() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            return self.inner(self.inner(x).relu())
+
+    names = [row["name"] for row in celosia.from_torch(Twice().eval(), torch.randn(2, 4), "tiny").placements]
+    assert len(set(names)) == 3 and sum(name.startswith("inner") for name in names) == 2
+
+
 def test_an_exported_program() -> None:
     module, x = network("conv")
     program = celosia.from_torch(torch.export.export(module, (x,)), (), "tiny")
