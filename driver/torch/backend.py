@@ -270,14 +270,14 @@ class _Bound(torch.nn.Module):  # type: ignore[misc]
         super().__init__()
         self.graph, self.free = graph, free
         self.numbers = {i: x for i, x in enumerate(arguments) if not isinstance(x, torch.Tensor)}
-        self.count = len(arguments)
+        self.names = [f"{node.name}_" for node in graph.graph.find_nodes(op="placeholder")]  # as in error messages
         for i, x in enumerate(arguments):
             if isinstance(x, torch.Tensor) and i not in free:
-                self.register_buffer(f"fixed_{i}", x.detach())
+                self.register_buffer(self.names[i], x.detach())
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         given = dict(zip(self.free, inputs)) | self.numbers
-        arguments = (given[i] if i in given else getattr(self, f"fixed_{i}") for i in range(self.count))
+        arguments = (given[i] if i in given else getattr(self, name) for i, name in enumerate(self.names))
         with preserve_node_meta():
             made = Interpreter(self.graph).run(*arguments)
         self.results = _row(made)

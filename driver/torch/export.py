@@ -12,6 +12,7 @@ import re
 import warnings
 from ast import literal_eval
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any
 
 import onnx
@@ -36,6 +37,8 @@ NAMES = "pkg.torch.onnx.name_scopes"
 
 UNKNOWN = re.compile(r"translating node %(\w+) : .*?target=torch\.ops\.([\w.]+)\]")
 """How torch.onnx says which operator it cannot write."""
+UNREGISTERED = "which is not a known type"
+"""How torch.export says that a result is of a class of the caller's."""
 
 
 class TorchError(ValueError):
@@ -169,12 +172,31 @@ def trace(
     if module.training and not isinstance(module, GraphModule):  # of which PT2E takes eval() away
         raise TorchError(f"{type(module).__name__} is in training mode; call its eval() before")
     arguments = tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
+    for each in (*module.parameters(), *module.buffers(), *tree_leaves((arguments, kwargs))):
+        if isinstance(each, torch.Tensor) and each.device.type != "cpu":
+            raise TorchError(
+                f"{type(module).__name__} and its example are to be on the CPU, and a tensor is on {each.device}; call "
+                ".cpu() of both"
+            )
     try:
         with quiet(), torch.no_grad():
+            try:
+                return torch.export.export(module, arguments, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
+            except Exception as error:
+                if UNREGISTERED not in str(error):
+                    raise
+                _register_dataclasses(module(*arguments, **(kwargs or {})))
             return torch.export.export(module, arguments, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
     except Exception as error:  # torch raises many classes
         why = next((line.strip(" -") for line in str(error).splitlines() if line.startswith("  - ")), _line(error))
         raise ExportError(f"torch.export cannot trace {type(module).__name__}: {why}") from error
+
+
+def _register_dataclasses(made: Any) -> None:
+    """Tell torch.export of the dataclasses that a module returned: their fields are outputs."""
+    for each in tree_leaves(made):
+        if is_dataclass(each):
+            torch.export.register_dataclass(type(each))
 
 
 def require_pure(program: ExportedProgram) -> None:
@@ -218,6 +240,7 @@ def written(
             )
             _settle_types(made.model.graph)
             _settle_axes(made.model.graph)
+            _settle_outputs(made.model.graph, output_names)
             _name_by_modules(made.model.graph)
             proto: onnx.ModelProto = made.model_proto
     except Exception as error:  # torch raises many classes
@@ -268,6 +291,18 @@ def _settle_axes(graph: ir.Graph) -> None:
         value = new_constant(graph, node.outputs[0].name or "constant", array)
         ir.convenience.replace_all_uses_with(node.outputs[0], value)
         graph.remove(node, safe=True)
+
+
+def _settle_outputs(graph: ir.Graph, names: Sequence[str] | None) -> None:
+    """A tensor that is returned twice becomes two: outputs are told apart by their names."""
+    for number, value in enumerate(graph.outputs):
+        if value in graph.outputs[:number]:
+            name = names[number] if names else f"{value.name}_{number}"
+            copy = ir.Value(name=name, shape=value.shape, type=value.type)
+            graph.append(ir.Node("", "Identity", [value], outputs=[copy], name=f"node_{name}"))
+            graph.outputs[number] = copy
+    for value, name in zip(graph.outputs, names or ()):
+        value.name = name
 
 
 # Names -----------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -393,6 +394,35 @@ def test_modules_that_are_called_twice_keep_their_path() -> None:
     assert len(set(names)) == 3 and sum(name.startswith("inner") for name in names) == 2
 
 
+def test_results_of_every_kind() -> None:
+    @dataclass
+    class Output:
+        logits: Any
+        hidden: Any
+        loss: Any = None
+
+    class Net(nn.Module):
+        def __init__(self, how: Callable[..., Any]) -> None:
+            super().__init__()
+            self.linear, self.how = nn.Linear(4, 3), how
+
+        def forward(self, x: Any) -> Any:
+            y = self.linear(x)
+            return self.how(y, y + 1)
+
+    x = torch.randn(4, 2).T
+    for how in (Output, lambda y, z: {"logits": y, "more": (z, [y])}, lambda y, z: (y, z, y, None)):
+        module = Net(how).eval()
+        with torch.no_grad():
+            made = module(x)
+            expected = tree_leaves([made.logits, made.hidden] if isinstance(made, Output) else made)
+        found = run(celosia.from_torch(module, x, "tiny"), x)
+        for one, other in zip(found, [each for each in expected if each is not None], strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    named = celosia.from_torch(Net(lambda y, z: (y, z, y)).eval(), x, "tiny", output_names=["a", "b", "c"])
+    assert [each.name for each in named.outputs] == ["a", "b", "c"]
+
+
 def test_an_exported_program() -> None:
     module, x = network("conv")
     program = celosia.from_torch(torch.export.export(module, (x,)), (), "tiny")
@@ -425,6 +455,10 @@ def count(module: Of, x: Any) -> Any:
     [
         (nn.Sequential(nn.Conv2d(3, 4, 1)), "Sequential is in training mode; call its eval"),
         (len, "a module of PyTorch is needed, not builtin_function_or_method"),
+        (
+            nn.Linear(3, 3, device="meta").eval(),
+            r"Linear and its example are to be on the CPU, and a tensor is on meta;",
+        ),
         (Of(count), "the module writes to 'seen', which a Program cannot; call eval"),
         (Of(lambda module, x: x.add_(1)), "the module writes to 'x'"),
         (Of(lambda module, x: x + torch.rand(3)), r"rand \(aten.rand.default\) draws random numbers"),
