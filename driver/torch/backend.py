@@ -141,9 +141,12 @@ class CompiledGraph:
     ) -> None:
         self.graph, self.options, self.fixed, self.origin, self.code = graph, options, fixed, origin, code
         self.owned = [*graph.parameters(), *graph.buffers()]
+        self.scalars = {i for i, node in enumerate(graph.graph.find_nodes(op="placeholder")) if _is_scalar(node)}
         self.cache: dict[tuple[Any, ...], Specialised] = {}
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
+        if self.scalars:
+            arguments = tuple(x.numpy(force=True)[()] if i in self.scalars else x for i, x in enumerate(arguments))
         self._require_inference(arguments)
         key = tuple(_kind(x) for x in arguments)
         fixed = [*(arguments[i] for i in self.fixed), *self.owned]
@@ -186,7 +189,8 @@ class CompiledGraph:
                 require_pure(exported)
                 compute = self._computed(exported)
             except (ExportError, ModelError) as error:
-                self._warn(f"{self.origin.name} to PyTorch: {error}")
+                why = str(error).replace(_Bound.__name__, self.origin.name)
+                self._warn(f"{self.origin.name} to PyTorch: {why}")
                 return Specialised(lambda *arguments: _row(self.graph(*arguments)))
         places = iter(range(len(bound.results)))
         outputs = [next(places) if isinstance(x, torch.Tensor) else Plain(x) for x in bound.results]
@@ -282,6 +286,11 @@ class _Bound(torch.nn.Module):  # type: ignore[misc]
             made = Interpreter(self.graph).run(*arguments)
         self.results = _row(made)
         return tuple(x for x in self.results if isinstance(x, torch.Tensor))
+
+
+def _is_scalar(node: Node) -> bool:
+    """Whether an argument is a Python number that Dynamo holds in a tensor, as it does where sizes are dynamic."""
+    return bool(node.users) and all((each.op, each.target) == ("call_method", "item") for each in node.users)
 
 
 def _row(made: Any) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ it may move. What ONNX would drop in silence (writes to buffers, random numbers,
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import re
 import warnings
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
@@ -85,6 +87,7 @@ def from_torch(
     >>> program.shape_text(program.inputs[0])
     'float32[n, 4]'
     """
+    module = getattr(module, "_orig_mod", module)  # of what torch.compile returns
     exported = _exported(module, example_inputs, kwargs, dynamic_shapes)
     proto = _model(exported, module, input_names, output_names)
     if open_inputs(proto):
@@ -100,6 +103,7 @@ def to_onnx(
     input_names: Sequence[str] | None = None, output_names: Sequence[str] | None = None, dynamic_shapes: Any = None,
 ) -> onnx.ModelProto:  # fmt: skip
     """The ONNX model of a module, see `from_torch`, which also `onnx.save` and `Runtime` take. TorchError."""
+    module = getattr(module, "_orig_mod", module)  # of what torch.compile returns
     return _model(_exported(module, example_inputs, kwargs, dynamic_shapes), module, input_names, output_names)
 
 
@@ -108,10 +112,20 @@ def _exported(
     dynamic_shapes: Any,
 ) -> ExportedProgram:  # fmt: skip
     if not isinstance(module, ExportedProgram):
+        _require_tensors(module, example_inputs)
         return trace(module, example_inputs, kwargs, dynamic_shapes)
     if dynamic_shapes is not None:
         raise TorchError("the module is exported already; give dynamic_shapes to torch.export.export")
     return module
+
+
+def _require_tensors(module: Any, example_inputs: Any) -> None:
+    if isinstance(module, torch.jit.ScriptModule):
+        raise TorchError("a module of torch.jit has its operators no more; give the module that it was made of")
+    if isinstance(example_inputs, Mapping):
+        raise TorchError("example_inputs is a tensor, or a tuple of arguments; give those with names as kwargs={...}")
+    if any(isinstance(each, np.ndarray) for each in tree_leaves(example_inputs)):
+        raise TorchError("example_inputs holds an array of numpy's; give torch.from_numpy(array)")
 
 
 def _model(
@@ -179,7 +193,7 @@ def trace(
                 ".cpu() of both"
             )
     try:
-        with quiet(), torch.no_grad():
+        with quiet(), contextlib.redirect_stderr(io.StringIO()), torch.no_grad():  # torch.export prints the graph
             try:
                 return torch.export.export(module, arguments, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
             except Exception as error:
@@ -422,7 +436,7 @@ def _line(error: BaseException) -> str:
 def quiet() -> Iterator[None]:
     """Without what the exporters log and warn of, which says nothing of the model."""
     before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

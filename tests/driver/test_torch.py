@@ -423,6 +423,19 @@ def test_results_of_every_kind() -> None:
     assert [each.name for each in named.outputs] == ["a", "b", "c"]
 
 
+def test_examples_and_modules_that_are_none() -> None:
+    module, x = nn.Linear(4, 3).eval(), torch.randn(2, 4)
+    for given, example, sentence in (
+        (module, x.numpy(), r"an array of numpy's; give torch.from_numpy\(array\)"),
+        (module, {"input": x}, "give those with names as kwargs"),
+        (torch.jit.trace(module, x), x, "has its operators no more; give the module that it was made of"),
+    ):
+        with pytest.raises(TorchError, match=sentence):
+            to_onnx(given, example)
+    program = celosia.from_torch(torch.compile(module, backend="celosia"), x, "tiny")
+    assert program.name == "Linear" and {row["name"] for row in program.placements} == {"node_linear"}
+
+
 def test_an_exported_program() -> None:
     module, x = network("conv")
     program = celosia.from_torch(torch.export.export(module, (x,)), (), "tiny")

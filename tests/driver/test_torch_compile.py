@@ -115,6 +115,19 @@ def test_compiling_again_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @torch.no_grad()
+def test_numbers_that_dynamo_holds_in_tensors() -> None:
+    """With dynamic sizes, the eps of a normalisation is one."""
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, eps=0.01)).eval()
+    programs: list[Any] = []
+    options = {"config": "tiny", "programs": programs}
+    call = torch.compile(module, backend=backend.celosia, dynamic=True, options=options)
+    for size in (5, 6, 5):
+        x = torch.randn(1, 3, size, size)
+        torch.testing.assert_close(call(x), module(x), rtol=1e-5, atol=1e-6)
+    assert [program.inputs[0].shape for program in programs] == [(1, 3, 5, 5), (1, 3, 6, 6)]
+
+
+@torch.no_grad()
 def test_a_function_has_its_own_name() -> None:
     def twice(x: Any) -> Any:
         y = x * 2

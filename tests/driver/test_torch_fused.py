@@ -204,6 +204,21 @@ def test_a_graph_that_cannot_be_exported_at_all_runs_in_pytorch() -> None:
     assert torch.equal(again, found) and not warned
 
 
+def test_a_graph_that_depends_on_values_runs_in_pytorch(capfd: pytest.CaptureFixture[str]) -> None:
+    def put(cache: Any, x: Any, place: Any) -> Any:
+        cache = cache.clone()
+        cache[:, place] = x
+        return cache.softmax(-1)
+
+    call, programs = compiled(put)
+    given = torch.zeros(1, 5, 4), torch.randn(1, 4), torch.tensor(2)
+    found, warned = told(call, *given)
+    torch.testing.assert_close(found, put(*given))
+    assert not programs and len(warned) == 1
+    assert "put to PyTorch: torch.export cannot trace" in warned[0] and "_Bound" not in warned[0]
+    assert "def forward" not in capfd.readouterr().err
+
+
 def test_a_program_of_its_own_names_the_operator() -> None:
     with pytest.raises(TorchError, match=r"does not know aten.linalg_qr.default; compute that part with other") as it:
         celosia.from_torch(Inverse().eval(), torch.randn(4, 4), "tiny")
