@@ -220,7 +220,8 @@ class CompiledGraph:
                 fixed = [i for i, x in enumerate(node.args) if x.op == "get_attr"]
                 part = CompiledGraph(getattr(whole, node.target), options, fixed, self.origin, self.code)
                 setattr(whole, node.target, _Part(part))
-        return whole
+        compute: Compute = whole
+        return compute
 
     def _program(self, exported: ExportedProgram) -> Compute:
         proto = written(exported, None, None)

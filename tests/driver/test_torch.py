@@ -19,7 +19,7 @@ ort = pytest.importorskip("onnxruntime")
 
 from torch import nn  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
-from torch_models import NETWORKS, network, random_network  # noqa: E402
+from torch_models import NETWORKS, UNet, network, random_network  # noqa: E402
 from torchao.quantization.pt2e import move_exported_model_to_eval  # noqa: E402
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e  # noqa: E402
 
@@ -304,6 +304,21 @@ def test_transposed_convolutions(name: str) -> None:
         assert apart.max() <= 1
         steps += apart.sum() / apart.size
     assert steps < 0.01
+
+
+def test_a_u_net_is_of_the_accelerator_alone() -> None:
+    """Its parts share a scale where they are joined. PT2E's own arithmetic is the reference here, of float32: what comes
+    near to a tie may be a step apart, and move what is after it."""
+    torch.manual_seed(0)
+    module, x = UNet().eval(), torch.randn(1, 3, 16, 16)
+    quantised = pt2e(module, x)
+    program = celosia.from_torch(quantised, x, "tiny")
+    assert program.macs_accelerator == program.macs_total > 0
+    assert set(operators(program, "cpu")) == {"QuantizeLinear", "DequantizeLinear"}
+    with torch.no_grad():
+        found, expected = run(program, x)[0], quantised(x).numpy()
+    assert (found == expected).mean() > 0.99
+    np.testing.assert_allclose(found, expected, atol=0.02 * np.abs(expected).max())
 
 
 def test_training_with_fake_quantisation() -> None:
