@@ -307,8 +307,8 @@ def test_transposed_convolutions(name: str) -> None:
 
 
 def test_a_u_net_is_of_the_accelerator_alone() -> None:
-    """Its parts share a scale where they are joined. PT2E's own arithmetic is the reference, of float32: what comes near
-    to a tie may be a step apart, and move what is after it.
+    """Its parts share a scale where they are joined. PT2E's own arithmetic is the reference, of float32: what comes
+    near to a tie may be a step apart, and move what is after it.
     """
     torch.manual_seed(0)
     module, x = UNet().eval(), torch.randn(1, 3, 16, 16)
