@@ -139,6 +139,7 @@ CASES = [
     Case("GatherND", [f(3, 4), np.array([[0, 1], [2, 3]])], exact=True),
     Case("Pad", [f(3, 4), np.array([0, 1, 2, 0]), s(0.5)], dict(mode="constant"), (1,), exact=True),
     Case("Inverse", [f(2, 4, 4) + 4 * np.eye(4, dtype=np.float32)]),
+    Case("QGemm", [i8(3, 8), s(0.1), z(2), i8(8, 5), s(0.02), z(0)], fixed=(1, 2, 3, 4, 5)),
 ]  # fmt: skip
 
 

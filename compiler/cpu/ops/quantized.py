@@ -336,18 +336,20 @@ def table(node: Node) -> Tensor:
 
 @op("QLinearAveragePool")
 def qlinear_average_pool(node: Node) -> Tensor:
-    """In floats, added in the order of the elements."""
+    """In floats, added in the order of the elements, but for a window that is the image."""
     x = node.input(0)
     if node.attrs.get("channels_last", 0):
         raise node.fail("channels_last")
-    window = SlidingWindow.of(node, x.shape[2:], tuple(int(k) for k in node.attrs["kernel_shape"]))
+    window = SlidingWindow.of(node, x.shape[2:])
+    if window.whole:
+        return qlinear_global_average_pool(node)
     p = window.padded(x, wrap(0, F32), lambda v: dequantized(node, v))
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
     sy, zy = node.scalar(3, F32), node.scalar(4, F32)
 
     def body(n: Expr, c: Expr, *o: Expr) -> Expr:
         total = T.ordered_sum(p[(n, c, *window.at(o, ks))], ks)
-        mean = total / window.count(node, o).astype(F32)
+        mean = total / window.count(o).astype(F32)
         return saturate(round_even(mean / sy + zy), x.dtype)
 
     return T.compute((*x.shape[:2], *window.out), body, "average")
