@@ -1,7 +1,9 @@
 """The file of a compiled program.
 
 It is a zip archive: `manifest.json`, which holds everything but bulk data and the SHA-256 of every other entry;
-`image.bin`, the constant part of the accelerator's DRAM; `constants/N.npy`; `kernels/N.bin`; `loops/N.txt`.
+`image.bin`, the constant part of the accelerator's DRAM; `constants/N.npy`; `kernels/N.loops`, from which kernels are
+compiled where they run, and their constants `kernels/N.M.npy`; `loops/N.txt`, of the accelerator's layers, for people.
+A Program for a board has `kernels.so`, too: machine code, which may do anything with the rights of its user.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from celosia.compiler.program.saved import array_bytes, load_array, load_op, mak
 from celosia.hw.config import Config
 
 FORMAT = "celosia-program"
-VERSION = 10
+VERSION = 11
 
 
 class Program(Contents):
@@ -73,7 +75,9 @@ launches, 100.0% of the MACs, 2 operators on the CPU>
         for number, loops in enumerate(self.loops):
             blobs[f"loops/{number}.txt"] = str(loops).encode()
         for number, kernel in enumerate(self.kernels):
-            blobs[f"kernels/{number}.bin"] = kernel.to_bytes()
+            blobs[f"kernels/{number}.loops"] = kernel.loops.encode()
+            for part, table in enumerate(kernel.tables):
+                blobs[f"kernels/{number}.{part}.npy"] = array_bytes(table)
         if self.library:
             blobs["kernels.so"] = self.library
         for number, launch in enumerate(self.launches):
@@ -93,7 +97,7 @@ launches, 100.0% of the MACs, 2 operators on the CPU>
             "outputs": [dataclasses.asdict(t) for t in self.outputs],
             "kept": [dataclasses.asdict(t) for t in self.kept],
             "tensors": [dataclasses.asdict(t) for t in self.tensors.values()], "steps": steps,
-            "constants": list(self.constants), "kernels": len(self.kernels), "loops": len(self.loops),
+            "constants": list(self.constants), "kernels": [_without_code(kernel) for kernel in self.kernels], "loops": len(self.loops),
             "image_address": self.image_address,
             "dram_size": self.dram_size, "arena_lower_bound": self.arena_lower_bound,
             "macs_total": self.macs_total,
@@ -103,15 +107,21 @@ launches, 100.0% of the MACs, 2 operators on the CPU>
         }  # fmt: skip
 
     @staticmethod
-    def load(path: str | Path) -> Program:
-        """The Program in `path`. ProgramError where it is not one, is damaged, or of another version."""
-        with (
-            reading(path, ProgramError, "is not a Celosia Program, or a damaged one"),
-            zipfile.ZipFile(path) as archive,
-        ):
-            if "manifest.json" not in archive.namelist():
-                raise ProgramError(f"{path} is not a Celosia Program: it has no manifest")
-            return _read(Path(path), archive)
+    def load(path: str | Path, trust: bool = False, digest: str | None = None) -> Program:
+        """The Program in `path`. ProgramError where it is not one, is damaged, or of another version.
+
+        Its checksums find accidents, and no forgery. Its kernels are loops, which are checked and compiled where they
+        run. trust: run them as they are written, and load the machine code of a Program for a board. digest: the
+        SHA-256 that the file must have, in hexadecimal, which is trust in what it holds. ProgramError where it differs.
+        """
+        with reading(path, ProgramError, "is not a Celosia Program, or a damaged one"):
+            file: IO[bytes] = open(path, "rb") if digest is None else io.BytesIO(_vouched(Path(path), digest))
+            with file, zipfile.ZipFile(file) as archive:
+                if "manifest.json" not in archive.namelist():
+                    raise ProgramError(f"{path} is not a Celosia Program: it has no manifest")
+                program = _read(Path(path), archive)
+                program.trusted = trust or digest is not None
+                return program
 
     @staticmethod
     def is_program(path: str | Path) -> bool:
@@ -155,6 +165,29 @@ def _read(path: Path, archive: zipfile.ZipFile) -> Program:
         return _assemble(manifest, blobs)
 
 
+def _vouched(path: Path, digest: str) -> bytes:
+    """What is in the file, which has this SHA-256."""
+    data = path.read_bytes()
+    found = hashlib.sha256(data).hexdigest()
+    if found != digest.strip().lower():
+        raise ProgramError(f"{path} has the SHA-256 {found}, not {digest}: it is not the file that was meant")
+    return data
+
+
+def _without_code(kernel: Kernel) -> dict[str, Any]:
+    """What the manifest says of a kernel."""
+    left_out = ("code", "host", "loops", "tables")
+    fields = {field.name: getattr(kernel, field.name) for field in dataclasses.fields(kernel)}
+    return {name: value for name, value in fields.items() if name not in left_out} | {"tables": len(kernel.tables)}
+
+
+def _kernel(number: int, fields: Any, blobs: dict[str, bytes]) -> Kernel:
+    tables = tuple(load_array(blobs[f"kernels/{number}.{part}.npy"]) for part in range(make(int, fields.pop("tables"))))
+    loops = blobs[f"kernels/{number}.loops"].decode()
+    made: Kernel = make(Kernel, fields, "kernel", code=b"", host="", loops=loops, tables=tables)
+    return made
+
+
 def _plain(value: Any) -> Any:
     """Dataclasses as dictionaries."""
     if isinstance(value, tuple):
@@ -183,14 +216,14 @@ def _assemble(manifest: dict[str, Any], blobs: dict[str, bytes]) -> Program:
         elif kind is LaunchStep:
             bulk["layer_of"] = np.frombuffer(blobs[f"launches/{number}.layers"], "<i4").astype(np.int32)
         steps.append(make(kind, fields, **bulk))
-    names, kernels = make(list[str], manifest["constants"]), make(int, manifest["kernels"])
+    names, kernels = make(list[str], manifest["constants"]), make(list[object], manifest["kernels"])
     loops = [blobs[f"loops/{number}.txt"].decode() for number in range(make(int, manifest["loops"]))]
     tensors = make(list[TensorInfo], manifest["tensors"])
     program: Program = make(
         Program, {name: manifest[name] for name in _FIELDS}, config=config, steps=steps,
         tensors={tensor.name: tensor for tensor in tensors},
         constants={name: load_array(blobs[f"constants/{number}.npy"]) for number, name in enumerate(names)},
-        kernels=[Kernel.from_bytes(blobs[f"kernels/{number}.bin"]) for number in range(kernels)],
+        kernels=[_kernel(number, fields, blobs) for number, fields in enumerate(kernels)],
         image=np.frombuffer(blobs["image.bin"], np.uint8), loops=loops, library=blobs.get("kernels.so", b""),
     )  # fmt: skip
     check(program)

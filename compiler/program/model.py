@@ -212,6 +212,8 @@ class Contents:
     """Tensors inside the model that a run returns, too."""
     library: bytes = field(default=b"", repr=False)
     """The kernels for another machine as one shared object; they then have no code of their own."""
+    trusted: bool = True
+    """Whether it was made here, or its user vouches for the file that it comes from: only then `library` is loaded."""
 
     batched: tuple[str, ...] = ()
     """Inputs whose first axis counts samples, of which there may be any number: all outputs count them, too, and each
