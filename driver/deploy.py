@@ -38,7 +38,7 @@ RUNNER = (
     "compiler/tensorize/__init__.py", "compiler/tensorize/pack.py", "driver/__init__.py", "driver/board.py",
     "driver/bootstrap.py", "driver/devices.py", "driver/explain.py", "driver/flash.py", "driver/result.py",
     "driver/runtime.py", "driver/segment.py", "driver/serve.py",
-    "hw/__init__.py", "hw/config.py", "hw/isa.py", "hw/regs.py", "hw/sources.py", "sim/__init__.py", "sim/checking.py",
+    "hw/__init__.py", "hw/config.py", "hw/isa.py", "hw/plain.py", "hw/regs.py", "hw/sources.py", "sim/__init__.py", "sim/checking.py",
     "sim/control.py", "sim/decode.py", "sim/demand.py", "sim/device.py", "sim/devices.py", "sim/fsim.py",
     "sim/memory.py", "sim/reference.py", "sim/timing.py", "sim/vectorised.py",
 )  # fmt: skip

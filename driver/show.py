@@ -527,7 +527,8 @@ def buffers(program: Program) -> RenderableType:
         size = instruction_bytes(cfg)
         start = launch.address - program.image_address
         words = program.image[start : start + launch.count * size].reshape(launch.count, size)
-        entries = verify(cfg, words, program.dram_size, (0, program.image_address)).entries
+        with explain.decoding(program):
+            entries = verify(cfg, words, program.dram_size, (0, program.image_address)).entries
         used |= Counter(entries)
     depths = {name: getattr(cfg, f"{name}_depth", cfg.lut_count) for name in used}
     for name, depth in depths.items():

@@ -24,6 +24,7 @@ from celosia.compiler.program.check import check
 from celosia.compiler.program.model import Contents, CpuStep, HostStep, LaunchStep, ProgramError, Step, TensorInfo
 from celosia.compiler.program.saved import array_bytes, load_array, load_op, make, op_bytes
 from celosia.hw.config import Config
+from celosia.hw.plain import from_json
 
 FORMAT = "celosia-program"
 VERSION = 11
@@ -152,7 +153,7 @@ def _read(path: Path, archive: zipfile.ZipFile) -> Program:
     if hashlib.sha256(text).hexdigest().encode() != _part(path, archive, "manifest.sha256"):
         raise ProgramError(f"{path} is damaged: the checksum of its manifest differs")
     with reading(path, ProgramError, "is damaged"):
-        manifest = json.loads(text)
+        manifest = from_json(text)
         if manifest.get("format") != FORMAT:
             raise ProgramError(f"{path} is not a Celosia Program")
         if manifest.get("version") != VERSION:
