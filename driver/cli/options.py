@@ -94,7 +94,15 @@ Jobs = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Processes that measure, by default one a processor.")
 ]
 Pool = Annotated[
-    str | None, typer.Option(metavar="dask://HOST:PORT", help="Workers of Dask measure; needs the extra fleet.")
+    str | None,
+    typer.Option(
+        metavar="dask://HOST:PORT",
+        help="Workers of Dask measure; needs the extra fleet. With TLS: dask+tls://HOST:PORT.",
+    ),
+]
+InsecurePool = Annotated[
+    bool,
+    typer.Option("--insecure-pool", help="Take a pool on a public address without TLS, where anybody may run code."),
 ]
 Sudo = Annotated[bool, typer.Option("--sudo", help="Run as root there through sudo, which must not ask.")]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,14 +92,18 @@ class Point:
         point: Point = make(Point, fields, cfg=cfg, area=_area(row["area"]))
         if point.failure is not None and point.failure.kind not in FAILURES:
             raise ValueError(f"there is no failure {point.failure.kind!r}")
-        if any(cost.busy.keys() != set(UNITS) for cost in point.costs.values()):
-            raise ValueError("a cost is of the accelerator's units")
+        for cost in point.costs.values():
+            least = min(cost.bound, cost.moved, cost.macs, cost.on_cpu, *cost.busy.values())
+            if cost.busy.keys() != set(UNITS) or min(cost.images, cost.cycles) < 1 or least < 0:
+                raise ValueError("a model takes cycles of the accelerator's units")
+        if not 0 <= point.at < math.inf or (point.clock_mhz is not None and not 0 < point.clock_mhz < math.inf):
+            raise ValueError("seconds and clocks are finite")
         return point
 
 
 def _area(row: Any) -> dict[str, Any]:
     """What a Config takes. ValueError, TypeError where that is none."""
-    if not isinstance(row, dict) or not all(isinstance(value, (bool, int, float, type(None))) for value in row.values()):
+    if not isinstance(row, dict) or not all(isinstance(value, (bool, int, float)) and 0 <= value < 2**40 for value in row.values()):
         raise ValueError("an area holds numbers")
     Resources(**row)
     return row

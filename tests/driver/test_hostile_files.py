@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from changed import change
 from driver_models import quantised
 from typer.testing import CliRunner
 
@@ -176,3 +177,61 @@ def test_bits_set_in_an_image(seed: int, program: Path, tmp_path: Path) -> None:
 
     for code, said in shown(forged(program, tmp_path / "forged", change), tmp_path):
         assert code in (0, 1, 3) and "fault of celosia" not in said, (code, said[-1500:])
+
+
+# Anything anywhere ------------------------------------------------------------------------------------------------
+
+
+def is_sentence_or_fine(seed: int, code: int, said: str) -> None:
+    assert code in (0, 1, 3) and "fault of celosia" not in said and "Traceback" not in said, (seed, code, said[-1500:])
+
+
+def test_manifests_changed_at_random(program: Path, tmp_path: Path) -> None:
+    for seed in range(30):
+        rng = random.Random(seed)
+        path = forged(program, tmp_path / "forged", lambda manifest, _, rng=rng: change(manifest, rng))
+        for line in (("inspect", path, "--layers"), ("inspect", path), ("run", path, "--random", "-q")):
+            is_sentence_or_fine(seed, *call(*line))
+
+
+def test_reports_changed_at_random(program: Path, tmp_path: Path) -> None:
+    pytest.importorskip("bokeh")
+    call("run", program, "--random", "--device", "timed", "--report", tmp_path / "report.json", "-q")
+    sound = json.loads((tmp_path / "report.json").read_text())
+    for seed in range(40):
+        report = json.loads(json.dumps(sound))
+        change(report, random.Random(seed))
+        (tmp_path / "changed.json").write_text(json.dumps(report))
+        is_sentence_or_fine(seed, *call("report", tmp_path / "changed.json", "-o", tmp_path / "page.html"))
+
+
+def test_an_exploration_changed_at_random(model: Path, tmp_path: Path) -> None:
+    """Its folder is gone on with, its page is drawn."""
+    pytest.importorskip("moocore")
+    fields = {"block_in": [4, 8], "block_out": [4], "bus_bytes": [4], "inp_depth": [512], "wgt_depth": [64, 256]}
+    (tmp_path / "space.toml").write_text("".join(f"{name} = {values}\n" for name, values in fields.items()))
+    folder = tmp_path / "out"
+    line = ("explore", model, "--space", tmp_path / "space.toml", "--jobs", "1", "--points", "1", "-o", folder, "-q")
+    code, said = call(*line)
+    assert code == 0, said
+    sound = {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
+    for what in WORST.values():
+        (folder / "explore.json").write_text(what)
+        assert "explore.json" in is_refused(*line)
+        (folder / "explore.json").write_text(sound["explore.json"])
+    rows = [json.loads(row) for row in sound["points.jsonl"].splitlines()]
+    for row in rows:
+        del row["crc"]
+    for seed in range(40):
+        rng, changed = random.Random(seed), json.loads(json.dumps(rows))
+        for row in changed:
+            for _ in range(rng.choice((0, 1, 1, 2))):
+                change(row, rng)
+        (folder / "points.jsonl").write_bytes(b"".join(map(sealed, changed)))
+        is_sentence_or_fine(seed, *call(*line))
+    front = json.loads(sound["front.json"])
+    for seed in range(40):
+        changed = json.loads(json.dumps(front))
+        change(changed, random.Random(seed))
+        (folder / "changed.json").write_text(json.dumps(changed))
+        is_sentence_or_fine(seed, *call("report", folder / "changed.json", "-o", tmp_path / "page.html"))
