@@ -51,3 +51,20 @@ def _check(value: Any) -> None:
             return
         level = below
     raise ValueError("its lists and objects are too deep inside each other")
+
+
+def printable(text: str) -> str:
+    """A name as one line that any terminal shows and none obeys: escapes for control characters, marks that turn the
+    direction of text around, ends of lines and halves of characters.
+
+    >>> printable("bold\\x1b[1m\\n") == "bold\\\\x1b[1m\\\\n", printable("größe ✓")
+    (True, 'größe ✓')
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def lines(text: str) -> str:
+    """`printable` for a text of several lines."""
+    return "\n".join(map(printable, text.split("\n")))

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import nullcontext
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from filelock import FileLock, Timeout
 
 from celosia.hw.cache import cache_folder, shrink, used
 from celosia.hw.config import Config
+from celosia.hw.plain import printable
 from celosia.hw.verilog import TOP, VerilogError, hardware_digest, verilog
 from celosia.sim.array_model import PRODUCTS, array_model, defines
 from celosia.sim.gating import gated
@@ -150,7 +150,8 @@ def library(cfg: Config, quiet: bool = False, source: str | None = None) -> Path
         lock.acquire(blocking=False)
     except Timeout:
         if not quiet:
-            print(f"Waiting for another process that builds the simulator of {cfg.name}", file=sys.stderr)
+            name = printable(cfg.name)
+            print(f"Waiting for another process that builds the simulator of {name}", file=sys.stderr)
         lock.acquire()
     try:
         if not path.exists():
@@ -165,15 +166,16 @@ def library(cfg: Config, quiet: bool = False, source: str | None = None) -> Path
 
 
 def _build(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
-    from rich.console import Console  # slow to import, and rarely needed
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # slow to import, and rarely needed
+
+    from celosia.sim.terminal import Console
 
     cxx, root = compiler(), verilator_root()
-    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
     console = Console(stderr=True, quiet=quiet)
     what = f"Building the simulator of {cfg.name} (once)"
     stage, started = "Verilog", time.perf_counter()
-    say = partial(console.print, markup=False, highlight=False)
+    say = console.print
     with (
         tempfile.TemporaryDirectory(dir=path.parent, prefix="build.") as folder,
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,

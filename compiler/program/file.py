@@ -102,7 +102,7 @@ launches, 100.0% of the MACs, 2 operators on the CPU>
             "image_address": self.image_address,
             "dram_size": self.dram_size, "arena_lower_bound": self.arena_lower_bound,
             "macs_total": self.macs_total,
-            "placements": self.placements, "compile_seconds": self.compile_seconds,
+            "placements": self.placements,
             "passes": [dataclasses.asdict(each) for each in self.passes], "arena": dataclasses.asdict(self.arena),
             "schedules": self.schedules, "machine": self.machine, "batched": list(self.batched),
         }  # fmt: skip
@@ -198,7 +198,7 @@ def _plain(value: Any) -> Any:
 
 _FIELDS = (
     "name", "inputs", "outputs", "kept", "image_address", "dram_size", "arena_lower_bound", "macs_total", "placements",
-    "compile_seconds", "passes", "schedules", "arena", "machine", "batched",
+    "passes", "schedules", "arena", "machine", "batched",
 )  # fmt: skip
 """Fields of a Program that the manifest holds as they are."""
 

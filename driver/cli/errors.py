@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
+from celosia.hw.plain import lines, printable
+
 OK, WRONG_INPUT, USAGE, RUN_FAILED, NO_TOOL, FAULT, DOES_NOT_FIT, DIFFERS, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 7, 130
 """Exit codes; `EXIT_CODES` is their text for the user."""
 EXIT_CODES = """\b
@@ -84,6 +86,11 @@ def explained(error: Exception) -> tuple[int, str]:
     return FAULT, f"a fault of celosia: {what}; run the command again with --debug and report what it prints"
 
 
+def say(text: str, error: bool = False) -> None:
+    """A line, or several, on standard output or standard error, that no terminal obeys."""
+    typer.echo(lines(text), err=error)
+
+
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """`function` as a command whose errors are one sentence and an exit code."""
 
@@ -94,7 +101,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         except (typer.Exit, typer.Abort, typer.BadParameter):
             raise
         except KeyboardInterrupt:
-            typer.secho("celosia: interrupted", err=True)
+            say("celosia: interrupted", error=True)
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:  # `celosia inspect ... | head` is not an error
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -103,7 +110,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             if debug:
                 traceback.print_exc()
             code, sentence = explained(error)
-            typer.secho(f"celosia: error: {sentence}", fg="red" if sys.stderr.isatty() else None, err=True)
+            text = lines(sentence) if code == NO_TOOL else printable(sentence)  # a tool's own output has lines
+            typer.secho(f"celosia: error: {text}", fg="red" if sys.stderr.isatty() else None, err=True)
             raise typer.Exit(code) from None
 
     checked.__doc__ = f"{function.__doc__}\n\n{EXIT_CODES}"

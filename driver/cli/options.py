@@ -213,9 +213,10 @@ def keep_of(wanted: list[str] | None) -> str | list[str]:
 def advise(program: Program, quiet: bool) -> None:
     """Say on standard error what to do with a model of which nothing runs on the accelerator."""
     from celosia.driver import show
+    from celosia.driver.cli.errors import say
 
     if not quiet and (advice := show.advice(program)) is not None:
-        typer.secho(f"celosia: {advice}", err=True)
+        say(f"celosia: {advice}", error=True)
 
 
 def shapes_of(given: list[str] | None) -> dict[str, tuple[int, ...]]:

@@ -249,7 +249,7 @@ def _show(result: Result, layers: bool) -> None:
                 out.print(table)
     out.print()
     for name, array in result.outputs.items():
-        out.print(show.output(name, array), markup=False)
+        out.print(show.output(name, array))
 
 
 @command
