@@ -6,6 +6,7 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -16,10 +17,10 @@ from numpy.typing import NDArray
 from celosia.compiler.cpu.runtime.compiler import links_kernels
 from celosia.compiler.cpu.runtime.host import execute
 from celosia.compiler.cpu.runtime.kernel import Kernel, fresh, host, load_library
-from celosia.compiler.cpu.runtime.op import HostOp, bodies
+from celosia.compiler.cpu.runtime.op import HostError, HostOp, bodies, check_size
 from celosia.compiler.cpu.runtime.team import Stamps
 from celosia.compiler.cpu.runtime.threads import default_threads, thread_count
-from celosia.compiler.dtypes import numpy_dtype
+from celosia.compiler.dtypes import itemsize, numpy_dtype
 from celosia.compiler.files import reading
 from celosia.compiler.program import (
     CpuStep,
@@ -94,6 +95,7 @@ class Runtime:
             name: (numpy_dtype(tensor.dtype), tensor.shape) for name, tensor in self._known.items()
             if tensor.kind == "tensor"
         }  # fmt: skip
+        _require_memory(program, self.threads)
         self._arena = _views(program)
         self._fresh = {name for step in program.steps for name in _made(step) if _is_fresh(step, name, self._arena)}
         self._fixed = {name: _in_order(array) for name, array in program.constants.items()}
@@ -537,6 +539,19 @@ def _with_kernels(program: Program) -> Program:
         except (OSError, AttributeError) as error:
             raise ProgramError(f"the program's kernels cannot be loaded: {error}") from None
     return program
+
+
+def _require_memory(program: Program, threads: int) -> None:
+    """ProgramError where what a run takes in any case is more than this machine has."""
+    workspace = max((kernel.workspace_for(threads) for kernel in program.kernels), default=0)
+    constants = sum(array.nbytes for array in program.constants.values())
+    tensors = (*program.inputs, *program.outputs, *program.kept)
+    given = sum(prod(t.shape) * itemsize(t.dtype) for t in tensors if t.kind == "tensor" and -1 not in t.shape)
+    try:
+        dram = program.dram_size if program.launches else 0
+        check_size(program.arena.size + constants + workspace + given + dram, f"a run of Program {program.name!r}")
+    except HostError as error:
+        raise ProgramError(str(error)) from None
 
 
 def _compiled(program: Program) -> list[Kernel]:

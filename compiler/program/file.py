@@ -19,6 +19,7 @@ from typing import IO, Any
 import numpy as np
 
 from celosia.compiler.cpu.runtime.kernel import Kernel
+from celosia.compiler.cpu.runtime.op import HostError, check_size
 from celosia.compiler.files import reading, replacing
 from celosia.compiler.program.check import check
 from celosia.compiler.program.model import Contents, CpuStep, HostStep, LaunchStep, ProgramError, Step, TensorInfo
@@ -158,8 +159,14 @@ def _read(path: Path, archive: zipfile.ZipFile) -> Program:
             raise ProgramError(f"{path} is not a Celosia Program")
         if manifest.get("version") != VERSION:
             raise ProgramError(f"{path} has format version {manifest.get('version')}; this Celosia reads {VERSION}")
+        names = make(dict[str, str], manifest["sha256"])
+        size = sum(archive.getinfo(name).file_size for name in names if name in archive.NameToInfo)
+        try:
+            check_size(size, f"what is in {path}")
+        except HostError as error:
+            raise ProgramError(str(error)) from None
         blobs = {}
-        for name, digest in manifest["sha256"].items():
+        for name, digest in names.items():
             blobs[name] = _part(path, archive, name)
             if hashlib.sha256(blobs[name]).hexdigest() != digest:
                 raise ProgramError(f"{path} is damaged: the checksum of part {name} differs")

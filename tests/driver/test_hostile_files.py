@@ -19,6 +19,7 @@ from driver_models import quantised
 from typer.testing import CliRunner
 
 import celosia
+from celosia.compiler.program import ProgramError
 from celosia.compiler.tune.records import Records, RecordsError, sealed
 from celosia.driver.cli import app
 from celosia.hw.config import Config, ConfigError
@@ -177,6 +178,28 @@ def test_bits_set_in_an_image(seed: int, program: Path, tmp_path: Path) -> None:
 
     for code, said in shown(forged(program, tmp_path / "forged", change), tmp_path):
         assert code in (0, 1, 3) and "fault of celosia" not in said, (code, said[-1500:])
+
+
+def test_memory_is_bounded_in_total(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claims of which each alone would fit."""
+    most = 1 << 22
+    monkeypatch.setattr("celosia.compiler.cpu.runtime.op.memory_bytes", lambda: most)
+    assert call("run", program, "--random", "-q")[0] == 0
+
+    def parts(manifest: dict[str, Any], blobs: dict[str, bytes]) -> None:
+        blobs.update({f"more/{number}": bytes(most // 8) for number in range(9)})
+
+    def inputs(manifest: dict[str, Any], blobs: dict[str, bytes]) -> None:
+        manifest["inputs"] += [{"name": f"x{n}", "dtype": "int8", "shape": [most // 9], "kind": "tensor"} for n in range(9)]
+
+    def dram(manifest: dict[str, Any], blobs: dict[str, bytes]) -> None:
+        manifest["dram_size"] = most
+
+    for claim, words in ((parts, "what is in "), (inputs, "what is made up for 10 inputs"), (dram, "a run of Program")):
+        said = is_refused("run", forged(program, tmp_path / "forged", claim), "--random")
+        assert words in said and "more than this machine's memory" in said
+    with pytest.raises(ProgramError, match="a run of Program"):
+        celosia.Runtime(celosia.Program.load(forged(program, tmp_path / "forged", inputs)))
 
 
 # Anything anywhere ------------------------------------------------------------------------------------------------
