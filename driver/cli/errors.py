@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -77,6 +80,8 @@ def explained(error: Exception) -> tuple[int, str]:
         return NO_TOOL, str(error)
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and not place:
+            place = f"a disk is full, perhaps that of {tempfile.gettempdir()} (TMPDIR) or {Path.cwd()}: "
         return WRONG_INPUT, f"{place}{error.strerror or error}"
     if isinstance(error, MemoryError):
         return RUN_FAILED, "there is not enough memory for this model"
