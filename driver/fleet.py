@@ -48,7 +48,8 @@ def fleet_for(
 
     jobs: processes of this machine; 0: this one. pool: dask://HOST:PORT instead, all of whose workers with the resource
     count; dask+tls:// with the certificates that Dask's configuration names, dask+insecure:// where the scheduler or a
-    worker has a public address and no TLS, which is refused otherwise. deadline: seconds for each trial. sudo, base: of a board, as `celosia run` takes them.
+    worker has a public address and no TLS, which is refused otherwise. deadline: seconds for each trial. sudo, base: of
+    a board, as `celosia run` takes them.
     """
     resource = resource_of(judge)
     module = board_module(judge.device, sudo, base) if judge.board else MODULE

@@ -46,9 +46,13 @@ def console() -> Console:
 
 def new_table(title: str, *columns: str) -> Table:
     """A column whose name begins with ">" is aligned to the right."""
-    table = Table(title=printable(title), title_justify="left", box=None, pad_edge=False, header_style="bold", title_style="bold")
+    table = Table(
+        title=printable(title), title_justify="left", box=None, pad_edge=False, header_style="bold", title_style="bold"
+    )
     for column in columns:
-        table.add_column(printable(column.lstrip(">")), justify="right" if column.startswith(">") else "left", overflow="fold")
+        table.add_column(
+            printable(column.lstrip(">")), justify="right" if column.startswith(">") else "left", overflow="fold"
+        )
     return table
 
 

@@ -46,7 +46,7 @@ def _check(value: Any) -> None:
                 try:
                     each.encode()
                 except UnicodeEncodeError:
-                    raise ValueError(f"{ascii(each[:40])} has half a character") from None
+                    raise ValueError(f"{each[:40]!a} has half a character") from None
         if not below:
             return
         level = below

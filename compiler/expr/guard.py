@@ -19,7 +19,7 @@ from celosia.compiler.expr.verify import IRError, verify
 MOST_INDEX = 1 << 62
 """Sums of indices below it do not overflow."""
 MOST_ITERATIONS = 1 << 40
-"""Of a loop."""
+"""Of all loops together: a quarter of an hour, or more."""
 MOST_LANES = 1024
 MOST_CODE = 1 << 18
 """Statements, with loops written out."""
@@ -85,13 +85,21 @@ def _limits(function: Function) -> None:
     for s in inside:
         if isinstance(s, Intrinsic):
             raise IRError("a CPU has no such instruction", s.name)
-        if isinstance(s, For) and s.extent > (MOST_LANES if s.kind == "vectorized" else MOST_ITERATIONS):
-            raise IRError("a loop has not so many iterations", s)
+        if isinstance(s, For) and s.kind == "vectorized" and s.extent > MOST_LANES:
+            raise IRError("a vector has not so many lanes", s)
+    if iterations(function.body) > MOST_ITERATIONS:
+        raise IRError(f"there are at most {MOST_ITERATIONS} iterations", function.name)
     if _written(function.body) > MOST_CODE:
         raise IRError(f"there are at most {MOST_CODE} statements", function.name)
     tensors = (*function.inputs, *function.outputs, *(s.tensor for s in inside if isinstance(s, Alloc)))
     if any(prod(tensor.shape) > MOST_BYTES for tensor in tensors) or _bytes(function.body) > MOST_BYTES:
         raise IRError(f"tensors have at most {MOST_BYTES} bytes", function.name)
+
+
+def iterations(s: Stmt) -> int:
+    """Of the innermost statements inside `s`."""
+    times = s.extent if isinstance(s, For) else 1
+    return times * max(1, sum(map(iterations, children(s))))
 
 
 def _times(s: Stmt) -> int:

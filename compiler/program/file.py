@@ -99,7 +99,8 @@ launches, 100.0% of the MACs, 2 operators on the CPU>
             "outputs": [dataclasses.asdict(t) for t in self.outputs],
             "kept": [dataclasses.asdict(t) for t in self.kept],
             "tensors": [dataclasses.asdict(t) for t in self.tensors.values()], "steps": steps,
-            "constants": list(self.constants), "kernels": [_without_code(kernel) for kernel in self.kernels], "loops": len(self.loops),
+            "constants": list(self.constants), "loops": len(self.loops),
+            "kernels": [_without_code(kernel) for kernel in self.kernels],
             "image_address": self.image_address,
             "dram_size": self.dram_size, "arena_lower_bound": self.arena_lower_bound,
             "macs_total": self.macs_total,
@@ -117,8 +118,7 @@ launches, 100.0% of the MACs, 2 operators on the CPU>
         SHA-256 that the file must have, in hexadecimal, which is trust in what it holds. ProgramError where it differs.
         """
         with reading(path, ProgramError, "is not a Celosia Program, or a damaged one"):
-            file: IO[bytes] = open(path, "rb") if digest is None else io.BytesIO(_vouched(Path(path), digest))
-            with file, zipfile.ZipFile(file) as archive:
+            with zipfile.ZipFile(path if digest is None else io.BytesIO(_vouched(Path(path), digest))) as archive:
                 if "manifest.json" not in archive.namelist():
                     raise ProgramError(f"{path} is not a Celosia Program: it has no manifest")
                 program = _read(Path(path), archive)

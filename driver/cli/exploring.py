@@ -110,7 +110,8 @@ def explore(
             found = explorer.explore(
                 models, board, objective=[each.value for each in objective or (Objective.cycles, Objective.area)],
                 budget=given, points=points, space=space, folder=output, memory=memory, left=left / 100,
-                search=search.value, jobs=jobs or os.cpu_count() or 1, pool=insecure(pool) if insecure_pool else pool, deadline=deadline,
+                search=search.value, jobs=jobs or os.cpu_count() or 1, deadline=deadline,
+                pool=insecure(pool) if insecure_pool else pool,
                 confirmed=[each.value for each in confirm or ()], seed=seed,
                 told=lambda state: live(show_explore.line(state), lambda: show_explore.moving(state)),
             )  # fmt: skip

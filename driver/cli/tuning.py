@@ -143,7 +143,12 @@ def tune(
             if device == CPU:
                 found, lines = _found(tune_cpu.tune_cpu, show_kernels, model, config, quiet, common)
             else:
-                common |= {"device": device, "pool": insecure(pool) if insecure_pool else pool, "sudo": sudo, "base": base}
+                common |= {
+                    "device": device,
+                    "pool": insecure(pool) if insecure_pool else pool,
+                    "sudo": sudo,
+                    "base": base,
+                }
                 common["memory"] = behind["memory"].name if behind else "zynq-hp"
                 found, lines = _found(tuning.tune, show, model, config, quiet, common)
         if output is not None:

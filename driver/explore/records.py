@@ -103,7 +103,9 @@ class Point:
 
 def _area(row: Any) -> dict[str, Any]:
     """What a Config takes. ValueError, TypeError where that is none."""
-    if not isinstance(row, dict) or not all(isinstance(value, (bool, int, float)) and 0 <= value < 2**40 for value in row.values()):
+    if not isinstance(row, dict) or not all(
+        isinstance(value, (bool, int, float)) and 0 <= value < 2**40 for value in row.values()
+    ):
         raise ValueError("an area holds numbers")
     Resources(**row)
     return row

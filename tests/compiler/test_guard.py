@@ -1,7 +1,10 @@
-"""Loops of whoever: none reads or writes outside of its tensors once `guarded`, and those of the compiler mean the same."""
+"""Loops of whoever: none leaves its tensors once `guarded`, and those of the compiler mean the same."""
 
 from __future__ import annotations
 
+import os
+import random
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +19,7 @@ from celosia.compiler.cpu.llvm import from_loops
 from celosia.compiler.cpu.runtime.kernel import Kernel
 from celosia.compiler.expr.affine import in_range
 from celosia.compiler.expr.bounds import statements
-from celosia.compiler.expr.guard import guarded
+from celosia.compiler.expr.guard import guarded, iterations
 from celosia.compiler.expr.loops import Store, Update, exprs
 from celosia.compiler.expr.nodes import Load, walk
 from celosia.compiler.expr.verify import IRError
@@ -87,11 +90,15 @@ BROKEN = {
     "code without end": (
         "  unrolled i in 99999:\n    unrolled j in 99999:\n      b[0] = a[0]", "there are at most 262144 statements"
     ),
-    "lanes without end": ("  vectorized i in 99999:\n    b[(i % 4)] = a[0]", "a loop has not so many iterations"),
-    "a loop without end": ("  for i in 9223372036854775807:\n    b[0] = a[0]", "a loop has not so many iterations"),
+    "lanes without end": ("  vectorized i in 99999:\n    b[(i % 4)] = a[0]", "a vector has not so many lanes"),
+    "a loop without end": ("  for i in 9223372036854775807:\n    b[0] = a[0]", "there are at most .* iterations"),
     "an input is written": ("  a[0] = 1", "inputs and constants are not written"),
-    "a table of another size": ("  constant t: int64[99] = ...\n  b[0] = t[98]", r"the values of constant t are int64\[3\]"),
-    "no table": ("  constant t: int64[99] = ...\n  constant u: int64[99] = ...\n  b[0] = t[98]", "argument 2 is shorter"),
+    "a table of another size": (
+        "  constant t: int64[99] = ...\n  b[0] = t[98]", r"the values of constant t are int64\[3\]"
+    ),
+    "no table": (
+        "  constant t: int64[99] = ...\n  constant u: int64[99] = ...\n  b[0] = t[98]", "argument 2 is shorter"
+    ),
 }  # fmt: skip
 
 
@@ -118,6 +125,10 @@ def test_the_names_of_loops_are_no_names_of_code() -> None:
     assert np.allclose(from_loops(kernel(text, "float64"))(np.arange(4.0))[0], np.sin(np.arange(4.0)))
 
 
+COUNT = int(os.environ.get("CELOSIA_LOOPS", "12"))
+"""Changed texts of each kernel."""
+EDGE = 4096
+"""Bytes around outputs that nothing may write."""
 CASES = {
     "AveragePool": ({"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}, [(2, 3, 9, 9)]),
     "Conv": ({"pads": [1, 1, 1, 1]}, [(1, 4, 9, 9), (4, 4, 3, 3)]),
@@ -135,7 +146,9 @@ def test_what_the_compiler_writes_means_the_same(op: str, monkeypatch: pytest.Mo
     special = {"indices": np.array([8, -9, 0]), "pads": np.array([1, 2, 0, 1])}
     attrs, shapes = CASES[op]
     inputs = [special[s] if isinstance(s, str) else rng.standard_normal(tuple(map(int, s))).astype("f") for s in shapes]
-    given = [value if op == "Pad" and number else (value.shape, value.dtype.name) for number, value in enumerate(inputs)]
+    given = [
+        value if op == "Pad" and number else (value.shape, value.dtype.name) for number, value in enumerate(inputs)
+    ]
     own = compile_op(op, attrs, given, outputs=1)
     assert own.loops
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path))
@@ -144,6 +157,60 @@ def test_what_the_compiler_writes_means_the_same(op: str, monkeypatch: pytest.Mo
     assert made.code != b"" and made.name == "guarded"
     for mine, again in zip(own(*inputs), made(*inputs), strict=True):
         assert mine.tobytes() == again.tobytes()
+
+
+def changed(text: str, rng: random.Random) -> str:
+    """The text with a number, a name or a sign changed, or a line left out or doubled."""
+    head, *lines = text.splitlines()
+    line = rng.randrange(len(lines))
+    if rng.random() < 0.1:
+        lines[line : line + 1] = rng.choice(([], [lines[line]] * 2))
+        return "\n".join((head, *lines))
+    words = re.split(r"(?<![\w.])(\d+|[-+*]|<=|<|[a-z_][\w.]*)(?![\w.])", lines[line])
+    for at in rng.sample(range(1, len(words), 2), len(words) // 2):
+        word = words[at]
+        if word.isdecimal():
+            words[at] = rng.choice((word + "0", str(int(word) + rng.choice((-1, 1, 7))), "3", "0", "1000000007"))
+        elif word in ("+", "-", "*"):
+            words[at] = rng.choice("+-*")
+        elif word in ("<", "<="):
+            words[at] = "<" if word == "<=" else "<="
+        elif rng.random() < 0.3:
+            words[at] = rng.choice([other for other in words[1::2] if other[0].isalpha()])
+        else:
+            continue
+        break
+    lines[line] = "".join(words)
+    return "\n".join((head, *lines))
+
+
+@pytest.mark.parametrize("op", CASES)
+def test_loops_changed_at_random(op: str) -> None:
+    """Each is refused in a sentence, or runs and leaves what lies around its outputs alone."""
+    special = {"indices": np.array([8, -9, 0]), "pads": np.array([1, 2, 0, 1])}
+    given = [special[s] if isinstance(s, str) else np.ones(tuple(map(int, s)), np.float32) for s in CASES[op][1]]
+    types = [value if op == "Pad" and number else (value.shape, value.dtype.name) for number, value in enumerate(given)]
+    own = compile_op(op, CASES[op][0], types, outputs=1)
+    ran = 0
+    for seed in range(COUNT):
+        text = changed(own.loops, random.Random(f"{op} {seed}"))
+        try:
+            if iterations(T.parse(text).body) > 10**6:
+                continue
+            made = from_loops(replace(own, loops=text, code=b"", host=""))
+        except (ValueError, RuntimeError, TypeError, KeyError, AttributeError) as error:
+            assert str(error)
+            continue
+        sizes = [np.dtype(dtype).itemsize * int(np.prod(shape)) for dtype, shape in made.outputs]
+        around = [np.full(size + 2 * EDGE, 0xA5, np.uint8) for size in sizes]
+        outputs = [
+            each[EDGE : EDGE + size].view(dtype).reshape(shape)
+            for each, size, (dtype, shape) in zip(around, sizes, made.outputs)
+        ]
+        made.run([*given], outputs)
+        assert all((each[:EDGE] == 0xA5).all() and (each[-EDGE:] == 0xA5).all() for each in around)
+        ran += 1
+    assert ran > COUNT // 10
 
 
 def test_what_is_certainly_inside_stays() -> None:

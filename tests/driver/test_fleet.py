@@ -188,13 +188,15 @@ def test_a_pool_on_a_public_address(monkeypatch: pytest.MonkeyPatch) -> None:
             asked.append(address)
 
         def scheduler_info(self, n_workers: int) -> dict[str, Any]:
-            return {"address": listens, "workers": {} if n_workers == 0 else dict.fromkeys([works], {"nthreads": 0, "name": "w", "resources": {}})}
+            worker = {"nthreads": 0, "name": "w", "resources": {}}
+            return {"address": places[0], "workers": {places[1]: worker} if n_workers else {}}
 
         def close(self) -> None:
             asked.append("closed")
 
     monkeypatch.setattr("distributed.Client", Client)
-    listens = works = "tcp://10.0.0.1:8786"
+    inside, outside = "tcp://10.0.0.1:8786", "tcp://8.8.8.8:1"
+    places = (inside, inside)
     for host in ("8.8.8.8", "[2001:4860:4860::8888]", "0x08080808"):
         with pytest.raises(PoolError, match=r"is a public address, without TLS.*--host.*dask\+tls.*--insecure-pool"):
             fleet_for(Judge(), pool=f"dask://{host}:8786")
@@ -203,12 +205,13 @@ def test_a_pool_on_a_public_address(monkeypatch: pytest.MonkeyPatch) -> None:
     for host in ("127.0.0.1", "[::1]", "localhost", "192.168.1.2"):
         with pytest.raises(PoolError, match="has no worker with the resource rtl"):
             fleet_for(rtl, pool=f"dask://{host}:8786")
-    for listens, works in (("tcp://8.8.8.8:1", works), (works, "tcp://8.8.8.8:1")):
+    for pair in ((outside, inside), (inside, outside)):
+        places = pair
         asked.clear()
         with pytest.raises(PoolError, match=r"8\.8\.8\.8 is a public address"):
             fleet_for(rtl, pool="dask://127.0.0.1:8786")
         assert asked == ["tcp://127.0.0.1:8786", "closed"]
-    listens = works = "tls://8.8.8.8:1"
+    places = ("tls://8.8.8.8:1",) * 2
     asked.clear()
     for pool in ("dask+tls://8.8.8.8:8786", fleet.insecure("dask://8.8.8.8:8786")):
         with pytest.raises(PoolError, match="has no worker with the resource rtl"):

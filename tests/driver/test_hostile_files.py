@@ -42,7 +42,10 @@ def call(*line: object) -> tuple[int, str]:
 def is_refused(*line: object) -> str:
     code, said = call(*line)
     error = [row for row in said.splitlines() if row.startswith("celosia: error: ")]
-    assert code == 1 and len(error) == 1 and len(error[0]) < 1000 and "fault of celosia" not in said, (code, said[:2000])
+    assert code == 1 and len(error) == 1 and len(error[0]) < 1000 and "fault of celosia" not in said, (
+        code,
+        said[:2000],
+    )
     return error[0]
 
 
@@ -73,7 +76,9 @@ def test_a_config(what: str, tmp_path: Path, model: Path) -> None:
         assert "config.json" in is_refused("compile", model, "--config", tmp_path / "config.json", "-o", tmp_path / "p")
 
 
-@pytest.mark.parametrize("line", ["name = 1979-05-27", "batch = 1979-05-27T07:32:00Z", "name = [1]", f"batch = {NUMBER}"])
+@pytest.mark.parametrize(
+    "line", ["name = 1979-05-27", "batch = 1979-05-27T07:32:00Z", "name = [1]", f"batch = {NUMBER}"]
+)
 def test_a_config_in_toml(line: str, tmp_path: Path, model: Path) -> None:
     (tmp_path / "config.toml").write_text(line)
     is_refused("compile", model, "--config", tmp_path / "config.toml", "-o", tmp_path / "program")
@@ -190,7 +195,9 @@ def test_memory_is_bounded_in_total(program: Path, tmp_path: Path, monkeypatch: 
         blobs.update({f"more/{number}": bytes(most // 8) for number in range(9)})
 
     def inputs(manifest: dict[str, Any], blobs: dict[str, bytes]) -> None:
-        manifest["inputs"] += [{"name": f"x{n}", "dtype": "int8", "shape": [most // 9], "kind": "tensor"} for n in range(9)]
+        manifest["inputs"] += [
+            {"name": f"x{n}", "dtype": "int8", "shape": [most // 9], "kind": "tensor"} for n in range(9)
+        ]
 
     def dram(manifest: dict[str, Any], blobs: dict[str, bytes]) -> None:
         manifest["dram_size"] = most
@@ -305,7 +312,8 @@ def test_no_name_reaches_a_terminal_as_it_is(tmp_path: Path) -> None:
         ("inspect", program, "--passes"), ("inspect", model, *with_config),
         ("inspect", program, "--layer", "x"), ("run", program, "--random", "--device", "timed", "--layers"),
         ("run", program, "--random", "--report", report, "--device", "timed"), ("run", program), ("run", missing),
-        ("run", program, "-i", f"{EVIL}=x"), ("run", program, "-i", missing), ("compare", model, "--random", *with_config),
+        ("run", program, "-i", f"{EVIL}=x"), ("run", program, "-i", missing),
+        ("compare", model, "--random", *with_config),
         ("tune", model, *with_config, "--trials", "1", "--jobs", "1", "--records", folder / "records"),
         ("report", program, "-o", page), ("report", report, "-o", page), ("report", missing, "-o", page),
         ("compile", model, "--config", missing, "-o", program), ("compile", model, "--keep", EVIL, "-o", program),

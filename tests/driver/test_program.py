@@ -315,7 +315,9 @@ def test_machine_code_of_a_file_runs_only_where_its_user_says_so(
     program.machine, program.library = platform.machine(), (tmp_path / "code.so").read_bytes()
     program.save(path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    with pytest.raises(ProgramError, match="machine code, which may do anything with your rights; .*--rebuild-kernels"):
+    with pytest.raises(
+        ProgramError, match=r"machine code, which may do anything with your rights; .*--rebuild-kernels"
+    ):
         celosia.Runtime(Program.load(path))
     with pytest.raises(ProgramError, match=f"has the SHA-256 {digest}, not 0000: it is not the file that was meant"):
         Program.load(path, digest="0000")
@@ -323,9 +325,9 @@ def test_machine_code_of_a_file_runs_only_where_its_user_says_so(
     rebuilt = Program.load(path)
     rebuilt.machine = ""
     assert all(np.array_equal(expected[name], found) for name, found in celosia.Runtime(rebuilt).run(x).outputs.items())
-    for given in ({"trust": True}, {"digest": digest.upper()}):
+    for vouched in ({"trust": True}, {"digest": digest.upper()}):
         with pytest.raises(ProgramError, match="kernels cannot be loaded"):  # after it has done its work
-            celosia.Runtime(Program.load(path, **given))  # type: ignore[arg-type]
+            celosia.Runtime(Program.load(path, **vouched))  # type: ignore[arg-type]
         assert mark.exists()
         mark.unlink()
 

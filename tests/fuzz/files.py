@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from changed import change
 from numpy.typing import NDArray
 
 import celosia
@@ -20,7 +21,6 @@ from celosia.compiler.cpu.runtime.op import HostError
 from celosia.compiler.program import InputError, Program, ProgramError
 from celosia.driver.runtime import Runtime
 from celosia.sim.device import DeviceError
-from changed import change
 from fuzz.cases import Failure, Machine
 
 REFUSED = (ProgramError, InputError, DeviceError, HostError)
@@ -111,7 +111,7 @@ def damaged(machine: Machine, seed: int) -> str:
 def forged(machine: Machine, seed: int) -> str:
     """A file whose manifest or data were changed by one who knows the checksums is refused or runs, and nothing else.
 
-    Kernels are left alone: they are machine code.
+    Kernels are left alone: changed loops may take hours. tests/compiler/test_guard.py changes small ones.
     """
     rng = random.Random(f"forged {seed}")
     data, inputs, _ = intact()

@@ -170,9 +170,7 @@ def test_a_new_simulator_takes_the_place_of_old_ones(tmp_path: Path) -> None:
 
 @pytest.mark.rtl
 @pytest.mark.parametrize("damage", ["cut", "a flipped bit", "no checksum"])
-def test_a_damaged_simulator_is_built_again(
-    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_simulator_is_built_again(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of one ends the process with SIGBUS as soon as its missing pages are read."""
     kept = build.library(CFG)
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path))
