@@ -117,13 +117,15 @@ launches, 100.0% of the MACs, 2 operators on the CPU>
         run. trust: run them as they are written, and load the machine code of a Program for a board. digest: the
         SHA-256 that the file must have, in hexadecimal, which is trust in what it holds. ProgramError where it differs.
         """
-        with reading(path, ProgramError, "is not a Celosia Program, or a damaged one"):
-            with zipfile.ZipFile(path if digest is None else io.BytesIO(_vouched(Path(path), digest))) as archive:
-                if "manifest.json" not in archive.namelist():
-                    raise ProgramError(f"{path} is not a Celosia Program: it has no manifest")
-                program = _read(Path(path), archive)
-                program.trusted = trust or digest is not None
-                return program
+        with (
+            reading(path, ProgramError, "is not a Celosia Program, or a damaged one"),
+            zipfile.ZipFile(path if digest is None else io.BytesIO(_vouched(Path(path), digest))) as archive,
+        ):
+            if "manifest.json" not in archive.namelist():
+                raise ProgramError(f"{path} is not a Celosia Program: it has no manifest")
+            program = _read(Path(path), archive)
+            program.trusted = trust or digest is not None
+            return program
 
     @staticmethod
     def is_program(path: str | Path) -> bool:

@@ -19,6 +19,7 @@ import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import celosia
 from celosia.compiler.cpu.llvm import compile as llvm_compile
@@ -28,6 +29,7 @@ from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.program import InputError, Program, ProgramError
 from celosia.driver.arrays import read_array
 from celosia.driver.calibration import open_samples
+from celosia.driver.cli import app
 
 
 @pytest.fixture(scope="module")
@@ -321,6 +323,15 @@ def test_machine_code_of_a_file_runs_only_where_its_user_says_so(
         celosia.Runtime(Program.load(path))
     with pytest.raises(ProgramError, match=f"has the SHA-256 {digest}, not 0000: it is not the file that was meant"):
         Program.load(path, digest="0000")
+    assert not mark.exists()
+    line = ["run", str(path), "--random", "-o", str(tmp_path / "y.npz")]
+    for more, code, words in (
+        ([], 1, "--rebuild-kernels"),
+        (["--digest", "0000"], 1, "not the file that was meant"),
+        (["--rebuild-kernels"], 0, ""),
+    ):
+        done = CliRunner().invoke(app, [*line, *more])
+        assert done.exit_code == code and words in done.output, done.output
     assert not mark.exists()
     rebuilt = Program.load(path)
     rebuilt.machine = ""
