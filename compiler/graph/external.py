@@ -45,7 +45,10 @@ def _give_lengths(graph: GraphProto) -> None:
     for tensor in (*graph.initializer, *(t for node in graph.node for a in node.attribute for t in (a.t, *a.tensors))):
         if not uses_external_data(tensor):
             continue
-        size, given = _size(tensor), ExternalDataInfo(tensor).length
+        try:
+            size, given = _size(tensor), ExternalDataInfo(tensor).length
+        except ValueError as error:
+            raise ValueError(f"where constant {tensor.name!r} lies is no number: {error}") from None
         if ONNX_TYPES.get(tensor.data_type, "object") == "object":
             raise ValueError(f"constant {tensor.name!r} in another file has no elements of one size")
         if given not in (None, size):

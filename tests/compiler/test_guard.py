@@ -207,7 +207,10 @@ def test_loops_changed_at_random(op: str) -> None:
             each[EDGE : EDGE + size].view(dtype).reshape(shape)
             for each, size, (dtype, shape) in zip(around, sizes, made.outputs)
         ]
-        made.run([*given], outputs)
+        try:
+            made.run([*given], outputs)
+        except MemoryError:  # of a workspace larger than this machine
+            continue
         assert all((each[:EDGE] == 0xA5).all() and (each[-EDGE:] == 0xA5).all() for each in around)
         ran += 1
     assert ran > COUNT // 10
