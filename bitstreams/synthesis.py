@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from celosia.bitstreams.devices import Device
-from celosia.hw.cache import cache_folder, shrink, used
+from celosia.hw.cache import cache_folder, shrink, tool_environment, used, writing
 from celosia.hw.config import Config
 from celosia.hw.verilog import TOP, hardware_digest, verilog, write_atomically
 
@@ -97,7 +97,8 @@ def run_tool(package: str, arguments: list[str], say: Callable[[str], None], pat
     name = arguments[0]
     command = [*_command(package, name), *arguments[1:]]
     lines = []
-    with subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "env": tool_environment()}
+    with subprocess.Popen(command, cwd=cwd, text=True, **pipes) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:
@@ -192,7 +193,8 @@ def usage(cfg: Config, device: Device, say: Callable[[str], None] = lambda text:
         cells = json.loads((folder / "stat.json").read_text(encoding="utf-8"))["design"]["num_cells_by_type"]
     counts = count(cells)
     result = Usage(int(counts["lut"]), int(counts["ff"]), int(counts["dsp"]), counts["ram"], round(seconds, 1), _tool())
-    write_atomically(_record(cfg, device), json.dumps(asdict(result)))
+    with writing():
+        write_atomically(_record(cfg, device), json.dumps(asdict(result)))
     return result
 
 
@@ -215,8 +217,9 @@ def netlist(
             module = json.loads((folder / "top.json").read_text(encoding="utf-8"))["modules"][top]
         for row in (*module["cells"].values(), *module["netnames"].values()):
             row.pop("attributes")
-        write_atomically(path, gzip.compress(json.dumps(module).encode(), 5))
-        shrink(keep=path)
+        with writing():
+            write_atomically(path, gzip.compress(json.dumps(module).encode(), 5))
+            shrink(keep=path)
     used(path)
     return dict(json.loads(gzip.decompress(path.read_bytes())))
 
