@@ -14,6 +14,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from benchmarks.differential.exclusions import Exclusion, find
 from benchmarks.differential.net import value_info
 from celosia.compiler.cpu.runtime.op import HostError
 from celosia.compiler.graph.importer import ModelError
-from celosia.compiler.program import InputError
+from celosia.compiler.program import InputError, Program
 from celosia.driver.oracle import OracleError, run, session
 from celosia.driver.runtime import Runtime
 
@@ -96,10 +97,25 @@ def judge(case: Case) -> Verdict:
 
 def _ours(case: Case, keep: str | Sequence[str]) -> list[dict[str, Any]]:
     """Outputs of each run, and what is kept."""
-    program = celosia.compile(case.model, case.config, accelerator=case.accelerator, keep=keep)
+    program = _compiled(case, keep)
     with Runtime(program, threads=1) as runtime:
         results = [runtime.run(feed, trace=False) for feed in case.feeds]
     return [{**result.outputs, **result.tensors} for result in results]
+
+
+def _compiled(case: Case, keep: str | Sequence[str]) -> Program:
+    """For sizes that the model leaves open, or where they must be known, for those of the inputs."""
+    compile_ = partial(celosia.compile, case.model, case.config, accelerator=case.accelerator, keep=keep)
+    try:
+        return compile_()
+    except ModelError:
+        if not any(dim.HasField("dim_param") for value in case.model.graph.input for dim in _dims(value)):
+            raise
+    return compile_(shapes={name: array.shape for name, array in case.feeds[0].items()})
+
+
+def _dims(value: onnx.ValueInfoProto) -> Sequence[Any]:
+    return list(value.type.tensor_type.shape.dim)
 
 
 def _crash(case: Case, error: Exception) -> Verdict:
