@@ -24,12 +24,17 @@ def habits(draw: Draw, model: onnx.ModelProto, feeds: list[dict[str, Array]], ma
         _constants_as_inputs(draw, model)
     if draw.chance(0.25):
         _wires(draw, model)
-    if may_open and draw.chance(0.3):
+    firsts = {value.type.tensor_type.shape.dim[0].dim_value for value in model.graph.input if _rank(value)}
+    if may_open and len(firsts) == 1 and draw.chance(0.3):
         for value in (*model.graph.input, *model.graph.output):
             if value.type.tensor_type.shape.dim:
                 value.type.tensor_type.shape.dim[0].dim_param = "n"
         del model.graph.value_info[:]
     return feeds
+
+
+def _rank(value: onnx.ValueInfoProto) -> int:
+    return len(value.type.tensor_type.shape.dim)
 
 
 def _name_nodes(draw: Draw, model: onnx.ModelProto) -> None:
