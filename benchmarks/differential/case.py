@@ -36,7 +36,9 @@ class Case:
         """Write `stem`.onnx, `stem`.npz (the inputs, as "run-number") and `stem`.json (Config)."""
         onnx.save(self.model, _beside(stem, ".onnx"))
         numbers = {value.name: number for number, value in enumerate(self.model.graph.input)}
-        arrays = {f"{run}-{numbers[name]}": array for run, feed in enumerate(self.feeds) for name, array in feed.items()}
+        arrays = {
+            f"{run}-{numbers[name]}": array for run, feed in enumerate(self.feeds) for name, array in feed.items()
+        }
         np.savez(_beside(stem, ".npz"), **arrays)  # type: ignore[arg-type]
         about = {
             "kind": self.kind, "accelerator": self.accelerator, "runs": len(self.feeds),

@@ -52,4 +52,3 @@ def config(draw: Draw) -> Config:
     found = SMALL.sample(draw.arrays)
     assert found is not None
     return found
-

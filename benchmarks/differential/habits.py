@@ -40,7 +40,7 @@ def _rank(value: onnx.ValueInfoProto) -> int:
 def _name_nodes(draw: Draw, model: onnx.ModelProto) -> None:
     kind, names = draw.choice(("none", "same", "hostile")), list(_tensors(model))
     for node in model.graph.node:
-        node.name = {"none": "", "same": "node"}.get(kind) if kind != "hostile" else draw.choice(names) + draw.choice(HOSTILE)  # type: ignore[assignment]
+        node.name = {"none": "", "same": "node", "hostile": draw.choice(names) + draw.choice(HOSTILE)}[kind]
 
 
 def _tensors(model: onnx.ModelProto) -> dict[str, None]:

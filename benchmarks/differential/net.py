@@ -40,7 +40,7 @@ class Draw(random.Random):
     def array(self, dtype: DTypeLike, shape: Sequence[int], spread: float = 1.0) -> Array:
         """Of floats a normal distribution, of integers all values of a byte, or small ones."""
         kind = np.dtype(dtype)
-        if kind == bool:
+        if kind.kind == "b":
             return self.arrays.integers(0, 2, tuple(shape)).astype(bool)
         if kind.kind in "iu":
             info = np.iinfo(kind)

@@ -302,7 +302,9 @@ def einsum(net: Net) -> list[str]:
         "i,j->ij", "ijk->kj", "ab,cb->ac",
     ))  # fmt: skip
     sizes = {letter: draw.randint(1, 5) for letter in "abcdefghijk"}
-    shapes = [tuple(sizes[letter] for letter in term.replace("...", "bh")) for term in equation.split("->")[0].split(",")]
+    shapes = [
+        tuple(sizes[letter] for letter in term.replace("...", "bh")) for term in equation.split("->")[0].split(",")
+    ]
     return [net.add("Einsum", *(_either(net, draw.floats(shape), constant=0.2) for shape in shapes), equation=equation)]
 
 
@@ -311,7 +313,9 @@ def einsum(net: Net) -> list[str]:
 
 def _image(draw: Draw, most: int = 9) -> tuple[list[int], list[int]]:
     """Images and channels, and the size of one to three axes."""
-    return [draw.randint(1, 2), draw.randint(1, 9)], [draw.randint(1, most) for _ in range(draw.choice((1, 2, 2, 2, 3)))]
+    return [draw.randint(1, 2), draw.randint(1, 9)], [
+        draw.randint(1, most) for _ in range(draw.choice((1, 2, 2, 2, 3)))
+    ]
 
 
 def conv(net: Net) -> list[str]:
@@ -548,7 +552,11 @@ def _pad(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
 
 
 def _tile(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
-    return [net.add("Tile", x, _either(net, [net.draw.randint(0 if net.draw.chance(0.1) else 1, 3) for _ in shape], np.int64))]
+    return [
+        net.add(
+            "Tile", x, _either(net, [net.draw.randint(0 if net.draw.chance(0.1) else 1, 3) for _ in shape], np.int64)
+        )
+    ]
 
 
 def _expand(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
@@ -582,7 +590,9 @@ def _compress(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
 
 def _reverse_sequence(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
     draw, batch = net.draw, net.draw.randint(0, 1)
-    lengths = draw.arrays.integers(1, shape[1 - batch] + 1 if len(shape) > 1 else 2, shape[batch] if len(shape) > 1 else 1)
+    lengths = draw.arrays.integers(
+        1, shape[1 - batch] + 1 if len(shape) > 1 else 2, shape[batch] if len(shape) > 1 else 1
+    )
     return [net.add("ReverseSequence", x, _either(net, lengths, np.int64), batch_axis=batch, time_axis=1 - batch)]
 
 
@@ -653,7 +663,9 @@ def normalisation(net: Net) -> list[str]:
         case "lp":
             return [net.add("LpNormalization", x, **_some(draw, axis=_axis(draw, 2 + len(size)), p=draw.randint(1, 2)))]
         case "lrn":
-            attrs = _some(draw, alpha=draw.choice((1e-4, 0.3)), beta=draw.choice((0.75, 0.5)), bias=draw.choice((1.0, 2.0)))
+            attrs = _some(
+                draw, alpha=draw.choice((1e-4, 0.3)), beta=draw.choice((0.75, 0.5)), bias=draw.choice((1.0, 2.0))
+            )
             return [net.add("LRN", x, size=draw.choice((1, 3, 5)), **attrs)]
     axes = sorted(draw.sample(range(2 + len(size)), draw.randint(1, 2 + len(size))))
     return [net.add("MeanVarianceNormalization", x, **_some(draw, axes=axes))]

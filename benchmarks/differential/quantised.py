@@ -23,7 +23,9 @@ from benchmarks.differential.net import Array, Draw
 from celosia.driver.oracle import OracleError
 
 FORMS = ("qdq", "qoperator", "dynamic")
-VNNI = any("vnni" in line for line in Path("/proc/cpuinfo").read_text().splitlines()) if Path("/proc").exists() else False
+VNNI = (
+    any("vnni" in line for line in Path("/proc/cpuinfo").read_text().splitlines()) if Path("/proc").exists() else False
+)
 """Without it onnxruntime's products of uint8 and int8 saturate where weights have more than 7 bits."""
 
 
