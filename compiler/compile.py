@@ -34,6 +34,7 @@ from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.specialise import specialise
 from celosia.compiler.graph.tables import compose_tables
 from celosia.compiler.graph.transposed import convolve_transposed
+from celosia.compiler.graph.weights import quantise_weights
 from celosia.compiler.image import Image
 from celosia.compiler.keep import Kept
 from celosia.compiler.limits import require_memory, require_numpy
@@ -57,6 +58,7 @@ Improve = Callable[[Network], tuple[Image, str]]
 PASSES = Pipeline(
     Pass("shapes", "shapes that onnx leaves open come from the operators' expressions", infer_shapes, inside=False),
     Pass("fold", "operators on constants are computed, and the shapes that depend on them", fold),
+    Pass("weights", "float weights between quantised tensors become int8, as onnxruntime makes them", quantise_weights),
     Pass("integer", "QDQ patterns become integer operators", lambda model: Integerise(model).run()),
     Pass("tables", "functions of one 8-bit tensor become tables", compose_tables),
     Pass("fold-quantised", "constants that QDQ patterns did not take are computed", partial(fold, keep=frozenset())),

@@ -216,7 +216,10 @@ def reduction(net: Net) -> list[str]:
     op = "Reduce" + draw.choice(("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "LogSum", "LogSumExp", "SumSquare"))
     shape, dtype = _any_shape(draw, 0 if draw.chance(0.1) else 1), draw.choice(NUMBERS)
     value = draw.array(dtype, shape)
-    value = np.abs(value) + np.asarray(1, dtype) if op == "ReduceLogSum" else value
+    if op == "ReduceLogSum":
+        value = np.abs(value) + np.asarray(1, dtype)
+    elif op == "ReduceProd":  # within the range of integers
+        value = np.sign(value)
     attrs = _some(draw, keepdims=draw.randint(0, 1))
     axes = [_axis(draw, len(shape)) % len(shape) - len(shape) * draw.randint(0, 1) for _ in range(2)] if shape else []
     axes = list({axis % len(shape): axis for axis in axes[: draw.randint(0, 2)]}.values())
