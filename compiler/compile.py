@@ -25,7 +25,7 @@ from celosia.compiler.graph.cse import merge_equal
 from celosia.compiler.graph.dead import remove_dead
 from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.fold import fold
-from celosia.compiler.graph.identities import simplify
+from celosia.compiler.graph.identities import remove_wires, simplify
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.layout import layout
@@ -58,6 +58,7 @@ Improve = Callable[[Network], tuple[Image, str]]
 PASSES = Pipeline(
     Pass("shapes", "shapes that onnx leaves open come from the operators' expressions", infer_shapes, inside=False),
     Pass("fold", "operators on constants are computed, and the shapes that depend on them", fold),
+    Pass("wires", "Identity, Dropout and Cast to the same type go", remove_wires),
     Pass("weights", "float weights between quantised tensors become int8, as onnxruntime makes them", quantise_weights),
     Pass("integer", "QDQ patterns become integer operators", lambda model: Integerise(model).run()),
     Pass("tables", "functions of one 8-bit tensor become tables", compose_tables),

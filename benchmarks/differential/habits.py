@@ -78,8 +78,12 @@ def _constant_nodes(draw: Draw, model: onnx.ModelProto) -> None:
 
 
 def _constants_as_inputs(draw: Draw, model: onnx.ModelProto) -> None:
-    """Initialisers are inputs, too, as before IR version 4: defaults of what a user may give."""
+    """Initialisers are inputs, too, as before IR version 4: defaults of what a user may give.
+
+    Scales and zero points are not: where they may change, onnxruntime has no integer operators.
+    """
     known = {value.name for value in model.graph.input}
+    known |= {name for node in model.graph.node if "Linear" in node.op_type for name in node.input[1:]}
     for tensor in model.graph.initializer:
         if tensor.name not in known and draw.chance(0.5):
             model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
