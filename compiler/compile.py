@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 
 from celosia.compiler.assemble import Assembler
 from celosia.compiler.cpu.llvm import link_library
@@ -42,6 +43,8 @@ from celosia.compiler.lowering import lower
 from celosia.compiler.passes import Pass, Pipeline, Watch
 from celosia.compiler.program import Program
 from celosia.compiler.selfcheck.check import self_check
+from celosia.compiler.selfcheck.original import Original
+from celosia.compiler.selfcheck.rewriting import RewriteError, check_pass, check_rewriting, units_of
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.kernels.tuner import recorded
 from celosia.compiler.tune.measure import TIMED
@@ -170,6 +173,9 @@ def _compile(
     macs = total_macs(model.graph)  # before passes put other operators in their places
     say("graph passes")
     kept = Kept(model, keep)
+    originals: list[Original] = []
+    if check:
+        watch = _first(lambda imported: originals.append(Original(imported)), watch)
     passes = PASSES.run(model, kept.watched(watch))
     require_memory(model)
     say("placing operators")
@@ -192,10 +198,17 @@ def _compile(
         program = Assembler(model, cfg, selection, steps, image).run()
     except HostError as error:
         raise ModelError(str(error)) from None
-    if check and image.launches:
+    if check:
         say("checking")
         plans = [step for step in steps if isinstance(step, LaunchPlan)]
-        self_check(program, plans, selection, image.addresses)
+        checked = self_check(program, plans, selection, image.addresses)
+        units = units_of(program, model.graph, selection)
+        try:
+            check_rewriting(originals[0], units, program.constants, checked.held)
+        except RewriteError:  # and which pass was it?
+            again = specialise(source, shapes, cfg.batch).graph
+            PASSES.run(again, lambda name, model: check_pass(originals[0], name, model))
+            raise
     program.outputs, program.kept = program.outputs[: kept.outputs], program.outputs[kept.outputs :]
     program.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
     program.batched = found.batched
@@ -204,6 +217,18 @@ def _compile(
     program.schedules = schedules
     program.compile_seconds = time.perf_counter() - started
     return program
+
+
+def _first(take: Callable[[ir.Model], None], watch: Watch | None) -> Watch:
+    """`watch`, after `take` of the graph as it is imported."""
+
+    def both(name: str, model: ir.Model) -> None:
+        if name == "import":
+            take(model)
+        if watch is not None:
+            watch(name, model)
+
+    return both
 
 
 __all__ = ["ModelError", "compile"]
