@@ -62,7 +62,6 @@ PASSES = Pipeline(
     Pass("shapes", "shapes that onnx leaves open come from the operators' expressions", infer_shapes, inside=False),
     Pass("fold", "operators on constants are computed, and the shapes that depend on them", fold),
     Pass("wires", "Identity, Dropout and Cast to the same type go", remove_wires),
-    Pass("weights", "float weights between quantised tensors become int8, as onnxruntime makes them", quantise_weights),
     Pass("integer", "QDQ patterns become integer operators", lambda model: Integerise(model).run()),
     Pass("tables", "functions of one 8-bit tensor become tables", compose_tables),
     Pass("fold-quantised", "constants that QDQ patterns did not take are computed", partial(fold, keep=frozenset())),
@@ -169,6 +168,7 @@ def _compile(
     say("reading the model")
     found = specialise(source, shapes, cfg.batch)
     model = found.graph
+    quantise_weights(model)
     require_memory(model)
     macs = total_macs(model.graph)  # before passes put other operators in their places
     say("graph passes")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnxruntime
 from onnxruntime.quantization import (
     CalibrationDataReader,
     CalibrationMethod,
@@ -22,6 +23,7 @@ from onnxruntime.quantization import (
 from benchmarks.differential.net import Array, Draw
 from celosia.driver.oracle import OracleError
 
+onnxruntime.set_default_logger_severity(4)  # of the quantiser's own sessions
 FORMS = ("qdq", "qoperator", "dynamic")
 VNNI = (
     any("vnni" in line for line in Path("/proc/cpuinfo").read_text().splitlines()) if Path("/proc").exists() else False

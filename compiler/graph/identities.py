@@ -47,6 +47,12 @@ def remove_wires(model: ir.Model) -> None:
     _apply(model.graph, WIRES)
 
 
+def is_wire(node: ir.Node) -> bool:
+    """Whether `node` only hands its first input on."""
+    rule = WIRES.get(node.op_type) if node.domain in ("", "ai.onnx") and node.graph is not None else None
+    return rule is not None and rule(node.graph, node) is not None  # type: ignore[arg-type]
+
+
 def _apply(graph: ir.Graph, rules: Mapping[str, Rule]) -> None:
     changed = True
     while changed:

@@ -6,7 +6,8 @@
 
 w8 has one scale and zero point, of the range of w, and b32 = round(b / (sx * sw)). So for Gemm, ConvTranspose, and
 MatMul to which a bias is added, also with Relu and Clip before QuantizeLinear. Models have such weights where a
-quantiser was told to leave an operator out.
+quantiser was told to leave an operator out. This is part of what the model means: it happens before all passes, which
+are compared with what it leaves.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from celosia.compiler.graph.identities import is_wire
 from celosia.compiler.graph.values import attribute, attributes, constant, is_op, new_constant, shape
 
 
@@ -26,7 +28,7 @@ def quantise_weights(model: ir.Model) -> None:
             add = _only_user(node)
             if is_op(add, "Add") and len(shape(node.inputs[1]) or ()) == 2:  # type: ignore[arg-type]
                 assert add is not None
-                _quantise(model.graph, node, add, 1 - list(add.inputs).index(node.outputs[0]))
+                _quantise(model.graph, node, add, int(_maker(add.inputs[0]) is node))
 
 
 def _quantise(graph: ir.Graph, node: ir.Node, last: ir.Node, place: int) -> None:
@@ -58,7 +60,7 @@ def _quantise(graph: ir.Graph, node: ir.Node, last: ir.Node, place: int) -> None
 
 def _input_scale(node: ir.Node) -> NDArray[np.float32] | None:
     """The one scale of the quantised tensor that `node` reads."""
-    maker = node.inputs[0].producer() if node.inputs[0] is not None else None
+    maker = _maker(node.inputs[0])
     scale = constant(maker.inputs[1]) if is_op(maker, "DequantizeLinear") else None  # type: ignore[union-attr]
     return scale.reshape(()) if scale is not None and scale.dtype == np.float32 and scale.size == 1 else None
 
@@ -71,17 +73,28 @@ def _is_quantised(node: ir.Node) -> bool:
     return is_op(user, "QuantizeLinear")
 
 
+def _maker(value: ir.Value | None) -> ir.Node | None:
+    """The operator that makes `value`, without what hands it on."""
+    node = value.producer() if value is not None else None
+    while node is not None and is_wire(node):
+        node = node.inputs[0].producer() if node.inputs[0] is not None else None
+    return node
+
+
 def _only_user(node: ir.Node) -> ir.Node | None:
-    """Returned results do not count: onnxruntime does not look whether they are."""
-    uses = list(node.outputs[0].uses())
-    return uses[0].node if len(uses) == 1 and uses[0].node.graph is node.graph else None
+    """Returned results do not count: onnxruntime does not look whether they are. Nor does what hands them on."""
+    while len(uses := list(node.outputs[0].uses())) == 1 and uses[0].node.graph is node.graph:
+        node = uses[0].node
+        if not is_wire(node):
+            return node
+    return None
 
 
 def _weights(
     node: ir.Node, bias: NDArray[np.float32] | None
 ) -> tuple[NDArray[np.int8] | None, NDArray[np.float32], NDArray[np.int8] | None] | None:
     """Weights as integers where they are floats, their scales and zero point. None where they stay what they are."""
-    maker = node.inputs[1].producer() if node.inputs[1] is not None else None
+    maker = _maker(node.inputs[1])
     if not is_op(maker, "DequantizeLinear"):
         w = constant(node.inputs[1])
         return None if w is None or w.dtype != np.float32 or not w.size else _in_bytes(w)
