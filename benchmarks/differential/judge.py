@@ -246,7 +246,7 @@ class Neighbourhood:
     def __init__(self, model: onnx.ModelProto, feed: Mapping[str, Array], optimised: onnx.ModelProto) -> None:
         self.model, self.feed = model, feed
         self.makers = {name: node for node in optimised.graph.node for name in node.output}
-        self.constants = {tensor.name: tensor for tensor in model.graph.initializer}
+        self.constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
         self.quantisers = {
             node.output[0]: node for node in model.graph.node if node.op_type == "QuantizeLinear"
         }  # fmt: skip
@@ -306,16 +306,17 @@ class Neighbourhood:
     def _is_tie(self, name: str, steps: Array) -> bool:
         """Whether rounding moves the floats that were quantised across a tie, wherever there are steps."""
         node = self.quantisers.get(name)
-        scale = self.constants.get(node.input[1]) if node is not None else None
-        if node is None or scale is None or not self.near:
+        if node is None or not self.near:
             return False
-        real = self.near[0][node.input[0]]
-        step = numpy_helper.to_array(scale).astype(np.float64)
-        if step.size != 1:
+        known = self.constants | dict(self.feed) | self.near[0]
+        real, scale = known[node.input[0]], known[node.input[1]]
+        if scale.size != 1:
             return False
-        at = real.astype(np.float64) / step.reshape(())
-        from_tie = np.abs(at - np.floor(at) - 0.5)[steps > 0]
-        return bool(np.all(from_tie <= self._allowed(node.input[0], real) / float(step.reshape(()))))
+        step = float(scale.reshape(()))
+        at = (real.astype(np.float64) / step)[steps > 0]
+        from_tie = np.abs(at - np.floor(at) - 0.5)
+        allowed = self._allowed(node.input[0], real) / step + 2.0**-23 * np.abs(at)
+        return bool(np.all(from_tie <= allowed))  # what the division rounds is part of it
 
 
 def _distance(a: Array, b: Array) -> Array:

@@ -810,9 +810,9 @@ def qlinear_concat(net: Net) -> list[str]:
 def qlinear_where(net: Net) -> list[str]:
     draw, dtype = net.draw, _byte(net.draw)
     shape = _any_shape(draw, 1, 4)
-    operands = [_either(net, draw.array(bool, _broadcast(draw, shape)))]
+    operands = [_either(net, draw.array(bool, shape))]  # a condition that is broadcast may crash onnxruntime
     for _ in range(2):
-        operands += [_either(net, draw.array(dtype, _broadcast(draw, shape)), dtype, 0.2), *_meaning(net, dtype)]
+        operands += [_either(net, draw.array(dtype, shape), dtype, 0.2), *_meaning(net, dtype)]
     return [net.add("QLinearWhere", *operands, *_meaning(net, dtype), domain=MS)]
 
 

@@ -207,7 +207,7 @@ def _quantised(op: HostOp, values: Mapping[str, Any], scale: Array, side: int, s
     kind = np.dtype(np.uint8) if zero is None else zero.dtype
     with np.errstate(all="ignore"):
         lost = ROUNDING * float(np.nanmax(np.abs(x), initial=0.0)) / float(np.min(scale))
-        moved = x / scale
+        moved = np.asarray(x / scale)  # a scalar stays an array
         moved += np.float32(side * (MARGIN + slack + min(lost, 0.5) + 0.5))
         (np.ceil if side < 0 else np.floor)(moved, out=moved)
         if zero is not None:
