@@ -33,6 +33,15 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
 )  # fmt: skip
 
 
+def table() -> str:
+    """EXCLUSIONS in Markdown."""
+    lines = ["| what | steps | why |", "|---|---|---|"]
+    for each in EXCLUSIONS:
+        where = ", next to ties" if each.ties else ""
+        lines.append(f"| {each.name} | {each.steps}{where} | {each.reason} |")
+    return "\n".join(lines)
+
+
 def excuse(maker: str, steps: int, tie: bool) -> Exclusion | None:
     """The exclusion that allows such a difference."""
     for each in EXCLUSIONS:

@@ -36,7 +36,8 @@ def _quantise(graph: ir.Graph, node: ir.Node, last: ir.Node, place: int) -> None
     scale = _input_scale(node)
     given = last.inputs[place] if len(last.inputs) > place else None
     bias = constant(given)
-    if scale is None or not _is_quantised(last) or (given is None and last is not node):
+    flat = node.op_type != "MatMul" or len(shape(node.inputs[0]) or ()) == 2  # type: ignore[arg-type]
+    if scale is None or not _is_quantised(last, flat) or (given is None and last is not node):
         return
     if given is not None and (bias is None or bias.dtype != np.float32 or bias.ndim != 1):
         return
@@ -65,10 +66,11 @@ def _input_scale(node: ir.Node) -> NDArray[np.float32] | None:
     return scale.reshape(()) if scale is not None and scale.dtype == np.float32 and scale.size == 1 else None
 
 
-def _is_quantised(node: ir.Node) -> bool:
-    """Whether the result of `node` goes to QuantizeLinear alone, through Relu and Clip perhaps."""
+def _is_quantised(node: ir.Node, flat: bool) -> bool:
+    """Whether the result of `node` goes to QuantizeLinear alone, where it is `flat` through Relu and Clip perhaps:
+    of other products onnxruntime makes a Gemm between two Reshapes, which only QuantizeLinear changes places with."""
     user = _only_user(node)
-    while is_op(user, "Relu", "Clip"):
+    while flat and is_op(user, "Relu", "Clip"):
         user = _only_user(user)  # type: ignore[arg-type]
     return is_op(user, "QuantizeLinear")
 

@@ -213,7 +213,8 @@ def _quantised(op: HostOp, values: Mapping[str, Any], scale: Array, side: int, s
         if zero is not None:
             moved += _along(op, zero, x.ndim).astype(np.float32)
         limits = np.iinfo(kind)
-        result: Array = np.clip(np.nan_to_num(moved, copy=False), limits.min, limits.max).astype(kind)
+        np.nan_to_num(moved, copy=False, nan=side * np.inf)  # which may become any byte
+        result: Array = np.clip(moved, limits.min, limits.max).astype(kind)
     return result
 
 
