@@ -25,6 +25,7 @@ from celosia.compiler.graph.cost import total_macs
 from celosia.compiler.graph.cse import merge_equal
 from celosia.compiler.graph.dead import remove_dead
 from celosia.compiler.graph.dimensions import Shapes
+from celosia.compiler.graph.float_weights import quantise_weights
 from celosia.compiler.graph.fold import fold
 from celosia.compiler.graph.identities import remove_wires, simplify
 from celosia.compiler.graph.importer import ModelError
@@ -35,7 +36,6 @@ from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.specialise import specialise
 from celosia.compiler.graph.tables import compose_tables
 from celosia.compiler.graph.transposed import convolve_transposed
-from celosia.compiler.graph.weights import quantise_weights
 from celosia.compiler.image import Image
 from celosia.compiler.keep import Kept
 from celosia.compiler.limits import require_memory, require_numpy
@@ -59,7 +59,7 @@ Improve = Callable[[Network], tuple[Image, str]]
 """Gives the image of a network, and says in a sentence what was decided."""
 
 PASSES = Pipeline(
-    Pass("shapes", "shapes that onnx leaves open come from the operators' expressions", infer_shapes, inside=False),
+    Pass("shapes", "shapes come from the operators' expressions or are compared", infer_shapes, inside=False),
     Pass("fold", "operators on constants are computed, and the shapes that depend on them", fold),
     Pass("wires", "Identity, Dropout and Cast to the same type go", remove_wires),
     Pass("integer", "QDQ patterns become integer operators", lambda model: Integerise(model).run()),

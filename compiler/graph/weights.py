@@ -1,133 +1,106 @@
-"""Float weights and biases between quantised tensors become integers, as onnxruntime makes them.
+"""Products of floats by quantised constants: onnxruntime quantises the floats by blocks, and multiplies bytes.
 
-    x = DequantizeLinear(x8, sx, zx)          x = DequantizeLinear(x8, sx, zx)
-    y = Conv(x, w, b)                   ->    y = Conv(x, DequantizeLinear(w8, sw, zw), DequantizeLinear(b32, sx * sw))
-    y8 = QuantizeLinear(y, sy, zy)            y8 = QuantizeLinear(y, sy, zy)
+    wf = DequantizeLinear(w4, scale, zero, axis=0, block_size=32)         xr = RoundBlocks(x, block_size=32)
+    y = MatMul(x, wf)                                               ->    y = MatMul(xr, wf)
 
-w8 has one scale and zero point, of the range of w, and b32 = round(b / (sx * sw)). So for Gemm, ConvTranspose, and
-MatMul to which a bias is added, also with Relu and Clip before QuantizeLinear. Models have such weights where a
-quantiser was told to leave an operator out. This is part of what the model means: it happens before all passes, which
-are compared with what it leaves.
+onnxruntime makes a MatMulNBits of these, at accuracy_level 4. `RoundBlocks` is our own: x as the bytes times their
+scales, so that the product of floats is that of the bytes. Which products it takes is onnxruntime's choice. This is no
+rewriting that keeps a model's meaning but part of it, so the importer does it.
 """
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
-from celosia.compiler.graph.identities import is_wire
-from celosia.compiler.graph.values import attribute, attributes, constant, is_op, new_constant, shape
+from celosia.compiler.cpu.ops.contrib import BYTES_OF_BLOCKS
+from celosia.compiler.graph.quantized import MOVING_OPS
+from celosia.compiler.graph.values import attribute, attributes, constant, dtype_name, is_op, only_use, shape
+
+BITS = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
+BLOCK_OF_COLUMNS = 32
+"""How many activations share a scale where a whole column of weights, or all of them, have one."""
 
 
-def quantise_weights(model: ir.Model) -> None:
+def round_activations(model: ir.Model) -> None:
     for node in list(model.graph):
-        if is_op(node, "Conv", "ConvTranspose", "Gemm"):
-            _quantise(model.graph, node, node, 2)
-        elif is_op(node, "MatMul"):
-            add = _only_user(node)
-            if is_op(add, "Add") and len(shape(node.inputs[1]) or ()) == 2:  # type: ignore[arg-type]
-                assert add is not None
-                _quantise(model.graph, node, add, int(_maker(add.inputs[0]) is node))
+        if is_op(node, "Gemm", "MatMul") and (size := _block(node)) and not _stays_float(node):
+            _round(node, size)
 
 
-def _quantise(graph: ir.Graph, node: ir.Node, last: ir.Node, place: int) -> None:
-    """Weights of `node`, and the bias that `last` has as its input `place`."""
-    scale = _input_scale(node)
-    given = last.inputs[place] if len(last.inputs) > place else None
-    bias = constant(given)
-    flat = node.op_type != "MatMul" or len(shape(node.inputs[0]) or ()) == 2  # type: ignore[arg-type]
-    if scale is None or not _is_quantised(last, flat) or (given is None and last is not node):
-        return
-    if given is not None and (bias is None or bias.dtype != np.float32 or bias.ndim != 1):
-        return
-    found = _weights(node, bias)
-    if found is None:
-        return
-    w8, w_scale, w_zero = found
-    if constant(node.inputs[1]) is not None:
-        name = f"{node.name}_weights"
-        arrays = {f"{name}_int8": w8, f"{name}_scale": w_scale, f"{name}_zero": w_zero}
-        node.replace_input_with(1, _dequantised(graph, node, arrays))
-    if bias is not None:
-        step = (scale * w_scale).astype(np.float32)
-        steps = np.rint(bias / step)
-        if not np.all(np.abs(steps) < 2.0**31):
-            return
-        axis = {"axis": 0} if step.ndim else {}
-        arrays = {f"{node.name}_bias_int32": steps.astype(np.int32), f"{node.name}_bias_scale": step}
-        last.replace_input_with(place, _dequantised(graph, last, arrays, **axis))
+def _round(node: ir.Node, size: int) -> None:
+    x = node.inputs[0]
+    assert x is not None and node.graph is not None
+    name = f"{x.name}_rounded_{node.name or node.outputs[0].name}"
+    out = ir.Value(name=name, shape=x.shape, type=x.type)
+    made = ir.Node("celosia", "RoundBlocks", [x], attributes(block_size=size), outputs=[out], name=name)
+    node.graph.insert_before(node, made)
+    node.replace_input_with(0, out)
 
 
-def _input_scale(node: ir.Node) -> NDArray[np.float32] | None:
-    """The one scale of the quantised tensor that `node` reads."""
-    maker = _maker(node.inputs[0])
-    scale = constant(maker.inputs[1]) if is_op(maker, "DequantizeLinear") else None  # type: ignore[union-attr]
-    return scale.reshape(()) if scale is not None and scale.dtype == np.float32 and scale.size == 1 else None
+def _block(node: ir.Node) -> int:
+    """The size of the blocks in which the activations of `node` become bytes; 0 where it multiplies floats."""
+    x, weights = node.inputs[:2]
+    dequantise = weights.producer() if weights is not None else None
+    if x is None or weights is None or dequantise is None or not is_op(dequantise, "DequantizeLinear"):
+        return 0
+    if constant(x) is not None or only_use(weights) is not node or is_op(_before_moves(x), "DequantizeLinear"):
+        return 0
+    given = [value for value in dequantise.inputs if value is not None]
+    dims, of_scales = shape(given[0]), shape(given[1])
+    if any(value.const_value is None for value in given) or dims is None or of_scales is None or len(dims) != 2:
+        return 0
+    if dtype_name(given[1]) != "float32" or (node.op_type == "Gemm" and not _adds_a_row(node, dims[1])):
+        return 0
+    axis, size = attribute(dequantise, "axis", 1), attribute(dequantise, "block_size", 0)
+    by_column = of_scales == () or (axis == 1 and of_scales == dims[1:])
+    if axis != 0 if size else not by_column:
+        return 0
+    size = size or BLOCK_OF_COLUMNS
+    return size if size in BYTES_OF_BLOCKS.get(BITS.get(dtype_name(given[0]), 0), ()) else 0
 
 
-def _is_quantised(node: ir.Node, flat: bool) -> bool:
-    """Whether the result of `node` goes to QuantizeLinear alone, where it is `flat` through Relu and Clip perhaps:
-    of other products onnxruntime makes a Gemm between two Reshapes, which only QuantizeLinear changes places with."""
-    user = _only_user(node)
-    while flat and is_op(user, "Relu", "Clip"):
-        user = _only_user(user)  # type: ignore[arg-type]
-    return is_op(user, "QuantizeLinear")
-
-
-def _maker(value: ir.Value | None) -> ir.Node | None:
-    """The operator that makes `value`, without what hands it on."""
-    node = value.producer() if value is not None else None
-    while node is not None and is_wire(node):
-        node = node.inputs[0].producer() if node.inputs[0] is not None else None
+def _before_moves(value: ir.Value) -> ir.Node | None:
+    """What computes the elements of `value`; onnxruntime moves DequantizeLinear towards the product."""
+    node = value.producer()
+    while is_op(node, *MOVING_OPS) and node is not None and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
     return node
 
 
-def _only_user(node: ir.Node) -> ir.Node | None:
-    """Returned results do not count: onnxruntime does not look whether they are. Nor does what hands them on."""
-    while len(uses := list(node.outputs[0].uses())) == 1 and uses[0].node.graph is node.graph:
-        node = uses[0].node
-        if not is_wire(node):
-            return node
-    return None
+def _after_moves(value: ir.Value) -> ir.Node | None:
+    """What alone reads the elements of `value`; onnxruntime moves QuantizeLinear towards the product."""
+    node = only_use(value)
+    while is_op(node, *MOVING_OPS) and node is not None:
+        node = only_use(node.outputs[0])
+    return node
 
 
-def _weights(
-    node: ir.Node, bias: NDArray[np.float32] | None
-) -> tuple[NDArray[np.int8] | None, NDArray[np.float32], NDArray[np.int8] | None] | None:
-    """Weights as integers where they are floats, their scales and zero point. None where they stay what they are."""
-    maker = _maker(node.inputs[1])
-    if not is_op(maker, "DequantizeLinear"):
-        w = constant(node.inputs[1])
-        return None if w is None or w.dtype != np.float32 or not w.size else _in_bytes(w)
-    assert maker is not None
-    scale = constant(maker.inputs[1])
-    if scale is None or scale.dtype != np.float32 or bias is None or is_op(node, "MatMul"):
-        return None
-    if scale.size == 1:
-        return None, scale.reshape(()), None
-    rank = len(shape(node.inputs[1]) or (0,))  # type: ignore[arg-type]
-    expected = 0 if not is_op(node, "Gemm") or attribute(node, "transB", 0) else 1
-    if scale.shape != bias.shape or attribute(maker, "block_size", 0) or attribute(maker, "axis", 1) % rank != expected:
-        return None
-    return None, scale, None
+def _adds_a_row(node: ir.Node, columns: int) -> bool:
+    """Whether a Gemm turns and scales nothing, and adds at most one number for each column."""
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    turned = attribute(node, "transA", 0) or attribute(node, "transB", 0)
+    plain = attribute(node, "alpha", 1.0) == attribute(node, "beta", 1.0) == 1.0
+    return not turned and plain and (bias is None or shape(bias) == (columns,))
 
 
-def _in_bytes(w: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.int8]]:
-    """`w` as int8, of one scale and zero point, with which its range, to which 0 belongs, covers all bytes."""
-    low, high = min(w.min(), np.float32(0)), max(w.max(), np.float32(0))
-    scale = np.float32(1) if low == high else np.float32((high - low) / np.float32(255))
-    zero = np.rint(np.clip(np.float32(-128) - low / scale, -128, 127)).astype(np.int8)
-    steps = np.rint(w / scale) + np.float32(zero)
-    return np.clip(steps, -128, 127).astype(np.int8), np.array(scale), np.array(zero)
-
-
-def _dequantised(
-    graph: ir.Graph, before: ir.Node, arrays: dict[str, NDArray[np.generic] | None], **attrs: int
-) -> ir.Value:
-    """The DequantizeLinear of constants, by name: integers, scale and perhaps zero point."""
-    values = [new_constant(graph, name, array) for name, array in arrays.items() if array is not None]
-    out = ir.Value(name=None, shape=values[0].shape, type=ir.TensorType(ir.DataType.FLOAT))
-    node = ir.Node("", "DequantizeLinear", values, attributes(**attrs), outputs=[out])
-    graph.insert_before(before, node)
-    return out
+def _stays_float(node: ir.Node) -> bool:
+    """Whether what reads the result, or the result with a bias, keeps onnxruntime from it: a QuantizeLinear, or a Relu
+    or Clip alone that itself has one reader, which it takes for the end of a product of bytes.
+    """
+    assert node.inputs[0] is not None
+    y, flat = node.outputs[0], len(node.inputs[0].shape or ()) == 2
+    add = only_use(y)
+    bias = next((shape(v) for v in add.inputs if v is not None and v is not y), None) if is_op(add, "Add") else None  # type: ignore[union-attr]
+    if node.op_type == "MatMul" and bias is not None and y.shape is not None:
+        if flat and bias == (1, y.shape[-1]):
+            return True
+        if bias == (y.shape[-1],):
+            y = add.outputs[0]  # type: ignore[union-attr]
+    readers = [use.node for use in y.uses()]
+    if any(is_op(reader, "QuantizeLinear") for reader in [*readers, _after_moves(y)]):
+        return True
+    reshaped = not flat and y is not node.outputs[0]
+    if reshaped or len(readers) != 1 or not is_op(readers[0], "Relu", "Clip"):
+        return False
+    result = readers[0].outputs[0]
+    return len(result.uses()) == 1 and not result.is_graph_output()

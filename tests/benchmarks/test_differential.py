@@ -26,7 +26,7 @@ from benchmarks.differential.minimise import minimise
 from benchmarks.differential.net import Draw, Net, OracleError
 
 from celosia.compiler.cpu.ops import OPS
-from celosia.compiler.graph import weights
+from celosia.compiler.graph import float_weights
 from celosia.hw.config import PRESETS
 
 SEEDS, CHUNKS, EACH = (1, 2), 10, 15
@@ -178,8 +178,8 @@ def test_random_models_find_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_wrong_rewriting_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another range of weights: the compiler's own check starts behind it."""
-    right = weights._in_bytes
-    monkeypatch.setattr(weights, "_in_bytes", lambda w: right(w * np.float32(1.2)))
+    right = float_weights._in_bytes
+    monkeypatch.setattr(float_weights, "_in_bytes", lambda w: right(w * np.float32(1.2)))
     found = judge(of_text(FOUND["float weights and bias of a Conv between quantised tensors"]))
     assert found.what == WRONG and found.operators == ("Conv", "DequantizeLinear", "QuantizeLinear")
 

@@ -108,7 +108,8 @@ COMPUTE_WIDE = frozenset((
     "Celu", "HardSwish", "Pow", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceSum",
     "ReduceSumSquare", "ReduceProd", "LayerNormalization", "RMSNormalization", "InstanceNormalization",
     "GroupNormalization", "BatchNormalization", "MeanVarianceNormalization", "LpNormalization", "LRN", "Conv",
-    "ConvTranspose", "MatMul", "Gemm", "AveragePool", "GlobalAveragePool", "Resize", "LSTM", "GRU", "RNN",
+    "ConvTranspose", "MatMul", "MatMulNBits", "Gemm", "AveragePool", "GlobalAveragePool", "Resize", "LSTM", "GRU",
+    "RNN",
 ))  # fmt: skip
 """Operators that take several steps for a result: those of float16 are in float32, and the result is rounded once."""
 
