@@ -124,7 +124,10 @@ class Comparison:
             begin = self.original.stops(number, before)
             order, ends = self._order(name, begin)
             inside = [each for each in begin if each not in inputs]
-            if not ends or not inside:
+            read = {self.original.number.get(each) for unit in order for each in unit.inputs if each}
+            if not ends:  # what no unit reads may be what other tensors decide: t, where f(x, t(x)) is now g(x)
+                inside = [each for each in inside if each not in read]
+            if not inside:
                 return begin | {self.original.number[each] for each in ends}, order
             del before[max(inside)]
 
