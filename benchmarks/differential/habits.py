@@ -27,7 +27,7 @@ def habits(draw: Draw, model: onnx.ModelProto, feeds: list[dict[str, Array]], ma
     firsts = {value.type.tensor_type.shape.dim[0].dim_value for value in model.graph.input if _rank(value)}
     if may_open and len(firsts) == 1 and draw.chance(0.3):
         for value in (*model.graph.input, *model.graph.output):
-            if value.type.tensor_type.shape.dim:
+            if _rank(value) and value.type.tensor_type.shape.dim[0].dim_value in firsts:
                 value.type.tensor_type.shape.dim[0].dim_param = "n"
         del model.graph.value_info[:]
     return feeds

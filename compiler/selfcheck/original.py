@@ -74,12 +74,16 @@ class Original:
                     key = (node.domain, node.op_type, read, told, place, len(node.outputs), unlike)
                     self.makers.setdefault(numbered(out, key), node)
 
-    def stops(self, tensor: int, at: Mapping[int, Any]) -> set[int]:
-        """The tensors of `at` (and constants) that `tensor` is computed from."""
+    def stops(self, tensor: int, at: Mapping[int, Any], of_shapes: bool = True) -> set[int]:
+        """The tensors of `at` (and inputs) that `tensor` is computed from. of_shapes: also those of which only the shape
+        is read."""
         found: set[int] = set()
         waiting, seen = [tensor], {tensor}
         while waiting:
-            for each in self._operands(waiting.pop()):
+            made = waiting.pop()
+            if not of_shapes and made in self.makers and self.makers[made].op_type in ("Shape", "Size"):
+                continue
+            for each in self._operands(made):
                 if each in at or each in self.inputs:
                     found.add(each)
                 elif each not in seen and each not in self.constants:

@@ -116,7 +116,8 @@ class Comparison:
         """(The nearest tensors that decide on both sides what `name` is, the units between). Raises Unknown.
 
         Tensors that one side passes by are taken back, the last one first: a kernel may compute again what another unit
-        has made, and a wrong program reads what it should not. At the latest it is the model's inputs that decide.
+        has made, what was made twice may be made once, f(x, t(x)) may be g(x), and a wrong program reads what it should
+        not. At the latest it is the model's inputs that decide.
         """
         number, inputs = self.original.number[name], self.original.inputs
         before = dict(self._before(number))
@@ -125,11 +126,10 @@ class Comparison:
             order, ends = self._order(name, begin)
             inside = [each for each in begin if each not in inputs]
             read = {self.original.number.get(each) for unit in order for each in unit.inputs if each}
-            if not ends:  # what no unit reads may be what other tensors decide: t, where f(x, t(x)) is now g(x)
-                inside = [each for each in inside if each not in read]
-            if not inside:
+            unread = self.original.stops(number, before, of_shapes=False) - read
+            if not (ends or unread) or not inside:
                 return begin | {self.original.number[each] for each in ends}, order
-            del before[max(inside)]
+            del before[max(unread & {*inside} or inside)]
 
     def _before(self, number: int) -> Mapping[int, str]:
         return {each: name for each, name in self.shared.items() if each != number}

@@ -250,3 +250,11 @@ def test_what_is_no_number_becomes_any_byte() -> None:
         <float s = {0.05}, int8 z = {3}> {
             a = Sqrt(x) b = Neg(a) y = QuantizeLinear(b, s, z) c = Sigmoid(w) v = QuantizeLinear(c, s, z) }"""
     celosia.compile(onnx.parser.parse_model(text), "tiny")
+
+
+def test_what_is_made_twice_may_be_made_once() -> None:
+    text = """<ir_version: 9, opset_import: ["": 17]> g (float[3] x, int8[3] b) => (int8[9] y)
+        <float s = {0.05}, int8 z = {3}> {
+            c = Relu(x) d = Relu(c) e = QuantizeLinear(c, s, z) f = QuantizeLinear(d, s, z)
+            y = Concat<axis = 0>(b, f, e) }"""
+    celosia.compile(onnx.parser.parse_model(text), "tiny")
