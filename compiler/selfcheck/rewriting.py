@@ -129,7 +129,11 @@ class Comparison:
             unread = self.original.stops(number, before, of_shapes=False) - read
             if not (ends or unread) or not inside:
                 return begin | {self.original.number[each] for each in ends}, order
-            del before[max(unread & {*inside} or inside)]
+            gone = [max(unread.intersection(inside), default=max(inside))]
+            if not ends and unread.isdisjoint(inside):  # inputs that one side computes with: all that depends on them
+                gone = [each for each in inside if not unread.isdisjoint(self.original.stops(each, {}))] or gone
+            for each in gone:
+                del before[each]
 
     def _before(self, number: int) -> Mapping[int, str]:
         return {each: name for each, name in self.shared.items() if each != number}
@@ -335,8 +339,9 @@ def _random_input(value: ir.Value, rng: np.random.Generator) -> Any:
         scale = constant(node.inputs[1]) if is_op(node, "QuantizeLinear") and node.inputs[0] is value else None
         if scale is not None and scale.size == 1:
             zero = constant(node.inputs[2]) if len(node.inputs) > 2 else None
-            steps = rng.integers(0, 256, dims) - (0 if zero is None else int(zero.reshape(-1)[0]))
-            steps = steps - (128 if zero is not None and zero.dtype == np.int8 else 0)
+            limits = np.iinfo(np.uint8 if zero is None else zero.dtype)
+            steps = rng.integers(limits.min, limits.max, dims, endpoint=True)
+            steps = steps - (0 if zero is None else int(zero.reshape(-1)[0]))
             whole = float(scale.reshape(-1)[0]) * (steps + rng.uniform(-0.4, 0.4, dims))
             break
     return whole.astype(kind)

@@ -253,8 +253,8 @@ def test_what_is_no_number_becomes_any_byte() -> None:
 
 
 def test_what_is_made_twice_may_be_made_once() -> None:
-    text = """<ir_version: 9, opset_import: ["": 17]> g (float[3] x, int8[3] b) => (int8[9] y)
-        <float s = {0.05}, int8 z = {3}> {
-            c = Relu(x) d = Relu(c) e = QuantizeLinear(c, s, z) f = QuantizeLinear(d, s, z)
-            y = Concat<axis = 0>(b, f, e) }"""
+    text = """<ir_version: 9, opset_import: ["": 17, "com.microsoft": 1]> g (float[1, 1, 3] x) => (int8[1, 1, 9] y)
+        <float s = {0.003}, int8 z = {-128}> {
+            a = Relu(x) b = Elu(a) c = Relu(a) d = QuantizeLinear(a, s, z) e = QuantizeLinear(b, s, z)
+            f = QuantizeLinear(c, s, z) y = com.microsoft.QLinearConcat<axis = -1>(s, z, e, s, z, f, s, z, d, s, z) }"""
     celosia.compile(onnx.parser.parse_model(text), "tiny")
