@@ -148,6 +148,8 @@ def binary(net: Net) -> list[str]:
     op = draw.choice(("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Max", "Min", "PRelu"))
     dtype = draw.choice(("float32", "float32", "float32", "float64", "int32", "int64", "float16", "int8", "uint8"))
     left, right = _pair(draw)
+    if op == "PRelu":  # whose slope is broadcast to the other, and not the other way
+        right = _broadcast(draw, left)
     a, b = draw.array(dtype, left, 2.0), draw.array(dtype, right, 2.0)
     attrs = {}
     if op in ("Div", "Mod"):

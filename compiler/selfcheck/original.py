@@ -75,8 +75,8 @@ class Original:
                     self.makers.setdefault(numbered(out, key), node)
 
     def stops(self, tensor: int, at: Mapping[int, Any], of_shapes: bool = True) -> set[int]:
-        """The tensors of `at` (and inputs) that `tensor` is computed from. of_shapes: also those of which only the shape
-        is read."""
+        """The tensors of `at` (and inputs) that `tensor` is computed from. of_shapes: also those of which only the
+        shape is read."""
         found: set[int] = set()
         waiting, seen = [tensor], {tensor}
         while waiting:
