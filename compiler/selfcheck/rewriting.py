@@ -105,7 +105,12 @@ class Comparison:
         begin, order = self._between(name)
         given = {each: self._value(each) for each in begin}
         slack = max((_slack(node) for unit in order for node in unit.nodes), default=0.0)
-        low, high = self.original.compute(number, {each: (value, value) for each, value in given.items()}, slack)
+        known = {each: (value, value) for each, value in given.items()}
+        low, high = self.original.compute(number, known, slack)
+        for out in (node.outputs[0] for unit in order for node in unit.nodes if is_op(node, "QLinearSoftmax")):
+            largest = known.get(self.original.number.get(out.name or "", -1), (low, high))[1]
+            if out.dtype == ir.DataType.UINT8 and np.any(largest == 255):
+                raise Unknown  # which may be 256, and wraps, as onnxruntime's
         try:
             found = self._made(name, order, given)
         except (HostError, Unsupported, ValueError) as error:

@@ -258,3 +258,12 @@ def test_what_is_made_twice_may_be_made_once() -> None:
             a = Relu(x) b = Elu(a) c = Relu(a) d = QuantizeLinear(a, s, z) e = QuantizeLinear(b, s, z)
             f = QuantizeLinear(c, s, z) y = com.microsoft.QLinearConcat<axis = -1>(s, z, e, s, z, f, s, z, d, s, z) }"""
     celosia.compile(onnx.parser.parse_model(text), "tiny")
+
+
+def test_a_softmax_of_bytes_may_wrap() -> None:
+    """Of one element it is 1, which is 256 steps, as in onnxruntime."""
+    text = """<ir_version: 9, opset_import: ["": 17]> g (float[3, 1] x) => (float[3, 1] y)
+        <float s = {0.05}, uint8 z = {3}, float t = {0.00390625}, uint8 u = {0}> {
+            a = QuantizeLinear(x, s, z) b = DequantizeLinear(a, s, z) c = Softmax(b) d = QuantizeLinear(c, t, u)
+            y = DequantizeLinear(d, t, u) }"""
+    celosia.compile(onnx.parser.parse_model(text), "tiny")
