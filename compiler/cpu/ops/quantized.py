@@ -297,6 +297,10 @@ def qlinear_concat(node: Node) -> Tensor:
 
 @op("QLinearGlobalAveragePool")
 def qlinear_global_average_pool(node: Node) -> Tensor:
+    return global_average(node)
+
+
+def global_average(node: Node) -> Tensor:
     x = node.input(0)
     if node.attrs.get("channels_last", 0):
         raise node.fail("channels_last")
@@ -342,7 +346,7 @@ def qlinear_average_pool(node: Node) -> Tensor:
         raise node.fail("channels_last")
     window = SlidingWindow.of(node, x.shape[2:])
     if window.whole:
-        return qlinear_global_average_pool(node)
+        return global_average(node)
     p = window.padded(x, wrap(0, F32), lambda v: dequantized(node, v))
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
     sy, zy = node.scalar(3, F32), node.scalar(4, F32)
