@@ -9,6 +9,7 @@ import numpy as np
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import Array, Node, Shape, at, op, reshaped
+from celosia.compiler.cpu.runtime.slices import taken
 from celosia.compiler.cpu.types import ONNX_TYPES
 from celosia.compiler.expr import INDEX, Expr, Tensor, select, wrap
 
@@ -107,9 +108,12 @@ def slice_(node: Node) -> Tensor:
     steps = node.ints("steps", 4) or [1] * len(starts)
     ranges = [range(n) for n in x.shape]
     for start, end, axis, step in zip(starts, ends, axes, steps):
-        if step == 0:
-            raise node.fail("a step is 0")
-        ranges[axis] = range(x.shape[axis])[slice(start, end if end > -(1 << 62) else None, step)]
+        if not -len(ranges) <= axis < len(ranges):
+            raise node.fail(f"axis {axis} of {len(ranges)} dimensions")
+        try:
+            ranges[axis] = taken(x.shape[axis], start, end, step)
+        except ValueError as e:
+            raise node.fail(str(e)) from e
     return T.compute(
         tuple(len(r) for r in ranges),
         lambda *index: x[tuple(i * r.step + r.start for i, r in zip(index, ranges))],

@@ -13,6 +13,7 @@ import numpy as np
 
 from celosia.compiler.cpu.runtime.hostops.registry import HOST, Array, Function, Value, int_list, numpy_type
 from celosia.compiler.cpu.runtime.op import HostOp, check_size
+from celosia.compiler.cpu.runtime.slices import taken
 
 PLAIN = frozenset(
     ["float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"]
@@ -210,12 +211,10 @@ def slice_(
     by = [1] * len(first) if steps is None else int_list(steps)
     parts = [slice(None)] * x.ndim
     for axis, start, end, step in zip(along, first, last, by):
-        if not step:
-            raise op.fail("a step is 0")
         if not -x.ndim <= axis < x.ndim:
             raise op.fail(f"axis {axis} of {x.ndim} dimensions")
-        before_all = step < 0 and end < -x.shape[axis]  # for Python, a negative end counts from the other side
-        parts[axis] = slice(start, None if before_all else end, step)
+        places = taken(x.shape[axis], start, end, step)
+        parts[axis] = slice(places.start, places.stop if places.stop >= 0 else None, step) if places else slice(0)
     return x[tuple(parts)]
 
 
