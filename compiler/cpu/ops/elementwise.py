@@ -129,6 +129,9 @@ def power(x: Expr, y: Expr) -> Expr:
 
 def modulo(x: Expr, y: Expr, fmod: bool) -> Expr:
     """The remainder with the sign of the divisor, or, for fmod, of the dividend."""
+    if fmod and is_float(x.dtype):
+        rest = T.binary("mod", call("abs", x), call("abs", y))
+        return select(x < 0, -rest, rest)
     rest = T.binary("mod", x, y)
     if not fmod or x.dtype.startswith("uint"):
         return rest
@@ -201,9 +204,10 @@ def clip(node: Node) -> Tensor:
     ]
 
     def body(value: Expr) -> Expr:
-        if bounds[0] is not None:
-            value = T.maximum(value, bounds[0])
-        return value if bounds[1] is None else T.minimum(value, bounds[1])
+        low, high = bounds  # of which a NaN bounds nothing
+        if low is not None:
+            value = select(value < low, low, value)
+        return value if high is None else select(high < value, high, value)
 
     return node.elementwise(body, x)
 

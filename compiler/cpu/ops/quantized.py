@@ -83,7 +83,8 @@ def dynamic_quantize_linear(node: Node) -> list[Tensor]:
     x = node.input(0)
     axes = range(len(x.shape))
     low, high = reduced(x, axes, False, T.min, "low"), reduced(x, axes, False, T.max, "high")
-    scale = T.compute((), lambda: (T.maximum(high[()], 0) - T.minimum(low[()], 0)) / wrap(255.0, F32), "scale")
+    reach = T.compute((), lambda: T.maximum(high[()], 0) - T.minimum(low[()], 0), "reach")
+    scale = T.compute((), lambda: select(T.equal(reach[()], 0), 1, reach[()] / wrap(255.0, F32)), "scale")
     zero = T.compute((), lambda: saturate(round_even(-T.minimum(low[()], 0) / scale[()]), "uint8"), "zero")
     y = T.compute(x.shape, lambda *i: quantize(x[i], scale[()], zero[()], "uint8"), "quantize")
     return [y, scale, zero][: node.outputs]

@@ -48,21 +48,22 @@ REDUCTIONS: dict[str, tuple[str, Callable[[Expr], Expr], Callable[[Expr, int], E
     "ReduceLogSum": ("sum", lambda x: x, lambda y, n: call("log", y)),
 }
 """How elements are combined, what of each is, and what the result is of them and of their number."""
-OF_FLOATS = ("ReduceL2", "ReduceLogSum", "ReduceLogSumExp")
-"""Reductions that compute with integers in float64."""
+EXTREMES = ("ReduceMax", "ReduceMin")
+"""Reductions that compute with integers as such. The others do so in float64."""
 
 
 @op(*REDUCTIONS, "ReduceLogSumExp")
 def reduce(node: Node) -> Tensor:
     x = node.input(0)
-    if node.op in OF_FLOATS and not is_float(x.dtype):
-        y = _reduced(node, node.elementwise(lambda v: v.astype("float64"), x))
-        least = wrap(limits(x.dtype)[0], x.dtype)  # the logarithm of less than nothing
-        return node.elementwise(lambda v: select(call("isnan", v), least, v.astype(x.dtype)), y)
-    return _reduced(node, x)
+    if node.op in EXTREMES or is_float(x.dtype):
+        return _reduced(node, x)
+    y = _reduced(node, node.elementwise(lambda v: v.astype("float64"), x), cut=lambda v: call("floor", v))
+    least = wrap(limits(x.dtype)[0], x.dtype)  # the logarithm of less than nothing
+    return node.elementwise(lambda v: select(call("isnan", v), least, v.astype(x.dtype)), y)
 
 
-def _reduced(node: Node, x: Tensor) -> Tensor:
+def _reduced(node: Node, x: Tensor, cut: Callable[[Expr], Expr] = lambda v: v) -> Tensor:
+    """cut: to whole numbers, those of integers between the steps of a ReduceLogSumExp, as onnxruntime does."""
     rank = len(x.shape)
     axes = node.ints("axes", 1)
     noop = not axes and node.attrs.get("noop_with_empty_axes", 0)  # each element alone is reduced
@@ -70,7 +71,7 @@ def _reduced(node: Node, x: Tensor) -> Tensor:
     keep = node.attrs.get("keepdims", 1) == 1
     count = prod(x.shape[d] for d in axes)
     if node.op == "ReduceLogSumExp":
-        return x if not axes else _log_sum_exp(x, axes, keep)
+        return x if not axes else _log_sum_exp(x, axes, keep, cut)
     kind, before, after = REDUCTIONS[node.op]
     if not axes:
         return node.elementwise(lambda v: after(before(v), count), x)
@@ -78,11 +79,11 @@ def _reduced(node: Node, x: Tensor) -> Tensor:
     return reduced(x, axes, keep, lambda v, ks: after(reducer(before(v), ks), count), node.op.lower())
 
 
-def _log_sum_exp(x: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
+def _log_sum_exp(x: Tensor, axes: Sequence[int], keep: bool, cut: Callable[[Expr], Expr]) -> Tensor:
     m = reduced(x, axes, True, T.max, "max")
-    s = reduced(x, axes, keep, T.sum, "sum", lambda i: call("exp", x[i] - at(m, i)))
+    s = reduced(x, axes, keep, T.sum, "sum", lambda i: cut(call("exp", x[i] - at(m, i))))
     shift = reduced(x, axes, keep, T.max, "max")
-    return T.compute(s.shape, lambda *i: call("log", s[i]) + shift[i], "logsumexp")
+    return T.compute(s.shape, lambda *i: cut(call("log", s[i])) + shift[i], "logsumexp")
 
 
 @op("ArgMax", "ArgMin")

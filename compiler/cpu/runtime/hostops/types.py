@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ def convert(op: HostOp, x: Array, kind: np.dtype[Any]) -> Array:
     if kind.kind == "O":
         return np.array([_text(value) for value in x.reshape(-1)], object).reshape(x.shape)
     if x.dtype.kind == "O":
-        x = np.array([_number(value) for value in x.reshape(-1)], np.float64).reshape(x.shape)
+        return _numbers(op, x, kind)
     if kind == x.dtype:
         return x
     if kind.kind == "b":
@@ -76,16 +77,48 @@ def _text(value: Any) -> str:
         return "1" if value else "0"
     if isinstance(value, (int, str, np.integer)):
         return str(value)
-    number = np.float32(value) if np.asarray(value).dtype.itemsize < 4 else value
+    number = float(value)
     if np.isnan(number):
         return "NaN"
     if np.isinf(number):
         return "INF" if number > 0 else "-INF"
-    return str(number)
+    return f"{number:.8g}"
 
 
-def _number(text: Any) -> float:
-    return float(str(text).strip().replace("INF", "inf"))
+_WHOLE = re.compile(r"\s*([+-]?\d+)", re.ASCII)
+_REAL = re.compile(r"\s*([+-]?)(0x[\da-f]+(?:\.[\da-f]*)?(?:p[+-]?\d+)?|inf|nan|(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)", re.I | re.A)
+
+
+def _numbers(op: HostOp, texts: Array, kind: np.dtype[Any]) -> Array:
+    """The number at the beginning of each text, as C reads it: hexadecimal, too, where it is a float."""
+    if kind.kind == "O":
+        return texts
+    found = [(_real if is_float(kind) else _whole)(op, str(text), kind) for text in texts.reshape(-1)]
+    return np.array(found, np.float64 if is_float(kind) else object).astype(kind).reshape(texts.shape)
+
+
+def _whole(op: HostOp, text: str, kind: np.dtype[Any]) -> int:
+    """As a number of 64 bits of which the type keeps the lowest."""
+    match = _WHOLE.match(text)
+    if match is None or not -(2**63) <= int(match[1]) < 2 ** (64 if kind == np.uint64 else 63):
+        raise op.fail(f"{text[:40]!r} is no integer of 64 bits")
+    if kind.kind == "b":
+        return int(int(match[1]) != 0)
+    size = 8 * kind.itemsize
+    low = int(match[1]) % 2**size
+    return low - 2**size if kind.kind == "i" and low >= 2 ** (size - 1) else low
+
+
+def _real(op: HostOp, text: str, kind: np.dtype[Any]) -> float:
+    match = _REAL.match(text)
+    if match is None:
+        raise op.fail(f"{text[:40]!r} is no number")
+    read = float.fromhex if match[2][:2] in ("0x", "0X") else float
+    value = read(match[1] + match[2])
+    top = np.finfo(np.float64 if kind.itemsize == 8 else np.float32).max
+    if abs(value) > top and match[2].lower() != "inf":
+        raise op.fail(f"{text[:40]!r} is beyond the numbers of {kind}")
+    return value
 
 
 @host("BitCast")
