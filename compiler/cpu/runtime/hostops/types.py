@@ -86,7 +86,9 @@ def _text(value: Any) -> str:
 
 
 _WHOLE = re.compile(r"\s*([+-]?\d+)", re.ASCII)
-_REAL = re.compile(r"\s*([+-]?)(0x[\da-f]+(?:\.[\da-f]*)?(?:p[+-]?\d+)?|inf|nan|(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)", re.I | re.A)
+_REAL = re.compile(
+    r"\s*([+-]?)(0x[\da-f]+(?:\.[\da-f]*)?(?:p[+-]?\d+)?|inf|nan|(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)", re.I | re.A
+)
 
 
 def _numbers(op: HostOp, texts: Array, kind: np.dtype[Any]) -> Array:
