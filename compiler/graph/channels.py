@@ -58,7 +58,9 @@ def _chain(value: ir.Value, graph: ir.Graph) -> Iterator[ir.Node]:
         nodes.append(node)
         if is_op(node, "Table") and node.inputs[0] is not None:
             value = node.inputs[0]
-        elif is_op(node, "QLinearConv") and attribute(node, "group", 1) == 1:
+        elif (
+            is_op(node, "QLinearConv") and attribute(node, "group", 1) == 1 and not attribute(node, "channels_last", 0)
+        ):
             if all(constant(each) is not None for each in node.inputs[WEIGHTS:] if each is not None):
                 yield from nodes
             return

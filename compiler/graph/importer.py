@@ -152,7 +152,7 @@ def _with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     drawn = onnx.ModelProto()
     drawn.CopyFrom(proto)
     for node in drawn.graph.node:
-        if node.domain == "com.microsoft" and node.op_type in _STAND_INS:
+        if node.domain == "com.microsoft" and node.op_type in _STAND_INS and not _channels_last(node):
             _stand_in(node)
     declared = {value.name: value for value in (*proto.graph.value_info, *proto.graph.output)}
     outputs = [value.name for value in proto.graph.output]
@@ -180,11 +180,19 @@ def _is_whole(kind: onnx.TypeProto) -> bool:
     return known and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
 
 
+CHANNELS_LAST = "channels_last"
+"""An attribute of onnxruntime's operators that ONNX's do not have."""
+
+
+def _channels_last(node: onnx.NodeProto) -> bool:
+    return any(attr.name == CHANNELS_LAST and attr.i for attr in node.attribute)
+
+
 def _stand_in(node: onnx.NodeProto) -> None:
     op, chosen = _STAND_INS[node.op_type]
     names = list(node.input)
     kept = names[chosen] if isinstance(chosen, slice) else [names[i] for i in chosen if i < len(names)]
-    attrs = [attr for attr in node.attribute if attr.name not in ("channels_last", "opset") and op != "Identity"]
+    attrs = [attr for attr in node.attribute if attr.name not in (CHANNELS_LAST, "opset") and op != "Identity"]
     node.op_type, node.domain = op, ""
     del node.input[:], node.attribute[:]
     node.input.extend(kept)

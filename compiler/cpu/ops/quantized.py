@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -93,6 +95,21 @@ def dynamic_quantize_linear(node: Node) -> list[Tensor]:
 # Convolution and matrix products: inputs x, sx, zx, w, sw, zw, sy, zy, ...
 
 
+def with_channels_last(build: Callable[[Node], Tensor]) -> Callable[[Node], Tensor]:
+    """A builder whose images may have their channels innermost, which the attribute channels_last says."""
+
+    def built(node: Node) -> Tensor:
+        if not node.attrs.get("channels_last", 0):
+            return build(node)
+        x = node.input(0)
+        moved = T.compute((x.shape[0], x.shape[-1], *x.shape[1:-1]), lambda n, c, *i: x[(n, *i, c)], "channels_first")
+        attrs = {name: value for name, value in node.attrs.items() if name != "channels_last"}
+        y = build(replace(node, attrs=attrs, inputs=(moved, *node.inputs[1:])))
+        return T.compute((y.shape[0], *y.shape[2:], y.shape[1]), lambda n, *i: y[(n, i[-1], *i[:-1])], "channels_last")
+
+    return built
+
+
 def _eight_bits(*tensors: Tensor) -> str:
     """The type of the last one. TypeError where they are not all of 8 bits; they may differ in their sign."""
     for tensor in tensors:
@@ -102,11 +119,10 @@ def _eight_bits(*tensors: Tensor) -> str:
 
 
 @op("QLinearConv")
+@with_channels_last
 def qlinear_conv(node: Node) -> Tensor:
     """onnxruntime's form and rounding: y = clip(rne(f32(acc + bias) * ((sx * sw) / sy)) + zy)."""
     x, w = node.input(0), node.input(3)
-    if node.attrs.get("channels_last", 0):
-        raise node.fail("channels_last")
     sx, sw = node.scalar(1, F32), node.input(4)
     sy, kind = node.scalar(6, F32), _eight_bits(x, w, node.input(7))
     zy = node.scalar(7, kind)
@@ -298,10 +314,9 @@ def qlinear_concat(node: Node) -> Tensor:
 
 
 @op("QLinearGlobalAveragePool")
+@with_channels_last
 def qlinear_global_average_pool(node: Node) -> Tensor:
     x = node.input(0)
-    if node.attrs.get("channels_last", 0):
-        raise node.fail("channels_last")
     zx, count = node.scalar(2, "int32"), prod(x.shape[2:])
     scale = node.scalar(1, F32) / (node.scalar(3, F32) * float(count))
 
@@ -337,11 +352,10 @@ def table(node: Node) -> Tensor:
 
 
 @op("QLinearAveragePool")
+@with_channels_last
 def qlinear_average_pool(node: Node) -> Tensor:
     """In floats, added in the order of the elements."""
     x = node.input(0)
-    if node.attrs.get("channels_last", 0):
-        raise node.fail("channels_last")
     window = SlidingWindow.of(node, x.shape[2:], tuple(int(k) for k in node.attrs["kernel_shape"]))
     p = window.padded(x, wrap(0, F32), lambda v: dequantized(node, v))
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))

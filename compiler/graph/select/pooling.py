@@ -23,8 +23,6 @@ def average(p: Placement, node: ir.Node) -> None:
     value, y = node.inputs[0], node.outputs[0]
     assert value is not None
     form, y_form = natural_form(value), natural_form(y)
-    if attribute(node, "channels_last", 0):
-        raise OnCpu("channels last; export it as NCHW")
     if node.op_type == "QLinearAveragePool":
         window = window_of(node, form, attribute(node, "kernel_shape"))
     else:
