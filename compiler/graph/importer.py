@@ -63,12 +63,33 @@ def imported(proto: onnx.ModelProto, origin: Origin) -> ir.Model:
         raise ModelError(f"{origin} holds shapes that take too much memory to infer") from None
     except Exception as error:  # onnx raises several unrelated classes for a broken model
         raise ModelError(f"{origin} is not a valid ONNX model: {_first_line(error)}") from None
+    for node in model.graph:
+        if node.op_type == "Loop" or (node.op_type == "Scan" and model.graph.opset_imports.get("", 9) >= 9):
+            _type_scanned(node)
     for value in model.graph.outputs:
         if value.type is None:  # a pass finds out, from the operator that makes it
             value.type = ir.TensorType(ir.DataType.UNDEFINED)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     common.RemoveUnusedNodesPass()(model)
     return model
+
+
+def _type_scanned(node: ir.Node) -> None:
+    """What the body returns in each step is of the type of the node's outputs, which inference knows, without an axis.
+
+    A run without steps returns nothing of that type.
+    """
+    body = node.attributes["body"].as_graph()
+    axes = node.attributes["scan_output_axes"].as_ints() if "scan_output_axes" in node.attributes else ()
+    states = len(node.inputs) - (2 if node.op_type == "Loop" else node.attributes["num_scan_inputs"].as_int())
+    scanned = body.outputs[states + (node.op_type == "Loop") :]
+    for value, returned, axis in zip(node.outputs[states:], scanned, [*axes, *([0] * len(scanned))]):
+        if isinstance(value.type, ir.TensorType):
+            returned.type = ir.TensorType(value.type.dtype)
+        if value.shape is not None and -len(value.shape) <= axis < len(value.shape):
+            sizes = list(value.shape)
+            del sizes[axis]
+            returned.shape = ir.Shape(sizes)
 
 
 INFERENCE_BYTES = 1 << 29

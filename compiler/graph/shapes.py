@@ -17,7 +17,7 @@ from celosia.compiler.cpu.runtime.op import DOMAINS, bodies
 from celosia.compiler.cpu.types import TYPES
 from celosia.compiler.expr import placeholder
 from celosia.compiler.graph.custom import custom, infer_custom
-from celosia.compiler.graph.values import constant, shape
+from celosia.compiler.graph.values import attribute, constant, is_op, shape
 
 UNKNOWN = (None, ir.DataType.UNDEFINED)
 
@@ -34,6 +34,8 @@ def infer(node: ir.Node, opset: int) -> None:
         return
     if (op := custom(node)) is not None:
         return infer_custom(node, op)
+    if is_op(node, "GatherBlockQuantized"):
+        return _infer_gathered(node)
     if node.domain not in DOMAINS or node.op_type not in OPS:
         return
     inputs, values = [], []
@@ -55,3 +57,16 @@ def infer(node: ir.Node, opset: int) -> None:
     for value, tensor in zip(node.outputs, built):
         value.shape = ir.Shape(tensor.shape)
         value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(tensor.dtype)))
+
+
+def _infer_gathered(node: ir.Node) -> None:
+    """Of GatherBlockQuantized, which is no tensor expression: its numbers may have fewer bits than kernels know."""
+    x, indices, scales = (None if value is None else shape(value) for value in node.inputs[:3])
+    if x is None or indices is None or scales is None:
+        return
+    along, bits = attribute(node, "gather_axis", 0) % len(x), attribute(node, "bits", 4)
+    sizes = list(x)
+    if node.inputs[0].dtype == ir.DataType.UINT8:  # type: ignore[union-attr]
+        sizes[-1] *= 8 // bits
+    node.outputs[0].shape = ir.Shape((*sizes[:along], *indices, *sizes[along + 1 :]))
+    node.outputs[0].type = ir.TensorType(node.inputs[2].dtype)  # type: ignore[union-attr, arg-type]

@@ -172,3 +172,44 @@ def dequantize(op: HostOp, x: Array, scale: Array, zero: Array | None = None) ->
     if zero is not None:
         y = y - _along(zero, x, axis, block).astype(np.float32)
     return (y * _along(scale, x, axis, block).astype(np.float32)).astype(kind)
+
+
+@host("GatherBlockQuantized", domain="com.microsoft")
+def gather_block_quantised(op: HostOp, x: Array, indices: Array, scales: Array, zeros: Array | None = None) -> Array:
+    """Elements of x, in blocks with a scale and a zero point each; nothing, 0, where an index is outside.
+
+    Bytes hold one number of 8 bits, or several smaller ones side by side in the last axis, the low bits first.
+    """
+    bits = op.attr("bits", 4) if x.dtype == np.uint8 else 8
+    along, across = op.attr("gather_axis", 0) % x.ndim, op.attr("quantize_axis", 1) % x.ndim
+    size = op.attr("block_size", 128)
+    if bits not in (2, 4, 8) or size < 1 or is_float(x.dtype):
+        raise op.fail(f"blocks of {size} numbers of {bits} bits of {x.dtype}")
+    chosen = np.where(indices < 0, indices + x.shape[along], indices).astype(np.int64)
+    inside = (chosen >= 0) & (chosen < x.shape[along])
+    chosen = np.where(inside, chosen, 0)
+    blocks = chosen // size if along == across else chosen
+    y = _numbers_of_bits(np.take(x, chosen, along), bits)
+    axis = across if across < along else across + indices.ndim - 1
+
+    def of_each(values: Array) -> Array:
+        """What blocks have, for each of their elements."""
+        values = np.take(values, blocks, along)
+        if along == across:
+            return values
+        return np.take(values, np.arange(y.shape[axis]) // size, axis)
+
+    level = y.astype(np.int32) - (1 << (bits - 1) if x.dtype == np.uint8 else 0)
+    if zeros is not None:
+        level = y.astype(np.int32) - of_each(_numbers_of_bits(zeros, bits)).astype(np.int32)
+    real = level.astype(np.float32) * of_each(scales).astype(np.float32)
+    seen = inside.reshape((1,) * along + inside.shape + (1,) * (x.ndim - along - 1))
+    return np.where(seen, real, 0).astype(scales.dtype)
+
+
+def _numbers_of_bits(x: Array, bits: int) -> Array:
+    """The numbers that bytes hold along the last axis."""
+    if bits == 8:
+        return x
+    parts = x[..., None] >> np.arange(0, 8, bits, dtype=np.uint8) & np.uint8((1 << bits) - 1)
+    return parts.reshape(*x.shape[:-1], -1)
