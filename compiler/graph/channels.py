@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.runtime.slices import taken
+from celosia.compiler.cpu.runtime.sizes import taken
 from celosia.compiler.graph.values import attribute, constant, is_op, new_constant, replace_by, shape
 
 Order = NDArray[np.int64]

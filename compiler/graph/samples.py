@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from celosia.compiler.cpu.parse import parse
 from celosia.compiler.cpu.runtime.op import DOMAINS, bodies
-from celosia.compiler.cpu.runtime.slices import taken
+from celosia.compiler.cpu.runtime.sizes import taken
 from celosia.compiler.graph.values import captured, constant, shape
 
 COUNT = "N"

@@ -62,9 +62,10 @@ def infer(node: ir.Node, opset: int) -> None:
 def _infer_gathered(node: ir.Node) -> None:
     """Of GatherBlockQuantized, which is no tensor expression: its numbers may have fewer bits than kernels know."""
     x, indices, scales = (None if value is None else shape(value) for value in node.inputs[:3])
-    if x is None or indices is None or scales is None:
+    bits = attribute(node, "bits", 4)
+    if not x or indices is None or scales is None or bits not in (2, 4, 8):
         return
-    along, bits = attribute(node, "gather_axis", 0) % len(x), attribute(node, "bits", 4)
+    along = attribute(node, "gather_axis", 0) % len(x)
     sizes = list(x)
     if node.inputs[0].dtype == ir.DataType.UINT8:  # type: ignore[union-attr]
         sizes[-1] *= 8 // bits

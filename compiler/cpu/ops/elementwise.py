@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import OPS, Node, Unsupported, at, op
+from celosia.compiler.cpu.runtime.sizes import broadcast
 from celosia.compiler.cpu.types import ONNX_TYPES
 from celosia.compiler.expr import Expr, Tensor, call, is_float, select, wrap
 
@@ -165,7 +164,7 @@ BINARY: dict[str, Callable[[Expr, Expr, Attrs], Expr]] = {
 def _binary(node: Node) -> Tensor:
     exponent = node.values[1] if node.op == "Pow" else None
     if exponent is not None and exponent.size == 1 and is_float(node.input(0).dtype):
-        x, shape = node.input(0), np.broadcast_shapes(node.input(0).shape, exponent.shape)
+        x, shape = node.input(0), broadcast(node.input(0).shape, exponent.shape)
         if float(exponent.reshape(())) == 2:
             return T.compute(shape, lambda *i: at(x, i) * at(x, i), "square")
         if float(exponent.reshape(())) == 0.5:

@@ -9,7 +9,7 @@ import numpy as np
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import Array, Node, Shape, at, op, reshaped
-from celosia.compiler.cpu.runtime.slices import taken
+from celosia.compiler.cpu.runtime.sizes import broadcast, taken
 from celosia.compiler.cpu.types import ONNX_TYPES
 from celosia.compiler.expr import INDEX, Expr, Tensor, select, wrap
 
@@ -257,7 +257,7 @@ def gather_nd(node: Node) -> Tensor:
 def expand(node: Node) -> Tensor:
     x = node.input(0)
     try:
-        shape = np.broadcast_shapes(x.shape, tuple(int(v) for v in node.constant(1, "shape")))
+        shape = broadcast(x.shape, tuple(int(v) for v in node.constant(1, "shape")))
     except ValueError as e:
         raise node.fail(str(e)) from e
     return T.compute(shape, lambda *i: at(x, i), "expand")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from celosia.compiler.cpu.ops import VIEWS
-from celosia.compiler.cpu.runtime.slices import taken
+from celosia.compiler.cpu.runtime.sizes import taken
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
 from celosia.compiler.graph.select.parameters import flattens, has_fixed_matrix, image_axes
 from celosia.compiler.graph.select.placement import Placement

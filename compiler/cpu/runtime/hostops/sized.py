@@ -13,7 +13,7 @@ import numpy as np
 
 from celosia.compiler.cpu.runtime.hostops.registry import HOST, Array, Function, Value, int_list, numpy_type
 from celosia.compiler.cpu.runtime.op import HostOp, check_size
-from celosia.compiler.cpu.runtime.slices import taken
+from celosia.compiler.cpu.runtime.sizes import broadcast, taken
 
 PLAIN = frozenset(
     ["float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"]
@@ -174,7 +174,7 @@ def transpose(op: HostOp, x: Array) -> Any:
 
 @sized("Expand", since=8)
 def expand(op: HostOp, x: Array, shape: Array) -> Any:
-    wanted = np.broadcast_shapes(x.shape, tuple(int_list(shape)))
+    wanted = broadcast(x.shape, tuple(int_list(shape)))
     check_size(int(np.prod(wanted, dtype=np.float64)) * x.itemsize, f"{op.label}: its output {list(wanted)}")
     return np.broadcast_to(x, wanted)
 

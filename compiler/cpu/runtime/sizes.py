@@ -1,6 +1,8 @@
-"""The meaning of Slice, which is not quite Python's."""
+"""Sizes of results, where Python or numpy mean or know something else: of Slice, and of broadcasting."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 FOREVER = (2**31 - 1, 2**63 - 1)
 """Ends that stand for the end of an axis of any size; backwards, that is before its first element."""
@@ -21,3 +23,17 @@ def taken(size: int, start: int, end: int, step: int) -> range:
     if end in FOREVER:
         last = low if step < 0 else high
     return range(min(max(first, 0), high), min(max(last, low), size), step)
+
+
+def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """The shape of what is computed of arrays of these shapes, of any number of dimensions. ValueError where none is.
+
+    >>> broadcast((3, 1), (4,), ())
+    (3, 4)
+    """
+    rank = max(map(len, shapes), default=0)
+    wide = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+    result = tuple(next((size for size in sizes if size != 1), 1) for sizes in zip(*wide))
+    if any(size not in (1, wanted) for shape in wide for size, wanted in zip(shape, result)):
+        raise ValueError(f"shapes {[list(shape) for shape in shapes]} do not broadcast")
+    return result
