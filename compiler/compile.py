@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 
 from celosia.compiler.assemble import Assembler
 from celosia.compiler.cpu.llvm import link_library
@@ -164,10 +165,10 @@ def _compile(
     found = specialise(source, shapes, cfg.batch)
     model = found.graph
     require_memory(model)
-    macs = total_macs(model.graph)  # before passes put other operators in their places
     say("graph passes")
     kept = Kept(model, keep)
-    passes = PASSES.run(model, kept.watched(watch))
+    macs: list[int] = []
+    passes = PASSES.run(model, _counting(macs, kept.watched(watch)))
     require_memory(model)
     say("placing operators")
     refused = {} if accelerator else dict.fromkeys(model.graph, "compiled for the CPU alone")
@@ -196,11 +197,23 @@ def _compile(
     program.outputs, program.kept = program.outputs[: kept.outputs], program.outputs[kept.outputs :]
     program.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
     program.batched = found.batched
-    program.macs_total = macs
+    program.macs_total = sum(macs)
     program.passes = passes
     program.schedules = schedules
     program.compile_seconds = time.perf_counter() - started
     return program
+
+
+def _counting(macs: list[int], watch: Watch | None) -> Watch:
+    """Adds the products of the graph to `macs` once their shapes are known, before passes change operators."""
+
+    def watched(name: str, model: ir.Model) -> None:
+        if name == "fold":
+            macs.append(total_macs(model.graph))
+        if watch is not None:
+            watch(name, model)
+
+    return watched
 
 
 __all__ = ["ModelError", "compile"]
