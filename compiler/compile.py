@@ -42,6 +42,8 @@ from celosia.compiler.lowering import lower
 from celosia.compiler.passes import Pass, Pipeline, Watch
 from celosia.compiler.program import Program
 from celosia.compiler.selfcheck.check import self_check
+from celosia.compiler.selfcheck.original import Original
+from celosia.compiler.selfcheck.rewriting import RewriteError, check_pass, check_rewriting, units_of
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.kernels.tuner import recorded
 from celosia.compiler.tune.measure import TIMED
@@ -167,8 +169,12 @@ def _compile(
     require_memory(model)
     say("graph passes")
     kept = Kept(model, keep)
-    macs: list[int] = []
-    passes = PASSES.run(model, _counting(macs, kept.watched(watch)))
+    originals: list[Original] = []
+    if check:
+        watch = _after("import", lambda imported: originals.append(Original(imported)), watch)
+    macs: list[int] = []  # of the model's own operators, once their shapes are known
+    watch = _after("fold", lambda folded: macs.append(total_macs(folded.graph)), watch)
+    passes = PASSES.run(model, kept.watched(watch))
     require_memory(model)
     say("placing operators")
     refused = {} if accelerator else dict.fromkeys(model.graph, "compiled for the CPU alone")
@@ -190,10 +196,17 @@ def _compile(
         program = Assembler(model, cfg, selection, steps, image).run()
     except HostError as error:
         raise ModelError(str(error)) from None
-    if check and image.launches:
+    if check:
         say("checking")
         plans = [step for step in steps if isinstance(step, LaunchPlan)]
-        self_check(program, plans, selection, image.addresses)
+        checked = self_check(program, plans, selection, image.addresses)
+        units = units_of(program, model.graph, selection)
+        try:
+            check_rewriting(originals[0], units, program.constants, checked.held)
+        except RewriteError:  # and which pass was it?
+            again = specialise(source, shapes, cfg.batch).graph
+            PASSES.run(again, lambda name, model: check_pass(originals[0], name, model))
+            raise
     program.outputs, program.kept = program.outputs[: kept.outputs], program.outputs[kept.outputs :]
     program.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
     program.batched = found.batched
@@ -204,16 +217,16 @@ def _compile(
     return program
 
 
-def _counting(macs: list[int], watch: Watch | None) -> Watch:
-    """Adds the products of the graph to `macs` once their shapes are known, before passes change operators."""
+def _after(stage: str, take: Callable[[ir.Model], None], watch: Watch | None) -> Watch:
+    """`watch`, after `take` of the graph as it is after that pass, or "import"."""
 
-    def watched(name: str, model: ir.Model) -> None:
-        if name == "fold":
-            macs.append(total_macs(model.graph))
+    def both(name: str, model: ir.Model) -> None:
+        if name == stage:
+            take(model)
         if watch is not None:
             watch(name, model)
 
-    return watched
+    return both
 
 
 __all__ = ["ModelError", "compile"]

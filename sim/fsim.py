@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,12 @@ def _blas() -> ThreadpoolController | None:
     except ModuleNotFoundError:
         return None
     return ThreadpoolController()
+
+
+def one_blas_thread() -> AbstractContextManager[Any]:
+    """Products of matrices take one thread inside: with two on a busy machine they wait for each other."""
+    blas = _blas()
+    return blas.limit(limits=1, user_api="blas") if blas else nullcontext()
 
 
 class Memory:
@@ -95,8 +101,7 @@ class FunctionalDevice(Memory):
         refused as one that does not end in time. trace is the protocol's.
         """
         # The products are small: while other processes run, BLAS threads wait far longer than they work.
-        blas = _blas()
-        with blas.limit(limits=1, user_api="blas") if blas else nullcontext():
+        with one_blas_thread():
             return self._run(instr_addr, count, timeout_cycles)
 
     def _run(self, instr_addr: int, count: int, timeout_cycles: int) -> Counters:

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.graph.values import attribute, constant, is_op, new_constant, only_use, replace_by, shape
+from celosia.compiler.graph.values import attribute, become, constant, is_op, new_constant, only_use, shape
 
 Array = NDArray[Any]
 Affine = tuple[Array, Array]
@@ -61,7 +61,7 @@ def _fold(graph: ir.Graph, node: ir.Node) -> bool:
     node.replace_input_with(2, fixed)
     if node.op_type == "Gemm":
         node.attributes["beta"] = ir.AttrFloat32("beta", 1.0)
-    return replace_by(after, node.outputs[0])
+    return become(after, node.outputs[0])
 
 
 def _is_quantised(node: ir.Node) -> bool:

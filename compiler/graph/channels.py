@@ -19,7 +19,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler.cpu.runtime.sizes import taken
-from celosia.compiler.graph.values import attribute, constant, is_op, new_constant, replace_by, shape
+from celosia.compiler.graph.values import attribute, become, constant, is_op, new_constant, shape
 
 Order = NDArray[np.int64]
 WEIGHTS, BY_CHANNEL = 3, (4, 5, 8)
@@ -39,10 +39,11 @@ def order_channels(model: ir.Model) -> None:
             dims = shape(each.outputs[0])
             assert dims is not None
             each.outputs[0].shape = ir.Shape((dims[0], len(order), *dims[2:]))
+            each.outputs[0].name = None  # it is not the model's tensor any more
         if is_op(node, "DepthToSpace"):
             node.attributes["mode"] = ir.AttrString("mode", "DCR")
         else:
-            replace_by(node, value)
+            become(node, value)
 
 
 def _chain(value: ir.Value, graph: ir.Graph) -> Iterator[ir.Node]:

@@ -72,6 +72,15 @@ def replace_by(node: ir.Node, value: ir.Value) -> bool:
     return True
 
 
+def become(node: ir.Node, value: ir.Value) -> bool:
+    """`replace_by` where what makes `value` computes what `node` did, after a change: it takes its name, too."""
+    name = node.outputs[0].name
+    if not replace_by(node, value):
+        return False
+    value.name = name
+    return True
+
+
 def captured(node: ir.Node) -> list[ir.Value]:
     """Values outside of the subgraphs of `node` that they read."""
     graphs = [g for attr in node.attributes.values() for g in _graphs(attr)]

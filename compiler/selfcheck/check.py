@@ -7,7 +7,7 @@ bytes that the simulated accelerator has in its memory for them: a wrong layer d
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
@@ -36,10 +36,11 @@ class SelfCheckError(RuntimeError):
 
 @dataclass(frozen=True)
 class Checked:
-    """How many layers and bytes were compared."""
+    """How many layers and bytes were compared. held: the random codes that the accelerator held of each tensor."""
 
     layers: int = 0
     bytes: int = 0
+    held: Mapping[str, Codes] = field(default_factory=dict, compare=False)
 
 
 def self_check(
@@ -75,7 +76,7 @@ class _Check:
         for plan, step in zip(plans, program.launches, strict=True):
             total += self._launch(device, plan, step)
             layers += len(plan.choices)
-        return Checked(layers, total)
+        return Checked(layers, total, {value.name or "": held for value, held in self.values.items()})
 
     def _launch(self, device: TappedDevice, plan: LaunchPlan, step: LaunchStep) -> int:
         """Run one launch and compare its layers, in their order. Returns the number of bytes."""

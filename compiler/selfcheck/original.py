@@ -1,0 +1,287 @@
+"""The graph as it was imported, computed operator by operator: what the model itself says, before any rewriting.
+
+Nothing here is fast but what large models consist of: convolutions, products and what is between them in numpy, every
+other operator by the host runtime. Tensors are known by a *number* of their own (value numbering, as compilers do it):
+what is computed by the same operators from the same tensors has the same one, whatever it is called.
+
+QuantizeLinear is where a rewriting may round to the other side: an integer operator rounds once where the model's
+floats round several times. So each of them gives two results, with the quotient moved down and up by MARGIN of a step
+and by what float32 loses; what the compiled model makes lies between them. Other operators are computed for both; where
+a sum has elements of either, its two results are no bounds, but show what one element does (`spread`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from celosia.compiler.cpu.node import is_mapped
+from celosia.compiler.cpu.ops import Unsupported
+from celosia.compiler.cpu.ops.registry import Node
+from celosia.compiler.cpu.ops.window import SlidingWindow
+from celosia.compiler.cpu.parse import parse
+from celosia.compiler.cpu.runtime.host import execute
+from celosia.compiler.cpu.runtime.hostops import RANDOM
+from celosia.compiler.cpu.runtime.op import HostError, HostOp
+from celosia.compiler.graph.values import captured, constant, shape
+
+Array = NDArray[Any]
+Bounds = tuple[Any, Any]
+"""The least and the largest that a tensor may be; the same object where there is no choice."""
+MARGIN = 0.004
+"""Of a step of a quantised tensor: what the order of roundings may change."""
+ROUNDING = 4e-6
+"""What float32 may lose in a sum, as a share of the largest element."""
+SMALL = 64
+"""Elements of constants that have the same number where they are equal; larger ones where they are the same."""
+
+
+class Unknown(Exception):
+    """A tensor that cannot be computed here: it is random, its weights are not read, or its operator refuses."""
+
+
+class Original:
+    """The tensors of a graph by number. Takes a copy: passes may change `model` afterwards."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self.graph = model.clone().graph
+        self.opsets = dict(self.graph.opset_imports)
+        self.number: dict[str, int] = {"": -1}
+        """Of each tensor."""
+        self.makers: dict[int, ir.Node] = {}
+        self.constants: dict[int, ir.Value] = {}
+        self.inputs: dict[int, ir.Value] = {}
+        known: dict[Any, int] = {}
+
+        def numbered(value: ir.Value, key: Any) -> int:
+            return self.number.setdefault(value.name or "", known.setdefault(key, len(known)))
+
+        for value in self.graph.inputs:
+            self.inputs[numbered(value, value.name)] = value
+        for value in self.graph.initializers.values():
+            self.constants[numbered(value, _content(value))] = value
+        for node in self.graph:
+            read = tuple(self.number[name] for name in _read(node) if name in self.number)
+            told = tuple(sorted((name, repr(attr.value)) for name, attr in node.attributes.items()))
+            unlike = node if node.op_type in RANDOM or captured(node) else None
+            for place, out in enumerate(node.outputs):
+                if out.name:
+                    key = (node.domain, node.op_type, read, told, place, len(node.outputs), unlike)
+                    self.makers.setdefault(numbered(out, key), node)
+
+    def stops(self, tensor: int, at: Mapping[int, Any]) -> set[int]:
+        """The tensors of `at` (and constants) that `tensor` is computed from."""
+        found: set[int] = set()
+        waiting, seen = [tensor], {tensor}
+        while waiting:
+            for each in self._operands(waiting.pop()):
+                if each in at or each in self.inputs:
+                    found.add(each)
+                elif each not in seen and each not in self.constants:
+                    seen.add(each)
+                    waiting.append(each)
+        return found
+
+    def compute(self, tensor: int, known: dict[int, Bounds], slack: float = 0) -> Bounds:
+        """`tensor` from those in `known`, to which what is computed on the way is added. slack: more of MARGIN. Raises
+        Unknown."""
+        waiting = [tensor]
+        while waiting:  # a model may be deeper than Python's stack
+            each = waiting[-1]
+            if each not in known and each in self.constants:
+                known[each] = (array := self._constant(each), array)
+            missing = [] if each in known else [operand for operand in self._operands(each) if operand not in known]
+            if not missing and each not in known:
+                self._run(each, known, slack)
+            if missing:
+                waiting += missing
+            else:
+                waiting.pop()
+        return known[tensor]
+
+    def _constant(self, tensor: int) -> Array:
+        array = constant(self.constants[tensor])
+        if array is None or is_mapped(array):
+            raise Unknown
+        return array
+
+    def _operands(self, tensor: int) -> list[int]:
+        if tensor not in self.makers:
+            raise Unknown
+        return [self.number[name] for name in _read(self.makers[tensor]) if name]
+
+    def _run(self, tensor: int, known: dict[int, Bounds], slack: float) -> None:
+        """Add the outputs of the operator that makes `tensor`."""
+        node = self.makers[tensor]
+        if node.op_type in RANDOM:
+            raise Unknown
+        op = parse(ir.to_proto(node), self.opsets)
+        names = [name for name in _read(node) if name]
+        sides = [{name: known[self.number[name]][side] for name in names} for side in (0, 1)]
+        one_sided = all(sides[0][name] is sides[1][name] for name in names)
+        if op.op == "QuantizeLinear" and (scale := _step(op, sides[0])) is not None:
+            x, y = (values[op.inputs[0]] for values in sides)
+            more = slack + (0.0 if x is y else spread(x, y) / float(np.min(scale)))
+            low, high = (_quantised(op, values, scale, side, more) for values, side in zip(sides, (-1, 1)))
+            known[tensor] = low, high
+            return
+        low_side = run(op, sides[0])
+        high_side = low_side if one_sided else run(op, sides[1])
+        for out, low, high in zip(node.outputs, low_side, high_side):
+            if out.name:
+                declared = shape(out)
+                if declared is not None and isinstance(low, np.ndarray) and low.shape != declared:
+                    raise Unknown  # onnxruntime runs models whose scales do not fit, where it computes in integers
+                known[self.number[out.name]] = low, high
+
+
+def _read(node: ir.Node) -> Iterator[str]:
+    """Names of what `node` and its subgraphs read, "" where an input is left out."""
+    for value in (*node.inputs, *captured(node)):
+        yield "" if value is None else value.name or ""
+
+
+def _content(value: ir.Value) -> Any:
+    """Equal for constants that are sure to be equal."""
+    if value.const_value is not None and prod(value.const_value.shape.numpy()) <= SMALL:
+        array = constant(value)
+        if array is not None and array.dtype.kind not in "OSU":
+            return array.dtype.str, array.shape, array.tobytes()
+    return value.name
+
+
+def run(op: HostOp, values: Mapping[str, Any]) -> list[Any]:
+    """The outputs of `op`. Raises Unknown."""
+    args = [values[name] if name else None for name in op.inputs]
+    quick = QUICK.get(op.op) if op.domain in ("", "ai.onnx") else None
+    try:
+        with np.errstate(all="ignore"):
+            if quick is not None and len(op.outputs) == 1 and all(x is None or x.dtype == np.float32 for x in args):
+                return [quick(op, *args)]
+            return execute(op, values)
+    except (HostError, Unsupported, MemoryError):
+        raise Unknown from None
+
+
+def spread(low: Array, high: Array) -> float:
+    """How far a tensor may lie from both of its results."""
+    with np.errstate(all="ignore"):
+        apart = np.abs(high.astype(np.float64) - low)
+    return 2 * float(np.max(apart, initial=0.0, where=np.isfinite(apart)))
+
+
+# Quantising ------------------------------------------------------------------------------------------------------
+
+
+def _step(op: HostOp, values: Mapping[str, Any]) -> Array | None:
+    """The scale of a QuantizeLinear to 8 bits, as its input is broadcast; None for others."""
+    x, scale = (values[name] for name in op.inputs[:2])
+    zero = _zero(op, values)
+    if x.dtype != np.float32 or scale.dtype != np.float32 or scale.ndim > 1:
+        return None
+    if op.attr("output_dtype") if zero is None else zero.dtype.name not in ("int8", "uint8"):
+        return None
+    return _along(op, scale, x.ndim)
+
+
+def _zero(op: HostOp, values: Mapping[str, Any]) -> Array | None:
+    return values[op.inputs[2]] if len(op.inputs) > 2 and op.inputs[2] else None
+
+
+def _along(op: HostOp, array: Array, rank: int) -> Array:
+    """A parameter for each place along the axis, or one, as it is broadcast."""
+    if array.size == 1:
+        return array.reshape(())
+    axis = op.attr("axis", 1) % rank
+    return array.reshape([-1 if each == axis else 1 for each in range(rank)])
+
+
+def _quantised(op: HostOp, values: Mapping[str, Any], scale: Array, side: int, slack: float) -> Array:
+    """The least (side -1) or the largest (1) that rounding may give."""
+    x, zero = values[op.inputs[0]], _zero(op, values)
+    kind = np.dtype(np.uint8) if zero is None else zero.dtype
+    with np.errstate(all="ignore"):
+        lost = ROUNDING * float(np.nanmax(np.abs(x), initial=0.0)) / float(np.min(scale))
+        moved = x / scale
+        moved += np.float32(side * (MARGIN + slack + min(lost, 0.5) + 0.5))
+        (np.ceil if side < 0 else np.floor)(moved, out=moved)
+        if zero is not None:
+            moved += _along(op, zero, x.ndim).astype(np.float32)
+        limits = np.iinfo(kind)
+        result: Array = np.clip(np.nan_to_num(moved, copy=False), limits.min, limits.max).astype(kind)
+    return result
+
+
+# What large models consist of ------------------------------------------------------------------------------------
+
+
+def _window(op: HostOp, x: Array, kernel: Iterable[int]) -> SlidingWindow:
+    return SlidingWindow.of(Node(op.op, op.attrs, (), ()), x.shape[2:], tuple(kernel))
+
+
+def _padded(window: SlidingWindow, x: Array, fill: float) -> Array:
+    before, after = window.margins()
+    if not any((*before, *after)):
+        return x
+    return np.pad(x, [(0, 0), (0, 0), *zip(before, after)], constant_values=fill)
+
+
+def _tap(window: SlidingWindow, x: Array, place: tuple[int, ...]) -> Array:
+    """What lies at `place` of each window of a padded image: [images, channels, *out]."""
+    first = [k * d for k, d in zip(place, window.dilation)]
+    parts = [slice(at, at + (o - 1) * s + 1, s) for at, s, o in zip(first, window.stride, window.out)]
+    return x[(slice(None), slice(None), *parts)]
+
+
+def _conv(op: HostOp, x: Array, w: Array, bias: Array | None = None) -> Array:
+    """As sums over the places of the kernel where each channel is alone, else as products of matrices."""
+    groups, (outputs, inner, *taps) = op.attr("group", 1), w.shape
+    window = _window(op, x, taps)
+    padded = _padded(window, x, 0.0)
+    y: Array
+    if inner == 1 and outputs == groups == x.shape[1]:
+        y = np.zeros((len(x), outputs, *window.out), np.float32)
+        for place in np.ndindex(*taps):
+            y += _tap(window, padded, place) * w[(slice(None), 0, *place)].reshape(-1, *[1] * len(taps))
+    else:
+        columns = np.empty((len(x), x.shape[1], *taps, *window.out), np.float32)
+        for place in np.ndindex(*taps):
+            columns[(slice(None), slice(None), *place)] = _tap(window, padded, place)
+        rows = columns.reshape(len(x), groups, inner * prod(taps), -1)
+        y = np.matmul(w.reshape(groups, outputs // groups, -1), rows).reshape(len(x), outputs, *window.out)
+    return y if bias is None else y + bias.reshape(-1, *[1] * len(taps))
+
+
+def _max_pool(op: HostOp, x: Array) -> Array:
+    kernel = op.attrs["kernel_shape"]
+    window = _window(op, x, kernel)
+    padded = _padded(window, x, -np.inf)
+    taps = np.ndindex(*kernel)
+    y: Array = _tap(window, padded, next(taps)).copy()
+    for place in taps:
+        np.maximum(y, _tap(window, padded, place), out=y)
+    return y
+
+
+def _gemm(op: HostOp, a: Array, b: Array, c: Array | None = None) -> Array:
+    a, b = a.T if op.attr("transA", 0) else a, b.T if op.attr("transB", 0) else b
+    y: Array = np.float32(op.attr("alpha", 1.0)) * (a @ b)
+    return y if c is None else y + np.float32(op.attr("beta", 1.0)) * c
+
+
+def _batch_norm(op: HostOp, x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> Array:
+    scale, bias, mean, var = (each.reshape(-1, *[1] * (x.ndim - 2)) for each in (scale, bias, mean, var))
+    y: Array = (x - mean) * (scale / np.sqrt(var + np.float32(op.attr("epsilon", 1e-5)))) + bias
+    return y
+
+
+QUICK: dict[str, Callable[..., Array]] = {
+    "Conv": _conv, "MaxPool": _max_pool, "Gemm": _gemm, "BatchNormalization": _batch_norm,
+    "GlobalAveragePool": lambda op, x: x.mean(tuple(range(2, x.ndim)), keepdims=True, dtype=np.float32),
+}  # fmt: skip
+"""Of float32 tensors, with one output."""

@@ -1,0 +1,393 @@
+"""The check of all rewriting: the compiled model against the graph as it was imported, tensor by tensor.
+
+What the compiler's passes, placing and fusing leave of the model is computed in *units*: an operator of the part that
+the accelerator does, by the functions of operators.py (that launches do the same is self_check's part), or a step of
+the CPU, by its kernel as it runs in the Program. Each tensor that the model names and a unit makes is compared with the
+model's own operators (original.py), both from the same values of the nearest tensors before it that both sides have.
+Quantised ones among those are random, so that no tensor is checked on what fifty layers leave of noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from celosia.compiler.cpu.ops import Unsupported
+from celosia.compiler.cpu.parse import parse
+from celosia.compiler.cpu.runtime.host import execute
+from celosia.compiler.cpu.runtime.kernel import host
+from celosia.compiler.cpu.runtime.op import HostError
+from celosia.compiler.dtypes import numpy_dtype
+from celosia.compiler.graph.select import Selection
+from celosia.compiler.graph.values import attribute, captured, constant, dtype_name, is_op, shape
+from celosia.compiler.program import CpuStep, HostStep, Program
+from celosia.compiler.selfcheck.check import SelfCheckError
+from celosia.compiler.selfcheck.device import random_image
+from celosia.compiler.selfcheck.operators import codes, compute, is_concat, read_by
+from celosia.compiler.selfcheck.original import Original, Unknown, spread
+from celosia.sim.fsim import one_blas_thread
+
+Array = NDArray[Any]
+Values = Mapping[str, Any]
+TRIES = 3
+"""Random inputs on which a tensor must differ: a comparison or an index of floats may once fall on an edge."""
+RELATIVE, ABSOLUTE = 1e-4, 2e-5
+"""What another order of sums may change of floats: a share of the element, and of the largest of the tensor."""
+
+
+class RewriteError(SelfCheckError):
+    """A tensor of the compiled model that is not what the imported model says. `tensor`: its name. `after`: the pass
+    that changed it, "" for what comes after passes."""
+
+    def __init__(self, tensor: str, what: str, after: str) -> None:
+        where = f"after the pass {after!r}" if after else "after all passes, where it is placed or its kernel is made"
+        RuntimeError.__init__(self, f"tensor {tensor!r} differs from the model's own operators {where}: {what}")
+        self.tensor, self.after, self.layer = tensor, after, tensor
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Part of what the compiler has made, of these operators. run: the outputs, from the inputs by name."""
+
+    nodes: tuple[ir.Node, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    run: Callable[[Values], Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """How many tensors were compared, and how many could not be: random ones, those of weights that stay in files, and
+    those of operators that refuse the random inputs."""
+
+    tensors: int = 0
+    left_out: int = 0
+
+
+@dataclass
+class Comparison:
+    """Both sides. constants: what units read beside tensors. held: codes of quantised tensors by name, where `seed` is
+    0; those of all others are random."""
+
+    original: Original
+    units: Sequence[Unit]
+    constants: Values
+    held: Values
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.makers = {name: unit for unit in reversed(self.units) for name in unit.outputs if name}
+        number = self.original.number
+        self.shared = {number[name]: name for name in reversed(self.makers) if number.get(name) in self.original.makers}
+        self.values: dict[int, Any] = {}
+        """Of tensors that both sides have."""
+
+    def targets(self) -> list[str]:
+        """The tensors to compare, in the order of the model."""
+        return [self.shared[each] for each in sorted(self.shared) if not self._is_untouched(self.shared[each])]
+
+    def _is_untouched(self, name: str) -> bool:
+        """Whether the unit that makes `name` is the operator of the imported model."""
+        nodes, original = self.makers[name].nodes, self.original.makers[self.original.number[name]]
+        if len(nodes) != 1 or _described(nodes[0]) != _described(original) or captured(original):
+            return False
+        return all(map(_is_same, nodes[0].inputs, original.inputs))
+
+    def difference(self, name: str) -> str:
+        """How `name` differs; "" where it does not. Raises Unknown."""
+        number = self.original.number[name]
+        begin, order = self._between(name)
+        given = {each: self._value(each) for each in begin}
+        slack = max((_slack(node) for unit in order for node in unit.nodes), default=0.0)
+        low, high = self.original.compute(number, {each: (value, value) for each, value in given.items()}, slack)
+        try:
+            found = self._made(name, order, given)
+        except (HostError, Unsupported, ValueError) as error:
+            return f"it cannot be computed: {error}"
+        return _difference(found, low, high)
+
+    def _between(self, name: str) -> tuple[set[int], list[Unit]]:
+        """(The nearest tensors that decide on both sides what `name` is, the units between). Raises Unknown.
+
+        Tensors that one side passes by are taken back, the last one first: a kernel may compute again what another unit
+        has made, and a wrong program reads what it should not. At the latest it is the model's inputs that decide.
+        """
+        number, inputs = self.original.number[name], self.original.inputs
+        before = dict(self._before(number))
+        while True:
+            begin = self.original.stops(number, before)
+            order, ends = self._order(name, begin)
+            inside = [each for each in begin if each not in inputs]
+            if not ends or not inside:
+                return begin | {self.original.number[each] for each in ends}, order
+            del before[max(inside)]
+
+    def _before(self, number: int) -> Mapping[int, str]:
+        return {each: name for each, name in self.shared.items() if each != number}
+
+    # The model's side ------------------------------------------------------------------------------------------
+
+    def _value(self, number: int) -> Any:
+        """What both sides take for a tensor: random bytes where it is quantised, or else what the model computes."""
+        waiting = [number]
+        while waiting:
+            each = waiting[-1]
+            if each not in self.values and (value := self._chosen(each)) is not None:
+                self.values[each] = value
+            if each in self.values:
+                waiting.pop()
+                continue
+            stops = self.original.stops(each, self._before(each))
+            if missing := [stop for stop in stops if stop not in self.values]:
+                waiting += missing
+                continue
+            self.values[each] = self.original.compute(each, {s: (self.values[s],) * 2 for s in stops})[1]
+        return self.values[number]
+
+    def _chosen(self, number: int) -> Any:
+        """A value that is not computed; None where it is."""
+        rng = np.random.default_rng((self.seed, number))
+        if number in self.original.inputs:
+            return _random_input(self.original.inputs[number], rng)
+        name, node = self.shared[number], self.original.makers[number]
+        value = next(out for out in node.outputs if self.original.number.get(out.name or "") == number)
+        if not _is_byte(value) or not (name in self.held or node.op_type.startswith("Q")):
+            return None
+        found = self.held.get(name) if self.seed == 0 else None
+        return _bytes(value, rng) if found is None else _of_codes(found, value)
+
+    # The compiler's side ---------------------------------------------------------------------------------------
+
+    def _order(self, name: str, begin: Collection[int]) -> tuple[list[Unit], set[str]]:
+        """(The units that make `name` from `begin`, in order, the inputs of the model that they read beside these)."""
+        order: list[Unit] = []
+        ends: set[str] = set()
+        done: set[int] = set()
+        waiting = [(self.makers[name], False)]
+        while waiting:
+            unit, is_ready = waiting.pop()
+            if id(unit) in done:
+                continue
+            if is_ready:
+                done.add(id(unit))
+                order.append(unit)
+                continue
+            waiting.append((unit, True))
+            for each in filter(None, unit.inputs):
+                if self.original.number.get(each) in begin or each in self.constants:
+                    continue
+                if each in self.makers:
+                    waiting.append((self.makers[each], False))
+                elif self.original.number.get(each) in self.original.inputs:
+                    ends.add(each)
+                else:
+                    raise Unknown
+        return order, ends
+
+    def _made(self, name: str, order: Sequence[Unit], given: Mapping[int, Any]) -> Any:
+        made: dict[str, Any] = {}
+        number = self.original.number
+        for unit in order:
+            values = {
+                each: given[number[each]] if number.get(each) in given
+                else self.constants[each] if each in self.constants else made[each]
+                for each in unit.inputs if each
+            }  # fmt: skip
+            made.update(zip(unit.outputs, unit.run(values)))
+        return made[name]
+
+
+def check_rewriting(
+    original: Original, units: Sequence[Unit], constants: Values, held: Values, after: str = ""
+) -> Compared:
+    """Compare what `units` make with `original`; Comparison says of what. after: the last pass, where more are to come.
+
+    RewriteError for the first tensor that differs on TRIES random inputs.
+    """
+    tries = [Comparison(original, units, constants, held, seed) for seed in range(TRIES)]
+    targets, left_out = tries[0].targets(), 0
+    with one_blas_thread():
+        for name in targets:
+            try:
+                what = tries[0].difference(name)
+                if what and all(each.difference(name) for each in tries[1:]):
+                    raise RewriteError(name, what, after)
+            except Unknown:
+                left_out += 1
+    return Compared(len(targets) - left_out, left_out)
+
+
+def check_pass(original: Original, after: str, model: ir.Model) -> None:
+    """`check_rewriting` of a graph between passes, operator by operator."""
+    units = [operator(node, model.graph.opset_imports) for node in model.graph]
+    constants = {name: constant(value) for name, value in model.graph.initializers.items()}
+    check_rewriting(original, units, constants, {}, after)
+
+
+# Units -----------------------------------------------------------------------------------------------------------
+
+
+def units_of(program: Program, graph: ir.Graph, selection: Selection) -> list[Unit]:
+    """What `program` computes, of the graph that its operators come from."""
+    by_name = {out.name: node for node in graph for out in node.outputs}
+    if not all(kernel.host == host() for kernel in program.kernels):  # they are for another processor
+        return [operator(node, graph.opset_imports) if node in selection.cpu else _placed(node) for node in graph]
+    units = []
+    for step in program.steps:
+        if isinstance(step, HostStep):
+            units.append(operator(by_name[next(filter(None, step.outputs))], graph.opset_imports))
+        elif isinstance(step, CpuStep):
+            infos = {info.name for info in step.nodes}
+            units.append(_step(program, step, tuple(node for node in graph if node.name in infos)))
+    return units + [_placed(node) for node in graph if node not in selection.cpu]
+
+
+def operator(node: ir.Node, opsets: Mapping[str, int]) -> Unit:
+    """`node` alone, by the host runtime."""
+    op = parse(ir.to_proto(node), opsets)
+    read = tuple(value.name or "" for value in (*node.inputs, *captured(node)) if value is not None)
+    return Unit((node,), read, op.outputs, lambda values: execute(op, values))
+
+
+def _step(program: Program, step: CpuStep, nodes: tuple[ir.Node, ...]) -> Unit:
+    def run(values: Values) -> Sequence[Any]:
+        arrays = [np.asarray(values[name]) for name in step.inputs if name]
+        if step.kernel is None:
+            return [arrays[0].reshape(program.tensors[step.outputs[0]].shape)]
+        return program.kernels[step.kernel](*arrays)
+
+    return Unit(nodes, step.inputs, step.outputs, run)
+
+
+def _placed(node: ir.Node) -> Unit:
+    """An operator of the accelerator, or a view of what it holds."""
+    operands = read_by(node)
+
+    def run(values: Values) -> Sequence[Any]:
+        given = [codes(np.asarray(values[value.name or ""])) for value in operands]
+        if is_concat(node):
+            parts = [compute(node, [part], number) for number, part in enumerate(given)]
+            made = [np.concatenate(parts, axis=attribute(node, "axis", 1))]
+        else:
+            made = [compute(node, given, output=place) for place in range(len(node.outputs))]
+        return [_of_codes(each.reshape(shape(out) or ()), out) for each, out in zip(made, node.outputs)]
+
+    inputs, outputs = (tuple(value.name or "" for value in values) for values in (operands, node.outputs))
+    return Unit((node,), inputs, outputs, run)
+
+
+def _described(node: ir.Node) -> Any:
+    """Equal for operators that are the same, of the same tensors."""
+    told = sorted((name, repr(attr.value)) for name, attr in node.attributes.items())
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    return domain, node.op_type, told, [value and value.name for value in node.inputs], [o.name for o in node.outputs]
+
+
+def _is_same(value: ir.Value | None, original: ir.Value | None) -> bool:
+    """Whether what has the same name has the same elements, where it is constant."""
+    if value is None or original is None or value.const_value is original.const_value:
+        return True
+    a, b = constant(value), constant(original)
+    return a is not None and b is not None and a.dtype == b.dtype and np.array_equal(a, b)
+
+
+# Random tensors --------------------------------------------------------------------------------------------------
+
+
+def _is_byte(value: ir.Value) -> bool:
+    return value.dtype in (ir.DataType.INT8, ir.DataType.UINT8) and shape(value) is not None
+
+
+def _of_codes(data: Array, value: ir.Value) -> Array:
+    array = np.asarray(data, order="C")  # which leaves scalars scalars
+    return (array ^ np.uint8(0x80)).view(np.int8) if value.dtype == ir.DataType.INT8 else array
+
+
+def _bytes(value: ir.Value, rng: np.random.Generator) -> Array:
+    dims = shape(value) or ()
+    image = dims if len(dims) == 4 else (int(np.prod(dims[:1])), int(np.prod(dims[1:])), 1, 1)
+    data = random_image(rng, (image[0], image[1], image[2], image[3]), 0).reshape(dims)
+    return _of_codes(data.view(np.uint8) ^ np.uint8(0x80), value)
+
+
+def _random_input(value: ir.Value, rng: np.random.Generator) -> Any:
+    """Floats where the model's scale has steps, away from ties; bytes; other integers of 0 and 1, as most are indices
+    or lengths. Raises Unknown."""
+    dims = shape(value)
+    if not isinstance(value.type, ir.TensorType) or dims is None or value.dtype in (None, ir.DataType.STRING):
+        raise Unknown
+    if _is_byte(value):
+        return _bytes(value, rng)
+    kind = numpy_dtype(dtype_name(value))
+    if kind.kind in "iub":
+        return rng.integers(0, 2, dims).astype(kind)
+    whole = rng.standard_normal(dims)
+    for node in (use.node for use in value.uses()):
+        scale = constant(node.inputs[1]) if is_op(node, "QuantizeLinear") and node.inputs[0] is value else None
+        if scale is not None and scale.size == 1:
+            zero = constant(node.inputs[2]) if len(node.inputs) > 2 else None
+            steps = rng.integers(0, 256, dims) - (0 if zero is None else int(zero.reshape(-1)[0]))
+            steps = steps - (128 if zero is not None and zero.dtype == np.int8 else 0)
+            whole = float(scale.reshape(-1)[0]) * (steps + rng.uniform(-0.4, 0.4, dims))
+            break
+    return whole.astype(kind)
+
+
+# Comparing -------------------------------------------------------------------------------------------------------
+
+
+def _slack(node: ir.Node) -> float:
+    """Steps by which an integer operator may differ from the float operators that it stands for, beside rounding."""
+    if is_op(node, "QLinearSoftmax"):
+        return 1.0  # its table is scaled by the whole part of 1 / scale
+    place = {"QLinearConv": (8, 6), "QLinearConvTranspose": (8, 6), "QGemm": (6, 7)}.get(node.op_type)
+    if place is None or len(node.inputs) <= max(place) or node.inputs[place[0]] is None:
+        return 0.0
+    x, w, y = (constant(node.inputs[number]) for number in (1, 4, place[1]))
+    return 0.0 if x is None or w is None or y is None else float(0.5 * np.max(x) * np.max(w) / np.min(y))  # of the bias
+
+
+def _difference(found: Any, low: Any, high: Any) -> str:
+    """How `found` lies outside of what the model allows; "" where it does not."""
+    if isinstance(low, list):
+        same = isinstance(found, list) and len(found) == len(low)
+        return next(filter(None, map(_difference, found, low, high)), "") if same else "another sequence"
+    if low is None or found is None:
+        return "" if low is found else "one is an empty optional"
+    found, low, high = np.asarray(found), np.asarray(low), np.asarray(high)
+    if (found.dtype, found.shape) != (low.dtype, low.shape):
+        return f"it is {found.dtype}{list(found.shape)}, and {low.dtype}{list(low.shape)} in the model"
+    if found is low or not found.size:
+        return ""
+    if low.dtype.kind in "biu":
+        wrong = (found < np.minimum(low, high)) | (found > np.maximum(low, high))
+    elif low.dtype.kind == "O":
+        wrong = found != low
+    else:
+        wrong = _far(found, low, high)
+    if not wrong.any():
+        return ""
+    places = np.argwhere(wrong)
+    first = tuple(int(index) for index in places[0])
+    return (
+        f"{len(places)} of {found.size} values, the first at {list(first)}: expected {low[first].item()}, found "
+        f"{found[first].item()}"
+    )
+
+
+def _far(found: Array, low: Array, high: Array) -> Array:
+    """Where floats are further from what lies between `low` and `high` than another order of sums takes them."""
+    wide = np.complex128 if found.dtype.kind == "c" else np.float64
+    a, b = found.astype(wide), low.astype(wide)
+    coarse = max(1.0, float(ml_dtypes.finfo(found.dtype).eps / np.finfo(np.float32).eps))
+    largest = np.max(np.abs(b), initial=0.0, where=np.isfinite(b))
+    with np.errstate(all="ignore"):
+        allowed = coarse * (RELATIVE * np.abs(b) + ABSOLUTE * largest) + (0.0 if low is high else spread(low, high))
+        far: Array = ~((np.abs(a - b) <= allowed) | (a == b) | (np.isnan(a) & np.isnan(b)))
+    return far

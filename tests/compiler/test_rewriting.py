@@ -1,0 +1,235 @@
+"""The check of all rewriting: models pass, a wrong rewriting in any pass is found at compile time and its pass named.
+
+The faults change the meaning of a graph, and leave one that every other check accepts: types, shapes and order hold.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from small_models import Builder
+
+import celosia
+from celosia.compiler import compile as compiling
+from celosia.compiler.compile import PASSES
+from celosia.compiler.graph.values import attributes, constant, is_op, shape
+from celosia.compiler.passes import Pipeline
+from celosia.compiler.selfcheck.rewriting import Compared, RewriteError, check_rewriting
+from celosia.driver.cli.errors import FAULT, explained
+
+Fault = Callable[[ir.Graph], bool]
+"""Changes what a graph computes; False where it finds nothing to change."""
+
+
+def quantised() -> onnx.ModelProto:
+    """Layers of the accelerator: convolutions, a residual addition, a table, pooling, a concatenation, a product."""
+    b = Builder("qdq", seed=3)
+    x = b.conv(b.input([1, 8, 9, 8]), 16, (3, 3), pads=(1, 1, 1, 1))
+    y = b.unary(b.binary("Add", b.conv(x, 16, (1, 1)), x), "Sigmoid")
+    y = b.concat([b.conv(y, 16, (1, 1)), b.max_pool(y, (3, 3), (1, 1), (1, 1, 1, 1))], False)
+    y = b.conv(y, 8, (3, 3), strides=(2, 2))
+    b.output(b.matmul(b.reshape(y, (1, int(np.prod(y.shape)))), 12))
+    return b.model()
+
+
+def floats() -> onnx.ModelProto:
+    """Operators of the CPU that every pass has something to do with."""
+    rng = np.random.default_rng(0)
+    arrays: dict[str, Any] = {
+        "w": rng.standard_normal((16, 3, 3, 3)), "b": rng.standard_normal(16), "scale": rng.uniform(0.5, 2, 16),
+        "shift": rng.standard_normal(16), "mean": rng.standard_normal(16), "var": rng.uniform(0.5, 2, 16),
+        "w2": rng.standard_normal((16, 8, 2, 2)), "m": rng.standard_normal((8, 8)), "one": np.ones(1),
+        "two": np.full(1, 2.0), "c": rng.standard_normal((1, 8, 1, 1)),
+    }  # fmt: skip
+    constants = [numpy_helper.from_array((array * 0.3).astype(np.float32), name) for name, array in arrays.items()]
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["conv"], pads=[1, 1, 1, 1]),
+        helper.make_node("BatchNormalization", ["conv", "scale", "shift", "mean", "var"], ["norm"]),
+        helper.make_node("Relu", ["norm"], ["relu"]),
+        helper.make_node("ConvTranspose", ["relu", "w2"], ["up"], strides=[2, 2]),
+        helper.make_node("Add", ["one", "two"], ["three"]),
+        helper.make_node("Mul", ["up", "three"], ["scaled"]),
+        helper.make_node("Transpose", ["scaled"], ["turned"], perm=[0, 1, 3, 2]),
+        helper.make_node("Transpose", ["turned"], ["back"], perm=[0, 1, 3, 2]),
+        helper.make_node("Sub", ["back", "c"], ["less"]),
+        helper.make_node("Sigmoid", ["less"], ["gate"]),
+        helper.make_node("Sigmoid", ["less"], ["again"]),
+        helper.make_node("Div", ["less", "gate"], ["ratio"]),
+        helper.make_node("MatMul", ["ratio", "m"], ["product"]),
+        helper.make_node("Sub", ["again", "product"], ["y"]),
+        helper.make_node("Exp", ["y"], ["unused"]),
+    ]
+    image = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 4, 4])
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 8, 8, 8])
+    graph = helper.make_graph(nodes, "floats", [image], [result], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+MODELS = {"quantised": quantised, "floats": floats}
+
+
+# Faults ----------------------------------------------------------------------------------------------------------
+
+
+def leaves_out(graph: ir.Graph) -> bool:
+    """An operator that changes its input and not its shape."""
+    for node in graph:
+        if (
+            is_op(node, "Relu", "Sigmoid", "Table", "QLinearSigmoid", "MaxPool", "Sub")
+            and not node.outputs[0].is_graph_output()
+        ):
+            x, y = node.inputs[0], node.outputs[0]
+            if x is not None and shape(x) == shape(y) and x.dtype == y.dtype and y.uses():
+                ir.convenience.replace_all_uses_with(y, x)
+                return True
+    return False
+
+
+def changes_places(graph: ir.Graph) -> bool:
+    """The operands of a difference, a quotient or a concatenation."""
+    for node in graph:
+        first = 2 if is_op(node, "QLinearConcat") else 0
+        if is_op(node, "Sub", "Div", "Concat", "QLinearConcat") and len(node.inputs) > first + 1:
+            step = 3 if first else 1
+            a, b = node.inputs[first], node.inputs[first + step]
+            if a is not None and b is not None and shape(a) == shape(b) and a is not b:
+                node.replace_input_with(first, b)
+                node.replace_input_with(first + step, a)
+                return True
+    return False
+
+
+def spoils_weights(graph: ir.Graph) -> bool:
+    """One output channel, or one element of a table."""
+    for node in graph:
+        number = {"Conv": 1, "BlockedConv": 1, "QLinearConv": 3, "MatMul": 1, "QGemm": 3, "QLinearMatMul": 3}.get(
+            node.op_type
+        )
+        value = None if number is None else node.inputs[number]
+        array = constant(value)
+        if value is not None and array is not None and array.ndim > 1:
+            changed = array.copy()
+            changed[0] = changed[0][..., ::-1] // 2 + 3 if array.dtype.kind in "iu" else changed[0] * 1.01
+            name = f"{value.name}_spoilt"
+            new = ir.Value(name=name, shape=value.shape, type=value.type, const_value=ir.tensor(changed, name=name))
+            graph.register_initializer(new)
+            node.replace_input_with(number, new)  # type: ignore[arg-type]
+            return True
+    return False
+
+
+def moves_windows(graph: ir.Graph) -> bool:
+    """By one row: padding from below is padding above."""
+    for node in graph:
+        pads = node.attributes.get("pads")
+        if pads is not None and list(pads.as_ints()) == [1, 1, 1, 1]:
+            node.attributes.add(attributes(pads=[2, 1, 0, 1])[0])
+            return True
+    return False
+
+
+def takes_another(graph: ir.Graph) -> bool:
+    """A tensor of the same type and shape."""
+    values = [out for node in graph for out in node.outputs if constant(out) is None]
+    for node in reversed(list(graph)):
+        for number, value in enumerate(node.inputs):
+            if value is None or constant(value) is not None:
+                continue
+            for other in values[: values.index(value)] if value in values else ():
+                if (shape(other), other.dtype) == (shape(value), value.dtype):
+                    node.replace_input_with(number, other)
+                    return True
+    return False
+
+
+FAULTS: dict[str, list[Fault]] = {
+    "quantised": [leaves_out, spoils_weights, moves_windows],
+    "floats": [leaves_out, spoils_weights, changes_places, takes_another],
+}  # fmt: skip
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Fault], list[bool]]:
+    """Makes one pass of the compiler wrong; the list says whether the fault was planted."""
+
+    def plant(name: str, fault: Fault) -> list[bool]:
+        done: list[bool] = []
+
+        def wrong(run: Callable[[ir.Model], None], model: ir.Model) -> None:
+            run(model)
+            done.append(fault(model.graph))  # again where the pass is looked for
+
+        changed = [
+            replace(each, run=lambda model, run=each.run: wrong(run, model), inside=False)
+            if each.name == name
+            else each
+            for each in PASSES
+        ]
+        monkeypatch.setattr(compiling, "PASSES", Pipeline(*changed))
+        return done
+
+    return plant
+
+
+# Tests -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", [each.name for each in PASSES])
+def test_wrong_rewritings_are_found_and_their_pass_is_named(
+    name: str, model: str, planted: Callable[[str, Fault], list[bool]]
+) -> None:
+    count = 0
+    for fault in FAULTS[model]:
+        done = planted(name, fault)
+        try:
+            celosia.compile(MODELS[model](), "tiny")
+        except RewriteError as error:
+            assert error.after == name, (fault, error)
+            count += 1
+        else:
+            assert not any(done), fault
+    assert count >= 2
+
+
+@pytest.mark.parametrize("accelerator", [True, False])
+@pytest.mark.parametrize("model", MODELS)
+def test_every_tensor_that_the_model_names_is_compared(
+    model: str, accelerator: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Compared] = []
+    monkeypatch.setattr(compiling, "check_rewriting", lambda *given: found.append(check_rewriting(*given)))
+    celosia.compile(MODELS[model](), "tiny", accelerator=accelerator)
+    (compared,) = found
+    assert compared.tensors and not compared.left_out
+
+
+def test_a_kernel_that_computes_something_else_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from celosia.compiler.cpu.ops import OPS
+
+    monkeypatch.setitem(OPS, "Sigmoid", lambda node: OPS["Tanh"](replace(node, op="Tanh")))
+    with pytest.raises(RewriteError, match="after all passes, where it is placed or its kernel is made") as caught:
+        celosia.compile(floats(), "tiny")
+    assert caught.value.tensor == "y"
+    assert explained(caught.value)[0] == FAULT
+
+
+def test_the_error_says_where_and_what(planted: Callable[[str, Fault], list[bool]]) -> None:
+    planted("common", changes_places)
+    with pytest.raises(RewriteError) as caught:
+        celosia.compile(floats(), "tiny")
+    said = r"tensor 'ratio' differs from the model's own operators after the pass 'common': \d+ of 512 values, "
+    assert re.fullmatch(said + r"the first at \[0, 0, 0, 0\]: expected \S+, found \S+", str(caught.value))
+
+
+def test_check_false_leaves_it_out(planted: Callable[[str, Fault], list[bool]]) -> None:
+    planted("common", changes_places)
+    celosia.compile(floats(), "tiny", check=False)
