@@ -16,6 +16,7 @@ from celosia.compiler.cpu.runtime.op import clipped
 from celosia.compiler.graph.external import Origin, attach, read_small
 from celosia.compiler.graph.functions import inline_functions
 from celosia.compiler.graph.gradient import expand_gradients
+from celosia.compiler.graph.inference import inferred
 from celosia.compiler.graph.lengths import lengths
 from celosia.compiler.graph.lenient import conform, for_checker
 from celosia.compiler.graph.sound import complaint
@@ -56,8 +57,8 @@ def imported(proto: onnx.ModelProto, origin: Origin) -> ir.Model:
     try:
         with _bounded_memory(INFERENCE_BYTES + 16 * proto.ByteSize()):
             onnx.checker.check_model(for_checker(proto))
-            inferred = _with_shapes(inline_functions(expand_gradients(proto)))
-        model: ir.Model = ir.from_proto(inferred)
+            shaped = _with_shapes(inline_functions(expand_gradients(proto)))
+        model: ir.Model = ir.from_proto(shaped)
         attach(model, origin.folder)
     except MemoryError:
         raise ModelError(f"{origin} holds shapes that take too much memory to infer") from None
@@ -184,13 +185,13 @@ def _with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
         chosen = known | found | given
         drawn.graph.value_info.extend(value for name, value in chosen.items() if name not in {*outputs, *given})
         drawn.graph.output.extend(chosen.get(name, onnx.ValueInfoProto(name=name)) for name in outputs)
-        inferred = onnx.shape_inference.infer_shapes(drawn, data_prop=True).graph
-        found = {value.name: value for value in (*inferred.value_info, *inferred.output) if _is_whole(value.type)}
-        found = lengths(inferred) | found
+        shaped = inferred(drawn).graph
+        found = {value.name: value for value in (*shaped.value_info, *shaped.output) if _is_whole(value.type)}
+        found = lengths(shaped) | found
     drawn.CopyFrom(proto)
     del drawn.graph.value_info[:], drawn.graph.output[:]
-    drawn.graph.value_info.extend(inferred.value_info)
-    drawn.graph.output.extend(inferred.output)
+    drawn.graph.value_info.extend(shaped.value_info)
+    drawn.graph.output.extend(shaped.output)
     return drawn
 
 
