@@ -101,6 +101,7 @@ _COUNTS: dict[str, Callable[[ir.Node, Shapes, Shape | None], int]] = {
     **dict.fromkeys(_WEIGHTS, _convolution), **dict.fromkeys(_MATRICES, _matrices),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrence),
     **dict.fromkeys(("ConvTranspose", "ConvTransposeWithDynamicPads"), _transposed),
-    "MatMulNBits": _packed_weights, "Einsum": _sums, "Attention": _projected(4), "QAttention": _projected(8),
+    "MatMulNBits": _packed_weights, "Einsum": _sums,
+    "com.microsoft.Attention": _projected(4), "QAttention": _projected(8),
     "MultiHeadAttention": _attention, "GroupQueryAttention": _attention,
 }  # fmt: skip

@@ -240,8 +240,11 @@ def _one_hot(d: Draw) -> tuple[list[Array], dict[str, Any]]:
 
 def _pad(d: Draw) -> tuple[list[Array], dict[str, Any]]:
     x, mode = d.floats(*d.shape(1, 3)), d.of("constant", "edge", "reflect")
-    low = -1 if mode == "constant" else 0
-    pads = [d.int(low, 3 if mode != "reflect" else n - 1) if n > 1 else 0 for n in (*x.shape, *x.shape)]
+    if mode == "constant":  # which may cut more than there is
+        before = [d.int(-6, 4) for _ in x.shape]
+        pads = [*before, *(max(d.int(-6, 6), -b - n) for b, n in zip(before, x.shape))]
+    else:
+        pads = [d.int(0, 3 if mode == "edge" else n - 1) if n > 1 else 0 for n in (*x.shape, *x.shape)]
     return [x, np.array(pads)], {"mode": mode}
 
 

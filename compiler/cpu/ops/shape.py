@@ -174,6 +174,10 @@ def pad(node: Node) -> Tensor:
     places = [a % rank for a in axes] if axes is not None else list(range(rank))
     for k, d in enumerate(places):
         before[d], after[d] = pads[k], pads[k + len(places)]
+    mode = node.attrs.get("mode", "constant")
+    if mode == "constant":
+        value = wrap(node.attrs["value"], x.dtype) if "value" in node.attrs else node.scalar(2, x.dtype)
+        return padded(x, tuple(before), tuple(after), value)
     cut = tuple(slice(max(0, -b), n - max(0, -a)) for b, a, n in zip(before, after, x.shape))
     if any(b < 0 for b in before + after):  # negative pads cut
         starts = [c.start for c in cut]
@@ -182,10 +186,6 @@ def pad(node: Node) -> Tensor:
             tuple(c.stop - c.start for c in cut), lambda *i: whole[tuple(k + s for k, s in zip(i, starts))], "cut"
         )
         before, after = [max(0, b) for b in before], [max(0, a) for a in after]
-    mode = node.attrs.get("mode", "constant")
-    if mode == "constant":
-        value = wrap(node.attrs["value"], x.dtype) if "value" in node.attrs else node.scalar(2, x.dtype)
-        return padded(x, tuple(before), tuple(after), value)
 
     def source(i: Expr, b: int, n: int) -> Expr:
         k = i - b
