@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import onnx_ir as ir
 
 from celosia.compiler.graph.values import attribute, shape
 
-Shape = tuple[int, ...]
-Shapes = Sequence[Shape | None]
-"""Of inputs; None for one that is left out, or whose shape is not known."""
+Shape = Any
+"""tuple[int, ...], or None where it is not known, or an input is left out."""
+Count = Callable[[ir.Node, Sequence[Shape], Shape], int]
+"""Products of a node, of the shapes of its inputs and of its first output; TypeError or IndexError where one lacks."""
 _WEIGHTS = {"Conv": 1, "QLinearConv": 3, "ConvInteger": 1, "FusedConv": 1, "DeformConv": 1}
 _MATRICES = (
     "MatMul", "Gemm", "QLinearMatMul", "QGemm", "MatMulInteger", "MatMulInteger16", "MatMulIntegerToFloat", "FusedGemm",
@@ -35,69 +37,69 @@ def _macs(node: ir.Node) -> int:
         return 0
 
 
-def _matrices(node: ir.Node, given: Shapes, out: Shape | None) -> int:
+def _matrices(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
     axis = -1 if not attribute(node, "transA", 0) else 0 if attribute(node, "transBatchA", 0) else -2
-    return math.prod(out) * given[0][axis]  # type: ignore[arg-type, index]
+    return int(math.prod(out) * given[0][axis])
 
 
-def _convolution(node: ir.Node, given: Shapes, out: Shape | None) -> int:
-    return math.prod(out) * math.prod(given[_WEIGHTS[node.op_type]][1:])  # type: ignore[arg-type, index]
+def _convolution(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
+    return int(math.prod(out) * math.prod(given[_WEIGHTS[node.op_type]][1:]))
 
 
-def _transposed(node: ir.Node, given: Shapes, out: Shape | None) -> int:
+def _transposed(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
     """Each element of the input meets the kernels of its channel."""
-    return math.prod(given[0]) * math.prod(given[1][1:])  # type: ignore[arg-type, index]
+    return int(math.prod(given[0]) * math.prod(given[1][1:]))
 
 
-def _recurrence(node: ir.Node, given: Shapes, out: Shape | None) -> int:
+def _recurrence(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
     """Of which each output may be left out."""
     x, kernels, again = given[:3]
-    return x[0] * x[1] * (math.prod(kernels) + math.prod(again))  # type: ignore[arg-type, index]
+    return int(x[0] * x[1]) * (math.prod(kernels) + math.prod(again))
 
 
-def _packed_weights(node: ir.Node, given: Shapes, out: Shape | None) -> int:
-    return math.prod(out) * int(attribute(node, "K"))  # type: ignore[arg-type]
+def _packed_weights(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
+    return int(math.prod(out) * attribute(node, "K"))
 
 
-def _sums(node: ir.Node, given: Shapes, out: Shape | None) -> int:
+def _sums(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
     """One product, or one for each operand after the first, for all values of all indices of the equation."""
     terms = attribute(node, "equation").replace(" ", "").split("->")[0].split(",")
     sizes: dict[str, int] = {}
     for term, dims in zip(terms, given, strict=True):
         before, dots, after = term.partition("...")
-        free = len(dims) - len(before) - len(after)  # type: ignore[arg-type]
+        free = len(dims) - len(before) - len(after)
         names = [*before, *(f"...{free - k}" for k in range(free if dots else 0)), *after]
-        for name, size in zip(names, dims, strict=True):  # type: ignore[arg-type]
+        for name, size in zip(names, dims, strict=True):
             sizes[name] = max(size, sizes.get(name, 0))
     return math.prod(sizes.values()) * (len(terms) - 1)
 
 
-def _projected(past: int) -> Callable[[ir.Node, Shapes, Shape | None], int]:
+def _projected(past: int) -> Count:
     """Attention whose weights make queries, keys and values. past: the input of those that came before."""
 
-    def count(node: ir.Node, given: Shapes, out: Shape | None) -> int:
-        (batch, steps, inner), (_, width) = given[0], given[1]  # type: ignore[misc]
+    def count(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
+        (batch, steps, inner), (_, width) = given[0], given[1]
         before = given[past] if past < len(given) else None
         queries = (attribute(node, "qkv_hidden_sizes") or [width // 3])[0]
         seen = steps + (before[3] if before else 0)
-        return batch * steps * (inner * width + seen * (queries + out[2]))  # type: ignore[index]
+        return int(batch * steps * (inner * width + seen * (queries + out[2])))
 
     return count
 
 
-def _attention(node: ir.Node, given: Shapes, out: Shape | None) -> int:
+def _attention(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
     """Of queries, keys and values that are there: each query with each key, and the weight of that with each value."""
-    batch, steps, width = given[0]  # type: ignore[misc]
+    batch, steps, width = given[0]
     present = shape(node.outputs[1]) if len(node.outputs) > 1 else None
     if present is not None:
         seen = present[2]
     else:
-        seen = given[1][-2] + (given[6][2] if len(given) > 6 and given[6] else 0)  # type: ignore[index]
-    queries = width if node.op_type == "MultiHeadAttention" else out[2]  # type: ignore[index]
-    return batch * steps * seen * (queries + out[2])  # type: ignore[index, no-any-return]
+        seen = given[1][-2] + (given[6][2] if len(given) > 6 and given[6] else 0)
+    queries = width if node.op_type == "MultiHeadAttention" else out[2]
+    return int(batch * steps * seen * (queries + out[2]))
 
 
-_COUNTS: dict[str, Callable[[ir.Node, Shapes, Shape | None], int]] = {
+_COUNTS: dict[str, Count] = {
     **dict.fromkeys(_WEIGHTS, _convolution), **dict.fromkeys(_MATRICES, _matrices),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrence),
     **dict.fromkeys(("ConvTranspose", "ConvTransposeWithDynamicPads"), _transposed),

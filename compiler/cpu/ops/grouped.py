@@ -49,11 +49,8 @@ def group_query_attention(node: Node) -> list[Tensor]:
             places = T.compute((batch, steps), lambda b, s: first(b) + s, "places")
         else:
             places = given
-        turn = {"interleaved": int(node.attrs.get("rotary_interleaved", 0))}
-        q, k = (
-            apply(node, "com.microsoft.RotaryEmbedding", x, places, node.input(7), node.input(8), **turn)
-            for x in (q, k)
-        )
+        pairs, angles = int(node.attrs.get("rotary_interleaved", 0)), (node.input(7), node.input(8))
+        q, k = (apply(node, "com.microsoft.RotaryEmbedding", x, places, *angles, interleaved=pairs) for x in (q, k))
 
     def present(new: Tensor, number: int) -> Tensor:
         past = optional(node, number) if total > steps else None  # what a cache holds at the first step is no past

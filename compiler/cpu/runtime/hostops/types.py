@@ -106,8 +106,8 @@ def _whole(op: HostOp, text: str, kind: np.dtype[Any]) -> int:
         raise op.fail(f"{text[:40]!r} is no integer of 64 bits")
     if kind.kind == "b":
         return int(int(match[1]) != 0)
-    size = 8 * kind.itemsize
-    low = int(match[1]) % 2**size
+    size = int(8 * kind.itemsize)
+    low: int = int(match[1]) % 2**size
     return low - 2**size if kind.kind == "i" and low >= 2 ** (size - 1) else low
 
 
@@ -197,7 +197,8 @@ def gather_block_quantised(op: HostOp, x: Array, indices: Array, scales: Array, 
         values = np.take(values, blocks, along)
         if along == across:
             return values
-        return np.take(values, np.arange(y.shape[axis]) // size, axis)
+        spread: Array = np.take(values, np.arange(y.shape[axis]) // size, axis)
+        return spread
 
     level = y.astype(np.int32) - (1 << (bits - 1) if x.dtype == np.uint8 else 0)
     if zeros is not None:
