@@ -163,7 +163,7 @@ def found_share(known: Known, search: str, seed: int, share: float) -> float:
         kind = SEARCHED[search.removesuffix(" alone")]
         explorer = Explorer(ladder, known.space, kind(known.space, rng, start), NAMES)
         explorer.filtering = not search.endswith(" alone")
-        explorer.run(lambda state: state.points + 4 > most, 4)
+        explorer.run(lambda state: 0 if state.points + 4 > most else 4, 4)
         values = explorer.values(explorer.measured.values())
     assert len(values) <= most
     return hypervolume(values, known.worst) / hypervolume(known.front, known.worst)

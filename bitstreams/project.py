@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from celosia.bitstreams.boards import BOARDS, Board
 from celosia.bitstreams.manifest import Manifest, ManifestError
-from celosia.hw.config import Config
+from celosia.hw.config import Config, did_you_mean
 
 if TYPE_CHECKING:
     from amaranth.lib.wiring import Signature
@@ -33,7 +33,7 @@ class ToolError(RuntimeError):
 def find_board(name: str) -> Board:
     """ProjectError where there is no such board."""
     if name not in BOARDS:
-        raise ProjectError(f"there is no board {name!r}; take one of {', '.join(BOARDS)}")
+        raise ProjectError(f"there is no board {name!r}{did_you_mean(name, BOARDS)}; take one of {', '.join(BOARDS)}")
     return BOARDS[name]
 
 

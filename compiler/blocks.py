@@ -132,7 +132,8 @@ class _Part:
 class _Cutter:
     """Finds the parts of a chain that take the fewest cycles together.
 
-    The estimates of layers and blocks say which ways to cut are worth a look; the timing model decides among those.
+    The estimates of layers and blocks say which ways to cut are worth a look; the timing model decides among those, and
+    leaves apart what takes longer as a block.
     """
 
     def __init__(self, cfg: Config, planner: Planner, decided: frozenset[str], macs: int) -> None:
@@ -155,7 +156,8 @@ class _Cutter:
         best = ways[-1][0][0]
         near = [cuts for cost, cuts in ways[-1] if cost <= max(best, WORTH_A_LOOK * best)]
         parts = [[_Part(tuple(chain[a:b])) for a, b in pairwise((*cuts, len(chain)))] for cuts in near]
-        return self._resident(min(parts, key=self._cycles) if len(parts) > 1 else parts[0])
+        best_parts = self._resident(min(parts, key=self._cycles) if len(parts) > 1 else parts[0])
+        return [each for part in best_parts for each in self._kept(part)]
 
     def _resident(self, parts: list[_Part]) -> list[_Part]:
         """`parts`, or some of them in one where images that fit a scratchpad as a whole are between them."""
@@ -197,9 +199,21 @@ class _Cutter:
         return wanted or part.layer.name not in self.decided
 
     def note(self, block: Choice, part: _Part) -> None:
-        """Note in `block` what its layers would take one by one."""
-        block.apart = sum(self._estimate(choice.layer) or 0 for choice in part.choices)
-        block.together = self._estimate(block.layer) or 0
+        """Note in `block` what its layers would take one by one, and what it takes, by the timing model."""
+        block.apart, block.together = self._alone(part), self._cycles([part]) / 2
+
+    def _kept(self, part: _Part) -> list[_Part]:
+        """`part`, or its choices one by one where they take fewer cycles: estimates of blocks may be far off."""
+        decided = part.layer.name in self.decided or not self.groups.isdisjoint(Block.names(part.layer.name))
+        if len(part.choices) == 1 or decided or self._cycles([part]) / 2 <= self._alone(part):
+            return [part]
+        return [_Part((choice,)) for choice in part.choices]
+
+    def _alone(self, part: _Part) -> float:
+        """Cycles of the choices of `part` one by one: estimated, and timed where that is not far above the block."""
+        alone = [_Part((choice,)) for choice in part.choices]
+        found = sum(self._estimate(each.layer) or 0 for each in alone)
+        return found if found > WORTH_A_LOOK * self._cycles([part]) / 2 else self._cycles(alone) / 2
 
     def _estimate(self, layer: Layer) -> float | None:
         """Estimated cycles of `layer`; None for a block that cannot be."""

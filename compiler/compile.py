@@ -58,7 +58,7 @@ Improve = Callable[[Network], tuple[Image, str]]
 """Gives the image of a network, and says in a sentence what was decided."""
 
 PASSES = Pipeline(
-    Pass("shapes", "shapes that onnx leaves open come from the operators' expressions", infer_shapes, inside=False),
+    Pass("shapes", "shapes come from the operators' expressions or are compared", infer_shapes, inside=False),
     Pass("fold", "operators on constants are computed, and the shapes that depend on them", fold),
     Pass("integer", "QDQ patterns become integer operators", lambda model: Integerise(model).run()),
     Pass("tables", "functions of one 8-bit tensor become tables", compose_tables),

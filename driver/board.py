@@ -7,16 +7,19 @@ of PYNQ's MMIO and buffers; the tests of the hardware make it of an AXI4-Lite ma
 from __future__ import annotations
 
 import asyncio
+import os
 import platform
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from celosia.driver.lock import exclusive
 from celosia.hw.config import Config
 from celosia.hw.regs import COUNTERS, Error
 from celosia.sim.control import Control
@@ -27,17 +30,24 @@ REGISTER_BYTES = PAGE
 POLL_SECONDS = 1e-4
 INTERRUPT_SECONDS = 0.1
 """Between two looks at the status while the interrupt is waited for: what one that is lost may cost."""
-INTERRUPT_PIN = "celosia/irq"
-"""In the block design of the bitstream projects."""
+INSTANCE = "celosia"
+"""The accelerator in the block design of the bitstream projects."""
+INTERRUPT_PIN = f"{INSTANCE}/irq"
 SETTLE_SECONDS = 1.0
 """For a run to end that is stopped, and for memory to answer what it owes; the watchdog needs a fifth of it."""
 CLOCK_HZ = 100e6
 """Clock that time limits are reckoned with: the slowest of the boards', so that none comes too early."""
 WATCHDOG_CYCLES = 10_000_000
 """Cycles without progress of any unit after which the hardware ends a run: 0.1 s at 100 MHz."""
+LEASE_CYCLES = 500_000_000
+"""Cycles after which the hardware ends a run whose host has died, or sleeps: 5 s at 100 MHz, 2 s at 250 MHz. One that
+waits renews it ten times a second at least."""
+LOCKS = Path("/run/lock")
 BASES = {"armv7l": 0x43C0_0000, "aarch64": 0xA000_0000}
 """Where the bitstream projects place the registers: on GP0 of a Zynq-7000, on HPM0 of an UltraScale+."""
 FPGA_STATE = Path("/sys/class/fpga_manager/fpga0/state")
+LOADED = "operating"
+"""What that says where there is a bitstream."""
 
 
 class Registers(Protocol):
@@ -76,7 +86,9 @@ class BoardDevice:
 
     registers, memory: the board. clock_hz: of the accelerator; turns limits in cycles into seconds. interrupt: waits
     for the interrupt at most so many seconds; without it the status is polled. now, sleep: seconds. watchdog_cycles:
-    cycles without progress of any unit after which the hardware itself ends a run; 0 for never.
+    cycles without progress of any unit after which the hardware itself ends a run; lease_cycles: those without a sign
+    of this host; 0 for never. lock: held while this device uses the registers, so that others may share the board: each
+    run is one process' own, and the memory of each stays as it is.
 
     DeviceError where there is no accelerator, or one of another Config.
     """
@@ -87,15 +99,17 @@ class BoardDevice:
         self, config: Config, registers: Registers, memory: Memory, *, clock_hz: float = CLOCK_HZ,
         interrupt: Callable[[float], object] | None = None, now: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep, watchdog_cycles: int = WATCHDOG_CYCLES,
+        lease_cycles: int = LEASE_CYCLES, lock: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:  # fmt: skip
         self.config = config
-        self.clock_hz, self.watchdog_cycles = clock_hz, watchdog_cycles
+        self.clock_hz, self.watchdog_cycles, self.lease_cycles = clock_hz, watchdog_cycles, lease_cycles
         self._memory, self._buffer = memory, None
         self._interrupt, self._now, self._sleep = interrupt, now, sleep
-        self._size = 0
+        self._size, self._process, self._lock = 0, os.getpid(), lock
         self.control = Control(registers.read, registers.write)
         """The registers of the hardware."""
-        self.control.check(config)
+        with lock():
+            self.control.check(config)
 
     _buffer: Buffer | None
 
@@ -135,30 +149,33 @@ class BoardDevice:
         buffer.invalidate(addr, size)
         return np.array(buffer.data[addr : addr + size], np.uint8)
 
+    def _require_process(self) -> None:
+        """DeviceError after a fork: parent and child would write their inputs to the same memory."""
+        if self._process != os.getpid():
+            raise DeviceError(f"process {self._process} has opened the device, and forked; open one in each process")
+
     def _checked(self, addr: int, size: int) -> Buffer:
+        self._require_process()
         if self._buffer is None or addr < 0 or size < 0 or addr + size > self._size:
             raise ValueError(f"bytes {addr} to {addr + size - 1} are not in the {self._size} bytes allocated")
         return self._buffer
 
     def close(self) -> None:
-        """Give the memory back, and end a run that is still under way; `allocate` makes the device usable again.
+        """Give the memory back, and end a run of ours that is under way; `allocate` makes the device usable again.
 
         Memory that the hardware may still write to stays allocated: it must not become that of others.
         """
-        if self._buffer is not None:
+        if self._buffer is not None and self._process == os.getpid():
             with suppress(DeviceError):
-                self._stop()
+                if self.control.is_ours():
+                    with self._lock():
+                        self._stop()
                 self._buffer.free()
         self._buffer, self._size = None, 0
 
     def _stop(self) -> None:
         """End a run that nobody waits for any more. DeviceError where memory does not answer."""
-        self.control.settle(self._moments())
-
-    def _moments(self) -> Iterator[object]:
-        end = self._now() + SETTLE_SECONDS
-        while self._now() < end:
-            yield self._sleep(POLL_SECONDS)
+        self.control.settle(moments(self._now, self._sleep))
 
     # Runs ------------------------------------------------------------------------------------------------------
 
@@ -171,12 +188,18 @@ class BoardDevice:
         self.control.last_error = None
         if count == 0:
             return Counters(0, dict.fromkeys(COUNTERS, 0))
+        self._require_process()
         if self._buffer is None:
             raise ValueError("no memory is allocated")
+        with self._lock():
+            self.control.check(self.config)  # others may have loaded another bitstream
+            return self._run(self._buffer.physical_address, instr_addr, count, timeout_cycles, trace)
+
+    def _run(self, base: int, instr_addr: int, count: int, timeout_cycles: int, trace: bool) -> Counters:
         self._stop()
         self.control.prepare(
-            self._buffer.physical_address, instr_addr=instr_addr, instr_count=count, dma_size=self._size,
-            watchdog=self.watchdog_cycles, irq_enable=int(self._interrupt is not None),
+            base, instr_addr=instr_addr, instr_count=count, dma_size=self._size, watchdog=self.watchdog_cycles,
+            lease=self.lease_cycles, irq_enable=int(self._interrupt is not None),
         )  # fmt: skip
         self.control.start()
         self._until_done(timeout_cycles)
@@ -195,6 +218,7 @@ class BoardDevice:
                 return
             if late:
                 raise TimeLimit(f"no end within {timeout_cycles} cycles ({limit:.3g} s): {self._state()}")
+            self.control.write("lease", self.lease_cycles)
             if self._interrupt is not None:
                 self._interrupt(min(max(end - self._now(), 0), INTERRUPT_SECONDS))
             else:
@@ -210,6 +234,15 @@ class BoardDevice:
             for unit in units
         ]
         return f"status {self.control.read('status'):#x} after {values['cycles']} cycles, of which {'; '.join(parts)}"
+
+
+def moments(
+    now: Callable[[], float] = time.monotonic, sleep: Callable[[float], object] = time.sleep
+) -> Iterator[object]:
+    """What the accelerator has to end a run; iterating waits."""
+    end = now() + SETTLE_SECONDS
+    while now() < end:
+        yield sleep(POLL_SECONDS)
 
 
 # PYNQ ----------------------------------------------------------------------------------------------------------
@@ -277,6 +310,14 @@ def _pynq_interrupt(pynq: Any) -> Callable[[float], object] | None:
     return wait
 
 
+def fpga_state() -> str:
+    """LOADED, or what else Linux calls it."""
+    try:
+        return FPGA_STATE.read_text().strip()
+    except OSError:
+        return LOADED  # older kernels do not say
+
+
 def pynq_device(config: Config, base: int | None = None, **options: Any) -> BoardDevice:
     """The accelerator on this board. DeviceError where pynq, the right to use it, or a bitstream is missing.
 
@@ -288,11 +329,8 @@ def pynq_device(config: Config, base: int | None = None, **options: Any) -> Boar
         if platform.machine() not in BASES:
             raise DeviceError(f"a {platform.machine()} is no Zynq; run this on the board, or take --device ssh://...")
         base = BASES[platform.machine()]
-    try:
-        state = FPGA_STATE.read_text().strip()
-    except OSError:
-        state = "operating"  # older kernels do not say
-    if state != "operating":  # reading registers that are not there would stop the processor
+    state = fpga_state()
+    if state != LOADED:  # reading registers that are not there would stop the processor
         raise DeviceError(f"no bitstream is loaded (the FPGA is in state {state!r}); load one with `celosia flash`")
     try:
         registers = pynq.MMIO(base, REGISTER_BYTES)
@@ -302,4 +340,9 @@ def pynq_device(config: Config, base: int | None = None, **options: Any) -> Boar
             "shell: log in as root, or take --sudo"
         ) from None
     options.setdefault("interrupt", _pynq_interrupt(pynq))
-    return BoardDevice(config, registers, _PynqMemory(pynq), **options)
+    return BoardDevice(config, registers, _PynqMemory(pynq), lock=partial(board_lock, base), **options)
+
+
+def board_lock(base: int) -> AbstractContextManager[None]:
+    """Held by the one process that uses the accelerator whose registers are at `base`, or loads its bitstream."""
+    return exclusive(LOCKS / f"celosia-{base:x}", f"the accelerator at {base:#x}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ from celosia.driver.images import IN_UNITS, SUFFIXES, Pixels, read_image
 
 Array = NDArray[Any]
 Sample = dict[str, Array]
+
+
+LABELS = "labels"
+"""The array of an .npz file that holds labels, where no input has that name."""
 
 
 class CalibrationError(InputError):
@@ -64,18 +69,21 @@ def open_samples(
     """The samples in `source`: at most `limit`, spread evenly over all.
 
     A folder holds one sample in each .npy file (for models of one input), .npz file (arrays by input name) or image
-    (float32 [1, 1 or 3, height, width] inputs; resized). An .npz file, or a mapping, holds arrays by input name whose
-    first axis counts samples. A sample may leave out the batch axis of an input whose batch is 1. Raises
-    CalibrationError.
+    (float32 [1, 1 or 3, height, width] inputs; resized), or has a folder of such files for each class. An .npz file,
+    or a mapping, holds arrays by input name whose first axis counts samples. A sample may leave out the batch axis of
+    an input whose batch is 1. Raises CalibrationError.
     """
     if isinstance(source, Mapping):
         readers = array_readers("the calibration arrays", source, inputs)
     elif Path(source).is_dir():
-        readers = file_readers(sample_files(Path(source)), pixels)
+        readers = file_readers(files_of(Path(source))[0], pixels)
     elif not Path(source).exists():
         raise CalibrationError(f"there is no calibration folder or file {source}")
     else:
-        readers = array_readers(str(source), _archive(Path(source)), inputs)
+        arrays = _archive(Path(source))
+        if LABELS not in {each.name for each in inputs}:
+            arrays.pop(LABELS, None)  # of a test set
+        readers = array_readers(str(source), arrays, inputs)
     return of_readers(readers, inputs, limit)
 
 
@@ -101,6 +109,21 @@ def array_readers(where: str, arrays: Mapping[str, Array], inputs: Sequence[Inpu
         return {each.name: _fitted(arrays[each.name][k], each, f"{where}: {each.name}[{k}]") for each in inputs}
 
     return [partial(row, k) for k in range(count)]
+
+
+def files_of(folder: Path) -> tuple[list[Path], Array | None]:
+    """The files of a folder that are samples, and their classes where it has a folder for each: those count from 0 in
+    the order of the folders' names, or are the names where all of them are numbers. CalibrationError for none."""
+    classes = sorted(path for path in folder.iterdir() if path.is_dir())
+    if not classes:
+        return sample_files(folder), None
+    if all(path.name.isdecimal() for path in classes):
+        classes.sort(key=lambda path: int(path.name))
+        numbers = [int(path.name) for path in classes]
+    else:
+        numbers = list(range(len(classes)))
+    files = [sample_files(path) for path in classes]
+    return list(chain.from_iterable(files)), np.repeat(numbers, [len(each) for each in files])
 
 
 def sample_files(folder: Path) -> list[Path]:

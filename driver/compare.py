@@ -13,6 +13,8 @@ from onnx import numpy_helper
 
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.importer import read
+from celosia.compiler.graph.interface import is_quantised
+from celosia.compiler.program import InputError
 from celosia.driver import oracle
 from celosia.driver.devices import require_tools
 from celosia.driver.matching import Flow, feed_of, match
@@ -48,12 +50,18 @@ def compare(
     `matched`, `sqnr_db` against it and `lost_db` of that against the worst operand. `first`: the first tensor that
     differs though its operands do not. `inside`: tensors that an integer operator or onnxruntime's fusion leaves out.
     `unmatched`: None without a float model, else the tensors of the "model" and of the "float" model that have none in
-    the other. Raises what `compile` and `Runtime` do, OracleError, and MissingLibrary without onnxruntime.
+    the other. Raises what `compile` and `Runtime` do, InputError for a float model that is none, OracleError, and
+    MissingLibrary without onnxruntime.
     """
     say = progress or (lambda stage: None)
     oracle.require()
     require_tools(device, model)
     proto = read(Path(model))
+    if float_model is not None and is_quantised(read(Path(float_model))):
+        raise InputError(
+            f"{float_model}, given as the float model, is quantised itself; give the model that {model} was made of, "
+            "or leave --float out"
+        )
     program = compile_model(model, config, progress=progress, keep="all", check=check)
     with Runtime(program, device, **options) as runtime:
         runtime.open()
@@ -61,7 +69,7 @@ def compare(
         found = runtime.run(inputs, trace=False).tensors
     say("running under onnxruntime")
     expected = oracle.tensors(Path(model), inputs)
-    graph = _Graph(proto)
+    graph = Graph(proto)
     rows = [
         _row(graph, name, found[name], expected[name]) for name in graph.made
         if name in found and name in expected and isinstance(found[name], np.ndarray)
@@ -69,7 +77,7 @@ def compare(
     unmatched = None
     if float_model is not None:
         say("running the float model")
-        unmatched = _add_noise(proto, graph, rows, found, inputs, Path(float_model))
+        unmatched = add_noise(proto, graph, rows, found, inputs, Path(float_model))
     compared = {row["name"]: row for row in rows}
     firsts = (
         row["name"] for row in rows
@@ -84,7 +92,7 @@ def compare(
     }  # fmt: skip
 
 
-class _Graph:
+class Graph:
     """Who makes each tensor of a model, from what, and what the integers of quantised ones mean."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
@@ -120,6 +128,11 @@ class _Graph:
             return None
         array = numpy_helper.to_array(tensor)
         return float(array.reshape(-1)[0]) if array.size == 1 else None
+
+    def maker(self, name: str) -> onnx.NodeProto:
+        """The operator that makes a tensor, or what QuantizeLinear makes integers of."""
+        node = self.made[name]
+        return self.made.get(node.input[0], node) if node.op_type == "QuantizeLinear" else node
 
     def operands(self, name: str, known: Mapping[str, Any]) -> Iterator[str]:
         """The nearest tensors in `known` that `name` is computed from."""
@@ -158,10 +171,8 @@ def _output_scale(op: str) -> int | None:
     return known.get(op, 3 if op.startswith("QLinear") else None)
 
 
-def _row(graph: _Graph, name: str, found: Array, expected: Array) -> dict[str, Any]:
-    node = graph.made[name]
-    if node.op_type == "QuantizeLinear":  # whose input the operator makes that the row is about
-        node = graph.made.get(node.input[0], node)
+def _row(graph: Graph, name: str, found: Array, expected: Array) -> dict[str, Any]:
+    node = graph.maker(name)
     row = {
         "name": name, "op": node.op_type, "node": node.name, "dtype": found.dtype.name, "shape": list(found.shape),
         "float": None, "matched": None, "sqnr_db": None, "lost_db": None,
@@ -193,8 +204,8 @@ def largest_difference(found: Array, expected: Array) -> tuple[float | None, boo
     return (share, share > FLOAT_TOLERANCE) if np.isfinite(share) else (None, True)
 
 
-def _add_noise(
-    proto: onnx.ModelProto, graph: _Graph, rows: list[dict[str, Any]], found: Mapping[str, Array],
+def add_noise(
+    proto: onnx.ModelProto, graph: Graph, rows: list[dict[str, Any]], found: Mapping[str, Array],
     inputs: Mapping[str, Array], float_model: Path,
 ) -> dict[str, list[str]]:  # fmt: skip
     """Add to `rows` the float tensor, how it was matched, its power over that of the error, and what was lost. Returns

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +14,18 @@ from celosia.compiler.files import reading
 from celosia.compiler.program import InputError
 from celosia.driver.arrays import read_archive, read_array
 from celosia.driver.calibration import (
+    LABELS,
     CalibrationError,
     Input,
     Samples,
     array_readers,
     file_readers,
+    files_of,
     of_readers,
-    sample_files,
 )
 from celosia.driver.images import IN_UNITS, Pixels
 
 Array = NDArray[Any]
-LABELS = "labels"
-"""The array of an .npz file that holds labels, where no input has that name."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +42,17 @@ def open_dataset(
 ) -> Dataset:  # fmt: skip
     """The samples in `source`, at most `limit`, spread evenly over all, and their labels.
 
-    source: as `calibration.open_samples` takes it; an .npz file or mapping may hold an array "labels", too. A folder
-    whose samples lie in folders, one for each class: classes count from 0 in the order of those folders' names, or are
-    the names where all of them are numbers. labels: one number for each sample, as an array, a .npy or .npz file, or a
-    text with a line for each: LABEL in the order of the samples, or FILE LABEL. Raises CalibrationError, InputError.
+    source: as `calibration.open_samples` takes it; an .npz file or mapping may hold an array "labels", too, and a
+    folder has labels where it has a folder for each class (`calibration.files_of`). labels: one number for each sample,
+    as an array, a .npy or .npz file, or a text with a line for each: LABEL in the order of the samples, or FILE LABEL.
+    Raises CalibrationError, InputError.
     """
     if not isinstance(source, Mapping) and not Path(source).exists():
         raise InputError(f"there is no folder or file {source} with samples")
     names: list[str] = []
     given: Array | None = None
     if not isinstance(source, Mapping) and Path(source).is_dir():
-        files, given = _folder(Path(source))
+        files, given = files_of(Path(source))
         names, readers = [file.name for file in files], file_readers(files, pixels)
         count, samples = len(files), of_readers(readers, inputs, limit)
     else:
@@ -72,20 +70,6 @@ def open_dataset(
         raise InputError(f"labels are {numbers.dtype}{list(numbers.shape)}; {count} samples need as many whole numbers")
     chosen = np.linspace(0, count - 1, len(samples)).round().astype(int)
     return Dataset(samples, numbers.reshape(-1)[chosen].astype(np.int64))
-
-
-def _folder(folder: Path) -> tuple[list[Path], Array | None]:
-    """The files of a folder, and their classes where it has a folder for each."""
-    classes = sorted(path for path in folder.iterdir() if path.is_dir())
-    if not classes:
-        return sample_files(folder), None
-    if all(path.name.isdecimal() for path in classes):
-        classes.sort(key=lambda path: int(path.name))
-        numbers = [int(path.name) for path in classes]
-    else:
-        numbers = list(range(len(classes)))
-    files = [sample_files(path) for path in classes]
-    return list(chain.from_iterable(files)), np.repeat(numbers, [len(each) for each in files])
 
 
 def _read_labels(path: Path, names: Sequence[str]) -> Array:

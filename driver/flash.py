@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from celosia.bitstreams.manifest import BitHeader, Manifest, ManifestError
+from celosia.driver.board import INSTANCE, LOADED, REGISTER_BYTES, board_lock, fpga_state, moments
 from celosia.hw.regs import MAGIC, REGISTERS
 from celosia.hw.sources import sources_identity
+from celosia.sim.control import Control
 from celosia.sim.device import DeviceError
 
 
@@ -31,7 +33,8 @@ def prepare(bit: Path, board: str, part: str) -> Manifest:
 def load(bit: str, manifest: Manifest) -> float:
     """Load `bit`, with its .hwh beside it, on this board; returns the clock of the accelerator in MHz.
 
-    DeviceError where the FPGA then is not what `manifest` says.
+    A run that is under way there is ended first. DeviceError where it does not end, another process uses the
+    accelerator, or the FPGA then is not what `manifest` says.
     """
     try:
         import pynq
@@ -40,10 +43,42 @@ def load(bit: str, manifest: Manifest) -> float:
             f"bitstreams are loaded by the Python package pynq on the board itself ({error}); use a PYNQ image "
             "(http://www.pynq.io/boards.html), or take --host USER@BOARD"
         ) from None
+    with board_lock(manifest.address):
+        _stop(pynq)
+        return _load(pynq, bit, manifest)
+
+
+def _stop(pynq: Any) -> None:
+    """End the run of an accelerator that is loaded now: an FPGA that is configured while its ports to memory owe or are
+    owed something may leave these useless until the board is restarted. DeviceError where it does not end.
+
+    Registers are read only where PYNQ knows of an accelerator: those of no or of another design stop the processor.
+    """
+    if fpga_state() != LOADED:
+        return
+    try:
+        parts = dict(pynq.PL.ip_dict)
+        base = next(int(part["phys_addr"]) for name, part in parts.items() if name.split("/")[0] == INSTANCE)
+        registers = pynq.MMIO(base, REGISTER_BYTES)
+        control = Control(registers.read, registers.write)
+        if control.read("magic") != MAGIC:
+            return
+    except Exception:  # nothing is loaded, or by another program than PYNQ, which has many ways to say so
+        return
+    try:
+        control.settle(moments())
+    except DeviceError:
+        raise DeviceError(
+            f"the accelerator that is loaded now does not become idle: it waits for memory (status "
+            f"{control.read('status'):#x}); restart the board, and then load the bitstream"
+        ) from None
+
+
+def _load(pynq: Any, bit: str, manifest: Manifest) -> float:
     try:
         pynq.Overlay(os.path.expanduser(bit))
         clock_mhz = _set_clock(pynq.Clocks, manifest.clock_mhz)
-        registers = pynq.MMIO(manifest.address, 4096)
+        registers = pynq.MMIO(manifest.address, REGISTER_BYTES)
         magic, found = (registers.read(REGISTERS[name].offset) for name in ("magic", "identity"))
         sources = registers.read(REGISTERS["sources"].offset)
     except Exception as error:

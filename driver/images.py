@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,14 @@ SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp"))
 
 @dataclass(frozen=True)
 class Pixels:
-    """How an image becomes an input: (pixel / 255 - mean) / std, one number for all channels or one for each."""
+    """How an image becomes an input: (pixel / 255 - mean) / std, one number for all channels or one for each.
+
+    told: called with a sentence for each image that is not taken as it is.
+    """
 
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
+    told: Callable[[str], None] = lambda sentence: None
 
 
 IN_UNITS = Pixels()
@@ -54,9 +58,38 @@ def read_image(path: Path, name: str, dtype: str, shape: Sequence[int | None], p
             raise InputError(f"{len(values)} numbers as {which} for an image of {channels} channels")
     try:
         with Image.open(path) as image:
+            if changes := _changes(path.name, image.mode, image.size, channels, (width, height)):
+                pixels.told(changes)
             small = image.convert("RGB" if channels == 3 else "L").resize((width, height))
     except (OSError, ValueError, Image.DecompressionBombError) as error:
         raise InputError(f"cannot read the image {path}: {error}") from None
     array: NDArray[Any] = np.asarray(small, np.float32).reshape(height, width, channels) / np.float32(255)
     scaled = (array - np.array(pixels.mean, np.float32)) / np.array(pixels.std, np.float32)
     return np.asarray(scaled.transpose(2, 0, 1)[None], np.float32)
+
+
+GREY = ("1", "L", "LA", "I", "I;16", "F")
+"""Modes of pillow without colours."""
+
+
+def _changes(name: str, mode: str, size: tuple[int, int], channels: int, wanted: tuple[int, int]) -> str:
+    """What becomes of an image that is not as the input is; "" for one that is.
+
+    >>> _changes("cat.jpg", "RGB", (640, 480), 1, (28, 28))
+    'cat.jpg is resized to 28x28 from 640x480, which changes its proportions, and converted to grey'
+    >>> _changes("cat.jpg", "RGB", (32, 32), 3, (32, 32))
+    ''
+    """
+    changes = []
+    if size != wanted:
+        text = f"resized to {wanted[0]}x{wanted[1]} from {size[0]}x{size[1]}"
+        changes.append(
+            f"{text}, which changes its proportions," if size[0] * wanted[1] != size[1] * wanted[0] else text
+        )
+    if channels == 1 and mode not in GREY:
+        changes.append("converted to grey")
+    if channels == 3 and mode in GREY:
+        changes.append("grey, given as three equal channels")
+    if not changes:
+        return ""
+    return f"{name} is {' and '.join(changes)}".removesuffix(",")

@@ -90,6 +90,15 @@ class Stages:
             self._shown = now
             self._console.print(text, markup=False)
 
+    def now(self, text: str) -> None:
+        """How far the stage is, in a line."""
+        now = time.perf_counter()
+        if self._moving:
+            self._line.update(self._task, description=text)
+        elif now - self._shown >= LINE_SECONDS:
+            self._shown = now
+            self._console.print(text, markup=False)
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """While something else shows its own progress."""

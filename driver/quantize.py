@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.files import OutputError, check_writable, replacing
 from celosia.compiler.graph.importer import ModelError, read
-from celosia.compiler.graph.interface import resized
+from celosia.compiler.graph.interface import is_quantised, resized
 from celosia.compiler.graph.quantized import PER_CHANNEL_OPSET
 from celosia.compiler.program import InputError
 from celosia.driver.calibration import Input, Samples, open_samples
+from celosia.driver.compare import Graph, add_noise
 from celosia.driver.images import Pixels
-from celosia.driver.oracle import MissingLibrary, OracleError, session
-from celosia.hw.config import Config
+from celosia.driver.oracle import MissingLibrary, OracleError, session, tensors
+from celosia.hw.config import Config, did_you_mean
 
 Array = NDArray[Any]
 ACTIVATIONS = ("int8", "uint8")
@@ -32,6 +33,11 @@ METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
 ENOUGH_TO_HOLD_OUT = 20
 HELD_OUT = 5
 """One sample of so many is kept from the calibration and measured, where there are enough."""
+POOR_DB, POOR_AGREEMENT = 20.0, 0.95
+"""An output below these, an error of a tenth of it or another class for one sample of twenty, needs advice."""
+LOSES_DB, TOLD = 3.0, 3
+"""Operators that lose more are told, so many of them."""
+SAMPLES_ENOUGH = 100
 MAX_BYTES = 2**31 - 2**20
 """What a protobuf can hold."""
 
@@ -54,6 +60,7 @@ def quantize(
     std: Sequence[float] = (1.0,),
     config: str | Path | Config = "pynq",
     progress: Callable[[str], None] | None = None,
+    told: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Any]:
     """Write the float model `model` to `output` with int8 weights and 8-bit activations, as QuantizeLinear and
     DequantizeLinear pairs.
@@ -73,7 +80,9 @@ def quantize(
     (64, True)
 
     Returns a report of plain data: `outputs` (error of each output against the float model, both under onnxruntime),
-    `operators` (quantised or why not), `accelerator` (its share of the multiplications). Raises ModelError,
+    `operators` (quantised or why not), `accelerator` (its share of the multiplications), and where an output is worse
+    than POOR `losing` (the layers that lose most) and `advice` (what to try), else both empty. told: called with a
+    sentence for each image that is resized or converted. Raises ModelError,
     CalibrationError, QuantizeError, OutputError, ConfigError, and MissingLibrary without onnxruntime.
     """
     say = progress or (lambda stage: None)
@@ -88,7 +97,7 @@ def quantize(
     check_writable(output)
     say("reading the model")
     proto = _float_model(Path(model), exclude)
-    chosen = open_samples(calibration, _inputs(proto), samples, Pixels(tuple(mean), tuple(std)))
+    chosen = open_samples(calibration, _inputs(proto), samples, Pixels(tuple(mean), tuple(std), told))
     proto = _of_sizes(proto, chosen.inputs)
     fitting, measured = _split(chosen)
     with tempfile.TemporaryDirectory() as scratch, _quiet():
@@ -98,6 +107,7 @@ def quantize(
         _quantise(prepared, result, fitting, per_channel, activations, method, exclude, say)
         quantised = onnx.load(result)
         outputs = _measure(proto, quantised, measured, say)
+        losing = _losing(prepared, result, next(iter(measured))) if poor(outputs) else []
     operators = _operators(quantised, exclude)
     if not any(row["quantised"] for row in operators):
         raise QuantizeError(f"{model} has no operator that onnxruntime's quantiser can quantise; nothing is written")
@@ -109,6 +119,7 @@ def quantize(
         "model": str(model), "output": str(output), "per_channel": per_channel, "activations": activations,
         "method": method, "samples_calibration": len(fitting), "samples_measured": len(measured),
         "held_out": fitting is not measured, "outputs": outputs, "operators": operators, "accelerator": accelerator,
+        "losing": losing, "advice": _advice(losing, per_channel, method, len(fitting)) if poor(outputs) else [],
     }  # fmt: skip
 
 
@@ -144,12 +155,12 @@ def _float_model(path: Path, exclude: Sequence[str]) -> onnx.ModelProto:
         onnx.checker.check_model(proto)
     except Exception as error:  # onnx raises several unrelated classes
         raise ModelError(f"{path} is not a valid ONNX model: {_line(error)}") from None
-    if any("QuantizeLinear" in node.op_type or node.op_type.startswith("QLinear") for node in proto.graph.node):
+    if is_quantised(proto):
         raise QuantizeError(f"{path} is quantised already; give the float model, or compile this one")
     names = {node.name for node in proto.graph.node}
     for name in exclude:
         if name not in names:
-            raise QuantizeError(f"{path} has no operator {name!r} to exclude")
+            raise QuantizeError(f"{path} has no operator {name!r} to exclude{did_you_mean(name, names)}")
     return _of_opset(proto, path)
 
 
@@ -297,6 +308,49 @@ def _agreement(pairs: list[tuple[Array, Array]]) -> float | None:
     if len(shape) < 2 or shape[1] < 2 or any(n != 1 for n in shape[2:]):
         return None
     return float(np.mean([a.argmax(1) == b.argmax(1) for a, b in pairs]))
+
+
+# Advice ---------------------------------------------------------------------------------------------------------
+
+
+def poor(outputs: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether an output is far from the float model's."""
+    return any(
+        (row["sqnr_db"] is not None and row["sqnr_db"] < POOR_DB) or (row["top1_agreement"] or 1.0) < POOR_AGREEMENT
+        for row in outputs
+    )
+
+
+def _losing(prepared: Path, result: Path, sample: Mapping[str, Array]) -> list[dict[str, Any]]:
+    """The operators whose outputs lose most against their operands, of one sample: name, op, sqnr_db and lost_db."""
+    proto = onnx.load(result)
+    graph, found = Graph(proto), tensors(result, sample, optimised=False)
+    rows: list[dict[str, Any]] = [
+        {"name": name, "op": graph.maker(name).op_type, "node": graph.maker(name).name, "float": None, "matched": None,
+         "sqnr_db": None, "lost_db": None} for name in graph.made if isinstance(found.get(name), np.ndarray)
+    ]  # fmt: skip
+    add_noise(proto, graph, rows, found, sample, prepared)
+    best: dict[str, dict[str, Any]] = {}
+    for row in sorted(rows, key=lambda row: row["lost_db"] or 0.0, reverse=True):
+        if row["node"] and row["op"] not in ("QuantizeLinear", "DequantizeLinear") and (row["lost_db"] or 0) > LOSES_DB:
+            kept = {"name": row["node"], "op": row["op"], "sqnr_db": row["sqnr_db"], "lost_db": row["lost_db"]}
+            best.setdefault(row["node"], kept)
+    return list(best.values())[:TOLD]
+
+
+def _advice(losing: Sequence[Mapping[str, Any]], per_channel: bool, method: str, samples: int) -> list[str]:
+    """What to try where the result is poor, the cheapest first."""
+    found = []
+    if not per_channel:
+        found.append("leave --per-tensor out: a scale for each output channel costs nothing on the accelerator")
+    if samples < SAMPLES_ENOUGH:
+        found.append(f"more samples for --calibration, as the model sees them in use: {samples} are few")
+    others = [name for name in ("percentile", "entropy", "minmax") if name != method]
+    found.append(f"other ranges: --method {others[0]}, or {others[1]}")
+    if losing:
+        found.append(f"keep what loses most in floats, on the CPU: --exclude {losing[0]['name']}")
+    found.append("train the model with quantisation, so that it gets used to it: docs/pytorch.md")
+    return found
 
 
 def _operators(quantised: onnx.ModelProto, exclude: Sequence[str]) -> list[dict[str, Any]]:

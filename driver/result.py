@@ -73,14 +73,15 @@ class Result:
         return f"<Result of {report['model']!r} on {report['device']}: {outputs}{cycles}>"
 
     def _repr_html_(self) -> str:
-        """Figures, where Bokeh is installed, and layers, for notebooks."""
+        """What limits it and its layers, for notebooks; with bars where Bokeh is installed."""
         head = ["layer", "what", "MACs", "cycles", "array", "bound by", "advice"]
         keys = ["name", "what", "macs", "cycles", "utilization", "bound", "advice"]
         rows = [[row[key] for key in keys] for row in self.report["layers"]]
-        return f"<p>{escape(repr(self))}</p>{self._figures()}" + (table(head, rows) if rows else "")
+        figures = self._figures()
+        return f"<p>{escape(repr(self))}</p>{figures}" + (table(head, rows) if rows and not figures else "")
 
     def _figures(self) -> str:
-        """The page of `celosia.report`; "" where there are no cycles to draw, or nothing to draw with."""
+        """The page of `celosia.report`, in brief; "" where there are no cycles to draw, or nothing to draw with."""
         if self.program is None or not self.report["cycles"]:
             return ""
         try:

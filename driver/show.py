@@ -141,6 +141,8 @@ def quantised(report: dict[str, Any]) -> Iterator[RenderableType]:
         sqnr = "-" if row["sqnr_db"] is None else f"{row['sqnr_db']:.1f}"
         add_row(errors, row["name"], *numbers, sqnr, percent(row["top1_agreement"]))
     yield errors
+    if report["advice"]:
+        yield from _poor(report)
     operators = report["operators"]
     done = sum(row["quantised"] for row in operators)
     table = new_table(f"{done} of {len(operators)} operators quantised", "operator", ">quantised", ">not", "why not")
@@ -151,6 +153,17 @@ def quantised(report: dict[str, Any]) -> Iterator[RenderableType]:
         add_row(table, op, len(rows) - len(left), len(left), why)
     yield table
     yield from _placed(report["accelerator"])
+
+
+def _poor(report: dict[str, Any]) -> Iterator[RenderableType]:
+    """Which layers a poor result comes from, and what to try."""
+    if report["losing"]:
+        table = new_table("Layers that lose most, of one sample", "operator", "name", ">SQNR dB", ">lost dB")
+        for row in report["losing"]:
+            add_row(table, row["op"], row["name"], f"{row['sqnr_db']:.1f}", f"{row['lost_db']:.1f}")
+        yield table
+    tries = "".join(f"\n  {number}. {each}" for number, each in enumerate(report["advice"], 1))
+    yield Text(f"The int8 model is far from the float one. What to try, one after the other:{tries}")
 
 
 def _placed(accelerator: dict[str, Any]) -> Iterator[RenderableType]:
@@ -277,8 +290,9 @@ def blocks(report: dict[str, Any]) -> RenderableType | None:
     if not rows:
         return None
     table = new_table(
-        "Blocks", "block", ">kept on chip", ">cycles apart (estimated)", ">as a block (estimated)", ">cycles"
-    )
+        "Blocks, cycles alone by the timing model (of layers apart estimated, where that is far above)",
+        "block", ">kept on chip", ">cycles apart", ">as a block", ">in this run",
+    )  # fmt: skip
     for row in rows:
         cycles = "-" if row["cycles"] is None else row["cycles"]
         add_row(table, row["name"], megabytes(row["bytes_kept"]), row["cycles_apart"], row["cycles_together"], cycles)

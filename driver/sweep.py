@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from celosia.bitstreams.devices import DEVICES
-from celosia.bitstreams.synthesis import RESOURCES
 from celosia.compiler.graph.importer import ModelError
 from celosia.driver.explore.hardware import Resources
-from celosia.driver.explore.subject import Subject, timed
-from celosia.driver.pages.names import resource
-from celosia.hw.config import Config, ConfigError
+from celosia.driver.explore.subject import Subject, nothing_on_accelerator, timed
+from celosia.driver.pages.names import NAMES, key_of, resource_cell
+from celosia.driver.pages.page import Page, Section
+from celosia.hw.config import Config, ConfigError, did_you_mean
 from celosia.hw.config_doc import scratchpads
 from celosia.sim.memory import ZYNQ_HP, MemoryModel, memory_model
 
+DEVICE = "xc7z020"
+"""What resources are of."""
 MOST = 200
 """Configs that one sweep may try."""
 Values = Mapping[str, Sequence[int | bool]]
@@ -37,7 +40,8 @@ def settings(given: Sequence[str]) -> dict[str, list[int | bool]]:
         if not equals or not values:
             raise ConfigError(f"{text!r} sets no field; write it as inp_depth=1024,4096")
         if name not in fields:
-            raise ConfigError(f"unknown Config field {name!r}; known are {', '.join(sorted(fields))}")
+            near = did_you_mean(name, fields)
+            raise ConfigError(f"unknown Config field {name!r}{near}; known are {', '.join(sorted(fields))}")
         if name in found:
             raise ConfigError(f"{name} is set twice; give all of its values at once, as {name}=...,...")
         found[name] = list(dict.fromkeys(_value(name, value) for value in values.split(",")))
@@ -63,7 +67,8 @@ def sweep(
     records there are; bytes are those of scratchpads. dsp, ram (of 36 kbit), lut and ff are of a xc7z020: `counted`
     where `celosia bitstream report` has counted them, else dsp and ram from the Config, and lut and ff by the model of
     `bitstreams/area.py`; `extrapolated` where it knows nothing of the kind. A Config that cannot be, or that the model
-    does not fit, has `error` and no cycles. ConfigError for more than MOST.
+    does not fit, has `error` and no cycles. ConfigError for more than MOST, ModelError where nothing of the model runs
+    on the accelerator.
     """
     first, behind = Config.load(base), memory_model(memory)
     combinations = [dict(zip(values, each)) for each in itertools.product(*values.values())]
@@ -93,12 +98,14 @@ def _row(model: Subject, base: Config, fields: dict[str, int | bool], memory: Me
         raise
     except ValueError as error:  # what this Config cannot run
         return row | {"error": str(error)}
+    if not cost.cycles:
+        raise ModelError(nothing_on_accelerator(model))
     peak = cost.cycles * cfg.macs_per_cycle
     return row | {"cycles": cost.cycles, "utilization": cost.macs / peak if peak else None}
 
 
 def _hardware(cfg: Config) -> dict[str, Any]:
-    used = Resources.of(cfg, DEVICES["xc7z020"])
+    used = Resources.of(cfg, DEVICES[DEVICE])
     return {
         "lut": used.lut, "ff": used.ff, "dsp": used.dsp, "ram": used.ram, "counted": used.counted,
         "extrapolated": used.extrapolated, "bytes": sum(scratchpads(cfg).values()),
@@ -113,77 +120,102 @@ def note() -> str:
     return (
         f"DSP blocks and block RAM (36 kbit) as declared; ~ LUTs and flip-flops by a model of {len(model().rows)} "
         f"Configs, at most {off['lut']:.1%} and {off['ff']:.1%} off where it did not know one, with ? beyond all of "
-        "them; without ~ counted by Yosys. For a xc7z020."
+        f"them; without ~ counted by Yosys. For a {DEVICE}."
     )
 
 
 # A page ---------------------------------------------------------------------------------------------------------
 
-WIDTH, HEIGHT, LEFT, BELOW = 720, 380, 90, 60
-COLOURS = ("#1b6ca8", "#c8553d", "#2f855a", "#8a4fa3", "#b7791f", "#4a5568", "#d53f8c", "#0987a0")
+WIDTH, HEIGHT, LEFT, BELOW, TOP = 760, 400, 110, 64, 20
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c8c8c", "#b07aa1")
 
 
-def page(title: str, rows: Sequence[dict[str, Any]], note: str = "") -> str:
-    """The rows as one HTML file that needs no other: cycles over the first field, a line for each choice of the others,
-    and all of them as a table."""
-    fields = list(rows[0]["set"]) if rows else []
-    head = [
-        *fields, "cycles", "utilisation", "LUT", "flip-flops", "DSP", "block RAM", "scratchpads, kB", "error",
-    ]  # fmt: skip
-    body = "\n".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in _cells(row))}</tr>" for row in rows)
-    return (
-        f"<!doctype html>\n<html lang='en'><meta charset='utf-8'><title>{escape(title)}</title>\n"
-        "<style>body{font:15px sans-serif;margin:2em}td,th{padding:.2em .8em;text-align:right}"
-        "svg{max-width:100%}</style>\n"
-        f"<h1>{escape(title)}</h1>\n<p>{escape(note)}</p>\n{_plot(rows)}\n"
-        f"<table><tr>{''.join(f'<th>{escape(name)}</th>' for name in head)}</tr>\n{body}</table></html>\n"
-    )
+def page(title: str, rows: Sequence[dict[str, Any]], note: str = "") -> Page:
+    """The rows as a page: cycles over the first field, a line for each choice of the others, and all as a table."""
+    sections = [Section("Configs", html=_table(rows), after=f"<p>{escape(note)}</p>")]
+    if there := [row for row in rows if row["cycles"]]:
+        best = min(there, key=lambda row: row["cycles"])
+        facts = [
+            (f"{len(there)} of {len(rows)}", "Configs run the model"), (f"{best['cycles']:,}", "cycles at least"),
+            (_named(best["set"]), "has the fewest"),
+        ]  # fmt: skip
+        field, *others = best["set"]
+        told = f"By {field}" + (f", a line for each choice of {', '.join(others)}." if others else ".")
+        sections.insert(0, Section("Cycles", f"{told} The pointer on a dot says its cycles.", _plot(rows)))
+    else:
+        facts = [("none", f"of {len(rows)} Configs runs the model")]
+    return Page(title, "", facts, sections)
 
 
-def _cells(row: dict[str, Any]) -> Iterator[str]:
-    yield from (str(value).lower() for value in row["set"].values())
-    yield "-" if row["cycles"] is None else f"{row['cycles']:,}"
-    yield "-" if row["utilization"] is None else f"{row['utilization']:.1%}"
-    yield from (resource(row, name) for name in RESOURCES)
-    yield "-" if row["bytes"] is None else f"{row['bytes'] / 1024:,.0f}"
-    yield row["error"] or ""
+def _named(fields: Mapping[str, int | bool]) -> str:
+    return ", ".join(f"{name} {str(value).lower()}" for name, value in fields.items())
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    device = DEVICES[DEVICE]
+    head = [*rows[0]["set"], "cycles", "utilisation", *NAMES.values(), "scratchpads", ""] if rows else []
+    best = min((row["cycles"] for row in rows if row["cycles"]), default=None)
+    lines = []
+    for row in rows:
+        cells = [str(value).lower() for value in row["set"].values()]
+        cells.append("-" if row["cycles"] is None else f"{row['cycles']:,}")
+        cells.append("-" if row["utilization"] is None else f"{row['utilization']:.1%}")
+        text = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        for name in NAMES:
+            text += resource_cell(row, name, None if row[name] is None else row[name] / getattr(device, name))
+        size = "-" if row["bytes"] is None else f"{row['bytes'] / 1024:,.0f} kB"
+        fewest = row["cycles"] is not None and row["cycles"] == best
+        text += f"<td>{size}</td><td class=said>{escape(row['error'] or ('fewest cycles' if fewest else ''))}</td>"
+        lines.append(f"<tr{' class=preset' * fewest}>{text}</tr>")
+    heads = "".join(f"<th>{escape(name)}</th>" for name in head)
+    return f'<div class="table"><table><tr>{heads}</tr>{"".join(lines)}</table></div>'
+
+
+def _tick(value: float) -> int:
+    """1, 2 or 5 times a power of ten, the least that is no less than `value`.
+
+    >>> _tick(0.3), _tick(16_076), _tick(5000)
+    (1, 20000, 5000)
+    """
+    power = 10 ** max(0, math.ceil(math.log10(max(1, value))) - 1)
+    return next(step * power for step in (1, 2, 5, 10) if step * power >= value)
 
 
 def _plot(rows: Sequence[dict[str, Any]]) -> str:
-    """Inline SVG; nothing where no Config has cycles."""
+    """Inline SVG of the rows that have cycles."""
     there = [row for row in rows if row["cycles"]]
-    if not there:
-        return ""
     field, *others = there[0]["set"]
     places = list(dict.fromkeys(row["set"][field] for row in rows))
     most = max(row["cycles"] for row in there)
-    step = (WIDTH - LEFT - 40) / max(1, len(places) - 1)
+    step, high = (WIDTH - LEFT - 60) / max(1, len(places) - 1), HEIGHT - BELOW - TOP
 
     def at(row: dict[str, Any]) -> tuple[float, float]:
-        return LEFT + 20 + places.index(row["set"][field]) * step, 20 + (HEIGHT - BELOW - 20) * (
-            1 - row["cycles"] / most
-        )
+        return LEFT + 30 + places.index(row["set"][field]) * step, TOP + high * (1 - row["cycles"] / most)
 
     lines: dict[str, list[dict[str, Any]]] = {}
     for row in there:
-        lines.setdefault(", ".join(f"{name} {row['set'][name]}" for name in others), []).append(row)
-    parts = [f"<line x1='{LEFT}' y1='{y:.0f}' x2='{WIDTH}' y2='{y:.0f}' stroke='#ddd'/>"
-             f"<text x='{LEFT - 6}' y='{y + 5:.0f}' text-anchor='end'>{most * part / 4:,.0f}</text>"
-             for part in range(5) for y in [20 + (HEIGHT - BELOW - 20) * (1 - part / 4)]]  # fmt: skip
+        lines.setdefault(_named({name: row["set"][name] for name in others}), []).append(row)
+    parts = []
+    tick = _tick(most / 4)
+    for part in range(int(most // tick) + 1):
+        y = TOP + high * (1 - part * tick / most)
+        parts.append(f'<line x1="{LEFT}" y1="{y:.0f}" x2="{WIDTH}" y2="{y:.0f}" stroke="var(--line)"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 5:.0f}" text-anchor="end">{part * tick:,}</text>')
     for number, place in enumerate(places):
-        x = LEFT + 20 + number * step
-        parts.append(f"<text x='{x:.0f}' y='{HEIGHT - BELOW + 25}' text-anchor='middle'>{str(place).lower()}</text>")
-    parts.append(f"<text x='{(LEFT + WIDTH) / 2:.0f}' y='{HEIGHT - 8}' text-anchor='middle'>{escape(field)}</text>")
-    for number, (name, own) in enumerate(lines.items()):
+        x = LEFT + 30 + number * step
+        parts.append(f'<text x="{x:.0f}" y="{HEIGHT - BELOW + 22}" text-anchor="middle">{str(place).lower()}</text>')
+    x, y = (LEFT + WIDTH) / 2, TOP + high / 2
+    parts.append(f'<text class="axis" x="{x:.0f}" y="{HEIGHT - 12}" text-anchor="middle">{escape(field)}</text>')
+    turned = f'transform="rotate(-90 16 {y:.0f})"'
+    parts.append(f'<text class="axis" x="16" y="{y:.0f}" text-anchor="middle" {turned}>cycles</text>')
+    for number, own in enumerate(lines.values()):
         colour = COLOURS[number % len(COLOURS)]
         points = " ".join("{:.1f},{:.1f}".format(*at(row)) for row in own)
-        parts.append(f"<polyline points='{points}' fill='none' stroke='{colour}' stroke-width='2'/>")
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
         for row in own:
             x, y = at(row)
-            told = escape(f"{name + ', ' if name else ''}{field} {row['set'][field]}: {row['cycles']:,} cycles")
-            parts.append(f"<circle cx='{x:.1f}' cy='{y:.1f}' r='4' fill='{colour}'><title>{told}</title></circle>")
-        if name:
-            y = 20 + 18 * number
-            parts.append(f"<text x='{WIDTH + 10}' y='{y}' fill='{colour}'>{escape(name)}</text>")
-    width = WIDTH + (260 if others else 0)
-    return f"<svg viewBox='0 0 {width} {HEIGHT}' width='{width}' font-size='13'>{''.join(parts)}</svg>"
+            told = escape(f"{_named(row['set'])}: {row['cycles']:,} cycles")
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"><title>{told}</title></circle>')
+    key = key_of([(COLOURS[number % len(COLOURS)], name) for number, name in enumerate(lines) if name])
+    view = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}"'
+    return f'{key}<svg class="plot" role="img" aria-label="cycles by {escape(field)}" {view}>{"".join(parts)}</svg>'

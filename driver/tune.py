@@ -14,6 +14,7 @@ import onnx
 
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.dimensions import Shapes
+from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.image import Image
 from celosia.compiler.program import Program
 from celosia.compiler.tune.measure import Judge
@@ -63,7 +64,8 @@ def tune(
     fewer cycles, proved), trials, measured, known, failed, seconds, left_out (devices by name), damaged (lines of the
     records), and layers: name, workload, count, usual and best (cycles twice in a row), regret, trials, decided.
 
-    Raises what `compile` does, RecordsError, ValueError for a name that there is not, PoolError for a pool that is
+    Raises what `compile` does, ModelError where nothing runs on the accelerator, RecordsError, ValueError for a name
+    that there is not, PoolError for a pool that is
     none or has no worker for this, SshError for a board's name that is none, FleetError where no device is left.
     """
     judge = Judge(device, memory)
@@ -73,6 +75,8 @@ def tune(
         tuner = Tuner(known, measuring, trials, judge, search, learner, seed, told)
 
         def improve(network: Network) -> tuple[Image, str]:
+            if not network.image.launches:
+                raise ModelError(_nothing(source, network.cfg))
             if progress is not None:
                 progress("tuning")
             image, state = tuner.improve(network), tuner.state
@@ -80,6 +84,15 @@ def tune(
 
         program = compile_model(source, config, progress, check=check, shapes=shapes, improve=improve)
     return Tuning(program, _report(tuner, known, time.perf_counter() - started))
+
+
+def _nothing(source: str | Path | onnx.ModelProto, cfg: Config) -> str:
+    name = source.graph.name or "this model" if isinstance(source, onnx.ModelProto) else Path(source).stem
+    return (
+        f"nothing of {name} runs on the accelerator of {cfg.name}, so that there is nothing to tune: make an int8 "
+        "model of it first with `celosia quantize`, or tune its kernels for this processor with `--device cpu` "
+        "(`celosia.tune_cpu`)"
+    )
 
 
 def opened(records: str | Path | Records | None) -> Records:

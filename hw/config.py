@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import hashlib
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +16,16 @@ from typing import Any
 
 class ConfigError(ValueError):
     """A Config that cannot be built; the message names the field, its value and what is possible."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """For the end of "there is no ...": the name that is meant, perhaps.
+
+    >>> did_you_mean("PYNK", ["tiny", "pynq"]), did_you_mean("nexys", ["pynq"])
+    (" (did you mean 'pynq'?)", '')
+    """
+    near = difflib.get_close_matches(name.lower(), list(known), 1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def _is_power_of_two(value: int) -> bool:
@@ -260,7 +272,8 @@ class Config:
         known = {field.name for field in dataclasses.fields(Config)}
         for key in fields:
             if key not in known:
-                raise ConfigError(f"unknown Config field {key!r}; known are {', '.join(sorted(known))}")
+                near = did_you_mean(key, known)
+                raise ConfigError(f"unknown Config field {key!r}{near}; known are {', '.join(sorted(known))}")
         return Config(**fields)
 
     @staticmethod
@@ -274,7 +287,8 @@ class Config:
         path = Path(text)
         if path.suffix not in (".toml", ".json"):
             raise ConfigError(
-                f"no preset is called {text!r}; take one of {', '.join(PRESETS)}, or a .toml or .json file"
+                f"no preset is called {text!r}{did_you_mean(text, PRESETS)}; take one of {', '.join(PRESETS)}, or a "
+                ".toml or .json file"
             )
         try:
             content = path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Control registers on AXI4-Lite, the state of a run, its errors, watchdog and counters."""
+"""Control registers on AXI4-Lite, the state of a run, its errors, watchdog, lease and counters."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ ERROR_SOURCES = ("fetch", *(unit.name.lower() for unit in Unit))
 class Control(wiring.Component):
     """Register file and run control.
 
-    A run: `clear` for one cycle, then `run` until `finished` and everything is quiet. The first error, or the host,
-    raises `halt`, which stays until the next run; the run ends when everything is quiet, or after the watchdog's time
-    once more. What memory then owes would be taken for answers to the next run, which does not start before.
+    A run: `clear` for one cycle, then `run` until `finished` and everything is quiet. The first error, or the host, or
+    its lease that runs out, raises `halt`, which stays until the next run is cleared; the run ends when everything is
+    quiet, or after the watchdog's time once more. What memory then owes would be taken for answers to the next run,
+    which does not start before.
 
     Members
     -------
@@ -96,8 +97,8 @@ class Control(wiring.Component):
         m = Module()
         values = {name: Signal(32, name=f"value_{name}") for name in self._present}
         busy, done, stuck = Signal(), Signal(), Signal()
-        start, abort = self._registers(m, values, locked=busy | stuck)
-        code, index = Signal(ERROR_BITS), Signal(INDEX_BITS)
+        start, abort, renewed = self._registers(m, values, locked=busy | stuck)
+        code, index, runs = Signal(ERROR_BITS), Signal(INDEX_BITS), Signal(32)
         m.d.comb += [
             self.instr_addr.eq(values["instr_addr"]),
             self.instr_count.eq(values["instr_count"]),
@@ -109,6 +110,7 @@ class Control(wiring.Component):
             values["sources"].eq(sources_identity()),
             values["status"].eq(Cat(busy, done, stuck) | (code << STATUS_ERROR_SHIFT)),
             values["error_index"].eq(index),
+            values["runs"].eq(runs),
         ]
         for name, register in self._present.items():
             if name.startswith(TRACE_PREFIX):
@@ -117,7 +119,8 @@ class Control(wiring.Component):
         moves = self.active.any() | self.read_beat.any() | self.write_beat | self.write_answer
         moved = Signal()  # a register, for what moves is known late in a cycle, and resets a counter
         m.d.sync += moved.eq(moves)
-        expired = self._watchdog(m, values["watchdog"], moved)
+        expired = self._timer(m, values["watchdog"], moved)
+        lapsed = self._timer(m, values["lease"], renewed)
         self._counters(m, values, busy)
 
         # Registers, for what ends a run comes late from all parts, and leads to many others.
@@ -131,11 +134,12 @@ class Control(wiring.Component):
         m.d.sync += self.clear.eq(self.clears)  # it and `halt` are registers: they lead to many others
         with m.FSM():
             with m.State("IDLE"), m.If(start):
-                m.d.sync += [done.eq(0), code.eq(0), index.eq(0), self.halt.eq(0)]
+                m.d.sync += [done.eq(0), code.eq(0), index.eq(0), runs.eq(runs + 1)]
                 m.d.comb += self.clears.eq(1)
                 m.next = "CLEAR"
-            with m.State("CLEAR"):
+            with m.State("CLEAR"):  # halted still, or units would take what is left of the run before
                 m.d.comb += busy.eq(1)
+                m.d.sync += self.halt.eq(0)
                 m.next = "RUN"
                 with m.If(abort):
                     m.d.sync += [code.eq(Error.ABORTED), self.halt.eq(1)]
@@ -145,7 +149,7 @@ class Control(wiring.Component):
                 with m.If(finished & all_quiet):
                     m.d.sync += done.eq(1)
                     m.next = "IDLE"
-                for reason, ends in ((Error.WATCHDOG, expired), (Error.ABORTED, abort)):
+                for reason, ends in ((Error.WATCHDOG, expired), (Error.LEASE, lapsed), (Error.ABORTED, abort)):
                     with m.Elif(ends):
                         m.d.sync += [code.eq(reason), index.eq(self.oldest), self.halt.eq(1)]
                         m.next = "HALT"
@@ -171,9 +175,9 @@ class Control(wiring.Component):
         m.d.comb += [self.busy.eq(busy), self.error.eq(self.halt)]
         return m
 
-    def _registers(self, m: Module, values: dict[str, Signal], locked: Value) -> tuple[Value, Value]:
-        """The AXI4-Lite slave. locked: registers of Access.SETUP keep their values. Returns the pulses that start a run
-        and end one."""
+    def _registers(self, m: Module, values: dict[str, Signal], locked: Value) -> tuple[Value, Value, Value]:
+        """The AXI4-Lite slave. locked: registers of Access.SETUP keep their values. Returns the pulses that start a
+        run, end one, and renew its lease."""
         bus = self.axil
         write, read = Signal(), Signal()
         awake = Signal()  # 0 during reset
@@ -194,7 +198,7 @@ class Control(wiring.Component):
         with m.If(read):
             m.d.sync += [bus.rvalid.eq(1), bus.rdata.eq(0)]
 
-        start, abort = Signal(), Signal()
+        start, abort, renewed = Signal(), Signal(), Signal()
         with m.Switch(bus.awaddr[2:]):
             for register in self._present.values():
                 if register.access != Access.READ:
@@ -203,6 +207,8 @@ class Control(wiring.Component):
                             m.d.comb += abort.eq((bus.wdata & CONTROL_ABORT).any() & bus.wstrb[0])
                             m.d.comb += start.eq((bus.wdata & CONTROL_START).any() & bus.wstrb[0] & ~abort)
                         else:
+                            if register.name == "lease":
+                                m.d.comb += renewed.eq(1)
                             for byte in range(4):
                                 with m.If(bus.wstrb[byte]):
                                     m.d.sync += (
@@ -212,10 +218,10 @@ class Control(wiring.Component):
             for register in self._present.values():
                 with m.Case(register.offset // 4):
                     m.d.sync += bus.rdata.eq(values[register.name])
-        return start, abort
+        return start, abort, renewed
 
-    def _watchdog(self, m: Module, limit: Value, progress: Value) -> Value:
-        """1 in each cycle in which nothing has moved for `limit` cycles of a run; never where `limit` is 0."""
+    def _timer(self, m: Module, limit: Value, progress: Value) -> Value:
+        """1 in each cycle in which there was no progress for `limit` cycles of a run; never where `limit` is 0."""
         idle = Signal(32)
         expired, moved = Signal(), Signal()
         restart = moved | expired | self.clear
@@ -240,11 +246,12 @@ class Control(wiring.Component):
             counts[f"{name}_busy"] = self.active[own]
             counts[f"{name}_wait_token"] = self.wait_token[unit]
             counts[f"{name}_wait_memory"] = self.held[own]
+        counted = busy & ~self.clear  # when units still show what was left of the run before
         for name in COUNTERS:
             counter = Signal(64, name=f"counter_{name}")
             # A register: the enable of 64 others, and its inputs come late.
             counting = Signal(len(counts[name]), name=f"counting_{name}")
-            m.d.sync += counting.eq(Mux(busy, counts[name], 0))
+            m.d.sync += counting.eq(Mux(busy if name == "cycles" else counted, counts[name], 0))
             with m.If(self.clear):
                 m.d.sync += counter.eq(0)
             with m.Elif(counting.any()):

@@ -29,6 +29,7 @@ class Error(IntEnum):
     WRITE = 4
     WATCHDOG = 5
     ABORTED = 6
+    LEASE = 7
 
 
 ERROR_TEXT = {
@@ -38,6 +39,7 @@ ERROR_TEXT = {
     Error.WRITE: "an error response to an AXI write",
     Error.WATCHDOG: "no progress within the watchdog's time",
     Error.ABORTED: "the host has ended the run",
+    Error.LEASE: "the host has not renewed its lease in time",
 }
 
 
@@ -81,9 +83,10 @@ def _registers() -> dict[str, Register]:
         (
             "error_index",
             Access.READ,
-            "Number of the instruction that the error belongs to, from 0; for the watchdog and an abort the oldest "
-            "that waits for a token or, where none does, the last one that started.",
+            "Number of the instruction that the error belongs to, from 0; for the watchdog, a lease and an abort "
+            "the oldest that waits for a token or, where none does, the last one that started.",
         ),
+        ("runs", Access.READ, "Runs that were started since the reset: the number of the last one, modulo 2^32."),
         ("instr_addr", Access.SETUP, "First instruction: byte offset from the DMA base, a multiple of its own bytes."),
         ("instr_count", Access.SETUP, "How many instructions."),
         ("dma_base_lo", Access.SETUP, "Physical address of DRAM offset 0, low half; a multiple of 4096."),
@@ -94,6 +97,12 @@ def _registers() -> dict[str, Register]:
             Access.WRITE,
             "Cycles without progress of any unit, and without an answer of memory, before the run ends in an error; 0 "
             "for never.",
+        ),
+        (
+            "lease",
+            Access.WRITE,
+            "Cycles from the start, or from the last write of this register, before the run ends in an error: a host "
+            "that waits for a run writes it again and again; 0 for never.",
         ),
         ("irq_enable", Access.WRITE, "Bit 0: raise the interrupt while done."),
     ]

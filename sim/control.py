@@ -41,6 +41,10 @@ class Control:
         self._read, self._write = read, write
         self.last_error: tuple[Error, int] | None = None
         """Code and instruction number of the last run's error."""
+        self._prepared: dict[str, int] = {}
+        """Of the last run that was prepared here, the registers that are locked while it is under way."""
+        self._number = 0
+        """The next run's when that was prepared."""
 
     def read(self, name: str) -> int:
         return self._read(REGISTERS[name].offset) & 0xFFFFFFFF
@@ -73,14 +77,33 @@ class Control:
 
     def prepare(self, base: int, **values: int) -> None:
         """Set the registers of a run. base: physical address of DRAM offset 0; `values` by the names of registers."""
-        for name, value in {"dma_base_lo": base & 0xFFFFFFFF, "dma_base_hi": base >> 32, **values}.items():
+        values = {"dma_base_lo": base & 0xFFFFFFFF, "dma_base_hi": base >> 32, **values}
+        for name, value in values.items():
             self.write(name, value)
+        self._prepared = {name: value for name, value in values.items() if REGISTERS[name].access == Access.SETUP}
+        self._number = (self.read("runs") + 1) % (1 << 32)  # after all writes, see `is_ours`
 
     def start(self) -> None:
         self.write("control", CONTROL_START)
 
     def done(self) -> bool:
+        """Whether no run is under way, and the last one has ended; `counters` tells whether that was ours."""
         return self.read("status") & (STATUS_BUSY | STATUS_DONE) == STATUS_DONE
+
+    def is_ours(self) -> bool:
+        """Whether the run that is under way, or the last one, is the one that was prepared here: exactly one has begun
+        since, and while it is under way its registers are locked, so that they are those that it has run with."""
+        return self.read("runs") == self._number and all(
+            self.read(name) == each for name, each in self._prepared.items()
+        )
+
+    def _require_ours(self) -> None:
+        """To be called after all that is read of a run."""
+        if not self.is_ours():
+            raise DeviceError(
+                "another process has used the accelerator during this run, whose results are lost; run it again, and "
+                "let all who use this board do so through Celosia, which locks it"
+            )
 
     def settle(self, moments: Iterable[object]) -> None:
         """Make ready for a run: end one that is under way, and wait until memory has answered what it was asked.
@@ -96,19 +119,21 @@ class Control:
                 return
         raise DeviceError(
             "memory has not answered all that the accelerator asked of it in an earlier run, so that no run can start; "
-            "load its bitstream again, and where that does not help restart the board"
+            "restart the board"
         )
 
     def counters(self, describe: Callable[[], str]) -> dict[str, int]:
-        """What a run that is done has measured. DeviceError with the error of the run, and what `describe` says."""
-        status = self.read("status")
+        """What a run that is done has measured. DeviceError with the error of the run, and what `describe` says; also
+        where it was not ours."""
+        status, values = self.read("status"), self.values()
+        self._require_ours()
         code = status >> STATUS_ERROR_SHIFT & 0xFF
         if code:
             index, known = self.read("error_index"), code in ERROR_TEXT
             self.last_error = (Error(code), index) if known else None
             text = ERROR_TEXT[Error(code)] if known else f"error code {code}"
             raise DeviceError(f"instruction {index}: {text}; {describe()}")
-        return self.values()
+        return values
 
     def values(self) -> dict[str, int]:
         """The counters as they stand."""
@@ -116,6 +141,7 @@ class Control:
 
     def events(self, depth: int, cycles: int) -> list[Event]:
         """Of the last run, those instructions of which the ring has kept start and end, in the order of their ends.
+        DeviceError where it was not ours.
 
         depth: of the ring. cycles: of the run.
         """
@@ -134,5 +160,6 @@ class Control:
                 starts[unit, index] = cycle
             elif (unit, index) in starts:
                 events.append((unit, index, starts.pop((unit, index)), cycle + 1))
+        self._require_ours()
         events.sort(key=lambda event: (event[3], event[0]))
         return [Event(Unit(unit).name.lower(), *times) for unit, *times in events]

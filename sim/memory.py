@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from celosia.hw.config import did_you_mean
+
 
 @dataclass(frozen=True)
 class MemoryModel:
@@ -93,7 +95,8 @@ def memory_model(memory: MemoryModel | str) -> MemoryModel:
         return memory
     if memory not in MEMORY_MODELS:
         *most, last = MEMORY_MODELS
-        raise ValueError(f"there is no memory model {memory!r}; take {', '.join(most)} or {last}")
+        near = did_you_mean(memory, MEMORY_MODELS)
+        raise ValueError(f"there is no memory model {memory!r}{near}; take {', '.join(most)} or {last}")
     return MEMORY_MODELS[memory]
 
 

@@ -6,6 +6,8 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from threading import RLock
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,6 +102,7 @@ class RtlDevice(Memory):
         self.watchdog_cycles = watchdog_cycles
         self._lib = _load(library(config, quiet, source))
         self._handle = ctypes.c_void_p(self._lib.celosia_create(seed))
+        self._using = RLock()  # while the simulator is at work, another thread must not take it away
         self.control = Control(self._read, self._write)
         """The registers of the hardware."""
         self._place(0)
@@ -122,9 +125,10 @@ class RtlDevice(Memory):
     def _place(self, size: int) -> None:
         super().allocate(size)
         whole = -(-size // PAGE) * PAGE + PAGE
-        self._pages = np.zeros(whole, np.uint8)
-        self.dram = self._pages[:size]
-        self.use(self.memory)
+        with self._using:
+            self._pages = np.zeros(whole, np.uint8)
+            self.dram = self._pages[:size]
+            self.use(self.memory)
 
     @property
     def behind(self) -> NDArray[np.uint8]:
@@ -140,13 +144,21 @@ class RtlDevice(Memory):
             values[name] = 2**64 - 1 if values[name] is None else values[name]
         self._parameters = _Parameters(**values)
         pointer = self._pages.ctypes.data
-        self._lib.celosia_memory(self._handle, pointer, DMA_BASE, len(self._pages), ctypes.byref(self._parameters))
+        self._call("memory", pointer, DMA_BASE, len(self._pages), ctypes.byref(self._parameters))
 
     def close(self) -> None:
-        """Release the simulator; the device cannot be used afterwards."""
-        if self._handle:
-            self._lib.celosia_destroy(self._handle)
-            self._handle = ctypes.c_void_p()
+        """Release the simulator; the device cannot be used afterwards, and a run in another thread ends in an error."""
+        with self._using:
+            if self._handle:
+                self._lib.celosia_destroy(self._handle)
+                self._handle = ctypes.c_void_p()
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        """A function of the simulator. DeviceError after `close`."""
+        with self._using:
+            if not self._handle:
+                raise DeviceError("the RTL simulator was closed; open another one")
+            return getattr(self._lib, f"celosia_{name}")(self._handle, *arguments)
 
     def run(self, instr_addr: int, count: int, timeout_cycles: int, trace: bool = False) -> Counters:
         """Execute `count` instructions; returns the hardware's counters, and with `trace` each instruction's time.
@@ -159,9 +171,9 @@ class RtlDevice(Memory):
         self.settle()
         self.control.prepare(
             DMA_BASE, instr_addr=instr_addr, instr_count=count, dma_size=len(self.dram), watchdog=self.watchdog_cycles,
-            irq_enable=1,
+            lease=0, irq_enable=1,
         )  # fmt: skip
-        self._lib.celosia_begin(self._handle, trace)  # cycles of events begin here, as those of the counters
+        self._call("begin", trace)  # cycles of events begin here, as those of the counters
         self.control.start()
         self._until_done(timeout_cycles)
         events = [
@@ -175,44 +187,46 @@ class RtlDevice(Memory):
         """End a run that nobody waits for any more, and wait until memory has answered. DeviceError where it does not;
         `reset` helps then."""
         self.control.write("irq_enable", 0)  # which would end each moment at once
-        self.control.settle(self._lib.celosia_run(self._handle, MOMENT) for _ in range(PATIENCE))
+        self.control.settle(self._call("run", MOMENT) for _ in range(PATIENCE))
 
     def reset(self) -> None:
         """Reset the hardware and its memory, whose contents stay: what loading a bitstream is to a board."""
-        self._lib.celosia_reset(self._handle)
+        self._call("reset")
 
     def states(self) -> NDArray[np.uint64]:
         """Cycles that the units have spent in each combination of states since this device was opened: an axis of four
         for each Unit, in the order of `hw.top.State` (idle, busy, waiting for memory, waiting for a token)."""
-        counts = np.ctypeslib.as_array(self._lib.celosia_states(self._handle), (4 ** len(Unit),))
-        return counts.reshape((4,) * len(Unit)).transpose().copy()
+        with self._using:
+            counts = np.ctypeslib.as_array(self._call("states"), (4 ** len(Unit),))
+            return counts.reshape((4,) * len(Unit)).transpose().copy()
 
     def _until_done(self, timeout_cycles: int) -> None:
         slice_cycles = min(SLICE, SLICE_PRODUCTS // self.config.macs_per_cycle)
         while True:
-            passed = self._lib.celosia_cycle(self._handle)
+            passed = self._call("cycle")
             if passed >= timeout_cycles:
                 raise TimeLimit(f"no end within {timeout_cycles} cycles: {self._state()}")
-            done = self._lib.celosia_run(self._handle, min(slice_cycles, timeout_cycles - passed))
+            done = self._call("run", min(slice_cycles, timeout_cycles - passed))
             if done < 0:
-                error = f"{self._lib.celosia_error(self._handle).decode()}; {self._state()}"
+                error, state = self._call("error").decode(), self._state()
                 self.reset()  # nothing is known of hardware that breaks the rules of its bus
-                raise DeviceError(error)
+                raise DeviceError(f"{error}; {state}")
             if self.progress is not None:
-                self.progress(self._lib.celosia_cycle(self._handle))
+                self.progress(self._call("cycle"))
             if done:
                 return
 
     def _events(self) -> NDArray[np.void]:
-        count = self._lib.celosia_event_count(self._handle)
-        if count == 0:
-            return np.zeros(0, _EVENT)
-        return np.frombuffer(ctypes.string_at(self._lib.celosia_events(self._handle), count * _EVENT.itemsize), _EVENT)
+        with self._using:
+            count = self._call("event_count")
+            if count == 0:
+                return np.zeros(0, _EVENT)
+            return np.frombuffer(ctypes.string_at(self._call("events"), count * _EVENT.itemsize), _EVENT)
 
     def _state(self) -> str:
         """How far each unit has come."""
         values = (ctypes.c_int64 * (4 * len(Unit)))()
-        self._lib.celosia_progress(self._handle, values)
+        self._call("progress", values)
         parts = []
         for unit in Unit:
             started, ended, last_started, last_ended = values[4 * unit : 4 * unit + 4]
@@ -227,11 +241,11 @@ class RtlDevice(Memory):
         return "; ".join(parts)
 
     def _write(self, offset: int, value: int) -> None:
-        if not self._lib.celosia_write_register(self._handle, offset, value):
+        if not self._call("write_register", offset, value):
             raise DeviceError(f"no answer to a write of the register at {offset:#x}")
 
     def _read(self, offset: int) -> int:
         value = ctypes.c_uint32()
-        if not self._lib.celosia_read_register(self._handle, offset, ctypes.byref(value)):
+        if not self._call("read_register", offset, ctypes.byref(value)):
             raise DeviceError(f"no answer to a read of the register at {offset:#x}")
         return value.value

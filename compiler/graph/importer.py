@@ -20,6 +20,8 @@ from celosia.compiler.graph.inference import inferred
 from celosia.compiler.graph.lengths import lengths
 from celosia.compiler.graph.lenient import conform, for_checker
 from celosia.compiler.graph.sound import complaint
+from celosia.compiler.graph.weights import round_activations
+from celosia.compiler.graph.witness import wrong_windows
 
 
 class ModelError(ValueError):
@@ -72,6 +74,7 @@ def imported(proto: onnx.ModelProto, origin: Origin) -> ir.Model:
             value.type = ir.TensorType(ir.DataType.UNDEFINED)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     common.RemoveUnusedNodesPass()(model)
+    round_activations(model)
     return model
 
 
@@ -163,7 +166,7 @@ _STAND_INS: dict[str, tuple[str, slice | tuple[int, ...]]] = {
     "QLinearGlobalAveragePool": ("GlobalAveragePool", (0,)), "QLinearSigmoid": ("Identity", (0,)),
     "QLinearLeakyRelu": ("Identity", (0,)), "QLinearSoftmax": ("Identity", (0,)),
 }  # fmt: skip
-"""For onnxruntime's integer operators, of whose shapes ONNX knows nothing: its operator of the same shape."""
+"""For onnxruntime's integer operators, of whose shapes ONNX knows nothing: its operator of the same shape and type."""
 
 
 def _with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -174,11 +177,31 @@ def _with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     drawn = onnx.ModelProto()
     drawn.CopyFrom(proto)
     for node in drawn.graph.node:
-        if node.domain == "com.microsoft" and node.op_type in _STAND_INS and not _channels_last(node):
+        if node.domain == "com.microsoft" and node.op_type in _STAND_INS and not _has_no_like(node):
             _stand_in(node)
+    overruled: dict[str, onnx.ValueInfoProto] = {}
+    inferred = _inferred(drawn, proto)
+    while wrong := wrong_windows(drawn.graph, inferred):  # what follows from them is inferred again
+        overruled |= wrong
+        kept = [node for node in drawn.graph.node if node.output[0] not in wrong]
+        del drawn.graph.node[:]
+        drawn.graph.node.extend(kept)
+        drawn.graph.input.extend(wrong.values())
+        inferred = _inferred(drawn, proto)
+    drawn.CopyFrom(proto)
+    del drawn.graph.value_info[:], drawn.graph.output[:]
+    outputs = {value.name for value in inferred.output}
+    drawn.graph.value_info.extend(inferred.value_info)
+    drawn.graph.value_info.extend(value for name, value in overruled.items() if name not in outputs)
+    drawn.graph.output.extend(overruled.get(value.name, value) for value in inferred.output)
+    return drawn
+
+
+def _inferred(drawn: onnx.ModelProto, proto: onnx.ModelProto) -> onnx.GraphProto:
+    """The values of `drawn`, which is `proto` with stand-ins, in the types that onnx infers."""
     declared = {value.name: value for value in (*proto.graph.value_info, *proto.graph.output)}
     outputs = [value.name for value in proto.graph.output]
-    given = {value.name: value for value in proto.graph.input}
+    given = {value.name: value for value in drawn.graph.input}
     found: dict[str, onnx.ValueInfoProto] = {}
     for known in ({}, declared):
         del drawn.graph.value_info[:], drawn.graph.output[:]
@@ -188,11 +211,7 @@ def _with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
         shaped = inferred(drawn).graph
         found = {value.name: value for value in (*shaped.value_info, *shaped.output) if _is_whole(value.type)}
         found = lengths(shaped) | found
-    drawn.CopyFrom(proto)
-    del drawn.graph.value_info[:], drawn.graph.output[:]
-    drawn.graph.value_info.extend(shaped.value_info)
-    drawn.graph.output.extend(shaped.output)
-    return drawn
+    return shaped
 
 
 def _is_whole(kind: onnx.TypeProto) -> bool:
@@ -202,19 +221,17 @@ def _is_whole(kind: onnx.TypeProto) -> bool:
     return known and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
 
 
-CHANNELS_LAST = "channels_last"
-"""An attribute of onnxruntime's operators that ONNX's do not have."""
-
-
-def _channels_last(node: onnx.NodeProto) -> bool:
-    return any(attr.name == CHANNELS_LAST and attr.i for attr in node.attribute)
+def _has_no_like(node: onnx.NodeProto) -> bool:
+    """Whether it makes floats of bytes, or has the channels last: its shape and type come from its expression."""
+    floats = node.op_type == "QGemm" and not any(node.input[7:8])
+    return floats or any(attr.name == "channels_last" and attr.i for attr in node.attribute)
 
 
 def _stand_in(node: onnx.NodeProto) -> None:
     op, chosen = _STAND_INS[node.op_type]
     names = list(node.input)
     kept = names[chosen] if isinstance(chosen, slice) else [names[i] for i in chosen if i < len(names)]
-    attrs = [attr for attr in node.attribute if attr.name not in (CHANNELS_LAST, "opset") and op != "Identity"]
+    attrs = [attr for attr in node.attribute if attr.name not in ("channels_last", "opset") and op != "Identity"]
     node.op_type, node.domain = op, ""
     del node.input[:], node.attribute[:]
     node.input.extend(kept)

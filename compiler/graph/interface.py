@@ -20,6 +20,11 @@ def inputs_of(source: str | Path | onnx.ModelProto) -> tuple[TensorInfo, ...]:
     return tuple(_info(value) for value in graph.input if value.name not in constants)
 
 
+def is_quantised(proto: onnx.ModelProto) -> bool:
+    """Whether a model computes with quantised integers already."""
+    return any("QuantizeLinear" in node.op_type or node.op_type.startswith("QLinear") for node in proto.graph.node)
+
+
 def _info(value: onnx.ValueInfoProto) -> TensorInfo:
     kind, inner = "tensor", value.type
     while (which := inner.WhichOneof("value")) in ("sequence_type", "optional_type"):

@@ -283,7 +283,7 @@ def softmax(node: Node) -> None:
         raise Mixed("axis 0 counts samples")
 
 
-@rule("LayerNormalization", "RMSNormalization", "LpNormalization", "SimplifiedLayerNormalization")
+@rule("LayerNormalization", "RMSNormalization", "LpNormalization", "RoundBlocks", "SimplifiedLayerNormalization")
 def normalised(node: Node) -> None:
     node.only(0)
     if node.axis(-1) == 0 or len(node.op.outputs) > 1:

@@ -1,4 +1,5 @@
-"""Shapes and types that onnx's inference leaves open come from the operators' own tensor expressions.
+"""Shapes and types from the operators' own tensor expressions: where onnx's inference leaves them open they are set,
+and where it does not they are compared, for every stage of the compiler takes the shapes of the graph.
 
 x: float[2, 3]                                x: float[2, 3]
 y = com.microsoft.FastGelu(x)        ->       y = com.microsoft.FastGelu(x)
@@ -7,25 +8,37 @@ y: ?                                          y: float[2, 3]
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 
 from celosia.compiler.cpu import Unsupported, build
 from celosia.compiler.cpu.ops import OPS
 from celosia.compiler.cpu.parse import parse
-from celosia.compiler.cpu.runtime.op import DOMAINS, bodies
+from celosia.compiler.cpu.runtime.op import DOMAINS
+from celosia.compiler.cpu.runtime.windows import WindowError
 from celosia.compiler.cpu.types import TYPES
 from celosia.compiler.expr import placeholder
 from celosia.compiler.graph.custom import custom, infer_custom
+from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.values import attribute, constant, is_op, shape
+from celosia.compiler.graph.windows import dims_on_host
 
 UNKNOWN = (None, ir.DataType.UNDEFINED)
+FEW = 64
+"""Elements of constants that say what a shape is, at most."""
+Made = list[tuple[tuple[int, ...], ir.DataType]] | None
+"""Shape and type of each output; None where the expression is not known."""
 
 
 def infer_shapes(model: ir.Model) -> None:
-    """Set what is still open of every operator's outputs."""
+    """Set what is still open of every operator's outputs. ModelError where the rest is not what operators make."""
     for node in model.graph:
         infer(node, model.graph.opset_imports.get("", 21))
+    for what in contradictions(model.graph):
+        raise ModelError(f"{what}; infer its shapes again, or export it anew")
 
 
 def infer(node: ir.Node, opset: int) -> None:
@@ -34,40 +47,94 @@ def infer(node: ir.Node, opset: int) -> None:
         return
     if (op := custom(node)) is not None:
         return infer_custom(node, op)
+    for value, (dims, dtype) in zip(node.outputs, made_by(node, opset) or ()):
+        value.shape, value.type = ir.Shape(dims), ir.TensorType(dtype)
+
+
+def contradictions(graph: ir.Graph) -> Iterator[str]:
+    """Outputs of operators whose shape or type is another than that of the operator's expression."""
+    opset = graph.opset_imports.get("", 21)
+    for node in graph:
+        for value, (dims, dtype) in zip(node.outputs, made_by(node, opset) or ()):
+            known = shape(value)
+            if (known is not None and known != dims) or value.dtype not in (*UNKNOWN, dtype):
+                has = f"{value.dtype}{'?' if known is None else list(known)}"
+                yield f"{value.name!r} is {has} and {node.op_type} ({node.name}) makes {dtype}{list(dims)}"
+
+
+def made_by(node: ir.Node, opset: int) -> Made:
+    """What `node` makes of its inputs. The graph keeps what was found for equal operators on equal inputs."""
     if is_op(node, "GatherBlockQuantized"):
-        return _infer_gathered(node)
+        return _gathered(node)
     if node.domain not in DOMAINS or node.op_type not in OPS:
-        return
-    inputs, values = [], []
+        return _made_on_host(node)
+    attrs = _key(node)
+    if attrs is None:
+        return None
+    inputs, key = [], [node.op_type, opset, len(node.outputs), *attrs]
     for value in node.inputs:
         dims = None if value is None else shape(value)
         if value is not None and (dims is None or value.dtype in UNKNOWN or value.dtype.numpy().name not in TYPES):
-            return
-        inputs.append(None if value is None else placeholder(dims, value.dtype.numpy().name, "x"))  # type: ignore[union-attr,arg-type]
-        values.append(constant(value))
+            return None
+        inputs.append(None if value is None else (dims, value.dtype.numpy().name))
+        key.append((inputs[-1], _content(value)))
+    kept: dict[Any, Made] = {} if node.graph is None else node.graph.meta.setdefault("celosia.made_by", {})
+    if tuple(key) not in kept:
+        kept[tuple(key)] = _built(node, opset, inputs)
+    return kept[tuple(key)]
+
+
+def _key(node: ir.Node) -> list[Any] | None:
+    """Attributes, as what can be compared; None where there are others than numbers, texts and tensors of numbers."""
+    key: list[Any] = []
+    for name, attr in sorted(node.attributes.items()):
+        value = attr.value
+        if attr.type == ir.AttributeType.TENSOR:
+            array = value.numpy()
+            value = (array.dtype.str, array.shape, array.tobytes())
+        elif not isinstance(value, int | float | str | tuple):
+            return None
+        key.append((name, value))
+    return key
+
+
+def _content(value: ir.Value | None) -> bytes | None:
+    """What a shape may depend on of a constant. Weights are as good as others of their shape and type."""
+    if value is None or value.const_value is None:
+        return None
+    array = constant(value) if value.const_value.size <= FEW else None
+    return b"" if array is None or array.dtype == object else array.tobytes()
+
+
+def _built(node: ir.Node, opset: int, inputs: list[Any]) -> Made:
     parsed = parse(ir.to_proto(node), {"": opset})
-    if any(bodies(parsed)):
-        return
+    tensors, values = [None if x is None else placeholder(*x, "x") for x in inputs], [constant(x) for x in node.inputs]
     try:
-        built = build(
-            parsed.op, parsed.attrs, inputs, values, outputs=parsed.wanted, opset=opset, name=parsed.name
-        )  # fmt: skip
+        made = build(parsed.op, parsed.attrs, tensors, values, outputs=parsed.wanted, opset=opset, name=parsed.name)
     except Unsupported:
-        return
-    for value, tensor in zip(node.outputs, built):
-        value.shape = ir.Shape(tensor.shape)
-        value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(tensor.dtype)))
+        return _made_on_host(node)
+    return [(tensor.shape, ir.DataType.from_numpy(np.dtype(tensor.dtype))) for tensor in made]
 
 
-def _infer_gathered(node: ir.Node) -> None:
+def _gathered(node: ir.Node) -> Made:
     """Of GatherBlockQuantized, which is no tensor expression: its numbers may have fewer bits than kernels know."""
     x, indices, scales = (None if value is None else shape(value) for value in node.inputs[:3])
     bits = attribute(node, "bits", 4)
     if not x or indices is None or scales is None or bits not in (2, 4, 8):
-        return
-    along = attribute(node, "gather_axis", 0) % len(x)
-    sizes = list(x)
+        return None
+    along, sizes = attribute(node, "gather_axis", 0) % len(x), list(x)
     if node.inputs[0].dtype == ir.DataType.UINT8:  # type: ignore[union-attr]
         sizes[-1] *= 8 // bits
-    node.outputs[0].shape = ir.Shape((*sizes[:along], *indices, *sizes[along + 1 :]))
-    node.outputs[0].type = ir.TensorType(node.inputs[2].dtype)  # type: ignore[union-attr, arg-type]
+    made = (*sizes[:along], *indices, *sizes[along + 1 :])
+    return [(made, node.inputs[2].dtype)]  # type: ignore[union-attr, list-item]
+
+
+def _made_on_host(node: ir.Node) -> Made:
+    """By those whose shapes follow from windows: values of the input's type, and their places."""
+    try:
+        dims = dims_on_host(node)
+    except WindowError:
+        return None
+    if dims is None or node.inputs[0] is None or node.inputs[0].dtype in UNKNOWN:
+        return None
+    return [(dims, node.inputs[0].dtype), (dims, ir.DataType.INT64)][: len(node.outputs)]

@@ -20,8 +20,10 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from celosia.compiler.cpu.runtime.windows import WindowError
 from celosia.compiler.graph.names import values
 from celosia.compiler.graph.values import attribute, attributes, constant, is_op, new_constant, replace_by, shape
+from celosia.compiler.graph.windows import spread_of
 from celosia.compiler.names import unused_name
 
 Array = NDArray[Any]
@@ -148,14 +150,13 @@ def _axes(node: ir.Node) -> list[_Axis] | None:
     dims, kernel, out = (None if v is None else shape(v) for v in (x, w, node.outputs[0]))
     if dims is None or kernel is None or out is None or len(dims) != 4 or 0 in (*dims, *kernel, *out):
         return None
-    strides, dilations = attribute(node, "strides", [1, 1]), attribute(node, "dilations", [1, 1])
-    pads = attribute(node, "pads", [0, 0, 0, 0])
-    if strides[0] != strides[1] or set(dilations) != {1} or min(pads) < 0:
+    try:
+        to = spread_of(node, kernel[2:])
+    except WindowError:
         return None
-    if attribute(node, "auto_pad", "NOTSET") != "NOTSET" or "output_shape" in node.attributes:
+    if to.stride[0] != to.stride[1] or set(to.dilation) != {1} or min(to.before) < 0:
         return None
-    axes = [_Axis(dims[d], out[d], kernel[d], strides[d - 2], pads[d - 2]) for d in (2, 3)]
-    return axes
+    return [_Axis(*axis) for axis in zip(to.size, to.out, to.kernel, to.stride, to.before)]
 
 
 def _by_phases(weights: Array, group: int, ys: Sequence[_Phase], xs: Sequence[_Phase]) -> Array:

@@ -143,8 +143,8 @@ class PartInfo:
 @dataclass(frozen=True)
 class LayerInfo:
     """A layer, or a block of layers. what: kind, kernel, channels and what is fused, for people. bytes_kept: of a
-    block's intermediates, which stay on chip; cycles_apart and cycles_together: what its layers would take one by one,
-    and as a block, by the estimates of the compiler."""
+    block's intermediates, which stay on chip; cycles_together: of a block alone, by the timing model; cycles_apart: of
+    its layers one by one, estimated, and where that is near by the timing model."""
 
     name: str
     op: str

@@ -22,8 +22,10 @@ from numpy.typing import NDArray
 
 from celosia.compiler import cpu, numerics
 from celosia.compiler.cpu.ops import VIEWS
+from celosia.compiler.cpu.runtime.windows import Windows, windows
 from celosia.compiler.graph.custom import custom
 from celosia.compiler.graph.values import attribute, attributes_of, constant, is_op, shape
+from celosia.compiler.graph.windows import spread_of, whole_image, windows_of
 from celosia.compiler.selfcheck import kernels
 
 Codes = NDArray[np.uint8]
@@ -90,61 +92,32 @@ def _dims(node: ir.Node) -> tuple[int, ...]:
     return dims
 
 
-@dataclass(frozen=True)
-class _Window:
-    """Kernel, strides, dilations and the padding before, of rows and columns."""
+def _padded(x: Codes, window: Windows, fill: int) -> Codes:
+    """x [images, rows, columns, channels] with `fill` around it, and from where windows begin as far as they reach."""
+    images, *size, channels = x.shape
+    first = [-before for before in window.before]
+    ends = [window.taps(axis, count - 1)[-1] + 1 for axis, count in enumerate(window.out)]
+    if first == [0, 0] and ends[0] <= size[0] and ends[1] <= size[1]:
+        return np.ascontiguousarray(x)
+    y = np.full((images, *(end - start for start, end in zip(first, ends)), channels), fill, np.uint8)
+    seen = x[:, max(0, first[0]) : ends[0], max(0, first[1]) : ends[1]]
+    top, left = (max(0, -start) for start in first)
+    y[:, top : top + seen.shape[1], left : left + seen.shape[2]] = seen
+    return y
 
-    kernel: tuple[int, int]
-    strides: tuple[int, int]
-    dilations: tuple[int, int]
-    before: tuple[int, int]
 
-    @classmethod
-    def of(cls, node: ir.Node, kernel: Any, size: tuple[int, int], out: tuple[int, int]) -> _Window:
-        """size, out: rows and columns of input and output. Rows are 1 where the operator has one dimension."""
-
-        def pair(name: str, default: int) -> tuple[int, int]:
-            given = (attribute(node, name) or [default] * len(kernel))[: len(kernel)]
-            return (default, given[0]) if len(given) == 1 else (given[0], given[1])
-
-        taps = (1, int(kernel[0])) if len(kernel) == 1 else (int(kernel[0]), int(kernel[1]))
-        strides, dilations, before = pair("strides", 1), pair("dilations", 1), pair("pads", 0)
-        auto = attribute(node, "auto_pad", "NOTSET")
-        if auto.startswith("SAME"):
-            reach = [(out[a] - 1) * strides[a] + (taps[a] - 1) * dilations[a] + 1 for a in (0, 1)]
-            around = [max(0, reach[a] - size[a]) + (auto == "SAME_LOWER") for a in (0, 1)]
-            before = around[0] // 2, around[1] // 2
-        return cls(taps, strides, dilations, (0, 0) if auto == "VALID" else before)
-
-    def padded(self, x: Codes, fill: int, out: tuple[int, int]) -> Codes:
-        """x [images, rows, columns, channels] with `fill` around it, as far as windows of `out` positions reach."""
-        images, *size, channels = x.shape
-        ends = [(out[a] - 1) * self.strides[a] + (self.kernel[a] - 1) * self.dilations[a] + 1 for a in (0, 1)]
-        if self.before == (0, 0) and ends[0] <= size[0] and ends[1] <= size[1]:
-            return np.ascontiguousarray(x)
-        whole = [max(ends[a], self.before[a] + size[a]) for a in (0, 1)]
-        y = np.full((images, *whole, channels), fill, np.uint8)
-        top, left = self.before
-        y[:, top : top + size[0], left : left + size[1]] = x
-        return y
-
-    def views(self, x: Codes, out: tuple[int, int]) -> Codes:
-        """[images, *out, kernel rows, kernel columns, channels] of a padded image, a view."""
-        n, h, w, c = x.strides
-        steps = [axis * step for step, axis in zip(self.strides, (h, w))]
-        taps = [axis * step for step, axis in zip(self.dilations, (h, w))]
-        dims = (x.shape[0], *out, *self.kernel, x.shape[3])
-        return as_strided(x, dims, (n, *steps, *taps, c), writeable=False)
+def _views(x: Codes, window: Windows) -> Codes:
+    """[images, rows, columns, kernel rows, kernel columns, channels] of a padded image, a view."""
+    n, h, w, c = x.strides
+    steps = [axis * step for step, axis in zip(window.stride, (h, w))]
+    taps = [axis * step for step, axis in zip(window.dilation, (h, w))]
+    dims = (x.shape[0], *window.out, *window.kernel, x.shape[3])
+    return as_strided(x, dims, (n, *steps, *taps, c), writeable=False)
 
 
 def _image(x: Codes) -> Codes:
     """x [images, channels, rows, columns], or without rows, with the channels last."""
     return (x if x.ndim == 4 else x[:, :, None]).transpose(0, 2, 3, 1)
-
-
-def _size(dims: tuple[int, ...]) -> tuple[int, int]:
-    """Rows and columns of a tensor of images."""
-    return (dims[2], dims[3]) if len(dims) == 4 else (1, dims[2])
 
 
 # Convolutions and products ---------------------------------------------------------------------------------------
@@ -196,18 +169,17 @@ def _linear(
 
 
 def _conv(node: ir.Node, x: Codes) -> Codes:
-    weights, dims = _array(node, 3), _dims(node)
-    image, out = _image(x), _size(dims)
+    weights, dims, image = _array(node, 3), _dims(node), _image(x)
     taps = weights.shape[2:]
-    window = _Window.of(node, taps, image.shape[1:3], out)
+    window = windows_of(node, taps)
     groups, (channels, inner) = attribute(node, "group", 1), weights.shape[:2]
     linear = _linear(node, np.moveaxis(weights, 1, -1), 8, 6)  # the channels innermost, as in the image
-    padded = window.padded(image, linear.zero_x, out)
-    y = np.empty((dims[0], *out, channels), np.uint8)
+    padded = _padded(image, window, linear.zero_x)
+    y = np.empty((dims[0], *window.out, channels), np.uint8)
     for first, last in _group_ranges(groups, max(channels // groups, inner)):
         outputs = slice(first * channels // groups, last * channels // groups)
         matrix = _dense(linear.matrix[outputs].reshape(-1, prod(taps), inner), last - first)
-        view = window.views(padded[..., first * inner : last * inner], out)
+        view = _views(padded[..., first * inner : last * inner], window)
         _convolve(view, linear.columns(outputs, matrix), y[..., outputs])
     return y.transpose(0, 3, 1, 2).reshape(dims)
 
@@ -216,9 +188,8 @@ def _conv_transpose(node: ir.Node, x: Codes) -> Codes:
     """The convolution by the kernels turned round of x with zero points between its pixels."""
     weights, dims, groups = _array(node, 3), _dims(node), attribute(node, "group", 1)
     channels, outputs, *taps = weights.shape
-    (down, across), (by_row, by_column) = (attribute(node, name) or [1, 1] for name in ("strides", "dilations"))
-    top, left, *_ = attribute(node, "pads") or [0] * 4
-    image = _image(x)
+    to, image = spread_of(node, taps), _image(x)
+    (down, across), (by_row, by_column), (top, left) = to.stride, to.dilation, to.before
     above, ahead = (taps[0] - 1) * by_row, (taps[1] - 1) * by_column
     height = max((image.shape[1] - 1) * down + 1 + above, dims[2] + top) + above
     width = max((image.shape[2] - 1) * across + 1 + ahead, dims[3] + left) + ahead
@@ -226,12 +197,13 @@ def _conv_transpose(node: ir.Node, x: Codes) -> Codes:
     wide[:, above::down, ahead::across][:, : image.shape[1], : image.shape[2]] = image
     turned = weights.reshape(groups, channels // groups, outputs, *taps)[..., ::-1, ::-1].transpose(0, 2, 3, 4, 1)
     linear = _linear(node, turned.reshape(groups * outputs, *taps, -1), 8, 6)
-    window = _Window((taps[0], taps[1]), (1, 1), (by_row, by_column), (0, 0))
+    cut = wide[:, top : top + dims[2] + above, left : left + dims[3] + ahead]
+    window = windows("Conv", {"dilations": to.dilation}, cut.shape[1:3], taps)
     y: Codes = np.zeros((dims[0], dims[2], dims[3], dims[1]), np.uint8)
     for group in range(groups):
         own = slice(group * outputs, (group + 1) * outputs)
         inner = slice(group * channels // groups, (group + 1) * channels // groups)
-        view = window.views(np.ascontiguousarray(wide[:, top:, left:, inner]), (dims[2], dims[3]))
+        view = _views(np.ascontiguousarray(cut[..., inner]), window)
         _convolve(view, linear.columns(own, linear.matrix[own]), y[..., own])
     return y.transpose(0, 3, 1, 2)
 
@@ -279,47 +251,30 @@ def _matmul(node: ir.Node, x: Codes) -> Codes:
 
 
 def _max_pool(node: ir.Node, x: Codes) -> Codes:
-    dims, image = _dims(node), _image(x)
-    out = _size(dims)
-    window = _Window.of(node, attribute(node, "kernel_shape"), image.shape[1:3], out)
-    view = window.views(window.padded(image, 0, out), out).transpose(3, 4, 0, 1, 2, 5)
+    window, image = windows_of(node), _image(x)
+    view = _views(_padded(image, window, 0), window).transpose(3, 4, 0, 1, 2, 5)
     count, taps = prod(view.shape[2:]), prod(window.kernel)
     columns = np.zeros((taps, -(-count // kernels.LANES) * kernels.LANES), np.uint8)
     columns[:, :count].reshape(view.shape)[...] = view
     y = kernels.largest(columns)[:count].reshape(view.shape[2:])
-    return y.transpose(0, 3, 1, 2).reshape(dims)
+    return y.transpose(0, 3, 1, 2).reshape(_dims(node))
 
 
 def _average(node: ir.Node, x: Codes) -> Codes:
     """A sum over the window, scaled once. onnxruntime's mean in floats (QLinearAveragePool) may differ on ties."""
-    dims, image = _dims(node), _image(x)
+    image = _image(x)
     pool = node.op_type == "QLinearAveragePool"
-    out, taps = (_size(dims), attribute(node, "kernel_shape")) if pool else ((1, 1), image.shape[1:3])
-    window = _Window.of(node, taps, image.shape[1:3], out)
-    view = window.views(window.padded(image, _zero(node, 2), out), out).transpose(1, 2, 0, 5, 3, 4)
+    window = windows_of(node) if pool else whole_image((image.shape[1], image.shape[2]))
+    view = _views(_padded(image, window, _zero(node, 2)), window).transpose(1, 2, 0, 5, 3, 4)
     factor = numerics.mean_scale if node.op_type == "QLinearMean" else numerics.global_average_scale
-    area, counts = prod(window.kernel), _counts(node, window, image.shape[1:3], out)
+    area, counts = prod(window.kernel), np.multiply.outer(window.counts(0), window.counts(1))
     y = np.empty(view.shape[:4], np.uint8)
     for count in np.unique(counts).tolist():
         scale = np.array([factor(float(_f32(node, 1)), float(_f32(node, 3)), count)], np.float32)
         linear = _Linear(np.ones((1, area), np.int8), _zero(node, 2), np.zeros(1, np.int32), scale, _zero(node, 4))
         chosen = view[counts == count]
         y[counts == count] = linear.rows(chosen.reshape(-1, area)).reshape(chosen.shape[:3])
-    return y.transpose(2, 3, 0, 1).reshape(dims)
-
-
-def _counts(node: ir.Node, window: _Window, size: tuple[int, int], out: tuple[int, int]) -> NDArray[np.int64]:
-    """How many pixels each average is of, [*out]."""
-    include, pads = attribute(node, "count_include_pad", 0), attribute(node, "pads") or []
-    after: list[int] = [0, 0, *pads[len(pads) // 2 :]][-2:] if include else [0, 0]
-    ends = [(out[a] - 1) * window.strides[a] + (window.kernel[a] - 1) * window.dilations[a] + 1 for a in (0, 1)]
-    rows, columns = (max(ends[a], window.before[a] + size[a] + after[a]) for a in (0, 1))
-    counted = np.zeros((1, rows, columns, 1), np.uint8)
-    first = (0, 0) if include else window.before
-    last = [window.before[a] + size[a] + after[a] for a in (0, 1)]
-    counted[:, first[0] : last[0], first[1] : last[1]] = 1
-    counts: NDArray[np.int64] = window.views(counted, out)[0].sum(axis=(2, 3, 4), dtype=np.int64)
-    return counts
+    return y.transpose(2, 3, 0, 1).reshape(_dims(node))
 
 
 # Functions of bytes ----------------------------------------------------------------------------------------------

@@ -47,11 +47,11 @@ def celosia(
     """
 
 
-app.command(name="compile")(compile_)
-app.command(name="eval")(eval_)
+app.command(name="compile", epilog=EXIT_CODES)(compile_)
+app.command(name="eval", epilog=EXIT_CODES)(eval_)
 made, used = (configs, sweep, explore, tune, verilog, cache), (run, compare, deploy, flash, inspect, report, quantize)
 for function in (*used, *made, demo):
-    app.command()(function)
+    app.command(epilog=EXIT_CODES)(function)
 
 
 def main() -> None:

@@ -34,7 +34,7 @@ def bitstream() -> None:
     """
 
 
-@app.command()
+@app.command(epilog=EXIT_CODES)
 @command
 def project(
     board: BoardOption,
@@ -66,7 +66,7 @@ def project(
         typer.echo(f"next: celosia bitstream build {output}   (where Vivado is: {' '.join(COMMAND)})")
 
 
-@app.command()
+@app.command(epilog=EXIT_CODES)
 @command
 def build(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `celosia bitstream project` wrote.")],
@@ -86,7 +86,7 @@ def build(
         typer.echo(f"{folder}: {manifest.part} at {manifest.clock_mhz} MHz, {manifest.slack_ns} ns to spare")
 
 
-@app.command()
+@app.command(epilog=EXIT_CODES)
 @command
 def report(
     board: BoardOption,
@@ -134,7 +134,7 @@ def report(
         raise typer.Exit(DOES_NOT_FIT)
 
 
-@app.command()
+@app.command(epilog=EXIT_CODES)
 @command
 def timing(
     board: BoardOption,
@@ -193,7 +193,7 @@ class Ecp5Design(StrEnum):
     gemm = "gemm"
 
 
-@app.command()
+@app.command(epilog=EXIT_CODES)
 @command
 def ecp5(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the bitstream goes.")],

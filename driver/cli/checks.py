@@ -80,7 +80,7 @@ def compare(
         check_destinations([model], report)
         if float_model is not None:
             check_source(float_model)
-        values = read_inputs(model, inputs, random, pixels_of(mean, std))
+        values = read_inputs(model, inputs, random, pixels_of(mean, std, quiet))
         from celosia.driver.compare import compare as compare_tensors
 
         if device == DeviceName.rtl:
@@ -157,8 +157,8 @@ def eval_(
             options |= {"quiet": quiet}
         found = evaluate(
             model, data, labels, config=config, device=device.value, against=against is not None, samples=samples,
-            pixels=pixels_of(mean, std), workers=workers, check=not no_check, progress=stages, count=stages.count,
-            **options,
+            pixels=pixels_of(mean, std, quiet), workers=workers, check=not no_check, progress=stages,
+            count=stages.count, **options,
         )  # fmt: skip
     _finish(found, report)
     if not quiet:

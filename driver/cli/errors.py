@@ -106,5 +106,4 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             typer.secho(f"celosia: error: {sentence}", fg="red" if sys.stderr.isatty() else None, err=True)
             raise typer.Exit(code) from None
 
-    checked.__doc__ = f"{function.__doc__}\n\n{EXIT_CODES}"
     return checked

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from celosia.driver.cli.errors import Debug, Quiet, command
+from celosia.driver.cli.errors import INTERRUPTED, Debug, Quiet, command
 from celosia.driver.cli.options import Jobs, Pool, check_source, progress_stages
 
 
@@ -19,6 +19,7 @@ class Objective(StrEnum):
 
     cycles = "cycles"
     latency = "latency"
+    period = "period"
     fps = "fps"
     area = "area"
     energy = "energy"
@@ -48,7 +49,10 @@ def explore(
     board: Annotated[str, typer.Option(metavar="NAME", help="The board that it must fit.")] = "pynq-z2",
     objective: Annotated[
         list[Objective] | None,
-        typer.Option(help="What is wanted, by default cycles and area; repeat it for several. energy is a proxy."),
+        typer.Option(
+            help="What is wanted, by default cycles and area; repeat it for several. fps means period, the time from "
+            "image to image; energy is a proxy."
+        ),
     ] = None,
     budget: Annotated[
         str | None, typer.Option(metavar="TIME", help="Of all runs together, as 90s, 30m or 2h; by default 10m.")
@@ -82,8 +86,8 @@ def explore(
 ) -> None:
     """Search for the accelerators that are best for some models on a board, and write a front of Configs.
 
-    Cycles are by the timing model, area by a model of what Yosys counts. Ctrl-C ends it and loses nothing: the same
-    command goes on where it was.
+    Cycles are by the timing model, area by a model of what Yosys counts. Ctrl-C ends it, writes the front so far and
+    loses nothing: the same command goes on where it was.
 
     \b
     Examples:
@@ -95,8 +99,8 @@ def explore(
     from celosia.driver import explore as exploring  # noqa: F401 - says at once where a part is missing
     from celosia.driver import show_explore
     from celosia.driver.explore import explore as explorer
-    from celosia.driver.progress import Live
 
+    interrupted = False
     with progress_stages(quiet) as stages:
         for model in models:
             check_source(model)
@@ -104,14 +108,16 @@ def explore(
         if given is None and points is None:
             given = explorer.seconds("10m")
         stages("reading the models")
-        with stages.paused(), Live(quiet) as live:
+        try:
             found = explorer.explore(
                 models, board, objective=[each.value for each in objective or (Objective.cycles, Objective.area)],
                 budget=given, points=points, space=space, folder=output, memory=memory, left=left / 100,
                 search=search.value, jobs=jobs or os.cpu_count() or 1, pool=pool, deadline=deadline,
-                confirmed=[each.value for each in confirm or ()], seed=seed,
-                told=lambda state: live(show_explore.line(state), lambda: show_explore.moving(state)),
+                confirmed=[each.value for each in confirm or ()], seed=seed, progress=stages,
+                told=lambda state: stages.now(show_explore.line(state)),
             )  # fmt: skip
+        except explorer.Interrupted as end:
+            found, interrupted = end.found, True
     if as_json:
         typer.echo(json.dumps(found.report, indent=1))
     elif not quiet:
@@ -119,3 +125,6 @@ def explore(
 
         for each in show_explore.front(found.report, output):
             show.console().print(each, highlight=False)
+    if interrupted:
+        typer.secho(f"celosia: interrupted; the front so far is in {output}, the same command goes on", err=True)
+        raise typer.Exit(INTERRUPTED)

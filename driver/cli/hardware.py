@@ -104,16 +104,19 @@ def sweep(
         from celosia.compiler.files import write_text
         from celosia.driver import show
         from celosia.driver import sweep as sweeping
+        from celosia.hw.config import ConfigError
 
         rows = sweeping.sweep(model, sweeping.settings(given), config, progress=stages, **behind)
     told = f"{model.name} on {config}; cycles by the timing model, memory {behind.get('memory', 'zynq-hp')}"
     if html is not None:
-        write_text(html, sweeping.page(f"celosia sweep {model.name}", rows, f"{told}. {sweeping.note()}"))
+        sweeping.page(f"celosia sweep {model.name}", rows, f"{told}. {sweeping.note()}").save(html)
     if report is not None:
         write_text(report, json.dumps(rows, indent=1) + "\n")
     if not quiet:
         show.console().print(show.swept(told, rows))
         show.console().print(sweeping.note(), highlight=False)
+    if all(row["cycles"] is None for row in rows):
+        raise ConfigError(f"none of the {len(rows)} Configs runs {model.name}; the first: {rows[0]['error']}")
 
 
 @command

@@ -28,6 +28,7 @@ from celosia.driver.cli.options import (
     program_of,
     progress_stages,
     shapes_of,
+    telling_once,
 )
 
 if TYPE_CHECKING:
@@ -273,8 +274,8 @@ def quantize(
         Path,
         typer.Option(
             metavar="DIR|NPZ",
-            help="A folder of .npy, .npz or image files, one for each sample; or an .npz of arrays by input name whose "
-            "first axis counts samples.",
+            help="A folder of .npy, .npz or image files, one for each sample, or of a folder of them for each class; "
+            "or an .npz of arrays by input name whose first axis counts samples, perhaps with an array labels.",
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT.onnx", help="The file to write.")],
@@ -310,7 +311,7 @@ def quantize(
         found = quantize_model(
             model, calibration, output, per_channel=not per_tensor, activations=activations.value, method=method.value,
             samples=samples, exclude=exclude or (), mean=mean or (0.0,), std=std or (1.0,), config=config,
-            progress=stages,
+            progress=stages, told=telling_once(quiet),
         )  # fmt: skip
     if report is not None:
         from celosia.compiler.files import write_text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
@@ -167,10 +167,23 @@ def read_inputs(source: Path, given: list[str] | None, random: bool, pixels: Pix
     return arrays.read_inputs(given or [], inputs, random, pixels)
 
 
-def pixels_of(mean: list[float] | None, std: list[float] | None) -> Pixels:
+def pixels_of(mean: list[float] | None, std: list[float] | None, quiet: bool) -> Pixels:
+    """How images become inputs; says of the first that is not taken as it is what becomes of it."""
     from celosia.driver.images import Pixels
 
-    return Pixels(tuple(mean or (0.0,)), tuple(std or (1.0,)))
+    return Pixels(tuple(mean or (0.0,)), tuple(std or (1.0,)), telling_once(quiet))
+
+
+def telling_once(quiet: bool) -> Callable[[str], None]:
+    """Says the first sentence that it is given on standard error, and none after it."""
+    told: set[str] = set()
+
+    def tell(sentence: str) -> None:
+        if not told and not quiet:
+            typer.secho(f"celosia: {sentence}; of others this is not said", err=True)
+        told.add(sentence)
+
+    return tell
 
 
 def keep_of(wanted: list[str] | None) -> str | list[str]:

@@ -126,7 +126,7 @@ def run(
         if not device.startswith("ssh://"):
             require_tools(device, model)
         threads = default_threads() if threads is None else thread_count(threads)
-        values = read_inputs(model, inputs, random, pixels_of(mean, std))
+        values = read_inputs(model, inputs, random, pixels_of(mean, std, quiet))
         if device.startswith("ssh://"):
             program, result = _run_there(device, sudo, model, config, values, threads, options, stages, no_check, keep)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -18,11 +19,11 @@ from celosia.compiler.tune.pool import DEADLINE, Fleet
 from celosia.driver.explore import confirm, result
 from celosia.driver.explore.explorer import Explorer, State
 from celosia.driver.explore.ladder import Ladder
-from celosia.driver.explore.objectives import OBJECTIVES
-from celosia.driver.explore.records import ExploreError, Point, Points, context_of
+from celosia.driver.explore.objectives import ALSO, OBJECTIVES
+from celosia.driver.explore.records import PRESET, ExploreError, Point, Points, context_of
 from celosia.driver.explore.search import SEARCHES, spread
 from celosia.driver.explore.space import Space, Values, board_of
-from celosia.driver.explore.subject import Subject, placed
+from celosia.driver.explore.subject import Subject, nothing_on_accelerator, placed, with_records
 from celosia.driver.fleet import fleet_for
 from celosia.hw.config import Config
 from celosia.sim.memory import memory_model
@@ -32,6 +33,14 @@ FIRST = 12
 BATCH = 4
 """Configs that each device measures between two looks at the front."""
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class Interrupted(KeyboardInterrupt):
+    """An exploration that Ctrl-C has ended. found: what it had found by then, written where it had a folder."""
+
+    def __init__(self, found: Exploration) -> None:
+        super().__init__()
+        self.found = found
 
 
 @dataclass(frozen=True)
@@ -71,8 +80,11 @@ def explore(
     Yosys has counted it; the clock is the board's, as declared, but where Yosys' estimate is there.
 
     Raises ModelError, ExploreError, SpaceError, OutputError, PoolError, FleetError,
-    SynthesisError where the front is confirmed, and MissingLibrary without moocore.
+    SynthesisError where the front is confirmed, and MissingLibrary without moocore; Interrupted for Ctrl-C while it
+    searches. `report["state"]["ended"]` says why it ended: "budget", "points", "interrupted", or "" where nothing was
+    left to look at.
     """
+    objective = [ALSO.get(name, name) for name in objective]
     from celosia.driver.explore.front import on_front
 
     on_front(np.ones((1, 1)))  # says at once that moocore is missing
@@ -93,21 +105,34 @@ def explore(
     def clock() -> float:
         return before + time.perf_counter() - started
 
+    stopped: BaseException | None = None
     with nullcontext(fleet) if fleet else fleet_for(Judge("timed", behind), jobs, pool, deadline) as measuring:
         ladder = Ladder(subjects, place, behind, left, measuring, known, clock, on_cpu)
-        progress(f"{place.preset}, to compare with")
+        progress(f"measuring {place.preset}, to compare with")
+        known_before = len(known.known)
         preset = _preset(ladder, place.config)
         rng = np.random.default_rng(seed)
         start = beginning(ladder, around, rng)
         explorer = Explorer(ladder, around, SEARCHES[search](around, rng, start), objective, preset, told)
         explorer.state.budget, explorer.state.spent = budget, before
         explorer.resume(list(known.known.values()))
+        if preset is not None and len(known.known) > known_before and preset.cfg.digest in explorer.measured:
+            explorer.state.points, explorer.state.known = 1, explorer.state.known - 1
         progress("exploring")
         at_once = BATCH * max(1, len(measuring.devices))
-        explorer.run(lambda state: _over(state, clock(), budget, points), at_once)
-        if confirmed:
-            confirm.front(explorer, confirmed, progress, lambda: budget is not None and clock() >= budget)
-    return _found(explorer, known, objective, context, folder, clock())
+        try:
+            explorer.run(lambda state: _room(state, clock(), budget, points), at_once)
+            if confirmed:
+                confirm.front(explorer, confirmed, progress, lambda: budget is not None and clock() >= budget)
+        except (KeyboardInterrupt, SystemExit) as error:  # Ctrl-C, SIGTERM: what was measured is not lost
+            stopped, explorer.state.ended = error, "interrupted"
+            explorer.gather()
+    found = _found(explorer, known, objective, context, folder, clock(), stopped is None)
+    if isinstance(stopped, KeyboardInterrupt):
+        raise Interrupted(found) from None
+    if stopped is not None:
+        raise stopped
+    return found
 
 
 def beginning(ladder: Ladder, space: Space, rng: np.random.Generator) -> list[Config]:
@@ -141,7 +166,7 @@ def subjects_of(models: Sequence[str | Path]) -> list[Subject]:
             raise ExploreError(f"two models are called {name!r}; give one of them another name")
     for each in found:
         if not placed(each, Config(), products=True):
-            raise ModelError(f"nothing of {each.name} runs on the accelerator; quantise it with `celosia quantize`")
+            raise ModelError(nothing_on_accelerator(each))
     return found
 
 
@@ -157,9 +182,15 @@ def seconds(text: str) -> float:
     return float(found[1]) * UNITS[found[2] or "s"]
 
 
-def _over(state: State, now: float, budget: float | None, points: int | None) -> bool:
-    late = budget is not None and now >= budget
-    return late or (points is not None and state.points + state.known >= points)
+def _room(state: State, now: float, budget: float | None, points: int | None) -> int:
+    """How many more Configs may be measured; where none, the state says what has ended it."""
+    if budget is not None and now >= budget:
+        state.ended = "budget"
+        return 0
+    if points is not None and state.points + state.known >= points:
+        state.ended = "points"
+        return 0
+    return sys.maxsize if points is None else points - state.points - state.known
 
 
 def _preset(ladder: Ladder, cfg: Config) -> Point | None:
@@ -167,31 +198,39 @@ def _preset(ladder: Ladder, cfg: Config) -> Point | None:
     cfg = replace(cfg, name="custom")
     known = ladder.points.get(cfg)
     if known is None or not known.costs:
-        (known,) = ladder.closed([(cfg, "the board's preset")])
+        (known,) = ladder.closed([(cfg, PRESET)])
     if known.failure is None and not known.measured:
         (known,) = ladder.timed([known])
     return known if known.measured else None
 
 
+def _of_preset(point: Point, ladder: Ladder, patient: bool) -> dict[str, Any]:
+    """The preset as a row of front.json. records: cycles of each model with the schedules that come with Celosia, which
+    no other Config has, so that none is compared by them; {} where there are none."""
+    row = result.row_of(ladder.board.preset, point, ladder)
+    found = {each.name: with_records(each, point.cfg, ladder.memory) for each in ladder.subjects if patient}
+    row["records"] = {name: cycles for name, cycles in found.items() if cycles is not None}
+    row["fits"] = ladder.fits(point)
+    return row
+
+
 def _found(
     explorer: Explorer, known: Points, names: Sequence[str], context: dict[str, Any], folder: str | Path | None,
-    spent: float,
+    spent: float, patient: bool,
 ) -> Exploration:  # fmt: skip
+    """patient: there is time for what the preset takes with the records that come with Celosia."""
     front, ladder = explorer.front, explorer.ladder
-    rows = [
-        result.row_of(number, point, ladder.figures(point), ladder.board.clock_mhz)
-        for number, point in enumerate(front, 1)
-    ]
+    rows = [result.row_of(result.name_of(number, point), point, ladder) for number, point in enumerate(front, 1)]
     state = explorer.state
     about = {
         "seconds": round(spent, 1), "points": state.points, "known": state.known, "looked": state.looked,
         "failed": state.failed, "damaged": known.damaged, "hypervolume": state.volume, "space": len(explorer.space),
-        "left": ladder.left, "left_out": ladder.fleet.left_out,
+        "left": ladder.left, "left_out": ladder.fleet.left_out, "ended": state.ended,
         "preset": None if explorer.preset is None else ladder.figures(explorer.preset),
     }  # fmt: skip
     measured = sorted(explorer.measured.values(), key=lambda point: point.at)
-    figures = [(point, ladder.figures(point)) for point in measured]
-    report = result.report_of(rows, names, context, about, figures, explorer.space.searched)
+    report = result.report_of(rows, names, context, about, measured, explorer.space.searched, ladder)
+    report["preset"] = None if explorer.preset is None else _of_preset(explorer.preset, ladder, patient)
     report["path"] = explorer.path(measured)
     if folder is not None:
         result.write(Path(folder), report, front)

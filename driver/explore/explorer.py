@@ -27,8 +27,9 @@ FAR = float(np.log(64))
 
 @dataclass
 class State:
-    """How far an exploration is. points: those measured now; known: before; looked: Configs in closed form. front:
-    Configs on it. volume: of the front, a share of a box that does not change. budget: seconds, None without."""
+    """How far an exploration is. points: those measured by the search; known: before it; looked: Configs in closed
+    form. front: Configs on it. volume: of the front, a share of a box that does not change. budget: seconds, None
+    without. ended: what has ended it before nothing was left: "budget", "points" or "interrupted"."""
 
     budget: float | None = None
     spent: float = 0.0
@@ -38,6 +39,7 @@ class State:
     failed: dict[str, int] = field(default_factory=dict)
     front: int = 0
     volume: float = 0.0
+    ended: str = ""
     started: float = field(default_factory=time.perf_counter)
 
     @property
@@ -83,17 +85,26 @@ class Explorer:
         self.search.tell([self._outcome(point) for point in known if point.measured or point.failure is not None])
         self._count()
 
+    def gather(self) -> None:
+        """Take what was measured in a round that did not come to its end."""
+        for digest, point in self.ladder.points.known.items():
+            if point.measured and digest not in self.measured and point.cfg in self.space and self.ladder.fits(point):
+                self.measured[digest] = point
+                self.state.points += 1
+        self._count()
+
     def reconsider(self) -> None:
         """Take what is known of the measured Configs as it is now; those that no longer fit are gone."""
         now = [self.ladder.points.known[digest] for digest in self.measured]
         self.measured = {point.cfg.digest: point for point in now if point.measured and self.ladder.fits(point)}
         self._count()
 
-    def run(self, until: Callable[[State], bool], at_once: int) -> None:
-        """Search until there is nothing left, or `until` says so. FleetError, OutputError."""
-        while not until(self.state):
+    def run(self, room: Callable[[State], int], at_once: int) -> None:
+        """Search until there is nothing left, or `room` for no more Configs. At most `at_once` are measured before the
+        next look at both. FleetError, OutputError."""
+        while (count := min(at_once, room(self.state))) > 0:
             order = [digest for _ in range(STEPS if self.filtering else 1) for digest in self._look(at_once)]
-            chosen = self._chosen(at_once, order)
+            chosen = self._chosen(count, order)
             if not chosen and not order:
                 return
             found = self.ladder.timed(chosen)

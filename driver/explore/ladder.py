@@ -150,9 +150,12 @@ class Ladder:
 
     def figures(self, point: Point, costs: Sequence[Cost] | None = None) -> dict[str, float]:
         """All objectives of a point with costs, or with those given."""
-        shares = Resources(**point.area).shares(DEVICES[self.board.platform.device])
         own = [point.costs[each.name] for each in self.subjects] if costs is None else costs
-        return objectives(point.cfg, own, shares, point.clock_mhz or self.board.clock_mhz)
+        return objectives(point.cfg, own, self.shares(point), point.clock_mhz or self.board.clock_mhz)
+
+    def shares(self, point: Point) -> dict[str, float]:
+        """What the point takes of each resource of the device."""
+        return Resources(**point.area).shares(DEVICES[self.board.platform.device])
 
     def least(self, point: Point) -> dict[str, float]:
         """Objectives that the point is not below, whatever a higher rung says."""

@@ -14,10 +14,12 @@ from celosia.hw.config_doc import scratchpads
 OBJECTIVES = {
     "cycles": "cycles for an image, the geometric mean of the models",
     "latency": "milliseconds from start to end of a run, the geometric mean of the models",
-    "fps": "milliseconds for an image, so that less is more images a second",
+    "period": "milliseconds from image to image: the less, the more images a second",
     "area": "percent of the device: the mean of LUTs, flip-flops, DSP blocks and block RAM",
     "energy": "microjoules for an image, a proxy: what multiplications, scratchpads and DRAM take",
 }
+ALSO = {"fps": "period"}
+"""Other names that a user may give."""
 MAC_PJ = 0.2 + 0.1
 """An 8-bit product and a 32-bit sum, 45 nm, 0.9 V: M. Horowitz, Computing's energy problem, ISSCC 2014,
 figure 1.1.9."""
@@ -55,7 +57,7 @@ def objectives(
     cycles = _mean([each.cycles / each.images for each in costs])
     run = _mean([each.cycles for each in costs])
     return {
-        "cycles": cycles, "latency": run / clock_mhz / 1000, "fps": cycles / clock_mhz / 1000,
+        "cycles": cycles, "latency": run / clock_mhz / 1000, "period": cycles / clock_mhz / 1000,
         "area": 100 * sum(shares.values()) / len(shares), "energy": _mean([energy_uj(cfg, each) for each in costs]),
     }  # fmt: skip
 

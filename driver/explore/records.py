@@ -26,6 +26,8 @@ FORMAT = 1
 """Of what is kept; a change of what rungs say raises it."""
 RUNGS = ("closed", "timed", "yosys", "rtl")
 """How far a Config was looked at, the cheapest way first."""
+PRESET = "the board's preset"
+"""Why the first Config of all is looked at: as `how` of its Point."""
 FAILURES = {
     "device": "it does not fit the device",
     "layers": "a layer does not fit its scratchpads",

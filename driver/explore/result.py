@@ -11,17 +11,18 @@ from typing import Any
 
 from celosia.compiler.files import write_text
 from celosia.driver.explore.front import knee
+from celosia.driver.explore.ladder import Ladder
 from celosia.driver.explore.objectives import OBJECTIVES
-from celosia.driver.explore.records import Point
+from celosia.driver.explore.records import PRESET, Point
 from celosia.driver.oracle import MissingLibrary
 from celosia.driver.pages.front import of_front
 
 FIGURES = {
-    "cycles": "{:,.0f} cycles", "latency": "{:,.3g} ms", "fps": "{:,.3g} ms an image", "area": "{:.1f}% of the device",
-    "energy": "{:,.3g} uJ (a proxy)",
+    "cycles": "{:,.0f} cycles", "latency": "{:,.3g} ms", "period": "{:,.3g} ms an image",
+    "area": "{:.1f}% of the device on average", "energy": "{:,.3g} uJ (a proxy)",
 }  # fmt: skip
 BEST = {
-    "cycles": "the fewest cycles", "latency": "the shortest run", "fps": "the most images a second",
+    "cycles": "the fewest cycles", "latency": "the shortest run", "period": "the most images a second",
     "area": "the smallest", "energy": "the least energy, by the proxy",
 }  # fmt: skip
 
@@ -36,21 +37,31 @@ def name_of(number: int, point: Point) -> str:
     return f"{number:02d}-{cfg.batch}x{cfg.block_in}x{cfg.block_out}-{cfg.digest[:6]}"
 
 
-def row_of(number: int, point: Point, figures: dict[str, float], clock_mhz: float) -> dict[str, Any]:
+def row_of(name: str, point: Point, ladder: Ladder) -> dict[str, Any]:
     """A point of front.json."""
-    name = name_of(number, point)
     return {
         "name": name, "file": f"{name}.toml", "digest": point.cfg.digest, "set": point.to_json()["set"],
-        "rung": point.rung, "objectives": figures,
+        "rung": point.rung, "objectives": ladder.figures(point),
         "models": {model: {"cycles": cost.cycles, "images": cost.images, "limit": cost.limit,
                            "rtl": (point.rtl or {}).get(model)} for model, cost in point.costs.items()},
-        "area": point.area, "clock_mhz": point.clock_mhz or clock_mhz,
+        "area": point.area, "shares": ladder.shares(point),
+        "clock_mhz": point.clock_mhz or ladder.board.clock_mhz,
         "clock": "declared" if point.clock_mhz is None else "estimated from Yosys' netlist", "how": point.how,
     }  # fmt: skip
 
 
-def take(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
-    """Which Config is for whom, in a sentence."""
+ENDED = {
+    "budget": "The time of --budget is used up; with a larger one the same command goes on where it was.",
+    "points": "So many Configs as --points allows are measured; with a larger one the same command goes on.",
+    "interrupted": "Interrupted; the same command goes on where it was.",
+}
+"""What has ended an exploration before nothing was left, and how to go on."""
+
+
+def take(rows: Sequence[dict[str, Any]], names: Sequence[str], others: int, ended: str) -> str:
+    """Which Config is for whom, in a sentence. others: Configs that were measured beside the preset."""
+    if ended and not others:
+        return f"Nothing beside the board's preset was measured: there is nothing to choose from yet. {ENDED[ended]}"
     if not rows:
         return "No Config of the space can be taken: see the failures."
 
@@ -68,18 +79,23 @@ def take(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
 
 def report_of(
     rows: list[dict[str, Any]], names: Sequence[str], context: dict[str, Any], state: dict[str, Any],
-    measured: Sequence[tuple[Point, dict[str, float]]], searched: Sequence[str],
+    measured: Sequence[Point], searched: Sequence[str], ladder: Ladder,
 ) -> dict[str, Any]:  # fmt: skip
-    """All of front.json. measured: every Config with its objectives, in order; searched: fields of several values."""
+    """All of front.json. measured: every Config, in order; searched: fields of several values."""
     kept = {row["digest"] for row in rows}
-    points = [
-        {"digest": point.cfg.digest, "set": {name: getattr(point.cfg, name) for name in searched},
-         "objectives": {name: figures[name] for name in names}, "front": point.cfg.digest in kept, "how": point.how,
-         "at": point.at} for point, figures in measured
-    ]  # fmt: skip
+    points = []
+    for point in measured:
+        figures = ladder.figures(point)
+        points.append({
+            "digest": point.cfg.digest, "set": {name: getattr(point.cfg, name) for name in searched},
+            "objectives": {name: figures[name] for name in names}, "shares": ladder.shares(point),
+            "front": point.cfg.digest in kept, "how": point.how, "at": point.at,
+        })  # fmt: skip
+    others = sum(point.how != PRESET for point in measured)
     return {
-        **context, "objectives": {name: OBJECTIVES[name] for name in names}, "take": take(rows, names),
-        "front": rows, "state": state, "searched": list(searched), "points": points,
+        **context, "objectives": {name: OBJECTIVES[name] for name in names},
+        "take": take(rows, names, others, state["ended"]), "front": rows, "state": state,
+        "device": ladder.board.platform.device, "searched": list(searched), "points": points,
     }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from celosia.bitstreams.boards import BOARDS, Board
-from celosia.hw.config import Config, ConfigError
+from celosia.hw.config import Config, ConfigError, did_you_mean
 
 Values = Mapping[str, Sequence[int | bool]]
 TRIES = 1000
@@ -48,7 +48,7 @@ def most_bus_bytes(board: Board) -> int:
 def board_of(name: str) -> Board:
     """SpaceError where there is no such board."""
     if name not in BOARDS:
-        raise SpaceError(f"there is no board {name!r}; take {', '.join(BOARDS)}")
+        raise SpaceError(f"there is no board {name!r}{did_you_mean(name, BOARDS)}; take {', '.join(BOARDS)}")
     return BOARDS[name]
 
 
@@ -68,7 +68,8 @@ class Space:
         known = {each.name for each in dataclasses.fields(Config)} - {"name"}
         for name, values in self.values.items():
             if name not in known:
-                raise SpaceError(f"unknown Config field {name!r}; known are {', '.join(sorted(known))}")
+                near = did_you_mean(name, known)
+                raise SpaceError(f"unknown Config field {name!r}{near}; known are {', '.join(sorted(known))}")
             if not values:
                 raise SpaceError(f"{name} has no values; give at least one, or leave it out")
             for value in values:

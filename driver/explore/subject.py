@@ -27,7 +27,9 @@ from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.plan import Planner, problems
 from celosia.compiler.tensorize.space import Problem
 from celosia.compiler.tune.bound import network_bound
-from celosia.compiler.tune.measure import Result, Status
+from celosia.compiler.tune.measure import TIMED, Judge, Result, Status
+from celosia.compiler.tune.network import Network, apply
+from celosia.compiler.tune.shipped import shipped
 from celosia.hw.config import Config
 from celosia.hw.isa import Unit
 from celosia.sim.memory import MemoryModel, memory_model
@@ -92,6 +94,11 @@ def placed(subject: Subject, cfg: Config, products: bool = False) -> int:
     return sum(choice.layer.macs for choice in selection.choices) if products else len(selection.cpu)
 
 
+def nothing_on_accelerator(subject: Subject) -> str:
+    """What is wrong with a model of which no Config can be judged."""
+    return f"nothing of {subject.name} runs on the accelerator; make an int8 model of it with `celosia quantize`"
+
+
 def closed(subject: Subject, cfg: Config, memory: MemoryModel | str) -> Cost:
     """Layer by layer, by the compiler's estimate of the schedules that it takes: milliseconds. Blocks are not formed.
 
@@ -133,6 +140,17 @@ def timed(subject: Subject, cfg: Config, memory: MemoryModel | str) -> Cost:
     busy |= {unit: busy[unit] + values[f"{unit}_wait_memory"] for unit in ("load", "store")}
     macs = sum(choice.layer.macs for choice in lowered.selection.choices)
     return Cost(images, values["cycles"], 0, busy, moved, macs, len(lowered.selection.cpu))
+
+
+def with_records(subject: Subject, cfg: Config, memory: str) -> int | None:
+    """Cycles under the schedules that come with Celosia for this Config, as `compile` takes them; None without any."""
+    if not (known := shipped(cfg)).trials:
+        return None
+    graph, _ = _graph(subject, cfg.batch)
+    planner = Planner(cfg)
+    lowered = lower(cfg, graph, planner)
+    network = Network(cfg, *lowered.plan, planner, lowered.image)
+    return network.cycles(apply(network, known, TIMED)[0], Judge("timed", memory))
 
 
 RUNGS = {"closed": closed, "timed": timed}

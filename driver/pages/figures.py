@@ -96,8 +96,9 @@ def roofline(rows: Sequence[Mapping[str, Any]], flat: Mapping[str, int], roofs: 
     high_x = max(*intensity, peak / min(roofs.values())) * 3
     low_y, high_y = min(min(speed) / 2.5, peak / 10), peak * 2.2
     made = made_figure(
-        420, "pan,box_zoom,", x_axis_type="log", y_axis_type="log", x_range=(low_x, high_x), y_range=(low_y, high_y),
-        x_axis_label="MACs for each byte of DRAM", y_axis_label="MACs a cycle",
+        420, "pan,box_zoom,wheel_zoom,", x_axis_type="log", y_axis_type="log", x_range=(low_x, high_x),
+        y_range=(low_y, high_y), active_scroll="wheel_zoom", x_axis_label="MACs for each byte of DRAM",
+        y_axis_label="MACs a cycle",
     )  # fmt: skip
     for what, rate in roofs.items():
         together = what == ROOFS[0]
@@ -147,6 +148,17 @@ def _of_layers(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def hover(renderers: Sequence[Any], tooltips: Sequence[tuple[str, str]], **options: Any) -> HoverTool:
     return HoverTool(renderers=list(renderers), tooltips=list(tooltips), limit=3, **options)
+
+
+def wide_hover(renderers: Sequence[Any], tooltips: Sequence[tuple[str, str]]) -> HoverTool:
+    """As `hover`, of values that may be long: they are wrapped, not as wide as the screen. What replaces a field's
+    name is text, as there."""
+    rows = "".join(
+        f"<div style='color:#26aae1;text-align:right'>{name}:</div><div style='white-space:normal'>{value}</div>"
+        for name, value in tooltips
+    )
+    grid = "display:grid;grid-template-columns:auto 1fr;gap:0 6px;max-width:min(360px,80vw);overflow-wrap:anywhere"
+    return HoverTool(renderers=list(renderers), tooltips=f"<div style='{grid}'>{rows}</div>", limit=2)
 
 
 def cycles(rows: Sequence[Mapping[str, Any]], roof: Sequence[float]) -> Figure:
@@ -224,19 +236,24 @@ def timeline(found: Activity, names: Sequence[str], clock_mhz: float) -> Figure:
     return column([_units(found, names, clock_mhz, time), _scratchpads(found, time)], sizing_mode="stretch_width")
 
 
-TIME_TOOLS = "xpan,xbox_zoom,xzoom_in,xzoom_out,"
+TIME_TOOLS = "xpan,xbox_zoom,xwheel_zoom,xzoom_in,xzoom_out,"
+
+
+def layer_colour(number: int) -> str:
+    return LAYER_COLOURS[number % len(LAYER_COLOURS)]
 
 
 def _units(found: Activity, names: Sequence[str], clock_mhz: float, time: Range1d) -> Any:
     made = made_figure(
         230, TIME_TOOLS, x_range=time, y_range=Range1d(start=len(UNITS) - 0.45, end=-0.5), min_border_left=BESIDE,
+        active_scroll="xwheel_zoom",
     )  # fmt: skip
     bars, waits = found.bars, found.waits
     shown = ColumnDataSource({
         "left": _ints(bars.drawn), "right": _ints(bars.end), "top": _edge(bars.unit, -0.4),
         "bottom": _edge(bars.unit, 0.16), "layer": _ints(bars.layer), "index": _ints(bars.index),
         "count": _ints(bars.count), "unit": _ints(bars.unit), "cycles": _ints(bars.end - bars.drawn),
-        "color": [LAYER_COLOURS[layer % len(LAYER_COLOURS)] for layer in bars.layer.tolist()],
+        "color": [layer_colour(layer) for layer in bars.layer.tolist()],
     })  # fmt: skip
     waited = ColumnDataSource({
         "left": _ints(waits.since), "right": _ints(waits.until), "top": _edge(waits.unit, 0.22),
@@ -283,7 +300,7 @@ def _scratchpads(found: Activity, time: Range1d) -> Any:
     used = {name: each for name, each in found.scratchpads.items() if len(each.time)}
     made = made_figure(
         60 + 42 * len(used), TIME_TOOLS, x_range=time, y_range=Range1d(start=len(used) - 0.05, end=-0.15),
-        x_axis_label="cycles", min_border_left=BESIDE,
+        x_axis_label="cycles", min_border_left=BESIDE, active_scroll="xwheel_zoom",
     )  # fmt: skip
     for number, (name, each) in enumerate(used.items()):
         times, share = thinned(each, POINTS)

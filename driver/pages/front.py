@@ -10,12 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from celosia.bitstreams.synthesis import RESOURCES
 from celosia.compiler.files import reading
-from celosia.driver.pages.names import NAME, ReportError, resource, short
+from celosia.driver.pages.names import MARKS, NAME, NAMES, ReportError, key_of, resource_cell, short
 from celosia.driver.pages.page import Page, Section, require
 
 KEYS = ("models", "board", "memory", "objectives", "take", "front", "points", "searched", "path", "state")
+UNITS = {
+    "cycles": "cycles", "latency": "ms a run", "period": "ms an image", "area": "area, mean %",
+    "energy": "uJ (a proxy)",
+}  # fmt: skip
+"""Objectives at the head of a column or beside an axis."""
+LARGE = ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"))
 SHRINK = 1.0
 """Of the regression that says what fields do."""
 
@@ -41,24 +46,40 @@ def of_front(source: Path | Mapping[str, Any]) -> Page:
         return _page(report)
 
 
-def _page(report: Mapping[str, Any]) -> Page:
+def _of_today(report: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What older versions wrote, under the names of this one: milliseconds for an image were called fps."""
+    if "fps" not in report["objectives"]:
+        return report
+
+    def renamed(figures: Mapping[str, Any]) -> dict[str, Any]:
+        return {"period" if name == "fps" else name: value for name, value in figures.items()}
+
+    def rows(name: str) -> list[dict[str, Any]]:
+        return [{**row, "objectives": renamed(row["objectives"])} for row in report[name]]
+
+    return {**report, "objectives": renamed(report["objectives"]), "front": rows("front"), "points": rows("points")}
+
+
+def _page(given: Mapping[str, Any]) -> Page:
     from celosia.driver.pages import front_figures as figures
 
-    names, points = list(report["objectives"]), report["points"]
+    report = _of_today(given)
+    names, points, preset = list(report["objectives"]), report["points"], report.get("preset")
     models = ", ".join(short(name, NAME) for name in report["models"])
     state = report["state"]
     facts = [
         (f"{len(report['front'])}", "Configs on the front"), (f"{len(points):,}", "measured"),
-        (f"{state['space']:,.3g}", "in the space"), (f"{state['seconds']:,.0f} s", "of exploring"),
+        (many(state["space"]), "in the space"), (f"{state['seconds']:,.0f} s", "of exploring"),
     ]  # fmt: skip
-    sections = [Section("Which to take", report["take"], _table(report))]
+    table = _table(report) + _notes(report)
+    sections = [Section("Which to take", report["take"], table, brief=table)]
     if points:
         first, second = names[0], names[1 if len(names) > 1 else 0]
         sections += [
             Section(
-                "The front", f"Each measured Config by {first} and {second}: less is better in both. The darker, the "
-                "later it was measured; larger on the front.",
-                figure=figures.front(points, first, second, joined=len(names) <= 2),
+                "The front", "Each measured Config, further left and lower is better. The wheel zooms, the pointer "
+                "says what a Config is.", html=_marks(preset, figures),
+                figure=figures.front(points, first, second, preset, joined=len(names) <= 2),
             ),
             Section(
                 "The way there", "The share of a box from a 64th of the preset's objectives to 64 times them that the "
@@ -76,38 +97,105 @@ def _page(report: Mapping[str, Any]) -> Page:
             Section(
                 "What each field does", "How an objective changes where a field takes its next larger value and the "
                 "others stay: by a regression over all measured Configs, in which what was never tried says nothing.",
-                html=_key(list(effects)), figure=figures.effects(effects),
+                html=key_of([(colour, name) for colour, name in zip(figures.EFFECTS, effects)]),
+                figure=figures.effects(effects),
             ),
         ]  # fmt: skip
     subtitle = f"{models} on {report['board']}, memory {report['memory']}"
     return Page("Which accelerator to build", subtitle, facts, sections)
 
 
-def _key(names: Sequence[str]) -> str:
-    """Which colour is which objective's."""
-    from celosia.driver.pages.front_figures import EFFECTS
+def _marks(preset: Mapping[str, Any] | None, figures: Any) -> str:
+    """What the dots of the front are."""
+    pairs = [(figures.FRONT, "on the front"), (figures.SHADES[0], "other, measured late"),
+             (figures.SHADES[-1], "measured early")]  # fmt: skip
+    return key_of([*pairs, (figures.PRESET, f"the preset {short(preset['name'], NAME)}")] if preset else pairs)
 
-    pairs = zip(EFFECTS, names)
-    return (
-        f'<div class="key">{"".join(f"<span><i style=background:{c}></i>{escape(n)}</span>" for c, n in pairs)}</div>'
-    )
+
+# Configs as a table -------------------------------------------------------------------------------------------
 
 
 def _table(report: Mapping[str, Any]) -> str:
-    names, models = list(report["objectives"]), list(report["models"])
-    head = ["Config", *names, *(f"cycles of {name}" for name in models), "LUT", "flip-flops", "DSP", "block RAM", "by"]
-    rows = []
-    for row in report["front"]:
-        area = row["area"]
+    """The front, and the preset below it: objectives, cycles of each model, and what it takes of the device as bars."""
+    names, models = list(report["objectives"]), columns_of(report)
+    head = ["Config", *(UNITS.get(name, name) for name in names), *(f"cycles of {name}" for name in models),
+            *NAMES.values(), "known by"]  # fmt: skip
+    lines = []
+    for row in rows_of(report):
         cells = [
-            row["file"], *(f"{row['objectives'][name]:,.4g}" for name in names),
-            *(f"{row['models'][name]['cycles']:,}" for name in models), *(resource(area, name) for name in RESOURCES),
-            row["rung"],
+            row["label"], *(number(row["objectives"][name]) for name in names),
+            *(f"{row['models'][name]['cycles']:,}" for name in models),
         ]  # fmt: skip
-        rows.append("".join(f"<td>{escape(str(cell))}</td>" for cell in cells))
-    lines = "".join(f"<tr>{row}</tr>" for row in rows)
+        text = "".join(f"<td>{escape(str(cell))}</td>" for cell in cells)
+        text += "".join(
+            resource_cell(row["area"], name, row.get("shares", {}).get(name))
+            for name in NAMES  # older ones have none
+        )
+        text += f"<td>{escape(row['rung'])}</td>"
+        lines.append(f"<tr{' class=preset' * row['preset']}>{text}</tr>")
     heads = "".join(f"<th>{escape(name)}</th>" for name in head)
-    return f'<div class="table"><table><tr>{heads}</tr>{lines}</table></div>'
+    return f'<div class="table"><table><tr>{heads}</tr>{"".join(lines)}</table></div>'
+
+
+def rows_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The front and the preset, each with `label`, what to call it, and `preset`, whether it is that."""
+    preset = report.get("preset")
+    digest = None if preset is None else preset["digest"]
+    rows = [{**row, "preset": row["digest"] == digest, "label": row["file"]} for row in report["front"]]
+    for row in rows:
+        if preset is not None and row["preset"]:
+            row["label"] += f" ({preset['name']})"
+    if preset is not None and not any(row["preset"] for row in rows):
+        rows.append({**preset, "preset": True, "label": f"{preset['name']}, the preset"})
+    return rows
+
+
+def columns_of(report: Mapping[str, Any]) -> list[str]:
+    """Models whose cycles are a column: none where an objective says the same."""
+    models = list(report["models"])
+    return [] if "cycles" in report["objectives"] and len(models) == 1 else models
+
+
+def _notes(report: Mapping[str, Any]) -> str:
+    told = [f"Bars and percents are of the device, a {report['device']}."] if "device" in report else []
+    told.append(MARKS)
+    if "area" in report["objectives"]:
+        told.append("Area, mean %, is the mean of the four percents.")
+    if report.get("preset"):
+        told.append(told_of_preset(report))
+    return f"<p>{escape(' '.join(told))}</p>"
+
+
+def told_of_preset(report: Mapping[str, Any]) -> str:
+    """What the preset's row is, and why its cycles are not those of a compiled Program."""
+    row = report["preset"]
+    text = f"{row['name']} is the board's preset, to compare with"
+    if not row["fits"]:
+        text += f"; it leaves less than {report['state']['left']:.0%} of the device free, so it is not on the front"
+    text += ". Cycles of all Configs are by the timing model under the compiler's own decisions"
+    for name, cycles in row["records"].items():
+        own = row["models"][name]["cycles"]
+        text += f"; with the schedules that come with Celosia for {row['name']}, {name} takes {cycles:,}, not {own:,}"
+    return f"{text} (memory {report['memory']}); `celosia tune` finds such schedules for any of them."
+
+
+def number(value: float) -> str:
+    """A figure without an exponent.
+
+    >>> number(51909.6), number(59.361), number(0.51909), number(0)
+    ('51,910', '59.4', '0.519', '0')
+    """
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def many(count: int) -> str:
+    """A count, large ones in words.
+
+    >>> many(2080), many(128_024_064_000)
+    ('2,080', '128 billion')
+    """
+    large = next(((size, name) for size, name in LARGE if count >= size), None)
+    return f"{count:,}" if large is None else f"{count / large[0]:,.3g} {large[1]}"
 
 
 def sensitivity(points: Sequence[Mapping[str, Any]], fields: Sequence[str], name: str) -> dict[str, float]:

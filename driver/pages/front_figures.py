@@ -8,46 +8,71 @@ from typing import Any
 from bokeh.models import ColumnDataSource, CustomJSTickFormatter, FixedTicker, Range1d
 from bokeh.palettes import Cividis256
 
-from celosia.driver.pages.figures import COLOURS, Figure, hover, made_figure
+from celosia.driver.pages.figures import COLOURS, Figure, hover, made_figure, wide_hover
+from celosia.driver.pages.front import UNITS
+from celosia.driver.pages.names import NAME, NAMES, short
 
 SHADES = Cividis256[70:230]
 """Those that are seen on light and on dark ground."""
+FRONT, PRESET = COLOURS["store"], COLOURS["cpu"]
 MOST_LINES = 400
 """Configs that are drawn side by side, beside those on the front."""
 NUMBER = "return tick >= 1 ? tick.toLocaleString('en', {maximumSignificantDigits: 3}) : tick.toPrecision(2)"
 
 
-def front(points: Sequence[Mapping[str, Any]], first: str, second: str, joined: bool) -> Figure:
+def front(
+    points: Sequence[Mapping[str, Any]], first: str, second: str, preset: Mapping[str, Any] | None, joined: bool
+) -> Figure:
     """Two objectives of all measured Configs. joined: a line through those on the front."""
     made = made_figure(
-        420, "pan,box_zoom,", x_axis_type="log", y_axis_type="log", x_axis_label=first, y_axis_label=second
-    )
+        420, "pan,box_zoom,wheel_zoom,", x_axis_type="log", y_axis_type="log", x_axis_label=UNITS.get(first, first),
+        y_axis_label=UNITS.get(second, second), active_scroll="wheel_zoom",
+    )  # fmt: skip
     best = sorted((p["objectives"][first], p["objectives"][second]) for p in points if p["front"])
     if joined:
-        made.line([x for x, _ in best], [y for _, y in best], line_width=2, color=COLOURS["store"])
+        made.line([x for x, _ in best], [y for _, y in best], line_width=2, color=FRONT)
     order = sorted(range(len(points)), key=lambda n: (points[n]["front"], points[n]["at"]))
     rank = {n: place for place, n in enumerate(sorted(range(len(points)), key=lambda n: points[n]["at"]))}
     shades = [SHADES[-1 - rank[n] * (len(SHADES) - 1) // max(1, len(points) - 1)] for n in order]
     rows = [points[n] for n in order]
     source = ColumnDataSource({
         "x": [row["objectives"][first] for row in rows], "y": [row["objectives"][second] for row in rows],
-        "color": [COLOURS["store"] if row["front"] else shade for row, shade in zip(rows, shades)],
+        "color": [FRONT if row["front"] else shade for row, shade in zip(rows, shades)],
         "size": [11 if row["front"] else 6 for row in rows], "digest": [row["digest"][:6] for row in rows],
-        "fields": [_told(row["set"]) for row in rows], "how": [row["how"] for row in rows],
-        "at": [round(row["at"]) for row in rows],
+        "fields": [_told(row["set"], preset) for row in rows], "how": [row["how"] for row in rows],
+        "shares": [_shares(row) for row in rows], "at": [round(row["at"]) for row in rows],
     })  # fmt: skip
     dots = made.scatter("x", "y", size="size", color="color", fill_alpha=0.8, source=source)
-    made.add_tools(hover([dots], [
-        ("Config", "@digest: @fields"), (first, "@x{0,0.[000]}"), (second, "@y{0,0.[000]}"), ("tried for", "@how"),
+    made.add_tools(wide_hover([dots], [
+        ("Config", "@digest"), (UNITS.get(first, first), "@x{0,0.[000]}"), (UNITS.get(second, second), "@y{0,0.[000]}"),
+        ("device", "@shares"), ("unlike the preset" if preset else "fields", "@fields"), ("tried for", "@how"),
         ("after", "@at s"),
     ]))  # fmt: skip
+    if preset is not None:
+        mark = ColumnDataSource({
+            "x": [preset["objectives"][first]], "y": [preset["objectives"][second]],
+            "name": [short(preset["name"], NAME)], "shares": [_shares(preset)],
+        })  # fmt: skip
+        star = made.scatter(
+            "x", "y", size=15, marker="diamond", fill_color=PRESET, line_color="#ffffff", source=mark,
+        )  # fmt: skip
+        made.add_tools(wide_hover([star], [("the preset", "@name"), ("device", "@shares")]))
     for axis in (made.xaxis, made.yaxis):
         axis.formatter = CustomJSTickFormatter(code=NUMBER)
     return made
 
 
-def _told(fields: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {str(value).lower()}" for name, value in fields.items())
+def _told(fields: Mapping[str, Any], preset: Mapping[str, Any] | None = None) -> str:
+    """Fields with their values, only those that the preset has otherwise."""
+    usual = {} if preset is None else preset["set"]
+    own = {name: value for name, value in fields.items() if name not in usual or usual[name] != value}
+    return ", ".join(f"{name} {str(value).lower()}" for name, value in own.items()) or "no difference"
+
+
+def _shares(row: Mapping[str, Any]) -> str:
+    """What it takes of the device; of older versions nothing is known."""
+    shares = row.get("shares", {})
+    return ", ".join(f"{label} {shares[name]:.0%}" for name, label in NAMES.items() if name in shares) or "-"
 
 
 def path(steps: Sequence[tuple[int, float]]) -> Figure:
@@ -78,7 +103,7 @@ def parallel(points: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> Figu
         })  # fmt: skip
         lines = made.multi_line("xs", "ys", color=colour, line_alpha=alpha, line_width=width, source=source)
         if kept:
-            made.add_tools(hover([lines], [("Config", "@digest: @fields")]))
+            made.add_tools(wide_hover([lines], [("Config", "@digest"), ("fields", "@fields")]))
     ends = [(number, name, end) for number, name in enumerate(fields) for end in (0, -1)]
     made.text(
         [number for number, _, _ in ends], [-0.05 if end == 0 else 1.05 for _, _, end in ends],

@@ -3,11 +3,23 @@ reports."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 NAME, LABEL = 60, 20
 """Characters of a name in a text, and beside an axis."""
+
+
+NAMES = {"lut": "LUT", "ff": "flip-flops", "dsp": "DSP", "ram": "block RAM"}
+"""Resources of a device, as they are shown."""
+NEARLY = 0.95
+"""The share of a resource above which little is left to route with."""
+MARKS = (
+    "~ LUTs and flip-flops by a model of Configs that Yosys has counted; ~ and ? where none of those is like it, so "
+    "that the model may be off: `--confirm yosys` counts. No mark: counted. DSP blocks and block RAM as declared."
+)
+"""What the signs of `resource` mean."""
 
 
 class ReportError(ValueError):
@@ -37,3 +49,19 @@ def resource(row: Mapping[str, Any], name: str) -> str:
     if row["counted"] or name not in ("lut", "ff"):
         return f"{value:,}".removesuffix(".0")
     return f"~{round(value, -2):,}{'?' if row['extrapolated'] else ''}"
+
+
+def resource_cell(row: Mapping[str, Any], name: str, share: float | None) -> str:
+    """A table's cell: a resource, and a bar of its share of the device, where that is known."""
+    text = escape(resource(row, name))
+    if share is None:
+        return f"<td>{text}</td>"
+    full = " class=full" if share > NEARLY else ""
+    bar = f'<s><i{full} style="width:{100 * min(1, share):.1f}%"></i></s>'
+    return f'<td class="bar">{text} <b>{share:.0%}</b>{bar}</td>'
+
+
+def key_of(pairs: Sequence[tuple[str, str]]) -> str:
+    """Which colour is whose."""
+    rows = "".join(f'<span><i style="background:{colour}"></i>{escape(name)}</span>' for colour, name in pairs)
+    return f'<div class="key">{rows}</div>'

@@ -30,8 +30,14 @@
 
   function follow(chooser) {
     const text = document.getElementById("loops");
+    const buttons = [...document.querySelectorAll(".layers button")];
+    for (const button of buttons) button.addEventListener("click", () => {
+      chooser.value = chooser.value === button.dataset.layer ? "" : button.dataset.layer;
+      chooser.dispatchEvent(new Event("change"));
+    });
     chooser.addEventListener("change", () => {
       const layer = data.layers?.[chooser.value];
+      for (const button of buttons) button.ariaPressed = button.dataset.layer === chooser.value;
       text.textContent = layer?.text ?? "";
       const time = Bokeh.documents.map((doc) => doc.get_model_by_name("time")).find(Boolean);
       if (!time) return;

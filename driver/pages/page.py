@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -30,6 +30,8 @@ class Section:
     figure: LayoutDOM | None = None
     after: str = ""
     """As `html`, below the figure."""
+    brief: str = ""
+    """As `html`, what a notebook shows of it, which has no script."""
 
 
 @dataclass(repr=False)
@@ -50,9 +52,17 @@ class Page:
         write_text(Path(path), self.html())
 
     def _repr_html_(self) -> str:
-        """The page in a frame of its own, for notebooks."""
-        style = "width:100%;height:820px;border:0"
-        return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{escape(self.html())}"></iframe>'
+        """What of the page needs no script, in a frame of its own: a notebook keeps every output."""
+        told = ", ".join(section.title for section in self.sections if not section.brief)
+        way = 'page = celosia.report(...); page.save("page.html") writes all of it, page.interactive() shows it here.'
+        rest = [Section("More", f"The whole page also has: {told}. {way}")] if told else []
+        sections = [_brief(each) for each in self.sections if each.brief] + rest
+        text = self._filled(sections, style=_text("page.css"), figures="[]", data="{}", bokeh="", script="")
+        return _frame(text, 540, "")
+
+    def interactive(self) -> Interactive:
+        """All of the page in a notebook, with figures that move: 1.4 to 4 MB, which the notebook keeps."""
+        return Interactive(self)
 
     def html(self) -> str:
         """The page. MissingLibrary where Bokeh is not installed."""
@@ -61,13 +71,41 @@ class Page:
             for number, section in enumerate(self.sections)
             if section.figure is not None
         ]
+        sections = [
+            replace(section, html=f'{section.html}<div class="figure" id="figure{number}"></div>')
+            if section.figure is not None else section for number, section in enumerate(self.sections)
+        ]  # fmt: skip
+        return self._filled(
+            sections, style=_text("page.css"), script=_text("page.js"), bokeh=_bokeh() if figures else "",
+            figures=_as_json(figures), data=_as_json(self.data),
+        )  # fmt: skip
+
+    def _filled(self, sections: Sequence[Section], **parts: str) -> str:
         return Template(_text("page.html")).substitute(
             title=escape(self.title or "(no name)"), subtitle=escape(self.subtitle),
             facts="".join(f"<div><b>{escape(n)}</b><span>{escape(what)}</span></div>" for n, what in self.facts),
-            sections="".join(_section(number, section) for number, section in enumerate(self.sections)),
-            style=_text("page.css"), script=_text("page.js"), bokeh=_bokeh() if figures else "",
-            figures=_as_json(figures), data=_as_json(self.data),
+            sections="".join(map(_section, sections)), **parts,
         )  # fmt: skip
+
+
+@dataclass
+class Interactive:
+    """A page that a notebook shows with its figures."""
+
+    page: Page
+
+    def _repr_html_(self) -> str:
+        return _frame(self.page.html(), 820, "allow-scripts")
+
+
+def _brief(section: Section) -> Section:
+    """Without the figure, of which its text speaks."""
+    return replace(section, text="" if section.figure is not None else section.text, html=section.brief, after="")
+
+
+def _frame(text: str, height: int, allowed: str) -> str:
+    style = f"width:100%;height:{height}px;border:0"
+    return f'<iframe sandbox="{allowed}" style="{style}" srcdoc="{escape(text)}"></iframe>'
 
 
 def require() -> None:
@@ -78,10 +116,9 @@ def require() -> None:
         raise MissingLibrary("to draw a report, Bokeh is needed: pip install celosia[report]") from None
 
 
-def _section(number: int, section: Section) -> str:
+def _section(section: Section) -> str:
     text = f"<p>{escape(section.text)}</p>" if section.text else ""
-    place = f'<div class="figure" id="figure{number}"></div>' if section.figure is not None else ""
-    return f"<section><h2>{escape(section.title)}</h2>{text}{section.html}{place}{section.after}</section>"
+    return f"<section><h2>{escape(section.title)}</h2>{text}{section.html}{section.after}</section>"
 
 
 def _item(figure: LayoutDOM, place: str) -> Any:

@@ -14,7 +14,7 @@ from celosia.compiler.program import LayerInfo, PartInfo, Program
 from celosia.driver import explain
 from celosia.driver.pages.activity import Activity, activity
 from celosia.driver.pages.graph import Node, drawing, nodes, nodes_of_report
-from celosia.driver.pages.names import NAME, ReportError, short
+from celosia.driver.pages.names import NAME, ReportError, key_of, short
 from celosia.driver.pages.page import Page, Section, require
 from celosia.hw.config import Config, ConfigError
 from celosia.sim.device import Counters
@@ -23,6 +23,10 @@ from celosia.sim.memory import ZYNQ_HP, MemoryModel, clock_mhz, memory_model
 LOOPS = 2_000_000
 """Characters of all loops that a page holds."""
 TIPS = 5
+BOUNDS = (*explain.UNITS, "latency")
+"""What limits layers."""
+BRIEF = 40
+"""Layers that a notebook shows."""
 
 
 def of_program(program: Program, memory: MemoryModel | str = ZYNQ_HP) -> Page:
@@ -147,8 +151,6 @@ def _facts(
 
 
 def _limits(report: Mapping[str, Any]) -> Section:
-    from celosia.driver.pages.figures import COLOURS
-
     cycles: Counter[str] = Counter()
     for row in report["layers"]:
         cycles[row["bound"] or "latency"] += row["cycles"] or 0
@@ -157,21 +159,19 @@ def _limits(report: Mapping[str, Any]) -> Section:
         f'<i style="width:{100 * own / total:.2f}%;background:{_colour(bound)}"></i>'
         for bound, own in cycles.most_common()
     )
-    key = "".join(
-        f'<span><i style="background:{COLOURS[bound]}"></i>{bound} {cycles[bound] / total:.0%}</span>'
-        for bound in COLOURS if bound in (*explain.UNITS, "latency")
-    )  # fmt: skip
+    key = key_of([(_colour(bound), f"{bound} {cycles[bound] / total:.0%}") for bound in BOUNDS])
     tips = "".join(
         f'<li style="border-color:{_colour(each.bound)}"><b>{each.share:.0%}</b> '
         f"{escape(_names(each))}: {escape(each.advice)}</li>"
         for each in explain.advised(dict(report))[:TIPS]
     )
+    html = f'<div class="share">{bar}</div>{key}<ul class="advice">{tips}</ul>'
     return Section(
         "What limits it",
         "Share of the cycles in layers that each unit bounds, by working for most of their time; latency where none "
         "does. Below, what would make them faster.",
-        f'<div class="share">{bar}</div><div class="key">{key}</div><ul class="advice">{tips}</ul>',
-    )
+        html, brief=html,
+    )  # fmt: skip
 
 
 def _names(each: explain.Advice) -> str:
@@ -192,8 +192,27 @@ def _by_layer(rows: Sequence[Mapping[str, Any]], roofs: Mapping[str, float]) -> 
         "Cycles by layer",
         "In the colour of what limits them. The mark is what the layer takes at least, with all multipliers at work "
         "and all of memory's bytes; a bar ends before it where much was loaded while the layer before ran.",
+        key_of([(_colour(bound), f"limited by {bound}") for bound in BOUNDS]),
         figure=figures.cycles(rows, [_least(row, roofs) for row in rows]),
+        brief=_bars(rows),
     )
+
+
+def _bars(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Layers with their cycles as bars, the first BRIEF of those that take the most, in their order."""
+    most = max(row["cycles"] for row in rows)
+    least = sorted((row["cycles"] for row in rows), reverse=True)[:BRIEF][-1]
+    lines = []
+    for row in [row for row in rows if row["cycles"] >= least][:BRIEF]:
+        array = "-" if row["utilization"] is None else f"{row['utilization']:.0%}"
+        bar = f'<s><i style="width:{100 * row["cycles"] / most:.1f}%;background:{_colour(row["bound"])}"></i></s>'
+        lines.append(
+            f"<tr><td>{escape(short(row['name'], NAME))}</td><td>{escape(short(row['what'], NAME))}</td>"
+            f'<td class="bar">{row["cycles"]:,}{bar}</td><td>{array}</td><td>{escape(row["bound"] or "-")}</td></tr>'
+        )
+    left = f"<p>The {BRIEF} of {len(rows)} layers that take the most cycles.</p>" if len(rows) > BRIEF else ""
+    head = "".join(f"<th>{name}</th>" for name in ("layer", "what", "cycles", "of the multipliers", "limited by"))
+    return f'<div class="table"><table><tr>{head}</tr>{"".join(lines)}</table></div>{left}'
 
 
 def _roofline(cfg: Config, rows: Sequence[Mapping[str, Any]], roofs: Mapping[str, float]) -> list[Section]:
@@ -213,7 +232,8 @@ def _roofline(cfg: Config, rows: Sequence[Mapping[str, Any]], roofs: Mapping[str
             "Roofline",
             "Each layer a point, as large as its cycles, in the colour of what limits it: the closer to the roof, the "
             "better it uses the machine. Roofs: multipliers, of the array and with the vector unit's taps; bytes "
-            f"of loads and stores together (solid), of loads alone (dashed).{left}",
+            f"of loads and stores together (solid), of loads alone (dashed). The wheel zooms.{left}",
+            key_of([(_colour(bound), f"limited by {bound}") for bound in BOUNDS]),
             figure=figures.roofline(shown, flat, sloping),
         )
     ]
@@ -226,7 +246,7 @@ def _time(found: Activity, rows: Sequence[Mapping[str, Any]], mhz: float) -> Sec
     told = (
         f"{found.instructions:,} instructions, a colour for each layer; below each, in the colour of a unit, the time "
         "that it stood still for a token of that unit. Then how much of each scratchpad holds what is still to be "
-        "read, with its most."
+        "read, with its most. The wheel zooms, dragging moves."
     )
     if len(found.bars.unit) < found.instructions:
         left = f"pauses and waits of up to {found.gap:,} cycles are left out" if found.gap else "none has a pause in it"
@@ -237,11 +257,14 @@ def _time(found: Activity, rows: Sequence[Mapping[str, Any]], mhz: float) -> Sec
         f'<option value="{number}">{escape(short(name, NAME))}</option>' for number, name in enumerate(names)
     )
     chooser = f'<label>Show <select id="layer"><option value="">all layers</option>{options}</select></label>'
-    key = "".join(
-        f'<span><i style="background:{figures.COLOURS[unit]}"></i>waits for {unit}</span>' for unit in explain.UNITS
-    )
+    waits = key_of([(_colour(unit), f"waits for {unit}") for unit in explain.UNITS])
+    layers = "".join(
+        f'<button type="button" data-layer="{number}"><i style="background:{figures.layer_colour(number)}"></i>'
+        f"{escape(short(name, NAME))}</button>" for number, name in enumerate(names)
+    )  # fmt: skip
+    html = f'{chooser}<div class="key layers">{layers}</div>{waits}'
     return Section(
-        "Timeline", told, f'{chooser}<div class="key">{key}</div>', figures.timeline(found, names, mhz),
+        "Timeline", told, html, figures.timeline(found, names, mhz),
         '<pre id="loops"></pre>',
     )  # fmt: skip
 
@@ -251,15 +274,15 @@ def _traffic(rows: Sequence[Mapping[str, Any]]) -> Section:
 
     total = {key: sum(row[f"bytes_{key}"] for row in rows) for key in ("loaded", "stored", "kept")}
     words = {"loaded": "load", "stored": "store", "kept": "kept"}
-    key = "".join(
-        f'<span><i style="background:{figures.COLOURS[words[what]]}"></i>{what}{" on chip" * (what == "kept")} '
-        f"{size / 1e6:,.2f} MB</span>" for what, size in total.items()
-    )  # fmt: skip
+    key = key_of([
+        (_colour(words[what]), f"{what}{' on chip' * (what == 'kept')} {size / 1e6:,.2f} MB")
+        for what, size in total.items()
+    ])  # fmt: skip
     return Section(
         "Where the bytes go",
         "Between DRAM and scratchpads, weights and activations; what a block of layers keeps on chip is neither stored "
         "nor loaded.",
-        f'<div class="key">{key}</div>', figures.traffic(rows),
+        key, figures.traffic(rows),
     )  # fmt: skip
 
 
@@ -269,9 +292,8 @@ def _graph(graph: list[Node], program: Program | None) -> Section:
     text += ", in the order in which they run; lines go to what reads their result." if program is not None else "."
     if free:
         text += f" Not here, since they cost nothing: {free}."
-    places = (("accelerator", _colour("gemm")), ("CPU", _colour("cpu")))
-    key = "".join(f'<span><i style="background:{colour}"></i>{name}</span>' for name, colour in places)
-    return Section("What runs where", text, f'<div class="key">{key}</div>{drawing(graph)}')
+    key = key_of([(_colour("gemm"), "accelerator"), (_colour("cpu"), "CPU")])
+    return Section("What runs where", text, f"{key}{drawing(graph)}")
 
 
 # Numbers ----------------------------------------------------------------------------------------------------

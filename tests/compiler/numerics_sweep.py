@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler import numerics
+from celosia.compiler.cpu import compile_op, run
 
 from .ort_nodes import f32, run_node
 
@@ -448,28 +449,43 @@ def qlinear_unary(op: str, count: int, seed: int = 0) -> Tally:
     return add_up(once(kind) for _ in range(count) for kind in KINDS)
 
 
-def softmax(count: int, seed: int = 0) -> Tally:
-    """`qlinear_softmax` against QLinearSoftmax over rows of 2 to 1000 values."""
+def softmax(count: int, seed: int = 0, rows: int = 64) -> Tally:
+    """`qlinear_softmax` and the compiled operator against QLinearSoftmax: rows of 1 to 5,000, half of them of two
+    values, whose few maxima make ties; axes in the middle, and all axes from one on (before opset 13).
+    """
     rng = np.random.default_rng(seed)
 
-    def once(kind: type, length: int) -> Tally:
-        info = np.iinfo(kind)
-        x = rng.integers(info.min, info.max + 1, (20, length)).astype(kind)
-        sx, sy = random_scale(rng), np.float32(1 / 256 if rng.integers(2) else rng.uniform(0.0035, 0.008))
-        y = run_node(
-            "QLinearSoftmax",
-            x,
-            f32(sx),
-            np.array(3, kind),
-            f32(sy),
-            np.array(info.min, kind),
-            out=kind,
-            axis=-1,
-            opset=13,
-        )
-        return y.size, int(np.sum(numerics.qlinear_softmax(x, sx, sy, int(info.min)) != y))
+    def once(kind: type) -> Tally:
+        length = int(rng.choice([1, 2, 3, rng.integers(1, 20), rng.integers(1, 130), rng.integers(1, 5001)]))
+        opset, parts = int(rng.choice([11, 13])), int(rng.choice([n for n in (1, 2, 3, 5) if length % n == 0]))
+        shape = (rows, parts, length // parts) if opset < 13 else (rows // 8, length, 8)
+        types = [(shape, np.dtype(kind).name), *[((), np.dtype(t).name) for t in (np.float32, kind, np.float32, kind)]]
+        kernel = compile_op("QLinearSoftmax", {"axis": 1, "opset": opset}, types)
+        return add_up(values(kind, shape, length, opset, kernel) for _ in range(4))
 
-    return add_up(once(kind, length) for _ in range(count) for kind in KINDS for length in (2, 7, 10, 64, 1000))
+    def values(kind: type, shape: tuple[int, ...], length: int, opset: int, kernel: Any) -> Tally:
+        info = np.iinfo(kind)
+        x = rng.integers(info.min, info.max + 1, (rows, length)).astype(kind)
+        if rng.integers(2):
+            low, high = rng.integers(info.min, info.max + 1, (2, rows, 1)).astype(kind)
+            x = np.where(rng.random(x.shape) < rng.uniform(0, 20, (rows, 1)) / length, high, low)
+        sx = rng.choice([rng.uniform(0.01, 200), np.exp(rng.uniform(-14, 11)), np.exp(rng.uniform(-80, 80))])
+        sy = rng.choice([1 / 256, 1 / 255, 1 / (rng.integers(1, 300) + 0.001), np.exp(rng.uniform(-80, 20))])
+        zero, zy = np.array(3, kind), np.array(rng.choice([info.min, rng.integers(info.min, info.max + 1)]), kind)
+        given = _along(x, shape)
+        y = run_node("QLinearSoftmax", given, f32(sx), zero, f32(sy), zy, out=kind, axis=1, opset=opset)
+        got = run(kernel, given, f32(sx), zero, f32(sy), zy)[0]
+        reference = _along(numerics.qlinear_softmax(x, float(f32(sx)), float(f32(sy)), int(zy)), shape)
+        return 2 * y.size, int(np.sum(reference != y) + np.sum(got != y))
+
+    return add_up(once(kind) for _ in range(count) for kind in KINDS)
+
+
+def _along(rows: Array, shape: tuple[int, ...]) -> Array:
+    """Rows of softmax as a tensor of `shape`: of its axes from 1 on, or of axis 1 alone where that is as long."""
+    if shape[1] != rows.shape[1]:
+        return rows.reshape(shape)
+    return np.ascontiguousarray(rows.reshape(shape[0], -1, rows.shape[1]).transpose(0, 2, 1))
 
 
 def main() -> None:

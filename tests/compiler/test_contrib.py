@@ -139,6 +139,7 @@ CASES = [
     Case("GatherND", [f(3, 4), np.array([[0, 1], [2, 3]])], exact=True),
     Case("Pad", [f(3, 4), np.array([0, 1, 2, 0]), s(0.5)], dict(mode="constant"), (1,), exact=True),
     Case("Inverse", [f(2, 4, 4) + 4 * np.eye(4, dtype=np.float32)]),
+    Case("QGemm", [i8(3, 8), s(0.1), z(2), i8(8, 5), s(0.02), z(0)], fixed=(1, 2, 3, 4, 5)),
 ]  # fmt: skip
 
 
@@ -186,10 +187,10 @@ def test_at_least_forty() -> None:
 
 
 def test_weights_of_other_widths_are_refused() -> None:
-    case = Case("MatMulNBits", [f(3, 64), i8(6, 2, 8, dtype=np.uint8), f(12)], dict(K=64, N=6, bits=2, block_size=32),
+    case = Case("MatMulNBits", [f(3, 64), i8(6, 2, 12, dtype=np.uint8), f(12)], dict(K=64, N=6, bits=3, block_size=32),
                 (1, 2))  # fmt: skip
     model, _ = model_of(case)
-    with pytest.raises(ModelError, match="weights of 2 bits"):
+    with pytest.raises(ModelError, match="weights of 3 bits"):
         model.graph.output[0].CopyFrom(helper.make_tensor_value_info("o0", TensorProto.FLOAT, [3, 6]))
         celosia.compile(model)
 

@@ -233,7 +233,14 @@ def test_a_table_of_any_function() -> None:
 
 
 def test_softmax_is_exact() -> None:
-    assert sweep.softmax(2)[1] == 0
+    """The reference and the compiled operator: any length, scale, zero point, axis and opset."""
+    assert sweep.softmax(20)[1] == 0
+
+
+def test_another_logarithm_of_softmax_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = lambda n: float(np.log(np.float64(np.finfo(np.float32).max) / n)) - 5  # noqa: E731
+    monkeypatch.setattr("celosia.compiler.numerics.softmax.exponent_room", wide)
+    assert sweep.softmax(20)[1] > 0
 
 
 def test_numerics_needs_no_onnxruntime() -> None:

@@ -130,12 +130,22 @@ def _no_name(graph: ir.Graph) -> None:
     next(iter(graph)).outputs[0].name = None
 
 
+def _wrong_shape(graph: ir.Graph) -> None:
+    next(iter(graph)).outputs[0].shape = ir.Shape([1, 5])
+
+
+def _other_type(graph: ir.Graph) -> None:
+    next(iter(graph)).outputs[0].type = ir.TensorType(ir.DataType.DOUBLE)
+
+
 FAULTS: list[tuple[str, Callable[[ir.Graph], None]]] = [
     ("no value of a removed operator is read", _remove_read),
     ("every value is defined before it is used", _swap),
     ("constants are what their types say", _wrong_constant),
     ("constants are what their types say", _wrong_type),
     ("types of inputs and outputs are known", _no_type),
+    ("shapes are those that operators make", _wrong_shape),
+    ("shapes are those that operators make", _other_type),
 ]
 
 

@@ -55,7 +55,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Builder, Config], Com
     def of(b: Builder, cfg: Config) -> Compiled:
         caught: list[tuple[Any, ...]] = []
         with monkeypatch.context() as patch:
-            patch.setattr("celosia.compiler.compile.self_check", lambda *given: caught.append(given))
+            patch.setattr("celosia.compiler.compile.self_check", lambda *given: caught.append(given) or Checked())
             compile_model(b.model(), cfg)
         (program, *rest) = caught[0]
         return Compiled(replace(program, image=program.image.copy()), tuple(rest))
@@ -124,10 +124,11 @@ def test_check_false_skips(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stages[-1] == "checking"
 
 
-def test_nothing_to_check_without_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_launches_the_kernels_are_checked(compiled: Callable[..., Compiled]) -> None:
     stages: list[str] = []
     celosia.compile(network().model(), "tiny", accelerator=False, progress=stages.append)
-    assert "checking" not in stages
+    assert stages[-1] == "checking"
+    assert self_check(compiled(network(), PRESETS["tiny"]).program, [], *[None] * 2) == Checked()  # type: ignore[arg-type]
 
 
 # Faults in what was compiled -------------------------------------------------------------------------------------

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -226,6 +229,57 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
     code = USES_THREADS + "child = os.fork()\nuse()\nif child == 0: os._exit(7)\n"
     code += "assert os.waitpid(child, 0)[1] == 7 << 8"
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60)
+
+
+FORKS = """
+import multiprocessing
+import os
+import numpy as np
+from onnx import TensorProto, helper
+import celosia
+from celosia.compiler.cpu.schedule import parallel
+parallel.WORTH = 0
+values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, (60, 60)) for n in "xy"]
+node = helper.make_node("MatMul", ["x", "x"], ["y"])
+graph = helper.make_graph([node], "g", values[:1], values[1:])
+model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+runtime = celosia.Runtime(celosia.compile(model, "tiny"), threads=2)
+x = np.eye(60, dtype=np.float32)
+def use(_=None):
+    return bool((runtime.run({"x": x}).outputs["y"] == x).all())
+assert use()
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "child = os.fork()\nif child == 0: os._exit(7 if use() and use() else 1)\n"
+        "assert os.waitpid(child, 0)[1] == 7 << 8 and use()",
+        "with multiprocessing.get_context('fork').Pool(2) as pool: assert all(pool.map(use, range(6))) and use()",
+        # While the team is at work, in the middle of a list as often as not.
+        "import threading\n"
+        "on = True\n"
+        "def go():\n"
+        "    while on: celosia.Runtime(runtime.program, threads=2).run({'x': x})\n"
+        "thread = threading.Thread(target=go)\n"
+        "thread.start()\n"
+        "for _ in range(20):\n"
+        "    child = os.fork()\n"
+        "    if child == 0: os._exit(7 if use() and use() else 1)\n"
+        "    assert os.waitpid(child, 0)[1] == 7 << 8 and use()\n"
+        "on = False",
+    ],
+    ids=["fork", "multiprocessing", "at work"],
+)
+def test_a_runtime_goes_on_in_a_forked_process(code: str) -> None:
+    """Its lists were made for the team of the parent, whose workers are not there."""
+    process = subprocess.Popen([sys.executable, "-W", "ignore", "-c", FORKS + code], start_new_session=True)
+    try:
+        assert process.wait(60) == 0
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # children that hang, too
 
 
 def test_an_interrupt_stops_no_worker_in_the_middle() -> None:

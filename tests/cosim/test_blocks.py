@@ -159,6 +159,37 @@ def test_every_way_to_cut(chain: str, name: str, cut: Callable[..., None]) -> No
     assert len(found) > 1
 
 
+def cycles(program: Program) -> int:
+    return int(celosia.driver.explain.estimate(program)["cycles"])
+
+
+@pytest.mark.parametrize(
+    ("chain", "name", "lying"),
+    [("inverted residual", "8x8, 5 taps", False), ("two separable", "tiny", True), ("ends in depthwise", "8x4", True)],
+)
+def test_no_block_takes_longer_than_its_layers(
+    chain: str, name: str, lying: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the timing model, however far the estimates of blocks are off; the first is one that they chose."""
+    right = blocks.estimated
+    if lying:
+        lie = lambda cfg, p: 1.0 if isinstance(p, BlockProblem) and len(p.layers) > 1 else right(cfg, p)  # noqa: E731
+        monkeypatch.setattr(blocks, "estimated", lie)
+    found = celosia.compile(model(chain).model(), CONFIGS[name], records="none")
+    monkeypatch.setattr(blocks, "_chains", lambda *given: iter(()))
+    apart = celosia.compile(model(chain).model(), CONFIGS[name], records="none")
+    assert not block_layers(apart) and cycles(found) <= cycles(apart)
+
+
+def test_a_block_says_what_it_and_its_layers_take() -> None:
+    """As the timing model has it: the network's other layers aside, the block is all that differs."""
+    program = celosia.compile(model("inverted residual").model(), CONFIGS["tiny"], records="none")
+    (block,) = block_layers(program)
+    report = celosia.driver.explain.estimate(program)
+    (row,) = (row for row in report["layers"] if row["name"] == block.name)
+    assert row["cycles_apart"] > row["cycles_together"] == pytest.approx(row["cycles"], rel=0.1)
+
+
 def test_intermediates_do_not_reach_dram(cut: Callable[..., None]) -> None:
     cut(lambda length: ())
     program = compiled(model("inverted residual"), PRESETS["pynq"])

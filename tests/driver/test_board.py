@@ -56,9 +56,14 @@ def pynq(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     calls: list[tuple[str, int, int]] = []
     mapped: list[tuple[int, int]] = []
 
+    def write(offset: int, value: int) -> None:
+        values[offset] = value
+        if offset == REGISTERS["control"].offset and value & CONTROL_START:
+            values[REGISTERS["runs"].offset] = values.get(REGISTERS["runs"].offset, 0) + 1
+
     def mmio(base: int, length: int) -> Any:
         mapped.append((base, length))
-        return SimpleNamespace(read=lambda offset: values.get(offset, 0), write=values.__setitem__)
+        return SimpleNamespace(read=lambda offset: values.get(offset, 0), write=write)
 
     def allocate(shape: tuple[int], dtype: Any, cacheable: bool) -> FakeBuffer:
         if shape[0] > 1 << 20:
@@ -67,10 +72,11 @@ def pynq(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
         buffer.calls, buffer.start, buffer.physical_address = calls, 0x1000, 0x1000
         return buffer
 
-    package = SimpleNamespace(MMIO=mmio, allocate=allocate, values=values, calls=calls, mapped=mapped)
+    package = SimpleNamespace(MMIO=mmio, allocate=allocate, values=values, calls=calls, mapped=mapped, write=write)
     monkeypatch.setitem(sys.modules, "pynq", package)
     monkeypatch.setattr(platform, "machine", lambda: "armv7l")
     monkeypatch.setattr(board, "FPGA_STATE", tmp_path / "state")
+    monkeypatch.setattr(board, "LOCKS", tmp_path)
     return package
 
 
@@ -135,7 +141,7 @@ def test_the_interrupt_is_waited_for(pynq: SimpleNamespace) -> None:
             pynq.values[status] = STATUS_DONE
 
     def write(offset: int, value: int) -> None:
-        pynq.values[offset] = value
+        pynq.write(offset, value)
         if offset == control and value & CONTROL_START:
             pynq.values[status] = STATUS_BUSY
 

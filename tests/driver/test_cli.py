@@ -63,6 +63,25 @@ def test_help_has_examples_and_exit_codes(celosia: Callable[..., tuple[int, str,
     assert code == 0
     assert re.search("Examples?:", out) and f"celosia {command or 'demo'}" in out
     assert "Exit codes:" in out and "130  interrupted" in out
+    assert out.index("Examples" if "Examples:" in out else "Example:") < out.index("--help") < out.index("Exit codes:")
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("run @quantised.onnx --random --config PYNK", "'pynq'"),
+        ("run @quantised.onnx --random --config typo.toml", "'block_in'"),
+        ("run @quantised.onnx --random --device timed --memory pynq-z3", "'pynq-z2'"),
+        ("sweep @quantised.onnx --set inp_dept=256", "'inp_depth'"),
+        ("bitstream report --board pynq", "'pynq-z2'"),
+        ("explore @quantised.onnx --board zcu-104 -o out", "'zcu104'"),
+        ("explore @quantised.onnx --space typo.toml -o out", "'block_in'"),
+    ],
+)
+def test_a_name_that_is_nearly_right(celosia: Callable[..., tuple[int, str, str]], line: str, meant: str) -> None:
+    Path("typo.toml").write_text("blockin = 4\n")
+    code, _, err = celosia(line)
+    assert code in (1, 2) and f"did you mean {meant}?" in re.sub(r"[│\s]+", " ", err)
 
 
 def test_help_shows_all_of_its_text() -> None:
@@ -407,8 +426,8 @@ def test_compare_and_its_exit_code(
     assert ", 0 differ" in out and "Conv" in out
     report = json.loads(Path("r.json").read_text())
     assert report["different"] == 0 and len(report["tensors"]) == 4
-    code, out, _ = celosia("compare @quantised.onnx --random --config tiny --float @quantised.onnx")
-    assert code == 0 and "lost dB" in out
+    code, _, err = celosia("compare @quantised.onnx --random --config tiny --float @quantised.onnx")
+    assert code == 1 and "is quantised itself; give the model that" in " ".join(err.split())
     run = Runtime.run
 
     def broken(self: Runtime, *args: Any, **options: Any) -> Any:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 from driver_models import floats, quantised
-from fake_board import FakeBoard, serving
+from fake_board import LOCKS, FakeBoard, serving
 from typer.testing import CliRunner
 
 import celosia
@@ -328,7 +328,7 @@ from celosia.hw.sources import sources_identity
 import numpy as np
 values = {REGISTERS["magic"].offset: MAGIC, REGISTERS["identity"].offset: PRESETS["tiny"].identity}
 values[REGISTERS["sources"].offset] = sources_identity()
-CONTROL, STATUS = (REGISTERS[name].offset for name in ("control", "status"))
+CONTROL, STATUS, RUNS = (REGISTERS[name].offset for name in ("control", "status", "runs"))
 
 def say(what):
     with open(LOG, "a") as log:
@@ -341,10 +341,13 @@ class MMIO:
     def write(self, offset, value):
         if offset == CONTROL and value & CONTROL_START:
             values[STATUS] = STATUS_BUSY
+            values[RUNS] = 1
             say("started")
         elif offset == CONTROL and value & CONTROL_ABORT:
             values[STATUS] = 0
             say("stopped")
+        else:
+            values[offset] = value
 
 class Buffer(np.ndarray):
     physical_address = 0
@@ -361,7 +364,7 @@ def test_a_run_that_nobody_waits_for_is_stopped(program: Path, tmp_path: Path) -
     """Before its memory is given back: the accelerator would go on writing to it."""
     (tmp_path / "runner.pyz").write_bytes(deploy.runner().data)
     site, log = FakeBoard(tmp_path, None), tmp_path / "log"
-    (tmp_path / "site" / "pynq.py").write_text(f"LOG = {str(log)!r}\n{SLOW}")
+    (tmp_path / "site" / "pynq.py").write_text(f"LOG = {str(log)!r}\n{LOCKS}{SLOW}")
     head = {"program": str(program), "device": "board", "threads": None, "options": {"base": 0}}
     child = subprocess.Popen([site.python, tmp_path / "runner.pyz"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdin and child.stdout

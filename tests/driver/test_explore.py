@@ -30,13 +30,14 @@ from celosia.compiler.tune.measure import Result, Status
 from celosia.compiler.tune.pool import Fleet, Job
 from celosia.driver import cli
 from celosia.driver.explore import confirm, explorer, subject
-from celosia.driver.explore.explore import explore, seconds
+from celosia.driver.explore.explore import Interrupted, explore, seconds
 from celosia.driver.explore.explorer import dominated
 from celosia.driver.explore.hardware import Resources
 from celosia.driver.explore.objectives import energy_uj, objectives
 from celosia.driver.explore.records import ExploreError, Points, context_of
 from celosia.driver.explore.space import Space, board_of
 from celosia.driver.explore.subject import Ask, Subject, closed, timed
+from celosia.driver.pages.front import told_of_preset
 from celosia.hw.config import PRESETS, Config
 
 MEMORY = "pynq-z2"
@@ -111,7 +112,7 @@ def test_a_wider_bus_is_no_slower_and_objectives_follow(model: Path) -> None:
 
     narrow, wide = figures(replace(tiny, bus_bytes=4)), figures(tiny)
     assert narrow["cycles"] > wide["cycles"] and narrow["energy"] > 0 and narrow["area"] == pytest.approx(25)
-    assert wide["latency"] == pytest.approx(wide["cycles"] / 100_000) and wide["fps"] == wide["latency"]
+    assert wide["latency"] == pytest.approx(wide["cycles"] / 100_000) and wide["period"] == wide["latency"]
     assert figures(tiny, 200.0)["latency"] == pytest.approx(wide["latency"] / 2)
     cost = timed(one, tiny, MEMORY)
     assert energy_uj(tiny, replace(cost, moved=cost.moved + 1000)) - energy_uj(tiny, cost) == pytest.approx(0.1625)
@@ -267,6 +268,82 @@ def test_a_folder_is_of_one_exploration(model: Path, tmp_path: Path) -> None:
     (tmp_path / "out" / "explore.json").write_text("{")
     with pytest.raises(ExploreError, match="cannot be read as JSON"):
         explore(model, space=SPACE, folder=tmp_path / "out")
+
+
+# Where it ends ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_no_more_configs_are_measured_than_were_asked_for(most: int, model: Path, tmp_path: Path) -> None:
+    state = explore(model, space=SPACE, points=most, folder=tmp_path).report["state"]
+    assert state["points"] == most and state["ended"] == "points"
+    state = explore(model, space=SPACE, points=most + 1, folder=tmp_path).report["state"]
+    assert (state["points"], state["known"]) == (1, most)
+
+
+def test_what_measured_nothing_gives_no_advice(model: Path, tmp_path: Path) -> None:
+    line = "explore", model, "--jobs", 1, "--budget", "0s", "-o", tmp_path / "out"
+    code, out, err = call(*line)
+    assert code == 0, err
+    report, told = json.loads((tmp_path / "out" / "front.json").read_text()), " ".join(out.split())
+    assert report["state"]["looked"] == 0 and report["state"]["ended"] == "budget"
+    assert "Take " not in told and "there is nothing to choose from yet" in report["take"]
+    assert "with a larger one the same command goes on where it was" in told
+
+
+def test_ctrl_c_leaves_the_front_so_far(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes in the middle of a round: after the preset and two others."""
+    left = 3
+
+    def until_then(*given: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        return timed(*given)
+
+    monkeypatch.setitem(subject.RUNGS, "timed", until_then)
+    with pytest.raises(Interrupted) as ended:
+        explore(model, space=SPACE, folder=tmp_path)
+    monkeypatch.undo()
+    report = json.loads((tmp_path / "front.json").read_text())
+    assert report == json.loads(json.dumps(ended.value.found.report)) and report["state"]["ended"] == "interrupted"
+    rows = [json.loads(line) for line in (tmp_path / "points.jsonl").read_text().splitlines()]
+    measured = {row["digest"] for row in rows if row["rung"] == "timed" and row["how"] != "the board's preset"}
+    assert len(measured) == report["state"]["points"] == 2 and {row["digest"] for row in report["front"]} <= measured
+    state = explore(model, space=SPACE, folder=tmp_path).report["state"]
+    assert state["known"] == 2 and state["ended"] == ""
+
+
+def test_ctrl_c_on_the_command(model: Path, tmp_path: Path) -> None:
+    points = tmp_path / "out" / "points.jsonl"
+    line = [sys.executable, "-m", "celosia.driver.cli", "explore", str(model), "--budget", "1h", "-o", points.parent]
+    with subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        until = time.monotonic() + 240
+        while time.monotonic() < until and not (points.exists() and points.read_bytes().count(b'"timed"') > 1):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=240)
+    assert process.returncode == 130, err
+    assert "interrupted; the front so far is in" in err and "the same command goes on" in err
+    report = json.loads((points.parent / "front.json").read_text())
+    assert report["front"] and report["take"] in " ".join(out.split()) and "Traceback" not in err
+
+
+# The preset -------------------------------------------------------------------------------------------------------
+
+
+def test_the_preset_has_its_cycles_with_the_records_that_come_with_celosia(tmp_path: Path) -> None:
+    """What `celosia inspect` says of it, beside what it is compared by."""
+    demo = celosia.models.demo_model_path()
+    row = explore(demo, space=SPACE, points=1, folder=tmp_path).report["preset"]
+    (name,) = row["models"]
+    for records, cycles in (("shipped", row["records"][name]), ("none", row["models"][name]["cycles"])):
+        program = celosia.compile(demo, "pynq", check=False, records=records)
+        assert cycles == celosia.driver.explain.estimate(program, MEMORY)["cycles"]
+    assert row["records"][name] < row["models"][name]["cycles"]
+    text = told_of_preset(json.loads((tmp_path / "front.json").read_text()))
+    assert f"{row['records'][name]:,}, not {row['models'][name]['cycles']:,}" in text
 
 
 # Confirmed --------------------------------------------------------------------------------------------------------

@@ -7,17 +7,21 @@ import shutil
 import struct
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from accelerator import Accelerator, Memory
 from fake_board import FakeBoard, serving
 from typer.testing import CliRunner
 
 from celosia.bitstreams.boards import BOARDS, Board
 from celosia.bitstreams.manifest import BitHeader, Manifest, ManifestError
-from celosia.driver import flash
+from celosia.driver import board, flash
+from celosia.driver.board import BoardDevice
 from celosia.driver.cli import app
+from celosia.driver.lock import exclusive
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.regs import MAGIC, REGISTERS
 from celosia.hw.sources import sources_identity
@@ -158,6 +162,7 @@ def test_on_the_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         MMIO=lambda base, size: SimpleNamespace(read=lambda offset: values[offset]),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "pynq", package)
+    monkeypatch.setattr(board, "LOCKS", tmp_path)
     path = bitstream(tmp_path)
     manifest = flash.prepare(path, "pynq-z1", BOARD.part)
     done = CliRunner().invoke(app, ["flash", str(path), "--board", "pynq-z1"])
@@ -182,6 +187,85 @@ def test_on_the_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynq", None)
     done = CliRunner().invoke(app, ["flash", str(path), "--board", "pynq-z1"])
     assert done.exit_code == 3 and "pynq on the board itself" in done.output.replace("\n", " ")
+
+
+@pytest.fixture
+def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Accelerator, list[str], SimpleNamespace]:
+    """(an accelerator in the middle of a long run, what has been asked of PYNQ, PYNQ)."""
+    accelerator, asked = Accelerator(TINY, length=10**9), []
+    device = BoardDevice(TINY, accelerator, Memory(0x1000))
+    device.allocate(4096)
+    with pytest.raises(DeviceError, match="no end within"):
+        device.run(0, 1, 10**5)
+
+    def mmio(base: int, size: int) -> Accelerator:
+        asked.append(f"map {base:x}")
+        return accelerator
+
+    def overlay(path: str) -> None:
+        asked.append("configure while busy" if accelerator.started is not None or accelerator.stuck else "configure")
+
+    parts = {"celosia": {"phys_addr": 0x4000_0000}, "interrupts": {"phys_addr": 0x43C1_0000}}
+    package = SimpleNamespace(Overlay=overlay, Clocks=Clocks(1200), MMIO=mmio, PL=SimpleNamespace(ip_dict=parts))
+    monkeypatch.setitem(sys.modules, "pynq", package)
+    monkeypatch.setattr(board, "LOCKS", tmp_path)
+    monkeypatch.setattr(board, "FPGA_STATE", tmp_path / "state")
+    monkeypatch.setattr(board, "SETTLE_SECONDS", 0.05)
+    return accelerator, asked, package
+
+
+Running = tuple[Accelerator, list[str], SimpleNamespace]
+
+
+def test_a_run_is_ended_before_the_fpga_is_configured(tmp_path: Path, running: Running) -> None:
+    accelerator, asked, _ = running
+    manifest = Manifest.load(bitstream(tmp_path).with_suffix(".json"))
+    assert accelerator.started is not None
+    assert flash.load("design.bit", manifest) == 100
+    assert asked == ["map 40000000", "configure", "map 43c00000"] and accelerator.aborts == 1
+    assert flash.load("design.bit", manifest) == 100 and accelerator.aborts == 1
+
+
+def test_an_accelerator_that_does_not_become_idle(tmp_path: Path, running: Running) -> None:
+    """As its memory does not answer: it keeps what it has."""
+    accelerator, asked, _ = running
+    manifest = Manifest.load(bitstream(tmp_path).with_suffix(".json"))
+    accelerator.stuck = True
+    words = r"^the accelerator that is loaded now does not become idle: it waits for memory \(status 0x606\); restart"
+    with pytest.raises(DeviceError, match=words):
+        flash.load("design.bit", manifest)
+    assert asked == ["map 40000000"]
+
+
+@pytest.mark.parametrize("loaded", ["nothing", "unknown", "another design", "no accelerator"])
+def test_registers_that_are_not_there_are_not_read(tmp_path: Path, running: Running, loaded: str) -> None:
+    """Which would stop the processor."""
+    accelerator, asked, package = running
+    manifest = Manifest.load(bitstream(tmp_path).with_suffix(".json"))
+    if loaded == "nothing":
+        board.FPGA_STATE.write_text("unknown\n")
+    elif loaded == "unknown":
+        del package.PL
+    elif loaded == "another design":
+        del package.PL.ip_dict["celosia"]
+    else:
+        accelerator.values["magic"] = 0
+        package.Overlay = lambda path: accelerator.values.update(magic=MAGIC)
+    flash.load("design.bit", manifest)
+    assert accelerator.aborts == 0
+    assert ("map 40000000" in asked) == (loaded == "no accelerator")
+
+
+def test_nothing_is_loaded_while_another_process_runs(
+    tmp_path: Path, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accelerator, asked, _ = running
+    monkeypatch.setattr(board, "exclusive", partial(exclusive, patience=0.05))
+    manifest = Manifest.load(bitstream(tmp_path).with_suffix(".json"))
+    words = r"^the accelerator at 0x43c00000 is in use: process \d+ has held it since"
+    with board.board_lock(manifest.address), pytest.raises(DeviceError, match=words):
+        flash.load("design.bit", manifest)
+    assert asked == [] and accelerator.started is not None
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="could not find 'ssh', OpenSSH's client, which reaches boards")

@@ -120,6 +120,34 @@ def test_the_report_measures(tmp_path: Path, model: Path) -> None:
     assert names["conv1"] and names["conv2"] and names["dense"]
 
 
+def test_a_poor_result_says_which_layer_and_what_to_try(tmp_path: Path, model: Path) -> None:
+    """One channel of conv2 has weights a thousand times as large as the others: one scale is too coarse for them."""
+    good = celosia.quantize(model, {"image": images(40)}, tmp_path / "good.onnx", config="tiny")
+    assert good["advice"] == [] == good["losing"]
+    proto = onnx.load(model)
+    (weights,) = (tensor for tensor in proto.graph.initializer if tensor.name == "w2")
+    array = numpy_helper.to_array(weights).copy()
+    array[0] *= 1000
+    array[1:] *= 3
+    weights.CopyFrom(numpy_helper.from_array(array, "w2"))
+    (head,) = (tensor for tensor in proto.graph.initializer if tensor.name == "w3")
+    silent = numpy_helper.to_array(head).copy()
+    silent[:, 0] = 0  # which says nothing of the large channel
+    head.CopyFrom(numpy_helper.from_array(silent, "w3"))
+    onnx.save(proto, tmp_path / "bad.onnx")
+    np.savez(tmp_path / "c.npz", image=images(40))
+    line = ["quantize", str(tmp_path / "bad.onnx"), "--calibration", str(tmp_path / "c.npz"), "--per-tensor"]
+    line += ["-o", str(tmp_path / "o.onnx"), "--config", "tiny", "--report", str(tmp_path / "r.json")]
+    result = CliRunner().invoke(app, line)
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert result.exit_code == 0 and report["outputs"][0]["sqnr_db"] < 20
+    told = " ".join(result.stdout.split())
+    assert report["losing"] and "The int8 model is far from the float one" in told
+    assert report["losing"][0]["name"] in told
+    assert "1. leave --per-tensor out" in told and "32 are few" in told and "--method percentile" in told
+    assert f"--exclude {report['losing'][0]['name']}" in told and "docs/pytorch.md" in told
+
+
 def test_an_excluded_operator_stays_float(tmp_path: Path, model: Path) -> None:
     report = celosia.quantize(model, {"image": images()}, tmp_path / "out.onnx", exclude=["conv2"], config="tiny")
     row = next(each for each in report["operators"] if each["name"] == "conv2")
@@ -170,6 +198,39 @@ def test_images(tmp_path: Path, model: Path) -> None:
         celosia.quantize(model, source, tmp_path / "out.onnx", mean=mean, std=std, config="tiny")
         results.append((tmp_path / "out.onnx").read_bytes())
     assert results[0] == results[1]
+
+
+def test_a_folder_for_each_class_is_as_good_as_one(tmp_path: Path, model: Path) -> None:
+    """What `celosia eval --data` takes: folders of classes, and archives with labels."""
+    for name, folder in (("flat", "."), ("classes", "cat"), ("classes", "dog")):
+        (tmp_path / name / folder).mkdir(parents=True)
+    for k, image in enumerate(images(4)):
+        np.save(tmp_path / "flat" / f"{k}.npy", image)
+        np.save(tmp_path / "classes" / ("cat" if k < 2 else "dog") / f"{k}.npy", image)
+    np.savez(tmp_path / "labelled.npz", image=images(4), labels=np.arange(4))
+    results = []
+    for name in ("flat", "classes", "labelled.npz"):
+        celosia.quantize(model, tmp_path / name, tmp_path / "out.onnx", config="tiny")
+        results.append((tmp_path / "out.onnx").read_bytes())
+    assert results[0] == results[1] == results[2]
+
+
+def test_what_is_done_to_images_is_said_once(tmp_path: Path, model: Path) -> None:
+    from PIL import Image
+
+    (tmp_path / "pictures").mkdir()
+    for k in range(3):
+        Image.fromarray(np.full((12, 20), 40 * k, np.uint8)).save(tmp_path / "pictures" / f"{k}.png")
+    line = ["quantize", str(model), "--calibration", str(tmp_path / "pictures"), "-o", str(tmp_path / "out.onnx")]
+    result = CliRunner().invoke(app, [*line, "--config", "tiny"])
+    told = " ".join(result.stderr.split())
+    assert result.exit_code == 0, told
+    assert "0.png is resized to 16x16 from 20x12, which changes its proportions, and grey" in told
+    assert told.count(".png") == 1
+    assert ".png" not in CliRunner().invoke(app, [*line, "--quiet"]).stderr
+    for k in range(3):
+        Image.fromarray(np.full((16, 16, 3), 40 * k, np.uint8)).save(tmp_path / "pictures" / f"{k}.png")
+    assert ".png" not in CliRunner().invoke(app, line).stderr
 
 
 @pytest.mark.parametrize(

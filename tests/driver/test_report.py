@@ -246,7 +246,10 @@ def test_a_page_has_every_figure_and_needs_no_network(program: Program, tmp_path
     cycles = explain.estimate(program)["cycles"]
     assert f"{cycles:,}" in read.texts["b"] and "by the timing model" in read.texts["p"]
     frame = page._repr_html_()
-    assert frame.startswith("<iframe") and "<script" not in frame
+    assert frame.startswith("<iframe") and "<script" not in frame and len(frame) < 50_000
+    assert f"{cycles:,}" in frame and all(title in frame for title in MAIN) and "page.interactive()" in frame
+    whole = page.interactive()._repr_html_()
+    assert whole.startswith('<iframe sandbox="allow-scripts"') and len(whole) > len(text)
 
 
 def test_the_page_of_a_run_has_its_cycles(program: Program) -> None:
@@ -255,7 +258,9 @@ def test_the_page_of_a_run_has_its_cycles(program: Program) -> None:
     read = Reader(celosia.report(slow).html())
     assert f"{slow.report['cycles']:,}" in read.texts["b"] and "memory pynq-z2" in read.texts["p"]
     assert slow.report["cycles"] != explain.estimate(program)["cycles"]
-    assert "<iframe" in slow._repr_html_() and "<table" in slow._repr_html_()
+    cell = slow._repr_html_()
+    assert "<iframe" in cell and f"{slow.report['cycles']:,}" in cell and len(cell) < 50_000
+    assert all(layer["name"] in cell for layer in slow.report["layers"])
     without = celosia.Runtime(program).run(inputs)
     read = Reader(celosia.report(without).html())
     assert read.titles == ["Where the bytes go", "What runs where"] and "without cycles" in read.texts["p"]

@@ -20,7 +20,7 @@ import celosia
 from celosia.compiler.program import Program
 from celosia.driver import explain
 from celosia.driver.pages.figures import COLOURS
-from celosia.hw.config import PRESETS
+from celosia.hw.config import PRESETS, Config
 
 Image = pytest.importorskip("PIL.Image")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
@@ -123,6 +123,37 @@ def drawn_bars(program: Program) -> list[tuple[str, int, int, int]]:
     return found
 
 
+def wheel(tab: Browser, figure: str, turns: int) -> None:
+    """Turn the wheel above the middle of a figure."""
+    tab.run(f"document.getElementById({figure!r}).scrollIntoView()")
+    box = tab.run(f"document.getElementById({figure!r}).getBoundingClientRect().toJSON()")
+    place = {"x": box["x"] + box["width"] / 2, "y": box["y"] + 90}
+    for _ in range(turns):
+        tab.call("Input.dispatchMouseEvent", type="mouseWheel", deltaX=0, deltaY=-120, **place)
+    tab.run("new Promise(done => setTimeout(done, 200))")
+
+
+def test_the_wheel_zooms_the_timeline_and_the_legend_chooses_layers(
+    tab: Browser, program: Program, tmp_path: Path
+) -> None:
+    celosia.report(program).save(tmp_path / "page.html")
+    tab.open(tmp_path / "page.html", **SCREEN)
+    time = "Bokeh.documents.map(doc => doc.get_model_by_name('time')).find(Boolean)"
+    span = f"{time}.end - {time}.start"
+    whole, drawn = tab.run(span), colours(tab, tmp_path, "figure3")
+    wheel(tab, "figure3", turns=3)
+    assert 0 < tab.run(span) < 0.9 * whole
+    layers = [layer.name for launch in program.launches for layer in launch.layers]
+    assert tab.run("[...document.querySelectorAll('.layers button')].map(each => each.textContent)") == layers
+    colours_told = tab.run("[...document.querySelectorAll('.layers i')].map(each => each.style.backgroundColor)")
+    told = [tuple(int(part) for part in re.findall(r"\d+", each)) for each in colours_told]
+    assert all(drawn.get(each, 0) > 0.0005 for each in told) and len(told) == len(layers)
+    tab.run("document.querySelectorAll('.layers button')[1].click()")
+    assert tab.run("document.getElementById('layer').value") == "1"
+    tab.run("document.querySelectorAll('.layers button')[1].click()")
+    assert tab.run("document.getElementById('layer').value") == "" and tab.run(span) == whole
+
+
 def choose(tab: Browser, layer: str) -> None:
     tab.run(f"document.getElementById('layer').value = {layer!r}")
     tab.run("document.getElementById('layer').dispatchEvent(new Event('change'))")
@@ -202,3 +233,52 @@ def test_the_front_of_an_exploration(tab: Browser, models: Path, tmp_path: Path,
     tab.open(tmp_path / "out" / "report.html", **screen)
     check(tab, tmp_path, figures=4)
     assert tab.run("document.querySelectorAll('td').length") > 10
+    bars = tab.run("[...document.querySelectorAll('td.bar i')].map(each => each.getBoundingClientRect().width)")
+    assert len(bars) >= 8 and len(bars) % 4 == 0 and max(bars) > 20
+
+
+def tooltips(tab: Browser, folder: Path, figure: str, colour: str) -> list[tuple[float, str]]:
+    """Widths and words of the tooltips where the pointer is at something of this colour in a figure."""
+    tab.run(f"document.getElementById({figure!r}).scrollIntoView()")
+    pixels = np.asarray(Image.open(tab.picture(folder / "seen.png")).convert("RGB"))
+    top = tab.run(f"document.getElementById({figure!r}).getBoundingClientRect().top")
+    y, x = np.nonzero((np.abs(pixels.astype(int) - rgb(colour)).max(axis=2) < 60) & (np.ptp(pixels, axis=2) > 60))
+    inside = y > top + 20
+    shown = """(() => { const found = []; const walk = root => { for (const each of root.querySelectorAll('*')) {
+        if (each.className?.includes?.('bk-Tooltip') && each.getBoundingClientRect().width)
+            found.push([each.getBoundingClientRect().width, each.shadowRoot.textContent]);
+        if (each.shadowRoot) walk(each.shadowRoot) } }; walk(document); return found })()"""
+    found = []
+    for n in np.linspace(0, inside.sum() - 1, 24).astype(int):
+        tab.move(float(x[inside][n]), float(y[inside][n]))
+        tab.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        found += [(width, words) for width, words in tab.run(shown)]
+    return found
+
+
+@pytest.mark.parametrize("how", ["no wider bus_bytes", "<img src=x onerror=window.hacked=1> " + "long " * 300])
+def test_what_a_config_is_fits_the_screen(tab: Browser, tmp_path: Path, how: str) -> None:
+    """Hovering above a Config of many fields, and one of a file that means no good."""
+    fields = {name: 1024 for name in Config().to_dict() if name != "name"}
+    points = [
+        {"digest": f"{n:06d}", "set": {**fields, "taps": n},
+         "objectives": {"cycles": 51909.6 / (n + 1), "area": 59.36 - n},
+         "shares": {"lut": 0.9, "ff": 0.3, "dsp": 0.9, "ram": 0.2}, "front": True, "how": how, "at": n}
+        for n in range(3)
+    ]  # fmt: skip
+    report = {
+        "models": {"m": "0"}, "board": "pynq-z2", "memory": "pynq-z2", "objectives": {"cycles": "", "area": ""},
+        "take": "", "front": [], "searched": [*fields], "points": points, "path": [[0, 0.0], [3, 0.5]],
+        "state": {"space": 10**11, "seconds": 1.0},
+    }  # fmt: skip
+    (tmp_path / "front.json").write_text(json.dumps(report))
+    celosia.report(tmp_path / "front.json").save(tmp_path / "page.html")
+    tab.open(tmp_path / "page.html", **SCREEN)
+    assert "e+" not in tab.run("document.body.innerText")
+    shown = tooltips(tab, tmp_path, "figure1", COLOURS["store"])
+    assert shown and max(width for width, _ in shown) < 450, shown
+    words = " ".join(words for _, words in shown)
+    assert "LUT 90%, flip-flops 30%, DSP 90%, block RAM 20%" in words and how[:20] in words
+    assert tab.run("window.hacked") is None
+    shown = tooltips(tab, tmp_path, "figure3", COLOURS["gemm"])
+    assert shown and max(width for width, _ in shown) < 450

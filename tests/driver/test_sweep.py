@@ -62,6 +62,16 @@ def test_wrong_settings(given: list[str], message: str, models: Path) -> None:
     assert code == 1 and message in err and "Traceback" not in err
 
 
+def test_a_sweep_in_which_nothing_runs_has_failed(models: Path, tmp_path: Path) -> None:
+    line = "sweep", models / "quantised.onnx", "--config", "tiny", "--report", tmp_path / "s.json"
+    code, out, err = call(*line, "--set", "bus_bytes=12,20", "--html", tmp_path / "s.html")
+    assert code == 1 and "none of the 2 Configs runs quantised.onnx; the first: bus_bytes must be a power" in err
+    assert "20" in out and len(json.loads((tmp_path / "s.json").read_text())) == 2 and (tmp_path / "s.html").exists()
+    assert call(*line, "--set", "bus_bytes=8,12")[0] == 0
+    code, _, err = call("sweep", models / "floats.onnx", "--config", "tiny", "--set", "bus_bytes=8")
+    assert code == 1 and "nothing of floats runs on the accelerator; make an int8 model" in " ".join(err.split())
+
+
 def test_a_sweep_that_would_never_end_is_refused() -> None:
     depths = [1 << n for n in range(4, 19)]
     with pytest.raises(ConfigError, match="these are 225 Configs, and a sweep takes at most 200"):
@@ -78,7 +88,8 @@ def test_the_command_writes_a_page_that_needs_no_other(models: Path, tmp_path: P
     rows = json.loads((tmp_path / "s.json").read_text())
     assert len(rows) == 4 and all(f"{row['cycles']:,}" in out for row in rows)
     text = (tmp_path / "s.html").read_text()
-    assert not re.search(r"(src|href)=|url\(|@import", text)
+    assert not re.search(r"""(src|href)=(?!"data:)|url\(|@import""", text)
+    assert all(f">{name}</text>" in text for name in ("cycles", "inp_depth"))  # beside the axes
     assert text.count("<circle") == 4 and text.count("<polyline") == 2
 
 
@@ -98,14 +109,15 @@ def test_the_plot_shows_cycles_in_proportion_and_escapes_names() -> None:
                 "lut": None, "ff": 1234, "ram": 2.5, "counted": False, "extrapolated": False,
                 "error": error}  # fmt: skip
 
-    text = page("<model>", [row(16, 400), row(32, 200), row(64, 100), row(128, None, "a < b")])
-    assert "<td>~1,200</td><td>-</td><td>2.5</td>" in text
+    text = page("<model>", [row(16, 400), row(32, 200), row(64, 100), row(128, None, "a < b")]).html()
+    cells = re.sub(r"<s>.*?</s>", "", text)
+    assert '<td class="bar">~1,200 <b>1%</b></td><td>-</td><td class="bar">2.5 <b>2%</b></td>' in cells
     assert "<model>" not in text and "&lt;model&gt;" in text and "a &lt; b" in text
     parser = _Points()
     parser.feed(text)
     top, middle, low = parser.heights
     assert (low - top) == pytest.approx(1.5 * (middle - top), abs=0.2)
-    assert page("none", [row(16, None, "no")]).count("<svg") == 0
+    assert page("none", [row(16, None, "no")]).html().count("<svg") == 0
 
 
 def test_multipliers_are_those_that_yosys_counted() -> None:

@@ -312,6 +312,15 @@ def test_wrong_lines_are_one_sentence(line: str, message: str, models: Path, tmp
     assert code == 1 and message in err and "Traceback" not in err and err.strip().count("\n") <= 8
 
 
+def test_a_model_that_stays_on_the_cpu_has_nothing_to_tune(models: Path, tmp_path: Path) -> None:
+    line = "tune", models / "floats.onnx", "--records", tmp_path / "r.jsonl", "--jobs", 1
+    code, _, err = call(*line)
+    assert code == 1 and "nothing of floats runs on the accelerator of pynq" in err
+    assert "celosia quantize" in err and "--device cpu" in err
+    code, _, err = call(*line, "--device", "cpu", "--trials", 2)
+    assert code == 0, err
+
+
 def test_no_such_search(models: Path) -> None:
     with pytest.raises(ValueError, match="there is no 'luck'; take descent"):
         tune(models / "quantised.onnx", "tiny", search="luck")

@@ -35,6 +35,8 @@ from celosia.sim.fsim import FunctionalDevice
 LINE = 32
 """Bytes of a cache line; a Cortex-A9's."""
 CLOCK_HZ = 500e6
+LEASE = 600
+"""Cycles, of which the host sleeps 100 at a time."""
 
 
 def simulate(make: Callable[[], onnx.ModelProto], config: str, folder: Path, only: str) -> None:
@@ -173,9 +175,10 @@ async def runs_programs(dut: bench.Dut) -> None:
                 assert equal(result, wanted)
                 assert result.report["cycles"] == sum(c.values["cycles"] for c in result.counters) > 0
                 assert all(c.values["gemm_busy"] > 0 and c.values["read_beats"] > 0 for c in result.counters)
+                assert max(c.values["cycles"] for c in result.counters) > LEASE
         assert [buffer.freed for buffer in memory.buffers] == [True]
 
-    await bridge(drive)()
+    await bridge(drive)(lease_cycles=LEASE)
     host.pause(0.3)
     await bridge(drive)(interrupt=resume(board.irq))
 
@@ -208,6 +211,9 @@ async def notices_faults(dut: bench.Dut) -> None:
         # A cache that nobody looks after.
         wrong(memory=CachedMemory(host, flushes=False))
         wrong(memory=CachedMemory(host, invalidates=False))
+        # A lease that is over before the host looks again.
+        refused("the host has not renewed its lease in time", lease_cycles=20)
+        assert equal(run(), wanted)
         # Too little memory.
         with pytest.raises(DeviceError, match="the board has no 2097152 bytes of contiguous memory"):
             board.device().allocate(1 << 21)

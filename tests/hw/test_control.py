@@ -46,6 +46,7 @@ CONFIG = PRESETS["tiny"]
         "watchdog",
         "watchdog_ends_a_halt_that_never_becomes_quiet",
         "an_abort_ends_a_run",
+        "a_lease_that_is_not_renewed_ends_a_run",
         "registers_of_a_run_are_locked",
     ],
 )
@@ -145,6 +146,7 @@ async def a_run_ends_when_all_is_quiet(dut: bench.Dut) -> None:
     for interrupt in (0, 1):
         dut.finished.value = 0
         await bus.write("irq_enable", interrupt)
+        assert await bus.read("runs") == interrupt
         clears: list[int] = []
         watch = cocotb.start_soon(count_clears(dut, clears))
         await bus.begin()
@@ -159,6 +161,7 @@ async def a_run_ends_when_all_is_quiet(dut: bench.Dut) -> None:
         assert await bus.read("status") == STATUS_DONE
         assert int(dut.irq.value) == interrupt
         assert not dut.run.value and not dut.halt.value and len(clears) == 1
+        assert await bus.read("runs") == interrupt + 1
         watch.cancel()
     await bus.write("irq_enable", 0)
     assert not dut.irq.value
@@ -280,6 +283,7 @@ async def watchdog_ends_a_halt_that_never_becomes_quiet(dut: bench.Dut) -> None:
         await bus.write("control", CONTROL_START)
         await bus.write("control", CONTROL_ABORT)
         assert dut.halt.value and not dut.run.value and not clears
+        assert await bus.read("runs") == 1
     dut.quiet.value = 15
     await bench.cycles(dut, 3)
     assert await bus.read("status") == stuck & ~STATUS_STUCK
@@ -323,6 +327,45 @@ async def an_abort_ends_a_run(dut: bench.Dut) -> None:
     dut.axil__awvalid.value = dut.axil__wvalid.value = 0
     await bench.cycles(dut, 3)
     assert await bus.read("status") == STATUS_DONE | Error.ABORTED << STATUS_ERROR_SHIFT
+
+
+@cocotb.test()
+async def a_lease_that_is_not_renewed_ends_a_run(dut: bench.Dut) -> None:
+    bus = await host(dut)
+    dut.oldest.value = 55
+    await bus.write("lease", 60)
+    await bench.cycles(dut, 200)  # of no run: it counts from the start
+    await bus.begin()
+    dut.active.value = 15  # progress does not help
+    for _ in range(6):
+        await bench.cycles(dut, 40)
+        assert await bus.read("status") == STATUS_BUSY and dut.run.value
+        await bus.write("lease", 60)
+    dut.quiet.value = 7
+    await bench.cycles(dut, 55)
+    assert dut.run.value and not dut.halt.value
+    await bench.cycles(dut, 15)
+    assert dut.halt.value and not dut.run.value
+    lapsed = Error.LEASE << STATUS_ERROR_SHIFT
+    assert await bus.read("status") == STATUS_BUSY | lapsed
+    dut.quiet.value = 15
+    await bench.cycles(dut, 3)
+    assert await bus.read("status") == STATUS_DONE | lapsed
+    assert await bus.read("error_index") == 55
+    # One that is given up, and one that is taken during a run.
+    await bus.write("lease", 60)
+    await bus.begin()
+    await bus.write("lease", 0)
+    await bench.cycles(dut, 300)
+    assert await bus.read("status") == STATUS_BUSY
+    await bus.write("lease", 30)
+    await bench.cycles(dut, 50)
+    assert await bus.read("status") == STATUS_DONE | lapsed
+    # It is too late for a run that has ended well.
+    dut.finished.value = 1
+    await bus.write("control", CONTROL_START)
+    await bench.cycles(dut, 100)
+    assert await bus.read("status") == STATUS_DONE
 
 
 @cocotb.test()

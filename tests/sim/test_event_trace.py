@@ -72,7 +72,7 @@ class Board:
         self._device = device
 
     def read(self, offset: int) -> int:
-        self._device._lib.celosia_run(self._device._handle, 1000)
+        self._device._call("run", 1000)
         return self._device._read(offset)
 
     def write(self, offset: int, value: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
 import signal
 import subprocess
@@ -30,10 +31,11 @@ from celosia.hw.regs import (
 )
 from celosia.sim import build
 from celosia.sim.build import BuildError
+from celosia.sim.control import Control
 from celosia.sim.device import Device, DeviceError
 from celosia.sim.fsim import FunctionalDevice
 from celosia.sim.memory import MEMORY_MODELS
-from celosia.sim.rtlsim import IDEAL, ZYNQ_HP, MemoryModel, RtlDevice, random_stalls
+from celosia.sim.rtlsim import DMA_BASE, IDEAL, ZYNQ_HP, MemoryModel, RtlDevice, random_stalls
 
 CFG = CONFIGS["4x4"]
 TWO_PORTS = CONFIGS["4x4-ports2"]
@@ -235,7 +237,7 @@ def test_no_run_starts_while_memory_owes_answers(device: RtlDevice) -> None:
         assert control.read("status") == STATUS_STUCK | STATUS_DONE | Error.WATCHDOG << STATUS_ERROR_SHIFT
         assert control.read("instr_count") != 77 and control.read("dma_base_lo") != 0x1000  # late writes still go there
     assert control.read("watchdog") == 0
-    control.settle(device._lib.celosia_run(device._handle, 500) for _ in range(20))
+    control.settle(device._call("run", 500) for _ in range(20))
     assert control.read("status") == STATUS_DONE | Error.WATCHDOG << STATUS_ERROR_SHIFT
     device.use(ZYNQ_HP)
     assert np.array_equal(program.run(device), program.run(FunctionalDevice(CFG)))
@@ -244,7 +246,7 @@ def test_no_run_starts_while_memory_owes_answers(device: RtlDevice) -> None:
 @pytest.mark.rtl
 def test_memory_that_never_answers_is_refused(device: RtlDevice) -> None:
     stuck(device, 90, BURSTS, pause=None)
-    with pytest.raises(DeviceError, match=r"memory has not answered all .* load its bitstream again"):
+    with pytest.raises(DeviceError, match=r"memory has not answered all .* restart the board"):
         device.run(0, 1, 1000)
     with pytest.raises(DeviceError, match="memory has not answered"):
         device.allocate(100)
@@ -265,11 +267,11 @@ def test_an_abort_ends_a_long_gemm_at_once(device: RtlDevice) -> None:
         run(device, LOAD, LONG, timeout=3000)
     control = device.control
     assert control.read("status") == STATUS_BUSY
-    before = device._lib.celosia_cycle(device._handle)
+    before = device._call("cycle")
     control.write("control", CONTROL_ABORT)
     while control.read("status") & STATUS_BUSY:
         pass
-    assert device._lib.celosia_cycle(device._handle) - before < 40
+    assert device._call("cycle") - before < 40
     assert control.read("status") == STATUS_DONE | Error.ABORTED << STATUS_ERROR_SHIFT
     assert control.read("error_index") == 1
     with pytest.raises(DeviceError, match="instruction 1: the host has ended the run"):
@@ -290,7 +292,7 @@ def test_an_abort_leaves_memory_quiet(device: RtlDevice) -> None:
             program.run(device, timeout_cycles=rng.randrange(20, 2500))
         device.settle()
         left = device.dram.copy()
-        device._lib.celosia_run(device._handle, 1000)
+        device._call("run", 1000)
         assert np.array_equal(device.dram, left)
         works(device)
 
@@ -448,6 +450,139 @@ TestProgram(CONFIGS["4x4"], [load], np.zeros(16384, np.uint8), 0).run(device, 10
     finally:
         process.kill()
     assert b"KeyboardInterrupt" in errors
+
+
+class Stopped(Exception): ...
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize("how", ["time limit", "callback", "interrupt"])
+def test_a_traced_run_follows_one_that_was_ended(device: RtlDevice, how: str) -> None:
+    """Wherever that was ended: units take nothing more of it."""
+    program = random_program(CFG, 2, count=40)
+    program.run(device)
+    wanted = device.run(0, 40, 100_000, trace=True)
+    ends = {"time limit": DeviceError, "callback": Stopped, "interrupt": KeyboardInterrupt}[how]
+
+    def stop(cycles: int) -> None:
+        raise ends
+
+    assert wanted.cycles is not None
+    for limit in range(20, wanted.cycles, 37):
+        device.progress = None if how == "time limit" else stop
+        with pytest.raises(ends):
+            device.run(0, 40, limit)
+        device.progress = None
+        assert device.run(0, 40, 100_000, trace=True) == wanted
+
+
+CLOSED = """
+import sys, threading, time
+from celosia.hw.config import PRESETS
+from programs import CONFIGS, Instruction, TestProgram
+from celosia.sim.device import DeviceError
+from celosia.sim.rtlsim import RtlDevice
+from test_rtlsim import CFG, LONG, run
+device = RtlDevice(CFG, quiet=True)
+if sys.argv[1] == "during":
+    device.progress = lambda cycles: threading.Timer(0.02, device.close).start()
+    try:
+        run(device, LONG, timeout=10**12)
+    except DeviceError as error:
+        print(error)
+device.close()
+for use in (
+    lambda: device.run(0, 1, 1000), lambda: device.allocate(1), device.settle, device.reset, device.states,
+    lambda: device.use(device.memory), lambda: device.control.read("status"),
+):
+    try:
+        use()
+    except DeviceError as error:
+        print(error)
+"""
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize("when, uses", [("before", 7), ("during", 8)])
+def test_a_closed_simulator(device: RtlDevice, when: str, uses: int) -> None:
+    """Also where another thread closes it."""
+    tests = str(__file__).rsplit("/", 2)[0]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((tests, f"{tests}/sim", *sys.path))}
+    command = [sys.executable, "-c", CLOSED, when]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["the RTL simulator was closed; open another one"] * uses
+
+
+@pytest.mark.rtl
+def test_a_foreign_run_is_not_taken_for_ours(device: RtlDevice) -> None:
+    """Of a host that looks at no lock: it ends ours, and the end of its own is seen."""
+    control, first = device.control, [True]
+    other = Control(device._read, device._write)
+
+    def come(cycles: int) -> None:
+        if first.pop():
+            other.settle(device._call("run", 500) for _ in range(20))
+            other.prepare(DMA_BASE, instr_addr=0, instr_count=1, dma_size=16384, watchdog=0, lease=0, irq_enable=1)
+            other.start()
+        first.append(False)
+
+    device.progress = come
+    try:
+        with pytest.raises(DeviceError, match="another process has used the accelerator during this run"):
+            run(device, LOAD, LONG, timeout=10**7)
+    finally:
+        device.progress = None
+    assert other.is_ours() and not control.is_ours() and other.counters(str)["cycles"] > 0
+    works(device)
+
+
+@pytest.mark.rtl
+def test_a_lease_ends_the_run_of_a_host_that_has_died(device: RtlDevice) -> None:
+    """Wherever it runs out: what is under way ends, nothing is written afterwards, and the next run is right."""
+    rng, ended = random.Random(1), 0
+    control = device.control
+    for seed in range(30):
+        program = random_program(CFG, seed, count=30)
+        device.use(random_stalls(seed, 0.2))
+        with suppress(DeviceError):
+            program.run(device, timeout_cycles=1)  # begun, and left alone
+        device.settle()
+        lease = rng.randrange(20, 2500)
+        control.prepare(
+            DMA_BASE, instr_addr=program.instr_addr, instr_count=30, dma_size=len(device.dram), watchdog=0,
+            lease=lease, irq_enable=0,
+        )  # fmt: skip
+        control.start()
+        begun = device._call("cycle")
+        device._call("run", lease + 2000)  # 2000: memory is slow
+        assert control.done() and device._call("cycle") - begun < lease + 2100
+        left = device.dram.copy()
+        device._call("run", 1000)
+        assert np.array_equal(device.dram, left)
+        if control.read("status") >> STATUS_ERROR_SHIFT:
+            ended += 1
+            with pytest.raises(DeviceError, match="the host has not renewed its lease in time"):
+                control.counters(str)
+        works(device)
+    assert 10 < ended < 30
+
+
+@pytest.mark.rtl
+def test_a_lease_that_is_renewed_lasts(device: RtlDevice) -> None:
+    with suppress(DeviceError):
+        run(device, LOAD, LONG, timeout=1)
+    device.settle()
+    control, size = device.control, len(device.dram)
+    control.prepare(DMA_BASE, instr_addr=0, instr_count=2, dma_size=size, watchdog=0, lease=1000, irq_enable=0)
+    control.start()
+    for _ in range(10):
+        device._call("run", 900)
+        assert not control.done()
+        control.write("lease", 1000)
+    device._call("run", 1100)
+    assert control.done() and control.read("status") >> STATUS_ERROR_SHIFT == Error.LEASE
+    works(device)
 
 
 @pytest.mark.rtl

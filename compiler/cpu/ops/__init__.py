@@ -110,8 +110,8 @@ COMPUTE_WIDE = frozenset((
     "Celu", "HardSwish", "Pow", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceSum",
     "ReduceSumSquare", "ReduceProd", "LayerNormalization", "RMSNormalization", "InstanceNormalization",
     "GroupNormalization", "BatchNormalization", "MeanVarianceNormalization", "LpNormalization", "LRN", "Conv",
-    "ConvTranspose", "MatMul", "Gemm", "AveragePool", "GlobalAveragePool", "Resize", "LSTM", "GRU", "RNN",
-    "GroupQueryAttention",
+    "ConvTranspose", "MatMul", "MatMulNBits", "Gemm", "AveragePool", "GlobalAveragePool", "Resize", "LSTM", "GRU",
+    "RNN", "GroupQueryAttention",
 ))  # fmt: skip
 """Operators that take several steps for a result: those of float16 are in float32, and the result is rounded once."""
 

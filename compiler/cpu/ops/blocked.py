@@ -93,7 +93,7 @@ def _reader(window: SlidingWindow, x: Tensor, value: Expr) -> Callable[..., Expr
     before, after = window.margins()
 
     def read(n: Expr, b: Expr, at: Sequence[Expr], lane: Expr) -> Expr:
-        tests = [i >= low for i, low in zip(at, before) if low]
+        tests = [i >= low for i, low in zip(at, before) if low > 0]
         tests += [i < low + size for i, low, size, high in zip(at, before, window.size, after) if high]
         here = x[(n, b, *(i - low for i, low in zip(at, before)), lane)]
         return select(functools.reduce(lambda p, q: p & q, tests), here, value) if tests else here
@@ -104,7 +104,7 @@ def _reader(window: SlidingWindow, x: Tensor, value: Expr) -> Callable[..., Expr
 @op("BlockedMaxPool")
 def blocked_max_pool(node: Node) -> Tensor:
     x = node.input(0)
-    window = SlidingWindow.of(node, x.shape[2:-1], tuple(int(k) for k in node.attrs["kernel_shape"]))
+    window = SlidingWindow.of(node, x.shape[2:-1])
     read = _reader(window, x, lowest(x.dtype))
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
 
@@ -117,13 +117,13 @@ def blocked_max_pool(node: Node) -> Tensor:
 @op("BlockedAveragePool")
 def blocked_average_pool(node: Node) -> Tensor:
     x = node.input(0)
-    window = SlidingWindow.of(node, x.shape[2:-1], tuple(int(k) for k in node.attrs["kernel_shape"]))
+    window = SlidingWindow.of(node, x.shape[2:-1])
     read = _reader(window, x, wrap(0, x.dtype))
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
 
     def body(n: Expr, b: Expr, *at: Expr) -> Expr:
         total = T.sum(read(n, b, window.at(at[:-1], ks), at[-1]), ks)
-        return total / window.count(node, at[:-1]).astype(x.dtype)
+        return total / window.count(at[:-1]).astype(x.dtype)
 
     return T.compute((*x.shape[:2], *window.out, x.shape[-1]), body, "average_pool")
 

@@ -109,32 +109,66 @@ def matmul_integer16(node: Node) -> Tensor:
     return apply(node, "MatMul", *wide)
 
 
+BYTES_OF_BLOCKS = {2: (32, 64, 128), 4: (16, 32, 64, 128, 256), 8: (16, 32, 64, 128, 256)}
+"""Blocks of weights of so many bits whose products at accuracy_level 4 are of bytes in onnxruntime, on x86-64."""
+
+
+@op("RoundBlocks")
+def round_blocks(node: Node) -> Tensor:
+    """Ours: x [..., K] with each block of `block_size` along K as steps of a 127th of its largest magnitude, which are
+    what onnxruntime's products of bytes make of activations; float32.
+    """
+    x, size = node.input(0), int(node.attrs["block_size"])
+    last, k = x.shape[-1] - 1, T.reduce_axis(size, "k")
+
+    def magnitude(*i: Expr) -> Expr:
+        return T.max(call("abs", x[(*i[:-1], T.minimum(i[-1] * size + k, last))].astype(F32)), k)
+
+    largest = T.compute((*x.shape[:-1], -(-x.shape[-1] // size)), magnitude, "largest")
+    zero = wrap(0, F32)
+    steps = T.compute(largest.shape, lambda *i: select(zero < largest[i], wrap(127, F32) / largest[i], zero), "steps")
+
+    def body(*i: Expr) -> Expr:
+        block = (*i[:-1], i[-1] // size)
+        return call("round_even", x[i].astype(F32) * steps[block]) * (largest[block] / 127.0)
+
+    return T.compute(x.shape, body, "rounded")
+
+
 @op("MatMulNBits")
 def matmul_nbits(node: Node) -> Tensor:
-    """x times w [N, K], of 4 or 8 bits in blocks along K with a scale and a zero point each, the low bits first."""
+    """x times w [N, K], of 2, 4 or 8 bits in blocks along K with a scale and a zero point each, the low bits first.
+
+    At accuracy_level 4 x is rounded to bytes by blocks where onnxruntime does so: with constant weights and whole zero
+    points. Sums of such products are the same in float32 as in integers but for the rounding of the sum.
+    """
     x, packed, scales = node.input(0), node.input(1), node.input(2)
     bits, size = int(node.attrs.get("bits", 4)), int(node.attrs["block_size"])
     inner, n = int(node.attrs["K"]), int(node.attrs["N"])
-    if bits not in (4, 8) or node.has(4):
-        raise node.fail(f"weights of {bits} bits" if bits not in (4, 8) else "an order of groups (g_idx)")
+    if bits not in BYTES_OF_BLOCKS or node.has(4):
+        raise node.fail(f"weights of {bits} bits" if not node.has(4) else "an order of groups (g_idx)")
     blocks, a_byte = -(-inner // size), 8 // bits
     row, zero_row = packed.size // n, -(-blocks // a_byte)
     zeros = optional(node, 3)
+    whole = zeros is None or zeros.dtype == "uint8"
 
     def number(source: Tensor, first: Expr, k: Expr) -> Expr:
         byte = source.flat(first + k // a_byte).astype("int32")
-        return byte if bits == 8 else (byte >> (k % 2).astype("int32") * 4) & 15
+        return byte if bits == 8 else (byte >> (k % a_byte).astype("int32") * bits) & ((1 << bits) - 1)
 
     def weight(k: Expr, j: Expr) -> Expr:
         block = k // size
         if zeros is None:
             zero: Expr = wrap(float(1 << (bits - 1)), F32)
-        elif zeros.dtype == "uint8":
+        elif whole:
             zero = number(zeros, j * zero_row, block).astype(F32)
         else:
             zero = zeros.flat(j * blocks + block).astype(F32)
-        return (number(packed, j * row, k).astype(F32) - zero) * scales.flat(j * blocks + block)
+        return (number(packed, j * row, k).astype(F32) - zero) * scales.flat(j * blocks + block).astype(F32)
 
+    constants = [node.values[i] is not None for i in (1, 2, 3) if node.has(i)]
+    if int(node.attrs.get("accuracy_level", 0)) == 4 and size in BYTES_OF_BLOCKS[bits] and whole and all(constants):
+        x = apply(node, "RoundBlocks", x, block_size=size)
     y = apply(node, "MatMul", x, T.compute((inner, n), weight, "weights"))
     return apply(node, "Add", y, node.input(5)) if node.has(5) else y
 

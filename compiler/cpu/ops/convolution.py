@@ -9,7 +9,7 @@ from math import prod
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import Change, ChangeAt, Node, op
 from celosia.compiler.cpu.ops.window import SlidingWindow
-from celosia.compiler.cpu.runtime.windows import halves
+from celosia.compiler.cpu.runtime.windows import spread
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import INDEX, Axis, Expr, Tensor, select, wrap
 
@@ -112,35 +112,20 @@ def transposed(
     """Gathered: y[o] = finish(sum over k of multiply(x[(o + before - k*dilation) / stride], w[k]), channel), where that
     is whole and inside. x: [N, C, ...], w: [C, M/group, ...].
     """
-    sp = len(x.shape) - 2
-    group = int(node.attrs.get("group", 1))
-    strides = [int(v) for v in node.attrs.get("strides", (1,) * sp)]
-    dil = [int(v) for v in node.attrs.get("dilations", (1,) * sp)]
-    extra = [int(v) for v in node.attrs.get("output_padding", (0,) * sp)]
-    pads = [int(v) for v in node.attrs.get("pads", (0,) * 2 * sp)]
-    kernel, auto = w.shape[2:], node.attrs.get("auto_pad", "NOTSET")
-    full = [(n - 1) * s + (k - 1) * d + 1 + e for n, s, k, d, e in zip(x.shape[2:], strides, kernel, dil, extra)]
-    wanted = node.attrs.get("output_shape")
-    if wanted is None and auto.startswith("SAME"):
-        wanted = [n * s for n, s in zip(x.shape[2:], strides)]
-    if wanted is not None:
-        wanted = [int(v) for v in wanted][-sp:]
-        for d in range(sp):
-            total = max(full[d] - wanted[d], 0)
-            pads[d], pads[sp + d] = halves(total, auto)
-    out = wanted or [f - pads[d] - pads[sp + d] for d, f in enumerate(full)]
+    to = spread(node.attrs, x.shape[2:], w.shape[2:])
+    group, sp = int(node.attrs.get("group", 1)), len(x.shape) - 2
     n, c, mg = x.shape[0], x.shape[1], w.shape[1]
     cg = c // group
     kc = T.reduce_axis(cg, "c")
-    ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(kernel))
+    ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(to.kernel))
 
     def body(ni: Expr, g: Expr, mi: Expr, *o: Expr) -> Expr:
         inside: Expr | None = None
         place = []
         for d in range(sp):
-            shifted = o[d] + pads[d] - ks[d] * dil[d]
-            at_ = shifted // strides[d]
-            test = (shifted >= 0) & (at_ < x.shape[2 + d]) & T.equal(shifted % strides[d], 0)
+            shifted = o[d] + to.before[d] - ks[d] * to.dilation[d]
+            at_ = shifted // to.stride[d]
+            test = (shifted >= 0) & (at_ < x.shape[2 + d]) & T.equal(shifted % to.stride[d], 0)
             inside = test if inside is None else inside & test
             place.append(at_)
         assert inside is not None
@@ -148,4 +133,4 @@ def transposed(
         product = multiply(x[(ni, channel, *place)], w[(channel, mi, *ks)])
         return finish(T.sum(select(inside, product, 0), (kc, *ks)), g * mg + mi)
 
-    return replace(T.compute((n, group, mg, *out), body, "conv_transpose"), shape=(n, group * mg, *out))
+    return replace(T.compute((n, group, mg, *to.out), body, "conv_transpose"), shape=(n, group * mg, *to.out))

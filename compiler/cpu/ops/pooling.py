@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from math import prod
 
+import numpy as np
+
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.reductions import reduced
 from celosia.compiler.cpu.ops.registry import Node, op
 from celosia.compiler.cpu.ops.window import SlidingWindow
-from celosia.compiler.expr import Expr, Tensor, wrap
+from celosia.compiler.expr import Expr, Tensor, is_float, wrap
 from celosia.compiler.expr.lower import start_value
 
 
 def lowest(dtype: str) -> Expr:
-    """The start of a maximum."""
-    return start_value("max", dtype)
+    """What maxima find around the input, and give where they find nothing else."""
+    return wrap(float(np.finfo(dtype).min), dtype) if is_float(dtype) else start_value("max", dtype)
 
 
 @op("MaxPool")
@@ -22,7 +24,7 @@ def max_pool(node: Node) -> Tensor:
     if node.outputs > 1:
         raise node.fail("the second output, indices")
     x = node.input(0)
-    window = SlidingWindow.of(node, x.shape[2:], tuple(int(k) for k in node.attrs["kernel_shape"]))
+    window = SlidingWindow.of(node, x.shape[2:])
     p = window.padded(x, lowest(x.dtype))
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
     return T.compute((*x.shape[:2], *window.out), lambda n, c, *o: T.max(p[(n, c, *window.at(o, ks))], ks), "max_pool")
@@ -31,12 +33,12 @@ def max_pool(node: Node) -> Tensor:
 @op("AveragePool")
 def average_pool(node: Node) -> Tensor:
     x = node.input(0)
-    window = SlidingWindow.of(node, x.shape[2:], tuple(int(k) for k in node.attrs["kernel_shape"]))
+    window = SlidingWindow.of(node, x.shape[2:])
     p = window.padded(x, wrap(0, x.dtype))
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
 
     def body(n: Expr, c: Expr, *o: Expr) -> Expr:
-        return T.sum(p[(n, c, *window.at(o, ks))], ks) / window.count(node, o).astype(x.dtype)
+        return T.sum(p[(n, c, *window.at(o, ks))], ks) / window.count(o).astype(x.dtype)
 
     return T.compute((*x.shape[:2], *window.out), body, "average_pool")
 

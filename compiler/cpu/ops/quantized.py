@@ -8,8 +8,6 @@ from functools import partial
 from math import prod
 from typing import Any
 
-import numpy as np
-
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops import integer
 from celosia.compiler.cpu.ops.convolution import transposed
@@ -21,6 +19,7 @@ from celosia.compiler.cpu.ops.shape import concatenate
 from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.cpu.types import ONNX_TYPES
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
+from celosia.compiler.numerics.softmax import exponent_room
 
 F32 = "float32"
 
@@ -354,16 +353,18 @@ def table(node: Node) -> Tensor:
 @op("QLinearAveragePool")
 @with_channels_last
 def qlinear_average_pool(node: Node) -> Tensor:
-    """In floats, added in the order of the elements."""
+    """In floats, added in the order of the elements, but for a window that is the image."""
     x = node.input(0)
-    window = SlidingWindow.of(node, x.shape[2:], tuple(int(k) for k in node.attrs["kernel_shape"]))
+    window = SlidingWindow.of(node, x.shape[2:])
+    if window.whole:
+        return qlinear_global_average_pool(node)
     p = window.padded(x, wrap(0, F32), lambda v: dequantized(node, v))
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
     sy, zy = node.scalar(3, F32), node.scalar(4, F32)
 
     def body(n: Expr, c: Expr, *o: Expr) -> Expr:
         total = T.ordered_sum(p[(n, c, *window.at(o, ks))], ks)
-        mean = total / window.count(node, o).astype(F32)
+        mean = total / window.count(o).astype(F32)
         return saturate(round_even(mean / sy + zy), x.dtype)
 
     return T.compute((*x.shape[:2], *window.out), body, "average")
@@ -377,8 +378,7 @@ def qlinear_softmax(node: Node) -> Tensor:
     axes = [axis] if int(node.attrs.get("opset", 13)) >= 13 else list(range(axis, len(x.shape)))
     count = prod(x.shape[d] for d in axes)
     sx = node.scalar(1, F32).astype("float64")
-    room = max(0.0, float(np.log(np.float64(np.finfo(np.float32).max / np.float32(count)))) - 5)
-    shift = wrap(room, "float64") / sx
+    shift = wrap(exponent_room(count), "float64") / sx
     table = T.compute((256,), lambda i: call("exp", (i.astype("float64") - 255.0 + shift) * sx).astype(F32), "powers")
     largest = reduced(x, axes, True, T.max, "largest")
 
@@ -388,8 +388,14 @@ def qlinear_softmax(node: Node) -> Tensor:
     total = reduced(x, axes, True, T.ordered_sum, "total", power)
     steps = call("floor", wrap(1.0, F32) / node.scalar(3, F32))
 
+    zero = node.scalar(4, "int32")
+
     def body(*i: Expr) -> Expr:
-        whole = round_even(power(i) * steps / at(total, i)).astype("int32") + node.scalar(4, "int32")
-        return T.minimum(whole, limits(x.dtype)[1]).astype(x.dtype)
+        whole = round_even(power(i) * steps / at(total, i))
+        if x.dtype == "int8":
+            moved = select(whole < 2.0**31, whole.astype("int32"), -(2**31)) + zero
+        else:  # modulo 2^32; what is infinite becomes NaN, and that 0
+            moved = clamp(whole - call("floor", whole * 2.0**-32) * 2.0**32, 0, 255).astype("int32") + zero
+        return T.clip(moved, *limits(x.dtype)).astype(x.dtype)
 
     return T.compute(x.shape, body, "softmax")

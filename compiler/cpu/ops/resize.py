@@ -1,175 +1,401 @@
-"""Resize: along each axis in turn, a few input elements weighted by a table."""
+"""Resize: an element of the result is one of the input, or a few of them weighted by tables.
+
+Coordinates and weights are float32 in the order of onnxruntime's operations: where an element lies on the edge between
+two, the last bit of its coordinate says which it is, and what a byte is is truncated from a sum.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.registry import Node, op, round_even, saturate
+from celosia.compiler.cpu.ops.registry import Node, op
 from celosia.compiler.cpu.runtime.op import memory_bytes
-from celosia.compiler.expr import Expr, Tensor, is_float
+from celosia.compiler.expr import Expr, Tensor, is_float, select, wrap
 
-Float64 = NDArray[np.float64]
+F32 = np.float32
+Float32 = NDArray[np.float32]
+Indices = NDArray[np.int64]
+HALF_WAY = 1e-6
+"""What lies as near to the middle between two elements counts as the middle."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of `size` elements that gets `out`, and the part of it that tf_crop_and_resize takes."""
+
+    number: int
+    size: int
+    out: int
+    scale: np.float32
+    roi: tuple[np.float32, np.float32] = (F32(0), F32(1))
 
 
 @dataclass(frozen=True)
 class Taps:
-    """Output element o is offset[o] + sum over t of weight[o, t] * input[index[o, t]]."""
+    """Output element o is the sum over t of weight[o, t] * input[index[o, t]]."""
 
-    index: NDArray[np.int64]
-    weight: Float64
-    offset: Float64
-
-
-def cubic(x: Float64, a: float) -> Float64:
-    x = np.abs(x)
-    inner, outer = ((a + 2) * x - (a + 3)) * x * x + 1, ((x - 5) * x + 8) * x * a - 4 * a
-    return np.where(x <= 1, inner, np.where(x < 2, outer, 0.0))
+    index: Indices
+    weight: NDArray[Any]
 
 
-def coordinates(node: Node, n: int, out: int, scale: float, roi: tuple[float, float]) -> Float64:
+# Where things are ---------------------------------------------------------------------------------------------------
+
+
+def coordinates(node: Node, a: Axis) -> Float32:
     """Where in the input each output element lies."""
-    o, length = np.arange(out, dtype=np.float64), scale * n
+    o, last = np.arange(a.out, dtype=F32), F32(a.size - 1)
+    half = F32(0.5)
+    if a.scale == 1:
+        return o
     match node.attrs.get("coordinate_transformation_mode", "half_pixel"):
         case "half_pixel":
-            return (o + 0.5) / scale - 0.5
+            return (o + half) / a.scale - half
         case "pytorch_half_pixel":
-            return (o + 0.5) / scale - 0.5 if length > 1 else np.full(out, -0.5)
+            return (o + half) / a.scale - half if a.out > 1 else np.zeros(a.out, F32)
+        case "tf_half_pixel_for_nn":
+            return (o + half) / a.scale
         case "half_pixel_symmetric":
-            return n / 2 * (1 - out / length) + (o + 0.5) / scale - 0.5
+            missing = F32(a.size) / 2 * (1 - F32(a.out) / (a.scale * F32(a.size)))
+            return (float(missing) + (o.astype(np.float64) + 0.5) / float(a.scale) - 0.5).astype(F32)
         case "asymmetric":
-            return o / scale
+            return o / a.scale
         case "align_corners":
-            return o * (n - 1) / (length - 1) if length != 1 else np.zeros(out)
+            return o * last / F32(a.out - 1) if a.out != 1 else np.zeros(a.out, F32)
         case "tf_crop_and_resize":
-            if length == 1:
-                return np.full(out, (roi[0] + roi[1]) * (n - 1) / 2)
-            return roi[0] * (n - 1) + o * (roi[1] - roi[0]) * (n - 1) / (length - 1)
+            start, end = a.roi
+            if a.out > 1:
+                return start * last + o * (end - start) * last / F32(a.out - 1)
+            return np.full(a.out, 0.5 * float(start + end) * float(last), F32)
         case other:
             raise node.fail(f"coordinate_transformation_mode {other}")
 
 
-def taps(node: Node, n: int, out: int, scale: float, roi: tuple[float, float]) -> Taps:
-    mode = node.attrs.get("mode", "nearest")
-    x = coordinates(node, n, out, scale, roi)
-    left = np.ceil(x) - 1  # so that an element exactly on the grid is the right one of the two around x
-    ratio = x - left
-    if mode == "nearest":
-        right = {
-            "round_prefer_floor": ratio > 0.5, "round_prefer_ceil": ratio >= 0.5, "floor": ratio == 1,
-            "ceil": ratio > 0,
-        }[node.attrs.get("nearest_mode", "round_prefer_floor")]  # fmt: skip
-        index, weight = (left + right)[:, None], np.ones((out, 1))
+def nearest_element(node: Node, a: Axis) -> Indices:
+    """The element of the input that each of the output is."""
+    x = coordinates(node, a).astype(np.float64)
+    below = np.floor(x)
+    match node.attrs.get("nearest_mode", "round_prefer_floor"):
+        case "round_prefer_floor":
+            index = below + (x - below > 0.5 + HALF_WAY)
+        case "round_prefer_ceil":
+            index = below + (x - below >= 0.5 - HALF_WAY)
+        case "floor":
+            index = below
+        case "ceil":
+            index = np.ceil(x)
+        case "before version 11":
+            index = np.ceil(x) if a.scale < 1 else np.trunc(x)
+        case other:
+            raise node.fail(f"nearest_mode {other}")
+    return np.clip(index, 0, a.size - 1).astype(np.int64)
+
+
+def outside(node: Node, a: Axis) -> NDArray[np.bool_]:
+    """Which elements of the output lie beside the input."""
+    x = coordinates(node, a)
+    return (x < 0) | (x > F32(a.size - 1))
+
+
+# Weights ------------------------------------------------------------------------------------------------------------
+
+
+def linear_taps(node: Node, a: Axis) -> Taps:
+    """Two neighbours; the last element, which has none, counts as both."""
+    x = np.clip(coordinates(node, a), F32(0), F32(a.size - 1))
+    left = np.minimum(x.astype(np.int64), a.size - 1)
+    index = np.stack([left, np.minimum(left + 1, a.size - 1)], 1)
+    weight = np.abs(x[:, None] - index[:, ::-1].astype(F32))
+    weight[index[:, 0] == index[:, 1]] = 0.5
+    return Taps(index, weight)
+
+
+def integer_linear_taps(node: Node, a: Axis) -> Taps:
+    """The same with weights in units of 2^-10."""
+    x = np.clip(coordinates(node, a), F32(0), F32(a.size - 1))
+    index = linear_taps(node, a).index
+    weight = np.abs((x * F32(1024)).astype(np.int32)[:, None] - index[:, ::-1].astype(np.int32) * 1024)
+    weight[index[:, 0] == index[:, 1]] = 512
+    return Taps(index, weight)
+
+
+def cubic_taps(node: Node, a: Axis) -> Taps:
+    x, k = coordinates(node, a), F32(node.attrs.get("cubic_coeff_a", -0.75))
+    below = np.floor(x)
+    s = x - below
+
+    def inner(d: Float32) -> Float32:
+        return ((k + 2) * d - (k + 3)) * d * d + 1
+
+    def outer(d: Float32) -> Float32:
+        return ((k * d - 5 * k) * d + 8 * k) * d - 4 * k
+
+    weight = np.stack([outer(s + 1), inner(s), inner(1 - s), outer(2 - s)], 1)
+    index = below.astype(np.int64)[:, None] + np.arange(-1, 3)
+    if node.attrs.get("exclude_outside", 0):
+        weight[(index < 0) | (index >= a.size)] = 0
+        weight = weight / in_order(weight)[:, None]
+    return Taps(np.clip(index, 0, a.size - 1), weight)
+
+
+def filter_taps(node: Node, a: Axis) -> Taps:
+    """Of antialias: a filter stretched over the elements that shrink to one. What it has beside the input counts for
+    the element at the edge, or for nothing with `exclude_outside`.
+    """
+    cubic = node.attrs.get("mode") == "cubic"
+    stretch = F32(1) / a.scale
+    support = F32(2 if cubic else 1) * max(stretch, F32(1))
+    center = F32(0.5) + coordinates(node, a)
+    first, end = (np.floor(center + reach + F32(0.5)).astype(np.int64) for reach in (-support, support))
+    taps = first[:, None] + np.arange(2 * int(np.ceil(support)) + 1)
+    distance = (taps.astype(F32) - center[:, None] + F32(0.5)) * (1 / stretch if stretch >= 1 else F32(1))
+    weight = np.where(taps < end[:, None], _filter(node, np.abs(distance), cubic), F32(0))
+    left, right = taps < 0, (taps >= a.size) & (taps < end[:, None])
+    kept = np.where(left | right, F32(0), weight)
+    rows = np.arange(a.out)
+    if node.attrs.get("exclude_outside", 0):
+        weight = kept
     else:
-        shrink = min(scale, 1.0) if node.attrs.get("antialias", 0) else 1.0
-        reach = {"linear": 1, "cubic": 2}[mode]
-        steps = np.arange(int(np.floor(-reach / shrink)) + 1, 1 - int(np.floor(-reach / shrink)))
-        distance = (steps - ratio[:, None]) * shrink
-        if mode == "linear":
-            weight = np.clip(1 - np.abs(distance), 0, 1)
-        else:
-            weight = cubic(distance, float(node.attrs.get("cubic_coeff_a", -0.75)))
-        index = left[:, None] + steps
-        if node.attrs.get("exclude_outside", 0):
-            weight = np.where((index < 0) | (index >= n), 0, weight)
-        weight = weight / weight.sum(1, keepdims=True)
-    offset = np.zeros(out)
-    if node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize":
-        outside = (x < 0) | (x > n - 1)
-        offset = np.where(outside, float(node.attrs.get("extrapolation_value", 0.0)), 0)
-        weight = np.where(outside[:, None], 0, weight)
-    return Taps(np.clip(index, 0, n - 1).astype(np.int64), weight, offset)
+        lowest, highest = (np.clip(edge - first, 0, taps.shape[1] - 1) for edge in (0, a.size - 1))
+        for t in range(taps.shape[1]):
+            kept[rows, lowest] += np.where(left[:, t], weight[:, t], F32(0))
+        for t in range(taps.shape[1]):
+            kept[rows, highest] += np.where(right[:, t], weight[:, t], F32(0))
+    total = in_order(weight)
+    kept = kept * (1 / np.where(total == 0, F32(1), total))[:, None]
+    used = np.any(kept != 0, 0)
+    return Taps(np.clip(taps, 0, a.size - 1)[:, used], kept[:, used])
+
+
+def _filter(node: Node, d: Float32, cubic: bool) -> Float32:
+    if not cubic:
+        return np.maximum(1 - d, F32(0))
+    k = F32(node.attrs.get("cubic_coeff_a", -0.75))
+    inner, outer = ((k + 2) * d - (k + 3)) * d * d + 1, (((d - 5) * d + 8) * d - 4) * k
+    return np.where(d < 1, inner, np.where(d < 2, outer, F32(0)))
+
+
+def in_order(weight: Float32) -> Float32:
+    """The sum of each row, added from left to right."""
+    total = np.zeros(len(weight), F32)
+    for column in weight.T:
+        total = total + column
+    return total
+
+
+# The result ---------------------------------------------------------------------------------------------------------
+
+
+def chosen(x: Tensor, axis: int, index: Indices) -> Tensor:
+    """One element of x for each of `index` along `axis`."""
+    places, times = T.constant(index, "index"), len(index) // x.shape[axis]
+    repeated = times > 0 and np.array_equal(index, np.arange(x.shape[axis]).repeat(times))
+
+    def body(*i: Expr) -> Expr:
+        return x[(*i[:axis], i[axis] // times if repeated else places[i[axis]], *i[axis + 1 :])]
+
+    return T.compute((*x.shape[:axis], len(index), *x.shape[axis + 1 :]), body, "resize")
 
 
 def along(x: Tensor, axis: int, t: Taps) -> Tensor:
-    dtype = x.dtype if is_float(x.dtype) else "float32"
-    index = T.constant(t.index, "index")
-    weight = T.constant(t.weight.astype(dtype), "weight")
-    offset = T.constant(t.offset.astype(dtype), "offset")
-    plain = t.index.shape[1] == 1 and bool((t.weight == 1).all()) and not t.offset.any()
-
-    times = t.index.shape[0] // x.shape[axis]
-    repeated = plain and times > 0 and np.array_equal(t.index[:, 0], np.arange(x.shape[axis]).repeat(times))
+    """The weighted sum along `axis`, from left to right, in the type of the weights or that of a float64."""
+    dtype = x.dtype if x.dtype == "float64" else t.weight.dtype.name
+    index, weight = T.constant(t.index, "index"), T.constant(t.weight.astype(dtype), "weight")
+    k = T.reduce_axis(t.index.shape[1], "k")
 
     def body(*i: Expr) -> Expr:
-        o = i[axis]
-        if repeated:
-            return x[(*i[:axis], o // times, *i[axis + 1 :])]
-        values = [x[(*i[:axis], index[o, k], *i[axis + 1 :])] for k in range(t.index.shape[1])]
-        if plain:
-            return values[0]
-        total: Expr = offset[o]
-        for k, value in enumerate(values):
-            total = total + value.astype(dtype) * weight[o, k]
+        value = x[(*i[:axis], index[i[axis], k], *i[axis + 1 :])]
+        return T.ordered_sum(value.astype(dtype) * weight[i[axis], k], k)
+
+    return T.compute((*x.shape[:axis], len(t.index), *x.shape[axis + 1 :]), body, "resize")
+
+
+def between(x: Tensor, axes: Sequence[int], taps: Sequence[Taps]) -> Tensor:
+    """The corners around each element, the innermost axis first, times the product of their weights."""
+    dtype = x.dtype if x.dtype == "float64" else taps[0].weight.dtype.name
+    index = [T.constant(t.index, "index") for t in taps]
+    weight = [T.constant(t.weight.astype(dtype), "weight") for t in taps]
+
+    def body(*i: Expr) -> Expr:
+        total: Expr | None = None
+        for corner in product(*(range(2) for _ in axes)):
+            place, factor = list(i), None
+            for d, k in reversed(list(enumerate(corner))):
+                place[axes[d]] = index[d][i[axes[d]], k]
+                here = weight[d][i[axes[d]], k]
+                factor = here if factor is None else factor * here
+            assert factor is not None
+            part = factor * x[tuple(place)].astype(dtype)
+            total = part if total is None else total + part
+        assert total is not None
         return total
 
-    shape = (*x.shape[:axis], t.index.shape[0], *x.shape[axis + 1 :])
-    return T.compute(shape, body, "resize")
+    sizes = dict(zip(axes, (len(t.index) for t in taps)))
+    return T.compute(tuple(sizes.get(d, n) for d, n in enumerate(x.shape)), body, "resize")
 
 
-def nearest(node: Node) -> dict[int, NDArray[np.int64]]:
-    """The element of x that each of y is, along each axis that changes. Unsupported where one is made of several."""
-    x, found = node.input(0), dict[int, NDArray[np.int64]]()
-    for axis, t in all_taps(node):
-        if t.index.shape[1] > 1 or np.any(t.weight != 1) or t.offset.any():
-            raise node.fail("it makes an element of several")
-        found[axis] = t.index[:, 0]
-    return {axis: index for axis, index in found.items() if len(index) != x.shape[axis] or np.any(np.diff(index) != 1)}
+def converted(y: Tensor, dtype: str, change: Callable[[Expr], Expr] = lambda v: v) -> Tensor:
+    """As C converts: towards zero."""
+    return y if y.dtype == dtype else T.compute(y.shape, lambda *i: change(y[i]).astype(dtype), "converted")
+
+
+def linear(node: Node, x: Tensor, axes: Sequence[Axis]) -> Tensor:
+    """Bytes with channels last have integer weights in onnxruntime, others float ones; both are truncated."""
+    numbers = [a.number for a in axes]
+    if len(numbers) > 3:
+        raise node.fail(f"values between those along {len(numbers)} axes")
+    if x.dtype in ("int8", "uint8") and len(x.shape) == 4 and numbers == [1, 2]:
+        y = between(x, numbers, [integer_linear_taps(node, a) for a in axes])
+        return converted(y, x.dtype, lambda v: v / (1 << 20))
+    return converted(between(x, numbers, [linear_taps(node, a) for a in axes]), x.dtype)
+
+
+def filtered(node: Node, x: Tensor, axes: Sequence[Axis]) -> Tensor:
+    """Innermost axis first. Bytes are rounded after each, with weights in units of 2^-22, to what a uint8 can be."""
+    y = x
+    for a in reversed(axes):
+        if a.out == a.size:
+            continue
+        t = filter_taps(node, a)
+        if x.dtype in ("int8", "uint8"):
+            exact = (t.weight * F32(1 << 22)).astype(np.float64)
+            t = Taps(t.index, (np.sign(exact) * np.floor(np.abs(exact) + 0.5)).astype(np.int32))
+            y = converted(along(y, a.number, t), x.dtype, lambda v: T.clip((v + (1 << 21)) // (1 << 22), 0, 255))
+        else:
+            y = converted(along(y, a.number, t), x.dtype, _away_from_zero if not is_float(x.dtype) else lambda v: v)
+    return y
+
+
+def _away_from_zero(x: Expr) -> Expr:
+    """To the nearest integer, ties away from zero."""
+    whole = T.call("trunc", x)
+    step = select(x < 0, wrap(-1, x.dtype), wrap(1, x.dtype))
+    return select(T.call("abs", x - whole) < 0.5, whole, whole + step)
+
+
+def cubic(node: Node, x: Tensor, axes: Sequence[Axis]) -> Tensor:
+    y = x
+    for a in reversed(axes):
+        y = y if a.scale == 1 else along(y, a.number, cubic_taps(node, a))
+    return converted(y, x.dtype)
+
+
+# The operator -------------------------------------------------------------------------------------------------------
 
 
 @op("Resize", "Upsample")
 def resize(node: Node) -> Tensor:
+    node, every = all_axes(node)
     x = node.input(0)
-    y = x
-    for axis, t in all_taps(node):
-        y = along(y, axis, t)
-    if y is x:
+    if all(a.out == a.size for a in every):
         return T.compute(x.shape, lambda *i: x[i], "resize")
-    if y.dtype != x.dtype:
-        wide = y
-        return T.compute(y.shape, lambda *i: saturate(round_even(wide[i]), x.dtype), "rounded")
-    return y
+    mode, axes = node.attrs.get("mode", "nearest"), [a for a in every if a.scale != 1]
+    if mode == "nearest":
+        y = x
+        for a in axes:
+            y = chosen(y, a.number, nearest_element(node, a))
+    else:
+        axes = _blended(node, every)
+        last_are_channels = len(x.shape) == 4 and [a.number for a in axes] == [1, 2]
+        if node.attrs.get("antialias", 0) or (mode == "cubic" and last_are_channels):
+            y = filtered(node, x, axes)
+        elif mode in ("linear", "cubic"):
+            y = (linear if mode == "linear" else cubic)(node, x, axes)
+        else:
+            raise node.fail(f"mode {mode}")
+    if node.attrs.get("coordinate_transformation_mode") != "tf_crop_and_resize":
+        return y
+    beside = [(a.number, T.constant(mask, "outside")) for a in axes if (mask := outside(node, a)).any()]
+    value = _as_element(float(node.attrs.get("extrapolation_value", 0.0)), x.dtype)
+
+    def body(*i: Expr) -> Expr:
+        element: Expr = y[i]
+        for number, mask in beside:
+            element = select(mask[i[number]], value, element)
+        return element
+
+    return T.compute(y.shape, body, "crop")
 
 
-def all_taps(node: Node) -> list[tuple[int, Taps]]:
-    """Of each axis along which there is something to do."""
+def _as_element(value: float, dtype: str) -> Expr:
+    """Towards zero, modulo the size of an integer type."""
+    if is_float(dtype):
+        return wrap(value, dtype)
+    return wrap(int(np.int64(value).astype(dtype)), dtype)
+
+
+def _blended(node: Node, axes: Sequence[Axis]) -> list[Axis]:
+    """Along which axes elements are weighted: images of channels first or last, and volumes, whole, as the last element
+    along an axis that stays is half of itself, twice.
+    """
+    scaled = [a.number for a in axes if a.scale != 1]
+    for rank, numbers in ((2, (0, 1)), (3, (0, 1, 2)), (4, (2, 3)), (4, (1, 2)), (5, (2, 3, 4))):
+        if len(axes) == rank and set(scaled) <= set(numbers):
+            return [axes[number] for number in numbers]
+    return [axes[number] for number in scaled]
+
+
+def nearest(node: Node) -> dict[int, Indices]:
+    """The element of x that each of y is, along each axis that changes. Unsupported where one is made of several."""
+    node, axes = all_axes(node)
+    if all(a.out == a.size for a in axes):
+        return {}
+    if node.attrs.get("mode", "nearest") != "nearest":
+        raise node.fail("it makes an element of several")
+    crops = node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+    if crops and any(outside(node, a).any() for a in axes):
+        raise node.fail("it has elements beside its input")
+    found = {a.number: nearest_element(node, a) for a in axes if a.scale != 1}
+    size = node.input(0).shape
+    return {axis: index for axis, index in found.items() if not np.array_equal(index, np.arange(size[axis]))}
+
+
+def all_axes(node: Node) -> tuple[Node, list[Axis]]:
+    """All axes of x, in order, with the attributes that hold for the node's version."""
     x = node.input(0)
     rank = len(x.shape)
     axes = [int(a) % rank for a in node.attrs.get("axes", range(rank))]
+    sizes = None
     if node.op == "Upsample" or len(node.inputs) == 2:  # before version 11
         given = node.attrs["scales"] if "scales" in node.attrs else node.constant(1, "scales")
-        old = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        old = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "before version 11"}
         node = Node(node.op, {**old, **node.attrs}, (x, None, None), (None,) * 3, 1, node.opset, node.name)
-        scales, sizes = [float(v) for v in np.asarray(given)], None
     elif node.has(3):
-        sizes, scales = [int(v) for v in node.constant(3, "sizes")], None
+        sizes = [int(v) for v in node.constant(3, "sizes").reshape(-1)]
+        given = [F32(size) / F32(x.shape[a]) if x.shape[a] else F32(1) for size, a in zip(sizes, axes)]
     else:
-        scales, sizes = [float(v) for v in node.constant(2, "scales")], None
-    if sizes is not None:
-        policy = node.attrs.get("keep_aspect_ratio_policy", "stretch")
-        ratios = [s / x.shape[a] for s, a in zip(sizes, axes)]
-        if policy != "stretch":
-            common = min(ratios) if policy == "not_larger" else max(ratios)
-            ratios, sizes = [common] * len(axes), [int(np.floor(common * x.shape[a] + 0.5)) for a in axes]
-    else:
-        assert scales is not None
-        # In float32, as onnxruntime: 100 * 2.3 is 230 there, and less in double.
-        ratios, sizes = scales, [int(np.float32(x.shape[a]) * np.float32(s)) for a, s in zip(axes, scales)]
-    if len(sizes) != len(axes) or any(x.shape[a] == 0 for a in axes):
+        given = node.constant(2, "scales")
+    scales = [F32(scale) for scale in np.asarray(given).reshape(-1)]
+    if sizes is not None and (policy := node.attrs.get("keep_aspect_ratio_policy", "stretch")) != "stretch":
+        scales = [min(scales) if policy == "not_larger" else max(scales)] * len(axes)
+        sizes = [int(np.floor(np.float64(scale * F32(x.shape[a])) + 0.5)) for scale, a in zip(scales, axes)]
+    if sizes is None:
+        sizes = [int(F32(x.shape[a]) * scale) for a, scale in zip(axes, scales)]
+    if not len(sizes) == len(scales) == len(axes) or not all(scale > 0 for scale in scales):
+        raise node.fail(f"sizes {sizes}, scales {[float(s) for s in scales]} for axes {axes} of {list(x.shape)}")
+    if any(x.shape[a] == 0 for a in axes):
         raise node.fail(f"sizes {sizes} for axes {axes} of {list(x.shape)}")
-    made = [*(n for a, n in enumerate(x.shape) if a not in axes), *sizes]
-    if prod(made) * np.dtype(np.float32).itemsize > memory_bytes():
-        raise node.fail(f"its output {made} takes more than this machine's memory")
-    roi = [0.0] * len(axes) + [1.0] * len(axes)
-    if node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize":
-        roi = [float(v) for v in node.constant(1, "roi")]
-    crops = node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
-    return [
-        (axis, taps(node, x.shape[axis], size, ratio, (roi[k], roi[len(axes) + k])))
-        for k, (axis, size, ratio) in enumerate(zip(axes, sizes, ratios))
-        if size != x.shape[axis] or ratio != 1 or crops
-    ]
+    found = [Axis(number, n, n, F32(1)) for number, n in enumerate(x.shape)]
+    roi = _roi(node, len(axes))
+    for k, (a, size, scale) in enumerate(zip(axes, sizes, scales)):
+        found[a] = Axis(a, x.shape[a], size, scale, (roi[k], roi[len(axes) + k]))
+    if prod(a.out for a in found) * np.dtype(F32).itemsize > memory_bytes():
+        raise node.fail(f"its output {[a.out for a in found]} takes more than this machine's memory")
+    return node, found
+
+
+def _roi(node: Node, axes: int) -> list[np.float32]:
+    """Where the part of each axis begins, then where each ends, as fractions."""
+    given = [0.0] * axes + [1.0] * axes
+    if node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize" and node.has(1):
+        given = node.constant(1, "roi").reshape(-1).tolist()
+    if len(given) != 2 * axes:
+        raise node.fail(f"a roi of {len(given)} numbers for {axes} axes")
+    return [F32(v) for v in given]

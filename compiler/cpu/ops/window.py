@@ -3,62 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import Change, Node, Shape
 from celosia.compiler.cpu.ops.shape import padded
-from celosia.compiler.cpu.runtime.windows import same_pads
+from celosia.compiler.cpu.runtime.windows import Windows, windows
 from celosia.compiler.expr import INDEX, Expr, Tensor, wrap
 
 
 @dataclass(frozen=True)
-class SlidingWindow:
-    """Where a sliding window of `kernel` elements stands: o * stride + k * dilation - before, over inputs `size`."""
-
-    size: Shape
-    kernel: Shape
-    stride: Shape
-    dilation: Shape
-    before: Shape
-    after: Shape
-    out: Shape
+class SlidingWindow(Windows):
+    """Windows whose elements are indices of tensors."""
 
     @classmethod
-    def of(cls, node: Node, size: Shape, kernel: Shape) -> SlidingWindow:
-        """From the attributes strides, dilations, pads, auto_pad, ceil_mode."""
-        n = len(size)
-        strides = tuple(int(v) for v in node.attrs.get("strides", (1,) * n))
-        dilations = tuple(int(v) for v in node.attrs.get("dilations", (1,) * n))
-        pads = [int(v) for v in node.attrs.get("pads", (0,) * 2 * n)]
-        auto = node.attrs.get("auto_pad", "NOTSET")
-        if not len(kernel) == len(strides) == len(dilations) == n or len(pads) != 2 * n:
-            raise node.fail(f"kernel {kernel}, strides {strides}, pads {pads} for {n} spatial dimensions")
-        reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations)]
-        before, after, out = pads[:n], pads[n:], []
-        for d in range(n):
-            if auto in ("SAME_UPPER", "SAME_LOWER"):
-                before[d], after[d] = same_pads(size[d], strides[d], reach[d], auto)
-            elif auto == "VALID":
-                before[d] = after[d] = 0
-            room = size[d] + before[d] + after[d] - reach[d]
-            steps = room // strides[d]
-            if node.attrs.get("ceil_mode", 0):
-                steps = -(-room // strides[d])
-                if steps * strides[d] >= size[d] + before[d]:
-                    steps -= 1  # a window must begin inside the input or its leading padding
-            out.append(steps + 1)
-            if room < 0:
-                raise node.fail(f"a window of {reach[d]} on {size[d]} + {before[d]} + {after[d]} elements")
-        return cls(size, kernel, strides, dilations, tuple(before), tuple(after), tuple(out))
-
-    def margins(self) -> tuple[Shape, Shape]:
-        """What windows reach before and after each dimension of the input, and no more than that."""
-        after = tuple(
-            max(0, (o - 1) * s + (k - 1) * d + 1 - b - n)
-            for o, s, k, d, b, n in zip(self.out, self.stride, self.kernel, self.dilation, self.before, self.size)
-        )
-        return self.before, after
+    def of(cls, node: Node, size: Shape, kernel: Shape | None = None) -> SlidingWindow:
+        """Those of `node` over inputs of `size`. kernel: of its weights, where it has any."""
+        found = windows(node.op, node.attrs, size, kernel)
+        return cls(*(getattr(found, field.name) for field in fields(found)))
 
     def padded(self, x: Tensor, value: Expr, change: Change = None) -> Tensor:
         """x with all that windows reach."""
@@ -90,19 +52,19 @@ class SlidingWindow:
         """Index into the padded input."""
         return tuple(o * s + i * d for o, s, i, d in zip(out, self.stride, k, self.dilation))
 
-    def count(self, node: Node, out: Sequence[Expr]) -> Expr:
-        """How many elements of a window an average divides by, as an index."""
+    def count(self, out: Sequence[Expr]) -> Expr:
+        """How many elements of a window an average divides by, as an index; at least one."""
         total: Expr = wrap(1, INDEX)
-        include = node.attrs.get("count_include_pad", 0)
         for d, o in enumerate(out):
-            s, n, k, dil = self.stride[d], self.size[d], self.kernel[d], self.dilation[d]
-            low, high = (0, n + self.before[d] + self.after[d]) if include else (self.before[d], self.before[d] + n)
-            reach = (k - 1) * dil + 1
-            if low == 0 and (self.out[d] - 1) * s + reach <= high:
-                total = total * k
+            counts = self.counts(d)
+            if len(set(counts)) == 1:
+                total = total * max(1, counts[0])
                 continue
-            start = o * s
-            first = (T.maximum(wrap(low, INDEX) - start, 0) + (dil - 1)) // dil
-            last = T.minimum((wrap(high - 1, INDEX) - start) // dil, k - 1)
-            total = total * (last - first + 1)
+            bounds = self.counted[d]
+            assert bounds is not None
+            start, dilation = o * self.stride[d] - self.before[d], self.dilation[d]
+            first = (T.maximum(wrap(bounds[0], INDEX) - start, 0) + (dilation - 1)) // dilation
+            last = T.minimum((wrap(bounds[1] - 1, INDEX) - start) // dilation, self.kernel[d] - 1)
+            inside = last - first + 1
+            total = total * (inside if min(counts) else T.maximum(inside, 1))
         return total

@@ -66,6 +66,13 @@ class Team:
             return False
         return True
 
+    def renew(self) -> None:
+        """In a child process: the parent's workers are not there, and its threads may have held the lock, or waited at
+        the barrier. What was made for the team stays right: slots and barrier are where they were."""
+        self.busy = threading.Lock()
+        self.workers.clear()
+        ctypes.memset(self.memory, 0, len(self.memory))
+
     def stop(self) -> None:
         """End the workers. They run machine code, which must be there until then."""
         with self.busy:
@@ -121,14 +128,16 @@ def _stop() -> None:
         _team.stop()
 
 
-def _forget() -> None:
-    """In a child process: the threads of its parent are not there, and may have held the lock."""
-    global _lock, _team
-    _lock, _team = threading.Lock(), None
+def _renew() -> None:
+    """In a child process."""
+    global _lock
+    _lock = threading.Lock()
+    if _team is not None:
+        _team.renew()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(after_in_child=_renew)
 
 # Lists of calls ------------------------------------------------------------------------------------------------------
 

@@ -1,20 +1,180 @@
-"""Automatic padding of sliding windows, as ONNX defines it."""
+"""What the attributes of sliding windows mean: explicit pads, numbers of outputs, and what averages divide by.
+
+Whatever reads kernel_shape, strides, pads, auto_pad, dilations, ceil_mode, count_include_pad, output_padding or
+output_shape asks here. ONNX's text, its inference of shapes and onnxruntime differ in them, and so do onnxruntime's
+operators from each other: they are followed one by one, and compared on random ones (tests/compiler/test_windows.py).
+What onnxruntime refuses and ONNX's text defines is as the text says.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-def same_pads(size: int, stride: int, reach: int, auto: str) -> tuple[int, int]:
-    """Padding before and after `size` inputs with which windows of `reach` inputs have size / stride outputs.
 
-    auto: SAME_UPPER or SAME_LOWER.
+class WindowError(ValueError):
+    """Attributes of windows that fit neither each other nor their input; the message is a clause."""
 
-    >>> same_pads(5, 2, 4, "SAME_UPPER")
-    (1, 2)
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows of `kernel` elements over inputs of `size`; a number for each dimension.
+
+    Window o, of `out`, begins at o * stride - before, and its elements are `dilation` apart. `before` is negative where
+    the first window begins inside the input. counted: an average divides by how many of a window's elements lie in
+    [first, last); None: by all of them.
     """
-    return halves(max(0, (-(-size // stride) - 1) * stride + reach - size), auto)
+
+    size: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    out: tuple[int, ...]
+    counted: tuple[tuple[int, int] | None, ...]
+
+    @property
+    def whole(self) -> bool:
+        """Whether the one window is the input: onnxruntime then takes QLinearAveragePool for a global average."""
+        return self.kernel == self.size and not any(self.before + self.after)
+
+    def taps(self, axis: int, o: int) -> range:
+        """Elements of the input, or of what is around it, that window `o` has along `axis`."""
+        start = o * self.stride[axis] - self.before[axis]
+        return range(start, start + self.kernel[axis] * self.dilation[axis], self.dilation[axis])
+
+    def counts(self, axis: int) -> list[int]:
+        """What averages divide by along `axis`, for each window; the product over all axes is the divisor."""
+        bounds, kernel, dilation = self.counted[axis], self.kernel[axis], self.dilation[axis]
+        if bounds is None:
+            return [kernel] * self.out[axis]
+        starts = (o * self.stride[axis] - self.before[axis] for o in range(self.out[axis]))
+        ends = [(max(0, -(-(bounds[0] - s) // dilation)), min(kernel, -(-(bounds[1] - s) // dilation))) for s in starts]
+        return [max(0, end - first) for first, end in ends]
+
+    def margins(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What windows reach before and after each dimension of the input, and no more; negative before is cut off."""
+        ends = (self.taps(d, count - 1)[-1] + 1 for d, count in enumerate(self.out))
+        return self.before, tuple(max(0, end - size) for end, size in zip(ends, self.size))
+
+    def below_one_row(self) -> Windows:
+        """Those of one dimension, over an image of one row."""
+        size, kernel, stride, dilation = ((1, *v) for v in (self.size, self.kernel, self.stride, self.dilation))
+        before, after, out = (0, *self.before), (0, *self.after), (1, *self.out)
+        return Windows(size, kernel, stride, dilation, before, after, out, ((0, 1), *self.counted))
+
+
+def windows(op: str, attrs: Mapping[str, Any], size: Sequence[int], kernel: Sequence[int] | None = None) -> Windows:
+    """Those of operator `op` with `attrs` over inputs of `size`.
+
+    kernel: of the weights, for operators that have them; others have it as an attribute. Raises WindowError.
+
+    >>> windows("MaxPool", {"kernel_shape": [1], "strides": [2], "ceil_mode": 1}, [4]).out  # a third would be outside
+    (2,)
+    """
+    n = len(size)
+    kernel = _numbers("kernel_shape", attrs.get("kernel_shape") if kernel is None else kernel, n, 1)
+    stride = _numbers("strides", attrs.get("strides") or [1] * n, n, 1)
+    dilation = _numbers("dilations", attrs.get("dilations") or [1] * n, n, 1)
+    pads = _numbers("pads", attrs.get("pads") or [0] * 2 * n, 2 * n, 0)
+    auto = attrs.get("auto_pad") or "NOTSET"
+    pooling = op.endswith("Pool")
+    before, after = list(pads[:n]), list(pads[n:])
+    for d in range(n):
+        if auto in ("SAME_UPPER", "SAME_LOWER"):
+            # Pooling leaves dilations out here, and counts outputs with them.
+            reach = kernel[d] if pooling else (kernel[d] - 1) * dilation[d] + 1
+            total = _same(size[d], stride[d], reach, not pooling)
+            if total < 0 and op.endswith("AveragePool") and "QLinear" not in op:
+                raise WindowError(f"auto_pad {auto} with strides {list(stride)} beyond a kernel of {list(kernel)}")
+            before[d], after[d] = halves(total, auto)
+        elif auto == "VALID":
+            before[d] = after[d] = 0
+        elif auto != "NOTSET":
+            raise WindowError(f"auto_pad {auto!r}; ONNX has NOTSET, SAME_UPPER, SAME_LOWER and VALID")
+    include, ceil = bool(attrs.get("count_include_pad")), bool(attrs.get("ceil_mode"))
+    beyond = "QLinear" in op  # which divides by what windows have beyond the padding, too
+    out = []
+    for d in range(n):
+        reach = (kernel[d] - 1) * dilation[d] + 1
+        room = size[d] + before[d] + after[d] - reach
+        steps = room // stride[d]
+        if pooling:
+            steps = -(-room // stride[d]) if ceil or room < 0 else steps  # towards zero, as C++ does
+            if ceil and steps * stride[d] >= size[d] + before[d]:
+                steps -= 1  # a window must begin inside the input or the padding before it
+        if steps < 0 or (room < 0 and include and not (beyond or ceil)):  # of which versions have different averages
+            raise WindowError(f"a window of {reach} on {size[d]} elements with padding of {before[d]} and {after[d]}")
+        out.append(steps + 1)
+    counted = tuple((0, n) if not include else None if beyond else (-b, n + a) for n, b, a in zip(size, before, after))
+    return Windows(tuple(size), kernel, stride, dilation, tuple(before), tuple(after), tuple(out), counted)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Where a transposed convolution adds the product of input i and weight k: i * stride + k * dilation - before, of
+    `out` outputs; a number for each dimension."""
+
+    size: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    before: tuple[int, ...]
+    out: tuple[int, ...]
+
+
+def spread(attrs: Mapping[str, Any], size: Sequence[int], kernel: Sequence[int] | None = None) -> Spread:
+    """That of a transposed convolution, or of MaxUnpool. Raises WindowError.
+
+    >>> spread({"strides": [3], "auto_pad": "SAME_UPPER"}, [4], [2]).out  # its kernel reaches no further
+    (11,)
+    """
+    n = len(size)
+    kernel = _numbers("kernel_shape", attrs.get("kernel_shape") if kernel is None else kernel, n, 1)
+    stride = _numbers("strides", attrs.get("strides") or [1] * n, n, 1)
+    dilation = _numbers("dilations", attrs.get("dilations") or [1] * n, n, 1)
+    pads = _numbers("pads", attrs.get("pads") or [0] * 2 * n, 2 * n, 0)
+    extra = _numbers("output_padding", attrs.get("output_padding") or [0] * n, n, 0)
+    auto = attrs.get("auto_pad") or "NOTSET"
+    wanted = list(attrs.get("output_shape") or ())[-n:]
+    full = [(s - 1) * t + (k - 1) * d + 1 + e for s, t, k, d, e in zip(size, stride, kernel, dilation, extra)]
+    before, out = [], []
+    for d in range(n):
+        low, high = pads[d], pads[n + d]
+        if wanted or auto.startswith("SAME"):
+            low, high = halves(max(0, full[d] - (wanted[d] if wanted else size[d] * stride[d])), auto)
+        before.append(low)
+        out.append(wanted[d] if wanted else full[d] - low - high)
+    if min(out, default=1) < 1:
+        raise WindowError(f"an output of {out}")
+    return Spread(tuple(size), kernel, stride, dilation, tuple(before), tuple(out))
 
 
 def halves(total: int, auto: str) -> tuple[int, int]:
-    """Padding before and after: the larger half comes after for SAME_UPPER."""
-    small, large = total // 2, total - total // 2
-    return (small, large) if auto == "SAME_UPPER" else (large, small)
+    """Padding before and after: the larger half comes after for SAME_UPPER.
+
+    >>> halves(3, "SAME_UPPER"), halves(3, "SAME_LOWER")
+    ((1, 2), (2, 1))
+    """
+    before = int(total / 2) if auto == "SAME_UPPER" else int((total + 1) / 2)  # towards zero, as C++ does
+    return before, total - before
+
+
+def _same(size: int, stride: int, reach: int, convolution: bool) -> int:
+    """Padding of both sides together, with which windows of `reach` have size / stride outputs; it may be negative."""
+    wanted = -(-size // stride)
+    total = (wanted - 1) * stride + reach - size
+    if convolution and int((size + 2 * total - reach) / stride + 1) < wanted:
+        total += 1
+    return total
+
+
+def _numbers(name: str, given: Any, count: int, least: int | None = None) -> tuple[int, ...]:
+    numbers = tuple(int(number) for number in given or ())
+    if len(numbers) != count:
+        raise WindowError(f"{name} {list(numbers)}, which are {len(numbers)} numbers and not {count}")
+    if least is not None and min(numbers, default=least) < least:
+        raise WindowError(f"{name} {list(numbers)} below {least}")
+    return numbers

@@ -52,9 +52,9 @@ KINDS: dict[Kind, tuple[str, ...]] = {
         "ConstantOfShape", "DynamicQuantizeLinear", "EyeLike", "OneHot", "Range", "Shape", "Size", "Split", "TopK",
         "CDist", "ConvTransposeWithDynamicPads", "DynamicQuantizeMatMul", "EmbedLayerNormalization", "ExpandDims",
         "FusedConv", "FusedGemm", "FusedMatMul", "MatMulInteger16", "MatMulNBits", "MultiHeadAttention", "NhwcMaxPool",
-        "QAttention", "QEmbedLayerNormalization", "QLinearWhere", "SampleOp", "SimplifiedLayerNormalization",
-        "SkipSimplifiedLayerNormalization", "TransposeMatMul", "UnfoldTensor", "com.microsoft.Attention",
-        "com.microsoft.RotaryEmbedding",
+        "QAttention", "QEmbedLayerNormalization", "QLinearWhere", "RoundBlocks", "SampleOp",
+        "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "TransposeMatMul", "UnfoldTensor",
+        "com.microsoft.Attention", "com.microsoft.RotaryEmbedding",
     ),
 }  # fmt: skip
 KIND = {op: kind for kind, ops in KINDS.items() for op in ops}

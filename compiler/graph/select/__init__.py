@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
+from celosia.compiler.cpu.runtime.windows import WindowError
 from celosia.compiler.graph.custom import custom
 from celosia.compiler.graph.quantized import CHOOSING_OPS
 from celosia.compiler.graph.select.concatenation import concat, place_parts
@@ -61,7 +62,7 @@ def select(model: ir.Model, cfg: Config, refused: dict[ir.Node, str] | None = No
     for node in model.graph:
         try:
             _place(placement, node, refused or {}, opset, in_floats)
-        except OnCpu as reason:
+        except (OnCpu, WindowError) as reason:
             placement.selection.cpu[node] = str(reason)
     place_parts(placement)
     return placement.selection

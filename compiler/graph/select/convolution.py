@@ -10,10 +10,10 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from celosia.compiler.cpu.runtime.windows import Spread
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
 from celosia.compiler.graph.select.parameters import (
     array_of,
-    check_extent,
     flattens,
     has_fixed_matrix,
     requantisation,
@@ -23,6 +23,7 @@ from celosia.compiler.graph.select.parameters import (
 )
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute, constant
+from celosia.compiler.graph.windows import spread_of, windows_of
 from celosia.compiler.layer import Conv, Lattice, Layer, Untileable, Window
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.space import Problem, choose, estimate
@@ -38,6 +39,7 @@ def conv(p: Placement, node: ir.Node) -> None:
     weights = constant(weight_value)
     if weights is None:
         raise OnCpu("its weights are not constant; export them as initializers")
+    taps = weights.shape[2:]
     if weights.ndim == 3 and len(value.shape or ()) == 3:
         weights = weights[:, :, None, :]
     if weights.ndim != 4:
@@ -46,13 +48,12 @@ def conv(p: Placement, node: ir.Node) -> None:
     groups = attribute(node, "group", 1)
     if groups < 1 or groups * weights.shape[1] != form.dims[1] or weights.shape[0] % groups:
         raise OnCpu(f"{groups} groups do not divide its channels")
-    window = window_of(node, form, weights.shape[2:])
+    window = window_of(windows_of(node, taps))
     bias = constant(node.inputs[8]) if len(node.inputs) > 8 else None
     scales = [array_of(node.inputs[i]) for i in (1, 4, 6)]
     zero_x, zero_y = stored_zero(node.inputs[2]), stored_zero(node.inputs[7])
     requantise = requantisation(scales, zero_x, zero_y, weights, bias)
     y_form = natural_form(node.outputs[0])
-    check_extent(form, y_form, window)
     reads: Reads = {}
     if p.held(value) is None and groups == 1:
         form, weights, window = folded(p, form, weights, window, zero_x, y_form)
@@ -99,18 +100,16 @@ def conv_transpose(p: Placement, node: ir.Node) -> None:
     form, y_form, weights = natural_form(value), natural_form(y), array_of(node.inputs[3])
     if weights.ndim != 4:
         raise OnCpu(f"a transposed convolution of {weights.ndim - 2} dimensions; the accelerator has those of two")
-    window, groups = window_of(node, form, weights.shape[2:]), attribute(node, "group", 1)
-    if attribute(node, "auto_pad", "NOTSET") != "NOTSET" or attribute(node, "output_shape"):
-        raise OnCpu("auto_pad or output_shape; export it with pads")
+    spread, groups = spread_of(node, weights.shape[2:]), attribute(node, "group", 1)
     if groups < 1 or form.dims[1] % groups or weights.shape[0] != form.dims[1]:
         raise OnCpu(f"{groups} groups do not divide its channels")
-    phases = [_phases(window, axis, form, y_form) for axis in (0, 1)]
+    phases = [_phases(spread, axis) for axis in (0, 1)]
     if len(phases[0]) * len(phases[1]) > MOST_PHASES:
         raise OnCpu(f"it makes {len(phases[0]) * len(phases[1])} convolutions, more than {MOST_PHASES}")
     kernels = (
         weights.reshape(groups, -1, *weights.shape[1:])
         .swapaxes(1, 2)
-        .reshape(-1, len(weights) // groups, *window.kernel)
+        .reshape(-1, len(weights) // groups, *spread.kernel)
     )
     bias = constant(node.inputs[8]) if len(node.inputs) > 8 else None
     scales = [array_of(node.inputs[i]) for i in (1, 4, 6)]
@@ -125,7 +124,7 @@ def conv_transpose(p: Placement, node: ir.Node) -> None:
         requantise = requantisation(scales, zero_x, zero_y, part, bias)
         size = Lattice(*form.dims[2:], rows.skipped, columns.skipped)
         seen = x.region((*form.dims[:2], form.dims[2] - rows.skipped, form.dims[3] - columns.skipped), 0, size)
-        lattice = Lattice(*y_form.dims[2:], rows.first, columns.first, *window.strides)
+        lattice = Lattice(*y_form.dims[2:], rows.first, columns.first, *spread.stride)
         made = whole.region((*y_form.dims[:2], rows.rows, columns.rows), 0, lattice)
         shape = Window(
             (len(rows.taps), len(columns.taps)), dilations=(rows.step, columns.step),
@@ -154,13 +153,13 @@ class _Phase:
     exists: bool = True
 
 
-def _phases(window: Window, axis: int, x: Form, y: Form) -> list[_Phase]:
+def _phases(spread: Spread, axis: int) -> list[_Phase]:
     """y[o] is the sum over k of x[(o + pad - k * dilation) / stride] * w[k], where that is whole."""
-    stride, dilation, pad = window.strides[axis], window.dilations[axis], window.pads[axis]
-    size, out = x.dims[2 + axis], y.dims[2 + axis]
+    stride, dilation, pad = spread.stride[axis], spread.dilation[axis], spread.before[axis]
+    size, out = spread.size[axis], spread.out[axis]
     step, phases = dilation // math.gcd(stride, dilation), []
     for first in range(min(stride, out)):
-        taps = [k for k in range(window.kernel[axis]) if (first + pad - k * dilation) % stride == 0][::-1]
+        taps = [k for k in range(spread.kernel[axis]) if (first + pad - k * dilation) % stride == 0][::-1]
         met = [(first + pad - k * dilation) // stride for k in taps]
         rows = range(-(-(out - first) // stride))
         for exists, run in groupby(rows, lambda row: any(0 <= row + k < size for k in met)):  # noqa: B023
@@ -191,7 +190,7 @@ def gemm(p: Placement, node: ir.Node) -> None:
         matrix = matrix.T
     if not matmul and (attribute(node, "transA", 0) or attribute(node, "alpha", 1.0) != 1.0):
         raise OnCpu("transA or alpha; fold them into its matrix")
-    bias = constant(node.inputs[6]) if not matmul and node.inputs[6] is not None else None
+    bias = constant(node.inputs[6]) if not matmul and len(node.inputs) > 6 else None
     y_scale, y_zero = (6, 7) if matmul else (7, 8)
     if len(node.inputs) <= y_zero or node.inputs[y_scale] is None:
         raise OnCpu("its output is float; put QuantizeLinear and DequantizeLinear after it")

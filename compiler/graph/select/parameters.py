@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,9 +9,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler import numerics
-from celosia.compiler.cpu.runtime.windows import same_pads
-from celosia.compiler.graph.select.forms import Form, OnCpu
-from celosia.compiler.graph.values import attribute, constant, shape
+from celosia.compiler.cpu.runtime.windows import Windows
+from celosia.compiler.graph.select.forms import OnCpu
+from celosia.compiler.graph.values import constant, shape
 from celosia.compiler.layer import Requantise, Window
 
 
@@ -72,39 +71,14 @@ def uniform(channels: int, bias: int, multiplier: int, shift: int, zero_point: i
     )  # fmt: skip
 
 
-_WINDOW_LISTS = {"strides": 1, "dilations": 1, "pads": 2}
-"""Attributes of a window, with how many numbers they have for each dimension."""
-
-
-def window_of(node: ir.Node, form: Form, kernel: Any) -> Window:
-    """Geometry of a node on `form`, with automatic padding resolved as ONNX defines it."""
-    two = 2 if len(node.inputs[0].shape or ()) == 4 else 1  # type: ignore[union-attr]
-
-    def pair(name: str) -> tuple[int, int]:
-        given = attribute(node, name) or [1] * two
-        return (1, given[0]) if len(given) == 1 else (given[0], given[1])
-
-    lengths = [len(attribute(node, name) or [0] * two * times) for name, times in _WINDOW_LISTS.items()]
-    if len(kernel) not in (two, 2) or lengths != [two * times for times in _WINDOW_LISTS.values()]:
-        raise OnCpu("its window has not the dimensions of its input")
-    taps = tuple(kernel) if len(kernel) == 2 else (1, kernel[0])
-    window = Window((taps[0], taps[1]), pair("strides"), pair("dilations"))
-    if min(*window.strides, *window.dilations) < 1:
-        raise OnCpu("its strides or dilations are not positive")
-    pads = attribute(node, "pads") or [0] * 2 * two
-    if two == 1:
-        pads = [0, pads[0], 0, pads[1]]
-    auto = attribute(node, "auto_pad", "NOTSET")
-    if auto in ("SAME_UPPER", "SAME_LOWER"):
-        rows, columns = (
-            same_pads(size, window.strides[axis], window.reach(axis), auto) for axis, size in enumerate(form.dims[2:])
-        )
-        pads = [rows[0], columns[0], rows[1], columns[1]]
-    elif auto == "VALID":
-        pads = [0, 0, 0, 0]
-    if min(pads) < 0:
-        raise OnCpu("negative padding; cut its input with Slice")
-    return replace(window, pads=(pads[0], pads[1], pads[2], pads[3]))
+def window_of(found: Windows) -> Window:
+    """Windows as layers have them."""
+    (top, left), margins = found.before, found.margins()[1]
+    if min(top, left) < 0:
+        raise OnCpu("windows that begin inside of its input; cut it with Slice")
+    bottom, right = (max(given, margin) for given, margin in zip(found.after, margins))
+    (k, l), (s, t), (d, e) = found.kernel, found.stride, found.dilation
+    return Window((k, l), (s, t), (d, e), (top, left, bottom, right))
 
 
 def image_axes(rank: int) -> tuple[int, ...]:
@@ -112,14 +86,6 @@ def image_axes(rank: int) -> tuple[int, ...]:
     if rank not in (2, 3, 4):
         raise OnCpu(f"a tensor of {rank} dimensions")
     return {2: (0, 1), 3: (0, 1, 3), 4: (0, 1, 2, 3)}[rank]
-
-
-def check_extent(x: Form, y: Form, window: Window) -> None:
-    """The output must be as large as the window says; anything else is a broken model."""
-    for axis in range(2):
-        size = x.dims[2 + axis] + window.pads[axis] + window.pads[axis + 2] - window.reach(axis)
-        if size < 0 or size // window.strides[axis] + 1 != y.dims[2 + axis]:
-            raise OnCpu("its output shape does not follow from its window")
 
 
 def flattens(node: ir.Node) -> bool:

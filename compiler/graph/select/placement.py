@@ -27,7 +27,7 @@ class Choice:
     note: str = ""
     apart: float = 0
     together: float = 0
-    """Of a block: estimated cycles of its layers one by one, and as a block."""
+    """Of a block: cycles of its layers one by one, and as a block; see LayerInfo."""
 
 
 @dataclass

@@ -11,7 +11,7 @@ from celosia.compiler import numerics
 from celosia.compiler.graph.select.forms import OnCpu, natural_form
 from celosia.compiler.graph.select.parameters import scalar_of, stored_zero, uniform, window_of
 from celosia.compiler.graph.select.placement import Placement, Reads
-from celosia.compiler.graph.values import attribute
+from celosia.compiler.graph.windows import whole_image, windows_of
 from celosia.compiler.layer import Activation, Lattice, Pool, Window
 
 MOST_PARTS = 49
@@ -23,15 +23,14 @@ def average(p: Placement, node: ir.Node) -> None:
     value, y = node.inputs[0], node.outputs[0]
     assert value is not None
     form, y_form = natural_form(value), natural_form(y)
-    if node.op_type == "QLinearAveragePool":
-        window = window_of(node, form, attribute(node, "kernel_shape"))
-    else:
-        window = Window((form.dims[2], form.dims[3]))
-    include = bool(attribute(node, "count_include_pad", 0))
-    rows, columns = (_runs(window, axis, form.dims[2 + axis], y_form.dims[2 + axis], include) for axis in (0, 1))
+    size = form.dims[2], form.dims[3]
+    windows = windows_of(node) if node.op_type == "QLinearAveragePool" else whole_image(size)
+    window = window_of(windows)
+    rows, columns = (_runs(windows.counts(axis)) for axis in (0, 1))
     if len(rows) * len(columns) > MOST_PARTS:
         raise OnCpu(f"its windows have {len(rows) * len(columns)} sizes, more than {MOST_PARTS}")
-    note = "" if _is_exact(node, {a.count * b.count for a, b in product(rows, columns)}) else IN_FLOAT
+    exact = _is_exact(node, windows.whole, {a.count * b.count for a, b in product(rows, columns)})
+    note = "" if exact else IN_FLOAT
     reads: Reads = {}
     x, whole = p.read(value, form, reads), p.activation(y, y_form)
     layers = [_part(node, x, whole, window, row, column) for row, column in product(rows, columns)]
@@ -41,9 +40,9 @@ def average(p: Placement, node: ir.Node) -> None:
         p.assemble(node, list(layers), reads, whole, y_form, note)
 
 
-def _is_exact(node: ir.Node, counts: set[int]) -> bool:
+def _is_exact(node: ir.Node, whole: bool, counts: set[int]) -> bool:
     """Whether averages of so many pixels have onnxruntime's bytes: it adds integers, or floats that cannot tell."""
-    if node.op_type == "QLinearGlobalAveragePool":
+    if node.op_type != "QLinearMean" and whole:
         return True
     sx, sy, zero = scalar_of(node.inputs[1]), scalar_of(node.inputs[3]), stored_zero(node.inputs[2])
     return all(numerics.average_is_exact(sx, zero, sy, count) for count in counts)
@@ -58,16 +57,12 @@ class _Run:
     count: int
 
 
-def _runs(window: Window, axis: int, size: int, out: int, include: bool) -> list[_Run]:
-    """Neighbours of equal count. include: whether padding counts."""
-    low, high = (-window.pads[axis], size + window.pads[axis + 2]) if include else (0, size)
+def _runs(counts: list[int]) -> list[_Run]:
+    """Neighbours of equal count."""
+    if 0 in counts:
+        raise OnCpu("a window lies in the padding alone")
     runs: list[_Run] = []
-    for o in range(out):
-        start = o * window.strides[axis] - window.pads[axis]
-        taps = range(start, start + window.reach(axis), window.dilations[axis])
-        count = sum(low <= tap < high for tap in taps)
-        if not count:
-            raise OnCpu("a window lies in the padding alone")
+    for o, count in enumerate(counts):
         if runs and runs[-1].count == count:
             runs[-1] = replace(runs[-1], last=o)
         else:
@@ -103,7 +98,7 @@ def max_pool(p: Placement, node: ir.Node) -> None:
     value, y = node.inputs[0], node.outputs[0]
     assert value is not None
     form, y_form = natural_form(value), natural_form(y)
-    window = window_of(node, form, attribute(node, "kernel_shape"))
+    window = window_of(windows_of(node))
     reads: Reads = {}
     x = p.read(value, form, reads)
     p.add(node, Pool(node.name or "", x, p.activation(y, y_form), window), reads, y_form)

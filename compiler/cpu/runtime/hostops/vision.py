@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from celosia.compiler.cpu.runtime.hostops.registry import Array, host, int_list
 from celosia.compiler.cpu.runtime.op import HostOp
-from celosia.compiler.cpu.runtime.windows import same_pads
+from celosia.compiler.cpu.runtime.windows import WindowError, Windows, spread, windows
 
 
 @host("NonMaxSuppression")
@@ -50,17 +51,21 @@ def roi_align(op: HostOp, x: Array, rois: Array, images: Array) -> Array:
     half_pixel = op.attr("coordinate_transformation_mode", "half_pixel" if op.opset >= 16 else "") == "half_pixel"
     offset = 0.5 if half_pixel else 0.0
     out = np.zeros((len(rois), x.shape[1], height, width), x.dtype)
-    for number, (roi, image) in enumerate(zip(rois.astype(np.float64), images)):
-        x1, y1, x2, y2 = roi * scale - offset
+    kind = np.float64 if x.dtype == np.float64 else np.float32  # what is outside, and how many points, is decided in it
+    for number, (roi, image) in enumerate(zip(rois.astype(kind), images)):
+        x1, y1, x2, y2 = roi * kind(scale) - kind(offset)
         tall, wide = y2 - y1, x2 - x1
         if not half_pixel:
-            tall, wide = max(tall, 1.0), max(wide, 1.0)
+            tall, wide = max(tall, kind(1)), max(wide, kind(1))
         places, cells = [], []
         for start, extent, size in ((y1, tall, height), (x1, wide, width)):
-            cell = extent / size
-            points = sampling if sampling > 0 else max(1, int(np.ceil(extent / size)))
-            places.append(start + (np.arange(size * points) + 0.5) * (cell / points))
+            cell = extent / kind(size)
+            points = sampling if sampling > 0 else max(0, int(np.ceil(cell)))
+            inside = (np.arange(points, dtype=kind) + kind(0.5)) * cell / kind(max(points, 1))
+            places.append((start + np.arange(size, dtype=kind)[:, None] * cell + inside).reshape(-1))
             cells.append(points)
+        if 0 in cells:
+            continue  # a box without extent is 0
         corners = _corners(x[int(image)], places[0], places[1], op.attr("mode", "avg"))
         blocks = corners.reshape(-1, height, cells[0], width, cells[1])
         out[number] = blocks.max(axis=(2, 4)) if op.attr("mode", "avg") == "max" else blocks.mean(axis=(2, 4))
@@ -91,26 +96,21 @@ def grid_sample(op: HostOp, x: Array, grid: Array) -> Array:
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(op.attr("mode", "linear"), op.attr("mode", "linear"))
     padding, corners = op.attr("padding_mode", "zeros"), op.attr("align_corners", 0)
     sizes = x.shape[2:]
-    ranges: list[tuple[float, float]] = []
-    at = []
-    for d, size in enumerate(sizes):
-        g = grid[..., len(sizes) - 1 - d].astype(np.float64)
-        at.append((g + 1) / 2 * (size - 1) if corners else ((g + 1) * size - 1) / 2)
-        ranges.append((0.0, size - 1.0) if corners else (-0.5, size - 0.5))
-    if padding == "reflection" and mode != "cubic":
-        at = [_reflect(p, *r) for p, r in zip(at, ranges)]
-    if padding == "border" and mode != "cubic":
-        at = [np.clip(p, 0, size - 1) for p, size in zip(at, sizes)]
+    grid = grid.astype(np.promote_types(grid.dtype, np.float32))  # a tie of float32 may be none in float64
+    ranges = [(0.0, size - 1.0) if corners else (-0.5, size - 0.5) for size in sizes]
     taps = []
-    for p in at:
+    for d, size in enumerate(sizes):
+        g = grid[..., len(sizes) - 1 - d]
+        p = (g + 1) / 2 * (size - 1) if corners else ((g + 1) * size - 1) / 2
         if mode == "nearest":
             taps.append([(np.rint(p).astype(np.int64), np.ones_like(p))])
-        elif mode == "linear":
-            low = np.floor(p)
-            taps.append([(low.astype(np.int64), 1 - (p - low)), (low.astype(np.int64) + 1, p - low)])
+            continue
+        low = np.floor(p)
+        first, part = low.astype(np.int64), (p - low).astype(np.float64)
+        if mode == "linear":
+            taps.append([(first, 1 - part), (first + 1, part)])
         else:
-            low = np.floor(p)
-            taps.append([(low.astype(np.int64) + k, w) for k, w in zip((-1, 0, 1, 2), _cubic(p - low))])
+            taps.append([(first + k, w) for k, w in zip((-1, 0, 1, 2), _cubic(part))])
     batch = np.arange(x.shape[0]).reshape(-1, *[1] * len(sizes))
     columns = np.moveaxis(x, 1, -1)
     out = np.zeros((*grid.shape[:-1], x.shape[1]), np.float64)
@@ -148,47 +148,43 @@ def _reflect(p: Array, low: float, high: float) -> Array:
 @host("Col2Im")
 def col2im(op: HostOp, x: Array, image: Array, block: Array) -> Array:
     sizes, kernel = int_list(image), int_list(block)
-    n = len(sizes)
-    strides, dilations = op.attr("strides", [1] * n), op.attr("dilations", [1] * n)
-    pads = op.attr("pads", [0] * 2 * n)
-    whole = [size + pads[d] + pads[d + n] for d, size in enumerate(sizes)]
-    steps = [(w - (k - 1) * e - 1) // s + 1 for w, k, e, s in zip(whole, kernel, dilations, strides)]
-    columns = x.reshape(x.shape[0], -1, *kernel, *steps)
+    w = _windows(op, sizes, kernel)
+    columns = x.reshape(x.shape[0], -1, *kernel, *w.out)
+    whole = (b + size + a for b, size, a in zip(w.before, sizes, w.after))
     out = np.zeros((*columns.shape[:2], *whole), x.dtype)
     for tap in np.ndindex(*kernel):
-        where = tuple(slice(t * e, t * e + s * c, s) for t, e, s, c in zip(tap, dilations, strides, steps))
+        where = tuple(slice(t * e, t * e + s * c, s) for t, e, s, c in zip(tap, w.dilation, w.stride, w.out))
         out[(slice(None), slice(None), *where)] += columns[(slice(None), slice(None), *tap)]
-    return out[(slice(None), slice(None), *(slice(pads[d], pads[d] + size) for d, size in enumerate(sizes)))]
+    return out[(slice(None), slice(None), *(slice(b, b + size) for b, size in zip(w.before, sizes)))]
 
 
-def _window(op: HostOp, x: Array, kernel: list[int]) -> tuple[list[int], list[int], list[int]]:
-    """(strides, dilations, pads), with automatic padding and the rounding up of sizes turned into pads."""
-    n = len(kernel)
-    strides, dilations = op.attr("strides", [1] * n), op.attr("dilations", [1] * n)
-    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations)]
-    pads = list(op.attr("pads", [0] * 2 * n))
-    auto = op.attr("auto_pad", "NOTSET")
-    if auto.startswith("SAME"):
-        for d, size in enumerate(x.shape[2:]):
-            pads[d], pads[d + n] = same_pads(size, strides[d], reach[d], auto)
-    if op.attr("ceil_mode", 0):
-        for d, size in enumerate(x.shape[2:]):
-            pads[d + n] += -(size + pads[d] + pads[d + n] - reach[d]) % strides[d]
-    return strides, dilations, pads
+def _windows(op: HostOp, size: Sequence[int], kernel: Sequence[int] | None = None) -> Windows:
+    try:
+        return windows(op.op, op.attrs, size, kernel)
+    except WindowError as error:
+        raise op.fail(str(error)) from None
+
+
+def _elements(x: Array, w: Windows, fill: Any) -> Array:
+    """[..., windows, elements of each] of x, whose last dimensions have windows; `fill` where they go beyond x."""
+    n, (before, after) = len(w.size), w.margins()
+    lead = (slice(None),) * (x.ndim - n)
+    whole = np.pad(
+        x[(*lead, *(slice(max(0, -b), None) for b in before))],
+        [(0, 0)] * (x.ndim - n) + [(max(0, b), a) for b, a in zip(before, after)],
+        constant_values=np.asarray(fill, x.dtype),
+    )
+    reach = [(k - 1) * d + 1 for k, d in zip(w.kernel, w.dilation)]
+    view = np.lib.stride_tricks.sliding_window_view(whole, reach, axis=tuple(range(x.ndim - n, x.ndim)))
+    spots = (slice(None, count * s, s) for count, s in zip(w.out, w.stride))
+    view = view[(*lead, *spots, *(slice(None, None, d) for d in w.dilation))]
+    return np.reshape(view, (*view.shape[:-n], -1))
 
 
 @host("LpPool")
 def lp_pool(op: HostOp, x: Array) -> Array:
-    kernel = op.attrs["kernel_shape"]
-    n = len(kernel)
-    strides, dilations, pads = _window(op, x, kernel)
-    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations)]
     p = op.attr("p", 2)
-    powers = np.pad(np.abs(x) ** p, ((0, 0), (0, 0), *((pads[d], pads[d + n]) for d in range(n))))
-    windows = np.lib.stride_tricks.sliding_window_view(powers, reach, axis=tuple(range(2, 2 + n)))
-    spots = tuple(slice(None, None, s) for s in strides)
-    taps = tuple(slice(None, None, d) for d in dilations)
-    total = windows[(slice(None), slice(None), *spots, *taps)].sum(axis=tuple(range(-n, 0)))
+    total = _elements(np.abs(x) ** p, _windows(op, x.shape[2:]), 0).sum(axis=-1)
     return np.asarray(total ** (1.0 / p)).astype(x.dtype)
 
 
@@ -197,30 +193,22 @@ def max_pool(op: HostOp, x: Array) -> tuple[Array, Array]:
     """With the places of the maxima, counted in rows, or in columns where storage_order is 1."""
     if x.dtype.kind not in "iuf":
         raise op.fail(f"element type {x.dtype}")
-    kernel = op.attrs["kernel_shape"]
-    n = len(kernel)
-    strides, dilations, pads = _window(op, x, kernel)
-    low = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
-    edges = [(pads[d], pads[d + n]) for d in range(n)]
+    w = _windows(op, x.shape[2:])
+    low: float = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
     by_columns = op.attr("storage_order", 0)
     places = np.arange(int(np.prod(x.shape[2:]))).reshape(x.shape[2:][::-1] if by_columns else x.shape[2:])
     places = places.T if by_columns else places
-    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations)]
-    where: Any = (..., *(slice(None, None, s) for s in strides), *(slice(None, None, d) for d in dilations))
-
-    def windows(array: Array, fill: float) -> Array:
-        widths = [(0, 0)] * (array.ndim - n) + edges
-        whole = np.pad(array, widths, constant_values=np.asarray(fill, array.dtype))
-        axes = tuple(range(array.ndim - n, array.ndim))
-        view = np.lib.stride_tricks.sliding_window_view(whole, reach, axis=axes)[where]
-        return np.reshape(view, (*view.shape[:-n], -1))
-
-    values = windows(x, low)
+    values = _elements(x, w, low)
+    nowhere = -sum(places.strides) // places.itemsize  # where onnxruntime has the largest of nothing
+    spots = np.broadcast_to(_elements(places, w, nowhere), values.shape)
     best = values.argmax(axis=-1)[..., None]
-    spots = np.broadcast_to(windows(places, -1), values.shape)
-    base = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *[1] * n) * places.size
-    chosen = np.take_along_axis(spots, best, -1)[..., 0] + base
-    return np.take_along_axis(values, best, -1)[..., 0], chosen.astype(np.int64)
+    beyond = np.take_along_axis(spots, best, -1) < 0  # then none in x is larger, if there is any
+    best = np.where(beyond, (spots >= 0).argmax(axis=-1)[..., None], best)
+    chosen = np.take_along_axis(spots, best, -1)[..., 0]
+    base = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *[1] * len(w.size)) * places.size
+    lowest = np.asarray(low if x.dtype.kind in "iu" else np.finfo(x.dtype).min, x.dtype)
+    largest = np.where(chosen < 0, lowest, np.take_along_axis(values, best, -1)[..., 0])
+    return largest, (chosen + base).astype(np.int64)
 
 
 @host("GlobalLpPool")
@@ -248,11 +236,10 @@ def max_roi_pool(op: HostOp, x: Array, rois: Array) -> Array:
 
 @host("MaxUnpool")
 def max_unpool(op: HostOp, x: Array, indices: Array, wanted: Array | None = None) -> Array:
-    kernel = op.attrs["kernel_shape"]
-    n = len(kernel)
-    strides, pads = op.attr("strides", [1] * n), op.attr("pads", [0] * 2 * n)
-    sizes = [(x.shape[2 + d] - 1) * strides[d] - pads[d] - pads[d + n] + kernel[d] for d in range(n)]
-    shape = (*x.shape[:2], *sizes)
+    try:
+        shape = (*x.shape[:2], *spread(op.attrs, x.shape[2:]).out)
+    except WindowError as error:
+        raise op.fail(str(error)) from None
     full = shape if wanted is None else tuple(int_list(wanted))
     out = np.zeros(int(np.prod(shape)), x.dtype)
     out[indices.reshape(-1)] = x.reshape(-1)
@@ -268,18 +255,18 @@ def deform_conv(
     """A convolution whose taps each read at an offset of their own, bilinearly."""
     groups, shared = op.attr("group", 1), op.attr("offset_group", 1)
     kernel = list(w.shape[2:])
-    strides, dilations, pads = op.attr("strides", [1, 1]), op.attr("dilations", [1, 1]), op.attr("pads", [0] * 4)
+    at = _windows(op, x.shape[2:], kernel)
     batch, channels = x.shape[:2]
     rows, columns = offset.shape[2:]
     taps = kernel[0] * kernel[1]
     moves = offset.reshape(batch, shared, taps, 2, rows, columns)
     weights = None if mask is None else mask.reshape(batch, shared, taps, rows, columns)
     values = np.zeros((batch, channels, taps, rows, columns), np.float64)
-    ys, xs = np.arange(rows)[:, None] * strides[0] - pads[0], np.arange(columns)[None] * strides[1] - pads[1]
+    ys, xs = (np.arange(count) * s - b for count, s, b in zip((rows, columns), at.stride, at.before))
     per = channels // shared
     for n, g, k in itertools.product(range(batch), range(shared), range(taps)):
-        y = ys + k // kernel[1] * dilations[0] + moves[n, g, k, 0]
-        z = xs + k % kernel[1] * dilations[1] + moves[n, g, k, 1]
+        y = ys[:, None] + k // kernel[1] * at.dilation[0] + moves[n, g, k, 0]
+        z = xs + k % kernel[1] * at.dilation[1] + moves[n, g, k, 1]
         part = _bilinear(x[n, g * per : (g + 1) * per], y, z)
         values[n, g * per : (g + 1) * per, k] = part if weights is None else part * weights[n, g, k]
     inner, outer = channels // groups, w.shape[0] // groups

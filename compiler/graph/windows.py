@@ -1,0 +1,62 @@
+"""Windows of the graph's operators (cpu/runtime/windows.py), as rows and columns of images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import onnx_ir as ir
+
+from celosia.compiler.cpu.runtime.windows import Spread, WindowError, Windows, spread, windows
+from celosia.compiler.graph.values import attributes_of, constant, shape
+
+
+def windows_of(node: ir.Node, kernel: Sequence[int] | None = None) -> Windows:
+    """Those of `node` over the rows and columns of its first input, with one row where it has none.
+
+    kernel: of its weights, where it has any. Raises WindowError, also where its output's shape is another.
+    """
+    found = windows(node.op_type, attributes_of(node), _sizes(node.inputs[0]), kernel)
+    _compare(found.out, node)
+    return found.below_one_row() if len(found.out) == 1 else found
+
+
+def spread_of(node: ir.Node, kernel: Sequence[int]) -> Spread:
+    """Of a transposed convolution of images. Raises WindowError, also where its output's shape is another."""
+    found = spread(attributes_of(node), _sizes(node.inputs[0]), kernel)
+    _compare(found.out, node)
+    return found
+
+
+def dims_on_host(node: ir.Node) -> tuple[int, ...] | None:
+    """The shape of what an operator with windows makes that the host runs; None for others. Raises WindowError."""
+    x, attrs = None if not node.inputs or node.inputs[0] is None else shape(node.inputs[0]), attributes_of(node)
+    if x is None or node.domain not in ("", "ai.onnx"):
+        return None
+    match node.op_type:
+        case "MaxPool" | "LpPool":
+            return (*x[:2], *windows(node.op_type, attrs, x[2:]).out)
+        case "MaxUnpool" if len(node.inputs) == 2:
+            return (*x[:2], *spread(attrs, x[2:]).out)
+        case "Col2Im":
+            image, kernel = (constant(value) for value in node.inputs[1:3])
+            return None if image is None or kernel is None else (x[0], x[1] // prod(kernel.tolist()), *image.tolist())
+    return None
+
+
+def whole_image(size: tuple[int, int]) -> Windows:
+    """The one window over all rows and columns, of global pooling."""
+    return windows("GlobalPool", {"kernel_shape": size}, size)
+
+
+def _sizes(value: ir.Value | None) -> tuple[int, ...]:
+    dims = None if value is None else shape(value)
+    if dims is None or len(dims) < 3:
+        raise WindowError("an input without rows or columns")
+    return dims[2:]
+
+
+def _compare(out: tuple[int, ...], node: ir.Node) -> None:
+    made = _sizes(node.outputs[0])
+    if out != made:
+        raise WindowError(f"windows with {list(out)} outputs, of which its shape has {list(made)}")

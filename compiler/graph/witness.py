@@ -1,0 +1,79 @@
+"""onnx's inference of shapes as a witness of what windows mean here (cpu/runtime/windows.py).
+
+Where attributes are such that onnx is known to infer other shapes than onnxruntime makes, it is overruled. Where they
+are not, another shape is a fault, of one or the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx
+
+from celosia.compiler.cpu.runtime.windows import WindowError, spread, windows
+
+WEIGHTS: dict[str, int | None] = {
+    "Conv": 1, "ConvInteger": 1, "QLinearConv": 3, "ConvTranspose": 1,
+    "MaxPool": None, "AveragePool": None, "LpPool": None,
+}  # fmt: skip
+"""Operators with windows, and which input their weights are."""
+Dims = tuple[int, ...]
+
+
+def wrong_windows(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> dict[str, onnx.ValueInfoProto]:
+    """Outputs of operators of `graph` whose shapes in `inferred` are not those that onnxruntime gives them, as they
+    are to be. What is made of such a one is not looked at. ValueError for attributes without a meaning, and where onnx
+    should have been right.
+    """
+    known = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    types = {value.name: value.type.tensor_type for value in (*graph.input, *inferred.value_info, *inferred.output)}
+    wrong: dict[str, onnx.ValueInfoProto] = {}
+    tainted: set[str] = set()
+    for node in graph.node:
+        if tainted.intersection(node.input):
+            tainted.update(node.output)
+            continue
+        if node.domain not in ("", "ai.onnx") or node.op_type not in WEIGHTS:
+            continue
+        place = WEIGHTS[node.op_type]
+        x, w, y = (_dims(known, types, name) for name in (node.input[0], node.input[place or 0], node.output[0]))
+        if x is None or w is None or y is None or len(x) < 3:
+            continue
+        attrs = {attr.name: onnx.helper.get_attribute_value(attr) for attr in node.attribute}
+        attrs["auto_pad"] = attrs.get("auto_pad", b"NOTSET").decode()
+        label = f"{node.op_type} ({node.name or node.output[0]})"
+        try:
+            out = _out(node.op_type, attrs, x[2:], None if place is None else w[2:])
+        except WindowError as error:
+            raise ValueError(f"{label}: {error}") from None
+        if out == y[2:]:
+            continue
+        if not _onnx_may_differ(node.op_type, attrs):
+            raise ValueError(f"{label} has windows with {list(out)} outputs, of which onnx infers {list(y[2:])}")
+        for name in filter(None, node.output):
+            wrong[name] = onnx.helper.make_tensor_value_info(name, types[name].elem_type, [*y[:2], *out])
+        tainted.update(node.output)
+    return wrong
+
+
+def _out(op: str, attrs: Mapping[str, Any], size: Dims, kernel: Dims | None) -> Dims:
+    return spread(attrs, size, kernel).out if op == "ConvTranspose" else windows(op, attrs, size, kernel).out
+
+
+def _onnx_may_differ(op: str, attrs: Mapping[str, Any]) -> bool:
+    """Transposed: automatic padding where kernels are shorter than strides. Pooling: a last window that would begin
+    outside (ceil_mode), and automatic padding, which onnxruntime makes without dilations and onnx with them."""
+    same = attrs["auto_pad"].startswith("SAME")
+    if op == "ConvTranspose":
+        return same
+    return op.endswith("Pool") and bool(attrs.get("ceil_mode") or (same and max(attrs.get("dilations") or [1]) > 1))
+
+
+def _dims(known: Mapping[str, Dims], types: Mapping[str, Any], name: str) -> Dims | None:
+    if name in known:
+        return known[name]
+    kind = types.get(name)
+    if kind is None or not kind.HasField("shape") or not all(dim.HasField("dim_value") for dim in kind.shape.dim):
+        return None
+    return tuple(dim.dim_value for dim in kind.shape.dim)

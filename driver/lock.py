@@ -1,0 +1,64 @@
+"""A lock for what several processes of a machine want, of which the kernel takes it when they die."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from celosia.sim.device import DeviceError
+
+PATIENCE = 30.0
+"""Seconds that are waited for the one who holds it: longer than a launch takes."""
+TRY_SECONDS = 1e-3
+"""Between two tries."""
+
+
+@contextmanager
+def exclusive(path: Path, what: str, patience: float = PATIENCE) -> Iterator[None]:
+    """Hold the lock `path`, and say in it who does. what: is locked, for messages. Holds between threads, too.
+
+    DeviceError where it cannot be taken, or another one keeps it for over `patience` seconds.
+    """
+    import fcntl  # on Linux, as boards
+
+    try:
+        handle = _opened(path)
+    except OSError as error:
+        raise DeviceError(f"{what} cannot be locked ({error}); it needs the rights of root") from None
+    try:
+        end = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise DeviceError(f"{what} is in use: {_holder(handle)}") from None
+                time.sleep(TRY_SECONDS)
+        os.pwrite(handle, f"{os.getpid():<10} {time.time():<20.0f}\n".encode(), 0)  # always as long: written at once
+        yield
+    finally:
+        os.close(handle)
+
+
+def _opened(path: Path) -> int:
+    """Of others, too, which in a folder for all Linux denies to those who would make it."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags)
+    except FileNotFoundError:
+        return os.open(path, flags | os.O_CREAT, 0o600)
+
+
+def _holder(handle: int) -> str:
+    """Who holds the lock, and the way out."""
+    found = re.fullmatch(rb"([1-9]\d{0,9}) +(\d{1,10}) *\n", os.pread(handle, 64, 0))
+    if found is None:  # it has only just been made, or others have written to it
+        return "another process holds it; wait for it, or end it"
+    process, since = map(int, found.groups())
+    clock = time.strftime("%H:%M:%S", time.localtime(since))
+    return f"process {process} has held it since {clock}; wait for it, or end it with `kill {process}`"

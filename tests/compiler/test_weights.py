@@ -1,0 +1,202 @@
+"""Products of floats by weights of 2, 4 and 8 bits, against onnxruntime: MatMulNBits, and QDQ models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnx import ModelProto, TensorProto, helper, numpy_helper, shape_inference
+
+import celosia
+from celosia.compiler.graph.weights import round_activations
+from celosia.driver.runtime import Runtime
+
+CLOSE = 4e-6
+"""Of the root mean square: the order of float32 sums. Bytes in the place of floats, or the reverse, are beyond FAR."""
+FAR = 1e-3
+TYPES = {
+    "int2": TensorProto.INT2, "uint2": TensorProto.UINT2, "int4": TensorProto.INT4, "uint4": TensorProto.UINT4,
+    "int8": TensorProto.INT8, "uint8": TensorProto.UINT8,
+}  # fmt: skip
+RNG = np.random.default_rng(0)
+
+
+def onnxruntime(model: ModelProto, feed: dict[str, np.ndarray], level: str = "4") -> list[np.ndarray]:
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    options.add_session_config_entry("session.qdqisint8allowed", "1")
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", level)
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return list(session.run(None, feed))
+
+
+def apart(a: np.ndarray, b: np.ndarray) -> float:
+    """The largest difference, as a part of the root mean square of b."""
+    return float(np.abs(a.astype(np.float64) - b).max() / np.sqrt((b.astype(np.float64) ** 2).mean()))
+
+
+def packed(values: np.ndarray, bits: int) -> np.ndarray:
+    """Numbers of `bits` bits along the last axis, the low bits first."""
+    count = 8 // bits
+    padded = np.pad(values, [*[(0, 0)] * (values.ndim - 1), (0, -values.shape[-1] % count)])
+    parts = padded.reshape(*padded.shape[:-1], -1, count)
+    return np.bitwise_or.reduce(parts << np.arange(count) * bits, axis=-1).astype(np.uint8)
+
+
+def n_bits(bits: int, size: int, zeros: bool, level: int, dtype: str, constants: tuple[int, ...]) -> Any:
+    """A model of one MatMulNBits, and what to feed it."""
+    k, n = int(RNG.choice([size // 2 + 1, 2 * size, 2 * size + 5])), int(RNG.choice([1, 8, 33]))
+    blocks, shape = -(-k // size), [(5, k), (1, k), (2, 3, k)][int(RNG.integers(3))]
+    arrays = {
+        "x": RNG.standard_normal(shape).astype(dtype),
+        "w": packed(RNG.integers(0, 1 << bits, (n, blocks, size)), bits),
+        "scale": RNG.uniform(0.01, 0.1, (n, blocks)).astype(dtype),
+    }
+    if zeros:
+        arrays["zero"] = packed(RNG.integers(0, 1 << bits, (n, blocks)), bits)
+    kept = {name for number, name in enumerate(arrays) if number in constants}
+    attrs = dict(K=k, N=n, bits=bits, block_size=size, accuracy_level=level)
+    node = helper.make_node("MatMulNBits", list(arrays), ["y"], domain="com.microsoft", **attrs)
+    kind = {name: helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in arrays.items()}
+    graph = helper.make_graph(
+        [node], "g",
+        [helper.make_tensor_value_info(name, kind[name], a.shape) for name, a in arrays.items() if name not in kept],
+        [helper.make_tensor_value_info("y", kind["x"], (*shape[:-1], n))],
+        [numpy_helper.from_array(arrays[name], name) for name in kept],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    return model, {name: array for name, array in arrays.items() if name not in kept}
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("level", [0, 1, 2, 3, 4])
+def test_matmul_n_bits(bits: int, level: int) -> None:
+    for number, size in enumerate((16, 32, 64, 128, 256)):
+        dtype = "float16" if number == level else "float32"
+        model, feed = n_bits(
+            bits, size, zeros=bool((number + level) % 2), level=level, dtype=dtype, constants=(1, 2, 3)
+        )
+        wanted = onnxruntime(model, feed)[0]
+        found = Runtime(celosia.compile(model, "tiny")).run(feed).outputs["y"]
+        assert found.dtype == wanted.dtype
+        assert apart(found, wanted) < (CLOSE if dtype == "float32" else 1.1e-3)
+
+
+def test_weights_that_are_no_constants_are_multiplied_as_floats() -> None:
+    model, feed = n_bits(4, 32, zeros=True, level=4, dtype="float32", constants=())
+    found = Runtime(celosia.compile(model, "tiny")).run(feed).outputs["y"]
+    assert apart(found, onnxruntime(model, feed)[0]) < CLOSE
+
+
+@dataclass(frozen=True)
+class Product:
+    """A Gemm or MatMul by dequantised weights [128, 64], and what comes after it as (operator, inputs, output)."""
+
+    type: str = "int4"
+    size: int = 32
+    axis: int = 0
+    scale: tuple[int, ...] | None = None
+    zeros: bool = True
+    op: str = "MatMul"
+    attrs: dict[str, Any] = field(default_factory=dict)
+    inputs: str = "x wf"
+    x: tuple[int, ...] = (4, 128)
+    then: tuple[tuple[str, str, str], ...] = ()
+    outputs: str = "y"
+
+
+def model_of(p: Product) -> ModelProto:
+    """`row` [64], `rows` [1, 64], `step`, `sixty` and `zero` are constants that `then` may use."""
+    bits, signed = int(p.type[-1]), p.type[0] == "i"
+    low, high = (-(1 << bits - 1), 1 << bits - 1) if signed else (0, 1 << bits)
+    dims = list(p.scale) if p.scale is not None else [128, 64]
+    if p.scale is None:
+        dims[p.axis] = -(-dims[p.axis] // p.size)
+    whole = {"w": RNG.integers(low, high, (128, 64)), "z": RNG.integers(low, high, dims)}
+    floats = {"s": RNG.uniform(0.01, 0.1, dims), "row": RNG.standard_normal(64), "rows": RNG.standard_normal((1, 64)),
+              "step": np.array(0.5), "low": np.array(0.0)}  # fmt: skip
+    known = [helper.make_tensor(n, TYPES[p.type], a.shape, a.flatten().tolist()) for n, a in whole.items()]
+    known += [numpy_helper.from_array(a.astype(np.float32), name) for name, a in floats.items()]
+    known += [numpy_helper.from_array(np.uint8(120), "zero"), numpy_helper.from_array(np.array([-1]), "flat")]
+    attrs = {"axis": p.axis, **({"block_size": p.size} if p.size else {})}
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s", *(["z"] if p.zeros else [])], ["wf"], **attrs),
+        helper.make_node(p.op, p.inputs.split(), ["y"], **p.attrs),
+        *(helper.make_node(op, inputs.split(), [out]) for op, inputs, out in p.then),
+    ]
+    if "xm" in p.inputs:
+        nodes.insert(1, helper.make_node("Reshape", ["xf", "flat"], ["xm"]))
+    if "xf" in nodes[1].input:
+        nodes = [helper.make_node("QuantizeLinear", ["x", "step", "zero"], ["xq"]),
+                 helper.make_node("DequantizeLinear", ["xq", "step", "zero"], ["xf"]), *nodes]  # fmt: skip
+    names = ["x", *(["x2"] if any("x2" in inputs for _, inputs, _ in p.then) else [])]
+    used = {name for node in nodes for name in node.input}
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info(name, TensorProto.FLOAT, p.x) for name in names],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in p.outputs.split()],
+        [tensor for tensor in known if tensor.name in used],
+    )  # fmt: skip
+    opset = helper.make_opsetid("", 25 if bits == 2 else 21)
+    return shape_inference.infer_shapes(helper.make_model(graph, opset_imports=[opset], ir_version=12))
+
+
+Q = (("QuantizeLinear", "y step zero", "q"), ("DequantizeLinear", "q step zero", "o"))
+BYTES = [
+    *(Product(kind, zeros=zeros) for kind in TYPES for zeros in (False, True)),
+    *(Product(size=size) for size in (16, 64, 128, 256)),
+    Product("int8", 0, 1, (64,)), Product("uint8", 0, 1, ()), Product("int4", 0, 1, (64,), zeros=False),
+    Product(x=(2, 5, 128)), Product(x=(128,)),
+    Product(op="Gemm"), Product(op="Gemm", inputs="x wf row"),
+    Product(then=(("Add", "y row", "a"),), outputs="a"),
+    Product(then=(("Relu", "y", "r"),), outputs="r"),
+    Product(then=(("Relu", "y", "r"), ("Sigmoid", "r", "o")), outputs="o r"),
+    Product(then=(("Relu", "y", "r"), ("Sigmoid", "r", "o"), ("Tanh", "y", "t")), outputs="o t"),
+    Product(then=(("Sigmoid", "y", "t"), ("Relu", "t", "r"), ("Sigmoid", "r", "o")), outputs="o"),
+    Product(x=(2, 3, 128), then=(("Add", "y row", "a"), ("Relu", "a", "r"), ("Sigmoid", "r", "o")), outputs="o"),
+]  # fmt: skip
+FLOATS = [
+    Product(size=512), Product(size=8), Product(axis=1), Product(axis=-2), Product("int2", 16), Product("int2", 256),
+    Product("int8", 0, -1, (64,)), Product("int8", 0, 0, (128,)), Product("int8", 0, 1, (1,)),
+    Product(op="Gemm", attrs={"alpha": 0.5}), Product(op="Gemm", attrs={"beta": 0.5}, inputs="x wf row"),
+    Product(op="Gemm", attrs={"transA": 1}, x=(128, 4)), Product(op="Gemm", inputs="x wf rows"),
+    Product(inputs="xf wf"), Product(inputs="xm wf", x=(128,)), Product(then=(("MatMul", "x2 wf", "o"),), outputs="y o"),
+    Product(then=(("Relu", "y", "r"), ("Sigmoid", "r", "o")), outputs="o"),
+    Product(then=(("Relu", "y", "r"), ("Sigmoid", "r", "o")), outputs="o y"),
+    Product(then=(("Clip", "y low", "r"), ("Reshape", "r flat", "o")), outputs="o"),
+    Product(x=(2, 3, 128), then=(("Relu", "y", "r"), ("Sigmoid", "r", "o")), outputs="o"),
+    Product(then=(("Add", "y row", "a"), ("Relu", "a", "r"), ("Sigmoid", "r", "o")), outputs="o"),
+    Product(then=(("Add", "y rows", "a"),), outputs="a"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("product", [*BYTES, *FLOATS], ids=str)
+def test_what_onnxruntime_makes_of_dequantised_weights(product: Product) -> None:
+    """Where it multiplies bytes so do we, and floats where it does not."""
+    model = model_of(product)
+    feed = {value.name: RNG.standard_normal(product.x).astype(np.float32) for value in model.graph.input}
+    found = Runtime(celosia.compile(model, "tiny")).run(feed).outputs
+    for array, wanted in zip(found.values(), onnxruntime(model, feed), strict=True):
+        assert apart(array, wanted) < CLOSE
+    if product in BYTES:  # or the comparison could not tell
+        assert max(map(apart, onnxruntime(model, feed), onnxruntime(model, feed, level="1"))) > FAR
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_result_that_is_quantised(moved: bool) -> None:
+    """A step of the result apart at most, next to ties: floats that were rounded by blocks would be so more often."""
+    then = (("Reshape", "y flat", "v"), ("QuantizeLinear", "v step zero", "q"), Q[1]) if moved else Q
+    model = model_of(Product("int8", 0, 1, (64,), then=then, outputs="o"))
+    feed = {"x": RNG.standard_normal((4, 128)).astype(np.float32)}
+    found, wanted = Runtime(celosia.compile(model, "tiny")).run(feed).outputs["o"], onnxruntime(model, feed)[0]
+    assert np.mean(found != wanted) < 0.01
+
+
+def test_the_comparison_sees_what_is_not_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(round_activations.__globals__, "BYTES_OF_BLOCKS", {})
+    with pytest.raises(AssertionError):
+        test_what_onnxruntime_makes_of_dequantised_weights(BYTES[0])

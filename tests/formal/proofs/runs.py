@@ -1,0 +1,82 @@
+"""What hosts count on that share an accelerator, or die: the number of a run, its registers, and its lease."""
+
+from __future__ import annotations
+
+from amaranth import Mux, Signal, Value
+
+from celosia.hw.config import PRESETS
+from celosia.hw.control import Control
+from celosia.hw.regs import REGISTERS, Access
+from proofs.declare import Mutant, prove
+from proofs.harness import Harness, Inside, implies
+
+CONTROL, REGS = "control.py", "regs.py"
+
+
+def _control() -> tuple[Harness, Control, Inside]:
+    h = Harness()
+    dut = Control(PRESETS["tiny"])
+    return h, dut, h.add(dut)
+
+
+def _place(address: Value, name: str) -> Value:
+    """Whether an access is one of this register."""
+    return address[2:] == REGISTERS[name].offset // 4
+
+
+@prove(
+    "the number and the registers of a run",
+    Mutant(CONTROL, "locked=busy | stuck", "locked=stuck"),
+    Mutant(CONTROL, "write & ~(locked & (register.access == Access.SETUP))", "write"),
+    Mutant(CONTROL, "index.eq(0), runs.eq(runs + 1)]", "index.eq(0), runs.eq(runs + ~self.halt)]"),
+    Mutant(CONTROL, "bus.rdata.eq(values[register.name])", "bus.rdata.eq(values[register.name] & ~start)"),
+    Mutant(REGS, '"instr_addr", Access.SETUP', '"instr_addr", Access.WRITE'),
+)
+def number() -> Harness:
+    """`runs` counts what begins, nothing begins uncounted, and while it runs, and while memory owes it answers, what was
+    prepared stays. So a host that finds its own registers, and a number one higher than before, knows whose run it was.
+    """
+    h, dut, inside = _control()
+    values = inside["values"]
+    begun = Signal(32)
+    h.m.d.sync += begun.eq(begun + dut.clear)
+    h.ensure(values["runs"] == (begun + dut.clear)[:32], "counts_runs")
+    h.ensure(implies(dut.run & ~h.register(dut.run, "ran"), h.register(dut.clear, "cleared")), "none_is_left_out")
+    locked = h.register(inside["busy"] | inside["stuck"], "locked_before")
+    prepared = ("instr_addr", "instr_count", "dma_base_lo", "dma_base_hi", "dma_size")
+    for name in prepared:
+        h.ensure(implies(locked, values[name] == h.register(values[name], f"{name}_before")), f"{name}_stays")
+    for name in ("runs", *prepared):
+        asked = h.register(inside["read"] & _place(dut.axil.araddr, name), f"{name}_asked")
+        h.ensure(implies(asked, dut.axil.rdata == h.register(values[name], f"{name}_then")), f"{name}_is_read")
+    assert {name for name, register in REGISTERS.items() if register.access == Access.SETUP} <= set(prepared)
+    return h
+
+
+@prove(
+    "a lease that is not renewed ends the run",
+    Mutant(CONTROL, "(Error.LEASE, lapsed), ", ""),
+    Mutant(CONTROL, "restart = moved | expired | self.clear", "restart = moved | expired"),
+    Mutant(CONTROL, "restart = moved | expired | self.clear", "restart = expired | self.clear"),
+    Mutant(CONTROL, "renewed.eq(1)", "renewed.eq(~self.run)"),
+    Mutant(CONTROL, "(idle >= limit)", "(idle == limit - 1)"),
+)
+def lease() -> Harness:
+    """A run ends, by a halt, within two cycles after as many as the register says have passed since it was written, or
+    the run began; not before; and never where that is 0."""
+    h, dut, inside = _control()
+    limit, idle, lapsed = inside["values"]["lease"], inside["idle"], inside["lapsed"]
+    renewed = inside["write"] & _place(dut.axil.awaddr, "lease")
+    since = Signal(34)  # stops at its end
+    h.m.d.sync += since.eq(Mux(dut.clear | renewed, 0, since + ~since.all()))
+    h.ensure(implies(dut.run & (limit != 0), since <= limit + 2), "in_time")
+    long_enough = h.register((limit != 0) & (since >= limit), "long_enough")
+    h.ensure(implies(dut.run & lapsed, long_enough), "not_early")
+    after = h.register(dut.run & lapsed, "lapsed_before")
+    well = h.register(inside["finished"] & inside["all_quiet"], "ended_well")
+    h.ensure(implies(after, ~dut.run & (well | dut.halt)), "ends")
+    # Invariant: the hardware's counter is as old, or younger by the cycle in which the write is on its way.
+    late = h.register(renewed, "renewed_before")
+    counted = (since == idle) | (since == idle + 1)
+    h.ensure(implies(dut.run & ~lapsed & ~late & (limit != 0), counted), "counts_cycles")
+    return h
