@@ -438,7 +438,7 @@ class Integerise:
     def _mean(self, node: ir.Node, y: Quantised) -> bool:
         x = self._activation(node.inputs[0])
         dims = shape(node.inputs[0]) if node.inputs[0] is not None else None
-        if x is None or x.dtype != y.dtype or dims is None or len(dims) != 4 or not attribute(node, "keepdims", 1):
+        if x is None or x.dtype != y.dtype or dims is None or len(dims) != 4:
             return False
         axes = attribute(node, "axes")
         if axes is None and len(node.inputs) > 1 and node.inputs[1] is not None:
@@ -446,7 +446,17 @@ class Integerise:
             axes = None if given is None else given.tolist()
         if axes is None or sorted(axis % 4 for axis in axes) != [2, 3]:
             return False
-        return self._emit(y, "celosia", "QLinearMean", [*self._operand(x), *self._parameters(y)], node)
+        inputs = [*self._operand(x), *self._parameters(y)]
+        if attribute(node, "keepdims", 1):
+            return self._emit(y, "celosia", "QLinearMean", inputs, node)
+        image = ir.Value(
+            name=f"{y.value.name}_image",
+            shape=ir.Shape((*dims[:2], 1, 1)),
+            type=ir.TensorType(ir.DataType.from_numpy(y.dtype)),
+        )
+        mean = ir.Node("celosia", "QLinearMean", inputs, outputs=[image], name=f"{node.name}_image")
+        self.graph.insert_before(node, mean)
+        return self._emit(y, "", "Flatten", [image], node, axis=1)
 
     def _concat(self, node: ir.Node, y: Quantised) -> bool:
         parts = [self._activation(value) for value in node.inputs]
