@@ -22,7 +22,7 @@ from celosia.compiler.cpu.types import TYPES
 from celosia.compiler.expr import placeholder
 from celosia.compiler.graph.custom import custom, infer_custom
 from celosia.compiler.graph.importer import ModelError
-from celosia.compiler.graph.values import constant, shape
+from celosia.compiler.graph.values import attribute, constant, is_op, shape
 from celosia.compiler.graph.windows import dims_on_host
 
 UNKNOWN = (None, ir.DataType.UNDEFINED)
@@ -84,6 +84,8 @@ def _kind(value: ir.Value) -> tuple[Any, ...]:
 
 def made_by(node: ir.Node, opset: int) -> Made:
     """What `node` makes of its inputs. The graph keeps what was found for equal operators on equal inputs."""
+    if is_op(node, "GatherBlockQuantized"):
+        return _gathered(node)
     if node.domain not in DOMAINS or node.op_type not in OPS:
         return _made_on_host(node)
     attrs = _attributes(node)
@@ -141,6 +143,19 @@ def _built(node: ir.Node, attrs: dict[str, Any], opset: int, inputs: list[tuple[
     except Unsupported:
         return _made_on_host(node)
     return [(tensor.shape, ir.DataType.from_numpy(np.dtype(tensor.dtype))) for tensor in made]
+
+
+def _gathered(node: ir.Node) -> Made:
+    """Of GatherBlockQuantized, which is no tensor expression: its numbers may have fewer bits than kernels know."""
+    x, indices, scales = (None if value is None else shape(value) for value in node.inputs[:3])
+    bits = attribute(node, "bits", 4)
+    if not x or indices is None or scales is None or bits not in (2, 4, 8):
+        return None
+    along, sizes = attribute(node, "gather_axis", 0) % len(x), list(x)
+    if node.inputs[0].dtype == ir.DataType.UINT8:  # type: ignore[union-attr]
+        sizes[-1] *= 8 // bits
+    made = (*sizes[:along], *indices, *sizes[along + 1 :])
+    return [(made, node.inputs[2].dtype)]  # type: ignore[union-attr, list-item]
 
 
 def _made_on_host(node: ir.Node) -> Made:

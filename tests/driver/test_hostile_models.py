@@ -205,6 +205,38 @@ def test_lengths_of_external_data(tmp_path: Path) -> None:
         assert "\n" not in str(info.value)
 
 
+@pytest.mark.parametrize("place", ["initializer", "attribute", "subgraph"])
+def test_external_data_without_a_length(tmp_path: Path, place: str) -> None:
+    """No more is read of its file than the constant takes: the file has no end that memory would hold."""
+    with (tmp_path / "w.bin").open("wb") as file:
+        file.write(np.float32(5).tobytes())
+        file.truncate(HUGE)
+    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[1], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value="w.bin")
+    if place == "initializer":
+        proto = model("g (float[1] x) => (float[1] y) { y = Add(x, w) }")
+        proto.graph.initializer.append(tensor)
+    else:
+        node = helper.make_node("Constant", [], ["w"], value=tensor)
+        proto = model("g (float[1] x) => (float[1] y) { y = Add(x, w) }")
+        proto.graph.node.insert(0, node)
+    if place == "subgraph":
+        inner = helper.make_graph(list(proto.graph.node), "inner", [], [proto.graph.output[0]])
+        branch = helper.make_node("If", ["yes"], ["y"], then_branch=inner, else_branch=inner)
+        value = numpy_helper.from_array(np.array(True), "yes")
+        inputs, outputs = list(proto.graph.input), list(proto.graph.output)
+        proto.graph.CopyFrom(helper.make_graph([branch], "g", inputs, outputs, [value]))
+    (tmp_path / "model.onnx").write_bytes(proto.SerializeToString())
+    program = celosia.compile(tmp_path / "model.onnx", "tiny")
+    assert Runtime(program).run({"x": np.ones(1, np.float32)}).outputs["y"].tolist() == [6]
+    tensor.external_data.add(key="length", value=str(HUGE))
+    proto = model("g (float[1] x) => (float[1] y) { y = Add(x, w) }")
+    proto.graph.initializer.append(tensor)
+    (tmp_path / "model.onnx").write_bytes(proto.SerializeToString())
+    with pytest.raises(ModelError, match=f"constant 'w' takes 4 bytes, and has {HUGE} in another file"):
+        celosia.compile(tmp_path / "model.onnx", "tiny")
+
+
 # Structure ------------------------------------------------------------------------------------------------------
 
 
