@@ -25,8 +25,9 @@ from celosia.compiler.graph.cost import total_macs
 from celosia.compiler.graph.cse import merge_equal
 from celosia.compiler.graph.dead import remove_dead
 from celosia.compiler.graph.dimensions import Shapes
+from celosia.compiler.graph.float_weights import quantise_weights
 from celosia.compiler.graph.fold import fold
-from celosia.compiler.graph.identities import simplify
+from celosia.compiler.graph.identities import remove_wires, simplify
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.layout import layout
@@ -60,6 +61,7 @@ Improve = Callable[[Network], tuple[Image, str]]
 PASSES = Pipeline(
     Pass("shapes", "shapes come from the operators' expressions or are compared", infer_shapes, inside=False),
     Pass("fold", "operators on constants are computed, and the shapes that depend on them", fold),
+    Pass("wires", "Identity, Dropout and Cast to the same type go", remove_wires),
     Pass("integer", "QDQ patterns become integer operators", lambda model: Integerise(model).run()),
     Pass("tables", "functions of one 8-bit tensor become tables", compose_tables),
     Pass("fold-quantised", "constants that QDQ patterns did not take are computed", partial(fold, keep=frozenset())),
@@ -166,13 +168,15 @@ def _compile(
     say("reading the model")
     found = specialise(source, shapes, cfg.batch)
     model = found.graph
+    quantise_weights(model)
     require_memory(model)
-    macs = total_macs(model.graph)  # before passes put other operators in their places
     say("graph passes")
     kept = Kept(model, keep)
     originals: list[Original] = []
     if check:
-        watch = _first(lambda imported: originals.append(Original(imported)), watch)
+        watch = _after("import", lambda imported: originals.append(Original(imported)), watch)
+    macs: list[int] = []  # of the model's own operators, once their shapes are known
+    watch = _after("fold", lambda folded: macs.append(total_macs(folded.graph)), watch)
     passes = PASSES.run(model, kept.watched(watch))
     require_memory(model)
     say("placing operators")
@@ -209,18 +213,18 @@ def _compile(
     program.outputs, program.kept = program.outputs[: kept.outputs], program.outputs[kept.outputs :]
     program.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
     program.batched = found.batched
-    program.macs_total = macs
+    program.macs_total = sum(macs)
     program.passes = passes
     program.schedules = schedules
     program.compile_seconds = time.perf_counter() - started
     return program
 
 
-def _first(take: Callable[[ir.Model], None], watch: Watch | None) -> Watch:
-    """`watch`, after `take` of the graph as it is imported."""
+def _after(stage: str, take: Callable[[ir.Model], None], watch: Watch | None) -> Watch:
+    """`watch`, after `take` of the graph as it is after that pass, or "import"."""
 
     def both(name: str, model: ir.Model) -> None:
-        if name == "import":
+        if name == stage:
             take(model)
         if watch is not None:
             watch(name, model)

@@ -80,6 +80,7 @@ class Runtime:
         compiling: Mapping[str, Any] | None = None, **options: Any,
     ) -> None:  # fmt: skip
         self.threads = default_threads() if threads is None else thread_count(threads)
+        self._where = device if isinstance(device, str) else type(device).__name__
         self._specialised: Specialised[Runtime] | None = None
         self._latest: Runtime | None = None
         self._busy = Lock()  # the arena, and the device, hold the tensors of one run
@@ -155,6 +156,20 @@ class Runtime:
             started = time.perf_counter()
             self._attach(open_device(self._name, self.program.config, **self._options))
             self.build_seconds = time.perf_counter() - started
+
+    def __repr__(self) -> str:
+        threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
+        if self._specialised is not None:
+            name, config = self._specialised.model.name, self._specialised.compiling["config"]
+            known = f"compiled for {self._specialised.ready} shapes so far, {threads}"
+            return (
+                f"<Runtime of the model {name!r} on {self._where}, Config {getattr(config, 'name', config)}: {known}>"
+            )
+        program = self.program
+        groups = program.inputs, program.outputs
+        tensors = (", ".join(f"{tensor.name} {program.shape_text(tensor)}" for tensor in group) for group in groups)
+        where = f"on {self._where}, Config {program.config.name}"
+        return f"<Runtime of {program.name!r} {where}: {' -> '.join(tensors)}; {threads}>"
 
     def __enter__(self) -> Runtime:
         return self
@@ -267,7 +282,7 @@ class Runtime:
     def _in_parts(self, checked: dict[str, Array], keep: Callable[[str], bool] | None, trace: bool) -> Result:
         """Run a batch of any size: as many samples as the Program takes at once, and again.
 
-        What the last part lacks is a sample of it again, of which nothing is returned.
+        What the last part lacks is a sample of it again, or zeros where there is none, of which nothing is returned.
         """
         batch, batched, samples = self.program.batch, self.program.batched, self._samples(checked)
         if keep is not None or self.program.kept:
@@ -275,23 +290,21 @@ class Runtime:
                 f"tensors inside the graph can be kept for {batch} samples at once, not for {samples}; give as many"
             )
         parts = []
-        for start in range(0, samples, batch):
-            places = np.minimum(np.arange(start, start + batch), samples - 1)
+        if not samples:
+            made = {name: np.zeros((1, *checked[name].shape[1:]), checked[name].dtype) for name in batched}
+            checked = checked | made
+        for start in range(0, max(samples, 1), batch):
+            places = np.minimum(np.arange(start, start + batch), max(samples, 1) - 1)
             own = {name: array[places] if name in batched else array for name, array in checked.items()}
             parts.append(self._run(own, None, trace))
         outputs = {
-            tensor.name: np.concatenate([part.outputs[tensor.name] for part in parts])[:samples] if parts
-            else np.zeros((0, *(max(size, 0) for size in tensor.shape[1:])), numpy_dtype(tensor.dtype))
+            tensor.name: np.concatenate([part.outputs[tensor.name] for part in parts])[:samples]
             for tensor in self.program.outputs
-        }  # fmt: skip
+        }
         counters = [each for part in parts for each in part.counters]
 
         def times() -> Times:
-            seconds = (
-                parts[0].seconds | {what: sum(part.seconds[what] for part in parts) for what in ("run", "cpu")}
-                if parts
-                else {"compile": self.program.compile_seconds, "build": self.build_seconds, "run": 0.0, "cpu": 0.0}
-            )
+            seconds = parts[0].seconds | {what: sum(part.seconds[what] for part in parts) for what in ("run", "cpu")}
             return seconds, [each for part in parts for each in part.step_seconds]
 
         return Result(outputs, counters, self._reporting(counters, times, len(parts)), Tensors(outputs), times,

@@ -10,16 +10,11 @@ from typing import Any
 import numpy as np
 
 from celosia.compiler.files import reading
-from celosia.driver.pages.names import MARKS, NAME, NAMES, ReportError, key_of, resource_cell, short
+from celosia.driver.pages.names import MARKS, NAME, NAMES, UNITS, ReportError, key_of, resource_cell, short
 from celosia.driver.pages.page import Page, Section, require
 from celosia.hw.plain import from_json
 
 KEYS = ("models", "board", "memory", "objectives", "take", "front", "points", "searched", "path", "state")
-UNITS = {
-    "cycles": "cycles", "latency": "ms a run", "period": "ms an image", "area": "area, mean %",
-    "energy": "uJ (a proxy)",
-}  # fmt: skip
-"""Objectives at the head of a column or beside an axis."""
 LARGE = ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"))
 SHRINK = 1.0
 """Of the regression that says what fields do."""

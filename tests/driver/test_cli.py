@@ -499,7 +499,7 @@ WRONG = {
         f"{OPEN} -s image=1,3,8,8 -s scale=1,2,8,9", 1, "width is 8 by the shape .* 'image' and 9 by .* 'scale'"),
     "too many sizes": (f"{OPEN} -s image=1,3,8,8,8", 1, r"has 5 sizes, and the input has 4: \[1, 3, height, width\]"),
     "another size": (f"{OPEN} -s image=1,4,8,8", 1, r"size 4 given for dimension 1 of .*'image', which .* at 3"),
-    "a size of 0": (f"{OPEN} -s image=1,3,0,8", 1, "size 0 given for dimension 2 of input 'image' is not positive"),
+    "a negative size": (f"{OPEN} -s image=1,3,-2,8", 1, "size -2 given for dimension 2 of input 'image' is negative"),
     "a shape for nothing": (f"{OPEN} -s picture=1", 1, "given for 'picture', which is no input; .* 'image', 'scale'"),
     "a shape twice": (f"{OPEN} -s image=1,3,8,8 -s image=1,3,8,8", 1, "--shape is given twice for input 'image'"),
     "no shape": (f"{OPEN} -s image", 1, "--shape image is no shape of an input; write it as --shape NAME=1,80,400"),
