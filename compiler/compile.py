@@ -170,12 +170,13 @@ def _compile(
     model = found.graph
     quantise_weights(model)
     require_memory(model)
-    macs = total_macs(model.graph)  # before passes put other operators in their places
     say("graph passes")
     kept = Kept(model, keep)
     originals: list[Original] = []
     if check:
-        watch = _first(lambda imported: originals.append(Original(imported)), watch)
+        watch = _after("import", lambda imported: originals.append(Original(imported)), watch)
+    macs: list[int] = []  # of the model's own operators, once their shapes are known
+    watch = _after("fold", lambda folded: macs.append(total_macs(folded.graph)), watch)
     passes = PASSES.run(model, kept.watched(watch))
     require_memory(model)
     say("placing operators")
@@ -212,18 +213,18 @@ def _compile(
     program.outputs, program.kept = program.outputs[: kept.outputs], program.outputs[kept.outputs :]
     program.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
     program.batched = found.batched
-    program.macs_total = macs
+    program.macs_total = sum(macs)
     program.passes = passes
     program.schedules = schedules
     program.compile_seconds = time.perf_counter() - started
     return program
 
 
-def _first(take: Callable[[ir.Model], None], watch: Watch | None) -> Watch:
-    """`watch`, after `take` of the graph as it is imported."""
+def _after(stage: str, take: Callable[[ir.Model], None], watch: Watch | None) -> Watch:
+    """`watch`, after `take` of the graph as it is after that pass, or "import"."""
 
     def both(name: str, model: ir.Model) -> None:
-        if name == "import":
+        if name == stage:
             take(model)
         if watch is not None:
             watch(name, model)

@@ -13,12 +13,20 @@ from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.values import dtype_name, shape
 from celosia.compiler.program import HostStep, Program
 
+MOST_DIMENSIONS = 64
+"""What an array may have."""
+
 
 def require_memory(model: ir.Model) -> None:
-    """ModelError where a tensor alone is larger than this machine's memory."""
+    """ModelError where a tensor alone is larger than this machine's memory, or is no array."""
     graph = model.graph
     for value in (*graph.inputs, *(out for node in graph for out in node.outputs)):
         dims, node = shape(value), value.producer()
+        if value.shape is not None and len(value.shape) > MOST_DIMENSIONS:
+            raise ModelError(
+                f"tensor {value.name!r} has {len(value.shape)} dimensions, and no more than {MOST_DIMENSIONS} can be; "
+                "reshape it"
+            )
         if dims is not None and value.dtype not in (None, ir.DataType.UNDEFINED):
             label = "" if node is None else f"{node.op_type} ({node.name or value.name})"
             what = f"{label}: output {value.name!r}" if label else f"input {value.name!r}"

@@ -23,7 +23,7 @@ Array = NDArray[Any]
 SHAPE_INPUTS: dict[str, tuple[int, ...]] = {
     "Reshape": (1,), "Squeeze": (1,), "Unsqueeze": (1,), "Slice": (1, 2, 3, 4), "Split": (1,), "Pad": (1, 3),
     "Expand": (1,), "Tile": (1,), "OneHot": (1,), "ConstantOfShape": (0,), "Range": (0, 1, 2), "Resize": (1, 2, 3),
-    "Upsample": (1,), "Dropout": (2,),
+    "Upsample": (1,), "Dropout": (2,), "GroupQueryAttention": (6,),
     **{f"Reduce{kind}": (1,) for kind in (
         "Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "LogSum", "LogSumExp", "SumSquare")},
 }  # fmt: skip

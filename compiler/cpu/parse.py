@@ -11,6 +11,7 @@ import onnx
 from numpy.typing import NDArray
 
 from celosia.compiler.cpu.runtime.op import Body, HostOp, bodies, check_size
+from celosia.compiler.dtypes import ONNX_TYPES
 
 Array = NDArray[Any]
 
@@ -62,7 +63,13 @@ def parse_body(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> Body:
         captured |= dict.fromkeys(name for name in read if name not in known)
         known |= set(op.outputs)
     captured |= dict.fromkeys(name for name in outputs if name not in known)
-    return Body(inputs, outputs, constants, ops, tuple(captured))
+    return Body(inputs, outputs, constants, ops, tuple(captured), tuple(_type(value.type) for value in graph.output))
+
+
+def _type(kind: onnx.TypeProto) -> tuple[str, tuple[int, ...]]:
+    """Element type and shape of a tensor, as far as they are known; those of anything else mean nothing."""
+    tensor = kind.tensor_type
+    return ONNX_TYPES.get(tensor.elem_type, "float32"), tuple(max(dim.dim_value, 0) for dim in tensor.shape.dim)
 
 
 def to_array(tensor: onnx.TensorProto) -> Array:

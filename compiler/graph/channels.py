@@ -18,6 +18,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from celosia.compiler.cpu.runtime.sizes import taken
 from celosia.compiler.graph.values import attribute, become, constant, is_op, new_constant, shape
 
 Order = NDArray[np.int64]
@@ -58,7 +59,9 @@ def _chain(value: ir.Value, graph: ir.Graph) -> Iterator[ir.Node]:
         nodes.append(node)
         if is_op(node, "Table") and node.inputs[0] is not None:
             value = node.inputs[0]
-        elif is_op(node, "QLinearConv") and attribute(node, "group", 1) == 1:
+        elif (
+            is_op(node, "QLinearConv") and attribute(node, "group", 1) == 1 and not attribute(node, "channels_last", 0)
+        ):
             if all(constant(each) is not None for each in node.inputs[WEIGHTS:] if each is not None):
                 yield from nodes
             return
@@ -93,17 +96,15 @@ def _gather(node: ir.Node) -> Order | None:
 
 
 def _slice(node: ir.Node) -> Order | None:
-    dims, made = _dims(node), shape(node.outputs[0])
-    starts, _, axes, steps = (
-        constant(node.inputs[n]) if n < len(node.inputs) and node.inputs[n] is not None else None for n in (1, 2, 3, 4)
-    )
-    if dims is None or made is None or starts is None or axes is None or starts.size != 1 or axes[0] % 4 != 1:
+    dims = _dims(node)
+    given = [constant(value) for value in node.inputs[1:]]
+    if dims is None or len(given) < 3 or any(each is None or each.size != 1 for each in given):
         return None
-    step = 1 if steps is None else int(steps[0])
-    first = int(starts[0]) + (dims[1] if starts[0] < 0 else 0)
-    first = min(max(first, 0), dims[1] - 1)
-    order = first + step * np.arange(made[1])
-    return order if made[1] and order.min() >= 0 and order.max() < dims[1] else None
+    start, end, axis, *step = (int(each.reshape(-1)[0]) for each in given if each is not None)
+    if axis % 4 != 1 or 0 in step:
+        return None
+    order: Order = np.array(taken(dims[1], start, end, *(step or [1])), np.int64)
+    return order if order.size else None
 
 
 def _dims(node: ir.Node) -> tuple[int, ...] | None:

@@ -3,41 +3,107 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import onnx_ir as ir
 
 from celosia.compiler.graph.values import attribute, shape
 
+Shape = Any
+"""tuple[int, ...], or None where it is not known, or an input is left out."""
+Count = Callable[[ir.Node, Sequence[Shape], Shape], int]
+"""Products of a node, of the shapes of its inputs and of its first output; TypeError or IndexError where one lacks."""
 _WEIGHTS = {"Conv": 1, "QLinearConv": 3, "ConvInteger": 1, "FusedConv": 1, "DeformConv": 1}
-_MATRICES = frozenset((
-    "MatMul", "Gemm", "QLinearMatMul", "QGemm", "MatMulInteger", "FusedMatMul", "MatMulIntegerToFloat",
-    "DynamicQuantizeMatMul",
-))  # fmt: skip
-_RECURRENT = ("LSTM", "GRU", "RNN")
+_MATRICES = (
+    "MatMul", "Gemm", "QLinearMatMul", "QGemm", "MatMulInteger", "MatMulInteger16", "MatMulIntegerToFloat", "FusedGemm",
+    "DynamicQuantizeMatMul", "FusedMatMul", "TransposeMatMul",
+)  # fmt: skip
 
 
 def total_macs(graph: ir.Graph) -> int:
-    """Multiply-accumulates of all convolutions, matrix multiplications and recurrences whose shapes are known."""
+    """Multiply-accumulates of convolutions, products of matrices, recurrences and attentions whose shapes are known."""
     return sum(_macs(node) for node in graph)
 
 
 def _macs(node: ir.Node) -> int:
-    if node.op_type in _RECURRENT:  # of which each output may be left out
-        x, kernels, again = (shape(value) if value is not None else None for value in node.inputs[:3])
-        return x[0] * x[1] * (math.prod(kernels) + math.prod(again)) if x and kernels and again else 0
-    out = shape(node.outputs[0]) if node.outputs else None
-    if out is None:
+    count = _COUNTS.get(node.op_type)
+    if count is None:
         return 0
-    if node.op_type in _WEIGHTS:
-        weights = node.inputs[_WEIGHTS[node.op_type]]
-        dims = shape(weights) if weights is not None else None
-        return math.prod(out) * math.prod(dims[1:]) if dims is not None else 0
-    if node.op_type in _MATRICES:
-        left = node.inputs[0]
-        dims = shape(left) if left is not None else None
-        depth = -2 if attribute(node, "transA", 0) else -1
-        return math.prod(out) * dims[depth] if dims else 0
-    if node.op_type == "ConvTranspose":  # each element of its input meets the kernels of its channel
-        x, kernels = (shape(value) if value is not None else None for value in node.inputs[:2])
-        return math.prod(x) * math.prod(kernels[1:]) if x and kernels else 0
-    return 0
+    given = [None if value is None else shape(value) for value in node.inputs]
+    try:
+        return count(node, given, shape(node.outputs[0]) if node.outputs else None)
+    except (TypeError, IndexError):  # a shape that is not known, or that nothing fits
+        return 0
+
+
+def _matrices(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
+    axis = -1 if not attribute(node, "transA", 0) else 0 if attribute(node, "transBatchA", 0) else -2
+    return int(math.prod(out) * given[0][axis])
+
+
+def _convolution(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
+    return int(math.prod(out) * math.prod(given[_WEIGHTS[node.op_type]][1:]))
+
+
+def _transposed(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
+    """Each element of the input meets the kernels of its channel."""
+    return int(math.prod(given[0]) * math.prod(given[1][1:]))
+
+
+def _recurrence(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
+    """Of which each output may be left out."""
+    x, kernels, again = given[:3]
+    return int(x[0] * x[1]) * (math.prod(kernels) + math.prod(again))
+
+
+def _packed_weights(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
+    return int(math.prod(out) * attribute(node, "K"))
+
+
+def _sums(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
+    """One product, or one for each operand after the first, for all values of all indices of the equation."""
+    terms = attribute(node, "equation").replace(" ", "").split("->")[0].split(",")
+    sizes: dict[str, int] = {}
+    for term, dims in zip(terms, given, strict=True):
+        before, dots, after = term.partition("...")
+        free = len(dims) - len(before) - len(after)
+        names = [*before, *(f"...{free - k}" for k in range(free if dots else 0)), *after]
+        for name, size in zip(names, dims, strict=True):
+            sizes[name] = max(size, sizes.get(name, 0))
+    return math.prod(sizes.values()) * (len(terms) - 1)
+
+
+def _projected(past: int) -> Count:
+    """Attention whose weights make queries, keys and values. past: the input of those that came before."""
+
+    def count(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
+        (batch, steps, inner), (_, width) = given[0], given[1]
+        before = given[past] if past < len(given) else None
+        queries = (attribute(node, "qkv_hidden_sizes") or [width // 3])[0]
+        seen = steps + (before[3] if before else 0)
+        return int(batch * steps * (inner * width + seen * (queries + out[2])))
+
+    return count
+
+
+def _attention(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
+    """Of queries, keys and values that are there: each query with each key, and the weight of that with each value."""
+    batch, steps, width = given[0]
+    present = shape(node.outputs[1]) if len(node.outputs) > 1 else None
+    if present is not None:
+        seen = present[2]
+    else:
+        seen = given[1][-2] + (given[6][2] if len(given) > 6 and given[6] else 0)
+    queries = width if node.op_type == "MultiHeadAttention" else out[2]
+    return int(batch * steps * seen * (queries + out[2]))
+
+
+_COUNTS: dict[str, Count] = {
+    **dict.fromkeys(_WEIGHTS, _convolution), **dict.fromkeys(_MATRICES, _matrices),
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrence),
+    **dict.fromkeys(("ConvTranspose", "ConvTransposeWithDynamicPads"), _transposed),
+    "MatMulNBits": _packed_weights, "Einsum": _sums,
+    "com.microsoft.Attention": _projected(4), "QAttention": _projected(8),
+    "MultiHeadAttention": _attention, "GroupQueryAttention": _attention,
+}  # fmt: skip

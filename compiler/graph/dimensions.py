@@ -85,8 +85,8 @@ def sizes_of(proto: onnx.ModelProto, shapes: Shapes) -> Sizes:
         for axis, (size, dim) in enumerate(zip(shape, dims)):
             if size is None or size == -1:
                 continue
-            if size < 1:
-                raise ModelError(f"size {size} given for dimension {axis} of input {name!r} is not positive")
+            if size < 0:
+                raise ModelError(f"size {size} given for dimension {axis} of input {name!r} is negative")
             label = _name(value, axis, dim)
             if not label and size != dim.dim_value:
                 raise ModelError(

@@ -11,6 +11,7 @@ import onnx.inliner
 from celosia.compiler.cpu.ops import OPS
 from celosia.compiler.cpu.runtime.hostops import HOST
 from celosia.compiler.cpu.runtime.op import DOMAINS
+from celosia.compiler.graph.inference import inferred
 
 OWN_CODE = {*((domain, op) for domain in DOMAINS for op in OPS), *HOST, *(("ai.onnx", op) for _, op in HOST)}
 """(domain, operator) of what needs no function."""
@@ -88,7 +89,7 @@ def _schema(proto: onnx.ModelProto, node: onnx.NodeProto) -> onnx.defs.OpSchema 
 def _with_calls(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Operators that ONNX defines by functions as calls of functions of the model."""
     result = onnx.ModelProto()
-    result.CopyFrom(onnx.shape_inference.infer_shapes(proto, data_prop=True))
+    result.CopyFrom(inferred(proto))
     for node, types in list(_typed(result.graph, ChainMap())):
         schema = _schema(result, node)
         if schema is None:

@@ -13,9 +13,10 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from celosia.compiler.cpu.runtime.op import clipped
-from celosia.compiler.graph.external import Origin, attach, read_small
+from celosia.compiler.graph.external import Origin, attach, read_all, read_small
 from celosia.compiler.graph.functions import inline_functions
 from celosia.compiler.graph.gradient import expand_gradients
+from celosia.compiler.graph.inference import inferred
 from celosia.compiler.graph.lengths import lengths
 from celosia.compiler.graph.lenient import conform, for_checker
 from celosia.compiler.graph.sound import complaint
@@ -58,13 +59,16 @@ def imported(proto: onnx.ModelProto, origin: Origin) -> ir.Model:
     try:
         with _bounded_memory(INFERENCE_BYTES + 16 * proto.ByteSize()):
             onnx.checker.check_model(for_checker(proto))
-            inferred = _with_shapes(inline_functions(expand_gradients(proto)))
-        model: ir.Model = ir.from_proto(inferred)
+            shaped = _with_shapes(inline_functions(expand_gradients(proto)))
+        model: ir.Model = ir.from_proto(shaped)
         attach(model, origin.folder)
     except MemoryError:
         raise ModelError(f"{origin} holds shapes that take too much memory to infer") from None
     except Exception as error:  # onnx raises several unrelated classes for a broken model
         raise ModelError(f"{origin} is not a valid ONNX model: {_first_line(error)}") from None
+    for node in model.graph:
+        if node.op_type == "Loop" or (node.op_type == "Scan" and model.graph.opset_imports.get("", 9) >= 9):
+            _type_scanned(node)
     for value in model.graph.outputs:
         if value.type is None:  # a pass finds out, from the operator that makes it
             value.type = ir.TensorType(ir.DataType.UNDEFINED)
@@ -72,6 +76,24 @@ def imported(proto: onnx.ModelProto, origin: Origin) -> ir.Model:
     common.RemoveUnusedNodesPass()(model)
     round_activations(model)
     return model
+
+
+def _type_scanned(node: ir.Node) -> None:
+    """What the body returns in each step is of the type of the node's outputs, which inference knows, without an axis.
+
+    A run without steps returns nothing of that type.
+    """
+    body = node.attributes["body"].as_graph()
+    axes = node.attributes["scan_output_axes"].as_ints() if "scan_output_axes" in node.attributes else ()
+    states = len(node.inputs) - (2 if node.op_type == "Loop" else node.attributes["num_scan_inputs"].as_int())
+    scanned = body.outputs[states + (node.op_type == "Loop") :]
+    for value, returned, axis in zip(node.outputs[states:], scanned, [*axes, *([0] * len(scanned))]):
+        if isinstance(value.type, ir.TensorType):
+            returned.type = ir.TensorType(value.type.dtype)
+        if value.shape is not None and -len(value.shape) <= axis < len(value.shape):
+            sizes = list(value.shape)
+            del sizes[axis]
+            returned.shape = ir.Shape(sizes)
 
 
 INFERENCE_BYTES = 1 << 29
@@ -111,7 +133,9 @@ def _folder(path: str | Path) -> str:
 def read(path: Path, data: bool = True) -> onnx.ModelProto:
     """The model in a file, with its external data, or without. ModelError."""
     with _readable(path):
-        model: onnx.ModelProto = onnx.load(path, load_external_data=data)
+        model: onnx.ModelProto = onnx.load(path, load_external_data=False)
+        if data:
+            read_all(model, _folder(path))
     return model
 
 
@@ -186,10 +210,10 @@ def _inferred(drawn: onnx.ModelProto, proto: onnx.ModelProto) -> onnx.GraphProto
         chosen = known | found | given
         drawn.graph.value_info.extend(value for name, value in chosen.items() if name not in {*outputs, *given})
         drawn.graph.output.extend(chosen.get(name, onnx.ValueInfoProto(name=name)) for name in outputs)
-        inferred: onnx.GraphProto = onnx.shape_inference.infer_shapes(drawn, data_prop=True).graph
-        found = {value.name: value for value in (*inferred.value_info, *inferred.output) if _is_whole(value.type)}
-        found = lengths(inferred) | found
-    return inferred
+        shaped = inferred(drawn).graph
+        found = {value.name: value for value in (*shaped.value_info, *shaped.output) if _is_whole(value.type)}
+        found = lengths(shaped) | found
+    return shaped
 
 
 def _is_whole(kind: onnx.TypeProto) -> bool:

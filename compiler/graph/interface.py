@@ -9,6 +9,7 @@ import onnx
 
 from celosia.compiler.dtypes import ONNX_TYPES
 from celosia.compiler.graph.importer import ModelError, read
+from celosia.compiler.graph.inference import inferred
 from celosia.compiler.program import TensorInfo
 
 
@@ -48,4 +49,4 @@ def resized(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> onnx
     del sized.graph.value_info[:]
     for value in sized.graph.output:
         value.type.tensor_type.ClearField("shape")
-    return onnx.shape_inference.infer_shapes(sized, data_prop=True)
+    return inferred(sized)

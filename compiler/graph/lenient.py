@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 
+import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from celosia.compiler.cpu.parse import dense
+from celosia.compiler.cpu.runtime.sizes import FOREVER
 from celosia.compiler.graph.external import without_files
 from celosia.compiler.graph.functions import OWN_CODE, nodes, subgraphs
 from celosia.compiler.graph.sound import bad_texts, is_comment
+from celosia.compiler.names import unused_name
 
 NEWEST = {"": onnx.defs.onnx_opset_version(), "ai.onnx.ml": 5, "com.microsoft": 1}
 """The opsets that onnxruntime takes for domains that a model uses and does not import."""
@@ -40,6 +43,7 @@ def conform(proto: ModelProto) -> ModelProto:
     _drop_known_functions(result)
     _keep_last_constants(result.graph)
     _drop_constant_inputs(result.graph)
+    _end_backward_slices(result.graph)
     _sort(result.graph)
     if result.HasField("ir_version"):
         result.ir_version = max(result.ir_version, 4)  # before 4, constants had to be inputs
@@ -132,6 +136,25 @@ def _drop_constant_inputs(graph: GraphProto) -> None:
     if len(kept) < len(graph.input):
         del graph.input[:]
         graph.input.extend(kept)
+
+
+def _end_backward_slices(graph: GraphProto) -> None:
+    """A Slice backwards to the largest number goes through the first element, which ONNX writes as the least number."""
+    constants = {tensor.name: tensor for tensor in graph.initializer if tensor.data_location != TensorProto.EXTERNAL}
+    taken = {*constants, *(value.name for value in graph.input), *(name for node in graph.node for name in node.output)}
+    for node in graph.node:
+        given = [constants.get(name) for name in node.input[2:5:2]] if node.op_type == "Slice" else []
+        if len(given) < 2 or any(tensor is None or len(tensor.dims) != 1 for tensor in given):
+            continue
+        ends, steps = (onnx.numpy_helper.to_array(tensor) for tensor in given if tensor is not None)
+        if ends.shape != steps.shape or ends.dtype.kind != "i":
+            continue
+        beyond = (steps < 0) & np.isin(ends, FOREVER)
+        if not np.any(beyond):
+            continue
+        node.input[2] = unused_name(f"{node.output[0]}.ends", taken)
+        least = np.where(beyond, np.iinfo(ends.dtype).min, ends).astype(ends.dtype)
+        graph.initializer.append(onnx.numpy_helper.from_array(least, node.input[2]))
 
 
 def _sort(graph: GraphProto) -> None:

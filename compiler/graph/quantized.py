@@ -329,7 +329,9 @@ class Integerise:
         x, w = self._activation(node.inputs[0]), dequantised(node.inputs[1])
         if x is None or x.dtype != y.dtype or w is None or w.dtype != np.int8 or np.any(w.zero):
             return False
-        if constant(w.value) is None or (not w.scalar and (w.axis != 1 or attribute(node, "group", 1) != 1)):
+        group, dims = attribute(node, "group", 1), w.value.shape or (0, 0)
+        of_outputs = 1 if group == 1 else 0 if group == dims[0] and dims[1] == 1 else None  # the axis of w
+        if constant(w.value) is None or not (w.scalar or w.axis == of_outputs):
             return False
         return self._convolve(node, "celosia", "QLinearConvTranspose", x, w, y)
 
@@ -436,7 +438,7 @@ class Integerise:
     def _mean(self, node: ir.Node, y: Quantised) -> bool:
         x = self._activation(node.inputs[0])
         dims = shape(node.inputs[0]) if node.inputs[0] is not None else None
-        if x is None or x.dtype != y.dtype or dims is None or len(dims) != 4 or not attribute(node, "keepdims", 1):
+        if x is None or x.dtype != y.dtype or dims is None or len(dims) != 4:
             return False
         axes = attribute(node, "axes")
         if axes is None and len(node.inputs) > 1 and node.inputs[1] is not None:
@@ -444,7 +446,17 @@ class Integerise:
             axes = None if given is None else given.tolist()
         if axes is None or sorted(axis % 4 for axis in axes) != [2, 3]:
             return False
-        return self._emit(y, "celosia", "QLinearMean", [*self._operand(x), *self._parameters(y)], node)
+        inputs = [*self._operand(x), *self._parameters(y)]
+        if attribute(node, "keepdims", 1):
+            return self._emit(y, "celosia", "QLinearMean", inputs, node)
+        image = ir.Value(
+            name=f"{y.value.name}_image",
+            shape=ir.Shape((*dims[:2], 1, 1)),
+            type=ir.TensorType(ir.DataType.from_numpy(y.dtype)),
+        )
+        mean = ir.Node("celosia", "QLinearMean", inputs, outputs=[image], name=f"{node.name}_image")
+        self.graph.insert_before(node, mean)
+        return self._emit(y, "", "Flatten", [image], node, axis=1)
 
     def _concat(self, node: ir.Node, y: Quantised) -> bool:
         parts = [self._activation(value) for value in node.inputs]

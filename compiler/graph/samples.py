@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from celosia.compiler.cpu.parse import parse
 from celosia.compiler.cpu.runtime.op import DOMAINS, bodies
+from celosia.compiler.cpu.runtime.sizes import taken
 from celosia.compiler.graph.values import captured, constant, shape
 
 COUNT = "N"
@@ -127,6 +128,8 @@ def mixes(model: ir.Model, inputs: Collection[str]) -> str:
     for node in graph:
         name = f"{node.op_type} ({node.name or node.outputs[0].name})"
         read = [value for value in node.inputs if value is not None]
+        if node.op_type == "CastLike":  # of the other it takes the type
+            read = read[:1]
         for value in read:
             _note(value, sizes)
         known = _list(node, samples, sizes)
@@ -186,7 +189,8 @@ def _list(node: ir.Node, samples: set[ir.Value], sizes: dict[ir.Value, Sizes]) -
     if node.op_type == "Gather" and all(isinstance(i, int) and -len(given[0]) <= i < len(given[0]) for i in given[1]):
         return [given[0][i] for i in given[1]]
     if node.op_type == "Slice" and len(given) > 2 and all(isinstance(i, int) for each in given[1:] for i in each):
-        return given[0][slice(given[1][0], given[2][0], given[4][0] if len(given) > 4 else None)]
+        places = taken(len(given[0]), given[1][0], given[2][0], given[4][0] if len(given) > 4 else 1)
+        return [given[0][place] for place in places]
     return None
 
 

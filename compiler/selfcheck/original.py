@@ -257,7 +257,7 @@ def _conv(op: HostOp, x: Array, w: Array, bias: Array | None = None) -> Array:
         columns = np.empty((len(x), x.shape[1], *taps, *window.out), np.float32)
         for place in np.ndindex(*taps):
             columns[(slice(None), slice(None), *place)] = _tap(window, padded, place)
-        rows = columns.reshape(len(x), groups, inner * prod(taps), -1)
+        rows = columns.reshape(len(x), groups, inner * prod(taps), prod(window.out))
         y = np.matmul(w.reshape(groups, outputs // groups, -1), rows).reshape(len(x), outputs, *window.out)
     return y if bias is None else y + bias.reshape(-1, *[1] * len(taps))
 

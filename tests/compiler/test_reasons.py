@@ -124,3 +124,65 @@ def test_a_transposed_left_operand_counts_its_depth() -> None:
     )
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     assert total_macs(load(made).graph) == 3 * 5 * 7
+
+
+HEADS, WIDTH, STEPS, BEFORE = 2, 16, 5, 3
+"""Of attentions: two samples of so many steps, after so many others."""
+PRODUCTS: dict[str, tuple[onnx.NodeProto, dict[str, tuple[int, ...]], int]] = {
+    "packed weights": (
+        helper.make_node("MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", K=32, N=6, block_size=16),
+        {"x": (3, 32), "w": (6, 2, 8), "s": (12,)}, 3 * 32 * 6,
+    ),
+    "attention with weights": (
+        helper.make_node("Attention", ["x", "w"], ["y"], domain="com.microsoft", num_heads=HEADS),
+        {"x": (2, STEPS, 8), "w": (8, 3 * WIDTH)}, 2 * STEPS * (8 * 3 * WIDTH + 2 * STEPS * WIDTH),
+    ),
+    "attention with weights after others": (
+        helper.make_node("Attention", ["x", "w", "", "", "p"], ["y", "q"], domain="com.microsoft", num_heads=HEADS),
+        {"x": (2, STEPS, 8), "w": (8, 3 * WIDTH), "p": (2, 2, HEADS, BEFORE, WIDTH // HEADS)},
+        2 * STEPS * (8 * 3 * WIDTH + 2 * (STEPS + BEFORE) * WIDTH),
+    ),
+    "attention": (
+        helper.make_node("MultiHeadAttention", ["x", "k", "v"], ["y"], domain="com.microsoft", num_heads=HEADS),
+        {"x": (2, STEPS, WIDTH), "k": (2, 7, WIDTH), "v": (2, 7, WIDTH)}, 2 * STEPS * 7 * 2 * WIDTH,
+    ),
+    "attention of groups": (
+        helper.make_node("GroupQueryAttention", ["x", "k", "v", "", "", "i32", "n32"], ["y", "a", "b"],
+                         domain="com.microsoft", num_heads=2 * HEADS, kv_num_heads=HEADS),
+        {"x": (2, STEPS, 2 * WIDTH), "k": (2, STEPS, WIDTH), "v": (2, STEPS, WIDTH), "i32": (2,), "n32": ()},
+        2 * STEPS * STEPS * 2 * 2 * WIDTH,
+    ),
+    "a sum of products": (
+        helper.make_node("Einsum", ["x", "w"], ["y"], equation="...ij, jk -> ...ik"),
+        {"x": (2, 3, 4, 5), "w": (5, 6)}, 2 * 3 * 4 * 5 * 6,
+    ),
+    "a sum of one operand": (helper.make_node("Einsum", ["x"], ["y"], equation="ij->ji"), {"x": (4, 5)}, 0),
+    "batches behind": (
+        helper.make_node("FusedMatMul", ["x", "w"], ["y"], domain="com.microsoft", transA=1, transBatchA=1),
+        {"x": (4, 2, 3), "w": (2, 4, 5)}, 2 * 3 * 4 * 5,
+    ),
+}  # fmt: skip
+"""A node, the shapes of its inputs, and how many products it makes."""
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_of_other_operators_count(name: str) -> None:
+    """Also where ONNX does not know the shapes, behind an operator of onnxruntime."""
+    node, shapes, count = PRODUCTS[name]
+    known = {
+        "i32": np.int32([STEPS - 1] * 2),
+        "n32": np.array(STEPS, np.int32),
+        "w": np.ones(shapes.get("w", ()), np.float32),
+    }
+    if node.op_type == "MatMulNBits":
+        known["w"] = np.ones(shapes["w"], np.uint8)
+    graph = helper.make_graph(
+        [helper.make_node("QuickGelu", ["given"], ["x"], domain="com.microsoft"), node], "g",
+        [helper.make_tensor_value_info(label, TensorProto.FLOAT, shape)
+         for label, shape in ({"given": shapes["x"]} | shapes).items() if label not in (*known, "x")],
+        [onnx.ValueInfoProto(name="y")],
+        [numpy_helper.from_array(known[label], label) for label in shapes if label in known],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    program = celosia.compile(helper.make_model(graph, opset_imports=opsets, ir_version=8), "tiny")
+    assert program.macs_total == count

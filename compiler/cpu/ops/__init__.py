@@ -10,6 +10,7 @@ from celosia.compiler.cpu.ops import (  # they fill the table
     contrib,
     convolution,
     elementwise,
+    grouped,
     normalisation,
     pooling,
     products,
@@ -27,7 +28,8 @@ from celosia.compiler.expr.affine import interval
 from celosia.compiler.expr.nodes import Load, Reduce, Select
 
 __all__ = [
-    "OPS", "VIEWS", "Node", "Unsupported", "blocked", "build", "contrib", "convolution", "elementwise", "normalisation",
+    "OPS", "VIEWS", "Node", "Unsupported", "blocked", "build", "contrib", "convolution", "elementwise", "grouped",
+    "normalisation",
     "pooling", "products", "quantized", "recurrent", "reductions", "resize", "shape", "view_shape",
 ]  # fmt: skip
 
@@ -109,7 +111,7 @@ COMPUTE_WIDE = frozenset((
     "ReduceSumSquare", "ReduceProd", "LayerNormalization", "RMSNormalization", "InstanceNormalization",
     "GroupNormalization", "BatchNormalization", "MeanVarianceNormalization", "LpNormalization", "LRN", "Conv",
     "ConvTranspose", "MatMul", "MatMulNBits", "Gemm", "AveragePool", "GlobalAveragePool", "Resize", "LSTM", "GRU",
-    "RNN",
+    "RNN", "GroupQueryAttention",
 ))  # fmt: skip
 """Operators that take several steps for a result: those of float16 are in float32, and the result is rounded once."""
 

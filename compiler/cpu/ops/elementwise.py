@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import OPS, Node, Unsupported, at, op
+from celosia.compiler.cpu.runtime.sizes import broadcast
 from celosia.compiler.cpu.types import ONNX_TYPES
 from celosia.compiler.expr import Expr, Tensor, call, is_float, select, wrap
 
@@ -129,6 +128,9 @@ def power(x: Expr, y: Expr) -> Expr:
 
 def modulo(x: Expr, y: Expr, fmod: bool) -> Expr:
     """The remainder with the sign of the divisor, or, for fmod, of the dividend."""
+    if fmod and is_float(x.dtype):
+        rest = T.binary("mod", call("abs", x), call("abs", y))
+        return select(x < 0, -rest, rest)
     rest = T.binary("mod", x, y)
     if not fmod or x.dtype.startswith("uint"):
         return rest
@@ -162,7 +164,7 @@ BINARY: dict[str, Callable[[Expr, Expr, Attrs], Expr]] = {
 def _binary(node: Node) -> Tensor:
     exponent = node.values[1] if node.op == "Pow" else None
     if exponent is not None and exponent.size == 1 and is_float(node.input(0).dtype):
-        x, shape = node.input(0), np.broadcast_shapes(node.input(0).shape, exponent.shape)
+        x, shape = node.input(0), broadcast(node.input(0).shape, exponent.shape)
         if float(exponent.reshape(())) == 2:
             return T.compute(shape, lambda *i: at(x, i) * at(x, i), "square")
         if float(exponent.reshape(())) == 0.5:
@@ -201,9 +203,10 @@ def clip(node: Node) -> Tensor:
     ]
 
     def body(value: Expr) -> Expr:
-        if bounds[0] is not None:
-            value = T.maximum(value, bounds[0])
-        return value if bounds[1] is None else T.minimum(value, bounds[1])
+        low, high = bounds  # of which a NaN bounds nothing
+        if low is not None:
+            value = select(value < low, low, value)
+        return value if high is None else select(high < value, high, value)
 
     return node.elementwise(body, x)
 

@@ -23,6 +23,7 @@ from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.products import at_lead
 from celosia.compiler.cpu.ops.registry import Node, Shape, reshaped
 from celosia.compiler.cpu.ops.window import SlidingWindow
+from celosia.compiler.cpu.runtime.sizes import broadcast
 from celosia.compiler.cpu.target import TILE_ROWS, TILE_STEPS, target
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
 
@@ -91,7 +92,7 @@ def matrix_product(
     if inner != b.shape[-1 if turn_b else -2]:
         raise node.fail(f"{list(a.shape)} and {list(b.shape)} do not multiply")
     try:
-        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        batch = broadcast(a.shape[:-2], b.shape[:-2])
     except ValueError:
         raise node.fail(f"{list(a.shape)} and {list(b.shape)} do not multiply") from None
     steps = -(-inner // 4)

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import Change, ChangeAt, Node, at, op, reshaped
+from celosia.compiler.cpu.runtime.sizes import broadcast
 from celosia.compiler.cpu.target import STREAMS, target
 from celosia.compiler.dtypes import itemsize
 from celosia.compiler.expr import INDEX, Expr, Tensor, wrap
@@ -46,7 +45,7 @@ def product(
     b = prepared(b, transpose_b and not dot, change_b, "b")
     k = T.reduce_axis(inner, "k")
     try:
-        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        batch = broadcast(a.shape[:-2], b.shape[:-2])
     except ValueError:
         raise ValueError(f"{list(a.shape)} and {list(b.shape)} do not multiply") from None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -82,13 +84,29 @@ def dynamic_quantize_linear(node: Node) -> list[Tensor]:
     x = node.input(0)
     axes = range(len(x.shape))
     low, high = reduced(x, axes, False, T.min, "low"), reduced(x, axes, False, T.max, "high")
-    scale = T.compute((), lambda: (T.maximum(high[()], 0) - T.minimum(low[()], 0)) / wrap(255.0, F32), "scale")
+    reach = T.compute((), lambda: T.maximum(high[()], 0) - T.minimum(low[()], 0), "reach")
+    scale = T.compute((), lambda: select(T.equal(reach[()], 0), 1, reach[()] / wrap(255.0, F32)), "scale")
     zero = T.compute((), lambda: saturate(round_even(-T.minimum(low[()], 0) / scale[()]), "uint8"), "zero")
     y = T.compute(x.shape, lambda *i: quantize(x[i], scale[()], zero[()], "uint8"), "quantize")
     return [y, scale, zero][: node.outputs]
 
 
 # Convolution and matrix products: inputs x, sx, zx, w, sw, zw, sy, zy, ...
+
+
+def with_channels_last(build: Callable[[Node], Tensor]) -> Callable[[Node], Tensor]:
+    """A builder whose images may have their channels innermost, which the attribute channels_last says."""
+
+    def built(node: Node) -> Tensor:
+        if not node.attrs.get("channels_last", 0):
+            return build(node)
+        x = node.input(0)
+        moved = T.compute((x.shape[0], x.shape[-1], *x.shape[1:-1]), lambda n, c, *i: x[(n, *i, c)], "channels_first")
+        attrs = {name: value for name, value in node.attrs.items() if name != "channels_last"}
+        y = build(replace(node, attrs=attrs, inputs=(moved, *node.inputs[1:])))
+        return T.compute((y.shape[0], *y.shape[2:], y.shape[1]), lambda n, *i: y[(n, i[-1], *i[:-1])], "channels_last")
+
+    return built
 
 
 def _eight_bits(*tensors: Tensor) -> str:
@@ -100,11 +118,10 @@ def _eight_bits(*tensors: Tensor) -> str:
 
 
 @op("QLinearConv")
+@with_channels_last
 def qlinear_conv(node: Node) -> Tensor:
     """onnxruntime's form and rounding: y = clip(rne(f32(acc + bias) * ((sx * sw) / sy)) + zy)."""
     x, w = node.input(0), node.input(3)
-    if node.attrs.get("channels_last", 0):
-        raise node.fail("channels_last")
     sx, sw = node.scalar(1, F32), node.input(4)
     sy, kind = node.scalar(6, F32), _eight_bits(x, w, node.input(7))
     zy = node.scalar(7, kind)
@@ -296,10 +313,13 @@ def qlinear_concat(node: Node) -> Tensor:
 
 
 @op("QLinearGlobalAveragePool")
+@with_channels_last
 def qlinear_global_average_pool(node: Node) -> Tensor:
+    return global_average(node)
+
+
+def global_average(node: Node) -> Tensor:
     x = node.input(0)
-    if node.attrs.get("channels_last", 0):
-        raise node.fail("channels_last")
     zx, count = node.scalar(2, "int32"), prod(x.shape[2:])
     scale = node.scalar(1, F32) / (node.scalar(3, F32) * float(count))
 
@@ -335,14 +355,13 @@ def table(node: Node) -> Tensor:
 
 
 @op("QLinearAveragePool")
+@with_channels_last
 def qlinear_average_pool(node: Node) -> Tensor:
     """In floats, added in the order of the elements, but for a window that is the image."""
     x = node.input(0)
-    if node.attrs.get("channels_last", 0):
-        raise node.fail("channels_last")
     window = SlidingWindow.of(node, x.shape[2:])
     if window.whole:
-        return qlinear_global_average_pool(node)
+        return global_average(node)
     p = window.padded(x, wrap(0, F32), lambda v: dequantized(node, v))
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
     sy, zy = node.scalar(3, F32), node.scalar(4, F32)

@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.registry import Node, at, op
+from celosia.compiler.cpu.ops.registry import Node, at, limits, op
 from celosia.compiler.expr import Axis, Expr, Tensor, call, is_float, select, wrap
 
 
@@ -38,7 +38,7 @@ def reduced(
 
 REDUCTIONS: dict[str, tuple[str, Callable[[Expr], Expr], Callable[[Expr, int], Expr]]] = {
     "ReduceSum": ("sum", lambda x: x, lambda y, n: y),
-    "ReduceMean": ("sum", lambda x: x, lambda y, n: y / n),
+    "ReduceMean": ("sum", lambda x: x, lambda y, n: y / n if n else y),
     "ReduceMax": ("max", lambda x: x, lambda y, n: y),
     "ReduceMin": ("min", lambda x: x, lambda y, n: y),
     "ReduceProd": ("prod", lambda x: x, lambda y, n: y),
@@ -47,30 +47,43 @@ REDUCTIONS: dict[str, tuple[str, Callable[[Expr], Expr], Callable[[Expr, int], E
     "ReduceSumSquare": ("sum", lambda x: x * x, lambda y, n: y),
     "ReduceLogSum": ("sum", lambda x: x, lambda y, n: call("log", y)),
 }
+"""How elements are combined, what of each is, and what the result is of them and of their number."""
+EXTREMES = ("ReduceMax", "ReduceMin")
+"""Reductions that compute with integers as such. The others do so in float64."""
 
 
 @op(*REDUCTIONS, "ReduceLogSumExp")
 def reduce(node: Node) -> Tensor:
     x = node.input(0)
+    if node.op in EXTREMES or is_float(x.dtype):
+        return _reduced(node, x)
+    y = _reduced(node, node.elementwise(lambda v: v.astype("float64"), x), cut=lambda v: call("floor", v))
+    least = wrap(limits(x.dtype)[0], x.dtype)  # the logarithm of less than nothing
+    return node.elementwise(lambda v: select(call("isnan", v), least, v.astype(x.dtype)), y)
+
+
+def _reduced(node: Node, x: Tensor, cut: Callable[[Expr], Expr] = lambda v: v) -> Tensor:
+    """cut: to whole numbers, those of integers between the steps of a ReduceLogSumExp, as onnxruntime does."""
     rank = len(x.shape)
     axes = node.ints("axes", 1)
-    if not axes:
-        if node.attrs.get("noop_with_empty_axes", 0):
-            return node.elementwise(lambda v: v, x)
-        axes = list(range(rank))
-    axes = sorted({a % rank for a in axes})
+    noop = not axes and node.attrs.get("noop_with_empty_axes", 0)  # each element alone is reduced
+    axes = [] if noop else sorted({a % rank for a in axes or range(rank)})
     keep = node.attrs.get("keepdims", 1) == 1
     count = prod(x.shape[d] for d in axes)
     if node.op == "ReduceLogSumExp":
-        m = reduced(x, axes, True, T.max, "max")
-        s = reduced(x, axes, keep, T.sum, "sum", lambda i: call("exp", x[i] - at(m, i)))
-        shift = reduced(x, axes, keep, T.max, "max")
-        return T.compute(s.shape, lambda *i: call("log", s[i]) + shift[i], "logsumexp")
+        return x if not axes else _log_sum_exp(x, axes, keep, cut)
     kind, before, after = REDUCTIONS[node.op]
-    if node.op == "ReduceL2" and not is_float(x.dtype):
-        raise node.fail(f"on {x.dtype}")
+    if not axes:
+        return node.elementwise(lambda v: after(before(v), count), x)
     reducer: Any = getattr(T, kind)
     return reduced(x, axes, keep, lambda v, ks: after(reducer(before(v), ks), count), node.op.lower())
+
+
+def _log_sum_exp(x: Tensor, axes: Sequence[int], keep: bool, cut: Callable[[Expr], Expr]) -> Tensor:
+    m = reduced(x, axes, True, T.max, "max")
+    s = reduced(x, axes, keep, T.sum, "sum", lambda i: cut(call("exp", x[i] - at(m, i))))
+    shift = reduced(x, axes, keep, T.max, "max")
+    return T.compute(s.shape, lambda *i: cut(call("log", s[i])) + shift[i], "logsumexp")
 
 
 @op("ArgMax", "ArgMin")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.node import is_mapped
+from celosia.compiler.cpu.runtime.sizes import broadcast
 from celosia.compiler.expr import Expr, Tensor
 
 Array = NDArray[Any]
@@ -79,7 +80,7 @@ class Node:
     def elementwise(self, fn: Callable[..., Any], *tensors: Tensor) -> Tensor:
         """fn of corresponding elements, under numpy's broadcasting."""
         try:
-            shape = np.broadcast_shapes(*(t.shape for t in tensors))
+            shape = broadcast(*(t.shape for t in tensors))
         except ValueError as e:
             raise self.fail(f"shapes {[list(t.shape) for t in tensors]} do not broadcast") from e
         return T.compute(shape, lambda *i: fn(*(at(t, i) for t in tensors)), self.op.lower())

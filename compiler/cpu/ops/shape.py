@@ -9,6 +9,7 @@ import numpy as np
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import Array, Node, Shape, at, op, reshaped
+from celosia.compiler.cpu.runtime.sizes import broadcast, taken
 from celosia.compiler.cpu.types import ONNX_TYPES
 from celosia.compiler.expr import INDEX, Expr, Tensor, select, wrap
 
@@ -107,9 +108,12 @@ def slice_(node: Node) -> Tensor:
     steps = node.ints("steps", 4) or [1] * len(starts)
     ranges = [range(n) for n in x.shape]
     for start, end, axis, step in zip(starts, ends, axes, steps):
-        if step == 0:
-            raise node.fail("a step is 0")
-        ranges[axis] = range(x.shape[axis])[slice(start, end if end > -(1 << 62) else None, step)]
+        if not -len(ranges) <= axis < len(ranges):
+            raise node.fail(f"axis {axis} of {len(ranges)} dimensions")
+        try:
+            ranges[axis] = taken(x.shape[axis], start, end, step)
+        except ValueError as e:
+            raise node.fail(str(e)) from e
     return T.compute(
         tuple(len(r) for r in ranges),
         lambda *index: x[tuple(i * r.step + r.start for i, r in zip(index, ranges))],
@@ -170,6 +174,10 @@ def pad(node: Node) -> Tensor:
     places = [a % rank for a in axes] if axes is not None else list(range(rank))
     for k, d in enumerate(places):
         before[d], after[d] = pads[k], pads[k + len(places)]
+    mode = node.attrs.get("mode", "constant")
+    if mode == "constant":
+        value = wrap(node.attrs["value"], x.dtype) if "value" in node.attrs else node.scalar(2, x.dtype)
+        return padded(x, tuple(before), tuple(after), value)
     cut = tuple(slice(max(0, -b), n - max(0, -a)) for b, a, n in zip(before, after, x.shape))
     if any(b < 0 for b in before + after):  # negative pads cut
         starts = [c.start for c in cut]
@@ -178,10 +186,6 @@ def pad(node: Node) -> Tensor:
             tuple(c.stop - c.start for c in cut), lambda *i: whole[tuple(k + s for k, s in zip(i, starts))], "cut"
         )
         before, after = [max(0, b) for b in before], [max(0, a) for a in after]
-    mode = node.attrs.get("mode", "constant")
-    if mode == "constant":
-        value = wrap(node.attrs["value"], x.dtype) if "value" in node.attrs else node.scalar(2, x.dtype)
-        return padded(x, tuple(before), tuple(after), value)
 
     def source(i: Expr, b: int, n: int) -> Expr:
         k = i - b
@@ -253,7 +257,7 @@ def gather_nd(node: Node) -> Tensor:
 def expand(node: Node) -> Tensor:
     x = node.input(0)
     try:
-        shape = np.broadcast_shapes(x.shape, tuple(int(v) for v in node.constant(1, "shape")))
+        shape = broadcast(x.shape, tuple(int(v) for v in node.constant(1, "shape")))
     except ValueError as e:
         raise node.fail(str(e)) from e
     return T.compute(shape, lambda *i: at(x, i), "expand")

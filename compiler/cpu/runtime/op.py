@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from celosia.compiler.dtypes import numpy_dtype
+
 Array = NDArray[Any]
 Value = Any
 """An array, a list of values (a sequence), or None (an empty optional)."""
@@ -65,13 +67,22 @@ class HostOp:
 
 @dataclass(frozen=True)
 class Body:
-    """A subgraph: what it takes, constants, operators in order, what it returns, and what it reads from outside."""
+    """A subgraph: what it takes, constants, operators in order, what it returns, and what it reads from outside.
+
+    types: element type and shape of what it returns, as far as the model says; sizes that are open are 0.
+    """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     constants: dict[str, Array] = field(repr=False)
     ops: tuple[HostOp, ...]
     captured: tuple[str, ...]
+    types: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    def nothing(self, output: int) -> Array:
+        """A list of that output, of which there is none."""
+        kind, dims = self.types[output] if output < len(self.types) else ("float32", ())
+        return np.zeros((0, *dims), numpy_dtype(kind))
 
 
 def bodies(op: HostOp) -> Iterable[Body]:

@@ -23,7 +23,7 @@ from celosia.compiler.graph.select.placement import Choice, Placement, Selection
 from celosia.compiler.graph.select.pooling import average, max_pool
 from celosia.compiler.graph.select.reasons import is_float, why_on_cpu
 from celosia.compiler.graph.select.views import SAME_BYTES, is_view, take_parts
-from celosia.compiler.graph.values import is_op
+from celosia.compiler.graph.values import attribute, is_op
 from celosia.hw.config import Config
 
 __all__ = ["Choice", "Form", "OnCpu", "Selection", "natural_form", "select"]
@@ -87,4 +87,6 @@ def _place(p: Placement, node: ir.Node, refused: dict[ir.Node, str], opset: int,
         raise OnCpu(why_on_cpu(node, opset, in_floats) if moves else other)
     if node.op_type != "Split" and any(list(out.uses()) or out.is_graph_output() for out in node.outputs[1:]):
         raise OnCpu("its indices output is used")
+    if attribute(node, "channels_last", 0):
+        raise OnCpu("channels last; export it as NCHW")
     BUILDERS[node.op_type](p, node)

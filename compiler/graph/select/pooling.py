@@ -11,7 +11,6 @@ from celosia.compiler import numerics
 from celosia.compiler.graph.select.forms import OnCpu, natural_form
 from celosia.compiler.graph.select.parameters import scalar_of, stored_zero, uniform, window_of
 from celosia.compiler.graph.select.placement import Placement, Reads
-from celosia.compiler.graph.values import attribute
 from celosia.compiler.graph.windows import whole_image, windows_of
 from celosia.compiler.layer import Activation, Lattice, Pool, Window
 
@@ -24,8 +23,6 @@ def average(p: Placement, node: ir.Node) -> None:
     value, y = node.inputs[0], node.outputs[0]
     assert value is not None
     form, y_form = natural_form(value), natural_form(y)
-    if attribute(node, "channels_last", 0):
-        raise OnCpu("channels last; export it as NCHW")
     size = form.dims[2], form.dims[3]
     windows = windows_of(node) if node.op_type == "QLinearAveragePool" else whole_image(size)
     window = window_of(windows)

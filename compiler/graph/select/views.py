@@ -8,6 +8,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from celosia.compiler.cpu.ops import VIEWS
+from celosia.compiler.cpu.runtime.sizes import taken
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
 from celosia.compiler.graph.select.parameters import flattens, has_fixed_matrix, image_axes
 from celosia.compiler.graph.select.placement import Placement
@@ -111,16 +112,16 @@ def ranges_of(node: ir.Node) -> list[tuple[range, range, range, range]]:
             start += size
     else:
         found = [whole]
-        for axis, chosen in slices(node, len(axes)):
-            whole[axes[axis]] = whole[axes[axis]][chosen]
+        for axis, places in cut_axes(node, [whole[axis] for axis in axes]):
+            whole[axes[axis]] = places
     result = [(each[0], each[1], each[2], each[3]) for each in found]
     if any(not len(side) for each in result for side in each):
         raise OnCpu("an output is empty")
     return result
 
 
-def slices(node: ir.Node, rank: int) -> list[tuple[int, slice]]:
-    """Axis and slice of each that a Slice cuts. OnCpu where they are not constant."""
+def cut_axes(node: ir.Node, whole: list[range]) -> list[tuple[int, range]]:
+    """Each axis that a Slice cuts, and the positions that it takes of it. OnCpu where they are not constant."""
     lists: list[list[int] | None] = []
     for number, name in enumerate(("starts", "ends", "axes", "steps"), 1):
         given = attribute(node, name)
@@ -133,7 +134,9 @@ def slices(node: ir.Node, rank: int) -> list[tuple[int, slice]]:
     starts, ends, axes, steps = lists
     assert starts is not None and ends is not None
     axes, steps = axes or list(range(len(starts))), steps or [1] * len(starts)
+    if 0 in steps or not all(-len(whole) <= axis < len(whole) for axis in axes):
+        raise OnCpu("its axes or steps are impossible")
     return [
-        (axis % rank, slice(start, end if end > -(1 << 62) else None, step))
+        (axis % len(whole), taken(len(whole[axis]), start, end, step))
         for start, end, axis, step in zip(starts, ends, axes, steps, strict=True)
     ]

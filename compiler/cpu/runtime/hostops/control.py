@@ -38,7 +38,8 @@ def loop(
             held += value.nbytes
         check_size(held, f"{op.label}: its scan outputs after {i + 1} steps")
         i += 1
-    return (*carried, *(np.stack(row) if row else np.zeros((0,), np.float32) for row in rows))
+    first = 1 + len(state)
+    return (*carried, *(np.stack(row) if row else body.nothing(first + k) for k, row in enumerate(rows)))
 
 
 @host("Scan")
@@ -81,7 +82,7 @@ def _scan(
             row.append(value)
     results = []
     for k, row in enumerate(rows):
-        value = np.stack(row[::-1] if out_backward and out_backward[k] else row) if row else np.zeros((0,), np.float32)
+        value = np.stack(row[::-1] if out_backward and out_backward[k] else row) if row else body.nothing(states + k)
         results.append(np.moveaxis(value, 0, out_axes[k]) if out_axes else value)
     return (*state, *results)
 

@@ -104,7 +104,7 @@ def cumulative(op: HostOp, x: Array, axis: Array) -> Array:
     if op.attr("reverse", 0):
         x = np.flip(x, along)
     out = run(x, along, dtype=x.dtype)
-    if op.attr("exclusive", 0):
+    if op.attr("exclusive", 0) and out.size:
         start = np.full_like(np.take(x, [0], along), op.op == "CumProd")
         out = np.concatenate([start, np.take(out, np.arange(x.shape[along] - 1), along)], along)
     return np.flip(out, along) if op.attr("reverse", 0) else out

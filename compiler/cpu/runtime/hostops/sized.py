@@ -13,6 +13,7 @@ import numpy as np
 
 from celosia.compiler.cpu.runtime.hostops.registry import HOST, Array, Function, Value, int_list, numpy_type
 from celosia.compiler.cpu.runtime.op import HostOp, check_size
+from celosia.compiler.cpu.runtime.sizes import broadcast, taken
 
 PLAIN = frozenset(
     ["float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"]
@@ -109,8 +110,9 @@ def extreme(op: HostOp, *inputs: Array) -> Any:
 
 @sized("Clip", since=11)
 def clip(op: HostOp, x: Array, low: Array | None = None, high: Array | None = None) -> Any:
-    x = x if low is None else np.maximum(x, low.reshape(()))
-    return x if high is None else np.minimum(x, high.reshape(()))
+    """A bound that is NaN bounds nothing."""
+    x = x if low is None else np.where(x < low.reshape(()), low.reshape(()), x)
+    return x if high is None else np.where(x > high.reshape(()), high.reshape(()), x)
 
 
 @sized("Where")
@@ -136,6 +138,8 @@ def softmax(op: HostOp, x: Array) -> Any:
 _REDUCE: dict[str, Callable[..., Any]] = {
     "ReduceSum": np.sum, "ReduceMean": np.mean, "ReduceMax": np.max, "ReduceMin": np.min, "ReduceProd": np.prod,
 }  # fmt: skip
+_WIDE = {(op, kind): {"dtype": np.float64} for op in ("ReduceSum", "ReduceProd") for kind in "iu"}
+"""What integers are combined in, see reductions.py."""
 
 
 @sized(*_REDUCE, since=11)
@@ -146,7 +150,10 @@ def reduce(op: HostOp, x: Array, axes: Array | None = None) -> Any:
     if not x.size or (op.op == "ReduceMean" and x.dtype.kind != "f"):
         return NotImplemented
     along = tuple(chosen) if chosen else None
-    return _REDUCE[op.op](x, axis=along, keepdims=bool(op.attr("keepdims", 1))).astype(x.dtype)
+    y = _REDUCE[op.op](x, axis=along, keepdims=bool(op.attr("keepdims", 1)), **_WIDE.get((op.op, x.dtype.kind), {}))
+    if y.dtype != x.dtype and np.any(np.abs(y) >= min(np.iinfo(x.dtype).max, 2**53)):
+        return NotImplemented  # it is rounded
+    return y.astype(x.dtype)
 
 
 @sized("ArgMax", "ArgMin", since=11)
@@ -167,7 +174,7 @@ def transpose(op: HostOp, x: Array) -> Any:
 
 @sized("Expand", since=8)
 def expand(op: HostOp, x: Array, shape: Array) -> Any:
-    wanted = np.broadcast_shapes(x.shape, tuple(int_list(shape)))
+    wanted = broadcast(x.shape, tuple(int_list(shape)))
     check_size(int(np.prod(wanted, dtype=np.float64)) * x.itemsize, f"{op.label}: its output {list(wanted)}")
     return np.broadcast_to(x, wanted)
 
@@ -210,12 +217,10 @@ def slice_(
     by = [1] * len(first) if steps is None else int_list(steps)
     parts = [slice(None)] * x.ndim
     for axis, start, end, step in zip(along, first, last, by):
-        if not step:
-            raise op.fail("a step is 0")
         if not -x.ndim <= axis < x.ndim:
             raise op.fail(f"axis {axis} of {x.ndim} dimensions")
-        before_all = step < 0 and end < -x.shape[axis]  # for Python, a negative end counts from the other side
-        parts[axis] = slice(start, None if before_all else end, step)
+        places = taken(x.shape[axis], start, end, step)
+        parts[axis] = slice(places.start, places.stop if places.stop >= 0 else None, step) if places else slice(0)
     return x[tuple(parts)]
 
 
@@ -234,7 +239,9 @@ def split(op: HostOp, x: Array, sizes: Array | None = None) -> Any:
 
 @sized("Trilu", since=14)
 def trilu(op: HostOp, x: Array, k: Array | None = None) -> Any:
-    return (np.triu if op.attr("upper", 1) else np.tril)(x, 0 if k is None else int(k.reshape(-1)[0]))
+    furthest = max(x.shape[-2:])
+    diagonal = 0 if k is None else min(max(int(k.reshape(-1)[0]), -furthest), furthest)
+    return (np.triu if op.attr("upper", 1) else np.tril)(x, diagonal)
 
 
 @sized("Cast", since=6)

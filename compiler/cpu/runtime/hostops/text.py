@@ -17,14 +17,25 @@ def concat(op: HostOp, a: Array, b: Array) -> Array:
 
 @host("StringSplit")
 def split(op: HostOp, x: Array) -> tuple[Array, Array]:
-    limit = op.attr("maxsplit", -1)
-    parts = [str(text).split(op.attr("delimiter") or None, -1 if limit is None else limit) for text in x.reshape(-1)]
+    """Nothing has no parts. Without a delimiter, spaces separate, any number of them; tabs do not."""
+    limit, delimiter = op.attr("maxsplit"), op.attr("delimiter")
+    limit = -1 if limit is None else limit
+    parts = [str(text).split(delimiter, limit) if delimiter and text else _words(str(text), limit)
+             for text in x.reshape(-1)]  # fmt: skip
     counts = np.array([len(each) for each in parts], np.int64).reshape(x.shape)
     width = max(map(len, parts), default=0)
     table = np.full((len(parts), width), "", object)
     for row, each in zip(table, parts):
         row[: len(each)] = each
     return table.reshape(*x.shape, width), counts
+
+
+def _words(text: str, limit: int) -> list[str]:
+    """What spaces separate; after `limit` of them, where that is not negative, all the rest."""
+    text = text.strip(" ")
+    if not text or not limit:
+        return [text] if text else []
+    return re.split(" +", text, maxsplit=max(limit, 0))  # 0: as often as there are
 
 
 @host("RegexFullMatch")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ def convert(op: HostOp, x: Array, kind: np.dtype[Any]) -> Array:
     if kind.kind == "O":
         return np.array([_text(value) for value in x.reshape(-1)], object).reshape(x.shape)
     if x.dtype.kind == "O":
-        x = np.array([_number(value) for value in x.reshape(-1)], np.float64).reshape(x.shape)
+        return _numbers(op, x, kind)
     if kind == x.dtype:
         return x
     if kind.kind == "b":
@@ -76,16 +77,50 @@ def _text(value: Any) -> str:
         return "1" if value else "0"
     if isinstance(value, (int, str, np.integer)):
         return str(value)
-    number = np.float32(value) if np.asarray(value).dtype.itemsize < 4 else value
+    number = float(value)
     if np.isnan(number):
         return "NaN"
     if np.isinf(number):
         return "INF" if number > 0 else "-INF"
-    return str(number)
+    return f"{number:.8g}"
 
 
-def _number(text: Any) -> float:
-    return float(str(text).strip().replace("INF", "inf"))
+_WHOLE = re.compile(r"\s*([+-]?\d+)", re.ASCII)
+_REAL = re.compile(
+    r"\s*([+-]?)(0x[\da-f]+(?:\.[\da-f]*)?(?:p[+-]?\d+)?|inf|nan|(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)", re.I | re.A
+)
+
+
+def _numbers(op: HostOp, texts: Array, kind: np.dtype[Any]) -> Array:
+    """The number at the beginning of each text, as C reads it: hexadecimal, too, where it is a float."""
+    if kind.kind == "O":
+        return texts
+    found = [(_real if is_float(kind) else _whole)(op, str(text), kind) for text in texts.reshape(-1)]
+    return np.array(found, np.float64 if is_float(kind) else object).astype(kind).reshape(texts.shape)
+
+
+def _whole(op: HostOp, text: str, kind: np.dtype[Any]) -> int:
+    """As a number of 64 bits of which the type keeps the lowest."""
+    match = _WHOLE.match(text)
+    if match is None or not -(2**63) <= int(match[1]) < 2 ** (64 if kind == np.uint64 else 63):
+        raise op.fail(f"{text[:40]!r} is no integer of 64 bits")
+    if kind.kind == "b":
+        return int(int(match[1]) != 0)
+    size = int(8 * kind.itemsize)
+    low: int = int(match[1]) % 2**size
+    return low - 2**size if kind.kind == "i" and low >= 2 ** (size - 1) else low
+
+
+def _real(op: HostOp, text: str, kind: np.dtype[Any]) -> float:
+    match = _REAL.match(text)
+    if match is None:
+        raise op.fail(f"{text[:40]!r} is no number")
+    read = float.fromhex if match[2][:2] in ("0x", "0X") else float
+    value = read(match[1] + match[2])
+    top = np.finfo(np.float64 if kind.itemsize == 8 else np.float32).max
+    if abs(value) > top and match[2].lower() != "inf":
+        raise op.fail(f"{text[:40]!r} is beyond the numbers of {kind}")
+    return value
 
 
 @host("BitCast")
@@ -137,3 +172,45 @@ def dequantize(op: HostOp, x: Array, scale: Array, zero: Array | None = None) ->
     if zero is not None:
         y = y - _along(zero, x, axis, block).astype(np.float32)
     return (y * _along(scale, x, axis, block).astype(np.float32)).astype(kind)
+
+
+@host("GatherBlockQuantized", domain="com.microsoft")
+def gather_block_quantised(op: HostOp, x: Array, indices: Array, scales: Array, zeros: Array | None = None) -> Array:
+    """Elements of x, in blocks with a scale and a zero point each; nothing, 0, where an index is outside.
+
+    Bytes hold one number of 8 bits, or several smaller ones side by side in the last axis, the low bits first.
+    """
+    bits = op.attr("bits", 4) if x.dtype == np.uint8 else 8
+    along, across = op.attr("gather_axis", 0) % x.ndim, op.attr("quantize_axis", 1) % x.ndim
+    size = op.attr("block_size", 128)
+    if bits not in (2, 4, 8) or size < 1 or is_float(x.dtype):
+        raise op.fail(f"blocks of {size} numbers of {bits} bits of {x.dtype}")
+    chosen = np.where(indices < 0, indices + x.shape[along], indices).astype(np.int64)
+    inside = (chosen >= 0) & (chosen < x.shape[along])
+    chosen = np.where(inside, chosen, 0)
+    blocks = chosen // size if along == across else chosen
+    y = _numbers_of_bits(np.take(x, chosen, along), bits)
+    axis = across if across < along else across + indices.ndim - 1
+
+    def of_each(values: Array) -> Array:
+        """What blocks have, for each of their elements."""
+        values = np.take(values, blocks, along)
+        if along == across:
+            return values
+        spread: Array = np.take(values, np.arange(y.shape[axis]) // size, axis)
+        return spread
+
+    level = y.astype(np.int32) - (1 << (bits - 1) if x.dtype == np.uint8 else 0)
+    if zeros is not None:
+        level = y.astype(np.int32) - of_each(_numbers_of_bits(zeros, bits)).astype(np.int32)
+    real = level.astype(np.float32) * of_each(scales).astype(np.float32)
+    seen = inside.reshape((1,) * along + inside.shape + (1,) * (x.ndim - along - 1))
+    return np.where(seen, real, 0).astype(scales.dtype)
+
+
+def _numbers_of_bits(x: Array, bits: int) -> Array:
+    """The numbers that bytes hold along the last axis."""
+    if bits == 8:
+        return x
+    parts = x[..., None] >> np.arange(0, 8, bits, dtype=np.uint8) & np.uint8((1 << bits) - 1)
+    return parts.reshape(*x.shape[:-1], -1)
