@@ -68,7 +68,9 @@ clean:  ## Remove what was built here; simulators stay in the user's cache folde
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One installation for all targets, repeated only when its inputs change.
-$(INSTALLED): pyproject.toml constraints.txt
+# LOCK= takes whatever files the index has of the versions in constraints.txt.
+LOCK ?= requirements.lock
+$(INSTALLED): pyproject.toml constraints.txt requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "celosia needs Python 3.11 or newer, not $$($(PYTHON) --version 2>&1); set PYTHON=..." >&2; exit 1; }
 	@command -v g++ clang++ $(CXX) >/dev/null \
@@ -76,6 +78,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
 		|| { rm -rf $(VENV); echo "cannot make $(VENV); Debian, Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	@echo "Installing into $(VENV) (once) ..."
+	@$(if $(LOCK),$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $(LOCK) \
+		|| { echo "not the files that were tested; LOCK= after make installs without their digests" >&2; exit 1; })
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,prove]'
 	@touch $@
 

@@ -1,7 +1,7 @@
 """python -m benchmarks [SECTION ...] [--models NAME,...], a section being one of SECTIONS.
 
 Prints a table and updates bench/results.json. Without a name: everything but `language`, `timed`, `names`, `explore`,
-`tune`, `hardware` and `simspeed` (long), and `demo`, which sets up a fresh clone.
+`tune`, `hardware`, `simspeed` and `differential` (long), and `demo`, which sets up a fresh clone.
 Exit code 1 where a promise was measured and not kept.
 """
 
@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import cpu, explore, hardware, language, names, simspeed, tune, tune_cpu
+from benchmarks.differential import MODELS
 from benchmarks.kernels import KERNELS
 from benchmarks.rows import ROOT, TIMED_CONFIGS, VERDICT, Bench, Row, describe
 from benchmarks.workloads import FOLDER_VARIABLE, MADE, WORKLOADS, models_folder
@@ -29,7 +30,7 @@ from celosia.sim.memory import MEMORY_MODELS, ZYNQ_HP
 
 SECTIONS = (
     "exactness", "models", "cycles", "onchip", "walltime", "eval", "compile", "build", "cpu", "language", "timed",
-    "names", "explore", "tune", "tune_cpu", "hardware", "simspeed", "demo",
+    "names", "explore", "tune", "tune_cpu", "hardware", "simspeed", "differential", "demo",
 )  # fmt: skip
 DEFAULT_SECTIONS = SECTIONS[: SECTIONS.index("cpu") + 1]
 KNOWN_MODELS = tuple(dict.fromkeys((*WORKLOADS, *cpu.MODELS, *cpu.NETWORKS)))
@@ -59,7 +60,13 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--memory", default=ZYNQ_HP.name, choices=tuple(MEMORY_MODELS), help="of the RTL and timed")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each kernel or model of cpu (default: 1)")
     parser.add_argument("--images", type=int, help="inputs for each model of `models`")
-    parser.add_argument("--count", type=int, default=names.MODELS, help="models of `names` (default: %(default)s)")
+    parser.add_argument(
+        "--count", type=int, help=f"models of names (default: {names.MODELS}) and differential (default: {MODELS})"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of differential: another one draws other models")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="of differential: processes")
+    parser.add_argument("--out", type=Path, default=Path("findings"), help="of differential: where findings go")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="of differential: keep verdicts here, and go on")
     parser.add_argument("--base", metavar="COMMIT", help="of simspeed: what to compare with (default: plain Verilog)")
     parser.add_argument("--full", action="store_true", help="of tune, tune_cpu, explore: all of it, hours")
     parser.add_argument(
@@ -125,7 +132,12 @@ def main(arguments: list[str]) -> int:
             if section == "timed":
                 return bench.timed((options.config,) if options.config else TIMED_CONFIGS)
             if section == "names":
-                return names.rows(say, options.count)
+                return names.rows(say, options.count or names.MODELS)
+            if section == "differential":
+                from benchmarks.differential import campaign  # with onnxruntime's quantiser, which takes a second
+
+                count = options.count or MODELS
+                return campaign.rows(options.seed, count, options.jobs, options.out, options.resume, say)
             if section == "explore":
                 return explore.rows(folder, options.full, say, options.only)
             if section == "tune":

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from celosia.hw.config import Config, ConfigError
+from celosia.hw.plain import from_json
 
 
 class ManifestError(ValueError):
@@ -52,7 +53,7 @@ class Manifest:
     def load(path: str | Path) -> Manifest:
         """Raises ManifestError."""
         try:
-            fields = json.loads(Path(path).read_text(encoding="utf-8"))
+            fields = from_json(Path(path).read_text(encoding="utf-8"))
             manifest = Manifest(**fields)
         except OSError as error:
             raise ManifestError(f"cannot read the manifest {path}: {error.strerror}") from None

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from celosia.bitstreams.devices import Device
-from celosia.hw.cache import cache_folder, shrink, used
+from celosia.hw.cache import cache_folder, shrink, tool_environment, used, writing
 from celosia.hw.config import Config
 from celosia.hw.verilog import TOP, hardware_digest, verilog, write_atomically
 
@@ -48,6 +48,15 @@ _FREE = {
     "CARRY4", "CARRY8", "MUXF7", "MUXF8", "MUXF9", "PFUMX", "L6MUX21", "BUFG", "IBUF", "OBUF", "GND", "VCC",
     "$scopeinfo",
 }  # fmt: skip
+
+
+STEPS = {
+    "FLATTEN": ("optimising", 0.01), "MEMORY_LIBMAP": ("mapping memories and arithmetic", 0.22),
+    "XILINX_SRL": ("mapping to cells", 0.49), "ABC9": ("packing logic into LUTs", 0.62),
+}  # fmt: skip
+"""Steps of synthesis by the pass of Yosys that each begins with, and the share of the time over then (of `tiny`)."""
+LINE_SECONDS = 180 / 29_000
+"""What a line of Verilog takes, roughly: those of `tiny` three minutes."""
 
 
 class SynthesisError(RuntimeError):
@@ -97,7 +106,8 @@ def run_tool(package: str, arguments: list[str], say: Callable[[str], None], pat
     name = arguments[0]
     command = [*_command(package, name), *arguments[1:]]
     lines = []
-    with subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "env": tool_environment()}
+    with subprocess.Popen(command, cwd=cwd, text=True, **pipes) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:
@@ -117,6 +127,41 @@ def run_yosys(script: str, folder: Path, say: Callable[[str], None]) -> None:
     """Run a Yosys script whose files are in `folder`."""
     (folder / "script.ys").write_text(script, encoding="utf-8")
     run_tool(YOSYS, ["yosys", "-Q", "script.ys"], say, r"\d+\.\d+\. (Executing [A-Z_0-9]+)", folder)
+
+
+def steps_told(say: Callable[[str], None], seconds: float) -> Callable[[str], None]:
+    """What `run_yosys` calls so that `say` gets each of STEPS, with the time that is left: at first by what all will
+    take, `seconds`, then by what it has taken.
+
+    >>> tell = steps_told(print, 180)
+    >>> for name in ("HIERARCHY", "FLATTEN", "OPT", "FLATTEN"):
+    ...     tell(f"Executing {name}")
+    optimising (2 of 5), about 3 min left
+    """
+    started, names = time.perf_counter(), list(STEPS)
+
+    def tell(text: str) -> None:
+        name = text.removeprefix("Executing ")
+        if name not in names:
+            return
+        del names[: names.index(name) + 1]
+        step, over = STEPS[name]
+        spent = time.perf_counter() - started
+        left = spent / over * (1 - over) if over > 0.1 else seconds - spent
+        say(f"{step} ({len(STEPS) + 1 - len(names)} of {len(STEPS) + 1}), about {_minutes(left)} left")
+
+    return tell
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{max(10, 10 * round(seconds / 10))} s"
+
+
+def _begin(folder: str, say: Callable[[str], None]) -> None:
+    """Say what the first step is. folder: of the cache, which is empty before the first time of all."""
+    fresh = shutil.which("yosys") is None and not any((cache_folder() / folder).glob("*"))
+    ready = "; Yosys is made ready for this machine, minutes this once" if fresh else ""
+    say(f"writing the Verilog and reading it (1 of {len(STEPS) + 1}){ready}")
 
 
 def count(cells: dict[str, int]) -> dict[str, float]:
@@ -181,18 +226,19 @@ def usage(cfg: Config, device: Device, say: Callable[[str], None] = lambda text:
     if (known := known_usage(cfg, device)) is not None:
         return known
     require(YOSYS)
-    say("elaborating")
+    _begin("synthesis", say)
     text = verilog(cfg)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "top.v").write_text(text, encoding="utf-8")
         started = time.perf_counter()
-        run_yosys(_script(device), folder, say)
+        run_yosys(_script(device), folder, steps_told(say, LINE_SECONDS * text.count("\n")))
         seconds = time.perf_counter() - started
         cells = json.loads((folder / "stat.json").read_text(encoding="utf-8"))["design"]["num_cells_by_type"]
     counts = count(cells)
     result = Usage(int(counts["lut"]), int(counts["ff"]), int(counts["dsp"]), counts["ram"], round(seconds, 1), _tool())
-    write_atomically(_record(cfg, device), json.dumps(asdict(result)))
+    with writing():
+        write_atomically(_record(cfg, device), json.dumps(asdict(result)))
     return result
 
 
@@ -202,7 +248,7 @@ def netlist(
     """Module `top` of the Verilog that `design` gives, as Yosys' JSON has it, without attributes: cells of `device`,
     mapped for speed. Minutes, then from disk, by a digest of the Verilog. Raises SynthesisError."""
     require(YOSYS)
-    say("elaborating")
+    _begin("netlists", say)
     text = design()
     script = f"read_verilog top.v\n{device.synth} -noiopad -flatten -abc9 -top {top}\nwrite_json top.json\n"
     digest = hashlib.sha256(f"{_tool()} {script} {text}".encode()).hexdigest()[:32]
@@ -211,12 +257,13 @@ def netlist(
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             (folder / "top.v").write_text(text, encoding="utf-8")
-            run_yosys(script, folder, say)
+            run_yosys(script, folder, steps_told(say, LINE_SECONDS * text.count("\n")))
             module = json.loads((folder / "top.json").read_text(encoding="utf-8"))["modules"][top]
         for row in (*module["cells"].values(), *module["netnames"].values()):
             row.pop("attributes")
-        write_atomically(path, gzip.compress(json.dumps(module).encode(), 5))
-        shrink(keep=path)
+        with writing():
+            write_atomically(path, gzip.compress(json.dumps(module).encode(), 5))
+            shrink(keep=path)
     used(path)
     return dict(json.loads(gzip.decompress(path.read_bytes())))
 

@@ -10,7 +10,6 @@ refused.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ from celosia.compiler.tensorize import block_space
 from celosia.compiler.tensorize.block_space import Group
 from celosia.compiler.tensorize.space import Decisions, Problem, why_not
 from celosia.hw.config import Config
+from celosia.hw.plain import from_json
 
 FORMAT, VERSION = "celosia-decisions", 1
 
@@ -55,7 +55,7 @@ class Given:
         """From a file, or what it holds. DecisionsError, also for decisions that were made for another Config."""
         if not isinstance(source, Mapping):
             with reading(source, DecisionsError, "holds no decisions"):
-                source = json.loads(Path(source).read_text(encoding="utf-8"))
+                source = from_json(Path(source).read_text(encoding="utf-8"))
         if not isinstance(source, Mapping) or source.get("format") != FORMAT:
             raise DecisionsError(
                 f"these are no decisions of format {FORMAT!r}; `celosia inspect --decisions` writes them"

@@ -89,7 +89,10 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """
     target = _target(path)
     if _is_special(target):
-        yield target
+        try:
+            yield target
+        except OSError as error:
+            raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
         return
     handle, temporary = _temporary(target)
     os.close(handle)

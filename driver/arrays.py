@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.dtypes import numpy_dtype
+from celosia.compiler.cpu.runtime.op import HostError, check_size
+from celosia.compiler.dtypes import itemsize, numpy_dtype
 from celosia.compiler.files import reading, replacing
 from celosia.compiler.program import InputError, TensorInfo
 from celosia.driver.images import IN_UNITS, Pixels, is_image, read_image
@@ -29,6 +31,7 @@ def read_inputs(
     An option is NAME=FILE, or FILE where there is one input only or FILE is an .npz of arrays by input name. FILE is a
     .npy, an .npz (of the array NAME, or of a single one), or an image. random: make up the inputs that are not given.
     """
+    _require_memory([tensor for tensor in inputs if random and tensor.kind == "tensor"])
     arrays: dict[str, Array] = {}
     for text in given:
         for name, array in _read(text, inputs, pixels).items():
@@ -47,6 +50,21 @@ def read_inputs(
                 f"input {tensor.name!r} is missing; it is {shape_text(tensor)}; give it with --input, or --random"
             )
     return arrays
+
+
+def _require_memory(inputs: Sequence[TensorInfo]) -> None:
+    """InputError where arrays for all `inputs` take more than this machine has."""
+    try:
+        for tensor in inputs:
+            check_size(_bytes(tensor), f"input {tensor.name!r}, {shape_text(tensor)},")
+        check_size(sum(map(_bytes, inputs)), f"what is made up for {len(inputs)} inputs")
+    except HostError as error:
+        raise InputError(str(error)) from None
+
+
+def _bytes(tensor: TensorInfo) -> int:
+    """With the float64 that random numbers are at first."""
+    return prod(max(size, 1) for size in tensor.shape) * max(itemsize(tensor.dtype), 8)
 
 
 def shape_text(tensor: TensorInfo) -> str:

@@ -12,12 +12,13 @@ import time
 import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
 import celosia
 from celosia.bitstreams.manifest import Manifest
+from celosia.compiler.files import reading
 from celosia.compiler.program import Program, ProgramError
 from celosia.driver import bootstrap
 from celosia.driver.bootstrap import MARK
@@ -37,9 +38,9 @@ RUNNER = (
     "compiler/tensorize/__init__.py", "compiler/tensorize/pack.py", "driver/__init__.py", "driver/board.py",
     "driver/bootstrap.py", "driver/devices.py", "driver/explain.py", "driver/flash.py", "driver/lock.py",
     "driver/result.py", "driver/runtime.py", "driver/segment.py", "driver/serve.py",
-    "hw/__init__.py", "hw/config.py", "hw/isa.py", "hw/regs.py", "hw/sources.py", "sim/__init__.py", "sim/checking.py",
-    "sim/control.py", "sim/decode.py", "sim/demand.py", "sim/device.py", "sim/devices.py", "sim/fsim.py",
-    "sim/memory.py", "sim/reference.py", "sim/timing.py", "sim/vectorised.py",
+    "hw/__init__.py", "hw/config.py", "hw/isa.py", "hw/plain.py", "hw/regs.py", "hw/sources.py", "sim/__init__.py",
+    "sim/checking.py", "sim/control.py", "sim/decode.py", "sim/demand.py", "sim/device.py", "sim/devices.py",
+    "sim/fsim.py", "sim/memory.py", "sim/reference.py", "sim/timing.py", "sim/vectorised.py",
 )  # fmt: skip
 """The modules that a board needs; they import numpy and the standard library only, which a test holds."""
 MAIN = "from celosia.driver.serve import main\nmain()\n"
@@ -86,9 +87,26 @@ def runner() -> File:
 
 
 def program_file(program: Program) -> File:
-    """The Program as a file for the board, named by its contents."""
-    data = program.to_bytes()
+    """The Program as a file for the board, named by its contents. Machine code in it is made here, of its loops, where
+    the Program is not trusted, or has none. ProgramError, LinkError."""
+    sound = not program.machine or not program.kernels or (program.trusted and program.library)
+    data = (program if sound else relinked(program)).to_bytes()
     return File(f"program-{hashlib.sha256(data).hexdigest()[:12]}.celosia", data)
+
+
+def relinked(program: Program) -> Program:
+    """A Program for a board with its kernels compiled again here. ProgramError, LinkError."""
+    from celosia.compiler.cpu.llvm import from_loops, link_library
+    from celosia.compiler.cpu.target import TARGETS, compiling_for
+
+    target = next((each for each in TARGETS.values() if each.machine == program.machine), None)
+    if target is None:
+        raise ProgramError(f"nothing here compiles for {program.machine!r} processors; compile the model with --target")
+    with compiling_for(target), reading(program.name, ProgramError, "has kernels that cannot be compiled of loops"):
+        kernels = [from_loops(kernel, program.trusted) for kernel in program.kernels]
+    library = link_library(kernels, target)
+    kernels = [replace(kernel, code=b"") for kernel in kernels]
+    return replace(program, kernels=kernels, library=library, trusted=True)
 
 
 class Remote:
@@ -123,8 +141,8 @@ class Remote:
         options: Mapping[str, Any],
     ) -> Result:  # fmt: skip
         """Run an installed Program on the board. Raises the board's errors; SshError."""
-        head = {"program": f"{self.folder}/{program.name}", "device": device, "threads": threads,
-                "options": dict(options)}  # fmt: skip
+        head = {"program": f"{self.folder}/{program.name}", "digest": program.to_dict()["sha256"], "device": device,
+                "threads": threads, "options": dict(options)}  # fmt: skip
         result: Result = self._call(self._runner(runner), [pack(head, inputs)], load_result)
         return result
 
@@ -216,7 +234,8 @@ def complaints(board: Board, program: Program, device: str) -> list[str]:
     if program.kernels and program.machine != board.machine:
         made_for = program.machine or "this machine"
         found.append(
-            f"its processor is {board.machine}, and the Program's kernels are for {made_for}; compile it with --target"
+            f"its processor is {board.machine}, and the Program's kernels are for {made_for}; compile it with "
+            "--target, or give --rebuild-kernels"
         )
     return found
 

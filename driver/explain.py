@@ -8,18 +8,19 @@ A layer's utilization is that of the array; the vector unit multiplies beside it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.program import LaunchStep, LayerInfo, Program
+from celosia.compiler.program import LaunchStep, LayerInfo, Program, ProgramError
 from celosia.hw.config import Config
 from celosia.hw.isa import Opcode, Unit, formats, instruction_bytes, opcode_of
 from celosia.sim.demand import demand
-from celosia.sim.device import Counters
+from celosia.sim.device import Counters, DeviceError
 from celosia.sim.memory import ZYNQ_HP, MemoryModel, memory_model
 from celosia.sim.timing import predict
 
@@ -62,12 +63,24 @@ def layer_rows(program: Program, counters: Sequence[Counters]) -> list[dict[str,
 def predicted(program: Program, memory: MemoryModel | str = ZYNQ_HP) -> list[Counters]:
     """The counters of each launch, with the time of each instruction, as the timing model predicts them.
 
-    memory: behind the accelerator; ValueError for one that the model does not know.
+    memory: behind the accelerator; ValueError for one that the model does not know. ProgramError where instructions of
+    the Program, which may come from a file, are none, or wait for each other for ever.
     """
-    return [
-        predict(program.config, code_of(program, launch), memory, launch.address).counters(trace=True)
-        for launch in program.launches
-    ]
+    memory = memory_model(memory)
+    with decoding(program):
+        return [
+            predict(program.config, code_of(program, launch), memory, launch.address).counters(trace=True)
+            for launch in program.launches
+        ]
+
+
+@contextmanager
+def decoding(program: Program) -> Iterator[None]:
+    """ProgramError where what is done inside finds that instructions of the Program are none."""
+    try:
+        yield
+    except (ValueError, DeviceError) as error:
+        raise ProgramError(f"the instructions of Program {program.name!r} are damaged: {error}") from None
 
 
 def estimate(

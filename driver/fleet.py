@@ -2,13 +2,16 @@
 
     python -m celosia.driver.fleet ssh://root@pynq        # a process that measures on a board; see tune/station.py
 
-Nothing here listens on a port: a Dask scheduler is the user's own, and is asked.
+Nothing here listens on a port: a Dask scheduler is the user's own, and is asked. Whoever reaches it or a worker may run
+what they like there, unless it has TLS: one that is open to the world is refused.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import ipaddress
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -44,7 +47,9 @@ def fleet_for(
     MissingLibrary without Dask.
 
     jobs: processes of this machine; 0: this one. pool: dask://HOST:PORT instead, all of whose workers with the resource
-    count. deadline: seconds for each trial. sudo, base: of a board, as `celosia run` takes them.
+    count; dask+tls:// with the certificates that Dask's configuration names, dask+insecure:// where the scheduler or a
+    worker has a public address and no TLS, which is refused otherwise. deadline: seconds for each trial. sudo, base: of
+    a board, as `celosia run` takes them.
     """
     resource = resource_of(judge)
     module = board_module(judge.device, sudo, base) if judge.board else MODULE
@@ -112,7 +117,14 @@ def _place(url: str) -> str:
 def _dask_fleet(judge: Judge, pool: str, module: Sequence[str], deadline: float) -> Fleet:
     """Each worker a device, as often as it may measure at once."""
     resource = resource_of(judge)
+    _require_private(pool, _scheduler(pool))
     client = _client(pool)
+    try:
+        for address in (client.scheduler_info(n_workers=0)["address"], *_workers(client)):
+            _require_private(pool, address)
+    except PoolError:
+        client.close()
+        raise
     places: list[Measurer] = []
     for address, worker in _workers(client).items():
         count = worker["nthreads"] if resource is None else int(worker["resources"].get(resource, 0))
@@ -149,9 +161,36 @@ def _scheduler(pool: str) -> str:
         host, port = parts.hostname, parts.port
     except ValueError:
         host = port = None
-    if parts.scheme != "dask" or not host or not port or parts.path.strip("/"):
-        raise PoolError(f"{pool!r} is no pool; write dask://HOST:PORT")
-    return f"tcp://{host}:{port}"
+    if parts.scheme not in SCHEMES or not host or not port or parts.path.strip("/"):
+        raise PoolError(f"{pool!r} is no pool; write dask://HOST:PORT, or dask+tls://HOST:PORT")
+    return f"{SCHEMES[parts.scheme]}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+SCHEMES = {"dask": "tcp", "dask+insecure": "tcp", "dask+tls": "tls"}
+"""Ways to a pool, and what Dask calls them."""
+
+
+def insecure(pool: str | None) -> str | None:
+    """The pool, wherever it listens."""
+    return None if pool is None else pool.replace("dask://", "dask+insecure://", 1)
+
+
+def _require_private(pool: str, address: str) -> None:
+    """PoolError where anybody may reach `address`, and run code there."""
+    if pool.startswith("dask+insecure:") or not address.startswith("tcp:"):
+        return
+    host, port = urlsplit(address).hostname, urlsplit(address).port
+    try:
+        found = {str(place[4][0]).partition("%")[0] for place in socket.getaddrinfo(host, port)}
+    except OSError:
+        return  # nobody answers there
+    public = [each for each in sorted(found) if not ipaddress.ip_address(each).is_private]
+    if public:
+        raise PoolError(
+            f"{pool}: {public[0]} is a public address, without TLS, and Dask runs what anybody sends there; start its "
+            "scheduler and workers with --host in a private network, or with TLS and write dask+tls://HOST:PORT; "
+            "--insecure-pool does it nevertheless"
+        )
 
 
 def _workers(client: Any) -> dict[str, Any]:

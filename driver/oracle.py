@@ -10,6 +10,8 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
+from celosia.compiler.graph.importer import read
+
 Array = NDArray[Any]
 INT8 = "session.qdqisint8allowed"
 """The session's entry with which onnxruntime computes pairs of int8 in integers. By default it makes them uint8, whose
@@ -70,7 +72,7 @@ def _with_sound_names(model: Path | onnx.ModelProto) -> Path | onnx.ModelProto:
     if len(set(names)) == len(names):
         return model
     nameless = onnx.ModelProto()
-    nameless.CopyFrom(onnx.load(model) if isinstance(model, Path) else model)
+    nameless.CopyFrom(read(model) if isinstance(model, Path) else model)
     for node in nameless.graph.node:
         node.name = ""
     return nameless
@@ -97,7 +99,7 @@ def tensors(model: Path, feed: Mapping[str, Array], optimised: bool = True) -> d
     else of the model as it is. Raises MissingLibrary, OracleError.
     """
     usual = session(model)
-    graph = onnx.load(model)
+    graph = read(model)
     if optimised:
         with tempfile.TemporaryDirectory() as folder:
             saved = Path(folder) / "optimised.onnx"

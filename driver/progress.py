@@ -9,10 +9,11 @@ from datetime import timedelta
 from types import TracebackType
 
 import rich.live
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from celosia.sim.patience import every_minute, so_far
+from celosia.sim.terminal import Console
 
 LINE_SECONDS = 60.0
 """Where there is no terminal: seconds between two lines about the same work."""
@@ -23,7 +24,7 @@ class Stages:
 
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
-        self._console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+        self._console = Console(stderr=True, quiet=quiet, soft_wrap=True)
         self._moving = self._console.is_terminal and not quiet
         columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
         self._line = Progress(*columns, console=self._console, transient=True, disable=not self._moving)
@@ -46,7 +47,7 @@ class Stages:
     def _tell(self) -> None:
         """Off a terminal: the stage goes on, and has not said so for a while."""
         if self._stage and not self._paused and time.perf_counter() - self._shown >= LINE_SECONDS / 2:
-            self._console.print(so_far(self._stage, self._started), markup=False)
+            self._console.print(so_far(self._stage, self._started))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -61,7 +62,7 @@ class Stages:
         if self._moving:
             self._line.reset(self._task, description=stage, visible=True)
         elif line:
-            self._console.print(f"{stage} ...", markup=False)
+            self._console.print(f"{stage} ...")
 
     def cycles(self, passed: int) -> None:
         """A simulation has reached cycle `passed` of its launch; launches are added up within a stage."""
@@ -76,7 +77,7 @@ class Stages:
             self._line.update(self._task, description=text)
         elif now - self._shown >= LINE_SECONDS:
             self._shown = now
-            self._console.print(text, markup=False)
+            self._console.print(text)
 
     def count(self, done: int, total: int) -> None:
         """`done` of `total` samples are done: their rate, and the time left."""
@@ -88,7 +89,7 @@ class Stages:
             self._line.update(self._task, description=text)
         elif now - self._shown >= LINE_SECONDS:
             self._shown = now
-            self._console.print(text, markup=False)
+            self._console.print(text)
 
     def now(self, text: str) -> None:
         """How far the stage is, in a line."""
@@ -115,7 +116,7 @@ class Live:
     """What `table` shows, drawn again while work goes on: on a terminal in place, elsewhere as a line a minute."""
 
     def __init__(self, quiet: bool = False) -> None:
-        self._console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+        self._console = Console(stderr=True, quiet=quiet, soft_wrap=True)
         moving = self._console.is_terminal and not quiet
         self._live = rich.live.Live(console=self._console, transient=True, refresh_per_second=4) if moving else None
         self._shown = time.perf_counter()
@@ -138,4 +139,4 @@ class Live:
             self._live.update(table())
         elif self._live is None and now - self._shown >= LINE_SECONDS:
             self._shown = now
-            self._console.print(line, markup=False)
+            self._console.print(line)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from math import prod
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -12,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from celosia.compiler.cpu.runtime.compiler import links_kernels
 from celosia.compiler.cpu.runtime.host import execute
-from celosia.compiler.cpu.runtime.kernel import fresh, host, load_library
-from celosia.compiler.cpu.runtime.op import HostOp, bodies
+from celosia.compiler.cpu.runtime.kernel import Kernel, fresh, host, load_library
+from celosia.compiler.cpu.runtime.op import HostError, HostOp, bodies, check_size
 from celosia.compiler.cpu.runtime.team import Stamps
 from celosia.compiler.cpu.runtime.threads import default_threads, thread_count
-from celosia.compiler.dtypes import numpy_dtype
+from celosia.compiler.dtypes import itemsize, numpy_dtype
+from celosia.compiler.files import reading
 from celosia.compiler.program import (
     CpuStep,
     HostStep,
@@ -66,7 +70,8 @@ class Runtime:
     A device by name is opened when the first launch needs it; a program without launches never opens one.
     threads: how many the CPU's part may use at once; left out, the environment variable CELOSIA_THREADS says so, else
     there is one for each processor, at most 8. Results do not depend on it. Raises ThreadsError for an impossible
-    number, and ProgramError where the CPU's part was compiled for another processor.
+    number, and ProgramError where the CPU's part was compiled for another processor, or is machine code from a file
+    that is not trusted (Program.load).
     """
 
     def __init__(
@@ -75,6 +80,7 @@ class Runtime:
         compiling: Mapping[str, Any] | None = None, **options: Any,
     ) -> None:  # fmt: skip
         self.threads = default_threads() if threads is None else thread_count(threads)
+        self._where = device if isinstance(device, str) else type(device).__name__
         self._specialised: Specialised[Runtime] | None = None
         self._latest: Runtime | None = None
         self._busy = Lock()  # the arena, and the device, hold the tensors of one run
@@ -83,14 +89,14 @@ class Runtime:
         if not isinstance(program, Program):
             self._specialise(program, device, config, compiling or {}, options)
             return
-        _prepare_kernels(program)
-        self.program = program
+        self.program = program = _with_kernels(program)
         self._launches = bool(program.launches)
         self._known = {tensor.name: tensor for tensor in program.inputs}
         self._kinds = {
             name: (numpy_dtype(tensor.dtype), tensor.shape) for name, tensor in self._known.items()
             if tensor.kind == "tensor"
         }  # fmt: skip
+        _require_memory(program, self.threads)
         self._arena = _views(program)
         self._fresh = {name for step in program.steps for name in _made(step) if _is_fresh(step, name, self._arena)}
         self._fixed = {name: _in_order(array) for name, array in program.constants.items()}
@@ -150,6 +156,20 @@ class Runtime:
             started = time.perf_counter()
             self._attach(open_device(self._name, self.program.config, **self._options))
             self.build_seconds = time.perf_counter() - started
+
+    def __repr__(self) -> str:
+        threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
+        if self._specialised is not None:
+            name, config = self._specialised.model.name, self._specialised.compiling["config"]
+            known = f"compiled for {self._specialised.ready} shapes so far, {threads}"
+            return (
+                f"<Runtime of the model {name!r} on {self._where}, Config {getattr(config, 'name', config)}: {known}>"
+            )
+        program = self.program
+        groups = program.inputs, program.outputs
+        tensors = (", ".join(f"{tensor.name} {program.shape_text(tensor)}" for tensor in group) for group in groups)
+        where = f"on {self._where}, Config {program.config.name}"
+        return f"<Runtime of {program.name!r} {where}: {' -> '.join(tensors)}; {threads}>"
 
     def __enter__(self) -> Runtime:
         return self
@@ -506,26 +526,59 @@ def fitted(tensor: TensorInfo, given: Any, what: str, batched: bool = False) -> 
     return np.asarray(array, array.dtype.newbyteorder("="), order="C")
 
 
-def _prepare_kernels(program: Program) -> None:
-    """ProgramError where the kernels cannot run here."""
+def _with_kernels(program: Program) -> Program:
+    """The Program with kernels that run here: compiled of their loops, or those of its shared object where it is
+    trusted. ProgramError."""
     if not program.machine:
-        if any(kernel.host != host() for kernel in program.kernels):
-            raise ProgramError(
-                "the program was compiled for another processor; compile the model again on this machine, or for a "
-                "board with --target"
-            )
-    elif platform.machine() != program.machine:
+        if all(kernel.code and kernel.host == host() for kernel in program.kernels):
+            return program
+        return replace(program, kernels=_compiled(program))
+    if platform.machine() != program.machine:
         raise ProgramError(
             f"the program was compiled for {program.machine} processors, and this one is {platform.machine()}; run it "
-            "on its board (--device ssh://USER@BOARD), or compile the model again without --target"
+            "on its board (--device ssh://USER@BOARD), or here with --rebuild-kernels, which compiles its kernels again"
         )
-    elif program.kernels:
+    if program.kernels and not program.trusted:
+        raise ProgramError(
+            "the program has machine code, which may do anything with your rights; where you know who made it, give "
+            "--trust, or --digest with its SHA-256 (Program.load takes trust and digest); --rebuild-kernels compiles "
+            "its kernels here, of loops that are checked"
+        )
+    if program.kernels:
         try:
             library = load_library(program.library)
             for kernel in program.kernels:
                 kernel.bind(library)
         except (OSError, AttributeError) as error:
             raise ProgramError(f"the program's kernels cannot be loaded: {error}") from None
+    return program
+
+
+def _require_memory(program: Program, threads: int) -> None:
+    """ProgramError where what a run takes in any case is more than this machine has."""
+    workspace = max((kernel.workspace_for(threads) for kernel in program.kernels), default=0)
+    constants = sum(array.nbytes for array in program.constants.values())
+    tensors = (*program.inputs, *program.outputs, *program.kept)
+    given = sum(prod(t.shape) * itemsize(t.dtype) for t in tensors if t.kind == "tensor" and -1 not in t.shape)
+    try:
+        dram = program.dram_size if program.launches else 0
+        check_size(program.arena.size + constants + workspace + given + dram, f"a run of Program {program.name!r}")
+    except HostError as error:
+        raise ProgramError(str(error)) from None
+
+
+def _compiled(program: Program) -> list[Kernel]:
+    llvm = links_kernels()
+    if llvm is None:
+        raise ProgramError(
+            "the program's kernels are compiled where they run, and here is no LLVM: install llvmlite, or compile the "
+            "model with --target for this machine"
+        )
+    made = []
+    for number, kernel in enumerate(program.kernels):
+        with reading(f"kernel {number}", ProgramError, "of the program cannot be compiled of its loops"):
+            made.append(llvm.from_loops(kernel, program.trusted))
+    return made
 
 
 def _views(program: Program) -> dict[str, Array]:

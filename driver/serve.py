@@ -126,7 +126,7 @@ def serve(request: IO[bytes], answer: IO[bytes]) -> None:
         if "bitstream" in head:
             data = pack({"clock_mhz": flash.load(head["bitstream"], Manifest(**head["manifest"]))}, {})
         else:
-            program = Program.load(os.path.expanduser(head["program"]))
+            program = Program.load(os.path.expanduser(head["program"]), digest=head["digest"])
             with Runtime(program, head["device"], head["threads"], **head["options"]) as runtime:
                 data = result_bytes(runtime.run(inputs))
     except Exception as error:

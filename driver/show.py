@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -23,7 +23,9 @@ from celosia.hw.cache import KINDS, Entry, cache_folder
 from celosia.hw.config import Config
 from celosia.hw.config_doc import scratchpads
 from celosia.hw.isa import Opcode, instruction_bytes, opcode_of
+from celosia.hw.plain import printable
 from celosia.sim.memory import ZYNQ_HP
+from celosia.sim.terminal import Console
 
 if TYPE_CHECKING:
     from celosia.bitstreams.devices import Device
@@ -38,20 +40,24 @@ TOP_LAYERS = 8
 
 def console() -> Console:
     """Standard output; wide enough for a table where it is not a terminal."""
-    out = Console(highlight=False)
-    return out if out.is_terminal else Console(highlight=False, width=160)
+    out = Console()
+    return out if out.is_terminal else Console(width=160)
 
 
 def new_table(title: str, *columns: str) -> Table:
     """A column whose name begins with ">" is aligned to the right."""
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", title_style="bold")
+    table = Table(
+        title=printable(title), title_justify="left", box=None, pad_edge=False, header_style="bold", title_style="bold"
+    )
     for column in columns:
-        table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
+        table.add_column(
+            printable(column.lstrip(">")), justify="right" if column.startswith(">") else "left", overflow="fold"
+        )
     return table
 
 
 def add_row(table: Table, *cells: object) -> None:
-    table.add_row(*(Text(f"{cell:,}" if isinstance(cell, int) else str(cell)) for cell in cells))
+    table.add_row(*(Text(f"{cell:,}" if isinstance(cell, int) else printable(str(cell))) for cell in cells))
 
 
 def percent(value: float | None) -> str:
@@ -204,7 +210,7 @@ def summary(report: dict[str, Any]) -> RenderableType:
     )
     rows.append(("seconds", ", ".join(f"{name} {value:.2f}" for name, value in seconds.items())))
     for name, value in rows:
-        table.add_row(Text(name, style="bold"), Text(value))
+        table.add_row(Text(name, style="bold"), Text(printable(value)))
     return table
 
 
@@ -231,7 +237,7 @@ def _estimated(report: dict[str, Any]) -> RenderableType:
         ("utilisation", f"{percent(report['utilization'])} of the multipliers"),
     ]  # fmt: skip
     for name, value in rows:
-        table.add_row(Text(name, style="bold"), Text(value))
+        table.add_row(Text(name, style="bold"), Text(printable(value)))
     return table
 
 
@@ -460,7 +466,7 @@ def overview(program: Program) -> RenderableType:
         ),
     ]
     for name, value in rows:
-        table.add_row(Text(name, style="bold"), Text(value))
+        table.add_row(Text(name, style="bold"), Text(printable(value)))
     return table
 
 
@@ -541,7 +547,8 @@ def buffers(program: Program) -> RenderableType:
         size = instruction_bytes(cfg)
         start = launch.address - program.image_address
         words = program.image[start : start + launch.count * size].reshape(launch.count, size)
-        entries = verify(cfg, words, program.dram_size, (0, program.image_address)).entries
+        with explain.decoding(program):
+            entries = verify(cfg, words, program.dram_size, (0, program.image_address)).entries
         used |= Counter(entries)
     depths = {name: getattr(cfg, f"{name}_depth", cfg.lut_count) for name in used}
     for name, depth in depths.items():

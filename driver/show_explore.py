@@ -13,8 +13,8 @@ from rich.text import Text
 from celosia.driver.explore.explorer import State
 from celosia.driver.explore.records import FAILURES
 from celosia.driver.explore.result import ENDED
-from celosia.driver.pages.front import UNITS, columns_of, number, rows_of, told_of_preset
-from celosia.driver.pages.names import MARKS, NAMES, resource
+from celosia.driver.pages.front import columns_of, number, rows_of, told_of_preset
+from celosia.driver.pages.names import MARKS, NAMES, UNITS, resource
 from celosia.driver.show import add_row, left_out_text, new_table
 
 

@@ -118,6 +118,11 @@ class Specialised(Generic[R]):
             self._runtimes.popitem(last=False)[1].__exit__()
         return self.make(program)
 
+    @property
+    def ready(self) -> int:
+        """How many Programs there are."""
+        return len(self._runtimes)
+
     def close(self) -> None:
         """Close what runs them."""
         while self._runtimes:

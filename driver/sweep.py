@@ -177,7 +177,7 @@ def _tick(value: float) -> int:
     >>> _tick(0.3), _tick(16_076), _tick(5000)
     (1, 20000, 5000)
     """
-    power = 10 ** max(0, math.ceil(math.log10(max(1, value))) - 1)
+    power = int(10 ** max(0, math.ceil(math.log10(max(1, value))) - 1))
     return next(step * power for step in (1, 2, 5, 10) if step * power >= value)
 
 

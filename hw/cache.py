@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,38 @@ def cache_folder() -> Path:
     from platformdirs import user_cache_dir
 
     return Path(os.environ.get("CELOSIA_CACHE") or user_cache_dir("celosia"))
+
+
+class CacheError(OSError):
+    """A folder of generated files that cannot be written; one sentence with the folder, the reason and the way out."""
+
+
+@contextmanager
+def writing() -> Iterator[Path]:
+    """The folder of generated files, to write there. CacheError, also for an OSError from within."""
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+    except CacheError:
+        raise
+    except OSError as error:
+        raise CacheError(
+            f"the folder {folder}, where generated files are kept, cannot be written: {error.strerror or error}; set "
+            "CELOSIA_CACHE to a folder with room"
+        ) from None
+
+
+def tool_environment() -> dict[str, str]:
+    """Of tools that keep compiled code in the user's cache, which is ours where that cannot be written."""
+    from platformdirs import user_cache_dir
+
+    place = Path(user_cache_dir())
+    there = next(each for each in (place, *place.parents) if each.exists())
+    if there.is_dir() and os.access(there, os.W_OK):
+        return dict(os.environ)
+    tools = str(cache_folder() / "tools")
+    return os.environ | {"XDG_CACHE_HOME": tools, "YOWASP_CACHE_DIR": tools, "CELOSIA_CACHE": str(cache_folder())}
 
 
 def size_of(text: str) -> int:

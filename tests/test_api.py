@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import subprocess
 import sys
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import celosia
@@ -43,7 +46,14 @@ def test_the_package_lists_what_it_offers() -> None:
 def test_what_objects_print(program: celosia.Program, images: np.ndarray) -> None:
     result = celosia.Runtime(program, "timed").run({"image": images[:1]})
     layer = program.launches[0].layers[1]
+    model = onnx.load(celosia.models.demo_model_path())
+    opened = celosia.Runtime(model, config="tiny", threads=1)
     for thing, words in (
+        (
+            celosia.Runtime(program, "timed", threads=2),
+            ["Runtime", "'resnet8_fashion_int8'", "on timed", "Config tiny", "logits float32[1, 10]", "2 threads"],
+        ),
+        (opened, ["Runtime of the model 'model'", "on functional", "Config tiny", "0 shapes", "1 thread>"]),
         (program, ["resnet8_fashion_int8", "tiny", "image float32[1, 1, 32, 32]", "11 layers"]),
         (result, ["timed", "logits float32[1, 10]", "cycles"]),
         (layer, ["block1.first", "conv 3x3, 16→16", "2,359,296 MACs"]),
@@ -53,6 +63,12 @@ def test_what_objects_print(program: celosia.Program, images: np.ndarray) -> Non
         assert all(word in text for word in words), text
     functional = celosia.Runtime(program).run({"image": images[:1]})
     assert "cycles" not in repr(functional)
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        assert celosia.__version__ == tomllib.load(file)["project"]["version"]
+    assert celosia.language is importlib.import_module("celosia.language") and "language" in dir(celosia)
 
 
 class _Cells(HTMLParser):

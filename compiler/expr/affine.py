@@ -136,6 +136,8 @@ def interval(expr: Expr) -> tuple[int, int] | None:
                     return x[0] // y[0], x[1] // y[0]
                 case "mod" if y[0] == y[1] > 0:
                     return (x[0], x[1]) if x[0] >= 0 and x[1] < y[0] else (0, y[0] - 1)
+        case Binary("max", Binary("min", _, Const(high)), Const(low)) if low <= high:
+            return int(low), int(high)
         case Binary(op="mod", b=Const(value)) if value > 0:
             return 0, int(value) - 1
         case Select(_, a, b) if (x := interval(a)) is not None and (y := interval(b)) is not None:

@@ -46,6 +46,8 @@ INTRINSICS: dict[str, Callable[..., Any]] = {
     "isnan": np.isnan, "isinf": np.isinf, "popcount": np.bitwise_count, "dot4": dot4,
 }  # fmt: skip
 
+ARITY = {**dict.fromkeys((*INTRINSICS, "erf", "bitcast"), 1), "dot4": 2, "fma": 3, "clamp": 3}
+"""Functions, with the number of their arguments."""
 
 RESULTS = {"isnan": "bool", "isinf": "bool", "dot4": "int32"}
 """Element types of what intrinsics return, where it is not that of their arguments."""
@@ -415,7 +417,7 @@ def select(cond: Expr, a: Value, b: Value) -> Expr:
 
 def call(name: str, *args: Expr, dtype: str | None = None) -> Expr:
     """An intrinsic function of one type; `isnan` and `isinf` give bool, `dot4` int32."""
-    if name not in INTRINSICS and name not in ("erf", "fma", "bitcast", "clamp"):
+    if name not in ARITY:
         raise ValueError(f"unknown intrinsic {name}")
     return Call(name, args, dtype or RESULTS.get(name, args[0].dtype))
 

@@ -137,6 +137,8 @@ class _Parser:
             if m["name"] not in self.constants:
                 raise self.error(f"the values of constant {m['name']} are missing")
             values = self.constants[m["name"]]
+            if values.shape != plain.shape or values.dtype.name != plain.dtype:
+                raise self.error(f"the values of constant {m['name']} are {values.dtype}{list(values.shape)}")
         else:
             words = [{"True": 1, "False": 0}.get(v, v) for v in m["values"].split()]
             number = float if is_float(plain.dtype) else int

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from celosia.compiler.dtypes import itemsize
 from celosia.compiler.expr.affine import flatten, interval, linear
 from celosia.compiler.expr.loops import (
     KINDS,
@@ -27,8 +28,10 @@ from celosia.compiler.expr.loops import (
 )
 from celosia.compiler.expr.nodes import (
     ARITHMETIC,
+    ARITY,
     COMPARISONS,
     INDEX,
+    RESULTS,
     Axis,
     Binary,
     Call,
@@ -111,7 +114,13 @@ EXPR_RULES: dict[type[Expr], Rules] = {
         "the operation exists": lambda e, c: e.op not in ARITHMETIC and e.op not in COMPARISONS,
         "both sides of an operation have one type": lambda e, c: e.a.dtype != e.b.dtype,
     },
-    Call: {},
+    Call: {
+        "the function exists": lambda e, c: e.name not in ARITY,
+        "a function has its arguments": lambda e, c: len(e.args) != ARITY[e.name],
+        "arguments of a function have one type": lambda e, c: len({arg.dtype for arg in e.args}) != 1,
+        "dot4 takes four bytes each": lambda e, c: e.name == "dot4" and e.args[0].dtype != "uint32",
+        "a function's result has its type": lambda e, c: not _has_type(e),
+    },
     Cast: {},
     Select: {
         "a condition is a bool": lambda e, c: e.cond.dtype != "bool",
@@ -141,6 +150,12 @@ STMT_RULES: dict[type[Stmt], Rules] = {
     Block: {},
     Intrinsic: {"an intrinsic has the arguments that it declares": lambda s, c: _broken(s, c)},
 }
+
+
+def _has_type(e: Call) -> bool:
+    if e.name == "bitcast":
+        return itemsize(e.dtype) == itemsize(e.args[0].dtype)
+    return e.dtype == RESULTS.get(e.name, e.args[0].dtype)
 
 
 def _broken(s: Intrinsic, c: Context) -> str | None:

@@ -11,7 +11,7 @@ from math import prod
 
 import onnx
 import onnx_ir as ir
-from onnx import ModelProto, TensorProto
+from onnx import GraphProto, ModelProto, TensorProto
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_model, uses_external_data
 
 from celosia.compiler.dtypes import ONNX_TYPES, itemsize
@@ -33,8 +33,36 @@ class Origin:
         return self.name
 
 
+def read_all(proto: ModelProto, folder: str) -> None:
+    """Read into `proto` what it has in other files. ValueError, onnx's errors."""
+    _give_lengths(proto.graph)
+    load_external_data_for_model(proto, folder)
+
+
+def _give_lengths(graph: GraphProto) -> None:
+    """Let each constant in another file say how many bytes it has there: of one that does not, onnx reads the whole
+    file. ValueError where it says another number than its shape."""
+    for tensor in (*graph.initializer, *(t for node in graph.node for a in node.attribute for t in (a.t, *a.tensors))):
+        if not uses_external_data(tensor):
+            continue
+        try:
+            size, given = _size(tensor), ExternalDataInfo(tensor).length
+        except ValueError as error:
+            raise ValueError(f"where constant {tensor.name!r} lies is no number: {error}") from None
+        if ONNX_TYPES.get(tensor.data_type, "object") == "object":
+            raise ValueError(f"constant {tensor.name!r} in another file has no elements of one size")
+        if given not in (None, size):
+            raise ValueError(f"constant {tensor.name!r} takes {size} bytes, and has {given} in another file")
+        if given is None:
+            tensor.external_data.add(key="length", value=str(size))
+    for inner in (g for node in graph.node for a in node.attribute for g in (a.g, *a.graphs)):
+        _give_lengths(inner)
+
+
 def read_small(proto: ModelProto, folder: str) -> None:
-    """Read into `proto` what it has in other files, but for large constants of a large graph. Raises onnx's errors."""
+    """Read into `proto` what it has in other files, but for large constants of a large graph. Raises ValueError, onnx's
+    errors."""
+    _give_lengths(proto.graph)
     sizes = [_size(tensor) for tensor in proto.graph.initializer]
     left = [tensor for tensor, size in zip(proto.graph.initializer, sizes) if size > SMALL]
     if sum(sizes) <= LARGE:

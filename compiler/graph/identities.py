@@ -12,7 +12,7 @@ it stays, while x - 0.0 and x + (-0.0) go.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,12 +39,26 @@ PASSED_ON = ("Identity", "Concat", "Sum", "Min", "Max", "Mean", "Dropout")
 
 def simplify(model: ir.Model) -> None:
     """Apply RULES until none applies."""
-    graph = model.graph
+    _apply(model.graph, RULES)
+
+
+def remove_wires(model: ir.Model) -> None:
+    """Apply WIRES, after which operators stand beside the QuantizeLinear and DequantizeLinear that they belong to."""
+    _apply(model.graph, WIRES)
+
+
+def is_wire(node: ir.Node) -> bool:
+    """Whether `node` only hands its first input on."""
+    rule = WIRES.get(node.op_type) if node.domain in ("", "ai.onnx") and node.graph is not None else None
+    return rule is not None and rule(node.graph, node) is not None  # type: ignore[arg-type]
+
+
+def _apply(graph: ir.Graph, rules: Mapping[str, Rule]) -> None:
     changed = True
     while changed:
         changed = False
         for node in list(graph):
-            rule = RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+            rule = rules.get(node.op_type) if node.domain in ("", "ai.onnx") else None
             if rule is None or node.graph is None or not _is_typed(node):
                 continue
             value = rule(graph, node)
@@ -174,6 +188,12 @@ def _cast(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     return _new(graph, node, "Cast", [inner.inputs[0]], to=int(target))
 
 
+def _same_cast(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
+    """To the type it has."""
+    x = node.inputs[0]
+    return x if x is not None and x.dtype == node.outputs[0].dtype else None
+
+
 def _view(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     """A view of the same shape, or of a view."""
     x, dims, inner = node.inputs[0], shape(node.outputs[0]), _before(node, *RESHAPES)
@@ -270,3 +290,5 @@ RULES: dict[str, Rule] = {
     "Slice": _slice,
 }
 """What each operator may equal. An output that differs from the value in shape or element type keeps its operator."""
+WIRES: dict[str, Rule] = {"Identity": _itself, "Dropout": _dropout, "Cast": _same_cast}
+"""What onnxruntime removes before it looks for integer operators."""

@@ -13,7 +13,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from celosia.compiler.cpu.runtime.op import clipped
-from celosia.compiler.graph.external import Origin, attach, read_small
+from celosia.compiler.graph.external import Origin, attach, read_all, read_small
 from celosia.compiler.graph.functions import inline_functions
 from celosia.compiler.graph.gradient import expand_gradients
 from celosia.compiler.graph.inference import inferred
@@ -133,7 +133,9 @@ def _folder(path: str | Path) -> str:
 def read(path: Path, data: bool = True) -> onnx.ModelProto:
     """The model in a file, with its external data, or without. ModelError."""
     with _readable(path):
-        model: onnx.ModelProto = onnx.load(path, load_external_data=data)
+        model: onnx.ModelProto = onnx.load(path, load_external_data=False)
+        if data:
+            read_all(model, _folder(path))
     return model
 
 

@@ -102,9 +102,9 @@ class Scheduler:
         if value in self.host or constant(value) is not None or self._is_complete(value):
             return True
         producer = value.producer()
-        if producer is None or producer not in self.selection.views or producer.inputs[0] is None:
+        if producer is None or producer not in self.selection.views:
             return False
-        return self._reachable(producer.inputs[0])
+        return all(self._reachable(operand) for operand in _operands(producer))
 
     def _is_complete(self, value: ir.Value) -> bool:
         """Whether layers write `value` where the host takes it from, and all of them are in launches."""
@@ -123,8 +123,9 @@ class Scheduler:
             plans[-1].taken.append(value)
         else:
             producer = value.producer()
-            assert producer is not None and producer.inputs[0] is not None
-            self._bring(producer.inputs[0])
+            assert producer is not None
+            for operand in _operands(producer):
+                self._bring(operand)
             self.steps.append(producer)
             self.host.update(producer.outputs)
         self.host.add(value)

@@ -26,8 +26,11 @@ NEWEST = {"": onnx.defs.onnx_opset_version(), "ai.onnx.ml": 5, "com.microsoft": 
 """The opsets that onnxruntime takes for domains that a model uses and does not import."""
 
 
-OF_ONNXRUNTIME = {("", "SimplifiedLayerNormalization")}
-"""Operators that onnxruntime has in ONNX's own domain, and ONNX has not."""
+OF_ONNXRUNTIME = {
+    "SimplifiedLayerNormalization": range(1, 1 << 31), "LayerNormalization": range(1, 17),
+    "GroupNormalization": range(18, 21),
+}  # fmt: skip
+"""Operators that onnxruntime has in ONNX's own domain, and opsets in which ONNX has not, or no longer."""
 
 
 def conform(proto: ModelProto) -> ModelProto:
@@ -82,8 +85,9 @@ def _name_domains(proto: ModelProto) -> None:
     for entry in (*nodes(proto.graph), *proto.opset_import):
         if entry.domain == "ai.onnx":
             entry.domain = ""
+    opset = next((entry.version for entry in proto.opset_import if entry.domain == ""), 0)
     for node in nodes(proto.graph):
-        if (node.domain, node.op_type) in OF_ONNXRUNTIME:
+        if node.domain == "" and opset in OF_ONNXRUNTIME.get(node.op_type, ()):
             node.domain = "com.microsoft"
 
 

@@ -329,7 +329,9 @@ class Integerise:
         x, w = self._activation(node.inputs[0]), dequantised(node.inputs[1])
         if x is None or x.dtype != y.dtype or w is None or w.dtype != np.int8 or np.any(w.zero):
             return False
-        if constant(w.value) is None or (not w.scalar and (w.axis != 1 or attribute(node, "group", 1) != 1)):
+        group, dims = attribute(node, "group", 1), w.value.shape or (0, 0)
+        of_outputs = 1 if group == 1 else 0 if group == dims[0] and dims[1] == 1 else None  # the axis of w
+        if constant(w.value) is None or not (w.scalar or w.axis == of_outputs):
             return False
         return self._convolve(node, "celosia", "QLinearConvTranspose", x, w, y)
 
@@ -370,13 +372,22 @@ class Integerise:
         b = dequantised(value)
         if b is not None:
             fits = b.dtype == np.int32 and not np.any(b.zero) and _bias_scale_fits(b.scale, x.scale, w.scale)
-            return b.value if fits and len(b.value.shape or ()) == 1 else None
+            return self._row(b.value) if fits else None
         given, step = constant(value), x.scale.reshape(()) * w.scale
         if not to_bytes or given is None or given.dtype != np.float32 or given.ndim != 1:
             return None
         if step.size not in (1, given.size) or not np.all(np.abs(steps := np.rint(given / step)) < 2.0**31):
             return None
         return new_constant(self.graph, f"{value.name}_int32", steps.astype(np.int32))  # type: ignore[union-attr]
+
+    def _row(self, value: ir.Value) -> ir.Value | None:
+        """A bias of rank 1; None for one that is no row."""
+        dims, array = shape(value), constant(value)
+        if dims is None or len(dims) == 1:
+            return value if dims is not None else None
+        if array is None or len(dims) != 2 or dims[0] != 1:
+            return None
+        return new_constant(self.graph, f"{value.name}_row", array[0])
 
     def _quantised_product(self, node: ir.Node) -> bool:
         """Gemm, MatMul, and MatMul -> Add of a bias: QGemm or QLinearMatMul. Unlike onnxruntime's, our QGemm takes a

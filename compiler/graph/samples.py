@@ -128,6 +128,8 @@ def mixes(model: ir.Model, inputs: Collection[str]) -> str:
     for node in graph:
         name = f"{node.op_type} ({node.name or node.outputs[0].name})"
         read = [value for value in node.inputs if value is not None]
+        if node.op_type == "CastLike":  # of the other it takes the type
+            read = read[:1]
         for value in read:
             _note(value, sizes)
         known = _list(node, samples, sizes)

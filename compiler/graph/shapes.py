@@ -16,7 +16,6 @@ import onnx_ir as ir
 
 from celosia.compiler.cpu import Unsupported, build
 from celosia.compiler.cpu.ops import OPS
-from celosia.compiler.cpu.parse import parse
 from celosia.compiler.cpu.runtime.op import DOMAINS
 from celosia.compiler.cpu.runtime.windows import WindowError
 from celosia.compiler.cpu.types import TYPES
@@ -29,6 +28,8 @@ from celosia.compiler.graph.windows import dims_on_host
 UNKNOWN = (None, ir.DataType.UNDEFINED)
 FEW = 64
 """Elements of constants that say what a shape is, at most."""
+AGREED = "celosia.shapes.agreed"
+"""In an operator's metadata: what it was like when its shapes were right."""
 Made = list[tuple[tuple[int, ...], ir.DataType]] | None
 """Shape and type of each output; None where the expression is not known."""
 
@@ -52,14 +53,33 @@ def infer(node: ir.Node, opset: int) -> None:
 
 
 def contradictions(graph: ir.Graph) -> Iterator[str]:
-    """Outputs of operators whose shape or type is another than that of the operator's expression."""
+    """Outputs of operators whose shape or type is another than that of the operator's expression. Operators that are
+    as they were when they last agreed are passed over.
+    """
     opset = graph.opset_imports.get("", 21)
     for node in graph:
+        state = _state(node)
+        if node.meta.get(AGREED) == state:
+            continue
+        wrong = False
         for value, (dims, dtype) in zip(node.outputs, made_by(node, opset) or ()):
             known = shape(value)
             if (known is not None and known != dims) or value.dtype not in (*UNKNOWN, dtype):
+                wrong = True
                 has = f"{value.dtype}{'?' if known is None else list(known)}"
                 yield f"{value.name!r} is {has} and {node.op_type} ({node.name}) makes {dtype}{list(dims)}"
+        if not wrong:
+            node.meta[AGREED] = state
+
+
+def _state(node: ir.Node) -> tuple[Any, ...]:
+    """All that a contradiction may depend on."""
+    inputs = [(v, v.const_value, *_kind(v)) for v in node.inputs if v is not None]
+    return (node.op_type, len(node.inputs), *inputs, *map(_kind, node.outputs), *node.attributes.values())
+
+
+def _kind(value: ir.Value) -> tuple[Any, ...]:
+    return None if value.shape is None else value.shape.dims, value.type
 
 
 def made_by(node: ir.Node, opset: int) -> Made:
@@ -68,34 +88,43 @@ def made_by(node: ir.Node, opset: int) -> Made:
         return _gathered(node)
     if node.domain not in DOMAINS or node.op_type not in OPS:
         return _made_on_host(node)
-    attrs = _key(node)
+    attrs = _attributes(node)
     if attrs is None:
         return None
-    inputs, key = [], [node.op_type, opset, len(node.outputs), *attrs]
+    inputs: list[tuple[tuple[int, ...], str] | None] = []
+    key: list[Any] = [node.op_type, opset, len(node.outputs), *((k, _hashable(v)) for k, v in sorted(attrs.items()))]
     for value in node.inputs:
-        dims = None if value is None else shape(value)
-        if value is not None and (dims is None or value.dtype in UNKNOWN or value.dtype.numpy().name not in TYPES):
-            return None
-        inputs.append(None if value is None else (dims, value.dtype.numpy().name))
-        key.append((inputs[-1], _content(value)))
-    kept: dict[Any, Made] = {} if node.graph is None else node.graph.meta.setdefault("celosia.made_by", {})
+        known = None
+        if value is not None:
+            dims, dtype = shape(value), value.dtype
+            if dims is None or dtype is None or dtype in UNKNOWN or dtype.numpy().name not in TYPES:
+                return None
+            known = dims, dtype.numpy().name
+        inputs.append(known)
+        key.append((known, _content(value)))
+    kept: dict[Any, Made] = {} if node.graph is None else node.graph.meta.setdefault("celosia.shapes.made", {})
     if tuple(key) not in kept:
-        kept[tuple(key)] = _built(node, opset, inputs)
+        kept[tuple(key)] = _built(node, attrs, opset, inputs)
     return kept[tuple(key)]
 
 
-def _key(node: ir.Node) -> list[Any] | None:
-    """Attributes, as what can be compared; None where there are others than numbers, texts and tensors of numbers."""
-    key: list[Any] = []
-    for name, attr in sorted(node.attributes.items()):
-        value = attr.value
+def _attributes(node: ir.Node) -> dict[str, Any] | None:
+    """None where there are others than numbers, texts, lists of them and tensors."""
+    attrs: dict[str, Any] = {}
+    for name, attr in node.attributes.items():
         if attr.type == ir.AttributeType.TENSOR:
-            array = value.numpy()
-            value = (array.dtype.str, array.shape, array.tobytes())
-        elif not isinstance(value, int | float | str | tuple):
+            attrs[name] = np.asarray(attr.value.numpy())
+        elif isinstance(attr.value, int | float | str | tuple):
+            attrs[name] = list(attr.value) if isinstance(attr.value, tuple) else attr.value
+        else:
             return None
-        key.append((name, value))
-    return key
+    return attrs
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _content(value: ir.Value | None) -> bytes | None:
@@ -106,11 +135,11 @@ def _content(value: ir.Value | None) -> bytes | None:
     return b"" if array is None or array.dtype == object else array.tobytes()
 
 
-def _built(node: ir.Node, opset: int, inputs: list[Any]) -> Made:
-    parsed = parse(ir.to_proto(node), {"": opset})
-    tensors, values = [None if x is None else placeholder(*x, "x") for x in inputs], [constant(x) for x in node.inputs]
+def _built(node: ir.Node, attrs: dict[str, Any], opset: int, inputs: list[tuple[tuple[int, ...], str] | None]) -> Made:
+    tensors = [None if known is None else placeholder(*known, name="x") for known in inputs]
+    values = [constant(value) for value in node.inputs]
     try:
-        made = build(parsed.op, parsed.attrs, tensors, values, outputs=parsed.wanted, opset=opset, name=parsed.name)
+        made = build(node.op_type, attrs, tensors, values, outputs=len(node.outputs), opset=opset, name=node.name or "")
     except Unsupported:
         return _made_on_host(node)
     return [(tensor.shape, ir.DataType.from_numpy(np.dtype(tensor.dtype))) for tensor in made]

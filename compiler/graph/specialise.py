@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from celosia.compiler.graph.dimensions import Shapes, missing, open_axes, sizes_of, with_shapes
 from celosia.compiler.graph.external import Origin
-from celosia.compiler.graph.fold import fold
+from celosia.compiler.graph.fold import QUANTISED, fold
 from celosia.compiler.graph.importer import ModelError, imported, of_sequences, require_static, sound
 from celosia.compiler.graph.samples import mixes
 from celosia.compiler.graph.shapes import infer_shapes
@@ -33,6 +33,7 @@ HEAVY = frozenset((
 """Operators that are never left to the host runtime for the sake of an open size."""
 PRODUCTS = frozenset(("MatMul", "MatMulInteger", "QLinearMatMul"))
 """Those of which it depends on whether one side is constant."""
+SIZES = frozenset(("Shape", "Size"))
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,11 @@ def sample_size(proto: onnx.ModelProto) -> str | None:
 
 
 def independent(model: ir.Model, proto: onnx.ModelProto, samples: str) -> tuple[tuple[str, ...], str]:
-    """(Inputs whose first axis has the size called `samples`; nothing where they are not computed one by one, why)."""
+    """(Inputs whose first axis has the size called `samples`; nothing where they are not computed one by one, why).
+
+    Constants are folded in `model`; sizes are not, which would hide what is made of the number of samples.
+    """
+    fold(model, keep=QUANTISED | SIZES)
     found = tuple(name for (name, axis), label in open_axes(proto).items() if label == samples)
     why = mixes(model, found)
     return ((), why) if why else (found, "")
@@ -109,24 +114,53 @@ def _is_count(proto: onnx.ModelProto, origin: Origin, size: str) -> bool:
         return False
 
 
-def without_free(source: str | Path | onnx.ModelProto, shapes: Shapes) -> dict[str, tuple[int | None, ...]]:
-    """`shapes` of all inputs with open sizes, without those that a Program can leave open: samples and counts."""
+@dataclass(frozen=True)
+class _Open:
+    """The open sizes of a model: their labels by input and axis, those that a Program can leave open, the one that may
+    count samples, and why it does not.
+    """
+
+    axes: dict[tuple[str, int], str]
+    free: set[str]
+    samples: str | None
+    why: str
+
+
+def _open(source: str | Path | onnx.ModelProto, shapes: Shapes) -> _Open:
     proto, origin = sound(source)
     axes = open_axes(proto)
     some = {each: [max(size or 0, 1) for size in shape] for each, shape in shapes.items()}  # there may be 0 of them
-    sizes, samples = sizes_of(proto, some), sample_size(proto)
+    sizes, samples, why = sizes_of(proto, some), sample_size(proto), ""
     free: set[str] = set()
 
     def model(names: Collection[str]) -> ir.Model:
         left = {label: size for label, size in sizes.items() if label not in names}
         return imported(with_shapes(proto, {}, left), origin)
 
-    if samples is not None and independent(model(()), proto, samples)[0]:
-        free.add(samples)
+    if samples is not None:
+        batched, why = independent(model(()), proto, samples)
+        if batched:
+            free.add(samples)
     counts = {label for label in sizes if label != samples and not meets_weights(model((label,)))}
     if counts and not meets_weights(model(counts)):
         free |= counts
+    return _Open(axes, free, samples, why)
+
+
+def without_free(source: str | Path | onnx.ModelProto, shapes: Shapes) -> dict[str, tuple[int | None, ...]]:
+    """`shapes` of all inputs with open sizes, without those that a Program can leave open: samples and counts."""
+    found = _open(source, shapes)
     return {
-        each: tuple(None if axes.get((each, axis)) in free else size for axis, size in enumerate(shape))
+        each: tuple(None if found.axes.get((each, axis)) in found.free else size for axis, size in enumerate(shape))
         for each, shape in shapes.items()
     }
+
+
+def why_fixed(source: str | Path | onnx.ModelProto, shapes: Shapes) -> dict[tuple[str, int], str]:
+    """Why a Program must know open sizes, by input and axis; those that it can leave open are left out."""
+    found = _open(source, shapes)
+    mixed = f"samples are not computed one by one: {found.why}"
+    return {
+        place: mixed if label == found.samples else "operators with weights meet it"
+        for place, label in found.axes.items() if label not in found.free
+    }  # fmt: skip

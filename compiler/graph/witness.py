@@ -64,7 +64,7 @@ def _out(op: str, attrs: Mapping[str, Any], size: Dims, kernel: Dims | None) -> 
 def _onnx_may_differ(op: str, attrs: Mapping[str, Any]) -> bool:
     """Transposed: automatic padding where kernels are shorter than strides. Pooling: a last window that would begin
     outside (ceil_mode), and automatic padding, which onnxruntime makes without dilations and onnx with them."""
-    same = attrs["auto_pad"].startswith("SAME")
+    same = attrs["auto_pad"] in ("SAME_UPPER", "SAME_LOWER")
     if op == "ConvTranspose":
         return same
     return op.endswith("Pool") and bool(attrs.get("ceil_mode") or (same and max(attrs.get("dilations") or [1]) > 1))

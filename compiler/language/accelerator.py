@@ -81,6 +81,9 @@ class Lowered:
         whole = slice(None), slice(None)
         weights: Any = np.stack([np.stack([moved[whole + tap] for tap in row], -1) for row in f.taps], -2)
         bias, multiplier, shift = pack.unpack_parameters(arrays[f.par])
+        if f.x.zero_point:  # of every product, folded into what is added; both wrap
+            whole = weights.reshape(len(weights), -1).sum(1, dtype=np.int64)
+            bias = (bias - f.x.zero_point * whole).astype(np.int32)
         zero_point = int(f.more["zero_point"])
         requantise = Requantise(bias, multiplier.astype(np.uint32), shift.astype(np.uint8), zero_point)
         epilogue = Epilogue(clip, table, residual)

@@ -200,14 +200,17 @@ class Lowered:
         (m, k), n = a.shape, b.shape[1]
         done: list[Stmt] = []
         read: list[Element] = []
-        for side in (a, b):
+        for side, zero in zip((a, b), tile.more["zeros"]):
             direct = self.at(side, tuple(Axis("x", extent=size) for size in side.shape))
             if side.dtype == tile.dtype and isinstance(direct, Load) and (side is a or side in self.buffers):
                 read.append(lambda *i, t=side: self.at(t, i))
                 continue
             buffer = Tensor(f"{'ab'[side is b]}{len(self.known)}", side.shape, tile.dtype)
             memory.append(buffer)
-            done.append(nest(side.shape, lambda *i, t=side, u=buffer: Put(u, i, cast(self.at(t, i), tile.dtype))))
+            zero = wrap(zero, tile.dtype)
+            done.append(
+                nest(side.shape, lambda *i, t=side, u=buffer, z=zero: Put(u, i, cast(self.at(t, i), tile.dtype) - z))
+            )
             read.append(lambda *i, u=buffer: Load(u, i))
         into, fresh = self.into.get(tile), len(tile.args) == 2
         if into is None:

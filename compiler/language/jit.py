@@ -6,13 +6,13 @@ import ctypes
 import inspect
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from operator import attrgetter
 from types import FunctionType
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +59,10 @@ class Quantised:
 
 
 def quantised(array: NDArray[Any], zero_point: int = 0) -> Quantised:
-    """An argument of a kernel: `array`, whose values mean (value - zero_point) times a scale."""
+    """An argument of a kernel: `array`, whose values mean (value - zero_point) times a scale.
+
+    `dot` subtracts the zero point of its sides; all else computes with the values as they are.
+    """
     return Quantised(array, zero_point)
 
 
@@ -170,12 +173,27 @@ class Kernel:
         if self.outside:
             key += self._globals()
         known = tuple(key)
-        found = self.variants.get(known)
+        try:
+            found = self.variants.get(known)
+        except TypeError:  # it cannot be hashed
+            self._require_kept(values)
+            raise
         if found is None:
             if len(self.variants) >= MOST_VARIANTS:
                 self.variants.clear()
             found = self.variants[known] = self._variant(self._grid(grid, values), values)
         return found, arrays, places
+
+    def _refuse(self, name: str, value: Any) -> NoReturn:
+        way = "a tuple" if name in self.constants else f"an array of numpy's, as np.array({name})"
+        raise LanguageError(f"{self.at}: {name} of {self.name} is a {type(value).__name__}; give {way}")
+
+    def _require_kept(self, values: tuple[Any, ...]) -> None:
+        """LanguageError for an argument that a variant cannot be kept for."""
+        for name, value in zip(self.names, values):
+            value = value.array if isinstance(value, Quantised) else value
+            if not isinstance(value, (np.ndarray, Hashable)):
+                self._refuse(name, value)
 
     def _globals(self) -> tuple[Any, ...]:
         known = self.function.__globals__
@@ -248,6 +266,8 @@ class Kernel:
                 array = Array(name, (1,), "float32", data=np.array([value], np.float32))
                 given[array] = number
                 found.append(ops.load(array))
+            elif name not in self.constants and hasattr(data, "__array__") and not isinstance(data, np.generic):
+                self._refuse(name, data)
             else:
                 found.append(value.item() if isinstance(value, np.generic) else value)
         return found

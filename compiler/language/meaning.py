@@ -11,6 +11,7 @@ from celosia.compiler import numerics
 from celosia.compiler.expr.interpret import BINARY, cast
 from celosia.compiler.expr.nodes import INTRINSICS
 from celosia.compiler.language.tile import Array, Program, Store, Tile, fail
+from celosia.compiler.numerics.unary import UNARY
 from celosia.compiler.tensorize.pack import unpack_parameters
 
 Values = NDArray[Any]
@@ -38,6 +39,8 @@ def _value(tile: Tile, args: list[Values], program: Program) -> Any:
             return np.full(tile.shape, args[0])
         case "arange":
             return np.arange(more["start"], more["start"] + tile.shape[0])
+        case "unary" if more["name"] == "erf":
+            return UNARY["Erf"](args[0])
         case "unary":
             return INTRINSICS[more["name"]](args[0])
         case "binary":
@@ -49,7 +52,8 @@ def _value(tile: Tile, args: list[Values], program: Program) -> Any:
         case "reduce":
             return getattr(np, more["name"])(args[0].astype(tile.dtype), axis=more["axis"])
         case "dot":
-            product = args[0].astype(tile.dtype) @ args[1].astype(tile.dtype)
+            a, b = (arg.astype(tile.dtype) - np.array(zero, tile.dtype) for arg, zero in zip(args, more["zeros"]))
+            product = a @ b
             return product if len(args) == 2 else product + args[2]
         case "reshape":
             return args[0].reshape(tile.shape)

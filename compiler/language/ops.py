@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from celosia.compiler.language.meaning import store as store_now
 from celosia.compiler.language.tile import (
     Array,
+    Loop,
     Pointer,
     Store,
     Tile,
@@ -26,8 +27,11 @@ from celosia.compiler.language.tile import (
     fits,
     join,
     make,
+    origin,
     program,
+    scopes,
     shape_of,
+    upstream,
 )
 from celosia.compiler.language.tile import (
     where as here,
@@ -224,8 +228,8 @@ def _function(name: str) -> Callable[[Any], Tile]:
     return call
 
 
-exp, log, sqrt, tanh, sin, cos, floor, ceil = map(
-    _function, ("exp", "log", "sqrt", "tanh", "sin", "cos", "floor", "ceil")
+exp, log, sqrt, tanh, erf, sin, cos, floor, ceil = map(
+    _function, ("exp", "log", "sqrt", "tanh", "erf", "sin", "cos", "floor", "ceil")
 )
 
 
@@ -309,7 +313,10 @@ def parameters(bias: Any, scale: Any) -> NDArray[np.uint64]:
 
 
 def dot(a: Tile, b: Tile, acc: Tile | None = None, **hints: Any) -> Tile:
-    """a [M, K] times b [K, N], added to acc [M, N]: int8 in int32, float16 in float32, others in their own type."""
+    """a [M, K] times b [K, N], added to acc [M, N]: int8 in int32, float16 in float32, others in their own type.
+
+    Of blocks of `quantised` arrays the zero points are subtracted first.
+    """
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
         fail(f"cl.dot multiplies [M, K] by [K, N], not {list(a.shape)} by {list(b.shape)}; b.T turns a tile")
     if a.dtype != b.dtype:
@@ -318,11 +325,40 @@ def dot(a: Tile, b: Tile, acc: Tile | None = None, **hints: Any) -> Tile:
         fail(f"cl.dot has no products of {a.dtype}; take int8, int32, float16, float32 or float64")
     dtype = {"int8": "int32", "float16": "float32"}.get(a.dtype, a.dtype)
     shape = (a.shape[0], b.shape[1])
+    zeros = (_zero_point(a), _zero_point(b)) if a.dtype == "int8" else (0, 0)
     if acc is None:
-        return make("dot", (a, b), shape, dtype)
+        return make("dot", (a, b), shape, dtype, zeros=zeros)
     if acc.shape != shape or acc.dtype != dtype:
         fail(f"cl.dot of {a} and {b} is {dtype}{list(shape)}, and it is to be added to {acc}")
-    return make("dot", (a, b, acc), shape, dtype)
+    return make("dot", (a, b, acc), shape, dtype, zeros=zeros)
+
+
+def _zero_point(side: Tile) -> int:
+    """Of the array whose block `side` of a product shows. LanguageError where it is computed of such a block."""
+    tile = origin(side, "reshape", "broadcast", "trans")
+    while tile.op == "phi":
+        tile = origin(tile.more["first"], "reshape", "broadcast", "trans")
+    if tile.op == "load":
+        return int(tile.more["array"].zero_point)
+    for each in upstream([tile], _of_bytes):
+        if each.op == "load" and (zero := each.more["array"].zero_point):
+            name = each.more["array"].name
+            fail(
+                f"this side of cl.dot is computed of {name}, whose zero point is {zero}, and that of the result is not "
+                f"known; subtract it where {name} is loaded: x.to(cl.int32) - {name}.zero_point"
+            )
+    return 0
+
+
+def _of_bytes(tile: Tile) -> Iterator[Tile]:
+    """The int8 that int8 is computed of."""
+    made = tile.args
+    if tile.op == "phi":
+        made = (tile.more["first"],)
+    elif tile.op == "result":
+        loops = (scope for scope in scopes(program().top) if isinstance(scope, Loop))
+        made = next((first, last) for loop in loops for first, _, last, after in loop.carried if after is tile)
+    return (each for each in made if each.dtype == "int8")
 
 
 def requantise(acc: Tile, parameters: Tile, zero_point: int = 0, clip: tuple[int, int] = (-128, 127)) -> Tile:
@@ -414,7 +450,8 @@ def static_range(*bounds: int, **hints: Any) -> Iterator[int]:
 
 
 __all__ = [
-    "abs", "arange", "assume", "broadcast_to", "cast", "cdiv", "ceil", "constexpr", "cos", "dot", "exp", "expand_dims",
+    "abs", "arange", "assume", "broadcast_to", "cast", "cdiv", "ceil", "constexpr", "cos", "dot", "erf", "exp",
+    "expand_dims",
     "float16", "float32", "float64", "floor", "full", "int1", "int8", "int16", "int32", "int64", "load", "log",
     "lookup", "max", "maximum", "min", "minimum", "num_programs", "parameters", "program_id", "requantise", "reshape",
     "residual_add", "rsqrt", "sigmoid", "sin", "sqrt", "static_assert", "static_range", "store", "sum", "tanh", "trans",

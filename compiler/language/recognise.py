@@ -256,6 +256,8 @@ class _Reader:
         if a.dtype != "int8":
             fail(f"gemm multiplies int8, and this is {a}{ON_CPU}", dot.at)
         x, w, y = a.more["array"], b.more["array"], self.store.array
+        if w.zero_point:
+            fail(f"weights have the zero point 0 on the accelerator, and {w.name} has {w.zero_point}{ON_CPU}", b.at)
         if found.w is not None and (x is not found.x or w is not found.w):
             what = f"the accelerator sums products of one array by one of weights, not {x.name} by {w.name}"
             fail(what + ON_CPU, dot.at)

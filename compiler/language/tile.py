@@ -45,8 +45,48 @@ def fail(sentence: str, at: str | None = None) -> NoReturn:
     raise LanguageError(f"{at or where()}: {sentence}")
 
 
+NUMPYS = {
+    "absolute": "abs", "exp": "exp", "log": "log", "sqrt": "sqrt", "tanh": "tanh", "sin": "sin", "cos": "cos",
+    "floor": "floor", "ceil": "ceil", "maximum": "maximum", "minimum": "minimum", "sum": "sum", "amax": "max",
+    "max": "max", "amin": "min", "min": "min", "where": "where", "dot": "dot", "matmul": "dot", "transpose": "trans",
+    "reshape": "reshape", "zeros_like": "zeros_like", "broadcast_to": "broadcast", "expand_dims": "expand_dims",
+}  # fmt: skip
+"""What the language has in the place of numpy's functions."""
+OPERATORS = {
+    "add": "add", "subtract": "sub", "multiply": "mul", "true_divide": "div", "divide": "div",
+    "floor_divide": "floordiv", "remainder": "mod", "less": "lt", "less_equal": "le", "equal": "eq", "not_equal": "ne",
+    "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
+}  # fmt: skip
+"""What numpy makes of operators whose left side is a number of its own."""
+
+
+class _NotNumpys:
+    """What numpy's functions take for no array of theirs."""
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **options: Any) -> Tile:
+        name = ufunc.__name__
+        if method == "__call__" and not options and isinstance(args[0], np.generic):
+            if name in OPERATORS:
+                return binary(OPERATORS[name], *args)
+            if name in ("greater", "greater_equal"):
+                return binary("lt" if name == "greater" else "le", *args[::-1])
+        _fail_numpy(name, self)
+
+    def __array_function__(self, function: Any, *given: Any) -> NoReturn:
+        _fail_numpy(function.__name__, self)
+
+    def __array__(self, *given: Any, **options: Any) -> NoReturn:
+        _fail_numpy("array", self)
+
+
+def _fail_numpy(name: str, given: Any) -> NoReturn:
+    ours = f"write cl.{NUMPYS[name]}" if name in NUMPYS else "the language's functions are those in docs/language.md"
+    what = "a tile" if isinstance(given, Tile) else "an array of the caller's, of which cl.load makes a tile"
+    fail(f"np.{name} computes arrays of numpy's, and this is {what}; {ours}")
+
+
 @dataclass(eq=False)
-class Array:
+class Array(_NotNumpys):
     """An array that a kernel was called with; as a pointer, that to its first element.
 
     zero_point: of a quantised array, see `quantised`. data: its elements while the kernel is interpreted.
@@ -77,7 +117,7 @@ class Array:
 
 
 @dataclass(frozen=True, eq=False)
-class Pointer:
+class Pointer(_NotNumpys):
     """Places in an array: a tile of element numbers."""
 
     array: Array
@@ -201,7 +241,7 @@ def _turned(name: str) -> Callable[[Any, Any], Tile]:
 
 
 @dataclass(eq=False)
-class Tile:
+class Tile(_NotNumpys):
     """Values of type `dtype` and of a shape that is known; `op` of `args` made them. A scalar has the shape ()."""
 
     op: str
@@ -365,6 +405,8 @@ def as_tile(value: Any, dtype: str | None = None) -> Tile:
         fail(f"{'an array' if isinstance(value, Array) else 'a pointer'} is no tile; cl.load reads one from it")
     if isinstance(value, np.generic):
         value = value.item()
+    if isinstance(value, np.ndarray):
+        fail("an array of numpy's is no tile; make it an argument of the kernel, and cl.load reads a tile from it")
     if not isinstance(value, (bool, int, float)):
         fail(f"{value!r} is no tile and no number")
     natural = "bool" if isinstance(value, bool) else "float32" if isinstance(value, float) else "int32"

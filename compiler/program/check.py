@@ -35,6 +35,9 @@ def check(program: Contents) -> None:
         _tensor(tensor)
     _batch(program)
     _memory(program)
+    for row in program.placements:
+        sound = row.keys() >= {"name", "op", "place", "reason"} and row["place"] in ("accelerator", "cpu", "free")
+        _require(sound, f"a placement is {str(row)[:60]}")
     known: Types = {name: _of_array(array) for name, array in program.constants.items()}
     known |= {tensor.name: _of_info(tensor) for tensor in program.inputs}
     for number, step in enumerate(program.steps):

@@ -1,7 +1,9 @@
 """The file of a compiled program.
 
 It is a zip archive: `manifest.json`, which holds everything but bulk data and the SHA-256 of every other entry;
-`image.bin`, the constant part of the accelerator's DRAM; `constants/N.npy`; `kernels/N.bin`; `loops/N.txt`.
+`image.bin`, the constant part of the accelerator's DRAM; `constants/N.npy`; `kernels/N.loops`, from which kernels are
+compiled where they run, and their constants `kernels/N.M.npy`; `loops/N.txt`, of the accelerator's layers, for people.
+A Program for a board has `kernels.so`, too: machine code, which may do anything with the rights of its user.
 """
 
 from __future__ import annotations
@@ -17,14 +19,16 @@ from typing import IO, Any
 import numpy as np
 
 from celosia.compiler.cpu.runtime.kernel import Kernel
+from celosia.compiler.cpu.runtime.op import HostError, check_size
 from celosia.compiler.files import reading, replacing
 from celosia.compiler.program.check import check
 from celosia.compiler.program.model import Contents, CpuStep, HostStep, LaunchStep, ProgramError, Step, TensorInfo
 from celosia.compiler.program.saved import array_bytes, load_array, load_op, make, op_bytes
 from celosia.hw.config import Config
+from celosia.hw.plain import from_json
 
 FORMAT = "celosia-program"
-VERSION = 10
+VERSION = 11
 
 
 class Program(Contents):
@@ -73,7 +77,9 @@ launches, 100.0% of the MACs, 2 operators on the CPU>
         for number, loops in enumerate(self.loops):
             blobs[f"loops/{number}.txt"] = str(loops).encode()
         for number, kernel in enumerate(self.kernels):
-            blobs[f"kernels/{number}.bin"] = kernel.to_bytes()
+            blobs[f"kernels/{number}.loops"] = kernel.loops.encode()
+            for part, table in enumerate(kernel.tables):
+                blobs[f"kernels/{number}.{part}.npy"] = array_bytes(table)
         if self.library:
             blobs["kernels.so"] = self.library
         for number, launch in enumerate(self.launches):
@@ -93,25 +99,33 @@ launches, 100.0% of the MACs, 2 operators on the CPU>
             "outputs": [dataclasses.asdict(t) for t in self.outputs],
             "kept": [dataclasses.asdict(t) for t in self.kept],
             "tensors": [dataclasses.asdict(t) for t in self.tensors.values()], "steps": steps,
-            "constants": list(self.constants), "kernels": len(self.kernels), "loops": len(self.loops),
+            "constants": list(self.constants), "loops": len(self.loops),
+            "kernels": [_without_code(kernel) for kernel in self.kernels],
             "image_address": self.image_address,
             "dram_size": self.dram_size, "arena_lower_bound": self.arena_lower_bound,
             "macs_total": self.macs_total,
-            "placements": self.placements, "compile_seconds": self.compile_seconds,
+            "placements": self.placements,
             "passes": [dataclasses.asdict(each) for each in self.passes], "arena": dataclasses.asdict(self.arena),
             "schedules": self.schedules, "machine": self.machine, "batched": list(self.batched),
         }  # fmt: skip
 
     @staticmethod
-    def load(path: str | Path) -> Program:
-        """The Program in `path`. ProgramError where it is not one, is damaged, or of another version."""
+    def load(path: str | Path, trust: bool = False, digest: str | None = None) -> Program:
+        """The Program in `path`. ProgramError where it is not one, is damaged, or of another version.
+
+        Its checksums find accidents, and no forgery. Its kernels are loops, which are checked and compiled where they
+        run. trust: run them as they are written, and load the machine code of a Program for a board. digest: the
+        SHA-256 that the file must have, in hexadecimal, which is trust in what it holds. ProgramError where it differs.
+        """
         with (
             reading(path, ProgramError, "is not a Celosia Program, or a damaged one"),
-            zipfile.ZipFile(path) as archive,
+            zipfile.ZipFile(path if digest is None else io.BytesIO(_vouched(Path(path), digest))) as archive,
         ):
             if "manifest.json" not in archive.namelist():
                 raise ProgramError(f"{path} is not a Celosia Program: it has no manifest")
-            return _read(Path(path), archive)
+            program = _read(Path(path), archive)
+            program.trusted = trust or digest is not None
+            return program
 
     @staticmethod
     def is_program(path: str | Path) -> bool:
@@ -142,17 +156,46 @@ def _read(path: Path, archive: zipfile.ZipFile) -> Program:
     if hashlib.sha256(text).hexdigest().encode() != _part(path, archive, "manifest.sha256"):
         raise ProgramError(f"{path} is damaged: the checksum of its manifest differs")
     with reading(path, ProgramError, "is damaged"):
-        manifest = json.loads(text)
+        manifest = from_json(text)
         if manifest.get("format") != FORMAT:
             raise ProgramError(f"{path} is not a Celosia Program")
         if manifest.get("version") != VERSION:
             raise ProgramError(f"{path} has format version {manifest.get('version')}; this Celosia reads {VERSION}")
+        names = make(dict[str, str], manifest["sha256"])
+        size = sum(archive.getinfo(name).file_size for name in names if name in archive.NameToInfo)
+        try:
+            check_size(size, f"what is in {path}")
+        except HostError as error:
+            raise ProgramError(str(error)) from None
         blobs = {}
-        for name, digest in manifest["sha256"].items():
+        for name, digest in names.items():
             blobs[name] = _part(path, archive, name)
             if hashlib.sha256(blobs[name]).hexdigest() != digest:
                 raise ProgramError(f"{path} is damaged: the checksum of part {name} differs")
         return _assemble(manifest, blobs)
+
+
+def _vouched(path: Path, digest: str) -> bytes:
+    """What is in the file, which has this SHA-256."""
+    data = path.read_bytes()
+    found = hashlib.sha256(data).hexdigest()
+    if found != digest.strip().lower():
+        raise ProgramError(f"{path} has the SHA-256 {found}, not {digest}: it is not the file that was meant")
+    return data
+
+
+def _without_code(kernel: Kernel) -> dict[str, Any]:
+    """What the manifest says of a kernel."""
+    left_out = ("code", "host", "loops", "tables")
+    fields = {field.name: getattr(kernel, field.name) for field in dataclasses.fields(kernel)}
+    return {name: value for name, value in fields.items() if name not in left_out} | {"tables": len(kernel.tables)}
+
+
+def _kernel(number: int, fields: Any, blobs: dict[str, bytes]) -> Kernel:
+    tables = tuple(load_array(blobs[f"kernels/{number}.{part}.npy"]) for part in range(make(int, fields.pop("tables"))))
+    loops = blobs[f"kernels/{number}.loops"].decode()
+    made: Kernel = make(Kernel, fields, "kernel", code=b"", host="", loops=loops, tables=tables)
+    return made
 
 
 def _plain(value: Any) -> Any:
@@ -164,7 +207,7 @@ def _plain(value: Any) -> Any:
 
 _FIELDS = (
     "name", "inputs", "outputs", "kept", "image_address", "dram_size", "arena_lower_bound", "macs_total", "placements",
-    "compile_seconds", "passes", "schedules", "arena", "machine", "batched",
+    "passes", "schedules", "arena", "machine", "batched",
 )  # fmt: skip
 """Fields of a Program that the manifest holds as they are."""
 
@@ -183,14 +226,14 @@ def _assemble(manifest: dict[str, Any], blobs: dict[str, bytes]) -> Program:
         elif kind is LaunchStep:
             bulk["layer_of"] = np.frombuffer(blobs[f"launches/{number}.layers"], "<i4").astype(np.int32)
         steps.append(make(kind, fields, **bulk))
-    names, kernels = make(list[str], manifest["constants"]), make(int, manifest["kernels"])
+    names, kernels = make(list[str], manifest["constants"]), make(list[object], manifest["kernels"])
     loops = [blobs[f"loops/{number}.txt"].decode() for number in range(make(int, manifest["loops"]))]
     tensors = make(list[TensorInfo], manifest["tensors"])
     program: Program = make(
         Program, {name: manifest[name] for name in _FIELDS}, config=config, steps=steps,
         tensors={tensor.name: tensor for tensor in tensors},
         constants={name: load_array(blobs[f"constants/{number}.npy"]) for number, name in enumerate(names)},
-        kernels=[Kernel.from_bytes(blobs[f"kernels/{number}.bin"]) for number in range(kernels)],
+        kernels=[_kernel(number, fields, blobs) for number, fields in enumerate(kernels)],
         image=np.frombuffer(blobs["image.bin"], np.uint8), loops=loops, library=blobs.get("kernels.so", b""),
     )  # fmt: skip
     check(program)

@@ -15,6 +15,7 @@ from celosia.compiler.memory import Plan
 from celosia.compiler.program.html import table
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
+from celosia.hw.plain import printable
 
 
 class ProgramError(ValueError):
@@ -161,7 +162,7 @@ class LayerInfo:
 
     def __repr__(self) -> str:
         moved = f"{self.bytes_loaded:,} bytes loaded, {self.bytes_stored:,} stored"
-        return f"<Layer {self.name!r}: {self.what}; {self.macs:,} MACs, {moved}>"
+        return printable(f"<Layer {self.name!r}: {self.what}; {self.macs:,} MACs, {moved}>")
 
 
 @dataclass(frozen=True)
@@ -199,6 +200,7 @@ class Contents:
     placements: list[dict[str, str]] = field(default_factory=list)
     """For each operator: name, op, place ("accelerator", "cpu", "free"), reason."""
     compile_seconds: float = 0.0
+    """0 for one from a file: equal Programs are equal files."""
     passes: list[PassInfo] = field(default_factory=list)
     schedules: str = ""
     """What records or a search have decided of the layers' schedules, in a sentence."""
@@ -212,6 +214,8 @@ class Contents:
     """Tensors inside the model that a run returns, too."""
     library: bytes = field(default=b"", repr=False)
     """The kernels for another machine as one shared object; they then have no code of their own."""
+    trusted: bool = True
+    """Whether it was made here, or its user vouches for the file that it comes from: only then `library` is loaded."""
 
     batched: tuple[str, ...] = ()
     """Inputs whose first axis counts samples, of which there may be any number: all outputs count them, too, and each
@@ -234,7 +238,7 @@ class Contents:
         tensors = (", ".join(f"{tensor.name} {self.shape_text(tensor)}" for tensor in group) for group in groups)
         share = f", {self.macs_accelerator / self.macs_total:.1%} of the MACs" if self.macs_total else ""
         layers = sum(len(launch.layers) for launch in self.launches)
-        return (
+        return printable(
             f"<Program {self.name!r} for {self.config.name}: {' -> '.join(tensors)}; {layers} layers in "
             f"{len(self.launches)} launches{share}, {self._cpu_operators()} operators on the CPU>"
         )

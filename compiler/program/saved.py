@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from celosia.compiler.cpu.runtime.kernel import empty
 from celosia.compiler.cpu.runtime.op import Body, HostOp
 from celosia.compiler.dtypes import numpy_dtype
+from celosia.hw.plain import from_json
 
 Array = NDArray[Any]
 KIND = "<kind>"
@@ -47,7 +48,7 @@ def load_array(data: bytes) -> Array:
         array = empty(found.dtype, found.shape)
         array[...] = found
         return array
-    saved = json.loads(data)
+    saved = from_json(data)
     dtype, values = numpy_dtype(saved["dtype"]), saved["values"]
     flat = np.array(values, object) if dtype.kind == "O" else np.frombuffer(base64.b64decode(values), dtype)
     return flat.reshape(saved["shape"])

@@ -187,25 +187,25 @@ def _conv(node: ir.Node, x: Codes) -> Codes:
 def _conv_transpose(node: ir.Node, x: Codes) -> Codes:
     """The convolution by the kernels turned round of x with zero points between its pixels."""
     weights, dims, groups = _array(node, 3), _dims(node), attribute(node, "group", 1)
-    channels, outputs, *taps = weights.shape
-    to, image = spread_of(node, taps), _image(x)
-    (down, across), (by_row, by_column), (top, left) = to.stride, to.dilation, to.before
+    channels, outputs = weights.shape[:2]
+    to, image = spread_of(node, weights.shape[2:]), _image(x)
+    taps, (down, across), (by_row, by_column), (top, left) = to.kernel, to.stride, to.dilation, to.before
     above, ahead = (taps[0] - 1) * by_row, (taps[1] - 1) * by_column
-    height = max((image.shape[1] - 1) * down + 1 + above, dims[2] + top) + above
-    width = max((image.shape[2] - 1) * across + 1 + ahead, dims[3] + left) + ahead
+    height = max((image.shape[1] - 1) * down + 1 + above, to.out[0] + top) + above
+    width = max((image.shape[2] - 1) * across + 1 + ahead, to.out[1] + left) + ahead
     wide = np.full((len(image), height, width, channels), _zero(node, 2), np.uint8)
     wide[:, above::down, ahead::across][:, : image.shape[1], : image.shape[2]] = image
     turned = weights.reshape(groups, channels // groups, outputs, *taps)[..., ::-1, ::-1].transpose(0, 2, 3, 4, 1)
     linear = _linear(node, turned.reshape(groups * outputs, *taps, -1), 8, 6)
-    cut = wide[:, top : top + dims[2] + above, left : left + dims[3] + ahead]
+    cut = wide[:, top : top + to.out[0] + above, left : left + to.out[1] + ahead]
     window = windows("Conv", {"dilations": to.dilation}, cut.shape[1:3], taps)
-    y: Codes = np.zeros((dims[0], dims[2], dims[3], dims[1]), np.uint8)
+    y: Codes = np.zeros((dims[0], *to.out, dims[1]), np.uint8)
     for group in range(groups):
         own = slice(group * outputs, (group + 1) * outputs)
         inner = slice(group * channels // groups, (group + 1) * channels // groups)
         view = _views(np.ascontiguousarray(cut[..., inner]), window)
         _convolve(view, linear.columns(own, linear.matrix[own]), y[..., own])
-    return y.transpose(0, 3, 1, 2)
+    return y.transpose(0, 3, 1, 2).reshape(dims)
 
 
 def _group_ranges(groups: int, width: int) -> Iterator[tuple[int, int]]:

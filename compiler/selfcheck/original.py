@@ -74,12 +74,16 @@ class Original:
                     key = (node.domain, node.op_type, read, told, place, len(node.outputs), unlike)
                     self.makers.setdefault(numbered(out, key), node)
 
-    def stops(self, tensor: int, at: Mapping[int, Any]) -> set[int]:
-        """The tensors of `at` (and constants) that `tensor` is computed from."""
+    def stops(self, tensor: int, at: Mapping[int, Any], of_shapes: bool = True) -> set[int]:
+        """The tensors of `at` (and inputs) that `tensor` is computed from. of_shapes: also those of which only the
+        shape is read."""
         found: set[int] = set()
         waiting, seen = [tensor], {tensor}
         while waiting:
-            for each in self._operands(waiting.pop()):
+            made = waiting.pop()
+            if not of_shapes and made in self.makers and self.makers[made].op_type in ("Shape", "Size"):
+                continue
+            for each in self._operands(made):
                 if each in at or each in self.inputs:
                     found.add(each)
                 elif each not in seen and each not in self.constants:
@@ -207,13 +211,14 @@ def _quantised(op: HostOp, values: Mapping[str, Any], scale: Array, side: int, s
     kind = np.dtype(np.uint8) if zero is None else zero.dtype
     with np.errstate(all="ignore"):
         lost = ROUNDING * float(np.nanmax(np.abs(x), initial=0.0)) / float(np.min(scale))
-        moved = x / scale
+        moved = np.asarray(x / scale)  # a scalar stays an array
         moved += np.float32(side * (MARGIN + slack + min(lost, 0.5) + 0.5))
         (np.ceil if side < 0 else np.floor)(moved, out=moved)
         if zero is not None:
             moved += _along(op, zero, x.ndim).astype(np.float32)
         limits = np.iinfo(kind)
-        result: Array = np.clip(np.nan_to_num(moved, copy=False), limits.min, limits.max).astype(kind)
+        np.nan_to_num(moved, copy=False, nan=side * np.inf)  # which may become any byte
+        result: Array = np.clip(moved, limits.min, limits.max).astype(kind)
     return result
 
 

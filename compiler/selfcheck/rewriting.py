@@ -105,7 +105,12 @@ class Comparison:
         begin, order = self._between(name)
         given = {each: self._value(each) for each in begin}
         slack = max((_slack(node) for unit in order for node in unit.nodes), default=0.0)
-        low, high = self.original.compute(number, {each: (value, value) for each, value in given.items()}, slack)
+        known = {each: (value, value) for each, value in given.items()}
+        low, high = self.original.compute(number, known, slack)
+        for out in (node.outputs[0] for unit in order for node in unit.nodes if is_op(node, "QLinearSoftmax")):
+            largest = known.get(self.original.number.get(out.name or "", -1), (low, high))[1]
+            if out.dtype == ir.DataType.UINT8 and np.any(largest == 255):
+                raise Unknown  # which may be 256, and wraps, as onnxruntime's
         try:
             found = self._made(name, order, given)
         except (HostError, Unsupported, ValueError) as error:
@@ -116,7 +121,8 @@ class Comparison:
         """(The nearest tensors that decide on both sides what `name` is, the units between). Raises Unknown.
 
         Tensors that one side passes by are taken back, the last one first: a kernel may compute again what another unit
-        has made, and a wrong program reads what it should not. At the latest it is the model's inputs that decide.
+        has made, what was made twice may be made once, f(x, t(x)) may be g(x), and a wrong program reads what it should
+        not. At the latest it is the model's inputs that decide.
         """
         number, inputs = self.original.number[name], self.original.inputs
         before = dict(self._before(number))
@@ -124,9 +130,15 @@ class Comparison:
             begin = self.original.stops(number, before)
             order, ends = self._order(name, begin)
             inside = [each for each in begin if each not in inputs]
-            if not ends or not inside:
+            read = {self.original.number.get(each) for unit in order for each in unit.inputs if each}
+            unread = self.original.stops(number, before, of_shapes=False) - read
+            if not (ends or unread) or not inside:
                 return begin | {self.original.number[each] for each in ends}, order
-            del before[max(inside)]
+            gone = [max(unread.intersection(inside), default=max(inside))]
+            if not ends and unread.isdisjoint(inside):  # inputs that one side computes with: all that depends on them
+                gone = [each for each in inside if not unread.isdisjoint(self.original.stops(each, {}))] or gone
+            for each in gone:
+                del before[each]
 
     def _before(self, number: int) -> Mapping[int, str]:
         return {each: name for each, name in self.shared.items() if each != number}
@@ -332,8 +344,9 @@ def _random_input(value: ir.Value, rng: np.random.Generator) -> Any:
         scale = constant(node.inputs[1]) if is_op(node, "QuantizeLinear") and node.inputs[0] is value else None
         if scale is not None and scale.size == 1:
             zero = constant(node.inputs[2]) if len(node.inputs) > 2 else None
-            steps = rng.integers(0, 256, dims) - (0 if zero is None else int(zero.reshape(-1)[0]))
-            steps = steps - (128 if zero is not None and zero.dtype == np.int8 else 0)
+            limits = np.iinfo(np.uint8 if zero is None else zero.dtype)
+            steps = rng.integers(limits.min, limits.max, dims, endpoint=True)
+            steps = steps - (0 if zero is None else int(zero.reshape(-1)[0]))
             whole = float(scale.reshape(-1)[0]) * (steps + rng.uniform(-0.4, 0.4, dims))
             break
     return whole.astype(kind)

@@ -24,6 +24,7 @@ from celosia.compiler.files import OutputError
 from celosia.compiler.tensorize.space import Decisions
 from celosia.compiler.tune.measure import Result, Status
 from celosia.hw.config import Config
+from celosia.hw.plain import from_json
 
 Schedule = Sequence[Decisions]
 
@@ -59,7 +60,7 @@ def _canonical(value: Any) -> str:
 
 def schedule_of(text: str) -> tuple[Decisions, ...]:
     """The decisions in a Key's schedule. ValueError for what are none."""
-    rows = json.loads(text)
+    rows = from_json(text)
     if not isinstance(rows, list):
         raise ValueError("a schedule is a list of decisions")
     return tuple(Decisions.from_json(row) for row in rows)
@@ -166,7 +167,7 @@ def sealed(row: Mapping[str, Any]) -> bytes:
 
 def unsealed(line: bytes) -> dict[str, Any]:
     """The row of a line. ValueError, KeyError, TypeError for a damaged one."""
-    row = json.loads(line)
+    row = from_json(line)
     if not isinstance(row, dict):
         raise TypeError("a record has names")
     if row.pop("crc") != zlib.crc32(_canonical(row).encode()):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from celosia.driver.cli.errors import Debug, Quiet, command
+from celosia.driver.cli.errors import Debug, Quiet, command, say
 from celosia.driver.cli.options import (
     MaybeConfig,
     Model,
@@ -58,8 +58,8 @@ def deploy(
         deployment.require(board, program, "board", host)
     if not quiet:
         python = ".".join(map(str, board.python))
-        typer.echo(f"{host}: {board.machine}, Python {python}, numpy {board.numpy}, pynq {board.pynq}")
-        typer.echo(f"{deployment.FOLDER}: {', '.join(file.name for file in files)}; {sent:,} bytes sent")
+        say(f"{host}: {board.machine}, Python {python}, numpy {board.numpy}, pynq {board.pynq}")
+        say(f"{deployment.FOLDER}: {', '.join(file.name for file in files)}; {sent:,} bytes sent")
 
 
 @command
@@ -99,4 +99,4 @@ def flash(
             clock = deployment.flash(deployment.Remote(connection, sudo=sudo), bit, manifest)
     if not quiet:
         what = f"{Config.from_dict(manifest.config).name} ({manifest.identity:08x}) at {clock:g} MHz"
-        typer.echo(f"{host or 'this board'}: {bit.name} is loaded, accelerator {what} answers at {manifest.address:#x}")
+        say(f"{host or 'this board'}: {bit.name} is loaded, accelerator {what} answers at {manifest.address:#x}")

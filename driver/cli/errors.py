@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from celosia.hw.plain import lines, printable
 
 OK, WRONG_INPUT, USAGE, RUN_FAILED, NO_TOOL, FAULT, DOES_NOT_FIT, DIFFERS, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 7, 130
 """Exit codes; `EXIT_CODES` is their text for the user."""
@@ -75,6 +80,8 @@ def explained(error: Exception) -> tuple[int, str]:
         return NO_TOOL, str(error)
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and not place:
+            place = f"a disk is full, perhaps that of {tempfile.gettempdir()} (TMPDIR) or {Path.cwd()}: "
         return WRONG_INPUT, f"{place}{error.strerror or error}"
     if isinstance(error, MemoryError):
         return RUN_FAILED, "there is not enough memory for this model"
@@ -82,6 +89,11 @@ def explained(error: Exception) -> tuple[int, str]:
         return FAULT, f"a fault of celosia: {error}; report it with the model (--no-check compiles nevertheless)"
     what = f"{type(error).__name__}: {error}".splitlines()[0]
     return FAULT, f"a fault of celosia: {what}; run the command again with --debug and report what it prints"
+
+
+def say(text: str, error: bool = False) -> None:
+    """A line, or several, on standard output or standard error, that no terminal obeys."""
+    typer.echo(lines(text), err=error)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -94,7 +106,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         except (typer.Exit, typer.Abort, typer.BadParameter):
             raise
         except KeyboardInterrupt:
-            typer.secho("celosia: interrupted", err=True)
+            say("celosia: interrupted", error=True)
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:  # `celosia inspect ... | head` is not an error
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -103,7 +115,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             if debug:
                 traceback.print_exc()
             code, sentence = explained(error)
-            typer.secho(f"celosia: error: {sentence}", fg="red" if sys.stderr.isatty() else None, err=True)
+            text = lines(sentence) if code == NO_TOOL else printable(sentence)  # a tool's own output has lines
+            typer.secho(f"celosia: error: {text}", fg="red" if sys.stderr.isatty() else None, err=True)
             raise typer.Exit(code) from None
 
     return checked

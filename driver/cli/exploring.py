@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from celosia.driver.cli.errors import INTERRUPTED, Debug, Quiet, command
-from celosia.driver.cli.options import Jobs, Pool, check_source, progress_stages
+from celosia.driver.cli.options import InsecurePool, Jobs, Pool, check_source, progress_stages
 
 
 class Objective(StrEnum):
@@ -78,6 +78,7 @@ def explore(
     ] = None,
     jobs: Jobs = None,
     pool: Pool = None,
+    insecure_pool: InsecurePool = False,
     deadline: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="For a model on a Config.")] = 600.0,
     seed: Annotated[int, typer.Option(min=0, help="Of what is random in a search.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print front.json instead of a table.")] = False,
@@ -99,6 +100,7 @@ def explore(
     from celosia.driver import explore as exploring  # noqa: F401 - says at once where a part is missing
     from celosia.driver import show_explore
     from celosia.driver.explore import explore as explorer
+    from celosia.driver.fleet import insecure
 
     interrupted = False
     with progress_stages(quiet) as stages:
@@ -112,7 +114,8 @@ def explore(
             found = explorer.explore(
                 models, board, objective=[each.value for each in objective or (Objective.cycles, Objective.area)],
                 budget=given, points=points, space=space, folder=output, memory=memory, left=left / 100,
-                search=search.value, jobs=jobs or os.cpu_count() or 1, pool=pool, deadline=deadline,
+                search=search.value, jobs=jobs or os.cpu_count() or 1, deadline=deadline,
+                pool=insecure(pool) if insecure_pool else pool,
                 confirmed=[each.value for each in confirm or ()], seed=seed, progress=stages,
                 told=lambda state: stages.now(show_explore.line(state)),
             )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from celosia.driver.cli.errors import Debug, Quiet, command
+from celosia.driver.cli.errors import Debug, Quiet, command, say
 from celosia.driver.cli.options import (
     ConfigOption,
     Memory,
@@ -46,7 +46,7 @@ def verilog(
         text = text_of(cfg)
         write_text(output, text)
     if not quiet:
-        typer.echo(f"{output}: module {TOP}, {text.count(chr(10)):,} lines")
+        say(f"{output}: module {TOP}, {text.count(chr(10)):,} lines")
 
 
 @command
@@ -147,5 +147,5 @@ def cache(
             gone = kept.shrink(0 if limit is None else kept.size_of(limit))
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
-        typer.echo(f"{len(gone)} removed, {show.megabytes(sum(entry.size for entry in gone))}")
+        say(f"{len(gone)} removed, {show.megabytes(sum(entry.size for entry in gone))}")
     show.console().print(show.kept(kept.entries()))

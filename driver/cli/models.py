@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from celosia.driver.cli.errors import Debug, Quiet, command
+from celosia.driver.cli.errors import Debug, Quiet, command, say
 from celosia.driver.cli.options import (
     ConfigOption,
     Keep,
@@ -118,7 +118,7 @@ def compile_(
 
         out = show.console()
         out.print(show.overview(program))
-        out.print(f"{output}: {show.megabytes(output.stat().st_size)}", markup=False)
+        out.print(f"{output}: {show.megabytes(output.stat().st_size)}")
 
 
 @command
@@ -187,7 +187,7 @@ def inspect(
         write_text(decisions, json.dumps(decisions_of(program), indent=1) + "\n")
     if loops is not None:
         for line in show.loops(program, loops):
-            typer.echo(line)
+            say(line)
     if loops is not None or decisions is not None:
         return
     if estimate:
@@ -211,10 +211,10 @@ def inspect(
         out.print(show.kernels(program))
     if passes:
         for line in show.graphs(program, graphs, one_pass):
-            typer.echo(line)
+            say(line)
     if disassemble:
         for line in show.disassembly(program, layer):
-            typer.echo(line)
+            say(line)
 
 
 @command
@@ -264,7 +264,7 @@ def report(
             made = run.of_program(program, **behind)
         made.save(output)
     if not quiet:
-        typer.echo(f"{output}: {output.stat().st_size / 1e6:.1f} MB, for a browser; it needs no network")
+        say(f"{output}: {output.stat().st_size / 1e6:.1f} MB, for a browser; it needs no network")
 
 
 @command
@@ -324,4 +324,4 @@ def quantize(
         for table in show.quantised(found):
             out.print(table)
             out.print()
-        out.print(f"{output}: {show.megabytes(output.stat().st_size)}", markup=False)
+        out.print(f"{output}: {show.megabytes(output.stat().st_size)}")

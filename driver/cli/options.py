@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -60,6 +60,21 @@ Inputs = Annotated[
         help="An input's array (.npy, .npz) or image; once for each input, or an .npz of arrays by input name.",
     ),
 ]  # fmt: skip
+Trusted = Annotated[
+    bool,
+    typer.Option(
+        "--trust", help="Run what a Program holds as it is, machine code, too: it may do anything with your rights."
+    ),
+]
+Digest = Annotated[
+    str | None, typer.Option(metavar="SHA256", help="As --trust, for a Program whose file has this SHA-256 only.")
+]
+Rebuild = Annotated[
+    bool,
+    typer.Option(
+        "--rebuild-kernels", help="Compile a Program's kernels of the loops in it, whatever processor it is for."
+    ),
+]
 Random = Annotated[
     bool,
     typer.Option("--random", help="Make up inputs that are not given: floats in 0..1, any bytes, indices 0 and 1."),
@@ -79,7 +94,15 @@ Jobs = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Processes that measure, by default one a processor.")
 ]
 Pool = Annotated[
-    str | None, typer.Option(metavar="dask://HOST:PORT", help="Workers of Dask measure; needs the extra fleet.")
+    str | None,
+    typer.Option(
+        metavar="dask://HOST:PORT",
+        help="Workers of Dask measure; needs the extra fleet. With TLS: dask+tls://HOST:PORT.",
+    ),
+]
+InsecurePool = Annotated[
+    bool,
+    typer.Option("--insecure-pool", help="Take a pool on a public address without TLS, where anybody may run code."),
 ]
 Sudo = Annotated[bool, typer.Option("--sudo", help="Run as root there through sudo, which must not ask.")]
 
@@ -87,6 +110,15 @@ Address = Annotated[
     str | None,
     typer.Option(metavar="HEX", help="Address of the registers on a board, if its bitstream has its own."),
 ]
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What a user says of a Program's file: options of `run`."""
+
+    trusted: bool = False
+    digest: str | None = None
+    rebuild: bool = False
 
 
 @contextmanager
@@ -194,9 +226,10 @@ def keep_of(wanted: list[str] | None) -> str | list[str]:
 def advise(program: Program, quiet: bool) -> None:
     """Say on standard error what to do with a model of which nothing runs on the accelerator."""
     from celosia.driver import show
+    from celosia.driver.cli.errors import say
 
     if not quiet and (advice := show.advice(program)) is not None:
-        typer.secho(f"celosia: {advice}", err=True)
+        say(f"celosia: {advice}", error=True)
 
 
 def shapes_of(given: list[str] | None) -> dict[str, tuple[int, ...]]:
@@ -220,12 +253,12 @@ def shapes_of(given: list[str] | None) -> dict[str, tuple[int, ...]]:
 
 def program_of(
     source: Path, config: str | None, stages: Stages, no_check: bool, watch: Watch | None = None,
-    target: str | None = None, shapes: Shapes | None = None, keep: str | Sequence[str] = (),
+    target: str | None = None, shapes: Shapes | None = None, keep: str | Sequence[str] = (), trust: Trust | None = None,
 ) -> Program:  # fmt: skip
     """The Program in `source`, or the one that the ONNX model there compiles to, for `target`, watched by `watch`.
 
     shapes: of inputs, for a model; see `compile`. keep: tensors that it returns, too; ProgramError where a Program was
-    compiled without them.
+    compiled without them. trust: what of a Program's file may run, by default its checked loops.
     """
     from celosia.compiler.program import Program, ProgramError
     from celosia.hw.config import Config
@@ -233,7 +266,11 @@ def program_of(
     cfg = None if config is None else Config.load(config)
     if is_program(source):
         stages("reading the Program")
-        program = Program.load(source)
+        program = Program.load(source, *(() if trust is None else (trust.trusted, trust.digest)))
+        if trust is not None and trust.rebuild:
+            from celosia.compiler.cpu.target import find_target
+
+            program.machine, program.library = find_target(target).machine if target else "", b""
         if cfg is not None and cfg.digest != program.config.digest:
             raise ProgramError(
                 f"{source} was compiled for Config {program.config.name}, not for {cfg.name}; compile the model again "
@@ -269,10 +306,10 @@ def _require_kept(source: Path, program: Program, keep: str | Sequence[str]) -> 
 
 def program_there(
     source: Path, config: str | None, stages: Stages, remote: Remote, no_check: bool, shapes: Shapes | None = None,
-    keep: str | Sequence[str] = (),
+    keep: str | Sequence[str] = (), trust: Trust | None = None,
 ) -> Program:  # fmt: skip
-    """As `program_of`, for the board's processor where a model is compiled."""
+    """As `program_of`, for the board's processor."""
     from celosia.driver import deploy
 
-    target = None if is_program(source) else deploy.target_of(remote.status())
-    return program_of(source, config, stages, no_check, target=target, shapes=shapes, keep=keep)
+    target = deploy.target_of(remote.status()) if not is_program(source) or (trust and trust.rebuild) else None
+    return program_of(source, config, stages, no_check, target=target, shapes=shapes, keep=keep, trust=trust)

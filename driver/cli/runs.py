@@ -14,6 +14,7 @@ from celosia.driver.cli.options import (
     Address,
     ConfigOption,
     DeviceName,
+    Digest,
     Inputs,
     MaybeConfig,
     Mean,
@@ -21,9 +22,12 @@ from celosia.driver.cli.options import (
     Model,
     NoCheck,
     Random,
+    Rebuild,
     Simulator,
     Std,
     Sudo,
+    Trust,
+    Trusted,
     address_options,
     advise,
     check_destinations,
@@ -87,10 +91,16 @@ def run(
     std: Std = None,
     layers: Annotated[bool, typer.Option("--layers", help="Print every layer, not the longest only.")] = False,
     no_check: NoCheck = False,
+    trust: Trusted = False,
+    digest: Digest = None,
+    rebuild_kernels: Rebuild = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Run a model, or a compiled Program, on a simulator of the accelerator, or on a board.
+
+    Of a Program, its loops are checked and compiled here. Machine code in one for a board is run with --trust or
+    --digest only; checksums inside a file are no proof of who made it.
 
     \b
     Examples:
@@ -111,6 +121,7 @@ def run(
         raise typer.BadParameter(f"there is no device {device!r}; take {', '.join(DEVICES)} or ssh://USER@BOARD")
     if dump and output is None:
         raise typer.BadParameter("--dump needs --output OUT.npz, where the tensors go")
+    trusted = Trust(trust, digest, rebuild_kernels)
     options, simulated, keep = address_options(address), memory_options(memory, device), keep_of(dump)
     from celosia.compiler.cpu.runtime.threads import default_threads, thread_count
     from celosia.driver.devices import require_tools
@@ -128,9 +139,12 @@ def run(
         threads = default_threads() if threads is None else thread_count(threads)
         values = read_inputs(model, inputs, random, pixels_of(mean, std, quiet))
         if device.startswith("ssh://"):
-            program, result = _run_there(device, sudo, model, config, values, threads, options, stages, no_check, keep)
+            program, result = _run_there(
+                device, sudo, model, config, values, threads, options, stages, no_check, keep, trusted
+            )
         else:
-            program = program_of(model, config, stages, no_check, shapes=_shapes(model, values), keep=keep)
+            shapes = _shapes(model, values)
+            program = program_of(model, config, stages, no_check, shapes=shapes, keep=keep, trust=trusted)
             if device == "rtl":
                 simulated |= {"progress": stages.cycles, "quiet": quiet}
             options = options if device == "board" else simulated
@@ -176,6 +190,7 @@ def _run_there(
     stages: Stages,
     no_check: bool,
     keep: str | list[str],
+    trust: Trust,
 ) -> tuple[Program, Result]:
     """Run on a board over ssh: ssh://USER@BOARD for its accelerator, ssh://USER@BOARD/functional for numpy there."""
     from celosia.driver import deploy
@@ -189,7 +204,7 @@ def _run_there(
     with stages.paused(), connected(place) as connection:
         remote = deploy.Remote(connection, sudo=sudo)
         stages(f"connected to {place}")
-        program = program_there(source, config, stages, remote, no_check, _shapes(source, values), keep)
+        program = program_there(source, config, stages, remote, no_check, _shapes(source, values), keep, trust)
         stages(f"running on {place}")
         return program, deploy.run(remote, program, values, device or "board", threads, **options)
 
@@ -234,7 +249,7 @@ def _show(result: Result, layers: bool) -> None:
                 out.print(table)
     out.print()
     for name, array in result.outputs.items():
-        out.print(show.output(name, array), markup=False)
+        out.print(show.output(name, array))
 
 
 @command

@@ -18,6 +18,7 @@ from celosia.driver.cli.options import (
     WITH_CYCLES,
     Address,
     ConfigOption,
+    InsecurePool,
     Jobs,
     Memory,
     NoCheck,
@@ -81,6 +82,7 @@ def tune(
     ] = None,
     jobs: Jobs = None,
     pool: Pool = None,
+    insecure_pool: InsecurePool = False,
     sudo: Sudo = False,
     address: Address = None,
     deadline: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="For one trial.")] = 600.0,
@@ -135,12 +137,18 @@ def tune(
         } | ({"trials": trials} if trials else {}) | ({"search": search.value} if search else {})  # fmt: skip
         from celosia.driver import show, show_kernels, tune_cpu
         from celosia.driver import tune as tuning
+        from celosia.driver.fleet import insecure
 
         with stages.paused():
             if device == CPU:
                 found, lines = _found(tune_cpu.tune_cpu, show_kernels, model, config, quiet, common)
             else:
-                common |= {"device": device, "pool": pool, "sudo": sudo, "base": base}
+                common |= {
+                    "device": device,
+                    "pool": insecure(pool) if insecure_pool else pool,
+                    "sudo": sudo,
+                    "base": base,
+                }
                 common["memory"] = behind["memory"].name if behind else "zynq-hp"
                 found, lines = _found(tuning.tune, show, model, config, quiet, common)
         if output is not None:

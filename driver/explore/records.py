@@ -12,15 +12,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from celosia.compiler.files import OutputError, write_text
+from celosia.compiler.program.saved import make
 from celosia.compiler.tune.measure import VERSION
 from celosia.compiler.tune.records import append, sealed, unsealed
+from celosia.driver.explain import UNITS
+from celosia.driver.explore.hardware import Resources
 from celosia.driver.explore.subject import Cost, Subject
 from celosia.hw.config import Config, ConfigError
+from celosia.hw.plain import from_json
 
 FORMAT = 1
 """Of what is kept; a change of what rungs say raises it."""
@@ -85,11 +90,27 @@ class Point:
         cfg = Config.from_dict(row["set"])
         if cfg.digest != row["digest"] or row["rung"] not in RUNGS:
             raise ValueError("it is of another version")
-        costs = {str(name): Cost(**cost) for name, cost in row["costs"].items()}
-        failure = None if row["failure"] is None else Failure(**row["failure"])
-        return Point(
-            cfg, row["rung"], costs, dict(row["area"]), failure, row["clock_mhz"], row["rtl"], row["how"], row["at"]
-        )
+        fields = {name: value for name, value in row.items() if name not in ("digest", "set", "area")}
+        point: Point = make(Point, fields, cfg=cfg, area=_area(row["area"]))
+        if point.failure is not None and point.failure.kind not in FAILURES:
+            raise ValueError(f"there is no failure {point.failure.kind!r}")
+        for cost in point.costs.values():
+            least = min(cost.bound, cost.moved, cost.macs, cost.on_cpu, *cost.busy.values())
+            if cost.busy.keys() != set(UNITS) or min(cost.images, cost.cycles) < 1 or least < 0:
+                raise ValueError("a model takes cycles of the accelerator's units")
+        if not 0 <= point.at < math.inf or (point.clock_mhz is not None and not 0 < point.clock_mhz < math.inf):
+            raise ValueError("seconds and clocks are finite")
+        return point
+
+
+def _area(row: Any) -> dict[str, Any]:
+    """What a Config takes. ValueError, TypeError where that is none."""
+    if not isinstance(row, dict) or not all(
+        isinstance(value, (bool, int, float)) and 0 <= value < 2**40 for value in row.values()
+    ):
+        raise ValueError("an area holds numbers")
+    Resources(**row)
+    return row
 
 
 class Points:
@@ -149,7 +170,7 @@ def _prepare(folder: Path, context: dict[str, Any]) -> None:
         write_text(about, json.dumps(context, indent=1) + "\n")
         return
     try:
-        known = json.loads(about.read_text(encoding="utf-8"))
+        known = from_json(about.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise ExploreError(f"{about} cannot be read as JSON; give another folder, or remove this one") from None
     for name, value in context.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -11,15 +10,11 @@ from typing import Any
 import numpy as np
 
 from celosia.compiler.files import reading
-from celosia.driver.pages.names import MARKS, NAME, NAMES, ReportError, key_of, resource_cell, short
+from celosia.driver.pages.names import MARKS, NAME, NAMES, UNITS, ReportError, key_of, resource_cell, short
 from celosia.driver.pages.page import Page, Section, require
+from celosia.hw.plain import from_json
 
 KEYS = ("models", "board", "memory", "objectives", "take", "front", "points", "searched", "path", "state")
-UNITS = {
-    "cycles": "cycles", "latency": "ms a run", "period": "ms an image", "area": "area, mean %",
-    "energy": "uJ (a proxy)",
-}  # fmt: skip
-"""Objectives at the head of a column or beside an axis."""
 LARGE = ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"))
 SHRINK = 1.0
 """Of the regression that says what fields do."""
@@ -39,7 +34,7 @@ def of_front(source: Path | Mapping[str, Any]) -> Page:
     if not isinstance(source, Path):
         return _page(source)
     with reading(source, ReportError, "is no front", "; write it again with `celosia explore`"):
-        report = json.loads(source.read_text(encoding="utf-8"))
+        report = from_json(source.read_text(encoding="utf-8"))
         for key in KEYS:
             if key not in report:
                 raise ValueError(f"it has no {key}")

@@ -9,8 +9,7 @@ from bokeh.models import ColumnDataSource, CustomJSTickFormatter, FixedTicker, R
 from bokeh.palettes import Cividis256
 
 from celosia.driver.pages.figures import COLOURS, Figure, hover, made_figure, wide_hover
-from celosia.driver.pages.front import UNITS
-from celosia.driver.pages.names import NAME, NAMES, short
+from celosia.driver.pages.names import NAME, NAMES, UNITS, short
 
 SHADES = Cividis256[70:230]
 """Those that are seen on light and on dark ground."""

@@ -13,6 +13,11 @@ NAME, LABEL = 60, 20
 
 NAMES = {"lut": "LUT", "ff": "flip-flops", "dsp": "DSP", "ram": "block RAM"}
 """Resources of a device, as they are shown."""
+UNITS = {
+    "cycles": "cycles", "latency": "ms a run", "period": "ms an image", "area": "area, mean %",
+    "energy": "uJ (a proxy)",
+}  # fmt: skip
+"""Objectives at the head of a column or beside an axis."""
 NEARLY = 0.95
 """The share of a resource above which little is left to route with."""
 MARKS = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -17,6 +16,7 @@ from celosia.driver.pages.graph import Node, drawing, nodes, nodes_of_report
 from celosia.driver.pages.names import NAME, ReportError, key_of, short
 from celosia.driver.pages.page import Page, Section, require
 from celosia.hw.config import Config, ConfigError
+from celosia.hw.plain import from_json
 from celosia.sim.device import Counters
 from celosia.sim.memory import ZYNQ_HP, MemoryModel, clock_mhz, memory_model
 
@@ -43,14 +43,16 @@ def of_run(program: Program, report: Mapping[str, Any], counters: Sequence[Count
         {**row, "loops": "; ".join(map(_decided, layer.parts))}
         for row, layer in zip(report["layers"], (layer for launch in program.launches for layer in launch.layers))
     ]
-    return _page(report, rows, nodes(program, report), program, activity(program, counters), how)
+    with explain.decoding(program):
+        graph, found = nodes(program, report), activity(program, counters)
+    return _page(report, rows, graph, program, found, how)
 
 
 def of_report(path: Path) -> Page:
     """The page of what `celosia run --report` wrote, which has no timeline. ReportError where it did not."""
     require()
     with reading(path, ReportError, "is no report of a run", "; write it again with `celosia run --report`"):
-        report = json.loads(path.read_text(encoding="utf-8"))
+        report = from_json(path.read_text(encoding="utf-8"))
         _check(report)
     return _page(report, report["layers"], nodes_of_report(report), None, None, "")
 

@@ -2,29 +2,50 @@
 
 Dynamo cuts a function into graphs, and what it cannot trace between them runs in Python as ever. A graph is compiled
 when it is first called, once for each combination of shapes and types. Parameters and buffers are constants of the
-Program, which is made again when they have changed.
+Program, which is made again when they have changed. What cannot be exported stays with PyTorch, and a warning names it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from types import CodeType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import ml_dtypes
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.fx import GraphModule
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.traceback import preserve_node_meta
 
 from celosia.compiler.compile import compile as compile_model
+from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.program import Program
+from celosia.driver.progress import Stages
 from celosia.driver.runtime import Runtime
-from celosia.driver.torch.export import TorchError, require_all_pairs, require_pure, trace, written
+from celosia.driver.torch.export import (
+    ExportError,
+    TorchError,
+    UnknownOperator,
+    quiet,
+    require_all_pairs,
+    require_pure,
+    trace,
+    written,
+)
+from celosia.driver.torch.parts import is_eager, split
 from celosia.hw.config import Config
 
 Array = NDArray[Any]
+Compute = Callable[..., Any]
+"""From the tensors that are free in a graph to its tensors."""
 log = logging.getLogger("celosia.torch")
 
 
@@ -33,7 +54,7 @@ class Options:
     """What `torch.compile(..., options={...})` may hold.
 
     config, accelerator, check: as of `celosia.compile`. device, threads: as of `Runtime`. programs: a list to which
-    each Program is added as it is made, to see what ran where.
+    each Program is added as it is made, to see what ran where. quiet: nothing is said of progress on standard error.
     """
 
     config: str | Config = "pynq"
@@ -42,6 +63,7 @@ class Options:
     device: str = "functional"
     threads: int | None = None
     programs: list[Program] | None = None
+    quiet: bool = False
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None) -> Options:
@@ -54,20 +76,46 @@ class Options:
 
 def celosia(graph: GraphModule, example_inputs: list[Any], options: Mapping[str, Any] | None = None) -> CompiledGraph:
     """Dynamo's entry: a callable for `graph`. ValueError for an unknown option."""
-    return CompiledGraph(graph, Options.of(options))
+    places = enumerate(graph.graph.find_nodes(op="placeholder"))
+    fixed = [i for i, node in places if "_dynamo_static_input_type" in node.meta.get("tensor_dict", {})]
+    return CompiledGraph(graph, Options.of(options), fixed, *_traced())
+
+
+@dataclass
+class Origin:
+    """What graphs are made of: a module or a function. compiled: the pieces of code that a graph was compiled of, which
+    are several where Python runs between graphs. told: what was warned of.
+    """
+
+    name: str
+    compiled: set[CodeType | None] = field(default_factory=set)
+    told: set[str] = field(default_factory=set)
+
+
+_origins: WeakKeyDictionary[Any, Origin] = WeakKeyDictionary()
+
+
+def _traced() -> tuple[Origin, CodeType | None]:
+    """What Dynamo is tracing, and the code of it."""
+    try:
+        frame = InstructionTranslator.current_tx()
+    except AttributeError:  # a graph from elsewhere
+        return Origin("a graph"), None
+    code = frame.f_code
+    module = next((x for x in frame.f_locals.values() if isinstance(x, torch.nn.Module)), None)
+    name = re.sub(r"torch_dynamo_resume_in_(\w+)_at_\d+", r"\1", code.co_qualname)
+    origin = Origin(name if module is None else type(module).__name__)
+    return _origins.setdefault(code if module is None else module, origin), code
 
 
 @dataclass(frozen=True)
 class Specialised:
-    """The Program for one combination of shapes. inputs: which argument is which input. outputs: for each result of the
-    graph, the name of an output, or what it is where it is no tensor. fixed: the parameters, and their versions, whose
-    contents the Program holds.
+    """What a graph is for one combination of shapes. run: gives results for arguments. fixed: the parameters, and their
+    versions, whose contents it holds.
     """
 
-    runtime: Runtime
-    inputs: tuple[tuple[int, str], ...]
-    outputs: tuple[str | Plain, ...]
-    fixed: tuple[tuple[torch.Tensor, int], ...]
+    run: Callable[..., tuple[Any, ...]]
+    fixed: tuple[tuple[torch.Tensor, int], ...] = ()
 
     def holds(self, fixed: Sequence[torch.Tensor]) -> bool:
         """Whether the parameters are what they were: the same memory, which `fixed` keeps from being used again, and
@@ -84,25 +132,41 @@ class Plain:
 
 
 class CompiledGraph:
-    """Calls `graph` through Runtimes. Raises TorchError where gradients are wanted, or a tensor is not the CPU's."""
+    """Calls `graph` through Runtimes. fixed: which of its arguments are parameters. Raises TorchError where gradients
+    are wanted, or a tensor is not the CPU's.
+    """
 
-    def __init__(self, graph: GraphModule, options: Options) -> None:
-        self.graph, self.options = graph, options
-        places = enumerate(graph.graph.find_nodes(op="placeholder"))
-        self.fixed = [i for i, node in places if "_dynamo_static_input_type" in node.meta.get("tensor_dict", {})]
+    def __init__(
+        self, graph: GraphModule, options: Options, fixed: Sequence[int], origin: Origin, code: CodeType | None
+    ) -> None:
+        self.graph, self.options, self.fixed, self.origin, self.code = graph, options, fixed, origin, code
         self.owned = [*graph.parameters(), *graph.buffers()]
+        self.scalars = {i for i, node in enumerate(graph.graph.find_nodes(op="placeholder")) if _is_scalar(node)}
         self.cache: dict[tuple[Any, ...], Specialised] = {}
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
+        if self.scalars:
+            arguments = tuple(x.numpy(force=True)[()] if i in self.scalars else x for i, x in enumerate(arguments))
         self._require_inference(arguments)
         key = tuple(_kind(x) for x in arguments)
         fixed = [*(arguments[i] for i in self.fixed), *self.owned]
         found = self.cache.get(key)
         if found is None or not found.holds(fixed):
-            found = self.cache[key] = self._specialise(arguments, fixed)
-        feed = {name: to_numpy(arguments[i]) for i, name in found.inputs}
-        made = found.runtime.run(feed, trace=False).outputs
-        return tuple(x.value if isinstance(x, Plain) else to_torch(made[x]) for x in found.outputs)
+            with Stages(self.options.quiet) as say:
+                self._announce(say, arguments, known=found is not None)
+                found = self.cache[key] = self._specialise(arguments, fixed)
+        return found.run(*arguments)
+
+    def _announce(self, say: Stages, arguments: tuple[Any, ...], known: bool) -> None:
+        """What is compiled, and why it is again: for good where it is, else while it lasts."""
+        again = self.code in self.origin.compiled
+        self.origin.compiled.add(self.code)
+        shapes = [str(tuple(arguments[i].shape)) for i in self._free(arguments)]
+        why = "as its parameters have changed" if known else f"for shape{'s' * (len(shapes) > 1)} {', '.join(shapes)}"
+        say(f"celosia: compiling {self.origin.name}{' again' * again} {why}", line=again)
+
+    def _free(self, arguments: tuple[Any, ...]) -> list[int]:
+        return [i for i, x in enumerate(arguments) if isinstance(x, torch.Tensor) and i not in self.fixed]
 
     def _require_inference(self, arguments: tuple[Any, ...]) -> None:
         tensors = [x for x in (*arguments, *self.owned) if isinstance(x, torch.Tensor)]
@@ -117,29 +181,92 @@ class CompiledGraph:
 
     def _specialise(self, arguments: tuple[Any, ...], fixed: Sequence[torch.Tensor]) -> Specialised:
         """Compile the graph for the shapes of `arguments`."""
-        free = [i for i, x in enumerate(arguments) if isinstance(x, torch.Tensor) and i not in self.fixed]
+        free = self._free(arguments)
         with torch.inference_mode(False), torch.no_grad():
             bound = _Bound(self.graph, arguments, free).eval()
-            exported = trace(bound, tuple(torch.zeros_like(arguments[i]) for i in free))
-            require_pure(exported)
-            proto = written(exported, None, None)
-            require_all_pairs(exported, proto)
+            try:
+                exported = trace(bound, tuple(torch.zeros_like(arguments[i]) for i in free))
+                require_pure(exported)
+                compute = self._computed(exported)
+            except (ExportError, ModelError) as error:
+                why = str(error).replace(_Bound.__name__, self.origin.name)
+                self._warn(f"{self.origin.name} to PyTorch: {why}")
+                return Specialised(lambda *arguments: _row(self.graph(*arguments)))
+        places = iter(range(len(bound.results)))
+        outputs = [next(places) if isinstance(x, torch.Tensor) else Plain(x) for x in bound.results]
+
+        def run(*arguments: Any) -> tuple[Any, ...]:
+            made = compute(*(arguments[i] for i in free))
+            return tuple(x.value if isinstance(x, Plain) else made[x] for x in outputs)
+
+        return Specialised(run, tuple((x.detach(), _version(x)) for x in fixed))
+
+    def _computed(self, exported: ExportedProgram) -> Compute:
+        """As a Program; where torch.onnx does not know an operator, as Programs before and after it."""
+        try:
+            return self._program(exported)
+        except UnknownOperator as error:
+            with quiet():
+                whole = split(exported, error.operator)
+            if whole is None:
+                raise
+            self._warn(
+                f"{error.operator} of {self.origin.name} to PyTorch, as torch.onnx does not know it; write that part "
+                "with other operators, and it is in the Program"
+            )
+        options = replace(self.options, quiet=True)
+        for node in whole.graph.find_nodes(op="call_module"):
+            if not is_eager(node.target):
+                fixed = [i for i, x in enumerate(node.args) if x.op == "get_attr"]
+                part = CompiledGraph(getattr(whole, node.target), options, fixed, self.origin, self.code)
+                setattr(whole, node.target, _Part(part))
+        compute: Compute = whole
+        return compute
+
+    def _program(self, exported: ExportedProgram) -> Compute:
+        proto = written(exported, None, None)
+        require_all_pairs(exported, proto)
         options = self.options
         program = compile_model(proto, options.config, accelerator=options.accelerator, check=options.check)
+        program.name = self.origin.name
         macs = program.macs_accelerator, program.macs_total
         log.info("compiled a graph: %s of %s multiplications on the accelerator", *macs)
         if options.programs is not None:
             options.programs.append(program)
-        names = iter(tensor.name for tensor in program.outputs)
-        outputs = tuple(next(names) if isinstance(x, torch.Tensor) else Plain(x) for x in bound.results)
-        inputs = tuple(zip(free, (tensor.name for tensor in program.inputs), strict=True))
         runtime = Runtime(program, options.device, threads=options.threads)
-        return Specialised(runtime, inputs, outputs, tuple((x.detach(), _version(x)) for x in fixed))
+        names = [tensor.name for tensor in program.inputs]
+
+        def compute(*tensors: torch.Tensor) -> list[torch.Tensor]:
+            feed = dict(zip(names, map(to_numpy, tensors), strict=True))
+            made = runtime.run(feed, trace=False).outputs
+            return [to_torch(made[tensor.name]) for tensor in program.outputs]
+
+        return compute
+
+    def _warn(self, what: str) -> None:
+        """Once for each thing."""
+        if what not in self.origin.told:
+            self.origin.told.add(what)
+            warnings.warn(f"backend celosia leaves {what}", stacklevel=2)
+
+
+class _Part(torch.nn.Module):  # type: ignore[misc]
+    """A part of a graph through its own Programs."""
+
+    def __init__(self, compiled: CompiledGraph) -> None:
+        super().__init__()
+        self.compiled = compiled
+        (result,) = compiled.graph.graph.output_node().args
+        self.alone = isinstance(result, Node)
+
+    def forward(self, *arguments: Any) -> Any:
+        made = self.compiled(*arguments)
+        return made[0] if self.alone else made
 
 
 class _Bound(torch.nn.Module):  # type: ignore[misc]
     """`graph` as a module of its free inputs alone: parameters are its buffers, numbers are fixed. It returns tensors
-    only; `results` are all that the graph returned when it was traced.
+    only; `results` are all that the graph returned when it was traced. What is traced keeps the modules' names.
     """
 
     results: tuple[Any, ...] = ()
@@ -148,16 +275,28 @@ class _Bound(torch.nn.Module):  # type: ignore[misc]
         super().__init__()
         self.graph, self.free = graph, free
         self.numbers = {i: x for i, x in enumerate(arguments) if not isinstance(x, torch.Tensor)}
-        self.count = len(arguments)
+        self.names = [f"{node.name}_" for node in graph.graph.find_nodes(op="placeholder")]  # as in error messages
         for i, x in enumerate(arguments):
             if isinstance(x, torch.Tensor) and i not in free:
-                self.register_buffer(f"fixed_{i}", x.detach())
+                self.register_buffer(self.names[i], x.detach())
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         given = dict(zip(self.free, inputs)) | self.numbers
-        arguments = (given[i] if i in given else getattr(self, f"fixed_{i}") for i in range(self.count))
-        self.results = self.graph(*arguments)
+        arguments = (given[i] if i in given else getattr(self, name) for i, name in enumerate(self.names))
+        with preserve_node_meta():
+            made = Interpreter(self.graph).run(*arguments)
+        self.results = _row(made)
         return tuple(x for x in self.results if isinstance(x, torch.Tensor))
+
+
+def _is_scalar(node: Node) -> bool:
+    """Whether an argument is a Python number that Dynamo holds in a tensor, as it does where sizes are dynamic."""
+    return bool(node.users) and all((each.op, each.target) == ("call_method", "item") for each in node.users)
+
+
+def _row(made: Any) -> tuple[Any, ...]:
+    """What a graph returns: of Dynamo's all results, of a part the one alone."""
+    return tuple(made) if isinstance(made, (tuple, list)) else (made,)
 
 
 def _kind(x: Any) -> Any:

@@ -7,12 +7,16 @@ it may move. What ONNX would drop in silence (writes to buffers, random numbers,
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
+import re
 import warnings
 from ast import literal_eval
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
@@ -22,18 +26,40 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from celosia.compiler.compile import compile as compile_model
-from celosia.compiler.graph.dimensions import open_inputs
+from celosia.compiler.graph.dimensions import inputs_of, open_axes, open_inputs
+from celosia.compiler.graph.specialise import why_fixed, without_free
 from celosia.compiler.graph.values import new_constant
 from celosia.compiler.program import Program
-from celosia.driver.specialise import OpenModel
+from celosia.driver.torch.decompose import without_fused
 from celosia.hw.config import Config
 
 NAMES = "pkg.torch.onnx.name_scopes"
 """Where torch.onnx notes the operators of PyTorch that an operator of ONNX comes from."""
 
 
+UNKNOWN = re.compile(r"translating node %(\w+) : .*?target=torch\.ops\.([\w.]+)\]")
+"""How torch.onnx says which operator it cannot write."""
+UNREGISTERED = "which is not a known type"
+"""How torch.export says that a result is of a class of the caller's."""
+
+
 class TorchError(ValueError):
     """A module that cannot be taken over from PyTorch; one sentence that names its part and the way out."""
+
+
+class ExportError(TorchError):
+    """What PyTorch's own exporters cannot do."""
+
+
+class UnknownOperator(ExportError):
+    """An operator that torch.onnx cannot write. operator: its name, as "aten.linalg_qr.default"."""
+
+    def __init__(self, operator: str) -> None:
+        super().__init__(
+            f"torch.onnx cannot write the module: it does not know {operator}; compute that part with other operators, "
+            "or outside of the module"
+        )
+        self.operator = operator
 
 
 def from_torch(
@@ -61,14 +87,14 @@ def from_torch(
     >>> program.shape_text(program.inputs[0])
     'float32[n, 4]'
     """
-    proto = to_onnx(
-        module, example_inputs, kwargs=kwargs, input_names=input_names, output_names=output_names,
-        dynamic_shapes=dynamic_shapes,
-    )  # fmt: skip
+    module = getattr(module, "_orig_mod", module)  # of what torch.compile returns
+    exported = _exported(module, example_inputs, kwargs, dynamic_shapes)
+    proto = _model(exported, module, input_names, output_names)
     if open_inputs(proto):
-        options["shapes"] = _example_shapes(proto, example_inputs, kwargs) | dict(options.get("shapes") or {})
+        example = (example_inputs, dict(kwargs or {})) if tree_leaves(example_inputs) else exported.example_inputs
+        options["shapes"] = _shapes(proto, example, options.get("shapes") or {})
     program = compile_model(proto, config, **options)
-    program.name = "model" if isinstance(module, ExportedProgram) else type(module).__name__
+    program.name = proto.graph.name
     return program
 
 
@@ -77,25 +103,78 @@ def to_onnx(
     input_names: Sequence[str] | None = None, output_names: Sequence[str] | None = None, dynamic_shapes: Any = None,
 ) -> onnx.ModelProto:  # fmt: skip
     """The ONNX model of a module, see `from_torch`, which also `onnx.save` and `Runtime` take. TorchError."""
-    if isinstance(module, ExportedProgram):
-        if dynamic_shapes is not None:
-            raise TorchError("the module is exported already; give dynamic_shapes to torch.export.export")
-        program = module
-    else:
-        program = trace(module, example_inputs, kwargs, dynamic_shapes)
+    module = getattr(module, "_orig_mod", module)  # of what torch.compile returns
+    return _model(_exported(module, example_inputs, kwargs, dynamic_shapes), module, input_names, output_names)
+
+
+def _exported(
+    module: torch.nn.Module | ExportedProgram, example_inputs: Any, kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Any,
+) -> ExportedProgram:  # fmt: skip
+    if not isinstance(module, ExportedProgram):
+        _require_tensors(module, example_inputs)
+        return trace(module, example_inputs, kwargs, dynamic_shapes)
+    if dynamic_shapes is not None:
+        raise TorchError("the module is exported already; give dynamic_shapes to torch.export.export")
+    return module
+
+
+def _require_tensors(module: Any, example_inputs: Any) -> None:
+    if isinstance(module, torch.jit.ScriptModule):
+        raise TorchError("a module of torch.jit has its operators no more; give the module that it was made of")
+    if isinstance(example_inputs, Mapping):
+        raise TorchError("example_inputs is a tensor, or a tuple of arguments; give those with names as kwargs={...}")
+    if any(isinstance(each, np.ndarray) for each in tree_leaves(example_inputs)):
+        raise TorchError("example_inputs holds an array of numpy's; give torch.from_numpy(array)")
+
+
+def _model(
+    program: ExportedProgram, module: Any, input_names: Sequence[str] | None, output_names: Sequence[str] | None
+) -> onnx.ModelProto:
     require_pure(program)
     proto = written(program, input_names, output_names)
     require_all_pairs(program, proto)
+    named = isinstance(module, (ExportedProgram, GraphModule))
+    proto.graph.name = _class_of(program) if named else type(module).__name__
+    _settle_sizes(proto)
     return proto
 
 
-def _example_shapes(
-    proto: onnx.ModelProto, example_inputs: Any, kwargs: Mapping[str, Any] | None
-) -> dict[str, tuple[int, ...]]:
-    """The shapes of the example for the inputs of `proto`, -1 where a Program leaves a size open."""
-    tensors = [each for each in tree_leaves((example_inputs, dict(kwargs or {}))) if isinstance(each, torch.Tensor)]
-    model = OpenModel(proto)
-    return model.shapes({name: each.detach().numpy() for name, each in zip(model.inputs, tensors, strict=True)})
+# Open sizes ------------------------------------------------------------------------------------------------------
+
+
+def _settle_sizes(proto: onnx.ModelProto) -> None:
+    """Give sizes that torch.export found to be numbers, where the caller left them open, as numbers; and say so."""
+    for value in proto.graph.input:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if dim.dim_param.isdigit():
+                dim.dim_value = int(dim.dim_param)
+                _say_fixed(value.name, axis, dim.dim_value, "torch.export found that the module takes no other")
+
+
+def _shapes(proto: onnx.ModelProto, example: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """For which shapes to compile: those of the example, open where a Program can leave them so, and those `given`.
+    What was to be open and is not, a warning says.
+    """
+    tensors = [each for each in tree_leaves(example) if isinstance(each, torch.Tensor)]
+    whole = {name: tuple(each.shape) for name, each in zip(inputs_of(proto), tensors, strict=True)}
+    whole = {name: whole[name] for name in open_inputs(proto)}
+    shapes = without_free(proto, whole)
+    fixed = {place for place in open_axes(proto) if place[0] not in given and shapes[place[0]][place[1]] is not None}
+    reasons = why_fixed(proto, whole) if fixed else {}
+    for name, axis in sorted(fixed):
+        why = f"{reasons[name, axis]}; for any size, give Runtime what celosia.driver.torch.export.to_onnx returns"
+        _say_fixed(name, axis, whole[name][axis], why)
+    return {**shapes, **given}
+
+
+def _say_fixed(name: str, axis: int, size: int, why: str) -> None:
+    warnings.warn(
+        f"dimension {axis} of input {name!r} is {size}, and not open as dynamic_shapes has it: {why}", stacklevel=4
+    )
+
+
+# The way to ONNX -------------------------------------------------------------------------------------------------
 
 
 def trace(
@@ -107,17 +186,36 @@ def trace(
     if module.training and not isinstance(module, GraphModule):  # of which PT2E takes eval() away
         raise TorchError(f"{type(module).__name__} is in training mode; call its eval() before")
     arguments = tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
+    for each in (*module.parameters(), *module.buffers(), *tree_leaves((arguments, kwargs))):
+        if isinstance(each, torch.Tensor) and each.device.type != "cpu":
+            raise TorchError(
+                f"{type(module).__name__} and its example are to be on the CPU, and a tensor is on {each.device}; call "
+                ".cpu() of both"
+            )
     try:
-        with _quiet(), torch.no_grad():
+        with quiet(), contextlib.redirect_stderr(io.StringIO()), torch.no_grad():  # torch.export prints the graph
+            try:
+                return torch.export.export(module, arguments, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
+            except Exception as error:
+                if UNREGISTERED not in str(error):
+                    raise
+                _register_dataclasses(module(*arguments, **(kwargs or {})))
             return torch.export.export(module, arguments, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
     except Exception as error:  # torch raises many classes
         why = next((line.strip(" -") for line in str(error).splitlines() if line.startswith("  - ")), _line(error))
-        raise TorchError(f"torch.export cannot trace {type(module).__name__}: {why}") from error
+        raise ExportError(f"torch.export cannot trace {type(module).__name__}: {why}") from error
+
+
+def _register_dataclasses(made: Any) -> None:
+    """Tell torch.export of the dataclasses that a module returned: their fields are outputs."""
+    for each in tree_leaves(made):
+        if is_dataclass(each):
+            torch.export.register_dataclass(type(each))
 
 
 def require_pure(program: ExportedProgram) -> None:
     """TorchError where `program` does what an ONNX model cannot: keeps state, or draws random numbers."""
-    with _quiet():
+    with quiet():
         program = program.run_decompositions({})  # with writes as further outputs
     signature = program.graph_signature
     written = (*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values())
@@ -147,17 +245,34 @@ def written(
     for spec in program.graph_signature.output_specs:
         if isinstance(spec.arg, ConstantArgument) and spec.arg.value is not None:
             raise TorchError(f"the module returns {spec.arg.value!r}, which is no tensor; return tensors alone")
+    _require_reals(program)
     try:
-        with _quiet():
+        with quiet():
+            program = without_fused(program)
             made = torch.onnx.export(
                 program, dynamo=True, optimize=False, verbose=False, input_names=input_names, output_names=output_names
             )
             _settle_types(made.model.graph)
             _settle_axes(made.model.graph)
+            _settle_outputs(made.model.graph, output_names)
+            _name_by_modules(made.model.graph)
             proto: onnx.ModelProto = made.model_proto
     except Exception as error:  # torch raises many classes
-        raise TorchError(f"torch.onnx cannot write the module: {_line(_first(error))}") from error
+        for each in _causes(error):
+            if found := UNKNOWN.search(str(each)):
+                raise UnknownOperator(found[2]) from error
+        raise ExportError(f"torch.onnx cannot write the module: {_line(_causes(error)[-1])}") from error
     return proto
+
+
+def _require_reals(program: ExportedProgram) -> None:
+    """ExportError for complex inputs and outputs, which torch.onnx makes pairs of."""
+    signature = program.graph_signature
+    border = {*signature.user_inputs, *signature.user_outputs}
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if node.name in border and isinstance(value, torch.Tensor) and value.is_complex():
+            raise ExportError(f"{node.name} is complex, and ONNX has real numbers; pass it as torch.view_as_real does")
 
 
 def _settle_types(graph: ir.Graph) -> None:
@@ -190,6 +305,72 @@ def _settle_axes(graph: ir.Graph) -> None:
         value = new_constant(graph, node.outputs[0].name or "constant", array)
         ir.convenience.replace_all_uses_with(node.outputs[0], value)
         graph.remove(node, safe=True)
+
+
+def _settle_outputs(graph: ir.Graph, names: Sequence[str] | None) -> None:
+    """A tensor that is returned twice becomes two: outputs are told apart by their names."""
+    for number, value in enumerate(graph.outputs):
+        if value in graph.outputs[:number]:
+            name = names[number] if names else f"{value.name}_{number}"
+            copy = ir.Value(name=name, shape=value.shape, type=value.type)
+            graph.append(ir.Node("", "Identity", [value], outputs=[copy], name=f"node_{name}"))
+            graph.outputs[number] = copy
+    for value, name in zip(graph.outputs, names or ()):
+        value.name = name
+
+
+# Names -----------------------------------------------------------------------------------------------------------
+
+TRACED = re.compile(r"L\['\w+'\]\.?")
+"""What Dynamo puts before the path of a module."""
+PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+
+
+def _name_by_modules(graph: ir.Graph) -> None:
+    """Call each operator by the path of its module, "blocks.0.fc": with PyTorch's operator behind it where the module
+    has several, "blocks.0.add_1", and with ONNX's where that became several, "blocks.0.fc/Add" beside the product. What
+    stands in no module keeps its name, as quantisations do.
+    """
+    parts: dict[str, dict[str, list[ir.Node]]] = {}
+    for node in graph:
+        path, operator = _scopes(node.metadata_props.get(NAMES))
+        if path:
+            parts.setdefault(path, {}).setdefault(operator, []).append(node)
+    taken: set[str] = set()
+    for path, operators in parts.items():
+        for operator, nodes in operators.items():
+            whole = path if len(operators) == 1 else f"{path}.{operator}"
+            main = _main(nodes, operator)
+            for node in nodes:
+                name = whole if node is main else f"{whole}/{node.op_type}"
+                number, node.name = 1, name
+                while node.name in taken:
+                    number += 1
+                    node.name = f"{name}_{number}"
+                taken.add(node.name)
+
+
+def _main(nodes: list[ir.Node], operator: str) -> ir.Node | None:
+    """The one that a report is about: the only product, else what torch.onnx gave the name of PyTorch's operator."""
+    products = [node for node in nodes if node.op_type in PRODUCTS]
+    named = [node for node in nodes if (node.name or "").startswith(f"node_{operator}")]
+    return next(iter(products or named), None) if len(products) < 2 else None
+
+
+def _scopes(noted: str | None) -> tuple[str, str]:
+    """(path of the innermost module, name of PyTorch's operator); "" where there is none."""
+    names = [str(name) for name in literal_eval(noted)] if noted else []
+    return (TRACED.sub("", names[-2]) if len(names) > 1 else ""), (names[-1] if names else "")
+
+
+def _class_of(program: ExportedProgram) -> str:
+    """The class of the module that `program` was made of, which its operators remember."""
+    for node in program.graph.nodes:
+        for path, kind in node.meta.get("nn_module_stack", {}).values():
+            kind = str(kind).rpartition(".")[2]
+            if not TRACED.sub("", path) and kind not in ("GraphModule", "Wrapper"):  # torch.export's own
+                return kind
+    return "model"
 
 
 # Quantisations ---------------------------------------------------------------------------------------------------
@@ -229,8 +410,7 @@ def _require_whole_range(node: Node) -> None:
 
 def _source(node: onnx.NodeProto) -> str:
     """The name of PyTorch's operator that `node` comes from."""
-    scopes = next((entry.value for entry in node.metadata_props if entry.key == NAMES), "['']")
-    return str(literal_eval(scopes)[-1])
+    return _scopes(next((entry.value for entry in node.metadata_props if entry.key == NAMES), None))[1]
 
 
 # Helpers ---------------------------------------------------------------------------------------------------------
@@ -243,9 +423,9 @@ def _calls(program: ExportedProgram) -> Iterator[Node]:
             yield from (node for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload))
 
 
-def _first(error: BaseException) -> BaseException:
-    """What began it: torch.onnx wraps its errors in pages of text."""
-    return error if error.__cause__ is None else _first(error.__cause__)
+def _causes(error: BaseException) -> list[BaseException]:
+    """`error` and what it came from, what began it last: torch.onnx wraps its errors in pages of text."""
+    return [error, *([] if error.__cause__ is None else _causes(error.__cause__))]
 
 
 def _line(error: BaseException) -> str:
@@ -253,10 +433,10 @@ def _line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without what the exporters log and warn of, which says nothing of the model."""
     before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -7,6 +7,7 @@ computed between them. Biases stay float: the compiler takes them into the int32
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,6 +34,8 @@ SMALLEST_SCALE = 2.0**-16
 
 # Operators as torch.export writes them; one name stands for its overloads and for the form that works in place.
 PRODUCTS = {"conv1d", "conv2d", "linear"}
+TRANSPOSED = {"conv_transpose1d", "conv_transpose2d"}
+"""Products, too, whose weights are [inputs, outputs / groups, ...]."""
 NORMS = {"batch_norm"}
 CLAMPS = {"relu", "relu6", "hardtanh"}
 """What joins the operator before it where it begins at 0: then the bytes end where it does, and nothing is computed."""
@@ -66,6 +69,7 @@ class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
             weight = fake.with_args(observer=MovingAveragePerChannelMinMaxObserver, eps=eps)
         else:
             activation, weight = MinMaxObserver.with_args(eps=eps), PerChannelMinMaxObserver.with_args(eps=eps)
+        self.whole = activation
         self.activation = QuantizationSpec(torch.int8, activation, -128, 127, torch.per_tensor_affine)
         self.weight = QuantizationSpec(torch.int8, weight, -127, 127, torch.per_channel_symmetric, 0)
         self.exclude = tuple(exclude)
@@ -92,8 +96,9 @@ class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
     def _annotate(self, node: Node, known: set[Node]) -> None:
         op = _name(node)
         first: Any = node.args[0] if node.args else None
-        if op in PRODUCTS:
-            self._compute(node, {first: self.activation, node.args[1]: self.weight}, [NORMS, CLAMPS], known)
+        if op in PRODUCTS | TRANSPOSED:
+            weight = self.weight if op in PRODUCTS else self._transposed_weight(node)
+            self._compute(node, {first: self.activation, node.args[1]: weight}, [NORMS, CLAMPS], known)
         elif op in SUMS and set(node.args[:2]) <= known and node.args[0] is not node.args[1]:
             self._compute(node, dict.fromkeys(node.args[:2], self.activation), [CLAMPS], known)
         elif op in FUNCTIONS and first in known:
@@ -102,6 +107,18 @@ class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
             self._share(node, [first], known)
         elif op == "cat" and set(first) <= known:
             self._share(node, list(first), known)
+
+    def _transposed_weight(self, node: Node) -> QuantizationSpec:
+        """A scale for each output channel where one axis of the weights counts those: where there is one group, or each
+        channel is its own; else one for all.
+        """
+        groups = node.args[6] if len(node.args) > 6 else 1
+        inputs, outputs = node.args[1].meta["val"].shape[:2]
+        if groups == 1 or (groups == inputs and outputs == 1):
+            return replace(self.weight, ch_axis=int(groups == 1))
+        return replace(
+            self.weight, observer_or_fake_quant_ctr=self.whole, qscheme=torch.per_tensor_symmetric, ch_axis=None
+        )
 
     def _compute(
         self, node: Node, inputs: dict[Node, QuantizationSpecBase], followers: list[set[str]], known: set[Node]

@@ -12,7 +12,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from celosia import models
+    from celosia import language, models
+
+    __version__: str
     from celosia.compiler.compile import compile
     from celosia.compiler.program import Program
     from celosia.driver.compare import compare
@@ -30,9 +32,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CelosiaQuantizer", "Config", "Program", "Result", "Runtime", "compare", "compile", "evaluate", "explore",
-    "from_torch", "models", "quantize", "report", "tune", "tune_cpu", "tune_kernel",
+    "from_torch", "language", "models", "quantize", "report", "tune", "tune_cpu", "tune_kernel",
 ]  # fmt: skip
 
+_MODULES = ("language", "models")
 _PLACES = {
     "CelosiaQuantizer": "celosia.driver.torch.quantizer",
     "Config": "celosia.hw.config",
@@ -59,8 +62,20 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     """Load a part of the package when it is first used, so that a board never needs the compiler's libraries."""
-    if name == "models":
-        return importlib.import_module("celosia.models")
+    if name in _MODULES:
+        return importlib.import_module(f"celosia.{name}")
+    if name == "__version__":
+        return _version()
     if name in _PLACES:
         return getattr(importlib.import_module(_PLACES[name]), name)
     raise AttributeError(f"module 'celosia' has no attribute {name!r}")
+
+
+def _version() -> str:
+    """As it was installed; "unknown" of files that were only copied, as to a board."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("celosia")
+    except PackageNotFoundError:
+        return "unknown"

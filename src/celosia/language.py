@@ -1,3 +1,15 @@
-"""The tile language, as `import celosia.language as cl`: kernels in Python (docs/language.md)."""
+"""The tile language, as `import celosia.language as cl`: kernels in Python (docs/language.md).
+
+>>> import numpy as np
+>>> import celosia.language as cl
+>>> @cl.jit(target="cpu")
+... def double(x, y, N: cl.constexpr):
+...     at = cl.arange(0, N)
+...     cl.store(y + at, cl.load(x + at) * 2)
+>>> x, y = np.arange(4, dtype=np.int32), np.zeros(4, np.int32)
+>>> launched = double[(1,)](x, y, 4)
+>>> y
+array([0, 2, 4, 6], dtype=int32)
+"""
 
 from celosia.compiler.language import *  # noqa: F403

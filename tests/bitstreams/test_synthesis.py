@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -64,6 +65,38 @@ def test_report_of_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert code == 6 and "-81.8%" in out and "not enough of lut, dsp" in error
     code, out, _ = call(monkeypatch, large, "--board", "pynq-z2", "--json")
     assert code == 6 and not json.loads(out)["fits"]
+
+
+def test_a_synthesis_says_how_far_it_is_and_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Steps in their order, with the time that is left by what they have taken; the second time there are none."""
+    passes = ["HIERARCHY", "FLATTEN", "OPT", "MEMORY_LIBMAP", "TECHMAP", "XILINX_SRL", "MEMORY_LIBMAP", "ABC9", "OPT"]
+    clock = [0.0]
+
+    def yosys(script: str, folder: Path, say: Any) -> None:
+        for name in passes:
+            clock[0] += 60.0
+            say(f"Executing {name}")
+        (folder / "stat.json").write_text(json.dumps({"design": {"num_cells_by_type": {"LUT6": 7}}}))
+
+    monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path))
+    monkeypatch.setattr(synthesis.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(synthesis, "require", lambda package: None)
+    monkeypatch.setattr(synthesis.shutil, "which", lambda name: None)
+    monkeypatch.setattr(synthesis, "run_yosys", yosys)
+    monkeypatch.setattr(synthesis, "verilog", lambda cfg: "wire a;\n" * 29_000)
+    told: list[str] = []
+    first = usage(PRESETS["tiny"], DEVICES["xc7z020"], told.append)
+    assert first.lut == 7 and told == [
+        "writing the Verilog and reading it (1 of 5); Yosys is made ready for this machine, minutes this once",
+        "optimising (2 of 5), about 60 s left",  # of three minutes by its lines
+        "mapping memories and arithmetic (3 of 5), about 14 min left",  # four are 22% of it
+        "mapping to cells (4 of 5), about 6 min left", "packing logic into LUTs (5 of 5), about 5 min left",
+    ]  # fmt: skip
+    monkeypatch.setattr(synthesis, "run_yosys", lambda *given: pytest.fail("synthesised again"))
+    told.clear()
+    assert usage(PRESETS["tiny"], DEVICES["xc7z020"], told.append) == first and not told
+    synthesis._begin("synthesis", told.append)
+    assert told == ["writing the Verilog and reading it (1 of 5)"]
 
 
 def test_a_missing_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

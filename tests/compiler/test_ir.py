@@ -9,7 +9,7 @@ import pytest
 
 from celosia.compiler import expr as T
 from celosia.compiler.expr import loops
-from celosia.compiler.expr.nodes import Binary, Select
+from celosia.compiler.expr.nodes import Binary, Call, Select
 from celosia.compiler.expr.verify import EXPR_RULES, STMT_RULES, IRError
 from celosia.compiler.tensorize import intrinsics as hw
 from celosia.hw.config import Config
@@ -61,6 +61,11 @@ BROKEN: dict[str, Callable[[], T.Stmt]] = {
     "the operation exists": lambda: store(Binary("hug", ONE, ONE)),
     "both sides of an operation have one type": lambda: store(Binary("add", ONE, ZERO)),
     "both arms of a selection have one type": lambda: store(Select(T.Const(True, "bool"), ONE, ZERO)),
+    "the function exists": lambda: store(Call("system", (ONE,), "float32")),
+    "a function has its arguments": lambda: store(Call("fma", (ONE,), "float32")),
+    "arguments of a function have one type": lambda: store(Call("clamp", (ONE, ZERO, ZERO), "float32")),
+    "dot4 takes four bytes each": lambda: store(T.Cast(Call("dot4", (ZERO, ZERO), "int32"), "float32")),
+    "a function's result has its type": lambda: store(Call("isnan", (ONE,), "float32")),
     "reductions have become loops": lambda: store(T.Reduce("sum", ONE, ())),
 }
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
+from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import pytest
@@ -142,6 +145,48 @@ def test_every_value_of_a_constexpr_is_a_kernel_of_its_own() -> None:
             scaled[(1,)](x, y, factor, more)
             assert np.array_equal(y, x * np.float32(factor) + np.float32(more))
     assert len(scaled.variants) == 4
+
+
+@pytest.mark.parametrize("how", ["cpu", "interpreted", "accelerator"])
+@pytest.mark.parametrize("other", [0, 5])
+def test_products_subtract_zero_points(how: str, other: int) -> None:
+    """Those of both sides, in each place where a block may be: transposed, beyond the end, carried by a loop."""
+
+    def product(x, w, par, y, BK: cl.constexpr):
+        acc, a = cl.zeros((16, 16), cl.int32), cl.load(x, (0, 0), (16, BK), other=x.zero_point)
+        for k in cl.range(0, 40, BK):
+            a = cl.load(x, (0, k), (16, BK), other=x.zero_point)
+            acc = cl.dot(a, cl.load(w, (0, k), (16, BK), other=w.zero_point).T, acc)
+        cl.store(y, (0, 0), cl.requantise(acc, cl.load(par, (0,), (16,))))
+
+    if how == "accelerator" and other:
+        pytest.skip("the accelerator takes weights with the zero point 0, and says so")
+    rng = np.random.default_rng(0)
+    x, w = (rng.integers(-128, 128, (16, 40)).astype(np.int8) for _ in range(2))
+    y = np.zeros((16, 16), np.int8)
+    bias = rng.integers(-1000, 1000, 16)
+    par = cl.parameters(bias=bias, scale=np.full(16, 2.0**-10, np.float32))
+    with interpreted() if how == "interpreted" else nullcontext():
+        kernel = cl.jit(product, target="cpu" if how == "interpreted" else how, config="tiny")
+        kernel[(1,)](cl.quantised(x, 3), cl.quantised(w, other), par, y, 16)
+    exact = ((x.astype(np.int64) - 3) @ (w.astype(np.int64) - other).T + bias) * 2.0**-10
+    assert np.array_equal(y, np.clip(np.rint(exact), -128, 127))  # a power of two: no rounding but this one
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_erf(dtype: Any) -> None:
+    @cl.jit(target="cpu")
+    def of(x, y, N: cl.constexpr):
+        at = cl.arange(0, N)
+        cl.store(y + at, cl.erf(cl.load(x + at)))
+
+    x = np.concatenate([np.linspace(-6, 6, 1001), [0.0, -0.0, np.inf, -np.inf, np.nan]]).astype(dtype)
+    expected = np.array([math.erf(float(each)) for each in x])
+    for running in (nullcontext, interpreted):
+        y = np.zeros_like(x)
+        with running():
+            of[(1,)](x, y, len(x))
+        np.testing.assert_allclose(y, expected, rtol=0, atol=2 * float(np.finfo(dtype).eps), equal_nan=True)
 
 
 def test_quantised_arrays_that_are_one() -> None:

@@ -102,7 +102,7 @@ def test_a_convolution(config: str, h: int, w: int, c: int, n: int) -> None:
     assert np.array_equal(compiled, meant)
     padded = np.pad(x, ((1, 1), (1, 1), (0, 0)), constant_values=7).astype(np.int64)
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(0, 1))
-    sums = np.einsum("hwcyx,nyxc->hwn", windows, weights.astype(np.int64))
+    sums = np.einsum("hwcyx,nyxc->hwn", windows - 7, weights.astype(np.int64))
     bias = (par & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.int32)
     scale = np.ldexp(
         ((par >> np.uint64(32)) & np.uint64(0xFFFFFF)).astype(np.float64), -(par >> np.uint64(56)).astype(int)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,52 @@ def static_range_of_a_tile(x):
 def iteration_over_a_tile(x):
     for _ in cl.load(x + cl.arange(0, 4)):  # here
         cl.store(x + 0, 1)
+
+
+@wrong(r"np.sqrt computes arrays of numpy's, and this is a tile; write cl.sqrt", F)
+def a_function_of_numpys(x):
+    v = cl.load(x + cl.arange(0, 8))
+    cl.store(x + cl.arange(0, 8), np.sqrt(v))  # here
+
+
+@wrong("np.sum computes .* write cl.sum", F)
+def a_sum_of_numpys(x):
+    cl.store(x + 0, np.sum(cl.load(x + cl.arange(0, 8))))  # here
+
+
+@wrong("np.sort computes .* the language's functions are those in docs/language.md", F)
+def a_function_that_the_language_has_not(x):
+    np.sort(cl.load(x + cl.arange(0, 8)))  # here
+
+
+@wrong("np.exp computes .* an array of the caller's, of which cl.load makes a tile", F)
+def a_function_of_an_argument(x):
+    np.exp(x)  # here
+
+
+@wrong("an array of numpy's is no tile; make it an argument of the kernel", F)
+def an_array_beside_a_tile(x):
+    cl.load(x + cl.arange(0, 64)) + F  # here
+
+
+@wrong("np.add computes .* this is a tile", F)
+def a_tile_beside_an_array(x):
+    F + cl.load(x + cl.arange(0, 64))  # here
+
+
+@wrong("computed of x, whose zero point is 3, .* subtract it where x is loaded", cl.quantised(X, 3), Y)
+def a_product_of_what_was_computed(x, y):
+    a = cl.load(x, (0, 0), (8, 8))
+    cl.dot(cl.maximum(a, 0), cl.load(y, (0, 0), (8, 8)))  # here
+
+
+@wrong("weights have the zero point 0 on the accelerator, and w has 2; target=\"cpu\" runs it",
+       X, cl.quantised(Y, 2), P, np.zeros((32, 32), np.int8), grid=(2, 2), target="accelerator")  # fmt: skip
+def weights_with_a_zero_point(x, w, par, y):
+    m, n = cl.program_id(0) * 16, cl.program_id(1) * 16
+    a = cl.load(x, (m, 0), (16, 32))
+    b = cl.load(w, (n, 0), (16, 32))  # here
+    cl.store(y, (m, n), cl.requantise(cl.dot(a, b.T), cl.load(par, (n,), (16,))))
 
 
 # Types and shapes --------------------------------------------------------------------------------------------------
@@ -451,3 +498,25 @@ def test_the_interpreter_finds_what_only_data_shows() -> None:
 
     with interpreted(), pytest.raises(cl.LanguageError, match=r"x has 64 elements, and this reads number 70"):
         gather[(1,)](F, np.array([70], np.int32))
+
+
+@pytest.mark.parametrize("interpreting", [False, True])
+def test_arguments_that_are_no_arrays(interpreting: bool) -> None:
+    @cl.jit(target="cpu")
+    def kernel(x, SIZES: cl.constexpr):
+        cl.store(x + 0, 1.0)
+
+    class Tensor:
+        def __array__(self) -> Any:
+            return F
+
+    line = r"test_language_errors.py:\d+: "
+    with interpreted() if interpreting else nullcontext():
+        for wrong_one, kind in (([1.0, 2.0], "list"), (Tensor(), "Tensor"), ({}, "dict"), (cl.quantised([1]), "list")):
+            with pytest.raises(
+                cl.LanguageError, match=line + f"x of kernel is a {kind}; give an array of numpy's, as np"
+            ):
+                kernel[(1,)](wrong_one, 1)
+        with pytest.raises(cl.LanguageError, match=line + "SIZES of kernel is a list; give a tuple"):
+            kernel[(1,)](F, [1, 2])
+        kernel[(1,)](F, (1, 2))

@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
+from onnx import TensorProto, helper, numpy_helper, shape_inference
 
+import celosia
 from celosia.compiler.cpu import compile_op, run
+from celosia.compiler.program import LaunchStep
+from celosia.driver.runtime import Runtime
 
 from .test_cpu import onnxruntime_op
 
@@ -161,3 +166,33 @@ def test_coordinates_are_float32() -> None:
     assert wanted.tolist() == [1, 4, 7]
     kernel = compile_op("Resize", attrs, [((9,), "int8"), None, scales], opset=13)
     np.testing.assert_array_equal(run(kernel, x, scales)[0], wanted)
+
+
+@pytest.mark.parametrize("where, nearest, scale", [
+    ("half_pixel", "floor", 1 / 3), ("align_corners", "round_prefer_floor", 0.6),
+    ("asymmetric", "round_prefer_ceil", 1.5),
+])  # fmt: skip
+def test_on_the_accelerator(where: str, nearest: str, scale: float) -> None:
+    """Between two convolutions, at sizes that the scales do not divide."""
+    rng = np.random.default_rng(0)
+    constants = {
+        "s": np.float32(0.1), "z": np.int8(0), "w": rng.integers(-5, 6, (16, 16, 1, 1)).astype(np.int8),
+        "scales": np.float32([1, 1, scale, scale]),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("QLinearConv", ["x", "s", "z", "w", "s", "z", "s", "z"], ["c"]),
+        helper.make_node("Resize", ["c", "", "scales"], ["r"], mode="nearest", nearest_mode=nearest,
+                         coordinate_transformation_mode=where),
+        helper.make_node("QLinearConv", ["r", "s", "z", "w", "s", "z", "s", "z"], ["y"]),
+    ]  # fmt: skip
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.INT8, [1, 16, 9, 10])],
+        [helper.make_tensor_value_info("y", TensorProto.INT8, None)],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    program = celosia.compile(shape_inference.infer_shapes(model), "tiny")
+    assert [type(step) for step in program.steps] == [LaunchStep]
+    feed = {"x": rng.integers(-128, 128, (1, 16, 9, 10)).astype(np.int8)}
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    np.testing.assert_array_equal(Runtime(program).run(feed).outputs["y"], session.run(None, feed)[0])

@@ -233,3 +233,37 @@ def test_the_error_says_where_and_what(planted: Callable[[str, Fault], list[bool
 def test_check_false_leaves_it_out(planted: Callable[[str, Fault], list[bool]]) -> None:
     planted("common", changes_places)
     celosia.compile(floats(), "tiny", check=False)
+
+
+def test_a_function_of_a_tensor_and_of_what_is_made_of_it_is_one_of_the_tensor() -> None:
+    """Where both are kept, they are no two random tensors."""
+    b = Builder("qdq", np.uint8, seed=1)
+    x = b.input([1, 4, 5, 5])
+    b.output(b.unary(b.binary("Mul", x, b.unary(x, "Relu")), "Relu"), real=True)
+    for accelerator in (True, False):
+        celosia.compile(b.model(), "tiny", accelerator=accelerator, keep="all")
+
+
+def test_what_is_no_number_becomes_any_byte() -> None:
+    """The square root of a random input, quantised."""
+    text = """<ir_version: 9, opset_import: ["": 17]> g (float[20] x, float w) => (int8[20] y, int8 v)
+        <float s = {0.05}, int8 z = {3}> {
+            a = Sqrt(x) b = Neg(a) y = QuantizeLinear(b, s, z) c = Sigmoid(w) v = QuantizeLinear(c, s, z) }"""
+    celosia.compile(onnx.parser.parse_model(text), "tiny")
+
+
+def test_what_is_made_twice_may_be_made_once() -> None:
+    text = """<ir_version: 9, opset_import: ["": 17, "com.microsoft": 1]> g (float[1, 1, 3] x) => (int8[1, 1, 9] y)
+        <float s = {0.003}, int8 z = {-128}> {
+            a = Relu(x) b = Elu(a) c = Relu(a) d = QuantizeLinear(a, s, z) e = QuantizeLinear(b, s, z)
+            f = QuantizeLinear(c, s, z) y = com.microsoft.QLinearConcat<axis = -1>(s, z, e, s, z, f, s, z, d, s, z) }"""
+    celosia.compile(onnx.parser.parse_model(text), "tiny")
+
+
+def test_a_softmax_of_bytes_may_wrap() -> None:
+    """Of one element it is 1, which is 256 steps, as in onnxruntime."""
+    text = """<ir_version: 9, opset_import: ["": 17]> g (float[3, 1] x) => (float[3, 1] y)
+        <float s = {0.05}, uint8 z = {3}, float t = {0.00390625}, uint8 u = {0}> {
+            a = QuantizeLinear(x, s, z) b = DequantizeLinear(a, s, z) c = Softmax(b) d = QuantizeLinear(c, t, u)
+            y = DequantizeLinear(d, t, u) }"""
+    celosia.compile(onnx.parser.parse_model(text), "tiny")

@@ -44,8 +44,10 @@ def test_grid_sample() -> None:
         rank, opset = int(rng.choice([2, 2, 3])), int(rng.choice([16, 20]))
         opset = 20 if rank == 3 else opset
         modes = ["nearest", "bilinear", "bicubic"] if opset == 16 else ["nearest", "linear", "cubic"][: 5 - rank]
-        attrs = dict(mode=str(rng.choice([*modes, modes[0]])), padding_mode=str(rng.choice(["zeros", "border", "reflection"])),
-                     align_corners=int(rng.integers(2)))  # fmt: skip
+        attrs = dict(
+            mode=str(rng.choice([*modes, modes[0]])), align_corners=int(rng.integers(2)),
+            padding_mode=str(rng.choice(["zeros", "border", "reflection"])),
+        )  # fmt: skip
         sizes, out = (tuple(int(n) for n in rng.integers(1, 8, rank)) for _ in range(2))
         x = rng.standard_normal((2, 2, *sizes)).astype(np.float32)
         wrong.append(differs("GridSample", attrs, [x, places(rng, (2, *out, rank))], opset))

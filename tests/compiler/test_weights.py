@@ -87,6 +87,17 @@ def test_matmul_n_bits(bits: int, level: int) -> None:
         assert apart(found, wanted) < (CLOSE if dtype == "float32" else 1.1e-3)
 
 
+def test_blocks_of_zeros_and_of_denormal_numbers() -> None:
+    model, feed = n_bits(4, 32, zeros=True, level=4, dtype="float32", constants=(1, 2, 3))
+    feed["x"][..., :8] = 0
+    feed["x"][..., 8:32] = np.float32(1e-40)
+    for x in (feed["x"], np.zeros_like(feed["x"])):
+        wanted = onnxruntime(model, {"x": x})[0]
+        np.testing.assert_allclose(
+            Runtime(celosia.compile(model, "tiny")).run({"x": x}).outputs["y"], wanted, 1e-5, 1e-5
+        )
+
+
 def test_weights_that_are_no_constants_are_multiplied_as_floats() -> None:
     model, feed = n_bits(4, 32, zeros=True, level=4, dtype="float32", constants=())
     found = Runtime(celosia.compile(model, "tiny")).run(feed).outputs["y"]
@@ -164,7 +175,8 @@ FLOATS = [
     Product("int8", 0, -1, (64,)), Product("int8", 0, 0, (128,)), Product("int8", 0, 1, (1,)),
     Product(op="Gemm", attrs={"alpha": 0.5}), Product(op="Gemm", attrs={"beta": 0.5}, inputs="x wf row"),
     Product(op="Gemm", attrs={"transA": 1}, x=(128, 4)), Product(op="Gemm", inputs="x wf rows"),
-    Product(inputs="xf wf"), Product(inputs="xm wf", x=(128,)), Product(then=(("MatMul", "x2 wf", "o"),), outputs="y o"),
+    Product(inputs="xf wf"), Product(inputs="xm wf", x=(128,)),
+    Product(then=(("MatMul", "x2 wf", "o"),), outputs="y o"),
     Product(then=(("Relu", "y", "r"), ("Sigmoid", "r", "o")), outputs="o"),
     Product(then=(("Relu", "y", "r"), ("Sigmoid", "r", "o")), outputs="o y"),
     Product(then=(("Clip", "y low", "r"), ("Reshape", "r flat", "o")), outputs="o"),

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-sys.path += [str(Path(__file__).parents[2] / folder) for folder in ("", "tests/driver", "tests/cosim")]
+sys.path += [str(Path(__file__).parents[2] / folder) for folder in ("", "tests", "tests/driver", "tests/cosim")]
 
 from driver_models import dynamic, floats, quantised
 

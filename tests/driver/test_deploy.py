@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +27,7 @@ from typer.testing import CliRunner
 
 import celosia
 from celosia.compiler.cpu.target import TARGETS, Target
-from celosia.compiler.program import InputError
+from celosia.compiler.program import InputError, ProgramError
 from celosia.driver import deploy
 from celosia.driver.cli import app
 from celosia.driver.serve import load_result, pack, unpack
@@ -54,6 +55,12 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setitem(TARGETS, "here", HERE)
         celosia.compile(quantised(), "tiny", target="here").save(path)
     return path
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What deploys knows the processor, and makes the machine code itself."""
+    monkeypatch.setitem(TARGETS, "here", HERE)
 
 
 @pytest.fixture
@@ -302,13 +309,38 @@ def test_interrupted_it_stops_there(empty: FakeBoard, program: Path) -> None:
 # The runner ----------------------------------------------------------------------------------------------------
 
 
+def _head(program: Path) -> dict[str, Any]:
+    digest = hashlib.sha256(program.read_bytes()).hexdigest()
+    return {"program": str(program), "digest": digest, "threads": None, "options": {}}
+
+
+def _library(data: bytes) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return archive.read("kernels.so")
+
+
+def test_a_board_runs_the_program_that_was_sent_and_no_other(empty: FakeBoard, program: Path) -> None:
+    """Whatever has been written over the file since then; and code that nobody vouches for never arrives there."""
+    forged = celosia.Program.load(program)
+    own, forged.library = forged.library, b"\x7fELF of somebody else"
+    files = deploy.runner(), deploy.program_file(forged)
+    assert _library(files[1].data) == own
+    with connected("board") as connection:
+        remote = deploy.Remote(connection)
+        remote.install(remote.status(*files), *files)
+        there = empty.home / "celosia" / files[1].name
+        there.write_bytes(there.read_bytes() + b" ")
+        with pytest.raises(ProgramError, match="it is not the file that was meant"):
+            remote.run(*files, {"input_1": np.zeros((1, 3, 8, 8), np.float32)}, "functional", None, {})
+
+
 def test_the_runner_is_complete_and_always_the_same(program: Path, tmp_path: Path) -> None:
     """It answers from the zip alone, with numpy alone."""
     assert deploy.runner() == deploy.runner()
     (tmp_path / "runner.pyz").write_bytes(deploy.runner().data)
     site = FakeBoard(tmp_path, None)
     x = np.random.default_rng(1).normal(size=(1, 3, 8, 8)).astype(np.float32)
-    request = pack({"program": str(program), "device": "functional", "threads": None, "options": {}}, {"input_1": x})
+    request = pack(_head(program) | {"device": "functional"}, {"input_1": x})
     child = subprocess.Popen([site.python, tmp_path / "runner.pyz"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdin and child.stdout
     child.stdin.write(request)
@@ -365,7 +397,7 @@ def test_a_run_that_nobody_waits_for_is_stopped(program: Path, tmp_path: Path) -
     (tmp_path / "runner.pyz").write_bytes(deploy.runner().data)
     site, log = FakeBoard(tmp_path, None), tmp_path / "log"
     (tmp_path / "site" / "pynq.py").write_text(f"LOG = {str(log)!r}\n{LOCKS}{SLOW}")
-    head = {"program": str(program), "device": "board", "threads": None, "options": {"base": 0}}
+    head = _head(program) | {"device": "board", "options": {"base": 0}}
     child = subprocess.Popen([site.python, tmp_path / "runner.pyz"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdin and child.stdout
     child.stdin.write(pack(head, {"input_1": np.zeros((1, 3, 8, 8), np.float32)}))

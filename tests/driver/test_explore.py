@@ -437,7 +437,7 @@ def test_the_command_leaves_a_folder_whose_configs_can_be_used(model: Path, tmp_
         (["gone.onnx", "-o", "out"], "there is no model at gone.onnx"),
         (
             ["@floats.onnx", "-o", "out"],
-            "nothing of floats runs on the accelerator; quantise it with `celosia quantize`",
+            "nothing of floats runs on the accelerator; make an int8 model of it",
         ),
         (["@quantised.onnx", "@quantised.onnx", "-o", "out"], "two models are called 'quantised'; give one of them"),
         (["@quantised.onnx", "-o", "out", "--board", "nexys"], "there is no board 'nexys'; take pynq-z1, pynq-z2"),

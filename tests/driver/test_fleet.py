@@ -178,6 +178,47 @@ def test_what_is_no_pool(text: str) -> None:
         fleet_for(Judge(), pool=text)
 
 
+def test_a_pool_on_a_public_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused before anything is sent there; so is one whose scheduler or worker is reached at another one."""
+    pytest.importorskip("distributed")
+    asked: list[str] = []
+
+    class Client:
+        def __init__(self, address: str, **options: Any) -> None:
+            asked.append(address)
+
+        def scheduler_info(self, n_workers: int) -> dict[str, Any]:
+            worker = {"nthreads": 0, "name": "w", "resources": {}}
+            return {"address": places[0], "workers": {places[1]: worker} if n_workers else {}}
+
+        def close(self) -> None:
+            asked.append("closed")
+
+    monkeypatch.setattr("distributed.Client", Client)
+    inside, outside = "tcp://10.0.0.1:8786", "tcp://8.8.8.8:1"
+    places = (inside, inside)
+    for host in ("8.8.8.8", "[2001:4860:4860::8888]", "0x08080808"):
+        with pytest.raises(PoolError, match=r"is a public address, without TLS.*--host.*dask\+tls.*--insecure-pool"):
+            fleet_for(Judge(), pool=f"dask://{host}:8786")
+    assert not asked
+    rtl = Judge("rtl")
+    for host in ("127.0.0.1", "[::1]", "localhost", "192.168.1.2"):
+        with pytest.raises(PoolError, match="has no worker with the resource rtl"):
+            fleet_for(rtl, pool=f"dask://{host}:8786")
+    for pair in ((outside, inside), (inside, outside)):
+        places = pair
+        asked.clear()
+        with pytest.raises(PoolError, match=r"8\.8\.8\.8 is a public address"):
+            fleet_for(rtl, pool="dask://127.0.0.1:8786")
+        assert asked == ["tcp://127.0.0.1:8786", "closed"]
+    places = ("tls://8.8.8.8:1",) * 2
+    asked.clear()
+    for pool in ("dask+tls://8.8.8.8:8786", fleet.insecure("dask://8.8.8.8:8786")):
+        with pytest.raises(PoolError, match="has no worker with the resource rtl"):
+            fleet_for(rtl, pool=pool)
+    assert asked[::2] == ["tls://8.8.8.8:8786", "tcp://8.8.8.8:8786"]
+
+
 def test_without_dask(monkeypatch: pytest.MonkeyPatch, models: Path, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(MissingLibrary, match=r'needs Dask, which is not installed: pip install "celosia\[fleet\]"'):

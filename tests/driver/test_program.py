@@ -5,9 +5,13 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import platform
 import struct
+import subprocess
+import sys
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +19,17 @@ import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import celosia
+from celosia.compiler.cpu.llvm import compile as llvm_compile
 from celosia.compiler.cpu.target import TARGETS, Target
 from celosia.compiler.files import OutputError
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.program import InputError, Program, ProgramError
 from celosia.driver.arrays import read_array
 from celosia.driver.calibration import open_samples
+from celosia.driver.cli import app
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +62,27 @@ def rewrite(path: Path, contents: dict[str, bytes]) -> Path:
 
 def test_saved_and_loaded_it_is_the_same(saved: Path, models: Path, x: dict[str, np.ndarray]) -> None:
     compiled, loaded = celosia.compile(models / "quantised.onnx", "tiny"), Program.load(saved)
-    assert {**compiled._manifest(), "compile_seconds": 0} == {**loaded._manifest(), "compile_seconds": 0}
+    assert compiled._manifest() == loaded._manifest() and compiled.to_bytes() == saved.read_bytes()
     assert compiled._blobs() == loaded._blobs()
     assert Program.is_program(saved) and not Program.is_program(models / "quantised.onnx")
     first = celosia.Runtime(compiled).run(x).outputs
     second = celosia.Runtime(loaded).run(x).outputs
     assert first.keys() == second.keys()
     assert all(np.array_equal(first[name], second[name]) for name in first)
+
+
+def test_equal_programs_of_equal_inputs(models: Path, tmp_path: Path) -> None:
+    """Whatever order Python gives to sets, and however long it takes; with nothing in the cache."""
+    script = "import sys, celosia; celosia.compile(sys.argv[1], 'tiny', target=sys.argv[3] or None).save(sys.argv[2])"
+    for target in ("", "ultra96") if find_spec("ziglang") else ("",):
+        found = set()
+        for seed in ("1", "2"):
+            path, environment = tmp_path / f"{target}{seed}", os.environ | {"PYTHONHASHSEED": seed}
+            environment["CELOSIA_CACHE"] = str(tmp_path / f"cache{seed}")
+            command = [sys.executable, "-c", script, models / "quantised.onnx", path, target]
+            subprocess.run(command, env=environment, check=True)
+            found.add(path.read_bytes())
+        assert len(found) == 1
 
 
 @pytest.mark.parametrize("kind", ["manifest.json", "image.bin", "constants/", "kernels/", "launches/"])
@@ -122,7 +143,7 @@ def _with_manifest(saved: Path, path: Path, **changes: object) -> Path:
     ("changes", "words"),
     [
         ({"format": "other"}, "is not a Celosia Program"),
-        ({"version": 99}, "has format version 99; this Celosia reads 10"),
+        ({"version": 99}, "has format version 99; this Celosia reads 11"),
         ({"config": {"block_in": 12}}, "block_in must be a power of two"),
         ({"steps": [{"kind": "cpu"}]}, "is damaged"),
         ({"kernels": 99}, "is damaged"),
@@ -278,6 +299,83 @@ def test_a_program_with_a_shared_object(
     program.library = program.library[:100]
     with pytest.raises(ProgramError, match="kernels cannot be loaded"):
         celosia.Runtime(program)
+
+
+def test_machine_code_of_a_file_runs_only_where_its_user_says_so(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, x: dict[str, np.ndarray]
+) -> None:
+    """A forged shared object does something when it is loaded; its checksums are right, as the forger writes them."""
+    pytest.importorskip("ziglang")
+    path, mark, source = tmp_path / "forged", tmp_path / "mark", tmp_path / "code.c"
+    program = celosia.compile(models / "quantised.onnx", "tiny")
+    expected = celosia.Runtime(program).run(x).outputs
+    source.write_text(
+        f'int system(const char *); __attribute__((constructor)) void go(void) {{ system("touch {mark}"); }}'
+    )
+    command = [sys.executable, "-m", "ziglang", "cc", "-shared", "-fPIC", "-o", "code.so", source.name]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    program.machine, program.library = platform.machine(), (tmp_path / "code.so").read_bytes()
+    program.save(path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    with pytest.raises(
+        ProgramError, match=r"machine code, which may do anything with your rights; .*--rebuild-kernels"
+    ):
+        celosia.Runtime(Program.load(path))
+    with pytest.raises(ProgramError, match=f"has the SHA-256 {digest}, not 0000: it is not the file that was meant"):
+        Program.load(path, digest="0000")
+    assert not mark.exists()
+    line = ["run", str(path), "--random", "-o", str(tmp_path / "y.npz")]
+    for more, code, words in (
+        ([], 1, "--rebuild-kernels"),
+        (["--digest", "0000"], 1, "not the file that was meant"),
+        (["--rebuild-kernels"], 0, ""),
+    ):
+        done = CliRunner().invoke(app, [*line, *more])
+        assert done.exit_code == code and words in done.output, done.output
+    assert not mark.exists()
+    rebuilt = Program.load(path)
+    rebuilt.machine = ""
+    assert all(np.array_equal(expected[name], found) for name, found in celosia.Runtime(rebuilt).run(x).outputs.items())
+    for vouched in ({"trust": True}, {"digest": digest.upper()}):
+        with pytest.raises(ProgramError, match="kernels cannot be loaded"):  # after it has done its work
+            celosia.Runtime(Program.load(path, **vouched))  # type: ignore[arg-type]
+        assert mark.exists()
+        mark.unlink()
+
+
+def test_a_program_of_this_machine_holds_no_machine_code(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, x: dict[str, np.ndarray]
+) -> None:
+    """Its kernels are compiled of their loops, and found in the cache where this machine has compiled the model."""
+    program = Program.load(saved)
+    assert not program.library and not any(kernel.code for kernel in program.kernels)
+    expected = celosia.Runtime(program).run(x).outputs
+    count = len(list((tmp_path / "cache" / "kernels").glob("*")))
+    monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(llvm_compile, "_kernels", {})
+    assert not count
+    found = celosia.Runtime(program).run(x).outputs
+    assert all(np.array_equal(expected[name], found[name]) for name in expected)
+    monkeypatch.setattr(llvm_compile, "_kernels", {})
+    monkeypatch.setattr(llvm_compile, "_compile", None)  # which is not needed any more
+    celosia.Runtime(Program.load(saved)).run(x)
+
+
+def test_forged_loops_are_refused_or_harmless(saved: Path, tmp_path: Path) -> None:
+    contents, name = entries(saved), "kernels/0.loops"
+    text = contents[name].decode()
+    for old, new, words in (
+        ("= ", "= system", "kernel 0 of the program cannot be compiled of its loops"),
+        ("] = ", "] = 1 + 1 = ", "kernel 0 of the program cannot be compiled of its loops"),
+        (text, "", "a function begins with"),
+    ):
+        assert old in text
+        data = text.replace(old, new).encode()
+        digests = json.loads(contents["manifest.json"])["sha256"] | {name: hashlib.sha256(data).hexdigest()}
+        rewrite(tmp_path / "changed", contents | {name: data})
+        forged = _with_manifest(tmp_path / "changed", tmp_path / "forged", sha256=digests)
+        with pytest.raises(ProgramError, match=words):
+            celosia.Runtime(Program.load(forged))
 
 
 def test_what_a_board_cannot_run() -> None:

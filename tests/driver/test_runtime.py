@@ -161,8 +161,14 @@ def test_another_device_or_config() -> None:
 
 
 def test_a_program_for_another_processor(tmp_path: Path) -> None:
+    """Its kernels are compiled again: of what was made for another one nothing runs."""
     program = celosia.compile(quantised(), "tiny")
-    program.kernels = [dataclasses.replace(kernel, host="sparc sun4 +v9") for kernel in program.kernels]
+    expected = celosia.Runtime(program).run({"input_1": values()}).outputs
+    program.kernels = [dataclasses.replace(each, host="sparc sun4 +v9", code=b"none") for each in program.kernels]
     program.save(tmp_path / "p")
-    with pytest.raises(ProgramError, match="compiled for another processor; compile the model again"):
-        celosia.Runtime(Program.load(tmp_path / "p"))
+    for again in (program, Program.load(tmp_path / "p")):
+        found = celosia.Runtime(again).run({"input_1": values()}).outputs
+        assert all(np.array_equal(expected[name], found[name]) for name in expected)
+    program.machine = "sparc"
+    with pytest.raises(ProgramError, match=r"compiled for sparc processors, and this one is .*--rebuild-kernels"):
+        celosia.Runtime(program)

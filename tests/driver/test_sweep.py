@@ -47,7 +47,7 @@ def test_a_config_that_cannot_be_has_its_reason_in_its_row(models: Path) -> None
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["depth=4"], "unknown Config field 'depth'; known are acc_depth"),
+        (["depth=4"], "unknown Config field 'depth' (did you mean 'wgt_depth'?); known are acc_depth"),
         (["name=4"], "unknown Config field 'name'"),
         (["taps"], "'taps' sets no field; write it as inp_depth=1024,4096"),
         (["taps="], "'taps=' sets no field"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,8 @@ pytest.importorskip("torchao", reason=HOW)
 ort = pytest.importorskip("onnxruntime")
 
 from torch import nn  # noqa: E402
-from torch_models import NETWORKS, network, random_network  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
+from torch_models import NETWORKS, UNet, network, random_network  # noqa: E402
 from torchao.quantization.pt2e import move_exported_model_to_eval  # noqa: E402
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e  # noqa: E402
 
@@ -118,6 +121,61 @@ def test_an_open_batch_of_a_quantised_module() -> None:
             np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize(
+    "normalise", [lambda: nn.GroupNorm(2, 8), lambda: nn.InstanceNorm2d(8), lambda: nn.GroupNorm(8, 8, affine=False)]
+)
+def test_an_open_batch_of_normalised_groups(normalise: Callable[[], nn.Module]) -> None:
+    """torch.onnx writes it as a reshape to sizes that are joined of constants."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(3, 8, 3), normalise(), nn.ReLU(), nn.Conv2d(8, 4, 1)).eval()
+    program = celosia.from_torch(module, torch.randn(2, 3, 8, 8), "tiny", dynamic_shapes=(BATCH,))
+    assert program.shape_text(program.inputs[0]) == "float32[n, 3, 8, 8]"
+    for count in (1, 3):
+        images = torch.randn(count, 3, 8, 8)
+        with torch.no_grad():
+            np.testing.assert_allclose(run(program, images)[0], module(images), rtol=1e-4, atol=1e-5)
+
+
+class Rows(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x.reshape(2, -1) + 1
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "open_size", "sentence"),
+    [
+        (lambda: nn.LSTM(8, 4, batch_first=True), (2, 5, 8), BATCH,
+         r"dimension 0 of input 'input' is 2, and .*: samples are not computed one by one: Expand .*; for any size"),
+        (lambda: nn.Conv2d(3, 4, 1), (1, 3, 8, 8), {2: torch.export.Dim("height", min=2, max=64)},
+         r"dimension 2 of input 'input' is 8, and .*: operators with weights meet it; .* what .*to_onnx returns"),
+        (Rows, (2, 3), {0: torch.export.Dim.AUTO},
+         r"dimension 0 of input 'x' is 2, and .*: torch.export found that the module takes no other"),
+    ],
+)  # fmt: skip
+def test_a_size_that_becomes_fixed_is_said_with_its_reason(
+    make: Callable[[], nn.Module], shape: tuple[int, ...], open_size: Any, sentence: str
+) -> None:
+    torch.manual_seed(0)
+    module, x = make().eval(), torch.randn(shape)
+    with pytest.warns(UserWarning, match=sentence) as caught:
+        program = celosia.from_torch(module, x, "tiny", dynamic_shapes=(open_size,))
+    assert len([each for each in caught if "dynamic_shapes" in str(each.message)]) == 1
+    assert program.inputs[0].shape == shape
+    with torch.no_grad():
+        np.testing.assert_allclose(run(program, x)[0], tree_leaves(module(x))[0], rtol=1e-4, atol=1e-5)
+    with warnings.catch_warnings():  # what the caller decides is no surprise
+        warnings.filterwarnings("error", "dimension")
+        celosia.from_torch(module, x, "tiny")
+
+
+def test_an_exported_program_with_an_open_size_has_its_own_example() -> None:
+    module, x = nn.Sequential(nn.Linear(4, 3), nn.ReLU()).eval(), torch.randn(2, 4)
+    program = celosia.from_torch(torch.export.export(module, (x,), dynamic_shapes=(BATCH,)), (), "tiny")
+    assert program.shape_text(program.inputs[0]) == "float32[n, 4]" and program.name == "Sequential"
+    exported = torch.export.export(module.bfloat16(), (x.bfloat16(),), dynamic_shapes=(BATCH,))
+    assert celosia.from_torch(exported, (), "tiny").shape_text(program.inputs[0]).endswith("[n, 4]")
+
+
 def test_other_open_sizes_are_the_example_s_and_a_runtime_s() -> None:
     """A Program knows height and width; Runtime makes one of the model for each."""
     torch.manual_seed(1)
@@ -207,6 +265,63 @@ def test_nothing_is_computed_where_scales_are_shared() -> None:
         np.testing.assert_array_equal(found, expected)
 
 
+UP = {
+    "2 x 2, of a U-Net": (lambda: nn.ConvTranspose2d(8, 6, 2, 2), (1, 8, 5, 7)),
+    "normalised, clamped": (lambda: nn.Sequential(
+        nn.ConvTranspose2d(8, 6, 4, 2, 1, bias=False), nn.BatchNorm2d(6), nn.ReLU()), (2, 8, 4, 4)),
+    "dilated, more outside": (lambda: nn.ConvTranspose2d(8, 5, 3, 2, 1, output_padding=1, dilation=2), (1, 8, 4, 5)),
+    "depthwise": (lambda: nn.ConvTranspose2d(8, 8, 3, 2, 1, groups=8), (1, 8, 5, 5)),
+    "two groups": (lambda: nn.ConvTranspose2d(8, 6, 3, 2, groups=2), (1, 8, 4, 4)),
+    "signals": (lambda: nn.ConvTranspose1d(8, 6, 4, 2, 1), (2, 8, 9)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UP)
+def test_transposed_convolutions(name: str) -> None:
+    """onnxruntime computes them in float: a byte may differ by one next to a tie (docs/numerics.md)."""
+    make, shape = UP[name]
+    torch.manual_seed(0)
+    up, x = make(), torch.randn(shape)
+    for parameter in up.parameters():
+        nn.init.normal_(parameter, 0, 0.3)
+    channels = up(x).shape[1]
+    up.eval()
+    with torch.no_grad():
+        (up[0] if isinstance(up, nn.Sequential) else up).weight[:, 0] *= 20  # one scale for all would lose the others
+    quantised = pt2e(up, x)
+    proto, program = to_onnx(quantised, x), celosia.from_torch(quantised, x, "tiny")
+    assert "QLinearConvTranspose" in operators(program)
+    scaled = [node for node in quantised.graph.nodes if "dequantize_per_channel" in str(node.target)]
+    assert [quantised.get_buffer(node.args[1].target).numel() for node in scaled] == [channels] * (name != "two groups")
+    last = next(node for node in proto.graph.node if proto.graph.output[0].name in node.output)
+    (step,) = [
+        onnx.numpy_helper.to_array(node.attribute[0].t) for node in proto.graph.node if last.input[1] in node.output
+    ]
+    steps = 0
+    for sample in (x, *(torch.randn_like(x) for _ in range(4))):
+        (found,), (expected,) = run(program, sample), oracle(proto, sample)
+        apart = np.rint(np.abs(found - expected) / step)
+        assert apart.max() <= 1
+        steps += apart.sum() / apart.size
+    assert steps < 0.01
+
+
+def test_a_u_net_is_of_the_accelerator_alone() -> None:
+    """Its parts share a scale where they are joined. PT2E's own arithmetic is the reference, of float32: what comes
+    near to a tie may be a step apart, and move what is after it.
+    """
+    torch.manual_seed(0)
+    module, x = UNet().eval(), torch.randn(1, 3, 16, 16)
+    quantised = pt2e(module, x)
+    program = celosia.from_torch(quantised, x, "tiny")
+    assert program.macs_accelerator == program.macs_total > 0
+    assert set(operators(program, "cpu")) == {"QuantizeLinear", "DequantizeLinear"}
+    with torch.no_grad():
+        found, expected = run(program, x)[0], quantised(x).numpy()
+    assert (found == expected).mean() > 0.99
+    np.testing.assert_allclose(found, expected, atol=0.02 * np.abs(expected).max())
+
+
 def test_training_with_fake_quantisation() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 4))
@@ -264,6 +379,79 @@ def test_names_and_keywords() -> None:
     assert (names.inputs[0].name, names.outputs[0].name) == ("x", "y")
 
 
+def test_layers_keep_the_paths_of_their_modules() -> None:
+    """And the model the name of its class, also of what PT2E and torch.export make of it."""
+    module, x = network("detector")
+    quantised = pt2e(module, x)
+    program = celosia.from_torch(quantised, x, "tiny")
+    assert program.name == "Detector" and to_onnx(quantised, x).graph.name == "Detector"
+    layers = {layer.name for launch in program.launches for layer in launch.layers}
+    assert {"stem.0", "fine.0", "coarse.0", "lateral", "merge.0", "boxes.0", "boxes.1", "classes.1"} <= layers
+    assert celosia.from_torch(torch.export.export(module, (x,)), (), "tiny").name == "Detector"
+    module, x = network("attention")
+    program = celosia.from_torch(module, x, "tiny")
+    rows = {row["name"]: row["op"] for row in program.placements}
+    assert {"norm", "qkv", "project", "mlp.0", "mlp.1", "mlp.2", "mlp.3", "head"} <= rows.keys()
+    assert rows["qkv"] == "MatMul" and rows["qkv/Add"] == "Add" and program.name == "Attention"
+    names = [node.name for node in to_onnx(module, x).graph.node]
+    assert len(set(names)) == len(names)
+
+
+def test_modules_that_are_called_twice_keep_their_path() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            return self.inner(self.inner(x).relu())
+
+    names = [row["name"] for row in celosia.from_torch(Twice().eval(), torch.randn(2, 4), "tiny").placements]
+    assert len(set(names)) == 3 and sum(name.startswith("inner") for name in names) == 2
+
+
+def test_results_of_every_kind() -> None:
+    @dataclass
+    class Output:
+        logits: Any
+        hidden: Any
+        loss: Any = None
+
+    class Net(nn.Module):
+        def __init__(self, how: Callable[..., Any]) -> None:
+            super().__init__()
+            self.linear, self.how = nn.Linear(4, 3), how
+
+        def forward(self, x: Any) -> Any:
+            y = self.linear(x)
+            return self.how(y, y + 1)
+
+    x = torch.randn(4, 2).T
+    for how in (Output, lambda y, z: {"logits": y, "more": (z, [y])}, lambda y, z: (y, z, y, None)):
+        module = Net(how).eval()
+        with torch.no_grad():
+            made = module(x)
+            expected = tree_leaves([made.logits, made.hidden] if isinstance(made, Output) else made)
+        found = run(celosia.from_torch(module, x, "tiny"), x)
+        for one, other in zip(found, [each for each in expected if each is not None], strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    named = celosia.from_torch(Net(lambda y, z: (y, z, y)).eval(), x, "tiny", output_names=["a", "b", "c"])
+    assert [each.name for each in named.outputs] == ["a", "b", "c"]
+
+
+def test_examples_and_modules_that_are_none() -> None:
+    module, x = nn.Linear(4, 3).eval(), torch.randn(2, 4)
+    for given, example, sentence in (
+        (module, x.numpy(), r"an array of numpy's; give torch.from_numpy\(array\)"),
+        (module, {"input": x}, "give those with names as kwargs"),
+        (torch.jit.trace(module, x), x, "has its operators no more; give the module that it was made of"),
+    ):
+        with pytest.raises(TorchError, match=sentence):
+            to_onnx(given, example)
+    program = celosia.from_torch(torch.compile(module, backend="celosia"), x, "tiny")
+    assert program.name == "Linear" and {row["name"] for row in program.placements} == {"node_linear"}
+
+
 def test_an_exported_program() -> None:
     module, x = network("conv")
     program = celosia.from_torch(torch.export.export(module, (x,)), (), "tiny")
@@ -296,6 +484,10 @@ def count(module: Of, x: Any) -> Any:
     [
         (nn.Sequential(nn.Conv2d(3, 4, 1)), "Sequential is in training mode; call its eval"),
         (len, "a module of PyTorch is needed, not builtin_function_or_method"),
+        (
+            nn.Linear(3, 3, device="meta").eval(),
+            r"Linear and its example are to be on the CPU, and a tensor is on meta;",
+        ),
         (Of(count), "the module writes to 'seen', which a Program cannot; call eval"),
         (Of(lambda module, x: x.add_(1)), "the module writes to 'x'"),
         (Of(lambda module, x: x + torch.rand(3)), r"rand \(aten.rand.default\) draws random numbers"),

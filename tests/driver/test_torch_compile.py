@@ -84,6 +84,61 @@ def test_each_shape_and_type_is_compiled_once() -> None:
     assert len(programs) == 4
 
 
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(2))
+
+    def forward(self, x: Any) -> Any:
+        return self.body(x) + 1
+
+
+@torch.no_grad()
+def test_compiling_again_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    module = Net().eval()
+    call, programs = compiled(module)
+
+    def said(*shape: int) -> str:
+        call(torch.randn(shape))
+        return "".join(line for line in capsys.readouterr().err.splitlines() if line.startswith("celosia: "))
+
+    assert said(1, 3, 5, 6) == ""  # the first time is no news
+    assert said(2, 3, 8, 9) == "celosia: compiling Net again for shape (2, 3, 8, 9) ..."
+    assert said(2, 3, 8, 9) == ""
+    module.body[0].weight.mul_(2)
+    assert said(2, 3, 8, 9) == "celosia: compiling Net again as its parameters have changed ..."
+    assert {program.name for program in programs} == {"Net"}
+    assert "body.0" in {row["name"] for row in programs[0].placements}
+    quiet, _ = compiled(Net().eval(), quiet=True)
+    quiet(torch.randn(1, 3, 5, 6)), quiet(torch.randn(1, 3, 6, 6))
+    assert capsys.readouterr().err == ""
+
+
+@torch.no_grad()
+def test_numbers_that_dynamo_holds_in_tensors() -> None:
+    """With dynamic sizes, the eps of a normalisation is one."""
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, eps=0.01)).eval()
+    programs: list[Any] = []
+    options = {"config": "tiny", "programs": programs}
+    call = torch.compile(module, backend=backend.celosia, dynamic=True, options=options)
+    for size in (5, 6, 5):
+        x = torch.randn(1, 3, size, size)
+        torch.testing.assert_close(call(x), module(x), rtol=1e-5, atol=1e-6)
+    assert [program.inputs[0].shape for program in programs] == [(1, 3, 5, 5), (1, 3, 6, 6)]
+
+
+@torch.no_grad()
+def test_a_function_has_its_own_name() -> None:
+    def twice(x: Any) -> Any:
+        y = x * 2
+        torch._dynamo.graph_break()
+        return y + 1
+
+    call, programs = compiled(twice)
+    call(torch.randn(3))
+    assert [program.name.rpartition(".")[2] for program in programs] == ["twice", "twice"]
+
+
 @torch.no_grad()
 def test_parameters_are_constants_that_may_change() -> None:
     module, x = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).eval(), torch.randn(2, 4)

@@ -118,6 +118,19 @@ class Detector(nn.Module):
         return torch.cat([self.places - near, self.places + far], 1), scores.sigmoid()
 
 
+class UNet(nn.Module):
+    """Down and up once, with what was there before beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.deep = block(3, 8, 3, act=nn.ReLU()), block(8, 16, 3, act=nn.ReLU())
+        self.up, self.last = nn.ConvTranspose2d(16, 8, 2, 2), nn.Conv2d(16, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        fine = self.down(x)
+        return self.last(torch.cat([self.up(self.deep(F.max_pool2d(fine, 2))), fine], 1))
+
+
 class Joined(nn.Module):
     """x + f(x), x * f(x), or both beside each other."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from celosia.driver import cli, progress
 from celosia.hw import cache
 from celosia.hw.config import Config
 from celosia.hw.verilog import verilog
+from celosia.sim import build
 from celosia.sim.patience import TERMINATED, end_on_sigterm, every_minute
 
 CFG = Config(block_in=2, block_out=2, inp_depth=64, wgt_depth=64, acc_depth=64, vin_depth=64, out_depth=64)
@@ -164,3 +166,50 @@ def test_a_new_simulator_takes_the_place_of_old_ones(tmp_path: Path) -> None:
     environment = os.environ | {"CELOSIA_CACHE": str(tmp_path), "CELOSIA_CACHE_LIMIT": "8MB"}
     subprocess.run([sys.executable, "-c", BUILD, tmp_path / "mine.toml"], env=environment, check=True, timeout=300)
     assert not old.exists() and len(list(tmp_path.glob("rtlsim/*/simulator.so"))) == 1
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize("damage", ["cut", "a flipped bit", "no checksum"])
+def test_a_damaged_simulator_is_built_again(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of one ends the process with SIGBUS as soon as its missing pages are read."""
+    kept = build.library(CFG)
+    monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path))
+    path = build.library_path(CFG)
+    shutil.copytree(kept.parent, path.parent)
+    asked: list[Config] = []
+
+    def again(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
+        asked.append(cfg)
+        for name in (path.name, build.CHECKSUM):
+            shutil.copy(kept.parent / name, path.parent / name)
+
+    monkeypatch.setattr(build, "_build", again)
+    assert build.library(CFG) == path and not asked
+    data = bytearray(path.read_bytes())
+    match damage:
+        case "cut":
+            path.write_bytes(data[:-5000])
+        case "a flipped bit":
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data)
+        case _:
+            path.with_name(build.CHECKSUM).unlink()
+    assert build.library(CFG) == path and asked == [CFG]
+    assert build.library(CFG) == path and asked == [CFG]
+
+
+def test_a_home_that_cannot_be_written(tmp_path: Path) -> None:
+    """The sentence names the folder and the way out; nothing is installed again for it."""
+    (tmp_path / "home").write_text("no folder")
+    (tmp_path / "mine.toml").write_text(CFG.to_toml())
+    environment = os.environ | {"HOME": str(tmp_path / "home")}
+    for name in ("XDG_CACHE_HOME", "CELOSIA_CACHE"):
+        environment.pop(name, None)
+    command = [sys.executable, "-m", "celosia.driver.cli", "verilog", "--config", tmp_path / "mine.toml", "-o"]
+    done = subprocess.run([*command, tmp_path / "a.v"], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "pip" not in done.stderr and "Traceback" not in done.stderr
+    assert f"the folder {tmp_path}/home/.cache/celosia, where" in done.stderr and "set CELOSIA_CACHE" in done.stderr
+    environment["CELOSIA_CACHE"] = str(tmp_path / "cache")  # Yosys keeps its own files there then, too
+    done = subprocess.run([*command, tmp_path / "a.v"], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "cache" / "tools").is_dir() and (tmp_path / "a.v").stat().st_size > 1000

@@ -45,7 +45,8 @@ V = Any  # an LLVM value; llvmlite has no types
 I64 = ir.IntType(64)
 I1 = ir.IntType(1)
 ALIGN = 64  # of each tensor in the workspace
-STACK_LIMIT = 16 << 10  # larger "local" tensors go to the workspace
+STACK_LIMIT = 16 << 10  # larger "local" tensors go to the workspace,
+STACK_MOST = 256 << 10  # and so do those that follow so many bytes of others
 
 
 def unsigned(dtype: str) -> bool:
@@ -196,7 +197,7 @@ class _Writer:
         self.entry.branch(self.b.block)
         self.entry.position_before(self.entry.block.terminator)
         self.memory = memory
-        self.workspace_bytes = 0
+        self.workspace_bytes = self.stack_bytes = 0
         self.vector: tuple[Var, int] | None = None  # the loop whose iterations are lanes
         self.lane: int | None = None  # the lane for which scalars are written, inside an index
         self.rows: _Rows | None = None  # the innermost unrolled loop
@@ -319,7 +320,8 @@ class _Writer:
         return None
 
     def _alloc(self, tensor: Tensor, scope: str) -> V:
-        if scope == "local" and tensor.nbytes <= STACK_LIMIT:
+        if scope == "local" and tensor.nbytes <= min(STACK_LIMIT, STACK_MOST - self.stack_bytes):
+            self.stack_bytes += _aligned(tensor.nbytes)
             slot = self.entry.alloca(ir.ArrayType(memory_type(tensor.dtype), max(tensor.size, 1)))
             slot.align = ALIGN
             slot.type = ir.PointerType()  # llvmlite would check the type of what is stored against that of the array

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import llvmlite
+from numpy.typing import NDArray
 
 from celosia.compiler.cpu.llvm.codegen import render
 from celosia.compiler.cpu.llvm.machine import host, optimise, other
 from celosia.compiler.cpu.runtime.kernel import Kernel
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr.bounds import statements
+from celosia.compiler.expr.guard import guarded
 from celosia.compiler.expr.loops import Alloc, Function, exprs
 from celosia.compiler.expr.nodes import Load, walk
-from celosia.compiler.expr.printer import ELIDED
+from celosia.compiler.expr.parser import parse
+from celosia.compiler.expr.printer import ELIDED, TABLE_LIMIT
 from celosia.compiler.files import replacing
 from celosia.hw.cache import cache_folder, used
 
@@ -44,16 +50,28 @@ def _sources() -> str:
     return f"{llvmlite.__version__} {hashlib.sha256(text).hexdigest()}"
 
 
-def cached(loops: str, how: object, make: Callable[[], Kernel]) -> Kernel:
-    """The kernel of a loop nest as text, from disk where it is there undamaged. how: what else it depends on."""
+def _place(loops: str, how: object) -> Path:
+    """The file of a loop nest's kernel."""
     name = hashlib.sha256(f"{_sources()}\n{other() or host()}\n{how}\n{loops}".encode()).hexdigest()
-    path = cache_dir() / f"{name}.kernel"
+    return cache_dir() / f"{name}.kernel"
+
+
+def _found(path: Path) -> Kernel | None:
+    """The kernel in a file of the cache, where it is there undamaged."""
     try:
         kernel = Kernel.from_bytes(path.read_bytes())
         used(path)
         return kernel
     except (OSError, ValueError):
-        pass
+        return None
+
+
+def cached(loops: str, how: object, make: Callable[[], Kernel]) -> Kernel:
+    """The kernel of a loop nest as text, from disk where it is there undamaged. how: what else it depends on."""
+    path = _place(loops, how)
+    kernel = _found(path)
+    if kernel is not None:
+        return kernel
     kernel = make()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,25 +94,67 @@ def compile_function(function: Function, features: frozenset[str] | None = None,
     another processor is an object file to be linked with others (`link_library`); its symbol is unique.
     """
     loops = str(function)
-    tables = _tables(function) if ELIDED in loops else ""  # else the text says all
-    key = loops, tables, function.in_place, features, target()
+    tables = _tables(function) if ELIDED in loops else ()
+    how = _how(tables, function.in_place, features)
+    key = loops, how, target()
     kernel = _kernels.get(key)
     if kernel is None and not keep:
         return _compile(function, features)
     if kernel is None:
-        how = tables, function.in_place, features and sorted(features)
-        kernel = cached(loops, how, lambda: _compile(function, features))
-        if len(_kernels) >= MAX_KERNELS:
-            _kernels.clear()
-        _kernels[key] = kernel
+        made = cached(loops, how, lambda: _compile(function, features))
+        kernel = _remembered(key, replace(made, loops=loops, tables=tables))
     return kernel
 
 
-def _tables(function: Function) -> str:
-    """A digest of the constants inside the loops, in the order of their use."""
+def from_loops(given: Kernel, trusted: bool = False) -> Kernel:
+    """`given`, which is loops, with machine code for the target. Not `trusted`, its loops are checked, and every index
+    that is not certainly inside its tensor is kept there (expr/guard.py).
+
+    Loops that this compiler has written itself are known by their text, where their kernel is in the cache: nothing is
+    compiled then. ValueError where they are no loops, break a rule, or are not those of the kernel.
+    """
+    own = _how(given.tables, given.in_place)
+    key, known = (given.loops, own, target()), _kernels.get((given.loops, own, target()))
+    if known is None:
+        how = *own, "as written" if trusted else "guarded"
+        found = _found(_place(given.loops, own))
+        if found is None:
+            key = given.loops, how, target()
+            found = _kernels.get(key) or cached(given.loops, how, lambda: _compile(_parsed(given, trusted), None))
+        known = _remembered(key, replace(found, loops=given.loops, tables=given.tables))
+    if (known.inputs, known.outputs) != (given.inputs, given.outputs):
+        raise ValueError(f"the loops of kernel {given.name} take or make other tensors than it says")
+    return known
+
+
+def _parsed(given: Kernel, trusted: bool) -> Function:
+    names = re.findall(rf"^\s*constant ([\w.]+): .*{re.escape(ELIDED)}$", given.loops, re.MULTILINE)
+    function = replace(
+        parse(given.loops, constants=dict(zip(names, given.tables, strict=True))), in_place=given.in_place
+    )
+    return function if trusted else guarded(function)
+
+
+def _remembered(key: tuple[object, ...], kernel: Kernel) -> Kernel:
+    if len(_kernels) >= MAX_KERNELS:
+        _kernels.clear()
+    _kernels[key] = kernel
+    return kernel
+
+
+def _how(
+    tables: tuple[NDArray[Any], ...], in_place: object, features: frozenset[str] | None = None
+) -> tuple[object, ...]:  # fmt: skip
+    """What a kernel depends on beside the text of its loops."""
+    digest = hashlib.sha256(b"".join(table.tobytes() for table in tables)).hexdigest() if tables else ""
+    return digest, in_place, None if features is None else tuple(sorted(features))
+
+
+def _tables(function: Function) -> tuple[NDArray[Any], ...]:
+    """The constants inside the loops that their text leaves out, in its order."""
     reads = (node for s in statements(function.body) for e in exprs(s) for node in walk(e) if isinstance(node, Load))
     found = dict.fromkeys(read.tensor for read in reads if read.tensor.value is not None)
-    return hashlib.sha256(b"".join(t.value.tobytes() for t in found if t.value is not None)).hexdigest()
+    return tuple(t.value for t in found if t.value is not None and t.size > TABLE_LIMIT)
 
 
 def _compile(function: Function, features: frozenset[str] | None) -> Kernel:

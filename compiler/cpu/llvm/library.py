@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from celosia.compiler.cpu.llvm.compile import cached
 from celosia.compiler.cpu.llvm.team import team_object
 from celosia.compiler.cpu.runtime.kernel import Kernel
 from celosia.compiler.cpu.target import Target, compiling_for
@@ -18,9 +21,12 @@ class LinkError(RuntimeError):
     """Kernels that cannot be linked; the message names the tool and the way out."""
 
 
+FLAGS = ("-shared", "-s", "-O2", "-Wl,--gc-sections", "-o", "kernels.so", "@objects", "-lm")
+
+
 def link_library(kernels: Iterable[Kernel], target: Target) -> bytes:
     """One shared object of the kernels' code, and of what runs them on threads, for `target`, which is another
-    processor. LinkError.
+    processor. It is kept on disk. LinkError.
 
     It needs the C library of a board only where a kernel calls a function of it (sin, pow, ...): what the compiler's
     own runtime holds is linked in.
@@ -30,15 +36,20 @@ def link_library(kernels: Iterable[Kernel], target: Target) -> bytes:
             "kernels for another processor are linked with ziglang, which is missing; install it: "
             "pip install 'celosia[deploy]'"
         )
+    objects = {f"{kernel.name}.o": kernel.code for kernel in kernels}
+    with compiling_for(target):
+        objects["team.o"] = team_object()
+        digests = [(name, hashlib.sha256(code).hexdigest()) for name, code in objects.items()]
+        how = metadata.version("ziglang"), target.zig, FLAGS
+        return cached(repr(digests), how, lambda: Kernel("library", (), (), 0, _linked(objects, target), "")).code
+
+
+def _linked(objects: dict[str, bytes], target: Target) -> bytes:
     with tempfile.TemporaryDirectory(prefix="celosia") as folder:
-        objects = {f"{kernel.name}.o": kernel.code for kernel in kernels}
-        with compiling_for(target):
-            objects["team.o"] = team_object()
         for name, code in objects.items():
             (Path(folder) / name).write_bytes(code)
         (Path(folder) / "objects").write_text("\n".join(objects))
-        flags = (*target.zig, "-shared", "-s", "-O2", "-Wl,--gc-sections", "-o", "kernels.so", "@objects", "-lm")
-        command = [sys.executable, "-m", "ziglang", "cc", *flags]
+        command = [sys.executable, "-m", "ziglang", "cc", *target.zig, *FLAGS]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode:
             reason = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[-200:])

@@ -125,8 +125,8 @@ def round_blocks(node: Node) -> Tensor:
         return T.max(call("abs", x[(*i[:-1], T.minimum(i[-1] * size + k, last))].astype(F32)), k)
 
     largest = T.compute((*x.shape[:-1], -(-x.shape[-1] // size)), magnitude, "largest")
-    zero = wrap(0, F32)
-    steps = T.compute(largest.shape, lambda *i: select(zero < largest[i], wrap(127, F32) / largest[i], zero), "steps")
+    least, zero = wrap(2.0**-120, F32), wrap(0, F32)  # the quotient of smaller ones may be infinite
+    steps = T.compute(largest.shape, lambda *i: select(least < largest[i], wrap(127, F32) / largest[i], zero), "steps")
 
     def body(*i: Expr) -> Expr:
         block = (*i[:-1], i[-1] // size)

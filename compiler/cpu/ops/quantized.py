@@ -315,6 +315,10 @@ def qlinear_concat(node: Node) -> Tensor:
 @op("QLinearGlobalAveragePool")
 @with_channels_last
 def qlinear_global_average_pool(node: Node) -> Tensor:
+    return global_average(node)
+
+
+def global_average(node: Node) -> Tensor:
     x = node.input(0)
     zx, count = node.scalar(2, "int32"), prod(x.shape[2:])
     scale = node.scalar(1, F32) / (node.scalar(3, F32) * float(count))
@@ -357,7 +361,7 @@ def qlinear_average_pool(node: Node) -> Tensor:
     x = node.input(0)
     window = SlidingWindow.of(node, x.shape[2:])
     if window.whole:
-        return qlinear_global_average_pool(node)
+        return global_average(node)
     p = window.padded(x, wrap(0, F32), lambda v: dequantized(node, v))
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
     sy, zy = node.scalar(3, F32), node.scalar(4, F32)

@@ -95,7 +95,8 @@ def nearest_element(node: Node, a: Axis) -> Indices:
             index = np.ceil(x) if a.scale < 1 else np.trunc(x)
         case other:
             raise node.fail(f"nearest_mode {other}")
-    return np.clip(index, 0, a.size - 1).astype(np.int64)
+    elements: Indices = np.clip(index, 0, a.size - 1).astype(np.int64)
+    return elements
 
 
 def outside(node: Node, a: Axis) -> NDArray[np.bool_]:

@@ -102,6 +102,9 @@ class Kernel:
     where it lies elsewhere."""
     shared_bytes: int = 0
     phases: tuple[bool, ...] = ()
+    loops: str = field(default="", repr=False)
+    """What it was compiled from, and can be again; of constants that the text leaves out, `tables` has the values."""
+    tables: tuple[Array, ...] = field(default=(), repr=False, compare=False)
 
     def __call__(self, *inputs: Array, threads: int = 1) -> list[Array]:
         outputs = [fresh(dtype, shape) for dtype, shape in self._types[len(self.inputs) :]]

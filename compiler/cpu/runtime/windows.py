@@ -124,6 +124,11 @@ class Spread:
     before: tuple[int, ...]
     out: tuple[int, ...]
 
+    def below_one_row(self) -> Spread:
+        """That of one dimension, over an image of one row."""
+        size, kernel, stride, dilation = ((1, *v) for v in (self.size, self.kernel, self.stride, self.dilation))
+        return Spread(size, kernel, stride, dilation, (0, *self.before), (1, *self.out))
+
 
 def spread(attrs: Mapping[str, Any], size: Sequence[int], kernel: Sequence[int] | None = None) -> Spread:
     """That of a transposed convolution, or of MaxUnpool. Raises WindowError.

@@ -98,9 +98,13 @@ def conv_transpose(p: Placement, node: ir.Node) -> None:
     value, y = node.inputs[0], node.outputs[0]
     assert value is not None
     form, y_form, weights = natural_form(value), natural_form(y), array_of(node.inputs[3])
+    if weights.ndim == 3 and len(value.shape or ()) == 3:
+        weights = weights[:, :, None, :]
     if weights.ndim != 4:
-        raise OnCpu(f"a transposed convolution of {weights.ndim - 2} dimensions; the accelerator has those of two")
-    spread, groups = spread_of(node, weights.shape[2:]), attribute(node, "group", 1)
+        raise OnCpu(
+            f"a transposed convolution of {weights.ndim - 2} dimensions; the accelerator has those of one and two"
+        )
+    spread, groups = spread_of(node, array_of(node.inputs[3]).shape[2:]), attribute(node, "group", 1)
     if groups < 1 or form.dims[1] % groups or weights.shape[0] != form.dims[1]:
         raise OnCpu(f"{groups} groups do not divide its channels")
     phases = [_phases(spread, axis) for axis in (0, 1)]

@@ -33,9 +33,8 @@ def _place(address: Value, name: str) -> Value:
     Mutant(REGS, '"instr_addr", Access.SETUP', '"instr_addr", Access.WRITE'),
 )
 def number() -> Harness:
-    """`runs` counts what begins, nothing begins uncounted, and while it runs, and while memory owes it answers, what was
-    prepared stays. So a host that finds its own registers, and a number one higher than before, knows whose run it was.
-    """
+    """`runs` counts what begins, nothing begins uncounted, and while it runs, and while memory owes it answers, what
+    was prepared stays. So a host that finds its own registers, and the next number, knows whose run it was."""
     h, dut, inside = _control()
     values = inside["values"]
     begun = Signal(32)

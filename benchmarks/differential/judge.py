@@ -1,0 +1,368 @@
+"""A case on both sides, and its verdict.
+
+Where all outputs are onnxruntime's, bit for bit, they are equal. Else the model is *cut*: our own values of all
+quantised tensors go into onnxruntime, too, so that each stretch between two of them is compared alone, with equal
+inputs, and a step in one layer cannot hide, or excuse, what a later one makes of it.
+
+- Floats may differ by what rounding does. How much that is for a tensor is measured under onnxruntime: all float inputs
+  and constants move by one unit in the last place, up or down at random, and optimisations are left out. Within that of
+  onnxruntime's result is right, and so is within that of the exact one, which ONNX's reference computes in doubles:
+  onnxruntime's own formula may lose more.
+- Integers must be onnxruntime's, but for the steps that `exclusions.py` allows.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+import celosia
+from benchmarks.differential.case import Case
+from benchmarks.differential.exclusions import excuse
+from benchmarks.differential.net import value_info
+from celosia.compiler.cpu.runtime.op import HostError
+from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.program import InputError, Program
+from celosia.driver.oracle import OracleError, exposed, run, session
+from celosia.driver.runtime import Runtime
+
+Array = NDArray[Any]
+EQUAL, DOCUMENTED, WRONG, REFUSED, CRASHED, UNCOUNTED = (
+    "equal", "documented", "wrong", "refused", "crashed", "onnxruntime refuses",
+)  # fmt: skip
+VERDICTS = (EQUAL, DOCUMENTED, WRONG, REFUSED, CRASHED, UNCOUNTED)
+FINDINGS = (WRONG, REFUSED, CRASHED)
+SENTENCES = (ModelError, HostError, InputError)
+"""What a model that cannot be run ends in, with one sentence."""
+QUANTISED = (np.int8, np.uint8, np.int16, np.uint16)
+VARIANTS = 4
+"""Draws of moved inputs and constants."""
+MARGIN = 16
+"""By which the largest of so few draws is multiplied: rounding is one draw more, of another kind."""
+LEAST = 2.0**-21
+"""Of a tensor's largest magnitude: four units in the last place, which few operations may take."""
+LIKENESS = 2.0**-10
+"""Of a tensor's largest magnitude: where onnxruntime is farther from the exact result, it means something else."""
+CUT = "_cut"
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A tensor that differs. operators: of the stretch that makes it. steps: of quantised ones, the largest
+    difference; 0 where it is not counted in steps. maker: the operator that made it in onnxruntime's optimised graph.
+    tie: whether rounding alone moves what was quantised across a tie."""
+
+    name: str
+    operators: tuple[str, ...]
+    why: str
+    steps: int = 0
+    maker: str = ""
+    tie: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """why: one line. operators: where the fault is. exclusions: the names of those that explain what differs."""
+
+    what: str
+    why: str = ""
+    operators: tuple[str, ...] = ()
+    exclusions: tuple[str, ...] = ()
+
+
+def judge(case: Case) -> Verdict:
+    try:
+        reference = session(case.model, threads=1)
+        expected = [run(reference, feed) for feed in case.feeds]
+    except OracleError as error:
+        return Verdict(UNCOUNTED, str(error))
+    try:
+        found = _ours(case, ())
+        if all(_same(a[name], b[name]) for a, b in zip(found, expected) for name in b):
+            return Verdict(EQUAL)
+        gaps = [gap for feed, got in zip(case.feeds, found) for gap in _gaps(case, feed, got)]
+    except SENTENCES as error:
+        return Verdict(REFUSED, str(error), _operators(case.model))
+    except Exception as error:
+        return _crash(case, error)
+    if not gaps:
+        return Verdict(EQUAL)
+    excused = [(gap, excuse(gap.maker, gap.steps, gap.tie)) for gap in gaps]
+    if wrong := [gap for gap, exclusion in excused if exclusion is None]:
+        return Verdict(WRONG, f"{wrong[0].name}: {wrong[0].why}", wrong[0].operators)
+    return Verdict(DOCUMENTED, exclusions=tuple(sorted({each.name for _, each in excused if each is not None})))
+
+
+def _ours(case: Case, keep: str | Sequence[str]) -> list[dict[str, Any]]:
+    """Outputs of each run, and what is kept."""
+    program = _compiled(case, keep)
+    with Runtime(program, threads=1) as runtime:
+        results = [runtime.run(feed, trace=False) for feed in case.feeds]
+    return [{**result.outputs, **result.tensors} for result in results]
+
+
+def _compiled(case: Case, keep: str | Sequence[str]) -> Program:
+    """For sizes that the model leaves open, or where they must be known, for those of the inputs."""
+    compile_ = partial(celosia.compile, case.model, case.config, accelerator=case.accelerator, keep=keep)
+    is_open = any(dim.HasField("dim_param") for value in case.model.graph.input for dim in _dims(value))
+    if not (is_open and keep):
+        try:
+            return compile_()
+        except ModelError:
+            if not is_open:
+                raise
+    return compile_(shapes={name: array.shape for name, array in case.feeds[0].items()})
+
+
+def _dims(value: onnx.ValueInfoProto) -> Sequence[Any]:
+    return list(value.type.tensor_type.shape.dim)
+
+
+def _crash(case: Case, error: Exception) -> Verdict:
+    frames = [f"{Path(frame.filename).parent.name}/{Path(frame.filename).name}:{frame.name}"
+              for frame in traceback.extract_tb(error.__traceback__) if "celosia" in frame.filename]  # fmt: skip
+    place = frames[-1] if frames else ""
+    return Verdict(CRASHED, f"{type(error).__name__} in {place}: {error}", _operators(case.model))
+
+
+def _operators(model: onnx.ModelProto) -> tuple[str, ...]:
+    return tuple(sorted({node.op_type for node in model.graph.node}))
+
+
+# Where and how much it differs -----------------------------------------------------------------------------------
+
+
+def _same(found: Any, expected: Any) -> bool:
+    return not _difference(found, expected)
+
+
+def _difference(found: Any, expected: Any) -> str:
+    """What differs, bit for bit, but that one NaN is as good as another; "" where nothing does."""
+    if isinstance(expected, list):
+        if not isinstance(found, list) or len(found) != len(expected):
+            return "the number of elements of a sequence"
+        return next(filter(None, map(_difference, found, expected)), "")
+    if expected is None or found is None:
+        return "" if expected is found else "an optional's presence"
+    found, expected = np.asarray(found), np.asarray(expected)
+    if found.shape != expected.shape:
+        return f"shape {list(found.shape)}, not {list(expected.shape)}"
+    if found.dtype != expected.dtype and expected.dtype.kind not in "OSU":
+        return f"type {found.dtype}, not {expected.dtype}"
+    return _elements(found, expected, _equal(found, expected))
+
+
+def _equal(found: Array, expected: Array) -> Array:
+    same: Array = np.equal(found, expected)
+    return same if expected.dtype.kind not in "fcV" else same | ((found != found) & (expected != expected))
+
+
+def _elements(found: Array, expected: Array, same: Array) -> str:
+    if np.all(same):
+        return ""
+    place = int(np.argmin(np.reshape(same, -1)))
+    got, want = found.reshape(-1)[place], expected.reshape(-1)[place]
+    return f"{np.count_nonzero(~same)} of {same.size} differ, the first is {got}, not {want}"
+
+
+def _gaps(case: Case, feed: Mapping[str, Array], outputs: Mapping[str, Any]) -> list[Gap]:
+    """What differs where every stretch gets our own quantised tensors."""
+    (values,) = _ours(replace(case, feeds=(dict(feed),)), "all")
+    cut = Cut(case.model, values)
+    given = dict(feed) | {inside: values[name] for name, inside in cut.names.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        saved = Path(folder) / "optimised.onnx"
+        try:
+            wanted = run(session(cut.model, threads=1, save=saved), given)
+        except OracleError:  # what is only right where it is an integer operator
+            return [Gap(name, cut.operators(name), "onnxruntime runs no part of the model alone") for name in outputs]
+        optimised = onnx.load(saved)
+    gaps = []
+    near = Neighbourhood(cut.model, given, optimised)
+    for name, want in wanted.items():
+        if why := _difference(values[name], want):
+            gaps += near.gap(name, values[name], want, why, cut.operators(name))
+        if name in outputs and (why := _difference(outputs[name], values[name])):
+            left = near.gap(name, outputs[name], values[name], why, cut.operators(name))
+            gaps += [replace(gap, why=f"without keeping tensors {gap.why}") for gap in left]
+    return gaps
+
+
+class Cut:
+    """`model` where what reads a quantised tensor of `values` reads an input of its own instead.
+
+    names: of those tensors, and of their inputs. The inputs of DynamicQuantizeLinear are cut, too, as its result
+    depends on all elements at once.
+    """
+
+    def __init__(self, model: onnx.ModelProto, values: Mapping[str, Any]) -> None:
+        self.model = onnx.ModelProto()
+        self.model.CopyFrom(model)
+        graph = self.model.graph
+        self.made = {name: node for node in graph.node for name in node.output if name}
+        dynamic = {node.input[0] for node in graph.node if node.op_type == "DynamicQuantizeLinear"}
+        self.names = {
+            name: f"{name}{CUT}{number}" for number, (name, node) in enumerate(self.made.items())
+            if isinstance(value := values.get(name), np.ndarray)
+            and ((value.dtype in QUANTISED and node.op_type != "DynamicQuantizeLinear") or name in dynamic)
+        }  # fmt: skip
+        known = {value.name for value in graph.output}
+        for name, inside in self.names.items():
+            graph.input.append(value_info(inside, values[name]))
+            if name not in known:
+                graph.output.append(value_info(name, values[name]))
+        for node in graph.node:
+            for place, name in enumerate(node.input):
+                node.input[place] = self.names.get(name, name)
+
+    def nodes(self, name: str) -> list[onnx.NodeProto]:
+        """Those that make `name` from inputs and cut tensors, the last one first."""
+        waiting, found = [name], []
+        while waiting:
+            node = self.made.get(waiting.pop())
+            if node is not None and node not in found:
+                found.append(node)
+                waiting += [each for each in node.input if each]
+        return found
+
+    def operators(self, name: str) -> tuple[str, ...]:
+        return tuple(sorted({node.op_type for node in self.nodes(name)}))
+
+
+class Neighbourhood:
+    """How far rounding moves the tensors of `model`. optimised: the graph that onnxruntime makes of it."""
+
+    def __init__(self, model: onnx.ModelProto, feed: Mapping[str, Array], optimised: onnx.ModelProto) -> None:
+        self.model, self.feed = model, feed
+        self.makers = {name: node for node in optimised.graph.node for name in node.output}
+        self.constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+        self.quantisers = {
+            node.output[0]: node for node in model.graph.node if node.op_type == "QuantizeLinear"
+        }  # fmt: skip
+
+    @cached_property
+    def near(self) -> list[dict[str, Any]]:
+        """All tensors, as they are and as they are moved; none where onnxruntime needs its integer operators."""
+        plain, rng = exposed(self.model), np.random.default_rng(0)
+        try:
+            found = [run(session(plain, "DISABLE_ALL", threads=1), self.feed)]
+            for _ in range(VARIANTS):
+                feed = {name: _moved(array, rng) for name, array in self.feed.items()}
+                found.append(run(session(_with_moved_constants(plain, rng), "DISABLE_ALL", threads=1), feed))
+        except OracleError:
+            return []
+        return found
+
+    def gap(self, name: str, found: Any, expected: Any, why: str, operators: tuple[str, ...]) -> list[Gap]:
+        """What differs more than rounding explains, if anything does."""
+        if not isinstance(expected, np.ndarray) or found.shape != expected.shape or found.dtype != expected.dtype:
+            return [Gap(name, operators, why)]
+        if expected.dtype.kind == "f":
+            allowed = self._allowed(name, expected)
+            same = _equal(found, expected) | (_distance(found, expected) <= allowed)
+            if not np.all(same) and (exact := self._exact.get(name)) is not None and exact.shape == found.shape:
+                of_rounding = _distance(expected, exact) <= LIKENESS * np.max(np.abs(exact), initial=0.0)
+                same |= of_rounding & (_distance(found, exact) <= allowed)
+            why = _elements(found, expected, same)
+            return [Gap(name, operators, f"{why}, where rounding explains {allowed:.3g}")] if why else []
+        if expected.dtype not in QUANTISED:
+            return [Gap(name, operators, why)]
+        steps = np.abs(found.astype(np.int64) - expected.astype(np.int64))
+        return [Gap(name, operators, why, int(steps.max()), self.makers[name].op_type, self._is_tie(name, steps))]
+
+    def _allowed(self, name: str, expected: Array) -> float:
+        wide = expected.astype(np.float64)
+        finite = np.isfinite(wide)
+        spread = 0.0
+        for each in self.near:
+            if each[name].shape == expected.shape:
+                with np.errstate(invalid="ignore"):
+                    moved = np.abs(each[name].astype(np.float64) - wide)[finite]
+                spread = max(spread, float(np.nanmax(moved, initial=0.0)))
+        return MARGIN * spread + LEAST * float(np.max(np.abs(wide[finite]), initial=0.0))
+
+    @cached_property
+    def _exact(self) -> dict[str, Array]:
+        """Outputs that ONNX's reference computes in double precision, where it can."""
+        model, feed = _in_doubles(self.model), {name: _wide(array) for name, array in self.feed.items()}
+        names = [value.name for value in model.graph.output]
+        try:
+            with np.errstate(all="ignore"):
+                return dict(zip(names, ReferenceEvaluator(model).run(names, feed)))
+        except Exception:  # of any class: operators that it has not, or not in doubles
+            return {}
+
+    def _is_tie(self, name: str, steps: Array) -> bool:
+        """Whether rounding moves the floats that were quantised across a tie, wherever there are steps."""
+        node = self.quantisers.get(name)
+        if node is None or not self.near:
+            return False
+        known = self.constants | dict(self.feed) | self.near[0]
+        real, scale = known[node.input[0]], known[node.input[1]]
+        if scale.size != 1:
+            return False
+        step = float(scale.reshape(()))
+        at = (real.astype(np.float64) / step)[steps > 0]
+        from_tie = np.abs(at - np.floor(at) - 0.5)
+        allowed = self._allowed(node.input[0], real) / step + 2.0**-23 * np.abs(at)
+        return bool(np.all(from_tie <= allowed))  # what the division rounds is part of it
+
+
+def _distance(a: Array, b: Array) -> Array:
+    with np.errstate(invalid="ignore"):
+        distance: Array = np.abs(a.astype(np.float64) - b.astype(np.float64))
+    return distance
+
+
+def _wide(array: Array) -> Array:
+    return array.astype(np.float64) if isinstance(array, np.ndarray) and array.dtype == np.float32 else array
+
+
+def _in_doubles(model: onnx.ModelProto) -> onnx.ModelProto:
+    wide = onnx.ModelProto()
+    wide.CopyFrom(model)
+    graph = wide.graph
+    for tensor in graph.initializer:
+        tensor.CopyFrom(numpy_helper.from_array(_wide(numpy_helper.to_array(tensor)), tensor.name))
+    for value in (*graph.input, *graph.output):
+        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
+            value.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+    for attr in (attr for node in graph.node for attr in node.attribute):
+        if attr.name == "value" and attr.t.data_type == onnx.TensorProto.FLOAT:
+            attr.t.CopyFrom(numpy_helper.from_array(_wide(numpy_helper.to_array(attr.t))))
+        if attr.name == "to" and attr.i == onnx.TensorProto.FLOAT:
+            attr.i = onnx.TensorProto.DOUBLE
+    return wide
+
+
+def _moved(array: Array, rng: np.random.Generator) -> Array:
+    if not isinstance(array, np.ndarray) or array.dtype not in (np.float32, np.float64):
+        return array
+    with np.errstate(over="ignore"):
+        moved: Array = np.nextafter(array, np.where(rng.random(array.shape) < 0.5, -np.inf, np.inf).astype(array.dtype))
+    return np.where(array == 0, array, moved).astype(array.dtype)
+
+
+NUMBERS = ("Resize", "Upsample", "Range", "QuantizeLinear", "OneHot", "NonMaxSuppression")
+"""Operators with floats beside their operand from which shapes or rounding follow."""
+
+
+def _with_moved_constants(model: onnx.ModelProto, rng: np.random.Generator) -> onnx.ModelProto:
+    fixed = {name for node in model.graph.node if node.op_type in NUMBERS for name in node.input[1:]}
+    moved = onnx.ModelProto()
+    moved.CopyFrom(model)
+    for tensor in moved.graph.initializer:
+        if tensor.name not in fixed and tensor.data_type in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE):
+            tensor.CopyFrom(numpy_helper.from_array(_moved(numpy_helper.to_array(tensor), rng), tensor.name))
+    return moved

@@ -1,0 +1,118 @@
+"""A graph that grows node by node. Each node is run under onnxruntime as it is added, so that shapes and values of all
+tensors are known, and a node that onnxruntime refuses is not added at all.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import onnx
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+from onnx import helper, numpy_helper
+
+from celosia.driver.oracle import OracleError, run, session
+
+Array = NDArray[Any]
+T = TypeVar("T")
+MS = "com.microsoft"
+IR_VERSION = 10
+
+
+class Draw(random.Random):
+    """Random choices, with arrays."""
+
+    def __init__(self, seed: str) -> None:
+        super().__init__(seed)
+        self.arrays = np.random.default_rng(self.getrandbits(63))
+
+    def chance(self, share: float = 0.5) -> bool:
+        return self.random() < share
+
+    def shape(self, rank: int, most: int = 6) -> tuple[int, ...]:
+        return tuple(self.randint(1, most) for _ in range(rank))
+
+    def floats(self, shape: Sequence[int], spread: float = 1.0) -> Array:
+        return (self.arrays.standard_normal(tuple(shape)) * spread).astype(np.float32)
+
+    def array(self, dtype: DTypeLike, shape: Sequence[int], spread: float = 1.0) -> Array:
+        """Of floats a normal distribution, of integers all values of a byte, or small ones."""
+        kind = np.dtype(dtype)
+        if kind.kind == "b":
+            return self.arrays.integers(0, 2, tuple(shape)).astype(bool)
+        if kind.kind in "iu":
+            info = np.iinfo(kind)
+            low, high = max(info.min, -128), min(info.max, 255)
+            return self.arrays.integers(low, high, tuple(shape), endpoint=True).astype(kind)
+        return self.floats(shape, spread).astype(kind)
+
+
+class Net:
+    """values: of every tensor, for the first sample. Names of inputs and constants are told apart from the others'."""
+
+    def __init__(self, draw: Draw, opset: int) -> None:
+        self.draw, self.opset = draw, opset
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: dict[str, Array] = {}
+        self.inputs: dict[str, Array] = {}
+        self.values: dict[str, Array] = {}
+        self.outputs: list[str] = []
+        self.count = 0
+
+    def name(self, stem: str) -> str:
+        self.count += 1
+        return f"{stem}_{self.count}"
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.values[name].shape
+
+    def input(self, value: Array) -> str:
+        name = self.name("input")
+        self.inputs[name] = self.values[name] = value
+        return name
+
+    def constant(self, value: ArrayLike, dtype: DTypeLike = None) -> str:
+        name = self.name("constant")
+        self.constants[name] = self.values[name] = np.asarray(value, dtype)
+        return name
+
+    def floats(self, shape: Sequence[int], spread: float = 1.0) -> str:
+        return self.constant(self.draw.floats(shape, spread))
+
+    def add(self, op: str, *inputs: str, outputs: int = 1, domain: str = "", **attrs: Any) -> str:
+        """The first output of one more node. OracleError where onnxruntime refuses it."""
+        return self.add_all(op, *inputs, outputs=outputs, domain=domain, **attrs)[0]
+
+    def add_all(self, op: str, *inputs: str, outputs: int = 1, domain: str = "", **attrs: Any) -> list[str]:
+        names = [self.name(op.lower()) for _ in range(outputs)]
+        node = helper.make_node(op, inputs, names, name=f"{names[0]}_node", domain=domain, **attrs)
+        read = [name for name in dict.fromkeys(inputs) if name]
+        self.values |= run(session(self._model([node], read, names), "DISABLE_ALL", threads=1), self._feed(read))
+        self.nodes.append(node)
+        return names
+
+    def _feed(self, names: Sequence[str]) -> dict[str, Array]:
+        return {name: self.values[name] for name in names if name not in self.constants}
+
+    def _model(self, nodes: Sequence[onnx.NodeProto], read: Sequence[str], made: Sequence[str]) -> onnx.ModelProto:
+        inputs = [value_info(name, self.values[name]) for name in read if name not in self.constants]
+        outputs = [
+            value_info(name, self.values[name]) if name in self.values else onnx.ValueInfoProto(name=name)
+            for name in made
+        ]
+        constants = [numpy_helper.from_array(self.constants[name], name) for name in read if name in self.constants]
+        graph = helper.make_graph(nodes, "random", inputs, outputs, constants)
+        opsets = [helper.make_opsetid("", self.opset), helper.make_opsetid(MS, 1)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
+
+    def model(self) -> onnx.ModelProto:
+        return self._model(self.nodes, [*self.inputs, *self.constants], self.outputs)
+
+
+def value_info(name: str, value: Array) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+
+
+__all__ = ["MS", "Array", "Draw", "Net", "OracleError", "value_info"]

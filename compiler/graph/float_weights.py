@@ -1,0 +1,133 @@
+"""Float weights and biases between quantised tensors become integers, as onnxruntime makes them.
+
+    x = DequantizeLinear(x8, sx, zx)          x = DequantizeLinear(x8, sx, zx)
+    y = Conv(x, w, b)                   ->    y = Conv(x, DequantizeLinear(w8, sw, zw), DequantizeLinear(b32, sx * sw))
+    y8 = QuantizeLinear(y, sy, zy)            y8 = QuantizeLinear(y, sy, zy)
+
+w8 has one scale and zero point, of the range of w, and b32 = round(b / (sx * sw)). So for Gemm, ConvTranspose, and
+MatMul to which a bias is added, also with Relu and Clip before QuantizeLinear. Models have such weights where a
+quantiser was told to leave an operator out. This is part of what the model means: it happens before all passes, which
+are compared with what it leaves.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from celosia.compiler.graph.identities import is_wire
+from celosia.compiler.graph.values import attribute, attributes, constant, is_op, new_constant, shape
+
+
+def quantise_weights(model: ir.Model) -> None:
+    for node in list(model.graph):
+        if is_op(node, "Conv", "ConvTranspose", "Gemm"):
+            _quantise(model.graph, node, node, 2)
+        elif is_op(node, "MatMul"):
+            add = _only_user(node)
+            if is_op(add, "Add") and len(shape(node.inputs[1]) or ()) == 2:  # type: ignore[arg-type]
+                assert add is not None
+                _quantise(model.graph, node, add, int(_maker(add.inputs[0]) is node))
+
+
+def _quantise(graph: ir.Graph, node: ir.Node, last: ir.Node, place: int) -> None:
+    """Weights of `node`, and the bias that `last` has as its input `place`."""
+    scale = _input_scale(node)
+    given = last.inputs[place] if len(last.inputs) > place else None
+    bias = constant(given)
+    flat = node.op_type != "MatMul" or len(shape(node.inputs[0]) or ()) == 2  # type: ignore[arg-type]
+    if scale is None or not _is_quantised(last, flat) or (given is None and last is not node):
+        return
+    if given is not None and (bias is None or bias.dtype != np.float32 or bias.ndim != 1):
+        return
+    found = _weights(node, bias)
+    if found is None:
+        return
+    w8, w_scale, w_zero = found
+    if constant(node.inputs[1]) is not None:
+        name = f"{node.name}_weights"
+        arrays = {f"{name}_int8": w8, f"{name}_scale": w_scale, f"{name}_zero": w_zero}
+        node.replace_input_with(1, _dequantised(graph, node, arrays))
+    if bias is not None:
+        step = (scale * w_scale).astype(np.float32)
+        steps = np.rint(bias / step)
+        if not np.all(np.abs(steps) < 2.0**31):
+            return
+        axis = {"axis": 0} if step.ndim else {}
+        arrays = {f"{node.name}_bias_int32": steps.astype(np.int32), f"{node.name}_bias_scale": step}
+        last.replace_input_with(place, _dequantised(graph, last, arrays, **axis))
+
+
+def _input_scale(node: ir.Node) -> NDArray[np.float32] | None:
+    """The one scale of the quantised tensor that `node` reads."""
+    maker = _maker(node.inputs[0])
+    scale = constant(maker.inputs[1]) if is_op(maker, "DequantizeLinear") else None  # type: ignore[union-attr]
+    return scale.reshape(()) if scale is not None and scale.dtype == np.float32 and scale.size == 1 else None
+
+
+def _is_quantised(node: ir.Node, flat: bool) -> bool:
+    """Whether the result of `node` goes to QuantizeLinear alone, where it is `flat` through Relu and Clip perhaps:
+    of other products onnxruntime makes a Gemm between two Reshapes, which only QuantizeLinear changes places with."""
+    user = _only_user(node)
+    while flat and is_op(user, "Relu", "Clip"):
+        user = _only_user(user)  # type: ignore[arg-type]
+    return is_op(user, "QuantizeLinear")
+
+
+def _maker(value: ir.Value | None) -> ir.Node | None:
+    """The operator that makes `value`, without what hands it on."""
+    node = value.producer() if value is not None else None
+    while node is not None and is_wire(node):
+        node = node.inputs[0].producer() if node.inputs[0] is not None else None
+    return node
+
+
+def _only_user(node: ir.Node) -> ir.Node | None:
+    """Returned results do not count: onnxruntime does not look whether they are. Nor does what hands them on."""
+    while len(uses := list(node.outputs[0].uses())) == 1 and uses[0].node.graph is node.graph:
+        node = uses[0].node
+        if not is_wire(node):
+            return node
+    return None
+
+
+def _weights(
+    node: ir.Node, bias: NDArray[np.float32] | None
+) -> tuple[NDArray[np.int8] | None, NDArray[np.float32], NDArray[np.int8] | None] | None:
+    """Weights as integers where they are floats, their scales and zero point. None where they stay what they are."""
+    maker = _maker(node.inputs[1])
+    if not is_op(maker, "DequantizeLinear"):
+        w = constant(node.inputs[1])
+        return None if w is None or w.dtype != np.float32 or not w.size else _in_bytes(w)
+    assert maker is not None
+    scale = constant(maker.inputs[1])
+    if scale is None or scale.dtype != np.float32 or bias is None or is_op(node, "MatMul"):
+        return None
+    if scale.size == 1:
+        return None, scale.reshape(()), None
+    rank = len(shape(node.inputs[1]) or (0,))  # type: ignore[arg-type]
+    expected = 0 if not is_op(node, "Gemm") or attribute(node, "transB", 0) else 1
+    if scale.shape != bias.shape or attribute(maker, "block_size", 0) or attribute(maker, "axis", 1) % rank != expected:
+        return None
+    return None, scale, None
+
+
+def _in_bytes(w: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.int8]]:
+    """`w` as int8, of one scale and zero point, with which its range, to which 0 belongs, covers all bytes."""
+    low, high = min(w.min(), np.float32(0)), max(w.max(), np.float32(0))
+    scale = np.float32(1) if low == high else np.float32((high - low) / np.float32(255))
+    zero = np.rint(np.clip(np.float32(-128) - low / scale, -128, 127)).astype(np.int8)
+    steps = np.rint(w / scale) + np.float32(zero)
+    return np.clip(steps, -128, 127).astype(np.int8), np.array(scale), np.array(zero)
+
+
+def _dequantised(
+    graph: ir.Graph, before: ir.Node, arrays: dict[str, NDArray[np.generic] | None], **attrs: int
+) -> ir.Value:
+    """The DequantizeLinear of constants, by name: integers, scale and perhaps zero point."""
+    values = [new_constant(graph, name, array) for name, array in arrays.items() if array is not None]
+    out = ir.Value(name=None, shape=values[0].shape, type=ir.TensorType(ir.DataType.FLOAT))
+    node = ir.Node("", "DequantizeLinear", values, attributes(**attrs), outputs=[out])
+    graph.insert_before(before, node)
+    return out

@@ -1,0 +1,58 @@
+"""A traced module in parts that run one after the other: those that torch.onnx can write, and those that it cannot."""
+
+from __future__ import annotations
+
+import operator as python
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+from torch.fx.passes.split_module import split_module
+from torch.fx.traceback import NodeSource
+
+
+def split(program: ExportedProgram, unknown: str) -> GraphModule | None:
+    """`program` as a module that calls parts in a row, whose names end with "eager" where they hold the operator
+    `unknown` ("aten.linalg_qr.default") alone. None where that is nowhere in it.
+
+        sin, linalg_qr, add   ->   submod_0_program: sin;  submod_1_eager: linalg_qr;  submod_2_program: add
+    """
+    names = {node.name for node in program.graph.nodes if _is(node, unknown)}
+    if not names:  # torch.onnx names what it comes to
+        made = [node for node in program.run_decompositions().graph.nodes if _is(node, unknown)]
+        names = {name for node in made for name in _sources(node.meta.get("from_node", ()))}
+    module = program.module(check_guards=False)
+    if not any(node.name in names for node in module.graph.nodes):
+        return None
+    whole: GraphModule = split_module(module, module, _numbering(module, names))
+    return whole
+
+
+def is_eager(part: str) -> bool:
+    return part.endswith("eager")
+
+
+def _numbering(module: GraphModule, eager: set[str]) -> Callable[[Node], str]:
+    """Each part reads what the ones before it have made; odd ones are eager."""
+    numbers: dict[Node, int] = {}
+    for node in module.graph.nodes:
+        before = max((numbers[each] for each in node.all_input_nodes), default=0)
+        if node.target is python.getitem:  # with what made the tuple
+            numbers[node] = before
+        else:
+            numbers[node] = before + (before % 2 != (node.name in eager))
+    return lambda node: f"{numbers[node]}_{'eager' if numbers[node] % 2 else 'program'}"
+
+
+def _is(node: Node, unknown: str) -> bool:
+    """By its name alone: torch.onnx may know an operator of ATen as one of another namespace."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and target._schema.name.split("::")[1] == unknown.split(".")[1]
+
+
+def _sources(found: Sequence[NodeSource]) -> Iterator[str]:
+    """Names of the operators that one was decomposed from."""
+    for each in found:
+        yield each.name
+        yield from _sources(each.from_node)

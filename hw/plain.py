@@ -1,0 +1,70 @@
+"""What JSON files of whoever may hold: plain values that the rest of the program can take."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+DEEPEST = 100
+"""Lists and objects inside each other: what goes through a value may call itself for each."""
+MOST_DIGITS = 40
+"""Of a whole number: more fit neither a float nor a message."""
+
+
+def from_json(text: str | bytes) -> Any:
+    """The value of a JSON text. ValueError where it is none, nests too deep, has a number that is too large, or text
+    with halves of characters, which no file and no terminal takes.
+
+    >>> from_json('{"a": [1, 2.5]}')
+    {'a': [1, 2.5]}
+    """
+    try:
+        value = json.loads(text, parse_int=_whole)
+    except RecursionError:
+        raise ValueError("its lists and objects are too deep inside each other") from None
+    _check(value)
+    return value
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number has {len(digits)} digits")
+    return int(digits)
+
+
+def _check(value: Any) -> None:
+    """Level by level."""
+    level = [value]
+    for _ in range(DEEPEST):
+        below: list[Any] = []
+        for each in level:
+            if isinstance(each, dict):
+                below += (*each.keys(), *each.values())
+            elif isinstance(each, list):
+                below += each
+            elif isinstance(each, str) and not each.isascii():
+                try:
+                    each.encode()
+                except UnicodeEncodeError:
+                    raise ValueError(f"{each[:40]!a} has half a character") from None
+        if not below:
+            return
+        level = below
+    raise ValueError("its lists and objects are too deep inside each other")
+
+
+def printable(text: str) -> str:
+    """A name as one line that any terminal shows and none obeys: escapes for control characters, marks that turn the
+    direction of text around, ends of lines and halves of characters.
+
+    >>> printable("bold\\x1b[1m\\n") == "bold\\\\x1b[1m\\\\n", printable("größe ✓")
+    (True, 'größe ✓')
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def lines(text: str) -> str:
+    """`printable` for a text of several lines."""
+    return "\n".join(map(printable, text.split("\n")))

@@ -1,0 +1,23 @@
+"""Tables and progress on a terminal: names of models and files may hold anything, and no terminal may obey them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import rich.console
+from rich.console import ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from celosia.hw.plain import lines
+
+
+class Console(rich.console.Console):
+    """Rich's, without markup, that shows what is no text as an escape: what a name holds is neither style nor order."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"highlight": False, "markup": False, "emoji": False, **options})
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(lines(segment.text), segment.style)

@@ -1,0 +1,289 @@
+"""The differential campaign: random models are onnxruntime's, what is wrong is found, made small, and written once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+pytest.importorskip("onnxruntime")
+
+from benchmarks.__main__ import main
+from benchmarks.differential import campaign, exclusions
+from benchmarks.differential.campaign import Journal, Judged, Tally, Workers, judged
+from benchmarks.differential.case import Case
+from benchmarks.differential.draw import draw_case
+from benchmarks.differential.exclusions import excuse
+from benchmarks.differential.judge import CRASHED, DOCUMENTED, EQUAL, REFUSED, UNCOUNTED, WRONG, Verdict, judge
+from benchmarks.differential.minimise import minimise
+from benchmarks.differential.net import Draw, Net, OracleError
+
+from celosia.compiler.cpu.ops import OPS
+from celosia.compiler.graph import float_weights
+from celosia.hw.config import PRESETS
+
+SEEDS, CHUNKS, EACH = (1, 2), 10, 15
+"""300 models of `make test`: other seeds are for `python -m benchmarks differential`."""
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_models_are_onnxruntimes(seed: int, chunk: int) -> None:
+    found = [judged(seed, number) for number in range(chunk * EACH, (chunk + 1) * EACH)]
+    assert not [one for one in found if one.verdict.what not in (EQUAL, DOCUMENTED, UNCOUNTED)]
+    assert sum(one.verdict.what != UNCOUNTED for one in found) > EACH // 2
+
+
+def test_a_case_is_its_number() -> None:
+    a, b, other = draw_case(4, 1), draw_case(4, 1), draw_case(4, 2)
+    assert a.model == b.model and a.config == b.config and a.model != other.model
+
+
+def test_a_case_is_saved_whole(tmp_path: Path) -> None:
+    case = draw_case(1, 4)
+    case.save(tmp_path / "one.of")
+    again = Case.load(tmp_path / "one.of")
+    assert (again.model, again.config, again.kind) == (case.model, case.config, case.kind)
+    for a, b in zip(again.feeds, case.feeds, strict=True):
+        assert a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+
+
+# What it has found ---------------------------------------------------------------------------------------------------
+
+FOUND = {
+    "float weights and bias of a Conv between quantised tensors": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 5, 3, 3] y) <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5) y = QuantizeLinear(c, t, u) }""",
+    "float weights of a Gemm, its result returned as well": """
+        (int8[3, 5] x) => (int8[3, 4] y, float[3, 4] c)
+        <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = Gemm(d, w_5_4, w_4) y = QuantizeLinear(c, t, u) }""",
+    "float weights of a MatMul to which a bias is added": """
+        (uint8[2, 3, 5] x) => (uint8[2, 3, 4] y)
+        <float s = {0.05}, uint8 z = {130}, float t = {0.02}, uint8 u = {120}> {
+            d = DequantizeLinear(x, s, z) c = MatMul(d, w_5_4) i = Identity(c) e = Add(w_4, i) r = Relu(e)
+            y = QuantizeLinear(r, t, u) }""",
+    "float weights of a flat MatMul, and Relu": """
+        (uint8[3, 5] x) => (uint8[3, 4] y)
+        <float s = {0.05}, uint8 z = {130}, float t = {0.02}, uint8 u = {120}> {
+            d = DequantizeLinear(x, s, z) c = MatMul(d, w_5_4) i = Identity(c) e = Add(w_4, i) r = Relu(e)
+            y = QuantizeLinear(r, t, u) }""",
+    "float weights of a MatMul of rows": """
+        (uint8[2, 3, 5] x) => (uint8[2, 3, 4] y)
+        <float s = {0.05}, uint8 z = {130}, float t = {0.02}, uint8 u = {120}> {
+            d = DequantizeLinear(x, s, z) c = MatMul(d, w_5_4) e = Add(w_4, c) y = QuantizeLinear(e, t, u) }""",
+    "float weights of a ConvTranspose": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 5, 5, 5] y) <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = ConvTranspose(d, w_3_5_2_2, w_5) y = QuantizeLinear(c, t, u) }""",
+    "float weights beside 16-bit tensors": """
+        (int16[1, 3, 4, 4] x) => (int16[1, 5, 3, 3] y)
+        <float s = {0.0005}, int16 z = {3}, float t = {0.0002}, int16 u = {-3}> {
+            d = com.microsoft.DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5)
+            y = com.microsoft.QuantizeLinear(c, t, u) }""",
+    "a bias of one row": """
+        (uint8[2, 3] x) => (uint8[2, 2] y)
+        <float s = {0.05}, uint8 z = {130}, int8[3, 2] w8 = {9, -50, 30, 127, -128, 2}, float[2] sw = {0.01, 0.02},
+         int8[2] zw = {0, 0}, int32[1, 2] b32 = {500, -700}, float[2] sb = {0.0005, 0.001}, float t = {0.02}> {
+            d = DequantizeLinear(x, s, z) w = DequantizeLinear<axis = 1>(w8, sw, zw) b = DequantizeLinear(b32, sb)
+            c = Gemm(d, w, b) y = QuantizeLinear(c, t, z) }""",
+    "Cast, Dropout and Identity between quantised tensors": """
+        (uint8[2, 9] x) => (uint8[2, 9] y) <float s = {0.05}, uint8 z = {130}, float t = {0.0078}, uint8 u = {0}> {
+            d = DequantizeLinear(x, s, z) a = Cast<to = 1>(d) b = Softmax(a) c = Dropout(b) e = Identity(c)
+            y = QuantizeLinear(e, t, u) }""",
+    "a concatenation of one that waits for its part": """
+        (float[1, 1, 1] a, int8[1, 1, 1] b) => (float[1, 1, 2] y) <float s = {0.006}, int8 z = {-128}> {
+            c = DequantizeLinear(b, s, z) d = Concat<axis = 2>(c, a) e = QuantizeLinear(d, s, z)
+            f = DequantizeLinear(e, s, z) g = Concat<axis = 1>(f) h = QuantizeLinear(g, s, z)
+            y = DequantizeLinear(h, s, z) }""",
+    "a quantised scalar": """
+        (float x) => (int8 y) <float s = {0.05}, int8 z = {3}> { a = Sigmoid(x) b = Erf(a) y = QuantizeLinear(b, s, z) }
+        """,
+    "GroupNormalization of opset 18": """
+        (float[1, 4, 5] x) => (float[1, 4, 5] y) {
+            y = GroupNormalization<num_groups = 2>(x, w_2, w_2) }""",
+}  # fmt: skip
+
+
+def of_text(text: str, opset: int = 18, seed: int = 0) -> Case:
+    """The case of a graph. Its constants `w_5_3` are random floats of shape [5, 3], and so are its inputs."""
+    draw = Draw(f"{seed}")
+    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": {opset}, "com.microsoft": 1]> g {text}')
+    for name in {name for node in model.graph.node for name in node.input if name.startswith("w_")}:
+        values = draw.floats([int(size) for size in name.split("_")[1:]])
+        model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    feed = {}
+    for value in model.graph.input:
+        kind = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        feed[value.name] = np.asarray(draw.array(kind, [dim.dim_value for dim in value.type.tensor_type.shape.dim]))
+    return Case("text", model, (feed,), PRESETS["tiny"])
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_it_has_found(name: str) -> None:
+    for seed in range(3):
+        case = of_text(FOUND[name], seed=seed)
+        assert judge(case).what in (EQUAL, DOCUMENTED), judge(case)
+
+
+def test_layer_normalisation_of_old_opsets() -> None:
+    text = "(float[2, 3, 4] x) => (float[2, 3, 4] y) { y = LayerNormalization(x, w_4, w_4) }"
+    assert judge(of_text(text, opset=13)).what == EQUAL
+
+
+# It finds what is wrong ----------------------------------------------------------------------------------------------
+
+
+def network() -> Case:
+    """A quantised network with a LeakyRelu that is not."""
+    net = Net(Draw("planted"), 17)
+    x = net.input(net.draw.floats((1, 4, 6, 6)))
+    x = net.add("Relu", net.add("Conv", x, net.floats((8, 4, 3, 3), 0.2), net.floats((8,))))
+    x = net.add("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])
+    x = net.add("LeakyRelu", net.add("Sub", x, net.floats((8, 2, 2), 2.0)), alpha=0.3)
+    x = net.add("Flatten", net.add("Add", x, net.add("Sigmoid", x)))
+    net.outputs.append(net.add("MatMul", x, net.floats((32, 5))))
+    return Case("float", net.model(), (net.inputs,), PRESETS["pynq"])
+
+
+@pytest.fixture
+def wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LeakyRelu is wrong everywhere, so that no check of ours can know."""
+    right = OPS["LeakyRelu"]
+    monkeypatch.setitem(OPS, "LeakyRelu", lambda node: right(replace(node, attrs={"alpha": 0.31})))
+
+
+def test_a_wrong_kernel_is_found_and_made_small(wrong_kernel: None) -> None:
+    case = network()
+    found = judge(case)
+    assert found.what == WRONG
+    small = minimise(case, found)
+    (node,) = small.case.model.graph.node
+    assert node.op_type == "LeakyRelu" and small.signature == "wrong: LeakyRelu()"
+    assert all(array.size == 1 for array in small.case.feeds[0].values())
+    assert judge(small.case).what == WRONG
+
+
+def test_random_models_find_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OPS, "Relu", lambda node: OPS["Abs"](replace(node, op="Abs")))
+    verdicts = {judged(1, number).verdict.what for number in range(25)}
+    assert verdicts & {WRONG, CRASHED}
+
+
+def test_a_wrong_rewriting_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another range of weights: the compiler's own check starts behind it."""
+    right = float_weights._in_bytes
+    monkeypatch.setattr(float_weights, "_in_bytes", lambda w: right(w * np.float32(1.2)))
+    found = judge(of_text(FOUND["float weights and bias of a Conv between quantised tensors"]))
+    assert found.what == WRONG and found.operators == ("Conv", "DequantizeLinear", "QuantizeLinear")
+
+
+def test_crashes_and_refusals_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(node: Any) -> Any:
+        raise RuntimeError("planted")
+
+    monkeypatch.setitem(OPS, "LeakyRelu", broken)
+    found = judge(network())
+    assert found.what == CRASHED and "RuntimeError" in found.why and "planted" in found.why
+    monkeypatch.delitem(OPS, "LeakyRelu")
+    assert judge(network()).what == REFUSED
+
+
+def test_what_onnxruntime_refuses_does_not_count() -> None:
+    case = of_text("(float[2] x) => (float[2] y) { y = Unknown(x) }")
+    assert judge(case).what == UNCOUNTED
+
+
+# Exclusions ----------------------------------------------------------------------------------------------------------
+
+
+def test_exclusions_are_narrow() -> None:
+    assert excuse("QLinearConv", 1, True) is None
+    assert excuse("QuantizeLinear", 1, False) is None and excuse("QuantizeLinear", 2, True) is None
+    assert excuse("QuantizeLinear", 1, True) is not None
+
+
+def test_a_step_is_excused_only_next_to_a_tie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function that is off by 2% takes bytes across ties from afar."""
+    case = of_text(
+        "(uint8[1, 200] x) => (uint8[1, 200] y) <float s = {0.02}, uint8 z = {130}, float t = {0.004}, uint8 u = {0}> "
+        "{ d = DequantizeLinear(x, s, z) e = Softplus(d) y = QuantizeLinear(e, t, u) }"
+    )
+    assert judge(case).what in (EQUAL, DOCUMENTED)
+    from celosia.compiler import numerics
+
+    right = numerics.UNARY["Softplus"]
+    monkeypatch.setitem(numerics.UNARY, "Softplus", lambda x, **given: right(x, **given) * np.float32(1.002))
+    assert judge(case).what in (WRONG, CRASHED)
+
+
+def test_the_page_lists_every_exclusion() -> None:
+    page = Path(__file__).parents[2] / "docs" / "numerics.md"
+    assert exclusions.table() in page.read_text(encoding="utf-8")
+
+
+# Campaigns -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_process_that_dies_or_hangs_is_replaced() -> None:
+    calls: list[tuple[str, Callable[[], Any]]] = [
+        ("dies", partial(os._exit, 3)),
+        ("lives", partial(int, 7)), ("hangs", partial(pow, 3, 10**9)), ("lives again", partial(int, 8)),
+    ]  # fmt: skip
+    workers = Workers(1)
+    try:
+        answers = dict(workers.run(calls, seconds=3))
+    finally:
+        workers.close()
+    assert answers["lives"] == 7 and answers["lives again"] == 8
+    assert answers["dies"] == "its process ended with 3" and answers["hangs"] == "no answer in 3 s"
+
+
+def test_a_campaign_goes_on_where_another_ended(tmp_path: Path) -> None:
+    path = tmp_path / "verdicts"
+    for number in range(3):
+        Journal(path, 7).note(Judged(number, "qdq", Verdict(EQUAL)))
+    with path.open("a") as file:
+        file.write('{"seed": 7, "num')  # its process ended
+    tally = campaign.campaign(7, 3, 1, journal=Journal(path, 7))
+    assert tally.counted == tally.of(EQUAL) == 3 and tally.seconds == 0
+    assert not Journal(path, 8).done
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--out", str(tmp_path / "found"), "--output", str(tmp_path / "results.json"), "--quiet"]
+    assert main(["differential", "--seed", "1", "--count", "3", "--jobs", "1", *given]) == 0
+    assert "3 models, seed 1; 3 equal" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+def test_findings_are_written_once(wrong_kernel: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Here:
+        """Workers of this process, in which the kernel is wrong."""
+
+        def __init__(self, jobs: int) -> None: ...
+        def run(self, calls: Any, seconds: float) -> Any:
+            return ((key, call()) for key, call in calls)
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(campaign, "Workers", Here)
+    monkeypatch.setattr(campaign, "draw_case", lambda seed, number: network())
+    tally = Tally()
+    for number in (3, 8):
+        tally.add(judged(1, number))
+    (one,) = campaign.findings(1, tally, tmp_path, 1)
+    assert one.signature == "wrong: LeakyRelu()" and one.numbers == (3, 8)
+    assert {path.name for path in tmp_path.iterdir()} == {"3.onnx", "3.npz", "3.json", "findings.txt"}
+    assert "LeakyRelu" in (tmp_path / "findings.txt").read_text()
+    assert judge(Case.load(tmp_path / "3")).what == WRONG
+
+
+def test_what_onnxruntime_refuses_of_a_draw_is_drawn_again() -> None:
+    with pytest.raises(OracleError):
+        Net(Draw("1"), 17).add("Unknown")

@@ -1,0 +1,335 @@
+"""Files that Celosia has written itself, changed by whoever: each command ends with a sentence, or goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from changed import change
+from driver_models import quantised
+from typer.testing import CliRunner
+
+import celosia
+from celosia.compiler.program import ProgramError
+from celosia.compiler.tune.records import Records, RecordsError, sealed
+from celosia.driver.cli import app
+from celosia.hw.config import Config, ConfigError
+from celosia.hw.plain import from_json
+
+DEEP = "[" * 100_000 + "]" * 100_000
+NUMBER = "1" + "0" * 400
+HALF = '"\\ud800"'
+WORST = {"deep": DEEP, "10^400": NUMBER, "half a character": HALF}
+
+
+def call(*line: object) -> tuple[int, str]:
+    """Exit code, and what was printed."""
+    result = CliRunner().invoke(app, [str(word) for word in line])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def is_refused(*line: object) -> str:
+    code, said = call(*line)
+    error = [row for row in said.splitlines() if row.startswith("celosia: error: ")]
+    assert code == 1 and len(error) == 1 and len(error[0]) < 1000 and "fault of celosia" not in said, (
+        code,
+        said[:2000],
+    )
+    return error[0]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("hostile") / "model.onnx"
+    onnx.save(quantised(), path)
+    return path
+
+
+@pytest.mark.parametrize("what", WORST)
+def test_values_that_nothing_takes(what: str) -> None:
+    for text in (WORST[what], f'{{"a": [{WORST[what]}]}}'):
+        with pytest.raises(ValueError, match=r"deep inside each other|401 digits|half a character"):
+            from_json(text)
+
+
+def test_values_that_are_plain() -> None:
+    value = {"a": [1, -2.5, None, True, "ä€😀"], "b": {"c": 2**64}}
+    assert from_json(json.dumps(value)) == from_json(json.dumps(value, ensure_ascii=False).encode()) == value
+    assert from_json("[" * 99 + "]" * 99)
+
+
+@pytest.mark.parametrize("what", WORST)
+def test_a_config(what: str, tmp_path: Path, model: Path) -> None:
+    for field in ("batch", "name"):
+        (tmp_path / "config.json").write_text(f'{{"{field}": {WORST[what]}}}')
+        assert "config.json" in is_refused("compile", model, "--config", tmp_path / "config.json", "-o", tmp_path / "p")
+
+
+@pytest.mark.parametrize(
+    "line", ["name = 1979-05-27", "batch = 1979-05-27T07:32:00Z", "name = [1]", f"batch = {NUMBER}"]
+)
+def test_a_config_in_toml(line: str, tmp_path: Path, model: Path) -> None:
+    (tmp_path / "config.toml").write_text(line)
+    is_refused("compile", model, "--config", tmp_path / "config.toml", "-o", tmp_path / "program")
+    with pytest.raises(ConfigError):
+        Config.load(tmp_path / "config.toml")
+
+
+@pytest.mark.parametrize("what", WORST)
+def test_decisions_reports_and_fronts(what: str, tmp_path: Path, model: Path) -> None:
+    path = tmp_path / "file.json"
+    for text in (WORST[what], f'{{"searched": {WORST[what]}}}', f'{{"config": {WORST[what]}}}'):
+        path.write_text(text)
+        is_refused("report", path, "-o", tmp_path / "page.html")
+        is_refused("compile", model, "--decisions", path, "-o", tmp_path / "program")
+    path.write_text(f'{{"config": {WORST[what]}}}')
+    (tmp_path / "a.bit").write_bytes(b"")
+    (tmp_path / "a.json").write_text(f'{{"config": {WORST[what]}}}')
+    (tmp_path / "a.manifest.json").write_text(f'{{"config": {WORST[what]}}}')
+    is_refused("flash", tmp_path / "a.bit", "--board", "pynq-z2")
+
+
+@pytest.mark.parametrize("what", WORST)
+def test_records(what: str, tmp_path: Path) -> None:
+    """A line that is none is left out, as a damaged one is."""
+    row = {"workload": "w", "config": "c", "schedule": [{"n": 1}], "measurer": "m", "status": "ok", "cycles": 5,
+           "detail": "", "seconds": 1.0}  # fmt: skip
+    good, path = sealed(row), tmp_path / "records.jsonl"
+    for name in row:
+        text = json.dumps(row | {name: "HERE"}, sort_keys=True, separators=(",", ":")).replace('"HERE"', WORST[what])
+        bad = f'{text[:-1]},"crc":{zlib.crc32(text.encode())}}}\n'.encode()
+        path.write_bytes(good + bad)
+        assert Records.load(path).damaged == 1
+        path.write_bytes(bad)
+        with pytest.raises(RecordsError, match="holds no records"):
+            Records.load(path)
+
+
+# A Program ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def program(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("program") / "model.celosia"
+    celosia.compile(model, "tiny").save(path)
+    return path
+
+
+def forged(program: Path, to: Path, change: Callable[[dict[str, Any], dict[str, bytes]], Any], last: str = "") -> Path:
+    """The Program with its manifest and parts changed, and checksums that are right. last: put in place of "HERE"."""
+    with zipfile.ZipFile(program) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    manifest = json.loads(parts.pop("manifest.json"))
+    del parts["manifest.sha256"]
+    change(manifest, parts)
+    manifest["sha256"] = {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()}
+    text = json.dumps(manifest).replace('"HERE"', last).encode()
+    with zipfile.ZipFile(to, "w") as archive:
+        archive.writestr("manifest.json", text)
+        archive.writestr("manifest.sha256", hashlib.sha256(text).hexdigest())
+        for name, data in parts.items():
+            archive.writestr(name, data)
+    return to
+
+
+SHOWN = (("inspect",), ("inspect", "--layers"), ("inspect", "--disassemble"), ("report", "-o"), ("run", "--random"))
+
+
+def shown(path: Path, tmp_path: Path) -> list[tuple[int, str]]:
+    """What each command that takes a Program says of it."""
+    lines = [(what[0], path, *what[1:], *((tmp_path / "page.html",) if "-o" in what else ())) for what in SHOWN]
+    return [call(*line) for line in lines]
+
+
+@pytest.mark.parametrize("what", WORST)
+@pytest.mark.parametrize("field", ["name", "placements", "macs_total", "schedules", "machine", "dram_size", "config"])
+def test_a_manifest(what: str, field: str, program: Path, tmp_path: Path) -> None:
+    path = forged(program, tmp_path / "forged", lambda manifest, _: manifest.update({field: "HERE"}), WORST[what])
+    assert "forged" in is_refused("inspect", path)
+    is_refused("run", path, "--random")
+
+
+def test_placements_without_a_place(program: Path, tmp_path: Path) -> None:
+    for row in ({}, {"name": "a", "op": "b"}, {"name": "a", "op": "b", "place": "moon", "reason": ""}):
+        path = forged(program, tmp_path / "forged", lambda manifest, _, row=row: manifest.update(placements=[row]))
+        assert "placement" in is_refused("inspect", path)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_bits_set_in_an_image(seed: int, program: Path, tmp_path: Path) -> None:
+    """Instructions that are none: each command says so, or shows what can be shown."""
+    rng = random.Random(seed)
+
+    def change(manifest: dict[str, Any], parts: dict[str, bytes]) -> None:
+        image = np.frombuffer(parts["image.bin"], np.uint8).copy()
+        launch = next(step for step in manifest["steps"] if step["kind"] == "launch")
+        start = launch["address"] - manifest["image_address"]
+        for _ in range(rng.choice((1, 1, 5, 100))):
+            image[rng.randrange(start, len(image))] |= 1 << rng.randrange(8)
+        if seed == 0:
+            image[start:] = 0xFF
+        parts["image.bin"] = image.tobytes()
+
+    for code, said in shown(forged(program, tmp_path / "forged", change), tmp_path):
+        assert code in (0, 1, 3) and "fault of celosia" not in said, (code, said[-1500:])
+
+
+def test_memory_is_bounded_in_total(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claims of which each alone would fit."""
+    most = 1 << 22
+    monkeypatch.setattr("celosia.compiler.cpu.runtime.op.memory_bytes", lambda: most)
+    assert call("run", program, "--random", "-q")[0] == 0
+
+    def parts(manifest: dict[str, Any], blobs: dict[str, bytes]) -> None:
+        blobs.update({f"more/{number}": bytes(most // 8) for number in range(9)})
+
+    def inputs(manifest: dict[str, Any], blobs: dict[str, bytes]) -> None:
+        manifest["inputs"] += [
+            {"name": f"x{n}", "dtype": "int8", "shape": [most // 9], "kind": "tensor"} for n in range(9)
+        ]
+
+    def dram(manifest: dict[str, Any], blobs: dict[str, bytes]) -> None:
+        manifest["dram_size"] = most
+
+    for claim, words in ((parts, "what is in "), (inputs, "what is made up for 10 inputs"), (dram, "a run of Program")):
+        said = is_refused("run", forged(program, tmp_path / "forged", claim), "--random")
+        assert words in said and "more than this machine's memory" in said
+    with pytest.raises(ProgramError, match="a run of Program"):
+        celosia.Runtime(celosia.Program.load(forged(program, tmp_path / "forged", inputs)))
+
+
+# Anything anywhere ------------------------------------------------------------------------------------------------
+
+
+def is_sentence_or_fine(seed: int, code: int, said: str) -> None:
+    assert code in (0, 1, 3) and "fault of celosia" not in said and "Traceback" not in said, (seed, code, said[-1500:])
+
+
+def test_manifests_changed_at_random(program: Path, tmp_path: Path) -> None:
+    for seed in range(20):
+        rng = random.Random(seed)
+        path = forged(program, tmp_path / "forged", lambda manifest, _, rng=rng: change(manifest, rng))
+        for line in (("inspect", path, "--layers"), ("inspect", path), ("run", path, "--random", "-q")):
+            is_sentence_or_fine(seed, *call(*line))
+
+
+def test_reports_changed_at_random(program: Path, tmp_path: Path) -> None:
+    pytest.importorskip("bokeh")
+    call("run", program, "--random", "--device", "timed", "--report", tmp_path / "report.json", "-q")
+    sound = json.loads((tmp_path / "report.json").read_text())
+    for seed in range(20):
+        report = json.loads(json.dumps(sound))
+        change(report, random.Random(seed))
+        (tmp_path / "changed.json").write_text(json.dumps(report))
+        is_sentence_or_fine(seed, *call("report", tmp_path / "changed.json", "-o", tmp_path / "page.html"))
+
+
+def test_an_exploration_changed_at_random(model: Path, tmp_path: Path) -> None:
+    """Its folder is gone on with, its page is drawn."""
+    pytest.importorskip("moocore")
+    fields = {"block_in": [4, 8], "block_out": [4], "bus_bytes": [4], "inp_depth": [512], "wgt_depth": [64, 256]}
+    (tmp_path / "space.toml").write_text("".join(f"{name} = {values}\n" for name, values in fields.items()))
+    folder = tmp_path / "out"
+    line = ("explore", model, "--space", tmp_path / "space.toml", "--jobs", "1", "--points", "1", "-o", folder, "-q")
+    code, said = call(*line)
+    assert code == 0, said
+    sound = {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
+    for what in WORST.values():
+        (folder / "explore.json").write_text(what)
+        assert "explore.json" in is_refused(*line)
+        (folder / "explore.json").write_text(sound["explore.json"])
+    rows = [json.loads(row) for row in sound["points.jsonl"].splitlines()]
+    for row in rows:
+        del row["crc"]
+    for seed in range(15):
+        rng, changed = random.Random(seed), json.loads(json.dumps(rows))
+        for row in changed:
+            for _ in range(rng.choice((0, 1, 1, 2))):
+                change(row, rng)
+        (folder / "points.jsonl").write_bytes(b"".join(map(sealed, changed)))
+        is_sentence_or_fine(seed, *call(*line))
+    front = json.loads(sound["front.json"])
+    for seed in range(15):
+        changed = json.loads(json.dumps(front))
+        change(changed, random.Random(seed))
+        (folder / "changed.json").write_text(json.dumps(changed))
+        is_sentence_or_fine(seed, *call("report", folder / "changed.json", "-o", tmp_path / "page.html"))
+
+
+# Names --------------------------------------------------------------------------------------------------------------
+
+EVIL = "\x1b]0;owned\x07\x9b31m\u202e[bold]red[/bold][link=http://x]\n\r\u2028end"
+
+
+def evil_model() -> onnx.ModelProto:
+    """Every name that a model may choose holds what terminals and Rich obey."""
+    model = quantised()
+    names: dict[str, str] = {"": ""}
+
+    def evil(name: str) -> str:
+        return names.setdefault(name, f"{name}{EVIL}{len(names)}")
+
+    for node in model.graph.node:
+        node.name = evil(node.name or node.output[0])
+        for tensors in (node.input, node.output):
+            tensors[:] = [evil(name) for name in tensors]
+    for each in (*model.graph.initializer, *model.graph.input, *model.graph.output, *model.graph.value_info):
+        each.name = evil(each.name)
+    model.graph.name, model.producer_name, model.doc_string = EVIL, EVIL, EVIL
+    return model
+
+
+def is_harmless(text: str, what: object = "") -> None:
+    found = {char for char in text if not char.isprintable() and char != "\n"}
+    assert not found, (what, found)
+    assert "\nend" not in text and ("owned" not in text or "[bold]" in "".join(text.split())), what
+
+
+def test_no_name_reaches_a_terminal_as_it_is(tmp_path: Path) -> None:
+    """Nor the name of a file, a Config, or what an error quotes."""
+    folder = tmp_path / EVIL.replace("/", "|")
+    folder.mkdir()
+    model, program, report = folder / "model.onnx", folder / "model.celosia", folder / "report.json"
+    onnx.save(evil_model(), model)
+    config = folder / "tiny.toml"
+    config.write_text(Config.load("tiny").to_toml() + f"name = {json.dumps(EVIL)}\n")
+    page, missing = tmp_path / "page.html", folder / "missing"
+    with_config = ("--config", config)
+    lines: tuple[tuple[object, ...], ...] = (
+        ("compile", model, *with_config, "-o", program), ("inspect", program), ("inspect", program, "--layers"),
+        ("inspect", program, "--operators"), ("inspect", program, "--disassemble"), ("inspect", program, "--buffers"),
+        ("inspect", program, "--passes"), ("inspect", model, *with_config),
+        ("inspect", program, "--layer", "x"), ("run", program, "--random", "--device", "timed", "--layers"),
+        ("run", program, "--random", "--report", report, "--device", "timed"), ("run", program), ("run", missing),
+        ("run", program, "-i", f"{EVIL}=x"), ("run", program, "-i", missing),
+        ("compare", model, "--random", *with_config),
+        ("tune", model, *with_config, "--trials", "1", "--jobs", "1", "--records", folder / "records"),
+        ("report", program, "-o", page), ("report", report, "-o", page), ("report", missing, "-o", page),
+        ("compile", model, "--config", missing, "-o", program), ("compile", model, "--keep", EVIL, "-o", program),
+        ("inspect", model, "--pass", EVIL), ("compile", model, *with_config, "-o", missing / "x"),
+        ("quantize", model, "--calibration", missing, "-o", folder / "q.onnx"), ("configs", config),
+        ("eval", model, "--data", missing), ("deploy", program, "--host", "-oX"),
+    )  # fmt: skip
+    for line in lines:
+        code, said = call(*line)
+        assert code in (0, 1, 2, 3, 4, 7), (line, code, said[-1000:])
+        if code != 2 or "Usage" not in said:
+            is_harmless(said, line)
+    assert report.exists() and page.exists()
+
+
+def test_the_check_finds_what_is_not_harmless() -> None:
+    for text in ("\x1b[1m", "a\x9b", "\u202eabc", "x\nend of a name", "owned red"):
+        with pytest.raises(AssertionError):
+            is_harmless(text)
