@@ -89,6 +89,14 @@ def window(draw: Draw, size: list[int], kernel: list[int], dilated: bool = False
     return attrs
 
 
+def window_of_mean(draw: Draw, size: list[int], kernel: list[int], dilated: bool = False) -> dict[str, object]:
+    """As `window`; strides beyond the kernel have no meaning where auto_pad is SAME."""
+    attrs = window(draw, size, kernel, dilated)
+    if str(attrs.get("auto_pad")).startswith("SAME"):
+        attrs.pop("strides", None)
+    return attrs
+
+
 def activated(net: Net, x: str) -> str:
     return net.draw.choice((_same, _same, relu, relu, clip, activation))(net, x)
 
@@ -134,14 +142,15 @@ def activation(net: Net, x: str) -> str:
 def pool(net: Net, x: str) -> str:
     draw, size = net.draw, list(net.shape(x)[2:])
     kernel = [draw.randint(1, min(3, n)) for n in size]
-    attrs = window(draw, size, kernel)
+    op = draw.choice(("MaxPool", "AveragePool"))
+    attrs = (window if op == "MaxPool" else window_of_mean)(draw, size, kernel)
     if draw.chance(0.3):
         attrs["ceil_mode"] = 1
-    if draw.chance():
-        return net.add("MaxPool", x, **attrs)
+    if op == "MaxPool":
+        return net.add(op, x, **attrs)
     if draw.chance(0.3):
         attrs["count_include_pad"] = 1
-    return net.add("AveragePool", x, **attrs)
+    return net.add(op, x, **attrs)
 
 
 def global_pool(net: Net, x: str) -> str:

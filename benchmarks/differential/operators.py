@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.differential.net import MS, Array, Draw, Net, OracleError
-from benchmarks.differential.networks import window
+from benchmarks.differential.networks import window, window_of_mean
 
 Make = Callable[[Net], list[str]]
 TRIES = 20
@@ -361,7 +361,7 @@ def pool(net: Net) -> list[str]:
     op = draw.choice(("MaxPool", "MaxPool", "AveragePool", "AveragePool", "LpPool"))
     kernel = [draw.randint(1, min(4, n)) for n in size]
     dilated = op == "MaxPool" or (net.opset >= 19 and op == "AveragePool") or (net.opset >= 18 and op == "LpPool")
-    attrs = window(draw, size, kernel, dilated)
+    attrs = (window_of_mean if op == "AveragePool" else window)(draw, size, kernel, dilated)
     if draw.chance(0.3) and (op != "LpPool" or net.opset >= 18):
         attrs["ceil_mode"] = 1
     if op == "AveragePool":
