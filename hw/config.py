@@ -273,6 +273,8 @@ class Config:
 
     @staticmethod
     def from_dict(fields: dict[str, Any]) -> Config:
+        if not isinstance(fields, dict):
+            raise ConfigError(f"a Config is a table of fields, not {str(fields)[:60]!r}")
         known = {field.name for field in dataclasses.fields(Config)}
         for key in fields:
             if key not in known:

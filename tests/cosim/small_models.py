@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import onnx
+from hypothesis import assume
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
@@ -314,9 +315,7 @@ class Builder:
         size = []
         for a in (0, 1):
             reach = x.shape[2 + a] + pads[a] + pads[a + 2] - kernel[a]
-            steps = -(-reach // strides[a]) if ceil_mode else reach // strides[a]
-            steps -= steps * strides[a] >= x.shape[2 + a] + pads[a]  # not where a window would begin outside
-            size.append(steps + 1)
+            size.append((-(-reach // strides[a]) if ceil_mode else reach // strides[a]) + 1)
         attrs: dict[str, Any] = dict(
             kernel_shape=list(kernel), strides=list(strides), pads=list(pads), ceil_mode=ceil_mode
         )
@@ -574,7 +573,10 @@ def _random(draw: st.DrawFn, b: Builder, op: str, x: Tensor) -> Tensor:
         return _random_conv(draw, b, op, x)
     if op == "max_pool":
         kernel, strides, pads = _window(draw, x)
-        return b.max_pool(x, kernel, strides, pads, ceil_mode=draw(st.integers(0, 1)))
+        y = b.max_pool(x, kernel, strides, pads, ceil_mode=draw(st.integers(0, 1)))
+        # onnx and onnxruntime disagree about windows that lie in the padding altogether
+        assume(all((y.shape[a] - 1) * strides[a - 2] < x.shape[a] + pads[a - 2] for a in (2, 3)))
+        return y
     if op == "twins":
         first = b.conv(x, channels, (3, 3), pads=(1, 1, 1, 1))
         return b.conv(first, channels, (3, 3), pads=(1, 1, 1, 1), activation=_activation(draw))
