@@ -245,9 +245,9 @@ def findings(
         for number, answer in workers.run(calls, MINIMISING):
             one = chosen[number]
             numbers = tuple(each.number for each in causes[cause(one.verdict)])
-            small = not isinstance(answer, str)
-            signature = answer.signature if small else cause(one.verdict)
-            why = answer.verdict.why if small else one.verdict.why
+            signature, why = cause(one.verdict), one.verdict.why
+            if not isinstance(answer, str):
+                signature, why = answer.signature, answer.verdict.why
             known = found.get(signature)
             if known is not None:
                 numbers = tuple(sorted({*known.numbers, *numbers}))

@@ -94,7 +94,7 @@ def _wires(draw: Draw, model: onnx.ModelProto) -> None:
     graph = model.graph
     inferred = onnx.shape_inference.infer_shapes(model).graph
     kinds = {each.name: each.type.tensor_type.elem_type for each in (*inferred.input, *inferred.value_info)}
-    nodes = []
+    nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         for place, name in enumerate(node.input):
             kind = kinds.get(name, TensorProto.UNDEFINED)

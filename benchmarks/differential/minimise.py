@@ -246,7 +246,8 @@ def _pruned(case: Case, outputs: list[onnx.ValueInfoProto] | None = None) -> Cas
     smaller = _copy(case)
     graph = smaller.model.graph
     kept = list(graph.output) if outputs is None else outputs
-    wanted, nodes = {value.name for value in kept}, []
+    wanted = {value.name for value in kept}
+    nodes: list[onnx.NodeProto] = []
     for node in reversed(graph.node):
         if wanted.intersection(node.output):
             nodes.insert(0, node)

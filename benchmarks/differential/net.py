@@ -73,7 +73,7 @@ class Net:
         self.inputs[name] = self.values[name] = value
         return name
 
-    def constant(self, value: ArrayLike, dtype: DTypeLike = None) -> str:
+    def constant(self, value: ArrayLike, dtype: DTypeLike | None = None) -> str:
         name = self.name("constant")
         self.constants[name] = self.values[name] = np.asarray(value, dtype)
         return name

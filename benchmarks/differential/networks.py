@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -72,9 +73,9 @@ def conv(net: Net, x: str) -> str:
     return activated(net, net.add("Conv", x, *weights, group=group, **attrs))
 
 
-def window(draw: Draw, size: list[int], kernel: list[int], dilated: bool = False) -> dict[str, object]:
+def window(draw: Draw, size: list[int], kernel: list[int], dilated: bool = False) -> dict[str, Any]:
     """kernel_shape, strides, pads or auto_pad, and dilations."""
-    attrs: dict[str, object] = {"kernel_shape": kernel}
+    attrs: dict[str, Any] = {"kernel_shape": kernel}
     if draw.chance(0.4):
         attrs["strides"] = [draw.randint(1, 3) for _ in size]
     if dilated and draw.chance(0.25):
@@ -89,7 +90,7 @@ def window(draw: Draw, size: list[int], kernel: list[int], dilated: bool = False
     return attrs
 
 
-def window_of_mean(draw: Draw, size: list[int], kernel: list[int], dilated: bool = False) -> dict[str, object]:
+def window_of_mean(draw: Draw, size: list[int], kernel: list[int], dilated: bool = False) -> dict[str, Any]:
     """As `window`; strides beyond the kernel have no meaning where auto_pad is SAME."""
     attrs = window(draw, size, kernel, dilated)
     if str(attrs.get("auto_pad")).startswith("SAME"):
@@ -223,7 +224,7 @@ def split(net: Net, x: str) -> str:
 def resize(net: Net, x: str) -> str:
     draw = net.draw
     mode = draw.choice(("nearest", "nearest", "linear"))
-    attrs: dict[str, object] = {"mode": mode}
+    attrs: dict[str, Any] = {"mode": mode}
     attrs["coordinate_transformation_mode"] = draw.choice(("asymmetric", "half_pixel", "align_corners"))
     if mode == "nearest":
         attrs["nearest_mode"] = draw.choice(("floor", "round_prefer_floor", "ceil"))
@@ -326,7 +327,7 @@ def dense(net: Net, x: str) -> str:
         weights = [net.floats((out, inner) if trans else (inner, out), 1 / math.sqrt(inner))]
         if draw.chance(0.7):
             weights.append(net.floats(draw.choice(((out,), (1, out), (out,))), 0.3))
-        attrs = {"alpha": 0.5} if draw.chance(0.1) else {}
+        attrs: dict[str, Any] = {"alpha": 0.5} if draw.chance(0.1) else {}
         return activated(net, net.add("Gemm", x, *weights, transB=trans, **attrs))
     y = net.add("MatMul", x, net.floats((inner, out), 1 / math.sqrt(inner)))
     if draw.chance():

@@ -69,6 +69,11 @@ def _some(draw: Draw, **attrs: Any) -> dict[str, Any]:
     return {name: value for name, value in attrs.items() if draw.chance(0.6)}
 
 
+def _given(**attrs: Any) -> dict[str, Any]:
+    """Those that are not None or empty."""
+    return {name: value for name, value in attrs.items() if value not in (None, [])}
+
+
 def _scale(draw: Draw) -> np.float32:
     """Often a small fraction, so that ties are common."""
     if draw.chance(0.4):
@@ -106,7 +111,7 @@ def unary(net: Net) -> list[str]:
         value = np.abs(value) + np.asarray(1, value.dtype)
     elif op == "IsNaN":
         value = np.sqrt(value)
-    attrs = {"approximate": draw.choice(("none", "tanh"))} if op == "Gelu" else {}
+    attrs: dict[str, Any] = {"approximate": draw.choice(("none", "tanh"))} if op == "Gelu" else {}
     return [net.add(op, net.input(np.asarray(value)), **attrs)]
 
 
@@ -151,7 +156,7 @@ def binary(net: Net) -> list[str]:
     if op == "PRelu":  # whose slope is broadcast to the other, and not the other way
         right = _broadcast(draw, left)
     a, b = draw.array(dtype, left, 2.0), draw.array(dtype, right, 2.0)
-    attrs = {}
+    attrs: dict[str, Any] = {}
     if op in ("Div", "Mod"):
         b = np.where(b == 0, np.asarray(3, dtype), b)
     if op == "Mod" and (np.dtype(dtype).kind == "f" or draw.chance()):
@@ -226,7 +231,7 @@ def reduction(net: Net) -> list[str]:
     axes = [_axis(draw, len(shape)) % len(shape) - len(shape) * draw.randint(0, 1) for _ in range(2)] if shape else []
     axes = list({axis % len(shape): axis for axis in axes[: draw.randint(0, 2)]}.values())
     if net.opset < (13 if op == "ReduceSum" else 18):
-        return [net.add(op, net.input(value), **attrs, **({"axes": axes} if axes else {}))]
+        return [net.add(op, net.input(value), **attrs, **_given(axes=axes))]
     attrs |= _some(draw, noop_with_empty_axes=draw.randint(0, 1))
     given = [_either(net, axes, np.int64, 0.9)] if axes or draw.chance(0.3) else []
     return [net.add(op, net.input(value), *given, **attrs)]
@@ -293,7 +298,7 @@ def gemm(net: Net) -> list[str]:
     draw, dtype = net.draw, net.draw.choice(("float32", "float32", "float64"))
     m, k, n = draw.shape(3, 12)
     a, b = draw.randint(0, 1), draw.randint(0, 1)
-    shapes = [(k, m) if a else (m, k), (n, k) if b else (k, n)]
+    shapes: list[tuple[int, ...]] = [(k, m) if a else (m, k), (n, k) if b else (k, n)]
     if draw.chance(0.7):
         shapes.append(draw.choice(((n,), (1, n), (m, 1), (m, n), (1,), (), (1, 1))))
     attrs = _some(draw, alpha=draw.choice((0.5, 2.0)), beta=draw.choice((0.0, 0.5, 1.3))) | dict(transA=a, transB=b)
@@ -478,7 +483,7 @@ def _split(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
     draw, axis = net.draw, _axis(net.draw, len(shape))
     parts, size = draw.randint(1, 4), shape[axis]
     if draw.chance(0.4):
-        attrs = {"num_outputs": parts} if net.opset >= 18 else {}
+        attrs = _given(num_outputs=parts if net.opset >= 18 else None)
         return net.add_all("Split", x, outputs=parts, axis=axis, **attrs)
     cuts = sorted(draw.randint(0, size) for _ in range(parts - 1))
     sizes = [b - a for a, b in zip([0, *cuts], [*cuts, size])]
@@ -500,7 +505,7 @@ def _gather(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
     draw, axis = net.draw, _axis(net.draw, len(shape))
     n = shape[axis]
     ids = draw.arrays.integers(-n, n, _any_shape(draw, 0, 2, 4)).astype(draw.choice((np.int64, np.int32)))
-    return [net.add("Gather", x, _either(net, ids), **({"axis": axis} if axis or draw.chance() else {}))]
+    return [net.add("Gather", x, _either(net, ids), **_given(axis=axis if axis or draw.chance() else None))]
 
 
 def _gather_elements(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
@@ -517,7 +522,7 @@ def _gather_nd(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
     depth = draw.randint(1, len(shape) - batch)
     front = (*shape[:batch], *draw.shape(draw.randint(0 if batch else 1, 2), 4))
     ids = np.stack([draw.arrays.integers(-n, n, front) for n in shape[batch : batch + depth]], -1)
-    return [net.add("GatherND", x, _either(net, ids), **({"batch_dims": batch} if batch else {}))]
+    return [net.add("GatherND", x, _either(net, ids), **_given(batch_dims=batch or None))]
 
 
 def _scatter_elements(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
@@ -590,7 +595,7 @@ def _compress(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
     axis = draw.choice((None, _axis(draw, len(shape))))
     size = math.prod(shape) if axis is None else shape[axis]
     chosen = draw.array(bool, (draw.randint(1, size),))
-    return [net.add("Compress", x, _either(net, chosen), **({} if axis is None else {"axis": axis}))]
+    return [net.add("Compress", x, _either(net, chosen), **_given(axis=axis))]
 
 
 def _reverse_sequence(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
@@ -718,7 +723,10 @@ def recurrent(net: Net) -> list[str]:
     if draw.chance(0.2):
         own = {"LSTM": ["HardSigmoid", "Softsign", "Tanh"], "GRU": ["Sigmoid", "Relu"], "RNN": ["Relu"]}[op]
         attrs["activations"] = own * ways
-    f = lambda *shape: _either(net, draw.floats(shape, 0.5), constant=0.8)  # noqa: E731
+
+    def f(*shape: int) -> str:
+        return _either(net, draw.floats(shape, 0.5), constant=0.8)
+
     inputs = [_data(net, (steps, batch, inner)), f(ways, gates * hidden, inner), f(ways, gates * hidden, hidden)]
     rest = [f(ways, 2 * gates * hidden), _either(net, draw.arrays.integers(1, steps + 1, batch), np.int32),
             f(ways, batch, hidden)]  # fmt: skip
@@ -744,10 +752,10 @@ def quantize(net: Net) -> list[str]:
     return [net.add("QuantizeLinear", net.input(value.astype(np.float32)), *inputs, **attrs)]
 
 
-def _channels(net: Net, shape: Sequence[int], dtype: str) -> tuple[Array, Array | None, dict[str, int]]:
+def _channels(net: Net, shape: Sequence[int], dtype: str) -> tuple[Array, Array | None, dict[str, Any]]:
     draw = net.draw
     dims: list[int] = []
-    attrs: dict[str, int] = {}
+    attrs: dict[str, Any] = {}
     if draw.chance():
         axis = _axis(draw, len(shape))
         attrs, dims = {"axis": axis}, [shape[axis]]
@@ -866,8 +874,8 @@ def integer_product(net: Net) -> list[str]:
             return [net.add("MatMulInteger", a, b, *[za, zero][: draw.randint(0, 2)])]
         case "QGemm":
             a = _data(net, (m, k), dtype)
-            bias = net.constant(draw.arrays.integers(-3000, 3000, n), np.int32) if draw.chance() else ""
-            return [net.add("QGemm", a, sa, za, b, scales, zero, bias, *(y if draw.chance(0.7) else []), domain=MS)]
+            row = net.constant(draw.arrays.integers(-3000, 3000, n), np.int32) if draw.chance() else ""
+            return [net.add("QGemm", a, sa, za, b, scales, zero, row, *(y if draw.chance(0.7) else []), domain=MS)]
         case "MatMulIntegerToFloat":
             bias = [net.floats((n,))] if draw.chance() else []
             return [net.add("MatMulIntegerToFloat", a, b, sa, scales, za, zero, *bias, domain=MS)]

@@ -12,6 +12,9 @@ are compared with what it leaves.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
@@ -47,7 +50,7 @@ def _quantise(graph: ir.Graph, node: ir.Node, last: ir.Node, place: int) -> None
     w8, w_scale, w_zero = found
     if constant(node.inputs[1]) is not None:
         name = f"{node.name}_weights"
-        arrays = {f"{name}_int8": w8, f"{name}_scale": w_scale, f"{name}_zero": w_zero}
+        arrays: dict[str, NDArray[Any] | None] = {f"{name}_int8": w8, f"{name}_scale": w_scale, f"{name}_zero": w_zero}
         node.replace_input_with(1, _dequantised(graph, node, arrays))
     if bias is not None:
         step = (scale * w_scale).astype(np.float32)
@@ -122,9 +125,7 @@ def _in_bytes(w: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.floa
     return np.clip(steps, -128, 127).astype(np.int8), np.array(scale), np.array(zero)
 
 
-def _dequantised(
-    graph: ir.Graph, before: ir.Node, arrays: dict[str, NDArray[np.generic] | None], **attrs: int
-) -> ir.Value:
+def _dequantised(graph: ir.Graph, before: ir.Node, arrays: Mapping[str, NDArray[Any] | None], **attrs: int) -> ir.Value:
     """The DequantizeLinear of constants, by name: integers, scale and perhaps zero point."""
     values = [new_constant(graph, name, array) for name, array in arrays.items() if array is not None]
     out = ir.Value(name=None, shape=values[0].shape, type=ir.TensorType(ir.DataType.FLOAT))

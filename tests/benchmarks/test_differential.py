@@ -105,6 +105,12 @@ FOUND = {
     "a quantised scalar": """
         (float x) => (int8 y) <float s = {0.05}, int8 z = {3}> { a = Sigmoid(x) b = Erf(a) y = QuantizeLinear(b, s, z) }
         """,
+    "the epsilon of SkipLayerNormalization": """
+        (float[2, 3, 5] x, float[2, 3, 5] y) => (float[2, 3, 5] z) <float s = {0.01}> {
+            a = Mul(x, s) b = Mul(y, s) z = com.microsoft.SkipLayerNormalization(a, b, w_5, w_5) }""",
+    "the epsilon of SkipSimplifiedLayerNormalization": """
+        (float[2, 3, 5] x, float[2, 3, 5] y) => (float[2, 3, 5] z) <float s = {0.01}> {
+            a = Mul(x, s) b = Mul(y, s) z = com.microsoft.SkipSimplifiedLayerNormalization(a, b, w_5) }""",
     "GroupNormalization of opset 18": """
         (float[1, 4, 5] x) => (float[1, 4, 5] y) {
             y = GroupNormalization<num_groups = 2>(x, w_2, w_2) }""",

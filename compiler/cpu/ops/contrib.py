@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.normalisation import layer_norm, softmax
+from celosia.compiler.cpu.ops.normalisation import epsilon, layer_norm, softmax
 from celosia.compiler.cpu.ops.quantized import quantize
 from celosia.compiler.cpu.ops.registry import OPS, Array, Node, at, op, reshaped
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
@@ -201,8 +201,8 @@ def skip_simplified_layer_normalization(node: Node) -> list[Tensor]:
 
 
 def _by_root_mean_square(node: Node, x: Tensor, scale: Tensor, axis: int) -> list[Tensor]:
-    y = apply(node, "RMSNormalization", x, scale, axis=axis, epsilon=node.attrs.get("epsilon", 1e-5))
-    eps, count = node.attrs.get("epsilon", 1e-5), prod(x.shape[axis:])
+    y = apply(node, "RMSNormalization", x, scale, axis=axis, epsilon=epsilon(node))
+    eps, count = epsilon(node), prod(x.shape[axis:])
     squares = apply(node, "Mul", x, x)
     axes = np.arange(axis, len(x.shape))
     total = apply(node, "ReduceSum", squares, T.constant(axes, "axes"), values=(None, axes), keepdims=1)

@@ -53,8 +53,13 @@ def moments(x: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
     return mean, reduced(x, axes, True, lambda v, ks: T.sum(v, ks) / count, "variance", square)
 
 
+def epsilon(node: Node) -> float:
+    """What is added to a variance; onnxruntime's operators that skip or embed have a smaller one."""
+    return float(node.attrs.get("epsilon", 1e-12 if "Skip" in node.op or "Embed" in node.op else 1e-5))
+
+
 def layer_norm(node: Node, x: Tensor, axis: int, scale: Tensor | None, bias: Tensor | None) -> list[Tensor]:
-    eps = node.attrs.get("epsilon", 1e-5)
+    eps = epsilon(node)
     mean, variance = moments(x, range(axis, len(x.shape)))
     inverse = T.compute(mean.shape, lambda *i: wrap(1, x.dtype) / call("sqrt", variance[i] + eps), "inverse")
 
