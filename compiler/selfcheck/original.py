@@ -37,6 +37,8 @@ MARGIN = 0.004
 """Of a step of a quantised tensor: what the order of roundings may change."""
 ROUNDING = 4e-6
 """What float32 may lose in a sum, as a share of the largest element."""
+SCALES = 2.0**-100, 2.0**100
+"""Scales with which floats and integers mean the same; beyond them floats are lost or infinite."""
 SMALL = 64
 """Elements of constants that have the same number where they are equal; larger ones where they are the same."""
 
@@ -128,6 +130,8 @@ class Original:
         names = [name for name in _read(node) if name]
         sides = [{name: known[self.number[name]][side] for name in names} for side in (0, 1)]
         one_sided = all(sides[0][name] is sides[1][name] for name in names)
+        if not all(np.all((each >= SCALES[0]) & (each <= SCALES[1])) for each in _scales(op, sides[0])):
+            raise Unknown
         if op.op == "QuantizeLinear" and (scale := _step(op, sides[0])) is not None:
             x, y = (values[op.inputs[0]] for values in sides)
             more = slack + (0.0 if x is y else spread(x, y) / float(np.min(scale)))
@@ -191,6 +195,14 @@ def _step(op: HostOp, values: Mapping[str, Any]) -> Array | None:
     if op.attr("output_dtype") if zero is None else zero.dtype.name not in ("int8", "uint8"):
         return None
     return _along(op, scale, x.ndim)
+
+
+def _scales(op: HostOp, values: Mapping[str, Any]) -> list[Array]:
+    """Of an operator that quantises or computes with what is quantised."""
+    if op.op in ("QuantizeLinear", "DequantizeLinear"):
+        return [values[op.inputs[1]]]
+    arrays = [values[name] for name in op.inputs if name] if op.op.startswith("QLinear") or op.op == "QGemm" else []
+    return [array for array in arrays if array.dtype.kind == "f"]
 
 
 def _zero(op: HostOp, values: Mapping[str, Any]) -> Array | None:
