@@ -123,7 +123,7 @@ FOUND = {
 
 
 def of_text(text: str, opset: int = 18, seed: int = 0) -> Case:
-    """The case of a graph. Its constants `w_5_3` are random floats of shape [5, 3], `w8_5_3` bytes; inputs are random."""
+    """The case of a graph. Its constants `w_5_3` are random floats of shape [5, 3], `w8_5_3` bytes; so are inputs."""
     draw = Draw(f"{seed}")
     model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": {opset}, "com.microsoft": 1]> g {text}')
     for name in sorted({name for node in model.graph.node for name in node.input if name.startswith(("w_", "w8_"))}):
