@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import inf
+from math import inf, isfinite
 
 import onnx_ir as ir
 
@@ -200,7 +200,9 @@ class _Cutter:
 
     def note(self, block: Choice, part: _Part) -> None:
         """Note in `block` what its layers would take one by one, and what it takes, by the timing model."""
-        block.apart, block.together = self._alone(part), self._cycles([part]) / 2
+        together, alone = self._cycles([part]) / 2, self._alone(part)
+        block.together = together if isfinite(together) else self._estimate(block.layer) or 0
+        block.apart = alone if isfinite(alone) else sum(self._estimate(each.layer) or 0 for each in part.choices)
 
     def _kept(self, part: _Part) -> list[_Part]:
         """`part`, or its choices one by one where they take fewer cycles: estimates of blocks may be far off."""

@@ -52,7 +52,7 @@ KINDS: dict[Kind, tuple[str, ...]] = {
         "ConstantOfShape", "DynamicQuantizeLinear", "EyeLike", "OneHot", "Range", "Shape", "Size", "Split", "TopK",
         "CDist", "ConvTransposeWithDynamicPads", "DynamicQuantizeMatMul", "EmbedLayerNormalization", "ExpandDims",
         "FusedConv", "FusedGemm", "FusedMatMul", "MatMulInteger16", "MatMulNBits", "MultiHeadAttention", "NhwcMaxPool",
-        "QAttention", "QEmbedLayerNormalization", "QLinearWhere", "RoundBlocks", "SampleOp",
+        "GroupQueryAttention", "QAttention", "QEmbedLayerNormalization", "QLinearWhere", "RoundBlocks", "SampleOp",
         "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "TransposeMatMul", "UnfoldTensor",
         "com.microsoft.Attention", "com.microsoft.RotaryEmbedding",
     ),
