@@ -13,6 +13,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from celosia.compiler.cpu.ops.contrib import BYTES_OF_BLOCKS
+from celosia.compiler.graph.identities import is_wire
 from celosia.compiler.graph.quantized import MOVING_OPS
 from celosia.compiler.graph.values import attribute, attributes, constant, dtype_name, is_op, only_use, shape
 
@@ -62,7 +63,7 @@ def _block(node: ir.Node) -> int:
 def _before_moves(value: ir.Value) -> ir.Node | None:
     """What computes the elements of `value`; onnxruntime moves DequantizeLinear towards the product."""
     node = value.producer()
-    while is_op(node, *MOVING_OPS) and node is not None and node.inputs[0] is not None:
+    while node is not None and (is_op(node, *MOVING_OPS) or is_wire(node)) and node.inputs[0] is not None:
         node = node.inputs[0].producer()
     return node
 
@@ -70,7 +71,7 @@ def _before_moves(value: ir.Value) -> ir.Node | None:
 def _after_moves(value: ir.Value) -> ir.Node | None:
     """What alone reads the elements of `value`; onnxruntime moves QuantizeLinear towards the product."""
     node = only_use(value)
-    while is_op(node, *MOVING_OPS) and node is not None:
+    while node is not None and (is_op(node, *MOVING_OPS) or is_wire(node)):
         node = only_use(node.outputs[0])
     return node
 

@@ -105,6 +105,11 @@ FOUND = {
     "a quantised scalar": """
         (float x) => (int8 y) <float s = {0.05}, int8 z = {3}> { a = Sigmoid(x) b = Erf(a) y = QuantizeLinear(b, s, z) }
         """,
+    "a Cast between 16-bit activations and a product with weights of bytes": """
+        (int16[3, 32] x) => (int16[3, 8] y) <float s = {0.0001}, int16 z = {0}, float t = {0.01}> {
+            d = com.microsoft.DequantizeLinear(x, s, z) a = Cast<to = 1>(d)
+            e = DequantizeLinear(w8_32_8, t) c = MatMul(a, e) b = Cast<to = 1>(c)
+            y = com.microsoft.QuantizeLinear(b, s, z) }""",
     "the epsilon of SkipLayerNormalization": """
         (float[2, 3, 5] x, float[2, 3, 5] y) => (float[2, 3, 5] z) <float s = {0.01}> {
             a = Mul(x, s) b = Mul(y, s) z = com.microsoft.SkipLayerNormalization(a, b, w_5, w_5) }""",
@@ -118,11 +123,12 @@ FOUND = {
 
 
 def of_text(text: str, opset: int = 18, seed: int = 0) -> Case:
-    """The case of a graph. Its constants `w_5_3` are random floats of shape [5, 3], and so are its inputs."""
+    """The case of a graph. Its constants `w_5_3` are random floats of shape [5, 3], `w8_5_3` bytes; so are inputs."""
     draw = Draw(f"{seed}")
     model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": {opset}, "com.microsoft": 1]> g {text}')
-    for name in {name for node in model.graph.node for name in node.input if name.startswith("w_")}:
-        values = draw.floats([int(size) for size in name.split("_")[1:]])
+    for name in sorted({name for node in model.graph.node for name in node.input if name.startswith(("w_", "w8_"))}):
+        kind = "int8" if name.startswith("w8_") else "float32"
+        values = draw.array(kind, [int(size) for size in name.split("_")[1:]])
         model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
     feed = {}
     for value in model.graph.input:
