@@ -1,10 +1,11 @@
-"""ImageDecoder for formats without lossy coding: PNG, BMP, PNM, and TIFF that is not compressed."""
+"""ImageDecoder: PNG, BMP, PNM and TIFF that is not compressed; JPEG, JPEG 2000 and WebP by Pillow, where it is there."""
 
 from __future__ import annotations
 
 import re
 import struct
 import zlib
+from io import BytesIO
 
 import numpy as np
 
@@ -24,12 +25,27 @@ def image_decoder(op: HostOp, x: Array) -> Array:
     elif data[:4] in (b"II*\0", b"MM\0*"):
         image = _tiff(op, data)
     else:
-        raise op.fail("the format of the image is none of PNG, BMP, PNM and TIFF")
+        return _by_pillow(op, data)
     wanted = op.attr("pixel_format", "RGB")
     if wanted == "Grayscale":
         grey: Array = np.rint(image @ np.array([0.299, 0.587, 0.114])).astype(np.uint8)
         return grey[..., None]
     return np.ascontiguousarray(image[..., ::-1]) if wanted == "BGR" else image
+
+
+def _by_pillow(op: HostOp, data: bytes) -> Array:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise op.fail("JPEG, JPEG 2000 and WebP are decoded by Pillow, which is missing: pip install pillow") from None
+    wanted = op.attr("pixel_format", "RGB")
+    try:
+        picture = Image.open(BytesIO(data), formats=["JPEG", "JPEG2000", "WEBP"])
+        pixels = np.asarray(picture.convert("L" if wanted == "Grayscale" else "RGB"))
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        formats = "none of PNG, BMP, PNM, TIFF, JPEG, JPEG 2000 and WebP"
+        raise op.fail(f"the format of the image is {formats}, or it is damaged or too large ({error})") from None
+    return pixels[..., None] if wanted == "Grayscale" else pixels[..., ::-1] if wanted == "BGR" else pixels
 
 
 def _rows(op: HostOp, data: bytes, shape: tuple[int, ...]) -> Array:
