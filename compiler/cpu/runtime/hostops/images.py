@@ -1,4 +1,4 @@
-"""ImageDecoder: PNG, BMP, PNM and TIFF that is not compressed; JPEG, JPEG 2000 and WebP by Pillow, where it is there."""
+"""ImageDecoder: PNG, BMP, PNM and TIFF that is not compressed; by Pillow JPEG, JPEG 2000 and WebP."""
 
 from __future__ import annotations
 
