@@ -23,6 +23,10 @@ from celosia.compiler.graph.identities import is_wire
 from celosia.compiler.graph.values import attribute, attributes, constant, is_op, new_constant, shape
 
 
+PROPAGATED = ("MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
+"""Operators behind which onnxruntime puts a DequantizeLinear that is before them."""
+
+
 def quantise_weights(model: ir.Model) -> None:
     for node in list(model.graph):
         if is_op(node, "Conv", "ConvTranspose", "Gemm"):
@@ -64,7 +68,7 @@ def _quantise(graph: ir.Graph, node: ir.Node, last: ir.Node, place: int) -> None
 
 def _input_scale(node: ir.Node) -> NDArray[np.float32] | None:
     """The one scale of the quantised tensor that `node` reads."""
-    maker = _maker(node.inputs[0])
+    maker = _maker(node.inputs[0], PROPAGATED)
     scale = constant(maker.inputs[1]) if is_op(maker, "DequantizeLinear") else None  # type: ignore[union-attr]
     return scale.reshape(()) if scale is not None and scale.dtype == np.float32 and scale.size == 1 else None
 
@@ -78,10 +82,10 @@ def _is_quantised(node: ir.Node, flat: bool) -> bool:
     return is_op(user, "QuantizeLinear")
 
 
-def _maker(value: ir.Value | None) -> ir.Node | None:
-    """The operator that makes `value`, without what hands it on."""
+def _maker(value: ir.Value | None, passed: tuple[str, ...] = ()) -> ir.Node | None:
+    """The operator that makes `value`, without what hands it on and those of `passed`."""
     node = value.producer() if value is not None else None
-    while node is not None and is_wire(node):
+    while node is not None and (is_wire(node) or is_op(node, *passed)):
         node = node.inputs[0].producer() if node.inputs[0] is not None else None
     return node
 

@@ -23,7 +23,7 @@ CASES: dict[str, tuple[str, str, str]] = {
     "all in floats": ("Conv", "y = Conv(x, w)", "it is float; `celosia quantize` makes an int8 model"),
     "no quantiser can help": ("Softmax", "y = Softmax(x)", "the accelerator has no Softmax; the CPU computes it"),
     "not a number of 8 bits": ("Cast", "n = Cast<to = 7>(x) y = Cast<to = 1>(n)", "it computes int64"),
-    "weights left in float": ("Conv", f"{PAIR} c = Conv(d, w) e = QuantizeLinear(c, s, z) "
+    "weights left in float": ("MatMul", f"{PAIR} c = MatMul(d, m) e = QuantizeLinear(c, s, z) "
                               "y = DequantizeLinear(e, s, z)", "its weights are float; quantise them to int8, too"),
     "an input left in float": ("Conv", f"{PAIR} {WEIGHTS} r = Exp(d) c = Conv(r, wd) e = QuantizeLinear(c, s, z) "
                                "y = DequantizeLinear(e, s, z)", "it is float among quantised operators|'r' is float"),
@@ -38,7 +38,7 @@ CASES: dict[str, tuple[str, str, str]] = {
     "the border": ("QuantizeLinear", f"{PAIR} y = Add(d, d)", "the model's border"),
 }  # fmt: skip
 CONSTANTS: dict[str, Any] = {
-    "w": np.ones((4, 4, 1, 1), np.float32), "w8": np.ones((4, 4, 1, 1), np.int8), "s": np.float32(0.1), "z": np.int8(0),
+    "m": np.ones((4, 4), np.float32), "w": np.ones((4, 4, 1, 1), np.float32), "w8": np.ones((4, 4, 1, 1), np.int8), "s": np.float32(0.1), "z": np.int8(0),
 }  # fmt: skip
 
 
