@@ -145,7 +145,18 @@ class Original:
                 declared = shape(out)
                 if declared is not None and isinstance(low, np.ndarray) and low.shape != declared:
                     raise Unknown  # onnxruntime runs models whose scales do not fit, where it computes in integers
-                known[self.number[out.name]] = low, high
+                rounds = op.op.startswith("QLinear") or op.op == "QGemm"
+                known[self.number[out.name]] = _widened(low, high) if rounds and not one_sided else (low, high)
+
+
+def _widened(low: Array, high: Array) -> Bounds:
+    """Both results of an operator that sums and rounds, as bounds: its elements may have summed some of either."""
+    if low.dtype.kind == "f":
+        return low, high
+    limits, a, b = np.iinfo(low.dtype), low.astype(np.int64), high.astype(np.int64)
+    more = max(1, int(np.max(np.abs(b - a), initial=0)))
+    bounds = np.minimum(a, b) - more, np.maximum(a, b) + more
+    return tuple(np.clip(each, limits.min, limits.max).astype(low.dtype) for each in bounds)
 
 
 def _read(node: ir.Node) -> Iterator[str]:

@@ -163,13 +163,16 @@ class Comparison:
         return self.values[number]
 
     def _chosen(self, number: int) -> Any:
-        """A value that is not computed; None where it is."""
+        """A value that is not computed; None where it is. What a table makes is: it may have none of the other bytes,
+        and two tables may be one because of what the table before them makes."""
         rng = np.random.default_rng((self.seed, number))
         if number in self.original.inputs:
             return _random_input(self.original.inputs[number], rng)
         name, node = self.shared[number], self.original.makers[number]
         value = next(out for out in node.outputs if self.original.number.get(out.name or "") == number)
-        if not _is_byte(value) or not (name in self.held or node.op_type.startswith("Q")):
+        makers = [each for each in self.makers[name].nodes if name in {out.name for out in each.outputs}]
+        is_drawn = name in self.held or node.op_type.startswith("Q")
+        if not _is_byte(value) or not is_drawn or any(is_op(each, "Table") for each in makers):
             return None
         found = self.held.get(name) if self.seed == 0 else None
         return _bytes(value, rng) if found is None else _of_codes(found, value)
