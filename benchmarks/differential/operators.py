@@ -678,6 +678,10 @@ def normalisation(net: Net) -> list[str]:
             )
             return [net.add("LRN", x, size=draw.choice((1, 3, 5)), **attrs)]
     axes = sorted(draw.sample(range(2 + len(size)), draw.randint(1, 2 + len(size))))
+    if all((*front, *size)[axis] == 1 for axis in axes):
+        raise OracleError(
+            "of one element, whose variance onnxruntime takes for the difference of two squares, perhaps NaN"
+        )
     return [net.add("MeanVarianceNormalization", x, **_some(draw, axes=axes))]
 
 

@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 from celosia.compiler.graph.identities import is_wire
 from celosia.compiler.graph.values import attribute, attributes, constant, is_op, new_constant, shape
 
-
-PROPAGATED = ("MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
-"""Operators behind which onnxruntime puts a DequantizeLinear that is before them."""
+MOVING = ("MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
+"""Operators that onnxruntime exchanges with DequantizeLinear before and QuantizeLinear behind them, before it looks."""
 
 
 def quantise_weights(model: ir.Model) -> None:
@@ -68,7 +67,9 @@ def _quantise(graph: ir.Graph, node: ir.Node, last: ir.Node, place: int) -> None
 
 def _input_scale(node: ir.Node) -> NDArray[np.float32] | None:
     """The one scale of the quantised tensor that `node` reads."""
-    maker = _maker(node.inputs[0], PROPAGATED)
+    maker = _maker(node.inputs[0])
+    while is_op(maker, *MOVING) and len(maker.outputs[0].uses()) == 1:  # type: ignore[union-attr]
+        maker = _maker(maker.inputs[0])  # type: ignore[union-attr]
     scale = constant(maker.inputs[1]) if is_op(maker, "DequantizeLinear") else None  # type: ignore[union-attr]
     return scale.reshape(()) if scale is not None and scale.dtype == np.float32 and scale.size == 1 else None
 
@@ -79,13 +80,15 @@ def _is_quantised(node: ir.Node, flat: bool) -> bool:
     user = _only_user(node)
     while flat and is_op(user, "Relu", "Clip"):
         user = _only_user(user)  # type: ignore[arg-type]
+    while is_op(user, *MOVING):
+        user = _only_user(user)  # type: ignore[arg-type]
     return is_op(user, "QuantizeLinear")
 
 
-def _maker(value: ir.Value | None, passed: tuple[str, ...] = ()) -> ir.Node | None:
-    """The operator that makes `value`, without what hands it on and those of `passed`."""
+def _maker(value: ir.Value | None) -> ir.Node | None:
+    """The operator that makes `value`, without what hands it on."""
     node = value.producer() if value is not None else None
-    while node is not None and (is_wire(node) or is_op(node, *passed)):
+    while node is not None and is_wire(node):
         node = node.inputs[0].producer() if node.inputs[0] is not None else None
     return node
 

@@ -29,7 +29,7 @@ from celosia.compiler.cpu.ops import OPS
 from celosia.compiler.graph import float_weights
 from celosia.hw.config import PRESETS
 
-SEEDS, CHUNKS, EACH = (1, 2), 10, 15
+SEEDS, CHUNKS, EACH = (2, 4), 10, 15
 """300 models of `make test`: other seeds are for `python -m benchmarks differential`."""
 
 
@@ -86,6 +86,20 @@ FOUND = {
     "float weights of a ConvTranspose": """
         (int8[1, 3, 4, 4] x) => (int8[1, 5, 5, 5] y) <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
             d = DequantizeLinear(x, s, z) c = ConvTranspose(d, w_3_5_2_2, w_5) y = QuantizeLinear(c, t, u) }""",
+    "float weights behind a Slice": """
+        (int8[1, 3, 6, 4] x) => (int8[1, 5, 3, 3] y)
+        <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}, int64[1] a = {0}, int64[1] b = {4},
+         int64[1] c = {2}> {
+            d = DequantizeLinear(x, s, z) e = Slice(d, a, b, c) f = Conv(e, w_5_3_2_2, w_5)
+            y = QuantizeLinear(f, t, u) }""",
+    "float weights before Relu and Transpose": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 3, 3, 5] y) <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5) r = Relu(c)
+            e = Transpose<perm = [0, 2, 3, 1]>(r) y = QuantizeLinear(e, t, u) }""",
+    "float weights before MaxPool": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 5, 2, 2] y) <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5)
+            e = MaxPool<kernel_shape = [2, 2]>(c) y = QuantizeLinear(e, t, u) }""",
     "float weights beside 16-bit tensors": """
         (int16[1, 3, 4, 4] x) => (int16[1, 5, 3, 3] y)
         <float s = {0.0005}, int16 z = {3}, float t = {0.0002}, int16 u = {-3}> {
