@@ -58,7 +58,7 @@ def test_boards() -> None:
         pins = [pin for pin, _ in board.lights().values()]
         assert len(set(pins)) == len(pins) >= 2
         assert set(board.lights()) <= set(STATES)
-    with pytest.raises(ProjectError, match="no board 'pynq'; take one of pynq-z1"):
+    with pytest.raises(ProjectError, match=r"no board 'pynq' \(did you mean 'pynq-z2'\?\); take one of pynq-z1"):
         find_board("pynq")
 
 

@@ -38,7 +38,8 @@ CASES: dict[str, tuple[str, str, str]] = {
     "the border": ("QuantizeLinear", f"{PAIR} y = Add(d, d)", "the model's border"),
 }  # fmt: skip
 CONSTANTS: dict[str, Any] = {
-    "m": np.ones((4, 4), np.float32), "w": np.ones((4, 4, 1, 1), np.float32), "w8": np.ones((4, 4, 1, 1), np.int8), "s": np.float32(0.1), "z": np.int8(0),
+    "m": np.ones((4, 4), np.float32),
+    "w": np.ones((4, 4, 1, 1), np.float32), "w8": np.ones((4, 4, 1, 1), np.int8), "s": np.float32(0.1), "z": np.int8(0),
 }  # fmt: skip
 
 
