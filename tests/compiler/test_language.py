@@ -147,8 +147,9 @@ def test_every_value_of_a_constexpr_is_a_kernel_of_its_own() -> None:
     assert len(scaled.variants) == 4
 
 
-@pytest.mark.parametrize("how", ["cpu", "interpreted", "accelerator"])
-@pytest.mark.parametrize("other", [0, 5])
+@pytest.mark.parametrize(
+    ("how", "other"), [("cpu", 0), ("cpu", 5), ("interpreted", 0), ("interpreted", 5), ("accelerator", 0)]
+)  # the accelerator takes weights with the zero point 0, and says so
 def test_products_subtract_zero_points(how: str, other: int) -> None:
     """Those of both sides, in each place where a block may be: transposed, beyond the end, carried by a loop."""
 
@@ -159,8 +160,6 @@ def test_products_subtract_zero_points(how: str, other: int) -> None:
             acc = cl.dot(a, cl.load(w, (0, k), (16, BK), other=w.zero_point).T, acc)
         cl.store(y, (0, 0), cl.requantise(acc, cl.load(par, (0,), (16,))))
 
-    if how == "accelerator" and other:
-        pytest.skip("the accelerator takes weights with the zero point 0, and says so")
     rng = np.random.default_rng(0)
     x, w = (rng.integers(-128, 128, (16, 40)).astype(np.int8) for _ in range(2))
     y = np.zeros((16, 16), np.int8)
