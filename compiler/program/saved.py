@@ -87,7 +87,11 @@ def _decode(fields: dict[str, Any]) -> Any:
         return fields
     del fields[KIND]
     plain: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in fields.items()}
-    return HostOp(**plain) if kind == "HostOp" else Body(**plain)
+    if kind == "HostOp":
+        return HostOp(**plain)
+    if "types" in fields:
+        plain["types"] = make(typing.get_type_hints(Body)["types"], fields["types"], "types")
+    return Body(**plain)
 
 
 def make(kind: Any, value: Any, what: str = "value", **given: Any) -> Any:

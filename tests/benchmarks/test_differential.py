@@ -29,7 +29,7 @@ from celosia.compiler.cpu.ops import OPS
 from celosia.compiler.graph import float_weights
 from celosia.hw.config import PRESETS
 
-SEEDS, CHUNKS, EACH = (2, 4), 10, 15
+SEEDS, CHUNKS, EACH = (1, 2), 10, 15
 """300 models of `make test`: other seeds are for `python -m benchmarks differential`."""
 
 

@@ -99,7 +99,25 @@ def rms_normalization(node: Node) -> Tensor:
     return T.compute(x.shape, lambda *i: x[i] * at(inverse, i) * at(scale, i), "rms_norm")
 
 
-@op("InstanceNormalization", "GroupNormalization")
+@op("InstanceNormalization")
+def instance_normalization(node: Node) -> Tensor:
+    """As onnxruntime's x * factor + (bias - mean * factor): where a channel is nearly constant, what cancels shows."""
+    x, scale, bias = node.input(0), node.input(1), node.input(2)
+    mean, variance = moments(x, range(2, len(x.shape)))
+    eps = node.attrs.get("epsilon", 1e-5)
+    shape = x.shape[:2]
+
+    def of(tensor: Tensor, n: Expr, c: Expr) -> Expr:
+        return tensor[(n, c, *[wrap(0, INDEX)] * (len(x.shape) - 2))]
+
+    factor = T.compute(
+        shape, lambda n, c: wrap(1, x.dtype) / call("sqrt", of(variance, n, c) + eps) * scale[c], "factor"
+    )
+    shift = T.compute(shape, lambda n, c: bias[c] - of(mean, n, c) * factor[n, c], "shift")
+    return T.compute(x.shape, lambda n, c, *s: x[(n, c, *s)] * factor[n, c] + shift[n, c], "instance_norm")
+
+
+@op("GroupNormalization")
 def group_normalization(node: Node) -> Tensor:
     x, scale, bias = node.input(0), node.input(1), node.input(2)
     groups = int(node.attrs.get("num_groups", x.shape[1]))
