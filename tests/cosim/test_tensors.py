@@ -162,7 +162,7 @@ def test_a_planted_fault_is_named(tmp_path_factory: pytest.TempPathFactory, plac
 
 
 def test_another_shape_is_a_difference() -> None:
-    graph = comparing._Graph(
+    graph = comparing.Graph(
         onnx.helper.make_model(onnx.parser.parse_graph("g (float[2] x) => (float[2] y) { y = Neg(x) }"))
     )
     row = comparing._row(graph, "y", np.zeros(2, np.float32), np.zeros((1, 2), np.float32))
