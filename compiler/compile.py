@@ -26,7 +26,7 @@ from celosia.compiler.graph.cse import merge_equal
 from celosia.compiler.graph.dead import remove_dead
 from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.float_weights import quantise_weights
-from celosia.compiler.graph.fold import fold
+from celosia.compiler.graph.fold import fold, fold_imported
 from celosia.compiler.graph.identities import remove_wires, simplify
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.launches import LaunchPlan
@@ -60,7 +60,7 @@ Improve = Callable[[Network], tuple[Image, str]]
 
 PASSES = Pipeline(
     Pass("shapes", "shapes come from the operators' expressions or are compared", infer_shapes, inside=False),
-    Pass("fold", "operators on constants are computed, and the shapes that depend on them", fold),
+    Pass("fold", "operators on constants are computed, and the shapes that depend on them", fold_imported),
     Pass("wires", "Identity, Dropout and Cast to the same type go", remove_wires),
     Pass("integer", "QDQ patterns become integer operators", lambda model: Integerise(model).run()),
     Pass("tables", "functions of one 8-bit tensor become tables", compose_tables),

@@ -18,7 +18,7 @@ from celosia.compiler.cpu.runtime.hostops import HOST, RANDOM
 from celosia.compiler.cpu.runtime.op import DOMAINS, HostError
 from celosia.compiler.graph.external import is_mapped
 from celosia.compiler.graph.importer import ModelError
-from celosia.compiler.graph.shapes import UNKNOWN, infer
+from celosia.compiler.graph.shapes import UNKNOWN, infer, require_agreement
 from celosia.compiler.graph.values import constant, new_constant, shape
 
 QUANTISED = frozenset(("QuantizeLinear", "DequantizeLinear"))
@@ -36,6 +36,12 @@ def fold(model: ir.Model, keep: frozenset[str] = QUANTISED) -> None:
         infer(node, opsets.get("", 21))
         if node.op_type not in keep and _foldable(node):
             _replace(graph, node, opsets)
+
+
+def fold_imported(model: ir.Model) -> None:
+    """`fold`, after which operators know what they make that did not before. ModelError where it is another shape."""
+    fold(model)
+    require_agreement(model)
 
 
 def _foldable(node: ir.Node) -> bool:

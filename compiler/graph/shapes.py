@@ -38,6 +38,11 @@ def infer_shapes(model: ir.Model) -> None:
     """Set what is still open of every operator's outputs. ModelError where the rest is not what operators make."""
     for node in model.graph:
         infer(node, model.graph.opset_imports.get("", 21))
+    require_agreement(model)
+
+
+def require_agreement(model: ir.Model) -> None:
+    """ModelError where the shapes of a model as it was imported are not what its operators make."""
     for what in contradictions(model.graph):
         raise ModelError(f"{what}; infer its shapes again, or export it anew")
 
