@@ -44,14 +44,16 @@ def recorded(depth: int, pulses: list[dict[str, int]]) -> tuple[int, Any]:
 
 
 class Host(Control):
-    """The registers of a ring."""
+    """The registers of a ring, after a run of our own."""
 
     def __init__(self, count: int, rows: list[tuple[int, int]]) -> None:
         self._ring, self._at = (count, rows), 0
+        self._number, self._prepared = 1, {}
 
     def read(self, name: str) -> int:
         count, rows = self._ring
-        return {"trace_count": count, "trace_event": rows[self._at][0], "trace_cycle": rows[self._at][1]}[name]
+        event, cycle = rows[self._at]
+        return {"trace_count": count, "trace_event": event, "trace_cycle": cycle, "runs": 1}[name]
 
     def write(self, name: str, value: int) -> None:
         assert name == "trace_at"
