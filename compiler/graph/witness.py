@@ -49,7 +49,8 @@ def wrong_windows(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> dict[str
             raise ValueError(f"{label}: {error}") from None
         if out == y[2:]:
             continue
-        if not _onnx_may_differ(node.op_type, attrs):
+        is_partial = len(y) < len(x) and "output_shape" in attrs  # onnx stops where an output is shorter than the input
+        if not (_onnx_may_differ(node.op_type, attrs) or is_partial) or len(y) < 2:
             raise ValueError(f"{label} has windows with {list(out)} outputs, of which onnx infers {list(y[2:])}")
         for name in filter(None, node.output):
             wrong[name] = onnx.helper.make_tensor_value_info(name, types[name].elem_type, [*y[:2], *out])

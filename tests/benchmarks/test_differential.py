@@ -61,6 +61,10 @@ FOUND = {
     "float weights and bias of a Conv between quantised tensors": """
         (int8[1, 3, 4, 4] x) => (int8[1, 5, 3, 3] y) <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
             d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5) y = QuantizeLinear(c, t, u) }""",
+    "a transposed convolution with fewer columns than its input": """
+        (float[1, 4, 3, 4] x) => (float[1, 4, 5, 3] y) {
+            y = ConvTranspose <group = 4, kernel_shape = [1, 1], output_shape = [5, 3], strides = [2, 1]> (x, w_4_1_1_1)
+        }""",
     "float weights behind what only moves": """
         (int8[1, 4, 4, 3] x) => (int8[1, 5, 3, 3] y) <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
             d = DequantizeLinear(x, s, z) m = Transpose<perm = [0, 3, 1, 2]>(d) c = Conv(m, w_5_3_2_2, w_5)
