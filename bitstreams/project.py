@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from celosia.bitstreams.boards import BOARDS, Board
-from celosia.bitstreams.manifest import Manifest, ManifestError
 from celosia.hw.config import Config, did_you_mean
+from celosia.hw.manifest import Manifest, ManifestError
 
 if TYPE_CHECKING:
     from amaranth.lib.wiring import Signature

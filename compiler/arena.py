@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from celosia.compiler.cpu.runtime.kernel import Kernel
-from celosia.compiler.dtypes import itemsize
-from celosia.compiler.memory import Lifetime, Plan, plan
-from celosia.compiler.program import CpuStep, LaunchStep, Step, TensorInfo
+from celosia.compiler.memory import Lifetime, plan
+from celosia.compiler.program import CpuStep, LaunchStep, Plan, Step, TensorInfo
+from celosia.compiler.program.dtypes import itemsize
+from celosia.compiler.program.host.kernel import Kernel
 
 
 def plan_arena(

@@ -9,15 +9,15 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler import cpu
 from celosia.compiler.arena import plan_arena
 from celosia.compiler.cpu.dynamic import SHAPE_INPUTS
+from celosia.compiler.cpu.function import CpuFunction
+from celosia.compiler.cpu.node import CpuNode, InputType
+from celosia.compiler.cpu.ops import OPS, VIEWS, Unsupported, build
 from celosia.compiler.cpu.parse import parse
-from celosia.compiler.cpu.runtime.hostops import HOST
-from celosia.compiler.cpu.runtime.op import DOMAINS, HostOp, bodies, check_size
 from celosia.compiler.cpu.schedule.group import group, saved_traffic
+from celosia.compiler.cpu.types import TYPES
 from celosia.compiler.describe import describe
-from celosia.compiler.dtypes import itemsize
 from celosia.compiler.expr import placeholder
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.launches import LaunchPlan
@@ -42,6 +42,10 @@ from celosia.compiler.program import (
     TensorInfo,
     Unpack,
 )
+from celosia.compiler.program.dtypes import itemsize
+from celosia.compiler.program.host.hostops import HOST
+from celosia.compiler.program.host.kernel import Kernel
+from celosia.compiler.program.host.op import DOMAINS, HostOp, bodies, check_size
 from celosia.compiler.tensorize.plan import Part
 from celosia.hw.config import Config
 
@@ -56,7 +60,7 @@ class Assembler:
         self.views = {node for node in plan_nodes(steps) if _is_view(node)}
         self.tensors: dict[str, TensorInfo] = {}
         self.constants: dict[str, NDArray[Any]] = {}
-        self.kernels: list[cpu.Kernel] = []
+        self.kernels: list[Kernel] = []
         self.finished: set[ir.Node] = set()  # operators whose steps are made
         self.viewing: set[ir.Node] = set()  # those among them that are steps without a kernel
         self.names = value_names(model.graph)  # of all tensors, also of those made here
@@ -147,7 +151,7 @@ class Assembler:
         return HostStep((info,), inputs, tuple(op.outputs), op)
 
     def _check_known(self, op: HostOp, info: NodeInfo) -> None:
-        known = (op.domain, op.op) in HOST or (op.domain in DOMAINS and op.op in cpu.OPS)
+        known = (op.domain, op.op) in HOST or (op.domain in DOMAINS and op.op in OPS)
         if not known:
             where = f" of domain {op.domain!r}" if op.domain else ""
             inside = "" if op.op == info.op else f" inside {info.op} ({info.name})"
@@ -158,7 +162,7 @@ class Assembler:
 
     def _compiles(self, node: ir.Node) -> bool:
         """Whether `node` becomes part of a kernel now. ModelError where it can become nothing."""
-        if node.domain not in DOMAINS or node.op_type not in cpu.OPS:
+        if node.domain not in DOMAINS or node.op_type not in OPS:
             return False
         for number, value in enumerate(node.inputs):
             if value is None:
@@ -172,11 +176,11 @@ class Assembler:
         values = [None if each is None else each.value for each in types]
         attrs = parse(ir.to_proto(node), self.opsets).attrs
         try:
-            built = cpu.build(
+            built = build(
                 node.op_type, attrs, tensors, values, outputs=len(node.outputs), opset=self.opset, name=node.name or ""
             )
-        except cpu.Unsupported as error:
-            if ("", node.op_type) in HOST and (node.op_type == "Dropout" or node.op_type not in cpu.VIEWS):
+        except Unsupported as error:
+            if ("", node.op_type) in HOST and (node.op_type == "Dropout" or node.op_type not in VIEWS):
                 return False
             where = f"{node.op_type} ({self._info(node).name})"
             raise ModelError(f"operator {where} cannot be compiled for the CPU: {error}") from None
@@ -192,12 +196,12 @@ class Assembler:
             check_size(tensor.nbytes, f"output {value.name!r} of {node.op_type} ({self._info(node).name})")
         return True
 
-    def _type(self, value: ir.Value) -> cpu.InputType:
+    def _type(self, value: ir.Value) -> InputType:
         fixed = constant(value)
         if fixed is not None:
-            return cpu.InputType.of(fixed)
+            return InputType.of(fixed)
         info = self._tensor(value)
-        return cpu.InputType(info.shape, info.dtype)
+        return InputType(info.shape, info.dtype)
 
     def _kernels(self, nodes: list[ir.Node]) -> list[CpuStep]:
         """Steps for operators that run one after the other: one for each group that shares a kernel."""
@@ -212,18 +216,16 @@ class Assembler:
             steps.append(self._step(members, [made[next(filter(None, member.outputs))] for member in members]))
         return steps
 
-    def _cpu_node(self, node: ir.Node) -> cpu.CpuNode:
+    def _cpu_node(self, node: ir.Node) -> CpuNode:
         outputs = tuple((out.name or "") if out.uses() or out.is_graph_output() else "" for out in node.outputs)
         if not any(outputs):
             outputs = tuple(out.name or "" for out in node.outputs)
         inputs = tuple("" if value is None else value.name or "" for value in node.inputs)
         if node in self.views:
-            return cpu.CpuNode(
-                "Reshape", (inputs[0], self._dims_name(node.outputs[0])), outputs[:1], {}, node.name or ""
-            )
-        return cpu.CpuNode(node.op_type, inputs, outputs, parse(ir.to_proto(node), self.opsets).attrs, node.name or "")
+            return CpuNode("Reshape", (inputs[0], self._dims_name(node.outputs[0])), outputs[:1], {}, node.name or "")
+        return CpuNode(node.op_type, inputs, outputs, parse(ir.to_proto(node), self.opsets).attrs, node.name or "")
 
-    def _step(self, members: list[cpu.CpuNode], nodes: list[ir.Node]) -> CpuStep:
+    def _step(self, members: list[CpuNode], nodes: list[ir.Node]) -> CpuStep:
         infos = tuple(self._info(node) for node in nodes)
         outputs = tuple(name for name in members[-1].outputs if name)
         for out in nodes[-1].outputs:
@@ -239,13 +241,13 @@ class Assembler:
         for node in nodes:
             if node in self.views:
                 dims = np.array(shape(node.outputs[0]), np.int64)
-                types[self._dims_name(node.outputs[0])] = cpu.InputType.of(dims)
+                types[self._dims_name(node.outputs[0])] = InputType.of(dims)
         dead = frozenset(name for name in types if name in values and self._is_dead(values[name]))
         if any(out.is_graph_output() for out in nodes[-1].outputs):
             dead = frozenset()  # what is returned lies in an array of its own
         try:
-            kernel, names, made = cpu.CpuFunction(tuple(members), types, outputs, self.opset).compile(dead, self.names)
-        except cpu.Unsupported as error:
+            kernel, names, made = CpuFunction(tuple(members), types, outputs, self.opset).compile(dead, self.names)
+        except Unsupported as error:
             where = f"{infos[-1].op} ({infos[-1].name})"
             raise ModelError(f"operator {where} cannot be compiled for the CPU: {error}") from None
         self.constants |= made
@@ -337,7 +339,7 @@ def plan_nodes(steps: list[Any]) -> list[ir.Node]:
 def _is_plain(value: ir.Value) -> bool:
     """Whether kernels can read `value`: a tensor of known shape, and of an element type of theirs."""
     known = isinstance(value.type, ir.TensorType) and value.dtype not in (None, ir.DataType.UNDEFINED)
-    return known and shape(value) is not None and value.dtype.numpy().name in cpu.TYPES  # type: ignore[union-attr]
+    return known and shape(value) is not None and value.dtype.numpy().name in TYPES  # type: ignore[union-attr]
 
 
 def _bytes(value: ir.Value) -> int:
@@ -346,7 +348,7 @@ def _bytes(value: ir.Value) -> int:
 
 def _is_view(node: ir.Node) -> bool:
     """Whether the output of `node` is its input under another shape."""
-    if node.domain not in DOMAINS or node.op_type not in cpu.VIEWS or node.inputs[0] is None:
+    if node.domain not in DOMAINS or node.op_type not in VIEWS or node.inputs[0] is None:
         return False
     used = [out for out in node.outputs if out.uses() or out.is_graph_output()]
     if used != list(node.outputs[:1]) or (node.op_type == "Dropout" and len(node.inputs) > 2):

@@ -15,7 +15,6 @@ import onnx_ir as ir
 
 from celosia.compiler.assemble import Assembler
 from celosia.compiler.cpu.llvm import link_library
-from celosia.compiler.cpu.runtime.op import HostError
 from celosia.compiler.cpu.schedule.chosen import Choices, choosing
 from celosia.compiler.cpu.target import compiling_for, find_target
 from celosia.compiler.decisions import Given
@@ -42,6 +41,7 @@ from celosia.compiler.limits import require_memory, require_numpy
 from celosia.compiler.lowering import lower
 from celosia.compiler.passes import Pass, Pipeline, Watch
 from celosia.compiler.program import Program
+from celosia.compiler.program.host.op import HostError
 from celosia.compiler.selfcheck.check import self_check
 from celosia.compiler.selfcheck.original import Original
 from celosia.compiler.selfcheck.rewriting import RewriteError, check_pass, check_rewriting, units_of

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from celosia.compiler.files import reading
 from celosia.compiler.program import Contents
+from celosia.compiler.program.files import reading
 from celosia.compiler.tensorize import block_space
 from celosia.compiler.tensorize.block_space import Group
 from celosia.compiler.tensorize.space import Decisions, Problem, why_not

@@ -6,12 +6,12 @@ from math import prod
 
 import onnx_ir as ir
 
-from celosia.compiler.cpu.runtime.host import needs_compiler
-from celosia.compiler.cpu.runtime.op import HostError, check_size
-from celosia.compiler.dtypes import itemsize, numpy_dtype
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.values import dtype_name, shape
 from celosia.compiler.program import HostStep, Program
+from celosia.compiler.program.dtypes import itemsize, numpy_dtype
+from celosia.compiler.program.host.execute import needs_compiler
+from celosia.compiler.program.host.op import HostError, check_size
 
 MOST_DIMENSIONS = 64
 """What an array may have."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
+
+from celosia.compiler.program import Plan
 
 ATTEMPTS = 10
 """How often buffers are placed anew where that leaves gaps."""
@@ -20,15 +22,6 @@ class Lifetime:
     size: int
     first: int
     last: int
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Offset of each buffer, the bytes of the whole arena, and the largest sum of buffers alive at one step."""
-
-    offsets: dict[Any, int] = field(default_factory=dict)
-    size: int = 0
-    lower_bound: int = 0
 
 
 def plan(lifetimes: list[Lifetime], alignment: int = 64) -> Plan:

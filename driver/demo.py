@@ -14,9 +14,9 @@ from rich.text import Text
 from celosia import models
 from celosia.compiler.compile import compile as compile_model
 from celosia.driver import oracle, show
-from celosia.driver.devices import require_tools
 from celosia.driver.progress import Stages
 from celosia.driver.runtime import Runtime
+from celosia.driver.tools import require_tools
 
 ROWS = 12
 """Height of a picture in the terminal, in lines of two pixels each."""

@@ -17,8 +17,8 @@ from rich.text import Text
 from celosia.compiler.program import CpuStep, LayerInfo, Program, ProgramError
 from celosia.compiler.vthread.disassemble import listing
 from celosia.compiler.vthread.verify import verify
-from celosia.driver import explain
-from celosia.driver.explain import UNITS
+from celosia.driver.run import explain
+from celosia.driver.run.explain import UNITS
 from celosia.hw.cache import KINDS, Entry, cache_folder
 from celosia.hw.config import Config
 from celosia.hw.config_doc import scratchpads

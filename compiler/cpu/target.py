@@ -14,7 +14,7 @@ from pathlib import Path
 
 import llvmlite.binding as llvm
 
-from celosia.compiler.dtypes import itemsize
+from celosia.compiler.program.dtypes import itemsize
 
 
 class TargetError(ValueError):

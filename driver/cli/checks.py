@@ -173,6 +173,6 @@ def eval_(
 
 def _finish(found: dict[str, Any], report: Path | None) -> None:
     if report is not None:
-        from celosia.compiler.files import write_text
+        from celosia.compiler.program.files import write_text
 
         write_text(report, json.dumps(found, indent=1) + "\n")

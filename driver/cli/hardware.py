@@ -35,7 +35,7 @@ def verilog(
     """
     with progress_stages(quiet) as stages:
         check_destinations([], output)
-        from celosia.compiler.files import write_text
+        from celosia.compiler.program.files import write_text
         from celosia.hw.config import Config
 
         cfg = Config.load(config)
@@ -101,7 +101,7 @@ def sweep(
     with progress_stages(quiet) as stages:
         check_source(model)
         check_destinations([model], html, report)
-        from celosia.compiler.files import write_text
+        from celosia.compiler.program.files import write_text
         from celosia.driver import show
         from celosia.driver import sweep as sweeping
         from celosia.hw.config import ConfigError

@@ -182,7 +182,7 @@ def inspect(
 
     if decisions is not None:
         from celosia.compiler.decisions import decisions_of
-        from celosia.compiler.files import write_text
+        from celosia.compiler.program.files import write_text
 
         write_text(decisions, json.dumps(decisions_of(program), indent=1) + "\n")
     if loops is not None:
@@ -314,7 +314,7 @@ def quantize(
             progress=stages, told=telling_once(quiet),
         )  # fmt: skip
     if report is not None:
-        from celosia.compiler.files import write_text
+        from celosia.compiler.program.files import write_text
 
         write_text(report, json.dumps(found, indent=1) + "\n")
     if not quiet:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from celosia.compiler.graph.dimensions import Shapes
     from celosia.compiler.passes import Watch
     from celosia.compiler.program import Program, TensorInfo
-    from celosia.driver.deploy import Remote
     from celosia.driver.images import Pixels
     from celosia.driver.progress import Stages
+    from celosia.driver.remote.deploy import Remote
 
 WITH_CYCLES = ("timed", "rtl")
 """Devices that tell each instruction's time, on a memory that can be chosen."""
@@ -131,7 +131,7 @@ def progress_stages(quiet: bool) -> Iterator[Stages]:
 
 def check_destinations(sources: list[Path], *paths: Path | None) -> None:
     """OutputError where a file cannot be written, now and not after minutes of work."""
-    from celosia.compiler.files import OutputError, check_writable
+    from celosia.compiler.program.files import OutputError, check_writable
 
     seen = {path.resolve(): "an input" for path in sources}
     for path in paths:
@@ -309,7 +309,7 @@ def program_there(
     keep: str | Sequence[str] = (), trust: Trust | None = None,
 ) -> Program:  # fmt: skip
     """As `program_of`, for the board's processor."""
-    from celosia.driver import deploy
+    from celosia.driver.remote import deploy
 
     target = deploy.target_of(remote.status()) if not is_program(source) or (trust and trust.rebuild) else None
     return program_of(source, config, stages, no_check, target=target, shapes=shapes, keep=keep, trust=trust)

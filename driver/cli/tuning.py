@@ -155,7 +155,7 @@ def tune(
             stages("writing the Program")
             found.program.save(output)
     if report is not None:
-        from celosia.compiler.files import write_text
+        from celosia.compiler.program.files import write_text
 
         write_text(report, json.dumps(found.report, indent=1) + "\n")
     if not quiet:

@@ -14,9 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import celosia
 from celosia.compiler.cpu.parse import parse
-from celosia.compiler.cpu.runtime.host import execute
-from celosia.compiler.cpu.runtime.sizes import broadcast, taken
 from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.program.host.execute import execute
+from celosia.compiler.program.host.sizes import broadcast, taken
 from celosia.driver.runtime import Runtime
 
 ort = pytest.importorskip("onnxruntime")

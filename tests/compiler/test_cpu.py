@@ -12,21 +12,14 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu import (
-    CpuFunction,
-    CpuNode,
-    InputType,
-    Kernel,
-    Unsupported,
-    compile_op,
-    run,
-)
+from celosia.compiler.cpu.function import CpuFunction, compile_op, run
 from celosia.compiler.cpu.llvm import compile as llvm
 from celosia.compiler.cpu.llvm import compile_function
-from celosia.compiler.cpu.ops import OPS
-from celosia.compiler.cpu.runtime.kernel import address_of
+from celosia.compiler.cpu.node import CpuNode, InputType
+from celosia.compiler.cpu.ops import OPS, Unsupported
 from celosia.compiler.cpu.schedule import schedule
 from celosia.compiler.cpu.schedule.group import KINDS, group, saved_traffic
+from celosia.compiler.program.host.kernel import Kernel, address_of
 
 RNG = np.random.default_rng(0)
 

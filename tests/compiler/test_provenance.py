@@ -28,7 +28,8 @@ from celosia.compiler.layer import (
     Storage,
     Window,
 )
-from celosia.compiler.memory import Lifetime, Plan
+from celosia.compiler.memory import Lifetime
+from celosia.compiler.program import Plan
 from celosia.compiler.tensorize import plan as planning
 from celosia.compiler.tensorize.space import Decisions, Problem, candidates
 from celosia.compiler.vthread.emit import encode

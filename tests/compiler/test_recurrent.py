@@ -12,10 +12,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 import celosia
 from celosia.compiler import expr as T
-from celosia.compiler.cpu import compile_op
+from celosia.compiler.cpu.function import compile_op
 from celosia.compiler.cpu.ops import Unsupported
-from celosia.compiler.cpu.runtime.hostops import HOST
-from celosia.compiler.cpu.runtime.op import HostOp
+from celosia.compiler.program.host.hostops import HOST
+from celosia.compiler.program.host.op import HostOp
 from celosia.compiler.program.model import CpuStep, HostStep
 from celosia.driver.runtime import Runtime
 

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 import celosia
-from celosia.compiler.cpu import compile_op, run
+from celosia.compiler.cpu.function import compile_op, run
 from celosia.compiler.program import LaunchStep
 from celosia.driver.runtime import Runtime
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from celosia.compiler.cpu.parse import parse
-from celosia.compiler.cpu.runtime.host import execute
-from celosia.compiler.cpu.runtime.hostops import sized_function, sized_names
-from celosia.compiler.cpu.runtime.op import HostError
+from celosia.compiler.program.host.execute import execute
+from celosia.compiler.program.host.hostops import sized_function, sized_names
+from celosia.compiler.program.host.op import HostError
 
 Array = NDArray[Any]
 RNG = np.random.default_rng(0)

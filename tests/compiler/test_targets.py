@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from celosia.bitstreams import boards
-from celosia.compiler.cpu import compile_op
+from celosia.compiler.cpu.function import compile_op
 from celosia.compiler.cpu.llvm import LinkError, link_library
 from celosia.compiler.cpu.target import BOARDS, TARGETS, TargetError, compiling_for, find_target
-from celosia.driver import board
+from celosia.driver.board import device as board
 
 RNG = np.random.default_rng(5)
 

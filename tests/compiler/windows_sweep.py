@@ -1,4 +1,4 @@
-"""Compares celosia.compiler.cpu.runtime.windows with onnxruntime on random attributes, and counts the differences.
+"""Compares celosia.compiler.program.host.windows with onnxruntime on random attributes, and counts the differences.
 
     python -m tests.compiler.windows_sweep --count 10000 --whole 1000
 
@@ -22,8 +22,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from celosia.compiler.compile import ModelError
 from celosia.compiler.compile import compile as compile_model
-from celosia.compiler.cpu.runtime.op import HostError
-from celosia.compiler.cpu.runtime.windows import Spread, WindowError, Windows, spread, windows
+from celosia.compiler.program.host.op import HostError
+from celosia.compiler.program.host.windows import Spread, WindowError, Windows, spread, windows
 from celosia.driver.runtime import Runtime
 
 Array = NDArray[Any]

@@ -20,10 +20,11 @@ from small_models import Builder
 
 import celosia
 from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.program import InputError
 from celosia.driver.calibration import CalibrationError, Input
 from celosia.driver.dataset import open_dataset
 from celosia.driver.evaluate import evaluate
-from celosia.driver.runtime import InputError, Runtime
+from celosia.driver.runtime import Runtime
 from celosia.hw.config import Config
 from celosia.sim.rtlsim import RtlDevice
 

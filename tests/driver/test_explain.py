@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from small_models import Builder
 
 import celosia
-from celosia.driver import explain, show
+from celosia.driver import show
+from celosia.driver.run import explain
 from celosia.driver.timeline import timeline
 from celosia.hw.config import PRESETS, Config
 

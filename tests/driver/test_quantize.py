@@ -15,8 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
 import celosia
-from celosia.compiler.files import OutputError
 from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.program.files import OutputError
 from celosia.driver.calibration import CalibrationError
 from celosia.driver.cli import app
 from celosia.driver.cli.errors import NO_TOOL, WRONG_INPUT

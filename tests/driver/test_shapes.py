@@ -17,11 +17,11 @@ from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
 import celosia
-from celosia.compiler.cpu.runtime import host
-from celosia.compiler.cpu.runtime.host import needs_compiler
-from celosia.compiler.cpu.runtime.op import HostError
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.program import HostStep, InputError, Program, ProgramError
+from celosia.compiler.program.host import execute as host
+from celosia.compiler.program.host.execute import needs_compiler
+from celosia.compiler.program.host.op import HostError
 from celosia.driver.cli import app
 from celosia.driver.runtime import Runtime
 from celosia.driver.specialise import OpenModel, Specialised

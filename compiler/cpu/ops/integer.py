@@ -23,9 +23,9 @@ from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.products import at_lead
 from celosia.compiler.cpu.ops.registry import Node, Shape, reshaped
 from celosia.compiler.cpu.ops.window import SlidingWindow
-from celosia.compiler.cpu.runtime.sizes import broadcast
 from celosia.compiler.cpu.target import TILE_ROWS, TILE_STEPS, target
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
+from celosia.compiler.program.host.sizes import broadcast
 
 ONES = 0x01010101  # the four bytes of a uint32
 Index = tuple[Expr, ...]
