@@ -13,11 +13,9 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from celosia.compiler.assemble import Assembler
 from celosia.compiler.cpu.llvm import link_library
 from celosia.compiler.cpu.schedule.chosen import Choices, choosing
 from celosia.compiler.cpu.target import compiling_for, find_target
-from celosia.compiler.decisions import Given
 from celosia.compiler.graph.batchnorm import fold_batchnorm
 from celosia.compiler.graph.channels import order_channels
 from celosia.compiler.graph.cost import total_macs
@@ -28,23 +26,25 @@ from celosia.compiler.graph.float_weights import quantise_weights
 from celosia.compiler.graph.fold import fold, fold_imported
 from celosia.compiler.graph.identities import remove_wires, simplify
 from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.keep import Kept
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.layout import layout
+from celosia.compiler.graph.limits import require_memory, require_numpy
+from celosia.compiler.graph.passes import Pass, Pipeline, Watch
 from celosia.compiler.graph.quantized import Integerise
 from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.specialise import specialise
 from celosia.compiler.graph.tables import compose_tables
 from celosia.compiler.graph.transposed import convolve_transposed
-from celosia.compiler.image import Image
-from celosia.compiler.keep import Kept
-from celosia.compiler.limits import require_memory, require_numpy
-from celosia.compiler.lowering import lower
-from celosia.compiler.passes import Pass, Pipeline, Watch
+from celosia.compiler.launch.assemble import Assembler
+from celosia.compiler.launch.image import Image
+from celosia.compiler.launch.lowering import lower
 from celosia.compiler.program import Program
 from celosia.compiler.program.host.op import HostError
 from celosia.compiler.selfcheck.check import self_check
 from celosia.compiler.selfcheck.original import Original
 from celosia.compiler.selfcheck.rewriting import RewriteError, check_pass, check_rewriting, units_of
+from celosia.compiler.tensorize.decisions import Given
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.kernels.tuner import recorded
 from celosia.compiler.tune.measure import TIMED
@@ -94,7 +94,7 @@ def compile(
     after each of PASSES with the graph. target: a board or processor of cpu.target that the CPU's part is compiled for;
     by default this machine. check: run the accelerator's part on random inputs and compare it with the graph's
     operators on the CPU, layer by layer (compiler/selfcheck). decisions: how layers are scheduled, as a file or what
-    it holds (compiler/decisions.py); the compiler decides the others. shapes: of inputs, by name, where the model
+    it holds (tensorize/decisions.py); the compiler decides the others. shapes: of inputs, by name, where the model
     leaves sizes open, as {"input": (1, 80, 400)}; None or -1 leaves one open. graph/specialise.py says which may stay
     so; `Runtime` compiles a model for the shapes of the inputs that it gets. keep: names of tensors inside the model,
     or "all": a run returns them in `Result.tensors`. They are written to memory, so layers are not joined across them

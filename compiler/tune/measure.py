@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.image import Image, LayerErrors, build
+from celosia.compiler.launch.image import Image, LayerErrors, build
 from celosia.compiler.layer import (
     Activation,
     Block,

@@ -42,13 +42,13 @@ def explained(error: Exception) -> tuple[int, str]:
     from celosia.bitstreams.synthesis import SynthesisError
     from celosia.compiler.cpu.llvm import LinkError
     from celosia.compiler.cpu.target import TargetError
-    from celosia.compiler.decisions import DecisionsError
     from celosia.compiler.graph.importer import ModelError
     from celosia.compiler.program import InputError, ProgramError
     from celosia.compiler.program.files import OutputError
     from celosia.compiler.program.host.op import HostError
     from celosia.compiler.program.host.threads import ThreadsError
     from celosia.compiler.selfcheck.check import SelfCheckError
+    from celosia.compiler.tensorize.decisions import DecisionsError
     from celosia.compiler.tune.model import MissingLearner
     from celosia.compiler.tune.pool import FleetError
     from celosia.compiler.tune.records import RecordsError

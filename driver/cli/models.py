@@ -181,8 +181,8 @@ def inspect(
     from celosia.driver import show
 
     if decisions is not None:
-        from celosia.compiler.decisions import decisions_of
         from celosia.compiler.program.files import write_text
+        from celosia.compiler.tensorize.decisions import decisions_of
 
         write_text(decisions, json.dumps(decisions_of(program), indent=1) + "\n")
     if loops is not None:

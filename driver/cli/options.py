@@ -13,7 +13,7 @@ import typer
 
 if TYPE_CHECKING:
     from celosia.compiler.graph.dimensions import Shapes
-    from celosia.compiler.passes import Watch
+    from celosia.compiler.graph.passes import Watch
     from celosia.compiler.program import Program, TensorInfo
     from celosia.driver.images import Pixels
     from celosia.driver.progress import Stages

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from celosia.compiler import numerics
-from celosia.compiler.image import Image, build
+from celosia.compiler.launch.image import Image, build
 from celosia.compiler.layer import (
     Activation,
     Conv,

@@ -17,7 +17,7 @@ from celosia.compiler.compile import PASSES, ModelError
 from celosia.compiler.cpu.ops import convolution, window
 from celosia.compiler.graph import windows, witness
 from celosia.compiler.graph.check import BrokenGraph
-from celosia.compiler.passes import Pass, Pipeline
+from celosia.compiler.graph.passes import Pass, Pipeline
 from celosia.compiler.program.host import windows as meaning
 from celosia.compiler.program.host.hostops import vision
 

@@ -14,12 +14,12 @@ import pytest
 from small_models import Builder, Tensor
 
 import celosia
-from celosia.compiler import blocks
-from celosia.compiler.decisions import DecisionsError, decisions_of
+from celosia.compiler.launch import blocks
 from celosia.compiler.layer import Untileable
 from celosia.compiler.program import Program
 from celosia.compiler.tensorize import block_space, plan, tiles
 from celosia.compiler.tensorize.block_space import BlockProblem
+from celosia.compiler.tensorize.decisions import DecisionsError, decisions_of
 from celosia.compiler.tensorize.space import Decisions
 from celosia.compiler.vthread.pipeline import Ring
 from celosia.compiler.vthread.verify import VerifyError

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import celosia
-from celosia.compiler.image import Image
+from celosia.compiler.launch.image import Image
 from celosia.compiler.tune import shipped
 from celosia.compiler.tune.measure import TIMED, Job, Result, Status, measure, packed
 from celosia.compiler.tune.model import LEARNERS

@@ -14,7 +14,7 @@ from math import inf, isfinite
 import onnx_ir as ir
 
 from celosia.compiler.graph.select import Choice, Selection
-from celosia.compiler.image import LayerErrors, build
+from celosia.compiler.launch.image import LayerErrors, build
 from celosia.compiler.layer import (
     Activation,
     Block,

@@ -12,8 +12,8 @@ from difflib import get_close_matches
 import onnx_ir as ir
 
 from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.passes import Watch
 from celosia.compiler.graph.values import constant, is_op, shape
-from celosia.compiler.passes import Watch
 
 ALL = "all"
 AFTER = "integer"

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.expr.nodes import Tensor
+from celosia.compiler.launch.memory import Lifetime, plan
 from celosia.compiler.layer import Conv, Layer, Map, Multiply, Pool, Storage, Untileable, inputs
-from celosia.compiler.memory import Lifetime, plan
 from celosia.compiler.tensorize.constants import Constants
 from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.plan import Part, Planner

@@ -9,7 +9,6 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.arena import plan_arena
 from celosia.compiler.cpu.dynamic import SHAPE_INPUTS
 from celosia.compiler.cpu.function import CpuFunction
 from celosia.compiler.cpu.node import CpuNode, InputType
@@ -17,17 +16,18 @@ from celosia.compiler.cpu.ops import OPS, VIEWS, Unsupported, build
 from celosia.compiler.cpu.parse import parse
 from celosia.compiler.cpu.schedule.group import group, saved_traffic
 from celosia.compiler.cpu.types import TYPES
-from celosia.compiler.describe import describe
 from celosia.compiler.expr import placeholder
+from celosia.compiler.expr.names import unused_name
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.names import value_names
 from celosia.compiler.graph.select import Form, Selection
 from celosia.compiler.graph.select.placement import Reads
 from celosia.compiler.graph.values import captured, constant, dtype_name, shape
-from celosia.compiler.image import Image
+from celosia.compiler.launch.arena import plan_arena
+from celosia.compiler.launch.describe import describe
+from celosia.compiler.launch.image import Image
 from celosia.compiler.layer import Block, Window
-from celosia.compiler.names import unused_name
 from celosia.compiler.program import (
     CpuStep,
     FormInfo,

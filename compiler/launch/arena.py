@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from celosia.compiler.memory import Lifetime, plan
+from celosia.compiler.launch.memory import Lifetime, plan
 from celosia.compiler.program import CpuStep, LaunchStep, Plan, Step, TensorInfo
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.program.host.kernel import Kernel

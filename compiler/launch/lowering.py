@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from celosia.compiler.blocks import form_blocks
 from celosia.compiler.graph.launches import LaunchPlan, Step, layers_of, schedule
 from celosia.compiler.graph.select import Selection, select
-from celosia.compiler.image import Image, LayerErrors, build
+from celosia.compiler.launch.blocks import form_blocks
+from celosia.compiler.launch.image import Image, LayerErrors, build
 from celosia.compiler.layer import Block, Layer, Storage
 from celosia.compiler.tensorize.plan import Planner
 from celosia.hw.config import Config
