@@ -225,8 +225,8 @@ def keep_of(wanted: list[str] | None) -> str | list[str]:
 
 def advise(program: Program, quiet: bool) -> None:
     """Say on standard error what to do with a model of which nothing runs on the accelerator."""
-    from celosia.driver import show
     from celosia.driver.cli.errors import say
+    from celosia.driver.show import program as show
 
     if not quiet and (advice := show.advice(program)) is not None:
         say(f"celosia: {advice}", error=True)

@@ -236,9 +236,10 @@ def _write(
 
 
 def _show(result: Result, layers: bool) -> None:
-    from celosia.driver import show
+    from celosia.driver.show import run as show
+    from celosia.driver.show.table import console
 
-    out = show.console()
+    out = console()
     out.print(show.summary(result.report))
     if result.report["layers"]:
         out.print()

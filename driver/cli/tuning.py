@@ -135,9 +135,11 @@ def tune(
             "records": records, "jobs": jobs, "learner": learner.value, "seed": seed, "deadline": deadline,
             "check": not no_check, "shapes": shapes,
         } | ({"trials": trials} if trials else {}) | ({"search": search.value} if search else {})  # fmt: skip
-        from celosia.driver import show, show_kernels, tune_cpu
         from celosia.driver import tune as tuning
+        from celosia.driver import tune_cpu
         from celosia.driver.fleet import insecure
+        from celosia.driver.show import tune as show
+        from celosia.driver.show import tune_cpu as show_kernels
 
         with stages.paused():
             if device == CPU:
@@ -159,10 +161,10 @@ def tune(
 
         write_text(report, json.dumps(found.report, indent=1) + "\n")
     if not quiet:
-        from celosia.driver import show
+        from celosia.driver.show.table import console
 
         for each in lines:
-            show.console().print(each)
+            console().print(each)
 
 
 def _found(

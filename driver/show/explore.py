@@ -15,7 +15,8 @@ from celosia.driver.explore.records import FAILURES
 from celosia.driver.explore.result import ENDED
 from celosia.driver.pages.front import columns_of, number, rows_of, told_of_preset
 from celosia.driver.pages.names import MARKS, NAMES, UNITS, resource
-from celosia.driver.show import add_row, left_out_text, new_table
+from celosia.driver.show.table import add_row, new_table
+from celosia.driver.show.tune import left_out_text
 
 
 def line(state: State) -> str:
