@@ -139,9 +139,9 @@ def cache(
       celosia cache
       celosia cache --limit 500MB
     """
+    from celosia import cache as kept
     from celosia.driver.show import hardware as show
     from celosia.driver.show.table import console, megabytes
-    from celosia.hw import cache as kept
 
     if limit is not None and clear:
         raise typer.BadParameter("--clear leaves nothing for --limit; give one of them")

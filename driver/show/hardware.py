@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 
+from celosia.cache import KINDS, Entry, cache_folder
 from celosia.driver.show.table import add_row, megabytes, new_table, percent
-from celosia.hw.cache import KINDS, Entry, cache_folder
 from celosia.hw.config import Config
 from celosia.hw.config_doc import scratchpads
 

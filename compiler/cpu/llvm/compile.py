@@ -13,6 +13,7 @@ from typing import Any
 import llvmlite
 from numpy.typing import NDArray
 
+from celosia.cache import cache_folder, used
 from celosia.compiler.cpu.llvm.codegen import render
 from celosia.compiler.cpu.llvm.machine import host, optimise, other
 from celosia.compiler.cpu.target import target
@@ -24,7 +25,6 @@ from celosia.compiler.expr.parser import parse
 from celosia.compiler.expr.printer import ELIDED, TABLE_LIMIT
 from celosia.compiler.program.files import replacing
 from celosia.compiler.program.host.kernel import Kernel
-from celosia.hw.cache import cache_folder, used
 
 
 def cache_dir() -> Path:
