@@ -15,6 +15,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 
 from celosia.compiler.program.dtypes import itemsize
+from celosia.sim import boards
 
 
 class TargetError(ValueError):
@@ -80,7 +81,10 @@ TARGETS = {
         ("-target", f"aarch64-linux-gnu.{GLIBC}", "-mcpu=cortex_a53"),
     ),
 }  # fmt: skip
-BOARDS = {"pynq-z1": "armv7", "pynq-z2": "armv7", "ultra96": "aarch64", "zcu104": "aarch64"}
+BOARDS = {
+    board.name: name for board in boards.BOARDS.values()
+    for name, each in TARGETS.items() if each.machine == board.machine
+}  # fmt: skip
 """Boards and the target that their processor is."""
 
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from celosia.driver.board.lock import exclusive
 from celosia.hw.config import Config
 from celosia.hw.regs import COUNTERS, Error
+from celosia.sim.boards import PROCESSORS
 from celosia.sim.control import Control
 from celosia.sim.device import Counters, DeviceError, TimeLimit
 
@@ -43,8 +44,8 @@ LEASE_CYCLES = 500_000_000
 """Cycles after which the hardware ends a run whose host has died, or sleeps: 5 s at 100 MHz, 2 s at 250 MHz. One that
 waits renews it ten times a second at least."""
 LOCKS = Path("/run/lock")
-BASES = {"armv7l": 0x43C0_0000, "aarch64": 0xA000_0000}
-"""Where the bitstream projects place the registers: on GP0 of a Zynq-7000, on HPM0 of an UltraScale+."""
+BASES = {each.machine: each.address for each in PROCESSORS.values()}
+"""Where the bitstream projects place the registers, by what `platform.machine()` says."""
 FPGA_STATE = Path("/sys/class/fpga_manager/fpga0/state")
 LOADED = "operating"
 """What that says where there is a bitstream."""

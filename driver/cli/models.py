@@ -52,7 +52,7 @@ class Method(StrEnum):
 
 def _preset(target: str | None) -> str:
     """The Config for a board that names none."""
-    from celosia.bitstreams.boards import BOARDS
+    from celosia.sim.boards import BOARDS
 
     return BOARDS[target].preset if target in BOARDS else "pynq"
 
