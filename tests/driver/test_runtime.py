@@ -32,10 +32,9 @@ def values(shape: tuple[int, ...] = (1, 3, 8, 8)) -> np.ndarray:
 
 
 def expected(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    ort = pytest.importorskip("onnxruntime")
-    options = ort.SessionOptions()
-    options.add_session_config_entry("session.qdqisint8allowed", "1")
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    from oracle import opened
+
+    session = opened(model, int8=True)
     return dict(zip([output.name for output in session.get_outputs()], session.run(None, inputs)))
 
 
