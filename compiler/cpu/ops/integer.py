@@ -57,10 +57,6 @@ def right_zero(node: Node, i: int, dtype: str) -> Zero:
     return Zero(lambda m: tensor.flat(0 if tensor.size == 1 else m).astype("int32") - move, known)
 
 
-def _as_uint8(x: Expr) -> Expr:
-    return x.astype("uint8") ^ 128 if x.dtype == "int8" else x
-
-
 def _as_int8(w: Expr) -> Expr:
     return w.astype("int8") ^ -128 if w.dtype == "uint8" else w
 
