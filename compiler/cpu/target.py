@@ -15,6 +15,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 
 from celosia.compiler.program.dtypes import itemsize
+from celosia.hw.config import did_you_mean
 from celosia.sim import boards
 
 
@@ -91,8 +92,9 @@ BOARDS = {
 def find_target(name: str) -> Target:
     """The target or board called `name`. TargetError."""
     if name not in TARGETS and name not in BOARDS:
+        known = (*BOARDS, *TARGETS)
         raise TargetError(
-            f"there is no target {name!r}; take {', '.join((*BOARDS, *TARGETS))}, or none for this machine"
+            f"there is no target {name!r}{did_you_mean(name, known)}; take {', '.join(known)}, or none for this machine"
         )
     return TARGETS[BOARDS.get(name, name)]
 

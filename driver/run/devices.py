@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from celosia.hw.config import Config
+from celosia.hw.config import Config, did_you_mean
 from celosia.sim.device import Device
 from celosia.sim.devices import SIMULATORS, open_simulator
 
@@ -24,4 +24,5 @@ def open_device(name: str, config: Config, **options: Any) -> Device:
 
 def require_device(name: str) -> None:
     if name not in DEVICES:
-        raise ValueError(f"there is no device {name!r}; take {', '.join(DEVICES[:-1])} or {DEVICES[-1]}")
+        near = did_you_mean(name, DEVICES)
+        raise ValueError(f"there is no device {name!r}{near}; take {', '.join(DEVICES[:-1])} or {DEVICES[-1]}")
