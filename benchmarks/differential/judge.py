@@ -32,9 +32,9 @@ import celosia
 from benchmarks.differential.case import Case
 from benchmarks.differential.exclusions import excuse
 from benchmarks.differential.net import value_info
-from celosia.compiler.cpu.runtime.op import HostError
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.program import InputError, Program
+from celosia.compiler.program.host.op import HostError
 from celosia.driver.oracle import OracleError, exposed, run, session
 from celosia.driver.runtime import Runtime
 

@@ -49,7 +49,7 @@ class Part:
 
 
 class Given(Protocol):
-    """What a user has decided; see compiler/decisions.py."""
+    """What a user has decided; see compiler/tensorize/decisions.py."""
 
     def of(self, layer: str, problems: Sequence[Problem | Group]) -> list[Decisions] | None: ...
 

@@ -7,9 +7,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from celosia.compiler.decisions import why_not_any
-from celosia.compiler.image import Image, LayerErrors, build
+from celosia.compiler.launch.image import Image, LayerErrors, build
 from celosia.compiler.layer import Layer, Storage, Untileable
+from celosia.compiler.tensorize.decisions import why_not_any
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.plan import Planner, problems, workload
 from celosia.compiler.tune.measure import Judge, Result, Status

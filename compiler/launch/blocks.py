@@ -1,0 +1,285 @@
+"""Which layers run as blocks: chains in which each layer alone reads what the one before it makes.
+
+A block's intermediates stay in scratchpads. Chains are cut where that takes the fewest cycles: dynamic programming over
+the estimates of layers and blocks finds the best few ways, the timing model takes one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import inf, isfinite
+
+import onnx_ir as ir
+
+from celosia.compiler.graph.select import Choice, Selection
+from celosia.compiler.launch.image import LayerErrors, build
+from celosia.compiler.layer import (
+    Activation,
+    Block,
+    Conv,
+    Layer,
+    Pool,
+    Storage,
+    Untileable,
+    inputs,
+    moved,
+    padded_groups,
+)
+from celosia.compiler.tensorize import block_space, pack
+from celosia.compiler.tensorize.block_space import BlockProblem
+from celosia.compiler.tensorize.define import define, depthwise
+from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tensorize.space import Decisions, Problem, choose, estimate
+from celosia.hw.config import Config
+from celosia.sim.timing import predict
+
+LONGEST = 5
+"""Layers of a block."""
+KEPT = 2
+"""Ways to cut a chain that are kept."""
+REFINED = 0.2
+"""Share of a network's multiplications from which on a block's tiles are chosen by the timing model."""
+WORTH_A_LOOK = 1.1
+"""How many times the cycles of the best way another one may take, by the estimates, to be timed."""
+
+
+def form_blocks(
+    cfg: Config, selection: Selection, planner: Planner, apart: Collection[ir.Node] = (),
+    decided: Collection[str] = (),
+) -> None:  # fmt: skip
+    """Put chains of `selection` together as blocks.
+
+    apart: operators whose layers are in no block. decided: names of layers and blocks that are to be as they are.
+    """
+    if not cfg.forward:
+        return
+    cutter = _Cutter(cfg, planner, frozenset(decided), sum(choice.layer.macs for choice in selection.choices))
+    for chain in list(_chains(cfg, selection, frozenset(apart))):
+        for part in cutter.cut(chain):
+            if len(part.choices) > 1:
+                cutter.note(_join(selection, part), part)
+
+
+def _chains(cfg: Config, selection: Selection, apart: frozenset[ir.Node]) -> Iterator[list[Choice]]:
+    """The longest chains of at least two layers."""
+    choices = selection.choices
+    following: dict[int, Choice] = {}
+    for before in choices:
+        reader = _only_reader(cfg, before, choices)
+        if reader is not None and apart.isdisjoint((*before.nodes, *reader.nodes)):
+            following[id(before)] = reader
+    later = {id(choice) for choice in following.values()}
+    for choice in choices:
+        if id(choice) in later or id(choice) not in following:
+            continue
+        chain = [choice]
+        while id(chain[-1]) in following:
+            chain.append(following[id(chain[-1])])
+        yield chain
+
+
+def _only_reader(cfg: Config, before: Choice, choices: list[Choice]) -> Choice | None:
+    """The choice that alone reads what `before` makes, where both can be in a block."""
+    layer = before.layer
+    y = layer.y
+    if not _fits(cfg, layer) or layer.epilogue.residual is not None:
+        return None
+    if before.value.is_graph_output() or y.group_offset or y.storage_groups != padded_groups(cfg, y.channels):
+        return None
+    if any(other.layer.y.storage is y.storage for other in choices if other is not before):
+        return None
+    readers = [other for other in choices if any(act.storage is y.storage for act in inputs(other.layer))]
+    if len(readers) != 1 or not _fits(cfg, readers[0].layer) or readers[0].layer.x != y:
+        return None
+    residual = readers[0].layer.epilogue.residual
+    if residual is not None and residual.operand.storage is y.storage:
+        return None
+    nodes = readers[0].nodes
+    return readers[0] if all(use.node in nodes for use in before.value.uses()) else None
+
+
+def _fits(cfg: Config, layer: Layer) -> bool:
+    """Whether `layer` can be in a block: a pooling, or a convolution of all channels or of each alone, of images."""
+    if not isinstance(layer, Conv | Pool) or layer.x.height * layer.x.width == 1:
+        return False
+    if isinstance(layer, Pool):
+        return layer.epilogue.residual is None
+    return depthwise(cfg, layer) or (layer.groups == 1 and len(pack.runs(cfg, layer)) == 1)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Choices that run as one layer; cuts: see Block."""
+
+    choices: tuple[Choice, ...]
+    cuts: tuple[int, ...] = ()
+
+    @property
+    def layer(self) -> Layer:
+        layers = [choice.layer for choice in self.choices]
+        if len(layers) == 1:
+            return layers[0]
+        return Block(tuple(each for each in layers if isinstance(each, Conv | Pool)), self.cuts)
+
+    def then(self, other: _Part) -> _Part:
+        """Both, with what lies between them whole in a scratchpad."""
+        here = len(self.choices)
+        return _Part(self.choices + other.choices, (*self.cuts, here, *(here + cut for cut in other.cuts)))
+
+
+class _Cutter:
+    """Finds the parts of a chain that take the fewest cycles together.
+
+    The estimates of layers and blocks say which ways to cut are worth a look; the timing model decides among those, and
+    leaves apart what takes longer as a block.
+    """
+
+    def __init__(self, cfg: Config, planner: Planner, decided: frozenset[str], macs: int) -> None:
+        """macs: of the network."""
+        self.cfg, self.planner, self.decided, self.macs = cfg, planner, decided, macs
+        self.groups = {group for name in decided for group in Block.names(name)}
+        self.estimated: dict[Hashable, float | None] = {}
+        self.timed: dict[Hashable, float] = {}
+
+    def cut(self, chain: list[Choice]) -> list[_Part]:
+        ways: list[list[tuple[float, tuple[int, ...]]]] = [[(0.0, ())]]
+        for end in range(1, len(chain) + 1):
+            found = []
+            for start in range(max(0, end - LONGEST), end):
+                layer = _Part(tuple(chain[start:end])).layer
+                cost = -1e12 if layer.name in self.groups else self._estimate(layer)
+                if cost is not None:
+                    found += [(before + cost, (*cuts, start)) for before, cuts in ways[start]]
+            ways.append(sorted(found)[:KEPT])
+        best = ways[-1][0][0]
+        near = [cuts for cost, cuts in ways[-1] if cost <= max(best, WORTH_A_LOOK * best)]
+        parts = [[_Part(tuple(chain[a:b])) for a, b in pairwise((*cuts, len(chain)))] for cuts in near]
+        best_parts = self._resident(min(parts, key=self._cycles) if len(parts) > 1 else parts[0])
+        return [each for part in best_parts for each in self._kept(part)]
+
+    def _resident(self, parts: list[_Part]) -> list[_Part]:
+        """`parts`, or some of them in one where images that fit a scratchpad as a whole are between them."""
+        found = parts[:1]
+        for part in parts[1:]:
+            joined = found[-1].then(part)
+            if self._may_join(found[-1], joined) and self._estimate(joined.layer) is not None:
+                found[-1] = joined
+            else:
+                found.append(part)
+        if len(found) == len(parts):
+            return parts
+        if any(part.layer.name in self.decided for part in found):
+            return found
+        for part in found:
+            if part.layer.macs > REFINED * self.macs:
+                self._refine(part)
+        return min(found, parts, key=self._cycles)
+
+    def _refine(self, part: _Part) -> None:
+        """Choose tiles of groups by the timing model, which knows what adjacent groups wait for: one after the other.
+        Whole images that fit a scratchpad are small, so that this takes no time."""
+        problem = define(self.cfg, part.layer)[0].problem
+        if not part.cuts or not isinstance(problem, BlockProblem) or problem in self.planner.preferred:
+            return
+        best, groups = self._cycles([part]), list(block_space.choose(self.cfg, problem).groups)
+        for number, group in enumerate(problem.groups):
+            for point in block_space.best_by_piece(self.cfg, group):
+                others = [*groups[:number], point, *groups[number + 1 :]]
+                self.planner.preferred[problem] = Decisions.of_groups(others)
+                if (cycles := self._cycles([part])) < best:
+                    best, groups = cycles, others
+        self.planner.preferred[problem] = Decisions.of_groups(groups)
+
+    def _may_join(self, part: _Part, joined: _Part) -> bool:
+        """Whether what a user has decided allows for it."""
+        name = joined.layer.name
+        wanted = any(Block.names(each)[: len(Block.names(name))] == Block.names(name) for each in self.decided)
+        return wanted or part.layer.name not in self.decided
+
+    def note(self, block: Choice, part: _Part) -> None:
+        """Note in `block` what its layers would take one by one, and what it takes, by the timing model."""
+        together, alone = self._cycles([part]) / 2, self._alone(part)
+        block.together = together if isfinite(together) else self._estimate(block.layer) or 0
+        block.apart = alone if isfinite(alone) else sum(self._estimate(each.layer) or 0 for each in part.choices)
+
+    def _kept(self, part: _Part) -> list[_Part]:
+        """`part`, or its choices one by one where they take fewer cycles: estimates of blocks may be far off."""
+        decided = part.layer.name in self.decided or not self.groups.isdisjoint(Block.names(part.layer.name))
+        if len(part.choices) == 1 or decided or self._cycles([part]) / 2 <= self._alone(part):
+            return [part]
+        return [_Part((choice,)) for choice in part.choices]
+
+    def _alone(self, part: _Part) -> float:
+        """Cycles of the choices of `part` one by one: estimated, and timed where that is not far above the block."""
+        alone = [_Part((choice,)) for choice in part.choices]
+        found = sum(self._estimate(each.layer) or 0 for each in alone)
+        return found if found > WORTH_A_LOOK * self._cycles([part]) / 2 else self._cycles(alone) / 2
+
+    def _estimate(self, layer: Layer) -> float | None:
+        """Estimated cycles of `layer`; None for a block that cannot be."""
+        try:
+            definitions = define(self.cfg, layer)
+            key = tuple(definition.signature for definition in definitions)
+            if key not in self.estimated:
+                self.estimated[key] = sum(estimated(self.cfg, definition.problem) for definition in definitions)
+            return self.estimated[key]
+        except Untileable:
+            return None if isinstance(layer, Block) else 1e12  # a layer alone says so itself
+
+    def _cycles(self, parts: list[_Part]) -> float:
+        """Cycles of a chain that is cut into `parts`, by the timing model: twice in a row, so that what the next layers
+        overlap with counts."""
+        layers = [part.layer for part in parts]
+        found = [definition for layer in layers for definition in define(self.cfg, layer)]
+        key = tuple((d.signature, self.planner.preferred.get(d.problem)) for d in found)
+        if key not in self.timed:
+            twice = [*layers, *_again(layers)]
+            read = {act.storage for layer in twice for act in inputs(layer)}
+            made = {layer.y.storage for layer in twice}
+            try:
+                image = build(self.cfg, [twice], [read - made], [{twice[-1].y.storage}], self.planner)
+                code = image.code(image.launches[0]).tobytes()
+                self.timed[key] = predict(self.cfg, code).cycles
+            except LayerErrors:
+                self.timed[key] = inf
+        return self.timed[key]
+
+
+def _again(layers: list[Layer]) -> list[Layer]:
+    """The same layers once more, on what they have made where it has the shape of what they read."""
+    x, y = layers[0].x, layers[-1].y
+    same = x.storage.groups == y.storage.groups and replace(x, storage=y.storage) == y
+    others = {x.storage: y.storage} if same else {}
+
+    def placed(act: Activation) -> Activation:
+        if act.storage not in others:
+            others[act.storage] = Storage(act.storage.name, act.storage.groups)
+        return replace(act, storage=others[act.storage])
+
+    return [moved(layer, placed) for layer in layers]
+
+
+def estimated(cfg: Config, problem: Problem | BlockProblem) -> float:
+    """Cycles under the decisions that the estimate takes. Untileable where there are none."""
+    if isinstance(problem, Problem) and problem.in_blocks:
+        return estimate(cfg, problem, choose(cfg, problem))
+    block = problem if isinstance(problem, BlockProblem) else BlockProblem((problem,))
+    return block_space.estimate(cfg, block, block_space.choose(cfg, block))
+
+
+def _join(selection: Selection, part: _Part) -> Choice:
+    """Put a part of a chain together as one choice, in the place of the last."""
+    *before, last = part.choices
+    for choice in before:
+        for known in (selection.forms, selection.written):
+            del known[choice.value]
+    notes = "; ".join(choice.note for choice in part.choices if choice.note)
+    reads = {storage: source for choice in part.choices for storage, source in choice.reads.items()}
+    nodes = [node for choice in part.choices for node in choice.nodes]
+    block = Choice(part.layer, nodes, reads, last.value, notes)
+    selection.choices[selection.choices.index(last)] = block
+    inside = {id(choice) for choice in part.choices}
+    selection.choices[:] = [choice for choice in selection.choices if id(choice) not in inside]
+    return block
