@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from celosia.hw.axi import MAX_BURST
 from celosia.hw.config import Config
-from celosia.hw.isa import TABLE_SIZE, formats, instruction_bytes
-from celosia.hw.layout import INDEX_BITS, grains, widths
+from celosia.hw.isa import formats, instruction_bytes
+from celosia.hw.layout import INDEX_BITS
+from celosia.hw.scratchpads import scratchpads
 
 READ_QUEUE, BEAT_EXTRA = 127, 5
 """Beats in the queue of a read port, and bits of each beside its data."""
@@ -57,20 +58,14 @@ def block_rams(cfg: Config) -> float:
 def memories(cfg: Config) -> Iterator[Memory]:
     """Those whose size depends on the Config: scratchpads bank by bank, tables lane by lane, the vector unit's rings,
     and the queues of instructions and of the read ports."""
-    width, grain, lanes = widths(cfg), grains(cfg), 8 * cfg.lanes
-    banks = 1 << (cfg.taps - 1).bit_length() if cfg.taps else 1
-    yield Memory(cfg.inp_depth, width["inp"], grain["inp"])
-    yield Memory(cfg.wgt_depth, width["wgt"], grain["wgt"])
-    yield from [Memory(cfg.acc_depth // 2, width["acc"], grain["acc"])] * 2
-    yield from [Memory(cfg.vin_depth // banks, width["vin"], grain["vin"])] * banks
-    yield Memory(cfg.out_depth, width["out"], width["out"])
-    yield Memory(cfg.par_depth, width["par"], grain["par"])
-    if cfg.taps:
-        yield Memory(cfg.tap_depth, width["tap"], grain["tap"])
+    lanes = 8 * cfg.lanes
+    for pad in scratchpads(cfg).values():
+        if pad.name == "lut":  # each lane has a copy, a grain wide
+            yield from [Memory(pad.depth * pad.width // pad.grain, pad.grain, pad.grain)] * cfg.lanes
+        else:
+            yield from [Memory(pad.bank_depth, pad.width, pad.grain)] * pad.banks
     if cfg.trace_depth:
         yield from [Memory(cfg.trace_depth, 32, 32)] * 2
-    row = grain["lut"]
-    yield from [Memory(cfg.lut_count * 8 * TABLE_SIZE // row, row, row)] * cfg.lanes
     yield from (Memory(RING, bits, bits, clocked=False) for bits in (lanes, 4 * lanes))
     beat = 8 * cfg.bus_bytes
     yield from [Memory(READ_QUEUE, beat + BEAT_EXTRA, beat + BEAT_EXTRA)] * cfg.ports

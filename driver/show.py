@@ -21,9 +21,9 @@ from celosia.driver import explain
 from celosia.driver.explain import UNITS
 from celosia.hw.cache import KINDS, Entry, cache_folder
 from celosia.hw.config import Config
-from celosia.hw.config_doc import scratchpads
 from celosia.hw.isa import Opcode, instruction_bytes, opcode_of
 from celosia.hw.plain import printable
+from celosia.hw.scratchpads import depths, total_bytes
 from celosia.sim.memory import ZYNQ_HP
 from celosia.sim.terminal import Console
 
@@ -394,7 +394,7 @@ def configs(presets: Iterable[Config]) -> RenderableType:
     for cfg in presets:
         add_row(
             table, cfg.name, cfg.batch, cfg.block_in, cfg.block_out, cfg.macs_per_cycle, cfg.bus_bytes,
-            f"{sum(scratchpads(cfg).values()) / 1024:,.0f} kB", cfg.taps, str(cfg.forward).lower(), cfg.residual_cycles,
+            f"{total_bytes(cfg) / 1024:,.0f} kB", cfg.taps, str(cfg.forward).lower(), cfg.residual_cycles,
             cfg.ports, multipliers(cfg),
         )  # fmt: skip
     return table
@@ -550,9 +550,8 @@ def buffers(program: Program) -> RenderableType:
         with explain.decoding(program):
             entries = verify(cfg, words, program.dram_size, (0, program.image_address)).entries
         used |= Counter(entries)
-    depths = {name: getattr(cfg, f"{name}_depth", cfg.lut_count) for name in used}
-    for name, depth in depths.items():
-        add_row(table, name, f"{depth:,} entries", f"{used[name]:,}", _SCRATCHPADS.get(name, ""))
+    for name in used:
+        add_row(table, name, f"{depths(cfg)[name]:,} entries", f"{used[name]:,}", _SCRATCHPADS.get(name, ""))
     for number, launch in enumerate(program.launches):
         for pack in launch.pack:
             dims = "x".join(map(str, pack.form.dims))

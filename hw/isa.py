@@ -14,6 +14,7 @@ from operator import or_
 from typing import Any
 
 from celosia.hw.config import Config
+from celosia.hw.scratchpads import scratchpads
 
 
 class Opcode(IntEnum):
@@ -45,10 +46,6 @@ class Buffer(IntEnum):
     PAR = 4
     LUT = 5
     TAP = 6
-
-
-TABLE_SIZE = 256
-"""Entries of a table of lut: one for each int8."""
 
 
 class ReduceOp(IntEnum):
@@ -180,20 +177,13 @@ def _address(operand: str, bits: int, loops: tuple[str, ...], what: str) -> tupl
     return (Field(f"{operand}_base", bits, what), *strides)
 
 
-def _piece_bits(cfg: Config) -> int:
-    """Bits of an address in units of what LOAD writes: pieces for inp, vin and acc, entries for the others."""
-    inp = cfg.inp_bits + cfg.inp_pieces.bit_length() - 1
-    vin = cfg.vin_bits + cfg.out_pieces.bit_length() - 1
-    acc = cfg.acc_bits + cfg.out_pieces.bit_length() - 1
-    return max(inp, vin, acc, cfg.wgt_bits, cfg.par_bits, cfg.lut_bits, cfg.tap_bits if cfg.taps else 0)
-
-
 def _formats(cfg: Config, limit_bits: int | None) -> dict[Opcode, Format]:
-    sram = _piece_bits(cfg)
-    out = cfg.out_bits + cfg.out_pieces.bit_length() - 1
-    a_bits, dst_bits = max(cfg.acc_bits, cfg.vin_bits), max(cfg.acc_bits, cfg.out_bits)
+    pads = scratchpads(cfg)
+    bits = {name: pad.address_bits for name, pad in pads.items()}
+    sram, out = max(pads[each.name.lower()].piece_bits for each in buffers(cfg)), pads["out"].piece_bits
+    a_bits, dst_bits = max(bits["acc"], bits["vin"]), max(bits["acc"], bits["out"])
     if cfg.forward:
-        dst_bits = max(dst_bits, cfg.vin_bits, cfg.inp_part_bits)
+        dst_bits = max(dst_bits, bits["vin"], pads["inp"].bits_of_parts(pads["out"].width))
     load = Format(
         Opcode.LOAD,
         "Copies a block of up to three dimensions from DRAM to a scratchpad, with padding around its rows and columns.",
@@ -226,9 +216,9 @@ def _formats(cfg: Config, limit_bits: int | None) -> dict[Opcode, Format]:
             *_header(),
             Field("accumulate", 1, "Add to what the accumulator holds instead of overwriting it."),
             *_extents(GEMM_LOOPS),
-            *_address("acc", cfg.acc_bits, OUTER_LOOPS, "First accumulator entry."),
-            *_address("inp", cfg.inp_bits, GEMM_LOOPS, "First input entry."),
-            *_address("wgt", cfg.wgt_bits, GEMM_LOOPS, "First weight entry."),
+            *_address("acc", bits["acc"], OUTER_LOOPS, "First accumulator entry."),
+            *_address("inp", bits["inp"], GEMM_LOOPS, "First input entry."),
+            *_address("wgt", bits["wgt"], GEMM_LOOPS, "First weight entry."),
         ),
         limit_bits,
     )
@@ -249,7 +239,7 @@ def _formats(cfg: Config, limit_bits: int | None) -> dict[Opcode, Format]:
             ),
             Field("requantise", 1, "Scale v per channel with the entry of par, round, add zero_point."),
             Field("lookup", 1, "Replace v, clipped to clip_lo..clip_hi, by its table entry."),
-            Field("table", cfg.lut_bits, "Which table."),
+            Field("table", bits["lut"], "Which table."),
             Field(
                 "rescale_add",
                 1,
@@ -258,9 +248,9 @@ def _formats(cfg: Config, limit_bits: int | None) -> dict[Opcode, Format]:
             *_extents(VECTOR_LOOPS),
             *_address("dst", dst_bits, OUTER_LOOPS, "First entry written."),
             *_address("a", a_bits, VECTOR_LOOPS, "First entry of A."),
-            *_address("b", cfg.vin_bits, OUTER_LOOPS, "First entry of B."),
-            *_address("par", cfg.par_bits, OUTER_LOOPS, "First entry of par."),
-            *(_address("tap", cfg.tap_bits, TAP_LOOPS, "First entry of tap.") if cfg.taps else ()),
+            *_address("b", bits["vin"], OUTER_LOOPS, "First entry of B."),
+            *_address("par", bits["par"], OUTER_LOOPS, "First entry of par."),
+            *(_address("tap", bits["tap"], TAP_LOOPS, "First entry of tap.") if cfg.taps else ()),
             Field("a_offset", 9, "Added to every A before the reduction.", signed=True),
             Field("b_offset", 9, "Added to B in the binary operation.", signed=True),
             Field("imm", 32, "B where b_source is IMM.", signed=True),
@@ -299,28 +289,19 @@ def _formats(cfg: Config, limit_bits: int | None) -> dict[Opcode, Format]:
 
 def element_bytes(cfg: Config, buffer: Buffer, widen: bool = False) -> int:
     """Bytes in DRAM of one element of a LOAD to `buffer`. widen: int8 in DRAM become int32 in ACC."""
-    return {
-        Buffer.INP: cfg.piece_bytes,
-        Buffer.WGT: cfg.wgt_bytes,
-        Buffer.ACC: cfg.piece_bytes * (1 if widen else 4),
-        Buffer.VIN: cfg.piece_bytes,
-        Buffer.PAR: 8 * cfg.block_out,
-        Buffer.LUT: TABLE_SIZE,
-        Buffer.TAP: cfg.tap_bytes,
-    }[buffer]
+    return cfg.piece_bytes if widen else scratchpads(cfg)[buffer.name.lower()].piece_bytes
 
 
 def buffers(cfg: Config) -> tuple[Buffer, ...]:
     """Those that `cfg` has."""
-    return tuple(buffer for buffer in Buffer if buffer != Buffer.TAP or cfg.taps)
+    return tuple(buffer for buffer in Buffer if buffer.name.lower() in scratchpads(cfg))
 
 
 def lanes(cfg: Config) -> tuple[tuple[Buffer, ...], ...]:
     """The buffers that LOAD fills through each port to memory; with two ports, weights and parameters by the second."""
-    if cfg.ports == 1:
-        return (buffers(cfg),)
-    second = (Buffer.WGT, Buffer.PAR, Buffer.LUT, Buffer.TAP)
-    return tuple(b for b in buffers(cfg) if b not in second), tuple(b for b in buffers(cfg) if b in second)
+    far = [b for b in buffers(cfg) if cfg.ports == 2 and scratchpads(cfg)[b.name.lower()].far]
+    near = [b for b in buffers(cfg) if b not in far]
+    return (tuple(near), tuple(far))[: cfg.ports]
 
 
 @cache

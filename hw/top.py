@@ -23,10 +23,12 @@ from celosia.hw.event_trace import EventTrace
 from celosia.hw.gemm_core.gemm import Gemm
 from celosia.hw.gemm_core.vector import Vector
 from celosia.hw.isa import Unit
-from celosia.hw.layout import INDEX_BITS, address_bits, grains, widths
+from celosia.hw.layout import INDEX_BITS
+from celosia.hw.scratchpads import scratchpads
 
 UNITS = tuple(unit.name.lower() for unit in Unit)
 SCRATCHPADS = ("inp", "wgt", "vin", "par", "tap", "out", "acc")
+"""Those that are a part each; lut is in the vector unit."""
 
 
 class State(IntEnum):
@@ -43,11 +45,10 @@ class State(IntEnum):
 def scratchpad(cfg: Config, name: str) -> wiring.Component:
     if name == "acc":
         return AccScratchpad(cfg)
-    depth, width = getattr(cfg, f"{name}_depth"), widths(cfg)[name]
-    grain = grains(cfg).get(name, width)
+    pad = scratchpads(cfg)[name]
     if name == "vin" and cfg.taps:
-        return WindowScratchpad(depth, width, grain, cfg.taps)
-    return Scratchpad(depth, width, grain)
+        return WindowScratchpad(pad.depth, pad.width, pad.grain, cfg.taps)
+    return Scratchpad(pad.depth, pad.width, pad.grain)
 
 
 class Accelerator(wiring.Component):
@@ -114,7 +115,7 @@ class Accelerator(wiring.Component):
         fetch, tokens, readmux = Fetch(cfg), Tokens(cfg), ReadMux(cfg.bus_bytes)
         load, gemm, vector, store = Load(cfg), Gemm(cfg), Vector(cfg), Store(cfg)
         units: tuple[wiring.Component, ...] = (load, gemm, vector, store)
-        pads: dict[str, Any] = {name: scratchpad(cfg, name) for name in SCRATCHPADS if name != "tap" or cfg.taps}
+        pads: dict[str, Any] = {name: scratchpad(cfg, name) for name in SCRATCHPADS if name in scratchpads(cfg)}
         for name, part in {
             "fetch": fetch, "tokens": tokens, "readmux": readmux, **dict(zip(UNITS, units)), **pads,
         }.items():  # fmt: skip
@@ -226,8 +227,8 @@ class Accelerator(wiring.Component):
         if not cfg.forward:
             wiring.connect(m, getattr(load, name), pad.write)
             return
-        bits, width = address_bits(cfg)[name], widths(cfg)[name]
-        arbiter = WriteArbiter(bits, width, grains(cfg)[name], width // widths(cfg)["out"])
+        of, out = scratchpads(cfg)[name], scratchpads(cfg)["out"]
+        arbiter = WriteArbiter(of.address_bits, of.width, of.grain, of.width // out.width)
         m.submodules[f"{name}_arbiter"] = arbiter
         wiring.connect(m, getattr(vector, f"{name}_write"), arbiter.vector)
         wiring.connect(m, getattr(load, name), arbiter.load)

@@ -27,9 +27,11 @@ from celosia.hw.isa import (
     Destination,
     Opcode,
     ReduceOp,
+    element_bytes,
 )
+from celosia.hw.scratchpads import PAR, depths
 from celosia.sim import reference
-from celosia.sim.reference import Fields, Int32, State, destination, element_bytes
+from celosia.sim.reference import Fields, Int32, State, destination
 
 Array = NDArray[Any]
 Steps = tuple[tuple[int, int], ...]
@@ -189,8 +191,9 @@ def _gemm(cfg: Config, key: tuple[int, ...]) -> _Gemm | None:
         tuple((e, stride if e > 1 else 0) for e, stride in zip(extents, strides))
         for strides in (key[6:9], key[9:15], key[15:])
     )
-    shared_input = inp[0][1] % cfg.inp_depth == 0  # every output block reads the same inputs
-    shared_weights = wgt[1][1] % cfg.wgt_depth == 0 and wgt[2][1] % cfg.wgt_depth == 0
+    depth = depths(cfg)
+    shared_input = inp[0][1] % depth["inp"] == 0  # every output block reads the same inputs
+    shared_weights = wgt[1][1] % depth["wgt"] == 0 and wgt[2][1] % depth["wgt"] == 0
     # Outer loops along which weights change must be separate products; the others are rows or columns of one.
     many = 0 if shared_weights and shared_input else 1 if shared_weights else 3
     inp = inp if many else inp[1:]
@@ -267,7 +270,7 @@ def _vector(cfg: Config, key: tuple[int, ...], depth: int) -> _Vector | None:
     )
     if prod(key[:5]) * cfg.lanes > LARGEST_GATHER:
         return None
-    return _Vector(dst, a, b, _once(par, cfg.par_depth))
+    return _Vector(dst, a, b, _once(par, depths(cfg)["par"]))
 
 
 def vector(state: State, f: Fields) -> None:
@@ -299,7 +302,7 @@ def vector(state: State, f: Fields) -> None:
     if f["requantise"] or f["lookup"] or f["rescale_add"] or narrow:
         v = np.minimum(np.maximum(v, v.dtype.type(f["clip_lo"])), v.dtype.type(f["clip_hi"])).astype(np.int8)
     if f["lookup"]:
-        v = state.lut[f["table"] % cfg.lut_count].take(v.view(np.uint8) ^ np.uint8(0x80))
+        v = state.lut[f["table"] % len(state.lut)].take(v.view(np.uint8) ^ np.uint8(0x80))
     if f["rescale_add"]:
         # Every term is a whole number below 2^48, so the sum and its scaling are exact in float64.
         assert b is not None
@@ -316,7 +319,7 @@ def _taps(state: State, f: Fields, a: Steps) -> Int32:
     """A of a VECTOR with taps [n, y, x, r, s, block_out/group, batch, group]."""
     cfg = state.cfg
     loops = tuple((f[f"extent_{loop}"], 0 if loop in "yx" else f[f"tap_{loop}"]) for loop in VECTOR_LOOPS)
-    weights = gather(state.tap, f["tap_base"], _once(loops, cfg.tap_depth)).astype(np.int32)
+    weights = gather(state.tap, f["tap_base"], _once(loops, len(state.tap))).astype(np.int32)
     total: Int32 | None = None
     for tap in range(cfg.taps):
         lanes = weights[..., tap, :].reshape(*weights.shape[:5], cfg.out_pieces, 1, cfg.group)
@@ -375,9 +378,9 @@ def _requantise(v: Array, par: NDArray[np.uint64]) -> NDArray[np.float32]:
 def _parameters(entries: bytes) -> tuple[Int32, NDArray[np.float32]]:
     """Bias and factor of each of `entries` of par."""
     par = np.frombuffer(entries, np.uint64)
-    multiplier = (par >> np.uint64(32) & np.uint64(0xFFFFFF)).astype(np.float32)
-    shift = (par >> np.uint64(56) & np.uint64(63)).astype(np.int32)
-    return par.astype(np.uint32).view(np.int32), np.ldexp(multiplier, -shift)
+    bias, multiplier, shift = (part.of(par) for part in PAR.values())
+    factor = np.ldexp(multiplier.astype(np.float32), -shift.astype(np.int32))
+    return bias.astype(np.uint32).view(np.int32), factor
 
 
 def _dram_steps(state: State, dram: Array, f: Fields, size: int, verb: str) -> tuple[int, Steps]:

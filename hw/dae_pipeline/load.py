@@ -14,20 +14,10 @@ from celosia.hw.dae_pipeline.dma import OFFSET_BITS, OUTSTANDING, ReadEngine, be
 from celosia.hw.dae_pipeline.fifo import HeadFifo
 from celosia.hw.dae_pipeline.inorder import InOrder
 from celosia.hw.dae_pipeline.walk import Rows, Walker
-from celosia.hw.isa import TABLE_SIZE, Buffer, Opcode, element_bytes, formats, lanes
-from celosia.hw.layout import (
-    ERROR_BITS,
-    INDEX_BITS,
-    Pulse,
-    address_bits,
-    done_layout,
-    error_layout,
-    grains,
-    load_port,
-    unit_members,
-    widths,
-)
+from celosia.hw.isa import Buffer, Opcode, element_bytes, formats, lanes
+from celosia.hw.layout import ERROR_BITS, INDEX_BITS, Pulse, done_layout, error_layout, unit_members, write_port
 from celosia.hw.regs import Error
+from celosia.hw.scratchpads import Scratchpad, scratchpads
 
 IN_FLIGHT = 8
 """Instructions whose data a lane still awaits while it asks for the next one's."""
@@ -41,7 +31,11 @@ def _log2(value: int) -> int:
 
 def _ports(cfg: Config, buffers: Sequence[Buffer]) -> dict[str, wiring.Member]:
     """The members through which `buffers` are written."""
-    return {buffer.name.lower(): Out(load_port(cfg, buffer.name.lower())) for buffer in buffers}
+    return {pad.name: Out(write_port(pad)) for pad in (_pad(cfg, buffer) for buffer in buffers)}
+
+
+def _pad(cfg: Config, buffer: Buffer) -> Scratchpad:
+    return scratchpads(cfg)[buffer.name.lower()]
 
 
 def element_shift(cfg: Config, buffer: Buffer, widen: bool = False) -> int:
@@ -218,22 +212,19 @@ class Writer(wiring.Component):
         ]
 
         for buffer in self._buffers:
-            name = buffer.name.lower()
-            port = getattr(self, name)
-            bits = cfg.lut_bits if buffer == Buffer.LUT else address_bits(cfg)[name]
-            width = 8 * TABLE_SIZE if buffer == Buffer.LUT else widths(cfg)[name]
-            pieces = {Buffer.INP: cfg.inp_pieces, Buffer.VIN: cfg.out_pieces, Buffer.ACC: cfg.out_pieces}.get(buffer, 1)
+            pad = _pad(cfg, buffer)
+            port, pieces = getattr(self, pad.name), pad.pieces
             if buffer == Buffer.ACC:
                 value, mask = self._acc(write.word, write.step, write.widen, write.whole)
             else:
                 steps = 1 << self._step_shift(buffer)
-                value = write.word[: grains(cfg)[name]]
+                value = write.word[: pad.grain]
                 mask = _one_of(write.step, steps) | write.whole.replicate(steps)
             m.d.comb += [
                 port.en.eq(leaving.o.valid & write.enable[buffer]),
-                port.addr.eq(write.element[_log2(pieces) :][:bits] if buffer != Buffer.LUT or cfg.lut_count > 1 else 0),
+                port.addr.eq(write.element[_log2(pieces) :][: pad.address_bits] if pad.depth > 1 else 0),
                 port.mask.eq(mask << (write.element[: _log2(pieces)] * len(mask)) if pieces > 1 else mask),
-                port.data.eq(value.replicate(width // len(value))),
+                port.data.eq(value.replicate(pad.width // len(value))),
             ]
         return m
 
@@ -268,7 +259,7 @@ class Lane(wiring.Component):
     -----------------------------
     bus : Out(ReadBus)              the read channel.
     dma_base, dma_size : In         where DRAM begins, a multiple of 4096, and how many bytes may be read.
-    inp, wgt, ...                   `load_port`s of the scratchpads.
+    inp, wgt, ...                   `write_port`s of the scratchpads.
     """
 
     def __init__(self, cfg: Config, buffers: Sequence[Buffer], outstanding: int = OUTSTANDING) -> None:
@@ -389,7 +380,7 @@ class Load(wiring.Component):
     active, held : Out(ports)       a bit for each lane.
     bus, bus1 : Out(ReadBus)        the read channels; `bus1` where there are two ports.
     dma_base, dma_size : In         where DRAM begins, a multiple of 4096, and how many bytes may be read.
-    inp, wgt, ...                   `load_port`s of the scratchpads.
+    inp, wgt, ...                   `write_port`s of the scratchpads.
     """
 
     def __init__(self, cfg: Config, outstanding: int = OUTSTANDING) -> None:

@@ -12,8 +12,9 @@ from celosia.hw.dae_pipeline.dma import OFFSET_BITS, OUTSTANDING, WriteEngine, w
 from celosia.hw.dae_pipeline.fifo import HeadFifo
 from celosia.hw.dae_pipeline.walk import Rows, Walker
 from celosia.hw.isa import Opcode
-from celosia.hw.layout import INDEX_BITS, ReadPort, unit_members
+from celosia.hw.layout import INDEX_BITS, read_port, unit_members
 from celosia.hw.regs import Error
+from celosia.hw.scratchpads import scratchpads
 
 IN_FLIGHT = 8
 """Instructions for whose responses STORE still waits while it sends the data of the next one."""
@@ -91,12 +92,11 @@ class Reader(wiring.Component):
         self._cfg = cfg
         self.unit_bytes = min(cfg.bus_bytes, cfg.piece_bytes)
         self._step_shift = _log2(cfg.piece_bytes // self.unit_bytes)
-        element_bits = cfg.out_bits + _log2(cfg.out_pieces)
-        self.walker = Walker(element_bits, max(1, self._step_shift), data.StructLayout({}))
+        self.walker = Walker(scratchpads(cfg)["out"].piece_bits, max(1, self._step_shift), data.StructLayout({}))
         super().__init__({
             "job": In(stream.Signature(self.walker.job_layout)),
             "unit": Out(stream.Signature(8 * self.unit_bytes)),
-            "out": Out(ReadPort(cfg.out_bits, 8 * cfg.lanes)),
+            "out": Out(read_port(scratchpads(cfg)["out"])),
             "moves": Out(1),
         })  # fmt: skip
 
@@ -142,7 +142,7 @@ class Store(wiring.Component):
         self._cfg, self._outstanding = cfg, outstanding
         super().__init__({
             **unit_members(cfg, Opcode.STORE),
-            "out": Out(ReadPort(cfg.out_bits, 8 * cfg.lanes)),
+            "out": Out(read_port(scratchpads(cfg)["out"])),
             "axi": Out(Axi4Write(cfg.bus_bytes)),
             "dma_base": In(ADDR_BITS),
             "dma_size": In(OFFSET_BITS),

@@ -12,7 +12,8 @@ from celosia.hw.config import Config
 from celosia.hw.gemm_core.array import Array
 from celosia.hw.gemm_core.loops import Loops
 from celosia.hw.isa import GEMM_LOOPS, OUTER_LOOPS, Opcode
-from celosia.hw.layout import INDEX_BITS, ReadPort, WritePort, claim_layout, unit_members, widths
+from celosia.hw.layout import INDEX_BITS, claim_layout, read_port, unit_members, write_port
+from celosia.hw.scratchpads import scratchpads
 
 
 class Gemm(wiring.Component):
@@ -39,27 +40,24 @@ class Gemm(wiring.Component):
 
     def __init__(self, cfg: Config) -> None:
         self.cfg = cfg
-        acc = widths(cfg)["acc"]
+        pads = scratchpads(cfg)
         super().__init__({
             **unit_members(cfg, Opcode.GEMM),
-            "inp": Out(ReadPort(cfg.inp_bits, widths(cfg)["inp"])),
-            "wgt": Out(ReadPort(cfg.wgt_bits, widths(cfg)["wgt"])),
-            "acc_read": Out(ReadPort(cfg.acc_bits, acc)),
-            "acc_write": Out(WritePort(cfg.acc_bits, acc, 32)),
+            "inp": Out(read_port(pads["inp"])),
+            "wgt": Out(read_port(pads["wgt"])),
+            "acc_read": Out(read_port(pads["acc"])),
+            "acc_write": Out(write_port(pads["acc"])),
             "claims": Out(claim_layout),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
         cfg = self.cfg
-        operands = {
-            "acc": (cfg.acc_bits, OUTER_LOOPS),
-            "inp": (cfg.inp_bits, GEMM_LOOPS),
-            "wgt": (cfg.wgt_bits, GEMM_LOOPS),
-        }
+        fields = self.instr.payload.fields
+        of = {"acc": OUTER_LOOPS, "inp": GEMM_LOOPS, "wgt": GEMM_LOOPS}
+        operands = {name: (len(fields[f"{name}_base"]), loops) for name, loops in of.items()}
         m.submodules.loops = loops = Loops(GEMM_LOOPS, operands, reduction=("k", "r", "s"))
         m.submodules.array = array = Array(cfg)
-        fields = self.instr.payload.fields
 
         # The instruction whose iterations are being read.
         accumulate, post, index = Signal(), Signal(4), Signal(INDEX_BITS)
@@ -86,7 +84,7 @@ class Gemm(wiring.Component):
 
         # Cycle 1: they enter the array. What belongs to them goes along, to the cycle in which it is written.
         travel = data.StructLayout({
-            "valid": 1, "last": 1, "end": 1, "first": 1, "accumulate": 1, "acc": cfg.acc_bits, "post": 4,
+            "valid": 1, "last": 1, "end": 1, "first": 1, "accumulate": 1, "acc": len(step.acc), "post": 4,
             "index": INDEX_BITS,
         })  # fmt: skip
         pipe = [Signal(travel, name=f"cycle{cycle}") for cycle in range(array.latency + 3)]

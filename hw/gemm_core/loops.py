@@ -20,7 +20,7 @@ def _selected(one_hot: Signal, values: Sequence[Value]) -> Value:
 class Loops(wiring.Component):
     """Walks nested loops and gives the address base + sum of index * stride of every operand, one iteration a cycle.
 
-        loops = Loops(GEMM_LOOPS, {"acc": (cfg.acc_bits, OUTER_LOOPS), "inp": (cfg.inp_bits, GEMM_LOOPS)},
+        loops = Loops(GEMM_LOOPS, {"acc": (acc_bits, OUTER_LOOPS), "inp": (inp_bits, GEMM_LOOPS)},
                       reduction=("k", "r", "s"))
         m.d.comb += [*loops.load(instr.payload.fields), loops.instr.valid.eq(instr.valid), ...]
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from functools import partial
 
-from amaranth import Cat, Module, Mux, Signal, Value, signed
+from amaranth import Cat, Module, Mux, Shape, Signal, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.gemm_core.multiply import LOW_BITS, logic_product
+from celosia.hw.scratchpads import PAR
 
 STAGES = 8
 """Registers between the operands and the result."""
 
 RESULT_BITS = 10
 
-param_layout = data.StructLayout({"bias": signed(32), "multiplier": 24, "shift": 6, "unused": 2})
+param_layout = data.FlexibleLayout(
+    64, {name: data.Field(Shape(part.width, part.signed), part.offset) for name, part in PAR.items()}
+)
 """What an entry of par holds for one channel."""
 
 # Fixed point of a quotient that does not saturate: 8 bits before the point and 26 behind it, then one bit that is set

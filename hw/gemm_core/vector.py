@@ -51,7 +51,8 @@ from celosia.hw.isa import (
     ReduceOp,
     formats,
 )
-from celosia.hw.layout import INDEX_BITS, ReadPort, WritePort, claim_layout, load_port, unit_members, widths
+from celosia.hw.layout import INDEX_BITS, claim_layout, part_port, read_port, unit_members, write_port
+from celosia.hw.scratchpads import scratchpads
 
 TAP_STAGES, ADD_STAGES = 3, 6
 _REGISTER = partial(Signal, reset_less=True)
@@ -466,22 +467,21 @@ class Vector(wiring.Component):
 
     def __init__(self, cfg: Config) -> None:
         self._cfg = cfg
-        width = widths(cfg)
+        pads = scratchpads(cfg)
         members = {
             **unit_members(cfg, Opcode.VECTOR),
-            "acc_read": Out(ReadPort(cfg.acc_bits, width["acc"])),
-            "acc_write": Out(WritePort(cfg.acc_bits, width["acc"], 32)),
-            "vin": Out(ReadPort(cfg.vin_bits, max(1, cfg.taps) * width["vin"])),
-            "par": Out(ReadPort(cfg.par_bits, width["par"])),
-            "out": Out(WritePort(cfg.out_bits, width["out"], width["out"])),
-            "lut": In(load_port(cfg, "lut")),
+            "acc_read": Out(read_port(pads["acc"])),
+            "acc_write": Out(write_port(pads["acc"])),
+            "vin": Out(read_port(pads["vin"], max(1, cfg.taps))),
+            "par": Out(read_port(pads["par"])),
+            "out": Out(write_port(pads["out"])),
+            "lut": In(write_port(pads["lut"])),
             "claims": In(claim_layout),
         }
         if cfg.taps:
-            members["tap"] = Out(ReadPort(cfg.tap_bits, width["tap"]))
+            members["tap"] = Out(read_port(pads["tap"]))
         if cfg.forward:
-            members["inp_write"] = Out(WritePort(cfg.inp_part_bits, width["out"], width["out"]))
-            members["vin_write"] = Out(WritePort(cfg.vin_bits, width["vin"], width["vin"]))
+            members |= {f"{name}_write": Out(part_port(pads[name], pads["out"].width)) for name in ("inp", "vin")}
         super().__init__(members)
         self._targets = {Destination.ACC: self.acc_write, Destination.OUT: self.out}
         if cfg.forward:
@@ -511,7 +511,7 @@ class Vector(wiring.Component):
         m.d.comb += [read.valid.eq(step.valid), step.ready.eq(items.front)]
         first, last = (items.carry(step.payload[name], name, "reduce") for name in ("first", "last"))
         items["reduce"].leaves = items["reduce"].enable & last["reduce"]
-        banks = items.carry(step.payload.dst[cfg.acc_bits - 1], "bank", "write")
+        banks = items.carry(step.payload.dst[len(self.acc_write.addr) - 1], "bank", "write")
         part = self._read(m, items, step, last, banks)
 
         combined = self._combine(m, items, first, last)
@@ -546,13 +546,10 @@ class Vector(wiring.Component):
 
     def _instructions(self, m: Module, constants: list[Any], now: Any, current: Signal, finish: Signal) -> Any:
         """Accepts instructions, at most two of them under way; returns the steps of their loops."""
-        cfg, fields = self._cfg, self.instr.payload.fields
-        operands = {
-            "a": (len(fields.a_base), VECTOR_LOOPS),
-            "b": (cfg.vin_bits, OUTER_LOOPS),
-            "par": (cfg.par_bits, OUTER_LOOPS),
-            "dst": (len(fields.dst_base), OUTER_LOOPS),
-        } | ({"tap": (cfg.tap_bits, TAP_LOOPS)} if cfg.taps else {})
+        fields = self.instr.payload.fields
+        of = {"a": VECTOR_LOOPS, "b": OUTER_LOOPS, "par": OUTER_LOOPS, "dst": OUTER_LOOPS}
+        of |= {"tap": TAP_LOOPS} if self._cfg.taps else {}
+        operands = {name: (len(fields[f"{name}_base"]), loops) for name, loops in of.items()}
         m.submodules.loops = loops = Loops(VECTOR_LOOPS, operands, reduction=("r", "s"))
         under_way, may_start, accept = Signal(2), Signal(), Signal()
         # Whether the last instruction writes, and this one reads, acc and vin.
@@ -609,8 +606,8 @@ class Vector(wiring.Component):
         source = "read" if cfg.taps else "acc"
         reads = items[source]
         of_vin = Mux(items["read"].at("a_vin"), payload.a, payload.b)
-        in_vin = items.carry(of_vin[: cfg.vin_bits], "vin_addr", source)
-        in_acc = items.carry(payload.a[: cfg.acc_bits], "acc_addr", "acc")
+        in_vin = items.carry(of_vin[: len(self.vin.addr)], "vin_addr", source)
+        in_acc = items.carry(payload.a[: len(self.acc_read.addr)], "acc_addr", "acc")
         m.d.comb += [
             self.vin.en.eq(reads.leaves & (reads.at("a_vin") | (reads.at("b_vin") & last[source]))),
             self.vin.addr.eq(in_vin[source]),
@@ -755,7 +752,7 @@ class Vector(wiring.Component):
 
     def _write(self, m: Module, items: Items, raw: Value, written: Value, address: Value, bank: Value) -> None:
         # LOAD waits for a bank of acc within the cycle: a register says which one it is.
-        in_acc = Cat(address[: self._cfg.acc_bits - 1], bank)
+        in_acc = Cat(address[: len(self.acc_write.addr) - 1], bank)
         for destination, port in self._targets.items():
             m.d.comb += [
                 port.en.eq(items.writes[destination]),

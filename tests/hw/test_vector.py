@@ -26,7 +26,7 @@ from celosia.hw.isa import (
     formats,
     why_illegal,
 )
-from celosia.hw.layout import grains
+from celosia.hw.scratchpads import scratchpads
 from celosia.sim.reference import State, destination, vector
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -154,7 +154,7 @@ async def claim(dut: Any, cfg: Config, share: float) -> None:
         await bench.fall(dut)
         for name, banks in zip(("acc_read", "acc_write"), claimed, strict=True):
             if getattr(dut, f"{name}__en").value:
-                bank = int(getattr(dut, f"{name}__addr").value) >> cfg.acc_bits - 1
+                bank = int(getattr(dut, f"{name}__addr").value) // (cfg.acc_depth // 2)
                 assert not banks >> bank & 1, f"{name} uses bank {bank}, which GEMM has claimed"
         await bench.rise(dut)
         claimed = coming
@@ -190,7 +190,7 @@ class Machine:
 
     async def load_tables(self) -> None:
         """Each table grain by grain, but the last of them in one write."""
-        dut, grain = self.dut, grains(self.cfg)["lut"]
+        dut, grain = self.dut, scratchpads(self.cfg)["lut"].grain
         rows = 2048 // grain
         for table, word in enumerate(bench.pack(self.state.lut)):
             whole = table == self.cfg.lut_count - 1

@@ -281,8 +281,16 @@ def units_of_steps(cfg: Config) -> Harness:
     h = Harness()
     dut = Reader(cfg)
     inside = h.add(dut)
-    entry, at, value = h.constant(cfg.out_bits, "entry"), h.constant(range(cfg.lanes), "at"), h.constant(8, "value")
-    reads, was_read, of = dut.out.en & dut.out.ready, Signal(name="was_read"), Signal(cfg.out_bits, name="read_entry")
+    entry, at, value = (
+        h.constant(len(dut.out.addr), "entry"),
+        h.constant(range(cfg.lanes), "at"),
+        h.constant(8, "value"),
+    )
+    reads, was_read, of = (
+        dut.out.en & dut.out.ready,
+        Signal(name="was_read"),
+        Signal(len(dut.out.addr), name="read_entry"),
+    )
     with h.m.If(reads):
         h.m.d.sync += [was_read.eq(1), of.eq(dut.out.addr)]
     h.assume(implies(was_read & (of == entry), dut.out.data.word_select(at, 8) == value))
