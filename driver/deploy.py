@@ -38,9 +38,10 @@ RUNNER = (
     "compiler/tensorize/__init__.py", "compiler/tensorize/pack.py", "driver/__init__.py", "driver/board.py",
     "driver/bootstrap.py", "driver/devices.py", "driver/explain.py", "driver/flash.py", "driver/lock.py",
     "driver/result.py", "driver/runtime.py", "driver/segment.py", "driver/serve.py",
-    "hw/__init__.py", "hw/config.py", "hw/isa.py", "hw/plain.py", "hw/regs.py", "hw/scratchpads.py", "hw/sources.py",
+    "hw/__init__.py", "hw/config.py", "hw/isa.py", "hw/pipeline.py", "hw/plain.py", "hw/regs.py",
+    "hw/scratchpads.py", "hw/sources.py",
     "sim/__init__.py", "sim/checking.py", "sim/control.py", "sim/decode.py", "sim/demand.py", "sim/device.py",
-    "sim/devices.py", "sim/fsim.py", "sim/memory.py", "sim/reference.py", "sim/timing.py", "sim/vectorised.py",
+    "sim/devices.py", "sim/fsim.py", "sim/memory.py", "sim/reference.py", "sim/timing/*.py", "sim/vectorised.py",
 )  # fmt: skip
 """The modules that a board needs; they import numpy and the standard library only, which a test holds."""
 MAIN = "from celosia.driver.serve import main\nmain()\n"

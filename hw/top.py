@@ -24,6 +24,7 @@ from celosia.hw.gemm_core.gemm import Gemm
 from celosia.hw.gemm_core.vector import Vector
 from celosia.hw.isa import Unit
 from celosia.hw.layout import INDEX_BITS
+from celosia.hw.pipeline import ISSUE
 from celosia.hw.scratchpads import scratchpads
 
 UNITS = tuple(unit.name.lower() for unit in Unit)
@@ -126,7 +127,7 @@ class Accelerator(wiring.Component):
         connect(m, fetch.bus, readmux.fetch)
         for name, unit in zip(UNITS, units):
             passed = getattr(tokens, f"instr_{name}")
-            issue = HeadFifo(passed.payload.shape(), 2)
+            issue = HeadFifo(passed.payload.shape(), ISSUE)
             m.submodules[f"issue_{name}"] = DomainRenamer("pipeline")(issue)
             connect(m, getattr(fetch, f"queue_{name}"), getattr(tokens, f"queue_{name}"))
             connect(m, passed, issue.i)

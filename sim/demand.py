@@ -27,13 +27,10 @@ from celosia.hw.isa import (
     lanes,
     rules,
 )
+from celosia.hw.pipeline import BOUNDARY, MAX_BURST
 from celosia.hw.scratchpads import scratchpads
 
 Ints = NDArray[np.int64]
-MAX_BURST = 16
-"""Beats of the longest burst (hw/axi.py)."""
-BOUNDARY = 4096
-"""Bytes; no burst crosses a multiple of it (hw/axi.py)."""
 IN_ACC, IN_VIN = 1, 2
 INP_PORT, VIN_PORT = 1, 2
 

@@ -25,12 +25,12 @@ from celosia.compiler.tensorize.space import (
 )
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
+from celosia.hw.pipeline import VECTOR_STAGES
 from celosia.hw.scratchpads import depths, scratchpads
-from celosia.sim import timing
 
 WAITING = 0.1
 """Share of a slice in which gemm and the vector unit wait for each other, once in each tile."""
-TURN = timing.VECTOR_STAGES + 4
+TURN = VECTOR_STAGES + 4
 """Cycles that a VECTOR waits after one whose result it reads."""
 
 

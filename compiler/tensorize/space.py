@@ -20,25 +20,25 @@ from celosia.compiler.tensorize.transfer import PAD_MAX
 from celosia.compiler.vthread.pipeline import AHEAD
 from celosia.hw.config import Config
 from celosia.hw.isa import EXTENT_BITS, instruction_bytes
+from celosia.hw.pipeline import MAX_BURST, OUTSTANDING, VECTOR_STAGES
 from celosia.hw.scratchpads import depths
-from celosia.sim import timing
-from celosia.sim.demand import MAX_BURST
 from celosia.sim.memory import ZYNQ_HP
+from celosia.sim.timing import latency
 
 MEMORY = ZYNQ_HP
 """The memory that the estimate assumes."""
 LOAD_LATENCY = (
-    timing.START_TO_ASK + timing.ASK_TO_ADDRESS + MEMORY.read_latency + timing.BEAT_TO_STEP + timing.STEP_TO_END
+    latency.START_TO_ASK + latency.ASK_TO_ADDRESS + MEMORY.read_latency + latency.BEAT_TO_STEP + latency.STEP_TO_END
 )  # fmt: skip
 """Cycles from the start of a LOAD to its end, beside its beats."""
 STORE_LATENCY = (
-    timing.GEMM_STAGES + timing.VECTOR_STAGES + timing.WRITE_TO_END + timing.START_TO_STEP + timing.UNIT_TO_BEAT
-    + MEMORY.write_latency + timing.RESPONSE_TO_END
+    latency.GEMM_STAGES + VECTOR_STAGES + latency.WRITE_TO_END + latency.START_TO_STEP + latency.UNIT_TO_BEAT
+    + MEMORY.write_latency + latency.RESPONSE_TO_END
 )  # fmt: skip
 """Cycles from gemm's last step to the end of the STORE of its result, beside its beats."""
 REFRESHED = MEMORY.refresh_period / (MEMORY.refresh_period - MEMORY.refresh_cycles)
 """Cycles for each beat of a long transfer."""
-SHORT_BURST = (timing.ASK_TO_ADDRESS + MEMORY.read_latency + MAX_BURST + timing.END_TO_ASK) // timing.OUTSTANDING
+SHORT_BURST = (latency.ASK_TO_ADDRESS + MEMORY.read_latency + MAX_BURST + latency.END_TO_ASK) // OUTSTANDING
 """Cycles that a burst takes at least, as so many are under way during the latency of one."""
 GEMM_CYCLES = 4
 """Cycles that a gemm instruction costs beside its steps: tokens that it waits for, though data is there."""

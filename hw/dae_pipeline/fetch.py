@@ -9,11 +9,12 @@ from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.axi import ADDR_BITS, MAX_BURST, ReadBus
+from celosia.hw.axi import ADDR_BITS, ReadBus
 from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.fifo import StreamFifo
 from celosia.hw.isa import UNIT_OF, formats, instruction_bytes, rules
 from celosia.hw.layout import Pulse, error_layout, instruction_layout, layout
+from celosia.hw.pipeline import FETCH_BURSTS, fetch_burst
 from celosia.hw.regs import Error
 
 
@@ -58,7 +59,7 @@ class Fetch(wiring.Component):
         cfg = self._cfg
         m = Module()
         word_bytes, bus_bytes = instruction_bytes(cfg), cfg.bus_bytes
-        depth = 4 * min(MAX_BURST, 2 * max(1, word_bytes // bus_bytes))
+        depth = FETCH_BURSTS * fetch_burst(cfg)
         m.submodules.buffer = buffer = StreamFifo(data.StructLayout({"data": 8 * bus_bytes, "error": 1}), depth)
         word = stream.Signature(data.StructLayout({"data": 8 * word_bytes, "error": 1})).create(path=("word",))
         going = Signal()
@@ -95,7 +96,7 @@ class Fetch(wiring.Component):
         """Requests bursts while the buffer has room for all that is under way. Bursts end at multiples of their longest
         length, which divides 4096 bytes."""
         bus_bytes, request, response = self._cfg.bus_bytes, self.bus.request, self.bus.response
-        longest = depth // 4
+        longest = fetch_burst(self._cfg)
         left = Signal(32 + 7)  # beats that have not been asked for
         next_ = Signal(32)  # number of the next beat's bus word
         position = next_[: (longest - 1).bit_length()]  # of that between multiples of `longest`

@@ -10,19 +10,15 @@ from amaranth.lib.wiring import In, Out
 
 from celosia.hw.axi import ADDR_BITS, ReadBus
 from celosia.hw.config import Config
-from celosia.hw.dae_pipeline.dma import OFFSET_BITS, OUTSTANDING, ReadEngine, beat_layout
+from celosia.hw.dae_pipeline.dma import OFFSET_BITS, ReadEngine, beat_layout
 from celosia.hw.dae_pipeline.fifo import HeadFifo
 from celosia.hw.dae_pipeline.inorder import InOrder
 from celosia.hw.dae_pipeline.walk import Rows, Walker
 from celosia.hw.isa import Buffer, Opcode, element_bytes, formats, lanes
 from celosia.hw.layout import ERROR_BITS, INDEX_BITS, Pulse, done_layout, error_layout, unit_members, write_port
+from celosia.hw.pipeline import IN_FLIGHT, OUTSTANDING, PARTING, UNTOLD
 from celosia.hw.regs import Error
 from celosia.hw.scratchpads import Scratchpad, scratchpads
-
-IN_FLIGHT = 8
-"""Instructions whose data a lane still awaits while it asks for the next one's."""
-UNTOLD = 2 * IN_FLIGHT
-"""Instructions of all lanes, where there are several, whose end has not been told yet."""
 
 
 def _log2(value: int) -> int:
@@ -164,7 +160,7 @@ class Writer(wiring.Component):
             data.StructLayout({
                 "element": at.element.shape(), "step": at.step.shape(), "last": 1, "outside": 1,
                 **{name: tag[name].shape() for name in ("index", "post", "buffer", "widen", "pad_value")},
-            }), 2,
+            }), PARTING,
         )  # fmt: skip
         m.d.comb += [
             plan.i.valid.eq(walker.step.valid),
@@ -178,7 +174,7 @@ class Writer(wiring.Component):
             data.StructLayout({
                 "element": at.element.shape(), "step": at.step.shape(), "enable": len(Buffer), "widen": 1, "whole": 1,
                 "last": 1, "word": 8 * cfg.bus_bytes, "done": done_layout,
-            }), 2,
+            }), PARTING,
         )  # fmt: skip
         out, to, moves, fails = plan.o.payload, leaving.i.payload, Signal(), Signal()
         m.d.comb += [
@@ -284,8 +280,8 @@ class Lane(wiring.Component):
         places = HeadFifo(aligner.row_layout, 2 * self._outstanding)
         # Queues that part the paths of the engine from those of `rows`, the aligner's from the engine's memory of beats
         # and from the writer's.
-        asked, units = HeadFifo(rows.row.payload.shape(), 2), HeadFifo(aligner.unit.payload.shape(), 2)
-        beats = HeadFifo(beat_layout(cfg.bus_bytes), 2)
+        asked, units = HeadFifo(rows.row.payload.shape(), PARTING), HeadFifo(aligner.unit.payload.shape(), PARTING)
+        beats = HeadFifo(beat_layout(cfg.bus_bytes), PARTING)
         parts = {
             "rows": rows, "jobs": jobs, "writer": writer, "places": places, "aligner": aligner, "asked": asked,
             "beats": beats, "units": units,

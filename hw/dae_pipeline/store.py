@@ -8,16 +8,14 @@ from amaranth.lib.wiring import In, Out
 
 from celosia.hw.axi import ADDR_BITS, Axi4Write
 from celosia.hw.config import Config
-from celosia.hw.dae_pipeline.dma import OFFSET_BITS, OUTSTANDING, WriteEngine, write_beat_layout
+from celosia.hw.dae_pipeline.dma import OFFSET_BITS, WriteEngine, write_beat_layout
 from celosia.hw.dae_pipeline.fifo import HeadFifo
 from celosia.hw.dae_pipeline.walk import Rows, Walker
 from celosia.hw.isa import Opcode
 from celosia.hw.layout import INDEX_BITS, read_port, unit_members
+from celosia.hw.pipeline import IN_FLIGHT, OUTSTANDING, PARTING, RESPONSES
 from celosia.hw.regs import Error
 from celosia.hw.scratchpads import scratchpads
-
-IN_FLIGHT = 8
-"""Instructions for whose responses STORE still waits while it sends the data of the next one."""
 
 
 def _log2(value: int) -> int:
@@ -163,8 +161,8 @@ class Store(wiring.Component):
         jobs = HeadFifo(reader.walker.job_layout, IN_FLIGHT)
         places = HeadFifo(packer.row_layout, 2 * self._outstanding)
         # Queues that part the paths of the engine from those of `rows`, and the packer's from the reader's.
-        asked, units = HeadFifo(rows.row.payload.shape(), 2), HeadFifo(reader.unit.payload.shape(), 2)
-        waiting = HeadFifo(data.StructLayout({"index": INDEX_BITS, "post": 4}), 2 * IN_FLIGHT)
+        asked, units = HeadFifo(rows.row.payload.shape(), PARTING), HeadFifo(reader.unit.payload.shape(), PARTING)
+        waiting = HeadFifo(data.StructLayout({"index": INDEX_BITS, "post": 4}), RESPONSES)
         parts = {
             "rows": rows, "jobs": jobs, "reader": reader, "places": places, "packer": packer, "waiting": waiting,
             "asked": asked, "units": units,

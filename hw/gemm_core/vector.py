@@ -38,7 +38,7 @@ from celosia.hw.config import Config
 from celosia.hw.gemm_core.loops import Loops
 from celosia.hw.gemm_core.lut import Tables
 from celosia.hw.gemm_core.multiply import LOW_BITS, logic_product
-from celosia.hw.gemm_core.requant import RESULT_BITS, STAGES, Requantise, param_layout
+from celosia.hw.gemm_core.requant import RESULT_BITS, Requantise, param_layout
 from celosia.hw.isa import (
     OUTER_LOOPS,
     TAP_LOOPS,
@@ -52,20 +52,10 @@ from celosia.hw.isa import (
     formats,
 )
 from celosia.hw.layout import INDEX_BITS, claim_layout, part_port, read_port, unit_members, write_port
+from celosia.hw.pipeline import ADD_STAGES, TAP_STAGES, ring_places, vector_stages
 from celosia.hw.scratchpads import scratchpads
 
-TAP_STAGES, ADD_STAGES = 3, 6
 _REGISTER = partial(Signal, reset_less=True)
-
-
-def stages(cfg: Config) -> dict[str, int]:
-    """The stages in their order, by name; of those of one operation the first one has its name."""
-    counts = {
-        "read": 1, **({"tap": 1, "product": 1} if cfg.taps else {}), "acc": 1, "offset": 1, "reduce": 1, "binary": 1,
-        "requantise": STAGES, "clip": 1, "select": 1, "add": ADD_STAGES, "write": 1,
-    }  # fmt: skip
-    names = [f"{name}{i or ''}" for name, count in counts.items() for i in range(count)]
-    return {name: number for number, name in enumerate(names)}
 
 
 class Taps(wiring.Component):
@@ -264,14 +254,14 @@ class Bypass(wiring.Component):
     """A ring of words for what skips `stages` of the pipeline: pushed where it leaves, popped where it returns."""
 
     def __init__(self, shape: ShapeLike, stages: int) -> None:
-        self._shape, self._bits = shape, (stages - 1).bit_length()
+        self._shape, self._places = shape, ring_places(stages)
         super().__init__({"clear": In(1), "push": In(1), "i": In(shape), "pop": In(1), "o": Out(shape)})
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.ring = ring = Memory(shape=self._shape, depth=1 << self._bits, init=[])
+        m.submodules.ring = ring = Memory(shape=self._shape, depth=self._places, init=[])
         to, of = ring.write_port(), ring.read_port(domain="comb")
-        head, tail = Signal(self._bits), Signal(self._bits)
+        head, tail = Signal(range(self._places)), Signal(range(self._places))
         m.d.comb += [to.en.eq(self.push), to.addr.eq(head), to.data.eq(self.i), of.addr.eq(tail), self.o.eq(of.data)]
         with m.If(self.push):
             m.d.sync += head.eq(head + 1)
@@ -343,7 +333,7 @@ class Items:
         self._m, self._cfg = m, cfg
         self.back, self.middle, self.front = (Signal(name=name, init=1) for name in ("back", "middle", "front"))
         self.hold = Signal(name="hold")
-        names = stages(cfg)
+        names = vector_stages(cfg)
         self.all: list[Stage] = []
         for number in names.values():
             move = self.front if number < names["acc"] else self.middle if number < names["add"] else self.back

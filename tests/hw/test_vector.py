@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from celosia.hw.config import Config
-from celosia.hw.gemm_core.vector import Vector, stages
+from celosia.hw.gemm_core.vector import Vector
 from celosia.hw.isa import (
     VECTOR_LOOPS,
     ASource,
@@ -26,6 +26,7 @@ from celosia.hw.isa import (
     formats,
     why_illegal,
 )
+from celosia.hw.pipeline import vector_stages
 from celosia.hw.scratchpads import scratchpads
 from celosia.sim.reference import State, destination, vector
 
@@ -303,7 +304,7 @@ async def measure(dut: Any, machine: Machine, chosen: dict[str, int]) -> None:
     await task
     work = 2 * 2 * 20 * 25 * (cfg.residual_cycles if chosen["rescale_add"] else 1)
     assert counts["active"] == work
-    assert work <= counts["cycles"] <= work + stages(cfg)["write"] + 4, counts
+    assert work <= counts["cycles"] <= work + vector_stages(cfg)["write"] + 4, counts
 
 
 @cocotb.test()

@@ -10,8 +10,9 @@ from amaranth import Const, Mux, Signal, Value
 from amaranth.lib import data
 
 from celosia.hw.config import Config
-from celosia.hw.gemm_core.vector import Vector, stages
+from celosia.hw.gemm_core.vector import Vector
 from celosia.hw.isa import Destination
+from celosia.hw.pipeline import vector_stages
 from proofs.declare import Mutant, prove
 from proofs.handshakes import SMALL
 from proofs.harness import Harness, implies
@@ -30,7 +31,7 @@ def hazards(cfg: Config) -> Harness:
     h = Harness()
     dut = Vector(cfg)
     inside = h.add(dut)
-    stage, items, constants, current = stages(cfg), inside["items"], inside["constants"], inside["current"]
+    stage, items, constants, current = vector_stages(cfg), inside["items"], inside["constants"], inside["current"]
     step, under_way, busy = inside["step"], inside["under_way"], inside["loops.busy"]
     h.assume(implies(step.payload.end, step.payload.last))
     h.assume(dut.instr.payload.fields.destination < len(inside["now"].to))  # proved of fetch

@@ -13,7 +13,8 @@ from amaranth.lib import data
 
 from celosia.hw.config import Config
 from celosia.hw.gemm_core.gemm import Gemm
-from celosia.hw.gemm_core.vector import Vector, stages
+from celosia.hw.gemm_core.vector import Vector
+from celosia.hw.pipeline import vector_stages
 from proofs.declare import Mutant, prove
 from proofs.handshakes import SMALL
 from proofs.harness import Harness, implies
@@ -26,7 +27,7 @@ def rings(cfg: Config) -> Harness:
     h = Harness()
     dut = Vector(cfg)
     inside = h.add(dut)
-    stage, items, last = stages(cfg), inside["items"], list(inside["last"].values())
+    stage, items, last = vector_stages(cfg), inside["items"], list(inside["last"].values())
     constants = inside["constants"]
 
     def of(number: int, name: str) -> Value:
