@@ -21,11 +21,11 @@ from celosia.hw.dae_pipeline.store import Store
 from celosia.hw.dae_pipeline.tokens import Tokens
 from celosia.hw.event_trace import EventTrace
 from celosia.hw.gemm_core.gemm import Gemm
-from celosia.hw.gemm_core.vector import Vector
 from celosia.hw.isa import Unit
 from celosia.hw.layout import INDEX_BITS
 from celosia.hw.pipeline import ISSUE
 from celosia.hw.scratchpads import scratchpads
+from celosia.hw.vector_unit.vector import Vector
 
 UNITS = tuple(unit.name.lower() for unit in Unit)
 SCRATCHPADS = ("inp", "wgt", "vin", "par", "tap", "out", "acc")

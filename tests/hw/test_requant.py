@@ -14,8 +14,8 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from numpy.typing import NDArray
 
-from celosia.hw.gemm_core.requant import RESULT_BITS, Requantise
 from celosia.hw.pipeline import REQUANTISE_STAGES
+from celosia.hw.vector_unit.requantise import RESULT_BITS, Requantise
 from celosia.sim.reference import requantise
 
 LANES = 32

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from celosia.hw.config import Config
-from celosia.hw.gemm_core.vector import Vector
 from celosia.hw.isa import (
     VECTOR_LOOPS,
     ASource,
@@ -28,6 +27,7 @@ from celosia.hw.isa import (
 )
 from celosia.hw.pipeline import vector_stages
 from celosia.hw.scratchpads import scratchpads
+from celosia.hw.vector_unit.vector import Vector
 from celosia.sim.reference import State, destination, vector
 
 sys.path.append(str(Path(__file__).parents[1]))

@@ -22,9 +22,9 @@ from celosia.hw.dae_pipeline.tokens import Tokens
 from celosia.hw.dae_pipeline.walk import Rows, Walker
 from celosia.hw.gemm_core.gemm import Gemm
 from celosia.hw.gemm_core.loops import Loops
-from celosia.hw.gemm_core.vector import Vector
 from celosia.hw.isa import GEMM_LOOPS, OUTER_LOOPS, Unit, lanes
 from celosia.hw.top import Accelerator
+from celosia.hw.vector_unit.vector import Vector
 from proofs.declare import Method, Mutant, prove
 from proofs.harness import Harness, implies
 from proofs.netlist import through, waiting

@@ -10,9 +10,9 @@ from amaranth import Const, Mux, Signal, Value
 from amaranth.lib import data
 
 from celosia.hw.config import Config
-from celosia.hw.gemm_core.vector import Vector
 from celosia.hw.isa import Destination
 from celosia.hw.pipeline import vector_stages
+from celosia.hw.vector_unit.vector import Vector
 from proofs.declare import Mutant, prove
 from proofs.handshakes import SMALL
 from proofs.harness import Harness, implies
@@ -31,10 +31,15 @@ def hazards(cfg: Config) -> Harness:
     h = Harness()
     dut = Vector(cfg)
     inside = h.add(dut)
-    stage, items, constants, current = vector_stages(cfg), inside["items"], inside["constants"], inside["current"]
-    step, under_way, busy = inside["step"], inside["under_way"], inside["loops.busy"]
+    stage, items, constants, current = (
+        vector_stages(cfg),
+        inside["items"],
+        inside["issue.constants"],
+        inside["issue.current"],
+    )
+    step, under_way, busy = inside["step"], inside["issue.under_way"], inside["issue.loops.busy"]
     h.assume(implies(step.payload.end, step.payload.last))
-    h.assume(dut.instr.payload.fields.destination < len(inside["now"].to))  # proved of fetch
+    h.assume(dut.instr.payload.fields.destination < len(inside["issue.now"].to))  # proved of fetch
 
     all_ = items.all
     ends: list[Value] = [step.payload.end]
@@ -110,7 +115,7 @@ def hazards(cfg: Config) -> Harness:
     return h
 
 
-FILE = "gemm_core/vector.py"
+FILE = "vector_unit/issue.py"
 NOT_VIN = Mutant(
     FILE, "reads.eq(Cat(~of_vin, of_vin | (fields.b_source == BSource.VIN)))", "reads.eq(Cat(~of_vin, of_vin))"
 )

@@ -13,8 +13,8 @@ from functools import partial
 
 from amaranth import Cat, Module, Mux, Signal, Value, signed
 
-from celosia.hw.gemm_core.requant import Requantise
 from celosia.hw.pipeline import REQUANTISE_STAGES
+from celosia.hw.vector_unit.requantise import Requantise
 from proofs.declare import Method, Mutant, prove
 from proofs.harness import Harness, implies
 
@@ -159,7 +159,7 @@ def pauses() -> Harness:
     return h
 
 
-FILE = "gemm_core/requant.py"
+FILE = "vector_unit/requantise.py"
 for name, rounding in (("float32", as_float32), ("sim.reference", as_reference)):
     prove(
         f"requantiser equals {name}",

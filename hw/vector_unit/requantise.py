@@ -8,9 +8,9 @@ from amaranth import Cat, Module, Mux, Shape, Signal, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.gemm_core.multiply import LOW_BITS, logic_product
 from celosia.hw.pipeline import REQUANTISE_STAGES
 from celosia.hw.scratchpads import PAR
+from celosia.hw.vector_unit.multiply import LOW_BITS, logic_product
 
 RESULT_BITS = 10
 
