@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from amaranth import signed, unsigned
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.config import Config
-from celosia.hw.isa import Format, Opcode, formats, instruction_bytes
+from celosia.hw.isa import Format, Opcode, Unit, formats, instruction_bytes
 from celosia.hw.scratchpads import Scratchpad
 
+UNITS = tuple(unit.name.lower() for unit in Unit)
+"""Names of the units, as ports have them."""
 INDEX_BITS = 32
 """Width of an instruction's number within a run: that of register `instr_count`."""
 
@@ -44,6 +48,11 @@ class Pulse(wiring.Signature):
 
     def __init__(self, shape: data.Layout) -> None:
         super().__init__({"valid": Out(1), "payload": Out(shape)})
+
+
+def handles(part: wiring.Component, *names: str) -> list[Any]:
+    """The members of `part` that are called so: an array of ports whose names say what they are."""
+    return [getattr(part, name) for name in names]
 
 
 def unit_members(cfg: Config, opcode: Opcode) -> dict[str, wiring.Member]:

@@ -13,7 +13,7 @@ from celosia.hw.axi import ADDR_BITS, ReadBus
 from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.fifo import StreamFifo
 from celosia.hw.isa import UNIT_OF, formats, instruction_bytes, rules
-from celosia.hw.layout import Pulse, error_layout, instruction_layout, layout
+from celosia.hw.layout import UNITS, Pulse, error_layout, handles, instruction_layout, layout
 from celosia.hw.pipeline import FETCH_BURSTS, fetch_burst
 from celosia.hw.regs import Error
 
@@ -54,6 +54,7 @@ class Fetch(wiring.Component):
             "finished": Out(1),
             "quiet": Out(1),
         })  # fmt: skip
+        self.queues = handles(self, *(f"queue_{name}" for name in UNITS))
 
     def elaborate(self, platform: object) -> Module:
         cfg = self._cfg
@@ -172,9 +173,8 @@ class Fetch(wiring.Component):
         queues, belongs = [], []
         for number, (opcode, fmt) in enumerate(formats(self._cfg).items()):
             queue = StreamFifo(instruction_layout(self._cfg, opcode), self._cfg.queue_depth, block_ram=True)
-            name = f"queue_{UNIT_OF[opcode].name.lower()}"
-            m.submodules[name] = queue
-            wiring.connect(m, queue.o, wiring.flipped(getattr(self, name)))
+            m.submodules[f"queue_{UNITS[UNIT_OF[opcode]]}"] = queue
+            wiring.connect(m, queue.o, wiring.flipped(self.queues[UNIT_OF[opcode]]))
             coming = data.View(layout(fmt), word.payload.data[: fmt.width])
             is_mine, mine = coming.opcode == opcode, Signal(name=f"belongs_{number}")
             with m.If(is_mine):

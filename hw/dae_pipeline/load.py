@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from amaranth import Cat, Const, Module, Mux, ResetInserter, Signal, Value
 from amaranth.lib import data, stream, wiring
@@ -15,7 +16,16 @@ from celosia.hw.dae_pipeline.fifo import HeadFifo
 from celosia.hw.dae_pipeline.inorder import InOrder
 from celosia.hw.dae_pipeline.walk import Rows, Walker
 from celosia.hw.isa import Buffer, Opcode, element_bytes, formats, lanes
-from celosia.hw.layout import ERROR_BITS, INDEX_BITS, Pulse, done_layout, error_layout, unit_members, write_port
+from celosia.hw.layout import (
+    ERROR_BITS,
+    INDEX_BITS,
+    Pulse,
+    done_layout,
+    error_layout,
+    handles,
+    unit_members,
+    write_port,
+)
 from celosia.hw.pipeline import IN_FLIGHT, OUTSTANDING, PARTING, UNTOLD
 from celosia.hw.regs import Error
 from celosia.hw.scratchpads import Scratchpad, scratchpads
@@ -30,8 +40,20 @@ def _ports(cfg: Config, buffers: Sequence[Buffer]) -> dict[str, wiring.Member]:
     return {pad.name: Out(write_port(pad)) for pad in (_pad(cfg, buffer) for buffer in buffers)}
 
 
+def _connect(m: Module, inner: Mapping[str, Any], outer: Mapping[str, Any]) -> None:
+    """The ports of a part's scratchpads to those around it."""
+    for name, port in inner.items():
+        wiring.connect(m, port, wiring.flipped(outer[name]))
+
+
 def _pad(cfg: Config, buffer: Buffer) -> Scratchpad:
     return scratchpads(cfg)[buffer.name.lower()]
+
+
+def _named(part: wiring.Component, cfg: Config, buffers: Sequence[Buffer]) -> dict[str, Any]:
+    """Those members of `part`, by the names of the scratchpads."""
+    names = _ports(cfg, buffers)
+    return dict(zip(names, handles(part, *names)))
 
 
 def element_shift(cfg: Config, buffer: Buffer, widen: bool = False) -> int:
@@ -127,6 +149,7 @@ class Writer(wiring.Component):
             "error": Out(Pulse(error_layout)),
             "moves": Out(1),
         })  # fmt: skip
+        self.pads = _named(self, cfg, buffers)
 
     def _step_shift(self, buffer: Buffer, widen: bool = False) -> int:
         """log2 of the steps in which an element is written."""
@@ -200,7 +223,7 @@ class Writer(wiring.Component):
             self.error.payload.index.eq(out.index),
         ]
         write = leaving.o.payload
-        taken = Cat(write.enable[buffer] & getattr(self, buffer.name.lower()).ready for buffer in self._buffers)
+        taken = Cat(write.enable[b] & port.ready for b, port in zip(self._buffers, self.pads.values()))
         m.d.comb += leaving.o.ready.eq(taken.any())
         m.d.sync += [
             self.done.valid.eq(leaving.o.valid & leaving.o.ready & write.last),
@@ -209,7 +232,7 @@ class Writer(wiring.Component):
 
         for buffer in self._buffers:
             pad = _pad(cfg, buffer)
-            port, pieces = getattr(self, pad.name), pad.pieces
+            port, pieces = self.pads[pad.name], pad.pieces
             if buffer == Buffer.ACC:
                 value, mask = self._acc(write.word, write.step, write.widen, write.whole)
             else:
@@ -267,6 +290,7 @@ class Lane(wiring.Component):
             "dma_size": In(OFFSET_BITS),
             **_ports(cfg, buffers),
         })  # fmt: skip
+        self.pads = _named(self, cfg, buffers)
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -346,8 +370,7 @@ class Lane(wiring.Component):
             engine.dma_size.eq(self.dma_size),
             engine.halt.eq(self.halt),
         ]
-        for name in _ports(cfg, self._buffers):
-            wiring.connect(m, getattr(writer, name), wiring.flipped(getattr(self, name)))
+        _connect(m, writer.pads, self.pads)
 
         in_flight = Signal(range(2 * IN_FLIGHT))
         with m.If(self.halt):
@@ -390,6 +413,8 @@ class Load(wiring.Component):
             "dma_size": In(OFFSET_BITS),
             **_ports(cfg, [buffer for own in lanes(cfg) for buffer in own]),
         })  # fmt: skip
+        self.pads = _named(self, cfg, [buffer for own in lanes(cfg) for buffer in own])
+        self.buses = handles(self, *("bus", "bus1")[: cfg.ports])
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -403,11 +428,10 @@ class Load(wiring.Component):
         with m.Elif(errors.any()):
             m.d.sync += failed.eq(1)
 
-        for number, (lane, own) in enumerate(zip(parts, lanes(self._cfg))):
+        for number, (lane, bus) in enumerate(zip(parts, self.buses)):
             m.submodules[f"lane{number}"] = lane
-            wiring.connect(m, lane.bus, wiring.flipped(getattr(self, f"bus{number or ''}")))
-            for name in _ports(self._cfg, own):
-                wiring.connect(m, getattr(lane, name), wiring.flipped(getattr(self, name)))
+            wiring.connect(m, lane.bus, wiring.flipped(bus))
+            _connect(m, lane.pads, self.pads)
             m.d.comb += [lane.dma_base.eq(self.dma_base), lane.dma_size.eq(self.dma_size), lane.halt.eq(stop)]
         done, told = self._hand_out(m, parts, stop)
         m.d.comb += [

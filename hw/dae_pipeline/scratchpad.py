@@ -168,12 +168,11 @@ class AccScratchpad(wiring.Component):
         banks = [Scratchpad(pad.bank_depth, pad.width, pad.grain) for _ in range(pad.banks)]
         m.submodules.bank0, m.submodules.bank1 = banks
 
-        for side, ports in (
-            ("read", [self.gemm_read, self.vector_read]),
-            ("write", [self.gemm_write, self.vector_write, self.load_write]),
+        for side, ports, of_banks in (
+            ("read", [self.gemm_read, self.vector_read], [bank.read for bank in banks]),
+            ("write", [self.gemm_write, self.vector_write, self.load_write], [bank.write for bank in banks]),
         ):
-            for number, bank in enumerate(banks):
-                to = getattr(bank, side)
+            for number, to in enumerate(of_banks):
                 wants = Signal(len(ports), name=f"{side}{number}_wants")
                 m.d.comb += [wants[i].eq(port.en & (port.addr[-1] == number)) for i, port in enumerate(ports)]
                 m.d.comb += to.en.eq(wants.any())

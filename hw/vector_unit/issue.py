@@ -41,26 +41,25 @@ class Issue:
     """Lets one instruction start while the one before is still in the pipeline.
 
     constants: of two instructions, at most so many are under way; `current` is the set of the last one. now: those of
-    the instruction whose loops run.
+    the instruction whose loops run. feeds: whether the last one writes acc and vin.
     """
 
     def __init__(self, cfg: Config, destinations: int) -> None:
         self._cfg, layout = cfg, constants_layout(cfg, destinations)
         self.under_way, self.current = Signal(2, name="under_way"), Signal(name="current")
+        self.feeds = Signal(2, name="feeds")
         self.constants = [_REGISTER(layout, name=f"constants{i}") for i in range(2)]
         self.now = _REGISTER(layout, name="constants_now")
 
     def steps(self, m: Module, unit: Any, finish: Signal) -> Any:
         """Accepts instructions of `unit`; returns the steps of their loops. finish: the oldest one is done."""
-        under_way, current = self.under_way, self.current
+        under_way, current, feeds = self.under_way, self.current, self.feeds
         fields = unit.instr.payload.fields
         of = {"a": VECTOR_LOOPS, "b": OUTER_LOOPS, "par": OUTER_LOOPS, "dst": OUTER_LOOPS}
         of |= {"tap": TAP_LOOPS} if self._cfg.taps else {}
         operands = {name: (len(fields[f"{name}_base"]), loops) for name, loops in of.items()}
         m.submodules.loops = self.loops = loops = Loops(VECTOR_LOOPS, operands, reduction=("r", "s"))
-        may_start, accept = Signal(), Signal()
-        # Whether the last instruction writes, and this one reads, acc and vin.
-        feeds, reads = Signal(2), Signal(2)
+        may_start, accept, reads = Signal(), Signal(), Signal(2)  # reads: whether this one reads acc and vin
         to_acc, to_vin = (fields.destination == to for to in (Destination.ACC, Destination.VIN))
         of_vin = fields.a_source == ASource.VIN
         m.d.comb += [

@@ -86,9 +86,10 @@ class Vector(wiring.Component):
         if cfg.forward:
             members |= {f"{name}_write": Out(part_port(pads[name], pads["out"].width)) for name in ("inp", "vin")}
         super().__init__(members)
+        self.reads = {"vin": self.vin, "par": self.par} | ({"tap": self.tap} if cfg.taps else {})
+        self.writes = {"inp": self.inp_write, "vin": self.vin_write} if cfg.forward else {}
         self._targets = {Destination.ACC: self.acc_write, Destination.OUT: self.out}
-        if cfg.forward:
-            self._targets |= {Destination.INP: self.inp_write, Destination.VIN: self.vin_write}
+        self._targets |= {Destination[name.upper()]: port for name, port in self.writes.items()}
 
     def elaborate(self, platform: object) -> Module:
         m = Module()

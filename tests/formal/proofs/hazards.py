@@ -70,7 +70,7 @@ def hazards(cfg: Config) -> Harness:
         conflict = of(~current, partial(writes, to=to)) & of(current, wants)
         h.ensure(implies(under_way == 2, ~conflict), f"no_conflict_in_{name}")
         h.ensure(
-            implies(under_way != 0, inside["feeds"][name == "vin"] == of(current, partial(writes, to=to))),
+            implies(under_way != 0, inside["issue.feeds"][name == "vin"] == of(current, partial(writes, to=to))),
             f"feeds_{name}",
         )
 
