@@ -6,7 +6,7 @@ each instruction is `sim/reference.py`. Fields lie from bit 0 upwards in the ord
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache, cached_property, reduce
@@ -14,7 +14,7 @@ from operator import or_
 from typing import Any
 
 from celosia.hw.config import Config
-from celosia.hw.scratchpads import scratchpads
+from celosia.hw.scratchpads import Scratchpad, scratchpads
 
 
 class Opcode(IntEnum):
@@ -177,14 +177,18 @@ def _address(operand: str, bits: int, loops: tuple[str, ...], what: str) -> tupl
     return (Field(f"{operand}_base", bits, what), *strides)
 
 
-def _formats(cfg: Config, limit_bits: int | None) -> dict[Opcode, Format]:
-    pads = scratchpads(cfg)
-    bits = {name: pad.address_bits for name, pad in pads.items()}
-    sram, out = max(pads[each.name.lower()].piece_bits for each in buffers(cfg)), pads["out"].piece_bits
-    a_bits, dst_bits = max(bits["acc"], bits["vin"]), max(bits["acc"], bits["out"])
-    if cfg.forward:
-        dst_bits = max(dst_bits, bits["vin"], pads["inp"].bits_of_parts(pads["out"].width))
-    load = Format(
+Pads = Mapping[str, Scratchpad]
+
+
+def _formats(cfg: Config, limit: int | None) -> dict[Opcode, Format]:
+    """limit: the bits of an instruction, where they are known."""
+    made = (make(cfg, scratchpads(cfg), limit) for make in (_load, _gemm, _vector, _store))
+    return {fmt.opcode: fmt for fmt in made}
+
+
+def _load(cfg: Config, pads: Pads, limit: int | None) -> Format:
+    sram = max(pads[buffer.name.lower()].piece_bits for buffer in buffers(cfg))
+    return Format(
         Opcode.LOAD,
         "Copies a block of up to three dimensions from DRAM to a scratchpad, with padding around its rows and columns.",
         (
@@ -207,22 +211,32 @@ def _formats(cfg: Config, limit_bits: int | None) -> dict[Opcode, Format]:
             Field("pad_right", PAD_BITS, "Elements of padding after each row."),
             Field("pad_value", 8, "What padding holds in every byte (ACC: in every int32).", signed=True),
         ),
-        limit_bits,
+        limit,
     )
-    gemm = Format(
+
+
+def _gemm(cfg: Config, pads: Pads, limit: int | None) -> Format:
+    return Format(
         Opcode.GEMM,
         "acc[d] (=|+=) sum of inp[s] . wgt[w] transposed, over loops k, r, s, for every n, y, x.",
         (
             *_header(),
             Field("accumulate", 1, "Add to what the accumulator holds instead of overwriting it."),
             *_extents(GEMM_LOOPS),
-            *_address("acc", bits["acc"], OUTER_LOOPS, "First accumulator entry."),
-            *_address("inp", bits["inp"], GEMM_LOOPS, "First input entry."),
-            *_address("wgt", bits["wgt"], GEMM_LOOPS, "First weight entry."),
+            *_address("acc", pads["acc"].address_bits, OUTER_LOOPS, "First accumulator entry."),
+            *_address("inp", pads["inp"].address_bits, GEMM_LOOPS, "First input entry."),
+            *_address("wgt", pads["wgt"].address_bits, GEMM_LOOPS, "First weight entry."),
         ),
-        limit_bits,
+        limit,
     )
-    vector = Format(
+
+
+def _vector(cfg: Config, pads: Pads, limit: int | None) -> Format:
+    bits = {name: pad.address_bits for name, pad in pads.items()}
+    a_bits, dst_bits = max(bits["acc"], bits["vin"]), max(bits["acc"], bits["out"])
+    if cfg.forward:
+        dst_bits = max(dst_bits, bits["vin"], pads["inp"].bits_of_parts(pads["out"].width))
+    return Format(
         Opcode.VECTOR,
         "Reduces a window, combines with a second operand, requantises, looks up, adds a rescaled residual, clips.",
         (
@@ -264,9 +278,13 @@ def _formats(cfg: Config, limit_bits: int | None) -> dict[Opcode, Format]:
             Field("add_lo", 8, "rescale_add: smallest result.", signed=True),
             Field("add_hi", 8, "rescale_add: largest result.", signed=True),
         ),
-        limit_bits,
+        limit,
     )
-    store = Format(
+
+
+def _store(cfg: Config, pads: Pads, limit: int | None) -> Format:
+    out = pads["out"].piece_bits
+    return Format(
         Opcode.STORE,
         "Copies a block of up to three dimensions of pieces from out to DRAM.",
         (
@@ -282,9 +300,8 @@ def _formats(cfg: Config, limit_bits: int | None) -> dict[Opcode, Format]:
             Field("sram_y", out, "Step between rows."),
             Field("sram_z", out, "Step between planes."),
         ),
-        limit_bits,
+        limit,
     )
-    return {fmt.opcode: fmt for fmt in (load, gemm, vector, store)}
 
 
 def element_bytes(cfg: Config, buffer: Buffer, widen: bool = False) -> int:
