@@ -41,7 +41,8 @@ RUNNER = (
     "hw/__init__.py", "hw/config.py", "hw/isa.py", "hw/pipeline.py", "hw/plain.py", "hw/regs.py",
     "hw/scratchpads.py", "hw/sources.py",
     "sim/__init__.py", "sim/checking.py", "sim/control.py", "sim/decode.py", "sim/demand.py", "sim/device.py",
-    "sim/devices.py", "sim/fsim.py", "sim/memory.py", "sim/reference.py", "sim/timing/*.py", "sim/vectorised.py",
+    "sim/devices.py", "sim/fsim.py", "sim/memory.py", "sim/patterns.py", "sim/reference.py", "sim/timing/*.py",
+    "sim/vectorised.py",
 )  # fmt: skip
 """The modules that a board needs; they import numpy and the standard library only, which a test holds."""
 MAIN = "from celosia.driver.serve import main\nmain()\n"

@@ -29,8 +29,8 @@ from celosia.hw.isa import (
 )
 from celosia.hw.scratchpads import depths, scratchpads
 from celosia.sim.device import DeviceError
+from celosia.sim.patterns import Steps, offsets, spans, steps
 from celosia.sim.reference import Fields
-from celosia.sim.vectorised import Steps, offsets, spans, steps
 
 Index = NDArray[np.int64]
 UNITS = len(Unit)

@@ -97,7 +97,7 @@ def hazards(cfg: Config) -> Harness:
     )
     h.ensure(implies(under_way != 0, busy + sum(own[1:], own[0]) == 1), "one_last_of_current")
     h.ensure(implies(under_way == 2, sum(older[1:], older[0]) == 1), "one_last_of_the_one_before")
-    h.ensure(implies(busy, Value.cast(inside["now"]) == of(current, data.View.as_value)), "now")
+    h.ensure(implies(busy, Value.cast(inside["issue.now"]) == of(current, data.View.as_value)), "now")
     for number, is_last in list(enumerate(inside["last"].values()))[1:]:
         h.ensure(implies(all_[number].valid & ends[number], is_last), f"ends_its_reduction{number}")
     left = [each.valid & (each.which == all_[-1].which) for each in all_[1:-1]]
