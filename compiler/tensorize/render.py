@@ -36,10 +36,11 @@ from celosia.compiler.vthread.disassemble import listing
 from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.interleave import interleave
 from celosia.compiler.vthread.need import by_need
-from celosia.compiler.vthread.pipeline import Stream, depths
+from celosia.compiler.vthread.pipeline import Stream
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.compiler.vthread.verify import verify
 from celosia.hw.config import Config
+from celosia.hw.scratchpads import depths
 
 PAGE = 4096
 ALIGN = 64
