@@ -19,9 +19,10 @@ from celosia.compiler.expr import Store as Put
 from celosia.compiler.expr.affine import flatten, from_linear, interval, linear, unravel
 from celosia.compiler.expr.fuse import merge
 from celosia.compiler.expr.loops import block, sequence
-from celosia.compiler.expr.lower import start_value
-from celosia.compiler.expr.nodes import INDEX, Const, binary, call, cast, clip, select, walk
+from celosia.compiler.expr.nodes import INDEX, Const, binary, call, cast, clip, select
 from celosia.compiler.expr.partition import outcome, partition
+from celosia.compiler.expr.pieces import start_value
+from celosia.compiler.expr.walk import walk
 from celosia.compiler.language.bounds import Unknown, values
 from celosia.compiler.language.tile import (
     Loop,

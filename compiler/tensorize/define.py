@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.expr import Axis, Expr, Tensor, Var, compute, is_float, placeholder, reduce_axis, select, sum
-from celosia.compiler.expr.lower import reduce_and
-from celosia.compiler.expr.nodes import INDEX, Const, minimum, walk
+from celosia.compiler.expr.nodes import INDEX, Const, minimum
+from celosia.compiler.expr.pieces import reduce_and
+from celosia.compiler.expr.walk import walk
 from celosia.compiler.layer import (
     Activation,
     Block,

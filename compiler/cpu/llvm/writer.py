@@ -28,8 +28,8 @@ from celosia.compiler.expr.nodes import (
     Select,
     Tensor,
     Var,
-    walk,
 )
+from celosia.compiler.expr.walk import walk
 
 V = Any  # an LLVM value; llvmlite has no types
 I64 = ir.IntType(64)

@@ -13,7 +13,8 @@ from celosia.compiler.dtypes import itemsize
 from celosia.compiler.expr.affine import flatten, from_linear, interval, linear
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import Alloc, Block, For, Stmt, Store, Update, exprs
-from celosia.compiler.expr.nodes import Load, Tensor, walk
+from celosia.compiler.expr.nodes import Load, Tensor
+from celosia.compiler.expr.walk import walk
 
 LEAST, MOST = 1 << 10, 1 << 14
 """Bytes that an iteration reads: less is soon done, more does not stay in the first cache beside what it computes."""

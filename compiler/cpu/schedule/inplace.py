@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from celosia.compiler.dtypes import itemsize
 from celosia.compiler.expr.affine import flatten, linear
 from celosia.compiler.expr.loops import For, Function, If, Intrinsic, Stmt, Store, Update, children, exprs
-from celosia.compiler.expr.nodes import Expr, Load, Tensor, walk
+from celosia.compiler.expr.nodes import Expr, Load, Tensor
+from celosia.compiler.expr.walk import walk
 
 
 def overwritable(function: Function, candidates: frozenset[Tensor]) -> tuple[tuple[int, int], ...]:
