@@ -35,12 +35,12 @@ from celosia.compiler.expr.nodes import (
     equal,
 )
 from celosia.compiler.expr.pieces import (
+    guarded,
     in_lanes,
     leaves,
     reduce_and,
     replaced,
     start_value,
-    where,
     with_copies,
     with_whole_tiles,
     without_single,
@@ -296,7 +296,7 @@ class Nest:
         if stage.intrinsic is not None:
             return self._tensorized(*stage.intrinsic)
         if not self.reduces:
-            return self._loops(stage.order, where(self.guards, Store(self.target, self.index, self.body)))
+            return self._loops(stage.order, guarded(self.guards, Store(self.target, self.index, self.body)))
         first = next((i for i, axis in enumerate(stage.order) if axis.reduce), len(stage.order))
         outer, inner = stage.order[:first], stage.order[first:]
         if any(self._has_attached(axis) for axis in inner):
@@ -307,8 +307,8 @@ class Nest:
             self._check_in_place()
             tile = [axis for axis in inner if not axis.reduce]
             kind, value = self.reduces[0].kind, self.reduces[0].value
-            reset = where(self._data_guards(), Store(self.target, self.index, start_value(kind, self.target.dtype)))
-            update = where(self.guards, Update(kind, self.target, self.index, value))
+            reset = guarded(self._data_guards(), Store(self.target, self.index, start_value(kind, self.target.dtype)))
+            update = guarded(self.guards, Update(kind, self.target, self.index, value))
             return self._loops(outer, block(self._loops(tile, reset, attach=False), self._loops(inner, update)))
         return self._loops(outer, self._accumulated(inner))
 
@@ -371,7 +371,7 @@ class Nest:
             statement = Store(self.target, self.index, self.body)
         self.lowering.tensorized[axis] = intrinsic, first
         code = self._loops(order[at:], statement)
-        return self._loops(order[:at], where(self.guards, code))
+        return self._loops(order[:at], guarded(self.guards, code))
 
     def _accumulated(self, inner: Sequence[Axis]) -> Stmt:
         stage, tensor, index, guards = self.stage, self.target, self.index, self.guards
@@ -388,18 +388,18 @@ class Nest:
             roots = {leaf for root in reduce.axes for leaf in leaves(stage, root)}
             value = reduce.value
             own = [g for g in guards if any(node in roots for node in walk(g))]
-            update = where([*data, *own], Update(reduce.kind, acc, where, value))
+            update = guarded([*data, *own], Update(reduce.kind, acc, where, value))
             parts.append(self._loops(tile, Store(acc, where, start_value(reduce.kind, reduce.dtype)), attach=False))
             if own_lanes := [axis for axis in stage.lanes if axis in roots]:
                 axes = [axis for axis in inner if axis in roots]
                 if own:
                     raise ValueError(f"{tensor.name}: tiles do not divide its reduction, so lanes cannot add them")
-                parts.append(where(data, in_lanes(stage, own_lanes[0], axes, acc, reduce.kind, value, locals_)))
+                parts.append(guarded(data, in_lanes(stage, own_lanes[0], axes, acc, reduce.kind, value, locals_)))
             else:
                 parts.append(self._loops([axis for axis in inner if not axis.reduce or axis in roots], update))
             accumulators[id(reduce)] = Load(acc, where)
         final = replaced(self.body, accumulators)
-        parts.append(self._loops(tile, where(data, Store(tensor, index, final)), attach=False))
+        parts.append(self._loops(tile, guarded(data, Store(tensor, index, final)), attach=False))
         code: Stmt = block(*parts)
         for acc in reversed(locals_):
             code = Alloc(acc, code, "local")

@@ -90,7 +90,7 @@ def start_value(kind: str, dtype: str) -> Const:
     return Const(int(info.min if kind == "max" else info.max), dtype)
 
 
-def where(tests: Sequence[Expr], code: Stmt) -> Stmt:
+def guarded(tests: Sequence[Expr], code: Stmt) -> Stmt:
     """`code`, where all of `tests` hold."""
     return If(reduce_and(tests), code) if tests else code
 
