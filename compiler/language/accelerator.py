@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.image import Image, LayerErrors, build
+from celosia.compiler.language.errors import fail
 from celosia.compiler.language.recognise import recognise
-from celosia.compiler.language.tile import Array, Program, fail
+from celosia.compiler.language.tile import Array, Program
 from celosia.compiler.layer import (
     Activation,
     Conv,

@@ -23,8 +23,9 @@ from celosia.compiler.cpu.runtime.threads import default_threads
 from celosia.compiler.dtypes import itemsize
 from celosia.compiler.language import loops, ops
 from celosia.compiler.language.cpu import Lowered
+from celosia.compiler.language.errors import LanguageError
 from celosia.compiler.language.meaning import value_of
-from celosia.compiler.language.tile import Array, LanguageError, Program, dtype_name, program, stores
+from celosia.compiler.language.tile import Array, Program, dtype_name, program, stores
 from celosia.hw.config import Config
 from celosia.sim.device import Device
 from celosia.sim.devices import SIMULATORS, open_simulator
