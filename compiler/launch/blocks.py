@@ -29,7 +29,8 @@ from celosia.compiler.layer import (
 )
 from celosia.compiler.tensorize import block_space, pack
 from celosia.compiler.tensorize.block_space import BlockProblem
-from celosia.compiler.tensorize.define import define, depthwise
+from celosia.compiler.tensorize.define import define
+from celosia.compiler.tensorize.definition import depthwise
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Decisions, Problem, choose, estimate
 from celosia.hw.config import Config

@@ -13,7 +13,8 @@ from celosia.compiler.expr.trace import Trace
 from celosia.compiler.layer import Layer, Untileable
 from celosia.compiler.tensorize import block_space
 from celosia.compiler.tensorize.block_space import BlockProblem, Group
-from celosia.compiler.tensorize.define import Definition, define
+from celosia.compiler.tensorize.define import define
+from celosia.compiler.tensorize.definition import Definition
 from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.render import compile_loops
 from celosia.compiler.tensorize.space import Decisions, Problem, choose

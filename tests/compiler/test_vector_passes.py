@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from celosia.compiler import expr as T
 from celosia.compiler.expr.lower import lower
-from celosia.compiler.expr.nodes import Axis, Tensor, Var, walk
+from celosia.compiler.expr.nodes import Axis, Tensor, Var
+from celosia.compiler.expr.walk import walk
 from celosia.compiler.tensorize import intrinsics as hw
 from celosia.compiler.tensorize.intrinsic import Compute, Move
 from celosia.hw.config import PRESETS, Config
