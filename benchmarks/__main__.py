@@ -1,7 +1,8 @@
 """python -m benchmarks [SECTION ...] [--models NAME,...], a section being one of SECTIONS.
 
-Prints a table and updates bench/results.json. Without a name: everything but `language`, `timed`, `names`, `explore`,
-`tune`, `hardware`, `simspeed` and `differential` (long), and `demo`, which sets up a fresh clone.
+Prints a table, updates bench/results.json, and records what the docs quote (figures.py). Without a name: everything but
+`language`, `timed`, `gain`, `names`, `explore`, `tune`, `hardware`, `simspeed` and `differential` (long), and `demo`,
+which sets up a fresh clone; `figures` measures nothing.
 Exit code 1 where a promise was measured and not kept.
 """
 
@@ -21,7 +22,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cpu, explore, hardware, language, names, simspeed, tune, tune_cpu
+from benchmarks import cpu, explore, figures, gain, hardware, language, names, simspeed, tune, tune_cpu
+from benchmarks.catalogue import FIGURES
 from benchmarks.differential import MODELS
 from benchmarks.kernels import KERNELS
 from benchmarks.rows import ROOT, TIMED_CONFIGS, VERDICT, Bench, Row, describe
@@ -30,7 +32,7 @@ from celosia.sim.memory import MEMORY_MODELS, ZYNQ_HP
 
 SECTIONS = (
     "exactness", "models", "cycles", "onchip", "walltime", "eval", "compile", "build", "cpu", "language", "timed",
-    "names", "explore", "tune", "tune_cpu", "hardware", "simspeed", "differential", "demo",
+    "gain", "names", "explore", "tune", "tune_cpu", "hardware", "simspeed", "differential", "demo", "figures",
 )  # fmt: skip
 DEFAULT_SECTIONS = SECTIONS[: SECTIONS.index("cpu") + 1]
 KNOWN_MODELS = tuple(dict.fromkeys((*WORKLOADS, *cpu.MODELS, *cpu.NETWORKS)))
@@ -76,6 +78,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--output", type=Path, default=ROOT / "bench" / "results.json", help="default: bench/results.json"
+    )
+    parser.add_argument(
+        "--measured", action="append", default=[], metavar="NAME[=VALUE]", help="of figures: what no benchmark measures"
     )
     parser.add_argument("--quiet", action="store_true", help="no progress line")
     options = parser.parse_args(arguments)
@@ -131,6 +136,10 @@ def main(arguments: list[str]) -> int:
                 return language.rows(options.device, config, options.seconds, say)
             if section == "timed":
                 return bench.timed((options.config,) if options.config else TIMED_CONFIGS)
+            if section == "gain":
+                return gain.rows(folder, bench.chosen, options.config, memory, say)
+            if section == "figures":
+                return iter(())
             if section == "names":
                 return names.rows(say, options.count or names.MODELS)
             if section == "differential":
@@ -154,12 +163,16 @@ def main(arguments: list[str]) -> int:
                 rows.append(row)
                 save(options.output, [row], describe(row.details.get("config", config)))
                 console.print(f"{VERDICT[row.met] or 'skipped':7} {row.what}: {row.measured}", highlight=False)
+    recorded = figures.record(rows, FIGURES, options.measured, figures.ROOT)
     out = Console(width=None if sys.stdout.isatty() else 200)
     for each in cpu.tables(rows):
         out.print(each)
     if others := [row for row in rows if not row.key.startswith(("cpu/kernel/", "cpu/model/"))]:
         out.print(table(others))
-    out.print(f"{options.output}", highlight=False)
+    if rows:
+        out.print(f"{options.output}", highlight=False)
+    if recorded:
+        out.print(f"{figures.ROOT / 'docs' / 'figures.json'}: {', '.join(recorded)}", highlight=False)
     return 1 if any(row.met is False for row in rows) else 0
 
 
