@@ -60,7 +60,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         help="of exactness and models (default: rtl), and of onchip (default: timed)",
     )  # fmt: skip
     parser.add_argument("--memory", default=ZYNQ_HP.name, choices=tuple(MEMORY_MODELS), help="of the RTL and timed")
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each kernel or model of cpu (default: 1)")
+    parser.add_argument(
+        "--seconds", type=float, default=cpu.SECONDS, help="for each kernel or model of cpu (default: 1)"
+    )
     parser.add_argument("--images", type=int, help="inputs for each model of `models`")
     parser.add_argument(
         "--count", type=int, help=f"models of names (default: {names.MODELS}) and differential (default: {MODELS})"

@@ -66,6 +66,7 @@ def rows(kernels: tuple[str, ...], models: tuple[str, ...], full: bool, folder: 
     command = COMMAND + (" --full" if full else "")
     with Fleet.local(os.cpu_count() or 1, 120.0) as fleet:
         if kernels or not models:
+            command += f" --kernels {','.join(kernels)}" if kernels else ""
             chosen = list(cases(kernels))
             if size.convolutions and not kernels:
                 chosen += [case for name in NETWORKS for case in convolutions(name)]

@@ -71,6 +71,22 @@ def test_what_readme_promises_is_a_figure() -> None:
     assert len(unquoted(text.replace("## Try it", "41% of it\n\n## Try it"))) == 2
 
 
+def test_a_campaign_is_a_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime")
+    from benchmarks.differential import campaign
+    from benchmarks.differential.judge import EQUAL, WRONG, Verdict
+
+    for number, verdict in enumerate((EQUAL, WRONG, EQUAL)):
+        campaign.Journal(tmp_path / "kept", 7).note(campaign.Judged(number, "qdq", Verdict(verdict)))
+    monkeypatch.setattr(campaign, "findings", lambda *given: [])
+    (row,) = campaign.rows(7, 3, 1, tmp_path, tmp_path / "kept", lambda text: None)
+    wrong, counted = ALL["differential-wrong"], ALL["differential-counted"]
+    assert figures.measured(wrong, [row]) is None  # of too few
+    row = dataclasses.replace(row, command=row.command.replace("--count 3", "--count 5000"))
+    command = "python -m benchmarks differential --seed 7 --count 5000"
+    assert figures.measured(wrong, [row]) == (1, command) and figures.measured(counted, [row]) == (3, command)
+
+
 # Planted -------------------------------------------------------------------------------------------------------------
 
 SPEED = Figure(
