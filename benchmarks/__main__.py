@@ -3,7 +3,7 @@
 Prints a table, updates bench/results.json, and records what the docs quote (figures.py). Without a name: everything but
 `language`, `timed`, `gain`, `names`, `explore`, `tune`, `hardware`, `simspeed` and `differential` (long), and `demo`,
 which sets up a fresh clone; `figures` measures nothing.
-Exit code 1 where a promise was measured and not kept.
+Exit code 1 where a promise was measured and not kept, 2 where a page quotes what is no figure.
 """
 
 from __future__ import annotations
@@ -165,7 +165,11 @@ def main(arguments: list[str]) -> int:
                 rows.append(row)
                 save(options.output, [row], describe(row.details.get("config", config)))
                 console.print(f"{VERDICT[row.met] or 'skipped':7} {row.what}: {row.measured}", highlight=False)
-    recorded = figures.record(rows, FIGURES, options.measured, figures.ROOT)
+    try:
+        recorded = figures.record(rows, FIGURES, options.measured)
+    except ValueError as error:
+        print(f"python -m benchmarks: {error}", file=sys.stderr)
+        return 2
     out = Console(width=None if sys.stdout.isatty() else 200)
     for each in cpu.tables(rows):
         out.print(each)

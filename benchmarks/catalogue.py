@@ -146,9 +146,12 @@ def _cycles(name: str, label: str, row: str, most: float | None, command: str = 
     return Figure(f"{name}-cycles", what, "cycles", MACHINE, line, (key,), value, most=most)
 
 
-def _onchip(name: str, what: str, row: str, value: Callable[[Details], float | None], **bounds: float) -> Figure:
+def _onchip(
+    name: str, what: str, row: str, value: Callable[[Details], float | None],
+    least: float | None = None, most: float | None = None,
+) -> Figure:  # fmt: skip
     line = f"{BENCH} onchip --models {row} --device rtl"
-    return Figure(name, what, "", MACHINE, line, (f"onchip/{row}/rtl/zynq-hp",), value, **bounds)
+    return Figure(name, what, "", MACHINE, line, (f"onchip/{row}/rtl/zynq-hp",), value, least=least, most=most)
 
 
 def _over_bound(details: Details) -> float:
@@ -181,7 +184,8 @@ CYCLES = (
 
 
 def _layers(*rows: Details) -> float:
-    return 100 * max((abs(layer["error"]) for row in rows for layer in row["layers"]), default=0.0)
+    errors: list[float] = [abs(layer["error"]) for row in rows for layer in row["layers"]]
+    return 100 * max(errors, default=0.0)
 
 
 TIMED = tuple(
@@ -204,7 +208,7 @@ LABELS = {
 
 
 def _gain(details: Details) -> float:
-    return 100 * (1 - details["tuned"] / details["untuned"])
+    return 100 * float(1 - details["tuned"] / details["untuned"])
 
 
 GAIN = tuple(
@@ -225,12 +229,12 @@ GAIN = tuple(
 
 
 def _simulators(side: str) -> Callable[[Details], float]:
-    return lambda rows: median(row["processor_seconds"] for row in rows[side])
+    return lambda rows: float(median(row["processor_seconds"] for row in rows[side]))
 
 
 def _ratio(rows: Details) -> float:
     key = "processor_seconds"
-    return median(here[key] / base[key] for here, base in zip(rows["here"], rows["base"]))
+    return float(median(here[key] / base[key] for here, base in zip(rows["here"], rows["base"])))
 
 
 TIMES = (

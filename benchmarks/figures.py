@@ -31,7 +31,8 @@ COUNTED = "python -m benchmarks figures"
 QUOTE = re.compile(r"\[(?P<words>[^\[\]]+)\](?P<link>\((?:docs/|\.\./docs/)?figures\.md#(?P<name>[\w-]+)\))")
 NUMBER = re.compile(r"(?P<digits>\d[\d,]*(?:\.\d+)?)(?P<scale> million| M\b)?")
 SCALES = {None: 1, " million": 1e6, " M": 1e6}
-THEN = re.compile(r" at [0-9a-f]{7,}\+?$")
+UNKNOWN = "unknown"
+THEN = re.compile(rf" at (?:[0-9a-f]{{7,}}\+?|{UNKNOWN})$")
 """What words end with that were true at a commit."""
 Entry = dict[str, Any]
 """Of a figure in the file: value (None: a table), unit, command; unless it is counted: commit, processor, and `of`, a
@@ -83,13 +84,17 @@ def digest(path: Path) -> str:
 
 
 def commit(folders: Sequence[str], root: Path = ROOT) -> str:
-    """The commit that is checked out, with a + where `folders` are not as it has them."""
+    """The last commit that changed `folders`, with a + where they are not as it has them; UNKNOWN without git."""
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
-    return git("rev-parse", "--short=7", "HEAD") + ("+" if git("status", "--porcelain", "--", *folders) else "")
+    try:
+        last = git("log", "-1", "--format=%h", "--abbrev=7", "--", *folders)
+        return last + ("+" if git("status", "--porcelain", "--", *folders) else "")
+    except (OSError, subprocess.CalledProcessError):
+        return UNKNOWN
 
 
 def processor() -> str:
@@ -215,9 +220,10 @@ def worded(words: str, value: float | None, at: str = "") -> str:
 HEAD = """# Figures
 
 Written by `python -m benchmarks figures` from [figures.json](figures.json); do not edit. Benchmarks record here what
-they measure: the value, the command, the commit (with a + where its files were not yet committed), the processor. The
-other pages quote these figures by name, and a test compares. Where a folder that a figure depends on has changed since
-it was measured, that is said here, and the pages that quote it name the commit.
+they measure: the value, the command, the commit (the last one that changed what was measured, with a + where there were
+changes that it does not have), the processor. The other pages quote these figures by name, and a test compares. Where a
+folder that a figure depends on has changed since it was measured, that is said here, and the pages that quote it name
+the commit.
 
 Where nothing else is said, cycles are those of preset `pynq` (16×16, 64-bit bus) on the memory model `zynq-hp`.
 `CELOSIA_MODELS` names the folder of the models that are not made here."""
@@ -250,7 +256,7 @@ def _value(figure: Figure, entry: Entry) -> str:
     value = entry["value"]
     if value is None:
         return "a table"
-    text = f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    text = f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
     unit = figure.unit if figure.unit in ("", "%") else f" {figure.unit}"
     return f"{text}{unit}" + ("" if kept(figure, value) else ": missed")
 

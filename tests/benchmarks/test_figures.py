@@ -65,7 +65,7 @@ def unquoted(text: str) -> list[str]:
 
 def test_what_readme_promises_is_a_figure() -> None:
     text = (figures.ROOT / "README.md").read_text(encoding="utf-8")
-    assert unquoted(text) == ["7.7 million, without its fi"]  # VTA's, as its authors have it
+    assert unquoted(text) == ["7.7 million, without its first "]  # VTA's, as its authors have it
     quote = next(m[0] for m in QUOTE.finditer(text[text.index("## Figures") :]))
     assert len(unquoted(text.replace(quote, "12"))) == 2
     assert len(unquoted(text.replace("## Try it", "41% of it\n\n## Try it"))) == 2
