@@ -5,8 +5,8 @@
 
 A page quotes a figure by a link, `[7.21 M cycles](docs/figures.md#resnet18-cycles)`: the first number of its words is
 the figure, with as many digits as stand there. Where a folder that the figure depends on is not as it was when that was
-measured, the words end with the commit: `7.21 M cycles at 1837e55`. Benchmarks record what they have measured; which
-figures there are, and of which row, says catalogue.py.
+measured, the words end with the commit, `7.21 M cycles at 1837e55`; where it is not what is asked of it, with
+`: missed`. Benchmarks record what they have measured; which figures there are, and of which row, says catalogue.py.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ QUOTE = re.compile(r"\[(?P<words>[^\[\]]+)\](?P<link>\((?:docs/|\.\./docs/)?figu
 NUMBER = re.compile(r"(?P<digits>\d[\d,]*(?:\.\d+)?)(?P<scale> million| M\b)?")
 SCALES = {None: 1, " million": 1e6, " M": 1e6}
 UNKNOWN = "unknown"
-THEN = re.compile(rf" at (?:[0-9a-f]{{7,}}\+?|{UNKNOWN})$")
-"""What words end with that were true at a commit."""
+MISSED = ": missed"
+ENDING = re.compile(rf"({MISSED})?( at (?:[0-9a-f]{{7,}}\+?|{UNKNOWN}))?$")
+"""What words end with whose figure misses what is asked of it, or was true at a commit."""
 Entry = dict[str, Any]
 """Of a figure in the file: value (None: a table), unit, command; unless it is counted: commit, processor, and `of`, a
 digest of each folder."""
@@ -193,28 +194,29 @@ def as_it_should_be(path: Path, catalogue: Catalogue, root: Path = ROOT) -> str:
         name = m["name"]
         if name not in known or name not in entries:
             raise ValueError(f"{path.name}: there is no figure {name!r}; docs/figures.md lists them")
-        at = entries[name]["commit"] if changed(known[name], entries[name], root) else ""
-        return f"[{worded(m['words'], entries[name]['value'], at)}]{m['link']}"
+        figure, entry = known[name], entries[name]
+        end = "" if kept(figure, entry["value"]) else MISSED
+        end += f" at {entry['commit']}" if changed(figure, entry, root) else ""
+        return f"[{worded(m['words'], entry['value'], end)}]{m['link']}"
 
     return QUOTE.sub(quote, path.read_text(encoding="utf-8"))
 
 
-def worded(words: str, value: float | None, at: str = "") -> str:
-    """`words` with this value in the place of their first number, and with the commit where it was true.
+def worded(words: str, value: float | None, end: str = "") -> str:
+    """`words` with this value in the place of their first number, and this ending.
 
-    >>> worded("7.3 M cycles", 7_213_945), worded("98.31% of 256 at 1837e55", 98.0, "634d1ab")
+    >>> worded("7.3 M cycles", 7_213_945), worded("98.31% of 256: missed at 1837e55", 98.0, " at 634d1ab")
     ('7.2 M cycles', '98.00% of 256 at 634d1ab')
     """
-    words = THEN.sub("", words)
-    then = f" at {at}" if at else ""
+    words = ENDING.sub("", words)
     if value is None:
-        return words + then
+        return words + end
     m = NUMBER.search(words)
     if m is None:
         raise ValueError(f"{words!r} quotes a figure and has no number")
     decimals = len(m["digits"].partition(".")[2])
     number = f"{value / SCALES[m['scale']]:,.{decimals}f}{m['scale'] or ''}"
-    return f"{words[: m.start()]}{number}{words[m.end() :]}{then}"
+    return f"{words[: m.start()]}{number}{words[m.end() :]}{end}"
 
 
 HEAD = """# Figures
@@ -247,8 +249,10 @@ def _asked(figure: Figure) -> str:
     return ", ".join(bounds)
 
 
-def kept(figure: Figure, value: float) -> bool:
+def kept(figure: Figure, value: float | None) -> bool:
     """Whether it is what is asked of the figure."""
+    if value is None:
+        return True
     return (figure.least is None or value >= figure.least) and (figure.most is None or value <= figure.most)
 
 
@@ -258,7 +262,7 @@ def _value(figure: Figure, entry: Entry) -> str:
         return "a table"
     text = f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
     unit = figure.unit if figure.unit in ("", "%") else f" {figure.unit}"
-    return f"{text}{unit}" + ("" if kept(figure, value) else ": missed")
+    return f"{text}{unit}" + ("" if kept(figure, value) else MISSED)
 
 
 def _when(figure: Figure, entry: Entry, root: Path) -> str:

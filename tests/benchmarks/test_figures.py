@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import doctest
 import re
 import subprocess
 from itertools import chain
@@ -215,13 +216,20 @@ def test_what_is_given_by_hand_must_be_a_figure(root: Path, given: str, words: s
 def test_what_misses_says_so(root: Path) -> None:
     record([], CATALOGUE, ["one=3.25"], root)
     assert "3.25 s: missed" in (root / "docs" / "figures.md").read_text()
+    assert "[3 s: missed](docs/figures.md#one)" in (root / "README.md").read_text()
+    later(root, "sim/b.py")
+    record([], CATALOGUE, (), root)
+    assert f"[3 s: missed at {read(root)['one']['commit']}](docs/figures.md#one)" in (root / "README.md").read_text()
+    record(rows(), CATALOGUE, (), root)
+    assert "[2 s](docs/figures.md#one)" in (root / "README.md").read_text()
 
 
 def test_words_keep_their_form() -> None:
+    assert not doctest.testmod(figures).failed
     assert worded("98.3% of it", 97.66) == "97.7% of it"
     assert (
         worded("1,874", 1_900) == "1,900"
         and worded("about 7.21 million cycles", 1_500_000) == "about 1.50 million cycles"
     )
     assert worded("2 s at 0123abc", 3) == worded("2 s at 0123abc+", 3) == "3 s"
-    assert worded("2 M at 0123abc", 3e6, "fedcba9") == "3 M at fedcba9"
+    assert worded("2 M: missed at unknown", 3e6, " at fedcba9") == "3 M at fedcba9"
