@@ -34,6 +34,8 @@ def test_pages_say_what_the_figures_say(page: str) -> None:
 def test_the_file_has_the_figures_that_there_are() -> None:
     assert len(ALL) == sum(map(len, FIGURES.values()))
     assert set(read()) <= set(ALL)
+    moved = {name for figure in ALL.values() for name in figure.of if not (figures.ROOT / name).exists()}
+    assert not moved, "catalogue.py names folders that are not there"
     for name, entry in read().items():
         given = {"value", "unit", "command"} | (set() if ALL[name].count else {"commit", "processor", "of"})
         assert set(entry) == given and entry["unit"] == ALL[name].unit
