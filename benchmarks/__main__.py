@@ -124,6 +124,7 @@ def table(rows: list[Row]) -> Table:
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
     console = Console(stderr=True, quiet=options.quiet)
+    figures.look(FIGURES)
     rows: list[Row] = []
     with console.status("") as status:
         folder, say = models_folder(options.models_dir), lambda text: status.update(text)

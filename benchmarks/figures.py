@@ -76,12 +76,20 @@ def read(root: Path = ROOT) -> dict[str, Entry]:
 
 @cache
 def digest(path: Path) -> str:
-    """Of a file, or of all files in a folder with their names: 12 digits, which differ where one of them does."""
+    """Of a file, or of all files in a folder with their names: 12 digits, which differ where one of them does. As they
+    were when this process first asked."""
     found = hashlib.sha256()
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         if file.is_file() and "__pycache__" not in file.parts:
             found.update(f"\n{file.relative_to(path.parent).as_posix()}\n".encode() + file.read_bytes())
     return found.hexdigest()[:12]
+
+
+def look(catalogue: Catalogue, root: Path = ROOT) -> None:
+    """Take the digests of all folders, which hold for this process: of what is measured, whatever is edited meanwhile."""
+    for figure in chain(*catalogue.values()):
+        for name in figure.of:
+            digest(root / name)
 
 
 def commit(folders: Sequence[str], root: Path = ROOT) -> str:
