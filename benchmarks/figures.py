@@ -86,7 +86,7 @@ def digest(path: Path) -> str:
 
 
 def look(catalogue: Catalogue, root: Path = ROOT) -> None:
-    """Take the digests of all folders, which hold for this process: of what is measured, whatever is edited meanwhile."""
+    """Take the digests of all folders, which hold for this process, whatever is edited while it measures."""
     for figure in chain(*catalogue.values()):
         for name in figure.of:
             digest(root / name)
