@@ -6,7 +6,7 @@ from benchmarks.differential.case import Case
 from benchmarks.differential.habits import habits
 from benchmarks.differential.net import Array, Draw, Net
 from benchmarks.differential.networks import network
-from benchmarks.differential.operators import operator
+from benchmarks.differential.operators.table import operator
 from benchmarks.differential.quantised import FORMS, quantised
 from celosia.driver.explore.space import Space
 from celosia.hw.config import PRESETS, Config

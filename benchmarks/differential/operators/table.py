@@ -1,0 +1,95 @@
+"""The operators that are drawn, those with more to them more often."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.differential.net import MS, Array, Draw, Net, OracleError
+from benchmarks.differential.networks import window, window_of_mean
+from benchmarks.differential.operators.elementwise import (
+    binary,
+    bits,
+    cast,
+    clip,
+    comparison,
+    of_integers,
+    unary,
+    unary_with_attributes,
+    variadic,
+    where,
+)
+from benchmarks.differential.operators.integers import (
+    dequantize,
+    dynamic_quantize,
+    integer_product,
+    qlinear_binary,
+    qlinear_concat,
+    qlinear_conv,
+    qlinear_pool,
+    qlinear_softmax,
+    qlinear_unary,
+    qlinear_where,
+    quantize,
+)
+from benchmarks.differential.operators.movement import made, movement
+from benchmarks.differential.operators.operands import (
+    FLOATS,
+    INTEGERS,
+    NUMBERS,
+    Make,
+    any_axis,
+    any_image,
+    any_pair,
+    any_scale,
+    any_shape,
+    broadcast_shape,
+    byte_type,
+    either,
+    known_of,
+    meaning_of,
+    operand,
+    some_of,
+)
+from benchmarks.differential.operators.several import layer_norm, normalisation, recurrent
+from benchmarks.differential.operators.sums import (
+    arg,
+    cumsum,
+    einsum,
+    fused_matmul,
+    gemm,
+    matmul,
+    reduction,
+    softmax,
+    top_k,
+)
+from benchmarks.differential.operators.windows import conv, conv_transpose, global_pool, grid_sample, pool, resize
+
+TRIES = 20
+
+
+def operator(draw: Draw, opset: int) -> Net:
+    """A model of one operator that onnxruntime runs."""
+    make = draw.choice(OPERATORS)
+    for _ in range(TRIES):
+        net = Net(draw, opset)
+        try:
+            net.outputs = [name for name in make(net) if name]
+        except OracleError:
+            continue
+        if all(name in net.values for name in net.outputs):
+            return net
+    raise OracleError(f"onnxruntime refuses all that was drawn of {make.__name__}")
+
+
+OPERATORS: tuple[Make, ...] = (
+    unary, unary, unary_with_attributes, of_integers, clip, binary, binary, comparison, bits, variadic, where, cast,
+    reduction, reduction, reduction, arg, softmax, cumsum, top_k, matmul, matmul, fused_matmul, gemm, gemm, einsum,
+    conv, conv, conv_transpose, pool, pool, global_pool, resize, resize, grid_sample, *[movement] * 8, made,
+    normalisation, normalisation, layer_norm, recurrent, recurrent, quantize, dequantize, dynamic_quantize,
+    qlinear_binary, qlinear_binary, qlinear_unary, qlinear_softmax, qlinear_concat, qlinear_where, qlinear_pool,
+    qlinear_conv, qlinear_conv, integer_product, integer_product,
+)  # fmt: skip
