@@ -187,7 +187,7 @@ def _compile(
         given.check_all_taken()
     schedules = ""
     if improve is not None:
-        image, schedules = improve(Network(cfg, *plan, planner, image))
+        image, schedules = improve(Network(cfg, *plan, lowered.planner, image))
     say("verifying instructions")
     runs = [
         Run(image.code(launch), layers, launch.layer_of, packed, taken)

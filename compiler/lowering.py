@@ -21,11 +21,13 @@ Plan = tuple[list[list[Layer]], list[set[Storage]], list[set[Storage]]]
 
 @dataclass(frozen=True)
 class Lowered:
-    """Where operators are placed, the order of what is done, and the image of the accelerator's part."""
+    """Where operators are placed, the order of what is done, and the image of the accelerator's part.
+    planner: with what decided its layers."""
 
     selection: Selection
     steps: list[Step]
     plan: Plan
+    planner: Planner
     image: Image
 
 
@@ -43,12 +45,12 @@ def lower(
     while True:
         selection = select(model, cfg, on_cpu)
         say("blocks of layers")
-        form_blocks(cfg, selection, planner, apart, decided)
+        found = planner.under(form_blocks(cfg, selection, planner, apart, decided))
         steps = schedule(cfg, model.graph, selection)
         say("tiling and instructions")
         try:
             plan = layers_of(steps, selection)
-            return Lowered(selection, steps, plan, build(cfg, *plan, planner))
+            return Lowered(selection, steps, plan, found, build(cfg, *plan, found))
         except LayerErrors as errors:
             plans = [step for step in steps if isinstance(step, LaunchPlan)]
             for (number, layer), reason in errors.reasons.items():

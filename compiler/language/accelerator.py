@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from celosia.compiler.decide import Fixed
 from celosia.compiler.image import Image, LayerErrors, build
 from celosia.compiler.language.recognise import recognise
 from celosia.compiler.language.tile import Array, Program, fail
@@ -29,7 +30,7 @@ from celosia.compiler.layer import (
 )
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.define import define
-from celosia.compiler.tensorize.plan import Fixed, Planner
+from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import CUT, Decisions, Problem, estimate, parts, point, why_not
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.hw.config import Config

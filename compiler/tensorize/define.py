@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,7 +125,7 @@ class Definition:
         found = (n for body in bodies for n in walk(body) if isinstance(n, Var) and not isinstance(n, Axis))
         return tuple(dict.fromkeys(found))
 
-    @property
+    @cached_property
     def signature(self) -> Hashable:
         """Equal for definitions whose loops are the same, wherever their arrays lie and whatever their scalars are."""
         arrays = (*self.inputs, self.y)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from celosia.compiler.decide import problems, workload
 from celosia.compiler.decisions import why_not_any
 from celosia.compiler.image import Image, LayerErrors, build
 from celosia.compiler.layer import Layer, Storage, Untileable
-from celosia.compiler.tensorize.define import define
-from celosia.compiler.tensorize.plan import Planner, problems, workload
+from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.measure import Judge, Result, Status
 from celosia.compiler.tune.records import Key, Records, schedule_of
 from celosia.compiler.tune.space import Point
@@ -47,11 +47,8 @@ class Network:
         """LayerErrors where one does not fit so."""
         if not tuned:
             return self.image
-        self.planner.tuned = {name: list(point) for name, point in tuned.items()}
-        try:
-            return build(self.cfg, self.launches, self.written, self.read, self.planner)
-        finally:
-            self.planner.tuned = {}
+        planner = self.planner.under(replace(self.planner.decider, recorded=tuned))
+        return build(self.cfg, self.launches, self.written, self.read, planner)
 
     def cycles(self, image: Image, judge: Judge) -> int:
         """Of all launches, by the timing model with the judge's memory."""
@@ -61,10 +58,10 @@ class Network:
     def occurrences(self) -> list[Occurrence]:
         """The workloads of layers that the user has not decided, in order."""
         found: dict[str, Occurrence] = {}
-        given = self.planner.given
+        given = self.planner.decider.given
         for layers, launch in zip(self.launches, self.image.launches, strict=True):
             for layer, parts in zip(layers, launch.parts, strict=True):
-                definitions = define(self.cfg, layer)
+                definitions = self.planner.definitions(layer)
                 asked = [problem for definition in definitions for problem in problems(definition)]
                 if given is not None and given.of(layer.name, asked) is not None:
                     continue
@@ -77,7 +74,8 @@ class Network:
     @property
     def name(self) -> str:
         """The layers in order, as a record's workload."""
-        text = "\n\n".join("\n".join(workload(define(self.cfg, layer)) for layer in layers) for layers in self.launches)
+        lines = (map(workload, map(self.planner.definitions, layers)) for layers in self.launches)
+        text = "\n\n".join(map("\n".join, lines))
         count = sum(map(len, self.launches))
         return f"network of {count} layers #{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
@@ -130,7 +128,7 @@ def apply(network: Network, records: Records, judge: Judge) -> tuple[Image, Appl
         return network.image, nothing
     refused: list[str] = []
     for name, point in list(tuned.items()):
-        if why := _illegal(network.cfg, own[name].layer, point):
+        if why := _illegal(network, own[name].layer, point):
             refused.append(f"a record of {own[name].layer.name!r} cannot be followed: {why}")
             del tuned[name]
     image, cycles, untuned = network.image, 0, 0
@@ -145,12 +143,12 @@ def apply(network: Network, records: Records, judge: Judge) -> tuple[Image, Appl
     return image, Applied(source, network.cfg.name, used, len(own), cycles, untuned, inexact, tuple(refused))
 
 
-def _illegal(cfg: Config, layer: Layer, point: Point) -> str | None:
+def _illegal(network: Network, layer: Layer, point: Point) -> str | None:
     """Why `point` is not one of the space of `layer`."""
-    asked = [problem for definition in define(cfg, layer) for problem in problems(definition)]
+    asked = [problem for definition in network.planner.definitions(layer) for problem in problems(definition)]
     if len(asked) != len(point):
         return f"it has {len(asked)} problems, decisions are for {len(point)}"
-    return next(filter(None, (why_not_any(cfg, problem, d) for problem, d in zip(asked, point))), None)
+    return next(filter(None, (why_not_any(network.cfg, problem, d) for problem, d in zip(asked, point))), None)
 
 
 def network_measurer(judge: Judge) -> str:

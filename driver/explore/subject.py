@@ -18,13 +18,14 @@ import onnx_ir as ir
 
 from celosia.compiler.blocks import estimated
 from celosia.compiler.compile import PASSES
+from celosia.compiler.decide import problems
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.select import select
 from celosia.compiler.graph.specialise import specialise
 from celosia.compiler.layer import Conv, Untileable
 from celosia.compiler.lowering import lower
 from celosia.compiler.tensorize.define import define
-from celosia.compiler.tensorize.plan import Planner, problems
+from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Problem
 from celosia.compiler.tune.bound import network_bound
 from celosia.compiler.tune.measure import TIMED, Judge, Result, Status
@@ -147,9 +148,8 @@ def with_records(subject: Subject, cfg: Config, memory: str) -> int | None:
     if not (known := shipped(cfg)).trials:
         return None
     graph, _ = _graph(subject, cfg.batch)
-    planner = Planner(cfg)
-    lowered = lower(cfg, graph, planner)
-    network = Network(cfg, *lowered.plan, planner, lowered.image)
+    lowered = lower(cfg, graph, Planner(cfg))
+    network = Network(cfg, *lowered.plan, lowered.planner, lowered.image)
     return network.cycles(apply(network, known, TIMED)[0], Judge("timed", memory))
 
 
