@@ -9,6 +9,7 @@ and decisions, and where one decision of a block changes, only the groups around
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +36,7 @@ from celosia.compiler.layer import (
 )
 from celosia.compiler.tensorize import block_space, pack
 from celosia.compiler.tensorize.block_space import BlockProblem
-from celosia.compiler.tensorize.define import depthwise
+from celosia.compiler.tensorize.define import Definition, depthwise
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Decisions, Problem, choose, estimate
 from celosia.hw.config import Config
@@ -166,7 +167,6 @@ class _Cutter:
         """With what was found of blocks so far."""
         self.groups = {group for name in decided for group in Block.names(name)}
         self.estimated: dict[Hashable, float | None] = {}
-        self.timed: dict[Hashable, float] = {}
 
     def cut(self, chain: list[Choice]) -> list[_Part]:
         ways: list[list[tuple[float, tuple[int, ...]]]] = [[(0.0, ())]]
@@ -279,18 +279,29 @@ class _Cutter:
         layers = [part.layer for part in parts]
         found = [definition for layer in layers for definition in planner.definitions(layer)]
         searched: Mapping[object, Decisions] = planner.decider.searched
-        key = tuple((d.signature, searched.get(d.problem)) for d in found)
-        if key not in self.timed:
+        name = chain_name([(definition, searched.get(definition.problem)) for definition in found])
+        timed = planner.timed
+        if name not in timed:
             twice = [*layers, *_again(layers, planner)]
             read = {act.storage for layer in twice for act in inputs(layer)}
             made = {layer.y.storage for layer in twice}
             try:
                 image = build(self.cfg, [twice], [read - made], [{twice[-1].y.storage}], planner)
                 code = image.code(image.launches[0]).tobytes()
-                self.timed[key] = predict(self.cfg, code).cycles
+                timed[name] = predict(self.cfg, code).cycles
             except LayerErrors:
-                self.timed[key] = inf
-        return self.timed[key]
+                timed[name] = inf
+        return timed[name]
+
+
+def chain_name(parts: Sequence[tuple[Definition, Decisions | None]]) -> str:
+    """A chain of layers, twice in a row, in a line, with what was decided for them beside the estimate."""
+    told = repr([(definition.digest, decisions) for definition, decisions in parts])
+    return f"{CHAIN} of {len(parts)} #{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+
+
+CHAIN = "chain"
+"""With this begin the names of chains, among those of workloads."""
 
 
 def _again(layers: Sequence[Layer], planner: Planner) -> list[Layer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -39,7 +40,7 @@ from celosia.compiler.graph.transposed import convolve_transposed
 from celosia.compiler.image import Image
 from celosia.compiler.keep import Kept
 from celosia.compiler.limits import require_memory, require_numpy
-from celosia.compiler.lowering import lower
+from celosia.compiler.lowering import Improve, lower
 from celosia.compiler.passes import Pass, Pipeline, Watch
 from celosia.compiler.program import Program
 from celosia.compiler.selfcheck.check import self_check
@@ -48,15 +49,16 @@ from celosia.compiler.selfcheck.rewriting import RewriteError, check_pass, check
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.kernels.tuner import recorded
 from celosia.compiler.tune.measure import TIMED
-from celosia.compiler.tune.network import Network, apply
+from celosia.compiler.tune.network import Network, apply, chains
 from celosia.compiler.tune.records import Records
 from celosia.compiler.tune.shipped import SHIPPED, asked_for, shipped
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.hw.config import Config
 
 Progress = Callable[[str], None]
-Improve = Callable[[Network], tuple[Image, str]]
-"""Gives the image of a network, and says in a sentence what was decided."""
+
+COLLECTED = 100_000
+"""Objects after which the garbage collector runs while a model is compiled; it takes a sixth of the time otherwise."""
 
 PASSES = Pipeline(
     Pass("shapes", "shapes come from the operators' expressions or are compared", infer_shapes, inside=False),
@@ -110,14 +112,16 @@ def compile(
     Celosia.
     """
     processor = None if target is None else find_target(target)
-    with compiling_for(processor), _of_shapes(shapes):
+    with compiling_for(processor), _of_shapes(shapes), _seldom_collected():
         say = progress or (lambda stage: None)
         known = asked_for(records)
         if improve is None and known is not None:
             improve = _from_records(known, say)
         choices = Choices(recorded(known)) if known and known.trials and processor is None else None
         with choosing(choices) if choices else nullcontext():
-            program = _compile(source, config, progress, accelerator, watch, check, decisions, shapes, keep, improve)
+            program = _compile(
+                source, config, progress, accelerator, watch, check, decisions, shapes, keep, improve, known is not None
+            )
         if choices and (told := str(choices)):
             say(told)
             program.schedules = "; ".join(filter(None, (program.schedules, told)))
@@ -133,14 +137,27 @@ def compile(
 
 def _from_records(given: Records, say: Progress) -> Improve:
     def improve(network: Network) -> tuple[Image, str]:
-        if not network.image.launches:
+        if not network.launches:
             return network.image, ""
-        image, applied = apply(network, given.joined(shipped(network.cfg)), TIMED)
+        ours = shipped(network.cfg)
+        image, applied = apply(network, given.joined(ours), TIMED, ours)
         damaged = f"; {given.damaged} damaged lines of {given.path} left out" if given.damaged else ""
         say(f"{applied}{damaged}")
         return image, f"{applied}{damaged}"
 
     return improve
+
+
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Let Python look for cycles of garbage every so many objects only: nearly all that is made here lives on."""
+    before = gc.get_threshold()
+    if 0 < before[0] < COLLECTED:
+        gc.set_threshold(COLLECTED, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 @contextmanager
@@ -158,13 +175,15 @@ def _of_shapes(shapes: Shapes | None) -> Iterator[None]:
 def _compile(
     source: str | Path | onnx.ModelProto, config: str | Path | Config, progress: Progress | None, accelerator: bool,
     watch: Watch | None, check: bool, decisions: str | Path | Mapping[str, Any] | None, shapes: Shapes | None,
-    keep: str | Sequence[str], improve: Improve | None,
+    keep: str | Sequence[str], improve: Improve | None, recorded: bool,
 ) -> Program:  # fmt: skip
     started = time.perf_counter()
     say = progress or (lambda stage: None)
     cfg = Config.load(config)
     given = None if decisions is None else Given.load(decisions, cfg)
     planner = Planner(cfg, given)
+    if recorded and given is None:
+        planner.timed |= chains(cfg, shipped(cfg))
     say("reading the model")
     found = specialise(source, shapes, cfg.batch)
     model = found.graph
@@ -181,13 +200,10 @@ def _compile(
     require_memory(model)
     say("placing operators")
     refused = {} if accelerator else dict.fromkeys(model.graph, "compiled for the CPU alone")
-    lowered = lower(cfg, model, planner, refused, () if given is None else given.layers, say)
+    lowered = lower(cfg, model, planner, refused, () if given is None else given.layers, say, improve)
     selection, steps, plan, image = lowered.selection, lowered.steps, lowered.plan, lowered.image
     if given is not None:
         given.check_all_taken()
-    schedules = ""
-    if improve is not None:
-        image, schedules = improve(Network(cfg, *plan, lowered.planner, image))
     say("verifying instructions")
     runs = [
         Run(image.code(launch), layers, launch.layer_of, packed, taken)
@@ -215,7 +231,7 @@ def _compile(
     program.batched = found.batched
     program.macs_total = sum(macs)
     program.passes = passes
-    program.schedules = schedules
+    program.schedules = lowered.schedules
     program.compile_seconds = time.perf_counter() - started
     return program
 

@@ -10,35 +10,40 @@ import onnx_ir as ir
 from celosia.compiler.blocks import form_blocks
 from celosia.compiler.graph.launches import LaunchPlan, Step, layers_of, schedule
 from celosia.compiler.graph.select import Selection, select
-from celosia.compiler.image import Image, LayerErrors, build
+from celosia.compiler.image import Image, LayerErrors
 from celosia.compiler.layer import Block, Layer, Storage
 from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tune.network import Network
 from celosia.hw.config import Config
 
 Plan = tuple[list[list[Layer]], list[set[Storage]], list[set[Storage]]]
 """Layers of each launch, and the storages that the host fills before it and takes after it."""
 
+Improve = Callable[[Network], tuple[Image, str]]
+"""Gives the image of a network, and says in a sentence what was decided."""
+
 
 @dataclass(frozen=True)
 class Lowered:
-    """Where operators are placed, the order of what is done, and the image of the accelerator's part.
-    planner: with what decided its layers."""
+    """Where operators are placed, the order of what is done, and the image of the accelerator's part. schedules: what
+    `improve` said."""
 
     selection: Selection
     steps: list[Step]
     plan: Plan
-    planner: Planner
+    network: Network
     image: Image
+    schedules: str
 
 
 def lower(
     cfg: Config, model: ir.Model, planner: Planner, refused: Mapping[ir.Node, str] = {},
-    decided: Collection[str] = (), say: Callable[[str], None] = lambda stage: None,
+    decided: Collection[str] = (), say: Callable[[str], None] = lambda stage: None, improve: Improve | None = None,
 ) -> Lowered:  # fmt: skip
     """Place the operators of `model`, after compile.PASSES, and lower them. The graph stays as it is.
 
     refused: operators that stay on the CPU, with the reason; what fits no tiling joins them. decided: names of layers
-    and blocks that are to be as they are.
+    and blocks that are to be as they are. improve: see `compile`.
     """
     on_cpu = dict(refused)
     apart: set[ir.Node] = set()
@@ -50,7 +55,9 @@ def lower(
         say("tiling and instructions")
         try:
             plan = layers_of(steps, selection)
-            return Lowered(selection, steps, plan, found, build(cfg, *plan, found))
+            network = Network(cfg, *plan, found)
+            image, told = (network.image, "") if improve is None else improve(network)
+            return Lowered(selection, steps, plan, network, image, told)
         except LayerErrors as errors:
             plans = [step for step in steps if isinstance(step, LaunchPlan)]
             for (number, layer), reason in errors.reasons.items():

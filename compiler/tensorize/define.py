@@ -9,6 +9,7 @@ A grouped convolution is one definition for each run of output blocks whose inpu
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -131,6 +132,11 @@ class Definition:
         arrays = (*self.inputs, self.y)
         passes = tuple((level.vector, str(level.near.body)) for level in self.levels)  # with the padding that it has
         return self.problem, passes, tuple((t.name, t.shape, self.places[t].strides) for t in arrays)
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the signature, the same wherever it is asked for."""
+        return hashlib.sha256(repr(self.signature).encode()).hexdigest()
 
 
 def define(cfg: Config, layer: Layer) -> list[Definition]:

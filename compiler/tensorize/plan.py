@@ -52,13 +52,16 @@ class Planner:
     def __init__(self, cfg: Config, given: Given | None = None) -> None:
         """given: what a user has decided, by the names of layers."""
         self.cfg, self.decider = cfg, Decider(cfg, given)
+        self.timed: dict[str, float] = {}
+        """Cycles of chains of layers, by a name that says all on which they depend; see blocks.py."""
         self._loops: dict[Hashable, Loops] = {}
         self._defined: dict[Hashable, tuple[Layer, list[Definition]]] = {}
 
     def under(self, decider: Decider) -> Planner:
         """A planner that asks `decider`, and remembers what this one does."""
         other = Planner(self.cfg)
-        other.decider, other._loops, other._defined = decider, self._loops, self._defined
+        other.decider, other.timed = decider, self.timed
+        other._loops, other._defined = self._loops, self._defined
         return other
 
     def definitions(self, layer: Layer) -> list[Definition]:

@@ -29,7 +29,7 @@ from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Problem
 from celosia.compiler.tune.bound import network_bound
 from celosia.compiler.tune.measure import TIMED, Judge, Result, Status
-from celosia.compiler.tune.network import Network, apply
+from celosia.compiler.tune.network import apply
 from celosia.compiler.tune.shipped import shipped
 from celosia.hw.config import Config
 from celosia.hw.isa import Unit
@@ -148,9 +148,8 @@ def with_records(subject: Subject, cfg: Config, memory: str) -> int | None:
     if not (known := shipped(cfg)).trials:
         return None
     graph, _ = _graph(subject, cfg.batch)
-    lowered = lower(cfg, graph, Planner(cfg))
-    network = Network(cfg, *lowered.plan, lowered.planner, lowered.image)
-    return network.cycles(apply(network, known, TIMED)[0], Judge("timed", memory))
+    lowered = lower(cfg, graph, Planner(cfg), improve=lambda network: (apply(network, known, TIMED, known)[0], ""))
+    return lowered.network.cycles(lowered.image, Judge("timed", memory))
 
 
 RUNGS = {"closed": closed, "timed": timed}
