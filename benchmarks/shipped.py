@@ -38,8 +38,9 @@ def winners(network: Network, records: Records) -> Lines:
     found = records.best(network.cfg, network.name, network_measurer(TIMED))
     lines: Lines = {
         Key.of(network.cfg, name, [], TIMED.version): Result(Status.OK, int(cycles))
-        for name, cycles in network.planner.timed.items()
         if isfinite(cycles)
+        else Result(Status.REFUSED)
+        for name, cycles in network.planner.timed.items()
     }
     if found is None:
         return lines
@@ -108,7 +109,7 @@ def write(config: str, lines: Lines) -> Path:
     fresh.unlink(missing_ok=True)
     records = Records(fresh)
     for key in sorted(lines, key=lambda key: (key.workload, key.schedule)):
-        records.add(key, Result(Status.OK, lines[key].cycles))
+        records.add(key, Result(lines[key].status, lines[key].cycles))
     if lines:
         os.replace(fresh, path)
     else:

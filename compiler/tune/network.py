@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 
 from celosia.compiler.blocks import CHAIN
 from celosia.compiler.decide import problems, workload
@@ -116,13 +117,13 @@ class Applied:
 
 
 def chains(cfg: Config, records: Records) -> dict[str, float]:
-    """Cycles of the chains of layers, by name, that the search of blocks need not time again."""
+    """Cycles of the chains of layers, by name, that the search of blocks need not time again; inf for one that does not
+    fit."""
     return {
-        key.workload: result.cycles
+        key.workload: inf if result.cost is None else result.cycles
         for key, result in records.trials.items()
-        if key.workload.startswith(CHAIN) and result.cost is not None
-        and (key.config, key.measurer) == (cfg.digest, TIMED.version)
-    }  # fmt: skip
+        if key.workload.startswith(CHAIN) and (key.config, key.measurer) == (cfg.digest, TIMED.version)
+    }
 
 
 NO_RECORDS = Records()
