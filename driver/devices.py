@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from celosia.compiler.program import Program
-from celosia.hw.config import Config
+from celosia.hw.config import Config, did_you_mean
 from celosia.sim.device import Device
 from celosia.sim.devices import SIMULATORS, open_simulator
 
@@ -30,7 +30,8 @@ def open_device(name: str, config: Config, **options: Any) -> Device:
 
 def require_device(name: str) -> None:
     if name not in DEVICES:
-        raise ValueError(f"there is no device {name!r}; take {', '.join(DEVICES[:-1])} or {DEVICES[-1]}")
+        near = did_you_mean(name, DEVICES)
+        raise ValueError(f"there is no device {name!r}{near}; take {', '.join(DEVICES[:-1])} or {DEVICES[-1]}")
 
 
 def require_tools(device: str, model: str | Path | ModelProto) -> None:

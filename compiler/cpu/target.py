@@ -15,6 +15,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 
 from celosia.compiler.dtypes import itemsize
+from celosia.hw.config import did_you_mean
 
 
 class TargetError(ValueError):
@@ -87,8 +88,9 @@ BOARDS = {"pynq-z1": "armv7", "pynq-z2": "armv7", "ultra96": "aarch64", "zcu104"
 def find_target(name: str) -> Target:
     """The target or board called `name`. TargetError."""
     if name not in TARGETS and name not in BOARDS:
+        known = (*BOARDS, *TARGETS)
         raise TargetError(
-            f"there is no target {name!r}; take {', '.join((*BOARDS, *TARGETS))}, or none for this machine"
+            f"there is no target {name!r}{did_you_mean(name, known)}; take {', '.join(known)}, or none for this machine"
         )
     return TARGETS[BOARDS.get(name, name)]
 

@@ -190,7 +190,7 @@ def run(op: HostOp, values: Mapping[str, Any]) -> list[Any]:
 def spread(low: Array, high: Array) -> float:
     """How far a tensor may lie from both of its results."""
     with np.errstate(all="ignore"):
-        apart = np.abs(high.astype(np.float64) - low)
+        apart = np.abs(np.subtract(high, low, dtype=np.complex128 if low.dtype.kind == "c" else np.float64))
     return 2 * float(np.max(apart, initial=0.0, where=np.isfinite(apart)))
 
 

@@ -23,7 +23,7 @@ from celosia.compiler.cpu.parse import parse
 from celosia.compiler.cpu.runtime.host import execute
 from celosia.compiler.cpu.runtime.kernel import host
 from celosia.compiler.cpu.runtime.op import HostError
-from celosia.compiler.dtypes import numpy_dtype
+from celosia.compiler.dtypes import is_float, numpy_dtype
 from celosia.compiler.graph.select import Selection
 from celosia.compiler.graph.values import attribute, captured, constant, dtype_name, is_op, shape
 from celosia.compiler.program import CpuStep, HostStep, Program
@@ -39,6 +39,8 @@ TRIES = 3
 """Random inputs on which a tensor must differ: a comparison or an index of floats may once fall on an edge."""
 RELATIVE, ABSOLUTE = 1e-4, 2e-5
 """What another order of sums may change of floats: a share of the element, and of the largest of the tensor."""
+ROUNDINGS = 8
+"""Of 16-bit floats, one per operator, between two tensors that are compared."""
 
 
 class RewriteError(SelfCheckError):
@@ -126,7 +128,7 @@ class Comparison:
             found = self._made(name, order, given)
         except (HostError, Unsupported, ValueError) as error:
             return f"it cannot be computed: {error}"
-        return _difference(found, low, high)
+        return outside(found, low, high)
 
     def _between(self, name: str) -> tuple[set[int], list[Unit]]:
         """(The nearest tensors that decide on both sides what `name` is, the units between). Raises Unknown.
@@ -377,11 +379,11 @@ def _slack(node: ir.Node) -> float:
     return 0.0 if x is None or w is None or y is None else float(0.5 * np.max(x) * np.max(w) / np.min(y))  # of the bias
 
 
-def _difference(found: Any, low: Any, high: Any) -> str:
+def outside(found: Any, low: Any, high: Any) -> str:
     """How `found` lies outside of what the model allows; "" where it does not."""
     if isinstance(low, list):
         same = isinstance(found, list) and len(found) == len(low)
-        return next(filter(None, map(_difference, found, low, high)), "") if same else "another sequence"
+        return next(filter(None, map(outside, found, low, high)), "") if same else "another sequence"
     if low is None or found is None:
         return "" if low is found else "one is an empty optional"
     found, low, high = np.asarray(found), np.asarray(low), np.asarray(high)
@@ -389,19 +391,20 @@ def _difference(found: Any, low: Any, high: Any) -> str:
         return f"it is {found.dtype}{list(found.shape)}, and {low.dtype}{list(low.shape)} in the model"
     if found is low or not found.size:
         return ""
-    if low.dtype.kind in "biu":
-        wrong = (found < np.minimum(low, high)) | (found > np.maximum(low, high))
-    elif low.dtype.kind == "O":
+    if low.dtype.kind == "O":
         wrong = found != low
-    else:
+    elif is_float(low.dtype):
         wrong = _far(found, low, high)
+    else:
+        least, most = np.minimum(low, high), np.maximum(low, high)
+        wrong = (found < least) | (found > most)
     if not wrong.any():
         return ""
     places = np.argwhere(wrong)
     first = tuple(int(index) for index in places[0])
     return (
-        f"{len(places)} of {found.size} values, the first at {list(first)}: expected {low[first].item()}, found "
-        f"{found[first].item()}"
+        f"{len(places)} of {found.size} values, the first at {list(first)}: expected {low.item(first)}, found "
+        f"{found.item(first)}"
     )
 
 
@@ -409,9 +412,19 @@ def _far(found: Array, low: Array, high: Array) -> Array:
     """Where floats are further from what lies between `low` and `high` than another order of sums takes them."""
     wide = np.complex128 if found.dtype.kind == "c" else np.float64
     a, b = found.astype(wide), low.astype(wide)
-    coarse = max(1.0, float(ml_dtypes.finfo(found.dtype).eps / np.finfo(np.float32).eps))
-    largest = np.max(np.abs(b), initial=0.0, where=np.isfinite(b))
+    sizes = np.where(np.isfinite(b), np.abs(b), 0.0)
     with np.errstate(all="ignore"):
-        allowed = coarse * (RELATIVE * np.abs(b) + ABSOLUTE * largest) + (0.0 if low is high else spread(low, high))
+        allowed = _lost(found.dtype, sizes) + (0.0 if low is high else spread(low, high))
         far: Array = ~((np.abs(a - b) <= allowed) | (a == b) | (np.isnan(a) & np.isnan(b)))
     return far
+
+
+def _lost(kind: np.dtype[Any], sizes: Array) -> Array:
+    """What elements of such sizes may lose: in float16 a rounding after each operator, in a byte, which only holds
+    numbers, one."""
+    eps = float(ml_dtypes.finfo(kind).eps)
+    if kind.itemsize == 1:
+        return eps * np.maximum(sizes, float(ml_dtypes.finfo(kind).smallest_subnormal))
+    coarse = ROUNDINGS * eps if eps > np.finfo(np.float32).eps else 0.0
+    lost: Array = (RELATIVE + coarse) * sizes + (ABSOLUTE + coarse) * np.max(sizes, initial=0.0)
+    return lost

@@ -283,6 +283,8 @@ def program_of(
             )
         _require_kept(source, program, keep)
         return program
+    if trust is not None and trust.digest is not None:
+        raise ProgramError(f"{source} is an ONNX model, and --digest is for a Program, which `celosia compile` writes")
     from celosia.compiler.compile import compile as compile_model
 
     return compile_model(

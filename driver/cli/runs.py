@@ -118,7 +118,10 @@ def run(
             "each instruction's time"
         )
     if device not in DEVICES and not device.startswith("ssh://"):
-        raise typer.BadParameter(f"there is no device {device!r}; take {', '.join(DEVICES)} or ssh://USER@BOARD")
+        from celosia.hw.config import did_you_mean
+
+        near = did_you_mean(device, DEVICES)
+        raise typer.BadParameter(f"there is no device {device!r}{near}; take {', '.join(DEVICES)} or ssh://USER@BOARD")
     if dump and output is None:
         raise typer.BadParameter("--dump needs --output OUT.npz, where the tensors go")
     trusted = Trust(trust, digest, rebuild_kernels)

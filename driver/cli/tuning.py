@@ -118,9 +118,11 @@ def tune(
     """
     board = device.startswith("ssh://")
     if device not in (*WITH_CYCLES, CPU) and not board:
-        raise typer.BadParameter(
-            f"there is no device {device!r}; take {', '.join((*WITH_CYCLES, CPU))} or ssh://USER@BOARD"
-        )
+        from celosia.hw.config import did_you_mean
+
+        known = (*WITH_CYCLES, CPU)
+        near = did_you_mean(device, known)
+        raise typer.BadParameter(f"there is no device {device!r}{near}; take {', '.join(known)} or ssh://USER@BOARD")
     if device == CPU and (unused := [name for name, given in (("--memory", memory), ("--pool", pool)) if given]):
         raise typer.BadParameter(f"{unused[0]} is of the accelerator; leave it out, or take another device than {CPU}")
     behind = memory_options(memory, "timed" if board or device == CPU else device)

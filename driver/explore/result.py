@@ -52,7 +52,7 @@ def row_of(name: str, point: Point, ladder: Ladder) -> dict[str, Any]:
 
 ENDED = {
     "budget": "The time of --budget is used up; with a larger one the same command goes on where it was.",
-    "points": "So many Configs as --points allows are measured; with a larger one the same command goes on.",
+    "points": "As many Configs as --points allows are measured; with a larger one the same command goes on.",
     "interrupted": "Interrupted; the same command goes on where it was.",
 }
 """What has ended an exploration before nothing was left, and how to go on."""

@@ -171,7 +171,7 @@ def told_of_preset(report: Mapping[str, Any]) -> str:
     for name, cycles in row["records"].items():
         own = row["models"][name]["cycles"]
         text += f"; with the schedules that come with Celosia for {row['name']}, {name} takes {cycles:,}, not {own:,}"
-    return f"{text} (memory {report['memory']}); `celosia tune` finds such schedules for any of them."
+    return f"{text} (memory {report['memory']}); `celosia tune` looks for schedules that take fewer, for any of them."
 
 
 def number(value: float) -> str:

@@ -138,6 +138,9 @@ FOUND = {
     "the epsilon of SkipSimplifiedLayerNormalization": """
         (float[2, 3, 5] x, float[2, 3, 5] y) => (float[2, 3, 5] z) <float s = {0.01}> {
             a = Mul(x, s) b = Mul(y, s) z = com.microsoft.SkipSimplifiedLayerNormalization(a, b, w_5) }""",
+    "the exponential of 16-bit values next to 0": """
+        (uint16[1, 40] x) => (float[1, 40] y) <float s = {0.00001}, uint16 z = {255}> {
+            d = com.microsoft.DequantizeLinear(x, s, z) y = Elu(d) }""",
     "GroupNormalization of opset 18": """
         (float[1, 4, 5] x) => (float[1, 4, 5] y) {
             y = GroupNormalization<num_groups = 2>(x, w_2, w_2) }""",

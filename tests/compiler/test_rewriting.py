@@ -20,9 +20,10 @@ from small_models import Builder
 import celosia
 from celosia.compiler import compile as compiling
 from celosia.compiler.compile import PASSES
+from celosia.compiler.dtypes import ONNX_TYPES, numpy_dtype
 from celosia.compiler.graph.values import attributes, constant, is_op, shape
 from celosia.compiler.passes import Pipeline
-from celosia.compiler.selfcheck.rewriting import Compared, RewriteError, check_rewriting
+from celosia.compiler.selfcheck.rewriting import Compared, RewriteError, check_rewriting, outside
 from celosia.driver.cli.errors import FAULT, explained
 
 Fault = Callable[[ir.Graph], bool]
@@ -267,3 +268,13 @@ def test_a_softmax_of_bytes_may_wrap() -> None:
             a = QuantizeLinear(x, s, z) b = DequantizeLinear(a, s, z) c = Softmax(b) d = QuantizeLinear(c, t, u)
             y = DequantizeLinear(d, t, u) }"""
     celosia.compile(onnx.parser.parse_model(text), "tiny")
+
+
+@pytest.mark.parametrize("name", ONNX_TYPES.values())
+def test_elements_of_every_type_are_compared(name: str) -> None:
+    """1 is 1, and lies between 0 and 1, but not at 0."""
+    kind = numpy_dtype(name)
+    nothing = 0.25 if name == "float8_e8m0fnu" else 0  # which has none
+    one, other, zero = (np.array([value, 1, 1], dtype=kind) for value in (1, 1, nothing))
+    assert not outside(one, other, other) and (name == "object" or not outside(one, zero, other))
+    assert "1 of 3 values, the first at [0]" in outside(one, zero, zero)

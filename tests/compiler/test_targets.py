@@ -172,7 +172,7 @@ def test_targets_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for each in boards.BOARDS.values():
         assert board.BASES[find_target(each.name).machine] == each.address
         assert each.clock_mhz * 1e6 >= board.CLOCK_HZ
-    with pytest.raises(TargetError, match="there is no target 'pynq'; take pynq-z1, "):
+    with pytest.raises(TargetError, match=r"there is no target 'pynq' \(did you mean 'pynq-z2'\?\); take pynq-z1, "):
         find_target("pynq")
     monkeypatch.setattr("celosia.compiler.cpu.llvm.library.find_spec", lambda name: None)
     with pytest.raises(LinkError, match=r"ziglang, which is missing; install it: pip install 'celosia\[deploy\]'"):

@@ -76,12 +76,23 @@ def test_help_has_examples_and_exit_codes(celosia: Callable[..., tuple[int, str,
         ("bitstream report --board pynq", "'pynq-z2'"),
         ("explore @quantised.onnx --board zcu-104 -o out", "'zcu104'"),
         ("explore @quantised.onnx --space typo.toml -o out", "'block_in'"),
+        ("compile @quantised.onnx --target pynk-z2 -o out", "'pynq-z2'"),
+        ("compile @quantised.onnx --target Arm7 -o out", "'armv7'"),
+        ("run @quantised.onnx --random --device tymed", "'timed'"),
+        ("tune @quantised.onnx --device tymed --records out", "'timed'"),
     ],
 )
 def test_a_name_that_is_nearly_right(celosia: Callable[..., tuple[int, str, str]], line: str, meant: str) -> None:
     Path("typo.toml").write_text("blockin = 4\n")
     code, _, err = celosia(line)
     assert code in (1, 2) and f"did you mean {meant}?" in re.sub(r"[│\s]+", " ", err)
+
+
+def test_a_digest_is_of_a_program(celosia: Callable[..., tuple[int, str, str]]) -> None:
+    """Of a model, it would be passed over in silence, and the user thinks that the file was checked."""
+    code, _, err = celosia("run @quantised.onnx --random --digest 0000")
+    assert code == 1 and "quantised.onnx is an ONNX model, and --digest is for a Program" in err
+    assert celosia("run @quantised.onnx --random --trust -q")[0] == 0
 
 
 def test_help_shows_all_of_its_text() -> None:
