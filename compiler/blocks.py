@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -278,8 +278,10 @@ class _Cutter:
         planner = self.planner.under(decider or self.decider)
         layers = [part.layer for part in parts]
         found = [definition for layer in layers for definition in planner.definitions(layer)]
-        searched: Mapping[object, Decisions] = planner.decider.searched
-        name = chain_name([(definition, searched.get(definition.problem)) for definition in found])
+        searched = planner.decider.searched
+        name = chain_name(
+            [(d, searched.get(d.problem) if isinstance(d.problem, BlockProblem) else None) for d in found]
+        )
         timed = planner.timed
         if name not in timed:
             twice = [*layers, *_again(layers, planner)]

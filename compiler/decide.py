@@ -53,7 +53,9 @@ class Decider:
         rows_first: rather complete the output row by row than channel by channel, if it costs next to nothing.
         """
         asked = [problems(definition) for definition in definitions]
-        known = None if self.given is None else self.given.of(layer, [p for each in asked for p in each])
+        known: Sequence[Decisions] | None = None
+        if self.given is not None:
+            known = self.given.of(layer, [problem for each in asked for problem in each])
         if known is None and self.recorded:
             known = self.recorded.get(workload(definitions))
         if known is None:

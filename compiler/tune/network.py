@@ -164,11 +164,9 @@ def apply(network: Network, records: Records, judge: Judge, trusted: Records = N
         except (LayerErrors, Untileable) as error:
             refused.append(f"records cannot be followed: {error}")
         else:
-            known = [trusted.get(network_key(network, each, judge)) for each in (tuned, {})]
-            cycles, untuned = (
-                network.cycles(each(), judge) if was is None or was.cost is None else was.cycles
-                for each, was in zip((lambda: other, lambda: network.image), known)
-            )
+            with_them, without = (trusted.get(network_key(network, each, judge)) for each in (tuned, {}))
+            cycles = with_them.cycles if with_them else network.cycles(other, judge)
+            untuned = without.cycles if without else network.cycles(network.image, judge)
             if cycles < untuned:
                 image, used = other, len(tuned)
     image = network.image if image is None else image
