@@ -19,7 +19,6 @@ from math import inf, isfinite
 
 import onnx_ir as ir
 
-from celosia.compiler.decide import Decider
 from celosia.compiler.graph.select import Choice, Selection
 from celosia.compiler.image import LayerErrors, build
 from celosia.compiler.layer import (
@@ -36,6 +35,7 @@ from celosia.compiler.layer import (
 )
 from celosia.compiler.tensorize import block_space, pack
 from celosia.compiler.tensorize.block_space import BlockProblem
+from celosia.compiler.tensorize.decide import Decider
 from celosia.compiler.tensorize.define import Definition, depthwise
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Decisions, Problem, choose, estimate

@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.decide import Fixed
 from celosia.compiler.image import Image, LayerErrors, build
 from celosia.compiler.language.recognise import recognise
 from celosia.compiler.language.tile import Array, Program, fail
@@ -29,6 +28,7 @@ from celosia.compiler.layer import (
     inputs,
 )
 from celosia.compiler.tensorize import pack
+from celosia.compiler.tensorize.decide import Fixed
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import CUT, Decisions, Problem, estimate, parts, point, why_not

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
-from celosia.compiler.decide import Decider, Given, problems
 from celosia.compiler.expr import Function, lower
 from celosia.compiler.expr.trace import Trace
 from celosia.compiler.layer import Block, Layer, Storage, Untileable
 from celosia.compiler.tensorize.block_space import Group
+from celosia.compiler.tensorize.decide import Decider, Given, problems
 from celosia.compiler.tensorize.define import Definition, define
 from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.render import compile_loops

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.decide import Fixed
 from celosia.compiler.image import Image, LayerErrors, build
 from celosia.compiler.layer import (
     Activation,
@@ -37,6 +36,7 @@ from celosia.compiler.layer import (
     moved,
 )
 from celosia.compiler.tensorize import pack
+from celosia.compiler.tensorize.decide import Fixed
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Decisions
 from celosia.compiler.tune.reference import meaning

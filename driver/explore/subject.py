@@ -18,12 +18,12 @@ import onnx_ir as ir
 
 from celosia.compiler.blocks import estimated
 from celosia.compiler.compile import PASSES
-from celosia.compiler.decide import problems
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.select import select
 from celosia.compiler.graph.specialise import specialise
 from celosia.compiler.layer import Conv, Untileable
 from celosia.compiler.lowering import lower
+from celosia.compiler.tensorize.decide import problems
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Problem
