@@ -164,9 +164,10 @@ def _first_line(error: Exception) -> str:
 
 _STAND_INS: dict[str, tuple[str, slice | tuple[int, ...]]] = {
     "QLinearAdd": ("Add", (0, 3)), "QLinearMul": ("Mul", (0, 3)), "QGemm": ("Gemm", (0, 3)),
-    "QLinearConcat": ("Concat", slice(2, None, 3)), "QLinearAveragePool": ("AveragePool", (0,)),
+    "QLinearConcat": ("Concat", slice(2, None, 3)), "QLinearAveragePool": ("MaxPool", (0,)),
     "QLinearGlobalAveragePool": ("GlobalAveragePool", (0,)), "QLinearSigmoid": ("Identity", (0,)),
     "QLinearLeakyRelu": ("Identity", (0,)), "QLinearSoftmax": ("Identity", (0,)),
+    "QuantizeLinear": ("QuantizeLinear", (0, 1, 2)), "DequantizeLinear": ("DequantizeLinear", (0, 1, 2)),
 }  # fmt: skip
 """For onnxruntime's integer operators, of whose shapes ONNX knows nothing: its operator of the same shape and type."""
 

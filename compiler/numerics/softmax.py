@@ -15,6 +15,11 @@ def exponent_room(count: int) -> float:
     return max(0.0, float(f32(np.log(most))) - 5)
 
 
+def largest_power(count: int) -> float:
+    """Of a row of `count` elements; beside it lies that of its table, which float32 scales may move by a little."""
+    return float(np.exp(exponent_room(count))) * (1 + 1e-4)
+
+
 def qlinear_softmax(x: Array, sx: float, sy: float, zy: int) -> Array:
     """com.microsoft.QLinearSoftmax over the last axis. x: int8 or uint8; its zero point does not matter. Returns that.
 

@@ -93,9 +93,11 @@ class Original:
                     waiting.append(each)
         return found
 
-    def compute(self, tensor: int, known: dict[int, Bounds], slack: float = 0) -> Bounds:
-        """`tensor` from those in `known`, to which what is computed on the way is added. slack: more of MARGIN. Raises
-        Unknown."""
+    def compute(
+        self, tensor: int, known: dict[int, Bounds], slack: float = 0, shake: np.random.Generator | None = None
+    ) -> Bounds:  # fmt: skip
+        """`tensor` from those in `known`, to which what is computed on the way is added. slack: more of MARGIN. shake:
+        moves each float result by a unit in its last place, up or down. Raises Unknown."""
         waiting = [tensor]
         while waiting:  # a model may be deeper than Python's stack
             each = waiting[-1]
@@ -104,11 +106,26 @@ class Original:
             missing = [] if each in known else [operand for operand in self._operands(each) if operand not in known]
             if not missing and each not in known:
                 self._run(each, known, slack)
+                if shake is not None:
+                    known[each] = tuple(_shaken(side, shake) for side in known[each])
             if missing:
                 waiting += missing
             else:
                 waiting.pop()
         return known[tensor]
+
+    def quantises_beyond_int32(self, known: Mapping[int, Bounds]) -> bool:
+        """Whether a QuantizeLinear that makes one of `known` has an operand of 2^31 steps or more."""
+        for each in known:
+            node = self.makers.get(each)
+            if node is None or node.op_type != "QuantizeLinear":
+                continue
+            x, scale = (known.get(self.number[name]) for name in list(_read(node))[:2])
+            if x is not None and scale is not None:
+                with np.errstate(all="ignore"):
+                    if np.any(np.abs(np.asarray(x)) >= 2.0**31 * float(np.min(scale[0]))):
+                        return True
+        return False
 
     def _constant(self, tensor: int) -> Array:
         array = constant(self.constants[tensor])
@@ -147,6 +164,13 @@ class Original:
                     raise Unknown  # onnxruntime runs models whose scales do not fit, where it computes in integers
                 rounds = op.op.startswith("QLinear") or op.op == "QGemm"
                 known[self.number[out.name]] = _widened(low, high) if rounds and not one_sided else (low, high)
+
+
+def _shaken(array: Any, rng: np.random.Generator) -> Any:
+    if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
+        return array
+    with np.errstate(all="ignore"):
+        return np.nextafter(array, np.where(rng.random(array.shape) < 0.5, -np.inf, np.inf).astype(array.dtype))
 
 
 def _widened(low: Array, high: Array) -> Bounds:
@@ -198,12 +222,12 @@ def spread(low: Array, high: Array) -> float:
 
 
 def _step(op: HostOp, values: Mapping[str, Any]) -> Array | None:
-    """The scale of a QuantizeLinear to 8 bits, as its input is broadcast; None for others."""
+    """The scale of a QuantizeLinear to 8 or 16 bits, as its input is broadcast; None for others."""
     x, scale = (values[name] for name in op.inputs[:2])
     zero = _zero(op, values)
     if x.dtype != np.float32 or scale.dtype != np.float32 or scale.ndim > 1:
         return None
-    if op.attr("output_dtype") if zero is None else zero.dtype.name not in ("int8", "uint8"):
+    if op.attr("output_dtype") if zero is None else zero.dtype.name not in ("int8", "uint8", "int16", "uint16"):
         return None
     return _along(op, scale, x.ndim)
 

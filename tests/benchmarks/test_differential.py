@@ -141,6 +141,25 @@ FOUND = {
     "the exponential of 16-bit values next to 0": """
         (uint16[1, 40] x) => (float[1, 40] y) <float s = {0.00001}, uint16 z = {255}> {
             d = com.microsoft.DequantizeLinear(x, s, z) y = Elu(d) }""",
+    "a norm of equal elements": """
+        (float[2, 6] x) => (float[2, 6] y) <float s = {0.3}> {
+            a = Clip(x, s, s) y = LayerNormalization<axis = -1>(a, w_6, w_6) }""",
+    "the mean square of what is nearly its BatchNormalization": """
+        (float[1, 18, 7] x, float[1, 18, 1] z) => (float[1, 18] y)
+        <float[1] two = {2.0}, float small = {0.0001}, int64[1] last = {-1}> {
+            c = Mul(x, small) d = Add(c, z) v = Mul(w_18, w_18) n = BatchNormalization(d, w_18, w_18, w_18, v)
+            m = BatchNormalization(z, w_18, w_18, w_18, v) e = Sub(n, m) f = Pow(e, two)
+            y = ReduceMean<keepdims = 0>(f, last) }""",
+    "windows that have no place": """
+        (uint8[2, 1, 2, 1] x) => (uint8[2, 1, 0, 1] y) {
+            y = MaxPool<kernel_shape = [2, 1], dilations = [2, 1]>(x) }""",
+    "SAME and strides beyond the kernel of a quantised mean": """
+        (uint8[1, 5, 6, 3] x) => (uint8[1, 5, 6, 1] y)
+        <float s = {1.14}, uint8 z = {128}, float t = {1.5}, uint8 u = {131}> {
+            y = com.microsoft.QLinearAveragePool<auto_pad = "SAME_LOWER", kernel_shape = [1, 1], strides = [1, 3]>
+                (x, s, z, t, u) }""",
+    "the mean and variance of one element": """
+        (float[1, 1, 1] x) => (float[1, 1, 1] y) { y = MeanVarianceNormalization(x) }""",
     "GroupNormalization of opset 18": """
         (float[1, 4, 5] x) => (float[1, 4, 5] y) {
             y = GroupNormalization<num_groups = 2>(x, w_2, w_2) }""",
@@ -167,6 +186,18 @@ def test_what_it_has_found(name: str) -> None:
     for seed in range(3):
         case = of_text(FOUND[name], seed=seed)
         assert judge(case).what in (EQUAL, DOCUMENTED), judge(case)
+
+
+def test_a_shape_behind_16_bits_that_the_model_has_wrong() -> None:
+    """As onnx infers it, a window that begins outside has a place."""
+    case = of_text("""
+        (float[1, 2, 2, 3] x) => (uint16[1, 2, 1, 3] y)
+        <float s = {0.0001}, uint16 z = {30000}, float[1, 2, 2, 3] m> {
+            a = com.microsoft.QuantizeLinear(x, s, z) d = com.microsoft.DequantizeLinear(a, s, z)
+            m = MaxPool<kernel_shape = [1, 1], strides = [2, 1], ceil_mode = 1>(d)
+            y = com.microsoft.QuantizeLinear(m, s, z) }""")
+    assert [each.name for each in case.model.graph.value_info] == ["m"]
+    assert judge(case).what == EQUAL
 
 
 def test_layer_normalisation_of_old_opsets() -> None:

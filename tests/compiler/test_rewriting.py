@@ -278,3 +278,22 @@ def test_elements_of_every_type_are_compared(name: str) -> None:
     one, other, zero = (np.array([value, 1, 1], dtype=kind) for value in (1, 1, nothing))
     assert not outside(one, other, other) and (name == "object" or not outside(one, zero, other))
     assert "1 of 3 values, the first at [0]" in outside(one, zero, zero)
+
+
+def test_what_no_int32_holds_is_what_the_processor_makes_of_it() -> None:
+    """255 steps of 1 over a scale of 4e-8, and a power of float32's largest times 298; as in onnxruntime."""
+    text = """<ir_version: 9, opset_import: ["": 17]> g (uint8[2, 11, 1] x, int8[1, 2] v)
+        => (uint8[2, 11, 1] y, int8[1, 2] w) <float s = {1}, uint8 z = {0}, uint8 c = {255}, float t = {0.00000004},
+         float a = {0.0098}, int8 b = {-38}, float u = {0.00334734}, int8 m = {-128}> {
+            d = DequantizeLinear(x, s, z) e = DequantizeLinear(c, t, z) f = Add(d, e) y = QuantizeLinear(f, t, z)
+            g = DequantizeLinear(v, a, b) h = Softmax(g) w = QuantizeLinear(h, u, m) }"""
+    celosia.compile(onnx.parser.parse_model(text), "tiny")
+
+
+@pytest.mark.parametrize("kind", ["int16", "uint16"])
+def test_a_step_of_16_bits_may_round_either_way(kind: str) -> None:
+    text = f"""<ir_version: 10, opset_import: ["": 21]> g ({kind}[2, 1, 300, 7] x) => ({kind}[2, 1, 100, 7] y)
+        <float s = {{0.00046243}}, {kind} z = {{434}}> {{
+            d = DequantizeLinear(x, s, z) e = AveragePool<kernel_shape = [2, 1], strides = [3, 1]>(d)
+            y = QuantizeLinear(e, s, z) }}"""
+    celosia.compile(onnx.parser.parse_model(text), "tiny")

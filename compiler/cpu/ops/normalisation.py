@@ -45,12 +45,18 @@ def moments(x: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
     """(mean, mean squared distance from it) over `axes`, which stay in the shapes as 1."""
     count = prod(x.shape[d] for d in axes)
     mean = reduced(x, axes, True, lambda v, ks: T.sum(v, ks) / count, "mean")
+    return mean, mean_square(x, mean, axes)
+
+
+def mean_square(x: Tensor, mean: Tensor, axes: Sequence[int]) -> Tensor:
+    """The mean squared distance from `mean`."""
+    count = prod(x.shape[d] for d in axes)
 
     def square(i: tuple[Expr, ...]) -> Expr:
         d = x[i] - at(mean, i)
         return d * d
 
-    return mean, reduced(x, axes, True, lambda v, ks: T.sum(v, ks) / count, "variance", square)
+    return reduced(x, axes, True, lambda v, ks: T.sum(v, ks) / count, "variance", square)
 
 
 def epsilon(node: Node) -> float:
@@ -59,8 +65,13 @@ def epsilon(node: Node) -> float:
 
 
 def layer_norm(node: Node, x: Tensor, axis: int, scale: Tensor | None, bias: Tensor | None) -> list[Tensor]:
-    eps = epsilon(node)
-    mean, variance = moments(x, range(axis, len(x.shape)))
+    """onnxruntime takes the mean of a sum in doubles: in a row of equal elements nothing is left of them."""
+    eps, axes = epsilon(node), range(axis, len(x.shape))
+    count = prod(x.shape[d] for d in axes)
+    mean = reduced(
+        x, axes, True, lambda v, ks: (T.sum(v, ks) / count).astype(x.dtype), "mean", lambda i: x[i].astype("float64")
+    )
+    variance = mean_square(x, mean, axes)
     inverse = T.compute(mean.shape, lambda *i: wrap(1, x.dtype) / call("sqrt", variance[i] + eps), "inverse")
 
     def body(*i: Expr) -> Expr:
@@ -139,17 +150,21 @@ def group_normalization(node: Node) -> Tensor:
 def batch_normalization(node: Node) -> Tensor:
     if node.attrs.get("training_mode", 0):
         raise node.fail("training mode")
+    # In onnxruntime's order: of what follows, some take the difference to something near.
     x, scale, bias, mean, variance = (node.input(i) for i in range(5))
     eps = node.attrs.get("epsilon", 1e-5)
-    factor = T.compute(scale.shape, lambda c: scale[c] / call("sqrt", variance[c] + eps), "factor")
-    return T.compute(x.shape, lambda *i: (x[i] - mean[i[1]]) * factor[i[1]] + bias[i[1]], "batch_norm")
+    factor = T.compute(scale.shape, lambda c: wrap(1, x.dtype) / call("sqrt", variance[c] + eps) * scale[c], "factor")
+    shift = T.compute(scale.shape, lambda c: bias[c] - mean[c] * factor[c], "shift")
+    return T.compute(x.shape, lambda *i: x[i] * factor[i[1]] + shift[i[1]], "batch_norm")
 
 
 @op("MeanVarianceNormalization")
 def mean_variance_normalization(node: Node) -> Tensor:
+    """As onnxruntime's: nothing keeps a variance of 0 from dividing, and axes that x has not are left out."""
     x = node.input(0)
-    mean, variance = moments(x, [int(a) for a in node.attrs.get("axes", (0, 2, 3))])
-    return T.compute(x.shape, lambda *i: (x[i] - at(mean, i)) / (call("sqrt", at(variance, i)) + 1e-9), "mean_variance")
+    rank = len(x.shape)
+    mean, variance = moments(x, [int(a) % rank for a in node.attrs.get("axes", (0, 2, 3)) if a < rank])
+    return T.compute(x.shape, lambda *i: (x[i] - at(mean, i)) / call("sqrt", at(variance, i)), "mean_variance")
 
 
 @op("LpNormalization")

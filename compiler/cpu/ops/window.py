@@ -57,8 +57,8 @@ class SlidingWindow(Windows):
         total: Expr = wrap(1, INDEX)
         for d, o in enumerate(out):
             counts = self.counts(d)
-            if len(set(counts)) == 1:
-                total = total * max(1, counts[0])
+            if len(set(counts)) <= 1:  # none where there is no window
+                total = total * max((1, *counts[:1]))
                 continue
             bounds = self.counted[d]
             assert bounds is not None

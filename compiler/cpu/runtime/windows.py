@@ -105,7 +105,7 @@ def windows(op: str, attrs: Mapping[str, Any], size: Sequence[int], kernel: Sequ
             steps = -(-room // stride[d]) if ceil or room < 0 else steps  # towards zero, as C++ does
             if ceil and steps * stride[d] >= size[d] + before[d]:
                 steps -= 1  # a window must begin inside the input or the padding before it
-        if steps < 0 or (room < 0 and include and not (beyond or ceil)):  # of which versions have different averages
+        if steps < -pooling or (room < 0 and include and not (beyond or ceil)):  # of which versions have other averages
             raise WindowError(f"a window of {reach} on {size[d]} elements with padding of {before[d]} and {after[d]}")
         out.append(steps + 1)
     counted = tuple((0, n) if not include else None if beyond else (-b, n + a) for n, b, a in zip(size, before, after))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -169,16 +170,17 @@ def _elements(x: Array, w: Windows, fill: Any) -> Array:
     """[..., windows, elements of each] of x, whose last dimensions have windows; `fill` where they go beyond x."""
     n, (before, after) = len(w.size), w.margins()
     lead = (slice(None),) * (x.ndim - n)
+    reach = [(k - 1) * d + 1 for k, d in zip(w.kernel, w.dilation)]
+    after = tuple(max(a, r - b - size) for a, r, b, size in zip(after, reach, before, w.size))  # where no window fits
     whole = np.pad(
         x[(*lead, *(slice(max(0, -b), None) for b in before))],
         [(0, 0)] * (x.ndim - n) + [(max(0, b), a) for b, a in zip(before, after)],
         constant_values=np.asarray(fill, x.dtype),
     )
-    reach = [(k - 1) * d + 1 for k, d in zip(w.kernel, w.dilation)]
     view = np.lib.stride_tricks.sliding_window_view(whole, reach, axis=tuple(range(x.ndim - n, x.ndim)))
     spots = (slice(None, count * s, s) for count, s in zip(w.out, w.stride))
     view = view[(*lead, *spots, *(slice(None, None, d) for d in w.dilation))]
-    return np.reshape(view, (*view.shape[:-n], -1))
+    return np.reshape(view, (*view.shape[:-n], prod(w.kernel)))
 
 
 @host("LpPool")
