@@ -18,7 +18,7 @@ from celosia.bitstreams import area
 from celosia.bitstreams.area import FITTED, Counted, Model
 from celosia.bitstreams.devices import DEVICES
 from celosia.bitstreams.synthesis import usage
-from celosia.compiler.files import write_text
+from celosia.compiler.program.files import write_text
 from celosia.hw.config import Config, ConfigError
 
 SPACE: dict[str, tuple[Any, ...]] = {

@@ -23,9 +23,9 @@ from benchmarks.oracle import FLOAT_INSIDE, Operator, Oracle, SideBySide, side_b
 from benchmarks.workloads import OF_THE_EXACTNESS_ROW, OF_THE_ONCHIP_ROW, WORKLOADS, Inputs, Missing, Workload
 from celosia import models
 from celosia.compiler.program import Program
-from celosia.driver.devices import open_device
 from celosia.driver.evaluate import evaluate
-from celosia.driver.result import Result
+from celosia.driver.run.devices import open_device
+from celosia.driver.run.result import Result
 from celosia.driver.runtime import Runtime
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes

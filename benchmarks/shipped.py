@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.tune import KEPT
 from benchmarks.workloads import FOLDER_VARIABLE, WORKLOADS, Missing, models_folder
 from celosia.compiler.compile import compile as compile_model
-from celosia.compiler.image import Image
+from celosia.compiler.launch.image import Image
 from celosia.compiler.tune.measure import TIMED, Job, Result, Status, measure, packed
 from celosia.compiler.tune.network import Network, Tuned, network_key, network_measurer, network_schedule, whole
 from celosia.compiler.tune.records import Key, Records

@@ -26,7 +26,7 @@ from benchmarks.rows import Row
 from benchmarks.workloads import WORKLOADS, Missing
 from celosia.compiler import numerics
 from celosia.compiler.compile import compile as compile_model
-from celosia.compiler.image import Image, LayerErrors
+from celosia.compiler.launch.image import Image, LayerErrors
 from celosia.compiler.layer import Activation, Conv, Epilogue, Layer, Requantise, Residual, Untileable, Window
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.measure import TIMED, VERSION, Case, Job, Judge, Status, measure, packed

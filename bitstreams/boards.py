@@ -1,4 +1,4 @@
-"""The boards: Amaranth platforms where amaranth-boards has none, and how the accelerator sits on each.
+"""The pins of the boards: Amaranth platforms where amaranth-boards has none, and how the accelerator sits on each.
 
 Pins: PYNQ-Z1 reference manual (Digilent; the Arty Z7-20, of which it is a sibling, has the same), master XDC of the
 PYNQ-Z2 (TUL), Ultra96-V2 hardware user's guide (Avnet), ZCU104 user guide UG1267 (AMD).
@@ -14,8 +14,7 @@ from amaranth.vendor import XilinxPlatform
 from amaranth_boards.arty_z7 import ArtyZ720Platform
 from amaranth_boards.resources import ButtonResources, LEDResources, RGBLEDResource, SwitchResources
 
-from celosia.hw.config import PRESETS, Config
-from celosia.sim.memory import PYNQ_Z1, PYNQ_Z2, ULTRA96, ZCU104, MemoryModel
+from celosia.sim import boards
 
 LVCMOS33, LVCMOS18 = Attrs(IOSTANDARD="LVCMOS33"), Attrs(IOSTANDARD="LVCMOS18")
 
@@ -66,37 +65,22 @@ STATES = ("busy", "error", "idle")
 """Outputs of the accelerator for lights, in the order in which a board that has fewer shows them."""
 
 
+PLATFORMS = {
+    "pynq-z1": PynqZ1Platform, "pynq-z2": PynqZ2Platform, "ultra96": Ultra96V2Platform, "zcu104": Zcu104Platform
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
-class Board:
-    """A board on which the accelerator runs.
+class Board(boards.Board):
+    """A board with its Amaranth platform."""
 
-    platform: the Amaranth platform. board_files: the name that Vivado knows it by, if it does. preset: its Config where
-    none is named. processor: "zynq" or "zynqmp". memory: its DRAM at the accelerator's clock, as simulators have it.
-    address: of the accelerator's registers, where the processor sees them.
-    """
-
-    name: str
     platform: Any
-    board_files: str
-    preset: str
-    processor: str
-    memory: MemoryModel
-    address: int
-
-    @property
-    def clock_mhz(self) -> int:
-        """Of the accelerator."""
-        return self.memory.clock_mhz
 
     @property
     def part(self) -> str:
         """The full name of the device: Vivado's."""
         p = self.platform
         return f"{p.device}{'-' if self.processor == 'zynqmp' else ''}{p.package}-{p.speed}"
-
-    @property
-    def config(self) -> Config:
-        return PRESETS[self.preset]
 
     def lights(self) -> dict[str, tuple[str, str]]:
         """Pin and I/O standard of the light that shows each state; states for which there is no light are left out."""
@@ -107,12 +91,4 @@ class Board:
         return dict(zip(STATES, pins))
 
 
-BOARDS = {
-    board.name: board
-    for board in (
-        Board("pynq-z1", PynqZ1Platform, "pynq-z1", "pynq", "zynq", PYNQ_Z1, 0x43C0_0000),
-        Board("pynq-z2", PynqZ2Platform, "pynq-z2", "pynq", "zynq", PYNQ_Z2, 0x43C0_0000),
-        Board("ultra96", Ultra96V2Platform, "ultra96v2", "ultra96", "zynqmp", ULTRA96, 0xA000_0000),
-        Board("zcu104", Zcu104Platform, "zcu104", "zcu104", "zynqmp", ZCU104, 0xA000_0000),
-    )
-}
+BOARDS = {name: Board(**vars(board), platform=PLATFORMS[name]) for name, board in boards.BOARDS.items()}

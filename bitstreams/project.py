@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from celosia.bitstreams.boards import BOARDS, Board
-from celosia.bitstreams.manifest import Manifest, ManifestError
 from celosia.hw.config import Config, did_you_mean
+from celosia.hw.manifest import Manifest, ManifestError
 
 if TYPE_CHECKING:
     from amaranth.lib.wiring import Signature
@@ -43,11 +43,10 @@ def write_project(board: Board, folder: str | Path, cfg: Config | None = None, c
     cfg: the board's preset where left out. Raises ProjectError; nothing is written then.
     """
     cfg, clock = cfg or board.config, board.clock_mhz if clock_mhz is None else clock_mhz
-    widest = 64 if board.processor == "zynq" else 128
-    if 8 * cfg.bus_bytes not in (32, 64, 128) or 8 * cfg.bus_bytes > widest:
+    if 8 * cfg.bus_bytes not in (32, 64, 128) or 8 * cfg.bus_bytes > board.bus_bits:
         raise ProjectError(
             f"Config {cfg.name} has a bus of {8 * cfg.bus_bytes} bits, the memory ports of {board.name} have 32 to "
-            f"{widest}; choose bus_bytes accordingly"
+            f"{board.bus_bits}; choose bus_bytes accordingly"
         )
     if not 10 <= clock <= 500:
         raise ProjectError(f"a clock of {clock} MHz is not possible on {board.name}; take 10 to 500")

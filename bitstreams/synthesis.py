@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from celosia.bitstreams.devices import Device
-from celosia.hw.cache import cache_folder, shrink, tool_environment, used, writing
+from celosia.cache import cache_folder, shrink, tool_environment, used, writing
 from celosia.hw.config import Config
 from celosia.hw.verilog import TOP, hardware_digest, verilog, write_atomically
 

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnx_ir as ir
 
-from celosia.compiler.assemble import Assembler
 from celosia.compiler.cpu.llvm import link_library
-from celosia.compiler.cpu.runtime.op import HostError
 from celosia.compiler.cpu.schedule.chosen import Choices, choosing
 from celosia.compiler.cpu.target import compiling_for, find_target
-from celosia.compiler.decisions import Given
 from celosia.compiler.graph.batchnorm import fold_batchnorm
 from celosia.compiler.graph.channels import order_channels
 from celosia.compiler.graph.cost import total_macs
@@ -30,32 +26,34 @@ from celosia.compiler.graph.float_weights import quantise_weights
 from celosia.compiler.graph.fold import fold, fold_imported
 from celosia.compiler.graph.identities import remove_wires, simplify
 from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.keep import Kept
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.layout import layout
+from celosia.compiler.graph.limits import require_memory, require_numpy
+from celosia.compiler.graph.passes import Pass, Pipeline, Watch
 from celosia.compiler.graph.quantized import Integerise
 from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.specialise import specialise
 from celosia.compiler.graph.tables import compose_tables
 from celosia.compiler.graph.transposed import convolve_transposed
-from celosia.compiler.image import Image
-from celosia.compiler.keep import Kept
-from celosia.compiler.limits import require_memory, require_numpy
-from celosia.compiler.lowering import Improve, lower
-from celosia.compiler.passes import Pass, Pipeline, Watch
+from celosia.compiler.launch.assemble import Assembler
+from celosia.compiler.launch.image import Image
+from celosia.compiler.launch.lowering import Plan, lower
+from celosia.compiler.options import Improve, Options, Progress, Source, taking
 from celosia.compiler.program import Program
+from celosia.compiler.program.host.op import HostError
 from celosia.compiler.selfcheck.check import self_check
 from celosia.compiler.selfcheck.original import Original
 from celosia.compiler.selfcheck.rewriting import RewriteError, check_pass, check_rewriting, units_of
+from celosia.compiler.tensorize.decisions import Given
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.kernels.tuner import recorded
 from celosia.compiler.tune.measure import TIMED
 from celosia.compiler.tune.network import Network, apply, chains
 from celosia.compiler.tune.records import Records
-from celosia.compiler.tune.shipped import SHIPPED, asked_for, shipped
+from celosia.compiler.tune.shipped import asked_for, shipped
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.hw.config import Config
-
-Progress = Callable[[str], None]
 
 COLLECTED = 100_000
 """Objects after which the garbage collector runs while a model is compiled; it takes a sixth of the time otherwise."""
@@ -79,12 +77,8 @@ PASSES = Pipeline(
 """What happens to the graph before operators are placed, in order."""
 
 
-def compile(
-    source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", progress: Progress | None = None,
-    accelerator: bool = True, watch: Watch | None = None, target: str | None = None, check: bool = True,
-    decisions: str | Path | Mapping[str, Any] | None = None, shapes: Shapes | None = None,
-    keep: str | Sequence[str] = (), records: str | Path | None = SHIPPED, improve: Improve | None = None,
-) -> Program:  # fmt: skip
+@taking(Options)
+def compile(source: Source, options: Options) -> Program:
     """Compile a model for the accelerator `config` (a preset's name, a TOML or JSON file, or a Config).
 
     >>> import celosia
@@ -96,7 +90,7 @@ def compile(
     after each of PASSES with the graph. target: a board or processor of cpu.target that the CPU's part is compiled for;
     by default this machine. check: run the accelerator's part on random inputs and compare it with the graph's
     operators on the CPU, layer by layer (compiler/selfcheck). decisions: how layers are scheduled, as a file or what
-    it holds (compiler/decisions.py); the compiler decides the others. shapes: of inputs, by name, where the model
+    it holds (tensorize/decisions.py); the compiler decides the others. shapes: of inputs, by name, where the model
     leaves sizes open, as {"input": (1, 80, 400)}; None or -1 leaves one open. graph/specialise.py says which may stay
     so; `Runtime` compiles a model for the shapes of the inputs that it gets. keep: names of tensors inside the model,
     or "all": a run returns them in `Result.tensors`. They are written to memory, so layers are not joined across them
@@ -111,23 +105,19 @@ def compile(
     LinkError where the linker for another processor is missing, and SelfCheckError where the check finds a fault of
     Celosia.
     """
-    processor = None if target is None else find_target(target)
-    with compiling_for(processor), _of_shapes(shapes), _seldom_collected():
-        say = progress or (lambda stage: None)
-        known = asked_for(records)
-        if improve is None and known is not None:
-            improve = _from_records(known, say)
+    processor = None if options.target is None else find_target(options.target)
+    with compiling_for(processor), _of_shapes(options.shapes), _seldom_collected():
+        known = asked_for(options.records)
+        if options.improve is None and known is not None:
+            options = replace(options, improve=_from_records(known, options.say))
         choices = Choices(recorded(known)) if known and known.trials and processor is None else None
         with choosing(choices) if choices else nullcontext():
-            program = _compile(
-                source, config, progress, accelerator, watch, check, decisions, shapes, keep, improve, known is not None
-            )
+            program = _compile(source, options, known is not None)
         if choices and (told := str(choices)):
-            say(told)
+            options.say(told)
             program.schedules = "; ".join(filter(None, (program.schedules, told)))
     if processor is not None:
-        if progress:
-            progress("linking kernels")
+        options.say("linking kernels")
         require_numpy(program)
         program.machine = processor.machine
         program.library = link_library(program.kernels, processor) if program.kernels else b""
@@ -172,26 +162,23 @@ def _of_shapes(shapes: Shapes | None) -> Iterator[None]:
         raise ModelError(f"{error} (with the shapes given: {given})") from None
 
 
-def _compile(
-    source: str | Path | onnx.ModelProto, config: str | Path | Config, progress: Progress | None, accelerator: bool,
-    watch: Watch | None, check: bool, decisions: str | Path | Mapping[str, Any] | None, shapes: Shapes | None,
-    keep: str | Sequence[str], improve: Improve | None, recorded: bool,
-) -> Program:  # fmt: skip
+def _compile(source: Source, options: Options, with_records: bool) -> Program:
     started = time.perf_counter()
-    say = progress or (lambda stage: None)
-    cfg = Config.load(config)
-    given = None if decisions is None else Given.load(decisions, cfg)
+    say, check = options.say, options.check
+    cfg = Config.load(options.config)
+    given = None if options.decisions is None else Given.load(options.decisions, cfg)
     planner = Planner(cfg, given)
-    if recorded and given is None:
+    if with_records and given is None:
         planner.timed |= chains(cfg, shipped(cfg))
     say("reading the model")
-    found = specialise(source, shapes, cfg.batch)
+    found = specialise(source, options.shapes, cfg.batch)
     model = found.graph
     quantise_weights(model)
     require_memory(model)
     say("graph passes")
-    kept = Kept(model, keep)
+    kept = Kept(model, options.keep)
     originals: list[Original] = []
+    watch = options.watch
     if check:
         watch = _after("import", lambda imported: originals.append(Original(imported)), watch)
     macs: list[int] = []  # of the model's own operators, once their shapes are known
@@ -199,8 +186,16 @@ def _compile(
     passes = PASSES.run(model, kept.watched(watch))
     require_memory(model)
     say("placing operators")
-    refused = {} if accelerator else dict.fromkeys(model.graph, "compiled for the CPU alone")
-    lowered = lower(cfg, model, planner, refused, () if given is None else given.layers, say, improve)
+    refused = {} if options.accelerator else dict.fromkeys(model.graph, "compiled for the CPU alone")
+    schedules = ""
+
+    def improved(plan: Plan, planner: Planner) -> Image:
+        nonlocal schedules
+        network = Network(cfg, *plan, planner)
+        image, schedules = (network.image, "") if options.improve is None else options.improve(network)
+        return image
+
+    lowered = lower(cfg, model, planner, refused, () if given is None else given.layers, say, improved)
     selection, steps, plan, image = lowered.selection, lowered.steps, lowered.plan, lowered.image
     if given is not None:
         given.check_all_taken()
@@ -223,7 +218,7 @@ def _compile(
         try:
             check_rewriting(originals[0], units, program.constants, checked.held)
         except RewriteError:  # and which pass was it?
-            again = specialise(source, shapes, cfg.batch).graph
+            again = specialise(source, options.shapes, cfg.batch).graph
             PASSES.run(again, lambda name, model: check_pass(originals[0], name, model))
             raise
     program.outputs, program.kept = program.outputs[: kept.outputs], program.outputs[kept.outputs :]
@@ -231,7 +226,7 @@ def _compile(
     program.batched = found.batched
     program.macs_total = sum(macs)
     program.passes = passes
-    program.schedules = lowered.schedules
+    program.schedules = schedules
     program.compile_seconds = time.perf_counter() - started
     return program
 

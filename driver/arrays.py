@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.runtime.op import HostError, check_size
-from celosia.compiler.dtypes import itemsize, numpy_dtype
-from celosia.compiler.files import reading, replacing
 from celosia.compiler.program import InputError, TensorInfo
+from celosia.compiler.program.dtypes import itemsize, numpy_dtype
+from celosia.compiler.program.files import reading, replacing
+from celosia.compiler.program.host.op import HostError, check_size
 from celosia.driver.images import IN_UNITS, Pixels, is_image, read_image
-from celosia.driver.runtime import fitted
+from celosia.driver.run.runtime import fitted
 
 Array = NDArray[Any]
 LARGEST_INDEX = 2

@@ -16,9 +16,9 @@ from celosia.compiler.graph.importer import read
 from celosia.compiler.graph.interface import is_quantised
 from celosia.compiler.program import InputError
 from celosia.driver import oracle
-from celosia.driver.devices import require_tools
 from celosia.driver.matching import Flow, feed_of, match
 from celosia.driver.runtime import Runtime
+from celosia.driver.tools import require_tools
 from celosia.hw.config import Config
 
 Array = NDArray[Any]

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.files import reading
 from celosia.compiler.program import InputError
+from celosia.compiler.program.files import reading
 from celosia.driver.arrays import read_archive, read_array
 from celosia.driver.calibration import (
     LABELS,

@@ -13,10 +13,12 @@ from rich.text import Text
 
 from celosia import models
 from celosia.compiler.compile import compile as compile_model
-from celosia.driver import oracle, show
-from celosia.driver.devices import require_tools
+from celosia.driver import oracle
 from celosia.driver.progress import Stages
 from celosia.driver.runtime import Runtime
+from celosia.driver.show import run as show
+from celosia.driver.show.table import console, percent
+from celosia.driver.tools import require_tools
 
 ROWS = 12
 """Height of a picture in the terminal, in lines of two pixels each."""
@@ -56,7 +58,7 @@ def run(count: int, device: str, config: str, stages: Stages, **options: Any) ->
 
 
 def _print_summary(reports: list[dict[str, Any]], right: int, comparison: str) -> None:
-    out, last, count = show.console(), reports[-1], len(reports)
+    out, last, count = console(), reports[-1], len(reports)
     out.print()
     out.print(show.layers(last, every=True))
     out.print()
@@ -65,12 +67,12 @@ def _print_summary(reports: list[dict[str, Any]], right: int, comparison: str) -
         cycles = sum(report["cycles"] for report in reports)
         share = sum(report["cycles"] * report["utilization"] for report in reports) / cycles
         out.print(f"{cycles:,} cycles in total, {cycles // count:,} an image, memory model {last['memory_model']}.")
-        out.print(f"Utilisation {show.percent(share)} of the multipliers.")
+        out.print(f"Utilisation {percent(share)} of the multipliers.")
     out.print(comparison)
 
 
 def _print_image(image: NDArray[np.float32], predicted: str, true: str, report: dict[str, Any]) -> None:
-    out = show.console()
+    out = console()
     cycles = f"{report['seconds']['run']:.2f} s"
     if report["cycles"] is not None:
         cycles = f"{report['cycles']:,} cycles (memory {report['memory_model']})"

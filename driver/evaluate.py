@@ -17,17 +17,17 @@ import onnx
 from numpy.typing import NDArray
 
 from celosia.compiler.compile import compile as compile_model
-from celosia.compiler.cpu.runtime.threads import processors
 from celosia.compiler.graph.importer import ModelError, read
 from celosia.compiler.graph.interface import inputs_of, resized
 from celosia.compiler.program import InputError, Program, TensorInfo
+from celosia.compiler.program.host.threads import processors
 from celosia.driver import oracle
 from celosia.driver.calibration import Input, Sample, Samples
 from celosia.driver.compare import largest_difference
 from celosia.driver.dataset import Dataset, open_dataset
-from celosia.driver.devices import require_tools
 from celosia.driver.images import IN_UNITS, Pixels
 from celosia.driver.runtime import Runtime
+from celosia.driver.tools import require_tools
 from celosia.hw.config import Config, ConfigError
 
 Array = NDArray[Any]

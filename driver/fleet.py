@@ -23,10 +23,10 @@ from celosia.compiler.tune.measure import BOARD, Job, Judge, Result, Status, mea
 from celosia.compiler.tune.pool import DEADLINE, MODULE, Executed, Fleet, Measurer, Station
 from celosia.compiler.tune.pool import Job as AnyJob
 from celosia.compiler.tune.station import main as serve
-from celosia.driver.deploy import Remote
 from celosia.driver.oracle import MissingLibrary
-from celosia.driver.remote import RemoteDevice
-from celosia.driver.ssh import SshError, destination, unasked
+from celosia.driver.remote.deploy import Remote
+from celosia.driver.remote.device import RemoteDevice
+from celosia.driver.remote.ssh import SshError, destination, unasked
 from celosia.hw.config import Config
 
 RTL = "rtl"

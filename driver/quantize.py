@@ -16,11 +16,11 @@ import onnx
 from numpy.typing import NDArray
 
 from celosia.compiler.compile import compile as compile_model
-from celosia.compiler.files import OutputError, check_writable, replacing
 from celosia.compiler.graph.importer import ModelError, read
 from celosia.compiler.graph.interface import is_quantised, resized
 from celosia.compiler.graph.quantized import PER_CHANNEL_OPSET
 from celosia.compiler.program import InputError
+from celosia.compiler.program.files import OutputError, check_writable, replacing
 from celosia.driver.calibration import Input, Samples, open_samples
 from celosia.driver.compare import Graph, add_noise
 from celosia.driver.images import Pixels

@@ -15,7 +15,7 @@ import onnx
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.importer import ModelError
-from celosia.compiler.image import Image
+from celosia.compiler.launch.image import Image
 from celosia.compiler.program import Program
 from celosia.compiler.tune.measure import Judge
 from celosia.compiler.tune.network import Network

@@ -12,21 +12,20 @@ import onnx
 
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.cpu.llvm import compile_function
-from celosia.compiler.cpu.runtime.kernel import Kernel
 from celosia.compiler.cpu.schedule.chosen import Choices, Workload, choosing
 from celosia.compiler.expr import Tensor
 from celosia.compiler.expr.trace import Trace
 from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.program import Program
+from celosia.compiler.program.host.kernel import Kernel
 from celosia.compiler.tune.kernels.tuner import KernelTuner, State
-from celosia.compiler.tune.pool import Fleet
+from celosia.compiler.tune.pool import DEADLINE, Fleet
 from celosia.compiler.tune.records import Records
 from celosia.driver.tune import Tuning, opened
 from celosia.hw.config import Config
 
 TRIALS = 300
 """Schedules of kernels that are tried at most, if nobody says otherwise."""
-DEADLINE = 120.0
 Told = Callable[[State], None]
 
 

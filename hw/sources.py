@@ -6,7 +6,7 @@ import hashlib
 from functools import cache
 from importlib import resources
 
-NO_HARDWARE = ("cache.py", "config_doc.py", "isa_doc.py", "plain.py", "sources.py")
+NO_HARDWARE = ("config_doc.py", "isa_doc.py", "manifest.py", "plain.py", "sources.py")
 """Files that the Verilog does not depend on."""
 KEPT = "sources.txt"
 """Holds the digest where the sources are not, as on a board."""

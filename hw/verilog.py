@@ -15,7 +15,7 @@ import amaranth
 from amaranth import Elaboratable
 from amaranth.back import rtlil
 
-from celosia.hw.cache import cache_folder, tool_environment, used, writing
+from celosia.cache import cache_folder, tool_environment, used, writing
 from celosia.hw.config import Config
 from celosia.hw.sources import sources_digest
 

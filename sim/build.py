@@ -22,7 +22,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from celosia.hw.cache import cache_folder, shrink, used, writing
+from celosia.cache import cache_folder, shrink, used, writing
 from celosia.hw.config import Config
 from celosia.hw.plain import printable
 from celosia.hw.verilog import TOP, VerilogError, hardware_digest, verilog, write_atomically

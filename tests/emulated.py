@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.runtime.kernel import Kernel
 from celosia.compiler.cpu.target import TARGETS
-from celosia.compiler.dtypes import numpy_dtype
+from celosia.compiler.program.dtypes import numpy_dtype
+from celosia.compiler.program.host.kernel import Kernel
 
 QEMU = {"armv7": "qemu-arm-static", "aarch64": "qemu-aarch64-static"}
 LIBRARIES = {"armv7": "/usr/arm-linux-gnueabihf", "aarch64": "/usr/aarch64-linux-gnu"}

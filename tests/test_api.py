@@ -15,8 +15,7 @@ import onnx
 import pytest
 
 import celosia
-from celosia.compiler.program import LaunchStep
-from celosia.driver.runtime import InputError
+from celosia.compiler.program import InputError, LaunchStep
 
 ROOT = Path(__file__).parents[1]
 

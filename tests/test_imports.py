@@ -1,7 +1,7 @@
 """Imports are a graph without circles: between modules, and between the parts of every folder.
 
-Every import counts wherever it stands, also inside functions, but not what type checkers alone read. What is loaded by
-its name (importlib) does not count.
+Every import counts wherever it stands: inside functions, and for type checkers alone. So does the name of a module in
+one that loads modules by name, which only `celosia` itself does, of a table that anybody can read.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ Graph = dict[str, set[str]]
 
 def sources(root: Path = ROOT) -> dict[str, str]:
     """The text of each module of celosia, by its name."""
-    found = {"celosia": (root / "src" / "celosia" / "__init__.py").read_text(encoding="utf-8")}
-    for folder in FOLDERS:
-        for path in (root / folder).rglob("*.py"):
-            parts = path.relative_to(root).with_suffix("").parts
+    found = {}
+    top = root / "src" / "celosia"
+    for base, paths in ((top, top.glob("*.py")), *((root, (root / folder).rglob("*.py")) for folder in FOLDERS)):
+        for path in paths:
+            parts = path.relative_to(base).with_suffix("").parts
             name = ".".join(("celosia", *parts[: -1 if parts[-1] == "__init__" else None]))
             found[name] = path.read_text(encoding="utf-8")
     return found
@@ -30,8 +31,6 @@ def sources(root: Path = ROOT) -> dict[str, str]:
 
 def imported(node: ast.AST) -> Iterator[tuple[str, str]]:
     """(module, name in it or "") of every import inside `node`."""
-    if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-        return
     if isinstance(node, ast.Import):
         yield from ((alias.name, "") for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -40,11 +39,25 @@ def imported(node: ast.AST) -> Iterator[tuple[str, str]]:
         yield from imported(child)
 
 
+LOADS = ("import_module", "__import__")
+
+
+def loaded(tree: ast.AST) -> set[str]:
+    """Names of celosia's modules in a module that loads some by name; one that is put together ends in "*"."""
+    nodes = list(ast.walk(tree))
+    if not any(isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in LOADS for node in nodes):
+        return set()
+    texts = {ast.unparse(node).strip("f'\"").split("{")[0] + "*" for node in nodes if isinstance(node, ast.JoinedStr)}
+    texts |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return {text for text in texts if text.startswith("celosia.") and text.isprintable() and " " not in text}
+
+
 def import_graph(texts: Mapping[str, str]) -> Graph:
     """The modules of `texts` that each of them imports, with the packages around those that are not around itself."""
     graph: Graph = {name: set() for name in texts}
     for name, text in texts.items():
-        for module, member in imported(ast.parse(text)):
+        tree = ast.parse(text)
+        for module, member in (*imported(tree), *((module, "") for module in loaded(tree))):
             target = f"{module}.{member}" if f"{module}.{member}" in texts else module
             parts = target.split(".")
             around = {".".join(parts[:length]) for length in range(1, len(parts) + 1)}
@@ -78,6 +91,12 @@ def circle(graph: Graph) -> list[str]:
     return []
 
 
+def test_no_module_is_loaded_by_name_but_those_of_one_table() -> None:
+    texts = sources()
+    found = {name: names for name, text in texts.items() if (names := loaded(ast.parse(text)) - {name})}
+    assert set(found) == {"celosia"} and found["celosia"] <= set(texts)
+
+
 def test_no_circle_of_modules() -> None:
     graph = import_graph(sources())
     assert len(graph) > 100
@@ -97,13 +116,19 @@ def test_a_circle_is_found() -> None:
         "celosia": "",
         "celosia.a": "from celosia.b import c",
         "celosia.b": "from celosia.b.c import thing",
-        "celosia.b.c": "def f():\n    import celosia.d\nif TYPE_CHECKING:\n    import celosia.a",
+        "celosia.b.c": "def f():\n    import celosia.d",
         "celosia.d": "",
     }
     graph = import_graph(texts)
     assert graph["celosia.a"] == {"celosia.b", "celosia.b.c"}
     assert circle(graph) == []
-    assert circle(import_graph(texts | {"celosia.d": "from celosia import a"}))
+    for again in (
+        "from celosia import a", "if TYPE_CHECKING:\n    import celosia.a", "import_module('celosia.a')",
+        "PLACES = ['celosia.a']\n__import__(PLACES[0])",
+    ):  # fmt: skip
+        assert circle(import_graph(texts | {"celosia.d": again})), again
+    assert loaded(ast.parse("importlib.import_module(f'celosia.{name}')")) == {"celosia.*", "celosia."}
+    assert not loaded(ast.parse("import_module('numpy')\nx = 'celosia of no module'"))
     assert circle(between_parts(import_graph(texts | {"celosia.d": "import celosia.b"}), "celosia")) == [
         "celosia.b", "celosia.d", "celosia.b",
     ]  # fmt: skip

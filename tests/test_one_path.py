@@ -15,7 +15,7 @@ ALLOWED = {
     "celosia.compiler.tensorize.render": "words",  # of a user's function
     "celosia.compiler.tensorize.tiles": "add",  # of loops around intrinsics
     "celosia.compiler.vthread.pipeline": "Instruction",  # the stream, as what add() makes
-    "celosia.compiler.image": "words",  # of layers
+    "celosia.compiler.launch.image": "words",  # of layers
 }
 """Modules that may make instructions, with the kinds (see `made`) that each may."""
 FOLDERS = ("celosia.compiler.", "celosia.driver.")

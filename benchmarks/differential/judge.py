@@ -32,9 +32,9 @@ import celosia
 from benchmarks.differential.case import Case
 from benchmarks.differential.exclusions import excuse
 from benchmarks.differential.net import value_info
-from celosia.compiler.cpu.runtime.op import HostError
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.program import InputError, Program
+from celosia.compiler.program.host.op import HostError
 from celosia.driver.oracle import OracleError, exposed, run, session
 from celosia.driver.runtime import Runtime
 
@@ -369,8 +369,8 @@ class Neighbourhood:
         """(Floats that become `name`, in steps; whether rounding moves them across a tie); None where it has several
         scales, or none."""
         node = self.quantisers.get(name)
-        if node is None or not self.near:
-            return None
+        if node is None or not self.near or node.input[0] not in self.near[0]:
+            return None  # also where an input is quantised: it is what it is
         known = self.constants | dict(self.feed) | self.near[0]
         real, scale = known[node.input[0]], known[node.input[1]]
         if scale.size != 1:

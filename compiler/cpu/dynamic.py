@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from celosia.compiler.cpu.function import compile_op
 from celosia.compiler.cpu.node import InputType
 from celosia.compiler.cpu.ops import OPS, Unsupported
-from celosia.compiler.cpu.runtime.kernel import Kernel
-from celosia.compiler.cpu.runtime.op import DOMAINS, HostOp, Value, check_size
 from celosia.compiler.cpu.target import compiling_for
 from celosia.compiler.cpu.types import TYPES
-from celosia.compiler.dtypes import itemsize
+from celosia.compiler.program.dtypes import itemsize
+from celosia.compiler.program.host.kernel import Kernel
+from celosia.compiler.program.host.op import DOMAINS, HostOp, Value, check_size
 
 Array = NDArray[Any]
 

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.node import CpuNode, InputType, input_type, is_mapped
 from celosia.compiler.cpu.ops import Unsupported, build
-from celosia.compiler.cpu.runtime.kernel import Kernel
 from celosia.compiler.cpu.schedule import arranged, choosing
 from celosia.compiler.cpu.schedule.inplace import overwritable
 from celosia.compiler.cpu.target import compiling_for
 from celosia.compiler.expr import Expr, Function, Load, Tensor, compute, placeholder
+from celosia.compiler.expr.names import unused_name
 from celosia.compiler.expr.nodes import rewrite
 from celosia.compiler.expr.transform import loads, topological
-from celosia.compiler.names import unused_name
+from celosia.compiler.program.host.kernel import Kernel
 
 Array = NDArray[Any]
 SMALL = 4096

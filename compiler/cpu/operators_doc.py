@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import onnx
 
 from celosia.compiler.cpu.ops import OPS, blocked
-from celosia.compiler.cpu.runtime import hostops
-from celosia.compiler.cpu.runtime.hostops import FIRST, HOST, sized_names
+from celosia.compiler.program.host import hostops
+from celosia.compiler.program.host.hostops import FIRST, HOST, sized_names
 
 HEAD = """\
 # Operators

@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.runtime.op import Body, HostOp, bodies, check_size
-from celosia.compiler.dtypes import ONNX_TYPES
+from celosia.compiler.program.dtypes import ONNX_TYPES
+from celosia.compiler.program.host.op import Body, HostOp, bodies, check_size
 
 Array = NDArray[Any]
 

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import llvmlite.binding as llvm
 
-from celosia.compiler.dtypes import itemsize
+from celosia.compiler.program.dtypes import itemsize
 from celosia.hw.config import did_you_mean
+from celosia.sim import boards
 
 
 class TargetError(ValueError):
@@ -81,7 +82,10 @@ TARGETS = {
         ("-target", f"aarch64-linux-gnu.{GLIBC}", "-mcpu=cortex_a53"),
     ),
 }  # fmt: skip
-BOARDS = {"pynq-z1": "armv7", "pynq-z2": "armv7", "ultra96": "aarch64", "zcu104": "aarch64"}
+BOARDS = {
+    board.name: name for board in boards.BOARDS.values()
+    for name, each in TARGETS.items() if each.machine == board.machine
+}  # fmt: skip
 """Boards and the target that their processor is."""
 
 

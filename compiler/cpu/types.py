@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celosia.compiler import dtypes
+from celosia.compiler.program import dtypes
 
 TYPES = (
     "float16", "float32", "float64", "bool", "bfloat16",

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.dtypes import numpy_dtype
 from celosia.compiler.expr.loops import Alloc, Block, For, Function, If, Let, Stmt, Store, Update, expand
 from celosia.compiler.expr.nodes import (
     INTRINSICS,
@@ -25,6 +24,7 @@ from celosia.compiler.expr.nodes import (
     Var,
     is_float,
 )
+from celosia.compiler.program.dtypes import numpy_dtype
 
 Array = NDArray[Any]
 

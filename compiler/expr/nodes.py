@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.dtypes import itemsize
+from celosia.compiler.program.dtypes import itemsize
 
 INDEX = "int64"
 

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.dtypes import numpy_dtype
 from celosia.compiler.expr.loops import (
     SCOPES,
     Alloc,
@@ -49,6 +48,7 @@ from celosia.compiler.expr.nodes import (
     is_float,
 )
 from celosia.compiler.expr.printer import DTYPE, SYMBOLS, call_type
+from celosia.compiler.program.dtypes import numpy_dtype
 
 
 class ParseError(ValueError):

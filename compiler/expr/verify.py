@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from celosia.compiler.dtypes import itemsize
 from celosia.compiler.expr.affine import flatten, interval, linear
 from celosia.compiler.expr.loops import (
     KINDS,
@@ -44,6 +43,7 @@ from celosia.compiler.expr.nodes import (
     Tensor,
     Var,
 )
+from celosia.compiler.program.dtypes import itemsize
 
 
 class IRError(ValueError):

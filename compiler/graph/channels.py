@@ -18,8 +18,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.runtime.sizes import taken
 from celosia.compiler.graph.values import attribute, become, constant, is_op, new_constant, shape
+from celosia.compiler.program.host.sizes import taken
 
 Order = NDArray[np.int64]
 WEIGHTS, BY_CHANNEL = 3, (4, 5, 8)

@@ -15,9 +15,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from celosia.compiler.cpu.runtime.hostops import RANDOM
 from celosia.compiler.graph.external import is_mapped
 from celosia.compiler.graph.values import constant
+from celosia.compiler.program.host.hostops import RANDOM
 
 SUBGRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 

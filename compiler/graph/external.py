@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx import GraphProto, ModelProto, TensorProto
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_model, uses_external_data
 
-from celosia.compiler.dtypes import ONNX_TYPES, itemsize
+from celosia.compiler.program.dtypes import ONNX_TYPES, itemsize
 
 LARGE = 1 << 30
 """Models with more bytes in constants of such a size are mapped. Others are read, and then need their files no more."""

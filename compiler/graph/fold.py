@@ -13,13 +13,13 @@ import onnx_ir as ir
 
 from celosia.compiler.cpu.ops import OPS
 from celosia.compiler.cpu.parse import parse
-from celosia.compiler.cpu.runtime.host import execute
-from celosia.compiler.cpu.runtime.hostops import HOST, RANDOM
-from celosia.compiler.cpu.runtime.op import DOMAINS, HostError
 from celosia.compiler.graph.external import is_mapped
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.shapes import UNKNOWN, infer, require_agreement
 from celosia.compiler.graph.values import constant, new_constant, shape
+from celosia.compiler.program.host.execute import execute
+from celosia.compiler.program.host.hostops import HOST, RANDOM
+from celosia.compiler.program.host.op import DOMAINS, HostError
 
 QUANTISED = frozenset(("QuantizeLinear", "DequantizeLinear"))
 MAX_BYTES = 1 << 26

@@ -9,9 +9,9 @@ import onnx
 import onnx.inliner
 
 from celosia.compiler.cpu.ops import OPS
-from celosia.compiler.cpu.runtime.hostops import HOST
-from celosia.compiler.cpu.runtime.op import DOMAINS
 from celosia.compiler.graph.inference import inferred
+from celosia.compiler.program.host.hostops import HOST
+from celosia.compiler.program.host.op import DOMAINS
 
 OWN_CODE = {*((domain, op) for domain in DOMAINS for op in OPS), *HOST, *(("ai.onnx", op) for _, op in HOST)}
 """(domain, operator) of what needs no function."""

@@ -12,7 +12,6 @@ import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from celosia.compiler.cpu.runtime.op import clipped
 from celosia.compiler.graph.external import Origin, attach, read_all, read_small
 from celosia.compiler.graph.functions import inline_functions
 from celosia.compiler.graph.gradient import expand_gradients
@@ -22,6 +21,7 @@ from celosia.compiler.graph.lenient import conform, for_checker
 from celosia.compiler.graph.sound import complaint
 from celosia.compiler.graph.weights import round_activations
 from celosia.compiler.graph.witness import wrong_windows
+from celosia.compiler.program.host.op import clipped
 
 
 class ModelError(ValueError):

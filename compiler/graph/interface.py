@@ -7,10 +7,10 @@ from pathlib import Path
 
 import onnx
 
-from celosia.compiler.dtypes import ONNX_TYPES
 from celosia.compiler.graph.importer import ModelError, read
 from celosia.compiler.graph.inference import inferred
 from celosia.compiler.program import TensorInfo
+from celosia.compiler.program.dtypes import ONNX_TYPES
 
 
 def inputs_of(source: str | Path | onnx.ModelProto) -> tuple[TensorInfo, ...]:

@@ -16,11 +16,11 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from celosia.compiler.cpu.parse import dense
-from celosia.compiler.cpu.runtime.sizes import FOREVER
+from celosia.compiler.expr.names import unused_name
 from celosia.compiler.graph.external import without_files
 from celosia.compiler.graph.functions import OWN_CODE, nodes, subgraphs
 from celosia.compiler.graph.sound import bad_texts, is_comment
-from celosia.compiler.names import unused_name
+from celosia.compiler.program.host.sizes import FOREVER
 
 NEWEST = {"": onnx.defs.onnx_opset_version(), "ai.onnx.ml": 5, "com.microsoft": 1}
 """The opsets that onnxruntime takes for domains that a model uses and does not import."""

@@ -20,7 +20,6 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler import numerics
-from celosia.compiler.cpu.runtime.op import DOMAINS
 from celosia.compiler.graph import chain
 from celosia.compiler.graph.dead import drop_unused
 from celosia.compiler.graph.values import (
@@ -33,6 +32,7 @@ from celosia.compiler.graph.values import (
     only_use,
     shape,
 )
+from celosia.compiler.program.host.op import DOMAINS
 
 MOVING_OPS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Transpose")
 """Operators that only move elements, and that change places with QuantizeLinear before anything else happens."""

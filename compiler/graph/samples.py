@@ -18,9 +18,9 @@ from typing import Any
 import onnx_ir as ir
 
 from celosia.compiler.cpu.parse import parse
-from celosia.compiler.cpu.runtime.op import DOMAINS, bodies
-from celosia.compiler.cpu.runtime.sizes import taken
 from celosia.compiler.graph.values import captured, constant, shape
+from celosia.compiler.program.host.op import DOMAINS, bodies
+from celosia.compiler.program.host.sizes import taken
 
 COUNT = "N"
 """The number of samples, as an element of what Shape gives and operators on it compute."""

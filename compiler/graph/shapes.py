@@ -14,16 +14,15 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from celosia.compiler.cpu import Unsupported, build
-from celosia.compiler.cpu.ops import OPS
-from celosia.compiler.cpu.runtime.op import DOMAINS
-from celosia.compiler.cpu.runtime.windows import WindowError
+from celosia.compiler.cpu.ops import OPS, Unsupported, build
 from celosia.compiler.cpu.types import TYPES
 from celosia.compiler.expr import placeholder
 from celosia.compiler.graph.custom import custom, infer_custom
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.values import attribute, constant, is_op, shape
 from celosia.compiler.graph.windows import dims_on_host
+from celosia.compiler.program.host.op import DOMAINS
+from celosia.compiler.program.host.windows import WindowError
 
 UNKNOWN = (None, ir.DataType.UNDEFINED)
 FEW = 64

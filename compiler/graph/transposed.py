@@ -20,11 +20,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.runtime.windows import WindowError
+from celosia.compiler.expr.names import unused_name
 from celosia.compiler.graph.names import values
 from celosia.compiler.graph.values import attribute, attributes, constant, is_op, new_constant, replace_by, shape
 from celosia.compiler.graph.windows import spread_of
-from celosia.compiler.names import unused_name
+from celosia.compiler.program.host.windows import WindowError
 
 Array = NDArray[Any]
 Change = Callable[[Array], Array]

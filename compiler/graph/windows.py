@@ -1,4 +1,4 @@
-"""Windows of the graph's operators (cpu/runtime/windows.py), as rows and columns of images."""
+"""Windows of the graph's operators (compiler/program/host/windows.py), as rows and columns of images."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from math import prod
 
 import onnx_ir as ir
 
-from celosia.compiler.cpu.runtime.windows import Spread, WindowError, Windows, spread, windows
 from celosia.compiler.graph.values import attributes_of, constant, shape
+from celosia.compiler.program.host.windows import Spread, WindowError, Windows, spread, windows
 
 
 def windows_of(node: ir.Node, kernel: Sequence[int] | None = None) -> Windows:

@@ -1,4 +1,4 @@
-"""onnx's inference of shapes as a witness of what windows mean here (cpu/runtime/windows.py).
+"""onnx's inference of shapes as a witness of what windows mean here (compiler/program/host/windows.py).
 
 Where attributes are such that onnx is known to infer other shapes than onnxruntime makes, it is overruled. Where they
 are not, another shape is a fault, of one or the other.
@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx
 
-from celosia.compiler.cpu.runtime.windows import WindowError, spread, windows
+from celosia.compiler.program.host.windows import WindowError, spread, windows
 
 WEIGHTS: dict[str, int | None] = {
     "Conv": 1, "ConvInteger": 1, "QLinearConv": 3, "ConvTranspose": 1,

@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.image import Image, LayerErrors, build
 from celosia.compiler.language.recognise import recognise
 from celosia.compiler.language.tile import Array, Program, fail
+from celosia.compiler.launch.image import Image, LayerErrors, build
 from celosia.compiler.layer import (
     Activation,
     Conv,
@@ -27,6 +27,7 @@ from celosia.compiler.layer import (
     Untileable,
     inputs,
 )
+from celosia.compiler.program.activations import pack_activation, unpack_activation
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.decide import Fixed
 from celosia.compiler.tensorize.define import define
@@ -178,12 +179,12 @@ class AcceleratorVariant:
             if array is not self.lowered.found.y:
                 images, channels, rows, columns = act.dims
                 values = arrays[self.given[array]].reshape(images, rows, columns, channels).transpose(0, 3, 1, 2)
-                machine.write(image.addresses[act.storage], pack.activation(cfg, values, act.storage_groups))
+                machine.write(image.addresses[act.storage], pack_activation(cfg, values, act.storage_groups))
         counters = machine.run(launch.address, launch.count, TIMEOUT)
         y = self.lowered.found.y
         act, out = self.lowered.acts[y], arrays[self.given[y]]
         data = machine.read(image.addresses[act.storage], act.size(cfg))
-        result = pack.unpack_activation(cfg, data, act.dims, act.storage_groups)
+        result = unpack_activation(cfg, data, act.dims, act.storage_groups)
         out[...] = result.transpose(0, 2, 3, 1).reshape(out.shape)
         return {
             "target": "accelerator", "device": device if isinstance(device, str) else type(device).__name__,

@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.cpu.llvm import compile_function
-from celosia.compiler.cpu.runtime.kernel import address_of
-from celosia.compiler.cpu.runtime.threads import default_threads
-from celosia.compiler.dtypes import itemsize
 from celosia.compiler.language import loops, ops
 from celosia.compiler.language.cpu import Lowered
 from celosia.compiler.language.meaning import value_of
 from celosia.compiler.language.tile import Array, LanguageError, Program, dtype_name, program, stores
+from celosia.compiler.program.dtypes import itemsize
+from celosia.compiler.program.host.kernel import address_of
+from celosia.compiler.program.host.threads import default_threads
 from celosia.hw.config import Config
 from celosia.sim.device import Device
 from celosia.sim.devices import SIMULATORS, open_simulator

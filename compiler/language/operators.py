@@ -10,8 +10,6 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.runtime.hostops.registry import host
-from celosia.compiler.cpu.runtime.op import HostOp
 from celosia.compiler.graph.custom import CUSTOM, CustomOp
 from celosia.compiler.graph.select.forms import Form, OnCpu
 from celosia.compiler.graph.select.placement import Placement, Reads
@@ -19,6 +17,8 @@ from celosia.compiler.graph.values import attributes_of, constant, shape
 from celosia.compiler.language.accelerator import Lowered
 from celosia.compiler.language.jit import launching
 from celosia.compiler.language.tile import Array, LanguageError
+from celosia.compiler.program.host.hostops.registry import host
+from celosia.compiler.program.host.op import HostOp
 
 Values = NDArray[Any]
 

@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.dtypes import numpy_dtype
 from celosia.compiler.expr.nodes import COMPARISONS
+from celosia.compiler.program.dtypes import numpy_dtype
 
 FOLDER = str(Path(__file__).parent)
 MOST_ELEMENTS = 1 << 20

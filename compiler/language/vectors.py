@@ -15,13 +15,13 @@ from itertools import groupby
 from typing import NamedTuple
 
 from celosia.compiler.cpu.target import target
-from celosia.compiler.dtypes import itemsize
 from celosia.compiler.expr import Alloc, Axis, Expr, For, If, Let, Load, Select, Stmt, Store, Tensor, Update
 from celosia.compiler.expr.affine import Linear, apart, flatten, in_range, linear
 from celosia.compiler.expr.bounds import structure
 from celosia.compiler.expr.loops import Block, block, map_accesses, sequence
 from celosia.compiler.expr.lower import start_value
 from celosia.compiler.expr.nodes import Const, Var, substitute, walk
+from celosia.compiler.program.dtypes import itemsize
 
 REGISTERS = 4
 """Vectors that are under way at once: as many additions as it takes until the first of them is done."""

@@ -13,6 +13,7 @@ from celosia.compiler.program.model import (
     Pack,
     PartInfo,
     PassInfo,
+    Plan,
     ProgramError,
     Step,
     TensorInfo,
@@ -21,5 +22,6 @@ from celosia.compiler.program.model import (
 
 __all__ = [
     "FORMAT", "MAX_PART_BYTES", "VERSION", "Contents", "CpuStep", "FormInfo", "HostStep", "InputError", "LaunchStep",
-    "LayerInfo", "NodeInfo", "Pack", "PartInfo", "PassInfo", "Program", "ProgramError", "Step", "TensorInfo", "Unpack",
+    "LayerInfo", "NodeInfo", "Pack", "PartInfo", "PassInfo", "Plan", "Program", "ProgramError", "Step", "TensorInfo",
+    "Unpack",
 ]  # fmt: skip

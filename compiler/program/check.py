@@ -8,8 +8,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.runtime.op import bodies
-from celosia.compiler.dtypes import ONNX_TYPES, itemsize
+from celosia.compiler.program.dtypes import ONNX_TYPES, itemsize
+from celosia.compiler.program.host.op import bodies
 from celosia.compiler.program.model import (
     Contents,
     CpuStep,

@@ -18,10 +18,10 @@ from typing import IO, Any
 
 import numpy as np
 
-from celosia.compiler.cpu.runtime.kernel import Kernel
-from celosia.compiler.cpu.runtime.op import HostError, check_size
-from celosia.compiler.files import reading, replacing
 from celosia.compiler.program.check import check
+from celosia.compiler.program.files import reading, replacing
+from celosia.compiler.program.host.kernel import Kernel
+from celosia.compiler.program.host.op import HostError, check_size
 from celosia.compiler.program.model import Contents, CpuStep, HostStep, LaunchStep, ProgramError, Step, TensorInfo
 from celosia.compiler.program.saved import array_bytes, load_array, load_op, make, op_bytes
 from celosia.hw.config import Config

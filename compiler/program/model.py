@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.runtime.kernel import Kernel
-from celosia.compiler.cpu.runtime.op import HostOp
-from celosia.compiler.memory import Plan
+from celosia.compiler.program.host.kernel import Kernel
+from celosia.compiler.program.host.op import HostOp
 from celosia.compiler.program.html import table
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
@@ -34,6 +33,15 @@ class TensorInfo:
     dtype: str
     shape: tuple[int, ...]
     kind: str = "tensor"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Offset of each buffer, the bytes of the whole arena, and the largest sum of buffers alive at one step."""
+
+    offsets: dict[Any, int] = field(default_factory=dict)
+    size: int = 0
+    lower_bound: int = 0
 
 
 @dataclass(frozen=True)

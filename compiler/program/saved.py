@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.runtime.kernel import empty
-from celosia.compiler.cpu.runtime.op import Body, HostOp
-from celosia.compiler.dtypes import numpy_dtype
+from celosia.compiler.program.dtypes import numpy_dtype
+from celosia.compiler.program.host.kernel import empty
+from celosia.compiler.program.host.op import Body, HostOp
 from celosia.hw.plain import from_json
 
 Array = NDArray[Any]

@@ -18,9 +18,9 @@ from celosia.compiler.graph.select import Choice, Selection
 from celosia.compiler.graph.values import attribute, constant, shape
 from celosia.compiler.layer import Activation, Lattice, Storage
 from celosia.compiler.program import LaunchStep, Pack, Program
+from celosia.compiler.program.activations import pack_activation, unpack_activation
 from celosia.compiler.selfcheck.device import Place, TappedDevice, random_bytes, random_image
 from celosia.compiler.selfcheck.operators import Codes, compute, is_concat, read_by
-from celosia.compiler.tensorize.pack import activation, unpack_activation
 from celosia.sim.device import DeviceError
 
 AXES = ("image", "channel", "row", "column")
@@ -114,7 +114,7 @@ class _Check:
         if not self._is_known(value):
             self.values[value] = self._random(value, dims)
         stored = (self._value(value) ^ np.uint8(0x80)).view(np.int8)
-        device.write(pack.address, activation(self.cfg, pack.form.arrange(stored), pack.groups))
+        device.write(pack.address, pack_activation(self.cfg, pack.form.arrange(stored), pack.groups))
 
     def _random(self, value: ir.Value, dims: tuple[int, ...]) -> Codes:
         """Random codes of these dims."""

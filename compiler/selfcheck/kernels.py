@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.cpu.llvm import compile as llvm_compile
 from celosia.compiler.cpu.llvm import dot, machine
-from celosia.compiler.cpu.runtime.kernel import Kernel
+from celosia.compiler.program.host.kernel import Kernel
 
 UInt8 = NDArray[np.uint8]
 ROWS, COLUMNS, DEPTH, LANES = 8, 16, 4, 64

@@ -20,12 +20,14 @@ import onnx_ir as ir
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from celosia.compiler import cpu, numerics
+from celosia.compiler import numerics
+from celosia.compiler.cpu.function import compile_op
 from celosia.compiler.cpu.ops import VIEWS
-from celosia.compiler.cpu.runtime.windows import Windows, windows
 from celosia.compiler.graph.custom import custom
 from celosia.compiler.graph.values import attribute, attributes_of, constant, is_op, shape
 from celosia.compiler.graph.windows import spread_of, whole_image, windows_of
+from celosia.compiler.program.host.kernel import Kernel
+from celosia.compiler.program.host.windows import Windows, windows
 from celosia.compiler.selfcheck import kernels
 
 Codes = NDArray[np.uint8]
@@ -281,13 +283,13 @@ def _average(node: ir.Node, x: Codes) -> Codes:
 
 
 @cache
-def _kernel(op: str, dtype: str, operands: int) -> cpu.Kernel:
+def _kernel(op: str, dtype: str, operands: int) -> Kernel:
     """The CPU backend's kernel of `op` on 256 or 65536 bytes; scales and zero points are arguments, as tensors."""
     meaning: list[Any] = [((), "float32"), ((), dtype)]
     data = ((256**operands,), dtype)
     if op == "QLinearConcat":
-        return cpu.compile_op(op, {"axis": 0}, [*meaning, data, *meaning])
-    return cpu.compile_op(op, {}, [*[data, *meaning] * operands, *meaning])
+        return compile_op(op, {"axis": 0}, [*meaning, data, *meaning])
+    return compile_op(op, {}, [*[data, *meaning] * operands, *meaning])
 
 
 def _call(op: str, dtype: np.dtype[Any], arguments: list[NDArray[Any]], operands: int) -> Codes:
@@ -349,7 +351,7 @@ def _moved(node: ir.Node, x: Codes) -> Codes:
         given = constant(node.inputs[2]) if len(node.inputs) > 2 else None
         fill = np.zeros(1, node.inputs[0].dtype.numpy()) if given is None else given.reshape(1)  # type: ignore[union-attr]
         inputs[2:3] = [codes(fill)]
-    kernel = cpu.compile_op(node.op_type, attributes_of(node), inputs)
+    kernel = compile_op(node.op_type, attributes_of(node), inputs)
     (result,) = kernel(x, *(array for array in inputs[1:] if array is not None))
     return result
 

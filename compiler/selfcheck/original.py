@@ -25,10 +25,10 @@ from celosia.compiler.cpu.ops import Unsupported
 from celosia.compiler.cpu.ops.registry import Node
 from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.cpu.parse import parse
-from celosia.compiler.cpu.runtime.host import execute
-from celosia.compiler.cpu.runtime.hostops import RANDOM
-from celosia.compiler.cpu.runtime.op import HostError, HostOp
 from celosia.compiler.graph.values import captured, constant, shape
+from celosia.compiler.program.host.execute import execute
+from celosia.compiler.program.host.hostops import RANDOM
+from celosia.compiler.program.host.op import HostError, HostOp
 
 Array = NDArray[Any]
 Bounds = tuple[Any, Any]

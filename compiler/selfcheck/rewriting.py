@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 from celosia.compiler.cpu.ops import Unsupported
 from celosia.compiler.cpu.parse import parse
-from celosia.compiler.cpu.runtime.host import execute
-from celosia.compiler.cpu.runtime.kernel import host
-from celosia.compiler.cpu.runtime.op import HostError
-from celosia.compiler.dtypes import is_float, numpy_dtype
 from celosia.compiler.graph.select import Selection
 from celosia.compiler.graph.values import attribute, captured, constant, dtype_name, is_op, shape
 from celosia.compiler.numerics.softmax import largest_power
 from celosia.compiler.program import CpuStep, HostStep, Program
+from celosia.compiler.program.dtypes import is_float, numpy_dtype
+from celosia.compiler.program.host.execute import execute
+from celosia.compiler.program.host.kernel import host
+from celosia.compiler.program.host.op import HostError
 from celosia.compiler.selfcheck.check import SelfCheckError
 from celosia.compiler.selfcheck.device import random_image
 from celosia.compiler.selfcheck.operators import codes, compute, is_concat, read_by

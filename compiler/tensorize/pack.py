@@ -130,28 +130,3 @@ def unpack_parameters(entries: NDArray[np.uint64]) -> tuple[NDArray[np.int32], N
     bias = (entries & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.int32)
     multiplier = (entries >> np.uint64(32) & np.uint64(0xFFFFFF)).astype(np.int64)
     return bias, multiplier, (entries >> np.uint64(56) & np.uint64(63)).astype(np.int64)
-
-
-def activation(cfg: Config, values: NDArray[np.int8], groups: int) -> Bytes:
-    """[images, channels, height, width] int8 as [images/batch][groups][height][width][batch][group], zeros beyond."""
-    images, channels, height, width = values.shape
-    batches = blocks(images, cfg.batch)
-    if cfg.batch == 1 and channels == groups * cfg.group:
-        padded = values
-    else:
-        padded = np.zeros((batches * cfg.batch, groups * cfg.group, height, width), np.int8)
-        padded[:images, :channels] = values
-    tiles = padded.reshape(batches, cfg.batch, groups, cfg.group, height, width).transpose(0, 2, 4, 5, 1, 3)
-    return np.ascontiguousarray(tiles).view(np.uint8).reshape(-1)
-
-
-def unpack_activation(
-    cfg: Config, data: Bytes, shape: tuple[int, int, int, int], groups: int, offset: int = 0
-) -> NDArray[np.int8]:
-    """The inverse of `activation` for an activation that begins `offset` groups into a storage of `groups`."""
-    images, channels, height, width = shape
-    batches = blocks(images, cfg.batch)
-    tiles = data.view(np.int8).reshape(batches, groups, height, width, cfg.batch, cfg.group)
-    used = tiles[:, offset : offset + blocks(channels, cfg.group)]
-    values = used.transpose(0, 4, 1, 5, 2, 3).reshape(batches * cfg.batch, -1, height, width)
-    return np.ascontiguousarray(values[:images, :channels])

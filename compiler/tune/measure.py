@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.image import Image, LayerErrors, build
+from celosia.compiler.launch.image import Image, LayerErrors, build
 from celosia.compiler.layer import (
     Activation,
     Block,
@@ -35,7 +35,7 @@ from celosia.compiler.layer import (
     inputs,
     moved,
 )
-from celosia.compiler.tensorize import pack
+from celosia.compiler.program.activations import unpack_activation
 from celosia.compiler.tensorize.decide import Fixed
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Decisions
@@ -282,7 +282,7 @@ def _random(rng: np.random.Generator, size: int) -> Bytes:
 def _values(cfg: Config, memory: Bytes, act: Activation) -> Int8:
     """`act`, [images, channels, rows, columns], from memory that begins with its storage."""
     whole = act.images, act.channels, act.pixels.rows, act.pixels.columns
-    array = pack.unpack_activation(cfg, memory, whole, act.storage_groups, act.group_offset)
+    array = unpack_activation(cfg, memory, whole, act.storage_groups, act.group_offset)
     return np.ascontiguousarray(array[:, :, *act.cut(cfg)[1:]])
 
 

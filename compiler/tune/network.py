@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
-from celosia.compiler.blocks import CHAIN
-from celosia.compiler.decisions import why_not_any
-from celosia.compiler.image import Image, LayerErrors, build, is_followed
+from celosia.compiler.launch.blocks import CHAIN
+from celosia.compiler.launch.image import Image, LayerErrors, build, is_followed
 from celosia.compiler.layer import Layer, Storage, Untileable
 from celosia.compiler.tensorize.decide import problems, workload
+from celosia.compiler.tensorize.decisions import why_not_any
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.measure import TIMED, Judge, Result, Status
 from celosia.compiler.tune.records import Key, Records, schedule_of

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from celosia.compiler.image import Image
+from celosia.compiler.launch.image import Image
 from celosia.compiler.layer import Untileable
 from celosia.compiler.tune.measure import TIMED, Job, Judge, Result, Status, packed
 from celosia.compiler.tune.model import LEARNERS, Model

@@ -108,8 +108,9 @@ def report(
     from celosia.bitstreams.devices import DEVICES
     from celosia.bitstreams.project import find_board
     from celosia.bitstreams.synthesis import usage
-    from celosia.driver import show
     from celosia.driver.progress import Stages
+    from celosia.driver.show import bitstream as show
+    from celosia.driver.show.table import console
     from celosia.hw.config import Config
 
     place = find_board(board)
@@ -125,7 +126,7 @@ def report(
         about = {"board": place.name, "device": device.name, "config": cfg.name, "digest": cfg.digest}
         typer.echo(json.dumps(about | {"resources": resources, "fits": fits, "tool": used.tool}, indent=1))
     else:
-        show.console().print(show.resources(used, device, f"{cfg.name} on {place.name} ({device.name}), {used.tool}"))
+        console().print(show.resources(used, device, f"{cfg.name} on {place.name} ({device.name}), {used.tool}"))
     if not fits:
         short = ", ".join(name for name, percent in left.items() if percent < 0)
         text = f"celosia: {cfg.name} does not fit {device.name}: not enough of {short}; choose a smaller Config"
@@ -163,8 +164,9 @@ def timing(
 
     from celosia.bitstreams import timing as sta
     from celosia.bitstreams.project import find_board
-    from celosia.driver import show
     from celosia.driver.progress import Stages
+    from celosia.driver.show import bitstream as show
+    from celosia.driver.show.table import console
     from celosia.hw.config import Config
 
     if rounds is not None and not place:
@@ -181,7 +183,7 @@ def timing(
         ends = {"rounds": found.rounds, "ends": found.ends, "paths": longest}
         typer.echo(json.dumps(about | clock | ends, indent=1))
     else:
-        show.console().print(show.timing(found, f"{cfg.name} on {chosen.name} ({device})"))
+        console().print(show.timing(found, f"{cfg.name} on {chosen.name} ({device})"))
 
 
 class Ecp5Design(StrEnum):

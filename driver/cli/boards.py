@@ -42,8 +42,9 @@ def deploy(
       celosia deploy resnet18.celosia --host root@pynq
       celosia run resnet18.celosia -i image.npy --device ssh://root@pynq
     """
-    from celosia.driver import deploy as deployment
-    from celosia.driver.ssh import connected
+    from celosia.driver.remote import deploy as deployment
+    from celosia.driver.remote.runner import runner
+    from celosia.driver.remote.ssh import connected
 
     check_source(model)
     shapes = shapes_of(shape)
@@ -52,7 +53,7 @@ def deploy(
         stages(f"connected to {host}")
         program = program_there(model, config, stages, remote, no_check, shapes)
         stages(f"copying to {host}")
-        files = deployment.runner(), deployment.program_file(program)
+        files = runner(), deployment.program_file(program)
         board = remote.status(*files)
         sent = remote.install(board, *files)
         deployment.require(board, program, "board", host)
@@ -85,9 +86,9 @@ def flash(
       celosia flash build/pynq-z2/pynq-z2-pynq.bit --board pynq-z2 --host root@pynq
     """
     from celosia.bitstreams.project import find_board
-    from celosia.driver import deploy as deployment
-    from celosia.driver.flash import load, prepare
-    from celosia.driver.ssh import connected
+    from celosia.driver.board.flash import load, prepare
+    from celosia.driver.remote import deploy as deployment
+    from celosia.driver.remote.ssh import connected
     from celosia.hw.config import Config
 
     manifest = prepare(bit, board, find_board(board).part)

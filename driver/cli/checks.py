@@ -91,9 +91,10 @@ def compare(
         )  # fmt: skip
     _finish(found, report)
     if not quiet:
-        from celosia.driver import show
+        from celosia.driver.show import compare as show
+        from celosia.driver.show.table import console
 
-        out = show.console()
+        out = console()
         for each in show.comparison(found, every):
             out.print(each)
     if found["different"]:
@@ -162,9 +163,10 @@ def eval_(
         )  # fmt: skip
     _finish(found, report)
     if not quiet:
-        from celosia.driver import show
+        from celosia.driver.show import compare as show
+        from celosia.driver.show.table import console
 
-        out = show.console()
+        out = console()
         for each in show.evaluation(found):
             out.print(each)
     if found["against"] is not None and found["against"]["differ"]:
@@ -173,6 +175,6 @@ def eval_(
 
 def _finish(found: dict[str, Any], report: Path | None) -> None:
     if report is not None:
-        from celosia.compiler.files import write_text
+        from celosia.compiler.program.files import write_text
 
         write_text(report, json.dumps(found, indent=1) + "\n")

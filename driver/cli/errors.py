@@ -38,18 +38,17 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came f
 
 def explained(error: Exception) -> tuple[int, str]:
     """Exit code and sentence for an error of a command."""
-    from celosia.bitstreams.manifest import ManifestError
     from celosia.bitstreams.project import ProjectError, ToolError
     from celosia.bitstreams.synthesis import SynthesisError
     from celosia.compiler.cpu.llvm import LinkError
-    from celosia.compiler.cpu.runtime.op import HostError
-    from celosia.compiler.cpu.runtime.threads import ThreadsError
     from celosia.compiler.cpu.target import TargetError
-    from celosia.compiler.decisions import DecisionsError
-    from celosia.compiler.files import OutputError
     from celosia.compiler.graph.importer import ModelError
     from celosia.compiler.program import InputError, ProgramError
+    from celosia.compiler.program.files import OutputError
+    from celosia.compiler.program.host.op import HostError
+    from celosia.compiler.program.host.threads import ThreadsError
     from celosia.compiler.selfcheck.check import SelfCheckError
+    from celosia.compiler.tensorize.decisions import DecisionsError
     from celosia.compiler.tune.model import MissingLearner
     from celosia.compiler.tune.pool import FleetError
     from celosia.compiler.tune.records import RecordsError
@@ -59,8 +58,9 @@ def explained(error: Exception) -> tuple[int, str]:
     from celosia.driver.oracle import MissingLibrary, OracleError
     from celosia.driver.pages.names import ReportError
     from celosia.driver.quantize import QuantizeError
-    from celosia.driver.ssh import SshError
+    from celosia.driver.remote.ssh import SshError
     from celosia.hw.config import ConfigError
+    from celosia.hw.manifest import ManifestError
     from celosia.hw.verilog import VerilogError
     from celosia.sim.build import BuildError
     from celosia.sim.device import DeviceError

@@ -98,9 +98,9 @@ def explore(
       celosia run model.onnx --random --config front/03-1x16x16-8a83ab.toml
     """
     from celosia.driver import explore as exploring  # noqa: F401 - says at once where a part is missing
-    from celosia.driver import show_explore
     from celosia.driver.explore import explore as explorer
     from celosia.driver.fleet import insecure
+    from celosia.driver.show import explore as show_explore
 
     interrupted = False
     with progress_stages(quiet) as stages:
@@ -124,10 +124,10 @@ def explore(
     if as_json:
         typer.echo(json.dumps(found.report, indent=1))
     elif not quiet:
-        from celosia.driver import show
+        from celosia.driver.show.table import console
 
         for each in show_explore.front(found.report, output):
-            show.console().print(each, highlight=False)
+            console().print(each, highlight=False)
     if interrupted:
         typer.secho(f"celosia: interrupted; the front so far is in {output}, the same command goes on", err=True)
         raise typer.Exit(INTERRUPTED)

@@ -35,7 +35,7 @@ def verilog(
     """
     with progress_stages(quiet) as stages:
         check_destinations([], output)
-        from celosia.compiler.files import write_text
+        from celosia.compiler.program.files import write_text
         from celosia.hw.config import Config
 
         cfg = Config.load(config)
@@ -63,13 +63,14 @@ def configs(
       celosia configs
       celosia configs pynq > mine.toml
     """
-    from celosia.driver import show
+    from celosia.driver.show import hardware as show
+    from celosia.driver.show.table import console
     from celosia.hw.config import PRESETS, Config
 
     if name is not None:
         typer.echo(Config.load(name).to_toml(), nl=False)
         return
-    show.console().print(show.configs(PRESETS.values()))
+    console().print(show.configs(PRESETS.values()))
 
 
 @command
@@ -101,9 +102,10 @@ def sweep(
     with progress_stages(quiet) as stages:
         check_source(model)
         check_destinations([model], html, report)
-        from celosia.compiler.files import write_text
-        from celosia.driver import show
+        from celosia.compiler.program.files import write_text
         from celosia.driver import sweep as sweeping
+        from celosia.driver.show import hardware as show
+        from celosia.driver.show.table import console
         from celosia.hw.config import ConfigError
 
         rows = sweeping.sweep(model, sweeping.settings(given), config, progress=stages, **behind)
@@ -113,8 +115,8 @@ def sweep(
     if report is not None:
         write_text(report, json.dumps(rows, indent=1) + "\n")
     if not quiet:
-        show.console().print(show.swept(told, rows))
-        show.console().print(sweeping.note(), highlight=False)
+        console().print(show.swept(told, rows))
+        console().print(sweeping.note(), highlight=False)
     if all(row["cycles"] is None for row in rows):
         raise ConfigError(f"none of the {len(rows)} Configs runs {model.name}; the first: {rows[0]['error']}")
 
@@ -137,8 +139,9 @@ def cache(
       celosia cache
       celosia cache --limit 500MB
     """
-    from celosia.driver import show
-    from celosia.hw import cache as kept
+    from celosia import cache as kept
+    from celosia.driver.show import hardware as show
+    from celosia.driver.show.table import console, megabytes
 
     if limit is not None and clear:
         raise typer.BadParameter("--clear leaves nothing for --limit; give one of them")
@@ -147,5 +150,5 @@ def cache(
             gone = kept.shrink(0 if limit is None else kept.size_of(limit))
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
-        say(f"{len(gone)} removed, {show.megabytes(sum(entry.size for entry in gone))}")
-    show.console().print(show.kept(kept.entries()))
+        say(f"{len(gone)} removed, {megabytes(sum(entry.size for entry in gone))}")
+    console().print(show.kept(kept.entries()))

@@ -52,7 +52,7 @@ class Method(StrEnum):
 
 def _preset(target: str | None) -> str:
     """The Config for a board that names none."""
-    from celosia.bitstreams.boards import BOARDS
+    from celosia.sim.boards import BOARDS
 
     return BOARDS[target].preset if target in BOARDS else "pynq"
 
@@ -114,11 +114,12 @@ def compile_(
         program.save(output)
     advise(program, quiet)
     if not quiet:
-        from celosia.driver import show
+        from celosia.driver.show import program as show
+        from celosia.driver.show.table import console, megabytes
 
-        out = show.console()
+        out = console()
         out.print(show.overview(program))
-        out.print(f"{output}: {show.megabytes(output.stat().st_size)}")
+        out.print(f"{output}: {megabytes(output.stat().st_size)}")
 
 
 @command
@@ -178,11 +179,13 @@ def inspect(
         watch = keep if passes or one_pass is not None else None
         program = program_of(model, config, stages, no_check, watch, shapes=shapes_of(shape))
     advise(program, quiet)
-    from celosia.driver import show
+    from celosia.driver.show import program as show
+    from celosia.driver.show import run as show_run
+    from celosia.driver.show.table import console
 
     if decisions is not None:
-        from celosia.compiler.decisions import decisions_of
-        from celosia.compiler.files import write_text
+        from celosia.compiler.program.files import write_text
+        from celosia.compiler.tensorize.decisions import decisions_of
 
         write_text(decisions, json.dumps(decisions_of(program), indent=1) + "\n")
     if loops is not None:
@@ -191,13 +194,13 @@ def inspect(
     if loops is not None or decisions is not None:
         return
     if estimate:
-        for each in show.estimate(program, **behind):
-            show.console().print(each)
+        for each in show_run.estimate(program, **behind):
+            console().print(each)
         return
     disassemble = disassemble or layer is not None
     passes = passes or one_pass is not None
     every = not (operators or layers or buffers or passes or disassemble)
-    out = show.console()
+    out = console()
     if every:
         out.print(show.overview(program))
     for wanted, table in ((operators, show.operators), (layers, show.program_layers), (buffers, show.buffers)):
@@ -314,14 +317,15 @@ def quantize(
             progress=stages, told=telling_once(quiet),
         )  # fmt: skip
     if report is not None:
-        from celosia.compiler.files import write_text
+        from celosia.compiler.program.files import write_text
 
         write_text(report, json.dumps(found, indent=1) + "\n")
     if not quiet:
-        from celosia.driver import show
+        from celosia.driver.show import quantize as show
+        from celosia.driver.show.table import console, megabytes
 
-        out = show.console()
+        out = console()
         for table in show.quantised(found):
             out.print(table)
             out.print()
-        out.print(f"{output}: {show.megabytes(output.stat().st_size)}")
+        out.print(f"{output}: {megabytes(output.stat().st_size)}")

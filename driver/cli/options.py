@@ -13,11 +13,11 @@ import typer
 
 if TYPE_CHECKING:
     from celosia.compiler.graph.dimensions import Shapes
-    from celosia.compiler.passes import Watch
+    from celosia.compiler.graph.passes import Watch
     from celosia.compiler.program import Program, TensorInfo
-    from celosia.driver.deploy import Remote
     from celosia.driver.images import Pixels
     from celosia.driver.progress import Stages
+    from celosia.driver.remote.deploy import Remote
 
 WITH_CYCLES = ("timed", "rtl")
 """Devices that tell each instruction's time, on a memory that can be chosen."""
@@ -131,7 +131,7 @@ def progress_stages(quiet: bool) -> Iterator[Stages]:
 
 def check_destinations(sources: list[Path], *paths: Path | None) -> None:
     """OutputError where a file cannot be written, now and not after minutes of work."""
-    from celosia.compiler.files import OutputError, check_writable
+    from celosia.compiler.program.files import OutputError, check_writable
 
     seen = {path.resolve(): "an input" for path in sources}
     for path in paths:
@@ -225,8 +225,8 @@ def keep_of(wanted: list[str] | None) -> str | list[str]:
 
 def advise(program: Program, quiet: bool) -> None:
     """Say on standard error what to do with a model of which nothing runs on the accelerator."""
-    from celosia.driver import show
     from celosia.driver.cli.errors import say
+    from celosia.driver.show import program as show
 
     if not quiet and (advice := show.advice(program)) is not None:
         say(f"celosia: {advice}", error=True)
@@ -311,7 +311,7 @@ def program_there(
     keep: str | Sequence[str] = (), trust: Trust | None = None,
 ) -> Program:  # fmt: skip
     """As `program_of`, for the board's processor."""
-    from celosia.driver import deploy
+    from celosia.driver.remote import deploy
 
     target = deploy.target_of(remote.status()) if not is_program(source) or (trust and trust.rebuild) else None
     return program_of(source, config, stages, no_check, target=target, shapes=shapes, keep=keep, trust=trust)

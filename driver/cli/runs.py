@@ -44,7 +44,7 @@ from celosia.driver.cli.options import (
 if TYPE_CHECKING:
     from celosia.compiler.program import Program
     from celosia.driver.progress import Stages
-    from celosia.driver.result import Result
+    from celosia.driver.run.result import Result
 
 
 DEVICES = ("functional", "timed", "rtl", "board")
@@ -126,9 +126,9 @@ def run(
         raise typer.BadParameter("--dump needs --output OUT.npz, where the tensors go")
     trusted = Trust(trust, digest, rebuild_kernels)
     options, simulated, keep = address_options(address), memory_options(memory, device), keep_of(dump)
-    from celosia.compiler.cpu.runtime.threads import default_threads, thread_count
-    from celosia.driver.devices import require_tools
+    from celosia.compiler.program.host.threads import default_threads, thread_count
     from celosia.driver.runtime import Runtime
+    from celosia.driver.tools import require_tools
 
     with progress_stages(quiet) as stages:
         check_source(model)
@@ -196,8 +196,8 @@ def _run_there(
     trust: Trust,
 ) -> tuple[Program, Result]:
     """Run on a board over ssh: ssh://USER@BOARD for its accelerator, ssh://USER@BOARD/functional for numpy there."""
-    from celosia.driver import deploy
-    from celosia.driver.ssh import connected
+    from celosia.driver.remote import deploy
+    from celosia.driver.remote.ssh import connected
 
     place, _, device = url.removeprefix("ssh://").partition("/")
     if device not in ("", "board", "functional"):
@@ -216,7 +216,7 @@ def _write(
     result: Result, program: Program, output: Path | None, dump: list[str] | None, report: Path | None,
     trace: Path | None,
 ) -> None:  # fmt: skip
-    from celosia.compiler.files import write_text
+    from celosia.compiler.program.files import write_text
     from celosia.driver import arrays
 
     if output is not None:
@@ -239,9 +239,10 @@ def _write(
 
 
 def _show(result: Result, layers: bool) -> None:
-    from celosia.driver import show
+    from celosia.driver.show import run as show
+    from celosia.driver.show.table import console
 
-    out = show.console()
+    out = console()
     out.print(show.summary(result.report))
     if result.report["layers"]:
         out.print()

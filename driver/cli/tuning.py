@@ -85,7 +85,9 @@ def tune(
     insecure_pool: InsecurePool = False,
     sudo: Sudo = False,
     address: Address = None,
-    deadline: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="For one trial.")] = 600.0,
+    deadline: Annotated[
+        float | None, typer.Option(min=1, metavar="SECONDS", help="For one trial; by default ten minutes.")
+    ] = None,
     search: Annotated[
         SearchName | None,
         typer.Option(help="How layers are searched, by default descent, kernels climb; see docs/tuning.md."),
@@ -133,13 +135,16 @@ def tune(
         check_destinations([model], output, report)
         check_destinations([model], records)
         jobs = jobs or os.cpu_count() or 1
-        common = {
-            "records": records, "jobs": jobs, "learner": learner.value, "seed": seed, "deadline": deadline,
-            "check": not no_check, "shapes": shapes,
-        } | ({"trials": trials} if trials else {}) | ({"search": search.value} if search else {})  # fmt: skip
-        from celosia.driver import show, show_kernels, tune_cpu
+        given = {"trials": trials, "search": search and search.value, "deadline": deadline}
+        common: dict[str, Any] = {
+            "records": records, "jobs": jobs, "learner": learner.value, "seed": seed, "check": not no_check,
+            "shapes": shapes, **{name: value for name, value in given.items() if value},
+        }  # fmt: skip
         from celosia.driver import tune as tuning
+        from celosia.driver import tune_cpu
         from celosia.driver.fleet import insecure
+        from celosia.driver.show import tune as show
+        from celosia.driver.show import tune_cpu as show_kernels
 
         with stages.paused():
             if device == CPU:
@@ -157,14 +162,14 @@ def tune(
             stages("writing the Program")
             found.program.save(output)
     if report is not None:
-        from celosia.compiler.files import write_text
+        from celosia.compiler.program.files import write_text
 
         write_text(report, json.dumps(found.report, indent=1) + "\n")
     if not quiet:
-        from celosia.driver import show
+        from celosia.driver.show.table import console
 
         for each in lines:
-            show.console().print(each)
+            console().print(each)
 
 
 def _found(

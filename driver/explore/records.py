@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from celosia.compiler.files import OutputError, write_text
+from celosia.compiler.program.files import OutputError, write_text
 from celosia.compiler.program.saved import make
 from celosia.compiler.tune.measure import VERSION
 from celosia.compiler.tune.records import append, sealed, unsealed
-from celosia.driver.explain import UNITS
 from celosia.driver.explore.hardware import Resources
 from celosia.driver.explore.subject import Cost, Subject
+from celosia.driver.run.explain import UNITS
 from celosia.hw.config import Config, ConfigError
 from celosia.hw.plain import from_json
 

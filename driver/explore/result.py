@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from celosia.compiler.files import write_text
+from celosia.compiler.program.files import write_text
 from celosia.driver.explore.front import knee
 from celosia.driver.explore.ladder import Ladder
 from celosia.driver.explore.objectives import OBJECTIVES

@@ -40,11 +40,6 @@ DEFAULT: dict[str, tuple[int | bool, ...]] = {
 """What is searched where nobody says otherwise."""
 
 
-def most_bus_bytes(board: Board) -> int:
-    """Width of the widest port of the board's processor to its memory (UG585: 64 bits; UG1085: 128 bits)."""
-    return {"zynq": 8, "zynqmp": 16}[board.processor]
-
-
 def board_of(name: str) -> Board:
     """SpaceError where there is no such board."""
     if name not in BOARDS:
@@ -88,7 +83,7 @@ class Space:
     def of(board: Board, source: str | Path | Values | None = None) -> Space:
         """The default space on `board`, or that of a TOML file or mapping, each field one value or a list of them.
         SpaceError."""
-        widest = most_bus_bytes(board)
+        widest = board.bus_bits // 8
         usual = DEFAULT | {"bus_bytes": tuple(each for each in DEFAULT["bus_bytes"] if each <= widest)}
         given = _read(source) if isinstance(source, (str, Path)) else dict(source or {})
         narrowed = {name: tuple(dict.fromkeys(_several(name, value))) for name, value in given.items()}

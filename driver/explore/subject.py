@@ -16,20 +16,21 @@ from typing import Any
 
 import onnx_ir as ir
 
-from celosia.compiler.blocks import estimated
 from celosia.compiler.compile import PASSES
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.select import select
 from celosia.compiler.graph.specialise import specialise
+from celosia.compiler.launch.blocks import estimated
+from celosia.compiler.launch.image import Image
+from celosia.compiler.launch.lowering import Plan, lower
 from celosia.compiler.layer import Conv, Untileable
-from celosia.compiler.lowering import lower
 from celosia.compiler.tensorize.decide import problems
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Problem
 from celosia.compiler.tune.bound import network_bound
 from celosia.compiler.tune.measure import TIMED, Judge, Result, Status
-from celosia.compiler.tune.network import apply
+from celosia.compiler.tune.network import Network, apply
 from celosia.compiler.tune.shipped import shipped
 from celosia.hw.config import Config
 from celosia.hw.isa import Unit
@@ -148,8 +149,15 @@ def with_records(subject: Subject, cfg: Config, memory: str) -> int | None:
     if not (known := shipped(cfg)).trials:
         return None
     graph, _ = _graph(subject, cfg.batch)
-    lowered = lower(cfg, graph, Planner(cfg), improve=lambda network: (apply(network, known, TIMED, known)[0], ""))
-    return lowered.network.cycles(lowered.image, Judge("timed", memory))
+
+    def network(plan: Plan, planner: Planner) -> Network:
+        return Network(cfg, *plan, planner)
+
+    def image(plan: Plan, planner: Planner) -> Image:
+        return apply(network(plan, planner), known, TIMED, known)[0]
+
+    lowered = lower(cfg, graph, Planner(cfg), made=image)
+    return network(lowered.plan, lowered.planner).cycles(lowered.image, Judge("timed", memory))
 
 
 RUNGS = {"closed": closed, "timed": timed}

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.program import LaunchStep, Program
 from celosia.compiler.vthread.verify.decode import Decoded, decode, sizes
-from celosia.driver.explain import code_of
+from celosia.driver.run.explain import code_of
 from celosia.hw.config import Config
 from celosia.hw.isa import Unit, instruction_bytes
 from celosia.sim.device import Counters

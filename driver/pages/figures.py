@@ -20,9 +20,9 @@ from bokeh.models import (
 )
 from bokeh.plotting import figure
 
-from celosia.driver.explain import UNITS
 from celosia.driver.pages.activity import Activity, Occupancy
 from celosia.driver.pages.names import LABEL, NAME, short
+from celosia.driver.run.explain import UNITS
 
 Figure = Any
 """A Bokeh LayoutDOM, whose types say less than its documentation."""

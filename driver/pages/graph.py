@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from celosia.compiler.program import CpuStep, HostStep, LaunchStep, Pack, Program, Unpack
 from celosia.compiler.vthread.verify.decode import decode, pattern
-from celosia.driver.explain import code_of
 from celosia.driver.pages.names import NAME, short
+from celosia.driver.run.explain import code_of
 from celosia.hw.config import Config
 from celosia.hw.isa import Opcode, instruction_bytes
 

@@ -13,7 +13,7 @@ from celosia.driver.pages.run import of_program, of_report, of_run
 from celosia.sim.memory import ZYNQ_HP, MemoryModel
 
 if TYPE_CHECKING:
-    from celosia.driver.result import Result
+    from celosia.driver.run.result import Result
 
 
 def report(what: Program | Result | str | Path, memory: MemoryModel | str = ZYNQ_HP) -> Page:

@@ -8,13 +8,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from celosia.compiler.files import reading
 from celosia.compiler.program import LayerInfo, PartInfo, Program
-from celosia.driver import explain
+from celosia.compiler.program.files import reading
 from celosia.driver.pages.activity import Activity, activity
 from celosia.driver.pages.graph import Node, drawing, nodes, nodes_of_report
 from celosia.driver.pages.names import NAME, ReportError, key_of, short
 from celosia.driver.pages.page import Page, Section, require
+from celosia.driver.run import explain
 from celosia.hw.config import Config, ConfigError
 from celosia.hw.plain import from_json
 from celosia.sim.device import Counters

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from celosia.driver.explore.explore import explore
     from celosia.driver.pages.report import report
     from celosia.driver.quantize import quantize
-    from celosia.driver.result import Result
+    from celosia.driver.run.result import Result
     from celosia.driver.runtime import Runtime
     from celosia.driver.torch.export import from_torch
     from celosia.driver.torch.quantizer import CelosiaQuantizer
@@ -35,12 +35,12 @@ __all__ = [
     "from_torch", "language", "models", "quantize", "report", "tune", "tune_cpu", "tune_kernel",
 ]  # fmt: skip
 
-_MODULES = ("language", "models")
+_MODULES = {"language": "celosia.language", "models": "celosia.models"}
 _PLACES = {
     "CelosiaQuantizer": "celosia.driver.torch.quantizer",
     "Config": "celosia.hw.config",
     "Program": "celosia.compiler.program",
-    "Result": "celosia.driver.result",
+    "Result": "celosia.driver.run.result",
     "Runtime": "celosia.driver.runtime",
     "compare": "celosia.driver.compare",
     "compile": "celosia.compiler.compile",
@@ -63,7 +63,7 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     """Load a part of the package when it is first used, so that a board never needs the compiler's libraries."""
     if name in _MODULES:
-        return importlib.import_module(f"celosia.{name}")
+        return importlib.import_module(_MODULES[name])
     if name == "__version__":
         return _version()
     if name in _PLACES:

@@ -17,7 +17,6 @@ from amaranth.lib import io
 from vivado import IPS, Vivado, VivadoError
 
 from celosia.bitstreams.boards import BOARDS, STATES, Board
-from celosia.bitstreams.manifest import Manifest, ManifestError
 from celosia.bitstreams.project import (
     FILES,
     ProjectError,
@@ -28,6 +27,7 @@ from celosia.bitstreams.project import (
     write_project,
 )
 from celosia.hw.config import PRESETS, Config
+from celosia.hw.manifest import Manifest, ManifestError
 from celosia.sim.build import verilator_root
 from celosia.sim.memory import MEMORY_MODELS
 

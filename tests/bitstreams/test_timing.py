@@ -21,8 +21,8 @@ from celosia.bitstreams.devices import DEVICES
 from celosia.bitstreams.project import ProjectError
 from celosia.bitstreams.synthesis import SynthesisError, netlist
 from celosia.bitstreams.timing import Timing, analyse, known
+from celosia.cache import KINDS
 from celosia.driver import cli
-from celosia.hw.cache import KINDS
 from celosia.hw.verilog import convert
 
 CLOCK = 1

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.layer import Activation, Block, Conv, Epilogue, Layer, Residual, Storage, Window
+from celosia.compiler.program.activations import pack_activation, unpack_activation
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.constants import Constants
 from celosia.compiler.vthread.emit import encode
@@ -137,10 +138,10 @@ class Hand:
         device.allocate(self.base + len(self.constants) + code.size)
         device.write(0, np.random.default_rng(0).integers(0, 256, self.base, np.uint8))
         device.write(self.base, np.concatenate([self.constants, code.reshape(-1)]))
-        device.write(self.addresses[x.storage], pack.activation(cfg, self.given, x.storage_groups))
+        device.write(self.addresses[x.storage], pack_activation(cfg, self.given, x.storage_groups))
         device.run(self.base + len(self.constants), len(code))
         data = device.read(self.addresses[y.storage], y.size(cfg))
-        return pack.unpack_activation(cfg, data, y.dims, y.storage_groups)
+        return unpack_activation(cfg, data, y.dims, y.storage_groups)
 
     def drop(self, instruction: Instruction) -> None:
         self.stream = [i for i in self.stream if i is not instruction]

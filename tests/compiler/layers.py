@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from celosia.compiler import numerics
-from celosia.compiler.image import Image, build
+from celosia.compiler.launch.image import Image, build
 from celosia.compiler.layer import (
     Activation,
     Conv,
@@ -26,7 +26,7 @@ from celosia.compiler.layer import (
     inputs,
     padded_groups,
 )
-from celosia.compiler.tensorize import pack
+from celosia.compiler.program.activations import pack_activation, unpack_activation
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.isa import instruction_bytes
@@ -171,7 +171,7 @@ class Network:
         for act in self.outputs():
             data = device.read(image.addresses[act.storage], act.size(cfg))
             shape = (act.images, act.channels, act.height, act.width)
-            found = pack.unpack_activation(cfg, data, shape, act.storage_groups, act.group_offset)
+            found = unpack_activation(cfg, data, shape, act.storage_groups, act.group_offset)
             np.testing.assert_array_equal(found, values[act], f"{act.name} of {self.layers}")
         return image
 
@@ -179,7 +179,7 @@ class Network:
         """Write `values` to their place in the storage of `act`, leaving the rest as it is."""
         cfg, address = self.cfg, image.addresses[act.storage]
         plane = act.height * act.width * cfg.piece_bytes
-        data = pack.activation(cfg, values, act.groups(cfg)).reshape(act.batches(cfg), -1)
+        data = pack_activation(cfg, values, act.groups(cfg)).reshape(act.batches(cfg), -1)
         for batch, row in enumerate(data):
             device.write(address + (batch * act.storage_groups + act.group_offset) * plane, row)
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler import numerics
-from celosia.compiler.cpu import compile_op, run
+from celosia.compiler.cpu.function import compile_op, run
 
 from .ort_nodes import f32, run_node
 

@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from onnx import helper
+
+from ..oracle import opened
 
 Array = NDArray[Any]
 
@@ -26,7 +27,7 @@ def f32(value: ArrayLike) -> Array:
 @cache
 def _session(
     op: str, domain: str, inputs: tuple[tuple[str, int], ...], out: str, attributes: tuple[tuple[str, Any], ...]
-) -> ort.InferenceSession:
+) -> Any:
     names = [f"i{k}" for k in range(len(inputs))]
     node = helper.make_node(op, names, ["y"], domain=domain, **dict(attributes))
     graph = helper.make_graph(
@@ -36,11 +37,8 @@ def _session(
         [_value("y", out, None)],
     )
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = 1
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return opened(model)
 
 
 def _value(name: str, dtype: str, shape: list[str] | None) -> onnx.ValueInfoProto:

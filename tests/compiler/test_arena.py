@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import celosia
-from celosia.compiler.arena import tensor_bytes
-from celosia.compiler.cpu import CpuFunction, CpuNode, InputType
-from celosia.compiler.cpu.runtime.kernel import Kernel
-from celosia.compiler.memory import Plan
-from celosia.compiler.program import CpuStep, LaunchStep, Program
+from celosia.compiler.cpu.function import CpuFunction
+from celosia.compiler.cpu.node import CpuNode, InputType
+from celosia.compiler.launch.arena import tensor_bytes
+from celosia.compiler.program import CpuStep, LaunchStep, Plan, Program
+from celosia.compiler.program.host.kernel import Kernel
 from celosia.driver.runtime import Runtime
 
 X = np.linspace(-3, 3, 8 * 64, dtype=np.float32).reshape(8, 64)

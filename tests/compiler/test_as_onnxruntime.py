@@ -11,15 +11,15 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from oracle import opened
 
 import celosia
 from celosia.compiler.cpu.parse import parse
-from celosia.compiler.cpu.runtime.host import execute
-from celosia.compiler.cpu.runtime.sizes import broadcast, taken
 from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.program.host.execute import execute
+from celosia.compiler.program.host.sizes import broadcast, taken
 from celosia.driver.runtime import Runtime
 
-ort = pytest.importorskip("onnxruntime")
 Array = NDArray[Any]
 Inputs = Sequence[Array | None]
 OPSETS = {"": 21, "com.microsoft": 1}
@@ -81,9 +81,7 @@ def _type(x: Array) -> int:
 
 
 def by_onnxruntime(model: onnx.ModelProto, feed: dict[str, Array]) -> list[Array]:
-    options = ort.SessionOptions()
-    options.log_severity_level, options.intra_op_num_threads = 4, 1
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = opened(model)
     outputs: list[Array] = session.run(None, feed)
     return outputs
 

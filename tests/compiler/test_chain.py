@@ -8,14 +8,13 @@ import pytest
 from graph_text import model, proto
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracle import opened
 
 import celosia
 from celosia.compiler.graph import chain
 from celosia.compiler.graph.fold import fold
 from celosia.compiler.graph.quantized import Integerise
 from celosia.driver.runtime import Runtime
-
-ort = pytest.importorskip("onnxruntime")
 
 UNARY = ("Relu", "Sigmoid", "HardSwish", "HardSigmoid", "Abs", "Neg", "Floor", "LeakyRelu")
 """Of those that the tables repeat bit by bit."""
@@ -37,10 +36,7 @@ def all_bytes(kind: str) -> np.ndarray:
 
 
 def expected(made: onnx.ModelProto, feed: np.ndarray) -> np.ndarray:
-    options = ort.SessionOptions()
-    options.add_session_config_entry("session.qdqisint8allowed", "1")
-    options.log_severity_level = 3
-    session = ort.InferenceSession(made.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = opened(made, int8=True)
     return session.run(None, {"x8": feed})[0]
 
 

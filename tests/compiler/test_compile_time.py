@@ -10,7 +10,7 @@ import pytest
 from benchmarks.compile_time import chain
 
 import celosia
-from celosia.compiler import blocks
+from celosia.compiler.launch import blocks
 from celosia.hw.config import Config
 
 PIECE = 5

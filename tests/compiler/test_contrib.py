@@ -9,12 +9,12 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from oracle import opened
 
 import celosia
 from celosia.compiler.graph.importer import ModelError
 from celosia.driver.runtime import Runtime
 
-ort = pytest.importorskip("onnxruntime")
 Array = NDArray[Any]
 RNG = np.random.default_rng(11)
 
@@ -164,10 +164,7 @@ def model_of(case: Case) -> tuple[onnx.ModelProto, dict[str, Array]]:
 @pytest.mark.parametrize("case", CASES, ids=[f"{case.op}-{number}" for number, case in enumerate(CASES)])
 def test_against_onnxruntime(case: Case) -> None:
     model, feed = model_of(case)
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = opened(model, optimised=False)
     wanted = session.run(None, feed)
     for value, array in zip(model.graph.output, wanted):
         value.CopyFrom(
@@ -228,7 +225,7 @@ def test_onnx_and_onnxruntime_mean_different_operators_by_one_name() -> None:
     model = onnx.parser.parse_model(text)
     arrays = {"here": np.array([[1, 4, 2]]), "cos": f(6, 4), "sin": f(6, 4)}
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = opened(model)
     runtime = Runtime(celosia.compile(model, "tiny"))
     for taken in (False, True):
         feed = {"x": f(1, 2, 3, 8), "c": np.array(taken)}

@@ -7,26 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from oracle import opened
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu import (
-    CpuFunction,
-    CpuNode,
-    InputType,
-    Kernel,
-    Unsupported,
-    compile_op,
-    run,
-)
+from celosia.compiler.cpu.function import CpuFunction, compile_op, run
 from celosia.compiler.cpu.llvm import compile as llvm
 from celosia.compiler.cpu.llvm import compile_function
-from celosia.compiler.cpu.ops import OPS
-from celosia.compiler.cpu.runtime.kernel import address_of
+from celosia.compiler.cpu.node import CpuNode, InputType
+from celosia.compiler.cpu.ops import OPS, Unsupported
 from celosia.compiler.cpu.schedule import schedule
 from celosia.compiler.cpu.schedule.group import KINDS, group, saved_traffic
+from celosia.compiler.program.host.kernel import Kernel, address_of
 
 RNG = np.random.default_rng(0)
 
@@ -59,10 +52,7 @@ def onnxruntime_op(
     model = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)], ir_version=10
     )
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = opened(model)
     return session.run(None, fed)
 
 

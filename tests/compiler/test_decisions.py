@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import celosia
-from celosia.compiler.decisions import DecisionsError, decisions_of
 from celosia.compiler.program import Program
+from celosia.compiler.tensorize.decisions import DecisionsError, decisions_of
 from celosia.driver.runtime import Runtime
 from celosia.models import demo_images, demo_model_path
 from celosia.sim.fsim import FunctionalDevice

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from celosia.compiler.cpu import compile_op
+from celosia.compiler.cpu.function import compile_op
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.schedule import schedule
 from celosia.compiler.expr import call, compute, lower, placeholder

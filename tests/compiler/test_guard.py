@@ -16,13 +16,13 @@ import pytest
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.function import compile_op
 from celosia.compiler.cpu.llvm import from_loops
-from celosia.compiler.cpu.runtime.kernel import Kernel
 from celosia.compiler.expr.affine import in_range
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.guard import guarded, iterations
 from celosia.compiler.expr.loops import Store, Update, exprs
 from celosia.compiler.expr.nodes import Load, walk
 from celosia.compiler.expr.verify import IRError
+from celosia.compiler.program.host.kernel import Kernel
 
 HEAD = "f(a: int64[4]) -> (b: int64[4]):\n"
 
@@ -73,7 +73,7 @@ def test_as_they_are_written_they_end_the_process() -> None:
     text = HEAD + OUTSIDE["read where data says"]
     script = (
         "import numpy as np; from celosia.compiler.cpu.llvm import from_loops; "
-        "from celosia.compiler.cpu.runtime.kernel import Kernel; s = (('int64', (4,)),); "
+        "from celosia.compiler.program.host.kernel import Kernel; s = (('int64', (4,)),); "
         f"from_loops(Kernel('f', s, s, 0, b'', '', loops={text!r}), trusted=True)(np.full(4, 2**60))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGSEGV

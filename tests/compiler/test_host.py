@@ -15,8 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 import celosia
 from celosia.compiler.compile import ModelError
 from celosia.compiler.cpu.operators_doc import operators_markdown
-from celosia.compiler.cpu.runtime.op import HostError
 from celosia.compiler.program import CpuStep, HostStep, InputError, Program
+from celosia.compiler.program.host.op import HostError
 from celosia.driver.runtime import Runtime
 
 Dims = Sequence[int | str]

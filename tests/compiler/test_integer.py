@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu import CpuFunction, CpuNode, InputType, compile_function, compile_op
-from celosia.compiler.cpu.llvm import dot
+from celosia.compiler.cpu.function import CpuFunction, compile_op
+from celosia.compiler.cpu.llvm import compile_function, dot
+from celosia.compiler.cpu.node import CpuNode, InputType
 from celosia.compiler.cpu.ops.integer import quad
 from celosia.compiler.cpu.target import TILES, compiling_for, this_processor
 

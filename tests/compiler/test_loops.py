@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler import expr as T
 from celosia.compiler.layer import Activation, Layer, Untileable, Window, inputs
-from celosia.compiler.tensorize import pack
+from celosia.compiler.program.activations import pack_activation, unpack_activation
 from celosia.compiler.tensorize.define import Definition, define
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import ORDERS, candidates
@@ -33,7 +33,7 @@ def in_dram(cfg: Config, act: Activation, values: Int8 | None) -> NDArray[np.uin
     rng = np.random.default_rng(0)
     storage = rng.integers(0, 256, act.size(cfg), np.uint8).reshape(act.batches(cfg), act.storage_groups, -1)
     if values is not None:
-        data = pack.activation(cfg, values, act.groups(cfg)).reshape(act.batches(cfg), act.groups(cfg), -1)
+        data = pack_activation(cfg, values, act.groups(cfg)).reshape(act.batches(cfg), act.groups(cfg), -1)
         storage[:, act.group_offset : act.group_offset + act.groups(cfg)] = data
     return storage.reshape(-1)
 
@@ -81,7 +81,7 @@ def check(cfg: Config, layer: Layer, given_: dict[Activation, Int8], data: st.Da
             assume(False)
     act = layer.y
     shape = (act.images, act.channels, act.height, act.width)
-    found = pack.unpack_activation(cfg, memory[id(act.storage)], shape, act.storage_groups, act.group_offset)
+    found = unpack_activation(cfg, memory[id(act.storage)], shape, act.storage_groups, act.group_offset)
     np.testing.assert_array_equal(found, meaning(layer, dict(given_)))
     groups = slice(act.group_offset, act.group_offset + act.groups(cfg))
     one, other = (m.reshape(act.batches(cfg), act.storage_groups, -1).copy() for m in (before, untouched))

@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from celosia.compiler.memory import Lifetime, plan
+from celosia.compiler.launch.memory import Lifetime, plan
 
 spans = st.tuples(st.integers(1, 5000), st.integers(0, 12), st.integers(0, 5))
 

@@ -11,8 +11,8 @@ from graph_text import after, lines, model
 from celosia.compiler.compile import PASSES
 from celosia.compiler.graph.check import RULES, BrokenGraph, check
 from celosia.compiler.graph.fold import fold
+from celosia.compiler.graph.passes import Pass, Pipeline
 from celosia.compiler.graph.shapes import infer_shapes
-from celosia.compiler.passes import Pass, Pipeline
 
 CHAIN = """
 g (float[1,4] x) => (float[1,4] y) <float[4] w = {1, 2, 3, 4}> {

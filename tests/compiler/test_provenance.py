@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from celosia.compiler import image as image_module
-from celosia.compiler.image import Image, LayerErrors
+from celosia.compiler.launch import image as image_module
+from celosia.compiler.launch.image import Image, LayerErrors
+from celosia.compiler.launch.memory import Lifetime
 from celosia.compiler.layer import (
     Activation,
     Conv,
@@ -28,7 +29,7 @@ from celosia.compiler.layer import (
     Storage,
     Window,
 )
-from celosia.compiler.memory import Lifetime, Plan
+from celosia.compiler.program import Plan
 from celosia.compiler.tensorize import plan as planning
 from celosia.compiler.tensorize.space import Decisions, Problem, candidates
 from celosia.compiler.vthread.emit import encode

@@ -9,17 +9,17 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from oracle import opened
 
 import celosia
 from celosia.compiler import expr as T
-from celosia.compiler.cpu import compile_op
+from celosia.compiler.cpu.function import compile_op
 from celosia.compiler.cpu.ops import Unsupported
-from celosia.compiler.cpu.runtime.hostops import HOST
-from celosia.compiler.cpu.runtime.op import HostOp
+from celosia.compiler.program.host.hostops import HOST
+from celosia.compiler.program.host.op import HostOp
 from celosia.compiler.program.model import CpuStep, HostStep
 from celosia.driver.runtime import Runtime
 
-ort = pytest.importorskip("onnxruntime")
 Array = NDArray[Any]
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 FUNCTIONS = {"RNN": 1, "GRU": 2, "LSTM": 3}
@@ -104,9 +104,7 @@ class Layer:
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
     def expected(self) -> list[Array]:
-        options = ort.SessionOptions()
-        options.log_severity_level = 3
-        session = ort.InferenceSession(self.model().SerializeToString(), options, providers=["CPUExecutionProvider"])
+        session = opened(self.model())
         found: list[Array] = session.run(None, {"i0": self.inputs[0]})
         return found
 
@@ -205,7 +203,7 @@ def test_what_follows_joins_the_kernel() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     program = celosia.compile(model, accelerator=False)
     assert len(program.steps) == 1
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = opened(model)
     close([Runtime(program).run({"x": x}).outputs["y"]], session.run(None, {"x": x}))
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper, shape_inference
+from oracle import opened
 
 import celosia
-from celosia.compiler.cpu import compile_op, run
+from celosia.compiler.cpu.function import compile_op, run
 from celosia.compiler.program import LaunchStep
 from celosia.driver.runtime import Runtime
 
@@ -194,5 +194,5 @@ def test_on_the_accelerator(where: str, nearest: str, scale: float) -> None:
     program = celosia.compile(shape_inference.infer_shapes(model), "tiny")
     assert [type(step) for step in program.steps] == [LaunchStep]
     feed = {"x": rng.integers(-128, 128, (1, 16, 9, 10)).astype(np.int8)}
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = opened(model)
     np.testing.assert_array_equal(Runtime(program).run(feed).outputs["y"], session.run(None, feed)[0])

@@ -14,7 +14,7 @@ from celosia.compiler.graph.batchnorm import fold_batchnorm
 from celosia.compiler.graph.cse import merge_equal
 from celosia.compiler.graph.dead import remove_dead
 from celosia.compiler.graph.identities import RULES, simplify
-from celosia.compiler.passes import Pipeline
+from celosia.compiler.graph.passes import Pipeline
 from celosia.driver.runtime import Runtime
 
 KINDS = {"float": np.float32, "int32": np.int32, "uint8": np.uint8, "bool": np.bool_, "double": np.float64}

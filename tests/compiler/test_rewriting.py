@@ -20,9 +20,9 @@ from small_models import Builder
 import celosia
 from celosia.compiler import compile as compiling
 from celosia.compiler.compile import PASSES
-from celosia.compiler.dtypes import ONNX_TYPES, numpy_dtype
+from celosia.compiler.graph.passes import Pipeline
 from celosia.compiler.graph.values import attributes, constant, is_op, shape
-from celosia.compiler.passes import Pipeline
+from celosia.compiler.program.dtypes import ONNX_TYPES, numpy_dtype
 from celosia.compiler.selfcheck.rewriting import Compared, RewriteError, check_rewriting, outside
 from celosia.driver.cli.errors import FAULT, explained
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 from onnx import TensorProto, helper, shape_inference
+from oracle import opened
 
 import celosia
 from celosia.driver.runtime import Runtime
@@ -23,9 +23,7 @@ def differs(op: str, attrs: dict[str, Any], inputs: list[np.ndarray], opset: int
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
     model, feed = shape_inference.infer_shapes(model), dict(zip(names, inputs))
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = opened(model)
     wanted = session.run(None, feed)[0]
     found = Runtime(celosia.compile(model, "tiny")).run(feed).outputs["y"]
     same = np.isclose(found, wanted, rtol=1e-4, atol=1e-4)

@@ -11,7 +11,7 @@ import pytest
 from onnx import helper
 
 from celosia.compiler.cpu.parse import parse
-from celosia.compiler.dtypes import ONNX_TYPES, is_float, numpy_dtype
+from celosia.compiler.program.dtypes import ONNX_TYPES, is_float, numpy_dtype
 from celosia.compiler.program.saved import array_bytes, load_array, load_op, op_bytes
 
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 from onnx import helper
+from oracle import opened
 
 from celosia.compiler.cpu.parse import parse
-from celosia.compiler.cpu.runtime.host import execute
-from celosia.compiler.cpu.runtime.hostops import sized_function, sized_names
-from celosia.compiler.cpu.runtime.op import HostError
+from celosia.compiler.program.host.execute import execute
+from celosia.compiler.program.host.hostops import sized_function, sized_names
+from celosia.compiler.program.host.op import HostError
 
 Array = NDArray[Any]
 RNG = np.random.default_rng(0)
@@ -140,9 +140,7 @@ def onnxruntime_of(node: onnx.NodeProto, feed: dict[str, Array], opset: int) -> 
     graph = helper.make_graph([node], "g", inputs, outputs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
     model = onnx.shape_inference.infer_shapes(model)
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    return list(ort.InferenceSession(model.SerializeToString(), options).run(None, feed))
+    return list(opened(model).run(None, feed))
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 from graph_text import proto
 from numpy.typing import NDArray
+from oracle import opened
 
 import celosia
 from celosia.compiler.compile import PASSES
@@ -91,9 +91,7 @@ def test_against_onnxruntime(name: str, hostile: bool) -> None:
     """hostile: names inside are those outside of the body."""
     source, feeds = CASES[name]
     model = proto(source, 17)
-    options = ort.SessionOptions()
-    options.add_session_config_entry("session.qdqisint8allowed", "1")
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = opened(model, int8=True)
     if hostile:
         for node in model.graph.node:
             for body in (attr.g for attr in node.attribute if attr.type == onnx.AttributeProto.GRAPH):

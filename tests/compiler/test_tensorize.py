@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from celosia.compiler.expr.nodes import Const, Tensor
-from celosia.compiler.image import LayerErrors
+from celosia.compiler.launch.image import LayerErrors
 from celosia.compiler.layer import Activation, Untileable, Window
 from celosia.compiler.tensorize import plan
 from celosia.compiler.tensorize.instruction import Bound, Move, Sum

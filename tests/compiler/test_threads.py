@@ -20,13 +20,14 @@ from onnx import TensorProto, helper
 
 import celosia
 from celosia.compiler import expr as T
-from celosia.compiler.cpu import Kernel, compile_op
+from celosia.compiler.cpu.function import compile_op
 from celosia.compiler.cpu.llvm import compile_function
-from celosia.compiler.cpu.runtime import threads
-from celosia.compiler.cpu.runtime.team import list_of, team
-from celosia.compiler.cpu.runtime.threads import ThreadsError, default_threads
 from celosia.compiler.cpu.schedule import parallel, schedule
 from celosia.compiler.expr.loops import For, Function, Store
+from celosia.compiler.program.host import threads
+from celosia.compiler.program.host.kernel import Kernel
+from celosia.compiler.program.host.team import list_of, team
+from celosia.compiler.program.host.threads import ThreadsError, default_threads
 from celosia.driver.runtime import Runtime
 
 RNG = np.random.default_rng(0)
@@ -215,7 +216,7 @@ def test_where_no_thread_can_be_started_one_does_all(monkeypatch: pytest.MonkeyP
 USES_THREADS = """
 import os
 import numpy as np
-from celosia.compiler.cpu import compile_op
+from celosia.compiler.cpu.function import compile_op
 from celosia.compiler.cpu.schedule import parallel
 parallel.WORTH = 0
 kernel = compile_op("Relu", {}, [((64, 64), "float32")])

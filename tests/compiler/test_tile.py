@@ -8,8 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu import CpuFunction, CpuNode, InputType
+from celosia.compiler.cpu.function import CpuFunction
 from celosia.compiler.cpu.llvm import compile_function
+from celosia.compiler.cpu.node import CpuNode, InputType
 from celosia.compiler.cpu.schedule import registers, schedule
 from celosia.compiler.cpu.target import Target
 from celosia.compiler.expr.bounds import statements

@@ -12,12 +12,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from oracle import opened
 
 import celosia
 from celosia.compiler.graph.transposed import convolve_transposed
 from celosia.driver.runtime import Runtime
 
-ort = pytest.importorskip("onnxruntime")
 Array = NDArray[Any]
 
 
@@ -59,7 +59,7 @@ def test_random_ones(case: tuple[dict[str, Any], tuple[int, ...], tuple[int, ...
     x, w = rng.standard_normal(dims, np.float32), rng.standard_normal(weights, np.float32)
     bias = rng.standard_normal(6, np.float32) if biased else None
     made = model(attrs, dims, w, bias)
-    [expected] = ort.InferenceSession(made.SerializeToString()).run(None, {"x": x})
+    [expected] = opened(made).run(None, {"x": x})
     program = celosia.compile(made, "tiny")
     assert "ConvTranspose" not in {node.op for step in program.steps for node in step.nodes}
     found = Runtime(program).run({"x": x}).outputs["y"]
@@ -123,7 +123,7 @@ def test_quantised_ones(by_channel: bool, name: str) -> None:
     """onnxruntime computes them in floats: at most a step beside it, where its sum rounds the other way."""
     x = np.random.default_rng(9).standard_normal((1, 6, 4, 3)).astype(np.float32) * 3
     nameless = quantised(np.random.default_rng(by_channel), by_channel, "")
-    [expected] = ort.InferenceSession(nameless.SerializeToString()).run(None, {"x": x})
+    [expected] = opened(nameless).run(None, {"x": x})
     program = celosia.compile(quantised(np.random.default_rng(by_channel), by_channel, name), "tiny")
     found = Runtime(program, device="functional").run({"x": x}).outputs["y"]
     assert np.abs(found - expected).max() <= 0.1 * 1.001 and np.mean(found != expected) < 0.02

@@ -19,10 +19,10 @@ from onnx import helper
 from celosia.compiler import expr as T
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.cpu.llvm import compile_function
-from celosia.compiler.cpu.runtime.kernel import Kernel
 from celosia.compiler.cpu.schedule import schedule
 from celosia.compiler.cpu.schedule.chosen import Choices, Workload, choosing
 from celosia.compiler.expr.trace import Trace
+from celosia.compiler.program.host.kernel import Kernel
 from celosia.compiler.tune.kernels import trial as trials
 from celosia.compiler.tune.kernels.actions import RULES, View, neighbours
 from celosia.compiler.tune.kernels.estimate import count

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 import celosia
-from celosia.compiler import blocks
-from celosia.compiler.blocks import CHAIN
-from celosia.compiler.image import Image
+from celosia.compiler.launch import blocks
+from celosia.compiler.launch.blocks import CHAIN
+from celosia.compiler.launch.image import Image
 from celosia.compiler.tune import shipped
 from celosia.compiler.tune.measure import TIMED, Result, Status
 from celosia.compiler.tune.network import Network, chains, network_schedule
 from celosia.compiler.tune.records import Key, Records, schedule_of
-from celosia.driver.explain import estimate
+from celosia.driver.run.explain import estimate
 from celosia.hw.config import PRESETS
 
 FILES = sorted(shipped.FOLDER.glob("*.jsonl"))

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from celosia.compiler.cpu import Unsupported, compile_op
+from celosia.compiler.cpu.function import compile_op
+from celosia.compiler.cpu.ops import Unsupported
 from celosia.compiler.cpu.types import ONNX_TYPES
 
 Array = np.ndarray[Any, Any]

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper, shape_inference
+from oracle import opened
 
 import celosia
 from celosia.compiler.graph.weights import round_activations
@@ -25,12 +25,7 @@ RNG = np.random.default_rng(0)
 
 
 def onnxruntime(model: ModelProto, feed: dict[str, np.ndarray], level: str = "4") -> list[np.ndarray]:
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = 1
-    options.add_session_config_entry("session.qdqisint8allowed", "1")
-    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", level)
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = opened(model, int8=True, qdq_matmulnbits_accuracy_level=level)
     return list(session.run(None, feed))
 
 

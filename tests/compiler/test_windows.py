@@ -15,11 +15,11 @@ import celosia
 from celosia.compiler import compile as compiler
 from celosia.compiler.compile import PASSES, ModelError
 from celosia.compiler.cpu.ops import convolution, window
-from celosia.compiler.cpu.runtime import windows as meaning
-from celosia.compiler.cpu.runtime.hostops import vision
 from celosia.compiler.graph import windows, witness
 from celosia.compiler.graph.check import BrokenGraph
-from celosia.compiler.passes import Pass, Pipeline
+from celosia.compiler.graph.passes import Pass, Pipeline
+from celosia.compiler.program.host import windows as meaning
+from celosia.compiler.program.host.hostops import vision
 
 from . import windows_sweep as sweep
 

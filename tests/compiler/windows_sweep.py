@@ -1,4 +1,4 @@
-"""Compares celosia.compiler.cpu.runtime.windows with onnxruntime on random attributes, and counts the differences.
+"""Compares celosia.compiler.program.host.windows with onnxruntime on random attributes, and counts the differences.
 
     python -m tests.compiler.windows_sweep --count 10000 --whole 1000
 
@@ -16,15 +16,16 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from celosia.compiler.compile import ModelError
 from celosia.compiler.compile import compile as compile_model
-from celosia.compiler.cpu.runtime.op import HostError
-from celosia.compiler.cpu.runtime.windows import Spread, WindowError, Windows, spread, windows
+from celosia.compiler.program.host.op import HostError
+from celosia.compiler.program.host.windows import Spread, WindowError, Windows, spread, windows
 from celosia.driver.runtime import Runtime
+
+from ..oracle import opened
 
 Array = NDArray[Any]
 CONVOLUTIONS = ("Conv", "ConvInteger", "QLinearConv")
@@ -173,11 +174,8 @@ _MADE: dict[str, Callable[..., Case]] = {
 
 def by_onnxruntime(case: Case) -> list[Array] | None:
     """None where it refuses."""
-    options = ort.SessionOptions()
-    options.log_severity_level, options.intra_op_num_threads = 4, 1
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
-        session = ort.InferenceSession(case.model().SerializeToString(), options, providers=["CPUExecutionProvider"])
+        session = opened(case.model(), optimised=False)
         return list(session.run(None, {"x": case.x}))
     except Exception:  # it raises several unrelated classes
         return None

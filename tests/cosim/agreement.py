@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from numpy.typing import NDArray
+from oracle import opened
 from programs import CONFIGS as SMALL_CONFIGS
 from small_models import Builder
 
@@ -39,20 +39,12 @@ ONE_STEP = 1.001
 
 
 def expected(model: onnx.ModelProto, feed: dict[str, Array], save: Path | None = None) -> list[Array]:
-    options = ort.SessionOptions()
-    options.add_session_config_entry("session.qdqisint8allowed", "1")
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    if save is not None:
-        options.optimized_model_filepath = str(save)
     nameless = onnx.ModelProto()  # equal names, which ONNX allows and onnxruntime does not
     nameless.CopyFrom(model)
     for node in nameless.graph.node:
         node.name = ""
-    session = ort.InferenceSession(
-        nameless.SerializeToString(), options, providers=["CPUExecutionProvider"],
-        disabled_optimizers=["Pad_Fusion"],  # which makes pads of poolings that onnxruntime then refuses
-    )  # fmt: skip
+    # Pad_Fusion makes pads of poolings that onnxruntime then refuses
+    session = opened(nameless, int8=True, save=save, without=["Pad_Fusion"])
     return list(session.run(None, feed))
 
 

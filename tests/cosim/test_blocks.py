@@ -14,12 +14,12 @@ import pytest
 from small_models import Builder, Tensor
 
 import celosia
-from celosia.compiler import blocks
-from celosia.compiler.decisions import DecisionsError, decisions_of
+from celosia.compiler.launch import blocks
 from celosia.compiler.layer import Untileable
 from celosia.compiler.program import Program
 from celosia.compiler.tensorize import block_space, plan, tiles
 from celosia.compiler.tensorize.block_space import BlockProblem
+from celosia.compiler.tensorize.decisions import DecisionsError, decisions_of
 from celosia.compiler.tensorize.space import Decisions
 from celosia.compiler.vthread.pipeline import Ring
 from celosia.compiler.vthread.verify import VerifyError
@@ -160,7 +160,7 @@ def test_every_way_to_cut(chain: str, name: str, cut: Callable[..., None]) -> No
 
 
 def cycles(program: Program) -> int:
-    return int(celosia.driver.explain.estimate(program)["cycles"])
+    return int(celosia.driver.run.explain.estimate(program)["cycles"])
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_block_says_what_it_and_its_layers_take() -> None:
     """As the timing model has it: the network's other layers aside, the block is all that differs."""
     program = celosia.compile(model("inverted residual").model(), CONFIGS["tiny"], records="none")
     (block,) = block_layers(program)
-    report = celosia.driver.explain.estimate(program)
+    report = celosia.driver.run.explain.estimate(program)
     (row,) = (row for row in report["layers"] if row["name"] == block.name)
     assert row["cycles_apart"] > row["cycles_together"] == pytest.approx(row["cycles"], rel=0.1)
 

@@ -13,8 +13,8 @@ pytest.importorskip("onnxruntime")
 
 from agreement import CONFIGS, check
 
-from celosia.compiler import lowering
-from celosia.compiler.image import Image
+from celosia.compiler.launch import lowering
+from celosia.compiler.launch.image import Image
 from celosia.compiler.layer import Layer
 from celosia.hw.config import Config
 from celosia.sim.fsim import FunctionalDevice

@@ -60,9 +60,9 @@ def _inputs(wanted: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 def celosia_run(content: bytes, inputs: dict[str, Any], folder: Path) -> dict[str, Any]:
     import celosia
-    from celosia.compiler.cpu.runtime.op import HostError
     from celosia.compiler.graph.importer import ModelError
     from celosia.compiler.program import InputError
+    from celosia.compiler.program.host.op import HostError
 
     path = folder / "model.onnx"
     path.write_bytes(content)

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import celosia
-from celosia.driver.deploy import runner
+from celosia.driver.remote.runner import FOLDERS, PACKAGE, modules, runner
 
 ON_A_BOARD = """
 import sys
@@ -29,10 +29,10 @@ import celosia
 assert "runner.pyz" in celosia.__file__
 import numpy as np
 from celosia.compiler.program import Program
-from celosia.driver.runtime import Runtime
+from celosia.driver.run.runtime import ProgramRuntime
 folder = sys.argv[1]
 program = Program.load(folder + "/program")
-outputs = Runtime(program).run(dict(np.load(folder + "/inputs.npz"))).outputs
+outputs = ProgramRuntime(program).run(dict(np.load(folder + "/inputs.npz"))).outputs
 np.savez(folder + "/outputs.npz", **outputs)
 """
 
@@ -43,7 +43,8 @@ def on_a_board(code: str, *args: object) -> subprocess.CompletedProcess[str]:
 
 
 ALONE = (
-    "driver.runtime", "driver.arrays", "driver.board", "compiler.program", "compiler.cpu.runtime.hostops", "sim.fsim",
+    "driver.runtime", "driver.arrays", "driver.board.device", "compiler.program", "compiler.program.host.hostops",
+    "sim.fsim",
 )  # fmt: skip
 
 
@@ -51,6 +52,36 @@ ALONE = (
 def test_imports_with_numpy_alone(name: str) -> None:
     done = on_a_board(f"import celosia.{name}")
     assert done.returncode == 0, done.stderr
+
+
+WHOLE = ("compiler/program", "driver/board", "driver/remote", "driver/run")
+"""Folders of which nothing may need more; hw/ and sim/ have Amaranth, too."""
+
+
+def test_the_runner_is_folders_and_all_of_it_imports_on_a_board(tmp_path: Path) -> None:
+    found = modules()
+    assert set(WHOLE) < set(FOLDERS)
+    assert {path for folder in WHOLE for path in (PACKAGE / folder).rglob("*.py")} < set(found.values())
+    assert {"celosia.hw.isa", "celosia.sim.timing"} < set(found) and "celosia.hw.verilog" not in found
+    (tmp_path / "runner.pyz").write_bytes(runner().data)
+    code = "import importlib; sys.path.insert(0, sys.argv[1]); [importlib.import_module(each) for each in sys.argv[2:]]"
+    done = on_a_board(f"{code}; print(importlib.import_module('celosia').__file__)", tmp_path / "runner.pyz", *found)
+    assert done.returncode == 0 and "runner.pyz" in done.stdout, done.stderr
+
+
+def test_what_needs_more_stays_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it is another module that needs it."""
+    texts = {
+        "__init__": "", "compiler/__init__": "", "driver/__init__": "", "hw/__init__": "", "sim/__init__": "",
+        "hw/top": "from amaranth import Module", "sim/build": "from celosia.hw import top",
+        "sim/rtl": "import os\nimport celosia.sim.build", "sim/fsim": "def f():\n    from celosia.sim import rtl",
+        "sim/timed": "import numpy.typing\nfrom celosia.sim.fsim import f",
+    }  # fmt: skip
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.setattr("celosia.driver.remote.runner.PACKAGE", tmp_path)
+    assert [name for name in modules.__wrapped__() if name.count(".") == 2] == ["celosia.sim.fsim", "celosia.sim.timed"]
 
 
 def test_an_import_of_something_else_is_noticed() -> None:

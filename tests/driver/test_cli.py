@@ -23,6 +23,7 @@ from celosia.compiler.program import Program
 from celosia.driver import cli
 from celosia.driver import evaluate as evaluating
 from celosia.driver.progress import Stages
+from celosia.driver.run.runtime import ProgramRuntime
 from celosia.driver.runtime import Runtime
 from celosia.hw.config import Config
 from celosia.sim import build
@@ -439,7 +440,7 @@ def test_compare_and_its_exit_code(
     assert report["different"] == 0 and len(report["tensors"]) == 4
     code, _, err = celosia("compare @quantised.onnx --random --config tiny --float @quantised.onnx")
     assert code == 1 and "is quantised itself; give the model that" in " ".join(err.split())
-    run = Runtime.run
+    run = ProgramRuntime.run
 
     def broken(self: Runtime, *args: Any, **options: Any) -> Any:
         result = run(self, *args, **options)
@@ -447,7 +448,7 @@ def test_compare_and_its_exit_code(
             array.reshape(-1)[3] += 1
         return result
 
-    monkeypatch.setattr(Runtime, "run", broken)
+    monkeypatch.setattr(ProgramRuntime, "run", broken)
     code, out, _ = celosia("compare @quantised.onnx -i @x.npy --config tiny")
     assert code == 7 and ", 4 differ" in out and "[0, 0, 0, 3] is " in out
 

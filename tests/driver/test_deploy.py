@@ -28,10 +28,11 @@ from typer.testing import CliRunner
 import celosia
 from celosia.compiler.cpu.target import TARGETS, Target
 from celosia.compiler.program import InputError, ProgramError
-from celosia.driver import deploy
 from celosia.driver.cli import app
-from celosia.driver.serve import load_result, pack, unpack
-from celosia.driver.ssh import SshError, connected, destination
+from celosia.driver.remote import bootstrap, deploy
+from celosia.driver.remote.runner import modules, runner
+from celosia.driver.remote.serve import load_result, pack, unpack
+from celosia.driver.remote.ssh import SshError, connected, destination
 from celosia.hw.config import PRESETS
 from celosia.sim.device import DeviceError
 
@@ -202,7 +203,7 @@ def test_names_are_no_commands(empty: FakeBoard, program: Path) -> None:
     for folder in ("~/$(touch injected) b", "~/;touch injected;'\"", f"{empty.home}/`touch injected`"):
         with connected("board") as connection:
             remote = deploy.Remote(connection, folder)
-            files = deploy.runner(), deploy.program_file(celosia.Program.load(program))
+            files = runner(), deploy.program_file(celosia.Program.load(program))
             remote.install(remote.status(*files), *files)
             x = {"input_1": np.zeros((1, 3, 8, 8), np.float32)}
             assert remote.run(*files, x, "functional", None, {}).outputs
@@ -213,7 +214,7 @@ def test_names_are_no_commands(empty: FakeBoard, program: Path) -> None:
 
 @pytest.mark.parametrize("after", [0, 100, 5000, 20_000])
 def test_a_lost_connection_leaves_nothing(empty: FakeBoard, program: Path, after: int) -> None:
-    files = deploy.runner(), deploy.program_file(celosia.Program.load(program))
+    files = runner(), deploy.program_file(celosia.Program.load(program))
     with connected("board") as connection:
         remote = deploy.Remote(connection)
         board = remote.status(*files)
@@ -227,7 +228,7 @@ def test_a_lost_connection_leaves_nothing(empty: FakeBoard, program: Path, after
 
 
 def test_a_full_disk_leaves_nothing(empty: FakeBoard, program: Path) -> None:
-    files = (deploy.runner(),)
+    files = (runner(),)
     with connected("board") as connection:
         remote = deploy.Remote(connection)
         board = remote.status(*files)
@@ -323,7 +324,7 @@ def test_a_board_runs_the_program_that_was_sent_and_no_other(empty: FakeBoard, p
     """Whatever has been written over the file since then; and code that nobody vouches for never arrives there."""
     forged = celosia.Program.load(program)
     own, forged.library = forged.library, b"\x7fELF of somebody else"
-    files = deploy.runner(), deploy.program_file(forged)
+    files = runner(), deploy.program_file(forged)
     assert _library(files[1].data) == own
     with connected("board") as connection:
         remote = deploy.Remote(connection)
@@ -336,8 +337,8 @@ def test_a_board_runs_the_program_that_was_sent_and_no_other(empty: FakeBoard, p
 
 def test_the_runner_is_complete_and_always_the_same(program: Path, tmp_path: Path) -> None:
     """It answers from the zip alone, with numpy alone."""
-    assert deploy.runner() == deploy.runner()
-    (tmp_path / "runner.pyz").write_bytes(deploy.runner().data)
+    assert runner() == runner()
+    (tmp_path / "runner.pyz").write_bytes(runner().data)
     site = FakeBoard(tmp_path, None)
     x = np.random.default_rng(1).normal(size=(1, 3, 8, 8)).astype(np.float32)
     request = pack(_head(program) | {"device": "functional"}, {"input_1": x})
@@ -394,7 +395,7 @@ def allocate(shape, dtype, cacheable):
 
 def test_a_run_that_nobody_waits_for_is_stopped(program: Path, tmp_path: Path) -> None:
     """Before its memory is given back: the accelerator would go on writing to it."""
-    (tmp_path / "runner.pyz").write_bytes(deploy.runner().data)
+    (tmp_path / "runner.pyz").write_bytes(runner().data)
     site, log = FakeBoard(tmp_path, None), tmp_path / "log"
     (tmp_path / "site" / "pynq.py").write_text(f"LOG = {str(log)!r}\n{LOCKS}{SLOW}")
     head = _head(program) | {"device": "board", "options": {"base": 0}}
@@ -447,9 +448,8 @@ def test_the_runner_keeps_to_an_old_python(tmp_path: Path) -> None:
             said += done.stdout + done.stderr if done.returncode else ""
         return said
 
-    package = Path(celosia.__file__).parent
-    assert not complaints(*(str(path) for pattern in deploy.RUNNER for path in package.glob(pattern)))
-    assert not complaints(str(package / "driver" / "bootstrap.py"), version="3.6")
+    assert not complaints(*map(str, modules().values()))
+    assert not complaints(bootstrap.__file__, version="3.6")
     (tmp_path / "new.py").write_text("from enum import StrEnum\nx = {}[*()]\n")
     said = complaints(str(tmp_path / "new.py"))
     assert "StrEnum" in said and "index" in said

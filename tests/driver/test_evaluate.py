@@ -20,10 +20,12 @@ from small_models import Builder
 
 import celosia
 from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.program import InputError
 from celosia.driver.calibration import CalibrationError, Input
 from celosia.driver.dataset import open_dataset
 from celosia.driver.evaluate import evaluate
-from celosia.driver.runtime import InputError, Runtime
+from celosia.driver.run.runtime import ProgramRuntime
+from celosia.driver.runtime import Runtime
 from celosia.hw.config import Config
 from celosia.sim.rtlsim import RtlDevice
 
@@ -82,14 +84,14 @@ def test_what_it_counts_is_what_a_loop_counts(
 def test_samples_stay_in_order_on_several_devices(
     classifier: Path, samples: dict[str, Array], workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Runtime.run
+    run = ProgramRuntime.run
 
     def delayed(self: Runtime, *args: Any, **options: Any) -> Any:
         time.sleep(0.01 * (threading.get_ident() % 3))
         return run(self, *args, **options)
 
     labels = by_hand(classifier, samples).argmax(1)
-    monkeypatch.setattr(Runtime, "run", delayed)
+    monkeypatch.setattr(ProgramRuntime, "run", delayed)
     report = evaluate(classifier, samples, labels, config="tiny", device="timed", workers=workers)
     assert report["top1"] == 1.0 and report["workers"] == workers
 
@@ -125,8 +127,8 @@ def test_as_many_simulators_as_processors_find_what_one_finds(
     labels = by_hand(classifier, few).argmax(1)
     labels[::3] = (labels[::3] + 1) % 10  # a sample in another's place has another label
     opened: set[Runtime] = set()
-    original = Runtime.open
-    monkeypatch.setattr(Runtime, "open", lambda self: (opened.add(self), original(self))[1])
+    original = ProgramRuntime.open
+    monkeypatch.setattr(ProgramRuntime, "open", lambda self: (opened.add(self), original(self))[1])
     reports = []
     for count in (1, 2, 3):
         monkeypatch.setattr("celosia.driver.evaluate.processors", lambda count=count: count)
@@ -160,7 +162,7 @@ def test_agreement_with_onnxruntime(
     found = evaluate(classifier, samples, labels, config="tiny", against=True)["against"]
     assert (found["differ"], found["bytes_different"], found["top1"], found["top1_agreement"]) == (0, 0, 1.0, 1.0)
     assert found["bytes"] == COUNT * 40 and found["images_per_second"] > 0
-    run = Runtime.run
+    run = ProgramRuntime.run
 
     def broken(self: Runtime, *args: Any, **options: Any) -> Any:
         result = run(self, *args, **options)
@@ -168,7 +170,7 @@ def test_agreement_with_onnxruntime(
             array[0] = array[0][::-1]
         return result
 
-    monkeypatch.setattr(Runtime, "run", broken)
+    monkeypatch.setattr(ProgramRuntime, "run", broken)
     wrong = evaluate(classifier, samples, labels, config="tiny", against=True)["against"]
     assert wrong["differ"] > COUNT // 20 and wrong["bytes_different"] > 0 and wrong["top1_agreement"] < 1
     assert wrong["top1"] == 1.0  # onnxruntime's own

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from small_models import Builder
 
 import celosia
-from celosia.driver import explain, show
+from celosia.driver.run import explain
+from celosia.driver.show import run as show
+from celosia.driver.show.table import console
 from celosia.driver.timeline import timeline
 from celosia.hw.config import PRESETS, Config
 
@@ -143,7 +145,7 @@ def test_tables_without_a_clock_name_no_cycles(capsys: pytest.CaptureFixture[str
     model = network()
     report = celosia.Runtime(celosia.compile(model, "tiny")).run(image(model)).report
     assert show.advice_on_layers(report) is None
-    show.console().print(show.layers(report))
+    console().print(show.layers(report))
     said = capsys.readouterr().out
     assert "bound by" not in said and "conv 3x3" in said
 

@@ -88,7 +88,7 @@ def test_cycles_are_those_of_a_run_and_never_below_the_bound(tmp_path: Path) -> 
             except Untileable:
                 continue
             program = celosia.compile(one.path, cfg, check=False, records="none")
-            report = celosia.driver.explain.estimate(program, MEMORY)
+            report = celosia.driver.run.explain.estimate(program, MEMORY)
             assert found.cycles == report["cycles"] and found.macs == at_least.macs == report["macs_accelerator"]
             assert at_least.bound <= found.cycles and at_least.on_cpu == found.on_cpu
             assert 0.2 < at_least.cycles / found.cycles < 5
@@ -131,7 +131,7 @@ def brute(path: Path, left: float = 0.05) -> set[str]:
         if max(shares.values()) > 1 - left:
             continue
         program = celosia.compile(path, cfg, check=False, records="none")
-        cycles = celosia.driver.explain.estimate(program, MEMORY)["cycles"]
+        cycles = celosia.driver.run.explain.estimate(program, MEMORY)["cycles"]
         found[cfg.digest] = cycles, sum(shares.values())
     values = {tuple(map(float, each)) for each in found.values()}
     front = {v for v in values if not any(w != v and w[0] <= v[0] and w[1] <= v[1] for w in values)}
@@ -340,7 +340,7 @@ def test_the_preset_has_its_cycles_with_the_records_that_come_with_celosia(tmp_p
     (name,) = row["models"]
     for records, cycles in (("shipped", row["records"][name]), ("none", row["models"][name]["cycles"])):
         program = celosia.compile(demo, "pynq", check=False, records=records)
-        assert cycles == celosia.driver.explain.estimate(program, MEMORY)["cycles"]
+        assert cycles == celosia.driver.run.explain.estimate(program, MEMORY)["cycles"]
     assert row["records"][name] < row["models"][name]["cycles"]
     text = told_of_preset(json.loads((tmp_path / "front.json").read_text()))
     assert f"{row['records'][name]:,}, not {row['models'][name]['cycles']:,}" in text
@@ -419,7 +419,7 @@ def test_the_command_leaves_a_folder_whose_configs_can_be_used(model: Path, tmp_
         cfg = Config.load(out / row["file"])
         assert cfg.digest == row["digest"] and row["file"] in {path.name for path in out.glob("*.toml")}
         program = celosia.compile(model, cfg, check=False, records="none")
-        assert row["models"]["quantised"]["cycles"] == celosia.driver.explain.estimate(program, MEMORY)["cycles"]
+        assert row["models"]["quantised"]["cycles"] == celosia.driver.run.explain.estimate(program, MEMORY)["cycles"]
     assert len(list(out.glob("*.toml"))) == len(report["front"])
     first = out / report["front"][0]["file"]
     code, text, err = call("run", model, "--random", "--config", first, "--device", "timed", "--memory", MEMORY)

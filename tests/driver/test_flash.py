@@ -17,12 +17,13 @@ from fake_board import FakeBoard, serving
 from typer.testing import CliRunner
 
 from celosia.bitstreams.boards import BOARDS, Board
-from celosia.bitstreams.manifest import BitHeader, Manifest, ManifestError
-from celosia.driver import board, flash
-from celosia.driver.board import BoardDevice
+from celosia.driver.board import device as board
+from celosia.driver.board import flash
+from celosia.driver.board.device import BoardDevice
+from celosia.driver.board.lock import exclusive
 from celosia.driver.cli import app
-from celosia.driver.lock import exclusive
 from celosia.hw.config import PRESETS, Config
+from celosia.hw.manifest import BitHeader, Manifest, ManifestError
 from celosia.hw.regs import MAGIC, REGISTERS
 from celosia.hw.sources import sources_identity
 from celosia.sim.device import DeviceError

@@ -25,7 +25,7 @@ from celosia.compiler.tune.records import Records
 from celosia.driver import cli, fleet
 from celosia.driver.fleet import PoolError, board_module, fleet_for, resource_of
 from celosia.driver.oracle import MissingLibrary
-from celosia.driver.ssh import SshError
+from celosia.driver.remote.ssh import SshError
 from celosia.driver.tune import tune
 from celosia.hw.config import PRESETS
 from celosia.sim.memory import ZYNQ_HP

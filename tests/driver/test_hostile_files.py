@@ -188,7 +188,7 @@ def test_bits_set_in_an_image(seed: int, program: Path, tmp_path: Path) -> None:
 def test_memory_is_bounded_in_total(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Claims of which each alone would fit."""
     most = 1 << 22
-    monkeypatch.setattr("celosia.compiler.cpu.runtime.op.memory_bytes", lambda: most)
+    monkeypatch.setattr("celosia.compiler.program.host.op.memory_bytes", lambda: most)
     assert call("run", program, "--random", "-q")[0] == 0
 
     def parts(manifest: dict[str, Any], blobs: dict[str, bytes]) -> None:

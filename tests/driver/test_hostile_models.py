@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 import celosia
-from celosia.compiler.cpu.runtime.op import HostError
 from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.program.host.op import HostError
 from celosia.driver.runtime import Runtime
 
 Array = NDArray[Any]
@@ -490,7 +490,7 @@ def test_ctrl_c_ends_a_loop(tmp_path: Path) -> None:
 
 
 def test_a_loop_that_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    from celosia.compiler.cpu.runtime import op as host_op
+    from celosia.compiler.program.host import op as host_op
 
     monkeypatch.setattr(host_op, "memory_bytes", lambda: 1 << 24)
     proto = model(FILLING, trips=np.array(2**60), yes=np.array(True), size=np.array([1 << 18]))
@@ -500,7 +500,7 @@ def test_a_loop_that_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_memory_is_the_process_own() -> None:
     """A limit of the process counts, as in a container or a batch system."""
-    code = "import resource; from celosia.compiler.cpu.runtime.op import memory_bytes; "
+    code = "import resource; from celosia.compiler.program.host.op import memory_bytes; "
     code += "resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31)); print(memory_bytes())"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ), check=True

@@ -24,9 +24,9 @@ from typer.testing import CliRunner
 import celosia
 from celosia.compiler.cpu.llvm import compile as llvm_compile
 from celosia.compiler.cpu.target import TARGETS, Target
-from celosia.compiler.files import OutputError
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.program import InputError, Program, ProgramError
+from celosia.compiler.program.files import OutputError
 from celosia.driver.arrays import read_array
 from celosia.driver.calibration import open_samples
 from celosia.driver.cli import app

@@ -15,8 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
 import celosia
-from celosia.compiler.files import OutputError
 from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.program.files import OutputError
 from celosia.driver.calibration import CalibrationError
 from celosia.driver.cli import app
 from celosia.driver.cli.errors import NO_TOOL, WRONG_INPUT
@@ -68,11 +68,9 @@ def model(tmp_path: Path) -> Path:
 
 def assert_exact(path: Path, inputs: Array) -> None:
     """The Program's outputs are onnxruntime's, byte for byte, when that computes int8 in integers."""
-    import onnxruntime
+    from oracle import opened
 
-    options = onnxruntime.SessionOptions()
-    options.add_session_config_entry("session.qdqisint8allowed", "1")
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    session = opened(path, int8=True)
     program = celosia.compile(path, "tiny")
     assert program.macs_accelerator == program.macs_total > 0
     runtime = celosia.Runtime(program)
@@ -99,16 +97,14 @@ def test_the_result_is_exact_on_the_accelerator(tmp_path: Path, model: Path, opt
 
 def test_the_report_measures(tmp_path: Path, model: Path) -> None:
     """The figures are those of both models under onnxruntime, on samples that did not calibrate."""
-    import onnxruntime
+    from oracle import opened
 
     samples = images(20)
     report = celosia.quantize(model, {"image": samples}, tmp_path / "int8.onnx", config="tiny")
     assert (report["samples_calibration"], report["samples_measured"], report["held_out"]) == (16, 4, True)
-    options = onnxruntime.SessionOptions()
-    options.add_session_config_entry("session.qdqisint8allowed", "1")
     found = []
     for path in (model, tmp_path / "int8.onnx"):
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        session = opened(path, int8=True)
         found.append(np.concatenate([session.run(None, {"image": x[None]})[0] for x in samples[4::5]]).astype(float))
     error = np.abs(found[0] - found[1])
     [row] = report["outputs"]

@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 
 import celosia
 from celosia.compiler.program import LaunchStep, Program
-from celosia.driver import explain
 from celosia.driver.cli import app
 from celosia.driver.pages import figures, run
 from celosia.driver.pages.activity import Activity, Occupancy, activity
 from celosia.driver.pages.graph import nodes
 from celosia.driver.pages.names import ReportError
+from celosia.driver.run import explain
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.isa import Unit, instruction_bytes
 from celosia.sim.checking import Accesses, Checker

@@ -18,8 +18,8 @@ from small_models import Builder
 
 import celosia
 from celosia.compiler.program import Program
-from celosia.driver import explain
 from celosia.driver.pages.figures import COLOURS
+from celosia.driver.run import explain
 from celosia.hw.config import PRESETS, Config
 
 Image = pytest.importorskip("PIL.Image")

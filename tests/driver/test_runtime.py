@@ -32,10 +32,9 @@ def values(shape: tuple[int, ...] = (1, 3, 8, 8)) -> np.ndarray:
 
 
 def expected(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    ort = pytest.importorskip("onnxruntime")
-    options = ort.SessionOptions()
-    options.add_session_config_entry("session.qdqisint8allowed", "1")
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    from oracle import opened
+
+    session = opened(model, int8=True)
     return dict(zip([output.name for output in session.get_outputs()], session.run(None, inputs)))
 
 
@@ -103,7 +102,7 @@ def test_floats_alone_open_no_device(device: str, monkeypatch: pytest.MonkeyPatc
     def no(*_: object, **__: object) -> None:
         raise AssertionError("a device was opened")
 
-    monkeypatch.setattr("celosia.driver.runtime.open_device", no)
+    monkeypatch.setattr("celosia.driver.run.runtime.open_device", no)
     inputs = {"a": values((2, 3)), "b": values((2, 3))}
     result = celosia.Runtime(celosia.compile(floats(), "tiny"), device).run(inputs)
     np.testing.assert_allclose(result.outputs["a/sum"], (inputs["a"] + inputs["b"]) * 3, rtol=1e-6)

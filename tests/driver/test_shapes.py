@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from benchmarks.dynamic import MODELS, SHAPES, feed, main
 from driver_models import dynamic
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from oracle import opened
 from typer.testing import CliRunner
 
 import celosia
-from celosia.compiler.cpu.runtime import host
-from celosia.compiler.cpu.runtime.host import needs_compiler
-from celosia.compiler.cpu.runtime.op import HostError
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.program import HostStep, InputError, Program, ProgramError
+from celosia.compiler.program.host import execute as host
+from celosia.compiler.program.host.execute import needs_compiler
+from celosia.compiler.program.host.op import HostError
 from celosia.driver.cli import app
 from celosia.driver.runtime import Runtime
 from celosia.driver.specialise import OpenModel, Specialised
@@ -40,12 +40,8 @@ def protos() -> dict[str, onnx.ModelProto]:
     return {name: make() for name, make in MODELS.items()}
 
 
-def session(proto: onnx.ModelProto) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.add_session_config_entry("session.qdqisint8allowed", "1")
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    return ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+def session(proto: onnx.ModelProto) -> Any:
+    return opened(proto, int8=True)
 
 
 def agree(proto: onnx.ModelProto, inputs: dict[str, Array], found: dict[str, Array], relative: float = 0) -> None:

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from accelerator import Accelerator, Memory
 
-from celosia.driver import board
-from celosia.driver.board import BoardDevice
-from celosia.driver.lock import exclusive
+from celosia.driver.board import device as board
+from celosia.driver.board.device import BoardDevice
+from celosia.driver.board.lock import exclusive
 from celosia.hw.config import PRESETS
 from celosia.hw.regs import Error
 from celosia.sim.control import Control
@@ -182,7 +182,7 @@ def test_another_bitstream_between_two_runs() -> None:
 HOLDER = """
 import sys, time
 from pathlib import Path
-from celosia.driver.lock import exclusive
+from celosia.driver.board.lock import exclusive
 with exclusive(Path(sys.argv[1]), "it"):
     print("held", flush=True)
     time.sleep(60)

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 
 import numpy as np
@@ -14,19 +15,20 @@ import pytest
 from typer.testing import CliRunner
 
 import celosia
-from celosia.compiler.blocks import CHAIN
-from celosia.compiler.image import Image
+from celosia.compiler.launch.blocks import CHAIN
+from celosia.compiler.launch.image import Image
 from celosia.compiler.tune import shipped
 from celosia.compiler.tune.measure import TIMED, Job, Result, Status, measure, packed
 from celosia.compiler.tune.model import LEARNERS
 from celosia.compiler.tune.network import Network, apply, network_schedule
-from celosia.compiler.tune.pool import Fleet
+from celosia.compiler.tune.pool import DEADLINE, Fleet
 from celosia.compiler.tune.records import Key, Records, schedule_of
 from celosia.compiler.tune.search import SEARCHES
 from celosia.compiler.tune.space import layer_space
 from celosia.compiler.tune.tuner import State
 from celosia.driver import cli
 from celosia.driver.cli.tuning import LearnerName, SearchName
+from celosia.driver.cli.tuning import tune as command_line
 from celosia.driver.tune import Tuning, tune
 from celosia.hw.isa import instruction_bytes
 from celosia.sim.timing import predict
@@ -329,6 +331,15 @@ def test_a_model_that_stays_on_the_cpu_has_nothing_to_tune(models: Path, tmp_pat
 def test_no_such_search(models: Path) -> None:
     with pytest.raises(ValueError, match="there is no 'luck'; take descent"):
         tune(models / "quantised.onnx", "tiny", search="luck")
+
+
+def test_a_trial_has_as_long_on_every_device() -> None:
+    """Which is what `--help` says; the command hands on what it is given."""
+    defaults = {
+        signature(each).parameters["deadline"].default for each in (tune, celosia.tune_cpu, celosia.tune_kernel)
+    }
+    assert defaults == {DEADLINE} == {600.0}
+    assert signature(command_line).parameters["deadline"].default is None
 
 
 def test_the_command_knows_every_search_and_learner() -> None:

@@ -17,8 +17,8 @@ from changed import change
 from numpy.typing import NDArray
 
 import celosia
-from celosia.compiler.cpu.runtime.op import HostError
 from celosia.compiler.program import InputError, Program, ProgramError
+from celosia.compiler.program.host.op import HostError
 from celosia.driver.runtime import Runtime
 from celosia.sim.device import DeviceError
 from fuzz.cases import Failure, Machine

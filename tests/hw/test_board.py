@@ -23,8 +23,8 @@ from host import BASE, Host
 from numpy.typing import NDArray
 
 from celosia.compiler.program import Program
-from celosia.driver.board import BoardDevice
-from celosia.driver.result import Result
+from celosia.driver.board.device import BoardDevice
+from celosia.driver.run.result import Result
 from celosia.driver.runtime import Runtime
 from celosia.hw.config import Config
 from celosia.hw.isa import Opcode, Unit, encode, instruction_bytes
@@ -264,16 +264,16 @@ async def notices_faults(dut: bench.Dut) -> None:
         assert device.control.read("status") == STATUS_DONE | Error.ABORTED << STATUS_ERROR_SHIFT
         assert [buffer.freed for buffer in memory.buffers] == [True]
 
-    import celosia.driver.board
-    import celosia.driver.runtime
+    import celosia.driver.board.device
+    import celosia.driver.run.runtime
 
-    enough, celosia.driver.runtime.CYCLES_PER_INSTRUCTION = celosia.driver.runtime.CYCLES_PER_INSTRUCTION, 10
+    enough, celosia.driver.run.runtime.CYCLES_PER_INSTRUCTION = celosia.driver.run.runtime.CYCLES_PER_INSTRUCTION, 10
     await bridge(stops)()
-    celosia.driver.runtime.CYCLES_PER_INSTRUCTION = enough
+    celosia.driver.run.runtime.CYCLES_PER_INSTRUCTION = enough
     assert equal(await bridge(run)(), wanted)
-    celosia.driver.runtime.CYCLES_PER_INSTRUCTION = 10
+    celosia.driver.run.runtime.CYCLES_PER_INSTRUCTION = 10
     host.pause(1)
-    settle, celosia.driver.board.SETTLE_SECONDS = celosia.driver.board.SETTLE_SECONDS, 1e-5
+    settle, celosia.driver.board.device.SETTLE_SECONDS = celosia.driver.board.device.SETTLE_SECONDS, 1e-5
     await bridge(hang)()
-    celosia.driver.board.SETTLE_SECONDS, celosia.driver.runtime.CYCLES_PER_INSTRUCTION = settle, enough
+    celosia.driver.board.device.SETTLE_SECONDS, celosia.driver.run.runtime.CYCLES_PER_INSTRUCTION = settle, enough
     await bridge(late)()

@@ -68,11 +68,9 @@ def demo() -> onnx.ModelProto:
 
 
 def expected(model: onnx.ModelProto, feed: dict[str, Array]) -> dict[str, Array]:
-    ort = pytest.importorskip("onnxruntime")
-    options = ort.SessionOptions()
-    options.add_session_config_entry("session.qdqisint8allowed", "1")
-    options.intra_op_num_threads = 1
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    from oracle import opened
+
+    session = opened(model, int8=True)
     names = [output.name for output in model.graph.output]
     return dict(zip(names, session.run(names, feed), strict=True))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from celosia.driver.deploy import runner
+from celosia.driver.remote.deploy import runner
 from celosia.hw.config import PRESETS
 from celosia.hw.dae_pipeline.fifo import StreamFifo
 from celosia.hw.dae_pipeline.scratchpad import Scratchpad

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from celosia import cache
 from celosia.driver import cli, progress
-from celosia.hw import cache
 from celosia.hw.config import Config
 from celosia.hw.verilog import verilog
 from celosia.sim import build

@@ -9,7 +9,7 @@ import programs
 import pytest
 from programs import random_program
 
-from celosia.driver.board import BoardDevice
+from celosia.driver.board.device import BoardDevice
 from celosia.hw.config import Config
 from celosia.hw.event_trace import SOURCES
 from celosia.sim.device import Counters, Event

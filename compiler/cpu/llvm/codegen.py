@@ -20,7 +20,6 @@ from celosia.compiler.cpu.schedule import parallel
 from celosia.compiler.cpu.schedule.ahead import ahead
 from celosia.compiler.cpu.schedule.streamed import LINE, streamed
 from celosia.compiler.cpu.target import TILE_STEPS
-from celosia.compiler.dtypes import itemsize
 from celosia.compiler.expr.affine import apart, flatten, in_range, linear, nonnegative
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import Alloc, Block, For, Function, If, Let, Stmt, Store, Update
@@ -40,6 +39,7 @@ from celosia.compiler.expr.nodes import (
     is_float,
     walk,
 )
+from celosia.compiler.program.dtypes import itemsize
 
 V = Any  # an LLVM value; llvmlite has no types
 I64 = ir.IntType(64)

@@ -13,9 +13,9 @@ from typing import Any
 import llvmlite
 from numpy.typing import NDArray
 
+from celosia.cache import cache_folder, used
 from celosia.compiler.cpu.llvm.codegen import render
 from celosia.compiler.cpu.llvm.machine import host, optimise, other
-from celosia.compiler.cpu.runtime.kernel import Kernel
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.guard import guarded
@@ -23,8 +23,8 @@ from celosia.compiler.expr.loops import Alloc, Function, exprs
 from celosia.compiler.expr.nodes import Load, walk
 from celosia.compiler.expr.parser import parse
 from celosia.compiler.expr.printer import ELIDED, TABLE_LIMIT
-from celosia.compiler.files import replacing
-from celosia.hw.cache import cache_folder, used
+from celosia.compiler.program.files import replacing
+from celosia.compiler.program.host.kernel import Kernel
 
 
 def cache_dir() -> Path:
@@ -38,7 +38,7 @@ def _fills_registers(function: Function) -> bool:
     return max(tiles, default=0) * 4 >= target().registers * target().vector_bytes
 
 
-SOURCES = ("cpu", "cpu/llvm", "cpu/runtime", "cpu/schedule", "expr")
+SOURCES = ("cpu", "cpu/llvm", "cpu/schedule", "expr", "program/host")
 """Folders of the compiler that loops and their machine code come from."""
 
 

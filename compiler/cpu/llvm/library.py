@@ -13,8 +13,8 @@ from pathlib import Path
 
 from celosia.compiler.cpu.llvm.compile import cached
 from celosia.compiler.cpu.llvm.team import team_object
-from celosia.compiler.cpu.runtime.kernel import Kernel
 from celosia.compiler.cpu.target import Target, compiling_for
+from celosia.compiler.program.host.kernel import Kernel
 
 
 class LinkError(RuntimeError):

@@ -13,7 +13,7 @@ import numpy as np
 from llvmlite import ir
 
 from celosia.compiler.cpu.types import TYPES
-from celosia.compiler.dtypes import numpy_dtype
+from celosia.compiler.program.dtypes import numpy_dtype
 
 V = Any
 I32 = ir.IntType(32)

@@ -9,9 +9,9 @@ from math import prod
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import Change, ChangeAt, Node, op
 from celosia.compiler.cpu.ops.window import SlidingWindow
-from celosia.compiler.cpu.runtime.windows import spread
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import INDEX, Axis, Expr, Tensor, select, wrap
+from celosia.compiler.program.host.windows import spread
 
 SMALL = 48
 """Elements of a line of outputs, from which on lines fill vectors well enough."""

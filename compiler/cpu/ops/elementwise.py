@@ -8,9 +8,9 @@ from typing import Any
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import OPS, Node, Unsupported, at, op
-from celosia.compiler.cpu.runtime.sizes import broadcast
 from celosia.compiler.cpu.types import ONNX_TYPES
 from celosia.compiler.expr import Expr, Tensor, call, is_float, select, wrap
+from celosia.compiler.program.host.sizes import broadcast
 
 
 def one(x: Expr) -> Expr:

@@ -23,9 +23,9 @@ from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.products import at_lead
 from celosia.compiler.cpu.ops.registry import Node, Shape, reshaped
 from celosia.compiler.cpu.ops.window import SlidingWindow
-from celosia.compiler.cpu.runtime.sizes import broadcast
 from celosia.compiler.cpu.target import TILE_ROWS, TILE_STEPS, target
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
+from celosia.compiler.program.host.sizes import broadcast
 
 ONES = 0x01010101  # the four bytes of a uint32
 Index = tuple[Expr, ...]
@@ -55,10 +55,6 @@ def right_zero(node: Node, i: int, dtype: str) -> Zero:
     tensor, value = node.input(i), node.values[i]
     known = value is not None and not np.any(value.astype(np.int32) - move)
     return Zero(lambda m: tensor.flat(0 if tensor.size == 1 else m).astype("int32") - move, known)
-
-
-def _as_uint8(x: Expr) -> Expr:
-    return x.astype("uint8") ^ 128 if x.dtype == "int8" else x
 
 
 def _as_int8(w: Expr) -> Expr:

@@ -8,10 +8,10 @@ from typing import Any
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import Change, ChangeAt, Node, at, op, reshaped
-from celosia.compiler.cpu.runtime.sizes import broadcast
 from celosia.compiler.cpu.target import STREAMS, target
-from celosia.compiler.dtypes import itemsize
 from celosia.compiler.expr import INDEX, Expr, Tensor, wrap
+from celosia.compiler.program.dtypes import itemsize
+from celosia.compiler.program.host.sizes import broadcast
 
 
 def product(

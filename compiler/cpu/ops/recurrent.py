@@ -11,8 +11,8 @@ from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.elementwise import DIRECT, UNARY
 from celosia.compiler.cpu.ops.products import product
 from celosia.compiler.cpu.ops.registry import Node, op, reshaped
-from celosia.compiler.cpu.runtime.activations import Activation, activations
 from celosia.compiler.expr import Expr, Tensor, call, select, wrap
+from celosia.compiler.program.host.activations import Activation, activations
 
 States = tuple[Tensor, ...]
 NAMES = {name.lower(): name for name in (*UNARY, *DIRECT)}

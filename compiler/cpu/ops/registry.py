@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.node import is_mapped
-from celosia.compiler.cpu.runtime.sizes import broadcast
 from celosia.compiler.expr import Expr, Tensor
+from celosia.compiler.program.host.sizes import broadcast
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import Node, op
-from celosia.compiler.cpu.runtime.op import memory_bytes
 from celosia.compiler.expr import Expr, Tensor, is_float, select, wrap
+from celosia.compiler.program.host.op import memory_bytes
 
 F32 = np.float32
 Float32 = NDArray[np.float32]

@@ -9,9 +9,9 @@ import numpy as np
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import Array, Node, Shape, at, op, reshaped
-from celosia.compiler.cpu.runtime.sizes import broadcast, taken
 from celosia.compiler.cpu.types import ONNX_TYPES
 from celosia.compiler.expr import INDEX, Expr, Tensor, select, wrap
+from celosia.compiler.program.host.sizes import broadcast, taken
 
 # Operators that only change the shape: their output may share the memory of their input.
 VIEWS = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"))

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import Change, Node, Shape
 from celosia.compiler.cpu.ops.shape import padded
-from celosia.compiler.cpu.runtime.windows import Windows, windows
 from celosia.compiler.expr import INDEX, Expr, Tensor, wrap
+from celosia.compiler.program.host.windows import Windows, windows
 
 
 @dataclass(frozen=True)

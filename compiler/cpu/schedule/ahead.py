@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import prod
 
-from celosia.compiler.dtypes import itemsize
 from celosia.compiler.expr.affine import flatten, from_linear, interval, linear
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import Alloc, Block, For, Stmt, Store, Update, exprs
 from celosia.compiler.expr.nodes import Load, Tensor, walk
+from celosia.compiler.program.dtypes import itemsize
 
 LEAST, MOST = 1 << 10, 1 << 14
 """Bytes that an iteration reads: less is soon done, more does not stay in the first cache beside what it computes."""

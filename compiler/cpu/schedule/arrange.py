@@ -21,9 +21,9 @@ from celosia.compiler.expr import (
     fuse_injective,
 )
 from celosia.compiler.expr.affine import depends, in_range
+from celosia.compiler.expr.names import unused_name
 from celosia.compiler.expr.nodes import Expr, Scan, rewrite, walk
 from celosia.compiler.expr.transform import topological
-from celosia.compiler.names import unused_name
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from celosia.compiler.dtypes import itemsize
 from celosia.compiler.expr.affine import flatten, linear
 from celosia.compiler.expr.loops import For, Function, If, Intrinsic, Stmt, Store, Update, children, exprs
 from celosia.compiler.expr.nodes import Expr, Load, Tensor, walk
+from celosia.compiler.program.dtypes import itemsize
 
 
 def overwritable(function: Function, candidates: frozenset[Tensor]) -> tuple[tuple[int, int], ...]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import Counter
 
 from celosia.compiler.cpu.target import target
-from celosia.compiler.dtypes import itemsize
 from celosia.compiler.expr.affine import apart
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import For, Function, Stmt, Store, Update, children, exprs
 from celosia.compiler.expr.nodes import Load, Tensor, walk
+from celosia.compiler.program.dtypes import itemsize
 
 LARGE = 16 << 20
 """Bytes of an output from which on that pays even where another kernel reads it next; with 4 MiB it did not."""

@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from celosia.compiler.cpu.runtime.windows import WindowError
 from celosia.compiler.graph.custom import custom
 from celosia.compiler.graph.quantized import CHOOSING_OPS
 from celosia.compiler.graph.select.concatenation import concat, place_parts
@@ -24,6 +23,7 @@ from celosia.compiler.graph.select.pooling import average, max_pool
 from celosia.compiler.graph.select.reasons import is_float, why_on_cpu
 from celosia.compiler.graph.select.views import SAME_BYTES, is_view, take_parts
 from celosia.compiler.graph.values import attribute, is_op
+from celosia.compiler.program.host.windows import WindowError
 from celosia.hw.config import Config
 
 __all__ = ["Choice", "Form", "OnCpu", "Selection", "natural_form", "select"]

@@ -10,7 +10,6 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.runtime.windows import Spread
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
 from celosia.compiler.graph.select.parameters import (
     array_of,
@@ -25,6 +24,7 @@ from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute, constant
 from celosia.compiler.graph.windows import spread_of, windows_of
 from celosia.compiler.layer import Conv, Lattice, Layer, Untileable, Window
+from celosia.compiler.program.host.windows import Spread
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.space import Problem, choose, estimate
 

@@ -9,10 +9,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler import numerics
-from celosia.compiler.cpu.runtime.windows import Windows
 from celosia.compiler.graph.select.forms import OnCpu
 from celosia.compiler.graph.values import constant, shape
 from celosia.compiler.layer import Requantise, Window
+from celosia.compiler.program.host.windows import Windows
 
 
 def array_of(value: ir.Value | None) -> NDArray[Any]:

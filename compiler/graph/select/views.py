@@ -8,12 +8,12 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from celosia.compiler.cpu.ops import VIEWS
-from celosia.compiler.cpu.runtime.sizes import taken
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
 from celosia.compiler.graph.select.parameters import flattens, has_fixed_matrix, image_axes
 from celosia.compiler.graph.select.placement import Placement
 from celosia.compiler.graph.values import attribute, constant, is_op, shape
 from celosia.compiler.layer import Activation, Lattice, Map
+from celosia.compiler.program.host.sizes import taken
 
 SAME_BYTES = tuple(sorted(VIEWS - {"Dropout"}))
 """Those that are free where the accelerator's layout stays the same."""

@@ -12,12 +12,12 @@ from math import prod
 import numpy as np
 
 from celosia.compiler.cpu.target import target
-from celosia.compiler.dtypes import itemsize
 from celosia.compiler.expr import INDEX, Alloc, Function, Load, Reduce, Stmt, Tensor, Var
 from celosia.compiler.expr.affine import apart
 from celosia.compiler.expr.loops import For, Let, Store, Update, children, exprs
 from celosia.compiler.expr.nodes import Binary, Call, Cast, Expr, Select, walk
 from celosia.compiler.expr.transform import COSTLY
+from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.tune.space import Floats
 
 L1_BYTES = 32 << 10

@@ -24,13 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.cpu.llvm import compile_function, host
-from celosia.compiler.cpu.runtime.kernel import Kernel, empty
 from celosia.compiler.cpu.schedule.chosen import Workload, finished
 from celosia.compiler.cpu.target import target
-from celosia.compiler.dtypes import numpy_dtype
 from celosia.compiler.expr import Schedule, is_float, verify
 from celosia.compiler.expr.trace import Trace
 from celosia.compiler.expr.verify import IRError
+from celosia.compiler.program.dtypes import numpy_dtype
+from celosia.compiler.program.host.kernel import Kernel, empty
 from celosia.compiler.tune.measure import Result, Status
 
 Array = NDArray[Any]

@@ -24,7 +24,7 @@ from pathlib import Path
 from filelock import FileLock
 
 import celosia.hw
-from celosia.hw.cache import cache_folder
+from celosia.cache import cache_folder
 from celosia.hw.verilog import write_atomically
 from proofs.declare import Method, Mutant, Property
 from proofs.trace import last_steps

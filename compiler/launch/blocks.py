@@ -1,0 +1,340 @@
+"""Which layers run as blocks: chains in which each layer alone reads what the one before it makes.
+
+A block's intermediates stay in scratchpads. Chains are cut where that takes the fewest cycles: dynamic programming over
+the estimates of layers and blocks finds the best few ways, the timing model takes one of them.
+
+Time is linear in layers: a chain is looked at in pieces of AT_ONCE layers, what has been timed is remembered by layers
+and decisions, and where one decision of a block changes, only the groups around it are timed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from math import inf, isfinite
+
+import onnx_ir as ir
+
+from celosia.compiler.graph.select import Choice, Selection
+from celosia.compiler.launch.image import LayerErrors, build
+from celosia.compiler.layer import (
+    Activation,
+    Block,
+    Conv,
+    Layer,
+    Pool,
+    Storage,
+    Untileable,
+    inputs,
+    moved,
+    padded_groups,
+)
+from celosia.compiler.tensorize import block_space, pack
+from celosia.compiler.tensorize.block_space import BlockProblem
+from celosia.compiler.tensorize.decide import Decider
+from celosia.compiler.tensorize.define import Definition, depthwise
+from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tensorize.space import Decisions, Problem, choose, estimate
+from celosia.hw.config import Config
+from celosia.sim.timing import predict
+
+LONGEST = 5
+"""Layers of a block."""
+AT_ONCE = 6 * LONGEST
+"""Layers of a chain that are looked at together, and so those of a block whose images stay on chip."""
+KEPT = 2
+"""Ways to cut a chain that are kept."""
+REFINED = 0.2
+"""Share of a network's multiplications from which on a block's tiles are chosen by the timing model."""
+AROUND = 2
+"""Groups of a block before and after one whose tile is chosen that are timed with it."""
+WORTH_A_LOOK = 1.1
+"""How many times the cycles of the best way another one may take, by the estimates, to be timed."""
+
+
+def form_blocks(
+    cfg: Config, selection: Selection, planner: Planner, apart: Collection[ir.Node] = (),
+    decided: Collection[str] = (),
+) -> Decider:  # fmt: skip
+    """Put chains of `selection` together as blocks; what decides layers then.
+
+    apart: operators whose layers are in no block. decided: names of layers and blocks that are to be as they are.
+    """
+    if not cfg.forward:
+        return planner.decider
+    cutter = _Cutter(cfg, planner, frozenset(decided), sum(choice.layer.macs for choice in selection.choices))
+    blocks: list[tuple[_Part, Choice]] = []
+    for chain in _chains(cfg, selection, frozenset(apart)):
+        for first in range(0, len(chain), AT_ONCE):
+            parts = [part for part in cutter.cut(chain[first : first + AT_ONCE]) if len(part.choices) > 1]
+            blocks += [(part, cutter.noted(part, _joined(selection, part))) for part in parts]
+    place = {id(part.choices[-1]): block for part, block in blocks}
+    inside = {id(choice) for part, _ in blocks for choice in part.choices[:-1]}
+    selection.choices[:] = [place.get(id(choice), choice) for choice in selection.choices if id(choice) not in inside]
+    return cutter.decider
+
+
+def _chains(cfg: Config, selection: Selection, apart: frozenset[ir.Node]) -> Iterator[list[Choice]]:
+    """The longest chains of at least two layers."""
+    choices = selection.choices
+    makers = Counter(choice.layer.y.storage for choice in choices)
+    readers: dict[Storage, list[Choice]] = {}
+    for choice in choices:
+        for storage in {act.storage for act in inputs(choice.layer)}:
+            readers.setdefault(storage, []).append(choice)
+    following: dict[int, Choice] = {}
+    for before in choices:
+        storage = before.layer.y.storage
+        reader = _only_reader(cfg, before, readers.get(storage, [])) if makers[storage] == 1 else None
+        if reader is not None and apart.isdisjoint((*before.nodes, *reader.nodes)):
+            following[id(before)] = reader
+    later = {id(choice) for choice in following.values()}
+    for choice in choices:
+        if id(choice) in later or id(choice) not in following:
+            continue
+        chain = [choice]
+        while id(chain[-1]) in following:
+            chain.append(following[id(chain[-1])])
+        yield chain
+
+
+def _only_reader(cfg: Config, before: Choice, readers: Sequence[Choice]) -> Choice | None:
+    """The choice that alone reads what `before` alone makes, where both can be in a block. readers: of its storage."""
+    layer = before.layer
+    y = layer.y
+    if not _fits(cfg, layer) or layer.epilogue.residual is not None:
+        return None
+    if before.value.is_graph_output() or y.group_offset or y.storage_groups != padded_groups(cfg, y.channels):
+        return None
+    if len(readers) != 1 or not _fits(cfg, readers[0].layer) or readers[0].layer.x != y:
+        return None
+    residual = readers[0].layer.epilogue.residual
+    if residual is not None and residual.operand.storage is y.storage:
+        return None
+    nodes = readers[0].nodes
+    return readers[0] if all(use.node in nodes for use in before.value.uses()) else None
+
+
+def _fits(cfg: Config, layer: Layer) -> bool:
+    """Whether `layer` can be in a block: a pooling, or a convolution of all channels or of each alone, of images."""
+    if not isinstance(layer, Conv | Pool) or layer.x.height * layer.x.width == 1:
+        return False
+    if isinstance(layer, Pool):
+        return layer.epilogue.residual is None
+    return depthwise(cfg, layer) or (layer.groups == 1 and len(pack.runs(cfg, layer)) == 1)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Choices that run as one layer; cuts: see Block."""
+
+    choices: tuple[Choice, ...]
+    cuts: tuple[int, ...] = ()
+
+    @cached_property
+    def layer(self) -> Layer:
+        layers = [choice.layer for choice in self.choices]
+        if len(layers) == 1:
+            return layers[0]
+        return Block(tuple(each for each in layers if isinstance(each, Conv | Pool)), self.cuts)
+
+    def then(self, other: _Part) -> _Part:
+        """Both, with what lies between them whole in a scratchpad."""
+        here = len(self.choices)
+        return _Part(self.choices + other.choices, (*self.cuts, here, *(here + cut for cut in other.cuts)))
+
+    def groups(self, first: int, end: int) -> _Part:
+        """Those groups of it."""
+        bounds = [0, *self.cuts, len(self.choices)][first : end + 1]
+        return _Part(self.choices[bounds[0] : bounds[-1]], tuple(bound - bounds[0] for bound in bounds[1:-1]))
+
+
+class _Cutter:
+    """Finds the parts of a chain that take the fewest cycles together.
+
+    The estimates of layers and blocks say which ways to cut are worth a look; the timing model decides among those, and
+    leaves apart what takes longer as a block.
+    """
+
+    def __init__(self, cfg: Config, planner: Planner, decided: frozenset[str], macs: int) -> None:
+        """macs: of the network."""
+        self.cfg, self.planner, self.decided, self.macs = cfg, planner, decided, macs
+        self.decider = planner.decider
+        """With what was found of blocks so far."""
+        self.groups = {group for name in decided for group in Block.names(name)}
+        self.estimated: dict[Hashable, float | None] = {}
+
+    def cut(self, chain: list[Choice]) -> list[_Part]:
+        ways: list[list[tuple[float, tuple[int, ...]]]] = [[(0.0, ())]]
+        for end in range(1, len(chain) + 1):
+            found = []
+            for start in range(max(0, end - LONGEST), end):
+                layer = _Part(tuple(chain[start:end])).layer
+                cost = -1e12 if layer.name in self.groups else self._estimate(layer)
+                if cost is not None:
+                    found += [(before + cost, (*cuts, start)) for before, cuts in ways[start]]
+            ways.append(sorted(found)[:KEPT])
+        best = ways[-1][0][0]
+        near = [cuts for cost, cuts in ways[-1] if cost <= max(best, WORTH_A_LOOK * best)]
+        parts = [[_Part(tuple(chain[a:b])) for a, b in pairwise((*cuts, len(chain)))] for cuts in near]
+        best_parts = self._resident(min(parts, key=self._cycles) if len(parts) > 1 else parts[0])
+        return [each for part in best_parts for each in self._kept(part)]
+
+    def _resident(self, parts: list[_Part]) -> list[_Part]:
+        """`parts`, or some of them in one where images that fit a scratchpad as a whole are between them."""
+        found = parts[:1]
+        for part in parts[1:]:
+            joined = found[-1].then(part)
+            if self._may_join(found[-1], joined) and self._estimate(joined.layer) is not None:
+                found[-1] = joined
+            else:
+                found.append(part)
+        if len(found) == len(parts):
+            return parts
+        if any(part.layer.name in self.decided for part in found):
+            return found
+        for part in found:
+            if part.layer.macs > REFINED * self.macs:
+                self._refine(part)
+        return min(found, parts, key=self._cycles)
+
+    def _refine(self, part: _Part) -> None:
+        """Choose tiles of groups by the timing model, which knows what adjacent groups wait for: one after the other.
+        Whole images that fit a scratchpad are small, so that this takes no time."""
+        problem = self.planner.definitions(part.layer)[0].problem
+        if not part.cuts or not isinstance(problem, BlockProblem) or problem in self.decider.searched:
+            return
+        groups = list(block_space.choose(self.cfg, problem).groups)
+        for number, group in enumerate(problem.groups):
+            best = self._around(part, groups, number)
+            for point in block_space.best_by_piece(self.cfg, group):
+                others = [*groups[:number], point, *groups[number + 1 :]]
+                if (cycles := self._around(part, others, number)) < best:
+                    best, groups = cycles, others
+        self.decider = self._with(problem, groups)
+
+    def _around(self, part: _Part, groups: Sequence[Decisions], number: int) -> float:
+        """Cycles of a group of `part` with those beside it under these decisions for its groups; what is so no longer
+        beside another group is tiled by the estimate."""
+        first, end = max(0, number - AROUND), min(len(groups), number + AROUND + 1)
+        near = part.groups(first, end)
+        asked, problem = (self.planner.definitions(each.layer)[0].problem for each in (part, near))
+        assert isinstance(asked, BlockProblem) and isinstance(problem, BlockProblem)
+        try:
+            usual = block_space.choose(self.cfg, problem).groups
+        except Untileable:
+            return inf
+        pairs = zip(problem.groups, asked.groups[first:end], groups[first:end], usual, strict=True)
+        return self._cycles([near], self._with(problem, [d if own == whole else u for own, whole, d, u in pairs]))
+
+    def _with(self, problem: BlockProblem, groups: Sequence[Decisions]) -> Decider:
+        """What decides layers, with these decisions for the groups of a block."""
+        return replace(self.decider, searched={**self.decider.searched, problem: Decisions.of_groups(groups)})
+
+    def _may_join(self, part: _Part, joined: _Part) -> bool:
+        """Whether what a user has decided allows for it."""
+        name = joined.layer.name
+        wanted = any(Block.names(each)[: len(Block.names(name))] == Block.names(name) for each in self.decided)
+        return wanted or part.layer.name not in self.decided
+
+    def noted(self, part: _Part, block: Choice) -> Choice:
+        """`block`, with what its layers would take one by one, and what it takes, by the timing model."""
+        together, alone = self._cycles([part]) / 2, self._alone(part)
+        block.together = together if isfinite(together) else self._estimate(block.layer) or 0
+        block.apart = alone if isfinite(alone) else sum(self._estimate(each.layer) or 0 for each in part.choices)
+        return block
+
+    def _kept(self, part: _Part) -> list[_Part]:
+        """`part`, or its choices one by one where they take fewer cycles: estimates of blocks may be far off."""
+        decided = part.layer.name in self.decided or not self.groups.isdisjoint(Block.names(part.layer.name))
+        if len(part.choices) == 1 or decided or self._cycles([part]) / 2 <= self._alone(part):
+            return [part]
+        return [_Part((choice,)) for choice in part.choices]
+
+    def _alone(self, part: _Part) -> float:
+        """Cycles of the choices of `part` one by one: estimated, and timed where that is not far above the block."""
+        alone = [_Part((choice,)) for choice in part.choices]
+        found = sum(self._estimate(each.layer) or 0 for each in alone)
+        return found if found > WORTH_A_LOOK * self._cycles([part]) / 2 else self._cycles(alone) / 2
+
+    def _estimate(self, layer: Layer) -> float | None:
+        """Estimated cycles of `layer`; None for a block that cannot be."""
+        try:
+            definitions = self.planner.definitions(layer)
+            key = tuple(definition.signature for definition in definitions)
+            if key not in self.estimated:
+                self.estimated[key] = sum(estimated(self.cfg, definition.problem) for definition in definitions)
+            return self.estimated[key]
+        except Untileable:
+            return None if isinstance(layer, Block) else 1e12  # a layer alone says so itself
+
+    def _cycles(self, parts: Sequence[_Part], decider: Decider | None = None) -> float:
+        """Cycles of a chain that is cut into `parts`, by the timing model: twice in a row, so that what the next layers
+        overlap with counts."""
+        planner = self.planner.under(decider or self.decider)
+        layers = [part.layer for part in parts]
+        found = [definition for layer in layers for definition in planner.definitions(layer)]
+        searched = planner.decider.searched
+        name = chain_name(
+            [(d, searched.get(d.problem) if isinstance(d.problem, BlockProblem) else None) for d in found]
+        )
+        timed = planner.timed
+        if name not in timed:
+            twice = [*layers, *_again(layers, planner)]
+            read = {act.storage for layer in twice for act in inputs(layer)}
+            made = {layer.y.storage for layer in twice}
+            try:
+                image = build(self.cfg, [twice], [read - made], [{twice[-1].y.storage}], planner)
+                code = image.code(image.launches[0]).tobytes()
+                timed[name] = predict(self.cfg, code).cycles
+            except LayerErrors:
+                timed[name] = inf
+        return timed[name]
+
+
+def chain_name(parts: Sequence[tuple[Definition, Decisions | None]]) -> str:
+    """A chain of layers, twice in a row, in a line, with what was decided for them beside the estimate."""
+    told = repr([(definition.digest, decisions) for definition, decisions in parts])
+    return f"{CHAIN} of {len(parts)} #{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+
+
+CHAIN = "chain"
+"""With this begin the names of chains, among those of workloads."""
+
+
+def _again(layers: Sequence[Layer], planner: Planner) -> list[Layer]:
+    """The same layers once more, on what they have made where it has the shape of what they read."""
+    x, y = layers[0].x, layers[-1].y
+    same = x.storage.groups == y.storage.groups and replace(x, storage=y.storage) == y
+    others = {x.storage: y.storage} if same else {}
+
+    def placed(act: Activation) -> Activation:
+        if act.storage not in others:
+            others[act.storage] = Storage(act.storage.name, act.storage.groups)
+        return replace(act, storage=others[act.storage])
+
+    return [planner.known(moved(layer, placed), layer, others) for layer in layers]
+
+
+def estimated(cfg: Config, problem: Problem | BlockProblem) -> float:
+    """Cycles under the decisions that the estimate takes. Untileable where there are none."""
+    if isinstance(problem, Problem) and problem.in_blocks:
+        return estimate(cfg, problem, choose(cfg, problem))
+    block = problem if isinstance(problem, BlockProblem) else BlockProblem((problem,))
+    return block_space.estimate(cfg, block, block_space.choose(cfg, block))
+
+
+def _joined(selection: Selection, part: _Part) -> Choice:
+    """A part of a chain as one choice."""
+    *before, last = part.choices
+    for choice in before:
+        for known in (selection.forms, selection.written):
+            del known[choice.value]
+    notes = "; ".join(choice.note for choice in part.choices if choice.note)
+    reads = {storage: source for choice in part.choices for storage, source in choice.reads.items()}
+    nodes = [node for choice in part.choices for node in choice.nodes]
+    return Choice(part.layer, nodes, reads, last.value, notes)

@@ -1,0 +1,315 @@
+"""Layers to one image of the accelerator's DRAM: activations, constants, and the instructions of each launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.expr.nodes import Tensor
+from celosia.compiler.launch.memory import Lifetime, plan
+from celosia.compiler.layer import Conv, Layer, Map, Multiply, Pool, Storage, Untileable, inputs
+from celosia.compiler.tensorize.constants import Constants
+from celosia.compiler.tensorize.instruction import RenderError
+from celosia.compiler.tensorize.plan import Part, Planner
+from celosia.compiler.tensorize.space import CUT
+from celosia.compiler.tensorize.tiles import Bound, Tile
+from celosia.compiler.vthread.emit import encode
+from celosia.compiler.vthread.footprint import load_element_bytes
+from celosia.compiler.vthread.need import by_need
+from celosia.compiler.vthread.pipeline import Stream, Stuck
+from celosia.compiler.vthread.tokens import insert_tokens
+from celosia.hw.config import Config
+from celosia.hw.isa import Opcode
+
+
+class LayerErrors(Exception):
+    """Layers that cannot be lowered: the reason by (launch, layer), both numbers."""
+
+    def __init__(self, reasons: dict[tuple[int, int], str]) -> None:
+        super().__init__("; ".join(reasons.values()))
+        self.reasons = reasons
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One run of the accelerator: `count` instructions at DRAM offset `address`; the layer of each."""
+
+    address: int
+    count: int
+    instruction_bytes: int
+    layer_of: NDArray[np.int32]
+    bytes_loaded: list[int]
+    bytes_stored: list[int]
+    parts: list[list[Part]]
+    """Of each layer."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """What lies in DRAM: [activations][constants][instructions].
+
+    `addresses` gives the offset of each storage of activations; `constants` (weights, parameters, tables, then the
+    instructions of all launches) begin at `constants_address`; `size` is the whole.
+    """
+
+    addresses: dict[Storage, int]
+    constants_address: int
+    constants: NDArray[np.uint8]
+    launches: list[Launch]
+    size: int
+    arena_lower_bound: int
+
+    def code(self, launch: Launch) -> NDArray[np.uint8]:
+        """The instructions of `launch`, [count, bytes of one]."""
+        start = launch.address - self.constants_address
+        rest = self.constants[start:]
+        return rest[: launch.count * launch.instruction_bytes].reshape(launch.count, -1)
+
+
+def lifetimes(
+    cfg: Config, launches: list[list[Layer]], written: list[set[Storage]], read: list[set[Storage]]
+) -> list[Lifetime]:
+    """When each storage is in use, in steps of one layer.
+
+    written[i], read[i]: storages that the host fills before launch i, and takes after it.
+    """
+    sizes: dict[Storage, int] = {}
+    first: dict[Storage, int] = {}
+    last: dict[Storage, int] = {}
+
+    def use(storage: Storage, step: int) -> None:
+        first[storage] = min(first.get(storage, step), step)
+        last[storage] = max(last.get(storage, step), step)
+
+    step = 0
+    for layers, into, out_of in zip(launches, written, read, strict=True):
+        start = step
+        for index, layer in enumerate(layers):
+            for act in (*inputs(layer), layer.y):
+                sizes[act.storage] = act.size(cfg)
+                use(act.storage, step)
+                if index and follows(layers[index - 1], layer):
+                    use(act.storage, step - 1)
+            step += 1
+        for storage in into:
+            use(storage, start)
+        for storage in out_of:
+            use(storage, step)
+        step += 1
+    return [Lifetime(storage, size, first[storage], last[storage]) for storage, size in sizes.items()]
+
+
+def follows(producer: Layer, layer: Layer) -> bool:
+    """Whether the tiles of `layer` are emitted between those of `producer`.
+
+    A pooling or an elementwise layer has nothing for gemm to do, and the convolution whose output it reads has little
+    for vector: tile by tile, they run at the same time.
+    """
+    image = layer.x.height * layer.x.width > 1
+    return isinstance(producer, Conv) and isinstance(layer, Pool | Map | Multiply) and layer.x == producer.y and image
+
+
+def is_followed(layers: list[Layer], number: int) -> bool:
+    """Whether the tiles of the next layer of a launch are emitted between those of this one."""
+    return 0 <= number < len(layers) - 1 and follows(layers[number], layers[number + 1])
+
+
+@dataclass
+class _Layer:
+    """A layer of a launch, with its tiles in order.
+
+    needs, done: for each tile, rows of x that must be there before it and rows of y that are complete after it, counted
+    through all images; only where this layer follows another, or another follows it.
+    """
+
+    number: int
+    layer: Layer
+    tiles: list[Tile]
+    ahead: int
+    needs: list[int] = field(default_factory=list)
+    done: list[int] = field(default_factory=list)
+
+
+class _Emitter:
+    """Emits the layers of one launch into a stream."""
+
+    def __init__(
+        self, cfg: Config, layers: list[Layer], planner: Planner, constants: Constants, addresses: dict[Storage, int]
+    ) -> None:
+        self.cfg, self.layers, self.planner = cfg, layers, planner
+        self.parts: list[list[Part]] = [[] for _ in layers]
+        self.constants, self.addresses = constants, addresses
+        self.stream = Stream(cfg)
+        self.refused: dict[int, str] = {}
+        self.settled = False
+        """Whether the rows that the tile reads are known to be there, though other rows are not."""
+
+    def run(self) -> Stream:
+        planned = [self._planned(number, layer) for number, layer in enumerate(self.layers)]
+        if not self.refused:
+            number = 0
+            try:
+                for each in planned:
+                    assert each is not None
+                    number = each.number
+                    self._emit(each, planned)
+                self.stream.finish()
+            except (RenderError, Untileable) as error:
+                self.refused[error.layer if isinstance(error, Stuck) else number] = str(error)
+        return self.stream
+
+    def _follows(self, number: int) -> bool:
+        return is_followed(self.layers, number - 1)
+
+    def _planned(self, number: int, layer: Layer) -> _Layer | None:
+        """None, and an entry in `refused`, for a layer that does not fit."""
+        followed = self._follows(number + 1)
+        try:
+            parts = self.parts[number] = self.planner.layer(layer, rows_first=followed)
+            bound = [self._bound(part, layer) for part in parts]
+            tiles = [tile for each in bound for tile in each.tiles()]
+            planned = _Layer(number, layer, tiles, max(part.decisions.ahead for part in parts))
+            if followed:
+                planned.done = rows_done(tiles, any(part.decisions.order in CUT for part in parts))
+            if self._follows(number):
+                planned.needs = [rows_needed(tile) for tile in tiles]
+            for tile in tiles:
+                tile.check()
+        except Untileable as error:
+            self.refused[number] = str(error)
+            return None
+        return planned
+
+    def _bound(self, part: Part, layer: Layer) -> Bound:
+        """The part's loops, on the addresses of `layer`."""
+        definition, loops = part.definition, part.loops
+        own = dict(zip((t.name for t in loops.plan.tensors), loops.plan.tensors))
+        addresses: dict[Tensor, int] = {}
+        homes: dict[Tensor, Storage] = {}
+        for tensor, place in definition.places.items():
+            if tensor.name not in own:
+                continue
+            if isinstance(place.home, Storage):
+                base = self.addresses[place.home]
+                homes[own[tensor.name]] = place.home
+            else:
+                base = self.constants.place(place.home)
+            addresses[own[tensor.name]] = base + place.offset
+
+        def before_load(tensor: Tensor) -> None:
+            if tensor in homes and not self.settled:
+                self.stream.settle(homes[tensor])
+
+        changing = frozenset(homes)
+        return Bound(loops.plan, self.stream, addresses, definition.scalars, changing, before_load)
+
+    def _emit(self, each: _Layer, planned: list[_Layer | None]) -> None:
+        """Emit one layer, and that which follows it between its tiles."""
+        if self._follows(each.number):
+            return
+        next_ = planned[each.number + 1] if self._follows(each.number + 1) else None
+        following = next_.tiles if next_ is not None else []
+        stream, emitted = self.stream, 0
+        for count, tile in enumerate(each.tiles, 1):
+            stream.start(each.number, each.layer.y.storage, tile.load, each.ahead)
+            if next_ is None:
+                continue
+            computed = count - len(stream.waiting)
+            done = each.done[computed - 1] if computed > 0 else 0
+            share = len(following) * computed // len(each.tiles)
+            self.settled = True
+            while emitted < share and next_.needs[emitted] <= done:
+                stream.follow(next_.number, next_.layer.y.storage, following[emitted].load)
+                emitted += 1
+            self.settled = False
+        for tile in following[emitted:]:
+            assert next_ is not None
+            stream.start(next_.number, next_.layer.y.storage, tile.load, next_.ahead)
+
+
+def rows_needed(tile: Tile) -> int:
+    """Rows of x, counted through all images, up to the last that the tile loads."""
+    last = 0
+    for move in tile.moves(loads=True):
+        if move.tensor.name == "x":
+            (image, _), (_, end) = move.span(0, tile.env), move.span(2, tile.env)
+            last = max(last, image * move.tensor.shape[2] + end)
+    return last
+
+
+def rows_done(tiles: list[Tile], held: bool) -> list[int]:
+    """For each tile, how many rows of y, counted through all images, are complete once it has stored.
+
+    held: sums stay in scratchpads from tile to tile, so that nothing may come between; all is done at the end.
+    """
+    rows = next(move.tensor.shape[2] for tile in tiles for move in tile.moves(loads=False))
+    images = next(move.tensor.shape[0] for tile in tiles for move in tile.moves(loads=False))
+    if held:
+        return [0] * (len(tiles) - 1) + [images * rows]
+    whole = 0
+    stored = np.zeros(images * rows + 1, np.int64)
+    boxes = []
+    for tile in tiles:
+        box = []
+        for move in tile.moves(loads=False):
+            (image, _), (first, end) = move.span(0, tile.env), move.span(2, tile.env)
+            pieces = move.moved_pieces(tile.env)
+            if pieces:
+                box.append((image * rows + first, image * rows + end, pieces // (end - first)))
+        boxes.append(box)
+    for box in boxes:
+        for first, end, pieces in box:
+            stored[first:end] += pieces
+    full = stored[:-1].copy()
+    stored[:] = 0
+    done = []
+    for box in boxes:
+        for first, end, pieces in box:
+            stored[first:end] += pieces
+        while whole < len(full) and stored[whole] == full[whole]:
+            whole += 1
+        done.append(whole)
+    return done
+
+
+def build(
+    cfg: Config, launches: list[list[Layer]], written: list[set[Storage]], read: list[set[Storage]],
+    planner: Planner | None = None,
+) -> Image:  # fmt: skip
+    """Plan memory, lower every layer, insert tokens, encode. LayerErrors with all that cannot be lowered."""
+    arena = plan(lifetimes(cfg, launches, written, read), alignment=max(64, cfg.bus_bytes))
+    base = -(-arena.size // 4096) * 4096
+    constants = Constants(base)
+    planner = planner or Planner(cfg)
+    emitters = [_Emitter(cfg, layers, planner, constants, arena.offsets) for layers in launches]
+    streams = [emitter.run() for emitter in emitters]
+    refused = {(n, layer): why for n, emitter in enumerate(emitters) for layer, why in emitter.refused.items()}
+    if refused:
+        raise LayerErrors(refused)
+    for stream in streams:
+        stream.instructions = by_need(cfg, stream.instructions)
+        insert_tokens(cfg, stream.instructions, base)
+    parts, address = [constants.data()], base + constants.size
+    placed = []
+    for emitter, stream in zip(emitters, streams, strict=True):
+        code = encode(cfg, stream.instructions)
+        layer_of = np.array([i.layer for i in stream.instructions], np.int32)
+        traffic = _traffic(cfg, stream, len(emitter.layers))
+        placed.append(Launch(address, len(code), code.shape[1], layer_of, *traffic, emitter.parts))
+        parts.append(code.reshape(-1))
+        address += code.size
+    return Image(arena.offsets, base, np.concatenate(parts), placed, address, arena.lower_bound)
+
+
+def _traffic(cfg: Config, stream: Stream, layers: int) -> tuple[list[int], list[int]]:
+    """Bytes that each layer loads and stores."""
+    loaded, stored = [0] * layers, [0] * layers
+    for i in stream.instructions:
+        if i.opcode in (Opcode.LOAD, Opcode.STORE):
+            f = i.fields
+            element = load_element_bytes(cfg, f) if i.opcode == Opcode.LOAD else cfg.piece_bytes
+            total = loaded if i.opcode == Opcode.LOAD else stored
+            total[i.layer] += f["x_size"] * f["y_size"] * f["z_size"] * element
+    return loaded, stored

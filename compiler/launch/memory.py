@@ -1,0 +1,91 @@
+"""Static memory plan: where each buffer lies, in DRAM or on the CPU, with reuse after its last use."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from celosia.compiler.program import Plan
+
+ATTEMPTS = 10
+"""How often buffers are placed anew where that leaves gaps."""
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """A buffer of `size` bytes in use from step `first` to step `last`, both inclusive."""
+
+    buffer: Hashable
+    size: int
+    first: int
+    last: int
+
+
+def plan(lifetimes: list[Lifetime], alignment: int = 64) -> Plan:
+    """Offsets such that no two buffers that are alive at the same step overlap.
+
+    Each buffer takes the lowest offset that fits, in the order of _FIRST (Pisarchyk and Lee, arXiv 2001.03288). Where
+    that leaves gaps, the buffer that ends highest goes to the front and all are placed again, up to ATTEMPTS times for
+    each order; the smallest arena wins.
+    """
+    least = lower_bound(lifetimes, alignment)
+    best: Places = {}
+    for key in _FIRST:
+        order = sorted(lifetimes, key=key)
+        for _ in range(ATTEMPTS):
+            places = _place(order, alignment)
+            best = min(best or places, places, key=_end)
+            if _end(best) <= least:
+                break
+            top = max(order, key=lambda item: places[item.buffer][1])
+            order = [top, *(item for item in order if item is not top)]
+    return Plan({buffer: start for buffer, (start, _) in best.items()}, _end(best), lower_bound(lifetimes))
+
+
+_FIRST: tuple[Callable[[Lifetime], Any], ...] = (
+    lambda item: (-item.size, item.first),
+    lambda item: (-item.size * (item.last - item.first + 1), item.first),
+    lambda item: (item.first - item.last, -item.size),
+    lambda item: (item.first, -item.size),
+)
+"""Which buffer is placed first: the largest, the largest times how long it lives, the one that lives longest, the first
+in use."""
+
+
+def lower_bound(lifetimes: Iterable[Lifetime], alignment: int = 1) -> int:
+    """Bytes of the buffers alive at the same step, at the step where they are most."""
+    change: dict[int, int] = {}
+    for item in lifetimes:
+        change[item.first] = change.get(item.first, 0) + _aligned(item.size, alignment)
+        change[item.last + 1] = change.get(item.last + 1, 0) - _aligned(item.size, alignment)
+    return max(accumulate(change[step] for step in sorted(change)), default=0)
+
+
+Places = dict[Hashable, tuple[int, int]]
+"""First byte of each buffer, and the one after its last."""
+
+
+def _place(order: Iterable[Lifetime], alignment: int) -> Places:
+    """Each buffer at the lowest offset where it meets none that was placed before and lives with it."""
+    placed: list[tuple[int, int, Lifetime]] = []  # by offset
+    for item in order:
+        offset = 0
+        for start, end, other in placed:
+            if other.last < item.first or item.last < other.first:
+                continue
+            if start - offset >= item.size:
+                break
+            offset = max(offset, _aligned(end, alignment))
+        insort(placed, (offset, offset + item.size, item), key=lambda entry: entry[0])
+    return {item.buffer: (start, end) for start, end, item in placed}
+
+
+def _end(places: Places) -> int:
+    return max((end for _, end in places.values()), default=0)
+
+
+def _aligned(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment

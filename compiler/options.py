@@ -1,0 +1,72 @@
+"""The arguments of `celosia.compile` beside the model, once: their names, types and defaults. Its text says what they
+mean."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import update_wrapper
+from pathlib import Path
+from typing import Any, ParamSpec, Protocol, TypeAlias
+
+import onnx
+
+from celosia.compiler.graph.dimensions import Shapes
+from celosia.compiler.graph.passes import Watch
+from celosia.compiler.launch.image import Image
+from celosia.compiler.program import Program
+from celosia.compiler.tune.network import Network
+from celosia.compiler.tune.shipped import SHIPPED
+from celosia.hw.config import Config
+
+Source: TypeAlias = str | Path | onnx.ModelProto
+Progress = Callable[[str], None]
+Improve = Callable[[Network], tuple[Image, str]]
+"""Gives the image of a network, and says in a sentence what was decided."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """See compile.compile."""
+
+    config: str | Path | Config = "pynq"
+    progress: Progress | None = None
+    accelerator: bool = True
+    watch: Watch | None = None
+    target: str | None = None
+    check: bool = True
+    decisions: str | Path | Mapping[str, Any] | None = None
+    shapes: Shapes | None = None
+    keep: str | Sequence[str] = ()
+    records: str | Path | None = SHIPPED
+    improve: Improve | None = None
+
+    def say(self, stage: str) -> None:
+        """Tell `progress`, if there is one."""
+        if self.progress is not None:
+            self.progress(stage)
+
+
+P = ParamSpec("P")
+
+
+class Compile(Protocol[P]):
+    """A function of a model and of what options are made of."""
+
+    def __call__(self, source: Source, *given: P.args, **named: P.kwargs) -> Program: ...
+
+
+def taking(options: Callable[P, Options]) -> Callable[[Callable[[Source, Options], Program]], Compile[P]]:
+    """A function of a model and Options as one that takes the options as its own arguments."""
+
+    def made(function: Callable[[Source, Options], Program]) -> Compile[P]:
+        def called(source: Source, *given: P.args, **named: P.kwargs) -> Program:
+            return function(source, options(*given, **named))
+
+        update_wrapper(called, function)
+        own, others = inspect.signature(function), inspect.signature(options).parameters.values()
+        vars(called)["__signature__"] = own.replace(parameters=[own.parameters["source"], *others])
+        return called
+
+    return made

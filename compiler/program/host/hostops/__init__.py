@@ -1,0 +1,28 @@
+"""ONNX operators in numpy: those that are no loops over elements."""
+
+from celosia.compiler.program.host.hostops import (  # they fill the table
+    control,
+    images,
+    learning,
+    recurrent,
+    scatter,
+    sequences,
+    shapes,
+    signal,
+    text,
+    types,
+    vision,
+)
+from celosia.compiler.program.host.hostops.registry import HOST, Array, host, numpy_type
+from celosia.compiler.program.host.hostops.shapes import FIRST
+from celosia.compiler.program.host.hostops.sized import sized_function, sized_names
+
+RANDOM = frozenset((
+    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout",
+))  # fmt: skip
+"""Operators that return something else each time."""
+
+__all__ = [
+    "FIRST", "HOST", "RANDOM", "Array", "control", "host", "images", "learning", "numpy_type", "recurrent", "scatter",
+    "sequences", "shapes", "signal", "sized_function", "sized_names", "text", "types", "vision",
+]  # fmt: skip

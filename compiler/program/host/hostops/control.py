@@ -1,0 +1,141 @@
+"""Control flow: If, Loop, Scan. A subgraph is a Body, which `run` runs on its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from celosia.compiler.program.host.hostops.registry import Array, Value, host, numpy_type
+from celosia.compiler.program.host.op import Body, HostOp, check_size
+
+Run = Callable[[Body, Sequence[Value]], list[Value]]
+"""The outputs of a subgraph for its inputs."""
+
+
+@host("If")
+def if_(op: HostOp, condition: Array, *, run: Run) -> tuple[Value, ...]:
+    body = op.attrs["then_branch" if condition.reshape(-1)[0] else "else_branch"]
+    return tuple(run(body, []))
+
+
+@host("Loop")
+def loop(
+    op: HostOp, trips: Array | None = None, condition: Array | None = None, *state: Value, run: Run
+) -> tuple[Value, ...]:
+    body = op.attrs["body"]
+    carried = list(state)
+    count = None if trips is None else int(trips.reshape(-1)[0])
+    go = condition is None or bool(condition.reshape(-1)[0])
+    rows: list[list[Array]] = [[] for _ in body.outputs[1 + len(state) :]]
+    i = held = 0
+    while go and (count is None or i < count):
+        out = run(body, [np.array(i, np.int64), np.array(go), *carried])
+        go = bool(np.reshape(out[0], -1)[0])
+        carried = out[1 : 1 + len(state)]
+        for row, value in zip(rows, out[1 + len(state) :]):
+            row.append(value)
+            held += value.nbytes
+        check_size(held, f"{op.label}: its scan outputs after {i + 1} steps")
+        i += 1
+    first = 1 + len(state)
+    return (*carried, *(np.stack(row) if row else body.nothing(first + k) for k, row in enumerate(rows)))
+
+
+@host("Scan")
+def scan(op: HostOp, *inputs: Value, run: Run) -> tuple[Value, ...]:
+    if op.opset < 9:
+        return _scan_batches(op, *inputs, run=run)
+    return _scan(
+        op, inputs, run, op.attr("scan_input_directions"), op.attr("scan_input_axes"),
+        op.attr("scan_output_directions"), op.attr("scan_output_axes"),
+    )  # fmt: skip
+
+
+def _scan_batches(op: HostOp, lengths: Array | None, *inputs: Array, run: Run) -> tuple[Value, ...]:
+    """The first version: each value has a batch dimension in front, and each batch a length."""
+    if lengths is not None:
+        raise op.fail("lengths of sequences are not supported in opset 8")
+    runs = [
+        _scan(op, [value[b] for value in inputs], run, op.attr("directions"), None, None, None)
+        for b in range(inputs[0].shape[0])
+    ]
+    return tuple(np.stack(values) for values in zip(*runs))
+
+
+def _scan(
+    op: HostOp, inputs: tuple[Value, ...] | list[Value], run: Run, backward: list[int] | None,
+    axes: list[int] | None, out_backward: list[int] | None, out_axes: list[int] | None,
+) -> tuple[Value, ...]:  # fmt: skip
+    body, count = op.attrs["body"], int(op.attrs["num_scan_inputs"])
+    states = len(inputs) - count
+    state, scanned = list(inputs[:states]), list(inputs[states:])
+    scanned = [np.moveaxis(value, axis, 0) for value, axis in zip(scanned, axes or [0] * count)]
+    scanned = [value[::-1] if back else value for value, back in zip(scanned, backward or [0] * count)]
+    if len({len(value) for value in scanned}) > 1:
+        raise op.fail(f"inputs of {[len(value) for value in scanned]} steps")
+    rows: list[list[Array]] = [[] for _ in body.outputs[states:]]
+    for i in range(len(scanned[0])):
+        out = run(body, [*state, *(np.asarray(value[i], order="C") for value in scanned)])
+        state = out[:states]
+        for row, value in zip(rows, out[states:]):
+            row.append(value)
+    results = []
+    for k, row in enumerate(rows):
+        value = np.stack(row[::-1] if out_backward and out_backward[k] else row) if row else body.nothing(states + k)
+        results.append(np.moveaxis(value, 0, out_axes[k]) if out_axes else value)
+    return (*state, *results)
+
+
+@host("Constant")
+def constant(op: HostOp) -> Value:
+    for name, kind in (
+        ("value", None), ("sparse_value", None), ("value_float", np.float32), ("value_floats", np.float32),
+        ("value_int", np.int64), ("value_ints", np.int64), ("value_string", object), ("value_strings", object),
+    ):  # fmt: skip
+        if name in op.attrs:
+            return op.attrs[name] if kind is None else np.array(op.attrs[name], kind)
+    raise op.fail("it has no value")
+
+
+@host("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike")
+def random(op: HostOp, like: Array | None = None) -> Array:
+    kind = np.dtype(np.float32) if like is None else like.dtype
+    kind = numpy_type(op.attrs["dtype"]) if "dtype" in op.attrs else kind
+    rng = _generator(op)
+    shape = tuple(op.attrs["shape"]) if like is None else like.shape
+    if "Normal" in op.op:
+        return rng.normal(op.attr("mean", 0.0), op.attr("scale", 1.0), shape).astype(kind)
+    return rng.uniform(op.attr("low", 0.0), op.attr("high", 1.0), shape).astype(kind)
+
+
+@host("Bernoulli")
+def bernoulli(op: HostOp, x: Array) -> Array:
+    kind = numpy_type(op.attrs["dtype"]) if "dtype" in op.attrs else x.dtype
+    return np.asarray(_generator(op).uniform(size=x.shape) < x).astype(kind)
+
+
+@host("Multinomial")
+def multinomial(op: HostOp, x: Array) -> Array:
+    chances = np.exp(x.astype(np.float64) - x.max(axis=1, keepdims=True))
+    sums = np.cumsum(chances / chances.sum(axis=1, keepdims=True), axis=1)
+    draws = _generator(op).uniform(size=(x.shape[0], op.attr("sample_size", 1)))
+    picked = (draws[:, :, None] >= sums[:, None, :]).sum(axis=2)
+    return np.asarray(np.minimum(picked, x.shape[1] - 1)).astype(numpy_type(op.attr("dtype", 6)))
+
+
+@host("Dropout")
+def dropout(op: HostOp, x: Array, ratio: Array | None = None, training: Array | None = None) -> tuple[Array, Array]:
+    share = 0.5 if ratio is None else float(ratio.reshape(-1)[0])
+    if training is None or not training.reshape(-1)[0] or share == 0:
+        return x, np.ones(x.shape, bool)
+    mask = _generator(op).uniform(size=x.shape) >= share
+    return np.asarray(x * mask / (1 - share)).astype(x.dtype), mask
+
+
+def _generator(op: HostOp) -> np.random.RandomState:
+    """From the attribute `seed`, where there is one."""
+    seed = op.attr("seed")
+    if seed is None:
+        return np.random.RandomState()
+    return np.random.RandomState(int(seed) if seed == int(seed) >= 0 else int(np.float32(seed).view(np.uint32)))

@@ -1,0 +1,132 @@
+"""Steps of optimisers, and trees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from celosia.compiler.program.host.hostops.registry import Array, host
+from celosia.compiler.program.host.op import HostOp
+
+TRAINING = "ai.onnx.preview.training"
+
+
+def _tensors(inputs: tuple[Array, ...], kinds: int) -> list[tuple[Array, ...]]:
+    """For each tensor optimised: itself, its gradient, its states; they come sorted by kind."""
+    count = len(inputs) // kinds
+    return [inputs[i::count] for i in range(count)]
+
+
+@host("Momentum", domain=TRAINING)
+def momentum(op: HostOp, rate: Array, step: Array, *inputs: Array) -> tuple[Array, ...]:
+    new = []
+    for x, gradient, v in _tensors(inputs, 3):
+        gradient = op.attrs["norm_coefficient"] * x + gradient
+        v = op.attrs["alpha"] * v + (op.attrs["beta"] if int(step) > 0 else 1) * gradient
+        if op.attrs["mode"] == "nesterov":
+            x = x - rate * (gradient + op.attrs["alpha"] * v)
+        else:
+            x = x - rate * v
+        new.append((x, v))
+    return _sorted(new)
+
+
+@host("Adagrad", domain=TRAINING)
+def adagrad(op: HostOp, rate: Array, step: Array, *inputs: Array) -> tuple[Array, ...]:
+    rate = rate / (1 + step * op.attr("decay_factor", 0.0))
+    new = []
+    for x, gradient, h in _tensors(inputs, 3):
+        gradient = op.attr("norm_coefficient", 0.0) * x + gradient
+        h = h + gradient * gradient
+        new.append((x - rate * gradient / (np.sqrt(h) + op.attr("epsilon", 1e-6)), h))
+    return _sorted(new)
+
+
+@host("Adam", domain=TRAINING)
+def adam(op: HostOp, rate: Array, step: Array, *inputs: Array) -> tuple[Array, ...]:
+    a, b = op.attr("alpha", 0.9), op.attr("beta", 0.999)
+    t = int(step)
+    if t > 0:
+        rate = rate * np.sqrt(1 - b**t) / (1 - a**t)
+    new = []
+    for x, gradient, v, h in _tensors(inputs, 4):
+        gradient = op.attr("norm_coefficient", 0.0) * x + gradient
+        v = a * v + (1 - a) * gradient
+        h = b * h + (1 - b) * gradient * gradient
+        x = (1 - op.attr("norm_coefficient_post", 0.0)) * (x - rate * v / (np.sqrt(h) + op.attr("epsilon", 1e-6)))
+        new.append((x, v, h))
+    return _sorted(new)
+
+
+def _sorted(new: Sequence[tuple[Array, ...]]) -> tuple[Array, ...]:
+    return tuple(value.astype(np.float32) for kind in zip(*new) for value in kind)
+
+
+@host("BatchNormalization")
+def batch_normalisation(
+    op: HostOp, x: Array, scale: Array, shift: Array, mean: Array, variance: Array
+) -> tuple[Array, Array, Array]:
+    """In training mode: normalises by the batch, and returns running statistics."""
+    if not op.attr("training_mode", 0):
+        raise op.fail("it cannot be compiled for these inputs")
+    axes = (0, *range(2, x.ndim))
+    shape = (1, -1, *[1] * (x.ndim - 2))
+    now, spread, keep = x.mean(axis=axes), x.var(axis=axes), op.attr("momentum", 0.9)
+    y = (x - now.reshape(shape)) / np.sqrt(spread.reshape(shape) + op.attr("epsilon", 1e-5))
+    y = y * scale.reshape(shape) + shift.reshape(shape)
+    running = (mean * keep + now * (1 - keep), variance * keep + spread * (1 - keep))
+    return y.astype(x.dtype), running[0].astype(mean.dtype), running[1].astype(variance.dtype)
+
+
+COMPARE = (np.less_equal, np.less, np.greater_equal, np.greater, np.equal, np.not_equal)
+BRANCH_MEMBER = 6
+
+
+@host("TreeEnsemble", domain="ai.onnx.ml")
+def tree_ensemble(op: HostOp, x: Array) -> Array:
+    a = op.attrs
+    targets = op.attr("n_targets", 1)
+    rows: list[list[list[float]]] = []
+    sets: list[list[float]] = [[]]
+    for value in np.asarray(op.attr("membership_values", [])).reshape(-1).tolist():
+        if value != value:
+            sets.append([])
+        else:
+            sets[-1].append(value)
+    members = iter(sets)
+    modes, splits = a["nodes_modes"].tolist(), a["nodes_splits"]
+    member_of = [next(members) if mode == BRANCH_MEMBER else [] for mode in modes]
+
+    def leaf(row: Array, node: int) -> int:
+        while True:
+            value = row[a["nodes_featureids"][node]]
+            if value != value and "nodes_missing_value_tracks_true" in a and a["nodes_missing_value_tracks_true"][node]:
+                goes = True
+            elif modes[node] == BRANCH_MEMBER:
+                goes = float(value) in member_of[node]
+            else:
+                goes = bool(COMPARE[modes[node]](value, splits[node]))
+            way = "true" if goes else "false"
+            following = a[f"nodes_{way}nodeids"][node]
+            if a[f"nodes_{way}leafs"][node]:
+                return int(following)
+            node = following
+
+    for row in x:
+        found: list[list[float]] = [[] for _ in range(targets)]
+        for root in a["tree_roots"]:
+            at = leaf(row, root)
+            found[a["leaf_targetids"][at]].append(float(a["leaf_weights"][at]))
+        rows.append(found)
+    reduce = (np.sum, np.mean, np.min, np.max)[{1: 0, 0: 1, 2: 2, 3: 3}[op.attr("aggregate_function", 1)]]
+    out = np.array([[reduce(values) if values else 0.0 for values in found] for found in rows], x.dtype)
+    match op.attr("post_transform", 0):
+        case 0:
+            return out
+        case 1:
+            exp = np.exp(out - out.max(axis=1, keepdims=True))
+            return np.asarray((exp / exp.sum(axis=1, keepdims=True)).astype(x.dtype))
+        case 2:
+            return np.asarray((1 / (1 + np.exp(-out))).astype(x.dtype))
+    raise op.fail(f"post_transform {op.attr('post_transform')}")

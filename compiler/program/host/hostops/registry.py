@@ -1,0 +1,39 @@
+"""The table of operators that run in numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.program.dtypes import ONNX_TYPES, numpy_dtype
+
+Array = NDArray[Any]
+Value = Any
+Function = Callable[..., Any]
+"""(op, *inputs) -> output, or a tuple of outputs. Inputs left out are None. With subgraphs also run= (control.Run)."""
+
+HOST: dict[tuple[str, str], Function] = {}
+"""By domain and operator."""
+
+
+def host(*names: str, domain: str = "") -> Callable[[Function], Function]:
+    """Adds a function to the table."""
+
+    def add(function: Function) -> Function:
+        for name in names:
+            HOST[domain, name] = function
+        return function
+
+    return add
+
+
+def numpy_type(onnx_type: int) -> np.dtype[Any]:
+    """The element type that arrays of an ONNX type have; strings are objects."""
+    return numpy_dtype(ONNX_TYPES[onnx_type])
+
+
+def int_list(value: Any) -> list[int]:
+    return [int(v) for v in np.asarray(value).reshape(-1)]

@@ -1,0 +1,216 @@
+"""Element types that kernels do not know: bfloat16, 8-bit and smaller floats, 2- and 4-bit integers, strings."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from celosia.compiler.program.dtypes import is_float
+from celosia.compiler.program.host.hostops.registry import Array, host, numpy_type
+from celosia.compiler.program.host.op import HostOp
+
+
+@host("Cast")
+def cast(op: HostOp, x: Array) -> Array:
+    return convert(op, x, numpy_type(op.attrs["to"]))
+
+
+@host("CastLike")
+def cast_like(op: HostOp, x: Array, like: Array) -> Array:
+    return convert(op, x, like.dtype)
+
+
+def convert(op: HostOp, x: Array, kind: np.dtype[Any]) -> Array:
+    """x as another element type, as Cast defines it."""
+    if kind.kind == "O":
+        return np.array([_text(value) for value in x.reshape(-1)], object).reshape(x.shape)
+    if x.dtype.kind == "O":
+        return _numbers(op, x, kind)
+    if kind == x.dtype:
+        return x
+    if kind.kind == "b":
+        return x.astype(np.float32) != 0 if x.dtype.kind == "V" else x.astype(bool)
+    if is_float(kind) and kind.itemsize == 1:
+        return small_float(x, kind, bool(op.attr("saturate", 1)), op.attr("round_mode", "up"))
+    if not is_float(kind) and kind.kind not in "iu":  # 2- and 4-bit integers keep the low bits
+        wide = x.astype(np.float32).astype(np.int32) if x.dtype.kind not in "iu" else x
+        return wide.astype(np.int8).astype(kind)
+    if x.dtype.kind == "V" and kind.kind in "iu":
+        return x.astype(np.float32).astype(kind)
+    with np.errstate(all="ignore"):
+        return x.astype(kind)
+
+
+def small_float(x: Array, kind: np.dtype[Any], saturate: bool, rounding: str = "up") -> Array:
+    """x as a float of 8 bits or fewer; values beyond the largest become it where `saturate`, else infinite or NaN."""
+    import ml_dtypes
+
+    info = ml_dtypes.finfo(kind)
+    wide = x.astype(np.float32)
+    if kind == ml_dtypes.float8_e8m0fnu:
+        return _power(wide, kind, saturate, rounding)
+    if saturate:
+        top = np.float32(info.max)
+        wide = np.where(np.isnan(wide), wide, np.clip(wide, -top, top))
+    with np.errstate(all="ignore"):
+        return wide.astype(kind)
+
+
+def _power(x: Array, kind: np.dtype[Any], saturate: bool, rounding: str) -> Array:
+    """Powers of two, from the exponent's bits."""
+    bits = np.abs(x).view(np.uint32)
+    exponent, mantissa = (bits >> 23).astype(np.int32), bits & 0x7FFFFF
+    if rounding == "up":
+        exponent += mantissa > 0
+    elif rounding == "nearest":
+        exponent += mantissa >= 0x400000
+    special = ~np.isfinite(x)
+    code = np.clip(exponent, 0, 254 if saturate else 255)
+    code = np.where(np.isinf(x) & saturate, 254, np.where(special, 255, code))
+    return code.astype(np.uint8).view(kind)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (bool, np.bool_)):
+        return "1" if value else "0"
+    if isinstance(value, (int, str, np.integer)):
+        return str(value)
+    number = float(value)
+    if np.isnan(number):
+        return "NaN"
+    if np.isinf(number):
+        return "INF" if number > 0 else "-INF"
+    return f"{number:.8g}"
+
+
+_WHOLE = re.compile(r"\s*([+-]?\d+)", re.ASCII)
+_REAL = re.compile(
+    r"\s*([+-]?)(0x[\da-f]+(?:\.[\da-f]*)?(?:p[+-]?\d+)?|inf|nan|(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)", re.I | re.A
+)
+
+
+def _numbers(op: HostOp, texts: Array, kind: np.dtype[Any]) -> Array:
+    """The number at the beginning of each text, as C reads it: hexadecimal, too, where it is a float."""
+    if kind.kind == "O":
+        return texts
+    found = [(_real if is_float(kind) else _whole)(op, str(text), kind) for text in texts.reshape(-1)]
+    return np.array(found, np.float64 if is_float(kind) else object).astype(kind).reshape(texts.shape)
+
+
+def _whole(op: HostOp, text: str, kind: np.dtype[Any]) -> int:
+    """As a number of 64 bits of which the type keeps the lowest."""
+    match = _WHOLE.match(text)
+    if match is None or not -(2**63) <= int(match[1]) < 2 ** (64 if kind == np.uint64 else 63):
+        raise op.fail(f"{text[:40]!r} is no integer of 64 bits")
+    if kind.kind == "b":
+        return int(int(match[1]) != 0)
+    size = int(8 * kind.itemsize)
+    low: int = int(match[1]) % 2**size
+    return low - 2**size if kind.kind == "i" and low >= 2 ** (size - 1) else low
+
+
+def _real(op: HostOp, text: str, kind: np.dtype[Any]) -> float:
+    match = _REAL.match(text)
+    if match is None:
+        raise op.fail(f"{text[:40]!r} is no number")
+    read = float.fromhex if match[2][:2] in ("0x", "0X") else float
+    value = read(match[1] + match[2])
+    top = np.finfo(np.float64 if kind.itemsize == 8 else np.float32).max
+    if abs(value) > top and match[2].lower() != "inf":
+        raise op.fail(f"{text[:40]!r} is beyond the numbers of {kind}")
+    return value
+
+
+@host("BitCast")
+def bit_cast(op: HostOp, x: Array) -> Array:
+    kind = numpy_type(op.attrs["to"])
+    if kind.itemsize != x.dtype.itemsize:
+        raise op.fail(f"{x.dtype} and {kind} differ in size")
+    return np.asarray(x, order="C").view(kind)
+
+
+def _along(values: Array, x: Array, axis: int, block: int) -> Array:
+    """Scales or zero points: one, one for each place along an axis, or one for each block along it."""
+    if values.size == 1 and values.ndim <= 1:
+        return values.reshape(())
+    if values.ndim <= 1:
+        shape = [1] * x.ndim
+        shape[axis] = -1
+        return values.reshape(shape)
+    size = block or -(-x.shape[axis] // values.shape[axis])
+    return np.take(np.repeat(values, size, axis), np.arange(x.shape[axis]), axis)
+
+
+def _bounds(kind: np.dtype[Any]) -> tuple[int, int]:
+    if kind.kind in "iu":
+        return int(np.iinfo(kind).min), int(np.iinfo(kind).max)
+    import ml_dtypes
+
+    return int(ml_dtypes.iinfo(kind).min), int(ml_dtypes.iinfo(kind).max)
+
+
+@host("QuantizeLinear")
+def quantize(op: HostOp, x: Array, scale: Array, zero: Array | None = None) -> Array:
+    kind = numpy_type(op.attr("output_dtype", 0) or 2) if zero is None else zero.dtype
+    axis, block = op.attr("axis", 1), op.attr("block_size", 0)
+    precision = numpy_type(op.attrs["precision"]) if op.attr("precision", 0) else np.dtype(np.float32)
+    y = x.astype(precision) / _along(scale, x, axis, block).astype(precision)
+    if is_float(kind):
+        return small_float(y.astype(np.float32), kind, bool(op.attr("saturate", 1)))
+    low, high = _bounds(kind)
+    start = np.float32(0) if zero is None else _along(zero, x, axis, block).astype(np.float32)
+    return np.clip(np.rint(y.astype(np.float32)) + start, low, high).astype(np.int32).astype(kind)
+
+
+@host("DequantizeLinear")
+def dequantize(op: HostOp, x: Array, scale: Array, zero: Array | None = None) -> Array:
+    axis, block = op.attr("axis", 1), op.attr("block_size", 0)
+    kind = numpy_type(op.attrs["output_dtype"]) if op.attr("output_dtype", 0) else scale.dtype
+    y = x.astype(np.float32)
+    if zero is not None:
+        y = y - _along(zero, x, axis, block).astype(np.float32)
+    return (y * _along(scale, x, axis, block).astype(np.float32)).astype(kind)
+
+
+@host("GatherBlockQuantized", domain="com.microsoft")
+def gather_block_quantised(op: HostOp, x: Array, indices: Array, scales: Array, zeros: Array | None = None) -> Array:
+    """Elements of x, in blocks with a scale and a zero point each; nothing, 0, where an index is outside.
+
+    Bytes hold one number of 8 bits, or several smaller ones side by side in the last axis, the low bits first.
+    """
+    bits = op.attr("bits", 4) if x.dtype == np.uint8 else 8
+    along, across = op.attr("gather_axis", 0) % x.ndim, op.attr("quantize_axis", 1) % x.ndim
+    size = op.attr("block_size", 128)
+    if bits not in (2, 4, 8) or size < 1 or is_float(x.dtype):
+        raise op.fail(f"blocks of {size} numbers of {bits} bits of {x.dtype}")
+    chosen = np.where(indices < 0, indices + x.shape[along], indices).astype(np.int64)
+    inside = (chosen >= 0) & (chosen < x.shape[along])
+    chosen = np.where(inside, chosen, 0)
+    blocks = chosen // size if along == across else chosen
+    y = _numbers_of_bits(np.take(x, chosen, along), bits)
+    axis = across if across < along else across + indices.ndim - 1
+
+    def of_each(values: Array) -> Array:
+        """What blocks have, for each of their elements."""
+        values = np.take(values, blocks, along)
+        if along == across:
+            return values
+        spread: Array = np.take(values, np.arange(y.shape[axis]) // size, axis)
+        return spread
+
+    level = y.astype(np.int32) - (1 << (bits - 1) if x.dtype == np.uint8 else 0)
+    if zeros is not None:
+        level = y.astype(np.int32) - of_each(_numbers_of_bits(zeros, bits)).astype(np.int32)
+    real = level.astype(np.float32) * of_each(scales).astype(np.float32)
+    seen = inside.reshape((1,) * along + inside.shape + (1,) * (x.ndim - along - 1))
+    return np.where(seen, real, 0).astype(scales.dtype)
+
+
+def _numbers_of_bits(x: Array, bits: int) -> Array:
+    """The numbers that bytes hold along the last axis."""
+    if bits == 8:
+        return x
+    parts = x[..., None] >> np.arange(0, 8, bits, dtype=np.uint8) & np.uint8((1 << bits) - 1)
+    return parts.reshape(*x.shape[:-1], -1)

@@ -1,0 +1,122 @@
+"""Decisions as a file: what was chosen for each layer, for people to read, change and give back.
+
+    {"format": "celosia-decisions", "version": 1, "config": "pynq", "config_digest": "...",
+     "layers": [{"layer": "conv1", "parts": [{"workload": "...", "n": 4, "y": 8, "x": 56, "k": 4, "order": "input",
+                                              "ahead": 8, "part": 2}]}]}
+
+A layer that the file leaves out is decided by the compiler. What belongs to another Config, layer or workload is
+refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from celosia.compiler.program import Contents
+from celosia.compiler.program.files import reading
+from celosia.compiler.tensorize import block_space
+from celosia.compiler.tensorize.block_space import Group
+from celosia.compiler.tensorize.space import Decisions, Problem, why_not
+from celosia.hw.config import Config
+from celosia.hw.plain import from_json
+
+FORMAT, VERSION = "celosia-decisions", 1
+
+
+class DecisionsError(ValueError):
+    """Decisions that cannot be followed; the message names the layer and the way out."""
+
+
+def decisions_of(program: Contents) -> dict[str, Any]:
+    """All decisions of a Program, as they are written to a file."""
+    layers = [
+        {"layer": info.name, "parts": [{"workload": part.workload, **part.decisions} for part in info.parts]}
+        for launch in program.launches for info in launch.layers
+    ]  # fmt: skip
+    config = program.config
+    return {
+        "format": FORMAT, "version": VERSION, "config": config.name, "config_digest": config.digest, "layers": layers
+    }  # fmt: skip
+
+
+@dataclass
+class Given:
+    """What a user has decided, by layer: workload and decisions of each part."""
+
+    cfg: Config
+    layers: dict[str, list[tuple[str, Decisions]]]
+    taken: set[str] = field(default_factory=set)
+
+    @staticmethod
+    def load(source: str | Path | Mapping[str, Any], cfg: Config) -> Given:
+        """From a file, or what it holds. DecisionsError, also for decisions that were made for another Config."""
+        if not isinstance(source, Mapping):
+            with reading(source, DecisionsError, "holds no decisions"):
+                source = from_json(Path(source).read_text(encoding="utf-8"))
+        if not isinstance(source, Mapping) or source.get("format") != FORMAT:
+            raise DecisionsError(
+                f"these are no decisions of format {FORMAT!r}; `celosia inspect --decisions` writes them"
+            )
+        if source.get("version") != VERSION:
+            raise DecisionsError(f"decisions of version {source.get('version')!r}; this Celosia reads {VERSION}")
+        if source.get("config_digest") != cfg.digest:
+            raise DecisionsError(
+                f"the decisions were made for another Config, which was called {source.get('config')!r}, not for this "
+                f"{cfg.name}; compile with that one, or write new ones with `celosia inspect --decisions`"
+            )
+        return Given(cfg, _layers(source.get("layers")))
+
+    def of(self, layer: str, problems: Sequence[Problem | Group]) -> list[Decisions] | None:
+        """What was decided for the parts of a layer, if anything was. DecisionsError where it does not fit them."""
+        if layer not in self.layers:
+            return None
+        given = self.layers[layer]
+        self.taken.add(layer)
+        if len(given) != len(problems):
+            raise DecisionsError(f"layer {layer!r} has {len(problems)} parts, decisions are given for {len(given)}")
+        for number, ((workload, decisions), problem) in enumerate(zip(given, problems)):
+            where = f"layer {layer!r}" + (f", part {number}" if len(problems) > 1 else "")
+            if workload != problem.text:
+                raise DecisionsError(f"{where} is `{problem.text}`, its decisions are for `{workload}`; write new ones")
+            if reason := why_not_any(self.cfg, problem, decisions):
+                raise DecisionsError(f"{where} cannot be tiled so: {reason}")
+        return [decisions for _, decisions in given]
+
+    def check_all_taken(self) -> None:
+        """DecisionsError where a layer is decided that the model has not on the accelerator."""
+        if left := [layer for layer in self.layers if layer not in self.taken]:
+            raise DecisionsError(
+                f"decisions are given for {left[0]!r}, which is no layer of this model on the accelerator; "
+                "`celosia inspect --layers` lists them"
+            )
+
+
+def why_not_any(cfg: Config, problem: Problem | Group, decisions: Decisions) -> str | None:
+    """Why `decisions` are not a point of the space of a layer, or of a group of a block; None where they are."""
+    if isinstance(problem, Group):
+        return block_space.why_not(cfg, problem, decisions)
+    return why_not(cfg, problem, decisions)
+
+
+def _layers(rows: Any) -> dict[str, list[tuple[str, Decisions]]]:
+    if not isinstance(rows, list):
+        raise DecisionsError('decisions hold a list of "layers"')
+    found: dict[str, list[tuple[str, Decisions]]] = {}
+    for row in rows:
+        name = row.get("layer") if isinstance(row, dict) else None
+        parts = row.get("parts") if isinstance(row, dict) else None
+        if not isinstance(name, str) or not isinstance(parts, list) or not all(isinstance(p, dict) for p in parts):
+            raise DecisionsError(f'a layer\'s decisions are {{"layer": name, "parts": [...]}}, not {str(row)[:80]}')
+        if name in found:
+            raise DecisionsError(f"layer {name!r} is decided twice; leave one out")
+        try:
+            found[name] = [
+                (str(part.get("workload")), Decisions.from_json({k: v for k, v in part.items() if k != "workload"}))
+                for part in parts
+            ]
+        except ValueError as error:
+            raise DecisionsError(f"layer {name!r}: {error}") from None
+    return found

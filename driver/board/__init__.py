@@ -1,0 +1,1 @@
+"""The accelerator of the board that this runs on."""

@@ -1,0 +1,114 @@
+"""Loads a bitstream into the FPGA of a board, through PYNQ, and reads back whose hardware answers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from celosia.driver.board.device import INSTANCE, LOADED, REGISTER_BYTES, board_lock, fpga_state, moments
+from celosia.hw.manifest import BitHeader, Manifest, ManifestError
+from celosia.hw.regs import MAGIC, REGISTERS
+from celosia.hw.sources import sources_identity
+from celosia.sim.control import Control
+from celosia.sim.device import DeviceError
+
+
+def prepare(bit: Path, board: str, part: str) -> Manifest:
+    """The manifest of the bitstream at `bit`. ManifestError where it is damaged, or not for `board` and its `part`."""
+    header = BitHeader.read(bit)
+    if not header.is_for(part):
+        raise ManifestError(f"{bit} is for {header.part}, and {board} has {part}; make a project for {board}")
+    manifest = Manifest.load(bit.with_suffix(".json"))
+    if manifest.board != board:
+        raise ManifestError(f"{bit} was made for {manifest.board}, not for {board}: pins and memory differ")
+    if not header.is_for(manifest.part):
+        raise ManifestError(
+            f"{bit} is for {header.part}, and its manifest says {manifest.part}; one is of another build"
+        )
+    manifest.check_files(bit)
+    return manifest
+
+
+def load(bit: str, manifest: Manifest) -> float:
+    """Load `bit`, with its .hwh beside it, on this board; returns the clock of the accelerator in MHz.
+
+    A run that is under way there is ended first. DeviceError where it does not end, another process uses the
+    accelerator, or the FPGA then is not what `manifest` says.
+    """
+    try:
+        import pynq
+    except Exception as error:  # pynq has many ways to fail
+        raise DeviceError(
+            f"bitstreams are loaded by the Python package pynq on the board itself ({error}); use a PYNQ image "
+            "(http://www.pynq.io/boards.html), or take --host USER@BOARD"
+        ) from None
+    with board_lock(manifest.address):
+        _stop(pynq)
+        return _load(pynq, bit, manifest)
+
+
+def _stop(pynq: Any) -> None:
+    """End the run of an accelerator that is loaded now: an FPGA that is configured while its ports to memory owe or are
+    owed something may leave these useless until the board is restarted. DeviceError where it does not end.
+
+    Registers are read only where PYNQ knows of an accelerator: those of no or of another design stop the processor.
+    """
+    if fpga_state() != LOADED:
+        return
+    try:
+        parts = dict(pynq.PL.ip_dict)
+        base = next(int(part["phys_addr"]) for name, part in parts.items() if name.split("/")[0] == INSTANCE)
+        registers = pynq.MMIO(base, REGISTER_BYTES)
+        control = Control(registers.read, registers.write)
+        if control.read("magic") != MAGIC:
+            return
+    except Exception:  # nothing is loaded, or by another program than PYNQ, which has many ways to say so
+        return
+    try:
+        control.settle(moments())
+    except DeviceError:
+        raise DeviceError(
+            f"the accelerator that is loaded now does not become idle: it waits for memory (status "
+            f"{control.read('status'):#x}); restart the board, and then load the bitstream"
+        ) from None
+
+
+def _load(pynq: Any, bit: str, manifest: Manifest) -> float:
+    try:
+        pynq.Overlay(os.path.expanduser(bit))
+        clock_mhz = _set_clock(pynq.Clocks, manifest.clock_mhz)
+        registers = pynq.MMIO(manifest.address, REGISTER_BYTES)
+        magic, found = (registers.read(REGISTERS[name].offset) for name in ("magic", "identity"))
+        sources = registers.read(REGISTERS["sources"].offset)
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise DeviceError(f"PYNQ cannot load {bit} ({why}); it needs the rights of root, and the .hwh file") from None
+    if magic != MAGIC:
+        raise DeviceError(
+            f"{bit} was loaded, but no accelerator answers at {manifest.address:#x}: it reads {magic:#010x}"
+        )
+    if found != manifest.identity:
+        raise DeviceError(
+            f"{bit} was loaded, but the accelerator there has Config {found:08x}, not {manifest.identity:08x}"
+        )
+    if sources != sources_identity():
+        raise DeviceError(
+            f"{bit} was loaded, but it was made of other hardware sources ({sources:08x}) than those of this Celosia "
+            f"({sources_identity():08x}), which will not use it; make it again with `celosia bitstream`"
+        )
+    return clock_mhz
+
+
+def _set_clock(clocks: Any, mhz: int) -> float:
+    """Set the clock of the logic to `mhz`, or as little below as the board's PLL allows; returns it.
+
+    Overlay has taken the divisors of the .hwh file, which are those for the PLL that Vivado assumes; the boot image may
+    have set another. And of a clock that is asked for PYNQ takes the nearest, which may be too fast.
+    """
+    for wanted in range(mhz, 0, -1):
+        clocks.fclk0_mhz = wanted
+        found = float(clocks.fclk0_mhz)
+        if found <= 1.001 * mhz:
+            return found
+    raise RuntimeError(f"its clock cannot be set to {mhz} MHz")

@@ -1,0 +1,1 @@
+"""Programs on other machines, over ssh."""

@@ -1,0 +1,254 @@
+"""Programs on boards: `celosia deploy` and `celosia run --device ssh://...`."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from celosia.compiler.program import Program, ProgramError
+from celosia.compiler.program.files import reading
+from celosia.driver.remote import bootstrap
+from celosia.driver.remote.bootstrap import MARK
+from celosia.driver.remote.runner import File, runner
+from celosia.driver.remote.serve import ERRORS, load_result, pack, unpack
+from celosia.driver.remote.ssh import Connection, SshError
+from celosia.driver.run.result import Result
+from celosia.hw.manifest import Manifest
+
+FOLDER = "~/celosia"
+"""Where files go on the board."""
+PYTHON = (3, 10)
+"""The oldest Python that the runner runs on; PYNQ 3.0 has it."""
+
+
+@dataclass(frozen=True)
+class Board:
+    """What a board says of itself. missing: names of files that are not there yet."""
+
+    machine: str
+    python: tuple[int, ...]
+    numpy: str | None
+    pynq: str | None
+    pynq_error: str
+    free: int
+    missing: tuple[str, ...]
+
+
+def program_file(program: Program) -> File:
+    """The Program as a file for the board, named by its contents. Machine code in it is made here, of its loops, where
+    the Program is not trusted, or has none. ProgramError, LinkError."""
+    sound = not program.machine or not program.kernels or (program.trusted and program.library)
+    data = (program if sound else relinked(program)).to_bytes()
+    return File(f"program-{hashlib.sha256(data).hexdigest()[:12]}.celosia", data)
+
+
+def relinked(program: Program) -> Program:
+    """A Program for a board with its kernels compiled again here. ProgramError, LinkError."""
+    from celosia.compiler.cpu.llvm import from_loops, link_library
+    from celosia.compiler.cpu.target import TARGETS, compiling_for
+
+    target = next((each for each in TARGETS.values() if each.machine == program.machine), None)
+    if target is None:
+        raise ProgramError(f"nothing here compiles for {program.machine!r} processors; compile the model with --target")
+    with compiling_for(target), reading(program.name, ProgramError, "has kernels that cannot be compiled of loops"):
+        kernels = [from_loops(kernel, program.trusted) for kernel in program.kernels]
+    library = link_library(kernels, target)
+    kernels = [replace(kernel, code=b"") for kernel in kernels]
+    return replace(program, kernels=kernels, library=library, trusted=True)
+
+
+class Remote:
+    """A board over ssh. sudo: run as root there, which PYNQ asks for; `folder`: where files go on the board."""
+
+    def __init__(self, connection: Connection, folder: str = FOLDER, sudo: bool = False) -> None:
+        self.connection, self.folder, self.sudo = connection, folder, sudo
+
+    def status(self, *files: File) -> Board:
+        """What the board has. SshError where it has no Python that can say so."""
+        said = self._bootstrap("status", files)
+        return Board(
+            said["machine"], tuple(said["python"]), said["numpy"], said["pynq"], said.get("pynq_error", ""),
+            said["free"], tuple(said["missing"]),
+        )  # fmt: skip
+
+    def install(self, board: Board, *files: File) -> int:
+        """Put those of `files` on the board that are missing, each wholly or not at all; bytes sent. SshError."""
+        wanted = tuple(file for file in files if file.name in board.missing)
+        size = sum(len(file.data) for file in wanted)
+        if size > board.free:
+            raise SshError(
+                f"{self.connection.name} has {board.free} bytes left on its disk, and {size} are needed; make room in "
+                f"{self.folder} there"
+            )
+        if wanted:
+            self._bootstrap("install", wanted, [file.data for file in wanted])
+        return size
+
+    def run(
+        self, runner: File, program: File, inputs: Mapping[str, Any], device: str, threads: int | None,
+        options: Mapping[str, Any],
+    ) -> Result:  # fmt: skip
+        """Run an installed Program on the board. Raises the board's errors; SshError."""
+        head = {"program": f"{self.folder}/{program.name}", "digest": program.to_dict()["sha256"], "device": device,
+                "threads": threads, "options": dict(options)}  # fmt: skip
+        result: Result = self._call(self._runner(runner), [pack(head, inputs)], load_result)
+        return result
+
+    def flash(self, runner: File, bit: File, manifest: Manifest) -> float:
+        """Load an installed bitstream; the accelerator's clock in MHz. Raises DeviceError, SshError."""
+        head = {"bitstream": f"{self.folder}/{bit.name}", "manifest": dataclasses.asdict(manifest)}
+        return float(self._call(self._runner(runner), [pack(head, {})], _answered)["clock_mhz"])
+
+    def start(self, runner: File) -> subprocess.Popen[bytes]:
+        """The installed runner, which waits for its request."""
+        return self._started(self._runner(runner))
+
+    def _runner(self, runner: File) -> str:
+        return f"python3 {_quoted(f'{self.folder}/{runner.name}')}"
+
+    def _bootstrap(self, what: str, files: tuple[File, ...], data: list[bytes] | None = None) -> dict[str, Any]:
+        text = Path(bootstrap.__file__).read_bytes()
+        request = {"what": what, "folder": self.folder, "files": [file.to_dict() for file in files]}
+        script = f"import sys; exec(sys.stdin.buffer.read({len(text)}))"
+        command = f"python3 -c {shlex.quote(script)}"
+        answer: dict[str, Any] = self._call(
+            command, [text, json.dumps(request).encode() + b"\n", *(data or [])], lambda out: json.loads(out.readline())
+        )
+        if "error" in answer:
+            raise SshError(f"{self.connection.name}: {self.folder} cannot be written: {answer['error']}")
+        return answer
+
+    def _started(self, command: str) -> subprocess.Popen[bytes]:
+        """`command` in bash as a login shell, where PYNQ's images set their Python up (with `source`, which Ubuntu's sh
+        does not know); what that prints before MARK is dropped. That shell stays, to say which signal ended it."""
+        shell = f"{'sudo -n ' if self.sudo else ''}bash -lc {shlex.quote(f'{command}; exit $?')}"
+        return self.connection.start(shell)
+
+    def _call(self, command: str, parts: list[bytes], read: Callable[[IO[bytes]], Any]) -> Any:
+        """What `read` makes of the answer of `command`, which gets `parts` and then nothing until it has answered."""
+        process = self._started(command)
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            for part in parts:
+                process.stdin.write(part)
+            process.stdin.flush()
+            skip_to_mark(process.stdout)
+            return read(process.stdout)
+        except tuple(ERRORS.values()):  # of the run itself
+            raise
+        except (OSError, EOFError, ValueError):
+            raise self.connection.ended(process) from None
+        finally:  # also on Ctrl-C: the end of its input ends the command
+            process.kill()
+            for pipe in (process.stdin, process.stdout):
+                with suppress(OSError):  # what was not written yet
+                    pipe.close()
+            process.wait()
+
+
+def _answered(stream: IO[bytes]) -> dict[str, Any]:
+    """The board's answer without arrays. Raises the board's error."""
+    head, _ = unpack(stream)
+    if "error" in head:
+        raise ERRORS.get(head["kind"], RuntimeError)(head["error"])
+    return head
+
+
+def _quoted(path: str) -> str:
+    """`path` for a shell; a leading ~/ stays the home folder."""
+    return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
+
+
+def skip_to_mark(stream: IO[bytes]) -> None:
+    """EOFError where there is no mark."""
+    seen = b""
+    while not seen.endswith(MARK):
+        byte = stream.read(1)
+        if not byte:
+            raise EOFError("no answer")
+        seen = (seen + byte)[-len(MARK) :]
+
+
+def complaints(board: Board, program: Program, device: str) -> list[str]:
+    """What the board lacks to run `program` on `device`, a sentence each."""
+    found = []
+    if board.python < PYTHON:
+        version = ".".join(map(str, board.python))
+        found.append(f"its Python is {version}; {PYTHON[0]}.{PYTHON[1]} or newer is needed (PYNQ 3.0 has it)")
+    if board.numpy is None:
+        found.append("it has no numpy; pip3 install numpy")
+    if device == "board" and board.pynq is None:
+        found.append(f"it has no pynq ({board.pynq_error}); use a PYNQ image, or pip3 install pynq")
+    if program.kernels and program.machine != board.machine:
+        made_for = program.machine or "this machine"
+        found.append(
+            f"its processor is {board.machine}, and the Program's kernels are for {made_for}; compile it with "
+            "--target, or give --rebuild-kernels"
+        )
+    return found
+
+
+def target_of(board: Board) -> str:
+    """The name of the target that the board's processor is. SshError where it is none."""
+    from celosia.compiler.cpu.target import TARGETS
+
+    for name, target in TARGETS.items():
+        if target.machine == board.machine:
+            return name
+    known = ", ".join(target.machine for target in TARGETS.values())
+    raise SshError(f"its processor is {board.machine}; Programs are compiled for {known}")
+
+
+def require(board: Board, program: Program, device: str, name: str) -> None:
+    """ProgramError or SshError where the board cannot run `program`."""
+    found = complaints(board, program, device)
+    if found:
+        raise (ProgramError if "compile it" in found[0] else SshError)(f"{name} cannot run it: {'; '.join(found)}")
+
+
+def run(
+    remote: Remote,
+    program: Program,
+    inputs: Mapping[str, Any],
+    device: str = "board",
+    threads: int | None = None,
+    **options: Any,
+) -> Result:
+    """Run `program` on a board, and put it and the runner there first if they are missing.
+
+    The report is that of a run here, with the seconds of the transfer and the name of the machine. Raises ProgramError,
+    SshError, and the board's InputError, DeviceError and HostError.
+    """
+    started = time.perf_counter()
+    files = runner(), program_file(program)
+    board = remote.status(*files)
+    require(board, program, device, remote.connection.name)
+    remote.install(board, *files)
+    result = remote.run(*files, inputs, device, threads, options)
+    seconds = result.report["seconds"]
+    seconds["transfer"] = time.perf_counter() - started - seconds["run"] - seconds["build"]
+    result.report["host"] = remote.connection.name
+    return result
+
+
+def flash(remote: Remote, bit: Path, manifest: Manifest) -> float:
+    """Put the bitstream `bit` and its .hwh on a board, and load it there; returns the accelerator's clock in MHz.
+
+    Raises DeviceError, SshError.
+    """
+    name = f"bitstream-{manifest.bit[:12]}"
+    files = runner(), File(f"{name}.bit", bit.read_bytes()), File(f"{name}.hwh", bit.with_suffix(".hwh").read_bytes())
+    board = remote.status(*files)
+    if board.pynq is None:
+        raise SshError(f"{remote.connection.name} has no pynq ({board.pynq_error}); use a PYNQ image")
+    remote.install(board, *files)
+    return remote.flash(files[0], files[1], manifest)

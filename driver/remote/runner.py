@@ -1,0 +1,80 @@
+"""What a board gets of Celosia: one zip that its Python executes."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import io
+import sys
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from celosia.hw.sources import KEPT, sources_digest
+
+PACKAGE = Path(__file__).parents[2]
+FOLDERS = ("compiler/program", "driver/board", "driver/remote", "driver/run", "hw", "sim")
+"""What runs on a board, without the modules that need Amaranth or another package: those make hardware."""
+INSTALLED = {*sys.stdlib_module_names, "numpy"}
+MAIN = "from celosia.driver.remote.serve import main\nmain()\n"
+
+
+@dataclass(frozen=True)
+class File:
+    """A file for the board."""
+
+    name: str
+    data: bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "size": len(self.data), "sha256": hashlib.sha256(self.data).hexdigest()}
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Files by the names of modules: those of FOLDERS that import Python's own, numpy and each other, and no others."""
+    paths = [path for folder in FOLDERS for path in (PACKAGE / folder).rglob("*.py")]
+    around = [PACKAGE / name / "__init__.py" for name in ("", "compiler", "driver")]
+    known = {_name(path): path for path in sorted([*around, *paths])}
+    needs = {
+        name: [each if each in known else each.rpartition(".")[0] for each in _imported(path)]
+        for name, path in known.items()
+    }
+    left: dict[str, Path] = {}
+    while len(left) != len(known):
+        left, known = known, {
+            name: path for name, path in known.items()
+            if all(each in known or each.partition(".")[0] in INSTALLED for each in needs[name])
+        }  # fmt: skip
+    return known
+
+
+def _name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(("celosia", *parts[: -1 if parts[-1] == "__init__" else None]))
+
+
+def _imported(path: Path) -> Iterator[str]:
+    """What `path` imports when it is loaded itself: names in modules, each with its module."""
+    for node in ast.parse(path.read_bytes()).body:
+        if isinstance(node, ast.Import):
+            yield from (f"{alias.name}." for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def runner() -> File:
+    """The zip, named by its contents."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(zipfile.ZipInfo("__main__.py"), MAIN)
+        archive.writestr(zipfile.ZipInfo(f"celosia/hw/{KEPT}"), sources_digest())
+        for path in modules().values():
+            entry = zipfile.ZipInfo(f"celosia/{path.relative_to(PACKAGE).as_posix()}")  # of 1980: equal every time
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, path.read_bytes())
+    data = buffer.getvalue()
+    return File(f"runner-{hashlib.sha256(data).hexdigest()[:12]}.pyz", data)

@@ -1,0 +1,1 @@
+"""Running Programs on a Device."""

@@ -1,0 +1,116 @@
+"""What runs something on a device: a Program, or a model with a Program for each shape of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from threading import Lock
+from typing import Any, TypeVar
+
+from numpy.typing import NDArray
+
+from celosia.compiler.program import InputError, Program
+from celosia.compiler.program.host.threads import default_threads, thread_count
+from celosia.driver.run.result import Result
+from celosia.sim.device import Device
+
+Array = NDArray[Any]
+R = TypeVar("R", bound="Running")
+
+
+class Running:
+    """The interface; each of its methods without a body is the business of a class. ThreadsError for an impossible
+    number of threads."""
+
+    def __init__(self, device: str | Device, threads: int | None) -> None:
+        self.threads = default_threads() if threads is None else thread_count(threads)
+        self._where = device if isinstance(device, str) else type(device).__name__
+        self._busy = Lock()  # the arena, and the device, hold the tensors of one run
+
+    @property
+    def names(self) -> list[str]:
+        """Of the inputs, in their order."""
+        raise NotImplementedError
+
+    def program_for(self, inputs: Mapping[str, Array]) -> Program:
+        """The Program that runs inputs of these shapes; of a model, it is compiled now where it was not yet."""
+        raise NotImplementedError
+
+    def open(self) -> None:
+        """Open the device now, if the program has launches: the first time, the RTL simulator is built here."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Release the device; `with Runtime(...) as runtime` does so at its end."""
+        raise NotImplementedError
+
+    def check(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The inputs as the program takes them. InputError where a name, type or shape is wrong."""
+        raise NotImplementedError
+
+    def run(self, inputs: Mapping[str, Array], keep: Callable[[str], bool] | None = None, trace: bool = True) -> Result:
+        """Run once.
+
+        inputs: one array for each input, of its exact type and shape. keep: tensors inside the graph whose values are
+        returned as outputs, too, where the host sees them. trace: note the time of each instruction, from which the
+        report knows the cycles of each layer. Raises InputError and DeviceError.
+
+        `Result.tensors` has the outputs and, where the Program was compiled with `keep`, tensors inside it.
+
+        The report is plain data: cycles, utilization (macs_accelerator / cycles / MACs per cycle) and all times of
+        units are None on devices without a clock; what it says of layers is in driver/run/explain.py.
+        """
+        raise NotImplementedError
+
+    def run_batch(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs of a batch of any size, joined along their first axis.
+
+        inputs: arrays whose first axis counts samples; each run takes as many as the Program's inputs have there. Where
+        that size is open, `run` does the same. InputError where it does not divide the batch, or inputs have batches of
+        different sizes.
+
+        >>> import celosia
+        >>> images, labels, classes = celosia.models.demo_images()
+        >>> runtime = celosia.Runtime(celosia.compile(celosia.models.demo_model_path(), "tiny"))
+        >>> runtime.run_batch({"image": images[:5]})["logits"].shape
+        (5, 10)
+        """
+        raise NotImplementedError
+
+    def __enter__(self: R) -> R:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __call__(self, *arrays: Array) -> Array | tuple[Array, ...]:
+        """The output of a run, or all of them where there are several; arrays in the order of the program's inputs.
+
+        InputError where there are not as many, or one has another shape or type.
+
+        >>> import celosia, numpy as np
+        >>> with celosia.Runtime(celosia.compile(celosia.models.demo_model_path(), "tiny")) as runtime:
+        ...     runtime(np.zeros((1, 1, 32, 32), np.float32)).shape
+        (1, 10)
+        """
+        names = self.names
+        if len(arrays) != len(names):
+            raise InputError(f"there are {len(names)} inputs, {', '.join(names) or 'none'}, and {len(arrays)} arrays")
+        made = tuple(self.run(dict(zip(names, arrays)), trace=False).outputs.values())
+        return made[0] if len(made) == 1 else made
+
+    def run_each(self, samples: Iterable[Mapping[str, Array] | Array]) -> Iterator[Result]:
+        """Run once for each of `samples`, when the result is asked for: inputs by name, or the array of the only input.
+
+        >>> import celosia
+        >>> images, labels, classes = celosia.models.demo_images()
+        >>> runtime = celosia.Runtime(celosia.compile(celosia.models.demo_model_path(), "tiny"))
+        >>> [classes[result.outputs["logits"].argmax()] for result in runtime.run_each(images[:2, None])]
+        ['Ankle boot', 'Pullover']
+        """
+        names = self.names
+        for sample in samples:
+            if not isinstance(sample, Mapping):
+                if len(names) != 1:
+                    raise InputError(f"there are {len(names)} inputs; give each sample as a dictionary by their names")
+                sample = {names[0]: sample}
+            yield self.run(sample)

@@ -1,0 +1,84 @@
+"""What a Program needs before it runs here: kernels, and memory."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.program import Program, ProgramError
+from celosia.compiler.program.dtypes import itemsize, numpy_dtype
+from celosia.compiler.program.files import reading
+from celosia.compiler.program.host.compiler import links_kernels
+from celosia.compiler.program.host.kernel import Kernel, host, load_library
+from celosia.compiler.program.host.op import HostError, check_size
+
+
+def with_kernels(program: Program) -> Program:
+    """The Program with kernels that run here: compiled of their loops, or those of its shared object where it is
+    trusted. ProgramError."""
+    if not program.machine:
+        if all(kernel.code and kernel.host == host() for kernel in program.kernels):
+            return program
+        return replace(program, kernels=_compiled(program))
+    if platform.machine() != program.machine:
+        raise ProgramError(
+            f"the program was compiled for {program.machine} processors, and this one is {platform.machine()}; run it "
+            "on its board (--device ssh://USER@BOARD), or here with --rebuild-kernels, which compiles its kernels again"
+        )
+    if program.kernels and not program.trusted:
+        raise ProgramError(
+            "the program has machine code, which may do anything with your rights; where you know who made it, give "
+            "--trust, or --digest with its SHA-256 (Program.load takes trust and digest); --rebuild-kernels compiles "
+            "its kernels here, of loops that are checked"
+        )
+    if program.kernels:
+        try:
+            library = load_library(program.library)
+            for kernel in program.kernels:
+                kernel.bind(library)
+        except (OSError, AttributeError) as error:
+            raise ProgramError(f"the program's kernels cannot be loaded: {error}") from None
+    return program
+
+
+def require_memory(program: Program, threads: int) -> None:
+    """ProgramError where what a run takes in any case is more than this machine has."""
+    workspace = max((kernel.workspace_for(threads) for kernel in program.kernels), default=0)
+    constants = sum(array.nbytes for array in program.constants.values())
+    tensors = (*program.inputs, *program.outputs, *program.kept)
+    given = sum(prod(t.shape) * itemsize(t.dtype) for t in tensors if t.kind == "tensor" and -1 not in t.shape)
+    try:
+        dram = program.dram_size if program.launches else 0
+        check_size(program.arena.size + constants + workspace + given + dram, f"a run of Program {program.name!r}")
+    except HostError as error:
+        raise ProgramError(str(error)) from None
+
+
+def _compiled(program: Program) -> list[Kernel]:
+    llvm = links_kernels()
+    if llvm is None:
+        raise ProgramError(
+            "the program's kernels are compiled where they run, and here is no LLVM: install llvmlite, or compile the "
+            "model with --target for this machine"
+        )
+    made = []
+    for number, kernel in enumerate(program.kernels):
+        with reading(f"kernel {number}", ProgramError, "of the program cannot be compiled of its loops"):
+            made.append(llvm.from_loops(kernel, program.trusted))
+    return made
+
+
+def views(program: Program) -> dict[str, NDArray[Any]]:
+    """The tensors of the arena, as arrays in its memory."""
+    memory = np.empty(program.arena.size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    found = {}
+    for name, offset in program.arena.offsets.items():
+        info = program.tensors[name]
+        found[name] = np.ndarray(info.shape, numpy_dtype(info.dtype), memory.data, start + offset)
+    return found

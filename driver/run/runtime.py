@@ -1,0 +1,397 @@
+"""Running a Program: numpy in, numpy out, and a report of where the time went."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.program import (
+    CpuStep,
+    HostStep,
+    InputError,
+    LaunchStep,
+    Pack,
+    Program,
+    ProgramError,
+    Step,
+    TensorInfo,
+    Unpack,
+)
+from celosia.compiler.program.activations import pack_activation, unpack_activation
+from celosia.compiler.program.dtypes import numpy_dtype
+from celosia.compiler.program.host.execute import execute
+from celosia.compiler.program.host.kernel import fresh
+from celosia.compiler.program.host.op import HostOp, bodies
+from celosia.compiler.program.host.team import Stamps
+from celosia.driver.run.devices import open_device, require_device
+from celosia.driver.run.interface import Running
+from celosia.driver.run.prepare import require_memory, views, with_kernels
+from celosia.driver.run.report import report_of
+from celosia.driver.run.result import Result, Tensors, Times
+from celosia.driver.run.segment import Segment
+from celosia.sim.device import Counters, Device, DeviceError
+
+Array = NDArray[Any]
+CYCLES_PER_INSTRUCTION = 200_000
+"""The bound on a launch's cycles, for each instruction: far above what any instruction takes."""
+
+
+class ProgramRuntime(Running):
+    """Runs `program` on `device`, by name or any Device of the same Config; see celosia.Runtime.
+
+    A device by name is opened when the first launch needs it; a program without launches never opens one.
+    Raises ThreadsError, and ProgramError where the CPU's part was compiled for another processor, or is machine code
+    from a file that is not trusted (Program.load).
+    """
+
+    def __init__(
+        self, program: Program, device: str | Device = "functional", threads: int | None = None, **options: Any
+    ) -> None:
+        super().__init__(device, threads)
+        self.program = program = with_kernels(program)
+        self._launches = bool(program.launches)
+        self._known = {tensor.name: tensor for tensor in program.inputs}
+        self._kinds = {
+            name: (numpy_dtype(tensor.dtype), tensor.shape) for name, tensor in self._known.items()
+            if tensor.kind == "tensor"
+        }  # fmt: skip
+        require_memory(program, self.threads)
+        self._arena = views(program)
+        self._fresh = {name for step in program.steps for name in _made(step) if _is_fresh(step, name, self._arena)}
+        self._fixed = {name: _in_order(array) for name, array in program.constants.items()}
+        self._steps = self._actions()
+        self._returned = [(tensor.name, tensor.name in self._fresh) for tensor in (*program.outputs, *program.kept)]
+        wanted = {name for step in self._steps if not isinstance(step, Segment) for name in _read(step)}
+        wanted |= {name for name, _ in self._returned}
+        self._seen = {name: array for name, array in self._fixed.items() if name in wanted}
+        self._device: Device | None = None
+        self._name, self._options = "", options
+        self.build_seconds = 0.0
+        if isinstance(device, str):
+            require_device(device)
+            self._name = device
+        else:
+            self.attach(device)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._known)
+
+    def program_for(self, inputs: Mapping[str, Array]) -> Program:
+        return self.program
+
+    def attach(self, device: Device) -> None:
+        """Take `device`, and put there what the Program has in its memory: again, where others have used it.
+        DeviceError for another Config's."""
+        if device.config.digest != self.program.config.digest:
+            raise DeviceError(
+                f"the program was compiled for Config {self.program.config.name} ({self.program.config.digest[:8]}), "
+                f"the device has {device.config.name} ({device.config.digest[:8]}); compile it again with --config"
+            )
+        self._device = device
+        device.allocate(self.program.dram_size)
+        device.write(self.program.image_address, self.program.image)
+
+    def open(self) -> None:
+        if self._device is None and self._launches:
+            started = time.perf_counter()
+            self.attach(open_device(self._name, self.program.config, **self._options))
+            self.build_seconds = time.perf_counter() - started
+
+    def __repr__(self) -> str:
+        threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
+        program = self.program
+        groups = program.inputs, program.outputs
+        tensors = (", ".join(f"{tensor.name} {program.shape_text(tensor)}" for tensor in group) for group in groups)
+        where = f"on {self._where}, Config {program.config.name}"
+        return f"<Runtime of {program.name!r} {where}: {' -> '.join(tensors)}; {threads}>"
+
+    def close(self) -> None:
+        if self._device is not None:
+            self._device.close()
+
+    def run_batch(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        if self.program.batched:
+            return self.run(inputs, trace=False).outputs
+        runs = {name: self._runs(name, array) for name, array in inputs.items() if name in self._known}
+        if not runs or len(set(runs.values())) > 1:
+            told = " and ".join(f"{count} for {name!r}" for name, count in runs.items())
+            raise InputError(f"inputs need batches of one size, and have those of {told or 'no'} runs")
+        parts = {name: np.split(np.asarray(array), runs.get(name, 1)) for name, array in inputs.items()}
+        results = [
+            self.run({name: part[number] for name, part in parts.items()}, trace=False).outputs
+            for number in range(next(iter(runs.values())))
+        ]
+        return {name: np.concatenate([outputs[name] for outputs in results]) for name in results[0]}
+
+    def _runs(self, name: str, array: Array) -> int:
+        """Runs that a batch takes."""
+        shape, size = np.shape(array), (*self._known[name].shape, 0)[0]
+        if not shape or size < 1 or shape[0] % size or not shape[0]:
+            raise InputError(f"input {name!r} must be a batch of a multiple of {size}, not of shape {list(shape)}")
+        return int(shape[0]) // size
+
+    def run(self, inputs: Mapping[str, Array], keep: Callable[[str], bool] | None = None, trace: bool = True) -> Result:
+        checked = self.check(inputs)
+        with self._busy:
+            if self.program.batched and self._samples(checked) != self.program.batch:
+                return self._in_parts(checked, keep, trace)
+            return self._run(checked, keep, trace)
+
+    def _samples(self, checked: Mapping[str, Array]) -> int:
+        return len(checked[self.program.batched[0]])
+
+    def _in_parts(self, checked: dict[str, Array], keep: Callable[[str], bool] | None, trace: bool) -> Result:
+        """Run a batch of any size: as many samples as the Program takes at once, and again.
+
+        What the last part lacks is a sample of it again, or zeros where there is none, of which nothing is returned.
+        """
+        batch, batched, samples = self.program.batch, self.program.batched, self._samples(checked)
+        if keep is not None or self.program.kept:
+            raise InputError(
+                f"tensors inside the graph can be kept for {batch} samples at once, not for {samples}; give as many"
+            )
+        parts = []
+        if not samples:
+            made = {name: np.zeros((1, *checked[name].shape[1:]), checked[name].dtype) for name in batched}
+            checked = checked | made
+        for start in range(0, max(samples, 1), batch):
+            places = np.minimum(np.arange(start, start + batch), max(samples, 1) - 1)
+            own = {name: array[places] if name in batched else array for name, array in checked.items()}
+            parts.append(self._run(own, None, trace))
+        outputs = {
+            tensor.name: np.concatenate([part.outputs[tensor.name] for part in parts])[:samples]
+            for tensor in self.program.outputs
+        }
+        counters = [each for part in parts for each in part.counters]
+
+        def times() -> Times:
+            seconds = parts[0].seconds | {what: sum(part.seconds[what] for part in parts) for what in ("run", "cpu")}
+            return seconds, [each for part in parts for each in part.step_seconds]
+
+        return self._result(outputs, outputs, counters, times, len(parts))
+
+    def _run(self, checked: dict[str, Array], keep: Callable[[str], bool] | None, trace: bool) -> Result:
+        if self._device is None and self._launches:
+            self.open()
+        started = time.perf_counter()
+        values: dict[str, Array] = {**(self._seen if keep is None else self._fixed), **checked}
+        counters: list[Counters] = []
+        given = {} if keep is None else {**self.program.constants, **checked}
+        kept: dict[str, Array] = {name: value for name, value in given.items() if keep is not None and keep(name)}
+        stamps: list[Stamps | float] = []
+        for step in self._steps if keep is None else self.program.steps:
+            if isinstance(step, Segment):
+                stamps.append(step.run(values))
+                continue
+            before = time.perf_counter()
+            if isinstance(step, LaunchStep):
+                counters.append(self._launch(step, values, trace))
+            else:
+                self._cpu(step, values)
+            stamps.append(time.perf_counter() - before)
+            if keep is not None:  # now, before the memory is used again
+                kept |= {name: _own(values[name]) for name in _made(step) if keep(name)}
+        returned = {name: values[name] if fresh else _own(values[name]) for name, fresh in self._returned}
+        outputs = {tensor.name: returned[tensor.name] for tensor in self.program.outputs}
+        if kept:
+            outputs |= {name: value for name, value in kept.items() if name not in outputs}
+        run_seconds = time.perf_counter() - started
+
+        def times() -> Times:
+            spent = [each for some in stamps for each in (some.seconds() if isinstance(some, Stamps) else [some])]
+            seconds = {"compile": self.program.compile_seconds, "build": self.build_seconds, "run": run_seconds}
+            steps = zip(self.program.steps, spent)
+            seconds["cpu"] = sum(each for step, each in steps if not isinstance(step, LaunchStep))
+            return seconds, spent
+
+        return self._result(outputs, returned, counters, times)
+
+    def _result(
+        self, outputs: dict[str, Array], tensors: dict[str, Array], counters: list[Counters],
+        times: Callable[[], Times], parts: int = 1,
+    ) -> Result:  # fmt: skip
+        def report() -> dict[str, Any]:
+            name, memory = self._name or self._where, None if self._device is None else self._device.memory_model
+            return report_of(self.program, counters, times()[0], name, memory, parts)
+
+        return Result(outputs, counters, report, Tensors(tensors), times, self.program, self.drawn)
+
+    @staticmethod
+    def drawn(result: Result) -> str:
+        """The figures of a run in HTML, for notebooks; "" where there is nothing that draws."""
+        return ""
+
+    def check(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        known = self._known
+        for name in inputs:
+            if name not in known:
+                raise InputError(f"there is no input {name!r}; the inputs are {', '.join(map(repr, known)) or 'none'}")
+        checked = {}
+        for name, tensor in known.items():
+            if name not in inputs:
+                raise InputError(f"input {name!r} is missing; it is {self.program.shape_text(tensor)}")
+            given = inputs[name]
+            if (
+                type(given) is np.ndarray
+                and given.flags.c_contiguous
+                and (given.dtype, given.shape) == self._kinds.get(name)
+            ):
+                checked[name] = given
+                continue
+            if tensor.kind != "tensor":
+                checked[name] = given
+                continue
+            batched = name in self.program.batched
+            checked[name] = fitted(tensor, given, self.program.shape_text(tensor), batched)
+        samples = {name: len(checked[name]) for name in self.program.batched}
+        if len(set(samples.values())) > 1:
+            counted = " and ".join(f"{count} for {name!r}" for name, count in samples.items())
+            raise InputError(f"inputs have different numbers of samples: {counted}; give as many of each")
+        return checked
+
+    def _actions(self) -> list[Step | Segment]:
+        """The steps in order, kernels that follow each other being one action. Adds to `_fixed` what lies in the same
+        place in every run: constants, and what kernels leave in the arena.
+        """
+        size = max((kernel.workspace_for(self.threads) for kernel in self.program.kernels), default=0)
+        self._workspace = np.empty(size + 64, np.uint8)
+        actions: list[Step | Segment] = []
+        waiting: list[CpuStep] = []
+        for step in self.program.steps:
+            if isinstance(step, CpuStep):
+                known = all(name in self._fixed for name in step.inputs)
+                if step.kernel is not None or known:
+                    self._fixed.update((name, self._arena[name]) for name in step.outputs if name in self._arena)
+                if step.kernel is not None and self._in_place(step):
+                    waiting.append(step)
+                    continue
+            actions += [*self._segment(waiting), step]
+            waiting = []
+        return [*actions, *self._segment(waiting)]
+
+    def _in_place(self, step: CpuStep) -> bool:
+        """Whether each input that the kernel reads from the memory of an output lies there in every run."""
+        assert step.kernel is not None
+        inputs = [name for name in step.inputs if name]
+        pairs = [(inputs[number], step.outputs[out]) for out, number in self.program.kernels[step.kernel].in_place]
+        places = [[self._fixed.get(name) for name in pair] for pair in pairs]
+        return all(a is not None and b is not None and a.ctypes.data == b.ctypes.data for a, b in places)
+
+    def _segment(self, steps: list[CpuStep]) -> list[Segment]:
+        if not steps:
+            return []
+        return [Segment(self.program, steps, self._fixed, self._workspace, self.threads)]
+
+    def _cpu(self, step: CpuStep | HostStep, values: dict[str, Array]) -> None:
+        arena = self._arena
+        if isinstance(step, HostStep):  # its outputs may be its inputs, or parts of them
+            copies = {name: values[name].copy() for name in step.inputs if name in arena}
+            made = dict(zip(step.outputs, execute(step.op, {**values, **copies} if copies else values)))
+            for name, value in made.items():
+                self._require_declared(step.op, name, value)
+            values.update(made)
+            return
+        if step.kernel is None:
+            output = step.outputs[0]
+            values[output] = values[step.inputs[0]].reshape(self.program.tensors[output].shape)
+            return
+        kernel = self.program.kernels[step.kernel]
+        outputs = [
+            arena[name] if name in arena else fresh(numpy_dtype(dtype), shape)
+            for name, (dtype, shape) in zip(step.outputs, kernel.outputs)
+        ]
+        kernel.run([values[name] for name in step.inputs if name], outputs, self.threads)
+        values.update(zip(step.outputs, outputs))
+
+    def _require_declared(self, op: HostOp, name: str, value: Any) -> None:
+        """HostError where an output is not of the shape and type that the model declares and kernels were made for."""
+        info = self.program.tensors.get(name)
+        if info is None or not isinstance(value, np.ndarray):
+            return
+        if value.shape != info.shape or value.dtype.name != info.dtype:
+            raise op.fail(
+                f"output {name!r} is {value.dtype}{list(value.shape)}, not {info.dtype}{list(info.shape)} as the model "
+                "declares it"
+            )
+
+    def _launch(self, step: LaunchStep, values: dict[str, Array], trace: bool) -> Counters:
+        device = self._device
+        assert device is not None
+        for pack in step.pack:
+            try:
+                device.write(pack.address, self._packed(pack, values[pack.value]))
+            except ValueError as error:
+                raise ProgramError(f"the program is damaged: tensor {pack.value!r}: {error}") from None
+        counters = device.run(step.address, step.count, CYCLES_PER_INSTRUCTION * (step.count + 1), trace=trace)
+        for unpack in step.unpack:
+            try:
+                values[unpack.value] = self._unpacked(device, unpack)
+            except ValueError as error:
+                raise ProgramError(f"the program is damaged: tensor {unpack.value!r}: {error}") from None
+        return counters
+
+    def _packed(self, pack: Pack, array: Array) -> NDArray[np.uint8]:
+        return pack_activation(self.program.config, pack.form.arrange(_stored(array)), pack.groups)
+
+    def _unpacked(self, device: Device, unpack: Unpack) -> Array:
+        cfg, info = self.program.config, self.program.tensors[unpack.value]
+        images, _, height, width = unpack.dims
+        size = -(-images // cfg.batch) * unpack.groups * height * width * cfg.piece_bytes
+        data = device.read(unpack.address, size)
+        array = unpack_activation(cfg, data, unpack.dims, unpack.groups, unpack.offset).reshape(info.shape)
+        array = array if info.dtype == "int8" else (array.view(np.uint8) ^ 0x80)
+        if unpack.value in self._arena:
+            self._arena[unpack.value][...] = array
+            return self._arena[unpack.value]
+        return array
+
+
+def fitted(tensor: TensorInfo, given: Any, what: str, batched: bool = False) -> Array:
+    """`given` as an array in order, of this machine's byte order. InputError where it is not what `tensor` says.
+
+    what: its type and shape, for people. batched: its first axis counts any number of samples.
+    """
+    array = np.asarray(given)
+    wanted = (-1, *tensor.shape[1:]) if batched else tensor.shape
+    same = array.ndim == len(wanted) and all(w in (n, -1) for n, w in zip(array.shape, wanted))
+    if array.dtype.name != tensor.dtype or not same:
+        raise InputError(f"input {tensor.name!r} must be {what}, not {array.dtype}{list(array.shape)}")
+    return np.asarray(array, array.dtype.newbyteorder("="), order="C")
+
+
+def _read(step: Step) -> tuple[str, ...]:
+    """Names of the tensors that the host reads for the step."""
+    if isinstance(step, LaunchStep):
+        return tuple(pack.value for pack in step.pack)
+    captured = (name for body in bodies(step.op) for name in body.captured) if isinstance(step, HostStep) else ()
+    return *step.inputs, *captured
+
+
+def _made(step: Step) -> tuple[str, ...]:
+    """Names of the tensors that the host has after the step."""
+    return tuple(unpack.value for unpack in step.unpack) if isinstance(step, LaunchStep) else step.outputs
+
+
+def _is_fresh(step: Step, name: str, arena: Mapping[str, Array]) -> bool:
+    """Whether a run puts the tensor into an array that nothing else knows."""
+    return name not in arena and (
+        isinstance(step, LaunchStep) or (isinstance(step, CpuStep) and step.kernel is not None)
+    )
+
+
+def _in_order(value: Any) -> Any:
+    return np.asarray(value, order="C") if isinstance(value, np.ndarray) else value
+
+
+def _own(value: Any) -> Any:
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _stored(array: Array) -> NDArray[np.int8]:
+    """Bytes as the accelerator stores them: uint8 with its top bit flipped."""
+    return (array ^ 0x80).view(np.int8) if array.dtype == np.uint8 else array

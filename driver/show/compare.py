@@ -1,0 +1,86 @@
+"""A model beside onnxruntime."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from celosia.driver.show.table import TOP_LAYERS, add_row, new_table, percent
+
+if TYPE_CHECKING:
+    pass
+
+
+def comparison(report: dict[str, Any], every: bool = False) -> Iterator[RenderableType]:
+    """What `compare` found: a sentence, and the tensors that differ or lose most, or all of them where `every`."""
+    rows = report["tensors"]
+    yield Text(
+        f"{len(rows)} tensors compared with onnxruntime {report['oracle']} (session.qdqisint8allowed=1), "
+        f"{report['different']} differ; {len(report['inside'])} exist inside fused operators only."
+    )
+    if report["first"] is not None:
+        yield Text(f"The first that differs though its operands do not: {_difference(report)}")
+    if report["unmatched"] is not None:
+        yield from _matching(report)
+    shown = rows if every else [row for row in rows if row["differs"]][:TOP_LAYERS]
+    if not shown and report["float_model"] is not None:
+        losing = sorted((row for row in rows if row["lost_db"] is not None), key=lambda row: -row["lost_db"])
+        shown = losing[:TOP_LAYERS]
+    if not shown:
+        return
+    what = "Tensors" if every else "Tensors that differ" if report["different"] else "Tensors that lose most"
+    left = f", {len(shown)} of {len(rows)} (all: --all)" if len(shown) < len(rows) else ""
+    table = new_table(what + left, "tensor", "made by", "type", ">different", ">largest", ">SQNR dB", ">lost dB")
+    for row in shown:
+        decibels = ("-" if row[key] is None else f"{row[key]:.1f}" for key in ("sqnr_db", "lost_db"))
+        largest = "-" if row["largest"] is None else f"{row['largest']:.3g}"
+        add_row(table, row["name"], row["op"], f"{row['dtype']}{row['shape']}", row["different"], largest, *decibels)
+    yield table
+
+
+def _matching(report: dict[str, Any]) -> Iterator[RenderableType]:
+    """How tensors of the float model were found, where not all of them were found by name."""
+    how = Counter(row["matched"] for row in report["tensors"] if row["matched"])
+    if how and set(how) != {"name"}:
+        told = ", ".join(f"{how[each]} by {each}" for each in ("name", "structure", "order") if how[each])
+        yield Text(f"Tensors of the float model: {told} (--report names each).")
+    for model, which in (("model", "the model"), ("float", "the float model")):
+        if names := report["unmatched"][model]:
+            more = f", and {len(names) - TOP_LAYERS} more" if len(names) > TOP_LAYERS else ""
+            yield Text(f"Tensors of {which} that match none: {', '.join(names[:TOP_LAYERS])}{more}")
+
+
+def _difference(report: dict[str, Any]) -> str:
+    row = next(row for row in report["tensors"] if row["name"] == report["first"])
+    index, found, expected = row["first"]
+    who = f"{row['name']} ({row['op']} {row['node']})"
+    if index is None:
+        return f"{who} is {row['dtype']}{row['shape']}, onnxruntime's is {expected}"
+    return f"{who}{index} is {found}, onnxruntime's is {expected}"
+
+
+def evaluation(report: dict[str, Any]) -> Iterator[RenderableType]:
+    """What `evaluate` found: accuracy, speed, agreement with onnxruntime."""
+    others = report["against"]
+    table = new_table(f"{report['samples']:,} samples", "", ">top-1", ">top-5", ">images a second", ">cycles an image")
+    cycles = "-" if report["cycles"] is None else f"{report['cycles']:,.0f}"
+    who = f"{report['config']['name'] or 'accelerator'}, {report['device']}"
+    rows = [(who, report, cycles)]
+    if others is not None:
+        rows.append((f"onnxruntime {others['onnxruntime']}", others, "-"))
+    for name, row, spent in rows:
+        add_row(table, name, percent(row["top1"]), percent(row["top5"]), f"{row['images_per_second']:,.1f}", spent)
+    yield table
+    how = f"{report['batch']} images at a time" if report["batch"] > 1 else "one image at a time"
+    devices = f"{report['workers']} devices" if report["workers"] > 1 else "one device"
+    yield Text(f"{how} on {devices}, {report['seconds']:.2f} s; compiled in {report['compile_seconds']:.2f} s")
+    if others is not None:
+        same = "" if others["top1_agreement"] is None else f"; top-1 agrees in {percent(others['top1_agreement'])}"
+        yield Text(
+            f"Samples whose output differs from onnxruntime's (session.qdqisint8allowed=1): {others['differ']} of "
+            f"{report['samples']}; bytes: {others['bytes_different']:,} of {others['bytes']:,}{same}"
+        )

@@ -1,0 +1,63 @@
+"""An exploration on a terminal: how far it is, and the front that it has found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from celosia.driver.explore.explorer import State
+from celosia.driver.explore.records import FAILURES
+from celosia.driver.explore.result import ENDED
+from celosia.driver.pages.front import columns_of, number, rows_of, told_of_preset
+from celosia.driver.pages.names import MARKS, NAMES, UNITS, resource
+from celosia.driver.show.table import add_row, new_table
+from celosia.driver.show.tune import left_out_text
+
+
+def line(state: State) -> str:
+    """How far it is and what was left out, in a line."""
+    text = f"exploring: {state.points:,} Configs measured, {state.rate:.2f} a second, {state.looked:,} looked at"
+    if state.known:
+        text += f", {state.known:,} known"
+    text += f"; {state.front} on the front, hypervolume {state.volume:.4f}"
+    text += f"; {timedelta(seconds=round(state.left))} left" if state.left is not None else ""
+    return text + failures(state.failed)
+
+
+def failures(failed: dict[str, int]) -> str:
+    """How many Configs failed, by why."""
+    return "".join(f"; {count:,}: {FAILURES[kind]}" for kind, count in failed.items())
+
+
+def front(report: dict[str, Any], folder: Path) -> Iterator[RenderableType]:
+    """The front, and which of it to take."""
+    names, models = list(report["objectives"]), columns_of(report)
+    title = f"{', '.join(report['models'])} on {report['board']}, memory {report['memory']}"
+    table = new_table(title, "Config", *(f">{UNITS[name]}" for name in names), *(f">cycles, {name}" for name in models),
+                      *(f">{name}" for name in NAMES.values()), "known by", "clock")  # fmt: skip
+    for row in rows_of(report):
+        area = row["area"]
+        add_row(
+            table, row["label"], *(number(row["objectives"][name]) for name in names),
+            *(row["models"][name]["rtl"] or row["models"][name]["cycles"] for name in models),
+            *(f"{resource(area, name)} {row['shares'][name]:.0%}" for name in NAMES), row["rung"],
+            f"{row['clock_mhz']:.0f} MHz, {row['clock'].split(' ')[0]}",
+        )  # fmt: skip
+    yield table
+    state = report["state"]
+    text = f"{state['points']:,} Configs measured now, {state['known']:,} known before, {state['looked']:,} looked at, "
+    text += f"of {state['space']:,}, in {state['seconds']:,.0f} s{failures(state['failed'])}"
+    if state["damaged"]:
+        text += f"; {state['damaged']:,} damaged lines of {folder / 'points.jsonl'} left out"
+    yield Text(text + left_out_text(state["left_out"]))
+    yield Text(f"Percents are of a {report['device']}. {MARKS}")
+    if report["preset"]:
+        yield Text(told_of_preset(report))
+    yield Text(f"{report['take']} All in {folder}.")
+    if state["ended"] and ENDED[state["ended"]] not in report["take"]:
+        yield Text(ENDED[state["ended"]])

@@ -1,0 +1,72 @@
+"""Configs, sweeps over them, and files that are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+
+from celosia.cache import KINDS, Entry, cache_folder
+from celosia.driver.show.table import add_row, megabytes, new_table, percent
+from celosia.hw.config import Config
+from celosia.hw.config_doc import scratchpads
+
+if TYPE_CHECKING:
+    pass
+
+
+def configs(presets: Iterable[Config]) -> RenderableType:
+    """What has a name."""
+    from celosia.bitstreams.synthesis import multipliers  # with Amaranth
+
+    table = new_table(
+        "Configs (celosia configs NAME prints one; docs/configs.md says what each field costs)",
+        "name", ">batch", ">block_in", ">block_out", ">MACs a cycle", ">bus_bytes", ">scratchpads", ">taps", "forward",
+        ">residual_cycles", ">ports", ">DSP blocks",
+    )  # fmt: skip
+    for cfg in presets:
+        add_row(
+            table, cfg.name, cfg.batch, cfg.block_in, cfg.block_out, cfg.macs_per_cycle, cfg.bus_bytes,
+            f"{sum(scratchpads(cfg).values()) / 1024:,.0f} kB", cfg.taps, str(cfg.forward).lower(), cfg.residual_cycles,
+            cfg.ports, multipliers(cfg),
+        )  # fmt: skip
+    return table
+
+
+def swept(title: str, rows: list[dict[str, Any]]) -> RenderableType:
+    """What `sweep` found."""
+    from celosia.bitstreams.synthesis import RESOURCES
+    from celosia.driver.pages.names import resource
+
+    fields = list(rows[0]["set"])
+    table = new_table(title, *(f">{name}" for name in fields), ">cycles", ">utilisation", ">LUT", ">flip-flops", ">DSP",
+                   ">block RAM", ">scratchpads", "")  # fmt: skip
+    best = min((row["cycles"] for row in rows if row["cycles"]), default=None)
+    for row in rows:
+        size = "-" if row["bytes"] is None else f"{row['bytes'] / 1024:,.0f} kB"
+        remark = row["error"] or ("fewest cycles" if row["cycles"] == best is not None else "")
+        cycles = "-" if row["cycles"] is None else row["cycles"]
+        values = (str(value).lower() for value in row["set"].values())
+        add_row(
+            table,
+            *values,
+            cycles,
+            percent(row["utilization"]),
+            *(resource(row, each) for each in RESOURCES),
+            size,
+            remark,
+        )
+    return table
+
+
+def kept(entries: Sequence[Entry]) -> RenderableType:
+    """What the cache holds."""
+    table = new_table(f"{cache_folder()}", "what", ">kept", ">size", "last used, the oldest")
+    for kind, what in KINDS.items():
+        own = [entry for entry in entries if entry.kind == kind]
+        oldest = datetime.fromtimestamp(own[0].used).strftime("%Y-%m-%d %H:%M") if own else "-"
+        add_row(table, what, len(own), megabytes(sum(entry.size for entry in own)), oldest)
+    add_row(table, "all", len(entries), megabytes(sum(entry.size for entry in entries)), "")
+    return table

@@ -1,0 +1,63 @@
+"""What quantising has made of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from celosia.driver.show.table import add_row, new_table, percent
+
+if TYPE_CHECKING:
+    pass
+
+
+def quantised(report: dict[str, Any]) -> Iterator[RenderableType]:
+    """Tables of what `quantize` reports: errors, operators, the accelerator's share."""
+    how = "held out of the calibration" if report["held_out"] else "the calibration's own"
+    title = f"Against the float model, {report['samples_measured']} samples ({how})"
+    errors = new_table(title, "output", ">largest", ">max error", ">mean error", ">SQNR dB", ">top-1 agreement")
+    for row in report["outputs"]:
+        numbers = [f"{row[key]:.4g}" for key in ("largest", "max_abs", "mean_abs")]
+        sqnr = "-" if row["sqnr_db"] is None else f"{row['sqnr_db']:.1f}"
+        add_row(errors, row["name"], *numbers, sqnr, percent(row["top1_agreement"]))
+    yield errors
+    if report["advice"]:
+        yield from _poor(report)
+    operators = report["operators"]
+    done = sum(row["quantised"] for row in operators)
+    table = new_table(f"{done} of {len(operators)} operators quantised", "operator", ">quantised", ">not", "why not")
+    for op in sorted({row["op"] for row in operators}):
+        rows = [row for row in operators if row["op"] == op]
+        left = [row for row in rows if not row["quantised"]]
+        why = "; ".join(sorted({row["reason"] for row in left}))
+        add_row(table, op, len(rows) - len(left), len(left), why)
+    yield table
+    yield from _placed(report["accelerator"])
+
+
+def _poor(report: dict[str, Any]) -> Iterator[RenderableType]:
+    """Which layers a poor result comes from, and what to try."""
+    if report["losing"]:
+        table = new_table("Layers that lose most, of one sample", "operator", "name", ">SQNR dB", ">lost dB")
+        for row in report["losing"]:
+            add_row(table, row["op"], row["name"], f"{row['sqnr_db']:.1f}", f"{row['lost_db']:.1f}")
+        yield table
+    tries = "".join(f"\n  {number}. {each}" for number, each in enumerate(report["advice"], 1))
+    yield Text(f"The int8 model is far from the float one. What to try, one after the other:{tries}")
+
+
+def _placed(accelerator: dict[str, Any]) -> Iterator[RenderableType]:
+    if "error" in accelerator:
+        yield Text(f"It does not compile for {accelerator['config']}: {accelerator['error']}")
+        return
+    total, own = accelerator["macs_total"], accelerator["macs_accelerator"]
+    share = percent(own / total) if total else "-"
+    yield Text(f"Config {accelerator['config']} takes {share} of {total:,} multiply-accumulates.")
+    if accelerator["cpu"]:
+        table = new_table("Left on the CPU", "operator", ">count", "reason")
+        for row in accelerator["cpu"]:
+            add_row(table, row["op"], row["count"], row["reason"])
+        yield table

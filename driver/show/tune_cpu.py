@@ -1,0 +1,53 @@
+"""What tuning kernels of the CPU shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from celosia.compiler.tune.kernels.tuner import State
+from celosia.driver.show.table import add_row, new_table, percent
+from celosia.driver.show.tune import left_out_text, trials_line, trials_text
+
+SHOWN = 16
+"""Kernels in the live table: those that take the most time."""
+
+
+def tuning_line(state: State) -> str:
+    """How far a tuning is, in a line."""
+    text = trials_line(state, "kernels")
+    if state.untuned:
+        text += f"; {state.tuned * 1e3:,.3f} ms, {state.untuned * 1e3:,.3f} ms untuned"
+    return text + left_out_text(state.left_out)
+
+
+def tuning(state: State) -> RenderableType:
+    """The same, and the kernels that take the most time."""
+    shown = new_table("", "kernel", ">times", ">trials", ">compiler's, us", ">best, us", ">saved")
+    for s in sorted(state.subjects, key=lambda s: -s.usual * s.count)[:SHOWN]:
+        best = s.final or min(s.usual, s.best)
+        add_row(shown, s.workload.name, s.count, s.trials, *_microseconds(s.usual, best))
+    return Group(Text(tuning_line(state)), shown)
+
+
+def tuned(report: dict[str, Any]) -> Iterator[RenderableType]:
+    """What a tuning has found."""
+    shown = new_table(
+        "Kernels, on one thread", "kernel", ">times", ">trials", ">compiler's, us", ">tuned, us", ">saved"
+    )
+    for each in sorted(report["kernels"], key=lambda each: -each["own"] * each["count"]):
+        times = _microseconds(each["own"], each["tuned"])
+        add_row(shown, each["kernel"], each["count"], each["trials"], *times)
+    yield shown
+    own, best = report["seconds_own"] * 1e3, report["seconds_tuned"] * 1e3
+    text = f"{best:,.3f} ms, {own:,.3f} ms untuned: {own / best:.3f} times as fast" if best else "no kernel to tune"
+    yield Text(text + trials_text(report))
+
+
+def _microseconds(own: float, best: float) -> tuple[str, str, str]:
+    if not own:
+        return "-", "-", "-"
+    return f"{own * 1e-6:,.2f}", f"{best * 1e-6:,.2f}", percent(1 - best / own)

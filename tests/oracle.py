@@ -1,0 +1,32 @@
+"""The oracle: onnxruntime, as all tests ask it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx
+import pytest
+
+ort = pytest.importorskip("onnxruntime")
+
+
+def opened(
+    model: onnx.ModelProto | bytes | str | Path, *, int8: bool = False, optimised: bool = True,
+    without: Sequence[str] = (), save: Path | None = None, **entries: str,
+) -> ort.InferenceSession:  # fmt: skip
+    """A session on one thread that says nothing of its own.
+
+    int8: QDQ patterns become integer operators. optimised: False runs the graph as it is. without: names of
+    optimisations that are left out. save: where the optimised model goes. entries: others of the session's settings.
+    """
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    for name, value in (({"qdqisint8allowed": "1"} if int8 else {}) | entries).items():
+        options.add_session_config_entry(f"session.{name}", value)
+    if not optimised:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if save is not None:
+        options.optimized_model_filepath = str(save)
+    data = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
+    return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"], disabled_optimizers=list(without))
