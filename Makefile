@@ -33,7 +33,7 @@ lint: $(INSTALLED)
 types: $(INSTALLED)
 	$(BIN)/mypy
 
-bench: $(INSTALLED)  ## Measure; prints a table and writes JSON.
+bench: $(INSTALLED)  ## Measure; prints a table, and writes the figures that README and docs quote.
 	$(BIN)/python -m benchmarks
 
 bench-cpu: $(INSTALLED)  ## Measure the CPU backend beside onnxruntime, on one thread.

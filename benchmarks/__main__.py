@@ -1,8 +1,9 @@
 """python -m benchmarks [SECTION ...] [--models NAME,...], a section being one of SECTIONS.
 
-Prints a table and updates bench/results.json. Without a name: everything but `language`, `timed`, `names`, `explore`,
-`tune`, `hardware`, `simspeed`, `compile_time` and `differential` (long), and `demo`, which sets up a fresh clone.
-Exit code 1 where a promise was measured and not kept.
+Prints a table, updates bench/results.json, and records what the docs quote (figures.py). Without a name: everything but
+`language`, `timed`, `gain`, `names`, `explore`, `tune`, `hardware`, `simspeed`, `compile_time` and `differential`
+(long), and `demo`, which sets up a fresh clone; `figures` measures nothing.
+Exit code 1 where a promise was measured and not kept, 2 where a page quotes what is no figure.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import compile_time, cpu, explore, hardware, language, names, simspeed, tune, tune_cpu
+from benchmarks import compile_time, cpu, explore, figures, gain, hardware, language, names, simspeed, tune, tune_cpu
+from benchmarks.catalogue import FIGURES
 from benchmarks.differential import MODELS
 from benchmarks.kernels import KERNELS
 from benchmarks.rows import ROOT, TIMED_CONFIGS, VERDICT, Bench, Row, describe
@@ -30,7 +32,8 @@ from celosia.sim.memory import MEMORY_MODELS, ZYNQ_HP
 
 SECTIONS = (
     "exactness", "models", "cycles", "onchip", "walltime", "eval", "compile", "build", "cpu", "language", "timed",
-    "names", "explore", "tune", "tune_cpu", "hardware", "simspeed", "compile_time", "differential", "demo",
+    "gain", "names", "explore", "tune", "tune_cpu", "hardware", "simspeed", "compile_time", "differential", "demo",
+    "figures",
 )  # fmt: skip
 DEFAULT_SECTIONS = SECTIONS[: SECTIONS.index("cpu") + 1]
 KNOWN_MODELS = tuple(dict.fromkeys((*WORKLOADS, *cpu.MODELS, *cpu.NETWORKS)))
@@ -58,7 +61,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         help="of exactness and models (default: rtl), and of onchip (default: timed)",
     )  # fmt: skip
     parser.add_argument("--memory", default=ZYNQ_HP.name, choices=tuple(MEMORY_MODELS), help="of the RTL and timed")
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each kernel or model of cpu (default: 1)")
+    parser.add_argument(
+        "--seconds", type=float, default=cpu.SECONDS, help="for each kernel or model of cpu (default: 1)"
+    )
     parser.add_argument("--images", type=int, help="inputs for each model of `models`")
     parser.add_argument(
         "--count", type=int, help=f"models of names (default: {names.MODELS}) and differential (default: {MODELS})"
@@ -80,6 +85,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--output", type=Path, default=ROOT / "bench" / "results.json", help="default: bench/results.json"
+    )
+    parser.add_argument(
+        "--measured", action="append", default=[], metavar="NAME[=VALUE]", help="of figures: what no benchmark measures"
     )
     parser.add_argument("--quiet", action="store_true", help="no progress line")
     options = parser.parse_args(arguments)
@@ -121,6 +129,7 @@ def table(rows: list[Row]) -> Table:
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
     console = Console(stderr=True, quiet=options.quiet)
+    figures.look(FIGURES)
     rows: list[Row] = []
     with console.status("") as status:
         folder, say = models_folder(options.models_dir), lambda text: status.update(text)
@@ -135,6 +144,10 @@ def main(arguments: list[str]) -> int:
                 return language.rows(options.device, config, options.seconds, say)
             if section == "timed":
                 return bench.timed((options.config,) if options.config else TIMED_CONFIGS)
+            if section == "gain":
+                return gain.rows(folder, bench.chosen, options.config, memory, say)
+            if section == "figures":
+                return iter(())
             if section == "names":
                 return names.rows(say, options.count or names.MODELS)
             if section == "differential":
@@ -160,12 +173,20 @@ def main(arguments: list[str]) -> int:
                 rows.append(row)
                 save(options.output, [row], describe(row.details.get("config", config)))
                 console.print(f"{VERDICT[row.met] or 'skipped':7} {row.what}: {row.measured}", highlight=False)
+    try:
+        recorded = figures.record(rows, FIGURES, options.measured)
+    except ValueError as error:
+        print(f"python -m benchmarks: {error}", file=sys.stderr)
+        return 2
     out = Console(width=None if sys.stdout.isatty() else 200)
     for each in cpu.tables(rows):
         out.print(each)
     if others := [row for row in rows if not row.key.startswith(("cpu/kernel/", "cpu/model/"))]:
         out.print(table(others))
-    out.print(f"{options.output}", highlight=False)
+    if rows:
+        out.print(f"{options.output}", highlight=False)
+    if recorded:
+        out.print(f"{figures.ROOT / 'docs' / 'figures.json'}: {', '.join(recorded)}", highlight=False)
     return 1 if any(row.met is False for row in rows) else 0
 
 

@@ -159,17 +159,22 @@ def cold_and_cached(path: Path) -> Iterator[float]:
 # Rows ------------------------------------------------------------------------------------------------------------
 
 COMMAND = "python -m benchmarks cpu"
+SECONDS = 1.0
+"""For each kernel or model, unless told otherwise."""
 LEAST, GEOMEAN, LEAST_MODEL, LEAST_NETWORK, LEAST_TVM, TOLERANCE = 0.5, 1.0, 0.8, 0.9, 1.5, 1e-4
+
+
+def command(seconds: float) -> str:
+    """What repeats a row, but for its name."""
+    return COMMAND + ("" if seconds == SECONDS else f" --seconds {seconds:g}")
 
 
 def kernel_rows(chosen: tuple[str, ...], seconds: float, say: Say) -> Iterator[Row]:
     """A row for each kernel, and one for all."""
-    ratios = []
+    ratios, line = [], command(seconds)
     for case in cases(chosen):
         say(f"kernel {case.name}")
-        row = Row(
-            f"cpu/kernel/{case.name}", case.name, f"at least {LEAST}", "", False, f"{COMMAND} --kernels {case.name}"
-        )
+        row = Row(f"cpu/kernel/{case.name}", case.name, f"at least {LEAST}", "", False, f"{line} --kernels {case.name}")
         try:
             result = compare(case.model, case.feed, seconds)
         except Exception as reason:
@@ -188,7 +193,8 @@ def kernel_rows(chosen: tuple[str, ...], seconds: float, say: Say) -> Iterator[R
     measured = f"geometric mean {mean:.2f}, least {min(ratios):.2f}, {slow} of {len(ratios)} below {LEAST}"
     yield Row(
         "cpu/kernels", "kernels on the CPU over onnxruntime, one thread",
-        f"geometric mean at least {GEOMEAN}, none below {LEAST}", measured, mean >= GEOMEAN and not slow, COMMAND,
+        f"geometric mean at least {GEOMEAN}, none below {LEAST}", measured, mean >= GEOMEAN and not slow,
+        line + (f" --kernels {','.join(chosen)}" if chosen else ""),
         {"geomean": mean, "least": min(ratios)},
     )  # fmt: skip
 
@@ -200,7 +206,8 @@ def model_rows(folder: Path | None, chosen: tuple[str, ...], seconds: float, say
             continue
         say(f"{name} on the CPU")
         target = f"{LEAST_MODEL} of onnxruntime, {LEAST_TVM} of TVM, error {TOLERANCE}, same top-1"
-        row = Row(f"cpu/model/{name}", f"{name} on the CPU, one thread", target, "", None, f"{COMMAND} --models {name}")
+        line = f"{command(seconds)} --models {name}"
+        row = Row(f"cpu/model/{name}", f"{name} on the CPU, one thread", target, "", None, line)
         try:
             if folder is None or not (folder / file).exists():
                 raise Missing(f"{file} is not there; give --models-dir or set {FOLDER_VARIABLE}")
@@ -226,7 +233,7 @@ def network_rows(folder: Path, chosen: tuple[str, ...], seconds: float, say: Say
                 f"cpu/network/{name}/{threads}", f"{name} in float on the CPU, {threads} thread{'s' * (threads > 1)}",
                 f"{LEAST_NETWORK} of onnxruntime, error {TOLERANCE}",
                 f"{result.ratio:.2f} of onnxruntime, error {result.error:.1g}",
-                result.ratio >= LEAST_NETWORK and result.error <= TOLERANCE, f"{COMMAND} --models {name}",
+                result.ratio >= LEAST_NETWORK and result.error <= TOLERANCE, f"{command(seconds)} --models {name}",
                 {"ours": result.ours, "theirs": result.theirs, "ratio": result.ratio, "error": result.error},
             )  # fmt: skip
 

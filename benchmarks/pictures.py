@@ -14,8 +14,10 @@ import tempfile
 from pathlib import Path
 
 import celosia
+from benchmarks import figures
 from benchmarks.browser import CHROMIUM, Browser, browser
-from benchmarks.rows import ROOT
+from benchmarks.catalogue import FIGURES
+from benchmarks.rows import ROOT, Row
 from benchmarks.workloads import FOLDER_VARIABLE, models_folder
 
 PICTURES = {"Roofline": "roofline.png", "Timeline": "timeline.png"}
@@ -41,7 +43,12 @@ def main(arguments: list[str]) -> int:
         page, found = Path(place) / "page.html", model.suffix == ".json"
         celosia.report(model if found else celosia.compile(model, options.config, check=False)).save(page)
         seconds = min(tab.open(page, WIDTH, HEIGHT) for _ in range(3))
-        print(f"{model.name}: {page.stat().st_size / 1e6:.1f} MB, open after {seconds:.1f} s (best of 3)")
+        megabytes = page.stat().st_size / 1e6
+        text = f"{megabytes:.1f} MB, open after {seconds:.1f} s (best of 3)"
+        print(f"{model.name}: {text}")
+        command, details = f"python -m benchmarks.pictures {model.name}", {"megabytes": megabytes, "seconds": seconds}
+        row = Row(f"pictures/{model.stem}", "page of celosia report", "", text, None, command, details)
+        figures.record([row], FIGURES)
         for title, name in (FRONT if found else PICTURES).items():
             size = write(tab, title, options.output / name)
             print(f"{options.output / name}: {size / 1e3:.0f} kB")

@@ -66,6 +66,7 @@ def rows(kernels: tuple[str, ...], models: tuple[str, ...], full: bool, folder: 
     command = COMMAND + (" --full" if full else "")
     with Fleet.local(os.cpu_count() or 1, 120.0) as fleet:
         if kernels or not models:
+            command += f" --kernels {','.join(kernels)}" if kernels else ""
             chosen = list(cases(kernels))
             if size.convolutions and not kernels:
                 chosen += [case for name in NETWORKS for case in convolutions(name)]
@@ -140,7 +141,9 @@ def kernel_rows(chosen: list[Case], size: Size, fleet: Fleet, say: Say, command:
             text = f"geometric mean {mean:.2f}, least {min(found):.2f}, {slow} of {len(found)} below {LEAST}"
             met = mean >= GEOMEAN and not slow if what == "kernels" else None
             target = f"geometric mean at least {GEOMEAN}, none below {LEAST}" if met is not None else ""
-            yield Row(f"tune/cpu/{what}", f"{what}, tuned, over onnxruntime, one thread", target, text, met, command)
+            details = {"geomean": mean, "least": min(found), "slow": slow}
+            head = f"tune/cpu/{what}", f"{what}, tuned, over onnxruntime, one thread", target
+            yield Row(*head, text, met, command, details)
 
 
 def _wrong(result: Comparison, tolerance: float) -> str:

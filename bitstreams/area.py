@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from celosia.bitstreams.memories import block_rams, memories
 from celosia.bitstreams.synthesis import multipliers
 from celosia.hw.config import Config
-from celosia.hw.isa import TABLE_SIZE, formats, instruction_bytes
+from celosia.hw.isa import formats, instruction_bytes
+from celosia.hw.scratchpads import scratchpads
 
 MEASURED = Path(__file__).with_name("area.json")
 FAMILY = "xc7"
@@ -159,9 +160,9 @@ def counted(cfg: Config) -> dict[str, float]:
     """LUTs and flip-flops of what is declared: distributed RAM, the array's adders, and selections by address."""
     distributed = [memory for memory in memories(cfg) if not memory.blocks]
     sums = cfg.lanes * (32 + _tree(cfg.block_in))
-    banks = 1 << (cfg.taps - 1).bit_length() if cfg.taps else 1
-    ways = min(cfg.bus_bytes, TABLE_SIZE) - 1 + cfg.taps * (banks - 1)  # of a LUT as a selection of one bit out of four
-    selected = 8 * cfg.lanes * ways / 3
+    pads = scratchpads(cfg)
+    ways = pads["lut"].grain // 8 - 1 + cfg.taps * (pads["vin"].banks - 1)
+    selected = 8 * cfg.lanes * ways / 3  # a LUT selects one bit out of four
     widened = 32 * min(cfg.bus_bytes, cfg.piece_bytes)
     word = instruction_bytes(cfg)
     return {

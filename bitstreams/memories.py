@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from celosia.hw.axi import MAX_BURST
 from celosia.hw.config import Config
-from celosia.hw.isa import TABLE_SIZE, formats, instruction_bytes
-from celosia.hw.layout import INDEX_BITS, grains, widths
-
-READ_QUEUE, BEAT_EXTRA = 127, 5
-"""Beats in the queue of a read port, and bits of each beside its data."""
-RING = 16
-"""Places of the rings for what skips stages of the vector unit."""
+from celosia.hw.isa import formats
+from celosia.hw.layout import ERROR_BITS, INDEX_BITS
+from celosia.hw.pipeline import FETCH_BURSTS, ROOM, fetch_burst, ring_places, vector_stages
+from celosia.hw.scratchpads import scratchpads
 
 
 class Memory(NamedTuple):
@@ -57,25 +53,21 @@ def block_rams(cfg: Config) -> float:
 def memories(cfg: Config) -> Iterator[Memory]:
     """Those whose size depends on the Config: scratchpads bank by bank, tables lane by lane, the vector unit's rings,
     and the queues of instructions and of the read ports."""
-    width, grain, lanes = widths(cfg), grains(cfg), 8 * cfg.lanes
-    banks = 1 << (cfg.taps - 1).bit_length() if cfg.taps else 1
-    yield Memory(cfg.inp_depth, width["inp"], grain["inp"])
-    yield Memory(cfg.wgt_depth, width["wgt"], grain["wgt"])
-    yield from [Memory(cfg.acc_depth // 2, width["acc"], grain["acc"])] * 2
-    yield from [Memory(cfg.vin_depth // banks, width["vin"], grain["vin"])] * banks
-    yield Memory(cfg.out_depth, width["out"], width["out"])
-    yield Memory(cfg.par_depth, width["par"], grain["par"])
-    if cfg.taps:
-        yield Memory(cfg.tap_depth, width["tap"], grain["tap"])
+    lanes = 8 * cfg.lanes
+    for pad in scratchpads(cfg).values():
+        if pad.name == "lut":  # each lane has a copy, a grain wide
+            yield from [Memory(pad.depth * pad.width // pad.grain, pad.grain, pad.grain)] * cfg.lanes
+        else:
+            yield from [Memory(pad.bank_depth, pad.width, pad.grain)] * pad.banks
     if cfg.trace_depth:
         yield from [Memory(cfg.trace_depth, 32, 32)] * 2
-    row = grain["lut"]
-    yield from [Memory(cfg.lut_count * 8 * TABLE_SIZE // row, row, row)] * cfg.lanes
-    yield from (Memory(RING, bits, bits, clocked=False) for bits in (lanes, 4 * lanes))
+    stage = vector_stages(cfg)
+    for leaves, returns, bits in (("reduce", "add", lanes), ("requantise", "write", 4 * lanes)):
+        yield Memory(ring_places(stage[returns] - stage[leaves]), bits, bits, clocked=False)
     beat = 8 * cfg.bus_bytes
-    yield from [Memory(READ_QUEUE, beat + BEAT_EXTRA, beat + BEAT_EXTRA)] * cfg.ports
-    fetched = 4 * min(MAX_BURST, 2 * max(1, instruction_bytes(cfg) // cfg.bus_bytes))
-    yield Memory(fetched, beat + 1, beat + 1, clocked=False)
+    held = beat + ERROR_BITS + 1
+    yield from [Memory(ROOM - 1, held, held)] * cfg.ports  # one more stands in a register
+    yield Memory(FETCH_BURSTS * fetch_burst(cfg), beat + 1, beat + 1, clocked=False)
     for fmt in formats(cfg).values():
         yield Memory(cfg.queue_depth - 1, INDEX_BITS + fmt.width, INDEX_BITS + fmt.width)
 

@@ -10,7 +10,8 @@ from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.scratchpad import AccScratchpad, Scratchpad
 from celosia.hw.gemm_core.gemm import Gemm
 from celosia.hw.isa import Opcode
-from celosia.hw.layout import ReadPort, grains, load_port, unit_members, widths
+from celosia.hw.layout import read_port, unit_members, write_port
+from celosia.hw.scratchpads import scratchpads
 
 
 class Scanned(wiring.Component):
@@ -63,8 +64,8 @@ class GemmCore(wiring.Component):
         self._cfg = cfg
         super().__init__({
             **unit_members(cfg, Opcode.GEMM),
-            "inp": In(load_port(cfg, "inp")), "wgt": In(load_port(cfg, "wgt")), "acc": In(load_port(cfg, "acc")),
-            "result": In(ReadPort(cfg.acc_bits, widths(cfg)["acc"])),
+            **{name: In(write_port(scratchpads(cfg)[name])) for name in ("inp", "wgt", "acc")},
+            "result": In(read_port(scratchpads(cfg)["acc"])),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
@@ -73,7 +74,8 @@ class GemmCore(wiring.Component):
         m.submodules.gemm = gemm = Gemm(cfg)
         m.submodules.acc = acc = AccScratchpad(cfg)
         for name in ("inp", "wgt"):
-            pad = Scratchpad(getattr(cfg, f"{name}_depth"), widths(cfg)[name], grains(cfg)[name])
+            of = scratchpads(cfg)[name]
+            pad = Scratchpad(of.depth, of.width, of.grain)
             m.submodules[name] = pad
             wiring.connect(m, wiring.flipped(getattr(self, name)), pad.write)
             wiring.connect(m, getattr(gemm, name), pad.read)

@@ -17,7 +17,7 @@ from celosia.driver.explore.subject import Subject, nothing_on_accelerator, time
 from celosia.driver.pages.names import NAMES, key_of, resource_cell
 from celosia.driver.pages.page import Page, Section
 from celosia.hw.config import Config, ConfigError, did_you_mean
-from celosia.hw.config_doc import scratchpads
+from celosia.hw.scratchpads import total_bytes
 from celosia.sim.memory import ZYNQ_HP, MemoryModel, memory_model
 
 DEVICE = "xc7z020"
@@ -108,7 +108,7 @@ def _hardware(cfg: Config) -> dict[str, Any]:
     used = Resources.of(cfg, DEVICES[DEVICE])
     return {
         "lut": used.lut, "ff": used.ff, "dsp": used.dsp, "ram": used.ram, "counted": used.counted,
-        "extrapolated": used.extrapolated, "bytes": sum(scratchpads(cfg).values()),
+        "extrapolated": used.extrapolated, "bytes": total_bytes(cfg),
     }  # fmt: skip
 
 

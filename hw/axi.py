@@ -13,10 +13,6 @@ from amaranth.lib.wiring import In, Out
 
 ADDR_BITS = 40
 ID_BITS = 1
-MAX_BURST = 16
-"""Beats of the longest burst."""
-BOUNDARY = 4096
-"""No burst crosses a multiple of this many bytes."""
 
 CACHE_NORMAL = 0b0011
 """Value of awcache and arcache: bufferable, and may be merged with other accesses on its way."""

@@ -208,53 +208,8 @@ class Config:
         return 1 << (self.taps - 1).bit_length() if self.taps else 1
 
     @property
-    def tap_bytes(self) -> int:
-        return self.tap_slots * self.block_out
-
-    @property
     def macs_per_cycle(self) -> int:
         return self.batch * self.block_in * self.block_out
-
-    # Address widths, in bits ------------------------------------------------------------------------------
-
-    @property
-    def inp_bits(self) -> int:
-        return _log2(self.inp_depth)
-
-    @property
-    def inp_part_bits(self) -> int:
-        """Bits of an address of parts of inp that are as large as an entry of out."""
-        return (
-            self.inp_bits + _log2(self.block_in // self.block_out) if self.block_in > self.block_out else self.inp_bits
-        )
-
-    @property
-    def wgt_bits(self) -> int:
-        return _log2(self.wgt_depth)
-
-    @property
-    def acc_bits(self) -> int:
-        return _log2(self.acc_depth)
-
-    @property
-    def vin_bits(self) -> int:
-        return _log2(self.vin_depth)
-
-    @property
-    def out_bits(self) -> int:
-        return _log2(self.out_depth)
-
-    @property
-    def par_bits(self) -> int:
-        return _log2(self.par_depth)
-
-    @property
-    def tap_bits(self) -> int:
-        return _log2(self.tap_depth)
-
-    @property
-    def lut_bits(self) -> int:
-        return max(1, _log2(self.lut_count))
 
     # Identity ---------------------------------------------------------------------------------------------
 

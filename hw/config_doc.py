@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from celosia.hw.config import PRESETS, Config, limits
+from celosia.hw.scratchpads import scratchpads
 
 FIELDS = {
     "batch": (
@@ -30,7 +31,7 @@ FIELDS = {
     "acc_depth": ("entries of acc: int32 sums, in two banks", "block RAM; bounds the tile of outputs"),
     "vin_depth": ("entries of vin: the vector unit's operands", "block RAM; bounds residuals and depthwise tiles"),
     "out_depth": ("entries of out: results to be stored", "block RAM; bounds the tile of outputs"),
-    "par_depth": ("entries of par: bias, multiplier and shift of channels", "LUTs or block RAM, 62 bits a channel"),
+    "par_depth": ("entries of par: bias, multiplier and shift of channels", "LUTs or block RAM, 64 bits a channel"),
     "lut_count": ("tables of 256 bytes", "LUTs or block RAM in each lane"),
     "queue_depth": ("instructions waiting in front of each unit", "LUTs: the bits of an instruction each"),
     "token_bits": ("width of each semaphore between two units", "a few LUTs"),
@@ -83,17 +84,6 @@ what is possible.
 """
 
 
-def scratchpads(cfg: Config) -> dict[str, int]:
-    """Bytes of each scratchpad that `cfg` has."""
-    entry = {
-        "inp": cfg.inp_bytes, "wgt": cfg.wgt_bytes, "acc": 4 * cfg.lanes, "vin": cfg.lanes, "out": cfg.lanes,
-        "par": (62 * cfg.block_out + 7) // 8,
-    }  # fmt: skip
-    sizes = {name: getattr(cfg, f"{name}_depth") * size for name, size in entry.items()}
-    sizes["lut"] = 256 * cfg.lut_count
-    return sizes | ({"tap": cfg.tap_depth * cfg.tap_bytes} if cfg.taps else {})
-
-
 def config_markdown() -> str:
     """The text of the page."""
     return "\n".join([HEAD, *_fields(), RULES, "## Presets\n", *_presets()])
@@ -116,7 +106,7 @@ def _presets() -> Iterator[str]:
     for name in names:
         yield f"| `{name}` | {' | '.join(_value(getattr(cfg, name)) for cfg in PRESETS.values())} |"
     yield f"| multiplications a cycle | {' | '.join(f'{cfg.macs_per_cycle:,}' for cfg in PRESETS.values())} |"
-    sizes = [{name: f"{size / 1024:,.3g}" for name, size in scratchpads(cfg).items()} for cfg in PRESETS.values()]
+    sizes = [{pad.name: f"{pad.bytes / 1024:,.3g}" for pad in scratchpads(cfg).values()} for cfg in PRESETS.values()]
     for name in sizes[0]:
         yield f"| {name}, kB | {' | '.join(size.get(name, '-') for size in sizes)} |"
     yield ""

@@ -9,7 +9,7 @@ from amaranth.lib.wiring import In, Out
 from celosia.hw.axi import ADDR_BITS, AxiLite
 from celosia.hw.config import Config
 from celosia.hw.isa import Unit
-from celosia.hw.layout import ERROR_BITS, INDEX_BITS, Pulse, error_layout
+from celosia.hw.layout import ERROR_BITS, INDEX_BITS, UNITS, Pulse, error_layout, handles
 from celosia.hw.regs import (
     CONTROL_ABORT,
     CONTROL_START,
@@ -26,7 +26,7 @@ from celosia.hw.sources import sources_identity
 REGISTER_BITS = 12
 """Width of a register's byte address; registers fill a page of 4 KB."""
 
-ERROR_SOURCES = ("fetch", *(unit.name.lower() for unit in Unit))
+ERROR_SOURCES = ("fetch", *UNITS)
 """Who can report an error, the first of several in one cycle first."""
 
 
@@ -92,6 +92,8 @@ class Control(wiring.Component):
             **{f"error_{source}": In(Pulse(error_layout)) for source in ERROR_SOURCES},
             **{name: In(32) if each.access == Access.READ else Out(32) for name, each in trace.items()},
         })  # fmt: skip
+        self.errors = handles(self, *(f"error_{source}" for source in ERROR_SOURCES))
+        self._trace = list(zip(trace.values(), handles(self, *trace)))
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -112,10 +114,9 @@ class Control(wiring.Component):
             values["error_index"].eq(index),
             values["runs"].eq(runs),
         ]
-        for name, register in self._present.items():
-            if name.startswith(TRACE_PREFIX):
-                value, port = values[name], getattr(self, name)
-                m.d.comb += value.eq(port) if register.access == Access.READ else port.eq(value)
+        for register, port in self._trace:
+            value = values[register.name]
+            m.d.comb += value.eq(port) if register.access == Access.READ else port.eq(value)
         moves = self.active.any() | self.read_beat.any() | self.write_beat | self.write_answer
         moved = Signal()  # a register, for what moves is known late in a cycle, and resets a counter
         m.d.sync += moved.eq(moves)
@@ -127,8 +128,8 @@ class Control(wiring.Component):
         finished, all_quiet, errors = Signal(), Signal(), []
         error_pulse = data.StructLayout({"valid": 1, **error_layout.members})
         m.d.sync += [finished.eq(self.finished), all_quiet.eq(self.fetch_quiet & self.quiet.all())]
-        for source in ERROR_SOURCES:
-            pulse, error = getattr(self, f"error_{source}"), Signal(error_pulse, name=f"failed_{source}")
+        for source, pulse in zip(ERROR_SOURCES, self.errors):
+            error = Signal(error_pulse, name=f"failed_{source}")
             m.d.sync += error.eq(Cat(pulse.valid, pulse.payload))
             errors.append(error)
         m.d.sync += self.clear.eq(self.clears)  # it and `halt` are registers: they lead to many others

@@ -9,8 +9,7 @@ from amaranth.lib.wiring import In, Out
 
 from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.fifo import HeadFifo
-from celosia.hw.isa import Unit
-from celosia.hw.layout import INDEX_BITS, Pulse
+from celosia.hw.layout import INDEX_BITS, UNITS, Pulse, handles
 from celosia.hw.regs import TRACE_INDEX_SHIFT
 
 WAITING = 8
@@ -18,7 +17,7 @@ WAITING = 8
 dropped."""
 FIRST = 2
 """Cycle that follows `clear`, counted from the one in which the host starts the run."""
-SOURCES = tuple(f"{unit.name.lower()}_{kind}" for unit in Unit for kind in ("start", "done"))
+SOURCES = tuple(f"{unit}_{kind}" for unit in UNITS for kind in ("start", "done"))
 """In the order of the lowest bits of an entry: `TRACE_DONE`, and the unit from `TRACE_UNIT_SHIFT` on."""
 
 
@@ -41,13 +40,14 @@ class EventTrace(wiring.Component):
             "clear": In(1), "at": In(32), "event": Out(32), "cycle": Out(32), "count": Out(32),
             **{source: In(Pulse(number)) for source in SOURCES},
         })  # fmt: skip
+        self.pulses = handles(self, *SOURCES)
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
         now, place = Signal(32), Signal(range(self._depth))
         entry, waiting = Signal(data.StructLayout({"event": 32, "cycle": 32})), Signal(len(SOURCES))
-        for number, source in enumerate(SOURCES):
-            pulse, queue = getattr(self, source), HeadFifo(entry.shape(), WAITING)
+        for number, (source, pulse) in enumerate(zip(SOURCES, self.pulses)):
+            queue = HeadFifo(entry.shape(), WAITING)
             m.submodules[source] = ResetInserter(self.clear)(queue)
             turn = waiting[number] & ~waiting[:number].any()
             m.d.comb += [
@@ -64,7 +64,7 @@ class EventTrace(wiring.Component):
             m.d.sync += [self.count.eq(self.count + 1), place.eq(Mux(place == self._depth - 1, 0, place + 1))]
         with m.If(self.clear):
             m.d.sync += [now.eq(FIRST), place.eq(0), self.count.eq(0)]
-        for name in ("event", "cycle"):
+        for name, value in (("event", self.event), ("cycle", self.cycle)):
             m.submodules[f"{name}_ring"] = ring = Memory(shape=32, depth=self._depth, init=[])
             write, read = ring.write_port(), ring.read_port()
             m.d.comb += [
@@ -72,6 +72,6 @@ class EventTrace(wiring.Component):
                 write.addr.eq(place),
                 write.data.eq(entry[name]),
                 read.addr.eq(self.at),
-                getattr(self, name).eq(read.data),
+                value.eq(read.data),
             ]
         return m

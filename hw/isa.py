@@ -6,7 +6,7 @@ each instruction is `sim/reference.py`. Fields lie from bit 0 upwards in the ord
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache, cached_property, reduce
@@ -14,6 +14,7 @@ from operator import or_
 from typing import Any
 
 from celosia.hw.config import Config
+from celosia.hw.scratchpads import Scratchpad, scratchpads
 
 
 class Opcode(IntEnum):
@@ -45,10 +46,6 @@ class Buffer(IntEnum):
     PAR = 4
     LUT = 5
     TAP = 6
-
-
-TABLE_SIZE = 256
-"""Entries of a table of lut: one for each int8."""
 
 
 class ReduceOp(IntEnum):
@@ -180,21 +177,18 @@ def _address(operand: str, bits: int, loops: tuple[str, ...], what: str) -> tupl
     return (Field(f"{operand}_base", bits, what), *strides)
 
 
-def _piece_bits(cfg: Config) -> int:
-    """Bits of an address in units of what LOAD writes: pieces for inp, vin and acc, entries for the others."""
-    inp = cfg.inp_bits + cfg.inp_pieces.bit_length() - 1
-    vin = cfg.vin_bits + cfg.out_pieces.bit_length() - 1
-    acc = cfg.acc_bits + cfg.out_pieces.bit_length() - 1
-    return max(inp, vin, acc, cfg.wgt_bits, cfg.par_bits, cfg.lut_bits, cfg.tap_bits if cfg.taps else 0)
+Pads = Mapping[str, Scratchpad]
 
 
-def _formats(cfg: Config, limit_bits: int | None) -> dict[Opcode, Format]:
-    sram = _piece_bits(cfg)
-    out = cfg.out_bits + cfg.out_pieces.bit_length() - 1
-    a_bits, dst_bits = max(cfg.acc_bits, cfg.vin_bits), max(cfg.acc_bits, cfg.out_bits)
-    if cfg.forward:
-        dst_bits = max(dst_bits, cfg.vin_bits, cfg.inp_part_bits)
-    load = Format(
+def _formats(cfg: Config, limit: int | None) -> dict[Opcode, Format]:
+    """limit: the bits of an instruction, where they are known."""
+    made = (make(cfg, scratchpads(cfg), limit) for make in (_load, _gemm, _vector, _store))
+    return {fmt.opcode: fmt for fmt in made}
+
+
+def _load(cfg: Config, pads: Pads, limit: int | None) -> Format:
+    sram = max(pads[buffer.name.lower()].piece_bits for buffer in buffers(cfg))
+    return Format(
         Opcode.LOAD,
         "Copies a block of up to three dimensions from DRAM to a scratchpad, with padding around its rows and columns.",
         (
@@ -217,22 +211,32 @@ def _formats(cfg: Config, limit_bits: int | None) -> dict[Opcode, Format]:
             Field("pad_right", PAD_BITS, "Elements of padding after each row."),
             Field("pad_value", 8, "What padding holds in every byte (ACC: in every int32).", signed=True),
         ),
-        limit_bits,
+        limit,
     )
-    gemm = Format(
+
+
+def _gemm(cfg: Config, pads: Pads, limit: int | None) -> Format:
+    return Format(
         Opcode.GEMM,
         "acc[d] (=|+=) sum of inp[s] . wgt[w] transposed, over loops k, r, s, for every n, y, x.",
         (
             *_header(),
             Field("accumulate", 1, "Add to what the accumulator holds instead of overwriting it."),
             *_extents(GEMM_LOOPS),
-            *_address("acc", cfg.acc_bits, OUTER_LOOPS, "First accumulator entry."),
-            *_address("inp", cfg.inp_bits, GEMM_LOOPS, "First input entry."),
-            *_address("wgt", cfg.wgt_bits, GEMM_LOOPS, "First weight entry."),
+            *_address("acc", pads["acc"].address_bits, OUTER_LOOPS, "First accumulator entry."),
+            *_address("inp", pads["inp"].address_bits, GEMM_LOOPS, "First input entry."),
+            *_address("wgt", pads["wgt"].address_bits, GEMM_LOOPS, "First weight entry."),
         ),
-        limit_bits,
+        limit,
     )
-    vector = Format(
+
+
+def _vector(cfg: Config, pads: Pads, limit: int | None) -> Format:
+    bits = {name: pad.address_bits for name, pad in pads.items()}
+    a_bits, dst_bits = max(bits["acc"], bits["vin"]), max(bits["acc"], bits["out"])
+    if cfg.forward:
+        dst_bits = max(dst_bits, bits["vin"], pads["inp"].bits_of_parts(pads["out"].width))
+    return Format(
         Opcode.VECTOR,
         "Reduces a window, combines with a second operand, requantises, looks up, adds a rescaled residual, clips.",
         (
@@ -249,7 +253,7 @@ def _formats(cfg: Config, limit_bits: int | None) -> dict[Opcode, Format]:
             ),
             Field("requantise", 1, "Scale v per channel with the entry of par, round, add zero_point."),
             Field("lookup", 1, "Replace v, clipped to clip_lo..clip_hi, by its table entry."),
-            Field("table", cfg.lut_bits, "Which table."),
+            Field("table", bits["lut"], "Which table."),
             Field(
                 "rescale_add",
                 1,
@@ -258,9 +262,9 @@ def _formats(cfg: Config, limit_bits: int | None) -> dict[Opcode, Format]:
             *_extents(VECTOR_LOOPS),
             *_address("dst", dst_bits, OUTER_LOOPS, "First entry written."),
             *_address("a", a_bits, VECTOR_LOOPS, "First entry of A."),
-            *_address("b", cfg.vin_bits, OUTER_LOOPS, "First entry of B."),
-            *_address("par", cfg.par_bits, OUTER_LOOPS, "First entry of par."),
-            *(_address("tap", cfg.tap_bits, TAP_LOOPS, "First entry of tap.") if cfg.taps else ()),
+            *_address("b", bits["vin"], OUTER_LOOPS, "First entry of B."),
+            *_address("par", bits["par"], OUTER_LOOPS, "First entry of par."),
+            *(_address("tap", bits["tap"], TAP_LOOPS, "First entry of tap.") if cfg.taps else ()),
             Field("a_offset", 9, "Added to every A before the reduction.", signed=True),
             Field("b_offset", 9, "Added to B in the binary operation.", signed=True),
             Field("imm", 32, "B where b_source is IMM.", signed=True),
@@ -274,9 +278,13 @@ def _formats(cfg: Config, limit_bits: int | None) -> dict[Opcode, Format]:
             Field("add_lo", 8, "rescale_add: smallest result.", signed=True),
             Field("add_hi", 8, "rescale_add: largest result.", signed=True),
         ),
-        limit_bits,
+        limit,
     )
-    store = Format(
+
+
+def _store(cfg: Config, pads: Pads, limit: int | None) -> Format:
+    out = pads["out"].piece_bits
+    return Format(
         Opcode.STORE,
         "Copies a block of up to three dimensions of pieces from out to DRAM.",
         (
@@ -292,35 +300,25 @@ def _formats(cfg: Config, limit_bits: int | None) -> dict[Opcode, Format]:
             Field("sram_y", out, "Step between rows."),
             Field("sram_z", out, "Step between planes."),
         ),
-        limit_bits,
+        limit,
     )
-    return {fmt.opcode: fmt for fmt in (load, gemm, vector, store)}
 
 
 def element_bytes(cfg: Config, buffer: Buffer, widen: bool = False) -> int:
     """Bytes in DRAM of one element of a LOAD to `buffer`. widen: int8 in DRAM become int32 in ACC."""
-    return {
-        Buffer.INP: cfg.piece_bytes,
-        Buffer.WGT: cfg.wgt_bytes,
-        Buffer.ACC: cfg.piece_bytes * (1 if widen else 4),
-        Buffer.VIN: cfg.piece_bytes,
-        Buffer.PAR: 8 * cfg.block_out,
-        Buffer.LUT: TABLE_SIZE,
-        Buffer.TAP: cfg.tap_bytes,
-    }[buffer]
+    return cfg.piece_bytes if widen else scratchpads(cfg)[buffer.name.lower()].piece_bytes
 
 
 def buffers(cfg: Config) -> tuple[Buffer, ...]:
     """Those that `cfg` has."""
-    return tuple(buffer for buffer in Buffer if buffer != Buffer.TAP or cfg.taps)
+    return tuple(buffer for buffer in Buffer if buffer.name.lower() in scratchpads(cfg))
 
 
 def lanes(cfg: Config) -> tuple[tuple[Buffer, ...], ...]:
     """The buffers that LOAD fills through each port to memory; with two ports, weights and parameters by the second."""
-    if cfg.ports == 1:
-        return (buffers(cfg),)
-    second = (Buffer.WGT, Buffer.PAR, Buffer.LUT, Buffer.TAP)
-    return tuple(b for b in buffers(cfg) if b not in second), tuple(b for b in buffers(cfg) if b in second)
+    far = [b for b in buffers(cfg) if cfg.ports == 2 and scratchpads(cfg)[b.name.lower()].far]
+    near = [b for b in buffers(cfg) if b not in far]
+    return (tuple(near), tuple(far))[: cfg.ports]
 
 
 @cache

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from amaranth import signed, unsigned
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.config import Config
-from celosia.hw.isa import TABLE_SIZE, Format, Opcode, formats, instruction_bytes
+from celosia.hw.isa import Format, Opcode, Unit, formats, instruction_bytes
+from celosia.hw.scratchpads import Scratchpad
 
+UNITS = tuple(unit.name.lower() for unit in Unit)
+"""Names of the units, as ports have them."""
 INDEX_BITS = 32
 """Width of an instruction's number within a run: that of register `instr_count`."""
 
@@ -43,6 +48,11 @@ class Pulse(wiring.Signature):
 
     def __init__(self, shape: data.Layout) -> None:
         super().__init__({"valid": Out(1), "payload": Out(shape)})
+
+
+def handles(part: wiring.Component, *names: str) -> list[Any]:
+    """The members of `part` that are called so: an array of ports whose names say what they are."""
+    return [getattr(part, name) for name in names]
 
 
 def unit_members(cfg: Config, opcode: Opcode) -> dict[str, wiring.Member]:
@@ -88,54 +98,16 @@ class WritePort(wiring.Signature):
         })  # fmt: skip
 
 
-def widths(cfg: Config) -> dict[str, int]:
-    """Bits of an entry of each scratchpad."""
-    return {
-        "inp": 8 * cfg.inp_bytes,
-        "wgt": 8 * cfg.wgt_bytes,
-        "acc": 32 * cfg.lanes,
-        "vin": 8 * cfg.lanes,
-        "out": 8 * cfg.lanes,
-        "par": 64 * cfg.block_out,
-        "tap": _whole(8 * cfg.taps * cfg.block_out, grains(cfg)["tap"]),
-    }
+def read_port(pad: Scratchpad, entries: int = 1) -> ReadPort:
+    """For as many entries of `pad` at once, from the one at the address on."""
+    return ReadPort(pad.address_bits, entries * pad.width)
 
 
-def _whole(bits: int, grain: int) -> int:
-    """`bits`, and what else is of their last grain: places of tap beyond `taps` are not stored."""
-    return -(-bits // grain) * grain
+def write_port(pad: Scratchpad) -> WritePort:
+    """For whole entries of `pad`, grain by grain."""
+    return WritePort(pad.address_bits, pad.width, pad.grain)
 
 
-def address_bits(cfg: Config) -> dict[str, int]:
-    """Bits of an entry's number in each scratchpad."""
-    return {
-        "inp": cfg.inp_bits,
-        "wgt": cfg.wgt_bits,
-        "acc": cfg.acc_bits,
-        "vin": cfg.vin_bits,
-        "out": cfg.out_bits,
-        "par": cfg.par_bits,
-        "tap": cfg.tap_bits,
-    }
-
-
-def grains(cfg: Config) -> dict[str, int]:
-    """Bits that LOAD can write on their own: what one step of it delivers. acc counts in int32 lanes."""
-    bus = 8 * cfg.bus_bytes
-    piece = 8 * cfg.piece_bytes
-    return {
-        "inp": min(bus, piece),
-        "wgt": min(bus, 8 * cfg.wgt_bytes),
-        "acc": 32,
-        "vin": min(bus, piece),
-        "par": min(bus, 64 * cfg.block_out),
-        "lut": min(bus, 8 * TABLE_SIZE),
-        "tap": min(bus, 8 * cfg.tap_bytes),
-    }
-
-
-def load_port(cfg: Config, name: str) -> WritePort:
-    """The port through which LOAD writes scratchpad `name` (the tables of `lut` count as entries of 256 bytes)."""
-    bits = cfg.lut_bits if name == "lut" else address_bits(cfg)[name]
-    width = 8 * TABLE_SIZE if name == "lut" else widths(cfg)[name]
-    return WritePort(bits, width, grains(cfg)[name])
+def part_port(pad: Scratchpad, width: int) -> WritePort:
+    """For parts of `width` bits of an entry, by the numbers of parts; or for whole entries that are no larger."""
+    return WritePort(pad.bits_of_parts(width), width, width)

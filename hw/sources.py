@@ -8,6 +8,8 @@ from importlib import resources
 
 NO_HARDWARE = ("config_doc.py", "isa_doc.py", "manifest.py", "plain.py", "sources.py")
 """Files that the Verilog does not depend on."""
+PARTS = ("dae_pipeline", "gemm_core", "vector_unit")
+"""Folders of the hardware."""
 KEPT = "sources.txt"
 """Holds the digest where the sources are not, as on a board."""
 
@@ -20,7 +22,7 @@ def sources_digest() -> str:
         return (folder / KEPT).read_text(encoding="ascii")
     files = {
         f"{part}{path.name}": path.read_bytes()
-        for part, where in (("", folder), *((f"{name}/", folder / name) for name in ("dae_pipeline", "gemm_core")))
+        for part, where in (("", folder), *((f"{name}/", folder / name) for name in PARTS))
         for path in where.iterdir()
         if path.name.endswith(".py") and path.name not in NO_HARDWARE
     }

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Any
 
-from amaranth import Cat, ClockDomain, ClockSignal, DomainRenamer, Module, Signal
+from amaranth import Cat, ClockDomain, ClockSignal, DomainRenamer, Module, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.axi import Axi4, Axi4Read, AxiLite, connect_part
 from celosia.hw.config import Config
-from celosia.hw.control import ERROR_SOURCES, REGISTER_BITS, Control
+from celosia.hw.control import REGISTER_BITS, Control
 from celosia.hw.dae_pipeline.fetch import Fetch
 from celosia.hw.dae_pipeline.fifo import HeadFifo
 from celosia.hw.dae_pipeline.load import Load
@@ -21,12 +22,13 @@ from celosia.hw.dae_pipeline.store import Store
 from celosia.hw.dae_pipeline.tokens import Tokens
 from celosia.hw.event_trace import EventTrace
 from celosia.hw.gemm_core.gemm import Gemm
-from celosia.hw.gemm_core.vector import Vector
-from celosia.hw.isa import Unit
-from celosia.hw.layout import INDEX_BITS, address_bits, grains, widths
+from celosia.hw.layout import INDEX_BITS, UNITS, handles
+from celosia.hw.pipeline import ISSUE
+from celosia.hw.scratchpads import scratchpads
+from celosia.hw.vector_unit.vector import Vector
 
-UNITS = tuple(unit.name.lower() for unit in Unit)
 SCRATCHPADS = ("inp", "wgt", "vin", "par", "tap", "out", "acc")
+"""Those that are a part each; lut is in the vector unit."""
 
 
 class State(IntEnum):
@@ -43,11 +45,10 @@ class State(IntEnum):
 def scratchpad(cfg: Config, name: str) -> wiring.Component:
     if name == "acc":
         return AccScratchpad(cfg)
-    depth, width = getattr(cfg, f"{name}_depth"), widths(cfg)[name]
-    grain = grains(cfg).get(name, width)
+    pad = scratchpads(cfg)[name]
     if name == "vin" and cfg.taps:
-        return WindowScratchpad(depth, width, grain, cfg.taps)
-    return Scratchpad(depth, width, grain)
+        return WindowScratchpad(pad.depth, pad.width, pad.grain, cfg.taps)
+    return Scratchpad(pad.depth, pad.width, pad.grain)
 
 
 class Accelerator(wiring.Component):
@@ -72,34 +73,54 @@ class Accelerator(wiring.Component):
 
     def __init__(self, cfg: Config) -> None:
         self._cfg = cfg
-        trace = {
-            f"trace_{unit}_{event}{suffix}": Out(bits)
-            for unit in UNITS
-            for event in ("start", "done")
-            for suffix, bits in (("", 1), ("_index", INDEX_BITS))
-        } | {f"trace_{unit}_state": Out(State) for unit in UNITS}
+        shown = {"start": 1, "start_index": INDEX_BITS, "done": 1, "done_index": INDEX_BITS, "state": State}
+        trace = {f"trace_{unit}_{what}": Out(shape) for unit in UNITS for what, shape in shown.items()}
         second = {"m_axi1": Out(Axi4Read(cfg.bus_bytes))} if cfg.ports == 2 else {}
         super().__init__({
             "s_axil": In(AxiLite(REGISTER_BITS)), "m_axi": Out(Axi4(cfg.bus_bytes)), **second, "irq": Out(1),
             "idle": Out(1), "busy": Out(1), "error": Out(1), **trace,
         })  # fmt: skip
+        self._shown = [handles(self, *(f"trace_{unit}_{what}" for what in shown)) for unit in UNITS]
 
     def elaborate(self, platform: object) -> Module:
         cfg = self._cfg
         m = Module()
-        connect = wiring.connect
+        control = self._connect_host(m)
+        fetch, tokens, readmux = Fetch(cfg), Tokens(cfg), ReadMux(cfg.bus_bytes)
+        load, gemm, vector, store = Load(cfg), Gemm(cfg), Vector(cfg), Store(cfg)
+        units: tuple[Any, ...] = (load, gemm, vector, store)
+        pads: dict[str, Any] = {name: scratchpad(cfg, name) for name in SCRATCHPADS if name in scratchpads(cfg)}
+        for name, part in {
+            "fetch": fetch, "tokens": tokens, "readmux": readmux, **dict(zip(UNITS, units)), **pads,
+        }.items():  # fmt: skip
+            m.submodules[name] = DomainRenamer("pipeline")(part)
 
+        wiring.connect(m, fetch.bus, readmux.fetch)
+        self._connect_instructions(m, fetch, tokens, units)
+        read_beats = self._connect_memory(m, readmux, load, store)
+        self._connect_scratchpads(m, pads, load, gemm, vector, store)
+        self._connect_control(m, control, fetch, tokens, units)
+        m.d.comb += [
+            control.read_beat.eq(Cat(read_beats)),
+            control.write_beat.eq(store.write_beat),
+            control.write_answer.eq(store.write_answer),
+        ]
+        self._show(m, units, tokens)
+        if cfg.trace_depth:
+            self._connect_trace(m, control)
+        return m
+
+    def _connect_host(self, m: Module) -> Control:
+        """Registers, and the life of a run, which begins with a reset of everything else."""
         # Reset comes from a register, so that no logic hangs on a pin: better timing, and Verilator need not look at
         # every next state again whenever an input changes (1.5 times the cycles a second).
         reset = Signal(init=1)
         pipeline_reset = Signal(init=1)  # with `control.clear`: a register of its own, for it leads to every other one
         m.d.sync += reset.eq(0)
         m.domains.core, m.domains.pipeline = core, pipeline = ClockDomain("core"), ClockDomain("pipeline")
-
-        # Registers, and the life of a run. A run begins with a reset of everything else.
-        m.submodules.control = control = DomainRenamer("core")(Control(cfg))
+        m.submodules.control = control = DomainRenamer("core")(Control(self._cfg))
         m.d.sync += pipeline_reset.eq(control.clears)
-        connect(m, wiring.flipped(self.s_axil), control.axil)
+        wiring.connect(m, wiring.flipped(self.s_axil), control.axil)
         m.d.comb += [
             self.irq.eq(control.irq),
             self.busy.eq(control.busy),
@@ -110,43 +131,44 @@ class Accelerator(wiring.Component):
             pipeline.clk.eq(ClockSignal()),
             pipeline.rst.eq(pipeline_reset),
         ]
+        return control
 
-        fetch, tokens, readmux = Fetch(cfg), Tokens(cfg), ReadMux(cfg.bus_bytes)
-        load, gemm, vector, store = Load(cfg), Gemm(cfg), Vector(cfg), Store(cfg)
-        units: tuple[wiring.Component, ...] = (load, gemm, vector, store)
-        pads: dict[str, Any] = {name: scratchpad(cfg, name) for name in SCRATCHPADS if name != "tap" or cfg.taps}
-        for name, part in {
-            "fetch": fetch, "tokens": tokens, "readmux": readmux, **dict(zip(UNITS, units)), **pads,
-        }.items():  # fmt: skip
-            m.submodules[name] = DomainRenamer("pipeline")(part)
-
-        # Instructions: memory -> fetch -> gates -> units. A queue behind each gate parts the paths of semaphores from
-        # those within the units.
-        connect(m, fetch.bus, readmux.fetch)
-        for name, unit in zip(UNITS, units):
-            passed = getattr(tokens, f"instr_{name}")
-            issue = HeadFifo(passed.payload.shape(), 2)
+    def _connect_instructions(self, m: Module, fetch: Fetch, tokens: Tokens, units: Sequence[Any]) -> None:
+        """Fetch -> gates -> units. A queue behind each gate parts the paths of semaphores from those within a unit."""
+        for name, unit, fetched, queue, passed, done in zip(
+            UNITS, units, fetch.queues, tokens.queues, tokens.passed, tokens.done
+        ):
+            issue = HeadFifo(passed.payload.shape(), ISSUE)
             m.submodules[f"issue_{name}"] = DomainRenamer("pipeline")(issue)
-            connect(m, getattr(fetch, f"queue_{name}"), getattr(tokens, f"queue_{name}"))
-            connect(m, passed, issue.i)
-            connect(m, issue.o, unit.instr)
-            connect(m, unit.done, getattr(tokens, f"done_{name}"))
+            wiring.connect(m, fetched, queue)
+            wiring.connect(m, passed, issue.i)
+            wiring.connect(m, issue.o, unit.instr)
+            wiring.connect(m, unit.done, done)
 
-        # Data: memory -> load -> gemm -> vector -> store -> memory.
-        connect(m, load.bus, readmux.load)
+    def _connect_memory(self, m: Module, readmux: ReadMux, load: Load, store: Store) -> list[Value]:
+        """LOAD and STORE to memory. Returns the pulses of beats that are read."""
+        near, *others = load.buses
+        wiring.connect(m, near, readmux.load)
         connect_part(m, readmux.axi, self.m_axi)
+        connect_part(m, store.axi, self.m_axi)
         read_beats = [readmux.read_beat]
-        if cfg.ports == 2:
-            m.submodules.readmux1 = readmux1 = DomainRenamer("pipeline")(ReadMux(cfg.bus_bytes))
-            connect(m, load.bus1, readmux1.load)
-            connect(m, readmux1.axi, wiring.flipped(self.m_axi1))
-            read_beats.append(readmux1.read_beat)
-        acc = pads["acc"]
-        for name in ("wgt", "par", "tap"):
-            if name in pads:
-                connect(m, getattr(load, name), pads[name].write)
-        for name in ("inp", "vin"):
-            self._connect_writers(m, name, pads[name], load, vector)
+        for bus in others:
+            m.submodules.readmux1 = second = DomainRenamer("pipeline")(ReadMux(self._cfg.bus_bytes))
+            wiring.connect(m, bus, second.load)
+            wiring.connect(m, second.axi, wiring.flipped(self.m_axi1))
+            read_beats.append(second.read_beat)
+        return read_beats
+
+    def _connect_scratchpads(
+        self, m: Module, pads: Mapping[str, Any], load: Load, gemm: Gemm, vector: Vector, store: Store
+    ) -> None:
+        """LOAD -> GEMM -> VECTOR -> STORE."""
+        connect, acc = wiring.connect, pads["acc"]
+        for name, port in load.pads.items():
+            if name in vector.writes:
+                self._connect_writers(m, name, pads[name], port, vector.writes[name])
+            elif name not in ("lut", "acc"):
+                connect(m, port, pads[name].write)
         connect(m, load.lut, vector.lut)
         connect(m, load.acc, acc.load_write)
         connect(m, gemm.inp, pads["inp"].read)
@@ -156,20 +178,28 @@ class Accelerator(wiring.Component):
         m.d.comb += vector.claims.eq(gemm.claims)
         connect(m, vector.acc_read, acc.vector_read)
         connect(m, vector.acc_write, acc.vector_write)
-        for name in ("vin", "par", "tap"):
-            if name in pads:
-                connect(m, getattr(vector, name), pads[name].read)
+        for name, port in vector.reads.items():
+            connect(m, port, pads[name].read)
         connect(m, vector.out, pads["out"].write)
         connect(m, store.out, pads["out"].read)
-        connect_part(m, store.axi, self.m_axi)
 
-        # Control and what it hears of.
+    def _connect_writers(self, m: Module, name: str, pad: Any, load: Any, vector: Any) -> None:
+        """LOAD and VECTOR to a scratchpad that holds activations."""
+        of, out = scratchpads(self._cfg)[name], scratchpads(self._cfg)["out"]
+        arbiter = WriteArbiter(of.address_bits, of.width, of.grain, of.width // out.width)
+        m.submodules[f"{name}_arbiter"] = arbiter
+        wiring.connect(m, vector, arbiter.vector)
+        wiring.connect(m, load, arbiter.load)
+        wiring.connect(m, arbiter.write, pad.write)
+
+    def _connect_control(self, m: Module, control: Control, fetch: Fetch, tokens: Tokens, units: Sequence[Any]) -> None:
+        """What control says to all, and what it hears of them."""
+        load, _, _, store = units
         for part in (fetch, load, store):
             m.d.comb += [part.dma_base.eq(control.dma_base), part.dma_size.eq(control.dma_size)]
-        for part in (fetch, *units):
+        for part, error in zip((fetch, *units), control.errors):
             m.d.comb += part.halt.eq(control.halt)
-        for source, part in zip(ERROR_SOURCES, (fetch, *units)):
-            connect(m, part.error, getattr(control, f"error_{source}"))
+            wiring.connect(m, part.error, error)
         m.d.comb += [
             fetch.run.eq(control.run),
             fetch.instr_addr.eq(control.instr_addr),
@@ -181,37 +211,31 @@ class Accelerator(wiring.Component):
             control.held.eq(Cat(unit.held for unit in units)),
             control.wait_token.eq(tokens.wait_token),
             control.oldest.eq(tokens.oldest),
-            control.read_beat.eq(Cat(read_beats)),
-            control.write_beat.eq(store.write_beat),
-            control.write_answer.eq(store.write_answer),
         ]
-        for number, (name, unit) in enumerate(zip(UNITS, units)):
+
+    def _show(self, m: Module, units: Sequence[Any], tokens: Tokens) -> None:
+        """What the units do, for simulation."""
+        for unit, waits, shown in zip(units, tokens.wait_token, self._shown):
+            start, start_index, done, done_index, state = shown
             m.d.comb += [
-                getattr(self, f"trace_{name}_start").eq(unit.instr.valid & unit.instr.ready),
-                getattr(self, f"trace_{name}_start_index").eq(unit.instr.payload.index),
-                getattr(self, f"trace_{name}_done").eq(unit.done.valid),
-                getattr(self, f"trace_{name}_done_index").eq(unit.done.payload.index),
+                start.eq(unit.instr.valid & unit.instr.ready),
+                start_index.eq(unit.instr.payload.index),
+                done.eq(unit.done.valid),
+                done_index.eq(unit.done.payload.index),
             ]
             with m.If(unit.active):
-                m.d.comb += getattr(self, f"trace_{name}_state").eq(State.BUSY)
+                m.d.comb += state.eq(State.BUSY)
             with m.Elif(unit.held):
-                m.d.comb += getattr(self, f"trace_{name}_state").eq(State.MEMORY)
-            with m.Elif(tokens.wait_token[number]):
-                m.d.comb += getattr(self, f"trace_{name}_state").eq(State.TOKEN)
-        if cfg.trace_depth:
-            self._connect_trace(m, control)
-        return m
+                m.d.comb += state.eq(State.MEMORY)
+            with m.Elif(waits):
+                m.d.comb += state.eq(State.TOKEN)
 
     def _connect_trace(self, m: Module, control: Control) -> None:
         """What simulation sees of instructions, to the ring of the host."""
         m.submodules.event_trace = trace = DomainRenamer("core")(EventTrace(self._cfg))
-        for name in UNITS:
-            for event in ("start", "done"):
-                pulse = getattr(trace, f"{name}_{event}")
-                m.d.comb += [
-                    pulse.valid.eq(getattr(self, f"trace_{name}_{event}")),
-                    pulse.payload.index.eq(getattr(self, f"trace_{name}_{event}_index")),
-                ]
+        starts_and_ends = (pair for shown in self._shown for pair in (shown[:2], shown[2:4]))
+        for pulse, (valid, index) in zip(trace.pulses, starts_and_ends):
+            m.d.comb += [pulse.valid.eq(valid), pulse.payload.index.eq(index)]
         m.d.comb += [
             trace.clear.eq(control.clear),
             trace.at.eq(control.trace_at),
@@ -219,16 +243,3 @@ class Accelerator(wiring.Component):
             control.trace_cycle.eq(trace.cycle),
             control.trace_count.eq(trace.count),
         ]
-
-    def _connect_writers(self, m: Module, name: str, pad: wiring.Component, load: Load, vector: Vector) -> None:
-        """LOAD, and where the Config says so VECTOR, to a scratchpad that holds activations."""
-        cfg = self._cfg
-        if not cfg.forward:
-            wiring.connect(m, getattr(load, name), pad.write)
-            return
-        bits, width = address_bits(cfg)[name], widths(cfg)[name]
-        arbiter = WriteArbiter(bits, width, grains(cfg)[name], width // widths(cfg)["out"])
-        m.submodules[f"{name}_arbiter"] = arbiter
-        wiring.connect(m, getattr(vector, f"{name}_write"), arbiter.vector)
-        wiring.connect(m, getattr(load, name), arbiter.load)
-        wiring.connect(m, arbiter.write, pad.write)

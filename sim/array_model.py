@@ -11,7 +11,7 @@ from pathlib import Path
 
 from celosia.hw.config import Config
 from celosia.hw.gemm_core.array import MODEL
-from celosia.hw.layout import widths
+from celosia.hw.scratchpads import scratchpads
 
 PRODUCTS = Path(__file__).with_name("array_model.cpp")
 """The C++ that goes with it, to be compiled with `defines`."""
@@ -24,8 +24,8 @@ def defines(cfg: Config) -> dict[str, int]:
 
 def array_model(cfg: Config) -> str:
     """The Verilog module for the array of `cfg`."""
-    width = widths(cfg)
-    inp, wgt, acc = (f"[{width[name] - 1}:0]" for name in ("inp", "wgt", "acc"))
+    pads = scratchpads(cfg)
+    inp, wgt, acc = (f"[{pads[name].width - 1}:0]" for name in ("inp", "wgt", "acc"))
     return f"""
 module {MODEL} #(parameter STAGES = 1) (
   input clk, input enter, input leave, input first, input {inp} inp, input {wgt} wgt, output reg {acc} total

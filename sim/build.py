@@ -40,7 +40,7 @@ SMALL_ARRAY = 64
 compiles in half the time of -O3."""
 JOBS = max(1, min(4, os.cpu_count() or 1))
 HARNESS = Path(__file__).with_name("harness.cpp")
-FASTER = tuple(Path(__file__).with_name(name) for name in ("gating.py", "array_model.py"))
+FASTER = tuple(Path(__file__).with_name(name) for name in ("gating.py", "flat_verilog.py", "array_model.py"))
 """What makes another text of the Verilog of a large array."""
 RUNTIME = ("verilated.cpp", "verilated_threads.cpp")
 """Files of Verilator's runtime that every simulator needs."""

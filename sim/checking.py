@@ -25,10 +25,12 @@ from celosia.hw.isa import (
     Destination,
     Opcode,
     Unit,
+    element_bytes,
 )
+from celosia.hw.scratchpads import depths, scratchpads
 from celosia.sim.device import DeviceError
-from celosia.sim.reference import Fields, element_bytes
-from celosia.sim.vectorised import Steps, offsets, spans, steps
+from celosia.sim.patterns import Steps, offsets, spans, steps
+from celosia.sim.reference import Fields
 
 Index = NDArray[np.int64]
 UNITS = len(Unit)
@@ -85,14 +87,8 @@ class Checker:
     def __init__(self, cfg: Config, dram_bytes: int) -> None:
         self.cfg = cfg
         self.buffers = {
-            "inp": Accesses("inp", cfg.inp_depth * cfg.inp_pieces, "piece", True),
-            "wgt": Accesses("wgt", cfg.wgt_depth, "entry", True),
-            "acc": Accesses("acc", cfg.acc_depth * cfg.out_pieces, "piece", True),
-            "vin": Accesses("vin", cfg.vin_depth * cfg.out_pieces, "piece", True),
-            "out": Accesses("out", cfg.out_depth * cfg.out_pieces, "piece", True),
-            "par": Accesses("par", cfg.par_depth, "entry", True),
-            "lut": Accesses("lut", cfg.lut_count, "table", True),
-            "tap": Accesses("tap", cfg.tap_depth, "entry", True),
+            name: Accesses(name, pad.depth * pad.pieces, "piece" if pad.in_pieces else "entry", True)
+            for name, pad in scratchpads(cfg).items()
         }
         self.dram = Accesses("DRAM", dram_bytes, "byte", False)
         self.clocks = [[0] * UNITS for _ in Unit]
@@ -161,7 +157,7 @@ class Checker:
             if f["requantise"]:
                 read("par", "par", steps(f, "par", OUTER_LOOPS))
             if f["lookup"]:
-                self.buffers["lut"].read(np.array([f["table"] % cfg.lut_count]), unit, number, clock)
+                self.buffers["lut"].read(np.array([f["table"] % depths(cfg)["lut"]]), unit, number, clock)
             write(Destination(f["destination"]).name.lower(), "dst", steps(f, "dst", OUTER_LOOPS), cfg.out_pieces)
 
     def _dram_bytes(self, f: Fields, size: int) -> Index:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from celosia.hw.config import Config
 from celosia.hw.isa import OUTER_LOOPS, Destination, Opcode, formats, instruction_bytes, opcode_of
+from celosia.hw.scratchpads import depths
 from celosia.sim.device import Device, DeviceError
 from celosia.sim.reference import Fields, addresses
 
@@ -117,7 +118,7 @@ def _source(cfg: Config, opcode: Opcode | None, f: Fields, addr: int) -> int:
             if start <= addr < start + width:
                 x = (addr - start) // cfg.piece_bytes
                 index = f["sram_base"] + z * f["sram_z"] + y * f["sram_y"] + x * f["sram_x"]
-                piece = index % (cfg.out_depth * cfg.out_pieces)
+                piece = index % (depths(cfg)["out"] * cfg.out_pieces)
     return piece
 
 
@@ -128,7 +129,7 @@ def _producer(cfg: Config, program: Program, piece: int) -> int:
             piece >= 0
             and opcode == Opcode.VECTOR
             and f["destination"] == Destination.OUT
-            and piece // cfg.out_pieces in addresses(f, "dst", OUTER_LOOPS, cfg.out_depth)
+            and piece // cfg.out_pieces in addresses(f, "dst", OUTER_LOOPS, depths(cfg)["out"])
         ):
             return number
     return -1

@@ -8,7 +8,6 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.hw import isa
 from celosia.hw.config import Config
 from celosia.hw.isa import (
     GEMM_LOOPS,
@@ -21,17 +20,17 @@ from celosia.hw.isa import (
     Destination,
     Format,
     Opcode,
+    buffers,
+    element_bytes,
     formats,
     instruction_bytes,
     lanes,
     rules,
 )
+from celosia.hw.pipeline import BOUNDARY, MAX_BURST
+from celosia.hw.scratchpads import scratchpads
 
 Ints = NDArray[np.int64]
-MAX_BURST = 16
-"""Beats of the longest burst (hw/axi.py)."""
-BOUNDARY = 4096
-"""Bytes; no burst crosses a multiple of it (hw/axi.py)."""
 IN_ACC, IN_VIN = 1, 2
 INP_PORT, VIN_PORT = 1, 2
 
@@ -158,7 +157,7 @@ def _banks(cfg: Config, f: _Fields, operand: str, which: NDArray[np.bool_] | Non
     """In which bank of acc the first output lies, and how many from it on; for the instructions `which` alone."""
     extents = [f[f"extent_{loop}"] for loop in OUTER_LOOPS]
     strides = [f[f"{operand}_{loop}"] for loop in OUTER_LOOPS]
-    base, half = f[f"{operand}_base"], cfg.acc_depth // 2
+    base, half = f[f"{operand}_base"], scratchpads(cfg)["acc"].bank_depth
     bank, here = base // half % 2, prod(extents, start=np.ones_like(base))
     reach = base + sum((extent - 1) * stride for extent, stride in zip(extents, strides))
     leaves = (reach // half != base // half) & (True if which is None else which)
@@ -170,13 +169,9 @@ def _banks(cfg: Config, f: _Fields, operand: str, which: NDArray[np.bool_] | Non
     return bank, here
 
 
-def element_bytes(cfg: Config) -> Ints:
-    """Bytes in DRAM of an element of each Buffer."""
-    return np.array([isa.element_bytes(cfg, buffer) for buffer in Buffer] + [0], np.int64)
-
-
 def _load(cfg: Config, f: _Fields) -> dict[str, Ints]:
-    size = np.where(f["widen"] == 1, cfg.piece_bytes, element_bytes(cfg)[f["buffer"]])
+    sizes = np.array([element_bytes(cfg, buffer) for buffer in buffers(cfg)], np.int64)
+    size = np.where(f["widen"] == 1, cfg.piece_bytes, sizes[f["buffer"]])
     x, y, z = f["x_size"], f["y_size"], f["z_size"]
     left, top = f["pad_left"], f["pad_top"]
     width = left + x + f["pad_right"]

@@ -25,11 +25,13 @@ from celosia.hw.isa import (
     Destination,
     Opcode,
     ReduceOp,
+    element_bytes,
     formats,
     opcode_of,
     why_illegal,
 )
 from celosia.hw.regs import Error
+from celosia.hw.scratchpads import PAR, scratchpads
 
 Int8 = NDArray[np.int8]
 Int32 = NDArray[np.int32]
@@ -50,7 +52,7 @@ class State:
 
     inp [depth, block_in/group, batch, group] int8; wgt [depth, block_out, block_in] int8;
     acc [depth, block_out/group, batch, group] int32; vin, out likewise int8;
-    par [depth, block_out] uint64 (bias in bits 0..31, multiplier 32..55, shift 56..61); lut [count, 256] int8;
+    par [depth, block_out] uint64, see `PAR`; lut [count, 256] int8;
     tap [depth, tap_slots, block_out] int8, [0, ...] where the Config has no taps.
     """
 
@@ -65,16 +67,10 @@ class State:
     tap: Int8 = field(init=False)
 
     def __post_init__(self) -> None:
-        cfg = self.cfg
-        side = (cfg.out_pieces, cfg.batch, cfg.group)
-        self.inp = np.zeros((cfg.inp_depth, cfg.inp_pieces, cfg.batch, cfg.group), np.int8)
-        self.wgt = np.zeros((cfg.wgt_depth, cfg.block_out, cfg.block_in), np.int8)
-        self.acc = np.zeros((cfg.acc_depth, *side), np.int32)
-        self.vin = np.zeros((cfg.vin_depth, *side), np.int8)
-        self.out = np.zeros((cfg.out_depth, *side), np.int8)
-        self.par = np.zeros((cfg.par_depth, cfg.block_out), np.uint64)
-        self.lut = np.zeros((cfg.lut_count, 256), np.int8)
-        self.tap = np.zeros((cfg.tap_depth if cfg.taps else 0, cfg.tap_slots, cfg.block_out), np.int8)
+        for name, pad in scratchpads(self.cfg).items():
+            setattr(self, name, np.zeros((pad.depth, *pad.shape), pad.element))
+        if not self.cfg.taps:
+            self.tap = np.zeros((0, self.cfg.tap_slots, self.cfg.block_out), np.int8)
 
     def randomise(self, rng: np.random.Generator) -> None:
         """Fill all scratchpads with random bytes, as silicon may hold before anything is written."""
@@ -82,28 +78,11 @@ class State:
             if isinstance(buffer, np.ndarray):
                 buffer.reshape(-1).view(np.uint8)[...] = rng.integers(0, 256, buffer.nbytes, np.uint8)
 
-    def elements(self, buffer: Buffer) -> NDArray[np.generic]:
+    def elements(self, buffer: Buffer) -> NDArray[Any]:
         """A view of `buffer` as [elements, values]: an element is what one step of LOAD writes."""
-        array: Any = getattr(self, buffer.name.lower())
-        rows = -1 if buffer in (Buffer.INP, Buffer.ACC, Buffer.VIN) else array.shape[0]
-        view: NDArray[np.generic] = array.reshape(rows, self.cfg.piece_bytes if rows == -1 else -1)
-        return view
-
-
-def element_bytes(cfg: Config, buffer: Buffer, widen: bool) -> int:
-    """Bytes that one element of `buffer` takes in DRAM."""
-    match buffer:
-        case Buffer.WGT:
-            return cfg.wgt_bytes
-        case Buffer.PAR:
-            return 8 * cfg.block_out
-        case Buffer.LUT:
-            return 256
-        case Buffer.TAP:
-            return cfg.tap_slots * cfg.block_out
-        case Buffer.ACC if not widen:
-            return 4 * cfg.piece_bytes
-    return cfg.piece_bytes
+        name = buffer.name.lower()
+        array: NDArray[Any] = getattr(self, name)
+        return array.reshape(len(array) * scratchpads(self.cfg)[name].pieces, -1)
 
 
 def addresses(f: Fields, operand: str, loops: tuple[str, ...], depth: int) -> NDArray[np.int64]:
@@ -160,9 +139,9 @@ def store(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
 def gemm(state: State, f: Fields) -> None:
     """GEMM. Sums wrap at 32 bits. Outputs are visited one after the other, so a repeated accumulator sees the last."""
     cfg = state.cfg
-    acc = addresses(f, "acc", OUTER_LOOPS, cfg.acc_depth)
-    inp = addresses(f, "inp", GEMM_LOOPS, cfg.inp_depth)
-    wgt = addresses(f, "wgt", GEMM_LOOPS, cfg.wgt_depth)
+    acc = addresses(f, "acc", OUTER_LOOPS, len(state.acc))
+    inp = addresses(f, "inp", GEMM_LOOPS, len(state.inp))
+    wgt = addresses(f, "wgt", GEMM_LOOPS, len(state.wgt))
     for outer in np.ndindex(acc.shape):
         # [steps, block_in/group, batch, group] -> [batch, steps * block_in], against [block_out, steps * block_in]
         left = state.inp[inp[outer].ravel()].transpose(2, 0, 1, 3).reshape(cfg.batch, -1).astype(np.int64)
@@ -215,25 +194,24 @@ def vector(state: State, f: Fields) -> None:
     if f["taps"]:
         a = _taps(state, f)
     elif f["a_source"] == ASource.ACC:
-        a = state.acc[addresses(f, "a", loops, cfg.acc_depth)].astype(np.int64)
+        a = state.acc[addresses(f, "a", loops, len(state.acc))].astype(np.int64)
     else:
-        a = state.vin[addresses(f, "a", loops, cfg.vin_depth)].astype(np.int64)
+        a = state.vin[addresses(f, "a", loops, len(state.vin))].astype(np.int64)
     reduce: Any = {ReduceOp.ADD: np.sum, ReduceOp.MAX: np.max, ReduceOp.MIN: np.min}[ReduceOp(f["reduce_op"])]
     v = reduce(_wrap(a + f["a_offset"]), axis=(3, 4))  # [n, y, x, block_out/group, batch, group]
     v = _wrap(v)
-    residual = state.vin[addresses(f, "b", OUTER_LOOPS, cfg.vin_depth)].astype(np.int64)
+    residual = state.vin[addresses(f, "b", OUTER_LOOPS, len(state.vin))].astype(np.int64)
     b = residual if f["b_source"] == BSource.VIN else np.full_like(residual, f["imm"])
     v = _binary(BinaryOp(f["binary_op"]), v, _wrap(b + f["b_offset"]))
     if f["requantise"]:
-        par = state.par[addresses(f, "par", OUTER_LOOPS, cfg.par_depth)].reshape(*v.shape[:4], 1, cfg.group)
-        bias = (par & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
-        multiplier = (par >> np.uint64(32) & np.uint64(0xFFFFFF)).astype(np.int64)
-        shift = (par >> np.uint64(56) & np.uint64(63)).astype(np.int64)
+        par = state.par[addresses(f, "par", OUTER_LOOPS, len(state.par))].reshape(*v.shape[:4], 1, cfg.group)
+        bias = PAR["bias"].of(par).astype(np.uint32).view(np.int32)
+        multiplier, shift = (PAR[name].of(par).astype(np.int64) for name in ("multiplier", "shift"))
         v = requantise(v.astype(np.int32), bias, multiplier, shift) + f["zero_point"]
     if f["requantise"] or f["lookup"] or f["rescale_add"] or f["destination"] != Destination.ACC:
         v = np.minimum(np.maximum(v, f["clip_lo"]), f["clip_hi"])
     if f["lookup"]:
-        v = state.lut[f["table"] % cfg.lut_count][v + 128].astype(np.int64)
+        v = state.lut[f["table"] % len(state.lut)][v + 128].astype(np.int64)
     if f["rescale_add"]:
         total = v * f["scale_v"] + residual * f["scale_b"] + f["scale_c"]
         v = _round_signed(total, f["scale_shift"])
@@ -253,13 +231,13 @@ def destination(state: State, which: Destination) -> NDArray[Any]:
 def _taps(state: State, f: Fields) -> NDArray[np.int64]:
     """A of a VECTOR with taps: in each iteration the sum of the entries from its own on, each times its tap."""
     cfg = state.cfg
-    first = addresses(f, "a", VECTOR_LOOPS, cfg.vin_depth)
+    first = addresses(f, "a", VECTOR_LOOPS, len(state.vin))
     # The fields of `tap` have no loops y and x.
-    weights = state.tap[addresses(f | {"tap_y": 0, "tap_x": 0}, "tap", VECTOR_LOOPS, cfg.tap_depth)].astype(np.int64)
+    weights = state.tap[addresses(f | {"tap_y": 0, "tap_x": 0}, "tap", VECTOR_LOOPS, len(state.tap))].astype(np.int64)
     total = np.zeros((*first.shape, *state.vin.shape[1:]), np.int64)
     for tap in range(cfg.taps):
         lanes = weights[..., tap, :].reshape(*first.shape, cfg.out_pieces, 1, cfg.group)
-        total += state.vin[(first + tap) % cfg.vin_depth].astype(np.int64) * lanes
+        total += state.vin[(first + tap) % len(state.vin)].astype(np.int64) * lanes
     return total
 
 

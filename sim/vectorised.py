@@ -7,7 +7,7 @@ Each function does to the state and to DRAM exactly what its namesake in `refere
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import lru_cache
 from math import prod
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -27,138 +27,19 @@ from celosia.hw.isa import (
     Destination,
     Opcode,
     ReduceOp,
+    element_bytes,
 )
+from celosia.hw.scratchpads import PAR, depths
 from celosia.sim import reference
-from celosia.sim.reference import Fields, Int32, State, destination, element_bytes
+from celosia.sim.patterns import Steps, gather, once, scatter, spans
+from celosia.sim.reference import Fields, Int32, State, destination
 
 Array = NDArray[Any]
-Steps = tuple[tuple[int, int], ...]
-"""An affine address: (extent, stride) of each loop, from the outermost."""
-
 CHUNK = 1024
 """Longest sum of int8 products whose every partial sum is exact in float32: 1024 * 128 * 128 = 2^24."""
 
 LARGEST_GATHER = 1 << 27
 """Elements of a gathered operand beyond which the reference, which needs little memory, takes over."""
-
-
-def steps(f: Fields, operand: str, loops: tuple[str, ...]) -> Steps:
-    """Extents and strides of `operand`; the stride of a loop that runs once is 0."""
-    return tuple([(f[extent], f[stride] if f[extent] > 1 else 0) for extent, stride in _names(operand, loops)])
-
-
-@cache
-def _names(operand: str, loops: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Fields of the extent and of the stride of each loop."""
-    return tuple((f"extent_{loop}", f"{operand}_{loop}") for loop in loops)
-
-
-@lru_cache(maxsize=8192)
-def spans(pattern: Steps, depth: int) -> tuple[tuple[tuple[int, ...], int, int], ...]:
-    """Ways to read the strides of `pattern`, modulo `depth`, as signed numbers: (strides, lowest, highest offset).
-
-    A stride of `depth - 1` is a step of -1; with two iterations it may as well be a step of `depth - 1`.
-    """
-    found: list[tuple[tuple[int, ...], int, int]] = [((), 0, 0)]
-    for extent, stride in pattern:
-        last, stride = extent - 1, stride % depth
-        signed = (stride, stride - depth) if last and stride else (0,)
-        found = [
-            ((*strides, step), low + min(step * last, 0), high + max(step * last, 0))
-            for strides, low, high in found
-            for step in signed
-            if abs(step) * last < depth
-        ]
-    return tuple(way for way in found if way[2] - way[1] < depth)
-
-
-@lru_cache(maxsize=8192)
-def offsets(pattern: Steps, depth: int) -> NDArray[np.int64]:
-    """Entry numbers of `pattern` from base 0, modulo `depth`; shape is the extents. Not to be written to."""
-    total = np.zeros(1, np.int64)
-    for extent, stride in pattern:
-        if extent > 1:
-            total = (total[:, None] + np.arange(extent) * stride).ravel()
-    total %= depth
-    total.flags.writeable = False
-    return total.reshape([extent for extent, _ in pattern])
-
-
-@lru_cache(maxsize=8192)
-def distinct(pattern: Steps, depth: int) -> bool:
-    """True where no two iterations of `pattern` have the same address."""
-    reach = 1
-    for step, extent in sorted((min(s % depth, -s % depth), e) for e, s in pattern if e > 1):
-        if step < reach:
-            break
-        reach += step * (extent - 1)
-    else:
-        if reach <= depth:
-            return True
-    count = prod(extent for extent, _ in pattern)
-    return count <= depth and len(set(offsets(pattern, depth).ravel().tolist())) == count
-
-
-@lru_cache(maxsize=8192)
-def _last_visits(pattern: Steps, depth: int) -> tuple[list[int], list[int]]:
-    """Entries from base 0 that `pattern` visits, each once, and the number of the iteration that does so last."""
-    last = {entry: number for number, entry in enumerate(offsets(pattern, depth).ravel().tolist())}
-    return list(last), list(last.values())
-
-
-def view(array: Array, base: int, pattern: Steps) -> Array | None:
-    """Entries of `array` [depth, ...] in the order of `pattern`, without a copy; None where addresses wrap around."""
-    depth = len(array)
-    for low, high, shape, strides in _layouts(pattern, array.shape, array.strides):
-        if base + low >= 0 and base + high < depth:
-            return np.ndarray(shape, array.dtype, array, base * array.strides[0], strides)
-    return None
-
-
-@lru_cache(maxsize=8192)
-def _layouts(
-    pattern: Steps, shape: tuple[int, ...], strides: tuple[int, ...]
-) -> tuple[tuple[int, int, tuple[int, ...], tuple[int, ...]], ...]:
-    """The `spans` of `pattern` in an array of this shape: lowest and highest offset, shape and strides of the view."""
-    extents = tuple(extent for extent, _ in pattern)
-    return tuple(
-        (low, high, (*extents, *shape[1:]), (*(step * strides[0] for step in signed), *strides[1:]))
-        for signed, low, high in spans(pattern, shape[0])
-    )
-
-
-def gather(array: Array, base: int, pattern: Steps) -> Array:
-    """Entries of `array` in the order of `pattern`; perhaps a view."""
-    found = view(array, base % len(array), pattern)
-    return array[(offsets(pattern, len(array)) + base) % len(array)] if found is None else found
-
-
-def scatter(array: Array, base: int, pattern: Steps, values: Array, add: bool = False) -> None:
-    """Write `values` (or add them) to entries of `array` in the order of `pattern`: where it visits an entry again, the
-    last value stays (or all are added)."""
-    base %= len(array)
-    if not distinct(pattern, len(array)):
-        return _scatter_again(array, base, pattern, values, add)
-    found = view(array, base, pattern)
-    if found is not None:
-        if add:
-            np.add(found, values, out=found, casting="unsafe")
-        else:
-            found[...] = values
-    else:
-        index = (offsets(pattern, len(array)) + base) % len(array)
-        array[index] = array[index] + values if add else values
-
-
-def _scatter_again(array: Array, base: int, pattern: Steps, values: Array, add: bool) -> None:
-    """`scatter` of a pattern that visits entries several times."""
-    extents, entry = [extent for extent, _ in pattern], array.shape[1:]
-    values = np.broadcast_to(values, (*extents, *entry)).reshape(-1, *entry)
-    if add:
-        np.add.at(array, (offsets(pattern, len(array)).ravel() + base) % len(array), values)
-    else:
-        entries, numbers = _last_visits(pattern, len(array))
-        array[(np.array(entries) + base) % len(array)] = values[numbers]
 
 
 class _Gemm(NamedTuple):
@@ -189,8 +70,9 @@ def _gemm(cfg: Config, key: tuple[int, ...]) -> _Gemm | None:
         tuple((e, stride if e > 1 else 0) for e, stride in zip(extents, strides))
         for strides in (key[6:9], key[9:15], key[15:])
     )
-    shared_input = inp[0][1] % cfg.inp_depth == 0  # every output block reads the same inputs
-    shared_weights = wgt[1][1] % cfg.wgt_depth == 0 and wgt[2][1] % cfg.wgt_depth == 0
+    depth = depths(cfg)
+    shared_input = inp[0][1] % depth["inp"] == 0  # every output block reads the same inputs
+    shared_weights = wgt[1][1] % depth["wgt"] == 0 and wgt[2][1] % depth["wgt"] == 0
     # Outer loops along which weights change must be separate products; the others are rows or columns of one.
     many = 0 if shared_weights and shared_input else 1 if shared_weights else 3
     inp = inp if many else inp[1:]
@@ -267,7 +149,7 @@ def _vector(cfg: Config, key: tuple[int, ...], depth: int) -> _Vector | None:
     )
     if prod(key[:5]) * cfg.lanes > LARGEST_GATHER:
         return None
-    return _Vector(dst, a, b, _once(par, cfg.par_depth))
+    return _Vector(dst, a, b, once(par, depths(cfg)["par"]))
 
 
 def vector(state: State, f: Fields) -> None:
@@ -299,7 +181,7 @@ def vector(state: State, f: Fields) -> None:
     if f["requantise"] or f["lookup"] or f["rescale_add"] or narrow:
         v = np.minimum(np.maximum(v, v.dtype.type(f["clip_lo"])), v.dtype.type(f["clip_hi"])).astype(np.int8)
     if f["lookup"]:
-        v = state.lut[f["table"] % cfg.lut_count].take(v.view(np.uint8) ^ np.uint8(0x80))
+        v = state.lut[f["table"] % len(state.lut)].take(v.view(np.uint8) ^ np.uint8(0x80))
     if f["rescale_add"]:
         # Every term is a whole number below 2^48, so the sum and its scaling are exact in float64.
         assert b is not None
@@ -316,7 +198,7 @@ def _taps(state: State, f: Fields, a: Steps) -> Int32:
     """A of a VECTOR with taps [n, y, x, r, s, block_out/group, batch, group]."""
     cfg = state.cfg
     loops = tuple((f[f"extent_{loop}"], 0 if loop in "yx" else f[f"tap_{loop}"]) for loop in VECTOR_LOOPS)
-    weights = gather(state.tap, f["tap_base"], _once(loops, cfg.tap_depth)).astype(np.int32)
+    weights = gather(state.tap, f["tap_base"], once(loops, len(state.tap))).astype(np.int32)
     total: Int32 | None = None
     for tap in range(cfg.taps):
         lanes = weights[..., tap, :].reshape(*weights.shape[:5], cfg.out_pieces, 1, cfg.group)
@@ -324,11 +206,6 @@ def _taps(state: State, f: Fields, a: Steps) -> Int32:
         total = part if total is None else np.add(total, part, out=total)
     assert total is not None
     return total
-
-
-def _once(pattern: Steps, depth: int) -> Steps:
-    """`pattern` with loops that do not move the address run once (the result broadcasts)."""
-    return tuple((extent, stride) if stride % depth else (1, 0) for extent, stride in pattern)
 
 
 def _reduce(op: int, a: Array, offset: int) -> Array:
@@ -375,9 +252,9 @@ def _requantise(v: Array, par: NDArray[np.uint64]) -> NDArray[np.float32]:
 def _parameters(entries: bytes) -> tuple[Int32, NDArray[np.float32]]:
     """Bias and factor of each of `entries` of par."""
     par = np.frombuffer(entries, np.uint64)
-    multiplier = (par >> np.uint64(32) & np.uint64(0xFFFFFF)).astype(np.float32)
-    shift = (par >> np.uint64(56) & np.uint64(63)).astype(np.int32)
-    return par.astype(np.uint32).view(np.int32), np.ldexp(multiplier, -shift)
+    bias, multiplier, shift = (part.of(par) for part in PAR.values())
+    factor = np.ldexp(multiplier.astype(np.float32), -shift.astype(np.int32))
+    return bias.astype(np.uint32).view(np.int32), factor
 
 
 def _dram_steps(state: State, dram: Array, f: Fields, size: int, verb: str) -> tuple[int, Steps]:

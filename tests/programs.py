@@ -29,12 +29,12 @@ from celosia.hw.isa import (
     ReduceOp,
     Unit,
     buffers,
+    element_bytes,
     encode,
     formats,
     instruction_bytes,
 )
 from celosia.sim.device import Device
-from celosia.sim.reference import element_bytes
 
 SMALL: dict[str, Any] = dict(
     inp_depth=64, wgt_depth=32, acc_depth=64, vin_depth=64, out_depth=64, par_depth=16, queue_depth=4

@@ -288,11 +288,12 @@ def rows(
         f"{tally.seconds:.0f} s",
         *([f"{len(found)} findings in {folder}"] if found else []),
     ])  # fmt: skip
+    wrong = sum(tally.of(verdict) for verdict in FINDINGS)
     details = {
+        "counted": tally.counted, "wrong": wrong,
         "verdicts": [[*key, many] for key, many in sorted(tally.counts.items())],
         "exclusions": dict(tally.exclusions), "findings": [str(each) for each in found],
     }  # fmt: skip
-    wrong = any(tally.of(verdict) for verdict in FINDINGS)
     yield Row(
         "differential", "random models and operators, quantised in all formats, beside onnxruntime",
         "none wrong, refused or crashed", measured, None if tally.interrupted and not wrong else not wrong,

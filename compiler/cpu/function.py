@@ -16,8 +16,8 @@ from celosia.compiler.cpu.schedule.inplace import overwritable
 from celosia.compiler.cpu.target import compiling_for
 from celosia.compiler.expr import Expr, Function, Load, Tensor, compute, placeholder
 from celosia.compiler.expr.names import unused_name
-from celosia.compiler.expr.nodes import rewrite
 from celosia.compiler.expr.transform import loads, topological
+from celosia.compiler.expr.walk import rewrite
 from celosia.compiler.program.host.kernel import Kernel
 
 Array = NDArray[Any]

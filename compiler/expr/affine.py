@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-from celosia.compiler.expr.nodes import (
-    INDEX,
-    Axis,
-    Binary,
-    Const,
-    Expr,
-    Load,
-    Select,
-    Tensor,
-    Var,
-    strides,
-    walk,
-    wrap,
-)
+from celosia.compiler.expr.nodes import INDEX, Axis, Binary, Const, Expr, Load, Select, Tensor, Var, strides, wrap
+from celosia.compiler.expr.walk import walk
 
 # Atom -> coefficient; the key None holds the constant. Atoms are variables, or nodes that are not sums.
 Linear = dict[Expr | None, int]

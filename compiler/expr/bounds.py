@@ -21,9 +21,8 @@ from celosia.compiler.expr.nodes import (
     Var,
     maximum,
     minimum,
-    rewrite,
-    walk,
 )
+from celosia.compiler.expr.walk import rewrite, walk
 
 Region = tuple[tuple[Expr, int], ...]
 """For each dimension the first index, in terms of the loops around, and how many."""

@@ -21,7 +21,8 @@ from celosia.compiler.expr.loops import (
     map_accesses,
     sequence,
 )
-from celosia.compiler.expr.nodes import Expr, Load, Tensor, Var, walk
+from celosia.compiler.expr.nodes import Expr, Load, Tensor, Var
+from celosia.compiler.expr.walk import walk
 
 LOCAL_BYTES = 4096  # temporaries of one iteration up to this size need no place in the workspace
 

@@ -13,8 +13,9 @@ from math import prod
 from celosia.compiler.expr.affine import flatten, interval, linear
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import Alloc, For, Function, Intrinsic, Stmt, children, map_accesses
-from celosia.compiler.expr.nodes import INDEX, Const, Expr, Load, Tensor, maximum, minimum, walk, wrap
+from celosia.compiler.expr.nodes import INDEX, Const, Expr, Load, Tensor, maximum, minimum, wrap
 from celosia.compiler.expr.verify import IRError, verify
+from celosia.compiler.expr.walk import walk
 
 MOST_INDEX = 1 << 62
 """Sums of indices below it do not overflow."""

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from celosia.compiler.expr.nodes import Expr, Tensor, Var, rewrite, text
+from celosia.compiler.expr.nodes import Expr, Tensor, Var, text
+from celosia.compiler.expr.walk import rewrite
 
 # How the iterations of a loop run. Renderers raise on a kind they do not know, so kinds can be added (vthread, ...).
 # Iterations of an ordered loop read what earlier ones wrote.

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import prod
-
-import numpy as np
 
 from celosia.compiler.expr.affine import flatten
 from celosia.compiler.expr.bounds import Region, Sums, region, simplified, statements
@@ -36,14 +33,21 @@ from celosia.compiler.expr.nodes import (
     Tensor,
     Var,
     equal,
-    is_float,
-    rewrite,
-    substitute,
-    walk,
-    wrap,
 )
-from celosia.compiler.expr.schedule import Fuse, Schedule, Split, Stage, create_schedule
+from celosia.compiler.expr.pieces import (
+    guarded,
+    in_lanes,
+    leaves,
+    reduce_and,
+    replaced,
+    start_value,
+    with_copies,
+    with_whole_tiles,
+    without_single,
+)
+from celosia.compiler.expr.schedule import Schedule, Split, Stage, create_schedule
 from celosia.compiler.expr.transform import inline
+from celosia.compiler.expr.walk import substitute, walk
 
 
 def lower(
@@ -71,7 +75,7 @@ def lower(
     if lowering.tensorized:
         code = lowering.with_intrinsics(code, {})
     if any(stage.attached for stage in schedule.stages.values()):
-        code = _without_single(code)
+        code = without_single(code)
     return Function(name or schedule.outputs[0].name, inputs, schedule.outputs, code, scalars=tuple(scalars))
 
 
@@ -87,7 +91,7 @@ class _Lowering:
         self.tensorized: dict[Var, tuple[Declared, Expr]] = {}  # outermost loop of a tile -> by what, when it is first
         copies: dict[Tensor, Tensor] = {}  # inlined tensors whose own definition was rewritten
         for tensor, stage in schedule.stages.items():
-            body = inline(_with_copies(stage.body, copies), set(copies.values()))
+            body = inline(with_copies(stage.body, copies), set(copies.values()))
             if stage.inlined and tensor not in schedule.outputs:
                 copies[tensor] = Tensor(tensor.name, tensor.shape, tensor.dtype, tensor.axes, body)
             else:
@@ -116,7 +120,7 @@ class _Lowering:
             step = self.schedule[tensor].step
             assert step is not None
             return _steps(body, step, tensor)
-        return _Nest(self, self.schedule[tensor], part, target or tensor).code
+        return Nest(self, self.schedule[tensor], part, target or tensor).code
 
     def with_attached(self, stage: Stage, axis: Axis, inner: Stmt) -> Stmt:
         """`inner`, the body of loop `axis`, after what is computed there."""
@@ -129,7 +133,7 @@ class _Lowering:
         part = region(tensor, inner)
         if part is None:
             raise ValueError(f"{tensor.name} is computed inside {where}, where nothing reads it")
-        part = _with_whole_tiles(self.schedule[tensor], part)
+        part = with_whole_tiles(self.schedule[tensor], part)
         small = Tensor(tensor.name, tuple(count for _, count in part), tensor.dtype)
         sums = Sums()
 
@@ -207,62 +211,7 @@ def _steps(scan: Scan, schedule: Schedule, history: Tensor) -> Stmt:
     return block(*parts)
 
 
-def _with_whole_tiles(stage: Stage, part: Region) -> Region:
-    """`part`; where it has not all that an intrinsic computes at once, the dimensions of that are whole."""
-    if stage.intrinsic is None:
-        return part
-    axis, intrinsic = stage.intrinsic
-    tile = stage.order[stage.order.index(axis) :]
-    if prod(count for axis, (_, count) in zip(stage.tensor.axes, part) if axis in tile) >= intrinsic.size:
-        return part
-    whole: tuple[Expr, int]
-    found = []
-    for axis, size, given in zip(stage.tensor.axes, stage.tensor.shape, part):
-        whole = Const(0, INDEX), size
-        found.append(whole if axis in tile else given)
-    return tuple(found)
-
-
-def _without_single(code: Stmt) -> Stmt:
-    """`code` without loops of one iteration, as parts of tensors have many."""
-    zero: Expr = Const(0, INDEX)
-    single = {s.var for s in statements(code) if isinstance(s, For) and s.extent == 1 and s.kind != "pipelined"}
-
-    def go(s: Stmt) -> Stmt:
-        match s:
-            case For(var, extent, body, kind):
-                return go(body) if var in single else For(var, extent, go(body), kind)
-            case If(cond, body, orelse):
-                return If(cond, go(body), None if orelse is None else go(orelse))
-            case Alloc(body=body):
-                return replace(s, body=go(body))
-            case Block(body):
-                return block(*(go(inner) for inner in body))
-        return s
-
-    return go(map_accesses(code, lambda e: zero if isinstance(e, Var) and e in single else None))
-
-
-def _with_copies(body: Expr, copies: dict[Tensor, Tensor]) -> Expr:
-    def change(e: Expr) -> Expr | None:
-        return Load(copies[e.tensor], e.index) if isinstance(e, Load) and e.tensor in copies else None
-
-    return rewrite(body, change)
-
-
-def start_value(kind: str, dtype: str) -> Const:
-    """What a reduction begins with."""
-    if kind in ("sum", "ordered_sum", "prod"):
-        return wrap(kind == "prod", dtype)  # type: ignore[return-value]
-    if is_float(dtype):
-        return Const(float("-inf") if kind == "max" else float("inf"), dtype)
-    if dtype == "bool":
-        return Const(kind == "min", dtype)
-    info = np.iinfo(dtype)
-    return Const(int(info.min if kind == "max" else info.max), dtype)
-
-
-class _Nest:
+class Nest:
     """All loops of one tensor: `code`.
 
     Where a last tile is smaller and peeled, the loops inside are made for whole tiles and for the last one. Data loops
@@ -347,7 +296,7 @@ class _Nest:
         if stage.intrinsic is not None:
             return self._tensorized(*stage.intrinsic)
         if not self.reduces:
-            return self._loops(stage.order, _where(self.guards, Store(self.target, self.index, self.body)))
+            return self._loops(stage.order, guarded(self.guards, Store(self.target, self.index, self.body)))
         first = next((i for i, axis in enumerate(stage.order) if axis.reduce), len(stage.order))
         outer, inner = stage.order[:first], stage.order[first:]
         if any(self._has_attached(axis) for axis in inner):
@@ -358,8 +307,8 @@ class _Nest:
             self._check_in_place()
             tile = [axis for axis in inner if not axis.reduce]
             kind, value = self.reduces[0].kind, self.reduces[0].value
-            reset = _where(self._data_guards(), Store(self.target, self.index, start_value(kind, self.target.dtype)))
-            update = _where(self.guards, Update(kind, self.target, self.index, value))
+            reset = guarded(self._data_guards(), Store(self.target, self.index, start_value(kind, self.target.dtype)))
+            update = guarded(self.guards, Update(kind, self.target, self.index, value))
             return self._loops(outer, block(self._loops(tile, reset, attach=False), self._loops(inner, update)))
         return self._loops(outer, self._accumulated(inner))
 
@@ -373,7 +322,7 @@ class _Nest:
 
     def _check_after(self, inner: Sequence[Axis]) -> None:
         """ValueError where what is computed inside the reduction is also read after it."""
-        after = _replace(self.body, {id(r): Const(0, INDEX) for r in self.reduces})
+        after = replaced(self.body, {id(r): Const(0, INDEX) for r in self.reduces})
         read = {n.tensor for n in walk(after) if isinstance(n, Load)}
         for axis in inner:
             for tensor in self.lowering.bodies:
@@ -422,7 +371,7 @@ class _Nest:
             statement = Store(self.target, self.index, self.body)
         self.lowering.tensorized[axis] = intrinsic, first
         code = self._loops(order[at:], statement)
-        return self._loops(order[:at], _where(self.guards, code))
+        return self._loops(order[:at], guarded(self.guards, code))
 
     def _accumulated(self, inner: Sequence[Axis]) -> Stmt:
         stage, tensor, index, guards = self.stage, self.target, self.index, self.guards
@@ -436,93 +385,22 @@ class _Nest:
             name = f"{tensor.name}.acc{number or ''}"
             acc = Tensor(name, tuple(axis.extent for axis in tile), reduce.dtype)
             locals_.append(acc)
-            roots = {leaf for root in reduce.axes for leaf in _leaves(stage, root)}
+            roots = {leaf for root in reduce.axes for leaf in leaves(stage, root)}
             value = reduce.value
             own = [g for g in guards if any(node in roots for node in walk(g))]
-            update = _where([*data, *own], Update(reduce.kind, acc, where, value))
+            update = guarded([*data, *own], Update(reduce.kind, acc, where, value))
             parts.append(self._loops(tile, Store(acc, where, start_value(reduce.kind, reduce.dtype)), attach=False))
             if own_lanes := [axis for axis in stage.lanes if axis in roots]:
                 axes = [axis for axis in inner if axis in roots]
                 if own:
                     raise ValueError(f"{tensor.name}: tiles do not divide its reduction, so lanes cannot add them")
-                parts.append(_where(data, _in_lanes(stage, own_lanes[0], axes, acc, reduce.kind, value, locals_)))
+                parts.append(guarded(data, in_lanes(stage, own_lanes[0], axes, acc, reduce.kind, value, locals_)))
             else:
                 parts.append(self._loops([axis for axis in inner if not axis.reduce or axis in roots], update))
             accumulators[id(reduce)] = Load(acc, where)
-        final = _replace(self.body, accumulators)
-        parts.append(self._loops(tile, _where(data, Store(tensor, index, final)), attach=False))
+        final = replaced(self.body, accumulators)
+        parts.append(self._loops(tile, guarded(data, Store(tensor, index, final)), attach=False))
         code: Stmt = block(*parts)
         for acc in reversed(locals_):
             code = Alloc(acc, code, "local")
         return code
-
-
-def _where(tests: Sequence[Expr], code: Stmt) -> Stmt:
-    """`code`, where all of `tests` hold."""
-    return If(reduce_and(tests), code) if tests else code
-
-
-def reduce_and(tests: Sequence[Expr]) -> Expr:
-    """Whether all of `tests` hold."""
-    if not tests:
-        return Const(True, "bool")
-    whole, *rest = tests
-    for test in rest:
-        whole = whole & test
-    return whole
-
-
-def _in_lanes(
-    stage: Stage, axis: Axis, axes: list[Axis], acc: Tensor, kind: str, value: Expr, locals_: list[Tensor]
-) -> Stmt:
-    """Update `acc` with `value` over `axes`, the last of which, `axis`, in vectors; see Stage.accumulate_lanes."""
-    parts: list[Stmt] = []
-    done = 0
-    for width in (*stage.lanes[axis], 1):
-        count = (axis.extent - done) // width
-        if count == 0:
-            continue
-        step, lane = Axis(f"{axis.name}.o", extent=count, reduce=True), Axis(f"{axis.name}.i", extent=width)
-        here = substitute(value, {axis: step * width + lane + done})
-        done += count * width
-        vector = acc if width == 1 else Tensor(f"{acc.name}.x{width}", (width,), acc.dtype)
-        at: tuple[Expr, ...] = () if width == 1 else (lane,)
-        code: Stmt = For(lane, width, Update(kind, vector, at, here), "vectorized")
-        code = For(step, count, code)
-        for a in reversed([a for a in axes if a is not axis]):
-            code = For(a, a.extent, code, stage.kinds.get(a, "serial"))
-        if width > 1:
-            locals_.append(vector)
-            start = Store(vector, at, start_value(kind, acc.dtype))
-            last = Update(kind, acc, (), Load(vector, at))
-            code = block(For(lane, width, start, "vectorized"), code, For(lane, width, last, "vectorized"))
-        parts.append(code)
-    return block(*parts)
-
-
-def _replace(body: Expr, by_id: dict[int, Expr]) -> Expr:
-    """Top-down, so that the nodes in `by_id` are found before their children are rebuilt."""
-    done: dict[int, Expr] = {}
-
-    def go(node: Expr) -> Expr:
-        if id(node) in by_id:
-            return by_id[id(node)]
-        if id(node) not in done:
-            before = node.children()
-            after = tuple(go(c) for c in before)
-            done[id(node)] = node if all(x is y for x, y in zip(before, after)) else node.rebuild(after)
-        return done[id(node)]
-
-    return go(body)
-
-
-def _leaves(stage: Stage, root: Axis) -> list[Axis]:
-    """The loops that `root` became."""
-    leaves = [root]
-    for relation in stage.relations:
-        match relation:
-            case Split(parent, outer, inner) if parent in leaves:
-                leaves += [outer, inner]
-            case Fuse(outer, inner, fused) if outer in leaves or inner in leaves:
-                leaves.append(fused)
-    return leaves

@@ -16,7 +16,8 @@ from itertools import pairwise
 from celosia.compiler.expr.affine import depends, from_linear, interval, linear
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import Alloc, Block, For, Function, If, Let, Stmt, block, exprs, map_accesses
-from celosia.compiler.expr.nodes import INDEX, Axis, Binary, Const, Expr, Load, Select, Var, select, walk
+from celosia.compiler.expr.nodes import INDEX, Axis, Binary, Const, Expr, Load, Select, Var, select
+from celosia.compiler.expr.walk import walk
 
 PARTS = 5
 """Into how many one loop is cut at most."""

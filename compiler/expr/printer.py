@@ -34,8 +34,8 @@ from celosia.compiler.expr.nodes import (
     Tensor,
     Var,
     text,
-    walk,
 )
+from celosia.compiler.expr.walk import walk
 
 SYMBOLS = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%", "and": "&", "or": "|", "xor": "^",

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from celosia.compiler.expr.affine import depends
-from celosia.compiler.expr.nodes import INDEX, Axis, Const, Expr, Load, Scan, Tensor, rewrite
+from celosia.compiler.expr.nodes import INDEX, Axis, Const, Expr, Load, Scan, Tensor
 from celosia.compiler.expr.tensor import compute, placeholder
 from celosia.compiler.expr.transform import loads, topological
+from celosia.compiler.expr.walk import rewrite
 
 Step = Callable[[Axis, tuple[Tensor, ...]], Sequence[Tensor]]
 

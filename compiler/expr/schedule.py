@@ -19,9 +19,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from celosia.compiler.expr.loops import SCOPES, Declared
-from celosia.compiler.expr.nodes import Axis, Expr, Load, Reduce, Scan, Tensor, Var, minimum, rewrite, substitute, walk
+from celosia.compiler.expr.nodes import Axis, Expr, Load, Reduce, Scan, Tensor, Var, minimum
 from celosia.compiler.expr.trace import Trace, recorded
 from celosia.compiler.expr.transform import loads, topological
+from celosia.compiler.expr.walk import rewrite, substitute, walk
 
 TAILS = ("shift", "guard", "peel")
 """What becomes of a last tile that is not whole: it begins earlier and computes some elements again; a condition keeps

@@ -7,21 +7,8 @@ from dataclasses import replace
 from math import prod
 
 from celosia.compiler.expr.affine import Linear, flatten, from_linear, linear, unravel
-from celosia.compiler.expr.nodes import (
-    INDEX,
-    Axis,
-    Call,
-    Const,
-    Expr,
-    Load,
-    Reduce,
-    Scan,
-    Tensor,
-    Var,
-    rewrite,
-    substitute,
-    walk,
-)
+from celosia.compiler.expr.nodes import INDEX, Axis, Call, Const, Expr, Load, Reduce, Scan, Tensor, Var
+from celosia.compiler.expr.walk import rewrite, substitute, walk
 
 # Functions that are worth storing rather than computing twice.
 COSTLY = frozenset(

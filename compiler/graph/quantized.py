@@ -12,7 +12,7 @@ columns) and `QLinearConvTranspose`, which onnxruntime computes in float.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,17 @@ from numpy.typing import NDArray
 
 from celosia.compiler import numerics
 from celosia.compiler.graph import chain
+from celosia.compiler.graph.commute import CHOOSING_OPS, Commute
 from celosia.compiler.graph.dead import drop_unused
+from celosia.compiler.graph.qdq import (
+    Product,
+    Quantised,
+    activation,
+    dequantised,
+    meaning,
+    quantised,
+    same_meaning,
+)
 from celosia.compiler.graph.values import (
     attribute,
     attributes,
@@ -34,88 +44,13 @@ from celosia.compiler.graph.values import (
 )
 from celosia.compiler.program.host.op import DOMAINS
 
-MOVING_OPS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Transpose")
-"""Operators that only move elements, and that change places with QuantizeLinear before anything else happens."""
-CHOOSING_OPS = (
-    "Slice", "Split", "Gather", "GatherElements", "GatherND", "DepthToSpace", "SpaceToDepth", "Expand", "Tile",
-    "Resize", "Upsample", "Pad", "MaxPool",
-)  # fmt: skip
-"""Those of which an element of the result is one of the operand's, or a constant: they change places with
-DequantizeLinear. `_moved` says which uses of them do."""
 UNARY_OPS = tuple(numerics.UNARY)
 PER_CHANNEL_OPSET = 13
 """The first opset whose QuantizeLinear has an axis."""
 
 
-@dataclass(frozen=True)
-class Quantised:
-    """An 8-bit (or int32, for a bias) tensor and what its integers mean: real = (value - zero) * scale."""
-
-    value: ir.Value
-    scale: NDArray[np.float32]
-    zero: NDArray[Any]
-    scale_value: ir.Value
-    zero_value: ir.Value | None
-    axis: int
-
-    @property
-    def scalar(self) -> bool:
-        return self.scale.size == 1 and self.zero.size == 1
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.zero.dtype
-
-
-@dataclass(frozen=True)
-class Product:
-    """x * w + bias, of bytes and int32. last: the operator that makes it, that of the product or of the addition."""
-
-    x: Quantised
-    w: Quantised
-    bias: ir.Value | None
-    last: ir.Node
-
-
-def dequantised(value: ir.Value | None) -> Quantised | None:
-    """What `value` is the DequantizeLinear of, where scale and zero point are constants."""
-    node = value.producer() if value is not None else None
-    return _quantised(node, node.inputs[0]) if is_op(node, "DequantizeLinear") else None  # type: ignore[union-attr]
-
-
-def quantised(value: ir.Value) -> Quantised | None:
-    """The QuantizeLinear that alone uses `value`, where scale and zero point are scalar constants."""
-    node = only_use(value)
-    if not is_op(node, "QuantizeLinear") or node.inputs[0] is not value:  # type: ignore[union-attr]
-        return None
-    found = _quantised(node, node.outputs[0])  # type: ignore[union-attr]
-    return found if found is not None and found.scalar and found.dtype in (np.int8, np.uint8) else None
-
-
-def _quantised(node: ir.Node | None, value: ir.Value | None) -> Quantised | None:
-    if node is None or value is None or attribute(node, "block_size", 0):
-        return None
-    scale = constant(node.inputs[1])
-    if scale is None or scale.dtype != np.float32:
-        return None
-    zero_value = node.inputs[2] if len(node.inputs) > 2 else None
-    if zero_value is None:
-        kind = value.dtype
-        if node.op_type == "QuantizeLinear" and node.attributes.get("output_dtype") is not None:
-            return None
-        zero: NDArray[Any] | None = np.zeros(scale.shape, np.uint8 if kind is None else kind.numpy())
-    else:
-        zero = constant(zero_value)
-    if zero is None or zero.dtype not in (np.int8, np.uint8, np.int32):
-        return None
-    return Quantised(value, scale, zero, node.inputs[1], zero_value, attribute(node, "axis", 1))  # type: ignore[arg-type]
-
-
-class Integerise:
+class Integerise(Commute):
     """Replaces QDQ patterns in `graph` by integer operators. Run `run` once; it repeats until nothing changes."""
-
-    def __init__(self, model: ir.Model) -> None:
-        self.model, self.graph = model, model.graph
 
     def run(self) -> None:
         self._repeat(self._commute)
@@ -126,152 +61,6 @@ class Integerise:
     def _repeat(self, rule: Callable[[ir.Node], bool]) -> None:
         while any([node.graph is not None and rule(node) for node in list(self.graph)]):
             drop_unused(self.graph)
-
-    # Quantise and dequantise commute with operators that only move elements ------------------------------------
-
-    def _commute(self, node: ir.Node) -> bool:
-        if not node.inputs or not node.outputs:
-            return False
-        if is_op(node, *MOVING_OPS):
-            return self._sink(node) or self._hoist(node)
-        return is_op(node, *CHOOSING_OPS) and self._hoist(node)
-
-    def _choose(self, node: ir.Node) -> bool:
-        """The same for what stands behind operators on floats, once it is clear which these are."""
-        sinks = is_op(node, *CHOOSING_OPS) and not is_op(node, "MaxPool") and len(node.outputs) == 1
-        return (sinks and self._sink(node)) or self._commute(node)
-
-    def _sink(self, node: ir.Node) -> bool:
-        """moving(float) -> QuantizeLinear   becomes   QuantizeLinear -> moving(8 bit)."""
-        x, q = node.inputs[0], quantised(node.outputs[0])
-        operands = None if q is None else self._moved(node, q)
-        if q is None or x is None or operands is None or constant(x) is not None:
-            return False
-        old = q.value.producer()
-        assert old is not None
-        fresh = self._like(old, [x, *old.inputs[1:]], q.value, x.shape, f"{x.name}_quantised_{node.name}")
-        self._replace(old, node.op_type, [fresh, *operands], node.domain, dict(node.attributes))
-        return True
-
-    def _hoist(self, node: ir.Node) -> bool:
-        """DequantizeLinear -> moving(float)   becomes   moving(8 bit) -> DequantizeLinear."""
-        q = dequantised(node.inputs[0])
-        if q is None or node.inputs[0].is_graph_output():  # type: ignore[union-attr]
-            return False
-        old, operands = node.inputs[0].producer(), self._moved(node, q, exact=True)  # type: ignore[union-attr]
-        if operands is None:
-            return False
-        assert old is not None
-        if not q.scalar:
-            return self._turn(node, q, old)
-        kept, attrs = list(node.outputs), list(node.attributes.values())
-        made = [ir.Value(name=f"{q.value.name}_{y.name}", shape=y.shape, type=q.value.type) for y in kept]
-        moved = ir.Node(node.domain, node.op_type, [q.value, *operands], attrs, outputs=made, name=node.name)
-        self.graph.insert_before(node, moved)
-        for y, y8 in zip(kept, made):
-            out = ir.Value(name=None, shape=y.shape, type=y.type)
-            inputs, given = [y8, *old.inputs[1:]], list(old.attributes.values())
-            self.graph.insert_before(node, ir.Node(old.domain, old.op_type, inputs, given, outputs=[out]))
-            self._take_over(y, out)
-        self.graph.remove(node, safe=True)
-        return True
-
-    def _turn(self, node: ir.Node, q: Quantised, old: ir.Node) -> bool:
-        """DequantizeLinear of weights by channel -> Transpose   becomes   DequantizeLinear of other weights."""
-        weights = constant(q.value)
-        if weights is None or node.op_type != "Transpose":
-            return False
-        perm = attribute(node, "perm", range(weights.ndim)[::-1])
-        fresh = new_constant(self.graph, f"{q.value.name}_{node.name}", weights.transpose(perm))
-        attrs = {attr.name: attr for attr in attributes(axis=list(perm).index(q.axis % weights.ndim))}
-        inputs = [fresh, *old.inputs[1:]]
-        self._replace(node, "DequantizeLinear", inputs, old.domain, dict(old.attributes) | attrs)
-        return True
-
-    def _moved(self, node: ir.Node, q: Quantised, exact: bool = False) -> list[ir.Value | None] | None:
-        """What `node` takes beside its operand where it moves the bytes of `q`; None where it cannot.
-
-        exact: a constant that it puts between them must be one that bytes can be.
-        """
-        rest = list(node.inputs[1:])
-        if q.dtype not in (np.int8, np.uint8) and not is_op(node, *MOVING_OPS):
-            return None
-        match node.op_type:
-            case "MaxPool" if len(node.outputs) > 1 or not np.all(q.scale > 0):
-                return None
-            case "Resize" | "Upsample" if attribute(node, "mode", "nearest") not in ("nearest", b"nearest"):
-                return None
-            case "Resize" if attribute(node, "coordinate_transformation_mode") == "tf_crop_and_resize":
-                return None
-            case "Pad" if attribute(node, "mode", "constant") == "constant":
-                return self._padding(node, q, exact)
-        return rest
-
-    def _padding(self, node: ir.Node, q: Quantised, exact: bool) -> list[ir.Value | None] | None:
-        """The inputs of a Pad with a constant as a byte of `q`."""
-        if "pads" in node.attributes or len(node.inputs) < 2:  # before version 11
-            return None
-        given = node.inputs[2] if len(node.inputs) > 2 else None
-        value = np.zeros(1, np.float32) if given is None else constant(given)
-        if value is None or value.dtype != np.float32 or value.size != 1 or np.any(np.isnan(value)):
-            return None
-        real, scale, zero = value.reshape(-1)[0], q.scale.reshape(-1)[0], np.float32(q.zero.reshape(-1)[0])
-        info = np.iinfo(q.dtype)
-        byte = np.clip(np.rint(real / scale) + zero, info.min, info.max)
-        if exact and (byte - zero) * scale != real:
-            return None
-        fill = new_constant(self.graph, f"{node.name}_fill", np.array(byte, q.dtype))
-        return [node.inputs[1], fill, *node.inputs[3:]]
-
-    def _join(self, node: ir.Node) -> bool:
-        """Concat of parts of which some are quantised: the others are quantised, too, or all leave with one scale."""
-        if not is_op(node, "Concat"):
-            return False
-        parts, y = [self._activation(value) for value in node.inputs], quantised(node.outputs[0])
-        known = [part for part in parts if part is not None]
-        if not known:
-            return False
-        attrs = dict(node.attributes)
-        if y is not None:
-            old = y.value.producer()
-            assert old is not None
-            values = [
-                self._like(old, [x, *old.inputs[1:]], y.value, x.shape, f"{x.name}_quantised_{node.name}_{number}")
-                for number, x in enumerate(node.inputs) if x is not None
-            ]  # fmt: skip
-            self._replace(old, "Concat", values, "", attrs)
-            return True
-        first, same = known[0], len(known) == len(parts)
-        if not same or any(part.dtype != first.dtype or not _same_meaning(part, first) for part in known):
-            return False
-        last = node.inputs[0].producer()  # type: ignore[union-attr]
-        assert last is not None
-        dims = node.outputs[0].shape
-        name = f"{node.outputs[0].name}_{node.name}_bytes"
-        fresh = self._like(node, [part.value for part in known], first.value, dims, name)
-        self._replace(node, "DequantizeLinear", [fresh, *last.inputs[1:]], last.domain, dict(last.attributes))
-        return True
-
-    def _like(self, node: ir.Node, inputs: list[Any], typed: ir.Value, dims: Any, name: str) -> ir.Value:
-        """A new node in front of `node` with its operator and attributes; its output has the type of `typed`."""
-        out = ir.Value(name=name, shape=ir.Shape(list(dims)) if dims is not None else None, type=typed.type)
-        fresh = ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), outputs=[out], name=name)
-        self.graph.insert_before(node, fresh)
-        return out
-
-    def _replace(self, node: ir.Node, op: str, inputs: list[Any], domain: str, attrs: dict[str, ir.Attr]) -> None:
-        """Put an operator in the place of `node`, with its outputs."""
-        out = ir.Value(name=None, shape=node.outputs[0].shape, type=node.outputs[0].type)
-        fresh = ir.Node(domain, op, inputs, list(attrs.values()), outputs=[out], name=node.name)
-        self.graph.insert_before(node, fresh)
-        self._take_over(node.outputs[0], out)
-        self.graph.remove(node, safe=True)
-
-    def _take_over(self, old: ir.Value, new: ir.Value) -> None:
-        """`new` is used, named and returned in the place of `old`."""
-        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-        name, old.name = old.name, None
-        new.name = name
 
     # One rule for each operator --------------------------------------------------------------------------------
 
@@ -311,22 +100,15 @@ class Integerise:
     def _operand(self, q: Quantised) -> list[ir.Value]:
         return [q.value, *self._parameters(q)]
 
-    def _activation(self, value: ir.Value | None) -> Quantised | None:
-        """A dequantised 8-bit tensor with one scale, not a constant."""
-        q = dequantised(value)
-        if q is None or not q.scalar or q.dtype not in (np.int8, np.uint8) or constant(q.value) is not None:
-            return None
-        return q
-
     def _conv(self, node: ir.Node, y: Quantised) -> bool:
-        x, w = self._activation(node.inputs[0]), dequantised(node.inputs[1])
+        x, w = activation(node.inputs[0]), dequantised(node.inputs[1])
         if x is None or w is None or w.dtype not in (np.int8, np.uint8) or (not w.scalar and w.axis != 0):
             return False
         return self._convolve(node, "", "QLinearConv", x, w, y)
 
     def _conv_transpose(self, node: ir.Node, y: Quantised) -> bool:
         """onnxruntime has no integer operator for it."""
-        x, w = self._activation(node.inputs[0]), dequantised(node.inputs[1])
+        x, w = activation(node.inputs[0]), dequantised(node.inputs[1])
         if x is None or x.dtype != y.dtype or w is None or w.dtype != np.int8 or np.any(w.zero):
             return False
         group, dims = attribute(node, "group", 1), w.value.shape or (0, 0)
@@ -347,7 +129,7 @@ class Integerise:
         """What the Gemm or MatMul `node` computes, where integer operators compute the same. to_bytes: if its result
         is quantised.
         """
-        x, w = self._activation(node.inputs[0]), dequantised(node.inputs[1])
+        x, w = activation(node.inputs[0]), dequantised(node.inputs[1])
         if x is None or w is None or w.dtype not in (np.int8, np.uint8) or self._reads_outside(node):
             return None
         rank, trans_b = len(w.value.shape or (0,)), attribute(node, "transB", 0)
@@ -429,14 +211,14 @@ class Integerise:
         return self._emit(y, "com.microsoft", f"QLinear{node.op_type}", inputs, node)
 
     def _pool_average(self, node: ir.Node, y: Quantised) -> bool:
-        x = self._activation(node.inputs[0])
+        x = activation(node.inputs[0])
         if x is None or x.dtype != y.dtype:
             return False
         inputs = [*self._operand(x), *self._parameters(y)]
         return self._emit(y, "com.microsoft", f"QLinear{node.op_type}", inputs, node, **attributes_of(node))
 
     def _mean(self, node: ir.Node, y: Quantised) -> bool:
-        x = self._activation(node.inputs[0])
+        x = activation(node.inputs[0])
         dims = shape(node.inputs[0]) if node.inputs[0] is not None else None
         if x is None or x.dtype != y.dtype or dims is None or len(dims) != 4:
             return False
@@ -459,14 +241,14 @@ class Integerise:
         return self._emit(y, "", "Flatten", [image], node, axis=1)
 
     def _concat(self, node: ir.Node, y: Quantised) -> bool:
-        parts = [self._activation(value) for value in node.inputs]
+        parts = [activation(value) for value in node.inputs]
         if any(part is None or part.dtype != y.dtype for part in parts):
             return False
         inputs = [*self._parameters(y), *(value for part in parts for value in self._operand(part))]  # type: ignore[arg-type]
         return self._emit(y, "com.microsoft", "QLinearConcat", inputs, node, axis=attribute(node, "axis"))
 
     def _softmax(self, node: ir.Node, y: Quantised) -> bool:
-        x = self._activation(node.inputs[0])
+        x = activation(node.inputs[0])
         if x is None or x.dtype != y.dtype:
             return False
         opset = self.graph.opset_imports.get("", 13)
@@ -475,22 +257,22 @@ class Integerise:
         return self._emit(y, "com.microsoft", "QLinearSoftmax", inputs, node, axis=axis, opset=opset)
 
     def _unary(self, node: ir.Node, y: Quantised) -> bool:
-        x = self._activation(node.inputs[0])
+        x = activation(node.inputs[0])
         arguments = _scalar_arguments(node)
         if x is None and arguments is not None and node.op_type in ("Relu", "Clip"):
             return self._clamp(node, y, arguments)
         if x is None or x.dtype != y.dtype or arguments is None:
             return False
-        table = numerics.unary_table(node.op_type, arguments, *_meaning(x), *_meaning(y), y.dtype)
+        table = numerics.unary_table(node.op_type, arguments, *meaning(x), *meaning(y), y.dtype)
         return self._table(node, x, y, table)
 
     def _chain(self, node: ir.Node, y: Quantised) -> bool:
         """Float operators that together are a function of one 8-bit tensor."""
         found = chain.function_of(node.outputs[0], _scalar_arguments)
-        x = self._activation(found[0]) if found is not None else None
+        x = activation(found[0]) if found is not None else None
         if found is None or x is None or x.dtype != y.dtype or shape(x.value) != shape(node.outputs[0]):
             return False
-        return self._table(node, x, y, numerics.unary_table(found[1], {}, *_meaning(x), *_meaning(y), y.dtype))
+        return self._table(node, x, y, numerics.unary_table(found[1], {}, *meaning(x), *meaning(y), y.dtype))
 
     def _clamp(self, node: ir.Node, y: Quantised, arguments: dict[str, float]) -> bool:
         """float operator -> Relu -> QuantizeLinear   becomes   float operator -> QuantizeLinear -> Table.
@@ -502,7 +284,7 @@ class Integerise:
         if x is None or x.producer() is None or only_use(x) is not node or is_op(x.producer(), "DequantizeLinear"):
             return False
         assert quantise is not None
-        table = numerics.unary_table(node.op_type, arguments, *_meaning(y), *_meaning(y), y.dtype)
+        table = numerics.unary_table(node.op_type, arguments, *meaning(y), *meaning(y), y.dtype)
         if np.array_equal(table, np.arange(-128, 128)):
             quantise.replace_input_with(0, x)
             return True
@@ -515,10 +297,10 @@ class Integerise:
 
     def _requantise(self, node: ir.Node, y: Quantised) -> bool:
         """DequantizeLinear -> QuantizeLinear is a table too."""
-        x = self._activation(node.outputs[0])
+        x = activation(node.outputs[0])
         if x is None or node.outputs[0].is_graph_output():
             return False
-        if x.dtype == y.dtype and _same_meaning(x, y):
+        if x.dtype == y.dtype and same_meaning(x, y):
             quantise = y.value.producer()
             assert quantise is not None
             if y.value.is_graph_output() and (x.value.producer() is None or x.value.producer().graph is not self.graph):  # type: ignore[union-attr]
@@ -531,7 +313,7 @@ class Integerise:
             return True
         if x.dtype != y.dtype:
             return False
-        return self._table(node, x, y, numerics.unary_table("Identity", {}, *_meaning(x), *_meaning(y), y.dtype))
+        return self._table(node, x, y, numerics.unary_table("Identity", {}, *meaning(x), *meaning(y), y.dtype))
 
 
 def _bias_scale_fits(b: NDArray[Any], x: NDArray[Any], w: NDArray[Any]) -> bool:
@@ -542,30 +324,7 @@ def _bias_scale_fits(b: NDArray[Any], x: NDArray[Any], w: NDArray[Any]) -> bool:
     return bool(np.allclose(b.reshape(-1).astype(np.float64), expected, rtol=1e-5, atol=0))
 
 
-def _meaning(q: Quantised) -> tuple[float, int]:
-    """Scale and zero point of a tensor that has one of each."""
-    return float(q.scale.item()), int(q.zero.item())
-
-
 _ARGUMENT_NAMES = {"Clip": ("min", "max")}
-
-
-def _scalar_arguments(node: ir.Node) -> dict[str, float] | None:
-    """Attributes and constant scalar inputs of a unary operator by name, or None where they are not numbers."""
-    arguments = {name: attribute(node, name) for name in node.attributes}
-    for name, value in zip(_ARGUMENT_NAMES.get(node.op_type, ()), node.inputs[1:]):
-        if value is not None:
-            array = constant(value)
-            if array is None or array.size != 1:
-                return None
-            arguments[name] = float(array.item())
-    if node.op_type == "Gelu" and arguments.pop("approximate", "none") != "none":
-        return None
-    return arguments if all(isinstance(value, (int, float)) for value in arguments.values()) else None
-
-
-def _same_meaning(x: Quantised, y: Quantised) -> bool:
-    return bool(np.array_equal(x.scale.ravel(), y.scale.ravel()) and np.array_equal(x.zero.ravel(), y.zero.ravel()))
 
 
 _RULES: dict[str, Callable[[Integerise, ir.Node, Quantised], bool]] = {
@@ -586,3 +345,17 @@ QUANTISABLE = frozenset((*_RULES, *CHOOSING_OPS, "Gemm", "MatMul", "BatchNormali
     "Softmax",
 }
 """Float operators that become layers, or parts of layers, where their operands and results are quantised."""
+
+
+def _scalar_arguments(node: ir.Node) -> dict[str, float] | None:
+    """Attributes and constant scalar inputs of a unary operator by name, or None where they are not numbers."""
+    arguments = {name: attribute(node, name) for name in node.attributes}
+    for name, value in zip(_ARGUMENT_NAMES.get(node.op_type, ()), node.inputs[1:]):
+        if value is not None:
+            array = constant(value)
+            if array is None or array.size != 1:
+                return None
+            arguments[name] = float(array.item())
+    if node.op_type == "Gelu" and arguments.pop("approximate", "none") != "none":
+        return None
+    return arguments if all(isinstance(value, (int, float)) for value in arguments.values()) else None

@@ -13,8 +13,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from celosia.compiler.cpu.ops.contrib import BYTES_OF_BLOCKS
+from celosia.compiler.graph.commute import MOVING_OPS
 from celosia.compiler.graph.identities import is_wire
-from celosia.compiler.graph.quantized import MOVING_OPS
 from celosia.compiler.graph.values import attribute, attributes, constant, dtype_name, is_op, only_use, shape
 
 BITS = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "int8": 8, "uint8": 8}

@@ -12,8 +12,9 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from celosia.compiler.language.errors import fail
 from celosia.compiler.language.recognise import recognise
-from celosia.compiler.language.tile import Array, Program, fail
+from celosia.compiler.language.tile import Array, Program
 from celosia.compiler.launch.image import Image, LayerErrors, build
 from celosia.compiler.layer import (
     Activation,

@@ -8,43 +8,31 @@ a tile of accumulators in registers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import Alloc, Axis, Expr, For, Function, If, Let, Load, Stmt, Tensor, Update, Var, wrap
 from celosia.compiler.expr import Store as Put
 from celosia.compiler.expr.affine import flatten, from_linear, interval, linear, unravel
 from celosia.compiler.expr.fuse import merge
 from celosia.compiler.expr.loops import block, sequence
-from celosia.compiler.expr.lower import start_value
-from celosia.compiler.expr.nodes import INDEX, Const, binary, call, cast, clip, select, walk
+from celosia.compiler.expr.nodes import INDEX, Const, binary, call, cast, clip, select
 from celosia.compiler.expr.partition import outcome, partition
+from celosia.compiler.expr.pieces import start_value
+from celosia.compiler.expr.walk import walk
 from celosia.compiler.language.bounds import Unknown, values
-from celosia.compiler.language.tile import (
-    Loop,
-    Program,
-    Scope,
-    Store,
-    Tile,
-    fail,
-    origin,
-    scopes,
-    stores,
-    upstream,
-)
+from celosia.compiler.language.errors import fail
+from celosia.compiler.language.products import Element, loops_over, nest, product
+from celosia.compiler.language.tile import Loop, Program, Scope, Store, Tile, origin, scopes, stores, upstream
 from celosia.compiler.language.vectors import vectorised
 from celosia.compiler.tensorize.intrinsics import requantised, rescaled
 
 Index = tuple[Expr, ...]
-Element = Callable[[Expr, Expr], Expr]
 COSTLY = ("exp", "log", "tanh", "sin", "cos", "sqrt")
 MUCH = 24
 """Operations from which on what is read twice lies in memory; each of `COSTLY` counts as so many."""
-ROWS, VECTORS = 4, 4
-"""Rows, and vectors of columns, of the accumulators of a product that are in registers."""
 
 
 class Lowered:
@@ -218,7 +206,7 @@ class Lowered:
         if not fresh and self.buffers.get(tile.args[2]) is not into:
             done.append(self._fill(into, tile.args[2]))
         self.buffers[tile] = into
-        return block(*done, *_product(into, fresh, read[0], read[1], m, n, k))
+        return block(*done, *product(into, fresh, read[0], read[1], m, n, k))
 
     def _loop(self, loop: Loop, memory: list[Tensor]) -> Stmt:
         inside = [each for scope in scopes(loop) for each in scope.body]
@@ -254,12 +242,12 @@ class Lowered:
             free = next((place for place in left if self._is_free(place, left)), None)
             if free is not None:
                 index, value = left.pop(free)
-                done.append(_over(index, Put(self.buffers[free], index, value)))
+                done.append(loops_over(index, Put(self.buffers[free], index, value)))
                 continue
             copies = {place: self._local(place, memory) for place in left}
-            done += [_over(index, Put(copies[place], index, value)) for place, (index, value) in left.items()]
+            done += [loops_over(index, Put(copies[place], index, value)) for place, (index, value) in left.items()]
             for place, (index, _) in left.items():
-                done.append(_over(index, Put(self.buffers[place], index, Load(copies[place], index))))
+                done.append(loops_over(index, Put(self.buffers[place], index, Load(copies[place], index))))
             break
         return block(*done)
 
@@ -404,68 +392,6 @@ def _reaches(value: Tile, tile: Tile) -> bool:
     """Whether `tile` is read where `value` is computed; sums and products lie in memory by then."""
     parts = upstream([value], lambda part: () if part.op in ("reduce", "dot") else part.args)
     return any(part is tile for part in parts)
-
-
-def nest(shape: Sequence[int], body: Callable[..., Stmt]) -> Stmt:
-    """Loops over all of `shape` around body(*index)."""
-    axes = [Axis(f"i{d}", extent=size) for d, size in enumerate(shape)]
-    return _over(axes, body(*axes))
-
-
-def _over(axes: Sequence[Axis], stmt: Stmt) -> Stmt:
-    """Loops over `axes` around `stmt`."""
-    for axis in reversed(axes):
-        stmt = For(axis, axis.extent, stmt)
-    return stmt
-
-
-def _product(acc: Tensor, fresh: bool, a: Element, b: Element, m: int, n: int, k: int) -> Iterator[Stmt]:
-    """acc [m, n] += a [m, k] · b [k, n], or = where it is fresh, in tiles of accumulators that stay in registers."""
-    lanes = target().lanes(acc.dtype)
-    for column, columns, width in _cut(n, VECTORS * lanes):
-        for row, rows, height in _cut(m, ROWS):
-            i, j = (Axis(name, extent=count) for name, count in (("i", rows), ("j", columns)))
-            top, left = i * height + row, j * width + column
-            yield For(j, columns, For(i, rows, _registers(acc, fresh, a, b, k, lanes, top, left, height, width)))
-
-
-def _cut(size: int, step: int) -> Iterator[tuple[int, int, int]]:
-    """(first, count, size) of the equal tiles, and of the rest."""
-    if size >= step:
-        yield 0, size // step, step
-    if size % step:
-        yield size - size % step, 1, size % step
-
-
-def _registers(
-    acc: Tensor, fresh: bool, a: Element, b: Element, k: int, lanes: int, top: Expr, left: Expr, height: int, width: int
-) -> Stmt:  # fmt: skip
-    tile = Tensor("r", (height, width), acc.dtype)
-    step, zero = Axis("k", extent=k), wrap(0, acc.dtype)
-
-    def each(body: Callable[[Expr, Expr], Stmt]) -> Stmt:
-        """All of the tile, written out."""
-        rows = Axis("u", extent=height)
-        parts = []
-        for first, count, size in _cut(width, lanes):
-            vector, lane = Axis("v", extent=count), Axis("l", extent=size)
-            inner = For(lane, size, body(rows, vector * size + lane + first), "vectorized")
-            parts.append(For(rows, height, For(vector, count, inner, "unrolled"), "unrolled"))
-        return block(*parts)
-
-    return Alloc(
-        tile,
-        block(
-            each(lambda u, v: Put(tile, (u, v), zero if fresh else Load(acc, (top + u, left + v)))),
-            For(
-                step,
-                k,
-                each(lambda u, v: Update("sum", tile, (u, v), a(top + u, step) * b(step, left + v))),
-            ),
-            each(lambda u, v: Put(acc, (top + u, left + v), Load(tile, (u, v)))),
-        ),
-        "local",
-    )
 
 
 def _regrouped(shape: tuple[int, ...], index: Index, other: tuple[int, ...]) -> Index:

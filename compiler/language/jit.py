@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.language import loops, ops
 from celosia.compiler.language.cpu import Lowered
+from celosia.compiler.language.errors import LanguageError
 from celosia.compiler.language.meaning import value_of
-from celosia.compiler.language.tile import Array, LanguageError, Program, dtype_name, program, stores
+from celosia.compiler.language.tile import Array, Program, dtype_name, program, stores
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.program.host.kernel import address_of
 from celosia.compiler.program.host.threads import default_threads

@@ -14,8 +14,9 @@ from types import FrameType
 from typing import Any
 
 from celosia.compiler.language.bounds import Unknown, span
-from celosia.compiler.language.tile import Loop, Pointer, Program, Tile, as_tile, fail, make, program
-from celosia.compiler.language.tile import where as here
+from celosia.compiler.language.errors import fail
+from celosia.compiler.language.errors import where as here
+from celosia.compiler.language.tile import Loop, Pointer, Program, Tile, as_tile, make, program
 
 
 def range(start: Any, stop: Any = None, step: int = 1, **hints: Any) -> Iterator[Tile]:

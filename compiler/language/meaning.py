@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from celosia.compiler import numerics
 from celosia.compiler.expr.interpret import BINARY, cast
 from celosia.compiler.expr.nodes import INTRINSICS
-from celosia.compiler.language.tile import Array, Program, Store, Tile, fail
+from celosia.compiler.language.errors import fail
+from celosia.compiler.language.tile import Array, Program, Store, Tile
 from celosia.compiler.numerics.unary import UNARY
 from celosia.compiler.tensorize.pack import unpack_parameters
 

@@ -15,8 +15,9 @@ from celosia.compiler.graph.select.forms import Form, OnCpu
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attributes_of, constant, shape
 from celosia.compiler.language.accelerator import Lowered
+from celosia.compiler.language.errors import LanguageError
 from celosia.compiler.language.jit import launching
-from celosia.compiler.language.tile import Array, LanguageError
+from celosia.compiler.language.tile import Array
 from celosia.compiler.program.host.hostops.registry import host
 from celosia.compiler.program.host.op import HostOp
 

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.language.bounds import Unknown, values
-from celosia.compiler.language.tile import Array, LanguageError, Loop, Program, Tile, fail, origin, scopes, stores
+from celosia.compiler.language.errors import LanguageError, fail
+from celosia.compiler.language.tile import Array, Loop, Program, Tile, origin, scopes, stores
 from celosia.compiler.layer import Window
 
 Values = tuple[NDArray[Any], ...]

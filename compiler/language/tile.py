@@ -1,4 +1,4 @@
-"""Tiles, and the program that is being traced or interpreted: what every function of the language makes.
+"""Tiles, and the program that is being traced or interpreted, whose classes make each other: in one file.
 
 A kernel is an ordinary Python function. When it is traced its tiles are nodes of a graph, in scopes (the kernel itself
 and its loops) that keep the order of their creation; when it is interpreted each node has its value at once, from
@@ -7,42 +7,24 @@ and its loops) that keep the order of their creation; when it is interpreted eac
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.expr.nodes import COMPARISONS
+from celosia.compiler.language.errors import fail, where
 from celosia.compiler.program.dtypes import numpy_dtype
 
-FOLDER = str(Path(__file__).parent)
 MOST_ELEMENTS = 1 << 20
 """Elements of a tile."""
 DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
 )  # fmt: skip
 BITS = ("and", "or", "xor", "shl", "shr")
-
-
-class LanguageError(ValueError):
-    """A kernel that the language, or the target, cannot take; the message begins with file and line of the kernel."""
-
-
-def where() -> str:
-    """File and line of the kernel's own code that is running."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(FOLDER):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def fail(sentence: str, at: str | None = None) -> NoReturn:
-    raise LanguageError(f"{at or where()}: {sentence}")
 
 
 NUMPYS = {

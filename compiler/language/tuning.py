@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from celosia.compiler.language.errors import LanguageError
 from celosia.compiler.language.jit import Kernel, Launched, Quantised, interpreting
-from celosia.compiler.language.tile import LanguageError
 from celosia.compiler.tune.kernels.trial import by_turns, processor
 from celosia.compiler.tune.measure import TIMED, Result, Status
 from celosia.compiler.tune.records import Key, Records

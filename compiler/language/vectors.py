@@ -19,8 +19,9 @@ from celosia.compiler.expr import Alloc, Axis, Expr, For, If, Let, Load, Select,
 from celosia.compiler.expr.affine import Linear, apart, flatten, in_range, linear
 from celosia.compiler.expr.bounds import structure
 from celosia.compiler.expr.loops import Block, block, map_accesses, sequence
-from celosia.compiler.expr.lower import start_value
-from celosia.compiler.expr.nodes import Const, Var, substitute, walk
+from celosia.compiler.expr.nodes import Const, Var
+from celosia.compiler.expr.pieces import start_value
+from celosia.compiler.expr.walk import substitute, walk
 from celosia.compiler.program.dtypes import itemsize
 
 REGISTERS = 4

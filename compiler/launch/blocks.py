@@ -36,7 +36,7 @@ from celosia.compiler.layer import (
 from celosia.compiler.tensorize import block_space, pack
 from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.decide import Decider
-from celosia.compiler.tensorize.define import Definition, depthwise
+from celosia.compiler.tensorize.definition import Definition, depthwise
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Decisions, Problem, choose, estimate
 from celosia.hw.config import Config

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from celosia.compiler.expr.nodes import Load, Reduce, Tensor, Var, walk
+from celosia.compiler.expr.nodes import Load, Reduce, Tensor, Var
+from celosia.compiler.expr.walk import walk
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,11 +25,12 @@ from celosia.compiler.tensorize.space import (
 )
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
-from celosia.sim import timing
+from celosia.hw.pipeline import VECTOR_STAGES
+from celosia.hw.scratchpads import depths, scratchpads
 
 WAITING = 0.1
 """Share of a slice in which gemm and the vector unit wait for each other, once in each tile."""
-TURN = timing.VECTOR_STAGES + 4
+TURN = VECTOR_STAGES + 4
 """Cycles that a VECTOR waits after one whose result it reads."""
 
 
@@ -191,15 +192,16 @@ def _needs(cfg: Config, p: Group, d: Decisions, levels: Levels) -> Iterator[tupl
         inp += first.in_blocks * first.near
     else:
         vin += 2 * first.blocks * first.near
-    yield "inp", inp, cfg.inp_depth - whole["inp"]
-    yield "acc", acc, cfg.acc_depth
-    yield "vin", vin + (d.n * pixels if p.last.residual else 0), cfg.vin_depth - whole["vin"]
+    room = depths(cfg)
+    yield "inp", inp, room["inp"] - whole["inp"]
+    yield "acc", acc, room["acc"]
+    yield "vin", vin + (d.n * pixels if p.last.residual else 0), room["vin"] - whole["vin"]
     if p.following is None:
-        yield "out", d.n * pixels, cfg.out_depth // 2
-    yield "wgt", 2 * sum(_weights(d, level, last) for level in levels), cfg.wgt_depth
+        yield "out", d.n * pixels, room["out"] // 2
+    yield "wgt", 2 * sum(_weights(d, level, last) for level in levels), room["wgt"]
     if cfg.taps:
-        yield "tap", 2 * sum(v.blocks * v.steps for v in levels if v.problem.weighted), cfg.tap_depth
-    yield "par", 2 * max(d.n, sum(level.blocks for level in levels[:-1])) + d.n, cfg.par_depth
+        yield "tap", 2 * sum(v.blocks * v.steps for v in levels if v.problem.weighted), room["tap"]
+    yield "par", 2 * max(d.n, sum(level.blocks for level in levels[:-1])) + d.n, room["par"]
 
 
 def _weights(d: Decisions, level: _Level, last: _Level) -> int:
@@ -262,9 +264,10 @@ def _estimate(cfg: Config, p: Group, d: Decisions, levels: Levels) -> float:
         vector += d.n * d.y * d.x * last.steps
     wgt = sum(_weights(d, level, last) for level in levels)
     constants = wgt * wgt_beats + sum(level.blocks * (2 * cfg.block_out * 4 // cfg.bus_bytes) for level in levels[:-1])
+    room = depths(cfg)
     # The next layer's weights come into the other half of the rings.
-    kept = 2 * wgt * slices <= cfg.wgt_depth
-    kept = kept and 2 * sum(level.blocks for level in levels[:-1]) * slices <= cfg.par_depth
+    kept = 2 * wgt * slices <= room["wgt"]
+    kept = kept and 2 * sum(level.blocks for level in levels[:-1]) * slices <= room["par"]
     near = 0 if p.resident else first.in_blocks * first.near * (inp_beats if first.problem.in_blocks else entry_beats)
     final = p.last.out_blocks * d.y * d.x if p.last.in_blocks else 0
     store = p.last.out_blocks * d.y * d.x * entry_beats if p.following is None else 0
@@ -273,7 +276,7 @@ def _estimate(cfg: Config, p: Group, d: Decisions, levels: Levels) -> float:
     load = load * REFRESHED + instructions
     slice_ = max(gemm, vector + final / slices, load, store / slices) * whole
     acc = next(entries for scope, entries, _ in _needs(cfg, p, d, levels) if scope == "acc")
-    alone = 0.0 if acc + last.blocks * d.y * d.x <= cfg.acc_depth or tiles == 1 else final + TURN + gemm / 2
+    alone = 0.0 if acc + last.blocks * d.y * d.x <= room["acc"] or tiles == 1 else final + TURN + gemm / 2
     alone += WAITING * min(gemm, vector)
     if p.resident:  # its first tiles go beside the last ones of the group before, if they do not need those
         start = gemm + vector if tiles < 3 else 0.0
@@ -286,7 +289,7 @@ def _estimate(cfg: Config, p: Group, d: Decisions, levels: Levels) -> float:
 def _bank_stalls(cfg: Config, levels: list[_Level], d: Decisions) -> float:
     """Cycles of a slice in which the vector unit waits to read sums, as gemm adds to others in the same bank: those of
     the last layer lie in the first bank, what is handed on lies at the end of the second one and may reach into it."""
-    last, half = levels[-1], cfg.acc_depth // 2
+    last, half = levels[-1], scratchpads(cfg)["acc"].bank_depth
     handed = sum(2 * level.blocks * level.out for level in levels[:-1] if level.problem.in_blocks)
     if handed <= half or not last.problem.in_blocks:
         return 0.0

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from celosia.compiler.expr.affine import flatten
 from celosia.compiler.expr.loops import Alloc, For, If, Intrinsic, Stmt, Store, Update, block
-from celosia.compiler.expr.lower import start_value
-from celosia.compiler.expr.nodes import INDEX, Axis, Const, Expr, Load, Reduce, Tensor, Var, rewrite, substitute, walk
+from celosia.compiler.expr.nodes import INDEX, Axis, Const, Expr, Load, Reduce, Tensor, Var
+from celosia.compiler.expr.pieces import start_value
+from celosia.compiler.expr.walk import rewrite, substitute, walk
 from celosia.compiler.tensorize.behaviour import TileOperation
 from celosia.compiler.tensorize.match import match
 from celosia.hw.isa import Opcode

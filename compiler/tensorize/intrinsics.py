@@ -20,7 +20,8 @@ from celosia.compiler.expr.tensor import max as max_over
 from celosia.compiler.expr.tensor import sum as sum_over
 from celosia.compiler.tensorize.intrinsic import Compute, Move, TensorIntrinsic
 from celosia.hw.config import Config
-from celosia.hw.isa import TABLE_SIZE, ASource, BinaryOp, BSource, Buffer, Destination, Opcode, ReduceOp
+from celosia.hw.isa import ASource, BinaryOp, BSource, Buffer, Destination, Opcode, ReduceOp
+from celosia.hw.scratchpads import PAR, scratchpads
 
 __all__ = [
     "BUFFERS", "Compute", "Move", "TensorIntrinsic", "declared", "element_shape", "element_type", "gemm", "load",
@@ -34,22 +35,16 @@ BUFFERS = {b.name.lower(): b for b in Buffer}
 
 def tile_shape(cfg: Config, scope: str) -> tuple[int, ...]:
     """An entry of a scratchpad: what gemm and vector work on."""
-    return {
-        "inp": (cfg.inp_pieces, cfg.batch, cfg.group),
-        "wgt": (cfg.block_out, cfg.block_in),
-        "par": (cfg.block_out,),
-        "lut": (TABLE_SIZE,),
-        "tap": (cfg.tap_slots, cfg.block_out),
-    }.get(scope, (cfg.out_pieces, cfg.batch, cfg.group))
+    return scratchpads(cfg)[scope].shape
 
 
 def element_shape(cfg: Config, scope: str) -> tuple[int, ...]:
     """What one step of LOAD or STORE moves."""
-    return tile_shape(cfg, scope) if scope in ("wgt", "par", "lut", "tap") else (cfg.batch, cfg.group)
+    return scratchpads(cfg)[scope].piece_shape
 
 
-def element_type(scope: str) -> str:
-    return {"acc": "int32", "par": "uint64"}.get(scope, "int8")
+def element_type(cfg: Config, scope: str) -> str:
+    return scratchpads(cfg)[scope].element
 
 
 def gemm(cfg: Config) -> TensorIntrinsic:
@@ -69,15 +64,15 @@ def gemm(cfg: Config) -> TensorIntrinsic:
 
 def load(cfg: Config, scope: str) -> TensorIntrinsic:
     """A copy of one element from DRAM to a scratchpad."""
-    src = placeholder(element_shape(cfg, scope), element_type(scope), "src")
+    src = placeholder(element_shape(cfg, scope), element_type(cfg, scope), "src")
     dst = compute(src.shape, lambda *i: src[i], "dst")
     return TensorIntrinsic(f"load_{scope}", dst, {"src": "dram", "dst": scope}, Move(Opcode.LOAD))
 
 
 def padded_load(cfg: Config, scope: str) -> TensorIntrinsic:
     """The same where `inside` holds, else an element full of `pad`."""
-    src = placeholder(element_shape(cfg, scope), element_type(scope), "src")
-    inside, pad = Var("inside", "bool"), Var("pad", element_type(scope))
+    src = placeholder(element_shape(cfg, scope), element_type(cfg, scope), "src")
+    inside, pad = Var("inside", "bool"), Var("pad", element_type(cfg, scope))
     dst = compute(src.shape, lambda *i: select(inside, src[i], pad), "dst")
     return TensorIntrinsic(f"padded_load_{scope}", dst, {"src": "dram", "dst": scope}, Move(Opcode.LOAD))
 
@@ -102,8 +97,8 @@ def requantised(acc: Expr, par: Expr, zero_point: Value = 0.0, lo: Value = -128.
     float32, with bias, multiplier and shift of the par entry `par` (uint64, see tensorize.pack.parameters).
     """
     bias = par.astype("int32")
-    multiplier = ((par >> 32) & 0xFFFFFF).astype("int32").astype("float32")
-    exponent = 127 - ((par >> 56) & 63).astype("int32")
+    multiplier = PAR["multiplier"].of(par).astype("int32").astype("float32")
+    exponent = 127 - PAR["shift"].of(par).astype("int32")
     scale = multiplier * call("bitcast", exponent << 23, dtype="float32")
     value = call("round_even", (acc + bias).astype("float32") * scale) + zero_point
     return clip(value, lo, hi).astype("int8")
@@ -220,8 +215,9 @@ def vector(cfg: Config, p: Pass) -> TensorIntrinsic:
     """out = what the pass `p` makes of an entry of acc or vin."""
     shape = tile_shape(cfg, "out")
     tiles = {
-        "a": placeholder((cfg.taps, *shape) if p.taps else shape, element_type(p.source), "a"),
-        "b": placeholder(shape, "int8", "b"), "tap": placeholder(tile_shape(cfg, "tap"), "int8", "tap"),
+        "a": placeholder((cfg.taps, *shape) if p.taps else shape, element_type(cfg, p.source), "a"),
+        "b": placeholder(shape, "int8", "b"),
+        **({"tap": placeholder(tile_shape(cfg, "tap"), "int8", "tap")} if p.taps else {}),
         "par": placeholder(tile_shape(cfg, "par"), "uint64", "par"),
         "table": placeholder(tile_shape(cfg, "lut"), "int8", "table"),
     }  # fmt: skip
@@ -297,7 +293,7 @@ def passes(cfg: Config) -> Iterator[Pass]:
 @cache
 def declared(cfg: Config) -> dict[str, Declared]:
     """All of these, by name: what `expr.parse` takes, and the trace of a schedule."""
-    loads = [make(cfg, scope) for make in (load, padded_load) for scope in BUFFERS if scope != "tap" or cfg.taps]
+    loads = [make(cfg, scope) for make in (load, padded_load) for scope in BUFFERS if scope in scratchpads(cfg)]
     vectors = [vector(cfg, p) for p in passes(cfg)]
     others = gemm(cfg), *loads, widening_load(cfg), requantise(cfg), window_max(cfg), store(cfg), *vectors
     return {i.name: i for i in others}

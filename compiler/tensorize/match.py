@@ -12,22 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from celosia.compiler.expr.affine import coefficient, flatten, linear
 from celosia.compiler.expr.bounds import divisor, simplified, structure
 from celosia.compiler.expr.loops import For, Stmt, Store, Update
-from celosia.compiler.expr.nodes import (
-    INDEX,
-    Axis,
-    Binary,
-    Call,
-    Cast,
-    Const,
-    Expr,
-    Load,
-    Reduce,
-    Select,
-    Tensor,
-    Var,
-    substitute,
-    walk,
-)
+from celosia.compiler.expr.nodes import INDEX, Axis, Binary, Call, Cast, Const, Expr, Load, Reduce, Select, Tensor, Var
+from celosia.compiler.expr.walk import substitute, walk
 from celosia.compiler.tensorize.behaviour import TileOperation
 
 COMMUTATIVE = ("add", "mul", "min", "max", "and", "or", "xor", "eq", "ne")

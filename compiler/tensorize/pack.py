@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from celosia.compiler.layer import Conv, Requantise, Window
 from celosia.hw.config import Config
+from celosia.hw.scratchpads import PAR
 
 Bytes = NDArray[np.uint8]
 
@@ -107,7 +109,7 @@ def taps(cfg: Config, layer: Conv) -> Bytes:
 
 
 def parameters(cfg: Config, requantise: Requantise) -> Bytes:
-    """Entries of par: bias in bits 0..31, multiplier in 32..55, shift in 56..61; channels beyond the last are zero."""
+    """Entries of par, see `PAR`; channels beyond the last are zero."""
     channels = len(requantise.bias)
     entries = np.zeros(blocks(channels, cfg.block_out) * cfg.block_out, np.uint64)
     entries[:channels] = pack_parameters(requantise.bias, requantise.multiplier, requantise.shift)
@@ -120,13 +122,12 @@ def pack_parameters(bias: ArrayLike, multiplier: ArrayLike, shift: ArrayLike) ->
     >>> [int(part) for (part,) in unpack_parameters(pack_parameters([-5], [1 << 23], [30]))]
     [-5, 8388608, 30]
     """
-    parts = np.asarray(bias, np.int32).view(np.uint32), multiplier, shift
-    low, middle, high = (np.asarray(part).astype(np.uint64) for part in parts)
-    return np.asarray(low | middle << np.uint64(32) | high << np.uint64(56))
+    values = np.asarray(bias, np.int32).view(np.uint32), multiplier, shift
+    parts = zip(PAR.values(), values, strict=True)
+    return reduce(np.bitwise_or, (np.asarray(v).astype(np.uint64) << np.uint64(part.offset) for part, v in parts))
 
 
 def unpack_parameters(entries: NDArray[np.uint64]) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
     """Bias, multiplier and shift."""
-    bias = (entries & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.int32)
-    multiplier = (entries >> np.uint64(32) & np.uint64(0xFFFFFF)).astype(np.int64)
-    return bias, multiplier, (entries >> np.uint64(56) & np.uint64(63)).astype(np.int64)
+    bias, multiplier, shift = (part.of(entries) for part in PAR.values())
+    return bias.astype(np.uint32).view(np.int32), multiplier.astype(np.int64), shift.astype(np.int64)

@@ -10,7 +10,8 @@ from celosia.compiler.expr.trace import Trace
 from celosia.compiler.layer import Block, Layer, Storage, Untileable
 from celosia.compiler.tensorize.block_space import Group
 from celosia.compiler.tensorize.decide import Decider, Given, problems
-from celosia.compiler.tensorize.define import Definition, define
+from celosia.compiler.tensorize.define import define
+from celosia.compiler.tensorize.definition import Definition
 from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.render import compile_loops
 from celosia.compiler.tensorize.space import Decisions, Problem

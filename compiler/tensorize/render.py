@@ -28,18 +28,20 @@ from celosia.compiler.expr.interpret import evaluate
 from celosia.compiler.expr.loops import Alloc, Block, For, Function, If, Intrinsic, Let, Stmt
 from celosia.compiler.expr.nodes import Tensor, Var
 from celosia.compiler.expr.verify import verify as verify_loops
-from celosia.compiler.tensorize.instruction import Compute, Env, Move, Refused, RenderError, make
+from celosia.compiler.tensorize.instruction import Compute, Env, Move, Refused, RenderError
 from celosia.compiler.tensorize.intrinsic import TensorIntrinsic
 from celosia.compiler.tensorize.intrinsics import tile_shape
+from celosia.compiler.tensorize.make import make
 from celosia.compiler.tensorize.tiles import Branch, Fill, Loop, Node, Pipelined, Plan, Region
 from celosia.compiler.vthread.disassemble import listing
 from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.interleave import interleave
 from celosia.compiler.vthread.need import by_need
-from celosia.compiler.vthread.pipeline import Stream, depths
+from celosia.compiler.vthread.pipeline import Stream
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.compiler.vthread.verify import verify
 from celosia.hw.config import Config
+from celosia.hw.scratchpads import depths
 
 PAGE = 4096
 ALIGN = 64

@@ -17,27 +17,28 @@ from numpy.typing import NDArray
 
 from celosia.compiler.layer import Untileable, Window
 from celosia.compiler.tensorize.transfer import PAD_MAX
-from celosia.compiler.vthread.pipeline import AHEAD, depths
+from celosia.compiler.vthread.pipeline import AHEAD
 from celosia.hw.config import Config
 from celosia.hw.isa import EXTENT_BITS, instruction_bytes
-from celosia.sim import timing
-from celosia.sim.demand import MAX_BURST
+from celosia.hw.pipeline import MAX_BURST, OUTSTANDING, VECTOR_STAGES
+from celosia.hw.scratchpads import depths
 from celosia.sim.memory import ZYNQ_HP
+from celosia.sim.timing import latency
 
 MEMORY = ZYNQ_HP
 """The memory that the estimate assumes."""
 LOAD_LATENCY = (
-    timing.START_TO_ASK + timing.ASK_TO_ADDRESS + MEMORY.read_latency + timing.BEAT_TO_STEP + timing.STEP_TO_END
+    latency.START_TO_ASK + latency.ASK_TO_ADDRESS + MEMORY.read_latency + latency.BEAT_TO_STEP + latency.STEP_TO_END
 )  # fmt: skip
 """Cycles from the start of a LOAD to its end, beside its beats."""
 STORE_LATENCY = (
-    timing.GEMM_STAGES + timing.VECTOR_STAGES + timing.WRITE_TO_END + timing.START_TO_STEP + timing.UNIT_TO_BEAT
-    + MEMORY.write_latency + timing.RESPONSE_TO_END
+    latency.GEMM_STAGES + VECTOR_STAGES + latency.WRITE_TO_END + latency.START_TO_STEP + latency.UNIT_TO_BEAT
+    + MEMORY.write_latency + latency.RESPONSE_TO_END
 )  # fmt: skip
 """Cycles from gemm's last step to the end of the STORE of its result, beside its beats."""
 REFRESHED = MEMORY.refresh_period / (MEMORY.refresh_period - MEMORY.refresh_cycles)
 """Cycles for each beat of a long transfer."""
-SHORT_BURST = (timing.ASK_TO_ADDRESS + MEMORY.read_latency + MAX_BURST + timing.END_TO_ASK) // timing.OUTSTANDING
+SHORT_BURST = (latency.ASK_TO_ADDRESS + MEMORY.read_latency + MAX_BURST + latency.END_TO_ASK) // OUTSTANDING
 """Cycles that a burst takes at least, as so many are under way during the latency of one."""
 GEMM_CYCLES = 4
 """Cycles that a gemm instruction costs beside its steps: tokens that it waits for, though data is there."""
@@ -228,21 +229,22 @@ def _too_large(cfg: Config, p: Problem, d: Decisions) -> str | None:
     """Which scratchpad cannot hold the tile `d`, or None."""
     pixels, span = d.y * d.x, p.input_rows(d.y) * p.input_columns(d.x)
     entries = d.n * pixels
-    needs = [("out", entries, cfg.out_depth // 2), ("par", d.n, cfg.par_depth // 2)]
+    room = depths(cfg)
+    needs = [("out", entries, room["out"] // 2), ("par", d.n, room["par"] // 2)]
     if p.residual:
-        needs.append(("vin", entries, cfg.vin_depth // 2))
+        needs.append(("vin", entries, room["vin"] // 2))
     if not p.in_blocks:
-        needs.append(("acc" if p.near == "acc" else "vin", d.n * span, depths(cfg)[p.near] // 2))
+        needs.append(("acc" if p.near == "acc" else "vin", d.n * span, room[p.near] // 2))
     elif d.order in CUT:
-        needs.append(("acc", entries, cfg.acc_depth // 2))
+        needs.append(("acc", entries, room["acc"] // 2))
         if d.order == "split":
-            needs.append(("acc", p.out_blocks * pixels, cfg.acc_depth))
-        needs.append(("inp", d.k * span, cfg.inp_depth // 2))
-        needs.append(("wgt", d.n * d.k * p.taps, cfg.wgt_depth // 2))
+            needs.append(("acc", p.out_blocks * pixels, room["acc"]))
+        needs.append(("inp", d.k * span, room["inp"] // 2))
+        needs.append(("wgt", d.n * d.k * p.taps, room["wgt"] // 2))
     else:
-        needs.append(("acc", entries, cfg.acc_depth // 2))
-        needs.append(("inp", p.held(d.n) * span, cfg.inp_depth))
-        needs.append(("wgt", d.n * p.in_blocks * p.taps, cfg.wgt_depth))
+        needs.append(("acc", entries, room["acc"] // 2))
+        needs.append(("inp", p.held(d.n) * span, room["inp"]))
+        needs.append(("wgt", d.n * p.in_blocks * p.taps, room["wgt"]))
     for scope, entries, depth in needs:
         if entries > depth:
             return f"a tile takes {entries} entries of {scope}, where {depth} are to be had"
@@ -288,10 +290,11 @@ def _depthwise(cfg: Config, p: Problem) -> Iterator[Decisions]:
 
 
 def _products(cfg: Config, p: Problem) -> Iterator[Sizes]:
-    columns = [x for x in parts(p.columns) if p.input_columns(x) <= cfg.inp_depth and x <= EXTENT_MAX]
+    room = depths(cfg)
+    columns = [x for x in parts(p.columns) if p.input_columns(x) <= room["inp"] and x <= EXTENT_MAX]
     blocks = list(dict.fromkeys(min(-(-n // p.share) * p.share, p.out_blocks) for n in parts(p.out_blocks)))
     pieces = parts(p.in_blocks)[1:]
-    limit = min(cfg.out_depth, cfg.acc_depth, *([cfg.vin_depth] if p.residual else [])) // 2
+    limit = min(room["out"], room["acc"], *([room["vin"]] if p.residual else [])) // 2
     for x in columns[:5] + columns[5:][-1:]:  # the widest, and the narrowest for where no other fits
         for y in parts(p.rows):
             pixels = y * x
@@ -299,18 +302,18 @@ def _products(cfg: Config, p: Problem) -> Iterator[Sizes]:
                 continue
             span = p.input_rows(y) * p.input_columns(x)
             for n in blocks:
-                if n * pixels > limit or n > cfg.par_depth // 2:
+                if n * pixels > limit or n > room["par"] // 2:
                     continue
-                if p.held(n) * span <= cfg.inp_depth and n * p.in_blocks * p.taps <= cfg.wgt_depth:
+                if p.held(n) * span <= room["inp"] and n * p.in_blocks * p.taps <= room["wgt"]:
                     yield n, y, x, p.in_blocks, "weights"
                     if not p.grouped:
                         yield n, y, x, p.in_blocks, "input"
                 if p.grouped:
                     continue
-                fitting = [k for k in pieces if k * span <= cfg.inp_depth // 2 and n * k * p.taps <= cfg.wgt_depth // 2]
-                if p.out_blocks * pixels <= cfg.acc_depth:
+                fitting = [k for k in pieces if k * span <= room["inp"] // 2 and n * k * p.taps <= room["wgt"] // 2]
+                if p.out_blocks * pixels <= room["acc"]:
                     yield from ((n, y, x, k, "split") for k in fitting)
-                if fitting and n * p.in_blocks * p.taps > cfg.wgt_depth // 2:
+                if fitting and n * p.in_blocks * p.taps > room["wgt"] // 2:
                     yield n, y, x, fitting[0], "pieces"
 
 
@@ -346,9 +349,10 @@ def terms(cfg: Config, p: Problem, points: Sequence[Sizes]) -> dict[str, Cycles]
     tile_inp = (p.in_blocks + p.step * ((n - 1) // p.share) if p.grouped else k) * span
     all_inp = p.in_blocks * span * spatial * (p.out_blocks if p.grouped else 1)
     tile_wgt, all_wgt = n * k * p.taps, p.out_blocks * p.in_blocks * p.taps
-    stays = np.bool_(p.grouped) | (all_inp <= cfg.inp_depth)
+    room = depths(cfg)
+    stays = np.bool_(p.grouped) | (all_inp <= room["inp"])
     inp_loads = all_inp * np.where(weights & ~stays, n_tiles, 1)
-    wgt_stays = all_wgt <= cfg.wgt_depth
+    wgt_stays = all_wgt <= room["wgt"]
     wgt_loads = all_wgt * np.where((order == "weights") | wgt_stays, 1, spatial)
     out = p.out_blocks * p.rows * p.columns * p.images
     entry_beats = max(1, cfg.lanes // cfg.bus_bytes)
@@ -372,8 +376,8 @@ def terms(cfg: Config, p: Problem, points: Sequence[Sizes]) -> dict[str, Cycles]
     kept_wgt = np.where(wgt_stays & (spatial > 1), all_wgt * wgt_beats, 0)
     kept = np.where(by_blocks, kept_inp, kept_wgt) * REFRESHED
     # What takes more than half a ring cannot be loaded while what was there before, perhaps of another layer, is used.
-    late_inp = (tile_inp > cfg.inp_depth // 2) & (spatial > 1)
-    late_wgt = np.where(weights | cut | (all_wgt > cfg.wgt_depth), tile_wgt, all_wgt) > cfg.wgt_depth // 2
+    late_inp = (tile_inp > room["inp"] // 2) & (spatial > 1)
+    late_wgt = np.where(weights | cut | (all_wgt > room["wgt"]), tile_wgt, all_wgt) > room["wgt"] // 2
     exposed = np.where(late_inp, (inp_loads - tile_inp) * inp_beats, 0)
     exposed = exposed + np.where(late_wgt, wgt_loads * wgt_beats, 0)
     first = tile_inp * inp_beats + LOAD_LATENCY
@@ -431,8 +435,7 @@ def ranked(cfg: Config, p: Problem, rows_first: bool = False, count: int = 1) ->
     if not points:
         raise Untileable(
             f"no tile of {p.in_blocks} input blocks with a {p.window.kernel[0]}x{p.window.kernel[1]} kernel fits "
-            f"inp_depth {cfg.inp_depth}, wgt_depth {cfg.wgt_depth}, acc_depth {cfg.acc_depth} and "
-            f"out_depth {cfg.out_depth}"
+            "inp_depth {inp}, wgt_depth {wgt}, acc_depth {acc} and out_depth {out}".format(**depths(cfg))
         )
     costs = _estimates(cfg, p, points)
     order = np.argsort(costs, kind="stable")

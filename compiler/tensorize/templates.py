@@ -13,7 +13,7 @@ from celosia.compiler.expr import Axis, Schedule, Select, Stage, Tensor, create_
 from celosia.compiler.expr.loops import Declared
 from celosia.compiler.expr.nodes import Cast
 from celosia.compiler.tensorize.block_space import BlockProblem
-from celosia.compiler.tensorize.define import Definition, Level
+from celosia.compiler.tensorize.definition import Definition, Level
 from celosia.compiler.tensorize.intrinsics import declared
 from celosia.compiler.tensorize.space import CUT, Decisions, Problem
 from celosia.hw.config import Config

@@ -18,6 +18,7 @@ from celosia.compiler.tensorize.block_space import Group
 from celosia.compiler.tensorize.space import CUT, LOAD_LATENCY, MEMORY, STORE_LATENCY, Decisions, Problem
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
+from celosia.hw.scratchpads import depths
 from celosia.sim.memory import MemoryModel, memory_model
 
 Floats = NDArray[np.float64]
@@ -80,19 +81,20 @@ def _of_products(cfg: Config, p: Problem, points: Sequence[Decisions], copies: i
     cut, weights_outside = np.isin(order, CUT), np.isin(order, ["weights", "pieces"])
     n_tiles, spatial = -(-p.out_blocks // n), -(-p.rows // y) * -(-p.columns // x) * p.images
     blocks = p.in_blocks - 1 + 1 / cfg.inp_pieces  # the last one may have channels for one piece only
+    room = depths(cfg)
 
     def again(size: Floats, times: Floats, depth: int) -> Floats:
         """Entries that come when a loop walks `times` over `size` of them."""
         return size + (times - 1) * np.maximum(0, size - depth)
 
     seen = _touched(p.window, 0, p.rows, p.rows) * _touched(p.window, 1, p.columns, p.columns) * p.images
-    inp = again(np.full(len(points), seen * blocks), np.where(weights_outside, n_tiles, 1), cfg.inp_depth)
+    inp = again(np.full(len(points), seen * blocks), np.where(weights_outside, n_tiles, 1), room["inp"])
     every = float(p.out_blocks * p.in_blocks * p.taps)
     wgt = np.where(
-        order == "weights", every, again(np.full(len(points), every), spatial, cfg.wgt_depth)
+        order == "weights", every, again(np.full(len(points), every), spatial, room["wgt"])
     )  # fmt: skip
     tile = n * p.in_blocks * p.taps * 1.0
-    wgt = np.where(order == "pieces", p.out_blocks // n * again(tile, spatial, cfg.wgt_depth), wgt)
+    wgt = np.where(order == "pieces", p.out_blocks // n * again(tile, spatial, room["wgt"]), wgt)
     tiles = n_tiles * spatial
     fetched = (tiles * -(-p.in_blocks // k) + 2 * tiles) * instruction_bytes(cfg)  # GEMM; VECTOR, STORE
     near = inp * cfg.inp_bytes + fetched + (_entries(p, cfg) * cfg.lanes if p.residual else 0)

@@ -25,6 +25,7 @@ from celosia.compiler.tensorize.space import ORDERS, Decisions, Problem, candida
 from celosia.compiler.tune.bound import lower_bounds
 from celosia.compiler.tune.measure import COPIES, Case
 from celosia.hw.config import Config
+from celosia.hw.scratchpads import depths
 from celosia.sim.memory import ZYNQ_HP, MemoryModel
 
 P = TypeVar("P")
@@ -222,7 +223,7 @@ def _features(cfg: Config, p: Problem, d: Decisions, cost: Mapping[str, float]) 
     of_problem = [p.steps, p.out_blocks, p.in_blocks, p.rows, p.columns, p.taps, max(p.window.strides), p.residual]
     of_problem += [tiles - p.out_blocks * p.rows * p.columns]
     of_config = [
-        cfg.macs_per_cycle, cfg.bus_bytes, cfg.inp_depth, cfg.wgt_depth, cfg.acc_depth, cfg.out_depth, cfg.ports
+        cfg.macs_per_cycle, cfg.bus_bytes, *(depths(cfg)[name] for name in ("inp", "wgt", "acc", "out")), cfg.ports
     ]  # fmt: skip
     logs = np.log1p(np.array([*sizes, *of_problem, *of_config], np.float64))
     return np.concatenate([logs[:11], orders, logs[11:]])

@@ -18,6 +18,7 @@ from celosia.hw.isa import (
     Opcode,
     element_bytes,
 )
+from celosia.hw.scratchpads import scratchpads
 
 
 class Access(NamedTuple):
@@ -88,8 +89,8 @@ def footprint(cfg: Config, opcode: Opcode, f: dict[str, int]) -> tuple[list[Acce
     """Scratchpad ranges and DRAM rows that the instruction with fields `f` (absent ones are 0) touches."""
     if opcode == Opcode.LOAD:
         buffer = Buffer(f["buffer"])
-        pieces = {Buffer.INP: cfg.inp_pieces, Buffer.VIN: cfg.out_pieces, Buffer.ACC: cfg.out_pieces}.get(buffer, 1)
-        access = _transfer_range(buffer.name.lower(), f, pieces, True)
+        name = buffer.name.lower()
+        access = _transfer_range(name, f, scratchpads(cfg)[name].pieces, True)
         return [access], _dram(f, load_element_bytes(cfg, f), False)
     if opcode == Opcode.STORE:
         return [_transfer_range("out", f, cfg.out_pieces, False)], _dram(f, cfg.piece_bytes, True)

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from celosia.compiler.layer import Untileable
 from celosia.hw.config import Config
 from celosia.hw.isa import Opcode
+from celosia.hw.scratchpads import depths
 
 AHEAD = 8
 """Tiles whose loads may lie before the compute of the oldest of them, if nothing else is said."""
@@ -143,15 +144,6 @@ class Ring:
         if key is not None:
             self.live[key] = (first, end)
         return first
-
-
-def depths(cfg: Config) -> dict[str, int]:
-    """Entries of each scratchpad."""
-    return {
-        "inp": cfg.inp_depth, "wgt": cfg.wgt_depth, "acc": cfg.acc_depth, "vin": cfg.vin_depth,
-        "out": cfg.out_depth, "par": cfg.par_depth, "lut": cfg.lut_count,
-        "tap": cfg.tap_depth if cfg.taps else 1,
-    }  # fmt: skip
 
 
 def _always() -> bool:

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.vthread.footprint import Access, DramAccess, footprint
-from celosia.compiler.vthread.pipeline import Instruction, depths
+from celosia.compiler.vthread.pipeline import Instruction
 from celosia.hw.config import Config
 from celosia.hw.isa import UNIT_OF, Unit
+from celosia.hw.scratchpads import depths
 
 NEVER = -1
 UNITS = range(len(Unit))

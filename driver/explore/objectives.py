@@ -9,7 +9,7 @@ import numpy as np
 
 from celosia.driver.explore.subject import Cost
 from celosia.hw.config import Config
-from celosia.hw.config_doc import scratchpads
+from celosia.hw.scratchpads import scratchpads
 
 OBJECTIVES = {
     "cycles": "cycles for an image, the geometric mean of the models",
@@ -42,7 +42,7 @@ def sram_pj(size: int) -> float:
 
 def energy_uj(cfg: Config, cost: Cost) -> float:
     """A proxy of the energy of an image in microjoules, to compare Configs with: no clock tree, no leakage, no FPGA."""
-    sizes = scratchpads(cfg)
+    sizes = {name: pad.bytes for name, pad in scratchpads(cfg).items()}
     gemm, vector = cost.busy["gemm"], cost.busy["vector"]
     read = gemm * (cfg.inp_bytes * sram_pj(sizes["inp"]) + cfg.wgt_bytes * sram_pj(sizes["wgt"]))
     passed = vector * cfg.lanes * (8 * sram_pj(sizes["acc"]) + sram_pj(sizes["out"]))  # a sum written and read: 8 bytes

@@ -19,7 +19,7 @@ import numpy as np
 from celosia.driver.explore.front import Floats, on_front, ranks
 from celosia.driver.explore.space import TRIES, Space
 from celosia.hw.config import Config
-from celosia.hw.layout import widths
+from celosia.hw.scratchpads import scratchpads
 
 LARGER = {
     "gemm": {"block_in": 1, "block_out": 1, "batch": 1, "taps": 1},
@@ -147,8 +147,8 @@ class Bottleneck(Search):
         wider = self.space.moved(cfg, {name: step})
         if wider is None:
             return None
-        before, after = widths(cfg), widths(wider)
-        depths = {f"{pad}_depth" for pad in before if after[pad] > before[pad]} & set(self.space.searched)
+        before, after = scratchpads(cfg), scratchpads(wider)
+        depths = {f"{pad}_depth" for pad in before if after[pad].width > before[pad].width} & set(self.space.searched)
         return self.space.moved(cfg, {name: step} | dict.fromkeys(sorted(depths), -1)) if depths else None
 
 

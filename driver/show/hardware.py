@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from celosia.cache import KINDS, Entry, cache_folder
 from celosia.driver.show.table import add_row, megabytes, new_table, percent
 from celosia.hw.config import Config
-from celosia.hw.config_doc import scratchpads
+from celosia.hw.scratchpads import total_bytes
 
 if TYPE_CHECKING:
     pass
@@ -29,7 +29,7 @@ def configs(presets: Iterable[Config]) -> RenderableType:
     for cfg in presets:
         add_row(
             table, cfg.name, cfg.batch, cfg.block_in, cfg.block_out, cfg.macs_per_cycle, cfg.bus_bytes,
-            f"{sum(scratchpads(cfg).values()) / 1024:,.0f} kB", cfg.taps, str(cfg.forward).lower(), cfg.residual_cycles,
+            f"{total_bytes(cfg) / 1024:,.0f} kB", cfg.taps, str(cfg.forward).lower(), cfg.residual_cycles,
             cfg.ports, multipliers(cfg),
         )  # fmt: skip
     return table

@@ -17,6 +17,7 @@ from celosia.driver.run import explain
 from celosia.driver.show.table import add_row, megabytes, new_table, percent
 from celosia.hw.isa import Opcode, instruction_bytes, opcode_of
 from celosia.hw.plain import printable
+from celosia.hw.scratchpads import depths
 
 if TYPE_CHECKING:
     pass
@@ -129,9 +130,8 @@ def buffers(program: Program) -> RenderableType:
         with explain.decoding(program):
             entries = verify(cfg, words, program.dram_size, (0, program.image_address)).entries
         used |= Counter(entries)
-    depths = {name: getattr(cfg, f"{name}_depth", cfg.lut_count) for name in used}
-    for name, depth in depths.items():
-        add_row(table, name, f"{depth:,} entries", f"{used[name]:,}", _SCRATCHPADS.get(name, ""))
+    for name in used:
+        add_row(table, name, f"{depths(cfg)[name]:,} entries", f"{used[name]:,}", _SCRATCHPADS.get(name, ""))
     for number, launch in enumerate(program.launches):
         for pack in launch.pack:
             dims = "x".join(map(str, pack.form.dims))

@@ -11,24 +11,13 @@ from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.axi import (
-    ADDR_BITS,
-    BOUNDARY,
-    BURST_INCR,
-    CACHE_NORMAL,
-    MAX_BURST,
-    RESP_OKAY,
-    Axi4Write,
-    ReadBus,
-    burst_layout,
-)
+from celosia.hw.axi import ADDR_BITS, BURST_INCR, CACHE_NORMAL, RESP_OKAY, Axi4Write, ReadBus, burst_layout
 from celosia.hw.dae_pipeline.fifo import StreamFifo
 from celosia.hw.layout import ERROR_BITS, Pulse
+from celosia.hw.pipeline import BOUNDARY, MAX_BURST, OUTSTANDING, ROOM
 from celosia.hw.regs import Error
 
 OFFSET_BITS = 32
-OUTSTANDING = 8
-"""Bursts that an engine has under way at once."""
 
 
 def row_layout(bytes_bits: int) -> data.StructLayout:
@@ -129,7 +118,7 @@ class ReadEngine(wiring.Component):
     """
 
     def __init__(
-        self, bus_bytes: int, bytes_bits: int = OFFSET_BITS, outstanding: int = OUTSTANDING, room: int = 128
+        self, bus_bytes: int, bytes_bits: int = OFFSET_BITS, outstanding: int = OUTSTANDING, room: int = ROOM
     ) -> None:
         self._bus_bytes, self._bytes_bits = bus_bytes, bytes_bits
         self._outstanding, self._room = outstanding, room

@@ -9,11 +9,12 @@ from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.axi import ADDR_BITS, MAX_BURST, ReadBus
+from celosia.hw.axi import ADDR_BITS, ReadBus
 from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.fifo import StreamFifo
 from celosia.hw.isa import UNIT_OF, formats, instruction_bytes, rules
-from celosia.hw.layout import Pulse, error_layout, instruction_layout, layout
+from celosia.hw.layout import UNITS, Pulse, error_layout, handles, instruction_layout, layout
+from celosia.hw.pipeline import FETCH_BURSTS, fetch_burst
 from celosia.hw.regs import Error
 
 
@@ -53,12 +54,13 @@ class Fetch(wiring.Component):
             "finished": Out(1),
             "quiet": Out(1),
         })  # fmt: skip
+        self.queues = handles(self, *(f"queue_{name}" for name in UNITS))
 
     def elaborate(self, platform: object) -> Module:
         cfg = self._cfg
         m = Module()
         word_bytes, bus_bytes = instruction_bytes(cfg), cfg.bus_bytes
-        depth = 4 * min(MAX_BURST, 2 * max(1, word_bytes // bus_bytes))
+        depth = FETCH_BURSTS * fetch_burst(cfg)
         m.submodules.buffer = buffer = StreamFifo(data.StructLayout({"data": 8 * bus_bytes, "error": 1}), depth)
         word = stream.Signature(data.StructLayout({"data": 8 * word_bytes, "error": 1})).create(path=("word",))
         going = Signal()
@@ -95,7 +97,7 @@ class Fetch(wiring.Component):
         """Requests bursts while the buffer has room for all that is under way. Bursts end at multiples of their longest
         length, which divides 4096 bytes."""
         bus_bytes, request, response = self._cfg.bus_bytes, self.bus.request, self.bus.response
-        longest = depth // 4
+        longest = fetch_burst(self._cfg)
         left = Signal(32 + 7)  # beats that have not been asked for
         next_ = Signal(32)  # number of the next beat's bus word
         position = next_[: (longest - 1).bit_length()]  # of that between multiples of `longest`
@@ -171,9 +173,8 @@ class Fetch(wiring.Component):
         queues, belongs = [], []
         for number, (opcode, fmt) in enumerate(formats(self._cfg).items()):
             queue = StreamFifo(instruction_layout(self._cfg, opcode), self._cfg.queue_depth, block_ram=True)
-            name = f"queue_{UNIT_OF[opcode].name.lower()}"
-            m.submodules[name] = queue
-            wiring.connect(m, queue.o, wiring.flipped(getattr(self, name)))
+            m.submodules[f"queue_{UNITS[UNIT_OF[opcode]]}"] = queue
+            wiring.connect(m, queue.o, wiring.flipped(self.queues[UNIT_OF[opcode]]))
             coming = data.View(layout(fmt), word.payload.data[: fmt.width])
             is_mine, mine = coming.opcode == opcode, Signal(name=f"belongs_{number}")
             with m.If(is_mine):

@@ -10,7 +10,8 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.config import Config
-from celosia.hw.layout import ReadPort, WritePort, load_port, widths
+from celosia.hw.layout import ReadPort, WritePort, read_port, write_port
+from celosia.hw.scratchpads import scratchpads
 
 
 class Scratchpad(wiring.Component):
@@ -157,29 +158,21 @@ class AccScratchpad(wiring.Component):
     """
 
     def __init__(self, cfg: Config) -> None:
-        self.cfg = cfg
-        width = widths(cfg)["acc"]
-        super().__init__({
-            "gemm_read": In(ReadPort(cfg.acc_bits, width)),
-            "vector_read": In(ReadPort(cfg.acc_bits, width)),
-            "gemm_write": In(WritePort(cfg.acc_bits, width, 32)),
-            "vector_write": In(WritePort(cfg.acc_bits, width, 32)),
-            "load_write": In(load_port(cfg, "acc")),
-        })  # fmt: skip
+        self._pad = pad = scratchpads(cfg)["acc"]
+        super().__init__({f"{unit}_read": In(read_port(pad)) for unit in pad.readers}
+                         | {f"{unit}_write": In(write_port(pad)) for unit in pad.writers})  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        cfg = self.cfg
-        width = widths(cfg)["acc"]
-        banks = [Scratchpad(cfg.acc_depth // 2, width, 32) for _ in range(2)]
+        pad = self._pad
+        banks = [Scratchpad(pad.bank_depth, pad.width, pad.grain) for _ in range(pad.banks)]
         m.submodules.bank0, m.submodules.bank1 = banks
 
-        for side, ports in (
-            ("read", [self.gemm_read, self.vector_read]),
-            ("write", [self.gemm_write, self.vector_write, self.load_write]),
+        for side, ports, of_banks in (
+            ("read", [self.gemm_read, self.vector_read], [bank.read for bank in banks]),
+            ("write", [self.gemm_write, self.vector_write, self.load_write], [bank.write for bank in banks]),
         ):
-            for number, bank in enumerate(banks):
-                to = getattr(bank, side)
+            for number, to in enumerate(of_banks):
                 wants = Signal(len(ports), name=f"{side}{number}_wants")
                 m.d.comb += [wants[i].eq(port.en & (port.addr[-1] == number)) for i, port in enumerate(ports)]
                 m.d.comb += to.en.eq(wants.any())
@@ -194,7 +187,7 @@ class AccScratchpad(wiring.Component):
 
         data = [bank.read.data for bank in banks]
         gemm_bank, vector_bank, vector_new = Signal(), Signal(), Signal()
-        held = Signal(width, reset_less=True)
+        held = Signal(pad.width, reset_less=True)
         with m.If(self.gemm_read.en):
             m.d.sync += gemm_bank.eq(self.gemm_read.addr[-1])
         m.d.comb += self.gemm_read.data.eq(Mux(gemm_bank, data[1], data[0]))

@@ -8,15 +8,14 @@ from amaranth.lib.wiring import In, Out
 
 from celosia.hw.axi import ADDR_BITS, Axi4Write
 from celosia.hw.config import Config
-from celosia.hw.dae_pipeline.dma import OFFSET_BITS, OUTSTANDING, WriteEngine, write_beat_layout
+from celosia.hw.dae_pipeline.dma import OFFSET_BITS, WriteEngine, write_beat_layout
 from celosia.hw.dae_pipeline.fifo import HeadFifo
 from celosia.hw.dae_pipeline.walk import Rows, Walker
 from celosia.hw.isa import Opcode
-from celosia.hw.layout import INDEX_BITS, ReadPort, unit_members
+from celosia.hw.layout import INDEX_BITS, read_port, unit_members
+from celosia.hw.pipeline import IN_FLIGHT, OUTSTANDING, PARTING, RESPONSES
 from celosia.hw.regs import Error
-
-IN_FLIGHT = 8
-"""Instructions for whose responses STORE still waits while it sends the data of the next one."""
+from celosia.hw.scratchpads import scratchpads
 
 
 def _log2(value: int) -> int:
@@ -91,12 +90,11 @@ class Reader(wiring.Component):
         self._cfg = cfg
         self.unit_bytes = min(cfg.bus_bytes, cfg.piece_bytes)
         self._step_shift = _log2(cfg.piece_bytes // self.unit_bytes)
-        element_bits = cfg.out_bits + _log2(cfg.out_pieces)
-        self.walker = Walker(element_bits, max(1, self._step_shift), data.StructLayout({}))
+        self.walker = Walker(scratchpads(cfg)["out"].piece_bits, max(1, self._step_shift), data.StructLayout({}))
         super().__init__({
             "job": In(stream.Signature(self.walker.job_layout)),
             "unit": Out(stream.Signature(8 * self.unit_bytes)),
-            "out": Out(ReadPort(cfg.out_bits, 8 * cfg.lanes)),
+            "out": Out(read_port(scratchpads(cfg)["out"])),
             "moves": Out(1),
         })  # fmt: skip
 
@@ -142,7 +140,7 @@ class Store(wiring.Component):
         self._cfg, self._outstanding = cfg, outstanding
         super().__init__({
             **unit_members(cfg, Opcode.STORE),
-            "out": Out(ReadPort(cfg.out_bits, 8 * cfg.lanes)),
+            "out": Out(read_port(scratchpads(cfg)["out"])),
             "axi": Out(Axi4Write(cfg.bus_bytes)),
             "dma_base": In(ADDR_BITS),
             "dma_size": In(OFFSET_BITS),
@@ -153,18 +151,17 @@ class Store(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         cfg = self._cfg
-        shift = _log2(cfg.piece_bytes)
 
         # From an error on, all stand still; the parts that need not answer to the bus are reset.
         failed, stop = Signal(), Signal()
-        rows, reader = Rows(shift), Reader(cfg)
+        rows, reader = Rows(_log2(cfg.piece_bytes)), Reader(cfg)
         unit_shift = _log2(reader.unit_bytes)
         packer = Packer(cfg.bus_bytes, reader.unit_bytes, rows.bytes_bits - unit_shift)
         jobs = HeadFifo(reader.walker.job_layout, IN_FLIGHT)
         places = HeadFifo(packer.row_layout, 2 * self._outstanding)
         # Queues that part the paths of the engine from those of `rows`, and the packer's from the reader's.
-        asked, units = HeadFifo(rows.row.payload.shape(), 2), HeadFifo(reader.unit.payload.shape(), 2)
-        waiting = HeadFifo(data.StructLayout({"index": INDEX_BITS, "post": 4}), 2 * IN_FLIGHT)
+        asked, units = HeadFifo(rows.row.payload.shape(), PARTING), HeadFifo(reader.unit.payload.shape(), PARTING)
+        waiting = HeadFifo(data.StructLayout({"index": INDEX_BITS, "post": 4}), RESPONSES)
         parts = {
             "rows": rows, "jobs": jobs, "reader": reader, "places": places, "packer": packer, "waiting": waiting,
             "asked": asked, "units": units,
@@ -178,7 +175,33 @@ class Store(wiring.Component):
         with m.Elif(self.error.valid):
             m.d.sync += failed.eq(1)
 
-        # An instruction goes to `rows` for its addresses, to `jobs` for its data, to `waiting` for its responses.
+        self._accept(m, rows, jobs, waiting, reader, stop)
+        wiring.connect(m, jobs.o, reader.job)
+        self._list(m, rows, asked, places, unit_shift, stop)
+        wiring.connect(m, asked.o, engine.row)
+        wiring.connect(m, places.o, packer.row)
+        wiring.connect(m, reader.unit, units.i)
+        wiring.connect(m, units.o, packer.unit)
+        wiring.connect(m, packer.beat, engine.beat)
+        wiring.connect(m, engine.axi, wiring.flipped(self.axi))
+        wiring.connect(m, reader.out, wiring.flipped(self.out))
+        m.d.comb += [
+            engine.dma_base.eq(self.dma_base),
+            engine.dma_size.eq(self.dma_size),
+            engine.halt.eq(stop),
+        ]
+        self._tell(m, engine, waiting, stop)
+        m.d.comb += [
+            self.write_beat.eq(self.axi.wvalid & self.axi.wready),
+            self.write_answer.eq(self.axi.bvalid & self.axi.bready),
+            self.active.eq(reader.moves & ~stop),
+            self.held.eq(waiting.o.valid & ~reader.moves & ~stop),
+            self.quiet.eq(~waiting.o.valid & engine.quiet),
+        ]
+        return m
+
+    def _accept(self, m: Module, rows: Rows, jobs: HeadFifo, waiting: HeadFifo, reader: Reader, stop: Signal) -> None:
+        """An instruction goes to `rows` for its addresses, to `jobs` for its data, to `waiting` for its responses."""
         f = self.instr.payload.fields
         accept = Signal()
         block, job = rows.block.payload, jobs.i.payload
@@ -192,7 +215,7 @@ class Store(wiring.Component):
             block.x_size.eq(f.x_size),
             block.y_size.eq(f.y_size),
             block.z_size.eq(f.z_size),
-            block.shift.eq(shift),
+            block.shift.eq(_log2(self._cfg.piece_bytes)),
             jobs.i.valid.eq(accept),
             job.base.eq(f.sram_base),
             job.x_step.eq(f.sram_x),
@@ -201,14 +224,14 @@ class Store(wiring.Component):
             job.x_end.eq(f.x_size - 1),
             job.y_end.eq(f.y_size - 1),
             job.z_end.eq(f.z_size - 1),
-            job.step_end.eq(cfg.piece_bytes // reader.unit_bytes - 1),
+            job.step_end.eq(self._cfg.piece_bytes // reader.unit_bytes - 1),
             waiting.i.valid.eq(accept),
             waiting.i.payload.index.eq(self.instr.payload.index),
             waiting.i.payload.post.eq(f.post),
         ]
-        wiring.connect(m, jobs.o, reader.job)
 
-        # A row goes to the engine, and its place within its bus words to the packer.
+    def _list(self, m: Module, rows: Rows, asked: HeadFifo, places: HeadFifo, unit_shift: int, stop: Signal) -> None:
+        """A row goes to the engine, and its place within its bus words to the packer."""
         row = rows.row.payload
         m.d.comb += [
             asked.i.valid.eq(rows.row.valid & places.i.ready & ~stop),
@@ -219,19 +242,9 @@ class Store(wiring.Component):
             places.i.payload.units.eq((row.bytes >> unit_shift) - 1),
             places.i.payload.single.eq((row.bytes >> unit_shift) == 1),
         ]
-        wiring.connect(m, asked.o, engine.row)
-        wiring.connect(m, places.o, packer.row)
-        wiring.connect(m, reader.unit, units.i)
-        wiring.connect(m, units.o, packer.unit)
-        wiring.connect(m, packer.beat, engine.beat)
-        wiring.connect(m, engine.axi, wiring.flipped(self.axi))
-        wiring.connect(m, reader.out, wiring.flipped(self.out))
-        m.d.comb += [
-            engine.dma_base.eq(self.dma_base),
-            engine.dma_size.eq(self.dma_size),
-            engine.halt.eq(stop),
-        ]
 
+    def _tell(self, m: Module, engine: WriteEngine, waiting: HeadFifo, stop: Signal) -> None:
+        """`done` or an error, by the engine's answers."""
         answer = engine.answer
         fails = answer.payload.error != Error.NONE
         m.d.comb += [
@@ -242,10 +255,4 @@ class Store(wiring.Component):
             self.error.payload.code.eq(answer.payload.error),
             self.error.payload.index.eq(waiting.o.payload.index),
             waiting.o.ready.eq(self.done.valid),
-            self.write_beat.eq(self.axi.wvalid & self.axi.wready),
-            self.write_answer.eq(self.axi.bvalid & self.axi.bready),
-            self.active.eq(reader.moves & ~stop),
-            self.held.eq(waiting.o.valid & ~reader.moves & ~stop),
-            self.quiet.eq(~waiting.o.valid & engine.quiet),
         ]
-        return m

@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 
 from celosia.hw.config import Config
 from celosia.hw.isa import UNIT_OF, Unit
-from celosia.hw.layout import INDEX_BITS, Pulse, done_layout, instruction_layout
+from celosia.hw.layout import INDEX_BITS, UNITS, Pulse, done_layout, handles, instruction_layout
 
 
 class Semaphore(wiring.Component):
@@ -67,6 +67,9 @@ class Tokens(wiring.Component):
             members[f"done_{name}"] = In(Pulse(done_layout))
         self._cfg = cfg
         super().__init__(members)
+        self.queues, self.passed, self.done = (
+            handles(self, *(f"{kind}_{name}" for name in UNITS)) for kind in ("queue", "instr", "done")
+        )
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -78,7 +81,7 @@ class Tokens(wiring.Component):
 
         waiting, passes = Signal(len(Unit)), Signal(len(Unit))
         for unit in Unit:
-            queue, instr, done = (getattr(self, f"{kind}_{unit.name.lower()}") for kind in ("queue", "instr", "done"))
+            queue, instr, done = self.queues[unit], self.passed[unit], self.done[unit]
             fields = queue.payload.fields
             others = [other for other in Unit if other != unit]
             has_tokens = Cat(~fields["wait"][other] | semaphores[other, unit].has_token for other in others).all()
@@ -102,7 +105,7 @@ class Tokens(wiring.Component):
         # A watchdog has waited long before it asks: there is time for a register after each comparison.
         last, waiters = Signal(INDEX_BITS), []
         for unit in Unit:
-            index = getattr(self, f"queue_{unit.name.lower()}").payload.index
+            index = self.queues[unit].payload.index
             with m.If(passes[unit]):
                 m.d.sync += last.eq(index)
             waiters.append(self._register(m, waiting[unit], index))

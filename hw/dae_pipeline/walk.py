@@ -8,16 +8,14 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.dae_pipeline.dma import OFFSET_BITS, row_layout
-
-X_BITS, Y_BITS, Z_BITS = 16, 12, 12
-"""Widths of x_size, y_size and z_size in LOAD and STORE."""
+from celosia.hw.isa import X_BITS, YZ_BITS
 
 
 def block_layout(shift_bits: int) -> data.StructLayout:
     """The DRAM side of a LOAD or STORE. shift: log2 of an element's bytes."""
     return data.StructLayout({
         "addr": OFFSET_BITS, "y_step": OFFSET_BITS, "z_step": OFFSET_BITS,
-        "x_size": X_BITS, "y_size": Y_BITS, "z_size": Z_BITS, "shift": shift_bits,
+        "x_size": X_BITS, "y_size": YZ_BITS, "z_size": YZ_BITS, "shift": shift_bits,
     })  # fmt: skip
 
 
@@ -29,7 +27,7 @@ class Rows(wiring.Component):
 
     def __init__(self, max_shift: int) -> None:
         self._max_shift = max_shift
-        self.bytes_bits = max(OFFSET_BITS, X_BITS + Y_BITS + max_shift)
+        self.bytes_bits = max(OFFSET_BITS, X_BITS + YZ_BITS + max_shift)
         shift_bits = max_shift.bit_length()
         super().__init__({
             "block": In(stream.Signature(block_layout(shift_bits))),
@@ -42,14 +40,14 @@ class Rows(wiring.Component):
         # A block waits here while the product of its sizes is formed ...
         block = Signal.like(self.block.payload)
         waiting, merged = Signal(), Signal()
-        plane_size = Signal(X_BITS + Y_BITS)
+        plane_size = Signal(X_BITS + YZ_BITS)
         # ... and is listed from here.
         busy, begin, ends = Signal(), Signal(), Signal()
         y_step, z_step = Signal(OFFSET_BITS), Signal(OFFSET_BITS)
         offset, plane = Signal(OFFSET_BITS), Signal(OFFSET_BITS)
         bytes_ = Signal(self.bytes_bits)
-        rows, rows_left = Signal(Y_BITS), Signal(Y_BITS)
-        planes_left = Signal(Z_BITS)
+        rows, rows_left = Signal(YZ_BITS), Signal(YZ_BITS)
+        planes_left = Signal(YZ_BITS)
         # One row is left of the plane, one plane of the block, and planes have one row: known a step ahead.
         last_row, last_plane, single = Signal(), Signal(), Signal()
 
@@ -139,7 +137,7 @@ class Index:
         return [self._value.eq(0), self.last.eq(self._single), self.outside.eq(self._begins_outside)]
 
 
-BORDERS = {"x": X_BITS + 1, "y": Y_BITS + 1}
+BORDERS = {"x": X_BITS + 1, "y": YZ_BITS + 1}
 
 
 class Walker(wiring.Component):
@@ -157,7 +155,7 @@ class Walker(wiring.Component):
         borders = {f"{axis}_{edge}": bits for axis, bits in BORDERS.items() for edge in ("first", "stop") if padded}
         self.job_layout = data.StructLayout({
             "base": element_bits, "x_step": element_bits, "y_step": element_bits, "z_step": element_bits,
-            "x_end": X_BITS + 1, "y_end": Y_BITS + 1, "z_end": Z_BITS, "step_end": step_bits, **borders, "tag": tag,
+            "x_end": X_BITS + 1, "y_end": YZ_BITS + 1, "z_end": YZ_BITS, "step_end": step_bits, **borders, "tag": tag,
         })  # fmt: skip
         self.step_layout = data.StructLayout({
             "element": element_bits, "step": step_bits, "outside": 1, "last": 1, "tag": tag,

@@ -17,7 +17,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.config import Config
-from celosia.hw.layout import widths
+from celosia.hw.scratchpads import scratchpads
 
 SPACING = 17
 """Bits between two products in one multiplication: a sum of two products of int8 takes them all."""
@@ -55,12 +55,13 @@ class Array(wiring.Component):
     def __init__(self, cfg: Config) -> None:
         self.cfg = cfg
         self.tree_stages = cfg.block_in.bit_length() - 1
+        pads = scratchpads(cfg)
         super().__init__({
             "valid": In(1),
             "first": In(1),
-            "inp": In(widths(cfg)["inp"]),
-            "wgt": In(widths(cfg)["wgt"]),
-            "total": Out(widths(cfg)["acc"]),
+            "inp": In(pads["inp"].width),
+            "wgt": In(pads["wgt"].width),
+            "total": Out(pads["acc"].width),
         })  # fmt: skip
 
     @property

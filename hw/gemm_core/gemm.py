@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 from amaranth import Cat, Module, Mux, Signal
 from amaranth.lib import data, wiring
@@ -12,7 +14,8 @@ from celosia.hw.config import Config
 from celosia.hw.gemm_core.array import Array
 from celosia.hw.gemm_core.loops import Loops
 from celosia.hw.isa import GEMM_LOOPS, OUTER_LOOPS, Opcode
-from celosia.hw.layout import INDEX_BITS, ReadPort, WritePort, claim_layout, unit_members, widths
+from celosia.hw.layout import INDEX_BITS, claim_layout, read_port, unit_members, write_port
+from celosia.hw.scratchpads import scratchpads
 
 
 class Gemm(wiring.Component):
@@ -39,29 +42,55 @@ class Gemm(wiring.Component):
 
     def __init__(self, cfg: Config) -> None:
         self.cfg = cfg
-        acc = widths(cfg)["acc"]
+        pads = scratchpads(cfg)
         super().__init__({
             **unit_members(cfg, Opcode.GEMM),
-            "inp": Out(ReadPort(cfg.inp_bits, widths(cfg)["inp"])),
-            "wgt": Out(ReadPort(cfg.wgt_bits, widths(cfg)["wgt"])),
-            "acc_read": Out(ReadPort(cfg.acc_bits, acc)),
-            "acc_write": Out(WritePort(cfg.acc_bits, acc, 32)),
+            "inp": Out(read_port(pads["inp"])),
+            "wgt": Out(read_port(pads["wgt"])),
+            "acc_read": Out(read_port(pads["acc"])),
+            "acc_write": Out(write_port(pads["acc"])),
             "claims": Out(claim_layout),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
         cfg = self.cfg
-        operands = {
-            "acc": (cfg.acc_bits, OUTER_LOOPS),
-            "inp": (cfg.inp_bits, GEMM_LOOPS),
-            "wgt": (cfg.wgt_bits, GEMM_LOOPS),
-        }
+        fields = self.instr.payload.fields
+        of = {"acc": OUTER_LOOPS, "inp": GEMM_LOOPS, "wgt": GEMM_LOOPS}
+        operands = {name: (len(fields[f"{name}_base"]), loops) for name, loops in of.items()}
         m.submodules.loops = loops = Loops(GEMM_LOOPS, operands, reduction=("k", "r", "s"))
         m.submodules.array = array = Array(cfg)
-        fields = self.instr.payload.fields
+        first = self._read(m, loops)
 
+        # Cycle 1: operands enter the array. What belongs to them goes along, to the cycle in which it is written.
+        pipe = [Signal(first.shape(), name=f"cycle{cycle}") for cycle in range(array.latency + 3)]
+        m.d.comb += pipe[0].eq(first)
+        for before, after in pairwise(pipe):
+            m.d.sync += after.eq(before)
+        m.d.comb += [
+            array.valid.eq(pipe[1].valid),
+            array.first.eq(pipe[1].first),
+            array.inp.eq(self.inp.data),
+            array.wgt.eq(self.wgt.data),
+        ]
+        self._accumulate(m, pipe, array)
+
+        # The cycle after: the write is committed.
+        write = pipe[-1]
+        m.d.sync += [
+            self.done.valid.eq(write.valid & write.end),
+            self.done.payload.post.eq(write.post),
+            self.done.payload.index.eq(write.index),
+        ]
+        in_flight = Signal()  # in one of the cycles from 1 on
+        m.d.sync += in_flight.eq(Cat(stage.valid for stage in pipe[:-1]).any())
+        m.d.comb += self.quiet.eq(~(loops.step.valid | in_flight | self.done.valid))
+        return m
+
+    def _read(self, m: Module, loops: Loops) -> data.View[data.StructLayout]:
+        """Cycle 0: reads the operands. Returns what belongs to them."""
         # The instruction whose iterations are being read.
+        fields = self.instr.payload.fields
         accumulate, post, index = Signal(), Signal(4), Signal(INDEX_BITS)
         m.d.comb += [
             *loops.load(fields),
@@ -72,7 +101,6 @@ class Gemm(wiring.Component):
         with m.If(self.instr.valid & self.instr.ready):
             m.d.sync += [accumulate.eq(fields.accumulate), post.eq(fields.post), index.eq(self.instr.payload.index)]
 
-        # Cycle 0: read the operands.
         step = loops.step.payload
         m.d.comb += [
             self.inp.en.eq(loops.step.valid),
@@ -84,26 +112,16 @@ class Gemm(wiring.Component):
             self.held.eq(loops.step.valid & ~loops.step.ready),
         ]
 
-        # Cycle 1: they enter the array. What belongs to them goes along, to the cycle in which it is written.
         travel = data.StructLayout({
-            "valid": 1, "last": 1, "end": 1, "first": 1, "accumulate": 1, "acc": cfg.acc_bits, "post": 4,
+            "valid": 1, "last": 1, "end": 1, "first": 1, "accumulate": 1, "acc": len(step.acc), "post": 4,
             "index": INDEX_BITS,
         })  # fmt: skip
-        pipe = [Signal(travel, name=f"cycle{cycle}") for cycle in range(array.latency + 3)]
-        m.d.comb += pipe[0].eq(
-            Cat(self.active, step.last, step.end, step.first, accumulate, step.acc, post, index),
-        )
-        for before, after in pairwise(pipe):
-            m.d.sync += after.eq(before)
-        m.d.comb += [
-            array.valid.eq(pipe[1].valid),
-            array.first.eq(pipe[1].first),
-            array.inp.eq(self.inp.data),
-            array.wgt.eq(self.wgt.data),
-        ]
+        belongs = Cat(self.active, step.last, step.end, step.first, accumulate, step.acc, post, index)
+        return data.View(travel, belongs)
 
-        # Three cycles before the sum is there: read the accumulator. Then keep what comes, since memories answer late
-        # in a cycle. Then take what has been written meanwhile. Then add, and in the cycle after that write.
+    def _accumulate(self, m: Module, pipe: Sequence[Any], array: Array) -> None:
+        """Three cycles before the sum is there: read the accumulator. Then keep what comes, since memories answer late
+        in a cycle. Then take what has been written meanwhile. Then add, and in the cycle after that write."""
         reading, answer, ahead, now, write = stages = pipe[-5:]
         writes = Signal()  # a register, for LOAD waits for it within the cycle
         m.d.sync += writes.eq(now.valid & now.last)
@@ -135,20 +153,9 @@ class Gemm(wiring.Component):
         with m.If(ahead.valid & ahead.last & ahead.accumulate):
             m.d.sync += old.eq(Mux(missed[2], written, Mux(missed[3], committed, kept)))
         with m.If(now.valid & now.last):
-            for lane in range(cfg.lanes):
+            for lane in range(self.cfg.lanes):
                 word = written.word_select(lane, 32)
                 before = Mux(missed[1], word, old.word_select(lane, 32))
                 m.d.sync += word.eq(array.total.word_select(lane, 32) + Mux(now.accumulate, before, 0))
         with m.If(write.valid & write.last):
             m.d.sync += committed.eq(written)
-
-        # The cycle after: the write is committed.
-        m.d.sync += [
-            self.done.valid.eq(write.valid & write.end),
-            self.done.payload.post.eq(write.post),
-            self.done.payload.index.eq(write.index),
-        ]
-        in_flight = Signal()  # in one of the cycles from 1 on
-        m.d.sync += in_flight.eq(Cat(stage.valid for stage in pipe[:-1]).any())
-        m.d.comb += self.quiet.eq(~(loops.step.valid | in_flight | self.done.valid))
-        return m

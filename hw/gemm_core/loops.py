@@ -20,7 +20,7 @@ def _selected(one_hot: Signal, values: Sequence[Value]) -> Value:
 class Loops(wiring.Component):
     """Walks nested loops and gives the address base + sum of index * stride of every operand, one iteration a cycle.
 
-        loops = Loops(GEMM_LOOPS, {"acc": (cfg.acc_bits, OUTER_LOOPS), "inp": (cfg.inp_bits, GEMM_LOOPS)},
+        loops = Loops(GEMM_LOOPS, {"acc": (acc_bits, OUTER_LOOPS), "inp": (inp_bits, GEMM_LOOPS)},
                       reduction=("k", "r", "s"))
         m.d.comb += [*loops.load(instr.payload.fields), loops.instr.valid.eq(instr.valid), ...]
 
@@ -137,7 +137,14 @@ class Loops(wiring.Component):
                 goes_on.eq(Cat(coming[i + 1 :].all() & ~coming[i] for i in range(depth))),
                 all_done.eq(coming.all()),
             ]
+        self._addresses(m, held, renew, goes_on, advance)
+        return m
 
+    def _addresses(
+        self, m: Module, held: data.View[data.StructLayout], renew: Signal, goes_on: Signal, advance: Signal
+    ) -> None:
+        """The address of each operand. held: the instruction whose loops run; renew: `instr` takes its place."""
+        new, step = self.instr.payload, self.step.payload
         # begin[operand, loop] is the address at which the present index of the loop began; a rise goes on from there. A
         # loop that does not move the operand begins where the one around it does.
         begin = {
@@ -160,4 +167,3 @@ class Loops(wiring.Component):
                     m.d.sync += begin[operand, loop].eq(new[f"{operand}_base"])
                 with m.Elif(advance[self.names.index(loop)]):
                     m.d.sync += begin[operand, loop].eq(following)
-        return m

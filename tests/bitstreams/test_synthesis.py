@@ -18,8 +18,10 @@ from celosia.bitstreams.synthesis import SynthesisError, Usage, count, run_yosys
 from celosia.driver import cli
 from celosia.hw.config import PRESETS
 from celosia.hw.gemm_core.array import Array
-from celosia.hw.gemm_core.requant import Requantise
-from celosia.hw.gemm_core.vector import Combine, RescaleAdd, Taps, tap_sum
+from celosia.hw.vector_unit.combine import Combine
+from celosia.hw.vector_unit.requantise import Requantise
+from celosia.hw.vector_unit.residual import RescaleAdd
+from celosia.hw.vector_unit.taps import Taps, tap_sum
 from celosia.hw.verilog import convert
 
 SMALL = Usage(lut=100, ff=200, dsp=3, ram=1.5, seconds=1.0, tool="Yosys")

@@ -20,8 +20,9 @@ from celosia.compiler.expr.affine import in_range
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.guard import guarded, iterations
 from celosia.compiler.expr.loops import Store, Update, exprs
-from celosia.compiler.expr.nodes import Load, walk
+from celosia.compiler.expr.nodes import Load
 from celosia.compiler.expr.verify import IRError
+from celosia.compiler.expr.walk import walk
 from celosia.compiler.program.host.kernel import Kernel
 
 HEAD = "f(a: int64[4]) -> (b: int64[4]):\n"

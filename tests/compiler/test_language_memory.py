@@ -17,7 +17,8 @@ from celosia.compiler.cpu.schedule.ahead import ahead
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import For, Function, Store, Update, exprs
-from celosia.compiler.expr.nodes import Const, Load, walk
+from celosia.compiler.expr.nodes import Const, Load
+from celosia.compiler.expr.walk import walk
 from celosia.compiler.language.cpu import Lowered
 
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from celosia.compiler import expr as T
 from celosia.compiler.layer import Activation, Layer, Untileable, Window, inputs
 from celosia.compiler.program.activations import pack_activation, unpack_activation
-from celosia.compiler.tensorize.define import Definition, define
+from celosia.compiler.tensorize.define import define
+from celosia.compiler.tensorize.definition import Definition
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import ORDERS, candidates
 from celosia.compiler.tensorize.transfer import Place

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from celosia.compiler.expr import verify
 from celosia.compiler.layer import Untileable, Window
 from celosia.compiler.tensorize import space
-from celosia.compiler.tensorize.define import Definition, define
+from celosia.compiler.tensorize.define import define
+from celosia.compiler.tensorize.definition import Definition
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import (
     CUT,

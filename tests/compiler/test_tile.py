@@ -16,9 +16,10 @@ from celosia.compiler.cpu.target import Target
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.interpret import interpret
 from celosia.compiler.expr.loops import exprs
-from celosia.compiler.expr.nodes import Select, walk
+from celosia.compiler.expr.nodes import Select
 from celosia.compiler.expr.partition import partition
 from celosia.compiler.expr.verify import verify
+from celosia.compiler.expr.walk import walk
 
 RNG = np.random.default_rng(0)
 sizes = st.integers(1, 9)

@@ -15,7 +15,8 @@ from celosia.compiler import expr as T
 from celosia.compiler.expr.trace import PRIMITIVES, ReplayError, Step, Trace
 from celosia.compiler.layer import Untileable, Window
 from celosia.compiler.tensorize import intrinsics as hw
-from celosia.compiler.tensorize.define import Definition, define
+from celosia.compiler.tensorize.define import define
+from celosia.compiler.tensorize.definition import Definition
 from celosia.compiler.tensorize.space import sample
 from celosia.compiler.tensorize.templates import schedule
 from celosia.hw.config import Config

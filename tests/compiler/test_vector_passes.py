@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from celosia.compiler import expr as T
 from celosia.compiler.expr.lower import lower
-from celosia.compiler.expr.nodes import Axis, Tensor, Var, walk
+from celosia.compiler.expr.nodes import Axis, Tensor, Var
+from celosia.compiler.expr.walk import walk
 from celosia.compiler.tensorize import intrinsics as hw
 from celosia.compiler.tensorize.intrinsic import Compute, Move
 from celosia.hw.config import PRESETS, Config
@@ -121,7 +122,7 @@ def test_passes_mean_what_vector_does(cfg: Config, p: hw.Pass) -> None:
             state = reference.State(cfg)
             shape = (size, *hw.tile_shape(cfg, "out"))
             a = rng.integers(-reach, reach + 1, shape) if p.source == "acc" else rng.integers(-128, 128, shape)
-            entries = a.astype(hw.element_type(p.source))
+            entries = a.astype(hw.element_type(cfg, p.source))
             b = rng.integers(-128, 128, shape[1:]).astype(np.int8)
             par = parameters(rng, cfg, 1 << 15 if p.multiply else reach)
             table = rng.integers(-128, 128, 256).astype(np.int8)
@@ -214,7 +215,7 @@ def test_loads(cfg: Config, name: str) -> None:
             values["pad"] = 0
         expected = behave(intrinsic.behaviour, {"src": tile}, values)
         np.testing.assert_array_equal(found[at], expected.reshape(-1).astype(found.dtype))
-    assert dst.dtype == hw.element_type(scope)
+    assert dst.dtype == hw.element_type(cfg, scope)
 
 
 @CONFIGS

@@ -20,7 +20,7 @@ from celosia.driver.explore.objectives import ALSO, OBJECTIVES, sram_pj
 from celosia.driver.explore.search import LARGER, SEARCHES, Outcome, Search, spread
 from celosia.driver.explore.space import DEFAULT, Space, SpaceError, board_of
 from celosia.hw.config import Config, ConfigError
-from celosia.hw.config_doc import scratchpads
+from celosia.hw.scratchpads import scratchpads
 
 BOARD = board_of("pynq-z2")
 VALUES = {
@@ -243,4 +243,4 @@ def test_a_larger_array_may_have_scratchpads_of_as_many_bytes(name: str, limit: 
     found = [each for each, how in search.ask(60) if how == f"{limit}: {name}, the same bytes"]
     assert [getattr(each, name) for each in found] == [2 * getattr(cfg, name)]
     now, before = scratchpads(found[0]), scratchpads(cfg)
-    assert all(now[pad] == pytest.approx(size, rel=0.05) for pad, size in before.items()), (now, before)
+    assert all(now[name].bytes == pytest.approx(pad.bytes, rel=0.05) for name, pad in before.items()), (now, before)

@@ -9,7 +9,7 @@ from amaranth.sim import Simulator
 from numpy.typing import NDArray
 
 from celosia.hw.gemm_core.array import SPACING
-from celosia.hw.gemm_core.multiply import logic_product
+from celosia.hw.vector_unit.multiply import logic_product
 
 INT8 = np.arange(-128, 128, dtype=np.int64)
 Int64 = NDArray[np.int64]

@@ -45,13 +45,13 @@ def random_fields(cfg: Config) -> dict[str, int]:
     """A GEMM of few steps; addresses repeat often, and each loop often has one iteration."""
     fields = {f"extent_{loop}": random.choice([1, 1, 1, 2, 3]) for loop in GEMM_LOOPS}
     fields |= {"accumulate": random.getrandbits(1), "post": random.getrandbits(4) & 0b1101}
-    for operand, bits, loops in (
-        ("acc", cfg.acc_bits, OUTER_LOOPS),
-        ("inp", cfg.inp_bits, GEMM_LOOPS),
-        ("wgt", cfg.wgt_bits, GEMM_LOOPS),
+    for operand, depth, loops in (
+        ("acc", cfg.acc_depth, OUTER_LOOPS),
+        ("inp", cfg.inp_depth, GEMM_LOOPS),
+        ("wgt", cfg.wgt_depth, GEMM_LOOPS),
     ):
         for part in ("base", *loops):
-            fields[f"{operand}_{part}"] = random.choice([0, 0, 1, random.getrandbits(bits)])
+            fields[f"{operand}_{part}"] = random.choice([0, 0, 1, random.randrange(depth)])
     return fields
 
 

@@ -151,9 +151,9 @@ class Load(copy_bench.Machine):
         array = getattr(self.state, name)
         if name != "tap":
             return array
-        from celosia.hw.layout import widths
+        from celosia.hw.scratchpads import scratchpads
 
-        return array.reshape(len(array), -1)[:, : widths(self.cfg)["tap"] // 8]
+        return array.reshape(len(array), -1)[:, : scratchpads(self.cfg)["tap"].width // 8]
 
     async def start(self, pause: float, ram: bool = False, **memory: Any) -> None:
         await super().start(pause)

@@ -14,7 +14,8 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from numpy.typing import NDArray
 
-from celosia.hw.gemm_core.requant import RESULT_BITS, STAGES, Requantise
+from celosia.hw.pipeline import REQUANTISE_STAGES
+from celosia.hw.vector_unit.requantise import RESULT_BITS, Requantise
 from celosia.sim.reference import requantise
 
 LANES = 32
@@ -26,7 +27,7 @@ class Lanes(wiring.Component):
 
     def __init__(self) -> None:
         super().__init__({
-            "enable": In(STAGES), "bypass": In(1), "v": In(32 * LANES), "param": In(64 * LANES),
+            "enable": In(REQUANTISE_STAGES), "bypass": In(1), "v": In(32 * LANES), "param": In(64 * LANES),
             "result": Out(16 * LANES),
         })  # fmt: skip
 
@@ -134,16 +135,16 @@ async def equals_reference(dut: Any) -> None:
     values = operands(case, rng, cycles * LANES)
     v, param = words(values[0].astype(np.int32)), words(parameters(*values[1:]))
     await bench.start(dut)
-    dut.enable.value = (1 << STAGES) - 1
+    dut.enable.value = (1 << REQUANTISE_STAGES) - 1
     dut.bypass.value = int(case == "bypass")
     results = []
-    for cycle in range(cycles + STAGES):
+    for cycle in range(cycles + REQUANTISE_STAGES):
         if cycle < cycles:
             dut.v.value, dut.param.value = v[cycle], param[cycle]
         await bench.fall(dut)
         results.append(int(dut.result.value))
         await bench.rise(dut)
-    found = bench.unpack(results[STAGES:], np.zeros((cycles, LANES), np.int16)).reshape(-1)
+    found = bench.unpack(results[REQUANTISE_STAGES:], np.zeros((cycles, LANES), np.int16)).reshape(-1)
     wanted = expected(case, values)
     different = np.flatnonzero(found != wanted)
     if different.size:
@@ -161,7 +162,7 @@ async def keeps_what_is_not_enabled(dut: Any) -> None:
     values = operands("random", rng, LANES)
     await bench.start(dut)
     dut.v.value, dut.param.value = words(values[0].astype(np.int32))[0], words(parameters(*values[1:]))[0]
-    for stage in range(STAGES):
+    for stage in range(REQUANTISE_STAGES):
         dut.enable.value = 1 << stage
         await bench.rise(dut)
         dut.enable.value = 0

@@ -12,7 +12,7 @@ import pytest
 
 from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.scratchpad import AccScratchpad, Scratchpad, WindowScratchpad, WriteArbiter
-from celosia.hw.layout import widths
+from celosia.hw.scratchpads import scratchpads
 
 pytestmark = pytest.mark.rtl
 
@@ -137,7 +137,7 @@ async def one_writer_one_reader(dut):
 @cocotb.test()
 async def three_writers_two_readers(dut):
     cfg = bench.config()
-    width, depth = widths(cfg)["acc"], cfg.acc_depth
+    width, depth = scratchpads(cfg)["acc"].width, cfg.acc_depth
     readers, writers = ["gemm_read", "vector_read"], ["gemm_write", "vector_write", "load_write"]
     await bench.start(dut)
     words = [0] * depth

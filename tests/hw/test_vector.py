@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from celosia.hw.config import Config
-from celosia.hw.gemm_core.vector import Vector, stages
 from celosia.hw.isa import (
     VECTOR_LOOPS,
     ASource,
@@ -26,7 +25,9 @@ from celosia.hw.isa import (
     formats,
     why_illegal,
 )
-from celosia.hw.layout import grains
+from celosia.hw.pipeline import vector_stages
+from celosia.hw.scratchpads import scratchpads
+from celosia.hw.vector_unit.vector import Vector
 from celosia.sim.reference import State, destination, vector
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -154,7 +155,7 @@ async def claim(dut: Any, cfg: Config, share: float) -> None:
         await bench.fall(dut)
         for name, banks in zip(("acc_read", "acc_write"), claimed, strict=True):
             if getattr(dut, f"{name}__en").value:
-                bank = int(getattr(dut, f"{name}__addr").value) >> cfg.acc_bits - 1
+                bank = int(getattr(dut, f"{name}__addr").value) // (cfg.acc_depth // 2)
                 assert not banks >> bank & 1, f"{name} uses bank {bank}, which GEMM has claimed"
         await bench.rise(dut)
         claimed = coming
@@ -190,7 +191,7 @@ class Machine:
 
     async def load_tables(self) -> None:
         """Each table grain by grain, but the last of them in one write."""
-        dut, grain = self.dut, grains(self.cfg)["lut"]
+        dut, grain = self.dut, scratchpads(self.cfg)["lut"].grain
         rows = 2048 // grain
         for table, word in enumerate(bench.pack(self.state.lut)):
             whole = table == self.cfg.lut_count - 1
@@ -303,7 +304,7 @@ async def measure(dut: Any, machine: Machine, chosen: dict[str, int]) -> None:
     await task
     work = 2 * 2 * 20 * 25 * (cfg.residual_cycles if chosen["rescale_add"] else 1)
     assert counts["active"] == work
-    assert work <= counts["cycles"] <= work + stages(cfg)["write"] + 4, counts
+    assert work <= counts["cycles"] <= work + vector_stages(cfg)["write"] + 4, counts
 
 
 @cocotb.test()

@@ -10,7 +10,7 @@ import pytest
 
 from celosia.hw.config import Config
 from celosia.hw.gemm_core.array import Array, Modelled
-from celosia.hw.layout import widths
+from celosia.hw.scratchpads import scratchpads
 from celosia.hw.verilog import convert
 from celosia.sim import build
 from celosia.sim.array_model import PRODUCTS, array_model, defines
@@ -82,7 +82,7 @@ def compared(cfg: Config, folder: Path, model: str, products: str = PRODUCTS.rea
         cxx, root = build.compiler(), build.verilator_root()
     except BuildError as error:
         pytest.skip(str(error))
-    width = widths(cfg)
+    width = {name: pad.width for name, pad in scratchpads(cfg).items()}
     ports = f"input clk, input rst, input valid, input first, input [{width['inp'] - 1}:0] inp, "
     ports += f"input [{width['wgt'] - 1}:0] wgt"
     outputs = "".join(f", output [{width['acc'] - 1}:0] {name}" for name in ("rtl", "model"))

@@ -14,7 +14,7 @@ from celosia.bitstreams.synthesis import SynthesisError, run_yosys
 from celosia.hw.dae_pipeline.fifo import StreamFifo
 from celosia.hw.dae_pipeline.tokens import Tokens
 from celosia.hw.verilog import convert
-from celosia.sim import build, gating
+from celosia.sim import build, flat_verilog, gating
 from celosia.sim.build import BuildError
 from celosia.sim.device import Counters
 from celosia.sim.gating import gated
@@ -200,7 +200,7 @@ def test_a_condition_that_is_too_narrow_is_found(tmp_path: Path, monkeypatch: py
 
     def either_means_both(self: gating._Gating, atom: str) -> list[str]:
         rights = [assign.right for assign in self.drivers[atom] if assign.right.startswith("| {")]
-        return sorted(gating._names(rights[0])) if rights else defined(self, atom)
+        return sorted(flat_verilog.names_in(rights[0])) if rights else defined(self, atom)
 
     monkeypatch.setattr(gating._Gating, "_defined", either_means_both)
     assert not is_same(before, gated(before), tmp_path)

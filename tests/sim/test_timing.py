@@ -15,6 +15,7 @@ from programs import CONFIGS, Instruction, TestProgram, random_program
 
 import celosia
 from celosia.compiler.program import Program
+from celosia.hw import pipeline
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.isa import (
     GEMM_LOOPS,
@@ -28,17 +29,20 @@ from celosia.hw.isa import (
     instruction_bytes,
     lanes,
 )
+from celosia.hw.pipeline import BOUNDARY, MAX_BURST
 from celosia.hw.regs import COUNTERS
 from celosia.models import demo_images, demo_model_path
-from celosia.sim import build, timing
+from celosia.sim import build
 from celosia.sim.build import BuildError
-from celosia.sim.demand import BOUNDARY, MAX_BURST, demand, on_the_bus
+from celosia.sim.demand import demand, on_the_bus
 from celosia.sim.device import Counters, Device, DeviceError
 from celosia.sim.fsim import FunctionalDevice
 from celosia.sim.memory import IDEAL, PYNQ_Z2, ULTRA96, ZYNQ_HP, MemoryModel, random_stalls
 from celosia.sim.rtlsim import RtlDevice
 from celosia.sim.timed import TimedDevice
-from celosia.sim.timing import Timing, predict
+from celosia.sim.timing import Timing, compute, copies, fetch, machine, ports, predict
+from celosia.sim.timing import memory as timing_memory
+from celosia.sim.timing.work import Train
 
 # Instructions -------------------------------------------------------------------------------------------------
 
@@ -256,8 +260,16 @@ def test_ends_that_cannot_be_told_hold_up_the_next(config: str, monkeypatch: pyt
     program = program_of(CONFIGS[config], [load(500), *[load(4, buffer=WEIGHTS)] * 45])
     expected = ordered(measured(opened(config), program))[:, 1]
     np.testing.assert_array_equal(timing_of(program).end, expected)
-    monkeypatch.setattr(timing, "UNTOLD", timing.UNTOLD + 1)
+    planted(monkeypatch, "UNTOLD")
     assert not np.array_equal(timing_of(program).end, expected)
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, constant: str) -> None:
+    """One cycle, or place, more in a constant, in all modules of the model that know it."""
+    knows = [module for module in (compute, copies, fetch, machine, timing_memory) if hasattr(module, constant)]
+    assert knows
+    for module in knows:
+        monkeypatch.setattr(module, constant, getattr(module, constant) + 1)
 
 
 MEASURED = (
@@ -272,7 +284,7 @@ def test_a_planted_difference_is_noticed(constant: str, monkeypatch: pytest.Monk
     """One cycle more in a constant changes the time of one of the programs that are compared exactly."""
     programs = [program_of(CONFIGS["taps3"], instructions) for instructions in (EXACT | EXACT_VECTOR).values()]
     before = [timing_of(program) for program in programs]
-    monkeypatch.setattr(timing, constant, getattr(timing, constant) + 1)
+    planted(monkeypatch, constant)
     after = [timing_of(program) for program in programs]
     times = [(np.stack([a.start, a.end]), np.stack([b.start, b.end])) for a, b in zip(before, after, strict=True)]
     assert any(not np.array_equal(a, b) for a, b in times)
@@ -282,28 +294,23 @@ def test_declared_constants() -> None:
     """Depths of queues and stages of pipelines, as hw/ has them."""
     from amaranth.hdl import Fragment
 
-    from celosia.hw import axi, top
+    from celosia.hw import top
     from celosia.hw.dae_pipeline import dma, load, store
-    from celosia.hw.gemm_core import vector as unit
 
-    assert (MAX_BURST, BOUNDARY) == (axi.MAX_BURST, axi.BOUNDARY)
-    assert timing.OUTSTANDING == dma.OUTSTANDING
-    assert dma.ReadEngine(8)._room == timing.ROOM
-    assert timing.IN_FLIGHT == load.IN_FLIGHT == store.IN_FLIGHT
-    assert timing.UNTOLD == load.UNTOLD
-    for name, to_acc in (("4x4", timing.READ_STAGES), ("taps3", timing.TAP_STAGES)):
-        stages = unit.stages(CONFIGS[name])
+    assert dma.ReadEngine(8)._room == pipeline.ROOM
+    for name, to_acc in (("4x4", pipeline.READ_STAGES), ("taps3", pipeline.TAP_STAGES)):
+        stages = pipeline.vector_stages(CONFIGS[name])
         assert stages["acc"] == to_acc
-        assert stages["write"] - stages["acc"] == timing.VECTOR_STAGES
-        assert stages["write"] - stages["add"] == timing.ADD_STAGES
+        assert stages["write"] - stages["acc"] == pipeline.VECTOR_STAGES
+        assert stages["write"] - stages["add"] == pipeline.ADD_STAGES
     cfg = CONFIGS["4x4"]
     lane = load.Lane(cfg, lanes(cfg)[0])
     modules = [part.elaborate(None) for part in (lane, store.Store(cfg), top.Accelerator(cfg))]
     loads, stores, whole = (module.submodules for module in modules)
-    assert timing.PLACES == loads.places._depth == stores.places._depth
-    assert timing.AHEAD == loads.asked._depth + 1 == stores.asked._depth + 1
-    assert stores.waiting._depth == timing.RESPONSES
-    assert all(getattr(whole, f"issue_{unit.name.lower()}")._depth == timing.ISSUE for unit in Unit)
+    assert pipeline.PLACES == loads.places._depth == stores.places._depth
+    assert pipeline.AHEAD == loads.asked._depth + 1 == stores.asked._depth + 1
+    assert stores.waiting._depth == pipeline.RESPONSES
+    assert all(getattr(whole, f"issue_{unit.name.lower()}")._depth == pipeline.ISSUE for unit in Unit)
     for module in modules:
         Fragment.get(module, None)  # Amaranth warns of parts that nobody uses
 
@@ -533,9 +540,9 @@ def test_beats_and_bursts(bus_bytes: int) -> None:
 def test_cycles_that_a_port_leaves() -> None:
     rng = np.random.default_rng(5)
     for _ in range(300):
-        port, taken, cycle = timing._Port(), set[int](), 0
+        port, taken, cycle = ports.Port(), set[int](), 0
         for _ in range(rng.integers(0, 4)):
-            train = timing._Train(cycle + int(rng.integers(0, 9)), int(rng.integers(1, 4)), int(rng.integers(1, 9)))
+            train = Train(cycle + int(rng.integers(0, 9)), int(rng.integers(1, 4)), int(rng.integers(1, 9)))
             port.take(train)
             taken |= {train.first + i * train.period for i in range(train.entries)}
             cycle = train.last + 1
@@ -550,9 +557,9 @@ def test_moves_that_residuals_hold_up() -> None:
     rng = np.random.default_rng(6)
     for _ in range(200):
         lost, held, move = int(rng.integers(1, 4)), set[int](), 0
-        stalls = timing._Stalls(lost)
+        stalls = compute.Stalls(lost)
         for _ in range(rng.integers(0, 4)):
-            train = timing._Train(move + int(rng.integers(0, 9)), int(rng.integers(1, 4)), int(rng.integers(1, 9)))
+            train = Train(move + int(rng.integers(0, 9)), int(rng.integers(1, 4)), int(rng.integers(1, 9)))
             stalls.hold(train)
             held |= {train.first + i * train.period for i in range(train.entries)}
             move = train.last + 1
@@ -583,7 +590,7 @@ def test_where_accumulators_lie(extent: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize("memory", [ZYNQ_HP, IDEAL, MemoryModel(refresh_period=7, refresh_cycles=3)], ids=str)
 def test_slots(memory: MemoryModel) -> None:
-    channel = timing._Channel(CONFIGS["4x4"], memory)
+    channel = timing_memory.Channel(CONFIGS["4x4"], memory)
     period, closed = memory.refresh_period, memory.refresh_cycles
     for cycle in (0, 1, 2, 3, 5, 6, 7, 15, 16, 17, 700, 779, 780, 790, 800):
         free = [c for c in range(cycle, cycle + 900) if not period or c % period >= closed]

@@ -20,9 +20,10 @@ from celosia.compiler.cpu.target import target
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.guard import guarded
 from celosia.compiler.expr.loops import Alloc, Function, exprs
-from celosia.compiler.expr.nodes import Load, walk
+from celosia.compiler.expr.nodes import Load
 from celosia.compiler.expr.parser import parse
 from celosia.compiler.expr.printer import ELIDED, TABLE_LIMIT
+from celosia.compiler.expr.walk import walk
 from celosia.compiler.program.files import replacing
 from celosia.compiler.program.host.kernel import Kernel
 

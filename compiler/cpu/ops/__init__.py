@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from celosia.compiler.cpu.ops import (  # they fill the table
+    attention,
     blocked,
     contrib,
     convolution,
@@ -28,9 +29,9 @@ from celosia.compiler.expr.affine import interval
 from celosia.compiler.expr.nodes import Load, Reduce, Select
 
 __all__ = [
-    "OPS", "VIEWS", "Node", "Unsupported", "blocked", "build", "contrib", "convolution", "elementwise", "grouped",
-    "normalisation",
-    "pooling", "products", "quantized", "recurrent", "reductions", "resize", "shape", "view_shape",
+    "OPS", "VIEWS", "Node", "Unsupported", "attention", "blocked", "build", "contrib", "convolution", "elementwise",
+    "grouped", "normalisation", "pooling", "products", "quantized", "recurrent", "reductions", "resize", "shape",
+    "view_shape",
 ]  # fmt: skip
 
 

@@ -5,23 +5,19 @@ Each is written as those that it stands for; what they make lies in one kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.normalisation import epsilon, layer_norm, softmax
+from celosia.compiler.cpu.ops.normalisation import epsilon, layer_norm
 from celosia.compiler.cpu.ops.quantized import quantize
-from celosia.compiler.cpu.ops.registry import OPS, Array, Node, at, op, reshaped
+from celosia.compiler.cpu.ops.registry import OPS, Array, Node, op, reshaped
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
 
 F32 = "float32"
-Added = Callable[[tuple[Expr, ...]], Expr] | None
-"""What is added to the score at (b, h, row, column)."""
-MASKED = -10000.0
-"""What onnxruntime adds to the scores of what a mask hides, unless an attribute says otherwise."""
 
 
 def apply(node: Node, name: str, *inputs: Tensor | None, values: Sequence[Array | None] = (), **attrs: Any) -> Tensor:
@@ -262,170 +258,6 @@ def _embedded(
         "mask_sum",
     )
     return [y, counts, total][: node.outputs]
-
-
-# Attention ---------------------------------------------------------------------------------------------------------
-
-
-def heads(x: Tensor, count: int) -> Tensor:
-    """[B, S, H * D] as [B, H, S, D]."""
-    b, s, hidden = x.shape
-    return T.compute((b, count, s, hidden // count), lambda i, h, k, d: x[i, k, h * (hidden // count) + d], "heads")
-
-
-def attend(node: Node, q: Tensor, k: Tensor, v: Tensor, added: Added) -> Tensor:
-    """softmax(q kᵀ * scale + added) v of [B, H, S, D], as [B, S, H * D]; `added` at (b, h, row, column)."""
-    scale = float(node.attrs.get("scale", 0.0)) or 1 / float(np.sqrt(q.shape[-1]))
-    scores = scaled(apply(node, "MatMul", q, transposed(node, k, (0, 1, 3, 2))), scale)
-    ahead = k.shape[2] - q.shape[2]
-
-    def score(*i: Expr) -> Expr:
-        value = scores[i] if added is None else scores[i] + added(i)
-        if not node.attrs.get("unidirectional", 0):
-            return value
-        return select(i[3] <= i[2] + ahead, value, wrap(float(np.finfo(np.float32).min), F32))
-
-    weights = softmax(Node("Softmax", {}, (T.compute(scores.shape, score, "scores"),), (None,), 1, 21, node.name))
-    assert isinstance(weights, Tensor)
-    y = transposed(node, apply(node, "MatMul", weights, v), (0, 2, 1, 3))
-    return reshaped(y, (*y.shape[:2], y.shape[2] * y.shape[3]))
-
-
-def appended(node: Node, past: Tensor | None, x: Tensor) -> Tensor:
-    """What came before and x, along the sequence."""
-    return x if past is None else apply(node, "Concat", past, x, axis=2)
-
-
-def masked(node: Node, mask: Tensor | None, batch: int, columns: int) -> Added:
-    """What is added to a score where `mask` [B, columns] or [B, rows, columns] is 0; or from the length [B] on that it
-    gives, and before the first column that it gives after all lengths [2 * B].
-    """
-    if mask is None:
-        return None
-    hidden = wrap(float(node.attrs.get("mask_filter_value", MASKED)), F32)
-    if len(mask.shape) == 2 and mask.shape[1] == columns:
-        return lambda i: select(T.equal(mask[i[0], i[3]].astype("int32"), 0), hidden, wrap(0, F32))
-    if len(mask.shape) == 3 and mask.shape[2] == columns:
-        return lambda i: select(T.equal(mask[i[0], i[2], i[3]].astype("int32"), 0), hidden, wrap(0, F32))
-    if len(mask.shape) == 1 and mask.shape[0] == batch:
-        return lambda i: select(i[3] < mask[i[0]].astype(INDEX), wrap(0, F32), hidden)
-    if len(mask.shape) == 1 and mask.shape[0] == 2 * batch:
-        return lambda i: select(
-            (mask[i[0] + batch].astype(INDEX) <= i[3]) & (i[3] < mask[i[0]].astype(INDEX)), wrap(0, F32), hidden
-        )
-    raise node.fail(f"a mask of shape {list(mask.shape)}")
-
-
-def added_to_scores(hide: Added, extra: Tensor | None) -> Added:
-    """What a mask and a tensor add."""
-    if extra is None:
-        return hide
-    return lambda i: at(extra, i) if hide is None else hide(i) + at(extra, i)
-
-
-@op("MultiHeadAttention")
-def multi_head_attention(node: Node) -> list[Tensor]:
-    """Query, key, value, bias, mask of keys, what is added to scores, past keys and values; also the present ones."""
-    count = int(node.attrs["num_heads"])
-    q = node.input(0)
-    if len(q.shape) != 3 or not node.has(1) or not node.has(2):
-        raise node.fail("query, key and value in one tensor")
-    hidden, bias = q.shape[2], optional(node, 3)
-    sides, start = [], 0
-    for number in range(3):
-        x = node.input(number)
-        if len(x.shape) == 4:  # keys and values as heads
-            sides.append(x)
-            continue
-        width, first = x.shape[2], start
-        if bias is not None:
-            x = T.compute(x.shape, lambda b, s, h, x=x, first=first: x[b, s, h] + bias[h + first], "biased")
-        start += width
-        sides.append(heads(x, count))
-    q, k, v = sides
-    k, v = appended(node, optional(node, 6), k), appended(node, optional(node, 7), v)
-    hide, extra = masked(node, optional(node, 4), k.shape[0], k.shape[2]), optional(node, 5)
-
-    y = attend(node, q, k, v, added_to_scores(hide, extra))
-    if y.shape[2] != hidden and len(node.input(2).shape) == 3 and y.shape[2] != node.input(2).shape[2]:
-        raise node.fail(f"{count} heads of {y.shape[2]} values")
-    return [y, k, v][: node.outputs]
-
-
-@op("QAttention")
-def quantised_attention(node: Node) -> list[Tensor]:
-    """x, w [hidden, 3 * hidden], bias, scales of x and w, mask, zero points of x and w, past; also what is present."""
-    x, w = node.input(0), node.input(1)
-    known = (None, node.values[1], None, None, None, node.values[7] if node.has(7) else None, None)
-    inputs = (x, w, node.input(3), node.input(4), optional(node, 6), optional(node, 7), node.input(2))
-    both = apply(node, "MatMulIntegerToFloat", *inputs, values=known)
-    return _attention(node, both, (both.shape[2] // 3,) * 3, optional(node, 5), optional(node, 8))
-
-
-@op("com.microsoft.Attention")
-def attention(node: Node) -> list[Tensor]:
-    """x, w [inputs, queries + keys + values], bias, mask, past, what is added to scores; also what is present."""
-    for name in ("do_rotary", "past_present_share_buffer"):
-        if node.attrs.get(name, 0):
-            raise node.fail(f"the attribute {name}")
-    both = apply(node, "MatMul", node.input(0), node.input(1))
-    if node.has(2):
-        both = apply(node, "Add", both, node.input(2))
-    sizes = [int(size) for size in node.attrs.get("qkv_hidden_sizes", ())] or [both.shape[2] // 3] * 3
-    if len(sizes) != 3 or sum(sizes) != both.shape[2] or sizes[0] != sizes[1]:
-        raise node.fail(f"queries, keys and values of {sizes} in weights of {both.shape[2]}")
-    return _attention(node, both, sizes, optional(node, 3), optional(node, 4), optional(node, 5))
-
-
-def _attention(
-    node: Node, both: Tensor, sizes: Sequence[int], mask: Tensor | None, past: Tensor | None,
-    extra: Tensor | None = None,
-) -> list[Tensor]:  # fmt: skip
-    """Attention of queries, keys and values of `sizes` side by side in `both` [B, S, all of them]."""
-    count, sides, start = int(node.attrs["num_heads"]), [], 0
-    for size in sizes:
-        side = T.compute((*both.shape[:2], size), lambda b, s, h, first=start: both[b, s, h + first], "side")
-        sides.append(heads(side, count))
-        start += size
-    q, k, v = sides
-    if past is not None:
-        before = [T.compute(past.shape[1:], lambda *i, n=n: past[(n, *i)], "past") for n in (0, 1)]
-        k, v = appended(node, before[0], k), appended(node, before[1], v)
-    y = attend(node, q, k, v, added_to_scores(masked(node, mask, *k.shape[:3:2]), extra))
-    if node.outputs == 1:
-        return [y]
-    return [y, T.compute((2, *k.shape), lambda n, *i: select(T.equal(n, 0), k[i], v[i]), "present")]
-
-
-@op("com.microsoft.RotaryEmbedding")
-def rotary_embedding(node: Node) -> Tensor:
-    """x [B, S, heads * D] or [B, heads, S, D], places [B, S] or the first of them, cosines and sines [places, R / 2]:
-    the first R of D elements as pairs, each turned by the angle of its place.
-    """
-    x, places, cos, sin = (node.input(i) for i in range(4))
-    if node.attrs.get("is_packed_batching", 0):
-        raise node.fail("the attribute is_packed_batching")
-    turned = 2 * cos.shape[1]
-    size = turned
-    if len(x.shape) == 4:
-        size = x.shape[3]
-    elif node.attrs.get("rotary_embedding_dim", 0):
-        size = x.shape[2] // max(int(node.attrs.get("num_heads", 0)), 1)
-    if size < turned or x.shape[-1] % size:
-        raise node.fail(f"heads of {size} elements, of which {turned} are turned, in {list(x.shape)}")
-    neighbours, half = bool(node.attrs.get("interleaved", 0)), turned // 2
-    distance = 1 if neighbours else half
-
-    def element(*i: Expr) -> Expr:
-        step, j = i[-2], i[-1] % size
-        place = places[i[0], step].astype(INDEX) if places.size > 1 else places.flat(0).astype(INDEX) + step
-        at_place = T.clip(place, 0, cos.shape[0] - 1), T.minimum(j // 2 if neighbours else j % half, half - 1)
-        first = T.equal(j % 2, 0) if neighbours else j < half
-        other = x[(*i[:-1], select(first, i[-1] + distance, i[-1] - distance))] * sin[at_place]
-        value = x[i] * cos[at_place] + select(first, -other, other)
-        return value if size == turned else select(j < turned, value, x[i])
-
-    return T.compute(x.shape, element, "turned")
 
 
 # Others ------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from celosia.compiler.cpu.ops.reductions import reduced
 from celosia.compiler.cpu.ops.registry import Node, op
 from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.expr import Expr, Tensor, is_float, wrap
-from celosia.compiler.expr.lower import start_value
+from celosia.compiler.expr.pieces import start_value
 
 
 def lowest(dtype: str) -> Expr:

@@ -12,7 +12,8 @@ from math import prod
 from celosia.compiler.expr.affine import flatten, from_linear, interval, linear
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import Alloc, Block, For, Stmt, Store, Update, exprs
-from celosia.compiler.expr.nodes import Load, Tensor, walk
+from celosia.compiler.expr.nodes import Load, Tensor
+from celosia.compiler.expr.walk import walk
 from celosia.compiler.program.dtypes import itemsize
 
 LEAST, MOST = 1 << 10, 1 << 14

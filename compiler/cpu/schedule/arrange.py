@@ -22,8 +22,9 @@ from celosia.compiler.expr import (
 )
 from celosia.compiler.expr.affine import depends, in_range
 from celosia.compiler.expr.names import unused_name
-from celosia.compiler.expr.nodes import Expr, Scan, rewrite, walk
+from celosia.compiler.expr.nodes import Expr, Scan
 from celosia.compiler.expr.transform import topological
+from celosia.compiler.expr.walk import rewrite, walk
 
 
 @dataclass(frozen=True)

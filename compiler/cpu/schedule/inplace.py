@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from celosia.compiler.expr.affine import flatten, linear
 from celosia.compiler.expr.loops import For, Function, If, Intrinsic, Stmt, Store, Update, children, exprs
-from celosia.compiler.expr.nodes import Expr, Load, Tensor, walk
+from celosia.compiler.expr.nodes import Expr, Load, Tensor
+from celosia.compiler.expr.walk import walk
 from celosia.compiler.program.dtypes import itemsize
 
 

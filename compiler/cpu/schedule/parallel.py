@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from celosia.compiler.expr.affine import depends
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import Alloc, Block, For, Function, Stmt, Store, Update, block, exprs
-from celosia.compiler.expr.nodes import Axis, Call, Load, Reduce, Tensor, walk
+from celosia.compiler.expr.nodes import Axis, Call, Load, Reduce, Tensor
 from celosia.compiler.expr.transform import COSTLY
+from celosia.compiler.expr.walk import walk
 
 WORTH = 1 << 18
 """Work of a loop nest that pays for a barrier, and for data that comes from another core: a few us; see `_work`."""

@@ -18,7 +18,8 @@ from math import prod
 from celosia.compiler.cpu.target import STREAMS, TILE_COLUMNS, TILE_ROWS, TILE_STEPS, target
 from celosia.compiler.expr import Axis, Load, Reduce, Stage
 from celosia.compiler.expr.affine import apart
-from celosia.compiler.expr.nodes import Call, Expr, Var, substitute, walk
+from celosia.compiler.expr.nodes import Call, Expr, Var
+from celosia.compiler.expr.walk import substitute, walk
 
 UNROLLED = 64
 """Reads that the steps of a reduction may have if they are written out."""

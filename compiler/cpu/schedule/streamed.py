@@ -12,7 +12,8 @@ from celosia.compiler.cpu.target import target
 from celosia.compiler.expr.affine import apart
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import For, Function, Stmt, Store, Update, children, exprs
-from celosia.compiler.expr.nodes import Load, Tensor, walk
+from celosia.compiler.expr.nodes import Load, Tensor
+from celosia.compiler.expr.walk import walk
 from celosia.compiler.program.dtypes import itemsize
 
 LARGE = 16 << 20

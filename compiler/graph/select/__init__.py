@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
+from celosia.compiler.graph.commute import CHOOSING_OPS
 from celosia.compiler.graph.custom import custom
-from celosia.compiler.graph.quantized import CHOOSING_OPS
 from celosia.compiler.graph.select.concatenation import concat, place_parts
 from celosia.compiler.graph.select.convolution import conv, conv_transpose, gemm
 from celosia.compiler.graph.select.elementwise import addition, product, table_lookup

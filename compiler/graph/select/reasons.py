@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from celosia.compiler.graph.quantized import PER_CHANNEL_OPSET, QUANTISABLE, dequantised, quantised
+from celosia.compiler.graph.qdq import dequantised, quantised
+from celosia.compiler.graph.quantized import PER_CHANNEL_OPSET, QUANTISABLE
 from celosia.compiler.graph.values import constant, is_op
 
 FLOAT = "it is float"

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import Reduce, Schedule, Tensor
-from celosia.compiler.expr.nodes import Axis, walk
+from celosia.compiler.expr.nodes import Axis
 from celosia.compiler.expr.transform import loads
+from celosia.compiler.expr.walk import walk
 from celosia.compiler.tune.kernels.plan import Cut, Loops, Plan, can_change
 
 TILES = (2, 3, 4, 6, 8)

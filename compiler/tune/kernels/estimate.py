@@ -15,8 +15,9 @@ from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import INDEX, Alloc, Function, Load, Reduce, Stmt, Tensor, Var
 from celosia.compiler.expr.affine import apart
 from celosia.compiler.expr.loops import For, Let, Store, Update, children, exprs
-from celosia.compiler.expr.nodes import Binary, Call, Cast, Expr, Select, walk
+from celosia.compiler.expr.nodes import Binary, Call, Cast, Expr, Select
 from celosia.compiler.expr.transform import COSTLY
+from celosia.compiler.expr.walk import walk
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.tune.space import Floats
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from celosia.hw import isa
 from celosia.hw.config import Config
 from celosia.hw.isa import (
     GEMM_LOOPS,
@@ -32,6 +33,7 @@ from celosia.hw.isa import (
     rules,
     why_illegal,
 )
+from celosia.hw.scratchpads import scratchpads
 
 Fields = dict[str, int]
 Dims = tuple[tuple[int, int], ...]
@@ -250,12 +252,7 @@ def _raise_for_word(cfg: Config, index: int, code: NDArray[np.uint8]) -> None:
 @cache
 def sizes(cfg: Config) -> dict[str, tuple[int, int]]:
     """(entries, pieces of an entry) of each scratchpad."""
-    pads = {
-        "inp": (cfg.inp_depth, cfg.inp_pieces), "wgt": (cfg.wgt_depth, 1), "acc": (cfg.acc_depth, cfg.out_pieces),
-        "vin": (cfg.vin_depth, cfg.out_pieces), "out": (cfg.out_depth, cfg.out_pieces),
-        "par": (cfg.par_depth, 1), "lut": (cfg.lut_count, 1),
-    }  # fmt: skip
-    return pads | {"tap": (cfg.tap_depth, 1)} if cfg.taps else pads
+    return {name: (pad.depth, pad.pieces) for name, pad in scratchpads(cfg).items()}
 
 
 @cache
@@ -327,17 +324,7 @@ def padded_block(f: Fields) -> Dims:
 
 def element_bytes(cfg: Config, opcode: Opcode, f: Fields) -> int:
     """Bytes in DRAM of what one step of a LOAD or STORE moves."""
-    if opcode == Opcode.LOAD and f["buffer"] == Buffer.WGT:
-        return cfg.block_out * cfg.block_in
-    if opcode == Opcode.LOAD and f["buffer"] == Buffer.PAR:
-        return 8 * cfg.block_out
-    if opcode == Opcode.LOAD and f["buffer"] == Buffer.LUT:
-        return 256
-    if opcode == Opcode.LOAD and f["buffer"] == Buffer.TAP:
-        return cfg.tap_slots * cfg.block_out
-    if opcode == Opcode.LOAD and f["buffer"] == Buffer.ACC and not f["widen"]:
-        return 4 * cfg.piece_bytes
-    return cfg.piece_bytes
+    return cfg.piece_bytes if opcode == Opcode.STORE else isa.element_bytes(cfg, Buffer(f["buffer"]), bool(f["widen"]))
 
 
 def _rows(cfg: Config, opcode: Opcode, f: Fields) -> Dims:

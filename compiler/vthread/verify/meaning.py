@@ -28,6 +28,7 @@ from celosia.compiler.layer import (
 )
 from celosia.hw.config import Config
 from celosia.hw.isa import BinaryOp, ReduceOp
+from celosia.hw.scratchpads import PAR
 
 Scalars = NDArray[np.uint64]
 
@@ -234,10 +235,9 @@ def _parameters(cfg: Config, r: Requantise) -> NDArray[np.uint64]:
     """[groups, group] entries of the vector unit's parameters, zero beyond the last channel."""
     channels = len(r.bias)
     entries = np.zeros(-(-channels // cfg.group) * cfg.group, np.uint64)
-    low = r.bias.astype(np.int64) & 0xFFFFFFFF
-    entries[:channels] = (low + (r.multiplier.astype(np.int64) << 32) + (r.shift.astype(np.int64) << 56)).view(
-        np.uint64
-    )
+    for name, part in PAR.items():
+        value = getattr(r, name).astype(np.int64) & (1 << part.width) - 1
+        entries[:channels] |= value.astype(np.uint64) << np.uint64(part.offset)
     return entries.reshape(-1, cfg.group)
 
 

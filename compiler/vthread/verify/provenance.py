@@ -55,6 +55,7 @@ from celosia.compiler.vthread.verify.decode import (
 from celosia.compiler.vthread.verify.meaning import Operands, Operation, Pieces, Scalars, Symbols, operands, part
 from celosia.hw.config import Config
 from celosia.hw.isa import OUTER_LOOPS, ASource, BinaryOp, BSource, Buffer, Destination, Opcode, ReduceOp
+from celosia.hw.scratchpads import depths
 
 
 class Meaning(StrEnum):
@@ -242,12 +243,13 @@ class Machine:
         self.state, self.cfg, self.number, self.run, self.symbols = state, cfg, number, run, state.symbols
         self.ins, self.outs = cfg.inp_pieces, cfg.out_pieces
         fresh = self.symbols.fresh
-        self.inp = fresh(cfg.inp_depth * self.ins)
-        self.wgt = fresh(cfg.wgt_depth * self.ins * self.outs)
-        self.acc, self.vin, self.out = (fresh(d * self.outs) for d in (cfg.acc_depth, cfg.vin_depth, cfg.out_depth))
-        self.par = fresh(cfg.par_depth * self.outs)
-        self.tap = fresh(cfg.tap_depth * cfg.taps * self.outs)
-        self.lut: list[object] = [("noise", slot) for slot in range(cfg.lut_count)]
+        depth = depths(cfg)
+        self.inp = fresh(depth["inp"] * self.ins)
+        self.wgt = fresh(depth["wgt"] * self.ins * self.outs)
+        self.acc, self.vin, self.out = (fresh(depth[name] * self.outs) for name in ("acc", "vin", "out"))
+        self.par = fresh(depth["par"] * self.outs)
+        self.tap = fresh(depth.get("tap", 0) * cfg.taps * self.outs)
+        self.lut: list[object] = [("noise", slot) for slot in range(depth["lut"])]
         self.pads = {"inp": self.inp, "acc": self.acc, "vin": self.vin, "out": self.out}
         self.wanted: dict[int, Scalars] = {}
         """By layer, what each piece of the storage of y has yet to become; 0 where nothing is to be stored."""

@@ -10,8 +10,8 @@ from amaranth import Const, Mux, Signal, Value
 from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.scratchpad import AccScratchpad
 from celosia.hw.gemm_core.gemm import Gemm
-from celosia.hw.gemm_core.vector import Vector
 from celosia.hw.isa import Destination
+from celosia.hw.vector_unit.vector import Vector
 from proofs.declare import Mutant, prove
 from proofs.handshakes import SMALL
 from proofs.harness import Harness, implies
@@ -132,7 +132,7 @@ def turns(cfg: Config) -> Harness:
     h.assume(implies(items.complete, dut.acc_write.addr[-1] == banks["write"]))
     for each in items.all:
         for name, value in each.registered.items():
-            came = Mux(each.which, *(Value.cast(constants[name]) for constants in reversed(inside["constants"])))
+            came = Mux(each.which, *(Value.cast(constants[name]) for constants in reversed(inside["issue.constants"])))
             h.assume(implies(each.valid, value == came))
     for kind, port in (("read", dut.acc_read), ("write", dut.acc_write)):
         for bank in range(2):
@@ -143,7 +143,7 @@ def turns(cfg: Config) -> Harness:
     return h
 
 
-GEMM, PADS, VECTOR = "gemm_core/gemm.py", "dae_pipeline/scratchpad.py", "gemm_core/vector.py"
+GEMM, PADS, VECTOR = "gemm_core/gemm.py", "dae_pipeline/scratchpad.py", "vector_unit/items.py"
 prove(
     "GEMM adds to the newest value",
     Mutant(GEMM, "Mux(missed[4], committed, self.acc_read.data)", "self.acc_read.data"),

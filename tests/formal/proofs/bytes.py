@@ -10,7 +10,7 @@ from functools import partial
 
 from amaranth import Cat, Mux, Signal, Value
 
-from celosia.hw.dae_pipeline.load import Aligner
+from celosia.hw.dae_pipeline.align import Aligner
 from celosia.hw.dae_pipeline.store import Packer
 from proofs.declare import Mutant, prove
 from proofs.harness import Harness, implies
@@ -180,7 +180,7 @@ def packer(bus_bytes: int, unit_bytes: int) -> Harness:
     return h
 
 
-LOAD, STORE = "dae_pipeline/load.py", "dae_pipeline/store.py"
+LOAD, STORE = "dae_pipeline/align.py", "dae_pipeline/store.py"
 prove(
     "a byte of a beat goes to its unit",
     Mutant(

@@ -29,8 +29,9 @@ from celosia.hw.axi import ADDR_BITS
 from celosia.hw.config import Config
 from celosia.hw.dae_pipeline import dma, walk
 from celosia.hw.dae_pipeline.dma import ReadEngine
-from celosia.hw.dae_pipeline.load import Lane, Writer
+from celosia.hw.dae_pipeline.load import Lane
 from celosia.hw.dae_pipeline.store import Reader, Store
+from celosia.hw.dae_pipeline.write import Writer
 from celosia.hw.isa import Buffer, buffers, element_bytes
 from celosia.hw.regs import Error
 from proofs.addresses import list_of, walk_of
@@ -281,8 +282,16 @@ def units_of_steps(cfg: Config) -> Harness:
     h = Harness()
     dut = Reader(cfg)
     inside = h.add(dut)
-    entry, at, value = h.constant(cfg.out_bits, "entry"), h.constant(range(cfg.lanes), "at"), h.constant(8, "value")
-    reads, was_read, of = dut.out.en & dut.out.ready, Signal(name="was_read"), Signal(cfg.out_bits, name="read_entry")
+    entry, at, value = (
+        h.constant(len(dut.out.addr), "entry"),
+        h.constant(range(cfg.lanes), "at"),
+        h.constant(8, "value"),
+    )
+    reads, was_read, of = (
+        dut.out.en & dut.out.ready,
+        Signal(name="was_read"),
+        Signal(len(dut.out.addr), name="read_entry"),
+    )
     with h.m.If(reads):
         h.m.d.sync += [was_read.eq(1), of.eq(dut.out.addr)]
     h.assume(implies(was_read & (of == entry), dut.out.data.word_select(at, 8) == value))
@@ -581,7 +590,7 @@ def steps_to_scratchpads(cfg: Config) -> Harness:
     return h
 
 
-STORE, LOAD, DMA, WALK = (f"dae_pipeline/{name}.py" for name in ("store", "load", "dma", "walk"))
+STORE, LOAD, WRITE, DMA, WALK = (f"dae_pipeline/{name}.py" for name in ("store", "load", "write", "dma", "walk"))
 prove(
     "rows hold the elements of a block in order",
     Mutant(WALK, "offset.eq(next_plane)", "offset.eq(plane)"),
@@ -628,7 +637,7 @@ for name, cfg in CONFIGS.items():
     )(partial(instruction_of_store, cfg))
     prove(
         f"both sides of LOAD get each instruction and each row, Config {name}",
-        Mutant(LOAD, '"x_end": x_stop + f.pad_right - 1', '"x_end": x_stop - 1'),
+        Mutant(WRITE, '"x_end": x_stop + f.pad_right - 1', '"x_end": x_stop - 1'),
         Mutant(
             LOAD,
             "places.i.valid.eq(rows.row.valid & asked.i.ready & ~self.halt)",
@@ -652,16 +661,16 @@ for name, cfg in CONFIGS.items():
 PIECES = replace(SMALL, batch=4, block_out=8)
 """Entries of out, vin and acc have two pieces, and pieces two steps."""
 WRITES = (
-    Mutant(LOAD, "byte[7].replicate(24)", "byte[7].replicate(23)"),
-    Mutant(LOAD, "to.whole.eq(out.outside)", "to.whole.eq(0)"),
-    Mutant(LOAD, "to.widen.eq(out.widen | out.outside)", "to.widen.eq(out.widen)"),
-    Mutant(LOAD, "out.pad_value.replicate(cfg.bus_bytes)", "out.pad_value"),
+    Mutant(WRITE, "byte[7].replicate(24)", "byte[7].replicate(23)"),
+    Mutant(WRITE, "to.whole.eq(out.outside)", "to.whole.eq(0)"),
+    Mutant(WRITE, "to.widen.eq(out.widen | out.outside)", "to.widen.eq(out.widen)"),
+    Mutant(WRITE, "out.pad_value.replicate(cfg.bus_bytes)", "out.pad_value"),
     Mutant(
-        LOAD, "mask = _one_of(write.step, steps) | write.whole.replicate(steps)", "mask = _one_of(write.step, steps)"
+        WRITE, "mask = _one_of(write.step, steps) | write.whole.replicate(steps)", "mask = _one_of(write.step, steps)"
     ),
 )
 READS = (Mutant(STORE, "full.eq(walker.step.valid & self.out.ready)", "full.eq(walker.step.valid)"),)
-SHIFTS = Mutant(LOAD, "mask << (write.element[: _log2(pieces)] * len(mask)) if pieces > 1 else mask", "mask")
+SHIFTS = Mutant(WRITE, "mask << (write.element[: _log2(pieces)] * len(mask)) if pieces > 1 else mask", "mask")
 SELECTS = Mutant(
     STORE, "selected.eq((step.element[:piece_shift] << self._step_shift) | step.step)", "selected.eq(step.step)"
 )

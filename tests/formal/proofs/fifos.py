@@ -8,7 +8,7 @@ from amaranth import Module, Mux, Signal, Value
 from amaranth.hdl import ShapeLike
 
 from celosia.hw.dae_pipeline.fifo import HeadFifo, StreamFifo
-from celosia.hw.gemm_core.vector import Bypass
+from celosia.hw.vector_unit.items import Bypass
 from proofs.declare import Mutant, prove
 from proofs.harness import Harness, implies
 
@@ -161,6 +161,6 @@ for depth in (4, 128):
     prove(f"block RAM queue of {depth} equals a list", LOSES, depth=1)(partial(block_fifo, depth))
 prove(
     "bypass of the vector unit equals a list",
-    Mutant("gemm_core/vector.py", "with m.If(self.pop):", "with m.If(self.pop & ~self.push):"),
+    Mutant("vector_unit/items.py", "with m.If(self.pop):", "with m.If(self.pop & ~self.push):"),
     depth=1,
 )(bypass)

@@ -11,20 +11,22 @@ from amaranth.lib import data, wiring
 
 from celosia.hw.config import Config
 from celosia.hw.control import Control
+from celosia.hw.dae_pipeline.align import Aligner
 from celosia.hw.dae_pipeline.dma import ReadEngine, Splitter, WriteEngine
 from celosia.hw.dae_pipeline.fetch import Fetch
 from celosia.hw.dae_pipeline.fifo import StreamFifo
 from celosia.hw.dae_pipeline.inorder import InOrder
-from celosia.hw.dae_pipeline.load import Aligner, Load, Writer
+from celosia.hw.dae_pipeline.load import Load
 from celosia.hw.dae_pipeline.readmux import ReadMux
 from celosia.hw.dae_pipeline.store import Packer, Reader, Store
 from celosia.hw.dae_pipeline.tokens import Tokens
 from celosia.hw.dae_pipeline.walk import Rows, Walker
+from celosia.hw.dae_pipeline.write import Writer
 from celosia.hw.gemm_core.gemm import Gemm
 from celosia.hw.gemm_core.loops import Loops
-from celosia.hw.gemm_core.vector import Vector
 from celosia.hw.isa import GEMM_LOOPS, OUTER_LOOPS, Unit, lanes
 from celosia.hw.top import Accelerator
+from celosia.hw.vector_unit.vector import Vector
 from proofs.declare import Method, Mutant, prove
 from proofs.harness import Harness, implies
 from proofs.netlist import through, waiting
@@ -208,7 +210,7 @@ def no_path_through() -> list[str]:
     return through(Accelerator(TWO_PORTS), "s_axil")
 
 
-TOKENS, WALK, LOAD = "dae_pipeline/tokens.py", "dae_pipeline/walk.py", "dae_pipeline/load.py"
+TOKENS, WALK, LOAD = "dae_pipeline/tokens.py", "dae_pipeline/walk.py", "dae_pipeline/align.py"
 STORE, LOOPS, CONTROL = "dae_pipeline/store.py", "gemm_core/loops.py", "control.py"
 for name, cfg in CONFIGS.items():
     prove(
@@ -271,7 +273,7 @@ prove(
     Mutant(
         "dae_pipeline/readmux.py", "axi.rready.eq(owners.o.valid & ", "axi.rready.eq(owners.o.valid & axi.rvalid & "
     ),
-    Mutant("top.py", '_done").eq(unit.done.valid)', '_done").eq(unit.done.valid & self.m_axi.wready)'),
+    Mutant("top.py", "done.eq(unit.done.valid)", "done.eq(unit.done.valid & self.m_axi.wready)"),
     method=Method.NETLIST,
     depth=0,
 )(no_path_through)

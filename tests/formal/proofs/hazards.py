@@ -10,8 +10,9 @@ from amaranth import Const, Mux, Signal, Value
 from amaranth.lib import data
 
 from celosia.hw.config import Config
-from celosia.hw.gemm_core.vector import Vector, stages
 from celosia.hw.isa import Destination
+from celosia.hw.pipeline import vector_stages
+from celosia.hw.vector_unit.vector import Vector
 from proofs.declare import Mutant, prove
 from proofs.handshakes import SMALL
 from proofs.harness import Harness, implies
@@ -30,10 +31,15 @@ def hazards(cfg: Config) -> Harness:
     h = Harness()
     dut = Vector(cfg)
     inside = h.add(dut)
-    stage, items, constants, current = stages(cfg), inside["items"], inside["constants"], inside["current"]
-    step, under_way, busy = inside["step"], inside["under_way"], inside["loops.busy"]
+    stage, items, constants, current = (
+        vector_stages(cfg),
+        inside["items"],
+        inside["issue.constants"],
+        inside["issue.current"],
+    )
+    step, under_way, busy = inside["step"], inside["issue.under_way"], inside["issue.loops.busy"]
     h.assume(implies(step.payload.end, step.payload.last))
-    h.assume(dut.instr.payload.fields.destination < len(inside["now"].to))  # proved of fetch
+    h.assume(dut.instr.payload.fields.destination < len(inside["issue.now"].to))  # proved of fetch
 
     all_ = items.all
     ends: list[Value] = [step.payload.end]
@@ -64,7 +70,7 @@ def hazards(cfg: Config) -> Harness:
         conflict = of(~current, partial(writes, to=to)) & of(current, wants)
         h.ensure(implies(under_way == 2, ~conflict), f"no_conflict_in_{name}")
         h.ensure(
-            implies(under_way != 0, inside["feeds"][name == "vin"] == of(current, partial(writes, to=to))),
+            implies(under_way != 0, inside["issue.feeds"][name == "vin"] == of(current, partial(writes, to=to))),
             f"feeds_{name}",
         )
 
@@ -91,7 +97,7 @@ def hazards(cfg: Config) -> Harness:
     )
     h.ensure(implies(under_way != 0, busy + sum(own[1:], own[0]) == 1), "one_last_of_current")
     h.ensure(implies(under_way == 2, sum(older[1:], older[0]) == 1), "one_last_of_the_one_before")
-    h.ensure(implies(busy, Value.cast(inside["now"]) == of(current, data.View.as_value)), "now")
+    h.ensure(implies(busy, Value.cast(inside["issue.now"]) == of(current, data.View.as_value)), "now")
     for number, is_last in list(enumerate(inside["last"].values()))[1:]:
         h.ensure(implies(all_[number].valid & ends[number], is_last), f"ends_its_reduction{number}")
     left = [each.valid & (each.which == all_[-1].which) for each in all_[1:-1]]
@@ -109,7 +115,7 @@ def hazards(cfg: Config) -> Harness:
     return h
 
 
-FILE = "gemm_core/vector.py"
+FILE = "vector_unit/issue.py"
 NOT_VIN = Mutant(
     FILE, "reads.eq(Cat(~of_vin, of_vin | (fields.b_source == BSource.VIN)))", "reads.eq(Cat(~of_vin, of_vin))"
 )

@@ -13,7 +13,8 @@ from amaranth.lib import data
 
 from celosia.hw.config import Config
 from celosia.hw.gemm_core.gemm import Gemm
-from celosia.hw.gemm_core.vector import Vector, stages
+from celosia.hw.pipeline import vector_stages
+from celosia.hw.vector_unit.vector import Vector
 from proofs.declare import Mutant, prove
 from proofs.handshakes import SMALL
 from proofs.harness import Harness, implies
@@ -26,8 +27,8 @@ def rings(cfg: Config) -> Harness:
     h = Harness()
     dut = Vector(cfg)
     inside = h.add(dut)
-    stage, items, last = stages(cfg), inside["items"], list(inside["last"].values())
-    constants = inside["constants"]
+    stage, items, last = vector_stages(cfg), inside["items"], list(inside["last"].values())
+    constants = inside["issue.constants"]
 
     def of(number: int, name: str) -> Value:
         return Mux(items.all[number].which, constants[1][name], constants[0][name])
@@ -84,11 +85,11 @@ def claims(cfg: Config) -> Harness:
     return h
 
 
-FILE = "gemm_core/vector.py"
+FILE, ITEMS = "vector_unit/vector.py", "vector_unit/items.py"
 POPS = Mutant(FILE, "add.adds & items.middle,", "add.adds & items.back,")
 LOST = Mutant(FILE, 'items["reduce"].leaves = items["reduce"].enable & last["reduce"]', "pass")
 LATE = Mutant(FILE, 'requantise.enable & requantise.at("raw")', 'requantise.valid & items.back & requantise.at("raw")')
-FRONT = Mutant(FILE, 'self["acc"].leaves = self["acc"].valid & self.front', "pass")
+FRONT = Mutant(ITEMS, 'self["acc"].leaves = self["acc"].valid & self.front', "pass")
 EARLY = Mutant("gemm_core/gemm.py", "before_reading = pipe[-6]", "before_reading = pipe[-5]")
 prove("GEMM takes the ports of acc that it has claimed", EARLY, depth=1)(partial(claims, SMALL))
 BASE = replace(SMALL, block_in=8, block_out=4)

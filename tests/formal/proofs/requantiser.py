@@ -13,7 +13,8 @@ from functools import partial
 
 from amaranth import Cat, Module, Mux, Signal, Value, signed
 
-from celosia.hw.gemm_core.requant import STAGES, Requantise
+from celosia.hw.pipeline import REQUANTISE_STAGES
+from celosia.hw.vector_unit.requantise import Requantise
 from proofs.declare import Method, Mutant, prove
 from proofs.harness import Harness, implies
 
@@ -75,7 +76,7 @@ def lane(rounding: Callable[[Module, Value, Value], Signal], case: int) -> Harne
     inside = h.add(dut)
     cycle = Signal(4)
     m.d.sync += cycle.eq(cycle + 1)
-    for stage in range(STAGES):
+    for stage in range(REQUANTISE_STAGES):
         h.assume(implies(cycle == stage, dut.enable[stage]))
     v, bypass, param = (
         h.constant(shape, f"item_{name}") for name, shape in (("v", signed(32)), ("bypass", 1), ("param", 62))
@@ -110,7 +111,7 @@ def lane(rounding: Callable[[Module, Value, Value], Signal], case: int) -> Harne
     nearest = rounding(m, exact, shift)
     wanted = Signal(signed(10))
     m.d.comb += wanted.eq(Mux(nearest > LIMIT, LIMIT, nearest))
-    h.ensure(implies(cycle == STAGES, dut.result == Mux(total < 0, -wanted, wanted)), "result")
+    h.ensure(implies(cycle == REQUANTISE_STAGES, dut.result == Mux(total < 0, -wanted, wanted)), "result")
     return h
 
 
@@ -121,10 +122,10 @@ def bypass() -> Harness:
     inside = h.add(dut)
     h.assume(dut.bypass & dut.enable.all())
     v: Value = dut.v
-    for stage in range(STAGES):
+    for stage in range(REQUANTISE_STAGES):
         v = h.register(v, f"v{stage}")
     started = h.register(1, "started")
-    for stage in range(STAGES - 1):
+    for stage in range(REQUANTISE_STAGES - 1):
         started = h.register(started, f"started{stage}")
     factor = h.register(h.register(inside["significand"], "factor0"), "factor1")
     h.assume(inside["product"] == factor << 23)
@@ -158,15 +159,15 @@ def pauses() -> Harness:
     return h
 
 
-FILE = "gemm_core/requant.py"
+FILE = "vector_unit/requantise.py"
 for name, rounding in (("float32", as_float32), ("sim.reference", as_reference)):
     prove(
         f"requantiser equals {name}",
         Mutant(FILE, "Mux(magnitude[bits], below, below - 1)", "below"),
         Mutant(FILE, "Mux(quotient[point], slack, ~slack)", "Mux(quotient[point], slack, slack)"),
         method=Method.BOUNDED,
-        depth=STAGES + 1,
-        reach=STAGES + 1,
+        depth=REQUANTISE_STAGES + 1,
+        reach=REQUANTISE_STAGES + 1,
         script=CUT,
         cases=range(0, 64, GROUP),
         sample=(48,),
@@ -175,7 +176,7 @@ for name, rounding in (("float32", as_float32), ("sim.reference", as_reference))
 prove(
     "requantiser bypassed",
     Mutant(FILE, "Mux(self.bypass, 0, self.param.bias)", "self.param.bias"),
-    depth=STAGES + 1,
+    depth=REQUANTISE_STAGES + 1,
     script=CUT,
 )(bypass)
 prove(

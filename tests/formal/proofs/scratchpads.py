@@ -8,8 +8,8 @@ from amaranth import Cat, Module, Signal, Value
 from amaranth.lib import data, wiring
 
 from celosia.hw.config import Config
-from celosia.hw.dae_pipeline.load import Writer
 from celosia.hw.dae_pipeline.scratchpad import Scratchpad, WindowScratchpad, WriteArbiter
+from celosia.hw.dae_pipeline.write import Writer
 from celosia.hw.isa import buffers
 from proofs.declare import Mutant, prove
 from proofs.handshakes import CONFIGS
@@ -116,7 +116,7 @@ def writer(cfg: Config) -> Harness:
     return h
 
 
-FILE, LOAD = "dae_pipeline/scratchpad.py", "dae_pipeline/load.py"
+FILE, LOAD = "dae_pipeline/scratchpad.py", "dae_pipeline/write.py"
 for grain, parts in ((4, 1), (2, 2)):
     prove(
         f"VECTOR and LOAD at a scratchpad equal one memory, {parts} part{'s' * (parts > 1)} of an entry",

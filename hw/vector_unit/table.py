@@ -8,8 +8,8 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.config import Config
-from celosia.hw.isa import TABLE_SIZE
-from celosia.hw.layout import grains, load_port
+from celosia.hw.layout import write_port
+from celosia.hw.scratchpads import scratchpads
 
 
 class Tables(wiring.Component):
@@ -24,23 +24,23 @@ class Tables(wiring.Component):
     load : In(WritePort)      Writes tables; an entry is one table. `mask` has one grain, or all, which are written one
                               a cycle; `ready` comes with the last one.
     enable : In(1)            Reads; `value` holds what was read until the next read.
-    table : In(lut_bits)      Which table, the same for all lanes.
+    table : In                Which table, the same for all lanes.
     index : In(8 * lanes)     Place in the table, a byte for each lane.
     value : Out(8 * lanes)    One cycle after `enable`.
     """
 
     def __init__(self, cfg: Config) -> None:
         self._cfg = cfg
+        self._pad = scratchpads(cfg)["lut"]
         super().__init__({
-            "load": In(load_port(cfg, "lut")), "enable": In(1), "table": In(cfg.lut_bits),
+            "load": In(write_port(self._pad)), "enable": In(1), "table": In(self._pad.address_bits),
             "index": In(8 * cfg.lanes), "value": Out(8 * cfg.lanes),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
         cfg, load = self._cfg, self.load
-        grain = grains(cfg)["lut"]
-        rows = 8 * TABLE_SIZE // grain
+        grain, rows, tables = self._pad.grain, self._pad.width // self._pad.grain, self._pad.depth
         row_bits, byte_bits = (rows - 1).bit_length(), (grain // 8 - 1).bit_length()
 
         # What is left of the last write's mask is written from its lowest grain on; `many`: it had all, and is taken
@@ -66,13 +66,13 @@ class Tables(wiring.Component):
             m.d.sync += [entry.eq(load.addr), data.eq(load.data)]
 
         def address(table_row: Signal, table: Signal) -> Cat:
-            return Cat(table_row, table) if cfg.lut_count > 1 else Cat(table_row)
+            return Cat(table_row, table) if tables > 1 else Cat(table_row)
 
         enable, place, write = Signal(), Signal.like(Cat(address(row, entry))), Signal(grain, reset_less=True)
         m.d.sync += [enable.eq(left.any()), place.eq(address(row, entry)), write.eq(data.word_select(row, grain))]
         for lane in range(cfg.lanes):
             index = self.index.word_select(lane, 8)
-            memory = Memory(shape=grain, depth=cfg.lut_count * rows, init=[])
+            memory = Memory(shape=grain, depth=tables * rows, init=[])
             m.submodules[f"lane{lane}"] = memory
             to, of = memory.write_port(), memory.read_port()
             byte = Signal(byte_bits, reset_less=True, name=f"byte{lane}")

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from functools import partial
 
-from amaranth import Cat, Module, Mux, Signal, Value, signed
+from amaranth import Cat, Module, Mux, Shape, Signal, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.gemm_core.multiply import LOW_BITS, logic_product
-
-STAGES = 8
-"""Registers between the operands and the result."""
+from celosia.hw.pipeline import REQUANTISE_STAGES
+from celosia.hw.scratchpads import PAR
+from celosia.hw.vector_unit.multiply import LOW_BITS, logic_product
 
 RESULT_BITS = 10
 
-param_layout = data.StructLayout({"bias": signed(32), "multiplier": 24, "shift": 6, "unused": 2})
+param_layout = data.FlexibleLayout(
+    64, {name: data.Field(Shape(part.width, part.signed), part.offset) for name, part in PAR.items()}
+)
 """What an entry of par holds for one channel."""
 
 # Fixed point of a quotient that does not saturate: 8 bits before the point and 26 behind it, then one bit that is set
@@ -37,11 +38,12 @@ class Requantise(wiring.Component):
     """(v + bias) * multiplier / 2^shift, rounded as a product of float32 and then to an integer, ties to even.
 
     Equal to `sim.reference.requantise` where its result lies between -256 and 256; beyond, the result is -256 or 256,
-    which no zero point brings back into an int8. Operands enter stage 0 and `result` is valid STAGES steps later.
+    which no zero point brings back into an int8. Operands enter stage 0 and `result` is valid REQUANTISE_STAGES steps
+    later.
 
     Members
     -------
-    enable : In(STAGES)     Bit i lets stage i take what the stage before it holds.
+    enable : In(REQUANTISE_STAGES)     Bit i lets stage i take what the stage before it holds.
     bypass : In(1)          Stage 0: the result is v itself, saturated; `param` is ignored.
     v : In(signed(32))      Stage 0.
     param : In(par)         Stage 0: bias, multiplier (any 24 bits) and shift of the channel.
@@ -50,7 +52,7 @@ class Requantise(wiring.Component):
 
     def __init__(self) -> None:
         super().__init__({
-            "enable": In(STAGES), "bypass": In(1), "v": In(signed(32)), "param": In(param_layout),
+            "enable": In(REQUANTISE_STAGES), "bypass": In(1), "v": In(signed(32)), "param": In(param_layout),
             "result": Out(signed(RESULT_BITS)),
         })  # fmt: skip
 
@@ -59,9 +61,9 @@ class Requantise(wiring.Component):
         register = partial(Signal, reset_less=True)
 
         # What goes along: the sign, and the shift until it is done.
-        negative = [register(name=f"negative{stage}") for stage in range(STAGES - 1)]
+        negative = [register(name=f"negative{stage}") for stage in range(REQUANTISE_STAGES - 1)]
         shift = [register(6, name=f"shift{stage}") for stage in range(5)]
-        for stage in range(1, STAGES - 1):
+        for stage in range(1, REQUANTISE_STAGES - 1):
             with m.If(self.enable[stage]):
                 m.d.sync += negative[stage].eq(negative[stage - 1])
         for stage in (1, 2, 4):

@@ -1,0 +1,361 @@
+"""Which figures there are: what each is of, the folders that decide it, and what is asked of it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Callable
+from functools import cache
+from statistics import median
+from typing import Any
+
+from benchmarks.figures import ROOT, Figure
+
+Details = dict[str, Any]
+MACHINE = ("compiler", "hw", "sim")
+"""What decides bytes and cycles."""
+EVERYTHING = ("compiler", "driver", "hw", "sim")
+KERNELS = ("compiler",)
+"""What decides the speed of what runs on the CPU."""
+INTEGERS = ("demo", "mnist_conv", "squeezenet1_1")
+ISLANDS = ("fer_minixception", "pplcnet_orientation", "resnet18", "mobilenet_v2")
+"""Networks of which onnxruntime computes a part in float."""
+COMPARED = ("demo", "ds_cnn", "resnet18", "mobilenet_v2", "lite", "resnet50")
+PRESETS = ("tiny", "pynq", "ultra96", "zcu104")
+BENCH = "python -m benchmarks"
+
+
+def of(key: str, factor: float = 1) -> Callable[[Details], float | None]:
+    """The number at `key` of a row's details, times `factor`; None where there is none."""
+
+    def value(details: Details) -> float | None:
+        found = details.get(key)
+        return None if found is None else found * factor if factor != 1 else found
+
+    return value
+
+
+def worst(key: str) -> Callable[..., float]:
+    return lambda *rows: max(row[key] for row in rows)
+
+
+def total(key: str) -> Callable[..., float]:
+    return lambda *rows: sum(row[key] for row in rows)
+
+
+# What is counted -----------------------------------------------------------------------------------------------------
+
+
+@cache
+def _properties() -> dict[str, Any]:
+    folder = str(ROOT / "tests" / "formal")
+    if folder not in sys.path:
+        sys.path.append(folder)
+    found: dict[str, Any] = importlib.import_module("proofs.declare").all_properties()
+    return found
+
+
+@cache
+def _node_tests() -> int:
+    import onnx.backend.test.loader as loader
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the generators of some tests overflow
+        return len(loader.load_model_tests(kind="node"))
+
+
+def _passing() -> int:
+    lines = (ROOT / "tests" / "compiler" / "onnx_nodes_failing.txt").read_text(encoding="utf-8").splitlines()
+    return _node_tests() - sum(bool(line) and not line.startswith("#") for line in lines)
+
+
+def _kernels() -> int:
+    from benchmarks.kernels import KERNELS as kernels
+
+    return len(kernels)
+
+
+def _multipliers() -> int:
+    from celosia.bitstreams.area import model
+    from celosia.hw.config import PRESETS as presets
+
+    return model().estimate(presets["pynq"]).dsp
+
+
+COUNTED = (
+    Figure("formal-properties", "properties of the hardware, which `make prove` proves",
+           count=lambda: len(_properties())),
+    Figure("formal-mutants", "faults planted for them",
+           count=lambda: sum(len(each.mutants) for each in _properties().values())),
+    Figure("onnx-node-tests", "operator tests of ONNX", count=_node_tests),
+    Figure("onnx-node-tests-passed", "of these, those not listed as failing", count=_passing),
+    Figure("cpu-kernels", "kernels that are timed beside onnxruntime", count=_kernels),
+    Figure("pynq-dsp", "DSP blocks of `pynq`, as declared", count=_multipliers),
+)  # fmt: skip
+
+# Bytes ---------------------------------------------------------------------------------------------------------------
+
+
+def _operators_wrong(*rows: Details) -> int:
+    return sum(each["different"] for row in rows for each in row["failed"])
+
+
+def _whole(name: str, what: str, unit: str, networks: tuple[str, ...], suffix: str, key: str, most: float) -> Figure:
+    keys = tuple(f"models/{network}{suffix}" for network in networks)
+    value = total(key) if key == "different" else worst(key)
+    return Figure(name, what, unit, MACHINE, f"{BENCH} models --models *", keys, value, most=most)
+
+
+BYTES = (
+    Figure(
+        "exactness-bytes", "operators that onnxruntime runs in integers, fed with its tensors, 7 models, on the RTL",
+        "bytes", MACHINE, f"{BENCH} exactness --models *",
+        tuple(f"exactness/{name}/all-integer" for name in (*INTEGERS, *ISLANDS)), _operators_wrong, most=0,
+    ),
+    _whole("models-bytes", "demo (100 images), mnist_conv, squeezenet1_1, end to end on the RTL", "bytes",
+           INTEGERS, "", "different", 0),
+    _whole("models-steps", "networks with float islands (fer, pplcnet, ResNet-18, MobileNetV2)", "steps",
+           ISLANDS, "", "steps", 1),
+    _whole("devices-bytes", "functional simulator against RTL, outputs and whole DRAM", "bytes",
+           (*INTEGERS, *ISLANDS), "/devices", "different", 0),
+    Figure(
+        "names-bytes", "2,000 random models without names, with equal and hostile ones, 6 Configs, functional", "bytes",
+        MACHINE, f"{BENCH} names", ("names/random",), of("different"), most=0,
+    ),
+    *(
+        Figure(
+            f"differential-{name}", what, "", (*MACHINE, "benchmarks/differential"),
+            f"{BENCH} differential --seed * --count 5000", ("differential",), of(name), most=most,
+        )
+        for name, what, most in (
+            ("wrong", "random models in all formats of onnxruntime's quantiser, and random operators, beside "
+             "onnxruntime: wrong ones, other than documented", 0),
+            ("counted", "of so many", None),
+        )
+    ),
+)  # fmt: skip
+
+# Cycles --------------------------------------------------------------------------------------------------------------
+
+
+def _cycles(name: str, label: str, row: str, most: float | None, command: str = "cycles") -> Figure:
+    line = f"{BENCH} {command} --models {row}" + (" --device rtl" if command == "onchip" else "")
+    key = f"cycles/{row}" if command == "cycles" else f"onchip/{row}/rtl/zynq-hp"
+    value, what = of("cycles"), f"{label}: cycles of the RTL"
+    return Figure(f"{name}-cycles", what, "cycles", MACHINE, line, (key,), value, most=most)
+
+
+def _onchip(
+    name: str, what: str, row: str, value: Callable[[Details], float | None],
+    least: float | None = None, most: float | None = None,
+) -> Figure:  # fmt: skip
+    line = f"{BENCH} onchip --models {row} --device rtl"
+    return Figure(name, what, "", MACHINE, line, (f"onchip/{row}/rtl/zynq-hp",), value, least=least, most=most)
+
+
+def _over_bound(details: Details) -> float:
+    return float(details["cycles"] / details["bound"]["cycles"])
+
+
+def _macs_a_cycle(details: Details) -> float:
+    return float(sum(layer["macs"] for layer in details["layers"]) / details["cycles"])
+
+
+CYCLES = (
+    _cycles("resnet18", "ResNet-18, 224²", "resnet18", 7_600_000),
+    Figure("resnet18-peak", "ResNet-18: share of what the multipliers can do", "%", MACHINE,
+           f"{BENCH} cycles --models resnet18", ("cycles/resnet18",), of("utilization", 100)),
+    _cycles("resnet50", "ResNet-50, 224²", "resnet50", 17_500_000),
+    Figure("resnet50-peak", "ResNet-50: share of what the multipliers can do", "%", MACHINE,
+           f"{BENCH} cycles --models resnet50", ("cycles/resnet50",), of("utilization", 100)),
+    _cycles("mobilenet", "MobileNetV2, 224²", "mobilenet_v2", 1_600_000),
+    _cycles("ds-cnn", "a keyword spotter (DS-CNN)", "ds_cnn", None, "onchip"),
+    _onchip("ds-cnn-bound", "the same over max(dense products, bytes/bus)", "ds_cnn", _over_bound, most=1.45),
+    _onchip("mobilenet160-bound", "MobileNetV2, 160²: cycles over max(dense products, bytes/bus)", "mobilenet_v2_160",
+            _over_bound, most=1.45),
+    _onchip("lite-bound", "an EfficientNet-Lite-like network: cycles over max(dense products, bytes/bus)", "lite",
+            _over_bound, most=1.45),
+    _onchip("depthwise-speed", "depthwise 3×3, 112×112×96, alone: useful multiplications a cycle", "depthwise",
+            _macs_a_cycle, least=46),
+    _onchip("yolo-launches", "a YOLOv8-like detector at 256²: launches", "yolo_256", of("launches"), most=3),
+    _onchip("yolo-share", "the same: percent of its MACs on the accelerator", "yolo_256", of("share", 100), least=99),
+)  # fmt: skip
+
+
+def _layers(*rows: Details) -> float:
+    errors: list[float] = [abs(layer["error"]) for row in rows for layer in row["layers"]]
+    return 100 * max(errors, default=0.0)
+
+
+TIMED = tuple(
+    Figure(
+        f"timed-{part}-{preset}", f"timing model against RTL, six networks on `{preset}`: {what}, off by at most", "%",
+        ("hw", "sim"), f"{BENCH} timed --models * --config {preset}",
+        tuple(f"timed/{name}/{preset}" for name in COMPARED), value, most=most,
+    )
+    for preset in PRESETS
+    for part, what, value, most in (
+        ("networks", "whole", lambda *rows: 100 * max(abs(row["error"]) for row in rows), 1.0),
+        ("layers", "layers above 5,000 cycles", _layers, 3.0),
+    )
+)  # fmt: skip
+
+LABELS = {
+    "resnet18": "ResNet-18", "mobilenet_v2": "MobileNetV2", "mobilenet_v2_160": "MobileNetV2, 160 × 160",
+    "ds_cnn": "`ds_cnn`", "lite": "`lite`, by records of other networks' layers", "demo": "the demo model",
+}  # fmt: skip
+
+
+def _gain(details: Details) -> float:
+    return 100 * float(1 - details["tuned"] / details["untuned"])
+
+
+GAIN = tuple(
+    Figure(
+        f"{part}-{network}-{preset}", f"{label} on `{preset}`, {what}", unit, MACHINE,
+        f"{BENCH} gain --models {network} --config {preset} --memory zynq-hp", (f"gain/{network}/{preset}",), value,
+    )
+    for network, label in LABELS.items()
+    for preset in PRESETS[1:]
+    for part, what, unit, value in (
+        ("untuned", "by the compiler's own schedules", "cycles", of("untuned")),
+        ("tuned", "by those that come with Celosia", "cycles", of("tuned")),
+        ("gain", "that is less by", "%", _gain),
+    )
+)  # fmt: skip
+
+# Times ---------------------------------------------------------------------------------------------------------------
+
+
+def _simulators(side: str) -> Callable[[Details], float]:
+    return lambda rows: float(median(row["processor_seconds"] for row in rows[side]))
+
+
+def _ratio(rows: Details) -> float:
+    key = "processor_seconds"
+    return float(median(here[key] / base[key] for here, base in zip(rows["here"], rows["base"])))
+
+
+TIMES = (
+    Figure("resnet18-rtl-seconds", "ResNet-18 on the RTL simulator of `pynq`: processor time", "s", MACHINE,
+           f"{BENCH} simspeed --models resnet18", ("simspeed/resnet18/pynq",), _simulators("here"), most=30),
+    Figure("resnet18-rtl-ratio", "the same over that of plain Verilog", "", MACHINE,
+           f"{BENCH} simspeed --models resnet18", ("simspeed/resnet18/pynq",), _ratio, most=0.5),
+    Figure("resnet18-functional-seconds", "ResNet-18 on the functional simulator: wall time", "s", EVERYTHING,
+           f"{BENCH} walltime", ("walltime/functional",), lambda details: details["seconds"][0], most=2),
+    Figure("resnet18-timed-seconds", "ResNet-18 on `pynq`: wall time of the timing model", "s", ("hw", "sim"),
+           f"{BENCH} timed --models resnet18 --config pynq", ("timed/seconds",), of("seconds"), most=0.3),
+    Figure("resnet18-compile-seconds", "ResNet-18: wall time of compiling, in a new process without caches", "s",
+           KERNELS, f"{BENCH} compile", ("compile/resnet18",), lambda details: details["cold"]["seconds"], most=10),
+    Figure("build-cold-seconds", "RTL simulator of `pynq`, built: wall time", "s", ("hw", "sim"), f"{BENCH} build",
+           ("build/cold",), of("printed"), most=180),
+    Figure("build-cached-seconds", "the same from the cache", "s", ("hw", "sim"), f"{BENCH} build", ("build/cached",),
+           of("printed"), most=0.5),
+    Figure("eval-ratio", "demo model, 100 images, functional: images a second of `celosia eval` over those of a Python "
+           "loop", "", EVERYTHING, f"{BENCH} eval", ("eval/demo",),
+           lambda details: median(details["eval"]) / median(details["loop"]), least=3),
+    Figure("demo-fresh-seconds", "`make demo` on a fresh clone", "s", EVERYTHING, f"{BENCH} demo", ("demo/fresh",),
+           of("seconds"), most=360),
+    Figure("demo-second-seconds", "the second time", "s", EVERYTHING, f"{BENCH} demo", ("demo/second",), of("seconds"),
+           most=15),
+    Figure("page-megabytes", "page of `celosia report` of ResNet-18", "MB", ("driver",),
+           "python -m benchmarks.pictures *", ("pictures/resnet18_qdq_s8",), of("megabytes"), most=8),
+    Figure("page-seconds", "until it is drawn in Chromium, best of 3", "s", ("driver",),
+           "python -m benchmarks.pictures *", ("pictures/resnet18_qdq_s8",), of("seconds"), most=2),
+)  # fmt: skip
+
+# The CPU beside onnxruntime: processor time of onnxruntime over ours -------------------------------------------------
+
+RECURRENT = ("lstm_128", "lstm_128_both_ways", "lstm_256_batch_8", "gru_128", "gru_128_both_ways")
+FLOATS = {
+    **{name: name for name in ("squeezenet1_1", "pplcnet_orientation", "fer_minixception", "mnist_conv")},
+    "minilm_encoder": "minilm, int8 matrix products",
+}  # fmt: skip
+MADE = {"mobilenet_v2_224": "MobileNetV2", "lite": "an EfficientNet-Lite-like network", "detector": "a face detector"}
+
+CPU = (
+    Figure("cpu-kernels-mean", "kernels, geometric mean", "", KERNELS, f"{BENCH} cpu", ("cpu/kernels",), of("geomean"),
+           least=1),
+    Figure("cpu-kernels-least", "kernels, the least", "", KERNELS, f"{BENCH} cpu", ("cpu/kernels",), of("least"),
+           least=0.5),
+    *(
+        Figure(f"cpu-recurrent-{name}", f"LSTM and GRU, 64 steps, hidden 128 and 256, {name}", "", KERNELS,
+               f"{BENCH} cpu --kernels *", tuple(f"cpu/kernel/{each}" for each in RECURRENT), value, least=0.9)
+        for name, value in (
+            ("least", lambda *rows: min(row["ratio"] for row in rows)),
+            ("most", lambda *rows: max(row["ratio"] for row in rows)),
+        )
+    ),
+    *(
+        Figure(f"cpu-{name}", f"{label}, one thread", "", KERNELS, f"{BENCH} cpu --models {name}",
+               (f"cpu/model/{name}",), of("ratio"), least=0.8)
+        for name, label in FLOATS.items()
+    ),
+    *(
+        Figure(f"cpu-{name}-tvm", f"{label}, over TVM 0.27 as installed", "", KERNELS, f"{BENCH} cpu --models {name}",
+               (f"cpu/model/{name}",), of("over_tvm"), least=1.5)
+        for name, label in FLOATS.items()
+    ),
+    *(
+        Figure(f"cpu-squeezenet1_1-{name}", f"squeezenet1_1, compiling, {label}: processor time", "s", KERNELS,
+               f"{BENCH} cpu --models squeezenet1_1", ("cpu/model/squeezenet1_1",), of(name), most=most)
+        for name, label, most in (("cold", "cold", 15), ("cached", "from the cache", 1))
+    ),
+    *(
+        Figure(f"cpu-{name}-{threads}", f"{label} in float, {threads} thread{'s' * (threads > 1)}", "", KERNELS,
+               f"{BENCH} cpu --models {name}", (f"cpu/network/{name}/{threads}",), of("ratio"), least=0.9)
+        for threads in (1, 2)
+        for name, label in MADE.items()
+    ),
+    Figure("cpu-tuned-mean", "kernels without products of signed bytes, and convolutions of three networks, tuned", "",
+           KERNELS, f"{BENCH} tune_cpu --full", ("tune/cpu/kernels",), of("geomean"), least=1.25),
+    Figure("cpu-tuned-least", "the least of them", "", KERNELS, f"{BENCH} tune_cpu --full", ("tune/cpu/kernels",),
+           of("least"), least=0.85),
+    Figure("cpu-tuned-below", "how many are below 0.85", "", KERNELS, f"{BENCH} tune_cpu --full", ("tune/cpu/kernels",),
+           of("slow"), most=0),
+)  # fmt: skip
+
+# Tables that stand in their pages, of commands that are no rows of a benchmark ---------------------------------------
+
+HARDWARE = ("bitstreams", "hw")
+
+
+def _table(name: str, page: str, what: str, folders: tuple[str, ...], command: str) -> Figure:
+    return Figure(name, f"{what} ([{page}]({page}))", "", folders, command)
+
+
+TABLES = (
+    _table("resources", "bitstreams.md", "what presets take of their devices", HARDWARE, f"{BENCH} hardware"),
+    _table("block-resources", "bitstreams.md", "what parts for blocks of layers take", HARDWARE,
+           "celosia bitstream report --board pynq-z2 --config FILE"),
+    _table("clocks", "bitstreams.md", "estimates of the clock of a xc7z020", HARDWARE, "celosia bitstream timing"),
+    _table("ecp5-clocks", "bitstreams.md", "clocks of routed designs on an ECP5", HARDWARE, "celosia bitstream ecp5"),
+    _table("explored", "explore.md", "what `celosia explore` finds, and other searches", (*EVERYTHING, "bitstreams"),
+           f"{BENCH} explore --full"),
+    _table("presets-beaten", "explore.md", "what beats a preset on its board", (*EVERYTHING, "bitstreams"),
+           f"{BENCH} explore --full --only best"),
+    _table("searches", "tuning.md", "searches for schedules of ResNet-18's convolutions", MACHINE,
+           f"{BENCH} tune --full --only regret"),
+    _table("judged", "tuning.md", "the default search with the RTL as the judge", MACHINE,
+           f"{BENCH} tune --full --only judged"),
+    _table("learned", "tuning.md", "what models learn of other layers", MACHINE, f"{BENCH} tune --full --only model"),
+    _table("tuned-kernels", "tuning.md", "kernels of the CPU and networks, tuned", KERNELS, f"{BENCH} tune_cpu --full"),
+    _table("legal-programs", "fuzzing.md", "random programs on RTL and functional simulator",
+           ("hw", "sim", "tests/fuzz"), "make fuzz"),
+    _table("numerics", "numerics.md", "values beside onnxruntime's", ("compiler/numerics",),
+           "python -m tests.compiler.numerics_sweep --count 2000"),
+    _table("windows", "numerics.md", "attributes of windows beside onnxruntime", ("compiler",),
+           "python -m tests.compiler.windows_sweep --count 11000 --whole 220 --seed 5"),
+)  # fmt: skip
+
+FIGURES = {
+    "Cycles": CYCLES,
+    "Bytes that differ": BYTES,
+    "What there is": COUNTED,
+    "The timing model against the RTL": TIMED,
+    "Times": TIMES,
+    "The CPU: processor time of onnxruntime over ours": CPU,
+    "Schedules that come with Celosia": GAIN,
+    "Tables of other pages": TABLES,
+}

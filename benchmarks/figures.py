@@ -1,0 +1,281 @@
+"""Figures that README and docs quote: docs/figures.json, docs/figures.md that lists them, and what the other pages say.
+
+    python -m benchmarks figures                          # counts what can be counted, writes every quoted figure anew
+    python -m benchmarks figures --measured NAME[=VALUE]  # of a command that is no benchmark, which has just been run
+
+A page quotes a figure by a link, `[7.21 M cycles](docs/figures.md#resnet18-cycles)`: the first number of its words is
+the figure, with as many digits as stand there. Where a folder that the figure depends on is not as it was when that was
+measured, the words end with the commit, `7.21 M cycles at 1837e55`; where it is not what is asked of it, with
+`: missed`. Benchmarks record what they have measured; which figures there are, and of which row, says catalogue.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from benchmarks.rows import Row
+
+ROOT = Path(__file__).parents[1]
+COUNTED = "python -m benchmarks figures"
+QUOTE = re.compile(r"\[(?P<words>[^\[\]]+)\](?P<link>\((?:docs/|\.\./docs/)?figures\.md#(?P<name>[\w-]+)\))")
+NUMBER = re.compile(r"(?P<digits>\d[\d,]*(?:\.\d+)?)(?P<scale> million| M\b)?")
+SCALES = {None: 1, " million": 1e6, " M": 1e6}
+UNKNOWN = "unknown"
+MISSED = ": missed"
+ENDING = re.compile(rf"({MISSED})?( at (?:[0-9a-f]{{7,}}\+?|{UNKNOWN}))?$")
+"""What words end with whose figure misses what is asked of it, or was true at a commit."""
+Entry = dict[str, Any]
+"""Of a figure in the file: value (None: a table), unit, command; unless it is counted: commit, processor, and `of`, a
+digest of each folder."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number that pages may quote.
+
+    of: the folders (or files) that decide it. command: of the row with the key `row`, `*` being any word, where several
+    have it: the figure is of all of them; `value` makes it of their details. count: instead of these, what counts it.
+    least, most: what is asked of it. Without either, the figure is a table of a page, quoted by words without a number.
+    """
+
+    name: str
+    what: str
+    unit: str = ""
+    of: tuple[str, ...] = ()
+    command: str = COUNTED
+    row: tuple[str, ...] = ()
+    value: Callable[..., float | None] | None = None
+    count: Callable[[], int] | None = None
+    least: float | None = None
+    most: float | None = None
+
+
+Catalogue = Mapping[str, Sequence[Figure]]
+"""Figures by the heading under which docs/figures.md has them."""
+
+
+def read(root: Path = ROOT) -> dict[str, Entry]:
+    """The figures by name."""
+    found: dict[str, Entry] = json.loads((root / "docs" / "figures.json").read_text(encoding="utf-8"))
+    return found
+
+
+# What was measured ---------------------------------------------------------------------------------------------------
+
+
+@cache
+def digest(path: Path) -> str:
+    """Of a file, or of all files in a folder with their names: 12 digits, which differ where one of them does. As they
+    were when this process first asked."""
+    found = hashlib.sha256()
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file() and "__pycache__" not in file.parts:
+            found.update(f"\n{file.relative_to(path.parent).as_posix()}\n".encode() + file.read_bytes())
+    return found.hexdigest()[:12]
+
+
+def look(catalogue: Catalogue, root: Path = ROOT) -> None:
+    """Take the digests of all folders, which hold for this process, whatever is edited while it measures."""
+    for figure in chain(*catalogue.values()):
+        for name in figure.of:
+            digest(root / name)
+
+
+def commit(folders: Sequence[str], root: Path = ROOT) -> str:
+    """The last commit that changed `folders`, with a + where they are not as it has them; UNKNOWN without git."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        last = git("log", "-1", "--format=%h", "--abbrev=7", "--", *folders)
+        return last + ("+" if git("status", "--porcelain", "--", *folders) else "")
+    except (OSError, subprocess.CalledProcessError):
+        return UNKNOWN
+
+
+def processor() -> str:
+    """The name of this machine's processor, and how many of its cores there are."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else 'unknown'}, {os.cpu_count()} cores"
+
+
+def changed(figure: Figure, entry: Entry, root: Path = ROOT) -> list[str]:
+    """The folders that are not as they were when the figure was measured."""
+    return [name for name in figure.of if digest(root / name) != entry["of"].get(name)]
+
+
+def entry_of(figure: Figure, value: float | None, command: str, root: Path = ROOT) -> Entry:
+    """What the file says of a figure that was measured now."""
+    rounded = float(f"{value:.6g}") if isinstance(value, float) else value
+    measured = {"commit": commit(figure.of, root), "processor": processor()}
+    return {
+        "value": rounded, "unit": figure.unit, "command": command, **measured,
+        "of": {name: digest(root / name) for name in figure.of},
+    }  # fmt: skip
+
+
+def measured(figure: Figure, rows: Sequence[Row]) -> tuple[float, str] | None:
+    """(value, command) where `rows` have all that the figure is of, measured as it is to be; else None."""
+    command = re.compile(re.escape(figure.command).replace(r"\*", r"\S+"))
+    found = {row.key: row for row in rows if row.key in figure.row and command.fullmatch(row.command) and row.details}
+    if figure.value is None or not figure.row or len(found) < len(figure.row):
+        return None
+    value = figure.value(*(found[key].details for key in figure.row))
+    if value is None:
+        return None
+    return value, shown(figure) if len(figure.row) > 1 else found[figure.row[0]].command
+
+
+def shown(figure: Figure) -> str:
+    """The command of a figure, for all rows at once."""
+    return re.sub(r" (--\w+ )?\*", "", figure.command)
+
+
+def record(rows: Sequence[Row], catalogue: Catalogue, given: Sequence[str] = (), root: Path = ROOT) -> list[str]:
+    """Write what `rows` say of figures into the file, what is counted too, and the pages anew.
+
+    given: NAME=VALUE, or NAME of a table. Returns the names of what was measured. ValueError names what is not there.
+    """
+    known, names = read(root), []
+    entries: dict[str, Entry] = {}
+    values = dict(_given(text, catalogue) for text in given)
+    for figure in chain(*catalogue.values()):
+        found = (values[figure.name], shown(figure)) if figure.name in values else measured(figure, rows)
+        if found is not None:
+            names.append(figure.name)
+            entries[figure.name] = entry_of(figure, *found, root)
+        elif figure.count is not None:
+            entries[figure.name] = {"value": figure.count(), "unit": figure.unit, "command": COUNTED}
+        elif figure.name in known:
+            entries[figure.name] = known[figure.name]
+    lines = ",\n".join(f' "{name}": {json.dumps(entry, ensure_ascii=False)}' for name, entry in entries.items())
+    (root / "docs" / "figures.json").write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+    for path in (root / "docs" / "figures.md", *pages(root)):
+        path.write_text(as_it_should_be(path, catalogue, root), encoding="utf-8")
+    return names
+
+
+def _given(text: str, catalogue: Catalogue) -> tuple[str, float | None]:
+    name, _, number = text.partition("=")
+    figure = next((figure for figure in chain(*catalogue.values()) if figure.name == name), None)
+    if figure is None or figure.count is not None:
+        raise ValueError(f"no figure {name!r} is measured; docs/figures.md lists those that are")
+    if bool(number) != (figure.value is not None):
+        raise ValueError(f"{name} is {'a table: leave out' if number else 'a number: add'} =VALUE")
+    return name, (float(number) if "." in number else int(number)) if number else None
+
+
+# Pages ---------------------------------------------------------------------------------------------------------------
+
+
+def pages(root: Path = ROOT) -> Iterator[Path]:
+    """Those that may quote figures."""
+    for path in (root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "docs").glob("*.md"))):
+        if path.exists() and path.name != "figures.md":
+            yield path
+
+
+def as_it_should_be(path: Path, catalogue: Catalogue, root: Path = ROOT) -> str:
+    """The text of a page with the figures of the file. ValueError names what it quotes and is not there."""
+    entries, known = read(root), {figure.name: figure for figure in chain(*catalogue.values())}
+    if path.name == "figures.md":
+        return listing(catalogue, entries, root)
+
+    def quote(m: re.Match[str]) -> str:
+        name = m["name"]
+        if name not in known or name not in entries:
+            raise ValueError(f"{path.name}: there is no figure {name!r}; docs/figures.md lists them")
+        figure, entry = known[name], entries[name]
+        end = "" if kept(figure, entry["value"]) else MISSED
+        end += f" at {entry['commit']}" if changed(figure, entry, root) else ""
+        return f"[{worded(m['words'], entry['value'], end)}]{m['link']}"
+
+    return QUOTE.sub(quote, path.read_text(encoding="utf-8"))
+
+
+def worded(words: str, value: float | None, end: str = "") -> str:
+    """`words` with this value in the place of their first number, and this ending.
+
+    >>> worded("7.3 M cycles", 7_213_945), worded("98.31% of 256: missed at 1837e55", 98.0, " at 634d1ab")
+    ('7.2 M cycles', '98.00% of 256 at 634d1ab')
+    """
+    words = ENDING.sub("", words)
+    if value is None:
+        return words + end
+    m = NUMBER.search(words)
+    if m is None:
+        raise ValueError(f"{words!r} quotes a figure and has no number")
+    decimals = len(m["digits"].partition(".")[2])
+    number = f"{value / SCALES[m['scale']]:,.{decimals}f}{m['scale'] or ''}"
+    return f"{words[: m.start()]}{number}{words[m.end() :]}{end}"
+
+
+HEAD = """# Figures
+
+Written by `python -m benchmarks figures` from [figures.json](figures.json); do not edit. Benchmarks record here what
+they measure: the value, the command, the commit (the last one that changed what was measured, with a + where there were
+changes that it does not have), the processor. The other pages quote these figures by name, and a test compares. Where a
+folder that a figure depends on has changed since it was measured, that is said here, and the pages that quote it name
+the commit.
+
+Where nothing else is said, cycles are those of preset `pynq` (16×16, 64-bit bus) on the memory model `zynq-hp`.
+`CELOSIA_MODELS` names the folder of the models that are not made here."""
+
+
+def listing(catalogue: Catalogue, entries: dict[str, Entry], root: Path = ROOT) -> str:
+    """docs/figures.md: a table for each heading."""
+    lines = [HEAD]
+    for heading, figures in catalogue.items():
+        lines += ["", f"## {heading}", "", "| what | asked | measured | by | at |", "|---|---|---|---|---|"]
+        for figure in figures:
+            if figure.name in entries:
+                entry, anchor = entries[figure.name], f'<a id="{figure.name}"></a>'
+                cells = f"{anchor}{figure.what}", _asked(figure), _value(figure, entry), f"`{entry['command']}`"
+                lines.append(f"| {' | '.join((*cells, _when(figure, entry, root)))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _asked(figure: Figure) -> str:
+    bounds = [f"{sign} {bound:,}" for sign, bound in (("≥", figure.least), ("≤", figure.most)) if bound is not None]
+    return ", ".join(bounds)
+
+
+def kept(figure: Figure, value: float | None) -> bool:
+    """Whether it is what is asked of the figure."""
+    if value is None:
+        return True
+    return (figure.least is None or value >= figure.least) and (figure.most is None or value <= figure.most)
+
+
+def _value(figure: Figure, entry: Entry) -> str:
+    value = entry["value"]
+    if value is None:
+        return "a table"
+    text = f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+    unit = figure.unit if figure.unit in ("", "%") else f" {figure.unit}"
+    return f"{text}{unit}" + ("" if kept(figure, value) else MISSED)
+
+
+def _when(figure: Figure, entry: Entry, root: Path) -> str:
+    if figure.count is not None:
+        return "counted"
+    since = changed(figure, entry, root)
+    text = f"{entry['commit']}, {entry['processor']}"
+    return text + (f"; since then {', '.join(since)} changed" if since else "")

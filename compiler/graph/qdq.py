@@ -1,0 +1,98 @@
+"""What QuantizeLinear and DequantizeLinear say of a tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from celosia.compiler.graph.values import (
+    attribute,
+    constant,
+    is_op,
+    only_use,
+)
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """An 8-bit (or int32, for a bias) tensor and what its integers mean: real = (value - zero) * scale."""
+
+    value: ir.Value
+    scale: NDArray[np.float32]
+    zero: NDArray[Any]
+    scale_value: ir.Value
+    zero_value: ir.Value | None
+    axis: int
+
+    @property
+    def scalar(self) -> bool:
+        return self.scale.size == 1 and self.zero.size == 1
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.zero.dtype
+
+
+@dataclass(frozen=True)
+class Product:
+    """x * w + bias, of bytes and int32. last: the operator that makes it, that of the product or of the addition."""
+
+    x: Quantised
+    w: Quantised
+    bias: ir.Value | None
+    last: ir.Node
+
+
+def dequantised(value: ir.Value | None) -> Quantised | None:
+    """What `value` is the DequantizeLinear of, where scale and zero point are constants."""
+    node = value.producer() if value is not None else None
+    return _quantised(node, node.inputs[0]) if is_op(node, "DequantizeLinear") else None  # type: ignore[union-attr]
+
+
+def quantised(value: ir.Value) -> Quantised | None:
+    """The QuantizeLinear that alone uses `value`, where scale and zero point are scalar constants."""
+    node = only_use(value)
+    if not is_op(node, "QuantizeLinear") or node.inputs[0] is not value:  # type: ignore[union-attr]
+        return None
+    found = _quantised(node, node.outputs[0])  # type: ignore[union-attr]
+    return found if found is not None and found.scalar and found.dtype in (np.int8, np.uint8) else None
+
+
+def _quantised(node: ir.Node | None, value: ir.Value | None) -> Quantised | None:
+    if node is None or value is None or attribute(node, "block_size", 0):
+        return None
+    scale = constant(node.inputs[1])
+    if scale is None or scale.dtype != np.float32:
+        return None
+    zero_value = node.inputs[2] if len(node.inputs) > 2 else None
+    if zero_value is None:
+        kind = value.dtype
+        if node.op_type == "QuantizeLinear" and node.attributes.get("output_dtype") is not None:
+            return None
+        zero: NDArray[Any] | None = np.zeros(scale.shape, np.uint8 if kind is None else kind.numpy())
+    else:
+        zero = constant(zero_value)
+    if zero is None or zero.dtype not in (np.int8, np.uint8, np.int32):
+        return None
+    return Quantised(value, scale, zero, node.inputs[1], zero_value, attribute(node, "axis", 1))  # type: ignore[arg-type]
+
+
+def meaning(q: Quantised) -> tuple[float, int]:
+    """Scale and zero point of a tensor that has one of each."""
+    return float(q.scale.item()), int(q.zero.item())
+
+
+def same_meaning(x: Quantised, y: Quantised) -> bool:
+    return bool(np.array_equal(x.scale.ravel(), y.scale.ravel()) and np.array_equal(x.zero.ravel(), y.zero.ravel()))
+
+
+def activation(value: ir.Value | None) -> Quantised | None:
+    """A dequantised 8-bit tensor with one scale, not a constant."""
+    q = dequantised(value)
+    if q is None or not q.scalar or q.dtype not in (np.int8, np.uint8) or constant(q.value) is not None:
+        return None
+    return q

@@ -1,0 +1,370 @@
+"""By which operators samples stay apart: a rule for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import onnx_ir as ir
+
+from celosia.compiler.graph.values import constant, shape
+
+COUNT = "N"
+"""The number of samples, as an element of what Shape gives and operators on it compute."""
+TAKES_COUNT = frozenset(("Reshape", "Expand", "Resize", "ConstantOfShape"))
+"""Operators that may read the number of samples: as the size of their result's first axis."""
+Sizes = list[Any]
+"""Elements of a list of sizes: numbers, COUNT, and None for what is known at run time only."""
+
+
+class Mixed(Exception):
+    """Samples that are not independent, or cannot be shown to be; the reason."""
+
+
+@dataclass
+class Node:
+    """An operator as its rule sees it."""
+
+    op: ir.Node
+    attrs: dict[str, Any]
+    opset: int
+    samples: set[ir.Value]
+    sizes: dict[ir.Value, Sizes]
+
+    def input(self, number: int) -> ir.Value | None:
+        return self.op.inputs[number] if number < len(self.op.inputs) else None
+
+    def holds(self, number: int) -> bool:
+        """Whether an input holds samples."""
+        return self.input(number) in self.samples
+
+    @property
+    def held(self) -> list[ir.Value]:
+        """The inputs that hold samples."""
+        return [value for value in self.op.inputs if value in self.samples and value is not None]
+
+    def rank(self, number: int) -> int:
+        """Mixed where it is not known."""
+        value = self.input(number)
+        return rank_of(value)
+
+    def axis(self, default: int | None, number: int = 0) -> int:
+        """The attribute `axis`, counted from the front of input `number`."""
+        axis, rank = self.attrs.get("axis", default), self.rank(number)
+        if axis is None:
+            raise Mixed("it has no axis")
+        return int(axis) + rank if axis < 0 else int(axis)
+
+    def list_of(self, number: int) -> Sizes:
+        """What is known of a list of sizes."""
+        value = self.input(number)
+        known = self.sizes.get(value) if value is not None else None
+        if known is None or (None in known and self.op.op_type not in TAKES_COUNT):
+            raise Mixed(f"its input {number} is known at run time only")
+        return known
+
+    def axes(self, number: int) -> list[int] | None:
+        """The axes of an operator that has them as an attribute or as input `number`, counted from the front."""
+        if "axes" in self.attrs:
+            axes = self.attrs["axes"]
+        elif self.input(number) is not None:
+            axes = self.list_of(number)
+        else:
+            return None
+        rank = self.rank(0)
+        return [int(axis) + rank if axis < 0 else int(axis) for axis in axes]
+
+    def only(self, *numbers: int) -> None:
+        """Mixed where other inputs than these hold samples."""
+        for number in range(len(self.op.inputs)):
+            if number not in numbers and self.holds(number):
+                raise Mixed(f"its input {number} depends on samples")
+
+
+def rank_of(value: ir.Value | None) -> int:
+    if value is None or value.shape is None:
+        raise Mixed(f"the shape of {value.name if value is not None else 'an input'!r} is not known")
+    return len(value.shape)
+
+
+def rank_or(value: ir.Value, otherwise: int) -> int:
+    return otherwise if value.shape is None else len(value.shape)
+
+
+Rule = Callable[[Node], None]
+"""Nothing, where the operator's outputs hold samples if its inputs do; Mixed where they may not."""
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    def add(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return add
+
+
+@rule(
+    "Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BiasGelu", "BitShift", "BitwiseAnd",
+    "BitwiseNot", "BitwiseOr", "BitwiseXor", "Cast", "CastLike", "Ceil", "Celu", "Clip", "Cos", "Cosh", "Div", "Elu",
+    "Equal", "Erf", "Exp", "FastGelu", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish",
+    "Identity", "IsInf", "IsNaN", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Mean", "Min", "Mish", "Mod", "Mul",
+    "Neg", "Not", "Or", "Pow", "PRelu", "QLinearAdd", "QLinearLeakyRelu", "QLinearMul", "QLinearSigmoid", "QuickGelu",
+    "Reciprocal", "Relu", "Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt",
+    "Sub", "Sum", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Where", "Xor",
+)  # fmt: skip
+def elementwise(node: Node) -> None:
+    """Every operand that has as many axes as the result has samples in front, or one place for all of them."""
+    rank = max(rank_of(value) for value in node.op.inputs if value is not None)
+    for value in node.op.inputs:
+        if value is None:
+            continue
+        if value in node.samples:
+            if rank_of(value) != rank:
+                raise Mixed(f"{value.name!r} has fewer axes than the result")
+        elif rank_of(value) == rank:
+            dims = shape(value)
+            if dims is None or (dims and dims[0] != 1):
+                raise Mixed(f"{value.name!r} has a part for each sample")
+
+
+@rule("QuantizeLinear", "DequantizeLinear")
+def scaled(node: Node) -> None:
+    node.only(0)
+    if rank_of(node.op.inputs[1]) > 0 and node.axis(1) == 0:
+        raise Mixed("its scales are along the axis that counts samples")
+    if node.attrs.get("block_size"):
+        raise Mixed("its scales are by blocks")
+
+
+@rule(
+    "AveragePool", "BatchNormalization", "Conv", "ConvInteger", "ConvTranspose", "DepthToSpace", "GlobalAveragePool",
+    "GlobalLpPool", "GlobalMaxPool", "GroupNormalization", "InstanceNormalization", "LpPool", "LRN", "MaxPool",
+    "QLinearAveragePool", "QLinearConv", "QLinearGlobalAveragePool", "SpaceToDepth",
+)  # fmt: skip
+def image_by_image(node: Node) -> None:
+    node.only(0)
+    if node.op.op_type == "BatchNormalization" and (node.attrs.get("training_mode") or len(node.op.outputs) > 1):
+        raise Mixed("it is in training")
+    if node.op.op_type == "MaxPool" and len(node.op.outputs) > 1:
+        raise Mixed("its indices count through all samples")
+
+
+@rule("MatMul", "MatMulInteger", "QLinearMatMul")
+def matmul(node: Node) -> None:
+    a, b = (0, 3) if node.op.op_type == "QLinearMatMul" else (0, 1)
+    node.only(a, b)
+    product(node, a, b)
+    for number in {"QLinearMatMul": (1, 2, 6, 7), "MatMulInteger": (2,)}.get(node.op.op_type, ()):
+        value = node.input(number)
+        if value is not None and shape(value) not in ((), (1,)):
+            raise Mixed("its scales are by rows")
+
+
+def product(node: Node, a: int, b: int) -> None:
+    """Rows of the left matrix, or stacks of matrices, in front of which samples are counted on both sides."""
+    left, right = node.rank(a), node.rank(b)
+    if node.holds(b) and (left != right or right < 3):
+        raise Mixed("its right operand depends on samples")
+    if node.holds(a) and (left < 2 or right > left):
+        raise Mixed("its operands have different numbers of axes")
+    other = node.input(a if node.holds(b) else b)
+    if other not in node.samples and other is not None and rank_of(other) == max(left, right) > 2:
+        dims = shape(other)
+        if dims is None or dims[0] != 1:
+            raise Mixed("one operand has a matrix for each sample")
+
+
+@rule("Gemm", "QGemm")
+def gemm(node: Node) -> None:
+    node.only(0)
+    if node.attrs.get("transA"):
+        raise Mixed("the left matrix is transposed")
+    offset = node.input(2 if node.op.op_type == "Gemm" else 6)
+    if offset is not None and rank_of(offset) == 2 and (shape(offset) or (0,))[0] != 1:
+        raise Mixed("its offset has a row for each sample")
+
+
+@rule("Softmax", "LogSoftmax", "Hardmax", "QLinearSoftmax")
+def softmax(node: Node) -> None:
+    node.only(0)
+    if node.axis(-1 if node.opset >= 13 else 1) == 0:
+        raise Mixed("axis 0 counts samples")
+
+
+@rule("LayerNormalization", "RMSNormalization", "LpNormalization", "RoundBlocks", "SimplifiedLayerNormalization")
+def normalised(node: Node) -> None:
+    node.only(0)
+    if node.axis(-1) == 0 or len(node.op.outputs) > 1:
+        raise Mixed("axis 0 counts samples")
+    for number in range(1, len(node.op.inputs)):
+        if node.input(number) is not None and node.rank(number) == node.rank(0):
+            raise Mixed("its scales have a part for each sample")
+
+
+@rule("ArgMax", "ArgMin", "CumSum", "TopK")
+def along_an_axis(node: Node) -> None:
+    node.only(0)
+    if node.op.op_type == "CumSum":
+        axis = node.list_of(1)[0]
+        axis = axis + node.rank(0) if axis < 0 else axis
+    else:
+        axis = node.axis(-1 if node.op.op_type == "TopK" else 0)
+    if axis == 0:
+        raise Mixed("axis 0 counts samples")
+
+
+@rule(*(f"Reduce{kind}" for kind in (
+    "L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")))  # fmt: skip
+def reduced(node: Node) -> None:
+    node.only(0)
+    axes = node.axes(1)
+    if not axes:
+        raise Mixed("it reduces all axes")
+    if 0 in axes:
+        raise Mixed("axis 0 counts samples")
+
+
+@rule("Transpose")
+def transposed(node: Node) -> None:
+    if (node.attrs.get("perm") or [-1])[0] != 0:
+        raise Mixed("it moves the axis that counts samples")
+
+
+@rule("Flatten")
+def flattened(node: Node) -> None:
+    if node.axis(1) != 1:
+        raise Mixed("it joins samples")
+
+
+@rule("Squeeze")
+def squeezed(node: Node) -> None:
+    axes = node.axes(1)
+    if axes is None or 0 in axes:
+        raise Mixed("it may remove the axis that counts samples")
+
+
+@rule("Unsqueeze")
+def unsqueezed(node: Node) -> None:
+    axes = node.attrs["axes"] if "axes" in node.attrs else node.list_of(1)
+    rank = node.rank(0) + len(axes)
+    if 0 in [axis + rank if axis < 0 else axis for axis in axes]:
+        raise Mixed("it puts an axis in front of the one that counts samples")
+
+
+@rule("Reshape")
+def reshaped(node: Node) -> None:
+    node.only(0)
+    dims, value = list(node.attrs.get("shape") or node.list_of(1)), node.input(0)
+    known = None if value is None else shape(value)
+    if not node.holds(0) or not dims or COUNT in dims[1:]:
+        raise Mixed("it joins samples")
+    counts = dims[0] == COUNT or (dims[0] == 0 and not node.attrs.get("allowzero"))
+    if not counts and dims[0] != -1:
+        raise Mixed(f"its first axis has the size {dims[0]} for any number of samples")
+    if counts and (-1 in dims or None in dims or known is None):
+        return  # the rest of a sample, whatever its size
+    if known is None or None in dims:
+        raise Mixed("the size of a sample is not known")
+    rest = [known[axis] if size == 0 and axis < len(known) else size for axis, size in enumerate(dims)][1:]
+    if prod(rest) != prod(known[1:]):
+        raise Mixed("it joins or cuts samples")
+
+
+@rule("Expand")
+def expanded(node: Node) -> None:
+    """To a list of sizes with as many samples in front."""
+    dims = node.list_of(1)
+    if len(dims) < node.rank(0) or (len(dims) > node.rank(0) and node.holds(0)) or COUNT in dims[1:]:
+        raise Mixed("its result has other axes")
+    if None in dims[:1] or dims[0] not in (COUNT, 1) or (dims[0] == 1 and not node.holds(0)):
+        raise Mixed(f"its first axis has the size {dims[0]} for any number of samples")
+    known = None if node.input(0) is None else shape(node.input(0))  # type: ignore[arg-type]
+    if not node.holds(0) and len(dims) == node.rank(0) and (known is None or known[0] != 1):
+        raise Mixed("its operand has a part for each sample")
+
+
+@rule("ConstantOfShape")
+def filled(node: Node) -> None:
+    dims = node.list_of(0)
+    if dims[0] != COUNT or COUNT in dims[1:]:
+        raise Mixed("it computes with the number of samples")
+
+
+@rule("Dropout")
+def dropped(node: Node) -> None:
+    node.only(0)
+    if node.input(2) is not None:
+        raise Mixed("it may be in training")
+
+
+@rule("Concat", "QLinearConcat")
+def joined(node: Node) -> None:
+    tensors = node.op.inputs[2::3] if node.op.op_type == "QLinearConcat" else node.op.inputs
+    if any(value not in node.samples for value in tensors):
+        raise Mixed("some of its operands hold no samples")
+    if (node.axis(None, 2) if node.op.op_type == "QLinearConcat" else node.axis(None)) == 0:
+        raise Mixed("axis 0 counts samples")
+
+
+@rule("Split")
+def split(node: Node) -> None:
+    node.only(0)
+    if node.axis(0) == 0:
+        raise Mixed("axis 0 counts samples")
+
+
+@rule("Slice")
+def sliced(node: Node) -> None:
+    node.only(0)
+    axes = node.axes(3)
+    if axes is None or 0 in axes:
+        raise Mixed("it may take some samples only")
+
+
+@rule("Pad")
+def padded(node: Node) -> None:
+    node.only(0)
+    if node.input(3) is not None:
+        raise Mixed("its axes are an input")
+    pads = node.attrs.get("pads") or node.list_of(1)
+    if pads[0] or pads[len(pads) // 2]:
+        raise Mixed("it adds samples")
+
+
+@rule("Gather")
+def gathered(node: Node) -> None:
+    axis = node.axis(0)
+    if node.holds(0) == node.holds(1):
+        raise Mixed("which samples it takes depends on samples")
+    if (axis == 0) == node.holds(0):
+        raise Mixed("axis 0 counts samples" if node.holds(0) else "samples are not in front of its result")
+
+
+@rule("Tile")
+def tiled(node: Node) -> None:
+    node.only(0)
+    if node.list_of(1)[0] != 1:
+        raise Mixed("it repeats samples")
+
+
+@rule("Resize", "Upsample")
+def resized(node: Node) -> None:
+    node.only(0)
+    if not node.holds(0):
+        raise Mixed("it computes with the number of samples")
+    if node.attrs.get("axes"):
+        if any(COUNT in node.sizes.get(value, ()) for value in node.op.inputs if value is not None):
+            raise Mixed("it computes with the number of samples")
+        axes = [axis + node.rank(0) if axis < 0 else axis for axis in node.attrs["axes"]]
+        if 0 in axes:
+            raise Mixed("axis 0 counts samples")
+        return
+    scales = node.input(2 if node.op.op_type == "Resize" and node.opset > 10 else 1)
+    if scales is not None and scales.const_value is not None and scales.const_value.size:
+        if float((constant(scales)).reshape(-1)[0]) != 1:  # type: ignore[union-attr]
+            raise Mixed("it resizes the axis that counts samples")
+    elif node.list_of(3)[0] != COUNT or COUNT in node.list_of(3)[1:]:
+        raise Mixed("it resizes the axis that counts samples")

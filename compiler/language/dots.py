@@ -1,0 +1,125 @@
+"""Products of tiles, and what follows them: requantising, tables, residual additions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.language.errors import fail
+from celosia.compiler.language.tile import (
+    Loop,
+    Tile,
+    broadcast_all,
+    make,
+    origin,
+    program,
+    scopes,
+    upstream,
+)
+from celosia.compiler.numerics.requantiser import fold_scale
+from celosia.compiler.tensorize.pack import pack_parameters
+
+
+def parameters(bias: Any, scale: Any) -> NDArray[np.uint64]:
+    """What `requantise` takes for each column, [columns]: bias int32, and a scale (float32, not negative)."""
+    return pack_parameters(bias, *fold_scale(scale))
+
+
+def dot(a: Tile, b: Tile, acc: Tile | None = None, **hints: Any) -> Tile:
+    """a [M, K] times b [K, N], added to acc [M, N]: int8 in int32, float16 in float32, others in their own type.
+
+    Of blocks of `quantised` arrays the zero points are subtracted first.
+    """
+    if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
+        fail(f"cl.dot multiplies [M, K] by [K, N], not {list(a.shape)} by {list(b.shape)}; b.T turns a tile")
+    if a.dtype != b.dtype:
+        fail(f"cl.dot of {a} and {b}: cast one, so that both have one type")
+    if a.dtype not in ("int8", "int32", "float16", "float32", "float64"):
+        fail(f"cl.dot has no products of {a.dtype}; take int8, int32, float16, float32 or float64")
+    dtype = {"int8": "int32", "float16": "float32"}.get(a.dtype, a.dtype)
+    shape = (a.shape[0], b.shape[1])
+    zeros = (zero_point_of(a), zero_point_of(b)) if a.dtype == "int8" else (0, 0)
+    if acc is None:
+        return make("dot", (a, b), shape, dtype, zeros=zeros)
+    if acc.shape != shape or acc.dtype != dtype:
+        fail(f"cl.dot of {a} and {b} is {dtype}{list(shape)}, and it is to be added to {acc}")
+    return make("dot", (a, b, acc), shape, dtype, zeros=zeros)
+
+
+def zero_point_of(side: Tile) -> int:
+    """Of the array whose block `side` of a product shows. LanguageError where it is computed of such a block."""
+    tile = origin(side, "reshape", "broadcast", "trans")
+    while tile.op == "phi":
+        tile = origin(tile.more["first"], "reshape", "broadcast", "trans")
+    if tile.op == "load":
+        return int(tile.more["array"].zero_point)
+    for each in upstream([tile], _of_bytes):
+        if each.op == "load" and (zero := each.more["array"].zero_point):
+            name = each.more["array"].name
+            fail(
+                f"this side of cl.dot is computed of {name}, whose zero point is {zero}, and that of the result is not "
+                f"known; subtract it where {name} is loaded: x.to(cl.int32) - {name}.zero_point"
+            )
+    return 0
+
+
+def _of_bytes(tile: Tile) -> Iterator[Tile]:
+    """The int8 that int8 is computed of."""
+    made = tile.args
+    if tile.op == "phi":
+        made = (tile.more["first"],)
+    elif tile.op == "result":
+        loops = (scope for scope in scopes(program().top) if isinstance(scope, Loop))
+        made = next((first, last) for loop in loops for first, _, last, after in loop.carried if after is tile)
+    return (each for each in made if each.dtype == "int8")
+
+
+def requantise(acc: Tile, parameters: Tile, zero_point: int = 0, clip: tuple[int, int] = (-128, 127)) -> Tile:
+    """int8 of int32: clip(round((acc + bias) * scale) + zero_point), with the product in float32, ties to even.
+
+    parameters: uint64, bias, multiplier and shift of each column, as `parameters` packs them.
+    """
+    if acc.dtype != "int32":
+        fail(f"cl.requantise takes int32, and this is {acc}")
+    if parameters.dtype != "uint64":
+        fail(f"the parameters of cl.requantise are uint64, as cl.parameters packs them, and these are {parameters}")
+    low, high = _byte_range(clip)
+    if not isinstance(zero_point, int) or not -128 <= zero_point <= 127:
+        fail(f"a zero point of int8 is between -128 and 127, and not {zero_point!r}")
+    acc, parameters = broadcast_all("cl.requantise", acc, parameters)
+    return make("requantise", (acc, parameters), acc.shape, "int8", zero_point=zero_point, clip=(low, high))
+
+
+def _byte_range(clip: tuple[int, int]) -> tuple[int, int]:
+    low, high = clip
+    if not -128 <= low <= high <= 127:
+        fail(f"a range of int8 is between -128 and 127, and not {clip}")
+    return low, high
+
+
+def lookup(x: Tile, table: Tile) -> Tile:
+    """table[x + 128] of int8 x, for a table [256] of int8."""
+    if x.dtype != "int8":
+        fail(f"cl.lookup takes int8, and this is {x}")
+    if table.shape != (256,) or table.dtype != "int8":
+        fail(f"a table of cl.lookup is int8[256], and this is {table}")
+    return make("lookup", (x, table), x.shape, "int8")
+
+
+def residual_add(
+    v: Tile, b: Tile, scale_v: int, scale_b: int, scale_c: int, shift: int, clip: tuple[int, int] = (-128, 127)
+) -> Tile:
+    """clip(round((v * scale_v + b * scale_b + scale_c) / 2^shift)) of two int8, ties to even: a quantised addition."""
+    if v.dtype != "int8" or b.dtype != "int8":
+        fail(f"cl.residual_add takes two int8, and these are {v} and {b}")
+    v, b = broadcast_all("cl.residual_add", v, b)
+    for name, number, bits in (("scale_v", scale_v, 32), ("scale_b", scale_b, 32), ("scale_c", scale_c, 48)):
+        if not isinstance(number, int) or not -(1 << bits - 1) <= number < 1 << bits - 1:
+            fail(f"{name} of cl.residual_add is an integer of {bits} bits, and not {number!r}")
+    if not isinstance(shift, int) or not 0 <= shift < 48:
+        fail(f"the shift of cl.residual_add is between 0 and 47, and not {shift!r}")
+    more = {"scale_v": scale_v, "scale_b": scale_b, "scale_c": scale_c, "shift": shift, "clip": _byte_range(clip)}
+    return make("residual", (v, b), v.shape, "int8", **more)

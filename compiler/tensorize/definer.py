@@ -1,0 +1,358 @@
+"""The tensors of one layer, in DRAM and in scratchpads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from celosia.compiler.expr import Axis, Expr, Tensor, Var, compute, is_float, placeholder, reduce_axis, select, sum
+from celosia.compiler.expr.nodes import INDEX, Const, minimum
+from celosia.compiler.expr.pieces import reduce_and
+from celosia.compiler.layer import (
+    Activation,
+    Conv,
+    Epilogue,
+    Layer,
+    Map,
+    Multiply,
+    Pool,
+    Requantise,
+    Untileable,
+)
+from celosia.compiler.tensorize import pack
+from celosia.compiler.tensorize.definition import Blob, Definition, Grid, Level, depthwise, window_of
+from celosia.compiler.tensorize.intrinsics import PARAMETERS, Pass, tile_shape, vector_value
+from celosia.compiler.tensorize.space import Problem
+from celosia.compiler.tensorize.transfer import Place
+from celosia.hw.config import Config
+
+
+class Definer:
+    """Makes the tensors of one layer, for `blocks` output blocks from `first` on.
+
+    suffix: of the names of tensors and scalars, in a definition of several layers. before: the definer of the layer
+    before, in the same definition.
+    """
+
+    def __init__(
+        self, cfg: Config, layer: Layer, matrix: bool, first: int, blocks: int, suffix: str = "",
+        before: Definer | None = None,
+    ) -> None:  # fmt: skip
+        self.cfg, self.layer, self.matrix, self.window = cfg, layer, matrix, window_of(layer)
+        self.first, self.blocks, self.suffix = first, blocks, suffix
+        self.x, self.y = Grid.of(cfg, layer.x, matrix), Grid.of(cfg, layer.y, matrix)
+        self.places: dict[Tensor, Place] = {} if before is None else before.places
+        self.inputs: list[Tensor] = [] if before is None else before.inputs
+        self.scalars: dict[str, float] = {} if before is None else before.scalars
+        self.variables: dict[str, Var] = {} if before is None else before.variables
+
+    @property
+    def scope(self) -> str:
+        """Where a convolution or a pooling reads its input."""
+        return "vin" if isinstance(self.layer, Pool) or depthwise(self.cfg, self.layer) else "inp"
+
+    @property
+    def input_blocks(self) -> int:
+        """Entries of `scope` for a pixel of x."""
+        return pack.blocks(self.layer.x.channels, self.cfg.block_out if self.scope == "vin" else self.cfg.block_in)
+
+    @property
+    def skip(self) -> int:
+        """Rows of x from one row in the scratchpad to the next: a kernel of one row skips those between."""
+        return self.window.strides[0] if self.window.kernel[0] == 1 else 1
+
+    @property
+    def input_size(self) -> tuple[int, int]:
+        """Rows and columns in the scratchpad."""
+        w = self.window
+        rows = self.y.rows if w.kernel[0] == 1 else (self.y.rows - 1) * w.strides[0] + w.reach(0)
+        return rows, (self.y.columns - 1) * w.strides[1] + w.reach(1) + self.beyond
+
+    @property
+    def beyond(self) -> int:
+        """Columns that a depthwise sum reads, with weights of zero, beyond its windows."""
+        if self.scope == "inp" or not isinstance(self.layer, Conv):
+            return 0
+        steps, step = pack.tap_steps(self.cfg, self.window)
+        return (steps - 1) * step + self.cfg.taps - self.window.reach(1)
+
+    def inside(self, y: Expr, x: Expr) -> list[Expr]:
+        """Tests that row `y` and column `x` of x exist, for those that the scratchpad has."""
+        rows, columns = self.input_size
+        top, left, _, _ = self.window.pads
+        return _within(y, self.x.rows, rows, self.skip, top) + _within(x, self.x.columns, columns, 1, left)
+
+    @property
+    def pads(self) -> bool:
+        """Whether windows reach beyond x."""
+        return bool(self.inside(Var("y", INDEX), Var("x", INDEX)))
+
+    # Tensors in DRAM ------------------------------------------------------------------------------------------
+
+    def _given(self, grid: Grid, name: str, groups: int, first: int = 0) -> Tensor:
+        tensor, place = grid.tensor(self.cfg, name + self.suffix, groups, first)
+        self.places[tensor] = place
+        self.inputs.append(tensor)
+        return tensor
+
+    def _constant(self, blob: Blob, shape: tuple[int, ...], dtype: str, name: str, offset: int = 0) -> Tensor:
+        tensor = placeholder(shape, dtype, name + self.suffix)
+        size = tensor.nbytes // max(tensor.size, 1)
+        strides = tuple(int(np.prod(shape[d + 1 :])) * size for d in range(len(shape)))
+        self.places[tensor] = Place(blob, offset, strides)
+        self.inputs.append(tensor)
+        return tensor
+
+    def _parameters(self, requantise: Requantise) -> Tensor:
+        blob = pack.parameters(self.cfg, requantise)
+        shape = (self.blocks, self.cfg.block_out)
+        return self._constant(blob, shape, "uint64", "par", self.first * self.cfg.block_out * 8)
+
+    def _table(self, epilogue: Epilogue) -> Tensor | None:
+        if epilogue.table is None:
+            return None
+        return self._constant(epilogue.table.astype(np.int8).view(np.uint8), (1, len(epilogue.table)), "int8", "table")
+
+    # Tensors in scratchpads -----------------------------------------------------------------------------------
+
+    def near(self, scope: str, blocks: int, pad_value: int, first: int = 0) -> Tensor:
+        """x in entries of `scope`, from group `first` on, with what the window reads beyond its borders.
+
+        [images, blocks, rows, columns, *entry]. With a kernel of one row, the rows between strides are left out.
+        """
+        entry = tile_shape(self.cfg, scope)
+        top, left, _, _ = self.window.pads
+        rows, columns = self.input_size
+        exist = self.layer.x.storage_groups - self.layer.x.group_offset
+        x = self._given(self.x, "x", exist - first, first)
+        last = x.shape[1] - 1
+
+        def read(image: Expr, block: Expr, row: Expr, column: Expr, piece: Expr, b: Expr, k: Expr) -> Expr:
+            group = block * entry[0] + piece
+            if blocks * entry[0] > last + 1:
+                group = minimum(group, last)  # channels that no weight and no one else looks at
+            y, c = row * self.skip - top, column - left
+            value = x[image, group, y, c, b, k]
+            value = value.astype("int32") if scope == "acc" else value
+            inside = self.inside(y, c)
+            return select(reduce_and(inside), value, self.scalar("pad", value.dtype, pad_value)) if inside else value
+
+        names = ("image", "block", "row", "column", "piece", "b", "k")
+        return compute((self.x.images, blocks, rows, columns, *entry), read, f"near{self.suffix}", axes=names)
+
+    def scalar(self, name: str, dtype: str, value: float) -> Var:
+        """A number that the loops do not depend on."""
+        name += self.suffix
+        self.scalars[name] = float(value) if is_float(dtype) else int(value)
+        return self.variables.setdefault(name, Var(name, dtype))
+
+    def other(self, act: Activation, matrix: bool) -> Tensor:
+        """Operand B in entries of vin, [images, blocks, rows, columns, *entry]; one pixel where it has no more."""
+        grid, entry = Grid.of(self.cfg, act, matrix), tile_shape(self.cfg, "vin")
+        exist = act.storage_groups - act.group_offset - self.first * entry[0]
+        source = self._given(grid, "b", exist, self.first * entry[0])
+
+        def read(i: Expr, n: Expr, y: Expr, x: Expr, piece: Expr, b: Expr, g: Expr) -> Expr:
+            group = n * entry[0] + piece
+            if self.blocks * entry[0] > exist:
+                group = minimum(group, exist - 1)
+            return source[i, group, y, x, b, g]
+
+        names = ("image", "block", "row", "column", "piece", "b", "g")
+        return compute((grid.images, self.blocks, grid.rows, grid.columns, *entry), read, "operand", axes=names)
+
+    def vector(
+        self, level: Level, epilogue: Epilogue, values: dict[str, float], b: Tensor | None = None,
+        to: Definer | None = None,
+    ) -> Tensor:  # fmt: skip
+        """What the pass of `level` makes: out [images, blocks, rows, columns, *entry], or what `to` reads, padded."""
+        cfg, w, p = self.cfg, self.window, level.vector
+        a = level.near if level.acc is None else level.acc
+        window: tuple[Axis, ...] = ()
+        if p.taps:
+            steps, step = pack.tap_steps(cfg, w)
+            window = reduce_axis(w.kernel[0], "r"), reduce_axis(steps, "s"), reduce_axis(cfg.taps, "t")
+        elif p.reduce:
+            window = reduce_axis(w.kernel[0], "r"), reduce_axis(w.kernel[1], "s")
+        residual = epilogue.residual
+        values = {"lo": epilogue.clip[0], "hi": epilogue.clip[1], "clip_lo": epilogue.clip[0]} | values
+        values["clip_hi"] = epilogue.clip[1]
+        if residual is not None:
+            scales = {"scale_v": residual.scale_v, "scale_b": residual.scale_b, "scale_c": residual.scale_c}
+            values |= {**scales, "unit": 2.0**-residual.shift, "add_lo": residual.lo, "add_hi": residual.hi}
+
+        def made(i: Expr, n: Expr, y: Expr, x: Expr, piece: Expr, image: Expr, g: Expr) -> Expr:
+            def operand(name: str) -> Expr:
+                if name == "a":
+                    if not window:
+                        return a[i, n, y, x, piece, image, g]
+                    rows = y if w.kernel[0] == 1 else y * w.strides[0] + window[0] * w.dilations[0]
+                    columns = window[1] * step + window[2] if p.taps else window[1] * w.dilations[1]
+                    return a[i, n, rows, x * w.strides[1] + columns, piece, image, g]
+                channel = piece * cfg.group + g
+                tile = {"par": level.par, "table": level.table, "tap": level.taps, "b": b}[name]
+                assert tile is not None
+                if name in ("par", "table"):
+                    return tile[n, channel] if name == "par" else tile[0, 0]
+                if name == "tap":
+                    return tile[n, *window, channel]
+                pixel = (y, x) if tile.shape[2:4] == (self.y.rows, self.y.columns) else (0, 0)
+                return tile[i, n, *pixel, piece, image, g]
+
+            return vector_value(p, operand, lambda name: self.scalar(name, PARAMETERS[name], values[name]), window)
+
+        names = ("image", "block", "row", "column", "piece", "b", "g")
+        if to is None:
+            shape = (self.y.images, self.blocks, self.y.rows, self.y.columns, *tile_shape(cfg, "out"))
+            return compute(shape, made, "out", axes=names)
+
+        top, left, _, _ = to.window.pads
+        pieces = tile_shape(cfg, to.scope)[0] // tile_shape(cfg, "out")[0]
+
+        def handed(i: Expr, n: Expr, row: Expr, column: Expr, piece: Expr, image: Expr, g: Expr) -> Expr:
+            if pieces > 1:
+                n, piece = n * pieces + piece, Const(0, INDEX)
+                if to.input_blocks * pieces > self.blocks:
+                    n = minimum(n, self.blocks - 1)  # no weight looks at it
+            y, x = row * to.skip - top, column - left
+            value, inside = made(i, n, y, x, piece, image, g), to.inside(y, x)
+            assert isinstance(to.layer, Conv | Pool)
+            return select(reduce_and(inside), value, to.scalar("pad", "int8", to.layer.pad_value)) if inside else value
+
+        shape = (self.y.images, to.input_blocks, *to.input_size, *tile_shape(cfg, to.scope))
+        return compute(shape, handed, f"near{to.suffix}", axes=names)
+
+    def result(self, out: Tensor) -> Tensor:
+        """y [images, groups, rows, columns, batch, group], of the groups that hold channels."""
+        cfg, p = self.cfg, self.cfg.out_pieces
+        groups = min(self.blocks * p, self.layer.y.groups(cfg) - self.first * p)
+        shape = (self.y.images, groups, self.y.rows, self.y.columns, cfg.batch, cfg.group)
+        names = ("image", "group", "row", "column", "b", "g")
+        y = compute(shape, lambda i, n, r, c, b, g: out[i, n // p, r, c, n % p, b, g], "y", axes=names)
+        _, self.places[y] = self.y.tensor(cfg, "y", groups, self.first * p)
+        return y
+
+    # Layers ---------------------------------------------------------------------------------------------------
+
+    def convolution(self, layer: Conv, run: pack.Run, parts: Blob) -> Definition:
+        """One run of output blocks."""
+        epilogue = layer.epilogue
+        near = self.near("inp", run.step * ((run.blocks - 1) // run.share) + run.inputs, layer.pad_value,
+                         run.input * self.cfg.inp_pieces)  # fmt: skip
+        level, problem = self.products(layer, near, run, parts)
+        b = None if epilogue.residual is None else self.other(epilogue.residual.operand, self.matrix)
+        return self.definition(level, problem, epilogue, {"zero_point": layer.requantise.zero_point}, b)
+
+    def level(self, layer: Conv | Pool, near: Tensor) -> tuple[Level, Problem]:
+        """A convolution of one run, a depthwise one, or a pooling, on the input `near`."""
+        if isinstance(layer, Pool):
+            kernel = layer.window.kernel
+            level = replace(self.pooled(layer, near), table=self._table(layer.epilogue))
+            return level, self.problem("vin", False, kernel[0] * kernel[1])
+        if self.scope == "vin":
+            return self.sums(layer, near)
+        return self.products(layer, near, pack.runs(self.cfg, layer)[0], pack.weights(self.cfg, layer))
+
+    def products(self, layer: Conv, near: Tensor, run: pack.Run, parts: Blob) -> tuple[Level, Problem]:
+        """Products of gemm."""
+        cfg, w, epilogue = self.cfg, self.window, layer.epilogue
+        q, g = cfg.inp_pieces, cfg.group
+        taps = w.kernel[0] * w.kernel[1]
+        shape = (run.blocks, run.inputs, *w.kernel, cfg.block_out, cfg.block_in)
+        weights = self._constant(parts, shape, "int8", "weights", run.weights * taps * cfg.wgt_bytes)
+        k, r, s = reduce_axis(run.inputs, "k"), reduce_axis(w.kernel[0], "r"), reduce_axis(w.kernel[1], "s")
+        e, c = reduce_axis(q, "e"), reduce_axis(g, "c")
+
+        def product(i: Expr, n: Expr, y: Expr, x: Expr, piece: Expr, b: Expr, m: Expr) -> Expr:
+            row = y if w.kernel[0] == 1 else y * w.strides[0] + r * w.dilations[0]
+            value = near[i, n // run.share * run.step + k, row, x * w.strides[1] + s * w.dilations[1], e, b, c].astype(
+                "int32"
+            )
+            weight = weights[n, k, r, s, piece * g + m, e * g + c].astype("int32")
+            return sum(weight * value, (k, r, s, e, c))  # weights first: they are loaded in this order
+
+        names = ("image", "block", "row", "column", "piece", "b", "m")
+        shape_y = (self.y.images, self.blocks, self.y.rows, self.y.columns, *tile_shape(cfg, "acc"))
+        acc = compute(shape_y, product, f"acc{self.suffix}", axes=names)
+        p = Pass("acc", "", False, True, epilogue.table is not None, epilogue.residual is not None)
+        par, table = self._parameters(layer.requantise), self._table(epilogue)
+        problem = Problem(
+            w, self.y.images, self.y.rows, self.y.columns, self.blocks, run.inputs, epilogue.residual is not None,
+            run.step, run.share if run.step else 1,
+        )  # fmt: skip
+        return Level(p, near, "inp", acc, weights, None, par, table), problem
+
+    def sums(self, layer: Conv, near: Tensor) -> tuple[Level, Problem]:
+        """Products of the vector unit, each channel with weights of its own."""
+        steps, _ = pack.tap_steps(self.cfg, self.window)
+        shape = (self.blocks, self.window.kernel[0], steps, *tile_shape(self.cfg, "tap"))
+        taps = self._constant(pack.taps(self.cfg, layer), shape, "int8", "taps")
+        p = Pass("vin", "sum", False, True, layer.epilogue.table is not None, taps=True)
+        par, table = self._parameters(layer.requantise), self._table(layer.epilogue)
+        return Level(p, near, "vin", None, None, taps, par, table), self.problem("vin", False, shape[1] * shape[2])
+
+    def problem(self, scope: str, two: bool, sums: int = 0) -> Problem:
+        """That of a layer which gemm has nothing to do with. two: it has an operand B."""
+        y, weighted = self.y, isinstance(self.layer, Conv)
+        return Problem(
+            self.window, y.images, y.rows, y.columns, self.blocks, 0, two, 1, 1, scope, self.beyond, sums, weighted
+        )
+
+    def depthwise(self, layer: Conv) -> Definition:
+        level, problem = self.sums(layer, self.near("vin", self.blocks, layer.pad_value))
+        return self.definition(level, problem, layer.epilogue, {"zero_point": layer.requantise.zero_point}, None)
+
+    def definition(
+        self, level: Level, problem: Problem, epilogue: Epilogue, values: dict[str, float], b: Tensor | None
+    ) -> Definition:
+        """The definition of a layer that is no block."""
+        out = self.vector(level, epilogue, values, b)
+        y = self.result(out)
+        return Definition(problem, (level,), out, y, tuple(self.inputs), self.places, b, self.scalars)
+
+    def pool(self, layer: Pool) -> Definition:
+        if layer.epilogue.residual is not None:
+            raise Untileable("a pooling and its residual both need vin")
+        level = self.pooled(layer, self.near("vin", self.blocks, layer.pad_value))
+        return self._simple(level, layer.epilogue, zero_point(layer), None)
+
+    def pooled(self, layer: Pool, near: Tensor) -> Level:
+        kind = "max" if layer.requantise is None else "sum"
+        p = Pass("vin", kind, False, layer.requantise is not None, layer.epilogue.table is not None)
+        return Level(p, near, "vin", par=None if layer.requantise is None else self._parameters(layer.requantise))
+
+    def map(self, layer: Map | Multiply) -> Definition:
+        product, residual = isinstance(layer, Multiply), layer.epilogue.residual
+        if product and residual is not None:
+            raise Untileable("a multiplication and its residual both need vin")
+        two = product or residual is not None
+        near = self.near("acc" if two else "vin", self.blocks, 0)
+        p = Pass("acc" if two else "vin", "", product, product, layer.epilogue.table is not None, residual is not None)
+        values: dict[str, float] = {}
+        par = b = None
+        if isinstance(layer, Multiply):
+            values = {"a_offset": layer.x_offset, "b_offset": layer.b_offset}
+            values["zero_point"] = layer.requantise.zero_point
+            par = self._parameters(layer.requantise)
+            pixels = layer.b.height * layer.b.width == 1 and layer.x.height * layer.x.width > 1
+            b = self.other(layer.b, self.matrix and not pixels)
+        elif residual is not None:
+            b = self.other(residual.operand, self.matrix)
+        return self._simple(Level(p, near, "acc" if two else "vin", par=par), layer.epilogue, values, b)
+
+    def _simple(self, level: Level, epilogue: Epilogue, values: dict[str, float], b: Tensor | None) -> Definition:
+        level = replace(level, table=self._table(epilogue))
+        return self.definition(level, self.problem(level.scope, b is not None), epilogue, values, b)
+
+
+def zero_point(layer: Conv | Pool) -> dict[str, float]:
+    return {} if layer.requantise is None else {"zero_point": layer.requantise.zero_point}
+
+
+def _within(index: Expr, size: int, count: int, step: int, before: int) -> list[Expr]:
+    """Tests that `index`, i * step - before for i < count, is one of `size`; only those that can fail."""
+    tests = [index >= 0] if before > 0 else []
+    if (count - 1) * step - before >= size:
+        tests.append(index < size)
+    return tests

@@ -1,0 +1,135 @@
+"""What a definition of a layer consists of."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.expr import Axis, Tensor, Var, placeholder
+from celosia.compiler.expr.walk import walk
+from celosia.compiler.layer import (
+    Activation,
+    Conv,
+    Layer,
+    Pool,
+    Window,
+)
+from celosia.compiler.tensorize.block_space import BlockProblem
+from celosia.compiler.tensorize.intrinsics import Pass
+from celosia.compiler.tensorize.space import Problem
+from celosia.compiler.tensorize.transfer import Place
+from celosia.hw.config import Config
+
+Blob = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """An activation as images x groups x rows x columns of pieces.
+
+    Where every image is one pixel (a matrix), the images become the columns of a single row, so that a tile can hold
+    many of them; `matrix` must then hold for all sides of a layer.
+    """
+
+    act: Activation
+    images: int
+    rows: int
+    columns: int
+    strides: tuple[int, int, int, int]
+    offset: int
+
+    @staticmethod
+    def of(cfg: Config, act: Activation, matrix: bool) -> Grid:
+        pixels, piece = act.pixels, cfg.piece_bytes
+        row, plane = pixels.columns * piece, pixels.rows * pixels.columns * piece
+        image = act.storage_groups * plane
+        offset = act.group_offset * plane + pixels.top * row + pixels.left * piece
+        if matrix:
+            return Grid(act, 1, 1, act.batches(cfg), (0, plane, 0, image), offset)
+        strides = (image, plane, pixels.down * row, pixels.across * piece)
+        return Grid(act, act.batches(cfg), act.height, act.width, strides, offset)
+
+    def tensor(self, cfg: Config, name: str, groups: int, first: int = 0) -> tuple[Tensor, Place]:
+        """[images, groups, rows, columns, batch, group] from group `first` on."""
+        shape = (self.images, groups, self.rows, self.columns, cfg.batch, cfg.group)
+        strides = (*self.strides, cfg.group, 1)
+        offset = self.offset + first * self.strides[1]
+        return placeholder(shape, "int8", name), Place(self.act.storage, offset, strides)
+
+
+@dataclass(frozen=True)
+class Level:
+    """One layer of a definition: a pass of the vector unit over `acc`, a sum of gemm, or over `near` itself.
+
+    near [images, blocks, rows, columns, *entry]: its input, padded, in `scope`. acc [images, blocks, rows, columns,
+    *entry]. weights, taps, par, table: constants in DRAM; taps are those of a depthwise sum of the vector unit.
+    """
+
+    vector: Pass
+    near: Tensor
+    scope: str
+    acc: Tensor | None = None
+    weights: Tensor | None = None
+    taps: Tensor | None = None
+    par: Tensor | None = None
+    table: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Definition:
+    """Tensors of (a part of) a layer, or of a block of layers.
+
+    levels: its layers in order; `near` of each but the first is the result of the one before. out [images, blocks,
+    rows, columns, *entry]: what the last pass makes. y [images, groups, rows, columns, batch, group]: in DRAM, `groups`
+    of it exist. b: operand B of the last pass, in vin. inputs: what lies in DRAM; places says where. scalars: numbers
+    by name, of which no loop depends.
+    """
+
+    problem: Problem | BlockProblem
+    levels: tuple[Level, ...]
+    out: Tensor
+    y: Tensor
+    inputs: tuple[Tensor, ...]
+    places: Mapping[Tensor, Place]
+    b: Tensor | None = None
+    scalars: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def last(self) -> Level:
+        return self.levels[-1]
+
+    @property
+    def variables(self) -> tuple[Var, ...]:
+        """The scalars, as they occur in the expressions."""
+        tensors = [tensor for level in self.levels for tensor in (level.near, level.acc)]
+        bodies = [t.body for t in (*tensors, self.out, self.y) if t is not None and t.body is not None]
+        found = (n for body in bodies for n in walk(body) if isinstance(n, Var) and not isinstance(n, Axis))
+        return tuple(dict.fromkeys(found))
+
+    @cached_property
+    def signature(self) -> Hashable:
+        """Equal for definitions whose loops are the same, wherever their arrays lie and whatever their scalars are."""
+        arrays = (*self.inputs, self.y)
+        passes = tuple((level.vector, str(level.near.body)) for level in self.levels)  # with the padding that it has
+        return self.problem, passes, tuple((t.name, t.shape, self.places[t].strides) for t in arrays)
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the signature, the same wherever it is asked for."""
+        return hashlib.sha256(repr(self.signature).encode()).hexdigest()
+
+
+def depthwise(cfg: Config, layer: Layer) -> bool:
+    """Whether the vector unit multiplies for `layer`: each channel is made of one of its own."""
+    if not isinstance(layer, Conv) or not cfg.taps or layer.epilogue.residual is not None:
+        return False
+    return 1 < layer.groups == layer.x.channels == layer.y.channels
+
+
+def window_of(layer: Layer) -> Window:
+    return layer.window if isinstance(layer, Conv | Pool) else Window((1, 1))

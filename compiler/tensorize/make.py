@@ -1,0 +1,285 @@
+"""An intrinsic in its loops to one instruction: the loops are looked at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any
+
+from celosia.compiler.expr.affine import linear
+from celosia.compiler.expr.interpret import evaluate
+from celosia.compiler.expr.loops import For, Intrinsic
+from celosia.compiler.expr.nodes import INDEX, Binary, Const, Expr, Load, Tensor, Var, strides
+from celosia.compiler.expr.walk import substitute, walk
+from celosia.compiler.tensorize import intrinsic as rules
+from celosia.compiler.tensorize.instruction import (
+    BY_BLOCK,
+    LARGE,
+    PAD,
+    Access,
+    Bound,
+    Compute,
+    Dims,
+    Env,
+    Fields,
+    Move,
+    Refused,
+    RenderError,
+    Sum,
+    as_planes,
+    block_fields,
+)
+from celosia.compiler.tensorize.intrinsic import TensorIntrinsic
+from celosia.compiler.tensorize.intrinsics import BUFFERS, element_shape, tile_shape
+from celosia.compiler.tensorize.transfer import Dim
+from celosia.hw.config import Config
+from celosia.hw.isa import EXTENT_BITS, Opcode, formats
+
+
+def make(
+    cfg: Config, loops: Sequence[For], tests: Sequence[Expr], leaf: Intrinsic, fixed: Env,
+    scopes: Mapping[Tensor, str], places: Mapping[Tensor, tuple[int, ...]],
+) -> Compute | Move:  # fmt: skip
+    """`leaf` inside all of `loops`, where `tests` hold, as one instruction. Refused where it is none.
+
+    fixed: values of loops around. scopes: the scratchpad of tensors. places: see render.compile_loops.
+    """
+    intrinsic = leaf.declared
+    assert isinstance(intrinsic, TensorIntrinsic)
+    tiles, values, first = intrinsic.split_args(leaf.args)
+    window = intrinsic.window(leaf.args)
+    fixed = fixed | {loop.var: 0 for loop in loops if loop.extent == 1} | {w: 0 for w in window if w.extent == 1}
+    inner = [(loop.var, loop.extent) for loop in loops if loop.extent > 1]
+    inner += [(axis, axis.extent) for axis in window if axis.extent > 1]
+    maker = _Maker(cfg, inner, fixed, scopes, places)
+    if isinstance(intrinsic.rule, rules.Compute):
+        if tests:
+            raise Refused("it has a condition")
+        return maker.compute(intrinsic, intrinsic.rule, tiles, values, first, set(window))
+    return maker.move(intrinsic, intrinsic.rule, tiles, values, tests)
+
+
+class _Maker:
+    def __init__(
+        self, cfg: Config, loops: list[tuple[Var, int]], fixed: Env, scopes: Mapping[Tensor, str],
+        places: Mapping[Tensor, tuple[int, ...]],
+    ) -> None:  # fmt: skip
+        self.cfg, self.loops, self.fixed, self.scopes, self.places = cfg, loops, fixed, scopes, places
+        self.number = {var: d for d, (var, _) in enumerate(loops)}
+
+    def _sum(self, parts: Iterable[tuple[Expr, int]], what: object) -> Access:
+        """The sum of expressions times factors."""
+        base, steps = 0, [0] * len(self.loops)
+        terms: dict[Var, int] = {}
+        others: list[tuple[Expr, int]] = []
+        for e, factor in parts:
+            for atom, k in linear(e).items():
+                if atom is None:
+                    base += k * factor
+                elif isinstance(atom, Var) and atom in self.number:
+                    steps[self.number[atom]] += k * factor
+                elif any(isinstance(node, Var) and node in self.number for node in walk(atom)):
+                    raise Refused(f"{what} is not affine in its loops")
+                elif isinstance(atom, Var) and atom not in self.fixed:
+                    terms[atom] = terms.get(atom, 0) + k * factor
+                elif all(n in self.fixed for n in walk(atom) if isinstance(n, Var)):
+                    base += k * factor * int(evaluate(atom, {v: i for v, i in self.fixed.items() if _reads(atom, v)}))
+                else:
+                    others.append((substitute(atom, {v: Const(i, INDEX) for v, i in self.fixed.items()}), k * factor))
+        begin = Sum(base, tuple((var, k) for var, k in terms.items() if k), tuple(others))
+        return Access(begin, tuple(steps))
+
+    def _near(self, load: Load, unit: int) -> Access:
+        """In units of `unit` elements of the tensor in a scratchpad."""
+        if load.tensor not in self.scopes:
+            raise RenderError(f"{load.tensor.name} is in no scratchpad")
+        shape = load.tensor.shape
+        parts = [(load.index[0], 1)] if len(load.index) == 1 else list(zip(load.index, strides(shape)))
+        return self._sum(parts, load).in_units(unit, load)
+
+    # GEMM and VECTOR
+
+    def compute(
+        self, intrinsic: TensorIntrinsic, rule: rules.Compute, tiles: Mapping[Tensor, Load], values: Mapping[Var, Expr],
+        first: Expr, window: set[Any],
+    ) -> Compute:  # fmt: skip
+        accesses = {rule.operands[tile.name]: self._near(load, intrinsic.unit(tile)) for tile, load in tiles.items()}
+        tensors = {rule.operands[tile.name]: load.tensor for tile, load in tiles.items()}
+        places = {
+            rule.operands[tile.name]: prod(tile_shape(self.cfg, self.scopes[load.tensor])) // intrinsic.unit(tile)
+            for tile, load in tiles.items()
+        }
+        target = rule.operands[intrinsic.behaviour.name]
+        named = {var.name: e for var, e in values.items()}
+        found = [self._bound(test) for test in _conjuncts(named.pop("inside", Const(True, "bool")))]
+        bounds = [bound for bound in found if bound is not None]
+        bounded = {bound.number for bound in bounds}
+        data: Dims = []
+        sums: Dims = []
+        for d, (var, extent) in enumerate(self.loops):
+            steps = {name: access.steps[d] for name, access in accesses.items()}
+            (sums if var in window or not steps[target] else data).append((extent, steps, d if d in bounded else None))
+        begins: tuple[Var, ...] | None = ()
+        if intrinsic.reduces:
+            begins = self._begins(first)
+            if rule.opcode != Opcode.GEMM and begins != ():
+                raise Refused("its reduction does not fit into one instruction")
+        elif any(var not in window for (var, _), row in zip(self.loops, self._steps(accesses)) if not row[target]):
+            raise Refused("it writes the same place again")
+        form = formats(self.cfg)[rule.opcode]
+        static = {field.name: 1 for field in form.fields if field.name.startswith("extent_")}
+        slot_of: dict[int | None, str] = {}
+        inner = {Opcode.GEMM: "krs", Opcode.VECTOR: "rs"}[rule.opcode]
+        for slots, dims in (("nyx", _merged(data)), (inner, _merged(sums))):
+            if len(dims) > len(slots):
+                raise Refused(f"{rule.opcode.name} has {len(slots)} such loops, not {len(dims)}")
+            names = slots[len(slots) - len(dims) :]
+            blocks = [steps for _, steps, _ in dims if slots == "nyx" and any(steps.get(name) for name in BY_BLOCK)]
+            if len(blocks) > 1:
+                raise Refused("output blocks are one loop of an instruction")
+            if blocks and blocks[0] is dims[0][1]:
+                names = slots[0] + slots[len(slots) - len(dims) + 1 :]  # output blocks are loop n, pixels y and x
+            if len(dims) == 1 and slots == "krs":
+                names = "k"  # input blocks, where the window is one pixel
+            for slot, (extent, steps, number) in zip(names, dims):
+                slot_of[number] = slot
+                static[f"extent_{slot}"] = extent
+                static |= {f"{name}_{slot}": step for name, step in steps.items() if step}
+        bases = []
+        for name, access in accesses.items():
+            if any(access.steps) and name == "table":
+                raise Refused("one instruction looks up in one table")
+            field = "table" if name == "table" else f"{name}_base"
+            bases.append((field, tensors[name], access.begin, places[name]))
+        if any(bound.number not in slot_of for bound in bounds):
+            raise Refused("whether it exists depends on other than its loops")
+        for name, e in named.items():
+            if any(isinstance(node, Var) and node in self.number for node in walk(e)):
+                raise Refused(f"{name} is not the same in all iterations")
+        pad = named.pop(PAD, None)
+        if not named:
+            static |= rule.fields()
+        self._check(rule.opcode, static)
+        limits = tuple((slot_of[bound.number], bound) for bound in bounds)
+        return Compute(rule.opcode, static, tuple(bases), begins, named, rule, limits, pad)
+
+    def _steps(self, accesses: Mapping[str, Access]) -> list[dict[str, int]]:
+        return [{name: a.steps[d] for name, a in accesses.items()} for d in range(len(self.loops))]
+
+    def _begins(self, first: Expr) -> tuple[Var, ...] | None:
+        """The loops outside that must be at 0, where this instruction's own are; None if it can never begin."""
+        found: list[Var] = []
+        for test in _conjuncts(first):
+            match test:
+                case Const(value):
+                    if not value:
+                        return None
+                case Binary("eq", Var() as var, Const(0)):
+                    if var in self.number:
+                        continue
+                    if var in self.fixed:
+                        if self.fixed[var]:
+                            return None
+                    else:
+                        found.append(var)
+                case _:
+                    raise Refused(f"{test} does not say where a reduction begins")
+        return tuple(found)
+
+    def _check(self, opcode: Opcode, static: Fields) -> None:
+        """Refused where a value does not fit its field, whatever the loops outside do."""
+        for field in formats(self.cfg)[opcode].fields:
+            try:
+                field.check(int(static.get(field.name, 0)), opcode.name)
+            except ValueError as error:
+                raise Refused(str(error)) from None
+
+    # LOAD and STORE
+
+    def move(
+        self, intrinsic: TensorIntrinsic, rule: rules.Move, tiles: Mapping[Tensor, Load], values: Mapping[Var, Expr],
+        tests: Sequence[Expr],
+    ) -> Move:  # fmt: skip
+        loads = rule.opcode == Opcode.LOAD
+        near, far = intrinsic.tiles if loads else reversed(intrinsic.tiles)
+        place = self._near(tiles[near], near.size)
+        tensor, index = tiles[far].tensor, tiles[far].index
+        item = tensor.nbytes // max(tensor.size, 1)
+        steps = self.places.get(tensor) or tuple(stride * item for stride in strides(tensor.shape))
+        by_number = len(index) == 1 and len(tensor.shape) != 1
+        away = self._sum([(index[0], item)] if by_number else list(zip(index, steps)), tiles[far])
+        if any(step < 0 for step in (*away.steps, *place.steps)):
+            raise Refused("a loop runs backwards through memory")
+        piece = prod(far.shape) * item  # bytes of one element in DRAM
+        dims = [Dim(extent, a, p) for (_, extent), a, p in zip(self.loops, away.steps, place.steps)]
+        dims = dims or [Dim(1, piece, 1)]
+        named = {v.name: e for v, e in values.items()}
+        conditions = [*tests, *([named["inside"]] if "inside" in named else [])]
+        found = [self._bound(test) for condition in conditions for test in _conjuncts(condition)]
+        bounds = tuple(bound for bound in found if bound is not None)
+        scope = intrinsic.scopes[near.name]
+        static = {"buffer": int(BUFFERS[scope]), **rule.fields()} if loads else dict(rule.fields())
+        if bounds and loads:
+            as_planes(tuple(dims), piece, frozenset(b.number for b in bounds))  # whether padding can be said at all
+        whole = static | block_fields(dims, piece)
+        self._check(rule.opcode, whole)
+        if loads and bounds and "pad" not in named:
+            raise Refused("a block that exists in part has no value of padding")
+        reach = [] if by_number else [self._reach(i) for i in index]
+        entry = prod(tile_shape(self.cfg, scope)) // prod(element_shape(self.cfg, scope))
+        return Move(
+            rule.opcode, static, tiles[near].tensor, tensor, entry, place.begin, away.begin, tuple(dims), whole, bounds,
+            named.get("pad"), piece, tuple(reach),
+        )  # fmt: skip
+
+    def _reach(self, index: Expr) -> tuple[Sum, int]:
+        access = self._sum([(index, 1)], index)
+        return access.begin, sum(step * (extent - 1) for step, (_, extent) in zip(access.steps, self.loops))
+
+    def _bound(self, test: Expr) -> Bound | None:
+        """What `test` says of the iterations of one loop; None where it always holds."""
+        match test:
+            case Const(value) if value:
+                return None
+            case Binary("le", a, b):
+                difference, strict = self._sum([(b, 1), (a, -1)], test), 0
+            case Binary("lt", a, b):
+                difference, strict = self._sum([(b, 1), (a, -1)], test), 1
+            case _:
+                raise Refused(f"{test} is no border of a block")
+        moving = [(d, step) for d, step in enumerate(difference.steps) if step]
+        if len(moving) > 1:
+            raise Refused(f"{test} depends on more than one loop of a block")
+        low = difference.begin.plus(-strict)
+        if not moving:
+            # It holds for all iterations or for none: those of a loop that begins at -low, times what no loop reaches.
+            return Bound(max(len(self.loops) - 1, 0), low.scaled(LARGE), 1, True)
+        [(number, step)] = moving
+        if step > 0:  # low + i * step >= 0
+            return Bound(number, low, step, True)
+        return Bound(number, low.plus(1), -step, False)  # i * |step| <= low
+
+
+def _reads(e: Expr, var: Var) -> bool:
+    return any(node is var for node in walk(e))
+
+
+def _conjuncts(e: Expr) -> Iterator[Expr]:
+    if isinstance(e, Binary) and e.op == "and":
+        yield from _conjuncts(e.a)
+        yield from _conjuncts(e.b)
+    else:
+        yield e
+
+
+def _merged(dims: Dims) -> Dims:
+    """Neighbouring loops through which every operand walks evenly become one."""
+    done: Dims = []
+    for extent, steps, number in dims:
+        last = done[-1] if done else None
+        even = last is not None and all(last[1][name] == extent * step for name, step in steps.items())
+        if last is not None and even and last[2] is number is None and last[0] * extent < 1 << EXTENT_BITS:
+            done[-1] = last[0] * extent, steps, None
+        else:
+            done.append((extent, steps, number))
+    return done

@@ -1,0 +1,202 @@
+"""From units to the scratchpads that LOAD writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from amaranth import Cat, Module, Mux, Signal, Value
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from celosia.hw.config import Config
+from celosia.hw.dae_pipeline.fifo import HeadFifo
+from celosia.hw.dae_pipeline.walk import Walker
+from celosia.hw.isa import Buffer, Opcode, element_bytes, formats
+from celosia.hw.layout import ERROR_BITS, INDEX_BITS, Pulse, done_layout, error_layout, handles, write_port
+from celosia.hw.pipeline import PARTING
+from celosia.hw.regs import Error
+from celosia.hw.scratchpads import Scratchpad, scratchpads
+
+
+def _log2(value: int) -> int:
+    return value.bit_length() - 1
+
+
+def ports(cfg: Config, buffers: Sequence[Buffer]) -> dict[str, wiring.Member]:
+    """The members through which `buffers` are written."""
+    return {pad.name: Out(write_port(pad)) for pad in (_pad(cfg, buffer) for buffer in buffers)}
+
+
+def connect_pads(m: Module, inner: Mapping[str, Any], outer: Mapping[str, Any]) -> None:
+    """The ports of a part's scratchpads to those around it."""
+    for name, port in inner.items():
+        wiring.connect(m, port, wiring.flipped(outer[name]))
+
+
+def _pad(cfg: Config, buffer: Buffer) -> Scratchpad:
+    return scratchpads(cfg)[buffer.name.lower()]
+
+
+def pads_of(part: wiring.Component, cfg: Config, buffers: Sequence[Buffer]) -> dict[str, Any]:
+    """Those members of `part`, by the names of the scratchpads."""
+    names = ports(cfg, buffers)
+    return dict(zip(names, handles(part, *names)))
+
+
+def element_shift(cfg: Config, buffer: Buffer, widen: bool = False) -> int:
+    """log2 of the bytes that an element of `buffer` takes in DRAM."""
+    return _log2(element_bytes(cfg, buffer, widen))
+
+
+class Writer(wiring.Component):
+    """Writes units to the scratchpads, those of `buffers`, and padding around them.
+
+    job: where to (`job_of` makes it from an instruction). unit: the data of all jobs, in order.
+    done, error: those of the unit LOAD. moves: 1 where a step is done.
+    """
+
+    def __init__(self, cfg: Config, buffers: Sequence[Buffer]) -> None:
+        self._cfg, self._buffers = cfg, buffers
+        self._tag = data.StructLayout({
+            "index": INDEX_BITS, "post": 4, "buffer": 3, "widen": 1, "pad_value": 8,
+        })  # fmt: skip
+        element_bits = next(f.width for f in formats(cfg)[Opcode.LOAD].fields if f.name == "sram_base")
+        self._step_bits = max(1, *(self._step_shift(buffer) for buffer in buffers))
+        self.walker = Walker(element_bits, self._step_bits, self._tag, padded=True)
+        super().__init__({
+            "job": In(stream.Signature(self.walker.job_layout)),
+            "unit": In(stream.Signature(data.StructLayout({"data": 8 * cfg.bus_bytes, "error": ERROR_BITS}))),
+            **ports(cfg, buffers),
+            "done": Out(Pulse(done_layout)),
+            "error": Out(Pulse(error_layout)),
+            "moves": Out(1),
+        })  # fmt: skip
+        self.pads = pads_of(self, cfg, buffers)
+
+    def _step_shift(self, buffer: Buffer, widen: bool = False) -> int:
+        """log2 of the steps in which an element is written."""
+        return max(0, element_shift(self._cfg, buffer, widen) - _log2(self._cfg.bus_bytes))
+
+    def job_of(self, instr: Value) -> dict[str, Value]:
+        """The fields of a job, from the payload of `instr`."""
+        f = instr.fields
+        x_stop, y_stop = f.pad_left + f.x_size, f.pad_top + f.y_size
+        step_end = (1 << self._step_shift(self._buffers[0])) - 1
+        for buffer in self._buffers:
+            step_end = Mux(f.buffer == buffer, (1 << self._step_shift(buffer)) - 1, step_end)
+        if Buffer.ACC in self._buffers:
+            step_end = Mux(f.widen, (1 << self._step_shift(Buffer.ACC, True)) - 1, step_end)
+        return {
+            "base": f.sram_base, "x_step": f.sram_x, "y_step": f.sram_y, "z_step": f.sram_z,
+            "x_end": x_stop + f.pad_right - 1, "y_end": y_stop + f.pad_bottom - 1, "z_end": f.z_size - 1,
+            "x_first": f.pad_left, "x_stop": x_stop, "y_first": f.pad_top, "y_stop": y_stop,
+            "step_end": step_end, "tag": Cat(instr.index, f.post, f.buffer, f.widen, f.pad_value),
+        }  # fmt: skip
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        cfg = self._cfg
+        m.submodules.walker = walker = self.walker
+        wiring.connect(m, wiring.flipped(self.job), walker.job)
+
+        # Steps, in a queue, so that the walk does not wait for units within a cycle.
+        at, tag = walker.step.payload, walker.step.payload.tag
+        m.submodules.plan = plan = HeadFifo(
+            data.StructLayout({
+                "element": at.element.shape(), "step": at.step.shape(), "last": 1, "outside": 1,
+                **{name: tag[name].shape() for name in ("index", "post", "buffer", "widen", "pad_value")},
+            }), PARTING,
+        )  # fmt: skip
+        m.d.comb += [
+            plan.i.valid.eq(walker.step.valid),
+            walker.step.ready.eq(plan.i.ready),
+            *(plan.i.payload[name].eq(at[name]) for name in ("element", "step", "last", "outside")),
+            *(plan.i.payload[name].eq(tag[name]) for name in ("index", "post", "buffer", "widen", "pad_value")),
+        ]
+
+        # What is to be written, in a queue, too: whether its port is free is known late in a cycle.
+        m.submodules.leaving = leaving = HeadFifo(
+            data.StructLayout({
+                "element": at.element.shape(), "step": at.step.shape(), "enable": len(Buffer), "widen": 1, "whole": 1,
+                "last": 1, "word": 8 * cfg.bus_bytes, "done": done_layout,
+            }), PARTING,
+        )  # fmt: skip
+        self._take(m, plan, leaving)
+        write = leaving.o.payload
+        taken = Cat(write.enable[b] & port.ready for b, port in zip(self._buffers, self.pads.values()))
+        m.d.comb += leaving.o.ready.eq(taken.any())
+        m.d.sync += [
+            self.done.valid.eq(leaving.o.valid & leaving.o.ready & write.last),
+            self.done.payload.eq(write.done),
+        ]
+
+        self._write(m, leaving)
+        return m
+
+    def _take(self, m: Module, plan: HeadFifo, leaving: HeadFifo) -> None:
+        """A step, with its unit where it is not padding, to those that leave."""
+        cfg = self._cfg
+        out, to, moves, fails = plan.o.payload, leaving.i.payload, Signal(), Signal()
+        m.d.comb += [
+            moves.eq(plan.o.valid & (out.outside | self.unit.valid) & leaving.i.ready),
+            plan.o.ready.eq(moves),
+            self.unit.ready.eq(plan.o.valid & ~out.outside & leaving.i.ready),
+            fails.eq(moves & ~out.outside & (self.unit.payload.error != Error.NONE)),
+            self.moves.eq(moves),
+            leaving.i.valid.eq(moves & ~fails),
+            to.element.eq(out.element),
+            to.step.eq(out.step),
+            to.enable.eq(1 << out.buffer),
+            to.widen.eq(out.widen | out.outside),
+            to.whole.eq(out.outside),
+            to.word.eq(Mux(out.outside, out.pad_value.replicate(cfg.bus_bytes), self.unit.payload.data)),
+            to.last.eq(out.last),
+            to.done.index.eq(out.index),
+            to.done.post.eq(out.post),
+        ]
+        m.d.sync += [
+            self.error.valid.eq(fails),
+            self.error.payload.code.eq(self.unit.payload.error),
+            self.error.payload.index.eq(out.index),
+        ]
+
+    def _write(self, m: Module, leaving: HeadFifo) -> None:
+        """What leaves, to the port of its scratchpad."""
+        write = leaving.o.payload
+        for buffer in self._buffers:
+            pad = _pad(self._cfg, buffer)
+            port, pieces = self.pads[pad.name], pad.pieces
+            if buffer == Buffer.ACC:
+                value, mask = self._acc(write.word, write.step, write.widen, write.whole)
+            else:
+                steps = 1 << self._step_shift(buffer)
+                value = write.word[: pad.grain]
+                mask = _one_of(write.step, steps) | write.whole.replicate(steps)
+            m.d.comb += [
+                port.en.eq(leaving.o.valid & write.enable[buffer]),
+                port.addr.eq(write.element[_log2(pieces) :][: pad.address_bits] if pad.depth > 1 else 0),
+                port.mask.eq(mask << (write.element[: _log2(pieces)] * len(mask)) if pieces > 1 else mask),
+                port.data.eq(value.replicate(pad.width // len(value))),
+            ]
+
+    def _acc(self, word: Value, step: Value, widen: Value, whole: Value) -> tuple[Value, Value]:
+        """Data for some int32 lanes, and the mask of the lanes of a piece: int8 values if `widen`, else int32."""
+        cfg = self._cfg
+        wide, narrow = min(cfg.bus_bytes, cfg.piece_bytes), min(cfg.bus_bytes // 4, cfg.piece_bytes)
+        lanes = []
+        for lane in range(wide):
+            byte, int32 = word.word_select(lane, 8), word.word_select(lane % narrow, 32)
+            lanes.append(Mux(widen, Cat(byte, byte[7].replicate(24)), int32))
+        wide_mask = _spread(_one_of(step, cfg.piece_bytes // wide), wide)
+        narrow_mask = _spread(_one_of(step, cfg.piece_bytes // narrow), narrow)
+        return Cat(lanes), Mux(widen, wide_mask, narrow_mask) | whole.replicate(cfg.piece_bytes)
+
+
+def _one_of(index: Value, count: int) -> Value:
+    """`count` bits, of which bit `index` is set."""
+    return (1 << index[: max(1, _log2(count))])[:count] if count > 1 else Value.cast(1)
+
+
+def _spread(mask: Value, times: int) -> Value:
+    return Cat(bit.replicate(times) for bit in mask)

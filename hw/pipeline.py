@@ -1,0 +1,73 @@
+"""Depths of queues and stages of pipelines that the RTL is built with and the timing model reckons with.
+
+Standard library only: RTL, timing model and the count of memories all read it. What only the RTL knows, the cycles
+between two events, `sim/timing/latency.py` has, measured.
+"""
+
+from __future__ import annotations
+
+from celosia.hw.config import Config
+from celosia.hw.isa import instruction_bytes
+
+# On the bus ---------------------------------------------------------------------------------------------------
+
+MAX_BURST = 16
+"""Beats of the longest burst."""
+BOUNDARY = 4096
+"""Bytes; no burst crosses a multiple of it."""
+OUTSTANDING = 8
+"""Bursts that the engine of LOAD or STORE has under way at once."""
+ROOM = 128
+"""Beats that the read engine holds."""
+FETCH_BURSTS = 4
+"""Bursts of fetch, the longest ones, for which its buffer has room."""
+
+
+def fetch_burst(cfg: Config) -> int:
+    """Beats of the longest burst of fetch: two instructions, as far as a burst goes."""
+    return min(MAX_BURST, 2 * max(1, instruction_bytes(cfg) // cfg.bus_bytes))
+
+
+# Between and inside the units ---------------------------------------------------------------------------------
+
+PARTING = 2
+"""Places of a queue that is there to part two paths."""
+ISSUE = PARTING
+"""Instructions between a gate and its unit."""
+PLACES = 2 * OUTSTANDING
+"""Rows listed whose bytes have not all passed yet."""
+AHEAD = PARTING + 1
+"""Rows listed whose last burst has not been asked for: those in a queue, and the one being split."""
+IN_FLIGHT = 8
+"""Instructions of a lane of LOAD, or of STORE, whose data is awaited while the next one's is asked for."""
+RESPONSES = 2 * IN_FLIGHT
+"""Instructions of STORE whose responses are awaited."""
+UNTOLD = 2 * IN_FLIGHT
+"""Instructions of LOAD, where it has two lanes, whose end has not been told."""
+
+# The vector unit ----------------------------------------------------------------------------------------------
+
+UNDER_WAY = 2
+"""Instructions in it at once."""
+READ_STAGES, TAP_STAGES = 1, 3
+"""From an entry's step to the read of its accumulator, where the Config has no taps, and where it has."""
+REQUANTISE_STAGES, ADD_STAGES = 8, 6
+"""Registers between operands and result of the requantiser, and of rescale_add."""
+_FROM_ACC = {
+    "acc": 1, "offset": 1, "reduce": 1, "binary": 1, "requantise": REQUANTISE_STAGES, "clip": 1, "select": 1,
+    "add": ADD_STAGES, "write": 1,
+}  # fmt: skip
+VECTOR_STAGES = sum(_FROM_ACC.values()) - 1
+"""From the read of an accumulator to the entry's write."""
+
+
+def vector_stages(cfg: Config) -> dict[str, int]:
+    """The stages in their order, by name; of those of one operation the first one has its name."""
+    counts = {"read": 1} | ({"tap": 1, "product": 1} if cfg.taps else {}) | _FROM_ACC
+    names = [f"{name}{i or ''}" for name, count in counts.items() for i in range(count)]
+    return {name: number for number, name in enumerate(names)}
+
+
+def ring_places(stages: int) -> int:
+    """Places of a ring for what skips so many stages."""
+    return 1 << (stages - 1).bit_length()

@@ -1,0 +1,80 @@
+"""Reductions over windows, and the binary operation."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from amaranth import Module, Mux, Shape, Signal, signed
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from celosia.hw.isa import BinaryOp, ReduceOp
+
+_REGISTER = partial(Signal, reset_less=True)
+
+
+class Combine(wiring.Component):
+    """One lane of stages 1 to 3: v = reduction of (A + a_offset), combined with B + b_offset. All wraps at 32 bits.
+
+    Stages are those of a Config without taps, here and below.
+
+    Parameters
+    ----------
+    vin : shape of what comes from vin.
+
+    Members
+    -------
+    acc, vin : In         What the scratchpads gave: A from one of them, or A from acc and B from vin.
+    enable : In(3)        Bit i lets stage 1 + i take an item.
+    last : In(2)          Stages 1 and 2: the item ends its reduction, so that its B is there.
+    a_vin, a_offset       Stage 1.
+    first, reduce_op, b_offset, b_vin, b_constant   Stage 2; b_constant is imm + b_offset.
+    binary_op             Stage 3.
+    residual : Out        B of the item in stage 2, without offset.
+    v : Out               The item in stage 4.
+    """
+
+    def __init__(self, vin: Shape) -> None:
+        super().__init__({
+            "acc": In(signed(32)), "vin": In(vin), "enable": In(3), "last": In(2),
+            "a_vin": In(1), "a_offset": In(signed(9)),
+            "first": In(1), "reduce_op": In(ReduceOp), "b_offset": In(signed(9)),
+            "binary_op": In(BinaryOp), "b_vin": In(1), "b_constant": In(signed(32)),
+            "residual": Out(signed(8)), "v": Out(signed(32)),
+        })  # fmt: skip
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        a, reduced = _REGISTER(signed(32)), _REGISTER(signed(32))
+        residual, b = _REGISTER(signed(8)), _REGISTER(signed(32))
+        m.d.comb += self.residual.eq(residual)
+
+        with m.If(self.enable[0]):
+            m.d.sync += a.eq(Mux(self.a_vin, self.vin, self.acc) + self.a_offset)
+            with m.If(self.last[0]):
+                m.d.sync += residual.eq(self.vin)
+
+        with m.If(self.enable[1]):
+            with m.If(self.first):
+                m.d.sync += reduced.eq(a)
+            with m.Elif(self.reduce_op == ReduceOp.ADD):
+                m.d.sync += reduced.eq(reduced + a)
+            with m.Elif((a < reduced) == (self.reduce_op == ReduceOp.MIN)):
+                m.d.sync += reduced.eq(a)
+            with m.If(self.last[1]):
+                m.d.sync += b.eq(Mux(self.b_vin, residual + self.b_offset, self.b_constant))
+
+        with m.If(self.enable[2]), m.Switch(self.binary_op):
+            with m.Case(BinaryOp.ADD):
+                m.d.sync += self.v.eq(reduced + b)
+            with m.Case(BinaryOp.MAX):
+                m.d.sync += self.v.eq(Mux(reduced < b, b, reduced))
+            with m.Case(BinaryOp.MIN):
+                m.d.sync += self.v.eq(Mux(reduced < b, reduced, b))
+            with m.Case(BinaryOp.MUL):
+                m.d.sync += self.v.eq(reduced[:16].as_signed() * b[:16].as_signed())
+            with m.Case(BinaryOp.SHR):
+                m.d.sync += self.v.eq(reduced >> b[:5])
+            with m.Default():
+                m.d.sync += self.v.eq(reduced)
+        return m

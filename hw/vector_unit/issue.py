@@ -1,0 +1,107 @@
+"""How instructions enter the vector unit, and what is kept of them while their items are under way."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from amaranth import Cat, Module, Mux, Signal, signed, unsigned
+from amaranth.lib import data
+
+from celosia.hw.config import Config
+from celosia.hw.gemm_core.loops import Loops
+from celosia.hw.isa import OUTER_LOOPS, TAP_LOOPS, VECTOR_LOOPS, ASource, BSource, Destination, Opcode, formats
+from celosia.hw.layout import INDEX_BITS
+
+_REGISTER = partial(Signal, reset_less=True)
+
+# Fields that hold during an instruction and are used as they are.
+_COPIED = (
+    "post", "reduce_op", "binary_op", "requantise", "lookup", "table", "rescale_add", "a_offset", "b_offset",
+    "clip_hi", "scale_v", "scale_b", "scale_c", "scale_shift", "add_hi",
+)  # fmt: skip
+
+
+def constants_layout(cfg: Config, destinations: int) -> data.StructLayout:
+    """What is kept of an instruction; `to` has a bit for each of so many destinations."""
+    shapes = {field.name: field for field in formats(cfg)[Opcode.VECTOR].fields}
+    return data.StructLayout(
+        {name: (signed if shapes[name].signed else unsigned)(shapes[name].width) for name in _COPIED}
+        | {"index": INDEX_BITS, "a_vin": 1, "b_vin": 1, "weigh": 1, "raw": 1, "to": destinations}
+        | {
+            "b_constant": signed(32),
+            "zero_point": signed(8),
+            "clip_lo": signed(8),
+            "add_lo": signed(8),
+        }
+    )
+
+
+class Issue:
+    """Lets one instruction start while the one before is still in the pipeline.
+
+    constants: of two instructions, at most so many are under way; `current` is the set of the last one. now: those of
+    the instruction whose loops run. feeds: whether the last one writes acc and vin.
+    """
+
+    def __init__(self, cfg: Config, destinations: int) -> None:
+        self._cfg, layout = cfg, constants_layout(cfg, destinations)
+        self.under_way, self.current = Signal(2, name="under_way"), Signal(name="current")
+        self.feeds = Signal(2, name="feeds")
+        self.constants = [_REGISTER(layout, name=f"constants{i}") for i in range(2)]
+        self.now = _REGISTER(layout, name="constants_now")
+
+    def steps(self, m: Module, unit: Any, finish: Signal) -> Any:
+        """Accepts instructions of `unit`; returns the steps of their loops. finish: the oldest one is done."""
+        under_way, current, feeds = self.under_way, self.current, self.feeds
+        fields = unit.instr.payload.fields
+        of = {"a": VECTOR_LOOPS, "b": OUTER_LOOPS, "par": OUTER_LOOPS, "dst": OUTER_LOOPS}
+        of |= {"tap": TAP_LOOPS} if self._cfg.taps else {}
+        operands = {name: (len(fields[f"{name}_base"]), loops) for name, loops in of.items()}
+        m.submodules.loops = self.loops = loops = Loops(VECTOR_LOOPS, operands, reduction=("r", "s"))
+        may_start, accept, reads = Signal(), Signal(), Signal(2)  # reads: whether this one reads acc and vin
+        to_acc, to_vin = (fields.destination == to for to in (Destination.ACC, Destination.VIN))
+        of_vin = fields.a_source == ASource.VIN
+        m.d.comb += [
+            reads.eq(Cat(~of_vin, of_vin | (fields.b_source == BSource.VIN))),
+            may_start.eq(~unit.halt & ~under_way[1] & ((under_way == 0) | ~(feeds & reads).any())),
+            *loops.load(fields),
+            loops.instr.valid.eq(unit.instr.valid & may_start),
+            loops.halt.eq(unit.halt),
+            unit.instr.ready.eq(loops.instr.ready & may_start),
+            accept.eq(unit.instr.valid & unit.instr.ready),
+            unit.quiet.eq((under_way == 0) & ~unit.done.valid),
+        ]
+        with m.If(accept):
+            m.d.sync += [current.eq(~current), feeds.eq(Cat(to_acc, to_vin))]
+        # What nobody uses takes what `instr` offers, valid or not: these enables need not wait for the handshake.
+        for i, held in enumerate(self.constants):
+            with m.If(~under_way[1] & (current != i)):
+                m.d.sync += _facts(unit.instr.payload, held)
+        with m.If(loops.instr.ready):
+            m.d.sync += _facts(unit.instr.payload, self.now)
+        with m.If(accept != finish):
+            m.d.sync += under_way.eq(under_way + accept - finish)
+        with m.If(unit.halt):
+            m.d.sync += under_way.eq(0)
+        return loops.step
+
+
+def _facts(instr: data.View[data.StructLayout], held: data.View[data.StructLayout]) -> list[object]:
+    """What is kept of an instruction: copies of fields, and what follows from them."""
+    fields = instr.fields
+    narrow = fields.requantise | fields.lookup | fields.rescale_add | (fields.destination != Destination.ACC)
+    return [
+        *(held[name].eq(fields[name]) for name in _COPIED),
+        held.index.eq(instr.index),
+        held.a_vin.eq(fields.a_source == ASource.VIN),
+        held.b_vin.eq(fields.b_source == BSource.VIN),
+        held.weigh.eq(fields.taps),
+        held.to.eq(1 << fields.destination),
+        held.raw.eq(~narrow),
+        held.b_constant.eq(fields.imm + fields.b_offset),
+        held.zero_point.eq(Mux(fields.requantise, fields.zero_point, 0)),
+        # Where the limits cross, the upper one holds.
+        held.clip_lo.eq(Mux(fields.clip_lo > fields.clip_hi, fields.clip_hi, fields.clip_lo)),
+        held.add_lo.eq(Mux(fields.add_lo > fields.add_hi, fields.add_hi, fields.add_lo)),
+    ]

@@ -1,0 +1,310 @@
+"""The vector unit: window reductions, element-wise operations, requantisation, tables and residual additions.
+
+    read          a step of the loops. With taps: read vin and tap
+    tap, product  only with taps: registers behind the memories; products
+    acc           with taps: their sum. Read A and, with the last step of a reduction, B
+    offset        A + a_offset
+    reduce        reduce, in a register over the loops r and s
+    binary        binary operation; read par
+    requantise    eight stages (without: only saturate)
+    clip          + zero_point, clip; read the table
+    select        the table's value, or without
+    add           six stages of rescale_add
+    write
+
+An item is an output entry on its way; a Stage knows whether it holds one. All of them move on together or none, but for
+two cases: what comes before the read of acc waits for its port alone, and an item with a residual stays in front of
+rescale_add for `residual_cycles`, while those behind it stand still and those before it go on.
+
+Whether they move is known a cycle ahead, and so is what an item needs of its instruction: both are registers, for they
+lead to every register of a stage. So GEMM says a cycle ahead which bank of acc it is going to use.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+from amaranth import Cat, Module, Mux, Signal, Value, signed
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from celosia.hw.config import Config
+from celosia.hw.isa import Destination, Opcode
+from celosia.hw.layout import claim_layout, part_port, read_port, unit_members, write_port
+from celosia.hw.pipeline import ADD_STAGES
+from celosia.hw.scratchpads import scratchpads
+from celosia.hw.vector_unit.combine import Combine
+from celosia.hw.vector_unit.issue import Issue
+from celosia.hw.vector_unit.items import Bypass, Items
+from celosia.hw.vector_unit.requantise import RESULT_BITS, Requantise, param_layout
+from celosia.hw.vector_unit.residual import RescaleAdd
+from celosia.hw.vector_unit.table import Tables
+from celosia.hw.vector_unit.taps import Taps, tap_sum
+
+_REGISTER = partial(Signal, reset_less=True)
+
+
+class Vector(wiring.Component):
+    """Executes VECTOR: one entry of A a cycle, across instructions as well.
+
+    The constants of two instructions are kept, so that one can start while the one before is still in the pipeline;
+    only after an instruction that writes what VECTOR reads, ACC or VIN, does the next one wait until that is done.
+
+    Parameters
+    ----------
+    cfg : Config
+
+    Members
+    -------
+    instr, done, error, active, held, quiet, halt    see `unit_members`; there are no errors.
+    acc_read, acc_write, vin, par, out               scratchpad ports, which must be ready, those of acc unless claimed.
+                                                     With taps a read of vin gives as many entries.
+    claims : In(claim_layout)                        the ports of acc that GEMM takes in the next cycle.
+    lut : In(WritePort)                              through which LOAD writes the tables.
+    tap                                              where the Config has taps.
+    inp_write, vin_write                             where it has `forward`; must be ready. Addresses of inp count parts
+                                                     of the size of an entry of vin.
+    """
+
+    def __init__(self, cfg: Config) -> None:
+        self._cfg = cfg
+        pads = scratchpads(cfg)
+        members = {
+            **unit_members(cfg, Opcode.VECTOR),
+            "acc_read": Out(read_port(pads["acc"])),
+            "acc_write": Out(write_port(pads["acc"])),
+            "vin": Out(read_port(pads["vin"], max(1, cfg.taps))),
+            "par": Out(read_port(pads["par"])),
+            "out": Out(write_port(pads["out"])),
+            "lut": In(write_port(pads["lut"])),
+            "claims": In(claim_layout),
+        }
+        if cfg.taps:
+            members["tap"] = Out(read_port(pads["tap"]))
+        if cfg.forward:
+            members |= {f"{name}_write": Out(part_port(pads[name], pads["out"].width)) for name in ("inp", "vin")}
+        super().__init__(members)
+        self.reads = {"vin": self.vin, "par": self.par} | ({"tap": self.tap} if cfg.taps else {})
+        self.writes = {"inp": self.inp_write, "vin": self.vin_write} if cfg.forward else {}
+        self._targets = {Destination.ACC: self.acc_write, Destination.OUT: self.out}
+        self._targets |= {Destination[name.upper()]: port for name, port in self.writes.items()}
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        cfg = self._cfg
+        finish = Signal()
+        issue = Issue(cfg, len(self._targets))
+        items = Items(m, cfg, issue.constants, issue.now, issue.current)
+        step = issue.steps(m, self, finish)
+
+        read, add, write = items["read"], items["add"], items["write"]
+        m.d.comb += [read.valid.eq(step.valid), step.ready.eq(items.front)]
+        first, last = (items.carry(step.payload[name], name, "reduce") for name in ("first", "last"))
+        items["reduce"].leaves = items["reduce"].enable & last["reduce"]
+        banks = items.carry(step.payload.dst[len(self.acc_write.addr) - 1], "bank", "write")
+        part = self._read(m, items, step, last, banks)
+
+        combined = self._combine(m, items, first, last)
+        self._read_par(m, items, items.carry(step.payload.par, "par_addr", "binary")["binary"])
+        selected = self._look_up(m, items, self._requantise(m, items, combined))
+
+        # What skips stages: the residual, v where it is written as it is, and the place to which it is written.
+        residual = self._ring(
+            m, items, "residuals", "reduce", "add", Cat(unit.residual for unit in combined),
+            items["reduce"].leaves & items["reduce"].at("rescale_add"), add.adds & items.middle,
+        )  # fmt: skip
+        requantise = items["requantise"]
+        raw = self._ring(
+            m, items, "raw", "requantise", "write", Cat(unit.v for unit in combined),
+            requantise.enable & requantise.at("raw"), write.enable & write.at("raw"),
+        )  # fmt: skip
+        place = self._ring(
+            m, items, "places", "read", "write", Cat(step.payload.end, step.payload.dst),
+            read.leaves & step.payload.last, items.complete & items.back,
+        )  # fmt: skip
+        self._write(m, items, raw, self._add(m, items, selected, residual, part), place[1:], banks["write"])
+        m.d.comb += [
+            finish.eq(items.complete & items.back & place[0]),
+            self.active.eq(read.leaves | (items.hold & items.back)),
+            self.held.eq((read.valid & ~items.front & ~items.hold) | ~items.back),
+        ]
+        m.d.sync += self.done.valid.eq(finish & ~self.halt)
+        with m.If(finish):
+            m.d.sync += [self.done.payload.post.eq(write.at("post")), self.done.payload.index.eq(write.at("index"))]
+        items.advance(self.halt)
+        return m
+
+    def _read(self, m: Module, items: Items, step: Any, last: dict[str, Any], banks: dict[str, Any]) -> Signal:
+        """Asks for A, B and taps. Returns what `Items.stall` does."""
+        cfg, payload, acc = self._cfg, step.payload, items["acc"]
+        # With taps, entries of vin are on their way while they become a sum.
+        source = "read" if cfg.taps else "acc"
+        reads = items[source]
+        of_vin = Mux(items["read"].at("a_vin"), payload.a, payload.b)
+        in_vin = items.carry(of_vin[: len(self.vin.addr)], "vin_addr", source)
+        in_acc = items.carry(payload.a[: len(self.acc_read.addr)], "acc_addr", "acc")
+        m.d.comb += [
+            self.vin.en.eq(reads.leaves & (reads.at("a_vin") | (reads.at("b_vin") & last[source]))),
+            self.vin.addr.eq(in_vin[source]),
+            self.acc_read.en.eq(acc.leaves & ~acc.at("a_vin")),
+            self.acc_read.addr.eq(in_acc["acc"]),
+        ]
+        if cfg.taps:
+            m.d.comb += [self.tap.en.eq(reads.leaves & reads.at("weigh")), self.tap.addr.eq(payload.tap)]
+        before = {"acc": "product" if cfg.taps else "read", "write": f"add{ADD_STAGES - 1}"}
+        return items.stall(
+            self.claims, self.halt,
+            {"before": in_acc[before["acc"]][-1], "here": in_acc["acc"][-1]},
+            {"before": banks[before["write"]], "here": banks["write"]},
+        )  # fmt: skip
+
+    def _channel(self, lane: int) -> int:
+        piece, place = divmod(lane, self._cfg.piece_bytes)
+        return piece * self._cfg.group + place % self._cfg.group
+
+    def _from_vin(self, m: Module, items: Items) -> list[Value]:
+        """For each lane what vin gives to the stage that adds a_offset."""
+        cfg = self._cfg
+        if not cfg.taps:
+            return [self.vin.data.word_select(lane, 8).as_signed() for lane in range(cfg.lanes)]
+        sums = []
+        for lane in range(cfg.lanes):
+            m.submodules[f"taps{lane}"] = taps = Taps(cfg.taps, lane)
+            bytes_ = range(cfg.taps)
+            m.d.comb += [
+                taps.entries.eq(Cat(self.vin.data.word_select(i * cfg.lanes + lane, 8) for i in bytes_)),
+                taps.taps.eq(
+                    Cat(self.tap.data.word_select(i * cfg.block_out + self._channel(lane), 8) for i in bytes_)
+                ),
+                taps.weigh.eq(items["tap"].at("weigh")),
+                taps.enable.eq(Cat(stage.enable for stage in items.between("tap", "offset"))),
+            ]
+            sums.append(taps.sum)
+        return sums
+
+    def _combine(self, m: Module, items: Items, first: dict[str, Any], last: dict[str, Any]) -> list[Combine]:
+        offset, reduce, binary = (items[name] for name in ("offset", "reduce", "binary"))
+        combined = []
+        for lane, vin in enumerate(self._from_vin(m, items)):
+            m.submodules[f"combine{lane}"] = unit = Combine(tap_sum(self._cfg.taps))
+            m.d.comb += [
+                unit.acc.eq(self.acc_read.data.word_select(lane, 32)),
+                unit.vin.eq(vin),
+                unit.enable.eq(Cat(stage.enable for stage in (offset, reduce, binary))),
+                unit.last.eq(Cat(last["offset"], last["reduce"])),
+                unit.a_vin.eq(offset.at("a_vin")),
+                unit.a_offset.eq(offset.at("a_offset")),
+                unit.first.eq(first["reduce"]),
+                unit.reduce_op.eq(reduce.at("reduce_op")),
+                unit.b_offset.eq(reduce.at("b_offset")),
+                unit.b_vin.eq(reduce.at("b_vin")),
+                unit.b_constant.eq(reduce.at("b_constant")),
+                unit.binary_op.eq(binary.at("binary_op")),
+            ]
+            combined.append(unit)
+        return combined
+
+    def _read_par(self, m: Module, items: Items, address: Value) -> None:
+        binary = items["binary"]
+        m.d.comb += [self.par.en.eq(binary.enable & binary.at("requantise")), self.par.addr.eq(address)]
+
+    def _requantise(self, m: Module, items: Items, combined: list[Combine]) -> list[Value]:
+        """The results of the lanes in the stage that clips."""
+        results = []
+        for lane, unit in enumerate(combined):
+            m.submodules[f"requantise{lane}"] = requantise = Requantise()
+            m.d.comb += [
+                requantise.enable.eq(Cat(stage.int8 & stage.move for stage in items.between("requantise", "clip"))),
+                requantise.bypass.eq(~items["requantise"].at("requantise")),
+                requantise.v.eq(unit.v),
+                requantise.param.eq(self.par.data.word_select(self._channel(lane), param_layout.size)),
+            ]
+            results.append(requantise.result)
+        return results
+
+    def _look_up(self, m: Module, items: Items, results: list[Value]) -> Value:
+        """Adds the zero point, clips, and looks up. The lanes, 8 bits each, in front of rescale_add."""
+        clip, select = items["clip"], items["select"]
+        low, high = clip.at("clip_lo"), clip.at("clip_hi")
+        m.submodules.tables = tables = Tables(self._cfg)
+        wiring.connect(m, wiring.flipped(self.lut), tables.load)
+        m.d.comb += [
+            tables.enable.eq(clip.int8 & clip.at("lookup") & clip.move),
+            tables.table.eq(clip.at("table")),
+        ]
+        selected = [_REGISTER(8, name=f"selected{lane}") for lane in range(len(results))]
+        for lane, result in enumerate(results):
+            moved, kept = Signal(signed(RESULT_BITS + 1), name=f"moved{lane}"), _REGISTER(8, name=f"kept{lane}")
+            clipped = Signal(signed(8), name=f"clipped{lane}")
+            m.d.comb += [
+                moved.eq(result + clip.at("zero_point")),
+                clipped.eq(Mux(moved > high, high, Mux(moved < low, low, moved))),
+                tables.index.word_select(lane, 8).eq(Cat(clipped[:7], ~clipped[7])),
+            ]
+            with m.If(clip.int8 & clip.move):
+                m.d.sync += kept.eq(clipped)
+            with m.If(select.int8 & select.move):
+                m.d.sync += selected[lane].eq(Mux(select.at("lookup"), tables.value.word_select(lane, 8), kept))
+        return Cat(selected)
+
+    def _add(self, m: Module, items: Items, v: Value, residual: Value, part: Signal) -> Value:
+        """rescale_add in as many cycles as the Config says, the lowest lanes first. The lanes in the last stage."""
+        cfg, steps, write = self._cfg, items.between("add", "write"), items["write"]
+        units = cfg.lanes // cfg.residual_cycles
+
+        passed = [v, *(_REGISTER(8 * cfg.lanes, name=f"passed{i}") for i in range(ADD_STAGES - 1))]
+        for stage, (before, after) in zip(steps, pairwise(passed), strict=False):
+            with m.If(stage.int8 & ~stage.at("rescale_add") & stage.move):
+                m.d.sync += after.eq(before)
+
+        multiply, _, total, by_bytes, by_bits, clip = steps
+        results = []
+        for number in range(units):
+            m.submodules[f"add{number}"] = unit = RescaleAdd()
+            m.d.comb += [
+                unit.v.eq(v.word_select(part, 8 * units).word_select(number, 8)),
+                unit.residual.eq(residual.word_select(part, 8 * units).word_select(number, 8)),
+                unit.passed.eq(passed[-1].word_select(cfg.lanes - units + number, 8)),
+                unit.enable.eq(Cat(stage.int8 & stage.move for stage in steps)),
+                unit.add.eq(Cat(stage.at("rescale_add") for stage in steps)),
+                unit.scale_v.eq(multiply.at("scale_v")),
+                unit.scale_b.eq(multiply.at("scale_b")),
+                unit.scale_c.eq(total.at("scale_c")),
+                unit.bytes.eq(by_bytes.at("scale_shift")[3:]),
+                unit.bits.eq(by_bits.at("scale_shift")[:3]),
+                unit.low.eq(clip.at("add_lo")),
+                unit.high.eq(clip.at("add_hi")),
+            ]
+            results.append(unit.result)
+
+        # The lanes of the parts before the last one wait here for it.
+        waiting = _REGISTER(8 * (cfg.lanes - units))
+        with m.If(write.enable & ~write.whole):
+            m.d.sync += waiting.eq(Cat(waiting, *results)[8 * units :])
+        with m.Elif(clip.int8 & ~clip.at("rescale_add") & clip.move):
+            m.d.sync += waiting.eq(passed[-1])
+        return Cat(waiting, *results)
+
+    def _write(self, m: Module, items: Items, raw: Value, written: Value, address: Value, bank: Value) -> None:
+        # LOAD waits for a bank of acc within the cycle: a register says which one it is.
+        in_acc = Cat(address[: len(self.acc_write.addr) - 1], bank)
+        for destination, port in self._targets.items():
+            m.d.comb += [
+                port.en.eq(items.writes[destination]),
+                port.addr.eq(in_acc if destination == Destination.ACC else address),
+                port.mask.eq(-1),
+                port.data.eq(written),
+            ]
+        lanes = [written.word_select(lane, 8) for lane in range(self._cfg.lanes)]
+        wide = Cat(Cat(lane, lane[7].replicate(24)) for lane in lanes)
+        m.d.comb += self.acc_write.data.eq(Mux(items["write"].at("raw"), raw, wide))
+
+    def _ring(
+        self, m: Module, items: Items, name: str, leaves: str, returns: str, value: Value, push: Value, pop: Value
+    ) -> Value:
+        """`value` for what leaves in one stage and returns in another."""
+        m.submodules[name] = ring = Bypass(len(value), len(items.between(leaves, returns)))
+        m.d.comb += [ring.clear.eq(self.halt), ring.push.eq(push), ring.i.eq(value), ring.pop.eq(pop)]
+        return ring.o

@@ -1,0 +1,221 @@
+"""A flat Verilog module as Yosys writes it: what each statement reads and writes, and on which conditions."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+WIDE = 64
+"""Bits up to which a number is one to C++. Wider ones would be set to 0 before the condition is known, if automatic."""
+
+Path = tuple[str, ...]
+"""Conditions, the outermost first, within which something stands; () is outside of all."""
+
+_NAME = re.compile(r"\\(\S+) |(?<![\w'$\\.])([A-Za-z_][\w$]*)")
+_KEYWORDS = frozenset(["always", "posedge", "if", "else", "begin", "end"])
+_ATOM = re.compile(r"(!?) *(?:\\(\S+) |([A-Za-z_][\w$]*)) *(\[\d+\])? *")
+ZERO = re.compile(r"\d+'(?:h0+|d0)")
+_SLICES = re.compile(r"\[[^\]]*\]")
+_IF = re.compile(r" *if \(([^()]*)\) ?(.*)")
+_ELSE_IF = re.compile(r"    else if \(([^()]*)\) ?(.*)")
+_WRITE = re.compile(r" *(?:\\(\S+) |([A-Za-z_][\w$]*)) *\[(.*)\]\[(\d+:\d+|\d+)\] <= (.*);")
+DECLARATION = re.compile(r"  (?:wire|reg) ((?:\[[^\]]*\] )?)(?:\\(\S+) |([A-Za-z_][\w$]*))(.*);")
+
+
+def names_in(text: str) -> set[str]:
+    found = {escaped or plain for escaped, plain in _NAME.findall(text)}
+    return found - _KEYWORDS
+
+
+def atom_of(text: str) -> str | None:
+    """A name, a bit of it, or the negation of one of them, in a normal form; None for all else."""
+    found = _ATOM.fullmatch(text + " ")
+    return f"{found[1]}{found[2] or found[3]}{found[4] or ''}" if found else None
+
+
+def base_of(atom: str) -> str:
+    return re.sub(r"\[\d+\]$", "", atom.removeprefix("!"))
+
+
+def written(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z_][\w$]*", name) else f"\\{name} "
+
+
+def word_of(memory: str) -> str:
+    """The variable for an entry of a memory that is being put together."""
+    return f"\\{memory}.word "
+
+
+def variable(width: str, name: str) -> str:
+    """The declaration of a variable; width: as Verilog has it, [high:0] or nothing."""
+    high = int(width[1:].partition(":")[0]) if width else 0
+    return f"{'automatic' if high < WIDE else 'static'} reg {width}{name};"
+
+
+def condition_of(atom: str) -> str:
+    """An atom as Verilog."""
+    base = base_of(atom)
+    return f"{'!' if atom[0] == '!' else ''}{written(base)}{atom.removeprefix('!')[len(base) :]}"
+
+
+@dataclass(eq=False)
+class Assign:
+    left: str
+    right: str
+
+    @cached_property
+    def writes(self) -> set[str]:
+        return names_in(_SLICES.sub("", self.left) + " ")
+
+    @cached_property
+    def reads(self) -> set[str]:
+        return names_in(self.right + " ")
+
+
+class Register:
+    """An always block.
+
+    conditions: one of them holds where the block does anything, but for `reset`, which is done later in any case. body:
+    what is done where the condition holds. local: a memory, an entry of which is a variable of the body, and its width.
+    """
+
+    def __init__(self, text: list[str], memories: Mapping[str, str]) -> None:
+        self.text = text
+        self.conditions: list[str] = []
+        self.body: list[str] = []
+        self.reset = ""
+        self.local: tuple[str, str] | None = None
+        self.path: Path = ()
+        if text[0].endswith("begin"):
+            self._read_port(text[1:-1], memories)
+        elif found := _IF.fullmatch(text[1]):
+            self._read_conditions(found[1], [line for line in (found[2], *text[2:]) if line])
+
+    @property
+    def targets(self) -> set[str]:
+        """Names of what it writes."""
+        return {
+            name
+            for line in self.text
+            if " <= " in line
+            for name in names_in(_SLICES.sub("", line.split(" <= ")[0]) + " ")
+        }
+
+    def apart(self) -> None:
+        """Write the parts of a memory's entry one by one: others write it, too."""
+        self.body, self.local = self.text[1:-1], None
+
+    def _read_conditions(self, condition: str, lines: list[str]) -> None:
+        """if (condition) ..., or if (reset) ... else if (condition) ..."""
+        others = [number for number, line in enumerate(lines) if line.startswith("    else")]
+        if not others and (atom := atom_of(condition)):
+            self.conditions, self.body = [atom], lines
+        elif len(others) == 1 and (found := _ELSE_IF.fullmatch(lines[others[0]])) and (atom := atom_of(found[1])):
+            self.reset = f"if ({condition}) {' '.join(line.strip() for line in lines[: others[0]])}"
+            self.conditions, self.body = [atom], [line for line in (found[2], *lines[others[0] + 1 :]) if line]
+
+    def _read_port(self, lines: list[str], memories: Mapping[str, str]) -> None:
+        """A port of a memory: a read, or writes of some bits each."""
+        outer = [line for line in lines if re.match(r" {4}\S", line) and line != "    end"]
+        found = [_IF.fullmatch(line.removesuffix("begin")) for line in outer]
+        atoms = [atom_of(each[1]) if each else None for each in found]
+        if all(atoms):
+            self.conditions, self.body = [atom for atom in atoms if atom], _one_compare(lines)
+            self._write_once(lines, memories)
+
+    def _write_once(self, lines: list[str], memories: Mapping[str, str]) -> None:
+        """Writes of parts of a memory's entry become one write of the entry."""
+        parts = []
+        for condition, line in zip(lines[::2], lines[1::2]):
+            found, part = _IF.fullmatch(condition), _WRITE.fullmatch(line)
+            if not found or found[2] or not part:
+                return
+            parts.append((found[1], part[1] or part[2], part[3], part[4], part[5]))
+        if len(lines) % 2 or len({(memory, address) for _, memory, address, _, _ in parts}) != 1:
+            return
+        _, memory, address, _, _ = parts[0]
+        word, entry = word_of(memory), f"{written(memory)}[{address}]"
+        self.local = memory, memories[memory]
+        writes = (f"if ({condition}) {word}[{bits}] = {value};" for condition, _, _, bits, value in parts)
+        self.body = [f"{word} = {entry};", *writes, f"{entry} <= {word};"]
+
+
+def _one_compare(lines: list[str]) -> list[str]:
+    """What an entry becomes that is written while it is read: its address is compared once for all parts."""
+    found = [re.fullmatch(r"      if \((.*) && (\S.* == \S.*)\)", line) for line in lines]
+    compares = [each[2] for each in found if each]
+    if len(compares) < 2 or len(set(compares)) != 1:
+        return lines
+    first = next(number for number, each in enumerate(found) if each)
+    last = max(number for number, each in enumerate(found) if each) + 1
+    inner = [f"      if ({each[1]})" if each else line for each, line in zip(found, lines)]
+    return [
+        *lines[:first],
+        f"      if ({compares[0]}) begin",
+        *inner[first : last + 1],
+        "      end",
+        *lines[last + 1 :],
+    ]
+
+
+def _statements(text: str) -> Iterator[list[str]]:
+    """The lines of each statement."""
+    statement: list[str] = []
+    for line in text.split("\n"):
+        first = statement[0] if statement else ""
+        goes_on = (
+            first.startswith("  always ") and (line.startswith("    ") or (first.endswith("begin") and line == "  end"))
+        ) or (first.startswith("  function ") and not statement[-1].startswith("  endfunction"))
+        if statement and not goes_on:
+            yield statement
+            statement = []
+        statement.append(line)
+    yield statement
+
+
+class Module:
+    """A flat module, statement by statement."""
+
+    def __init__(self, text: str) -> None:
+        self.statements: list[str | Assign | Register] = []
+        self.wires: dict[str, str] = {}
+        """Their widths, as Verilog has them."""
+        self.memories: dict[str, str] = {}
+        self.fixed: set[str] = set()
+        """Names that are used outside: ports, and all in lines that are not understood."""
+        for lines in _statements(text):
+            self.statements.append(self._statement(lines))
+        self.registers = [each for each in self.statements if isinstance(each, Register)]
+        written = Counter(name for register in self.registers for name in register.targets & self.memories.keys())
+        for register in self.registers:
+            if register.local and written[register.local[0]] > 1:
+                register.apart()
+        self.assigns = self._alive([each for each in self.statements if isinstance(each, Assign)])
+
+    def _statement(self, lines: list[str]) -> str | Assign | Register:
+        text = "\n".join(lines)
+        if text.startswith("  assign "):
+            return Assign(*text[9:].split(" = ", 1))
+        if text.startswith("  always @(posedge "):
+            return Register(lines, self.memories)
+        if found := DECLARATION.fullmatch(text):
+            if text.startswith("  wire "):
+                self.wires[found[2] or found[3]] = found[1]
+            elif found[4].strip():
+                self.memories[found[2] or found[3]] = found[1]
+        elif not text.startswith(("  (*", "  function ", "endmodule")):
+            self.fixed |= names_in(text + " ")
+        return text
+
+    def _alive(self, assigns: list[Assign]) -> list[Assign]:
+        """Those that somebody reads in the end."""
+        outside = self.fixed.union(*(names_in("\n".join(register.text) + " ") for register in self.registers))
+        while True:
+            read = outside.union(*(assign.reads for assign in assigns))
+            alive = [assign for assign in assigns if assign.writes & read]
+            if len(alive) == len(assigns):
+                return alive
+            assigns = alive

@@ -1,0 +1,140 @@
+"""Affine addresses of scratchpads and DRAM, as views and as lists of places."""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.sim.reference import Fields
+
+Array = NDArray[Any]
+Steps = tuple[tuple[int, int], ...]
+"""An affine address: (extent, stride) of each loop, from the outermost."""
+
+
+def steps(f: Fields, operand: str, loops: tuple[str, ...]) -> Steps:
+    """Extents and strides of `operand`; the stride of a loop that runs once is 0."""
+    return tuple([(f[extent], f[stride] if f[extent] > 1 else 0) for extent, stride in _names(operand, loops)])
+
+
+@cache
+def _names(operand: str, loops: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Fields of the extent and of the stride of each loop."""
+    return tuple((f"extent_{loop}", f"{operand}_{loop}") for loop in loops)
+
+
+@lru_cache(maxsize=8192)
+def spans(pattern: Steps, depth: int) -> tuple[tuple[tuple[int, ...], int, int], ...]:
+    """Ways to read the strides of `pattern`, modulo `depth`, as signed numbers: (strides, lowest, highest offset).
+
+    A stride of `depth - 1` is a step of -1; with two iterations it may as well be a step of `depth - 1`.
+    """
+    found: list[tuple[tuple[int, ...], int, int]] = [((), 0, 0)]
+    for extent, stride in pattern:
+        last, stride = extent - 1, stride % depth
+        signed = (stride, stride - depth) if last and stride else (0,)
+        found = [
+            ((*strides, step), low + min(step * last, 0), high + max(step * last, 0))
+            for strides, low, high in found
+            for step in signed
+            if abs(step) * last < depth
+        ]
+    return tuple(way for way in found if way[2] - way[1] < depth)
+
+
+@lru_cache(maxsize=8192)
+def offsets(pattern: Steps, depth: int) -> NDArray[np.int64]:
+    """Entry numbers of `pattern` from base 0, modulo `depth`; shape is the extents. Not to be written to."""
+    total = np.zeros(1, np.int64)
+    for extent, stride in pattern:
+        if extent > 1:
+            total = (total[:, None] + np.arange(extent) * stride).ravel()
+    total %= depth
+    total.flags.writeable = False
+    return total.reshape([extent for extent, _ in pattern])
+
+
+@lru_cache(maxsize=8192)
+def distinct(pattern: Steps, depth: int) -> bool:
+    """True where no two iterations of `pattern` have the same address."""
+    reach = 1
+    for step, extent in sorted((min(s % depth, -s % depth), e) for e, s in pattern if e > 1):
+        if step < reach:
+            break
+        reach += step * (extent - 1)
+    else:
+        if reach <= depth:
+            return True
+    count = prod(extent for extent, _ in pattern)
+    return count <= depth and len(set(offsets(pattern, depth).ravel().tolist())) == count
+
+
+@lru_cache(maxsize=8192)
+def _last_visits(pattern: Steps, depth: int) -> tuple[list[int], list[int]]:
+    """Entries from base 0 that `pattern` visits, each once, and the number of the iteration that does so last."""
+    last = {entry: number for number, entry in enumerate(offsets(pattern, depth).ravel().tolist())}
+    return list(last), list(last.values())
+
+
+def view(array: Array, base: int, pattern: Steps) -> Array | None:
+    """Entries of `array` [depth, ...] in the order of `pattern`, without a copy; None where addresses wrap around."""
+    depth = len(array)
+    for low, high, shape, strides in _layouts(pattern, array.shape, array.strides):
+        if base + low >= 0 and base + high < depth:
+            return np.ndarray(shape, array.dtype, array, base * array.strides[0], strides)
+    return None
+
+
+@lru_cache(maxsize=8192)
+def _layouts(
+    pattern: Steps, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> tuple[tuple[int, int, tuple[int, ...], tuple[int, ...]], ...]:
+    """The `spans` of `pattern` in an array of this shape: lowest and highest offset, shape and strides of the view."""
+    extents = tuple(extent for extent, _ in pattern)
+    return tuple(
+        (low, high, (*extents, *shape[1:]), (*(step * strides[0] for step in signed), *strides[1:]))
+        for signed, low, high in spans(pattern, shape[0])
+    )
+
+
+def gather(array: Array, base: int, pattern: Steps) -> Array:
+    """Entries of `array` in the order of `pattern`; perhaps a view."""
+    found = view(array, base % len(array), pattern)
+    return array[(offsets(pattern, len(array)) + base) % len(array)] if found is None else found
+
+
+def scatter(array: Array, base: int, pattern: Steps, values: Array, add: bool = False) -> None:
+    """Write `values` (or add them) to entries of `array` in the order of `pattern`: where it visits an entry again, the
+    last value stays (or all are added)."""
+    base %= len(array)
+    if not distinct(pattern, len(array)):
+        return _scatter_again(array, base, pattern, values, add)
+    found = view(array, base, pattern)
+    if found is not None:
+        if add:
+            np.add(found, values, out=found, casting="unsafe")
+        else:
+            found[...] = values
+    else:
+        index = (offsets(pattern, len(array)) + base) % len(array)
+        array[index] = array[index] + values if add else values
+
+
+def _scatter_again(array: Array, base: int, pattern: Steps, values: Array, add: bool) -> None:
+    """`scatter` of a pattern that visits entries several times."""
+    extents, entry = [extent for extent, _ in pattern], array.shape[1:]
+    values = np.broadcast_to(values, (*extents, *entry)).reshape(-1, *entry)
+    if add:
+        np.add.at(array, (offsets(pattern, len(array)).ravel() + base) % len(array), values)
+    else:
+        entries, numbers = _last_visits(pattern, len(array))
+        array[(np.array(entries) + base) % len(array)] = values[numbers]
+
+
+def once(pattern: Steps, depth: int) -> Steps:
+    """`pattern` with loops that do not move the address run once (the result broadcasts)."""
+    return tuple((extent, stride) if stride % depth else (1, 0) for extent, stride in pattern)

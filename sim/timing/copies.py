@@ -1,0 +1,239 @@
+"""LOAD and STORE: rows listed, asked for, and taken or given unit by unit."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from celosia.hw.pipeline import AHEAD, IN_FLIGHT, ISSUE, MAX_BURST, PLACES, RESPONSES, ROOM, UNTOLD
+from celosia.sim.timing.latency import (
+    BEAT_TO_STEP,
+    BEGIN_TO_ASK,
+    RESPONSE_TO_END,
+    START_TO_STEP,
+    STEP_TO_END,
+    UNIT_TO_BEAT,
+)
+from celosia.sim.timing.memory import Engine
+from celosia.sim.timing.ports import Port
+from celosia.sim.timing.work import NEVER, Work
+
+
+class Listing:
+    """The side of LOAD and STORE that accepts instructions and lists their rows for an engine. One instruction may wait
+    while the rows of the one before are listed."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._begun = 0  # when the last instruction left the place where it waits
+        self._listed = 0  # when its last row had been listed
+        self._asked = deque([-1] * AHEAD, AHEAD)  # when the last bursts of the last rows were asked for
+        self._jobs = deque([-1] * IN_FLIGHT, IN_FLIGHT)  # when the last instructions' data began
+
+    def start(self, ready: int, waiting: int = 0) -> int:
+        """When the next instruction starts, of which as many wait before it that have not begun."""
+        return max(ready, self._begun, self._jobs[waiting] + 1)
+
+    def begin(self, start: int) -> None:
+        """The rows of the instruction that started in cycle `start` are next."""
+        self._begun = max(start + 1, self._listed)
+
+    @property
+    def ask(self) -> int:
+        """When the first burst of the instruction that has begun may be asked for."""
+        return self._begun + BEGIN_TO_ASK
+
+    def end(self, job: int, rows: int, first: int, last: int, data_last: int) -> None:
+        """first, last: beats of the train; data_last: the last step of the data's side."""
+        self._jobs.append(job)
+        listed = self._begun + rows
+        if rows > PLACES:
+            listed = max(listed, data_last + 1 - (PLACES + 1) * (data_last - job) // rows)
+        asked, each = self._engine.asked, (last - first) // rows
+        ahead = self._asked[rows - 1] if rows <= AHEAD else asked - AHEAD * each
+        self._listed = max(listed, ahead + 1)
+        for left in range(min(rows, AHEAD) - 1, -1, -1):
+            self._asked.append(asked - left * each)
+
+
+class Lane:
+    """Rows of DRAM through the engine to the writer, with ROOM beats between them.
+
+    An instruction starts once there is a place for it, has its train sent (`open`), between whose bursts those of fetch
+    may come, and ends (`close`).
+    """
+
+    def __init__(self, engine: Engine, ports: list[Port]) -> None:
+        self._engine, self._listing, self._ports = engine, Listing(engine), ports
+        self._last = 0  # the writer's last step
+        self._beats = 0  # of all instructions so far
+        # How the writer took the last instructions' beats out of the engine: (beats before, beats, from, to).
+        self._taken: deque[tuple[int, int, int, int]] = deque([(0, 0, 0, 0)], 2 * IN_FLIGHT)
+        self._started: deque[tuple[Work, int]] = deque()  # instructions that have started, and when
+        self._first = 0  # beat of the train that is open
+        self.turns = -1  # bursts of fetch that may still come between those of the open train; -1: none is open
+
+    @property
+    def port(self) -> int:
+        """The port that the instruction whose train is open shares with VECTOR."""
+        return self._started[0][0].port
+
+    @property
+    def full(self) -> bool:
+        """Whether it is not known when one more instruction may start."""
+        return len(self._started) == 2
+
+    def start(self, work: Work, ready: int) -> int:
+        """Start an instruction in cycle `ready` or later; returns when."""
+        start = self._listing.start(ready, len(self._started))
+        self._started.append((work, start))
+        if len(self._started) == 1:
+            self._listing.begin(start)
+        return start
+
+    def ask(self) -> int:
+        """When the first burst of the next train is asked for."""
+        if not self._started:
+            return NEVER
+        work, _ = self._started[0]
+        return max(self._listing.ask, self._engine.next_ask, self._room(min(work.beats // work.bursts, MAX_BURST)))
+
+    def open(self, ask: int) -> None:
+        work, _ = self._started[0]
+        self._first, _ = self._engine.train(ask, work.bursts, round(work.beats * self._engine.channel.beat))
+        self._engine.disturb(self._first)
+        self.turns = work.bursts
+
+    def close(self) -> tuple[Work, int]:
+        """The instruction whose train was open, and its end."""
+        work, start = self._started.popleft()
+        steps, lead, trail, beats, bursts = work.steps, work.lead, work.trail, work.beats, work.bursts
+        first, last = self._first, self._engine.ends[-1]
+        job = max(start + 1, self._last - 1)
+        begin = max(start + START_TO_STEP, self._last + 1)
+        end = self._written(work, begin, first + BEAT_TO_STEP, last + BEAT_TO_STEP)
+        self._hold_back(end - trail, steps - lead - trail, work.rows, bursts, beats)
+        self._taken.append((self._beats, beats, first + 2, max(last, end - trail - 2)))
+        self._beats += beats
+        self._last = end
+        self._listing.end(job, work.rows, first, last, end)
+        if self._started:
+            self._listing.begin(self._started[0][1])
+        self.turns = -1
+        return work, end + STEP_TO_END
+
+    def _written(self, work: Work, begin: int, first: int, last: int) -> int:
+        """The writer's last step, where it may take the first one in cycle `begin`, data in cycle `first` and the last
+        of it in `last`. A step that finds no data waits for it, one that finds the port taken waits, too."""
+        data = work.steps - work.lead - work.trail
+        behind = self._behind(data, work.bursts, work.beats)
+        waits = [(begin, work.steps), (first, work.steps - work.lead), (last, 1 + work.trail + behind)]
+        if not work.port:
+            return max(cycle + left - 1 for cycle, left in waits)
+        # A step is in front of the port in the next cycle.
+        port = self._ports[work.port]
+        port.forget(begin + 1)
+        for start in port.starts(first + 1, last + 1):
+            arrived = data * (start - 1 - first) // (last - first + 1)
+            waits.append((start - 1, work.steps - work.lead - arrived))
+        return max(port.left(cycle + 1, left) for cycle, left in waits) - 1
+
+    def _behind(self, steps: int, bursts: int, beats: int) -> int:
+        """Steps by which the writer is behind when the last bunch of a train has come, as far as it began with that."""
+        if steps <= beats:
+            return 0
+        bunch = (bursts - 1) % self._engine.outstanding + 1 if self._engine.waits(bursts, beats) else 1
+        return (steps - beats) * bunch // bursts
+
+    def _room(self, beats: int) -> int:
+        """When the engine has room for a burst of `beats`."""
+        wanted = self._beats + beats - ROOM
+        for before, count, begin, end in reversed(self._taken):
+            if before < wanted or not before:
+                return begin + (end - begin) * max(0, wanted - before) // max(1, count) + 2 if wanted > 0 else 0
+        return 0
+
+    def _hold_back(self, end: int, steps: int, rows: int, bursts: int, beats: int) -> None:
+        """Where the writer is slower than memory, the engine asks for its last burst when that has room."""
+        ahead = min(ROOM, PLACES * beats // rows)
+        if beats > ahead:
+            engine, burst = self._engine, beats // bursts
+            last = end - steps * ahead // beats + engine.lead + burst
+            if last > engine.ends[-1]:
+                engine.delay(last - engine.ends[-1])
+                engine.channel.next = max(engine.channel.next, last + 1)
+
+
+class Load:
+    """Hands instructions in order to lanes that work side by side, and tells their ends in that order.
+
+    An instruction passes its gate (`accept`) and starts once its lane has a place for it.
+    """
+
+    def __init__(self, engines: Sequence[Engine], ports: list[Port]) -> None:
+        self.lanes = [Lane(engine, ports) for engine in engines]
+        self._issued: deque[tuple[Work, int]] = deque()  # instructions behind the gate, and when they may start
+        self._free = 0  # when the next one may start
+        self._untold: deque[Work] = deque()  # those that have started, and whose end is not known
+        self._ended: list[deque[int]] = [deque() for _ in engines]  # of each lane, when the first of those ended
+        self._told = deque([-1] * UNTOLD, UNTOLD)  # the last ends
+
+    @property
+    def full(self) -> bool:
+        """Whether one more instruction would have to wait for the start of one that is not known."""
+        return len(self._issued) >= ISSUE
+
+    def accept(self, work: Work, ready: int) -> None:
+        self._issued.append((work, ready))
+
+    def start(self) -> tuple[Work, int] | None:
+        """The next instruction to start, and when; None where that is not known."""
+        waiting = len(self._untold)
+        if not self._issued or waiting == UNTOLD or self.lanes[self._issued[0][0].lane].full:
+            return None
+        work, ready = self._issued.popleft()
+        start = self.lanes[work.lane].start(work, max(ready, self._free, self._told[waiting]))
+        self._free = start + 1
+        self._untold.append(work)
+        return work, start
+
+    def end(self, lane: int, end: int) -> list[tuple[Work, int]]:
+        """The oldest instruction of a lane is at its end: the instructions whose ends can now be told, and when."""
+        self._ended[lane].append(end)
+        told = []
+        while self._untold and self._ended[self._untold[0].lane]:
+            work = self._untold.popleft()
+            self._told.append(max(self._ended[work.lane].popleft(), self._told[-1] + 1))
+            told.append((work, self._told[-1]))
+        return told
+
+
+class Store:
+    """Units from `out`, packed into beats, and their responses."""
+
+    def __init__(self, engine: Engine, reads: Engine, response: int) -> None:
+        self._engine, self._listing, self._response, self._reads = engine, Listing(engine), response, reads
+        self._last = 0  # the reader's last unit
+        self._ends = deque([-1] * RESPONSES, RESPONSES)
+
+    def run(self, ready: int, work: Work) -> tuple[int, int]:
+        steps, beats = work.steps, work.beats
+        start = max(self._listing.start(ready), self._ends[0])
+        self._listing.begin(start)
+        units = -(-steps // beats)  # of a beat
+        unit = max(start + START_TO_STEP, self._last + 1) + units - 1
+        slots = max(round(beats * self._engine.channel.beat) + self._share(unit, beats), steps)
+        ask = max(self._listing.ask, unit + UNIT_TO_BEAT - self._engine.lead)
+        first, last = self._engine.train(ask, work.bursts, slots - units + 1, units - 1)
+        self._listing.end(max(start + 1, self._last), work.rows, first, last, last)
+        self._last = last - UNIT_TO_BEAT
+        end = last + self._response + RESPONSE_TO_END
+        self._ends.append(end)
+        return start, end
+
+    def _share(self, begin: int, beats: int) -> int:
+        """Slots that LOAD takes from a STORE of `beats`, and that from LOAD, if they share the DRAM's time."""
+        taken = round(beats * self._engine.channel.shared)
+        if taken:
+            self._reads.disturbed.append((begin, taken))
+        return taken

@@ -1,0 +1,112 @@
+"""Fetch: instructions come in bursts between those of LOAD, and go to the queues of the units."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from celosia.hw.config import Config
+from celosia.hw.isa import Unit, instruction_bytes
+from celosia.hw.pipeline import FETCH_BURSTS, fetch_burst
+from celosia.sim.memory import MemoryModel
+from celosia.sim.timing.latency import (
+    ASK_TO_ADDRESS_FETCH,
+    ASK_TO_ASK_FETCH,
+    BEAT_TO_WORD,
+    FIRST_ASK,
+    WORD_TO_QUEUE,
+)
+from celosia.sim.timing.memory import Engine
+from celosia.sim.timing.work import NEVER
+
+
+class Fetch:
+    """Reads instructions ahead and puts them into the queues, in order.
+
+    left[u]: when each instruction of unit u left its queue, as far as known; whoever learns it appends to it. A queue
+    that is full holds up everything behind it.
+    """
+
+    def __init__(self, cfg: Config, memory: MemoryModel, load: Engine, units: list[int], address: int) -> None:
+        size = instruction_bytes(cfg)
+        self._load, self._channel, self._lead = load, load.channel, ASK_TO_ADDRESS_FETCH + memory.read_latency
+        self._turn = 1 + memory.read_latency
+        self._parts = max(1, size // cfg.bus_bytes)  # beats of a word
+        self._words = max(1, cfg.bus_bytes // size)  # words of a beat
+        self._longest = fetch_burst(cfg)
+        self._room = FETCH_BURSTS * self._longest
+        self.beats = -(-len(units) * size // cfg.bus_bytes)
+        self._place = address // cfg.bus_bytes % self._longest
+        self._promised = 0  # beats asked for
+        self._ask = FIRST_ASK - ASK_TO_ASK_FETCH
+        self._arrived: deque[tuple[int, int]] = deque()  # bursts not used up: beats through each, cycle of its last one
+        self._joined: list[int] = []  # when each word was there
+        self._valid: list[int] = []  # and when it had been checked
+        self.put: list[int] = []  # and when it went to its queue
+        self._units, self._depth, self._queued = units, cfg.queue_depth, [0] * len(Unit)
+        self.left: list[list[int]] = [[] for _ in Unit]
+
+    def words(self) -> int:
+        """Put all words that are there into their queues, as far as room is known. Returns the mask of the units whose
+        queue was empty."""
+        mask = 0
+        while self._word():
+            unit = self._units[len(self.put) - 1]
+            if self._queued[unit] == len(self.left[unit]) + 1:
+                mask |= 1 << unit
+        return mask
+
+    def _word(self) -> bool:
+        """Put the next word into its queue; False where it has not arrived, or room is not known."""
+        number = len(self.put)
+        if number == len(self._units):
+            return False
+        if number == len(self._valid):
+            through = (number // self._words + 1) * self._parts
+            if self._promised < through:
+                return False
+            while self._arrived[0][0] < through:
+                self._arrived.popleft()
+            beats, last = self._arrived[0]
+            # A word is checked after the one before has gone to its queue, and put together once that one is checked.
+            before = self._valid[-1] - WORD_TO_QUEUE + self._parts if number else 0
+            self._joined.append(max(before, last - (beats - through) + BEAT_TO_WORD))
+            self._valid.append(max(self._joined[-1], self.put[-1] + 1 if number else 0) + WORD_TO_QUEUE)
+        unit = self._units[number]
+        full = self._queued[unit] - self._depth
+        if full >= len(self.left[unit]):
+            return False
+        self.put.append(max(self._valid[number], self.left[unit][full] + 1) if full >= 0 else self._valid[number])
+        self._queued[unit] += 1
+        return True
+
+    def next_ask(self) -> int:
+        """When the next burst is asked for: as soon as the buffer has room for the longest one. NEVER if unknown."""
+        if self._promised == self.beats:
+            return NEVER
+        gone = self._promised + self._longest - self._room
+        ask = self._ask + ASK_TO_ASK_FETCH
+        if gone <= 0:
+            return ask
+        word = -(-gone // self._parts) * self._words - 1
+        return max(ask, self._joined[word]) if word < len(self._joined) else NEVER
+
+    def burst(self, ask: int) -> None:
+        """Read a burst. Where LOAD is still asking for a train, the bursts that it has outstanding come first, and
+        those that follow are later by this one."""
+        beats = min(self.beats - self._promised, self._longest - (self._place + self._promised) % self._longest)
+        channel, load = self._channel, self._load
+        slots = round(beats * channel.beat)
+        self._ask = ask
+        self._promised += beats
+        first = ask + self._lead
+        if ask < load.asked:  # between bursts of a train
+            queued = ask + ASK_TO_ADDRESS_FETCH + load.outstanding * load.burst
+            first = channel.after(max(first, min(channel.next, queued)), 0)
+            channel.next = channel.after(max(first, channel.next), slots)
+            load.delay(slots)
+        else:
+            first = channel.after(max(first, channel.next, channel.ends[0] + self._turn), 0)
+            channel.next = channel.after(first, slots)
+        last = channel.after(first, slots - 1)
+        channel.ends.append(last)
+        self._arrived.append((self._promised, last))

@@ -1,0 +1,43 @@
+"""Cycles from one event to another, by the registers between them.
+
+Nothing else declares them, for they are what the RTL's registers add up to; tests/sim/test_timing.py measures them on
+the RTL. Depths of queues and stages of the vector unit are in `hw/pipeline.py`.
+"""
+
+FIRST_ASK = 4
+"""Write of `control` -> first burst of fetch asked for: start, clear, run, limits checked, length of the burst."""
+ASK_TO_ADDRESS_FETCH = 2
+"""Fetch asks -> memory has the address: registers of fetch and of the read channel's arbiter."""
+ASK_TO_ADDRESS = 1
+"""An engine of LOAD or STORE asks for a burst -> memory has the address: the register in front of AXI."""
+ASK_TO_ASK_FETCH = 2
+"""Fetch asks -> asks again: the register of its request."""
+BEAT_TO_WORD = 2
+"""Last beat of an instruction -> its word is there: fetch's buffer, the word put together."""
+WORD_TO_QUEUE = 1
+"""A word is there -> it may go to its queue: checked."""
+QUEUE_TO_GATE = 2
+"""An instruction goes to its queue, an empty one -> it is at its gate: memory, the register behind it."""
+END_TO_ASK = 1
+"""Last beat of a burst (response, of STORE) -> the engine may ask for another in its place."""
+START_TO_ASK = 4
+"""LOAD or STORE starts -> its first burst is asked for: waiting block, listed row, queue, splitter."""
+BEGIN_TO_ASK = START_TO_ASK - 1
+START_TO_STEP = 3
+"""LOAD or STORE starts -> its first step: job queue, walker, and LOAD's plan or STORE's read."""
+BEAT_TO_STEP = 5
+"""A beat arrives -> LOAD writes its first unit: buffer of two stages, queues in front of the aligner and behind it."""
+STEP_TO_END = 3
+"""LOAD's last step -> end: register in front of the port, `done`."""
+GEMM_STAGES = 7
+"""GEMM's last step -> end beside the adder tree: operands, products, sums, accumulator read, add and write, `done`."""
+WRITE_TO_END = 2
+"""The write of GEMM's or VECTOR's last entry -> end: `done`."""
+READ_TO_WRITE = 4
+"""GEMM reads an accumulator -> it writes the sum (gemm.py)."""
+UNIT_TO_BEAT = 2
+"""STORE's reader has a unit -> its beat is offered to memory: the queue in front of the packer, the packer."""
+RESPONSE_TO_END = 2
+"""The response to STORE's last burst -> end: the engine's answer, `done`."""
+END_TO_DONE = 1
+"""The last end of an instruction -> the run is done: control's register of what is quiet."""

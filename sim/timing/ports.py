@@ -1,0 +1,101 @@
+"""Ports of scratchpads that two parties share."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from celosia.sim.timing.work import Train, Work
+
+
+class Port:
+    """A port of a scratchpad that two parties share: the second has the cycles that the first leaves."""
+
+    def __init__(self) -> None:
+        self._taken: deque[Train] = deque()
+
+    def take(self, writes: Train) -> None:
+        self._taken.append(writes)
+
+    def forget(self, cycle: int) -> None:
+        """No one asks for a cycle before `cycle` any more."""
+        while self._taken and self._taken[0].last < cycle:
+            self._taken.popleft()
+
+    def served(self, wanted: Train, stalls: Callable[[int], int] = lambda entries: 0) -> int:
+        """When the last entry has its turn that wants it at these times, if each waits for the one before.
+
+        stalls: cycles that as many entries in a row lose elsewhere.
+        """
+        last = self.left(wanted.last, 1)
+        if self._taken:
+            for start in (wanted.first, *self.starts(wanted.first, wanted.last)):
+                entries = wanted.entries - wanted.through(start - 1)
+                alone = self.left(start, 1) + entries - 1 + stalls(entries)
+                last = max(last, alone, self.left(start, entries))
+        return last
+
+    def starts(self, first: int, last: int) -> list[int]:
+        """When the first party begins to use it, between these cycles."""
+        return [train.first for train in self._taken if first < train.first < last]
+
+    def left(self, cycle: int, count: int) -> int:
+        """The cycle that is the `count`-th left to the second party from `cycle` on."""
+        for first, period, taken in self._taken:
+            end = first + (taken - 1) * period
+            if end < cycle or cycle + count <= first:
+                continue
+            if cycle < first:
+                count -= first - cycle
+                cycle = first
+            # Of the cycles from `first` on, every one that is a multiple of `period` behind it is taken.
+            gone = -(-(cycle - first) // period)
+            free = (taken - 1) * (period - 1) - (cycle - first - gone)
+            if count <= free:
+                turns, rest = divmod(cycle - first - gone + count - 1, period - 1)
+                return first + turns * period + 1 + rest
+            count -= free
+            cycle = end + 1
+        return cycle + count - 1
+
+
+class Acc:
+    """The accumulators: two banks, each with a read port and a write port that are GEMM's before they are VECTOR's."""
+
+    def __init__(self) -> None:
+        self._reads, self._writes = (Port(), Port()), (Port(), Port())
+
+    def gemm(self, work: Work, reads: Train, writes: Train) -> None:
+        if work.reads:
+            self._take(self._reads, work.read_bank, work.read_here, reads)
+        self._take(self._writes, work.write_bank, work.write_here, writes)
+
+    def _take(self, ports: tuple[Port, Port], bank: int, here: int, train: Train) -> None:
+        ports[bank].take(train._replace(entries=here))
+        if here < train.entries:
+            ports[1 - bank].take(train.after(here))
+
+    def forget(self, cycle: int) -> None:
+        for port in (*self._reads, *self._writes):
+            port.forget(cycle)
+
+    def vector_reads(self, work: Work, trains: list[Train], stalls: Callable[[int], int]) -> int:
+        """By how much the last of VECTOR's reads is later than it wants to be; see `Port.served`."""
+        here = work.read_here * (work.steps // work.outputs)
+        return self._late(self._reads, work.read_bank, here, trains, stalls)
+
+    def vector_writes(self, work: Work, train: Train) -> int:
+        return self._late(self._writes, work.write_bank, work.write_here, [train], lambda entries: 0)
+
+    def _late(
+        self, ports: tuple[Port, Port], bank: int, here: int, trains: list[Train], stalls: Callable[[int], int]
+    ) -> int:
+        late = 0
+        for train in trains:
+            before = max(0, min(here, train.entries))
+            for port, part in ((ports[bank], train.only(before)), (ports[1 - bank], train.after(before))):
+                if part.entries:
+                    wanted = part._replace(first=part.first + late)
+                    late += port.served(wanted, stalls) - wanted.last
+            here -= train.entries
+        return late

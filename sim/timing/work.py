@@ -1,0 +1,57 @@
+"""What goes through the machine: instructions, and the cycles in which their entries come."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+NEVER = 1 << 62
+"""A cycle that no run comes to."""
+
+
+class Work(NamedTuple):
+    """One instruction: its number and its demand."""
+
+    number: int
+    unit: int
+    wait: int
+    post: int
+    steps: int
+    lead: int
+    trail: int
+    rows: int
+    bursts: int
+    beats: int
+    lane: int
+    outputs: int
+    residual: int
+    reads: int
+    feeds: int
+    port: int
+    read_bank: int
+    read_here: int
+    write_bank: int
+    write_here: int
+
+
+class Train(NamedTuple):
+    """Entries that come one after the other: the first in cycle `first`, `entries` in all, each `period` later."""
+
+    first: int
+    period: int
+    entries: int
+
+    @property
+    def last(self) -> int:
+        return self.first + (self.entries - 1) * self.period
+
+    def after(self, entries: int) -> Train:
+        """Without its first entries."""
+        return Train(self.first + entries * self.period, self.period, self.entries - entries)
+
+    def only(self, entries: int) -> Train:
+        """Its first entries."""
+        return self._replace(entries=entries)
+
+    def through(self, cycle: int) -> int:
+        """How many come until `cycle`."""
+        return max(0, min(self.entries, (cycle - self.first) // self.period + 1))

@@ -1,0 +1,237 @@
+"""Numbers in README and docs are figures of docs/figures.json, as they are now or with the commit where they were."""
+
+from __future__ import annotations
+
+import dataclasses
+import doctest
+import re
+import subprocess
+from itertools import chain
+from pathlib import Path
+
+import onnx
+import pytest
+from benchmarks import figures
+from benchmarks.catalogue import FIGURES
+from benchmarks.figures import QUOTE, Figure, as_it_should_be, changed, pages, read, worded
+from benchmarks.rows import Row
+
+record = figures.record  # before the fixture of these tests takes it away
+ALL = {figure.name: figure for figure in chain(*FIGURES.values())}
+AGAIN = "write it again: python -m benchmarks figures"
+
+# The pages of this repository ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", ["docs/figures.md", *(str(path.relative_to(figures.ROOT)) for path in pages())])
+def test_pages_say_what_the_figures_say(page: str) -> None:
+    path = figures.ROOT / page
+    now, then = as_it_should_be(path, FIGURES), path.read_text(encoding="utf-8")
+    stale = [f"{old!r}: {new!r}" for old, new in zip(then.splitlines(), now.splitlines()) if old != new]
+    assert now == then, f"{AGAIN}\n" + "\n".join(stale)
+
+
+def test_the_file_has_the_figures_that_there_are() -> None:
+    assert len(ALL) == sum(map(len, FIGURES.values()))
+    assert set(read()) <= set(ALL)
+    moved = {name for figure in ALL.values() for name in figure.of if not (figures.ROOT / name).exists()}
+    assert not moved, "catalogue.py names folders that are not there"
+    for name, entry in read().items():
+        given = {"value", "unit", "command"} | (set() if ALL[name].count else {"commit", "processor", "of"})
+        assert set(entry) == given and entry["unit"] == ALL[name].unit
+        assert set(entry.get("of", ())) == set(ALL[name].of)
+
+
+@pytest.mark.skipif(onnx.__version__ != "1.23.2", reason="the operator tests that are counted are those of onnx 1.23.2")
+@pytest.mark.parametrize("name", [name for name, figure in ALL.items() if figure.count is not None])
+def test_what_is_counted_is_so_many(name: str) -> None:
+    count = ALL[name].count
+    assert count is not None and read()[name]["value"] == count(), AGAIN
+
+
+def test_proved_is_of_all_properties() -> None:
+    text = (figures.ROOT / "docs" / "proved.md").read_text(encoding="utf-8")
+    properties, mutants = (read()[f"formal-{what}"]["value"] for what in ("properties", "mutants"))
+    assert text.count("\n| ") - 1 == properties, "write it again: make prove"
+    assert f"{properties} of {properties} properties proved, {mutants} of {mutants} mutants caught" in text
+
+
+def unquoted(text: str) -> list[str]:
+    """Measured numbers of README that are no figure: in its first screen those with a unit, in its table all."""
+    first = re.sub(r"`[^`]*`", "", QUOTE.sub("", text[: text.index("## Try it")]))
+    found = re.findall(r"\d[\d.,]*(?: million| M| seconds| s\b|%| ×|× )[^\n]{0,20}", first)
+    rows = re.findall(r"^\|.*\|$", text[text.index("## Figures") : text.index("## Change")], re.MULTILINE)
+    measured = [row.split("|")[3] for row in rows[2:]]
+    assert len(measured) > 8
+    return found + [cell for cell in measured if re.search(r"\d", QUOTE.sub("", cell))]
+
+
+def test_what_readme_promises_is_a_figure() -> None:
+    text = (figures.ROOT / "README.md").read_text(encoding="utf-8")
+    assert unquoted(text) == ["7.7 million, without its first "]  # VTA's, as its authors have it
+    quote = next(m[0] for m in QUOTE.finditer(text[text.index("## Figures") :]))
+    assert len(unquoted(text.replace(quote, "12"))) == 2
+    assert len(unquoted(text.replace("## Try it", "41% of it\n\n## Try it"))) == 2
+
+
+def test_a_campaign_is_a_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime")
+    from benchmarks.differential import campaign
+    from benchmarks.differential.judge import EQUAL, WRONG, Verdict
+
+    for number, verdict in enumerate((EQUAL, WRONG, EQUAL)):
+        campaign.Journal(tmp_path / "kept", 7).note(campaign.Judged(number, "qdq", Verdict(verdict)))
+    monkeypatch.setattr(campaign, "findings", lambda *given: [])
+    (row,) = campaign.rows(7, 3, 1, tmp_path, tmp_path / "kept", lambda text: None)
+    wrong, counted = ALL["differential-wrong"], ALL["differential-counted"]
+    assert figures.measured(wrong, [row]) is None  # of too few
+    row = dataclasses.replace(row, command=row.command.replace("--count 3", "--count 5000"))
+    command = "python -m benchmarks differential --seed 7 --count 5000"
+    assert figures.measured(wrong, [row]) == (1, command) and figures.measured(counted, [row]) == (3, command)
+
+
+# Planted -------------------------------------------------------------------------------------------------------------
+
+SPEED = Figure(
+    "speed", "how fast", "cycles", ("hw", "sim"), "bench * --on", ("a", "b"), lambda *rows: sum(r["n"] for r in rows)
+)
+ONE = Figure("one", "one", "s", ("sim",), "bench one", ("one",), lambda row: row["n"], most=3)
+TABLE = Figure("table", "a table", "", ("hw",), "make table")
+CATALOGUE = {"Things": (SPEED, ONE, TABLE, Figure("files", "files", count=lambda: 7))}
+README = """It takes [1.00 M cycles](docs/figures.md#speed) and
+[2 s](docs/figures.md#one), for [1 files](docs/figures.md#files), [as measured](docs/figures.md#table).
+"""
+
+
+def rows(n: int = 1_234_567, on: str = "--on") -> list[Row]:
+    own = [Row(key, "", "", "", True, f"bench {key} {on}", {"n": n if key == "a" else 0}) for key in "ab"]
+    return [*own, Row("one", "", "", "", True, "bench one", {"n": 2.5})]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name, text in (("docs/figures.json", "{}"), ("hw/a.py", "a"), ("sim/b.py", "b"), ("README.md", README)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "docs" / "page.md").write_text("[1,000 cycles](figures.md#speed)\n")
+    for command in ("init -q", "add .", "-c user.name=a -c user.email=a@b commit -q -m a"):
+        subprocess.run(["git", *command.split()], cwd=tmp_path, check=True)
+    assert record(rows(), CATALOGUE, ["table"], tmp_path) == ["speed", "one", "table"]
+    return tmp_path
+
+
+def later(root: Path, file: str = "hw/a.py") -> None:
+    """A change of what was measured."""
+    figures.digest.cache_clear()
+    (root / file).write_text("changed")
+
+
+def test_a_benchmark_writes_the_file_and_the_pages(root: Path) -> None:
+    entry = read(root)["speed"]
+    assert entry["value"] == 1_234_567 and entry["unit"] == "cycles" and entry["command"] == "bench --on"
+    assert (
+        re.fullmatch("[0-9a-f]{7,}", entry["commit"])
+        and "cores" in entry["processor"]
+        and set(entry["of"]) == {"hw", "sim"}
+    )
+    text = (root / "README.md").read_text()
+    assert "[1.23 M cycles](docs/figures.md#speed)" in text and "[2 s](docs/figures.md#one)" in text  # 2.5, to even
+    assert "[7 files]" in text and "[as measured]" in text
+    assert (root / "docs" / "page.md").read_text() == "[1,234,567 cycles](figures.md#speed)\n"
+    assert '<a id="one"></a>one | ≤ 3 | 2.5 s | `bench one` |' in (root / "docs" / "figures.md").read_text()
+
+
+def test_a_planted_stale_figure_is_found(root: Path) -> None:
+    path = root / "README.md"
+    right = path.read_text()
+    assert as_it_should_be(path, CATALOGUE, root) == right
+    path.write_text(right.replace("1.23 M", "1.22 M"))
+    assert as_it_should_be(path, CATALOGUE, root) == right != path.read_text()
+    record([], CATALOGUE, (), root)
+    assert path.read_text() == right
+
+
+def test_what_was_measured_before_a_change_is_of_then(root: Path) -> None:
+    later(root)
+    at = read(root)["speed"]["commit"]
+    for page in ("README.md", "docs/page.md", "docs/figures.md"):
+        assert as_it_should_be(root / page, CATALOGUE, root) != (root / page).read_text()
+    assert changed(SPEED, read(root)["speed"], root) == ["hw"] and not changed(ONE, read(root)["one"], root)
+    assert record([], CATALOGUE, (), root) == []
+    text = (root / "README.md").read_text()
+    assert f"[1.23 M cycles at {at}](docs/figures.md#speed)" in text and f"[as measured at {at}]" in text
+    assert "[2 s](docs/figures.md#one)" in text
+    assert f"{at}, {figures.processor()}; since then hw changed" in (root / "docs" / "figures.md").read_text()
+    record([], CATALOGUE, (), root)
+    assert (root / "README.md").read_text() == text
+    record(rows(2_000_000), CATALOGUE, (), root)  # measured again, but not yet committed
+    assert "[2.00 M cycles](docs/figures.md#speed)" in (root / "README.md").read_text()
+    assert read(root)["speed"]["commit"] == f"{at}+"
+
+
+def test_a_file_that_is_new_or_moved_is_a_change(root: Path) -> None:
+    entry, new = read(root)["one"], root / "sim" / "new.py"
+    for change, found in (
+        (lambda: new.write_text(""), ["sim"]),
+        (new.unlink, []),
+        (lambda: (root / "sim" / "b.py").rename(new), ["sim"]),
+    ):
+        figures.digest.cache_clear()
+        change()
+        assert changed(ONE, entry, root) == found
+
+
+def test_only_what_was_measured_as_it_is_to_be_is_recorded(root: Path) -> None:
+    other = dataclasses.replace(rows()[2], command="bench one --config tiny")
+    failed = dataclasses.replace(rows()[2], details={})
+    assert record([*rows(on="--off")[:2], other], CATALOGUE, (), root) == []
+    assert record([rows()[0], failed], CATALOGUE, (), root) == []
+    assert record([rows()[2]], CATALOGUE, (), root) == ["one"]
+
+
+def test_a_figure_that_is_not_there_is_an_error(root: Path) -> None:
+    (root / "docs" / "page.md").write_text("[3](figures.md#sped)")
+    with pytest.raises(ValueError, match=r"page\.md: there is no figure 'sped'"):
+        as_it_should_be(root / "docs" / "page.md", CATALOGUE, root)
+    (root / "docs" / "page.md").write_text("[fast](figures.md#speed)")
+    with pytest.raises(ValueError, match="'fast' quotes a figure and has no number"):
+        as_it_should_be(root / "docs" / "page.md", CATALOGUE, root)
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        ("sped=1", "no figure 'sped'"),
+        ("files=8", "no figure 'files' is measured"),
+        ("one", "one is a number"),
+        ("table=1", "a table"),
+    ],
+)
+def test_what_is_given_by_hand_must_be_a_figure(root: Path, given: str, words: str) -> None:
+    before = (root / "docs" / "figures.json").read_text()
+    with pytest.raises(ValueError, match=words):
+        record([], CATALOGUE, [given], root)
+    assert (root / "docs" / "figures.json").read_text() == before
+    assert record([], CATALOGUE, ["one=3.25"], root) == ["one"] and read(root)["one"]["value"] == 3.25
+
+
+def test_what_misses_says_so(root: Path) -> None:
+    record([], CATALOGUE, ["one=3.25"], root)
+    assert "3.25 s: missed" in (root / "docs" / "figures.md").read_text()
+    assert "[3 s: missed](docs/figures.md#one)" in (root / "README.md").read_text()
+    later(root, "sim/b.py")
+    record([], CATALOGUE, (), root)
+    assert f"[3 s: missed at {read(root)['one']['commit']}](docs/figures.md#one)" in (root / "README.md").read_text()
+    record(rows(), CATALOGUE, (), root)
+    assert "[2 s](docs/figures.md#one)" in (root / "README.md").read_text()
+
+
+def test_words_keep_their_form() -> None:
+    assert not doctest.testmod(figures).failed
+    assert worded("98.3% of it", 97.66) == "97.7% of it"
+    assert (
+        worded("1,874", 1_900) == "1,900"
+        and worded("about 7.21 million cycles", 1_500_000) == "about 1.50 million cycles"
+    )
+    assert worded("2 s at 0123abc", 3) == worded("2 s at 0123abc+", 3) == "3 s"
+    assert worded("2 M: missed at unknown", 3e6, " at fedcba9") == "3 M at fedcba9"
