@@ -1,8 +1,8 @@
 """python -m benchmarks [SECTION ...] [--models NAME,...], a section being one of SECTIONS.
 
 Prints a table, updates bench/results.json, and records what the docs quote (figures.py). Without a name: everything but
-`language`, `timed`, `gain`, `names`, `explore`, `tune`, `hardware`, `simspeed` and `differential` (long), and `demo`,
-which sets up a fresh clone; `figures` measures nothing.
+`language`, `timed`, `gain`, `names`, `explore`, `tune`, `hardware`, `simspeed`, `compile_time` and `differential`
+(long), and `demo`, which sets up a fresh clone; `figures` measures nothing.
 Exit code 1 where a promise was measured and not kept, 2 where a page quotes what is no figure.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cpu, explore, figures, gain, hardware, language, names, simspeed, tune, tune_cpu
+from benchmarks import compile_time, cpu, explore, figures, gain, hardware, language, names, simspeed, tune, tune_cpu
 from benchmarks.catalogue import FIGURES
 from benchmarks.differential import MODELS
 from benchmarks.kernels import KERNELS
@@ -32,7 +32,8 @@ from celosia.sim.memory import MEMORY_MODELS, ZYNQ_HP
 
 SECTIONS = (
     "exactness", "models", "cycles", "onchip", "walltime", "eval", "compile", "build", "cpu", "language", "timed",
-    "gain", "names", "explore", "tune", "tune_cpu", "hardware", "simspeed", "differential", "demo", "figures",
+    "gain", "names", "explore", "tune", "tune_cpu", "hardware", "simspeed", "compile_time", "differential", "demo",
+    "figures",
 )  # fmt: skip
 DEFAULT_SECTIONS = SECTIONS[: SECTIONS.index("cpu") + 1]
 KNOWN_MODELS = tuple(dict.fromkeys((*WORKLOADS, *cpu.MODELS, *cpu.NETWORKS)))
@@ -71,7 +72,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="of differential: processes")
     parser.add_argument("--out", type=Path, default=Path("findings"), help="of differential: where findings go")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="of differential: keep verdicts here, and go on")
-    parser.add_argument("--base", metavar="COMMIT", help="of simspeed: what to compare with (default: plain Verilog)")
+    parser.add_argument(
+        "--base",
+        metavar="COMMIT",
+        help="of simspeed and compile_time: what to compare with (default: plain Verilog, nothing)",
+    )
     parser.add_argument("--full", action="store_true", help="of tune, tune_cpu, explore: all of it, hours")
     parser.add_argument(
         "--only",
@@ -159,6 +164,8 @@ def main(arguments: list[str]) -> int:
             if section == "simspeed":
                 models_ = _split(options.models) or ("resnet18",)
                 return chain.from_iterable(simspeed.rows(folder, n, config, options.base, say) for n in models_)
+            if section == "compile_time":
+                return compile_time.rows(folder, _split(options.models), config, options.base, say)
             return hardware.rows(say) if section == "hardware" else getattr(bench, section)()
 
         for section in options.sections or DEFAULT_SECTIONS:

@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 
 from benchmarks.tune import KEPT
@@ -32,12 +33,18 @@ Lines = dict[Key, Result]
 
 
 def winners(network: Network, records: Records) -> Lines:
-    """What decides something in `network`: a line for it, and one for each workload; none where nothing does."""
+    """What chains of layers take that the search of blocks has timed. And what decides something in `network`: a line
+    for it, one for each workload, and one for the network without them; none where nothing does."""
     found = records.best(network.cfg, network.name, network_measurer(TIMED))
+    lines: Lines = {
+        Key.of(network.cfg, name, [], TIMED.version): Result(Status.OK, int(cycles))
+        if isfinite(cycles)
+        else Result(Status.REFUSED)
+        for name, cycles in network.planner.timed.items()
+    }
     if found is None:
-        return {}
+        return lines
     tuned = _needed(network, network_schedule(found[0]))
-    lines: Lines = {}
     for each in network.occurrences():
         if each.workload in tuned:
             point = tuned[each.workload]
@@ -46,7 +53,8 @@ def winners(network: Network, records: Records) -> Lines:
                 raise RuntimeError(f"{each.layer.name} on {network.cfg.name} is {result.status}: {result.detail}")
             lines[Key.of(network.cfg, each.workload, point, TIMED.version)] = result
     if tuned:
-        lines[network_key(network, tuned, TIMED)] = whole(network, tuned, TIMED)
+        for decided in (tuned, {}):  # and what it takes without them, so that nobody need find out again
+            lines[network_key(network, decided, TIMED)] = whole(network, decided, TIMED)
     return lines
 
 
@@ -82,7 +90,7 @@ def lines_of(path: Path, config: str, records: Path, trials: int) -> Lines:
         found.update(winners(network, known if trials else _of_today(known)))
         return network.image, ""
 
-    compile_model(path, config, check=False, improve=improve)
+    compile_model(path, config, check=False, records="none", improve=improve)
     return found
 
 
@@ -101,7 +109,7 @@ def write(config: str, lines: Lines) -> Path:
     fresh.unlink(missing_ok=True)
     records = Records(fresh)
     for key in sorted(lines, key=lambda key: (key.workload, key.schedule)):
-        records.add(key, Result(Status.OK, lines[key].cycles))
+        records.add(key, Result(lines[key].status, lines[key].cycles))
     if lines:
         os.replace(fresh, path)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -37,7 +38,7 @@ from celosia.compiler.graph.tables import compose_tables
 from celosia.compiler.graph.transposed import convolve_transposed
 from celosia.compiler.launch.assemble import Assembler
 from celosia.compiler.launch.image import Image
-from celosia.compiler.launch.lowering import lower
+from celosia.compiler.launch.lowering import Plan, lower
 from celosia.compiler.options import Improve, Options, Progress, Source, taking
 from celosia.compiler.program import Program
 from celosia.compiler.program.host.op import HostError
@@ -48,11 +49,14 @@ from celosia.compiler.tensorize.decisions import Given
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.kernels.tuner import recorded
 from celosia.compiler.tune.measure import TIMED
-from celosia.compiler.tune.network import Network, apply
+from celosia.compiler.tune.network import Network, apply, chains
 from celosia.compiler.tune.records import Records
 from celosia.compiler.tune.shipped import asked_for, shipped
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.hw.config import Config
+
+COLLECTED = 100_000
+"""Objects after which the garbage collector runs while a model is compiled; it takes a sixth of the time otherwise."""
 
 PASSES = Pipeline(
     Pass("shapes", "shapes come from the operators' expressions or are compared", infer_shapes, inside=False),
@@ -102,13 +106,13 @@ def compile(source: Source, options: Options) -> Program:
     Celosia.
     """
     processor = None if options.target is None else find_target(options.target)
-    with compiling_for(processor), _of_shapes(options.shapes):
+    with compiling_for(processor), _of_shapes(options.shapes), _seldom_collected():
         known = asked_for(options.records)
         if options.improve is None and known is not None:
             options = replace(options, improve=_from_records(known, options.say))
         choices = Choices(recorded(known)) if known and known.trials and processor is None else None
         with choosing(choices) if choices else nullcontext():
-            program = _compile(source, options)
+            program = _compile(source, options, known is not None)
         if choices and (told := str(choices)):
             options.say(told)
             program.schedules = "; ".join(filter(None, (program.schedules, told)))
@@ -123,14 +127,27 @@ def compile(source: Source, options: Options) -> Program:
 
 def _from_records(given: Records, say: Progress) -> Improve:
     def improve(network: Network) -> tuple[Image, str]:
-        if not network.image.launches:
+        if not network.launches:
             return network.image, ""
-        image, applied = apply(network, given.joined(shipped(network.cfg)), TIMED)
+        ours = shipped(network.cfg)
+        image, applied = apply(network, given.joined(ours), TIMED, ours)
         damaged = f"; {given.damaged} damaged lines of {given.path} left out" if given.damaged else ""
         say(f"{applied}{damaged}")
         return image, f"{applied}{damaged}"
 
     return improve
+
+
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Let Python look for cycles of garbage every so many objects only: nearly all that is made here lives on."""
+    before = gc.get_threshold()
+    if 0 < before[0] < COLLECTED:
+        gc.set_threshold(COLLECTED, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 @contextmanager
@@ -145,12 +162,14 @@ def _of_shapes(shapes: Shapes | None) -> Iterator[None]:
         raise ModelError(f"{error} (with the shapes given: {given})") from None
 
 
-def _compile(source: Source, options: Options) -> Program:
+def _compile(source: Source, options: Options, with_records: bool) -> Program:
     started = time.perf_counter()
     say, check = options.say, options.check
     cfg = Config.load(options.config)
     given = None if options.decisions is None else Given.load(options.decisions, cfg)
     planner = Planner(cfg, given)
+    if with_records and given is None:
+        planner.timed |= chains(cfg, shipped(cfg))
     say("reading the model")
     found = specialise(source, options.shapes, cfg.batch)
     model = found.graph
@@ -168,13 +187,18 @@ def _compile(source: Source, options: Options) -> Program:
     require_memory(model)
     say("placing operators")
     refused = {} if options.accelerator else dict.fromkeys(model.graph, "compiled for the CPU alone")
-    lowered = lower(cfg, model, planner, refused, () if given is None else given.layers, say)
+    schedules = ""
+
+    def improved(plan: Plan, planner: Planner) -> Image:
+        nonlocal schedules
+        network = Network(cfg, *plan, planner)
+        image, schedules = (network.image, "") if options.improve is None else options.improve(network)
+        return image
+
+    lowered = lower(cfg, model, planner, refused, () if given is None else given.layers, say, improved)
     selection, steps, plan, image = lowered.selection, lowered.steps, lowered.plan, lowered.image
     if given is not None:
         given.check_all_taken()
-    schedules = ""
-    if options.improve is not None:
-        image, schedules = options.improve(Network(cfg, *plan, planner, image))
     say("verifying instructions")
     runs = [
         Run(image.code(launch), layers, launch.layer_of, packed, taken)

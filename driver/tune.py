@@ -75,7 +75,7 @@ def tune(
         tuner = Tuner(known, measuring, trials, judge, search, learner, seed, told)
 
         def improve(network: Network) -> tuple[Image, str]:
-            if not network.image.launches:
+            if not network.launches:
                 raise ModelError(_nothing(source, network.cfg))
             if progress is not None:
                 progress("tuning")

@@ -159,24 +159,32 @@ class Config:
         if self.residual_cycles > self.lanes:
             raise ConfigError(f"residual_cycles must be at most the {self.lanes} lanes, not {self.residual_cycles}")
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Of its numbers, the same in every process. It is asked for at each look into what is remembered by Config."""
+        return hash(tuple(value for value in dataclasses.astuple(self) if isinstance(value, int)))
+
     # Shapes of what the scratchpads hold ------------------------------------------------------------------
 
-    @property
+    @cached_property
     def group(self) -> int:
         """Channels that lie together in DRAM: activations are [N/batch][C/group][H][W][batch][group]."""
         return min(self.block_in, self.block_out)
 
-    @property
+    @cached_property
     def piece_bytes(self) -> int:
         """Bytes of one [batch][group] piece, the smallest thing that load and store move."""
         return self.batch * self.group
 
-    @property
+    @cached_property
     def inp_pieces(self) -> int:
         """Pieces in an entry of inp, [block_in/group][batch][group] int8."""
         return self.block_in // self.group
 
-    @property
+    @cached_property
     def out_pieces(self) -> int:
         """Pieces in an entry of acc, vin and out, [block_out/group][batch][group]."""
         return self.block_out // self.group
@@ -189,7 +197,7 @@ class Config:
     def wgt_bytes(self) -> int:
         return self.block_out * self.block_in
 
-    @property
+    @cached_property
     def lanes(self) -> int:
         """Lanes of the vector unit: one for each int32 of an accumulator entry."""
         return self.batch * self.block_out

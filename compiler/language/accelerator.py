@@ -30,8 +30,9 @@ from celosia.compiler.layer import (
 )
 from celosia.compiler.program.activations import pack_activation, unpack_activation
 from celosia.compiler.tensorize import pack
+from celosia.compiler.tensorize.decide import Fixed
 from celosia.compiler.tensorize.define import define
-from celosia.compiler.tensorize.plan import Fixed, Planner
+from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import CUT, Decisions, Problem, estimate, parts, point, why_not
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.hw.config import Config

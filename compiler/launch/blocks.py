@@ -2,12 +2,18 @@
 
 A block's intermediates stay in scratchpads. Chains are cut where that takes the fewest cycles: dynamic programming over
 the estimates of layers and blocks finds the best few ways, the timing model takes one of them.
+
+Time is linear in layers: a chain is looked at in pieces of AT_ONCE layers, what has been timed is remembered by layers
+and decisions, and where one decision of a block changes, only the groups around it are timed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator
+import hashlib
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from math import inf, isfinite
 
@@ -29,8 +35,8 @@ from celosia.compiler.layer import (
 )
 from celosia.compiler.tensorize import block_space, pack
 from celosia.compiler.tensorize.block_space import BlockProblem
-from celosia.compiler.tensorize.define import define
-from celosia.compiler.tensorize.definition import depthwise
+from celosia.compiler.tensorize.decide import Decider
+from celosia.compiler.tensorize.definition import Definition, depthwise
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Decisions, Problem, choose, estimate
 from celosia.hw.config import Config
@@ -38,10 +44,14 @@ from celosia.sim.timing import predict
 
 LONGEST = 5
 """Layers of a block."""
+AT_ONCE = 6 * LONGEST
+"""Layers of a chain that are looked at together, and so those of a block whose images stay on chip."""
 KEPT = 2
 """Ways to cut a chain that are kept."""
 REFINED = 0.2
 """Share of a network's multiplications from which on a block's tiles are chosen by the timing model."""
+AROUND = 2
+"""Groups of a block before and after one whose tile is chosen that are timed with it."""
 WORTH_A_LOOK = 1.1
 """How many times the cycles of the best way another one may take, by the estimates, to be timed."""
 
@@ -49,26 +59,37 @@ WORTH_A_LOOK = 1.1
 def form_blocks(
     cfg: Config, selection: Selection, planner: Planner, apart: Collection[ir.Node] = (),
     decided: Collection[str] = (),
-) -> None:  # fmt: skip
-    """Put chains of `selection` together as blocks.
+) -> Decider:  # fmt: skip
+    """Put chains of `selection` together as blocks; what decides layers then.
 
     apart: operators whose layers are in no block. decided: names of layers and blocks that are to be as they are.
     """
     if not cfg.forward:
-        return
+        return planner.decider
     cutter = _Cutter(cfg, planner, frozenset(decided), sum(choice.layer.macs for choice in selection.choices))
-    for chain in list(_chains(cfg, selection, frozenset(apart))):
-        for part in cutter.cut(chain):
-            if len(part.choices) > 1:
-                cutter.note(_join(selection, part), part)
+    blocks: list[tuple[_Part, Choice]] = []
+    for chain in _chains(cfg, selection, frozenset(apart)):
+        for first in range(0, len(chain), AT_ONCE):
+            parts = [part for part in cutter.cut(chain[first : first + AT_ONCE]) if len(part.choices) > 1]
+            blocks += [(part, cutter.noted(part, _joined(selection, part))) for part in parts]
+    place = {id(part.choices[-1]): block for part, block in blocks}
+    inside = {id(choice) for part, _ in blocks for choice in part.choices[:-1]}
+    selection.choices[:] = [place.get(id(choice), choice) for choice in selection.choices if id(choice) not in inside]
+    return cutter.decider
 
 
 def _chains(cfg: Config, selection: Selection, apart: frozenset[ir.Node]) -> Iterator[list[Choice]]:
     """The longest chains of at least two layers."""
     choices = selection.choices
+    makers = Counter(choice.layer.y.storage for choice in choices)
+    readers: dict[Storage, list[Choice]] = {}
+    for choice in choices:
+        for storage in {act.storage for act in inputs(choice.layer)}:
+            readers.setdefault(storage, []).append(choice)
     following: dict[int, Choice] = {}
     for before in choices:
-        reader = _only_reader(cfg, before, choices)
+        storage = before.layer.y.storage
+        reader = _only_reader(cfg, before, readers.get(storage, [])) if makers[storage] == 1 else None
         if reader is not None and apart.isdisjoint((*before.nodes, *reader.nodes)):
             following[id(before)] = reader
     later = {id(choice) for choice in following.values()}
@@ -81,17 +102,14 @@ def _chains(cfg: Config, selection: Selection, apart: frozenset[ir.Node]) -> Ite
         yield chain
 
 
-def _only_reader(cfg: Config, before: Choice, choices: list[Choice]) -> Choice | None:
-    """The choice that alone reads what `before` makes, where both can be in a block."""
+def _only_reader(cfg: Config, before: Choice, readers: Sequence[Choice]) -> Choice | None:
+    """The choice that alone reads what `before` alone makes, where both can be in a block. readers: of its storage."""
     layer = before.layer
     y = layer.y
     if not _fits(cfg, layer) or layer.epilogue.residual is not None:
         return None
     if before.value.is_graph_output() or y.group_offset or y.storage_groups != padded_groups(cfg, y.channels):
         return None
-    if any(other.layer.y.storage is y.storage for other in choices if other is not before):
-        return None
-    readers = [other for other in choices if any(act.storage is y.storage for act in inputs(other.layer))]
     if len(readers) != 1 or not _fits(cfg, readers[0].layer) or readers[0].layer.x != y:
         return None
     residual = readers[0].layer.epilogue.residual
@@ -117,7 +135,7 @@ class _Part:
     choices: tuple[Choice, ...]
     cuts: tuple[int, ...] = ()
 
-    @property
+    @cached_property
     def layer(self) -> Layer:
         layers = [choice.layer for choice in self.choices]
         if len(layers) == 1:
@@ -128,6 +146,11 @@ class _Part:
         """Both, with what lies between them whole in a scratchpad."""
         here = len(self.choices)
         return _Part(self.choices + other.choices, (*self.cuts, here, *(here + cut for cut in other.cuts)))
+
+    def groups(self, first: int, end: int) -> _Part:
+        """Those groups of it."""
+        bounds = [0, *self.cuts, len(self.choices)][first : end + 1]
+        return _Part(self.choices[bounds[0] : bounds[-1]], tuple(bound - bounds[0] for bound in bounds[1:-1]))
 
 
 class _Cutter:
@@ -140,9 +163,10 @@ class _Cutter:
     def __init__(self, cfg: Config, planner: Planner, decided: frozenset[str], macs: int) -> None:
         """macs: of the network."""
         self.cfg, self.planner, self.decided, self.macs = cfg, planner, decided, macs
+        self.decider = planner.decider
+        """With what was found of blocks so far."""
         self.groups = {group for name in decided for group in Block.names(name)}
         self.estimated: dict[Hashable, float | None] = {}
-        self.timed: dict[Hashable, float] = {}
 
     def cut(self, chain: list[Choice]) -> list[_Part]:
         ways: list[list[tuple[float, tuple[int, ...]]]] = [[(0.0, ())]]
@@ -181,17 +205,35 @@ class _Cutter:
     def _refine(self, part: _Part) -> None:
         """Choose tiles of groups by the timing model, which knows what adjacent groups wait for: one after the other.
         Whole images that fit a scratchpad are small, so that this takes no time."""
-        problem = define(self.cfg, part.layer)[0].problem
-        if not part.cuts or not isinstance(problem, BlockProblem) or problem in self.planner.preferred:
+        problem = self.planner.definitions(part.layer)[0].problem
+        if not part.cuts or not isinstance(problem, BlockProblem) or problem in self.decider.searched:
             return
-        best, groups = self._cycles([part]), list(block_space.choose(self.cfg, problem).groups)
+        groups = list(block_space.choose(self.cfg, problem).groups)
         for number, group in enumerate(problem.groups):
+            best = self._around(part, groups, number)
             for point in block_space.best_by_piece(self.cfg, group):
                 others = [*groups[:number], point, *groups[number + 1 :]]
-                self.planner.preferred[problem] = Decisions.of_groups(others)
-                if (cycles := self._cycles([part])) < best:
+                if (cycles := self._around(part, others, number)) < best:
                     best, groups = cycles, others
-        self.planner.preferred[problem] = Decisions.of_groups(groups)
+        self.decider = self._with(problem, groups)
+
+    def _around(self, part: _Part, groups: Sequence[Decisions], number: int) -> float:
+        """Cycles of a group of `part` with those beside it under these decisions for its groups; what is so no longer
+        beside another group is tiled by the estimate."""
+        first, end = max(0, number - AROUND), min(len(groups), number + AROUND + 1)
+        near = part.groups(first, end)
+        asked, problem = (self.planner.definitions(each.layer)[0].problem for each in (part, near))
+        assert isinstance(asked, BlockProblem) and isinstance(problem, BlockProblem)
+        try:
+            usual = block_space.choose(self.cfg, problem).groups
+        except Untileable:
+            return inf
+        pairs = zip(problem.groups, asked.groups[first:end], groups[first:end], usual, strict=True)
+        return self._cycles([near], self._with(problem, [d if own == whole else u for own, whole, d, u in pairs]))
+
+    def _with(self, problem: BlockProblem, groups: Sequence[Decisions]) -> Decider:
+        """What decides layers, with these decisions for the groups of a block."""
+        return replace(self.decider, searched={**self.decider.searched, problem: Decisions.of_groups(groups)})
 
     def _may_join(self, part: _Part, joined: _Part) -> bool:
         """Whether what a user has decided allows for it."""
@@ -199,11 +241,12 @@ class _Cutter:
         wanted = any(Block.names(each)[: len(Block.names(name))] == Block.names(name) for each in self.decided)
         return wanted or part.layer.name not in self.decided
 
-    def note(self, block: Choice, part: _Part) -> None:
-        """Note in `block` what its layers would take one by one, and what it takes, by the timing model."""
+    def noted(self, part: _Part, block: Choice) -> Choice:
+        """`block`, with what its layers would take one by one, and what it takes, by the timing model."""
         together, alone = self._cycles([part]) / 2, self._alone(part)
         block.together = together if isfinite(together) else self._estimate(block.layer) or 0
         block.apart = alone if isfinite(alone) else sum(self._estimate(each.layer) or 0 for each in part.choices)
+        return block
 
     def _kept(self, part: _Part) -> list[_Part]:
         """`part`, or its choices one by one where they take fewer cycles: estimates of blocks may be far off."""
@@ -221,7 +264,7 @@ class _Cutter:
     def _estimate(self, layer: Layer) -> float | None:
         """Estimated cycles of `layer`; None for a block that cannot be."""
         try:
-            definitions = define(self.cfg, layer)
+            definitions = self.planner.definitions(layer)
             key = tuple(definition.signature for definition in definitions)
             if key not in self.estimated:
                 self.estimated[key] = sum(estimated(self.cfg, definition.problem) for definition in definitions)
@@ -229,26 +272,41 @@ class _Cutter:
         except Untileable:
             return None if isinstance(layer, Block) else 1e12  # a layer alone says so itself
 
-    def _cycles(self, parts: list[_Part]) -> float:
+    def _cycles(self, parts: Sequence[_Part], decider: Decider | None = None) -> float:
         """Cycles of a chain that is cut into `parts`, by the timing model: twice in a row, so that what the next layers
         overlap with counts."""
+        planner = self.planner.under(decider or self.decider)
         layers = [part.layer for part in parts]
-        found = [definition for layer in layers for definition in define(self.cfg, layer)]
-        key = tuple((d.signature, self.planner.preferred.get(d.problem)) for d in found)
-        if key not in self.timed:
-            twice = [*layers, *_again(layers)]
+        found = [definition for layer in layers for definition in planner.definitions(layer)]
+        searched = planner.decider.searched
+        name = chain_name(
+            [(d, searched.get(d.problem) if isinstance(d.problem, BlockProblem) else None) for d in found]
+        )
+        timed = planner.timed
+        if name not in timed:
+            twice = [*layers, *_again(layers, planner)]
             read = {act.storage for layer in twice for act in inputs(layer)}
             made = {layer.y.storage for layer in twice}
             try:
-                image = build(self.cfg, [twice], [read - made], [{twice[-1].y.storage}], self.planner)
+                image = build(self.cfg, [twice], [read - made], [{twice[-1].y.storage}], planner)
                 code = image.code(image.launches[0]).tobytes()
-                self.timed[key] = predict(self.cfg, code).cycles
+                timed[name] = predict(self.cfg, code).cycles
             except LayerErrors:
-                self.timed[key] = inf
-        return self.timed[key]
+                timed[name] = inf
+        return timed[name]
 
 
-def _again(layers: list[Layer]) -> list[Layer]:
+def chain_name(parts: Sequence[tuple[Definition, Decisions | None]]) -> str:
+    """A chain of layers, twice in a row, in a line, with what was decided for them beside the estimate."""
+    told = repr([(definition.digest, decisions) for definition, decisions in parts])
+    return f"{CHAIN} of {len(parts)} #{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+
+
+CHAIN = "chain"
+"""With this begin the names of chains, among those of workloads."""
+
+
+def _again(layers: Sequence[Layer], planner: Planner) -> list[Layer]:
     """The same layers once more, on what they have made where it has the shape of what they read."""
     x, y = layers[0].x, layers[-1].y
     same = x.storage.groups == y.storage.groups and replace(x, storage=y.storage) == y
@@ -259,7 +317,7 @@ def _again(layers: list[Layer]) -> list[Layer]:
             others[act.storage] = Storage(act.storage.name, act.storage.groups)
         return replace(act, storage=others[act.storage])
 
-    return [moved(layer, placed) for layer in layers]
+    return [planner.known(moved(layer, placed), layer, others) for layer in layers]
 
 
 def estimated(cfg: Config, problem: Problem | BlockProblem) -> float:
@@ -270,8 +328,8 @@ def estimated(cfg: Config, problem: Problem | BlockProblem) -> float:
     return block_space.estimate(cfg, block, block_space.choose(cfg, block))
 
 
-def _join(selection: Selection, part: _Part) -> Choice:
-    """Put a part of a chain together as one choice, in the place of the last."""
+def _joined(selection: Selection, part: _Part) -> Choice:
+    """A part of a chain as one choice."""
     *before, last = part.choices
     for choice in before:
         for known in (selection.forms, selection.written):
@@ -279,8 +337,4 @@ def _join(selection: Selection, part: _Part) -> Choice:
     notes = "; ".join(choice.note for choice in part.choices if choice.note)
     reads = {storage: source for choice in part.choices for storage, source in choice.reads.items()}
     nodes = [node for choice in part.choices for node in choice.nodes]
-    block = Choice(part.layer, nodes, reads, last.value, notes)
-    selection.choices[selection.choices.index(last)] = block
-    inside = {id(choice) for choice in part.choices}
-    selection.choices[:] = [choice for choice in selection.choices if id(choice) not in inside]
-    return block
+    return Choice(part.layer, nodes, reads, last.value, notes)

@@ -111,6 +111,11 @@ def follows(producer: Layer, layer: Layer) -> bool:
     return isinstance(producer, Conv) and isinstance(layer, Pool | Map | Multiply) and layer.x == producer.y and image
 
 
+def is_followed(layers: list[Layer], number: int) -> bool:
+    """Whether the tiles of the next layer of a launch are emitted between those of this one."""
+    return 0 <= number < len(layers) - 1 and follows(layers[number], layers[number + 1])
+
+
 @dataclass
 class _Layer:
     """A layer of a launch, with its tiles in order.
@@ -156,7 +161,7 @@ class _Emitter:
         return self.stream
 
     def _follows(self, number: int) -> bool:
-        return 0 < number < len(self.layers) and follows(self.layers[number - 1], self.layers[number])
+        return is_followed(self.layers, number - 1)
 
     def _planned(self, number: int, layer: Layer) -> _Layer | None:
         """None, and an entry in `refused`, for a layer that does not fit."""

@@ -21,34 +21,39 @@ Plan = tuple[list[list[Layer]], list[set[Storage]], list[set[Storage]]]
 
 @dataclass(frozen=True)
 class Lowered:
-    """Where operators are placed, the order of what is done, and the image of the accelerator's part."""
+    """Where operators are placed, the order of what is done, and the image of the accelerator's part. planner: with
+    what decided its layers."""
 
     selection: Selection
     steps: list[Step]
     plan: Plan
+    planner: Planner
     image: Image
 
 
 def lower(
     cfg: Config, model: ir.Model, planner: Planner, refused: Mapping[ir.Node, str] = {},
     decided: Collection[str] = (), say: Callable[[str], None] = lambda stage: None,
+    made: Callable[[Plan, Planner], Image] | None = None,
 ) -> Lowered:  # fmt: skip
     """Place the operators of `model`, after compile.PASSES, and lower them. The graph stays as it is.
 
     refused: operators that stay on the CPU, with the reason; what fits no tiling joins them. decided: names of layers
-    and blocks that are to be as they are.
+    and blocks that are to be as they are. made: makes the image of the layers; by default
+    `build`.
     """
     on_cpu = dict(refused)
     apart: set[ir.Node] = set()
     while True:
         selection = select(model, cfg, on_cpu)
         say("blocks of layers")
-        form_blocks(cfg, selection, planner, apart, decided)
+        found = planner.under(form_blocks(cfg, selection, planner, apart, decided))
         steps = schedule(cfg, model.graph, selection)
         say("tiling and instructions")
         try:
             plan = layers_of(steps, selection)
-            return Lowered(selection, steps, plan, build(cfg, *plan, planner))
+            image = build(cfg, *plan, found) if made is None else made(plan, found)
+            return Lowered(selection, steps, plan, found, image)
         except LayerErrors as errors:
             plans = [step for step in steps if isinstance(step, LaunchPlan)]
             for (number, layer), reason in errors.reasons.items():

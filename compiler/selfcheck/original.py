@@ -12,7 +12,7 @@ a sum has elements of either, its two results are no bounds, but show what one e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from math import prod
 from typing import Any
 
@@ -76,7 +76,7 @@ class Original:
                     key = (node.domain, node.op_type, read, told, place, len(node.outputs), unlike)
                     self.makers.setdefault(numbered(out, key), node)
 
-    def stops(self, tensor: int, at: Mapping[int, Any], of_shapes: bool = True) -> set[int]:
+    def stops(self, tensor: int, at: Container[int], of_shapes: bool = True) -> set[int]:
         """The tensors of `at` (and inputs) that `tensor` is computed from. of_shapes: also those of which only the
         shape is read."""
         found: set[int] = set()

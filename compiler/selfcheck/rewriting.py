@@ -9,7 +9,7 @@ Quantised ones among those are random, so that no tensor is checked on what fift
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +73,17 @@ class Compared:
 
     tensors: int = 0
     left_out: int = 0
+
+
+@dataclass(frozen=True)
+class _Others:
+    """The tensors of `shared` but for those in `gone`."""
+
+    shared: Container[int]
+    gone: set[int]
+
+    def __contains__(self, number: object) -> bool:
+        return number in self.shared and number not in self.gone
 
 
 @dataclass
@@ -150,7 +161,7 @@ class Comparison:
         not. At the latest it is the model's inputs that decide.
         """
         number, inputs = self.original.number[name], self.original.inputs
-        before = dict(self._before(number))
+        before = _Others(self.shared, {number})
         while True:
             begin = self.original.stops(number, before)
             order, ends = self._order(name, begin)
@@ -163,10 +174,7 @@ class Comparison:
             if not ends and unread.isdisjoint(inside):  # inputs that one side computes with: all that depends on them
                 gone = [each for each in inside if not unread.isdisjoint(self.original.stops(each, {}))] or gone
             for each in gone:
-                del before[each]
-
-    def _before(self, number: int) -> Mapping[int, str]:
-        return {each: name for each, name in self.shared.items() if each != number}
+                before.gone.add(each)
 
     # The model's side ------------------------------------------------------------------------------------------
 
@@ -180,7 +188,7 @@ class Comparison:
             if each in self.values:
                 waiting.pop()
                 continue
-            stops = self.original.stops(each, self._before(each))
+            stops = self.original.stops(each, _Others(self.shared, {each}))
             if missing := [stop for stop in stops if stop not in self.values]:
                 waiting += missing
                 continue

@@ -119,7 +119,10 @@ class _Level:
         return max(1, self.problem.sums)
 
 
-def _levels(cfg: Config, p: Group, d: Decisions) -> list[_Level]:
+Levels = list[_Level]
+
+
+def _levels(cfg: Config, p: Group, d: Decisions) -> Levels:
     """From the first layer to the last; a result is computed where the next layer's windows reach, within the image."""
     found: list[_Level] = []
     rows, columns = min(d.y, p.last.rows), min(d.x, p.last.columns)
@@ -141,6 +144,11 @@ def _levels(cfg: Config, p: Group, d: Decisions) -> list[_Level]:
 
 def why_not(cfg: Config, p: Group, d: Decisions) -> str | None:
     """Why `d` is not a point of the space of a group, or None."""
+    return _why_not(cfg, p, d, None)
+
+
+def _why_not(cfg: Config, p: Group, d: Decisions, levels: Levels | None) -> str | None:
+    """The same, `levels` being those of `d` if they are known."""
     last = p.last
     for name, size in (("n", last.out_blocks), ("y", p.rows), ("x", p.columns), ("k", max(last.in_blocks, 1))):
         if not 1 <= getattr(d, name) <= size:
@@ -152,7 +160,7 @@ def why_not(cfg: Config, p: Group, d: Decisions) -> str | None:
     top, bottom = p.padding
     if p.following is not None and (d.x < p.columns or d.y <= top or (p.rows - 1) % d.y < bottom):
         return "a tile of what stays on chip must have whole rows, and more than padding"
-    for scope, entries, depth in _needs(cfg, p, d):
+    for scope, entries, depth in _needs(cfg, p, d, levels or _levels(cfg, p, d)):
         if entries > depth:
             return f"a tile takes {entries} entries of {scope}, where {depth} are to be had"
     if max(d.y, d.x, d.n) > EXTENT_MAX:
@@ -160,9 +168,8 @@ def why_not(cfg: Config, p: Group, d: Decisions) -> str | None:
     return None
 
 
-def _needs(cfg: Config, p: Group, d: Decisions) -> Iterator[tuple[str, int, int]]:
+def _needs(cfg: Config, p: Group, d: Decisions, levels: Levels) -> Iterator[tuple[str, int, int]]:
     """(scratchpad, entries that a tile takes, entries to be had)."""
-    levels = _levels(cfg, p, d)
     first, last = levels[0], levels[-1]
     pixels = last.out
     whole = {"inp": 0, "vin": 0}
@@ -209,6 +216,10 @@ def _weights(d: Decisions, level: _Level, last: _Level) -> int:
 
 def candidates(cfg: Config, p: Group) -> Iterator[Decisions]:
     """The points of the space of a group."""
+    return (d for d, _ in _candidates(cfg, p))
+
+
+def _candidates(cfg: Config, p: Group) -> Iterator[tuple[Decisions, Levels]]:
     last = p.last
     for x in parts(p.columns)[:3]:
         for y in parts(p.rows):
@@ -216,8 +227,9 @@ def candidates(cfg: Config, p: Group) -> Iterator[Decisions]:
                 for n in parts(last.out_blocks):
                     beats = p.layers[0].input_rows(y) * p.layers[0].input_columns(x) * cfg.piece_bytes // cfg.bus_bytes
                     d = Decisions(n, y, x, k, "block", part=max(1, 1024 // max(1, beats)))
-                    if why_not(cfg, p, d) is None:
-                        yield d
+                    levels = _levels(cfg, p, d)
+                    if _why_not(cfg, p, d, levels) is None:
+                        yield d, levels
                         break
 
 
@@ -228,7 +240,10 @@ def estimate(cfg: Config, p: BlockProblem, d: Decisions) -> float:
 
 def estimate_group(cfg: Config, p: Group, d: Decisions) -> float:
     """Cycles of a group."""
-    levels = _levels(cfg, p, d)
+    return _estimate(cfg, p, d, _levels(cfg, p, d))
+
+
+def _estimate(cfg: Config, p: Group, d: Decisions, levels: Levels) -> float:
     first, last = levels[0], levels[-1]
     tiles = -(-p.rows // d.y) * -(-p.columns // d.x) * p.last.images
     share = (p.rows * p.columns * p.last.images) / (tiles * d.y * d.x)
@@ -260,7 +275,7 @@ def estimate_group(cfg: Config, p: Group, d: Decisions) -> float:
     load = near / slices + constants / (tiles if kept else 1) + (store / slices if p.last.residual else 0)
     load = load * REFRESHED + instructions
     slice_ = max(gemm, vector + final / slices, load, store / slices) * whole
-    acc = next(entries for scope, entries, _ in _needs(cfg, p, d) if scope == "acc")
+    acc = next(entries for scope, entries, _ in _needs(cfg, p, d, levels) if scope == "acc")
     alone = 0.0 if acc + last.blocks * d.y * d.x <= room["acc"] or tiles == 1 else final + TURN + gemm / 2
     alone += WAITING * min(gemm, vector)
     if p.resident:  # its first tiles go beside the last ones of the group before, if they do not need those
@@ -285,7 +300,7 @@ def _bank_stalls(cfg: Config, levels: list[_Level], d: Decisions) -> float:
 
 def best_by_piece(cfg: Config, p: Group, count: int = 2) -> list[Decisions]:
     """The best `count` points by the estimate for each k."""
-    ranked = sorted(candidates(cfg, p), key=lambda d: estimate_group(cfg, p, d))
+    ranked = [d for d, _ in sorted(_candidates(cfg, p), key=lambda point: _estimate(cfg, p, *point))]
     pieces = {d.k: [each for each in ranked if each.k == d.k][:count] for d in ranked}
     return [d for found in pieces.values() for d in found]
 
@@ -297,7 +312,7 @@ def choose(cfg: Config, p: BlockProblem) -> Decisions:
 
 @cache
 def _choose(cfg: Config, p: Group) -> Decisions:
-    found = min(candidates(cfg, p), key=lambda d: estimate_group(cfg, p, d), default=None)
+    found = min(_candidates(cfg, p), key=lambda point: _estimate(cfg, p, *point), default=None)
     if found is None:
         raise Untileable(f"no tile of the block fits the scratchpads: {p.text}")
-    return found
+    return found[0]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,12 +111,17 @@ class Definition:
         found = (n for body in bodies for n in walk(body) if isinstance(n, Var) and not isinstance(n, Axis))
         return tuple(dict.fromkeys(found))
 
-    @property
+    @cached_property
     def signature(self) -> Hashable:
         """Equal for definitions whose loops are the same, wherever their arrays lie and whatever their scalars are."""
         arrays = (*self.inputs, self.y)
         passes = tuple((level.vector, str(level.near.body)) for level in self.levels)  # with the padding that it has
         return self.problem, passes, tuple((t.name, t.shape, self.places[t].strides) for t in arrays)
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the signature, the same wherever it is asked for."""
+        return hashlib.sha256(repr(self.signature).encode()).hexdigest()
 
 
 def depthwise(cfg: Config, layer: Layer) -> bool:

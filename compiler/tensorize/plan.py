@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from itertools import islice
-from typing import Protocol
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
 
 from celosia.compiler.expr import Function, lower
 from celosia.compiler.expr.trace import Trace
-from celosia.compiler.layer import Layer, Untileable
-from celosia.compiler.tensorize import block_space
-from celosia.compiler.tensorize.block_space import BlockProblem, Group
+from celosia.compiler.layer import Block, Layer, Storage, Untileable
+from celosia.compiler.tensorize.block_space import Group
+from celosia.compiler.tensorize.decide import Decider, Given, problems
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.definition import Definition
 from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.render import compile_loops
-from celosia.compiler.tensorize.space import Decisions, Problem, choose
+from celosia.compiler.tensorize.space import Decisions, Problem
 from celosia.compiler.tensorize.templates import schedule
 from celosia.compiler.tensorize.tiles import Plan
+from celosia.compiler.tensorize.transfer import Place
 from celosia.hw.config import Config
 
 
@@ -49,78 +47,65 @@ class Part:
         return list(zip(problems(self.definition), self.decisions.groups))
 
 
-class Given(Protocol):
-    """What a user has decided; see compiler/tensorize/decisions.py."""
-
-    def of(self, layer: str, problems: Sequence[Problem | Group]) -> list[Decisions] | None: ...
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """The same decisions for every layer that is asked about."""
-
-    decisions: list[Decisions]
-
-    def of(self, layer: str, problems: Sequence[Problem | Group]) -> list[Decisions]:
-        if len(problems) != len(self.decisions):
-            raise Untileable(f"the layer has {len(problems)} problems, decisions are for {len(self.decisions)}")
-        return self.decisions
-
-
 class Planner:
-    """Makes the loops of layers; those of one geometry once."""
+    """Makes the loops of layers; what it has made once, by layer and decisions, is remembered."""
 
     def __init__(self, cfg: Config, given: Given | None = None) -> None:
         """given: what a user has decided, by the names of layers."""
-        self.cfg, self.given = cfg, given
-        self.known: dict[Hashable, Loops] = {}
-        self.preferred: dict[Problem | BlockProblem, Decisions] = {}
-        """What others than the estimate have chosen."""
-        self.tuned: dict[str, list[Decisions]] = {}
-        """What a search has found: decisions for each problem of a layer, by its `workload`."""
+        self.cfg, self.decider = cfg, Decider(cfg, given)
+        self.timed: dict[str, float] = {}
+        """Cycles of chains of layers, by a name that says all on which they depend; see blocks.py."""
+        self._loops: dict[Hashable, Loops] = {}
+        self._defined: dict[Hashable, tuple[Layer, list[Definition]]] = {}
+
+    def under(self, decider: Decider) -> Planner:
+        """A planner that asks `decider`, and remembers what this one does."""
+        other = Planner(self.cfg)
+        other.decider, other.timed = decider, self.timed
+        other._loops, other._defined = self._loops, self._defined
+        return other
+
+    def definitions(self, layer: Layer) -> list[Definition]:
+        """Those of `layer`. Untileable where there are none."""
+        key = _key(layer)
+        if key not in self._defined:
+            self._defined[key] = layer, define(self.cfg, layer)  # and the layer, so that no other one takes its id
+        return self._defined[key][1]
+
+    def known(self, layer: Layer, other: Layer, storages: Mapping[Storage, Storage]) -> Layer:
+        """`layer`, which is `other` on other `storages`, and is not defined anew."""
+        self._defined[_key(layer)] = layer, [_on(definition, storages) for definition in self.definitions(other)]
+        return layer
 
     def layer(self, layer: Layer, rows_first: bool = False) -> list[Part]:
-        """The parts of `layer`. Untileable where it does not fit the scratchpads.
-
-        rows_first: rather complete the output row by row than channel by channel, if it costs next to nothing.
-        """
-        definitions = define(self.cfg, layer)
-        asked = [problems(definition) for definition in definitions]
-        given = None if self.given is None else self.given.of(layer.name, [p for each in asked for p in each])
-        if given is None and self.tuned:
-            given = self.tuned.get(workload(definitions))
-        if given is None:
-            chosen = [self._choose(definition.problem, rows_first) for definition in definitions]
-        else:
-            rest = iter(given)
-            chosen = [Decisions.of_groups(list(islice(rest, len(each)))) for each in asked]
+        """The parts of `layer`. Untileable where it does not fit the scratchpads. rows_first: see `Decider.of`."""
+        definitions = self.definitions(layer)
+        chosen = self.decider.of(layer.name, definitions, rows_first)
         return [Part(d, decisions, self.loops(d, decisions)) for d, decisions in zip(definitions, chosen)]
-
-    def _choose(self, problem: Problem | BlockProblem, rows_first: bool) -> Decisions:
-        if isinstance(problem, BlockProblem):
-            return self.preferred.get(problem) or block_space.choose(self.cfg, problem)
-        return choose(self.cfg, problem, rows_first)
 
     def loops(self, d: Definition, decisions: Decisions) -> Loops:
         key = d.signature, decisions
-        if key not in self.known:
+        if key not in self._loops:
             s = schedule(self.cfg, d, decisions)
             function = lower(s, d.inputs, "layer", d.variables)
             try:
                 plan = compile_loops(self.cfg, function.body, {t: place.strides for t, place in d.places.items()})
             except RenderError as error:
                 raise Untileable(str(error)) from None
-            self.known[key] = Loops(function, s.trace, plan)
-        return self.known[key]
+            self._loops[key] = Loops(function, s.trace, plan)
+        return self._loops[key]
 
 
-def problems(d: Definition) -> Sequence[Problem | Group]:
-    """What is decided for a definition: one problem, or one for each group of a block."""
-    return d.problem.groups if isinstance(d.problem, BlockProblem) else [d.problem]
+def _key(layer: Layer) -> Hashable:
+    """Of the object, or of those that a block is made of."""
+    return (*map(id, layer.layers), layer.cuts) if isinstance(layer, Block) else id(layer)
 
 
-def workload(definitions: Sequence[Definition]) -> str:
-    """A layer in a line: its problems, and a digest of all on which its loops depend, weights and scalars not."""
-    text = " + ".join(problem.text for definition in definitions for problem in problems(definition))
-    signatures = repr(tuple(definition.signature for definition in definitions))
-    return f"{text} #{hashlib.sha256(signatures.encode()).hexdigest()[:12]}"
+def _on(definition: Definition, storages: Mapping[Storage, Storage]) -> Definition:
+    """`definition` with other storages."""
+
+    def moved(place: Place) -> Place:
+        home = place.home
+        return replace(place, home=storages[home]) if isinstance(home, Storage) else place
+
+    return replace(definition, places={tensor: moved(place) for tensor, place in definition.places.items()})

@@ -36,7 +36,8 @@ from celosia.compiler.layer import (
     moved,
 )
 from celosia.compiler.program.activations import unpack_activation
-from celosia.compiler.tensorize.plan import Fixed, Planner
+from celosia.compiler.tensorize.decide import Fixed
+from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Decisions
 from celosia.compiler.tune.reference import meaning
 from celosia.hw.config import Config

@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf
 
-from celosia.compiler.launch.image import Image, LayerErrors, build
+from celosia.compiler.launch.blocks import CHAIN
+from celosia.compiler.launch.image import Image, LayerErrors, build, is_followed
 from celosia.compiler.layer import Layer, Storage, Untileable
+from celosia.compiler.tensorize.decide import problems, workload
 from celosia.compiler.tensorize.decisions import why_not_any
-from celosia.compiler.tensorize.define import define
-from celosia.compiler.tensorize.plan import Planner, problems, workload
-from celosia.compiler.tune.measure import Judge, Result, Status
+from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tune.measure import TIMED, Judge, Result, Status
 from celosia.compiler.tune.records import Key, Records, schedule_of
 from celosia.compiler.tune.space import Point
 from celosia.hw.config import Config
@@ -34,24 +37,25 @@ class Occurrence:
 
 @dataclass
 class Network:
-    """Layers in launches, as `image.build` takes them. image: under the compiler's own decisions."""
+    """Layers in launches, as `image.build` takes them."""
 
     cfg: Config
     launches: list[list[Layer]]
     written: list[set[Storage]]
     read: list[set[Storage]]
     planner: Planner
-    image: Image
+
+    @cached_property
+    def image(self) -> Image:
+        """Under the compiler's own decisions. LayerErrors where a layer does not fit."""
+        return build(self.cfg, self.launches, self.written, self.read, self.planner)
 
     def build(self, tuned: Tuned) -> Image:
         """LayerErrors where one does not fit so."""
         if not tuned:
             return self.image
-        self.planner.tuned = {name: list(point) for name, point in tuned.items()}
-        try:
-            return build(self.cfg, self.launches, self.written, self.read, self.planner)
-        finally:
-            self.planner.tuned = {}
+        planner = self.planner.under(replace(self.planner.decider, recorded=tuned))
+        return build(self.cfg, self.launches, self.written, self.read, planner)
 
     def cycles(self, image: Image, judge: Judge) -> int:
         """Of all launches, by the timing model with the judge's memory."""
@@ -61,23 +65,26 @@ class Network:
     def occurrences(self) -> list[Occurrence]:
         """The workloads of layers that the user has not decided, in order."""
         found: dict[str, Occurrence] = {}
-        given = self.planner.given
-        for layers, launch in zip(self.launches, self.image.launches, strict=True):
-            for layer, parts in zip(layers, launch.parts, strict=True):
-                definitions = define(self.cfg, layer)
+        decider = self.planner.decider
+        for layers in self.launches:
+            for number, layer in enumerate(layers):
+                definitions = self.planner.definitions(layer)
                 asked = [problem for definition in definitions for problem in problems(definition)]
-                if given is not None and given.of(layer.name, asked) is not None:
+                if decider.given is not None and decider.given.of(layer.name, asked) is not None:
                     continue
-                name, usual = workload(definitions), tuple(d for part in parts for d in part.decisions.groups)
-                before = found.get(name)
-                count = 1 if before is None else before.count + 1
-                found[name] = Occurrence(name, layer, usual if before is None else before.usual, count)
+                name = workload(definitions)
+                if name in found:
+                    found[name] = replace(found[name], count=found[name].count + 1)
+                    continue
+                usual = decider.of(layer.name, definitions, is_followed(layers, number))
+                found[name] = Occurrence(name, layer, tuple(d for each in usual for d in each.groups), 1)
         return list(found.values())
 
     @property
     def name(self) -> str:
         """The layers in order, as a record's workload."""
-        text = "\n\n".join("\n".join(workload(define(self.cfg, layer)) for layer in layers) for layers in self.launches)
+        lines = (map(workload, map(self.planner.definitions, layers)) for layers in self.launches)
+        text = "\n\n".join(map("\n".join, lines))
         count = sum(map(len, self.launches))
         return f"network of {count} layers #{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
@@ -109,8 +116,25 @@ class Applied:
         return text + "".join(f"; {each}" for each in self.refused[:3])
 
 
-def apply(network: Network, records: Records, judge: Judge) -> tuple[Image, Applied]:
-    """The image under the decisions that records know best, or the compiler's own where that takes fewer cycles."""
+def chains(cfg: Config, records: Records) -> dict[str, float]:
+    """Cycles of the chains of layers, by name, that the search of blocks need not time again; inf for one that does not
+    fit."""
+    return {
+        key.workload: inf if result.cost is None else result.cycles
+        for key, result in records.trials.items()
+        if key.workload.startswith(CHAIN) and (key.config, key.measurer) == (cfg.digest, TIMED.version)
+    }
+
+
+NO_RECORDS = Records()
+
+
+def apply(network: Network, records: Records, judge: Judge, trusted: Records = NO_RECORDS) -> tuple[Image, Applied]:
+    """The image under the decisions that records know best, or the compiler's own where that takes fewer cycles.
+
+    trusted: records whose cycles of whole networks, with decisions and without, are taken for what they are: where both
+    are among them, nothing is built and timed to compare. LayerErrors where a layer does not fit.
+    """
     nothing = Applied("none", network.cfg.name)
     if not records.knows(network.cfg):
         return network.image, nothing
@@ -130,27 +154,31 @@ def apply(network: Network, records: Records, judge: Judge) -> tuple[Image, Appl
         return network.image, nothing
     refused: list[str] = []
     for name, point in list(tuned.items()):
-        if why := _illegal(network.cfg, own[name].layer, point):
+        if why := _illegal(network, own[name].layer, point):
             refused.append(f"a record of {own[name].layer.name!r} cannot be followed: {why}")
             del tuned[name]
-    image, cycles, untuned = network.image, 0, 0
-    try:
-        if any(point != own[name].usual for name, point in tuned.items()):
+    image, used, cycles, untuned = None, 0, 0, 0
+    if any(point != own[name].usual for name, point in tuned.items()):
+        try:
             other = network.build(tuned)
-            cycles, untuned = network.cycles(other, judge), network.cycles(network.image, judge)
-            image = other if cycles < untuned else image
-    except (LayerErrors, Untileable) as error:
-        refused.append(f"records cannot be followed: {error}")
-    used = len(tuned) if image is not network.image else 0
+        except (LayerErrors, Untileable) as error:
+            refused.append(f"records cannot be followed: {error}")
+        else:
+            with_them, without = (trusted.get(network_key(network, each, judge)) for each in (tuned, {}))
+            cycles = with_them.cycles if with_them else network.cycles(other, judge)
+            untuned = without.cycles if without else network.cycles(network.image, judge)
+            if cycles < untuned:
+                image, used = other, len(tuned)
+    image = network.image if image is None else image
     return image, Applied(source, network.cfg.name, used, len(own), cycles, untuned, inexact, tuple(refused))
 
 
-def _illegal(cfg: Config, layer: Layer, point: Point) -> str | None:
+def _illegal(network: Network, layer: Layer, point: Point) -> str | None:
     """Why `point` is not one of the space of `layer`."""
-    asked = [problem for definition in define(cfg, layer) for problem in problems(definition)]
+    asked = [problem for definition in network.planner.definitions(layer) for problem in problems(definition)]
     if len(asked) != len(point):
         return f"it has {len(asked)} problems, decisions are for {len(point)}"
-    return next(filter(None, (why_not_any(cfg, problem, d) for problem, d in zip(asked, point))), None)
+    return next(filter(None, (why_not_any(network.cfg, problem, d) for problem, d in zip(asked, point))), None)
 
 
 def network_measurer(judge: Judge) -> str:

@@ -66,7 +66,7 @@ class Ring:
     @property
     def end(self) -> int:
         """Entries that tiles can take."""
-        return min((first for first, _ in self.reserved), default=self.depth)
+        return min((first for first, _ in self.reserved), default=self.depth) if self.reserved else self.depth
 
     def claim(self, owner: object) -> bool:
         """Let nobody else reserve anything until `release`: it would part the ring. False where others never end."""
@@ -121,10 +121,10 @@ class Ring:
     def _next(self, size: int) -> int:
         """Where the next `size` entries lie: at a multiple of `size` if there is room, so that as many tiles of that
         size fit as can, whatever lay there before."""
-        aligned = -(-self.head // size) * size
-        if aligned + size <= self.end:
+        aligned, end = -(-self.head // size) * size, self.end
+        if aligned + size <= end:
             return aligned
-        return self.head if self.head + size <= self.end else 0
+        return self.head if self.head + size <= end else 0
 
     def _free(self, first: int, size: int) -> bool:
         return first + size <= self.end and not any(a < first + size and first < b for a, b in self.pins)
@@ -139,7 +139,8 @@ class Ring:
                 break
         end = first + size
         self.head = end if end < self.end else 0
-        self.live = {k: (a, b) for k, (a, b) in self.live.items() if b <= first or end <= a}
+        for old in [k for k, (a, b) in self.live.items() if a < end and first < b]:
+            del self.live[old]
         if key is not None:
             self.live[key] = (first, end)
         return first

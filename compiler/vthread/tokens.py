@@ -18,7 +18,9 @@ from celosia.hw.isa import UNIT_OF, Unit
 from celosia.hw.scratchpads import depths
 
 NEVER = -1
-UNITS = tuple(Unit)
+UNITS = range(len(Unit))
+UNIT_NUMBER = {opcode: int(unit) for opcode, unit in UNIT_OF.items()}  # an IntEnum takes its time to compare
+LOAD, STORE = int(Unit.LOAD), int(Unit.STORE)
 
 
 class _History:
@@ -28,22 +30,27 @@ class _History:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.read: dict[Unit, NDArray[np.int64]] = {}
-        self.write: dict[Unit, NDArray[np.int64]] = {}
+        self.logs: dict[tuple[int, bool], NDArray[np.int64]] = {}
+        """By unit, and whether it wrote."""
+        self.latest: dict[tuple[int, bool], int] = {}
+        """Of all entries."""
 
-    def before(self, access: Access, unit: Unit, needed: list[int]) -> None:
+    def before(self, access: Access, unit: int, needed: list[int]) -> None:
         """Raise `needed` to the last instruction of every other unit that `access` of `unit` must come after."""
-        first, end = access.first, access.end
-        for log in (self.write, self.read) if access.write else (self.write,):
-            for other, last in log.items():
-                if other != unit:
-                    needed[other] = max(needed[other], int(last[first:end].max()))
+        _, first, end, write = access
+        for key, latest in self.latest.items():
+            other, wrote = key
+            if other != unit and (wrote or write) and latest > needed[other]:
+                last = int(np.maximum.reduce(self.logs[key][first:end]))
+                if last > needed[other]:
+                    needed[other] = last
 
-    def note(self, access: Access, unit: Unit, index: int) -> None:
-        log = self.write if access.write else self.read
-        if unit not in log:
-            log[unit] = np.full(self.size, NEVER, np.int64)
-        log[unit][access.first : access.end] = index
+    def note(self, access: Access, unit: int, index: int) -> None:
+        key = unit, access.write
+        if key not in self.logs:
+            self.logs[key] = np.full(self.size, NEVER, np.int64)
+        self.logs[key][access.first : access.end] = index
+        self.latest[key] = index
 
 
 class _Dram:
@@ -67,23 +74,22 @@ def insert_tokens(cfg: Config, instructions: list[Instruction], tracked_bytes: i
     """Set `wait` and `post` of each instruction. DRAM from `tracked_bytes` on holds constants, which nobody writes."""
     histories = {name: _History(depth) for name, depth in depths(cfg).items()}
     dram = _Dram(cfg, tracked_bytes)
-    units = len(Unit)
-    known = [[NEVER] * units for _ in Unit]  # known[v][u]: last instruction of u that v knows to have ended
+    known = [[NEVER] * len(UNITS) for _ in UNITS]  # known[v][u]: last instruction of u that v knows to have ended
     at_start: list[list[int]] = []
-    tokens: dict[tuple[Unit, Unit], list[tuple[int, int]]] = {(u, v): [] for u in Unit for v in Unit}  # (giver, taker)
+    tokens: dict[tuple[int, int], list[tuple[int, int]]] = {(u, v): [] for u in UNITS for v in UNITS}  # (giver, taker)
     capacity = (1 << cfg.token_bits) - 1
 
     for index, instruction in enumerate(instructions):
-        unit = UNIT_OF[instruction.opcode]
+        unit = UNIT_NUMBER[instruction.opcode]
         accesses, rows = footprint(cfg, instruction.opcode, instruction.fields)
-        needed = [NEVER] * units
+        needed = list(known[unit])
         for access in accesses:
             histories[access.buffer].before(access, unit, needed)
         if rows is not None and rows.address < tracked_bytes:
             if rows.write:
-                needed[Unit.LOAD] = max(needed[Unit.LOAD], int(dram.rows(dram.read, rows).max()))
+                needed[LOAD] = max(needed[LOAD], int(dram.rows(dram.read, rows).max()))
             else:
-                needed[Unit.STORE] = max(needed[Unit.STORE], int(dram.rows(dram.write, rows).max()))
+                needed[STORE] = max(needed[STORE], int(dram.rows(dram.write, rows).max()))
 
         wait = 0
         # The latest first: what it knows may make the others unnecessary.
@@ -100,7 +106,7 @@ def insert_tokens(cfg: Config, instructions: list[Instruction], tracked_bytes: i
                 fields = instructions[producer].fields
                 fields["post"] = fields.get("post", 0) | 1 << unit
                 known[unit][other] = producer
-                known[unit] = [max(pair) for pair in zip(known[unit], at_start[producer])]
+                known[unit] = list(map(max, known[unit], at_start[producer]))
         instruction.fields["wait"] = wait
         known[unit][unit] = index
         at_start.append(list(known[unit]))

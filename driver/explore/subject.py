@@ -21,10 +21,12 @@ from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.select import select
 from celosia.compiler.graph.specialise import specialise
 from celosia.compiler.launch.blocks import estimated
-from celosia.compiler.launch.lowering import lower
+from celosia.compiler.launch.image import Image
+from celosia.compiler.launch.lowering import Plan, lower
 from celosia.compiler.layer import Conv, Untileable
+from celosia.compiler.tensorize.decide import problems
 from celosia.compiler.tensorize.define import define
-from celosia.compiler.tensorize.plan import Planner, problems
+from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Problem
 from celosia.compiler.tune.bound import network_bound
 from celosia.compiler.tune.measure import TIMED, Judge, Result, Status
@@ -147,10 +149,15 @@ def with_records(subject: Subject, cfg: Config, memory: str) -> int | None:
     if not (known := shipped(cfg)).trials:
         return None
     graph, _ = _graph(subject, cfg.batch)
-    planner = Planner(cfg)
-    lowered = lower(cfg, graph, planner)
-    network = Network(cfg, *lowered.plan, planner, lowered.image)
-    return network.cycles(apply(network, known, TIMED)[0], Judge("timed", memory))
+
+    def network(plan: Plan, planner: Planner) -> Network:
+        return Network(cfg, *plan, planner)
+
+    def image(plan: Plan, planner: Planner) -> Image:
+        return apply(network(plan, planner), known, TIMED, known)[0]
+
+    lowered = lower(cfg, graph, Planner(cfg), made=image)
+    return network(lowered.plan, lowered.planner).cycles(lowered.image, Judge("timed", memory))
 
 
 RUNGS = {"closed": closed, "timed": timed}

@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from celosia.compiler.layer import Conv, Epilogue, Layer, Untileable, Window, inputs
+from celosia.compiler.tensorize.decide import problems, workload
 from celosia.compiler.tensorize.decisions import why_not_any
 from celosia.compiler.tensorize.define import define
-from celosia.compiler.tensorize.plan import Planner, problems, workload
+from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Decisions
 from celosia.compiler.tune import measure as measuring
 from celosia.compiler.tune.measure import JUDGES, Case, Job, Judge, Result, Status, measure, packed

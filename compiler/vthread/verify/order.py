@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import gcd, prod
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,7 +90,7 @@ def _execute(cfg: Config, stream: list[Decoded]) -> list[int]:
     tokens = {(source, target): 0 for source in Unit for target in Unit}  # given and not yet taken
     queues: dict[Unit, deque[Decoded]] = {unit: deque() for unit in Unit}
     order: list[int] = []
-    fetched = 0
+    fetched, by_index = 0, attrgetter("index")
 
     def missing(i: Decoded) -> str | None:
         for other in _UNITS[i.fields["wait"]]:
@@ -104,7 +105,7 @@ def _execute(cfg: Config, stream: list[Decoded]) -> list[int]:
         while fetched < len(stream) and len(queues[stream[fetched].unit]) < cfg.queue_depth:
             queues[stream[fetched].unit].append(stream[fetched])
             fetched += 1
-        heads = sorted((queue[0] for queue in queues.values() if queue), key=lambda i: i.index)
+        heads = sorted((queue[0] for queue in queues.values() if queue), key=by_index)
         ready = next((i for i in heads if missing(i) is None), None)
         if ready is None:
             fetch = f" while the fetch is held up at {fetched}" if fetched < len(stream) else ""
@@ -131,13 +132,14 @@ class _Memory:
         self.written = np.zeros(size, np.bool_)
         self.full = 0
         """All places before this one are known to be written."""
+        self.latest: dict[tuple[Unit, bool], int] = {}
+        """The largest number in each log."""
         self.rivals = {(unit, write): list(self._rivals(unit, write)) for unit in Unit for write in (False, True)}
 
-    def _rivals(self, unit: Unit, write: bool) -> Iterator[tuple[Unit, str, NDArray[np.int32]]]:
+    def _rivals(self, unit: Unit, write: bool) -> Iterator[tuple[Unit, bool, NDArray[np.int32]]]:
         """The logs of other units that an access of `unit` must come after."""
         for writes in (True, False) if write else (True,):
-            verb = "writes" if writes else "reads"
-            yield from ((rival, verb, last) for rival, last in self.logs[writes].items() if rival != unit)
+            yield from ((rival, writes, last) for rival, last in self.logs[writes].items() if rival != unit)
 
     def _log(self, unit: Unit, write: bool) -> NDArray[np.int32]:
         logs = self.logs[write]
@@ -148,14 +150,18 @@ class _Memory:
 
     def touch(self, i: Decoded, places: Pattern, write: bool, ended: list[int]) -> None:
         """ORDER. ended: by unit, the last instruction that has ended before `i` begins, plus 1."""
-        for rival, verb, last in self.rivals[i.unit, write]:
+        for rival, writes, last in self.rivals[i.unit, write]:
             # Against the program order is as bad as without order.
             allowed = min(ended[rival], i.index)
+            if self.latest[rival, writes] <= allowed:
+                continue
             found = places.of(last)
             if np.maximum.reduce(found, axis=None) > allowed:
                 place = int(self._first(places, found > allowed))
-                self._out_of_order(i, "writes" if write else "reads", place, rival, verb, int(last[place]) - 1)
+                verbs = ("writes" if each else "reads" for each in (write, writes))
+                self._out_of_order(i, next(verbs), place, rival, next(verbs), int(last[place]) - 1)
         places.of(self._log(i.unit, write))[...] = i.index + 1
+        self.latest[i.unit, write] = max(self.latest.get((i.unit, write), 0), i.index + 1)
 
     def check_written(self, i: Decoded, places: Pattern) -> None:
         """WRITTEN."""

@@ -1,0 +1,81 @@
+"""What is decided for a layer, and who decides: the user, else records, else the search of blocks, else the estimate.
+
+A Decider is asked and never written to: who has found more makes another one of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Protocol
+
+from celosia.compiler.layer import Untileable
+from celosia.compiler.tensorize import block_space
+from celosia.compiler.tensorize.block_space import BlockProblem, Group
+from celosia.compiler.tensorize.definition import Definition
+from celosia.compiler.tensorize.space import Decisions, Problem, choose
+from celosia.hw.config import Config
+
+
+class Given(Protocol):
+    """What a user has decided; see compiler/decisions.py."""
+
+    def of(self, layer: str, problems: Sequence[Problem | Group]) -> list[Decisions] | None: ...
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The same decisions for every layer that is asked about."""
+
+    decisions: list[Decisions]
+
+    def of(self, layer: str, problems: Sequence[Problem | Group]) -> list[Decisions]:
+        if len(problems) != len(self.decisions):
+            raise Untileable(f"the layer has {len(problems)} problems, decisions are for {len(self.decisions)}")
+        return self.decisions
+
+
+@dataclass(frozen=True)
+class Decider:
+    """given: by the user, by the names of layers. recorded: by records, for each problem of a layer, by its `workload`.
+    searched: by the search of blocks."""
+
+    cfg: Config
+    given: Given | None = None
+    recorded: Mapping[str, Sequence[Decisions]] = field(default_factory=dict)
+    searched: Mapping[BlockProblem, Decisions] = field(default_factory=dict)
+
+    def of(self, layer: str, definitions: Sequence[Definition], rows_first: bool = False) -> list[Decisions]:
+        """Those for each definition of the layer of that name. Untileable where nothing fits.
+
+        rows_first: rather complete the output row by row than channel by channel, if it costs next to nothing.
+        """
+        asked = [problems(definition) for definition in definitions]
+        known: Sequence[Decisions] | None = None
+        if self.given is not None:
+            known = self.given.of(layer, [problem for each in asked for problem in each])
+        if known is None and self.recorded:
+            known = self.recorded.get(workload(definitions))
+        if known is None:
+            return [self._usual(definition.problem, rows_first) for definition in definitions]
+        rest = iter(known)
+        return [Decisions.of_groups(list(islice(rest, len(each)))) for each in asked]
+
+    def _usual(self, problem: Problem | BlockProblem, rows_first: bool) -> Decisions:
+        if isinstance(problem, BlockProblem):
+            return self.searched.get(problem) or block_space.choose(self.cfg, problem)
+        return choose(self.cfg, problem, rows_first)
+
+
+def problems(d: Definition) -> Sequence[Problem | Group]:
+    """What is decided for a definition: one problem, or one for each group of a block."""
+    return d.problem.groups if isinstance(d.problem, BlockProblem) else [d.problem]
+
+
+def workload(definitions: Sequence[Definition]) -> str:
+    """A layer in a line: its problems, and a digest of all on which its loops depend, weights and scalars not."""
+    text = " + ".join(problem.text for definition in definitions for problem in problems(definition))
+    signatures = repr(tuple(definition.signature for definition in definitions))
+    return f"{text} #{hashlib.sha256(signatures.encode()).hexdigest()[:12]}"

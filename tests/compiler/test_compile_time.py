@@ -1,0 +1,75 @@
+"""The compiler's work grows with layers, not with their square: calls of Python functions are counted, not seconds."""
+
+from __future__ import annotations
+
+import cProfile
+from functools import partial
+from pstats import Stats
+
+import pytest
+from benchmarks.compile_time import chain
+
+import celosia
+from celosia.compiler.launch import blocks
+from celosia.hw.config import Config
+
+PIECE = 5
+"""Layers that are looked at together here, so that few layers show what many do."""
+RESIDENT, STREAMED = 6, 40
+"""Rows and columns of images that stay on chip, and of ones that do not."""
+
+
+def calls(layers: int, size: int) -> int:
+    model = chain(layers, size)
+    profile = cProfile.Profile()
+    profile.enable()
+    celosia.compile(model, "pynq")
+    profile.disable()
+    found = Stats(profile).total_calls  # type: ignore[attr-defined]
+    assert isinstance(found, int)
+    return found
+
+
+def growth(size: int, few: int, more: int, most: int) -> float:
+    """What so many layers more cost where there are many, over what they cost where there are few."""
+    calls(few, size)  # once: what is remembered for good
+    counts = [calls(layers, size) for layers in (few, more, most)]
+    return (counts[2] - counts[1]) / (counts[1] - counts[0])
+
+
+@pytest.mark.parametrize("size", [RESIDENT, STREAMED])
+def test_work_grows_with_layers(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of at least six pieces, none of which has so many of the multiplications that its tiles are chosen by timing."""
+    monkeypatch.setattr(blocks, "AT_ONCE", PIECE)
+    assert growth(size, 6 * PIECE, 8 * PIECE, 10 * PIECE) < 1.1
+
+
+def test_work_that_grows_with_their_square_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all of a block is timed for each of its groups."""
+    monkeypatch.setattr(blocks, "AT_ONCE", 1000)
+    monkeypatch.setattr(blocks, "AROUND", 1000)
+    assert growth(8, 4, 8, 12) > 1.1
+
+
+def timed_layers(layers: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Layers, and those of blocks, that are lowered to be timed."""
+    count = 0
+    build = blocks.build
+
+    def counted(cfg: Config, launches: list[list[blocks.Layer]], *rest: object) -> blocks.Image:
+        nonlocal count
+        for layer in launches[0]:
+            count += len(layer.layers) if isinstance(layer, blocks.Block) else 1
+        return build(cfg, launches, *rest)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(blocks, "build", counted)
+        celosia.compile(chain(layers, 8), "pynq", check=False)
+    return count
+
+
+def test_choosing_the_tiles_of_a_block_times_what_is_around_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = partial(timed_layers, monkeypatch=monkeypatch)
+    assert timed(18) < 1.5 * 1.2 * timed(12)
+    monkeypatch.setattr(blocks, "AROUND", 1000)
+    assert timed(18) > 1.5 * 1.2 * timed(12)  # the whole block each time
