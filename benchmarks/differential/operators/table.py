@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from typing import Any
-
-import numpy as np
-
-from benchmarks.differential.net import MS, Array, Draw, Net, OracleError
-from benchmarks.differential.networks import window, window_of_mean
+from benchmarks.differential.net import Draw, Net, OracleError
 from benchmarks.differential.operators.elementwise import (
     binary,
     bits,
@@ -37,22 +30,7 @@ from benchmarks.differential.operators.integers import (
 )
 from benchmarks.differential.operators.movement import made, movement
 from benchmarks.differential.operators.operands import (
-    FLOATS,
-    INTEGERS,
-    NUMBERS,
     Make,
-    any_axis,
-    any_image,
-    any_pair,
-    any_scale,
-    any_shape,
-    broadcast_shape,
-    byte_type,
-    either,
-    known_of,
-    meaning_of,
-    operand,
-    some_of,
 )
 from benchmarks.differential.operators.several import layer_norm, normalisation, recurrent
 from benchmarks.differential.operators.sums import (
