@@ -1,4 +1,4 @@
-"""One method for each kind of row; each yields rows as they are measured."""
+"""One method for each kind of row, in one file as they share the Programs; each yields rows as they are measured."""
 
 from __future__ import annotations
 

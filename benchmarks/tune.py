@@ -1,4 +1,4 @@
-"""Searches for schedules: regret against trials, a model's ranking, whole networks, and what a second worker brings.
+"""Searches for schedules, in one file as all share its tables: regret, a model's ranking, networks, a second worker.
 
     python -m benchmarks tune [--full] [--only regret|judged|model|network|fleet] [--config NAME]
 

@@ -26,10 +26,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
-from onnx.reference.op_run import OpRun
 
 import celosia
 from benchmarks.differential.case import Case
+from benchmarks.differential.exact import OPERATORS, in_doubles, wide_of
 from benchmarks.differential.exclusions import excuse
 from benchmarks.differential.net import value_info
 from celosia.compiler.graph.importer import ModelError
@@ -326,7 +326,7 @@ class Neighbourhood:
 
     def _exact(self, name: str) -> Array | None:
         """What ONNX's reference computes in double precision, where it can."""
-        model = _in_doubles(self.model)
+        model = in_doubles(self.model)
         wanted = {name}
         nodes: list[onnx.NodeProto] = []
         for node in reversed(model.graph.node):
@@ -340,7 +340,7 @@ class Neighbourhood:
                 [tensor for tensor in model.graph.initializer if tensor.name in wanted],
             )
         )  # fmt: skip
-        feed = {each: _wide(array) for each, array in self.feed.items() if each in wanted}
+        feed = {each: wide_of(array) for each, array in self.feed.items() if each in wanted}
         try:
             with np.errstate(all="ignore"):
                 (exact,) = ReferenceEvaluator(model, new_ops=OPERATORS).run([name], feed)
@@ -381,39 +381,6 @@ class Neighbourhood:
         return at, np.abs(at - np.floor(at) - 0.5) <= allowed  # what the division rounds is part of it
 
 
-class DequantizeLinear(OpRun):  # type: ignore[misc]
-    """onnxruntime's, of 16 bits before opset 21."""
-
-    op_domain = "com.microsoft"
-
-    def _run(
-        self, x: Array, scale: Array, zero: Array | None = None, axis: int | None = None, **_of_onnx: Any
-    ) -> tuple[Array]:  # fmt: skip
-        shape = [1] * x.ndim
-        if scale.size > 1:
-            shape[1 if axis is None else axis] = -1
-        whole = x.astype(np.int64) - (0 if zero is None else zero.astype(np.int64).reshape(shape))
-        return (whole * scale.reshape(shape),)
-
-
-class SkipLayerNormalization(OpRun):  # type: ignore[misc]
-    """onnxruntime's, which ONNX's reference has not."""
-
-    op_domain = "com.microsoft"
-
-    def _run(
-        self, x: Array, skip: Array, gamma: Array, beta: Array | None = None, bias: Array | None = None,
-        epsilon: float | None = None,
-    ) -> tuple[Array]:  # fmt: skip
-        whole = x + skip + (0 if bias is None else bias)
-        off = whole - whole.mean(-1, keepdims=True)
-        scaled = off / np.sqrt((off**2).mean(-1, keepdims=True) + (1e-12 if epsilon is None else epsilon))
-        return (scaled * gamma + (0 if beta is None else beta),)
-
-
-OPERATORS: list[type[OpRun]] = [DequantizeLinear, SkipLayerNormalization]
-
-
 def _distance(a: Array, b: Array) -> Array:
     with np.errstate(invalid="ignore"):
         distance: Array = np.abs(a.astype(np.float64) - b.astype(np.float64))
@@ -424,27 +391,6 @@ def _of_rounding(expected: Array, exact: Array) -> Array:
     """Where onnxruntime's result is so near to the exact one that it means the same."""
     near: Array = _distance(expected, exact) <= LIKENESS * np.max(np.abs(exact), initial=0.0)
     return near
-
-
-def _wide(array: Array) -> Array:
-    return array.astype(np.float64) if isinstance(array, np.ndarray) and array.dtype == np.float32 else array
-
-
-def _in_doubles(model: onnx.ModelProto) -> onnx.ModelProto:
-    wide = onnx.ModelProto()
-    wide.CopyFrom(model)
-    graph = wide.graph
-    for tensor in graph.initializer:
-        tensor.CopyFrom(numpy_helper.from_array(_wide(numpy_helper.to_array(tensor)), tensor.name))
-    for value in (*graph.input, *graph.output):
-        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
-            value.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
-    for attr in (attr for node in graph.node for attr in node.attribute):
-        if attr.name == "value" and attr.t.data_type == onnx.TensorProto.FLOAT:
-            attr.t.CopyFrom(numpy_helper.from_array(_wide(numpy_helper.to_array(attr.t))))
-        if attr.name == "to" and attr.i == onnx.TensorProto.FLOAT:
-            attr.i = onnx.TensorProto.DOUBLE
-    return wide
 
 
 def _moved(array: Array, rng: np.random.Generator) -> Array:

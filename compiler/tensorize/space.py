@@ -106,9 +106,8 @@ class Problem:
 
     def input_rows(self, rows: int) -> int:
         """Input rows in the scratchpad for `rows` output rows; a kernel of one row skips the rows between strides."""
-        if self.window.kernel[0] == 1:
-            return rows
-        return (rows - 1) * self.window.strides[0] + self.window.reach(0)
+        w = self.window
+        return rows if w.kernel[0] == 1 else (rows - 1) * w.strides[0] + w.reach(0)
 
     def input_columns(self, columns: int) -> int:
         return (columns - 1) * self.window.strides[1] + self.window.reach(1) + self.beyond

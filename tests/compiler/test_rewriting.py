@@ -23,7 +23,8 @@ from celosia.compiler.compile import PASSES
 from celosia.compiler.graph.passes import Pipeline
 from celosia.compiler.graph.values import attributes, constant, is_op, shape
 from celosia.compiler.program.dtypes import ONNX_TYPES, numpy_dtype
-from celosia.compiler.selfcheck.rewriting import Compared, RewriteError, check_rewriting, outside
+from celosia.compiler.selfcheck.rewriting import Compared, RewriteError, check_rewriting
+from celosia.compiler.selfcheck.tolerance import outside
 from celosia.driver.cli.errors import FAULT, explained
 
 Fault = Callable[[ir.Graph], bool]

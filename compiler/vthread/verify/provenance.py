@@ -1,4 +1,4 @@
-"""Provenance: every store puts the right piece of the right version of the right tensor at the right address.
+"""Provenance, in one file with its memories: each store puts the right piece of a tensor's right version in place.
 
 The launches are run in program order, which `order.py` has shown to be what the machine does, but not on bytes: one
 scalar, an integer modulo 2^64, stands for a piece [batch][group] of an activation, and one for the weights between two

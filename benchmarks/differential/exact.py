@@ -1,0 +1,67 @@
+"""What ONNX's reference computes of a model in doubles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+from onnx.reference.op_run import OpRun
+
+Array = NDArray[Any]
+
+
+class DequantizeLinear(OpRun):  # type: ignore[misc]
+    """onnxruntime's, of 16 bits before opset 21."""
+
+    op_domain = "com.microsoft"
+
+    def _run(
+        self, x: Array, scale: Array, zero: Array | None = None, axis: int | None = None, **_of_onnx: Any
+    ) -> tuple[Array]:  # fmt: skip
+        shape = [1] * x.ndim
+        if scale.size > 1:
+            shape[1 if axis is None else axis] = -1
+        whole = x.astype(np.int64) - (0 if zero is None else zero.astype(np.int64).reshape(shape))
+        return (whole * scale.reshape(shape),)
+
+
+class SkipLayerNormalization(OpRun):  # type: ignore[misc]
+    """onnxruntime's, which ONNX's reference has not."""
+
+    op_domain = "com.microsoft"
+
+    def _run(
+        self, x: Array, skip: Array, gamma: Array, beta: Array | None = None, bias: Array | None = None,
+        epsilon: float | None = None,
+    ) -> tuple[Array]:  # fmt: skip
+        whole = x + skip + (0 if bias is None else bias)
+        off = whole - whole.mean(-1, keepdims=True)
+        scaled = off / np.sqrt((off**2).mean(-1, keepdims=True) + (1e-12 if epsilon is None else epsilon))
+        return (scaled * gamma + (0 if beta is None else beta),)
+
+
+OPERATORS: list[type[OpRun]] = [DequantizeLinear, SkipLayerNormalization]
+
+
+def wide_of(array: Array) -> Array:
+    return array.astype(np.float64) if isinstance(array, np.ndarray) and array.dtype == np.float32 else array
+
+
+def in_doubles(model: onnx.ModelProto) -> onnx.ModelProto:
+    wide = onnx.ModelProto()
+    wide.CopyFrom(model)
+    graph = wide.graph
+    for tensor in graph.initializer:
+        tensor.CopyFrom(numpy_helper.from_array(wide_of(numpy_helper.to_array(tensor)), tensor.name))
+    for value in (*graph.input, *graph.output):
+        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
+            value.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+    for attr in (attr for node in graph.node for attr in node.attribute):
+        if attr.name == "value" and attr.t.data_type == onnx.TensorProto.FLOAT:
+            attr.t.CopyFrom(numpy_helper.from_array(wide_of(numpy_helper.to_array(attr.t))))
+        if attr.name == "to" and attr.i == onnx.TensorProto.FLOAT:
+            attr.i = onnx.TensorProto.DOUBLE
+    return wide
