@@ -114,18 +114,14 @@ class Original:
                 waiting.pop()
         return known[tensor]
 
-    def quantises_beyond_int32(self, known: Mapping[int, Bounds]) -> bool:
-        """Whether a QuantizeLinear that makes one of `known` has an operand of 2^31 steps or more."""
+    def quantised(self, known: Mapping[int, Bounds]) -> Iterator[tuple[Array, Array]]:
+        """(Operand, scale) of each QuantizeLinear that makes one of `known`, on both sides."""
         for each in known:
             node = self.makers.get(each)
-            if node is None or node.op_type != "QuantizeLinear":
-                continue
-            x, scale = (known.get(self.number[name]) for name in list(_read(node))[:2])
-            if x is not None and scale is not None:
-                with np.errstate(all="ignore"):
-                    if np.any(np.abs(np.asarray(x)) >= 2.0**31 * float(np.min(scale[0]))):
-                        return True
-        return False
+            if node is not None and node.op_type == "QuantizeLinear":
+                x, scale = (known.get(self.number[name]) for name in list(_read(node))[:2])
+                if x is not None and scale is not None:
+                    yield from zip(x, scale)
 
     def _constant(self, tensor: int) -> Array:
         array = constant(self.constants[tensor])

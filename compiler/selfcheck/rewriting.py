@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 from celosia.compiler.cpu.ops import Unsupported
 from celosia.compiler.cpu.parse import parse
 from celosia.compiler.graph.select import Selection
-from celosia.compiler.graph.values import attribute, captured, constant, dtype_name, is_op, shape
+from celosia.compiler.graph.values import attribute, attributes_of, captured, constant, dtype_name, is_op, shape
 from celosia.compiler.numerics.softmax import largest_power
 from celosia.compiler.program import CpuStep, HostStep, Program
 from celosia.compiler.program.dtypes import numpy_dtype
 from celosia.compiler.program.host.execute import execute
 from celosia.compiler.program.host.kernel import host
 from celosia.compiler.program.host.op import HostError
+from celosia.compiler.program.host.windows import WindowError, windows
 from celosia.compiler.selfcheck.check import SelfCheckError
 from celosia.compiler.selfcheck.device import random_image
 from celosia.compiler.selfcheck.operators import codes, compute, is_concat, read_by
@@ -120,9 +121,13 @@ class Comparison:
         slack = max(map(_slack, nodes), default=0.0)
         known = {each: (value, value) for each, value in given.items()}
         low, high = self.original.compute(number, known, slack)
-        beyond = any(is_op(node, "Table", "QLinearAdd", "QLinearMul") for node in nodes)
-        if any(map(_overflows, nodes)) or (beyond and self.original.quantises_beyond_int32(known)):
-            raise Unknown  # onnxruntime gives what the processor converts such floats to
+        if any(map(_is_another, nodes)):
+            raise Unknown
+        converts = any(is_op(node, "Table", "QLinearAdd", "QLinearMul") for node in nodes)
+        for x, scale in self.original.quantised(known):  # to what the processor converts such floats to
+            with np.errstate(all="ignore"):
+                if np.any(np.isnan(x)) or (converts and np.any(np.abs(x) >= 2.0**31 * float(np.min(scale)))):
+                    raise Unknown
         for out in (node.outputs[0] for node in nodes if is_op(node, "QLinearSoftmax")):
             largest = known.get(self.original.number.get(out.name or "", -1), (low, high))[1]
             if out.dtype == ir.DataType.UINT8 and np.any(largest == 255):
@@ -398,12 +403,24 @@ def _slack(node: ir.Node) -> float:
     return 0.0 if x is None or w is None or y is None else float(0.5 * np.max(x) * np.max(w) / np.min(y))  # of the bias
 
 
-def _overflows(node: ir.Node) -> bool:
-    """Whether the largest power of a row of QLinearSoftmax, times 1 / scale, is infinite."""
-    if not is_op(node, "QLinearSoftmax"):
-        return False
-    scale, dims = constant(node.inputs[3]), shape(node.outputs[0])
-    if scale is None or dims is None:
-        return False
-    count = dims[attribute(node, "axis", -1)]
-    return bool(largest_power(count) * np.floor(1 / float(scale.item())) >= np.finfo(np.float32).max)
+def _is_another(node: ir.Node) -> bool:
+    """Whether onnxruntime's integer operator is another function than the float operators that it stands for."""
+    if is_op(node, "QLinearSoftmax"):  # where the largest power of a row, times 1 / scale, is infinite
+        scale, dims = constant(node.inputs[3]), shape(node.outputs[0])
+        if scale is None or dims is None:
+            return False
+        count = dims[attribute(node, "axis", -1)]
+        return bool(largest_power(count) * np.floor(1 / float(scale.item())) >= np.finfo(np.float32).max)
+    if (
+        is_op(node, "QLinearAveragePool") and node.inputs[0] is not None
+    ):  # which counts what lies beyond the padding, too
+        dims, attrs = shape(node.inputs[0]), attributes_of(node)
+        if dims is None:
+            return False
+        size = dims[1:-1] if attrs.get("channels_last") else dims[2:]
+        try:
+            whole, real = (windows(op, attrs, size) for op in ("QLinearAveragePool", "AveragePool"))
+        except WindowError:
+            return True
+        return any(whole.counts(axis) != real.counts(axis) for axis in range(len(size)))
+    return False

@@ -298,3 +298,22 @@ def test_a_step_of_16_bits_may_round_either_way(kind: str) -> None:
             d = DequantizeLinear(x, s, z) e = AveragePool<kernel_shape = [2, 1], strides = [3, 1]>(d)
             y = QuantizeLinear(e, s, z) }}"""
     celosia.compile(onnx.parser.parse_model(text), "tiny")
+
+
+def test_a_quantised_mean_that_counts_what_lies_beyond_its_padding() -> None:
+    """As onnxruntime's, unlike AveragePool."""
+    text = """<ir_version: 9, opset_import: ["": 14]> g (uint8[1, 14, 14, 2] x) => (uint8[1, 14, 5, 2] y)
+        <float s = {0.00784314}, uint8 z = {128}> {
+            d = DequantizeLinear(x, s, z)
+            e = AveragePool<ceil_mode = 1, count_include_pad = 1, kernel_shape = [3, 1], strides = [3, 1]>(d)
+            y = QuantizeLinear(e, s, z) }"""
+    celosia.compile(onnx.parser.parse_model(text), "tiny", accelerator=False)
+
+
+def test_what_follows_from_no_number_is_not_compared() -> None:
+    """Both ends of what a quantised NaN may be are the same once their mean is taken away."""
+    text = """<ir_version: 9, opset_import: ["": 14]> g (float[3, 20] x, uint8[3, 1] v) => (float[3, 20] y)
+        <float s = {0.0125}, uint8 z = {128}, float t = {0.022}> {
+            a = DequantizeLinear(v, s, z) b = Sqrt(a) c = Div(x, b) d = QuantizeLinear(c, t, z)
+            e = DequantizeLinear(d, t, z) m = ReduceMean(e) y = Sub(e, m) }"""
+    celosia.compile(onnx.parser.parse_model(text), "tiny")
